@@ -1,0 +1,9 @@
+"""Reverse-mode differentiation of ONNX models: a model goes in, a model of its gradient comes out."""
+
+from pathlib import Path
+
+# In a source checkout `backends/` and `conformance/` lie beside this folder; an install maps them in by itself.
+_checkout = Path(__file__).resolve().parent.parent
+if (_checkout / "backends" / "base.py").is_file() and str(_checkout) not in __path__:
+    __path__.append(str(_checkout))
+del _checkout, Path

@@ -1,0 +1,64 @@
+"""Every error that refgrad raises. Each names the thing, lists what is valid, and says what to do next.
+
+All of them derive from `RefgradError`, so one `except` catches what refgrad refuses and nothing else.
+The executors raise the same classes: this module imports nothing of the differentiator.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class RefgradError(Exception):
+    """Base of every error below."""
+
+
+class InvalidModelError(RefgradError):
+    """The model cannot be read, is refused by `onnx.checker`, or uses what this version of onnx does not know."""
+
+
+class UnknownNameError(RefgradError):
+    """A name in `wrt`, `outputs` or a list of operators that the model does not have, has twice, or that is no float."""
+
+
+class OptionError(RefgradError):
+    """An argument outside its list of values, or two arguments that exclude each other."""
+
+
+class NoGradientError(RefgradError):
+    """Operators between the inputs and the outputs have no gradient here. `nodes` holds their names."""
+
+    def __init__(self, message: str, nodes: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.nodes = nodes
+
+
+class RuleError(RefgradError):
+    """A rule or a lowering does not fit the schema of its operator, or returned what cannot be an adjoint."""
+
+
+class FeedError(RefgradError):
+    """Feeds with a wrong name, shape or dtype, or without an input that has no default."""
+
+
+class BackendError(RefgradError):
+    """An executor that does not exist, is not available here, or cannot run the model."""
+
+
+class OutputFileError(RefgradError):
+    """A result cannot be written where it was asked for."""
+
+
+def choices(names: Iterable[str], limit: int = 20) -> str:
+    """`'a', 'b', 'c'`, cut after `limit` names; what an error lists as valid."""
+    listed = [repr(name) for name in names]
+    if not listed:
+        return "none"
+    return ", ".join(listed[:limit]) + (f" and {len(listed) - limit} more" if len(listed) > limit else "")
+
+
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """` Did you mean 'x'?` where one of `names` is close to `name`, else nothing."""
+    close = difflib.get_close_matches(name, list(names), n=1)
+    return f" Did you mean {close[0]!r}?" if close else ""
