@@ -1,0 +1,209 @@
+"""What every executor is: a `Backend` prepares a model once, a `Prepared` runs it many times."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import ml_dtypes
+import numpy as np
+import onnx
+from onnx import helper
+
+from refgrad.errors import FeedError, InvalidModelError, choices, did_you_mean
+
+ModelLike: TypeAlias = "onnx.ModelProto | str | os.PathLike[str]"
+Dim: TypeAlias = "int | str | None"
+
+_NARROWER_FLOATS = (np.float16, np.float32, ml_dtypes.bfloat16)
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A graph input or output.
+
+    `dtype` is None for what is no tensor (`kind` says what) or has no declared type. In `shape` an int is a static
+    dimension, a str a symbolic one, None an unknown one; a `shape` of None means unknown rank.
+    """
+
+    name: str
+    dtype: np.dtype[Any] | None
+    shape: tuple[Dim, ...] | None
+    kind: str = "tensor"
+    has_default: bool = False
+
+    def __str__(self) -> str:
+        if self.kind != "tensor":
+            return f"{self.name}: {self.kind}"
+        dims = "" if self.shape is None else "[" + ", ".join("?" if d is None else str(d) for d in self.shape) + "]"
+        return f"{self.name}: {'any type' if self.dtype is None else self.dtype}{dims}"
+
+
+def describe(info: onnx.ValueInfoProto, has_default: bool = False) -> Value:
+    """Return the `Value` that a ValueInfoProto declares."""
+    kind = info.type.WhichOneof("value")
+    if kind is None:
+        return Value(info.name, None, None, has_default=has_default)
+    if kind != "tensor_type":
+        return Value(info.name, None, None, kind.removesuffix("_type"), has_default)
+    tensor = info.type.tensor_type
+    dtype = helper.tensor_dtype_to_np_dtype(tensor.elem_type) if tensor.elem_type else None
+    shape: tuple[Dim, ...] | None = None
+    if tensor.HasField("shape"):
+        shape = tuple(d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in tensor.shape.dim)
+    return Value(info.name, dtype, shape, has_default=has_default)
+
+
+def graph_inputs(graph: onnx.GraphProto) -> tuple[Value, ...]:
+    """Describe the inputs of `graph`; those that are initializers too have a default."""
+    defaults = {t.name for t in graph.initializer} | {t.values.name for t in graph.sparse_initializer}
+    return tuple(describe(info, info.name in defaults) for info in graph.input)
+
+
+def graph_outputs(graph: onnx.GraphProto) -> tuple[Value, ...]:
+    """Describe the outputs of `graph`."""
+    return tuple(describe(info) for info in graph.output)
+
+
+def load_model(model: ModelLike, external_data: bool = True) -> onnx.ModelProto:
+    """`model` itself, or the one at that path."""
+    if isinstance(model, onnx.ModelProto):
+        return model
+    path = Path(model)
+    if not path.is_file():
+        raise InvalidModelError(f"There is no model at {str(path)!r}. Give the path of an .onnx file or a ModelProto.")
+    try:
+        return onnx.load(path, load_external_data=external_data)
+    except Exception as error:
+        # protobuf, the text parsers and the reader of external data each raise classes of their own.
+        raise InvalidModelError(
+            f"{str(path)!r} cannot be read as an ONNX model: {error}. Export it again, or check that its external "
+            "data lies beside it."
+        ) from error
+
+
+def check_outputs(names: Iterable[str] | None, declared: Sequence[Value]) -> tuple[str, ...]:
+    """Return the outputs asked for, all of them where `names` is None."""
+    known = [value.name for value in declared]
+    if names is None:
+        return tuple(known)
+    if isinstance(names, str):
+        raise FeedError(f"outputs={names!r} is a string. Give a list of names: outputs=[{names!r}].")
+    asked = tuple(names)
+    for name in asked:
+        if name not in known:
+            raise FeedError(
+                f"The model has no output {name!r}.{did_you_mean(name, known)} Its outputs are {choices(known)}."
+            )
+    return asked
+
+
+def check_feeds(feeds: Mapping[str, Any], inputs: Sequence[Value], widen: bool = False) -> dict[str, Any]:
+    """Return the feeds as arrays of the declared dtypes and shapes, or raise a FeedError that says which is wrong.
+
+    With `widen`, a feed of a narrower float is converted to a float64 input; nothing else is ever cast.
+    """
+    declared = {value.name: value for value in inputs}
+    for name in feeds:
+        if name not in declared:
+            raise FeedError(
+                f"The model has no input {name!r}.{did_you_mean(name, declared)} Its inputs are {choices(declared)}."
+            )
+    missing = [v for v in inputs if v.name not in feeds and not v.has_default and v.kind != "optional"]
+    if missing:
+        raise FeedError(
+            f"No feed for {', '.join(str(value) for value in missing)}. Add "
+            f"{'it' if len(missing) == 1 else 'them'} to the feeds; {choices(feeds)} given."
+        )
+    symbols: dict[str, tuple[int, str]] = {}
+    return {name: _check_feed(feed, declared[name], symbols, widen) for name, feed in feeds.items()}
+
+
+def _check_feed(feed: Any, value: Value, symbols: dict[str, tuple[int, str]], widen: bool) -> Any:
+    if value.kind != "tensor":
+        return feed
+    array = feed if isinstance(feed, np.ndarray) else _as_array(feed, value)
+    if value.dtype == np.dtype(object) and array.dtype.kind in "UST":
+        array = array.astype(object)
+    if widen and value.dtype == np.float64 and array.dtype.type in _NARROWER_FLOATS:
+        array = array.astype(np.float64)
+    if value.dtype is not None and array.dtype != value.dtype:
+        raise FeedError(
+            f"Input {value.name!r} has dtype {value.dtype}, the feed {array.dtype}. Feeds are not cast: "
+            f"convert it with .astype({str(value.dtype)!r}) if that is what you mean."
+        )
+    if value.shape is not None:
+        _check_shape(array.shape, value, symbols)
+    return array
+
+
+def _as_array(feed: Any, value: Value) -> np.ndarray:
+    try:
+        return np.asarray(feed)
+    except (ValueError, TypeError) as error:
+        raise FeedError(
+            f"The feed of input {value.name!r} is a {type(feed).__name__} and no array ({error}). "
+            f"Give a numpy array of dtype {value.dtype}."
+        ) from error
+
+
+def _check_shape(shape: tuple[int, ...], value: Value, symbols: dict[str, tuple[int, str]]) -> None:
+    assert value.shape is not None
+    if len(shape) != len(value.shape):
+        raise FeedError(
+            f"Input {value} has rank {len(value.shape)}, the feed has shape {shape} of rank {len(shape)}. "
+            "Reshape the feed, or remove the declared shape from the model."
+        )
+    for axis, (size, dim) in enumerate(zip(shape, value.shape, strict=True)):
+        if isinstance(dim, int) and dim != size:
+            raise FeedError(
+                f"Input {value} has {dim} elements on axis {axis}, the feed has shape {shape}. "
+                "Reshape the feed, or make that dimension of the model symbolic."
+            )
+        if isinstance(dim, str):
+            bound, where = symbols.setdefault(dim, (size, f"axis {axis} of {value.name!r}"))
+            if bound != size:
+                raise FeedError(
+                    f"Dimension {dim!r} is {bound} on {where} and {size} on axis {axis} of {value.name!r}. "
+                    "Feeds must agree on it."
+                )
+
+
+class Prepared(ABC):
+    """A model ready to run. `inputs` and `outputs` describe what it takes and gives."""
+
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+
+    @abstractmethod
+    def run(self, feeds: Mapping[str, Any], outputs: Iterable[str] | None = None) -> dict[str, Any]:
+        """Compute the outputs (all, or those named) for `feeds`, both by name.
+
+        Raises FeedError for feeds that do not fit the model, BackendError where the executor fails.
+        """
+
+
+class Backend(ABC):
+    """An executor. `name` is what `get_backend` knows it by."""
+
+    name: str
+
+    @classmethod
+    def unavailable(cls) -> str | None:
+        """Why this backend cannot be used here; None where it can."""
+        return None
+
+    @abstractmethod
+    def description(self) -> str:
+        """One line: what runs the model, its version and devices."""
+
+    @abstractmethod
+    def prepare(self, model: ModelLike, **options: Any) -> Prepared:
+        """`model` (a ModelProto, which is not modified, or a path) ready to run.
+
+        Raises InvalidModelError for what is no model and BackendError for a model this executor cannot run.
+        """

@@ -1,0 +1,73 @@
+"""Which backends there are: entry points of the group `refgrad.backends`, or the built-in three without an install."""
+
+from __future__ import annotations
+
+from importlib import import_module, metadata
+from typing import Any
+
+from refgrad.backends.base import Backend
+
+from refgrad.errors import BackendError, choices, did_you_mean
+
+GROUP = "refgrad.backends"
+
+BUILT_IN = {
+    "numpy": "refgrad.backends.numpy:NumpyBackend",
+    "ort-cpu": "refgrad.backends.onnxruntime:CpuBackend",
+    "ort-cuda": "refgrad.backends.onnxruntime:CudaBackend",
+}
+
+
+def names() -> list[str]:
+    """Every backend known here, available or not: the built-in ones first."""
+    return list(_targets())
+
+
+def available() -> list[str]:
+    """List the backends that can be used here."""
+    return [name for name, reason in backends().items() if reason is None]
+
+
+def backends() -> dict[str, str | None]:
+    """Every known backend with the reason why it cannot be used here, None where it can."""
+    return {name: _load(name)[1] for name in names()}
+
+
+def get_backend(name: str) -> Backend:
+    """Return the backend called `name`; BackendError where there is none or it cannot be used here."""
+    known = names()
+    if name not in known:
+        raise BackendError(
+            f"There is no backend {name!r}.{did_you_mean(name, known)} Known: {choices(known)}. A package adds one "
+            f"with an entry point of the group {GROUP!r}."
+        )
+    backend, reason = _load(name)
+    if backend is None or reason is not None:
+        raise BackendError(f"Backend {name!r} cannot be used here: {reason}. Available: {choices(available())}.")
+    return backend
+
+
+def _targets() -> dict[str, str]:
+    """Name to `module:attribute`. An entry point overrides the built-in of its name."""
+    return BUILT_IN | {point.name: point.value for point in metadata.entry_points(group=GROUP)}
+
+
+def _load(name: str) -> tuple[Backend | None, str | None]:
+    """Return the backend and why it is unavailable. Whatever a stranger's module raises must not break the others."""
+    target = _targets()[name]
+    try:
+        backend = _resolve(target)
+        return backend, backend.unavailable()
+    except Exception as error:
+        return None, f"loading {target!r} failed with {type(error).__name__}: {error}"
+
+
+def _resolve(target: str) -> Backend:
+    module, _, attribute = target.partition(":")
+    found: Any = import_module(module)
+    for part in filter(None, attribute.split(".")):
+        found = getattr(found, part)
+    backend = found() if isinstance(found, type) else found
+    if not isinstance(backend, Backend):
+        raise TypeError(f"it is a {type(backend).__name__}, not a refgrad.backends.Backend; wrap() makes one")
+    return backend

@@ -1,0 +1,89 @@
+"""The backend "numpy": an interpreter of ONNX graphs in plain NumPy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import inliner
+from refgrad.backends.base import (
+    Backend,
+    ModelLike,
+    Prepared,
+    check_feeds,
+    check_outputs,
+    graph_inputs,
+    graph_outputs,
+    load_model,
+)
+from refgrad.backends.numpy.binding import Scope
+from refgrad.backends.numpy.plan import plan_function, plan_graph
+from refgrad.backends.numpy.precision import Declared, Float64
+
+from refgrad.errors import OptionError
+
+_PRECISIONS = {None: Declared, "float64": Float64}
+
+
+class NumpyBackend(Backend):
+    """Runs models in the types they declare, or in double with `precision="float64"`."""
+
+    name = "numpy"
+
+    def description(self) -> str:
+        """Versions of NumPy and onnx."""
+        return f"NumPy {np.__version__}, onnx {onnx.__version__} on CPU"
+
+    def prepare(self, model: ModelLike, precision: str | None = None, **options: Any) -> NumpyModel:
+        """`model` planned. In "float64" every narrower float is double: constants, casts, feeds and outputs.
+
+        Raises InvalidModelError, BackendError (an operator without a kernel), OptionError.
+        """
+        if options:
+            raise OptionError(f"Backend 'numpy' has no option {sorted(options)}. Its only option is precision.")
+        if precision not in _PRECISIONS:
+            raise OptionError(f"precision={precision!r} is not known. Give None (the model's types) or 'float64'.")
+        proto = load_model(model)
+        if proto.functions:
+            proto = inliner.inline_local_functions(proto)
+        return NumpyModel(proto, _PRECISIONS[precision]())
+
+
+class NumpyModel(Prepared):
+    """A planned model."""
+
+    def __init__(self, model: onnx.ModelProto, precision: Declared) -> None:
+        opsets = {"" if o.domain == "ai.onnx" else o.domain: o.version for o in model.opset_import}
+        self.inputs = tuple(precision.value(value) for value in graph_inputs(model.graph))
+        self.outputs = tuple(precision.value(value) for value in graph_outputs(model.graph))
+        self._precision = precision
+        self._plan = plan_graph(model.graph, Scope(opsets, precision, plan_graph, plan_function), nested=False)
+
+    def run(
+        self, feeds: Mapping[str, Any], outputs: Iterable[str] | None = None, trace: bool = False
+    ) -> dict[str, Any]:
+        """Compute the outputs by name; with `trace` also every intermediate value. Only the nodes they need are run."""
+        asked = check_outputs(outputs, self.outputs)
+        checked = check_feeds(feeds, self.inputs, widen=self._precision.widens)
+        values = {value.name: None for value in self.inputs if not value.has_default}
+        values |= {name: _read_only(feed) for name, feed in checked.items()}
+        with np.errstate(all="ignore"):
+            results = self._plan.run(values, asked, trace=trace)
+        return {name: _owned(value) for name, value in results.items()}
+
+
+def _read_only(feed: Any) -> Any:
+    if not isinstance(feed, np.ndarray):
+        return feed
+    view = feed.view()
+    view.flags.writeable = False
+    return view
+
+
+def _owned(value: Any) -> Any:
+    """`value`, copied where it is a view of a feed or a constant, which are read-only."""
+    if isinstance(value, np.generic):
+        return np.asarray(value)
+    return value.copy() if isinstance(value, np.ndarray) and not value.flags.writeable else value

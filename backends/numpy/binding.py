@@ -1,0 +1,260 @@
+"""From a node to something callable: a kernel of ours, `onnx.reference`'s, or the operator's function body."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import onnx
+from onnx import helper
+from refgrad.backends.numpy import registry
+from refgrad.backends.numpy.precision import Declared
+from refgrad.backends.numpy.registry import Call, decode, default_attributes
+
+from refgrad.errors import BackendError
+
+# The stubs of OpSchema lack its function bodies.
+OpSchema: TypeAlias = Any
+
+if TYPE_CHECKING:
+    from refgrad.backends.numpy.plan import Plan
+
+MICROSOFT = "com.microsoft"
+
+
+@dataclass(frozen=True)
+class Scope:
+    """What binding a node depends on besides the node: opset versions and precision; `plan` plans a subgraph."""
+
+    opsets: Mapping[str, int]
+    precision: Declared
+    plan: Callable[[onnx.GraphProto, Scope], Plan] = field(repr=False)
+    plan_function: Callable[[onnx.FunctionProto, Scope], Plan] = field(repr=False)
+
+
+def label(node: onnx.NodeProto) -> str:
+    """How a message calls a node: its name, or what it produces."""
+    operator = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
+    return f"node {node.name!r} ({operator})" if node.name else f"the {operator} node that makes {list(node.output)}"
+
+
+def find_schema(node: onnx.NodeProto, opset: int) -> OpSchema | None:
+    """Return the schema of the node's operator at that version, None where onnx has none."""
+    try:
+        return onnx.defs.get_schema(node.op_type, opset, node.domain)
+    except onnx.defs.SchemaError:
+        return None
+
+
+def bind(node: onnx.NodeProto, scope: Scope) -> tuple[Call, tuple[str, ...]]:
+    """Return a callable from the node's inputs to the tuple of its outputs, and the outer names its subgraphs read."""
+    domain = "" if node.domain == "ai.onnx" else node.domain
+    opset = scope.opsets.get(domain, 1 if domain == MICROSOFT else None)
+    if opset is None:
+        raise BackendError(f"{label(node)}: the model imports no opset of domain {domain!r}. Add it to opset_import.")
+    schema = find_schema(node, opset)
+    node = scope.precision.node(node, schema)
+    kernel = registry.find(domain, node.op_type, opset)
+    try:
+        if kernel is not None:
+            return _bind_kernel(kernel, node, opset, schema, scope)
+        if domain != MICROSOFT and _in_reference(domain, node.op_type):
+            return _bind_reference(node, opset, schema, scope)
+        if schema is not None and (schema.has_function or schema.has_context_dependent_function):
+            return _bind_function(node, opset, schema, scope), ()
+    except BackendError:
+        raise
+    except Exception as error:
+        # onnx.reference raises whatever it likes on attributes that it does not support.
+        raise BackendError(f"{label(node)} cannot be bound: {error}. Run the model on another backend.") from error
+    raise BackendError(
+        f"{label(node)}: the NumPy interpreter has no kernel for {node.op_type!r} of domain {domain!r} at opset "
+        f"{opset}. Run the model on another backend, or give the operator a body as a model-local function."
+    )
+
+
+def _bind_kernel(
+    kernel: registry.Kernel, node: onnx.NodeProto, opset: int, schema: OpSchema | None, scope: Scope
+) -> tuple[Call, tuple[str, ...]]:
+    defaults = default_attributes(schema) if schema is not None else {}
+    attributes = {name: decode(value) for name, value in defaults.items()}
+    captures: dict[str, None] = {}
+    for attribute in node.attribute:
+        value = decode(attribute)
+        if attribute.type == onnx.AttributeProto.GRAPH:
+            value = scope.plan(value, scope)
+            captures |= dict.fromkeys(value.captures)
+        attributes[attribute.name] = value
+    return kernel.bind(node, opset, attributes), tuple(captures)
+
+
+@cache
+def _reference_names(domain: str) -> frozenset[str]:
+    """List the operators of `domain` with a class in `onnx.reference`."""
+    from onnx.reference import ops
+    from onnx.reference.ops import aionnx_preview, aionnx_preview_training, aionnxml, experimental
+
+    modules = {
+        "": ops._op_list,
+        "ai.onnx.ml": aionnxml._op_list,
+        "ai.onnx.preview": aionnx_preview._op_list,
+        "ai.onnx.preview.training": aionnx_preview_training._op_list,
+        "experimental": experimental._op_list,
+    }
+    names = vars(modules[domain]) if domain in modules else {}
+    return frozenset(names) | {name.rpartition("_")[0] for name in names}
+
+
+def _in_reference(domain: str, op_type: str) -> bool:
+    return op_type in _reference_names(domain)
+
+
+def _bind_reference(
+    node: onnx.NodeProto, opset: int, schema: OpSchema | None, scope: Scope
+) -> tuple[Call, tuple[str, ...]]:
+    from onnx.reference import ReferenceEvaluator, ops
+    from onnx.reference.op_run import OpRun
+    from onnx.reference.ops import aionnx_preview, aionnx_preview_training, aionnxml, experimental
+
+    loaders = {
+        "": ops.load_op,
+        "ai.onnx.ml": aionnxml.load_op,
+        "ai.onnx.preview": aionnx_preview.load_op,
+        "ai.onnx.preview.training": aionnx_preview_training.load_op,
+        "experimental": experimental.load_op,
+    }
+    operator = loaders[node.domain](node.domain, node.op_type, opset)
+    parameters = {
+        "log": lambda pattern, *args: None,
+        "opsets": dict(scope.opsets),
+        "verbose": 0,
+        "new_ops": {},
+        "existing_functions": {},
+        "evaluator_cls": ReferenceEvaluator,
+    }
+    instance = operator(_with_defaults(node, schema), parameters)
+    captures: dict[str, None] = {}
+    for attribute in node.attribute:
+        if attribute.type == onnx.AttributeProto.GRAPH:
+            captures |= dict.fromkeys(OpRun.implicit_inputs(attribute.g))
+    types = _output_types(node, schema)
+
+    def call(*inputs: Any, _outer: Mapping[str, Any] | None = None) -> tuple[Any, ...]:
+        results = instance.run(*inputs, context=_outer or {}) if instance.need_context() else instance.run(*inputs)
+        return tuple(
+            scope.precision.array(_declared(result, inputs, source))
+            for result, source in zip(results, types + (None,) * (len(results) - len(types)), strict=False)
+        )
+
+    return call, tuple(captures)
+
+
+def _with_defaults(node: onnx.NodeProto, schema: OpSchema | None) -> onnx.NodeProto:
+    """`node` with the defaults of its own version written out: `onnx.reference` takes those of the newest."""
+    newest = find_schema(node, onnx.defs.onnx_opset_version()) if not node.domain else schema
+    if schema is None or newest is None or newest.since_version == schema.since_version:
+        return node
+    complete = onnx.NodeProto()
+    complete.CopyFrom(node)
+    given = {attribute.name for attribute in node.attribute}
+    for name, value in default_attributes(schema).items():
+        if name not in given and name in newest.attributes:
+            complete.attribute.append(value)
+    return complete
+
+
+def _output_types(node: onnx.NodeProto, schema: OpSchema | None) -> tuple[int | None, ...]:
+    """For each output the input that has the same type by the schema, None where there is none."""
+    if schema is None or any(p.option == onnx.defs.OpSchema.FormalParameterOption.Variadic for p in schema.inputs):
+        return ()
+    sources = {p.type_str: i for i, p in reversed(list(enumerate(schema.inputs)))}
+    return tuple(sources.get(p.type_str) if "(" not in p.type_str else None for p in schema.outputs)
+
+
+def _declared(result: Any, inputs: tuple[Any, ...], source: int | None) -> Any:
+    """Cast `result` to the dtype of input `source`: mixing in a Python or float32 scalar can change a 16-bit type."""
+    if source is None or source >= len(inputs):
+        return result
+    dtype = getattr(inputs[source], "dtype", None)
+    if dtype is None or not isinstance(result, np.ndarray) or result.dtype == dtype or dtype.kind == "O":
+        return result
+    return result.astype(dtype)
+
+
+def _bind_function(node: onnx.NodeProto, opset: int, schema: OpSchema, scope: Scope) -> Call:
+    if schema.has_function:
+        body = schema.function_body if schema.since_version == opset else _body_at(schema, opset)
+        return _call_function(body, node, schema, scope)
+    # The body depends on the types of the inputs, which are known when the node runs.
+    bodies: dict[tuple[Any, ...], Call] = {}
+
+    def call(*inputs: Any) -> tuple[Any, ...]:
+        key = tuple(getattr(x, "dtype", None) for x in inputs)
+        if key not in bodies:
+            types = [_type_of(x).SerializeToString() for x in inputs]
+            body = onnx.FunctionProto()
+            body.ParseFromString(schema.get_context_dependent_function(node.SerializeToString(), types))
+            bodies[key] = _call_function(body, node, schema, scope)
+        return bodies[key](*inputs)
+
+    return call
+
+
+def _body_at(schema: OpSchema, opset: int) -> onnx.FunctionProto:
+    """Return the body written for the newest opset up to `opset`."""
+    versions = [v for v in schema.function_opset_versions if v <= opset]
+    body = onnx.FunctionProto()
+    body.ParseFromString(schema.get_function_with_opset_version(max(versions, default=schema.since_version)))
+    return body
+
+
+def _type_of(value: Any) -> onnx.TypeProto:
+    if value is None:
+        return onnx.TypeProto()
+    if isinstance(value, list):
+        return helper.make_sequence_type_proto(_type_of(value[0]) if value else onnx.TypeProto())
+    return helper.make_tensor_type_proto(helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
+
+
+def _call_function(function: onnx.FunctionProto, node: onnx.NodeProto, schema: OpSchema, scope: Scope) -> Call:
+    given = default_attributes(schema) | {attribute.name: attribute for attribute in node.attribute}
+    body = onnx.FunctionProto()
+    body.CopyFrom(function)
+    for inner in body.node:
+        _substitute(inner, given)
+    opsets = dict(scope.opsets) | {o.domain: o.version for o in body.opset_import}
+    plan = scope.plan_function(body, Scope(opsets, scope.precision, scope.plan, scope.plan_function))
+
+    def call(*inputs: Any) -> tuple[Any, ...]:
+        values: dict[str, Any] = dict.fromkeys(body.input)
+        values.update(zip(body.input, inputs, strict=False))
+        results = plan.run(values)
+        return tuple(results[name] for name in plan.outputs)
+
+    return call
+
+
+def _substitute(node: onnx.NodeProto, given: Mapping[str, onnx.AttributeProto]) -> None:
+    """Put the values of the call into the attributes of a body's node, subgraphs included."""
+    kept = []
+    for attribute in node.attribute:
+        if attribute.ref_attr_name:
+            if attribute.ref_attr_name not in given:
+                continue
+            value = onnx.AttributeProto()
+            value.CopyFrom(given[attribute.ref_attr_name])
+            value.name = attribute.name
+            kept.append(value)
+            continue
+        if attribute.type == onnx.AttributeProto.GRAPH:
+            for inner in attribute.g.node:
+                _substitute(inner, given)
+        kept.append(attribute)
+    copies = [onnx.AttributeProto() for _ in kept]
+    for copy, attribute in zip(copies, kept, strict=True):
+        copy.CopyFrom(attribute)
+    del node.attribute[:]
+    node.attribute.extend(copies)

@@ -1,0 +1,76 @@
+"""`precision="float64"`: a model of float16, bfloat16 or float32 run in double from end to end.
+
+Nothing is rewritten beforehand: the plan asks here for every tensor it decodes, every node it binds and every value it
+describes, so subgraphs and function bodies are covered and large weights exist once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+from refgrad.backends.base import Value
+from refgrad.backends.numpy.registry import default_attributes
+
+_NARROW_TYPES = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
+_NARROW_DTYPES = (np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
+
+# Attributes that hold a type of tensor; `to` of Cast, `dtype` of EyeLike and the random operators, and so on.
+_TYPE_ATTRIBUTES = ("to", "dtype", "stash_type", "softmax_precision", "precision", "output_datatype", "output_dtype")
+
+
+class Declared:
+    """The types that the model declares: everything stays as it is."""
+
+    widens = False
+
+    def array(self, value: Any) -> Any:
+        """Convert a constant or a result."""
+        return value
+
+    def node(self, node: onnx.NodeProto, schema: onnx.defs.OpSchema | None) -> onnx.NodeProto:
+        """Return the node to bind."""
+        return node
+
+    def value(self, value: Value) -> Value:
+        """Describe an input or output."""
+        return value
+
+
+class Float64(Declared):
+    """Every float16, bfloat16 and float32 becomes float64. Float8 stays: it is a quantisation, not a precision."""
+
+    widens = True
+
+    def array(self, value: Any) -> Any:
+        """`value` in double where it is an array of a narrower float; sequences element by element."""
+        if isinstance(value, list):
+            return [self.array(item) for item in value]
+        return value.astype(np.float64) if getattr(value, "dtype", None) in _NARROW_DTYPES else value
+
+    def node(self, node: onnx.NodeProto, schema: onnx.defs.OpSchema | None) -> onnx.NodeProto:
+        """Copy `node` so that its attributes of type, given or by default, say DOUBLE; without any, return it."""
+        given = {attribute.name: attribute for attribute in node.attribute}
+        types = given if schema is None else default_attributes(schema) | given
+        narrow = [name for name in _TYPE_ATTRIBUTES if name in types and types[name].i in _NARROW_TYPES]
+        fills = node.op_type == "ConstantOfShape" and not node.domain
+        if not narrow and not fills:
+            return node
+        wide = onnx.NodeProto()
+        wide.CopyFrom(node)
+        del wide.attribute[:]
+        wide.attribute.extend(a for name, a in given.items() if name not in narrow and not (fills and name == "value"))
+        wide.attribute.extend(onnx.helper.make_attribute(name, int(onnx.TensorProto.DOUBLE)) for name in narrow)
+        if fills:
+            value = onnx.numpy_helper.to_array(given["value"].t) if "value" in given else np.zeros(1, np.float32)
+            wide.attribute.append(
+                onnx.helper.make_attribute("value", onnx.numpy_helper.from_array(self.array(value), "value"))
+            )
+        return wide
+
+    def value(self, value: Value) -> Value:
+        """`value` declared as float64 where it is a narrower float."""
+        return replace(value, dtype=np.dtype(np.float64)) if value.dtype in _NARROW_DTYPES else value

@@ -1,0 +1,146 @@
+"""The table of our own kernels, and how a node's attributes become a kernel's arguments.
+
+A kernel is a function: its positional parameters are the operator's inputs (None for one that is left out), its
+keyword-only parameters the operator's attributes by name. A default in the signature stands for the schema's where the
+schema has none. Three names are no attributes: `_wanted` (for each output, whether the node names it), `_opset` (the
+version of the node's domain) and `_outer` (the values that the node's subgraphs read from outside).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from typing import Any, TypeVar
+
+import ml_dtypes
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+KernelFunction = TypeVar("KernelFunction", bound=Callable[..., Any])
+Call = Callable[..., "tuple[Any, ...]"]
+
+FAMILIES = ("control_flow",)
+
+_SPECIAL = frozenset({"_wanted", "_opset", "_outer"})
+_SIXTEEN_BIT = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """A function of ours for an operator from version `since` of its domain on."""
+
+    function: Callable[..., Any]
+    domain: str
+    op_type: str
+    since: int
+    in_float32: bool
+    keywords: Mapping[str, Any]
+
+    @property
+    def attributes(self) -> set[str]:
+        """The attributes that the function takes."""
+        return set(self.keywords) - _SPECIAL
+
+    def bind(self, node: onnx.NodeProto, opset: int, attributes: Mapping[str, Any]) -> Call:
+        """Bind the attributes of `node`: the result takes the inputs and returns a tuple of outputs."""
+        unknown = {a.name for a in node.attribute} - self.attributes
+        if unknown:
+            raise ValueError(f"attribute {sorted(unknown)} is not supported")
+        bound = {name: attributes[name] for name in self.keywords if name in attributes}
+        unset = [name for name in self.attributes - set(bound) if self.keywords[name] is inspect.Parameter.empty]
+        if unset:
+            raise ValueError(f"attribute {sorted(unset)} is required")
+        if "_wanted" in self.keywords:
+            bound["_wanted"] = tuple(map(bool, node.output))
+        if "_opset" in self.keywords:
+            bound["_opset"] = opset
+        function = _through_float32(self.function) if self.in_float32 else self.function
+
+        def call(*inputs: Any, **outer: Any) -> tuple[Any, ...]:
+            result = function(*inputs, **bound, **outer)
+            return result if isinstance(result, tuple) else (result,)
+
+        return call
+
+
+_kernels: dict[tuple[str, str], list[Kernel]] = {}
+
+
+def kernel(
+    *op_types: str, domain: str = "", since: int = 1, in_float32: bool = False
+) -> Callable[[KernelFunction], KernelFunction]:
+    """Register a function as the kernel of `op_types` from version `since` on.
+
+    With `in_float32`, 16-bit floats are computed in float32 and rounded once, at the end, as runtimes do.
+    """
+
+    def register(function: KernelFunction) -> KernelFunction:
+        parameters = inspect.signature(function).parameters.values()
+        keywords = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+        for op_type in op_types:
+            versions = _kernels.setdefault((domain, op_type), [])
+            versions.append(Kernel(function, domain, op_type, since, in_float32, keywords))
+            versions.sort(key=lambda k: k.since)
+        return function
+
+    return register
+
+
+def find(domain: str, op_type: str, opset: int) -> Kernel | None:
+    """Our kernel for that operator at that version of its domain, if there is one."""
+    return next((k for k in reversed(_all().get((domain, op_type), [])) if k.since <= opset), None)
+
+
+def kernels() -> list[Kernel]:
+    """Every kernel of ours."""
+    return [k for versions in _all().values() for k in versions]
+
+
+@cache
+def _all() -> dict[tuple[str, str], list[Kernel]]:
+    for family in FAMILIES:
+        import_module(f"refgrad.backends.numpy.kernels.{family}")
+    return _kernels
+
+
+def _through_float32(function: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*inputs: Any, **bound: Any) -> Any:
+        narrow = next((x.dtype for x in inputs if isinstance(x, np.ndarray) and x.dtype in _SIXTEEN_BIT), None)
+        if narrow is None:
+            return function(*inputs, **bound)
+        wide = [x.astype(np.float32) if getattr(x, "dtype", None) in _SIXTEEN_BIT else x for x in inputs]
+        results = function(*wide, **bound)
+        results = results if isinstance(results, tuple) else (results,)
+        return tuple(
+            y.astype(narrow) if not isinstance(y, np.float32) and getattr(y, "dtype", None) == np.float32 else y
+            for y in results
+        )
+
+    return call
+
+
+def decode(attribute: onnx.AttributeProto) -> Any:
+    """Return the value of an attribute in Python: str for strings, arrays for tensors, protos for graphs and types."""
+    value = onnx.helper.get_attribute_value(attribute)
+    match attribute.type:
+        case onnx.AttributeProto.STRING:
+            return value.decode()
+        case onnx.AttributeProto.STRINGS:
+            return [item.decode() for item in value]
+        case onnx.AttributeProto.TENSOR:
+            return numpy_helper.to_array(value)
+        case onnx.AttributeProto.TENSORS:
+            return [numpy_helper.to_array(item) for item in value]
+        case onnx.AttributeProto.INTS | onnx.AttributeProto.FLOATS:
+            return list(value)
+    return value
+
+
+def default_attributes(schema: onnx.defs.OpSchema) -> dict[str, onnx.AttributeProto]:
+    """List the attributes for which `schema` gives a default."""
+    defaults = {name: attribute.default_value for name, attribute in schema.attributes.items()}
+    return {name: value for name, value in defaults.items() if value.type != onnx.AttributeProto.UNDEFINED}

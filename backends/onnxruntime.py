@@ -1,0 +1,226 @@
+"""The backends "ort-cpu" and "ort-cuda": ONNX Runtime, whichever of its distributions is installed."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+from collections.abc import Iterable, Mapping
+from functools import cache
+from importlib import metadata, util
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+from refgrad.backends.base import (
+    Backend,
+    ModelLike,
+    Prepared,
+    check_feeds,
+    check_outputs,
+    graph_inputs,
+    graph_outputs,
+    load_model,
+)
+
+from refgrad.errors import BackendError, OptionError
+
+DISTRIBUTIONS = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-training-cpu", "onnxruntime-training")
+_PROTOBUF_LIMIT = 2**31 - 1
+_ERROR_SEVERITY = 3
+
+
+class CpuBackend(Backend):
+    """ONNX Runtime on its CPU execution provider."""
+
+    name = "ort-cpu"
+    providers: tuple[str, ...] = ("CPUExecutionProvider",)
+
+    @classmethod
+    def unavailable(cls) -> str | None:
+        """Why ONNX Runtime cannot be used here."""
+        if util.find_spec("onnxruntime") is None:
+            return "onnxruntime is not installed (pip install 'refgrad[ort]')"
+        return None
+
+    def description(self) -> str:
+        """Distribution, version and devices."""
+        import onnxruntime
+
+        owners = [name for name in DISTRIBUTIONS if _version(name) is not None]
+        distribution = " and ".join(f"{name} {_version(name)}" for name in owners) or (
+            f"onnxruntime {onnxruntime.__version__}"
+        )
+        return f"{distribution} on {self._device()}"
+
+    def prepare(self, model: ModelLike, threads: int | None = None, **options: Any) -> Prepared:
+        """Open a session. `threads` limits the threads used inside an operator (default: ONNX Runtime's choice).
+
+        Raises InvalidModelError, BackendError (an operator without a kernel, an opset that is too new), OptionError.
+        """
+        if options:
+            raise OptionError(f"Backend {self.name!r} has no option {sorted(options)}. Its only option is threads.")
+        return _Session(self, model, threads)
+
+    def _device(self) -> str:
+        return "CPU"
+
+
+class CudaBackend(CpuBackend):
+    """ONNX Runtime on its CUDA execution provider: inputs and outputs are bound to device memory."""
+
+    name = "ort-cuda"
+    providers = ("CUDAExecutionProvider", "CPUExecutionProvider")
+
+    @classmethod
+    def unavailable(cls) -> str | None:
+        """Why CUDA cannot be used here: a provider that is listed may still fail to load, so one node is tried."""
+        return super().unavailable() or _cuda_unavailable()
+
+    def _device(self) -> str:
+        return "CUDA device 0"
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+@cache
+def _cuda_unavailable() -> str | None:
+    import onnxruntime
+
+    if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
+        return "this build of onnxruntime has no CUDA provider (pip install 'refgrad[cuda]')"
+    value = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        [helper.make_node("Identity", ["x"], ["y"], name="identity")],
+        "probe",
+        [value("x", TensorProto.FLOAT, [1])],
+        [value("y", TensorProto.FLOAT, [1])],
+    )
+    model = helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 17)])
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    try:
+        session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=CudaBackend.providers)
+    except Exception as error:
+        # Missing libraries surface as RuntimeError, ImportError or a class of onnxruntime's, depending on the version.
+        return f"the CUDA provider does not load: {error}"
+    if "CUDAExecutionProvider" not in session.get_providers():
+        return "the CUDA provider does not load; check the driver and the CUDA and cuDNN libraries of this build"
+    return None
+
+
+class _Session(Prepared):
+    def __init__(self, backend: CpuBackend, model: ModelLike, threads: int | None) -> None:
+        import onnxruntime
+
+        proto = load_model(model, external_data=False)
+        self.inputs = graph_inputs(proto.graph)
+        self.outputs = graph_outputs(proto.graph)
+        self._backend = backend
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = _ERROR_SEVERITY
+        if threads is not None:
+            options.intra_op_num_threads = threads
+        source = _serialized(model) if isinstance(model, onnx.ModelProto) else os.fspath(model)
+        try:
+            self._session = onnxruntime.InferenceSession(source, options, providers=list(backend.providers))
+        except Exception as error:
+            # onnxruntime's exception classes are private and differ between its versions.
+            raise BackendError(_explain(error, backend)) from error
+        self._on_cuda = "CUDAExecutionProvider" in self._session.get_providers()
+
+    def run(self, feeds: Mapping[str, Any], outputs: Iterable[str] | None = None) -> dict[str, Any]:
+        asked = check_outputs(outputs, self.outputs)
+        checked = check_feeds(feeds, self.inputs)
+        try:
+            results = self._run(asked, checked)
+        except Exception as error:
+            raise BackendError(_explain(error, self._backend)) from error
+        return dict(zip(asked, results, strict=True))
+
+    def _run(self, asked: tuple[str, ...], feeds: dict[str, Any]) -> list[Any]:
+        tensors_only = all(value.kind == "tensor" for value in (*self.inputs, *self.outputs))
+        if self._on_cuda and tensors_only:
+            return self._run_bound(asked, feeds)
+        extended = any(_is_extended(value.dtype) for value in (*self.inputs, *self.outputs))
+        if extended and tensors_only:
+            values = {name: _ort_value(feed, "cpu") for name, feed in feeds.items()}
+            return [_to_numpy(value) for value in self._session.run_with_ort_values(list(asked), values)]
+        results: list[Any] = self._session.run(list(asked), feeds)
+        return results
+
+    def _run_bound(self, asked: tuple[str, ...], feeds: dict[str, Any]) -> list[Any]:
+        binding = self._session.io_binding()
+        for name, feed in feeds.items():
+            binding.bind_ortvalue_input(name, _ort_value(feed, "cuda"))
+        dtypes = {value.name: value.dtype for value in self.outputs}
+        for name in asked:
+            # The bits of bfloat16 and float8 are read from memory, so they are copied to the host by the session.
+            binding.bind_output(name, "cpu" if _is_extended(dtypes[name]) else "cuda")
+        self._session.run_with_iobinding(binding)
+        return [_to_numpy(value) for value in binding.get_outputs()]
+
+
+def _is_extended(dtype: np.dtype[Any] | None) -> bool:
+    """Whether `dtype` is one of ml_dtypes, which onnxruntime does not know by name."""
+    return dtype is not None and dtype.type.__module__ == "ml_dtypes"
+
+
+def _ort_value(array: np.ndarray, device: str) -> Any:
+    from onnxruntime import OrtValue
+
+    if array.dtype == object:
+        device = "cpu"
+    if not _is_extended(array.dtype):
+        return OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array).reshape(array.shape), device, 0)
+    if not hasattr(OrtValue, "ortvalue_from_numpy_with_onnx_type"):
+        raise TypeError(f"this version cannot be fed {array.dtype}; feed float32 and start the model with a Cast")
+    bits = np.ascontiguousarray(array).reshape(array.shape).view(f"u{array.dtype.itemsize}")
+    return OrtValue.ortvalue_from_numpy_with_onnx_type(bits, helper.np_dtype_to_tensor_dtype(array.dtype))
+
+
+def _to_numpy(value: Any) -> Any:
+    dtype = helper.tensor_dtype_to_np_dtype(value.element_type())
+    if not _is_extended(dtype):
+        return value.numpy()
+    size = int(np.prod(value.shape(), dtype=np.int64)) * dtype.itemsize
+    data = ctypes.string_at(value.data_ptr(), size) if size else b""
+    return np.frombuffer(bytearray(data), dtype).reshape(value.shape())
+
+
+def _serialized(model: onnx.ModelProto) -> bytes:
+    if any(t.data_location == TensorProto.EXTERNAL for t in model.graph.initializer):
+        raise BackendError(
+            "The model refers to external data, which onnxruntime finds only beside the model's file. "
+            "Prepare it by path, or load it with its external data."
+        )
+    if model.ByteSize() > _PROTOBUF_LIMIT:
+        raise BackendError(
+            "The model is over 2 GB and cannot be handed over in memory. Save it with external data "
+            "(onnx.save(..., save_as_external_data=True)) and prepare it by path."
+        )
+    return bytes(model.SerializeToString())
+
+
+def _explain(error: Exception, backend: CpuBackend) -> str:
+    """Complete the message of onnxruntime with the operator it is about and what to do."""
+    text = re.sub(r"^\[ONNXRuntimeError\] : \d+ : ", "", str(error)).strip()
+    return f"{backend.name} failed: {text}. {_advice(text)}"
+
+
+def _advice(text: str) -> str:
+    if "IR version" in text:
+        return "Lower model.ir_version, or install a newer onnxruntime."
+    if "opset" in text and ("under development" in text or "official support" in text):
+        return "Convert the model down with onnx.version_converter, or install a newer onnxruntime."
+    if re.search("NOT_IMPLEMENTED|not a registered function/op|NotImplemented|No Op registered", text):
+        return (
+            "This build has no kernel for that operator and type. Use the backend 'numpy', or refgrad.lower the model."
+        )
+    return "Check the model with onnx.checker; the backend 'numpy' names the first node that fails."
