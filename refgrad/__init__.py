@@ -4,6 +4,10 @@ from pathlib import Path
 
 # In a source checkout `backends/` and `conformance/` lie beside this folder; an install maps them in by itself.
 _checkout = Path(__file__).resolve().parent.parent
-if (_checkout / "backends" / "base.py").is_file() and str(_checkout) not in __path__:
+if (_checkout / "pyproject.toml").is_file() and (_checkout / "backends").is_dir() and str(_checkout) not in __path__:
     __path__.append(str(_checkout))
 del _checkout, Path
+
+from refgrad.backward import gradient, preflight  # noqa: E402
+
+__all__ = ["gradient", "preflight"]

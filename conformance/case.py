@@ -1,0 +1,137 @@
+"""A case: a model, what to feed it, and what to differentiate. The tables in `cases/` are made of these."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import ModelProto, TensorProto, helper, numpy_helper
+
+SHAPES = ("static", "symbolic", "unknown")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One model to differentiate at one point. `wrt` and `outputs` are as in `refgrad.gradient`."""
+
+    name: str
+    model: ModelProto
+    feeds: Mapping[str, np.ndarray]
+    wrt: tuple[str, ...] | None = None
+    outputs: tuple[str, ...] | None = None
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def node_case(
+    op_type: str,
+    *inputs: np.ndarray | None,
+    domain: str = "",
+    opset: int = 22,
+    outputs: int = 1,
+    constant: Sequence[str] = (),
+    wrt: Sequence[str] | None = None,
+    shapes: str = "static",
+    name: str = "",
+    **attributes: Any,
+) -> Case:
+    """A case of one node whose inputs are called as in the operator's schema.
+
+    :param inputs: the values fed, None for an absent optional input; those of a variadic input are called `<name>_0`, ...
+    :param constant: the inputs that are initializers and not fed.
+    :param wrt: what to differentiate with respect to; by default every float input that is fed.
+    :param shapes: how the inputs are declared: "static", "symbolic" (every dimension a symbol), or "unknown" (the node
+        reads the inputs through a Reshape to a shape fed at run time, so that not even the rank is known).
+    """
+    schema = onnx.defs.get_schema(op_type, opset, domain)
+    called = _names(schema, len(inputs))
+    fed = {n: v for n, v in zip(called, inputs, strict=True) if v is not None and n not in constant}
+    feeds, values, nodes = dict(fed), [], []
+    reads = {n: n for n in called}
+    for n, array in fed.items():
+        kind = helper.np_dtype_to_tensor_dtype(array.dtype)
+        dims = list(array.shape) if shapes == "static" else [f"{n}_{axis}" for axis in range(array.ndim)]
+        values.append(helper.make_tensor_value_info(n, kind, dims))
+        if shapes == "unknown":
+            reads[n], feeds[f"{n}_shape"] = f"{n}_", np.array(array.shape, dtype=np.int64)
+            values.append(helper.make_tensor_value_info(f"{n}_shape", TensorProto.INT64, [f"{n}_rank"]))
+            nodes.append(helper.make_node("Reshape", [n, f"{n}_shape"], [f"{n}_"], allowzero=1))
+    initializers = [
+        numpy_helper.from_array(v, n) for n, v in zip(called, inputs, strict=True) if v is not None and n in constant
+    ]
+    produced = [_output_name(schema, k) for k in range(outputs)]
+    read = [reads[n] if v is not None else "" for n, v in zip(called, inputs, strict=True)]
+    nodes.append(helper.make_node(op_type, read, produced, name="node", domain=domain, **attributes))
+    kinds = _output_types(op_type, domain, opset, fed, initializers, called, inputs, produced, attributes)
+    results = []
+    for n, (kind, rank) in kinds.items():
+        if rank is None or shapes == "unknown":  # a graph output has a rank: the elements in one row
+            nodes.append(helper.make_node("Reshape", [n, "one_row"], [f"{n}_row"]))
+            results.append(helper.make_tensor_value_info(f"{n}_row", kind, [f"{n}_size"]))
+        else:
+            results.append(helper.make_tensor_value_info(n, kind, [f"{n}_{axis}" for axis in range(rank)]))
+    if any(node.input[1:] == ["one_row"] for node in nodes):
+        initializers.append(numpy_helper.from_array(np.array([-1]), "one_row"))
+    graph = helper.make_graph(nodes, op_type, values, results, initializers)
+    imports = [helper.make_opsetid("", opset if domain == "" else 22)]
+    imports += [helper.make_opsetid(domain, opset)] if domain else []
+    model = helper.make_model(graph, opset_imports=imports, ir_version=10)
+    title = name or "-".join([op_type, *(f"{k}={v}" for k, v in attributes.items()), shapes])
+    return Case(title, model, feeds, tuple(wrt) if wrt is not None else None)
+
+
+def _names(schema: onnx.defs.OpSchema, count: int) -> list[str]:
+    names = []
+    for position in range(count):
+        parameter = schema.inputs[min(position, len(schema.inputs) - 1)]
+        if parameter.option == onnx.defs.OpSchema.FormalParameterOption.Variadic:
+            names.append(f"{parameter.name}_{position - len(schema.inputs) + 1}")
+        else:
+            names.append(parameter.name)
+    return names
+
+
+def _output_name(schema: onnx.defs.OpSchema, position: int) -> str:
+    parameter = schema.outputs[min(position, len(schema.outputs) - 1)]
+    if parameter.option == onnx.defs.OpSchema.FormalParameterOption.Variadic:
+        return f"{parameter.name}_{position - len(schema.outputs) + 1}"
+    inputs = {p.name for p in schema.inputs}
+    return parameter.name if parameter.name not in inputs else f"{parameter.name}_out"
+
+
+def _output_types(
+    op_type: str,
+    domain: str,
+    opset: int,
+    fed: Mapping[str, np.ndarray],
+    initializers: Sequence[TensorProto],
+    called: Sequence[str],
+    inputs: Sequence[np.ndarray | None],
+    produced: Sequence[str],
+    attributes: Mapping[str, Any],
+) -> dict[str, tuple[int, int | None]]:
+    """The element type of every output, and its rank where onnx infers one."""
+    schema = onnx.defs.get_schema(op_type, opset, domain)
+    node = helper.make_node(
+        op_type, [n if v is not None else "" for n, v in zip(called, inputs, strict=True)], produced
+    )
+    node.domain = domain
+    node.attribute.extend(helper.make_attribute(k, v) for k, v in attributes.items() if v is not None)
+    types = {
+        n: helper.make_tensor_type_proto(helper.np_dtype_to_tensor_dtype(v.dtype), list(v.shape))
+        for n, v in fed.items()
+    }
+    types |= {t.name: helper.make_tensor_type_proto(t.data_type, list(t.dims)) for t in initializers}
+    data = {t.name: t for t in initializers}
+    inferred = onnx.shape_inference.infer_node_outputs(
+        schema, node, types, data, opset_imports=[helper.make_opsetid(domain, opset)]
+    )
+    result = {}
+    for n in produced:
+        tensor = inferred[n].tensor_type
+        result[n] = tensor.elem_type, len(tensor.shape.dim) if tensor.HasField("shape") else None
+    return result

@@ -1,0 +1,321 @@
+"""The reverse sweep: from the cotangents of the outputs to the gradients, one rule per node."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
+
+from refgrad.emit import Attributes, Emitter, to_proto
+from refgrad.errors import OptionError, RuleError, choices
+from refgrad.graph import Graph, reads
+from refgrad.path import Path, Report, prepare, refuse
+from refgrad.registry import DIALECTS, Read, Rule, attributes_of
+
+COTANGENTS = ("input", "ones", "yield")
+_IR_VERSION = 10  # the first with metadata_props on nodes, and the last that onnxruntime-training 1.19.2 reads
+
+
+def gradient(
+    model: ModelProto | str | os.PathLike[str],
+    wrt: Sequence[str] | None = None,
+    outputs: Sequence[str] | None = None,
+    *,
+    dialect: str = "onnx",
+    cotangent: str = "input",
+    keep_outputs: bool = False,
+) -> ModelProto:
+    """The model that computes the gradient of `model` by reverse-mode differentiation.
+
+    The result has the model's inputs, one input `<output>_grad` per differentiated output, and one output `<name>_grad` per
+    name in `wrt`, in that order, each with the shape and type of `<name>`. A name that is taken becomes the next free one
+    (`x_grad_1`); the metadata `refgrad.gradients` and `refgrad.cotangents` (JSON) say which is the gradient of what.
+    Initializers in `wrt` become inputs that keep their value as default. The gradient of a name that no output depends on is 0.
+
+    Models of an opset before 16 are converted to 16, local functions are inlined. The caller's model is not modified.
+    External data is referenced, not read: save the result in the folder of the model.
+
+    :param model: a model, or the path of one.
+    :param wrt: inputs and initializers, float; by default every float input and every float initializer that an output
+        depends on.
+    :param outputs: the outputs to differentiate, float; by default all that are.
+    :param dialect: "onnx" emits ai.onnx operators only; "ort" the training operators of ONNX Runtime where they exist.
+    :param cotangent: "input": the cotangents are graph inputs; "ones": they are 1 everywhere, inside the graph; "yield":
+        they come from com.microsoft.YieldOp (dialect "ort" only).
+    :param keep_outputs: also return the outputs of the model, after the gradients.
+    :raises InvalidModelError: the model cannot be read, or onnx refuses it.
+    :raises UnknownNameError: a name in `wrt` or `outputs` that does not exist, is there twice, or is no float.
+    :raises NoGradientError: an operator between `wrt` and `outputs` has no rule or no derivative.
+    :raises OptionError: an unknown dialect or cotangent, or "yield" outside dialect "ort".
+
+    >>> import onnx.parser, refgrad
+    >>> square = onnx.parser.parse_model(
+    ...     '<ir_version: 8, opset_import: ["": 18]> square (float[N] x) => (float[N] y) { y = Mul(x, x) }'
+    ... )
+    >>> grad = refgrad.gradient(square)
+    >>> [value.name for value in grad.graph.input], [value.name for value in grad.graph.output]
+    (['x', 'y_grad'], ['x_grad'])
+    >>> [node.op_type for node in grad.graph.node]
+    ['Mul', 'Sum']
+    """
+    if dialect not in DIALECTS:
+        raise OptionError(f"There is no dialect {dialect!r}; there are {choices(DIALECTS)}.")
+    if cotangent not in COTANGENTS:
+        raise OptionError(f"There is no cotangent {cotangent!r}; there are {choices(COTANGENTS)}.")
+    if cotangent == "yield" and dialect != "ort":
+        raise OptionError(
+            "cotangent='yield' emits com.microsoft.YieldOp, which only dialect='ort' has: use dialect='ort'."
+        )
+    graph = Graph(model)
+    sources, targets, path = prepare(graph, wrt, outputs)
+    if path.blocked:
+        raise refuse(path)
+    return _Sweep(path, sources, targets, dialect, cotangent, keep_outputs).model()
+
+
+def preflight(
+    model: ModelProto | str | os.PathLike[str],
+    wrt: Sequence[str] | None = None,
+    outputs: Sequence[str] | None = None,
+) -> Report:
+    """Every operator that the derivative meets, at once: by a rule, zero, or refused and why. Nothing is emitted.
+
+    :raises InvalidModelError: the model cannot be read, or onnx refuses it.
+    :raises UnknownNameError: a name in `wrt` or `outputs` that does not exist, is there twice, or is no float.
+    """
+    sources, targets, path = prepare(Graph(model), wrt, outputs)
+    return Report(tuple(sources), tuple(targets), path.rows)
+
+
+class _Sweep:
+    """One differentiation: adjoints by the name of their primal, and the result that is built from them."""
+
+    def __init__(
+        self, path: Path, wrt: list[str], outputs: list[str], dialect: str, cotangent: str, keep_outputs: bool
+    ) -> None:
+        self.path, self.graph = path, path.graph
+        self.wrt, self.outputs = wrt, outputs
+        self.keep_outputs = keep_outputs
+        self.op = Emitter(self.graph, dialect, _names(self.graph))
+        self.rename: dict[str, str] = {}  # emitted value: its name in the result
+        self.owner: dict[str, str] = {}  # emitted value: the primal whose adjoint it was first
+        self.contributions: dict[str, list[str]] = {}
+        self.cotangents = self._seed(cotangent)
+        for node in reversed(path.active):
+            self._visit(node)
+        self.gradients = {name: self._result(name) for name in wrt}
+
+    def _seed(self, cotangent: str) -> dict[str, str]:
+        """Give every differentiated output its cotangent; the graph inputs that were made, by output."""
+        op = self.op
+        names = {output: self.op.fresh(f"{output}_grad") for output in self.outputs}
+        op.enter("cotangent", "cotangent")
+        if cotangent == "yield":
+            made = op.com_microsoft(
+                "YieldOp", *self.outputs, outputs=len(names), full_shape_outputs=list(range(len(names)))
+            )
+            seeds = dict(zip(names, (made,) if isinstance(made, str) else made, strict=True))
+        elif cotangent == "ones":
+            seeds = {output: op.full(op.Shape(output), 1.0, like=output) for output in names}
+        else:
+            seeds = names
+        for output, seed in seeds.items():
+            if cotangent != "input" and seed not in self.rename:
+                self.rename[seed] = names[output]
+            op.describe(seed, like=output)
+            self.contributions[output] = [seed]
+        return names if cotangent == "input" else {}
+
+    def _visit(self, node: NodeProto) -> None:
+        adjoints = [self._adjoint(name) for name in node.output]
+        if not any(adjoints):
+            return
+        rule = self.path.rule(node)
+        bound, places = rule.bind(self.graph.opsets.get(node.domain, 1))
+        self.op.enter(rule.op_type, node.name)
+        arguments, keywords = self._arguments(node, bound, adjoints)
+        result = rule.function(self.op, *arguments, **keywords)
+        for name, adjoint in self._assign(node, rule, places, result):
+            if adjoint is None or name not in self.path.needed:
+                continue
+            if rule.broadcast:
+                adjoint = self.op.grad.BroadcastGradient(adjoint, name, tuple(n for n in node.input if n))
+            self.contributions.setdefault(name, []).append(adjoint)
+
+    def _arguments(
+        self, node: NodeProto, bound: tuple[Read, ...], adjoints: list[str | None]
+    ) -> tuple[list[Any], dict[str, Any]]:
+        """What the rule reads, in the order of its parameters."""
+        attributes = attributes_of(node) if node.attribute else {}
+        arguments: list[Any] = []
+        keywords: dict[str, Any] = {}
+        for read in bound:
+            value: Any
+            if read.kind == "input":
+                if read.variadic:
+                    value = [name or None for name in node.input[read.position :]]
+                else:
+                    value = (node.input[read.position] if read.position < len(node.input) else None) or None
+            elif read.kind == "cotangent":
+                if read.variadic:
+                    value = adjoints[read.position :]
+                else:
+                    value = adjoints[read.position] if read.position < len(adjoints) else None
+            elif read.kind == "output":
+                value = list(node.output[read.position :]) if read.variadic else self._output(node, read)
+            elif read.kind == "constant":
+                value = attributes.get(read.name, read.default)
+                value = None if value is None else self.op.const(value)
+            elif read.kind == "attributes":
+                keywords = {key: v for key, v in attributes.items() if key not in {r.name for r in bound}}
+                continue
+            else:
+                value = attributes.get(read.name, read.default)
+            arguments.append(value)
+        return arguments, keywords
+
+    def _output(self, node: NodeProto, read: Read) -> str:
+        """The name of an output; an optional one that the node leaves out is added to it."""
+        while len(node.output) <= read.position:
+            node.output.append("")
+        if not node.output[read.position]:
+            name = self.op.fresh(f"{node.name}_{read.name}")
+            node.output[read.position] = name
+            self.op.describe_output(node, read.position, name)
+        return node.output[read.position]
+
+    def _assign(
+        self, node: NodeProto, rule: Rule, places: tuple[tuple[int, bool], ...], result: Any
+    ) -> list[tuple[str, str | None]]:
+        """Pair the adjoints that a rule returned with the inputs that they belong to."""
+        if len(places) == 1 and not (isinstance(result, tuple) and len(result) == 1):
+            result = (result,)
+        if not isinstance(result, tuple) or len(result) != len(places):
+            count = len(result) if isinstance(result, tuple) else 1
+            raise RuleError(
+                f"The rule for {rule.op_type} returned {count} adjoints for node {node.name!r}; "
+                f"one each is due for {', '.join(rule.wrt)}."
+            )
+        pairs: list[tuple[str, str | None]] = []
+        for (position, variadic), adjoint in zip(places, result, strict=True):
+            if variadic:
+                pairs += zip(node.input[position:], adjoint, strict=True)
+            elif position < len(node.input):
+                pairs.append((node.input[position], adjoint))
+        return [(name, adjoint) for name, adjoint in pairs if name]
+
+    def _adjoint(self, name: str) -> str | None:
+        """The adjoint of `name`, the sum of its contributions; None where there are none."""
+        parts = self.contributions.get(name)
+        if not name or not parts:
+            return None
+        if len(parts) == 1:
+            total = self._call(parts[0], f"{name}_grad", name)
+        else:
+            self.op.enter("sum", name)
+            parts = [self._call(part, f"{name}_grad_{k}", name) for k, part in enumerate(parts)]
+            total = self._call(self.op.Sum(*parts), f"{name}_grad", name)
+        self.op.describe(total, like=name)
+        self.contributions[name] = [total]
+        return total
+
+    def _call(self, value: str, name: str, primal: str) -> str:
+        """Give an emitted value its name in the result, unless it has one there already."""
+        if self.op.made(value) and value not in self.rename:
+            self.rename[value] = self.op.fresh(name)
+            self.owner[value] = primal
+        return value
+
+    def _result(self, name: str) -> str:
+        """The value that becomes the output `<name>_grad`: no graph input, and no other name's gradient."""
+        adjoint = self._adjoint(name)
+        if adjoint is None:
+            self.op.enter("zero", name)
+            adjoint = self.op.zeros_like(name)
+        elif self.owner.get(adjoint) == name:
+            return adjoint
+        else:
+            self.op.enter("identity", name)
+        return self._call(self.op.copy(adjoint), f"{name}_grad", name)
+
+    # The result
+
+    def model(self) -> ModelProto:
+        """The gradient model: the nodes that an output needs, and nothing else."""
+        source, graph = self.graph.source, self.graph
+        live = set(self.gradients.values())
+        kept = list(graph.outputs.values()) if self.keep_outputs else []
+        live.update(value.name for value in kept)
+        backward = []
+        for emitted in reversed(self.op.nodes):
+            if live.isdisjoint(emitted.outputs):
+                continue
+            if emitted.optional_outputs:
+                emitted.outputs = [name if name in live else "" for name in emitted.outputs]
+            live.update(emitted.inputs)
+            backward.append(emitted)
+        forward = []
+        for node in reversed(graph.nodes):
+            if not live.isdisjoint(node.output):
+                live.update(reads(node))
+                forward.append(node)
+        final = ModelProto(ir_version=max(source.ir_version, _IR_VERSION), producer_name="refgrad")
+        final.opset_import.extend(graph.model.opset_import)
+        if any(emitted.domain == "com.microsoft" for emitted in backward) and "com.microsoft" not in graph.opsets:
+            final.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+        target = final.graph
+        target.name = f"{graph.model.graph.name}_grad"
+        target.node.extend(reversed(forward))
+        attribute = Attributes()
+        target.node.extend(to_proto(emitted, self.rename, attribute) for emitted in reversed(backward))
+        target.input.extend(graph.inputs.values())
+        target.input.extend(self._value(name, name) for name in self.wrt if name not in graph.inputs)
+        target.input.extend(self._value(output, name) for output, name in self.cotangents.items())
+        target.output.extend(self._value(name, self.rename[value]) for name, value in self.gradients.items())
+        target.output.extend(kept)
+        live.update(self.wrt)
+        live.update(graph.inputs)
+        target.initializer.extend(tensor for name, tensor in graph.initializers.items() if name in live)
+        target.initializer.extend(tensor for name, tensor in self.op.constants.items() if name in live)
+        target.sparse_initializer.extend(graph.model.graph.sparse_initializer)
+        target.value_info.extend(value for name, value in graph.values.items() if name in live)
+        final.metadata_props.extend(source.metadata_props)
+        for key, names in (
+            ("refgrad.gradients", {name: self.rename[value] for name, value in self.gradients.items()}),
+            ("refgrad.cotangents", self.cotangents),
+        ):
+            final.metadata_props.add(key=key, value=json.dumps(names))
+        return final
+
+    def _value(self, name: str, called: str) -> ValueInfoProto:
+        """The type and declared shape of `name` under another name."""
+        declared = self.graph.inputs.get(name) or self.graph.outputs.get(name)
+        if declared is None:
+            tensor: TensorProto = self.graph.initializers[name]
+            return helper.make_tensor_value_info(called, tensor.data_type, list(tensor.dims))
+        value = ValueInfoProto()
+        value.CopyFrom(declared)
+        value.name = called
+        return value
+
+
+def _names(graph: Graph) -> set[str]:
+    """Every name that the model uses, of values and of nodes, subgraphs included."""
+    taken = {*graph.inputs, *graph.initializers, *graph.outputs}
+    pending = [graph.model.graph]
+    while pending:
+        current = pending.pop()
+        taken.update(value.name for value in current.input)
+        taken.update(tensor.name for tensor in current.initializer)
+        for node in current.node:
+            taken.add(node.name)
+            taken.update(node.input)
+            taken.update(node.output)
+            for attribute in node.attribute:
+                if attribute.HasField("g"):
+                    pending.append(attribute.g)
+                pending.extend(attribute.graphs)
+    return taken

@@ -1,0 +1,362 @@
+"""Emission: `op.Mul(a, b)` adds a node of the model's opset and returns the name of its result.
+
+An argument is the name of a value, a Python number (a scalar of the type of the other operands), a list of integers
+(int64, one axis), a NumPy array, or None (absent). The same pure node is never emitted twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import AttributeProto, NodeProto, TensorProto, helper, numpy_helper
+
+from refgrad.errors import RuleError
+from refgrad.graph import Graph, Shape
+from refgrad.registry import LOWERINGS
+
+Argument = str | float | Sequence[int] | np.ndarray | None
+
+# The element type of a node's result where it is not that of its first operand.
+_BOOL = frozenset(
+    ("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Not", "And", "Or", "Xor", "IsNaN", "IsInf")
+)
+_INT64 = frozenset(("Shape", "Size", "NonZero", "ArgMax", "ArgMin"))
+
+
+@dataclass(slots=True)
+class Emitted:
+    """A node of the gradient graph before its values have their final names."""
+
+    op_type: str
+    domain: str
+    inputs: tuple[str, ...]
+    outputs: list[str]
+    attributes: dict[str, Any]
+    name: str
+    rule: str
+    node: str
+    optional_outputs: bool
+
+
+class Emitter:
+    """Collects the nodes of a gradient graph.
+
+    Rules and lowerings receive it as `op`. Besides one method per ONNX operator it has the primitives (`op.grad`), what is
+    known of a value (`type`, `shape`, `rank`, `constant`), and a few shorthands that are built from operators.
+    """
+
+    def __init__(self, graph: Graph, dialect: str, taken: set[str]) -> None:
+        self.graph = graph
+        self.opset = graph.opset
+        self.dialect = dialect
+        self.nodes: list[Emitted] = []
+        self.constants: dict[str, TensorProto] = {}
+        self.grad = Primitives(self)
+        self._taken = taken
+        self._types: dict[str, int] = dict(graph.types)
+        self._shapes: dict[str, Shape] = dict(graph.shapes)
+        self._arrays: dict[str, np.ndarray] = {}
+        self._constant_names: dict[tuple[str, tuple[int, ...], bytes], str] = {}
+        self._seen: dict[tuple[Any, ...], tuple[str, ...]] = {}
+        self._made: set[str] = set()
+        self._rule = self._node = self._scope = ""
+        self._count = 0
+
+    def enter(self, rule: str, node: str) -> None:
+        """What is emitted from now on belongs to `rule` and to the forward node called `node`."""
+        self._rule, self._node, self._scope, self._count = rule, node, f"{node}_Grad/", 0
+
+    def __getattr__(self, op_type: str) -> Callable[..., Any]:
+        if not op_type[:1].isupper() or not onnx.defs.has(op_type):
+            raise AttributeError(f"{op_type!r} is neither an ONNX operator nor a method of the emitter")
+
+        def emit(*inputs: Argument, outputs: int = 1, **attributes: Any) -> Any:
+            return self.emit(op_type, "", inputs, outputs, attributes)
+
+        setattr(self, op_type, emit)
+        return emit
+
+    def emit(
+        self,
+        op_type: str,
+        domain: str,
+        inputs: Sequence[Argument],
+        outputs: int,
+        attributes: dict[str, Any],
+        optional_outputs: bool = False,
+    ) -> Any:
+        """Add a node; its output's name, or a tuple of names where it has several. Attributes that are None are left out."""
+        attributes = {key: value for key, value in attributes.items() if value is not None}
+        names = self._names(inputs)
+        key = (op_type, domain, names, outputs, tuple(sorted((k, _hashable(v)) for k, v in attributes.items())))
+        made = self._seen.get(key)
+        if made is None:
+            name = self.fresh(f"{self._scope}{op_type}_{self._count}")
+            self._count += 1
+            made = (name,) if outputs == 1 else tuple(self.fresh(f"{name}_{k}") for k in range(outputs))
+            self.nodes.append(
+                Emitted(op_type, domain, names, list(made), attributes, name, self._rule, self._node, optional_outputs)
+            )
+            self._seen[key] = made
+            self._made.update(made)
+            kind = self._result_type(op_type, names, attributes)
+            if kind is not None:
+                for result in made:
+                    self._types[result] = kind
+        return made[0] if outputs == 1 else made
+
+    def _names(self, inputs: Sequence[Argument]) -> tuple[str, ...]:
+        names = []
+        for argument in inputs:
+            if isinstance(argument, str):
+                names.append(argument)
+            elif argument is None:
+                names.append("")
+            elif isinstance(argument, int | float):
+                names.append(self.const(argument, like=self._sibling(inputs)))
+            else:
+                names.append(self.const(argument))
+        while names and not names[-1]:
+            names.pop()
+        return tuple(names)
+
+    def _sibling(self, inputs: Sequence[Argument]) -> str:
+        """The operand that gives a Python number its type: the last one that is not a condition."""
+        for argument in reversed(inputs):
+            if isinstance(argument, str) and self._types.get(argument, TensorProto.BOOL) != TensorProto.BOOL:
+                return argument
+        raise RuleError(
+            f"The rule {self._rule!r} gives a number beside operands of unknown type {inputs}: use op.const."
+        )
+
+    def _result_type(self, op_type: str, names: tuple[str, ...], attributes: dict[str, Any]) -> int | None:
+        if op_type in _BOOL:
+            return TensorProto.BOOL
+        if op_type in _INT64:
+            return TensorProto.INT64
+        if op_type == "Cast":
+            return int(attributes["to"])
+        if op_type == "ConstantOfShape":
+            return int(attributes["value"].data_type) if "value" in attributes else TensorProto.FLOAT
+        if op_type in ("Where", "CastLike"):
+            return self._types.get(names[1])
+        if op_type == "OneHot":
+            return self._types.get(names[2])
+        return self._types.get(names[0]) if names else None
+
+    # What is known of a value
+
+    def type(self, value: str) -> int:
+        """The element type of `value`."""
+        kind = self._types.get(value)
+        if kind is None:
+            raise RuleError(
+                f"The element type of {value!r} is unknown (read by node {self._node!r}); "
+                "add it to the model's value_info."
+            )
+        return kind
+
+    def shape(self, value: str) -> Shape | None:
+        """The dimensions of `value` as far as they are known, or None where not even the rank is."""
+        return self._shapes.get(value)
+
+    def rank(self, value: str) -> int | None:
+        """The number of axes of `value`, or None where it is unknown."""
+        shape = self._shapes.get(value)
+        return None if shape is None else len(shape)
+
+    def static(self, value: str) -> tuple[int, ...] | None:
+        """The shape of `value` where every dimension is known, else None."""
+        shape = self._shapes.get(value)
+        if shape is None or not all(isinstance(d, int) for d in shape):
+            return None
+        return tuple(d for d in shape if isinstance(d, int))
+
+    def constant(self, value: str | None) -> np.ndarray | None:
+        """The array behind `value` where it is known before the model runs, else None."""
+        if value is None:
+            return None
+        if value in self._arrays:
+            return self._arrays[value]
+        return self.graph.constant(value)
+
+    def describe(self, value: str, like: str) -> None:
+        """Record that `value` has the type and shape of `like`: an adjoint has those of its primal."""
+        if like in self._types:
+            self._types[value] = self._types[like]
+        if like in self._shapes:
+            self._shapes[value] = self._shapes[like]
+
+    def describe_output(self, node: NodeProto, position: int, name: str) -> None:
+        """Record the type of an optional output that was added to a forward node."""
+        schema = onnx.defs.get_schema(node.op_type, self.graph.opsets.get(node.domain, 1), node.domain)
+        type_str = schema.outputs[position].type_str
+        for parameter, value in zip(schema.inputs, node.input, strict=False):
+            if parameter.type_str == type_str and value in self._types:
+                self._types[name] = self._types[value]
+                return
+        allowed = next(
+            (c.allowed_type_strs for c in schema.type_constraints if c.type_param_str == type_str), [type_str]
+        )
+        known = {
+            "tensor(float)": TensorProto.FLOAT,
+            "tensor(int64)": TensorProto.INT64,
+            "tensor(bool)": TensorProto.BOOL,
+        }
+        self._types[name] = next(kind for text, kind in known.items() if text in allowed)
+
+    def made(self, value: str) -> bool:
+        """Whether a node of the gradient graph computes `value`."""
+        return value in self._made
+
+    # Shorthands
+
+    def copy(self, value: str) -> str:
+        """`value` under a name of its own, even where another copy of it exists."""
+        self._seen.pop(("Identity", "", (value,), 1, ()), None)
+        result: str = self.Identity(value)
+        return result
+
+    def const(self, value: float | Sequence[int] | np.ndarray, like: str | None = None) -> str:
+        """A constant: the type of `like`, or the array's own, or int64."""
+        if like is not None:
+            array = np.asarray(value, dtype=helper.tensor_dtype_to_np_dtype(self.type(like)))
+        elif isinstance(value, np.ndarray):
+            array = value
+        else:
+            array = np.asarray(value, dtype=np.int64)
+        key = (array.dtype.name, array.shape, array.tobytes())
+        name = self._constant_names.get(key)
+        if name is None:
+            text = "_".join(str(v) for v in array.ravel()[:6]) + ("_etc" if array.size > 6 else "")
+            name = self.fresh(f"{array.dtype.name}_{text}")
+            self.constants[name] = numpy_helper.from_array(array, name)
+            self._constant_names[key] = name
+            self._arrays[name] = array
+            self._types[name] = helper.np_dtype_to_tensor_dtype(array.dtype)
+            self._shapes[name] = array.shape
+        return name
+
+    def full(self, shape: Argument, value: float, like: str) -> str:
+        """A tensor of the given shape filled with `value`, of the type of `like`."""
+        filling = np.full(1, value, dtype=helper.tensor_dtype_to_np_dtype(self.type(like)))
+        result: str = self.ConstantOfShape(shape, value=numpy_helper.from_array(filling))
+        return result
+
+    def shape_of(self, value: str) -> str:
+        """The shape of `value` as a tensor: a constant where it is known, else a Shape node."""
+        static = self.static(value)
+        return self.const(list(static)) if static is not None else str(self.Shape(value))
+
+    def reshape_like(self, value: str, like: str) -> str:
+        """The elements of `value` in the shape of `like`."""
+        result: str = self.Reshape(value, self.shape_of(like), allowzero=1)
+        return result
+
+    def keep_dims(self, reduced: str, data: str, axes: str | None, keepdims: int, noop_with_empty_axes: int = 0) -> str:
+        """A reduction's result with the axes that it reduced put back as 1, so that it broadcasts against `data`."""
+        if keepdims:
+            return reduced
+        known, rank = self.constant(axes), self.rank(data)
+        if axes is None or (known is not None and known.size == 0):
+            if noop_with_empty_axes:
+                return reduced
+            if rank is None:
+                ones = self.full(self.Shape(self.Shape(data)), 1, like=self.Shape(data))
+                return str(self.Reshape(reduced, ones))
+            return str(self.Reshape(reduced, [1] * rank)) if rank else reduced
+        if known is not None:
+            return str(self.Unsqueeze(reduced, axes))
+        # Which axes, and whether any, only the run tells: 1 in their places, the size of the data elsewhere.
+        shape = self.Shape(data)
+        ones = self.full(self.Shape(axes), 1, like=axes)
+        kept = self.ScatterElements(shape, self._non_negative(axes, shape), ones, axis=0)
+        if not noop_with_empty_axes:
+            none = self.Equal(self.Size(axes), 0)
+            kept = self.Where(none, self.full(self.Shape(shape), 1, like=shape), kept)
+        return str(self.Reshape(reduced, kept, allowzero=1))
+
+    def _non_negative(self, axes: str, shape: str) -> str:
+        return str(self.Where(self.Less(axes, 0), self.Add(axes, self.Size(shape)), axes))
+
+    def zeros_like(self, value: str) -> str:
+        """Zeros of the shape and type of `value`."""
+        return self.full(self.shape_of(value), 0.0, like=value)
+
+    def com_microsoft(self, op_type: str, *inputs: Argument, outputs: int = 1, **attributes: Any) -> Any:
+        """A node of ONNX Runtime's domain whose unused outputs may be left empty."""
+        return self.emit(op_type, "com.microsoft", inputs, outputs, attributes, optional_outputs=True)
+
+    def fresh(self, name: str) -> str:
+        """`name`, or the next free one: `name_1`, `name_2`, ..."""
+        if name in self._taken:
+            k = 1
+            while f"{name}_{k}" in self._taken:
+                k += 1
+            name = f"{name}_{k}"
+        self._taken.add(name)
+        return name
+
+
+class Primitives:
+    """`op.grad.SoftmaxGrad(...)`: a gradient primitive, lowered for the dialect in use."""
+
+    def __init__(self, op: Emitter) -> None:
+        self._op = op
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        default = LOWERINGS["onnx"].get(name)
+        if default is None:
+            raise AttributeError(f"{name!r} is no gradient primitive; there are {', '.join(sorted(LOWERINGS['onnx']))}")
+        override = LOWERINGS[self._op.dialect].get(name) if self._op.dialect != "onnx" else None
+
+        def lower(*inputs: Any, **attributes: Any) -> Any:
+            if override is not None:
+                result = override(self._op, *inputs, **attributes)
+                if result is not None:
+                    return result
+            return default(self._op, *inputs, **attributes)
+
+        setattr(self, name, lower)
+        return lower
+
+
+def _hashable(value: Any) -> Any:
+    if isinstance(value, TensorProto):
+        return value.SerializeToString()
+    if isinstance(value, list | tuple):
+        return tuple(value)
+    return value
+
+
+class Attributes:
+    """Makes `AttributeProto`s, each distinct one once: gradient graphs repeat few of them many times."""
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[str, Any], AttributeProto] = {}
+
+    def __call__(self, name: str, value: Any) -> AttributeProto:
+        key = (name, type(value).__name__, _hashable(value))
+        if key not in self._made:
+            self._made[key] = helper.make_attribute(name, value)
+        return self._made[key]
+
+
+def to_proto(node: Emitted, rename: dict[str, str], attribute: Attributes) -> NodeProto:
+    """The node with final names; `metadata_props` tell the rule and the forward node that it comes from."""
+    proto = NodeProto(
+        op_type=node.op_type,
+        domain=node.domain,
+        name=node.name,
+        input=[rename.get(name, name) for name in node.inputs],
+        output=[rename.get(name, name) for name in node.outputs],
+    )
+    if node.attributes:
+        proto.attribute.extend(attribute(key, value) for key, value in node.attributes.items())
+    proto.metadata_props.add(key="refgrad.rule", value=node.rule)
+    proto.metadata_props.add(key="refgrad.node", value=node.node)
+    return proto

@@ -1,0 +1,246 @@
+"""Which nodes lie between the inputs and the outputs of a derivative, and what each of them does to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import onnx
+from onnx import FunctionProto, ModelProto, NodeProto, helper
+
+from refgrad.errors import NoGradientError, OptionError, UnknownNameError, choices, did_you_mean
+from refgrad.graph import Graph, reads
+from refgrad.registry import NO_DERIVATIVE, RULES, ZERO, Rule
+
+_INLINED = "refgrad.inlined"  # the domain of function bodies on their way into the graph
+
+
+@dataclass(frozen=True)
+class Row:
+    """What preflight says of one operator: "rule", "zero", "none" (no derivative exists) or "missing", and why."""
+
+    operator: str
+    verdict: str
+    reason: str
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Report:
+    """Every operator that reads a value which depends on `wrt`, on the way to `outputs` or not."""
+
+    wrt: tuple[str, ...]
+    outputs: tuple[str, ...]
+    rows: tuple[Row, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether `gradient` would succeed."""
+        return not self.refused
+
+    @property
+    def refused(self) -> tuple[Row, ...]:
+        """The operators that stand in the way."""
+        return tuple(row for row in self.rows if row.verdict in ("none", "missing"))
+
+
+class Path:
+    """The nodes that the reverse sweep visits.
+
+    `active` are the nodes to differentiate, in topological order, `varied` the values that depend on `wrt`, `needed` those
+    of them that an output depends on, `rows` the verdict per operator.
+    """
+
+    def __init__(self, graph: Graph, wrt: Iterable[str], outputs: Iterable[str]) -> None:
+        self.graph = graph
+        self.varied = set(wrt)
+        found: dict[tuple[str, str], tuple[str, list[str]]] = {}
+        moved: list[NodeProto] = []
+        blocked: set[str] = set()
+        for node in graph.nodes:
+            if self.varied.isdisjoint(reads(node)):
+                continue
+            verdict, differentiable = self._verdict(node)
+            if verdict in ("none", "missing"):
+                blocked.add(node.name)
+            if verdict != "zero" and not self.varied.isdisjoint(differentiable):
+                self.varied.update(name for name in node.output if name and graph.is_float(name))
+                moved.append(node)
+            found.setdefault((node.op_type, node.domain), (verdict, []))[1].append(node.name)
+        self.needed = self.varied.intersection(outputs)
+        self.active: list[NodeProto] = []
+        for node in reversed(moved):
+            if not self.needed.isdisjoint(node.output):
+                self.active.append(node)
+                self.needed.update(self.varied.intersection(self._verdict(node)[1]))
+        self.active.reverse()
+        self.blocked = [node for node in self.active if node.name in blocked]
+        in_the_way = {node.name for node in self.blocked}
+        self.rows = tuple(
+            Row(_title(*key), verdict, _reason(*key, verdict), tuple(names))
+            for key, (verdict, names) in found.items()
+            if verdict in ("rule", "zero") or in_the_way.intersection(names)
+        )
+
+    def rule(self, node: NodeProto) -> Rule:
+        """The rule of an active node."""
+        return RULES[_key(node)]
+
+    def _verdict(self, node: NodeProto) -> tuple[str, list[str]]:
+        """What `node` does to a derivative, and the inputs that it may flow to."""
+        key = _key(node)
+        if key in RULES:
+            names: list[str] = []
+            for position, variadic in RULES[key].bind(self.graph.opsets.get(node.domain, 1))[1]:
+                names += node.input[position:] if variadic else node.input[position : position + 1]
+            return "rule", names
+        if key in ZERO or not any(self.graph.is_float(name) for name in node.output if name):
+            return "zero", []
+        return ("none" if key in NO_DERIVATIVE else "missing"), list(reads(node))
+
+
+def _key(node: NodeProto) -> tuple[str, str]:
+    return ("" if node.domain == "ai.onnx" else node.domain), node.op_type
+
+
+def _title(op_type: str, domain: str) -> str:
+    return f"{domain}.{op_type}" if domain not in ("", "ai.onnx") else op_type
+
+
+def _reason(op_type: str, domain: str, verdict: str) -> str:
+    key = ("" if domain == "ai.onnx" else domain), op_type
+    if verdict == "rule":
+        return RULES[key].formula.partition("\n")[0]
+    if verdict == "zero":
+        return ZERO.get(key) or NO_DERIVATIVE.get(key) or "its outputs are no floats"
+    return NO_DERIVATIVE.get(key) or "nobody has written its rule"
+
+
+def prepare(
+    graph: Graph, wrt: Sequence[str] | None, outputs: Sequence[str] | None
+) -> tuple[list[str], list[str], Path]:
+    """The names to differentiate with respect to, the outputs to differentiate, and the path between them.
+
+    An operator without a rule whose schema has a function body is replaced by that body in `graph`.
+
+    :raises UnknownNameError: a name that the model does not have, that is given twice, or that is no float.
+    """
+    targets = _outputs(graph, outputs)
+    sources = _wrt(graph, wrt)
+    path = Path(graph, sources, targets)
+    while path.blocked and _expand(graph, path.blocked):
+        path = Path(graph, sources, targets)
+    if wrt is None:
+        sources = [name for name in sources if name in graph.inputs or name in path.needed]
+        if not sources:
+            raise UnknownNameError(
+                "The model has no float input and no float initializer to differentiate with respect to."
+            )
+    return sources, targets, path
+
+
+def refuse(path: Path) -> NoGradientError:
+    """The error for a path with nodes that cannot be differentiated."""
+    lines = []
+    for row in path.rows:
+        if row.verdict not in ("none", "missing"):
+            continue
+        nodes = choices((n.name for n in path.blocked if n.name in row.nodes), limit=5)
+        why = f"has no derivative: {row.reason}" if row.verdict == "none" else "has no rule"
+        lines.append(f"{row.operator} {why} (nodes {nodes}).")
+    lines.append(
+        "They lie between the requested inputs and outputs. Choose other names for wrt or outputs, "
+        "or give a rule with refgrad.extend.rule."
+    )
+    return NoGradientError("\n".join(lines), tuple(node.name for node in path.blocked))
+
+
+def _outputs(graph: Graph, outputs: Sequence[str] | None) -> list[str]:
+    floats = [name for name in graph.outputs if graph.is_float(name)]
+    if outputs is None:
+        if not floats:
+            raise UnknownNameError(
+                f"The model has no float output to differentiate; its outputs: {choices(graph.outputs)}."
+            )
+        return floats
+    return _checked("outputs", outputs, graph, floats, "output")
+
+
+def _wrt(graph: Graph, wrt: Sequence[str] | None) -> list[str]:
+    known = [*graph.inputs, *(name for name in graph.initializers if name not in graph.inputs)]
+    floats = [name for name in known if graph.is_float(name)]
+    return floats if wrt is None else _checked("wrt", wrt, graph, floats, "input or initializer")
+
+
+def _checked(argument: str, names: Sequence[str], graph: Graph, floats: list[str], kind: str) -> list[str]:
+    if isinstance(names, str):
+        raise OptionError(f"{argument} is a list of names, not a string: [{names!r}].")
+    if not names:
+        raise OptionError(f"{argument} is empty; the model has: {choices(floats)}.")
+    for position, name in enumerate(names):
+        if name in names[:position]:
+            raise UnknownNameError(f"{argument} has {name!r} twice.")
+        if name in floats:
+            continue
+        if name in graph.types and (name in graph.outputs or argument == "wrt") and _is_boundary(graph, name, argument):
+            element = helper.tensor_dtype_to_string(graph.types[name]).removeprefix("TensorProto.").lower()
+            raise UnknownNameError(
+                f"{name!r} in {argument} has type {element}: only float tensors have a derivative. "
+                f"The model's float {kind}s: {choices(floats)}."
+            )
+        raise UnknownNameError(
+            f"{name!r} in {argument} is no {kind} of the model.{did_you_mean(name, floats)} It has: {choices(floats)}."
+        )
+    return list(names)
+
+
+def _is_boundary(graph: Graph, name: str, argument: str) -> bool:
+    return name in graph.outputs if argument == "outputs" else name in graph.inputs or name in graph.initializers
+
+
+def _expand(graph: Graph, nodes: Iterable[NodeProto]) -> bool:
+    """Replace the nodes whose schema has a function body by that body; whether there was one."""
+    functions: list[FunctionProto] = []
+    for node in nodes:
+        body = _body(graph, node)
+        if body is None:
+            continue
+        body.domain, body.name = _INLINED, f"{node.op_type}_{len(functions)}"
+        node.domain, node.op_type = body.domain, body.name
+        functions.append(body)
+    if not functions:
+        return False
+    graph.model.functions.extend(functions)
+    graph.model.opset_import.append(helper.make_opsetid(_INLINED, 1))
+    model: ModelProto = onnx.inliner.inline_local_functions(graph.model)
+    kept = [o for o in model.opset_import if o.domain != _INLINED]
+    del model.opset_import[:]
+    model.opset_import.extend(kept)
+    graph.model = model
+    graph.index()
+    return True
+
+
+def _body(graph: Graph, node: NodeProto) -> FunctionProto | None:
+    opset = graph.opsets.get(node.domain, 1)
+    if not onnx.defs.has(node.op_type, node.domain) or _key(node) in NO_DERIVATIVE:
+        return None
+    schema = onnx.defs.get_schema(node.op_type, opset, node.domain)
+    body = FunctionProto()
+    if schema.has_function:
+        body.CopyFrom(schema.function_body)
+    elif schema.has_context_dependent_function:
+        types = [
+            helper.make_tensor_type_proto(graph.types[n], graph.shapes.get(n)).SerializeToString()
+            if n in graph.types
+            else b""
+            for n in node.input
+        ]
+        text = schema.get_context_dependent_function_with_opset_version(opset, node.SerializeToString(), types)
+        body.ParseFromString(text)
+    else:
+        return None
+    versions = {o.domain: o.version for o in body.opset_import}
+    if versions.get("", graph.opset) > graph.opset:
+        return None
+    return body

@@ -1,0 +1,85 @@
+"""The gradient primitives: what rules emit as `op.grad.X`, and every lowering and kernel implements.
+
+A primitive exists where a gradient is more than a few operators, or where a runtime has a kernel for it. dY is the cotangent
+of the forward operator's output Y, dX the adjoint of its input X. An attribute that is None takes the forward
+operator's default.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Primitive:
+    """A gradient primitive: the names of its inputs, outputs and attributes, and its meaning in a line."""
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attributes: tuple[str, ...]
+    meaning: str
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """What a lowering takes after `op`: the inputs, then the attributes."""
+        return self.inputs + self.attributes
+
+
+def _primitive(signature: str, meaning: str) -> Primitive:
+    """Read `dY, X; axis -> dX`."""
+    before, _, after = signature.partition("->")
+    inputs, _, attributes = before.partition(";")
+
+    def names(text: str) -> tuple[str, ...]:
+        return tuple(name.strip() for name in text.split(",") if name.strip())
+
+    return Primitive(names(inputs), names(after), names(attributes), meaning)
+
+
+_POOL = "auto_pad, ceil_mode, dilations, kernel_shape, pads, strides"
+
+PRIMITIVES: dict[str, Primitive] = {
+    # broadcasting
+    "BroadcastGradient": _primitive(
+        "dY, X, operands -> dX", "dY summed over the axes along which X was broadcast among the operator's operands"
+    ),
+    # activations
+    "ReluGrad": _primitive("dY, Y -> dX", "dY where Y > 0, else 0"),
+    "LeakyReluGrad": _primitive("dY, X; alpha -> dX", "dY where X > 0, else alpha·dY"),
+    "SigmoidGrad": _primitive("dY, Y -> dX", "dY·Y·(1 − Y)"),
+    "TanhGrad": _primitive("dY, Y -> dX", "dY·(1 − Y²)"),
+    "GeluGrad": _primitive("dY, X; approximate -> dX", "dY·(Φ(X) + X·φ(X)), or the derivative of the tanh form"),
+    "SoftmaxGrad": _primitive("dY, Y; axis -> dX", "Y·(dY − Σ_axis dY·Y)"),
+    "LogSoftmaxGrad": _primitive("dY, Y; axis -> dX", "dY − exp(Y)·Σ_axis dY"),
+    "DropoutGrad": _primitive(
+        "dY, mask, ratio, training_mode -> dX", "dY/(1 − ratio) where mask, else 0; dY in inference"
+    ),
+    # indexing
+    "SliceGrad": _primitive("dY, shape, starts, ends, axes, steps -> dX", "dY where Slice took it from, 0 elsewhere"),
+    "GatherGrad": _primitive("shape, indices, dY; axis -> dX", "the slices of dY added at their indices along axis"),
+    "GatherElementsGrad": _primitive("dY, shape, indices; axis -> dX", "the elements of dY added at their indices"),
+    "GatherNDGrad": _primitive("shape, indices, dY; batch_dims -> dX", "the slices of dY added at their index tuples"),
+    # linear
+    "FusedMatMul": _primitive("A, B; transA, transB -> Y", "MatMul with the last two axes of A or B exchanged"),
+    "ConvGrad": _primitive(
+        "dY, X, W; auto_pad, dilations, group, kernel_shape, pads, strides -> dX, dW, dB",
+        "the three adjoints of Conv",
+    ),
+    # pooling
+    "MaxPoolGrad": _primitive(
+        f"dY, X, Indices; {_POOL}, storage_order -> dX", "each element of dY added at the element that won its window"
+    ),
+    "AveragePoolGrad": _primitive(
+        f"dY, X; {_POOL}, count_include_pad -> dX", "each element of dY divided among the elements of its window"
+    ),
+    "GlobalAveragePoolGrad": _primitive("dY, X -> dX", "dY divided among the spatial elements"),
+    # normalization
+    "LayerNormalizationGrad": _primitive(
+        "dY, X, Scale, Mean, InvStdDev; axis -> dX, dScale, dB", "the three adjoints of LayerNormalization"
+    ),
+    # loss
+    "SoftmaxCrossEntropyLossGrad": _primitive(
+        "d_output, d_log_prob, log_prob, labels, weights; reduction, ignore_index -> d_scores",
+        "the adjoint of the scores, by the log-probabilities that the forward operator returned",
+    ),
+}

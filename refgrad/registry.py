@@ -1,0 +1,188 @@
+"""`@rule` and `@lowering`: functions are bound to the ONNX schema, or to the primitive, whose parameters they name.
+
+The binding is checked when the module is imported, so a misspelt parameter never waits for a model to be found.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import onnx
+from onnx import helper
+from onnx.defs import OpSchema
+
+from refgrad.errors import RuleError
+from refgrad.primitives import PRIMITIVES
+
+_FLOAT_TYPES = frozenset(("tensor(float)", "tensor(double)", "tensor(float16)", "tensor(bfloat16)"))
+DIALECTS = ("onnx", "ort")
+
+Function = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Read:
+    """One parameter of a rule: what it is (input, output, cotangent, attribute) and where the schema has it."""
+
+    kind: str
+    name: str
+    position: int = 0
+    variadic: bool = False
+    default: Any = None
+
+
+@dataclass(frozen=True)
+class Rule:
+    """The reverse-mode rule of one operator: `function`, and how its parameters are bound to a node."""
+
+    op_type: str
+    domain: str
+    function: Function
+    wrt: tuple[str, ...]
+    broadcast: bool
+    parameters: tuple[str, ...]
+    _bound: dict[int, tuple[tuple[Read, ...], tuple[tuple[int, bool], ...]]] = field(default_factory=dict, repr=False)
+
+    @property
+    def formula(self) -> str:
+        """The rule's docstring: the formula that `refgrad explain` and the documentation print."""
+        return inspect.getdoc(self.function) or ""
+
+    def bind(self, opset: int) -> tuple[tuple[Read, ...], tuple[tuple[int, bool], ...]]:
+        """For the operator's version in `opset`: what each parameter reads, and (position, variadic) per entry of `wrt`."""
+        if opset not in self._bound:
+            newest = _schema(self.op_type, self.domain)
+            schema = onnx.defs.get_schema(self.op_type, opset, self.domain)
+            reads = tuple(_bind(self, name, schema, newest) for name in self.parameters)
+            places = {p.name: (k, _is_variadic(p)) for k, p in enumerate(schema.inputs)}
+            self._bound[opset] = (reads, tuple(places[name] for name in self.wrt if name in places))
+        return self._bound[opset]
+
+
+RULES: dict[tuple[str, str], Rule] = {}
+ZERO: dict[tuple[str, str], str] = {}  # operator: why its derivative is zero
+NO_DERIVATIVE: dict[tuple[str, str], str] = {}  # operator: why it has none
+LOWERINGS: dict[str, dict[str, Function]] = {dialect: {} for dialect in DIALECTS}
+
+
+def rule(
+    op_type: str, *, domain: str = "", wrt: Sequence[str] | None = None, broadcast: bool = False
+) -> Callable[[Function], Function]:
+    """Register the decorated function as the reverse-mode rule of an operator.
+
+    Its first parameter is the emitter `op`. The others are bound by name to the operator's schema: inputs and outputs by
+    their names (None where an optional input is absent; an optional output that the node leaves out is added to it;
+    variadic ones are lists), `d_<output>` for the cotangent of an output (None where nothing depends on that output and
+    the operator has several), attributes with the schema's default, and `**attributes` for all that the node sets.
+    It returns one adjoint per name in `wrt`, or None for a zero one.
+
+    :param wrt: the differentiable inputs; by default those whose type may be float, in the schema's order.
+    :param broadcast: each adjoint has the shape of the broadcast output; the sweep sums it down to the input's.
+    :raises RuleError: the operator has no schema, or a parameter or a name in `wrt` is not in it.
+    """
+
+    def register(function: Function) -> Function:
+        schema = _schema(op_type, domain)
+        signature = list(inspect.signature(function).parameters.values())
+        names = tuple("**" if p.kind is p.VAR_KEYWORD else p.name for p in signature[1:])
+        inputs = {p.name: p for p in schema.inputs}
+        for name in wrt or ():
+            if name not in inputs:
+                raise RuleError(f"The rule for {op_type} has {name!r} in wrt; the inputs are {', '.join(inputs)}.")
+        differentiable = tuple(wrt or (p.name for p in schema.inputs if _FLOAT_TYPES & _types(schema, p.type_str)))
+        made = Rule(op_type, domain, function, differentiable, broadcast, names)
+        for name in names:
+            _bind(made, name, schema, schema)
+        RULES[domain, op_type] = made
+        return function
+
+    return register
+
+
+def lowering(primitive: str, dialect: str = "onnx") -> Callable[[Function], Function]:
+    """Register the decorated function as the meaning of a gradient primitive in a dialect.
+
+    In "onnx" it emits ai.onnx operators only. In another dialect it may return None: then the "onnx" one is used.
+
+    :raises RuleError: the dialect or the primitive does not exist, or the parameters are not the primitive's.
+    """
+    if dialect not in LOWERINGS:
+        raise RuleError(f"There is no dialect {dialect!r}; there are {', '.join(LOWERINGS)}.")
+
+    def register(function: Function) -> Function:
+        if primitive not in PRIMITIVES:
+            raise RuleError(f"{primitive!r} is no primitive; there are {', '.join(PRIMITIVES)}.")
+        expected = PRIMITIVES[primitive].parameters
+        got = tuple(p.name for p in list(inspect.signature(function).parameters.values())[1:])
+        if got != expected:
+            raise RuleError(f"The lowering of {primitive} has the parameters {got}; the primitive has {expected}.")
+        LOWERINGS[dialect][primitive] = function
+        return function
+
+    return register
+
+
+def _schema(op_type: str, domain: str) -> OpSchema:
+    if not onnx.defs.has(op_type, domain):
+        where = f"domain {domain!r}" if domain else "ai.onnx"
+        raise RuleError(
+            f"{op_type} has no schema in {where}: register one first with onnx.defs.register_schema "
+            "(its names are what the parameters of the rule are bound to)."
+        )
+    return onnx.defs.get_schema(op_type, domain)
+
+
+def _types(schema: OpSchema, type_str: str) -> frozenset[str]:
+    for constraint in schema.type_constraints:
+        if constraint.type_param_str == type_str:
+            return frozenset(constraint.allowed_type_strs)
+    return frozenset((type_str,))
+
+
+def _is_variadic(parameter: OpSchema.FormalParameter) -> bool:
+    return bool(parameter.option == OpSchema.FormalParameterOption.Variadic)
+
+
+def _bind(made: Rule, name: str, schema: OpSchema, newest: OpSchema) -> Read:
+    """What the parameter `name` means for `schema`; one that only `newest` has is bound to its absence there.
+
+    An attribute that later became an input (the axes of reductions) is bound as that input in every opset.
+    """
+    if name == "**":
+        return Read("attributes", name)
+    for kind, prefix, parameters in (
+        ("input", "", schema.inputs),
+        ("cotangent", "d_", schema.outputs),
+        ("output", "", schema.outputs),
+    ):
+        for position, parameter in enumerate(parameters):
+            if name == prefix + parameter.name:
+                return Read(kind, parameter.name, position, _is_variadic(parameter))
+    if name in schema.attributes:
+        default = schema.attributes[name].default_value
+        value = _value(default) if default.name else None
+        was_attribute = any(name == p.name for p in newest.inputs)
+        return Read("constant" if was_attribute else "attribute", name, default=value)
+    if any(name == p.name for p in newest.inputs):
+        return Read("absent", name)
+    if name in newest.attributes:
+        default = newest.attributes[name].default_value
+        return Read("absent", name, default=_value(default) if default.name else None)
+    raise RuleError(
+        f"The rule for {made.op_type} has a parameter {name!r}, which its schema does not know. Inputs: "
+        f"{', '.join(p.name for p in newest.inputs)}; outputs (cotangents with d_): "
+        f"{', '.join(p.name for p in newest.outputs)}; attributes: {', '.join(newest.attributes) or 'none'}."
+    )
+
+
+def _value(attribute: onnx.AttributeProto) -> Any:
+    value = helper.get_attribute_value(attribute)
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def attributes_of(node: onnx.NodeProto) -> dict[str, Any]:
+    """The attributes that `node` sets, strings decoded."""
+    return {a.name: _value(a) for a in node.attribute}

@@ -1,0 +1,65 @@
+"""What the tests of rules share: a gradient is compared with float64 differences, never with another derivation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import onnx
+from refgrad.backends import get_backend
+from refgrad.conformance.case import Case
+from refgrad.conformance.differences import directional
+
+import refgrad
+
+TOLERANCE = 1e-6  # of a gradient computed in float64, relative to its norm
+
+
+def widened(feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The feeds with every float tensor in float64."""
+    return {name: array.astype(np.float64) if is_float(array) else array for name, array in feeds.items()}
+
+
+def is_float(array: np.ndarray) -> bool:
+    """Whether an array holds floats, bfloat16 included."""
+    return array.dtype.kind == "f" or array.dtype.name == "bfloat16"
+
+
+def cotangents_for(case: Case, outputs: Mapping[str, np.ndarray], rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """A random cotangent for every float output that is differentiated."""
+    wanted = case.outputs or tuple(name for name, value in outputs.items() if is_float(value))
+    return {name: rng.standard_normal(outputs[name].shape) for name in wanted}
+
+
+def assert_gradient(
+    case: Case, dialect: str = "onnx", tolerance: float = TOLERANCE, directions: int = 2, seed: int = 0
+) -> None:
+    """Fail unless the gradient agrees with central differences along random directions, input by input, in float64."""
+    rng = np.random.default_rng(seed)
+    forward = get_backend("numpy").prepare(case.model, precision="float64")
+    feeds = widened(case.feeds)
+    outputs = forward.run(feeds)
+    cotangents = cotangents_for(case, outputs, rng)
+    model = refgrad.gradient(case.model, wrt=case.wrt, outputs=list(cotangents), dialect=dialect)
+    onnx.checker.check_model(model, full_check=dialect == "onnx")
+    prepared = get_backend("numpy").prepare(model, precision="float64")
+    seeds = {f"{name}_grad": value for name, value in cotangents.items()}
+    gradients = prepared.run(feeds | seeds)
+    for name, gradient in gradients.items():
+        source = name.removesuffix("_grad")
+        point = feeds if source in feeds else feeds | {source: default(case.model, source)}
+        assert gradient.shape == point[source].shape, f"{case}: {name} has shape {gradient.shape}"
+        for _ in range(directions):
+            direction = {source: rng.standard_normal(gradient.shape)}
+            expected = directional(lambda x: forward.run(x), point, direction, cotangents)
+            got = float(np.sum(gradient * direction[source]))
+            size = max(float(np.linalg.norm(gradient)), abs(expected.value))
+            assert abs(got - expected.value) <= tolerance * size + expected.error, (
+                f"{case} ({dialect}): {name} along a direction is {got}, differences give {expected}"
+            )
+
+
+def default(model: onnx.ModelProto, name: str) -> np.ndarray:
+    """The value of an initializer, in float64."""
+    tensor = next(t for t in model.graph.initializer if t.name == name)
+    return onnx.numpy_helper.to_array(tensor).astype(np.float64)
