@@ -8,6 +8,7 @@ if (_checkout / "pyproject.toml").is_file() and (_checkout / "backends").is_dir(
     __path__.append(str(_checkout))
 del _checkout, Path
 
+import refgrad.rules  # noqa: E402, F401  (it registers every rule)
 from refgrad.backward import gradient, preflight  # noqa: E402
 
 __all__ = ["gradient", "preflight"]
