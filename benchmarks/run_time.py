@@ -1,0 +1,122 @@
+"""Running time of forward plus backward for the input and all weights.
+
+    python examples/torch_models.py FOLDER
+    python benchmarks/run_time.py FOLDER        # which comparison depends on what is installed
+
+With onnxruntime-training-cpu: both dialects against the graph of ONNX Runtime's own builder, on the same wheel. With
+onnxruntime and torch: dialect "onnx" against torch eager. Two threads each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+from timing import alternate, save
+
+import refgrad
+
+THREADS = 2
+ROUNDS = 15
+
+
+def runner(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> Callable[[], Any]:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = THREADS, 3
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    taken = {name.name for name in session.get_inputs()}
+    fed = {name: value for name, value in feeds.items() if name in taken}
+    return lambda: session.run(None, fed)
+
+
+def load(folder: Path, name: str) -> tuple[onnx.ModelProto, dict[str, np.ndarray], list[str]]:
+    """The model, its feeds with the cotangent, and what to differentiate with respect to."""
+    model = onnx.load(folder / f"{name}.onnx")
+    model.ir_version = min(model.ir_version, 10)
+    data = np.load(folder / f"{name}.npz")
+    feeds = {key.partition("/")[2]: data[key] for key in data if key.startswith(("feed/", "cotangent/"))}
+    wrt = [key.removeprefix("float32/").removesuffix("_grad") for key in data if key.startswith("float32/")]
+    return model, feeds, wrt
+
+
+def onnxruntime_gradient(model: onnx.ModelProto, wrt: list[str]) -> onnx.ModelProto:
+    """ONNX Runtime's own graph, its seed gradient made an input as ours is."""
+    from onnxruntime.capi._pybind_state import GradientGraphBuilder
+
+    output = model.graph.output[0]
+    builder = GradientGraphBuilder(model.SerializeToString(), {output.name}, set(wrt), output.name)
+    builder.build()
+    with tempfile.TemporaryDirectory() as folder:
+        builder.save(f"{folder}/grad.onnx")
+        graph = onnx.load(f"{folder}/grad.onnx")
+    seed = f"{output.name}_grad"
+    kept = [tensor for tensor in graph.graph.initializer if tensor.name != seed]
+    del graph.graph.initializer[:]
+    graph.graph.initializer.extend(kept)
+    value = graph.graph.input.add()
+    value.CopyFrom(output)
+    value.name = seed
+    return graph
+
+
+def against_builder(folder: Path) -> None:
+    rows = []
+    for name in ("mlp", "resnet18"):
+        model, feeds, wrt = load(folder, name)
+        theirs = runner(onnxruntime_gradient(model, wrt), feeds)
+        for dialect in ("ort", "onnx"):
+            ours = runner(refgrad.gradient(model, wrt=wrt, dialect=dialect), feeds)
+            rows.append(row(name, dialect, "onnxruntime's graph", alternate(ours, theirs, ROUNDS)))
+    save("run_time_builder", rows)
+
+
+def against_torch(folder: Path) -> None:
+    import torch
+    from torch_models import MODELS, build
+
+    torch.set_num_threads(THREADS)
+    rows = []
+    for name in MODELS:
+        model, feeds, wrt = load(folder, name)
+        ours = runner(refgrad.gradient(model, wrt=wrt, keep_outputs=True), feeds)
+        module, inputs = build(name)
+        inputs = {key: x.requires_grad_() if x.is_floating_point() else x for key, x in inputs.items()}
+        leaves = [x for x in inputs.values() if x.requires_grad] + list(module.parameters())
+        cotangent = torch.from_numpy(feeds["output_grad"])
+
+        def theirs(module=module, inputs=inputs, leaves=leaves, cotangent=cotangent) -> None:  # type: ignore[no-untyped-def]
+            torch.autograd.grad(module(**inputs), leaves, cotangent)
+
+        rows.append(row(name, "onnx", "torch eager", alternate(ours, theirs, ROUNDS)))
+    save("run_time_torch", rows)
+
+
+def row(name: str, dialect: str, other: str, times: tuple[float, float, float]) -> dict[str, Any]:
+    return {
+        "model": name,
+        "dialect": dialect,
+        "against": other,
+        "refgrad ms": round(times[0] * 1e3, 2),
+        "other ms": round(times[1] * 1e3, 2),
+        "ratio": round(times[2], 2),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="where examples/torch_models.py wrote the models")
+    folder = parser.parse_args().folder
+    if hasattr(onnxruntime.capi._pybind_state, "GradientGraphBuilder"):
+        against_builder(folder)
+    else:
+        against_torch(folder)
+
+
+if __name__ == "__main__":
+    main()

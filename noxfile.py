@@ -1,0 +1,100 @@
+"""Every check that CI runs, each a session that anyone can run alone: `nox -s tests`.
+
+ONNX Runtime and its training wheel own the same module, so each has an environment of its own.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import nox
+
+nox.options.sessions = ["lint", "types", "tests", "training", "torch", "package"]
+nox.options.default_venv_backend = "venv"
+nox.options.reuse_existing_virtualenvs = True
+
+ROOT = Path(__file__).parent
+TORCH_MODELS = ROOT / "build" / "torch_models"  # written by the session `torch`, read by `training`
+
+
+def pytest(session: nox.Session, *arguments: str, **env: str) -> None:
+    session.run("python", "-m", "pytest", "-q", *arguments, *session.posargs, env=env)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Ruff's rules and format, through pre-commit's configuration."""
+    session.install("pre-commit", "ruff")
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+    session.run("pre-commit", "validate-config")
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """mypy --strict on the installed package: from the root it would not follow the mapping of the folders."""
+    session.install("mypy", "hypothesis", "types-protobuf")
+    session.install(".")
+    folder = session.create_tmp()
+    with session.chdir(folder):
+        session.run("mypy", "-p", "refgrad", "--config-file", str(ROOT / "pyproject.toml"))
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """The quick suite on the interpreter and on stock onnxruntime."""
+    session.install("-e", ".[ort,test]")
+    pytest(session, "-n", "2", "-m", "not models")
+
+
+@nox.session
+def training(session: nox.Session) -> None:
+    """What needs ONNX Runtime's training operators and its own builder (Python < 3.13)."""
+    session.install("-e", ".[ort-training,test]")
+    pytest(session, "-n", "2", "-m", "not models and ort", REFGRAD_TORCH_MODELS=str(TORCH_MODELS))
+
+
+@nox.session
+def torch(session: nox.Session) -> None:
+    """Four models as torch's exporter writes them, against torch.autograd."""
+    session.install("torch==2.13.0")
+    session.install("-e", ".[ort,torch,test]")
+    shutil.rmtree(TORCH_MODELS, ignore_errors=True)
+    session.run("python", "examples/torch_models.py", str(TORCH_MODELS))
+    pytest(session, "tests/test_torch.py", "tests/test_kinks.py", REFGRAD_TORCH_MODELS=str(TORCH_MODELS))
+
+
+@nox.session
+def package(session: nox.Session) -> None:
+    """A wheel, an editable install and a bare checkout all find every package."""
+    session.install("build", "pytest")
+    pytest(session, "tests/packaging", "-p", "no:cacheprovider")
+
+
+@nox.session
+def models(session: nox.Session) -> None:
+    """`refgrad check` on the nine whole models that onnx ships: minutes each."""
+    session.install("-e", ".[ort,test]")
+    pytest(session, "-m", "models", "tests/test_models.py")
+
+
+@nox.session
+def benchmarks(session: nox.Session) -> None:
+    """Every benchmark that stock onnxruntime can run, and the README's table."""
+    session.install("torch==2.13.0")
+    session.install("-e", ".[ort,torch]")
+    session.run("python", "examples/torch_models.py", str(TORCH_MODELS))
+    for script in ("import_time", "memory"):
+        session.run("python", f"benchmarks/{script}.py")
+    session.run("python", "benchmarks/run_time.py", str(TORCH_MODELS), env={"PYTHONPATH": "examples"})
+    session.run("python", "docs/generate.py")
+
+
+@nox.session
+def benchmarks_training(session: nox.Session) -> None:
+    """The benchmarks against ONNX Runtime's own gradient builder; after `benchmarks`, whose models it reads."""
+    session.install("-e", ".[ort-training]")
+    session.run("python", "benchmarks/build_time.py")
+    session.run("python", "benchmarks/run_time.py", str(TORCH_MODELS))
+    session.run("python", "docs/generate.py")

@@ -1,0 +1,66 @@
+"""`refgrad.backends` and `refgrad.conformance` are found in a wheel, in an editable install and in a bare checkout."""
+
+import subprocess
+import sys
+import tomllib
+import venv
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+IMPORT = "import refgrad.backends.numpy, refgrad.conformance, refgrad.rules.arithmetic; print(refgrad.__file__)"
+
+
+def run(*command, cwd):
+    result = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+@pytest.fixture(scope="module", params=["wheel", "editable", "none"])
+def python(request, tmp_path_factory):
+    """An interpreter with refgrad installed in one of the three ways."""
+    folder = tmp_path_factory.mktemp(request.param)
+    venv.create(folder, with_pip=True)
+    executable = str(folder / "bin" / "python")
+    requirements = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    run(executable, "-m", "pip", "install", "-q", *requirements, cwd=folder)
+    if request.param == "wheel":
+        run(executable, "-m", "pip", "install", "-q", ".", cwd=ROOT)
+    elif request.param == "editable":
+        run(executable, "-m", "pip", "install", "-q", "-e", ".", cwd=ROOT)
+    return request.param, executable
+
+
+def test_imports_from_the_root_of_a_checkout(python):
+    _, executable = python
+    assert str(ROOT) in run(executable, "-c", IMPORT, cwd=ROOT)
+
+
+def test_imports_from_elsewhere(python, tmp_path):
+    how, executable = python
+    if how == "none":
+        (tmp_path / "refgrad").symlink_to(ROOT / "refgrad")  # resolved, so the neighbours are found
+    run(executable, "-c", IMPORT, cwd=tmp_path)
+
+
+def test_every_package_is_listed():
+    listed = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"])
+    found = set()
+    for top, name in (("refgrad", "refgrad"), ("backends", "refgrad.backends"), ("conformance", "refgrad.conformance")):
+        for file in (ROOT / top).rglob("__init__.py"):
+            inner = file.parent.relative_to(ROOT / top).parts
+            found.add(".".join((name, *inner)))
+    assert found == listed
+
+
+def test_modules_are_packaged(python):
+    """Nothing but what is in a listed package would be missing from a wheel."""
+    how, executable = python
+    if how != "wheel":
+        pytest.skip("only a wheel leaves files out")
+    code = "import refgrad.backends as b; print(b.__path__[0])"
+    installed = Path(run(executable, "-c", code, cwd=Path(sys.prefix)).strip())
+    expected = {f.relative_to(ROOT / "backends") for f in (ROOT / "backends").rglob("*.py")}
+    assert {f.relative_to(installed) for f in installed.rglob("*.py")} == expected
