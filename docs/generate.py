@@ -1,0 +1,140 @@
+"""Write the tables that the project prints of itself: README.md, docs/operators.md and docs/kinks.md.
+
+    python docs/generate.py            # write them
+    python docs/generate.py --check    # fail where one is stale
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import refgrad.rules  # registers the rules
+from refgrad.kinks import KINKS
+from refgrad.registry import NO_DERIVATIVE, RULES, ZERO
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines) + "\n"
+
+
+def operators() -> str:
+    rows = []
+    for (domain, name), rule in RULES.items():
+        rows.append((_title(domain, name), "rule", _formula(rule.formula)))
+    rows += [(_title(*key), "zero", reason) for key, reason in ZERO.items()]
+    rows += [(_title(*key), "none", reason) for key, reason in NO_DERIVATIVE.items()]
+    return (
+        "# Operators\n\nWhat the derivative of an operator is: a rule, zero, or none, and why. An operator that is not listed is "
+        "differentiated\nthrough its function body if its schema has one, and refused otherwise.\n\n"
+        + table(("operator", "derivative", "formula or reason"), sorted(rows))
+    )
+
+
+def kinks() -> str:
+    rows = [(k.operator, k.point, k.ours, k.torch, k.onnxruntime) for k in KINKS]
+    return (
+        "# Kinks\n\nWhere a derivative does not exist, somebody has to choose. These are the choices; a difference that this table "
+        "explains\nis a convention, not a bug.\n\n" + table(("operator", "where", "refgrad", "torch", "ONNX Runtime"), rows)
+    )
+
+
+def operators_summary() -> str:
+    names = ", ".join(sorted({name for _, name in RULES}, key=str.lower))
+    return (
+        f"{len(RULES)} operators have a rule; {len(ZERO)} have a derivative that is zero. "
+        "[docs/operators.md](docs/operators.md) has the formula or\nthe reason of each, [docs/kinks.md](docs/kinks.md) the choices "
+        f"where a derivative does not exist.\n\nRules: {names}.\n"
+    )
+
+
+def benchmarks() -> str:
+    parts = []
+    for title, name, note in BENCHMARKS:
+        file = RESULTS / f"{name}.json"
+        if file.exists():
+            rows = json.loads(file.read_text())
+            header = list(dict.fromkeys(key for row in rows for key in row))
+            body = [[str(row.get(key, "")) for key in header] for row in rows]
+            parts.append(f"**{title}.** {note}\n\n{table(header, body)}")
+    return (
+        "Each figure is a ratio of two things measured in one run (`nox -s benchmarks benchmarks_training`, 2 cores).\n\n"
+        + "\n".join(parts)
+    )
+
+
+BENCHMARKS = (
+    (
+        "Building the gradient",
+        "build_time",
+        "Chains of MatMul-Add-Relu-Add, against ONNX Runtime 1.19.2's builder. Goal: at most 0.5 from 1,000 nodes up, and the time "
+        "per node at 100,000 within 2x of that at 1,000.",
+    ),
+    (
+        "Forward and backward, against ONNX Runtime's own gradient graph",
+        "run_time_builder",
+        'On onnxruntime-training-cpu 1.19.2, for all weights. Goal: at most 1.02 in "ort", 1.15 in "onnx".',
+    ),
+    (
+        "Forward and backward, against torch eager",
+        "run_time_torch",
+        "On stock onnxruntime, for the input and all weights. Goal: at most 1.0.",
+    ),
+    (
+        "Memory",
+        "memory",
+        "Peak of `gradient()` beyond what the caller holds. Goal: at most 1.2 of the weights; under 100 MiB for a path.",
+    ),
+    ("Import", "import_time", "Goal: at most 0.1 s over `import onnx`."),
+)
+
+
+def _title(domain: str, name: str) -> str:
+    return f"{domain}.{name}" if domain else name
+
+
+def _formula(text: str) -> str:
+    return " ".join(text.partition("\n\n")[0].split())
+
+
+def fill(text: str, section: str, body: str) -> str:
+    """Replace what stands between the markers of `section`."""
+    return re.sub(
+        rf"(<!-- {section} -->\n).*?(<!-- /{section} -->)", lambda m: f"{m[1]}\n{body}\n{m[2]}", text, flags=re.DOTALL
+    )
+
+
+def generated() -> dict[Path, str]:
+    """Every generated file with its content."""
+    readme = ROOT / "README.md"
+    text = fill(readme.read_text(), "operators", operators_summary())
+    return {
+        readme: fill(text, "benchmarks", benchmarks()),
+        ROOT / "docs" / "operators.md": operators(),
+        ROOT / "docs" / "kinks.md": kinks(),
+    }
+
+
+def main() -> int:
+    """Write the files, or with --check say which are stale."""
+    stale = [path for path, text in generated().items() if not path.exists() or path.read_text() != text]
+    if "--check" in sys.argv[1:]:
+        for path in stale:
+            print(f"{path.relative_to(ROOT)} is stale: run python docs/generate.py")
+        return 1 if stale else 0
+    for path in stale:
+        path.write_text(generated()[path])
+        print(path.relative_to(ROOT))
+    return 0
+
+
+if __name__ == "__main__":
+    assert refgrad.rules
+    sys.exit(main())
