@@ -241,6 +241,6 @@ def _body(graph: Graph, node: NodeProto) -> FunctionProto | None:
     else:
         return None
     versions = {o.domain: o.version for o in body.opset_import}
-    if versions.get("", graph.opset) > graph.opset:
-        return None
+    if versions.get("", graph.opset) > graph.opset or len(node.input) > len(body.input):
+        return None  # of a later opset, or for one operand of a variadic input only
     return body
