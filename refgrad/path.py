@@ -243,4 +243,6 @@ def _body(graph: Graph, node: NodeProto) -> FunctionProto | None:
     versions = {o.domain: o.version for o in body.opset_import}
     if versions.get("", graph.opset) > graph.opset or len(node.input) > len(body.input):
         return None  # of a later opset, or for one operand of a variadic input only
+    del body.opset_import[:]
+    body.opset_import.append(helper.make_opsetid("", graph.opset))  # the inliner leaves another opset's body alone
     return body
