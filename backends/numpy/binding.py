@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import onnx
 from onnx import helper
+from refgrad.backends.base import Value
 from refgrad.backends.numpy import registry
 from refgrad.backends.numpy.precision import Declared
 from refgrad.backends.numpy.registry import Call, decode, default_attributes
@@ -24,15 +25,26 @@ if TYPE_CHECKING:
 
 MICROSOFT = "com.microsoft"
 
+_REFUSED = {
+    (MICROSOFT, "YieldOp"): (
+        "it hands its inputs to the caller and waits for their gradients, so its outputs follow from nothing. "
+        "Ask for the gradient with cotangent='input' and feed the gradients."
+    )
+}
+
 
 @dataclass(frozen=True)
 class Scope:
-    """What binding a node depends on besides the node: opset versions and precision; `plan` plans a subgraph."""
+    """What binding a node depends on besides the node: opset versions, precision, and the values that a graph declares.
+
+    `plan` plans a subgraph, `plan_function` a function's body.
+    """
 
     opsets: Mapping[str, int]
     precision: Declared
     plan: Callable[[onnx.GraphProto, Scope], Plan] = field(repr=False)
     plan_function: Callable[[onnx.FunctionProto, Scope], Plan] = field(repr=False)
+    values: Mapping[str, Value] = field(default_factory=dict)
 
 
 def label(node: onnx.NodeProto) -> str:
@@ -55,6 +67,8 @@ def bind(node: onnx.NodeProto, scope: Scope) -> tuple[Call, tuple[str, ...]]:
     opset = scope.opsets.get(domain, 1 if domain == MICROSOFT else None)
     if opset is None:
         raise BackendError(f"{label(node)}: the model imports no opset of domain {domain!r}. Add it to opset_import.")
+    if (domain, node.op_type) in _REFUSED:
+        raise BackendError(f"{label(node)} cannot be run: {_REFUSED[domain, node.op_type]}")
     schema = find_schema(node, opset)
     node = scope.precision.node(node, schema)
     kernel = registry.find(domain, node.op_type, opset)
@@ -88,7 +102,7 @@ def _bind_kernel(
             value = scope.plan(value, scope)
             captures |= dict.fromkeys(value.captures)
         attributes[attribute.name] = value
-    return kernel.bind(node, opset, attributes), tuple(captures)
+    return kernel.bind(node, opset, attributes, scope.values), tuple(captures)
 
 
 @cache
@@ -226,7 +240,7 @@ def _call_function(function: onnx.FunctionProto, node: onnx.NodeProto, schema: O
     for inner in body.node:
         _substitute(inner, given)
     opsets = dict(scope.opsets) | {o.domain: o.version for o in body.opset_import}
-    plan = scope.plan_function(body, Scope(opsets, scope.precision, scope.plan, scope.plan_function))
+    plan = scope.plan_function(body, replace(scope, opsets=opsets, values={}))
 
     def call(*inputs: Any) -> tuple[Any, ...]:
         values: dict[str, Any] = dict.fromkeys(body.input)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
-from refgrad.backends.base import Value, graph_outputs
+from refgrad.backends.base import Value, describe, graph_outputs
 from refgrad.backends.numpy.binding import Scope, bind, label
 
 from refgrad.errors import BackendError
@@ -138,6 +138,7 @@ def plan_graph(graph: onnx.GraphProto, scope: Scope, nested: bool = True) -> Pla
     for sparse in graph.sparse_initializer:
         constants[sparse.values.name] = _frozen(scope.precision.array(_dense(sparse)))
     inputs, outputs = [i.name for i in graph.input], [o.name for o in graph.output]
+    scope = replace(scope, values={v.name: describe(v) for v in (*graph.value_info, *graph.output)})
     plan = Plan(graph.node, inputs, outputs, constants, scope, nested)
     plan.declared = tuple(map(scope.precision.value, graph_outputs(graph)))
     return plan

@@ -2,8 +2,9 @@
 
 A kernel is a function: its positional parameters are the operator's inputs (None for one that is left out), its
 keyword-only parameters the operator's attributes by name. A default in the signature stands for the schema's where the
-schema has none. Three names are no attributes: `_wanted` (for each output, whether the node names it), `_opset` (the
-version of the node's domain) and `_outer` (the values that the node's subgraphs read from outside).
+schema has none. Four names are no attributes: `_wanted` (for each output, whether the node names it), `_opset` (the
+version of the node's domain), `_output_shapes` (the declared static shapes of the outputs) and `_outer` (what the
+node's subgraphs read from outside).
 """
 
 from __future__ import annotations
@@ -19,13 +20,26 @@ import ml_dtypes
 import numpy as np
 import onnx
 from onnx import numpy_helper
+from refgrad.backends.base import Value
 
 KernelFunction = TypeVar("KernelFunction", bound=Callable[..., Any])
 Call = Callable[..., "tuple[Any, ...]"]
 
-FAMILIES = ("control_flow",)
+FAMILIES = (
+    "arithmetic",
+    "activation",
+    "reduction",
+    "shape",
+    "indexing",
+    "linear",
+    "convolution",
+    "pooling",
+    "normalization",
+    "loss",
+    "control_flow",
+)
 
-_SPECIAL = frozenset({"_wanted", "_opset", "_outer"})
+_SPECIAL = frozenset({"_wanted", "_opset", "_output_shapes", "_outer"})
 _SIXTEEN_BIT = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 
 
@@ -45,7 +59,9 @@ class Kernel:
         """The attributes that the function takes."""
         return set(self.keywords) - _SPECIAL
 
-    def bind(self, node: onnx.NodeProto, opset: int, attributes: Mapping[str, Any]) -> Call:
+    def bind(
+        self, node: onnx.NodeProto, opset: int, attributes: Mapping[str, Any], values: Mapping[str, Value]
+    ) -> Call:
         """Bind the attributes of `node`: the result takes the inputs and returns a tuple of outputs."""
         unknown = {a.name for a in node.attribute} - self.attributes
         if unknown:
@@ -58,6 +74,8 @@ class Kernel:
             bound["_wanted"] = tuple(map(bool, node.output))
         if "_opset" in self.keywords:
             bound["_opset"] = opset
+        if "_output_shapes" in self.keywords:
+            bound["_output_shapes"] = tuple(_static_shape(name, values) for name in node.output)
         function = _through_float32(self.function) if self.in_float32 else self.function
 
         def call(*inputs: Any, **outer: Any) -> tuple[Any, ...]:
@@ -105,6 +123,15 @@ def _all() -> dict[tuple[str, str], list[Kernel]]:
     for family in FAMILIES:
         import_module(f"refgrad.backends.numpy.kernels.{family}")
     return _kernels
+
+
+def _static_shape(name: str, values: Mapping[str, Value]) -> tuple[int, ...]:
+    declared = values[name].shape if name in values else None
+    if declared is None or not all(isinstance(dim, int) for dim in declared):
+        raise ValueError(
+            f"its inputs do not say how large {name!r} is; declare the static shape of {name!r} in value_info"
+        )
+    return tuple(dim for dim in declared if isinstance(dim, int))
 
 
 def _through_float32(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,0 +1,196 @@
+"""Activations and their gradients, in forms that neither overflow nor cancel."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from refgrad.backends.numpy.kernels.erf import erf, erfc
+from refgrad.backends.numpy.registry import kernel
+
+MICROSOFT = "com.microsoft"
+_SQRT_HALF = math.sqrt(0.5)
+_TANH_SCALE = math.sqrt(2 / math.pi)
+_TANH_CUBIC = 0.044715
+
+
+def sigmoid(x: np.ndarray) -> np.ndarray:
+    """1/(1 + e^−x) with e^−|x| only"""
+    e = np.exp(-np.abs(x))
+    return np.asarray(np.where(x >= 0, 1, e) / (1 + e), x.dtype)
+
+
+def _normal_cdf(x: np.ndarray) -> np.ndarray:
+    """Φ(x) = erfc(−x/√2)/2"""
+    return np.asarray(0.5 * erfc(x * -_SQRT_HALF))
+
+
+def _normal_pdf(x: np.ndarray) -> np.ndarray:
+    """φ(x) = e^(−x²/2)/√(2π)"""
+    return np.asarray(np.exp(-0.5 * x * x) / math.sqrt(2 * math.pi))
+
+
+def _tanh_cdf(x: np.ndarray) -> np.ndarray:
+    """(1 + tanh u)/2 = sigmoid(2u), u = √(2/π)·(x + 0.044715·x³)"""
+    return sigmoid(2 * _TANH_SCALE * (x + _TANH_CUBIC * x * x * x))
+
+
+@kernel("Relu")
+def relu(X: np.ndarray) -> np.ndarray:
+    return np.asarray(np.maximum(X, X.dtype.type(0)))
+
+
+@kernel("ReluGrad", domain=MICROSOFT)
+def relu_grad(dY: np.ndarray, X: np.ndarray) -> np.ndarray:
+    """DX = dY where X > 0, else 0; the result Y gives the same as X"""
+    return np.where(X > 0, dY, dY.dtype.type(0))
+
+
+@kernel("LeakyRelu", in_float32=True)
+def leaky_relu(X: np.ndarray, *, alpha: float) -> np.ndarray:
+    return np.where(X < 0, alpha * X, X)
+
+
+@kernel("LeakyReluGrad", domain=MICROSOFT, in_float32=True)
+def leaky_relu_grad(dY: np.ndarray, Y: np.ndarray, *, alpha: float = 0.01) -> np.ndarray:
+    """DX = dY where Y > 0, else α·dY; Y has the sign of X where α > 0"""
+    return np.where(Y > 0, dY, alpha * dY)
+
+
+@kernel("Sigmoid", in_float32=True)
+def sigmoid_kernel(X: np.ndarray) -> np.ndarray:
+    return sigmoid(X)
+
+
+@kernel("SigmoidGrad", domain=MICROSOFT, in_float32=True)
+def sigmoid_grad(dY: np.ndarray, Y: np.ndarray) -> np.ndarray:
+    """DX = dY·Y·(1 − Y)"""
+    return np.asarray(dY * Y * (1 - Y))
+
+
+@kernel("Tanh", in_float32=True)
+def tanh(X: np.ndarray) -> np.ndarray:
+    return np.asarray(np.tanh(X))
+
+
+@kernel("TanhGrad", domain=MICROSOFT, in_float32=True)
+def tanh_grad(dY: np.ndarray, Y: np.ndarray) -> np.ndarray:
+    """DX = dY·(1 − Y²)"""
+    return np.asarray(dY * (1 - Y) * (1 + Y))
+
+
+@kernel("Erf", in_float32=True)
+def erf_kernel(X: np.ndarray) -> np.ndarray:
+    return erf(X)
+
+
+@kernel("Softplus", in_float32=True)
+def softplus(X: np.ndarray) -> np.ndarray:
+    """log(1 + eˣ) = max(x, 0) + log1p(e^−|x|)"""
+    return np.asarray(np.maximum(X, 0) + np.log1p(np.exp(-np.abs(X))))
+
+
+@kernel("Gelu", in_float32=True)
+def gelu(X: np.ndarray, *, approximate: str) -> np.ndarray:
+    """x·Φ(x), or its tanh approximation"""
+    return np.asarray(X * (_tanh_cdf(X) if approximate == "tanh" else _normal_cdf(X)))
+
+
+@kernel("Gelu", "BiasGelu", domain=MICROSOFT, in_float32=True)
+def gelu_microsoft(X: np.ndarray, B: np.ndarray | None = None) -> np.ndarray:
+    """x·Φ(x) at X + B"""
+    return gelu(X if B is None else X + B, approximate="none")
+
+
+@kernel("FastGelu", domain=MICROSOFT, in_float32=True)
+def fast_gelu(X: np.ndarray, B: np.ndarray | None = None) -> np.ndarray:
+    return gelu(X if B is None else X + B, approximate="tanh")
+
+
+@kernel("QuickGelu", domain=MICROSOFT, in_float32=True)
+def quick_gelu(X: np.ndarray, *, alpha: float = 1.702) -> np.ndarray:
+    """x·sigmoid(α·x)"""
+    return np.asarray(X * sigmoid(alpha * X))
+
+
+@kernel("GeluGrad", "BiasGeluGrad_dX", domain=MICROSOFT, in_float32=True)
+def gelu_grad(dY: np.ndarray, X: np.ndarray, B: np.ndarray | None = None) -> np.ndarray:
+    """DX = dY·(Φ(x) + x·φ(x)) at X + B"""
+    x = X if B is None else X + B
+    return np.asarray(dY * (_normal_cdf(x) + x * _normal_pdf(x)))
+
+
+@kernel("FastGeluGrad", "BiasFastGeluGrad_dX", domain=MICROSOFT, in_float32=True)
+def fast_gelu_grad(dY: np.ndarray, X: np.ndarray, B: np.ndarray | None = None) -> np.ndarray:
+    """DX = dY·(s + x·s·(1 − s)·2u'), s = sigmoid(2u), u' = √(2/π)·(1 + 3·0.044715·x²) at X + B"""
+    x = X if B is None else X + B
+    s = _tanh_cdf(x)
+    slope = 2 * _TANH_SCALE * (1 + 3 * _TANH_CUBIC * x * x)
+    return np.asarray(dY * (s + x * slope * s * (1 - s)))
+
+
+@kernel("QuickGeluGrad", domain=MICROSOFT, in_float32=True)
+def quick_gelu_grad(dY: np.ndarray, X: np.ndarray, *, alpha: float = 1.702) -> np.ndarray:
+    """DX = dY·s·(1 + α·x·(1 − s)), s = sigmoid(α·x)"""
+    s = sigmoid(alpha * X)
+    return np.asarray(dY * s * (1 + alpha * X * (1 - s)))
+
+
+@kernel("Softmax", since=13, in_float32=True)
+def softmax(x: np.ndarray, *, axis: int) -> np.ndarray:
+    if not x.size:
+        return x
+    e = np.exp(x - x.max(axis, keepdims=True))
+    e /= e.sum(axis, keepdims=True)
+    return np.asarray(e)
+
+
+@kernel("LogSoftmax", since=13, in_float32=True)
+def log_softmax(x: np.ndarray, *, axis: int) -> np.ndarray:
+    if not x.size:
+        return x
+    shifted = x - x.max(axis, keepdims=True)
+    shifted -= np.log(np.exp(shifted).sum(axis, keepdims=True))
+    return np.asarray(shifted)
+
+
+@kernel("Softmax", in_float32=True)
+def softmax_1(x: np.ndarray, *, axis: int) -> np.ndarray:
+    """Over all axes from `axis` on, as one."""
+    return softmax(_rows(x, axis), axis=1).reshape(x.shape)
+
+
+@kernel("LogSoftmax", in_float32=True)
+def log_softmax_1(x: np.ndarray, *, axis: int) -> np.ndarray:
+    """Over all axes from `axis` on, as one."""
+    return log_softmax(_rows(x, axis), axis=1).reshape(x.shape)
+
+
+@kernel("SoftmaxGrad_13", domain=MICROSOFT, in_float32=True)
+def softmax_grad(dY: np.ndarray, Y: np.ndarray, *, axis: int = -1) -> np.ndarray:
+    """DX = Y·(dY − Σ_axis dY·Y)"""
+    return np.asarray(Y * (dY - (dY * Y).sum(axis, keepdims=True)))
+
+
+@kernel("LogSoftmaxGrad_13", domain=MICROSOFT, in_float32=True)
+def log_softmax_grad(dY: np.ndarray, Y: np.ndarray, *, axis: int = -1) -> np.ndarray:
+    """DX = dY − e^Y·Σ_axis dY"""
+    return np.asarray(dY - np.exp(Y) * dY.sum(axis, keepdims=True))
+
+
+@kernel("SoftmaxGrad", domain=MICROSOFT, in_float32=True)
+def softmax_grad_1(dY: np.ndarray, Y: np.ndarray, *, axis: int = 1) -> np.ndarray:
+    """The same over all axes from `axis` on, as one"""
+    return softmax_grad(_rows(dY, axis), _rows(Y, axis), axis=1).reshape(dY.shape)
+
+
+@kernel("LogSoftmaxGrad", domain=MICROSOFT, in_float32=True)
+def log_softmax_grad_1(dY: np.ndarray, Y: np.ndarray, *, axis: int = 1) -> np.ndarray:
+    """The same over all axes from `axis` on, as one"""
+    return log_softmax_grad(_rows(dY, axis), _rows(Y, axis), axis=1).reshape(dY.shape)
+
+
+def _rows(x: np.ndarray, axis: int) -> np.ndarray:
+    """(axes before `axis`) × (the others)"""
+    split = axis + x.ndim if axis < 0 else axis
+    return x.reshape(math.prod(x.shape[:split]), math.prod(x.shape[split:]))

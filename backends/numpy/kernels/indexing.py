@@ -1,0 +1,233 @@
+"""Gathers, scatters, slices and their gradients. Negative indices count from the end; duplicates add up."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from refgrad.backends.numpy.registry import kernel
+
+MICROSOFT = "com.microsoft"
+
+
+def add_at(size: int, flat: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Zeros (size,) of the type of `values` with `values` added where `flat` points; sums of floats are in double."""
+    flat, values = flat.reshape(-1), values.reshape(-1)
+    if values.dtype.kind in "iub":
+        total = np.zeros(size, values.dtype)
+        np.add.at(total, flat, values)
+        return total
+    return np.bincount(flat, values.astype(np.float64, copy=False), size).astype(values.dtype)
+
+
+def add_rows(count: int, indices: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Zeros (count, row) with each of `rows` (len(indices), row) added at its index."""
+    if not rows.size:
+        return np.zeros((count, rows.shape[1]), rows.dtype)
+    order = np.argsort(indices, kind="stable")
+    ordered = indices[order]
+    starts = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]])
+    total = np.zeros((count, rows.shape[1]), rows.dtype)
+    if len(starts) == len(indices):
+        total[indices] = rows
+    else:
+        total[ordered[starts]] = np.add.reduceat(rows[order], starts, 0, dtype=rows.dtype)
+    return total
+
+
+def _positive(indices: np.ndarray, size: int) -> np.ndarray:
+    if indices.size and (indices.min() < -size or indices.max() >= size):
+        raise IndexError(f"an index of {indices.min()}..{indices.max()} is out of bounds for {size} elements")
+    return np.where(indices < 0, indices + size, indices)
+
+
+def _flat_elements(shape: tuple[int, ...], indices: np.ndarray, axis: int) -> np.ndarray:
+    """Flat positions of `indices` of GatherElements or ScatterElements in an array of `shape`."""
+    strides = np.cumprod((1, *shape[:0:-1]))[::-1]
+    flat = _positive(indices, shape[axis]) * strides[axis]
+    for i, (n, stride) in enumerate(zip(indices.shape, strides, strict=True)):
+        if i != axis % len(shape):
+            flat = flat + (np.arange(n) * stride).reshape(-1, *[1] * (len(shape) - i - 1))
+    return np.asarray(flat)
+
+
+def _flat_tuples(shape: tuple[int, ...], indices: np.ndarray, batch_dims: int = 0) -> tuple[np.ndarray, int]:
+    """Number of the slice that each tuple of GatherND points at, and how many elements such a slice has."""
+    depth = indices.shape[-1]
+    indexed = shape[batch_dims : batch_dims + depth]
+    flat = np.zeros(indices.shape[:-1], np.int64)
+    for i, n in enumerate(indexed):
+        flat = flat * n + _positive(indices[..., i], n)
+    batch = np.arange(math.prod(shape[:batch_dims])) * math.prod(indexed)
+    return flat + batch.reshape(*shape[:batch_dims], *[1] * (flat.ndim - batch_dims)), math.prod(
+        shape[batch_dims + depth :]
+    )
+
+
+@kernel("Gather")
+def gather(data: np.ndarray, indices: np.ndarray, *, axis: int) -> np.ndarray:
+    return np.take(data, _positive(indices, data.shape[axis]), axis)
+
+
+@kernel("GatherGrad", domain=MICROSOFT, in_float32=True)
+def gather_grad(shape: np.ndarray, indices: np.ndarray, dY: np.ndarray, *, axis: int = 0) -> np.ndarray:
+    """DX = zeros(shape) with each slice of dY added at its index"""
+    dims = tuple(shape.tolist())
+    axis = axis % len(dims)
+    flat = _positive(indices, dims[axis]).reshape(-1)
+    rest = dims[:axis] + dims[axis + 1 :]
+    rows = np.moveaxis(dY.reshape(*dims[:axis], flat.size, *dims[axis + 1 :]), axis, 0)
+    total = add_rows(dims[axis], flat, rows.reshape(flat.size, math.prod(rest)))
+    return np.ascontiguousarray(np.moveaxis(total.reshape(dims[axis], *rest), 0, axis))
+
+
+@kernel("GatherElements")
+def gather_elements(data: np.ndarray, indices: np.ndarray, *, axis: int) -> np.ndarray:
+    return np.asarray(data.reshape(-1)[_flat_elements(data.shape, indices, axis)])
+
+
+@kernel("GatherElementsGrad", domain=MICROSOFT)
+def gather_elements_grad(dY: np.ndarray, shape: np.ndarray, indices: np.ndarray, *, axis: int = 0) -> np.ndarray:
+    """DX = zeros(shape) with each element of dY added where it was taken from"""
+    dims = tuple(shape.tolist())
+    return add_at(math.prod(dims), _flat_elements(dims, indices, axis), dY).reshape(dims)
+
+
+@kernel("GatherND")
+def gather_nd(data: np.ndarray, indices: np.ndarray, *, batch_dims: int = 0) -> np.ndarray:
+    flat, length = _flat_tuples(data.shape, indices, batch_dims)
+    rest = data.shape[batch_dims + indices.shape[-1] :]
+    rows = data.reshape(math.prod(data.shape[: data.ndim - len(rest)]), length)
+    return np.asarray(rows[flat].reshape(*flat.shape, *rest))
+
+
+@kernel("GatherNDGrad", domain=MICROSOFT, in_float32=True)
+def gather_nd_grad(shape: np.ndarray, indices: np.ndarray, dY: np.ndarray, *, batch_dims: int = 0) -> np.ndarray:
+    """DX = zeros(shape) with each slice of dY added where its tuple of indices points"""
+    dims = tuple(shape.tolist())
+    flat, length = _flat_tuples(dims, indices, batch_dims)
+    count = math.prod(dims[: batch_dims + indices.shape[-1]])
+    return add_rows(count, flat.reshape(-1), dY.reshape(flat.size, length)).reshape(dims)
+
+
+_COMBINE: dict[str, np.ufunc] = {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum}
+
+
+def _scatter(target: np.ndarray, where: np.ndarray, updates: np.ndarray, reduction: str) -> None:
+    """Combine the rows `updates` (m, length) into `target` (n, length) at `where` (m,), duplicates included."""
+    if reduction == "none":
+        target[where] = updates
+        return
+    if not where.size:
+        return
+    combine = _COMBINE[reduction]
+    order = np.argsort(where, kind="stable")
+    ordered = where[order]
+    starts = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]])
+    rows = ordered[starts]
+    target[rows] = combine(target[rows], combine.reduceat(updates[order], starts, 0, dtype=updates.dtype))
+
+
+@kernel("ScatterElements", "Scatter")
+def scatter_elements(
+    data: np.ndarray, indices: np.ndarray, updates: np.ndarray, *, axis: int, reduction: str = "none"
+) -> np.ndarray:
+    target = data.copy()
+    _scatter(
+        target.reshape(-1, 1),
+        _flat_elements(data.shape, indices, axis).reshape(-1),
+        updates.reshape(-1, 1),
+        reduction,
+    )
+    return target
+
+
+@kernel("ScatterND")
+def scatter_nd(data: np.ndarray, indices: np.ndarray, updates: np.ndarray, *, reduction: str = "none") -> np.ndarray:
+    target = data.copy()
+    flat, length = _flat_tuples(data.shape, indices)
+    rows = target.reshape(math.prod(data.shape[: indices.shape[-1]]), length)
+    _scatter(rows, flat.reshape(-1), updates.reshape(flat.size, length), reduction)
+    return target
+
+
+def _slices(rank: int, starts: Any, ends: Any, axes: Any, steps: Any) -> tuple[slice, ...]:
+    over = range(len(starts)) if axes is None else axes.tolist()
+    by = [1] * len(starts) if steps is None else steps.tolist()
+    slices = [slice(None)] * rank
+    for axis, start, end, step in zip(over, starts.tolist(), ends.tolist(), by, strict=True):
+        slices[axis] = slice(start, end, step)
+    return tuple(slices)
+
+
+@kernel("Slice", since=10)
+def slice_(
+    data: np.ndarray,
+    starts: np.ndarray,
+    ends: np.ndarray,
+    axes: np.ndarray | None = None,
+    steps: np.ndarray | None = None,
+) -> np.ndarray:
+    return data[_slices(data.ndim, starts, ends, axes, steps)]
+
+
+@kernel("Slice")
+def slice_1(data: np.ndarray, *, starts: list[int], ends: list[int], axes: list[int] | None = None) -> np.ndarray:
+    over = None if axes is None else np.array(axes)
+    return data[_slices(data.ndim, np.array(starts), np.array(ends), over, None)]
+
+
+@kernel("SliceGrad", domain=MICROSOFT)
+def slice_grad(
+    dY: np.ndarray,
+    shape: np.ndarray,
+    starts: np.ndarray,
+    ends: np.ndarray,
+    axes: np.ndarray | None = None,
+    steps: np.ndarray | None = None,
+) -> np.ndarray:
+    """DX = zeros(shape) with dY where it was taken from"""
+    dX = np.zeros(tuple(shape.tolist()), dY.dtype)
+    dX[_slices(dX.ndim, starts, ends, axes, steps)] = dY
+    return dX
+
+
+@kernel("OneHot")
+def one_hot(indices: np.ndarray, depth: np.ndarray, values: np.ndarray, *, axis: int) -> np.ndarray:
+    """values[1] where the index is the position on the new axis, else values[0]; out of range is nowhere"""
+    n = int(depth.item())
+    at = indices.astype(np.int64)
+    hot = np.expand_dims(np.where(at < 0, at + n, at), axis)
+    along = axis if axis >= 0 else axis + indices.ndim + 1
+    positions = np.arange(n).reshape(-1, *[1] * (indices.ndim - along))
+    return np.asarray(np.where(hot == positions, values[1], values[0]))
+
+
+@kernel("TopK", since=10)
+def top_k(
+    X: np.ndarray, K: np.ndarray, *, axis: int = -1, largest: int = 1, sorted: int = 1
+) -> tuple[np.ndarray, np.ndarray]:
+    """The K largest or smallest in order; of equal ones the first comes first. NaN counts as the largest."""
+    count = int(K.item())
+    # argsort is stable and puts NaN last; reversed input and output turn it round without negating the values.
+    if largest:
+        order = np.flip(X.shape[axis] - 1 - np.argsort(np.flip(X, axis), axis, kind="stable"), axis)
+    else:
+        order = np.argsort(X, axis, kind="stable")
+    first = np.take(order, np.arange(count), axis)
+    return np.take_along_axis(X, first, axis), first.astype(np.int64)
+
+
+@kernel("FlattenAndUnpad", domain=MICROSOFT)
+def flatten_and_unpad(x: np.ndarray, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Rows `indices` of x with its first two axes flattened, and the lengths of those axes"""
+    return x.reshape(-1, *x.shape[2:])[indices], np.array(x.shape[:2], np.int64)
+
+
+@kernel("PadAndUnflatten", domain=MICROSOFT)
+def pad_and_unflatten(x: np.ndarray, indices: np.ndarray, unflatten_dims: np.ndarray) -> np.ndarray:
+    """Zeros (unflatten_dims, ...) with row i of x at position indices[i] of the flattened first two axes"""
+    padded = np.zeros((int(np.prod(unflatten_dims)), *x.shape[1:]), x.dtype)
+    padded[indices] = x
+    return padded.reshape(*unflatten_dims.tolist(), *x.shape[1:])

@@ -1,0 +1,218 @@
+"""Normalizations and dropout, with their gradients.
+
+x̂ = (x − mean)·r is the normalized input, r = 1/√(var + ε), n the number of elements that a mean is over.
+"""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+from onnx import helper
+from refgrad.backends.numpy.registry import kernel
+
+MICROSOFT = "com.microsoft"
+_SIXTEEN_BIT = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
+
+
+def _per_channel(v: np.ndarray, rank: int) -> np.ndarray:
+    return v.reshape(-1, *[1] * (rank - 2))
+
+
+def _all_but_channels(rank: int) -> tuple[int, ...]:
+    return (0, *range(2, rank))
+
+
+@kernel("BatchNormalization", since=7, in_float32=True)
+def batch_normalization(
+    X: np.ndarray,
+    scale: np.ndarray,
+    B: np.ndarray,
+    mean: np.ndarray,
+    var: np.ndarray,
+    *,
+    epsilon: float,
+    momentum: float,
+    training_mode: int = 0,
+    spatial: int = 1,
+) -> tuple[np.ndarray, ...]:
+    """x̂·scale + B, by the given mean and variance, or in training by the batch's, and then their running averages."""
+    if not spatial:
+        raise ValueError("spatial=0 is not supported")
+    rank = X.ndim
+    if not training_mode:
+        factor = scale / np.sqrt(var + epsilon)
+        return ((X * _per_channel(factor, rank) + _per_channel(B - mean * factor, rank)).astype(X.dtype, copy=False),)
+    return _train(X, scale, B, mean, var, epsilon, momentum)[:3]
+
+
+@kernel("BatchNormInternal", domain=MICROSOFT, in_float32=True)
+def batch_norm_internal(
+    X: np.ndarray,
+    scale: np.ndarray,
+    B: np.ndarray,
+    mean: np.ndarray,
+    var: np.ndarray,
+    *,
+    epsilon: float = 1e-5,
+    momentum: float = 0.9,
+    training_mode: int = 0,
+) -> tuple[np.ndarray, ...]:
+    """BatchNormalization in training, and the batch's mean and r."""
+    return _train(X, scale, B, mean, var, epsilon, momentum)
+
+
+def _train(
+    X: np.ndarray,
+    scale: np.ndarray,
+    B: np.ndarray,
+    mean: np.ndarray,
+    var: np.ndarray,
+    epsilon: float,
+    momentum: float,
+) -> tuple[np.ndarray, ...]:
+    axes, rank = _all_but_channels(X.ndim), X.ndim
+    batch_mean = X.mean(axes)
+    centred = X - _per_channel(batch_mean, rank)
+    batch_var = np.square(centred).mean(axes)
+    r = 1 / np.sqrt(batch_var + epsilon)
+    Y = centred * _per_channel(scale * r, rank) + _per_channel(B, rank)
+    running_mean = mean * momentum + batch_mean * (1 - momentum)
+    running_var = var * momentum + batch_var * (1 - momentum)
+    return Y, running_mean, running_var, batch_mean, r
+
+
+@kernel("BatchNormalizationGrad", domain=MICROSOFT, in_float32=True)
+def batch_normalization_grad(
+    dY: np.ndarray, X: np.ndarray, scale: np.ndarray, mean: np.ndarray, r: np.ndarray, *, epsilon: float = 1e-5
+) -> tuple[np.ndarray, ...]:
+    """DX = scale·r·(dY − mean dY − x̂·mean(dY·x̂)), dscale = Σ dY·x̂, dB = Σ dY, over batch and space"""
+    axes, rank = _all_but_channels(X.ndim), X.ndim
+    normalized = (X - _per_channel(mean, rank)) * _per_channel(r, rank)
+    d_scale, d_B = (dY * normalized).sum(axes), dY.sum(axes)
+    n = X.size // max(X.shape[1], 1)
+    centred = dY - _per_channel(d_B / n, rank) - normalized * _per_channel(d_scale / n, rank)
+    return centred * _per_channel(scale * r, rank), d_scale, d_B
+
+
+@kernel("LayerNormalization", since=17)
+@kernel("LayerNormalization")
+def layer_normalization(
+    X: np.ndarray,
+    scale: np.ndarray,
+    B: np.ndarray | None = None,
+    *,
+    axis: int = -1,
+    epsilon: float = 1e-5,
+    stash_type: int = 1,
+) -> tuple[np.ndarray, ...]:
+    """x̂·scale + B over the axes from `axis` on, and mean and r in `stash_type`."""
+    x, axes, stash = _stashed(X, axis, stash_type)
+    mean = x.mean(axes, keepdims=True)
+    centred = x - mean
+    r = 1 / np.sqrt(np.square(centred).mean(axes, keepdims=True) + epsilon)
+    Y = (centred * r).astype(X.dtype) * scale
+    Y = Y if B is None else Y + B
+    return Y.astype(X.dtype, copy=False), mean.astype(stash, copy=False), r.astype(stash, copy=False)
+
+
+@kernel("SimplifiedLayerNormalization")
+@kernel("SimplifiedLayerNormalization", domain=MICROSOFT)
+def simplified_layer_normalization(
+    X: np.ndarray, scale: np.ndarray, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1
+) -> tuple[np.ndarray, ...]:
+    """x·r·scale with r = 1/√(mean x² + ε) over the axes from `axis` on, and r in `stash_type`."""
+    x, axes, stash = _stashed(X, axis, stash_type)
+    r = 1 / np.sqrt(np.square(x).mean(axes, keepdims=True) + epsilon)
+    Y = (x * r).astype(X.dtype) * scale
+    return Y.astype(X.dtype, copy=False), r.astype(stash, copy=False)
+
+
+@kernel("LayerNormalizationGrad", domain=MICROSOFT)
+def layer_normalization_grad(
+    dY: np.ndarray,
+    X: np.ndarray,
+    scale: np.ndarray,
+    mean: np.ndarray,
+    r: np.ndarray,
+    *,
+    axis: int = -1,
+    epsilon: float = 1e-5,
+    stash_type: int = 1,
+) -> tuple[np.ndarray, ...]:
+    """G = dY·scale; dX = r·(g − mean g − x̂·mean(g·x̂)), dscale = Σ dY·x̂, dB = Σ dY"""
+    x, axes, _ = _stashed(X, axis, stash_type)
+    normalized = (x - mean) * r
+    g = dY * scale
+    dX = r * (g - g.mean(axes, keepdims=True) - normalized * (g * normalized).mean(axes, keepdims=True))
+    lead = tuple(range(axes[0]))
+    d_scale, d_B = (dY * normalized).sum(lead), dY.astype(x.dtype, copy=False).sum(lead)
+    return tuple(d.astype(X.dtype, copy=False) for d in (dX, d_scale.reshape(scale.shape), d_B.reshape(scale.shape)))
+
+
+@kernel("SimplifiedLayerNormalizationGrad", domain=MICROSOFT)
+def simplified_layer_normalization_grad(
+    dY: np.ndarray,
+    X: np.ndarray,
+    scale: np.ndarray,
+    r: np.ndarray,
+    *,
+    axis: int = -1,
+    epsilon: float = 1e-5,
+    stash_type: int = 1,
+) -> tuple[np.ndarray, ...]:
+    """G = dY·scale; dX = r·(g − x·r·mean(g·x·r)), dscale = Σ dY·x·r"""
+    x, axes, _ = _stashed(X, axis, stash_type)
+    normalized = x * r
+    g = dY * scale
+    dX = r * (g - normalized * (g * normalized).mean(axes, keepdims=True))
+    d_scale = (dY * normalized).sum(tuple(range(axes[0])))
+    return dX.astype(X.dtype, copy=False), d_scale.reshape(scale.shape).astype(X.dtype, copy=False)
+
+
+def _stashed(X: np.ndarray, axis: int, stash_type: int) -> tuple[np.ndarray, tuple[int, ...], np.dtype]:
+    """X in the type to compute in, never narrower than float32 nor than X, the axes, and the type of the statistics."""
+    stash = helper.tensor_dtype_to_np_dtype(stash_type)
+    own = np.dtype(np.float32) if X.dtype in _SIXTEEN_BIT else X.dtype
+    wide = own if stash in _SIXTEEN_BIT else np.promote_types(own, stash)
+    return X.astype(wide, copy=False), tuple(range(axis % X.ndim, X.ndim)), stash
+
+
+@kernel("LRN", in_float32=True)
+def lrn(X: np.ndarray, *, alpha: float, beta: float, bias: float, size: int) -> np.ndarray:
+    """x/(bias + α/size·Σ x²)^β, the sum over `size` neighbouring channels"""
+    before, channels = (size - 1) // 2, X.shape[1]
+    padded = np.zeros((X.shape[0], channels + size - 1, *X.shape[2:]), X.dtype)
+    padded[:, before : before + channels] = np.square(X)
+    total = padded[:, :channels].copy()
+    for offset in range(1, size):
+        total += padded[:, offset : offset + channels]
+    return np.asarray(X / (bias + alpha / size * total) ** beta)
+
+
+@kernel("Dropout", since=12, in_float32=True)
+def dropout(
+    X: np.ndarray, ratio: np.ndarray | None = None, training_mode: np.ndarray | None = None, *, seed: int | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """x·mask/(1 − ratio) in training, else x. The mask depends on `seed` alone; a node without one has the seed 0."""
+    p = 0.5 if ratio is None else ratio.item()
+    if training_mode is None or not training_mode.item() or p == 0:
+        return X, np.ones(X.shape, bool)
+    mask = np.random.RandomState(seed or 0).uniform(0, 1, X.shape) >= p
+    return X * mask * X.dtype.type(1 / (1 - p)), mask
+
+
+@kernel("Dropout", since=7)
+def dropout_7(X: np.ndarray, *, ratio: float, _opset: int) -> tuple[np.ndarray, np.ndarray]:
+    """Identity: these versions are for inference."""
+    return X, np.ones(X.shape, bool if _opset >= 10 else X.dtype)
+
+
+@kernel("DropoutGrad", domain=MICROSOFT, in_float32=True)
+def dropout_grad(
+    dY: np.ndarray, mask: np.ndarray, ratio: np.ndarray | None = None, training_mode: np.ndarray | None = None
+) -> np.ndarray:
+    """DX = dY·mask/(1 − ratio) in training, else dY"""
+    p = 0.5 if ratio is None else ratio.item()
+    if (training_mode is not None and not training_mode.item()) or p == 0:
+        return dY
+    return np.asarray(dY * mask * dY.dtype.type(1 / (1 - p)))

@@ -1,0 +1,110 @@
+"""Reductions. The axes are an attribute in older versions and an input in newer ones; one kernel takes both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from refgrad.backends.numpy.registry import kernel
+
+MICROSOFT = "com.microsoft"
+Axes = tuple[int, ...] | None
+
+
+def _lowest(x: np.ndarray) -> Any:
+    return False if x.dtype == bool else np.iinfo(x.dtype).min if x.dtype.kind in "iu" else -np.inf
+
+
+def _highest(x: np.ndarray) -> Any:
+    return True if x.dtype == bool else np.iinfo(x.dtype).max if x.dtype.kind in "iu" else np.inf
+
+
+def _sum(x: np.ndarray, axes: Axes, keep: bool) -> Any:
+    return x.sum(axes, dtype=x.dtype, keepdims=keep)
+
+
+def _mean(x: np.ndarray, axes: Axes, keep: bool) -> Any:
+    return x.mean(axes, dtype=x.dtype, keepdims=keep)
+
+
+def _prod(x: np.ndarray, axes: Axes, keep: bool) -> Any:
+    return x.prod(axes, dtype=x.dtype, keepdims=keep)
+
+
+def _max(x: np.ndarray, axes: Axes, keep: bool) -> Any:
+    return x.max(axes, keepdims=keep) if x.size else x.max(axes, keepdims=keep, initial=_lowest(x))
+
+
+def _min(x: np.ndarray, axes: Axes, keep: bool) -> Any:
+    return x.min(axes, keepdims=keep) if x.size else x.min(axes, keepdims=keep, initial=_highest(x))
+
+
+def _l1(x: np.ndarray, axes: Axes, keep: bool) -> Any:
+    return _sum(np.abs(x), axes, keep)
+
+
+def _l2(x: np.ndarray, axes: Axes, keep: bool) -> Any:
+    return np.sqrt(_sum(x * x, axes, keep))
+
+
+def _sum_square(x: np.ndarray, axes: Axes, keep: bool) -> Any:
+    return _sum(x * x, axes, keep)
+
+
+def _log_sum(x: np.ndarray, axes: Axes, keep: bool) -> Any:
+    return np.log(_sum(x, axes, keep))
+
+
+def _log_sum_exp(x: np.ndarray, axes: Axes, keep: bool) -> Any:
+    """Log Σ e^(x − m) + m, with m the maximum where that is finite"""
+    m = _max(x, axes, True)
+    m = np.where(np.isfinite(m), m, 0)
+    total = np.log(_sum(np.exp(x - m), axes, True)) + m
+    return total if keep else total.squeeze(axes)
+
+
+_REDUCTIONS: dict[str, Callable[[np.ndarray, Axes, bool], Any]] = {
+    "ReduceSum": _sum,
+    "ReduceMean": _mean,
+    "ReduceProd": _prod,
+    "ReduceMax": _max,
+    "ReduceMin": _min,
+    "ReduceL1": _l1,
+    "ReduceL2": _l2,
+    "ReduceSumSquare": _sum_square,
+    "ReduceLogSum": _log_sum,
+    "ReduceLogSumExp": _log_sum_exp,
+}
+
+
+def _register(op_type: str, reduction: Callable[[np.ndarray, Axes, bool], Any], domain: str = "") -> None:
+    @kernel(op_type, domain=domain, in_float32=True)
+    def reduce_(
+        data: np.ndarray,
+        axes_input: np.ndarray | None = None,
+        *,
+        axes: list[int] | None = None,
+        keepdims: int = 1,
+        noop_with_empty_axes: int = 0,
+    ) -> np.ndarray:
+        over = axes if axes_input is None else axes_input.tolist()
+        if not over and noop_with_empty_axes:
+            return np.asarray(reduction(data, (), True), data.dtype)
+        return np.asarray(reduction(data, tuple(over) if over else None, bool(keepdims)), data.dtype)
+
+
+for _op_type, _reduction in _REDUCTIONS.items():
+    _register(_op_type, _reduction)
+_register("ReduceSumTraining", _sum, MICROSOFT)
+
+
+@kernel("CumSum")
+def cumsum(x: np.ndarray, axis: np.ndarray, *, exclusive: int, reverse: int) -> np.ndarray:
+    """Running sums along `axis`, of the elements before each one with `exclusive`, from the end with `reverse`."""
+    along = int(axis.item())
+    flipped = np.flip(x, along) if reverse else x
+    total = np.cumsum(flipped, along, dtype=x.dtype)
+    if exclusive:
+        total = total - flipped
+    return np.flip(total, along) if reverse else total

@@ -1,0 +1,182 @@
+"""Operators that move elements around without looking at them, and those that make tensors of a shape."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from onnx import helper
+from refgrad.backends.numpy.registry import kernel
+
+MICROSOFT = "com.microsoft"
+Ints = list[int] | None
+
+
+@kernel("Shape")
+def shape(data: np.ndarray, *, start: int = 0, end: int | None = None) -> np.ndarray:
+    return np.array(data.shape[start:end], np.int64)
+
+
+@kernel("Size")
+def size(data: np.ndarray) -> np.ndarray:
+    return np.array(data.size, np.int64)
+
+
+@kernel("Reshape")
+def reshape(
+    data: np.ndarray, new_shape: np.ndarray | None = None, *, shape: Ints = None, allowzero: int = 0
+) -> np.ndarray:
+    """0 in the shape copies the input's dimension unless allowzero, -1 is inferred."""
+    dims = shape if new_shape is None else new_shape.tolist()
+    assert dims is not None
+    if not allowzero:
+        dims = [data.shape[i] if n == 0 else n for i, n in enumerate(dims)]
+    if -1 in dims and data.size == 0:
+        known = math.prod(n for n in dims if n != -1)
+        dims = [0 if n == -1 and known else n for n in dims]
+    return data.reshape(dims)
+
+
+@kernel("Flatten")
+def flatten(x: np.ndarray, *, axis: int) -> np.ndarray:
+    split = axis + x.ndim if axis < 0 else axis
+    return x.reshape(math.prod(x.shape[:split]), math.prod(x.shape[split:]))
+
+
+@kernel("Transpose")
+def transpose(data: np.ndarray, *, perm: Ints = None) -> np.ndarray:
+    return data.transpose(perm)
+
+
+@kernel("Squeeze")
+def squeeze(data: np.ndarray, axes_input: np.ndarray | None = None, *, axes: Ints = None) -> np.ndarray:
+    over = axes if axes_input is None else axes_input.tolist()
+    return np.squeeze(data, None if over is None else tuple(over))
+
+
+@kernel("Unsqueeze")
+def unsqueeze(data: np.ndarray, axes_input: np.ndarray | None = None, *, axes: Ints = None) -> np.ndarray:
+    over = (axes or []) if axes_input is None else axes_input.reshape(-1).tolist()
+    return np.expand_dims(data, tuple(over))
+
+
+@kernel("Expand")
+def expand(data: np.ndarray, shape: np.ndarray) -> np.ndarray:
+    return np.broadcast_to(data, np.broadcast_shapes(data.shape, tuple(shape.tolist())))
+
+
+@kernel("Tile", since=6)
+def tile(data: np.ndarray, repeats: np.ndarray) -> np.ndarray:
+    return np.tile(data, tuple(repeats.tolist()))
+
+
+@kernel("Concat", since=4)
+def concat(*inputs: np.ndarray, axis: int) -> np.ndarray:
+    return np.concatenate(inputs, axis)
+
+
+@kernel("ConcatTraining", domain=MICROSOFT)
+def concat_training(*inputs: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarray]:
+    """Concat, and the length of each input along the axis"""
+    return np.concatenate(inputs, axis), np.array([x.shape[axis] for x in inputs], np.int64)
+
+
+@kernel("Split")
+def split(
+    data: np.ndarray,
+    lengths: np.ndarray | None = None,
+    *,
+    axis: int,
+    split: Ints = None,
+    num_outputs: int | None = None,
+    _wanted: tuple[bool, ...],
+) -> tuple[np.ndarray, ...]:
+    """Pieces of the given lengths; without them equal ones, of which the last may be shorter"""
+    parts = split if lengths is None else lengths.tolist()
+    if parts is None:
+        count = num_outputs or len(_wanted)
+        length = -(-data.shape[axis] // count)
+        ends = [min(length * (i + 1), data.shape[axis]) for i in range(count - 1)]
+    else:
+        ends = np.cumsum(parts)[:-1].tolist()
+    return tuple(np.split(data, ends, axis))
+
+
+@kernel("SplitTraining", domain=MICROSOFT)
+def split_training(
+    data: np.ndarray, lengths: np.ndarray, *, axis: int = 0, _wanted: tuple[bool, ...]
+) -> tuple[np.ndarray, ...]:
+    return split(data, lengths, axis=axis, _wanted=_wanted)
+
+
+@kernel("Pad", since=11)
+def pad(
+    data: np.ndarray,
+    pads: np.ndarray,
+    constant_value: np.ndarray | None = None,
+    axes: np.ndarray | None = None,
+    *,
+    mode: str,
+) -> np.ndarray:
+    """Pads of constant, edge, reflect or wrap; negative ones cut, before the others are added"""
+    over = range(data.ndim) if axes is None else axes.tolist()
+    width = [(0, 0)] * data.ndim
+    for axis, begin, end in zip(over, pads[: len(pads) // 2].tolist(), pads[len(pads) // 2 :].tolist(), strict=True):
+        width[axis] = (begin, end)
+    cut = tuple(slice(max(-b, 0), n - max(-e, 0)) for n, (b, e) in zip(data.shape, width, strict=True))
+    add = [(max(b, 0), max(e, 0)) for b, e in width]
+    if mode != "constant":
+        return np.pad(data[cut], add, mode=mode)  # type: ignore[call-overload, no-any-return]
+    fill = data.dtype.type(0) if constant_value is None else constant_value.reshape(())
+    if data.dtype == object and constant_value is None:
+        fill = ""
+    padded = np.full([n + b + e for n, (b, e) in zip(data[cut].shape, add, strict=True)], fill, data.dtype)
+    padded[tuple(slice(b, n - e) for n, (b, e) in zip(padded.shape, add, strict=True))] = data[cut]
+    return padded
+
+
+@kernel("Pad", since=2)
+def pad_2(data: np.ndarray, *, pads: list[int], mode: str, value: float) -> np.ndarray:
+    return pad(data, np.array(pads, np.int64), np.array(value, data.dtype), mode=mode)
+
+
+@kernel("ConstantOfShape")
+def constant_of_shape(shape: np.ndarray, *, value: np.ndarray | None = None) -> np.ndarray:
+    fill = np.float32(0) if value is None else value.reshape(())
+    return np.full(tuple(shape.tolist()), fill, fill.dtype)
+
+
+@kernel("EyeLike")
+def eye_like(x: np.ndarray, *, dtype: int | None = None, k: int) -> np.ndarray:
+    rows, columns = x.shape
+    return np.eye(rows, columns, k, x.dtype if dtype is None else helper.tensor_dtype_to_np_dtype(dtype))
+
+
+@kernel("Range")
+def range_(start: np.ndarray, limit: np.ndarray, delta: np.ndarray) -> np.ndarray:
+    """Start + i·delta for i < ⌈(limit − start)/delta⌉"""
+    a, b, step = start.item(), limit.item(), delta.item()
+    count = max(math.ceil((b - a) / step), 0)
+    return np.asarray(a + np.arange(count) * step).astype(start.dtype)
+
+
+@kernel("Trilu")
+def trilu(x: np.ndarray, k: np.ndarray | None = None, *, upper: int) -> np.ndarray:
+    diagonal = 0 if k is None else int(k.item())
+    return np.triu(x, diagonal) if upper else np.tril(x, diagonal)
+
+
+@kernel("BroadcastGradientArgs", domain=MICROSOFT)
+def broadcast_gradient_args(a_shape: np.ndarray, b_shape: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the axes that each of two operands was broadcast along, in the order that ONNX Runtime has: descending."""
+    a, b = a_shape.tolist(), b_shape.tolist()
+    rank = max(len(a), len(b))
+    a, b = [1] * (rank - len(a)) + a, [1] * (rank - len(b)) + b
+    if any(m != n and 1 not in (m, n) for m, n in zip(a, b, strict=True)):
+        raise ValueError(f"shapes {a_shape.tolist()} and {b_shape.tolist()} do not broadcast")
+    return _broadcast_axes(a, b, rank - a_shape.size), _broadcast_axes(b, a, rank - b_shape.size)
+
+
+def _broadcast_axes(own: list[int], other: list[int], added: int) -> np.ndarray:
+    axes = [i for i, (m, n) in enumerate(zip(own, other, strict=True)) if i < added or (m == 1 and n != 1)]
+    return np.array(axes[::-1], np.int64)
