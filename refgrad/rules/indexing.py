@@ -1,1 +1,116 @@
-"""Rules."""
+"""Operators that take elements by index or put them there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from refgrad.emit import Emitter
+from refgrad.registry import rule
+
+Move = Callable[..., str]
+
+
+@rule("Gather", wrt=["data"])
+def gather(op: Emitter, d_output: str, data: str, indices: str, axis: int) -> str:
+    """dx = Σ dy at the indices it was taken from"""
+    return op.grad.GatherGrad(op.shape_of(data), indices, d_output, axis=axis)
+
+
+@rule("GatherElements", wrt=["data"])
+def gather_elements(op: Emitter, d_output: str, data: str, indices: str, axis: int) -> str:
+    """dx = Σ dy at the indices it was taken from"""
+    return op.grad.GatherElementsGrad(d_output, op.shape_of(data), indices, axis=axis)
+
+
+@rule("GatherND", wrt=["data"])
+def gather_nd(op: Emitter, d_output: str, data: str, indices: str, batch_dims: int) -> str:
+    """dx = Σ dy at the index tuples it was taken from"""
+    return op.grad.GatherNDGrad(op.shape_of(data), indices, d_output, batch_dims=batch_dims)
+
+
+@rule("ScatterElements", wrt=["data", "updates"])
+def scatter_elements(
+    op: Emitter, d_output: str, data: str, indices: str, updates: str, output: str, axis: int, reduction: str
+) -> tuple[str, str]:
+    """dx = dy, 0 where it was overwritten; dupdates = dy at the indices. Of a reduction: its derivative by each operand"""
+    return _scatter(
+        op,
+        d_output,
+        data,
+        updates,
+        output,
+        reduction,
+        put=lambda x, u, how: op.ScatterElements(x, indices, u, axis=axis, reduction=how),
+        take=lambda x: op.GatherElements(x, indices, axis=axis),
+    )
+
+
+@rule("ScatterND", wrt=["data", "updates"])
+def scatter_nd(
+    op: Emitter, d_output: str, data: str, indices: str, updates: str, output: str, reduction: str
+) -> tuple[str, str]:
+    """dx = dy, 0 where it was overwritten; dupdates = dy at the indices. Of a reduction: its derivative by each operand"""
+    return _scatter(
+        op,
+        d_output,
+        data,
+        updates,
+        output,
+        reduction,
+        put=lambda x, u, how: op.ScatterND(x, indices, u, reduction=how),
+        take=lambda x: op.GatherND(x, indices),
+    )
+
+
+def _scatter(
+    op: Emitter, d_output: str, data: str, updates: str, output: str, reduction: str, put: Move, take: Move
+) -> tuple[str, str]:
+    """By what the updates do to the elements that they meet, several of them possibly to the same one.
+
+    none: they replace. add: dupdates = dy. mul: each factor gets the product of the others: without division by 0, where
+    one factor is 0 it alone gets the product of the rest, where two are, none does. max, min: those that won share dy.
+    """
+    if reduction == "none":
+        return put(d_output, op.zeros_like(updates), None), take(d_output)
+    if reduction == "add":
+        return d_output, take(d_output)
+    if reduction == "mul":
+        zero = op.Equal(updates, 0)
+        factors = op.Where(zero, 1, updates)
+        zeros = put(op.zeros_like(data), op.Cast(zero, to=op.type(data)), "add")
+        others = op.Div(take(put(data, factors, "mul")), factors)
+        alone = op.Equal(take(zeros), op.Cast(zero, to=op.type(data)))
+        d_updates = op.Where(alone, op.Mul(take(d_output), others), 0)
+        return op.Mul(d_output, put(op.full(op.shape_of(data), 1.0, like=data), updates, "mul")), d_updates
+    kept, won = op.Equal(data, output), op.Equal(updates, take(output))
+    shares = put(op.Cast(kept, to=op.type(data)), op.Cast(won, to=op.type(data)), "add")
+    share = op.Div(d_output, shares)
+    return op.Where(kept, share, 0), op.Where(won, take(share), 0)
+
+
+@rule("Compress", wrt=["input"])
+def compress(op: Emitter, d_output: str, input: str, condition: str, axis: int | None) -> str:
+    """dx = dy put back where the condition holds, 0 elsewhere"""
+    indices = op.Reshape(op.NonZero(condition), [-1])
+    if axis is not None:
+        return op.grad.GatherGrad(op.shape_of(input), indices, d_output, axis=axis)
+    static = op.static(input)
+    size = op.Reshape(op.Size(input), [1]) if static is None else op.const([int(np.prod(static))])
+    return op.reshape_like(op.grad.GatherGrad(size, indices, d_output, axis=0), input)
+
+
+@rule("TopK", wrt=["X"])
+def top_k(op: Emitter, d_Values: str, X: str, Indices: str, axis: int) -> str:
+    """dx = dy put back where the values were taken from, 0 elsewhere"""
+    return op.grad.GatherElementsGrad(d_Values, op.shape_of(X), Indices, axis=axis)
+
+
+@rule("OneHot", wrt=["values"])
+def one_hot(op: Emitter, d_output: str, indices: str, depth: str, values: str, axis: int) -> str:
+    """dvalues = (Σ dy where the output is off, Σ dy where it is on)"""
+    on = op.Cast(op.OneHot(indices, depth, op.const([0, 1], like=values), axis=axis), to=9)
+    off_sum = op.ReduceSum(op.Where(on, 0, d_output), keepdims=0)
+    on_sum = op.ReduceSum(op.Where(on, d_output, 0), keepdims=0)
+    return op.Concat(op.Unsqueeze(off_sum, [0]), op.Unsqueeze(on_sum, [0]), axis=0)
