@@ -191,6 +191,10 @@ class Emitter:
         if like in self._shapes:
             self._shapes[value] = self._shapes[like]
 
+    def assume(self, value: str, shape: Shape) -> None:
+        """Record the shape of an emitted value, so that what is emitted next may rely on it."""
+        self._shapes[value] = shape
+
     def describe_output(self, node: NodeProto, position: int, name: str) -> None:
         """Record the type of an optional output that was added to a forward node."""
         schema = onnx.defs.get_schema(node.op_type, self.graph.opsets.get(node.domain, 1), node.domain)
