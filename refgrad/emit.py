@@ -60,6 +60,7 @@ class Emitter:
         self._types: dict[str, int] = dict(graph.types)
         self._shapes: dict[str, Shape] = dict(graph.shapes)
         self._arrays: dict[str, np.ndarray] = {}
+        self._shape_of: dict[str, Shape] = {}
         self._constant_names: dict[tuple[str, tuple[int, ...], bytes], str] = {}
         self._seen: dict[tuple[Any, ...], tuple[str, ...]] = {}
         self._made: set[str] = set()
@@ -184,6 +185,11 @@ class Emitter:
             return self._arrays[value]
         return self.graph.constant(value)
 
+    def dims(self, shape: str) -> Shape | None:
+        """The dimensions that the shape tensor `shape` holds, as far as they are known."""
+        known = self.constant(shape)
+        return self._shape_of.get(shape) if known is None else tuple(int(d) for d in known)
+
     def describe(self, value: str, like: str) -> None:
         """Record that `value` has the type and shape of `like`: an adjoint has those of its primal."""
         if like in self._types:
@@ -254,7 +260,12 @@ class Emitter:
     def shape_of(self, value: str) -> str:
         """The shape of `value` as a tensor: a constant where it is known, else a Shape node."""
         static = self.static(value)
-        return self.const(list(static)) if static is not None else str(self.Shape(value))
+        if static is not None:
+            return self.const(list(static))
+        name: str = self.Shape(value)
+        if value in self._shapes:
+            self._shape_of[name] = self._shapes[value]
+        return name
 
     def reshape_like(self, value: str, like: str) -> str:
         """The elements of `value` in the shape of `like`."""
