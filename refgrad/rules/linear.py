@@ -1,1 +1,77 @@
-"""Rules."""
+"""Matrix products."""
+
+from __future__ import annotations
+
+from refgrad.emit import Emitter
+from refgrad.registry import rule
+
+_END = 2**63 - 1
+
+
+@rule("MatMul")
+def matmul(op: Emitter, d_Y: str, A: str, B: str) -> tuple[str, str]:
+    """dA = dY·Bᵀ, dB = Aᵀ·dY, each summed over the axes along which its operand was broadcast"""
+    a, b = op.rank(A), op.rank(B)
+    if a == 2 and b == 2:
+        return op.Gemm(d_Y, B, transB=1), op.Gemm(A, d_Y, transA=1)
+    if b == 2:
+        # One product over all rows of A, whatever its rank: never a product per batch and then a sum.
+        d_B = op.Gemm(op.Flatten(A, axis=-1), op.Flatten(d_Y, axis=-1), transA=1)
+        return op.grad.FusedMatMul(d_Y, B, transA=0, transB=1), d_B
+    if b == 1:
+        d_B = op.MatMul(op.Reshape(d_Y, [-1]), op.Flatten(A, axis=-1))
+        return op.Mul(op.Unsqueeze(d_Y, [-1]), B), d_B
+    if a is None or b is None:
+        return _of_unknown_rank(op, d_Y, A, B)
+    if a == 1:
+        products = op.MatMul(B, op.Unsqueeze(d_Y, [-1]))
+        d_A = op.ReduceSum(products, [*range(b - 2), b - 1], keepdims=0)
+        return d_A, op.Mul(op.Unsqueeze(A, [1]), op.Unsqueeze(d_Y, [-2]))
+    d_A = op.grad.FusedMatMul(d_Y, B, transA=0, transB=1)
+    d_B = op.grad.FusedMatMul(A, d_Y, transA=1, transB=0)
+    return _summed(op, d_A, A, d_Y), _summed(op, d_B, B, d_Y)
+
+
+def _summed(op: Emitter, adjoint: str, operand: str, d_Y: str) -> str:
+    """`adjoint` has the batch axes of the product; sum over those that `operand` lacks or has with size 1."""
+    shape, full = op.shape(operand), op.shape(d_Y)
+    if shape is not None and full is not None:
+        op.assume(adjoint, (*full[:-2], *shape[-2:]))
+    result: str = op.grad.BroadcastGradient(adjoint, operand, (operand, adjoint))
+    return result
+
+
+def _of_unknown_rank(op: Emitter, d_Y: str, A: str, B: str) -> tuple[str, str]:
+    """Where an operand may be a vector, give it at run time the axis of size 1 that MatMul gave it: (1, K) and (K, 1)."""
+    a, b, y = op.Shape(A), op.Shape(B), op.Shape(d_Y)
+    rank_a, rank_b = op.Min(op.Shape(a), [2]), op.Min(op.Shape(b), [2])  # 1 for a vector, else 2
+    rows = op.Slice(op.Concat([1], a, axis=0), op.Sub(rank_a, [1]), [_END], [0])
+    columns = op.Slice(op.Concat(b, [1], axis=0), [0], op.Max(op.Shape(b), [2]), [0])
+    batch = op.Slice(y, [0], op.Sub(op.Add(op.Shape(y), [2]), op.Add(rank_a, rank_b)), [0])
+    m, n = op.Slice(rows, [-2], [-1], [0]), op.Slice(columns, [-1], [_END], [0])
+    d_Y = op.Reshape(d_Y, op.Concat(batch, m, n, axis=0), allowzero=1)
+    matrices = op.Reshape(A, rows, allowzero=1), op.Reshape(B, columns, allowzero=1)
+    d_A = op.grad.FusedMatMul(d_Y, matrices[1], transA=0, transB=1)
+    d_B = op.grad.FusedMatMul(matrices[0], d_Y, transA=1, transB=0)
+    d_A, d_B = (_summed(op, d, x, d_Y) for d, x in zip((d_A, d_B), matrices, strict=True))
+    return op.reshape_like(d_A, A), op.reshape_like(d_B, B)
+
+
+@rule("Gemm")
+def gemm(
+    op: Emitter, d_Y: str, A: str, B: str, C: str | None, alpha: float, beta: float, transA: int, transB: int
+) -> tuple[str, str, str | None]:
+    """dA' = α·dY·B'ᵀ, dB' = α·A'ᵀ·dY, dC = β·dY summed over the axes along which C was broadcast"""
+    factor = None if alpha == 1 else alpha
+    if transA:
+        d_A = op.Gemm(B, d_Y, alpha=factor, transA=transB, transB=1)
+    else:
+        d_A = op.Gemm(d_Y, B, alpha=factor, transB=1 - transB)
+    if transB:
+        d_B = op.Gemm(d_Y, A, alpha=factor, transA=1, transB=transA)
+    else:
+        d_B = op.Gemm(A, d_Y, alpha=factor, transA=1 - transA)
+    if C is None or beta == 0:
+        return d_A, d_B, None
+    d_C = op.grad.BroadcastGradient(d_Y, C, (C, d_Y))
+    return d_A, d_B, d_C if beta == 1 else op.Mul(d_C, beta)
