@@ -295,6 +295,13 @@ class Emitter:
             kept = self.Where(none, self.full(self.Shape(shape), 1, like=shape), kept)
         return str(self.Reshape(reduced, kept, allowzero=1))
 
+    def reduce(self, op_type: str, data: str, axes: str | None, noop_with_empty_axes: int = 0) -> str:
+        """A reduction that keeps its axes. Before opset 18 they are an attribute, and so were those it is given."""
+        known = self.constant(axes)
+        if self.opset >= 18:
+            return str(self.emit(op_type, "", (data, axes), 1, {"noop_with_empty_axes": noop_with_empty_axes or None}))
+        return str(self.emit(op_type, "", (data,), 1, {"axes": None if known is None else known.tolist() or None}))
+
     def _non_negative(self, axes: str, shape: str) -> str:
         return str(self.Where(self.Less(axes, 0), self.Add(axes, self.Size(shape)), axes))
 
