@@ -2,30 +2,271 @@
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
+
 from refgrad.emit import Emitter
 from refgrad.registry import rule
 
 
 @rule("Add", broadcast=True)
 def add(op: Emitter, d_C: str) -> tuple[str, str]:
-    """DA = dC, dB = dC"""
+    """dA = dC, dB = dC"""
     return d_C, d_C
 
 
 @rule("Sub", broadcast=True)
 def sub(op: Emitter, d_C: str) -> tuple[str, str]:
-    """DA = dC, dB = −dC"""
+    """dA = dC, dB = −dC"""
     return d_C, op.Neg(d_C)
 
 
 @rule("Mul", broadcast=True)
 def mul(op: Emitter, d_C: str, A: str, B: str) -> tuple[str, str]:
-    """DA = dC·B, dB = dC·A"""
+    """dA = dC·B, dB = dC·A"""
     return op.Mul(d_C, B), op.Mul(d_C, A)
 
 
 @rule("Div", broadcast=True)
 def div(op: Emitter, d_C: str, B: str, C: str) -> tuple[str, str]:
-    """DA = dC/B, dB = −dA·C"""
+    """dA = dC/B, dB = −dA·C"""
     d_A = op.Div(d_C, B)
     return d_A, op.Neg(op.Mul(d_A, C))
+
+
+@rule("Mod", broadcast=True)
+def mod(op: Emitter, d_C: str, A: str, B: str, C: str) -> tuple[str, str]:
+    """dA = dC, dB = −dC·q, where q = (A − C)/B is the whole quotient"""
+    quotient = op.Round(op.Div(op.Sub(A, C), B))
+    return d_C, op.Neg(op.Mul(d_C, quotient))
+
+
+@rule("Sum", broadcast=True)
+def sum_(op: Emitter, d_sum: str, data_0: list[str]) -> list[str]:
+    """dx_i = dy"""
+    return [d_sum] * len(data_0)
+
+
+@rule("Mean", broadcast=True)
+def mean(op: Emitter, d_mean: str, data_0: list[str]) -> list[str]:
+    """dx_i = dy/n"""
+    return [op.Mul(d_mean, 1 / len(data_0))] * len(data_0)
+
+
+@rule("Max", broadcast=True)
+def max_(op: Emitter, d_max: str, data_0: list[str], max: str) -> list[str]:  # noqa: A002
+    """dx_i = dy/k where x_i = y, else 0; k inputs are equal to y there"""
+    return _shared(op, d_max, data_0, max)
+
+
+@rule("Min", broadcast=True)
+def min_(op: Emitter, d_min: str, data_0: list[str], min: str) -> list[str]:  # noqa: A002
+    """dx_i = dy/k where x_i = y, else 0; k inputs are equal to y there"""
+    return _shared(op, d_min, data_0, min)
+
+
+def _shared(op: Emitter, d_y: str, inputs: list[str], y: str) -> list[str]:
+    if len(inputs) == 1:
+        return [d_y]
+    attained = [op.Equal(x, y) for x in inputs]
+    share = op.Div(d_y, op.Sum(*(op.Cast(hit, to=op.type(d_y)) for hit in attained)))
+    return [op.Where(hit, share, 0.0) for hit in attained]
+
+
+@rule("Clip", broadcast=True)
+def clip(
+    op: Emitter,
+    d_output: str,
+    input: str,  # noqa: A002
+    min: str | None,  # noqa: A002
+    max: str | None,  # noqa: A002
+    output: str,
+) -> tuple[str, str | None, str | None]:
+    """dx = dy where y = x, else 0; dmax = dy where max(x, min) > max; dmin = dy where x was raised to min ≤ max"""
+    kept = op.Equal(input, output)
+    if not _ordered(op.constant(min), op.constant(max), min, max):
+        kept = op.And(kept, op.LessOrEqual(min, max))
+    d_input = op.Where(kept, d_output, 0.0)
+    raised = op.Where(op.Less(input, output), d_output, 0.0)
+    if max is None:
+        return d_input, raised, None
+    lowered = op.Less(max, input if min is None else op.Max(input, min))
+    return d_input, op.Where(lowered, 0.0, raised), op.Where(lowered, d_output, 0.0)
+
+
+def _ordered(low: np.ndarray | None, high: np.ndarray | None, min: str | None, max: str | None) -> bool:  # noqa: A002
+    """Whether min ≤ max is known; where min > max every y is max."""
+    return min is None or max is None or (low is not None and high is not None and bool((low <= high).all()))
+
+
+@rule("Where", broadcast=True)
+def where(op: Emitter, d_output: str, condition: str) -> tuple[str, str]:
+    """dX = dy where the condition holds, else 0; dY = dy where it does not, else 0"""
+    return op.Where(condition, d_output, 0.0), op.Where(condition, 0.0, d_output)
+
+
+@rule("Pow", broadcast=True)
+def pow_(op: Emitter, d_Z: str, X: str, Y: str, Z: str) -> tuple[str | None, str]:
+    """dX = dZ·Y·X^(Y − 1), dY = dZ·Z·log X, and 0 where X = 0"""
+    log = op.Log(op.Where(op.Equal(X, 0.0), 1.0, X))
+    return _d_base(op, d_Z, X, Y), _cast(op, op.Mul(d_Z, op.Mul(Z, log)), like=Y)
+
+
+def _d_base(op: Emitter, d_Z: str, X: str, Y: str) -> str | None:
+    known = op.constant(Y)
+    if known is None or known.size != 1:
+        exponent = _cast(op, Y, like=X)
+        lowered = op.Sub(op.Where(op.Equal(exponent, 0.0), 1.0, exponent), 1.0)  # 0·X^0: not 0·X^−1 = 0·inf at X = 0
+        return str(op.Mul(d_Z, op.Mul(op.Pow(X, lowered), exponent)))
+    y = float(known.item())
+    if y in (0, 1):
+        return d_Z if y else None
+    return str(op.Mul(d_Z, op.Mul(X if y == 2 else op.Pow(X, y - 1), y)))
+
+
+def _cast(op: Emitter, value: str, like: str) -> str:
+    """`value` in the type of `like`."""
+    return value if op.type(value) == op.type(like) else str(op.Cast(value, to=op.type(like)))
+
+
+@rule("Identity")
+def identity(op: Emitter, d_output: str) -> str:
+    """dx = dy"""
+    return d_output
+
+
+@rule("Cast")
+def cast(op: Emitter, d_output: str, input: str) -> str:  # noqa: A002
+    """dx = dy in the type of x"""
+    return _cast(op, d_output, like=input)
+
+
+@rule("CastLike", wrt=["input"])
+def cast_like(op: Emitter, d_output: str, input: str) -> str:  # noqa: A002
+    """dx = dy in the type of x"""
+    return _cast(op, d_output, like=input)
+
+
+@rule("Neg")
+def neg(op: Emitter, d_Y: str) -> str:
+    """dx = −dy"""
+    return str(op.Neg(d_Y))
+
+
+@rule("Abs")
+def abs_(op: Emitter, d_Y: str, X: str) -> str:
+    """dx = dy·sign x"""
+    return str(op.Mul(d_Y, op.Sign(X)))
+
+
+@rule("Sqrt")
+def sqrt(op: Emitter, d_Y: str, Y: str) -> str:
+    """dx = dy/2y"""
+    return str(op.Div(op.Mul(d_Y, 0.5), Y))
+
+
+@rule("Exp")
+def exp(op: Emitter, d_output: str, output: str) -> str:
+    """dx = dy·y"""
+    return str(op.Mul(d_output, output))
+
+
+@rule("Log")
+def log(op: Emitter, d_output: str, input: str) -> str:  # noqa: A002
+    """dx = dy/x"""
+    return str(op.Div(d_output, input))
+
+
+@rule("Reciprocal")
+def reciprocal(op: Emitter, d_Y: str, Y: str) -> str:
+    """dx = −dy·y²"""
+    return str(op.Neg(op.Mul(op.Mul(d_Y, Y), Y)))
+
+
+@rule("Sin")
+def sin(op: Emitter, d_output: str, input: str) -> str:  # noqa: A002
+    """dx = dy·cos x"""
+    return str(op.Mul(d_output, op.Cos(input)))
+
+
+@rule("Cos")
+def cos(op: Emitter, d_output: str, input: str) -> str:  # noqa: A002
+    """dx = −dy·sin x"""
+    return str(op.Neg(op.Mul(d_output, op.Sin(input))))
+
+
+@rule("Tan")
+def tan(op: Emitter, d_output: str, output: str) -> str:
+    """dx = dy·(1 + y²)"""
+    return str(op.Mul(d_output, op.Add(op.Mul(output, output), 1.0)))
+
+
+@rule("Asin")
+def asin(op: Emitter, d_output: str, input: str) -> str:  # noqa: A002
+    """dx = dy/√((1 − x)·(1 + x))"""
+    return str(op.Div(d_output, op.Sqrt(_one_minus_square(op, input))))
+
+
+@rule("Acos")
+def acos(op: Emitter, d_output: str, input: str) -> str:  # noqa: A002
+    """dx = −dy/√((1 − x)·(1 + x))"""
+    return str(op.Neg(op.Div(d_output, op.Sqrt(_one_minus_square(op, input)))))
+
+
+@rule("Atan")
+def atan(op: Emitter, d_output: str, input: str) -> str:  # noqa: A002
+    """dx = dy/(1 + x²)"""
+    return str(op.Div(d_output, op.Add(op.Mul(input, input), 1.0)))
+
+
+@rule("Sinh")
+def sinh(op: Emitter, d_output: str, input: str) -> str:  # noqa: A002
+    """dx = dy·cosh x"""
+    return str(op.Mul(d_output, op.Cosh(input)))
+
+
+@rule("Cosh")
+def cosh(op: Emitter, d_output: str, input: str) -> str:  # noqa: A002
+    """dx = dy·sinh x"""
+    return str(op.Mul(d_output, op.Sinh(input)))
+
+
+@rule("Asinh")
+def asinh(op: Emitter, d_output: str, output: str) -> str:
+    """dx = dy/cosh y, and cosh y = √(1 + x²), whose square would overflow"""
+    return str(op.Div(d_output, op.Cosh(output)))
+
+
+@rule("Acosh")
+def acosh(op: Emitter, d_output: str, output: str) -> str:
+    """dx = dy/sinh y, and sinh y = √(x² − 1), which would cancel near 1"""
+    return str(op.Div(d_output, op.Sinh(output)))
+
+
+@rule("Atanh")
+def atanh(op: Emitter, d_output: str, input: str) -> str:  # noqa: A002
+    """dx = dy/((1 − x)·(1 + x))"""
+    return str(op.Div(d_output, _one_minus_square(op, input)))
+
+
+def _one_minus_square(op: Emitter, x: str) -> str:
+    return str(op.Mul(op.Sub(1.0, x), op.Add(x, 1.0)))
+
+
+@rule("Erf")
+def erf(op: Emitter, d_output: str, input: str) -> str:  # noqa: A002
+    """dx = dy·2/√π·exp(−x²)"""
+    return str(op.Mul(d_output, op.Mul(op.Exp(op.Neg(op.Mul(input, input))), 2 / math.sqrt(math.pi))))
+
+
+@rule("CumSum", wrt=["x"])
+def cum_sum(op: Emitter, d_y: str, axis: str, exclusive: int, reverse: int) -> str:
+    """dx = dy summed from the other end"""
+    return str(op.CumSum(d_y, axis, exclusive=exclusive, reverse=1 - reverse))
+
+
+@rule("Dropout", wrt=["data"])
+def dropout(op: Emitter, d_output: str, mask: str, ratio: str | None, training_mode: str | None) -> str:
+    """dx = dy/(1 − ratio) where the mask kept x, else 0; dy in inference"""
+    return str(op.grad.DropoutGrad(d_output, mask, ratio, training_mode))

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
+from onnx import TensorProto
+
 from refgrad.emit import Emitter
 from refgrad.registry import rule
 
@@ -10,6 +15,130 @@ from refgrad.registry import rule
 def reduce_sum(
     op: Emitter, d_reduced: str, data: str, axes: str | None, keepdims: int, noop_with_empty_axes: int
 ) -> str:
-    """Dx = dy along every reduced axis"""
+    """dx = dy along every reduced axis"""
     d_reduced = op.keep_dims(d_reduced, data, axes, keepdims, noop_with_empty_axes)
-    return op.Expand(d_reduced, op.shape_of(data))
+    return str(op.Expand(d_reduced, op.shape_of(data)))
+
+
+@rule("ReduceMean", wrt=["data"])
+def reduce_mean(
+    op: Emitter, d_reduced: str, data: str, axes: str | None, keepdims: int, noop_with_empty_axes: int
+) -> str:
+    """dx = dy/n along every reduced axis; n elements were averaged"""
+    count = _count(op, data, axes, noop_with_empty_axes)
+    scale: str | float
+    if count is None:
+        # In double: an int64 quotient would divide by 0 for empty data, and sizes overflow float16.
+        sizes = (op.Cast(op.Max(op.Size(value), 1), to=TensorProto.DOUBLE) for value in (d_reduced, data))
+        scale = str(op.Cast(op.Div(*sizes), to=op.type(data)))
+    else:
+        scale = 1 / max(count, 1)
+    return reduce_sum(op, op.Mul(d_reduced, scale), data, axes, keepdims, noop_with_empty_axes)
+
+
+def _count(op: Emitter, data: str, axes: str | None, noop_with_empty_axes: int) -> int | None:
+    """How many elements of `data` become one, where that is known."""
+    shape, known = op.shape(data), op.constant(axes)
+    if shape is None or (axes is not None and known is None):
+        return None
+    every = np.arange(0 if noop_with_empty_axes else len(shape))
+    dims = [shape[axis] for axis in (every if known is None or not known.size else known)]
+    return math.prod(d for d in dims if isinstance(d, int)) if all(isinstance(d, int) for d in dims) else None
+
+
+@rule("ReduceMax", wrt=["data"])
+def reduce_max(
+    op: Emitter, d_reduced: str, data: str, reduced: str, axes: str | None, keepdims: int, noop_with_empty_axes: int
+) -> str:
+    """dx = dy/k where x = y, else 0; k elements are equal to y"""
+    d_y, y = _kept(op, d_reduced, reduced, data, axes, keepdims, noop_with_empty_axes)
+    attained = op.Equal(data, y)
+    ties = op.ReduceSum(
+        op.Cast(attained, to=op.type(data)), axes, keepdims=1, noop_with_empty_axes=noop_with_empty_axes
+    )
+    return str(op.Where(attained, op.Div(d_y, ties), 0.0))
+
+
+@rule("ReduceMin", wrt=["data"])
+def reduce_min(
+    op: Emitter, d_reduced: str, data: str, reduced: str, axes: str | None, keepdims: int, noop_with_empty_axes: int
+) -> str:
+    """dx = dy/k where x = y, else 0; k elements are equal to y"""
+    return reduce_max(op, d_reduced, data, reduced, axes, keepdims, noop_with_empty_axes)
+
+
+@rule("ReduceProd", wrt=["data"])
+def reduce_prod(
+    op: Emitter, d_reduced: str, data: str, axes: str | None, keepdims: int, noop_with_empty_axes: int
+) -> str:
+    """dx_i = dy·Π_{j≠i} x_j = dy·(product of the nonzero others)·(1, or s where one other is 0, or 0 where more are)
+
+    s, the sum of the others that are 0, has the value 0 but the derivative of their product.
+    """
+    zero = op.Equal(data, 0.0)
+    nonzero, zeros = op.Where(zero, 1.0, data), op.Where(zero, data, 0.0)
+    product = op.reduce("ReduceProd", nonzero, axes, noop_with_empty_axes)
+
+    def others(x: str) -> str:
+        total = op.ReduceSum(x, axes, keepdims=1, noop_with_empty_axes=noop_with_empty_axes)
+        return str(op.Sub(total, x))
+
+    count = others(op.Cast(zero, to=op.type(data)))
+    factor = op.Where(op.Equal(count, 0.0), 1.0, op.Where(op.Equal(count, 1.0), others(zeros), 0.0))
+    d_y = op.keep_dims(d_reduced, data, axes, keepdims, noop_with_empty_axes)
+    return str(op.Mul(op.Div(op.Mul(d_y, product), nonzero), factor))
+
+
+@rule("ReduceL1", wrt=["data"])
+def reduce_l1(
+    op: Emitter, d_reduced: str, data: str, axes: str | None, keepdims: int, noop_with_empty_axes: int
+) -> str:
+    """dx = dy·sign x"""
+    return str(op.Mul(op.keep_dims(d_reduced, data, axes, keepdims, noop_with_empty_axes), op.Sign(data)))
+
+
+@rule("ReduceL2", wrt=["data"])
+def reduce_l2(
+    op: Emitter, d_reduced: str, data: str, reduced: str, axes: str | None, keepdims: int, noop_with_empty_axes: int
+) -> str:
+    """dx = x·dy/y, and 0 where y = 0"""
+    d_y, y = _kept(op, d_reduced, reduced, data, axes, keepdims, noop_with_empty_axes)
+    return str(op.Mul(data, op.Div(d_y, op.Where(op.Equal(y, 0.0), 1.0, y))))
+
+
+@rule("ReduceSumSquare", wrt=["data"])
+def reduce_sum_square(
+    op: Emitter, d_reduced: str, data: str, axes: str | None, keepdims: int, noop_with_empty_axes: int
+) -> str:
+    """dx = 2·dy·x"""
+    d_y = op.keep_dims(d_reduced, data, axes, keepdims, noop_with_empty_axes)
+    return str(op.Mul(data, op.Mul(d_y, 2.0)))
+
+
+@rule("ReduceLogSum", wrt=["data"])
+def reduce_log_sum(
+    op: Emitter, d_reduced: str, data: str, reduced: str, axes: str | None, keepdims: int, noop_with_empty_axes: int
+) -> str:
+    """dx = dy/Σx along every reduced axis, and Σx = exp y"""
+    d_sum = op.Div(d_reduced, op.Exp(reduced))
+    return reduce_sum(op, d_sum, data, axes, keepdims, noop_with_empty_axes)
+
+
+@rule("ReduceLogSumExp", wrt=["data"])
+def reduce_log_sum_exp(
+    op: Emitter, d_reduced: str, data: str, reduced: str, axes: str | None, keepdims: int, noop_with_empty_axes: int
+) -> str:
+    """dx = dy·exp(x − y), and 0 where y = −inf"""
+    d_y, y = _kept(op, d_reduced, reduced, data, axes, keepdims, noop_with_empty_axes)
+    finite = op.Where(op.Equal(y, -math.inf), 0.0, y)
+    return str(op.Mul(d_y, op.Exp(op.Sub(data, finite))))
+
+
+def _kept(
+    op: Emitter, d_reduced: str, reduced: str, data: str, axes: str | None, keepdims: int, noop_with_empty_axes: int
+) -> tuple[str, str]:
+    """The cotangent and the result, both with the reduced axes put back as 1."""
+    return (
+        op.keep_dims(d_reduced, data, axes, keepdims, noop_with_empty_axes),
+        op.keep_dims(reduced, data, axes, keepdims, noop_with_empty_axes),
+    )
