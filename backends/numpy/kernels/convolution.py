@@ -5,6 +5,8 @@ Symbols: N batch, G groups, C input and M output channels, K elements of the ker
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from refgrad.backends.numpy.kernels.windows import Windows, make_windows
 from refgrad.backends.numpy.registry import kernel
@@ -49,7 +51,7 @@ def conv_grad(
 ) -> tuple[np.ndarray | None, ...]:
     """DX = fold(Wᵀ·dY), dW = Σ_N dY·columnsᵀ, dB = Σ_{N,O} dY"""
     windows = make_windows(X.shape[2:], W.shape[2:], strides, dilations, pads, auto_pad)
-    rows = dY.reshape(dY.shape[0], group, W.shape[0] // group, -1)
+    rows = _in_groups(dY, group)
     want_dX, want_dW, want_dB = (*_wanted, False, False)[:3]
     dX = dW = None
     if want_dX:
@@ -76,10 +78,7 @@ def conv_transpose(
 ) -> np.ndarray:
     """Y = fold(Wᵀ·X) + B with W (C, M/G, k...): the adjoint of Conv with respect to its input."""
     windows = _transposed(X, W, auto_pad, dilations, output_padding, output_shape, pads, strides)
-    n, c = X.shape[:2]
-    channels = W.shape[1] * group
-    rows = X.reshape(n, group, c // group, -1)
-    Y = windows.fold(_per_group(W, group).swapaxes(1, 2) @ rows, channels)
+    Y = windows.fold(_per_group(W, group).swapaxes(1, 2) @ _in_groups(X, group), W.shape[1] * group)
     return Y if B is None else _add_bias(Y, B)
 
 
@@ -106,8 +105,7 @@ def conv_transpose_grad(
     dX = (_per_group(W, group) @ columns).reshape(X.shape) if want_dX else None
     dW = None
     if want_dW:
-        rows = X.reshape(X.shape[0], group, X.shape[1] // group, -1)
-        dW = (rows @ columns.swapaxes(2, 3)).sum(0).reshape(W.shape)
+        dW = (_in_groups(X, group) @ columns.swapaxes(2, 3)).sum(0).reshape(W.shape)
     return dX, dW, _bias_grad(dY) if want_dB else None
 
 
@@ -144,7 +142,12 @@ def _transposed(
 
 def _per_group(W: np.ndarray, group: int) -> np.ndarray:
     """(M, C/G, k...) to (G, M/G, C/G·K)"""
-    return W.reshape(group, W.shape[0] // group, -1)
+    return W.reshape(group, W.shape[0] // group, math.prod(W.shape[1:]))
+
+
+def _in_groups(X: np.ndarray, group: int) -> np.ndarray:
+    """(N, C, spatial...) to (N, G, C/G, elements)"""
+    return X.reshape(X.shape[0], group, X.shape[1] // group, math.prod(X.shape[2:]))
 
 
 def _add_bias(Y: np.ndarray, B: np.ndarray) -> np.ndarray:
