@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
+from onnx import ModelProto, TypeProto, ValueInfoProto, helper
 
-from refgrad.emit import Attributes, Emitter, to_proto
+from refgrad.emit import Emitter, Writer
 from refgrad.errors import OptionError, RuleError, choices
-from refgrad.graph import Graph, reads
+from refgrad.graph import Graph, Node, subgraphs
 from refgrad.path import Path, Report, prepare, refuse
-from refgrad.registry import DIALECTS, Read, Rule, attributes_of
+from refgrad.registry import DIALECTS, RULES, Read, Rule, attributes_of
 
 COTANGENTS = ("input", "ones", "yield")
 _IR_VERSION = 10  # the first with metadata_props on nodes, and the last that onnxruntime-training 1.19.2 reads
@@ -69,11 +71,12 @@ def gradient(
         raise OptionError(
             "cotangent='yield' emits com.microsoft.YieldOp, which only dialect='ort' has: use dialect='ort'."
         )
-    graph = Graph(model)
-    sources, targets, path = prepare(graph, wrt, outputs)
-    if path.blocked:
-        raise refuse(path)
-    return _Sweep(path, sources, targets, dialect, cotangent, keep_outputs).model()
+    with _no_collection():
+        graph = Graph(model)
+        sources, targets, path = prepare(graph, wrt, outputs)
+        if path.blocked:
+            raise refuse(path)
+        return _Sweep(path, sources, targets, dialect, cotangent, keep_outputs).model()
 
 
 def preflight(
@@ -90,6 +93,19 @@ def preflight(
     return Report(tuple(sources), tuple(targets), path.rows)
 
 
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Pause the garbage collector: a sweep makes many objects, all of them live, and it would search them again and again."""
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
 class _Sweep:
     """One differentiation: adjoints by the name of their primal, and the result that is built from them."""
 
@@ -103,6 +119,7 @@ class _Sweep:
         self.rename: dict[str, str] = {}  # emitted value: its name in the result
         self.owner: dict[str, str] = {}  # emitted value: the primal whose adjoint it was first
         self.contributions: dict[str, list[str]] = {}
+        self._tensor_types: dict[tuple[int, tuple[int, ...]], TypeProto] = {}
         self.cotangents = self._seed(cotangent)
         for node in reversed(path.active):
             self._visit(node)
@@ -129,43 +146,40 @@ class _Sweep:
             self.contributions[output] = [seed]
         return names if cotangent == "input" else {}
 
-    def _visit(self, node: NodeProto) -> None:
-        adjoints = [self._adjoint(name) for name in node.output]
+    def _visit(self, node: Node) -> None:
+        adjoints = [self._adjoint(name) for name in node.outputs]
         if not any(adjoints):
             return
-        rule = self.path.rule(node)
+        rule = RULES[node.key]
         bound, places = rule.bind(self.graph.opsets.get(node.domain, 1))
         self.op.enter(rule.op_type, node.name)
         arguments, keywords = self._arguments(node, bound, adjoints)
         result = rule.function(self.op, *arguments, **keywords)
+        operands = tuple([name for name in node.inputs if name])
         for name, adjoint in self._assign(node, rule, places, result):
             if adjoint is None or name not in self.path.needed:
                 continue
-            if rule.broadcast:
-                adjoint = self.op.grad.BroadcastGradient(adjoint, name, tuple(n for n in node.input if n))
+            if rule.broadcast and len(operands) > 1:
+                adjoint = self.op.grad.BroadcastGradient(adjoint, name, operands)
             self.contributions.setdefault(name, []).append(adjoint)
 
     def _arguments(
-        self, node: NodeProto, bound: tuple[Read, ...], adjoints: list[str | None]
+        self, node: Node, bound: tuple[Read, ...], adjoints: list[str | None]
     ) -> tuple[list[Any], dict[str, Any]]:
         """What the rule reads, in the order of its parameters."""
-        attributes = attributes_of(node) if node.attribute else {}
+        attributes = attributes_of(node.proto) if node.proto.attribute else {}
+        values: dict[str, list[Any]] = {"input": node.inputs, "cotangent": adjoints, "output": node.outputs}
         arguments: list[Any] = []
         keywords: dict[str, Any] = {}
         for read in bound:
-            value: Any
-            if read.kind == "input":
+            if read.kind in values:
+                where, position = values[read.kind], read.position
                 if read.variadic:
-                    value = [name or None for name in node.input[read.position :]]
+                    value = [name or None for name in where[position:]]
                 else:
-                    value = (node.input[read.position] if read.position < len(node.input) else None) or None
-            elif read.kind == "cotangent":
-                if read.variadic:
-                    value = adjoints[read.position :]
-                else:
-                    value = adjoints[read.position] if read.position < len(adjoints) else None
-            elif read.kind == "output":
-                value = list(node.output[read.position :]) if read.variadic else self._output(node, read)
+                    value = (where[position] if position < len(where) else None) or None
+                    if value is None and read.kind == "output":
+                        value = self._add_output(node, read)
             elif read.kind == "constant":
                 value = attributes.get(read.name, read.default)
                 value = None if value is None else self.op.const(value)
@@ -177,18 +191,15 @@ class _Sweep:
             arguments.append(value)
         return arguments, keywords
 
-    def _output(self, node: NodeProto, read: Read) -> str:
-        """The name of an output; an optional one that the node leaves out is added to it."""
-        while len(node.output) <= read.position:
-            node.output.append("")
-        if not node.output[read.position]:
-            name = self.op.fresh(f"{node.name}_{read.name}")
-            node.output[read.position] = name
-            self.op.describe_output(node, read.position, name)
-        return node.output[read.position]
+    def _add_output(self, node: Node, read: Read) -> str:
+        """Name an optional output that the node leaves out."""
+        name = self.op.fresh(f"{node.name}_{read.name}")
+        node.add_output(read.position, name)
+        self.op.describe_output(node, read.position, name)
+        return name
 
     def _assign(
-        self, node: NodeProto, rule: Rule, places: tuple[tuple[int, bool], ...], result: Any
+        self, node: Node, rule: Rule, places: tuple[tuple[int, bool], ...], result: Any
     ) -> list[tuple[str, str | None]]:
         """Pair the adjoints that a rule returned with the inputs that they belong to."""
         if len(places) == 1 and not (isinstance(result, tuple) and len(result) == 1):
@@ -202,9 +213,9 @@ class _Sweep:
         pairs: list[tuple[str, str | None]] = []
         for (position, variadic), adjoint in zip(places, result, strict=True):
             if variadic:
-                pairs += zip(node.input[position:], adjoint, strict=True)
-            elif position < len(node.input):
-                pairs.append((node.input[position], adjoint))
+                pairs += zip(node.inputs[position:], adjoint, strict=True)
+            elif position < len(node.inputs):
+                pairs.append((node.inputs[position], adjoint))
         return [(name, adjoint) for name, adjoint in pairs if name]
 
     def _adjoint(self, name: str) -> str | None:
@@ -259,9 +270,9 @@ class _Sweep:
             backward.append(emitted)
         forward = []
         for node in reversed(graph.nodes):
-            if not live.isdisjoint(node.output):
-                live.update(reads(node))
-                forward.append(node)
+            if not live.isdisjoint(node.outputs):
+                live.update(node.reads)
+                forward.append(node.proto)
         final = ModelProto(ir_version=max(source.ir_version, _IR_VERSION), producer_name="refgrad")
         final.opset_import.extend(graph.model.opset_import)
         if any(emitted.domain == "com.microsoft" for emitted in backward) and "com.microsoft" not in graph.opsets:
@@ -269,8 +280,9 @@ class _Sweep:
         target = final.graph
         target.name = f"{graph.model.graph.name}_grad"
         target.node.extend(reversed(forward))
-        attribute = Attributes()
-        target.node.extend(to_proto(emitted, self.rename, attribute) for emitted in reversed(backward))
+        writer = Writer(target, self.rename)
+        for emitted in reversed(backward):
+            writer.add(emitted)
         target.input.extend(graph.inputs.values())
         target.input.extend(self._value(name, name) for name in self.wrt if name not in graph.inputs)
         target.input.extend(self._value(output, name) for output, name in self.cotangents.items())
@@ -293,29 +305,28 @@ class _Sweep:
     def _value(self, name: str, called: str) -> ValueInfoProto:
         """The type and declared shape of `name` under another name."""
         declared = self.graph.inputs.get(name) or self.graph.outputs.get(name)
-        if declared is None:
-            tensor: TensorProto = self.graph.initializers[name]
-            return helper.make_tensor_value_info(called, tensor.data_type, list(tensor.dims))
-        value = ValueInfoProto()
-        value.CopyFrom(declared)
-        value.name = called
-        return value
+        if declared is not None:
+            return ValueInfoProto(name=called, type=declared.type)
+        tensor = self.graph.initializers[name]
+        kind = tensor.data_type, tuple(tensor.dims)
+        if kind not in self._tensor_types:
+            self._tensor_types[kind] = helper.make_tensor_type_proto(*kind)
+        return ValueInfoProto(name=called, type=self._tensor_types[kind])
 
 
 def _names(graph: Graph) -> set[str]:
     """Every name that the model uses, of values and of nodes, subgraphs included."""
     taken = {*graph.inputs, *graph.initializers, *graph.outputs}
-    pending = [graph.model.graph]
-    while pending:
-        current = pending.pop()
-        taken.update(value.name for value in current.input)
-        taken.update(tensor.name for tensor in current.initializer)
-        for node in current.node:
-            taken.add(node.name)
-            taken.update(node.input)
-            taken.update(node.output)
-            for attribute in node.attribute:
-                if attribute.HasField("g"):
-                    pending.append(attribute.g)
-                pending.extend(attribute.graphs)
+    for node in graph.nodes:
+        taken.add(node.name)
+        taken.update(node.reads)
+        taken.update(node.outputs)
+        pending = [graph_of for attribute in node.proto.attribute for graph_of in subgraphs(attribute)]
+        while pending:
+            inner = pending.pop()
+            taken.update(value.name for value in inner.input)
+            taken.update(tensor.name for tensor in inner.initializer)
+            for proto in inner.node:
+                taken.update((proto.name, *proto.input, *proto.output))
+                pending += [graph_of for attribute in proto.attribute for graph_of in subgraphs(attribute)]
     return taken

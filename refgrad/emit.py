@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import AttributeProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import AttributeProto, GraphProto, StringStringEntryProto, TensorProto, helper, numpy_helper
 
 from refgrad.errors import RuleError
-from refgrad.graph import Graph, Shape
+from refgrad.graph import Graph, Node, Shape
 from refgrad.registry import LOWERINGS
 
 Argument = str | float | Sequence[int] | np.ndarray | None
@@ -25,6 +25,7 @@ _BOOL = frozenset(
     ("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Not", "And", "Or", "Xor", "IsNaN", "IsInf")
 )
 _INT64 = frozenset(("Shape", "Size", "NonZero", "ArgMax", "ArgMin"))
+_OTHER_TYPE = _BOOL | _INT64 | {"Cast", "ConstantOfShape", "Where", "CastLike", "OneHot"}
 
 
 @dataclass(slots=True)
@@ -61,7 +62,8 @@ class Emitter:
         self._shapes: dict[str, Shape] = dict(graph.shapes)
         self._arrays: dict[str, np.ndarray] = {}
         self._shape_of: dict[str, Shape] = {}
-        self._constant_names: dict[tuple[str, tuple[int, ...], bytes], str] = {}
+        self._constant_names: dict[tuple[np.dtype, tuple[int, ...], bytes], str] = {}
+        self._numbers: dict[tuple[str, int], str] = {}  # constants by how the rule wrote them
         self._seen: dict[tuple[Any, ...], tuple[str, ...]] = {}
         self._made: set[str] = set()
         self._rule = self._node = self._scope = ""
@@ -91,9 +93,12 @@ class Emitter:
         optional_outputs: bool = False,
     ) -> Any:
         """Add a node; its output's name, or a tuple of names where it has several. Attributes that are None are left out."""
-        attributes = {key: value for key, value in attributes.items() if value is not None}
         names = self._names(inputs)
-        key = (op_type, domain, names, outputs, tuple(sorted((k, _hashable(v)) for k, v in attributes.items())))
+        settings: tuple[Any, ...] = ()
+        if attributes:
+            attributes = {key: value for key, value in attributes.items() if value is not None}
+            settings = tuple(sorted([(k, _hashable(v)) for k, v in attributes.items()]))
+        key = (op_type, domain, names, outputs, settings)
         made = self._seen.get(key)
         if made is None:
             name = self.fresh(f"{self._scope}{op_type}_{self._count}")
@@ -104,7 +109,9 @@ class Emitter:
             )
             self._seen[key] = made
             self._made.update(made)
-            kind = self._result_type(op_type, names, attributes)
+            kind = self._types.get(names[0]) if names else None
+            if op_type in _OTHER_TYPE:
+                kind = self._result_type(op_type, names, attributes)
             if kind is not None:
                 for result in made:
                     self._types[result] = kind
@@ -145,9 +152,7 @@ class Emitter:
             return int(attributes["value"].data_type) if "value" in attributes else TensorProto.FLOAT
         if op_type in ("Where", "CastLike"):
             return self._types.get(names[1])
-        if op_type == "OneHot":
-            return self._types.get(names[2])
-        return self._types.get(names[0]) if names else None
+        return self._types.get(names[2])  # OneHot
 
     # What is known of a value
 
@@ -201,11 +206,11 @@ class Emitter:
         """Record the shape of an emitted value, so that what is emitted next may rely on it."""
         self._shapes[value] = shape
 
-    def describe_output(self, node: NodeProto, position: int, name: str) -> None:
+    def describe_output(self, node: Node, position: int, name: str) -> None:
         """Record the type of an optional output that was added to a forward node."""
         schema = onnx.defs.get_schema(node.op_type, self.graph.opsets.get(node.domain, 1), node.domain)
         type_str = schema.outputs[position].type_str
-        for parameter, value in zip(schema.inputs, node.input, strict=False):
+        for parameter, value in zip(schema.inputs, node.inputs, strict=False):
             if parameter.type_str == type_str and value in self._types:
                 self._types[name] = self._types[value]
                 return
@@ -233,13 +238,15 @@ class Emitter:
 
     def const(self, value: float | Sequence[int] | np.ndarray, like: str | None = None) -> str:
         """A constant: the type of `like`, or the array's own, or int64."""
-        if like is not None:
-            array = np.asarray(value, dtype=helper.tensor_dtype_to_np_dtype(self.type(like)))
-        elif isinstance(value, np.ndarray):
-            array = value
-        else:
-            array = np.asarray(value, dtype=np.int64)
-        key = (array.dtype.name, array.shape, array.tobytes())
+        if isinstance(value, np.ndarray):
+            return self._constant(value)
+        key = repr(value), self.type(like) if like is not None else TensorProto.INT64
+        if key not in self._numbers:
+            self._numbers[key] = self._constant(np.asarray(value, dtype=helper.tensor_dtype_to_np_dtype(key[1])))
+        return self._numbers[key]
+
+    def _constant(self, array: np.ndarray) -> str:
+        key = (array.dtype, array.shape, array.tobytes())
         name = self._constant_names.get(key)
         if name is None:
             text = "_".join(str(v) for v in array.ravel()[:6]) + ("_etc" if array.size > 6 else "")
@@ -355,30 +362,35 @@ def _hashable(value: Any) -> Any:
     return value
 
 
-class Attributes:
-    """Makes `AttributeProto`s, each distinct one once: gradient graphs repeat few of them many times."""
+class Writer:
+    """Writes emitted nodes into a graph. Attributes and metadata entries recur, so each distinct one is made once."""
 
-    def __init__(self) -> None:
-        self._made: dict[tuple[str, Any], AttributeProto] = {}
+    def __init__(self, graph: GraphProto, rename: dict[str, str]) -> None:
+        self._graph = graph
+        self._rename = rename
+        self._attributes: dict[tuple[Any, ...], AttributeProto] = {}
+        self._entries: dict[tuple[str, str], StringStringEntryProto] = {}
 
-    def __call__(self, name: str, value: Any) -> AttributeProto:
-        key = (name, type(value).__name__, _hashable(value))
-        if key not in self._made:
-            self._made[key] = helper.make_attribute(name, value)
-        return self._made[key]
+    def add(self, node: Emitted) -> None:
+        """Append the node with final names; `metadata_props` tell the rule and the forward node that it comes from."""
+        rename = self._rename
+        self._graph.node.add(
+            op_type=node.op_type,
+            domain=node.domain,
+            name=node.name,
+            input=[rename.get(name, name) for name in node.inputs],
+            output=[rename.get(name, name) for name in node.outputs],
+            attribute=[self._attribute(key, value) for key, value in node.attributes.items()],
+            metadata_props=[self._entry("refgrad.rule", node.rule), self._entry("refgrad.node", node.node)],
+        )
 
+    def _attribute(self, name: str, value: Any) -> AttributeProto:
+        key = (name, type(value), _hashable(value))
+        if key not in self._attributes:
+            self._attributes[key] = helper.make_attribute(name, value)
+        return self._attributes[key]
 
-def to_proto(node: Emitted, rename: dict[str, str], attribute: Attributes) -> NodeProto:
-    """The node with final names; `metadata_props` tell the rule and the forward node that it comes from."""
-    proto = NodeProto(
-        op_type=node.op_type,
-        domain=node.domain,
-        name=node.name,
-        input=[rename.get(name, name) for name in node.inputs],
-        output=[rename.get(name, name) for name in node.outputs],
-    )
-    if node.attributes:
-        proto.attribute.extend(attribute(key, value) for key, value in node.attributes.items())
-    proto.metadata_props.add(key="refgrad.rule", value=node.rule)
-    proto.metadata_props.add(key="refgrad.node", value=node.node)
-    return proto
+    def _entry(self, key: str, value: str) -> StringStringEntryProto:
+        if (key, value) not in self._entries:
+            self._entries[key, value] = StringStringEntryProto(key=key, value=value)
+        return self._entries[key, value]

@@ -7,9 +7,12 @@ is copied or serialised, and a model with external data is never read.
 
 from __future__ import annotations
 
+import math
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +20,16 @@ import onnx
 import onnx.inliner
 import onnx.version_converter
 from google.protobuf.message import DecodeError
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, numpy_helper
+from onnx import (
+    AttributeProto,
+    GraphProto,
+    ModelProto,
+    NodeProto,
+    TensorProto,
+    TensorShapeProto,
+    ValueInfoProto,
+    numpy_helper,
+)
 
 from refgrad.errors import InvalidModelError
 
@@ -28,6 +40,34 @@ _LARGE = 1024  # bytes; above it an initializer is weights, not the axes or shap
 
 Dim = int | str | None
 Shape = tuple[Dim, ...]
+
+
+@dataclass(slots=True)
+class Node:
+    """A forward node read once: reaching into a protobuf costs more than the rest of the sweep.
+
+    `reads` are its inputs and what its subgraphs take from outside.
+    """
+
+    proto: NodeProto
+    op_type: str
+    domain: str
+    name: str
+    inputs: list[str]
+    outputs: list[str]
+    reads: list[str]
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What the tables of rules know the operator by."""
+        return self.domain, self.op_type
+
+    def add_output(self, position: int, name: str) -> None:
+        """Give the optional output at `position`, which the node leaves out, a name."""
+        self.outputs.extend([""] * (position + 1 - len(self.outputs)))
+        self.outputs[position] = name
+        del self.proto.output[:]
+        self.proto.output.extend(self.outputs)
 
 
 class Graph:
@@ -44,34 +84,40 @@ class Graph:
         self.index()
 
     def index(self) -> None:
-        """Read types, shapes and producers off `self.model` (anew, after its nodes changed)."""
+        """Read nodes, types and shapes off `self.model` (anew, after its nodes changed)."""
         graph = self.model.graph
         self.opsets = {o.domain if o.domain != "ai.onnx" else "": o.version for o in self.model.opset_import}
         self.opset = self.opsets.get("", onnx.defs.onnx_opset_version())
-        self.nodes: list[NodeProto] = list(graph.node)
         self.initializers = {t.name: t for t in graph.initializer} | self.large
-        self.inputs = {v.name: v for v in graph.input if v.name not in self.large or self._overridable(v.name)}
+        self.inputs = {v.name: v for v in graph.input if v.name not in self.large or v.name in self._overridable}
         self.outputs = {v.name: v for v in graph.output}
-        self.producer = {name: node for node in self.nodes for name in node.output if name}
+        self.nodes = _nodes(graph)
+        self.producer = {name: node for node in self.nodes for name in node.outputs if name}
         inferred = _infer(self.model)
         self.types: dict[str, int] = {}
         self.shapes: dict[str, Shape] = {}
-        for value in (*inferred.value_info, *inferred.output, *inferred.input):
-            tensor = value.type.tensor_type
-            if tensor.elem_type:
-                self.types[value.name] = tensor.elem_type
-            if tensor.HasField("shape"):
-                self.shapes[value.name] = _dims(value)
-        for name, tensor_proto in self.initializers.items():
-            self.types[name] = tensor_proto.data_type
-            self.shapes[name] = tuple(tensor_proto.dims)
-        self.values: dict[str, ValueInfoProto] = {v.name: v for v in inferred.value_info}
+        self.values: dict[str, ValueInfoProto] = {}
+        for value in inferred.value_info:
+            self.values[value.name] = value
+            self._learn(value)
+        for value in (*inferred.output, *inferred.input):
+            self._learn(value)
+        for name, tensor in self.initializers.items():
+            self.types[name] = tensor.data_type
+            self.shapes[name] = tuple(tensor.dims)
         self._constants: dict[str, np.ndarray | None] = {}
-        _name_nodes(self.nodes)
 
-    def _overridable(self, name: str) -> bool:
-        """Whether an initializer is also a graph input: since IR version 4 the caller may then feed another value."""
-        return self.source.ir_version >= 4 and name in {v.name for v in self.source.graph.input}
+    def _learn(self, value: ValueInfoProto) -> None:
+        tensor = value.type.tensor_type
+        if tensor.elem_type:
+            self.types[value.name] = tensor.elem_type
+        if tensor.HasField("shape"):
+            self.shapes[value.name] = tuple([d.dim_value or _dim(d) for d in tensor.shape.dim])
+
+    @cached_property
+    def _overridable(self) -> frozenset[str]:
+        """The initializers that are graph inputs too: since IR version 4 the caller may then feed another value."""
+        return frozenset(v.name for v in self.source.graph.input if self.source.ir_version >= 4)
 
     def is_float(self, name: str) -> bool:
         """Whether `name` may carry a derivative. A value of unknown type may."""
@@ -87,9 +133,9 @@ class Graph:
         if name in self.initializers and name not in self.inputs and name not in self.large:
             return numpy_helper.to_array(self.initializers[name])
         node = self.producer.get(name)
-        if node is None or node.op_type != "Constant" or node.domain not in ("", "ai.onnx"):
+        if node is None or node.key != ("", "Constant"):
             return None
-        attribute = node.attribute[0]
+        attribute = node.proto.attribute[0]
         if attribute.name == "value":
             return numpy_helper.to_array(attribute.t)
         if attribute.name in ("value_float", "value_int", "value_floats", "value_ints"):
@@ -98,18 +144,39 @@ class Graph:
         return None
 
 
-def reads(node: NodeProto) -> Iterator[str]:
-    """Every value that `node` reads: its inputs and what its subgraphs take from outside."""
-    yield from (name for name in node.input if name)
-    for attribute in node.attribute:
-        for graph in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
-            yield from _captured(graph)
+def _nodes(graph: GraphProto) -> list[Node]:
+    """The nodes, each with a name of its own: gradient nodes are named after the node that they belong to."""
+    taken: set[str] = set()
+    nodes = []
+    for position, proto in enumerate(graph.node):
+        op_type, name, domain = proto.op_type, proto.name, proto.domain
+        if not name or name in taken:
+            name = f"{name or op_type}_{position}"
+            while name in taken:
+                name += "_"
+            proto.name = name
+        taken.add(name)
+        inputs = list(proto.input)
+        inner = [name for attribute in proto.attribute for g in subgraphs(attribute) for name in _captured(g)]
+        domain = "" if domain == "ai.onnx" else domain
+        nodes.append(
+            Node(proto, op_type, domain, name, inputs, list(proto.output), inputs + inner if inner else inputs)
+        )
+    return nodes
+
+
+def subgraphs(attribute: AttributeProto) -> Sequence[GraphProto]:
+    """The graphs that an attribute holds: mostly none."""
+    if attribute.type == AttributeProto.GRAPH:
+        return [attribute.g]
+    return attribute.graphs if attribute.type == AttributeProto.GRAPHS else ()
 
 
 def _captured(graph: GraphProto) -> Iterator[str]:
     inner = {v.name for v in graph.input} | {t.name for t in graph.initializer}
     for node in graph.node:
-        yield from (name for name in reads(node) if name not in inner)
+        nested = (name for attribute in node.attribute for g in subgraphs(attribute) for name in _captured(g))
+        yield from (name for name in (*node.input, *nested) if name and name not in inner)
         inner.update(node.output)
     yield from (v.name for v in graph.output if v.name not in inner)
 
@@ -161,7 +228,7 @@ def _find_external_data(model: ModelProto, folder: Path) -> None:
 def _is_large(tensor: TensorProto) -> bool:
     if tensor.data_location == TensorProto.EXTERNAL:
         return True
-    return int(np.prod(tensor.dims, dtype=np.int64)) * 8 > _LARGE
+    return math.prod(tensor.dims) * 8 > _LARGE
 
 
 def _skeleton(model: ModelProto, large: dict[str, TensorProto]) -> ModelProto:
@@ -235,20 +302,5 @@ def _infer(model: ModelProto) -> GraphProto:
         raise InvalidModelError(f"Shape inference refuses the model: {error}") from error
 
 
-def _name_nodes(nodes: list[NodeProto]) -> None:
-    """Give every node a name of its own: gradient nodes are named after the node that they belong to."""
-    taken: set[str] = set()
-    for position, node in enumerate(nodes):
-        if not node.name or node.name in taken:
-            stem = node.name or node.op_type
-            name = f"{stem}_{position}"
-            while name in taken:
-                name += "_"
-            node.name = name
-        taken.add(node.name)
-
-
-def _dims(value: ValueInfoProto) -> Shape:
-    return tuple(
-        d.dim_value if d.HasField("dim_value") else (d.dim_param or None) for d in value.type.tensor_type.shape.dim
-    )
+def _dim(dim: TensorShapeProto.Dimension) -> Dim:
+    return dim.dim_value if dim.HasField("dim_value") else (dim.dim_param or None)

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import onnx
-from onnx import FunctionProto, ModelProto, NodeProto, helper
+from onnx import FunctionProto, ModelProto, helper
 
 from refgrad.errors import NoGradientError, OptionError, UnknownNameError, choices, did_you_mean
-from refgrad.graph import Graph, reads
-from refgrad.registry import NO_DERIVATIVE, RULES, ZERO, Rule
+from refgrad.graph import Graph, Node
+from refgrad.registry import NO_DERIVATIVE, RULES, ZERO
 
 _INLINED = "refgrad.inlined"  # the domain of function bodies on their way into the graph
 
@@ -55,60 +55,55 @@ class Path:
         self.graph = graph
         self.varied = set(wrt)
         found: dict[tuple[str, str], tuple[str, list[str]]] = {}
-        moved: list[NodeProto] = []
+        moved: list[tuple[Node, list[str]]] = []
         blocked: set[str] = set()
         for node in graph.nodes:
-            if self.varied.isdisjoint(reads(node)):
+            if self.varied.isdisjoint(node.reads):
                 continue
             verdict, differentiable = self._verdict(node)
             if verdict in ("none", "missing"):
                 blocked.add(node.name)
             if verdict != "zero" and not self.varied.isdisjoint(differentiable):
-                self.varied.update(name for name in node.output if name and graph.is_float(name))
-                moved.append(node)
-            found.setdefault((node.op_type, node.domain), (verdict, []))[1].append(node.name)
+                self.varied.update([name for name in node.outputs if name and graph.is_float(name)])
+                moved.append((node, differentiable))
+            key = node.key
+            if key not in found:
+                found[key] = verdict, []
+            found[key][1].append(node.name)
         self.needed = self.varied.intersection(outputs)
-        self.active: list[NodeProto] = []
-        for node in reversed(moved):
-            if not self.needed.isdisjoint(node.output):
+        self.active: list[Node] = []
+        for node, differentiable in reversed(moved):
+            if not self.needed.isdisjoint(node.outputs):
                 self.active.append(node)
-                self.needed.update(self.varied.intersection(self._verdict(node)[1]))
+                self.needed.update(self.varied.intersection(differentiable))
         self.active.reverse()
         self.blocked = [node for node in self.active if node.name in blocked]
         in_the_way = {node.name for node in self.blocked}
         self.rows = tuple(
-            Row(_title(*key), verdict, _reason(*key, verdict), tuple(names))
+            Row(_title(*key), verdict, _reason(key, verdict), tuple(names))
             for key, (verdict, names) in found.items()
             if verdict in ("rule", "zero") or in_the_way.intersection(names)
         )
 
-    def rule(self, node: NodeProto) -> Rule:
-        """The rule of an active node."""
-        return RULES[_key(node)]
-
-    def _verdict(self, node: NodeProto) -> tuple[str, list[str]]:
+    def _verdict(self, node: Node) -> tuple[str, list[str]]:
         """What `node` does to a derivative, and the inputs that it may flow to."""
-        key = _key(node)
-        if key in RULES:
+        rule = RULES.get(node.key)
+        if rule is not None:
+            places = rule.bind(self.graph.opsets.get(node.domain, 1))[1]
             names: list[str] = []
-            for position, variadic in RULES[key].bind(self.graph.opsets.get(node.domain, 1))[1]:
-                names += node.input[position:] if variadic else node.input[position : position + 1]
+            for position, variadic in places:
+                names += node.inputs[position:] if variadic else node.inputs[position : position + 1]
             return "rule", names
-        if key in ZERO or not any(self.graph.is_float(name) for name in node.output if name):
+        if node.key in ZERO or not any(self.graph.is_float(name) for name in node.outputs if name):
             return "zero", []
-        return ("none" if key in NO_DERIVATIVE else "missing"), list(reads(node))
+        return ("none" if node.key in NO_DERIVATIVE else "missing"), node.reads
 
 
-def _key(node: NodeProto) -> tuple[str, str]:
-    return ("" if node.domain == "ai.onnx" else node.domain), node.op_type
+def _title(domain: str, op_type: str) -> str:
+    return f"{domain}.{op_type}" if domain else op_type
 
 
-def _title(op_type: str, domain: str) -> str:
-    return f"{domain}.{op_type}" if domain not in ("", "ai.onnx") else op_type
-
-
-def _reason(op_type: str, domain: str, verdict: str) -> str:
-    key = ("" if domain == "ai.onnx" else domain), op_type
+def _reason(key: tuple[str, str], verdict: str) -> str:
     if verdict == "rule":
         return RULES[key].formula.partition("\n")[0]
     if verdict == "zero":
@@ -198,7 +193,7 @@ def _is_boundary(graph: Graph, name: str, argument: str) -> bool:
     return name in graph.outputs if argument == "outputs" else name in graph.inputs or name in graph.initializers
 
 
-def _expand(graph: Graph, nodes: Iterable[NodeProto]) -> bool:
+def _expand(graph: Graph, nodes: Iterable[Node]) -> bool:
     """Replace the nodes whose schema has a function body by that body; whether there was one."""
     functions: list[FunctionProto] = []
     for node in nodes:
@@ -206,7 +201,7 @@ def _expand(graph: Graph, nodes: Iterable[NodeProto]) -> bool:
         if body is None:
             continue
         body.domain, body.name = _INLINED, f"{node.op_type}_{len(functions)}"
-        node.domain, node.op_type = body.domain, body.name
+        node.proto.domain, node.proto.op_type = body.domain, body.name
         functions.append(body)
     if not functions:
         return False
@@ -221,9 +216,9 @@ def _expand(graph: Graph, nodes: Iterable[NodeProto]) -> bool:
     return True
 
 
-def _body(graph: Graph, node: NodeProto) -> FunctionProto | None:
+def _body(graph: Graph, node: Node) -> FunctionProto | None:
     opset = graph.opsets.get(node.domain, 1)
-    if not onnx.defs.has(node.op_type, node.domain) or _key(node) in NO_DERIVATIVE:
+    if not onnx.defs.has(node.op_type, node.domain) or node.key in NO_DERIVATIVE:
         return None
     schema = onnx.defs.get_schema(node.op_type, opset, node.domain)
     body = FunctionProto()
@@ -234,14 +229,14 @@ def _body(graph: Graph, node: NodeProto) -> FunctionProto | None:
             helper.make_tensor_type_proto(graph.types[n], graph.shapes.get(n)).SerializeToString()
             if n in graph.types
             else b""
-            for n in node.input
+            for n in node.inputs
         ]
-        text = schema.get_context_dependent_function_with_opset_version(opset, node.SerializeToString(), types)
+        text = schema.get_context_dependent_function_with_opset_version(opset, node.proto.SerializeToString(), types)
         body.ParseFromString(text)
     else:
         return None
     versions = {o.domain: o.version for o in body.opset_import}
-    if versions.get("", graph.opset) > graph.opset or len(node.input) > len(body.input):
+    if versions.get("", graph.opset) > graph.opset or len(node.inputs) > len(body.input):
         return None  # of a later opset, or for one operand of a variadic input only
     del body.opset_import[:]
     body.opset_import.append(helper.make_opsetid("", graph.opset))  # the inliner leaves another opset's body alone

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from refgrad.emit import Emitter
 from refgrad.graph import Dim, Shape
 from refgrad.registry import lowering
@@ -30,15 +32,17 @@ def broadcast_gradient(op: Emitter, dY: str, X: str, operands: tuple[str, ...]) 
 def static_axes(op: Emitter, X: str, operands: tuple[str, ...]) -> tuple[list[int], list[int]] | None:
     """The axes to sum over: those that X lacks, those of size 1; None where only the run-time shapes tell."""
     shape = op.shape(X)
-    others = [op.shape(name) for name in operands if name != X]
-    if shape is None or any(other is None for other in others):
-        return None
-    known = [other for other in others if other is not None]
-    rank = max(len(shape), *(len(other) for other in known), 0)
+    others = tuple([op.shape(name) for name in operands if name != X])
+    return None if shape is None or None in others else _axes(shape, others)  # type: ignore[arg-type]
+
+
+@lru_cache(maxsize=4096)
+def _axes(shape: Shape, others: tuple[Shape, ...]) -> tuple[list[int], list[int]] | None:
+    rank = max([len(shape), *map(len, others)])
     missing = rank - len(shape)
     inner = []
     for axis, dim in enumerate(shape, missing):
-        facing = {_dim(other, axis - rank) for other in known}
+        facing = {_dim(other, axis - rank) for other in others}
         if dim == 1:
             if facing - {1}:
                 inner.append(axis)
