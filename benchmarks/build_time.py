@@ -22,7 +22,10 @@ WIDTH = 8
 
 
 def chain(nodes: int) -> ModelProto:
-    """A chain of `nodes` nodes, MatMul-Add-Relu-Add in turn, each with a weight of its own."""
+    """A chain of `nodes` nodes, MatMul-Add-Relu-Add in turn, each with a weight of its own, and their sum.
+
+    ONNX Runtime's builder starts from a scalar 1 whatever the output is: it wants a scalar output.
+    """
     rng = np.random.default_rng(0)
     made, weights, x = [], [], "x"
     for k in range(nodes // 4):
@@ -35,12 +38,12 @@ def chain(nodes: int) -> ModelProto:
             helper.make_node("Add", [f"r{k}", f"c{k}"], [f"y{k}"], f"bias{k}"),
         ]
         x = f"y{k}"
-    shape = [4, WIDTH]
+    made.append(helper.make_node("ReduceSum", [x], ["loss"], "loss", keepdims=0))
     graph = helper.make_graph(
         made,
         "chain",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
-        [helper.make_tensor_value_info(x, TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [None, WIDTH])],
+        [helper.make_tensor_value_info("loss", TensorProto.FLOAT, [])],
         weights,
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)

@@ -1,6 +1,6 @@
 """Time of `import refgrad` over `import onnx`, each in processes of their own.
 
-    python benchmarks/import_time.py
+python benchmarks/import_time.py
 """
 
 from __future__ import annotations

@@ -80,7 +80,12 @@ def main() -> None:
     save(
         "memory",
         [
-            {"model": "ModelProto", "weights MiB": weights, "peak MiB": round(proto), "ratio": round(proto / weights, 2)},
+            {
+                "model": "ModelProto",
+                "weights MiB": weights,
+                "peak MiB": round(proto),
+                "ratio": round(proto / weights, 2),
+            },
             {"model": "path, external data", "weights MiB": weights, "peak MiB": round(external)},
         ],
     )
