@@ -1,42 +1,215 @@
-"""Adjoints of taking: what was taken is added back where it came from."""
+"""Adjoints of taking: what was taken is added back where it came from.
+
+Where the places are known, or lie side by side, this is a Pad with zeros. Elsewhere it is a ScatterElements: ONNX Runtime's
+ScatterND adds in parallel and loses some of what goes to the same place.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+from onnx import TensorProto
 
 from refgrad.emit import Emitter
+from refgrad.graph import Shape
 from refgrad.registry import lowering
+
+_END = int(np.iinfo(np.int64).max)
+
+
+def add_at(op: Emitter, dY: str, shape: str, indices: str, axis: int) -> str:
+    """Zeros of `shape` to which dY is added at the indices along `axis`; 16-bit floats are added in float32."""
+    kind = op.type(dY)
+    narrow = kind in (TensorProto.FLOAT16, TensorProto.BFLOAT16)
+    terms = op.Cast(dY, to=TensorProto.FLOAT) if narrow else dY
+    added: str = op.ScatterElements(op.full(shape, 0.0, like=terms), indices, terms, axis=axis, reduction="add")
+    return op.Cast(added, to=kind) if narrow else added
 
 
 def put_back(op: Emitter, dY: str, shape: str, move: Callable[[str], str]) -> str:
     """The adjoint of an operator that only moves elements: number those of x, move the numbers, add dY at its numbers."""
-    size = op.ReduceProd(shape, keepdims=0)
-    numbers = op.Reshape(op.Range(0, size, 1), shape, allowzero=1)
+    size = _product(op, shape)
+    numbers = op.Reshape(op.Range(0, op.Squeeze(size, [0]), 1), shape, allowzero=1)
     taken = op.Reshape(move(numbers), [-1])
-    zeros = op.full(op.Reshape(size, [1]), 0.0, like=dY)
-    flat = op.ScatterElements(zeros, taken, op.Reshape(dY, [-1]), axis=0, reduction="add")
-    return op.Reshape(flat, shape, allowzero=1)
+    return str(op.Reshape(add_at(op, op.Reshape(dY, [-1]), size, taken, axis=0), shape, allowzero=1))
+
+
+def pad(op: Emitter, value: str, rank: int, around: Mapping[int, tuple[int, int]]) -> str:
+    """`value` with (before, after) zeros along the given axes; fewer than none take elements away."""
+    if all(pads == (0, 0) for pads in around.values()):
+        return value
+    return str(op.Pad(value, [around.get(axis, (0, 0))[side] for side in (0, 1) for axis in range(rank)]))
 
 
 @lowering("SliceGrad")
 def slice_grad(op: Emitter, dY: str, shape: str, starts: str, ends: str, axes: str | None, steps: str | None) -> str:
-    """Number the elements of x, slice the numbers as x was sliced, and add dY there: right for every start and step."""
+    """dY between zeros, spread where the step is larger than 1, reversed where it is negative."""
+    by, dims = op.constant(steps), op.dims(shape)
+    if steps is None or by is not None:
+        ranges = None if dims is None else _ranges(op, dY, dims, starts, ends, axes, by)
+        if dims is not None and ranges is not None:
+            inserted = _insert(op, dY, shape, dims, ranges)
+            if inserted is not None:
+                return inserted
+        elif by is None or all(by == 1):
+            return _pad_at_run_time(op, dY, shape, starts, axes)
     return put_back(op, dY, shape, lambda numbers: op.Slice(numbers, starts, ends, axes, steps))
+
+
+def _ranges(
+    op: Emitter, dY: str, dims: Shape, starts: str, ends: str, axes: str | None, by: np.ndarray | None
+) -> dict[int, tuple[int, range]] | None:
+    """The size of each sliced axis and what was taken from it; None where only the run tells."""
+    first, last = op.constant(starts), op.constant(ends)
+    along = op.constant(axes) if axes is not None or first is None else np.arange(first.size)
+    if first is None or along is None:
+        return None
+    taken = op.shape(dY) or (None,) * len(dims)
+    ranges = {}
+    for k, axis in enumerate(int(a) % len(dims) for a in along):
+        size, step, count = dims[axis], 1 if by is None else int(by[k]), taken[axis]
+        if not isinstance(size, int):
+            return None
+        if last is not None:
+            ranges[axis] = size, range(*slice(int(first[k]), int(last[k]), step).indices(size))
+        elif isinstance(count, int):
+            start = slice(int(first[k]), None, step).indices(size)[0]
+            ranges[axis] = size, range(start, start + count * step, step)
+        else:
+            return None
+    return ranges
+
+
+def _insert(op: Emitter, dY: str, shape: str, dims: Shape, ranges: Mapping[int, tuple[int, range]]) -> str | None:
+    """dY where the ranges say, zeros elsewhere; None where spreading it needs a dimension that is not known."""
+    if any(len(taken) == 0 for _, taken in ranges.values()):
+        return op.full(shape, 0.0, like=dY)
+    moved = {axis: taken for axis, (_, taken) in sorted(ranges.items()) if len(taken) > 1}
+    steps = {axis: abs(taken.step) for axis, taken in moved.items() if abs(taken.step) > 1}
+    sizes = [d for d in dims if isinstance(d, int)]
+    if steps and len(sizes) < len(dims) - min(steps):
+        return None
+    backwards = [axis for axis, taken in moved.items() if taken.step < 0]
+    if backwards:
+        ones = [-1] * len(backwards)
+        dY = op.Slice(dY, ones, [-_END] * len(backwards), backwards, ones)
+    length = {axis: len(taken) for axis, (_, taken) in ranges.items()}
+    if steps:
+        # [n] becomes [n, 1], padded to [n, step], read as [n·step].
+        gaps = {axis + 1 + k: (0, step - 1) for k, (axis, step) in enumerate(steps.items())}
+        dY = pad(op, op.Unsqueeze(dY, list(gaps)), len(dims) + len(gaps), gaps)
+        length |= {axis: length[axis] * step for axis, step in steps.items()}
+        dY = op.Reshape(dY, [length.get(axis, d) if axis >= min(steps) else 0 for axis, d in enumerate(dims)])
+    around = {}
+    for axis, (size, taken) in ranges.items():
+        before = min(taken[0], taken[-1])
+        around[axis] = before, size - before - length[axis]
+    return pad(op, dY, len(dims), around)
+
+
+def _pad_at_run_time(op: Emitter, dY: str, shape: str, starts: str, axes: str | None) -> str:
+    """Zeros before: the starts, held within the axis; after: what is missing."""
+    dims, first = op.dims(shape), op.constant(starts)
+    before = op.full(op.Shape(shape), 0, like=shape) if dims is None else op.const([0] * len(dims))
+    if first is None or first.any():
+        start = op.Cast(starts, to=TensorProto.INT64) if first is None else op.const(first.astype(np.int64))
+        axes = op.Range(0, op.Squeeze(op.Shape(starts), [0]), 1) if axes is None else axes
+        size = op.Gather(shape, axes, axis=0)
+        if first is None or any(first < 0):
+            start = op.Max(op.Where(op.Less(start, 0), op.Add(start, size), start), [0])
+        before = op.ScatterElements(before, axes, op.Min(start, size), axis=0)
+    return str(op.Pad(dY, op.Concat(before, op.Sub(op.Sub(shape, before), op.Shape(dY)), axis=0)))
 
 
 @lowering("GatherGrad")
 def gather_grad(op: Emitter, shape: str, indices: str, dY: str, axis: int) -> str:
-    """The slices that Gather took are rows of x in the shape [before, axis, after]: add those of dY at their numbers."""
-    return put_back(op, dY, shape, lambda numbers: op.Gather(numbers, indices, axis=axis))
+    """dY between zeros where the index, or a run of them, is known; else added at the indices, made one axis."""
+    dims, places, count = op.dims(shape), op.constant(indices), op.rank(indices)
+    rank = None if dims is None else len(dims)
+    if rank is not None:
+        axis %= rank
+    if dims is not None and places is not None:
+        padded = _pad_run(op, dY, shape, dims, places, axis)
+        if padded is not None:
+            return padded
+    if count == 0:
+        dY = op.Unsqueeze(dY, [axis])
+    if count in (0, 1):
+        full = op.Shape(dY)
+    else:
+        static = op.static(indices)
+        size = op.Reshape(op.Size(indices), [1]) if static is None else op.const([int(np.prod(static))])
+        full = _join(op, _part(op, shape, 0, axis), size, _part(op, shape, axis + 1, None) if axis != -1 else None)
+        dY = op.Reshape(dY, full, allowzero=1)
+    # The indices are a column: behind their axis, one of size 1 for each that x has there.
+    if rank is not None or axis < 0:
+        column = op.const([-1] + [1] * ((rank or 0) - axis - 1))
+    else:
+        column = op.Concat([-1], op.full(op.Sub(op.Shape(shape), [axis + 1]), 1, like=shape), axis=0)
+    return add_at(op, dY, shape, op.Expand(op.Reshape(indices, column), full), axis)
+
+
+def _pad_run(op: Emitter, dY: str, shape: str, dims: Shape, indices: np.ndarray, axis: int) -> str | None:
+    """dY between zeros along `axis`, where the indices are one number or consecutive ones."""
+    if indices.ndim > 1 or indices.size == 0 or any(np.diff(indices.ravel()) != 1):
+        return None
+    first, last = int(indices.ravel()[0]), int(indices.ravel()[-1])
+    if first < 0 <= last:
+        return None
+    if indices.ndim == 0:
+        dY = op.Unsqueeze(dY, [axis])
+    size, others = dims[axis], len(dims) - 1
+    if isinstance(size, int):
+        return pad(op, dY, len(dims), {axis: (first % size, size - 1 - last % size)})
+    length = op.Slice(shape, [axis], [axis + 1], [0])
+    before = op.Add(length, [first]) if first < 0 else op.const([first])
+    after = op.const([-1 - last]) if first < 0 else op.Sub(length, [last + 1])
+    zeros = [op.const([0] * count) for count in (axis, others, others - axis)]
+    return str(op.Pad(dY, _join(op, zeros[0], before, zeros[1], after, zeros[2])))
 
 
 @lowering("GatherElementsGrad")
 def gather_elements_grad(op: Emitter, dY: str, shape: str, indices: str, axis: int) -> str:
-    return op.ScatterElements(op.full(shape, 0.0, like=dY), indices, dY, axis=axis, reduction="add")
+    return add_at(op, dY, shape, indices, axis)
 
 
 @lowering("GatherNDGrad")
 def gather_nd_grad(op: Emitter, shape: str, indices: str, dY: str, batch_dims: int) -> str:
-    if batch_dims:
+    """Number the rows that an index tuple can take, take the numbers likewise, and add the rows of dY there."""
+    width = (op.shape(indices) or (None,))[-1]
+    if not isinstance(width, int):
         return put_back(op, dY, shape, lambda numbers: op.GatherND(numbers, indices, batch_dims=batch_dims))
-    return op.ScatterND(op.full(shape, 0.0, like=dY), indices, dY, reduction="add")
+    outer, inner = _part(op, shape, 0, batch_dims + width), _part(op, shape, batch_dims + width, None)
+    count, row = _product(op, outer), _product(op, inner)
+    numbers = op.Reshape(op.Range(0, op.Squeeze(count, [0]), 1), outer, allowzero=1)
+    taken = op.Reshape(op.GatherND(numbers, indices, batch_dims=batch_dims), [-1, 1])
+    rows = _join(op, op.Shape(taken, start=0, end=1), row)
+    added = add_at(op, op.Reshape(dY, rows, allowzero=1), _join(op, count, row), op.Expand(taken, rows), axis=0)
+    return str(op.Reshape(added, shape, allowzero=1))
+
+
+def _part(op: Emitter, shape: str, start: int, end: int | None) -> str:
+    """Some of the dimensions in a shape tensor."""
+    dims = op.dims(shape)
+    known = [d for d in dims[start:end] if isinstance(d, int)] if dims is not None else []
+    if dims is not None and len(known) == len(dims[start:end]):
+        return op.const(known)
+    return str(op.Slice(shape, [start], [_END if end is None else end], [0]))
+
+
+def _product(op: Emitter, shape: str) -> str:
+    """The number of elements of a shape, on one axis of size 1."""
+    known = op.constant(shape)
+    return str(op.ReduceProd(shape)) if known is None else op.const([int(np.prod(known))])
+
+
+def _join(op: Emitter, *parts: str | None) -> str:
+    """Shape tensors one after the other, a constant where all of them are."""
+    present: Sequence[str] = [part for part in parts if part is not None]
+    known = [op.constant(part) for part in present]
+    arrays = [array for array in known if array is not None]
+    if len(arrays) == len(present):
+        return op.const(np.concatenate(arrays))
+    kept = [name for name, array in zip(present, known, strict=True) if array is None or array.size]
+    return kept[0] if len(kept) == 1 else str(op.Concat(*kept, axis=0))
