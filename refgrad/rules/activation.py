@@ -9,13 +9,13 @@ from refgrad.registry import rule
 @rule("Relu")
 def relu(op: Emitter, d_Y: str, Y: str) -> str:
     """dx = dy where y > 0, else 0"""
-    return str(op.grad.ReluGrad(d_Y, Y))
+    return op.grad.ReluGrad(d_Y, Y)
 
 
 @rule("LeakyRelu")
 def leaky_relu(op: Emitter, d_Y: str, X: str, alpha: float) -> str:
     """dx = dy where x > 0, else α·dy"""
-    return str(op.grad.LeakyReluGrad(d_Y, X, alpha=alpha))
+    return op.grad.LeakyReluGrad(d_Y, X, alpha=alpha)
 
 
 @rule("PRelu", broadcast=True)
@@ -34,7 +34,7 @@ def elu(op: Emitter, d_Y: str, X: str, Y: str, alpha: float) -> str:
 @rule("Selu")
 def selu(op: Emitter, d_Y: str, X: str, Y: str, alpha: float, gamma: float) -> str:
     """dx = γ·dy where x > 0, else dy·(y + γ·α)"""
-    return str(op.Mul(d_Y, op.Where(op.Greater(X, 0.0), gamma, op.Add(Y, gamma * alpha))))
+    return op.Mul(d_Y, op.Where(op.Greater(X, 0.0), gamma, op.Add(Y, gamma * alpha)))
 
 
 @rule("Celu")
@@ -45,73 +45,73 @@ def celu(op: Emitter, d_Y: str, X: str, Y: str, alpha: float) -> str:
 
 def _exponential(op: Emitter, d_y: str, x: str, slope: str) -> str:
     """The slope of the exponential branch comes from y: exp(x) would overflow where the branch is not taken."""
-    return str(op.Where(op.Greater(x, 0.0), d_y, op.Mul(d_y, slope)))
+    return op.Where(op.Greater(x, 0.0), d_y, op.Mul(d_y, slope))
 
 
 @rule("ThresholdedRelu")
 def thresholded_relu(op: Emitter, d_Y: str, X: str, alpha: float) -> str:
     """dx = dy where x > α, else 0"""
-    return str(op.Where(op.Greater(X, alpha), d_Y, 0.0))
+    return op.Where(op.Greater(X, alpha), d_Y, 0.0)
 
 
 @rule("Shrink")
-def shrink(op: Emitter, d_output: str, input: str, lambd: float) -> str:  # noqa: A002
+def shrink(op: Emitter, d_output: str, input: str, lambd: float) -> str:
     """dx = dy where |x| > λ, else 0"""
-    return str(op.Where(op.Greater(op.Abs(input), lambd), d_output, 0.0))
+    return op.Where(op.Greater(op.Abs(input), lambd), d_output, 0.0)
 
 
 @rule("Sigmoid")
 def sigmoid(op: Emitter, d_Y: str, Y: str) -> str:
     """dx = dy·y·(1 − y)"""
-    return str(op.grad.SigmoidGrad(d_Y, Y))
+    return op.grad.SigmoidGrad(d_Y, Y)
 
 
 @rule("HardSigmoid")
 def hard_sigmoid(op: Emitter, d_Y: str, Y: str, alpha: float) -> str:
     """dx = α·dy where 0 < y < 1, else 0"""
     inside = op.And(op.Greater(Y, 0.0), op.Less(Y, 1.0))
-    return str(op.Where(inside, op.Mul(d_Y, alpha), 0.0))
+    return op.Where(inside, op.Mul(d_Y, alpha), 0.0)
 
 
 @rule("HardSwish")
 def hard_swish(op: Emitter, d_Y: str, X: str) -> str:
     """dx = dy·(x/3 + 1/2) where |x| < 3, dy where x ≥ 3, 0 where x ≤ −3"""
     slope = op.Where(op.Less(op.Abs(X), 3.0), op.Add(op.Mul(X, 1 / 3), 0.5), op.HardSigmoid(X))
-    return str(op.Mul(d_Y, slope))
+    return op.Mul(d_Y, slope)
 
 
 @rule("Tanh")
 def tanh(op: Emitter, d_output: str, output: str) -> str:
     """dx = dy·(1 − y²)"""
-    return str(op.grad.TanhGrad(d_output, output))
+    return op.grad.TanhGrad(d_output, output)
 
 
 @rule("Softplus")
 def softplus(op: Emitter, d_Y: str, X: str) -> str:
     """dx = dy·sigmoid x"""
-    return str(op.Mul(d_Y, op.Sigmoid(X)))
+    return op.Mul(d_Y, op.Sigmoid(X))
 
 
 @rule("Softsign")
-def softsign(op: Emitter, d_output: str, input: str) -> str:  # noqa: A002
+def softsign(op: Emitter, d_output: str, input: str) -> str:
     """dx = dy/(1 + |x|)²"""
     size = op.Add(op.Abs(input), 1.0)
-    return str(op.Div(op.Div(d_output, size), size))
+    return op.Div(op.Div(d_output, size), size)
 
 
 @rule("Gelu")
 def gelu(op: Emitter, d_Y: str, X: str, approximate: str) -> str:
     """dx = dy·(Φ(x) + x·φ(x)), or the derivative of the tanh form"""
-    return str(op.grad.GeluGrad(d_Y, X, approximate=approximate))
+    return op.grad.GeluGrad(d_Y, X, approximate=approximate)
 
 
 @rule("Softmax")
 def softmax(op: Emitter, d_output: str, output: str, axis: int) -> str:
     """dx = y·(dy − Σ_axis dy·y)"""
-    return str(op.grad.SoftmaxGrad(d_output, output, axis=axis))
+    return op.grad.SoftmaxGrad(d_output, output, axis=axis)
 
 
 @rule("LogSoftmax")
 def log_softmax(op: Emitter, d_output: str, output: str, axis: int) -> str:
     """dx = dy − exp(y)·Σ_axis dy"""
-    return str(op.grad.LogSoftmaxGrad(d_output, output, axis=axis))
+    return op.grad.LogSoftmaxGrad(d_output, output, axis=axis)

@@ -55,13 +55,13 @@ def mean(op: Emitter, d_mean: str, data_0: list[str]) -> list[str]:
 
 
 @rule("Max", broadcast=True)
-def max_(op: Emitter, d_max: str, data_0: list[str], max: str) -> list[str]:  # noqa: A002
+def max_(op: Emitter, d_max: str, data_0: list[str], max: str) -> list[str]:
     """dx_i = dy/k where x_i = y, else 0; k inputs are equal to y there"""
     return _shared(op, d_max, data_0, max)
 
 
 @rule("Min", broadcast=True)
-def min_(op: Emitter, d_min: str, data_0: list[str], min: str) -> list[str]:  # noqa: A002
+def min_(op: Emitter, d_min: str, data_0: list[str], min: str) -> list[str]:
     """dx_i = dy/k where x_i = y, else 0; k inputs are equal to y there"""
     return _shared(op, d_min, data_0, min)
 
@@ -78,9 +78,9 @@ def _shared(op: Emitter, d_y: str, inputs: list[str], y: str) -> list[str]:
 def clip(
     op: Emitter,
     d_output: str,
-    input: str,  # noqa: A002
-    min: str | None,  # noqa: A002
-    max: str | None,  # noqa: A002
+    input: str,
+    min: str | None,
+    max: str | None,
     output: str,
 ) -> tuple[str, str | None, str | None]:
     """dx = dy where y = x, else 0; dmax = dy where max(x, min) > max; dmin = dy where x was raised to min ≤ max"""
@@ -95,7 +95,7 @@ def clip(
     return d_input, op.Where(lowered, 0.0, raised), op.Where(lowered, d_output, 0.0)
 
 
-def _ordered(low: np.ndarray | None, high: np.ndarray | None, min: str | None, max: str | None) -> bool:  # noqa: A002
+def _ordered(low: np.ndarray | None, high: np.ndarray | None, min: str | None, max: str | None) -> bool:
     """Whether min ≤ max is known; where min > max every y is max."""
     return min is None or max is None or (low is not None and high is not None and bool((low <= high).all()))
 
@@ -118,16 +118,16 @@ def _d_base(op: Emitter, d_Z: str, X: str, Y: str) -> str | None:
     if known is None or known.size != 1:
         exponent = _cast(op, Y, like=X)
         lowered = op.Sub(op.Where(op.Equal(exponent, 0.0), 1.0, exponent), 1.0)  # 0·X^0: not 0·X^−1 = 0·inf at X = 0
-        return str(op.Mul(d_Z, op.Mul(op.Pow(X, lowered), exponent)))
+        return op.Mul(d_Z, op.Mul(op.Pow(X, lowered), exponent))
     y = float(known.item())
     if y in (0, 1):
         return d_Z if y else None
-    return str(op.Mul(d_Z, op.Mul(X if y == 2 else op.Pow(X, y - 1), y)))
+    return op.Mul(d_Z, op.Mul(X if y == 2 else op.Pow(X, y - 1), y))
 
 
 def _cast(op: Emitter, value: str, like: str) -> str:
     """`value` in the type of `like`."""
-    return value if op.type(value) == op.type(like) else str(op.Cast(value, to=op.type(like)))
+    return value if op.type(value) == op.type(like) else op.Cast(value, to=op.type(like))
 
 
 @rule("Identity")
@@ -137,13 +137,13 @@ def identity(op: Emitter, d_output: str) -> str:
 
 
 @rule("Cast")
-def cast(op: Emitter, d_output: str, input: str) -> str:  # noqa: A002
+def cast(op: Emitter, d_output: str, input: str) -> str:
     """dx = dy in the type of x"""
     return _cast(op, d_output, like=input)
 
 
 @rule("CastLike", wrt=["input"])
-def cast_like(op: Emitter, d_output: str, input: str) -> str:  # noqa: A002
+def cast_like(op: Emitter, d_output: str, input: str) -> str:
     """dx = dy in the type of x"""
     return _cast(op, d_output, like=input)
 
@@ -151,122 +151,122 @@ def cast_like(op: Emitter, d_output: str, input: str) -> str:  # noqa: A002
 @rule("Neg")
 def neg(op: Emitter, d_Y: str) -> str:
     """dx = −dy"""
-    return str(op.Neg(d_Y))
+    return op.Neg(d_Y)
 
 
 @rule("Abs")
 def abs_(op: Emitter, d_Y: str, X: str) -> str:
     """dx = dy·sign x"""
-    return str(op.Mul(d_Y, op.Sign(X)))
+    return op.Mul(d_Y, op.Sign(X))
 
 
 @rule("Sqrt")
 def sqrt(op: Emitter, d_Y: str, Y: str) -> str:
     """dx = dy/2y"""
-    return str(op.Div(op.Mul(d_Y, 0.5), Y))
+    return op.Div(op.Mul(d_Y, 0.5), Y)
 
 
 @rule("Exp")
 def exp(op: Emitter, d_output: str, output: str) -> str:
     """dx = dy·y"""
-    return str(op.Mul(d_output, output))
+    return op.Mul(d_output, output)
 
 
 @rule("Log")
-def log(op: Emitter, d_output: str, input: str) -> str:  # noqa: A002
+def log(op: Emitter, d_output: str, input: str) -> str:
     """dx = dy/x"""
-    return str(op.Div(d_output, input))
+    return op.Div(d_output, input)
 
 
 @rule("Reciprocal")
 def reciprocal(op: Emitter, d_Y: str, Y: str) -> str:
     """dx = −dy·y²"""
-    return str(op.Neg(op.Mul(op.Mul(d_Y, Y), Y)))
+    return op.Neg(op.Mul(op.Mul(d_Y, Y), Y))
 
 
 @rule("Sin")
-def sin(op: Emitter, d_output: str, input: str) -> str:  # noqa: A002
+def sin(op: Emitter, d_output: str, input: str) -> str:
     """dx = dy·cos x"""
-    return str(op.Mul(d_output, op.Cos(input)))
+    return op.Mul(d_output, op.Cos(input))
 
 
 @rule("Cos")
-def cos(op: Emitter, d_output: str, input: str) -> str:  # noqa: A002
+def cos(op: Emitter, d_output: str, input: str) -> str:
     """dx = −dy·sin x"""
-    return str(op.Neg(op.Mul(d_output, op.Sin(input))))
+    return op.Neg(op.Mul(d_output, op.Sin(input)))
 
 
 @rule("Tan")
 def tan(op: Emitter, d_output: str, output: str) -> str:
     """dx = dy·(1 + y²)"""
-    return str(op.Mul(d_output, op.Add(op.Mul(output, output), 1.0)))
+    return op.Mul(d_output, op.Add(op.Mul(output, output), 1.0))
 
 
 @rule("Asin")
-def asin(op: Emitter, d_output: str, input: str) -> str:  # noqa: A002
+def asin(op: Emitter, d_output: str, input: str) -> str:
     """dx = dy/√((1 − x)·(1 + x))"""
-    return str(op.Div(d_output, op.Sqrt(_one_minus_square(op, input))))
+    return op.Div(d_output, op.Sqrt(_one_minus_square(op, input)))
 
 
 @rule("Acos")
-def acos(op: Emitter, d_output: str, input: str) -> str:  # noqa: A002
+def acos(op: Emitter, d_output: str, input: str) -> str:
     """dx = −dy/√((1 − x)·(1 + x))"""
-    return str(op.Neg(op.Div(d_output, op.Sqrt(_one_minus_square(op, input)))))
+    return op.Neg(op.Div(d_output, op.Sqrt(_one_minus_square(op, input))))
 
 
 @rule("Atan")
-def atan(op: Emitter, d_output: str, input: str) -> str:  # noqa: A002
+def atan(op: Emitter, d_output: str, input: str) -> str:
     """dx = dy/(1 + x²)"""
-    return str(op.Div(d_output, op.Add(op.Mul(input, input), 1.0)))
+    return op.Div(d_output, op.Add(op.Mul(input, input), 1.0))
 
 
 @rule("Sinh")
-def sinh(op: Emitter, d_output: str, input: str) -> str:  # noqa: A002
+def sinh(op: Emitter, d_output: str, input: str) -> str:
     """dx = dy·cosh x"""
-    return str(op.Mul(d_output, op.Cosh(input)))
+    return op.Mul(d_output, op.Cosh(input))
 
 
 @rule("Cosh")
-def cosh(op: Emitter, d_output: str, input: str) -> str:  # noqa: A002
+def cosh(op: Emitter, d_output: str, input: str) -> str:
     """dx = dy·sinh x"""
-    return str(op.Mul(d_output, op.Sinh(input)))
+    return op.Mul(d_output, op.Sinh(input))
 
 
 @rule("Asinh")
 def asinh(op: Emitter, d_output: str, output: str) -> str:
     """dx = dy/cosh y, and cosh y = √(1 + x²), whose square would overflow"""
-    return str(op.Div(d_output, op.Cosh(output)))
+    return op.Div(d_output, op.Cosh(output))
 
 
 @rule("Acosh")
 def acosh(op: Emitter, d_output: str, output: str) -> str:
     """dx = dy/sinh y, and sinh y = √(x² − 1), which would cancel near 1"""
-    return str(op.Div(d_output, op.Sinh(output)))
+    return op.Div(d_output, op.Sinh(output))
 
 
 @rule("Atanh")
-def atanh(op: Emitter, d_output: str, input: str) -> str:  # noqa: A002
+def atanh(op: Emitter, d_output: str, input: str) -> str:
     """dx = dy/((1 − x)·(1 + x))"""
-    return str(op.Div(d_output, _one_minus_square(op, input)))
+    return op.Div(d_output, _one_minus_square(op, input))
 
 
 def _one_minus_square(op: Emitter, x: str) -> str:
-    return str(op.Mul(op.Sub(1.0, x), op.Add(x, 1.0)))
+    return op.Mul(op.Sub(1.0, x), op.Add(x, 1.0))
 
 
 @rule("Erf")
-def erf(op: Emitter, d_output: str, input: str) -> str:  # noqa: A002
+def erf(op: Emitter, d_output: str, input: str) -> str:
     """dx = dy·2/√π·exp(−x²)"""
-    return str(op.Mul(d_output, op.Mul(op.Exp(op.Neg(op.Mul(input, input))), 2 / math.sqrt(math.pi))))
+    return op.Mul(d_output, op.Mul(op.Exp(op.Neg(op.Mul(input, input))), 2 / math.sqrt(math.pi)))
 
 
 @rule("CumSum", wrt=["x"])
 def cum_sum(op: Emitter, d_y: str, axis: str, exclusive: int, reverse: int) -> str:
     """dx = dy summed from the other end"""
-    return str(op.CumSum(d_y, axis, exclusive=exclusive, reverse=1 - reverse))
+    return op.CumSum(d_y, axis, exclusive=exclusive, reverse=1 - reverse)
 
 
 @rule("Dropout", wrt=["data"])
 def dropout(op: Emitter, d_output: str, mask: str, ratio: str | None, training_mode: str | None) -> str:
     """dx = dy/(1 − ratio) where the mask kept x, else 0; dy in inference"""
-    return str(op.grad.DropoutGrad(d_output, mask, ratio, training_mode))
+    return op.grad.DropoutGrad(d_output, mask, ratio, training_mode)

@@ -17,7 +17,7 @@ def reduce_sum(
 ) -> str:
     """dx = dy along every reduced axis"""
     d_reduced = op.keep_dims(d_reduced, data, axes, keepdims, noop_with_empty_axes)
-    return str(op.Expand(d_reduced, op.shape_of(data)))
+    return op.Expand(d_reduced, op.shape_of(data))
 
 
 @rule("ReduceMean", wrt=["data"])
@@ -30,7 +30,7 @@ def reduce_mean(
     if count is None:
         # In double: an int64 quotient would divide by 0 for empty data, and sizes overflow float16.
         sizes = (op.Cast(op.Max(op.Size(value), 1), to=TensorProto.DOUBLE) for value in (d_reduced, data))
-        scale = str(op.Cast(op.Div(*sizes), to=op.type(data)))
+        scale = op.Cast(op.Div(*sizes), to=op.type(data))
     else:
         scale = 1 / max(count, 1)
     return reduce_sum(op, op.Mul(d_reduced, scale), data, axes, keepdims, noop_with_empty_axes)
@@ -56,7 +56,7 @@ def reduce_max(
     ties = op.ReduceSum(
         op.Cast(attained, to=op.type(data)), axes, keepdims=1, noop_with_empty_axes=noop_with_empty_axes
     )
-    return str(op.Where(attained, op.Div(d_y, ties), 0.0))
+    return op.Where(attained, op.Div(d_y, ties), 0.0)
 
 
 @rule("ReduceMin", wrt=["data"])
@@ -81,12 +81,12 @@ def reduce_prod(
 
     def others(x: str) -> str:
         total = op.ReduceSum(x, axes, keepdims=1, noop_with_empty_axes=noop_with_empty_axes)
-        return str(op.Sub(total, x))
+        return op.Sub(total, x)
 
     count = others(op.Cast(zero, to=op.type(data)))
     factor = op.Where(op.Equal(count, 0.0), 1.0, op.Where(op.Equal(count, 1.0), others(zeros), 0.0))
     d_y = op.keep_dims(d_reduced, data, axes, keepdims, noop_with_empty_axes)
-    return str(op.Mul(op.Div(op.Mul(d_y, product), nonzero), factor))
+    return op.Mul(op.Div(op.Mul(d_y, product), nonzero), factor)
 
 
 @rule("ReduceL1", wrt=["data"])
@@ -94,7 +94,7 @@ def reduce_l1(
     op: Emitter, d_reduced: str, data: str, axes: str | None, keepdims: int, noop_with_empty_axes: int
 ) -> str:
     """dx = dy·sign x"""
-    return str(op.Mul(op.keep_dims(d_reduced, data, axes, keepdims, noop_with_empty_axes), op.Sign(data)))
+    return op.Mul(op.keep_dims(d_reduced, data, axes, keepdims, noop_with_empty_axes), op.Sign(data))
 
 
 @rule("ReduceL2", wrt=["data"])
@@ -103,7 +103,7 @@ def reduce_l2(
 ) -> str:
     """dx = x·dy/y, and 0 where y = 0"""
     d_y, y = _kept(op, d_reduced, reduced, data, axes, keepdims, noop_with_empty_axes)
-    return str(op.Mul(data, op.Div(d_y, op.Where(op.Equal(y, 0.0), 1.0, y))))
+    return op.Mul(data, op.Div(d_y, op.Where(op.Equal(y, 0.0), 1.0, y)))
 
 
 @rule("ReduceSumSquare", wrt=["data"])
@@ -112,7 +112,7 @@ def reduce_sum_square(
 ) -> str:
     """dx = 2·dy·x"""
     d_y = op.keep_dims(d_reduced, data, axes, keepdims, noop_with_empty_axes)
-    return str(op.Mul(data, op.Mul(d_y, 2.0)))
+    return op.Mul(data, op.Mul(d_y, 2.0))
 
 
 @rule("ReduceLogSum", wrt=["data"])
@@ -131,7 +131,7 @@ def reduce_log_sum_exp(
     """dx = dy·exp(x − y), and 0 where y = −inf"""
     d_y, y = _kept(op, d_reduced, reduced, data, axes, keepdims, noop_with_empty_axes)
     finite = op.Where(op.Equal(y, -math.inf), 0.0, y)
-    return str(op.Mul(d_y, op.Exp(op.Sub(data, finite))))
+    return op.Mul(d_y, op.Exp(op.Sub(data, finite)))
 
 
 def _kept(

@@ -15,22 +15,22 @@ _CUBIC = 0.044715  # of the tanh form of Gelu
 @lowering("ReluGrad")
 def relu_grad(op: Emitter, dY: str, Y: str) -> str:
     """Y is never negative: as a truth value it is Y > 0, and a Cast is faster than a comparison."""
-    return str(op.Where(op.Cast(Y, to=TensorProto.BOOL), dY, 0.0))
+    return op.Where(op.Cast(Y, to=TensorProto.BOOL), dY, 0.0)
 
 
 @lowering("LeakyReluGrad")
 def leaky_relu_grad(op: Emitter, dY: str, X: str, alpha: float) -> str:
-    return str(op.Where(op.Greater(X, 0.0), dY, op.Mul(dY, alpha)))
+    return op.Where(op.Greater(X, 0.0), dY, op.Mul(dY, alpha))
 
 
 @lowering("SigmoidGrad")
 def sigmoid_grad(op: Emitter, dY: str, Y: str) -> str:
-    return str(op.Mul(op.Mul(dY, Y), op.Sub(1.0, Y)))
+    return op.Mul(op.Mul(dY, Y), op.Sub(1.0, Y))
 
 
 @lowering("TanhGrad")
 def tanh_grad(op: Emitter, dY: str, Y: str) -> str:
-    return str(op.Mul(dY, op.Sub(1.0, op.Mul(Y, Y))))
+    return op.Mul(dY, op.Sub(1.0, op.Mul(Y, Y)))
 
 
 @lowering("GeluGrad")
@@ -41,22 +41,22 @@ def gelu_grad(op: Emitter, dY: str, X: str, approximate: str) -> str:
         scale = 2 * math.sqrt(2 / math.pi)
         s = op.Sigmoid(op.Mul(X, op.Add(op.Mul(square, scale * _CUBIC), scale)))
         slope = op.Mul(X, op.Add(op.Mul(square, 3 * scale * _CUBIC), scale))
-        return str(op.Mul(dY, op.Mul(s, op.Add(op.Mul(op.Sub(1.0, s), slope), 1.0))))
+        return op.Mul(dY, op.Mul(s, op.Add(op.Mul(op.Sub(1.0, s), slope), 1.0)))
     cdf = op.Add(op.Mul(op.Erf(op.Mul(X, math.sqrt(0.5))), 0.5), 0.5)
     density = op.Mul(op.Exp(op.Mul(square, -0.5)), 1 / math.sqrt(2 * math.pi))
-    return str(op.Mul(dY, op.Add(cdf, op.Mul(X, density))))
+    return op.Mul(dY, op.Add(cdf, op.Mul(X, density)))
 
 
 @lowering("SoftmaxGrad")
 def softmax_grad(op: Emitter, dY: str, Y: str, axis: int) -> str:
     """With p = dY·Y one product less: dX = p − Y·Σ_axis p"""
     product = op.Mul(dY, Y)
-    return str(op.Sub(product, op.Mul(Y, op.ReduceSum(product, [axis], keepdims=1))))
+    return op.Sub(product, op.Mul(Y, op.ReduceSum(product, [axis], keepdims=1)))
 
 
 @lowering("LogSoftmaxGrad")
 def log_softmax_grad(op: Emitter, dY: str, Y: str, axis: int) -> str:
-    return str(op.Sub(dY, op.Mul(op.Exp(Y), op.ReduceSum(dY, [axis], keepdims=1))))
+    return op.Sub(dY, op.Mul(op.Exp(Y), op.ReduceSum(dY, [axis], keepdims=1)))
 
 
 @lowering("DropoutGrad")
@@ -71,10 +71,10 @@ def dropout_grad(op: Emitter, dY: str, mask: str, ratio: str | None, training_mo
         dropped = 0.5 if known is None else float(known.item())
         scale = 1 / (1 - dropped) if dropped < 1 else 0.0
         if training is None:
-            scale = str(op.Where(training_mode, op.const(scale, like=dY), op.const(1.0, like=dY)))
+            scale = op.Where(training_mode, op.const(scale, like=dY), op.const(1.0, like=dY))
     else:
         kept = op.Sub(1.0, ratio)
-        scale = str(op.Cast(op.Reciprocal(op.Where(op.Equal(kept, 0.0), 1.0, kept)), to=op.type(dY)))
+        scale = op.Cast(op.Reciprocal(op.Where(op.Equal(kept, 0.0), 1.0, kept)), to=op.type(dY))
         if training is None:
-            scale = str(op.Where(training_mode, scale, 1.0))
-    return str(op.Where(mask, op.Mul(dY, scale), 0.0))
+            scale = op.Where(training_mode, scale, 1.0)
+    return op.Where(mask, op.Mul(dY, scale), 0.0)
