@@ -275,8 +275,12 @@ class Emitter:
         return name
 
     def reshape_like(self, value: str, like: str) -> str:
-        """The elements of `value` in the shape of `like`."""
-        result: str = self.Reshape(value, self.shape_of(like), allowzero=1)
+        """The elements of `value` in the shape of `like`; one dimension that is not known needs no Shape node."""
+        dims = self.shape(like) or (None, None)
+        known = [dim for dim in dims if isinstance(dim, int)]
+        one_left = len(known) == len(dims) - 1 and 0 not in known
+        shape = [dim if isinstance(dim, int) else -1 for dim in dims] if one_left else self.shape_of(like)
+        result: str = self.Reshape(value, shape, allowzero=None if one_left else 1)
         return result
 
     def keep_dims(self, reduced: str, data: str, axes: str | None, keepdims: int, noop_with_empty_axes: int = 0) -> str:
