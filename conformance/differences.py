@@ -24,6 +24,31 @@ class Difference:
     error: float
 
 
+class _Path:
+    """φ(t) = <cotangents, function(point + t·direction)>, and the largest size of what it adds up."""
+
+    def __init__(
+        self,
+        function: Function,
+        point: Mapping[str, np.ndarray],
+        direction: Mapping[str, np.ndarray],
+        cotangents: Mapping[str, np.ndarray],
+    ) -> None:
+        self.function, self.point, self.direction, self.cotangents = function, point, direction, cotangents
+        self.size = 0.0
+
+    def __call__(self, t: float) -> float:
+        moved = {n: array + t * self.direction[n] if n in self.direction else array for n, array in self.point.items()}
+        results = self.function(moved)
+        terms = [v * results[name] for name, v in self.cotangents.items()]
+        self.size = max(self.size, *(float(np.sum(np.abs(term))) for term in terms))
+        return float(sum(np.sum(term, dtype=np.float64) for term in terms))
+
+    def rounding(self, step: float) -> float:
+        """What the rounding of the function values does to a difference quotient."""
+        return float(8 * np.finfo(np.float64).eps * self.size / step)
+
+
 def directional(
     function: Function,
     point: Mapping[str, np.ndarray],
@@ -36,18 +61,29 @@ def directional(
     `function` maps float64 arrays by name to float64 arrays by name. `error` is the larger of the last correction of the
     extrapolation and the rounding of the function values, 2⁻⁵²·Σ|v·f|/h.
     """
-    size = 0.0
-
-    def value(t: float) -> float:
-        nonlocal size
-        moved = {name: array + t * direction[name] if name in direction else array for name, array in point.items()}
-        results = function(moved)
-        terms = [np.sum(v * results[name], dtype=np.float64) for name, v in cotangents.items()]
-        size = max(size, *(float(np.sum(np.abs(v * results[name]))) for name, v in cotangents.items()))
-        return float(sum(terms))
-
+    value = _Path(function, point, direction, cotangents)
     coarse = (value(step) - value(-step)) / (2 * step)
     fine = (value(step / 2) - value(-step / 2)) / step
     estimate = (4 * fine - coarse) / 3
-    rounding = 8 * np.finfo(np.float64).eps * size / step
-    return Difference(estimate, max(abs(estimate - fine), rounding))
+    return Difference(estimate, max(abs(estimate - fine), value.rounding(step)))
+
+
+def one_sided(
+    function: Function,
+    point: Mapping[str, np.ndarray],
+    direction: Mapping[str, np.ndarray],
+    cotangents: Mapping[str, np.ndarray],
+    step: float = STEP,
+) -> tuple[Difference, Difference]:
+    """The derivatives from the left and from the right: they differ at a kink, and only there.
+
+    The error of order h is extrapolated away: 2·D(h/2) − D(h).
+    """
+    value = _Path(function, point, direction, cotangents)
+    here = value(0.0)
+    sides = []
+    for h in (-step, step):
+        coarse, fine = (value(h) - here) / h, (value(h / 2) - here) / (h / 2)
+        estimate = 2 * fine - coarse
+        sides.append(Difference(estimate, max(abs(estimate - fine), 2 * value.rounding(step))))
+    return sides[0], sides[1]

@@ -1,0 +1,107 @@
+"""Feeds: random ones by the declared types, and those of .npz files."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from refgrad.backends.base import Value, check_feeds
+
+from refgrad.errors import FeedError
+
+SIZE = 4  # of a dimension that is not declared
+
+# Where float inputs are drawn from, in this order until every output is finite: anywhere; where Log, Sqrt, Pow, Acos and
+# Atanh are defined; where Acosh is.
+DOMAINS = ("normal", "between 0 and 1", "above 1")
+
+
+def is_float(array: Any) -> bool:
+    """Whether an array holds floats that have a derivative: float16, bfloat16, float32 or float64."""
+    return isinstance(array, np.ndarray) and (array.dtype.kind == "f" or array.dtype.name == "bfloat16")
+
+
+def widened(feeds: Mapping[str, Any]) -> dict[str, Any]:
+    """The feeds with every float tensor in float64."""
+    return {name: array.astype(np.float64) if is_float(array) else array for name, array in feeds.items()}
+
+
+def random_feeds(
+    inputs: Sequence[Value], *, seed: int = 0, size: int = SIZE, domain: str = DOMAINS[0]
+) -> dict[str, np.ndarray]:
+    """A random feed for every input without a default, the same for the same seed.
+
+    Symbolic and unknown dimensions have `size` elements, a tensor of unknown rank has one axis. Floats are drawn from `domain`;
+    integers are 0 or 1, which every index, mask and class label may be; strings are "a".
+
+    :raises FeedError: an input that is no tensor, or has no declared type.
+    """
+    rng = np.random.default_rng(seed)
+    return {value.name: _draw(value, rng, size, domain) for value in inputs if not value.has_default}
+
+
+def _draw(value: Value, rng: np.random.Generator, size: int, domain: str) -> np.ndarray:
+    if value.dtype is None:
+        raise FeedError(f"Input {value} cannot be drawn at random: feed it (--feeds, a .npz file of arrays by name).")
+    shape = (size,) if value.shape is None else tuple(d if isinstance(d, int) else size for d in value.shape)
+    if value.dtype.kind in "iub":
+        return rng.integers(0, 2, shape).astype(value.dtype)
+    if value.dtype.kind in "OUS":
+        return np.full(shape, "a", dtype=object)
+    if value.dtype.kind == "c":
+        return np.asarray(rng.standard_normal(shape) + 1j * rng.standard_normal(shape)).astype(value.dtype)
+    if domain == "normal":
+        array = rng.standard_normal(shape)
+    else:
+        array = rng.uniform(0.1, 0.9, shape) + (1 if domain == "above 1" else 0)
+    return np.asarray(array).astype(value.dtype)
+
+
+def read_feeds(path: str | Path, inputs: Sequence[Value]) -> dict[str, Any]:
+    """The arrays of an .npz file, checked against the inputs of a model.
+
+    :raises FeedError: no such file, no .npz file, or feeds that do not fit the model.
+    """
+    file = Path(path)
+    if not file.is_file():
+        raise FeedError(f"There is no file {str(file)!r}. Feeds are a .npz file: numpy.savez(path, **feeds).")
+    try:
+        with np.load(file, allow_pickle=False) as archive:
+            if not isinstance(archive, np.lib.npyio.NpzFile):
+                raise FeedError(
+                    f"{str(file)!r} holds one array without a name. Save it by name: numpy.savez(path, x=x)."
+                )
+            arrays = {name: archive[name] for name in archive.files}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, KeyError, NotImplementedError) as error:
+        raise FeedError(
+            f"{str(file)!r} cannot be read as a .npz file: {error}. Write it with numpy.savez(path, **feeds)."
+        ) from error
+    declared = {value.name: value for value in inputs}
+    return check_feeds({name: _as_declared(a, declared.get(name)) for name, a in arrays.items()}, inputs)
+
+
+def _as_declared(array: np.ndarray, value: Value | None) -> np.ndarray:
+    """NumPy reads the types that it does not know, bfloat16 and the like, as bytes."""
+    if value is not None and value.dtype is not None and array.dtype.kind == "V":
+        return array.view(value.dtype) if array.dtype.itemsize == value.dtype.itemsize else array
+    return array
+
+
+def write_arrays(path: str | Path, arrays: Mapping[str, Any]) -> None:
+    """Write an .npz file. Unlike `numpy.savez`, a name may be anything; sequences get a number behind their name."""
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, array in _arrays(arrays.items()):
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
+                np.lib.format.write_array(entry, array, allow_pickle=False)
+
+
+def _arrays(values: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, np.ndarray]]:
+    for name, value in values:
+        if isinstance(value, list | tuple):
+            yield from _arrays((f"{name}.{position}", item) for position, item in enumerate(value))
+        elif value is not None:
+            array = np.asarray(value)
+            yield name, array.astype(str) if array.dtype == object else array

@@ -1,0 +1,91 @@
+"""Results on disk: a file is there whole, or not at all."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from onnx import ModelProto, TensorProto
+from onnx.external_data_helper import ExternalDataInfo, set_external_data
+
+from refgrad.errors import OutputFileError
+
+_PROTOBUF_LIMIT = 2**31 - 1
+_INLINE = 1024  # bytes; smaller initializers stay in the model
+_PAGE = 4096  # external data is mapped into memory by page
+_CHUNK = 1 << 24
+
+
+@contextmanager
+def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """A temporary file beside `path` that takes its place when the block succeeds, and disappears when it does not.
+
+    :raises OutputFileError: `path` cannot be written.
+    """
+    target = Path(path)
+    if target.exists() and not target.is_file():
+        raise OutputFileError(f"{str(target)!r} exists and is no regular file. Give the name of a file to write.")
+    if not target.parent.is_dir():
+        raise OutputFileError(
+            f"There is no folder {str(target.parent)!r} to write {target.name!r} into. Make it first."
+        )
+    temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        yield temporary
+        os.replace(temporary, target)
+    except OSError as error:
+        raise OutputFileError(f"{str(target)!r} cannot be written: {error}.") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def save_gradient(gradient: ModelProto, path: str | os.PathLike[str], source: str | os.PathLike[str]) -> Path | None:
+    """Write the gradient of the model at `source`; the data file that goes with it, or None where there is none.
+
+    External data of `source` is referenced where both are in the same folder. Elsewhere the tensors that the gradient needs
+    are copied into `<path>.data`; so are the weights of a result over 2 GB. `gradient` is modified.
+
+    :raises OutputFileError: the result cannot be written, or would replace the model itself.
+    """
+    target, origin = Path(path), Path(source)
+    if target.exists() and target.samefile(origin):
+        raise OutputFileError(f"{str(target)!r} is the model itself. Write the gradient to another file.")
+    tensors = [*gradient.graph.initializer, *(a.t for n in gradient.graph.node for a in n.attribute if a.HasField("t"))]
+    external = any(t.data_location == TensorProto.EXTERNAL for t in tensors)
+    moved = external and target.parent.resolve() != origin.parent.resolve()
+    if not moved and gradient.ByteSize() <= _PROTOBUF_LIMIT:
+        with replacing(target) as file:
+            file.write_bytes(gradient.SerializeToString())
+        return None
+    data = target.with_name(f"{target.name}.data")
+    with replacing(target) as file, replacing(data) as data_file:
+        with data_file.open("wb") as out:
+            for tensor in tensors:
+                _move(tensor, origin.parent, out, data.name)
+        file.write_bytes(gradient.SerializeToString())
+    return data
+
+
+def _move(tensor: TensorProto, folder: Path, out: BinaryIO, location: str) -> None:
+    """Append the bytes of a large tensor to `out` and let the tensor refer to them."""
+    external = tensor.data_location == TensorProto.EXTERNAL
+    if not external and len(tensor.raw_data) <= _INLINE:
+        return
+    out.write(b"\0" * (-out.tell() % _PAGE))
+    offset = out.tell()
+    if external:
+        info = ExternalDataInfo(tensor)
+        with (folder / info.location).open("rb") as source:
+            source.seek(info.offset or 0)
+            left = info.length or os.fstat(source.fileno()).st_size - (info.offset or 0)
+            while left and (chunk := source.read(min(left, _CHUNK))):
+                left -= out.write(chunk)
+    else:
+        out.write(tensor.raw_data)
+    tensor.raw_data = b""
+    set_external_data(tensor, location, offset, out.tell() - offset)
+    tensor.ClearField("raw_data")
