@@ -1,1 +1,119 @@
-"""Lowerings."""
+"""The adjoints of poolings."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import reduce
+
+import numpy as np
+
+from refgrad.emit import Emitter
+from refgrad.lowering.onnx.windows import Windows, filled, lay, make_windows, pad, spatial, typed
+from refgrad.registry import lowering
+
+Ints = Sequence[int] | None
+
+
+@lowering("MaxPoolGrad")
+def max_pool_grad(
+    op: Emitter,
+    dY: str,
+    X: str,
+    Indices: str,
+    auto_pad: str | None,
+    ceil_mode: int,
+    dilations: Ints,
+    kernel_shape: Sequence[int],
+    pads: Ints,
+    strides: Ints,
+    storage_order: int,
+) -> str:
+    """The indices count the elements of the whole tensor; with storage_order the spatial axes in reversed order."""
+    size = op.static(X)
+    elements = op.const([math.prod(size)]) if size is not None else op.Reshape(op.Size(X), [1])
+    flat = op.ScatterElements(
+        op.full(elements, 0.0, like=dY), op.Reshape(Indices, [-1]), op.Reshape(dY, [-1]), axis=0, reduction="add"
+    )
+    if not storage_order:
+        return op.reshape_like(flat, X)
+    axes = [0, 1, *reversed(range(2, 2 + len(kernel_shape)))]
+    shape = op.const([size[axis] for axis in axes]) if size is not None else op.Gather(op.Shape(X), axes)
+    return str(op.Transpose(op.Reshape(flat, shape, allowzero=1), perm=axes))
+
+
+@lowering("AveragePoolGrad")
+def average_pool_grad(
+    op: Emitter,
+    dY: str,
+    X: str,
+    auto_pad: str | None,
+    ceil_mode: int,
+    dilations: Ints,
+    kernel_shape: Sequence[int],
+    pads: Ints,
+    strides: Ints,
+    count_include_pad: int,
+) -> str:
+    """Divide dY by the size of its window, then lay it over the elements of the window, every channel like a batch of one."""
+    rank = len(kernel_shape)
+    windows = make_windows(op, X, dY, kernel_shape, strides, dilations, pads, auto_pad, rank, ceil_mode)
+    size, count = spatial(op, X), windows.count
+    whole = not ceil_mode and (count_include_pad or windows.pads == [0] * (2 * rank) and isinstance(windows.begin, list))
+    weight = filled(op, kernel_shape, 1 / math.prod(kernel_shape) if whole else 1.0, like=dY)
+    if not whole:
+        if size is not None and count is not None:
+            counts = _counts(windows, size, count, kernel_shape, count_include_pad)
+            dY = op.Mul(dY, typed(op, 1 / counts, like=dY))
+        else:
+            dY = op.Div(dY, _counts_at_run_time(op, X, dY, windows, kernel_shape, count_include_pad))
+    if count is not None:
+        images = op.Reshape(dY, [-1, 1, *count])
+    else:
+        images = op.Reshape(dY, op.Concat([-1, 1], op.Shape(dY, start=2), axis=0))
+    return op.reshape_like(lay(op, images, weight, X, windows), X)
+
+
+def _counts(
+    windows: Windows, size: Sequence[int], count: Sequence[int], kernel: Sequence[int], count_include_pad: int
+) -> np.ndarray:
+    """How many elements each window averages, shape (O...): ceil_mode may let a window reach beyond the pads."""
+    per_axis = []
+    for axis, (n, o, k) in enumerate(zip(size, count, kernel, strict=True)):
+        begin, end = windows.pads[axis], windows.pads[axis + windows.rank]
+        low, high = (-begin, n + end) if count_include_pad else (0, n)
+        starts = np.arange(o) * windows.strides[axis] - begin
+        met = starts[:, None] + np.arange(k) * windows.dilations[axis]
+        per_axis.append(((met >= low) & (met < high)).sum(1))
+    return reduce(np.multiply.outer, per_axis)
+
+
+def _counts_at_run_time(
+    op: Emitter, X: str, dY: str, windows: Windows, kernel: Sequence[int], count_include_pad: int
+) -> str:
+    """The windows over ones, added up: a Conv over as much padding as a window of ceil_mode may need."""
+    rank = windows.rank
+    inside = op.full(op.Concat([1, 1], op.Shape(X, start=2), axis=0), 1.0, like=dY)
+    pads, beyond = windows.pads, [s - 1 for s in windows.strides]
+    if count_include_pad and any(pads):
+        inside = op.Pad(inside, [0, 0, *pads[:rank], 0, 0, *pads[rank:]], op.const(1.0, like=dY))
+        pads = [0] * (2 * rank)
+    inside = pad(op, inside, windows)
+    counts = op.Conv(
+        inside,
+        filled(op, kernel, 1.0, like=dY),
+        strides=windows.strides,
+        dilations=windows.dilations,
+        pads=pads[:rank] + [e + b for e, b in zip(pads[rank:], beyond, strict=True)],
+    )
+    return str(op.Slice(counts, [0] * rank, op.Shape(dY, start=2), list(range(2, rank + 2))))
+
+
+@lowering("GlobalAveragePoolGrad")
+def global_average_pool_grad(op: Emitter, dY: str, X: str) -> str:
+    size = spatial(op, X)
+    if size is not None:
+        share = op.Mul(dY, 1 / math.prod(size)) if 0 not in size else dY
+    else:
+        share = op.Div(dY, op.CastLike(op.ReduceProd(op.Shape(X, start=2), keepdims=0), dY))
+    return str(op.Expand(share, op.shape_of(X)))

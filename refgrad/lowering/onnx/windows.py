@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from onnx import helper
 
 from refgrad.emit import Emitter
 
@@ -19,15 +20,16 @@ Ints = list[int]
 class Windows:
     """A list holds a number per spatial axis.
 
-    `begin` and `end`, the pads, are names where only the run tells them. `rest` is what the last window leaves of the
-    padded input, I + begin + end − extent − s·(O − 1): from 0 to s − 1, below 0 where ceil_mode added a window; None
-    where only the run tells it.
+    `begin` and `end`, the pads, are names where only the run tells them. `count` is O, where it is known. `rest` is what
+    the last window leaves of the padded input, I + begin + end − extent − s·(O − 1): from 0 to s − 1, below 0 where
+    ceil_mode added a window; None where only the run tells it.
     """
 
     strides: Ints
     dilations: Ints
     begin: Ints | str
     end: Ints | str
+    count: Ints | None
     rest: Ints | None
 
     @property
@@ -72,6 +74,8 @@ def make_windows(
             begin, end = _same_at_run_time(op, X, Y, kernel, s, d, auto_pad)
     elif auto_pad != "VALID" and pads:
         begin, end = list(pads[:rank]), list(pads[rank:])
+    if ceil_mode and size is not None and extent is not None and isinstance(begin, list) and isinstance(end, list):
+        count = _rounded_up(size, begin, end, extent, s)
     rest = None
     if isinstance(begin, list) and isinstance(end, list) and extent is not None:
         if size is not None and count is not None:
@@ -79,7 +83,14 @@ def make_windows(
             rest = [n + b + e - x - t * (o - 1) for n, b, e, x, t, o in axes]
         elif s == [1] * rank and not ceil_mode:
             rest = [0] * rank
-    return Windows(s, d, begin, end, rest)
+    return Windows(s, d, begin, end, count, rest)
+
+
+def _rounded_up(size: Ints, begin: Ints, end: Ints, extent: Ints, strides: Ints) -> Ints:
+    """O with ceil_mode: no window starts in the pads at the end. (onnx infers this from opset 22 on only.)"""
+    axes = zip(size, begin, end, extent, strides, strict=True)
+    count = [-(-(n + b + e - x) // s) + 1 for n, b, e, x, s in axes]
+    return [o - (s * (o - 1) >= n + b) for o, s, n, b in zip(count, strides, size, begin, strict=True)]
 
 
 def spatial(op: Emitter, value: str) -> Ints | None:
@@ -147,6 +158,11 @@ def _same_at_run_time(
     return (half, other) if auto_pad == "SAME_UPPER" else (other, half)
 
 
-def ones(op: Emitter, kernel: Sequence[int], value: float, like: str) -> str:
+def filled(op: Emitter, kernel: Sequence[int], value: float, like: str) -> str:
     """A kernel of one channel filled with `value`."""
-    return op.const(np.full((1, 1, *kernel), value), like=like)
+    return typed(op, np.full((1, 1, *kernel), value), like)
+
+
+def typed(op: Emitter, array: np.ndarray, like: str) -> str:
+    """A constant array of the type of `like`."""
+    return op.const(array.astype(helper.tensor_dtype_to_np_dtype(op.type(like))))
