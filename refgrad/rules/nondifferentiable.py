@@ -6,6 +6,8 @@ from refgrad.registry import NO_DERIVATIVE, ZERO
 
 _PIECEWISE = "piecewise constant: zero wherever it has a derivative"
 _SHAPE = "depends on the shape of its input, not on its values"
+_INTEGER = "its values are integers"
+_WINDOW = "its input is a number of samples"
 _RANDOM = "random numbers depend on the shape and the seed, not on the values"
 
 for _name, _reason in {
@@ -14,17 +16,35 @@ for _name, _reason in {
     "Round": _PIECEWISE,
     "Sign": _PIECEWISE,
     "Hardmax": _PIECEWISE,
+    "BitShift": _INTEGER,
+    "BitwiseAnd": _INTEGER,
+    "BitwiseNot": _INTEGER,
+    "BitwiseOr": _INTEGER,
+    "BitwiseXor": _INTEGER,
+    "ConvInteger": _INTEGER,
+    "MatMulInteger": _INTEGER,
     "ConstantOfShape": "its input is a shape",
     "Constant": "it has no input",
     "EyeLike": _SHAPE,
     "RandomNormalLike": _RANDOM,
     "RandomUniformLike": _RANDOM,
-    "Bernoulli": _RANDOM,
+    "Bernoulli": "a random truth value is 0 or 1: piecewise constant in its probability",
+    "RandomNormal": "it has no input",
+    "RandomUniform": "it has no input",
+    "Multinomial": "a random index",
     "Shape": _SHAPE,
     "Size": _SHAPE,
+    "BlackmanWindow": _WINDOW,
+    "HammingWindow": _WINDOW,
+    "HannWindow": _WINDOW,
+    "MelWeightMatrix": "its inputs are numbers of bins and frequencies that are rounded to bins",
+    "SequenceLength": "a number of elements",
+    "OptionalHasElement": "a truth value",
     "ArgMax": "an index",
     "ArgMin": "an index",
     "NonZero": "indices",
+    "NonMaxSuppression": "indices",
+    "RegexFullMatch": "a truth value",
     "IsNaN": "a truth value",
     "IsInf": "a truth value",
     "Equal": "a truth value",
@@ -41,7 +61,21 @@ for _name, _reason in {
 
 for _name, _reason in {
     "ImageDecoder": "its input is an encoded stream of bytes",
+    "StringConcat": "its values are strings",
     "StringNormalizer": "its values are strings",
+    "StringSplit": "its values are strings",
+    "BitCast": "it reads the bits of its input as another type",
     "TfIdfVectorizer": "it counts integers or strings",
 }.items():
     NO_DERIVATIVE["", _name] = _reason
+
+for _name, _reason in {
+    "Binarizer": _PIECEWISE,
+    "TreeEnsemble": _PIECEWISE,
+    "TreeEnsembleClassifier": _PIECEWISE,
+    "TreeEnsembleRegressor": _PIECEWISE,
+    "CategoryMapper": "it maps strings to integers and back",
+    "LabelEncoder": "it looks its input up in a table of keys",
+    "OneHotEncoder": "it compares its input with categories",
+}.items():
+    ZERO["ai.onnx.ml", _name] = _reason

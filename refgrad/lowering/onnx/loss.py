@@ -1,1 +1,77 @@
-"""Lowerings."""
+"""Losses over class scores. Scores are (N, C, d...), labels (N, d...), weights (C,)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from onnx import TensorProto
+
+from refgrad.emit import Emitter
+from refgrad.registry import lowering
+
+
+@dataclass(frozen=True)
+class Labels:
+    """What the adjoint of a loss needs for each label, all (N, d...) or a scalar.
+
+    `classes` are the labels, 0 where they are ignored, `ignored` tells where (None: nowhere), `unit` is the cotangent of
+    an unweighted loss, `share` that of a weighted one: 0 where ignored.
+    """
+
+    classes: str
+    ignored: str | None
+    unit: str
+    share: str
+
+
+def read_labels(
+    op: Emitter, d_loss: str, labels: str, weights: str | None, ignore_index: int | None, reduction: str
+) -> Labels:
+    """`share` = dL·w, divided by Σw for the mean; where everything is ignored it is 0."""
+    if weights is None and ignore_index is None:
+        unit = op.Mul(d_loss, _reciprocal_size(op, labels, like=d_loss)) if reduction == "mean" else d_loss
+        return Labels(labels, None, unit, unit if reduction == "none" else op.Expand(unit, op.shape_of(labels)))
+    ignored = None if ignore_index is None else op.Equal(labels, ignore_index)
+    classes = labels if ignored is None else op.Where(ignored, 0, labels)
+    if weights is None:
+        weight = op.Cast(op.Not(ignored), to=op.type(d_loss))
+    else:
+        weight = op.Gather(weights, classes)
+        if ignored is not None:
+            weight = op.Where(ignored, 0.0, weight)
+    unit = d_loss
+    if reduction == "mean":
+        total = op.ReduceSum(weight, keepdims=0)
+        unit = op.Div(d_loss, op.Where(op.Equal(total, 0.0), 1.0, total))
+    return Labels(classes, ignored, unit, op.Mul(unit, weight))
+
+
+def _reciprocal_size(op: Emitter, value: str, like: str) -> str | float:
+    static = op.static(value)
+    if static is not None:
+        return 1 / max(math.prod(static), 1)
+    size = op.Cast(op.Max(op.Size(value), 1), to=TensorProto.DOUBLE)  # in double: a size overflows float16
+    return str(op.Cast(op.Reciprocal(size), to=op.type(like)))
+
+
+@lowering("SoftmaxCrossEntropyLossGrad")
+def softmax_cross_entropy_loss_grad(
+    op: Emitter,
+    d_output: str | None,
+    d_log_prob: str | None,
+    log_prob: str,
+    labels: str,
+    weights: str | None,
+    reduction: str,
+    ignore_index: int | None,
+) -> str | None:
+    """share·(exp(log_prob) − onehot(label)): the share is subtracted where the label points."""
+    through_log_prob = None if d_log_prob is None else op.grad.LogSoftmaxGrad(d_log_prob, log_prob, axis=1)
+    if d_output is None:
+        return through_log_prob
+    read = read_labels(op, d_output, labels, weights, ignore_index, reduction)
+    share = op.Unsqueeze(read.share, [1])
+    soft = op.Mul(op.Exp(log_prob), share)
+    d_scores = op.ScatterElements(soft, op.Unsqueeze(read.classes, [1]), op.Neg(share), axis=1, reduction="add")
+    return d_scores if through_log_prob is None else op.Add(d_scores, through_log_prob)
