@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import ml_dtypes
@@ -42,6 +42,7 @@ _TELLING = 1e-2  # a larger error tells nothing
 _EXACT = 1e-6  # what float64 explains of a gradient against settled differences
 _ROUNDINGS = 16  # how many roundings of the result each node may cost
 _SENSITIVE = 10  # how many times the change under one rounding of the point is explained
+_NONE = (None, None, None)
 _NO_KERNEL = re.compile("no kernel|not a registered|NOT_IMPLEMENTED|NotImplemented|no schema|opset|IR version", re.I)
 
 
@@ -270,7 +271,13 @@ def _by_name(results: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, 
 def _epsilon(model: ModelProto) -> float:
     """The coarsest rounding among the float types of the model's values."""
     types = {kind for kind in Graph(model).types.values() if kind in FLOATS}
-    return max((float(ml_dtypes.finfo(helper.tensor_dtype_to_np_dtype(kind)).eps) for kind in types), default=1.2e-7)
+    return max((_limits(helper.tensor_dtype_to_np_dtype(kind))[0] for kind in types), default=1.2e-7)
+
+
+def _limits(dtype: np.dtype[Any]) -> tuple[float, float]:
+    """The rounding of a float type, and its smallest normal number. NumPy does not know bfloat16."""
+    limits = ml_dtypes.finfo(dtype)  # type: ignore[no-untyped-call]
+    return float(limits.eps), float(limits.tiny)
 
 
 def _rounding(gradient: ModelProto, point: _Point) -> float:
@@ -341,15 +348,15 @@ def _against_differences(
 ) -> Row:
     """The worst of the directions."""
 
-    def row(verdict: str, note: str = "", *numbers: float) -> Row:
-        return Row(name, dialect, backend, DIFFERENCES, verdict, *numbers, note=note)
+    def row(verdict: str, note: str = "", numbers: tuple[float | None, float | None, float | None] = _NONE) -> Row:
+        return Row(name, dialect, backend, DIFFERENCES, verdict, *numbers, note)
 
     expected = point.wide[name].shape
     if got.shape != expected:
         return row(DISAGREED, f"shape {got.shape}, {name!r} has {expected}")
     if not np.all(np.isfinite(got)):
         return row(DISAGREED, f"{np.count_nonzero(~np.isfinite(got))} elements are not finite")
-    worst = row(AGREED, "both are zero", 0.0, 0.0, tolerance)
+    worst = row(AGREED, "both are zero", (0.0, 0.0, tolerance))
     for estimate in estimates:
         if estimate.difference is None:
             worst = _worse(worst, row(INCONCLUSIVE, estimate.why))
@@ -369,7 +376,7 @@ def _against_differences(
             )
         else:
             verdict, note = AGREED, ""
-        worst = _worse(worst, row(verdict, note, *numbers))
+        worst = _worse(worst, row(verdict, note, numbers))
     return worst
 
 
@@ -428,8 +435,8 @@ def _against_float64(
 ) -> Row:
     """Element by element, relative to the largest element of the float64 gradient."""
 
-    def row(verdict: str, note: str = "", *numbers: float) -> Row:
-        return Row(name, dialect, backend, FLOAT64, verdict, *numbers, note=note)
+    def row(verdict: str, note: str = "", numbers: tuple[float | None, float | None, float | None] = _NONE) -> Row:
+        return Row(name, dialect, backend, FLOAT64, verdict, *numbers, note)
 
     if got.shape != truth.shape:
         return row(DISAGREED, f"shape {got.shape}, the float64 gradient has {truth.shape}")
@@ -439,28 +446,22 @@ def _against_float64(
     if not np.all(np.isfinite(truth)):
         return row(INCONCLUSIVE, "the float64 gradient is not finite")
     error, size = _largest(got.astype(np.float64) - truth), _largest(truth)
+    tiny = _limits(kind)[1]
     if not size:
-        smallest = float(ml_dtypes.finfo(kind).tiny)
-        return (
-            row(AGREED, "both are zero", error, 0.0, tolerance)
-            if error <= smallest
-            else row(DISAGREED, f"the gradient is zero, got {error:.3g}", error, float("inf"), tolerance)
-        )
+        if error <= tiny:
+            return row(AGREED, "both are zero", (error, 0.0, tolerance))
+        return row(DISAGREED, f"the gradient is zero, got {error:.3g}", (error, float("inf"), tolerance))
     sensitivity = _SENSITIVE * point.sensitivity.get(name, 0.0) / size
     allowed, relative = tolerance + sensitivity, error / size
     # Below the smallest normal number of the type nothing is computed accurately.
-    if relative <= tolerance or error <= _underflow(kind, got):
-        return row(AGREED, "", error, relative, tolerance)
+    if relative <= tolerance or error <= tiny * got.size**0.5:
+        return row(AGREED, "", (error, relative, tolerance))
     if relative > allowed or not np.isfinite(error):
-        return row(DISAGREED, "", error, relative, allowed)
+        return row(DISAGREED, "", (error, relative, allowed))
     if sensitivity > _TELLING:
         note = f"one rounding of the point moves this gradient by {sensitivity / _SENSITIVE:.1e} of its size: a kink is near"
-        return row(INCONCLUSIVE, note, error, relative, allowed)
-    return row(AGREED, "", error, relative, allowed)
-
-
-def _underflow(kind: np.dtype[Any], array: np.ndarray) -> float:
-    return float(ml_dtypes.finfo(kind).tiny) * max(array.size, 1) ** 0.5
+        return row(INCONCLUSIVE, note, (error, relative, allowed))
+    return row(AGREED, "", (error, relative, allowed))
 
 
 def _declared(model: ModelProto, name: str) -> np.dtype[Any]:
@@ -510,16 +511,13 @@ def _of_builder(
         if row.verdict == DISAGREED:
             wide = total[name].astype(np.float64)
             measured = _against_differences(
-                point, name, "onnxruntime", "ort-cpu", wide, estimates[name], row.allowed or tolerance
+                point, name, row.dialect, row.backend, wide, estimates[name], row.allowed or tolerance
             )
-            wrong = settled.get(name) == AGREED
-            verdict = WRONG_BUILDER if wrong else INCONCLUSIVE
-            note = (
-                row.note or f"refgrad agrees with differences, its builder does not ({measured.note})" if wrong else ""
-            )
-            row = Row(
-                name, row.dialect, row.backend, row.oracle, verdict, row.absolute, row.relative, row.allowed, note
-            )
+            if settled.get(name) == AGREED:
+                note = "; ".join(filter(None, (row.note, measured.note))) or "refgrad agrees with differences"
+                row = replace(row, verdict=WRONG_BUILDER, note=note)
+            else:
+                row = replace(row, verdict=INCONCLUSIVE, note="differences do not settle who is right")
         rows.append(row)
     return rows
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from onnx import ModelProto, TensorProto
-from onnx.external_data_helper import ExternalDataInfo, set_external_data
+from onnx.external_data_helper import set_external_data
 
 from refgrad.errors import OutputFileError
 
@@ -78,10 +78,11 @@ def _move(tensor: TensorProto, folder: Path, out: BinaryIO, location: str) -> No
     out.write(b"\0" * (-out.tell() % _PAGE))
     offset = out.tell()
     if external:
-        info = ExternalDataInfo(tensor)
-        with (folder / info.location).open("rb") as source:
-            source.seek(info.offset or 0)
-            left = info.length or os.fstat(source.fileno()).st_size - (info.offset or 0)
+        entry = {e.key: e.value for e in tensor.external_data}
+        start = int(entry.get("offset", 0))
+        with (folder / entry["location"]).open("rb") as source:
+            source.seek(start)
+            left = int(entry.get("length", os.fstat(source.fileno()).st_size - start))
             while left and (chunk := source.read(min(left, _CHUNK))):
                 left -= out.write(chunk)
     else:
