@@ -9,15 +9,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from onnx import ModelProto, TypeProto, ValueInfoProto, helper
+from onnx import ModelProto, TypeProto, helper
 
 from refgrad.emit import Emitter, Writer
 from refgrad.errors import OptionError, RuleError, choices
 from refgrad.graph import Graph, Node, subgraphs
 from refgrad.path import Path, Report, prepare, refuse
-from refgrad.registry import DIALECTS, RULES, Read, Rule, attributes_of
+from refgrad.registry import DIALECTS, RULES, Read, Rule
 
 COTANGENTS = ("input", "ones", "yield")
+_VALUES = frozenset(("input", "cotangent", "output"))
 _IR_VERSION = 10  # the first with metadata_props on nodes, and the last that onnxruntime-training 1.19.2 reads
 
 
@@ -152,32 +153,35 @@ class _Sweep:
             return
         rule = RULES[node.key]
         bound, places = rule.bind(self.graph.opsets.get(node.domain, 1))
-        self.op.enter(rule.op_type, node.name)
+        op, needed = self.op, self.path.needed
+        op.enter(rule.op_type, node.name)
         arguments, keywords = self._arguments(node, bound, adjoints)
-        result = rule.function(self.op, *arguments, **keywords)
-        operands = tuple([name for name in node.inputs if name])
+        result = rule.function(op, *arguments, **keywords)
+        operands = tuple(filter(None, node.inputs)) if rule.broadcast else ()
         for name, adjoint in self._assign(node, rule, places, result):
-            if adjoint is None or name not in self.path.needed:
+            if adjoint is None or name not in needed:
                 continue
-            if rule.broadcast and len(operands) > 1:
-                adjoint = self.op.grad.BroadcastGradient(adjoint, name, operands)
-            self.contributions.setdefault(name, []).append(adjoint)
+            if len(operands) > 1:
+                adjoint = op.grad.BroadcastGradient(adjoint, name, operands)
+            if name in self.contributions:
+                self.contributions[name].append(adjoint)
+            else:
+                self.contributions[name] = [adjoint]
 
     def _arguments(
         self, node: Node, bound: tuple[Read, ...], adjoints: list[str | None]
     ) -> tuple[list[Any], dict[str, Any]]:
         """What the rule reads, in the order of its parameters."""
-        attributes = attributes_of(node.proto) if node.proto.attribute else {}
-        values: dict[str, list[Any]] = {"input": node.inputs, "cotangent": adjoints, "output": node.outputs}
+        attributes = node.attributes
         arguments: list[Any] = []
         keywords: dict[str, Any] = {}
         for read in bound:
-            if read.kind in values:
-                where, position = values[read.kind], read.position
+            if read.kind in _VALUES:
+                where = adjoints if read.kind == "cotangent" else node.inputs if read.kind == "input" else node.outputs
                 if read.variadic:
-                    value = [name or None for name in where[position:]]
+                    value: Any = [name or None for name in where[read.position :]]
                 else:
-                    value = (where[position] if position < len(where) else None) or None
+                    value = where[read.position] or None if read.position < len(where) else None
                     if value is None and read.kind == "output":
                         value = self._add_output(node, read)
             elif read.kind == "constant":
@@ -200,8 +204,8 @@ class _Sweep:
 
     def _assign(
         self, node: Node, rule: Rule, places: tuple[tuple[int, bool], ...], result: Any
-    ) -> list[tuple[str, str | None]]:
-        """Pair the adjoints that a rule returned with the inputs that they belong to."""
+    ) -> Iterator[tuple[str, str | None]]:
+        """Pair the inputs of a node with the adjoints that its rule returned for them."""
         if len(places) == 1 and not (isinstance(result, tuple) and len(result) == 1):
             result = (result,)
         if not isinstance(result, tuple) or len(result) != len(places):
@@ -210,13 +214,11 @@ class _Sweep:
                 f"The rule for {rule.op_type} returned {count} adjoints for node {node.name!r}; "
                 f"one each is due for {', '.join(rule.wrt)}."
             )
-        pairs: list[tuple[str, str | None]] = []
         for (position, variadic), adjoint in zip(places, result, strict=True):
             if variadic:
-                pairs += zip(node.inputs[position:], adjoint, strict=True)
+                yield from zip(node.inputs[position:], adjoint, strict=True)
             elif position < len(node.inputs):
-                pairs.append((node.inputs[position], adjoint))
-        return [(name, adjoint) for name, adjoint in pairs if name]
+                yield node.inputs[position], adjoint
 
     def _adjoint(self, name: str) -> str | None:
         """The adjoint of `name`, the sum of its contributions; None where there are none."""
@@ -235,7 +237,7 @@ class _Sweep:
 
     def _call(self, value: str, name: str, primal: str) -> str:
         """Give an emitted value its name in the result, unless it has one there already."""
-        if self.op.made(value) and value not in self.rename:
+        if value in self.op.made and value not in self.rename:
             self.rename[value] = self.op.fresh(name)
             self.owner[value] = primal
         return value
@@ -284,9 +286,13 @@ class _Sweep:
         for emitted in reversed(backward):
             writer.add(emitted)
         target.input.extend(graph.inputs.values())
-        target.input.extend(self._value(name, name) for name in self.wrt if name not in graph.inputs)
-        target.input.extend(self._value(output, name) for output, name in self.cotangents.items())
-        target.output.extend(self._value(name, self.rename[value]) for name, value in self.gradients.items())
+        for name in self.wrt:
+            if name not in graph.inputs:
+                target.input.add(name=name, type=self._type(name))
+        for output, name in self.cotangents.items():
+            target.input.add(name=name, type=self._type(output))
+        for name, value in self.gradients.items():
+            target.output.add(name=self.rename[value], type=self._type(name))
         target.output.extend(kept)
         live.update(self.wrt)
         live.update(graph.inputs)
@@ -302,16 +308,16 @@ class _Sweep:
             final.metadata_props.add(key=key, value=json.dumps(names))
         return final
 
-    def _value(self, name: str, called: str) -> ValueInfoProto:
-        """The type and declared shape of `name` under another name."""
+    def _type(self, name: str) -> TypeProto:
+        """The type and declared shape of an input, an output or an initializer."""
         declared = self.graph.inputs.get(name) or self.graph.outputs.get(name)
         if declared is not None:
-            return ValueInfoProto(name=called, type=declared.type)
+            return declared.type
         tensor = self.graph.initializers[name]
         kind = tensor.data_type, tuple(tensor.dims)
         if kind not in self._tensor_types:
             self._tensor_types[kind] = helper.make_tensor_type_proto(*kind)
-        return ValueInfoProto(name=called, type=self._tensor_types[kind])
+        return self._tensor_types[kind]
 
 
 def _names(graph: Graph) -> set[str]:

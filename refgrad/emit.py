@@ -65,7 +65,7 @@ class Emitter:
         self._constant_names: dict[tuple[np.dtype, tuple[int, ...], bytes], str] = {}
         self._numbers: dict[tuple[str, int], str] = {}  # constants by how the rule wrote them
         self._seen: dict[tuple[Any, ...], tuple[str, ...]] = {}
-        self._made: set[str] = set()
+        self.made: set[str] = set()  # the values that nodes of the gradient graph compute
         self._rule = self._node = self._scope = ""
         self._count = 0
 
@@ -96,8 +96,9 @@ class Emitter:
         names = self._names(inputs)
         settings: tuple[Any, ...] = ()
         if attributes:
-            attributes = {key: value for key, value in attributes.items() if value is not None}
-            settings = tuple(sorted([(k, _hashable(v)) for k, v in attributes.items()]))
+            if None in attributes.values():
+                attributes = {key: value for key, value in attributes.items() if value is not None}
+            settings = tuple([(key, _hashable(value)) for key, value in attributes.items()])
         key = (op_type, domain, names, outputs, settings)
         made = self._seen.get(key)
         if made is None:
@@ -108,7 +109,7 @@ class Emitter:
                 Emitted(op_type, domain, names, list(made), attributes, name, self._rule, self._node, optional_outputs)
             )
             self._seen[key] = made
-            self._made.update(made)
+            self.made.update(made)
             kind = self._types.get(names[0]) if names else None
             if op_type in _OTHER_TYPE:
                 kind = self._result_type(op_type, names, attributes)
@@ -223,10 +224,6 @@ class Emitter:
             "tensor(bool)": TensorProto.BOOL,
         }
         self._types[name] = next(kind for text, kind in known.items() if text in allowed)
-
-    def made(self, value: str) -> bool:
-        """Whether a node of the gradient graph computes `value`."""
-        return value in self._made
 
     # Shorthands
 
@@ -361,9 +358,7 @@ class Primitives:
 def _hashable(value: Any) -> Any:
     if isinstance(value, TensorProto):
         return value.SerializeToString()
-    if isinstance(value, list | tuple):
-        return tuple(value)
-    return value
+    return tuple(value) if isinstance(value, list) else value
 
 
 class Writer:
@@ -372,26 +367,27 @@ class Writer:
     def __init__(self, graph: GraphProto, rename: dict[str, str]) -> None:
         self._graph = graph
         self._rename = rename
-        self._attributes: dict[tuple[Any, ...], AttributeProto] = {}
+        self._attributes: dict[tuple[Any, ...], list[AttributeProto]] = {}
         self._entries: dict[tuple[str, str], StringStringEntryProto] = {}
 
     def add(self, node: Emitted) -> None:
         """Append the node with final names; `metadata_props` tell the rule and the forward node that it comes from."""
         rename = self._rename
-        self._graph.node.add(
+        proto = self._graph.node.add(
             op_type=node.op_type,
             domain=node.domain,
             name=node.name,
             input=[rename.get(name, name) for name in node.inputs],
             output=[rename.get(name, name) for name in node.outputs],
-            attribute=[self._attribute(key, value) for key, value in node.attributes.items()],
-            metadata_props=[self._entry("refgrad.rule", node.rule), self._entry("refgrad.node", node.node)],
         )
+        if node.attributes:
+            proto.attribute.extend(self._made(node))
+        proto.metadata_props.extend((self._entry("refgrad.rule", node.rule), self._entry("refgrad.node", node.node)))
 
-    def _attribute(self, name: str, value: Any) -> AttributeProto:
-        key = (name, type(value), _hashable(value))
+    def _made(self, node: Emitted) -> list[AttributeProto]:
+        key = tuple([(name, type(value), _hashable(value)) for name, value in node.attributes.items()])
         if key not in self._attributes:
-            self._attributes[key] = helper.make_attribute(name, value)
+            self._attributes[key] = [helper.make_attribute(name, value) for name, value in node.attributes.items()]
         return self._attributes[key]
 
     def _entry(self, key: str, value: str) -> StringStringEntryProto:

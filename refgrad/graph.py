@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -26,7 +27,6 @@ from onnx import (
     ModelProto,
     NodeProto,
     TensorProto,
-    TensorShapeProto,
     ValueInfoProto,
     numpy_helper,
 )
@@ -46,7 +46,7 @@ Shape = tuple[Dim, ...]
 class Node:
     """A forward node read once: reaching into a protobuf costs more than the rest of the sweep.
 
-    `reads` are its inputs and what its subgraphs take from outside.
+    `reads` are its inputs and what its subgraphs take from outside, `attributes` those that it sets.
     """
 
     proto: NodeProto
@@ -56,6 +56,7 @@ class Node:
     inputs: list[str]
     outputs: list[str]
     reads: list[str]
+    attributes: dict[str, Any]
 
     @property
     def key(self) -> tuple[str, str]:
@@ -96,23 +97,21 @@ class Graph:
         inferred = _infer(self.model)
         self.types: dict[str, int] = {}
         self.shapes: dict[str, Shape] = {}
-        self.values: dict[str, ValueInfoProto] = {}
-        for value in inferred.value_info:
-            self.values[value.name] = value
-            self._learn(value)
-        for value in (*inferred.output, *inferred.input):
-            self._learn(value)
+        self.values = {value.name: value for value in inferred.value_info}
+        known: dict[bytes, tuple[int, Shape | None]] = {}  # few types recur many times
+        for name, value in (*self.values.items(), *((v.name, v) for v in (*inferred.output, *inferred.input))):
+            text = value.type.SerializeToString()
+            if text not in known:
+                known[text] = _type(value)
+            kind, shape = known[text]
+            if kind:
+                self.types[name] = kind
+            if shape is not None:
+                self.shapes[name] = shape
         for name, tensor in self.initializers.items():
             self.types[name] = tensor.data_type
             self.shapes[name] = tuple(tensor.dims)
         self._constants: dict[str, np.ndarray | None] = {}
-
-    def _learn(self, value: ValueInfoProto) -> None:
-        tensor = value.type.tensor_type
-        if tensor.elem_type:
-            self.types[value.name] = tensor.elem_type
-        if tensor.HasField("shape"):
-            self.shapes[value.name] = tuple([d.dim_value or _dim(d) for d in tensor.shape.dim])
 
     @cached_property
     def _overridable(self) -> frozenset[str]:
@@ -157,12 +156,22 @@ def _nodes(graph: GraphProto) -> list[Node]:
             proto.name = name
         taken.add(name)
         inputs = list(proto.input)
-        inner = [name for attribute in proto.attribute for g in subgraphs(attribute) for name in _captured(g)]
+        attributes = proto.attribute
+        settings = {a.name: attribute_value(a) for a in attributes} if attributes else {}
+        inner = [name for attribute in attributes for g in subgraphs(attribute) for name in _captured(g)]
         domain = "" if domain == "ai.onnx" else domain
         nodes.append(
-            Node(proto, op_type, domain, name, inputs, list(proto.output), inputs + inner if inner else inputs)
+            Node(
+                proto, op_type, domain, name, inputs, list(proto.output), inputs + inner if inner else inputs, settings
+            )
         )
     return nodes
+
+
+def attribute_value(attribute: AttributeProto) -> Any:
+    """The value of an attribute, a string decoded."""
+    value = onnx.helper.get_attribute_value(attribute)
+    return value.decode() if isinstance(value, bytes) else value
 
 
 def subgraphs(attribute: AttributeProto) -> Sequence[GraphProto]:
@@ -302,5 +311,10 @@ def _infer(model: ModelProto) -> GraphProto:
         raise InvalidModelError(f"Shape inference refuses the model: {error}") from error
 
 
-def _dim(dim: TensorShapeProto.Dimension) -> Dim:
-    return dim.dim_value if dim.HasField("dim_value") else (dim.dim_param or None)
+def _type(value: ValueInfoProto) -> tuple[int, Shape | None]:
+    """The element type, 0 where there is none, and the shape, None where not even the rank is known."""
+    tensor = value.type.tensor_type
+    if not tensor.HasField("shape"):
+        return tensor.elem_type, None
+    dims = [d.dim_value if d.HasField("dim_value") else (d.dim_param or None) for d in tensor.shape.dim]
+    return tensor.elem_type, tuple(dims)

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import onnx
-from onnx import helper
 from onnx.defs import OpSchema
 
 from refgrad.errors import RuleError
+from refgrad.graph import attribute_value
 from refgrad.primitives import PRIMITIVES
 
 _FLOAT_TYPES = frozenset(("tensor(float)", "tensor(double)", "tensor(float16)", "tensor(bfloat16)"))
@@ -163,26 +163,16 @@ def _bind(made: Rule, name: str, schema: OpSchema, newest: OpSchema) -> Read:
                 return Read(kind, parameter.name, position, _is_variadic(parameter))
     if name in schema.attributes:
         default = schema.attributes[name].default_value
-        value = _value(default) if default.name else None
+        value = attribute_value(default) if default.name else None
         was_attribute = any(name == p.name for p in newest.inputs)
         return Read("constant" if was_attribute else "attribute", name, default=value)
     if any(name == p.name for p in newest.inputs):
         return Read("absent", name)
     if name in newest.attributes:
         default = newest.attributes[name].default_value
-        return Read("absent", name, default=_value(default) if default.name else None)
+        return Read("absent", name, default=attribute_value(default) if default.name else None)
     raise RuleError(
         f"The rule for {made.op_type} has a parameter {name!r}, which its schema does not know. Inputs: "
         f"{', '.join(p.name for p in newest.inputs)}; outputs (cotangents with d_): "
         f"{', '.join(p.name for p in newest.outputs)}; attributes: {', '.join(newest.attributes) or 'none'}."
     )
-
-
-def _value(attribute: onnx.AttributeProto) -> Any:
-    value = helper.get_attribute_value(attribute)
-    return value.decode() if isinstance(value, bytes) else value
-
-
-def attributes_of(node: onnx.NodeProto) -> dict[str, Any]:
-    """The attributes that `node` sets, strings decoded."""
-    return {a.name: _value(a) for a in node.attribute}
