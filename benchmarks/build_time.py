@@ -60,20 +60,22 @@ def onnxruntime_gradient(model: ModelProto) -> None:
 
 def main() -> None:
     rows = []
-    for nodes, rounds in ((100, 21), (1_000, 9), (4_000, 5), (10_000, 3)):
-        model = chain(nodes)
-        ours, theirs, ratio = alternate(
-            lambda m=model: refgrad.gradient(m, dialect="ort"), lambda m=model: onnxruntime_gradient(m), rounds
-        )
-        rows.append(
-            {
-                "nodes": nodes,
-                "refgrad ms": round(ours * 1e3, 1),
-                "onnxruntime ms": round(theirs * 1e3, 1),
-                "ratio": round(ratio, 2),
-                "µs per node": round(ours / nodes * 1e6, 1),
-            }
-        )
+    for dialect in ("onnx", "ort"):
+        for nodes, rounds in ((100, 21), (1_000, 9), (4_000, 5), (10_000, 3)):
+            model = chain(nodes)
+            ours, theirs, ratio = alternate(
+                lambda m=model, d=dialect: refgrad.gradient(m, dialect=d), lambda m=model: onnxruntime_gradient(m), rounds
+            )
+            rows.append(
+                {
+                    "nodes": nodes,
+                    "dialect": dialect,
+                    "refgrad ms": round(ours * 1e3, 1),
+                    "onnxruntime ms": round(theirs * 1e3, 1),
+                    "ratio": round(ratio, 2),
+                    "µs per node": round(ours / nodes * 1e6, 1),
+                }
+            )
     model = chain(100_000)
     start = time.perf_counter()
     refgrad.gradient(model)
@@ -81,6 +83,7 @@ def main() -> None:
     rows.append(
         {
             "nodes": 100_000,
+            "dialect": "onnx",
             "refgrad ms": round(seconds * 1e3, 1),
             "µs per node": round(seconds * 10, 1),
             "against 1,000 nodes": round(seconds * 10 / float(rows[1]["µs per node"]), 2),
