@@ -19,7 +19,7 @@ import ml_dtypes
 import numpy as np
 from onnx import ModelProto, helper, numpy_helper
 from refgrad.backends import Prepared, available, get_backend
-from refgrad.backends.base import ModelLike, check_feeds, describe, graph_inputs, load_model
+from refgrad.backends.base import ModelLike, Value, check_feeds, describe, graph_inputs, load_model
 from refgrad.conformance import builders
 from refgrad.conformance.differences import Difference, directional, one_sided
 from refgrad.conformance.feeds import DOMAINS, SIZE, random_feeds, widened
@@ -97,6 +97,7 @@ def check(
     dialects: Sequence[str] = DIALECTS,
     seed: int = 0,
     size: int = SIZE,
+    sizes: Mapping[str, int] | None = None,
     directions: int = 2,
     tolerance: float | None = None,
     random_weights: int | None = None,
@@ -104,7 +105,8 @@ def check(
 ) -> Check:
     """Differentiate `model` and compare its gradient with every oracle there is, on every backend.
 
-    :param feeds: the point; random by default, with `size` elements along dimensions that are not declared.
+    :param feeds: the point, random by default; for an initializer, a value in place of its own.
+    :param size: the number of elements of random feeds along symbolic and unknown dimensions; `sizes` has it by symbol.
     :param backends: by default all that are available.
     :param directions: how many random directions differences are taken along, for each gradient.
     :param tolerance: the largest relative error, in place of the rounding of the type and the number of nodes.
@@ -122,8 +124,11 @@ def check(
     proto = load_model(model)
     if random_weights is not None:
         proto = randomize(proto, random_weights)[0]
+    if feeds is not None:
+        feeds = check_feeds(feeds, inputs_of(proto))
+        proto, feeds = _with_values(proto, feeds)
     gradients = {dialect: differentiate(proto, wrt, outputs, dialect=dialect) for dialect in dialects}
-    point = _Point.choose(proto, next(iter(gradients.values())), feeds, seed, size)
+    point = _Point.choose(proto, next(iter(gradients.values())), feeds, seed, size, sizes)
     rows: list[Row] = []
     truths: dict[str, dict[str, np.ndarray]] = {}
     for dialect, made in gradients.items():
@@ -171,7 +176,13 @@ class _Point:
 
     @classmethod
     def choose(
-        cls, model: ModelProto, gradient: ModelProto, feeds: Mapping[str, Any] | None, seed: int, size: int
+        cls,
+        model: ModelProto,
+        gradient: ModelProto,
+        feeds: Mapping[str, Any] | None,
+        seed: int,
+        size: int,
+        sizes: Mapping[str, int] | None,
     ) -> _Point:
         """Take the given feeds, or the first random ones at which every output is finite."""
         metadata = {entry.key: entry.value for entry in gradient.metadata_props}
@@ -180,11 +191,11 @@ class _Point:
         prepared = get_backend("numpy").prepare(_with_inputs(model, list(names)), precision="float64")
         inputs = graph_inputs(model.graph)
         if feeds is not None:
-            given = dict(check_feeds(feeds, inputs))
+            given = dict(feeds)
             results, described = prepared.run(widened(given), seeds_of), "given"
         else:
             for domain in DOMAINS:
-                given = dict(random_feeds(inputs, seed=seed, size=size, domain=domain))
+                given = dict(random_feeds(inputs, seed=seed, size=size, sizes=sizes, domain=domain))
                 results, described = prepared.run(widened(given), seeds_of), f"random, {domain}"
                 if all(np.all(np.isfinite(value)) for value in results.values()):
                     break
@@ -262,6 +273,31 @@ def _with_inputs(model: ModelProto, names: Sequence[str]) -> ModelProto:
     made.CopyFrom(model)
     made.graph.input.extend(helper.make_tensor_value_info(t.name, t.data_type, list(t.dims)) for t in tensors)
     return made
+
+
+def inputs_of(model: ModelProto) -> tuple[Value, ...]:
+    """What may be fed to a check: the inputs, and the initializers."""
+    inputs = graph_inputs(model.graph)
+    listed = {value.name for value in inputs}
+    return inputs + tuple(
+        Value(t.name, helper.tensor_dtype_to_np_dtype(t.data_type), tuple(t.dims), has_default=True)
+        for t in model.graph.initializer
+        if t.name not in listed
+    )
+
+
+def _with_values(model: ModelProto, feeds: Mapping[str, Any]) -> tuple[ModelProto, dict[str, Any]]:
+    """The model with the feeds of its initializers in their place, and the feeds that are left."""
+    inputs = {value.name for value in model.graph.input}
+    moved = {name: value for name, value in feeds.items() if name not in inputs}
+    if not moved:
+        return model, dict(feeds)
+    made = ModelProto()
+    made.CopyFrom(model)
+    for tensor in made.graph.initializer:
+        if tensor.name in moved:
+            tensor.CopyFrom(numpy_helper.from_array(moved[tensor.name], tensor.name))
+    return made, {name: value for name, value in feeds.items() if name in inputs}
 
 
 def _by_name(results: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, np.ndarray]:
@@ -459,7 +495,7 @@ def _against_float64(
     if relative > allowed or not np.isfinite(error):
         return row(DISAGREED, "", (error, relative, allowed))
     if sensitivity > _TELLING:
-        note = f"one rounding of the point moves this gradient by {sensitivity / _SENSITIVE:.1e} of its size: a kink is near"
+        note = f"one rounding of the point moves it by over {_TELLING / _SENSITIVE:.1%}: a kink is near, or it is mere rounding"
         return row(INCONCLUSIVE, note, (error, relative, allowed))
     return row(AGREED, "", (error, relative, allowed))
 

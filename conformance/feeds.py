@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from refgrad.backends.base import Value, check_feeds
 
-from refgrad.errors import FeedError
+from refgrad.errors import FeedError, choices, did_you_mean
 
 SIZE = 4  # of a dimension that is not declared
 
@@ -30,34 +30,53 @@ def widened(feeds: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def random_feeds(
-    inputs: Sequence[Value], *, seed: int = 0, size: int = SIZE, domain: str = DOMAINS[0]
+    inputs: Sequence[Value],
+    *,
+    seed: int = 0,
+    size: int = SIZE,
+    sizes: Mapping[str, int] | None = None,
+    domain: str = DOMAINS[0],
 ) -> dict[str, np.ndarray]:
     """A random feed for every input without a default, the same for the same seed.
 
-    Symbolic and unknown dimensions have `size` elements, a tensor of unknown rank has one axis. Floats are drawn from `domain`;
-    integers are 0 or 1, which every index, mask and class label may be; strings are "a".
+    A symbolic dimension has its number of elements in `sizes`; the others, and unknown ones, have `size`. A tensor of unknown
+    rank has one axis. Floats are drawn from `domain`; integers are 0 or 1, which every index, mask and class label may be;
+    strings are "a".
 
-    :raises FeedError: an input that is no tensor, or has no declared type.
+    :raises FeedError: an input that is no tensor, or has no declared type; a symbol in `sizes` that no input has.
     """
+    known = {dim for value in inputs for dim in value.shape or () if isinstance(dim, str)}
+    for symbol in sizes or ():
+        if symbol not in known:
+            raise FeedError(
+                f"No input has a dimension {symbol!r}.{did_you_mean(symbol, known)} Symbolic ones: {choices(sorted(known))}."
+            )
     rng = np.random.default_rng(seed)
-    return {value.name: _draw(value, rng, size, domain) for value in inputs if not value.has_default}
+    feeds = {}
+    for value in inputs:
+        if value.has_default:
+            continue
+        dims = (None,) if value.shape is None else value.shape
+        shape = tuple(d if isinstance(d, int) else (sizes or {}).get(d or "", size) for d in dims)
+        feeds[value.name] = _draw(value, shape, rng, domain)
+    return feeds
 
 
-def _draw(value: Value, rng: np.random.Generator, size: int, domain: str) -> np.ndarray:
+def _draw(value: Value, shape: tuple[int, ...], rng: np.random.Generator, domain: str) -> np.ndarray:
     if value.dtype is None:
         raise FeedError(f"Input {value} cannot be drawn at random: feed it (--feeds, a .npz file of arrays by name).")
-    shape = (size,) if value.shape is None else tuple(d if isinstance(d, int) else size for d in value.shape)
     if value.dtype.kind in "iub":
         return rng.integers(0, 2, shape).astype(value.dtype)
     if value.dtype.kind in "OUS":
         return np.full(shape, "a", dtype=object)
+    array: np.ndarray
     if value.dtype.kind == "c":
-        return np.asarray(rng.standard_normal(shape) + 1j * rng.standard_normal(shape)).astype(value.dtype)
-    if domain == "normal":
-        array = rng.standard_normal(shape)
+        array = np.asarray(rng.standard_normal(shape) + 1j * rng.standard_normal(shape))
+    elif domain == "normal":
+        array = np.asarray(rng.standard_normal(shape))
     else:
-        array = rng.uniform(0.1, 0.9, shape) + (1 if domain == "above 1" else 0)
-    return np.asarray(array).astype(value.dtype)
+        array = np.asarray(rng.uniform(0.1, 0.9, shape) + (1 if domain == "above 1" else 0))
+    return array.astype(value.dtype)
 
 
 def read_feeds(path: str | Path, inputs: Sequence[Value]) -> dict[str, Any]:

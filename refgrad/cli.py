@@ -1,0 +1,391 @@
+"""The `refgrad` command. Exit codes: 0 agreed or done, 1 disagreed, 2 wrong use or refused."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import signal
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.table import Table
+
+import refgrad
+from refgrad import demo as notebook
+from refgrad.backends import available, backends, get_backend
+from refgrad.backends.base import load_model
+from refgrad.conformance.check import AGREED, DIFFERENCES, Check, Row, inputs_of
+from refgrad.conformance.check import check as run_check
+from refgrad.conformance.feeds import SIZE, random_feeds, read_feeds, write_arrays
+from refgrad.errors import OptionError, RefgradError
+from refgrad.explain import explain as explanation
+from refgrad.files import replacing, save_gradient
+from refgrad.text import as_text
+
+AGREES, DISAGREES, REFUSED, INTERRUPTED = 0, 1, 2, 130
+_WIDTH = 160  # of a table that no terminal shows
+
+app = typer.Typer(
+    help="Reverse-mode differentiation of ONNX models: a model goes in, a model of its gradient comes out.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+Model = Annotated[Path, typer.Argument(help="An .onnx file.", show_default=False)]
+Wrt = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Names of inputs and initializers, separated by commas, or the option repeated; \\, is a comma inside a name. "
+        "Default: every float input and every float initializer."
+    ),
+]
+Outputs = Annotated[
+    list[str] | None, typer.Option(help="Names of outputs to differentiate, as for --wrt. Default: every float output.")
+]
+Feeds = Annotated[
+    Path | None, typer.Option(help="Inputs by name, a .npz file. Default: random ones of the declared types.")
+]
+Dim = Annotated[
+    list[str] | None,
+    typer.Option(help=f"Sizes for random feeds: N=8 for the dimension N, 8 for every undeclared one. Default: {SIZE}."),
+]
+Seed = Annotated[int, typer.Option(min=0, help="Of everything random.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
+
+
+@app.command()
+def grad(
+    model: Model,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Where the gradient is written.", show_default=False)],
+    wrt: Wrt = None,
+    outputs: Outputs = None,
+    dialect: Annotated[
+        str, typer.Option(help="onnx: ai.onnx operators only. ort: ONNX Runtime's training operators.")
+    ] = "onnx",
+    cotangent: Annotated[
+        str, typer.Option(help="input: graph inputs <output>_grad. ones: 1 everywhere. yield: YieldOp (dialect ort).")
+    ] = "input",
+    keep_outputs: Annotated[bool, typer.Option("--keep-outputs", help="Also return the model's outputs.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Write the gradient of MODEL as another ONNX model.
+
+    External data is referenced where the gradient lies in the folder of MODEL, else copied beside it as <OUTPUT>.data.
+    """
+    made = refgrad.gradient(
+        model, _names(wrt), _names(outputs), dialect=dialect, cotangent=cotangent, keep_outputs=keep_outputs
+    )
+    summary: dict[str, Any] = {
+        "output": str(output),
+        "nodes": len(made.graph.node),
+        "inputs": [value.name for value in made.graph.input],
+        "outputs": [value.name for value in made.graph.output],
+    }
+    data = save_gradient(made, output, model)
+    summary["data"] = None if data is None else str(data)
+    if as_json:
+        _print_json(summary)
+        return
+    print(f"{output}: {summary['nodes']} nodes" + (f", its weights in {data}" if data else ""))
+    print(f"inputs  {', '.join(summary['inputs'])}")
+    print(f"outputs {', '.join(summary['outputs'])}")
+
+
+@app.command()
+def run(
+    model: Model,
+    feeds: Feeds = None,
+    backend: Annotated[str, typer.Option(help="numpy, ort-cpu, ort-cuda: see refgrad backends.")] = "numpy",
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write the outputs by name to this .npz file.")
+    ] = None,
+    seed: Seed = 0,
+    dim: Dim = None,
+    as_json: Json = False,
+) -> None:
+    """Run MODEL and print what comes out."""
+    prepared = get_backend(backend).prepare(model)
+    size, sizes = _sizes(dim)
+    given = (
+        read_feeds(feeds, prepared.inputs)
+        if feeds is not None
+        else random_feeds(prepared.inputs, seed=seed, size=size, sizes=sizes)
+    )
+    results = prepared.run(given)
+    if output is not None:
+        with replacing(output) as file:
+            write_arrays(file, results)
+    rows = [_statistics(name, value) for name, value in results.items()]
+    if as_json:
+        _print_json({"backend": backend, "feeds": "random" if feeds is None else str(feeds), "outputs": rows})
+        return
+    _print_table(rows)
+
+
+@app.command()
+def check(
+    model: Model,
+    feeds: Feeds = None,
+    backends: Annotated[
+        list[str] | None, typer.Option(help="Names separated by commas. Default: every available one.")
+    ] = None,
+    wrt: Wrt = None,
+    outputs: Outputs = None,
+    seed: Seed = 0,
+    dim: Dim = None,
+    tolerance: Annotated[
+        float | None,
+        typer.Option(help="Largest relative error. Default: what the rounding of the type explains."),
+    ] = None,
+    directions: Annotated[
+        int, typer.Option(min=1, help="Random directions of the differences, for each gradient.")
+    ] = 2,
+    random_weights: Annotated[
+        int | None, typer.Option(min=0, help="A seed: weights that are constant fills become random numbers first.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Is the gradient of MODEL right? Both dialects on every backend, against differences and against float64.
+
+    Exit code 1 where something disagrees. Not supported, a kink, inconclusive, or ONNX Runtime's own builder being wrong is no
+    disagreement.
+    """
+    size, sizes = _sizes(dim)
+    given = None if feeds is None else read_feeds(feeds, inputs_of(load_model(model, external_data=False)))
+    found = run_check(
+        model,
+        given,
+        wrt=_names(wrt),
+        outputs=_names(outputs),
+        backends=_names(backends),
+        seed=seed,
+        size=size,
+        sizes=sizes,
+        directions=directions,
+        tolerance=tolerance,
+        random_weights=random_weights,
+    )
+    _report(found, as_json)
+
+
+@app.command()
+def preflight(model: Model, wrt: Wrt = None, outputs: Outputs = None, as_json: Json = False) -> None:
+    """List every operator that the derivative meets: its rule, a zero derivative, or why it is refused (exit code 2)."""
+    report = refgrad.preflight(model, _names(wrt), _names(outputs))
+    if as_json:
+        _print_json({"ok": report.ok, **asdict(report)})
+    else:
+        words = {"rule": "rule", "zero": "zero", "none": "refused: no derivative", "missing": "refused: no rule"}
+        _print_table(
+            {
+                "operator": row.operator,
+                "nodes": len(row.nodes),
+                "derivative": words[row.verdict],
+                "formula or reason": row.reason,
+                "": ", ".join(row.nodes[:3]) + (", ..." if len(row.nodes) > 3 else "") if row in report.refused else "",
+            }
+            for row in report.rows
+        )
+    raise typer.Exit(AGREES if report.ok else REFUSED)
+
+
+@app.command("backends")
+def list_backends(as_json: Json = False) -> None:
+    """List the executors, and why one is not available."""
+    rows = [
+        {
+            "backend": name,
+            "available": reason is None,
+            "what": get_backend(name).description() if reason is None else reason,
+        }
+        for name, reason in backends().items()
+    ]
+    if as_json:
+        _print_json(rows)
+    else:
+        _print_table(rows)
+
+
+@app.command()
+def explain(
+    operator: Annotated[str, typer.Argument(help="Mul, com.microsoft.FastGelu, ...", show_default=False)],
+    as_json: Json = False,
+) -> None:
+    """Print the rule of an operator: its formula, its inputs, and what is chosen where no derivative exists."""
+    found = explanation(operator)
+    if as_json:
+        _print_json(asdict(found))
+    else:
+        print(found)
+
+
+@app.command("demo")
+def show_demo(as_json: Json = False) -> None:
+    """A regression model: both graphs as text, the numbers of its gradient, and the cross-check."""
+    model = notebook.regression()
+    gradient = refgrad.gradient(model, outputs=["loss"], cotangent="ones", keep_outputs=True)
+    numbers = {name: get_backend(name).prepare(gradient).run(notebook.feeds()) for name in available()}
+    found = run_check(model, notebook.feeds(), outputs=["loss"])
+    if as_json:
+        rows = {name: {k: v.tolist() for k, v in results.items()} for name, results in numbers.items()}
+        _print_json({"model": as_text(model), "gradient": as_text(gradient), "results": rows, "check": _as_dict(found)})
+        raise typer.Exit(AGREES if found.ok else DISAGREES)
+    print(f"The model, a regression with its loss:\n\n{as_text(model)}\n")
+    print(f"The gradient of its loss, another ONNX model:\n\n{as_text(gradient)}\n")
+    for name, results in numbers.items():
+        print(f"On {name} ({get_backend(name).description()}):\n")
+        for key, value in results.items():
+            print(f"    {key} = {np.array2string(value, prefix='    ' + key + ' = ')}")
+        print()
+    print("Is it right?\n")
+    _report(found, as_json=False)
+
+
+# What the options mean
+
+
+def _names(given: Sequence[str] | None) -> list[str] | None:
+    """`--wrt a,b --wrt c` is a, b, c; a comma that belongs to a name is written with a backslash before it."""
+    if not given:
+        return None
+    parts = [part for value in given for part in re.split(r"(?<!\\),", value)]
+    return [part.replace("\\,", ",").strip() for part in parts if part.strip()]
+
+
+def _sizes(given: Sequence[str] | None) -> tuple[int, dict[str, int]]:
+    """`--dim N=8 --dim 3`: 8 elements along N, 3 along every other dimension that is not declared."""
+    size, sizes = SIZE, {}
+    for part in _names(given) or ():
+        symbol, separator, number = part.rpartition("=")
+        if not number.isdecimal():
+            raise OptionError(f"--dim {part}: give a size, as in --dim 8, or one for a symbol, as in --dim N=8.")
+        if separator:
+            sizes[symbol] = int(number)
+        else:
+            size = int(number)
+    return size, sizes
+
+
+# What is printed
+
+
+def _report(found: Check, as_json: bool) -> None:
+    if as_json:
+        _print_json(_as_dict(found))
+        raise typer.Exit(AGREES if found.ok else DISAGREES)
+    _print_table(
+        {
+            "gradient of": row.gradient,
+            "dialect": row.dialect,
+            "backend": row.backend,
+            "against": row.oracle,
+            "largest error": row.absolute,
+            "relative": row.relative,
+            "explained": row.allowed,
+            "verdict": row.verdict,
+        }
+        for row in found.rows
+    )
+    notes: dict[tuple[str, str], list[Row]] = {}
+    for row in found.rows:
+        if row.note:
+            notes.setdefault((row.verdict, row.note), []).append(row)
+    for (verdict, note), rows in notes.items():
+        names = ", ".join(dict.fromkeys(row.gradient for row in rows))
+        witnesses = ", ".join(dict.fromkeys(f"{row.dialect} on {row.backend}" for row in rows))
+        print(f"{verdict} ({names}; {witnesses}): {note}")
+    counts = [row.verdict for row in found.rows]
+    told = ", ".join(f"{counts.count(verdict)} {verdict}" for verdict in dict.fromkeys(counts))
+    settled = {row.gradient for row in found.rows if row.oracle == DIFFERENCES and row.verdict == AGREED}
+    print(f"{'ok' if found.ok else 'DISAGREED'}: {told}. Feeds: {found.feeds}; seed {found.seed}.")
+    unsettled = [name for name in found.wrt if name not in settled]
+    if found.ok and unsettled:
+        print(f"Differences settled nothing for {', '.join(unsettled)}: give other --feeds, or --random-weights.")
+    raise typer.Exit(AGREES if found.ok else DISAGREES)
+
+
+def _as_dict(found: Check) -> dict[str, Any]:
+    return {"ok": found.ok, **asdict(found)}
+
+
+def _statistics(name: str, value: Any) -> dict[str, Any]:
+    row: dict[str, Any] = {"name": name, "dtype": type(value).__name__, "shape": None}
+    row |= dict.fromkeys(("min", "mean", "max", "norm"))
+    if not isinstance(value, np.ndarray):
+        return row
+    row |= {"dtype": value.dtype.name, "shape": list(value.shape)}
+    if value.size and value.dtype.kind not in "OUSc":
+        wide = value.astype(np.float64)
+        with np.errstate(all="ignore"):
+            row |= {
+                "min": float(wide.min()),
+                "mean": float(wide.mean()),
+                "max": float(wide.max()),
+                "norm": float(np.linalg.norm(wide)),
+            }
+    return row
+
+
+def _print_json(value: Any) -> None:
+    print(json.dumps(_finite(value), indent=2, ensure_ascii=False))
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no infinities and no NaN: they become text."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _print_table(rows: Iterable[Mapping[str, Any]]) -> None:
+    console = Console(markup=False, emoji=False, highlight=False, width=None if sys.stdout.isatty() else _WIDTH)
+    table = Table(box=None, pad_edge=False)
+    for position, row in enumerate(rows):
+        if not position:
+            for name, value in row.items():
+                table.add_column(name, justify="right" if isinstance(value, float | int) else "left", overflow="fold")
+        table.add_row(*(_cell(value) for value in row.values()))
+    console.print(table)
+
+
+def _cell(value: Any) -> str:
+    match value:
+        case None:
+            return "-"
+        case bool():
+            return "yes" if value else "no"
+        case float():
+            return f"{value:.3g}"
+        case _:
+            return str(value)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; the exit code. Whatever goes wrong is one message on stderr."""
+    if arguments is None:
+        # Output that nobody reads any more ends the process quietly; being terminated leaves no temporary files behind.
+        if hasattr(signal, "SIGPIPE"):
+            signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    try:
+        app(arguments, prog_name="refgrad")
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else AGREES
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except RefgradError as error:
+        print(f"refgrad: {error}", file=sys.stderr)
+    except Exception as error:  # a bug of ours or a failure of the system: no traceback, but all that is known
+        print(f"refgrad: unexpected {type(error).__name__}: {error}", file=sys.stderr)
+    return REFUSED

@@ -1,0 +1,60 @@
+"""What is known of an operator's derivative, for `refgrad explain`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import onnx
+
+from refgrad.errors import UnknownNameError, choices, did_you_mean
+from refgrad.registry import NO_DERIVATIVE, RULES, ZERO
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """An operator's derivative: `verdict` is "rule", "zero", "none", "function" (through its body) or "missing"."""
+
+    operator: str
+    verdict: str
+    text: str
+    wrt: tuple[str, ...] = ()
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        lines = [f"{self.operator}({', '.join(self.inputs)}) -> {', '.join(self.outputs)}", f"    {self.text}"]
+        if self.wrt:
+            lines.append(f"    with respect to {', '.join(self.wrt)}")
+        return "\n".join(lines)
+
+
+def explain(operator: str) -> Explanation:
+    """The derivative of `operator`, of another domain than ai.onnx as in "com.microsoft.FastGelu".
+
+    :raises UnknownNameError: neither onnx nor a rule knows such an operator.
+    """
+    domain, _, op_type = operator.rpartition(".")
+    if domain == "ai.onnx":
+        domain = ""
+    key = domain, op_type
+    if not onnx.defs.has(op_type, domain):
+        known = {f"{s.domain}.{s.name}" if s.domain else s.name for s in onnx.defs.get_all_schemas()}
+        rules = sorted(f"{d}.{name}" if d else name for d, name in RULES)
+        raise UnknownNameError(
+            f"There is no operator {operator!r}.{did_you_mean(operator, known | set(rules))} "
+            f"With a rule: {choices(rules, 99)}."
+        )
+    schema = onnx.defs.get_schema(op_type, domain)
+    title = f"{domain}.{op_type}" if domain else op_type
+    inputs, outputs = tuple(p.name for p in schema.inputs), tuple(p.name for p in schema.outputs)
+    if key in RULES:
+        return Explanation(title, "rule", RULES[key].formula, RULES[key].wrt, inputs, outputs)
+    if key in ZERO:
+        return Explanation(title, "zero", f"the derivative is zero: {ZERO[key]}", (), inputs, outputs)
+    if key in NO_DERIVATIVE:
+        return Explanation(title, "none", f"there is no derivative: {NO_DERIVATIVE[key]}", (), inputs, outputs)
+    if schema.has_function or schema.has_context_dependent_function:  # type: ignore[attr-defined]
+        return Explanation(title, "function", "differentiated through its function body", (), inputs, outputs)
+    return Explanation(
+        title, "missing", "nobody has written its rule: give one with refgrad.extend.rule", (), inputs, outputs
+    )
