@@ -34,8 +34,10 @@ FAMILIES = (
     "linear",
     "convolution",
     "pooling",
+    "sampling",
     "normalization",
     "loss",
+    "quantization",
     "control_flow",
 )
 

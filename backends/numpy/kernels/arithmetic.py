@@ -57,17 +57,25 @@ _BINARY: dict[str, Callable[[np.ndarray, np.ndarray], Any]] = {
 _VARIADIC = {"Max": np.maximum, "Min": np.minimum, "Sum": np.add}
 
 
-def _register() -> None:
-    for op_type, unary in _UNARY.items():
-        kernel(op_type)(lambda x, unary=unary: unary(x))
-    for op_type, binary in _BINARY.items():
-        # Before opset 7 broadcasting was an attribute; those versions are left to onnx.reference.
-        kernel(op_type, since=7)(lambda a, b, binary=binary: binary(a, b))
-    for op_type, fold in _VARIADIC.items():
-        kernel(op_type, since=8)(lambda *xs, fold=fold: reduce(fold, xs))
+def _one(function: Callable[[np.ndarray], Any]) -> Callable[[np.ndarray], Any]:
+    return lambda x: function(x)
 
 
-_register()
+def _two(function: Callable[[np.ndarray, np.ndarray], Any]) -> Callable[[np.ndarray, np.ndarray], Any]:
+    return lambda a, b: function(a, b)
+
+
+def _many(function: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+    return lambda *xs: reduce(function, xs)
+
+
+for _op_type, _unary in _UNARY.items():
+    kernel(_op_type)(_one(_unary))
+for _op_type, _binary in _BINARY.items():
+    # Before opset 7 broadcasting was an attribute; those versions are left to onnx.reference.
+    kernel(_op_type, since=7)(_two(_binary))
+for _op_type, _fold in _VARIADIC.items():
+    kernel(_op_type, since=8)(_many(_fold))
 
 
 @kernel("Div", since=7)

@@ -129,7 +129,7 @@ def _scatter(target: np.ndarray, where: np.ndarray, updates: np.ndarray, reducti
     target[rows] = combine(target[rows], combine.reduceat(updates[order], starts, 0, dtype=updates.dtype))
 
 
-@kernel("ScatterElements", "Scatter")
+@kernel("ScatterElements")
 def scatter_elements(
     data: np.ndarray, indices: np.ndarray, updates: np.ndarray, *, axis: int, reduction: str = "none"
 ) -> np.ndarray:
@@ -141,6 +141,11 @@ def scatter_elements(
         reduction,
     )
     return target
+
+
+@kernel("Scatter")
+def scatter(data: np.ndarray, indices: np.ndarray, updates: np.ndarray, *, axis: int) -> np.ndarray:
+    return scatter_elements(data, indices, updates, axis=axis)
 
 
 @kernel("ScatterND")

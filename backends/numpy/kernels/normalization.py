@@ -94,7 +94,6 @@ def batch_normalization_grad(
     return centred * _per_channel(scale * r, rank), d_scale, d_B
 
 
-@kernel("LayerNormalization", since=17)
 @kernel("LayerNormalization")
 def layer_normalization(
     X: np.ndarray,
@@ -125,6 +124,12 @@ def simplified_layer_normalization(
     r = 1 / np.sqrt(np.square(x).mean(axes, keepdims=True) + epsilon)
     Y = (x * r).astype(X.dtype) * scale
     return Y.astype(X.dtype, copy=False), r.astype(stash, copy=False)
+
+
+@kernel("RMSNormalization")
+def rms_normalization(X: np.ndarray, scale: np.ndarray, *, axis: int, epsilon: float, stash_type: int) -> np.ndarray:
+    """x·r·scale with r = 1/√(mean x² + ε) over the axes from `axis` on"""
+    return simplified_layer_normalization(X, scale, axis=axis, epsilon=epsilon, stash_type=stash_type)[0]
 
 
 @kernel("LayerNormalizationGrad", domain=MICROSOFT)

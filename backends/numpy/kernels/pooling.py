@@ -117,6 +117,27 @@ def average_pool_grad(
     return windows.crop(padded)
 
 
+@kernel("LpPool", since=2, in_float32=True)
+def lp_pool(
+    X: np.ndarray,
+    *,
+    auto_pad: str,
+    ceil_mode: int = 0,
+    dilations: Ints = None,
+    kernel_shape: list[int],
+    p: int,
+    pads: Ints = None,
+    strides: Ints = None,
+) -> np.ndarray:
+    """(Σ|x|ᵖ)^(1/p) of each window"""
+    windows = make_windows(X.shape[2:], kernel_shape, strides, dilations, pads, auto_pad, ceil_mode)
+    padded = windows.pad(np.abs(X) ** p)
+    Y = np.zeros((*X.shape[:2], *windows.count), X.dtype)
+    for _, where in windows.taps():
+        Y += padded[where]
+    return np.asarray(Y ** (1 / p))
+
+
 @kernel("GlobalAveragePool", in_float32=True)
 def global_average_pool(X: np.ndarray) -> np.ndarray:
     return np.asarray(X.mean(tuple(range(2, X.ndim)), keepdims=True))

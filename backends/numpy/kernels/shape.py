@@ -153,8 +153,8 @@ def eye_like(x: np.ndarray, *, dtype: int | None = None, k: int) -> np.ndarray:
 
 
 @kernel("Range")
-def range_(start: np.ndarray, limit: np.ndarray, delta: np.ndarray) -> np.ndarray:
-    """Start + i·delta for i < ⌈(limit − start)/delta⌉"""
+def range_(start: np.ndarray, limit: np.ndarray, delta: np.ndarray, *, stash_type: int = 1) -> np.ndarray:
+    """The i-th number is start + i·delta, for i < ⌈(limit − start)/delta⌉; floats in double whatever `stash_type` is."""
     a, b, step = start.item(), limit.item(), delta.item()
     count = max(math.ceil((b - a) / step), 0)
     return np.asarray(a + np.arange(count) * step).astype(start.dtype)
