@@ -200,6 +200,10 @@ def _expand(graph: Graph, nodes: Iterable[Node]) -> bool:
         body = _body(graph, node)
         if body is None:
             continue
+        schema = onnx.defs.get_schema(node.op_type, graph.opsets.get(node.domain, 1), node.domain)
+        given = {a.name for a in node.proto.attribute}
+        defaults = {name: a.default_value for name, a in schema.attributes.items() if a.default_value.name}
+        node.proto.attribute.extend(value for name, value in defaults.items() if name not in given)
         body.domain, body.name = _INLINED, f"{node.op_type}_{len(functions)}"
         node.proto.domain, node.proto.op_type = body.domain, body.name
         functions.append(body)
