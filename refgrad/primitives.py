@@ -43,6 +43,10 @@ PRIMITIVES: dict[str, Primitive] = {
     "BroadcastGradient": _primitive(
         "dY, X, operands -> dX", "dY summed over the axes along which X was broadcast among the operator's operands"
     ),
+    # arithmetic
+    "DivGrad": _primitive(
+        "dC, A, B, C -> dA, dB", "dC/B and −dC·C/B, each summed over the axes along which its input was broadcast"
+    ),
     # activations
     "ReluGrad": _primitive("dY, Y -> dX", "dY where Y > 0, else 0"),
     "LeakyReluGrad": _primitive("dY, X; alpha -> dX", "dY where X > 0, else alpha·dY"),

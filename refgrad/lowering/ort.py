@@ -11,6 +11,8 @@ from refgrad.emit import Emitter
 from refgrad.graph import UNNAMED, Dim
 from refgrad.registry import lowering
 
+# ONNX Runtime has no double for these on the CPU; what it has in float alone runs in float16 between two casts.
+_NARROW = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 _WIDE = (TensorProto.FLOAT, TensorProto.DOUBLE)
 _GATHERED = (*_WIDE, TensorProto.FLOAT16)  # the types of the three kernels that undo a gathering
 
@@ -30,6 +32,91 @@ def broadcast_gradient(op: Emitter, dY: str, X: str, operands: tuple[str, ...]) 
 
 def _is_unknown(dim: Dim) -> bool:
     return dim is None or (isinstance(dim, str) and dim.startswith(UNNAMED))
+
+
+@lowering("DivGrad", dialect="ort")
+def div_grad(op: Emitter, dC: str, A: str, B: str, C: str | None) -> tuple[str, str]:
+    return op.com_microsoft("DivGrad", dC, A, B, outputs=2)
+
+
+@lowering("ReluGrad", dialect="ort")
+def relu_grad(op: Emitter, dY: str, Y: str) -> str | None:
+    return op.com_microsoft("ReluGrad", dY, Y) if op.type(dY) in _NARROW else None
+
+
+@lowering("LeakyReluGrad", dialect="ort")
+def leaky_relu_grad(op: Emitter, dY: str, X: str, alpha: float) -> str | None:
+    """The kernel only asks for a sign: given X instead of Y, it is right for a negative alpha too."""
+    return op.com_microsoft("LeakyReluGrad", dY, X, alpha=alpha) if op.type(dY) in _NARROW else None
+
+
+@lowering("SigmoidGrad", dialect="ort")
+def sigmoid_grad(op: Emitter, dY: str, Y: str) -> str:
+    return op.com_microsoft("SigmoidGrad", dY, Y)
+
+
+@lowering("TanhGrad", dialect="ort")
+def tanh_grad(op: Emitter, dY: str, Y: str) -> str:
+    return op.com_microsoft("TanhGrad", dY, Y)
+
+
+@lowering("GeluGrad", dialect="ort")
+def gelu_grad(op: Emitter, dY: str, X: str, approximate: str) -> str | None:
+    """ONNX Runtime's builder takes GeluGrad for the tanh form as well, whose derivative is FastGeluGrad's."""
+    if approximate == "tanh":
+        return op.com_microsoft("FastGeluGrad", dY, X)
+    return op.com_microsoft("GeluGrad", dY, X) if op.type(dY) in _NARROW else None
+
+
+@lowering("SoftmaxGrad", dialect="ort")
+def softmax_grad(op: Emitter, dY: str, Y: str, axis: int) -> str | None:
+    return op.com_microsoft("SoftmaxGrad_13", dY, Y, axis=axis) if _has_softmax_kernel(op, dY, Y, axis) else None
+
+
+@lowering("LogSoftmaxGrad", dialect="ort")
+def log_softmax_grad(op: Emitter, dY: str, Y: str, axis: int) -> str | None:
+    return op.com_microsoft("LogSoftmaxGrad_13", dY, Y, axis=axis) if _has_softmax_kernel(op, dY, Y, axis) else None
+
+
+def _has_softmax_kernel(op: Emitter, dY: str, Y: str, axis: int) -> bool:
+    """Along an axis that is not the last, the kernels divide by the size of Y: where that is 0 the process ends."""
+    rank, static = op.rank(Y), op.static(Y)
+    last = axis == -1 or (rank is not None and axis == rank - 1)
+    return op.type(dY) in _NARROW and (last or (static is not None and 0 not in static))
+
+
+@lowering("DropoutGrad", dialect="ort")
+def dropout_grad(op: Emitter, dY: str, mask: str, ratio: str | None, training_mode: str | None) -> str | None:
+    """The kernel does not look at training_mode: it scales in inference too."""
+    training = op.constant(training_mode)
+    if training is None or not training.all():
+        return None
+    return op.com_microsoft("DropoutGrad", dY, mask, ratio, training_mode)
+
+
+@lowering("SoftmaxCrossEntropyLossGrad", dialect="ort")
+def softmax_cross_entropy_loss_grad(
+    op: Emitter,
+    d_output: str | None,
+    d_log_prob: str | None,
+    log_prob: str,
+    labels: str,
+    weights: str | None,
+    reduction: str,
+    ignore_index: int | None,
+) -> str | None:
+    """The kernel takes no cotangent of log_prob."""
+    if d_output is None or d_log_prob is not None:
+        return None
+    return op.com_microsoft(
+        "SoftmaxCrossEntropyLossGrad",
+        d_output,
+        log_prob,
+        labels,
+        weights,
+        reduction=reduction,
+        ignore_index=ignore_index,
+    )
 
 
 @lowering("SliceGrad", dialect="ort")

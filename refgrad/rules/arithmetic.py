@@ -28,11 +28,10 @@ def mul(op: Emitter, d_C: str, A: str, B: str) -> tuple[str, str]:
     return op.Mul(d_C, B), op.Mul(d_C, A)
 
 
-@rule("Div", broadcast=True)
-def div(op: Emitter, d_C: str, B: str, C: str) -> tuple[str, str]:
+@rule("Div")
+def div(op: Emitter, d_C: str, A: str, B: str, C: str) -> tuple[str, str]:
     """dA = dC/B, dB = −dA·C"""
-    d_A = op.Div(d_C, B)
-    return d_A, op.Neg(op.Mul(d_A, C))
+    return op.grad.DivGrad(d_C, A, B, C)
 
 
 @rule("Mod", broadcast=True)

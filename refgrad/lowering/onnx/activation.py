@@ -35,15 +35,17 @@ def tanh_grad(op: Emitter, dY: str, Y: str) -> str:
 
 @lowering("GeluGrad")
 def gelu_grad(op: Emitter, dY: str, X: str, approximate: str) -> str:
-    square = op.Mul(X, X)
     if approximate == "tanh":
-        # y = x·s, s = sigmoid(2u), u = √(2/π)·(x + 0.044715·x³): y' = s + s·(1 − s)·x·(2u)'
+        # y = x·s, s = sigmoid(2u), u = √(2/π)·(x + 0.044715·x³): y' = s + s·(1 − s)·x·(2u)'. Beyond 16 it is 0 or 1
+        # in every type, and x³ would soon overflow.
+        X = op.Clip(X, -16.0, 16.0)
+        square = op.Mul(X, X)
         scale = 2 * math.sqrt(2 / math.pi)
         s = op.Sigmoid(op.Mul(X, op.Add(op.Mul(square, scale * _CUBIC), scale)))
         slope = op.Mul(X, op.Add(op.Mul(square, 3 * scale * _CUBIC), scale))
         return op.Mul(dY, op.Mul(s, op.Add(op.Mul(op.Sub(1.0, s), slope), 1.0)))
     cdf = op.Add(op.Mul(op.Erf(op.Mul(X, math.sqrt(0.5))), 0.5), 0.5)
-    density = op.Mul(op.Exp(op.Mul(square, -0.5)), 1 / math.sqrt(2 * math.pi))
+    density = op.Mul(op.Exp(op.Mul(op.Mul(X, X), -0.5)), 1 / math.sqrt(2 * math.pi))
     return op.Mul(dY, op.Add(cdf, op.Mul(X, density)))
 
 

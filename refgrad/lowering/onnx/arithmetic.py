@@ -1,4 +1,4 @@
-"""Broadcasting."""
+"""Arithmetic and broadcasting."""
 
 from __future__ import annotations
 
@@ -7,6 +7,13 @@ from functools import lru_cache
 from refgrad.emit import Emitter
 from refgrad.graph import Dim, Shape
 from refgrad.registry import lowering
+
+
+@lowering("DivGrad")
+def div_grad(op: Emitter, dC: str, A: str, B: str, C: str | None) -> tuple[str, str]:
+    dA = op.Div(dC, B)
+    dB = op.Neg(op.Mul(dA, C or op.Div(A, B)))
+    return op.grad.BroadcastGradient(dA, A, (A, B)), op.grad.BroadcastGradient(dB, B, (A, B))
 
 
 @lowering("BroadcastGradient")
