@@ -1,1 +1,196 @@
-"""Rules."""
+"""Normalizations. x̂ = (x − mean)·r is the normalized input, r = 1/√(var + ε)."""
+
+from __future__ import annotations
+
+import math
+
+from refgrad.emit import Emitter
+from refgrad.lowering.onnx.normalization import cast, through_statistics, widest
+from refgrad.registry import rule
+
+
+@rule("BatchNormalization")
+def batch_normalization(
+    op: Emitter,
+    d_Y: str | None,
+    d_running_mean: str | None,
+    d_running_var: str | None,
+    X: str,
+    scale: str,
+    B: str,
+    input_mean: str,
+    input_var: str,
+    epsilon: float,
+    momentum: float,
+    training_mode: int,
+) -> tuple[str | None, ...]:
+    """dX = dY·scale·r, dscale = Σ dY·x̂, dB = Σ dY; in training also through the mean and the variance of the batch"""
+    wide = widest(op, X, scale, input_mean)
+    read = _channels(op, X), _channels(op, d_Y or op.zeros_like(X)), scale, input_mean, input_var
+    x, d_y, factor, mean, var = (cast(op, value, wide) for value in read)
+    axes = [0, *range(2, _rank(op, X))]
+    if training_mode:
+        adjoints = list(_in_training(op, d_y, x, factor, d_running_mean, d_running_var, epsilon, momentum, axes))
+    else:
+        adjoints = list(_in_inference(op, d_y, x, factor, mean, var, epsilon, axes))
+    if op.rank(X) is None:
+        adjoints[0] = op.reshape_like(str(adjoints[0]), X)
+    primals = X, scale, B, input_mean, input_var
+    return tuple(d and cast(op, d, op.type(name)) for d, name in zip(adjoints, primals, strict=True))
+
+
+def _in_inference(
+    op: Emitter, d_y: str, x: str, scale: str, mean: str, var: str, epsilon: float, axes: list[int]
+) -> tuple[str, ...]:
+    r = op.Reciprocal(op.Sqrt(op.Add(var, epsilon)))
+    factor = op.Mul(scale, r)
+    d_B = op.ReduceSum(d_y, axes, keepdims=0)
+    centred = op.Sub(x, _along(op, mean, axes))
+    d_scale = op.Mul(op.ReduceSum(op.Mul(d_y, centred), axes, keepdims=0), r)
+    d_mean = op.Neg(op.Mul(d_B, factor))
+    d_var = op.Mul(op.Mul(d_scale, op.Mul(factor, r)), -0.5)
+    return op.Mul(d_y, _along(op, factor, axes)), d_scale, d_B, d_mean, d_var
+
+
+def _in_training(
+    op: Emitter,
+    d_y: str,
+    x: str,
+    scale: str,
+    d_running_mean: str | None,
+    d_running_var: str | None,
+    epsilon: float,
+    momentum: float,
+    axes: list[int],
+) -> tuple[str | None, ...]:
+    """running_mean = momentum·input_mean + (1 − momentum)·mean, and running_var likewise; no division by n − 1."""
+    d_x, d_scale, d_B = _by_own_statistics(op, d_y, x, scale, epsilon, axes, axes)
+    d_mean = d_var = None
+    if d_running_mean is not None:
+        d_mean = op.Mul(d_running_mean, momentum)
+        share = op.Mul(cast(op, d_running_mean, op.type(x)), 1 - momentum)
+        d_x = op.Add(d_x, _along(op, op.Div(share, _count(op, x, scale)), axes))
+    if d_running_var is not None:
+        d_var = op.Mul(d_running_var, momentum)
+        share = op.Mul(cast(op, d_running_var, op.type(x)), 2 * (1 - momentum))
+        centred = op.Sub(x, op.reduce("ReduceMean", x, op.const(axes)))
+        d_x = op.Add(d_x, op.Mul(_along(op, op.Div(share, _count(op, x, scale)), axes), centred))
+    return d_x, d_scale, d_B, d_mean, d_var
+
+
+@rule("InstanceNormalization")
+def instance_normalization(op: Emitter, d_output: str, input: str, scale: str, epsilon: float) -> tuple[str, str, str]:
+    """dx = r·(g − mean(g) − x̂·mean(g·x̂)) with g = dy·scale and means over space, dscale = Σ dy·x̂, dB = Σ dy"""
+    axes = list(range(2, _rank(op, input)))
+    d_x, d_scale, d_B = _by_own_statistics(
+        op, _channels(op, d_output), _channels(op, input), scale, epsilon, axes, [0, *axes]
+    )
+    return d_x if op.rank(input) is not None else op.reshape_like(d_x, input), d_scale, d_B
+
+
+def _by_own_statistics(
+    op: Emitter, d_y: str, x: str, scale: str, epsilon: float, axes: list[int], shared: list[int]
+) -> tuple[str, str, str]:
+    """The adjoints of x, scale and B where mean and variance are those of `x` over `axes`, scale and B constant over `shared`."""
+    along = op.const(axes)
+    centred = op.Sub(x, op.reduce("ReduceMean", x, along))
+    var = op.reduce("ReduceMean", op.Mul(centred, centred), along)
+    r = op.Reciprocal(op.Sqrt(op.Add(var, epsilon)))
+    normalized = op.Mul(centred, r)
+    d_x = through_statistics(op, op.Mul(d_y, _along(op, scale, shared)), normalized, r, axes)
+    return d_x, op.ReduceSum(op.Mul(d_y, normalized), shared, keepdims=0), op.ReduceSum(d_y, shared, keepdims=0)
+
+
+def _rank(op: Emitter, X: str) -> int:
+    """The rank of `_channels(X)`."""
+    rank = op.rank(X)
+    return 3 if rank is None else rank
+
+
+def _channels(op: Emitter, X: str) -> str:
+    """`X`, or where its rank is unknown all its spatial axes in one: (N, C, S)."""
+    if op.rank(X) is not None:
+        return X
+    size = op.ReduceProd(op.Shape(X, start=2), keepdims=1)
+    return str(op.Reshape(X, op.Concat(op.Shape(X, end=2), size, axis=0), allowzero=1))
+
+
+def _along(op: Emitter, per_channel: str, axes: list[int]) -> str:
+    """(C) so that it broadcasts along the spatial ones of `axes`, (0, 2, 3, ...)."""
+    return str(op.Unsqueeze(per_channel, [axis - 1 for axis in axes[1:]])) if len(axes) > 1 else per_channel
+
+
+def _count(op: Emitter, x: str, statistic: str) -> str:
+    """How many elements of `x` each of `statistic` is over."""
+    return str(op.Div(op.Cast(op.Size(x), to=op.type(x)), op.Cast(op.Size(statistic), to=op.type(x))))
+
+
+@rule("LayerNormalization")
+def layer_normalization(
+    op: Emitter,
+    d_Y: str | None,
+    d_Mean: str | None,
+    d_InvStdDev: str | None,
+    X: str,
+    Scale: str,
+    B: str | None,
+    Mean: str,
+    InvStdDev: str,
+    axis: int,
+) -> tuple[str, str, str | None]:
+    """dX = r·(g − mean(g) − x̂·mean(g·x̂)) with g = dY·Scale, dScale = Σ dY·x̂, dB = Σ dY; plus (dMean − dr·r²·x̂)/n"""
+    d_Y = d_Y or op.zeros_like(X)
+    d_X, d_Scale, d_B = op.grad.LayerNormalizationGrad(d_Y, X, Scale, Mean, InvStdDev, axis=axis)
+    if B is not None and (op.shape(B) != op.shape(Scale) or None in (op.shape(B) or [None])):
+        d_B = op.grad.BroadcastGradient(d_Y, B, (B, d_Y))
+    wide = widest(op, X, Mean)
+    x, mean, r = (cast(op, value, wide) for value in (X, Mean, InvStdDev))
+    if d_Mean is not None:
+        share = op.Div(cast(op, d_Mean, wide), _count(op, x, mean))
+        d_X = op.Add(d_X, cast(op, share, op.type(X)))
+    if d_InvStdDev is not None:
+        normalized = op.Mul(op.Sub(x, mean), r)
+        slope = op.Div(op.Mul(cast(op, d_InvStdDev, wide), op.Mul(r, r)), _count(op, x, mean))
+        d_X = op.Sub(d_X, cast(op, op.Mul(normalized, slope), op.type(X)))
+    return d_X, d_Scale, d_B
+
+
+@rule("LpNormalization")
+def lp_normalization(op: Emitter, d_output: str, input: str, output: str, axis: int, p: int) -> str:
+    """dx = (dy − u·Σ_axis dy·y)/‖x‖, u = y for p = 2 and sign(x) for p = 1; 0 where the norm is 0"""
+    if p == 2:
+        direction, norm = output, op.Sqrt(op.ReduceSum(op.Mul(input, input), [axis], keepdims=1))
+    else:
+        direction, norm = op.Sign(input), op.ReduceSum(op.Abs(input), [axis], keepdims=1)
+    zero = op.Equal(norm, 0)
+    slope = op.ReduceSum(op.Mul(d_output, output), [axis], keepdims=1)
+    d_x = op.Div(op.Sub(d_output, op.Mul(direction, slope)), op.Where(zero, 1, norm))
+    return str(op.Where(zero, 0, d_x))
+
+
+@rule("LRN")
+def lrn(op: Emitter, d_Y: str, X: str, alpha: float, beta: float, bias: float, size: int) -> str:
+    """With s = bias + α·mean(x²) over neighbouring channels: dx = dy·s^−β − 2αβ·x·mean'(dy·x·s^(−β−1))
+
+    mean' is the adjoint of the mean: that over the mirrored neighbourhood. The channels are an axis of an image for AveragePool.
+    """
+    before, after = (size - 1) // 2, size // 2
+    x, d_y = _as_image(op, X), _as_image(op, d_Y)
+    window = {"kernel_shape": [size, 1], "count_include_pad": 1}
+    mean = op.AveragePool(op.Mul(x, x), pads=[before, 0, after, 0], **window)
+    s = op.Add(op.Mul(mean, alpha), bias)
+    power = op.Pow(s, -beta - 1)
+    slope = op.AveragePool(op.Mul(op.Mul(d_y, x), power), pads=[after, 0, before, 0], **window)
+    d_x = op.Sub(op.Mul(d_y, op.Mul(power, s)), op.Mul(op.Mul(x, slope), 2 * alpha * beta))
+    return op.reshape_like(d_x, X)
+
+
+def _as_image(op: Emitter, X: str) -> str:
+    """(N, C, D...) to (N, 1, C, ΠD)"""
+    shape = op.shape(X)
+    known = None if shape is None else [dim for dim in shape[1:] if isinstance(dim, int)]
+    if shape is not None and known is not None and len(known) == len(shape) - 1 and 0 not in known:
+        return str(op.Reshape(X, [-1, 1, known[0], math.prod(known[1:])]))
+    size = op.ReduceProd(op.Shape(X, start=2), keepdims=1)
+    image = op.Concat(op.Shape(X, end=1), [1], op.Shape(X, start=1, end=2), size, axis=0)
+    return str(op.Reshape(X, image, allowzero=1))

@@ -1,1 +1,52 @@
-"""Lowerings."""
+"""The adjoints of normalizations. x̂ = (x − mean)·r is the normalized input, r = 1/√(var + ε)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from onnx import TensorProto
+
+from refgrad.emit import Emitter
+from refgrad.registry import lowering
+
+
+@lowering("LayerNormalizationGrad")
+def layer_normalization_grad(
+    op: Emitter, dY: str, X: str, Scale: str, Mean: str, InvStdDev: str, axis: int
+) -> tuple[str, str, str]:
+    """With g = dY·Scale: dX as in `through_statistics`, dScale = Σ dY·x̂, dB = Σ dY over the axes before `axis`."""
+    kind, rank, shape, wide = op.type(X), op.rank(X), op.shape(X), widest(op, X, Mean)
+    dY, x, scale, mean, r = (cast(op, value, wide) for value in (dY, X, Scale, Mean, InvStdDev))
+    normalized = op.Mul(op.Sub(x, mean), r)
+    g, d_scale = op.Mul(dY, scale), op.Mul(dY, normalized)
+    if rank is None:  # the axes from `axis` on as one row
+        rows = (op.Flatten(value, axis=axis) for value in (g, normalized, r))
+        dX = op.reshape_like(through_statistics(op, *rows, [1]), X)
+    else:
+        dX = through_statistics(op, g, normalized, r, list(range(axis % rank, rank)))
+    for value in (dY, d_scale):
+        if shape is not None:
+            op.assume(value, shape)
+    d_scale, d_B = (op.grad.BroadcastGradient(value, Scale, (Scale, value)) for value in (d_scale, dY))
+    dX, d_scale, d_B = (cast(op, value, kind) for value in (dX, d_scale, d_B))
+    return dX, d_scale, d_B
+
+
+def through_statistics(op: Emitter, g: str, normalized: str, r: str, axes: Sequence[int]) -> str:
+    """dx = r·(g − mean(g) − x̂·mean(g·x̂)), where g is the adjoint of x̂ and the means are over `axes`, the statistics'."""
+    along = op.const(list(axes))
+    mean = op.reduce("ReduceMean", g, along)
+    slope = op.reduce("ReduceMean", op.Mul(g, normalized), along)
+    result: str = op.Mul(op.Sub(op.Sub(g, mean), op.Mul(normalized, slope)), r)
+    return result
+
+
+def widest(op: Emitter, *values: str) -> int:
+    """The element type in which values of several float types are computed together."""
+    order = (TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.FLOAT, TensorProto.DOUBLE)
+    return max((op.type(value) for value in values), key=order.index)
+
+
+def cast(op: Emitter, value: str, kind: int) -> str:
+    """`value` as elements of type `kind`."""
+    return value if op.type(value) == kind else str(op.Cast(value, to=kind))

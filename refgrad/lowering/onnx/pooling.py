@@ -9,7 +9,7 @@ from functools import reduce
 import numpy as np
 
 from refgrad.emit import Emitter
-from refgrad.lowering.onnx.windows import Windows, filled, lay, make_windows, pad, spatial, typed
+from refgrad.lowering.onnx.windows import Windows, ones, lay, make_windows, pad, spatial, typed
 from refgrad.registry import lowering
 
 Ints = Sequence[int] | None
@@ -59,19 +59,20 @@ def average_pool_grad(
     rank = len(kernel_shape)
     windows = make_windows(op, X, dY, kernel_shape, strides, dilations, pads, auto_pad, rank, ceil_mode)
     size, count = spatial(op, X), windows.count
-    whole = not ceil_mode and (count_include_pad or windows.pads == [0] * (2 * rank) and isinstance(windows.begin, list))
-    weight = filled(op, kernel_shape, 1 / math.prod(kernel_shape) if whole else 1.0, like=dY)
-    if not whole:
-        if size is not None and count is not None:
-            counts = _counts(windows, size, count, kernel_shape, count_include_pad)
-            dY = op.Mul(dY, typed(op, 1 / counts, like=dY))
-        else:
-            dY = op.Div(dY, _counts_at_run_time(op, X, dY, windows, kernel_shape, count_include_pad))
+    whole = not ceil_mode and (
+        count_include_pad or windows.pads == [0] * (2 * rank) and isinstance(windows.begin, list)
+    )
+    if whole:
+        dY = op.Div(dY, float(math.prod(kernel_shape)))
+    elif size is not None and count is not None:
+        dY = op.Div(dY, typed(op, _counts(windows, size, count, kernel_shape, count_include_pad), like=dY))
+    else:
+        dY = op.Div(dY, _counts_at_run_time(op, X, dY, windows, kernel_shape, count_include_pad))
     if count is not None:
         images = op.Reshape(dY, [-1, 1, *count])
     else:
         images = op.Reshape(dY, op.Concat([-1, 1], op.Shape(dY, start=2), axis=0))
-    return op.reshape_like(lay(op, images, weight, X, windows), X)
+    return op.reshape_like(lay(op, images, ones(op, kernel_shape, like=dY), X, windows), X)
 
 
 def _counts(
@@ -101,7 +102,7 @@ def _counts_at_run_time(
     inside = pad(op, inside, windows)
     counts = op.Conv(
         inside,
-        filled(op, kernel, 1.0, like=dY),
+        ones(op, kernel, like=dY),
         strides=windows.strides,
         dilations=windows.dilations,
         pads=pads[:rank] + [e + b for e, b in zip(pads[rank:], beyond, strict=True)],
@@ -113,7 +114,7 @@ def _counts_at_run_time(
 def global_average_pool_grad(op: Emitter, dY: str, X: str) -> str:
     size = spatial(op, X)
     if size is not None:
-        share = op.Mul(dY, 1 / math.prod(size)) if 0 not in size else dY
+        share = op.Div(dY, float(math.prod(size)))
     else:
         share = op.Div(dY, op.CastLike(op.ReduceProd(op.Shape(X, start=2), keepdims=0), dY))
     return str(op.Expand(share, op.shape_of(X)))

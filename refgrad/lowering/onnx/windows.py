@@ -158,9 +158,9 @@ def _same_at_run_time(
     return (half, other) if auto_pad == "SAME_UPPER" else (other, half)
 
 
-def filled(op: Emitter, kernel: Sequence[int], value: float, like: str) -> str:
-    """A kernel of one channel filled with `value`."""
-    return typed(op, np.full((1, 1, *kernel), value), like)
+def ones(op: Emitter, kernel: Sequence[int], like: str) -> str:
+    """A kernel of one channel that adds up its window."""
+    return typed(op, np.ones((1, 1, *kernel)), like)
 
 
 def typed(op: Emitter, array: np.ndarray, like: str) -> str:
