@@ -20,7 +20,7 @@ from refgrad.backends.base import (
 )
 from refgrad.backends.numpy.binding import Scope
 from refgrad.backends.numpy.plan import plan_function, plan_graph
-from refgrad.backends.numpy.precision import Declared, Float64
+from refgrad.backends.numpy.precision import Declared, Float64, Rounded
 
 from refgrad.errors import OptionError
 
@@ -36,19 +36,25 @@ class NumpyBackend(Backend):
         """Versions of NumPy and onnx."""
         return f"NumPy {np.__version__}, onnx {onnx.__version__} on CPU"
 
-    def prepare(self, model: ModelLike, precision: str | None = None, **options: Any) -> NumpyModel:
+    def prepare(
+        self, model: ModelLike, precision: str | None = None, bits: int | None = None, **options: Any
+    ) -> NumpyModel:
         """`model` planned. In "float64" every narrower float is double: constants, casts, feeds and outputs.
+
+        With `bits` each result is then rounded to that many significant bits (24 is the precision of float32).
 
         Raises InvalidModelError, BackendError (an operator without a kernel), OptionError.
         """
         if options:
-            raise OptionError(f"Backend 'numpy' has no option {sorted(options)}. Its only option is precision.")
+            raise OptionError(f"Backend 'numpy' has no option {sorted(options)}. Its options are precision and bits.")
         if precision not in _PRECISIONS:
             raise OptionError(f"precision={precision!r} is not known. Give None (the model's types) or 'float64'.")
+        if bits is not None and (precision != "float64" or not 2 <= bits <= 53):
+            raise OptionError(f"bits={bits} goes with precision='float64' and is between 2 and 53.")
         proto = load_model(model)
         if proto.functions:
             proto = inliner.inline_local_functions(proto)
-        return NumpyModel(proto, _PRECISIONS[precision]())
+        return NumpyModel(proto, _PRECISIONS[precision]() if bits is None else Rounded(bits))
 
 
 class NumpyModel(Prepared):

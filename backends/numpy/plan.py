@@ -55,6 +55,7 @@ class Plan:
                 constants[node.output[0]] = _frozen(scope.precision.array(_constant(node)))
             else:
                 call, captures = bind(node, scope)
+                call = scope.precision.call(call)
                 self.steps.append(Step(label(node), call, tuple(node.input), tuple(node.output), captures))
         produced = {name for step in self.steps for name in step.outputs if name}
         known = produced | set(constants) | set(inputs)

@@ -52,6 +52,10 @@ class Declared:
         """Describe an input or output."""
         return value
 
+    def call(self, call: Call) -> Call:
+        """Return what a bound node is called through."""
+        return call
+
 
 class Float64(Declared):
     """Every float16, bfloat16 and float32 becomes float64. Float8 stays: it is a quantisation, not a precision."""
@@ -92,3 +96,31 @@ class Float64(Declared):
     def value(self, value: Value) -> Value:
         """`value` declared as float64 where it is a narrower float."""
         return replace(value, dtype=np.dtype(np.float64)) if value.dtype in _NARROW_DTYPES else value
+
+
+class Rounded(Float64):
+    """Float64 with every result rounded to `bits` significant bits: what rounding does, apart from everything else.
+
+    Rounding is exact and monotone (Veltkamp 1968, x·(2ˢ+1) minus what it lost): equal values stay equal, and what the narrower
+    type can hold, integers among it, does not move. The kernels themselves add up in double.
+    """
+
+    def __init__(self, bits: int) -> None:
+        self._factor = 2.0 ** (np.finfo(np.float64).nmant + 1 - bits) + 1
+
+    def call(self, call: Call) -> Call:
+        """Round what `call` returns."""
+
+        def rounded(*inputs: Any, **options: Any) -> tuple[Any, ...]:
+            return tuple(map(self._round, call(*inputs, **options)))
+
+        return rounded
+
+    def _round(self, value: Any) -> Any:
+        if isinstance(value, list):
+            return [self._round(item) for item in value]
+        if getattr(value, "dtype", None) != np.float64:
+            return value
+        scaled = value * self._factor
+        high = scaled - (scaled - value)
+        return np.where(np.isfinite(high), high, value)

@@ -1,0 +1,124 @@
+"""The ONNX Runtime backends: what they say where the runtime refuses, and the types that it knows by number only."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, parser
+from refgrad.backends import available, backends, get_backend
+from refgrad.backends.onnxruntime import DISTRIBUTIONS, CudaBackend
+
+from refgrad.errors import BackendError
+
+pytestmark = pytest.mark.skipif("ort-cpu" not in available(), reason="onnxruntime is not installed")
+
+
+@pytest.fixture
+def ort():
+    return get_backend("ort-cpu")
+
+
+def parse(text: str, opset: int = 17, ir: int = 8) -> onnx.ModelProto:
+    return parser.parse_model(f'<ir_version: {ir}, opset_import: ["" : {opset}, "com.microsoft" : 1]> {text}')
+
+
+NEG = "g (float[2] x) => (float[2] y) { y = Neg(x) }"
+
+
+def test_description_names_the_distribution(ort):
+    import onnxruntime
+
+    description = ort.description()
+    assert onnxruntime.__version__ in description
+    assert any(name in description for name in DISTRIBUTIONS)
+    assert description.endswith("on CPU")
+
+
+def test_cuda_is_there_or_has_a_reason():
+    reason = backends()["ort-cuda"]
+    if reason is None:
+        result = CudaBackend().prepare(parse(NEG)).run({"x": np.ones(2, np.float32)})
+        np.testing.assert_array_equal(result["y"], [-1, -1])
+    else:
+        assert "CUDA provider" in reason
+
+
+def test_threads_can_be_limited(ort):
+    result = ort.prepare(parse(NEG), threads=1).run({"x": np.ones(2, np.float32)})
+    np.testing.assert_array_equal(result["y"], [-1, -1])
+
+
+def test_an_opset_that_is_too_new_is_explained(ort):
+    with pytest.raises(
+        BackendError, match=r"ort-cpu failed: .*opset.* Convert the model down with onnx.version_converter"
+    ):
+        ort.prepare(parse(NEG, opset=99))
+
+
+def test_an_ir_that_is_too_new_is_explained(ort):
+    with pytest.raises(BackendError, match=r"IR version.* Lower model.ir_version, or install a newer onnxruntime"):
+        ort.prepare(parse(NEG, ir=99))
+
+
+def test_a_missing_kernel_is_explained(ort):
+    text = "g (float[1, 1, 4] x, float[1, 1, 4] d, float[1, 1, 1] w) => (float[1, 1, 4] y) { y = %s(d, x, w) }"
+    with pytest.raises(BackendError, match=r"ConvTransposeGrad.* Use the backend 'numpy', or refgrad.lower"):
+        ort.prepare(parse(text % "com.microsoft.ConvTransposeGrad"))
+
+
+def test_a_failure_at_run_time_names_the_node(ort, capfd):
+    model = parse("g (float[n] x, int64[1] i) => (float[1] y) { y = Gather(x, i) }")
+    model.graph.node[0].name = "taken"
+    with pytest.raises(BackendError, match=r"Name:'taken'.*the backend 'numpy' names the first node that fails"):
+        ort.prepare(model).run({"x": np.ones(2, np.float32), "i": np.array([7])})
+
+
+def test_a_model_in_memory_cannot_have_external_data(ort, tmp_path):
+    model = parse("g (float[2] x, float[2] w) => (float[2] y) { y = Add(x, w) }")
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(2, np.float32), "w"))
+    onnx.save(model, tmp_path / "model.onnx", save_as_external_data=True, size_threshold=0)
+    without = onnx.load(tmp_path / "model.onnx", load_external_data=False)
+    with pytest.raises(BackendError, match=r"external data.*Prepare it by path"):
+        ort.prepare(without)
+
+
+@pytest.mark.parametrize("shape", [(2, 3), (0, 3), ()])
+def test_bfloat16_goes_in_and_out(ort, shape):
+    dims = ", ".join(map(str, shape))
+    model = parse(
+        f"g (bfloat16[{dims}] x) => (bfloat16[{dims}] y, float[{dims}] z) {{ y = Identity(x) z = Cast<to = 1>(x) }}"
+    )
+    x = np.full(shape, 1.5, ml_dtypes.bfloat16)
+    try:
+        result = ort.prepare(model).run({"x": x})
+    except BackendError as error:
+        if "cannot be fed bfloat16" not in str(error):
+            raise
+        pytest.skip(str(error))
+    assert result["y"].dtype == ml_dtypes.bfloat16
+    assert result["y"].shape == shape
+    np.testing.assert_array_equal(result["y"], x)
+    np.testing.assert_array_equal(result["z"], x.astype(np.float32))
+
+
+def test_bfloat16_comes_out_where_it_cannot_go_in(ort):
+    model = parse("g (float[2] x) => (bfloat16[2] y) { y = Cast<to = 16>(x) }")
+    result = ort.prepare(model).run({"x": np.float32([1.5, -2])})["y"]
+    assert result.dtype == ml_dtypes.bfloat16
+    np.testing.assert_array_equal(result.astype(np.float32), [1.5, -2])
+
+
+def test_sequences_go_through(ort):
+    tensor = helper.make_tensor_type_proto(1, [2])
+    graph = helper.make_graph(
+        [helper.make_node("SequenceConstruct", ["x", "x"], ["s"], name="pair")],
+        "g",
+        [helper.make_tensor_value_info("x", 1, [2])],
+        [helper.make_value_info("s", helper.make_sequence_type_proto(tensor))],
+    )
+    model = helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 17)])
+    result = ort.prepare(model).run({"x": np.ones(2, np.float32)})["s"]
+    assert len(result) == 2
+    np.testing.assert_array_equal(result[1], [1, 1])

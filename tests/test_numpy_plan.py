@@ -1,0 +1,197 @@
+"""The interpreter's plan: order, lifetimes, subsets, subgraphs, functions, and its messages."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, parser
+from refgrad.backends import get_backend
+
+from refgrad.errors import BackendError, OptionError
+
+NUMPY = get_backend("numpy")
+
+
+def parse(text: str, opset: int = 17) -> onnx.ModelProto:
+    return parser.parse_model(f'<ir_version: 8, opset_import: ["" : {opset}, "com.microsoft" : 1, "local" : 1]> {text}')
+
+
+def ones(*shape: int) -> np.ndarray:
+    return np.ones(shape, np.float32)
+
+
+def test_nodes_may_come_in_any_order():
+    model = parse("g (float[2] x) => (float[2] y) { a = Neg(x) b = Exp(a) y = Add(a, b) }")
+    nodes = list(model.graph.node)
+    del model.graph.node[:]
+    model.graph.node.extend(reversed(nodes))
+    np.testing.assert_allclose(NUMPY.prepare(model).run({"x": ones(2)})["y"], np.exp(-1) - 1, rtol=1e-6)
+
+
+def test_a_cycle_is_refused():
+    model = parse("g (float[2] x) => (float[2] y) { a = Add(x, b) b = Neg(a) y = Exp(b) }")
+    with pytest.raises(BackendError, match="has a cycle"):
+        NUMPY.prepare(model)
+
+
+def test_a_value_from_nowhere_is_refused():
+    with pytest.raises(BackendError, match="reads 'nothing', which nothing produces"):
+        NUMPY.prepare(parse("g (float[2] x) => (float[2] y) { y = Add(x, nothing) }"))
+    with pytest.raises(BackendError, match="output 'z' is produced by nothing"):
+        NUMPY.prepare(parse("g (float[2] x) => (float[2] z) { y = Neg(x) }"))
+
+
+def test_only_the_nodes_asked_for_are_run():
+    text = "g (float[2] x, int64[1] i) => (float[2] y, float[1] z) { y = Neg(x) z = Gather(x, i) }"
+    prepared = NUMPY.prepare(parse(text))
+    feeds = {"x": ones(2), "i": np.array([7])}
+    assert list(prepared.run(feeds, outputs=["y"])) == ["y"]
+    with pytest.raises(BackendError, match="out of bounds"):
+        prepared.run(feeds)
+
+
+def test_trace_returns_every_value():
+    text = "g (float[2] x) => (float[2] y) { a = Neg(x) y = Exp(a) }"
+    values = NUMPY.prepare(parse(text)).run({"x": ones(2)}, trace=True)
+    assert set(values) == {"x", "a", "y"}
+    np.testing.assert_array_equal(values["a"], -ones(2))
+
+
+def test_results_are_the_callers_own():
+    model = parse(
+        "g (float[2] x) => (float[2] y, float[2] z) { y = Identity(x) z = Constant<value_floats = [1.0, 2.0]>() }"
+    )
+    prepared = NUMPY.prepare(model)
+    feed = ones(2)
+    first = prepared.run({"x": feed})
+    first["y"][0], first["z"][0] = 5, 5
+    assert feed[0] == 1
+    np.testing.assert_array_equal(prepared.run({"x": feed})["z"], [1, 2])
+
+
+def test_if_reads_outer_values():
+    text = """g (float[2] x, bool c) => (float[2] y) {
+        t = Neg(x)
+        y = If (c) <
+            then_branch = a () => (float[2] u) { u = Add(t, x) },
+            else_branch = b () => (float[2] v) { v = Identity(t) }>
+    }"""
+    prepared = NUMPY.prepare(parse(text))
+    np.testing.assert_array_equal(prepared.run({"x": ones(2), "c": np.array(True)})["y"], [0, 0])
+    np.testing.assert_array_equal(prepared.run({"x": ones(2), "c": np.array(False)})["y"], [-1, -1])
+
+
+LOOP = """g (float[2] x, int64 n) => (float[2] last, float[k, 2] all) {
+    go = Constant<value = bool {1}>()
+    last, all = Loop (n, go, x) <body = b (int64 i, bool c, float[2] s) => (bool d, float[2] t, float[2] r) {
+        d = Identity(c) t = Add(s, x) r = Neg(t)
+    }>
+}"""
+
+
+def test_loop_carries_and_collects():
+    prepared = NUMPY.prepare(parse(LOOP))
+    result = prepared.run({"x": ones(2), "n": np.array(3)})
+    np.testing.assert_array_equal(result["last"], [4, 4])
+    np.testing.assert_array_equal(result["all"], [[-2, -2], [-3, -3], [-4, -4]])
+
+
+def test_loop_without_iterations_has_empty_outputs_of_the_declared_type():
+    result = NUMPY.prepare(parse(LOOP)).run({"x": ones(2), "n": np.array(0)})
+    np.testing.assert_array_equal(result["last"], [1, 1])
+    assert result["all"].shape == (0, 2)
+    assert result["all"].dtype == np.float32
+    widened = NUMPY.prepare(parse(LOOP), precision="float64").run({"x": ones(2), "n": np.array(0)})
+    assert widened["all"].dtype == np.float64
+
+
+def test_scan_goes_backwards_along_other_axes():
+    text = """g (float[2] s, float[2, 3] x) => (float[2] last, float[2, 3] all) {
+        last, all = Scan<num_scan_inputs = 1, scan_input_axes = [1], scan_input_directions = [1], scan_output_axes = [1],
+            scan_output_directions = [1],
+            body = b (float[2] a, float[2] e) => (float[2] t, float[2] r) { t = Add(a, e) r = Identity(t) }>(s, x)
+    }"""
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    result = NUMPY.prepare(parse(text)).run({"s": np.zeros(2, np.float32), "x": x})
+    np.testing.assert_array_equal(result["last"], x.sum(1))
+    np.testing.assert_array_equal(result["all"], x[:, ::-1].cumsum(1)[:, ::-1])
+
+
+def test_local_functions_are_inlined():
+    text = """g (float[2] x) => (float[2] y) { y = local.twice<by = 3.0>(x) }
+    <domain: "local", opset_import: ["" : 17]> twice <by> (a) => (b) {
+        k = Constant<value_float: float = @by>() c = Mul(a, k) b = Add(c, c)
+    }"""
+    result = NUMPY.prepare(parse(text)).run({"x": ones(2)})
+    np.testing.assert_array_equal(result["y"], [6, 6])
+
+
+def test_functions_of_the_schema_run_with_their_attributes():
+    text = "g (float[3] x) => (float[3] y) { y = ThresholdedRelu<alpha = 2.0>(x) }"
+    np.testing.assert_array_equal(NUMPY.prepare(parse(text, 22)).run({"x": np.float32([1, 2, 3])})["y"], [0, 0, 3])
+    text = """g (float[1, 4, 2] x, float[4] s, float[4] b) => (float[1, 4, 2] y) {
+        y = GroupNormalization<num_groups = 2>(x, s, b)
+    }"""
+    x = np.random.default_rng(0).standard_normal((1, 4, 2)).astype(np.float32)
+    rows = x.reshape(2, 4)
+    expected = ((rows - rows.mean(1, keepdims=True)) / rows.std(1, keepdims=True)).reshape(1, 4, 2)
+    result = NUMPY.prepare(parse(text, 21)).run({"x": x, "s": ones(4), "b": 0 * ones(4)})["y"]
+    np.testing.assert_allclose(result, expected, rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "g (float[2] x) => (float[2] y) { y = com.microsoft.Inverse(x) }",
+            "no kernel for 'Inverse' of domain 'com.microsoft' at opset 1",
+        ),
+        (
+            "g (float[2] x) => (float[2] y) { y = other.Op(x) }",
+            "imports no opset of domain 'other'. Add it to opset_import",
+        ),
+        (
+            "g (float[2] x) => (float[2] y) { y = com.microsoft.YieldOp<non_differentiable_outputs = [0]>(x) }",
+            "YieldOp.*cotangent='input'",
+        ),
+        (
+            "g (float[2] x) => (float[2] y) { y = com.microsoft.ReluGrad<slope = 2>(x, x) }",
+            r"attribute \['slope'\] is not supported",
+        ),
+        (
+            "g (float[1, 1, 2] x) => (float[1, 1, n] y) { y = AveragePoolGrad<kernel_shape = [2]>(x) }",
+            "declare the static shape of 'y' in value_info",
+        ),
+    ],
+)
+def test_what_cannot_be_bound_is_refused_at_prepare(text, message):
+    with pytest.raises(BackendError, match=message):
+        NUMPY.prepare(parse(text))
+
+
+def test_a_failing_node_is_named_with_its_inputs():
+    model = parse("g (float[2] x, float[3] y) => (float[n] z) { z = Concat<axis = 1>(x, y) }")
+    model.graph.node[0].name = "joined"
+    with pytest.raises(BackendError, match=r"node 'joined' \(Concat\) failed on inputs float32\[2\], float32\[3\]"):
+        NUMPY.prepare(model).run({"x": ones(2), "y": ones(3)})
+
+
+def test_an_unknown_precision_is_refused():
+    with pytest.raises(OptionError, match="precision='float8' is not known. Give None"):
+        NUMPY.prepare(parse("g (float[2] x) => (float[2] y) { y = Neg(x) }"), precision="float8")
+
+
+def test_sparse_and_string_constants():
+    sparse = helper.make_sparse_tensor(
+        helper.make_tensor("values", 1, [2], [3.0, 4.0]), helper.make_tensor("indices", 7, [2, 2], [0, 1, 1, 0]), [2, 2]
+    )
+    nodes = [
+        helper.make_node("Constant", [], ["s"], sparse_value=sparse),
+        helper.make_node("Constant", [], ["t"], value_strings=["a", "b"]),
+    ]
+    outputs = [helper.make_tensor_value_info("s", 1, [2, 2]), helper.make_tensor_value_info("t", 8, [2])]
+    model = helper.make_model(helper.make_graph(nodes, "g", [], outputs), opset_imports=[helper.make_opsetid("", 17)])
+    result = NUMPY.prepare(model).run({})
+    np.testing.assert_array_equal(result["s"], [[0, 3], [4, 0]])
+    assert list(result["t"]) == ["a", "b"]
