@@ -13,7 +13,7 @@ import ml_dtypes
 import numpy as np
 import onnx
 from refgrad.backends.base import Value
-from refgrad.backends.numpy.registry import default_attributes
+from refgrad.backends.numpy.registry import Call, default_attributes
 
 from refgrad.errors import BackendError
 
