@@ -4,7 +4,7 @@ Two questions are asked apart. Whether the mathematics is right: each dialect's 
 interpreter, against central differences along random directions, which know nothing of any rule. Whether a backend computes
 it: its gradient in the model's own types, element by element, against the float64 one. No error is judged by its size alone,
 but against what explains it: the error estimate of the differences, the rounding of the type, and how far the float64
-gradient itself moves when the point moves by one rounding.
+gradient itself moves when each intermediate result is rounded (which cancellation and kinks can make large).
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ _SETTLED = 1e-6  # the error of a difference, relative to the gradient, that nee
 _TELLING = 1e-2  # a larger error tells nothing
 _EXACT = 1e-6  # what float64 explains of a gradient against settled differences
 _ROUNDINGS = 16  # how many roundings of the result each node may cost
-_SENSITIVE = 10  # how many times the change under one rounding of the point is explained
+_SENSITIVE = 10  # how many times the change under rounded intermediate results is explained
+_FLOAT64_BITS = 50  # of 53: a rounding that can be told from the float64 gradient
+_COARSER = 4  # bits less, when rounding alone does not explain an error: is there a kink near?
 _NONE = (None, None, None)
 _NO_KERNEL = re.compile("no kernel|not a registered|NOT_IMPLEMENTED|NotImplemented|no schema|opset|IR version", re.I)
 
@@ -137,26 +139,24 @@ def check(
             truths[dialect] = _by_name(prepared.run(point.wide | point.seeds), point.names)
         except BackendError as error:
             rows += _without_result(point, dialect, "numpy float64", DIFFERENCES, error)
-            continue
-        if dialect == next(iter(truths)):
-            point.measure(prepared, truths[dialect], np.random.default_rng([seed, 2]))
     if not truths:
         return Check(tuple(point.names), tuple(point.seeds_of), seed, point.described, tuple(rows))
-    truth = next(iter(truths.values()))
-    estimates = _differences(point, truth, np.random.default_rng([seed, 1]), directions)
+    first = next(iter(truths))
+    truth = _Truth(point, gradients[first], truths[first])
+    estimates = _differences(point, truth.gradients, np.random.default_rng([seed, 1]), directions)
     for dialect, got in truths.items():
         rows += [
-            _against_differences(point, name, dialect, "numpy float64", got[name], estimates[name], tolerance or _EXACT)
+            _against_differences(truth, name, dialect, "numpy float64", got[name], estimates[name], tolerance or _EXACT)
             for name in point.names
         ]
     for dialect, made in gradients.items():
         allowed = tolerance or _rounding(made, point)
         for name in names:
-            rows += _on_backend(point, made, dialect, name, truth, allowed)
+            rows += _on_backend(truth, made, dialect, name, allowed)
     if "ort-cpu" in names and builders.available():
         settled = {row.gradient: row.verdict for row in reversed(rows) if row.oracle == DIFFERENCES}
-        allowed = tolerance or _rounding(next(iter(gradients.values())), point)
-        rows += _of_builder(point, truth, estimates, settled, allowed, seconds)
+        allowed = tolerance or _rounding(gradients[first], point)
+        rows += _of_builder(truth, estimates, settled, allowed, seconds)
     return Check(tuple(point.names), tuple(point.seeds_of), seed, point.described, tuple(rows))
 
 
@@ -172,7 +172,6 @@ class _Point:
     cotangents: dict[str, np.ndarray]  # by the cotangent's name, in the model's types
     wide: dict[str, Any]
     described: str
-    sensitivity: dict[str, float] = field(default_factory=dict)
 
     @classmethod
     def choose(
@@ -232,22 +231,35 @@ class _Point:
                 raise _ShapeMovedError(f"the shape of {output!r} changes along this direction")
         return results
 
-    def measure(self, prepared: Prepared, truth: Mapping[str, np.ndarray], rng: np.random.Generator) -> None:
-        """How far each gradient moves when the point and the cotangents move by one rounding of the model's type."""
-        eps = _epsilon(self.model)
 
-        def rounded(array: np.ndarray) -> np.ndarray:
-            return array * (1 + eps * rng.uniform(-1, 1, array.shape))
+@dataclass
+class _Truth:
+    """The gradients in float64, and how far rounding moves them."""
 
-        moved = {name: rounded(self.wide[name]) for name in self.names if np.any(truth[name])}
-        seeds = {name: rounded(value) for name, value in self.seeds.items()}
-        try:
-            nearby = _by_name(prepared.run(self.wide | moved | seeds), self.names)
-        except BackendError:
-            nearby = dict(truth)
-        for name in self.names:
-            same = nearby[name].shape == truth[name].shape
-            self.sensitivity[name] = _largest(nearby[name] - truth[name]) if same else float("inf")
+    point: _Point
+    model: ModelProto
+    gradients: Mapping[str, np.ndarray]
+    bits: int = 24
+    _moved: dict[int, dict[str, np.ndarray]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.bits = 1 - round(np.log2(_epsilon(self.point.model)))
+
+    def moved(self, name: str, bits: int) -> np.ndarray:
+        """By how much the gradient of `name` changes when every intermediate result is rounded to `bits` bits."""
+        if bits not in self._moved:
+            try:
+                prepared = get_backend("numpy").prepare(self.model, precision="float64", bits=max(bits, 2))
+                rounded = _by_name(prepared.run(self.point.wide | self.point.seeds), self.point.names)
+            except BackendError:
+                rounded = {}
+            self._moved[bits] = {
+                name: rounded[name] - value
+                if name in rounded and rounded[name].shape == value.shape
+                else np.full(value.shape, np.inf)
+                for name, value in self.gradients.items()
+            }
+        return self._moved[bits][name]
 
 
 class _ShapeMovedError(Exception):
@@ -346,18 +358,20 @@ def _differences(
     estimates: dict[str, list[_Estimate]] = {}
     for name in point.names:
         at = point.wide[name]
-        scale = float(np.sqrt(np.mean(at**2))) if at.size else 0.0
         estimates[name] = [
-            _estimate(point, name, rng.standard_normal(at.shape) * (scale or 1.0), truth[name])
+            _estimate(point, name, rng.standard_normal(at.shape) * (_rms(at) or 1.0), truth[name])
             for _ in range(directions)
         ]
     return estimates
 
 
+def _rms(array: np.ndarray) -> float:
+    return float(np.sqrt(np.mean(array**2))) if array.size else 0.0
+
+
 def _estimate(point: _Point, name: str, direction: np.ndarray, gradient: np.ndarray) -> _Estimate:
     """The difference with the smallest error among a few steps, each tried only where the one before does not settle it."""
-    scale = float(np.sqrt(np.mean(direction**2))) if direction.size else 0.0
-    size = float(np.linalg.norm(gradient)) * scale if gradient.shape == direction.shape else 0.0
+    size = float(np.linalg.norm(gradient)) * _rms(direction) if gradient.shape == direction.shape else 0.0
     best: _Estimate | None = None
     for step in _STEPS:
         try:
@@ -374,7 +388,7 @@ def _estimate(point: _Point, name: str, direction: np.ndarray, gradient: np.ndar
 
 
 def _against_differences(
-    point: _Point,
+    truth: _Truth,
     name: str,
     dialect: str,
     backend: str,
@@ -387,6 +401,7 @@ def _against_differences(
     def row(verdict: str, note: str = "", numbers: tuple[float | None, float | None, float | None] = _NONE) -> Row:
         return Row(name, dialect, backend, DIFFERENCES, verdict, *numbers, note)
 
+    point = truth.point
     expected = point.wide[name].shape
     if got.shape != expected:
         return row(DISAGREED, f"shape {got.shape}, {name!r} has {expected}")
@@ -402,14 +417,17 @@ def _against_differences(
         error, size = abs(derivative - value), max(estimate.size, abs(value))
         if not np.any(got) and abs(value) <= method:
             continue
-        numbers = (error, error / size, tolerance + method / size) if size else (0.0, 0.0, tolerance)
-        if error > tolerance * size + method:
+        slack = tolerance * size + method
+        if error > slack:
+            moved = np.linalg.norm(truth.moved(name, _FLOAT64_BITS)) * _rms(estimate.direction)
+            slack += _SENSITIVE * float(moved)
+        numbers = (error, error / size, slack / size) if size else (0.0, 0.0, tolerance)
+        if error > slack:
             verdict, note = _at_a_kink(point, name, estimate, derivative, tolerance * size)
-        elif method > _TELLING * size:
-            verdict, note = (
-                INCONCLUSIVE,
-                f"differences resolve {method:.1e}, the gradient along a direction is {size:.1e}",
-            )
+        elif slack > size and abs(value) <= method:
+            verdict, note = AGREED, "both are zero up to rounding"
+        elif slack > _TELLING * size:
+            verdict, note = INCONCLUSIVE, "rounding or a kink hides more than 1% of it"
         else:
             verdict, note = AGREED, ""
         worst = _worse(worst, row(verdict, note, numbers))
@@ -449,15 +467,14 @@ def _value(estimate: _Estimate) -> str:
 # On a backend
 
 
-def _on_backend(
-    point: _Point, gradient: ModelProto, dialect: str, backend: str, truth: Mapping[str, np.ndarray], tolerance: float
-) -> list[Row]:
+def _on_backend(truth: _Truth, gradient: ModelProto, dialect: str, backend: str, tolerance: float) -> list[Row]:
+    point = truth.point
     try:
         results = get_backend(backend).prepare(gradient).run(point.feeds | point.cotangents)
     except BackendError as error:
         return _without_result(point, dialect, backend, FLOAT64, error)
     got = _by_name(results, point.names)
-    return [_against_float64(point, name, dialect, backend, got[name], truth[name], tolerance) for name in point.names]
+    return [_against_float64(truth, name, dialect, backend, got[name], tolerance) for name in point.names]
 
 
 def _without_result(point: _Point, dialect: str, backend: str, oracle: str, error: BackendError) -> list[Row]:
@@ -466,38 +483,38 @@ def _without_result(point: _Point, dialect: str, backend: str, oracle: str, erro
     return [Row(name, dialect, backend, oracle, verdict, note=str(error)) for name in point.names]
 
 
-def _against_float64(
-    point: _Point, name: str, dialect: str, backend: str, got: np.ndarray, truth: np.ndarray, tolerance: float
-) -> Row:
+def _against_float64(truth: _Truth, name: str, dialect: str, backend: str, got: np.ndarray, tolerance: float) -> Row:
     """Element by element, relative to the largest element of the float64 gradient."""
 
     def row(verdict: str, note: str = "", numbers: tuple[float | None, float | None, float | None] = _NONE) -> Row:
         return Row(name, dialect, backend, FLOAT64, verdict, *numbers, note)
 
-    if got.shape != truth.shape:
-        return row(DISAGREED, f"shape {got.shape}, the float64 gradient has {truth.shape}")
+    point, expected = truth.point, truth.gradients[name]
+    if got.shape != expected.shape:
+        return row(DISAGREED, f"shape {got.shape}, the float64 gradient has {expected.shape}")
     kind = point.feeds[name].dtype if name in point.feeds else _declared(point.model, name)
     if got.dtype != kind:
         return row(DISAGREED, f"dtype {got.dtype}, {name!r} has {kind}")
-    if not np.all(np.isfinite(truth)):
+    if not np.all(np.isfinite(expected)):
         return row(INCONCLUSIVE, "the float64 gradient is not finite")
-    error, size = _largest(got.astype(np.float64) - truth), _largest(truth)
-    tiny = _limits(kind)[1]
-    if not size:
-        if error <= tiny:
-            return row(AGREED, "both are zero", (error, 0.0, tolerance))
-        return row(DISAGREED, f"the gradient is zero, got {error:.3g}", (error, float("inf"), tolerance))
-    sensitivity = _SENSITIVE * point.sensitivity.get(name, 0.0) / size
-    allowed, relative = tolerance + sensitivity, error / size
+    error, size = _largest(got.astype(np.float64) - expected), _largest(expected)
     # Below the smallest normal number of the type nothing is computed accurately.
-    if relative <= tolerance or error <= tiny * got.size**0.5:
-        return row(AGREED, "", (error, relative, tolerance))
-    if relative > allowed or not np.isfinite(error):
-        return row(DISAGREED, "", (error, relative, allowed))
-    if sensitivity > _TELLING:
-        note = f"one rounding of the point moves it by over {_TELLING / _SENSITIVE:.1%}: a kink is near, or it is mere rounding"
-        return row(INCONCLUSIVE, note, (error, relative, allowed))
-    return row(AGREED, "", (error, relative, allowed))
+    underflow = _limits(kind)[1] * max(got.size, 1) ** 0.5
+    if error <= max(tolerance * size, underflow):
+        return row(AGREED, "" if size else "both are zero", (error, error / size if size else 0.0, tolerance))
+    explained = tolerance * size + _SENSITIVE * _largest(truth.moved(name, truth.bits))
+    if explained < error:
+        explained += _largest(truth.moved(name, truth.bits - _COARSER))
+        verdict, note = INCONCLUSIVE, "a kink is near: rounding moves single elements far"
+    elif explained > _TELLING * size:
+        verdict, note = INCONCLUSIVE, "rounding hides more than 1% of it"
+        if size <= _SENSITIVE * _largest(truth.moved(name, _FLOAT64_BITS)):
+            verdict, note = AGREED, "both are zero up to rounding"
+    else:
+        verdict, note = AGREED, ""
+    if not error <= explained:
+        verdict, note = DISAGREED, ""
+    return row(verdict, note, (error, error / size if size else float("inf"), explained / size if size else 0.0))
 
 
 def _declared(model: ModelProto, name: str) -> np.dtype[Any]:
@@ -509,14 +526,14 @@ def _declared(model: ModelProto, name: str) -> np.dtype[Any]:
 
 
 def _of_builder(
-    point: _Point,
-    truth: Mapping[str, np.ndarray],
+    truth: _Truth,
     estimates: Mapping[str, Sequence[_Estimate]],
     settled: Mapping[str, str],
     tolerance: float,
     seconds: float,
 ) -> list[Row]:
     """The gradient that ONNX Runtime builds itself, output by output. Where it is wrong, that is no fault of refgrad."""
+    point = truth.point
     total: dict[str, np.ndarray] = {}
     try:
         for output, seed in point.seeds_of.items():
@@ -543,11 +560,11 @@ def _of_builder(
         if name not in total:
             rows.append(_builder_row(name, UNSUPPORTED, "no output depends on it"))
             continue
-        row = _against_float64(point, name, "onnxruntime", "ort-cpu", total[name], truth[name], tolerance)
+        row = _against_float64(truth, name, "onnxruntime", "ort-cpu", total[name], tolerance)
         if row.verdict == DISAGREED:
             wide = total[name].astype(np.float64)
             measured = _against_differences(
-                point, name, row.dialect, row.backend, wide, estimates[name], row.allowed or tolerance
+                truth, name, row.dialect, row.backend, wide, estimates[name], row.allowed or tolerance
             )
             if settled.get(name) == AGREED:
                 note = "; ".join(filter(None, (row.note, measured.note))) or "refgrad agrees with differences"
