@@ -28,7 +28,7 @@ from refgrad.errors import BackendError, OptionError
 
 DISTRIBUTIONS = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-training-cpu", "onnxruntime-training")
 _PROTOBUF_LIMIT = 2**31 - 1
-_ERROR_SEVERITY = 3
+_FATAL_SEVERITY = 4  # errors are raised, so they need no line on stderr as well
 
 
 class CpuBackend(Backend):
@@ -104,9 +104,10 @@ def _cuda_unavailable() -> str | None:
     )
     model = helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 17)])
     options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
+    options.log_severity_level = _FATAL_SEVERITY
     try:
-        session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=CudaBackend.providers)
+        providers = list(CudaBackend.providers)
+        session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=providers)
     except Exception as error:
         # Missing libraries surface as RuntimeError, ImportError or a class of onnxruntime's, depending on the version.
         return f"the CUDA provider does not load: {error}"
@@ -124,7 +125,7 @@ class _Session(Prepared):
         self.outputs = graph_outputs(proto.graph)
         self._backend = backend
         options = onnxruntime.SessionOptions()
-        options.log_severity_level = _ERROR_SEVERITY
+        options.log_severity_level = _FATAL_SEVERITY
         if threads is not None:
             options.intra_op_num_threads = threads
         source = _serialized(model) if isinstance(model, onnx.ModelProto) else os.fspath(model)
@@ -161,8 +162,9 @@ class _Session(Prepared):
             binding.bind_ortvalue_input(name, _ort_value(feed, "cuda"))
         dtypes = {value.name: value.dtype for value in self.outputs}
         for name in asked:
-            # The bits of bfloat16 and float8 are read from memory, so they are copied to the host by the session.
-            binding.bind_output(name, "cpu" if _is_extended(dtypes[name]) else "cuda")
+            # Strings live on the host; the bits of bfloat16 and float8 are read there.
+            on_host = _is_extended(dtypes[name]) or dtypes[name] == np.dtype(object)
+            binding.bind_output(name, "cpu" if on_host else "cuda")
         self._session.run_with_iobinding(binding)
         return [_to_numpy(value) for value in binding.get_outputs()]
 

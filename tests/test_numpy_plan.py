@@ -178,7 +178,7 @@ def test_a_failing_node_is_named_with_its_inputs():
 
 
 def test_an_unknown_precision_is_refused():
-    with pytest.raises(OptionError, match="precision='float8' is not known. Give None"):
+    with pytest.raises(OptionError, match=r"precision='float8' is not known. Give None"):
         NUMPY.prepare(parse("g (float[2] x) => (float[2] y) { y = Neg(x) }"), precision="float8")
 
 

@@ -115,5 +115,5 @@ def test_what_exists_in_float32_only_is_refused():
     value = onnx.helper.make_tensor_value_info
     graph = onnx.helper.make_graph([node], "g", [value("q", 1, [1, 2, 4])], [value("y", 1, [1, 2, 4])])
     model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 27)])
-    with pytest.raises(BackendError, match="LinearAttention in float32 only.*Prepare it in its own precision"):
+    with pytest.raises(BackendError, match=r"LinearAttention in float32 only.*Prepare it in its own precision"):
         NUMPY.prepare(model, precision="float64")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from heapq import heappop, heappush
 from typing import Any
 
 import numpy as np
@@ -152,19 +153,27 @@ def plan_function(function: onnx.FunctionProto, scope: Scope) -> Plan:
 
 def _sorted(steps: list[Step], known: Collection[str]) -> list[Step]:
     """Put `steps` in an order that computes before it reads; the given order where that is one already."""
-    ready = set(known) | {""}
-    ordered, waiting = [], steps
-    while waiting:
-        blocked = []
-        for step in waiting:
-            if ready.issuperset(step.reads):
-                ordered.append(step)
-                ready.update(step.outputs)
-            else:
-                blocked.append(step)
-        if len(blocked) == len(waiting):
-            raise BackendError(f"The graph has a cycle: {blocked[0].label} needs its own output. Check the model.")
-        waiting = blocked
+    ready = {*known, ""}
+    waiting: dict[str, list[int]] = {}
+    missing = []
+    for number, step in enumerate(steps):
+        unknown = {name for name in step.reads if name not in ready}
+        missing.append(len(unknown))
+        for name in unknown:
+            waiting.setdefault(name, []).append(number)
+    queue = [number for number, count in enumerate(missing) if not count]
+    ordered = []
+    while queue:
+        step = steps[heappop(queue)]
+        ordered.append(step)
+        for name in step.outputs:
+            for number in waiting.pop(name, ()):
+                missing[number] -= 1
+                if not missing[number]:
+                    heappush(queue, number)
+    if len(ordered) < len(steps):
+        blocked = next(step for step, count in zip(steps, missing, strict=True) if count)
+        raise BackendError(f"The graph has a cycle: {blocked.label} needs its own output. Check the model.")
     return ordered
 
 
