@@ -1,0 +1,69 @@
+"""What the project says of itself is what the code says."""
+
+import doctest
+import importlib
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+
+
+def generator():
+    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_generated_files_are_fresh():
+    stale = [path.name for path, text in generator().generated().items() if path.read_text() != text]
+    assert not stale, f"{stale} are stale: run python docs/generate.py"
+
+
+def test_a_stale_file_is_noticed(monkeypatch):
+    module = generator()
+    monkeypatch.setitem(module.ZERO, ("", "Floor"), "another reason")
+    path = ROOT / "docs" / "operators.md"
+    assert module.generated()[path] != path.read_text()
+
+
+def test_the_python_example_of_the_readme_prints_what_it_says():
+    code = re.search(r"```python\n(.*?)```", README, re.DOTALL)[1]
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert printed.strip() == re.search(r"# (\d.*)", code)[1]
+
+
+@pytest.mark.parametrize("command", re.findall(r"^\| `refgrad (\w+)", README, re.MULTILINE))
+def test_every_command_of_the_readme_exists(command):
+    result = subprocess.run(
+        [sys.executable, "-m", "refgrad", command, "--help"], capture_output=True, text=True, check=True
+    )
+    assert "--json" in result.stdout
+
+
+@pytest.mark.parametrize("name", re.findall(r"^\| `nox -s ([\w ]+)`", README, re.MULTILINE))
+def test_every_session_of_the_readme_exists(name):
+    sessions = set(re.findall(r"@nox\.session.*?\ndef (\w+)", (ROOT / "noxfile.py").read_text()))
+    assert set(name.split()) <= sessions
+
+
+WITH_EXAMPLES = sorted(
+    file
+    for top in ("refgrad", "backends", "conformance")
+    for file in (ROOT / top).rglob("*.py")
+    if ">>>" in file.read_text()
+)
+
+
+@pytest.mark.parametrize("file", WITH_EXAMPLES, ids=lambda file: file.stem)
+def test_examples_in_docstrings_run(file):
+    inner = file.relative_to(ROOT).with_suffix("").parts
+    name = ".".join(inner if inner[0] == "refgrad" else ("refgrad", *inner))
+    failed, _ = doctest.testmod(importlib.import_module(name), optionflags=doctest.NORMALIZE_WHITESPACE)
+    assert not failed
