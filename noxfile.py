@@ -19,6 +19,7 @@ TORCH_MODELS = ROOT / "build" / "torch_models"  # written by the session `torch`
 
 
 def pytest(session: nox.Session, *arguments: str, **env: str) -> None:
+    """Run pytest with `arguments` and what stands behind `--` on the command line, in the environment `env`."""
     session.run("python", "-m", "pytest", "-q", *arguments, *session.posargs, env=env)
 
 
