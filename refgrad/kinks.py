@@ -1,0 +1,169 @@
+"""The choices made where a derivative does not exist, as one table.
+
+Rules implement it, the documentation prints it, and a difference between backends that it explains is a convention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import inf, nan
+from typing import Any
+
+Point = tuple[Any, ...]  # per input a number or nested tuples of numbers; None for one that gets no gradient
+SHARED = "equal shares: symmetric in the inputs, and the shares add up to dy"
+ONE_SIDED = "the one-sided derivative, or its limit"
+
+
+@dataclass(frozen=True)
+class Kink:
+    """A point without a derivative, and the gradient of each input there for a cotangent of 1 everywhere.
+
+    `inputs` are given in the order of the schema. `torch` and `ort` (ONNX Runtime's builder) are None where they have no
+    such operator or no gradient for it.
+    """
+
+    operator: str
+    where: str
+    inputs: Point
+    ours: Point
+    torch: Point | None
+    ort: Point | None
+    reason: str
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def agreed(self) -> bool:
+        """Whether everyone who has a gradient chooses the same."""
+        others = [zip(other, self.ours, strict=True) for other in (self.torch, self.ort) if other is not None]
+        return all(repr(theirs) == repr(ours) for pairs in others for theirs, ours in pairs if theirs is not None)
+
+
+KINKS: tuple[Kink, ...] = (
+    Kink("Relu", "x = 0", (0.0,), (0.0,), (0.0,), (0.0,), "the result is as flat as for x < 0"),
+    Kink("LeakyRelu", "x = 0", (0.0,), (0.25,), (0.25,), (0.25,), "the slope of x < 0", {"alpha": 0.25}),
+    Kink("PRelu", "x = 0", (0.0, 0.25), (0.25, 0.0), (0.25, 0.0), None, "the slope of x < 0"),
+    Kink("Elu", "x = 0", (0.0,), (0.5,), (0.5,), None, "the slope of x < 0", {"alpha": 0.5}),
+    Kink(
+        "Selu",
+        "x = 0",
+        (0.0,),
+        (4.5,),
+        (1.7580993408473766,),
+        None,
+        "the slope of x < 0, γ·α; torch has the default attributes only",
+        {"alpha": 3.0, "gamma": 1.5},
+    ),
+    Kink("ThresholdedRelu", "x = α", (1.0,), (0.0,), (0.0,), None, "as for x < α", {"alpha": 1.0}),
+    Kink(
+        "Shrink",
+        "|x| = λ",
+        ((-0.5, 0.5),),
+        ((0.0, 0.0),),
+        ((0.0, 0.0),),
+        None,
+        "as for |x| < λ",
+        {"lambd": 0.5, "bias": 0.5},
+    ),
+    Kink(
+        "HardSigmoid",
+        "the ends of the slope",
+        ((-2.0, 2.0),),
+        ((0.0, 0.0),),
+        ((0.0, 0.0),),
+        None,
+        "as for the flat parts",
+        {"alpha": 0.25},
+    ),
+    Kink("HardSwish", "|x| = 3", ((-3.0, 3.0),), ((0.0, 1.0),), ((0.0, 1.0),), None, "as for |x| > 3"),
+    Kink("Abs", "x = 0", (0.0,), (0.0,), (0.0,), (0.0,), "sign 0 = 0"),
+    Kink("Sqrt", "x = 0", (0.0,), (inf,), (inf,), (inf,), ONE_SIDED),
+    Kink("Log", "x = 0", (0.0,), (inf,), (inf,), (inf,), ONE_SIDED),
+    Kink("Reciprocal", "x = 0", (0.0,), (-inf,), (-inf,), (-inf,), ONE_SIDED),
+    Kink("Asin", "x = 1", (1.0,), (inf,), (inf,), None, ONE_SIDED),
+    Kink("Acosh", "x = 1", (1.0,), (inf,), (inf,), None, ONE_SIDED),
+    Kink(
+        "Pow",
+        "x = 0",
+        ((0.0, 0.0, 0.0, 0.0), (0.0, 1.0, 2.0, 0.5)),
+        ((0.0, 1.0, 0.0, inf), (0.0, 0.0, 0.0, 0.0)),
+        ((0.0, 1.0, 0.0, inf), (0.0, 0.0, 0.0, 0.0)),
+        ((nan, 1.0, 0.0, inf), None),
+        "x⁰ is constant, so its derivative is 0; in y the limit of xʸ·log x; ONNX Runtime computes 0·0⁻¹",
+    ),
+    Kink(
+        "Pow",
+        "x < 0, y whole",
+        ((-2.0,), (2.0,)),
+        ((-4.0,), (nan,)),
+        ((-4.0,), (nan,)),
+        ((-4.0,), None),
+        "xʸ is not real for y nearby",
+    ),
+    Kink("Mod", "x = 2·y", (2.0, 1.0), (1.0, -2.0), (1.0, -2.0), None, "the quotient that was subtracted", {"fmod": 1}),
+    Kink("Max", "x = y", (1.0, 1.0), (0.5, 0.5), (0.5, 0.5), (0.5, 0.5), SHARED),
+    Kink("Min", "x = y", (1.0, 1.0), (0.5, 0.5), (0.5, 0.5), (0.5, 0.5), SHARED),
+    Kink(
+        "ReduceMax",
+        "two elements are the largest",
+        ((1.0, 1.0, 0.0),),
+        ((0.5, 0.5, 0.0),),
+        ((0.5, 0.5, 0.0),),
+        None,
+        SHARED,
+    ),
+    Kink(
+        "ReduceMin",
+        "two elements are the smallest",
+        ((1.0, 1.0, 2.0),),
+        ((0.5, 0.5, 0.0),),
+        ((0.5, 0.5, 0.0),),
+        None,
+        SHARED,
+    ),
+    Kink(
+        "Clip",
+        "x = min, x = max",
+        ((-1.0, 1.0, -2.0, 2.0), -1.0, 1.0),
+        ((1.0, 1.0, 0.0, 0.0), 1.0, 1.0),
+        ((1.0, 1.0, 0.0, 0.0), 1.0, 1.0),
+        ((1.0, 1.0, 0.0, 0.0), None, None),
+        "x was not changed",
+    ),
+    Kink(
+        "Clip",
+        "min > max",
+        ((0.0, -3.0, 3.0), 1.0, -1.0),
+        ((0.0, 0.0, 0.0), 0.0, 3.0),
+        ((0.0, 0.0, 0.0), 0.0, 3.0),
+        ((0.0, 0.0, 0.0), None, None),
+        "every result is max",
+    ),
+    Kink("ReduceL1", "an element is 0", ((0.0, 1.0),), ((0.0, 1.0),), ((0.0, 1.0),), None, "sign 0 = 0"),
+    Kink(
+        "ReduceL2", "the norm is 0", ((0.0, 0.0),), ((0.0, 0.0),), ((0.0, 0.0),), ((0.0, 0.0),), "the least subgradient"
+    ),
+    Kink(
+        "ReduceLogSumExp",
+        "every element is −∞",
+        ((-inf, -inf),),
+        ((0.0, 0.0),),
+        ((nan, nan),),
+        ((nan, nan),),
+        "no finite change of x changes the result",
+    ),
+    Kink("Floor", "x is whole", (1.0,), (0.0,), (0.0,), None, "piecewise constant"),
+    Kink("Ceil", "x is whole", (1.0,), (0.0,), (0.0,), None, "piecewise constant"),
+    Kink("Round", "x is halfway", (0.5,), (0.0,), (0.0,), None, "piecewise constant"),
+    Kink("Sign", "x = 0", (0.0,), (0.0,), (0.0,), None, "piecewise constant"),
+    Kink(
+        "MaxPool",
+        "two elements of a window are the largest",
+        (((((1.0, 1.0, 0.0),),)),),
+        (((((1.0, 0.0, 0.0),),)),),
+        (((((1.0, 0.0, 0.0),),)),),
+        (((((1.0, 0.0, 0.0),),)),),
+        "the element whose index MaxPool returns: the first",
+        {"kernel_shape": [3]},
+    ),
+)

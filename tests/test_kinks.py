@@ -1,0 +1,104 @@
+"""Every row of the table of kinks, against refgrad, torch and ONNX Runtime's builder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from refgrad.backends import available, get_backend
+from refgrad.conformance import builders
+from refgrad.conformance.case import Case, node_case
+
+import refgrad
+from refgrad.kinks import KINKS, Kink, Point
+
+
+def case(kink: Kink, dtype: type = np.float64) -> Case:
+    return node_case(kink.operator, *(np.array(x, dtype) for x in kink.inputs), opset=17, **kink.attributes)
+
+
+def gradients(model: onnx.ModelProto, kink: Kink, backend: str, dtype: type) -> dict[str, np.ndarray]:
+    prepared = get_backend(backend).prepare(model)
+    feeds = dict(case(kink, dtype).feeds)
+    forward = get_backend("numpy").prepare(case(kink, dtype).model).run(feeds)
+    feeds |= {f"{name}_grad": np.ones_like(value) for name, value in forward.items()}
+    return prepared.run({value.name: feeds[value.name] for value in prepared.inputs})
+
+
+def expect(got: dict[str, np.ndarray], kink: Kink, expected: Point) -> None:
+    for name, value in zip(case(kink).feeds, expected, strict=True):
+        if value is not None:
+            np.testing.assert_allclose(
+                got[f"{name}_grad"], np.array(value), rtol=1e-6, err_msg=f"{kink.operator} {name}"
+            )
+
+
+@pytest.mark.parametrize("kink", KINKS, ids=lambda k: f"{k.operator}: {k.where}")
+@pytest.mark.parametrize("dialect", ["onnx", "ort"])
+def test_ours(kink: Kink, dialect: str) -> None:
+    model = refgrad.gradient(case(kink).model, dialect=dialect)
+    expect(gradients(model, kink, "numpy", np.float64), kink, kink.ours)
+    if "ort-cpu" in available() and (dialect == "onnx" or builders.available()) and runs_right(case(kink, np.float32)):
+        narrow = refgrad.gradient(case(kink, np.float32).model, dialect=dialect)
+        expect(gradients(narrow, kink, "ort-cpu", np.float32), kink, kink.ours)
+
+
+def runs_right(made: Case) -> bool:
+    """Whether ONNX Runtime gets the function itself right: 1.19.2 has NaN for ReduceLogSumExp of −∞."""
+    results = [get_backend(name).prepare(made.model).run(made.feeds) for name in ("numpy", "ort-cpu")]
+    return all(np.array_equal(results[0][name], results[1][name]) for name in results[0])
+
+
+@pytest.mark.parametrize("kink", [k for k in KINKS if k.ort is not None], ids=lambda k: f"{k.operator}: {k.where}")
+@pytest.mark.skipif(not builders.available(), reason="needs ONNX Runtime's gradient builder")
+def test_onnx_runtime(kink: Kink) -> None:
+    assert kink.ort is not None
+    made = case(kink, np.float32)
+    wrt = [name for name, value in zip(made.feeds, kink.ort, strict=True) if value is not None]
+    output = made.model.graph.output[0].name
+    expect(gradients(builders.build(made.model, wrt, output), kink, "ort-cpu", np.float32), kink, kink.ort)
+
+
+@pytest.mark.parametrize("kink", [k for k in KINKS if k.torch is not None], ids=lambda k: f"{k.operator}: {k.where}")
+def test_torch(kink: Kink) -> None:
+    torch = pytest.importorskip("torch")
+    assert kink.torch is not None
+    inputs = [torch.tensor(x, dtype=torch.float64, requires_grad=True) for x in kink.inputs]
+    functional(torch, kink)(*inputs).sum().backward()
+    for tensor, expected in zip(inputs, kink.torch, strict=True):
+        np.testing.assert_allclose(tensor.grad.numpy(), np.array(expected), rtol=1e-6)
+
+
+def functional(torch: Any, kink: Kink) -> Callable[..., Any]:
+    """torch's function of the same meaning."""
+    alpha = kink.attributes.get("alpha")
+    functions = torch.nn.functional
+    return {
+        "Relu": torch.relu,
+        "LeakyRelu": lambda x: functions.leaky_relu(x, alpha),
+        "PRelu": lambda x, slope: functions.prelu(x.reshape(1), slope.reshape(1)),
+        "Elu": lambda x: functions.elu(x, alpha),
+        "Selu": functions.selu,
+        "ThresholdedRelu": lambda x: functions.threshold(x, alpha, 0.0),
+        "Shrink": lambda x: functions.softshrink(x, kink.attributes["lambd"]),
+        "HardSigmoid": lambda x: functions.hardsigmoid(1.5 * x),
+        "HardSwish": functions.hardswish,
+        "Pow": torch.pow,
+        "Mod": torch.fmod,
+        "Max": torch.maximum,
+        "Min": torch.minimum,
+        "ReduceMax": lambda x: torch.amax(x, 0),
+        "ReduceMin": lambda x: torch.amin(x, 0),
+        "Clip": torch.clamp,
+        "ReduceL1": lambda x: torch.linalg.vector_norm(x, 1),
+        "ReduceL2": torch.linalg.vector_norm,
+        "ReduceLogSumExp": lambda x: torch.logsumexp(x, 0),
+        "MaxPool": lambda x: functions.max_pool1d(x, 3),
+    }.get(kink.operator) or getattr(torch, kink.operator.lower())
+
+
+def test_torch_disagrees_only_where_the_reason_says_so() -> None:
+    assert {k.operator for k in KINKS if not k.agreed} == {"Selu", "Pow", "ReduceLogSumExp"}
