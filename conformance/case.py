@@ -80,7 +80,11 @@ def node_case(
     imports = [helper.make_opsetid("", opset if domain == "" else 22)]
     imports += [helper.make_opsetid(domain, opset)] if domain else []
     model = helper.make_model(graph, opset_imports=imports, ir_version=10)
-    title = name or "-".join([op_type, *(f"{k}={v}" for k, v in attributes.items()), shapes])
+    fed_shapes = ",".join("none" if v is None else "x".join(map(str, v.shape)) or "scalar" for v in inputs)
+    constants = [f"constant={','.join(constant)}"] if constant else []
+    title = name or "-".join(
+        [op_type, fed_shapes, *(f"{k}={v}" for k, v in attributes.items()), *constants, shapes, f"opset{opset}"]
+    )
     return Case(title, model, feeds, tuple(wrt) if wrt is not None else None)
 
 
