@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import ml_dtypes
 import numpy as np
 import onnx
-from refgrad.backends import get_backend
+from refgrad.backends import available, get_backend
+from refgrad.conformance import builders
 from refgrad.conformance.case import Case
 from refgrad.conformance.differences import directional
 
 import refgrad
+from refgrad.errors import BackendError
 
 TOLERANCE = 1e-6  # of a gradient computed in float64, relative to its norm
 
@@ -32,9 +35,18 @@ def cotangents_for(case: Case, outputs: Mapping[str, np.ndarray], rng: np.random
 
 
 def assert_gradient(
-    case: Case, dialect: str = "onnx", tolerance: float = TOLERANCE, directions: int = 2, seed: int = 0
+    case: Case,
+    dialect: str = "onnx",
+    tolerance: float = TOLERANCE,
+    directions: int = 2,
+    seed: int = 0,
+    runtime: bool = True,
 ) -> None:
-    """Fail unless the gradient agrees with central differences along random directions, input by input, in float64."""
+    """Fail unless the gradient agrees with central differences along random directions, input by input, in float64.
+
+    With `runtime`, ONNX Runtime has to compute the same in the model's own types wherever it runs the model itself: dialect
+    "ort" in its training build only, and up to opset 21, the last that this one knows.
+    """
     rng = np.random.default_rng(seed)
     forward = get_backend("numpy").prepare(case.model, precision="float64")
     feeds = widened(case.feeds)
@@ -57,6 +69,34 @@ def assert_gradient(
             assert abs(got - expected.value) <= tolerance * size + expected.error, (
                 f"{case} ({dialect}): {name} along a direction is {got}, differences give {expected}"
             )
+    if runtime and "ort-cpu" in available() and (dialect == "onnx" or builders.available()):
+        _assert_runtime(case, dialect, model, seeds, gradients)
+
+
+def _assert_runtime(
+    case: Case,
+    dialect: str,
+    model: onnx.ModelProto,
+    seeds: Mapping[str, np.ndarray],
+    expected: Mapping[str, np.ndarray],
+) -> None:
+    try:
+        get_backend("ort-cpu").prepare(case.model).run(case.feeds)
+    except BackendError:
+        return
+    prepared = get_backend("ort-cpu").prepare(model)
+    kinds = {value.name: value.dtype for value in (*prepared.inputs, *prepared.outputs)}
+    feeds = dict(case.feeds) | {name: value.astype(kinds[name]) for name, value in seeds.items()}
+    for name, got in prepared.run(feeds).items():
+        # The cotangents were rounded, then each of a few operations, each once.
+        allowed = 32 * float(ml_dtypes.finfo(kinds[name]).eps) * max(1.0, float(np.abs(expected[name]).max(initial=0)))
+        np.testing.assert_allclose(
+            got.astype(np.float64),
+            expected[name],
+            rtol=0,
+            atol=allowed,
+            err_msg=f"{case} ({dialect}): {name} on ort-cpu",
+        )
 
 
 def default(model: onnx.ModelProto, name: str) -> np.ndarray:

@@ -20,6 +20,8 @@ _END = int(np.iinfo(np.int64).max)
 
 def add_at(op: Emitter, dY: str, shape: str, indices: str, axis: int) -> str:
     """Zeros of `shape` to which dY is added at the indices along `axis`; 16-bit floats are added in float32."""
+    if 0 in (op.dims(shape) or ()):
+        return op.full(shape, 0.0, like=dY)
     kind = op.type(dY)
     narrow = kind in (TensorProto.FLOAT16, TensorProto.BFLOAT16)
     terms = op.Cast(dY, to=TensorProto.FLOAT) if narrow else dY
