@@ -300,7 +300,7 @@ class _Sweep:
         target.initializer.extend(tensor for name, tensor in self.op.constants.items() if name in live)
         target.sparse_initializer.extend(graph.model.graph.sparse_initializer)
         target.value_info.extend(value for name, value in graph.values.items() if name in live)
-        final.metadata_props.extend(source.metadata_props)
+        final.metadata_props.extend(p for p in source.metadata_props if not p.key.startswith("refgrad."))
         for key, names in (
             ("refgrad.gradients", {name: self.rename[value] for name, value in self.gradients.items()}),
             ("refgrad.cotangents", self.cotangents),
