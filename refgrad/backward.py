@@ -300,6 +300,11 @@ class _Sweep:
         target.initializer.extend(tensor for name, tensor in self.op.constants.items() if name in live)
         target.sparse_initializer.extend(graph.model.graph.sparse_initializer)
         target.value_info.extend(value for name, value in graph.values.items() if name in live)
+        for value, like in self.op.declared.items():
+            if value in live and value not in self.gradients.values():
+                shape = self.op.static(like)
+                named = self.rename.get(value, value)
+                target.value_info.append(helper.make_tensor_value_info(named, self.op.type(like), shape))
         final.metadata_props.extend(p for p in source.metadata_props if not p.key.startswith("refgrad."))
         for key, names in (
             ("refgrad.gradients", {name: self.rename[value] for name, value in self.gradients.items()}),

@@ -57,6 +57,7 @@ class Emitter:
         self.nodes: list[Emitted] = []
         self.constants: dict[str, TensorProto] = {}
         self.grad = Primitives(self)
+        self.declared: dict[str, str] = {}
         self._taken = taken
         self._types: dict[str, int] = dict(graph.types)
         self._shapes: dict[str, Shape] = dict(graph.shapes)
@@ -206,6 +207,12 @@ class Emitter:
     def assume(self, value: str, shape: Shape) -> None:
         """Record the shape of an emitted value, so that what is emitted next may rely on it."""
         self._shapes[value] = shape
+
+    def declare(self, value: str, like: str) -> str:
+        """`value`, with the type and the static shape of `like` written in the result: some kernels read them there."""
+        self.describe(value, like)
+        self.declared[value] = like
+        return value
 
     def describe_output(self, node: Node, position: int, name: str) -> None:
         """Record the type of an optional output that was added to a forward node."""

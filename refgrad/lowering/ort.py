@@ -5,6 +5,8 @@ A lowering that returns None leaves the case to the ai.onnx one.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from onnx import TensorProto
 
 from refgrad.emit import Emitter
@@ -13,6 +15,7 @@ from refgrad.registry import lowering
 
 # ONNX Runtime has no double for these on the CPU; what it has in float alone runs in float16 between two casts.
 _NARROW = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
+_SINGLE = (TensorProto.FLOAT, TensorProto.FLOAT16)
 _WIDE = (TensorProto.FLOAT, TensorProto.DOUBLE)
 _GATHERED = (*_WIDE, TensorProto.FLOAT16)  # the types of the three kernels that undo a gathering
 
@@ -149,3 +152,113 @@ def gather_nd_grad(op: Emitter, shape: str, indices: str, dY: str, batch_dims: i
     if op.type(dY) not in _GATHERED:
         return None
     return str(op.com_microsoft("GatherNDGrad", shape, indices, dY, batch_dims=batch_dims))
+
+
+@lowering("FusedMatMul", dialect="ort")
+def fused_matmul(op: Emitter, A: str, B: str, transA: int, transB: int) -> str | None:
+    """ONNX Runtime's builder takes it for every type; on the CPU there is a kernel for float alone."""
+    if op.type(A) != TensorProto.FLOAT:
+        return None
+    return str(op.com_microsoft("FusedMatMul", A, B, transA=transA or None, transB=transB or None))
+
+
+@lowering("ConvGrad", dialect="ort")
+def conv_grad(
+    op: Emitter,
+    dY: str,
+    X: str,
+    W: str,
+    auto_pad: str,
+    dilations: Sequence[int] | None,
+    group: int,
+    kernel_shape: Sequence[int] | None,
+    pads: Sequence[int] | None,
+    strides: Sequence[int] | None,
+) -> tuple[str, str, str] | None:
+    """The kernel takes auto_pad SAME for no pads at all; where the batch is empty the process ends."""
+    if op.type(dY) not in _SINGLE or auto_pad in ("SAME_UPPER", "SAME_LOWER") or 0 in (op.shape(X) or ()):
+        return None
+    dX, dW, dB = op.com_microsoft(
+        "ConvGrad",
+        dY,
+        X,
+        W,
+        outputs=3,
+        auto_pad=auto_pad,
+        dilations=dilations,
+        group=group,
+        kernel_shape=kernel_shape,
+        pads=pads,
+        strides=strides,
+    )
+    return dX, dW, dB
+
+
+@lowering("MaxPoolGrad", dialect="ort")
+def max_pool_grad(
+    op: Emitter,
+    dY: str,
+    X: str,
+    Indices: str,
+    auto_pad: str,
+    ceil_mode: int,
+    dilations: Sequence[int] | None,
+    kernel_shape: Sequence[int],
+    pads: Sequence[int] | None,
+    strides: Sequence[int] | None,
+    storage_order: int,
+) -> str | None:
+    """The kernel reads the shape of X off the declaration of its output: where it is not static, the process ends."""
+    if op.type(dY) not in _SINGLE or op.static(X) is None or storage_order:
+        return None
+    attributes = {
+        "auto_pad": auto_pad,
+        "ceil_mode": ceil_mode,
+        "dilations": dilations,
+        "kernel_shape": kernel_shape,
+        "pads": pads,
+        "strides": strides,
+        "storage_order": storage_order,
+    }
+    return op.declare(op.emit("MaxPoolGrad", "", (dY, Indices), 1, attributes), like=X)
+
+
+@lowering("AveragePoolGrad", dialect="ort")
+def average_pool_grad(
+    op: Emitter,
+    dY: str,
+    X: str,
+    auto_pad: str,
+    ceil_mode: int,
+    dilations: Sequence[int] | None,
+    kernel_shape: Sequence[int],
+    pads: Sequence[int] | None,
+    strides: Sequence[int] | None,
+    count_include_pad: int,
+) -> str | None:
+    """As MaxPoolGrad; and it is wrong with auto_pad SAME, with dilations, and for three spatial axes."""
+    if op.type(dY) not in _SINGLE or op.static(X) is None or auto_pad in ("SAME_UPPER", "SAME_LOWER"):
+        return None
+    if ceil_mode or len(kernel_shape) > 2 or any(d != 1 for d in dilations or ()):
+        return None
+    attributes = {
+        "auto_pad": auto_pad,
+        "ceil_mode": ceil_mode,
+        "kernel_shape": kernel_shape,
+        "pads": pads,
+        "strides": strides,
+        "count_include_pad": count_include_pad,
+    }
+    return op.declare(op.emit("AveragePoolGrad", "", (dY,), 1, attributes), like=X)
+
+
+@lowering("LayerNormalizationGrad", dialect="ort")
+def layer_normalization_grad(
+    op: Emitter, dY: str, X: str, Scale: str, Mean: str, InvStdDev: str, axis: int
+) -> tuple[str, str, str] | None:
+    """The kernel takes Scale as long as a row of X, without looking; in double it fails."""
+    x, scale = op.shape(X), op.shape(Scale)
+    if op.type(X) not in _SINGLE or x is None or scale is None or None in scale or x[axis:] != scale:
+        return None
+    dX, dScale, dB = op.com_microsoft("LayerNormalizationGrad", dY, X, Scale, Mean, InvStdDev, outputs=3, axis=axis)
+    return dX, dScale, dB
