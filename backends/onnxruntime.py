@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import importlib
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -42,6 +43,10 @@ class CpuBackend(Backend):
         """Why ONNX Runtime cannot be used here."""
         if util.find_spec("onnxruntime") is None:
             return "onnxruntime is not installed (pip install 'refgrad[ort]')"
+        try:
+            importlib.import_module("onnxruntime")
+        except ImportError as error:
+            return f"onnxruntime is installed but cannot be imported ({error}); install one of {', '.join(DISTRIBUTIONS)} anew"
         return None
 
     def description(self) -> str:

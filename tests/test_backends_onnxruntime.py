@@ -8,7 +8,7 @@ import onnx
 import pytest
 from onnx import helper, parser
 from refgrad.backends import available, backends, get_backend
-from refgrad.backends.onnxruntime import DISTRIBUTIONS, CudaBackend
+from refgrad.backends.onnxruntime import DISTRIBUTIONS, CpuBackend, CudaBackend
 
 from refgrad.errors import BackendError
 
@@ -43,6 +43,16 @@ def test_cuda_is_there_or_has_a_reason():
         np.testing.assert_array_equal(result["y"], [-1, -1])
     else:
         assert "CUDA provider" in reason
+
+
+def test_an_install_that_does_not_import_is_unavailable(monkeypatch):
+    def broken(name):
+        raise ImportError("libonnxruntime.so: cannot open shared object file")
+
+    monkeypatch.setattr("importlib.import_module", broken)
+    assert "cannot be imported (libonnxruntime.so" in (CpuBackend.unavailable() or "")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert "not installed (pip install 'refgrad[ort]')" in (CpuBackend.unavailable() or "")
 
 
 def test_threads_can_be_limited(ort):
