@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 import ml_dtypes
 import numpy as np
 import onnx
@@ -49,9 +51,9 @@ def test_an_install_that_does_not_import_is_unavailable(monkeypatch):
     def broken(name):
         raise ImportError("libonnxruntime.so: cannot open shared object file")
 
-    monkeypatch.setattr("importlib.import_module", broken)
+    monkeypatch.setattr(importlib, "import_module", broken)
     assert "cannot be imported (libonnxruntime.so" in (CpuBackend.unavailable() or "")
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert "not installed (pip install 'refgrad[ort]')" in (CpuBackend.unavailable() or "")
 
 
