@@ -9,7 +9,7 @@ import onnx
 from onnx import FunctionProto, ModelProto, helper
 
 from refgrad.errors import NoGradientError, OptionError, UnknownNameError, choices, did_you_mean
-from refgrad.graph import Graph, Node
+from refgrad.graph import FLOATS, Graph, Node
 from refgrad.registry import NO_DERIVATIVE, RULES, ZERO
 
 _INLINED = "refgrad.inlined"  # the domain of function bodies on their way into the graph
@@ -151,7 +151,7 @@ def refuse(path: Path) -> NoGradientError:
 
 
 def _outputs(graph: Graph, outputs: Sequence[str] | None) -> list[str]:
-    floats = [name for name in graph.outputs if graph.is_float(name)]
+    floats = [name for name in graph.outputs if graph.types.get(name) in FLOATS]
     if outputs is None:
         if not floats:
             raise UnknownNameError(
@@ -163,7 +163,7 @@ def _outputs(graph: Graph, outputs: Sequence[str] | None) -> list[str]:
 
 def _wrt(graph: Graph, wrt: Sequence[str] | None) -> list[str]:
     known = [*graph.inputs, *(name for name in graph.initializers if name not in graph.inputs)]
-    floats = [name for name in known if graph.is_float(name)]
+    floats = [name for name in known if graph.types.get(name) in FLOATS]
     return floats if wrt is None else _checked("wrt", wrt, graph, floats, "input or initializer")
 
 
