@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from refgrad.emit import Emitter
+from refgrad.errors import RuleError
 from refgrad.registry import rule
 
 _END = 2**63 - 1
@@ -42,12 +43,14 @@ def _summed(op: Emitter, adjoint: str, operand: str, d_Y: str) -> str:
 
 
 def _of_unknown_rank(op: Emitter, d_Y: str, A: str, B: str) -> tuple[str, str]:
-    """Where an operand may be a vector, give it at run time the axis of size 1 that MatMul gave it: (1, K) and (K, 1)."""
+    """At run time, give vectors the axis of size 1 that MatMul gave them, and both operands the same rank."""
     a, b, y = op.Shape(A), op.Shape(B), op.Shape(d_Y)
-    rank_a, rank_b = op.Min(op.Shape(a), [2]), op.Min(op.Shape(b), [2])  # 1 for a vector, else 2
-    rows = op.Slice(op.Concat([1], a, axis=0), op.Sub(rank_a, [1]), [_END], [0])
-    columns = op.Slice(op.Concat(b, [1], axis=0), [0], op.Max(op.Shape(b), [2]), [0])
-    batch = op.Slice(y, [0], op.Sub(op.Add(op.Shape(y), [2]), op.Add(rank_a, rank_b)), [0])
+    rank_a, rank_b = op.Shape(a), op.Shape(b)
+    rank = op.Max(rank_a, rank_b, [2])
+    rows = op.Concat(op.full(op.Sub(rank, rank_a), 1, like=a), a, axis=0)
+    columns = op.Slice(op.Concat(b, [1], axis=0), [0], op.Max(rank_b, [2]), [0])
+    columns = op.Concat(op.full(op.Sub(rank, op.Shape(columns)), 1, like=b), columns, axis=0)
+    batch = op.Slice(y, [0], op.Sub(rank, [2]), [0])
     m, n = op.Slice(rows, [-2], [-1], [0]), op.Slice(columns, [-1], [_END], [0])
     d_Y = op.Reshape(d_Y, op.Concat(batch, m, n, axis=0), allowzero=1)
     matrices = op.Reshape(A, rows, allowzero=1), op.Reshape(B, columns, allowzero=1)
@@ -75,3 +78,41 @@ def gemm(
         return d_A, d_B, None
     d_C = op.grad.BroadcastGradient(d_Y, C, (C, d_Y))
     return d_A, d_B, d_C if beta == 1 else op.Mul(d_C, beta)
+
+
+@rule("Einsum")
+def einsum(op: Emitter, d_Output: str, Inputs: list[str], equation: str) -> tuple[list[str]]:
+    """dXₖ = Einsum of dY and the other operands, the subscripts of Y and of Xₖ having changed places"""
+    terms, output = _subscripts(equation)
+    adjoints = []
+    for k, (X, term) in enumerate(zip(Inputs, terms, strict=True)):
+        letters = term.replace("...", "")
+        if len(set(letters)) < len(letters):
+            raise RuleError(f"The rule for Einsum does not know diagonals, such as that of {term!r} in {equation!r}.")
+        read = [output, *(t for j, t in enumerate(terms) if j != k)]
+        lost = [letter for letter in letters if not any(letter in t for t in read)]
+        target = "".join(c for c in term if c not in lost)
+        others = (name for j, name in enumerate(Inputs) if j != k)
+        adjoint = op.Einsum(d_Output, *others, equation=f"{','.join(read)}->{target}")
+        if lost:  # X was only summed along these axes
+            axes = [_axis(term, letter) for letter in lost]
+            adjoint = op.Unsqueeze(adjoint, axes)
+        if "..." in term:  # the other operands may have more axes there, or longer ones
+            adjoint = op.grad.BroadcastGradient(adjoint, X, (X, adjoint))
+        adjoints.append(op.Expand(adjoint, op.shape_of(X)) if lost else adjoint)
+    return (adjoints,)
+
+
+def _subscripts(equation: str) -> tuple[list[str], str]:
+    """The terms of the operands and of the output; without an arrow that is what occurs once, in alphabetical order."""
+    left, arrow, output = equation.replace(" ", "").partition("->")
+    if not arrow:
+        once = sorted(c for c in set(left) - {".", ","} if left.count(c) == 1)
+        output = ("..." if "..." in left else "") + "".join(once)
+    return left.split(","), output
+
+
+def _axis(term: str, letter: str) -> int:
+    """The axis of `letter`, counted from the end where "..." stands before it."""
+    before, _, after = term.partition(letter)
+    return -len(after) - 1 if "..." in before else len(before)
