@@ -96,10 +96,10 @@ def einsum(op: Emitter, d_Output: str, Inputs: list[str], equation: str) -> tupl
         adjoint = op.Einsum(d_Output, *others, equation=f"{','.join(read)}->{target}")
         if lost:  # X was only summed along these axes
             axes = [_axis(term, letter) for letter in lost]
-            adjoint = op.Unsqueeze(adjoint, axes)
-        if "..." in term:  # the other operands may have more axes there, or longer ones
+            adjoint = op.Expand(op.Unsqueeze(adjoint, axes), op.shape_of(X))
+        if "..." in term:  # the other operands may be longer there
             adjoint = op.grad.BroadcastGradient(adjoint, X, (X, adjoint))
-        adjoints.append(op.Expand(adjoint, op.shape_of(X)) if lost else adjoint)
+        adjoints.append(adjoint)
     return (adjoints,)
 
 
