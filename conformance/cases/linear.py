@@ -1,0 +1,76 @@
+"""Cases of matrix products."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+
+import numpy as np
+from refgrad.conformance.case import SHAPES, Case, node_case
+
+NEWEST = 21  # the last opset that every runtime under test knows
+
+MATMUL = (
+    ((2, 3), (3, 4)),
+    ((5, 2, 3), (3, 4)),
+    ((2, 2, 2, 3), (3, 4)),
+    ((5, 2, 3), (5, 3, 4)),
+    ((5, 2, 3), (1, 3, 4)),
+    ((2, 3), (5, 3, 4)),
+    ((1, 2, 3), (4, 5, 3, 2)),
+    ((1, 1, 3), (1, 3, 1)),
+    ((3,), (3,)),
+    ((3,), (3, 4)),
+    ((2, 3), (3,)),
+    ((5, 2, 3), (3,)),
+    ((3,), (5, 3, 4)),
+    ((3,), (2, 5, 3, 4)),
+    ((0, 3), (3, 4)),
+    ((2, 0), (0, 4)),
+    ((2, 2, 0), (0, 4)),
+    ((0, 2, 3), (3, 4)),
+)
+EINSUM: tuple[tuple[str, tuple[tuple[int, ...], ...]], ...] = (
+    ("ij,jk->ik", ((2, 3), (3, 4))),
+    ("ij,jk", ((2, 3), (3, 4))),
+    ("bij, bjk -> bik", ((2, 2, 3), (2, 3, 4))),
+    ("ij->ji", ((2, 3),)),
+    ("ij->i", ((2, 3),)),
+    ("ij->", ((2, 3),)),
+    ("i,j->ij", ((2,), (3,))),
+    ("i,i", ((2,), (2,))),
+    ("ijk,kl,l->ij", ((2, 3, 4), (4, 2), (2,))),
+    ("...ij,...jk->...ik", ((5, 2, 3), (1, 3, 4))),
+    ("a...b->a...", ((2, 3, 4, 5),)),
+)
+
+
+def cases() -> Iterator[Case]:
+    """Every rank and broadcast of MatMul, every attribute and shape of C of Gemm, forms of Einsum."""
+    for shapes in SHAPES:
+        for a, b in MATMUL:
+            yield node_case("MatMul", numbers(*a), numbers(*b), opset=NEWEST, shapes=shapes)
+        for trans_a, trans_b in product((0, 1), repeat=2):
+            for c in (None, (), (4,), (1,), (2, 4), (2, 1), (1, 4)):
+                yield gemm(trans_a, trans_b, c, shapes)
+                yield gemm(trans_a, trans_b, c, shapes, alpha=0.5, beta=2.0)
+        yield gemm(0, 1, (4,), shapes, beta=0.0)
+        yield node_case("Gemm", numbers(0, 3), numbers(3, 4), numbers(4), opset=NEWEST, shapes=shapes)
+        for equation, operands in EINSUM:
+            arrays = (numbers(*operand) for operand in operands)
+            yield node_case("Einsum", *arrays, equation=equation, opset=NEWEST, shapes=shapes)
+    yield node_case("MatMul", numbers(2, 5, 3), numbers(3, 4), constant=("B",), opset=16)
+    yield node_case("MatMul", numbers(2, 5, 3).astype(np.float64), numbers(2, 3, 4).astype(np.float64), opset=NEWEST)
+
+
+def gemm(trans_a: int, trans_b: int, c: tuple[int, ...] | None, shapes: str, **factors: float) -> Case:
+    """A Gemm of (2, 3) and (3, 4), transposed where it says so."""
+    a = numbers(*((3, 2) if trans_a else (2, 3)))
+    b = numbers(*((4, 3) if trans_b else (3, 4)))
+    third = () if c is None else (numbers(*c),)
+    return node_case("Gemm", a, b, *third, transA=trans_a, transB=trans_b, opset=NEWEST, shapes=shapes, **factors)
+
+
+def numbers(*shape: int) -> np.ndarray:
+    """Float32 numbers of the given shape, the same in every run."""
+    return np.random.default_rng(0).standard_normal(shape).astype(np.float32)

@@ -1,0 +1,53 @@
+"""Cases of poolings. The elements of an input are all different and far apart: no window has two winners."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+from typing import Any
+
+import numpy as np
+from refgrad.conformance.case import SHAPES, Case, node_case
+
+NEWEST = 21  # the last opset that every runtime under test knows
+
+WINDOWS: tuple[tuple[tuple[int, ...], dict[str, Any]], ...] = (
+    ((2, 3, 7), {"kernel_shape": [3]}),
+    ((2, 3, 7), {"kernel_shape": [3], "strides": [2], "pads": [1, 1]}),
+    ((2, 3, 7), {"kernel_shape": [2], "strides": [3], "pads": [1, 0]}),
+    ((2, 3, 8), {"kernel_shape": [3], "strides": [2], "ceil_mode": 1}),
+    ((2, 3, 8), {"kernel_shape": [3], "strides": [2], "pads": [1, 1], "ceil_mode": 1}),
+    ((2, 3, 9), {"kernel_shape": [2], "strides": [4], "ceil_mode": 1}),
+    ((2, 3, 7, 8), {"kernel_shape": [3, 2], "strides": [2, 3], "pads": [1, 0, 2, 1], "dilations": [1, 2]}),
+    ((2, 3, 7, 8), {"kernel_shape": [3, 2], "strides": [2, 3], "dilations": [2, 3], "ceil_mode": 1}),
+    ((2, 3, 7, 8), {"kernel_shape": [3, 2], "strides": [2, 2], "auto_pad": "SAME_UPPER"}),
+    ((2, 3, 7, 8), {"kernel_shape": [3, 2], "strides": [2, 2], "auto_pad": "SAME_LOWER"}),
+    ((2, 3, 7, 8), {"kernel_shape": [3, 2], "auto_pad": "SAME_LOWER"}),
+    ((2, 3, 7, 8), {"kernel_shape": [3, 2], "strides": [2, 2], "auto_pad": "VALID"}),
+    ((2, 2, 4, 5, 4), {"kernel_shape": [2, 2, 2], "strides": [2, 2, 2]}),
+    ((2, 2, 4, 4), {"kernel_shape": [4, 4]}),
+    ((0, 2, 4, 4), {"kernel_shape": [2, 2], "pads": [1, 1, 1, 1]}),
+)
+
+
+def cases() -> Iterator[Case]:
+    """Every attribute, on static, symbolic and unknown shapes."""
+    for shapes in SHAPES:
+        for x, window in WINDOWS:
+            for choice in (0, 1):
+                yield _case("AveragePool", x, shapes=shapes, count_include_pad=choice, **window)
+                yield _case("MaxPool", x, shapes=shapes, storage_order=choice, **window)
+        for x in ((2, 3, 4), (2, 3, 4, 5), (0, 3, 4), (2, 3, 4, 1, 2)):
+            yield _case("GlobalAveragePool", x, shapes=shapes)
+            yield _case("GlobalMaxPool", x, shapes=shapes)
+        # Before opset 22 onnx infers a window more than there is.
+        dropped = {"kernel_shape": [2], "strides": [3], "pads": [0, 1], "ceil_mode": 1}
+        yield _case("AveragePool", (2, 3, 6), opset=22, shapes=shapes, **dropped)
+        yield _case("MaxPool", (2, 3, 6), opset=22, shapes=shapes, **dropped)
+    yield _case("AveragePool", (2, 3, 8, 8), opset=16, kernel_shape=[3, 3], strides=[2, 2], ceil_mode=1)
+    yield _case("MaxPool", (2, 3, 8, 8), opset=16, kernel_shape=[3, 3], strides=[2, 2], ceil_mode=1)
+
+
+def _case(op_type: str, x: tuple[int, ...], opset: int = NEWEST, **arguments: Any) -> Case:
+    values = np.random.default_rng(0).permutation(prod(x)).reshape(x)
+    return node_case(op_type, (values * 0.1 - 2).astype(np.float32), opset=opset, **arguments)
