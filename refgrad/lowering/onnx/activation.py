@@ -69,14 +69,12 @@ def dropout_grad(op: Emitter, dY: str, mask: str, ratio: str | None, training_mo
         return dY
     known = op.constant(ratio)
     scale: str | float
-    if ratio is None or known is not None:
-        dropped = 0.5 if known is None else float(known.item())
-        scale = 1 / (1 - dropped) if dropped < 1 else 0.0
-        if training is None:
-            scale = op.Where(training_mode, op.const(scale, like=dY), op.const(1.0, like=dY))
+    if ratio is not None and known is None:
+        scale = op.Cast(op.Reciprocal(op.Sub(1.0, ratio)), to=op.type(dY))
     else:
-        kept = op.Sub(1.0, ratio)
-        scale = op.Cast(op.Reciprocal(op.Where(op.Equal(kept, 0.0), 1.0, kept)), to=op.type(dY))
-        if training is None:
-            scale = op.Where(training_mode, scale, 1.0)
+        scale = 1 / (1 - (0.5 if known is None else float(known.item())))
+    if training is None:
+        scale = op.Where(
+            training_mode, scale if isinstance(scale, str) else op.const(scale, like=dY), op.const(1.0, like=dY)
+        )
     return op.Where(mask, op.Mul(dY, scale), 0.0)

@@ -1,0 +1,51 @@
+"""Cases of the activations, away from their kinks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from refgrad.conformance.case import SHAPES, Case, node_case
+from refgrad.conformance.cases.arithmetic import FORMS
+from refgrad.conformance.cases.shape import NEWEST, numbers
+
+SETTINGS: dict[str, tuple[dict[str, Any], ...]] = {
+    "Relu": ({},),
+    "LeakyRelu": ({}, {"alpha": -0.5}, {"alpha": 0.0}),
+    "Elu": ({}, {"alpha": 2.5}),
+    "Selu": ({}, {"alpha": 2.0, "gamma": 0.5}),
+    "Celu": ({}, {"alpha": 2.0}),
+    "ThresholdedRelu": ({}, {"alpha": -0.5}),
+    "Shrink": ({}, {"lambd": 0.75, "bias": 0.25}),
+    "Sigmoid": ({},),
+    "HardSigmoid": ({}, {"alpha": 0.3, "beta": 0.4}),
+    "HardSwish": ({},),
+    "Tanh": ({},),
+    "Softplus": ({},),
+    "Softsign": ({},),
+    "Gelu": ({}, {"approximate": "tanh"}),
+    "Mish": ({},),
+    "Swish": ({}, {"alpha": 1.5}),
+}
+SINCE = {"Gelu": 20, "Mish": 18, "Swish": 24}
+
+
+def cases() -> Iterator[Case]:
+    """Every attribute on a matrix, a scalar and nothing; both sides of every kink, and far out."""
+    for shapes in SHAPES:
+        for op_type, settings in SETTINGS.items():
+            opsets = sorted({max(16, SINCE.get(op_type, 0)), max(NEWEST, SINCE.get(op_type, 0))})
+            for attributes in settings:
+                for form in FORMS:
+                    yield node_case(op_type, 2 * numbers(*form), opset=opsets[0], shapes=shapes, **attributes)
+                far = np.array([-100, -20, -4, 4, 20, 100], np.float32)
+                yield node_case(op_type, far, opset=opsets[-1], shapes=shapes, **attributes)
+        for slope in (numbers(2, 3), numbers(3), numbers(1, 1), numbers()):
+            yield node_case("PRelu", 1 - numbers(2, 3), slope, opset=NEWEST, shapes=shapes)
+        for op_type in ("Softmax", "LogSoftmax"):
+            for axis in (-1, 0, 1):
+                for x in (numbers(2, 3, 4), 30 * numbers(2, 3), np.zeros((2, 0), np.float32)):
+                    yield node_case(op_type, x, axis=axis, opset=NEWEST, shapes=shapes)
+            yield node_case(op_type, numbers(4), opset=16, shapes=shapes)

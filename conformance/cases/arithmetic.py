@@ -1,0 +1,131 @@
+"""Cases of the elementwise operators, away from their kinks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from onnx import TensorProto
+
+from refgrad.conformance.case import SHAPES, Case, node_case
+from refgrad.conformance.cases.shape import NEWEST, ints, numbers
+
+FORMS = ((2, 3), (), (0, 3))  # a matrix, a scalar, nothing
+PAIRS = (  # broadcast not at all, on the right, on the left, both ways, from a scalar, of nothing, over a new axis
+    ((2, 3), (2, 3)),
+    ((2, 3), (3,)),
+    ((1, 3), (2, 3)),
+    ((1, 3), (2, 1)),
+    ((), (2, 3)),
+    ((0, 3), (1, 3)),
+    ((3,), (4, 2, 1)),
+    ((2, 3), ()),
+)
+ANYWHERE = ("Neg", "Abs", "Exp", "Sin", "Cos", "Tan", "Atan", "Sinh", "Cosh", "Asinh", "Erf", "Identity")
+BETWEEN_0_AND_1 = ("Sqrt", "Log", "Reciprocal", "Asin", "Acos", "Atanh")
+
+
+def cases() -> Iterator[Case]:
+    """Every operator on every form and pair of shapes that broadcast, static, symbolic and unknown."""
+    for shapes in SHAPES:
+        yield from _unary(shapes)
+        yield from _binary(shapes)
+        yield from _powers(shapes)
+        yield from _clips(shapes)
+        yield from _conversions(shapes)
+        yield from _others(shapes)
+
+
+def positive(*shape: int, low: float = 0.2, high: float = 0.8) -> np.ndarray:
+    """Float32 numbers between two bounds, the same in every run."""
+    return np.random.default_rng(1).uniform(low, high, shape).astype(np.float32)
+
+
+def scalar(value: float | bool, dtype: type = np.float32) -> np.ndarray:
+    """A tensor of no axis."""
+    return np.array(value, dtype)
+
+
+def _case(op_type: str, *inputs: np.ndarray | None, opset: int = NEWEST, **arguments: Any) -> Case:
+    return node_case(op_type, *inputs, opset=opset, **arguments)
+
+
+def _unary(shapes: str) -> Iterator[Case]:
+    for form in FORMS:
+        for op_type in ANYWHERE:
+            yield _case(op_type, numbers(*form), shapes=shapes)
+        for op_type in BETWEEN_0_AND_1:
+            yield _case(op_type, positive(*form), shapes=shapes)
+        yield _case("Acosh", positive(*form, low=1.2, high=3.0), shapes=shapes)
+
+
+def _binary(shapes: str) -> Iterator[Case]:
+    for left, right in PAIRS:
+        a, b = numbers(*left), positive(*right)
+        for op_type in ("Add", "Sub", "Mul", "Div", "Max", "Min", "Sum", "Mean"):
+            yield _case(op_type, a, b, shapes=shapes)
+        # Far from the multiples of the divisor, where Mod jumps.
+        yield _case(
+            "Mod", positive(*left, low=5.2, high=5.8), positive(*right, low=0.99, high=1.01), fmod=1, shapes=shapes
+        )
+        yield _case("Where", numbers(*right) > 0, a, b, shapes=shapes)
+    for op_type in ("Max", "Min", "Sum", "Mean"):
+        yield _case(op_type, numbers(2, 3), shapes=shapes)
+        yield _case(op_type, numbers(2, 3), positive(3), numbers(4, 1, 1), shapes=shapes)
+
+
+def _powers(shapes: str) -> Iterator[Case]:
+    for left, right in PAIRS:
+        yield _case("Pow", positive(*left), numbers(*right), shapes=shapes)
+    for exponent in (-1, 0, 0.5, 1, 2, 3):
+        x = positive(2, 3) if exponent in (-1, 0.5) else numbers(2, 3)
+        for y in (scalar(exponent), np.full((1, 1), exponent, np.float32)):
+            yield _case("Pow", x, y, constant=["Y"], wrt=["X"], shapes=shapes, name=f"Pow-{exponent}-{y.ndim}-{shapes}")
+    whole = np.array([-2, -1, 0, 1, 2, 3])
+    for kind in (np.int32, np.int64, np.float32):
+        yield _case(
+            "Pow", numbers(2, 6), whole.astype(kind), wrt=["X"], shapes=shapes, name=f"Pow-{kind.__name__}-{shapes}"
+        )
+    zeros = np.array([0, 0, 0], np.float32)
+    yield _case("Pow", zeros, ints(0, 1, 2), wrt=["X"], shapes=shapes, name=f"Pow-zeros-{shapes}")
+    yield _case("Pow", zeros, scalar(2), constant=["Y"], wrt=["X"], shapes=shapes, name=f"Pow-zeros-squared-{shapes}")
+
+
+def _clips(shapes: str) -> Iterator[Case]:
+    x, low, high = np.array([-2, -0.5, 0.25, 3], np.float32), scalar(-1), scalar(1)
+    for constant in ((), ("min", "max"), ("max",)):
+        for bounds in ((None, None), (low, None), (None, high), (low, high), (high, low)):
+            title = f"Clip-{[None if b is None else float(b) for b in bounds]}-{constant}-{shapes}"
+            given = [name for name, bound in zip(("min", "max"), bounds, strict=True) if bound is not None]
+            fixed = [name for name in constant if name in given]
+            wrt = ["input", *(name for name in given if name not in fixed)]
+            yield _case("Clip", x, *bounds, constant=fixed, wrt=wrt, shapes=shapes, name=title)
+    yield _case("Clip", scalar(0.5), low, high, shapes=shapes)
+    yield _case("Clip", numbers(0, 3), low, high, shapes=shapes)
+
+
+def _conversions(shapes: str) -> Iterator[Case]:
+    for to in (TensorProto.DOUBLE, TensorProto.FLOAT):
+        yield _case("Cast", numbers(2, 3), to=to, shapes=shapes)
+    yield _case("CastLike", numbers(2, 3), scalar(1, np.float64), wrt=["input"], shapes=shapes)
+
+
+def _others(shapes: str) -> Iterator[Case]:
+    for exclusive in (0, 1):
+        for reverse in (0, 1):
+            for axis, constant in ((1, ()), (-2, ("axis",))):
+                at = np.array(axis, np.int64)
+                settings: dict[str, Any] = {"exclusive": exclusive, "reverse": reverse, "constant": constant}
+                yield _case("CumSum", numbers(2, 3), at, shapes=shapes, **settings)
+    x = numbers(4, 5)
+    for constant in ((), ("training_mode",), ("ratio", "training_mode")):
+        for training in (False, True):
+            for ratio in (None, 0.0, 0.3):
+                title = f"Dropout-{training}-{ratio}-{constant}-{shapes}"
+                rate = None if ratio is None else scalar(ratio)
+                fixed = [name for name in constant if name != "ratio" or ratio is not None]
+                inputs = (x, rate, scalar(training, np.bool_))
+                yield _case("Dropout", *inputs, constant=fixed, wrt=["data"], seed=3, shapes=shapes, name=title)
+    yield _case("Dropout", x, shapes=shapes)
+    yield _case("Dropout", x, scalar(0.3), wrt=["data"], shapes=shapes)

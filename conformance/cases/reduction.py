@@ -1,0 +1,62 @@
+"""Cases of the reductions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from refgrad.conformance.case import SHAPES, Case, node_case
+from refgrad.conformance.cases.arithmetic import positive
+from refgrad.conformance.cases.shape import NEWEST, ints
+
+REDUCTIONS = (
+    "ReduceSum",
+    "ReduceMean",
+    "ReduceMax",
+    "ReduceMin",
+    "ReduceProd",
+    "ReduceL1",
+    "ReduceL2",
+    "ReduceSumSquare",
+    "ReduceLogSum",
+    "ReduceLogSumExp",
+)
+AXES = (None, (0, -1), ())
+
+
+def cases() -> Iterator[Case]:
+    """Axes absent, empty, negative, as an attribute, constant and fed; with and without keepdims; nothing and a scalar."""
+    for shapes in SHAPES:
+        for op_type in REDUCTIONS:
+            for keepdims in (0, 1):
+                yield from _axes(op_type, keepdims, shapes)
+            yield node_case(op_type, positive(), opset=NEWEST, shapes=shapes)
+            yield node_case(op_type, positive(2, 0), ints(0), opset=NEWEST, constant=["axes"], shapes=shapes)
+        for zeros in ((0.0, 2.0, 3.0), (0.0, 0.0, 3.0), (0.0, 0.0, 0.0)):
+            x = np.array([zeros, (1.0, 2.0, 3.0)], np.float32)
+            title = f"ReduceProd-{zeros}-{shapes}"
+            yield node_case("ReduceProd", x, ints(1), opset=NEWEST, shapes=shapes, name=title)
+            yield node_case("ReduceProd", x, opset=17, axes=[-1], shapes=shapes, name=f"{title}-attribute")
+
+
+def _axes(op_type: str, keepdims: int, shapes: str) -> Iterator[Case]:
+    x = positive(2, 3, 2)
+    for axes in AXES:
+        if op_type != "ReduceSum" and axes != ():
+            attribute = {} if axes is None else {"axes": list(axes)}
+            yield node_case(op_type, x, opset=16, keepdims=keepdims, shapes=shapes, **attribute)
+        for noop in (0, 1) if not axes else (0,):
+            for constant in ((), ("axes",)) if axes is not None else ((),):
+                where = f"{axes}-keepdims={keepdims}-noop={noop}-{'constant' if constant else 'fed'}-{shapes}"
+                yield node_case(
+                    op_type,
+                    x,
+                    None if axes is None else np.array(axes, np.int64),
+                    opset=NEWEST,
+                    keepdims=keepdims,
+                    noop_with_empty_axes=noop,
+                    constant=constant,
+                    shapes=shapes,
+                    name=f"{op_type}-{where}",
+                )
