@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from refgrad.backends.base import Value, check_feeds
 
+from refgrad.backends.base import Value, check_feeds
 from refgrad.errors import FeedError, choices, did_you_mean
 
 SIZE = 4  # of a dimension that is not declared

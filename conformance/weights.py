@@ -6,11 +6,18 @@ gradient is zero or rounding noise: nothing that a check could tell right from w
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 import onnx
-from onnx import ModelProto, NodeProto, TensorProto, numpy_helper
+from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
+from refgrad.backends import get_backend
+from refgrad.backends.base import graph_inputs
+from refgrad.conformance.feeds import random_feeds
 from refgrad.errors import OptionError
+from refgrad.graph import Graph, Node
 
 # What reads weights: the input that is a matrix, those that must stay positive, those that are biases or means.
 _MATRIX = {"Conv": (1,), "ConvTranspose": (1,), "Gemm": (1,), "MatMul": (0, 1)}
@@ -30,9 +37,12 @@ _MOVES = ("Unsqueeze", "Squeeze", "Reshape", "Identity")
 def randomize(model: ModelProto, seed: int) -> tuple[ModelProto, int]:
     """A copy of `model` with random numbers for its constant fills, and how many there were.
 
-    A fill is a float initializer, or the ConstantOfShape of a constant shape, with many elements of one value. Weights of
-    n inputs per output are drawn from a normal distribution of variance 2/n (He et al. 2015), which keeps the size of what
-    passes through them; scales and variances between 0.5 and 1.5; biases and means with a standard deviation of 0.1.
+    A fill is a float initializer, or the ConstantOfShape of a constant shape, with many elements of one value. Matrices and
+    filters are drawn from a normal distribution, scales between 0.5 and 1.5, biases with a standard deviation of 0.1. Then one
+    random input passes through the model, node by node: each drawn matrix is scaled so that its result has unit variance
+    (Mishkin and Matas 2016, "All you need is a good init"), and the mean and variance of BatchNormalization become those of
+    what it reads, its scales about ½ and its biases about 1. So nothing overflows, vanishes or saturates, however deep the
+    model, and most of each Relu is on: a deep random network where half of it is off is chaotic, its gradient full of kinks.
 
     :raises OptionError: nothing in the model is a constant fill.
     """
@@ -41,7 +51,7 @@ def randomize(model: ModelProto, seed: int) -> tuple[ModelProto, int]:
     graph = made.graph
     rng = np.random.default_rng(seed)
     readers = _readers(graph)
-    count = 0
+    drawn: set[str] = set()
     for tensor in graph.initializer:
         if tensor.data_location == TensorProto.EXTERNAL or tensor.name not in readers:
             continue
@@ -50,7 +60,7 @@ def randomize(model: ModelProto, seed: int) -> tuple[ModelProto, int]:
             values = _drawn(array, *readers[tensor.name], rng)
             if values is not None:
                 tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
-                count += 1
+                drawn.add(tensor.name)
     shapes = {t.name: t for t in graph.initializer}
     kept: list[NodeProto] = []
     for node in graph.node:
@@ -64,12 +74,57 @@ def randomize(model: ModelProto, seed: int) -> tuple[ModelProto, int]:
             kept.append(node)
         else:
             graph.initializer.append(numpy_helper.from_array(values, node.output[0]))
-            count += 1
-    if not count:
+            drawn.add(node.output[0])
+    if not drawn:
         raise OptionError("The model has no weights that are constant fills: leave out random weights.")
     del graph.node[:]
     graph.node.extend(kept)
-    return made, count
+    _calibrate(made, drawn, seed)
+    return made, len(drawn)
+
+
+def _calibrate(model: ModelProto, drawn: set[str], seed: int) -> None:
+    tensors = {t.name: t for t in model.graph.initializer}
+    values: dict[str, Any] = dict(random_feeds(graph_inputs(model.graph), seed=seed))
+    values |= {name: numpy_helper.to_array(tensor) for name, tensor in tensors.items()}
+    graph = Graph(model)
+    nodes = graph.nodes
+    last = {name: position for position, node in enumerate(nodes) for name in node.reads}
+
+    def scale(name: str, array: np.ndarray) -> None:
+        values[name] = array.astype(values[name].dtype).reshape(values[name].shape)
+        tensors[name].CopyFrom(numpy_helper.from_array(values[name], name))
+
+    for position, node in enumerate(nodes):
+        if node.op_type == "BatchNormalization" and drawn.issuperset(node.inputs[3:5]):
+            read = values[node.inputs[0]].astype(np.float64)
+            axes = tuple(axis for axis in range(read.ndim) if axis != 1)
+            scale(node.inputs[3], read.mean(axes))
+            scale(node.inputs[4], read.var(axes) + 1e-3)
+        values |= _run(graph.model, node, values)
+        weights = [name for k, name in enumerate(node.inputs) if k in _MATRIX.get(node.op_type, ()) and name in drawn]
+        spread = float(np.std(values[node.outputs[0]], dtype=np.float64)) if weights else 0.0
+        if spread and drawn.issuperset(node.inputs[2:]):
+            for name in (*weights, *node.inputs[2:]):
+                scale(name, values[name].astype(np.float64) / spread)
+            values[node.outputs[0]] = (values[node.outputs[0]] / spread).astype(values[node.outputs[0]].dtype)
+        for name in node.reads:
+            if last[name] == position:
+                del values[name]
+                last[name] = -1
+
+
+def _run(model: ModelProto, node: Node, values: Mapping[str, Any]) -> dict[str, Any]:
+    """What one node computes of `values`."""
+    names = dict.fromkeys(node.reads)
+    inputs = [
+        helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(values[name].dtype), None) for name in names
+    ]
+    outputs = [helper.make_empty_tensor_value_info(name) for name in node.outputs if name]
+    alone = helper.make_model(
+        helper.make_graph([node.proto], "node", inputs, outputs), opset_imports=model.opset_import
+    )
+    return get_backend("numpy").prepare(alone).run({name: values[name] for name in names})
 
 
 def _readers(graph: onnx.GraphProto) -> dict[str, tuple[NodeProto, int]]:
@@ -85,8 +140,10 @@ def _readers(graph: onnx.GraphProto) -> dict[str, tuple[NodeProto, int]]:
 
 def _drawn(array: np.ndarray, node: NodeProto, position: int, rng: np.random.Generator) -> np.ndarray | None:
     """Random numbers for the weights `array`, or None where `node` reads something else there."""
-    if position in _MATRIX.get(node.op_type, ()) and array.ndim >= 2:
-        values = rng.standard_normal(array.shape) * np.sqrt(2 / _fan_in(node, array))
+    if node.op_type == "BatchNormalization" and position in (1, 2):
+        values = rng.uniform(0.25, 0.75, array.shape) if position == 1 else 1 + 0.1 * rng.standard_normal(array.shape)
+    elif position in _MATRIX.get(node.op_type, ()) and array.ndim >= 2:
+        values = rng.standard_normal(array.shape)
     elif position in _POSITIVE.get(node.op_type, ()):
         values = rng.uniform(0.5, 1.5, array.shape)
     elif position in _BIAS.get(node.op_type, ()):
@@ -94,11 +151,3 @@ def _drawn(array: np.ndarray, node: NodeProto, position: int, rng: np.random.Gen
     else:
         return None
     return np.asarray(values).astype(array.dtype)
-
-
-def _fan_in(node: NodeProto, array: np.ndarray) -> int:
-    """Over how many inputs each output sums."""
-    if node.op_type == "Conv":
-        return int(np.prod(array.shape[1:]))
-    transposed = any(a.name == "transB" and a.i for a in node.attribute)
-    return int(array.shape[1] if transposed or node.op_type == "ConvTranspose" else array.shape[-2])

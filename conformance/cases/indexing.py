@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+
 from refgrad.conformance.case import SHAPES, Case, node_case
 from refgrad.conformance.cases.shape import NEWEST, ints, numbers
 

@@ -7,6 +7,7 @@ from math import prod
 from typing import Any
 
 import numpy as np
+
 from refgrad.conformance.case import SHAPES, Case, node_case
 
 NEWEST = 21  # the last opset that every runtime under test knows
