@@ -260,5 +260,6 @@ def layer_normalization_grad(
     x, scale = op.shape(X), op.shape(Scale)
     if op.type(X) not in _SINGLE or x is None or scale is None or None in scale or x[axis:] != scale:
         return None
-    dX, dScale, dB = op.com_microsoft("LayerNormalizationGrad", dY, X, Scale, Mean, InvStdDev, outputs=3, axis=axis)
+    inputs = dY, X, Scale, Mean, InvStdDev  # all three outputs have to have names
+    dX, dScale, dB = op.emit("LayerNormalizationGrad", "com.microsoft", inputs, 3, {"axis": axis})
     return dX, dScale, dB
