@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+
+import refgrad
 from refgrad.backends import available, get_backend
 from refgrad.conformance import builders
 from refgrad.conformance.case import Case, node_case
-
-import refgrad
 from refgrad.kinks import KINKS, Kink, Point
 
 
