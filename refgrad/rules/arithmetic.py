@@ -37,7 +37,7 @@ def div(op: Emitter, d_C: str, A: str, B: str, C: str) -> tuple[str, str]:
 @rule("Mod", broadcast=True)
 def mod(op: Emitter, d_C: str, A: str, B: str, C: str) -> tuple[str, str]:
     """dA = dC, dB = −dC·q, where q = (A − C)/B is the whole quotient"""
-    quotient = op.Round(op.Div(op.Sub(A, C), B))
+    quotient = op.Floor(op.Add(op.Div(op.Sub(A, C), B), 0.5))  # Round has no bfloat16 before opset 22
     return d_C, op.Neg(op.Mul(d_C, quotient))
 
 
