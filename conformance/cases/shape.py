@@ -109,6 +109,8 @@ def _slicing(shapes: str) -> Iterator[Case]:
         (ints(0, -3), ints(4, most), ints(0, 1), ints(1, 1)),
         (ints(-2, 1), ints(most, 2), ints(-1, 0), ints(1, 1)),
         (ints(0), ints(-1), ints(1), ints(1)),
+        (ints(1), ints(most), ints(1), ints(1)),
+        (ints(9, -2), ints(most, most), ints(0, 1), ints(1, 1)),
         (ints(-9), ints(3), ints(0), ints(1)),
         (ints(7), ints(9), ints(0), ints(1)),
         (ints(3), ints(1), ints(0), ints(1)),

@@ -16,6 +16,7 @@ from refgrad.graph import Shape
 from refgrad.registry import lowering
 
 _END = int(np.iinfo(np.int64).max)
+_FAR = int(np.iinfo(np.int32).max)  # no axis is longer: the end of a slice that has none
 
 
 def add_at(op: Emitter, dY: str, shape: str, indices: str, axis: int) -> str:
@@ -55,7 +56,7 @@ def slice_grad(op: Emitter, dY: str, shape: str, starts: str, ends: str, axes: s
             if inserted is not None:
                 return inserted
         elif by is None or all(by == 1):
-            return _pad_at_run_time(op, dY, shape, starts, axes)
+            return _pad_at_run_time(op, dY, shape, starts, ends, axes)
     return put_back(op, dY, shape, lambda numbers: op.Slice(numbers, starts, ends, axes, steps))
 
 
@@ -110,18 +111,22 @@ def _insert(op: Emitter, dY: str, shape: str, dims: Shape, ranges: Mapping[int, 
     return pad(op, dY, len(dims), around)
 
 
-def _pad_at_run_time(op: Emitter, dY: str, shape: str, starts: str, axes: str | None) -> str:
+def _pad_at_run_time(op: Emitter, dY: str, shape: str, starts: str, ends: str, axes: str | None) -> str:
     """Zeros before: the starts, held within the axis; after: what is missing."""
-    dims, first = op.dims(shape), op.constant(starts)
-    before = op.full(op.Shape(shape), 0, like=shape) if dims is None else op.const([0] * len(dims))
-    if first is None or first.any():
-        start = op.Cast(starts, to=TensorProto.INT64) if first is None else op.const(first.astype(np.int64))
-        axes = op.Range(0, op.Squeeze(op.Shape(starts), [0]), 1) if axes is None else axes
-        size = op.Gather(shape, axes, axis=0)
-        if first is None or any(first < 0):
-            start = op.Max(op.Where(op.Less(start, 0), op.Add(start, size), start), [0])
-        before = op.ScatterElements(before, axes, op.Min(start, size), axis=0)
-    return str(op.Pad(dY, op.Concat(before, op.Sub(op.Sub(shape, before), op.Shape(dY)), axis=0)))
+    dims, first, last = op.dims(shape), op.constant(starts), op.constant(ends)
+    none = op.full(op.Shape(shape), 0, like=shape) if dims is None else op.const([0] * len(dims))
+    missing = op.Sub(shape, op.Shape(dY))
+    if first is not None and not first.any():
+        return str(op.Pad(dY, op.Concat(none, missing, axis=0)))
+    if last is not None and all(last >= _FAR):
+        return str(op.Pad(dY, op.Concat(missing, none, axis=0)))
+    start = op.Cast(starts, to=TensorProto.INT64) if first is None else op.const(first.astype(np.int64))
+    axes = op.Range(0, op.Squeeze(op.Shape(starts), [0]), 1) if axes is None else axes
+    size = op.Gather(shape, axes, axis=0)
+    if first is None or any(first < 0):
+        start = op.Max(op.Where(op.Less(start, 0), op.Add(start, size), start), [0])
+    before = op.ScatterElements(none, axes, op.Min(start, size), axis=0)
+    return str(op.Pad(dY, op.Concat(before, op.Sub(missing, before), axis=0)))
 
 
 @lowering("GatherGrad")
