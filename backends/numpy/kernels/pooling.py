@@ -148,6 +148,13 @@ def global_max_pool(X: np.ndarray) -> np.ndarray:
     return np.asarray(X.max(tuple(range(2, X.ndim)), keepdims=True))
 
 
+@kernel("GlobalLpPool", in_float32=True)
+def global_lp_pool(X: np.ndarray, *, p: int = 2) -> np.ndarray:
+    """(Σ|x|^p)^(1/p) over the spatial axes."""
+    powers = np.abs(X) ** p
+    return powers.sum(tuple(range(2, X.ndim)), keepdims=True) ** (1 / p)
+
+
 def _counts(windows: Windows, count_include_pad: int) -> np.ndarray:
     """How many elements each window averages over, shape `windows.count`."""
     per_axis = []
