@@ -166,4 +166,15 @@ KINKS: tuple[Kink, ...] = (
         "the element whose index MaxPool returns: the first",
         {"kernel_shape": [3]},
     ),
+    Kink(
+        "GlobalMaxPool",
+        "two elements of a channel are the largest",
+        ((((1.0, 0.0, 1.0),),),),
+        ((((1.0, 0.0, 0.0),),),),
+        None,
+        None,
+        "the first, as in MaxPool",
+    ),
+    Kink("GlobalLpPool", "x = 0", ((((0.0, 0.0),),),), ((((0.0, 0.0),),),), None, None, "the smallest subgradient"),
+    Kink("LpNormalization", "x = 0", ((0.0, 0.0),), ((0.0, 0.0),), None, None, "the result is 0 there, by definition"),
 )

@@ -38,6 +38,11 @@ def cases() -> Iterator[Case]:
             for choice in (0, 1):
                 yield _case("AveragePool", x, shapes=shapes, count_include_pad=choice, **window)
                 yield _case("MaxPool", x, shapes=shapes, storage_order=choice, **window)
+            if x[0]:
+                yield _case("LpPool", x, shapes=shapes, opset=22, **window)
+        for p in (1, 2, 3):
+            yield _case("LpPool", (2, 3, 7), shapes=shapes, p=p, kernel_shape=[3], strides=[2], pads=[1, 1])
+            yield _case("GlobalLpPool", (2, 3, 7), shapes=shapes, p=p)
         for x in ((2, 3, 4), (2, 3, 4, 5), (0, 3, 4), (2, 3, 4, 1, 2)):
             yield _case("GlobalAveragePool", x, shapes=shapes)
             yield _case("GlobalMaxPool", x, shapes=shapes)
@@ -51,4 +56,4 @@ def cases() -> Iterator[Case]:
 
 def _case(op_type: str, x: tuple[int, ...], opset: int = NEWEST, **arguments: Any) -> Case:
     values = np.random.default_rng(0).permutation(prod(x)).reshape(x)
-    return node_case(op_type, (values * 0.1 - 2).astype(np.float32), opset=opset, **arguments)
+    return node_case(op_type, (values * 0.1 - 1.95).astype(np.float32), opset=opset, **arguments)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from refgrad.emit import Emitter
+from refgrad.lowering.onnx.pooling import over_windows
+from refgrad.lowering.onnx.windows import make_windows
 from refgrad.registry import rule
 
 Ints = Sequence[int] | None
@@ -82,3 +84,44 @@ def global_max_pool(op: Emitter, d_Y: str, X: str) -> str:
     first = op.ArgMax(rows, axis=1, keepdims=1)
     d_rows = op.ScatterElements(op.zeros_like(rows), first, op.Flatten(d_Y, axis=2), axis=1)
     return op.reshape_like(d_rows, X)
+
+
+@rule("LpPool")
+def lp_pool(
+    op: Emitter,
+    d_Y: str,
+    X: str,
+    Y: str,
+    auto_pad: str,
+    ceil_mode: int,
+    dilations: Ints,
+    kernel_shape: Sequence[int],
+    p: int,
+    pads: Ints,
+    strides: Ints,
+) -> str:
+    """dX = sign(X)·|X|^(p−1)·(dY/Y^(p−1) added to each element of its window)"""
+    rank = len(kernel_shape)
+    windows = make_windows(op, X, d_Y, kernel_shape, strides, dilations, pads, auto_pad, rank, ceil_mode)
+    return op.Mul(_power(op, X, p), over_windows(op, _share(op, d_Y, Y, p), X, kernel_shape, windows))
+
+
+@rule("GlobalLpPool")
+def global_lp_pool(op: Emitter, d_Y: str, X: str, Y: str, p: int) -> str:
+    """dX = sign(X)·|X|^(p−1)·dY/Y^(p−1)"""
+    return op.Mul(_power(op, X, p), _share(op, d_Y, Y, p))
+
+
+def _power(op: Emitter, X: str, p: int) -> str:
+    """sign(X)·|X|^(p−1)"""
+    if p == 1:
+        return op.Sign(X)
+    return X if p == 2 else op.Mul(X, op.Pow(op.Abs(X), p - 2))
+
+
+def _share(op: Emitter, d_Y: str, Y: str, p: int) -> str:
+    """dY/Y^(p−1). Where Y is 0 so is all of its window, and any number will do."""
+    if p == 1:
+        return d_Y
+    norm = op.Where(op.Equal(Y, 0), 1, Y)
+    return op.Div(d_Y, norm if p == 2 else op.Pow(norm, p - 1))

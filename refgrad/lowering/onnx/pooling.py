@@ -55,7 +55,7 @@ def average_pool_grad(
     strides: Ints,
     count_include_pad: int,
 ) -> str:
-    """Divide dY by the size of its window, then lay it over the elements of the window, every channel like a batch of one."""
+    """Divide dY by the size of its window, then lay it over the elements of the window."""
     rank = len(kernel_shape)
     windows = make_windows(op, X, dY, kernel_shape, strides, dilations, pads, auto_pad, rank, ceil_mode)
     size, count = spatial(op, X), windows.count
@@ -68,11 +68,16 @@ def average_pool_grad(
         dY = op.Div(dY, typed(op, _counts(windows, size, count, kernel_shape, count_include_pad), like=dY))
     else:
         dY = op.Div(dY, _counts_at_run_time(op, X, dY, windows, kernel_shape, count_include_pad))
-    if count is not None:
-        images = op.Reshape(dY, [-1, 1, *count])
+    return over_windows(op, dY, X, kernel_shape, windows)
+
+
+def over_windows(op: Emitter, dY: str, X: str, kernel: Sequence[int], windows: Windows) -> str:
+    """Each element of `dY` added to every element of its window in `X`, every channel like a batch of one."""
+    if windows.count is not None:
+        images = op.Reshape(dY, [-1, 1, *windows.count])
     else:
         images = op.Reshape(dY, op.Concat([-1, 1], op.Shape(dY, start=2), axis=0))
-    return op.reshape_like(lay(op, images, ones(op, kernel_shape, like=dY), X, windows), X)
+    return op.reshape_like(lay(op, images, ones(op, kernel, like=dY), X, windows), X)
 
 
 def _counts(
