@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import onnx
 
 from refgrad.errors import UnknownNameError, choices, did_you_mean
+from refgrad.kinks import KINKS
 from refgrad.registry import NO_DERIVATIVE, RULES, ZERO
 
 
@@ -20,11 +21,13 @@ class Explanation:
     wrt: tuple[str, ...] = ()
     inputs: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
+    kinks: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         lines = [f"{self.operator}({', '.join(self.inputs)}) -> {', '.join(self.outputs)}", f"    {self.text}"]
         if self.wrt:
             lines.append(f"    with respect to {', '.join(self.wrt)}")
+        lines += (f"    at {kink}" for kink in self.kinks)
         return "\n".join(lines)
 
 
@@ -48,7 +51,8 @@ def explain(operator: str) -> Explanation:
     title = f"{domain}.{op_type}" if domain else op_type
     inputs, outputs = tuple(p.name for p in schema.inputs), tuple(p.name for p in schema.outputs)
     if key in RULES:
-        return Explanation(title, "rule", RULES[key].formula, RULES[key].wrt, inputs, outputs)
+        kinks = tuple(f"{kink.where}: {kink.reason}" for kink in KINKS if kink.operator == title)
+        return Explanation(title, "rule", RULES[key].formula, RULES[key].wrt, inputs, outputs, kinks)
     if key in ZERO:
         return Explanation(title, "zero", f"the derivative is zero: {ZERO[key]}", (), inputs, outputs)
     if key in NO_DERIVATIVE:
