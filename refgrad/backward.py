@@ -180,10 +180,12 @@ class _Sweep:
                 where = adjoints if read.kind == "cotangent" else node.inputs if read.kind == "input" else node.outputs
                 if read.variadic:
                     value: Any = [name or None for name in where[read.position :]]
+                    if read.kind == "output" and None in value:
+                        value = [name or self._add_output(node, read, k) for k, name in enumerate(value)]
                 else:
                     value = where[read.position] or None if read.position < len(where) else None
                     if value is None and read.kind == "output":
-                        value = self._add_output(node, read)
+                        value = self._add_output(node, read, 0)
             elif read.kind == "constant":
                 value = attributes.get(read.name, read.default)
                 value = None if value is None else self.op.const(value)
@@ -195,10 +197,10 @@ class _Sweep:
             arguments.append(value)
         return arguments, keywords
 
-    def _add_output(self, node: Node, read: Read) -> str:
-        """Name an optional output that the node leaves out."""
+    def _add_output(self, node: Node, read: Read, place: int) -> str:
+        """Name an output that the node leaves out: an optional one, or the one at `place` among variadic ones."""
         name = self.op.fresh(f"{node.name}_{read.name}")
-        node.add_output(read.position, name)
+        node.add_output(read.position + place, name)
         self.op.describe_output(node, read.position, name)
         return name
 
