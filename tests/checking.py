@@ -8,12 +8,12 @@ from collections.abc import Mapping
 import ml_dtypes
 import numpy as np
 import onnx
+
+import refgrad
 from refgrad.backends import available, get_backend
 from refgrad.conformance import builders
 from refgrad.conformance.case import Case
 from refgrad.conformance.differences import directional
-
-import refgrad
 from refgrad.errors import BackendError
 from refgrad.graph import FLOATS
 

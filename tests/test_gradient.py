@@ -12,11 +12,11 @@ import onnx
 import pytest
 from checking import assert_gradient, is_float, names_of
 from onnx import ModelProto, TensorProto, helper, numpy_helper, parser
+
+import refgrad
 from refgrad.backends import available, get_backend
 from refgrad.conformance import builders
 from refgrad.conformance.case import Case, node_case
-
-import refgrad
 from refgrad.errors import NoGradientError, OptionError, UnknownNameError
 from refgrad.registry import DIALECTS
 
@@ -356,7 +356,8 @@ def test_scalars_and_nothing_at_all(shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("kind", [np.float16, ml_dtypes.bfloat16, np.float32, np.float64])
 def test_gradients_have_the_type_of_what_they_belong_to(kind: Any, dialect: str) -> None:
     element = helper.tensor_dtype_to_string(helper.np_dtype_to_tensor_dtype(np.dtype(kind))).rpartition(".")[2].lower()
-    text = f"g ({element}[2,3] x) => ({element}[2,2] y) {{ a = Tanh(x) b = Mul(a, x) c = MatMul(b, w) y = Softmax<axis=-1>(c) }}"
+    body = "{ a = Tanh(x) b = Mul(a, x) c = MatMul(b, w) y = Softmax<axis=-1>(c) }"
+    text = f"g ({element}[2,3] x) => ({element}[2,2] y) {body}"
     model = with_initializers(model_of(text), w=W.astype(kind))
     gradient = refgrad.gradient(model, dialect=dialect)
     feeds = {"x": X.astype(kind), "y_grad": W[:2].astype(kind)}
@@ -474,3 +475,23 @@ def test_a_gradient_runs_in_onnxruntime(dialect: str) -> None:
     got, expected = get_backend("ort-cpu").prepare(gradient).run(feeds), run(gradient, feeds)
     for name, value in expected.items():
         np.testing.assert_allclose(got[name], value, rtol=1e-5, atol=1e-6)
+
+
+def test_a_variadic_output_that_is_left_out_is_added_where_its_shape_is_needed() -> None:
+    model = model_of("g (float[5,3] x) => (float[3,3] y) { y, z = Split<axis=0, num_outputs=2>(x) }")
+    model.graph.node[0].output[1] = ""
+    check(model, {"x": np.arange(15, dtype=np.float32).reshape(5, 3)})
+
+
+def test_a_branch_on_the_path_needs_a_rule_of_its_operator() -> None:
+    text = _IF % ("float[2,3] s", "s = Neg(a)", "float[2,3] t", "t = Identity(x)", "Identity(chosen)")
+    report = refgrad.preflight(model_of(text))
+    [row] = [row for row in report.rows if row.operator == "If"]
+    assert row.verdict in ("rule", "missing")
+    assert report.ok == (row.verdict == "rule")
+    if not report.ok:
+        with pytest.raises(NoGradientError, match="If has no rule"):
+            refgrad.gradient(model_of(text))
+    else:
+        for condition in (True, False):
+            check(model_of(text), {"x": X, "c": np.array(condition)})
