@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+
 from refgrad.backends.numpy.kernels.erf import erf, erfc
 from refgrad.backends.numpy.registry import kernel
 
@@ -88,6 +89,12 @@ def erf_kernel(X: np.ndarray) -> np.ndarray:
 def softplus(X: np.ndarray) -> np.ndarray:
     """log(1 + eˣ) = max(x, 0) + log1p(e^−|x|)"""
     return np.asarray(np.maximum(X, 0) + np.log1p(np.exp(-np.abs(X))))
+
+
+@kernel("Softsign", in_float32=True)
+def softsign(X: np.ndarray) -> np.ndarray:
+    """x/(1 + |x|); onnx.reference fails on a scalar"""
+    return np.asarray(X / (1 + np.abs(X)))
 
 
 @kernel("Gelu", in_float32=True)
