@@ -38,7 +38,10 @@ def _is_unknown(dim: Dim) -> bool:
 
 
 @lowering("DivGrad", dialect="ort")
-def div_grad(op: Emitter, dC: str, A: str, B: str, C: str | None) -> tuple[str, str]:
+def div_grad(op: Emitter, dC: str, A: str, B: str, C: str | None) -> tuple[str, str] | None:
+    """The kernel fails on an empty tensor that was broadcast."""
+    if any(0 in (op.static(value) or ()) for value in (A, B)):
+        return None
     return op.com_microsoft("DivGrad", dC, A, B, outputs=2)
 
 
