@@ -480,7 +480,8 @@ def test_a_gradient_runs_in_onnxruntime(dialect: str) -> None:
 def test_a_variadic_output_that_is_left_out_is_added_where_its_shape_is_needed() -> None:
     model = model_of("g (float[5,3] x) => (float[3,3] y) { y, z = Split<axis=0, num_outputs=2>(x) }")
     model.graph.node[0].output[1] = ""
-    check(model, {"x": np.arange(15, dtype=np.float32).reshape(5, 3)})
+    # ONNX Runtime crashes on such a model.
+    assert_gradient(Case("split", model, {"x": np.arange(15, dtype=np.float32).reshape(5, 3)}), runtime=False)
 
 
 def test_a_branch_on_the_path_needs_a_rule_of_its_operator() -> None:
