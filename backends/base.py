@@ -77,13 +77,16 @@ def load_model(model: ModelLike, external_data: bool = True) -> onnx.ModelProto:
     if not path.is_file():
         raise InvalidModelError(f"There is no model at {str(path)!r}. Give the path of an .onnx file or a ModelProto.")
     try:
-        return onnx.load(path, load_external_data=external_data)
+        proto = onnx.load(path, load_external_data=external_data)
     except Exception as error:
         # protobuf, the text parsers and the reader of external data each raise classes of their own.
         raise InvalidModelError(
             f"{str(path)!r} cannot be read as an ONNX model: {error}. Export it again, or check that its external "
             "data lies beside it."
         ) from error
+    if not proto.HasField("graph"):
+        raise InvalidModelError(f"{str(path)!r} holds no graph: the file is empty or truncated. Export it again.")
+    return proto
 
 
 def check_outputs(names: Iterable[str] | None, declared: Sequence[Value]) -> tuple[str, ...]:
