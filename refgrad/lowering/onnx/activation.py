@@ -51,9 +51,7 @@ def gelu_grad(op: Emitter, dY: str, X: str, approximate: str) -> str:
 
 @lowering("SoftmaxGrad")
 def softmax_grad(op: Emitter, dY: str, Y: str, axis: int) -> str:
-    """With p = dY·Y one product less: dX = p − Y·Σ_axis p"""
-    product = op.Mul(dY, Y)
-    return op.Sub(product, op.Mul(Y, op.ReduceSum(product, [axis], keepdims=1)))
+    return op.Mul(Y, op.Sub(dY, op.ReduceSum(op.Mul(dY, Y), [axis], keepdims=1)))
 
 
 @lowering("LogSoftmaxGrad")
