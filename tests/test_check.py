@@ -1,0 +1,227 @@
+"""The checker: right gradients agree, wrong ones do not, and what cannot be told is said."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx.parser
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import refgrad
+from refgrad import registry
+from refgrad.conformance import builders, check
+from refgrad.conformance.differences import directional, one_sided
+from refgrad.conformance.weights import randomize
+from refgrad.errors import FeedError, OptionError
+
+
+def model(body, inputs="float[N, 3] x", outputs="float[N, 3] y", opset=18):
+    return onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : {opset}]> g ({inputs}) => ({outputs}) {body}')
+
+
+SMOOTH = model("<float[3] w = {1, -2, 3}> { a = Mul(x, w) b = Mul(a, a) y = Add(b, x) }")
+
+
+def verdicts(found, oracle=None):
+    return {row.verdict for row in found.rows if oracle in (None, row.oracle)}
+
+
+@pytest.fixture
+def planted(monkeypatch):
+    """Replace the rule of an operator for one test."""
+
+    def plant(op_type, function):
+        right = registry.RULES["", op_type]
+        wrong = registry.Rule(op_type, "", function, right.wrt, right.broadcast, right.parameters)
+        monkeypatch.setitem(registry.RULES, ("", op_type), wrong)
+
+    return plant
+
+
+def test_a_right_gradient_agrees_everywhere():
+    found = check(SMOOTH)
+    assert found.ok
+    assert verdicts(found) <= {"agreed", "not supported"}
+    assert {row.gradient for row in found.rows} == {"x", "w"}
+    assert {(row.dialect, row.backend) for row in found.rows} >= {
+        ("onnx", "numpy float64"),
+        ("ort", "numpy float64"),
+        ("onnx", "numpy"),
+    }
+    assert all(row.relative <= row.allowed for row in found.rows if row.verdict == "agreed")
+
+
+def test_the_same_seed_gives_the_same_report():
+    assert check(SMOOTH, backends=["numpy"], seed=3) == check(SMOOTH, backends=["numpy"], seed=3)
+    assert check(SMOOTH, backends=["numpy"], seed=3) != check(SMOOTH, backends=["numpy"], seed=4)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda op, d_C, A, B: (op.Mul(op.Mul(d_C, B), 1.0005), op.Mul(d_C, A)),
+        lambda op, d_C, A, B: (op.Mul(d_C, A), op.Mul(d_C, A)),
+        lambda op, d_C, A, B: (None, op.Mul(d_C, A)),
+    ],
+    ids=["factor", "operand", "forgotten"],
+)
+def test_a_wrong_rule_disagrees_with_differences(wrong, planted):
+    planted("Mul", wrong)
+    found = check(SMOOTH, backends=["numpy"])
+    assert not found.ok
+    assert "disagreed" in verdicts(found, "differences")
+
+
+def test_a_backend_that_computes_something_else_disagrees(monkeypatch):
+    from refgrad.backends import get_backend
+    from refgrad.backends.numpy.backend import NumpyModel
+
+    run = NumpyModel.run
+
+    def slightly_off(self, feeds, outputs=None, **options):
+        results = run(self, feeds, outputs, **options)
+        return {
+            name: np.multiply(v, 1.001, dtype=v.dtype) if v.dtype == np.float32 else v for name, v in results.items()
+        }
+
+    assert get_backend("numpy").name == "numpy"
+    monkeypatch.setattr(NumpyModel, "run", slightly_off)
+    found = check(SMOOTH, backends=["numpy"])
+    assert verdicts(found, "differences") == {"agreed"}
+    assert verdicts(found, "float64") == {"disagreed"}
+
+
+def test_a_kink_is_no_disagreement():
+    found = check(model("{ y = Relu(x) }"), {"x": np.zeros((1, 3), np.float32)}, backends=["numpy"])
+    assert found.ok
+    assert verdicts(found, "differences") == {"kink"}
+    assert "from the left" in found.rows[0].note
+
+
+def test_zero_gradients_agree_and_say_so():
+    found = check(model("{ f = Floor(x) y = Mul(f, f) }"), backends=["numpy"])
+    assert found.ok
+    assert {row.note for row in found.rows} == {"both are zero"}
+
+
+def test_a_gradient_that_cancels_to_zero_agrees_up_to_rounding():
+    body = "{ y = Softmax(x) s = ReduceSum <keepdims = 1> (y, axes) c = Mul(s, s) z = Mul(c, t) }"
+    cancels = model(body.replace("{", "<int64[1] axes = {1}, float[1, 3] t = {1, 2, 3}> {", 1), outputs="float[N, 3] z")
+    found = check(cancels, wrt=["x"], backends=["numpy"])
+    assert found.ok
+    assert verdicts(found) == {"agreed"}
+
+
+def test_feeds_are_drawn_where_the_model_is_defined():
+    found = check(model("{ a = Log(x) b = Sqrt(x) y = Add(a, b) }"), backends=["numpy"])
+    assert found.ok
+    assert found.feeds == "random, between 0 and 1"
+    assert check(model("{ y = Acosh(x) }"), backends=["numpy"]).feeds == "random, above 1"
+    with pytest.raises(FeedError, match="not finite"):
+        check(model("{ n = Neg(x) m = Mul(n, n) k = Neg(m) y = Log(k) }"), backends=["numpy"])
+
+
+def test_feeds_may_move_initializers():
+    feeds = {"x": np.ones((1, 3), np.float32), "w": np.zeros(3, np.float32)}
+    found = check(SMOOTH, feeds, wrt=["x"], backends=["numpy"])
+    assert found.ok
+    assert found.feeds == "given"
+
+
+@pytest.mark.parametrize("kind", [TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE])
+def test_every_float_type(kind):
+    value = helper.make_tensor_value_info
+    nodes = [helper.make_node("Exp", ["x"], ["e"]), helper.make_node("Mul", ["e", "x"], ["y"])]
+    graph = helper.make_graph(nodes, "g", [value("x", kind, [2, 3])], [value("y", kind, [2, 3])])
+    found = check(
+        helper.make_model(graph, ir_version=10, opset_imports=[helper.make_opsetid("", 18)]), backends=["numpy"]
+    )
+    assert found.ok
+    assert verdicts(found) == {"agreed"}
+
+
+def test_outputs_that_change_their_shape_are_inconclusive():
+    expand = model("{ shape = Cast <to = 7> (size) y = Expand(x, shape) }", "float[1] x, float[1] size", "float[M] y")
+    found = check(expand, {"x": np.ones(1, np.float32), "size": np.float32([2])}, wrt=["size"], backends=["numpy"])
+    assert found.ok
+    assert verdicts(found, "differences") == {"inconclusive"}
+    assert "shape" in found.rows[0].note
+
+
+def test_random_weights_replace_constant_fills():
+    value = helper.make_tensor_value_info
+    fill = helper.make_tensor("fill", TensorProto.FLOAT, [1], [0.02])
+    nodes = [
+        helper.make_node("ConstantOfShape", ["shape"], ["w"], value=fill),
+        helper.make_node("Conv", ["x", "w", "b"], ["c"], pads=[1, 1, 1, 1]),
+        helper.make_node("BatchNormalization", ["c", "scale", "bias", "mean", "var"], ["n"]),
+        helper.make_node("Relu", ["n"], ["y"]),
+    ]
+    fills = {name: np.full(4, 0.02, np.float32) for name in ("b", "scale", "bias", "mean", "var")}
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [value("x", TensorProto.FLOAT, [1, 3, 8, 8])],
+        [value("y", TensorProto.FLOAT, [1, 4, 8, 8])],
+        [
+            numpy_helper.from_array(np.array([4, 3, 3, 3]), "shape"),
+            *(numpy_helper.from_array(v, k) for k, v in fills.items()),
+        ],
+    )
+    filled = helper.make_model(graph, ir_version=10, opset_imports=[helper.make_opsetid("", 18)])
+    made, count = randomize(filled, seed=0)
+    assert count == 6
+    arrays = {tensor.name: numpy_helper.to_array(tensor) for tensor in made.graph.initializer}
+    assert all(np.unique(arrays[name]).size > 1 for name in (*fills, "w"))
+    assert np.all(arrays["var"] > 0)
+    found = check(filled, wrt=["x"], random_weights=0, backends=["numpy"])
+    assert found.ok
+    assert "agreed" in verdicts(found, "differences")
+
+
+def test_arguments_are_checked():
+    with pytest.raises(OptionError, match="directions"):
+        check(SMOOTH, directions=0)
+    with pytest.raises(OptionError, match="tolerance"):
+        check(SMOOTH, tolerance=0.0)
+    with pytest.raises(OptionError, match="constant fills"):
+        check(SMOOTH, random_weights=0)
+
+
+def test_one_sided_derivatives_differ_at_a_kink_only():
+    ones = {"y": np.ones(1)}
+    for function, expected in ((np.abs, (-1.0, 1.0)), (np.exp, (1.0, 1.0))):
+        sides = one_sided(lambda feeds, f=function: {"y": f(feeds["x"])}, {"x": np.zeros(1)}, {"x": np.ones(1)}, ones)
+        assert [side.value for side in sides] == pytest.approx(expected, abs=1e-6)
+    smooth = directional(lambda feeds: {"y": np.exp(feeds["x"])}, {"x": np.zeros(1)}, {"x": np.ones(1)}, ones)
+    assert abs(smooth.value - 1) <= smooth.error
+
+
+@pytest.mark.skipif(not builders.available(), reason="needs onnxruntime-training")
+class TestBuilder:
+    def test_agrees(self):
+        rows = [row for row in check(SMOOTH).rows if row.dialect == "onnxruntime"]
+        assert {row.verdict for row in rows} == {"agreed"}
+
+    def test_several_outputs_are_added_up(self):
+        two = model("{ y = Sin(x) z = Exp(x) }", outputs="float[N, 3] y, float[N, 3] z")
+        rows = [row for row in check(two).rows if row.dialect == "onnxruntime"]
+        assert {row.verdict for row in rows} == {"agreed"}
+
+    def test_refusing_is_no_disagreement(self):
+        found = check(model("{ y = Softplus(x) }"))
+        assert found.ok
+        assert "refused" in verdicts(found)
+
+    def test_being_wrong_is_no_disagreement_of_refgrad(self):
+        where = model("{ y = Where(c, x, z) }", "bool[2, 3] c, float[1, 3] x, float[2, 3] z", "float[2, 3] y")
+        found = check(where)
+        assert found.ok
+        assert "onnxruntime is wrong" in verdicts(found)
+
+    def test_running_for_too_long_is_told(self):
+        assert "timed out" in verdicts(check(SMOOTH, seconds=0.01))
+
+
+def test_gradient_itself_is_not_imported_with_its_checker():
+    assert not hasattr(refgrad, "check")
