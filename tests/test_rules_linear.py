@@ -1,10 +1,17 @@
 from __future__ import annotations
 
+import ml_dtypes
+import numpy as np
 import pytest
 from checking import assert_gradient
-from refgrad.conformance.case import Case
-from refgrad.conformance.cases.linear import cases
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import mutually_broadcastable_shapes
 
+import refgrad
+from refgrad.conformance.case import SHAPES, Case, node_case
+from refgrad.conformance.cases.linear import cases, gemm, numbers
+from refgrad.errors import RuleError
 from refgrad.registry import DIALECTS
 
 
@@ -13,3 +20,34 @@ from refgrad.registry import DIALECTS
 def test_gradient_agrees_with_differences(case: Case, dialect: str) -> None:
     # With nothing in them, some kernels of ONNX Runtime end the process, and its Conv leaves its result as it was.
     assert_gradient(case, dialect, runtime=all(array.size for array in case.feeds.values()))
+
+
+FLOATS = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16), np.dtype(np.float32), np.dtype(np.float64))
+quick = settings(max_examples=25, derandomize=True, deadline=None)
+
+
+@quick
+@given(st.data(), st.sampled_from(SHAPES), st.sampled_from(FLOATS))
+def test_products_of_any_rank(data: st.DataObject, shapes: str, dtype: np.dtype) -> None:
+    batch = data.draw(mutually_broadcastable_shapes(num_shapes=2, min_side=0, max_side=3, max_dims=2))
+    m, k, n = (data.draw(st.integers(1, 3)) for _ in range(3))
+    left, right = (*batch.input_shapes[0], m, k), (*batch.input_shapes[1], k, n)
+    if data.draw(st.booleans()) and not batch.input_shapes[0]:
+        left = (k,)
+    if data.draw(st.booleans()) and not batch.input_shapes[1]:
+        right = (k,)
+    arrays = (numbers(*shape).astype(dtype) for shape in (left, right))
+    assert_gradient(node_case("MatMul", *arrays, shapes=shapes), runtime=False)
+
+
+@quick
+@given(st.sampled_from(FLOATS), st.booleans(), st.booleans(), st.sampled_from([None, (), (4,), (2, 1)]))
+def test_gemm_of_any_type(dtype: np.dtype, trans_a: bool, trans_b: bool, c: tuple[int, ...] | None) -> None:
+    made = gemm(trans_a, trans_b, c, "static", dtype=dtype, alpha=0.5, beta=2.0)
+    assert_gradient(made, runtime=False)
+
+
+def test_diagonals_are_refused() -> None:
+    case = node_case("Einsum", numbers(3, 3), equation="ii->i")
+    with pytest.raises(RuleError, match="diagonals"):
+        refgrad.gradient(case.model)

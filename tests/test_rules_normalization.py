@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+import ml_dtypes
+import numpy as np
 import pytest
 from checking import assert_gradient
-from refgrad.conformance.case import Case
-from refgrad.conformance.cases.normalization import cases
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from refgrad.conformance.case import SHAPES, Case, node_case
+from refgrad.conformance.cases.normalization import cases, numbers
 from refgrad.registry import DIALECTS
 
 
@@ -13,3 +17,16 @@ from refgrad.registry import DIALECTS
 def test_gradient_agrees_with_differences(case: Case, dialect: str) -> None:
     # With nothing in them, some kernels of ONNX Runtime end the process, and its Conv leaves its result as it was.
     assert_gradient(case, dialect, runtime=all(array.size for array in case.feeds.values()))
+
+
+@settings(max_examples=40, derandomize=True, deadline=None)
+@given(st.data(), st.sampled_from(SHAPES))
+def test_layers_of_any_shape_and_type(data: st.DataObject, shapes: str) -> None:
+    shape = data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=4))
+    axis = data.draw(st.integers(-len(shape), len(shape) - 1))
+    dtype = data.draw(st.sampled_from([np.float16, ml_dtypes.bfloat16, np.float32, np.float64]))
+    row = shape[axis:]
+    arrays = (numbers(*s).astype(dtype) for s in (shape, row, row)[: data.draw(st.integers(2, 3))])
+    outputs = data.draw(st.integers(1, 3))
+    case = node_case("LayerNormalization", *arrays, axis=axis, epsilon=0.1, outputs=outputs, shapes=shapes)
+    assert_gradient(case, directions=1, runtime=False)

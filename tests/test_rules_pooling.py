@@ -1,10 +1,15 @@
 from __future__ import annotations
 
+from math import prod
+
+import numpy as np
 import pytest
 from checking import assert_gradient
-from refgrad.conformance.case import Case
-from refgrad.conformance.cases.pooling import cases
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from refgrad.conformance.case import SHAPES, Case, node_case
+from refgrad.conformance.cases.pooling import cases
 from refgrad.registry import DIALECTS
 
 
@@ -13,3 +18,20 @@ from refgrad.registry import DIALECTS
 def test_gradient_agrees_with_differences(case: Case, dialect: str) -> None:
     # With nothing in them, some kernels of ONNX Runtime end the process, and its Conv leaves its result as it was.
     assert_gradient(case, dialect, runtime=all(array.size for array in case.feeds.values()))
+
+
+@settings(max_examples=40, derandomize=True, deadline=None)
+@given(st.data(), st.sampled_from(["AveragePool", "MaxPool", "LpPool"]), st.sampled_from(SHAPES), st.integers(1, 3))
+def test_any_window(data: st.DataObject, op_type: str, shapes: str, rank: int) -> None:
+    def per_axis(low: int, high: int) -> list[int]:
+        return data.draw(st.lists(st.integers(low, high), min_size=rank, max_size=rank))
+
+    kernel, strides, dilations = per_axis(2, 3), per_axis(1, 3), per_axis(1, 2)
+    extents = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
+    size = [extent + data.draw(st.integers(0, 4)) for extent in extents]
+    attributes = {"kernel_shape": kernel, "strides": strides, "dilations": dilations, "pads": per_axis(0, 1) * 2}
+    attributes["ceil_mode"] = data.draw(st.integers(0, 1))
+    if op_type == "AveragePool":
+        attributes["count_include_pad"] = data.draw(st.integers(0, 1))
+    x = np.random.default_rng(0).permutation(2 * prod(size)).reshape(1, 2, *size).astype(np.float32) - 3.5
+    assert_gradient(node_case(op_type, x / 10, shapes=shapes, **attributes), directions=1, runtime=False)

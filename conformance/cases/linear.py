@@ -63,12 +63,19 @@ def cases() -> Iterator[Case]:
     yield node_case("MatMul", numbers(2, 5, 3), numbers(3, 4), constant=("B",), opset=16)
 
 
-def gemm(trans_a: int, trans_b: int, c: tuple[int, ...] | None, shapes: str, **factors: float) -> Case:
+def gemm(
+    trans_a: int,
+    trans_b: int,
+    c: tuple[int, ...] | None,
+    shapes: str,
+    dtype: np.dtype = np.dtype(np.float32),  # noqa: B008
+    **factors: float,
+) -> Case:
     """A Gemm of (2, 3) and (3, 4), transposed where it says so."""
-    a = numbers(*((3, 2) if trans_a else (2, 3)))
-    b = numbers(*((4, 3) if trans_b else (3, 4)))
-    third = () if c is None else (numbers(*c),)
-    return node_case("Gemm", a, b, *third, transA=trans_a, transB=trans_b, opset=NEWEST, shapes=shapes, **factors)
+    wanted = [(3, 2) if trans_a else (2, 3), (4, 3) if trans_b else (3, 4), *([] if c is None else [c])]
+    arrays = (numbers(*shape).astype(dtype) for shape in wanted)
+    attributes = {"transA": int(trans_a), "transB": int(trans_b), **factors}
+    return node_case("Gemm", *arrays, opset=NEWEST, shapes=shapes, **attributes)
 
 
 def numbers(*shape: int) -> np.ndarray:

@@ -66,14 +66,10 @@ def gemm(
 ) -> tuple[str, str, str | None]:
     """dA' = α·dY·B'ᵀ, dB' = α·A'ᵀ·dY, dC = β·dY summed over the axes along which C was broadcast"""
     factor = None if alpha == 1 else alpha
-    if transA:
-        d_A = op.Gemm(B, d_Y, alpha=factor, transA=transB, transB=1)
-    else:
-        d_A = op.Gemm(d_Y, B, alpha=factor, transB=1 - transB)
-    if transB:
-        d_B = op.Gemm(d_Y, A, alpha=factor, transA=1, transB=transA)
-    else:
-        d_B = op.Gemm(A, d_Y, alpha=factor, transA=1 - transA)
+    left, right = (B, d_Y) if transA else (d_Y, B)
+    d_A = op.Gemm(left, right, alpha=factor, transA=transA and transB, transB=transA or 1 - transB)
+    left, right = (d_Y, A) if transB else (A, d_Y)
+    d_B = op.Gemm(left, right, alpha=factor, transA=transB or 1 - transA, transB=transB and transA)
     if C is None or beta == 0:
         return d_A, d_B, None
     d_C = op.grad.BroadcastGradient(d_Y, C, (C, d_Y))

@@ -91,7 +91,7 @@ def instance_normalization(op: Emitter, d_output: str, input: str, scale: str, e
 def _by_own_statistics(
     op: Emitter, d_y: str, x: str, scale: str, epsilon: float, axes: list[int], shared: list[int]
 ) -> tuple[str, str, str]:
-    """The adjoints of x, scale and B where mean and variance are those of `x` over `axes`, scale and B constant over `shared`."""
+    """The adjoints of x, scale and B: mean and variance are those of `x` over `axes`, scale and B the same over `shared`."""
     along = op.const(axes)
     centred = op.Sub(x, op.reduce("ReduceMean", x, along))
     var = op.reduce("ReduceMean", op.Mul(centred, centred), along)
@@ -172,7 +172,7 @@ def lp_normalization(op: Emitter, d_output: str, input: str, output: str, axis: 
 def lrn(op: Emitter, d_Y: str, X: str, alpha: float, beta: float, bias: float, size: int) -> str:
     """With s = bias + α·mean(x²) over neighbouring channels: dx = dy·s^−β − 2αβ·x·mean'(dy·x·s^(−β−1))
 
-    mean' is the adjoint of the mean: that over the mirrored neighbourhood. The channels are an axis of an image for AveragePool.
+    mean' is the adjoint of the mean, that over the mirrored neighbourhood; AveragePool sees the channels as an axis of space.
     """
     before, after = (size - 1) // 2, size // 2
     x, d_y = _as_image(op, X), _as_image(op, d_Y)

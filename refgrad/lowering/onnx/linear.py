@@ -8,19 +8,16 @@ from refgrad.registry import lowering
 
 @lowering("FusedMatMul")
 def fused_matmul(op: Emitter, A: str, B: str, transA: int, transB: int) -> str:
-    """Both operands have rank 2 or more. Where it is unknown only Einsum can name the last two axes."""
-    left, right = _transposed(op, A, transA), _transposed(op, B, transB)
-    if left is None or right is None:
-        result: str = op.Einsum(A, B, equation=f"...{'ki' if transA else 'ik'},...{'jk' if transB else 'kj'}->...ij")
-        return result
-    return str(op.MatMul(left, right))
+    """Both operands have rank 2 or more."""
+    return op.MatMul(_transposed(op, A) if transA else A, _transposed(op, B) if transB else B)
 
 
-def _transposed(op: Emitter, A: str, trans: int) -> str | None:
-    """`A` with its last two axes exchanged where `trans`; None where its rank would have to be known."""
+def _transposed(op: Emitter, A: str) -> str:
+    """`A` with its last two axes exchanged; where its rank is unknown the others become one for a while."""
     rank = op.rank(A)
-    if not trans:
-        return A
-    if rank is None:
-        return None
-    return str(op.Transpose(A, perm=[*range(rank - 2), rank - 1, rank - 2]))
+    if rank is not None:
+        return op.Transpose(A, perm=[*range(rank - 2), rank - 1, rank - 2])
+    batch, rows, columns = op.Shape(A, end=-2), op.Shape(A, start=-2, end=-1), op.Shape(A, start=-1)
+    matrices = op.Reshape(A, op.Concat(op.ReduceProd(batch, keepdims=1), rows, columns, axis=0), allowzero=1)
+    exchanged = op.Transpose(matrices, perm=[0, 2, 1])
+    return op.Reshape(exchanged, op.Concat(batch, columns, rows, axis=0), allowzero=1)

@@ -20,8 +20,8 @@ def layer_normalization_grad(
     normalized = op.Mul(op.Sub(x, mean), r)
     g, d_scale = op.Mul(dY, scale), op.Mul(dY, normalized)
     if rank is None:  # the axes from `axis` on as one row
-        rows = (op.Flatten(value, axis=axis) for value in (g, normalized, r))
-        dX = op.reshape_like(through_statistics(op, *rows, [1]), X)
+        g, normalized, r = (op.Flatten(value, axis=axis) for value in (g, normalized, r))
+        dX = op.reshape_like(through_statistics(op, g, normalized, r, [1]), X)
     else:
         dX = through_statistics(op, g, normalized, r, list(range(axis % rank, rank)))
     for value in (dY, d_scale):

@@ -9,7 +9,7 @@ from functools import reduce
 import numpy as np
 
 from refgrad.emit import Emitter
-from refgrad.lowering.onnx.windows import Windows, ones, lay, make_windows, pad, spatial, typed
+from refgrad.lowering.onnx.windows import Windows, lay, make_windows, ones, pad, spatial, typed
 from refgrad.registry import lowering
 
 Ints = Sequence[int] | None
@@ -60,7 +60,7 @@ def average_pool_grad(
     windows = make_windows(op, X, dY, kernel_shape, strides, dilations, pads, auto_pad, rank, ceil_mode)
     size, count = spatial(op, X), windows.count
     whole = not ceil_mode and (
-        count_include_pad or windows.pads == [0] * (2 * rank) and isinstance(windows.begin, list)
+        count_include_pad or (windows.pads == [0] * (2 * rank) and isinstance(windows.begin, list))
     )
     if whole:
         dY = op.Div(dY, float(math.prod(kernel_shape)))
