@@ -111,7 +111,7 @@ def check(
     :param size: the number of elements of random feeds along symbolic and unknown dimensions; `sizes` has it by symbol.
     :param backends: by default all that are available.
     :param directions: how many random directions differences are taken along, for each gradient.
-    :param tolerance: the largest relative error, in place of the rounding of the type and the number of nodes.
+    :param tolerance: the relative error that needs no explanation; by default what the type and the number of nodes explain.
     :param random_weights: a seed; weights that are constant fills become random numbers first (`weights.randomize`).
     :param seconds: the time limit of ONNX Runtime's own builder, where it is installed.
     :raises RefgradError: what `refgrad.gradient` refuses; feeds that do not fit; an unknown backend.

@@ -144,7 +144,7 @@ def check(
     dim: Dim = None,
     tolerance: Annotated[
         float | None,
-        typer.Option(help="Largest relative error. Default: what the rounding of the type explains."),
+        typer.Option(help="Relative error that needs no explanation. Default: by the type and the number of nodes."),
     ] = None,
     directions: Annotated[
         int, typer.Option(min=1, help="Random directions of the differences, for each gradient.")
