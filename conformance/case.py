@@ -68,12 +68,12 @@ def node_case(
     nodes.append(helper.make_node(op_type, read, produced, name="node", domain=domain, **attributes))
     kinds = _output_types(op_type, domain, opset, fed, initializers, called, inputs, produced, attributes)
     results = []
-    for n, (kind, rank) in kinds.items():
+    for n, (element, rank) in kinds.items():
         if rank is None or shapes == "unknown":  # a graph output has a rank: the elements in one row
             nodes.append(helper.make_node("Reshape", [n, "one_row"], [f"{n}_row"]))
-            results.append(helper.make_tensor_value_info(f"{n}_row", kind, [f"{n}_size"]))
+            results.append(helper.make_tensor_value_info(f"{n}_row", element, [f"{n}_size"]))
         else:
-            results.append(helper.make_tensor_value_info(n, kind, [f"{n}_{axis}" for axis in range(rank)]))
+            results.append(helper.make_tensor_value_info(n, element, [f"{n}_{axis}" for axis in range(rank)]))
     if any(node.input[1:] == ["one_row"] for node in nodes):
         initializers.append(numpy_helper.from_array(np.array([-1]), "one_row"))
     graph = helper.make_graph(nodes, op_type, values, results, initializers)

@@ -15,7 +15,7 @@ import onnx
 from onnx import AttributeProto, GraphProto, StringStringEntryProto, TensorProto, helper, numpy_helper
 
 from refgrad.errors import RuleError
-from refgrad.graph import Graph, Node, Shape
+from refgrad.graph import CONSTANT, Graph, Node, Shape
 from refgrad.registry import LOWERINGS
 
 Argument = str | float | Sequence[int] | np.ndarray | None
@@ -256,6 +256,7 @@ class Emitter:
             text = "_".join(str(v) for v in array.ravel()[:6]) + ("_etc" if array.size > 6 else "")
             name = self.fresh(f"{array.dtype.name}_{text}")
             self.constants[name] = numpy_helper.from_array(array, name)
+            self.constants[name].metadata_props.add(key=CONSTANT, value="true")
             self._constant_names[key] = name
             self._arrays[name] = array
             self._types[name] = helper.np_dtype_to_tensor_dtype(array.dtype)

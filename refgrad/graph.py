@@ -35,6 +35,7 @@ from refgrad.errors import InvalidModelError
 
 FLOATS = frozenset((TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.FLOAT, TensorProto.DOUBLE))
 MIN_OPSET = 16  # ScatterND and ScatterElements add duplicates from this one on
+CONSTANT = "refgrad.constant"  # marks an initializer that a rule made: float it may be, a weight it is not
 UNNAMED = "unk__"  # how shape inference names a dimension that it knows nothing of
 _LARGE = 1024  # bytes; above it an initializer is weights, not the axes or shape of some operator
 
@@ -121,6 +122,10 @@ class Graph:
     def is_float(self, name: str) -> bool:
         """Whether `name` may carry a derivative. A value of unknown type may."""
         return self.types.get(name, TensorProto.FLOAT) in FLOATS
+
+    def is_weight(self, name: str) -> bool:
+        """Whether a float initializer is the model's own, and not a number that a rule of an earlier sweep wrote."""
+        return all(entry.key != CONSTANT for entry in self.initializers[name].metadata_props)
 
     def constant(self, name: str) -> np.ndarray | None:
         """The value of a small initializer or Constant node that no caller can override, else None."""

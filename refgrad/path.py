@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import onnx
 from onnx import FunctionProto, ModelProto, helper
@@ -164,7 +165,9 @@ def _outputs(graph: Graph, outputs: Sequence[str] | None) -> list[str]:
 def _wrt(graph: Graph, wrt: Sequence[str] | None) -> list[str]:
     known = [*graph.inputs, *(name for name in graph.initializers if name not in graph.inputs)]
     floats = [name for name in known if graph.types.get(name) in FLOATS]
-    return floats if wrt is None else _checked("wrt", wrt, graph, floats, "input or initializer")
+    if wrt is not None:
+        return _checked("wrt", wrt, graph, floats, "input or initializer")
+    return [name for name in floats if name in graph.inputs or graph.is_weight(name)]
 
 
 def _checked(argument: str, names: Sequence[str], graph: Graph, floats: list[str], kind: str) -> list[str]:
@@ -224,7 +227,7 @@ def _body(graph: Graph, node: Node) -> FunctionProto | None:
     opset = graph.opsets.get(node.domain, 1)
     if not onnx.defs.has(node.op_type, node.domain) or node.key in NO_DERIVATIVE:
         return None
-    schema = onnx.defs.get_schema(node.op_type, opset, node.domain)
+    schema: Any = onnx.defs.get_schema(node.op_type, opset, node.domain)  # whose stub lacks the function bodies
     body = FunctionProto()
     if schema.has_function:
         body.CopyFrom(schema.function_body)

@@ -40,7 +40,7 @@ def static_axes(op: Emitter, X: str, operands: tuple[str, ...]) -> tuple[list[in
     """The axes to sum over: those that X lacks, those of size 1; None where only the run-time shapes tell."""
     shape = op.shape(X)
     others = tuple([op.shape(name) for name in operands if name != X])
-    return None if shape is None or None in others else _axes(shape, others)  # type: ignore[arg-type]
+    return None if shape is None or None in others else _axes(shape, others)
 
 
 @lru_cache(maxsize=4096)
