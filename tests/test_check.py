@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
+import onnx
 import onnx.parser
 import pytest
 from onnx import TensorProto, helper, numpy_helper
@@ -177,6 +180,20 @@ def test_random_weights_replace_constant_fills():
     found = check(filled, wrt=["x"], random_weights=0, backends=["numpy"])
     assert found.ok
     assert "agreed" in verdicts(found, "differences")
+
+
+LIGHT = sorted((Path(onnx.__file__).parent / "backend" / "test" / "data" / "light").glob("light_*.onnx"))
+
+
+@pytest.mark.models
+@pytest.mark.parametrize("path", LIGHT, ids=lambda path: path.stem)
+def test_whole_models(path):
+    graph = onnx.load(path).graph
+    image = next(v.name for v in graph.input if v.name not in {t.name for t in graph.initializer})
+    found = check(path, wrt=[image], directions=1, random_weights=0)
+    assert found.ok, found.faults
+    assert verdicts(found, "differences") == {"agreed"}
+    assert not any("zero" in row.note for row in found.rows)
 
 
 def test_arguments_are_checked():
