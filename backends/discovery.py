@@ -6,7 +6,6 @@ from importlib import import_module, metadata
 from typing import Any
 
 from refgrad.backends.base import Backend
-
 from refgrad.errors import BackendError, choices, did_you_mean
 
 GROUP = "refgrad.backends"

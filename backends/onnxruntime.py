@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import onnx
 from onnx import TensorProto, helper
+
 from refgrad.backends.base import (
     Backend,
     ModelLike,
@@ -24,7 +25,6 @@ from refgrad.backends.base import (
     graph_outputs,
     load_model,
 )
-
 from refgrad.errors import BackendError, OptionError
 
 DISTRIBUTIONS = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-training-cpu", "onnxruntime-training")

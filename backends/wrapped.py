@@ -15,7 +15,6 @@ from refgrad.backends.base import (
     graph_outputs,
     load_model,
 )
-
 from refgrad.errors import BackendError
 
 

@@ -11,9 +11,9 @@ import onnx
 import onnx.backend.base
 import pytest
 from onnx import parser
+
 from refgrad.backends import Backend, available, backends, get_backend, wrap
 from refgrad.backends.discovery import BUILT_IN, GROUP
-
 from refgrad.errors import BackendError, FeedError, InvalidModelError, OptionError
 
 ADD = """<ir_version: 8, opset_import: ["" : 17]>

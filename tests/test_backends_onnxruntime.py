@@ -9,9 +9,9 @@ import numpy as np
 import onnx
 import pytest
 from onnx import helper, parser
+
 from refgrad.backends import available, backends, get_backend
 from refgrad.backends.onnxruntime import DISTRIBUTIONS, CpuBackend, CudaBackend
-
 from refgrad.errors import BackendError
 
 pytestmark = pytest.mark.skipif("ort-cpu" not in available(), reason="onnxruntime is not installed")

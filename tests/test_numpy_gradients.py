@@ -10,8 +10,8 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
-from refgrad.backends import available, get_backend
 
+from refgrad.backends import available, get_backend
 from refgrad.errors import BackendError
 
 MICROSOFT = "com.microsoft"

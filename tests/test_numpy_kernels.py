@@ -11,10 +11,10 @@ import onnx
 import pytest
 from onnx import helper, parser
 from onnx.reference import ReferenceEvaluator
+
 from refgrad.backends import available, get_backend
 from refgrad.backends.numpy import registry
 from refgrad.backends.numpy.kernels.erf import erf, erfc
-
 from refgrad.errors import BackendError
 
 NUMPY = get_backend("numpy")

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+
 from refgrad.backends import available, get_backend
 
 LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"

@@ -6,8 +6,8 @@ import numpy as np
 import onnx
 import pytest
 from onnx import helper, parser
-from refgrad.backends import get_backend
 
+from refgrad.backends import get_backend
 from refgrad.errors import BackendError, OptionError
 
 NUMPY = get_backend("numpy")

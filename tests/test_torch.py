@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from refgrad.backends import available, get_backend
 
 import refgrad
+from refgrad.backends import available, get_backend
 from refgrad.errors import BackendError
 
 FOLDER = os.environ.get("REFGRAD_TORCH_MODELS", "")

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import onnx
 from onnx import inliner
+
 from refgrad.backends.base import (
     Backend,
     ModelLike,
@@ -21,7 +22,6 @@ from refgrad.backends.base import (
 from refgrad.backends.numpy.binding import Scope
 from refgrad.backends.numpy.plan import plan_function, plan_graph
 from refgrad.backends.numpy.precision import Declared, Float64, Rounded
-
 from refgrad.errors import OptionError
 
 _PRECISIONS = {None: Declared, "float64": Float64}

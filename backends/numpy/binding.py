@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import onnx
 from onnx import helper
+
 from refgrad.backends.base import Value
 from refgrad.backends.numpy import registry
 from refgrad.backends.numpy.precision import Declared
 from refgrad.backends.numpy.registry import Call, decode, default_attributes
-
 from refgrad.errors import BackendError
 
 # The stubs of OpSchema lack its function bodies.

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
+
 from refgrad.backends.base import Value, describe, graph_outputs
 from refgrad.backends.numpy.binding import Scope, bind, label
-
 from refgrad.errors import BackendError
 
 Schedule = list[tuple["Step", tuple[str, ...]]]

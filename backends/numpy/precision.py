@@ -12,9 +12,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import onnx
+
 from refgrad.backends.base import Value
 from refgrad.backends.numpy.registry import Call, default_attributes
-
 from refgrad.errors import BackendError
 
 _NARROW_TYPES = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)

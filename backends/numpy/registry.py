@@ -20,6 +20,7 @@ import ml_dtypes
 import numpy as np
 import onnx
 from onnx import numpy_helper
+
 from refgrad.backends.base import Value
 
 KernelFunction = TypeVar("KernelFunction", bound=Callable[..., Any])

@@ -52,6 +52,13 @@ CONV_TRANSPOSE: Table = (
     ((2, 3, 5, 4), (3, 2, 3, 3), 0, {"auto_pad": "VALID", "strides": [2, 1]}),
     ((1, 2, 3, 2, 3), (2, 2, 2, 2, 2), 2, {"strides": [2, 1, 2]}),
 )
+# shape of the input, image_shape, block_shape, attributes
+COL2IM: tuple[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], dict[str, Any]], ...] = (
+    ((2, 12, 12), (4, 5), (2, 2), {}),
+    ((1, 6, 4), (5, 4), (3, 2), {"strides": [2, 2], "pads": [0, 0, 1, 1]}),
+    ((2, 8, 9), (5, 5), (2, 2), {"dilations": [2, 2]}),
+    ((0, 4, 9), (4, 4), (2, 2), {}),
+)
 
 
 def cases() -> Iterator[Case]:
@@ -69,6 +76,18 @@ def cases() -> Iterator[Case]:
             "ConvTranspose", (2, 3, 5, 4), (3, 2, 3, 3), 0, output_shape=output_shape, auto_pad=auto_pad, strides=[2, 2]
         )
     yield _case("Conv", (2, 3, 5, 4), (4, 3, 3, 3), 4, opset=16, constant=("W", "B"), pads=[1, 1, 1, 1])
+    # The weight is known, the size of the batch and of the image is not; and images of more windows than fit in a few.
+    known = {"constant": ("W",), "wrt": ("X", "W"), "pads": [0, 2, 1, 1], "dilations": [1, 3]}
+    yield _case("Conv", (2, 3, 9, 8), (4, 3, 3, 2), 0, shapes="symbolic", strides=[3, 2], **known)
+    yield _case("Conv", (2, 4, 9, 8), (6, 2, 3, 2), 0, shapes="symbolic", group=2, **known)
+    yield _case("Conv", (2, 4, 9, 8), (6, 2, 3, 2), 0, group=2, auto_pad="SAME_UPPER", strides=[2, 3])
+    yield _case("Conv", (1, 2, 11, 12), (3, 2, 3, 3), 3, pads=[1, 1, 1, 1])
+    yield _case("Conv", (1, 4, 11, 12), (6, 2, 3, 3), 0, group=2)
+    for x, image, block, attributes in COL2IM:
+        arrays = np.random.default_rng(0).standard_normal(x).astype(np.float32), np.array(image), np.array(block)
+        for shapes in ("static", "symbolic"):
+            constant = ("image_shape", "block_shape")
+            yield node_case("Col2Im", *arrays, opset=NEWEST, constant=constant, shapes=shapes, **attributes)
 
 
 def _case(

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from refgrad.emit import Emitter
 from refgrad.errors import RuleError
 from refgrad.lowering.onnx.convolution import spatial_rank
-from refgrad.lowering.onnx.windows import spatial
+from refgrad.lowering.onnx.windows import spatial, typed
 from refgrad.registry import rule
 
 Ints = Sequence[int] | None
@@ -39,6 +41,27 @@ def conv(
         strides=strides,
     )
     return d_X, d_W, d_B
+
+
+@rule("Col2Im", wrt=["input"])
+def col2im(
+    op: Emitter,
+    d_output: str,
+    input: str,
+    image_shape: str,
+    block_shape: str,
+    dilations: Ints,
+    pads: Ints,
+    strides: Ints,
+) -> str:
+    """dx = the blocks of dy, each a column: a Conv of each channel with the unit kernels"""
+    block = op.constant(block_shape)
+    if block is None:
+        raise RuleError(f"The block_shape {block_shape!r} of Col2Im is known at run time only: make it a constant.")
+    channels = op.Reshape(d_output, op.Concat([-1, 1], image_shape, axis=0))
+    units = typed(op, np.eye(int(block.prod())).reshape(-1, 1, *block), d_output)
+    d_input: str = op.Conv(channels, units, dilations=dilations, pads=pads, strides=strides)
+    return op.reshape_like(d_input, input)
 
 
 @rule("ConvTranspose")

@@ -43,7 +43,7 @@ def relu(X: np.ndarray) -> np.ndarray:
 
 @kernel("ReluGrad", domain=MICROSOFT)
 def relu_grad(dY: np.ndarray, X: np.ndarray) -> np.ndarray:
-    """DX = dY where X > 0, else 0; the result Y gives the same as X"""
+    """dX = dY where X > 0, else 0; the result Y gives the same as X"""
     return np.where(X > 0, dY, dY.dtype.type(0))
 
 
@@ -54,7 +54,7 @@ def leaky_relu(X: np.ndarray, *, alpha: float) -> np.ndarray:
 
 @kernel("LeakyReluGrad", domain=MICROSOFT, in_float32=True)
 def leaky_relu_grad(dY: np.ndarray, Y: np.ndarray, *, alpha: float = 0.01) -> np.ndarray:
-    """DX = dY where Y > 0, else α·dY; Y has the sign of X where α > 0"""
+    """dX = dY where Y > 0, else α·dY; Y has the sign of X where α > 0"""
     return np.where(Y > 0, dY, alpha * dY)
 
 
@@ -65,7 +65,7 @@ def sigmoid_kernel(X: np.ndarray) -> np.ndarray:
 
 @kernel("SigmoidGrad", domain=MICROSOFT, in_float32=True)
 def sigmoid_grad(dY: np.ndarray, Y: np.ndarray) -> np.ndarray:
-    """DX = dY·Y·(1 − Y)"""
+    """dX = dY·Y·(1 − Y)"""
     return np.asarray(dY * Y * (1 - Y))
 
 
@@ -76,7 +76,7 @@ def tanh(X: np.ndarray) -> np.ndarray:
 
 @kernel("TanhGrad", domain=MICROSOFT, in_float32=True)
 def tanh_grad(dY: np.ndarray, Y: np.ndarray) -> np.ndarray:
-    """DX = dY·(1 − Y²)"""
+    """dX = dY·(1 − Y²)"""
     return np.asarray(dY * (1 - Y) * (1 + Y))
 
 
@@ -122,14 +122,14 @@ def quick_gelu(X: np.ndarray, *, alpha: float = 1.702) -> np.ndarray:
 
 @kernel("GeluGrad", "BiasGeluGrad_dX", domain=MICROSOFT, in_float32=True)
 def gelu_grad(dY: np.ndarray, X: np.ndarray, B: np.ndarray | None = None) -> np.ndarray:
-    """DX = dY·(Φ(x) + x·φ(x)) at X + B"""
+    """dX = dY·(Φ(x) + x·φ(x)) at X + B"""
     x = X if B is None else X + B
     return np.asarray(dY * (_normal_cdf(x) + x * _normal_pdf(x)))
 
 
 @kernel("FastGeluGrad", "BiasFastGeluGrad_dX", domain=MICROSOFT, in_float32=True)
 def fast_gelu_grad(dY: np.ndarray, X: np.ndarray, B: np.ndarray | None = None) -> np.ndarray:
-    """DX = dY·(s + x·s·(1 − s)·2u'), s = sigmoid(2u), u' = √(2/π)·(1 + 3·0.044715·x²) at X + B"""
+    """dX = dY·(s + x·s·(1 − s)·2u'), s = sigmoid(2u), u' = √(2/π)·(1 + 3·0.044715·x²) at X + B"""
     x = X if B is None else X + B
     s = _tanh_cdf(x)
     slope = 2 * _TANH_SCALE * (1 + 3 * _TANH_CUBIC * x * x)
@@ -138,7 +138,7 @@ def fast_gelu_grad(dY: np.ndarray, X: np.ndarray, B: np.ndarray | None = None) -
 
 @kernel("QuickGeluGrad", domain=MICROSOFT, in_float32=True)
 def quick_gelu_grad(dY: np.ndarray, X: np.ndarray, *, alpha: float = 1.702) -> np.ndarray:
-    """DX = dY·s·(1 + α·x·(1 − s)), s = sigmoid(α·x)"""
+    """dX = dY·s·(1 + α·x·(1 − s)), s = sigmoid(α·x)"""
     s = sigmoid(alpha * X)
     return np.asarray(dY * s * (1 + alpha * X * (1 - s)))
 
@@ -175,13 +175,13 @@ def log_softmax_1(x: np.ndarray, *, axis: int) -> np.ndarray:
 
 @kernel("SoftmaxGrad_13", domain=MICROSOFT, in_float32=True)
 def softmax_grad(dY: np.ndarray, Y: np.ndarray, *, axis: int = -1) -> np.ndarray:
-    """DX = Y·(dY − Σ_axis dY·Y)"""
+    """dX = Y·(dY − Σ_axis dY·Y)"""
     return np.asarray(Y * (dY - (dY * Y).sum(axis, keepdims=True)))
 
 
 @kernel("LogSoftmaxGrad_13", domain=MICROSOFT, in_float32=True)
 def log_softmax_grad(dY: np.ndarray, Y: np.ndarray, *, axis: int = -1) -> np.ndarray:
-    """DX = dY − e^Y·Σ_axis dY"""
+    """dX = dY − e^Y·Σ_axis dY"""
     return np.asarray(dY - np.exp(Y) * dY.sum(axis, keepdims=True))
 
 

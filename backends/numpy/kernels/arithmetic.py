@@ -9,6 +9,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 from onnx import TensorProto, helper, numpy_helper
+
 from refgrad.backends.numpy.registry import kernel
 
 MICROSOFT = "com.microsoft"
@@ -91,7 +92,7 @@ def div(A: np.ndarray, B: np.ndarray) -> np.ndarray:
 def div_grad(
     dC: np.ndarray, A: np.ndarray, B: np.ndarray, *, _wanted: tuple[bool, ...]
 ) -> tuple[np.ndarray | None, ...]:
-    """DA = dC/B, dB = −dC·A/B², each summed over the axes it was broadcast along"""
+    """dA = dC/B, dB = −dC·A/B², each summed over the axes it was broadcast along"""
     want_dA, want_dB = (*_wanted, False)[:2]
     share = dC / B
     dA = sum_to(share, A.shape) if want_dA else None

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+
 from refgrad.backends.base import Value
 from refgrad.backends.numpy.plan import Plan
 from refgrad.backends.numpy.registry import kernel

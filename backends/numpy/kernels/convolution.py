@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+
 from refgrad.backends.numpy.kernels.windows import Windows, make_windows
 from refgrad.backends.numpy.registry import kernel
 
@@ -49,7 +50,7 @@ def conv_grad(
     strides: Ints = None,
     _wanted: tuple[bool, ...],
 ) -> tuple[np.ndarray | None, ...]:
-    """DX = fold(Wᵀ·dY), dW = Σ_N dY·columnsᵀ, dB = Σ_{N,O} dY"""
+    """dX = fold(Wᵀ·dY), dW = Σ_N dY·columnsᵀ, dB = Σ_{N,O} dY"""
     windows = make_windows(X.shape[2:], W.shape[2:], strides, dilations, pads, auto_pad)
     rows = _in_groups(dY, group)
     want_dX, want_dW, want_dB = (*_wanted, False, False)[:3]
@@ -98,7 +99,7 @@ def conv_transpose_grad(
     strides: Ints = None,
     _wanted: tuple[bool, ...],
 ) -> tuple[np.ndarray | None, ...]:
-    """DX = W·columns of dY, dW = Σ_N X·columnsᵀ, dB = Σ_{N,O} dY"""
+    """dX = W·columns of dY, dW = Σ_N X·columnsᵀ, dB = Σ_{N,O} dY"""
     windows = _transposed(X, W, auto_pad, dilations, output_padding, output_shape, pads, strides)
     columns = windows.columns(dY, group)
     want_dX, want_dW, want_dB = (*_wanted, False, False)[:3]
@@ -107,6 +108,22 @@ def conv_transpose_grad(
     if want_dW:
         dW = (_in_groups(X, group) @ columns.swapaxes(2, 3)).sum(0).reshape(W.shape)
     return dX, dW, _bias_grad(dY) if want_dB else None
+
+
+@kernel("Col2Im", in_float32=True)
+def col2im(
+    input: np.ndarray,
+    image_shape: np.ndarray,
+    block_shape: np.ndarray,
+    *,
+    dilations: Ints = None,
+    pads: Ints = None,
+    strides: Ints = None,
+) -> np.ndarray:
+    """(N, C·K, O) to (N, C, image_shape...), overlapping blocks summed."""
+    windows = make_windows(image_shape.tolist(), block_shape.tolist(), strides, dilations, pads)
+    channels = input.shape[1] // math.prod(windows.kernel)
+    return windows.fold(input[:, np.newaxis], channels)
 
 
 def _transposed(

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import numpy as np
+
 from refgrad.backends.numpy.registry import kernel
 
 MICROSOFT = "com.microsoft"
@@ -72,7 +73,7 @@ def gather(data: np.ndarray, indices: np.ndarray, *, axis: int) -> np.ndarray:
 
 @kernel("GatherGrad", domain=MICROSOFT, in_float32=True)
 def gather_grad(shape: np.ndarray, indices: np.ndarray, dY: np.ndarray, *, axis: int = 0) -> np.ndarray:
-    """DX = zeros(shape) with each slice of dY added at its index"""
+    """dX = zeros(shape) with each slice of dY added at its index"""
     dims = tuple(shape.tolist())
     axis = axis % len(dims)
     flat = _positive(indices, dims[axis]).reshape(-1)
@@ -89,7 +90,7 @@ def gather_elements(data: np.ndarray, indices: np.ndarray, *, axis: int) -> np.n
 
 @kernel("GatherElementsGrad", domain=MICROSOFT)
 def gather_elements_grad(dY: np.ndarray, shape: np.ndarray, indices: np.ndarray, *, axis: int = 0) -> np.ndarray:
-    """DX = zeros(shape) with each element of dY added where it was taken from"""
+    """dX = zeros(shape) with each element of dY added where it was taken from"""
     dims = tuple(shape.tolist())
     return add_at(math.prod(dims), _flat_elements(dims, indices, axis), dY).reshape(dims)
 
@@ -104,7 +105,7 @@ def gather_nd(data: np.ndarray, indices: np.ndarray, *, batch_dims: int = 0) -> 
 
 @kernel("GatherNDGrad", domain=MICROSOFT, in_float32=True)
 def gather_nd_grad(shape: np.ndarray, indices: np.ndarray, dY: np.ndarray, *, batch_dims: int = 0) -> np.ndarray:
-    """DX = zeros(shape) with each slice of dY added where its tuple of indices points"""
+    """dX = zeros(shape) with each slice of dY added where its tuple of indices points"""
     dims = tuple(shape.tolist())
     flat, length = _flat_tuples(dims, indices, batch_dims)
     count = math.prod(dims[: batch_dims + indices.shape[-1]])
@@ -192,7 +193,7 @@ def slice_grad(
     axes: np.ndarray | None = None,
     steps: np.ndarray | None = None,
 ) -> np.ndarray:
-    """DX = zeros(shape) with dY where it was taken from"""
+    """dX = zeros(shape) with dY where it was taken from"""
     dX = np.zeros(tuple(shape.tolist()), dY.dtype)
     dX[_slices(dX.ndim, starts, ends, axes, steps)] = dY
     return dX

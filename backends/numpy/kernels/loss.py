@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+
 from refgrad.backends.numpy.kernels.activation import log_softmax
 from refgrad.backends.numpy.registry import kernel
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 from onnx import helper
+
 from refgrad.backends.numpy.registry import kernel
 
 MICROSOFT = "com.microsoft"
@@ -85,7 +86,7 @@ def _train(
 def batch_normalization_grad(
     dY: np.ndarray, X: np.ndarray, scale: np.ndarray, mean: np.ndarray, r: np.ndarray, *, epsilon: float = 1e-5
 ) -> tuple[np.ndarray, ...]:
-    """DX = scale·r·(dY − mean dY − x̂·mean(dY·x̂)), dscale = Σ dY·x̂, dB = Σ dY, over batch and space"""
+    """dX = scale·r·(dY − mean dY − x̂·mean(dY·x̂)), dscale = Σ dY·x̂, dB = Σ dY, over batch and space"""
     axes, rank = _all_but_channels(X.ndim), X.ndim
     normalized = (X - _per_channel(mean, rank)) * _per_channel(r, rank)
     d_scale, d_B = (dY * normalized).sum(axes), dY.sum(axes)
@@ -216,7 +217,7 @@ def dropout_7(X: np.ndarray, *, ratio: float, _opset: int) -> tuple[np.ndarray, 
 def dropout_grad(
     dY: np.ndarray, mask: np.ndarray, ratio: np.ndarray | None = None, training_mode: np.ndarray | None = None
 ) -> np.ndarray:
-    """DX = dY·mask/(1 − ratio) in training, else dY"""
+    """dX = dY·mask/(1 − ratio) in training, else dY"""
     p = 0.5 if ratio is None else ratio.item()
     if (training_mode is not None and not training_mode.item()) or p == 0:
         return dY

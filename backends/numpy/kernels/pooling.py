@@ -7,6 +7,7 @@ from functools import reduce
 from typing import Literal
 
 import numpy as np
+
 from refgrad.backends.numpy.kernels.windows import Windows, make_windows
 from refgrad.backends.numpy.registry import kernel
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+
 from refgrad.backends.numpy.registry import kernel
 
 MICROSOFT = "com.microsoft"

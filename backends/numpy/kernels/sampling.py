@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from itertools import product
 
 import numpy as np
+
 from refgrad.backends.numpy.kernels.windows import make_windows
 from refgrad.backends.numpy.registry import kernel
 

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 from onnx import helper
+
 from refgrad.backends.numpy.registry import kernel
 
 MICROSOFT = "com.microsoft"
