@@ -64,7 +64,9 @@ def main() -> None:
         for nodes, rounds in ((100, 21), (1_000, 9), (4_000, 5), (10_000, 3)):
             model = chain(nodes)
             ours, theirs, ratio = alternate(
-                lambda m=model, d=dialect: refgrad.gradient(m, dialect=d), lambda m=model: onnxruntime_gradient(m), rounds
+                lambda m=model, d=dialect: refgrad.gradient(m, dialect=d),
+                lambda m=model: onnxruntime_gradient(m),
+                rounds,
             )
             rows.append(
                 {

@@ -19,7 +19,7 @@ import numpy as np
 import onnx
 import onnxruntime
 from onnx import numpy_helper
-from timing import alternate, save
+from timing import alternate_processes, save
 
 import refgrad
 
@@ -92,39 +92,57 @@ def onnxruntime_gradient(model: onnx.ModelProto, wrt: list[str]) -> onnx.ModelPr
         return onnx.load(f"{folder}/grad.onnx")
 
 
+def prepared(folder: Path, name: str) -> tuple[onnx.ModelProto, dict[str, np.ndarray], list[str]]:
+    """The model as ONNX Runtime's builder can differentiate it."""
+    model, feeds, wrt = load(folder, name)
+    feeds["weight"] = feeds.pop(f"{model.graph.output[0].name}_grad")
+    model = with_loss(folded(model))
+    read = {key for node in model.graph.node for key in node.input}
+    return model, feeds, [key for key in wrt if key in read]
+
+
+def ours_on_wheel(folder: Path, name: str, dialect: str) -> Callable[[], Any]:
+    model, feeds, wrt = prepared(folder, name)
+    return runner(refgrad.gradient(model, wrt=wrt, dialect=dialect, cotangent="ones"), feeds)
+
+
+def theirs_on_wheel(folder: Path, name: str, dialect: str) -> Callable[[], Any]:
+    model, feeds, wrt = prepared(folder, name)
+    return runner(onnxruntime_gradient(model, wrt), feeds)
+
+
+def ours_on_stock(folder: Path, name: str) -> Callable[[], Any]:
+    model, feeds, wrt = load(folder, name)
+    return runner(refgrad.gradient(model, wrt=wrt, keep_outputs=True), feeds)
+
+
+def torch_eager(folder: Path, name: str) -> Callable[[], Any]:
+    import torch
+    from torch_models import build
+
+    torch.set_num_threads(THREADS)
+    _, feeds, _ = load(folder, name)
+    module, inputs = build(name)
+    inputs = {key: x.requires_grad_() if x.is_floating_point() else x for key, x in inputs.items()}
+    leaves = [x for x in inputs.values() if x.requires_grad] + list(module.parameters())
+    cotangent = torch.from_numpy(feeds["output_grad"])
+    return lambda: torch.autograd.grad(module(**inputs), leaves, cotangent)
+
+
 def against_builder(folder: Path) -> None:
     rows = []
     for name in ("mlp", "resnet18"):
-        model, feeds, wrt = load(folder, name)
-        feeds["weight"] = feeds.pop(f"{model.graph.output[0].name}_grad")
-        model = with_loss(folded(model))
-        read = {key for node in model.graph.node for key in node.input}
-        wrt = [key for key in wrt if key in read]
-        theirs = runner(onnxruntime_gradient(model, wrt), feeds)
         for dialect in ("ort", "onnx"):
-            ours = runner(refgrad.gradient(model, wrt=wrt, dialect=dialect, cotangent="ones"), feeds)
-            rows.append(row(name, dialect, "onnxruntime's graph", alternate(ours, theirs, ROUNDS)))
+            times = alternate_processes(ours_on_wheel, theirs_on_wheel, (folder, name, dialect), ROUNDS)
+            rows.append(row(name, dialect, "onnxruntime's graph", times))
     save("run_time_builder", rows)
 
 
 def against_torch(folder: Path) -> None:
-    import torch
-    from torch_models import MODELS, build
-
-    torch.set_num_threads(THREADS)
     rows = []
-    for name in MODELS:
-        model, feeds, wrt = load(folder, name)
-        ours = runner(refgrad.gradient(model, wrt=wrt, keep_outputs=True), feeds)
-        module, inputs = build(name)
-        inputs = {key: x.requires_grad_() if x.is_floating_point() else x for key, x in inputs.items()}
-        leaves = [x for x in inputs.values() if x.requires_grad] + list(module.parameters())
-        cotangent = torch.from_numpy(feeds["output_grad"])
-
-        def theirs(module=module, inputs=inputs, leaves=leaves, cotangent=cotangent) -> None:  # type: ignore[no-untyped-def]
-            torch.autograd.grad(module(**inputs), leaves, cotangent)
-
-        rows.append(row(name, "onnx", "torch eager", alternate(ours, theirs, ROUNDS)))
+    for name in ("mlp", "resnet18", "bert", "gpt2"):
+        times = alternate_processes(ours_on_stock, torch_eager, (folder, name), ROUNDS)
+        rows.append(row(name, "onnx", "torch eager", times))
     save("run_time_torch", rows)
 
 
