@@ -82,14 +82,21 @@ def with_loss(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def onnxruntime_gradient(model: onnx.ModelProto, wrt: list[str]) -> onnx.ModelProto:
-    """ONNX Runtime's own graph."""
+    """ONNX Runtime's own graph, the weights inputs with a default as in ours: a constant one would be packed beforehand."""
     from onnxruntime.capi._pybind_state import GradientGraphBuilder
 
     builder = GradientGraphBuilder(model.SerializeToString(), {"loss"}, set(wrt), "loss")
     builder.build()
     with tempfile.TemporaryDirectory() as folder:
         builder.save(f"{folder}/grad.onnx")
-        return onnx.load(f"{folder}/grad.onnx")
+        gradient = onnx.load(f"{folder}/grad.onnx")
+    inputs = {value.name for value in gradient.graph.input}
+    gradient.graph.input.extend(
+        onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims))
+        for tensor in gradient.graph.initializer
+        if tensor.name in wrt and tensor.name not in inputs
+    )
+    return gradient
 
 
 def prepared(folder: Path, name: str) -> tuple[onnx.ModelProto, dict[str, np.ndarray], list[str]]:

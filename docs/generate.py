@@ -1,7 +1,7 @@
 """Write the tables that the project prints of itself: README.md, docs/operators.md and docs/kinks.md.
 
-    python docs/generate.py            # write them
-    python docs/generate.py --check    # fail where one is stale
+python docs/generate.py            # write them
+python docs/generate.py --check    # fail where one is stale
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ def kinks() -> str:
     rows = [(k.operator, k.point, k.ours, k.torch, k.onnxruntime) for k in KINKS]
     return (
         "# Kinks\n\nWhere a derivative does not exist, somebody has to choose. These are the choices; a difference that this table "
-        "explains\nis a convention, not a bug.\n\n" + table(("operator", "where", "refgrad", "torch", "ONNX Runtime"), rows)
+        "explains\nis a convention, not a bug.\n\n"
+        + table(("operator", "where", "refgrad", "torch", "ONNX Runtime"), rows)
     )
 
 

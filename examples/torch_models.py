@@ -22,10 +22,10 @@ import numpy as np
 import onnx
 import torch
 import transformers
-from refgrad.backends import get_backend
 from torch import Tensor, nn
 
 import refgrad
+from refgrad.backends import get_backend
 
 OUTPUT = "output"
 BATCH = 4
