@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
+
+from onnx import TensorProto
 
 from refgrad.emit import Emitter
 from refgrad.graph import Dim, Shape
@@ -32,7 +35,7 @@ def broadcast_gradient(op: Emitter, dY: str, X: str, operands: tuple[str, ...]) 
     if not leading:
         return op.ReduceSum(dY, inner, keepdims=1)
     if not inner:
-        return op.ReduceSum(dY, leading, keepdims=0)
+        return _sum_of_rows(op, dY, X, operands, leading)
     return op.Squeeze(op.ReduceSum(dY, leading + inner, keepdims=1), leading)
 
 
@@ -41,6 +44,17 @@ def static_axes(op: Emitter, X: str, operands: tuple[str, ...]) -> tuple[list[in
     shape = op.shape(X)
     others = tuple([op.shape(name) for name in operands if name != X])
     return None if shape is None or None in others else _axes(shape, others)
+
+
+def _sum_of_rows(op: Emitter, dY: str, X: str, operands: tuple[str, ...], leading: list[int]) -> str:
+    """Where the number of rows is known, a product with ones: ONNX Runtime's CPU takes a third of ReduceSum's time for it."""
+    static, shapes = op.static(X), [op.static(name) for name in operands]
+    full = max((shape for shape in shapes if shape is not None), key=len, default=())
+    rows = math.prod(full[: len(leading)])
+    if static is None or None in shapes or rows < 2 or op.type(dY) not in (TensorProto.FLOAT, TensorProto.DOUBLE):
+        return op.ReduceSum(dY, leading, keepdims=0)
+    ones = op.full([1, rows], 1.0, like=dY)
+    return op.Reshape(op.MatMul(ones, op.Reshape(dY, [rows, -1])), list(static), allowzero=1)
 
 
 @lru_cache(maxsize=4096)
