@@ -11,9 +11,10 @@ import re
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import refgrad.rules  # registers the rules
-from refgrad.kinks import KINKS
+from refgrad.kinks import KINKS, Point
 from refgrad.registry import NO_DERIVATIVE, RULES, ZERO
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -21,42 +22,58 @@ RESULTS = ROOT / "benchmarks" / "results"
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a Markdown table."""
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines) + "\n"
 
 
 def operators() -> str:
+    """Return docs/operators.md."""
     rows = []
     for (domain, name), rule in RULES.items():
         rows.append((_title(domain, name), "rule", _formula(rule.formula)))
     rows += [(_title(*key), "zero", reason) for key, reason in ZERO.items()]
     rows += [(_title(*key), "none", reason) for key, reason in NO_DERIVATIVE.items()]
     return (
-        "# Operators\n\nWhat the derivative of an operator is: a rule, zero, or none, and why. An operator that is not listed is "
-        "differentiated\nthrough its function body if its schema has one, and refused otherwise.\n\n"
+        "# Operators\n\nWhat the derivative of an operator is: a rule, zero, or none, and why. An operator that is not listed "
+        "is differentiated\nthrough its function body if its schema has one, and refused otherwise.\n\n"
         + table(("operator", "derivative", "formula or reason"), sorted(rows))
     )
 
 
 def kinks() -> str:
-    rows = [(k.operator, k.point, k.ours, k.torch, k.onnxruntime) for k in KINKS]
+    """Return docs/kinks.md."""
+    rows = [(k.operator, k.where, _point(k.ours), _point(k.torch), _point(k.ort), k.reason) for k in KINKS]
     return (
-        "# Kinks\n\nWhere a derivative does not exist, somebody has to choose. These are the choices; a difference that this table "
-        "explains\nis a convention, not a bug.\n\n"
-        + table(("operator", "where", "refgrad", "torch", "ONNX Runtime"), rows)
+        "# Kinks\n\nWhere a derivative does not exist, somebody has to choose. These are the choices, as the gradient of each "
+        "input for a\ncotangent of 1. A difference that this table explains is a convention, not a bug. No entry: no gradient "
+        "there.\n\n" + table(("operator", "where", "refgrad", "torch", "ONNX Runtime", "why"), rows)
     )
 
 
+def _point(point: Point | None) -> str:
+    """Write the gradient of each input at a kink."""
+    return "" if point is None else "; ".join("−" if value is None else _number(value) for value in point)
+
+
+def _number(value: Any) -> str:
+    if isinstance(value, tuple):
+        return "[" + ", ".join(map(_number, value)) + "]"
+    return f"{value:g}"
+
+
 def operators_summary() -> str:
+    """Return the README's section on operators."""
     names = ", ".join(sorted({name for _, name in RULES}, key=str.lower))
     return (
         f"{len(RULES)} operators have a rule; {len(ZERO)} have a derivative that is zero. "
-        "[docs/operators.md](docs/operators.md) has the formula or\nthe reason of each, [docs/kinks.md](docs/kinks.md) the choices "
-        f"where a derivative does not exist.\n\nRules: {names}.\n"
+        "[docs/operators.md](docs/operators.md) has the formula or\nthe reason of each, [docs/kinks.md](docs/kinks.md) the "
+        f"choices where a derivative does not exist.\n\nRules: {names}.\n"
     )
 
 
 def benchmarks() -> str:
+    """Return the README's section on speed, from the results that the benchmarks wrote."""
     parts = []
     for title, name, note in BENCHMARKS:
         file = RESULTS / f"{name}.json"
@@ -75,8 +92,8 @@ BENCHMARKS = (
     (
         "Building the gradient",
         "build_time",
-        "Chains of MatMul-Add-Relu-Add, against ONNX Runtime 1.19.2's builder. Goal: at most 0.5 from 1,000 nodes up, and the time "
-        "per node at 100,000 within 2x of that at 1,000.",
+        "Chains of MatMul-Add-Relu-Add, against ONNX Runtime 1.19.2's builder. Goal: at most 0.5 from 1,000 nodes up, and the "
+        "time per node at 100,000 within 2x of that at 1,000.",
     ),
     (
         "Forward and backward, against ONNX Runtime's own gradient graph",
