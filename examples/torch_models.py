@@ -160,12 +160,17 @@ MODELS: dict[str, Callable[[], tuple[nn.Module, dict[str, Tensor]]]] = {
 }
 
 
+# Of the seeds tried, the one that keeps every Relu and MaxPool of the ResNet farthest from a kink: float32 rounds to either
+# side of a nearer one, and then two right gradients differ.
+SEEDS = {"resnet18": 15}
+
+
 def build(name: str) -> tuple[nn.Module, dict[str, Tensor]]:
     """Build a model of `MODELS` in evaluation mode, and its inputs by name; the same at every call.
 
     Every tensor is perturbed: the exporter merges equal ones, as fresh biases and BatchNorm statistics are.
     """
-    torch.manual_seed(0)
+    torch.manual_seed(SEEDS.get(name, 0))
     model, inputs = MODELS[name]()
     with torch.no_grad():
         for tensor in (*model.parameters(), *model.buffers()):
