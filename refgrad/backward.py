@@ -189,8 +189,8 @@ class _Sweep:
             elif read.kind == "constant":
                 value = attributes.get(read.name, read.default)
                 value = None if value is None else self.op.const(value)
-            elif read.kind == "attributes":
-                keywords = {key: v for key, v in attributes.items() if key not in {r.name for r in bound}}
+            elif read.kind == "keyword":
+                keywords[read.name] = attributes.get(read.name, read.default)
                 continue
             else:
                 value = attributes.get(read.name, read.default)

@@ -19,11 +19,6 @@ class Primitive:
     attributes: tuple[str, ...]
     meaning: str
 
-    @property
-    def parameters(self) -> tuple[str, ...]:
-        """What a lowering takes after `op`: the inputs, then the attributes."""
-        return self.inputs + self.attributes
-
 
 def _primitive(signature: str, meaning: str) -> Primitive:
     """Read `dY, X; axis -> dX`."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import onnx
@@ -25,7 +25,7 @@ Function = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Read:
-    """One parameter of a rule: what it is (input, output, cotangent, attribute) and where the schema has it."""
+    """One parameter of a rule: what it is (input, output, cotangent, attribute, keyword) and where the schema has it."""
 
     kind: str
     name: str
@@ -56,7 +56,10 @@ class Rule:
         if opset not in self._bound:
             newest = _schema(self.op_type, self.domain)
             schema = onnx.defs.get_schema(self.op_type, opset, self.domain)
-            reads = tuple(_bind(self, name, schema, newest) for name in self.parameters)
+            reads = tuple(_bind(self, name, schema, newest) for name in self.parameters if name != "**")
+            if "**" in self.parameters:
+                others = (name for name in newest.attributes if name not in self.parameters)
+                reads += tuple(replace(_bind(self, name, schema, newest), kind="keyword") for name in others)
             places = {p.name: (k, _is_variadic(p)) for k, p in enumerate(schema.inputs)}
             self._bound[opset] = (reads, tuple(places[name] for name in self.wrt if name in places))
         return self._bound[opset]
@@ -76,7 +79,7 @@ def rule(
     Its first parameter is the emitter `op`. The others are bound by name to the operator's schema: inputs and outputs by
     their names (None where an optional input is absent; an optional output that the node leaves out is added to it;
     variadic ones are lists), `d_<output>` for the cotangent of an output (None where nothing depends on that output and
-    the operator has several), attributes with the schema's default, and `**attributes` for all that the node sets.
+    the operator has several), attributes with the schema's default, and `**attributes` for all that no parameter names.
     It returns one adjoint per name in `wrt`, or None for a zero one.
 
     :param wrt: the differentiable inputs; by default those whose type may be float, in the schema's order.
@@ -95,7 +98,8 @@ def rule(
         differentiable = tuple(wrt or (p.name for p in schema.inputs if _FLOAT_TYPES & _types(schema, p.type_str)))
         made = Rule(op_type, domain, function, differentiable, broadcast, names)
         for name in names:
-            _bind(made, name, schema, schema)
+            if name != "**":
+                _bind(made, name, schema, schema)
         RULES[domain, op_type] = made
         return function
 
@@ -115,10 +119,18 @@ def lowering(primitive: str, dialect: str = "onnx") -> Callable[[Function], Func
     def register(function: Function) -> Function:
         if primitive not in PRIMITIVES:
             raise RuleError(f"{primitive!r} is no primitive; there are {', '.join(PRIMITIVES)}.")
-        expected = PRIMITIVES[primitive].parameters
-        got = tuple(p.name for p in list(inspect.signature(function).parameters.values())[1:])
-        if got != expected:
-            raise RuleError(f"The lowering of {primitive} has the parameters {got}; the primitive has {expected}.")
+        known = PRIMITIVES[primitive]
+        parameters = list(inspect.signature(function).parameters.values())[1:]
+        names = tuple(p.name for p in parameters if p.kind is not p.VAR_KEYWORD)
+        attributes = names[len(known.inputs) :]
+        whole = attributes == known.attributes or (
+            len(names) < len(parameters) and set(attributes) <= set(known.attributes)
+        )
+        if names[: len(known.inputs)] != known.inputs or not whole:
+            raise RuleError(
+                f"The lowering of {primitive} has the parameters {', '.join(names)}; the primitive has "
+                f"{', '.join(known.inputs + known.attributes)}."
+            )
         LOWERINGS[dialect][primitive] = function
         return function
 
@@ -151,8 +163,6 @@ def _bind(made: Rule, name: str, schema: OpSchema, newest: OpSchema) -> Read:
 
     An attribute that later became an input (the axes of reductions) is bound as that input in every opset.
     """
-    if name == "**":
-        return Read("attributes", name)
     for kind, prefix, parameters in (
         ("input", "", schema.inputs),
         ("cotangent", "d_", schema.outputs),

@@ -112,6 +112,7 @@ def _conversions(shapes: str) -> Iterator[Case]:
 
 
 def _others(shapes: str) -> Iterator[Case]:
+    constant: tuple[str, ...]
     for exclusive in (0, 1):
         for reverse in (0, 1):
             for axis, constant in ((1, ()), (-2, ("axis",))):

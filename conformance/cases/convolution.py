@@ -77,7 +77,7 @@ def cases() -> Iterator[Case]:
         )
     yield _case("Conv", (2, 3, 5, 4), (4, 3, 3, 3), 4, opset=16, constant=("W", "B"), pads=[1, 1, 1, 1])
     # The weight is known, the size of the batch and of the image is not; and images of more windows than fit in a few.
-    known = {"constant": ("W",), "wrt": ("X", "W"), "pads": [0, 2, 1, 1], "dilations": [1, 3]}
+    known: dict[str, Any] = {"constant": ("W",), "wrt": ("X", "W"), "pads": [0, 2, 1, 1], "dilations": [1, 3]}
     yield _case("Conv", (2, 3, 9, 8), (4, 3, 3, 2), 0, shapes="symbolic", strides=[3, 2], **known)
     yield _case("Conv", (2, 4, 9, 8), (6, 2, 3, 2), 0, shapes="symbolic", group=2, **known)
     yield _case("Conv", (2, 4, 9, 8), (6, 2, 3, 2), 0, group=2, auto_pad="SAME_UPPER", strides=[2, 3])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import product
+from typing import Any
 
 import numpy as np
 
@@ -74,7 +75,7 @@ def gemm(
     """A Gemm of (2, 3) and (3, 4), transposed where it says so."""
     wanted = [(3, 2) if trans_a else (2, 3), (4, 3) if trans_b else (3, 4), *([] if c is None else [c])]
     arrays = (numbers(*shape).astype(dtype) for shape in wanted)
-    attributes = {"transA": int(trans_a), "transB": int(trans_b), **factors}
+    attributes: dict[str, Any] = {"transA": int(trans_a), "transB": int(trans_b), **factors}
     return node_case("Gemm", *arrays, opset=NEWEST, shapes=shapes, **attributes)
 
 

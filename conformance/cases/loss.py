@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -35,7 +36,12 @@ def _losses(
 ) -> Iterator[Case]:
     weighted = "weighted" if weights is not None else "equal"
     title = f"{'x'.join(map(str, scores.shape))}-{reduction}-ignore={ignore_index}-{weighted}-{shapes}"
-    attributes = {"reduction": reduction, "ignore_index": ignore_index, "opset": NEWEST, "shapes": shapes}
+    attributes: dict[str, Any] = {
+        "reduction": reduction,
+        "ignore_index": ignore_index,
+        "opset": NEWEST,
+        "shapes": shapes,
+    }
     if ignore_index is None:
         del attributes["ignore_index"]
     for kind in (np.int64, np.int32):

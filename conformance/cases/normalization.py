@@ -24,6 +24,7 @@ LAYER: tuple[tuple[tuple[int, ...], int, tuple[int, ...], tuple[int, ...] | None
 
 def cases() -> Iterator[Case]:
     """Every attribute and optional input and output, on static, symbolic and unknown shapes."""
+    x: tuple[int, ...]
     for shapes in SHAPES:
         for x in ((2, 3, 4), (2, 3), (2, 3, 4, 2), (0, 3, 2)):
             yield batch(x, shapes=shapes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -44,7 +45,7 @@ def _axes(op_type: str, keepdims: int, shapes: str) -> Iterator[Case]:
     x = positive(2, 3, 2)
     for axes in AXES:
         if op_type != "ReduceSum" and axes != ():
-            attribute = {} if axes is None else {"axes": list(axes)}
+            attribute: dict[str, Any] = {} if axes is None else {"axes": list(axes)}
             yield node_case(op_type, x, opset=16, keepdims=keepdims, shapes=shapes, **attribute)
         for noop in (0, 1) if not axes else (0,):
             for constant in ((), ("axes",)) if axes is not None else ((),):

@@ -6,6 +6,7 @@ A lowering that returns None leaves the case to the ai.onnx one.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from onnx import TensorProto
 
@@ -17,6 +18,7 @@ from refgrad.registry import lowering
 _NARROW = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 _SINGLE = (TensorProto.FLOAT, TensorProto.FLOAT16)
 _WIDE = (TensorProto.FLOAT, TensorProto.DOUBLE)
+_SAME = ("SAME_UPPER", "SAME_LOWER")
 _GATHERED = (*_WIDE, TensorProto.FLOAT16)  # the types of the three kernels that undo a gathering
 
 
@@ -166,63 +168,18 @@ def fused_matmul(op: Emitter, A: str, B: str, transA: int, transB: int) -> str |
 
 
 @lowering("ConvGrad", dialect="ort")
-def conv_grad(
-    op: Emitter,
-    dY: str,
-    X: str,
-    W: str,
-    auto_pad: str,
-    dilations: Sequence[int] | None,
-    group: int,
-    kernel_shape: Sequence[int] | None,
-    pads: Sequence[int] | None,
-    strides: Sequence[int] | None,
-) -> tuple[str, str, str] | None:
+def conv_grad(op: Emitter, dY: str, X: str, W: str, **attributes: Any) -> tuple[str, str, str] | None:
     """The kernel takes auto_pad SAME for no pads at all; where the batch is empty the process ends."""
-    if op.type(dY) not in _SINGLE or auto_pad in ("SAME_UPPER", "SAME_LOWER") or 0 in (op.shape(X) or ()):
+    if op.type(dY) not in _SINGLE or attributes["auto_pad"] in _SAME or 0 in (op.shape(X) or ()):
         return None
-    dX, dW, dB = op.com_microsoft(
-        "ConvGrad",
-        dY,
-        X,
-        W,
-        outputs=3,
-        auto_pad=auto_pad,
-        dilations=dilations,
-        group=group,
-        kernel_shape=kernel_shape,
-        pads=pads,
-        strides=strides,
-    )
-    return dX, dW, dB
+    return op.com_microsoft("ConvGrad", dY, X, W, outputs=3, **attributes)
 
 
 @lowering("MaxPoolGrad", dialect="ort")
-def max_pool_grad(
-    op: Emitter,
-    dY: str,
-    X: str,
-    Indices: str,
-    auto_pad: str,
-    ceil_mode: int,
-    dilations: Sequence[int] | None,
-    kernel_shape: Sequence[int],
-    pads: Sequence[int] | None,
-    strides: Sequence[int] | None,
-    storage_order: int,
-) -> str | None:
+def max_pool_grad(op: Emitter, dY: str, X: str, Indices: str, **attributes: Any) -> str | None:
     """The kernel reads the shape of X off the declaration of its output: where it is not static, the process ends."""
-    if op.type(dY) not in _SINGLE or op.static(X) is None or storage_order:
+    if op.type(dY) not in _SINGLE or op.static(X) is None or attributes["storage_order"]:
         return None
-    attributes = {
-        "auto_pad": auto_pad,
-        "ceil_mode": ceil_mode,
-        "dilations": dilations,
-        "kernel_shape": kernel_shape,
-        "pads": pads,
-        "strides": strides,
-        "storage_order": storage_order,
-    }
     return op.declare(op.emit("MaxPoolGrad", "", (dY, Indices), 1, attributes), like=X)
 
 
@@ -235,23 +192,14 @@ def average_pool_grad(
     ceil_mode: int,
     dilations: Sequence[int] | None,
     kernel_shape: Sequence[int],
-    pads: Sequence[int] | None,
-    strides: Sequence[int] | None,
-    count_include_pad: int,
+    **attributes: Any,
 ) -> str | None:
     """As MaxPoolGrad; and it is wrong with auto_pad SAME, with dilations, and for three spatial axes."""
-    if op.type(dY) not in _SINGLE or op.static(X) is None or auto_pad in ("SAME_UPPER", "SAME_LOWER"):
+    if op.type(dY) not in _SINGLE or op.static(X) is None or auto_pad in _SAME:
         return None
     if ceil_mode or len(kernel_shape) > 2 or any(d != 1 for d in dilations or ()):
         return None
-    attributes = {
-        "auto_pad": auto_pad,
-        "ceil_mode": ceil_mode,
-        "kernel_shape": kernel_shape,
-        "pads": pads,
-        "strides": strides,
-        "count_include_pad": count_include_pad,
-    }
+    attributes |= {"auto_pad": auto_pad, "kernel_shape": kernel_shape}
     return op.declare(op.emit("AveragePoolGrad", "", (dY,), 1, attributes), like=X)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from refgrad.emit import Emitter
 from refgrad.lowering.onnx.pooling import over_windows
@@ -13,61 +14,15 @@ Ints = Sequence[int] | None
 
 
 @rule("MaxPool")
-def max_pool(
-    op: Emitter,
-    d_Y: str,
-    X: str,
-    Indices: str,
-    auto_pad: str,
-    ceil_mode: int,
-    dilations: Ints,
-    kernel_shape: Sequence[int],
-    pads: Ints,
-    storage_order: int,
-    strides: Ints,
-) -> str:
+def max_pool(op: Emitter, d_Y: str, X: str, Indices: str, **attributes: Any) -> str:
     """dX = dY added at the element of X that won each window"""
-    d_X: str = op.grad.MaxPoolGrad(
-        d_Y,
-        X,
-        Indices,
-        auto_pad=auto_pad,
-        ceil_mode=ceil_mode,
-        dilations=dilations,
-        kernel_shape=kernel_shape,
-        pads=pads,
-        strides=strides,
-        storage_order=storage_order,
-    )
-    return d_X
+    return op.grad.MaxPoolGrad(d_Y, X, Indices, **attributes)
 
 
 @rule("AveragePool")
-def average_pool(
-    op: Emitter,
-    d_Y: str,
-    X: str,
-    auto_pad: str,
-    ceil_mode: int,
-    count_include_pad: int,
-    dilations: Ints,
-    kernel_shape: Sequence[int],
-    pads: Ints,
-    strides: Ints,
-) -> str:
+def average_pool(op: Emitter, d_Y: str, X: str, **attributes: Any) -> str:
     """dX = each dY divided by the number of elements it averages, added to each of them"""
-    d_X: str = op.grad.AveragePoolGrad(
-        d_Y,
-        X,
-        auto_pad=auto_pad,
-        ceil_mode=ceil_mode,
-        dilations=dilations,
-        kernel_shape=kernel_shape,
-        pads=pads,
-        strides=strides,
-        count_include_pad=count_include_pad,
-    )
-    return d_X
+    return op.grad.AveragePoolGrad(d_Y, X, **attributes)
 
 
 @rule("GlobalAveragePool")

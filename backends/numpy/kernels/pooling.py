@@ -153,7 +153,7 @@ def global_max_pool(X: np.ndarray) -> np.ndarray:
 def global_lp_pool(X: np.ndarray, *, p: int = 2) -> np.ndarray:
     """(Σ|x|^p)^(1/p) over the spatial axes."""
     powers = np.abs(X) ** p
-    return powers.sum(tuple(range(2, X.ndim)), keepdims=True) ** (1 / p)
+    return np.asarray(powers.sum(tuple(range(2, X.ndim)), keepdims=True) ** (1 / p))
 
 
 def _counts(windows: Windows, count_include_pad: int) -> np.ndarray:
