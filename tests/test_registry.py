@@ -1,0 +1,126 @@
+"""A rule is bound to its operator's schema when it is defined; what does not fit is refused with the names that would."""
+
+import numpy as np
+import onnx
+import pytest
+
+import refgrad
+from refgrad import registry
+from refgrad.conformance.case import node_case
+from refgrad.errors import RuleError
+from refgrad.extend import lowering, rule
+from refgrad.primitives import PRIMITIVES
+
+
+@pytest.fixture(autouse=True)
+def _as_before(monkeypatch):
+    """Whatever a test registers is forgotten after it."""
+    monkeypatch.setattr(registry, "RULES", dict(registry.RULES))
+    monkeypatch.setattr("refgrad.path.RULES", registry.RULES)
+    monkeypatch.setattr("refgrad.backward.RULES", registry.RULES)
+
+
+def test_a_misspelt_parameter_is_refused_with_the_names_of_the_schema():
+    with pytest.raises(
+        RuleError, match=r"'axes'.*Inputs: input; outputs \(cotangents with d_\): output; attributes: axis"
+    ):
+
+        @rule("Softmax")
+        def softmax(op, d_output, axes):
+            """Not this one."""
+
+
+def test_an_unknown_name_in_wrt_is_refused_with_the_inputs():
+    with pytest.raises(RuleError, match="'X' in wrt; the inputs are data, starts, ends, axes, steps"):
+
+        @rule("Slice", wrt=["X"])
+        def slice_(op, d_output):
+            """Not this one."""
+
+
+def test_an_operator_without_schema_is_told_to_register_one():
+    with pytest.raises(RuleError, match=r"Nothing has no schema in domain 'my\.domain'.*onnx\.defs\.register_schema"):
+
+        @rule("Nothing", domain="my.domain")
+        def nothing(op, d_y):
+            """Not this one."""
+
+
+@pytest.mark.parametrize("result", [("a",), ("a", "b", "c"), "a"])
+def test_a_rule_that_returns_too_few_or_too_many_adjoints_is_named(result):
+    @rule("Mul")
+    def mul(op, d_C):
+        """Too few."""
+        return result
+
+    case = node_case("Mul", np.ones(2, np.float32), np.ones(2, np.float32))
+    with pytest.raises(RuleError, match=r"rule for Mul returned . adjoints for node 'node'; one each is due for A, B"):
+        refgrad.gradient(case.model)
+
+
+def test_a_lowering_has_the_parameters_of_its_primitive():
+    with pytest.raises(RuleError, match="lowering of ReluGrad has the parameters dY, X; the primitive has dY, Y"):
+
+        @lowering("ReluGrad")
+        def relu_grad(op, dY, X):
+            """Not this one."""
+
+
+def test_a_lowering_names_an_existing_primitive_and_dialect():
+    with pytest.raises(RuleError, match="'ReluGradient' is no primitive; there are BroadcastGradient"):
+        lowering("ReluGradient")(lambda op: None)
+    with pytest.raises(RuleError, match="no dialect 'trt'; there are onnx, ort"):
+        lowering("ReluGrad", dialect="trt")
+
+
+def test_every_primitive_has_a_meaning_in_plain_operators():
+    assert set(registry.LOWERINGS["onnx"]) == set(PRIMITIVES)
+    assert set(registry.LOWERINGS["ort"]) <= set(PRIMITIVES)
+
+
+@pytest.mark.parametrize("key", sorted(registry.RULES), ids=lambda key: ".".join(filter(None, key)))
+def test_every_rule_says_its_formula_and_binds_in_every_opset(key):
+    domain, op_type = key
+    made = registry.RULES[key]
+    assert made.formula
+    if domain == "":
+        since = min(s.since_version for s in onnx.defs.get_all_schemas_with_history() if (s.domain, s.name) == key)
+        for opset in range(max(16, since), onnx.defs.onnx_opset_version() + 1):
+            reads, places = made.bind(opset)
+            assert len(reads) >= len(made.parameters) - ("**" in made.parameters)
+            assert places, f"{op_type} has nothing to differentiate in opset {opset}"
+
+
+def test_no_operator_has_two_verdicts():
+    assert not set(registry.RULES) & set(registry.ZERO)
+    assert not set(registry.RULES) & set(registry.NO_DERIVATIVE)
+    assert not set(registry.ZERO) & set(registry.NO_DERIVATIVE)
+
+
+def test_a_rule_for_a_custom_operator_differentiates_it():
+    parameter = onnx.defs.OpSchema.FormalParameter
+    onnx.defs.register_schema(
+        onnx.defs.OpSchema(
+            "Cube",
+            "test.domain",
+            1,
+            inputs=[parameter("x", "T")],
+            outputs=[parameter("y", "T")],
+            type_constraints=[("T", ["tensor(float)", "tensor(double)"], "")],
+        )
+    )
+    try:
+
+        @rule("Cube", domain="test.domain")
+        def cube(op, d_y, x):
+            """dx = 3·x²·dy"""
+            return op.Mul(op.Mul(op.Mul(x, x), 3.0), d_y)
+
+        model = onnx.parser.parse_model(
+            '<ir_version: 10, opset_import: ["": 18, "test.domain": 1]> g (float[N] x) => (float[N] y) '
+            "<float[N] h> { h = test.domain.Cube(x) y = Mul(h, x) }"
+        )
+        gradient = refgrad.gradient(model)
+        assert [n.op_type for n in gradient.graph.node] == ["Cube", "Mul", "Mul", "Mul", "Mul", "Mul", "Sum"]
+    finally:
+        onnx.defs.deregister_schema("Cube", 1, "test.domain")
