@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -185,8 +186,13 @@ def test_random_weights_replace_constant_fills():
 LIGHT = sorted((Path(onnx.__file__).parent / "backend" / "test" / "data" / "light").glob("light_*.onnx"))
 
 
-@pytest.mark.models
-@pytest.mark.parametrize("path", LIGHT, ids=lambda path: path.stem)
+QUICK = ("light_shufflenet", "light_squeezenet")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(p, id=p.stem, marks=() if p.stem in QUICK else (pytest.mark.models,)) for p in LIGHT],
+)
 def test_whole_models(path):
     graph = onnx.load(path).graph
     image = next(v.name for v in graph.input if v.name not in {t.name for t in graph.initializer})
@@ -194,6 +200,23 @@ def test_whole_models(path):
     assert found.ok, found.faults
     assert verdicts(found, "differences") == {"agreed"}
     assert not any("zero" in row.note for row in found.rows)
+
+
+def test_an_mlp_regressor_converted_by_skl2onnx():
+    neural_network = pytest.importorskip("sklearn.neural_network")
+    skl2onnx = pytest.importorskip("skl2onnx")
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((50, 4)).astype(np.float32)
+    regressor = neural_network.MLPRegressor(
+        hidden_layer_sizes=(8, 5), activation="tanh", solver="lbfgs", max_iter=20, random_state=0
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it need not converge
+        regressor.fit(x, x.sum(axis=1))
+    found = check(skl2onnx.to_onnx(regressor, x[:1], target_opset=18))
+    assert found.ok, found.faults
+    assert verdicts(found, "differences") == {"agreed"}
+    assert {"coefficient", "coefficient1", "coefficient2"} <= {row.gradient.removesuffix("_grad") for row in found.rows}
 
 
 def test_arguments_are_checked():
