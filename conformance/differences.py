@@ -18,10 +18,11 @@ Function = Callable[[Mapping[str, np.ndarray]], Mapping[str, np.ndarray]]
 
 @dataclass(frozen=True)
 class Difference:
-    """A directional derivative: its value, and how far off the method itself may be."""
+    """A directional derivative: its value, how far off the method itself may be, and the size of what it adds up."""
 
     value: float
     error: float
+    scale: float
 
 
 class _Path:
@@ -65,7 +66,7 @@ def directional(
     coarse = (value(step) - value(-step)) / (2 * step)
     fine = (value(step / 2) - value(-step / 2)) / step
     estimate = (4 * fine - coarse) / 3
-    return Difference(estimate, max(abs(estimate - fine), value.rounding(step)))
+    return Difference(estimate, max(abs(estimate - fine), value.rounding(step)), value.size)
 
 
 def one_sided(
@@ -85,5 +86,5 @@ def one_sided(
     for h in (-step, step):
         coarse, fine = (value(h) - here) / h, (value(h / 2) - here) / (h / 2)
         estimate = 2 * fine - coarse
-        sides.append(Difference(estimate, max(abs(estimate - fine), 2 * value.rounding(step))))
+        sides.append(Difference(estimate, max(abs(estimate - fine), 2 * value.rounding(step)), value.size))
     return sides[0], sides[1]

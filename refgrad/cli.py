@@ -21,9 +21,10 @@ import refgrad
 from refgrad import demo as notebook
 from refgrad.backends import available, backends, get_backend
 from refgrad.backends.base import load_model
-from refgrad.conformance.check import AGREED, DIFFERENCES, Check, Row, inputs_of
+from refgrad.conformance.check import AGREED, DIFFERENCES, Check, Row
 from refgrad.conformance.check import check as run_check
 from refgrad.conformance.feeds import SIZE, random_feeds, read_feeds, write_arrays
+from refgrad.conformance.point import inputs_of
 from refgrad.errors import OptionError, RefgradError
 from refgrad.explain import explain as explanation
 from refgrad.files import replacing, save_gradient

@@ -102,6 +102,97 @@ def test_a_kink_is_no_disagreement():
     assert "from the left" in found.rows[0].note
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        "{ y = MaxPool <kernel_shape = [2, 2], strides = [2, 2]> (x) }",
+        "{ a = Relu(x) n = Neg(x) b = Relu(n) y = Sub(a, b) }",
+    ],
+    ids=["four ties", "two that cancel"],
+)
+def test_kinks_that_one_sided_derivatives_do_not_bracket_are_told_by_the_neighbour(body):
+    tied = model(body, "float[1, 1, 4, 4] x", "float[1, 1, M, M] y")
+    found = check(tied, {"x": np.zeros((1, 1, 4, 4), np.float32)}, backends=["numpy"])
+    assert found.ok
+    assert verdicts(found, "differences") == {"kink"}
+    assert "right beside this point" in found.rows[0].note
+
+
+def test_a_rule_that_is_wrong_everywhere_is_no_kink(planted):
+    planted("Relu", lambda op, d_Y, X: op.Mul(d_Y, 0.5))
+    found = check(model("{ y = Relu(x) }"), {"x": np.float32([[0, 1, -1]])}, backends=["numpy"])
+    assert not found.ok
+
+
+def test_an_infinite_derivative_is_inconclusive():
+    found = check(model("{ y = Sqrt(x) }"), {"x": np.float32([[0, 1, 2]])}, backends=["numpy"])
+    assert found.ok
+    assert verdicts(found) == {"inconclusive"}
+
+
+def test_a_gradient_that_is_not_finite_where_the_derivative_is_disagrees(planted):
+    planted("Relu", lambda op, d_Y, X: op.Div(op.Mul(d_Y, X), X))
+    found = check(model("{ y = Relu(x) }"), {"x": np.float32([[0, 1, 2]])}, backends=["numpy"])
+    assert not found.ok
+    assert "not finite" in found.faults[0].note
+
+
+@pytest.mark.parametrize("scale", [1e-25, 1e25])
+def test_results_outside_the_range_of_the_type_are_inconclusive(scale):
+    body = f"<float s = {{{scale}}}, float t = {{{1 / scale}}}> {{ a = Mul(x, s) b = Mul(a, a) c = Mul(b, t) y = Mul(c, t) }}"
+    found = check(model(body), wrt=["x"], backends=["numpy"])
+    assert found.ok
+    assert verdicts(found, "differences") == {"agreed"}
+    assert verdicts(found, "float64") == {"inconclusive"}
+    assert "than float32 can hold" in found.rows[-1].note
+
+
+def test_a_model_that_draws_anew_each_time_is_inconclusive():
+    found = check(model("{ a = RandomNormalLike(x) y = Mul(a, x) }"), backends=["numpy"])
+    assert found.ok
+    assert verdicts(found) == {"inconclusive"}
+    assert "without a seed" in found.rows[0].note
+
+
+def test_backends_draw_random_numbers_of_their_own():
+    pytest.importorskip("onnxruntime")
+    body = "<float r = {0.5}, bool t = {1}> { y = Dropout <seed = 1> (x, r, t) }"
+    found = check(model(body, "float[40] x", "float[40] y"), wrt=["x"])
+    assert found.ok
+    assert verdicts(found, "differences") == {"agreed"}
+    assert "Dropout: the backend draws random numbers of its own" in {row.note for row in found.rows}
+
+
+def test_differences_that_are_all_noise_settle_nothing(planted):
+    planted("Relu", lambda op, d_Y, X: op.Mul(d_Y, 0.0))
+    jumps = model("{ f = Floor(x) r = Relu(x) y = Add(f, r) }")
+    assert "agreed" not in verdicts(check(jumps, {"x": np.ones((1, 3), np.float32)}, backends=["numpy"]), "differences")
+
+
+def test_a_normalization_may_compute_in_less_than_double():
+    norm = model("{ y = LayerNormalization(x, s) }", "double[2, 8] x, double[8] s", "double[2, 8] y")
+    assert check(norm).ok
+
+
+def test_a_backend_that_does_not_run_the_model_is_not_at_fault(monkeypatch):
+    from refgrad.backends import get_backend
+    from refgrad.backends.numpy.backend import NumpyBackend
+    from refgrad.errors import BackendError
+
+    prepare = NumpyBackend.prepare
+
+    def refuse(self, proto, precision=None, **options):
+        if precision is None:
+            raise BackendError("no")
+        return prepare(self, proto, precision, **options)
+
+    assert get_backend("numpy").name == "numpy"
+    monkeypatch.setattr(NumpyBackend, "prepare", refuse)
+    found = check(SMOOTH, backends=["numpy"])
+    assert found.ok
+    assert verdicts(found, "float64") == {"not supported"}
+
+
 def test_zero_gradients_agree_and_say_so():
     found = check(model("{ f = Floor(x) y = Mul(f, f) }"), backends=["numpy"])
     assert found.ok
