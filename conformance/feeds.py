@@ -87,13 +87,11 @@ def read_feeds(path: str | Path, inputs: Sequence[Value]) -> dict[str, Any]:
     file = Path(path)
     if not file.is_file():
         raise FeedError(f"There is no file {str(file)!r}. Feeds are a .npz file: numpy.savez(path, **feeds).")
+    if not zipfile.is_zipfile(file):
+        raise FeedError(f"{str(file)!r} is no .npz file. Save the feeds by name: numpy.savez(path, x=x).")
     try:
         with file.open("rb") as opened:
             archive = np.load(opened, allow_pickle=False)
-            if not isinstance(archive, np.lib.npyio.NpzFile):
-                raise FeedError(
-                    f"{str(file)!r} holds an array without a name. Save it by name: numpy.savez(path, x=x)."
-                )
             arrays = {name: archive[name] for name in archive.files}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, KeyError, NotImplementedError) as error:
         raise FeedError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import re
@@ -306,7 +307,11 @@ def _report(found: Check, as_json: bool) -> None:
         print(f"{verdict} ({names}; {witnesses}): {note}")
     counts = [row.verdict for row in found.rows]
     told = ", ".join(f"{counts.count(verdict)} {verdict}" for verdict in dict.fromkeys(counts))
-    settled = {row.gradient for row in found.rows if row.oracle == DIFFERENCES and row.verdict == AGREED}
+    settled = {
+        row.gradient
+        for row in found.rows
+        if row.oracle == DIFFERENCES and row.verdict == AGREED and (row.allowed or 0) < 1
+    }
     print(f"{'ok' if found.ok else 'DISAGREED'}: {told}. Feeds: {found.feeds}; seed {found.seed}.")
     unsettled = [name for name in found.wrt if name not in settled]
     if found.ok and unsettled:
@@ -337,7 +342,7 @@ def _statistics(name: str, value: Any) -> dict[str, Any]:
 
 
 def _print_json(value: Any) -> None:
-    print(json.dumps(_finite(value), indent=2, ensure_ascii=False))
+    print(json.dumps(_finite(value), indent=2))
 
 
 def _finite(value: Any) -> Any:
@@ -378,6 +383,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Output that nobody reads any more ends the process quietly; being terminated leaves no temporary files behind.
         if hasattr(signal, "SIGPIPE"):
             signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        # Formulas are not ASCII; where the terminal's encoding has no such character, it shows a question mark.
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="replace")
         signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
         app(arguments, prog_name="refgrad")

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+import onnx
 from onnx import ModelProto, TensorProto
 from onnx.external_data_helper import set_external_data
 
@@ -38,7 +39,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
         yield temporary
         os.replace(temporary, target)
     except OSError as error:
-        raise OutputFileError(f"{str(target)!r} cannot be written: {error}.") from error
+        raise OutputFileError(f"{str(target)!r} cannot be written: {error.strerror or error}.") from error
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -52,8 +53,12 @@ def save_gradient(gradient: ModelProto, path: str | os.PathLike[str], source: st
     :raises OutputFileError: the result cannot be written, or would replace the model itself.
     """
     target, origin = Path(path), Path(source)
+    data = target.with_name(f"{target.name}.data")
     if target.exists() and target.samefile(origin):
         raise OutputFileError(f"{str(target)!r} is the model itself. Write the gradient to another file.")
+    for file in filter(Path.is_file, (target, data)):
+        if any(other.exists() and file.samefile(other) for other in _data_files(origin)):
+            raise OutputFileError(f"{str(file)!r} holds the weights of the model. Write the gradient to another file.")
     tensors = [*gradient.graph.initializer, *(a.t for n in gradient.graph.node for a in n.attribute if a.HasField("t"))]
     external = any(t.data_location == TensorProto.EXTERNAL for t in tensors)
     moved = external and target.parent.resolve() != origin.parent.resolve()
@@ -61,13 +66,18 @@ def save_gradient(gradient: ModelProto, path: str | os.PathLike[str], source: st
         with replacing(target) as file:
             file.write_bytes(gradient.SerializeToString())
         return None
-    data = target.with_name(f"{target.name}.data")
     with replacing(target) as file, replacing(data) as data_file:
         with data_file.open("wb") as out:
             for tensor in tensors:
                 _move(tensor, origin.parent, out, data.name)
         file.write_bytes(gradient.SerializeToString())
     return data
+
+
+def _data_files(model: Path) -> set[Path]:
+    """The files of external data that the model at this path refers to."""
+    tensors = onnx.load(model, load_external_data=False).graph.initializer
+    return {model.parent / entry.value for t in tensors for entry in t.external_data if entry.key == "location"}
 
 
 def _move(tensor: TensorProto, folder: Path, out: BinaryIO, location: str) -> None:

@@ -118,6 +118,16 @@ def test_external_data_is_referenced_or_copied(tmp_path, refgrad_):
         np.testing.assert_array_equal(results[1][name], expected)
 
 
+def test_the_weights_of_the_model_are_not_replaced(tmp_path, refgrad_):
+    path = with_external_data(tmp_path / "models")
+    weights = path.with_name("weights.bin")
+    before = weights.read_bytes()
+    assert refgrad_("grad", path, "-o", weights)[0] == 2
+    path.with_name("gradient.onnx.data").symlink_to(weights)
+    assert refgrad_("grad", path, "-o", path.with_name("gradient.onnx"))[0] == 2
+    assert weights.read_bytes() == before
+
+
 def test_weights_over_the_limit_of_protobuf_go_to_a_file_of_their_own(tmp_path, monkeypatch, refgrad_):
     monkeypatch.setattr(files, "_PROTOBUF_LIMIT", 1000)
     value = helper.make_tensor_value_info
