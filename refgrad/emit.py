@@ -265,6 +265,8 @@ class Emitter:
 
     def full(self, shape: Argument, value: float, like: str) -> str:
         """A tensor of the given shape filled with `value`, of the type of `like`."""
+        if self.type(like) == TensorProto.BFLOAT16 and self.opset < 20:  # ConstantOfShape has no bfloat16 before
+            return str(self.Expand(self.const(value, like=like), shape))
         filling = np.full(1, value, dtype=helper.tensor_dtype_to_np_dtype(self.type(like)))
         result: str = self.ConstantOfShape(shape, value=numpy_helper.from_array(filling))
         return result
