@@ -54,7 +54,11 @@ def describe(info: onnx.ValueInfoProto, has_default: bool = False) -> Value:
     dtype = helper.tensor_dtype_to_np_dtype(tensor.elem_type) if tensor.elem_type else None
     shape: tuple[Dim, ...] | None = None
     if tensor.HasField("shape"):
-        shape = tuple(d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in tensor.shape.dim)
+        # A size below 0 is unknown: so ONNX Runtime reads it, and so some exporters write it.
+        shape = tuple(
+            (d.dim_value if d.dim_value >= 0 else None) if d.HasField("dim_value") else d.dim_param or None
+            for d in tensor.shape.dim
+        )
     return Value(info.name, dtype, shape, has_default=has_default)
 
 

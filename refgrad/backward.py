@@ -279,6 +279,8 @@ class _Sweep:
                 forward.append(node.proto)
         final = ModelProto(ir_version=max(source.ir_version, _IR_VERSION), producer_name="refgrad")
         final.opset_import.extend(graph.model.opset_import)
+        if "" not in graph.opsets:
+            final.opset_import.append(helper.make_opsetid("", graph.opset))
         if any(emitted.domain == "com.microsoft" for emitted in backward) and "com.microsoft" not in graph.opsets:
             final.opset_import.append(helper.make_opsetid("com.microsoft", 1))
         target = final.graph
@@ -330,6 +332,7 @@ class _Sweep:
 def _names(graph: Graph) -> set[str]:
     """Every name that the model uses, of values and of nodes, subgraphs included."""
     taken = {*graph.inputs, *graph.initializers, *graph.outputs}
+    taken.update(tensor.values.name for tensor in graph.model.graph.sparse_initializer)
     for node in graph.nodes:
         taken.add(node.name)
         taken.update(node.reads)

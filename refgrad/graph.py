@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -27,6 +27,7 @@ from onnx import (
     ModelProto,
     NodeProto,
     TensorProto,
+    TensorShapeProto,
     ValueInfoProto,
     numpy_helper,
 )
@@ -81,17 +82,18 @@ class Graph:
 
     def __init__(self, model: ModelProto | str | os.PathLike[str]) -> None:
         self.source = read(model)
-        self.large = {t.name: t for t in self.source.graph.initializer if _is_large(t)}
-        self.model = _inline(_upgrade(_check(_skeleton(self.source, self.large))))
+        self._open: frozenset[str] = frozenset()
+        self.apart = {t.name: t for t in self.source.graph.initializer if _is_large(t) or t.name in self._overridable}
+        self.model = _upgrade(_inline(_check(_skeleton(self.source, self.apart))))
         self.index()
 
     def index(self) -> None:
         """Read nodes, types and shapes off `self.model` (anew, after its nodes changed)."""
         graph = self.model.graph
         self.opsets = {o.domain if o.domain != "ai.onnx" else "": o.version for o in self.model.opset_import}
-        self.opset = self.opsets.get("", onnx.defs.onnx_opset_version())
-        self.initializers = {t.name: t for t in graph.initializer} | self.large
-        self.inputs = {v.name: v for v in graph.input if v.name not in self.large or v.name in self._overridable}
+        self.opset = self.opsets.get("", MIN_OPSET)
+        self.initializers = {t.name: t for t in graph.initializer} | self.apart
+        self.inputs = {v.name: v for v in graph.input if v.name not in self.apart or v.name in self._overridable}
         self.outputs = {v.name: v for v in graph.output}
         self.nodes = _nodes(graph)
         self.producer = {name: node for node in self.nodes for name in node.outputs if name}
@@ -111,7 +113,8 @@ class Graph:
                 self.shapes[name] = shape
         for name, tensor in self.initializers.items():
             self.types[name] = tensor.data_type
-            self.shapes[name] = tuple(tensor.dims)
+            if name not in self.inputs:
+                self.shapes[name] = tuple(tensor.dims)
         self._constants: dict[str, np.ndarray | None] = {}
 
     @cached_property
@@ -127,6 +130,10 @@ class Graph:
         """Whether a float initializer is the model's own, and not a number that a rule of an earlier sweep wrote."""
         return all(entry.key != CONSTANT for entry in self.initializers[name].metadata_props)
 
+    def open(self, names: Iterable[str]) -> None:
+        """Take no initializer in `names` for a constant: the result has it as an input."""
+        self._open = frozenset(names)
+
     def constant(self, name: str) -> np.ndarray | None:
         """The value of a small initializer or Constant node that no caller can override, else None."""
         if name not in self._constants:
@@ -134,7 +141,7 @@ class Graph:
         return self._constants[name]
 
     def _constant(self, name: str) -> np.ndarray | None:
-        if name in self.initializers and name not in self.inputs and name not in self.large:
+        if name in self.initializers and name not in self.apart and name not in self._open:
             return numpy_helper.to_array(self.initializers[name])
         node = self.producer.get(name)
         if node is None or node.key != ("", "Constant"):
@@ -176,7 +183,7 @@ def _nodes(graph: GraphProto) -> list[Node]:
 def attribute_value(attribute: AttributeProto) -> Any:
     """The value of an attribute, a string decoded."""
     value = onnx.helper.get_attribute_value(attribute)
-    return value.decode() if isinstance(value, bytes) else value
+    return value.decode(errors="surrogateescape") if isinstance(value, bytes) else value
 
 
 def subgraphs(attribute: AttributeProto) -> Sequence[GraphProto]:
@@ -226,7 +233,13 @@ def _find_external_data(model: ModelProto, folder: Path) -> None:
             continue
         entry = {e.key: e.value for e in tensor.external_data}
         file = folder / entry.get("location", "")
-        need = int(entry.get("offset", 0)) + int(entry.get("length", 0))
+        try:
+            need = int(entry.get("offset", 0)) + int(entry.get("length", 0))
+        except ValueError as error:
+            raise InvalidModelError(
+                f"The offset or the length of the data of initializer {tensor.name!r} is no number: {error}. "
+                "Export the model again."
+            ) from error
         if not file.is_file():
             raise InvalidModelError(
                 f"The data of initializer {tensor.name!r} is missing: there is no file {str(file)!r}. "
@@ -245,7 +258,7 @@ def _is_large(tensor: TensorProto) -> bool:
     return math.prod(tensor.dims) * 8 > _LARGE
 
 
-def _skeleton(model: ModelProto, large: dict[str, TensorProto]) -> ModelProto:
+def _skeleton(model: ModelProto, apart: dict[str, TensorProto]) -> ModelProto:
     skeleton = ModelProto(ir_version=model.ir_version, opset_import=model.opset_import, functions=model.functions)
     source, graph = model.graph, skeleton.graph
     graph.name = source.name or "graph"
@@ -256,11 +269,11 @@ def _skeleton(model: ModelProto, large: dict[str, TensorProto]) -> ModelProto:
     initialized = {t.name for t in source.initializer}
     # Before IR version 4 every initializer had to be listed as an input as well; it was a constant all the same.
     graph.input.extend(v for v in source.input if model.ir_version >= 4 or v.name not in initialized)
-    graph.initializer.extend(t for t in source.initializer if t.name not in large)
+    graph.initializer.extend(t for t in source.initializer if t.name not in apart)
     listed = {v.name for v in graph.input}
     graph.input.extend(
         onnx.helper.make_tensor_value_info(t.name, t.data_type, list(t.dims))
-        for t in large.values()
+        for t in apart.values()
         if t.name not in listed
     )
     skeleton.ir_version = max(skeleton.ir_version, 4)
@@ -296,7 +309,14 @@ def _upgrade(model: ModelProto) -> ModelProto:
 
 
 def _inline(model: ModelProto) -> ModelProto:
-    return onnx.inliner.inline_local_functions(model) if model.functions else model
+    """The model without its functions. The inliner passes over those of another opset, which the checker found compatible."""
+    if not model.functions:
+        return model
+    versions = {imported.domain: imported.version for imported in model.opset_import}
+    for function in model.functions:
+        for imported in function.opset_import:
+            imported.version = versions.get(imported.domain, imported.version)
+    return onnx.inliner.inline_local_functions(model)
 
 
 def _infer(model: ModelProto) -> GraphProto:
@@ -308,7 +328,7 @@ def _infer(model: ModelProto) -> GraphProto:
     anonymous.CopyFrom(model)
     for value in anonymous.graph.input:
         for axis, dim in enumerate(value.type.tensor_type.shape.dim):
-            if not dim.HasField("dim_value") and not dim.dim_param:
+            if _dim(dim) is None:
                 dim.dim_param = f"{UNNAMED}{value.name}_{axis}"
     try:
         return onnx.shape_inference.infer_shapes(anonymous, data_prop=True).graph
@@ -321,5 +341,11 @@ def _type(value: ValueInfoProto) -> tuple[int, Shape | None]:
     tensor = value.type.tensor_type
     if not tensor.HasField("shape"):
         return tensor.elem_type, None
-    dims = [d.dim_value if d.HasField("dim_value") else (d.dim_param or None) for d in tensor.shape.dim]
-    return tensor.elem_type, tuple(dims)
+    return tensor.elem_type, tuple([_dim(dim) for dim in tensor.shape.dim])
+
+
+def _dim(dim: TensorShapeProto.Dimension) -> Dim:
+    """Below 0 it is unknown: so ONNX Runtime reads it, and so some exporters write it."""
+    if dim.HasField("dim_value"):
+        return dim.dim_value if dim.dim_value >= 0 else None
+    return dim.dim_param or None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -132,6 +133,7 @@ def prepare(
             raise UnknownNameError(
                 "The model has no float input and no float initializer to differentiate with respect to."
             )
+    graph.open(sources)
     return sources, targets, path
 
 
@@ -170,9 +172,13 @@ def _wrt(graph: Graph, wrt: Sequence[str] | None) -> list[str]:
     return [name for name in floats if name in graph.inputs or graph.is_weight(name)]
 
 
-def _checked(argument: str, names: Sequence[str], graph: Graph, floats: list[str], kind: str) -> list[str]:
+def _checked(argument: str, names: object, graph: Graph, floats: list[str], kind: str) -> list[str]:
     if isinstance(names, str):
         raise OptionError(f"{argument} is a list of names, not a string: [{names!r}].")
+    if not isinstance(names, Sequence) or not all(isinstance(n, str) for n in names):
+        raise OptionError(
+            f"{argument} is a list of names (strings), not {reprlib.repr(names)}; the model has: {choices(floats)}."
+        )
     if not names:
         raise OptionError(f"{argument} is empty; the model has: {choices(floats)}.")
     for position, name in enumerate(names):

@@ -103,6 +103,11 @@ def write_bad(kind, path):
             external(path, None)
         case "short data":
             external(path, 100)
+        case "bad offset":
+            external(path, 4096)
+            model = onnx.load(path, load_external_data=False)
+            model.graph.initializer[0].external_data[1].value = "nowhere"
+            path.write_bytes(model.SerializeToString())
 
 
 BAD_MODELS = {
@@ -119,6 +124,7 @@ BAD_MODELS = {
     "custom": (NoGradientError, ["my.Magic", "wand", "refgrad.extend.rule"]),
     "no derivative": (NoGradientError, ["my.Magic", "refgrad.extend.rule"]),
     "no data": (InvalidModelError, ["'w'", "weights.bin", "Put the data file back"]),
+    "bad offset": (InvalidModelError, ["'w'", "offset", "nowhere"]),
     "short data": (InvalidModelError, ["'w'", "weights.bin", "100 bytes", "4096"]),
 }
 

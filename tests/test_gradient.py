@@ -209,6 +209,40 @@ def test_a_fed_default_is_no_constant() -> None:
     check(model, {"x": X, "starts": np.array([1])})
 
 
+def test_a_fed_default_may_have_another_shape() -> None:
+    text = "g (float[M,3] x, float[N,3] b) => (float[P,3] y) { y = Mul(x, b) }"
+    rows = np.repeat(X, 2, axis=0)
+    for default, x, b in ((X[:1], X[:1], rows), (rows, rows, X[:1])):
+        check(with_initializers(model_of(text), b=default), {"x": x, "b": b})
+    wide = np.ones((1, 300), np.float32)
+    model = with_initializers(model_of(text.replace("3]", "300]")), b=wide)
+    check(model, {"x": wide, "b": np.repeat(wide, 4, axis=0)})
+
+
+def test_no_shape_is_inferred_from_a_fed_default() -> None:
+    text = "g (float[1,3] x, float[1,3] b, int64[2] s) => (float[P,Q] y) { e = Expand(x, s) y = Add(e, b) }"
+    model = with_initializers(model_of(text), s=np.array([1, 3]))
+    check(model, {"x": X[:1], "b": X[1:], "s": np.array([4, 3])})
+
+
+def test_an_initializer_in_wrt_is_no_constant() -> None:
+    model = with_initializers(model_of("g (float[2,3] x) => (float[2,3] y) { y = Pow(x, e) }"), e=np.float32(2))
+    ones = np.ones((2, 3), np.float32)
+    result = run(refgrad.gradient(model), {"x": X, "e": np.float32(3), "y_grad": ones})
+    np.testing.assert_allclose(result["x_grad"], 3 * X**2, rtol=1e-6)
+    operators = [node.op_type for node in refgrad.gradient(model, wrt=["x"]).graph.node]
+    assert "Pow" not in operators
+
+
+def test_a_dimension_below_0_is_unknown() -> None:
+    model = model_of("g (float[2,3] x, float[2,3] b) => (float[2,3] y) { y = Mul(x, b) }")
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = -1
+    gradient = refgrad.gradient(model, wrt=["x"])
+    np.testing.assert_allclose(run(gradient, {"x": X, "b": W.T, "y_grad": X})["x_grad"], X * W.T)
+    one_row = {"x": X[:1], "b": W.T, "y_grad": X}
+    np.testing.assert_allclose(run(gradient, one_row)["x_grad"], (X * W.T).sum(0, keepdims=True))
+
+
 # Other models than a flat graph of the newest opset
 
 
@@ -232,6 +266,33 @@ def test_local_functions_are_inlined() -> None:
         <opset_import: ["": 21, "local": 1], domain: "local"> wave (u) => (v) { s = Sin(u) v = local.twice(s) }"""
     )
     check(model, {"x": X})
+
+
+@pytest.mark.parametrize(("opset", "own"), [(13, 13), (21, 18), (18, 21)])
+def test_a_function_may_have_an_opset_of_its_own(opset: int, own: int) -> None:
+    model = parser.parse_model(
+        f"""<ir_version: 10, opset_import: ["": {opset}, "local": 1]>
+        g (float[2,3] x) => (float[2,3] y) {{ y = local.wave(x) }}
+        <opset_import: ["": {own}], domain: "local"> wave (u) => (v) {{ v = Sin(u) }}"""
+    )
+    gradient = refgrad.gradient(model)
+    onnx.checker.check_model(gradient, full_check=True)
+    np.testing.assert_allclose(run(gradient, {"x": X, "y_grad": X})["x_grad"], X * np.cos(X), rtol=1e-6)
+
+
+def test_a_model_without_the_default_opset_gets_it() -> None:
+    value = helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 3])
+    graph = helper.make_graph([], "g", [value], [value])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("ai.onnx.ml", 3)], ir_version=8)
+    gradient = refgrad.gradient(model)
+    onnx.checker.check_model(gradient, full_check=True)
+    np.testing.assert_array_equal(run(gradient, {"x": X, "x_grad": W.T})["x_grad_1"], W.T)
+
+
+def test_a_string_may_be_any_bytes() -> None:
+    model = model_of("g (float[2,3] x) => (float[2,3] y) { y = Sin(x) }")
+    model.graph.node.insert(0, helper.make_node("Constant", [], ["s"], value_string=b"\xff"))
+    assert outputs_of(refgrad.gradient(model)) == ["x_grad"]
 
 
 _IF = """g (float[2,3] x, bool c) => (float[2,3] y) {
@@ -331,6 +392,11 @@ def test_wrong_arguments_are_told() -> None:
         ({"wrt": ["input", "input"]}, UnknownNameError, "twice"),
         ({"wrt": "input"}, OptionError, "list of names"),
         ({"wrt": []}, OptionError, "empty"),
+        ({"wrt": {"input"}}, OptionError, "list of names"),
+        ({"wrt": b"input"}, OptionError, "list of names"),
+        ({"wrt": [None]}, OptionError, "list of names"),
+        ({"wrt": 1}, OptionError, "list of names"),
+        ({"outputs": (name for name in ["y"])}, OptionError, "list of names"),
         ({"outputs": ["z"]}, UnknownNameError, "'y'"),
         ({"dialect": "onx"}, OptionError, "'onnx'"),
         ({"cotangent": "one"}, OptionError, "'ones'"),
@@ -369,6 +435,15 @@ def test_gradients_have_the_type_of_what_they_belong_to(kind: Any, dialect: str)
         assert value.dtype == kind
         np.testing.assert_allclose(value.astype(float), exact[name], atol=64 * float(ml_dtypes.finfo(kind).eps))
     assert_gradient(Case("typed", model, {"x": feeds["x"]}), dialect)
+
+
+@pytest.mark.parametrize("opset", [16, 21])
+def test_zeros_of_bfloat16(opset: int) -> None:
+    model = model_of("g (bfloat16[2,3] x, bfloat16[2,3] z) => (bfloat16[2,3] y) { y = Neg(x) }", opset=opset)
+    gradient = refgrad.gradient(model)
+    onnx.checker.check_model(gradient, full_check=True)
+    x = X.astype(ml_dtypes.bfloat16)
+    assert run(gradient, {"x": x, "z": x, "y_grad": x})["z_grad"].dtype == ml_dtypes.bfloat16
 
 
 # The gradient as a model
