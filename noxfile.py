@@ -61,7 +61,7 @@ def torch(session: nox.Session) -> None:
     session.install("-e", ".[ort,torch,test]")
     shutil.rmtree(TORCH_MODELS, ignore_errors=True)
     session.run("python", "examples/torch_models.py", str(TORCH_MODELS))
-    pytest(session, "tests/test_torch.py", REFGRAD_TORCH_MODELS=str(TORCH_MODELS))
+    pytest(session, "tests/test_torch.py", "tests/test_kinks.py", REFGRAD_TORCH_MODELS=str(TORCH_MODELS))
 
 
 @nox.session
