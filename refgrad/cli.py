@@ -42,23 +42,28 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-Model = Annotated[Path, typer.Argument(help="An .onnx file.", show_default=False)]
+Model = Annotated[Path, typer.Argument(metavar="MODEL", help="An .onnx file.", show_default=False)]
 Wrt = Annotated[
     list[str] | None,
     typer.Option(
+        metavar="NAMES",
         help="Names of inputs and initializers, separated by commas, or the option repeated; \\, is a comma inside a name. "
-        "Default: every float input and every float initializer."
+        "Default: every float input and every float initializer.",
     ),
 ]
 Outputs = Annotated[
-    list[str] | None, typer.Option(help="Names of outputs to differentiate, as for --wrt. Default: every float output.")
+    list[str] | None,
+    typer.Option(metavar="NAMES", help="Names of outputs to differentiate, as for --wrt. Default: every float output."),
 ]
 Feeds = Annotated[
     Path | None, typer.Option(help="Inputs by name, a .npz file. Default: random ones of the declared types.")
 ]
 Dim = Annotated[
     list[str] | None,
-    typer.Option(help=f"Sizes for random feeds: N=8 for the dimension N, 8 for every undeclared one. Default: {SIZE}."),
+    typer.Option(
+        metavar="SIZES",
+        help=f"Sizes for random feeds: N=8 for the dimension N, 8 for every undeclared one. Default: {SIZE}.",
+    ),
 ]
 Seed = Annotated[int, typer.Option(min=0, help="Of everything random.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
@@ -138,7 +143,8 @@ def check(
     model: Model,
     feeds: Feeds = None,
     backends: Annotated[
-        list[str] | None, typer.Option(help="Names separated by commas. Default: every available one.")
+        list[str] | None,
+        typer.Option(metavar="NAMES", help="Names separated by commas. Default: every available one."),
     ] = None,
     wrt: Wrt = None,
     outputs: Outputs = None,
@@ -156,7 +162,7 @@ def check(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Is the gradient of MODEL right? Both dialects on every backend, against differences and against float64.
+    """Say whether the gradient of MODEL is right. Both dialects on every backend, against differences and against float64.
 
     Exit code 1 where something disagrees. Not supported, a kink, inconclusive, or ONNX Runtime's own builder being wrong is no
     disagreement.
@@ -181,7 +187,7 @@ def check(
 
 @app.command()
 def preflight(model: Model, wrt: Wrt = None, outputs: Outputs = None, as_json: Json = False) -> None:
-    """List every operator that the derivative meets: its rule, a zero derivative, or why it is refused (exit code 2)."""
+    """List the operators on the path. Each has its rule, a zero derivative, or why it is refused (exit code 2)."""
     report = refgrad.preflight(model, _names(wrt), _names(outputs))
     if as_json:
         _print_json({"ok": report.ok, **asdict(report)})
@@ -219,10 +225,13 @@ def list_backends(as_json: Json = False) -> None:
 
 @app.command()
 def explain(
-    operator: Annotated[str, typer.Argument(help="Mul, com.microsoft.FastGelu, ...", show_default=False)],
+    operator: Annotated[
+        str,
+        typer.Argument(metavar="OPERATOR", help="Mul, or with another domain ai.onnx.ml.Scaler.", show_default=False),
+    ],
     as_json: Json = False,
 ) -> None:
-    """Print the rule of an operator: its formula, its inputs, and what is chosen where no derivative exists."""
+    """Print the rule of an operator. Its formula, its inputs, and what is chosen where no derivative exists."""
     found = explanation(operator)
     if as_json:
         _print_json(asdict(found))
@@ -232,7 +241,7 @@ def explain(
 
 @app.command("demo")
 def show_demo(as_json: Json = False) -> None:
-    """A regression model: both graphs as text, the numbers of its gradient, and the cross-check."""
+    """Show the gradient of a small regression. Both graphs as text, the numbers, and the cross-check."""
     model = notebook.regression()
     gradient = refgrad.gradient(model, outputs=["loss"], cotangent="ones", keep_outputs=True)
     numbers = {name: get_backend(name).prepare(gradient).run(notebook.feeds()) for name in available()}
@@ -360,7 +369,8 @@ def _print_table(rows: Iterable[Mapping[str, Any]]) -> None:
     for position, row in enumerate(rows):
         if not position:
             for name, value in row.items():
-                table.add_column(name, justify="right" if isinstance(value, float | int) else "left", overflow="fold")
+                number = isinstance(value, float | int)
+                table.add_column(name, justify="right" if number else "left", overflow="fold", no_wrap=number)
         table.add_row(*(_cell(value) for value in row.values()))
     console.print(table)
 

@@ -43,10 +43,8 @@ def explain(operator: str) -> Explanation:
     if not onnx.defs.has(op_type, domain):
         known = {f"{s.domain}.{s.name}" if s.domain else s.name for s in onnx.defs.get_all_schemas()}
         rules = sorted(f"{d}.{name}" if d else name for d, name in RULES)
-        raise UnknownNameError(
-            f"There is no operator {operator!r}.{did_you_mean(operator, known | set(rules))} "
-            f"With a rule: {choices(rules, 99)}."
-        )
+        near = did_you_mean(operator, known | set(rules)) or f" With a rule: {choices(rules, len(rules))}."
+        raise UnknownNameError(f"There is no operator {operator!r}.{near}")
     schema = onnx.defs.get_schema(op_type, domain)
     title = f"{domain}.{op_type}" if domain else op_type
     inputs, outputs = tuple(p.name for p in schema.inputs), tuple(p.name for p in schema.outputs)
