@@ -55,7 +55,8 @@ _FLOAT64_BITS = 50  # of 53: a rounding that can be told from the float64 gradie
 _COARSER = 4  # bits less, when rounding alone does not explain an error: is there a kink near?
 _NONE = (None, None, None)
 _NO_KERNEL = re.compile(
-    "no kernel|not a registered|NOT_IMPLEMENTED|NotImplemented|no schema|opset|IR version|_inlfunc_", re.I
+    "no kernel|not a registered|NOT_IMPLEMENTED|NotImplemented|no schema|opset|IR version|_inlfunc_|data type is not supported",
+    re.I,
 )
 
 

@@ -8,6 +8,7 @@ from checking import assert_gradient
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import refgrad
 from refgrad.conformance.case import SHAPES, Case, node_case
 from refgrad.conformance.cases.pooling import cases
 from refgrad.registry import DIALECTS
@@ -18,6 +19,14 @@ from refgrad.registry import DIALECTS
 def test_gradient_agrees_with_differences(case: Case, dialect: str) -> None:
     # With nothing in them, some kernels of ONNX Runtime end the process, and its Conv leaves its result as it was.
     assert_gradient(case, dialect, runtime=all(array.size for array in case.feeds.values()))
+
+
+@pytest.mark.parametrize("op_type", ["MaxPool", "AveragePool"])
+def test_no_kernel_of_the_pools_in_float16(op_type: str) -> None:
+    """ONNX Runtime casts around it, loses the shape that the kernel reads, and the process ends."""
+    case = node_case(op_type, np.ones((1, 1, 4, 4), np.float16), kernel_shape=[2, 2])
+    nodes = refgrad.gradient(case.model, dialect="ort").graph.node
+    assert not {"MaxPoolGrad", "AveragePoolGrad"} & {node.op_type for node in nodes}
 
 
 @settings(max_examples=40, derandomize=True, deadline=None)

@@ -177,8 +177,11 @@ def conv_grad(op: Emitter, dY: str, X: str, W: str, **attributes: Any) -> tuple[
 
 @lowering("MaxPoolGrad", dialect="ort")
 def max_pool_grad(op: Emitter, dY: str, X: str, Indices: str, **attributes: Any) -> str | None:
-    """The kernel reads the shape of X off the declaration of its output: where it is not static, the process ends."""
-    if op.type(dY) not in _SINGLE or op.static(X) is None or attributes["storage_order"]:
+    """The kernel reads the shape of X off the declaration of its output: where it is not static, the process ends.
+
+    So it does in float16: the casts around the kernel give it an output that nothing declares.
+    """
+    if op.type(dY) != TensorProto.FLOAT or op.static(X) is None or attributes["storage_order"]:
         return None
     return op.declare(op.emit("MaxPoolGrad", "", (dY, Indices), 1, attributes), like=X)
 
@@ -195,7 +198,7 @@ def average_pool_grad(
     **attributes: Any,
 ) -> str | None:
     """As MaxPoolGrad; and it is wrong with auto_pad SAME, with dilations, and for three spatial axes."""
-    if op.type(dY) not in _SINGLE or op.static(X) is None or auto_pad in _SAME:
+    if op.type(dY) != TensorProto.FLOAT or op.static(X) is None or auto_pad in _SAME:
         return None
     if ceil_mode or len(kernel_shape) > 2 or any(d != 1 for d in dilations or ()):
         return None
