@@ -42,7 +42,7 @@ class CpuBackend(Backend):
     def unavailable(cls) -> str | None:
         """Why ONNX Runtime cannot be used here."""
         if util.find_spec("onnxruntime") is None:
-            return "onnxruntime is not installed (pip install 'refgrad[ort]')"
+            return "onnxruntime is not installed (pip install onnxruntime)"
         try:
             importlib.import_module("onnxruntime")
         except ImportError as error:
@@ -99,7 +99,7 @@ def _cuda_unavailable() -> str | None:
     import onnxruntime
 
     if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
-        return "this build of onnxruntime has no CUDA provider (pip install 'refgrad[cuda]')"
+        return "this build of onnxruntime has no CUDA provider (pip install onnxruntime-gpu)"
     value = helper.make_tensor_value_info
     graph = helper.make_graph(
         [helper.make_node("Identity", ["x"], ["y"], name="identity")],

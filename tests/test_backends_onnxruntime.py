@@ -54,7 +54,7 @@ def test_an_install_that_does_not_import_is_unavailable(monkeypatch):
     monkeypatch.setattr(importlib, "import_module", broken)
     assert "cannot be imported (libonnxruntime.so" in (CpuBackend.unavailable() or "")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert "not installed (pip install 'refgrad[ort]')" in (CpuBackend.unavailable() or "")
+    assert "not installed (pip install onnxruntime)" in (CpuBackend.unavailable() or "")
 
 
 def test_threads_can_be_limited(ort):
