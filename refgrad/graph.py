@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import os
-import stat
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -211,9 +210,9 @@ def read(model: ModelProto | str | os.PathLike[str]) -> ModelProto:
     if not isinstance(model, str | os.PathLike):
         raise InvalidModelError(f"A model is a ModelProto or a path, not {type(model).__name__}.")
     path = Path(model)
+    if path.is_dir():
+        raise InvalidModelError(f"{path} is a folder: give the path of an .onnx file in it.")
     try:
-        if stat.S_ISDIR(path.stat().st_mode):
-            raise InvalidModelError(f"{path} is a folder: give the path of an .onnx file in it.")
         proto = onnx.load(path, load_external_data=False)
     except OSError as error:
         raise InvalidModelError(f"{path} cannot be read: {error.strerror}.") from error
@@ -300,12 +299,15 @@ def _upgrade(model: ModelProto) -> ModelProto:
     if opset >= MIN_OPSET:
         return model
     try:
-        return onnx.version_converter.convert_version(model, MIN_OPSET)
+        converted = onnx.version_converter.convert_version(model, MIN_OPSET)
     except RuntimeError as error:
         raise InvalidModelError(
             f"The model has opset {opset}; gradients are emitted from opset {MIN_OPSET} on, and onnx cannot convert it: "
             f"{error}. Export it anew with opset {MIN_OPSET} or later."
         ) from error
+    for value, declared in zip(converted.graph.output, model.graph.output, strict=True):
+        value.CopyFrom(declared)  # the converter names dimensions that nobody named
+    return converted
 
 
 def _inline(model: ModelProto) -> ModelProto:

@@ -66,6 +66,18 @@ def test_grad_writes_a_gradient_that_runs(regression, tmp_path, refgrad_):
     assert stat.S_IMODE(output.stat().st_mode) == stat.S_IMODE(regression.stat().st_mode)
 
 
+def test_a_conversion_of_the_opset_names_no_dimensions(regression, tmp_path, refgrad_):
+    output = tmp_path / "gradient.onnx"
+    assert refgrad_("grad", regression, "-o", output, "--keep-outputs")[0] == 0
+    declared = {value.name: value for value in onnx.load(regression).graph.output}
+    assert {v.name: v for v in onnx.load(output).graph.output}["y"].type == declared["y"].type
+
+
+def test_a_folder_is_no_model(tmp_path, capsys):
+    assert main(["grad", str(tmp_path), "-o", str(tmp_path / "gradient.onnx")]) == 2
+    assert capsys.readouterr().err == f"refgrad: {tmp_path} is a folder: give the path of an .onnx file in it.\n"
+
+
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
