@@ -39,7 +39,7 @@ def cases() -> Iterator[Case]:
             yield node_case("LRN", numbers(*x), size=2, alpha=0.3, beta=0.6, bias=1.5, opset=NEWEST, shapes=shapes)
         for p in (1, 2):
             for axis in (0, 1, -1):
-                yield node_case("LpNormalization", positive(2, 3, 4), p=p, axis=axis, opset=NEWEST, shapes=shapes)
+                yield node_case("LpNormalization", numbers(2, 3, 4), p=p, axis=axis, opset=NEWEST, shapes=shapes)
         for x, axis, scale, bias in LAYER:
             for outputs in (1, 2, 3):
                 yield layer(x, axis, scale, bias, shapes=shapes, outputs=outputs)

@@ -195,6 +195,13 @@ def lrn(X: np.ndarray, *, alpha: float, beta: float, bias: float, size: int) -> 
     return np.asarray(X / (bias + alpha / size * total) ** beta)
 
 
+@kernel("LpNormalization", in_float32=True)
+def lp_normalization(X: np.ndarray, *, axis: int, p: int) -> np.ndarray:
+    """x/‖x‖_p along `axis`, and 0 where the norm is 0. (onnx.reference sums x itself for p = 1.)"""
+    norm = np.sum(np.abs(X) ** p, axis=axis, keepdims=True) ** X.dtype.type(1 / p)
+    return np.asarray(X / np.where(norm == 0, 1, norm))
+
+
 @kernel("Dropout", since=12, in_float32=True)
 def dropout(
     X: np.ndarray, ratio: np.ndarray | None = None, training_mode: np.ndarray | None = None, *, seed: int | None = None
