@@ -124,6 +124,13 @@ def test_a_rule_that_is_wrong_everywhere_is_no_kink(planted):
     assert not found.ok
 
 
+def test_a_dialect_that_is_wrong_is_not_held_against_the_other(monkeypatch):
+    monkeypatch.setitem(registry.LOWERINGS["onnx"], "TanhGrad", lambda op, dY, Y: op.Mul(dY, Y))
+    found = check(model("{ y = Tanh(x) }"), backends=["numpy"])
+    assert {row.verdict for row in found.rows if row.dialect == "onnx"} == {"disagreed"}
+    assert {row.verdict for row in found.rows if row.dialect == "ort"} == {"agreed"}
+
+
 def test_an_infinite_derivative_is_inconclusive():
     found = check(model("{ y = Sqrt(x) }"), {"x": np.float32([[0, 1, 2]])}, backends=["numpy"])
     assert found.ok
