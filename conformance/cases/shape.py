@@ -121,6 +121,7 @@ def _slicing(shapes: str) -> Iterator[Case]:
         (ints(-1, -2), ints(-most, -most), ints(1, 0), ints(-2, -3)),
         (ints(3, 0), ints(0, 5), ints(1, 0), ints(-2, 2)),
         (ints(4), ints(4), ints(0), ints(-2)),
+        (ints(-9), ints(-9), ints(0), ints(-1)),
     ):
         for constant in (names, names[2:], ()):
             yield _case("Slice", numbers(5, 6), starts, ends, axes, steps, constant=constant, shapes=shapes)

@@ -158,12 +158,13 @@ def scatter_nd(data: np.ndarray, indices: np.ndarray, updates: np.ndarray, *, re
     return target
 
 
-def _slices(rank: int, starts: Any, ends: Any, axes: Any, steps: Any) -> tuple[slice, ...]:
+def _slices(shape: tuple[int, ...], starts: Any, ends: Any, axes: Any, steps: Any) -> tuple[slice, ...]:
+    """A start before the first element is the first one, with a negative step too, where Python takes none."""
     over = range(len(starts)) if axes is None else axes.tolist()
     by = [1] * len(starts) if steps is None else steps.tolist()
-    slices = [slice(None)] * rank
+    slices = [slice(None)] * len(shape)
     for axis, start, end, step in zip(over, starts.tolist(), ends.tolist(), by, strict=True):
-        slices[axis] = slice(start, end, step)
+        slices[axis] = slice(max(start, -shape[axis]), end, step)
     return tuple(slices)
 
 
@@ -175,13 +176,13 @@ def slice_(
     axes: np.ndarray | None = None,
     steps: np.ndarray | None = None,
 ) -> np.ndarray:
-    return data[_slices(data.ndim, starts, ends, axes, steps)]
+    return data[_slices(data.shape, starts, ends, axes, steps)]
 
 
 @kernel("Slice")
 def slice_1(data: np.ndarray, *, starts: list[int], ends: list[int], axes: list[int] | None = None) -> np.ndarray:
     over = None if axes is None else np.array(axes)
-    return data[_slices(data.ndim, np.array(starts), np.array(ends), over, None)]
+    return data[_slices(data.shape, np.array(starts), np.array(ends), over, None)]
 
 
 @kernel("SliceGrad", domain=MICROSOFT)
@@ -195,7 +196,7 @@ def slice_grad(
 ) -> np.ndarray:
     """dX = zeros(shape) with dY where it was taken from"""
     dX = np.zeros(tuple(shape.tolist()), dY.dtype)
-    dX[_slices(dX.ndim, starts, ends, axes, steps)] = dY
+    dX[_slices(dX.shape, starts, ends, axes, steps)] = dY
     return dX
 
 

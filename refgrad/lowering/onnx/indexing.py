@@ -74,10 +74,11 @@ def _ranges(
         size, step, count = dims[axis], 1 if by is None else int(by[k]), taken[axis]
         if not isinstance(size, int):
             return None
+        begin = max(int(first[k]), -size)  # the first element, with a negative step too, where Python takes none
         if last is not None:
-            ranges[axis] = size, range(*slice(int(first[k]), int(last[k]), step).indices(size))
+            ranges[axis] = size, range(*slice(begin, int(last[k]), step).indices(size))
         elif isinstance(count, int):
-            start = slice(int(first[k]), None, step).indices(size)[0]
+            start = slice(begin, None, step).indices(size)[0]
             ranges[axis] = size, range(start, start + count * step, step)
         else:
             return None
