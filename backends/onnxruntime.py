@@ -228,6 +228,7 @@ def _advice(text: str) -> str:
         return "Convert the model down with onnx.version_converter, or install a newer onnxruntime."
     if re.search("NOT_IMPLEMENTED|not a registered function/op|NotImplemented|No Op registered", text):
         return (
-            "This build has no kernel for that operator and type. Use the backend 'numpy', or refgrad.lower the model."
+            "This build has no kernel for that operator and type. Use the backend 'numpy', "
+            "or a model in ai.onnx operators (dialect 'onnx')."
         )
     return "Check the model with onnx.checker; the backend 'numpy' names the first node that fails."

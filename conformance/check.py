@@ -133,6 +133,8 @@ def check(
     if tolerance is not None and not tolerance > 0:
         raise OptionError(f"tolerance={tolerance}: a tolerance is a positive number, relative to the gradient.")
     names = list(backends) if backends is not None else available()
+    if not names:
+        raise OptionError(f"backends is empty; there are {choices(available())}.")
     for name in names:
         get_backend(name)
     proto = load_model(model)

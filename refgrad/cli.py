@@ -299,7 +299,7 @@ def _report(found: Check, as_json: bool) -> None:
             "dialect": row.dialect,
             "backend": row.backend,
             "against": row.oracle,
-            "largest error": row.absolute,
+            "absolute": row.absolute,
             "relative": row.relative,
             "explained": row.allowed,
             "verdict": row.verdict,

@@ -322,6 +322,8 @@ def test_arguments_are_checked():
         check(SMOOTH, directions=0)
     with pytest.raises(OptionError, match="tolerance"):
         check(SMOOTH, tolerance=0.0)
+    with pytest.raises(OptionError, match="backends is empty; there are 'numpy'"):
+        check(SMOOTH, backends=[])
     with pytest.raises(OptionError, match="constant fills"):
         check(SMOOTH, random_weights=0)
 
