@@ -86,6 +86,10 @@ def einsum(op: Emitter, d_Output: str, Inputs: list[str], equation: str) -> tupl
         if len(set(letters)) < len(letters):
             raise RuleError(f"The rule for Einsum does not know diagonals, such as that of {term!r} in {equation!r}.")
         read = [output, *(t for j, t in enumerate(terms) if j != k)]
+        if "..." not in term and any("..." in t for t in read):
+            term = (
+                f"...{term}"  # axes that X does not have: ONNX Runtime wants them in the result, where they are summed
+            )
         lost = [letter for letter in letters if not any(letter in t for t in read)]
         target = "".join(c for c in term if c not in lost)
         others = (name for j, name in enumerate(Inputs) if j != k)
