@@ -318,6 +318,10 @@ def _inline(model: ModelProto) -> ModelProto:
     for function in model.functions:
         for imported in function.opset_import:
             imported.version = versions.get(imported.domain, imported.version)
+        for value in function.value_info:  # a dimension's name holds within one call
+            for dim in value.type.tensor_type.shape.dim:
+                if dim.dim_param:
+                    dim.Clear()
     return onnx.inliner.inline_local_functions(model)
 
 

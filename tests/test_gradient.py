@@ -280,6 +280,17 @@ def test_a_function_may_have_an_opset_of_its_own(opset: int, own: int) -> None:
     np.testing.assert_allclose(run(gradient, {"x": X, "y_grad": X})["x_grad"], X * np.cos(X), rtol=1e-6)
 
 
+def test_the_dimensions_of_a_function_are_those_of_one_call() -> None:
+    model = parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 21, "local": 1]>
+        g (float[A,3] x, float[B,3] z) => (float[C,3] y) { a = local.wave(x) b = local.wave(z) y = Mul(a, b) }
+        <opset_import: ["": 21], domain: "local"> wave (u) => (v) { s = Sin(u) v = Neg(s) }"""
+    )
+    model.functions[0].value_info.append(helper.make_tensor_value_info("s", TensorProto.FLOAT, ["N", 3]))
+    for x, z in ((X[:1], X), (X, X[:1])):
+        check(model, {"x": x, "z": z})
+
+
 def test_a_model_without_the_default_opset_gets_it() -> None:
     value = helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 3])
     graph = helper.make_graph([], "g", [value], [value])
