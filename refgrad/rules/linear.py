@@ -87,9 +87,8 @@ def einsum(op: Emitter, d_Output: str, Inputs: list[str], equation: str) -> tupl
             raise RuleError(f"The rule for Einsum does not know diagonals, such as that of {term!r} in {equation!r}.")
         read = [output, *(t for j, t in enumerate(terms) if j != k)]
         if "..." not in term and any("..." in t for t in read):
-            term = (
-                f"...{term}"  # axes that X does not have: ONNX Runtime wants them in the result, where they are summed
-            )
+            # Axes that X does not have: ONNX Runtime wants them in the result, which is then summed over them.
+            term = f"...{term}"
         lost = [letter for letter in letters if not any(letter in t for t in read)]
         target = "".join(c for c in term if c not in lost)
         others = (name for j, name in enumerate(Inputs) if j != k)
