@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import refgrad
+from refgrad.backends import get_backend
 from refgrad.conformance.case import SHAPES, Case, node_case
 from refgrad.conformance.cases.pooling import cases
 from refgrad.registry import DIALECTS
@@ -27,6 +28,15 @@ def test_no_kernel_of_the_pools_in_float16(op_type: str) -> None:
     case = node_case(op_type, np.ones((1, 1, 4, 4), np.float16), kernel_shape=[2, 2])
     nodes = refgrad.gradient(case.model, dialect="ort").graph.node
     assert not {"MaxPoolGrad", "AveragePoolGrad"} & {node.op_type for node in nodes}
+
+
+@pytest.mark.parametrize("shapes", ["static", "symbolic"])
+def test_a_mean_over_more_elements_than_float16_can_count(shapes: str) -> None:
+    x = np.ones((1, 1, 300, 300), np.float16)
+    case = node_case("GlobalAveragePool", x, shapes=shapes)
+    run = get_backend("numpy").prepare(refgrad.gradient(case.model)).run
+    result = run({"X": x, "Y_grad": np.full((1, 1, 1, 1), 9000, np.float16)})["X_grad"]
+    np.testing.assert_allclose(result, np.full_like(x, 0.1), rtol=5e-3)
 
 
 @settings(max_examples=40, derandomize=True, deadline=None)
