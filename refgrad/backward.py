@@ -116,7 +116,7 @@ class _Sweep:
         self.path, self.graph = path, path.graph
         self.wrt, self.outputs = wrt, outputs
         self.keep_outputs = keep_outputs
-        self.op = Emitter(self.graph, dialect, _names(self.graph))
+        self.op = Emitter(self.graph, dialect, _taken_names(self.graph))
         self.rename: dict[str, str] = {}  # emitted value: its name in the result
         self.owner: dict[str, str] = {}  # emitted value: the primal whose adjoint it was first
         self.contributions: dict[str, list[str]] = {}
@@ -329,7 +329,7 @@ class _Sweep:
         return self._tensor_types[kind]
 
 
-def _names(graph: Graph) -> set[str]:
+def _taken_names(graph: Graph) -> set[str]:
     """Every name that the model uses, of values and of nodes, subgraphs included."""
     taken = {*graph.inputs, *graph.initializers, *graph.outputs}
     taken.update(tensor.values.name for tensor in graph.model.graph.sparse_initializer)

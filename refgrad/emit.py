@@ -6,6 +6,7 @@ An argument is the name of a value, a Python number (a scalar of the type of the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -222,15 +223,13 @@ class Emitter:
             if parameter.type_str == type_str and value in self._types:
                 self._types[name] = self._types[value]
                 return
-        allowed = next(
-            (c.allowed_type_strs for c in schema.type_constraints if c.type_param_str == type_str), [type_str]
+        allowed = {type_str}.union(
+            *(c.allowed_type_strs for c in schema.type_constraints if c.type_param_str == type_str)
         )
-        known = {
-            "tensor(float)": TensorProto.FLOAT,
-            "tensor(int64)": TensorProto.INT64,
-            "tensor(bool)": TensorProto.BOOL,
-        }
-        self._types[name] = next(kind for text, kind in known.items() if text in allowed)
+        for kind in (TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL):
+            if f"tensor({helper.tensor_dtype_to_string(kind).partition('.')[2].lower()})" in allowed:
+                self._types[name] = kind
+                return
 
     # Shorthands
 
@@ -283,12 +282,24 @@ class Emitter:
 
     def reshape_like(self, value: str, like: str) -> str:
         """The elements of `value` in the shape of `like`; one dimension that is not known needs no Shape node."""
-        dims = self.shape(like) or (None, None)
-        known = [dim for dim in dims if isinstance(dim, int)]
-        one_left = len(known) == len(dims) - 1 and 0 not in known
-        shape = [dim if isinstance(dim, int) else -1 for dim in dims] if one_left else self.shape_of(like)
-        result: str = self.Reshape(value, shape, allowzero=None if one_left else 1)
-        return result
+        dims = self.shape(like)
+        if dims is None or 0 in dims or sum(not isinstance(dim, int) for dim in dims) != 1:
+            return str(self.Reshape(value, self.shape_of(like), allowzero=1))
+        return str(self.Reshape(value, [dim if isinstance(dim, int) else -1 for dim in dims]))
+
+    def share(self, whole: str, parts: str | None, like: str) -> str | float:
+        """What one element weighs in a mean: the size of `parts` (the means; None is one) over that of `whole`.
+
+        A number where the shapes are known, else a scalar of the type of `like`, divided in double: sizes overflow float16.
+        """
+        sizes = [(1,) if value is None else self.static(value) for value in (parts, whole)]
+        counts = [max(math.prod(size), 1) for size in sizes if size is not None]
+        if len(counts) == 2:
+            return counts[0] / counts[1]
+        one = self.const(np.ones((), np.int64))
+        measured = (one if value is None else self.Max(self.Size(value), one) for value in (parts, whole))
+        ratio = self.Div(*(self.Cast(size, to=TensorProto.DOUBLE) for size in measured))
+        return str(self.Cast(ratio, to=self.type(like)))
 
     def keep_dims(self, reduced: str, data: str, axes: str | None, keepdims: int, noop_with_empty_axes: int = 0) -> str:
         """A reduction's result with the axes that it reduced put back as 1, so that it broadcasts against `data`."""

@@ -36,6 +36,7 @@ from refgrad.errors import InvalidModelError
 FLOATS = frozenset((TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.FLOAT, TensorProto.DOUBLE))
 MIN_OPSET = 16  # ScatterND and ScatterElements add duplicates from this one on
 CONSTANT = "refgrad.constant"  # marks an initializer that a rule made: float it may be, a weight it is not
+_POOL_GRADIENTS = ("MaxPoolGrad", "AveragePoolGrad")  # ONNX Runtime has them in the domain of ai.onnx
 UNNAMED = "unk__"  # how shape inference names a dimension that it knows nothing of
 _LARGE = 1024  # bytes; above it an initializer is weights, not the axes or shape of some operator
 
@@ -285,12 +286,14 @@ def _check(model: ModelProto) -> ModelProto:
         if imported.domain in ("", "ai.onnx") and imported.version > newest:
             raise InvalidModelError(
                 f"The model's opset {imported.version} is newer than onnx {onnx.__version__} knows ({newest}). "
-                "Upgrade onnx, or convert the model down."
+                "Upgrade onnx, or convert the model down with onnx.version_converter."
             )
     try:
         onnx.checker.check_model(model)
     except onnx.checker.ValidationError as error:
-        raise InvalidModelError(f"onnx.checker refuses the model: {error}") from error
+        again = " It is a gradient in dialect 'ort': to differentiate again, make it in dialect 'onnx'."
+        hint = again if any(node.op_type in _POOL_GRADIENTS for node in model.graph.node) else ""
+        raise InvalidModelError(f"onnx.checker refuses the model: {error}{hint}") from error
     return model
 
 

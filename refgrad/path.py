@@ -181,15 +181,15 @@ def _checked(argument: str, names: object, graph: Graph, floats: list[str], kind
         )
     if not names:
         raise OptionError(f"{argument} is empty; the model has: {choices(floats)}.")
+    boundary = {*graph.outputs} if argument == "outputs" else {*graph.inputs, *graph.initializers}
     for position, name in enumerate(names):
         if name in names[:position]:
             raise UnknownNameError(f"{argument} has {name!r} twice.")
         if name in floats:
             continue
-        if name in graph.types and (name in graph.outputs or argument == "wrt") and _is_boundary(graph, name, argument):
-            element = helper.tensor_dtype_to_string(graph.types[name]).removeprefix("TensorProto.").lower()
+        if name in boundary:
             raise UnknownNameError(
-                f"{name!r} in {argument} has type {element}: only float tensors have a derivative. "
+                f"{name!r} in {argument} {_what(graph, name)}: only float tensors have a derivative. "
                 f"The model's float {kind}s: {choices(floats)}."
             )
         raise UnknownNameError(
@@ -198,8 +198,10 @@ def _checked(argument: str, names: object, graph: Graph, floats: list[str], kind
     return list(names)
 
 
-def _is_boundary(graph: Graph, name: str, argument: str) -> bool:
-    return name in graph.outputs if argument == "outputs" else name in graph.inputs or name in graph.initializers
+def _what(graph: Graph, name: str) -> str:
+    if name not in graph.types:
+        return "is no tensor"
+    return "has type " + helper.tensor_dtype_to_string(graph.types[name]).removeprefix("TensorProto.").lower()
 
 
 def _expand(graph: Graph, nodes: Iterable[Node]) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+from onnx import TensorProto
 
 from refgrad.emit import Emitter
 from refgrad.registry import rule
@@ -110,7 +111,7 @@ def top_k(op: Emitter, d_Values: str, X: str, Indices: str, axis: int) -> str:
 @rule("OneHot", wrt=["values"])
 def one_hot(op: Emitter, d_output: str, indices: str, depth: str, values: str, axis: int) -> str:
     """dvalues = (Σ dy where the output is off, Σ dy where it is on)"""
-    on = op.Cast(op.OneHot(indices, depth, op.const([0, 1], like=values), axis=axis), to=9)
+    on = op.Cast(op.OneHot(indices, depth, op.const([0, 1], like=values), axis=axis), to=TensorProto.BOOL)
     off_sum = op.ReduceSum(op.Where(on, 0, d_output), keepdims=0)
     on_sum = op.ReduceSum(op.Where(on, d_output, 0), keepdims=0)
     return op.Concat(op.Unsqueeze(off_sum, [0]), op.Unsqueeze(on_sum, [0]), axis=0)

@@ -69,12 +69,12 @@ def _in_training(
     if d_running_mean is not None:
         d_mean = op.Mul(d_running_mean, momentum)
         share = op.Mul(cast(op, d_running_mean, op.type(x)), 1 - momentum)
-        d_x = op.Add(d_x, _along(op, op.Div(share, _count(op, x, scale)), axes))
+        d_x = op.Add(d_x, _along(op, op.Mul(share, op.share(x, scale, like=x)), axes))
     if d_running_var is not None:
         d_var = op.Mul(d_running_var, momentum)
         share = op.Mul(cast(op, d_running_var, op.type(x)), 2 * (1 - momentum))
         centred = op.Sub(x, op.reduce("ReduceMean", x, op.const(axes)))
-        d_x = op.Add(d_x, op.Mul(_along(op, op.Div(share, _count(op, x, scale)), axes), centred))
+        d_x = op.Add(d_x, op.Mul(_along(op, op.Mul(share, op.share(x, scale, like=x)), axes), centred))
     return d_x, d_scale, d_B, d_mean, d_var
 
 
@@ -120,11 +120,6 @@ def _along(op: Emitter, per_channel: str, axes: list[int]) -> str:
     return str(op.Unsqueeze(per_channel, [axis - 1 for axis in axes[1:]])) if len(axes) > 1 else per_channel
 
 
-def _count(op: Emitter, x: str, statistic: str) -> str:
-    """How many elements of `x` each of `statistic` is over."""
-    return str(op.Div(op.Cast(op.Size(x), to=op.type(x)), op.Cast(op.Size(statistic), to=op.type(x))))
-
-
 @rule("LayerNormalization")
 def layer_normalization(
     op: Emitter,
@@ -146,11 +141,11 @@ def layer_normalization(
     wide = widest(op, X, Mean)
     x, mean, r = (cast(op, value, wide) for value in (X, Mean, InvStdDev))
     if d_Mean is not None:
-        share = op.Div(cast(op, d_Mean, wide), _count(op, x, mean))
+        share = op.Mul(cast(op, d_Mean, wide), op.share(x, mean, like=x))
         d_X = op.Add(d_X, cast(op, share, op.type(X)))
     if d_InvStdDev is not None:
         normalized = op.Mul(op.Sub(x, mean), r)
-        slope = op.Div(op.Mul(cast(op, d_InvStdDev, wide), op.Mul(r, r)), _count(op, x, mean))
+        slope = op.Mul(op.Mul(cast(op, d_InvStdDev, wide), op.Mul(r, r)), op.share(x, mean, like=x))
         d_X = op.Sub(d_X, cast(op, op.Mul(normalized, slope), op.type(X)))
     return d_X, d_Scale, d_B
 

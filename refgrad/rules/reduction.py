@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from onnx import TensorProto
 
 from refgrad.emit import Emitter
 from refgrad.registry import rule
@@ -26,13 +25,7 @@ def reduce_mean(
 ) -> str:
     """dx = dy/n along every reduced axis; n elements were averaged"""
     count = _count(op, data, axes, noop_with_empty_axes)
-    scale: str | float
-    if count is None:
-        # In double: an int64 quotient would divide by 0 for empty data, and sizes overflow float16.
-        sizes = (op.Cast(op.Max(op.Size(value), 1), to=TensorProto.DOUBLE) for value in (d_reduced, data))
-        scale = op.Cast(op.Div(*sizes), to=op.type(data))
-    else:
-        scale = 1 / max(count, 1)
+    scale = op.share(data, d_reduced, like=data) if count is None else 1 / max(count, 1)
     return reduce_sum(op, op.Mul(d_reduced, scale), data, axes, keepdims, noop_with_empty_axes)
 
 

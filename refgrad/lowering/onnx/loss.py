@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-
-from onnx import TensorProto
 
 from refgrad.emit import Emitter
 from refgrad.registry import lowering
@@ -30,7 +27,7 @@ def read_labels(
 ) -> Labels:
     """`share` = dL·w, divided by Σw for the mean; where everything is ignored it is 0."""
     if weights is None and ignore_index is None:
-        unit = op.Mul(d_loss, _reciprocal_size(op, labels, like=d_loss)) if reduction == "mean" else d_loss
+        unit = op.Mul(d_loss, op.share(labels, None, like=d_loss)) if reduction == "mean" else d_loss
         return Labels(labels, None, unit, unit if reduction == "none" else op.Expand(unit, op.shape_of(labels)))
     ignored = None if ignore_index is None else op.Equal(labels, ignore_index)
     classes = labels if ignored is None else op.Where(ignored, 0, labels)
@@ -45,14 +42,6 @@ def read_labels(
         total = op.ReduceSum(weight, keepdims=0)
         unit = op.Div(d_loss, op.Where(op.Equal(total, 0.0), 1.0, total))
     return Labels(classes, ignored, unit, op.Mul(unit, weight))
-
-
-def _reciprocal_size(op: Emitter, value: str, like: str) -> str | float:
-    static = op.static(value)
-    if static is not None:
-        return 1 / max(math.prod(static), 1)
-    size = op.Cast(op.Max(op.Size(value), 1), to=TensorProto.DOUBLE)  # in double: a size overflows float16
-    return str(op.Cast(op.Reciprocal(size), to=op.type(like)))
 
 
 @lowering("SoftmaxCrossEntropyLossGrad")

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from functools import reduce
 
 import numpy as np
-from onnx import TensorProto
 
 from refgrad.emit import Emitter
 from refgrad.lowering.onnx.windows import Windows, lay, make_windows, ones, pad, spatial, typed
@@ -120,10 +119,5 @@ def _counts_at_run_time(
 def global_average_pool_grad(op: Emitter, dY: str, X: str) -> str:
     """By a factor: the number of elements may be beyond float16."""
     size = spatial(op, X)
-    factor: str | float
-    if size is not None:
-        factor = 1 / max(math.prod(size), 1)
-    else:
-        count = op.Cast(op.ReduceProd(op.Shape(X, start=2), keepdims=0), to=TensorProto.DOUBLE)
-        factor = op.Cast(op.Reciprocal(count), to=op.type(dY))
+    factor = op.share(X, dY, like=dY) if size is None else 1 / max(math.prod(size), 1)
     return str(op.Expand(op.Mul(dY, factor), op.shape_of(X)))
