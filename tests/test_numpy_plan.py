@@ -195,3 +195,11 @@ def test_sparse_and_string_constants():
     result = NUMPY.prepare(model).run({})
     np.testing.assert_array_equal(result["s"], [[0, 3], [4, 0]])
     assert list(result["t"]) == ["a", "b"]
+
+
+def test_a_function_of_another_opset_runs():
+    text = """<ir_version: 10, opset_import: ["": 21, "f": 1]>
+    g (float[3] x) => (float[3] y) { y = f.twice(x) }
+    <domain: "f", opset_import: ["": 18]> twice (x) => (y) { y = Add(x, x) }"""
+    x = np.ones(3, np.float32)
+    np.testing.assert_array_equal(get_backend("numpy").prepare(parser.parse_model(text)).run({"x": x})["y"], 2 * x)

@@ -53,8 +53,19 @@ class NumpyBackend(Backend):
             raise OptionError(f"bits={bits} goes with precision='float64' and is between 2 and 53.")
         proto = load_model(model)
         if proto.functions:
-            proto = inliner.inline_local_functions(proto)
+            proto = _inlined(proto)
         return NumpyModel(proto, _PRECISIONS[precision]() if bits is None else Rounded(bits))
+
+
+def _inlined(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy without local functions. The inliner passes over those of another opset, which the checker found compatible."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    versions = {imported.domain: imported.version for imported in model.opset_import}
+    for function in copy.functions:
+        for imported in function.opset_import:
+            imported.version = versions.get(imported.domain, imported.version)
+    return inliner.inline_local_functions(copy)
 
 
 class NumpyModel(Prepared):
