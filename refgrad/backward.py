@@ -13,7 +13,7 @@ from onnx import ModelProto, TypeProto, helper
 
 from refgrad.emit import Emitter, Writer
 from refgrad.errors import OptionError, RuleError, choices
-from refgrad.graph import Graph, Node, subgraphs
+from refgrad.graph import Graph, Node, Shape, subgraphs
 from refgrad.path import Path, Report, prepare, refuse
 from refgrad.registry import DIALECTS, RULES, Read, Rule
 
@@ -120,7 +120,7 @@ class _Sweep:
         self.rename: dict[str, str] = {}  # emitted value: its name in the result
         self.owner: dict[str, str] = {}  # emitted value: the primal whose adjoint it was first
         self.contributions: dict[str, list[str]] = {}
-        self._tensor_types: dict[tuple[int, tuple[int, ...]], TypeProto] = {}
+        self._tensor_types: dict[tuple[int, Shape], TypeProto] = {}
         self.cotangents = self._seed(cotangent)
         for node in reversed(path.active):
             self._visit(node)
@@ -152,7 +152,7 @@ class _Sweep:
         if not any(adjoints):
             return
         rule = RULES[node.key]
-        bound, places = rule.bind(self.graph.opsets.get(node.domain, 1))
+        bound, places = rule.bind(self.graph.opsets.get(rule.domain, 1))
         op, needed = self.op, self.path.needed
         op.enter(rule.op_type, node.name)
         arguments, keywords = self._arguments(node, bound, adjoints)
@@ -225,10 +225,13 @@ class _Sweep:
     def _adjoint(self, name: str) -> str | None:
         """The adjoint of `name`, the sum of its contributions; None where there are none."""
         parts = self.contributions.get(name)
-        if not name or not parts:
+        if not parts:
             return None
         if len(parts) == 1:
-            total = self._call(parts[0], f"{name}_grad", name)
+            total = parts[0]
+            if self.owner.get(total) == name:
+                return total
+            self._call(total, f"{name}_grad", name)
         else:
             self.op.enter("sum", name)
             parts = [self._call(part, f"{name}_grad_{k}", name) for k, part in enumerate(parts)]
@@ -322,8 +325,7 @@ class _Sweep:
         declared = self.graph.inputs.get(name) or self.graph.outputs.get(name)
         if declared is not None:
             return declared.type
-        tensor = self.graph.initializers[name]
-        kind = tensor.data_type, tuple(tensor.dims)
+        kind = self.graph.types[name], self.graph.shapes[name]
         if kind not in self._tensor_types:
             self._tensor_types[kind] = helper.make_tensor_type_proto(*kind)
         return self._tensor_types[kind]

@@ -38,9 +38,9 @@ class Emitted:
     inputs: tuple[str, ...]
     outputs: list[str]
     attributes: dict[str, Any]
+    settings: tuple[Any, ...]  # the attributes, hashable
     name: str
-    rule: str
-    node: str
+    metadata: tuple[StringStringEntryProto, StringStringEntryProto]
     optional_outputs: bool
 
 
@@ -68,12 +68,15 @@ class Emitter:
         self._numbers: dict[tuple[str, int], str] = {}  # constants by how the rule wrote them
         self._seen: dict[tuple[Any, ...], tuple[str, ...]] = {}
         self.made: set[str] = set()  # the values that nodes of the gradient graph compute
-        self._rule = self._node = self._scope = ""
-        self._count = 0
+        self._rules: dict[str, StringStringEntryProto] = {}
+        self.enter("", "")
 
     def enter(self, rule: str, node: str) -> None:
         """What is emitted from now on belongs to `rule` and to the forward node called `node`."""
         self._rule, self._node, self._scope, self._count = rule, node, f"{node}_Grad/", 0
+        if rule not in self._rules:
+            self._rules[rule] = StringStringEntryProto(key="refgrad.rule", value=rule)
+        self._metadata = self._rules[rule], StringStringEntryProto(key="refgrad.node", value=node)
 
     def __getattr__(self, op_type: str) -> Callable[..., Any]:
         if not op_type[:1].isupper() or not onnx.defs.has(op_type):
@@ -100,7 +103,7 @@ class Emitter:
         if attributes:
             if None in attributes.values():
                 attributes = {key: value for key, value in attributes.items() if value is not None}
-            settings = tuple([(key, _hashable(value)) for key, value in attributes.items()])
+            settings = tuple([(key, value.__class__, _hashable(value)) for key, value in attributes.items()])
         key = (op_type, domain, names, outputs, settings)
         made = self._seen.get(key)
         if made is None:
@@ -108,7 +111,9 @@ class Emitter:
             self._count += 1
             made = (name,) if outputs == 1 else tuple(self.fresh(f"{name}_{k}") for k in range(outputs))
             self.nodes.append(
-                Emitted(op_type, domain, names, list(made), attributes, name, self._rule, self._node, optional_outputs)
+                Emitted(
+                    op_type, domain, names, list(made), attributes, settings, name, self._metadata, optional_outputs
+                )
             )
             self._seen[key] = made
             self.made.update(made)
@@ -121,7 +126,7 @@ class Emitter:
         return made[0] if outputs == 1 else made
 
     def _names(self, inputs: Sequence[Argument]) -> tuple[str, ...]:
-        names = []
+        names: list[str] = []
         for argument in inputs:
             if isinstance(argument, str):
                 names.append(argument)
@@ -383,35 +388,27 @@ def _hashable(value: Any) -> Any:
 
 
 class Writer:
-    """Writes emitted nodes into a graph. Attributes and metadata entries recur, so each distinct one is made once."""
+    """Writes emitted nodes into a graph. The same attributes recur often, so each distinct set is made once."""
 
     def __init__(self, graph: GraphProto, rename: dict[str, str]) -> None:
-        self._graph = graph
+        self._nodes = graph.node
         self._rename = rename
         self._attributes: dict[tuple[Any, ...], list[AttributeProto]] = {}
-        self._entries: dict[tuple[str, str], StringStringEntryProto] = {}
 
     def add(self, node: Emitted) -> None:
         """Append the node with final names; `metadata_props` tell the rule and the forward node that it comes from."""
         rename = self._rename
-        proto = self._graph.node.add(
+        proto = self._nodes.add(
             op_type=node.op_type,
             domain=node.domain,
             name=node.name,
             input=[rename.get(name, name) for name in node.inputs],
             output=[rename.get(name, name) for name in node.outputs],
         )
-        if node.attributes:
-            proto.attribute.extend(self._made(node))
-        proto.metadata_props.extend((self._entry("refgrad.rule", node.rule), self._entry("refgrad.node", node.node)))
-
-    def _made(self, node: Emitted) -> list[AttributeProto]:
-        key = tuple([(name, type(value), _hashable(value)) for name, value in node.attributes.items()])
-        if key not in self._attributes:
-            self._attributes[key] = [helper.make_attribute(name, value) for name, value in node.attributes.items()]
-        return self._attributes[key]
-
-    def _entry(self, key: str, value: str) -> StringStringEntryProto:
-        if (key, value) not in self._entries:
-            self._entries[key, value] = StringStringEntryProto(key=key, value=value)
-        return self._entries[key, value]
+        if node.settings:
+            attributes = self._attributes.get(node.settings)
+            if attributes is None:
+                attributes = [helper.make_attribute(name, value) for name, value in node.attributes.items()]
+                self._attributes[node.settings] = attributes
+            proto.attribute.extend(attributes)
+        proto.metadata_props.extend(node.metadata)

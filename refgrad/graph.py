@@ -48,12 +48,12 @@ Shape = tuple[Dim, ...]
 class Node:
     """A forward node read once: reaching into a protobuf costs more than the rest of the sweep.
 
-    `reads` are its inputs and what its subgraphs take from outside, `attributes` those that it sets.
+    `key` is its domain and operator, as the tables of rules have it; `reads` are its inputs and what its subgraphs take from
+    outside, `attributes` those that it sets.
     """
 
     proto: NodeProto
-    op_type: str
-    domain: str
+    key: tuple[str, str]
     name: str
     inputs: list[str]
     outputs: list[str]
@@ -61,9 +61,14 @@ class Node:
     attributes: dict[str, Any]
 
     @property
-    def key(self) -> tuple[str, str]:
-        """What the tables of rules know the operator by."""
-        return self.domain, self.op_type
+    def domain(self) -> str:
+        """The operator's domain, "" for ai.onnx."""
+        return self.key[0]
+
+    @property
+    def op_type(self) -> str:
+        """The operator."""
+        return self.key[1]
 
     def add_output(self, position: int, name: str) -> None:
         """Give the optional output at `position`, which the node leaves out, a name."""
@@ -168,15 +173,13 @@ def _nodes(graph: GraphProto) -> list[Node]:
             proto.name = name
         taken.add(name)
         inputs = list(proto.input)
-        attributes = proto.attribute
-        settings = {a.name: attribute_value(a) for a in attributes} if attributes else {}
-        inner = [name for attribute in attributes for g in subgraphs(attribute) for name in _captured(g)]
-        domain = "" if domain == "ai.onnx" else domain
-        nodes.append(
-            Node(
-                proto, op_type, domain, name, inputs, list(proto.output), inputs + inner if inner else inputs, settings
-            )
-        )
+        settings, inner = {}, []
+        if attributes := proto.attribute:
+            settings = {a.name: attribute_value(a) for a in attributes}
+            inner = [name for attribute in attributes for g in subgraphs(attribute) for name in _captured(g)]
+        key = "" if domain == "ai.onnx" else domain, op_type
+        reads = inputs + inner if inner else inputs
+        nodes.append(Node(proto, key, name, inputs, list(proto.output), reads, settings))
     return nodes
 
 

@@ -91,7 +91,7 @@ class Path:
         """What `node` does to a derivative, and the inputs that it may flow to."""
         rule = RULES.get(node.key)
         if rule is not None:
-            places = rule.bind(self.graph.opsets.get(node.domain, 1))[1]
+            places = rule.bind(self.graph.opsets.get(rule.domain, 1))[1]
             names: list[str] = []
             for position, variadic in places:
                 names += node.inputs[position:] if variadic else node.inputs[position : position + 1]

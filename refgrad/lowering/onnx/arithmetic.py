@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from functools import lru_cache
 
-import numpy as np
 from onnx import TensorProto
 
 from refgrad.emit import Emitter
@@ -27,41 +25,30 @@ def broadcast_gradient(op: Emitter, dY: str, X: str, operands: tuple[str, ...]) 
     Nothing is emitted where the static shapes prove that X was not broadcast; the axes are constants where the shapes
     tell them, and computed from the shapes at run time where they do not.
     """
-    axes = static_axes(op, X, operands)
+    shape, others = op.shape(X), tuple([op.shape(name) for name in operands if name != X])
+    axes = None if shape is None or None in others else _axes(shape, others)
     if axes is None:
         return _at_run_time(op, dY, X, operands)
-    leading, inner = axes
+    leading, inner, rows = axes
     if not leading and not inner:
         return dY
     if not leading:
         return op.ReduceSum(dY, inner, keepdims=1)
-    if not inner:
-        return _sum_of_rows(op, dY, X, operands, leading)
-    return op.Squeeze(op.ReduceSum(dY, leading + inner, keepdims=1), leading)
-
-
-def static_axes(op: Emitter, X: str, operands: tuple[str, ...]) -> tuple[list[int], list[int]] | None:
-    """The axes to sum over: those that X lacks, those of size 1; None where only the run-time shapes tell."""
-    shape = op.shape(X)
-    others = tuple([op.shape(name) for name in operands if name != X])
-    return None if shape is None or None in others else _axes(shape, others)
-
-
-def _sum_of_rows(op: Emitter, dY: str, X: str, operands: tuple[str, ...], leading: list[int]) -> str:
-    """Where the number of rows is known, a product with ones: ONNX Runtime's CPU takes a third of ReduceSum's time for it."""
-    static, shapes = op.static(X), [op.static(name) for name in operands]
-    known = [shape for shape in shapes if shape is not None]
-    if static is None or len(known) < len(shapes) or op.type(dY) not in (TensorProto.FLOAT, TensorProto.DOUBLE):
-        return op.ReduceSum(dY, leading, keepdims=0)
-    rows = math.prod(np.broadcast_shapes(*known)[: len(leading)])
-    if rows < 2:
-        return op.ReduceSum(dY, leading, keepdims=0)
-    ones = op.full([1, rows], 1.0, like=dY)
-    return op.Reshape(op.MatMul(ones, op.Reshape(dY, [rows, -1])), list(static), allowzero=1)
+    if inner:
+        return op.Squeeze(op.ReduceSum(dY, leading + inner, keepdims=1), leading)
+    if rows > 1 and op.type(dY) in (TensorProto.FLOAT, TensorProto.DOUBLE):
+        # A product with ones: ONNX Runtime's CPU takes a third of ReduceSum's time for it.
+        sums = op.MatMul(op.full([1, rows], 1.0, like=dY), op.Reshape(dY, [rows, -1]))
+        return op.Reshape(sums, op.shape_of(X), allowzero=1)
+    return op.ReduceSum(dY, leading, keepdims=0)
 
 
 @lru_cache(maxsize=4096)
-def _axes(shape: Shape, others: tuple[Shape, ...]) -> tuple[list[int], list[int]] | None:
+def _axes(shape: Shape, others: tuple[Shape, ...]) -> tuple[list[int], list[int], int] | None:
+    """The axes to sum over: those that `shape` lacks, those of size 1; None where only the run tells.
+
+    And how many rows are summed where only axes in front are and every size is known, else 0.
+    """
     rank = max([len(shape), *map(len, others)])
     missing = rank - len(shape)
     inner = []
@@ -72,7 +59,12 @@ def _axes(shape: Shape, others: tuple[Shape, ...]) -> tuple[list[int], list[int]
                 inner.append(axis)
         elif not isinstance(dim, int) and not all(d == 1 or (d == dim and d is not None) for d in facing):
             return None
-    return list(range(missing)), inner
+    rows = int(all(isinstance(dim, int) for dim in shape))
+    for axis in range(missing):
+        sizes = {_dim(other, axis - rank) for other in others} - {1}
+        known = [size for size in sizes if isinstance(size, int)]
+        rows *= (known[0] if known else 0) if sizes else 1
+    return list(range(missing)), inner, rows
 
 
 def _dim(shape: Shape, axis: int) -> Dim:
