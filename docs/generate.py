@@ -93,8 +93,8 @@ BENCHMARKS = (
         "Building the gradient",
         "build_time",
         "Chains of MatMul-Add-Relu-Add, against ONNX Runtime 1.19.2's builder. Goal: at most 0.5 from 1,000 nodes up, and the "
-        "time per node at 100,000 within 2x of that at 1,000. refgrad spends nearly the same on every node, the builder more the "
-        'larger the graph: at 1,000 nodes the goal is missed. Dialect "ort" writes two to three times as many nodes where '
+        "time per node at 100,000 within 2x of that at 1,000. refgrad spends nearly the same on every node, the builder more "
+        'the larger the graph: at 1,000 nodes the goal is missed. Dialect "ort" writes two to three times as many nodes where '
         "the batch is unknown, as the builder does.",
     ),
     (
@@ -105,8 +105,8 @@ BENCHMARKS = (
     (
         "Forward and backward, against torch eager",
         "run_time_torch",
-        "On stock onnxruntime, for the input and all weights. Goal: at most 1.0. ResNet-18 is bound by memory: its ratio depends "
-        "on what else the machine does, and was between 0.8 and 1.2 in other runs.",
+        "On stock onnxruntime, for the input and all weights. Goal: at most 1.0. ResNet-18 is bound by memory: its ratio "
+        "depends on what else the machine does, and was between 0.8 and 1.2 in other runs.",
     ),
     (
         "Memory",
