@@ -267,6 +267,10 @@ class Emitter:
             self._shapes[name] = array.shape
         return name
 
+    def as_type(self, value: str, kind: int) -> str:
+        """`value` as elements of type `kind`; itself where it has that type."""
+        return value if self.type(value) == kind else str(self.Cast(value, to=kind))
+
     def full(self, shape: Argument, value: float, like: str) -> str:
         """A tensor of the given shape filled with `value`, of the type of `like`."""
         if self.type(like) == TensorProto.BFLOAT16 and self.opset < 20:  # ConstantOfShape has no bfloat16 before

@@ -109,24 +109,19 @@ def where(op: Emitter, d_output: str, condition: str) -> tuple[str, str]:
 def pow_(op: Emitter, d_Z: str, X: str, Y: str, Z: str) -> tuple[str | None, str]:
     """dX = dZ·Y·X^(Y − 1), dY = dZ·Z·log X, and 0 where X = 0"""
     log = op.Log(op.Where(op.Equal(X, 0.0), 1.0, X))
-    return _d_base(op, d_Z, X, Y), _cast(op, op.Mul(d_Z, op.Mul(Z, log)), like=Y)
+    return _d_base(op, d_Z, X, Y), op.as_type(op.Mul(d_Z, op.Mul(Z, log)), op.type(Y))
 
 
 def _d_base(op: Emitter, d_Z: str, X: str, Y: str) -> str | None:
     known = op.constant(Y)
     if known is None or known.size != 1:
-        exponent = _cast(op, Y, like=X)
+        exponent = op.as_type(Y, op.type(X))
         lowered = op.Sub(op.Where(op.Equal(exponent, 0.0), 1.0, exponent), 1.0)  # 0·X^0: not 0·X^−1 = 0·inf at X = 0
         return op.Mul(d_Z, op.Mul(op.Pow(X, lowered), exponent))
     y = float(known.item())
     if y in (0, 1):
         return d_Z if y else None
     return op.Mul(d_Z, op.Mul(X if y == 2 else op.Pow(X, y - 1), y))
-
-
-def _cast(op: Emitter, value: str, like: str) -> str:
-    """`value` in the type of `like`."""
-    return value if op.type(value) == op.type(like) else op.Cast(value, to=op.type(like))
 
 
 @rule("Identity")
@@ -138,13 +133,13 @@ def identity(op: Emitter, d_output: str) -> str:
 @rule("Cast")
 def cast(op: Emitter, d_output: str, input: str) -> str:
     """dx = dy in the type of x"""
-    return _cast(op, d_output, like=input)
+    return op.as_type(d_output, op.type(input))
 
 
 @rule("CastLike", wrt=["input"])
 def cast_like(op: Emitter, d_output: str, input: str) -> str:
     """dx = dy in the type of x"""
-    return _cast(op, d_output, like=input)
+    return op.as_type(d_output, op.type(input))
 
 
 @rule("Neg")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from refgrad.emit import Emitter
-from refgrad.lowering.onnx.normalization import cast, through_statistics, widest
+from refgrad.lowering.onnx.normalization import through_statistics, widest
 from refgrad.registry import rule
 
 
@@ -27,7 +27,7 @@ def batch_normalization(
     """dX = dY·scale·r, dscale = Σ dY·x̂, dB = Σ dY; in training also through the mean and the variance of the batch"""
     wide = widest(op, X, scale, input_mean)
     read = _channels(op, X), _channels(op, d_Y or op.zeros_like(X)), scale, input_mean, input_var
-    x, d_y, factor, mean, var = (cast(op, value, wide) for value in read)
+    x, d_y, factor, mean, var = (op.as_type(value, wide) for value in read)
     axes = [0, *range(2, _rank(op, X))]
     if training_mode:
         adjoints = list(_in_training(op, d_y, x, factor, d_running_mean, d_running_var, epsilon, momentum, axes))
@@ -36,7 +36,7 @@ def batch_normalization(
     if op.rank(X) is None:
         adjoints[0] = op.reshape_like(str(adjoints[0]), X)
     primals = X, scale, B, input_mean, input_var
-    return tuple(d and cast(op, d, op.type(name)) for d, name in zip(adjoints, primals, strict=True))
+    return tuple(d and op.as_type(d, op.type(name)) for d, name in zip(adjoints, primals, strict=True))
 
 
 def _in_inference(
@@ -68,11 +68,11 @@ def _in_training(
     d_mean = d_var = None
     if d_running_mean is not None:
         d_mean = op.Mul(d_running_mean, momentum)
-        share = op.Mul(cast(op, d_running_mean, op.type(x)), 1 - momentum)
+        share = op.Mul(op.as_type(d_running_mean, op.type(x)), 1 - momentum)
         d_x = op.Add(d_x, _along(op, op.Mul(share, op.share(x, scale, like=x)), axes))
     if d_running_var is not None:
         d_var = op.Mul(d_running_var, momentum)
-        share = op.Mul(cast(op, d_running_var, op.type(x)), 2 * (1 - momentum))
+        share = op.Mul(op.as_type(d_running_var, op.type(x)), 2 * (1 - momentum))
         centred = op.Sub(x, op.reduce("ReduceMean", x, op.const(axes)))
         d_x = op.Add(d_x, op.Mul(_along(op, op.Mul(share, op.share(x, scale, like=x)), axes), centred))
     return d_x, d_scale, d_B, d_mean, d_var
@@ -139,14 +139,14 @@ def layer_normalization(
     if B is not None and (op.shape(B) != op.shape(Scale) or None in (op.shape(B) or [None])):
         d_B = op.grad.BroadcastGradient(d_Y, B, (B, d_Y))
     wide = widest(op, X, Mean)
-    x, mean, r = (cast(op, value, wide) for value in (X, Mean, InvStdDev))
+    x, mean, r = (op.as_type(value, wide) for value in (X, Mean, InvStdDev))
     if d_Mean is not None:
-        share = op.Mul(cast(op, d_Mean, wide), op.share(x, mean, like=x))
-        d_X = op.Add(d_X, cast(op, share, op.type(X)))
+        share = op.Mul(op.as_type(d_Mean, wide), op.share(x, mean, like=x))
+        d_X = op.Add(d_X, op.as_type(share, op.type(X)))
     if d_InvStdDev is not None:
         normalized = op.Mul(op.Sub(x, mean), r)
-        slope = op.Mul(op.Mul(cast(op, d_InvStdDev, wide), op.Mul(r, r)), op.share(x, mean, like=x))
-        d_X = op.Sub(d_X, cast(op, op.Mul(normalized, slope), op.type(X)))
+        slope = op.Mul(op.Mul(op.as_type(d_InvStdDev, wide), op.Mul(r, r)), op.share(x, mean, like=x))
+        d_X = op.Sub(d_X, op.as_type(op.Mul(normalized, slope), op.type(X)))
     return d_X, d_Scale, d_B
 
 

@@ -16,7 +16,7 @@ def layer_normalization_grad(
 ) -> tuple[str, str, str]:
     """With g = dY·Scale: dX as in `through_statistics`, dScale = Σ dY·x̂, dB = Σ dY over the axes before `axis`."""
     kind, rank, shape, wide = op.type(X), op.rank(X), op.shape(X), widest(op, X, Mean)
-    dY, x, scale, mean, r = (cast(op, value, wide) for value in (dY, X, Scale, Mean, InvStdDev))
+    dY, x, scale, mean, r = (op.as_type(value, wide) for value in (dY, X, Scale, Mean, InvStdDev))
     normalized = op.Mul(op.Sub(x, mean), r)
     g, d_scale = op.Mul(dY, scale), op.Mul(dY, normalized)
     if rank is None:  # the axes from `axis` on as one row
@@ -28,7 +28,7 @@ def layer_normalization_grad(
         if shape is not None:
             op.assume(value, shape)
     d_scale, d_B = (op.grad.BroadcastGradient(value, Scale, (Scale, value)) for value in (d_scale, dY))
-    dX, d_scale, d_B = (cast(op, value, kind) for value in (dX, d_scale, d_B))
+    dX, d_scale, d_B = (op.as_type(value, kind) for value in (dX, d_scale, d_B))
     return dX, d_scale, d_B
 
 
@@ -45,8 +45,3 @@ def widest(op: Emitter, *values: str) -> int:
     """The element type in which values of several float types are computed together."""
     order = (TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.FLOAT, TensorProto.DOUBLE)
     return max((op.type(value) for value in values), key=order.index)
-
-
-def cast(op: Emitter, value: str, kind: int) -> str:
-    """`value` as elements of type `kind`."""
-    return value if op.type(value) == kind else str(op.Cast(value, to=kind))
