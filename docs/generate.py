@@ -94,8 +94,8 @@ BENCHMARKS = (
         "build_time",
         "Chains of MatMul-Add-Relu-Add, against ONNX Runtime 1.19.2's builder. Goal: at most 0.5 from 1,000 nodes up, and the "
         "time per node at 100,000 within 2x of that at 1,000. refgrad spends nearly the same on every node, the builder more "
-        'the larger the graph: the goal is missed at 1,000 nodes, and in dialect "ort", which writes two to three times as many '
-        "nodes where the batch is unknown, as the builder does.",
+        'the larger the graph: the goal is missed at 1,000 nodes, and in dialect "ort", which writes two to three times as '
+        "many nodes where the batch is unknown, as the builder does.",
     ),
     (
         "Forward and backward, against ONNX Runtime's own gradient graph",
