@@ -13,9 +13,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import refgrad.rules  # registers the rules
 from refgrad.kinks import KINKS, Point
-from refgrad.registry import NO_DERIVATIVE, RULES, ZERO
+from refgrad.operators import operators as every_operator
+from refgrad.registry import RULES, ZERO
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -29,15 +29,10 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def operators() -> str:
     """Return docs/operators.md."""
-    rows = []
-    for (domain, name), rule in RULES.items():
-        rows.append((_title(domain, name), "rule", _formula(rule.formula)))
-    rows += [(_title(*key), "zero", reason) for key, reason in ZERO.items()]
-    rows += [(_title(*key), "none", reason) for key, reason in NO_DERIVATIVE.items()]
+    rows = [(o.operator, o.derivative, o.text) for o in every_operator()]
     return (
-        "# Operators\n\nWhat the derivative of an operator is: a rule, zero, or none, and why. An operator that is not listed "
-        "is differentiated\nthrough its function body if its schema has one, and refused otherwise.\n\n"
-        + table(("operator", "derivative", "formula or reason"), sorted(rows))
+        "# Operators\n\nWhat the derivative of every operator of ONNX is: a rule, that of its function body, zero, or none, "
+        "and why (`refgrad ops`).\n\n" + table(("operator", "derivative", "formula, body or reason"), rows)
     )
 
 
@@ -157,5 +152,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    assert refgrad.rules
     sys.exit(main())

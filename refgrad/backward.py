@@ -14,10 +14,12 @@ from onnx import ModelProto, TypeProto, helper
 from refgrad.emit import Emitter, Writer
 from refgrad.errors import OptionError, RuleError, choices
 from refgrad.graph import Graph, Node, Shape, subgraphs
+from refgrad.kinks import CONVENTIONS
 from refgrad.path import Path, Report, prepare, refuse
 from refgrad.registry import DIALECTS, RULES, Read, Rule
 
 COTANGENTS = ("input", "ones", "yield")
+QUANTIZATION = ("zero", "straight-through", "clipped")
 _VALUES = frozenset(("input", "cotangent", "output"))
 _IR_VERSION = 10  # the first with metadata_props on nodes, and the last that onnxruntime-training 1.19.2 reads
 
@@ -30,6 +32,8 @@ def gradient(
     dialect: str = "onnx",
     cotangent: str = "input",
     keep_outputs: bool = False,
+    kinks: str = "refgrad",
+    quantization: str = "zero",
 ) -> ModelProto:
     """The model that computes the gradient of `model` by reverse-mode differentiation.
 
@@ -49,10 +53,13 @@ def gradient(
     :param cotangent: "input": the cotangents are graph inputs; "ones": they are 1 everywhere, inside the graph; "yield":
         they come from com.microsoft.YieldOp (dialect "ort" only).
     :param keep_outputs: also return the outputs of the model, after the gradients.
+    :param kinks: whose choice is taken where a derivative does not exist: "refgrad", "torch" or "onnxruntime" (docs/kinks.md).
+    :param quantization: the derivative of rounding to an integer type: "zero", as it is; "straight-through", as if nothing
+        were rounded or clipped; "clipped", the same, but zero where the value was clipped to the range of the type.
     :raises InvalidModelError: the model cannot be read, or onnx refuses it.
     :raises UnknownNameError: a name in `wrt` or `outputs` that does not exist, is there twice, or is no float.
     :raises NoGradientError: an operator between `wrt` and `outputs` has no rule or no derivative.
-    :raises OptionError: an unknown dialect or cotangent, or "yield" outside dialect "ort".
+    :raises OptionError: an unknown dialect, cotangent, kinks or quantization, or "yield" outside dialect "ort".
 
     >>> import onnx.parser, refgrad
     >>> square = onnx.parser.parse_model(
@@ -64,10 +71,14 @@ def gradient(
     >>> [node.op_type for node in grad.graph.node]
     ['Mul', 'Sum']
     """
-    if dialect not in DIALECTS:
-        raise OptionError(f"There is no dialect {dialect!r}; there are {choices(DIALECTS)}.")
-    if cotangent not in COTANGENTS:
-        raise OptionError(f"There is no cotangent {cotangent!r}; there are {choices(COTANGENTS)}.")
+    for option, value, known in (
+        ("dialect", dialect, DIALECTS),
+        ("cotangent", cotangent, COTANGENTS),
+        ("kinks", kinks, CONVENTIONS),
+        ("quantization", quantization, QUANTIZATION),
+    ):
+        if value not in known:
+            raise OptionError(f"There is no {option} {value!r}; there are {choices(known)}.")
     if cotangent == "yield" and dialect != "ort":
         raise OptionError(
             "cotangent='yield' emits com.microsoft.YieldOp, which only dialect='ort' has: use dialect='ort'."
@@ -77,7 +88,8 @@ def gradient(
         sources, targets, path = prepare(graph, wrt, outputs)
         if path.blocked:
             raise refuse(path)
-        return _Sweep(path, sources, targets, dialect, cotangent, keep_outputs).model()
+        op = Emitter(graph, dialect, _taken_names(graph), kinks=kinks, quantization=quantization)
+        return _Sweep(path, sources, targets, op, cotangent, keep_outputs).model()
 
 
 def preflight(
@@ -111,12 +123,12 @@ class _Sweep:
     """One differentiation: adjoints by the name of their primal, and the result that is built from them."""
 
     def __init__(
-        self, path: Path, wrt: list[str], outputs: list[str], dialect: str, cotangent: str, keep_outputs: bool
+        self, path: Path, wrt: list[str], outputs: list[str], op: Emitter, cotangent: str, keep_outputs: bool
     ) -> None:
         self.path, self.graph = path, path.graph
         self.wrt, self.outputs = wrt, outputs
         self.keep_outputs = keep_outputs
-        self.op = Emitter(self.graph, dialect, _taken_names(self.graph))
+        self.op = op
         self.rename: dict[str, str] = {}  # emitted value: its name in the result
         self.owner: dict[str, str] = {}  # emitted value: the primal whose adjoint it was first
         self.contributions: dict[str, list[str]] = {}

@@ -29,6 +29,7 @@ from refgrad.conformance.point import inputs_of
 from refgrad.errors import OptionError, RefgradError
 from refgrad.explain import explain as explanation
 from refgrad.files import replacing, save_gradient
+from refgrad.operators import operators
 from refgrad.text import as_text
 
 AGREES, DISAGREES, REFUSED, INTERRUPTED = 0, 1, 2, 130
@@ -82,6 +83,12 @@ def grad(
         str, typer.Option(help="input: graph inputs <output>_grad. ones: 1 everywhere. yield: YieldOp (dialect ort).")
     ] = "input",
     keep_outputs: Annotated[bool, typer.Option("--keep-outputs", help="Also return the model's outputs.")] = False,
+    kinks: Annotated[
+        str, typer.Option(help="Whose choice where a derivative does not exist: refgrad, torch, onnxruntime.")
+    ] = "refgrad",
+    quantization: Annotated[
+        str, typer.Option(help="The derivative of quantization: zero, straight-through, clipped.")
+    ] = "zero",
     as_json: Json = False,
 ) -> None:
     """Write the gradient of MODEL as another ONNX model.
@@ -89,7 +96,14 @@ def grad(
     External data is referenced where the gradient lies in the folder of MODEL, else copied beside it as <OUTPUT>.data.
     """
     made = refgrad.gradient(
-        model, _names(wrt), _names(outputs), dialect=dialect, cotangent=cotangent, keep_outputs=keep_outputs
+        model,
+        _names(wrt),
+        _names(outputs),
+        dialect=dialect,
+        cotangent=cotangent,
+        keep_outputs=keep_outputs,
+        kinks=kinks,
+        quantization=quantization,
     )
     summary: dict[str, Any] = {
         "output": str(output),
@@ -237,6 +251,16 @@ def explain(
         _print_json(asdict(found))
     else:
         print(found)
+
+
+@app.command()
+def ops(as_json: Json = False) -> None:
+    """List every operator of ONNX. Its rule, its function body, a derivative of zero, or why there is none."""
+    rows = [asdict(operator) for operator in operators()]
+    if as_json:
+        _print_json(rows)
+    else:
+        _print_table(rows)
 
 
 @app.command("demo")

@@ -48,13 +48,18 @@ class Emitter:
     """Collects the nodes of a gradient graph.
 
     Rules and lowerings receive it as `op`. Besides one method per ONNX operator it has the primitives (`op.grad`), what is
-    known of a value (`type`, `shape`, `rank`, `constant`), and a few shorthands that are built from operators.
+    known of a value (`type`, `shape`, `rank`, `constant`), and a few shorthands that are built from operators. `kinks` and
+    `quantization` are the options of `refgrad.gradient`.
     """
 
-    def __init__(self, graph: Graph, dialect: str, taken: set[str]) -> None:
+    def __init__(
+        self, graph: Graph, dialect: str, taken: set[str], *, kinks: str = "refgrad", quantization: str = "zero"
+    ) -> None:
         self.graph = graph
         self.opset = graph.opset
         self.dialect = dialect
+        self.kinks = kinks
+        self.quantization = quantization
         self.nodes: list[Emitted] = []
         self.constants: dict[str, TensorProto] = {}
         self.grad = Primitives(self)

@@ -8,7 +8,8 @@ import onnx
 
 from refgrad.errors import UnknownNameError, choices, did_you_mean
 from refgrad.kinks import KINKS
-from refgrad.registry import NO_DERIVATIVE, RULES, ZERO
+from refgrad.operators import classify
+from refgrad.registry import RULES
 
 
 @dataclass(frozen=True)
@@ -51,12 +52,10 @@ def explain(operator: str) -> Explanation:
     if key in RULES:
         kinks = tuple(f"{kink.where}: {kink.reason}" for kink in KINKS if kink.operator == title)
         return Explanation(title, "rule", RULES[key].formula, RULES[key].wrt, inputs, outputs, kinks)
-    if key in ZERO:
-        return Explanation(title, "zero", f"the derivative is zero: {ZERO[key]}", (), inputs, outputs)
-    if key in NO_DERIVATIVE:
-        return Explanation(title, "none", f"there is no derivative: {NO_DERIVATIVE[key]}", (), inputs, outputs)
-    if schema.has_function or schema.has_context_dependent_function:  # type: ignore[attr-defined]
-        return Explanation(title, "function", "differentiated through its function body", (), inputs, outputs)
-    return Explanation(
-        title, "missing", "nobody has written its rule: give one with refgrad.extend.rule", (), inputs, outputs
-    )
+    found = classify(domain, op_type)
+    said = {
+        "zero": "the derivative is zero: ",
+        "none": "there is no derivative: ",
+        "function": "through its function body: ",
+    }
+    return Explanation(title, found.derivative, said.get(found.derivative, "") + found.text, (), inputs, outputs)

@@ -11,6 +11,7 @@ from math import inf, nan
 from typing import Any
 
 Point = tuple[Any, ...]  # per input a number or nested tuples of numbers; None for one that gets no gradient
+CONVENTIONS = ("refgrad", "torch", "onnxruntime")  # whose choice `gradient(..., kinks=)` takes
 SHARED = "equal shares: symmetric in the inputs, and the shares add up to dy"
 ONE_SIDED = "the one-sided derivative, or its limit"
 

@@ -12,7 +12,7 @@ from onnx import FunctionProto, ModelProto, helper
 
 from refgrad.errors import NoGradientError, OptionError, UnknownNameError, choices, did_you_mean
 from refgrad.graph import FLOATS, Graph, Node
-from refgrad.registry import NO_DERIVATIVE, RULES, ZERO
+from refgrad.registry import NO_DERIVATIVE, PENDING, RULES, ZERO
 
 _INLINED = "refgrad.inlined"  # the domain of function bodies on their way into the graph
 
@@ -91,7 +91,12 @@ class Path:
         """What `node` does to a derivative, and the inputs that it may flow to."""
         rule = RULES.get(node.key)
         if rule is not None:
-            places = rule.bind(self.graph.opsets.get(rule.domain, 1))[1]
+            opset = self.graph.opsets.get(rule.domain, 1)
+            if rule.refused and any(
+                k < len(node.inputs) and node.inputs[k] in self.varied for k in rule.refuses(opset)
+            ):
+                return "none", node.reads
+            places = rule.bind(opset)[1]
             names: list[str] = []
             for position, variadic in places:
                 names += node.inputs[position:] if variadic else node.inputs[position : position + 1]
@@ -110,7 +115,9 @@ def _reason(key: tuple[str, str], verdict: str) -> str:
         return RULES[key].formula.partition("\n")[0]
     if verdict == "zero":
         return ZERO.get(key) or NO_DERIVATIVE.get(key) or "its outputs are no floats"
-    return NO_DERIVATIVE.get(key) or "nobody has written its rule"
+    if key in RULES:
+        return "; ".join(f"by {name}: {why}" for name, why in RULES[key].refused.items())
+    return NO_DERIVATIVE.get(key) or PENDING.get(key) or "nobody has written its rule"
 
 
 def prepare(

@@ -6,7 +6,7 @@ The binding is checked when the module is imported, so a misspelt parameter neve
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -44,12 +44,18 @@ class Rule:
     wrt: tuple[str, ...]
     broadcast: bool
     parameters: tuple[str, ...]
+    refused: Mapping[str, str] = field(default_factory=dict)
     _bound: dict[int, tuple[tuple[Read, ...], tuple[tuple[int, bool], ...]]] = field(default_factory=dict, repr=False)
 
     @property
     def formula(self) -> str:
         """The rule's docstring: the formula that `refgrad explain` and the documentation print."""
         return inspect.getdoc(self.function) or ""
+
+    def refuses(self, opset: int) -> dict[int, str]:
+        """The positions of the inputs in `refused`, in the operator's version in `opset`, and why."""
+        schema = onnx.defs.get_schema(self.op_type, opset, self.domain)
+        return {k: self.refused[p.name] for k, p in enumerate(schema.inputs) if p.name in self.refused}
 
     def bind(self, opset: int) -> tuple[tuple[Read, ...], tuple[tuple[int, bool], ...]]:
         """For the operator's version in `opset`: what each parameter reads, and (position, variadic) per entry of `wrt`."""
@@ -68,11 +74,18 @@ class Rule:
 RULES: dict[tuple[str, str], Rule] = {}
 ZERO: dict[tuple[str, str], str] = {}  # operator: why its derivative is zero
 NO_DERIVATIVE: dict[tuple[str, str], str] = {}  # operator: why it has none
+BODY: dict[tuple[str, str], str] = {}  # operator without a rule: what the function body of its schema computes
+PENDING: dict[tuple[str, str], str] = {}  # operator that has a derivative, which nobody has written: what it waits for
 LOWERINGS: dict[str, dict[str, Function]] = {dialect: {} for dialect in DIALECTS}
 
 
 def rule(
-    op_type: str, *, domain: str = "", wrt: Sequence[str] | None = None, broadcast: bool = False
+    op_type: str,
+    *,
+    domain: str = "",
+    wrt: Sequence[str] | None = None,
+    broadcast: bool = False,
+    refused: Mapping[str, str] | None = None,
 ) -> Callable[[Function], Function]:
     """Register the decorated function as the reverse-mode rule of an operator.
 
@@ -84,7 +97,9 @@ def rule(
 
     :param wrt: the differentiable inputs; by default those whose type may be float, in the schema's order.
     :param broadcast: each adjoint has the shape of the broadcast output; the sweep sums it down to the input's.
-    :raises RuleError: the operator has no schema, or a parameter or a name in `wrt` is not in it.
+    :param refused: inputs with a derivative that the rule does not give, and why: a path through one is refused. The
+        derivative by any other input that is not in `wrt` is zero.
+    :raises RuleError: the operator has no schema, or a parameter or a name in `wrt` or `refused` is not in it.
     """
 
     def register(function: Function) -> Function:
@@ -92,11 +107,14 @@ def rule(
         signature = list(inspect.signature(function).parameters.values())
         names = tuple("**" if p.kind is p.VAR_KEYWORD else p.name for p in signature[1:])
         inputs = {p.name: p for p in schema.inputs}
-        for name in wrt or ():
-            if name not in inputs:
-                raise RuleError(f"The rule for {op_type} has {name!r} in wrt; the inputs are {', '.join(inputs)}.")
+        for argument, given in (("wrt", wrt or ()), ("refused", refused or ())):
+            for name in given:
+                if name not in inputs:
+                    raise RuleError(
+                        f"The rule for {op_type} has {name!r} in {argument}; the inputs are {', '.join(inputs)}."
+                    )
         differentiable = tuple(wrt or (p.name for p in schema.inputs if _FLOAT_TYPES & _types(schema, p.type_str)))
-        made = Rule(op_type, domain, function, differentiable, broadcast, names)
+        made = Rule(op_type, domain, function, differentiable, broadcast, names, refused or {})
         for name in names:
             if name != "**":
                 _bind(made, name, schema, schema)

@@ -1,8 +1,10 @@
-"""Operators without a rule, each with the reason: the derivative is zero, or there is none."""
+"""Operators without a rule, each with the reason: zero, no derivative, through the function body, or not yet."""
 
 from __future__ import annotations
 
-from refgrad.registry import NO_DERIVATIVE, ZERO
+import onnx
+
+from refgrad.registry import BODY, NO_DERIVATIVE, PENDING, ZERO
 
 _PIECEWISE = "piecewise constant: zero wherever it has a derivative"
 _SHAPE = "depends on the shape of its input, not on its values"
@@ -38,6 +40,7 @@ for _name, _reason in {
     "HammingWindow": _WINDOW,
     "HannWindow": _WINDOW,
     "MelWeightMatrix": "its inputs are numbers of bins and frequencies that are rounded to bins",
+    "SequenceEmpty": "it has no input",
     "SequenceLength": "a number of elements",
     "OptionalHasElement": "a truth value",
     "ArgMax": "an index",
@@ -79,3 +82,71 @@ for _name, _reason in {
     "OneHotEncoder": "it compares its input with categories",
 }.items():
     ZERO["ai.onnx.ml", _name] = _reason
+
+# Differentiated through the function body of the schema; what it computes, in a line.
+for _name, _meaning in {
+    "MeanVarianceNormalization": "(x − mean x)/√(mean x² − (mean x)² + 1e-9)",
+    "Mish": "x·tanh(softplus x)",
+    "Swish": "x·σ(α·x)",
+    "SwiGLU": "swish(A)·B",
+    "GroupNormalization": "(x − mean)/√(var + ε)·scale + bias, group by group",
+    "RMSNormalization": "x/√(mean x² + ε)·scale",
+    "RotaryEmbedding": "pairs of channels turned by the angles of the caches",
+    "AffineGrid": "theta times the coordinates of the output's elements",
+    "DynamicQuantizeLinear": "QuantizeLinear with the scale and the zero point of the range of x",
+}.items():
+    BODY["", _name] = _meaning
+
+_GRAPH = "waits for derivatives through subgraphs"
+_RECURRENT = "waits for derivatives through recurrent operators"
+_CONTAINER = "waits for derivatives of sequences and optionals"
+for _name, _reason in {
+    **dict.fromkeys(("If", "Loop", "Scan"), _GRAPH),
+    **dict.fromkeys(("RNN", "LSTM", "GRU"), _RECURRENT),
+    **dict.fromkeys(
+        (
+            *(
+                "ConcatFromSequence",
+                "SequenceAt",
+                "SequenceConstruct",
+                "SequenceErase",
+                "SequenceInsert",
+                "SequenceMap",
+            ),
+            *("SplitToSequence", "Optional", "OptionalGetElement"),
+        ),
+        _CONTAINER,
+    ),
+}.items():
+    PENDING["", _name] = _reason
+
+for _name in (
+    *(
+        "CausalConvWithState",
+        "CumProd",
+        "DFT",
+        "DequantizeLinear",
+        "DeformConv",
+        "Det",
+        "GridSample",
+        "LinearAttention",
+    ),
+    *(
+        "MaxRoiPool",
+        "MaxUnpool",
+        "QLinearConv",
+        "QLinearMatMul",
+        "QuantizeLinear",
+        "Resize",
+        "RoiAlign",
+        "STFT",
+        "Scatter",
+    ),
+    *("TensorScatter", "Unique", "Upsample", "Attention"),
+    *("ArrayFeatureExtractor", "CastMap", "DictVectorizer", "FeatureVectorizer", "Imputer", "LinearClassifier"),
+    *("LinearRegressor", "Normalizer", "SVMClassifier", "SVMRegressor", "Scaler", "ZipMap"),
+    *("FlexAttention", "Adagrad", "Adam", "Gradient", "Momentum"),
+):
+    for _domain in ("", "ai.onnx.ml", "ai.onnx.preview", "ai.onnx.preview.training"):
+        if onnx.defs.has(_name, _domain):
+            PENDING[_domain, _name] = "has no rule yet"

@@ -1,0 +1,78 @@
+"""What the derivative of every operator of ONNX is: a rule, its function body, zero, or none, and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import onnx
+
+import refgrad.rules as _rules  # registers them
+from refgrad.registry import BODY, NO_DERIVATIVE, PENDING, RULES, ZERO
+
+assert _rules
+
+# Where a schema's own differentiability tag is not followed: "Operator.parameter" and why.
+_PARAMETER = "the result is differentiable in it, and it may be computed or trained"
+TAGS = {
+    "Clip.min": _PARAMETER,
+    "Clip.max": _PARAMETER,
+    "Hardmax.input": "the result is 0 or 1: its derivative is zero wherever it exists",
+    "Mod.B": "A mod B = A − B·⌊A/B⌋ is differentiable in B wherever it is in A",
+    "NegativeLogLikelihoodLoss.weight": _PARAMETER,
+    "OneHot.values": _PARAMETER,
+    "Pad.constant_value": _PARAMETER,
+    "SoftmaxCrossEntropyLoss.weights": _PARAMETER,
+}
+
+
+@dataclass(frozen=True)
+class Operator:
+    """An operator and its derivative: "rule", "function" (through its body), "zero", "none" or "missing"."""
+
+    operator: str
+    derivative: str
+    text: str  # the formula, or the reason
+
+
+def classify(domain: str, op_type: str) -> Operator:
+    """The derivative of one operator that has a schema or a rule."""
+    key = domain, op_type
+    title = f"{domain}.{op_type}" if domain else op_type
+    if key in RULES:
+        return Operator(title, "rule", " ".join(RULES[key].formula.partition("\n\n")[0].split()))
+    if key in ZERO:
+        return Operator(title, "zero", ZERO[key])
+    if key in NO_DERIVATIVE:
+        return Operator(title, "none", NO_DERIVATIVE[key])
+    if key in BODY:
+        return Operator(title, "function", BODY[key])
+    return Operator(
+        title, "missing", PENDING.get(key, "nobody has written its rule: give one with refgrad.extend.rule")
+    )
+
+
+def operators() -> tuple[Operator, ...]:
+    """Every operator with a schema in onnx, or with a rule, by name."""
+    keys = {(schema.domain, schema.name) for schema in onnx.defs.get_all_schemas()} | set(RULES)
+    return tuple(sorted((classify(*key) for key in keys), key=lambda o: (o.operator.count("."), o.operator)))
+
+
+def against_tags() -> dict[str, str]:
+    """Where the classification contradicts the schema's own differentiability tags: "Operator.parameter" and how.
+
+    A tag says of an input or output that it is differentiable, or that it is not; many say nothing.
+    """
+    category = onnx.defs.OpSchema.DifferentiationCategory
+    found = {}
+    for schema in onnx.defs.get_all_schemas():
+        key = schema.domain, schema.name
+        for parameter in schema.inputs:
+            tag, name = parameter.differentiation_category, f"{schema.name}.{parameter.name}"
+            moved = key in RULES and parameter.name in RULES[key].wrt
+            if tag == category.Differentiable and key in RULES and not moved:
+                found[name] = "tagged as differentiable, and the rule has no adjoint for it"
+            elif tag == category.Differentiable and (key in ZERO or key in NO_DERIVATIVE):
+                found[name] = "tagged as differentiable, and the derivative is said to be zero or not to exist"
+            elif tag == category.NonDifferentiable and moved:
+                found[name] = "tagged as not differentiable, and the rule has an adjoint for it"
+    return found

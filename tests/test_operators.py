@@ -1,0 +1,43 @@
+"""Every operator of ONNX has one verdict on its derivative, with a reason."""
+
+from __future__ import annotations
+
+import onnx
+import pytest
+
+from refgrad import registry
+from refgrad.operators import TAGS, against_tags, classify, operators
+
+SCHEMAS = sorted((schema.domain, schema.name) for schema in onnx.defs.get_all_schemas())
+
+
+@pytest.mark.parametrize("key", SCHEMAS, ids=".".join)
+def test_every_operator_is_classified(key: tuple[str, str]) -> None:
+    """An operator that a new onnx brings fails here until somebody says what its derivative is."""
+    found = classify(*key)
+    assert found.derivative in ("rule", "function", "zero", "none") or key in registry.PENDING
+    assert found.text
+    tables = (registry.RULES, registry.ZERO, registry.NO_DERIVATIVE, registry.BODY, registry.PENDING)
+    assert sum(key in table for table in tables) == 1
+
+
+def test_an_operator_that_nobody_classified_is_noticed() -> None:
+    schema = onnx.defs.OpSchema("Unheard", "test.domain", 1)
+    onnx.defs.register_schema(schema)
+    try:
+        [found] = [o for o in operators() if o.operator == "test.domain.Unheard"]
+    finally:
+        onnx.defs.deregister_schema("Unheard", 1, "test.domain")
+    assert found.derivative == "missing"
+
+
+@pytest.mark.parametrize("key", sorted(registry.BODY), ids=".".join)
+def test_an_operator_differentiated_through_its_body_has_one(key: tuple[str, str]) -> None:
+    schema = onnx.defs.get_schema(key[1], key[0])
+    assert schema.has_function or schema.has_context_dependent_function
+
+
+def test_the_tags_of_the_schemas_are_followed_or_a_reason_is_written() -> None:
+    found = against_tags()
+    assert not set(found) - set(TAGS), "say why in refgrad.operators.TAGS"
+    assert not set(TAGS) - set(found), "these reasons are of no use any more"
