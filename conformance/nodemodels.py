@@ -14,6 +14,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+import onnx
 from onnx import ModelProto, TensorProto, ValueInfoProto, numpy_helper
 from onnx.backend.test import loader
 
@@ -51,7 +52,7 @@ class NodeModel:
     @property
     def wrt(self) -> tuple[str, ...]:
         """The float inputs, without those that are in `FIXED`."""
-        fixed = set()
+        fixed: set[str] = set()
         for node in self.model.graph.node:
             fixed.update(name for name, called in _inputs_of(node).items() if (node.op_type, called) in FIXED)
         return tuple(v.name for v in self.model.graph.input if _is_float(v) and v.name not in fixed)
@@ -79,8 +80,6 @@ class NodeModel:
 
 def _inputs_of(node: Any) -> dict[str, str]:
     """The inputs of a node by what its operator's schema calls them."""
-    import onnx.defs
-
     if not onnx.defs.has(node.op_type, node.domain):
         return {}
     formal = onnx.defs.get_schema(node.op_type, node.domain).inputs

@@ -6,10 +6,7 @@ from dataclasses import dataclass
 
 import onnx
 
-import refgrad.rules as _rules  # registers them
 from refgrad.registry import BODY, NO_DERIVATIVE, PENDING, RULES, ZERO
-
-assert _rules
 
 # Where a schema's own differentiability tag is not followed: "Operator.parameter" and why.
 _PARAMETER = "the result is differentiable in it, and it may be computed or trained"
