@@ -61,7 +61,7 @@ def _flat_tuples(shape: tuple[int, ...], indices: np.ndarray, batch_dims: int = 
     for i, n in enumerate(indexed):
         flat = flat * n + _positive(indices[..., i], n)
     batch = np.arange(math.prod(shape[:batch_dims])) * math.prod(indexed)
-    return flat + batch.reshape(*shape[:batch_dims], *[1] * (flat.ndim - batch_dims)), math.prod(
+    return flat + batch.reshape((*shape[:batch_dims], *[1] * (flat.ndim - batch_dims))), math.prod(
         shape[batch_dims + depth :]
     )
 
@@ -78,7 +78,7 @@ def gather_grad(shape: np.ndarray, indices: np.ndarray, dY: np.ndarray, *, axis:
     axis = axis % len(dims)
     flat = _positive(indices, dims[axis]).reshape(-1)
     rest = dims[:axis] + dims[axis + 1 :]
-    rows = np.moveaxis(dY.reshape(*dims[:axis], flat.size, *dims[axis + 1 :]), axis, 0)
+    rows = np.moveaxis(dY.reshape((*dims[:axis], flat.size, *dims[axis + 1 :])), axis, 0)
     total = add_rows(dims[axis], flat, rows.reshape(flat.size, math.prod(rest)))
     return np.ascontiguousarray(np.moveaxis(total.reshape(dims[axis], *rest), 0, axis))
 
@@ -100,7 +100,7 @@ def gather_nd(data: np.ndarray, indices: np.ndarray, *, batch_dims: int = 0) -> 
     flat, length = _flat_tuples(data.shape, indices, batch_dims)
     rest = data.shape[batch_dims + indices.shape[-1] :]
     rows = data.reshape(math.prod(data.shape[: data.ndim - len(rest)]), length)
-    return np.asarray(rows[flat].reshape(*flat.shape, *rest))
+    return np.asarray(rows[flat].reshape((*flat.shape, *rest)))
 
 
 @kernel("GatherNDGrad", domain=MICROSOFT, in_float32=True)
@@ -237,4 +237,4 @@ def pad_and_unflatten(x: np.ndarray, indices: np.ndarray, unflatten_dims: np.nda
     """Zeros (unflatten_dims, ...) with row i of x at position indices[i] of the flattened first two axes"""
     padded = np.zeros((int(np.prod(unflatten_dims)), *x.shape[1:]), x.dtype)
     padded[indices] = x
-    return padded.reshape(*unflatten_dims.tolist(), *x.shape[1:])
+    return padded.reshape((*unflatten_dims.tolist(), *x.shape[1:]))
