@@ -69,7 +69,7 @@ class Emitter:
         self._shapes: dict[str, Shape] = dict(graph.shapes)
         self._arrays: dict[str, np.ndarray] = {}
         self._shape_of: dict[str, Shape] = {}
-        self._constant_names: dict[tuple[np.dtype, tuple[int, ...], bytes], str] = {}
+        self._constant_names: dict[tuple[Any, ...], str] = {}
         self._numbers: dict[tuple[str, int], str] = {}  # constants by how the rule wrote them
         self._seen: dict[tuple[Any, ...], tuple[str, ...]] = {}
         self.made: set[str] = set()  # the values that nodes of the gradient graph compute
@@ -255,17 +255,19 @@ class Emitter:
             return self._constant(value)
         key = repr(value), self.type(like) if like is not None else TensorProto.INT64
         if key not in self._numbers:
-            self._numbers[key] = self._constant(np.asarray(value, dtype=helper.tensor_dtype_to_np_dtype(key[1])))
+            array = np.asarray(value, dtype=helper.tensor_dtype_to_np_dtype(key[1]))
+            exact = repr(value) if isinstance(value, float) and math.isfinite(value) and float(array) != value else ""
+            self._numbers[key] = self._constant(array, exact)
         return self._numbers[key]
 
-    def _constant(self, array: np.ndarray) -> str:
-        key = (array.dtype, array.shape, array.tobytes())
+    def _constant(self, array: np.ndarray, exact: str = "") -> str:
+        key = (array.dtype, array.shape, array.tobytes(), exact)
         name = self._constant_names.get(key)
         if name is None:
             text = "_".join(str(v) for v in array.ravel()[:6]) + ("_etc" if array.size > 6 else "")
             name = self.fresh(f"{array.dtype.name}_{text}")
             self.constants[name] = numpy_helper.from_array(array, name)
-            self.constants[name].metadata_props.add(key=CONSTANT, value="true")
+            self.constants[name].metadata_props.add(key=CONSTANT, value=exact)
             self._constant_names[key] = name
             self._arrays[name] = array
             self._types[name] = helper.np_dtype_to_tensor_dtype(array.dtype)

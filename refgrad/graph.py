@@ -35,7 +35,9 @@ from refgrad.errors import InvalidModelError
 
 FLOATS = frozenset((TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.FLOAT, TensorProto.DOUBLE))
 MIN_OPSET = 16  # ScatterND and ScatterElements add duplicates from this one on
-CONSTANT = "refgrad.constant"  # marks an initializer that a rule made: float it may be, a weight it is not
+# Marks an initializer that a rule made: float it may be, a weight it is not. Its value is the number before it was rounded to
+# the type of the initializer, or nothing where that changed nothing.
+CONSTANT = "refgrad.constant"
 _POOL_GRADIENTS = ("MaxPoolGrad", "AveragePoolGrad")  # ONNX Runtime has them in the domain of ai.onnx
 UNNAMED = "unk__"  # how shape inference names a dimension that it knows nothing of
 _LARGE = 1024  # bytes; above it an initializer is weights, not the axes or shape of some operator

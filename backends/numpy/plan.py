@@ -136,7 +136,7 @@ class Plan:
 
 def plan_graph(graph: onnx.GraphProto, scope: Scope, nested: bool = True) -> Plan:
     """Plan a graph. A nested one may read values of the graphs around it."""
-    constants = {t.name: _frozen(scope.precision.array(numpy_helper.to_array(t))) for t in graph.initializer}
+    constants = {t.name: _frozen(scope.precision.tensor(t)) for t in graph.initializer}
     for sparse in graph.sparse_initializer:
         constants[sparse.values.name] = _frozen(scope.precision.array(_dense(sparse)))
     inputs, outputs = [i.name for i in graph.input], [o.name for o in graph.output]

@@ -20,6 +20,8 @@ from refgrad.errors import BackendError
 _NARROW_TYPES = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
 _NARROW_DTYPES = (np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 
+_CONSTANT = "refgrad.constant"  # the metadata of a number in a gradient: the number before it was rounded
+
 # Attributes that hold a type of tensor; `to` of Cast, `dtype` of EyeLike and the random operators, and so on.
 _TYPE_ATTRIBUTES = ("to", "dtype", "stash_type", "softmax_precision", "precision", "output_datatype", "output_dtype")
 
@@ -44,6 +46,10 @@ class Declared:
         """Convert a constant or a result."""
         return value
 
+    def tensor(self, tensor: onnx.TensorProto) -> Any:
+        """Return the value of an initializer."""
+        return self.array(onnx.numpy_helper.to_array(tensor))
+
     def node(self, node: onnx.NodeProto, schema: onnx.defs.OpSchema | None) -> onnx.NodeProto:
         """Return the node to bind."""
         return node
@@ -58,9 +64,18 @@ class Declared:
 
 
 class Float64(Declared):
-    """Every float16, bfloat16 and float32 becomes float64. Float8 stays: it is a quantisation, not a precision."""
+    """Every float16, bfloat16 and float32 becomes float64. Float8 stays: it is a quantisation, not a precision.
+
+    A number that a rule rounded to the model's type is what it was before: a gradient in double is exact to double.
+    """
 
     widens = True
+
+    def tensor(self, tensor: onnx.TensorProto) -> Any:
+        """Return the value of an initializer, or the number that it was rounded from."""
+        wide = super().tensor(tensor)
+        exact = next((entry.value for entry in tensor.metadata_props if entry.key == _CONSTANT), "")
+        return np.full_like(wide, float(exact)) if exact else wide
 
     def array(self, value: Any) -> Any:
         """`value` in double where it is an array of a narrower float; sequences element by element."""
@@ -104,6 +119,8 @@ class Rounded(Float64):
     Rounding is exact and monotone (Veltkamp 1968, x·(2ˢ+1) minus what it lost): equal values stay equal, and what the narrower
     type can hold, integers among it, does not move. The kernels themselves add up in double.
     """
+
+    tensor = Declared.tensor
 
     def __init__(self, bits: int) -> None:
         self._factor = 2.0 ** (np.finfo(np.float64).nmant + 1 - bits) + 1
