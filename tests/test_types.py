@@ -13,7 +13,7 @@ from refgrad.conformance.case import Case
 from refgrad.conformance.cases import every_case
 from refgrad.conformance.check import AGREED, DISAGREED, FAILED, check
 from refgrad.conformance.feeds import is_float
-from refgrad.registry import RULES
+from refgrad.registry import BODY, RULES
 
 TYPES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 FEW = 3  # cases of an operator, spread over its table
@@ -73,6 +73,6 @@ def test_gradient_in_a_short_type(key: tuple[str, str], kind: int) -> None:
     assert any(row.verdict == AGREED for _, result in found for row in result.rows)
 
 
-@pytest.mark.parametrize("key", sorted(RULES), ids=".".join)
-def test_every_rule_has_a_case(key: tuple[str, str]) -> None:
+@pytest.mark.parametrize("key", sorted({**RULES, **BODY}), ids=".".join)
+def test_every_derivative_has_a_case(key: tuple[str, str]) -> None:
     assert key in CASES

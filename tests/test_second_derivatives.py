@@ -1,0 +1,55 @@
+"""The gradient of every rule's gradient, against float64 differences: by the inputs, and by the cotangents."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import numpy as np
+import pytest
+from checking import assert_gradient, is_float, names_of
+
+import refgrad
+from refgrad.backends import get_backend
+from refgrad.conformance.case import Case, node_case
+from refgrad.conformance.cases import every_case
+
+FEW = 3  # cases of an operator, spread over its table
+LARGE = 300  # elements of an input; more make the second derivative slow and prove nothing more
+
+
+def by_operator() -> dict[tuple[str, str], list[Case]]:
+    found = defaultdict(list)
+    for case in every_case():
+        floats = [a for a in case.feeds.values() if is_float(a)]
+        if floats and all(0 < a.size <= LARGE for a in floats):
+            [node] = [node for node in case.model.graph.node if node.name == "node"]
+            found[node.domain, node.op_type].append(case)
+    return {key: cases[:: max(1, len(cases) // FEW)][:FEW] for key, cases in found.items()}
+
+
+CASES = by_operator()
+
+
+@pytest.mark.parametrize("key", sorted(CASES), ids=".".join)
+def test_second_derivative_agrees_with_differences(key: tuple[str, str]) -> None:
+    for case in CASES[key]:
+        assert_second_derivative(case)
+
+
+@pytest.mark.parametrize("zeros", [(0.0, 2.0, 3.0), (0.0, 0.0, 3.0)], ids=str)
+def test_of_a_product_with_zeros(zeros: tuple[float, ...]) -> None:
+    assert_second_derivative(node_case("ReduceProd", np.array(zeros, np.float32)))
+
+
+def assert_second_derivative(case: Case) -> None:
+    first = refgrad.gradient(case.model, wrt=case.wrt, outputs=case.outputs)
+    seeds = names_of(first, "cotangents")
+    rng = np.random.default_rng(3)
+    outputs = get_backend("numpy").prepare(case.model).run(case.feeds)
+    cotangents = {
+        seed: np.asarray(rng.standard_normal(outputs[name].shape)).astype(outputs[name].dtype)
+        for name, seed in seeds.items()
+    }
+    wrt = [*(case.wrt or [name for name, value in case.feeds.items() if is_float(value)]), *cotangents]
+    again = Case(f"gradient of {case}", first, {**case.feeds, **cotangents}, tuple(wrt))
+    assert_gradient(again, runtime=False, directions=1)
