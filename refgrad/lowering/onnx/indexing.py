@@ -32,7 +32,7 @@ def add_at(op: Emitter, dY: str, shape: str, indices: str, axis: int) -> str:
 
 def put_back(op: Emitter, dY: str, shape: str, move: Callable[[str], str]) -> str:
     """The adjoint of an operator that only moves elements: number those of x, move the numbers, add dY at its numbers."""
-    size = _product(op, shape)
+    size = product(op, shape)
     numbers = op.Reshape(op.Range(0, op.Squeeze(size, [0]), 1), shape, allowzero=1)
     taken = op.Reshape(move(numbers), [-1])
     return str(op.Reshape(add_at(op, op.Reshape(dY, [-1]), size, taken, axis=0), shape, allowzero=1))
@@ -148,7 +148,7 @@ def gather_grad(op: Emitter, shape: str, indices: str, dY: str, axis: int) -> st
     else:
         static = op.static(indices)
         size = op.Reshape(op.Size(indices), [1]) if static is None else op.const([int(np.prod(static))])
-        full = _join(op, _part(op, shape, 0, axis), size, _part(op, shape, axis + 1, None) if axis != -1 else None)
+        full = join(op, part(op, shape, 0, axis), size, part(op, shape, axis + 1, None) if axis != -1 else None)
         dY = op.Reshape(dY, full, allowzero=1)
     # The indices are a column: behind their axis, one of size 1 for each that x has there.
     if rank is not None or axis < 0:
@@ -174,7 +174,7 @@ def _pad_run(op: Emitter, dY: str, shape: str, dims: Shape, indices: np.ndarray,
     before = op.Add(length, [first]) if first < 0 else op.const([first])
     after = op.const([-1 - last]) if first < 0 else op.Sub(length, [last + 1])
     zeros = [op.const([0] * count) for count in (axis, others, others - axis)]
-    return str(op.Pad(dY, _join(op, zeros[0], before, zeros[1], after, zeros[2])))
+    return str(op.Pad(dY, join(op, zeros[0], before, zeros[1], after, zeros[2])))
 
 
 @lowering("GatherElementsGrad")
@@ -188,16 +188,16 @@ def gather_nd_grad(op: Emitter, shape: str, indices: str, dY: str, batch_dims: i
     width = (op.shape(indices) or (None,))[-1]
     if not isinstance(width, int):
         return put_back(op, dY, shape, lambda numbers: op.GatherND(numbers, indices, batch_dims=batch_dims))
-    outer, inner = _part(op, shape, 0, batch_dims + width), _part(op, shape, batch_dims + width, None)
-    count, row = _product(op, outer), _product(op, inner)
+    outer, inner = part(op, shape, 0, batch_dims + width), part(op, shape, batch_dims + width, None)
+    count, row = product(op, outer), product(op, inner)
     numbers = op.Reshape(op.Range(0, op.Squeeze(count, [0]), 1), outer, allowzero=1)
     taken = op.Reshape(op.GatherND(numbers, indices, batch_dims=batch_dims), [-1, 1])
-    rows = _join(op, op.Shape(taken, start=0, end=1), row)
-    added = add_at(op, op.Reshape(dY, rows, allowzero=1), _join(op, count, row), op.Expand(taken, rows), axis=0)
+    rows = join(op, op.Shape(taken, start=0, end=1), row)
+    added = add_at(op, op.Reshape(dY, rows, allowzero=1), join(op, count, row), op.Expand(taken, rows), axis=0)
     return str(op.Reshape(added, shape, allowzero=1))
 
 
-def _part(op: Emitter, shape: str, start: int, end: int | None) -> str:
+def part(op: Emitter, shape: str, start: int, end: int | None) -> str:
     """Some of the dimensions in a shape tensor."""
     dims = op.dims(shape)
     known = [d for d in dims[start:end] if isinstance(d, int)] if dims is not None else []
@@ -206,13 +206,13 @@ def _part(op: Emitter, shape: str, start: int, end: int | None) -> str:
     return str(op.Slice(shape, [start], [_END if end is None else end], [0]))
 
 
-def _product(op: Emitter, shape: str) -> str:
+def product(op: Emitter, shape: str) -> str:
     """The number of elements of a shape, on one axis of size 1."""
     known = op.constant(shape)
     return str(op.ReduceProd(shape)) if known is None else op.const([int(np.prod(known))])
 
 
-def _join(op: Emitter, *parts: str | None) -> str:
+def join(op: Emitter, *parts: str | None) -> str:
     """Shape tensors one after the other, a constant where all of them are."""
     present: Sequence[str] = [part for part in parts if part is not None]
     known = [op.constant(part) for part in present]
