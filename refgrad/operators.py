@@ -14,11 +14,14 @@ TAGS = {
     "Clip.min": _PARAMETER,
     "Clip.max": _PARAMETER,
     "Hardmax.input": "the result is 0 or 1: its derivative is zero wherever it exists",
+    "DFT.input": "the transform is linear in it",
     "Mod.B": "A mod B = A − B·⌊A/B⌋ is differentiable in B wherever it is in A",
     "NegativeLogLikelihoodLoss.weight": _PARAMETER,
     "OneHot.values": _PARAMETER,
     "Pad.constant_value": _PARAMETER,
     "SoftmaxCrossEntropyLoss.weights": _PARAMETER,
+    "STFT.signal": "the transform is linear in it",
+    "STFT.window": "the transform is linear in it",
 }
 
 

@@ -36,6 +36,8 @@ FAMILIES = (
     "convolution",
     "pooling",
     "sampling",
+    "signal",
+    "resize",
     "normalization",
     "loss",
     "quantization",

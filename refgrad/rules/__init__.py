@@ -16,6 +16,7 @@ from refgrad.rules import (
 )
 
 __all__ = [
+    signal,
     "activation",
     "arithmetic",
     "convolution",
@@ -30,3 +31,4 @@ __all__ = [
     "reduction",
     "shape",
 ]
+    "signal",

@@ -124,8 +124,6 @@ for _name in (
     *(
         "CausalConvWithState",
         "CumProd",
-        "DFT",
-        "DequantizeLinear",
         "DeformConv",
         "Det",
         "GridSample",
@@ -139,7 +137,6 @@ for _name in (
         "QuantizeLinear",
         "Resize",
         "RoiAlign",
-        "STFT",
         "Scatter",
     ),
     *("TensorScatter", "Unique", "Upsample", "Attention"),
