@@ -45,6 +45,18 @@ def pad(op: Emitter, value: str, rank: int, around: Mapping[int, tuple[int, int]
     return str(op.Pad(value, [around.get(axis, (0, 0))[side] for side in (0, 1) for axis in range(rank)]))
 
 
+def along(op: Emitter, vector: str, value: str, axis: int | str) -> str:
+    """`vector` with an axis of size 1 for each that `value` has behind `axis`, so that it broadcasts along that."""
+    known, rank = axis if isinstance(axis, int) else op.constant(axis), op.rank(value)
+    if known is not None and (known < 0 or rank is not None):
+        behind = -int(known) - 1 if known < 0 else (rank or 0) - int(known) - 1
+        return str(op.Reshape(vector, [-1] + [1] * behind)) if behind else vector
+    count = op.Shape(op.Shape(value))
+    place = op.Mod(op.Reshape(axis, [1]), count) if isinstance(axis, str) else op.const([axis])
+    ones = op.full(op.Sub(op.Sub(count, place), [1]), 1, like=count)
+    return str(op.Reshape(vector, op.Concat([-1], ones, axis=0)))
+
+
 @lowering("SliceGrad")
 def slice_grad(op: Emitter, dY: str, shape: str, starts: str, ends: str, axes: str | None, steps: str | None) -> str:
     """dY between zeros, spread where the step is larger than 1, reversed where it is negative."""
