@@ -16,6 +16,7 @@ import onnx
 from onnx import AttributeProto, GraphProto, StringStringEntryProto, TensorProto, helper, numpy_helper
 
 from refgrad.errors import RuleError
+from refgrad.functions import find_schema
 from refgrad.graph import CONSTANT, Graph, Node, Shape
 from refgrad.registry import LOWERINGS
 
@@ -179,6 +180,10 @@ class Emitter:
             )
         return kind
 
+    def adjoint_type(self, value: str) -> int:
+        """The element type of the adjoint of `value`: its own, but a float for a quantised one."""
+        return self.graph.adjoint_types.get(value) or self.type(value)
+
     def shape(self, value: str) -> Shape | None:
         """The dimensions of `value` as far as they are known, or None where not even the rank is."""
         return self._shapes.get(value)
@@ -211,7 +216,7 @@ class Emitter:
     def describe(self, value: str, like: str) -> None:
         """Record that `value` has the type and shape of `like`: an adjoint has those of its primal."""
         if like in self._types:
-            self._types[value] = self._types[like]
+            self._types[value] = self.adjoint_type(like)
         if like in self._shapes:
             self._shapes[value] = self._shapes[like]
 
@@ -227,7 +232,7 @@ class Emitter:
 
     def describe_output(self, node: Node, position: int, name: str) -> None:
         """Record the type of an optional output that was added to a forward node."""
-        schema = onnx.defs.get_schema(node.op_type, self.graph.opsets.get(node.domain, 1), node.domain)
+        schema = find_schema(node.op_type, node.domain, self.graph.opsets.get(node.domain, 1))
         type_str = schema.outputs[position].type_str
         for parameter, value in zip(schema.inputs, node.inputs, strict=False):
             if parameter.type_str == type_str and value in self._types:
@@ -279,10 +284,11 @@ class Emitter:
         return value if self.type(value) == kind else str(self.Cast(value, to=kind))
 
     def full(self, shape: Argument, value: float, like: str) -> str:
-        """A tensor of the given shape filled with `value`, of the type of `like`."""
-        if self.type(like) == TensorProto.BFLOAT16 and self.opset < 20:  # ConstantOfShape has no bfloat16 before
+        """A tensor of the given shape filled with `value`, of the type of `like`, or of its adjoint where it is quantised."""
+        kind = self.adjoint_type(like)
+        if kind == TensorProto.BFLOAT16 and self.opset < 20:  # ConstantOfShape has no bfloat16 before
             return str(self.Expand(self.const(value, like=like), shape))
-        filling = np.full(1, value, dtype=helper.tensor_dtype_to_np_dtype(self.type(like)))
+        filling = np.full(1, value, dtype=helper.tensor_dtype_to_np_dtype(kind))
         result: str = self.ConstantOfShape(shape, value=numpy_helper.from_array(filling))
         return result
 

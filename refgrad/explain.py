@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import onnx
-
 from refgrad.errors import UnknownNameError, choices, did_you_mean
+from refgrad.functions import find_schema, schemas
 from refgrad.kinks import KINKS
 from refgrad.operators import classify
 from refgrad.registry import RULES
@@ -41,12 +40,12 @@ def explain(operator: str) -> Explanation:
     if domain == "ai.onnx":
         domain = ""
     key = domain, op_type
-    if not onnx.defs.has(op_type, domain):
-        known = {f"{s.domain}.{s.name}" if s.domain else s.name for s in onnx.defs.get_all_schemas()}
+    schema = find_schema(op_type, domain)
+    if schema is None:
+        known = {f"{s.domain}.{s.name}" if s.domain else s.name for s in schemas()}
         rules = sorted(f"{d}.{name}" if d else name for d, name in RULES)
         near = did_you_mean(operator, known | set(rules)) or f" With a rule: {choices(rules, len(rules))}."
         raise UnknownNameError(f"There is no operator {operator!r}.{near}")
-    schema = onnx.defs.get_schema(op_type, domain)
     title = f"{domain}.{op_type}" if domain else op_type
     inputs, outputs = tuple(p.name for p in schema.inputs), tuple(p.name for p in schema.outputs)
     if key in RULES:

@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx.inliner
-import onnx.version_converter
 from google.protobuf.message import DecodeError
 from onnx import (
     AttributeProto,
@@ -32,6 +31,8 @@ from onnx import (
 )
 
 from refgrad.errors import InvalidModelError
+from refgrad.functions import OPERATORS, Type, adopt, call_functions, settle
+from refgrad.upgrade import upgrade
 
 FLOATS = frozenset((TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.FLOAT, TensorProto.DOUBLE))
 MIN_OPSET = 16  # ScatterND and ScatterElements add duplicates from this one on
@@ -91,7 +92,10 @@ class Graph:
         self.source = read(model)
         self._open: frozenset[str] = frozenset()
         self.apart = {t.name: t for t in self.source.graph.initializer if _is_large(t) or t.name in self._overridable}
-        self.model = _upgrade(_inline(_check(_skeleton(self.source, self.apart))))
+        skeleton = _skeleton(self.source, self.apart)
+        lowest = max(MIN_OPSET, adopt(skeleton))
+        self.model = settle(upgrade(_inline(_check(skeleton)), lowest))
+        self.refusals: dict[tuple[str, str], str] = {}  # operators whose function body does not cover a node: why not
         self.index()
 
     def index(self) -> None:
@@ -106,6 +110,7 @@ class Graph:
         self.producer = {name: node for node in self.nodes for name in node.outputs if name}
         inferred = _infer(self.model)
         self.types: dict[str, int] = {}
+        self.adjoint_types: dict[str, int] = {}  # of quantised values that carry a derivative: the float type of their adjoints
         self.shapes: dict[str, Shape] = {}
         self.values = {value.name: value for value in inferred.value_info}
         known: dict[bytes, tuple[int, Shape | None]] = {}  # few types recur many times
@@ -302,22 +307,6 @@ def _check(model: ModelProto) -> ModelProto:
     return model
 
 
-def _upgrade(model: ModelProto) -> ModelProto:
-    opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), MIN_OPSET)
-    if opset >= MIN_OPSET:
-        return model
-    try:
-        converted = onnx.version_converter.convert_version(model, MIN_OPSET)
-    except RuntimeError as error:
-        raise InvalidModelError(
-            f"The model has opset {opset}; gradients are emitted from opset {MIN_OPSET} on, and onnx cannot convert it: "
-            f"{error}. Export it anew with opset {MIN_OPSET} or later."
-        ) from error
-    for value, declared in zip(converted.graph.output, model.graph.output, strict=True):
-        value.CopyFrom(declared)  # the converter names dimensions that nobody named
-    return converted
-
-
 def _inline(model: ModelProto) -> ModelProto:
     """The model without its functions. The inliner passes over those of another opset, which the checker found compatible."""
     if not model.functions:
@@ -345,9 +334,28 @@ def _infer(model: ModelProto) -> GraphProto:
             if _dim(dim) is None:
                 dim.dim_param = f"{UNNAMED}{value.name}_{axis}"
     try:
-        return onnx.shape_inference.infer_shapes(anonymous, data_prop=True).graph
+        return _infer_through_bodies(anonymous)
     except onnx.shape_inference.InferenceError as error:
         raise InvalidModelError(f"Shape inference refuses the model: {error}") from error
+
+
+def _infer_through_bodies(model: ModelProto) -> GraphProto:
+    """Operators that only we know are inferred through their bodies, some of which need to know what the others give."""
+    known: dict[str, Type] = {}
+    waiting = sum((node.domain, node.op_type) in OPERATORS for node in model.graph.node)
+    while True:
+        called, left = model, 0
+        if waiting:
+            called = ModelProto()
+            called.CopyFrom(model)
+            left = call_functions(called, known)
+        inferred: GraphProto = onnx.shape_inference.infer_shapes(called, data_prop=True).graph
+        if left in (0, waiting):
+            return inferred
+        waiting = left
+        for value in (*inferred.value_info, *inferred.input, *inferred.output):
+            kind, shape = _type(value)
+            known[value.name] = kind, None if shape is None else len(shape)
 
 
 def _type(value: ValueInfoProto) -> tuple[int, Shape | None]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import onnx
 
+from refgrad.functions import schemas
 from refgrad.registry import BODY, NO_DERIVATIVE, PENDING, RULES, ZERO
 
 # Where a schema's own differentiability tag is not followed: "Operator.parameter" and why.
@@ -13,15 +14,17 @@ _PARAMETER = "the result is differentiable in it, and it may be computed or trai
 TAGS = {
     "Clip.min": _PARAMETER,
     "Clip.max": _PARAMETER,
-    "Hardmax.input": "the result is 0 or 1: its derivative is zero wherever it exists",
     "DFT.input": "the transform is linear in it",
+    "Dropout.ratio": "the output is 1/(1 − ratio) times what the mask keeps",
+    "Hardmax.input": "the result is 0 or 1: its derivative is zero wherever it exists",
     "Mod.B": "A mod B = A − B·⌊A/B⌋ is differentiable in B wherever it is in A",
     "NegativeLogLikelihoodLoss.weight": _PARAMETER,
     "OneHot.values": _PARAMETER,
     "Pad.constant_value": _PARAMETER,
-    "SoftmaxCrossEntropyLoss.weights": _PARAMETER,
     "STFT.signal": "the transform is linear in it",
     "STFT.window": "the transform is linear in it",
+    "Unique.X": "Y is made of elements of X",
+    "SoftmaxCrossEntropyLoss.weights": _PARAMETER,
 }
 
 
@@ -52,8 +55,8 @@ def classify(domain: str, op_type: str) -> Operator:
 
 
 def operators() -> tuple[Operator, ...]:
-    """Every operator with a schema in onnx, or with a rule, by name."""
-    keys = {(schema.domain, schema.name) for schema in onnx.defs.get_all_schemas()} | set(RULES)
+    """Every operator with a schema, or with a rule, by name."""
+    keys = {(schema.domain, schema.name) for schema in schemas()} | set(RULES)
     return tuple(sorted((classify(*key) for key in keys), key=lambda o: (o.operator.count("."), o.operator)))
 
 

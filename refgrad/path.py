@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import onnx
-from onnx import FunctionProto, ModelProto, helper
+from onnx import FunctionProto, ModelProto, TensorProto, helper
 
 from refgrad.errors import NoGradientError, OptionError, UnknownNameError, choices, did_you_mean
+from refgrad.functions import INLINED, OPERATORS, UnsupportedFormError, find_schema, make_function
 from refgrad.graph import FLOATS, Graph, Node
-from refgrad.registry import NO_DERIVATIVE, PENDING, RULES, ZERO
+from refgrad.registry import NO_DERIVATIVE, PENDING, QUANTIZED, QUANTIZERS, RULES, ZERO
 
-_INLINED = "refgrad.inlined"  # the domain of function bodies on their way into the graph
+_NEVER = frozenset((None, TensorProto.BOOL, TensorProto.STRING))  # element types of values that carry no derivative
 
 
 @dataclass(frozen=True)
@@ -50,28 +51,30 @@ class Path:
     """The nodes that the reverse sweep visits.
 
     `active` are the nodes to differentiate, in topological order, `varied` the values that depend on `wrt`, `needed` those
-    of them that an output depends on, `rows` the verdict per operator.
+    of them that an output depends on, `rows` the verdict per operator. With a `quantization` other than "zero" what
+    QuantizeLinear makes varies too, and whatever moves its elements: `graph.adjoint_types` has these values.
     """
 
-    def __init__(self, graph: Graph, wrt: Iterable[str], outputs: Iterable[str]) -> None:
+    def __init__(self, graph: Graph, wrt: Iterable[str], outputs: Iterable[str], quantization: str = "zero") -> None:
         self.graph = graph
         self.varied = set(wrt)
-        found: dict[tuple[str, str], tuple[str, list[str]]] = {}
+        self._rounds = quantization != "zero"
+        found: dict[tuple[tuple[str, str], str], list[str]] = {}
         moved: list[tuple[Node, list[str]]] = []
         blocked: set[str] = set()
         for node in graph.nodes:
             if self.varied.isdisjoint(node.reads):
                 continue
-            verdict, differentiable = self._verdict(node)
+            quantised = self._quantised(node) if self._rounds else {}
+            verdict, differentiable = self._verdict(node, quantised)
             if verdict in ("none", "missing"):
                 blocked.add(node.name)
             if verdict != "zero" and not self.varied.isdisjoint(differentiable):
                 self.varied.update([name for name in node.outputs if name and graph.is_float(name)])
+                self.varied.update(quantised)
+                graph.adjoint_types.update(quantised)
                 moved.append((node, differentiable))
-            key = node.key
-            if key not in found:
-                found[key] = verdict, []
-            found[key][1].append(node.name)
+            found.setdefault((node.key, verdict), []).append(node.name)
         self.needed = self.varied.intersection(outputs)
         self.active: list[Node] = []
         for node, differentiable in reversed(moved):
@@ -82,13 +85,36 @@ class Path:
         self.blocked = [node for node in self.active if node.name in blocked]
         in_the_way = {node.name for node in self.blocked}
         self.rows = tuple(
-            Row(_title(*key), verdict, _reason(key, verdict), tuple(names))
-            for key, (verdict, names) in found.items()
+            Row(_title(*key), verdict, graph.refusals.get(key) or _reason(key, verdict), tuple(names))
+            for (key, verdict), names in found.items()
             if verdict in ("rule", "zero") or in_the_way.intersection(names)
         )
 
-    def _verdict(self, node: Node) -> tuple[str, list[str]]:
+    def _quantised(self, node: Node) -> dict[str, int]:
+        """The outputs of a quantised type that carry a derivative, and the element type of their adjoints.
+
+        It is that of the quantised value that the node reads; of what a node rounds, that of its scale.
+        """
+        if node.key in ZERO:
+            return {}
+        types, carried = self.graph.types, self.graph.adjoint_types
+        quantised = [carried[name] for name in node.reads if name in carried]
+        rounded = [types[name] for name in reversed(node.inputs) if types.get(name) in FLOATS]
+        found = {}
+        for name in node.outputs:
+            kind = types.get(name)
+            if kind in _NEVER or kind in FLOATS:
+                continue
+            if quantised:
+                found[name] = quantised[0]
+            elif kind in QUANTIZERS.get(node.key, ()) and rounded:
+                found[name] = rounded[0]
+        return found
+
+    def _verdict(self, node: Node, quantised: Mapping[str, int]) -> tuple[str, list[str]]:
         """What `node` does to a derivative, and the inputs that it may flow to."""
+        if not quantised and not any(self.graph.is_float(name) for name in node.outputs if name):
+            return "zero", []
         rule = RULES.get(node.key)
         if rule is not None:
             opset = self.graph.opsets.get(rule.domain, 1)
@@ -100,8 +126,10 @@ class Path:
             names: list[str] = []
             for position, variadic in places:
                 names += node.inputs[position:] if variadic else node.inputs[position : position + 1]
+            if node.key not in QUANTIZED and not self.graph.adjoint_types.keys().isdisjoint(names):
+                return "missing", node.reads
             return "rule", names
-        if node.key in ZERO or not any(self.graph.is_float(name) for name in node.outputs if name):
+        if node.key in ZERO:
             return "zero", []
         return ("none" if node.key in NO_DERIVATIVE else "missing"), node.reads
 
@@ -114,14 +142,23 @@ def _reason(key: tuple[str, str], verdict: str) -> str:
     if verdict == "rule":
         return RULES[key].formula.partition("\n")[0]
     if verdict == "zero":
-        return ZERO.get(key) or NO_DERIVATIVE.get(key) or "its outputs are no floats"
+        return ZERO.get(key) or NO_DERIVATIVE.get(key) or _no_floats(key)
+    if key in RULES and verdict == "missing":
+        return "its rule is for floats, not for quantised values: cast them, or choose quantization='zero'"
     if key in RULES:
         return "; ".join(f"by {name}: {why}" for name, why in RULES[key].refused.items())
     return NO_DERIVATIVE.get(key) or PENDING.get(key) or "nobody has written its rule"
 
 
+def _no_floats(key: tuple[str, str]) -> str:
+    """Why a node without float outputs has the derivative zero."""
+    if key in QUANTIZERS:
+        return "rounding is piecewise constant; quantization='straight-through' or 'clipped' gives it a derivative"
+    return "its outputs are no floats"
+
+
 def prepare(
-    graph: Graph, wrt: Sequence[str] | None, outputs: Sequence[str] | None
+    graph: Graph, wrt: Sequence[str] | None, outputs: Sequence[str] | None, quantization: str = "zero"
 ) -> tuple[list[str], list[str], Path]:
     """The names to differentiate with respect to, the outputs to differentiate, and the path between them.
 
@@ -131,9 +168,11 @@ def prepare(
     """
     targets = _outputs(graph, outputs)
     sources = _wrt(graph, wrt)
-    path = Path(graph, sources, targets)
+    path = Path(graph, sources, targets, quantization)
     while path.blocked and _expand(graph, path.blocked):
-        path = Path(graph, sources, targets)
+        path = Path(graph, sources, targets, quantization)
+    if graph.refusals:
+        path = Path(graph, sources, targets, quantization)  # whose rows now say why
     if wrt is None:
         sources = [name for name in sources if name in graph.inputs or name in path.needed]
         if not sources:
@@ -151,7 +190,7 @@ def refuse(path: Path) -> NoGradientError:
         if row.verdict not in ("none", "missing"):
             continue
         nodes = choices((n.name for n in path.blocked if n.name in row.nodes), limit=5)
-        why = f"has no derivative: {row.reason}" if row.verdict == "none" else "has no rule"
+        why = f"has no derivative: {row.reason}" if row.verdict == "none" else f"has no rule: {row.reason}"
         lines.append(f"{row.operator} {why} (nodes {nodes}).")
     lines.append(
         "They lie between the requested inputs and outputs. Choose other names for wrt or outputs, "
@@ -218,19 +257,19 @@ def _expand(graph: Graph, nodes: Iterable[Node]) -> bool:
         body = _body(graph, node)
         if body is None:
             continue
-        schema = onnx.defs.get_schema(node.op_type, graph.opsets.get(node.domain, 1), node.domain)
+        schema = find_schema(node.op_type, node.domain, graph.opsets.get(node.domain, 1))
         given = {a.name for a in node.proto.attribute}
         defaults = {name: a.default_value for name, a in schema.attributes.items() if a.default_value.name}
         node.proto.attribute.extend(value for name, value in defaults.items() if name not in given)
-        body.domain, body.name = _INLINED, f"{node.op_type}_{len(functions)}"
+        body.domain, body.name = INLINED, f"{node.op_type}_{len(functions)}"
         node.proto.domain, node.proto.op_type = body.domain, body.name
         functions.append(body)
     if not functions:
         return False
     graph.model.functions.extend(functions)
-    graph.model.opset_import.append(helper.make_opsetid(_INLINED, 1))
+    graph.model.opset_import.append(helper.make_opsetid(INLINED, 1))
     model: ModelProto = onnx.inliner.inline_local_functions(graph.model)
-    kept = [o for o in model.opset_import if o.domain != _INLINED]
+    kept = [o for o in model.opset_import if o.domain != INLINED]
     del model.opset_import[:]
     model.opset_import.extend(kept)
     graph.model = model
@@ -238,14 +277,28 @@ def _expand(graph: Graph, nodes: Iterable[Node]) -> bool:
     return True
 
 
+def _own_body(graph: Graph, node: Node) -> FunctionProto | None:
+    """The body of an operator of ours; where it does not cover the node, the graph gets to know why."""
+    ranks = {name: len(shape) for name, shape in graph.shapes.items() if name in node.inputs}
+    types = {name: (graph.types[name], ranks.get(name)) for name in node.inputs if name in graph.types}
+    try:
+        return make_function(node.proto, graph.opset, types, node.op_type)
+    except UnsupportedFormError as error:
+        graph.refusals[node.key] = str(error)
+        return None
+
+
 def _body(graph: Graph, node: Node) -> FunctionProto | None:
     opset = graph.opsets.get(node.domain, 1)
+    if node.key in OPERATORS:
+        return _own_body(graph, node)
     if not onnx.defs.has(node.op_type, node.domain) or node.key in NO_DERIVATIVE:
         return None
     schema: Any = onnx.defs.get_schema(node.op_type, opset, node.domain)  # whose stub lacks the function bodies
     body = FunctionProto()
-    if schema.has_function:
-        body.CopyFrom(schema.function_body)
+    written = [version for version in schema.function_opset_versions if version <= graph.opset]
+    if written:
+        body.ParseFromString(schema.get_function_with_opset_version(max(written)))
     elif schema.has_context_dependent_function:
         types = [
             helper.make_tensor_type_proto(graph.types[n], graph.shapes.get(n)).SerializeToString()

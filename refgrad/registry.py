@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import onnx
 from onnx.defs import OpSchema
 
 from refgrad.errors import RuleError
+from refgrad.functions import find_schema
 from refgrad.graph import attribute_value
 from refgrad.primitives import PRIMITIVES
 
@@ -54,14 +54,14 @@ class Rule:
 
     def refuses(self, opset: int) -> dict[int, str]:
         """The positions of the inputs in `refused`, in the operator's version in `opset`, and why."""
-        schema = onnx.defs.get_schema(self.op_type, opset, self.domain)
+        schema = find_schema(self.op_type, self.domain, opset)
         return {k: self.refused[p.name] for k, p in enumerate(schema.inputs) if p.name in self.refused}
 
     def bind(self, opset: int) -> tuple[tuple[Read, ...], tuple[tuple[int, bool], ...]]:
         """For the operator's version in `opset`: what each parameter reads, and (position, variadic) per entry of `wrt`."""
         if opset not in self._bound:
             newest = _schema(self.op_type, self.domain)
-            schema = onnx.defs.get_schema(self.op_type, opset, self.domain)
+            schema = find_schema(self.op_type, self.domain, opset)
             reads = tuple(_bind(self, name, schema, newest) for name in self.parameters if name != "**")
             if "**" in self.parameters:
                 others = (name for name in newest.attributes if name not in self.parameters)
@@ -75,6 +75,8 @@ RULES: dict[tuple[str, str], Rule] = {}
 ZERO: dict[tuple[str, str], str] = {}  # operator: why its derivative is zero
 NO_DERIVATIVE: dict[tuple[str, str], str] = {}  # operator: why it has none
 BODY: dict[tuple[str, str], str] = {}  # operator without a rule: what the function body of its schema computes
+QUANTIZERS: dict[tuple[str, str], frozenset[int]] = {}  # operator that rounds floats: the element types that it rounds to
+QUANTIZED: set[tuple[str, str]] = set()  # operators whose rule holds for values of such a type too
 PENDING: dict[tuple[str, str], str] = {}  # operator that has a derivative, which nobody has written: what it waits for
 LOWERINGS: dict[str, dict[str, Function]] = {dialect: {} for dialect in DIALECTS}
 
@@ -155,14 +157,15 @@ def lowering(primitive: str, dialect: str = "onnx") -> Callable[[Function], Func
     return register
 
 
-def _schema(op_type: str, domain: str) -> OpSchema:
-    if not onnx.defs.has(op_type, domain):
+def _schema(op_type: str, domain: str) -> Any:
+    schema = find_schema(op_type, domain)
+    if schema is None:
         where = f"domain {domain!r}" if domain else "ai.onnx"
         raise RuleError(
             f"{op_type} has no schema in {where}: register one first with onnx.defs.register_schema "
             "(its names are what the parameters of the rule are bound to)."
         )
-    return onnx.defs.get_schema(op_type, domain)
+    return schema
 
 
 def _types(schema: OpSchema, type_str: str) -> frozenset[str]:

@@ -6,6 +6,7 @@ import onnx
 import pytest
 
 from refgrad import registry
+from refgrad.functions import OPERATORS
 from refgrad.operators import TAGS, against_tags, classify, operators
 
 SCHEMAS = sorted((schema.domain, schema.name) for schema in onnx.defs.get_all_schemas())
@@ -33,6 +34,8 @@ def test_an_operator_that_nobody_classified_is_noticed() -> None:
 
 @pytest.mark.parametrize("key", sorted(registry.BODY), ids=".".join)
 def test_an_operator_differentiated_through_its_body_has_one(key: tuple[str, str]) -> None:
+    if key in OPERATORS:
+        return
     schema = onnx.defs.get_schema(key[1], key[0])
     assert schema.has_function or schema.has_context_dependent_function
 

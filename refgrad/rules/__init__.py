@@ -4,6 +4,8 @@ from refgrad.lowering import onnx, ort
 from refgrad.rules import (
     activation,
     arithmetic,
+    attention,
+    contrib,
     convolution,
     indexing,
     linear,
@@ -11,14 +13,18 @@ from refgrad.rules import (
     nondifferentiable,
     normalization,
     pooling,
+    quantization,
     reduction,
+    resize,
     shape,
+    signal,
 )
 
 __all__ = [
-    signal,
     "activation",
     "arithmetic",
+    "attention",
+    "contrib",
     "convolution",
     "indexing",
     "linear",
@@ -28,7 +34,9 @@ __all__ = [
     "onnx",
     "ort",
     "pooling",
+    "quantization",
     "reduction",
+    "resize",
     "shape",
-]
     "signal",
+]
