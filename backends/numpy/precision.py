@@ -28,9 +28,6 @@ _TYPE_ATTRIBUTES = ("to", "dtype", "stash_type", "softmax_precision", "precision
 
 # Operators whose implementation in onnx.reference computes in float32 whatever its inputs are.
 _ROUNDED = (
-    ("", "LinearAttention"),
-    ("", "CausalConvWithState"),
-    ("ai.onnx.preview", "FlexAttention"),
     ("ai.onnx.preview.training", "Adagrad"),
     ("ai.onnx.preview.training", "Adam"),
     ("ai.onnx.preview.training", "Momentum"),

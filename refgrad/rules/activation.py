@@ -105,6 +105,34 @@ def gelu(op: Emitter, d_Y: str, X: str, approximate: str) -> str:
     return op.grad.GeluGrad(d_Y, X, approximate=approximate)
 
 
+@rule("Swish")
+def swish(op: Emitter, d_Y: str, X: str, alpha: float) -> str:
+    """dx = dy·s·(1 + αx·(1 − s)) with s = sigmoid αx"""
+    return op.Mul(d_Y, _swish_slope(op, X, alpha)[1])
+
+
+@rule("SwiGLU")
+def swi_glu(op: Emitter, d_Y: str, A: str, B: str, alpha: float) -> tuple[str, str]:
+    """dA = dY·B·s·(1 + αA·(1 − s)) with s = sigmoid αA, dB = dY·A·s"""
+    s, slope = _swish_slope(op, A, alpha)
+    return op.Mul(op.Mul(d_Y, B), slope), op.Mul(d_Y, op.Mul(A, s))
+
+
+def _swish_slope(op: Emitter, x: str, alpha: float) -> tuple[str, str]:
+    """Sigmoid αx, and the derivative of x·sigmoid αx."""
+    scaled = x if alpha == 1 else op.Mul(x, alpha)
+    s = op.Sigmoid(scaled)
+    return s, op.Mul(s, op.Add(op.Mul(scaled, op.Sub(1.0, s)), 1.0))
+
+
+@rule("Mish")
+def mish(op: Emitter, d_Y: str, X: str) -> str:
+    """dx = dy·(t + x·(1 − t²)·sigmoid x) with t = tanh softplus x"""
+    t = op.Tanh(op.Softplus(X))
+    slope = op.Mul(op.Mul(X, op.Sigmoid(X)), op.Sub(1.0, op.Mul(t, t)))
+    return op.Mul(d_Y, op.Add(t, slope))
+
+
 @rule("Softmax")
 def softmax(op: Emitter, d_output: str, output: str, axis: int) -> str:
     """dx = y·(dy − Σ_axis dy·y)"""

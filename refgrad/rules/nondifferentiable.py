@@ -86,16 +86,14 @@ for _name, _reason in {
 # Differentiated through the function body of the schema; what it computes, in a line.
 for _name, _meaning in {
     "MeanVarianceNormalization": "(x − mean x)/√(mean x² − (mean x)² + 1e-9)",
-    "Mish": "x·tanh(softplus x)",
-    "Swish": "x·σ(α·x)",
-    "SwiGLU": "swish(A)·B",
     "GroupNormalization": "(x − mean)/√(var + ε)·scale + bias, group by group",
     "RMSNormalization": "x/√(mean x² + ε)·scale",
-    "RotaryEmbedding": "pairs of channels turned by the angles of the caches",
     "AffineGrid": "theta times the coordinates of the output's elements",
+    "CausalConvWithState": "a convolution of every channel with what was before it, and an activation",
     "DynamicQuantizeLinear": "QuantizeLinear with the scale and the zero point of the range of x",
 }.items():
     BODY["", _name] = _meaning
+BODY["ai.onnx.preview", "FlexAttention"] = "prob_mod(softmax(score_mod(σ·Q·Kᵀ)))·V"
 
 _GRAPH = "waits for derivatives through subgraphs"
 _RECURRENT = "waits for derivatives through recurrent operators"
@@ -122,7 +120,6 @@ for _name, _reason in {
 
 for _name in (
     *(
-        "CausalConvWithState",
         "CumProd",
         "DeformConv",
         "Det",
@@ -139,10 +136,10 @@ for _name in (
         "RoiAlign",
         "Scatter",
     ),
-    *("TensorScatter", "Unique", "Upsample", "Attention"),
+    *("Unique", "Upsample"),
     *("ArrayFeatureExtractor", "CastMap", "DictVectorizer", "FeatureVectorizer", "Imputer", "LinearClassifier"),
     *("LinearRegressor", "Normalizer", "SVMClassifier", "SVMRegressor", "Scaler", "ZipMap"),
-    *("FlexAttention", "Adagrad", "Adam", "Gradient", "Momentum"),
+    *("Adagrad", "Adam", "Gradient", "Momentum"),
 ):
     for _domain in ("", "ai.onnx.ml", "ai.onnx.preview", "ai.onnx.preview.training"):
         if onnx.defs.has(_name, _domain):

@@ -1,0 +1,205 @@
+"""Attention and its relatives, in any float type. onnx.reference has most of them in float32 alone."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+from onnx import helper
+
+from refgrad.backends.numpy.kernels.control_flow import Outer
+from refgrad.backends.numpy.plan import Plan
+from refgrad.backends.numpy.registry import kernel
+
+_SIXTEEN_BIT = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
+
+
+def _heads(X: np.ndarray, heads: int) -> np.ndarray:
+    """(batch, sequence, heads·size) as (batch, heads, sequence, size)"""
+    return X.reshape(*X.shape[:2], heads, X.shape[2] // max(heads, 1)).swapaxes(1, 2)
+
+
+def _shared(X: np.ndarray, heads: int) -> np.ndarray:
+    """Each key or value head once for every query head that reads it."""
+    return X if X.shape[1] == heads else X.repeat(heads // X.shape[1], axis=1)
+
+
+def _softmax(x: np.ndarray) -> np.ndarray:
+    if not x.shape[-1]:
+        return x
+    e = np.exp(x - x.max(-1, keepdims=True))
+    return np.asarray(e / e.sum(-1, keepdims=True))
+
+
+@kernel("Attention")
+def attention(
+    Q: np.ndarray,
+    K: np.ndarray,
+    V: np.ndarray,
+    attn_mask: np.ndarray | None = None,
+    past_key: np.ndarray | None = None,
+    past_value: np.ndarray | None = None,
+    nonpad_kv_seqlen: np.ndarray | None = None,
+    *,
+    is_causal: int,
+    kv_num_heads: int | None = None,
+    left_window_size: int = -1,
+    q_num_heads: int | None = None,
+    qk_matmul_output_mode: int,
+    right_window_size: int = -1,
+    scale: float | None = None,
+    softcap: float,
+    softmax_precision: int | None = None,
+) -> tuple[np.ndarray, ...]:
+    """Softmax(scale·Q·Kᵀ + mask)·V, a row of zeros where the mask lets no key through.
+
+    (onnx.reference caps what it returns as the plain product.)
+    """
+    kind, packed = Q.dtype, Q.ndim == 3
+    if packed:
+        Q, K, V = _heads(Q, q_num_heads or 1), _heads(K, kv_num_heads or 1), _heads(V, kv_num_heads or 1)
+    before = 0
+    if past_key is not None and past_value is not None:
+        before = past_key.shape[2]
+        K, V = np.concatenate((past_key, K), 2), np.concatenate((past_value, V), 2)
+    heads, length, width = Q.shape[1:]
+    total = K.shape[2]
+    root = kind.type(np.sqrt(scale if scale is not None else 1 / np.sqrt(max(width, 1))))
+    product = (Q * root) @ (_shared(K, heads) * root).swapaxes(-1, -2)
+    capped = product if softcap <= 0 else (np.tanh(product / kind.type(softcap)) * kind.type(softcap)).astype(kind)
+
+    j, p = np.arange(total), np.arange(length)[:, None] + before
+    if nonpad_kv_seqlen is not None:
+        p = p + (nonpad_kv_seqlen.reshape(-1, 1, 1, 1) - length)
+    seen = np.ones((length, total), bool)
+    if is_causal:
+        seen = seen & (j <= p)
+    if left_window_size >= 0:
+        seen = seen & (j >= p - left_window_size)
+    if right_window_size >= 0:
+        seen = seen & (j <= p + right_window_size)
+    if nonpad_kv_seqlen is not None:
+        seen = seen & (j < nonpad_kv_seqlen.reshape(-1, 1, 1, 1))
+    bias = np.where(seen, 0, -np.inf).astype(kind)
+    if attn_mask is not None:
+        added = np.where(attn_mask, 0, -np.inf) if attn_mask.dtype == bool else attn_mask
+        around = [(0, 0)] * (added.ndim - 1) + [(0, total - added.shape[-1])]
+        bias = bias + np.pad(added.astype(kind), around, constant_values=-np.inf)
+
+    logits = capped + bias
+    blind = np.max(bias, axis=-1, keepdims=True, initial=-np.inf) == -np.inf
+    precision = helper.tensor_dtype_to_np_dtype(softmax_precision) if softmax_precision else kind
+    probabilities = _softmax(np.where(blind, 0, logits).astype(precision))
+    probabilities = np.where(blind, 0, probabilities).astype(kind)
+    Y = (probabilities @ _shared(V, heads).astype(kind, copy=False)).astype(kind, copy=False)
+    if packed:
+        Y = Y.swapaxes(1, 2).reshape(Y.shape[0], length, -1 if Y.size else heads * Y.shape[3])
+    return Y, K, V, (product, capped, logits, probabilities)[qk_matmul_output_mode]
+
+
+@kernel("FlexAttention", domain="ai.onnx.preview")
+def flex_attention(
+    Q: np.ndarray,
+    K: np.ndarray,
+    V: np.ndarray,
+    *,
+    prob_mod: Plan | None = None,
+    scale: float | None = None,
+    score_mod: Plan | None = None,
+    softmax_precision: int | None = None,
+    _outer: Outer = None,
+) -> np.ndarray:
+    """prob_mod(Softmax(score_mod(scale·Q·Kᵀ)))·V"""
+    if softmax_precision:
+        precision = helper.tensor_dtype_to_np_dtype(softmax_precision)
+    else:
+        precision = np.dtype(np.float32) if Q.dtype in _SIXTEEN_BIT else Q.dtype
+    heads = Q.shape[1]
+    root = Q.dtype.type(np.sqrt(scale if scale is not None else 1 / np.sqrt(max(Q.shape[3], 1))))
+    scores = ((Q * root) @ (_shared(K, heads) * root).swapaxes(-1, -2)).astype(precision)
+    probabilities = _modified(prob_mod, _softmax(_modified(score_mod, scores, _outer)), _outer)
+    return np.asarray((probabilities @ _shared(V, heads).astype(precision)).astype(V.dtype))
+
+
+def _modified(plan: Plan | None, x: np.ndarray, outer: Outer) -> np.ndarray:
+    if plan is None:
+        return x
+    results = plan.run({plan.inputs[0]: x}, outer=outer)
+    return np.asarray(results[plan.outputs[0]])
+
+
+@kernel("LinearAttention")
+def linear_attention(
+    query: np.ndarray,
+    key: np.ndarray,
+    value: np.ndarray,
+    past_state: np.ndarray | None = None,
+    decay: np.ndarray | None = None,
+    beta: np.ndarray | None = None,
+    *,
+    chunk_size: int,
+    kv_num_heads: int,
+    q_num_heads: int,
+    scale: float,
+    update_rule: str,
+) -> tuple[np.ndarray, np.ndarray]:
+    """S ← e^g·S + k·uᵀ with u = v, or u = β·(v − (e^g·S)ᵀk) for the delta rules; o = scale·Sᵀq, one token after another"""
+    wide = np.promote_types(query.dtype, np.float32) if query.dtype not in _SIXTEEN_BIT else np.dtype(np.float32)
+    batch, length, _ = query.shape
+    q, k, v = (
+        _heads(x, heads).astype(wide) for x, heads in ((query, q_num_heads), (key, kv_num_heads), (value, kv_num_heads))
+    )
+    width = q.shape[3]
+    gate = None if decay is None or "gated" not in update_rule else np.exp(_heads(decay, kv_num_heads).astype(wide))
+    rate = None if beta is None or "delta" not in update_rule else _heads(beta, beta.shape[2]).astype(wide)
+    shape = batch, kv_num_heads, width, v.shape[3]
+    state = np.zeros(shape, wide) if past_state is None else past_state.astype(wide)
+    factor = scale or 1 / np.sqrt(max(width, 1))
+    o = np.zeros((batch, q_num_heads, length, v.shape[3]), wide)
+    for t in range(length):
+        if gate is not None:
+            state = state * gate[:, :, t, :, None]
+        column, u = k[:, :, t, :, None], v[:, :, t, None, :]
+        if rate is not None:
+            u = rate[:, :, t, :, None] * (u - column.swapaxes(-1, -2) @ state)
+        state = state + column * u
+        o[:, :, t] = factor * (q[:, :, t, None, :] @ _shared(state, q_num_heads))[:, :, 0]
+    present = state.astype(query.dtype if past_state is None else past_state.dtype)
+    return o.swapaxes(1, 2).reshape(batch, length, q_num_heads * v.shape[3]).astype(query.dtype), present
+
+
+@kernel("CausalConvWithState", in_float32=True)
+def causal_conv_with_state(
+    input: np.ndarray,
+    weight: np.ndarray,
+    bias: np.ndarray | None = None,
+    past_state: np.ndarray | None = None,
+    *,
+    activation: str,
+) -> tuple[np.ndarray, np.ndarray]:
+    """o_t = Σ_j w_j·x_(t+j) + b, channel by channel, where x begins with the past state; and the end of x"""
+    taps, length = weight.shape[2], input.shape[2]
+    past = np.zeros((*input.shape[:2], taps - 1), input.dtype) if past_state is None else past_state
+    x = np.concatenate((past, input), 2)
+    o = np.zeros_like(input)
+    for j in range(taps):
+        o = o + weight[:, 0, j, None] * x[:, :, j : j + length]
+    if bias is not None:
+        o = o + bias[:, None]
+    if activation in ("silu", "swish"):
+        o = o * (0.5 * (1 + np.tanh(0.5 * o)))
+    return o, x[:, :, length:]
+
+
+@kernel("TensorScatter")
+def tensor_scatter(
+    past_cache: np.ndarray, update: np.ndarray, write_indices: np.ndarray | None = None, *, axis: int, mode: str
+) -> np.ndarray:
+    """The cache with the update written along `axis`, from an index of each sample on"""
+    cache, new = past_cache.copy(), np.moveaxis(update, axis, 1)
+    size, length = past_cache.shape[axis], new.shape[1]
+    first = np.zeros(len(cache), np.int64) if write_indices is None else write_indices
+    places = first[:, None] + np.arange(length)
+    if mode == "circular":
+        places = places % size
+    np.moveaxis(cache, axis, 1)[np.arange(len(cache))[:, None], places] = new
+    return cache
