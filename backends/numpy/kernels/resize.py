@@ -1,0 +1,203 @@
+"""Resize and Upsample. Every axis is resized on its own: an element of the result weighs a few of the input's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import ml_dtypes
+import numpy as np
+from onnx import numpy_helper
+
+from refgrad.backends.numpy.registry import kernel
+
+Ints = list[int] | None
+_SIXTEEN_BIT = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """One axis of which `size` elements become `count`, which `width` was rounded to; `start` and `end` are its roi."""
+
+    axis: int
+    size: int
+    count: int
+    scale: float
+    width: float
+    start: float = 0.0
+    end: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """How the elements of an axis are weighed: the attributes of Resize that have nothing to do with sizes."""
+
+    mode: str
+    coordinates: str
+    nearest: str = "floor"
+    cubic_coeff_a: float = -0.75
+    exclude_outside: int = 0
+    antialias: int = 0
+    extrapolation: float = 0.0
+
+
+@kernel("Resize", since=11)
+def resize(
+    X: np.ndarray,
+    roi: np.ndarray | None = None,
+    scales: np.ndarray | None = None,
+    sizes: np.ndarray | None = None,
+    *,
+    antialias: int = 0,
+    axes: Ints = None,
+    coordinate_transformation_mode: str,
+    cubic_coeff_a: float,
+    exclude_outside: int,
+    extrapolation_value: float,
+    keep_aspect_ratio_policy: str = "stretch",
+    mode: str,
+    nearest_mode: str,
+) -> np.ndarray:
+    """X at the coordinates that the schema gives for every element of the result."""
+    chosen = list(range(X.ndim)) if axes is None else [axis % X.ndim for axis in axes]
+    lengths = [X.shape[axis] for axis in chosen]
+    given = sizes if sizes is not None and sizes.size else scales
+    if given is None or given.size != len(chosen):
+        raise ValueError(f"it needs scales or sizes of {len(chosen)} elements, one for each axis that it resizes")
+    if given is sizes:
+        counts, factors, widths = _by_sizes(lengths, given, keep_aspect_ratio_policy)
+    else:
+        counts, factors, widths = _by_scales(lengths, given)
+    starts, ends = [0.0] * len(chosen), [1.0] * len(chosen)
+    if coordinate_transformation_mode == "tf_crop_and_resize":
+        if roi is None or roi.size != 2 * len(chosen):
+            raise ValueError(f"tf_crop_and_resize needs a roi of {2 * len(chosen)} elements")
+        starts, ends = roi.astype(np.float64).reshape(2, -1).tolist()
+    how = Filter(
+        mode,
+        coordinate_transformation_mode,
+        nearest_mode,
+        cubic_coeff_a,
+        exclude_outside,
+        antialias,
+        extrapolation_value,
+    )
+    table = zip(chosen, lengths, counts, factors, widths, starts, ends, strict=True)
+    return _resized(X, [(Axis(*row), how) for row in table])
+
+
+@kernel("Resize", since=10)
+@kernel("Upsample", since=9)
+def upsample(X: np.ndarray, scales: np.ndarray, *, mode: str) -> np.ndarray:
+    """Element i is read at i/scale; "nearest" is the element below that, or above it where an axis shrinks."""
+    lengths = list(X.shape)
+    table = zip(range(X.ndim), lengths, *_by_scales(lengths, scales), strict=True)
+    plan = [Axis(*row) for row in table]
+    return _resized(X, [(a, Filter(mode, "asymmetric", "ceil" if a.scale < 1 else "floor")) for a in plan])
+
+
+@kernel("Upsample", since=7)
+def upsample_by_attribute(X: np.ndarray, *, mode: str, scales: list[float]) -> np.ndarray:
+    """The same, when the scales were an attribute."""
+    return upsample(X, np.array(scales, np.float32), mode=mode)
+
+
+def _by_scales(lengths: Sequence[int], scales: np.ndarray) -> tuple[list[int], list[float], list[float]]:
+    """Counts, scales, widths. In float32, as shape inference and ONNX Runtime compute a count."""
+    counts = np.floor(np.float32(lengths) * scales.astype(np.float32)).astype(np.int64).tolist()
+    factors = scales.astype(np.float64).tolist()
+    return counts, factors, [n * s for n, s in zip(lengths, factors, strict=True)]
+
+
+def _by_sizes(lengths: Sequence[int], sizes: np.ndarray, policy: str) -> tuple[list[int], list[float], list[float]]:
+    """Counts, scales, widths."""
+    counts = sizes.tolist()
+    factors = [o / n if n else 1.0 for o, n in zip(counts, lengths, strict=True)]
+    if policy == "stretch":
+        return counts, factors, [float(o) for o in counts]
+    factors = [(min if policy == "not_larger" else max)(factors)] * len(factors)
+    widths = [n * s for n, s in zip(lengths, factors, strict=True)]
+    return [int(width + 0.5) for width in widths], factors, widths
+
+
+def _resized(X: np.ndarray, plan: Sequence[tuple[Axis, Filter]]) -> np.ndarray:
+    Y = X
+    if any(how.mode != "nearest" for _, how in plan) and X.dtype not in (np.float32, np.float64):
+        Y = X.astype(np.float32 if X.dtype in _SIXTEEN_BIT else np.float64)
+    extrapolated = []
+    for axis, how in plan:
+        crop = how.coordinates == "tf_crop_and_resize"
+        if axis.count == axis.size and axis.scale == 1 and not crop:
+            continue
+        x = _coordinates(axis, how.coordinates)
+        Y = _weighed(Y, axis, *_taps(x, axis, how))
+        if crop:
+            outside = (x < 0) | (x > axis.size - 1)
+            extrapolated.append((outside.reshape(-1, *[1] * (X.ndim - 1 - axis.axis)), how.extrapolation))
+    for outside, value in extrapolated:
+        Y = np.where(outside, np.asarray(value, Y.dtype), Y)
+    if Y.dtype == X.dtype:
+        return Y
+    return Y.astype(X.dtype) if X.dtype in _SIXTEEN_BIT else numpy_helper.saturate_cast(Y, X.dtype)
+
+
+def _coordinates(axis: Axis, mode: str) -> np.ndarray:
+    """Where each element of the result lies among those of the input.
+
+    align_corners ends at the width that the scale gives, not at the last element: so the node tests of onnx have it.
+    """
+    y = np.arange(axis.count, dtype=np.float64)
+    last = axis.size - 1
+    if mode == "asymmetric":
+        return y / axis.scale
+    if mode == "tf_half_pixel_for_nn":
+        return (y + 0.5) / axis.scale
+    if mode == "align_corners":
+        return y * last / (axis.width - 1) if axis.width != 1 else 0 * y
+    if mode == "tf_crop_and_resize":
+        if axis.count == 1:
+            return y + 0.5 * (axis.start + axis.end) * last
+        return axis.start * last + y * (axis.end - axis.start) * last / (axis.count - 1)
+    if mode == "pytorch_half_pixel" and axis.count == 1:
+        return y
+    x = (y + 0.5) / axis.scale - 0.5
+    return x + axis.size / 2 * (1 - axis.count / axis.width) if mode == "half_pixel_symmetric" else x
+
+
+def _taps(x: np.ndarray, axis: Axis, how: Filter) -> tuple[np.ndarray, np.ndarray | None]:
+    """For each coordinate the elements that it reads, (taps, O), and their weights, None for a single one of weight 1.
+
+    Outside the input is its first or last element. With antialias a shrunken axis has its filter stretched by 1/scale.
+    """
+    below = np.floor(x)
+    if how.mode == "nearest":
+        t = x - below
+        above = {"floor": False, "ceil": t > 0, "round_prefer_floor": t > 0.5, "round_prefer_ceil": t >= 0.5}
+        return (below + above[how.nearest]).clip(0, axis.size - 1).astype(np.int64)[None], None
+    stretch = min(axis.scale, 1.0) if how.antialias else 1.0
+    reach = int(np.ceil((1 if how.mode == "linear" else 2) / stretch))
+    position = below + np.arange(1 - reach, reach + 1)[:, None]
+    distance = np.abs(x - position) * stretch
+    weights = np.maximum(1 - distance, 0) if how.mode == "linear" else _keys(distance, how.cubic_coeff_a)
+    if how.exclude_outside:
+        weights = np.where((position >= 0) & (position < axis.size), weights, 0)
+    if how.exclude_outside or how.antialias:
+        total = weights.sum(0)
+        weights = weights / np.where(total == 0, 1, total)
+    return position.clip(0, axis.size - 1).astype(np.int64), weights
+
+
+def _keys(d: np.ndarray, a: float) -> np.ndarray:
+    """The cubic convolution of Keys (1981), whose second piece has the slope `a` at 1."""
+    near = ((a + 2) * d - (a + 3)) * d * d + 1
+    far = ((a * d - 5 * a) * d + 8 * a) * d - 4 * a
+    return np.where(d <= 1, near, np.where(d < 2, far, 0))
+
+
+def _weighed(X: np.ndarray, axis: Axis, index: np.ndarray, weights: np.ndarray | None) -> np.ndarray:
+    if weights is None:
+        return X.take(index[0], axis.axis)
+    Y = np.zeros((*X.shape[: axis.axis], axis.count, *X.shape[axis.axis + 1 :]), X.dtype)
+    for positions, shares in zip(index, weights.astype(X.dtype), strict=True):
+        Y += X.take(positions, axis.axis) * shares.reshape(-1, *[1] * (X.ndim - 1 - axis.axis))
+    return Y

@@ -1,0 +1,207 @@
+"""Resize and AffineGrid: linear, with weights that the operator itself computes when it is given an identity matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from onnx import TensorProto
+
+from refgrad.emit import Emitter
+from refgrad.lowering.onnx.indexing import join, part, product
+from refgrad.registry import rule
+
+Ints = Sequence[int] | None
+
+_MOST_AXES = 8  # of an input of unknown rank, where the node does not say which axes it resizes
+_MOVES = "it moves the points at which X is read: the schema says not differentiable, GridSample is in its grid"
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """Vectors: the shapes of X and Y, and of each axis in `along` its scale or its size, and its roi where that matters.
+
+    `along` is None where not even the rank is known. `ratio` is (elements before, elements after) of a short axis on which
+    keep_aspect_ratio_policy would decide for the scale that it decided for; None where it stretches.
+    """
+
+    before: str
+    after: str
+    along: Sequence[int] | None
+    scales: str | None
+    sizes: str | None
+    roi: str | None
+    ratio: tuple[str, str] | None = None
+
+
+@rule("Resize", wrt=["X"], refused={"roi": _MOVES, "scales": _MOVES})
+def resize(
+    op: Emitter,
+    d_Y: str,
+    X: str,
+    roi: str | None,
+    scales: str | None,
+    sizes: str | None,
+    antialias: int,
+    axes: Ints,
+    coordinate_transformation_mode: str,
+    cubic_coeff_a: float,
+    exclude_outside: int,
+    keep_aspect_ratio_policy: str,
+    mode: str,
+    nearest_mode: str,
+) -> str:
+    """dX = dY·Wᵀ along each axis, W = Resize(identity matrix)
+
+    Y is linear in X, one axis at a time. What is extrapolated is a constant: there W is 0.
+    """
+    if sizes is not None and op.static(sizes) != (0,):
+        scales = None
+    else:
+        sizes = None
+    if coordinate_transformation_mode != "tf_crop_and_resize":
+        roi = None
+    attributes = {
+        "antialias": antialias or None,
+        "coordinate_transformation_mode": coordinate_transformation_mode,
+        "cubic_coeff_a": cubic_coeff_a,
+        "exclude_outside": exclude_outside,
+        "mode": mode,
+        "nearest_mode": nearest_mode,
+    }
+    along = _along(op, axes, X, d_Y, scales or sizes)
+    plan = _Sizes(op.shape_of(X), op.shape_of(d_Y), along, scales, sizes, roi)
+    if keep_aspect_ratio_policy != "stretch" and sizes is not None:
+        attributes |= {"axes": [2, 3], "keep_aspect_ratio_policy": keep_aspect_ratio_policy}
+        plan = replace(plan, ratio=_ratio(op, plan, sizes, keep_aspect_ratio_policy))
+    if along is None:
+        plan = _lengthened(op, plan)
+    shape = plan.after
+    for k, axis in enumerate(plan.along or ()):
+        if _is_kept(op, plan, k, axis):
+            continue
+        W = op.as_type(_weights(op, plan, k, axis, attributes, op.type(d_Y)), op.type(d_Y))
+        size, behind = (
+            part(op, plan.before, axis, axis + 1 or None),
+            part(op, shape, axis + 1, None) if axis != -1 else None,
+        )
+        outer = part(op, shape, 0, axis)
+        rows = [product(op, join(op, op.const([1]), outer)), part(op, shape, axis, axis + 1 or None)]
+        if axis == -1 or axis + 1 == op.rank(X):
+            d_Y = op.MatMul(op.Reshape(d_Y, join(op, *rows), allowzero=1), op.Transpose(W, perm=[1, 0]))
+        else:
+            rows.append(product(op, join(op, op.const([1]), behind)))
+            d_Y = op.MatMul(W, op.Reshape(d_Y, join(op, *rows), allowzero=1))
+        shape = join(op, outer, size, behind)
+    return op.reshape_like(d_Y, X)
+
+
+def _along(op: Emitter, axes: Ints, X: str, d_Y: str, given: str | None) -> Sequence[int] | None:
+    """The axes that are resized, counted from the front where the rank is known. None where nothing says how many."""
+    length = op.static(given) if given is not None else None
+    ranks = [op.rank(X), op.rank(d_Y), length[0] if length is not None and axes is None else None]
+    rank = next((r for r in ranks if r is not None), None)
+    if axes is None:
+        return None if rank is None else range(rank)
+    return [axis % rank for axis in axes] if rank is not None else list(axes)
+
+
+def _is_kept(op: Emitter, plan: _Sizes, k: int, axis: int) -> bool:
+    """Whether it is known that W is an identity matrix."""
+    if plan.ratio is not None:
+        return False
+    if plan.roi is not None:
+        roi = op.constant(plan.roi)
+        if roi is None or tuple(roi.reshape(2, -1)[:, k]) != (0, 1):
+            return False
+    if plan.scales is not None:
+        scales = op.constant(plan.scales)
+        return scales is not None and bool(scales[k] == 1)
+    before, after = op.dims(plan.before), op.dims(plan.after)
+    return before is not None and after is not None and before[axis] == after[axis] is not None
+
+
+def _weights(op: Emitter, plan: _Sizes, k: int, axis: int, attributes: Mapping[str, Any], kind: int) -> str:
+    """W of one axis, (elements of X, elements of Y).
+
+    Where the policy lets another axis decide, the scale is more than W can tell by its size: then the identity matrix has a
+    second axis behind it, along which it is constant, and which decides the same.
+    """
+    number = np.zeros(1, np.float64 if kind == TensorProto.DOUBLE else np.float32)
+    size = part(op, plan.before, axis, axis + 1 or None)
+    eye = op.EyeLike(op.full(join(op, size, size), 0.0, like=op.const(number)))
+    one, roi = op.const(np.ones(1, np.float32)), None
+    if plan.roi is not None and plan.along is not None:
+        start, end = (_element(op, plan.roi, place) for place in (k, k + len(plan.along)))
+        low, high = (op.const([value], like=plan.roi) for value in (0, 1))
+        roi = join(op, low, start, high, end) if plan.ratio is None else join(op, start, low, end, high)
+    if plan.scales is not None:
+        return str(op.Resize(eye, roi, join(op, one, _element(op, plan.scales, k)), **attributes))
+    assert plan.sizes is not None
+    count = _element(op, plan.sizes, k)
+    if plan.ratio is None:
+        return str(op.Resize(eye, roi, None, join(op, size, count), **attributes))
+    short, shortened = plan.ratio
+    images = op.Expand(op.Unsqueeze(eye, [0, 3]), join(op, op.const([1]), size, size, short))
+    resized = op.Resize(images, roi, None, join(op, count, shortened), **attributes)
+    return str(op.Gather(op.Gather(resized, op.const(0), axis=0), op.const(0), axis=2))
+
+
+def _ratio(op: Emitter, plan: _Sizes, sizes: str, policy: str) -> tuple[str, str]:
+    """The sizes before and after of the axis that decides, in lowest terms."""
+    lengths = plan.before if plan.along is None else op.Gather(plan.before, list(plan.along))
+    ratios = op.Div(*(op.Cast(vector, to=TensorProto.DOUBLE) for vector in (sizes, lengths)))
+    decides = (op.ArgMin if policy == "not_larger" else op.ArgMax)(ratios, axis=0)
+    short, shortened = op.Gather(lengths, decides), op.Gather(sizes, decides)
+    numbers = op.Range(1, op.Add(op.Squeeze(short, [0]), 1), 1)
+    divides = op.And(op.Equal(op.Mod(short, numbers), 0), op.Equal(op.Mod(shortened, numbers), 0))
+    divisor = op.reduce("ReduceMax", op.Where(divides, numbers, 1), None)
+    return op.Div(short, divisor), op.Div(shortened, divisor)
+
+
+def _lengthened(op: Emitter, plan: _Sizes) -> _Sizes:
+    """The same for X with so many axes of size 1 behind its own that there are `_MOST_AXES`."""
+    rank = op.Shape(plan.before)
+    more = op.Sub([_MOST_AXES], rank)
+
+    def longer(vector: str, value: float) -> str:
+        return str(op.Concat(vector, op.Expand(op.const([value], like=vector), more), axis=0))
+
+    roi = plan.roi
+    if roi is not None:
+        starts, ends = op.Slice(roi, [0], rank), op.Slice(roi, rank, op.Shape(roi))
+        roi = op.Concat(longer(starts, 0), longer(ends, 1), axis=0)
+    return replace(
+        plan,
+        before=longer(plan.before, 1),
+        after=longer(plan.after, 1),
+        along=range(_MOST_AXES),
+        scales=None if plan.scales is None else longer(plan.scales, 1),
+        sizes=None if plan.sizes is None else longer(plan.sizes, 1),
+        roi=roi,
+    )
+
+
+def _element(op: Emitter, vector: str, k: int) -> str:
+    """One element, still on an axis."""
+    known = op.constant(vector)
+    return op.const(known[k : k + 1]) if known is not None else str(op.Slice(vector, [k], [k + 1]))
+
+
+@rule("AffineGrid", wrt=["theta"])
+def affine_grid(op: Emitter, d_grid: str, theta: str, size: str, align_corners: int) -> str:
+    """dθ = Σ_points d_grid · (x, y, …, 1), the points those of the identity matrix"""
+    shape = op.shape_of(theta)
+    batch, rank = part(op, shape, 0, 1), part(op, shape, 1, 2)
+    number = np.zeros(1, np.float64 if op.type(theta) == TensorProto.DOUBLE else np.float32)
+    eye = op.Unsqueeze(op.EyeLike(op.full(part(op, shape, 1, 3), 0.0, like=op.const(number))), [0])
+    pixels = part(op, size, 2, None)
+    grid = op.AffineGrid(eye, join(op, op.const([1, 1]), pixels), align_corners=align_corners)
+    count = product(op, pixels)
+    points = op.Reshape(grid, join(op, count, rank), allowzero=1)
+    ones = op.full(join(op, count, op.const([1])), 1.0, like=points)
+    columns = op.as_type(op.Concat(points, ones, axis=1), op.type(theta))
+    rows = op.Transpose(op.Reshape(d_grid, join(op, batch, count, rank), allowzero=1), perm=[0, 2, 1])
+    return op.MatMul(rows, columns)
