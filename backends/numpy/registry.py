@@ -29,6 +29,7 @@ Call = Callable[..., "tuple[Any, ...]"]
 FAMILIES = (
     "arithmetic",
     "activation",
+    "attention",
     "reduction",
     "shape",
     "indexing",
