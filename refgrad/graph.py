@@ -110,7 +110,9 @@ class Graph:
         self.producer = {name: node for node in self.nodes for name in node.outputs if name}
         inferred = _infer(self.model)
         self.types: dict[str, int] = {}
-        self.adjoint_types: dict[str, int] = {}  # of quantised values that carry a derivative: the float type of their adjoints
+        self.adjoint_types: dict[
+            str, int
+        ] = {}  # of quantised values that carry a derivative: the float type of their adjoints
         self.shapes: dict[str, Shape] = {}
         self.values = {value.name: value for value in inferred.value_info}
         known: dict[bytes, tuple[int, Shape | None]] = {}  # few types recur many times
@@ -128,6 +130,15 @@ class Graph:
             if name not in self.inputs:
                 self.shapes[name] = tuple(tensor.dims)
         self._constants: dict[str, np.ndarray | None] = {}
+        self._readers: dict[str, list[Node]] = {}
+
+    def readers(self, name: str) -> list[Node]:
+        """The nodes that read a value, in order."""
+        if not self._readers:
+            for node in self.nodes:
+                for read in dict.fromkeys(node.reads):
+                    self._readers.setdefault(read, []).append(node)
+        return self._readers.get(name, [])
 
     @cached_property
     def _overridable(self) -> frozenset[str]:

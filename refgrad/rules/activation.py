@@ -136,10 +136,30 @@ def mish(op: Emitter, d_Y: str, X: str) -> str:
 @rule("Softmax")
 def softmax(op: Emitter, d_output: str, output: str, axis: int) -> str:
     """dx = y·(dy − Σ_axis dy·y)"""
-    return op.grad.SoftmaxGrad(d_output, output, axis=axis)
+    return op.grad.SoftmaxGrad(d_output, _where_kept(op, output), axis=axis)
 
 
 @rule("LogSoftmax")
 def log_softmax(op: Emitter, d_output: str, output: str, axis: int) -> str:
     """dx = dy − exp(y)·Σ_axis dy"""
-    return op.grad.LogSoftmaxGrad(d_output, output, axis=axis)
+    return op.grad.LogSoftmaxGrad(d_output, _where_kept(op, output), axis=axis)
+
+
+def _where_kept(op: Emitter, y: str) -> str:
+    """`y`, which is NaN along a whole row of −∞; 0 there if a Where can discard such a row.
+
+    What it discards has the cotangent 0, and 0·NaN has to be 0. Often the forward graph itself has put a 0 in place of NaN.
+    """
+    reads, discards = [y], False
+    for name in reads:
+        for node in op.graph.readers(name):
+            if node.key in (("", "Cast"), ("", "Identity"), ("", "CastLike")) and node.inputs[0] == name:
+                reads.append(node.outputs[0])
+            elif node.key == ("", "Where") and name in node.inputs[1:]:
+                asks = op.graph.producer.get(node.inputs[0])
+                other = op.constant(node.inputs[1])
+                if asks is not None and asks.key == ("", "IsNaN") and asks.inputs[0] == y == node.inputs[2]:
+                    if other is not None and other.size == 1 and not other.any():
+                        return node.outputs[0]
+                discards = True
+    return op.Where(op.IsNaN(y), 0.0, y) if discards else y
