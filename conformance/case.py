@@ -8,9 +8,12 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import ModelProto, TensorProto, helper, numpy_helper
+from onnx import ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto, helper, numpy_helper
+
+from refgrad.functions import OPERATORS, call_functions, find_schema
 
 SHAPES = ("static", "symbolic", "unknown")
+NODE = "node"  # what the node of a case is called
 
 
 @dataclass(frozen=True)
@@ -25,6 +28,17 @@ class Case:
 
     def __str__(self) -> str:
         return self.name
+
+    @property
+    def node(self) -> NodeProto:
+        """The node that a case of `node_case` is about."""
+        return next(node for node in self.model.graph.node if node.name == NODE)
+
+    @property
+    def static(self) -> bool:
+        """Whether every input is declared with its size."""
+        tensors = (value.type.tensor_type for value in self.model.graph.input)
+        return all(dim.HasField("dim_value") for tensor in tensors for dim in tensor.shape.dim)
 
 
 def node_case(
@@ -47,7 +61,7 @@ def node_case(
     :param shapes: how the inputs are declared: "static", "symbolic" (every dimension a symbol), or "unknown" (the node
         reads the inputs through a Reshape to a shape fed at run time, so that not even the rank is known).
     """
-    schema = onnx.defs.get_schema(op_type, opset, domain)
+    schema = find_schema(op_type, domain, opset)
     called = _names(schema, len(inputs))
     fed = {n: v for n, v in zip(called, inputs, strict=True) if v is not None and n not in constant}
     feeds, values, nodes = dict(fed), [], []
@@ -59,13 +73,14 @@ def node_case(
         if shapes == "unknown":
             reads[n], feeds[f"{n}_shape"] = f"{n}_", np.array(array.shape, dtype=np.int64)
             values.append(helper.make_tensor_value_info(f"{n}_shape", TensorProto.INT64, [f"{n}_rank"]))
-            nodes.append(helper.make_node("Reshape", [n, f"{n}_shape"], [f"{n}_"], allowzero=1))
+            empty = {"allowzero": 1} if domain or opset >= 14 else {}  # before, a 0 always meant another size
+            nodes.append(helper.make_node("Reshape", [n, f"{n}_shape"], [f"{n}_"], **empty))
     initializers = [
         numpy_helper.from_array(v, n) for n, v in zip(called, inputs, strict=True) if v is not None and n in constant
     ]
     produced = [_output_name(schema, k) for k in range(outputs)]
     read = [reads[n] if v is not None else "" for n, v in zip(called, inputs, strict=True)]
-    nodes.append(helper.make_node(op_type, read, produced, name="node", domain=domain, **attributes))
+    nodes.append(helper.make_node(op_type, read, produced, name=NODE, domain=domain, **attributes))
     kinds = _output_types(op_type, domain, opset, fed, initializers, called, inputs, produced, attributes)
     results = []
     for n, (element, rank) in kinds.items():
@@ -86,6 +101,16 @@ def node_case(
         [op_type, fed_shapes, *(f"{k}={v}" for k, v in attributes.items()), *constants, shapes, f"opset{opset}"]
     )
     return Case(title, model, feeds, tuple(wrt) if wrt is not None else None)
+
+
+def _through_the_body(node: NodeProto, types: Mapping[str, TypeProto]) -> dict[str, TypeProto]:
+    """The types of what a node gives whose operator onnx does not know."""
+    inputs = [helper.make_value_info(name, kind) for name, kind in types.items()]
+    graph = helper.make_graph([node], "node", inputs, [ValueInfoProto(name=name) for name in node.output])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 22), helper.make_opsetid(node.domain, 1)])
+    ranks = {n: (t.tensor_type.elem_type, len(t.tensor_type.shape.dim)) for n, t in types.items()}
+    call_functions(model, ranks)
+    return {value.name: value.type for value in onnx.shape_inference.infer_shapes(model).graph.output}
 
 
 def _names(schema: onnx.defs.OpSchema, count: int) -> list[str]:
@@ -119,7 +144,7 @@ def _output_types(
     attributes: Mapping[str, Any],
 ) -> dict[str, tuple[int, int | None]]:
     """The element type of every output, and its rank where onnx infers one."""
-    schema = onnx.defs.get_schema(op_type, opset, domain)
+    schema = find_schema(op_type, domain, opset)
     node = helper.make_node(
         op_type, [n if v is not None else "" for n, v in zip(called, inputs, strict=True)], produced
     )
@@ -131,9 +156,11 @@ def _output_types(
     }
     types |= {t.name: helper.make_tensor_type_proto(t.data_type, list(t.dims)) for t in initializers}
     data = {t.name: t for t in initializers}
-    inferred = onnx.shape_inference.infer_node_outputs(
-        schema, node, types, data, opset_imports=[helper.make_opsetid(domain, opset)]
-    )
+    if (domain, op_type) in OPERATORS:
+        inferred = _through_the_body(node, types)
+    else:
+        imports = [helper.make_opsetid(domain, opset)]
+        inferred = onnx.shape_inference.infer_node_outputs(schema, node, types, data, opset_imports=imports)
     result = {}
     for n in produced:
         tensor = inferred[n].tensor_type

@@ -21,7 +21,7 @@ DOMAINS = ("normal", "between 0 and 1", "above 1")
 
 def is_float(array: Any) -> bool:
     """Whether an array holds floats that have a derivative: float16, bfloat16, float32 or float64."""
-    return isinstance(array, np.ndarray) and array.dtype.name in ("float16", "bfloat16", "float32", "float64")
+    return isinstance(array, np.ndarray | np.generic) and array.dtype.name in ("float16", "bfloat16", "float32", "float64")
 
 
 def widened(feeds: Mapping[str, Any]) -> dict[str, Any]:

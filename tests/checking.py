@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Callable, Mapping
 
 import ml_dtypes
 import numpy as np
@@ -13,22 +14,26 @@ import refgrad
 from refgrad.backends import available, get_backend
 from refgrad.conformance import builders
 from refgrad.conformance.case import Case
+from refgrad.conformance.cases import every_case
 from refgrad.conformance.differences import directional
+from refgrad.conformance.feeds import is_float, widened
 from refgrad.errors import BackendError
-from refgrad.graph import FLOATS
+from refgrad.graph import FLOATS, MIN_OPSET
+from refgrad.registry import BODY, RULES
 
 SETTLED = 1e-3  # the error of differences that still tell right from wrong, relative to the gradient
 TOLERANCE = 1e-6  # of a gradient computed in float64, relative to its norm
 
 
-def widened(feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The feeds with every float tensor in float64."""
-    return {name: array.astype(np.float64) if is_float(array) else array for name, array in feeds.items()}
-
-
-def is_float(array: np.ndarray) -> bool:
-    """Whether an array holds floats, bfloat16 included."""
-    return array.dtype.kind == "f" or array.dtype.name == "bfloat16"
+def by_operator(accept: Callable[[Case], bool]) -> dict[tuple[str, str], list[Case]]:
+    """The cases of all families that `accept` takes, by the operator (domain, name), where that has a derivative of its own."""
+    found = defaultdict(list)
+    for case in every_case():
+        key = case.node.domain, case.node.op_type
+        opset = next(o.version for o in case.model.opset_import if not o.domain)
+        if (key in RULES or key in BODY) and opset >= MIN_OPSET and accept(case):
+            found[key].append(case)
+    return found
 
 
 def cotangents_for(case: Case, outputs: Mapping[str, np.ndarray], rng: np.random.Generator) -> dict[str, np.ndarray]:

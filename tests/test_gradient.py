@@ -10,13 +10,14 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
-from checking import assert_gradient, is_float, names_of
+from checking import assert_gradient, names_of
 from onnx import ModelProto, TensorProto, helper, numpy_helper, parser
 
 import refgrad
 from refgrad.backends import available, get_backend
 from refgrad.conformance import builders
 from refgrad.conformance.case import Case, node_case
+from refgrad.conformance.feeds import is_float
 from refgrad.errors import NoGradientError, OptionError, UnknownNameError
 from refgrad.registry import DIALECTS
 

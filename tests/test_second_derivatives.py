@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-
 import numpy as np
 import pytest
-from checking import assert_gradient, is_float, names_of
+from checking import assert_gradient, by_operator, names_of
 
 import refgrad
 from refgrad.backends import get_backend
 from refgrad.conformance.case import Case, node_case
-from refgrad.conformance.cases import every_case
+from refgrad.conformance.feeds import is_float
 
 FEW = 3  # cases of an operator, spread over its table
 LARGE = 300  # elements of an input; more make the second derivative slow and prove nothing more
 
 
-def by_operator() -> dict[tuple[str, str], list[Case]]:
-    found = defaultdict(list)
-    for case in every_case():
-        floats = [a for a in case.feeds.values() if is_float(a)]
-        if floats and all(0 < a.size <= LARGE for a in floats):
-            [node] = [node for node in case.model.graph.node if node.name == "node"]
-            found[node.domain, node.op_type].append(case)
-    return {key: cases[:: max(1, len(cases) // FEW)][:FEW] for key, cases in found.items()}
+def small(case: Case) -> bool:
+    floats = [array for array in case.feeds.values() if is_float(array)]
+    return bool(floats) and all(0 < array.size <= LARGE for array in floats)
 
 
-CASES = by_operator()
+CASES = {key: cases[:: max(1, len(cases) // FEW)][:FEW] for key, cases in by_operator(small).items()}
 
 
 @pytest.mark.parametrize("key", sorted(CASES), ids=".".join)

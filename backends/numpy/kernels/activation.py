@@ -52,6 +52,12 @@ def leaky_relu(X: np.ndarray, *, alpha: float) -> np.ndarray:
     return np.where(X < 0, alpha * X, X)
 
 
+@kernel("HardSwish", in_float32=True)
+def hard_swish(X: np.ndarray) -> np.ndarray:
+    """x·max(0, min(1, x/6 + 1/2)); the function body in onnx has the slope in float32"""
+    return np.asarray(X * np.clip(X / 6 + 0.5, 0, 1), X.dtype)
+
+
 @kernel("LeakyReluGrad", domain=MICROSOFT, in_float32=True)
 def leaky_relu_grad(dY: np.ndarray, Y: np.ndarray, *, alpha: float = 0.01) -> np.ndarray:
     """dX = dY where Y > 0, else α·dY; Y has the sign of X where α > 0"""
