@@ -1,4 +1,4 @@
-"""Write the tables that the project prints of itself: README.md, docs/operators.md and docs/kinks.md.
+"""Write the tables that the project prints of itself: README.md and docs/{operators,kinks,opsets}.md.
 
 python docs/generate.py            # write them
 python docs/generate.py --check    # fail where one is stale
@@ -13,9 +13,13 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import onnx
+
+from refgrad.conformance.nodemodels import FIXED, excluded, node_models
 from refgrad.kinks import KINKS, Point
 from refgrad.operators import operators as every_operator
 from refgrad.registry import RULES, ZERO
+from refgrad.upgrade import FIXES
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -46,6 +50,22 @@ def kinks() -> str:
     )
 
 
+def opsets() -> str:
+    """Return docs/opsets.md."""
+    rows = [(f.op_type, f"{max(f.since, 7)} to {f.until}" if f.until > f.since else str(f.until), f.why) for f in FIXES]
+    return (
+        "# Older opsets\n\nGradients are emitted in the model's opset, from 16 on. A model of opset 7 to 15 is converted to 16 "
+        "first, by\n`onnx.version_converter`, with its subgraphs; local functions are inlined before, other domains stay as they "
+        "are. Every\noperator of those opsets was compared before and after, in ONNX Runtime, and its gradient with "
+        "float64 differences\n(`tests/test_opsets.py`). What the converter gets wrong is rewritten (`refgrad/upgrade.py`):\n\n"
+        + table(("operator", "opsets", "why"), rows)
+        + "\nRefused, by the name of the node: Scan of opset 8; BatchNormalization in training whose `saved_mean` or "
+        "`saved_var` is\nread, or with `spatial=0`; sparse constants and initializers. A model with a local function of another "
+        "opset is refused by\nonnx where an operator in it differs between the two. Models before opset 7 are converted as far "
+        "as onnx can; nothing\nabout them is tested. The mask of Dropout in inference, which these versions leave open, is 1.\n"
+    )
+
+
 def _point(point: Point | None) -> str:
     """Write the gradient of each input at a kink."""
     return "" if point is None else "; ".join("−" if value is None else _number(value) for value in point)
@@ -55,6 +75,27 @@ def _number(value: Any) -> str:
     if isinstance(value, tuple):
         return "[" + ", ".join(map(_number, value)) + "]"
     return f"{value:g}"
+
+
+def models_of_nodes() -> str:
+    """Return docs/node_models.md."""
+    reasons: dict[str, list[str]] = {}
+    models = node_models()
+    for test in models:
+        reason = excluded(test)
+        if reason is not None:
+            reasons.setdefault(reason, []).append(test.name)
+    left_out = sum(map(len, reasons.values()))
+    fixed = [(f"{name} of {operator}", reason) for (operator, name), reason in FIXED.items()]
+    return (
+        f"# The node tests of onnx\n\nonnx {onnx.__version__} ships {len(models)} models of one operator each that have a float input "
+        f"and a float output. refgrad\ndifferentiates {len(models) - left_out} of them by every float input, as they are and with "
+        "everything else folded into constants. Each gradient runs on the\ninterpreter in float64 and has to equal central "
+        "differences along a random direction for a random cotangent within\n1e-4 (`tests/test_node_models.py`). "
+        "These are left out:\n\n"
+        + table(("models", "why"), ((", ".join(names), reason) for reason, names in sorted(reasons.items())))
+        + ("\nThese inputs are not differentiated:\n\n" + table(("input", "why"), fixed) if fixed else "")
+    )
 
 
 def operators_summary() -> str:
@@ -135,6 +176,8 @@ def generated() -> dict[Path, str]:
         readme: fill(text, "benchmarks", benchmarks()),
         ROOT / "docs" / "operators.md": operators(),
         ROOT / "docs" / "kinks.md": kinks(),
+        ROOT / "docs" / "node_models.md": models_of_nodes(),
+        ROOT / "docs" / "opsets.md": opsets(),
     }
 
 
