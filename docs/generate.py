@@ -1,4 +1,4 @@
-"""Write the tables that the project prints of itself: README.md and docs/{operators,kinks,opsets}.md.
+"""Write the tables that the project prints of itself: README.md and docs/{operators,kinks,opsets,node_models}.md.
 
 python docs/generate.py            # write them
 python docs/generate.py --check    # fail where one is stale
@@ -87,11 +87,12 @@ def models_of_nodes() -> str:
             reasons.setdefault(reason, []).append(test.name)
     left_out = sum(map(len, reasons.values()))
     fixed = [(f"{name} of {operator}", reason) for (operator, name), reason in FIXED.items()]
+    judged = len(models) - left_out
     return (
-        f"# The node tests of onnx\n\nonnx {onnx.__version__} ships {len(models)} models of one operator each that have a float input "
-        f"and a float output. refgrad\ndifferentiates {len(models) - left_out} of them by every float input, as they are and with "
-        "everything else folded into constants. Each gradient runs on the\ninterpreter in float64 and has to equal central "
-        "differences along a random direction for a random cotangent within\n1e-4 (`tests/test_node_models.py`). "
+        f"# The node tests of onnx\n\nonnx {onnx.__version__} ships {len(models)} models of one operator each that have a "
+        f"float input and a float output.\nrefgrad differentiates {judged} of them by every float input, as they are and with "
+        "everything else folded\ninto constants. Each gradient runs on the interpreter in float64 and has to equal central "
+        "differences along a\nrandom direction for a random cotangent within 1e-4 (`tests/test_node_models.py`). "
         "These are left out:\n\n"
         + table(("models", "why"), ((", ".join(names), reason) for reason, names in sorted(reasons.items())))
         + ("\nThese inputs are not differentiated:\n\n" + table(("input", "why"), fixed) if fixed else "")
