@@ -16,6 +16,7 @@ TAGS = {
     "Clip.max": _PARAMETER,
     "DFT.input": "the transform is linear in it",
     "Dropout.ratio": "the output is 1/(1 − ratio) times what the mask keeps",
+    "GridSample.grid": "the result is differentiable in it wherever it interpolates",
     "Hardmax.input": "the result is 0 or 1: its derivative is zero wherever it exists",
     "Mod.B": "A mod B = A − B·⌊A/B⌋ is differentiable in B wherever it is in A",
     "NegativeLogLikelihoodLoss.weight": _PARAMETER,

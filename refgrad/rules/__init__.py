@@ -16,6 +16,7 @@ from refgrad.rules import (
     quantization,
     reduction,
     resize,
+    sampling,
     shape,
     signal,
 )
@@ -37,6 +38,7 @@ __all__ = [
     "quantization",
     "reduction",
     "resize",
+    "sampling",
     "shape",
     "signal",
 ]

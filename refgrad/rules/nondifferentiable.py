@@ -23,8 +23,6 @@ for _name, _reason in {
     "BitwiseNot": _INTEGER,
     "BitwiseOr": _INTEGER,
     "BitwiseXor": _INTEGER,
-    "ConvInteger": _INTEGER,
-    "MatMulInteger": _INTEGER,
     "ConstantOfShape": "its input is a shape",
     "Constant": "it has no input",
     "EyeLike": _SHAPE,
@@ -85,14 +83,13 @@ for _name, _reason in {
 
 # Differentiated through the function body of the schema; what it computes, in a line.
 for _name, _meaning in {
-    "MeanVarianceNormalization": "(x − mean x)/√(mean x² − (mean x)² + 1e-9)",
-    "GroupNormalization": "(x − mean)/√(var + ε)·scale + bias, group by group",
-    "RMSNormalization": "x/√(mean x² + ε)·scale",
-    "AffineGrid": "theta times the coordinates of the output's elements",
     "CausalConvWithState": "a convolution of every channel with what was before it, and an activation",
     "DynamicQuantizeLinear": "QuantizeLinear with the scale and the zero point of the range of x",
 }.items():
     BODY["", _name] = _meaning
+# Deprecated: the opsets that have them are converted to newer ones before anything else happens.
+BODY["", "Scatter"] = "ScatterElements, which replaced it"
+BODY["", "Upsample"] = "Resize with asymmetric coordinates, which replaced it"
 BODY["ai.onnx.preview", "FlexAttention"] = "prob_mod(softmax(score_mod(σ·Q·Kᵀ)))·V"
 
 _GRAPH = "waits for derivatives through subgraphs"
@@ -120,23 +117,7 @@ for _name, _reason in {
 
 for _name in (
     *(
-        "CumProd",
-        "DeformConv",
-        "Det",
-        "GridSample",
-        "LinearAttention",
     ),
-    *(
-        "MaxRoiPool",
-        "MaxUnpool",
-        "QLinearConv",
-        "QLinearMatMul",
-        "QuantizeLinear",
-        "Resize",
-        "RoiAlign",
-        "Scatter",
-    ),
-    *("Unique", "Upsample"),
     *("ArrayFeatureExtractor", "CastMap", "DictVectorizer", "FeatureVectorizer", "Imputer", "LinearClassifier"),
     *("LinearRegressor", "Normalizer", "SVMClassifier", "SVMRegressor", "Scaler", "ZipMap"),
     *("Adagrad", "Adam", "Gradient", "Momentum"),

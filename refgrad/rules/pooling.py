@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from refgrad.emit import Emitter
 from refgrad.lowering.onnx.pooling import over_windows
 from refgrad.lowering.onnx.windows import make_windows
@@ -39,6 +41,39 @@ def global_max_pool(op: Emitter, d_Y: str, X: str) -> str:
     first = op.ArgMax(rows, axis=1, keepdims=1)
     d_rows = op.ScatterElements(op.zeros_like(rows), first, op.Flatten(d_Y, axis=2), axis=1)
     return op.reshape_like(d_rows, X)
+
+
+@rule("MaxUnpool", wrt=["X"])
+def max_unpool(
+    op: Emitter,
+    d_output: str,
+    X: str,
+    I: str,  # noqa: E741
+    output_shape: str | None,
+    kernel_shape: Sequence[int],
+    pads: Ints,
+    strides: Ints,
+) -> str:
+    """dX = dY where the element was put, 0 where a later one was put there too
+
+    The indices count the elements of the shape that the attributes give; a larger output_shape adds zeros behind it.
+    """
+    rank = len(kernel_shape)
+    steps, around = list(strides or [1] * rank), list(pads or [0] * (2 * rank))
+    if output_shape is not None:
+        extent = [k - s - b - e for k, s, b, e in zip(kernel_shape, steps, around[:rank], around[rank:], strict=True)]
+        size = op.Add(op.Mul(op.Shape(X, start=2), steps), extent)
+        d_output = op.Slice(d_output, [0] * rank, size, list(range(2, rank + 2)))
+    places = op.Reshape(I, [-1])
+    taken = op.Gather(op.Reshape(d_output, [-1]), places, axis=0)
+    known = op.constant(I)
+    if known is None or np.unique(known).size < known.size:
+        numbers = op.Range(0, op.Size(I), 1)
+        nobody = op.full(op.Reshape(op.Size(d_output), [1]), 0, like=numbers)
+        how = "max" if op.opset >= 18 else None
+        last = op.Gather(op.ScatterElements(nobody, places, numbers, axis=0, reduction=how), places, axis=0)
+        taken = op.Where(op.Equal(last, numbers), taken, 0)
+    return op.reshape_like(taken, X)
 
 
 @rule("LpPool")

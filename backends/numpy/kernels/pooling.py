@@ -73,6 +73,29 @@ def max_pool_grad(
     return np.bincount(flat, dY.reshape(-1), math.prod(shape)).astype(dY.dtype).reshape(shape)
 
 
+@kernel("MaxUnpool")
+def max_unpool(
+    X: np.ndarray,
+    I: np.ndarray,  # noqa: E741
+    output_shape: np.ndarray | None = None,
+    *,
+    kernel_shape: list[int],
+    pads: Ints = None,
+    strides: Ints = None,
+) -> np.ndarray:
+    """Zeros with the elements of X at their indices, the last of those with one index; `output_shape` adds zeros behind."""
+    rank = len(kernel_shape)
+    axes = zip(X.shape[2:], strides or [1] * rank, kernel_shape, strict=True)
+    around = np.reshape(pads or [0] * (2 * rank), (2, rank)).sum(0)
+    shape = (*X.shape[:2], *((n - 1) * s + k - p for (n, s, k), p in zip(axes, around.tolist(), strict=True)))
+    flat = np.zeros(math.prod(shape), X.dtype)
+    flat[I.reshape(-1)] = X.reshape(-1)
+    inner = flat.reshape(shape)
+    if output_shape is None:
+        return inner
+    return np.pad(inner, [(0, int(m) - n) for m, n in zip(output_shape, shape, strict=True)])
+
+
 @kernel("AveragePool", in_float32=True)
 def average_pool(
     X: np.ndarray,

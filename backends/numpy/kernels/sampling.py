@@ -1,4 +1,4 @@
-"""Reading an image between its pixels: GridSample, AffineGrid, DeformConv."""
+"""Reading an image between its pixels: GridSample, AffineGrid, DeformConv, RoiAlign; and MaxRoiPool."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def interpolate(
                 position = _reflected(position, low, top)
             index = index * length + position.clip(0, length - 1).astype(np.int64)
             weight = weight * share
-        pixels = np.take_along_axis(flat, index.reshape(n, 1, -1), 2).reshape(Y.shape)
+        pixels = np.take_along_axis(flat, index.reshape(n, 1, math.prod(Y.shape[2:])), 2).reshape(Y.shape)
         Y += pixels * weight[:, None]
     return Y
 
@@ -137,3 +137,80 @@ def deform_conv(
     columns = samples.reshape(n, group, c // group * elements, math.prod(out))
     Y = (W.reshape(group, W.shape[0] // group, columns.shape[2]) @ columns).reshape(n, W.shape[0], *out)
     return Y if B is None else np.asarray(Y + B.reshape(-1, *[1] * rank))
+
+
+@kernel("RoiAlign", in_float32=True)
+def roi_align(
+    X: np.ndarray,
+    rois: np.ndarray,
+    batch_indices: np.ndarray,
+    *,
+    coordinate_transformation_mode: str = "output_half_pixel",
+    mode: str,
+    output_height: int,
+    output_width: int,
+    sampling_ratio: int,
+    spatial_scale: float,
+) -> np.ndarray:
+    """Mean of the bilinear samples of each bin, or the largest weighted pixel of them, to (regions, C, height, width)."""
+    half_pixel = coordinate_transformation_mode.lower() == "half_pixel"
+    corners = rois * rois.dtype.type(spatial_scale) - rois.dtype.type(0.5 if half_pixel else 0)
+    Y = np.zeros((len(rois), X.shape[1], output_height, output_width), X.dtype)
+    for y, (x0, y0, x1, y1), image in zip(Y, corners, X[batch_indices], strict=True):
+        sizes = [y1 - y0, x1 - x0]
+        if not half_pixel:
+            sizes = [max(size, size.dtype.type(1)) for size in sizes]
+        taps = [
+            _roi_taps(start, size, n, bins, sampling_ratio)
+            for start, size, n, bins in zip((y0, x0), sizes, X.shape[2:], Y.shape[2:], strict=True)
+        ]
+        (rows, across), (columns, along) = taps
+        if not rows.size or not columns.size:
+            continue
+        pixels = image[:, rows[:, None, :, None], columns[:, None, :]] * (across[:, None, :, None] * along[:, None, :])
+        if mode.lower() == "max":
+            y[...] = pixels.max((3, 4))
+        else:
+            y[...] = pixels.sum((3, 4)) / (rows.shape[1] // 2 * (columns.shape[1] // 2))
+    return Y
+
+
+def _roi_taps(start: np.floating, size: np.floating, n: int, bins: int, sampling_ratio: int) -> Tap:
+    """Pixels (bins, 2·samples) and their weights, of the samples along one axis; without weight beyond a pixel outside."""
+    extent = size / bins
+    count = sampling_ratio if sampling_ratio > 0 else max(math.ceil(extent), 0)
+    within = (np.arange(count, dtype=size.dtype) + size.dtype.type(0.5)) * extent / max(count, 1)
+    at = start + np.arange(bins, dtype=size.dtype)[:, None] * extent + within
+    met = (at >= -1) & (at <= n)
+    moved = at.clip(0, n - 1)
+    before = np.floor(moved)
+    t = moved - before
+    pixels = np.concatenate([before, (before + 1).clip(0, n - 1)], 1).astype(np.int64)
+    return pixels, np.concatenate([met * (1 - t), met * t], 1)
+
+
+@kernel("MaxRoiPool")
+def max_roi_pool(X: np.ndarray, rois: np.ndarray, *, pooled_shape: list[int], spatial_scale: float) -> np.ndarray:
+    """Largest pixel of each bin of the regions (image, x1, y1, x2, y2), whose corners are rounded; 0 in an empty bin."""
+    Y = np.zeros((len(rois), X.shape[1], *pooled_shape), X.dtype)
+    wide = rois.astype(np.promote_types(rois.dtype, np.float32))
+    scaled = wide[:, 1:] * wide.dtype.type(spatial_scale)
+    corners = np.sign(scaled) * np.floor(np.abs(scaled) + 0.5)
+    for y, n, (x0, y0, x1, y1) in zip(Y, wide[:, 0].astype(np.int64), corners, strict=True):
+        rows, columns = (
+            _roi_edges(start, end, size, bins)
+            for start, end, size, bins in zip((y0, x0), (y1, x1), X.shape[2:], pooled_shape, strict=True)
+        )
+        for i, (top, bottom) in enumerate(rows):
+            for j, (left, right) in enumerate(columns):
+                if top < bottom and left < right:
+                    y[:, i, j] = X[n, :, top:bottom, left:right].max((1, 2))
+    return Y
+
+
+def _roi_edges(start: np.floating, end: np.floating, n: int, bins: int) -> list[tuple[int, int]]:
+    """The first pixel and the one after the last of every bin along one axis, inside 0..n."""
+    extent = max(end - start + 1, start.dtype.type(1)) / bins
+    steps = np.arange(bins + 1, dtype=start.dtype) * extent
+    begins, ends = start + np.floor(steps[:-1]), start + np.ceil(steps[1:])
+    return list(zip(begins.clip(0, n).astype(int).tolist(), ends.clip(0, n).astype(int).tolist(), strict=True))
