@@ -117,7 +117,7 @@ CONVERTED: tuple[Row, ...] = (
     ("Gemm", (11,), (numbers(2, 3), numbers(3, 4)), {}),
     ("LRN", (7,), (numbers(2, 5, 3, 2),), {"size": 3}),
     ("MatMul", (7, 9), (numbers(2, 3, 4), numbers(4, 5)), {}),
-    ("MeanVarianceNormalization", (9, 12), (numbers(2, 3, 4, 2),), {}),
+    ("MeanVarianceNormalization", (9, 12), (numbers(2, 3, 4, 2),), {"axes": [0, 2, 3]}),
     ("Mod", (10,), (positive(3), np.float32([0.3, 0.4, 0.6])), {"fmod": 1}),
     ("NegativeLogLikelihoodLoss", (12,), (numbers(3, 4), np.array([0, 1, 3])), {}),
     ("SoftmaxCrossEntropyLoss", (12,), (numbers(3, 4), np.array([0, 1, 3]), positive(4)), {"ignore_index": 1}),
