@@ -69,6 +69,10 @@ def _binary(shapes: str) -> Iterator[Case]:
         yield _case(
             "Mod", positive(*left, low=5.2, high=5.8), positive(*right, low=0.99, high=1.01), fmod=1, shapes=shapes
         )
+        signs = np.where(numbers(*right) > 0, 1, -1).astype(np.float32)
+        yield _case(
+            "Mod", positive(*left, low=5.2, high=5.8), signs * positive(*right, low=0.99, high=1.01), shapes=shapes
+        )
         yield _case("Where", numbers(*right) > 0, a, b, shapes=shapes)
     for op_type in ("Max", "Min", "Sum", "Mean"):
         yield _case(op_type, numbers(2, 3), shapes=shapes)
@@ -119,6 +123,12 @@ def _others(shapes: str) -> Iterator[Case]:
                 at = np.array(axis, np.int64)
                 settings: dict[str, Any] = {"exclusive": exclusive, "reverse": reverse, "constant": constant}
                 yield _case("CumSum", numbers(2, 3), at, shapes=shapes, **settings)
+                yield _case("CumProd", numbers(2, 5), at, opset=26, shapes=shapes, **settings)
+                zeros = np.array([[2, 0, -1, 0, 3], [0, 0, 0, 1, 2], [0, 3, 2, -1, 0]], np.float32)
+                title = f"CumProd-zeros-{exclusive}-{reverse}-{axis}-{shapes}"
+                yield _case("CumProd", zeros, at, opset=26, shapes=shapes, name=title, **settings)
+    for x in (numbers(1), numbers(0), numbers(2, 0), numbers(3, 9)):
+        yield _case("CumProd", x, np.array(-1, np.int32), opset=26, shapes=shapes, constant=["axis"])
     x = numbers(4, 5)
     for constant in ((), ("training_mode",), ("ratio", "training_mode")):
         for training in (False, True):
@@ -127,6 +137,6 @@ def _others(shapes: str) -> Iterator[Case]:
                 rate = None if ratio is None else scalar(ratio)
                 fixed = [name for name in constant if name != "ratio" or ratio is not None]
                 inputs = (x, rate, scalar(training, np.bool_))
-                yield _case("Dropout", *inputs, constant=fixed, wrt=["data"], seed=3, shapes=shapes, name=title)
+                yield _case("Dropout", *inputs, constant=fixed, seed=3, shapes=shapes, name=title)
     yield _case("Dropout", x, shapes=shapes)
     yield _case("Dropout", x, scalar(0.3), wrt=["data"], shapes=shapes)

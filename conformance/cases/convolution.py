@@ -86,8 +86,8 @@ def cases() -> Iterator[Case]:
     for x, image, block, attributes in COL2IM:
         arrays = np.random.default_rng(0).standard_normal(x).astype(np.float32), np.array(image), np.array(block)
         for shapes in ("static", "symbolic"):
-            constant = ("image_shape", "block_shape")
-            yield node_case("Col2Im", *arrays, opset=NEWEST, constant=constant, shapes=shapes, **attributes)
+            for constant in (("image_shape", "block_shape"), ("block_shape",), ()):
+                yield node_case("Col2Im", *arrays, opset=NEWEST, constant=constant, shapes=shapes, **attributes)
 
 
 def _case(

@@ -86,6 +86,11 @@ def _selecting(shapes: str) -> Iterator[Case]:
     for axis, condition in ((0, few), (1, few), (-2, few), (None, many), (None, few), (0, np.array([False]))):
         for constant in ((), ("condition",)):
             yield _case("Compress", numbers(4, 3), condition, axis=axis, constant=constant, shapes=shapes)
+    for axis in (None, 0, 1, -1):
+        for order in (0, 1):
+            for count in (1, 2, 4):
+                options = {"axis": axis, "sorted": order, "outputs": count, "shapes": shapes}
+                yield _case("Unique", numbers(3, 4), **options)
     for constant in ((), ("K",)):
         for axis, largest, order, count in ((-1, 1, 1, 3), (0, 0, 1, 2), (1, 1, 0, 1)):
             options: dict[str, Any] = {

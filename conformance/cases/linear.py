@@ -46,6 +46,22 @@ EINSUM: tuple[tuple[str, tuple[tuple[int, ...], ...]], ...] = (
     ("...ij,jk->...ik", ((5, 2, 3), (3, 4))),
     ("...ij,jkl->...ik", ((5, 2, 3), (3, 4, 2))),
     ("a...b->a...", ((2, 3, 4, 5),)),
+    ("ii->i", ((3, 3),)),
+    ("ii", ((3, 3),)),
+    ("iji->j", ((3, 2, 3),)),
+    ("iii->i", ((3, 3, 3),)),
+    ("iijj->ij", ((2, 2, 3, 3),)),
+    ("...ii->...", ((4, 3, 3),)),
+    ("ii...->i...", ((3, 3, 2, 4),)),
+    ("i...i->...", ((3, 2, 3),)),
+    ("ii,ij->j", ((3, 3), (3, 2))),
+    (",i->i", ((), (3,))),
+    ("->", ((),)),
+    ("ij,kl->il", ((2, 3), (4, 2))),
+    (" bA , Ab ", ((2, 3), (3, 2))),
+    ("...a,...b->...ab", ((1, 2), (3, 1))),
+    ("ij,jk->ik", ((2, 0), (0, 3))),
+    ("ii->i", ((0, 0),)),
 )
 
 
@@ -63,6 +79,20 @@ def cases() -> Iterator[Case]:
         for equation, operands in EINSUM:
             arrays = (numbers(*operand) for operand in operands)
             yield node_case("Einsum", *arrays, equation=equation, opset=NEWEST, shapes=shapes)
+    # Runtimes repeat an axis of size 1 along its letter, though no specification says so.
+    for equation, operands in (
+        ("ij,ij->i", ((1, 3), (2, 3))),
+        ("ij,j", ((2, 3), (1,))),
+        ("ij,...j->...", ((1, 3), (2, 1))),
+    ):
+        arrays = (numbers(*operand) for operand in operands)
+        yield node_case("Einsum", *arrays, equation=equation, opset=NEWEST)
+    for shapes in SHAPES:
+        for x in ((2, 2), (3, 3), (2, 1, 4, 4), (1, 1), (0, 0), (0, 2, 2)):
+            yield node_case("Det", numbers(*x), opset=22, shapes=shapes)
+        yield node_case(
+            "Det", numbers(4, 3)[:3, :2] @ numbers(2, 3), opset=22, shapes=shapes, name=f"Det-singular-{shapes}"
+        )
     yield node_case("MatMul", numbers(2, 5, 3), numbers(3, 4), constant=("B",), opset=16)
 
 

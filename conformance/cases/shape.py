@@ -178,6 +178,8 @@ def _moving(shapes: str) -> Iterator[Case]:
     yield _case("ReverseSequence", numbers(3, 4), ints(1, 4, 3), batch_axis=0, time_axis=1, shapes=shapes)
     for mode in ("DCR", "CRD"):
         yield _case("DepthToSpace", numbers(2, 8, 2, 3), blocksize=2, mode=mode, shapes=shapes)
+        yield _case("DepthToSpace", numbers(2, 8, 2, 3), blocksize=2, mode=mode, shapes=shapes, opset=28)
+        yield _case("SpaceToDepth", numbers(2, 2, 4, 6), blocksize=2, mode=mode, shapes=shapes, opset=28)
     yield _case("SpaceToDepth", numbers(2, 2, 4, 6), blocksize=2, shapes=shapes)
     for start, limit, delta in ((0.5, 3.2, 0.5), (3.0, -1.1, -1.0), (1.0, 0.5, 1.0)):
         yield _case("Range", *(np.array(v, np.float32) for v in (start, limit, delta)), shapes=shapes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+from onnx import TensorProto
 
 from refgrad.emit import Emitter
 from refgrad.registry import rule
@@ -36,9 +37,14 @@ def div(op: Emitter, d_C: str, A: str, B: str, C: str) -> tuple[str, str]:
 
 @rule("Mod", broadcast=True)
 def mod(op: Emitter, d_C: str, A: str, B: str, C: str) -> tuple[str, str]:
-    """dA = dC, dB = −dC·q, where q = (A − C)/B is the whole quotient"""
-    quotient = op.Floor(op.Add(op.Div(op.Sub(A, C), B), 0.5))  # Round has no bfloat16 before opset 22
-    return d_C, op.Neg(op.Mul(d_C, quotient))
+    """dA = dC, dB = −dC·q, where q = (A − C)/B is the whole quotient
+
+    Of an infinite B it is −1 where the signs differ, for C is A + B there, else 0. Where C is NaN, dB is 0.
+    """
+    quotient = op.Div(op.Sub(A, C), B)
+    whole = op.Floor(op.Add(quotient, 0.5))  # Round has no bfloat16 before opset 22
+    beyond = op.Where(op.Equal(B, C), op.const(-1.0, like=B), op.const(0.0, like=B))
+    return d_C, op.Neg(op.Mul(d_C, op.Where(op.IsNaN(quotient), beyond, whole)))
 
 
 @rule("Sum", broadcast=True)
@@ -260,7 +266,49 @@ def cum_sum(op: Emitter, d_y: str, axis: str, exclusive: int, reverse: int) -> s
     return op.CumSum(d_y, axis, exclusive=exclusive, reverse=1 - reverse)
 
 
-@rule("Dropout", wrt=["data"])
-def dropout(op: Emitter, d_output: str, mask: str, ratio: str | None, training_mode: str | None) -> str:
-    """dx = dy/(1 − ratio) where the mask kept x, else 0; dy in inference"""
-    return op.grad.DropoutGrad(d_output, mask, ratio, training_mode)
+@rule("CumProd", wrt=["x"])
+def cum_prod(op: Emitter, d_y: str, x: str, axis: str, exclusive: int, reverse: int) -> str:
+    """dx_j = (Π_{k<j} x_k)·s_j, where s_j = dy_j + x_{j+1}·s_{j+1}; exclusive with dy_{j+1}, reverse from the other end
+
+    Without a division, so any x may be 0. The recurrence is solved by doubling: s_j = b_j + a_j·s_{j+d} holds for d = 1,
+    then with b_j + a_j·b_{j+d} and a_j·a_{j+d} for 2·d, until d is at least the size of the axis. Where only the run tells
+    that, it is taken to be below 2³¹.
+    """
+    known, shape = op.constant(axis), op.shape(x)
+    size = None if known is None or shape is None else shape[known.item()]
+    places = op.Reshape(op.as_type(axis, TensorProto.INT64), [1]) if known is None else op.const([known.item()])
+
+    def following(value: str, distance: int) -> str:
+        """What is `distance` further on along the axis, and zeros beyond the end."""
+        if isinstance(size, int):
+            end = op.const([-distance, distance] if not reverse else [distance, -distance])
+        else:
+            there = op.Min([distance], op.Gather(op.Shape(x), places, axis=0))
+            end = op.Concat(*((op.Neg(there), there) if not reverse else (there, op.Neg(there))), axis=0)
+        return str(op.Pad(value, end, None, places))
+
+    if size == 0:
+        return d_y
+    terms, factors, distance = following(d_y, 1) if exclusive else d_y, following(x, 1), 1
+    while distance < (size if isinstance(size, int) else 2**31):
+        terms = op.Add(terms, op.Mul(factors, following(terms, distance)))
+        factors = op.Mul(factors, following(factors, distance))
+        distance *= 2
+    return op.Mul(op.CumProd(x, axis, exclusive=1, reverse=reverse or None), terms)
+
+
+@rule("Dropout", wrt=["data", "ratio"])
+def dropout(
+    op: Emitter, d_output: str, output: str, mask: str, ratio: str | None, training_mode: str | None
+) -> tuple[str, str | None]:
+    """dx = dy/(1 − ratio) where the mask kept x, else 0; dratio = Σ dy·y/(1 − ratio), the mask being what it is
+
+    In inference dx = dy and dratio = 0.
+    """
+    d_data = op.grad.DropoutGrad(d_output, mask, ratio, training_mode)
+    training = op.constant(training_mode)
+    if not ratio or not training_mode or (training is not None and not training.any()):
+        return d_data, None
+    products = op.as_type(op.ReduceSum(op.Mul(d_output, output), keepdims=0), op.type(ratio))
+    d_ratio = op.Div(products, op.Sub(1.0, ratio))
+    return d_data, d_ratio if training is not None else op.Where(training_mode, d_ratio, 0.0)

@@ -10,7 +10,7 @@ import numpy as np
 from refgrad.emit import Emitter
 from refgrad.errors import RuleError
 from refgrad.lowering.onnx.convolution import spatial_rank
-from refgrad.lowering.onnx.windows import spatial, typed
+from refgrad.lowering.onnx.windows import spatial
 from refgrad.registry import rule
 
 Ints = Sequence[int] | None
@@ -33,14 +33,41 @@ def col2im(
     pads: Ints,
     strides: Ints,
 ) -> str:
-    """dx = the blocks of dy, each a column: a Conv of each channel with the unit kernels"""
-    block = op.constant(block_shape)
-    if block is None:
-        raise RuleError(f"The block_shape {block_shape!r} of Col2Im is known at run time only: make it a constant.")
-    channels = op.Reshape(d_output, op.Concat([-1, 1], image_shape, axis=0))
-    units = typed(op, np.eye(int(block.prod())).reshape(-1, 1, *block), d_output)
-    d_input: str = op.Conv(channels, units, dilations=dilations, pads=pads, strides=strides)
-    return op.reshape_like(d_input, input)
+    """dx = the blocks of dy, each a column
+
+    Along each spatial axis, dy between its pads is taken at block·dilation + stride·position: [N, C, b₁, o₁, b₂, o₂, ...].
+    """
+    known = [values for values in (strides, dilations, pads and pads[: len(pads) // 2]) if values]
+    counted = [op.shape(image_shape), op.shape(block_shape)]
+    rank = len(known[0]) if known else next((n[0] for n in counted if n and isinstance(n[0], int)), None)
+    if rank is None and (shape := op.shape(d_output)) is not None:
+        rank = len(shape) - 2
+    if not isinstance(rank, int):
+        raise RuleError(
+            f"How many spatial axes Col2Im has is known at run time only: give the shape of {image_shape!r} or of "
+            f"{block_shape!r} in value_info."
+        )
+    around = list(pads or [0] * (2 * rank))
+    blocks = op.Pad(d_output, [0, 0, *around[:rank], 0, 0, *around[rank:]]) if any(around) else d_output
+    for axis in reversed(range(rank)):
+        step, hole = (strides or [1] * rank)[axis], (dilations or [1] * rank)[axis]
+        places = _block_places(op, image_shape, block_shape, axis, step, hole, around[axis] + around[axis + rank])
+        blocks = op.Gather(blocks, places, axis=axis + 2)
+    inside, positions = range(2, 2 + 2 * rank, 2), range(3, 3 + 2 * rank, 2)
+    return op.reshape_like(op.Transpose(blocks, perm=[0, 1, *inside, *positions]), input)
+
+
+def _block_places(op: Emitter, image_shape: str, block_shape: str, axis: int, step: int, hole: int, pads: int) -> str:
+    """[block, positions]: where each element of each block lies along one spatial axis between its pads."""
+    image, block = op.constant(image_shape), op.constant(block_shape)
+    if image is not None and block is not None:
+        inside = np.arange(int(block[axis])) * hole
+        last = int(image[axis]) + pads - (int(block[axis]) - 1) * hole
+        return op.const(inside[:, None] + np.arange(0, last, step))
+    size, count = op.Gather(image_shape, axis, axis=0), op.Gather(block_shape, axis, axis=0)
+    inside_ = op.Mul(op.Range(0, count, 1), hole)
+    last_ = op.Sub(op.Add(size, pads), op.Mul(op.Sub(count, 1), hole))
+    return str(op.Add(op.Unsqueeze(inside_, [1]), op.Range(0, last_, step)))
 
 
 @rule("ConvTranspose")

@@ -97,15 +97,27 @@ def compress(op: Emitter, d_output: str, input: str, condition: str, axis: int |
     indices = op.Reshape(op.NonZero(condition), [-1])
     if axis is not None:
         return op.grad.GatherGrad(op.shape_of(input), indices, d_output, axis=axis)
-    static = op.static(input)
-    size = op.Reshape(op.Size(input), [1]) if static is None else op.const([int(np.prod(static))])
-    return op.reshape_like(op.grad.GatherGrad(size, indices, d_output, axis=0), input)
+    return op.reshape_like(op.grad.GatherGrad(_elements(op, input), indices, d_output, axis=0), input)
+
+
+def _elements(op: Emitter, x: str) -> str:
+    """The shape of `x` as one row."""
+    static = op.static(x)
+    return op.Reshape(op.Size(x), [1]) if static is None else op.const([int(np.prod(static))])
 
 
 @rule("TopK", wrt=["X"])
 def top_k(op: Emitter, d_Values: str, X: str, Indices: str, axis: int) -> str:
     """dx = dy put back where the values were taken from, 0 elsewhere"""
     return op.grad.GatherElementsGrad(d_Values, op.shape_of(X), Indices, axis=axis)
+
+
+@rule("Unique", wrt=["X"])
+def unique(op: Emitter, d_Y: str, X: str, indices: str, axis: int | None) -> str:
+    """dX = dY put back where each element of Y occurs first, 0 elsewhere"""
+    if axis is not None:
+        return op.grad.GatherGrad(op.shape_of(X), indices, d_Y, axis=axis)
+    return op.reshape_like(op.grad.GatherGrad(_elements(op, X), indices, d_Y, axis=0), X)
 
 
 @rule("OneHot", wrt=["values"])

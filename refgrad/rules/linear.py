@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from refgrad.emit import Emitter
-from refgrad.errors import RuleError
+from refgrad.lowering.onnx.indexing import along, positions
 from refgrad.registry import rule
 
 _END = 2**63 - 1
@@ -76,30 +76,77 @@ def gemm(
     return d_A, d_B, d_C if beta == 1 else op.Mul(d_C, beta)
 
 
+@rule("Det")
+def det(op: Emitter, d_Y: str, X: str) -> str:
+    """dX = dY·C, where the cofactor C_ij is the determinant of X with its row i replaced by the unit vector e_j
+
+    It exists for singular matrices too, and has derivatives of every order there. These are M² determinants of M×M
+    matrices: for hundreds of rows that is much memory, M⁴ numbers each.
+    """
+    numbers = positions(op, X, -1)
+    unit = op.Equal(op.Unsqueeze(numbers, [1]), numbers)
+    units = op.as_type(op.Unsqueeze(unit, [0, 2]), op.type(X))
+    cofactors = op.Det(op.Where(op.Unsqueeze(unit, [1, 3]), units, op.Unsqueeze(X, [-4, -3])))
+    return op.Mul(op.Unsqueeze(d_Y, [-2, -1]), cofactors)
+
+
 @rule("Einsum")
 def einsum(op: Emitter, d_Output: str, Inputs: list[str], equation: str) -> tuple[list[str]]:
-    """dXₖ = Einsum of dY and the other operands, the subscripts of Y and of Xₖ having changed places"""
+    """dXₖ = Einsum of dY and the other operands, the subscripts of Y and of Xₖ having changed places
+
+    An axis that X alone has, was summed over: dX repeats along it. Of a letter that X has twice, the diagonal was taken:
+    dX is 0 outside it.
+    """
     terms, output = _subscripts(equation)
+    stretched = [_stretched(op, Inputs, terms, k) for k in range(len(terms))]
+    operands = [op.Squeeze(X, axes) if axes else X for X, axes in zip(Inputs, stretched, strict=True)]
+    terms = [_without(term, axes) for term, axes in zip(terms, stretched, strict=True)]
     adjoints = []
-    for k, (X, term) in enumerate(zip(Inputs, terms, strict=True)):
-        letters = term.replace("...", "")
-        if len(set(letters)) < len(letters):
-            raise RuleError(f"The rule for Einsum does not know diagonals, such as that of {term!r} in {equation!r}.")
+    for k, (X, term) in enumerate(zip(operands, terms, strict=True)):
         read = [output, *(t for j, t in enumerate(terms) if j != k)]
         if "..." not in term and any("..." in t for t in read):
             # Axes that X does not have: ONNX Runtime wants them in the result, which is then summed over them.
             term = f"...{term}"
-        lost = [letter for letter in letters if not any(letter in t for t in read)]
-        target = "".join(c for c in term if c not in lost)
-        others = (name for j, name in enumerate(Inputs) if j != k)
+        lost = [letter for letter in term if letter != "." and not any(letter in t for t in read)]
+        target = "".join(c for n, c in enumerate(term) if c == "." or (c not in lost and c not in term[:n]))
+        others = (name for j, name in enumerate(operands) if j != k)
         adjoint = op.Einsum(d_Output, *others, equation=f"{','.join(read)}->{target}")
-        if lost:  # X was only summed along these axes
-            axes = [_axis(term, letter) for letter in lost]
-            adjoint = op.Expand(op.Unsqueeze(adjoint, axes), op.shape_of(X))
+        missing = [n for n, c in enumerate(term) if c != "." and (c in lost or c in term[:n])]
+        if missing:
+            adjoint = op.Unsqueeze(adjoint, [_axis(term, n) for n in missing])
+        if lost:
+            adjoint = op.Expand(adjoint, op.shape_of(X))
+        for n, letter in enumerate(term):
+            if letter != "." and letter in term[:n]:
+                adjoint = _on_diagonal(op, adjoint, X, _axis(term, term.index(letter)), _axis(term, n))
         if "..." in term:  # the other operands may be longer there
             adjoint = op.grad.BroadcastGradient(adjoint, X, (X, adjoint))
-        adjoints.append(adjoint)
+        adjoints.append(op.Unsqueeze(adjoint, stretched[k]) if stretched[k] else adjoint)
     return (adjoints,)
+
+
+def _stretched(op: Emitter, operands: list[str], terms: list[str], k: int) -> list[int]:
+    """The axes of size 1 of an operand that runtimes repeat, for another one has more along that letter."""
+    shapes = [op.shape(name) for name in operands]
+
+    def axes(j: int, letter: str, ones: bool) -> list[int]:
+        places = [_axis(terms[j], n) for n, c in enumerate(terms[j]) if c == letter]
+        shape = shapes[j]
+        return [axis for axis in places if (shape is not None and shape[axis] == 1) == ones]
+
+    letters = dict.fromkeys(terms[k].replace("...", ""))
+    some = [c for c in letters if any(axes(j, c, False) for j in range(len(terms)) if j != k)]
+    return [axis for letter in some for axis in axes(k, letter, True)]
+
+
+def _without(term: str, axes: list[int]) -> str:
+    return "".join(c for n, c in enumerate(term) if c == "." or _axis(term, n) not in axes)
+
+
+def _on_diagonal(op: Emitter, adjoint: str, X: str, first: int, second: int) -> str:
+    """`adjoint` repeated along the axis `second` of X, which has size 1 in it, and 0 where the two axes differ."""
+    numbers = positions(op, X, first)
+    return str(op.Where(op.Equal(along(op, numbers, X, first), along(op, numbers, X, second)), adjoint, 0.0))
 
 
 def _subscripts(equation: str) -> tuple[list[str], str]:
@@ -111,7 +158,7 @@ def _subscripts(equation: str) -> tuple[list[str], str]:
     return left.split(","), output
 
 
-def _axis(term: str, letter: str) -> int:
-    """The axis of `letter`, counted from the end where "..." stands before it."""
-    before, _, after = term.partition(letter)
-    return -len(after) - 1 if "..." in before else len(before)
+def _axis(term: str, place: int) -> int:
+    """The axis of the letter at `place`, counted from the end where "..." stands before it."""
+    before = term[:place]
+    return place - len(term) if "..." in before else place

@@ -156,18 +156,20 @@ def reverse_sequence(op: Emitter, d_Y: str, sequence_lens: str, batch_axis: int,
 
 
 @rule("SpaceToDepth")
-def space_to_depth(op: Emitter, d_output: str, blocksize: int) -> str:
+def space_to_depth(op: Emitter, d_output: str, blocksize: int, mode: str) -> str:
     """dx = dy moved from depth back to space"""
-    return op.DepthToSpace(d_output, blocksize=blocksize, mode="DCR")
+    return op.DepthToSpace(d_output, blocksize=blocksize, mode=mode)
 
 
 @rule("DepthToSpace")
 def depth_to_space(op: Emitter, d_output: str, input: str, blocksize: int, mode: str) -> str:
     """dx = dy moved from space back to depth
 
-    SpaceToDepth undoes the mode DCR. In CRD the channel is the outermost part of the depth: [N, C, H, b, W, b] becomes
-    [N, C, b, b, H, W].
+    SpaceToDepth undoes it, but has the mode DCR only before opset 28. In CRD the channel is the outermost part of the depth:
+    [N, C, H, b, W, b] becomes [N, C, b, b, H, W].
     """
+    if op.opset >= 28:
+        return op.SpaceToDepth(d_output, blocksize=blocksize, mode=mode)
     if mode == "DCR":
         return op.SpaceToDepth(d_output, blocksize=blocksize)
     shape = op.shape(input)

@@ -226,6 +226,20 @@ def top_k(
     return np.take_along_axis(X, first, axis), first.astype(np.int64)
 
 
+@kernel("Unique")
+def unique(
+    X: np.ndarray, *, axis: int | None = None, sorted: int = 1
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """The different elements, or slices along `axis`, in order or as they occur; where first, which of them, how often"""
+    Y, first, inverse, counts = np.unique(X, True, True, True, axis=axis)
+    inverse = inverse.reshape(-1)
+    if not sorted:
+        order = np.argsort(first)
+        Y, first, counts = np.take(Y, order, axis or 0), first[order], counts[order]
+        inverse = np.argsort(order)[inverse]
+    return Y, first.astype(np.int64), inverse.astype(np.int64), counts.astype(np.int64)
+
+
 @kernel("FlattenAndUnpad", domain=MICROSOFT)
 def flatten_and_unpad(x: np.ndarray, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Rows `indices` of x with its first two axes flattened, and the lengths of those axes"""

@@ -14,6 +14,11 @@ def matmul(A: np.ndarray, B: np.ndarray) -> np.ndarray:
     return np.asarray(A @ B)
 
 
+@kernel("Det", in_float32=True)
+def det(X: np.ndarray) -> np.ndarray:
+    return np.asarray(np.linalg.det(X))
+
+
 @kernel("Gemm", in_float32=True)
 def gemm(
     A: np.ndarray,

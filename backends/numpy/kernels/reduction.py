@@ -105,7 +105,22 @@ def cumsum(x: np.ndarray, axis: np.ndarray, *, exclusive: int, reverse: int) -> 
     """Running sums along `axis`, of the elements before each one with `exclusive`, from the end with `reverse`."""
     along = int(axis.item())
     flipped = np.flip(x, along) if reverse else x
-    total = np.cumsum(flipped, along, dtype=x.dtype)
-    if exclusive:
-        total = total - flipped
+    total = np.cumsum(_before(flipped, along, 0) if exclusive else flipped, along, dtype=x.dtype)
     return np.flip(total, along) if reverse else total
+
+
+@kernel("CumProd", in_float32=True)
+def cumprod(x: np.ndarray, axis: np.ndarray, *, exclusive: int = 0, reverse: int = 0) -> np.ndarray:
+    """Running products along `axis`, of the elements before each one with `exclusive`, from the end with `reverse`."""
+    along = int(axis.item())
+    flipped = np.flip(x, along) if reverse else x
+    total = np.cumprod(_before(flipped, along, 1) if exclusive else flipped, along, dtype=x.dtype)
+    return np.flip(total, along) if reverse else total
+
+
+def _before(x: np.ndarray, axis: int, first: int) -> np.ndarray:
+    """`x` moved on by one element along the axis, which begins with `first`."""
+    moved = np.roll(x, 1, axis)
+    if x.shape[axis]:
+        np.moveaxis(moved, axis, 0)[0] = first
+    return moved

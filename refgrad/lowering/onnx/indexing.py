@@ -57,6 +57,15 @@ def along(op: Emitter, vector: str, value: str, axis: int | str) -> str:
     return str(op.Reshape(vector, op.Concat([-1], ones, axis=0)))
 
 
+def positions(op: Emitter, value: str, axis: int) -> str:
+    """0, 1, ... up to the size of `value` along `axis`."""
+    shape = op.shape(value)
+    size = None if shape is None else shape[axis]
+    if isinstance(size, int):
+        return op.const(np.arange(size))
+    return str(op.Range(0, op.Gather(op.Shape(value), axis, axis=0), 1))
+
+
 @lowering("SliceGrad")
 def slice_grad(op: Emitter, dY: str, shape: str, starts: str, ends: str, axes: str | None, steps: str | None) -> str:
     """dY between zeros, spread where the step is larger than 1, reversed where it is negative."""
