@@ -54,8 +54,9 @@ def gradient(
         they come from com.microsoft.YieldOp (dialect "ort" only).
     :param keep_outputs: also return the outputs of the model, after the gradients.
     :param kinks: whose choice is taken where a derivative does not exist: "refgrad", "torch" or "onnxruntime" (docs/kinks.md).
-    :param quantization: the derivative of rounding to an integer type: "zero", as it is; "straight-through", as if nothing
-        were rounded or clipped; "clipped", the same, but zero where the value was clipped to the range of the type.
+    :param quantization: the derivative of rounding to an integer or an 8-bit or smaller float type: "zero", as it is;
+        "straight-through", as if nothing were rounded or clipped; "clipped", the same, but zero where the value lay outside
+        the range of the type.
     :raises InvalidModelError: the model cannot be read, or onnx refuses it.
     :raises UnknownNameError: a name in `wrt` or `outputs` that does not exist, is there twice, or is no float.
     :raises NoGradientError: an operator between `wrt` and `outputs` has no rule or no derivative.
@@ -71,21 +72,19 @@ def gradient(
     >>> [node.op_type for node in grad.graph.node]
     ['Mul', 'Sum']
     """
-    for option, value, known in (
+    _check_options(
         ("dialect", dialect, DIALECTS),
         ("cotangent", cotangent, COTANGENTS),
         ("kinks", kinks, CONVENTIONS),
         ("quantization", quantization, QUANTIZATION),
-    ):
-        if value not in known:
-            raise OptionError(f"There is no {option} {value!r}; there are {choices(known)}.")
+    )
     if cotangent == "yield" and dialect != "ort":
         raise OptionError(
             "cotangent='yield' emits com.microsoft.YieldOp, which only dialect='ort' has: use dialect='ort'."
         )
     with _no_collection():
         graph = Graph(model)
-        sources, targets, path = prepare(graph, wrt, outputs)
+        sources, targets, path = prepare(graph, wrt, outputs, quantization)
         if path.blocked:
             raise refuse(path)
         op = Emitter(graph, dialect, _taken_names(graph), kinks=kinks, quantization=quantization)
@@ -96,14 +95,26 @@ def preflight(
     model: ModelProto | str | os.PathLike[str],
     wrt: Sequence[str] | None = None,
     outputs: Sequence[str] | None = None,
+    *,
+    quantization: str = "zero",
 ) -> Report:
     """Every operator that the derivative meets, at once: by a rule, zero, or refused and why. Nothing is emitted.
 
+    The arguments are those of `gradient`.
+
     :raises InvalidModelError: the model cannot be read, or onnx refuses it.
     :raises UnknownNameError: a name in `wrt` or `outputs` that does not exist, is there twice, or is no float.
+    :raises OptionError: an unknown quantization.
     """
-    sources, targets, path = prepare(Graph(model), wrt, outputs)
+    _check_options(("quantization", quantization, QUANTIZATION))
+    sources, targets, path = prepare(Graph(model), wrt, outputs, quantization)
     return Report(tuple(sources), tuple(targets), path.rows)
+
+
+def _check_options(*options: tuple[str, str, Sequence[str]]) -> None:
+    for option, value, known in options:
+        if value not in known:
+            raise OptionError(f"There is no {option} {value!r}; there are {choices(known)}.")
 
 
 @contextmanager
@@ -175,6 +186,8 @@ class _Sweep:
                 continue
             if len(operands) > 1:
                 adjoint = op.grad.BroadcastGradient(adjoint, name, operands)
+            if name in self.graph.adjoint_types:
+                adjoint = op.as_type(adjoint, self.graph.adjoint_types[name])
             if name in self.contributions:
                 self.contributions[name].append(adjoint)
             else:

@@ -67,6 +67,9 @@ Dim = Annotated[
     ),
 ]
 Seed = Annotated[int, typer.Option(min=0, help="Of everything random.")]
+Quantization = Annotated[
+    str, typer.Option(help="The derivative of quantization: zero, straight-through, clipped.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 
 
@@ -86,9 +89,7 @@ def grad(
     kinks: Annotated[
         str, typer.Option(help="Whose choice where a derivative does not exist: refgrad, torch, onnxruntime.")
     ] = "refgrad",
-    quantization: Annotated[
-        str, typer.Option(help="The derivative of quantization: zero, straight-through, clipped.")
-    ] = "zero",
+    quantization: Quantization = "zero",
     as_json: Json = False,
 ) -> None:
     """Write the gradient of MODEL as another ONNX model.
@@ -200,9 +201,15 @@ def check(
 
 
 @app.command()
-def preflight(model: Model, wrt: Wrt = None, outputs: Outputs = None, as_json: Json = False) -> None:
+def preflight(
+    model: Model,
+    wrt: Wrt = None,
+    outputs: Outputs = None,
+    quantization: Quantization = "zero",
+    as_json: Json = False,
+) -> None:
     """List the operators on the path. Each has its rule, a zero derivative, or why it is refused (exit code 2)."""
-    report = refgrad.preflight(model, _names(wrt), _names(outputs))
+    report = refgrad.preflight(model, _names(wrt), _names(outputs), quantization=quantization)
     if as_json:
         _print_json({"ok": report.ok, **asdict(report)})
     else:

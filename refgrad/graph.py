@@ -110,9 +110,8 @@ class Graph:
         self.producer = {name: node for node in self.nodes for name in node.outputs if name}
         inferred = _infer(self.model)
         self.types: dict[str, int] = {}
-        self.adjoint_types: dict[
-            str, int
-        ] = {}  # of quantised values that carry a derivative: the float type of their adjoints
+        # of quantised values that carry a derivative: the float type of their adjoints
+        self.adjoint_types: dict[str, int] = {}
         self.shapes: dict[str, Shape] = {}
         self.values = {value.name: value for value in inferred.value_info}
         known: dict[bytes, tuple[int, Shape | None]] = {}  # few types recur many times

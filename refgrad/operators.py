@@ -12,12 +12,20 @@ from refgrad.registry import BODY, NO_DERIVATIVE, PENDING, RULES, ZERO
 # Where a schema's own differentiability tag is not followed: "Operator.parameter" and why.
 _PARAMETER = "the result is differentiable in it, and it may be computed or trained"
 TAGS = {
+    "AffineGrid.theta": "the grid is linear in it",
     "Clip.min": _PARAMETER,
     "Clip.max": _PARAMETER,
     "DFT.input": "the transform is linear in it",
     "Dropout.ratio": "the output is 1/(1 − ratio) times what the mask keeps",
     "GridSample.grid": "the result is differentiable in it wherever it interpolates",
     "Hardmax.input": "the result is 0 or 1: its derivative is zero wherever it exists",
+    **dict.fromkeys(
+        (
+            *("MatMulInteger.A", "MatMulInteger.B", "QLinearMatMul.a", "QLinearMatMul.a_scale"),
+            *("QLinearMatMul.b", "QLinearMatMul.b_scale", "QLinearMatMul.y_scale"),
+        ),
+        "with quantization='straight-through' or 'clipped' rounding has a derivative",
+    ),
     "Mod.B": "A mod B = A − B·⌊A/B⌋ is differentiable in B wherever it is in A",
     "NegativeLogLikelihoodLoss.weight": _PARAMETER,
     "OneHot.values": _PARAMETER,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 
 MICROSOFT = "com.microsoft"
 
+_RANDOM = frozenset(
+    ("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike")
+)
 _REFUSED = {
     (MICROSOFT, "YieldOp"): (
         "it hands its inputs to the caller and waits for their gradients, so its outputs follow from nothing. "
@@ -70,7 +74,7 @@ def bind(node: onnx.NodeProto, scope: Scope) -> tuple[Call, tuple[str, ...]]:
     if (domain, node.op_type) in _REFUSED:
         raise BackendError(f"{label(node)} cannot be run: {_REFUSED[domain, node.op_type]}")
     schema = find_schema(node, opset)
-    node = scope.precision.node(node, schema)
+    node = _seeded(scope.precision.node(node, schema))
     kernel = registry.find(domain, node.op_type, opset)
     try:
         if kernel is not None:
@@ -88,6 +92,20 @@ def bind(node: onnx.NodeProto, scope: Scope) -> tuple[Call, tuple[str, ...]]:
         f"{label(node)}: the NumPy interpreter has no kernel for {node.op_type!r} of domain {domain!r} at opset "
         f"{opset}. Run the model on another backend, or give the operator a body as a model-local function."
     )
+
+
+def _seeded(node: onnx.NodeProto) -> onnx.NodeProto:
+    """`node` with a seed where it draws random numbers and has none: one that depends on the name of its output only.
+
+    So every run, and every model that keeps the name, a gradient among them, draws the same numbers.
+    """
+    if node.domain or node.op_type not in _RANDOM or any(attribute.name == "seed" for attribute in node.attribute):
+        return node
+    seeded = onnx.NodeProto()
+    seeded.CopyFrom(node)
+    number = zlib.crc32(node.output[0].encode()) % 2**24  # a whole number that float32 holds
+    seeded.attribute.append(helper.make_attribute("seed", float(number)))
+    return seeded
 
 
 def _bind_kernel(

@@ -9,6 +9,7 @@ from onnx import TensorProto
 
 from refgrad.emit import Emitter
 from refgrad.registry import rule
+from refgrad.rules.quantization import within_range
 
 
 @rule("Add", broadcast=True)
@@ -137,15 +138,15 @@ def identity(op: Emitter, d_output: str) -> str:
 
 
 @rule("Cast")
-def cast(op: Emitter, d_output: str, input: str) -> str:
+def cast(op: Emitter, d_output: str, input: str, output: str) -> str:
     """dx = dy in the type of x"""
-    return op.as_type(d_output, op.type(input))
+    return op.as_type(within_range(op, d_output, input, output), op.adjoint_type(input))
 
 
 @rule("CastLike", wrt=["input"])
-def cast_like(op: Emitter, d_output: str, input: str) -> str:
+def cast_like(op: Emitter, d_output: str, input: str, output: str) -> str:
     """dx = dy in the type of x"""
-    return op.as_type(d_output, op.type(input))
+    return op.as_type(within_range(op, d_output, input, output), op.adjoint_type(input))
 
 
 @rule("Neg")

@@ -1,10 +1,72 @@
-"""Quantization that onnx.reference computes in float32 only."""
+"""Quantization. onnx.reference computes some of it in float32 only, overflows int32, and knows images alone."""
 
 from __future__ import annotations
 
-import numpy as np
+from typing import Any
 
+import ml_dtypes
+import numpy as np
+from onnx import helper, numpy_helper
+
+from refgrad.backends.numpy.kernels.convolution import conv
 from refgrad.backends.numpy.registry import kernel
+
+Array = np.ndarray | None
+_FLOATS = (np.float16, ml_dtypes.bfloat16, np.float32, np.float64)
+_INTEGERS = {
+    np.dtype(kind)
+    for kind in (
+        *(np.int8, np.uint8, np.int16, np.uint16),
+        *(ml_dtypes.int2, ml_dtypes.uint2, ml_dtypes.int4, ml_dtypes.uint4),
+    )
+}
+
+
+@kernel("QuantizeLinear")
+def quantize_linear(
+    x: np.ndarray,
+    y_scale: np.ndarray,
+    y_zero_point: Array = None,
+    *,
+    axis: int = 1,
+    block_size: int = 0,
+    output_dtype: int = 0,
+    precision: int = 0,
+    saturate: int = 1,
+) -> np.ndarray:
+    """saturate(round(x/scale) + zero point), the division in `precision` or the type of the scale"""
+    if y_zero_point is not None:
+        target = y_zero_point.dtype
+    else:
+        target = np.dtype(helper.tensor_dtype_to_np_dtype(output_dtype)) if output_dtype else np.dtype(np.uint8)
+    kind = y_scale.dtype if y_scale.dtype in _FLOATS else x.dtype
+    if precision:
+        kind = np.dtype(helper.tensor_dtype_to_np_dtype(precision))
+    ratio = x.astype(kind) / _laid(y_scale.astype(kind), x.shape, axis, block_size)
+    zero_point = 0.0 if y_zero_point is None else _laid(y_zero_point, x.shape, axis, block_size).astype(np.float64)
+    if target in _INTEGERS:
+        return _saturated(ratio, zero_point, target)
+    shifted = ratio if y_zero_point is None else (ratio + zero_point).astype(kind)
+    return np.asarray(numpy_helper.saturate_cast(shifted, dtype=target) if saturate else shifted.astype(target))
+
+
+@kernel("DequantizeLinear")
+def dequantize_linear(
+    x: np.ndarray,
+    x_scale: np.ndarray,
+    x_zero_point: Array = None,
+    *,
+    axis: int = 1,
+    block_size: int = 0,
+    output_dtype: int = 0,
+) -> np.ndarray:
+    """(x − zero point)·scale, rounded once, to the type of the scale or `output_dtype`"""
+    target = np.dtype(helper.tensor_dtype_to_np_dtype(output_dtype)) if output_dtype else x_scale.dtype
+    wide = np.float64 if target == np.float64 else np.float32
+    centred = x.astype(wide)
+    if x_zero_point is not None:
+        centred = centred - _laid(x_zero_point, x.shape, axis, block_size).astype(wide)
+    return np.asarray((centred * _laid(x_scale.astype(wide), x.shape, axis, block_size)).astype(target))
 
 
 @kernel("DynamicQuantizeLinear")
@@ -15,3 +77,113 @@ def dynamic_quantize_linear(x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.n
     zero_point = np.rint(-low / scale).clip(0, 255).astype(np.uint8)
     y = (np.rint(x / scale) + zero_point).clip(0, 255).astype(np.uint8)
     return y, scale, np.asarray(zero_point)
+
+
+@kernel("QLinearConv")
+def qlinear_conv(
+    x: np.ndarray,
+    x_scale: np.ndarray,
+    x_zero_point: np.ndarray,
+    w: np.ndarray,
+    w_scale: np.ndarray,
+    w_zero_point: np.ndarray,
+    y_scale: np.ndarray,
+    y_zero_point: np.ndarray,
+    B: Array = None,
+    *,
+    auto_pad: str,
+    dilations: list[int] | None = None,
+    group: int,
+    kernel_shape: list[int] | None = None,
+    pads: list[int] | None = None,
+    strides: list[int] | None = None,
+) -> np.ndarray:
+    """The whole numbers of ConvInteger + B, times x_scale·w_scale/y_scale, rounded, + zero point"""
+    window = {"dilations": dilations, "kernel_shape": kernel_shape, "pads": pads, "strides": strides}
+    sums = _conv_integer(x, w, x_zero_point, w_zero_point, B, auto_pad=auto_pad, group=group, **window)
+    scale = _laid(x_scale, x.shape, 0) * _laid(w_scale, w.shape, 0).reshape(1, -1, *[1] * (w.ndim - 2))
+    return _saturated(sums * (scale / _laid(y_scale, sums.shape, 0)), y_zero_point, y_zero_point.dtype)
+
+
+@kernel("QLinearMatMul")
+def qlinear_matmul(
+    a: np.ndarray,
+    a_scale: np.ndarray,
+    a_zero_point: np.ndarray,
+    b: np.ndarray,
+    b_scale: np.ndarray,
+    b_zero_point: np.ndarray,
+    y_scale: np.ndarray,
+    y_zero_point: np.ndarray,
+) -> np.ndarray:
+    """The products of MatMulInteger, times a_scale·b_scale/y_scale, rounded, + zero point"""
+    products = _whole(a, _rows(a_zero_point)) @ _whole(b, b_zero_point)
+    scale = (_rows(a_scale) * b_scale / y_scale).astype(np.float64)
+    return _saturated((products * scale).reshape(products.shape), y_zero_point, y_zero_point.dtype)
+
+
+@kernel("MatMulInteger")
+def matmul_integer(A: np.ndarray, B: np.ndarray, a_zero_point: Array = None, b_zero_point: Array = None) -> np.ndarray:
+    """(A − a_zero_point)·(B − b_zero_point) with 32 bits: doubles hold the sums exactly, the last bits are kept."""
+    a_zero_point = None if a_zero_point is None else _rows(a_zero_point)
+    return np.asarray((_whole(A, a_zero_point) @ _whole(B, b_zero_point)).astype(np.int64).astype(np.int32))
+
+
+@kernel("ConvInteger")
+def conv_integer(
+    x: np.ndarray,
+    w: np.ndarray,
+    x_zero_point: Array = None,
+    w_zero_point: Array = None,
+    *,
+    auto_pad: str,
+    dilations: list[int] | None = None,
+    group: int,
+    kernel_shape: list[int] | None = None,
+    pads: list[int] | None = None,
+    strides: list[int] | None = None,
+) -> np.ndarray:
+    """Conv(x − x_zero_point, w − w_zero_point) with 32 bits"""
+    window = {"dilations": dilations, "kernel_shape": kernel_shape, "pads": pads, "strides": strides}
+    sums = _conv_integer(x, w, x_zero_point, w_zero_point, None, auto_pad=auto_pad, group=group, **window)
+    return np.asarray(sums.astype(np.int64).astype(np.int32))
+
+
+def _conv_integer(
+    x: np.ndarray, w: np.ndarray, x_zero_point: Array, w_zero_point: Array, B: Array, **window: Any
+) -> np.ndarray:
+    """Whole numbers in double. A zero point of the kernel may be one per output channel."""
+    zero_points = [None if z is None else _laid(z, q.shape, 0) for q, z in ((x, x_zero_point), (w, w_zero_point))]
+    return conv(_whole(x, zero_points[0]), _whole(w, zero_points[1]), None if B is None else _whole(B, None), **window)
+
+
+def _whole(x: np.ndarray, zero_point: Array) -> np.ndarray:
+    wide = x.astype(np.float64)
+    return wide if zero_point is None else wide - zero_point.astype(np.float64)
+
+
+def _rows(parameter: np.ndarray) -> np.ndarray:
+    """A vector has one number per row."""
+    return parameter.reshape(-1, 1) if parameter.ndim == 1 else parameter
+
+
+def _saturated(ratio: np.ndarray, zero_point: Any, target: np.dtype) -> np.ndarray:
+    """round(ratio) + zero point, held within the range of an integer type; NaN is the least number, as in onnx.reference."""
+    limits = ml_dtypes.iinfo(target) if target in _INTEGERS else ml_dtypes.finfo(target)
+    low, high = float(limits.min), float(limits.max)
+    wide = ratio.astype(np.float64)
+    if target not in _INTEGERS:
+        return np.asarray(numpy_helper.saturate_cast((wide + np.asarray(zero_point, np.float64)), dtype=target))
+    shifted = np.nan_to_num(np.rint(wide) + zero_point, nan=low, posinf=high, neginf=low)
+    return np.asarray(shifted.clip(low, high).astype(np.int32).astype(target))
+
+
+def _laid(parameter: np.ndarray, shape: tuple[int, ...], axis: int, block_size: int = 0) -> np.ndarray:
+    """A scale or zero point so that it broadcasts against `shape`: one for all, one per index along `axis`, or per block."""
+    if parameter.size == 1:
+        return parameter.reshape(())
+    if block_size:
+        return parameter.take(np.arange(shape[axis]) // block_size, axis)
+    dims = [1] * len(shape)
+    dims[axis] = parameter.size
+    return parameter.reshape(dims)
