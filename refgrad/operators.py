@@ -13,6 +13,7 @@ from refgrad.registry import BODY, NO_DERIVATIVE, PENDING, RULES, ZERO
 _PARAMETER = "the result is differentiable in it, and it may be computed or trained"
 TAGS = {
     "AffineGrid.theta": "the grid is linear in it",
+    "AffineGrid.theta": "the grid is linear in it",
     "Clip.min": _PARAMETER,
     "Clip.max": _PARAMETER,
     "DFT.input": "the transform is linear in it",

@@ -15,6 +15,7 @@ from refgrad.functions import INLINED, OPERATORS, UnsupportedFormError, find_sch
 from refgrad.graph import FLOATS, Graph, Node
 from refgrad.registry import NO_DERIVATIVE, PENDING, QUANTIZED, QUANTIZERS, RULES, ZERO
 
+_NOT_DIFFERENTIABLE = onnx.defs.OpSchema.DifferentiationCategory.NonDifferentiable
 _NEVER = frozenset((None, TensorProto.BOOL, TensorProto.STRING))  # element types of values that carry no derivative
 
 
@@ -215,7 +216,23 @@ def _wrt(graph: Graph, wrt: Sequence[str] | None) -> list[str]:
     floats = [name for name in known if graph.types.get(name) in FLOATS]
     if wrt is not None:
         return _checked("wrt", wrt, graph, floats, "input or initializer")
-    return [name for name in floats if name in graph.inputs or graph.is_weight(name)]
+    settings = _settings(graph)
+    return [name for name in floats if name in graph.inputs or (graph.is_weight(name) and name not in settings)]
+
+
+def _settings(graph: Graph) -> set[str]:
+    """What nodes read only where both rule and schema deny a derivative: the scales of Resize are floats, and no weights."""
+    denied, others = set(), set()
+    for node in graph.nodes:
+        rule = RULES.get(node.key)
+        places: set[int] = set()
+        if rule is not None and rule.refused:
+            opset = graph.opsets.get(node.domain, 1)
+            inputs = onnx.defs.get_schema(node.op_type, opset, node.domain).inputs
+            places = {k for k in rule.refuses(opset) if inputs[k].differentiation_category == _NOT_DIFFERENTIABLE}
+        for k, name in enumerate(node.reads):
+            (denied if k in places else others).add(name)
+    return denied - others
 
 
 def _checked(argument: str, names: object, graph: Graph, floats: list[str], kind: str) -> list[str]:

@@ -23,17 +23,23 @@ _MOVES = "it moves the points at which X is read: the schema says not differenti
 class _Sizes:
     """Vectors: the shapes of X and Y, and of each axis in `along` its scale or its size, and its roi where that matters.
 
-    `along` is None where not even the rank is known. `ratio` is (elements before, elements after) of a short axis on which
-    keep_aspect_ratio_policy would decide for the scale that it decided for; None where it stretches.
+    `along` is None where nothing says how many axes there are. `ratio` is None where keep_aspect_ratio_policy stretches, else
+    the elements before and after of a short axis for which it would decide as it did.
     """
 
     before: str
     after: str
+    rank: int | None
     along: Sequence[int] | None
     scales: str | None
     sizes: str | None
     roi: str | None
     ratio: tuple[str, str] | None = None
+
+    @property
+    def last(self) -> int | None:
+        """The last axis, where its number is known."""
+        return None if self.rank is None else self.rank - 1
 
 
 @rule("Resize", wrt=["X"], refused={"roi": _MOVES, "scales": _MOVES})
@@ -63,6 +69,7 @@ def resize(
         sizes = None
     if coordinate_transformation_mode != "tf_crop_and_resize":
         roi = None
+    roi, scales, sizes = (_vector(op, value) for value in (roi, scales, sizes))
     attributes = {
         "antialias": antialias or None,
         "coordinate_transformation_mode": coordinate_transformation_mode,
@@ -71,8 +78,12 @@ def resize(
         "mode": mode,
         "nearest_mode": nearest_mode,
     }
-    along = _along(op, axes, X, d_Y, scales or sizes)
-    plan = _Sizes(op.shape_of(X), op.shape_of(d_Y), along, scales, sizes, roi)
+    rank = _rank(op, X, d_Y, None if axes is not None else scales or sizes)
+    if axes is None:
+        along = range(rank) if rank is not None else None
+    else:
+        along = [axis % rank for axis in axes] if rank is not None else list(axes)
+    plan = _Sizes(op.shape_of(X), op.shape_of(d_Y), rank, along, scales, sizes, roi)
     if keep_aspect_ratio_policy != "stretch" and sizes is not None:
         attributes |= {"axes": [2, 3], "keep_aspect_ratio_policy": keep_aspect_ratio_policy}
         plan = replace(plan, ratio=_ratio(op, plan, sizes, keep_aspect_ratio_policy))
@@ -83,29 +94,33 @@ def resize(
         if _is_kept(op, plan, k, axis):
             continue
         W = op.as_type(_weights(op, plan, k, axis, attributes, op.type(d_Y)), op.type(d_Y))
-        size, behind = (
-            part(op, plan.before, axis, axis + 1 or None),
-            part(op, shape, axis + 1, None) if axis != -1 else None,
-        )
         outer = part(op, shape, 0, axis)
-        rows = [product(op, join(op, op.const([1]), outer)), part(op, shape, axis, axis + 1 or None)]
-        if axis == -1 or axis + 1 == op.rank(X):
-            d_Y = op.MatMul(op.Reshape(d_Y, join(op, *rows), allowzero=1), op.Transpose(W, perm=[1, 0]))
-        else:
-            rows.append(product(op, join(op, op.const([1]), behind)))
-            d_Y = op.MatMul(W, op.Reshape(d_Y, join(op, *rows), allowzero=1))
-        shape = join(op, outer, size, behind)
+        inner = None if axis in (-1, plan.last) else part(op, shape, axis + 1, None)
+        d_Y = _weighed(op, d_Y, W, outer, _element(op, shape, axis), inner)
+        shape = join(op, outer, _element(op, plan.before, axis), inner)
     return op.reshape_like(d_Y, X)
 
 
-def _along(op: Emitter, axes: Ints, X: str, d_Y: str, given: str | None) -> Sequence[int] | None:
-    """The axes that are resized, counted from the front where the rank is known. None where nothing says how many."""
-    length = op.static(given) if given is not None else None
-    ranks = [op.rank(X), op.rank(d_Y), length[0] if length is not None and axes is None else None]
-    rank = next((r for r in ranks if r is not None), None)
-    if axes is None:
-        return None if rank is None else range(rank)
-    return [axis % rank for axis in axes] if rank is not None else list(axes)
+def _vector(op: Emitter, value: str | None) -> str | None:
+    """`value` with one axis even for shape inference, which refuses sizes that may have any."""
+    return value if value is None or op.rank(value) is not None else str(op.Reshape(value, [-1]))
+
+
+def _rank(op: Emitter, X: str, d_Y: str, every: str | None) -> int | None:
+    """The number of axes, by the number of scales or sizes where there is one for `every` axis."""
+    length = None if every is None else op.static(every)
+    ranks = (op.rank(X), op.rank(d_Y), None if length is None else length[0])
+    return next((rank for rank in ranks if rank is not None), None)
+
+
+def _weighed(op: Emitter, Y: str, W: str, outer: str, count: str, inner: str | None) -> str:
+    """Y·Wᵀ along an axis of `count` elements that lies between the axes `outer` and `inner`; the shape is not that of Y."""
+    one = op.const([1])
+    rows = product(op, join(op, one, outer))
+    if inner is None:
+        return str(op.MatMul(op.Reshape(Y, join(op, rows, count), allowzero=1), op.Transpose(W, perm=[1, 0])))
+    columns = product(op, join(op, one, inner))
+    return str(op.MatMul(W, op.Reshape(Y, join(op, rows, count, columns), allowzero=1)))
 
 
 def _is_kept(op: Emitter, plan: _Sizes, k: int, axis: int) -> bool:
@@ -130,7 +145,7 @@ def _weights(op: Emitter, plan: _Sizes, k: int, axis: int, attributes: Mapping[s
     second axis behind it, along which it is constant, and which decides the same.
     """
     number = np.zeros(1, np.float64 if kind == TensorProto.DOUBLE else np.float32)
-    size = part(op, plan.before, axis, axis + 1 or None)
+    size = _element(op, plan.before, axis)
     eye = op.EyeLike(op.full(join(op, size, size), 0.0, like=op.const(number)))
     one, roi = op.const(np.ones(1, np.float32)), None
     if plan.roi is not None and plan.along is not None:
@@ -146,7 +161,8 @@ def _weights(op: Emitter, plan: _Sizes, k: int, axis: int, attributes: Mapping[s
     short, shortened = plan.ratio
     images = op.Expand(op.Unsqueeze(eye, [0, 3]), join(op, op.const([1]), size, size, short))
     resized = op.Resize(images, roi, None, join(op, count, shortened), **attributes)
-    return str(op.Gather(op.Gather(resized, op.const(0), axis=0), op.const(0), axis=2))
+    W = op.Gather(op.Gather(resized, op.const(0), axis=0), op.const(0), axis=2)
+    return str(op.Slice(W, [0], _element(op, plan.after, axis), [1]))  # an axis that `_lengthened` added keeps its size
 
 
 def _ratio(op: Emitter, plan: _Sizes, sizes: str, policy: str) -> tuple[str, str]:
@@ -177,6 +193,7 @@ def _lengthened(op: Emitter, plan: _Sizes) -> _Sizes:
         plan,
         before=longer(plan.before, 1),
         after=longer(plan.after, 1),
+        rank=_MOST_AXES,
         along=range(_MOST_AXES),
         scales=None if plan.scales is None else longer(plan.scales, 1),
         sizes=None if plan.sizes is None else longer(plan.sizes, 1),
@@ -185,9 +202,12 @@ def _lengthened(op: Emitter, plan: _Sizes) -> _Sizes:
 
 
 def _element(op: Emitter, vector: str, k: int) -> str:
-    """One element, still on an axis."""
-    known = op.constant(vector)
-    return op.const(known[k : k + 1]) if known is not None else str(op.Slice(vector, [k], [k + 1]))
+    """One element, on an axis whose size onnx can infer."""
+    known, dims = op.constant(vector), op.dims(vector)
+    if known is not None:
+        return op.const(known[[k]])
+    known_dim = dims[k] if dims is not None else None
+    return op.const([known_dim]) if isinstance(known_dim, int) else str(op.Gather(vector, [k]))
 
 
 @rule("AffineGrid", wrt=["theta"])

@@ -17,7 +17,10 @@ _SIXTEEN_BIT = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """One axis of which `size` elements become `count`, which `width` was rounded to; `start` and `end` are its roi."""
+    """One axis of which `size` elements become `count`; `start` and `end` are its roi.
+
+    `width` is what align_corners takes for the count: where it follows from a scale, the node tests of onnx do not round it.
+    """
 
     axis: int
     size: int
@@ -113,11 +116,10 @@ def _by_sizes(lengths: Sequence[int], sizes: np.ndarray, policy: str) -> tuple[l
     """Counts, scales, widths."""
     counts = sizes.tolist()
     factors = [o / n if n else 1.0 for o, n in zip(counts, lengths, strict=True)]
-    if policy == "stretch":
-        return counts, factors, [float(o) for o in counts]
-    factors = [(min if policy == "not_larger" else max)(factors)] * len(factors)
-    widths = [n * s for n, s in zip(lengths, factors, strict=True)]
-    return [int(width + 0.5) for width in widths], factors, widths
+    if policy != "stretch":
+        factors = [(min if policy == "not_larger" else max)(factors)] * len(factors)
+        counts = [int(n * s + 0.5) for n, s in zip(lengths, factors, strict=True)]
+    return counts, factors, [float(o) for o in counts]
 
 
 def _resized(X: np.ndarray, plan: Sequence[tuple[Axis, Filter]]) -> np.ndarray:
@@ -142,10 +144,7 @@ def _resized(X: np.ndarray, plan: Sequence[tuple[Axis, Filter]]) -> np.ndarray:
 
 
 def _coordinates(axis: Axis, mode: str) -> np.ndarray:
-    """Where each element of the result lies among those of the input.
-
-    align_corners ends at the width that the scale gives, not at the last element: so the node tests of onnx have it.
-    """
+    """Where each element of the result lies among those of the input."""
     y = np.arange(axis.count, dtype=np.float64)
     last = axis.size - 1
     if mode == "asymmetric":
@@ -161,7 +160,7 @@ def _coordinates(axis: Axis, mode: str) -> np.ndarray:
     if mode == "pytorch_half_pixel" and axis.count == 1:
         return y
     x = (y + 0.5) / axis.scale - 0.5
-    return x + axis.size / 2 * (1 - axis.count / axis.width) if mode == "half_pixel_symmetric" else x
+    return x + (axis.size - axis.count / axis.scale) / 2 if mode == "half_pixel_symmetric" else x
 
 
 def _taps(x: np.ndarray, axis: Axis, how: Filter) -> tuple[np.ndarray, np.ndarray | None]:
