@@ -108,17 +108,17 @@ def gelu(op: Emitter, d_Y: str, X: str, approximate: str) -> str:
 @rule("Swish")
 def swish(op: Emitter, d_Y: str, X: str, alpha: float) -> str:
     """dx = dy·s·(1 + αx·(1 − s)) with s = sigmoid αx"""
-    return op.Mul(d_Y, _swish_slope(op, X, alpha)[1])
+    return op.Mul(d_Y, swish_slope(op, X, alpha)[1])
 
 
 @rule("SwiGLU")
 def swi_glu(op: Emitter, d_Y: str, A: str, B: str, alpha: float) -> tuple[str, str]:
     """dA = dY·B·s·(1 + αA·(1 − s)) with s = sigmoid αA, dB = dY·A·s"""
-    s, slope = _swish_slope(op, A, alpha)
+    s, slope = swish_slope(op, A, alpha)
     return op.Mul(op.Mul(d_Y, B), slope), op.Mul(d_Y, op.Mul(A, s))
 
 
-def _swish_slope(op: Emitter, x: str, alpha: float) -> tuple[str, str]:
+def swish_slope(op: Emitter, x: str, alpha: float) -> tuple[str, str]:
     """Sigmoid αx, and the derivative of x·sigmoid αx."""
     scaled = x if alpha == 1 else op.Mul(x, alpha)
     s = op.Sigmoid(scaled)

@@ -8,7 +8,9 @@ import numpy as np
 from onnx import TensorProto, helper
 
 from refgrad.emit import Emitter
+from refgrad.lowering.onnx.attention import Tokens
 from refgrad.registry import rule
+from refgrad.rules.activation import swish_slope
 
 Size = int | str  # a dimension: a number, or a tensor of one integer
 _END = 2**63 - 1
@@ -107,7 +109,7 @@ def attention(
         d_k = op.grad.FusedMatMul(d_s, fold(scaled, width), transA=1, transB=0)
     d_mask = None
     if d_z is not None and mask is not None and op.graph.is_float(str(attn_mask)):
-        op.assume(d_z, tuple(d if isinstance(d, int) else None for d in (batch, heads, length, total)))
+        op.assume(d_z, tuple(map(_dim, (batch, heads, length, total))))
         d_mask = op.grad.BroadcastGradient(d_z, mask, (mask, d_z))
         if mask != attn_mask:
             d_mask = op.as_type(op.Slice(d_mask, [0], op.Shape(attn_mask, start=-1), [-1]), op.type(str(attn_mask)))
@@ -151,7 +153,7 @@ def _additive(op: Emitter, mask: str | None, kind: int, total: Size) -> str | No
         missing = op.Sub(_tensor(op, total), op.Shape(mask, start=-1))
         bias = op.Pad(bias, op.Concat([0], missing, axis=0), low, [-1])
     if shape is not None:
-        op.assume(bias, (*shape[:-1], total if isinstance(total, int) else None))
+        op.assume(bias, (*shape[:-1], _dim(total)))
     return bias
 
 
@@ -244,6 +246,10 @@ def _size(op: Emitter, x: str, axis: int) -> Size:
     return dim if isinstance(dim, int) else str(op.Shape(x, start=axis, end=axis + 1))
 
 
+def _dim(size: Size) -> int | None:
+    return size if isinstance(size, int) else None
+
+
 def _tensor(op: Emitter, size: Size) -> str:
     return op.const([size]) if isinstance(size, int) else size
 
@@ -273,6 +279,149 @@ def _reshape(op: Emitter, x: str, *sizes: Size) -> str:
     if len(known) == len(sizes) - 1 and 0 not in known:
         return str(op.Reshape(x, [size if isinstance(size, int) else -1 for size in sizes]))
     return str(op.Reshape(x, op.Concat(*(_tensor(op, size) for size in sizes), axis=0), allowzero=1))
+
+
+@rule("LinearAttention")
+def linear_attention(
+    op: Emitter,
+    d_output: str | None,
+    d_present_state: str | None,
+    query: str,
+    key: str,
+    value: str,
+    past_state: str | None,
+    decay: str | None,
+    beta: str | None,
+    chunk_size: int,
+    kv_num_heads: int,
+    q_num_heads: int,
+    scale: float,
+    update_rule: str,
+) -> tuple[str | None, ...]:
+    """Sₜ = e^g·Sₜ₋₁ + k·uᵀ as products of matrices over `chunk_size` tokens at a time, and the adjoints of these
+
+    Where only the run tells the number of tokens all of them are taken at once.
+    """
+    kind, shared = op.type(query), q_num_heads // max(kv_num_heads, 1)
+    wide = TensorProto.FLOAT if kind in (TensorProto.FLOAT16, TensorProto.BFLOAT16) else kind
+
+    def apart(x: str, heads: Size, each: Size | None = None, group: int = 1) -> str:
+        """(batch, tokens, heads·channels) as (batch, key heads, query heads of one, tokens, channels)"""
+        each = _over(op, _size(op, x, 2), _times(op, heads, group)) if each is None else each
+        parts = _reshape(op, x, _size(op, x, 0), _size(op, x, 1), heads, group, each)
+        moved = op.Transpose(op.as_type(parts, wide), perm=[0, 2, 3, 1, 4])
+        batch, tokens, _ = op.shape(x) or (None,) * 3
+        op.assume(moved, (batch, _dim(heads), group, tokens, _dim(each)))
+        return str(moved)
+
+    gated, delta = "gated" in update_rule, "delta" in update_rule
+    count = (op.shape(query) or (None,) * 3)[1]
+    width = _over(op, _size(op, query, 2), q_num_heads)
+    factor = scale or _inverse_root(op, width, wide)
+    whole = {
+        "q": apart(query, kv_num_heads, group=shared),
+        "k": apart(key, kv_num_heads),
+        "v": apart(value, kv_num_heads),
+    }
+    whole |= {"decay": apart(str(decay), kv_num_heads)} if gated else {}
+    whole |= {"rate": apart(str(beta), _size(op, str(beta), 2), 1)} if delta else {}
+    d_o = None if d_output is None else op.Mul(apart(d_output, kv_num_heads, group=shared), factor)
+    sizes = [0]
+    if isinstance(count, int):
+        sizes = [min(chunk_size, count - start) for start in range(0, count, max(chunk_size, 1))] or [0]
+
+    def chunks(x: str) -> list[str]:
+        return list(op.Split(x, sizes, axis=3, outputs=len(sizes))) if len(sizes) > 1 else [x]
+
+    pieces = {name: chunks(x) for name, x in whole.items()}
+    d_pieces = [None] * len(sizes) if d_o is None else chunks(d_o)
+    per_head = gated and (op.shape(whole["decay"]) or (None,))[-1] == 1
+    state = None if past_state is None else op.Unsqueeze(op.as_type(past_state, wide), [2])
+    passed = []
+    for position, size in enumerate(sizes):
+        parts = {name: each[position] for name, each in pieces.items()}
+        known = size if isinstance(count, int) else None
+        tokens = Tokens(
+            op,
+            parts["q"],
+            parts["k"],
+            parts["v"],
+            parts.get("decay"),
+            parts.get("rate"),
+            state,
+            known,
+            per_head,
+            shared > 1,
+        )
+        passed.append(tokens)
+        state = tokens.after
+    d_state = None if d_present_state is None else op.Unsqueeze(op.as_type(d_present_state, wide), [2])
+    found = []
+    for tokens, piece in zip(reversed(passed), reversed(d_pieces), strict=True):
+        found.append(tokens.adjoint(piece, d_state))
+        d_state = found[-1]["before"]
+
+    def together(name: str, x: str | None) -> str | None:
+        """The adjoint of an input by those of its parts."""
+        ds = [part[name] for part in reversed(found)]
+        if x is None or None in ds:
+            return None
+        d = op.Concat(*ds, axis=3) if len(ds) > 1 else ds[0]
+        d = op.grad.BroadcastGradient(d, whole[name], (whole[name], d))
+        return op.as_type(op.reshape_like(op.Transpose(d, perm=[0, 3, 1, 2, 4]), x), op.type(x))
+
+    d_past = (
+        d_state if past_state is None or d_state is None else op.as_type(op.Squeeze(d_state, [2]), op.type(past_state))
+    )
+    return (
+        together("q", query),
+        together("k", key),
+        together("v", value),
+        d_past,
+        together("decay", decay if gated else None),
+        together("rate", beta if delta else None),
+    )
+
+
+@rule("CausalConvWithState")
+def causal_conv_with_state(
+    op: Emitter,
+    d_output: str | None,
+    d_present_state: str | None,
+    input: str,
+    weight: str,
+    bias: str | None,
+    past_state: str | None,
+    activation: str,
+) -> tuple[str | None, ...]:
+    """With x = (past, input), z_t = Σ_j w_j·x_(t+j) + b and dz = do·activation′(z): dx_s = Σ_j w_j·dz_(s−j), dw_j = Σ_t dz_t·x_(t+j)
+
+    Both sums are products with windows: every x_(t+j) of a t in a row. The present state is the end of x.
+    """
+    length, taps = _size(op, input, 2), _size(op, weight, 2)
+    before = _add(op, -1, taps)
+    past = past_state
+    if past is None:
+        batch, channels = _size(op, input, 0), _size(op, input, 1)
+        past = op.full(op.Concat(*(_tensor(op, size) for size in (batch, channels, before)), axis=0), 0.0, like=input)
+    d_x = d_w = d_b = None
+    if d_output is not None:
+        column, tap = op.Transpose(weight, perm=[0, 2, 1]), _range(op, taps)
+        windows = op.Gather(op.Concat(past, input, axis=2), op.Add(op.Unsqueeze(_range(op, length), [1]), tap), axis=2)
+        d_z = d_output
+        if activation in ("silu", "swish"):
+            z = op.Squeeze(op.MatMul(windows, column), [3])
+            d_z = op.Mul(d_z, swish_slope(op, z if bias is None else op.Add(z, op.Unsqueeze(bias, [1])), 1.0)[1])
+        padded = op.Pad(d_z, op.Concat(_tensor(op, before), _tensor(op, before), axis=0), None, [2])
+        places = op.Sub(op.Unsqueeze(_range(op, _add(op, before, length)), [1]), op.Sub(tap, _tensor(op, before)))
+        d_x = op.Squeeze(op.MatMul(op.Gather(padded, places, axis=2), column), [3])
+        d_w = op.ReduceSum(op.MatMul(op.Unsqueeze(d_z, [2]), windows), [0], keepdims=0)
+        d_b = op.ReduceSum(d_z, [0, 2], keepdims=0)
+    if d_present_state is not None:
+        ends = op.Concat(_tensor(op, length), [0], axis=0)
+        d_x = _sum(op, d_x, op.Pad(d_present_state, ends, None, [2]))
+    d_past, d_input = _split(op, d_x, past, before, length)
+    return d_input, d_w, d_b, d_past
 
 
 @rule("RotaryEmbedding")

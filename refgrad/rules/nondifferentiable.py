@@ -83,7 +83,6 @@ for _name, _reason in {
 
 # Differentiated through the function body of the schema; what it computes, in a line.
 for _name, _meaning in {
-    "CausalConvWithState": "a convolution of every channel with what was before it, and an activation",
     "DynamicQuantizeLinear": "QuantizeLinear with the scale and the zero point of the range of x",
 }.items():
     BODY["", _name] = _meaning

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+
+from onnx import TensorProto
 
 from refgrad.emit import Emitter
 from refgrad.lowering.onnx.normalization import through_statistics, widest
 from refgrad.registry import rule
+
+_SIXTEEN_BIT = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
 
 @rule("BatchNormalization")
@@ -148,6 +153,79 @@ def layer_normalization(
         slope = op.Mul(op.Mul(op.as_type(d_InvStdDev, wide), op.Mul(r, r)), op.share(x, mean, like=x))
         d_X = op.Sub(d_X, op.as_type(op.Mul(normalized, slope), op.type(X)))
     return d_X, d_Scale, d_B
+
+
+@rule("RMSNormalization")
+def rms_normalization(
+    op: Emitter, d_Y: str, X: str, scale: str, axis: int, epsilon: float, stash_type: int
+) -> tuple[str, str]:
+    """dX = r·(g − x̂·mean(g·x̂)) with g = dY·scale, x̂ = r·X and r = 1/√(mean X² + ε); dscale = Σ dY·x̂"""
+    kind, rank, shape = op.type(X), op.rank(X), op.shape(X)
+    wide = widest(op, X, scale)
+    wide = stash_type if wide in _SIXTEEN_BIT else wide
+    x, d_y, factor = (op.as_type(value, wide) for value in (X, d_Y, scale))
+    g = op.Mul(d_y, factor)
+    if rank is None:  # the axes from `axis` on as one row
+        x, g, d_y = (op.Flatten(value, axis=axis) for value in (x, g, d_y))
+    along = op.const([1] if rank is None else list(range(axis % rank, rank)))
+    mean = op.reduce("ReduceMean", op.Mul(x, x), along)
+    r = op.Reciprocal(op.Sqrt(op.Add(mean, epsilon)))
+    normalized = op.Mul(x, r)
+    slope = op.reduce("ReduceMean", op.Mul(g, normalized), along)
+    d_X = op.as_type(op.Mul(op.Sub(g, op.Mul(normalized, slope)), r), kind)
+    d_scale = op.Mul(d_y, normalized)
+    if rank is None:
+        d_X, d_scale = (op.reshape_like(value, X) for value in (d_X, d_scale))
+    if shape is not None:
+        op.assume(d_scale, shape)
+    d_scale = op.grad.BroadcastGradient(d_scale, scale, (scale, d_scale))
+    return d_X, op.as_type(d_scale, op.type(scale))
+
+
+@rule("GroupNormalization")
+def group_normalization(
+    op: Emitter, d_Y: str, X: str, scale: str, epsilon: float, num_groups: int, stash_type: int
+) -> tuple[str, str, str]:
+    """dX = r·(g − mean(g) − x̂·mean(g·x̂)) with g = dY·scale and means over a group, dscale = Σ dY·x̂, dbias = Σ dY
+
+    From opset 21 on the scale and the bias are the channels', before that the groups'.
+    """
+    kind = op.type(X)
+    wide = stash_type if kind in _SIXTEEN_BIT else kind
+    x, d_y = (_grouped(op, op.as_type(value, wide), X, num_groups) for value in (X, d_Y))
+    per_channel = op.opset >= 21
+    factor = op.Reshape(op.as_type(scale, wide), [num_groups, -1, 1])
+    centred = op.Sub(x, op.reduce("ReduceMean", x, op.const([2, 3])))
+    var = op.reduce("ReduceMean", op.Mul(centred, centred), op.const([2, 3]))
+    r = op.Reciprocal(op.Sqrt(op.Add(var, epsilon)))
+    normalized = op.Mul(centred, r)
+    d_x = through_statistics(op, op.Mul(d_y, factor), normalized, r, [2, 3])
+    shared = [0, 3] if per_channel else [0, 2, 3]
+    sums = (op.ReduceSum(value, shared, keepdims=0) for value in (op.Mul(d_y, normalized), d_y))
+    d_scale, d_bias = (op.as_type(op.Reshape(d, [-1]) if per_channel else d, op.type(scale)) for d in sums)
+    return op.as_type(op.reshape_like(d_x, X), kind), d_scale, d_bias
+
+
+def _grouped(op: Emitter, value: str, X: str, groups: int) -> str:
+    """`value`, of the shape of `X`, as (N, groups, channels of a group, space)"""
+    known = [dim for dim in (op.shape(X) or ())[1:] if isinstance(dim, int)]
+    if known and 0 not in known and len(known) + 1 == op.rank(X):
+        return str(op.Reshape(value, [-1, groups, known[0] // groups, math.prod(known[1:])]))
+    channels = op.Div(op.Shape(X, start=1, end=2), [groups])
+    space = op.ReduceProd(op.Shape(X, start=2), keepdims=1)
+    return str(op.Reshape(value, op.Concat(op.Shape(X, end=1), [groups], channels, space, axis=0), allowzero=1))
+
+
+@rule("MeanVarianceNormalization")
+def mean_variance_normalization(op: Emitter, d_Y: str, X: str, Y: str, axes: Sequence[int]) -> str:
+    """dX = (dY − mean(dY) − u·mean(dY·Y))/(σ + 1e-9), u = (X − mean X)/σ; 0 for u where σ is 0"""
+    along = op.const(list(axes))
+    centred = op.Sub(X, op.reduce("ReduceMean", X, along))
+    deviation = op.Sqrt(op.reduce("ReduceMean", op.Mul(centred, centred), along))
+    u = op.Div(centred, op.Where(op.Equal(deviation, 0), 1, deviation))
+    slope = op.reduce("ReduceMean", op.Mul(d_Y, Y), along)
+    d_y = op.Sub(op.Sub(d_Y, op.reduce("ReduceMean", d_Y, along)), op.Mul(u, slope))
+    return op.Div(d_y, op.Add(deviation, 1e-9))
 
 
 @rule("LpNormalization")
