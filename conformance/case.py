@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 from onnx import ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto, helper, numpy_helper
 
-from refgrad.functions import OPERATORS, call_functions, find_schema
+from refgrad.functions import MICROSOFT, OPERATORS, call_functions, find_schema
 
 SHAPES = ("static", "symbolic", "unknown")
 NODE = "node"  # what the node of a case is called
@@ -92,7 +92,7 @@ def node_case(
     if any(node.input[1:] == ["one_row"] for node in nodes):
         initializers.append(numpy_helper.from_array(np.array([-1]), "one_row"))
     graph = helper.make_graph(nodes, op_type, values, results, initializers)
-    imports = [helper.make_opsetid("", opset if domain == "" else 22)]
+    imports = [helper.make_opsetid("", opset if domain == "" else _beside(domain))]
     imports += [helper.make_opsetid(domain, opset)] if domain else []
     model = helper.make_model(graph, opset_imports=imports, ir_version=10)
     fed_shapes = ",".join("none" if v is None else "x".join(map(str, v.shape)) or "scalar" for v in inputs)
@@ -103,11 +103,18 @@ def node_case(
     return Case(title, model, feeds, tuple(wrt) if wrt is not None else None)
 
 
+def _beside(domain: str) -> int:
+    """The opset of ai.onnx in a model with an operator of another domain: the last that its runtime knows."""
+    return 21 if domain == MICROSOFT else 22
+
+
 def _through_the_body(node: NodeProto, types: Mapping[str, TypeProto]) -> dict[str, TypeProto]:
     """The types of what a node gives whose operator onnx does not know."""
     inputs = [helper.make_value_info(name, kind) for name, kind in types.items()]
-    graph = helper.make_graph([node], "node", inputs, [ValueInfoProto(name=name) for name in node.output])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 22), helper.make_opsetid(node.domain, 1)])
+    graph = helper.make_graph([node], NODE, inputs, [ValueInfoProto(name=name) for name in node.output])
+    model = helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", _beside(node.domain)), helper.make_opsetid(node.domain, 1)]
+    )
     ranks = {n: (t.tensor_type.elem_type, len(t.tensor_type.shape.dim)) for n, t in types.items()}
     call_functions(model, ranks)
     return {value.name: value.type for value in onnx.shape_inference.infer_shapes(model).graph.output}

@@ -47,6 +47,10 @@ class Operator:
         """What the body computes: the first line of its docstring."""
         return (inspect.getdoc(self.function) or "").partition("\n")[0]
 
+    def takes(self, attributes: Iterable[str]) -> bool:
+        """Whether it has all these attributes: nobody checked them before."""
+        return self.defaults.keys() >= set(attributes)
+
 
 OPERATORS: dict[tuple[str, str], Operator] = {}
 

@@ -117,6 +117,8 @@ class Path:
         if not quantised and not any(self.graph.is_float(name) for name in node.outputs if name):
             return "zero", []
         rule = RULES.get(node.key)
+        if node.key in OPERATORS and not OPERATORS[node.key].takes(node.attributes):
+            return "missing", node.reads
         if rule is not None:
             opset = self.graph.opsets.get(rule.domain, 1)
             if rule.refused and any(

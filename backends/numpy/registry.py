@@ -43,6 +43,7 @@ FAMILIES = (
     "loss",
     "quantization",
     "control_flow",
+    "contrib",
 )
 
 _SPECIAL = frozenset({"_wanted", "_opset", "_output_shapes", "_outer"})

@@ -1,0 +1,253 @@
+"""ONNX Runtime's forward operators: their gradients, and those of models that its optimizer has rewritten."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from checking import assert_gradient
+from onnx import ModelProto, numpy_helper, parser
+
+import refgrad
+from refgrad.backends import get_backend
+from refgrad.conformance.case import Case
+from refgrad.conformance.cases.contrib import cases
+from refgrad.errors import BackendError, NoGradientError
+from refgrad.explain import explain
+from refgrad.functions import MICROSOFT, OPERATORS, find_schema
+from refgrad.registry import DIALECTS
+
+CASES = list(cases())
+RNG = np.random.default_rng(0)
+ort = pytest.importorskip("onnxruntime")
+OLD = tuple(map(int, ort.__version__.split(".")[:2])) < (1, 20)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_gradient_agrees_with_differences(case: Case) -> None:
+    for dialect in DIALECTS if case.static else ("onnx",):
+        assert_gradient(case, dialect, directions=1)
+
+
+# Where ONNX Runtime 1.19 computes something else than its later releases.
+_MENDED = ("MultiHeadAttention-2x3x8,2x4x8,2x4x4,none", "SkipSimplifiedLayerNormalization-2x3x4,1x3x4")
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.static], ids=str)
+def test_the_interpreter_computes_what_onnx_runtime_does(case: Case) -> None:
+    if OLD and str(case).startswith(_MENDED):
+        pytest.skip("mended after ONNX Runtime 1.19")
+    try:
+        expected = get_backend("ort-cpu").prepare(case.model).run(case.feeds)
+    except BackendError as error:
+        pytest.skip(str(error))  # no kernel on the CPU, or only in the training build
+    for name, got in get_backend("numpy").prepare(case.model).run(case.feeds).items():
+        if expected[name] is not None:  # 1.19 computes no mean where it can do without
+            np.testing.assert_allclose(got, expected[name], rtol=2e-5, atol=2e-5, err_msg=name)
+
+
+def test_every_operator_is_explained_and_has_a_case() -> None:
+    tried = {case.node.op_type for case in CASES}
+    assert {name for _, name in OPERATORS} - tried == {"SimplifiedLayerNormalization"}
+    for _, name in OPERATORS:
+        assert explain(f"{MICROSOFT}.{name}").verdict in ("rule", "function")
+        schema = find_schema(name, MICROSOFT)
+        assert not onnx.defs.has(name, MICROSOFT)
+        assert schema.name == name
+
+
+def test_the_checker_of_onnx_is_left_alone() -> None:
+    """An attribute that a newer ONNX Runtime brings is no error before refgrad is asked for a derivative."""
+    model = parse("y = com.microsoft.QuickGelu <future = 1> (x)")
+    onnx.checker.check_model(model, full_check=True)
+    with pytest.raises(NoGradientError, match="its attribute future is not known; the attributes are alpha"):
+        refgrad.gradient(model)
+
+
+def parse(body: str, opset: int = 21, inputs: str = "float[2,3,8] x") -> ModelProto:
+    """A model of one output y."""
+    imports = f'["" : {opset}, "com.microsoft" : 1]'
+    return parser.parse_model(f"<ir_version: 8, opset_import: {imports}> g ({inputs}) => (float[a,b,c] y) {{ {body} }}")
+
+
+@pytest.mark.parametrize(
+    ("body", "inputs", "said"),
+    [
+        (
+            "y = com.microsoft.MultiHeadAttention <num_heads = 2> (x, x, x, , mask)",
+            "float[2,3,8] x, int32[2] mask",
+            r"its mask is of rank 1; only masks of shape \(batch, keys\)",
+        ),
+        (
+            "y = com.microsoft.MultiHeadAttention <num_heads = 2> (x, x, x, , , , past, past, length)",
+            "float[2,3,8] x, float[2,2,1,4] past, int32[1] length",
+            "a key-value cache that is written in place serves the generation of text; leave past_sequence_length out",
+        ),
+        (
+            "y = com.microsoft.Attention <num_heads = 2, do_rotary = 1> (x, w)",
+            "float[2,3,8] x, float[8,24] w",
+            "do_rotary=1 is not covered",
+        ),
+        (
+            "y = com.microsoft.FusedMatMul <half = 1> (x, w)",
+            "float[2,3,8] x, float[8,8] w",
+            "its attribute half is not known; the attributes are alpha, transA",
+        ),
+        ("y = com.microsoft.BiasSoftmax (x, x)", "float[2,3,8] x", "it lacks the attribute is_inner_broadcast"),
+        (
+            "y, mean = com.microsoft.SkipSimplifiedLayerNormalization (x, x, w)",
+            "float[2,3,8] x, float[8] w",
+            "its output mean is not computed; leave it out",
+        ),
+    ],
+)
+def test_a_form_that_is_not_covered_is_refused_with_the_reason(body: str, inputs: str, said: str) -> None:
+    model = parse(body, inputs=inputs)
+    with pytest.raises(NoGradientError, match=said):
+        refgrad.gradient(model)
+    report = refgrad.preflight(model)
+    assert not report.ok
+    assert said.replace("\\", "")[:20] in report.refused[0].reason
+
+
+@pytest.mark.parametrize("opset", [13, 16, 18, 21])
+def test_normalizations_that_onnx_runtime_has_in_the_domain_of_onnx(opset: int) -> None:
+    """Its fusions write LayerNormalization into models of opset 13, and SimplifiedLayerNormalization into any."""
+    model = parse(
+        "z, m, r = LayerNormalization <axis = -1> (x, w, b)  y = SimplifiedLayerNormalization <epsilon = 0.01> (z, w)",
+        opset,
+        "float[2,3,8] x, float[8] w, float[8] b",
+    )
+    feeds = {n: RNG.standard_normal(s).astype(np.float32) for n, s in (("x", (2, 3, 8)), ("w", (8,)), ("b", (8,)))}
+    assert_gradient(Case("normalizations", model, feeds))
+    gradient = refgrad.gradient(model)
+    assert all(onnx.defs.has(node.op_type, node.domain) for node in gradient.graph.node)
+
+
+# Whole models, saved by ONNX Runtime after its optimizations
+
+GELU = """
+    {0}_r = Div ({0}, root)  {0}_e = Erf ({0}_r)  {0}_p = Add ({0}_e, one)
+    {0}_m = Mul ({0}, {0}_p)  {1} = Mul ({0}_m, half)
+"""
+NORMALIZE = """
+    {0}_mean = ReduceMean <axes = [-1]> ({0})  {0}_c = Sub ({0}, {0}_mean)  {0}_s = Pow ({0}_c, two)
+    {0}_v = ReduceMean <axes = [-1]> ({0}_s)  {0}_ve = Add ({0}_v, epsilon)  {0}_d = Sqrt ({0}_ve)
+    {0}_n = Div ({0}_c, {0}_d)  {0}_g = Mul ({0}_n, {2})  {1} = Add ({0}_g, {3})
+"""
+HEADS = """
+    {0}_l = MatMul (x, w{0})  {0}_b = Add ({0}_l, b{0})
+    {0}_h = Reshape ({0}_b, heads)  {0} = Transpose <perm = {1}> ({0}_h)
+"""
+BERT = (
+    HEADS.format("q", "[0,2,1,3]") + HEADS.format("k", "[0,2,3,1]") + HEADS.format("v", "[0,2,1,3]")
+    + """
+    scores = MatMul (q, k)  scaled = Div (scores, root)  p = Softmax <axis = -1> (scaled)
+    mixed = MatMul (p, v)  turned = Transpose <perm = [0,2,1,3]> (mixed)  flat = Reshape (turned, whole)
+    o_l = MatMul (flat, wo)  o_b = Add (o_l, bo)  first = Add (o_b, x)
+    """
+    + NORMALIZE.format("first", "n1", "g1", "s1")
+    + "u_l = MatMul (n1, wu)  u = Add (u_l, bu)" + GELU.format("u", "a")
+    + "d_l = MatMul (a, wd)  d = Add (d_l, bd)  second = Add (d, n1)"
+    + NORMALIZE.format("second", "y", "g2", "s2")
+)  # fmt: skip
+WEIGHTS = {f"w{k}": (8, 8) for k in "qkvo"} | {"wu": (8, 16), "wd": (16, 8)}
+WEIGHTS |= {f"b{k}": (8,) for k in "qkvod"} | {"bu": (16,)} | dict.fromkeys(("g1", "s1", "g2", "s2"), (8,))
+NUMBERS = {"root": 2**0.5, "one": 1.0, "half": 0.5, "two": 2.0, "epsilon": 1e-5}
+
+
+def bert(opset: int) -> ModelProto:
+    """One layer of a BERT as exporters wrote them: Gelu and normalizations in their parts."""
+    model = parse(BERT, opset)
+    for name, shape in WEIGHTS.items():
+        value = 0.5 * RNG.standard_normal(shape) + (name[0] == "g")
+        model.graph.initializer.append(numpy_helper.from_array(value.astype(np.float32), name))
+    for name, number in NUMBERS.items():
+        model.graph.initializer.append(numpy_helper.from_array(np.array(number, np.float32), name))
+    for name, shape in (("heads", [0, 0, 2, 4]), ("whole", [0, 0, 8])):
+        model.graph.initializer.append(numpy_helper.from_array(np.array(shape), name))
+    return model
+
+
+def mlp(opset: int) -> ModelProto:
+    """Two layers: Gelu of a sum, swish, a scaled product with a transposed matrix, and a normalization."""
+    model = parse(
+        "u_l = MatMul (x, w)  u_t = Tanh (u_l)  u = Add (u_t, b)" + GELU.format("u", "a")
+        + "s = Sigmoid (a)  t = Mul (a, s)  vt = Transpose <perm = [1,0]> (v)  m_l = MatMul (t, vt)  m = Mul (m_l, half)"
+        + NORMALIZE.format("m", "y", "g", "bg"),
+        opset,
+    )  # fmt: skip
+    for name, shape in (("w", (8, 16)), ("b", (16,)), ("v", (5, 16)), ("g", (5,)), ("bg", (5,))):
+        value = RNG.standard_normal(shape).astype(np.float32)
+        model.graph.initializer.append(numpy_helper.from_array(value, name))
+    for name, number in NUMBERS.items():
+        model.graph.initializer.append(numpy_helper.from_array(np.array(number, np.float32), name))
+    return model
+
+
+def convolutions(opset: int) -> ModelProto:
+    """Convolutions with BatchNormalization, Relu, LeakyRelu and Clip, a shortcut, and a product with an activation."""
+    model = parse(
+        """
+        c = Conv <pads = [1,1,1,1]> (x, w1)  n = BatchNormalization (c, g, s, mean, var)  r = Relu (n)
+        d = Conv <pads = [1,1,1,1]> (r, w2, s)  l = LeakyRelu <alpha = 0.2> (d)  z = Add (l, r)
+        e = Conv (z, w3)  k = Clip (e, low, high)  p = GlobalAveragePool (k)  f = Flatten (p)
+        h = Gemm (f, w4, b4)  t = Relu (h)  y = Unsqueeze (t, last)
+        """,
+        opset,
+        "float[2,3,6,6] x",
+    )
+    shapes = {"w1": (4, 3, 3, 3), "w2": (4, 4, 3, 3), "w3": (5, 4, 2, 2), "w4": (5, 6), "b4": (6,), "mean": (4,)}
+    for name, shape in (shapes | dict.fromkeys(("g", "s", "var"), (4,))).items():
+        value = RNG.standard_normal(shape) * 0.5
+        value = np.abs(value) + 0.5 if name in ("g", "var") else value
+        model.graph.initializer.append(numpy_helper.from_array(value.astype(np.float32), name))
+    constants = {"low": np.float32(-0.9), "high": np.float32(1.1), "last": np.array([-1])}
+    model.graph.initializer.extend(numpy_helper.from_array(np.asarray(v), n) for n, v in constants.items())
+    return model
+
+
+NETWORKS = [(bert, 13), (bert, 17), (mlp, 13), (mlp, 17), (convolutions, 15), (convolutions, 17)]
+
+
+def optimized(model: ModelProto, level: str, folder: Path) -> ModelProto:
+    """What ONNX Runtime saves after the optimizations of `level`."""
+    path = folder / "optimized.onnx"
+    options = ort.SessionOptions()
+    options.optimized_model_filepath = str(path)
+    options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, f"ORT_ENABLE_{level}")
+    options.log_severity_level = 3
+    ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return onnx.load(path)
+
+
+@pytest.mark.parametrize("level", ["BASIC", "EXTENDED"])
+@pytest.mark.parametrize(("network", "opset"), NETWORKS, ids=lambda p: getattr(p, "__name__", str(p)))
+def test_the_gradient_of_an_optimized_model_is_that_of_the_model(
+    network: object, opset: int, level: str, tmp_path: Path
+) -> None:
+    model = network(opset)  # type: ignore[operator]
+    rewritten = optimized(model, level, tmp_path)
+    kinds = {node.op_type for node in rewritten.graph.node if node.domain == MICROSOFT}
+    assert bool(kinds) == (level == "EXTENDED")
+    shape = [dim.dim_value for dim in model.graph.input[0].type.tensor_type.shape.dim]
+    feeds = {"x": RNG.standard_normal(shape)}
+    seed = RNG.standard_normal(get_backend("numpy").prepare(model, precision="float64").run(feeds)["y"].shape)
+    results = [
+        get_backend("numpy").prepare(refgrad.gradient(m, wrt=["x"]), precision="float64").run(feeds | {"y_grad": seed})
+        for m in (model, rewritten)
+    ]
+    np.testing.assert_allclose(results[1]["x_grad"], results[0]["x_grad"], rtol=1e-5, atol=1e-6)
+    single = {name: value.astype(np.float32) for name, value in (feeds | {"y_grad": seed}).items()}
+    got = get_backend("ort-cpu").prepare(refgrad.gradient(rewritten, wrt=["x"])).run(single)
+    np.testing.assert_allclose(got["x_grad"], results[0]["x_grad"], rtol=1e-3, atol=1e-4)
+
+
+def test_the_optimizer_writes_the_operators_that_are_tested(tmp_path: Path) -> None:
+    found = set()
+    for network, opset in NETWORKS:
+        found |= {node.op_type for node in optimized(network(opset), "EXTENDED", tmp_path).graph.node}
+    written = {"BiasGelu", "QuickGelu", "FusedMatMul", "FusedGemm", "FusedConv", "SkipLayerNormalization"}
+    assert written | {"LayerNormalization"} <= found
