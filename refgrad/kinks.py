@@ -33,6 +33,13 @@ class Kink:
     reason: str
     attributes: Mapping[str, Any] = field(default_factory=dict)
 
+    def choice(self, convention: str) -> Point:
+        """The gradients that `gradient(..., kinks=convention)` gives: ours where that one has none."""
+        theirs = {"refgrad": self.ours, "torch": self.torch, "onnxruntime": self.ort}[convention]
+        if theirs is None:
+            return self.ours
+        return tuple(a if b is None else b for a, b in zip(self.ours, theirs, strict=True))
+
     @property
     def agreed(self) -> bool:
         """Whether everyone who has a gradient chooses the same."""
@@ -45,16 +52,7 @@ KINKS: tuple[Kink, ...] = (
     Kink("LeakyRelu", "x = 0", (0.0,), (0.25,), (0.25,), (0.25,), "the slope of x < 0", {"alpha": 0.25}),
     Kink("PRelu", "x = 0", (0.0, 0.25), (0.25, 0.0), (0.25, 0.0), None, "the slope of x < 0"),
     Kink("Elu", "x = 0", (0.0,), (0.5,), (0.5,), None, "the slope of x < 0", {"alpha": 0.5}),
-    Kink(
-        "Selu",
-        "x = 0",
-        (0.0,),
-        (4.5,),
-        (1.7580993408473766,),
-        None,
-        "the slope of x < 0, γ·α; torch has the default attributes only",
-        {"alpha": 3.0, "gamma": 1.5},
-    ),
+    Kink("Selu", "x = 0", (0.0,), (1.7580993408473766,), (1.7580993408473766,), None, "the slope of x < 0, γ·α"),
     Kink("ThresholdedRelu", "x = α", (1.0,), (0.0,), (0.0,), None, "as for x < α", {"alpha": 1.0}),
     Kink(
         "Shrink",
@@ -81,7 +79,9 @@ KINKS: tuple[Kink, ...] = (
     Kink("Sqrt", "x = 0", (0.0,), (inf,), (inf,), (inf,), ONE_SIDED),
     Kink("Log", "x = 0", (0.0,), (inf,), (inf,), (inf,), ONE_SIDED),
     Kink("Reciprocal", "x = 0", (0.0,), (-inf,), (-inf,), (-inf,), ONE_SIDED),
-    Kink("Asin", "x = 1", (1.0,), (inf,), (inf,), None, ONE_SIDED),
+    Kink("Asin", "|x| = 1", ((-1.0, 1.0),), ((inf, inf),), ((inf, inf),), None, ONE_SIDED),
+    Kink("Acos", "|x| = 1", ((-1.0, 1.0),), ((-inf, -inf),), ((-inf, -inf),), None, ONE_SIDED),
+    Kink("Atanh", "|x| = 1", ((-1.0, 1.0),), ((inf, inf),), ((inf, inf),), None, ONE_SIDED),
     Kink("Acosh", "x = 1", (1.0,), (inf,), (inf,), None, ONE_SIDED),
     Kink(
         "Pow",
@@ -140,6 +140,7 @@ KINKS: tuple[Kink, ...] = (
         ((0.0, 0.0, 0.0), None, None),
         "every result is max",
     ),
+    Kink("ReduceLogSum", "the sum is 0", ((0.0, 0.0),), ((inf, inf),), ((inf, inf),), None, ONE_SIDED),
     Kink("ReduceL1", "an element is 0", ((0.0, 1.0),), ((0.0, 1.0),), ((0.0, 1.0),), None, "sign 0 = 0"),
     Kink(
         "ReduceL2", "the norm is 0", ((0.0, 0.0),), ((0.0, 0.0),), ((0.0, 0.0),), ((0.0, 0.0),), "the least subgradient"
@@ -172,10 +173,106 @@ KINKS: tuple[Kink, ...] = (
         "two elements of a channel are the largest",
         ((((1.0, 0.0, 1.0),),),),
         ((((1.0, 0.0, 0.0),),),),
-        None,
+        ((((1.0, 0.0, 0.0),),),),
         None,
         "the first, as in MaxPool",
     ),
-    Kink("GlobalLpPool", "x = 0", ((((0.0, 0.0),),),), ((((0.0, 0.0),),),), None, None, "the smallest subgradient"),
+    Kink(
+        "MaxRoiPool",
+        "two pixels of a bin are the largest",
+        (((((1.0, 0.0, 1.0),),),), ((0.0, 0.0, 0.0, 2.0, 0.0),)),
+        (((((1.0, 0.0, 0.0),),),), ((0.0, 0.0, 0.0, 0.0, 0.0),)),
+        None,
+        None,
+        "the first, as in MaxPool",
+        {"pooled_shape": [1, 1]},
+    ),
+    Kink(
+        "GridSample",
+        "a point lies on a pixel",
+        (((((1.0, 2.0, 4.0),),),), ((((0.0, 0.0),),),)),
+        (((((0.0, 1.0, 0.0),),),), ((((3.0, -1.0),),),)),
+        (((((0.0, 1.0, 0.0),),),), ((((3.0, -1.0),),),)),
+        None,
+        "the slope towards the next pixel",
+    ),
+    Kink(
+        "GridSample",
+        "a point lies on the border",
+        (((((1.0, 2.0, 4.0),),),), ((((-1.0, 0.0), (1.0, 0.0)),),)),
+        (((((1.0, 0.0, 1.0),),),), ((((0.0, 0.0), (0.0, 0.0)),),)),
+        (((((1.0, 0.0, 1.0),),),), ((((0.0, 0.0), (0.0, 0.0)),),)),
+        None,
+        "the slope outside, where the padding repeats the border",
+        {"padding_mode": "border", "align_corners": 1},
+    ),
+    Kink(
+        "LpPool",
+        "a window is 0",
+        ((((0.0, 0.0, 0.0),),),),
+        ((((0.0, 0.0, 0.0),),),),
+        ((((0.0, 0.0, 0.0),),),),
+        None,
+        "the least subgradient",
+        {"kernel_shape": [3]},
+    ),
+    Kink(
+        "LpPool",
+        "p = 1, an element is 0",
+        ((((0.0, 1.0, -2.0),),),),
+        ((((0.0, 1.0, -1.0),),),),
+        None,
+        None,
+        "sign 0 = 0",
+        {"kernel_shape": [3], "p": 1},
+    ),
+    Kink(
+        "GlobalLpPool",
+        "x = 0",
+        ((((0.0, 0.0),),),),
+        ((((0.0, 0.0),),),),
+        ((((0.0, 0.0),),),),
+        None,
+        "the least subgradient",
+    ),
     Kink("LpNormalization", "x = 0", ((0.0, 0.0),), ((0.0, 0.0),), None, None, "the result is 0 there, by definition"),
+    Kink(
+        "LpNormalization",
+        "p = 1, an element is 0",
+        ((0.0, 1.0),),
+        ((1.0, 0.0),),
+        ((1.0, 0.0),),
+        None,
+        "sign 0 = 0",
+        {"p": 1},
+    ),
+    Kink(
+        "TopK",
+        "two elements are the largest",
+        ((1.0, 1.0, 0.0), (1,)),
+        ((1.0, 0.0, 0.0), None),
+        ((1.0, 0.0, 0.0), None),
+        None,
+        "the element whose index TopK returns: the first",
+    ),
+    Kink(
+        "ScatterElements",
+        "updates and data are the largest",
+        ((1.0, 5.0), (0, 0), (1.0, 1.0)),
+        ((1 / 3, 1.0), None, (1 / 3, 1 / 3)),
+        ((1 / 3, 1.0), None, (1 / 3, 1 / 3)),
+        None,
+        SHARED,
+        {"reduction": "max"},
+    ),
+    Kink(
+        "ScatterND",
+        "updates and data are the smallest",
+        ((1.0, 5.0), ((0,), (0,)), (1.0, 1.0)),
+        ((1 / 3, 1.0), None, (1 / 3, 1 / 3)),
+        None,
+        None,
+        SHARED,
+        {"reduction": "min"},
+    ),
 )

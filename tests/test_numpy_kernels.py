@@ -41,6 +41,9 @@ def ints(*values: Any) -> np.ndarray:
 
 NAN = np.array([[1, np.nan, 3, 2], [5, 4, np.nan, 7]], np.float32).reshape(1, 1, 2, 4)
 
+# Partly outside, turned round, and larger than an image of 5×6 pixels.
+REGIONS = np.array([[1.1, 0.9, 7.4, 12.3], [5.8, 4.6, 3.1, 2.5], [-4.4, -3.4, 15.7, 13.4]], np.float32)
+
 # Body, inputs, and what the other side has wrong: "reference: why", "ort: why".
 CASES: list[tuple[str, dict[str, np.ndarray], str]] = [
     ("y0 = Conv(x, w)", {"x": x(2, 3, 8, 9), "w": x(4, 3, 3, 3)}, ""),
@@ -170,6 +173,38 @@ CASES: list[tuple[str, dict[str, np.ndarray], str]] = [
         'y0 = NegativeLogLikelihoodLoss<reduction="none">(x, t)',
         {"x": x(2, 3, 4), "t": ints([0, 2, 1, 1], [1, 1, 0, 2])},
         "",
+    ),
+    *(
+        (
+            f'y0 = RoiAlign<mode="{mode}", output_height=3, output_width=2, sampling_ratio={n}, spatial_scale=0.7>(x, r, b)',
+            {"x": x(2, 3, 5, 6), "r": REGIONS, "b": ints(0, 1, 1)},
+            "",
+        )
+        for mode in ("avg", "max")
+        for n in (0, 2)
+    ),
+    (
+        "y0 = MaxRoiPool<pooled_shape=[3,2], spatial_scale=0.7>(x, r)",
+        {"x": x(2, 3, 5, 6), "r": np.concatenate([np.float32([[0], [1], [1]]), REGIONS], 1)},
+        "reference: it has none",
+    ),
+    (
+        "y0 = MaxUnpool<kernel_shape=[2,3], strides=[2,2]>(x, i)",
+        {"x": x(1, 1, 2, 2), "i": ints([1, 4], [11, 4]).reshape(1, 1, 2, 2)},
+        "",
+    ),
+    (
+        "y0 = MaxUnpool<kernel_shape=[2,2], strides=[2,2]>(x, i, s)",
+        {"x": x(1, 1, 2, 2), "i": ints([1, 7], [8, 15]).reshape(1, 1, 2, 2), "s": ints(1, 1, 5, 6)},
+        "ort: it counts the elements of the larger shape, unlike the node test",
+    ),
+    *(
+        (
+            f'y0 = GridSample<mode="{mode}", padding_mode="{padding}", align_corners={corners}>(x, g)',
+            {"x": x(2, 3, 4, 5), "g": x(2, 3, 4, 2, seed=1)},
+            "reference: it knows the names since opset 20 only" if mode != "nearest" else "",
+        )
+        for mode, padding, corners in (("bilinear", "border", 0), ("bicubic", "reflection", 1), ("nearest", "zeros", 0))
     ),
     # Nothing in it
     ("y0 = Conv(x, w)", {"x": x(0, 3, 8, 9), "w": x(4, 3, 3, 3)}, "reference: it fails on an empty batch"),

@@ -46,12 +46,31 @@ def cases() -> Iterator[Case]:
         for x in ((2, 3, 4), (2, 3, 4, 5), (0, 3, 4), (2, 3, 4, 1, 2)):
             yield _case("GlobalAveragePool", x, shapes=shapes)
             yield _case("GlobalMaxPool", x, shapes=shapes)
+        yield from _max_unpools(shapes)
         # Before opset 22 onnx infers a window more than there is.
         dropped = {"kernel_shape": [2], "strides": [3], "pads": [0, 1], "ceil_mode": 1}
         yield _case("AveragePool", (2, 3, 6), opset=22, shapes=shapes, **dropped)
         yield _case("MaxPool", (2, 3, 6), opset=22, shapes=shapes, **dropped)
     yield _case("AveragePool", (2, 3, 8, 8), opset=16, kernel_shape=[3, 3], strides=[2, 2], ceil_mode=1)
     yield _case("MaxPool", (2, 3, 8, 8), opset=16, kernel_shape=[3, 3], strides=[2, 2], ceil_mode=1)
+
+
+def _max_unpools(shapes: str) -> Iterator[Case]:
+    """Windows apart, and overlapping ones with one winner; the shape that the attributes give, and a larger one."""
+    distinct = np.array([[[1, 9], [20, 23]], [[24, 33], [46, 47]]])[None]
+    repeated = np.array([[1, 3, 3, 8], [10, 13, 13, 13]])[None]
+    x = np.random.default_rng(0).standard_normal((1, 2, 2, 2)).astype(np.float32)
+    window: dict[str, Any] = {"kernel_shape": [3, 4], "strides": [2, 3], "pads": [1, 0, 0, 1]}
+    for opset in (16, 22):
+        yield node_case("MaxUnpool", x, distinct, opset=opset, shapes=shapes, **window)
+    larger = np.array([1, 2, 6, 6])
+    for constant in ((), ("I", "output_shape")):
+        yield node_case("MaxUnpool", x, distinct, larger, opset=NEWEST, shapes=shapes, constant=constant, **window)
+        rows = x.reshape(1, 2, 4)
+        yield node_case(
+            "MaxUnpool", rows, repeated, opset=NEWEST, shapes=shapes, constant=constant[:1], kernel_shape=[6]
+        )
+    yield node_case("MaxUnpool", x[:0], distinct[:0], opset=22, shapes=shapes, **window)
 
 
 def _case(op_type: str, x: tuple[int, ...], opset: int = NEWEST, **arguments: Any) -> Case:

@@ -71,7 +71,11 @@ def _reflected(x: np.ndarray, low: float, high: float) -> np.ndarray:
 
 @kernel("GridSample", in_float32=True)
 def grid_sample(X: np.ndarray, grid: np.ndarray, *, align_corners: int, mode: str, padding_mode: str) -> np.ndarray:
-    """X at the points of `grid` (N, out..., rank), whose last axis is (x, y, ...) in −1..1 from border to border."""
+    """X at the points of `grid` (N, out..., rank), whose last axis is (x, y, ...) in −1..1 from border to border.
+
+    With "cubic" and "border" a point outside is interpolated among the pixels of the border, as in torch and ONNX Runtime
+    1.31; onnx.reference moves it to the border, where its result jumps.
+    """
     size = X.shape[2:]
     low = 0.0 if align_corners else -0.5
     high = [n - 1 - low for n in size]
@@ -82,8 +86,8 @@ def grid_sample(X: np.ndarray, grid: np.ndarray, *, align_corners: int, mode: st
         if mode == "nearest":
             x = np.rint(x)
         outside = (x < low) | (x > top)
-        if padding_mode == "border":
-            x = np.where(outside, x.clip(0, n - 1), x)
+        if padding_mode == "border" and mode not in ("cubic", "bicubic"):
+            x = x.clip(0, n - 1)
         elif padding_mode == "reflection":
             x = np.where(outside, _reflected(x, low, top), x)
         at.append(x)

@@ -105,9 +105,9 @@ def make_corners(
 ) -> Corners:
     """The pixels around the points `at` (B, P, r), in pixels along the axes of the image, or along them in reverse.
 
-    Between `low` and the length − 1 − `low` a coordinate is inside. Beyond, "border" moves it to the nearest pixel and
-    "reflection" folds it back, and pixels that are needed from outside are those of the border or the reflected ones.
-    At a pixel the slopes are those towards the next one; at the border they are 0: torch's choice.
+    Outside are 0 with padding "zeros", the pixels of the border with "border", and with "reflection" those that the image has
+    when it is folded at `low` and at its length − 1 − `low`. At a pixel the slopes of the linear weights are those towards
+    the next one, and 0 at the border with the latter two: torch's choice.
     """
     lengths, strides = image.lengths, _strides(op, image.lengths, rank)
     if innermost_first:
@@ -119,10 +119,9 @@ def make_corners(
         at = op.Round(at)
     sign = None
     x = at
-    if padding == "border":
-        x = op.Where(_beyond(op, at, low, high), op.Min(op.Max(at, 0), last), at)
-        limits = (0, last) if mode == "linear" else (low, high)
-        sign = op.Where(op.And(op.Greater(at, limits[0]), op.Less(at, limits[1])), op.const(1.0, like=at), 0)
+    if padding == "border" and mode != "cubic":
+        x = op.Min(op.Max(at, 0), last)
+        sign = op.Where(op.And(op.Greater(at, 0), op.Less(at, last)), op.const(1.0, like=at), 0)
     elif padding == "reflection":
         folded, backwards = _reflect(op, at, low, high)
         x = op.Where(_beyond(op, at, low, high), folded, at)
