@@ -120,10 +120,11 @@ def pow_(op: Emitter, d_Z: str, X: str, Y: str, Z: str) -> tuple[str | None, str
 
 
 def _d_base(op: Emitter, d_Z: str, X: str, Y: str) -> str | None:
-    known = op.constant(Y)
-    if known is None or known.size != 1:
+    known, guarded = op.constant(Y), op.kinks != "onnxruntime"
+    if known is None or known.size != 1 or not (guarded or known.item()):
         exponent = op.as_type(Y, op.type(X))
-        lowered = op.Sub(op.Where(op.Equal(exponent, 0.0), 1.0, exponent), 1.0)  # 0·X^0: not 0·X^−1 = 0·inf at X = 0
+        # 0·X^0: not 0·X^−1 = 0·inf at X = 0
+        lowered = op.Sub(op.Where(op.Equal(exponent, 0.0), 1.0, exponent) if guarded else exponent, 1.0)
         return op.Mul(d_Z, op.Mul(op.Pow(X, lowered), exponent))
     y = float(known.item())
     if y in (0, 1):

@@ -123,7 +123,7 @@ def reduce_log_sum_exp(
 ) -> str:
     """dx = dy·exp(x − y), and 0 where y = −inf"""
     d_y, y = _kept(op, d_reduced, reduced, data, axes, keepdims, noop_with_empty_axes)
-    finite = op.Where(op.Equal(y, -math.inf), 0.0, y)
+    finite = op.Where(op.Equal(y, -math.inf), 0.0, y) if op.kinks == "refgrad" else y
     return op.Mul(d_y, op.Exp(op.Sub(data, finite)))
 
 
