@@ -21,6 +21,8 @@ from onnx.defs import OpSchema
 MICROSOFT = "com.microsoft"
 INLINED = "refgrad.inlined"  # the domain of function bodies on their way into a graph
 
+_ROUNDED = "refgrad.constant"  # the metadata of a number that was rounded to the type of its tensor: what it was
+
 _FLOATS = ("tensor(float)", "tensor(double)", "tensor(float16)", "tensor(bfloat16)")
 _OTHERS = ("tensor(int32)", "tensor(int64)", "tensor(bool)", "tensor(uint8)", "tensor(int8)")
 
@@ -347,10 +349,12 @@ class Body:
 
     def number(self, value: float, like: str) -> str:
         """A scalar of the type of `like`."""
-        kind = self.types.get(like, (0, None))[0]
-        if kind:
-            return self.constant(np.array(value, helper.tensor_dtype_to_np_dtype(kind)))
-        return str(self.CastLike(self.constant(np.array(value, np.float32)), like))
+        kind = self.type(like) or TensorProto.FLOAT
+        tensor = numpy_helper.from_array(np.array(value, helper.tensor_dtype_to_np_dtype(kind)))
+        if float(numpy_helper.to_array(tensor)) != value:
+            tensor.metadata_props.add(key=_ROUNDED, value=repr(float(value)))
+        constant = str(self.emit("Constant", "", (), value=tensor))
+        return constant if self.type(like) else str(self.CastLike(constant, like))
 
     def rank(self, value: str) -> int | None:
         """The rank of an input, None where it is unknown."""

@@ -13,6 +13,7 @@ from onnx import helper, numpy_helper
 
 from refgrad.backends.base import Value, describe, graph_outputs
 from refgrad.backends.numpy.binding import Scope, bind, label
+from refgrad.backends.numpy.precision import Declared
 from refgrad.errors import BackendError
 
 Schedule = list[tuple["Step", tuple[str, ...]]]
@@ -53,7 +54,7 @@ class Plan:
         self.steps: list[Step] = []
         for node in nodes:
             if node.op_type == "Constant" and node.domain in ("", "ai.onnx"):
-                constants[node.output[0]] = _frozen(scope.precision.array(_constant(node)))
+                constants[node.output[0]] = _frozen(scope.precision.array(_constant(node, scope.precision)))
             else:
                 call, captures = bind(node, scope)
                 call = scope.precision.call(call)
@@ -177,14 +178,14 @@ def _sorted(steps: list[Step], known: Collection[str]) -> list[Step]:
     return ordered
 
 
-def _constant(node: onnx.NodeProto) -> Any:
+def _constant(node: onnx.NodeProto, precision: Declared) -> Any:
     if not node.attribute:
         raise BackendError(f"{label(node)} has no value. Check the model.")
     attribute = node.attribute[0]
     value = helper.get_attribute_value(attribute)
     match attribute.name:
         case "value":
-            return numpy_helper.to_array(value)
+            return precision.tensor(value)
         case "sparse_value":
             return _dense(value)
         case "value_float" | "value_floats":

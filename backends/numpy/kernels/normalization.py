@@ -118,10 +118,10 @@ def layer_normalization(
 @kernel("SimplifiedLayerNormalization")
 @kernel("SimplifiedLayerNormalization", domain=MICROSOFT)
 def simplified_layer_normalization(
-    X: np.ndarray, scale: np.ndarray, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1
+    X: np.ndarray, scale: np.ndarray, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int | None = None
 ) -> tuple[np.ndarray, ...]:
-    """x·r·scale with r = 1/√(mean x² + ε) over the axes from `axis` on, and r in `stash_type`."""
-    x, axes, stash = _stashed(X, axis, stash_type)
+    """x·r·scale with r = 1/√(mean x² + ε) over the axes from `axis` on, and r in `stash_type`: float, or double for a double."""
+    x, axes, stash = _stashed(X, axis, stash_type or (11 if X.dtype == np.float64 else 1))
     r = 1 / np.sqrt(np.square(x).mean(axes, keepdims=True) + epsilon)
     Y = (x * r).astype(X.dtype) * scale
     return Y.astype(X.dtype, copy=False), r.astype(stash, copy=False)
