@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
+import onnx.parser
 import pytest
 from checking import assert_gradient
 
@@ -101,3 +103,15 @@ def test_an_initializer_of_scales_is_no_weight() -> None:
     x, scales = np.zeros((3, 4), np.float32), np.float32([2, 2])
     case = node_case("Resize", x, np.zeros(0, np.float32), scales, constant=["roi", "scales"])
     assert [value.name for value in refgrad.gradient(case.model).graph.output] == ["X_grad"]
+
+
+def test_values_that_are_quantised_are_resized_too() -> None:
+    model = onnx.parser.parse_model("""<ir_version: 9, opset_import: ["" : 19]>
+        g (float[2, 3] x) => (float[N, M] y) <float s = {0.1}, uint8 z = {128}, float[2] k = {2.0, 3.0}> {
+            q = QuantizeLinear(x, s, z)
+            r = Resize<mode = "linear">(q, , k)
+            y = DequantizeLinear(r, s, z)
+        }""")
+    gradient = refgrad.gradient(model, wrt=["x"], quantization="straight-through")
+    feeds = {"x": np.ones((2, 3), np.float32), "y_grad": np.ones((4, 9), np.float32)}
+    np.testing.assert_allclose(NUMPY.prepare(gradient).run(feeds)["x_grad"].sum(), 36, rtol=1e-6)

@@ -51,9 +51,8 @@ def cases() -> Iterator[Case]:
             theta = _numbers(size[0], len(size) - 2, len(size) - 1)
             for align_corners in (0, 1):
                 for constant in ((), ("size",)):
-                    inputs = theta, np.array(size)
-                    named = {"constant": constant, "shapes": shapes, "align_corners": align_corners}
-                    yield node_case("AffineGrid", *inputs, opset=20, **named)
+                    form: dict[str, Any] = {"constant": constant, "shapes": shapes, "align_corners": align_corners}
+                    yield node_case("AffineGrid", theta, np.array(size), opset=20, **form)
     yield node_case("AffineGrid", _numbers(0, 2, 3), np.array((0, 3, 2, 4)), opset=20)
 
 
@@ -66,12 +65,8 @@ def _forms(shapes: str) -> Iterator[Case]:
         yield _case(IMAGE, sizes=(1, 2, 4, 5), mode="linear", **form)
         yield _case(IMAGE, scales=(1, 1, 1, 1), mode="linear", **form)
         for roi in (CROP, WHOLE):
-            crop = {
-                "coordinate_transformation_mode": "tf_crop_and_resize",
-                "extrapolation_value": 2.0,
-                "mode": "linear",
-            }
-            yield _case(IMAGE, sizes=(1, 2, 6, 3), roi=roi, **crop, **form)
+            crop: dict[str, Any] = {"coordinate_transformation_mode": "tf_crop_and_resize", "extrapolation_value": 2.0}
+            yield _case(IMAGE, sizes=(1, 2, 6, 3), roi=roi, mode="linear", **crop, **form)
         yield _case(IMAGE, scales=(2, 0.5), axes=[3, 2], mode="cubic", **form)
         yield _case(IMAGE, scales=(0.5, 2), axes=[-1, 2], mode="linear", **form)
         yield _case(IMAGE, sizes=(3, 7), axes=[-2, -1], mode="linear", **form)
@@ -85,7 +80,7 @@ def _forms(shapes: str) -> Iterator[Case]:
 
 
 def _policy(x: tuple[int, ...], sizes: tuple[int, ...], coordinates: str, policy: str, **attributes: Any) -> Case:
-    named = {"coordinate_transformation_mode": coordinates, "keep_aspect_ratio_policy": policy}
+    named: dict[str, Any] = {"coordinate_transformation_mode": coordinates, "keep_aspect_ratio_policy": policy}
     return _case(x, sizes=sizes, **named, **attributes)
 
 

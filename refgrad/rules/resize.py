@@ -11,10 +11,11 @@ from onnx import TensorProto
 
 from refgrad.emit import Emitter
 from refgrad.lowering.onnx.indexing import join, part, product
-from refgrad.registry import rule
+from refgrad.registry import QUANTIZED, rule
 
 Ints = Sequence[int] | None
 
+QUANTIZED.add(("", "Resize"))
 _MOST_AXES = 8  # of an input of unknown rank, where the node does not say which axes it resizes
 _MOVES = "it moves the points at which X is read: the schema says not differentiable, GridSample is in its grid"
 
@@ -70,7 +71,7 @@ def resize(
     if coordinate_transformation_mode != "tf_crop_and_resize":
         roi = None
     roi, scales, sizes = (_vector(op, value) for value in (roi, scales, sizes))
-    attributes = {
+    attributes: dict[str, Any] = {
         "antialias": antialias or None,
         "coordinate_transformation_mode": coordinate_transformation_mode,
         "cubic_coeff_a": cubic_coeff_a,
@@ -79,10 +80,9 @@ def resize(
         "nearest_mode": nearest_mode,
     }
     rank = _rank(op, X, d_Y, None if axes is not None else scales or sizes)
-    if axes is None:
-        along = range(rank) if rank is not None else None
-    else:
-        along = [axis % rank for axis in axes] if rank is not None else list(axes)
+    along: Ints = axes
+    if rank is not None:
+        along = range(rank) if axes is None else [axis % rank for axis in axes]
     plan = _Sizes(op.shape_of(X), op.shape_of(d_Y), rank, along, scales, sizes, roi)
     if keep_aspect_ratio_policy != "stretch" and sizes is not None:
         attributes |= {"axes": [2, 3], "keep_aspect_ratio_policy": keep_aspect_ratio_policy}
@@ -178,12 +178,12 @@ def _ratio(op: Emitter, plan: _Sizes, sizes: str, policy: str) -> tuple[str, str
 
 
 def _lengthened(op: Emitter, plan: _Sizes) -> _Sizes:
-    """The same for X with so many axes of size 1 behind its own that there are `_MOST_AXES`."""
+    """The same for X with so many axes of size 1 before its own that there are `_MOST_AXES`."""
     rank = op.Shape(plan.before)
     more = op.Sub([_MOST_AXES], rank)
 
-    def longer(vector: str, value: float) -> str:
-        return str(op.Concat(vector, op.Expand(op.const([value], like=vector), more), axis=0))
+    def longer(vector: str, value: int) -> str:
+        return str(op.Concat(op.Expand(op.const([value], like=vector), more), vector, axis=0))
 
     roi = plan.roi
     if roi is not None:

@@ -107,7 +107,7 @@ def upsample_by_attribute(X: np.ndarray, *, mode: str, scales: list[float]) -> n
 
 def _by_scales(lengths: Sequence[int], scales: np.ndarray) -> tuple[list[int], list[float], list[float]]:
     """Counts, scales, widths. In float32, as shape inference and ONNX Runtime compute a count."""
-    counts = np.floor(np.float32(lengths) * scales.astype(np.float32)).astype(np.int64).tolist()
+    counts = np.floor(np.array(lengths, np.float32) * scales.astype(np.float32)).astype(np.int64).tolist()
     factors = scales.astype(np.float64).tolist()
     return counts, factors, [n * s for n, s in zip(lengths, factors, strict=True)]
 
@@ -190,13 +190,13 @@ def _keys(d: np.ndarray, a: float) -> np.ndarray:
     """The cubic convolution of Keys (1981), whose second piece has the slope `a` at 1."""
     near = ((a + 2) * d - (a + 3)) * d * d + 1
     far = ((a * d - 5 * a) * d + 8 * a) * d - 4 * a
-    return np.where(d <= 1, near, np.where(d < 2, far, 0))
+    return np.asarray(np.where(d <= 1, near, np.where(d < 2, far, 0)))
 
 
 def _weighed(X: np.ndarray, axis: Axis, index: np.ndarray, weights: np.ndarray | None) -> np.ndarray:
     if weights is None:
-        return X.take(index[0], axis.axis)
+        return np.asarray(np.take(X, index[0], axis.axis))
     Y = np.zeros((*X.shape[: axis.axis], axis.count, *X.shape[axis.axis + 1 :]), X.dtype)
     for positions, shares in zip(index, weights.astype(X.dtype), strict=True):
-        Y += X.take(positions, axis.axis) * shares.reshape(-1, *[1] * (X.ndim - 1 - axis.axis))
+        Y += np.take(X, positions, axis.axis) * shares.reshape(-1, *[1] * (X.ndim - 1 - axis.axis))
     return Y
