@@ -128,8 +128,20 @@ class Graph:
             self.types[name] = tensor.data_type
             if name not in self.inputs:
                 self.shapes[name] = tuple(tensor.dims)
+        for node in self.nodes:
+            if node.key == ("", "Attention"):
+                self._mend(node)
         self._constants: dict[str, np.ndarray | None] = {}
         self._readers: dict[str, list[Node]] = {}
+
+    def _mend(self, attention: Node) -> None:
+        """onnx infers a scalar for the scores of inputs of unknown rank, and no channels where those of V are not known."""
+        names, v = attention.outputs, self.shapes.get(attention.inputs[2])
+        y = self.shapes.get(names[0])
+        if y and y[-1] == 0 and (v is None or v[-1] != 0):
+            self.shapes[names[0]] = (*y[:-1], None)
+        if len(names) > 3 and self.shapes.get(names[3]) == ():
+            del self.shapes[names[3]]
 
     def readers(self, name: str) -> list[Node]:
         """The nodes that read a value, in order."""

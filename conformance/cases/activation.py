@@ -42,6 +42,10 @@ def cases() -> Iterator[Case]:
                     yield node_case(op_type, 2 * numbers(*form), opset=opsets[0], shapes=shapes, **attributes)
                 far = np.array([-100, -20, -4, 4, 20, 100], np.float32)
                 yield node_case(op_type, far, opset=opsets[-1], shapes=shapes, **attributes)
+        for form in FORMS:
+            for alpha in (1.0, 1.5):
+                gate, value = 2 * numbers(*form), 1 - numbers(*form)
+                yield node_case("SwiGLU", gate, value, alpha=alpha, opset=28, shapes=shapes)
         for slope in (numbers(2, 3), numbers(3), numbers(1, 1), numbers()):
             yield node_case("PRelu", 1 - numbers(2, 3), slope, opset=NEWEST, shapes=shapes)
         for op_type in ("Softmax", "LogSoftmax"):

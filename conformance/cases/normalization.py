@@ -44,12 +44,18 @@ def cases() -> Iterator[Case]:
             for outputs in (1, 2, 3):
                 yield layer(x, axis, scale, bias, shapes=shapes, outputs=outputs)
         yield layer((2, 3, 4), -1, (4,), (4,), shapes=shapes, opset=17)
-    for x in ((2, 4, 3), (2, 4, 3, 2)):
-        yield node_case(
-            "GroupNormalization", numbers(*x), numbers(4), numbers(4), num_groups=2, epsilon=0.1, opset=NEWEST
-        )
-    yield node_case("MeanVarianceNormalization", numbers(2, 3, 4, 2), opset=NEWEST)
-    yield node_case("RMSNormalization", numbers(2, 3, 4), numbers(4), epsilon=0.1, opset=23)
+        for x in ((2, 4, 3), (2, 4, 3, 2), (2, 4), (0, 4, 3)):
+            channels = numbers(4), numbers(4)
+            yield node_case(
+                "GroupNormalization", numbers(*x), *channels, num_groups=2, epsilon=0.1, opset=NEWEST, shapes=shapes
+            )
+        yield node_case("MeanVarianceNormalization", numbers(2, 3, 4, 2), axes=[0, 2, 3], opset=16, shapes=shapes)
+        yield node_case("MeanVarianceNormalization", numbers(2, 3, 4), axes=[-1], opset=NEWEST, shapes=shapes)
+        for axis, scale in ((-1, (4,)), (1, (3, 4)), (-2, (3, 1)), (0, (2, 3, 4)), (-1, (1,))):
+            yield node_case(
+                "RMSNormalization", numbers(2, 3, 4), numbers(*scale), axis=axis, epsilon=0.1, opset=23, shapes=shapes
+            )
+    yield node_case("RMSNormalization", numbers(0, 3), numbers(3), opset=23)
 
 
 def batch(x: tuple[int, ...], opset: int = NEWEST, **arguments: Any) -> Case:

@@ -156,10 +156,9 @@ def _where_kept(op: Emitter, y: str) -> str:
             if node.key in (("", "Cast"), ("", "Identity"), ("", "CastLike")) and node.inputs[0] == name:
                 reads.append(node.outputs[0])
             elif node.key == ("", "Where") and name in node.inputs[1:]:
-                asks = op.graph.producer.get(node.inputs[0])
-                other = op.constant(node.inputs[1])
-                if asks is not None and asks.key == ("", "IsNaN") and asks.inputs[0] == y == node.inputs[2]:
-                    if other is not None and other.size == 1 and not other.any():
-                        return node.outputs[0]
+                asks, other = op.graph.producer.get(node.inputs[0]), op.constant(node.inputs[1])
+                zero = other is not None and other.size == 1 and not other.any()
+                if zero and node.inputs[2] == y and asks and asks.key == ("", "IsNaN") and asks.inputs[0] == y:
+                    return node.outputs[0]
                 discards = True
     return op.Where(op.IsNaN(y), 0.0, y) if discards else y

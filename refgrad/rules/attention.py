@@ -88,7 +88,9 @@ def attention(
 
     d_p = d_v = d_z = None
     if d_Y is not None:
-        d_y = fold(kept(_by_heads(op, d_Y, q_num_heads)[0]), v_width)
+        if _is_packed(op, Q, q_num_heads):
+            d_Y = op.Transpose(_reshape(op, d_Y, batch, length, heads, v_width), perm=[0, 2, 1, 3])
+        d_y = fold(kept(_matrices(op, d_Y)), v_width)
         d_v = op.as_type(op.grad.FusedMatMul(fold(p, total), d_y, transA=1, transB=0), op.type(V))
         d_p = unfold(op.grad.FusedMatMul(d_y, v, transA=0, transB=1), total)
     if d_qk is not None and mode == 3:
@@ -394,9 +396,10 @@ def causal_conv_with_state(
     past_state: str | None,
     activation: str,
 ) -> tuple[str | None, ...]:
-    """With x = (past, input), z_t = Σ_j w_j·x_(t+j) + b and dz = do·activation′(z): dx_s = Σ_j w_j·dz_(s−j), dw_j = Σ_t dz_t·x_(t+j)
+    """dx_s = Σ_j w_j·dz_(s−j), dw_j = Σ_t dz_t·x_(t+j), db = Σ dz with x = (past, input) and dz = dy·activation′(z)
 
-    Both sums are products with windows: every x_(t+j) of a t in a row. The present state is the end of x.
+    z_t = Σ_j w_j·x_(t+j) + b. The sums are products with windows: every x_(t+j) of a t in a row. The present state is the
+    end of x.
     """
     length, taps = _size(op, input, 2), _size(op, weight, 2)
     before = _add(op, -1, taps)

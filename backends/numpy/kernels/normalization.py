@@ -120,7 +120,7 @@ def layer_normalization(
 def simplified_layer_normalization(
     X: np.ndarray, scale: np.ndarray, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int | None = None
 ) -> tuple[np.ndarray, ...]:
-    """x·r·scale with r = 1/√(mean x² + ε) over the axes from `axis` on, and r in `stash_type`: float, or double for a double."""
+    """x·r·scale with r = 1/√(mean x² + ε) over the axes from `axis` on, and r in `stash_type` (None: float or double)."""
     x, axes, stash = _stashed(X, axis, stash_type or (11 if X.dtype == np.float64 else 1))
     r = 1 / np.sqrt(np.square(x).mean(axes, keepdims=True) + epsilon)
     Y = (x * r).astype(X.dtype) * scale
@@ -131,6 +131,24 @@ def simplified_layer_normalization(
 def rms_normalization(X: np.ndarray, scale: np.ndarray, *, axis: int, epsilon: float, stash_type: int) -> np.ndarray:
     """x·r·scale with r = 1/√(mean x² + ε) over the axes from `axis` on"""
     return simplified_layer_normalization(X, scale, axis=axis, epsilon=epsilon, stash_type=stash_type)[0]
+
+
+@kernel("GroupNormalization", in_float32=True)
+def group_normalization(
+    X: np.ndarray,
+    scale: np.ndarray,
+    bias: np.ndarray,
+    *,
+    num_groups: int,
+    epsilon: float = 1e-5,
+    stash_type: int = 1,
+) -> np.ndarray:
+    """x̂·scale + bias, group by group of channels; the scale and the bias are the channels', before opset 21 the groups'"""
+    x = X.reshape(X.shape[0], num_groups, X.shape[1] // num_groups, int(np.prod(X.shape[2:])))
+    centred = x - x.mean((2, 3), keepdims=True)
+    normalized = centred / np.sqrt(np.square(centred).mean((2, 3), keepdims=True) + epsilon)
+    factor, shift = (v.reshape(num_groups, -1, 1) for v in (scale, bias))
+    return np.asarray((normalized * factor + shift).reshape(X.shape).astype(X.dtype, copy=False))
 
 
 @kernel("LayerNormalizationGrad", domain=MICROSOFT)
