@@ -21,9 +21,14 @@ def rounds_the_width(case: Case) -> bool:
     return "align_corners-" in case.name and "-scales=" in case.name
 
 
+def ends_the_process(case: Case) -> bool:
+    """Whether an ONNX Runtime under test does not survive the model itself: with axes below 0, or with nothing in X."""
+    return "axes=[-" in case.name or not all(array.size for array in case.feeds.values())
+
+
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_gradient_agrees_with_differences(case: Case) -> None:
-    assert_gradient(case, runtime=all(a.size for a in case.feeds.values()) and not rounds_the_width(case))
+    assert_gradient(case, runtime=not rounds_the_width(case) and not ends_the_process(case))
 
 
 @pytest.mark.skipif("ort-cpu" not in available(), reason="onnxruntime is not installed")
@@ -39,7 +44,9 @@ def test_gradient_on_a_runtime_is_the_adjoint_of_what_it_computes(case: Case) ->
 
 @pytest.mark.skipif("ort-cpu" not in available(), reason="onnxruntime is not installed")
 @pytest.mark.parametrize(
-    "case", [c for c in CASES if "Resize" in c.name and "static" in c.name and not rounds_the_width(c)], ids=str
+    "case",
+    [c for c in CASES if "Resize" in c.name and c.static and not rounds_the_width(c) and not ends_the_process(c)],
+    ids=str,
 )
 def test_kernel_is_that_of_onnx_runtime(case: Case) -> None:
     try:

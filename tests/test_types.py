@@ -59,4 +59,5 @@ def test_gradient_in_a_short_type(key: tuple[str, str], kind: int) -> None:
 
 @pytest.mark.parametrize("key", sorted({**RULES, **BODY}), ids=".".join)
 def test_every_derivative_has_a_case(key: tuple[str, str]) -> None:
-    assert key in CASES, "add it to conformance/cases"
+    converted = onnx.defs.has(key[1], key[0]) and onnx.defs.get_schema(key[1], key[0]).deprecated  # test_opsets has it
+    assert key in CASES or converted, "add it to conformance/cases"
