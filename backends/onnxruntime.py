@@ -11,6 +11,7 @@ from functools import cache
 from importlib import metadata, util
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 from onnx import TensorProto, helper
@@ -188,6 +189,8 @@ def _ort_value(array: np.ndarray, device: str) -> Any:
         return OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array).reshape(array.shape), device, 0)
     if not hasattr(OrtValue, "ortvalue_from_numpy_with_onnx_type"):
         raise TypeError(f"this version cannot be fed {array.dtype}; feed float32 and start the model with a Cast")
+    if _bits(array.dtype) < 8:
+        raise TypeError(f"several elements of {array.dtype} share a byte, which cannot be fed; make it an initializer")
     bits = np.ascontiguousarray(array).reshape(array.shape).view(f"u{array.dtype.itemsize}")
     return OrtValue.ortvalue_from_numpy_with_onnx_type(bits, helper.np_dtype_to_tensor_dtype(array.dtype))
 
@@ -196,9 +199,18 @@ def _to_numpy(value: Any) -> Any:
     dtype = helper.tensor_dtype_to_np_dtype(value.element_type())
     if not _is_extended(dtype):
         return value.numpy()
-    size = int(np.prod(value.shape(), dtype=np.int64)) * dtype.itemsize
-    data = ctypes.string_at(value.data_ptr(), size) if size else b""
+    count, width = int(np.prod(value.shape(), dtype=np.int64)), _bits(dtype)
+    data = ctypes.string_at(value.data_ptr(), -(-count * width // 8)) if count else b""
+    if width < 8:  # the first element lies in the lowest bits
+        packed = np.frombuffer(data, np.uint8)[:, None] >> np.arange(0, 8, width, dtype=np.uint8)
+        unpacked = (packed.ravel()[:count] & (2**width - 1)).astype(np.uint8)
+        data = unpacked.tobytes()
     return np.frombuffer(bytearray(data), dtype).reshape(value.shape())
+
+
+def _bits(dtype: np.dtype[Any]) -> int:
+    info = ml_dtypes.iinfo if "int" in dtype.name else ml_dtypes.finfo
+    return int(info(dtype).bits)
 
 
 def _serialized(model: onnx.ModelProto) -> bytes:

@@ -17,6 +17,7 @@ from checking import widened
 from onnx import NodeProto, helper, numpy_helper
 
 from refgrad.backends import get_backend
+from refgrad.backends.base import Prepared
 
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 _WIDE = ("int64", "int32", "bool", *_FLOATS)
@@ -31,6 +32,7 @@ class Surrogate:
         self.constants = {t.name: _wide(numpy_helper.to_array(t)) for t in model.graph.initializer}
         self.truth = get_backend("numpy").prepare(model, precision="float64").run(widened(feeds), trace=True)
         self.added: dict[str, np.ndarray] = {}
+        self.prepared: dict[Any, Prepared] = {}
         self(feeds)
 
     def __call__(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -98,18 +100,18 @@ class Surrogate:
         feeds = {
             n: np.asarray(v, np.float64) if k in wide else v for n, v, k in zip(names, inputs, kinds, strict=True) if n
         }
-        graph = helper.make_graph(
-            [helper.make_node(op_type, names, outputs, **attributes)],
-            "node",
-            [
-                helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(v.dtype), list(v.shape))
-                for n, v in feeds.items()
-            ],
-            [helper.make_value_info(n, onnx.TypeProto()) for n in outputs],
-        )
-        model = helper.make_model(graph, opset_imports=self.opsets, ir_version=10)
-        inferred = onnx.shape_inference.infer_shapes(model)
-        got = get_backend("numpy").prepare(inferred).run(feeds)
+        types = {n: (helper.np_dtype_to_tensor_dtype(v.dtype), v.shape) for n, v in feeds.items()}
+        key = op_type, *names, *outputs, *types.items(), repr(attributes)
+        if key not in self.prepared:
+            graph = helper.make_graph(
+                [helper.make_node(op_type, names, outputs, **attributes)],
+                "node",
+                [helper.make_tensor_value_info(n, *kind) for n, kind in types.items()],
+                [helper.make_value_info(n, onnx.TypeProto()) for n in outputs],
+            )
+            model = helper.make_model(graph, opset_imports=self.opsets, ir_version=10)
+            self.prepared[key] = get_backend("numpy").prepare(onnx.shape_inference.infer_shapes(model))
+        got = self.prepared[key].run(feeds)
         return [got[name] for name in outputs]
 
 

@@ -264,6 +264,16 @@ def test_preflight_lists_rules_and_refusals(regression, tmp_path, refgrad_):
     assert "wand" in text
 
 
+def test_preflight_of_rounding(tmp_path, refgrad_):
+    path = tmp_path / "rounding.onnx"
+    text = "g (float[2] x, float s) => (float[2] y) { q = QuantizeLinear(x, s) y = DequantizeLinear(q, s) }"
+    onnx.save(onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> {text}'), path)
+    for given, verdict in ((), "zero"), (("--quantization", "clipped"), "rule"):
+        code, result = refgrad_("preflight", path, *given, "--json")
+        assert code == 0
+        assert {row["operator"]: row["verdict"] for row in result["rows"]}["QuantizeLinear"] == verdict
+
+
 def test_backends_are_listed_with_reasons(refgrad_):
     code, rows = refgrad_("backends", "--json")
     assert code == 0

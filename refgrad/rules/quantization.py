@@ -43,7 +43,8 @@ QUANTIZED.update(
         *("QuantizeLinear", "DequantizeLinear", "QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger"),
         *("Cast", "CastLike", "Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Expand", "Tile"),
         *("Concat", "Split", "Slice", "Pad", "CenterCropPad", "Trilu", "ReverseSequence", "Compress", "Where"),
-        *("Gather", "GatherElements", "GatherND", "DepthToSpace", "SpaceToDepth", "MaxPool", "Relu", "Clip"),
+        *("Gather", "GatherElements", "GatherND", "DepthToSpace", "SpaceToDepth", "Resize"),
+        *("MaxPool", "Relu", "Clip", "Max", "Min"),
         *("Add", "Sub", "Neg"),
     )
 )
@@ -65,7 +66,8 @@ def quantize_linear(
     """dx = dy/scale, dscale = −Σ dy·x/scale², "clipped" where x/scale + zero_point is in the range of the type, else 0
 
     The sum is over what each scale is for: everything, the other axes, or the block. The cotangent dy exists only with
-    quantization="straight-through" or "clipped"; by itself the derivative is zero.
+    quantization="straight-through" or "clipped"; by itself the derivative is zero. The range is looked at before rounding;
+    torch does it afterwards, so that half a step beyond the range is still inside.
     """
     scale, summed = _lay(op, y_scale, x, axis, block_size)
     zero_point = None if y_zero_point is None else _lay(op, y_zero_point, x, axis, block_size)[0]
