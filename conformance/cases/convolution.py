@@ -71,10 +71,22 @@ def cases() -> Iterator[Case]:
     # Without kernel_shape the size of the kernel is known at run time only.
     yield _case("Conv", (2, 3, 8), (4, 3, 3), 0, shapes="symbolic", strides=[2], pads=[1, 0])
     yield _case("Conv", (2, 3, 8, 9), (4, 3, 3, 2), 0, shapes="symbolic", auto_pad="SAME_LOWER", strides=[2, 3])
-    for output_shape, auto_pad in (([10, 8], "NOTSET"), ([10, 9], "SAME_UPPER"), ([9, 7], "SAME_LOWER")):
-        yield _case(
-            "ConvTranspose", (2, 3, 5, 4), (3, 2, 3, 3), 0, output_shape=output_shape, auto_pad=auto_pad, strides=[2, 2]
-        )
+    yield _case(
+        "ConvTranspose", (2, 3, 5, 4), (3, 2, 3, 3), 0, shapes="symbolic", auto_pad="SAME_UPPER", strides=[2, 2]
+    )
+    # Pads by the size of the result, which may be smaller or larger than all windows reach.
+    for output_shape, auto_pad in (
+        ([10, 8], "NOTSET"),
+        ([10, 9], "SAME_UPPER"),
+        ([9, 7], "SAME_LOWER"),
+        ([15, 9], "VALID"),
+    ):
+        for shapes in SHAPES:
+            asked = {"output_shape": output_shape, "auto_pad": auto_pad, "strides": [2, 2], "output_padding": [0, 1]}
+            yield _case("ConvTranspose", (2, 3, 5, 4), (3, 2, 3, 3), 2, shapes=shapes, **asked)
+    # The padding at the end covers some of the output_padding.
+    yield _case("ConvTranspose", (1, 2, 3), (2, 1, 2), 0, pads=[2, 1], dilations=[2], output_padding=[1])
+    yield _case("ConvTranspose", (1, 2, 3), (2, 1, 2), 0, pads=[0, 1], dilations=[3], output_padding=[2])
     yield _case("Conv", (2, 3, 5, 4), (4, 3, 3, 3), 4, opset=16, constant=("W", "B"), pads=[1, 1, 1, 1])
     # The weight is known, the size of the batch and of the image is not; and images of more windows than fit in a few.
     known: dict[str, Any] = {"constant": ("W",), "wrt": ("X", "W"), "pads": [0, 2, 1, 1], "dilations": [1, 3]}

@@ -24,6 +24,7 @@ WINDOWS: tuple[tuple[tuple[int, ...], dict[str, Any]], ...] = (
     ((2, 3, 7, 8), {"kernel_shape": [3, 2], "strides": [2, 2], "auto_pad": "SAME_UPPER"}),
     ((2, 3, 7, 8), {"kernel_shape": [3, 2], "strides": [2, 2], "auto_pad": "SAME_LOWER"}),
     ((2, 3, 7, 8), {"kernel_shape": [3, 2], "auto_pad": "SAME_LOWER"}),
+    ((1, 1, 3, 3), {"kernel_shape": [1, 3], "strides": [3, 2], "auto_pad": "SAME_LOWER", "ceil_mode": 1}),
     ((2, 3, 7, 8), {"kernel_shape": [3, 2], "strides": [2, 2], "auto_pad": "VALID"}),
     ((2, 2, 4, 5, 4), {"kernel_shape": [2, 2, 2], "strides": [2, 2, 2]}),
     ((2, 2, 4, 4), {"kernel_shape": [4, 4]}),

@@ -57,6 +57,7 @@ def average_pool_grad(
 ) -> str:
     """Divide dY by the size of its window, then lay it over the elements of the window."""
     rank = len(kernel_shape)
+    ceil_mode = 0 if auto_pad in ("SAME_UPPER", "SAME_LOWER") else ceil_mode  # every window lies within those pads
     windows = make_windows(op, X, dY, kernel_shape, strides, dilations, pads, auto_pad, rank, ceil_mode)
     size, count = spatial(op, X), windows.count
     whole = not ceil_mode and (
