@@ -72,6 +72,23 @@ PRIMITIVES: dict[str, Primitive] = {
         f"dY, X; {_POOL}, count_include_pad -> dX", "each element of dY divided among the elements of its window"
     ),
     "GlobalAveragePoolGrad": _primitive("dY, X -> dX", "dY divided among the spatial elements"),
+    # sampling
+    "GridSampleGrad": _primitive(
+        "dY, X, grid; align_corners, mode, padding_mode -> dX, dGrid", "the two adjoints of GridSample"
+    ),
+    "DeformConvGrad": _primitive(
+        "dY, X, W, offset, mask; dilations, group, kernel_shape, offset_group, pads, strides "
+        "-> dX, dW, dOffset, dB, dMask",
+        "the five adjoints of DeformConv",
+    ),
+    "RoiAlignGrad": _primitive(
+        "dY, X, rois, batch_indices; coordinate_transformation_mode, mode, output_height, output_width, sampling_ratio, "
+        "spatial_scale -> dX, dRois",
+        "the adjoints of RoiAlign by the image and by the regions",
+    ),
+    "MaxRoiPoolGrad": _primitive(
+        "dY, X, rois; pooled_shape, spatial_scale -> dX", "each element of dY added at the pixel that won its bin"
+    ),
     # normalization
     "LayerNormalizationGrad": _primitive(
         "dY, X, Scale, Mean, InvStdDev; axis -> dX, dScale, dB", "the three adjoints of LayerNormalization"

@@ -9,6 +9,17 @@ from refgrad.lowering.onnx import (
     loss,
     normalization,
     pooling,
+    sampling,
 )
 
-__all__ = ["activation", "arithmetic", "convolution", "indexing", "linear", "loss", "normalization", "pooling"]
+__all__ = [
+    "activation",
+    "arithmetic",
+    "convolution",
+    "indexing",
+    "linear",
+    "loss",
+    "normalization",
+    "pooling",
+    "sampling",
+]

@@ -14,7 +14,7 @@ from onnx import TensorProto
 
 from refgrad.emit import Emitter
 from refgrad.lowering.onnx.indexing import join, part, product
-from refgrad.lowering.onnx.sampling import from_rows, make_image, read_largest_adjoint
+from refgrad.lowering.onnx.points import from_rows, make_image, read_largest_adjoint, shaped
 from refgrad.lowering.onnx.windows import typed
 
 _END = int(np.iinfo(np.int64).max)
@@ -97,7 +97,7 @@ def make_samples(
 
 def _order(op: Emitter, count: str) -> str:
     """0, 1, ... up to the largest count; 0 alone where nothing is counted."""
-    counts = op.Concat(op.Reshape(count, [-1]), op.const([1.0], like=count), axis=0)
+    counts = op.Concat(op.Reshape(count, [-1]), typed(op, np.ones(1), like=count), axis=0)
     return str(op.Range(0, op.ReduceMax(counts, keepdims=0), 1))
 
 
@@ -119,7 +119,8 @@ def make_pixels(op: Emitter, start: str, size: str, length: str, bins: int) -> T
 def mean_adjoint(op: Emitter, dY: str, X: str, batch: str, height: Taps, width: Taps) -> tuple[str, str, str]:
     """The adjoints of X and of the weights along both axes, where Y is the weighted sum.
 
-    For A (R·H, rows of all images) and B (R, W, columns), the weights as matrices, Y = A·X·Bᵀ: all of this is products.
+    For A (R·H, rows of all images) and B (R, W, columns), the weights as matrices, Y = A·X·Bᵀ: all of this is products. That A
+    reaches over all images costs a factor of their number in one product, and spares a copy of its image for every region.
     """
     kind = op.type(dY)
     shape = op.shape_of(X)
@@ -132,24 +133,22 @@ def mean_adjoint(op: Emitter, dY: str, X: str, batch: str, height: Taps, width: 
     def matrix(weight: str, index: str, bins: int, size: str) -> str:
         return op.grad.GatherElementsGrad(weight, join(op, regions, op.const([bins]), size), index, axis=2)
 
-    along_y = op.Reshape(matrix(height.weight, row, height.bins, every), join(op, lines, every), allowzero=1)
+    along_y = shaped(op, matrix(height.weight, row, height.bins, every), lines, every)
     along_x = matrix(width.weight, width.index, width.bins, columns)
     flat = product(op, join(op, channels, columns))
-    pixels = op.Reshape(op.Transpose(op.as_type(X, kind), perm=[0, 2, 1, 3]), join(op, every, flat), allowzero=1)
+    pixels = shaped(op, op.Transpose(op.as_type(X, kind), perm=[0, 2, 1, 3]), every, flat)
 
     spread = op.Transpose(op.MatMul(dY, op.Unsqueeze(along_x, [1])), perm=[0, 2, 1, 3])
-    spread = op.Reshape(spread, join(op, lines, flat), allowzero=1)
+    spread = shaped(op, spread, lines, flat)
     d_pixels = op.MatMul(op.Transpose(along_y, perm=[1, 0]), spread)
-    d_pixels = op.Reshape(d_pixels, join(op, images, rows, channels, columns), allowzero=1)
+    d_pixels = shaped(op, d_pixels, images, rows, channels, columns)
     d_X = op.as_type(op.Transpose(d_pixels, perm=[0, 2, 1, 3]), op.type(X))
 
     d_along_y = op.MatMul(spread, op.Transpose(pixels, perm=[1, 0]))
-    d_along_y = op.Reshape(d_along_y, join(op, regions, op.const([height.bins]), every), allowzero=1)
+    d_along_y = shaped(op, d_along_y, regions, op.const([height.bins]), every)
     drawn = product(op, join(op, op.const([height.bins]), channels))
-    read = op.Reshape(op.MatMul(along_y, pixels), join(op, regions, drawn, columns), allowzero=1)
-    d_lines = op.Reshape(
-        op.Transpose(dY, perm=[0, 3, 2, 1]), join(op, regions, op.const([width.bins]), drawn), allowzero=1
-    )
+    read = shaped(op, op.MatMul(along_y, pixels), regions, drawn, columns)
+    d_lines = shaped(op, op.Transpose(dY, perm=[0, 3, 2, 1]), regions, op.const([width.bins]), drawn)
     d_along_x = op.MatMul(d_lines, read)
     return d_X, op.GatherElements(d_along_y, row, axis=2), op.GatherElements(d_along_x, width.index, axis=2)
 
@@ -172,13 +171,13 @@ def largest_adjoint(op: Emitter, dY: str, X: str, batch: str, height: Taps, widt
 
     def paired(operator: str, along_y: str, along_x: str) -> str:
         both = op.emit(operator, "", (op.Unsqueeze(along_y, [2, 4]), op.Unsqueeze(along_x, [1, 3])), 1, {})
-        return str(op.Reshape(both, flat, allowzero=1))
+        return shaped(op, both, flat)
 
     row = op.Add(height.index, op.Mul(op.Unsqueeze(batch, [1, 2]), rows))
     valid = None
     if height.valid is not None and width.valid is not None:
         valid = paired("And", height.valid, width.valid)
-    d_values = op.Transpose(op.Reshape(dY, join(op, regions, image.sizes[1], bins), allowzero=1), perm=[0, 2, 1])
+    d_values = op.Transpose(shaped(op, dY, regions, image.sizes[1], bins), perm=[0, 2, 1])
     d_rows, d_weight = read_largest_adjoint(
         op,
         d_values,
@@ -187,7 +186,7 @@ def largest_adjoint(op: Emitter, dY: str, X: str, batch: str, height: Taps, widt
         paired("Mul", height.weight, width.weight),
         valid,
     )
-    d_weight = op.Reshape(d_weight, apart, allowzero=1)
+    d_weight = shaped(op, d_weight, apart)
     d_along_y = op.ReduceSum(op.Mul(d_weight, op.Unsqueeze(width.weight, [1, 3])), [2, 4], keepdims=0)
     d_along_x = op.ReduceSum(op.Mul(d_weight, op.Unsqueeze(height.weight, [2, 4])), [1, 3], keepdims=0)
     return from_rows(op, d_rows, image, X), d_along_y, d_along_x

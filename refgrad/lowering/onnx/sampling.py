@@ -1,269 +1,211 @@
-"""Reading an image between its pixels, and the adjoints of that: what GridSample, DeformConv and the poolings of RoIs share.
-
-Symbols: B images of C channels and S pixels along r axes, P points in each. A point lies between m pixels along an axis
-and K = m^r in all. Nothing here needs to know r.
-"""
+"""The adjoints of reading an image between its pixels: GridSample, DeformConv, and the poolings of regions of interest."""
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
-from itertools import product as tuples
+from collections.abc import Sequence
 
 import numpy as np
 from onnx import TensorProto
 
 from refgrad.emit import Emitter
 from refgrad.lowering.onnx.indexing import join, part, product
+from refgrad.lowering.onnx.points import (
+    from_rows,
+    index_tuples,
+    make_corners,
+    make_image,
+    over,
+    read,
+    read_adjoint,
+    reverse,
+    shaped,
+    work_type,
+)
+from refgrad.lowering.onnx.rois import largest_adjoint, make_pixels, make_samples, mean_adjoint
 from refgrad.lowering.onnx.windows import typed
+from refgrad.registry import lowering
 
-_FAR = int(np.iinfo(np.int64).max)
-_KEYS = -0.75  # the free parameter of the cubic of Keys (1981), as GridSample has it
-
-# The weights of the m pixels around a point at distance t from the one before it: a row of m coefficients per power of t.
-_POLYNOMIALS = {
-    "nearest": np.array([[1.0], [0.0]]),
-    "linear": np.array([[1.0, 0.0], [-1.0, 1.0]]),
-    "cubic": np.array(
-        [
-            [0.0, 1.0, 0.0, 0.0],
-            [_KEYS, 0.0, -_KEYS, 0.0],
-            [-2 * _KEYS, -(_KEYS + 3), 2 * _KEYS + 3, _KEYS],
-            [_KEYS, _KEYS + 2, -(_KEYS + 2), -_KEYS],
-        ]
-    ),
-}
+Ints = Sequence[int] | None
+_MODES = {"bilinear": "linear", "bicubic": "cubic"}  # as they were called before opset 20
 
 
-@dataclass(frozen=True)
-class Image:
-    """`rows` (B·S, C) holds the channels of a pixel in a row; `sizes` are B, C and S, each on one axis, `lengths` (r)."""
-
-    rows: str
-    sizes: tuple[str, str, str]
-    lengths: str
-
-
-@dataclass(frozen=True)
-class Corners:
-    """The pixels that each point is read from: their rows (B, P, K), weights (B, P, K), and the slopes of these (B, P, K, r).
-
-    The slopes are the derivatives of the weights by the coordinates of the point; None in mode "nearest".
-    """
-
-    index: str
-    weight: str
-    slope: str | None
-
-
-def work_type(op: Emitter, *values: str) -> int:
-    """The type to compute coordinates in: 16-bit floats cannot tell the pixels of a large image apart."""
-    wide = any(op.type(value) == TensorProto.DOUBLE for value in values)
-    return TensorProto.DOUBLE if wide else TensorProto.FLOAT
-
-
-def make_image(op: Emitter, X: str, kind: int, groups: int = 1) -> Image:
-    """`X` (N, groups·C, S...) as N·groups images."""
-    shape = op.shape_of(X)
-    lengths = part(op, shape, 2, None)
-    batch, channels = part(op, shape, 0, 1), part(op, shape, 1, 2)
-    if groups != 1:
-        batch, channels = product(op, join(op, batch, op.const([groups]))), over(op, channels, groups)
-    sizes = batch, channels, product(op, lengths)
-    pixels_last = op.Reshape(op.as_type(X, kind), join(op, *sizes), allowzero=1)
-    rows = op.Reshape(op.Transpose(pixels_last, perm=[0, 2, 1]), _rows_shape(op, sizes), allowzero=1)
-    return Image(rows, sizes, lengths)
-
-
-def over(op: Emitter, sizes: str, divisor: int) -> str:
-    """Sizes divided by a number, constant where they are."""
-    known = op.constant(sizes)
-    return str(op.Div(sizes, [divisor])) if known is None else op.const((known // divisor).tolist())
-
-
-def _rows_shape(op: Emitter, sizes: tuple[str, str, str]) -> str:
-    return join(op, product(op, join(op, sizes[0], sizes[2])), sizes[1])
-
-
-def from_rows(op: Emitter, rows: str, image: Image, X: str) -> str:
-    """Rows (B·S, C) in the shape and type of `X`, which `image` was made of."""
-    batch, channels, pixels = image.sizes
-    apart = op.Reshape(rows, join(op, batch, pixels, channels), allowzero=1)
-    whole = op.Reshape(op.Transpose(apart, perm=[0, 2, 1]), op.shape_of(X), allowzero=1)
-    return op.as_type(whole, op.type(X))
-
-
-def make_corners(
-    op: Emitter,
-    at: str,
-    image: Image,
-    rank: int | None,
-    mode: str = "linear",
-    padding: str = "zeros",
-    low: float = 0.0,
-    innermost_first: bool = False,
-) -> Corners:
-    """The pixels around the points `at` (B, P, r), in pixels along the axes of the image, or along them in reverse.
-
-    Outside are 0 with padding "zeros", the pixels of the border with "border", and with "reflection" those that the image has
-    when it is folded at `low` and at its length − 1 − `low`. At a pixel the slopes of the linear weights are those towards
-    the next one, and 0 at the border with the latter two: torch's choice.
-    """
-    lengths, strides = image.lengths, _strides(op, image.lengths, rank)
-    if innermost_first:
-        lengths, strides = reverse(op, lengths), reverse(op, strides)
-    length = op.Cast(lengths, to=op.type(at))
-    last = op.Sub(length, 1)
-    high = op.Sub(last, low)
-    if mode == "nearest":
-        at = op.Round(at)
-    sign = None
-    x = at
-    if padding == "border" and mode != "cubic":
-        x = op.Min(op.Max(at, 0), last)
-        sign = op.Where(op.And(op.Greater(at, 0), op.Less(at, last)), op.const(1.0, like=at), 0)
-    elif padding == "reflection":
-        folded, backwards = _reflect(op, at, low, high)
-        x = op.Where(_beyond(op, at, low, high), folded, at)
-        sign = op.Where(backwards, op.const(-1.0, like=at), 1)
-        if mode == "linear":
-            sign = op.Where(op.And(op.Greater(x, 0), op.Less(x, last)), sign, 0)
-    polynomial = _POLYNOMIALS[mode]
-    width = polynomial.shape[1]
-    base = x if mode == "nearest" else op.Floor(x)
-    t = op.Unsqueeze(op.Sub(x, base), [3])
-    first = -1.0 if mode == "cubic" else 0.0
-    position = op.Unsqueeze(base, [3])
-    if width > 1:
-        position = op.Add(position, typed(op, np.arange(width) + first, like=at))
-    weight = _horner(op, polynomial, t)
-    slope = _horner(op, polynomial[1:] * np.arange(1, len(polynomial))[:, None], t)
-    column = op.Unsqueeze(length, [1])
-    end = op.Sub(column, 1)
-    if padding == "zeros":
-        inside = op.And(op.GreaterOrEqual(position, 0), op.Less(position, column))
-        weight, slope = op.Where(inside, weight, 0), op.Where(inside, slope, 0)
-    elif padding == "reflection" and mode == "cubic":
-        folded, _ = _reflect(op, position, low, op.Unsqueeze(high, [1]))
-        position = op.Where(_beyond(op, position, low, op.Unsqueeze(high, [1])), folded, position)
-    if sign is not None:
-        slope = op.Mul(slope, op.Unsqueeze(sign, [3]))
-    position = op.Cast(op.Min(op.Max(position, 0), end), to=TensorProto.INT64)
-    index = op.Mul(position, op.Unsqueeze(strides, [1]))
-    return _combined(op, image, index, weight, None if mode == "nearest" else slope, width, rank)
-
-
-def _combined(
-    op: Emitter, image: Image, index: str, weight: str, slope: str | None, width: int, rank: int | None
-) -> Corners:
-    """Of the pixels along each axis (B, P, r, m) every tuple: indices add up, weights multiply."""
-    if rank is None:
-        axes = op.Range(0, op.Size(image.lengths), 1)
-        powers = op.Pow(op.const(width, like=axes), axes)
-        count = op.Pow(op.const(width, like=axes), op.Size(image.lengths))
-        digits = op.Mod(op.Div(op.Unsqueeze(op.Range(0, count, 1), [1]), powers), width)
-        taken = op.Add(digits, op.Mul(axes, width))
-        same = op.Equal(op.Unsqueeze(axes, [0]), op.Unsqueeze(axes, [1]))
-    else:
-        taken = op.const(np.array(list(tuples(range(width), repeat=rank)), np.int64) + width * np.arange(rank))
-        same = op.const(np.eye(rank, dtype=bool))
-
-    ends = op.Mul(op.Size(image.lengths), [width]) if rank is None else op.const([width * rank])
-
-    def chosen(values: str) -> str:
-        """(B, P, r, m) to (B, P, K, r)"""
-        shape = op.Concat(op.Shape(values, start=0, end=2), ends, axis=0)
-        return str(op.Gather(op.Reshape(values, shape, allowzero=1), taken, axis=2))
-
-    def multiplied(values: str, axis: int) -> str:
-        return str(op.Squeeze(op.reduce("ReduceProd", values, op.const([axis])), [axis]))
-
-    batch, _, pixels = image.sizes
-    begins = op.Mul(op.Range(0, op.Squeeze(batch, [0]), 1), pixels)
-    rows = op.Add(op.ReduceSum(chosen(index), [3], keepdims=0), op.Unsqueeze(begins, [1, 2]))
-    weights = chosen(weight)
-    if slope is None:
-        return Corners(rows, multiplied(weights, 3), None)
-    factors = op.Where(same, op.Unsqueeze(chosen(slope), [3]), op.Unsqueeze(weights, [3]))
-    return Corners(rows, multiplied(weights, 3), multiplied(factors, 4))
-
-
-def read(op: Emitter, image: Image, corners: Corners) -> str:
-    """The values (B, P, C) at the points: Σ_K weight·pixel."""
-    pixels = op.Gather(image.rows, corners.index, axis=0)
-    return str(op.Squeeze(op.MatMul(op.Unsqueeze(corners.weight, [2]), pixels), [2]))
-
-
-def read_adjoint(op: Emitter, dV: str, image: Image, corners: Corners) -> tuple[str, str | None]:
-    """The adjoints of the rows and of the points, for the cotangent dV (B, P, C) of the values."""
-    parts = op.Mul(op.Unsqueeze(dV, [2]), op.Unsqueeze(corners.weight, [3]))
-    d_rows = op.grad.GatherGrad(_rows_shape(op, image.sizes), corners.index, parts, axis=0)
-    if corners.slope is None:
-        return d_rows, None
-    pixels = op.Gather(image.rows, corners.index, axis=0)
-    d_weight = op.MatMul(pixels, op.Unsqueeze(dV, [3]))
-    return d_rows, op.ReduceSum(op.Mul(d_weight, corners.slope), [2], keepdims=0)
-
-
-def read_largest_adjoint(
-    op: Emitter, dV: str, image: Image, index: str, weight: str, valid: str | None
+@lowering("GridSampleGrad")
+def grid_sample_grad(
+    op: Emitter, dY: str, X: str, grid: str, align_corners: int, mode: str, padding_mode: str
 ) -> tuple[str, str]:
-    """The adjoints of the rows and of the weights where a value (B, P, C) is the largest weight·pixel of those in `index`.
-
-    `index` and `weight` are (B, P, J). Those that are not `valid` are not looked at; their weights are 0.
-    """
-    pixels = op.Mul(op.Gather(image.rows, index, axis=0), op.Unsqueeze(weight, [3]))
-    if valid is not None:
-        pixels = op.Where(op.Unsqueeze(valid, [3]), pixels, -math.inf)
-    winner = op.ArgMax(pixels, axis=2, keepdims=0)
-    flat = join(op, product(op, op.Shape(index, start=0, end=2)), image.sizes[1])
-    row = op.Reshape(op.GatherElements(index, winner, axis=2), flat, allowzero=1)
-    d_pixel = op.Mul(dV, op.GatherElements(weight, winner, axis=2))
-    shape = _rows_shape(op, image.sizes)
-    d_rows = op.grad.GatherElementsGrad(op.Reshape(d_pixel, flat, allowzero=1), shape, row, axis=0)
-    read = op.Reshape(op.GatherElements(image.rows, row, axis=0), op.Shape(winner), allowzero=1)
-    return d_rows, op.grad.GatherElementsGrad(op.Mul(dV, read), op.Shape(index), winner, axis=2)
-
-
-def index_tuples(op: Emitter, shape: str, kind: int) -> str:
-    """The index tuples of a tensor of `shape` in order, one in a row (elements, r)."""
-    return str(op.Cast(op.Transpose(op.NonZero(op.full(shape, 1, like=shape)), perm=[1, 0]), to=kind))
-
-
-def _strides(op: Emitter, lengths: str, rank: int | None) -> str:
-    """How many pixels lie between neighbours along each axis: the product of the lengths after it."""
-    known = op.constant(lengths)
-    if known is not None:
-        return op.const([math.prod(known[axis + 1 :].tolist()) for axis in range(len(known))])
-    if rank is None:
-        axes = op.Range(0, op.Size(lengths), 1)
-        later = op.Less(op.Unsqueeze(axes, [1]), op.Unsqueeze(axes, [0]))
+    """The points of the grid in pixels, and the adjoints of reading X there."""
+    kind = work_type(op, X, grid)
+    image, shape = make_image(op, X, kind), op.shape_of(grid)
+    batch, channels, _ = image.sizes
+    points = product(op, part(op, shape, 1, -1))
+    unit = shaped(op, op.as_type(grid, kind), batch, points, part(op, shape, -1, None))
+    length = op.Cast(reverse(op, image.lengths), to=kind)
+    if align_corners:
+        span = op.Sub(length, 1)
+        at = op.Mul(op.Div(op.Add(unit, 1), 2), span)
     else:
-        later = op.const(np.triu(np.ones((rank, rank), bool), 1))
-    return str(op.Squeeze(op.reduce("ReduceProd", op.Where(later, lengths, 1), op.const([1])), [1]))
+        span = length
+        at = op.Div(op.Sub(op.Mul(op.Add(unit, 1), length), 1), 2)
+    rank = _spatial_rank(op, X, grid)
+    corners = make_corners(
+        op,
+        at,
+        image,
+        2 if op.opset < 20 else rank,
+        _MODES.get(mode, mode),
+        padding_mode,
+        low=0.0 if align_corners else -0.5,
+        innermost_first=True,
+    )
+    d_values = op.Transpose(shaped(op, op.as_type(dY, kind), batch, channels, points), perm=[0, 2, 1])
+    d_rows, d_at = read_adjoint(op, d_values, image, corners)
+    d_X = from_rows(op, d_rows, image, X)
+    if d_at is None:
+        return d_X, op.zeros_like(grid)
+    d_grid = shaped(op, op.Mul(d_at, op.Div(span, 2)), shape)
+    return d_X, op.as_type(d_grid, op.type(grid))
 
 
-def reverse(op: Emitter, values: str) -> str:
-    known = op.constant(values)
-    return str(op.Slice(values, [-1], [-_FAR], [0], [-1])) if known is None else op.const(known[::-1].tolist())
+def _spatial_rank(op: Emitter, *values: str) -> int | None:
+    """The number of spatial axes; None where it is not known."""
+    ranks = [rank for rank in (op.rank(value) for value in values) if rank is not None]
+    return ranks[0] - 2 if ranks else None
 
 
-def _beyond(op: Emitter, x: str, low: float, high: str) -> str:
-    return str(op.Or(op.Less(x, low), op.Greater(x, high)))
+@lowering("DeformConvGrad")
+def deform_conv_grad(
+    op: Emitter,
+    dY: str,
+    X: str,
+    W: str,
+    offset: str,
+    mask: str | None,
+    dilations: Ints,
+    group: int,
+    kernel_shape: Ints,
+    offset_group: int,
+    pads: Ints,
+    strides: Ints,
+) -> tuple[str, str, str, str, str | None]:
+    """Y = W·(mask·V): V, the values read from X at the moved elements of the windows, has a column per window."""
+    kind = work_type(op, X)
+    image = make_image(op, X, kind, offset_group)
+    batch, channels, _ = image.sizes
+    kernel, out = part(op, op.shape_of(W), 2, None), part(op, op.shape_of(offset), 2, None)
+    elements, points, axes = product(op, kernel), product(op, out), op.Shape(image.lengths)
+    together = product(op, join(op, elements, points))
+
+    inside, begin = index_tuples(op, kernel, kind), index_tuples(op, out, kind)
+    if dilations:
+        inside = op.Mul(inside, typed(op, np.array(dilations), like=inside))
+    if strides:
+        begin = op.Mul(begin, typed(op, np.array(strides), like=begin))
+    if pads:
+        begin = op.Sub(begin, typed(op, np.array(pads[: len(pads) // 2]), like=begin))
+    moved = op.Transpose(shaped(op, op.as_type(offset, kind), batch, elements, axes, points), perm=[0, 1, 3, 2])
+    at = shaped(op, op.Add(moved, op.Add(op.Unsqueeze(inside, [1]), begin)), batch, together, axes)
+    corners = make_corners(op, at, image, _spatial_rank(op, X, W, offset))
+    values = shaped(op, read(op, image, corners), batch, elements, points, channels)
+    masked, factor = values, None
+    if mask is not None:
+        factor = shaped(op, op.as_type(mask, kind), batch, elements, points, op.const([1]))
+        masked = op.Mul(values, factor)
+
+    images, groups = part(op, op.shape_of(X), 0, 1), op.const([group])
+    outputs = over(op, part(op, op.shape_of(W), 0, 1), group)
+    rows = product(op, join(op, part(op, op.shape_of(W), 1, 2), elements))
+    d_rows = shaped(op, op.as_type(dY, kind), images, groups, outputs, points)
+    columns = shaped(op, op.Transpose(masked, perm=[0, 3, 1, 2]), images, groups, rows, points)
+    d_W = op.ReduceSum(op.MatMul(d_rows, op.Transpose(columns, perm=[0, 1, 3, 2])), [0], keepdims=0)
+    d_B = op.ReduceSum(d_rows, [0, 3], keepdims=0)
+    weights = op.Transpose(shaped(op, op.as_type(W, kind), groups, outputs, rows), perm=[0, 2, 1])
+    d_columns = shaped(op, op.MatMul(weights, d_rows), batch, channels, elements, points)
+    d_values = op.Transpose(d_columns, perm=[0, 2, 3, 1])
+    d_mask = None
+    if mask is not None:
+        d_mask = _like(op, op.ReduceSum(op.Mul(d_values, values), [3], keepdims=0), mask)
+        d_values = op.Mul(d_values, factor)
+    d_image, d_at = read_adjoint(op, shaped(op, d_values, batch, together, channels), image, corners)
+    d_offset = op.Transpose(shaped(op, d_at, batch, elements, points, axes), perm=[0, 1, 3, 2])
+    d_B = op.as_type(shaped(op, d_B, part(op, op.shape_of(W), 0, 1)), op.type(X))
+    return from_rows(op, d_image, image, X), _like(op, d_W, W), _like(op, d_offset, offset), d_B, d_mask
 
 
-def _reflect(op: Emitter, x: str, low: float, high: str) -> tuple[str, str]:
-    """x reflected at `low` and `high` until it lies between them, and whether it runs against x then."""
-    length = op.Sub(high, low)
-    period = op.Max(op.Mul(length, 2), 1)  # 0 where there is one pixel, at which every x is
-    away = op.Mod(op.Abs(op.Sub(x, low)), period, fmod=1)
-    backwards = op.Xor(op.Less(x, low), op.Greater(away, length))
-    return op.Add(op.Min(away, op.Sub(period, away)), low), backwards
+def _like(op: Emitter, value: str, primal: str) -> str:
+    return op.as_type(shaped(op, value, op.shape_of(primal)), op.type(primal))
 
 
-def _horner(op: Emitter, coefficients: np.ndarray, t: str) -> str:
-    """Σ_k coefficients[k]·t^k, shape (..., 1) to (..., m)."""
-    value = typed(op, coefficients[-1], like=t)
-    for row in coefficients[-2::-1]:
-        value = op.Add(op.Mul(value, t), typed(op, row, like=t))
-    return value
+@lowering("RoiAlignGrad")
+def roi_align_grad(
+    op: Emitter,
+    dY: str,
+    X: str,
+    rois: str,
+    batch_indices: str,
+    coordinate_transformation_mode: str,
+    mode: str,
+    output_height: int,
+    output_width: int,
+    sampling_ratio: int,
+    spatial_scale: float,
+) -> tuple[str, str]:
+    """By way of the weights of the samples along each axis: the adjoints of these, and from them those of the regions."""
+    kind = work_type(op, X)
+    half_pixel = coordinate_transformation_mode.lower() == "half_pixel"
+    scaled = op.Mul(op.as_type(rois, kind), spatial_scale)
+    if half_pixel:
+        scaled = op.Sub(scaled, 0.5)
+    start, end = op.Slice(scaled, [0], [2], [1]), op.Slice(scaled, [2], [4], [1])
+    extent = op.Sub(end, start)
+    size = extent if half_pixel else op.Max(extent, 1)
+    shape, mean = op.shape_of(X), mode.lower() != "max"
+    width, height = (
+        make_samples(
+            op,
+            _column(op, start, axis),
+            _column(op, size, axis),
+            part(op, shape, 3 - axis, 4 - axis),
+            (output_width, output_height)[axis],
+            sampling_ratio,
+            mean,
+        )
+        for axis in (0, 1)
+    )
+    adjoint = mean_adjoint if mean else largest_adjoint
+    d_X, d_along_y, d_along_x = adjoint(op, op.as_type(dY, kind), X, batch_indices, height.taps, width.taps)
+    ends = width.adjoint(op, d_along_x), height.adjoint(op, d_along_y)
+    d_start, d_size = (op.Concat(*pair, axis=1) for pair in zip(*ends, strict=True))
+    if not half_pixel:
+        d_size = op.Where(op.GreaterOrEqual(extent, 1), d_size, 0)
+    d_rois = op.Mul(op.Concat(op.Sub(d_start, d_size), d_size, axis=1), spatial_scale)
+    return d_X, op.as_type(d_rois, op.type(rois))
+
+
+@lowering("MaxRoiPoolGrad")
+def max_roi_pool_grad(
+    op: Emitter, dY: str, X: str, rois: str, pooled_shape: Sequence[int], spatial_scale: float
+) -> str:
+    """The corners of the regions are rounded, halves away from 0."""
+    kind = work_type(op, X)
+    regions = op.as_type(rois, kind)
+    batch = op.Cast(op.Squeeze(_column(op, regions, 0), [1]), to=TensorProto.INT64)
+    scaled = op.Mul(op.Slice(regions, [1], [5], [1]), spatial_scale)
+    corners = op.Mul(op.Sign(scaled), op.Floor(op.Add(op.Abs(scaled), 0.5)))
+    start, end = op.Slice(corners, [0], [2], [1]), op.Slice(corners, [2], [4], [1])
+    size = op.Max(op.Add(op.Sub(end, start), 1), 1)
+    shape = op.shape_of(X)
+    height, width = (
+        make_pixels(
+            op,
+            _column(op, start, axis),
+            _column(op, size, axis),
+            part(op, shape, 3 - axis, 4 - axis),
+            pooled_shape[1 - axis],
+        )
+        for axis in (1, 0)
+    )
+    return largest_adjoint(op, op.as_type(dY, kind), X, batch, height, width)[0]
+
+
+def _column(op: Emitter, values: str, k: int) -> str:
+    return str(op.Slice(values, [k], [k + 1], [1]))
