@@ -86,6 +86,20 @@ def assert_gradient(
         _assert_runtime(case, dialect, model, seeds, gradients)
 
 
+def assert_second_derivative(case: Case) -> None:
+    """The gradient of the gradient, by the inputs and by the cotangents, against differences of the gradient."""
+    outputs = get_backend("numpy").prepare(case.model).run(case.feeds)
+    gradient = refgrad.gradient(case.model, wrt=case.wrt, outputs=case.outputs)
+    rng = np.random.default_rng(1)
+    seeds = {
+        name: rng.standard_normal(outputs[output].shape).astype(outputs[output].dtype)
+        for output, name in names_of(gradient, "cotangents").items()
+    }
+    feeds = {**case.feeds, **seeds}
+    again = Case(f"the gradient of {case}", gradient, feeds, tuple(name for name in feeds if is_float(feeds[name])))
+    assert_gradient(again, runtime=False)
+
+
 def _assert_runtime(
     case: Case,
     dialect: str,

@@ -10,14 +10,13 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
-from checking import assert_gradient, names_of
+from checking import assert_gradient, assert_second_derivative, names_of
 from onnx import ModelProto, TensorProto, helper, numpy_helper, parser
 
 import refgrad
 from refgrad.backends import available, get_backend
 from refgrad.conformance import builders
 from refgrad.conformance.case import Case, node_case
-from refgrad.conformance.feeds import is_float
 from refgrad.errors import NoGradientError, OptionError, UnknownNameError
 from refgrad.registry import DIALECTS
 
@@ -497,20 +496,6 @@ def mlp() -> ModelProto:
 
 def test_second_derivatives_of_a_network_agree_with_differences() -> None:
     assert_second_derivative(Case("mlp", mlp(), {"x": X}))
-
-
-def assert_second_derivative(case: Case) -> None:
-    """The gradient of the gradient, by the inputs and by the cotangents, against differences of the gradient."""
-    outputs = get_backend("numpy").prepare(case.model).run(case.feeds)
-    gradient = refgrad.gradient(case.model, wrt=case.wrt, outputs=case.outputs)
-    rng = np.random.default_rng(1)
-    seeds = {
-        name: rng.standard_normal(outputs[output].shape).astype(outputs[output].dtype)
-        for output, name in names_of(gradient, "cotangents").items()
-    }
-    feeds = {**case.feeds, **seeds}
-    again = Case(f"the gradient of {case}", gradient, feeds, tuple(name for name in feeds if is_float(feeds[name])))
-    assert_gradient(again, runtime=False)
 
 
 def _image(*shape: int) -> np.ndarray:

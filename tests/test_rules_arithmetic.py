@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
-from checking import assert_gradient
+from checking import assert_gradient, assert_second_derivative
 
+import refgrad
+from refgrad.backends import get_backend
 from refgrad.conformance import builders
-from refgrad.conformance.case import Case
+from refgrad.conformance.case import SHAPES, Case, node_case
 from refgrad.conformance.cases.arithmetic import cases
 from refgrad.registry import DIALECTS
 
@@ -13,6 +16,28 @@ from refgrad.registry import DIALECTS
 @pytest.mark.parametrize("case", list(cases()), ids=str)
 def test_gradient_agrees_with_differences(case: Case, dialect: str) -> None:
     assert_gradient(case, dialect, runtime=comparable(case))
+
+
+@pytest.mark.parametrize("reverse", [0, 1])
+@pytest.mark.parametrize("exclusive", [0, 1])
+@pytest.mark.parametrize("shapes", SHAPES)
+def test_running_products_over_zeros_have_second_derivatives(shapes: str, exclusive: int, reverse: int) -> None:
+    x = np.array([[2, 0, -1, 0, 3], [0, 0, 0, 1, 2]], np.float32)
+    settings = {"exclusive": exclusive, "reverse": reverse, "opset": 26}
+    assert_second_derivative(node_case("CumProd", x, np.array(1), constant=["axis"], shapes=shapes, **settings))
+
+
+def test_the_remainder_of_an_infinite_divisor() -> None:
+    """It is A, or where the signs differ A + B; where there is no remainder, B has no part in it."""
+    inf, nan = np.inf, np.nan
+    a = np.array([-3, 3, -1, 1, inf, 1, nan], np.float32)
+    b = np.array([inf, inf, -inf, -inf, 2, 0, 2], np.float32)
+    for fmod, expected in ((0, [1, 0, 0, 1, 0, 0, 0]), (1, [0, 0, 0, 0, 0, 0, 0])):
+        gradient = refgrad.gradient(node_case("Mod", a, b, fmod=fmod, opset=28).model)
+        with np.errstate(invalid="ignore"):
+            result = get_backend("numpy").prepare(gradient).run({"A": a, "B": b, "C_grad": np.ones(7, np.float32)})
+        np.testing.assert_array_equal(result["B_grad"], expected)
+        np.testing.assert_array_equal(result["A_grad"], np.ones(7))
 
 
 def comparable(case: Case) -> bool:

@@ -5,7 +5,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from checking import assert_gradient
+from checking import assert_gradient, assert_second_derivative
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -107,6 +107,22 @@ def test_operands_that_tie_share_the_gradient(reduction: str) -> None:
     result = gradient.run({**case.feeds, "output_grad": np.array([3.0, 6.0, 9.0], np.float32)})
     np.testing.assert_array_equal(result["data_grad"], [0, 2, 9])
     np.testing.assert_array_equal(result["updates_grad"], [2, 2, 3])
+
+
+@pytest.mark.parametrize("op_type", ["ScatterElements", "ScatterND"])
+@pytest.mark.parametrize("shapes", SHAPES)
+def test_products_of_updates_that_are_0_have_second_derivatives(op_type: str, shapes: str) -> None:
+    updates, indices = np.array([0, 0, 2, 0, 3, 4, 0, 0, 0], np.float32), ints(0, 0, 0, 1, 1, 1, 2, 2, 2)
+    indices = indices[:, None] if op_type == "ScatterND" else indices
+    assert_second_derivative(node_case(op_type, numbers(4), indices, updates, reduction="mul", shapes=shapes, opset=18))
+
+
+def test_scatters_of_tuples_are_reduced_by_number() -> None:
+    """ONNX Runtime reduces a ScatterND in parallel, and loses some of what meets."""
+    for reduction in ("mul", "max"):
+        case = node_case("ScatterND", numbers(4), ints([0], [0]), numbers(2), reduction=reduction, opset=18)
+        nodes = [node for node in refgrad.gradient(case.model).graph.node if node.name != "node"]
+        assert "ScatterND" not in {node.op_type for node in nodes}
 
 
 def test_many_duplicates_are_all_added() -> None:

@@ -60,9 +60,20 @@ def scatter_nd(
         updates,
         output,
         reduction,
-        put=lambda x, u, how: op.ScatterND(x, indices, u, reduction=how),
+        put=lambda x, u, how: _put_rows(op, x, indices, u, how),
         take=lambda x: op.GatherND(x, indices),
     )
+
+
+def _put_rows(op: Emitter, x: str, indices: str, updates: str, reduction: str | None) -> str:
+    """ScatterND; its reduction is that of a ScatterElements by the numbers of the elements, which ONNX Runtime does one by one."""
+    if reduction is None:
+        return str(op.ScatterND(x, indices, updates))
+    size, shape = _elements(op, x), op.shape_of(x)
+    numbers = op.Reshape(op.Range(0, op.Squeeze(size, [0]), 1), shape, allowzero=1)
+    places, rows = op.Reshape(op.GatherND(numbers, indices), [-1]), op.Reshape(updates, [-1])
+    put = op.ScatterElements(op.Reshape(x, [-1]), places, rows, axis=0, reduction=reduction)
+    return str(op.Reshape(put, shape, allowzero=1))
 
 
 def _scatter(
@@ -70,20 +81,25 @@ def _scatter(
 ) -> tuple[str, str]:
     """By what the updates do to the elements that they meet, several of them possibly to the same one.
 
-    none: they replace. add: dupdates = dy. mul: each factor gets the product of the others: without division by 0, where
-    one factor is 0 it alone gets the product of the rest, where two are, none does. max, min: those that won share dy.
+    none: they replace. add: dupdates = dy. mul: each factor gets the product of the others. That is without division by 0 the
+    product of those that are not 0, times 1, or where one other is 0 times that, or 0 where more are: the one has the value
+    0, but the derivative of the product. max, min: those that won share dy.
     """
     if reduction == "none":
         return put(d_output, op.zeros_like(updates), None), take(d_output)
     if reduction == "add":
         return d_output, take(d_output)
     if reduction == "mul":
-        zero = op.Equal(updates, 0)
-        factors = op.Where(zero, 1, updates)
-        zeros = put(op.zeros_like(data), op.Cast(zero, to=op.type(data)), "add")
-        others = op.Div(take(put(data, factors, "mul")), factors)
-        alone = op.Equal(take(zeros), op.Cast(zero, to=op.type(data)))
-        d_updates = op.Where(alone, op.Mul(take(d_output), others), 0)
+        zero, none = op.Equal(updates, 0), op.zeros_like(data)
+        factors, zeros = op.Where(zero, 1, updates), op.Where(zero, updates, 0)
+
+        def others(x: str) -> str:
+            return str(op.Sub(take(put(none, x, "add")), x))
+
+        count = others(op.Cast(zero, to=op.type(data)))
+        rest = op.Where(op.Equal(count, 0), 1, op.Where(op.Equal(count, 1), others(zeros), 0))
+        nonzero = op.Div(take(put(data, factors, "mul")), factors)
+        d_updates = op.Mul(take(d_output), op.Mul(nonzero, rest))
         return op.Mul(d_output, put(op.full(op.shape_of(data), 1.0, like=data), updates, "mul")), d_updates
     kept, won = op.Equal(data, output), op.Equal(updates, take(output))
     shares = put(op.Cast(kept, to=op.type(data)), op.Cast(won, to=op.type(data)), "add")
