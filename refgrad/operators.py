@@ -14,6 +14,7 @@ _PARAMETER = "the result is differentiable in it, and it may be computed or trai
 TAGS = {
     "AffineGrid.theta": "the grid is linear in it",
     "AffineGrid.theta": "the grid is linear in it",
+    "CausalConvWithState.past_state": "the result is linear in it, and it is what an earlier call computed",
     "Clip.min": _PARAMETER,
     "Clip.max": _PARAMETER,
     "DFT.input": "the transform is linear in it",
@@ -27,6 +28,7 @@ TAGS = {
         ),
         "with quantization='straight-through' or 'clipped' rounding has a derivative",
     ),
+    "LinearAttention.past_state": "the result is linear in it, and it is what an earlier call computed",
     "Mod.B": "A mod B = A − B·⌊A/B⌋ is differentiable in B wherever it is in A",
     "NegativeLogLikelihoodLoss.weight": _PARAMETER,
     "OneHot.values": _PARAMETER,

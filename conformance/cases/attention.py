@@ -59,9 +59,10 @@ def _attention(shapes: str) -> Iterator[Case]:
     yield attention(packed=True, key_heads=1, is_causal=1, softmax_precision=TensorProto.DOUBLE, **few)
     for mask in (
         *(numbers(5), numbers(1, 5), numbers(2, 3, 5), numbers(2, 1, 3, 5), numbers(2, 2, 3, 4), numbers(1, 1, 1, 5)),
-        *(BLIND, BLIND[2], BLIND[None, None], np.where(BLIND, 0.5, -np.inf).astype(np.float32), BLIND[:, :4]),
+        *(BLIND, BLIND[2], BLIND[None, None], BLIND[:, :4]),
     ):
         yield attention(mask, **few)
+    yield attention(np.where(BLIND, 0.5, -np.inf).astype(np.float32), constant=["attn_mask"], **few)
     yield attention(BLIND, key_heads=1, qk_matmul_output_mode=3, outputs=4, **few)
     for mode in range(4):
         yield attention(numbers(3, 5), qk_matmul_output_mode=mode, softcap=1.5, outputs=4, **few)
@@ -148,14 +149,12 @@ def _recurrences(shapes: str) -> Iterator[Case]:
 def recurrence(
     attributes: dict[str, Any], gates: int, rates: int, heads: int, tokens: int, past: bool, **arguments: Any
 ) -> Case:
-    """LinearAttention with two key heads of 4 and 3 channels; one decay is −∞: the state begins anew."""
-    decay = -np.abs(numbers(2, tokens, gates))
-    decay[:, 2:3, :1] = -np.inf
+    """LinearAttention with two key heads of 4 and 3 channels."""
     return node_case(
         "LinearAttention",
         *(0.5 * numbers(2, tokens, width) for width in (heads * 4, 8, 6)),
         numbers(2, 2, 4, 3) if past else None,
-        decay if gates else None,
+        -np.abs(numbers(2, tokens, gates)) if gates else None,
         0.5 + 0.1 * numbers(2, tokens, rates) if rates else None,
         q_num_heads=heads,
         kv_num_heads=2,
