@@ -19,6 +19,7 @@ from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProt
 from onnx.defs import OpSchema
 
 MICROSOFT = "com.microsoft"
+LOWEST = 16  # the opset of ai.onnx where a model imports none
 INLINED = "refgrad.inlined"  # the domain of function bodies on their way into a graph
 
 _ROUNDED = "refgrad.constant"  # the metadata of a number that was rounded to the type of its tensor: what it was
@@ -58,9 +59,9 @@ OPERATORS: dict[tuple[str, str], Operator] = {}
 
 
 def operator(
-    op_type: str, *outputs: str, others: Iterable[str] = ()
+    op_type: str, *outputs: str, others: Iterable[str] = (), domain: str = MICROSOFT
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Define an operator of com.microsoft by the decorated function.
+    """Define an operator by the decorated function.
 
     :param outputs: their names; a question mark behind one makes it optional.
     :param others: the inputs and outputs that are no floats.
@@ -83,7 +84,7 @@ def operator(
 
         schema = OpSchema(
             op_type,
-            MICROSOFT,
+            domain,
             1,
             inspect.getdoc(function) or "",
             inputs=[formal(p.name, option_of(p)) for p in inputs],
@@ -92,7 +93,7 @@ def operator(
             attributes=[_attribute(p) for p in attributes],
         )
         variadic = any(p.kind is p.VAR_POSITIONAL for p in inputs)
-        OPERATORS[MICROSOFT, op_type] = Operator(
+        OPERATORS[domain, op_type] = Operator(
             schema, function, tuple(p.name for p in inputs), variadic, {p.name: p.default for p in attributes}
         )
         return function
@@ -106,6 +107,7 @@ _KINDS = {
     "str": OpSchema.AttrType.STRING,
     "Ints": OpSchema.AttrType.INTS,
     "Floats": OpSchema.AttrType.FLOATS,
+    "Strings": OpSchema.AttrType.STRINGS,
 }
 
 
@@ -130,9 +132,12 @@ def schemas() -> list[Any]:
     return [*onnx.defs.get_all_schemas(), *(known.schema for known in OPERATORS.values())]
 
 
-def make_function(node: NodeProto, opset: int, types: Mapping[str, Type], name: str) -> FunctionProto | None:
+def make_function(
+    node: NodeProto, opsets: Mapping[str, int], types: Mapping[str, Type], name: str
+) -> FunctionProto | None:
     """The body of `node` as a function called `name`; None for an operator that is not ours.
 
+    :param opsets: the versions of the domains that the model imports.
     :param types: what is known of the node's inputs.
     :raises UnsupportedFormError: the body does not cover the attributes or the inputs of `node`.
     """
@@ -147,7 +152,7 @@ def make_function(node: NodeProto, opset: int, types: Mapping[str, Type], name: 
     if unknown or missing:
         what = f"its attribute {unknown[0]} is not known" if unknown else f"it lacks the attribute {missing[0]}"
         raise UnsupportedFormError(f"{what}; the attributes are {', '.join(known.defaults) or 'none'}")
-    body = Body(opset)
+    body = Body(opsets.get("", LOWEST))
     count = len(node.input)
     formal = [f"in_{k}" for k in range(count)]
     actual: list[Any] = []
@@ -167,13 +172,21 @@ def make_function(node: NodeProto, opset: int, types: Mapping[str, Type], name: 
         if k >= len(results) or results[k] is None:
             raise UnsupportedFormError(f"its output {known.schema.outputs[k].name} is not computed; leave it out")
         body.nodes.append(helper.make_node("Identity", [results[k]], [f"out_{k}"]))
-    opsets = [helper.make_opsetid("", opset), helper.make_opsetid(MICROSOFT, 1)]
-    return helper.make_function(INLINED, name, formal, outputs, body.nodes, opsets)
+    versions = {"": body.opset, MICROSOFT: 1, node.domain: opsets.get(node.domain, 1)}
+    imports = [helper.make_opsetid(domain, version) for domain, version in versions.items()]
+    return helper.make_function(INLINED, name, formal, outputs, body.nodes, imports)
 
 
 def _value(attribute: AttributeProto) -> Any:
     value = helper.get_attribute_value(attribute)
+    if attribute.type == AttributeProto.STRINGS:
+        return [text.decode() for text in value]
     return value.decode() if isinstance(value, bytes) else value
+
+
+def versions_of(model: ModelProto) -> dict[str, int]:
+    """The version of every domain that a model imports, that of ai.onnx under ""."""
+    return {"" if o.domain == "ai.onnx" else o.domain: o.version for o in model.opset_import}
 
 
 def call_functions(model: ModelProto, types: Mapping[str, Type]) -> int:
@@ -181,12 +194,12 @@ def call_functions(model: ModelProto, types: Mapping[str, Type]) -> int:
 
     A node whose body does not cover its form, or not before more is known of its inputs, stays as it is.
     """
-    opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 1)
+    opsets = versions_of(model)
     made = left = 0
     for node in model.graph.node:
         if (node.domain, node.op_type) in OPERATORS:
             try:
-                function = make_function(node, opset, types, f"{node.op_type}_{made}")
+                function = make_function(node, opsets, types, f"{node.op_type}_{made}")
             except UnsupportedFormError:
                 left += 1
                 continue
@@ -259,8 +272,7 @@ def settle(model: ModelProto) -> ModelProto:
         if _IN_ONNX[node.op_type] is not None:
             node.domain = ""
             continue
-        opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 1)
-        function = make_function(node, opset, {}, f"{node.op_type}_{functions}")
+        function = make_function(node, versions_of(model), {}, f"{node.op_type}_{functions}")
         assert function is not None
         model.functions.append(function)
         call(node, function)

@@ -287,6 +287,8 @@ def _expand(graph: Graph, nodes: Iterable[Node]) -> bool:
         return False
     graph.model.functions.extend(functions)
     graph.model.opset_import.append(helper.make_opsetid(INLINED, 1))
+    if "" not in graph.opsets:
+        graph.model.opset_import.append(helper.make_opsetid("", graph.opset))
     model: ModelProto = onnx.inliner.inline_local_functions(graph.model)
     kept = [o for o in model.opset_import if o.domain != INLINED]
     del model.opset_import[:]
@@ -301,7 +303,7 @@ def _own_body(graph: Graph, node: Node) -> FunctionProto | None:
     ranks = {name: len(shape) for name, shape in graph.shapes.items() if name in node.inputs}
     types = {name: (graph.types[name], ranks.get(name)) for name in node.inputs if name in graph.types}
     try:
-        return make_function(node.proto, graph.opset, types, node.op_type)
+        return make_function(node.proto, graph.opsets, types, node.op_type)
     except UnsupportedFormError as error:
         graph.refusals[node.key] = str(error)
         return None

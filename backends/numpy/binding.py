@@ -113,6 +113,7 @@ def _bind_kernel(
 ) -> tuple[Call, tuple[str, ...]]:
     defaults = default_attributes(schema) if schema is not None else {}
     attributes = {name: decode(value) for name, value in defaults.items()}
+    attributes["_wide"] = scope.precision.widens
     captures: dict[str, None] = {}
     for attribute in node.attribute:
         value = decode(attribute)

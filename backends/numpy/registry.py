@@ -2,9 +2,9 @@
 
 A kernel is a function: its positional parameters are the operator's inputs (None for one that is left out), its
 keyword-only parameters the operator's attributes by name. A default in the signature stands for the schema's where the
-schema has none. Four names are no attributes: `_wanted` (for each output, whether the node names it), `_opset` (the
-version of the node's domain), `_output_shapes` (the declared static shapes of the outputs) and `_outer` (what the
-node's subgraphs read from outside).
+schema has none. Five names are no attributes: `_wanted` (for each output, whether the node names it), `_opset` (the
+version of the node's domain), `_output_shapes` (the declared static shapes of the outputs) `_outer` (what the
+node's subgraphs read from outside) and `_wide` (whether floats are computed in double, whatever is declared).
 """
 
 from __future__ import annotations
@@ -44,9 +44,10 @@ FAMILIES = (
     "quantization",
     "control_flow",
     "contrib",
+    "ml",
 )
 
-_SPECIAL = frozenset({"_wanted", "_opset", "_output_shapes", "_outer"})
+_SPECIAL = frozenset({"_wanted", "_opset", "_output_shapes", "_outer", "_wide"})
 _SIXTEEN_BIT = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 
 

@@ -117,8 +117,6 @@ for _name, _reason in {
 for _name in (
     *(
     ),
-    *("ArrayFeatureExtractor", "CastMap", "DictVectorizer", "FeatureVectorizer", "Imputer", "LinearClassifier"),
-    *("LinearRegressor", "Normalizer", "SVMClassifier", "SVMRegressor", "Scaler", "ZipMap"),
     *("Adagrad", "Adam", "Gradient", "Momentum"),
 ):
     for _domain in ("", "ai.onnx.ml", "ai.onnx.preview", "ai.onnx.preview.training"):
