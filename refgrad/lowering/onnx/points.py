@@ -48,12 +48,12 @@ class Image:
 class Corners:
     """The pixels that each point is read from: their rows (B, P, K), weights (B, P, K), and the slopes of these (B, P, K, r).
 
-    The slopes are the derivatives of the weights by the coordinates of the point; None in mode "nearest".
+    The slopes are the derivatives of the weights by the coordinates of the point.
     """
 
     index: str
     weight: str
-    slope: str | None
+    slope: str
 
 
 def work_type(op: Emitter, *values: str) -> int:
@@ -155,12 +155,10 @@ def make_corners(
         slope = op.Mul(slope, op.Unsqueeze(sign, [3]))
     position = op.Cast(op.Min(op.Max(position, 0), end), to=TensorProto.INT64)
     index = op.Mul(position, op.Unsqueeze(strides, [1]))
-    return _combined(op, image, index, weight, None if mode == "nearest" else slope, width, rank)
+    return _combined(op, image, index, weight, slope, width, rank)
 
 
-def _combined(
-    op: Emitter, image: Image, index: str, weight: str, slope: str | None, width: int, rank: int | None
-) -> Corners:
+def _combined(op: Emitter, image: Image, index: str, weight: str, slope: str, width: int, rank: int | None) -> Corners:
     """Of the pixels along each axis (B, P, r, m) every tuple: indices add up, weights multiply."""
     if rank is None:
         axes = op.Range(0, op.Size(image.lengths), 1)
@@ -186,8 +184,6 @@ def _combined(
     begins = op.Mul(op.Range(0, op.Squeeze(batch, [0]), 1), pixels)
     rows = op.Add(op.ReduceSum(chosen(index), [3], keepdims=0), op.Unsqueeze(begins, [1, 2]))
     weights = chosen(weight)
-    if slope is None:
-        return Corners(rows, multiplied(weights, 3), None)
     factors = op.Where(same, op.Unsqueeze(chosen(slope), [3]), op.Unsqueeze(weights, [3]))
     return Corners(rows, multiplied(weights, 3), multiplied(factors, 4))
 
@@ -198,12 +194,10 @@ def read(op: Emitter, image: Image, corners: Corners) -> str:
     return str(op.Squeeze(op.MatMul(op.Unsqueeze(corners.weight, [2]), pixels), [2]))
 
 
-def read_adjoint(op: Emitter, dV: str, image: Image, corners: Corners) -> tuple[str, str | None]:
+def read_adjoint(op: Emitter, dV: str, image: Image, corners: Corners) -> tuple[str, str]:
     """The adjoints of the rows and of the points, for the cotangent dV (B, P, C) of the values."""
     parts = op.Mul(op.Unsqueeze(dV, [2]), op.Unsqueeze(corners.weight, [3]))
     d_rows = op.grad.GatherGrad(_rows_shape(op, image.sizes), corners.index, parts, axis=0)
-    if corners.slope is None:
-        return d_rows, None
     pixels = op.Gather(image.rows, corners.index, axis=0)
     d_weight = op.MatMul(pixels, op.Unsqueeze(dV, [3]))
     return d_rows, op.ReduceSum(op.Mul(d_weight, corners.slope), [2], keepdims=0)

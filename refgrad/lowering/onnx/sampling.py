@@ -60,7 +60,7 @@ def grid_sample_grad(
     d_values = op.Transpose(shaped(op, op.as_type(dY, kind), batch, channels, points), perm=[0, 2, 1])
     d_rows, d_at = read_adjoint(op, d_values, image, corners)
     d_X = from_rows(op, d_rows, image, X)
-    if d_at is None:
+    if mode == "nearest":
         return d_X, op.zeros_like(grid)
     d_grid = shaped(op, op.Mul(d_at, op.Div(span, 2)), shape)
     return d_X, op.as_type(d_grid, op.type(grid))
