@@ -56,12 +56,13 @@ def training(session: nox.Session) -> None:
 
 @nox.session
 def torch(session: nox.Session) -> None:
-    """Four models as torch's exporter writes them, against torch.autograd."""
+    """Seven models as torch's exporter writes them, against torch.autograd."""
     session.install("torch==2.13.0")
     session.install("-e", ".[ort,torch,test]")
     shutil.rmtree(TORCH_MODELS, ignore_errors=True)
     session.run("python", "examples/torch_models.py", str(TORCH_MODELS))
-    pytest(session, "tests/test_torch.py", "tests/test_kinks.py", REFGRAD_TORCH_MODELS=str(TORCH_MODELS))
+    files = ("tests/test_torch.py", "tests/test_kinks.py")
+    pytest(session, "-m", "not models", *files, REFGRAD_TORCH_MODELS=str(TORCH_MODELS))
 
 
 @nox.session
@@ -73,9 +74,14 @@ def package(session: nox.Session) -> None:
 
 @nox.session
 def models(session: nox.Session) -> None:
-    """`refgrad check` on the nine whole models that onnx ships: minutes each."""
-    session.install("-e", ".[ort,test]")
-    pytest(session, "-m", "models", "tests/test_check.py", "tests/test_numpy_models.py")
+    """All architectures against torch.autograd (docs/models.md); `refgrad check` on the nine that onnx ships: minutes."""
+    session.install("torch==2.13.0")
+    session.install("-e", ".[ort,torch,test]")
+    results = ROOT / "benchmarks" / "results" / "models.json"
+    session.run("python", "examples/torch_models.py", str(TORCH_MODELS), "--all", "--save", str(results))
+    session.run("python", "docs/generate.py")
+    files = ("tests/test_torch.py", "tests/test_check.py", "tests/test_numpy_models.py")
+    pytest(session, "-m", "models", *files, REFGRAD_TORCH_MODELS=str(TORCH_MODELS))
 
 
 @nox.session

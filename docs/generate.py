@@ -1,4 +1,4 @@
-"""Write the tables that the project prints of itself: README.md and docs/{operators,kinks,opsets,node_models}.md.
+"""Write the tables that the project prints of itself: README.md and docs/{operators,kinks,models,opsets,node_models}.md.
 
 python docs/generate.py            # write them
 python docs/generate.py --check    # fail where one is stale
@@ -110,6 +110,19 @@ def operators_summary() -> str:
     )
 
 
+def models() -> str:
+    """Return docs/models.md, from the results that `nox -s models` wrote."""
+    rows = json.loads((RESULTS / "models.json").read_text())
+    return (
+        "# Models\n\nWhole models as torch's exporter writes them, against torch.autograd in float64: the largest error of "
+        "the gradient of a\nfloat input and of any weight, relative to the largest entry of the tensor (`nox -s models`). The "
+        "bound is 2e-5. A tensor\ncounts as no smaller than a ten-thousandth of the largest gradient of the model, one that is "
+        "0 in exact arithmetic as a\nhundredth. The last two errors are what autograd itself loses in float32. Seconds: the "
+        "gradient is built, and run once on\nboth executors. Every change is tested with the models of session `torch`.\n\n"
+        + table(list(rows[0]), [[str(value) for value in row.values()] for row in rows])
+    )
+
+
 def benchmarks() -> str:
     """Return the README's section on speed, from the results that the benchmarks wrote."""
     parts = []
@@ -178,6 +191,7 @@ def generated() -> dict[Path, str]:
         readme: fill(text, "benchmarks", benchmarks()),
         ROOT / "docs" / "operators.md": operators(),
         ROOT / "docs" / "kinks.md": kinks(),
+        ROOT / "docs" / "models.md": models(),
         ROOT / "docs" / "node_models.md": models_of_nodes(),
         ROOT / "docs" / "opsets.md": opsets(),
     }

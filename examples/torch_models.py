@@ -1,11 +1,11 @@
-"""Export four PyTorch models to ONNX, differentiate them with refgrad, and compare with torch's autograd.
+"""Export PyTorch models to ONNX, differentiate them with refgrad, and compare with torch's autograd.
 
     python examples/torch_models.py FOLDER [MODEL ...]
 
-writes `MODEL.onnx` and `MODEL.npz` for an MLP, a ResNet-18, a BERT and a GPT-2, built from configuration with random
-weights. The npz holds what a runtime without torch needs: `feed/<input>`, `output/<output>`, `cotangent/<output>_grad`,
-and autograd's gradients for the float input and every parameter, `float32/<name>_grad` and `float64/<name>_grad`.
-Then it prints how far refgrad's gradients are from autograd's in float64.
+writes `MODEL.onnx` and `MODEL.npz` for models of `architectures.ARCHITECTURES`: those named, or else those that every change
+is tested with, or with --all each of them. The npz holds what a runtime without torch needs: `feed/<input>`,
+`output/<output>`, `cotangent/<output>_grad`, and autograd's gradients for every float input and every parameter,
+`float32/<name>_grad` and `float64/<name>_grad`. Then it prints how far refgrad's gradients are from autograd's in float64.
 
 Needs torch==2.13.0, onnxscript and transformers.
 """
@@ -13,174 +13,42 @@ Needs torch==2.13.0, onnxscript and transformers.
 from __future__ import annotations
 
 import argparse
+import json
 import logging
+import time
 import warnings
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import torch
-import transformers
+from architectures import ARCHITECTURES
 from torch import Tensor, nn
 
 import refgrad
 from refgrad.backends import get_backend
 
 OUTPUT = "output"
-BATCH = 4
-OPSET = 20  # the exporter's default; ONNX Runtime 1.19 loads it
+BACKENDS = ("ort-cpu", "numpy")
 
-
-class Mlp(nn.Module):
-    """Four linear layers, each followed by another activation."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(
-            *(nn.Linear(256, 1024), nn.ReLU()),
-            *(nn.Linear(1024, 1024), nn.GELU()),
-            *(nn.Linear(1024, 256), nn.Tanh()),
-            nn.Linear(256, 10),
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map [N, 256] to [N, 10]."""
-        logits: Tensor = self.layers(x)
-        return logits
-
-
-class BasicBlock(nn.Module):
-    """Two 3x3 convolutions around a shortcut, which is a 1x1 convolution where the shape changes."""
-
-    def __init__(self, channels_in: int, channels: int, stride: int) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(channels_in, channels, 3, stride, padding=1, bias=False)
-        self.bn1 = nn.BatchNorm2d(channels)
-        self.conv2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
-        self.bn2 = nn.BatchNorm2d(channels)
-        self.downsample = None
-        if stride != 1 or channels_in != channels:
-            self.downsample = nn.Sequential(
-                nn.Conv2d(channels_in, channels, 1, stride, bias=False), nn.BatchNorm2d(channels)
-            )
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map [N, channels_in, H, W] to [N, channels, H / stride, W / stride]."""
-        shortcut = x if self.downsample is None else self.downsample(x)
-        y = self.bn2(self.conv2(self.bn1(self.conv1(x)).relu()))
-        output: Tensor = (y + shortcut).relu()
-        return output
-
-
-class ResNet18(nn.Module):
-    """He et al., "Deep Residual Learning for Image Recognition" (2015), table 1, with torchvision's parameter names."""
-
-    def __init__(self, classes: int = 1000) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(3, 64, 7, 2, padding=3, bias=False)
-        self.bn1 = nn.BatchNorm2d(64)
-        self.maxpool = nn.MaxPool2d(3, 2, padding=1)
-        self.layer1 = nn.Sequential(BasicBlock(64, 64, 1), BasicBlock(64, 64, 1))
-        self.layer2 = nn.Sequential(BasicBlock(64, 128, 2), BasicBlock(128, 128, 1))
-        self.layer3 = nn.Sequential(BasicBlock(128, 256, 2), BasicBlock(256, 256, 1))
-        self.layer4 = nn.Sequential(BasicBlock(256, 512, 2), BasicBlock(512, 512, 1))
-        self.avgpool = nn.AdaptiveAvgPool2d(1)
-        self.fc = nn.Linear(512, classes)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map images [N, 3, H, W] to logits [N, classes]."""
-        x = self.maxpool(self.bn1(self.conv1(x)).relu())
-        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
-        logits: Tensor = self.fc(self.avgpool(x).flatten(1))
-        return logits
-
-
-class Prompted(nn.Module):
-    """A transformer that reads token ids plus a float prompt, so that there is an input to differentiate."""
-
-    def __init__(self, model: transformers.PreTrainedModel) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, input_ids: Tensor, prompt: Tensor) -> Tensor:
-        """Map token ids [N, T] and a prompt [N, T, E] to hidden states [N, T, E]."""
-        embeddings = self.model.get_input_embeddings()(input_ids)
-        hidden: Tensor = self.model(inputs_embeds=embeddings + prompt).last_hidden_state
-        return hidden
-
-
-def _mlp() -> tuple[nn.Module, dict[str, Tensor]]:
-    return Mlp(), {"x": torch.randn(BATCH * 16, 256)}
-
-
-def _resnet18() -> tuple[nn.Module, dict[str, Tensor]]:
-    return ResNet18(), {"x": torch.randn(BATCH, 3, 64, 64)}
-
-
-def _bert() -> tuple[nn.Module, dict[str, Tensor]]:
-    config = transformers.BertConfig(
-        vocab_size=1000,
-        hidden_size=256,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        intermediate_size=1024,
-        max_position_embeddings=128,
-    )
-    model = transformers.BertModel(config, add_pooling_layer=False)
-    model.set_attn_implementation("eager")
-    return Prompted(model), _tokens_and_prompt()
-
-
-def _gpt2() -> tuple[nn.Module, dict[str, Tensor]]:
-    config = transformers.GPT2Config(
-        vocab_size=1000,
-        n_embd=256,
-        n_layer=4,
-        n_head=4,
-        n_positions=128,
-        bos_token_id=0,
-        eos_token_id=0,
-        use_cache=False,
-    )
-    model = transformers.GPT2Model(config)
-    model.set_attn_implementation("eager")
-    return Prompted(model), _tokens_and_prompt()
-
-
-def _tokens_and_prompt() -> dict[str, Tensor]:
-    return {"input_ids": torch.randint(0, 100, (BATCH, 64)), "prompt": 0.1 * torch.randn(BATCH, 64, 256)}
-
-
-MODELS: dict[str, Callable[[], tuple[nn.Module, dict[str, Tensor]]]] = {
-    "mlp": _mlp,
-    "resnet18": _resnet18,
-    "bert": _bert,
-    "gpt2": _gpt2,
-}
-
-
-# Of the seeds tried, the one that keeps every Relu and MaxPool of the ResNet farthest from a kink: float32 rounds to either
-# side of a nearer one, and then two right gradients differ.
-SEEDS = {"resnet18": 15}
+Gradients = dict[str, np.ndarray]
 
 
 def build(name: str) -> tuple[nn.Module, dict[str, Tensor]]:
-    """Build a model of `MODELS` in evaluation mode, and its inputs by name; the same at every call.
-
-    Every tensor is perturbed: the exporter merges equal ones, as fresh biases and BatchNorm statistics are.
-    """
-    torch.manual_seed(SEEDS.get(name, 0))
-    model, inputs = MODELS[name]()
+    """Build one of `ARCHITECTURES` in evaluation mode, and its inputs by name; the same at every call."""
+    architecture = ARCHITECTURES[name]
+    torch.manual_seed(architecture.seed)
+    model, inputs = architecture.build()
     with torch.no_grad():
         for tensor in (*model.parameters(), *model.buffers()):
             if tensor.is_floating_point():
-                tensor.add_(0.02 * torch.randn_like(tensor))
+                tensor.add_(architecture.noise * torch.randn_like(tensor))
     return model.eval(), inputs
 
 
 def export(name: str) -> onnx.ModelProto:
-    """Export a model of `MODELS`; its initializers have the names and the layout of torch's parameters.
+    """Export one of `ARCHITECTURES`; its initializers have the names and the layout of torch's parameters.
 
     The exporter's optimizer folds a BatchNormalization into the convolution before it, and a transposed weight into a
     copy with another name. So it runs while the parameters are inputs, which it leaves alone; then they become
@@ -195,7 +63,7 @@ def export(name: str) -> onnx.ModelProto:
             model,
             kwargs=inputs,
             output_names=[OUTPUT],
-            opset_version=OPSET,
+            opset_version=ARCHITECTURES[name].opset,
             dynamo=True,
             optimize=False,
             verbose=False,
@@ -216,15 +84,20 @@ def export(name: str) -> onnx.ModelProto:
 
 
 def torch_gradients(name: str, cotangent: Tensor) -> dict[str, dict[str, Tensor]]:
-    """Return autograd's gradients for the float input and every parameter of a model: dtype -> name -> gradient."""
+    """Return autograd's gradients for every float input and every parameter that is used: dtype -> name -> gradient.
+
+    Tied parameters are one, under the last of their names, as in the exported model.
+    """
     gradients = {}
     for dtype in (torch.float32, torch.float64):
         model, inputs = build(name)
         model = model.to(dtype)
         inputs = {key: x.to(dtype).requires_grad_() if x.is_floating_point() else x for key, x in inputs.items()}
-        wrt = {key: x for key, x in inputs.items() if x.requires_grad} | dict(model.named_parameters())
-        result = torch.autograd.grad(model(**inputs), list(wrt.values()), cotangent.to(dtype))
-        gradients[str(dtype).removeprefix("torch.")] = dict(zip(wrt, result, strict=True))
+        names = {parameter: key for key, parameter in model.named_parameters(remove_duplicate=False)}
+        wrt = {x: key for x, key in ({x: key for key, x in inputs.items()} | names).items() if x.requires_grad}
+        result = torch.autograd.grad(model(**inputs), list(wrt), cotangent.to(dtype), allow_unused=True)
+        found = {key: x for key, x in zip(wrt.values(), result, strict=True) if x is not None}
+        gradients[str(dtype).removeprefix("torch.")] = found
     return gradients
 
 
@@ -242,36 +115,76 @@ def write(name: str, folder: Path) -> None:
     np.savez(folder / f"{name}.npz", allow_pickle=False, **{key: x.numpy() for key, x in arrays.items()})
 
 
-def largest_error(name: str, folder: Path) -> float:
-    """Return the largest error of refgrad's gradients, relative to the largest entry of the tensor.
+def errors(result: Gradients, truth: Gradients) -> dict[str, float]:
+    """Return the largest error of each gradient, relative to the largest entry of the tensor.
 
-    A gradient that is 0 in theory, as that of the bias of the attention's keys, has only rounding errors to be compared
-    with: no tensor counts as smaller than a thousandth of the largest one.
+    No tensor counts as smaller than a ten-thousandth of the largest one; and one that is 0 in exact arithmetic, as the
+    gradient of the bias of attention's keys, has only rounding to show, and counts as a hundredth. A gradient that is all 0
+    where autograd's is not is infinitely wrong.
+    """
+    size = {key: float(np.abs(value).max()) for key, value in truth.items()}
+    largest = max(size.values())
+    found = {}
+    for key, value in truth.items():
+        vanishes = size[key] < 1e-6 * largest
+        scale = 1e-2 * largest if vanishes else max(size[key], 1e-4 * largest)
+        error = float(np.abs(result[key] - value).max()) / scale
+        found[key] = error if vanishes or result[key].any() else np.inf
+    return found
+
+
+def measure(name: str, folder: Path) -> dict[str, Any]:
+    """Differentiate what `write` wrote, and return how far each executor is from autograd in float64.
+
+    A column for the float inputs, one for the weights; and what autograd itself loses in float32.
     """
     arrays = dict(np.load(folder / f"{name}.npz"))
     truth = _below(arrays, "float64/")
-    wrt = [key.removesuffix("_grad") for key in truth]
-    gradient = refgrad.gradient(folder / f"{name}.onnx", wrt)
-    result = get_backend("ort-cpu").prepare(gradient).run(_below(arrays, "feed/") | _below(arrays, "cotangent/"))
-    size = {key: float(np.abs(value).max()) for key, value in truth.items()}
-    floor = max(size.values()) / 1000
-    return max(float(np.abs(result[key] - value).max()) / max(size[key], floor) for key, value in truth.items())
+    feeds = _below(arrays, "feed/") | _below(arrays, "cotangent/")
+    start = time.perf_counter()
+    gradient = refgrad.gradient(folder / f"{name}.onnx", [key.removesuffix("_grad") for key in truth])
+    results = {backend: get_backend(backend).prepare(gradient).run(feeds) for backend in BACKENDS}
+    seconds = time.perf_counter() - start
+    row: dict[str, Any] = {
+        "model": name,
+        "session": "torch" if ARCHITECTURES[name].quick else "models",
+        "opset": ARCHITECTURES[name].opset,
+        "parameters": sum(value.size for key, value in truth.items() if key.removesuffix("_grad") not in feeds),
+        "nodes": len(onnx.load(folder / f"{name}.onnx", load_external_data=False).graph.node),
+        "nodes of the gradient": len(gradient.graph.node),
+    }
+    for title, result in (results | {"torch float32": _below(arrays, "float32/")}).items():
+        found = errors(result, truth)
+        inputs = [error for key, error in found.items() if key.removesuffix("_grad") in feeds]
+        weights = [error for key, error in found.items() if key.removesuffix("_grad") not in feeds]
+        row |= {f"{title}: input": f"{max(inputs):.1e}", f"{title}: weights": f"{max(weights):.1e}"}
+    return row | {"seconds": round(seconds, 2)}
 
 
-def _below(arrays: dict[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
+def _below(arrays: dict[str, np.ndarray], prefix: str) -> Gradients:
     return {key.removeprefix(prefix): value for key, value in arrays.items() if key.startswith(prefix)}
 
 
 def main() -> None:
-    """Write the models named on the command line, or all of them, and compare refgrad's gradients with autograd's."""
+    """Write models with autograd's gradients, and print how far refgrad's are from them."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("models", nargs="*", default=list(MODELS), metavar="MODEL", help=", ".join(MODELS))
+    parser.add_argument("models", nargs="*", metavar="MODEL", help=", ".join(ARCHITECTURES))
+    parser.add_argument("--all", action="store_true", help="every model")
+    parser.add_argument("--save", type=Path, help="a JSON file for the results")
     arguments = parser.parse_args()
+    unknown = [name for name in arguments.models if name not in ARCHITECTURES]
+    if unknown:
+        parser.error(f"there is no model {', '.join(unknown)}; there are {', '.join(ARCHITECTURES)}")
+    names = arguments.models or [name for name, model in ARCHITECTURES.items() if model.quick or arguments.all]
     arguments.folder.mkdir(parents=True, exist_ok=True)
-    for name in arguments.models:
+    rows = []
+    for name in names:
         write(name, arguments.folder)
-        print(f"{arguments.folder / name}.onnx: largest relative error {largest_error(name, arguments.folder):.1e}")
+        rows.append(measure(name, arguments.folder))
+        print(", ".join(f"{key} {value}" for key, value in rows[-1].items()), flush=True)
+    if arguments.save:
+        arguments.save.write_text(json.dumps(rows, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
 """Models as torch's exporter writes them: every gradient equals autograd's, in both dialects, on every executor.
 
 `examples/torch_models.py FOLDER` writes the models with autograd's gradients; the folder is given by REFGRAD_TORCH_MODELS, so
-that an environment without torch can check them as well.
+that an environment without torch can check them as well. The models of every change are those whose session is `torch`.
 """
 
+import ast
+import json
 import os
 from pathlib import Path
 
@@ -15,14 +17,19 @@ import refgrad
 from refgrad.backends import available, get_backend
 from refgrad.errors import BackendError
 
+ROOT = Path(__file__).parent.parent
 FOLDER = os.environ.get("REFGRAD_TORCH_MODELS", "")
-MODELS = ("mlp", "resnet18", "bert", "gpt2")
-TOLERANCE = 1e-5
+RESULTS = json.loads((ROOT / "benchmarks" / "results" / "models.json").read_text())
+TOLERANCE = 2e-5
 
-pytestmark = pytest.mark.skipif(
-    not all(Path(FOLDER, f"{name}.npz").is_file() for name in MODELS),
+needs_models = pytest.mark.skipif(
+    not (FOLDER and Path(FOLDER).is_dir()),
     reason="REFGRAD_TORCH_MODELS is no folder that examples/torch_models.py wrote",
 )
+MODELS = [
+    pytest.param(row["model"], marks=[needs_models] + [pytest.mark.models] * (row["session"] == "models"))
+    for row in RESULTS
+]
 
 
 def part(arrays, prefix):
@@ -36,12 +43,14 @@ def test_gradients_equal_autograds(name, backend, dialect):
     if backend not in available():
         pytest.skip(f"{backend} is not available")
     arrays = dict(np.load(f"{FOLDER}/{name}.npz"))
-    exact, single = part(arrays, "float64/"), part(arrays, "float32/")
+    exact = part(arrays, "float64/")
     wrt = [key.removesuffix("_grad") for key in exact]
     gradient = refgrad.gradient(f"{FOLDER}/{name}.onnx", wrt=wrt, dialect=dialect)
     try:
         prepared = get_backend(backend).prepare(gradient)
     except BackendError as error:
+        if backend == "ort-cpu" and "is under development and support for this is limited" in str(error):
+            pytest.skip("the model's opset is newer than this onnxruntime")
         if dialect == "onnx" or "com.microsoft" not in str(error):
             raise
         pytest.skip("this onnxruntime has no training operators")
@@ -49,19 +58,29 @@ def test_gradients_equal_autograds(name, backend, dialect):
     assert list(results) == list(exact)
     largest = max(np.abs(value).max() for value in exact.values())
     for key, value in exact.items():
-        # The bias of BERT's keys has gradient 0: autograd's own float32 result is rounding, and says how much is due.
-        rounding = 4 * np.abs(single[key] - value).max() if np.abs(value).max() < 1e-9 * largest else 0
-        error = np.abs(results[key] - value).max()
-        assert error <= TOLERANCE * np.abs(value).max() + rounding, f"{key}: {error} of {np.abs(value).max()}"
+        # What is 0 in exact arithmetic, as the gradient of the bias of BERT's keys, has only rounding to show.
+        vanishes = np.abs(value).max() < 1e-6 * largest
+        scale = 1e-2 * largest if vanishes else max(np.abs(value).max(), 1e-4 * largest)
+        assert np.abs(results[key] - value).max() <= TOLERANCE * scale, key
+        assert vanishes or results[key].any(), f"{key} is 0"
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_every_float_initializer_is_a_parameter(name):
-    model = onnx.load(f"{FOLDER}/{name}.onnx")
-    wrt = {
-        key.removeprefix("float32/").removesuffix("_grad")
-        for key in np.load(f"{FOLDER}/{name}.npz")
-        if "float32" in key
+def test_every_parameter_is_an_initializer(name):
+    graph = onnx.load(f"{FOLDER}/{name}.onnx").graph
+    parameters = {key.removesuffix("_grad") for key in part(np.load(f"{FOLDER}/{name}.npz"), "float32/")}
+    inputs = {value.name for value in graph.input}
+    assert parameters - inputs <= {tensor.name for tensor in graph.initializer}
+
+
+def test_the_results_are_those_of_every_architecture():
+    table = next(
+        node.value
+        for node in ast.parse((ROOT / "examples" / "architectures.py").read_text()).body
+        if isinstance(node, ast.Assign) and node.targets[0].id == "ARCHITECTURES"
+    )
+    sessions = {
+        key.value: "torch" if any(k.arg == "quick" for k in value.keywords) else "models"
+        for key, value in zip(table.keys, table.values, strict=True)
     }
-    inputs = {value.name for value in model.graph.input}
-    assert {n for n in wrt if n not in inputs} <= {tensor.name for tensor in model.graph.initializer}
+    assert {row["model"]: row["session"] for row in RESULTS} == sessions, "run nox -s models"
