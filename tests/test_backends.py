@@ -13,7 +13,7 @@ import pytest
 from onnx import parser
 
 from refgrad.backends import Backend, available, backends, get_backend, wrap
-from refgrad.backends.discovery import BUILT_IN, GROUP
+from refgrad.backends.discovery import BUILT_IN, GROUP, _targets
 from refgrad.errors import BackendError, FeedError, InvalidModelError, OptionError
 
 ADD = """<ir_version: 8, opset_import: ["" : 17]>
@@ -192,8 +192,10 @@ def entry_points(monkeypatch):
     def use(**points: str) -> None:
         found = [metadata.EntryPoint(name.replace("_", "-"), value, GROUP) for name, value in points.items()]
         monkeypatch.setattr(metadata, "entry_points", lambda group: found if group == GROUP else [])
+        _targets.cache_clear()
 
-    return use
+    yield use
+    _targets.cache_clear()
 
 
 @pytest.fixture
