@@ -122,17 +122,7 @@ def make_corners(
     high = op.Sub(last, low)
     if mode == "nearest":
         at = op.Round(at)
-    sign = None
-    x = at
-    if padding == "border" and mode != "cubic":
-        x = op.Min(op.Max(at, 0), last)
-        sign = op.Where(op.And(op.Greater(at, 0), op.Less(at, last)), op.const(1.0, like=at), 0)
-    elif padding == "reflection":
-        folded, backwards = _reflect(op, at, low, high)
-        x = op.Where(_beyond(op, at, low, high), folded, at)
-        sign = op.Where(backwards, op.const(-1.0, like=at), 1)
-        if mode == "linear":
-            sign = op.Where(op.And(op.Greater(x, 0), op.Less(x, last)), sign, 0)
+    x, sign = _held(op, at, last, low, high, mode, padding)
     polynomial = _POLYNOMIALS[mode]
     width = polynomial.shape[1]
     base = x if mode == "nearest" else op.Floor(x)
@@ -156,6 +146,21 @@ def make_corners(
     position = op.Cast(op.Min(op.Max(position, 0), end), to=TensorProto.INT64)
     index = op.Mul(position, op.Unsqueeze(strides, [1]))
     return _combined(op, image, index, weight, slope, width, rank)
+
+
+def _held(op: Emitter, at: str, last: str, low: float, high: str, mode: str, padding: str) -> tuple[str, str | None]:
+    """Where the image is read instead of `at`, and the derivative of that by `at`; None where it is `at` itself."""
+    if padding == "border" and mode != "cubic":
+        between = op.And(op.Greater(at, 0), op.Less(at, last))
+        return op.Min(op.Max(at, 0), last), op.Cast(between, to=op.type(at))
+    if padding != "reflection":
+        return at, None
+    folded, backwards = _reflect(op, at, low, high)
+    x = op.Where(_beyond(op, at, low, high), folded, at)
+    sign = op.Where(backwards, op.const(-1.0, like=at), 1)
+    if mode != "cubic":  # whose pixels are reflected too: its slope at the border is that of the image
+        sign = op.Where(op.And(op.Greater(x, 0), op.Less(x, last)), sign, 0)
+    return x, sign
 
 
 def _combined(op: Emitter, image: Image, index: str, weight: str, slope: str, width: int, rank: int | None) -> Corners:
