@@ -13,7 +13,6 @@ from refgrad.registry import BODY, NO_DERIVATIVE, PENDING, RULES, ZERO
 _PARAMETER = "the result is differentiable in it, and it may be computed or trained"
 TAGS = {
     "AffineGrid.theta": "the grid is linear in it",
-    "AffineGrid.theta": "the grid is linear in it",
     "CausalConvWithState.past_state": "the result is linear in it, and it is what an earlier call computed",
     "Clip.min": _PARAMETER,
     "Clip.max": _PARAMETER,

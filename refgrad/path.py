@@ -224,7 +224,8 @@ def _wrt(graph: Graph, wrt: Sequence[str] | None) -> list[str]:
 
 def _settings(graph: Graph) -> set[str]:
     """What nodes read only where both rule and schema deny a derivative: the scales of Resize are floats, and no weights."""
-    denied, others = set(), set()
+    denied: set[str] = set()
+    others: set[str] = set()
     for node in graph.nodes:
         rule = RULES.get(node.key)
         places: set[int] = set()
