@@ -238,6 +238,9 @@ class Emitter:
             if parameter.type_str == type_str and value in self._types:
                 self._types[name] = self._types[value]
                 return
+        if "stash_type" in node.attributes:  # the type of a normalization's statistics
+            self._types[name] = int(node.attributes["stash_type"])
+            return
         allowed = {type_str}.union(
             *(c.allowed_type_strs for c in schema.type_constraints if c.type_param_str == type_str)
         )

@@ -6,9 +6,10 @@ import pytest
 from checking import assert_gradient
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from onnx import TensorProto
 
 from refgrad.conformance.case import SHAPES, Case, node_case
-from refgrad.conformance.cases.normalization import cases, numbers
+from refgrad.conformance.cases.normalization import cases, layer, numbers
 from refgrad.registry import DIALECTS
 
 
@@ -17,6 +18,13 @@ from refgrad.registry import DIALECTS
 def test_gradient_agrees_with_differences(case: Case, dialect: str) -> None:
     # With nothing in them, some kernels of ONNX Runtime end the process, and its Conv leaves its result as it was.
     assert_gradient(case, dialect, runtime=all(array.size for array in case.feeds.values()))
+
+
+@pytest.mark.parametrize("outputs", [1, 3])
+def test_statistics_of_a_type_of_their_own(outputs: int) -> None:
+    """ONNX Runtime has no mean of bfloat16."""
+    case = layer((2, 3, 4), -1, (4,), (4,), outputs=outputs, stash_type=int(TensorProto.BFLOAT16))
+    assert_gradient(case, runtime=False)
 
 
 @settings(max_examples=40, derandomize=True, deadline=None)
