@@ -32,7 +32,7 @@ from onnx import (
 
 from refgrad.errors import InvalidModelError
 from refgrad.functions import OPERATORS, Type, adopt, call_functions, settle
-from refgrad.upgrade import upgrade
+from refgrad.upgrade import spell_out_deprecated, upgrade
 
 FLOATS = frozenset((TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.FLOAT, TensorProto.DOUBLE))
 MIN_OPSET = 16  # ScatterND and ScatterElements add duplicates from this one on
@@ -93,6 +93,7 @@ class Graph:
         self._open: frozenset[str] = frozenset()
         self.apart = {t.name: t for t in self.source.graph.initializer if _is_large(t) or t.name in self._overridable}
         skeleton = _skeleton(self.source, self.apart)
+        spell_out_deprecated(skeleton)
         lowest = max(MIN_OPSET, adopt(skeleton))
         self.model = settle(upgrade(_inline(_check(skeleton)), lowest))
         self.refusals: dict[tuple[str, str], str] = {}  # operators whose function body does not cover a node: why not

@@ -173,6 +173,20 @@ def upgrade(model: ModelProto, target: int) -> ModelProto:
     return converted
 
 
+def spell_out_deprecated(model: ModelProto) -> None:
+    """Put what they compute in place of the nodes that onnx's checker refuses as deprecated; in place."""
+    opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 0)
+    if not _DEPRECATED.since <= opset <= _DEPRECATED.until:
+        return
+    fixes = {_DEPRECATED.op_type: _DEPRECATED}
+    for graph in _graphs(model.graph):
+        if any(node.op_type in fixes and not node.domain for node in graph.node):
+            _rewrite(graph, fixes, opset, _Model(model))
+            for node in graph.node:
+                if node.domain == _REWRITTEN:
+                    node.domain = ""
+
+
 def _graphs(graph: GraphProto) -> Iterator[GraphProto]:
     """`graph` and every subgraph in it."""
     found = [graph]
@@ -313,3 +327,15 @@ def _resize(node: _Node, x: str, scales: str, nearest: str, to: str | None) -> s
 @_fix("Scan", 8, 8, "it scanned every element of a batch by itself: refused")
 def _scan(node: _Node) -> None:
     raise node.refuse("it scans every element of a batch by itself; export the model anew with opset 9 or later")
+
+
+def _group_normalization(node: _Node) -> None:
+    x, attributes = node.input(0), {name: value for name, value in node.attributes.items() if name == "epsilon"}
+    groups = node("Reshape", x, node.constant(np.array([0, node.attributes["num_groups"], -1])))
+    y = node("InstanceNormalization", groups, node.input(1), node.input(2), **attributes)
+    node("Reshape", y, node("Shape", x), to=node.output(0))
+
+
+_DEPRECATED = Fix(
+    "GroupNormalization", 18, 20, "its scale and bias were those of the groups, not the channels", _group_normalization
+)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import ml_dtypes
 import numpy as np
+import onnx.parser
 import pytest
 from checking import assert_gradient
 from hypothesis import given, settings
@@ -38,3 +39,14 @@ def test_layers_of_any_shape_and_type(data: st.DataObject, shapes: str) -> None:
     outputs = data.draw(st.integers(1, 3))
     case = node_case("LayerNormalization", *arrays, axis=axis, epsilon=0.1, outputs=outputs, shapes=shapes)
     assert_gradient(case, directions=1, runtime=False)
+
+
+def test_groups_of_opset_18_have_a_scale_and_a_bias_each() -> None:
+    """onnx deprecated that version, and its checker refuses it; ONNX Runtime runs it."""
+    model = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["": 18]>
+        groups (float[N, 4, S] x, float[2] s, float[2] b) => (float[N, 4, S] y)
+        { y = GroupNormalization <num_groups = 2, epsilon = 0.1> (x, s, b) }
+    """)
+    x, s = numbers(2, 4, 3), numbers(2)
+    assert_gradient(Case("groups", model, {"x": x, "s": s, "b": -s}))
