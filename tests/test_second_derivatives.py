@@ -8,7 +8,8 @@ from checking import assert_gradient, by_operator, names_of
 
 import refgrad
 from refgrad.backends import get_backend
-from refgrad.conformance.case import Case, node_case
+from refgrad.conformance.case import SHAPES, Case, node_case
+from refgrad.conformance.cases.normalization import batch, layer
 from refgrad.conformance.feeds import is_float
 
 FEW = 3  # cases of an operator, spread over its table
@@ -27,6 +28,18 @@ CASES = {key: cases[:: max(1, len(cases) // FEW)][:FEW] for key, cases in by_ope
 def test_second_derivative_agrees_with_differences(key: tuple[str, str]) -> None:
     for case in CASES[key]:
         assert_second_derivative(case)
+
+
+NORMALIZATIONS = (
+    *(batch((2, 3, 4), shapes=shapes) for shapes in SHAPES),
+    *(batch((2, 3, 4), shapes=shapes, training_mode=1, outputs=3, momentum=0.7) for shapes in SHAPES),
+    *(layer((2, 3, 4), 1, (3, 4), (4,), shapes=shapes, outputs=3) for shapes in SHAPES),
+)
+
+
+@pytest.mark.parametrize("case", NORMALIZATIONS, ids=str)
+def test_through_the_statistics_too(case: Case) -> None:
+    assert_second_derivative(case)
 
 
 @pytest.mark.parametrize("zeros", [(0.0, 2.0, 3.0), (0.0, 0.0, 3.0)], ids=str)
