@@ -50,6 +50,11 @@ class Operator:
         """What the body computes: the first line of its docstring."""
         return (inspect.getdoc(self.function) or "").partition("\n")[0]
 
+    @property
+    def rounded(self) -> dict[str, Any]:
+        """The defaults as a node would have them: floats are of 32 bits."""
+        return {n: float(np.float32(v)) if isinstance(v, float) else v for n, v in self.defaults.items()}
+
     def takes(self, attributes: Iterable[str]) -> bool:
         """Whether it has all these attributes: nobody checked them before."""
         return self.defaults.keys() >= set(attributes)
@@ -162,7 +167,7 @@ def make_function(
             body.types[called] = types[value]
     if not known.variadic:
         actual += [None] * (len(known.parameters) - count)
-    results = known.function(body, *actual, **{**known.defaults, **given})
+    results = known.function(body, *actual, **{**known.rounded, **given})
     results = results if isinstance(results, tuple) else (results,)
     outputs = []
     for k, value in enumerate(node.output):

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-import onnx
 import pytest
 from onnx import parser
 
 import refgrad
 from refgrad.backends import get_backend
-from refgrad.errors import BackendError, FeedError
+from refgrad.errors import FeedError
 
 NUMPY = get_backend("numpy")
 
@@ -109,15 +108,6 @@ def test_a_double_model_is_unchanged():
     for precision in (None, "float64"):
         result = NUMPY.prepare(parser.parse_model(text), precision=precision).run({"x": x})["y"]
         np.testing.assert_array_equal(result, np.exp(x))
-
-
-def test_what_exists_in_float32_only_is_refused():
-    node = onnx.helper.make_node("LinearAttention", ["q", "q", "q"], ["y"], kv_num_heads=1, q_num_heads=1)
-    value = onnx.helper.make_tensor_value_info
-    graph = onnx.helper.make_graph([node], "g", [value("q", 1, [1, 2, 4])], [value("y", 1, [1, 2, 4])])
-    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 27)])
-    with pytest.raises(BackendError, match=r"LinearAttention in float32 only.*Prepare it in its own precision"):
-        NUMPY.prepare(model, precision="float64")
 
 
 def test_a_number_of_a_gradient_is_what_it_was_before_it_was_rounded():

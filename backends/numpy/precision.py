@@ -15,7 +15,6 @@ import onnx
 
 from refgrad.backends.base import Value
 from refgrad.backends.numpy.registry import Call, default_attributes
-from refgrad.errors import BackendError
 
 _NARROW_TYPES = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
 _NARROW_DTYPES = (np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
@@ -24,14 +23,6 @@ _CONSTANT = "refgrad.constant"  # the metadata of a number in a gradient: the nu
 
 # Attributes that hold a type of tensor; `to` of Cast, `dtype` of EyeLike and the random operators, and so on.
 _TYPE_ATTRIBUTES = ("to", "dtype", "stash_type", "softmax_precision", "precision", "output_datatype", "output_dtype")
-
-
-# Operators whose implementation in onnx.reference computes in float32 whatever its inputs are.
-_ROUNDED = (
-    ("ai.onnx.preview.training", "Adagrad"),
-    ("ai.onnx.preview.training", "Adam"),
-    ("ai.onnx.preview.training", "Momentum"),
-)
 
 
 class Declared:
@@ -82,11 +73,6 @@ class Float64(Declared):
 
     def node(self, node: onnx.NodeProto, schema: onnx.defs.OpSchema | None) -> onnx.NodeProto:
         """Copy `node` so that its attributes of type, given or by default, say DOUBLE; without any, return it."""
-        if (node.domain, node.op_type) in _ROUNDED:
-            raise BackendError(
-                f"The interpreter has {node.op_type} in float32 only, so a model with it has no precision='float64'. "
-                "Prepare it in its own precision."
-            )
         given = {attribute.name: attribute for attribute in node.attribute}
         types = given if schema is None else default_attributes(schema) | given
         narrow = [name for name in _TYPE_ATTRIBUTES if name in types and types[name].i in _NARROW_TYPES]

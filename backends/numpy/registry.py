@@ -45,6 +45,7 @@ FAMILIES = (
     "control_flow",
     "contrib",
     "ml",
+    "optimizer",
 )
 
 _SPECIAL = frozenset({"_wanted", "_opset", "_output_shapes", "_outer", "_wide"})

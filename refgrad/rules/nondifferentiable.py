@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import onnx
-
 from refgrad.registry import BODY, NO_DERIVATIVE, PENDING, ZERO
 
 _PIECEWISE = "piecewise constant: zero wherever it has a derivative"
@@ -113,12 +111,3 @@ for _name, _reason in {
     ),
 }.items():
     PENDING["", _name] = _reason
-
-for _name in (
-    *(
-    ),
-    *("Adagrad", "Adam", "Gradient", "Momentum"),
-):
-    for _domain in ("", "ai.onnx.ml", "ai.onnx.preview", "ai.onnx.preview.training"):
-        if onnx.defs.has(_name, _domain):
-            PENDING[_domain, _name] = "has no rule yet"

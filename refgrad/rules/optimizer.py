@@ -1,0 +1,121 @@
+"""The steps of training algorithms (ai.onnx.preview.training) are functions like any other: of what they start from, of the
+gradient and of the learning rate. Their bodies make each step differentiable, for learned learning rates and the like.
+
+Where an accumulated square is 0, its root counts as constant: the step itself is finite there, and so is its derivative.
+"""
+
+from __future__ import annotations
+
+from onnx import TensorProto
+
+from refgrad.functions import OPERATORS, Body, UnsupportedFormError, operator
+from refgrad.registry import BODY, NO_DERIVATIVE
+
+TRAINING = "ai.onnx.preview.training"
+
+NO_DERIVATIVE[TRAINING, "Gradient"] = (
+    "it stands for a derivative of a part of the graph that no runtime computes: write that gradient with refgrad first"
+)
+
+
+@operator("Adagrad", "outputs", domain=TRAINING, others=("T",))
+def adagrad(
+    op: Body,
+    R: str,
+    T: str,
+    *inputs: str,
+    decay_factor: float = 0.0,
+    epsilon: float = 1e-6,
+    norm_coefficient: float = 0.0,
+) -> tuple[str, ...]:
+    """X − r·g/(√H' + ε) and H' = H + g², with g = G + norm_coefficient·X and r = R/(1 + T·decay_factor)"""
+    tensors, squares = [], []
+    for X, G, H in _groups(inputs, 3):
+        g = _regularized(op, X, G, norm_coefficient)
+        h = op.Add(H, op.Mul(g, g))
+        rate = _like(op, R, X)
+        if decay_factor:
+            rate = op.Div(rate, op.Add(op.Mul(op.CastLike(T, X), op.number(decay_factor, X)), op.number(1.0, X)))
+        tensors.append(op.Sub(X, op.Mul(rate, op.Div(g, op.Add(_root(op, h, X), op.number(epsilon, X))))))
+        squares.append(h)
+    return (*tensors, *squares)
+
+
+@operator("Adam", "outputs", domain=TRAINING, others=("T",))
+def adam(
+    op: Body,
+    R: str,
+    T: str,
+    *inputs: str,
+    alpha: float = 0.9,
+    beta: float = 0.999,
+    epsilon: float = 1e-6,
+    norm_coefficient: float = 0.0,
+    norm_coefficient_post: float = 0.0,
+) -> tuple[str, ...]:
+    """(1 − norm_coefficient_post)·(X − r·V'/(√H' + ε)), V' = α·V + (1 − α)·g and H' = β·H + (1 − β)·g²
+
+    g = G + norm_coefficient·X; r = R·√(1 − βᵀ)/(1 − αᵀ) after the first step (T > 0), R in it.
+    """
+    tensors, momenta, squares = [], [], []
+    for X, G, V, H in _groups(inputs, 4):
+        g = _regularized(op, X, G, norm_coefficient)
+        v = op.Add(op.Mul(V, op.number(alpha, X)), op.Mul(g, op.number(1 - alpha, X)))
+        h = op.Add(op.Mul(H, op.number(beta, X)), op.Mul(op.Mul(g, g), op.number(1 - beta, X)))
+        one = op.number(1.0, X)
+        count = op.Max(op.CastLike(T, X), one)  # where T is 0 the correction is not taken, and would be 0/0
+        remains = [op.Sub(one, op.Pow(op.number(base, X), count)) for base in (beta, alpha)]
+        correction = op.Where(op.Greater(T, 0), op.Div(op.Sqrt(remains[0]), remains[1]), one)
+        rate = op.Mul(_like(op, R, X), correction)
+        x = op.Sub(X, op.Mul(rate, op.Div(v, op.Add(_root(op, h, X), op.number(epsilon, X)))))
+        tensors.append(op.Mul(x, op.number(1 - norm_coefficient_post, X)) if norm_coefficient_post else x)
+        momenta.append(v)
+        squares.append(h)
+    return (*tensors, *momenta, *squares)
+
+
+@operator("Momentum", "outputs", domain=TRAINING, others=("T",))
+def momentum(
+    op: Body, R: str, T: str, *inputs: str, alpha: float, beta: float, mode: str, norm_coefficient: float
+) -> tuple[str, ...]:
+    """X − R·V', V' = α·V + β·g (β is 1 in the first step), g = G + norm_coefficient·X; X − R·(g + α·V') in mode nesterov"""
+    if mode not in ("standard", "nesterov"):
+        raise UnsupportedFormError(f"its mode {mode!r} is not known; there are standard and nesterov")
+    tensors, momenta = [], []
+    for X, G, V in _groups(inputs, 3):
+        g = _regularized(op, X, G, norm_coefficient)
+        weight = op.Where(op.Greater(T, 0), op.number(beta, X), op.number(1.0, X))
+        v = op.Add(op.Mul(V, op.number(alpha, X)), op.Mul(g, weight))
+        step = op.Add(g, op.Mul(v, op.number(alpha, X))) if mode == "nesterov" else v
+        tensors.append(op.Sub(X, op.Mul(_like(op, R, X), step)))
+        momenta.append(v)
+    return (*tensors, *momenta)
+
+
+def _groups(inputs: tuple[str, ...], parts: int) -> list[tuple[str, ...]]:
+    """All tensors, all gradients, ... to (tensor, gradient, ...) for each tensor."""
+    if len(inputs) % parts:
+        raise UnsupportedFormError(
+            f"it has {len(inputs)} tensors after R and T; there are {parts} for each that is trained"
+        )
+    count = len(inputs) // parts
+    return [inputs[k::count] for k in range(count)]
+
+
+def _regularized(op: Body, X: str, G: str, norm_coefficient: float) -> str:
+    return str(op.Add(op.Mul(X, op.number(norm_coefficient, X)), G)) if norm_coefficient else G
+
+
+def _root(op: Body, square: str, like: str) -> str:
+    zero = op.Equal(square, op.number(0.0, like))
+    return str(op.Where(zero, op.number(0.0, like), op.Sqrt(op.Where(zero, op.number(1.0, like), square))))
+
+
+def _like(op: Body, R: str, X: str) -> str:
+    known = op.type(R) == op.type(X) != TensorProto.UNDEFINED
+    return R if known else str(op.CastLike(R, X))
+
+
+for _key, _operator in OPERATORS.items():
+    if _key[0] == TRAINING:
+        BODY[_key] = _operator.meaning
