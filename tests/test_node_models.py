@@ -1,0 +1,66 @@
+"""Every node test of onnx with a float input and a float output: its gradient is right, or the reason why not holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from refgrad.conformance import nodemodels
+from refgrad.conformance.nodemodels import NodeModel, excluded, node_models, wrong
+from refgrad.errors import RefgradError
+from refgrad.registry import RULES, rule
+
+MODELS = node_models()
+JUDGED = [test for test in MODELS if excluded(test) is None]
+
+
+def named(test: NodeModel) -> str:
+    return test.name
+
+
+@pytest.mark.parametrize("folded", [False, True], ids=["inputs", "constants"])
+@pytest.mark.parametrize("test", JUDGED, ids=named)
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # infinities and NaN are among the feeds
+def test_gradient_agrees_with_differences(test: NodeModel, folded: bool) -> None:
+    assert not wrong(test.folded() if folded else test)
+
+
+def test_nothing_is_left_out() -> None:
+    assert len(MODELS) >= 1350
+    assert len(MODELS) - len(JUDGED) <= 50
+
+
+@pytest.mark.parametrize("test", [test for test in MODELS if excluded(test)], ids=named)
+def test_an_excluded_model_is_refused(test: NodeModel) -> None:
+    """Once its gradient can be built, the exclusion has to go."""
+    with pytest.raises(RefgradError):
+        wrong(test)
+
+
+def test_exclusions_name_models_and_operators_that_exist() -> None:
+    names = {test.name for test in MODELS}
+    assert set(nodemodels.EXCLUDED_MODELS) <= names
+
+
+@pytest.mark.parametrize(
+    ("operator", "name", "planted"),
+    [
+        ("Sigmoid", "test_sigmoid", lambda op, d_Y, Y: op.Mul(op.grad.SigmoidGrad(d_Y, Y), 1.001)),
+        ("Softmax", "test_softmax_axis_1", lambda op, d_output, output: op.Mul(d_output, 0.0)),
+        (
+            "Transpose",
+            "test_transpose_all_permutations_4",
+            lambda op, d_transposed: op.Transpose(d_transposed, perm=[2, 0, 1]),
+        ),
+        ("Gather", "test_gather_0", lambda op, d_output, data: op.zeros_like(data)),
+    ],
+)
+def test_a_wrong_rule_is_caught(operator: str, name: str, planted: Callable[..., str], monkeypatch: Any) -> None:
+    [test] = [test for test in MODELS if test.name == name]
+    assert not wrong(test)
+    monkeypatch.setitem(RULES, ("", operator), RULES["", operator])
+    rule(operator, wrt=RULES["", operator].wrt)(planted)
+    assert wrong(test)
+    assert wrong(test.folded())
