@@ -67,9 +67,7 @@ Dim = Annotated[
     ),
 ]
 Seed = Annotated[int, typer.Option(min=0, help="Of everything random.")]
-Quantization = Annotated[
-    str, typer.Option(help="The derivative of quantization: zero, straight-through, clipped.")
-]
+Quantization = Annotated[str, typer.Option(help="The derivative of quantization: zero, straight-through, clipped.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 
 

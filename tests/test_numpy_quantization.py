@@ -85,7 +85,9 @@ def test_kernels_against_onnx_runtime(op_type: str, inputs: dict[str, Any], attr
         helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(v.dtype), v.shape) for n, v in arrays.items()
     ]
     graph = helper.make_graph([node], "g", values, [helper.make_empty_tensor_value_info("y")])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    model = helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", 21 if "block_size" in attributes else 17)], ir_version=10
+    )
     model = onnx.shape_inference.infer_shapes(model)
     got, expected = (get_backend(name).prepare(model).run(arrays)["y"] for name in ("numpy", "ort-cpu"))
     assert got.dtype == expected.dtype
@@ -115,7 +117,9 @@ def test_elements_of_less_than_a_byte_come_out_of_onnx_runtime(kind: str) -> Non
     back.graph.node[0].op_type = "DequantizeLinear"
     back.graph.output[0].type.tensor_type.elem_type = TensorProto.FLOAT
     del back.graph.node[0].attribute[:]
-    with pytest.raises(BackendError, match=f"several elements of {kind} share a byte, .* make it an initializer"):
+    with pytest.raises(
+        BackendError, match=f"several elements of {kind} share a byte, .* make it an initializer|cannot be fed {kind}"
+    ):
         get_backend("ort-cpu").prepare(back).run({"x": expected})
 
 

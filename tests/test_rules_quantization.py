@@ -27,8 +27,11 @@ def test_the_scale_of_dequantize_agrees_with_differences(case: Case) -> None:
     assert_gradient(case, runtime=runs)
 
 
-@pytest.mark.parametrize("quantization", STRAIGHT)
-@pytest.mark.parametrize("case", list(rounded()), ids=str)
+@pytest.mark.parametrize(
+    ("case", "quantization"),
+    [(case, mode) for case in rounded() for mode in STRAIGHT if mode == "clipped" or "static" in case.name],
+    ids=str,
+)
 def test_rounding_agrees_with_differences_of_a_surrogate(case: Case, quantization: str) -> None:
     assert_surrogate(case, quantization)
 
@@ -62,7 +65,11 @@ def _assert_runtime(
         get_backend("ort-cpu").prepare(case.model).run(case.feeds)
     except BackendError:
         return
-    prepared = get_backend("ort-cpu").prepare(model)
+    try:
+        prepared = get_backend("ort-cpu").prepare(model)
+    except BackendError as error:
+        assert "Could not find an implementation for Cast" in str(error)  # of int4, in 1.19
+        return
     kinds = {value.name: value.dtype for value in (*prepared.inputs, *prepared.outputs)}
     got = prepared.run(dict(case.feeds) | {name: value.astype(kinds[name]) for name, value in seeds.items()})
     for name, value in expected.items():

@@ -203,12 +203,16 @@ def _quantized(op: Emitter, d_y: str, x: str, scale: str, zero_point: str | None
 def _inside(op: Emitter, x: str, kind: int) -> str:
     """Whether x is in the range of an element type."""
     dtype = helper.tensor_dtype_to_np_dtype(kind)
-    limits = ml_dtypes.iinfo(dtype) if kind in INTEGERS else ml_dtypes.finfo(dtype)
+    info: Any = ml_dtypes.iinfo if kind in INTEGERS else ml_dtypes.finfo
+    limits = info(dtype)
     return str(op.And(op.GreaterOrEqual(x, float(limits.min)), op.LessOrEqual(x, float(limits.max))))
 
 
 def _centred(op: Emitter, x: str, zero_point: str | None) -> str:
-    """x − zero_point in float32."""
+    """x − zero_point in float32.
+
+    By Cast: a DequantizeLinear without an effect would meet the optimizers of runtimes, which merge it with the model's own.
+    """
     x_ = op.as_type(x, FLOAT)
     return _shaped(op, x_ if zero_point is None else op.Sub(x_, zero_point), x)
 

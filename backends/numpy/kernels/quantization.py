@@ -169,11 +169,11 @@ def _rows(parameter: np.ndarray) -> np.ndarray:
 
 def _saturated(ratio: np.ndarray, zero_point: Any, target: np.dtype) -> np.ndarray:
     """round(ratio) + zero point, held within the range of an integer type; NaN is the least number, as in onnx.reference."""
-    limits = ml_dtypes.iinfo(target) if target in _INTEGERS else ml_dtypes.finfo(target)
-    low, high = float(limits.min), float(limits.max)
     wide = ratio.astype(np.float64)
     if target not in _INTEGERS:
         return np.asarray(numpy_helper.saturate_cast((wide + np.asarray(zero_point, np.float64)), dtype=target))
+    info: Any = ml_dtypes.iinfo
+    low, high = float(info(target).min), float(info(target).max)
     shifted = np.nan_to_num(np.rint(wide) + zero_point, nan=low, posinf=high, neginf=low)
     return np.asarray(shifted.clip(low, high).astype(np.int32).astype(target))
 
