@@ -73,7 +73,9 @@ def node_case(
         if shapes == "unknown":
             reads[n], feeds[f"{n}_shape"] = f"{n}_", np.array(array.shape, dtype=np.int64)
             values.append(helper.make_tensor_value_info(f"{n}_shape", TensorProto.INT64, [f"{n}_rank"]))
-            empty = {"allowzero": 1} if domain or opset >= 14 else {}  # before, a 0 always meant another size
+            empty: dict[str, Any] = (
+                {"allowzero": 1} if domain or opset >= 14 else {}
+            )  # before, a 0 always meant another size
             nodes.append(helper.make_node("Reshape", [n, f"{n}_shape"], [f"{n}_"], **empty))
     initializers = [
         numpy_helper.from_array(v, n) for n, v in zip(called, inputs, strict=True) if v is not None and n in constant

@@ -39,6 +39,7 @@ SEQUENCE = numbers(3, 2, 3)
 ENLARGE, SHRINK, BOTH = (np.array(s, np.float32) for s in ((1, 1, 2, 1.5), (1, 1, 0.5, 0.75), (1, 1, 0.5, 1.5)))
 IMAGE = numbers(1, 1, 4, 4)
 ROI = np.array([], np.float32)
+HALF = np.array(0.5, np.float32)
 
 # operator, opsets, inputs, attributes; further arguments of `node_case` among the attributes
 Row = tuple[str, tuple[int, ...], tuple[np.ndarray | None, ...], dict[str, Any]]
@@ -91,7 +92,7 @@ CONVERTED: tuple[Row, ...] = (
     ("Clip", (7, 10), (X,), {"min": -0.5, "max": 0.5}),
     ("Clip", (7,), (X.astype(np.float16),), {"min": -0.5}),
     ("Clip", (7,), (X.astype(np.float64),), {"max": 0.5}),
-    ("Clip", (11, 12), (X, None, np.float32(0.5)), {}),
+    ("Clip", (11, 12), (X, None, HALF), {}),
     ("Compress", (9,), (numbers(2, 3), np.array([True, False, True])), {"axis": 1}),
     ("Concat", (7, 11), (X, X), {"axis": 1}),
     ("Conv", (7,), (numbers(2, 3, 7), numbers(4, 3, 3), numbers(4)), {"pads": [1, 1]}),
@@ -100,7 +101,7 @@ CONVERTED: tuple[Row, ...] = (
     ("DepthToSpace", (7, 11), (numbers(1, 8, 2, 3),), {"blocksize": 2}),
     ("SpaceToDepth", (7,), (numbers(1, 2, 4, 6),), {"blocksize": 2}),
     ("Dropout", (7, 10), (X,), {"ratio": 0.3}),
-    ("Dropout", (12,), (X, np.float32(0.5), np.array(False)), {}),
+    ("Dropout", (12,), (X, HALF, np.array(False)), {}),
     ("Expand", (8,), (numbers(2, 1), integers(2, 3)), {}),
     ("Flatten", (7, 9), (X,), {"axis": 2}),
     ("Flatten", (11,), (X,), {"axis": -1}),
@@ -118,7 +119,7 @@ CONVERTED: tuple[Row, ...] = (
     ("LRN", (7,), (numbers(2, 5, 3, 2),), {"size": 3}),
     ("MatMul", (7, 9), (numbers(2, 3, 4), numbers(4, 5)), {}),
     ("MeanVarianceNormalization", (9, 12), (numbers(2, 3, 4, 2),), {"axes": [0, 2, 3]}),
-    ("Mod", (10,), (positive(3), np.float32([0.3, 0.4, 0.6])), {"fmod": 1}),
+    ("Mod", (10,), (positive(3), np.array([0.3, 0.4, 0.6], np.float32)), {"fmod": 1}),
     ("NegativeLogLikelihoodLoss", (12,), (numbers(3, 4), np.array([0, 1, 3])), {}),
     ("SoftmaxCrossEntropyLoss", (12,), (numbers(3, 4), np.array([0, 1, 3]), positive(4)), {"ignore_index": 1}),
     ("OneHot", (9,), (np.array([0, 2]), np.array(3), numbers(2)), {"axis": 0}),
@@ -126,7 +127,7 @@ CONVERTED: tuple[Row, ...] = (
     ("Pad", (7,), (numbers(3, 4).astype(np.float16),), {"pads": [0, 1, 2, 0], "value": 0.5}),
     ("Pad", (7,), (numbers(3, 4),), {"pads": [0, -1, -2, 0]}),
     ("Pad", (7,), (numbers(3, 4).astype(np.float64),), {"pads": [0, 1, 2, 0], "mode": "reflect"}),
-    ("Pad", (11,), (numbers(3, 4), integers(0, 1, 2, 0), np.float32(0.5)), {}),
+    ("Pad", (11,), (numbers(3, 4), integers(0, 1, 2, 0), HALF), {}),
     ("Reshape", (7, 13), (X, integers(0, -1)), {}),
     ("Resize", (11,), (IMAGE, ROI, ENLARGE), {"mode": "linear", "constant": ("roi", "scales"), "wrt": ("X",)}),
     (
@@ -160,7 +161,7 @@ CONVERTED: tuple[Row, ...] = (
         (numbers(1, 1, 2, 2), np.array([[[[5, 7], [13, 15]]]])),
         {"kernel_shape": [2, 2], "strides": [2, 2]},
     ),
-    ("DequantizeLinear", (10,), (np.array([1, 2, 3], np.uint8), np.float32(0.5), np.uint8(1)), {}),
+    ("DequantizeLinear", (10,), (np.array([1, 2, 3], np.uint8), HALF, np.array(1, np.uint8)), {}),
 )
 
 
