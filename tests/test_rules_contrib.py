@@ -49,13 +49,12 @@ def test_the_interpreter_computes_what_onnx_runtime_does(case: Case) -> None:
 
 
 def test_every_operator_is_explained_and_has_a_case() -> None:
-    tried = {case.node.op_type for case in CASES}
-    assert {name for _, name in OPERATORS} == tried
-    for _, name in OPERATORS:
+    names = {name for domain, name in OPERATORS if domain == MICROSOFT}
+    assert names == {case.node.op_type for case in CASES}
+    for name in names:
         assert explain(f"{MICROSOFT}.{name}").verdict in ("rule", "function")
-        schema = find_schema(name, MICROSOFT)
+        assert find_schema(name, MICROSOFT).name == name
         assert not onnx.defs.has(name, MICROSOFT)
-        assert schema.name == name
 
 
 def test_the_checker_of_onnx_is_left_alone() -> None:

@@ -131,7 +131,11 @@ def estimators() -> dict[str, Callable[[], tuple[Any, Any, dict[str, Any]]]]:
         "normalized": lambda: (after(preprocessing.Normalizer("l2"), linear_model.Ridge()), TARGET, {}),
         "imputed": lambda: (after(impute.SimpleImputer(), linear_model.Ridge()), TARGET, {}),
         "pca": lambda: (after(decomposition.PCA(2), linear_model.Ridge()), TARGET, {}),
-        "mlp": lambda: (neural_network.MLPRegressor(hidden_layer_sizes=(5,), activation="tanh", max_iter=20), TARGET, {}),
+        "mlp": lambda: (
+            neural_network.MLPRegressor(hidden_layer_sizes=(5,), activation="tanh", max_iter=20),
+            TARGET,
+            {},
+        ),
     }
     for kernel in ("linear", "poly", "rbf", "sigmoid"):
         made[f"svr {kernel}"] = lambda kernel=kernel: (svm.SVR(kernel=kernel), TARGET, {})  # type: ignore[misc]

@@ -40,8 +40,8 @@ def cases() -> Iterator[Case]:
             image, filters = _floats(1, 2, 5, 5), _floats(3, 2, 3, 3)
             size = {"kernel_shape": [3, 3]}  # without it the rank has to be known
             yield _case("FusedConv", image, filters, _floats(3), shapes=shapes, **size, **named, **given)
-            given = dict(zip(("activation_alpha", "activation_beta"), parameters or (), strict=False))
-            yield _case("FusedGemm", _floats(2, 4), _floats(4, 3), _floats(3), shapes=shapes, **named, **given)
+            each = dict(zip(("activation_alpha", "activation_beta"), parameters or [], strict=False))
+            yield _case("FusedGemm", _floats(2, 4), _floats(4, 3), _floats(3), shapes=shapes, **named, **each)
         window = {"strides": [2, 1], "pads": [1, 0, 1, 0], "group": 2, "activation": "Relu", "kernel_shape": [3, 2]}
         image, filters = _floats(1, 4, 5, 4), _floats(2, 2, 3, 2)
         yield _case("FusedConv", image, filters, None, _floats(1, 2, 3, 3), shapes=shapes, **window)
@@ -117,14 +117,14 @@ def _training(shapes: str) -> Iterator[Case]:
     indices = np.array([4, 0, 3])
     yield _case("PadAndUnflatten", _floats(3, 2), indices, np.array([2, 3]), shapes=shapes)
     yield _case("FlattenAndUnpad", _floats(2, 3, 2), indices, shapes=shapes, outputs=2)
-    x = np.float32([[-4.1, -0.62, 0.31], [0.87, 1.44, 9.3]])  # clipped at both ends, and halfway between no two steps
+    x = _array([[-4.1, -0.62, 0.31], [0.87, 1.44, 9.3]])  # clipped at both ends, and halfway between no two steps
     scale, zero_point = _scalar(0.5), _scalar(3.0)
     yield _case("FakeQuant", x, scale, zero_point, shapes=shapes, quant_min=0, quant_max=7, outputs=2)
-    yield _case("FakeQuant", x, np.float32([0.5]), np.float32([3.0]), shapes=shapes, quant_max=15)
+    yield _case("FakeQuant", x, _array([0.5]), _array([3.0]), shapes=shapes, quant_max=15)
     scores, labels = _floats(4, 3, 2), np.array([[0, 2], [1, -1], [2, 0], [-1, 1]])
     ignored = np.array(-1)
     for reduction in ("mean", "sum", "none"):
-        for weights in (None, np.float32([0.5, 1.0, 2.0])):
+        for weights in (None, _array([0.5, 1.0, 2.0])):
             loss = "SoftmaxCrossEntropyLossInternal"
             yield _case(loss, scores, labels, weights, ignored, shapes=shapes, outputs=2, reduction=reduction)
             yield _case(loss, scores, np.abs(labels), weights, shapes=shapes, reduction=reduction)
@@ -178,6 +178,10 @@ def _floats(*shape: int) -> np.ndarray:
     """Numbers that no kink is near."""
     values = _RANDOM.standard_normal(shape) * 0.7
     return np.where(np.abs(values) < 0.02, 0.1, values).astype(np.float32)
+
+
+def _array(values: list[Any]) -> np.ndarray:
+    return np.array(values, np.float32)
 
 
 def _scalar(value: float) -> np.ndarray:

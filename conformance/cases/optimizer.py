@@ -30,7 +30,7 @@ def cases() -> Iterator[Case]:
                 squares = [rng.uniform(0.5, 1.5, size) for size in sizes]
                 if op_type == "Momentum":
                     squares = [rng.standard_normal(size) for size in sizes]
-                arrays = [np.float32(x) for x in (*tensors, *squares)]
+                arrays = [np.asarray(x, np.float32) for x in (*tensors, *squares)]
                 rate = np.array(0.3, np.float32), np.array(step)
                 count = len(sizes) * (1 + accumulated)
                 case = node_case(

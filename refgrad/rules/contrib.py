@@ -170,7 +170,7 @@ def fused_matmul(
 @operator("TransposeMatMul", "Y")
 def transpose_matmul(op: Body, A: str, B: str, *, alpha: float = 1.0, transA: int = 0, transB: int = 0) -> str:
     """α·A'·B', where trans exchanges the last two axes"""
-    return fused_matmul(op, A, B, alpha=alpha, transA=transA, transB=transB)  # type: ignore[no-any-return]
+    return fused_matmul(op, A, B, alpha=alpha, transA=transA, transB=transB)
 
 
 def _arranged(op: Body, A: str, trans: int, trans_batch: int) -> str:

@@ -69,9 +69,9 @@ def _activated(x: Array, name: str | None, given: Numbers) -> Array:
         case "":
             return x
         case "Relu":
-            return np.maximum(x, 0)
+            return np.asarray(np.maximum(x, 0))
         case "Tanh":
-            return np.tanh(x)
+            return np.asarray(np.tanh(x))
         case "Sigmoid":
             return sigmoid(x)
         case "Softplus":
@@ -93,7 +93,7 @@ def _activated(x: Array, name: str | None, given: Numbers) -> Array:
         case "HardSwish":
             return np.asarray(x * np.clip(x / 6 + 0.5, 0, 1))
         case "Clip":
-            return np.clip(x, parameter(0, -math.inf), parameter(1, math.inf))
+            return np.asarray(np.clip(x, parameter(0, -math.inf), parameter(1, math.inf)))
     raise ValueError(f"activation {name!r} is not supported")
 
 
@@ -338,7 +338,7 @@ def _attend(
         later = np.arange(keys) > np.arange(keys - queries, keys)[:, None]
         scores = np.where(later, scores.dtype.type(-np.inf), scores)
     mixed = np.einsum("bnst,bnth->bsnh", softmax(scores, axis=-1), v)
-    return mixed.reshape(*mixed.shape[:2], -1)
+    return np.asarray(mixed.reshape(*mixed.shape[:2], -1))
 
 
 @kernel("FakeQuant", domain=MICROSOFT, in_float32=True)

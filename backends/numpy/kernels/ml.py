@@ -36,7 +36,7 @@ def normalizer(X: Array, *, norm: str, _wide: bool) -> Array:
         raise ValueError(f"norm={norm!r} is not supported")
     size = sizes[norm].max(-1, keepdims=True) if norm == "MAX" else sizes[norm].sum(-1, keepdims=True)
     size = np.sqrt(size) if norm == "L2" else size
-    return np.where(size == 0, x.dtype.type(0), x / np.where(size == 0, x.dtype.type(1), size))
+    return np.asarray(np.where(size == 0, x.dtype.type(0), x / np.where(size == 0, x.dtype.type(1), size)))
 
 
 @kernel("Imputer", domain=ML)
@@ -191,10 +191,10 @@ def _kernel(x: Array, vectors: Array, kernel_type: str, parameters: Floats) -> A
         case "POLY":
             return np.asarray((gamma * (x @ vectors.T) + shift) ** int(degree))
         case "SIGMOID":
-            return np.tanh(gamma * (x @ vectors.T) + shift)
+            return np.asarray(np.tanh(gamma * (x @ vectors.T) + shift))
         case "RBF":
             distances = [np.square(x - vector).sum(1) for vector in vectors]
-            return np.exp(-gamma * np.stack(distances, 1))
+            return np.asarray(np.exp(-gamma * np.stack(distances, 1)))
     raise ValueError(f"kernel_type={kernel_type!r} is not supported")
 
 
@@ -218,7 +218,7 @@ def _softmax_zero(scores: Array) -> Array:
     top = scores.max(1, keepdims=True)
     powers = np.where(np.abs(scores) > 1e-7, np.exp(scores - top), scores * np.exp(-top))
     size = powers.sum(1, keepdims=True)
-    return np.where(size == 0, scores.dtype.type(0.5), powers / np.where(size == 0, 1, size))
+    return np.asarray(np.where(size == 0, scores.dtype.type(0.5), powers / np.where(size == 0, 1, size)))
 
 
 def _probit(p: Array) -> Array:

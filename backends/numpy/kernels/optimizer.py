@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -18,7 +18,7 @@ def _columns(arrays: tuple[Array, ...], parts: int) -> Iterator[tuple[Array, ...
     return zip(*(arrays[k * count : (k + 1) * count] for k in range(parts)), strict=True)
 
 
-def _rows(results: list[tuple[Array, ...]], inputs: tuple[Array, ...]) -> tuple[Array, ...]:
+def _rows(results: Sequence[tuple[Array, ...]], inputs: tuple[Array, ...]) -> tuple[Array, ...]:
     """The results of all tensors: first what they became, then what is accumulated; each of its tensor's type"""
     kinds = [x.dtype for x in inputs[: len(results)]]
     return tuple(
