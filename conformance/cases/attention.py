@@ -45,10 +45,8 @@ def cases() -> Iterator[Case]:
     yield from _empty()
     heads = numbers(2, 4, 3, 4), numbers(2, 2, 5, 4), numbers(2, 2, 5, 3)
     yield node_case("FlexAttention", *heads, domain=PREVIEW, opset=1, scale=0.3)
-    for name in ("score_mod", "prob_mod"):
-        yield node_case(
-            "FlexAttention", *heads, domain=PREVIEW, opset=1, name=f"FlexAttention-{name}", **{name: _cap()}
-        )
+    yield node_case("FlexAttention", *heads, domain=PREVIEW, opset=1, name="FlexAttention-scores", score_mod=_cap())
+    yield node_case("FlexAttention", *heads, domain=PREVIEW, opset=1, name="FlexAttention-weights", prob_mod=_cap())
 
 
 def _attention(shapes: str) -> Iterator[Case]:
@@ -91,8 +89,9 @@ def attention(
 ) -> Case:
     """Attention of 3 queries in two heads on 5 keys, in a batch of two; `past` more keys, of which `valid` ones count."""
     q, k, v = (numbers(2, heads, n, size) for heads, n, size in ((2, 3, 4), (key_heads, 5, 4), (key_heads, 5, 3)))
-    inputs = [x.swapaxes(1, 2).reshape(*x.shape[::2][:1], x.shape[2], -1) for x in (q, k, v)] if packed else [q, k, v]
+    inputs: list[np.ndarray | None] = [q, k, v]
     if packed:
+        inputs = [x.swapaxes(1, 2).reshape(2, x.shape[2], -1) for x in (q, k, v)]
         arguments |= {"q_num_heads": 2, "kv_num_heads": key_heads}
     inputs += [mask] if mask is not None or past or valid else []
     inputs += [numbers(2, key_heads, past, 4), numbers(2, key_heads, past, 3)] if past else []
