@@ -56,12 +56,13 @@ def training(session: nox.Session) -> None:
 
 @nox.session
 def torch(session: nox.Session) -> None:
-    """Seven models as torch's exporter writes them, against torch.autograd."""
+    """Seven models as torch's exporter writes them, and every operator that torch has, against torch.autograd."""
     session.install("torch==2.13.0")
     session.install("-e", ".[ort,torch,test]")
     shutil.rmtree(TORCH_MODELS, ignore_errors=True)
     session.run("python", "examples/torch_models.py", str(TORCH_MODELS))
-    files = ("tests/test_torch.py", "tests/test_kinks.py")
+    names = ("torch", "torch_operators", "kinks", "rules_quantization", "rules_sampling")
+    files = [f"tests/test_{name}.py" for name in names]
     pytest(session, "-m", "not models", *files, REFGRAD_TORCH_MODELS=str(TORCH_MODELS))
 
 

@@ -302,7 +302,10 @@ def trilu(a: Attributes, x: Tensor, k: Tensor | None = None) -> Tensor:
 
 @operator("Unique")
 def unique(a: Attributes, x: Tensor) -> Tensor | None:
-    return torch.unique(x, dim=a.axis) if a.sorted else None
+    _, first = np.unique(x.detach().numpy(), return_index=True, axis=a.axis)  # torch.unique has no derivative
+    if not a.sorted:
+        return None
+    return x.flatten()[torch.from_numpy(first)] if a.axis is None else x.index_select(a.axis, torch.from_numpy(first))
 
 
 @operator("ReverseSequence")
@@ -444,8 +447,10 @@ def col2im(a: Attributes, x: Tensor, image: Tensor, block: Tensor) -> Tensor | N
 
 @operator("MaxUnpool")
 def max_unpool(a: Attributes, x: Tensor, indices: Tensor, shape: Tensor | None = None) -> Tensor | None:
+    if shape is not None or indices.unique().numel() < indices.numel():
+        return None
     flat = torch.zeros(math.prod(a.result.shape), dtype=x.dtype)
-    return None if shape is not None else flat.index_add(0, indices.reshape(-1), x.reshape(-1)).reshape(a.result.shape)
+    return flat.index_add(0, indices.reshape(-1), x.reshape(-1)).reshape(a.result.shape)
 
 
 # Normalization
@@ -539,6 +544,8 @@ def attention(a: Attributes, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | Non
     if q.ndim != 4 or any(odd) or (a.is_causal and mask is not None):
         return None
     if getattr(a, "left_window_size", -1) not in (None, -1) or getattr(a, "right_window_size", -1) not in (None, -1):
+        return None
+    if mask is not None and (mask.ndim < 2 or mask.shape[-1] not in (1, k.shape[-2])):
         return None
     groups = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
