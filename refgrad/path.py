@@ -155,7 +155,7 @@ def _reason(key: tuple[str, str], verdict: str) -> str:
 
 def _no_floats(key: tuple[str, str]) -> str:
     """Why a node without float outputs has the derivative zero."""
-    if key in QUANTIZERS:
+    if TensorProto.INT8 in QUANTIZERS.get(key, ()):
         return "rounding is piecewise constant; quantization='straight-through' or 'clipped' gives it a derivative"
     return "its outputs are no floats"
 

@@ -94,7 +94,7 @@ def cases() -> Iterator[Case]:
     for shapes in SHAPES:
         for x, scale, axis, block in GRAINS:
             opset = 21 if block else 16
-            yield _dequantize(np.int8, x, scale, opset, shapes=shapes, axis=axis, **_block(block))
+            yield _dequantize(np.int8, x, scale, opset, shapes=shapes, axis=axis, block_size=block or None)
 
 
 def rounded() -> Iterator[Case]:
@@ -104,9 +104,9 @@ def rounded() -> Iterator[Case]:
         yield chain(kind, (4, 5), (5,), max(opset, 23), saturate=0, precision=TensorProto.FLOAT)
     for shapes in SHAPES:
         for x, scale, axis, block in GRAINS:
-            yield chain(np.int8, x, scale, 21 if block else 16, shapes=shapes, axis=axis, **_block(block))
+            yield chain(np.int8, x, scale, 21 if block else 16, shapes=shapes, axis=axis, block_size=block or None)
             if x and shapes != "symbolic":
-                yield chain(np.uint8, x, scale, 21, zero=False, shapes=shapes, axis=axis, **_block(block))
+                yield chain(np.uint8, x, scale, 21, zero=False, shapes=shapes, axis=axis, block_size=block or None)
     for dtype in (np.float16, ml_dtypes.bfloat16):
         yield chain(np.uint8, (4, 5), (5,), 19, dtype=dtype)
     for op_type, inputs, attributes in MOVES:
@@ -137,7 +137,11 @@ def chain(
     """y = DequantizeLinear(QuantizeLinear(x, s), t), where t has the shape of s, or is a scalar behind a `move`."""
     low, high = _limits(kind)
     rng = np.random.default_rng(0)
-    zeros = np.asarray(rng.integers(max(low, -3), min(high, 4) + 1, scale), np.float64) if _is_integer(kind) else 0.0
+    zeros = (
+        np.asarray(rng.integers(max(int(low), -3), min(int(high), 4) + 1, scale), np.float64)
+        if _is_integer(kind)
+        else 0.0
+    )
     zeros = np.broadcast_to(zeros if zero else 0.0, scale)
     s = rng.uniform(0.5, 1.5, scale) * 0.1
     laid = np.repeat(s, block_size or 1, axis) if block_size else s.reshape(_along(scale, x, axis))
@@ -200,61 +204,54 @@ def _moved(
 def _products(shapes: str) -> Iterator[Case]:
     """QLinearConv, QLinearMatMul, ConvInteger and MatMulInteger between QuantizeLinear and floats."""
     rng = np.random.default_rng(1)
-    scales = {"sx": 0.02, "sw": 0.03, "sy": 0.017, "t": 0.05}
     for x, w, per_channel, attributes in (
         ((2, 3, 5, 5), (4, 3, 3, 3), True, {"pads": [1, 1, 1, 1], "strides": [2, 1]}),
         ((2, 4, 6), (2, 2, 3), False, {"group": 2, "dilations": [2]}),
+        ((2, 3, 5, 5), (4, 3, 3, 3), True, {"auto_pad": "SAME_UPPER", "kernel_shape": [3, 3]}),
     ):
-        zw = rng.integers(-3, 4, w[:1]).astype(np.int8) if per_channel else np.array(2, np.int8)
-        feeds: dict[str, np.ndarray] = {n: np.asarray(v, np.float32) for n, v in scales.items()}
-        if per_channel:
-            feeds["sw"] = rng.uniform(0.02, 0.04, w[:1]).astype(np.float32)
-        feeds |= {"x": rng.standard_normal(x).astype(np.float32), "w": rng.standard_normal(w).astype(np.float32)}
-        constants = {"zx": np.array(5, np.uint8), "zw": zw, "zy": np.array(3, np.int8)}
-        constants["bias"] = rng.integers(-400, 400, w[:1]).astype(np.int32)
-        nodes: list[NodeProto] = []
-        read = {name: _declared(name, shapes, nodes) for name in feeds}
-        nodes.append(_node("QuantizeLinear", [read["x"], read["sx"], "zx"], ["qx"]))
-        nodes.append(_node("QuantizeLinear", [read["w"], read["sw"], "zw"], ["qw"], axis=0))
-        inputs = ["qx", read["sx"], "zx", "qw", read["sw"], "zw", read["sy"], "zy", "bias"]
-        quantised = [*nodes, _node("QLinearConv", inputs, ["q"], **attributes)]
-        quantised.append(_node("DequantizeLinear", ["q", read["t"], "zy"], ["y"]))
-        initializers = [numpy_helper.from_array(v, n) for n, v in constants.items()]
-        yield _case(f"QLinearConv-{x}-{shapes}", quantised, feeds, initializers, 21, shapes)
-        if per_channel:
-            inputs = ["qx", read["sx"], "zx", "qw", read["sw"], "zw", read["sy"], "zy"]
-            quantised = [*nodes, _node("QLinearConv", inputs, ["q"], auto_pad="SAME_UPPER", kernel_shape=[3, 3])]
-            quantised.append(_node("DequantizeLinear", ["q", read["t"], "zy"], ["y"]))
-            yield _case(f"QLinearConv-without-bias-{shapes}", quantised, feeds, initializers[:3], 21, shapes)
-        whole = [*nodes, _node("ConvInteger", ["qx", "qw", "zx", "zw"], ["i"], **attributes)]
-        whole += [_node("Cast", ["i"], ["f"], to=TensorProto.FLOAT), _node("Mul", ["f", read["t"]], ["y"])]
-        whole_feeds = {n: v for n, v in feeds.items() if n != "sy"}
-        whole = [node for node in whole if node.input[0] != "sy"]
-        yield _case(f"ConvInteger-{x}-{shapes}", whole, whole_feeds, initializers[:2], 21, shapes)
+        feeds = {"x": rng.standard_normal(x), "w": rng.standard_normal(w), "sx": 0.02, "sy": 0.017, "t": 0.05}
+        feeds["sw"] = rng.uniform(0.02, 0.04, w[:1]) if per_channel else 0.03
+        constants = {"zx": np.array(5, np.uint8), "zy": np.array(3, np.int8)}
+        constants["zw"] = rng.integers(-3, 4, np.shape(feeds["sw"])).astype(np.int8)
+        constants["B"] = rng.integers(-400, 400, w[:1]).astype(np.int32)
+        inputs = [*("x", "sx", "zx", "w", "sw", "zw", "sy", "zy"), *([] if "auto_pad" in attributes else ["B"])]
+        yield _product("QLinearConv", shapes, feeds, constants, inputs, (1, 0), **attributes)
+        yield _product("ConvInteger", shapes, feeds, constants, ["x", "w", "zx", "zw"], (1, 0), **attributes)
     for a, b, rows in (((3, 4), (4, 5), True), ((2, 3, 4), (4, 5), False), ((2, 1, 3, 4), (2, 4, 5), False)):
-        feeds = {n: np.asarray(v, np.float32) for n, v in (("sa", 0.02), ("sb", 0.03), ("sy", 0.02), ("t", 0.05))}
-        feeds["sb"] = np.full(b[-1:], 0.025, np.float32) if rows else np.full(1, 0.025, np.float32)
-        feeds |= {"a": rng.standard_normal(a).astype(np.float32), "b": rng.standard_normal(b).astype(np.float32)}
-        constants = {"za": np.array(5, np.uint8), "zy": np.array([3], np.uint8)}
-        constants["zb"] = rng.integers(-3, 4, feeds["sb"].shape).astype(np.int8)
-        if rows:
-            feeds["sa"] = np.array([0.02, 0.03, 0.025], np.float32)
-            constants["za"] = np.array([5, 4, 3], np.uint8)
-        nodes = []
-        read = {name: _declared(name, shapes, nodes) for name in feeds}
-        nodes.append(_node("QuantizeLinear", [read["a"], read["sa"], "za"], ["qa"], axis=0))
-        nodes.append(_node("QuantizeLinear", [read["b"], read["sb"], "zb"], ["qb"], axis=len(b) - 1))
-        inputs = ["qa", read["sa"], "za", "qb", read["sb"], "zb", read["sy"], "zy"]
-        quantised = [*nodes, _node("QLinearMatMul", inputs, ["q"])]
-        quantised.append(_node("DequantizeLinear", ["q", read["t"], "zy"], ["y"]))
-        initializers = [numpy_helper.from_array(v, n) for n, v in constants.items()]
-        yield _case(f"QLinearMatMul-{a}-{b}-{shapes}", quantised, feeds, initializers, 21, shapes)
-        whole = [node for node in nodes if node.input[0] != "sy"]
-        whole.append(_node("MatMulInteger", ["qa", "qb", "za", "zb"], ["i"]))
-        whole += [_node("Cast", ["i"], ["f"], to=TensorProto.FLOAT), _node("Mul", ["f", read["t"]], ["y"])]
-        whole_feeds = {n: v for n, v in feeds.items() if n != "sy"}
-        kept = [t for t in initializers if t.name != "zy"]
-        yield _case(f"MatMulInteger-{a}-{b}-{shapes}", whole, whole_feeds, kept, 21, shapes)
+        feeds = {"x": rng.standard_normal(a), "w": rng.standard_normal(b), "sy": 0.02, "t": 0.05}
+        feeds |= {"sx": np.array([0.02, 0.03, 0.025]) if rows else 0.02, "sw": np.full(5 if rows else 1, 0.025)}
+        constants = {"zx": np.array([5, 4, 3] if rows else 5, np.uint8), "zy": np.array([3], np.uint8)}
+        constants["zw"] = rng.integers(-3, 4, np.shape(feeds["sw"])).astype(np.int8)
+        inputs = ["x", "sx", "zx", "w", "sw", "zw", "sy", "zy"]
+        yield _product("QLinearMatMul", shapes, feeds, constants, inputs, (0, len(b) - 1))
+        yield _product("MatMulInteger", shapes, feeds, constants, ["x", "w", "zx", "zw"], (0, len(b) - 1))
+
+
+def _product(
+    op_type: str,
+    shapes: str,
+    feeds: dict[str, Any],
+    constants: dict[str, np.ndarray],
+    inputs: Sequence[str],
+    axes: tuple[int, int],
+    **attributes: Any,
+) -> Case:
+    """y = t times the product of x and w, each quantised: with the scales sx and sw, along its axis."""
+    used = {*inputs, "x", "w", "sx", "sw", "t"}
+    fed = {name: np.asarray(value, np.float32) for name, value in feeds.items() if name in used}
+    nodes: list[NodeProto] = []
+    read = {name: _declared(name, shapes, nodes) for name in fed}
+    for name, axis in zip("xw", axes, strict=True):
+        nodes.append(_node("QuantizeLinear", [read[name], read[f"s{name}"], f"z{name}"], [f"q{name}"], axis=axis))
+    read |= {"x": "qx", "w": "qw"}
+    nodes.append(_node(op_type, [read.get(name, name) for name in inputs], ["q"], **attributes))
+    if op_type.startswith("QLinear"):
+        nodes.append(_node("DequantizeLinear", ["q", read["t"], "zy"], ["y"]))
+    else:
+        nodes += [_node("Cast", ["q"], ["f"], to=TensorProto.FLOAT), _node("Mul", ["f", read["t"]], ["y"])]
+    initializers = [numpy_helper.from_array(value, name) for name, value in constants.items() if name in used]
+    title = f"{op_type}-{fed['x'].shape}-{fed['w'].shape}-{'-'.join(attributes)}-{shapes}"
+    return _case(title, nodes, fed, initializers, 21, shapes)
 
 
 def _casts(kind: Any) -> Case:
@@ -295,7 +292,7 @@ def _dequantize(
     low, high = _limits(kind)
     rng = np.random.default_rng(0)
     values = np.asarray(rng.uniform(low, high, x)).astype(np.int64 if _is_integer(kind) else np.float32).astype(kind)
-    zeros = np.asarray(rng.integers(max(low, -3), min(high, 4) + 1, scale)).astype(kind) if zero else None
+    zeros = np.asarray(rng.integers(max(int(low), -3), min(int(high), 4) + 1, scale)).astype(kind) if zero else None
     s = np.asarray(rng.uniform(0.5, 1.5, scale) / high, dtype)
     title = f"DequantizeLinear-{np.dtype(kind).name}-{x}-{scale}-{attributes}-{np.dtype(dtype).name}-{shapes}-{opset}"
     return node_case("DequantizeLinear", values, s, zeros, opset=opset, shapes=shapes, name=title, **attributes)
@@ -314,10 +311,6 @@ def _along(scale: tuple[int, ...], x: tuple[int, ...], axis: int) -> list[int]:
     """The shape in which one number, or one per index along the axis, broadcasts against x."""
     count = int(np.prod(scale))
     return [] if count == 1 else [count if k == axis % len(x) else 1 for k in range(len(x))]
-
-
-def _block(size: int) -> dict[str, int]:
-    return {"block_size": size} if size else {}
 
 
 def _node(op_type: str, inputs: Sequence[str], outputs: Sequence[str], **attributes: Any) -> NodeProto:
