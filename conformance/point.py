@@ -272,5 +272,6 @@ def largest(array: np.ndarray) -> float:
 
 
 def rms(array: np.ndarray) -> float:
-    """The root of the mean square: the size of one element."""
-    return float(np.sqrt(np.mean(array**2))) if array.size else 0.0
+    """The root of the mean square: the size of one element. One that is infinite or missing has none."""
+    finite = array[np.isfinite(array)]
+    return float(np.sqrt(np.mean(finite**2))) if finite.size else 0.0
