@@ -47,6 +47,15 @@ def assert_same_values(model: ModelProto, feeds: dict[str, np.ndarray]) -> None:
                 )
 
 
+@pytest.mark.parametrize("op_type", ["Softmax", "LogSoftmax", "Hardmax", "BatchNormalization"])
+def test_the_interpreter_runs_the_versions_that_meant_something_else(op_type: str) -> None:
+    pytest.importorskip("onnxruntime")
+    for case in CASES:
+        if case.model.graph.node[0].op_type == op_type:
+            expected, got = (get_backend(name).prepare(case.model).run(case.feeds) for name in ("ort-cpu", "numpy"))
+            np.testing.assert_allclose(*(next(iter(x.values())) for x in (got, expected)), rtol=1e-5, atol=1e-6)
+
+
 def is_pending(case: Case) -> bool:
     return any((node.domain, node.op_type) in PENDING for node in converted(case.model).graph.node)
 

@@ -167,6 +167,21 @@ def log_softmax(x: np.ndarray, *, axis: int) -> np.ndarray:
     return np.asarray(shifted)
 
 
+@kernel("Hardmax", since=13)
+def hardmax(x: np.ndarray, *, axis: int) -> np.ndarray:
+    """1 at the first largest element, 0 elsewhere."""
+    y = np.zeros_like(x)
+    if x.size:
+        np.put_along_axis(y, x.argmax(axis, keepdims=True), 1, axis)
+    return y
+
+
+@kernel("Hardmax")
+def hardmax_1(x: np.ndarray, *, axis: int) -> np.ndarray:
+    """Over all axes from `axis` on, as one."""
+    return hardmax(_rows(x, axis), axis=1).reshape(x.shape)
+
+
 @kernel("Softmax", in_float32=True)
 def softmax_1(x: np.ndarray, *, axis: int) -> np.ndarray:
     """Over all axes from `axis` on, as one."""

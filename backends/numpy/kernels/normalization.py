@@ -35,13 +35,23 @@ def batch_normalization(
     momentum: float,
     training_mode: int = 0,
     spatial: int = 1,
+    _opset: int,
+    _wanted: tuple[bool, ...],
 ) -> tuple[np.ndarray, ...]:
-    """x̂·scale + B, by the given mean and variance, or in training by the batch's, and then their running averages."""
-    if not spatial:
-        raise ValueError("spatial=0 is not supported")
+    """x̂·scale + B, by the given mean and variance, or in training by the batch's, and then their running averages.
+
+    Before opset 14 five outputs meant training, and spatial=0 a mean and a variance for each element of an image.
+    """
     rank = X.ndim
+    if _opset < 14 and any(_wanted[1:]):
+        if not spatial:
+            raise ValueError("spatial=0 is not supported in training")
+        Y, running_mean, running_var, batch_mean, r = _train(X, scale, B, mean, var, epsilon, momentum)
+        return Y, running_mean, running_var, batch_mean, 1 / np.square(r) - epsilon
     if not training_mode:
         factor = scale / np.sqrt(var + epsilon)
+        if not spatial:
+            return ((X * factor + (B - mean * factor)).astype(X.dtype, copy=False),)
         return ((X * _per_channel(factor, rank) + _per_channel(B - mean * factor, rank)).astype(X.dtype, copy=False),)
     return _train(X, scale, B, mean, var, epsilon, momentum)[:3]
 
