@@ -256,6 +256,15 @@ KINKS: tuple[Kink, ...] = (
         "the element whose index TopK returns: the first",
     ),
     Kink(
+        "Unique",
+        "an element occurs twice",
+        ((1.0, 2.0, 2.0),),
+        ((1.0, 1.0, 0.0),),
+        None,
+        None,
+        "the element whose index Unique returns: the first",
+    ),
+    Kink(
         "ScatterElements",
         "updates and data are the largest",
         ((1.0, 5.0), (0, 0), (1.0, 1.0)),

@@ -89,8 +89,7 @@ def _selecting(shapes: str) -> Iterator[Case]:
     for axis in (None, 0, 1, -1):
         for order in (0, 1):
             for count in (1, 2, 4):
-                options = {"axis": axis, "sorted": order, "outputs": count, "shapes": shapes}
-                yield _case("Unique", numbers(3, 4), **options)
+                yield _case("Unique", numbers(3, 4), axis=axis, sorted=order, outputs=count, shapes=shapes)
     for constant in ((), ("K",)):
         for axis, largest, order, count in ((-1, 1, 1, 3), (0, 0, 1, 2), (1, 1, 0, 1)):
             options: dict[str, Any] = {

@@ -164,7 +164,10 @@ def abs_(op: Emitter, d_Y: str, X: str) -> str:
 
 @rule("Sqrt")
 def sqrt(op: Emitter, d_Y: str, Y: str) -> str:
-    """dx = dy/2y"""
+    """dx = dy/2y
+
+    At x = 0 that is ±∞, and NaN for dy = 0, as in torch: a mask belongs before the root, not behind it.
+    """
     return op.Div(op.Mul(d_Y, 0.5), Y)
 
 

@@ -66,7 +66,7 @@ def scatter_nd(
 
 
 def _put_rows(op: Emitter, x: str, indices: str, updates: str, reduction: str | None) -> str:
-    """ScatterND; its reduction is that of a ScatterElements by the numbers of the elements, which ONNX Runtime does one by one."""
+    """ScatterND. One that reduces is a ScatterElements by the numbers of the elements: ONNX Runtime's own runs in parallel."""
     if reduction is None:
         return str(op.ScatterND(x, indices, updates))
     size, shape = _elements(op, x), op.shape_of(x)
@@ -83,7 +83,7 @@ def _scatter(
 
     none: they replace. add: dupdates = dy. mul: each factor gets the product of the others. That is without division by 0 the
     product of those that are not 0, times 1, or where one other is 0 times that, or 0 where more are: the one has the value
-    0, but the derivative of the product. max, min: those that won share dy.
+    0, but the derivative of the product. (Not those of third order where three are 0.) max, min: those that won share dy.
     """
     if reduction == "none":
         return put(d_output, op.zeros_like(updates), None), take(d_output)

@@ -66,7 +66,8 @@ def reduce_prod(
 ) -> str:
     """dx_i = dy·Π_{j≠i} x_j = dy·(product of the nonzero others)·(1, or s where one other is 0, or 0 where more are)
 
-    s, the sum of the others that are 0, has the value 0 but the derivative of their product.
+    s, the sum of the others that are 0, has the value 0 but the derivative of their product. (Where three elements are 0 their
+    derivatives of third order are not in it.)
     """
     zero = op.Equal(data, 0.0)
     nonzero, zeros = op.Where(zero, 1.0, data), op.Where(zero, data, 0.0)
