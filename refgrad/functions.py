@@ -256,13 +256,14 @@ def adopt(model: ModelProto) -> int:
     opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 1)
     found, needed = False, 1
     for node in _nodes(model.graph):
-        if not renamed.keys().isdisjoint(node.input):
+        if renamed and not renamed.keys().isdisjoint(node.input):
             node.input[:] = [renamed.get(name, name) for name in node.input]
-        if node.op_type in _IN_ONNX and node.domain in ("", "ai.onnx"):
-            since = _IN_ONNX[node.op_type]
+        op_type = node.op_type
+        if op_type in _IN_ONNX and node.domain in ("", "ai.onnx"):
+            since = _IN_ONNX[op_type]
             if since is None or opset < since:
                 node.domain, found, needed = MICROSOFT, True, max(needed, since or 1)
-        elif node.op_type in _NEEDS_17 and node.domain == MICROSOFT:
+        elif op_type in _NEEDS_17 and node.domain == MICROSOFT:
             needed = 17
     if found and all(o.domain != MICROSOFT for o in model.opset_import):
         model.opset_import.append(helper.make_opsetid(MICROSOFT, 1))
@@ -271,6 +272,8 @@ def adopt(model: ModelProto) -> int:
 
 def settle(model: ModelProto) -> ModelProto:
     """`model`, now of the opset that `adopt` asked for, without the operators that `adopt` moved: no runtime has them there."""
+    if all(o.domain != MICROSOFT for o in model.opset_import):
+        return model
     again, functions = False, 0
     for node in _nodes(model.graph):
         if node.domain != MICROSOFT or node.op_type not in _IN_ONNX:

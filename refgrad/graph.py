@@ -365,7 +365,8 @@ def _infer(model: ModelProto) -> GraphProto:
 def _infer_through_bodies(model: ModelProto) -> GraphProto:
     """Operators that only we know are inferred through their bodies, some of which need to know what the others give."""
     known: dict[str, Type] = {}
-    waiting = sum((node.domain, node.op_type) in OPERATORS for node in model.graph.node)
+    ours = {domain for domain, _ in OPERATORS}.intersection(o.domain for o in model.opset_import)
+    waiting = sum((node.domain, node.op_type) in OPERATORS for node in model.graph.node) if ours else 0
     while True:
         called, left = model, 0
         if waiting:

@@ -14,12 +14,20 @@ from onnx import TensorProto
 
 from refgrad.emit import Emitter
 from refgrad.functions import MICROSOFT, OPERATORS, Body, UnsupportedFormError, operator
-from refgrad.registry import BODY, RULES, rule
+from refgrad.registry import BODY, NO_DERIVATIVE, RULES, rule
 
 Ints = Sequence[int]
 Floats = Sequence[float]
 _END = 2**63 - 1
 _SIGMOID_GELU = 1.702  # QuickGelu: x·σ(1.702·x)
+
+for _name in (
+    *("Conv", "MaxPool", "AveragePool", "GlobalMaxPool", "GlobalAveragePool", "Upsample"),
+    *("ReorderInput", "ReorderOutput"),
+):
+    NO_DERIVATIVE["com.microsoft.nchwc", _name] = (
+        "it is in the layout of the processor that it was optimized on: save the model with ORT_ENABLE_EXTENDED or less"
+    )
 
 # Activations
 
