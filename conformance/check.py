@@ -250,8 +250,6 @@ def _against_differences(
     expected = point.wide[name].shape
     if got.shape != expected:
         return row(DISAGREED, f"shape {got.shape}, {name!r} has {expected}")
-    if point.unsteady:
-        return row(INCONCLUSIVE, point.unsteady)
     if not np.all(np.isfinite(got)):
         if all(estimate.difference is None for estimate in estimates):
             return row(INCONCLUSIVE, f"neither the gradient nor a difference is finite: {estimates[0].why}")
@@ -387,8 +385,6 @@ def _against_float64(truth: Truth, name: str, dialect: str, backend: str, got: n
         return Row(name, dialect, backend, FLOAT64, verdict, *numbers, note)
 
     point, expected = truth.point, truth.gradients[name]
-    if point.unsteady:
-        return row(INCONCLUSIVE, point.unsteady)
     if got.shape != expected.shape:
         return row(DISAGREED, f"shape {got.shape}, the float64 gradient has {expected.shape}")
     kind = point.dtype(name)

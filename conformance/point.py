@@ -107,16 +107,6 @@ class Point:
 
         return tuple(dict.fromkeys(draw(node.proto for node in graph.nodes)))
 
-    @cached_property
-    def unsteady(self) -> str:
-        """Why a second run gives something else, empty where it does not: an operator without a seed draws anew."""
-        if not self.draws:
-            return ""
-        one, other = (self.forward.run(self.wide, self.seeds_of) for _ in range(2))
-        if all(np.array_equal(one[output], other[output]) for output in self.seeds_of):
-            return ""
-        return f"{', '.join(self.draws)} without a seed: the model gives something else each time"
-
     def dtype(self, name: str) -> np.dtype[Any]:
         """The type of an input or initializer."""
         if name in self.feeds:
