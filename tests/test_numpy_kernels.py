@@ -337,6 +337,29 @@ def test_sixteen_bit_arithmetic_gives_the_declared_type(body: str, dtype: Any):
     np.testing.assert_allclose(result.astype(np.float32), expected, rtol=0.02, atol=0.02)
 
 
+@pytest.mark.parametrize("reverse", [0, 1])
+def test_what_a_running_sum_or_product_excludes_has_no_part_in_it(reverse):
+    x = np.array([1, 1e20, np.inf], np.float32)
+    expected = {"CumSum": ([0, 1, 1e20], [np.inf, np.inf, 0]), "CumProd": ([1, 1, 1e20], [np.inf, np.inf, 1])}
+    for op_type, results in expected.items():
+        body = f"y0 = {op_type}<exclusive=1, reverse={reverse}>(x, a)"
+        made = model(body, {"x": x, "a": np.array(0)}, opset=26)
+        [result] = NUMPY.prepare(made).run({"x": x, "a": np.array(0)}).values()
+        np.testing.assert_array_equal(result, np.array(results[reverse], np.float32))
+
+
+@pytest.mark.parametrize("axis", [None, 0, 1])
+def test_unique_elements_as_they_occur(axis):
+    x = np.array([[3, 1, 3], [2, 5, 2], [3, 1, 3]], np.float32)
+    body = "y0, y1, y2, y3 = Unique<sorted=0" + (">(x)" if axis is None else f", axis={axis}>(x)")
+    Y, first, inverse, counts = NUMPY.prepare(model(body, {"x": x}, 4)).run({"x": x}).values()
+    along = axis or 0
+    np.testing.assert_array_equal(Y, np.take(x.reshape(-1) if axis is None else x, first, along))
+    np.testing.assert_array_equal(np.take(Y, inverse, along), x.reshape(-1) if axis is None else x)
+    np.testing.assert_array_equal(first, {None: [0, 1, 3, 4], 0: [0, 1], 1: [0, 1]}[axis])
+    np.testing.assert_array_equal(counts, {None: [4, 2, 2, 1], 0: [2, 1], 1: [2, 1]}[axis])
+
+
 def test_dropout_is_reproducible_and_the_identity_in_inference():
     value = x(100)
     inputs = {"x": value, "r": np.float32(0.25), "t": np.array(True)}
