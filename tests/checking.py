@@ -76,7 +76,7 @@ def assert_gradient(
             expected = directional(lambda x: forward.run(x), point, direction, cotangents)
             got = float(np.sum(gradient * direction[source]))
             size = max(float(np.linalg.norm(gradient)), abs(expected.value))
-            assert expected.error <= SETTLED * max(size, 1e-6), (
+            assert expected.error <= SETTLED * max(size, 1e-6 * max(1.0, expected.scale)), (
                 f"{case}: differences of {name} do not settle: {expected}"
             )
             assert abs(got - expected.value) <= tolerance * size + expected.error, (

@@ -68,7 +68,8 @@ def _assert_runtime(
     try:
         prepared = get_backend("ort-cpu").prepare(model)
     except BackendError as error:
-        assert "Could not find an implementation for Cast" in str(error)  # of int4, in 1.19
+        if "Could not find an implementation for Cast" not in str(error):  # of int4, in 1.19
+            raise
         return
     kinds = {value.name: value.dtype for value in (*prepared.inputs, *prepared.outputs)}
     got = prepared.run(dict(case.feeds) | {name: value.astype(kinds[name]) for name, value in seeds.items()})
