@@ -43,7 +43,7 @@ def test_gradients_equal_autograds(name, backend, dialect):
     if backend not in available():
         pytest.skip(f"{backend} is not available")
     arrays = dict(np.load(f"{FOLDER}/{name}.npz"))
-    exact = part(arrays, "float64/")
+    exact, single = part(arrays, "float64/"), part(arrays, "float32/")
     wrt = [key.removesuffix("_grad") for key in exact]
     gradient = refgrad.gradient(f"{FOLDER}/{name}.onnx", wrt=wrt, dialect=dialect)
     try:
@@ -58,11 +58,27 @@ def test_gradients_equal_autograds(name, backend, dialect):
     assert list(results) == list(exact)
     largest = max(np.abs(value).max() for value in exact.values())
     for key, value in exact.items():
-        # What is 0 in exact arithmetic, as the gradient of the bias of BERT's keys, has only rounding to show.
+        # What is 0 in exact arithmetic, as the gradient of the bias of BERT's keys, has only rounding to show: autograd's own
+        # float32 result says how much is due.
         vanishes = np.abs(value).max() < 1e-6 * largest
-        scale = 1e-2 * largest if vanishes else max(np.abs(value).max(), 1e-4 * largest)
-        assert np.abs(results[key] - value).max() <= TOLERANCE * scale, key
+        rounding = 4 * np.abs(single[key] - value).max() if vanishes else 0
+        error = np.abs(results[key] - value).max()
+        assert error <= TOLERANCE * max(np.abs(value).max(), 1e-4 * largest) + rounding, key
         assert vanishes or results[key].any(), f"{key} is 0"
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_in_double_nothing_is_excused(name):
+    arrays = dict(np.load(f"{FOLDER}/{name}.npz"))
+    exact = part(arrays, "float64/")
+    gradient = refgrad.gradient(f"{FOLDER}/{name}.onnx", wrt=[key.removesuffix("_grad") for key in exact])
+    prepared = get_backend("numpy").prepare(gradient, precision="float64")
+    results = prepared.run(part(arrays, "feed/") | part(arrays, "cotangent/"))
+    largest = max(np.abs(value).max() for value in exact.values())
+    for key, value in exact.items():
+        # Autograd's is not 0 where it should be: transformers computes a softmax in float32 whatever the model's type is.
+        expected = value if np.abs(value).max() >= 1e-6 * largest else 0
+        assert np.abs(results[key] - expected).max() <= TOLERANCE * max(np.abs(value).max(), 1e-4 * largest), key
 
 
 @pytest.mark.parametrize("name", MODELS)
