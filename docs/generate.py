@@ -117,10 +117,11 @@ def models() -> str:
         "# Models\n\nWhole models as torch's exporter writes them, against torch.autograd in float64: the largest error of "
         "the gradient of a\nfloat input and of any weight, relative to the largest entry of the tensor (`nox -s models`). The "
         "bound is 2e-5. A tensor\ncounts as no smaller than a ten-thousandth of the largest gradient of the model. What is 0 "
-        "in exact arithmetic, as the\ngradient of the bias of attention's keys, has only rounding to show in float32, where it is "
-        "held against autograd's own\nrounding; `numpy float64: all` leaves nothing out. `torch float32` is what autograd "
-        "itself loses. Seconds: the gradient is\nbuilt, and run once on both executors. Every change is tested with the models "
-        "of session `torch`.\n\n" + table(list(rows[0]), [[str(value) for value in row.values()] for row in rows])
+        "in exact arithmetic, as\nthe gradient of the bias of attention's keys, has only rounding to show in float32: there "
+        "it is held against autograd's\nown rounding, and `numpy float64: all` leaves nothing out. `torch float32` is what "
+        "autograd itself loses. Seconds: the\ngradient is built, and run once on both executors. Every change is tested with "
+        "the models of session `torch`.\n\n"
+        + table(list(rows[0]), [[str(value) for value in row.values()] for row in rows])
     )
 
 
