@@ -38,8 +38,6 @@ FIXED = {
     ("Upsample", "scales"): "the shape of the result depends on it",
 }
 
-EXCLUDED_MODELS: dict[str, str] = {}
-
 _TIED = ("Unique",)  # the shape of the result depends on which elements are equal: they stay so along every direction
 
 
@@ -125,8 +123,6 @@ def excluded(test: NodeModel) -> str | None:
         key = node.domain, node.op_type
         if key in PENDING or key in NO_DERIVATIVE:
             return f"{node.op_type} {PENDING.get(key) or NO_DERIVATIVE[key]}"
-    if test.name in EXCLUDED_MODELS:
-        return EXCLUDED_MODELS[test.name]
     if any(not isinstance(x, np.ndarray) for x in test.feeds.values()):
         return "sequences and optionals are not differentiated yet"
     if not test.wrt:

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from refgrad.conformance import nodemodels
 from refgrad.conformance.nodemodels import NodeModel, excluded, node_models, wrong
 from refgrad.errors import RefgradError
 from refgrad.registry import RULES, rule
@@ -37,11 +36,6 @@ def test_an_excluded_model_is_refused(test: NodeModel) -> None:
     """Once its gradient can be built, the exclusion has to go."""
     with pytest.raises(RefgradError):
         wrong(test)
-
-
-def test_exclusions_name_models_and_operators_that_exist() -> None:
-    names = {test.name for test in MODELS}
-    assert set(nodemodels.EXCLUDED_MODELS) <= names
 
 
 @pytest.mark.parametrize(
