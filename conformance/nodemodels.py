@@ -149,7 +149,7 @@ def wrong(test: NodeModel, dialect: str = "onnx", **options: Any) -> list[str]:
     metadata = {entry.key: entry.value for entry in gradient.metadata_props}
     names, seeds_of = json.loads(metadata["refgrad.gradients"]), json.loads(metadata["refgrad.cotangents"])
     prepared = get_backend("numpy").prepare(gradient, precision="float64")
-    complaints: dict[str, str] = {}
+    complaints = dict.fromkeys(test.wrt, "no finite point")
     open_ = set(test.wrt)
     before = forward.run(widened(test.feeds))
     for attempt, shift in enumerate(_SHIFTS):
@@ -165,20 +165,12 @@ def wrong(test: NodeModel, dialect: str = "onnx", **options: Any) -> list[str]:
         got = prepared.run(point | {seeds_of[o]: v for o, v in cotangents.items()})
         for name in sorted(open_):
             tied = test.operator in _TIED
-            complaint = _judge(forward, point, name, got[names[name]], cotangents, rng, tied)
-            if complaint is None:
+            settled, complaints[name] = _judge(forward, point, name, got[names[name]], cotangents, rng, tied)
+            if settled:
                 open_.discard(name)
-                complaints.pop(name, None)
-            elif not complaint.startswith("unsettled"):
-                complaints[name] = complaint
-                open_.discard(name)
-            else:
-                complaints[name] = complaint
         if not open_:
             break
-    return [f"{name}: {complaint}" for name, complaint in complaints.items()] + [
-        f"{name}: no finite point" for name in sorted(open_ - set(complaints))
-    ]
+    return [f"{name}: {complaint}" for name, complaint in complaints.items() if complaint]
 
 
 def _judge(
@@ -189,12 +181,13 @@ def _judge(
     cotangents: Mapping[str, np.ndarray],
     rng: np.random.Generator,
     tied: bool,
-) -> str | None:
+) -> tuple[bool, str]:
+    """Whether the differences settle at this point, and what is wrong with the gradient there: "" for nothing."""
     x = point[name]
     if gradient.shape != x.shape:
-        return f"shape {gradient.shape}, the input has {x.shape}"
+        return True, f"shape {gradient.shape}, the input has {x.shape}"
     if not np.all(np.isfinite(gradient)):
-        return "not finite"
+        return True, "not finite"
     direction = np.where(np.isfinite(x), rng.standard_normal(x.shape), 0.0)
     if tied:
         _, first, of = np.unique(x, return_index=True, return_inverse=True)
@@ -208,10 +201,10 @@ def _judge(
     assert best is not None
     size = max(float(np.linalg.norm(gradient)), abs(best.value))
     if not best.error <= _SETTLED * max(size, 1e-5 * best.scale, 1e-12):
-        return f"unsettled: {best} against {got}"
+        return False, f"differences do not settle: {best} against {got}"
     if not abs(got - best.value) <= TOLERANCE * size + best.error:
-        return f"{got:.9g} along a direction, differences give {best.value:.9g} ± {best.error:.1g}"
-    return None
+        return True, f"{got:.9g} along a direction, differences give {best.value:.9g} ± {best.error:.1g}"
+    return True, ""
 
 
 def _finite(results: Mapping[str, Any], cotangents: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
