@@ -12,7 +12,7 @@ from onnx import ModelProto, numpy_helper, parser
 
 import refgrad
 from refgrad.backends import get_backend
-from refgrad.conformance.case import Case
+from refgrad.conformance.case import Case, node_case
 from refgrad.conformance.cases.contrib import cases
 from refgrad.errors import BackendError, NoGradientError
 from refgrad.explain import explain
@@ -29,6 +29,13 @@ OLD = tuple(map(int, ort.__version__.split(".")[:2])) < (1, 20)
 def test_gradient_agrees_with_differences(case: Case) -> None:
     for dialect in DIALECTS if case.static else ("onnx",):
         assert_gradient(case, dialect, directions=1)
+
+
+def test_a_fused_dropout_without_a_seed_draws_the_same_in_every_run() -> None:
+    """Its gradient is that of the body, so it has to draw what Dropout does."""
+    x, ratio, training = np.ones((4, 5), np.float32), np.array(0.4, np.float32), np.array(True)
+    case = node_case("BiasDropout", x, x[0], None, ratio, training, domain=MICROSOFT, opset=1, wrt=("data", "bias"))
+    assert_gradient(case, runtime=False)
 
 
 # Where ONNX Runtime 1.19 computes something else than its later releases.

@@ -15,7 +15,7 @@ from onnx import helper
 from refgrad.backends.base import Value
 from refgrad.backends.numpy import registry
 from refgrad.backends.numpy.precision import Declared
-from refgrad.backends.numpy.registry import Call, decode, default_attributes
+from refgrad.backends.numpy.registry import MICROSOFT, Call, decode, default_attributes
 from refgrad.errors import BackendError
 
 # The stubs of OpSchema lack its function bodies.
@@ -23,8 +23,6 @@ OpSchema: TypeAlias = Any
 
 if TYPE_CHECKING:
     from refgrad.backends.numpy.plan import Plan
-
-MICROSOFT = "com.microsoft"
 
 _RANDOM = frozenset(
     ("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike")

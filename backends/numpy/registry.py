@@ -48,8 +48,9 @@ FAMILIES = (
     "optimizer",
 )
 
+MICROSOFT = "com.microsoft"  # the domain of ONNX Runtime's own operators
 _SPECIAL = frozenset({"_wanted", "_opset", "_output_shapes", "_outer", "_wide"})
-_SIXTEEN_BIT = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
+SIXTEEN_BIT = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,10 +146,10 @@ def _static_shape(name: str, values: Mapping[str, Value]) -> tuple[int, ...]:
 
 def _through_float32(function: Callable[..., Any]) -> Callable[..., Any]:
     def call(*inputs: Any, **bound: Any) -> Any:
-        narrow = next((x.dtype for x in inputs if isinstance(x, np.ndarray) and x.dtype in _SIXTEEN_BIT), None)
+        narrow = next((x.dtype for x in inputs if isinstance(x, np.ndarray) and x.dtype in SIXTEEN_BIT), None)
         if narrow is None:
             return function(*inputs, **bound)
-        wide = [x.astype(np.float32) if getattr(x, "dtype", None) in _SIXTEEN_BIT else x for x in inputs]
+        wide = [x.astype(np.float32) if getattr(x, "dtype", None) in SIXTEEN_BIT else x for x in inputs]
         results = function(*wide, **bound)
         results = results if isinstance(results, tuple) else (results,)
         return tuple(

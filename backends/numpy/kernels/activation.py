@@ -7,9 +7,8 @@ import math
 import numpy as np
 
 from refgrad.backends.numpy.kernels.erf import erf, erfc
-from refgrad.backends.numpy.registry import kernel
+from refgrad.backends.numpy.registry import MICROSOFT, kernel
 
-MICROSOFT = "com.microsoft"
 _SQRT_HALF = math.sqrt(0.5)
 _TANH_SCALE = math.sqrt(2 / math.pi)
 _TANH_CUBIC = 0.044715

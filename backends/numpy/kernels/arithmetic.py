@@ -10,9 +10,7 @@ import ml_dtypes
 import numpy as np
 from onnx import TensorProto, helper, numpy_helper
 
-from refgrad.backends.numpy.registry import kernel
-
-MICROSOFT = "com.microsoft"
+from refgrad.backends.numpy.registry import MICROSOFT, kernel
 
 _UNARY: dict[str, Callable[[np.ndarray], Any]] = {
     "Abs": np.abs,

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import ml_dtypes
 import numpy as np
 from onnx import helper
 
+from refgrad.backends.numpy.kernels.activation import softmax
 from refgrad.backends.numpy.kernels.control_flow import Outer
 from refgrad.backends.numpy.plan import Plan
-from refgrad.backends.numpy.registry import kernel
-
-_SIXTEEN_BIT = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
+from refgrad.backends.numpy.registry import SIXTEEN_BIT, kernel
 
 
-def _heads(X: np.ndarray, heads: int) -> np.ndarray:
+def by_heads(X: np.ndarray, heads: int) -> np.ndarray:
     """(batch, sequence, heads·size) as (batch, heads, sequence, size)"""
     return X.reshape(*X.shape[:2], heads, X.shape[2] // max(heads, 1)).swapaxes(1, 2)
 
@@ -21,13 +19,6 @@ def _heads(X: np.ndarray, heads: int) -> np.ndarray:
 def _shared(X: np.ndarray, heads: int) -> np.ndarray:
     """Each key or value head once for every query head that reads it."""
     return X if X.shape[1] == heads else X.repeat(heads // X.shape[1], axis=1)
-
-
-def _softmax(x: np.ndarray) -> np.ndarray:
-    if not x.shape[-1]:
-        return x
-    e = np.exp(x - x.max(-1, keepdims=True))
-    return np.asarray(e / e.sum(-1, keepdims=True))
 
 
 @kernel("Attention")
@@ -56,7 +47,7 @@ def attention(
     """
     kind, packed = Q.dtype, Q.ndim == 3
     if packed:
-        Q, K, V = _heads(Q, q_num_heads or 1), _heads(K, kv_num_heads or 1), _heads(V, kv_num_heads or 1)
+        Q, K, V = by_heads(Q, q_num_heads or 1), by_heads(K, kv_num_heads or 1), by_heads(V, kv_num_heads or 1)
     before = 0
     if past_key is not None and past_value is not None:
         before = past_key.shape[2]
@@ -88,7 +79,7 @@ def attention(
     logits = capped + bias
     blind = np.max(bias, axis=-1, keepdims=True, initial=-np.inf) == -np.inf
     precision = helper.tensor_dtype_to_np_dtype(softmax_precision) if softmax_precision else kind
-    probabilities = _softmax(np.where(blind, 0, logits).astype(precision))
+    probabilities = softmax(np.where(blind, 0, logits).astype(precision), axis=-1)
     probabilities = np.where(blind, 0, probabilities).astype(kind)
     Y = (probabilities @ _shared(V, heads).astype(kind, copy=False)).astype(kind, copy=False)
     if packed:
@@ -112,11 +103,11 @@ def flex_attention(
     if softmax_precision:
         precision = helper.tensor_dtype_to_np_dtype(softmax_precision)
     else:
-        precision = np.dtype(np.float32) if Q.dtype in _SIXTEEN_BIT else Q.dtype
+        precision = np.dtype(np.float32) if Q.dtype in SIXTEEN_BIT else Q.dtype
     heads = Q.shape[1]
     root = Q.dtype.type(np.sqrt(scale if scale is not None else 1 / np.sqrt(max(Q.shape[3], 1))))
     scores = ((Q * root) @ (_shared(K, heads) * root).swapaxes(-1, -2)).astype(precision)
-    probabilities = _modified(prob_mod, _softmax(_modified(score_mod, scores, _outer)), _outer)
+    probabilities = _modified(prob_mod, softmax(_modified(score_mod, scores, _outer), axis=-1), _outer)
     return np.asarray((probabilities @ _shared(V, heads).astype(precision)).astype(V.dtype))
 
 
@@ -143,14 +134,15 @@ def linear_attention(
     update_rule: str,
 ) -> tuple[np.ndarray, np.ndarray]:
     """S ← e^g·S + k·uᵀ with u = v, or u = β·(v − (e^g·S)ᵀk) for the delta rules; o = scale·Sᵀq, one token after another"""
-    wide = np.promote_types(query.dtype, np.float32) if query.dtype not in _SIXTEEN_BIT else np.dtype(np.float32)
+    wide = np.promote_types(query.dtype, np.float32) if query.dtype not in SIXTEEN_BIT else np.dtype(np.float32)
     batch, length, _ = query.shape
     q, k, v = (
-        _heads(x, heads).astype(wide) for x, heads in ((query, q_num_heads), (key, kv_num_heads), (value, kv_num_heads))
+        by_heads(x, heads).astype(wide)
+        for x, heads in ((query, q_num_heads), (key, kv_num_heads), (value, kv_num_heads))
     )
     width = q.shape[3]
-    gate = None if decay is None or "gated" not in update_rule else np.exp(_heads(decay, kv_num_heads).astype(wide))
-    rate = None if beta is None or "delta" not in update_rule else _heads(beta, beta.shape[2]).astype(wide)
+    gate = None if decay is None or "gated" not in update_rule else np.exp(by_heads(decay, kv_num_heads).astype(wide))
+    rate = None if beta is None or "delta" not in update_rule else by_heads(beta, beta.shape[2]).astype(wide)
     shape = batch, kv_num_heads, width, v.shape[3]
     state = np.zeros(shape, wide) if past_state is None else past_state.astype(wide)
     factor = scale or 1 / np.sqrt(max(width, 1))

@@ -10,12 +10,12 @@ import numpy as np
 import onnx
 
 from refgrad.backends.numpy.kernels.activation import gelu, sigmoid, softmax, softplus, softsign
+from refgrad.backends.numpy.kernels.attention import by_heads
 from refgrad.backends.numpy.kernels.convolution import conv
 from refgrad.backends.numpy.kernels.linear import gemm
-from refgrad.backends.numpy.kernels.normalization import layer_normalization, simplified_layer_normalization
-from refgrad.backends.numpy.registry import kernel
+from refgrad.backends.numpy.kernels.normalization import dropout, layer_normalization, simplified_layer_normalization
+from refgrad.backends.numpy.registry import MICROSOFT, kernel
 
-MICROSOFT = "com.microsoft"
 Array = np.ndarray
 Numbers = Sequence[float | None]
 
@@ -44,13 +44,8 @@ def bias_dropout(
     *,
     seed: int | None = None,
 ) -> tuple[Array, Array]:
-    """Dropout of data + bias, plus the residual; nothing is dropped outside training"""
-    y = data + bias
-    mask = np.ones(y.shape, bool)
-    share = 0.5 if ratio is None else float(ratio.item())
-    if training_mode is not None and training_mode.item() and share:
-        mask = np.random.default_rng(seed).random(y.shape) >= share
-        y = np.where(mask, y / y.dtype.type(1 - share), y.dtype.type(0))
+    """Dropout of data + bias, plus the residual"""
+    y, mask = dropout(data + bias, ratio, training_mode, seed=seed)
     return _plus(y, residual), mask
 
 
@@ -266,7 +261,7 @@ def multi_head_attention(
         width = query.shape[2]
         pieces = np.split(bias, [width, 2 * width])
         parts = [x if x.ndim == 4 else x + b for x, b in zip(parts, pieces, strict=True)]
-    q, k, v = (x if x.ndim == 4 else _heads(x, num_heads) for x in parts)
+    q, k, v = (x if x.ndim == 4 else by_heads(x, num_heads) for x in parts)
     if past_key is not None and past_value is not None:
         k, v = np.concatenate([past_key, k], 2), np.concatenate([past_value, v], 2)
     y = _attend(q, k, v, scale, key_padding_mask, mask_filter_value, attention_bias, unidirectional)
@@ -298,7 +293,7 @@ def attention(
     projected = _plus(input @ weights, bias)
     third = projected.shape[2] // 3
     sizes = qkv_hidden_sizes or [third] * 3
-    q, k, v = (_heads(x, num_heads) for x in np.split(projected, np.cumsum(sizes)[:2], 2))
+    q, k, v = (by_heads(x, num_heads) for x in np.split(projected, np.cumsum(sizes)[:2], 2))
     if past is not None:
         k, v = np.concatenate([past[0], k], 2), np.concatenate([past[1], v], 2)
     y = _attend(q, k, v, scale, mask_index, mask_filter_value, attention_bias, unidirectional)
@@ -308,11 +303,6 @@ def attention(
 def _flat(x: Array) -> Array:
     """(B, L, N, H) to (B, L, N·H)"""
     return x.reshape(*x.shape[:2], -1)
-
-
-def _heads(x: Array, count: int) -> Array:
-    """(B, L, N·H) to (B, N, L, H)"""
-    return x.reshape(*x.shape[:2], count, x.shape[2] // count).swapaxes(1, 2)
 
 
 def _attend(

@@ -10,10 +10,9 @@ import math
 import numpy as np
 
 from refgrad.backends.numpy.kernels.windows import Windows, make_windows
-from refgrad.backends.numpy.registry import kernel
+from refgrad.backends.numpy.registry import MICROSOFT, kernel
 
 Ints = list[int] | None
-MICROSOFT = "com.microsoft"
 
 
 @kernel("Conv", in_float32=True)

@@ -7,9 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from refgrad.backends.numpy.registry import kernel
-
-MICROSOFT = "com.microsoft"
+from refgrad.backends.numpy.registry import MICROSOFT, kernel
 
 
 def add_at(size: int, flat: np.ndarray, values: np.ndarray) -> np.ndarray:

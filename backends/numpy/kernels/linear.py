@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from refgrad.backends.numpy.registry import kernel
-
-MICROSOFT = "com.microsoft"
+from refgrad.backends.numpy.registry import MICROSOFT, kernel
 
 
 @kernel("MatMul", in_float32=True)

@@ -5,9 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from refgrad.backends.numpy.kernels.activation import log_softmax
-from refgrad.backends.numpy.registry import kernel
-
-MICROSOFT = "com.microsoft"
+from refgrad.backends.numpy.registry import MICROSOFT, kernel
 
 
 def _weights(

@@ -5,14 +5,10 @@ x̂ = (x − mean)·r is the normalized input, r = 1/√(var + ε), n the number
 
 from __future__ import annotations
 
-import ml_dtypes
 import numpy as np
 from onnx import helper
 
-from refgrad.backends.numpy.registry import kernel
-
-MICROSOFT = "com.microsoft"
-_SIXTEEN_BIT = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
+from refgrad.backends.numpy.registry import MICROSOFT, SIXTEEN_BIT, kernel
 
 
 def _per_channel(v: np.ndarray, rank: int) -> np.ndarray:
@@ -206,8 +202,8 @@ def simplified_layer_normalization_grad(
 def _stashed(X: np.ndarray, axis: int, stash_type: int) -> tuple[np.ndarray, tuple[int, ...], np.dtype]:
     """X in the type to compute in, never narrower than float32 nor than X, the axes, and the type of the statistics."""
     stash = helper.tensor_dtype_to_np_dtype(stash_type)
-    own = np.dtype(np.float32) if X.dtype in _SIXTEEN_BIT else X.dtype
-    wide = own if stash in _SIXTEEN_BIT else np.promote_types(own, stash)
+    own = np.dtype(np.float32) if X.dtype in SIXTEEN_BIT else X.dtype
+    wide = own if stash in SIXTEEN_BIT else np.promote_types(own, stash)
     return X.astype(wide, copy=False), tuple(range(axis % X.ndim, X.ndim)), stash
 
 

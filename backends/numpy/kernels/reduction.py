@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from refgrad.backends.numpy.registry import kernel
+from refgrad.backends.numpy.registry import MICROSOFT, kernel
 
-MICROSOFT = "com.microsoft"
 Axes = tuple[int, ...] | None
 
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import ml_dtypes
 import numpy as np
 from onnx import numpy_helper
 
-from refgrad.backends.numpy.registry import kernel
+from refgrad.backends.numpy.registry import SIXTEEN_BIT, kernel
 
 Ints = list[int] | None
-_SIXTEEN_BIT = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +123,7 @@ def _by_sizes(lengths: Sequence[int], sizes: np.ndarray, policy: str) -> tuple[l
 def _resized(X: np.ndarray, plan: Sequence[tuple[Axis, Filter]]) -> np.ndarray:
     Y = X
     if any(how.mode != "nearest" for _, how in plan) and X.dtype not in (np.float32, np.float64):
-        Y = X.astype(np.float32 if X.dtype in _SIXTEEN_BIT else np.float64)
+        Y = X.astype(np.float32 if X.dtype in SIXTEEN_BIT else np.float64)
     extrapolated = []
     for axis, how in plan:
         crop = how.coordinates == "tf_crop_and_resize"
@@ -140,7 +138,7 @@ def _resized(X: np.ndarray, plan: Sequence[tuple[Axis, Filter]]) -> np.ndarray:
         Y = np.where(outside, np.asarray(value, Y.dtype), Y)
     if Y.dtype == X.dtype:
         return Y
-    return Y.astype(X.dtype) if X.dtype in _SIXTEEN_BIT else numpy_helper.saturate_cast(Y, X.dtype)
+    return Y.astype(X.dtype) if X.dtype in SIXTEEN_BIT else numpy_helper.saturate_cast(Y, X.dtype)
 
 
 def _coordinates(axis: Axis, mode: str) -> np.ndarray:

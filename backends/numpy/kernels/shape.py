@@ -7,9 +7,8 @@ import math
 import numpy as np
 from onnx import helper
 
-from refgrad.backends.numpy.registry import kernel
+from refgrad.backends.numpy.registry import MICROSOFT, kernel
 
-MICROSOFT = "com.microsoft"
 Ints = list[int] | None
 
 
