@@ -30,6 +30,10 @@ def _number(value: float) -> np.ndarray:
 _NO_INDEX = i(shape=(0, 2))
 _FALSE = np.array(False)
 
+_ML = {"domain": "ai.onnx.ml", "opset": 1}
+_TRAINING = {"domain": "ai.onnx.preview.training", "opset": 1, "norm_coefficient": 0.1, "wrt": None}
+_MICROSOFT = {"domain": "com.microsoft", "opset": 1}
+
 EMPTY: tuple[tuple[str, tuple[np.ndarray | None, ...], dict[str, Any]], ...] = (
     ("PRelu", (x(0, 3), x(3)), {}),
     ("Cast", (x(0, 3),), {"to": TensorProto.DOUBLE}),
@@ -92,6 +96,31 @@ EMPTY: tuple[tuple[str, tuple[np.ndarray | None, ...], dict[str, Any]], ...] = (
     ("Range", (_number(1), _number(1), _number(0.5)), {"wrt": ["start", "delta"]}),
     ("CenterCropPad", (x(0, 4), i(0, 2)), {}),
     ("CenterCropPad", (x(3, 4), i(0, 2)), {}),
+    ("DFT", (x(0, 4, 1),), {"opset": 20}),
+    ("STFT", (x(0, 8, 1), i(2, shape=()), x(4)), {}),
+    ("Unique", (x(0),), {}),
+    ("MeanVarianceNormalization", (x(0, 3, 4),), {"axes": [2]}),
+    ("DequantizeLinear", (np.zeros((0, 3), np.int8), _number(0.5)), {"wrt": ["x_scale"]}),
+    ("Scaler", (x(0, 3),), {**_ML, "offset": [0.5], "scale": [2.0]}),
+    *(("Normalizer", (x(0, 3),), {**_ML, "norm": norm}) for norm in ("MAX", "L1", "L2")),
+    ("Imputer", (x(0, 3),), {**_ML, "imputed_value_floats": [0.5]}),
+    ("FeatureVectorizer", (x(0, 3), x(0, 2)), {**_ML, "inputdimensions": [3, 2]}),
+    ("LinearRegressor", (x(0, 3),), {**_ML, "coefficients": [1.0, 2.0, 3.0], "intercepts": [0.5]}),
+    ("LinearClassifier", (x(0, 3),), {**_ML, "coefficients": [1.0] * 6, "classlabels_ints": [0, 1], "outputs": 2}),
+    ("SVMRegressor", (x(0, 3),), {**_ML, "coefficients": [1.0] * 3, "rho": [0.5]}),
+    ("Adagrad", (_number(0.1), i(1, shape=()), *[x(0, 3)] * 3), {**_TRAINING, "outputs": 2}),
+    ("Adam", (_number(0.1), i(1, shape=()), *[x(0, 3)] * 4), {**_TRAINING, "outputs": 3}),
+    ("Gelu", (x(0, 3),), _MICROSOFT),
+    ("QuickGelu", (x(0, 3),), _MICROSOFT),
+    ("FastGelu", (x(0, 3), x(3)), _MICROSOFT),
+    ("BiasGelu", (x(0, 3), x(3)), _MICROSOFT),
+    ("FusedMatMul", (x(0, 3, 2), x(0, 3, 4)), {**_MICROSOFT, "transA": 1}),
+    ("FusedMatMul", (x(2, 0), x(0, 3)), _MICROSOFT),
+    ("FusedGemm", (x(0, 3), x(3, 2), x(2)), {**_MICROSOFT, "activation": "Relu"}),
+    ("SimplifiedLayerNormalization", (x(0, 3), x(3)), _MICROSOFT),
+    ("SkipLayerNormalization", (x(0, 2, 3), x(0, 2, 3), x(3)), _MICROSOFT),
+    ("ScaledSum", (x(0, 3), x(0, 3)), {**_MICROSOFT, "scale_0": 0.5, "scale_1": 2.0}),
+    ("ConcatTraining", (x(0, 3), x(2, 3)), {**_MICROSOFT, "axis": 0, "outputs": 2}),
 )
 
 SCALARS: tuple[tuple[str, tuple[np.ndarray | None, ...], dict[str, Any]], ...] = (
@@ -114,6 +143,10 @@ SCALARS: tuple[tuple[str, tuple[np.ndarray | None, ...], dict[str, Any]], ...] =
     ("Expand", (_number(0.5), i(2, 3)), {}),
     ("Flatten", (_number(0.5),), {"axis": 0}),
     ("Tile", (_number(0.5), i(shape=(0,))), {}),
+    *((name, (_number(0.5),), _MICROSOFT) for name in ("Gelu", "QuickGelu", "FastGelu")),
+    ("ScaledSum", (_number(0.5), _number(1.5)), {**_MICROSOFT, "scale_0": 0.5, "scale_1": 2.0}),
+    ("FusedMatMul", (x(3), x(3)), _MICROSOFT),
+    ("Unique", (_number(0.5),), {}),
 )
 
 
@@ -122,3 +155,5 @@ def cases() -> Iterator[Case]:
     for op_type, inputs, arguments in (*EMPTY, *SCALARS):
         for shapes in SHAPES:
             yield node_case(op_type, *inputs, shapes=shapes, **{"opset": NEWEST, **arguments})
+    for shapes in SHAPES[:2]:  # its rank has to be known
+        yield node_case("ArrayFeatureExtractor", x(0, 3), i(2, 0), shapes=shapes, domain="ai.onnx.ml", opset=1)
