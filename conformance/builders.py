@@ -20,6 +20,7 @@ import onnx
 from onnx import ModelProto, TensorProto, helper
 
 from refgrad.graph import Graph
+from refgrad.protos import versions_of
 
 SECONDS = 60.0
 _IR_VERSION, _OPSET = 10, 21  # the newest that 1.19.2 reads
@@ -98,7 +99,7 @@ def depends_on(model: ModelProto, output: str) -> set[str]:
 
 def _lowered(model: ModelProto) -> ModelProto:
     """A copy of `model` that 1.19.2 can read: the version of the format, and the opset, where they are too new."""
-    opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 1)
+    opset = versions_of(model).get("", 1)
     if opset > _OPSET and not _same_operators(model, opset):
         try:
             lowered: ModelProto = onnx.version_converter.convert_version(model, _OPSET)

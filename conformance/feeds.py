@@ -17,11 +17,12 @@ SIZE = 4  # of a dimension that is not declared
 # Where float inputs are drawn from, in this order until every output is finite: anywhere; where Log, Sqrt, Pow, Acos and
 # Atanh are defined; where Acosh is.
 DOMAINS = ("normal", "between 0 and 1", "above 1")
+_FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 
 def is_float(array: Any) -> bool:
     """Whether an array holds floats that have a derivative: float16, bfloat16, float32 or float64."""
-    return isinstance(array, np.ndarray | np.generic) and array.dtype.name in ("float16", "bfloat16", "float32", "float64")
+    return isinstance(array, np.ndarray | np.generic) and array.dtype.name in _FLOATS
 
 
 def widened(feeds: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,8 @@ from refgrad.backends.base import Value, describe, graph_inputs
 from refgrad.backends.numpy import NumpyBackend
 from refgrad.conformance.feeds import DOMAINS, random_feeds, widened
 from refgrad.errors import BackendError, FeedError, choices
-from refgrad.graph import FLOATS, Graph, subgraphs
+from refgrad.graph import FLOATS, Graph
+from refgrad.protos import subgraphs
 
 _ROUNDINGS = 16  # how many roundings of the result each node may cost
 _STASHING = {"GroupNormalization", "LayerNormalization", "RMSNormalization"}  # compute in `stash_type`

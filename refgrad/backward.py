@@ -13,9 +13,11 @@ from onnx import ModelProto, TypeProto, helper
 
 from refgrad.emit import Emitter, Writer
 from refgrad.errors import OptionError, RuleError, choices
-from refgrad.graph import Graph, Node, Shape, subgraphs
+from refgrad.functions import MICROSOFT
+from refgrad.graph import Graph, Node, Shape
 from refgrad.kinks import CONVENTIONS
 from refgrad.path import Path, Report, prepare, refuse
+from refgrad.protos import import_domain, subgraphs
 from refgrad.registry import DIALECTS, RULES, Read, Rule
 
 COTANGENTS = ("input", "ones", "yield")
@@ -309,8 +311,8 @@ class _Sweep:
         final.opset_import.extend(graph.model.opset_import)
         if "" not in graph.opsets:
             final.opset_import.append(helper.make_opsetid("", graph.opset))
-        if any(emitted.domain == "com.microsoft" for emitted in backward) and "com.microsoft" not in graph.opsets:
-            final.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+        if any(emitted.domain == MICROSOFT for emitted in backward):
+            import_domain(final, MICROSOFT)
         target = final.graph
         target.name = f"{graph.model.graph.name}_grad"
         target.node.extend(reversed(forward))

@@ -16,8 +16,8 @@ import onnx
 from onnx import AttributeProto, GraphProto, StringStringEntryProto, TensorProto, helper, numpy_helper
 
 from refgrad.errors import RuleError
-from refgrad.functions import find_schema
-from refgrad.graph import CONSTANT, Graph, Node, Shape
+from refgrad.functions import CONSTANT, MICROSOFT, find_schema
+from refgrad.graph import Graph, Node, Shape
 from refgrad.registry import LOWERINGS
 
 Argument = str | float | Sequence[int] | np.ndarray | None
@@ -365,7 +365,7 @@ class Emitter:
 
     def com_microsoft(self, op_type: str, *inputs: Argument, outputs: int = 1, **attributes: Any) -> Any:
         """A node of ONNX Runtime's domain whose unused outputs may be left empty."""
-        return self.emit(op_type, "com.microsoft", inputs, outputs, attributes, optional_outputs=True)
+        return self.emit(op_type, MICROSOFT, inputs, outputs, attributes, optional_outputs=True)
 
     def fresh(self, name: str) -> str:
         """`name`, or the next free one: `name_1`, `name_2`, ..."""

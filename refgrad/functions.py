@@ -16,14 +16,18 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx.inliner
-from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import AttributeProto, FunctionProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 from onnx.defs import OpSchema
+
+from refgrad.protos import forget_domain, graphs, import_domain, versions_of
 
 MICROSOFT = "com.microsoft"
 LOWEST = 16  # the opset of ai.onnx where a model imports none
 INLINED = "refgrad.inlined"  # the domain of function bodies on their way into a graph
 
-_ROUNDED = "refgrad.constant"  # the metadata of a number that was rounded to the type of its tensor: what it was
+# Marks a constant that a rule or a body made: float it may be, a weight it is not. Its value is the number before it was
+# rounded to the type of the tensor, or nothing where that changed nothing.
+CONSTANT = "refgrad.constant"
 
 _FLOATS = ("tensor(float)", "tensor(double)", "tensor(float16)", "tensor(bfloat16)")
 _OTHERS = ("tensor(int32)", "tensor(int64)", "tensor(bool)", "tensor(uint8)", "tensor(int8)")
@@ -190,11 +194,6 @@ def _value(attribute: AttributeProto) -> Any:
     return value.decode() if isinstance(value, bytes) else value
 
 
-def versions_of(model: ModelProto) -> dict[str, int]:
-    """The version of every domain that a model imports, that of ai.onnx under ""."""
-    return {"" if o.domain == "ai.onnx" else o.domain: o.version for o in model.opset_import}
-
-
 def call_functions(model: ModelProto, types: Mapping[str, Type]) -> int:
     """Turn the nodes of operators of ours into calls of their bodies, which `model` gets; how many are left.
 
@@ -210,16 +209,15 @@ def call_functions(model: ModelProto, types: Mapping[str, Type]) -> int:
                 left += 1
                 continue
             assert function is not None
-            model.functions.append(function)
-            call(node, function)
+            call(model, node, function)
             made += 1
-    if made:
-        model.opset_import.append(helper.make_opsetid(INLINED, 1))
     return left
 
 
-def call(node: NodeProto, function: FunctionProto) -> None:
-    """Make `node` a call of `function`, whose body has the node's attributes in it."""
+def call(model: ModelProto, node: NodeProto, function: FunctionProto) -> None:
+    """Make `node` a call of `function`, whose body has the node's attributes in it, and give `model` that function."""
+    model.functions.append(function)
+    import_domain(model, function.domain)
     node.domain, node.op_type = function.domain, function.name
     del node.attribute[:]
 
@@ -227,9 +225,7 @@ def call(node: NodeProto, function: FunctionProto) -> None:
 def inline_functions(model: ModelProto) -> ModelProto:
     """`model` with the bodies in the place of their calls."""
     inlined: ModelProto = onnx.inliner.inline_local_functions(model)
-    kept = [o for o in inlined.opset_import if o.domain != INLINED]
-    del inlined.opset_import[:]
-    inlined.opset_import.extend(kept)
+    forget_domain(inlined, INLINED)
     return inlined
 
 
@@ -253,9 +249,9 @@ def adopt(model: ModelProto) -> int:
             tensor.name = renamed[tensor.name]
         else:
             renamed.pop(tensor.name, None)
-    opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 1)
+    opset = versions_of(model).get("", 1)
     found, needed = False, 1
-    for node in _nodes(model.graph):
+    for node in (node for graph in graphs(model.graph) for node in graph.node):
         if renamed and not renamed.keys().isdisjoint(node.input):
             node.input[:] = [renamed.get(name, name) for name in node.input]
         op_type = node.op_type
@@ -265,8 +261,8 @@ def adopt(model: ModelProto) -> int:
                 node.domain, found, needed = MICROSOFT, True, max(needed, since or 1)
         elif op_type in _NEEDS_17 and node.domain == MICROSOFT:
             needed = 17
-    if found and all(o.domain != MICROSOFT for o in model.opset_import):
-        model.opset_import.append(helper.make_opsetid(MICROSOFT, 1))
+    if found:
+        import_domain(model, MICROSOFT)
     return needed
 
 
@@ -274,33 +270,18 @@ def settle(model: ModelProto) -> ModelProto:
     """`model`, now of the opset that `adopt` asked for, without the operators that `adopt` moved: no runtime has them there."""
     if all(o.domain != MICROSOFT for o in model.opset_import):
         return model
-    again, functions = False, 0
-    for node in _nodes(model.graph):
+    made = 0
+    for node in (node for graph in graphs(model.graph) for node in graph.node):
         if node.domain != MICROSOFT or node.op_type not in _IN_ONNX:
             continue
         if _IN_ONNX[node.op_type] is not None:
             node.domain = ""
             continue
-        function = make_function(node, versions_of(model), {}, f"{node.op_type}_{functions}")
+        function = make_function(node, versions_of(model), {}, f"{node.op_type}_{made}")
         assert function is not None
-        model.functions.append(function)
-        call(node, function)
-        again, functions = True, functions + 1
-    if not again:
-        return model
-    model.opset_import.append(helper.make_opsetid(INLINED, 1))
-    return inline_functions(model)
-
-
-def _nodes(graph: GraphProto) -> Iterable[NodeProto]:
-    pending = [graph]
-    while pending:
-        for node in pending.pop().node:
-            yield node
-            for attribute in node.attribute:
-                if attribute.type == AttributeProto.GRAPH:
-                    pending.append(attribute.g)
-                pending.extend(attribute.graphs)
+        call(model, node, function)
+        made += 1
+    return inline_functions(model) if made else model
 
 
 _TYPED = dict.fromkeys(("Shape", "Size"), int(TensorProto.INT64)) | dict.fromkeys(
@@ -373,7 +354,7 @@ class Body:
         kind = self.type(like) or TensorProto.FLOAT
         tensor = numpy_helper.from_array(np.array(value, helper.tensor_dtype_to_np_dtype(kind)))
         if float(numpy_helper.to_array(tensor)) != value:
-            tensor.metadata_props.add(key=_ROUNDED, value=repr(float(value)))
+            tensor.metadata_props.add(key=CONSTANT, value=repr(float(value)))
         constant = str(self.emit("Constant", "", (), value=tensor))
         return constant if self.type(like) else str(self.CastLike(constant, like))
 

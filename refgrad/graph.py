@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -31,14 +31,13 @@ from onnx import (
 )
 
 from refgrad.errors import InvalidModelError
-from refgrad.functions import OPERATORS, Type, adopt, call_functions, settle
+from refgrad.functions import CONSTANT, OPERATORS, Type, adopt, call_functions, settle
+from refgrad.protos import subgraphs, versions_of
 from refgrad.upgrade import spell_out_deprecated, upgrade
 
-FLOATS = frozenset((TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.FLOAT, TensorProto.DOUBLE))
+SIXTEEN_BIT = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
+FLOATS = frozenset((*SIXTEEN_BIT, TensorProto.FLOAT, TensorProto.DOUBLE))
 MIN_OPSET = 16  # ScatterND and ScatterElements add duplicates from this one on
-# Marks an initializer that a rule made: float it may be, a weight it is not. Its value is the number before it was rounded to
-# the type of the initializer, or nothing where that changed nothing.
-CONSTANT = "refgrad.constant"
 _POOL_GRADIENTS = ("MaxPoolGrad", "AveragePoolGrad")  # ONNX Runtime has them in the domain of ai.onnx
 UNNAMED = "unk__"  # how shape inference names a dimension that it knows nothing of
 _LARGE = 1024  # bytes; above it an initializer is weights, not the axes or shape of some operator
@@ -102,7 +101,7 @@ class Graph:
     def index(self) -> None:
         """Read nodes, types and shapes off `self.model` (anew, after its nodes changed)."""
         graph = self.model.graph
-        self.opsets = {o.domain if o.domain != "ai.onnx" else "": o.version for o in self.model.opset_import}
+        self.opsets = versions_of(self.model)
         self.opset = self.opsets.get("", MIN_OPSET)
         self.initializers = {t.name: t for t in graph.initializer} | self.apart
         self.inputs = {v.name: v for v in graph.input if v.name not in self.apart or v.name in self._overridable}
@@ -217,13 +216,6 @@ def attribute_value(attribute: AttributeProto) -> Any:
     """The value of an attribute, a string decoded."""
     value = onnx.helper.get_attribute_value(attribute)
     return value.decode(errors="surrogateescape") if isinstance(value, bytes) else value
-
-
-def subgraphs(attribute: AttributeProto) -> Sequence[GraphProto]:
-    """The graphs that an attribute holds: mostly none."""
-    if attribute.type == AttributeProto.GRAPH:
-        return [attribute.g]
-    return attribute.graphs if attribute.type == AttributeProto.GRAPHS else ()
 
 
 def _captured(graph: GraphProto) -> Iterator[str]:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import onnx
-from onnx import FunctionProto, ModelProto, TensorProto, helper
+from onnx import FunctionProto, TensorProto, helper
 
 from refgrad.errors import NoGradientError, OptionError, UnknownNameError, choices, did_you_mean
-from refgrad.functions import INLINED, OPERATORS, UnsupportedFormError, find_schema, make_function
+from refgrad.functions import INLINED, OPERATORS, UnsupportedFormError, find_schema, inline_functions, make_function
 from refgrad.graph import FLOATS, Graph, Node
+from refgrad.protos import import_domain
 from refgrad.registry import NO_DERIVATIVE, PENDING, QUANTIZED, QUANTIZERS, RULES, ZERO
 
 _NOT_DIFFERENTIABLE = onnx.defs.OpSchema.DifferentiationCategory.NonDifferentiable
@@ -67,12 +68,13 @@ class Path:
             if self.varied.isdisjoint(node.reads):
                 continue
             quantised = self._quantised(node) if self._rounds else {}
-            verdict, differentiable = self._verdict(node, quantised)
+            carrying = [name for name in node.outputs if name and graph.is_float(name)]
+            carrying += quantised
+            verdict, differentiable = self._verdict(node) if carrying else ("zero", [])
             if verdict in ("none", "missing"):
                 blocked.add(node.name)
             if verdict != "zero" and not self.varied.isdisjoint(differentiable):
-                self.varied.update([name for name in node.outputs if name and graph.is_float(name)])
-                self.varied.update(quantised)
+                self.varied.update(carrying)
                 graph.adjoint_types.update(quantised)
                 moved.append((node, differentiable))
             found.setdefault((node.key, verdict), []).append(node.name)
@@ -112,10 +114,8 @@ class Path:
                 found[name] = rounded[0]
         return found
 
-    def _verdict(self, node: Node, quantised: Mapping[str, int]) -> tuple[str, list[str]]:
-        """What `node` does to a derivative, and the inputs that it may flow to."""
-        if not quantised and not any(self.graph.is_float(name) for name in node.outputs if name):
-            return "zero", []
+    def _verdict(self, node: Node) -> tuple[str, list[str]]:
+        """What `node`, an output of which may carry a derivative, does to it, and the inputs that it may flow to."""
         rule = RULES.get(node.key)
         if node.key in OPERATORS and not OPERATORS[node.key].takes(node.attributes):
             return "missing", node.reads
@@ -226,15 +226,19 @@ def _settings(graph: Graph) -> set[str]:
     """What nodes read only where both rule and schema deny a derivative: the scales of Resize are floats, and no weights."""
     denied: set[str] = set()
     others: set[str] = set()
+    places: dict[tuple[str, str], set[int]] = {}
     for node in graph.nodes:
         rule = RULES.get(node.key)
-        places: set[int] = set()
-        if rule is not None and rule.refused:
+        if rule is None or not rule.refused:
+            others.update(node.reads)
+            continue
+        if node.key not in places:
             opset = graph.opsets.get(node.domain, 1)
-            inputs = onnx.defs.get_schema(node.op_type, opset, node.domain).inputs
-            places = {k for k in rule.refuses(opset) if inputs[k].differentiation_category == _NOT_DIFFERENTIABLE}
+            inputs = find_schema(node.op_type, node.domain, opset).inputs
+            refused = rule.refuses(opset)
+            places[node.key] = {k for k in refused if inputs[k].differentiation_category == _NOT_DIFFERENTIABLE}
         for k, name in enumerate(node.reads):
-            (denied if k in places else others).add(name)
+            (denied if k in places[node.key] else others).add(name)
     return denied - others
 
 
@@ -287,21 +291,17 @@ def _expand(graph: Graph, nodes: Iterable[Node]) -> bool:
     if not functions:
         return False
     graph.model.functions.extend(functions)
-    graph.model.opset_import.append(helper.make_opsetid(INLINED, 1))
+    import_domain(graph.model, INLINED)
     if "" not in graph.opsets:
         graph.model.opset_import.append(helper.make_opsetid("", graph.opset))
-    model: ModelProto = onnx.inliner.inline_local_functions(graph.model)
-    kept = [o for o in model.opset_import if o.domain != INLINED]
-    del model.opset_import[:]
-    model.opset_import.extend(kept)
-    graph.model = model
+    graph.model = inline_functions(graph.model)
     graph.index()
     return True
 
 
 def _own_body(graph: Graph, node: Node) -> FunctionProto | None:
     """The body of an operator of ours; where it does not cover the node, the graph gets to know why."""
-    ranks = {name: len(shape) for name, shape in graph.shapes.items() if name in node.inputs}
+    ranks = {name: len(graph.shapes[name]) for name in node.inputs if name in graph.shapes}
     types = {name: (graph.types[name], ranks.get(name)) for name in node.inputs if name in graph.types}
     try:
         return make_function(node.proto, graph.opsets, types, node.op_type)

@@ -45,6 +45,7 @@ class Rule:
     broadcast: bool
     parameters: tuple[str, ...]
     refused: Mapping[str, str] = field(default_factory=dict)
+    _refuses: dict[int, dict[int, str]] = field(default_factory=dict, repr=False)
     _bound: dict[int, tuple[tuple[Read, ...], tuple[tuple[int, bool], ...]]] = field(default_factory=dict, repr=False)
 
     @property
@@ -54,8 +55,11 @@ class Rule:
 
     def refuses(self, opset: int) -> dict[int, str]:
         """The positions of the inputs in `refused`, in the operator's version in `opset`, and why."""
-        schema = find_schema(self.op_type, self.domain, opset)
-        return {k: self.refused[p.name] for k, p in enumerate(schema.inputs) if p.name in self.refused}
+        if opset not in self._refuses:
+            schema = find_schema(self.op_type, self.domain, opset)
+            named = {k: self.refused[p.name] for k, p in enumerate(schema.inputs) if p.name in self.refused}
+            self._refuses[opset] = named
+        return self._refuses[opset]
 
     def bind(self, opset: int) -> tuple[tuple[Read, ...], tuple[tuple[int, bool], ...]]:
         """For the operator's version in `opset`: what each parameter reads, and (position, variadic) per entry of `wrt`."""
@@ -75,7 +79,7 @@ RULES: dict[tuple[str, str], Rule] = {}
 ZERO: dict[tuple[str, str], str] = {}  # operator: why its derivative is zero
 NO_DERIVATIVE: dict[tuple[str, str], str] = {}  # operator: why it has none
 BODY: dict[tuple[str, str], str] = {}  # operator without a rule: what the function body of its schema computes
-QUANTIZERS: dict[tuple[str, str], frozenset[int]] = {}  # operator that rounds floats: the element types that it rounds to
+QUANTIZERS: dict[tuple[str, str], frozenset[int]] = {}  # operator that rounds floats: to which element types
 QUANTIZED: set[tuple[str, str]] = set()  # operators whose rule holds for values of such a type too
 PENDING: dict[tuple[str, str], str] = {}  # operator that has a derivative, which nobody has written: what it waits for
 LOWERINGS: dict[str, dict[str, Function]] = {dialect: {} for dialect in DIALECTS}

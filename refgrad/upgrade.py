@@ -5,16 +5,17 @@ Those are rewritten here, in operators of the target opset. On the way they are 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import onnx
 import onnx.version_converter
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from refgrad.errors import InvalidModelError
+from refgrad.protos import forget_domain, graphs, import_domain, versions_of
 
 _REWRITTEN = "refgrad.rewritten"
 
@@ -98,7 +99,7 @@ class _Model:
         self.constants: dict[str, np.ndarray] = {}
         self.types: dict[str, int] = {}
         self.ranks: dict[str, int] = {}
-        for graph in _graphs(onnx.shape_inference.infer_shapes(model).graph):
+        for graph in graphs(onnx.shape_inference.infer_shapes(model).graph):
             for value in (*graph.input, *graph.value_info, *graph.output):
                 tensor_type = value.type.tensor_type
                 self.types[value.name] = tensor_type.elem_type
@@ -129,10 +130,10 @@ def upgrade(model: ModelProto, target: int) -> ModelProto:
 
     :raises InvalidModelError: a node that no newer operator can stand for.
     """
-    opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), target)
+    opset = versions_of(model).get("", target)
     if opset >= target:
         return model
-    if any(graph.sparse_initializer for graph in _graphs(model.graph)):
+    if any(graph.sparse_initializer for graph in graphs(model.graph)):
         raise InvalidModelError(
             f"The model has opset {opset} and sparse initializers, which onnx cannot convert to a newer one. Make them dense, "
             f"or export the model anew with opset {target} or later."
@@ -140,11 +141,11 @@ def upgrade(model: ModelProto, target: int) -> ModelProto:
     rewritten = ModelProto()
     rewritten.CopyFrom(model)
     fixes = {fix.op_type: fix for fix in reversed(FIXES) if fix.since <= opset <= fix.until}
-    if any(node.op_type in fixes for graph in _graphs(model.graph) for node in graph.node):
+    if any(node.op_type in fixes for graph in graphs(model.graph) for node in graph.node):
         known = _Model(model)
-        for graph in _graphs(rewritten.graph):
+        for graph in graphs(rewritten.graph):
             _rewrite(graph, fixes, opset, known)
-        rewritten.opset_import.append(helper.make_opsetid(_REWRITTEN, 1))
+        import_domain(rewritten, _REWRITTEN)
     try:
         converted = onnx.version_converter.convert_version(rewritten, target)
     except (RuntimeError, onnx.version_converter.ConvertError) as error:
@@ -152,10 +153,8 @@ def upgrade(model: ModelProto, target: int) -> ModelProto:
             f"The model has opset {opset}; gradients are emitted from opset {target} on, and onnx cannot convert it: "
             f"{_culprit(rewritten, target) or error}. Export it anew with opset {target} or later."
         ) from error
-    kept = [o for o in converted.opset_import if o.domain != _REWRITTEN]
-    del converted.opset_import[:]
-    converted.opset_import.extend(kept)
-    for graph in _graphs(converted.graph):
+    forget_domain(converted, _REWRITTEN)
+    for graph in graphs(converted.graph):
         del graph.value_info[:]  # the converter gives values that it adds the shape of a scalar
         for node in graph.node:
             if node.domain == _REWRITTEN:
@@ -175,27 +174,16 @@ def upgrade(model: ModelProto, target: int) -> ModelProto:
 
 def spell_out_deprecated(model: ModelProto) -> None:
     """Put what they compute in place of the nodes that onnx's checker refuses as deprecated; in place."""
-    opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 0)
+    opset = versions_of(model).get("", 0)
     if not _DEPRECATED.since <= opset <= _DEPRECATED.until:
         return
     fixes = {_DEPRECATED.op_type: _DEPRECATED}
-    for graph in _graphs(model.graph):
+    for graph in graphs(model.graph):
         if any(node.op_type in fixes and not node.domain for node in graph.node):
             _rewrite(graph, fixes, opset, _Model(model))
             for node in graph.node:
                 if node.domain == _REWRITTEN:
                     node.domain = ""
-
-
-def _graphs(graph: GraphProto) -> Iterator[GraphProto]:
-    """`graph` and every subgraph in it."""
-    found = [graph]
-    while found:
-        graph = found.pop()
-        yield graph
-        for node in graph.node:
-            for attribute in node.attribute:
-                found += [attribute.g] if attribute.type == AttributeProto.GRAPH else attribute.graphs
 
 
 def _rewrite(graph: GraphProto, fixes: dict[str, Fix], opset: int, known: _Model) -> None:
@@ -217,7 +205,7 @@ def _rewrite(graph: GraphProto, fixes: dict[str, Fix], opset: int, known: _Model
 
 def _culprit(model: ModelProto, target: int) -> str:
     """The first node that the converter refuses by itself."""
-    for graph in _graphs(model.graph):
+    for graph in graphs(model.graph):
         for node in graph.node:
             if node.domain:
                 continue

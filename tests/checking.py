@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 import ml_dtypes
 import numpy as np
 import onnx
+import pytest
 
 import refgrad
 from refgrad.backends import available, get_backend
@@ -108,13 +109,15 @@ def _assert_runtime(
     expected: Mapping[str, np.ndarray],
 ) -> None:
     try:
-        get_backend("ort-cpu").prepare(case.model).run(case.feeds)
+        prepared = get_backend("ort-cpu").prepare(model)
+        kinds = {value.name: value.dtype for value in (*prepared.inputs, *prepared.outputs)}
+        feeds = dict(case.feeds) | {name: value.astype(kinds[name]) for name, value in seeds.items()}
+        results = prepared.run(feeds)
     except BackendError:
+        with pytest.raises(BackendError):  # it does not run the model itself
+            get_backend("ort-cpu").prepare(case.model).run(case.feeds)
         return
-    prepared = get_backend("ort-cpu").prepare(model)
-    kinds = {value.name: value.dtype for value in (*prepared.inputs, *prepared.outputs)}
-    feeds = dict(case.feeds) | {name: value.astype(kinds[name]) for name, value in seeds.items()}
-    for name, got in prepared.run(feeds).items():
+    for name, got in results.items():
         # The cotangents were rounded, then each of a few operations, each once.
         allowed = 32 * float(ml_dtypes.finfo(kinds[name]).eps) * max(1.0, float(np.abs(expected[name]).max(initial=0)))
         np.testing.assert_allclose(

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Iterator
+from functools import cache
 
 from refgrad.conformance.case import Case
 
 
-def every_case() -> Iterator[Case]:
+@cache
+def every_case() -> tuple[Case, ...]:
     """The cases of every family, by the name of the family."""
-    for module in sorted(module.name for module in pkgutil.iter_modules(__path__)):
-        yield from importlib.import_module(f"{__name__}.{module}").cases()
+    families = sorted(module.name for module in pkgutil.iter_modules(__path__))
+    return tuple(case for name in families for case in importlib.import_module(f"{__name__}.{name}").cases())

@@ -82,7 +82,7 @@ def cases() -> Iterator[Case]:
         ([15, 9], "VALID"),
     ):
         for shapes in SHAPES:
-            asked = {"output_shape": output_shape, "auto_pad": auto_pad, "output_padding": [0, 1]}
+            asked: dict[str, Any] = {"output_shape": output_shape, "auto_pad": auto_pad, "output_padding": [0, 1]}
             yield _case("ConvTranspose", (2, 3, 5, 4), (3, 2, 3, 3), 2, shapes=shapes, strides=[2, 2], **asked)
     # The padding at the end covers some of the output_padding.
     yield _case("ConvTranspose", (1, 2, 3), (2, 1, 2), 0, pads=[2, 1], dilations=[2], output_padding=[1])

@@ -209,9 +209,10 @@ def _products(shapes: str) -> Iterator[Case]:
         ((2, 4, 6), (2, 2, 3), False, {"group": 2, "dilations": [2]}),
         ((2, 3, 5, 5), (4, 3, 3, 3), True, {"auto_pad": "SAME_UPPER", "kernel_shape": [3, 3]}),
     ):
-        feeds = {"x": rng.standard_normal(x), "w": rng.standard_normal(w), "sx": 0.02, "sy": 0.017, "t": 0.05}
+        draws = {"x": rng.standard_normal(x), "w": rng.standard_normal(w)}
+        feeds: dict[str, Any] = draws | {"sx": 0.02, "sy": 0.017, "t": 0.05}
         feeds["sw"] = rng.uniform(0.02, 0.04, w[:1]) if per_channel else 0.03
-        constants = {"zx": np.array(5, np.uint8), "zy": np.array(3, np.int8)}
+        constants: dict[str, np.ndarray] = {"zx": np.array(5, np.uint8), "zy": np.array(3, np.int8)}
         constants["zw"] = rng.integers(-3, 4, np.shape(feeds["sw"])).astype(np.int8)
         constants["B"] = rng.integers(-400, 400, w[:1]).astype(np.int32)
         inputs = [*("x", "sx", "zx", "w", "sw", "zw", "sy", "zy"), *([] if "auto_pad" in attributes else ["B"])]

@@ -11,6 +11,7 @@ from typing import Any
 from onnx import TensorProto
 
 from refgrad.emit import Emitter
+from refgrad.functions import MICROSOFT
 from refgrad.graph import UNNAMED, Dim
 from refgrad.registry import lowering
 
@@ -215,5 +216,5 @@ def layer_normalization_grad(
     if op.type(X) not in _SINGLE or x is None or scale is None or None in scale or x[axis:] != scale:
         return None
     inputs = dY, X, Scale, Mean, InvStdDev  # all three outputs have to have names
-    dX, dScale, dB = op.emit("LayerNormalizationGrad", "com.microsoft", inputs, 3, {"axis": axis})
+    dX, dScale, dB = op.emit("LayerNormalizationGrad", MICROSOFT, inputs, 3, {"axis": axis})
     return dX, dScale, dB

@@ -1,6 +1,8 @@
 """The rules, one short function per operator, a file per family. Importing this package registers them all."""
 
+from refgrad.functions import OPERATORS
 from refgrad.lowering import onnx, ort
+from refgrad.registry import BODY, RULES
 from refgrad.rules import (
     activation,
     arithmetic,
@@ -46,3 +48,5 @@ __all__ = [
     "shape",
     "signal",
 ]
+
+BODY.update({key: known.meaning for key, known in OPERATORS.items() if key not in RULES})

@@ -8,12 +8,13 @@ import numpy as np
 from onnx import TensorProto, helper
 
 from refgrad.emit import Emitter
-from refgrad.lowering.onnx.attention import Tokens
+from refgrad.graph import SIXTEEN_BIT
+from refgrad.lowering.onnx.attention import Tokens, plus
+from refgrad.lowering.onnx.indexing import END
 from refgrad.registry import rule
 from refgrad.rules.activation import swish_slope
 
 Size = int | str  # a dimension: a number, or a tensor of one integer
-_END = 2**63 - 1
 
 
 @rule("Attention")
@@ -94,16 +95,16 @@ def attention(
         d_v = op.as_type(op.grad.FusedMatMul(fold(p, total), d_y, transA=1, transB=0), op.type(V))
         d_p = unfold(op.grad.FusedMatMul(d_y, v, transA=0, transB=1), total)
     if d_qk is not None and mode == 3:
-        d_p = _sum(op, d_p, kept(d_qk))
+        d_p = plus(op, d_p, kept(d_qk))
     if d_p is not None:
         d_z = op.as_type(op.grad.SoftmaxGrad(op.as_type(d_p, precision), wide, axis=-1), kind)
     if mode == 2:
-        d_z = _sum(op, d_z, d_qk)
-    d_s = _sum(op, d_z, d_qk) if mode == 1 else d_z
+        d_z = plus(op, d_z, d_qk)
+    d_s = plus(op, d_z, d_qk) if mode == 1 else d_z
     if d_s is not None and tanh is not None:
         d_s = op.grad.TanhGrad(d_s, tanh)
     if mode == 0:
-        d_s = _sum(op, d_s, d_qk)
+        d_s = plus(op, d_s, d_qk)
     d_q = d_k = None
     if d_s is not None:
         d_s = fold(d_s, total)
@@ -115,8 +116,8 @@ def attention(
         d_mask = op.grad.BroadcastGradient(d_z, mask, (mask, d_z))
         if mask != attn_mask:
             d_mask = op.as_type(op.Slice(d_mask, [0], op.Shape(attn_mask, start=-1), [-1]), op.type(str(attn_mask)))
-    d_past_key, d_k = _split(op, _sum(op, d_k, d_present_key), past_key, past, new)
-    d_past_value, d_v = _split(op, _sum(op, d_v, d_present_value), past_value, past, new)
+    d_past_key, d_k = _split(op, plus(op, d_k, d_present_key), past_key, past, new)
+    d_past_value, d_v = _split(op, plus(op, d_v, d_present_value), past_value, past, new)
     d_Q, d_K, d_V = (
         d if d is None else _from_heads(op, d, X, count)
         for d, X, count in ((d_q, Q, q_num_heads), (d_k, K, kv_num_heads), (d_v, V, kv_num_heads))
@@ -222,10 +223,6 @@ def _split(op: Emitter, d: str | None, past: str | None, before: Size, new: Size
     return d_past, d_new
 
 
-def _sum(op: Emitter, a: str | None, b: str | None) -> str | None:
-    return a or b if a is None or b is None else str(op.Add(a, b))
-
-
 def _matrices(op: Emitter, x: str) -> str:
     """`x`, known to have four axes."""
     if op.rank(x) is None:
@@ -305,7 +302,7 @@ def linear_attention(
     Where only the run tells the number of tokens all of them are taken at once.
     """
     kind, shared = op.type(query), q_num_heads // max(kv_num_heads, 1)
-    wide = TensorProto.FLOAT if kind in (TensorProto.FLOAT16, TensorProto.BFLOAT16) else kind
+    wide = TensorProto.FLOAT if kind in SIXTEEN_BIT else kind
 
     def apart(x: str, heads: Size, each: Size | None = None, group: int = 1) -> str:
         """(batch, tokens, heads·channels) as (batch, key heads, query heads of one, tokens, channels)"""
@@ -422,7 +419,7 @@ def causal_conv_with_state(
         d_b = op.ReduceSum(d_z, [0, 2], keepdims=0)
     if d_present_state is not None:
         ends = op.Concat(_tensor(op, length), [0], axis=0)
-        d_x = _sum(op, d_x, op.Pad(d_present_state, ends, None, [2]))
+        d_x = plus(op, d_x, op.Pad(d_present_state, ends, None, [2]))
     d_past, d_input = _split(op, d_x, past, before, length)
     return d_input, d_w, d_b, d_past
 
@@ -451,7 +448,7 @@ def rotary_embedding(
         if rotary_embedding_dim:
             x = op.Slice(x, [0], [rotary_embedding_dim], [-1])
         if interleaved:
-            pairs.append([op.Slice(x, [first], [_END], [-1], [2]) for first in (0, 1)])
+            pairs.append([op.Slice(x, [first], [END], [-1], [2]) for first in (0, 1)])
         else:
             pairs.append(op.Split(x, axis=-1, num_outputs=2, outputs=2))
     (x1, x2), (y1, y2) = pairs

@@ -13,12 +13,13 @@ import numpy as np
 from onnx import TensorProto
 
 from refgrad.emit import Emitter
-from refgrad.functions import MICROSOFT, OPERATORS, Body, UnsupportedFormError, operator
-from refgrad.registry import BODY, NO_DERIVATIVE, RULES, rule
+from refgrad.functions import MICROSOFT, Body, UnsupportedFormError, operator
+from refgrad.graph import SIXTEEN_BIT
+from refgrad.lowering.onnx.indexing import END
+from refgrad.registry import NO_DERIVATIVE, rule
 
 Ints = Sequence[int]
 Floats = Sequence[float]
-_END = 2**63 - 1
 _SIGMOID_GELU = 1.702  # QuickGelu: x·σ(1.702·x)
 
 for _name in (
@@ -288,7 +289,7 @@ def simplified_layer_normalization(
 
 def _by_root_mean_square(op: Body, x: str, scale: str, axes: list[int], epsilon: float) -> tuple[str, str]:
     """x·r·scale and r = 1/√(mean x² + ε), which is computed in float for a narrower x."""
-    narrow = op.type(x) in (TensorProto.FLOAT16, TensorProto.BFLOAT16)
+    narrow = op.type(x) in SIXTEEN_BIT
     wide = op.Cast(x, to=TensorProto.FLOAT) if narrow else x
     r = op.Reciprocal(op.Sqrt(op.Add(op.mean(op.Mul(wide, wide), axes), epsilon)))
     y = op.Mul(wide, r)
@@ -468,7 +469,7 @@ def multi_head_attention(
         parts = [
             op.Slice(bias, [0], width, [0]),
             op.Slice(bias, width, twice, [0]),
-            op.Slice(bias, twice, [_END], [0]),
+            op.Slice(bias, twice, [END], [0]),
         ]
     q = _heads(op, _plus(op, query, parts[0]), num_heads)
     if rank == 4:  # (B, heads, L, H): projected before, and without biases
@@ -477,8 +478,7 @@ def multi_head_attention(
         k, v = (_heads(op, _plus(op, x, b), num_heads) for x, b in ((key, parts[1]), (value, parts[2])))
     if past_key is not None and past_value is not None:
         k, v = op.Concat(past_key, k, axis=2), op.Concat(past_value, v, axis=2)
-    masked = _mask(op, key_padding_mask, query, mask_filter_value, q)
-    y = _attend(op, q, k, v, scale, masked, attention_bias, unidirectional)
+    y = _attend(op, q, k, v, scale, key_padding_mask, mask_filter_value, attention_bias, unidirectional)
     return y, k, v, None
 
 
@@ -514,12 +514,11 @@ def attention(
     else:
         third = op.Div(op.Shape(projected, start=2, end=3), [3])
         twice = op.Add(third, third)
-        bounds = [([0], third), (third, twice), (twice, [_END])]
+        bounds = [([0], third), (third, twice), (twice, [END])]
     q, k, v = (_heads(op, op.Slice(projected, start, end, [2]), num_heads) for start, end in bounds)
     if past is not None:
         k, v = (op.Concat(op.Gather(past, op.constant(np.array(n)), axis=0), x, axis=2) for n, x in ((0, k), (1, v)))
-    masked = _mask(op, mask_index, input, mask_filter_value, q)
-    y = _attend(op, q, k, v, scale, masked, attention_bias, unidirectional)
+    y = _attend(op, q, k, v, scale, mask_index, mask_filter_value, attention_bias, unidirectional)
     return y, op.Concat(op.Unsqueeze(k, [0]), op.Unsqueeze(v, [0]), axis=0)
 
 
@@ -528,17 +527,16 @@ def _heads(op: Body, x: str, num_heads: int) -> str:
     return str(op.Transpose(op.Reshape(x, [0, 0, num_heads, -1]), perm=[0, 2, 1, 3]))
 
 
-def _mask(op: Body, mask: str | None, source: str, filter_value: float, like: str) -> tuple[str, str, float] | None:
-    """A mask of integers as (kind, value, what is added where it is not above 0)."""
-    if mask is None:
-        return None
+def _masked(op: Body, scores: str, mask: str, filter_value: float) -> str:
+    """`scores`, lower by `filter_value` where a mask of integers is not above 0."""
     rank = op.rank(mask)
     if rank not in (2, 3):
         known = "unknown" if rank is None else f"of rank {rank}"
         raise UnsupportedFormError(
             f"its mask is {known}; only masks of shape (batch, keys) and (batch, queries, keys) are covered"
         )
-    return str(op.Unsqueeze(mask, [1, 2] if rank == 2 else [1])), like, filter_value
+    hidden = op.Not(op.Greater(op.Unsqueeze(mask, [1, 2] if rank == 2 else [1]), 0))
+    return str(op.Add(scores, op.Mul(op.CastLike(hidden, scores), filter_value)))
 
 
 def _attend(
@@ -547,7 +545,8 @@ def _attend(
     k: str,
     v: str,
     scale: float | None,
-    mask: tuple[str, str, float] | None,
+    mask: str | None,
+    filter_value: float,
     attention_bias: str | None,
     unidirectional: int,
 ) -> str:
@@ -556,9 +555,7 @@ def _attend(
     q = op.Mul(q, scale) if root is None else op.Div(q, root)
     scores = op.MatMul(q, op.Transpose(k, perm=[0, 1, 3, 2]))
     if mask is not None:
-        which, like, filter_value = mask
-        hidden = op.Not(op.Greater(which, 0))
-        scores = op.Add(scores, op.Mul(op.CastLike(hidden, like), filter_value))
+        scores = _masked(op, scores, mask, filter_value)
     if attention_bias is not None:
         scores = op.Add(scores, attention_bias)
     if unidirectional:
@@ -670,8 +667,6 @@ def fake_quant(
     zero_point: str,
     fake_quantized_tensor: str,
     mask: str,
-    quant_min: int,
-    quant_max: int,
 ) -> tuple[str, str, str]:
     """dx = 0, dscale = Σ dy·(q − zero_point), dzero_point = −Σ dy·scale where q was clipped
 
@@ -689,8 +684,3 @@ def fake_quant(
         for d, like in ((d_scale, scale), (d_zero_point, zero_point))
     )
     return (d_x, *sums)
-
-
-for _key, _operator in OPERATORS.items():
-    if _key not in RULES:
-        BODY[_key] = _operator.meaning

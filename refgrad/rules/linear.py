@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from refgrad.emit import Emitter
-from refgrad.lowering.onnx.indexing import along, positions
+from refgrad.lowering.onnx.indexing import END, along, positions
 from refgrad.registry import rule
-
-_END = 2**63 - 1
 
 
 @rule("MatMul")
@@ -51,7 +49,7 @@ def _of_unknown_rank(op: Emitter, d_Y: str, A: str, B: str) -> tuple[str, str]:
     columns = op.Slice(op.Concat(b, [1], axis=0), [0], op.Max(rank_b, [2]), [0])
     columns = op.Concat(op.full(op.Sub(rank, op.Shape(columns)), 1, like=b), columns, axis=0)
     batch = op.Slice(y, [0], op.Sub(rank, [2]), [0])
-    m, n = op.Slice(rows, [-2], [-1], [0]), op.Slice(columns, [-1], [_END], [0])
+    m, n = op.Slice(rows, [-2], [-1], [0]), op.Slice(columns, [-1], [END], [0])
     d_Y = op.Reshape(d_Y, op.Concat(batch, m, n, axis=0), allowzero=1)
     matrices = op.Reshape(A, rows, allowzero=1), op.Reshape(B, columns, allowzero=1)
     d_A = op.grad.FusedMatMul(d_Y, matrices[1], transA=0, transB=1)

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 from onnx import TensorProto
 
-from refgrad.functions import OPERATORS, Body, UnsupportedFormError, operator
-from refgrad.registry import BODY, NO_DERIVATIVE
+from refgrad.functions import Body, UnsupportedFormError, operator
+from refgrad.registry import NO_DERIVATIVE
 
 ML = "ai.onnx.ml"
 Ints = Sequence[int]
@@ -326,8 +326,3 @@ def _constant(op: Body, values: Floats) -> str:
 def _matrix(op: Body, X: str) -> None:
     if op.rank(X) not in (None, 2):
         raise UnsupportedFormError(f"its input has rank {op.rank(X)}; only matrices are covered, one row per sample")
-
-
-for _key, _operator in OPERATORS.items():
-    if _key[0] == ML:
-        BODY[_key] = _operator.meaning

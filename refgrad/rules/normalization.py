@@ -5,13 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from onnx import TensorProto
-
 from refgrad.emit import Emitter
+from refgrad.graph import SIXTEEN_BIT
 from refgrad.lowering.onnx.normalization import through_statistics, widest
 from refgrad.registry import rule
-
-_SIXTEEN_BIT = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
 
 @rule("BatchNormalization")
@@ -162,7 +159,7 @@ def rms_normalization(
     """dX = r·(g − x̂·mean(g·x̂)) with g = dY·scale, x̂ = r·X and r = 1/√(mean X² + ε); dscale = Σ dY·x̂"""
     kind, rank, shape = op.type(X), op.rank(X), op.shape(X)
     wide = widest(op, X, scale)
-    wide = stash_type if wide in _SIXTEEN_BIT else wide
+    wide = stash_type if wide in SIXTEEN_BIT else wide
     x, d_y, factor = (op.as_type(value, wide) for value in (X, d_Y, scale))
     g = op.Mul(d_y, factor)
     if rank is None:  # the axes from `axis` on as one row
@@ -191,7 +188,7 @@ def group_normalization(
     From opset 21 on the scale and the bias are the channels', before that the groups'.
     """
     kind = op.type(X)
-    wide = stash_type if kind in _SIXTEEN_BIT else kind
+    wide = stash_type if kind in SIXTEEN_BIT else kind
     x, d_y = (_grouped(op, op.as_type(value, wide), X, num_groups) for value in (X, d_Y))
     per_channel = op.opset >= 21
     factor = op.Reshape(op.as_type(scale, wide), [num_groups, -1, 1])

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from onnx import TensorProto
 
-from refgrad.functions import OPERATORS, Body, UnsupportedFormError, operator
-from refgrad.registry import BODY, NO_DERIVATIVE
+from refgrad.functions import Body, UnsupportedFormError, operator
+from refgrad.registry import NO_DERIVATIVE
 
 TRAINING = "ai.onnx.preview.training"
 
@@ -114,8 +114,3 @@ def _root(op: Body, square: str, like: str) -> str:
 def _like(op: Body, R: str, X: str) -> str:
     known = op.type(R) == op.type(X) != TensorProto.UNDEFINED
     return R if known else str(op.CastLike(R, X))
-
-
-for _key, _operator in OPERATORS.items():
-    if _key[0] == TRAINING:
-        BODY[_key] = _operator.meaning

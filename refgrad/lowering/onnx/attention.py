@@ -20,6 +20,11 @@ from refgrad.emit import Emitter
 _LEVELS = 16  # of a triangle whose size only the run tells: up to 65,536 tokens, whose matrix would not fit
 
 
+def plus(op: Emitter, a: str | None, b: str | None) -> str | None:
+    """a + b, where None is zero."""
+    return a or b if a is None or b is None else str(op.Add(a, b))
+
+
 class Tokens:
     """Some consecutive tokens, and the state `before` them (None: zeros); `after` is the one behind them.
 
@@ -83,10 +88,10 @@ class Tokens:
                 d_q = op.Add(d_q, self._times(self._product(d_o, self.before, transB=1), self.from_start))
                 d_before = self._all_heads(self._product(self._times(self.q, self.from_start), d_o, transA=1))
         if d_after is not None:
-            d_u = self._sum(d_u, op.MatMul(self._times(self.k, self.to_end), d_after))
-            d_columns = self._sum(d_columns, self._times(self._product(self.u, d_after, transB=1), self.to_end))
+            d_u = plus(op, d_u, op.MatMul(self._times(self.k, self.to_end), d_after))
+            d_columns = plus(op, d_columns, self._times(self._product(self.u, d_after, transB=1), self.to_end))
             if self.before is not None:
-                d_before = self._sum(d_before, self._times(d_after, self.through))
+                d_before = plus(op, d_before, self._times(d_after, self.through))
         d_v = d_u
         if self.rate is not None:
             d_r = self._product(self.W, str(d_u), transA=1)
@@ -94,7 +99,7 @@ class Tokens:
             d_rate = op.ReduceSum(op.Mul(d_r, self.rest), [4], keepdims=1)
             d_N = op.Where(self.past, op.Neg(self._product(d_v, self.u, transB=1)), 0.0)
             d_rows = self._rows(d_N)
-            d_columns = self._sum(d_columns, self._columns(d_N, self.k))
+            d_columns = plus(op, d_columns, self._columns(d_N, self.k))
             if self.before is not None:
                 d_rows = op.Sub(d_rows, self._times(self._product(d_v, self.before, transB=1), self.from_start))
                 read = self._product(self._times(self.k, self.from_start), d_v, transA=1)
@@ -112,7 +117,7 @@ class Tokens:
                 d_gate = op.Add(d_gate, op.Transpose(last, perm=[0, 1, 2, 4, 3]))
             if self.per_head:
                 d_gate = op.ReduceSum(d_gate, [4], keepdims=1)
-        d_k = self._sum(d_rows, d_columns)
+        d_k = plus(op, d_rows, d_columns)
         return {"q": d_q, "k": d_k, "v": d_v, "decay": d_gate, "rate": d_rate, "before": d_before}
 
     def _pair(self, x: str) -> str:
@@ -142,9 +147,6 @@ class Tokens:
 
     def _times(self, x: str, factor: str | None) -> str:
         return x if factor is None else str(self.op.Mul(x, factor))
-
-    def _sum(self, a: str | None, b: str | None) -> str | None:
-        return a or b if a is None or b is None else str(self.op.Add(a, b))
 
     def _all_heads(self, x: str) -> str:
         """The sum over the query heads of a key head."""

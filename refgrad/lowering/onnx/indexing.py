@@ -12,10 +12,10 @@ import numpy as np
 from onnx import TensorProto
 
 from refgrad.emit import Emitter
-from refgrad.graph import Shape
+from refgrad.graph import SIXTEEN_BIT, Shape
 from refgrad.registry import lowering
 
-_END = int(np.iinfo(np.int64).max)
+END = 2**63 - 1  # of a slice that goes as far as the axis
 _FAR = int(np.iinfo(np.int32).max)  # no axis is longer: the end of a slice that has none
 
 
@@ -24,7 +24,7 @@ def add_at(op: Emitter, dY: str, shape: str, indices: str, axis: int) -> str:
     if 0 in (op.dims(shape) or ()):
         return op.full(shape, 0.0, like=dY)
     kind = op.type(dY)
-    narrow = kind in (TensorProto.FLOAT16, TensorProto.BFLOAT16)
+    narrow = kind in SIXTEEN_BIT
     terms = op.Cast(dY, to=TensorProto.FLOAT) if narrow else dY
     added: str = op.ScatterElements(op.full(shape, 0.0, like=terms), indices, terms, axis=axis, reduction="add")
     return op.Cast(added, to=kind) if narrow else added
@@ -118,7 +118,7 @@ def _insert(op: Emitter, dY: str, shape: str, dims: Shape, ranges: Mapping[int, 
     backwards = [axis for axis, taken in moved.items() if taken.step < 0]
     if backwards:
         ones = [-1] * len(backwards)
-        dY = op.Slice(dY, ones, [-_END] * len(backwards), backwards, ones)
+        dY = op.Slice(dY, ones, [-END] * len(backwards), backwards, ones)
     length = {axis: len(taken) for axis, (_, taken) in ranges.items()}
     if steps:
         # [n] becomes [n, 1], padded to [n, step], read as [n·step].
@@ -238,7 +238,7 @@ def part(op: Emitter, shape: str, start: int, end: int | None) -> str:
     known = [d for d in dims[start:end] if isinstance(d, int)] if dims is not None else []
     if dims is not None and len(known) == len(dims[start:end]):
         return op.const(known)
-    return str(op.Slice(shape, [start], [_END if end is None else end], [0]))
+    return str(op.Slice(shape, [start], [END if end is None else end], [0]))
 
 
 def product(op: Emitter, shape: str) -> str:

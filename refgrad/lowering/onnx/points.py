@@ -14,10 +14,9 @@ import numpy as np
 from onnx import TensorProto
 
 from refgrad.emit import Emitter
-from refgrad.lowering.onnx.indexing import join, part, product
+from refgrad.lowering.onnx.indexing import END, join, part, product
 from refgrad.lowering.onnx.windows import typed
 
-_FAR = int(np.iinfo(np.int64).max)
 _KEYS = -0.75  # the free parameter of the cubic of Keys (1981), as GridSample has it
 
 # The weights of the m pixels around a point at distance t from the one before it: a row of m coefficients per power of t.
@@ -248,7 +247,7 @@ def _strides(op: Emitter, lengths: str, rank: int | None) -> str:
 
 def reverse(op: Emitter, values: str) -> str:
     known = op.constant(values)
-    return str(op.Slice(values, [-1], [-_FAR], [0], [-1])) if known is None else op.const(known[::-1].tolist())
+    return str(op.Slice(values, [-1], [-END], [0], [-1])) if known is None else op.const(known[::-1].tolist())
 
 
 def _beyond(op: Emitter, x: str, low: float, high: str) -> str:

@@ -13,11 +13,9 @@ import numpy as np
 from onnx import TensorProto
 
 from refgrad.emit import Emitter
-from refgrad.lowering.onnx.indexing import join, part, product
+from refgrad.lowering.onnx.indexing import END, join, part, product
 from refgrad.lowering.onnx.points import from_rows, make_image, read_largest_adjoint, shaped
 from refgrad.lowering.onnx.windows import typed
-
-_END = int(np.iinfo(np.int64).max)
 
 
 @dataclass(frozen=True)
@@ -48,7 +46,7 @@ class Samples:
     def adjoint(self, op: Emitter, d_weight: str) -> tuple[str, str]:
         """The adjoints of start and size (R, 1), for those of the weights."""
         count = op.Shape(self.slope, start=2)
-        before, after = op.Slice(d_weight, [0], count, [2]), op.Slice(d_weight, count, [_END], [2])
+        before, after = op.Slice(d_weight, [0], count, [2]), op.Slice(d_weight, count, [END], [2])
         d_place = op.Mul(self.slope, op.Sub(after, before))
         d_start = op.ReduceSum(d_place, [1, 2], keepdims=0)
         d_size = op.Div(op.ReduceSum(op.Mul(d_place, self.unit), [1, 2], keepdims=0), self.taps.bins)

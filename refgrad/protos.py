@@ -1,0 +1,43 @@
+"""What onnx's protobufs lack: every graph of a model, and the versions of operator sets by domain."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from onnx import AttributeProto, GraphProto, ModelProto, helper
+
+
+def subgraphs(attribute: AttributeProto) -> Sequence[GraphProto]:
+    """The graphs that an attribute holds: mostly none."""
+    if attribute.type == AttributeProto.GRAPH:
+        return [attribute.g]
+    return attribute.graphs if attribute.type == AttributeProto.GRAPHS else ()
+
+
+def graphs(graph: GraphProto) -> Iterator[GraphProto]:
+    """`graph` and every subgraph in it."""
+    found = [graph]
+    while found:
+        graph = found.pop()
+        yield graph
+        for node in graph.node:
+            for attribute in node.attribute:
+                found += subgraphs(attribute)
+
+
+def versions_of(model: ModelProto) -> dict[str, int]:
+    """The version of every domain that a model imports, that of ai.onnx under ""."""
+    return {"" if o.domain == "ai.onnx" else o.domain: o.version for o in model.opset_import}
+
+
+def import_domain(model: ModelProto, domain: str) -> None:
+    """Make `model` import version 1 of `domain`, unless it imports one already."""
+    if all(o.domain != domain for o in model.opset_import):
+        model.opset_import.append(helper.make_opsetid(domain, 1))
+
+
+def forget_domain(model: ModelProto, domain: str) -> None:
+    """Take the import of `domain` away."""
+    kept = [o for o in model.opset_import if o.domain != domain]
+    del model.opset_import[:]
+    model.opset_import.extend(kept)
