@@ -8,7 +8,7 @@ from checking import assert_gradient
 
 import refgrad
 from refgrad.backends import available, get_backend
-from refgrad.conformance.case import Case, node_case
+from refgrad.conformance.case import SHAPES, Case, node_case
 from refgrad.conformance.cases.resize import cases
 from refgrad.errors import BackendError, NoGradientError
 
@@ -122,3 +122,14 @@ def test_values_that_are_quantised_are_resized_too() -> None:
     gradient = refgrad.gradient(model, wrt=["x"], quantization="straight-through")
     feeds = {"x": np.ones((2, 3), np.float32), "y_grad": np.ones((4, 9), np.float32)}
     np.testing.assert_allclose(NUMPY.prepare(gradient).run(feeds)["x_grad"].sum(), 36, rtol=1e-6)
+
+
+@pytest.mark.parametrize("shapes", SHAPES)
+@pytest.mark.parametrize("constant", [True, False])
+def test_a_crop_that_keeps_the_size(constant: bool, shapes: str) -> None:
+    """ONNX Runtime copies such an axis, but from where the crop begins."""
+    crop = {"coordinate_transformation_mode": "tf_crop_and_resize", "mode": "linear"}
+    form = {"constant": ("roi", "scales") if constant else (), "shapes": shapes, "wrt": ["X"], "opset": 19}
+    roi, scales = np.array([0.13, -0.3, 0.8, 0.9], np.float32), np.ones(2, np.float32)
+    x = np.random.default_rng(0).standard_normal((4, 5)).astype(np.float32)
+    assert_gradient(node_case("Resize", x, roi, scales, **crop, **form), runtime=False)

@@ -75,6 +75,10 @@ def _forms(shapes: str) -> Iterator[Case]:
         for x in ((5,), (3, 4), (2, 3, 4), (1, 1, 2, 3, 2)):
             yield _case(x, scales=(*[1] * (len(x) - 1), 2), mode="linear", **form)
             yield _case(x, sizes=tuple(n + 1 for n in x), **form)
+        # An axis that keeps its size is resampled all the same, by a scale that rounds down to it.
+        for mode in ("nearest", "linear", "cubic"):
+            yield _case((4, 5), scales=(1.2, 2), mode=mode, **form)
+        yield _policy((2, 10), (2, 9), "half_pixel", "not_larger", mode="linear", **form)
         yield _case((0, 2, 3, 4), scales=(1, 1, 2, 2), **form)
         yield _case((2, 3), scales=(0.3, 2), mode="linear", **form)  # an axis of which nothing is left
 

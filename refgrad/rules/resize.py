@@ -142,27 +142,46 @@ def _weights(op: Emitter, plan: _Sizes, k: int, axis: int, attributes: Mapping[s
     """W of one axis, (elements of X, elements of Y).
 
     Where the policy lets another axis decide, the scale is more than W can tell by its size: then the identity matrix has a
-    second axis behind it, along which it is constant, and which decides the same.
+    second axis behind it, along which it is constant, and which decides the same. Where the axis may keep its size, one before
+    it changes its own: ONNX Runtime copies what keeps its shape, whatever the scale and the roi.
     """
     number = np.zeros(1, np.float64 if kind == TensorProto.DOUBLE else np.float32)
     size = _element(op, plan.before, axis)
     eye = op.EyeLike(op.full(join(op, size, size), 0.0, like=op.const(number)))
-    one, roi = op.const(np.ones(1, np.float32)), None
+    alone, roi = _changes(op, plan, axis), None
     if plan.roi is not None and plan.along is not None:
         start, end = (_element(op, plan.roi, place) for place in (k, k + len(plan.along)))
-        low, high = (op.const([value], like=plan.roi) for value in (0, 1))
-        roi = join(op, low, start, high, end) if plan.ratio is None else join(op, start, low, end, high)
-    if plan.scales is not None:
-        return str(op.Resize(eye, roi, join(op, one, _element(op, plan.scales, k)), **attributes))
+        low, high = (op.const([value] * (1 if alone else 3), like=plan.roi) for value in (0, 1))
+        if plan.ratio is None:
+            roi = join(op, low, start, high, end)
+        else:
+            roi = join(op, start, op.const([0], like=plan.roi), end, op.const([1], like=plan.roi))
+    if plan.ratio is None:
+        factors = sizes = None
+        if plan.scales is not None:
+            others = op.const(np.array([1] if alone else [1, 1, 2], np.float32))
+            factors = join(op, others, _element(op, plan.scales, k))
+        elif plan.sizes is not None:
+            counts = [size] if alone else [op.const([1]), size, op.const([2])]
+            sizes = join(op, *counts, _element(op, plan.sizes, k))
+        if alone:
+            return str(op.Resize(eye, roi, factors, sizes, **attributes))
+        resized = op.Resize(op.Unsqueeze(eye, [0, 2]), roi, factors, sizes, **attributes)
+        return str(op.Gather(op.Gather(resized, op.const(0), axis=0), op.const(0), axis=1))
     assert plan.sizes is not None
     count = _element(op, plan.sizes, k)
-    if plan.ratio is None:
-        return str(op.Resize(eye, roi, None, join(op, size, count), **attributes))
     short, shortened = plan.ratio
     images = op.Expand(op.Unsqueeze(eye, [0, 3]), join(op, op.const([1]), size, size, short))
     resized = op.Resize(images, roi, None, join(op, count, shortened), **attributes)
     W = op.Gather(op.Gather(resized, op.const(0), axis=0), op.const(0), axis=2)
     return str(op.Slice(W, [0], _element(op, plan.after, axis), [1]))  # an axis that `_lengthened` added keeps its size
+
+
+def _changes(op: Emitter, plan: _Sizes, axis: int) -> bool:
+    """Whether it is known that the axis changes its size."""
+    before, after = (op.dims(shape) for shape in (plan.before, plan.after))
+    sizes = () if before is None or after is None else (before[axis], after[axis])
+    return len({size for size in sizes if isinstance(size, int)}) == 2
 
 
 def _ratio(op: Emitter, plan: _Sizes, sizes: str, policy: str) -> tuple[str, str]:
