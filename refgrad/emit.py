@@ -361,7 +361,10 @@ class Emitter:
 
     def zeros_like(self, value: str) -> str:
         """Zeros of the shape and type of `value`."""
-        return self.full(self.shape_of(value), 0.0, like=value)
+        zeros, shape = self.full(self.shape_of(value), 0.0, like=value), self.shape(value)
+        if shape is not None:
+            self.assume(zeros, shape)
+        return zeros
 
     def com_microsoft(self, op_type: str, *inputs: Argument, outputs: int = 1, **attributes: Any) -> Any:
         """A node of ONNX Runtime's domain whose unused outputs may be left empty."""

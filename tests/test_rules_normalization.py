@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import ml_dtypes
 import numpy as np
 import onnx.parser
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto
 
 from refgrad.conformance.case import SHAPES, Case, node_case
-from refgrad.conformance.cases.normalization import cases, layer, numbers
+from refgrad.conformance.cases.normalization import batch, cases, layer, numbers
 from refgrad.registry import DIALECTS
 
 
@@ -50,3 +52,19 @@ def test_groups_of_opset_18_have_a_scale_and_a_bias_each() -> None:
     """)
     x, s = numbers(2, 4, 3), numbers(2)
     assert_gradient(Case("groups", model, {"x": x, "s": s, "b": -s}))
+
+
+@pytest.mark.parametrize("shapes", SHAPES)
+@pytest.mark.parametrize("x", [(4, 3), (4, 3, 5), (2, 3, 4, 2)], ids=str)
+def test_running_statistics_alone(x: tuple[int, ...], shapes: str) -> None:
+    """Nothing depends on Y: its cotangent is zeros of the shape of X."""
+    case = batch(x, outputs=3, training_mode=1, shapes=shapes)
+    for output in case.model.graph.output[1:]:
+        assert_gradient(replace(case, outputs=(output.name,)))
+
+
+@pytest.mark.parametrize("opset", [16, 22])
+def test_neighbours_in_bfloat16(opset: int) -> None:
+    """AveragePool has no bfloat16 before opset 22."""
+    case = node_case("LRN", numbers(2, 5, 3).astype(ml_dtypes.bfloat16), size=3, opset=opset)
+    assert_gradient(case)

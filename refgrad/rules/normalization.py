@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from onnx import TensorProto
+
 from refgrad.emit import Emitter
 from refgrad.graph import SIXTEEN_BIT
 from refgrad.lowering.onnx.normalization import through_statistics, widest
@@ -243,16 +245,18 @@ def lrn(op: Emitter, d_Y: str, X: str, alpha: float, beta: float, bias: float, s
     """With s = bias + α·mean(x²) over neighbouring channels: dx = dy·s^−β − 2αβ·x·mean'(dy·x·s^(−β−1))
 
     mean' is the adjoint of the mean, that over the mirrored neighbourhood; AveragePool sees the channels as an axis of space.
+    It has no bfloat16 before opset 22.
     """
     before, after = (size - 1) // 2, size // 2
-    x, d_y = _as_image(op, X), _as_image(op, d_Y)
+    pooled = TensorProto.FLOAT if op.type(X) == TensorProto.BFLOAT16 and op.opset < 22 else op.type(X)
+    x, d_y = (op.as_type(_as_image(op, value), pooled) for value in (X, d_Y))
     window = {"kernel_shape": [size, 1], "count_include_pad": 1}
     mean = op.AveragePool(op.Mul(x, x), pads=[before, 0, after, 0], **window)
     s = op.Add(op.Mul(mean, alpha), bias)
     power = op.Pow(s, -beta - 1)
     slope = op.AveragePool(op.Mul(op.Mul(d_y, x), power), pads=[after, 0, before, 0], **window)
     d_x = op.Sub(op.Mul(d_y, op.Mul(power, s)), op.Mul(op.Mul(x, slope), 2 * alpha * beta))
-    return op.reshape_like(d_x, X)
+    return op.as_type(op.reshape_like(d_x, X), op.type(X))
 
 
 def _as_image(op: Emitter, X: str) -> str:
