@@ -61,7 +61,8 @@ def _attention(shapes: str) -> Iterator[Case]:
     ):
         yield attention(mask, **few)
     yield attention(np.where(BLIND, 0.5, -np.inf).astype(np.float32), constant=["attn_mask"], **few)
-    yield attention(BLIND, key_heads=1, qk_matmul_output_mode=3, outputs=4, **few)
+    for mode in (0, 3):
+        yield attention(BLIND, key_heads=1, qk_matmul_output_mode=mode, outputs=4, **few)
     for mode in range(4):
         yield attention(numbers(3, 5), qk_matmul_output_mode=mode, softcap=1.5, outputs=4, **few)
     for packed in (False, True):
@@ -76,7 +77,9 @@ def _attention(shapes: str) -> Iterator[Case]:
     yield attention(numbers(3, 5), left_window_size=0, right_window_size=2, **few)
     yield attention(None, 2, left_window_size=1, is_causal=1, outputs=3, **few)
     yield attention(valid=[4, 1], left_window_size=1, is_causal=1, **few)
-    yield node_case("Attention", numbers(1, 1, 4, 3), *[numbers(1, 1, 2, 3)] * 2, left_window_size=1, **few)
+    blind = numbers(1, 1, 4, 3), *[numbers(1, 1, 2, 3)] * 2  # the last query sees no key
+    yield node_case("Attention", *blind, left_window_size=1, **few)
+    yield node_case("Attention", *blind, None, *[numbers(1, 1, 1, 3)] * 2, left_window_size=0, outputs=3, **few)
 
 
 def attention(
@@ -170,6 +173,9 @@ def _empty() -> Iterator[Case]:
         yield node_case("Attention", q, k, v, np.ones((queries, keys), bool), opset=23)
     yield node_case("RotaryEmbedding", numbers(0, 2, 3, 4), numbers(0, 3, 2), numbers(0, 3, 2), opset=23)
     yield node_case("TensorScatter", numbers(0, 5, 2), numbers(0, 3, 2), np.zeros(0, np.int64), opset=24)
+    for shapes in SHAPES:
+        nothing = numbers(2, 3, 5), numbers(2, 3, 0), np.array([1, 3], np.int64)
+        yield node_case("TensorScatter", *nothing, axis=-1, opset=24, shapes=shapes)
     yield node_case("CausalConvWithState", numbers(0, 3, 5), numbers(3, 1, 2), outputs=2, opset=27)
     yield recurrence({}, 2, 2, 2, 0, True)
 

@@ -90,7 +90,8 @@ def _normalizations(shapes: str) -> Iterator[Case]:
     yield _case(skip, x, _floats(1, 3, 4), scale, bias, shapes=shapes)
     simple = "SimplifiedLayerNormalization"
     yield _case(simple, x, scale, shapes=shapes, epsilon=1e-3, outputs=2)
-    yield _case(simple, x, _floats(3, 4), shapes=shapes, axis=1)
+    for axis in (1, -2):
+        yield _case(simple, x, _floats(3, 4), shapes=shapes, axis=axis, outputs=2)
     image = _floats(2, 4, 3, 2)
     last = np.moveaxis(image, 1, -1)
     for activation in (0, 1):

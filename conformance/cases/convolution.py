@@ -74,6 +74,8 @@ def cases() -> Iterator[Case]:
     yield _case(
         "ConvTranspose", (2, 3, 5, 4), (3, 2, 3, 3), 0, shapes="symbolic", auto_pad="SAME_UPPER", strides=[2, 2]
     )
+    sparse: dict[str, Any] = {"strides": [2, 1], "dilations": [2, 3], "output_padding": [1, 0]}
+    yield _case("ConvTranspose", (2, 3, 5, 4), (3, 2, 3, 2), 0, shapes="symbolic", auto_pad="SAME_LOWER", **sparse)
     # Pads by the size of the result, which may be smaller or larger than all windows reach.
     for output_shape, auto_pad in (
         ([10, 8], "NOTSET"),

@@ -488,5 +488,5 @@ def tensor_scatter(
     known = op.const([1] * (axis - 1 if axis >= 0 else -axis - 1))
     between, after = (known, ones) if axis >= 0 else (ones, known)
     sizes = op.Concat(op.Shape(update, end=1), between, length, after, axis=0)
-    places = op.Expand(op.Reshape(places, sizes), op.shape_of(update))
+    places = op.Expand(op.Reshape(places, sizes, allowzero=1), op.shape_of(update))
     return d_past, op.GatherElements(d_present_cache, places, axis=axis)

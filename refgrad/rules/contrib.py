@@ -279,12 +279,16 @@ def simplified_layer_normalization(
     op: Body, X: str, scale: str, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1
 ) -> tuple[str, str]:
     """x/√(mean x² + ε)·scale over the axes from `axis` on"""
-    if axis != -1:
-        rows = op.Flatten(X, axis=axis)
-        flat = op.Reshape(scale, [-1])
-        y, r = _by_root_mean_square(op, rows, flat, [-1], epsilon)
-        return str(op.Reshape(y, op.Shape(X), allowzero=1)), r
-    return _by_root_mean_square(op, X, scale, [-1], epsilon)
+    if axis == -1:
+        return _by_root_mean_square(op, X, scale, [-1], epsilon)
+    y, r = _by_root_mean_square(op, op.Flatten(X, axis=axis), op.Reshape(scale, [-1]), [-1], epsilon)
+    end = 0 if axis < 0 else op.rank(X)
+    if end is None:
+        ones = op.Expand(op.constant(np.ones(1, np.int64)), op.Shape(op.Shape(X, start=axis)))
+    else:
+        ones = op.constant(np.ones(end - axis, np.int64))
+    rows = op.Concat(op.Shape(X, end=axis), ones, axis=0)
+    return str(op.Reshape(y, op.Shape(X), allowzero=1)), str(op.Reshape(r, rows, allowzero=1))
 
 
 def _by_root_mean_square(op: Body, x: str, scale: str, axes: list[int], epsilon: float) -> tuple[str, str]:
