@@ -19,6 +19,7 @@ import onnx.inliner
 from onnx import AttributeProto, FunctionProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 from onnx.defs import OpSchema
 
+from refgrad.errors import InvalidModelError
 from refgrad.protos import forget_domain, graphs, import_domain, versions_of
 
 MICROSOFT = "com.microsoft"
@@ -60,9 +61,23 @@ class Operator:
         """The defaults as a node would have them: floats are of 32 bits."""
         return {n: float(np.float32(v)) if isinstance(v, float) else v for n, v in self.defaults.items()}
 
-    def takes(self, attributes: Iterable[str]) -> bool:
-        """Whether it has all these attributes: nobody checked them before."""
-        return self.defaults.keys() >= set(attributes)
+    def misfit(self, node: NodeProto) -> str:
+        """Why `node` is none of this operator, "" where it is one: onnx's checker knows none of ONNX Runtime."""
+        given = {a.name for a in node.attribute}
+        required = {n for n, default in self.defaults.items() if default is inspect.Parameter.empty}
+        attributes = f"the attributes are {', '.join(self.defaults) or 'none'}"
+        if unknown := sorted(given - self.defaults.keys()):
+            return f"its attribute {unknown[0]} is not known; {attributes}"
+        if missing := sorted(required - given):
+            return f"it lacks the attribute {missing[0]}; {attributes}"
+        if onnx.defs.has(node.op_type, node.domain):
+            return ""
+        if not self.schema.min_input <= len(node.input) <= self.schema.max_input:
+            return f"the node has {len(node.input)} inputs; the inputs are {', '.join(self.parameters)}"
+        if not self.schema.min_output <= len(node.output) <= self.schema.max_output:
+            outputs = ", ".join(p.name for p in self.schema.outputs)
+            return f"the node has {len(node.output)} outputs; the outputs are {outputs}"
+        return ""
 
 
 OPERATORS: dict[tuple[str, str], Operator] = {}
@@ -155,13 +170,8 @@ def make_function(
     if known is None:
         return None
     given = {a.name: _value(a) for a in node.attribute}
-    unknown = sorted(set(given) - set(known.defaults))
-    missing = sorted(
-        n for n, default in known.defaults.items() if default is inspect.Parameter.empty and n not in given
-    )
-    if unknown or missing:
-        what = f"its attribute {unknown[0]} is not known" if unknown else f"it lacks the attribute {missing[0]}"
-        raise UnsupportedFormError(f"{what}; the attributes are {', '.join(known.defaults) or 'none'}")
+    if misfit := known.misfit(node):
+        raise UnsupportedFormError(misfit)
     body = Body(opsets.get("", LOWEST))
     count = len(node.input)
     formal = [f"in_{k}" for k in range(count)]
@@ -267,7 +277,10 @@ def adopt(model: ModelProto) -> int:
 
 
 def settle(model: ModelProto) -> ModelProto:
-    """`model`, now of the opset that `adopt` asked for, without the operators that `adopt` moved: no runtime has them there."""
+    """`model`, now of the opset that `adopt` asked for, without the operators that `adopt` moved: no runtime has them there.
+
+    :raises InvalidModelError: one of them has a form that its body does not cover.
+    """
     if all(o.domain != MICROSOFT for o in model.opset_import):
         return model
     made = 0
@@ -277,7 +290,11 @@ def settle(model: ModelProto) -> ModelProto:
         if _IN_ONNX[node.op_type] is not None:
             node.domain = ""
             continue
-        function = make_function(node, versions_of(model), {}, f"{node.op_type}_{made}")
+        try:
+            function = make_function(node, versions_of(model), {}, f"{node.op_type}_{made}")
+        except UnsupportedFormError as error:
+            called = node.name or next(iter(node.output), "")
+            raise InvalidModelError(f"Node {called!r} is no {node.op_type} of ONNX Runtime: {error}.") from error
         assert function is not None
         call(model, node, function)
         made += 1

@@ -318,6 +318,9 @@ def _check(model: ModelProto) -> ModelProto:
     except onnx.checker.ValidationError as error:
         again = " It is a gradient in dialect 'ort': to differentiate again, make it in dialect 'onnx'."
         hint = again if any(node.op_type in _POOL_GRADIENTS for node in model.graph.node) else ""
+        for value in (*model.graph.input, *model.graph.output) if "'shape'" in str(error) else ():
+            if value.type.HasField("tensor_type") and not value.type.tensor_type.HasField("shape"):
+                hint = f" {value.name!r} declares no shape: save what onnx.shape_inference.infer_shapes(model) returns."
         raise InvalidModelError(f"onnx.checker refuses the model: {error}{hint}") from error
     return model
 

@@ -11,12 +11,22 @@ import onnx
 from onnx import FunctionProto, TensorProto, helper
 
 from refgrad.errors import NoGradientError, OptionError, UnknownNameError, choices, did_you_mean
-from refgrad.functions import INLINED, OPERATORS, UnsupportedFormError, find_schema, inline_functions, make_function
+from refgrad.functions import (
+    INLINED,
+    MICROSOFT,
+    OPERATORS,
+    UnsupportedFormError,
+    find_schema,
+    inline_functions,
+    make_function,
+)
 from refgrad.graph import FLOATS, Graph, Node
 from refgrad.protos import import_domain
 from refgrad.registry import NO_DERIVATIVE, PENDING, QUANTIZED, QUANTIZERS, RULES, ZERO
 
 _NOT_DIFFERENTIABLE = onnx.defs.OpSchema.DifferentiationCategory.NonDifferentiable
+_CASTS = frozenset((("", "Cast"), ("", "CastLike")))
+_BITWISE = frozenset(("", op_type) for op_type in ("BitShift", "BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor"))
 _NEVER = frozenset((None, TensorProto.BOOL, TensorProto.STRING))  # element types of values that carry no derivative
 
 
@@ -54,13 +64,15 @@ class Path:
 
     `active` are the nodes to differentiate, in topological order, `varied` the values that depend on `wrt`, `needed` those
     of them that an output depends on, `rows` the verdict per operator. With a `quantization` other than "zero" what
-    QuantizeLinear makes varies too, and whatever moves its elements: `graph.adjoint_types` has these values.
+    QuantizeLinear makes varies too, and whatever moves its elements: `graph.adjoint_types` has these values. So does the
+    text or the bits of a float, until something is made of it in which no derivative hides: a way back to a float is refused.
     """
 
     def __init__(self, graph: Graph, wrt: Iterable[str], outputs: Iterable[str], quantization: str = "zero") -> None:
         self.graph = graph
         self.varied = set(wrt)
         self._rounds = quantization != "zero"
+        self._encoded: set[str] = set()  # text and bits that depend on `wrt`
         found: dict[tuple[tuple[str, str], str], list[str]] = {}
         moved: list[tuple[Node, list[str]]] = []
         blocked: set[str] = set()
@@ -71,6 +83,11 @@ class Path:
             carrying = [name for name in node.outputs if name and graph.is_float(name)]
             carrying += quantised
             verdict, differentiable = self._verdict(node) if carrying else ("zero", [])
+            if not carrying and (encoded := self._encoded_by(node)):
+                verdict = "none" if self._is_encoder(node) else "zero"
+                self._encoded.update(encoded)
+                self.varied.update(encoded)
+                moved.append((node, node.reads))
             if verdict in ("none", "missing"):
                 blocked.add(node.name)
             if verdict != "zero" and not self.varied.isdisjoint(differentiable):
@@ -114,10 +131,22 @@ class Path:
                 found[name] = rounded[0]
         return found
 
+    def _encoded_by(self, node: Node) -> list[str]:
+        """The outputs that are text or bits of what varies: they have no derivative, and a float can be had back from them."""
+        if node.key in ZERO and node.key not in _BITWISE:
+            return []
+        if self._encoded.isdisjoint(node.reads) and not self._is_encoder(node):
+            return []
+        return [name for name in node.outputs if name]
+
+    def _is_encoder(self, node: Node) -> bool:
+        to_text = node.key in _CASTS and self.graph.types.get(node.outputs[0]) == TensorProto.STRING
+        return to_text or node.key == ("", "BitCast")
+
     def _verdict(self, node: Node) -> tuple[str, list[str]]:
         """What `node`, an output of which may carry a derivative, does to it, and the inputs that it may flow to."""
         rule = RULES.get(node.key)
-        if node.key in OPERATORS and not OPERATORS[node.key].takes(node.attributes):
+        if node.key in OPERATORS and OPERATORS[node.key].misfit(node.proto):
             return "missing", node.reads
         if rule is not None:
             opset = self.graph.opsets.get(rule.domain, 1)
@@ -146,10 +175,14 @@ def _reason(key: tuple[str, str], verdict: str) -> str:
         return RULES[key].formula.partition("\n")[0]
     if verdict == "zero":
         return ZERO.get(key) or NO_DERIVATIVE.get(key) or _no_floats(key)
+    if key in _CASTS and verdict == "none":
+        return "it writes numbers as text"
     if key in RULES and verdict == "missing":
         return "its rule is for floats, not for quantised values: cast them, or choose quantization='zero'"
     if key in RULES:
         return "; ".join(f"by {name}: {why}" for name, why in RULES[key].refused.items())
+    if key[0] == MICROSOFT and "Grad" in key[1]:
+        return "it is the gradient of an operator; to differentiate again, make that gradient in dialect 'onnx'"
     return NO_DERIVATIVE.get(key) or PENDING.get(key) or "nobody has written its rule"
 
 
@@ -206,8 +239,10 @@ def _outputs(graph: Graph, outputs: Sequence[str] | None) -> list[str]:
     floats = [name for name in graph.outputs if graph.types.get(name) in FLOATS]
     if outputs is None:
         if not floats:
+            maps = [node.inputs[0] for node in graph.nodes if node.key == ("ai.onnx.ml", "ZipMap")]
+            hint = f" ZipMap made maps of {choices(maps)}: save the model without it (in skl2onnx zipmap=False)."
             raise UnknownNameError(
-                f"The model has no float output to differentiate; its outputs: {choices(graph.outputs)}."
+                f"The model has no float output to differentiate; its outputs: {choices(graph.outputs)}.{hint if maps else ''}"
             )
         return floats
     return _checked("outputs", outputs, graph, floats, "output")
@@ -260,7 +295,7 @@ def _checked(argument: str, names: object, graph: Graph, floats: list[str], kind
         if name in boundary:
             raise UnknownNameError(
                 f"{name!r} in {argument} {_what(graph, name)}: only float tensors have a derivative. "
-                f"The model's float {kind}s: {choices(floats)}."
+                f"The model has the float {kind.replace(' or ', 's or ')}s {choices(floats)}."
             )
         raise UnknownNameError(
             f"{name!r} in {argument} is no {kind} of the model.{did_you_mean(name, floats)} It has: {choices(floats)}."

@@ -67,7 +67,7 @@ def external(path, size):
     path.write_bytes(model.SerializeToString())
 
 
-NODE = helper.make_node
+NODE, ML = helper.make_node, "ai.onnx.ml"
 
 
 def write_bad(kind, path):
@@ -91,6 +91,15 @@ def write_bad(kind, path):
             onnx.save(node_model(NODE("Neg", ["a"], ["y"]), NODE("Neg", ["x"], ["a"])), path)
         case "cyclic":
             onnx.save(node_model(NODE("Add", ["x", "b"], ["y"]), NODE("Neg", ["y"], ["b"])), path)
+        case "no shape":
+            model = node_model(NODE("Neg", ["x"], ["y"]))
+            model.graph.output[0].type.tensor_type.ClearField("shape")
+            onnx.save(model, path)
+        case "maps":
+            model = node_model(NODE("ZipMap", ["x"], ["y"], classlabels_int64s=[0, 1], domain=ML), domain=ML)
+            entry = helper.make_map_type_proto(TensorProto.INT64, helper.make_tensor_type_proto(TensorProto.FLOAT, []))
+            model.graph.output[0].type.CopyFrom(helper.make_sequence_type_proto(entry))
+            onnx.save(model, path)
         case "newer opset":
             onnx.save(node_model(NODE("Neg", ["x"], ["y"]), opset=99), path)
         case "custom":
@@ -120,6 +129,8 @@ BAD_MODELS = {
     "undefined": (InvalidModelError, ["nowhere"]),
     "unsorted": (InvalidModelError, ["onnx.checker", "sorted"]),
     "cyclic": (InvalidModelError, ["onnx.checker", "sorted"]),
+    "no shape": (InvalidModelError, ["onnx.checker", "'y'", "infer_shapes"]),
+    "maps": (UnknownNameError, ["'y'", "ZipMap", "'x'", "save the model without it"]),
     "newer opset": (InvalidModelError, ["99", "Upgrade onnx"]),
     "custom": (NoGradientError, ["my.Magic", "wand", "refgrad.extend.rule"]),
     "no derivative": (NoGradientError, ["my.Magic", "refgrad.extend.rule"]),
@@ -167,7 +178,7 @@ def test_bad_model(kind, tmp_path, capsys):
 def test_bad_model_on_every_command(command, kind, tmp_path, capsys):
     path = tmp_path / "bad.onnx"
     write_bad(kind, path)
-    if command == "run" and kind in ("unsorted", "unchecked", "newer opset"):
+    if command == "run" and kind in ("unsorted", "unchecked", "no shape", "newer opset"):
         pytest.skip("the interpreter runs what it can")
     assert main([command, str(path)]) == 2
     error = capsys.readouterr().err

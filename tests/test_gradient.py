@@ -15,6 +15,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper, parser
 
 import refgrad
 from refgrad.backends import available, get_backend
+from refgrad.backward import QUANTIZATION
 from refgrad.conformance import builders
 from refgrad.conformance.case import Case, node_case
 from refgrad.errors import NoGradientError, OptionError, UnknownNameError
@@ -340,6 +341,48 @@ def test_an_operator_without_a_derivative_is_refused_by_name() -> None:
         refgrad.gradient(model)
     assert caught.value.nodes == ("bad",)
     assert not refgrad.preflight(model).ok
+
+
+ENCODED = {
+    "text": ("t = Cast<to=8>(x) z = Cast<to=1>(t)", "Cast"),
+    "joined text": ("t = Cast<to=8>(x) u = StringConcat(t, s) z = Cast<to=1>(u)", "Cast"),
+    "text of the kind of another": ("t = CastLike(x, s) z = CastLike(t, x)", "CastLike"),
+    "bits": ("b = BitCast<to=6>(x) c = BitCast<to=1>(b) z = Neg(c)", "BitCast"),
+    "bits that are computed with": (
+        'b = BitCast<to=12>(x) h = BitShift<direction="RIGHT">(b, one) r = Sub(many, h) z = BitCast<to=1>(r)',
+        "BitCast",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", ENCODED)
+@pytest.mark.parametrize("quantization", QUANTIZATION)
+def test_no_derivative_is_lost_in_text_or_bits(kind: str, quantization: str) -> None:
+    """They are no floats, but a float that is had back from them is no constant."""
+    body, operator = ENCODED[kind]
+    model = model_of(
+        f"g (float[2,3] x, string[1] s, uint32[1] one, uint32[1] many) => (float[2,3] y) {{ {body} y = Mul(z, x) }}",
+        opset=26,
+    )
+    with pytest.raises(NoGradientError, match=f"{operator} has no derivative"):
+        refgrad.gradient(model, wrt=["x"], quantization=quantization)
+    assert not refgrad.preflight(model, quantization=quantization).ok
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "t = Cast<to=8>(x) b = BitCast<to=6>(x) z = Neg(x)",
+        "t = Cast<to=8>(x) b = BitCast<to=6>(x) c = Equal(t, t) z = Cast<to=1>(c)",
+        "t = Cast<to=8>(x) b = BitCast<to=6>(x) c = Shape(b) d = Cast<to=1>(c) e = ReduceSum(d) z = Expand(e, c)",
+    ],
+)
+def test_text_and_bits_are_no_obstacle_where_no_float_comes_of_them(body: str) -> None:
+    model = model_of(
+        f"g (float[2,3] x) => (float[2,3] y, string[2,3] t, int32[2,3] b) {{ {body} y = Mul(z, x) }}", opset=26
+    )
+    assert outputs_of(refgrad.gradient(model)) == ["x_grad"]
+    assert refgrad.preflight(model).ok
 
 
 def test_an_operator_without_a_rule_beside_the_path_is_no_obstacle() -> None:

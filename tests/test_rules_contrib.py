@@ -14,7 +14,7 @@ import refgrad
 from refgrad.backends import get_backend
 from refgrad.conformance.case import Case, node_case
 from refgrad.conformance.cases.contrib import cases
-from refgrad.errors import BackendError, NoGradientError
+from refgrad.errors import BackendError, InvalidModelError, NoGradientError
 from refgrad.explain import explain
 from refgrad.functions import MICROSOFT, OPERATORS, find_schema
 from refgrad.registry import DIALECTS
@@ -64,6 +64,12 @@ def test_every_operator_is_explained_and_has_a_case() -> None:
         assert not onnx.defs.has(name, MICROSOFT)
 
 
+def test_an_operator_in_the_domain_of_onnx_is_refused_by_name() -> None:
+    model = parse("[norm] y = SimplifiedLayerNormalization <future = 1> (x, w)", inputs="float[2,3,8] x, float[8] w")
+    with pytest.raises(InvalidModelError, match=r"Node 'norm' .* its attribute future is not known"):
+        refgrad.preflight(model)
+
+
 def test_the_checker_of_onnx_is_left_alone() -> None:
     """An attribute that a newer ONNX Runtime brings is no error before refgrad is asked for a derivative."""
     model = parse("y = com.microsoft.QuickGelu <future = 1> (x)")
@@ -102,6 +108,10 @@ def parse(body: str, opset: int = 21, inputs: str = "float[2,3,8] x") -> ModelPr
             "its attribute half is not known; the attributes are alpha, transA",
         ),
         ("y = com.microsoft.BiasSoftmax (x, x)", "float[2,3,8] x", "it lacks the attribute is_inner_broadcast"),
+        ("y = com.microsoft.BiasGelu (x)", "float[2,3,8] x", "the node has 1 inputs; the inputs are A, B"),
+        ("y = com.microsoft.FastGelu (x, x, x)", "float[2,3,8] x", "the node has 3 inputs; the inputs are X, bias"),
+        ("y, z = com.microsoft.FastGelu (x)", "float[2,3,8] x", "the node has 2 outputs; the outputs are Y"),
+        ("y = com.microsoft.FastGeluGrad (x, x)", "float[2,3,8] x", "make that gradient in dialect 'onnx'"),
         (
             "y, mean = com.microsoft.SkipSimplifiedLayerNormalization (x, x, w)",
             "float[2,3,8] x, float[8] w",
