@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ import onnx
 from refgrad.conformance.nodemodels import FIXED, excluded, node_models
 from refgrad.kinks import KINKS, Point
 from refgrad.operators import operators as every_operator
-from refgrad.registry import RULES, ZERO
+from refgrad.registry import RULES
 from refgrad.upgrade import FIXES
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -35,8 +36,9 @@ def operators() -> str:
     """Return docs/operators.md."""
     rows = [(o.operator, o.derivative, o.text) for o in every_operator()]
     return (
-        "# Operators\n\nWhat the derivative of every operator of ONNX is: a rule, that of its function body, zero, or none, "
-        "and why (`refgrad ops`).\n\n" + table(("operator", "derivative", "formula, body or reason"), rows)
+        "# Operators\n\nWhat the derivative of every operator of ONNX is, and of ONNX Runtime's own: a rule; that of its "
+        "function body; zero; none,\nand why; or missing, because nobody has written it yet (`refgrad ops`).\n\n"
+        + table(("operator", "derivative", "formula, body or reason"), rows)
     )
 
 
@@ -103,10 +105,14 @@ def models_of_nodes() -> str:
 def operators_summary() -> str:
     """Return the README's section on operators."""
     names = ", ".join(sorted({name for _, name in RULES}, key=str.lower))
+    count = Counter(o.derivative for o in every_operator())
     return (
-        f"{len(RULES)} operators have a rule; {len(ZERO)} have a derivative that is zero. "
-        "[docs/operators.md](docs/operators.md) has the formula or\nthe reason of each, [docs/kinks.md](docs/kinks.md) the "
-        f"choices where a derivative does not exist.\n\nRules: {names}.\n"
+        f"{count['rule']} operators have a rule, {count['function']} are differentiated through a function body, and "
+        f"{count['zero']} have a derivative that is zero;\nthe operators of ai.onnx.ml and those that ONNX Runtime's optimizer "
+        f"writes are among them. {count['none']} have no derivative, and {count['missing']} wait for\none: those with "
+        "subgraphs, the recurrent ones, sequences and optionals.\n[docs/operators.md](docs/operators.md) has the formula or "
+        "the reason of each, [docs/kinks.md](docs/kinks.md) the choices where a\nderivative does not exist, "
+        f"[docs/node_models.md](docs/node_models.md) what the node tests of onnx say.\n\nRules: {names}.\n"
     )
 
 

@@ -56,9 +56,9 @@ def gradient(
         they come from com.microsoft.YieldOp (dialect "ort" only).
     :param keep_outputs: also return the outputs of the model, after the gradients.
     :param kinks: whose choice is taken where a derivative does not exist: "refgrad", "torch" or "onnxruntime" (docs/kinks.md).
-    :param quantization: the derivative of rounding to an integer or an 8-bit or smaller float type: "zero", as it is;
-        "straight-through", as if nothing were rounded or clipped; "clipped", the same, but zero where the value lay outside
-        the range of the type.
+    :param quantization: the derivative of quantization, by QuantizeLinear and its like or by Cast to a float of 8 bits or
+        fewer: "zero", as it is; "straight-through", as if nothing were rounded or clipped; "clipped", the same, but zero
+        where the value lay outside the range of the type. Round and Cast to an integer have the derivative zero in any case.
     :raises InvalidModelError: the model cannot be read, or onnx refuses it.
     :raises UnknownNameError: a name in `wrt` or `outputs` that does not exist, is there twice, or is no float.
     :raises NoGradientError: an operator between `wrt` and `outputs` has no rule or no derivative.

@@ -261,11 +261,12 @@ def explain(
 @app.command()
 def ops(as_json: Json = False) -> None:
     """List every operator of ONNX. Its rule, its function body, a derivative of zero, or why there is none."""
-    rows = [asdict(operator) for operator in operators()]
     if as_json:
-        _print_json(rows)
+        _print_json([asdict(operator) for operator in operators()])
     else:
-        _print_table(rows)
+        _print_table(
+            {"operator": o.operator, "derivative": o.derivative, "formula, body or reason": o.text} for o in operators()
+        )
 
 
 @app.command("demo")

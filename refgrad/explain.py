@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from refgrad.errors import UnknownNameError, choices, did_you_mean
+from refgrad.errors import UnknownNameError, did_you_mean
 from refgrad.functions import find_schema, schemas
 from refgrad.kinks import KINKS
 from refgrad.operators import classify
@@ -43,9 +43,13 @@ def explain(operator: str) -> Explanation:
     schema = find_schema(op_type, domain)
     if schema is None:
         known = {f"{s.domain}.{s.name}" if s.domain else s.name for s in schemas()}
-        rules = sorted(f"{d}.{name}" if d else name for d, name in RULES)
-        near = did_you_mean(operator, known | set(rules)) or f" With a rule: {choices(rules, len(rules))}."
-        raise UnknownNameError(f"There is no operator {operator!r}.{near}")
+        known.update(f"{d}.{name}" if d else name for d, name in RULES)
+        elsewhere = (name for name in sorted(known) if name.rpartition(".")[2] == op_type)
+        near = next(elsewhere, None)
+        hint = (
+            f" Did you mean {near!r}?" if near else did_you_mean(operator, known) or " `refgrad ops` lists all of them."
+        )
+        raise UnknownNameError(f"There is no operator {operator!r}.{hint}")
     title = f"{domain}.{op_type}" if domain else op_type
     inputs, outputs = tuple(p.name for p in schema.inputs), tuple(p.name for p in schema.outputs)
     if key in RULES:
@@ -56,5 +60,6 @@ def explain(operator: str) -> Explanation:
         "zero": "the derivative is zero: ",
         "none": "there is no derivative: ",
         "function": "through its function body: ",
+        "missing": "there is no rule yet: ",
     }
     return Explanation(title, found.derivative, said.get(found.derivative, "") + found.text, (), inputs, outputs)

@@ -293,9 +293,18 @@ def test_explain(operator, expected, refgrad_):
     assert refgrad_("explain", operator, "--json")[1]["verdict"] in ("rule", "zero")
 
 
-def test_explain_suggests_a_name(capsys):
-    assert main(["explain", "Mull"]) == 2
-    assert "Did you mean 'Mul'" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("operator", "expected"),
+    [
+        ("Mull", "Did you mean 'Mul'"),
+        ("Scaler", "Did you mean 'ai.onnx.ml.Scaler'"),
+        ("BiasGelu", "Did you mean 'com.microsoft.BiasGelu'"),
+        ("none.of.Them", "`refgrad ops` lists all of them"),
+    ],
+)
+def test_explain_suggests_a_name(operator, expected, capsys):
+    assert main(["explain", operator]) == 2
+    assert expected in capsys.readouterr().err
 
 
 def test_demo(refgrad_):

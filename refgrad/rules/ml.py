@@ -24,7 +24,7 @@ _WINITZKI = 0.147
 for _name, _reason in {
     "CastMap": "its input is a map, which is no tensor",
     "DictVectorizer": "its input is a map, which is no tensor",
-    "ZipMap": "its results are maps, which are no tensors: differentiate the tensor that it reads",
+    "ZipMap": "its results are maps, which are no tensors: save the model without it",
 }.items():
     NO_DERIVATIVE[ML, _name] = _reason
 
