@@ -1,4 +1,4 @@
-"""Resize and Upsample. Every axis is resized on its own: an element of the result weighs a few of the input's."""
+"""Resize and Upsample: every axis is resized on its own, each element of the result weighs a few of the input's. AffineGrid."""
 
 from __future__ import annotations
 
@@ -101,6 +101,20 @@ def upsample(X: np.ndarray, scales: np.ndarray, *, mode: str) -> np.ndarray:
 def upsample_by_attribute(X: np.ndarray, *, mode: str, scales: list[float]) -> np.ndarray:
     """The same, when the scales were an attribute."""
     return upsample(X, np.array(scales, np.float32), mode=mode)
+
+
+@kernel("AffineGrid", in_float32=True)
+def affine_grid(theta: np.ndarray, size: np.ndarray, *, align_corners: int) -> np.ndarray:
+    """Points (N, out..., rank): θ (N, rank, rank + 1) times the (x, y, ..., 1) of each pixel, in −1..1."""
+    spatial = size[2:].tolist()
+    axes = [
+        np.linspace(-1, 1, n, dtype=theta.dtype) if align_corners else (2 * np.arange(n, dtype=theta.dtype) + 1) / n - 1
+        for n in spatial
+    ]
+    mesh = np.meshgrid(*axes, indexing="ij")[::-1]
+    points = np.stack([*mesh, np.ones(spatial, theta.dtype)])
+    grid = theta @ points.reshape(len(points), -1)
+    return np.moveaxis(grid.reshape(len(theta), len(spatial), *spatial), 1, -1)
 
 
 def _by_scales(lengths: Sequence[int], scales: np.ndarray) -> tuple[list[int], list[float], list[float]]:

@@ -1,4 +1,4 @@
-"""Reading an image between its pixels: GridSample, AffineGrid, DeformConv, RoiAlign; and MaxRoiPool."""
+"""Reading an image between its pixels: GridSample, DeformConv, RoiAlign; and MaxRoiPool."""
 
 from __future__ import annotations
 
@@ -92,20 +92,6 @@ def grid_sample(X: np.ndarray, grid: np.ndarray, *, align_corners: int, mode: st
             x = np.where(outside, _reflected(x, low, top), x)
         at.append(x)
     return interpolate(X, at, mode, padding_mode, low, high)
-
-
-@kernel("AffineGrid", in_float32=True)
-def affine_grid(theta: np.ndarray, size: np.ndarray, *, align_corners: int) -> np.ndarray:
-    """Points (N, out..., rank): θ (N, rank, rank + 1) times the (x, y, ..., 1) of each pixel, in −1..1."""
-    spatial = size[2:].tolist()
-    axes = [
-        np.linspace(-1, 1, n, dtype=theta.dtype) if align_corners else (2 * np.arange(n, dtype=theta.dtype) + 1) / n - 1
-        for n in spatial
-    ]
-    mesh = np.meshgrid(*axes, indexing="ij")[::-1]
-    points = np.stack([*mesh, np.ones(spatial, theta.dtype)])
-    grid = theta @ points.reshape(len(points), -1)
-    return np.moveaxis(grid.reshape(len(theta), len(spatial), *spatial), 1, -1)
 
 
 @kernel("DeformConv", in_float32=True)
