@@ -275,3 +275,35 @@ def test_the_optimizer_writes_the_operators_that_are_tested(tmp_path: Path) -> N
         found |= {node.op_type for node in optimized(network(opset), "EXTENDED", tmp_path).graph.node}
     written = {"BiasGelu", "QuickGelu", "FusedMatMul", "FusedGemm", "FusedConv", "SkipLayerNormalization"}
     assert written | {"LayerNormalization"} <= found
+
+
+@pytest.mark.parametrize("quantization", ["straight-through", "clipped"])
+@pytest.mark.parametrize("case", [case for case in CASES if "FakeQuant" in str(case)], ids=str)
+def test_fake_quantization_agrees_with_differences_of_a_surrogate(case: Case, quantization: str) -> None:
+    """Nearby, rounding adds what it adds at the point; and so does clipping, or it clips."""
+    low, high = 0, next(a.i for a in case.node.attribute if a.name == "quant_max")
+    names = ("input_tensor", "scale", "zero_point")
+    x, s, z = point = [case.feeds[name].astype(np.float64) for name in names]
+    added = np.rint(x / s) - x / s
+    clipped = np.clip(x / s + z + added, low, high)
+    cotangent = np.random.default_rng(1).standard_normal(x.shape)
+
+    def surrogate(x: np.ndarray, s: np.ndarray, z: np.ndarray) -> float:
+        q = x / s + z + added
+        nearby = (
+            np.clip(q, low, high)
+            if quantization == "clipped"
+            else q + clipped - np.rint(point[0] / point[1]) - point[2]
+        )
+        return float(np.sum(cotangent * (nearby - z) * s))
+
+    model = refgrad.gradient(case.model, outputs=[case.model.graph.output[0].name], quantization=quantization)
+    [seed] = (v.name for v in model.graph.input if v.name not in case.feeds)
+    given = cotangent.reshape(-1) if "unknown" in str(case) else cotangent
+    run = get_backend("numpy").prepare(model, precision="float64").run
+    gradients = run({n: v.astype(np.float64) if n in names else v for n, v in case.feeds.items()} | {seed: given})
+    for k, name in enumerate(names):
+        direction = np.random.default_rng(k).standard_normal(point[k].shape)
+        ahead, behind = (surrogate(*(v + t * direction * (j == k) for j, v in enumerate(point))) for t in (1e-5, -1e-5))
+        got = np.sum(gradients[f"{name}_grad"] * direction)
+        np.testing.assert_allclose(got, (ahead - behind) / 2e-5, rtol=1e-6, atol=1e-7, err_msg=name)

@@ -674,7 +674,8 @@ def fake_quant(
 ) -> tuple[str, str, str]:
     """dx = 0, dscale = Σ dy·(q − zero_point), dzero_point = −Σ dy·scale where q was clipped
 
-    With quantization="straight-through" or "clipped" dx = dy, or dy where q was not clipped, and dscale is less by dx·x/scale.
+    With quantization="straight-through" dx = dy and dzero_point = 0, with "clipped" dx = dy where q was not clipped; in both
+    dscale is less by dx·x/scale.
     """
     d_y = d_fake_quantized_tensor
     d_zero_point = op.Neg(op.Where(mask, 0.0, op.Mul(d_y, scale)))
@@ -683,6 +684,8 @@ def fake_quant(
     if op.quantization != "zero":
         d_x = d_y if op.quantization == "straight-through" else op.Where(mask, d_y, 0.0)
         d_scale = op.Sub(d_scale, op.Div(op.Mul(d_x, input_tensor), scale))
+    if op.quantization == "straight-through":
+        d_zero_point = op.zeros_like(input_tensor)
     sums = (
         op.grad.BroadcastGradient(d, like, (like, input_tensor))
         for d, like in ((d_scale, scale), (d_zero_point, zero_point))
