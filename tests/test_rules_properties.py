@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import chain
 
 import numpy as np
 import onnx
 import pytest
-from checking import assert_gradient
+from checking import assert_gradient, by_operator
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import BroadcastableShapes, mutually_broadcastable_shapes
@@ -142,3 +143,21 @@ def retyped(model: ModelProto, kind: int) -> ModelProto:
         if value.type.tensor_type.elem_type == TensorProto.FLOAT:
             value.type.tensor_type.elem_type = kind
     return changed
+
+
+def single_outputs() -> Iterator[tuple[Case, str]]:
+    """Of every operator with several float outputs the case with the most of them, per kind of shapes; and one of them."""
+    found: dict[tuple[str, str], tuple[Case, list[str]]] = {}
+    for case in chain.from_iterable(by_operator(lambda case: len(case.node.output) > 1).values()):
+        floats = [v.name for v in case.model.graph.output if v.type.tensor_type.elem_type == TensorProto.FLOAT]
+        key = case.node.op_type, next((shapes for shapes in SHAPES if f"-{shapes}-" in case.name), "")
+        if all(x.size for x in case.feeds.values()) and len(floats) > max(1, len(found.get(key, (case, []))[1])):
+            found[key] = case, floats
+    for case, floats in found.values():
+        yield from ((case, name) for name in floats)
+
+
+@pytest.mark.parametrize(("case", "output"), list(single_outputs()), ids=str)
+def test_one_output_alone(case: Case, output: str) -> None:
+    """The others have no cotangent, which is not the same as one of zeros."""
+    assert_gradient(replace(case, outputs=(output,)), directions=1, runtime=False)
