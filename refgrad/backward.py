@@ -77,7 +77,7 @@ def gradient(
     _check_options(
         ("dialect", dialect, DIALECTS),
         ("cotangent", cotangent, COTANGENTS),
-        ("kinks", kinks, CONVENTIONS),
+        ("choice of kinks", kinks, CONVENTIONS),
         ("quantization", quantization, QUANTIZATION),
     )
     if cotangent == "yield" and dialect != "ort":
