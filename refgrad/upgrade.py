@@ -5,6 +5,7 @@ Those are rewritten here, in operators of the target opset. On the way they are 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -269,7 +270,8 @@ def _dropout(node: _Node) -> None:
 def _clip(node: _Node) -> None:
     x = node.input(0)
     if node.model.types.get(x) != TensorProto.FLOAT:
-        bounds = [node.constant(node.attributes[k], x) if k in node.attributes else "" for k in ("min", "max")]
+        # Both, also where one is left out: ONNX Runtime 1.19 takes 0 for a bound of float16 that is not there.
+        bounds = (node.constant(node.attributes.get(k, end), x) for k, end in (("min", -math.inf), ("max", math.inf)))
         node("Clip", x, *bounds, to=node.output(0))
 
 
