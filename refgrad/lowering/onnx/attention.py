@@ -1,7 +1,19 @@
-"""Linear attention over some tokens at once, and its adjoint: products of matrices, no loop.
+"""Attention: the layout of its heads, its mask, its probabilities; and linear attention over some tokens at once.
 
-For one head with the decays g, G_t = Σ_{r≤t} g_r and E_ts = exp(G_t − G_s) for s ≤ t, 0 otherwise (per channel, or one for
-all of them), the recurrence S ← e^g·S + k·uᵀ, o = Sᵀq from the state S₀ is
+With B batches, H query heads on H' key heads, L queries of width D, T keys (those of the past, then the new ones), values
+of width E, the scale σ, the soft cap c and the additive mask M (a row of it that is −∞ throughout is blind):
+
+    Q: (B, H, L, D)    K: (B, H', T, D)    V: (B, H', T, E)    Y: (B, H, L, E)    S, C, Z, P and theirs: (B, H, L, T)
+    S = σ·Q·Kᵀ         C = c·tanh(S/c)     Z = C + M           P = softmax Z      Y = P·V
+
+    dP = dY·Vᵀ         dZ = P·(dP − Σ dP·P)        dC = dZ         dS = dC·(1 − tanh²(S/c))
+    dQ = σ·dS·K        dK = dSᵀ·(σ·Q)              dV = Pᵀ·dY      dM = dZ, summed where M was broadcast
+
+The fourth output is one of S, C, Z, P, as qk_matmul_output_mode is 0, 1, 2, 3; its cotangent joins dS, dC, dZ or dP. For
+the products the H/H' query heads that share a key head are folded into one of L·H/H' queries, (B, H', L·H/H', ·).
+
+For one head of linear attention with the decays g, G_t = Σ_{r≤t} g_r and E_ts = exp(G_t − G_s) for s ≤ t, 0 otherwise
+(per channel, or one for all of them), the recurrence S ← e^g·S + k·uᵀ, o = Sᵀq from the state S₀ is
 
     A_ts = Σ q_t·k_s·E_ts, N_ts = Σ k_t·k_s·E_ts (s < t), e_t = exp(G_t), f_s = exp(G_T − G_s)
     o = (q·e)S₀ + A·u        S_T = e_T·S₀ + (k·f)ᵀu
@@ -13,9 +25,17 @@ have the axes (batch, key heads, query heads of one key head, tokens, channels).
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
+from functools import reduce
+
 import numpy as np
+from onnx import TensorProto, helper
 
 from refgrad.emit import Emitter
+from refgrad.lowering.onnx.indexing import join
+
+Size = int | str  # a dimension: a number, or a tensor of one integer
 
 _LEVELS = 16  # of a triangle whose size only the run tells: up to 65,536 tokens, whose matrix would not fit
 
@@ -23,6 +43,283 @@ _LEVELS = 16  # of a triangle whose size only the run tells: up to 65,536 tokens
 def plus(op: Emitter, a: str | None, b: str | None) -> str | None:
     """a + b, where None is zero."""
     return a or b if a is None or b is None else str(op.Add(a, b))
+
+
+def size_of(op: Emitter, x: str, axis: int) -> Size:
+    """One of the four sizes of `x`, or of the first ones."""
+    known = (op.shape(x) or (None,) * 4)[axis]
+    return known if isinstance(known, int) else str(op.Shape(x, start=axis, end=axis + 1))
+
+
+def tensor(op: Emitter, *sizes: Size) -> str:
+    """Sizes one after the other."""
+    return join(op, *(op.const([size]) if isinstance(size, int) else size for size in sizes))
+
+
+def dims(sizes: Sequence[Size]) -> tuple[int | None, ...]:
+    """What is known of them."""
+    return tuple(size if isinstance(size, int) else None for size in sizes)
+
+
+def add(op: Emitter, a: Size, b: Size) -> Size:
+    if isinstance(a, int) and isinstance(b, int):
+        return a + b
+    return b if a == 0 else str(op.Add(tensor(op, a), tensor(op, b)))
+
+
+def times(op: Emitter, a: Size, b: Size) -> Size:
+    if isinstance(a, int) and isinstance(b, int):
+        return a * b
+    return str(op.Mul(tensor(op, a), tensor(op, b)))
+
+
+def over(op: Emitter, a: Size, b: Size) -> Size:
+    if isinstance(a, int) and isinstance(b, int):
+        return a // max(b, 1)
+    return str(op.Div(tensor(op, a), tensor(op, b)))
+
+
+def inverse_root(op: Emitter, size: Size, kind: int) -> Size | float:
+    if isinstance(size, int):
+        return 1 / math.sqrt(max(size, 1))
+    return op.as_type(op.Reciprocal(op.Sqrt(op.Cast(size, to=TensorProto.FLOAT))), kind)
+
+
+def places(op: Emitter, size: Size) -> str:
+    """0, 1, ... up to `size`."""
+    return op.const(np.arange(size)) if isinstance(size, int) else str(op.Range(0, op.Squeeze(size, [0]), 1))
+
+
+def reshape(op: Emitter, x: str, *sizes: Size) -> str:
+    known = [size for size in sizes if isinstance(size, int)]
+    if len(known) == len(sizes):
+        return str(op.Reshape(x, known, allowzero=1 if 0 in known else None))
+    if len(known) == len(sizes) - 1 and 0 not in known:
+        return str(op.Reshape(x, [size if isinstance(size, int) else -1 for size in sizes]))
+    return str(op.Reshape(x, tensor(op, *sizes), allowzero=1))
+
+
+def split(op: Emitter, d: str | None, past: str | None, before: Size, new: Size) -> tuple[str | None, str | None]:
+    """The adjoints of what was there and of what was appended, of that of both."""
+    if d is None or past is None:
+        return None, d
+    d_past, d_new = op.Split(d, tensor(op, before, new), axis=2, outputs=2)
+    return d_past, d_new
+
+
+def is_packed(op: Emitter, X: str, heads: int | None) -> bool:
+    """Where the rank is unknown, the number of heads is given for three axes alone."""
+    rank = op.rank(X)
+    return rank == 3 if rank is not None else bool(heads)
+
+
+def matmul(op: Emitter, a: str, b: str, transA: int = 0, transB: int = 0, rank: int = 4) -> str:
+    """a·b of tensors that are known to have `rank` axes, each of the last two transposed or not."""
+    return str(op.grad.FusedMatMul(_known(op, a, rank), _known(op, b, rank), transA=transA, transB=transB))
+
+
+def _known(op: Emitter, x: str, rank: int = 4) -> str:
+    if op.rank(x) is None:
+        op.assume(x, (None,) * rank)
+    return x
+
+
+def _number(op: Emitter, value: float, kind: int) -> str:
+    return op.const(np.asarray(value, helper.tensor_dtype_to_np_dtype(kind)))
+
+
+class Heads:
+    """The sizes (batch, heads, sequence, channels) of Q, K, V and Y, given so or packed: (batch, sequence, heads·channels)."""
+
+    def __init__(
+        self, op: Emitter, Q: str, K: str, V: str, past_key: str | None, heads: int | None, key_heads: int | None
+    ) -> None:
+        self.op, self.packed = op, is_packed(op, Q, heads)
+        self.Q, self.K, self.V = self._sizes(Q, heads), self._sizes(K, key_heads), self._sizes(V, key_heads)
+        self.batch, self.heads, self.queries, self.width = self.Q
+        self.Y = (*self.Q[:3], self.V[3])
+        self.past: Size = 0 if past_key is None else size_of(op, past_key, 2)
+        self.new = self.K[2]
+        self.keys = add(op, self.past, self.new)
+        self.scores = (*self.Q[:3], self.keys)
+        q, k = (op.shape(x) or () for x in (Q, K))
+        same = len(q) == len(k) == 4 and q[1] == k[1] is not None
+        self.alone = same or self.heads == self.K[1]  # no two query heads share a key head
+        self.folded = self.queries if self.alone else times(op, self.queries, over(op, self.heads, self.K[1]))
+
+    def apart(self, x: str, sizes: Sequence[Size]) -> str:
+        """`x` with its heads as an axis, of these sizes."""
+        if self.packed:
+            batch, heads, length, each = sizes
+            x = self.op.Transpose(reshape(self.op, x, batch, length, heads, each), perm=[0, 2, 1, 3])
+        return _known(self.op, x)
+
+    def together(self, d: str | None, X: str) -> str | None:
+        """The adjoint of `X`, of that with its heads as an axis."""
+        if d is None or not self.packed:
+            return d
+        return self.op.reshape_like(self.op.Transpose(d, perm=[0, 2, 1, 3]), X)
+
+    def fold(self, x: str, last: Size) -> str:
+        """(batch, heads, queries, last) as (batch, key heads, the queries of all that share one, last)"""
+        return x if self.alone else reshape(self.op, x, self.batch, self.K[1], self.folded, last)
+
+    def unfold(self, x: str, last: Size) -> str:
+        """What `fold` takes, of what it makes."""
+        return _known(self.op, x if self.alone else reshape(self.op, x, self.batch, self.heads, self.queries, last))
+
+    def _sizes(self, X: str, heads: int | None) -> tuple[Size, ...]:
+        if not self.packed:
+            return tuple(size_of(self.op, X, axis) for axis in range(4))
+        batch, length, channels = (size_of(self.op, X, axis) for axis in range(3))
+        return batch, heads or 1, length, over(self.op, channels, heads or 1)
+
+
+class Mask:
+    """What is added to the scores, or None, and which rows of it are `blind`: −∞ throughout, so that they are taken for 0.
+
+    A blind query takes no part, whatever its row of Q holds: its scores are made finite, its dY 0. The query at
+    p = i + offset sees the keys from p − left to p + upper, each bound only where it is not negative, and before `valid`.
+    """
+
+    def __init__(
+        self, op: Emitter, at: Heads, given: str | None, valid: str | None, kind: int, upper: int, left: int
+    ) -> None:
+        self.op, self.at, self.given, self.kind = op, at, given, kind
+        self.additive = self._additive()
+        self.added, self.blind = self.additive, None
+        seen = self._seen(valid, upper, left)
+        if seen is not None:
+            self.added = op.Where(seen, self.additive or _number(op, 0, kind), _number(op, -math.inf, kind))
+        if self.added is not None and (given is not None or valid is not None or self._may_leave_all(left)):
+            self.blind = op.Equal(op.ReduceMax(self.added, [-1], keepdims=1), -math.inf)
+            self.added = op.Where(self.blind, 0, self.added)
+
+    def kept(self, x: str) -> str:
+        """`x`, 0 in a row that is blind."""
+        return x if self.blind is None else self.op.Where(self.blind, 0, x)
+
+    def adjoint(self, d: str | None) -> str | None:
+        """The adjoint of the mask that was given, of that of the masked scores."""
+        op, given = self.op, self.given
+        if d is None or given is None or self.additive is None or not op.graph.is_float(given):
+            return None
+        op.assume(d, dims(self.at.scores))
+        d = op.grad.BroadcastGradient(d, self.additive, (self.additive, d))
+        if self.additive == given:
+            return d
+        return op.as_type(op.Slice(d, [0], op.Shape(given, start=-1), [-1]), op.type(given))
+
+    def _additive(self) -> str | None:
+        """What was given as numbers: −∞ where a truth value is false, and behind its end."""
+        op, mask, keys = self.op, self.given, self.at.keys
+        if mask is None:
+            return None
+        known, low = op.shape(mask), _number(op, -math.inf, self.kind)
+        truth = op.type(mask) == TensorProto.BOOL
+        added = op.Where(mask, _number(op, 0, self.kind), low) if truth else op.as_type(mask, self.kind)
+        if known is None or known[-1] != keys:
+            missing = op.Sub(tensor(op, keys), op.Shape(mask, start=-1))
+            added = op.Pad(added, op.Concat([0], missing, axis=0), low, [-1])
+        if known is not None:
+            op.assume(added, (*known[:-1], *dims([keys])))
+        return added
+
+    def _seen(self, valid: str | None, upper: int, left: int) -> str | None:
+        """Where the positions let a query see a key; None: everywhere."""
+        op, at, allowed = self.op, self.at, []
+        end = None if valid is None else op.Reshape(valid, [-1, 1, 1, 1])
+        if upper >= 0 or left >= 0:
+            p, keys = op.Unsqueeze(places(op, at.queries), [1]), places(op, at.keys)
+            if end is not None:
+                p = op.Add(p, op.Sub(end, tensor(op, at.queries)))
+            elif at.past != 0:
+                p = op.Add(p, tensor(op, at.past))
+            if upper >= 0:
+                allowed.append(op.LessOrEqual(keys, op.Add(p, upper) if upper else p))
+            if left >= 0:
+                allowed.append(op.GreaterOrEqual(keys, op.Sub(p, left) if left else p))
+        if end is not None:
+            allowed.append(op.Less(places(op, at.keys), end))
+        return reduce(op.And, allowed) if allowed else None
+
+    def _may_leave_all(self, left: int) -> bool:
+        """Whether the window of the last query may lie behind the last key."""
+        queries, keys, past = dims((self.at.queries, self.at.keys, self.at.past))
+        return left >= 0 and (queries is None or keys is None or past is None or queries + past > keys + left)
+
+
+class Weights:
+    """P = softmax (c·tanh(S/c) + mask) of the scores S, computed in the type `precision`; without a soft cap c, of S + mask."""
+
+    def __init__(self, op: Emitter, scores: str, mask: Mask, softcap: float, precision: int) -> None:
+        self.op, self.mask, self.precision = op, mask, precision
+        self.tanh = op.Tanh(op.Mul(scores, 1 / softcap)) if softcap > 0 else None
+        capped = scores if self.tanh is None else op.Mul(self.tanh, softcap)
+        masked = capped if mask.added is None else op.Add(capped, mask.added)
+        self.softmax = op.Softmax(op.as_type(masked, precision), axis=-1)
+        self.P = op.as_type(_known(op, self.softmax), mask.kind)
+
+    def adjoint(self, d_P: str | None, d_qk: str | None, mode: int) -> tuple[str | None, str | None]:
+        """The adjoints of the scores and of the masked scores, by those of P and of the output that `mode` chose."""
+        op, d_Z = self.op, None
+        joins = [d_qk if mode == place else None for place in range(4)]  # S, C, Z, P
+        if joins[3] is not None:
+            d_P = plus(op, d_P, self.mask.kept(joins[3]))
+        if d_P is not None:
+            d_Z = op.grad.SoftmaxGrad(op.as_type(d_P, self.precision), self.softmax, axis=-1)
+            d_Z = op.as_type(d_Z, self.mask.kind)
+        d_Z = plus(op, d_Z, joins[2])
+        d_S = plus(op, d_Z, joins[1])
+        if d_S is not None and self.tanh is not None:
+            d_S = op.grad.TanhGrad(d_S, self.tanh)
+        return plus(op, d_S, joins[0]), d_Z
+
+
+class Recurrence:
+    """LinearAttention of `inputs` (q, k, v, and decay and rate or None) over chunks of that many tokens, one after the other.
+
+    Where only the run tells the number of tokens, all of them are taken at once.
+    """
+
+    def __init__(
+        self, op: Emitter, inputs: Mapping[str, str | None], before: str | None, chunk: int, grouped: bool
+    ) -> None:
+        self.op, self.inputs = op, inputs
+        count = (op.shape(str(inputs["q"])) or (None,) * 4)[3]
+        self.lengths = [0]
+        if isinstance(count, int):
+            self.lengths = [min(chunk, count - start) for start in range(0, count, max(chunk, 1))] or [0]
+        q, k, v, decay, rate = (self._cut(inputs[name]) for name in ("q", "k", "v", "decay", "rate"))
+        gate = inputs["decay"]
+        per_head = gate is not None and (op.shape(gate) or (None,))[-1] == 1
+        self.chunks: list[Tokens] = []
+        for i, length in enumerate(self.lengths):
+            known = length if isinstance(count, int) else None
+            parts = str(q[i]), str(k[i]), str(v[i]), decay[i], rate[i]
+            tokens = Tokens(op, *parts, before, known, per_head, grouped)
+            self.chunks.append(tokens)
+            before = tokens.after
+
+    def adjoint(self, d_o: str | None, d_after: str | None) -> dict[str, str | None]:
+        """The adjoints of the inputs and of the state `before`, by those of o and of the state `after`."""
+        op, found = self.op, []
+        for tokens, part in zip(reversed(self.chunks), reversed(self._cut(d_o)), strict=True):
+            found.append(tokens.adjoint(part, d_after))
+            d_after = found[-1]["before"]
+        adjoints = {"before": d_after}
+        for name, x in self.inputs.items():
+            parts = [d for each in reversed(found) if (d := each[name]) is not None]
+            adjoints[name] = None
+            if x is not None and len(parts) == len(found):
+                d = op.Concat(*parts, axis=3) if len(parts) > 1 else parts[0]
+                adjoints[name] = op.grad.BroadcastGradient(d, x, (x, d))
+        return adjoints
+
+    def _cut(self, x: str | None) -> list[str | None]:
+        if x is None or len(self.lengths) == 1:
+            return [x] * len(self.lengths)
+        return list(self.op.Split(x, self.lengths, axis=3, outputs=len(self.lengths)))
 
 
 class Tokens:
@@ -140,10 +437,7 @@ class Tokens:
         return str(self.op.ReduceSum(self.op.Mul(self.weights, read), [3], keepdims=0))
 
     def _product(self, a: str, b: str, transA: int = 0, transB: int = 0) -> str:
-        for x in (a, b):
-            if self.op.rank(x) is None:
-                self.op.assume(x, (None,) * 5)
-        return str(self.op.grad.FusedMatMul(a, b, transA=transA, transB=transB))
+        return matmul(self.op, a, b, transA, transB, rank=5)
 
     def _times(self, x: str, factor: str | None) -> str:
         return x if factor is None else str(self.op.Mul(x, factor))
