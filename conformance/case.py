@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 from onnx import ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto, helper, numpy_helper
 
-from refgrad.functions import MICROSOFT, OPERATORS, call_functions, find_schema
+from refgrad.functions import MICROSOFT, OPERATORS, call_functions, find_schema, inline_functions
 
 SHAPES = ("static", "symbolic", "unknown")
 NODE = "node"  # what the node of a case is called
@@ -118,7 +118,10 @@ def _through_the_body(node: NodeProto, types: Mapping[str, TypeProto]) -> dict[s
         graph, opset_imports=[helper.make_opsetid("", _beside(node.domain)), helper.make_opsetid(node.domain, 1)]
     )
     ranks = {n: (t.tensor_type.elem_type, len(t.tensor_type.shape.dim)) for n, t in types.items()}
-    call_functions(model, ranks)
+    while any((inner.domain, inner.op_type) in OPERATORS for inner in model.graph.node):  # a body has such nodes too
+        if call_functions(model, ranks):
+            break
+        model = inline_functions(model)
     return {value.name: value.type for value in onnx.shape_inference.infer_shapes(model).graph.output}
 
 

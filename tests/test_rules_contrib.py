@@ -16,7 +16,7 @@ from refgrad.conformance.case import Case, node_case
 from refgrad.conformance.cases.contrib import cases
 from refgrad.errors import BackendError, InvalidModelError, NoGradientError
 from refgrad.explain import explain
-from refgrad.functions import MICROSOFT, OPERATORS, find_schema
+from refgrad.functions import MICROSOFT, OPERATORS, Type, call_functions, find_schema, inline_functions
 from refgrad.registry import DIALECTS
 
 CASES = list(cases())
@@ -53,6 +53,29 @@ def test_the_interpreter_computes_what_onnx_runtime_does(case: Case) -> None:
     for name, got in get_backend("numpy").prepare(case.model).run(case.feeds).items():
         if expected[name] is not None:  # 1.19 computes no mean where it can do without
             np.testing.assert_allclose(got, expected[name], rtol=2e-5, atol=2e-5, err_msg=name)
+
+
+_ENDS = [np.array(v, np.float32) for v in ([-1.5, -1.0, 2.0], 0.5, 3.0)]  # rounded to 0, 1 and 7
+ENDS = node_case("FakeQuant", *_ENDS, domain=MICROSOFT, opset=1, outputs=2, quant_max=7)
+
+
+@pytest.mark.parametrize("opset", [17, 21])
+@pytest.mark.parametrize("case", [*CASES, ENDS], ids=str)
+def test_a_body_computes_what_the_operator_does(case: Case, opset: int) -> None:
+    """An operator with a rule too, and in opsets that lack Gelu and the axes of ReduceMean as an input."""
+    model = onnx.ModelProto()
+    model.CopyFrom(case.model)
+    next(o for o in model.opset_import if not o.domain).version = opset
+    types: dict[str, Type] = {
+        v.name: (v.type.tensor_type.elem_type, len(v.type.tensor_type.shape.dim)) for v in model.graph.input
+    }
+    types |= {f"{name}_": (kind, None) for name, (kind, _) in types.items()}  # read through a Reshape
+    assert call_functions(model, types) == 0
+    results = get_backend("numpy").prepare(inline_functions(model)).run(case.feeds)
+    for name, expected in get_backend("numpy").prepare(case.model).run(case.feeds).items():
+        assert results[name].dtype == expected.dtype
+        atol = 8 * float(np.finfo(expected.dtype).eps) if expected.dtype.kind == "f" else 0
+        np.testing.assert_allclose(results[name], expected, rtol=atol, atol=atol, err_msg=name)
 
 
 def test_every_operator_is_explained_and_has_a_case() -> None:
@@ -101,6 +124,11 @@ def parse(body: str, opset: int = 21, inputs: str = "float[2,3,8] x") -> ModelPr
             "y = com.microsoft.Attention <num_heads = 2, do_rotary = 1> (x, w)",
             "float[2,3,8] x, float[8,24] w",
             "do_rotary=1 is not covered",
+        ),
+        (
+            'y = com.microsoft.FusedConv <activation = "Selu"> (x, w)',
+            "float[2,3,8] x, float[8,3,1] w",
+            "its activation 'Selu' is not known here",
         ),
         (
             "y = com.microsoft.FusedMatMul <half = 1> (x, w)",

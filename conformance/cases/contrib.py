@@ -31,6 +31,7 @@ def cases() -> Iterator[Case]:
         for axis in (1, 2, -1):
             yield _case("BiasSoftmax", x, _floats(2, 1, 4), shapes=shapes, axis=axis, is_inner_broadcast=1)
         yield _case("BiasSoftmax", x, _floats(1, 3, 4), shapes=shapes, axis=2, is_inner_broadcast=0)
+        yield _case("BiasSoftmax", _floats(2, 3, 0), _floats(2, 3, 0), shapes=shapes, is_inner_broadcast=1)
         yield _case("BiasDropout", x, _floats(4), shapes=shapes)
         yield _case("BiasDropout", x, _floats(4), _floats(2, 3, 4), _scalar(0.3), shapes=shapes)
         yield from _products(shapes)
@@ -59,8 +60,12 @@ ACTIVATIONS: tuple[tuple[str | None, list[float] | None], ...] = (
     ("Sigmoid", None),
     ("LeakyRelu", [0.2]),
     ("LeakyRelu", None),
-    ("HardSigmoid", [0.3, 0.4]),
-    ("Clip", [-0.4, 0.6]),
+    *(("Softplus", None), ("Softsign", None), ("HardSwish", None), ("Gelu", None)),
+    *(("QuickGelu", [0.9]), ("QuickGelu", None)),
+    *(("Elu", [0.7]), ("Elu", None)),
+    *(("ThresholdedRelu", [0.3]), ("ThresholdedRelu", None)),
+    *(("HardSigmoid", [0.3, 0.4]), ("HardSigmoid", None)),
+    *(("Clip", [-0.4, 0.6]), ("Clip", [-0.4])),
 )
 
 
@@ -75,6 +80,7 @@ def _products(shapes: str) -> Iterator[Case]:
             options = {"transBatchA": 1, "transBatchB": 1}
             yield _case("FusedMatMul", a, b, shapes=shapes, transA=trans_a, transB=trans_b, **options)
     yield _case("FusedMatMul", _floats(5), _floats(2, 5, 3), shapes=shapes)
+    yield _case("FusedMatMul", _floats(2, 0, 5, 4), _floats(5, 3), shapes=shapes, transA=1)
     yield _case("TransposeMatMul", _floats(5, 4), _floats(5, 3), shapes=shapes, transA=1, alpha=2.0)
 
 
@@ -92,6 +98,10 @@ def _normalizations(shapes: str) -> Iterator[Case]:
     yield _case(simple, x, scale, shapes=shapes, epsilon=1e-3, outputs=2)
     for axis in (1, -2):
         yield _case(simple, x, _floats(3, 4), shapes=shapes, axis=axis, outputs=2)
+    yield _case(simple, x, _floats(2, 3, 4), shapes=shapes, axis=0, outputs=2)
+    yield _case(simple, _floats(2, 0, 4), scale, shapes=shapes, axis=2, outputs=2)
+    for dtype in (np.float64, np.float16):  # of the latter the squares are no numbers
+        yield _case(simple, (300 * x).astype(dtype), scale.astype(dtype), shapes=shapes)
     image = _floats(2, 4, 3, 2)
     last = np.moveaxis(image, 1, -1)
     for activation in (0, 1):
@@ -115,8 +125,10 @@ def _training(shapes: str) -> Iterator[Case]:
     x = _floats(2, 3)
     yield _case("ScaledSum", x, _floats(2, 3), shapes=shapes, scale_0=0.5, scale_1=-2.0)
     yield _case("ScaledSum", x, _floats(2, 3), _floats(2, 3), shapes=shapes, scale_0=0.5, scale_1=-2.0, scale_2=3.0)
+    yield _case("ScaledSum", x, _floats(2, 3), _floats(2, 3), shapes=shapes, scale_0=0.5, scale_1=-2.0)
     indices = np.array([4, 0, 3])
-    yield _case("PadAndUnflatten", _floats(3, 2), indices, np.array([2, 3]), shapes=shapes)
+    for width in (2, 0):
+        yield _case("PadAndUnflatten", _floats(3, width), indices, np.array([2, 3]), shapes=shapes)
     yield _case("FlattenAndUnpad", _floats(2, 3, 2), indices, shapes=shapes, outputs=2)
     x = _array([[-4.1, -0.62, 0.31], [0.87, 1.44, 9.3]])  # clipped at both ends, and halfway between no two steps
     scale, zero_point = _scalar(0.5), _scalar(3.0)
@@ -129,6 +141,9 @@ def _training(shapes: str) -> Iterator[Case]:
             loss = "SoftmaxCrossEntropyLossInternal"
             yield _case(loss, scores, labels, weights, ignored, shapes=shapes, outputs=2, reduction=reduction)
             yield _case(loss, scores, np.abs(labels), weights, shapes=shapes, reduction=reduction)
+        far = np.where(labels < 0, 9, labels), np.full_like(labels, 9)
+        for each in far:  # no class, and nothing else
+            yield _case(loss, scores, each, None, np.array(9), shapes=shapes, outputs=2, reduction=reduction)
 
 
 def _transformers(shapes: str) -> Iterator[Case]:

@@ -90,6 +90,7 @@ def cases() -> Iterator[Case]:
     yield _dequantize(np.int8, (2, 3), (3,), 23, dtype=np.float16)
     for dtype in (np.float16, ml_dtypes.bfloat16):
         yield _dequantize(np.int8, (2, 3), (3,), 21, dtype=dtype)
+    yield _dequantize(np.int8, (4, 6), (4, 2), 21, dtype=np.float16, axis=1, block_size=3)
     yield _dequantize(np.int8, (2, 3), (3,), 23, output_dtype=TensorProto.FLOAT16)
     for shapes in SHAPES:
         for x, scale, axis, block in GRAINS:
@@ -218,6 +219,10 @@ def _products(shapes: str) -> Iterator[Case]:
         inputs = [*("x", "sx", "zx", "w", "sw", "zw", "sy", "zy"), *([] if "auto_pad" in attributes else ["B"])]
         yield _product("QLinearConv", shapes, feeds, constants, inputs, (1, 0), **attributes)
         yield _product("ConvInteger", shapes, feeds, constants, ["x", "w", "zx", "zw"], (1, 0), **attributes)
+        yield _product("ConvInteger", shapes, feeds, constants, ["x", "w"], (1, 0), **attributes)
+        if "B" in inputs:  # made of a float
+            made = feeds | {"b": np.linspace(-2, 2, w[0]), "sb": 0.021}
+            yield _product("QLinearConv", shapes, made, constants, [*inputs[:-1], "b"], (1, 0), **attributes)
     for a, b, rows in (((3, 4), (4, 5), True), ((2, 3, 4), (4, 5), False), ((2, 1, 3, 4), (2, 4, 5), False)):
         feeds = {"x": rng.standard_normal(a), "w": rng.standard_normal(b), "sy": 0.02, "t": 0.05}
         feeds |= {"sx": np.array([0.02, 0.03, 0.025]) if rows else 0.02, "sw": np.full(5 if rows else 1, 0.025)}
@@ -226,6 +231,10 @@ def _products(shapes: str) -> Iterator[Case]:
         inputs = ["x", "sx", "zx", "w", "sw", "zw", "sy", "zy"]
         yield _product("QLinearMatMul", shapes, feeds, constants, inputs, (0, len(b) - 1))
         yield _product("MatMulInteger", shapes, feeds, constants, ["x", "w", "zx", "zw"], (0, len(b) - 1))
+        yield _product("MatMulInteger", shapes, feeds, constants, ["x", "w"], (0, len(b) - 1))
+        if rows:
+            for op_type, given in (("QLinearMatMul", inputs), ("MatMulInteger", ["x", "w", "zx", "zw"])):
+                yield _product(op_type, shapes, feeds, constants, given, (0, len(b) - 1), np.float16)
 
 
 def _product(
@@ -235,23 +244,30 @@ def _product(
     constants: dict[str, np.ndarray],
     inputs: Sequence[str],
     axes: tuple[int, int],
+    dtype: Any = np.float32,
     **attributes: Any,
 ) -> Case:
     """y = t times the product of x and w, each quantised: with the scales sx and sw, along its axis."""
-    used = {*inputs, "x", "w", "sx", "sw", "t"}
-    fed = {name: np.asarray(value, np.float32) for name, value in feeds.items() if name in used}
+    used = {*inputs, "x", "w", "sx", "sw", "t", "zx", "zw"} | ({"sb"} if "b" in inputs else set())
+    fed = {name: np.asarray(value, dtype) for name, value in feeds.items() if name in used}
     nodes: list[NodeProto] = []
     read = {name: _declared(name, shapes, nodes) for name in fed}
     for name, axis in zip("xw", axes, strict=True):
         nodes.append(_node("QuantizeLinear", [read[name], read[f"s{name}"], f"z{name}"], [f"q{name}"], axis=axis))
+    if "b" in inputs:
+        nodes.append(_node("QuantizeLinear", [read["b"], read["sb"], "zy"], ["qb"]))
+        nodes.append(_node("Cast", ["qb"], ["B"], to=TensorProto.INT32))
+        read["b"] = "B"
     read |= {"x": "qx", "w": "qw"}
     nodes.append(_node(op_type, [read.get(name, name) for name in inputs], ["q"], **attributes))
     if op_type.startswith("QLinear"):
         nodes.append(_node("DequantizeLinear", ["q", read["t"], "zy"], ["y"]))
     else:
-        nodes += [_node("Cast", ["q"], ["f"], to=TensorProto.FLOAT), _node("Mul", ["f", read["t"]], ["y"])]
+        nodes.append(_node("Cast", ["q"], ["f"], to=helper.np_dtype_to_tensor_dtype(np.dtype(dtype))))
+        nodes.append(_node("Mul", ["f", read["t"]], ["y"]))
     initializers = [numpy_helper.from_array(value, name) for name, value in constants.items() if name in used]
     title = f"{op_type}-{fed['x'].shape}-{fed['w'].shape}-{'-'.join(attributes)}-{shapes}"
+    title += f"-{len(inputs)}-{inputs[-1]}-{np.dtype(dtype).name}"
     return _case(title, nodes, fed, initializers, 21, shapes)
 
 

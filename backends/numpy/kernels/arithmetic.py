@@ -144,7 +144,7 @@ def batch_scale(
 
 
 @kernel("ScaledSum", domain=MICROSOFT, in_float32=True)
-def scaled_sum(*xs: np.ndarray, scale_0: float, scale_1: float, scale_2: float | None = None) -> np.ndarray:
+def scaled_sum(*xs: np.ndarray, scale_0: float, scale_1: float, scale_2: float = 1.0) -> np.ndarray:
     return reduce(np.add, (x * s for x, s in zip(xs, (scale_0, scale_1, scale_2), strict=False)))
 
 

@@ -64,8 +64,10 @@ def softmax_cross_entropy_loss_internal(
     reduction: str = "mean",
     output_type: int = 0,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """SoftmaxCrossEntropyLoss with the index to ignore as an input."""
+    """SoftmaxCrossEntropyLoss with the index to ignore as an input; the mean of nothing is 0."""
     ignored = None if ignore_index is None else int(ignore_index.item())
+    if reduction == "mean" and not _weights(labels, weights, ignored, scores.dtype)[1].any():
+        reduction = "sum"
     return softmax_cross_entropy_loss(scores, labels, weights, ignore_index=ignored, reduction=reduction)
 
 
