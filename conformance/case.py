@@ -118,10 +118,14 @@ def _through_the_body(node: NodeProto, types: Mapping[str, TypeProto]) -> dict[s
         graph, opset_imports=[helper.make_opsetid("", _beside(node.domain)), helper.make_opsetid(node.domain, 1)]
     )
     ranks = {n: (t.tensor_type.elem_type, len(t.tensor_type.shape.dim)) for n, t in types.items()}
-    while any((inner.domain, inner.op_type) in OPERATORS for inner in model.graph.node):  # a body has such nodes too
-        if call_functions(model, ranks):
+    others = OPERATORS.keys() - {
+        (node.domain, node.op_type)
+    }  # a body may have such nodes too, some the operator itself
+    while not call_functions(model, ranks):
+        inlined = inline_functions(model)
+        if others.isdisjoint((inner.domain, inner.op_type) for inner in inlined.graph.node):
             break
-        model = inline_functions(model)
+        model = inlined
     return {value.name: value.type for value in onnx.shape_inference.infer_shapes(model).graph.output}
 
 
