@@ -87,8 +87,8 @@ def assert_gradient(
         _assert_runtime(case, dialect, model, seeds, gradients)
 
 
-def assert_second_derivative(case: Case) -> None:
-    """The gradient of the gradient, by the inputs and by the cotangents, against differences of the gradient."""
+def assert_second_derivative(case: Case, directions: int = 2) -> None:
+    """The gradient of the gradient, by what the case differentiates and by the cotangents, against its differences."""
     outputs = get_backend("numpy").prepare(case.model).run(case.feeds)
     gradient = refgrad.gradient(case.model, wrt=case.wrt, outputs=case.outputs)
     rng = np.random.default_rng(1)
@@ -96,9 +96,9 @@ def assert_second_derivative(case: Case) -> None:
         name: rng.standard_normal(outputs[output].shape).astype(outputs[output].dtype)
         for output, name in names_of(gradient, "cotangents").items()
     }
-    feeds = {**case.feeds, **seeds}
-    again = Case(f"the gradient of {case}", gradient, feeds, tuple(name for name in feeds if is_float(feeds[name])))
-    assert_gradient(again, runtime=False)
+    wrt = case.wrt or tuple(name for name, value in case.feeds.items() if is_float(value))
+    again = Case(f"the gradient of {case}", gradient, {**case.feeds, **seeds}, (*wrt, *seeds))
+    assert_gradient(again, directions=directions, runtime=False)
 
 
 def _assert_runtime(
