@@ -1,4 +1,4 @@
-"""Write the tables that the project prints of itself: README.md and docs/{operators,kinks,models,opsets,node_models}.md.
+"""Write the tables that the project prints of itself: README.md and docs/*.md but check.md.
 
 python docs/generate.py            # write them
 python docs/generate.py --check    # fail where one is stale
@@ -14,8 +14,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
+import onnx.printer
 
+from refgrad.conformance.findings import findings as every_finding
+from refgrad.conformance.findings.finding import VERSIONS, Finding
 from refgrad.conformance.nodemodels import FIXED, excluded, node_models
 from refgrad.kinks import KINKS, Point
 from refgrad.operators import operators as every_operator
@@ -99,6 +103,45 @@ def models_of_nodes() -> str:
         "These are left out:\n\n"
         + table(("models", "why"), ((", ".join(names), reason) for reason, names in sorted(reasons.items())))
         + ("\nThese inputs are not differentiated:\n\n" + table(("input", "why"), fixed) if fixed else "")
+    )
+
+
+def findings() -> str:
+    """Return docs/findings.md."""
+    sections = []
+    for system, version in VERSIONS.items():
+        found = [finding for finding in every_finding() if finding.system == system]
+        if not found:
+            continue
+        rows = [(f.operator, f.fault, f.proof or "float64 differences of the forward model") for f in found]
+        sections.append(f"## {system} {version}\n\n" + table(("operator", "what is wrong", "proof"), rows))
+        sections += [f"### {f.operator}: {f.fault}\n\n```\n{_text(f.model)}\n```\n{_data(f)}" for f in found]
+    return (
+        "# Findings\n\nModels that another system computes wrongly, or not at all, and the interpreter right "
+        "(`tests/test_findings.py`;\nthe models and their data are in `refgrad.conformance.findings`).\n\n"
+        + "\n".join(sections)
+    )
+
+
+def _text(model: onnx.ModelProto) -> str:
+    """Return the graph in onnx's own language."""
+    return onnx.printer.to_text(model.graph).strip()
+
+
+def _data(finding: Finding) -> str:
+    """List what is fed and what has to come out."""
+    arrays = [*finding.feeds.items(), *((f"{name} =", value) for name, value in finding.expected.items())]
+    return "".join(f"- {name}: `{_short(value)}`\n" for name, value in arrays)
+
+
+def _short(value: Any) -> str:
+    """Write an array on one line, a long one by its shape."""
+    if isinstance(value, np.ndarray) and value.size > 24:
+        return f"{value.dtype}{list(value.shape)}"
+    return (
+        " ".join(np.array2string(np.asarray(value), separator=", ").split())
+        if not isinstance(value, list)
+        else str(value)
     )
 
 
@@ -198,6 +241,7 @@ def generated() -> dict[Path, str]:
     return {
         readme: fill(text, "benchmarks", benchmarks()),
         ROOT / "docs" / "operators.md": operators(),
+        ROOT / "docs" / "findings.md": findings(),
         ROOT / "docs" / "kinks.md": kinks(),
         ROOT / "docs" / "models.md": models(),
         ROOT / "docs" / "node_models.md": models_of_nodes(),

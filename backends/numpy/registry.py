@@ -2,9 +2,10 @@
 
 A kernel is a function: its positional parameters are the operator's inputs (None for one that is left out), its
 keyword-only parameters the operator's attributes by name. A default in the signature stands for the schema's where the
-schema has none. Five names are no attributes: `_wanted` (for each output, whether the node names it), `_opset` (the
-version of the node's domain), `_output_shapes` (the declared static shapes of the outputs) `_outer` (what the
-node's subgraphs read from outside) and `_wide` (whether floats are computed in double, whatever is declared).
+schema has none. Six names are no attributes: `_wanted` (for each output, whether the node names it), `_opset` (the
+version of the node's domain), `_output_shapes` (the declared static shapes of the outputs), `_outer` (what the
+node's subgraphs read from outside), `_wide` (whether floats are computed in double, whatever is declared) and `_free` (for
+each input, whether nobody reads it afterwards, so that its memory may be overwritten; see `reuse`).
 """
 
 from __future__ import annotations
@@ -49,19 +50,23 @@ FAMILIES = (
 )
 
 MICROSOFT = "com.microsoft"  # the domain of ONNX Runtime's own operators
-_SPECIAL = frozenset({"_wanted", "_opset", "_output_shapes", "_outer", "_wide"})
+_SPECIAL = frozenset({"_wanted", "_opset", "_output_shapes", "_outer", "_wide", "_free"})
 SIXTEEN_BIT = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """A function of ours for an operator from version `since` of its domain on."""
+    """A function of ours for an operator from version `since` of its domain on.
+
+    `fresh` says that its results never share memory with its inputs, so that they may be overwritten once they are dead.
+    """
 
     function: Callable[..., Any]
     domain: str
     op_type: str
     since: int
     in_float32: bool
+    fresh: bool
     keywords: Mapping[str, Any]
 
     @property
@@ -95,15 +100,24 @@ class Kernel:
         return call
 
 
+def reuse(free: tuple[bool, ...], dtype: np.dtype[Any], *inputs: np.ndarray) -> np.ndarray | None:
+    """Return the input whose memory an elementwise result of `dtype` may take: free, and as large as the result; or None."""
+    for x, is_free in zip(inputs, free, strict=False):
+        if is_free and x.ndim and x.dtype == dtype and all(x is y or y.ndim == 0 or x.shape == y.shape for y in inputs):
+            return x
+    return None
+
+
 _kernels: dict[tuple[str, str], list[Kernel]] = {}
 
 
 def kernel(
-    *op_types: str, domain: str = "", since: int = 1, in_float32: bool = False
+    *op_types: str, domain: str = "", since: int = 1, in_float32: bool = False, fresh: bool = False
 ) -> Callable[[KernelFunction], KernelFunction]:
     """Register a function as the kernel of `op_types` from version `since` on.
 
-    With `in_float32`, 16-bit floats are computed in float32 and rounded once, at the end, as runtimes do.
+    With `in_float32`, 16-bit floats are computed in float32 and rounded once, at the end, as runtimes do. With `fresh`, the
+    results are new arrays (or an input that `_free` gave away), never a view of an input.
     """
 
     def register(function: KernelFunction) -> KernelFunction:
@@ -111,7 +125,7 @@ def kernel(
         keywords = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
         for op_type in op_types:
             versions = _kernels.setdefault((domain, op_type), [])
-            versions.append(Kernel(function, domain, op_type, since, in_float32, keywords))
+            versions.append(Kernel(function, domain, op_type, since, in_float32, fresh, keywords))
             versions.sort(key=lambda k: k.since)
         return function
 

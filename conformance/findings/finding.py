@@ -1,0 +1,107 @@
+"""A finding: a model that another system runs wrongly, with the right result and what proves it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import ModelProto, parser
+
+REFERENCE = "onnx.reference"
+ORT = "onnxruntime"
+TRAINING = "onnxruntime-training"
+
+# The releases that the findings are about; another release is not held to them.
+VERSIONS = {REFERENCE: "1.23.2", ORT: "1.31.1", TRAINING: "1.19.2"}
+
+Arrays = Mapping[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Finding:
+    """`system` computes `model` wrongly for `feeds`, fails on it, or ends the process (`crashes`).
+
+    `expected` are the right outputs by name. Who is right follows from `proof`, a sentence: the specification's words, a
+    function body, or a number that anybody can check by hand. A gradient kernel needs none: `forward` is the model that
+    it belongs to, with the inputs of `model` by the same names, and float64 differences of it are the proof. Then every input
+    `<output>_grad` of `model` is a cotangent, and every output `<input>_grad` a gradient.
+    """
+
+    system: str
+    operator: str
+    fault: str
+    model: ModelProto
+    feeds: Arrays
+    expected: Arrays
+    proof: str = ""
+    forward: ModelProto | None = None
+    crashes: bool = False
+    tolerance: float = 1e-5
+
+    def __str__(self) -> str:
+        return f"{self.system}-{self.operator}-{self.fault[:40]}"
+
+    def wrong(self, results: Arrays) -> bool:
+        """Whether these outputs are not the expected ones."""
+        return not all(_equal(results[name], value, self.tolerance) for name, value in self.expected.items())
+
+
+def model(text: str) -> ModelProto:
+    """`text`, in onnx's own language, as a checked model."""
+    return parser.parse_model(text)
+
+
+def _equal(got: Any, expected: Any, tolerance: float) -> bool:
+    if isinstance(expected, list):
+        return len(got) == len(expected) and all(_equal(g, e, tolerance) for g, e in zip(got, expected, strict=True))
+    if expected is None:
+        return got is None
+    got, expected = np.asarray(got), np.asarray(expected)
+    if got.shape != expected.shape or got.dtype != expected.dtype:
+        return False
+    if expected.dtype.kind in "biuOUS":
+        return bool((got == expected).all())
+    scale = np.max(np.abs(expected), initial=0.0, where=np.isfinite(expected))
+    return bool(np.allclose(got.astype(np.float64), expected.astype(np.float64), tolerance, tolerance * scale, True))
+
+
+def run_reference(finding: Finding) -> Arrays:
+    """Run the model on `onnx.reference`."""
+    from onnx.reference import ReferenceEvaluator
+
+    names = [value.name for value in finding.model.graph.output]
+    return dict(zip(names, ReferenceEvaluator(finding.model).run(None, dict(finding.feeds)), strict=True))
+
+
+def run_onnxruntime(finding: Finding) -> Arrays:
+    """Run the model on the ONNX Runtime that is installed, as it is written: without optimizations."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(finding.model.SerializeToString(), options, ["CPUExecutionProvider"])
+    return dict(zip([o.name for o in session.get_outputs()], session.run(None, dict(finding.feeds)), strict=True))
+
+
+RUN: Mapping[str, Callable[[Finding], Arrays]] = {
+    REFERENCE: run_reference,
+    ORT: run_onnxruntime,
+    TRAINING: run_onnxruntime,
+}
+
+
+@cache
+def installed() -> Mapping[str, str]:
+    """The version of each system that can be run here."""
+    versions = {REFERENCE: onnx.__version__}
+    try:
+        import onnxruntime
+    except ImportError:
+        return versions
+    trains = hasattr(onnxruntime.capi._pybind_state, "GradientGraphBuilder")
+    return versions | {TRAINING if trains else ORT: onnxruntime.__version__}
