@@ -74,7 +74,7 @@ for _op_type, _binary in _BINARY.items():
     # Before opset 7 broadcasting was an attribute; those versions are left to onnx.reference.
     kernel(_op_type, since=7)(_two(_binary))
 for _op_type, _fold in _VARIADIC.items():
-    kernel(_op_type, since=8)(_many(_fold))
+    kernel(_op_type, since=8, in_float32=True)(_many(_fold))
 
 
 @kernel("Div", since=7)
@@ -86,7 +86,7 @@ def div(A: np.ndarray, B: np.ndarray) -> np.ndarray:
     return np.asarray(quotient + ((remainder != 0) & ((A < 0) != (B < 0))), A.dtype)
 
 
-@kernel("DivGrad", domain=MICROSOFT)
+@kernel("DivGrad", domain=MICROSOFT, in_float32=True)
 def div_grad(
     dC: np.ndarray, A: np.ndarray, B: np.ndarray, *, _wanted: tuple[bool, ...]
 ) -> tuple[np.ndarray | None, ...]:

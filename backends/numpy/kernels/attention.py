@@ -7,6 +7,7 @@ from onnx import helper
 
 from refgrad.backends.numpy.kernels.activation import softmax
 from refgrad.backends.numpy.kernels.control_flow import Outer
+from refgrad.backends.numpy.kernels.operands import widened
 from refgrad.backends.numpy.plan import Plan
 from refgrad.backends.numpy.registry import SIXTEEN_BIT, kernel
 
@@ -45,13 +46,15 @@ def attention(
 
     (onnx.reference caps what it returns as the plain product.)
     """
-    kind, packed = Q.dtype, Q.ndim == 3
+    declared, packed = (Q.dtype, V.dtype), Q.ndim == 3
+    Q, K, V = widened(Q), widened(K), widened(V)
+    kind = Q.dtype
     if packed:
         Q, K, V = by_heads(Q, q_num_heads or 1), by_heads(K, kv_num_heads or 1), by_heads(V, kv_num_heads or 1)
     before = 0
     if past_key is not None and past_value is not None:
         before = past_key.shape[2]
-        K, V = np.concatenate((past_key, K), 2), np.concatenate((past_value, V), 2)
+        K, V = np.concatenate((widened(past_key), K), 2), np.concatenate((widened(past_value), V), 2)
     heads, length, width = Q.shape[1:]
     total = K.shape[2]
     root = kind.type(np.sqrt(scale if scale is not None else 1 / np.sqrt(max(width, 1))))
@@ -78,13 +81,21 @@ def attention(
 
     logits = capped + bias
     blind = np.max(bias, axis=-1, keepdims=True, initial=-np.inf) == -np.inf
-    precision = helper.tensor_dtype_to_np_dtype(softmax_precision) if softmax_precision else kind
-    probabilities = softmax(np.where(blind, 0, logits).astype(precision), axis=-1)
+    probabilities = _softmax(np.where(blind, 0, logits).astype(kind), softmax_precision)
     probabilities = np.where(blind, 0, probabilities).astype(kind)
     Y = (probabilities @ _shared(V, heads).astype(kind, copy=False)).astype(kind, copy=False)
     if packed:
         Y = Y.swapaxes(1, 2).reshape(Y.shape[0], length, -1 if Y.size else heads * Y.shape[3])
-    return Y, K, V, (product, capped, logits, probabilities)[qk_matmul_output_mode]
+    scores = (product, capped, logits, probabilities)[qk_matmul_output_mode]
+    return tuple(v.astype(declared[i == 2], copy=False) for i, v in enumerate((Y, K, V, scores)))
+
+
+def _softmax(scores: np.ndarray, precision: int | None) -> np.ndarray:
+    """Softmax of what `precision` holds of the scores, rounded to it again."""
+    if not precision:
+        return softmax(scores, axis=-1)
+    kind = helper.tensor_dtype_to_np_dtype(precision)
+    return softmax(widened(scores.astype(kind)), axis=-1).astype(kind, copy=False)
 
 
 @kernel("FlexAttention", domain="ai.onnx.preview")
@@ -100,15 +111,14 @@ def flex_attention(
     _outer: Outer = None,
 ) -> np.ndarray:
     """prob_mod(Softmax(score_mod(scale·Q·Kᵀ)))·V"""
-    if softmax_precision:
-        precision = helper.tensor_dtype_to_np_dtype(softmax_precision)
-    else:
-        precision = np.dtype(np.float32) if Q.dtype in SIXTEEN_BIT else Q.dtype
+    declared = Q.dtype
+    Q, K, V = widened(Q), widened(K), widened(V)
+    precision = helper.tensor_dtype_to_np_dtype(softmax_precision) if softmax_precision else Q.dtype
     heads = Q.shape[1]
     root = Q.dtype.type(np.sqrt(scale if scale is not None else 1 / np.sqrt(max(Q.shape[3], 1))))
     scores = ((Q * root) @ (_shared(K, heads) * root).swapaxes(-1, -2)).astype(precision)
     probabilities = _modified(prob_mod, softmax(_modified(score_mod, scores, _outer), axis=-1), _outer)
-    return np.asarray((probabilities @ _shared(V, heads).astype(precision)).astype(V.dtype))
+    return np.asarray((probabilities @ _shared(V, heads).astype(precision)).astype(declared))
 
 
 def _modified(plan: Plan | None, x: np.ndarray, outer: Outer) -> np.ndarray:

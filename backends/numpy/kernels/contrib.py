@@ -14,6 +14,7 @@ from refgrad.backends.numpy.kernels.attention import by_heads
 from refgrad.backends.numpy.kernels.convolution import conv
 from refgrad.backends.numpy.kernels.linear import gemm
 from refgrad.backends.numpy.kernels.normalization import dropout, layer_normalization, simplified_layer_normalization
+from refgrad.backends.numpy.kernels.operands import widened
 from refgrad.backends.numpy.registry import MICROSOFT, kernel
 
 Array = np.ndarray
@@ -45,8 +46,8 @@ def bias_dropout(
     seed: int | None = None,
 ) -> tuple[Array, Array]:
     """Dropout of data + bias, plus the residual"""
-    y, mask = dropout(data + bias, ratio, training_mode, seed=seed)
-    return _plus(y, residual), mask
+    y, mask = dropout(widened(data) + widened(bias), ratio, training_mode, seed=seed)
+    return (y if residual is None else y + widened(residual)).astype(data.dtype, copy=False), mask
 
 
 def _plus(x: Array, bias: Array | None) -> Array:
@@ -145,8 +146,9 @@ def skip_layer_normalization(
     epsilon: float = 1e-12,
 ) -> tuple[Array, ...]:
     """LayerNormalization over the last axis of the sum, and the sum"""
-    total = _plus(input + skip, bias)
-    return (*layer_normalization(total, gamma, beta, axis=-1, epsilon=epsilon, stash_type=_stash(total)), total)
+    kind, total = input.dtype, _sum(input, skip, bias)
+    y, mean, r = layer_normalization(total, gamma, beta, axis=-1, epsilon=epsilon, stash_type=_stash(total))
+    return y.astype(kind, copy=False), mean, r, total.astype(kind, copy=False)
 
 
 @kernel("SkipSimplifiedLayerNormalization", domain=MICROSOFT)
@@ -154,9 +156,13 @@ def skip_simplified_layer_normalization(
     input: Array, skip: Array, gamma: Array, bias: Array | None = None, *, epsilon: float = 1e-12
 ) -> tuple[Array | None, ...]:
     """SimplifiedLayerNormalization over the last axis of the sum, and the sum"""
-    total = _plus(input + skip, bias)
+    kind, total = input.dtype, _sum(input, skip, bias)
     y, r = simplified_layer_normalization(total, gamma, axis=-1, epsilon=epsilon, stash_type=_stash(total))
-    return y, None, r, total
+    return y.astype(kind, copy=False), None, r, total.astype(kind, copy=False)
+
+
+def _sum(x: Array, *others: Array | None) -> Array:
+    return sum((widened(y) for y in others if y is not None), widened(x))
 
 
 def _stash(x: Array) -> int:
@@ -223,15 +229,11 @@ def embed_layer_normalization(
 ) -> tuple[Array, ...]:
     """The sum of three embeddings normalized, how many elements of each mask are 1, and the sum"""
     positions = np.arange(input_ids.shape[1]) if position_ids is None else position_ids
-    total = word_embedding[input_ids] + position_embedding[positions]
-    if segment_ids is not None and segment_embedding is not None:
-        total = total + segment_embedding[segment_ids]
+    segments = None if segment_ids is None or segment_embedding is None else segment_embedding[segment_ids]
+    kind, total = word_embedding.dtype, _sum(word_embedding[input_ids], position_embedding[positions], segments)
     counted = np.zeros(len(input_ids), np.int32) if mask is None else (mask == 1).sum(1).astype(np.int32)
-    return (
-        layer_normalization(total, gamma, beta, axis=-1, epsilon=epsilon, stash_type=_stash(total))[0],
-        counted,
-        total,
-    )
+    y = layer_normalization(total, gamma, beta, axis=-1, epsilon=epsilon, stash_type=_stash(total))[0]
+    return y.astype(kind, copy=False), counted, total.astype(kind, copy=False)
 
 
 @kernel("MultiHeadAttention", domain=MICROSOFT, in_float32=True)

@@ -86,7 +86,7 @@ def gather_elements(data: np.ndarray, indices: np.ndarray, *, axis: int) -> np.n
     return np.asarray(data.reshape(-1)[_flat_elements(data.shape, indices, axis)])
 
 
-@kernel("GatherElementsGrad", domain=MICROSOFT)
+@kernel("GatherElementsGrad", domain=MICROSOFT, in_float32=True)
 def gather_elements_grad(dY: np.ndarray, shape: np.ndarray, indices: np.ndarray, *, axis: int = 0) -> np.ndarray:
     """dX = zeros(shape) with each element of dY added where it was taken from"""
     dims = tuple(shape.tolist())
@@ -128,7 +128,7 @@ def _scatter(target: np.ndarray, where: np.ndarray, updates: np.ndarray, reducti
     target[rows] = combine(target[rows], combine.reduceat(updates[order], starts, 0, dtype=updates.dtype))
 
 
-@kernel("ScatterElements")
+@kernel("ScatterElements", in_float32=True)
 def scatter_elements(
     data: np.ndarray, indices: np.ndarray, updates: np.ndarray, *, axis: int, reduction: str = "none"
 ) -> np.ndarray:
@@ -147,7 +147,7 @@ def scatter(data: np.ndarray, indices: np.ndarray, updates: np.ndarray, *, axis:
     return scatter_elements(data, indices, updates, axis=axis)
 
 
-@kernel("ScatterND")
+@kernel("ScatterND", in_float32=True)
 def scatter_nd(data: np.ndarray, indices: np.ndarray, updates: np.ndarray, *, reduction: str = "none") -> np.ndarray:
     target = data.copy()
     flat, length = _flat_tuples(data.shape, indices)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 from onnx import helper
 
+from refgrad.backends.numpy.kernels.operands import widened
 from refgrad.backends.numpy.registry import MICROSOFT, SIXTEEN_BIT, kernel
 
 
@@ -19,7 +20,7 @@ def _all_but_channels(rank: int) -> tuple[int, ...]:
     return (0, *range(2, rank))
 
 
-@kernel("BatchNormalization", since=7, in_float32=True)
+@kernel("BatchNormalization", since=7)
 def batch_normalization(
     X: np.ndarray,
     scale: np.ndarray,
@@ -38,18 +39,21 @@ def batch_normalization(
 
     Before opset 14 five outputs meant training, and spatial=0 a mean and a variance for each element of an image.
     """
-    rank = X.ndim
+    rank, kinds = X.ndim, (X.dtype, mean.dtype, var.dtype)
+    X, scale, B, mean, var = map(widened, (X, scale, B, mean, var))
     if _opset < 14 and any(_wanted[1:]):
         if not spatial:
             raise ValueError("spatial=0 is not supported in training")
         Y, running_mean, running_var, batch_mean, r = _train(X, scale, B, mean, var, epsilon, momentum)
-        return Y, running_mean, running_var, batch_mean, 1 / np.square(r) - epsilon
+        batch_var = 1 / np.square(r) - epsilon
+        return tuple(v.astype(kinds[0], copy=False) for v in (Y, running_mean, running_var, batch_mean, batch_var))
     if not training_mode:
         factor = scale / np.sqrt(var + epsilon)
         if not spatial:
-            return ((X * factor + (B - mean * factor)).astype(X.dtype, copy=False),)
-        return ((X * _per_channel(factor, rank) + _per_channel(B - mean * factor, rank)).astype(X.dtype, copy=False),)
-    return _train(X, scale, B, mean, var, epsilon, momentum)[:3]
+            return ((X * factor + (B - mean * factor)).astype(kinds[0], copy=False),)
+        return ((X * _per_channel(factor, rank) + _per_channel(B - mean * factor, rank)).astype(kinds[0], copy=False),)
+    results = _train(X, scale, B, mean, var, epsilon, momentum)
+    return tuple(v.astype(kind, copy=False) for v, kind in zip(results, kinds, strict=False))
 
 
 @kernel("BatchNormInternal", domain=MICROSOFT, in_float32=True)
@@ -116,7 +120,7 @@ def layer_normalization(
     mean = x.mean(axes, keepdims=True)
     centred = x - mean
     r = 1 / np.sqrt(np.square(centred).mean(axes, keepdims=True) + epsilon)
-    Y = (centred * r).astype(X.dtype) * scale
+    Y = centred * r * scale
     Y = Y if B is None else Y + B
     return Y.astype(X.dtype, copy=False), mean.astype(stash, copy=False), r.astype(stash, copy=False)
 
@@ -129,7 +133,7 @@ def simplified_layer_normalization(
     """x·r·scale with r = 1/√(mean x² + ε) over the axes from `axis` on, and r in `stash_type` (None: float or double)."""
     x, axes, stash = _stashed(X, axis, stash_type or (11 if X.dtype == np.float64 else 1))
     r = 1 / np.sqrt(np.square(x).mean(axes, keepdims=True) + epsilon)
-    Y = (x * r).astype(X.dtype) * scale
+    Y = x * r * scale
     return Y.astype(X.dtype, copy=False), r.astype(stash, copy=False)
 
 
@@ -226,7 +230,7 @@ def lp_normalization(X: np.ndarray, *, axis: int, p: int) -> np.ndarray:
     return np.asarray(X / np.where(norm == 0, 1, norm))
 
 
-@kernel("Dropout", since=12, in_float32=True)
+@kernel("Dropout", since=12)
 def dropout(
     X: np.ndarray, ratio: np.ndarray | None = None, training_mode: np.ndarray | None = None, *, seed: int | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -235,7 +239,7 @@ def dropout(
     if training_mode is None or not training_mode.item() or p == 0:
         return X, np.ones(X.shape, bool)
     mask = np.random.RandomState(seed or 0).uniform(0, 1, X.shape) >= p
-    return X * mask * X.dtype.type(1 / (1 - p)), mask
+    return (widened(X) * mask * (1 / (1 - p))).astype(X.dtype, copy=False), mask
 
 
 @kernel("Dropout", since=7)

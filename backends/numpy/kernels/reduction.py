@@ -99,7 +99,7 @@ for _op_type, _reduction in _REDUCTIONS.items():
 _register("ReduceSumTraining", _sum, MICROSOFT)
 
 
-@kernel("CumSum")
+@kernel("CumSum", in_float32=True)
 def cumsum(x: np.ndarray, axis: np.ndarray, *, exclusive: int, reverse: int) -> np.ndarray:
     """Running sums along `axis`, of the elements before each one with `exclusive`, from the end with `reverse`."""
     along = int(axis.item())

@@ -8,6 +8,7 @@ from itertools import product
 
 import numpy as np
 
+from refgrad.backends.numpy.kernels.operands import widened
 from refgrad.backends.numpy.kernels.windows import make_windows
 from refgrad.backends.numpy.registry import kernel
 
@@ -69,7 +70,7 @@ def _reflected(x: np.ndarray, low: float, high: float) -> np.ndarray:
     return np.asarray(low + np.minimum(away, 2 * length - away))
 
 
-@kernel("GridSample", in_float32=True)
+@kernel("GridSample")
 def grid_sample(X: np.ndarray, grid: np.ndarray, *, align_corners: int, mode: str, padding_mode: str) -> np.ndarray:
     """X at the points of `grid` (N, out..., rank), whose last axis is (x, y, ...) in −1..1 from border to border.
 
@@ -77,6 +78,7 @@ def grid_sample(X: np.ndarray, grid: np.ndarray, *, align_corners: int, mode: st
     1.31; onnx.reference moves it to the border, where its result jumps.
     """
     size = X.shape[2:]
+    pixels, grid = X.astype(np.float64) if X.dtype.kind in "biu" else widened(X), widened(grid)
     low = 0.0 if align_corners else -0.5
     high = [n - 1 - low for n in size]
     at = []
@@ -91,7 +93,7 @@ def grid_sample(X: np.ndarray, grid: np.ndarray, *, align_corners: int, mode: st
         elif padding_mode == "reflection":
             x = np.where(outside, _reflected(x, low, top), x)
         at.append(x)
-    return interpolate(X, at, mode, padding_mode, low, high)
+    return interpolate(pixels, at, mode, padding_mode, low, high).astype(X.dtype, copy=False)
 
 
 @kernel("DeformConv", in_float32=True)

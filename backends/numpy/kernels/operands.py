@@ -1,0 +1,50 @@
+"""What kernels ask of their inputs: the type to compute in, and axes and indices that exist."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from refgrad.backends.numpy.registry import SIXTEEN_BIT
+
+
+def widened(x: np.ndarray) -> np.ndarray:
+    """`x` in the type to compute in: float32 for a 16-bit float, else its own."""
+    return x.astype(np.float32) if x.dtype in SIXTEEN_BIT else x
+
+
+def check_axis(axis: int, rank: int) -> int:
+    """`axis` counted from the front. Raises ValueError where a tensor of that rank has no such axis."""
+    if not -rank <= axis < rank:
+        allowed = f"an axis is in {-rank}..{rank - 1}" if rank else "it has no axes"
+        raise ValueError(f"axis {axis} of a tensor of rank {rank}: {allowed}")
+    return axis + rank if axis < 0 else axis
+
+
+def check_axes(axes: Sequence[int], rank: int) -> tuple[int, ...]:
+    """`axes` counted from the front. Raises ValueError for one that does not exist or is there twice."""
+    found = tuple(check_axis(axis, rank) for axis in axes)
+    if len(set(found)) < len(found):
+        raise ValueError(f"the axes {list(axes)} name one of the {rank} axes twice")
+    return found
+
+
+def check_indices(indices: np.ndarray, size: int, what: str = "indices", lowest: int | None = None) -> np.ndarray:
+    """`indices` counted from the front; those below 0 count from the end.
+
+    Raises IndexError for one outside `lowest` (by default −size) to size − 1.
+    """
+    low = -size if lowest is None else lowest
+    if indices.size and ((least := indices.min()) < low or indices.max() >= size):
+        worst = least if least < low else indices.max()
+        raise IndexError(f"{what} contain {worst}, which is out of bounds: {size} elements have {low}..{size - 1}")
+    if indices.dtype.kind == "u" or (indices.size and least >= 0):
+        return indices
+    return np.where(indices < 0, indices + size, indices)
+
+
+def check_count(what: str, given: Sequence[object] | np.ndarray, expected: int) -> None:
+    """Raise ValueError where a list does not have as many elements as it must."""
+    if len(given) != expected:
+        raise ValueError(f"{what} has {len(given)} elements, {expected} are needed")
