@@ -63,6 +63,76 @@ def leaky_relu_grad(dY: np.ndarray, Y: np.ndarray, *, alpha: float = 0.01) -> np
     return np.where(Y > 0, dY, alpha * dY)
 
 
+@kernel("Elu", in_float32=True, fresh=True)
+def elu(X: np.ndarray, *, alpha: float) -> np.ndarray:
+    """α·(eˣ − 1) where x < 0, else x"""
+    return np.where(X < 0, alpha * np.expm1(np.minimum(X, 0)), X)
+
+
+@kernel("Selu", in_float32=True, fresh=True)
+def selu(X: np.ndarray, *, alpha: float, gamma: float) -> np.ndarray:
+    """γ·α·(eˣ − 1) where x ≤ 0, else γ·x"""
+    return np.asarray(gamma * elu(X, alpha=alpha))
+
+
+@kernel("Celu", in_float32=True, fresh=True)
+def celu(X: np.ndarray, *, alpha: float) -> np.ndarray:
+    """max(0, x) + min(0, α·(e^(x/α) − 1))"""
+    return np.asarray(np.maximum(X, 0) + np.minimum(alpha * np.expm1(X / alpha), 0))
+
+
+@kernel("PRelu", since=7, in_float32=True, fresh=True)
+def prelu(X: np.ndarray, slope: np.ndarray) -> np.ndarray:
+    """slope·x where x < 0, else x"""
+    if np.broadcast_shapes(X.shape, slope.shape) != X.shape:
+        raise ValueError(f"the slope's shape {list(slope.shape)} does not broadcast to that of X, {list(X.shape)}")
+    return np.where(X < 0, slope * X, X)
+
+
+@kernel("PRelu", in_float32=True, fresh=True)
+def prelu_1(X: np.ndarray, slope: np.ndarray) -> np.ndarray:
+    """Before opset 7 a slope for all, or one for each channel"""
+    return prelu(X, slope.reshape(()) if slope.size == 1 else slope.reshape(-1, *[1] * (X.ndim - 2)))
+
+
+@kernel("ThresholdedRelu", fresh=True)
+def thresholded_relu(X: np.ndarray, *, alpha: float) -> np.ndarray:
+    return np.where(X.dtype.type(alpha) < X, X, X.dtype.type(0))
+
+
+@kernel("Shrink", in_float32=True, fresh=True)
+def shrink(X: np.ndarray, *, bias: float, lambd: float) -> np.ndarray:
+    """x + bias where x < −λ, x − bias where x > λ, else 0; the bias in the type of x"""
+    b, zero = X.dtype.type(bias), X.dtype.type(0)
+    return np.asarray(np.where(np.less(X, -lambd), X + b, np.where(np.greater(X, lambd), X - b, zero)))
+
+
+@kernel("HardSigmoid", in_float32=True, fresh=True)
+def hard_sigmoid(X: np.ndarray, *, alpha: float, beta: float) -> np.ndarray:
+    """max(0, min(1, α·x + β))"""
+    return np.asarray(np.clip(alpha * X + beta, 0, 1))
+
+
+@kernel("Swish", in_float32=True, fresh=True)
+def swish(X: np.ndarray, *, alpha: float) -> np.ndarray:
+    """x·sigmoid(α·x)"""
+    return np.asarray(X * sigmoid(alpha * X))
+
+
+@kernel("SwiGLU", in_float32=True, fresh=True)
+def swiglu(A: np.ndarray, B: np.ndarray, *, alpha: float) -> np.ndarray:
+    """a·sigmoid(α·a)·b"""
+    if A.shape != B.shape:
+        raise ValueError(f"A has the shape {list(A.shape)} and B {list(B.shape)}; they must be the same")
+    return np.asarray(swish(A, alpha=alpha) * B)
+
+
+@kernel("Mish", in_float32=True, fresh=True)
+def mish(X: np.ndarray) -> np.ndarray:
+    """x·tanh(log(1 + eˣ))"""
+    return np.asarray(X * np.tanh(softplus(X)))
+
+
 @kernel("Sigmoid", in_float32=True)
 def sigmoid_kernel(X: np.ndarray) -> np.ndarray:
     return sigmoid(X)

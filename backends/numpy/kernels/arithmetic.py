@@ -20,6 +20,7 @@ _UNARY: dict[str, Callable[[np.ndarray], Any]] = {
     "Asinh": np.arcsinh,
     "Atan": np.arctan,
     "Atanh": np.arctanh,
+    "BitwiseNot": np.invert,
     "Ceil": np.ceil,
     "Cos": np.cos,
     "Cosh": np.cosh,
@@ -44,6 +45,9 @@ _BINARY: dict[str, Callable[[np.ndarray, np.ndarray], Any]] = {
     "Sub": np.subtract,
     "Mul": np.multiply,
     "And": np.logical_and,
+    "BitwiseAnd": np.bitwise_and,
+    "BitwiseOr": np.bitwise_or,
+    "BitwiseXor": np.bitwise_xor,
     "Or": np.logical_or,
     "Xor": np.logical_xor,
     "Equal": np.equal,
@@ -71,10 +75,9 @@ def _many(function: Callable[[Any, Any], Any]) -> Callable[..., Any]:
 for _op_type, _unary in _UNARY.items():
     kernel(_op_type)(_one(_unary))
 for _op_type, _binary in _BINARY.items():
-    # Before opset 7 broadcasting was an attribute; those versions are left to onnx.reference.
     kernel(_op_type, since=7)(_two(_binary))
 for _op_type, _fold in _VARIADIC.items():
-    kernel(_op_type, since=8, in_float32=True)(_many(_fold))
+    kernel(_op_type, in_float32=True)(_many(_fold))
 
 
 @kernel("Div", since=7)
@@ -105,7 +108,7 @@ def pow_(X: np.ndarray, Y: np.ndarray) -> np.ndarray:
     return np.asarray(np.power(X, Y).astype(X.dtype, copy=False))
 
 
-@kernel("Mean", since=8, in_float32=True)
+@kernel("Mean", in_float32=True)
 def mean(*data: np.ndarray) -> np.ndarray:
     return np.asarray(reduce(np.add, data) / len(data))
 
@@ -118,9 +121,54 @@ def clip(x: np.ndarray, low: np.ndarray | None = None, high: np.ndarray | None =
     return x if high is None else np.minimum(x, high)
 
 
-@kernel("Clip", since=6)
-def clip_6(x: np.ndarray, *, min: float, max: float) -> np.ndarray:
-    return np.asarray(np.clip(x, x.dtype.type(min), x.dtype.type(max)))
+@kernel("Clip")
+def clip_1(x: np.ndarray, *, min: float | None = None, max: float | None = None) -> np.ndarray:
+    return clip(x, *(None if bound is None else x.dtype.type(bound) for bound in (min, max)))
+
+
+def _before_broadcasting(function: Callable[[np.ndarray, np.ndarray], Any]) -> Callable[..., Any]:
+    """Before opset 7: B has the shape of A, or with `broadcast` one element, or the sizes of A from `axis` on."""
+
+    def call(A: np.ndarray, B: np.ndarray, *, axis: int | None = None, broadcast: int = 0) -> Any:
+        shape = B.shape
+        if broadcast and B.size == 1 and B.ndim <= A.ndim:
+            return function(A, B.reshape(()))
+        first = A.ndim - B.ndim if axis is None else axis + A.ndim if axis < 0 else axis
+        if A.shape[max(first, 0) : first + B.ndim] != shape or (shape != A.shape and not broadcast):
+            rule = f"A's from axis {first} on, or one element" if broadcast else "the same, as broadcast is 0"
+            raise ValueError(f"B has the shape {list(shape)} and A {list(A.shape)}; B's must be {rule}")
+        return function(A, B.reshape(*shape, *[1] * (A.ndim - first - B.ndim)))
+
+    return call
+
+
+_OLD = ("Add", "Sub", "Mul", "And", "Or", "Xor", "Equal", "Greater", "Less")
+for _op_type, _old in {**{name: _BINARY[name] for name in _OLD}, "Div": div, "Pow": pow_}.items():
+    kernel(_op_type, fresh=True)(_before_broadcasting(_old))
+
+
+@kernel("BitShift", fresh=True)
+def bit_shift(X: np.ndarray, Y: np.ndarray, *, direction: str) -> np.ndarray:
+    """Shifts by a negative number of bits, or by all and more, leave what the sign fills in: 0 or −1"""
+    if direction not in ("LEFT", "RIGHT"):
+        raise ValueError(f"direction={direction!r} is neither 'LEFT' nor 'RIGHT'")
+    return np.asarray(np.left_shift(X, Y) if direction == "LEFT" else np.right_shift(X, Y))
+
+
+@kernel("Mod", in_float32=True, fresh=True)
+def mod(A: np.ndarray, B: np.ndarray, *, fmod: int) -> np.ndarray:
+    """A − ⌊A/B⌋·B, of the sign of B, or with fmod A − trunc(A/B)·B, of the sign of A"""
+    return np.asarray(np.fmod(A, B) if fmod else np.mod(A, B))
+
+
+@kernel("IsInf", fresh=True)
+def is_inf(X: np.ndarray, *, detect_negative: int, detect_positive: int) -> np.ndarray:
+    infinite = np.isinf(X)
+    if not detect_negative:
+        infinite &= ~np.signbit(X)
+    if not detect_positive:
+        infinite &= np.signbit(X)
+    return np.asarray(infinite)
 
 
 @kernel("Where")
@@ -177,6 +225,26 @@ def cast(x: np.ndarray, *, to: int, saturate: int = 1, round_mode: str = "up") -
     if to == TensorProto.FLOAT8E8M0:
         return numpy_helper.to_float8e8m0(x, bool(saturate), round_mode).astype(dtype)
     return x.astype(dtype)
+
+
+@kernel("Cast")
+def cast_1(x: np.ndarray, *, to: str, _wide: bool) -> np.ndarray:
+    """The element type is called by its name."""
+    wide = _wide and to in ("FLOAT", "FLOAT16")
+    return cast(x, to=TensorProto.DOUBLE if wide else TensorProto.DataType.Value(to))
+
+
+@kernel("BitCast")
+def bit_cast(x: np.ndarray, *, to: int, _wide: bool) -> np.ndarray:
+    """The same bits as another type of the same width. What is computed in double has the bits of its float32."""
+    dtype = helper.tensor_dtype_to_np_dtype(to)
+    if _wide and x.dtype == np.float64 and dtype.itemsize == 4:
+        x = x.astype(np.float32)
+    if _wide and dtype == np.float64 and x.dtype.itemsize == 4:
+        return x.view(np.float32).astype(np.float64)
+    if x.dtype.itemsize != dtype.itemsize:
+        raise ValueError(f"{x.dtype} cannot be read as {dtype}, which is not as wide")
+    return x.view(dtype)
 
 
 @kernel("CastLike", since=15)

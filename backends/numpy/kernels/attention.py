@@ -205,3 +205,39 @@ def tensor_scatter(
         places = places % size
     np.moveaxis(cache, axis, 1)[np.arange(len(cache))[:, None], places] = new
     return cache
+
+
+@kernel("RotaryEmbedding", in_float32=True, fresh=True)
+def rotary_embedding(
+    X: np.ndarray,
+    cos_cache: np.ndarray,
+    sin_cache: np.ndarray,
+    position_ids: np.ndarray | None = None,
+    *,
+    interleaved: int,
+    num_heads: int | None = None,
+    rotary_embedding_dim: int,
+) -> np.ndarray:
+    """Pairs (a, b) of the first `rotary_embedding_dim` features, 0 for all, turned to (a·cos − b·sin, a·sin + b·cos).
+
+    X is (batch, heads, sequence, size) or (batch, sequence, heads·size), the caches (positions, pairs), or without
+    `position_ids` (batch, sequence, pairs). A pair are two neighbours if interleaved, else an element of each half.
+    """
+    if X.ndim == 3 and not num_heads:
+        raise ValueError("num_heads is required where X has 3 axes")
+    x = by_heads(X, num_heads or 1) if X.ndim == 3 else X
+    turned = rotary_embedding_dim or x.shape[-1]
+    half = turned // 2
+    cos, sin = (c if position_ids is None else c[position_ids] for c in (cos_cache, sin_cache))
+    if turned % 2 or cos.shape[-1] != half or sin.shape[-1] != half:
+        columns = f"not {cos.shape[-1]} and {sin.shape[-1]}"
+        raise ValueError(f"{turned} features need caches of {turned / 2:g} columns, {columns}")
+    cos, sin = cos[:, np.newaxis], sin[:, np.newaxis]
+    first, second = (slice(0, turned, 2), slice(1, turned, 2)) if interleaved else (slice(half), slice(half, turned))
+    a, b = x[..., first], x[..., second]
+    Y = np.empty_like(X)
+    y = by_heads(Y, num_heads or 1) if X.ndim == 3 else Y
+    y[..., turned:] = x[..., turned:]
+    y[..., first] = a * cos - b * sin
+    y[..., second] = a * sin + b * cos
+    return Y

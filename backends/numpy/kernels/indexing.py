@@ -209,6 +209,64 @@ def one_hot(indices: np.ndarray, depth: np.ndarray, values: np.ndarray, *, axis:
     return np.asarray(np.where(hot == positions, values[1], values[0]))
 
 
+@kernel("Compress", fresh=True)
+def compress(data: np.ndarray, condition: np.ndarray, *, axis: int | None = None) -> np.ndarray:
+    """The slices along `axis`, or elements, whose condition is true; those beyond the conditions are left out"""
+    return np.take(data, np.flatnonzero(condition), axis)
+
+
+@kernel("NonZero", fresh=True)
+def non_zero(X: np.ndarray) -> np.ndarray:
+    """Indices (rank, N); of a scalar (0, N)"""
+    if not X.ndim:
+        return np.zeros((0, int(bool(X.item()))), np.int64)
+    return np.array(np.nonzero(X), np.int64)
+
+
+@kernel("NonMaxSuppression", fresh=True)
+def non_max_suppression(
+    boxes: np.ndarray,
+    scores: np.ndarray,
+    max_output_boxes_per_class: np.ndarray | None = None,
+    iou_threshold: np.ndarray | None = None,
+    score_threshold: np.ndarray | None = None,
+    *,
+    center_point_box: int,
+) -> np.ndarray:
+    """Rows (batch, class, box): per batch and class the best boxes, none of which covers much of a better one.
+
+    Every class of every batch picks its best box at once, then drops what the pick covers; `group` numbers those pairs.
+    """
+    most = 0 if max_output_boxes_per_class is None else int(max_output_boxes_per_class.item())
+    limit = 0.0 if iou_threshold is None else iou_threshold.item()
+    if center_point_box:
+        middle, half = boxes[..., :2], boxes[..., 2:] / 2
+        low, high = middle - half, middle + half
+    else:
+        low, high = np.minimum(boxes[..., :2], boxes[..., 2:]), np.maximum(boxes[..., :2], boxes[..., 2:])
+    low, high = low.reshape(-1, 2), high.reshape(-1, 2)
+    area = (high - low).prod(-1)
+    batches, classes, count = scores.shape
+    order = np.argsort(-scores.reshape(-1, count), -1, kind="stable")
+    group = np.repeat(np.arange(batches * classes), count)
+    box = order.reshape(-1)
+    if score_threshold is not None:
+        kept = scores.reshape(-1)[group * count + box] >= score_threshold.item()
+        group, box = group[kept], box[kept]
+    picks: list[np.ndarray] = [np.zeros((2, 0), np.int64)]
+    while group.size and len(picks) <= most:
+        leads = np.r_[True, group[1:] != group[:-1]]
+        picks.append(np.stack([group[leads], box[leads]]))
+        best = box[leads][np.cumsum(leads) - 1] + group // classes * count
+        at = box + group // classes * count
+        overlap = np.maximum(np.minimum(high[at], high[best]) - np.maximum(low[at], low[best]), 0).prod(-1)
+        kept = ~leads & ~(overlap / (area[at] + area[best] - overlap) > limit)
+        group, box = group[kept], box[kept]
+    groups, chosen = np.concatenate(picks, 1)
+    rows = np.argsort(groups, kind="stable")
+    return np.stack([groups[rows] // classes, groups[rows] % classes, chosen[rows]], 1).astype(np.int64)
+
+
 @kernel("TopK", since=10)
 def top_k(
     X: np.ndarray, K: np.ndarray, *, axis: int = -1, largest: int = 1, sorted: int = 1
@@ -222,6 +280,11 @@ def top_k(
         order = np.argsort(X, axis, kind="stable")
     first = np.take(order, np.arange(count), axis)
     return np.take_along_axis(X, first, axis), first.astype(np.int64)
+
+
+@kernel("TopK")
+def top_k_1(X: np.ndarray, *, k: int, axis: int) -> tuple[np.ndarray, np.ndarray]:
+    return top_k(X, np.array(k), axis=axis)
 
 
 @kernel("Unique")

@@ -2,22 +2,42 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from refgrad.backends.numpy.registry import MICROSOFT, kernel
 
 
-@kernel("MatMul", in_float32=True)
+def product(A: np.ndarray, B: np.ndarray) -> np.ndarray:
+    """A @ B. A matrix B multiplies all rows of A at once, not those of each matrix of A apart."""
+    if B.ndim == 2 and A.ndim > 2 and A.shape[-1] == B.shape[0]:
+        rows = A.reshape(math.prod(A.shape[:-1]), A.shape[-1])
+        return np.asarray(rows @ _for_blas(B)).reshape(*A.shape[:-1], B.shape[1])
+    return np.asarray(_for_blas(A) @ _for_blas(B))
+
+
+def _for_blas(A: np.ndarray) -> np.ndarray:
+    """`A`, copied where BLAS cannot read its matrices as they lie: NumPy would then multiply without BLAS."""
+    if A.ndim < 2 or A.flags.c_contiguous:
+        return A
+    (rows, columns), (down, right), size = A.shape[-2:], A.strides[-2:], A.itemsize
+    if (right == size and down >= columns * size) or (down == size and right >= rows * size):
+        return A
+    return np.ascontiguousarray(A)
+
+
+@kernel("MatMul", in_float32=True, fresh=True)
 def matmul(A: np.ndarray, B: np.ndarray) -> np.ndarray:
-    return np.asarray(A @ B)
+    return product(A, B)
 
 
-@kernel("Det", in_float32=True)
+@kernel("Det", in_float32=True, fresh=True)
 def det(X: np.ndarray) -> np.ndarray:
     return np.asarray(np.linalg.det(X))
 
 
-@kernel("Gemm", in_float32=True)
+@kernel("Gemm", in_float32=True, fresh=True)
 def gemm(
     A: np.ndarray,
     B: np.ndarray,
@@ -30,15 +50,15 @@ def gemm(
     broadcast: int = 1,
 ) -> np.ndarray:
     """Y = α·A'·B' + β·C"""
-    Y = (A.T if transA else A) @ (B.T if transB else B)
+    Y = product(A.T if transA else A, B.T if transB else B)
     if alpha != 1:
-        Y = (alpha * Y).astype(Y.dtype, copy=False)
-    if C is None or beta == 0:
-        return np.asarray(Y)
-    return np.asarray((Y + (C if beta == 1 else beta * C)).astype(Y.dtype, copy=False))
+        np.multiply(Y, alpha, out=Y, casting="unsafe")
+    if C is not None and beta != 0:
+        np.add(Y, C if beta == 1 else beta * C, out=Y, casting="unsafe")
+    return Y
 
 
-@kernel("FusedMatMul", "TransposeMatMul", domain=MICROSOFT, in_float32=True)
+@kernel("FusedMatMul", "TransposeMatMul", domain=MICROSOFT, in_float32=True, fresh=True)
 def fused_matmul(
     A: np.ndarray,
     B: np.ndarray,
@@ -50,8 +70,8 @@ def fused_matmul(
     transBatchB: int = 0,
 ) -> np.ndarray:
     """Y = α·A'·B'. transBatch moves the first axis behind the batch axes, before trans swaps the last two."""
-    Y = np.asarray(_arranged(A, transA, transBatchA) @ _arranged(B, transB, transBatchB))
-    return Y if alpha == 1 else (alpha * Y).astype(Y.dtype, copy=False)
+    Y = product(_arranged(A, transA, transBatchA), _arranged(B, transB, transBatchB))
+    return Y if alpha == 1 else np.multiply(Y, alpha, out=Y, casting="unsafe")
 
 
 def _arranged(A: np.ndarray, trans: int, trans_batch: int) -> np.ndarray:
@@ -60,3 +80,13 @@ def _arranged(A: np.ndarray, trans: int, trans_batch: int) -> np.ndarray:
     if trans_batch:
         A = np.moveaxis(A, 0, -2)
     return A.swapaxes(-1, -2) if trans else A
+
+
+@kernel("Einsum", in_float32=True)
+def einsum(*inputs: np.ndarray, equation: str) -> np.ndarray:
+    """NumPy's own notation is that of ONNX. Finding the order of the products pays where there are many or large ones."""
+    large = len(inputs) > 2 or sum(x.size for x in inputs) > _LARGE
+    return np.asarray(np.einsum(equation, *inputs, optimize=large and len(inputs) > 1), inputs[0].dtype)
+
+
+_LARGE = 2048  # elements: an order takes 10 µs to find, which is what 2,000 products take one by one

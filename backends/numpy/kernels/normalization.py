@@ -56,6 +56,26 @@ def batch_normalization(
     return tuple(v.astype(kind, copy=False) for v, kind in zip(results, kinds, strict=False))
 
 
+@kernel("BatchNormalization")
+def batch_normalization_1(
+    X: np.ndarray,
+    scale: np.ndarray,
+    B: np.ndarray,
+    mean: np.ndarray,
+    var: np.ndarray,
+    *,
+    epsilon: float,
+    momentum: float,
+    is_test: int,
+    spatial: int = 1,
+) -> tuple[np.ndarray, ...]:
+    """Before opset 7 training is what is_test=0 means."""
+    wanted = (True, not is_test)
+    return batch_normalization(
+        X, scale, B, mean, var, epsilon=epsilon, momentum=momentum, spatial=spatial, _opset=7, _wanted=wanted
+    )
+
+
 @kernel("BatchNormInternal", domain=MICROSOFT, in_float32=True)
 def batch_norm_internal(
     X: np.ndarray,
@@ -141,6 +161,23 @@ def simplified_layer_normalization(
 def rms_normalization(X: np.ndarray, scale: np.ndarray, *, axis: int, epsilon: float, stash_type: int) -> np.ndarray:
     """x·r·scale with r = 1/√(mean x² + ε) over the axes from `axis` on"""
     return simplified_layer_normalization(X, scale, axis=axis, epsilon=epsilon, stash_type=stash_type)[0]
+
+
+@kernel("InstanceNormalization", in_float32=True, fresh=True)
+def instance_normalization(X: np.ndarray, scale: np.ndarray, B: np.ndarray, *, epsilon: float) -> np.ndarray:
+    """x̂·scale + B, each channel of each instance by its own mean and variance"""
+    axes, rank = tuple(range(2, X.ndim)), X.ndim
+    centred = X - X.mean(axes, keepdims=True)
+    centred /= np.sqrt(np.square(centred).mean(axes, keepdims=True) + epsilon)
+    return np.asarray(centred * _per_channel(scale, rank) + _per_channel(B, rank))
+
+
+@kernel("MeanVarianceNormalization", in_float32=True, fresh=True)
+def mean_variance_normalization(X: np.ndarray, *, axes: list[int]) -> np.ndarray:
+    """(x − mean)/(√var + 1e-9) over `axes`. The body in onnx has mean x² − (mean x)² for the variance, which cancels."""
+    centred = X - X.mean(tuple(axes), keepdims=True)
+    centred /= np.sqrt(np.square(centred).mean(tuple(axes), keepdims=True)) + 1e-9
+    return np.asarray(centred)
 
 
 @kernel("GroupNormalization", in_float32=True)
@@ -246,6 +283,13 @@ def dropout(
 def dropout_7(X: np.ndarray, *, ratio: float, _opset: int) -> tuple[np.ndarray, np.ndarray]:
     """Identity: these versions are for inference."""
     return X, np.ones(X.shape, bool if _opset >= 10 else X.dtype)
+
+
+@kernel("Dropout")
+def dropout_1(X: np.ndarray, *, ratio: float, is_test: int) -> tuple[np.ndarray, np.ndarray]:
+    """Training is what is_test=0 means; the mask has the type of X."""
+    Y, mask = dropout(X, np.array(ratio), np.array(not is_test))
+    return Y, mask.astype(X.dtype)
 
 
 @kernel("DropoutGrad", domain=MICROSOFT, in_float32=True)

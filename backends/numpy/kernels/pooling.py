@@ -141,7 +141,7 @@ def average_pool_grad(
     return windows.crop(padded)
 
 
-@kernel("LpPool", since=2, in_float32=True)
+@kernel("LpPool", in_float32=True)
 def lp_pool(
     X: np.ndarray,
     *,
@@ -149,7 +149,7 @@ def lp_pool(
     ceil_mode: int = 0,
     dilations: Ints = None,
     kernel_shape: list[int],
-    p: int,
+    p: float,
     pads: Ints = None,
     strides: Ints = None,
 ) -> np.ndarray:

@@ -99,6 +99,19 @@ for _op_type, _reduction in _REDUCTIONS.items():
 _register("ReduceSumTraining", _sum, MICROSOFT)
 
 
+def _register_arg(op_type: str, position: Callable[..., Any]) -> None:
+    @kernel(op_type, fresh=True)
+    def arg_(data: np.ndarray, *, axis: int, keepdims: int, select_last_index: int = 0) -> np.ndarray:
+        """Where the largest or smallest is along `axis`: the first of them, or the last. NaN goes for both."""
+        n = data.shape[axis]
+        first = position(np.flip(data, axis) if select_last_index else data, axis, keepdims=bool(keepdims))
+        return np.asarray(n - 1 - first if select_last_index else first, np.int64)
+
+
+_register_arg("ArgMax", np.argmax)
+_register_arg("ArgMin", np.argmin)
+
+
 @kernel("CumSum", in_float32=True)
 def cumsum(x: np.ndarray, axis: np.ndarray, *, exclusive: int, reverse: int) -> np.ndarray:
     """Running sums along `axis`, of the elements before each one with `exclusive`, from the end with `reverse`."""

@@ -103,6 +103,12 @@ def upsample_by_attribute(X: np.ndarray, *, mode: str, scales: list[float]) -> n
     return upsample(X, np.array(scales, np.float32), mode=mode)
 
 
+@kernel("Upsample")
+def upsample_1(X: np.ndarray, *, mode: str, height_scale: float, width_scale: float) -> np.ndarray:
+    """The same of images (N, C, H, W), where "linear" was called "bilinear"."""
+    return upsample_by_attribute(X, mode=mode.removeprefix("bi"), scales=[1, 1, height_scale, width_scale])
+
+
 @kernel("AffineGrid", in_float32=True)
 def affine_grid(theta: np.ndarray, size: np.ndarray, *, align_corners: int) -> np.ndarray:
     """Points (N, out..., rank): θ (N, rank, rank + 1) times the (x, y, ..., 1) of each pixel, in −1..1."""

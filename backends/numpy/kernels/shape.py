@@ -70,8 +70,16 @@ def tile(data: np.ndarray, repeats: np.ndarray) -> np.ndarray:
     return np.tile(data, tuple(repeats.tolist()))
 
 
-@kernel("Concat", since=4)
-def concat(*inputs: np.ndarray, axis: int) -> np.ndarray:
+@kernel("Tile")
+def tile_1(data: np.ndarray, tiles: np.ndarray, axis: np.ndarray) -> np.ndarray:
+    """`tiles` copies along one axis."""
+    repeats = [1] * data.ndim
+    repeats[int(axis.item())] = int(tiles.item())
+    return np.tile(data, repeats)
+
+
+@kernel("Concat")
+def concat(*inputs: np.ndarray, axis: int = 1) -> np.ndarray:
     return np.concatenate(inputs, axis)
 
 
@@ -138,6 +146,74 @@ def pad(
 @kernel("Pad", since=2)
 def pad_2(data: np.ndarray, *, pads: list[int], mode: str, value: float) -> np.ndarray:
     return pad(data, np.array(pads, np.int64), np.array(value, data.dtype), mode=mode)
+
+
+@kernel("Pad")
+def pad_1(data: np.ndarray, *, paddings: list[int], mode: str, value: float) -> np.ndarray:
+    return pad_2(data, pads=paddings, mode=mode, value=value)
+
+
+@kernel("CenterCropPad", fresh=True)
+def center_crop_pad(data: np.ndarray, shape: np.ndarray, *, axes: Ints = None) -> np.ndarray:
+    """The middle of the data, zeros around it; of an odd number one more is cut, or added, behind."""
+    over = range(data.ndim) if axes is None else [axis % data.ndim for axis in axes]
+    dims, source, target = list(data.shape), [slice(None)] * data.ndim, [slice(None)] * data.ndim
+    for axis, wanted in zip(over, shape.tolist(), strict=True):
+        n = data.shape[axis]
+        skipped, added = max(n - wanted, 0) // 2, max(wanted - n, 0) // 2
+        dims[axis], length = wanted, min(n, wanted)
+        source[axis], target[axis] = slice(skipped, skipped + length), slice(added, added + length)
+    result = np.full(dims, "" if data.dtype == object else 0, data.dtype)
+    result[tuple(target)] = data[tuple(source)]
+    return result
+
+
+@kernel("DepthToSpace", fresh=True)
+def depth_to_space(x: np.ndarray, *, blocksize: int, mode: str = "DCR") -> np.ndarray:
+    """(N, C·b², H, W) to (N, C, H·b, W·b); the channels are b, b, C ("DCR") or C, b, b ("CRD")"""
+    b = blocksize
+    n, channels, h, w = x.shape
+    if channels % (b * b):
+        raise ValueError(f"the input has {channels} channels, which blocks of {b}×{b} do not divide")
+    c = channels // (b * b)
+    if _block_mode(mode):
+        parts = x.reshape(n, b, b, c, h, w).transpose(0, 3, 4, 1, 5, 2)
+    else:
+        parts = x.reshape(n, c, b, b, h, w).transpose(0, 1, 4, 2, 5, 3)
+    return np.ascontiguousarray(parts).reshape(n, c, h * b, w * b)
+
+
+@kernel("SpaceToDepth", fresh=True)
+def space_to_depth(x: np.ndarray, *, blocksize: int, mode: str = "DCR") -> np.ndarray:
+    """(N, C, H·b, W·b) to (N, C·b², H, W); the channels are b, b, C ("DCR") or C, b, b ("CRD")"""
+    b = blocksize
+    n, c, height, width = x.shape
+    if height % b or width % b:
+        raise ValueError(f"the image is {height}×{width}, which blocks of {b}×{b} do not divide")
+    parts = x.reshape(n, c, height // b, b, width // b, b)
+    parts = parts.transpose(0, 3, 5, 1, 2, 4) if _block_mode(mode) else parts.transpose(0, 1, 3, 5, 2, 4)
+    return np.ascontiguousarray(parts).reshape(n, c * b * b, height // b, width // b)
+
+
+def _block_mode(mode: str) -> bool:
+    """Whether the blocks come before the depth."""
+    if mode not in ("DCR", "CRD"):
+        raise ValueError(f"mode={mode!r} is neither 'DCR' nor 'CRD'")
+    return mode == "DCR"
+
+
+@kernel("ReverseSequence", fresh=True)
+def reverse_sequence(x: np.ndarray, sequence_lens: np.ndarray, *, batch_axis: int, time_axis: int) -> np.ndarray:
+    """The first `sequence_lens[i]` steps of each sequence i turned round."""
+    if {batch_axis, time_axis} != {0, 1}:
+        raise ValueError(f"batch_axis={batch_axis} and time_axis={time_axis} must be 0 and 1, or 1 and 0")
+    batch, steps = x.shape[batch_axis], np.arange(x.shape[time_axis])
+    if sequence_lens.shape != (batch,) or not all(0 <= n <= steps.size for n in sequence_lens.tolist()):
+        raise ValueError(f"sequence_lens is {sequence_lens.tolist()}; it needs {batch} lengths from 0 to {steps.size}")
+    lengths = sequence_lens[:, np.newaxis]
+    source = np.where(steps < lengths, lengths - 1 - steps, steps)
+    which = np.arange(batch)[:, np.newaxis]
+    return x[which, source] if batch_axis == 0 else x[source.T, which.T]
 
 
 @kernel("ConstantOfShape")

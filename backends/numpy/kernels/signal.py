@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from onnx import helper
 
 from refgrad.backends.numpy.registry import kernel
 
@@ -60,3 +61,52 @@ def _complex(x: np.ndarray) -> np.ndarray:
 
 def _parts(bins: np.ndarray, dtype: np.dtype) -> np.ndarray:
     return np.stack([bins.real, bins.imag], -1).astype(dtype)
+
+
+_WINDOWS = {
+    "HannWindow": (0.5, 0.5, 0.0),
+    "HammingWindow": (25 / 46, 21 / 46, 0.0),
+    "BlackmanWindow": (0.42, 0.5, 0.08),
+}
+
+
+def _register_window(op_type: str, a: float, b: float, c: float) -> None:
+    @kernel(op_type, fresh=True)
+    def window(size: np.ndarray, *, output_datatype: int, periodic: int) -> np.ndarray:
+        """A − b·cos t + c·cos 2t, where t goes round once in `size` steps if periodic, else in one step less."""
+        length = int(size.item())
+        angle = (
+            np.arange(length) * (2 * np.pi / (length if periodic else length - 1)) if length > 1 else np.zeros(length)
+        )
+        values = a - b * np.cos(angle) + c * np.cos(2 * angle)
+        return np.asarray(values.astype(helper.tensor_dtype_to_np_dtype(output_datatype)))
+
+
+for _op_type, _weights in _WINDOWS.items():
+    _register_window(_op_type, *_weights)
+
+
+@kernel("MelWeightMatrix", fresh=True)
+def mel_weight_matrix(
+    num_mel_bins: np.ndarray,
+    dft_length: np.ndarray,
+    sample_rate: np.ndarray,
+    lower_edge_hertz: np.ndarray,
+    upper_edge_hertz: np.ndarray,
+    *,
+    output_datatype: int,
+) -> np.ndarray:
+    """Triangles (⌊dft_length/2⌋ + 1, num_mel_bins) of height 1 on corners a, b, c that are evenly spaced in mel.
+
+    As in onnx's node test the step is a share of num_mel_bins + 2, and a corner is the bin at or below its frequency.
+    """
+    count, length = int(num_mel_bins.item()), int(dft_length.item())
+    low, high = (2595 * np.log10(1 + edge.item() / 700) for edge in (lower_edge_hertz, upper_edge_hertz))
+    mel = low + np.arange(count + 2) * ((high - low) / (count + 2))
+    corners = np.floor((length + 1) * 700 * (10 ** (mel / 2595) - 1) / sample_rate.item())
+    a, b, c = corners[:-2], corners[1:-1], corners[2:]
+    bins = np.arange(length // 2 + 1)[:, np.newaxis]
+    rising = np.where(b > a, (bins - a) / np.maximum(b - a, 1), bins == b)
+    falling = (c - bins) / np.maximum(c - b, 1)
+    weights = np.where(bins <= b, rising, falling) * ((bins >= a) & ((bins < c) | (bins == b)))
+    return np.asarray(weights.astype(helper.tensor_dtype_to_np_dtype(output_datatype)))
