@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -93,8 +93,10 @@ def load_model(model: ModelLike, external_data: bool = True) -> onnx.ModelProto:
     return proto
 
 
-def check_outputs(names: Iterable[str] | None, declared: Sequence[Value]) -> tuple[str, ...]:
-    """Return the outputs asked for, all of them where `names` is None."""
+def check_outputs(
+    names: Iterable[str] | None, declared: Sequence[Value], inner: Collection[str] = ()
+) -> tuple[str, ...]:
+    """Return the outputs asked for, all of them where `names` is None. Those in `inner` can be asked for as well."""
     known = [value.name for value in declared]
     if names is None:
         return tuple(known)
@@ -102,9 +104,9 @@ def check_outputs(names: Iterable[str] | None, declared: Sequence[Value]) -> tup
         raise FeedError(f"outputs={names!r} is a string. Give a list of names: outputs=[{names!r}].")
     asked = tuple(names)
     for name in asked:
-        if name not in known:
+        if name not in known and name not in inner:
             raise FeedError(
-                f"The model has no output {name!r}.{did_you_mean(name, known)} Its outputs are {choices(known)}."
+                f"The model has no output {name!r}.{did_you_mean(name, [*known, *inner])} Its outputs are {choices(known)}."
             )
     return asked
 

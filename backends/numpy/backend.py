@@ -20,6 +20,7 @@ from refgrad.backends.base import (
     load_model,
 )
 from refgrad.backends.numpy.binding import Scope
+from refgrad.backends.numpy.memory import WATCH, Progress, Watch
 from refgrad.backends.numpy.plan import plan_function, plan_graph
 from refgrad.backends.numpy.precision import Declared, Float64, Rounded
 from refgrad.errors import OptionError
@@ -37,24 +38,35 @@ class NumpyBackend(Backend):
         return f"NumPy {np.__version__}, onnx {onnx.__version__} on CPU"
 
     def prepare(
-        self, model: ModelLike, precision: str | None = None, bits: int | None = None, **options: Any
+        self,
+        model: ModelLike,
+        precision: str | None = None,
+        bits: int | None = None,
+        max_memory: int | None = None,
+        **options: Any,
     ) -> NumpyModel:
         """`model` planned. In "float64" every narrower float is double: constants, casts, feeds and outputs.
 
-        With `bits` each result is then rounded to that many significant bits (24 is the precision of float32).
+        With `bits` each result is then rounded to that many significant bits (24 is the precision of float32). With
+        `max_memory` a run that would hold more than that many bytes at once, weights and feeds among them, is refused with the
+        name of the node that needs them, before it takes them. What a kernel needs for itself while it runs is not counted.
 
         Raises InvalidModelError, BackendError (an operator without a kernel), OptionError.
         """
         if options:
-            raise OptionError(f"Backend 'numpy' has no option {sorted(options)}. Its options are precision and bits.")
+            raise OptionError(
+                f"Backend 'numpy' has no option {sorted(options)}. Its options are precision, bits and max_memory."
+            )
         if precision not in _PRECISIONS:
             raise OptionError(f"precision={precision!r} is not known. Give None (the model's types) or 'float64'.")
         if bits is not None and (precision != "float64" or not 2 <= bits <= 53):
             raise OptionError(f"bits={bits} goes with precision='float64' and is between 2 and 53.")
+        if max_memory is not None and (not isinstance(max_memory, int) or max_memory <= 0):
+            raise OptionError(f"max_memory={max_memory!r} is a number of bytes above 0, or None for no limit.")
         proto = load_model(model)
         if proto.functions:
             proto = _inlined(proto)
-        return NumpyModel(proto, _PRECISIONS[precision]() if bits is None else Rounded(bits))
+        return NumpyModel(proto, _PRECISIONS[precision]() if bits is None else Rounded(bits), max_memory)
 
 
 def _inlined(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -71,23 +83,40 @@ def _inlined(model: onnx.ModelProto) -> onnx.ModelProto:
 class NumpyModel(Prepared):
     """A planned model."""
 
-    def __init__(self, model: onnx.ModelProto, precision: Declared) -> None:
+    def __init__(self, model: onnx.ModelProto, precision: Declared, max_memory: int | None = None) -> None:
         opsets = {"" if o.domain == "ai.onnx" else o.domain: o.version for o in model.opset_import}
         self.inputs = tuple(precision.value(value) for value in graph_inputs(model.graph))
         self.outputs = tuple(precision.value(value) for value in graph_outputs(model.graph))
         self._precision = precision
-        self._plan = plan_graph(model.graph, Scope(opsets, precision, plan_graph, plan_function), nested=False)
+        self._max_memory = max_memory
+        scope = Scope(opsets, precision, plan_graph, plan_function, limit=max_memory)
+        self._plan = plan_graph(model.graph, scope, nested=False)
 
     def run(
-        self, feeds: Mapping[str, Any], outputs: Iterable[str] | None = None, trace: bool = False
+        self,
+        feeds: Mapping[str, Any],
+        outputs: Iterable[str] | None = None,
+        trace: bool = False,
+        progress: Progress | None = None,
     ) -> dict[str, Any]:
-        """Compute the outputs by name; with `trace` also every intermediate value. Only the nodes they need are run."""
-        asked = check_outputs(outputs, self.outputs)
+        """Compute by name the outputs, or the values in `outputs`, which may be any of the graph; only the nodes they need run.
+
+        With `trace` the result has every value of the graph but its initializers; those of subgraphs and function bodies are
+        theirs. `progress(done, total, label)` is called before each node.
+        """
+        asked = check_outputs(outputs, self.outputs, self._plan.names)
         checked = check_feeds(feeds, self.inputs, widen=self._precision.widens)
         values = {value.name: None for value in self.inputs if not value.has_default}
         values |= {name: _read_only(feed) for name, feed in checked.items()}
-        with np.errstate(all="ignore"):
-            results = self._plan.run(values, asked, trace=trace)
+        watch = None
+        if self._max_memory is not None:
+            watch = Watch(self._max_memory, [*self._plan.constants.values(), *values.values()])
+        token = WATCH.set(watch)
+        try:
+            with np.errstate(all="ignore"):
+                results = self._plan.run(values, asked, trace, progress)
+        finally:
+            WATCH.reset(token)
         return {name: _owned(value) for name, value in results.items()}
 
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import onnx
 from onnx import helper
 
-from refgrad.backends.base import Value
 from refgrad.backends.numpy import registry
+from refgrad.backends.numpy.memory import TensorType, inferred, nbytes
 from refgrad.backends.numpy.precision import Declared
 from refgrad.backends.numpy.registry import MICROSOFT, Call, decode, default_attributes
 from refgrad.errors import BackendError
@@ -35,18 +35,45 @@ _REFUSED = {
 }
 
 
+def _nothing(_: Sequence[Any]) -> list[TensorType]:
+    return []
+
+
 @dataclass(frozen=True)
 class Scope:
     """What binding a node depends on besides the node: opset versions, precision, and the values that a graph declares.
 
-    `plan` plans a subgraph, `plan_function` a function's body.
+    `plan` plans a subgraph, `plan_function` a function's body. `values` are the protos of what the graph declares, `limit`
+    is the `max_memory` of the runs.
     """
 
     opsets: Mapping[str, int]
     precision: Declared
     plan: Callable[[onnx.GraphProto, Scope], Plan] = field(repr=False)
     plan_function: Callable[[onnx.FunctionProto, Scope], Plan] = field(repr=False)
-    values: Mapping[str, Value] = field(default_factory=dict)
+    values: Mapping[str, onnx.ValueInfoProto] = field(default_factory=dict)
+    limit: int | None = None
+
+
+@dataclass(slots=True)
+class Bound:
+    """What a node became: `call` takes the inputs and returns the tuple of outputs.
+
+    `captures` are the outer values that its subgraphs read, fed as `_outer`. `fresh` and `reuses` say how its results lie in
+    memory: apart from the inputs; in that of inputs which it is told are `_free`. `pure`: nothing speaks against
+    computing it once where its inputs are constants.
+    """
+
+    call: Call
+    captures: tuple[str, ...] = ()
+    fresh: bool = False
+    reuses: bool = False
+    pure: bool = True
+    predict: Callable[[Sequence[Any]], list[TensorType]] = _nothing
+
+    def forget(self) -> None:
+        """Let go of the node: `predict` is not asked any more."""
+        self.predict = _nothing
 
 
 def label(node: onnx.NodeProto) -> str:
@@ -55,41 +82,90 @@ def label(node: onnx.NodeProto) -> str:
     return f"node {node.name!r} ({operator})" if node.name else f"the {operator} node that makes {list(node.output)}"
 
 
-def find_schema(node: onnx.NodeProto, opset: int) -> OpSchema | None:
-    """Return the schema of the node's operator at that version, None where onnx has none."""
+@cache
+def _schema(op_type: str, opset: int, domain: str) -> OpSchema | None:
+    """Return the schema of an operator at that version, None where onnx has none."""
     try:
-        return onnx.defs.get_schema(node.op_type, opset, node.domain)
+        return onnx.defs.get_schema(op_type, opset, domain)
     except onnx.defs.SchemaError:
         return None
 
 
-def bind(node: onnx.NodeProto, scope: Scope) -> tuple[Call, tuple[str, ...]]:
-    """Return a callable from the node's inputs to the tuple of its outputs, and the outer names its subgraphs read."""
+def bind(node: onnx.NodeProto, scope: Scope) -> Bound:
+    """Find what computes `node`.
+
+    :raises BackendError: an operator that nobody knows, or attributes that it does not have.
+    """
     domain = "" if node.domain == "ai.onnx" else node.domain
     opset = scope.opsets.get(domain, 1 if domain == MICROSOFT else None)
     if opset is None:
         raise BackendError(f"{label(node)}: the model imports no opset of domain {domain!r}. Add it to opset_import.")
     if (domain, node.op_type) in _REFUSED:
         raise BackendError(f"{label(node)} cannot be run: {_REFUSED[domain, node.op_type]}")
-    schema = find_schema(node, opset)
+    schema = _schema(node.op_type, opset, domain)
     node = _seeded(scope.precision.node(node, schema))
     kernel = registry.find(domain, node.op_type, opset)
     try:
-        if kernel is not None:
-            return _bind_kernel(kernel, node, opset, schema, scope)
-        if domain != MICROSOFT and _in_reference(domain, node.op_type):
-            return _bind_reference(node, opset, schema, scope)
-        if schema is not None and (schema.has_function or schema.has_context_dependent_function):
-            return _bind_function(node, opset, schema, scope), ()
+        bound = _found(kernel, node, opset, schema, scope)
     except BackendError:
         raise
     except Exception as error:
         # onnx.reference raises whatever it likes on attributes that it does not support.
         raise BackendError(f"{label(node)} cannot be bound: {error}. Run the model on another backend.") from error
-    raise BackendError(
-        f"{label(node)}: the NumPy interpreter has no kernel for {node.op_type!r} of domain {domain!r} at opset "
-        f"{opset}. Run the model on another backend, or give the operator a body as a model-local function."
+    if bound is None:
+        raise BackendError(
+            f"{label(node)}: the NumPy interpreter has no kernel for {node.op_type!r} of domain {domain!r} at opset "
+            f"{opset}. Run the model on another backend, or give the operator a body as a model-local function."
+        )
+    bound.call = scope.precision.call(bound.call)
+    bound.pure = bound.pure and bool(node.input) and not bound.captures and not _has_graph(node)
+    bound.predict = partial(_predicted, node, schema, scope.opsets, kernel)
+    return bound
+
+
+def _found(
+    kernel: registry.Kernel | None, node: onnx.NodeProto, opset: int, schema: OpSchema | None, scope: Scope
+) -> Bound | None:
+    if kernel is not None:
+        return _bind_kernel(kernel, node, opset, scope)
+    if node.domain != MICROSOFT and _in_reference(node.domain, node.op_type):
+        return _bind_reference(node, opset, schema, scope)
+    if schema is not None and (schema.has_function or schema.has_context_dependent_function):
+        return Bound(_bind_function(node, opset, schema, scope))
+    return None
+
+
+def _has_graph(node: onnx.NodeProto) -> bool:
+    return any(attribute.type == onnx.AttributeProto.GRAPH for attribute in node.attribute)
+
+
+def _predicted(
+    node: onnx.NodeProto,
+    schema: OpSchema | None,
+    opsets: Mapping[str, int],
+    kernel: registry.Kernel | None,
+    inputs: Sequence[Any],
+) -> list[TensorType]:
+    """What the outputs will be.
+
+    Without a schema each is as large as an input called `shape` says, or as the largest input. Of what a subgraph gives
+    nothing is said: its own nodes are asked.
+    """
+    if _has_graph(node):
+        return []
+    types = inferred(node, schema, opsets, inputs)
+    if types is not None:
+        return types
+    arrays = [x for x in inputs if isinstance(x, np.ndarray)]
+    largest = max(
+        ((x.dtype, x.shape) for x in arrays if x.dtype.kind not in "OUS"), key=lambda t: nbytes([t]), default=None
     )
+    if largest is None:
+        return []
+    place = None if kernel is None else kernel.shape_input
+    if place is not None and place < len(inputs) and isinstance(inputs[place], np.ndarray):
+        largest = largest[0], tuple(inputs[place].tolist())
+    return [largest for name in node.output if name]
 
 
 def _seeded(node: onnx.NodeProto) -> onnx.NodeProto:
@@ -106,12 +182,14 @@ def _seeded(node: onnx.NodeProto) -> onnx.NodeProto:
     return seeded
 
 
-def _bind_kernel(
-    kernel: registry.Kernel, node: onnx.NodeProto, opset: int, schema: OpSchema | None, scope: Scope
-) -> tuple[Call, tuple[str, ...]]:
-    defaults = default_attributes(schema) if schema is not None else {}
-    attributes = {name: decode(value) for name, value in defaults.items()}
-    attributes["_wide"] = scope.precision.widens
+@cache
+def _defaults(op_type: str, opset: int, domain: str) -> dict[str, Any]:
+    schema = _schema(op_type, opset, domain)
+    return {} if schema is None else {name: decode(value) for name, value in default_attributes(schema).items()}
+
+
+def _bind_kernel(kernel: registry.Kernel, node: onnx.NodeProto, opset: int, scope: Scope) -> Bound:
+    attributes = _defaults(node.op_type, opset, kernel.domain) | {"_wide": scope.precision.widens}
     captures: dict[str, None] = {}
     for attribute in node.attribute:
         value = decode(attribute)
@@ -119,7 +197,8 @@ def _bind_kernel(
             value = scope.plan(value, scope)
             captures |= dict.fromkeys(value.captures)
         attributes[attribute.name] = value
-    return kernel.bind(node, opset, attributes, scope.values), tuple(captures)
+    call = kernel.bind(node, opset, attributes, scope.values)
+    return Bound(call, tuple(captures), kernel.fresh, "_free" in kernel.keywords)
 
 
 @cache
@@ -143,9 +222,7 @@ def _in_reference(domain: str, op_type: str) -> bool:
     return op_type in _reference_names(domain)
 
 
-def _bind_reference(
-    node: onnx.NodeProto, opset: int, schema: OpSchema | None, scope: Scope
-) -> tuple[Call, tuple[str, ...]]:
+def _bind_reference(node: onnx.NodeProto, opset: int, schema: OpSchema | None, scope: Scope) -> Bound:
     from onnx.reference import ReferenceEvaluator, ops
     from onnx.reference.op_run import OpRun
     from onnx.reference.ops import aionnx_preview, aionnx_preview_training, aionnxml, experimental
@@ -180,12 +257,12 @@ def _bind_reference(
             for result, source in zip(results, types + (None,) * (len(results) - len(types)), strict=False)
         )
 
-    return call, tuple(captures)
+    return Bound(call, tuple(captures))
 
 
 def _with_defaults(node: onnx.NodeProto, schema: OpSchema | None) -> onnx.NodeProto:
     """`node` with the defaults of its own version written out: `onnx.reference` takes those of the newest."""
-    newest = find_schema(node, onnx.defs.onnx_opset_version()) if not node.domain else schema
+    newest = schema if node.domain else _schema(node.op_type, onnx.defs.onnx_opset_version(), "")
     if schema is None or newest is None or newest.since_version == schema.since_version:
         return node
     complete = onnx.NodeProto()
@@ -250,22 +327,14 @@ def _type_of(value: Any) -> onnx.TypeProto:
     return helper.make_tensor_type_proto(helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
 
 
-def _call_function(function: onnx.FunctionProto, node: onnx.NodeProto, schema: OpSchema, scope: Scope) -> Call:
+def _call_function(function: onnx.FunctionProto, node: onnx.NodeProto, schema: OpSchema, scope: Scope) -> Plan:
     given = default_attributes(schema) | {attribute.name: attribute for attribute in node.attribute}
     body = onnx.FunctionProto()
     body.CopyFrom(function)
     for inner in body.node:
         _substitute(inner, given)
     opsets = dict(scope.opsets) | {o.domain: o.version for o in body.opset_import}
-    plan = scope.plan_function(body, replace(scope, opsets=opsets, values={}))
-
-    def call(*inputs: Any) -> tuple[Any, ...]:
-        values: dict[str, Any] = dict.fromkeys(body.input)
-        values.update(zip(body.input, inputs, strict=False))
-        results = plan.run(values)
-        return tuple(results[name] for name in plan.outputs)
-
-    return call
+    return scope.plan_function(body, replace(scope, opsets=opsets, values={}))
 
 
 def _substitute(node: onnx.NodeProto, given: Mapping[str, onnx.AttributeProto]) -> None:

@@ -1,38 +1,62 @@
-"""A graph planned once and run many times: order, bound kernels, decoded constants, when each value dies."""
+"""A graph planned once and run many times: order, bound kernels, folded constants, when each value dies."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from heapq import heappop, heappush
-from typing import Any
+from itertools import count
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from refgrad.backends.base import Value, describe, graph_outputs
-from refgrad.backends.numpy.binding import Scope, bind, label
+from refgrad.backends.base import Value, graph_outputs
+from refgrad.backends.numpy.binding import Bound, Scope, bind, label
+from refgrad.backends.numpy.memory import WATCH, Progress, nbytes, owner, summary
 from refgrad.backends.numpy.precision import Declared
 from refgrad.errors import BackendError
 
-Schedule = list[tuple["Step", tuple[str, ...]]]
+_FOLDED = 2**20  # bytes: what is folded is no larger than this, or than what it is made of
+_VIEWED = 4  # a view that outlives an array this many times its size is copied
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A bound node. `captures` are the outer values that its subgraphs read."""
+    """A bound node."""
 
     label: str
-    call: Callable[..., tuple[Any, ...]]
+    bound: Bound
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    captures: tuple[str, ...]
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """Every value that the step needs."""
-        return self.inputs + self.captures
+        """Every value that the step needs, those of its subgraphs among them."""
+        return self.inputs + self.bound.captures
+
+
+class _Instruction(NamedTuple):
+    """A step of a schedule; every value is a number, its place in the list of values."""
+
+    step: Step
+    call: Callable[..., tuple[Any, ...]]
+    inputs: tuple[int, ...]
+    outer: tuple[tuple[str, int], ...]
+    outputs: tuple[int, ...]
+    views: tuple[int, ...]  # outputs that may be views of what dies before them
+    dead: tuple[int, ...]  # what nobody reads after this step
+
+
+@dataclass(frozen=True, slots=True)
+class _Schedule:
+    """The steps that some outputs need. `values` has the constants in their places, None elsewhere."""
+
+    instructions: list[_Instruction]
+    places: dict[str, int]
+    values: list[Any]
 
 
 class Plan:
@@ -51,88 +75,200 @@ class Plan:
         self.outputs = tuple(outputs)
         self.declared: tuple[Value, ...] = ()
         self.constants = constants
-        self.steps: list[Step] = []
+        self.initializers = frozenset(constants)
+        steps = []
         for node in nodes:
             if node.op_type == "Constant" and node.domain in ("", "ai.onnx"):
                 constants[node.output[0]] = _frozen(scope.precision.array(_constant(node, scope.precision)))
             else:
-                call, captures = bind(node, scope)
-                call = scope.precision.call(call)
-                self.steps.append(Step(label(node), call, tuple(node.input), tuple(node.output), captures))
-        produced = {name for step in self.steps for name in step.outputs if name}
+                steps.append(Step(label(node), bind(node, scope), tuple(node.input), tuple(node.output)))
+        produced = {name for step in steps for name in step.outputs if name}
         known = produced | set(constants) | set(inputs)
-        reads = {name: None for step in self.steps for name in step.reads if name} | dict.fromkeys(outputs)
+        reads = {name: None for step in steps for name in step.reads if name} | dict.fromkeys(outputs)
         self.captures = tuple(name for name in reads if name not in known)
         if self.captures and not nested:
-            self._refuse_undefined()
-        self.steps = _sorted(self.steps, set(constants) | set(inputs) | set(self.captures))
-        self._schedules: dict[tuple[str, ...], Schedule] = {}
+            _refuse_undefined(steps, self.captures)
+        self.steps = self._folded(_sorted(steps, set(constants) | set(inputs) | set(self.captures)))
+        self.names = known | set(constants)
+        self._schedules: dict[tuple[tuple[str, ...], bool], _Schedule] = {}
+        if scope.limit is None:
+            for step in steps:
+                step.bound.forget()
+
+    def __call__(self, *inputs: Any, outer: Mapping[str, Any] | None = None) -> tuple[Any, ...]:
+        """Compute the outputs of a subgraph or a function's body; inputs that are left out at the end are None."""
+        feeds = dict.fromkeys(self.inputs) | dict(zip(self.inputs, inputs, strict=False))
+        results = self.run(feeds | outer if outer else feeds)
+        return tuple(results[name] for name in self.outputs)
 
     def run(
         self,
         feeds: Mapping[str, Any],
         outputs: tuple[str, ...] | None = None,
-        outer: Mapping[str, Any] | None = None,
         trace: bool = False,
+        progress: Progress | None = None,
     ) -> dict[str, Any]:
         """Compute the values named in `outputs` (default: the graph's); with `trace` every intermediate as well.
 
-        `outer` has the values of `captures`.
+        `feeds` has the values of `inputs` and `captures`.
         """
         wanted = self.outputs if outputs is None else outputs
-        values: dict[str, Any] = {"": None, **self.constants, **(outer or {}), **feeds}
-        for step, dead in self._schedule(wanted):
-            inputs = [values[name] for name in step.inputs]
-            try:
-                if step.captures:
-                    results = step.call(*inputs, _outer={name: values[name] for name in step.captures})
+        schedule = self._schedule(wanted, trace)
+        values = schedule.values.copy()
+        places = schedule.places
+        for name, value in feeds.items():
+            if name in places:
+                values[places[name]] = value
+        watch = WATCH.get()
+        number = 0
+        try:
+            for step, call, inputs, outer, made, views, dead in schedule.instructions:
+                if progress is not None:
+                    progress(number, len(schedule.instructions), step.label)
+                    number += 1
+                if watch is not None:
+                    watch.reserve(step, [values[place] for place in inputs])
+                if outer:
+                    results = call(*[values[i] for i in inputs], _outer={name: values[i] for name, i in outer})
                 else:
-                    results = step.call(*inputs)
-            except BackendError:
-                raise
-            except Exception as error:
-                # Whatever goes wrong inside a kernel is reported on the node that it belongs to.
-                raise BackendError(
-                    f"{step.label} failed on inputs {', '.join(map(_summary, inputs))}: "
-                    f"{type(error).__name__}: {error}. Check the shapes with onnx.shape_inference, or run the model "
-                    "with outputs= set to a value before this node."
-                ) from error
-            for name, result in zip(step.outputs, results, strict=False):
-                if name:
-                    values[name] = result
-            if not trace:
-                for name in dead:
-                    del values[name]
+                    results = call(*[values[i] for i in inputs])
+                for place, result in zip(made, results, strict=False):
+                    values[place] = result
+                for place in views:
+                    values[place] = _own_where_small(values[place])
+                if watch is not None:
+                    watch.replace(step, [values[i] for i in made], [values[i] for i in dead])
+                for place in dead:
+                    values[place] = None
+        except BackendError:
+            raise
+        except Exception as error:
+            # Whatever goes wrong inside a kernel is reported on the node that it belongs to.
+            raise BackendError(
+                f"{step.label} failed on inputs {', '.join(summary(values[place]) for place in inputs)}: "
+                f"{type(error).__name__}: {error}. Check the shapes with onnx.shape_inference, or run the model with "
+                "outputs= set to a value before this node."
+            ) from error
+        if watch is not None:
+            watch.release(values[places[name]] for name in places if name not in self.constants and name not in feeds)
         if trace:
-            return {name: value for name, value in values.items() if name and name not in self.constants}
-        return {name: values[name] for name in wanted}
+            return {name: values[place] for name, place in places.items() if name not in self.initializers}
+        return {name: values[places[name]] for name in wanted}
 
-    def _schedule(self, wanted: tuple[str, ...]) -> Schedule:
-        """List the steps that `wanted` needs, each with the values that nobody reads after it."""
-        schedule = self._schedules.get(wanted)
+    def _folded(self, steps: list[Step]) -> list[Step]:
+        """Compute what depends on constants only and is small; return the other steps.
+
+        What fails is left to the run, which may not need it.
+        """
+        kept = []
+        fixed = {**self.constants, "": None}
+        for name in self.inputs:
+            fixed.pop(name, None)  # a default, which a feed may replace
+        for step in steps:
+            if not step.bound.pure or not all(name in fixed for name in step.reads):
+                kept.append(step)
+                continue
+            inputs = [fixed[name] for name in step.inputs]
+            room = max(_FOLDED, sum(getattr(x, "nbytes", 0) for x in inputs))
+            try:
+                if nbytes(step.bound.predict(inputs)) > room:
+                    kept.append(step)
+                    continue
+                with np.errstate(all="ignore"):
+                    results = step.bound.call(*inputs)
+            except Exception:
+                kept.append(step)
+                continue
+            found = {name: _frozen(value) for name, value in zip(step.outputs, results, strict=False) if name}
+            fixed |= found
+            self.constants.update(found)
+        return kept
+
+    def _schedule(self, wanted: tuple[str, ...], trace: bool) -> _Schedule:
+        """Number the values that `wanted` needs and say where each dies; with `trace` nothing dies and all is wanted."""
+        schedule = self._schedules.get((wanted, trace))
         if schedule is None:
-            needed = set(wanted)
-            steps = []
-            for step in reversed(self.steps):
-                if needed.intersection(step.outputs):
-                    needed.update(step.reads)
-                    steps.append(step)
-            schedule = []
-            alive = {*wanted, *self.constants, ""}
-            for step in steps:
-                dead = dict.fromkeys(name for name in (*step.reads, *step.outputs) if name not in alive)
-                alive.update(dead)
-                schedule.append((step, tuple(dead)))
-            schedule.reverse()
-            self._schedules[wanted] = schedule
+            steps = self.steps if trace else _needed(self.steps, wanted)
+            names = {name: None for step in steps for name in (*step.reads, *step.outputs) if name} | dict.fromkeys(
+                wanted
+            )
+            if trace:
+                names |= dict.fromkeys(self.inputs) | dict.fromkeys(self.constants)
+            places = {name: place for place, name in enumerate(names)}
+            values = [self.constants.get(name) for name in names]
+            nothing = len(values)  # where outputs without a name go, and what absent inputs read
+            values.append(None)
+            at = {**places, "": nothing}
+            lives = _Lives(
+                steps, self.constants.keys() | set(self.inputs) | set(self.captures), names if trace else wanted
+            )
+            instructions = []
+            for index, step in enumerate(steps):
+                free = lives.free(index) if step.bound.reuses else ()
+                instructions.append(
+                    _Instruction(
+                        step,
+                        partial(step.bound.call, _free=free) if any(free) else step.bound.call,
+                        tuple(at[name] for name in step.inputs),
+                        tuple((name, at[name]) for name in step.bound.captures),
+                        tuple(at[name] for name in step.outputs),
+                        tuple(at[name] for name in lives.views(index)),
+                        tuple(at[name] for name in lives.dead(index)) + ((nothing,) if "" in step.outputs else ()),
+                    )
+                )
+            schedule = self._schedules[wanted, trace] = _Schedule(instructions, places, values)
         return schedule
 
-    def _refuse_undefined(self) -> None:
-        for step in self.steps:
-            for name in step.reads:
-                if name in self.captures:
-                    raise BackendError(f"{step.label} reads {name!r}, which nothing produces. Check the model.")
-        raise BackendError(f"The graph's output {self.captures[0]!r} is produced by nothing. Check the model.")
+
+class _Lives:
+    """When each value of a schedule is read last, and whose memory it may share.
+
+    A step whose kernel is `fresh` makes new memory; the results of any other may be views of whatever it reads. Memory
+    that is not the run's own (feeds, constants, outer values) has the number 0.
+    """
+
+    def __init__(self, steps: Sequence[Step], foreign: Iterable[str], wanted: Iterable[str]) -> None:
+        self._steps = steps
+        self._end: dict[str, int] = {}
+        for index, step in enumerate(steps):
+            self._end |= dict.fromkeys((*step.outputs, *step.reads), index)
+        self._end |= dict.fromkeys(wanted, len(steps))
+        self._foreign = frozenset(foreign)
+        self._memory: dict[str, frozenset[int]] = dict.fromkeys(self._foreign, frozenset((0,)))
+        new = count(1)
+        for step in steps:
+            shared = frozenset().union(*(self._memory[name] for name in step.reads if name)) or frozenset((0,))
+            for name in step.outputs:
+                self._memory[name] = frozenset((next(new),)) if step.bound.fresh else shared
+        self._last: dict[int, int] = {}
+        for name, memory in self._memory.items():
+            for part in memory:
+                self._last[part] = max(self._last.get(part, 0), self._end.get(name, 0))
+
+    def free(self, index: int) -> tuple[bool, ...]:
+        """For each input of that step, whether its memory is its own and nobody reads it afterwards."""
+        step = self._steps[index]
+        held = [part for name in step.reads if name for part in self._memory[name]]
+
+        def is_free(name: str) -> bool:
+            memory = self._memory[name]
+            return len(memory) == 1 and all(p and self._last[p] == index and held.count(p) == 1 for p in memory)
+
+        return tuple(bool(name) and is_free(name) for name in step.inputs)
+
+    def views(self, index: int) -> tuple[str, ...]:
+        """Outputs of that step that may be views of an input that dies before them."""
+        step = self._steps[index]
+        if step.bound.fresh:
+            return ()
+        own = [name for name in step.reads if name and name not in self._foreign]
+        return tuple(y for y in step.outputs if y and any(self._end[x] < self._end[y] for x in own))
+
+    def dead(self, index: int) -> tuple[str, ...]:
+        """What nobody reads after that step, and no constant."""
+        step = self._steps[index]
+        names = dict.fromkeys(name for name in (*step.reads, *step.outputs) if name)
+        return tuple(name for name in names if self._end[name] == index)
 
 
 def plan_graph(graph: onnx.GraphProto, scope: Scope, nested: bool = True) -> Plan:
@@ -141,7 +277,7 @@ def plan_graph(graph: onnx.GraphProto, scope: Scope, nested: bool = True) -> Pla
     for sparse in graph.sparse_initializer:
         constants[sparse.values.name] = _frozen(scope.precision.array(_dense(sparse)))
     inputs, outputs = [i.name for i in graph.input], [o.name for o in graph.output]
-    scope = replace(scope, values={v.name: describe(v) for v in (*graph.value_info, *graph.output)})
+    scope = replace(scope, values={v.name: v for v in (*graph.value_info, *graph.output)})
     plan = Plan(graph.node, inputs, outputs, constants, scope, nested)
     plan.declared = tuple(map(scope.precision.value, graph_outputs(graph)))
     return plan
@@ -150,6 +286,24 @@ def plan_graph(graph: onnx.GraphProto, scope: Scope, nested: bool = True) -> Pla
 def plan_function(function: onnx.FunctionProto, scope: Scope) -> Plan:
     """Plan a function's body, whose attributes have been filled in."""
     return Plan(function.node, function.input, function.output, {}, scope)
+
+
+def _needed(steps: Sequence[Step], wanted: Iterable[str]) -> list[Step]:
+    needed = set(wanted)
+    kept = []
+    for step in reversed(steps):
+        if needed.intersection(step.outputs):
+            needed.update(step.reads)
+            kept.append(step)
+    return kept[::-1]
+
+
+def _refuse_undefined(steps: Sequence[Step], undefined: Sequence[str]) -> None:
+    for step in steps:
+        for name in step.reads:
+            if name in undefined:
+                raise BackendError(f"{step.label} reads {name!r}, which nothing produces. Check the model.")
+    raise BackendError(f"The graph's output {undefined[0]!r} is produced by nothing. Check the model.")
 
 
 def _sorted(steps: list[Step], known: Collection[str]) -> list[Step]:
@@ -209,13 +363,17 @@ def _dense(sparse: onnx.SparseTensorProto) -> np.ndarray:
     return dense
 
 
-def _frozen(array: np.ndarray) -> np.ndarray:
-    array = array.view()
-    array.flags.writeable = False
-    return array
+def _frozen(value: Any) -> Any:
+    """`value` as nobody may change it; a sequence and a scalar as they are."""
+    if not isinstance(value, np.ndarray):
+        return value
+    view = value.view()
+    view.flags.writeable = False
+    return view
 
 
-def _summary(value: Any) -> str:
-    if isinstance(value, np.ndarray):
-        return f"{value.dtype}{list(value.shape)}"
-    return "none" if value is None else type(value).__name__
+def _own_where_small(value: Any) -> Any:
+    """`value`, copied where it is a view of an array many times as large, which it would keep alive."""
+    if isinstance(value, np.ndarray) and value.base is not None and owner(value).nbytes > _VIEWED * value.nbytes:
+        return value.copy()
+    return value

@@ -22,7 +22,7 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from refgrad.backends.base import Value
+from refgrad.backends.base import describe
 
 KernelFunction = TypeVar("KernelFunction", bound=Callable[..., Any])
 Call = Callable[..., "tuple[Any, ...]"]
@@ -46,6 +46,9 @@ FAMILIES = (
     "loss",
     "quantization",
     "control_flow",
+    "sequence",
+    "text",
+    "image",
     "contrib",
     "ml",
     "optimizer",
@@ -76,8 +79,18 @@ class Kernel:
         """The attributes that the function takes."""
         return set(self.keywords) - _SPECIAL
 
+    @property
+    def shape_input(self) -> int | None:
+        """Which input holds the shape of the result, if one does: the one called `shape`."""
+        names = list(inspect.signature(self.function).parameters)
+        return names.index("shape") if "shape" in names else None
+
     def bind(
-        self, node: onnx.NodeProto, opset: int, attributes: Mapping[str, Any], values: Mapping[str, Value]
+        self,
+        node: onnx.NodeProto,
+        opset: int,
+        attributes: Mapping[str, Any],
+        values: Mapping[str, onnx.ValueInfoProto],
     ) -> Call:
         """Bind the attributes of `node`: the result takes the inputs and returns a tuple of outputs."""
         unknown = {a.name for a in node.attribute} - self.attributes
@@ -151,8 +164,8 @@ def _all() -> dict[tuple[str, str], list[Kernel]]:
     return _kernels
 
 
-def _static_shape(name: str, values: Mapping[str, Value]) -> tuple[int, ...]:
-    declared = values[name].shape if name in values else None
+def _static_shape(name: str, values: Mapping[str, onnx.ValueInfoProto]) -> tuple[int, ...]:
+    declared = describe(values[name]).shape if name in values else None
     if declared is None or not all(isinstance(dim, int) for dim in declared):
         raise ValueError(
             f"its inputs do not say how large {name!r} is; declare the static shape of {name!r} in value_info"

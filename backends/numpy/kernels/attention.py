@@ -124,8 +124,8 @@ def flex_attention(
 def _modified(plan: Plan | None, x: np.ndarray, outer: Outer) -> np.ndarray:
     if plan is None:
         return x
-    results = plan.run({plan.inputs[0]: x}, outer=outer)
-    return np.asarray(results[plan.outputs[0]])
+    (result,) = plan(x, outer=outer)
+    return np.asarray(result)
 
 
 @kernel("LinearAttention")

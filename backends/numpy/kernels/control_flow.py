@@ -1,4 +1,4 @@
-"""If, Loop and Scan: their subgraphs are plans, run with the outer values that they read."""
+"""If, Loop, Scan and SequenceMap: their subgraphs are plans, run with the outer values that they read."""
 
 from __future__ import annotations
 
@@ -14,14 +14,9 @@ from refgrad.backends.numpy.registry import kernel
 Outer = Mapping[str, Any] | None
 
 
-def _call(plan: Plan, inputs: tuple[Any, ...] | list[Any], outer: Outer) -> list[Any]:
-    results = plan.run(dict(zip(plan.inputs, inputs, strict=True)), outer=outer)
-    return [results[name] for name in plan.outputs]
-
-
 @kernel("If")
 def if_(cond: np.ndarray, *, then_branch: Plan, else_branch: Plan, _outer: Outer = None) -> tuple[Any, ...]:
-    return tuple(_call(then_branch if cond.item() else else_branch, (), _outer))
+    return (then_branch if cond.item() else else_branch)(outer=_outer)
 
 
 @kernel("Loop")
@@ -34,7 +29,7 @@ def loop(
     rows: list[list[Any]] = [[] for _ in body.outputs[1 + len(state) :]]
     iteration = 0
     while going and (trips is None or iteration < trips):
-        proceed, *results = _call(body, [np.array(iteration, np.int64), np.array(going), *state], _outer)
+        proceed, *results = body(np.array(iteration, np.int64), np.array(going), *state, outer=_outer)
         going = bool(proceed.item())
         for row, result in zip(rows, results[len(state) :], strict=True):
             row.append(result)
@@ -62,7 +57,7 @@ def scan(
     sequences = [x[::-1] if flip else x for x, flip in zip(sequences, backwards, strict=True)]
     rows: list[list[Any]] = [[] for _ in body.outputs[len(state) :]]
     for elements in zip(*sequences, strict=True):
-        results = _call(body, [*state, *map(np.asarray, elements)], _outer)
+        results = body(*state, *map(np.asarray, elements), outer=_outer)
         for row, result in zip(rows, results[len(state) :], strict=True):
             row.append(result)
         state = results[: len(state)]
@@ -97,6 +92,20 @@ def scan_8(
         padded = [np.pad(y, [(0, length - size)] + [(0, 0)] * (y.ndim - 1)) for y in results[states:]]
         batch.append([*results[:states], *padded])
     return tuple(np.stack(column) for column in zip(*batch, strict=True))
+
+
+@kernel("SequenceMap")
+def sequence_map(
+    input_sequence: list[Any], *additional_inputs: Any, body: Plan, _outer: Outer = None
+) -> tuple[list[Any], ...]:
+    """The body for each element of the sequences in turn; a tensor among the inputs is the same for all of them."""
+    inputs = [input_sequence, *additional_inputs]
+    sizes = [len(x) for x in inputs if isinstance(x, list)]
+    if len(set(sizes)) > 1:
+        raise ValueError(f"the sequences have {sizes} elements")
+    columns = [x if isinstance(x, list) else [x] * len(input_sequence) for x in inputs]
+    rows = [_call(body, row, _outer) for row in zip(*columns, strict=True)]
+    return tuple([row[place] for row in rows] for place in range(len(body.outputs)))
 
 
 def _stacked(row: list[Any], value: Value, axis: int) -> np.ndarray:

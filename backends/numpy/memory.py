@@ -1,0 +1,142 @@
+"""What a run holds, and what its next node will need: `max_memory` refuses before memory is taken."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper, shape_inference
+
+from refgrad.errors import BackendError
+
+if TYPE_CHECKING:
+    from refgrad.backends.numpy.plan import Step
+
+TensorType: TypeAlias = "tuple[np.dtype[Any], tuple[int, ...]]"
+Progress: TypeAlias = Callable[[int, int, str], None]
+
+_SMALL = 64  # elements of an integer input that may say how large an output is
+
+
+class Watch:
+    """Counts the bytes that a run holds, each array once however many views of it there are.
+
+    :raises BackendError: from `reserve`, where a node needs more than `limit` leaves.
+    """
+
+    def __init__(self, limit: int, held: Iterable[Any]) -> None:
+        self.limit = limit
+        self.total = 0
+        self._holders: dict[int, int] = {}
+        for value in held:
+            self._hold(value)
+
+    def reserve(self, step: Step, inputs: Sequence[Any]) -> None:
+        """Refuse `step` where its outputs have no room beside everything that is held."""
+        needed = nbytes(step.bound.predict(inputs))
+        if self.total + needed > self.limit:
+            raise BackendError(
+                f"{step.label} needs {_readable(needed)} for its outputs on inputs {', '.join(map(summary, inputs))}; "
+                f"with the {_readable(self.total)} that are held before it, that is {_readable(self.total + needed)}, and "
+                f"max_memory is {_readable(self.limit)}. Give it {self.total + needed} or more, or feed less at a time."
+            )
+
+    def replace(self, step: Step, results: Iterable[Any], dead: Iterable[Any]) -> None:
+        """Count the results of `step`, and no longer what is dead after it."""
+        for value in results:
+            self._hold(value)
+        for value in dead:
+            self._drop(value)
+        if self.total > self.limit:
+            raise BackendError(
+                f"{step.label} left {_readable(self.total)} in memory, and max_memory is {_readable(self.limit)}. "
+                f"Give it {self.total} or more, or feed less at a time."
+            )
+
+    def release(self, values: Iterable[Any]) -> None:
+        """Count `values` no longer."""
+        for value in values:
+            self._drop(value)
+
+    def _hold(self, value: Any) -> None:
+        for array in _arrays(value):
+            holders = self._holders.get(id(array), 0)
+            self._holders[id(array)] = holders + 1
+            self.total += 0 if holders else array.nbytes
+
+    def _drop(self, value: Any) -> None:
+        for array in _arrays(value):
+            holders = self._holders.get(id(array), 0)
+            if holders > 1:
+                self._holders[id(array)] = holders - 1
+            elif holders:
+                del self._holders[id(array)]
+                self.total -= array.nbytes
+
+
+# The watch of the run in progress in this thread, for the plans of subgraphs and function bodies within it.
+WATCH: ContextVar[Watch | None] = ContextVar("WATCH", default=None)
+
+
+def owner(array: np.ndarray) -> np.ndarray:
+    """Return the array whose memory `array` is a view of; itself where it is none."""
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array
+
+
+def _arrays(value: Any) -> list[np.ndarray]:
+    if isinstance(value, np.ndarray):
+        return [owner(value)]
+    return [array for item in value for array in _arrays(item)] if isinstance(value, list) else []
+
+
+def nbytes(types: Iterable[TensorType]) -> int:
+    """Return the size of arrays of these dtypes and shapes."""
+    return sum(dtype.itemsize * math.prod(shape) for dtype, shape in types)
+
+
+def inferred(
+    node: onnx.NodeProto, schema: Any, opsets: Mapping[str, int], inputs: Sequence[Any]
+) -> list[TensorType] | None:
+    """For each output its dtype and shape, as onnx infers them from these inputs; None where it cannot, or for no tensors."""
+    if schema is None or not all(x is None or isinstance(x, np.ndarray | np.generic) for x in inputs):
+        return None
+    given = {name: np.asarray(x) for name, x in zip(node.input, inputs, strict=False) if name and x is not None}
+    types = {
+        name: helper.make_tensor_type_proto(helper.np_dtype_to_tensor_dtype(x.dtype), x.shape)
+        for name, x in given.items()
+    }
+    data = {name: numpy_helper.from_array(x) for name, x in given.items() if x.dtype.kind in "iuf" and x.size <= _SMALL}
+    imports = [helper.make_opsetid(domain, version) for domain, version in opsets.items()]
+    try:
+        outputs = shape_inference.infer_node_outputs(schema, node, types, data, opset_imports=imports)
+    except (shape_inference.InferenceError, RuntimeError):
+        return None  # the run says what is wrong with the node
+    found = []
+    for value in outputs.values():
+        tensor = value.tensor_type
+        if not tensor.elem_type or not all(dim.HasField("dim_value") for dim in tensor.shape.dim):
+            return None
+        shape = tuple(dim.dim_value for dim in tensor.shape.dim)
+        found.append((helper.tensor_dtype_to_np_dtype(tensor.elem_type), shape))
+    return found
+
+
+def summary(value: Any) -> str:
+    """How a message writes a value: its dtype and shape."""
+    if isinstance(value, np.ndarray | np.generic):
+        return f"{value.dtype}{list(value.shape)}"
+    return "none" if value is None else type(value).__name__
+
+
+def _readable(size: float) -> str:
+    for unit in ("bytes", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.4g} {unit}"
+        size /= 1024
+    return f"{size:.4g} GiB"
