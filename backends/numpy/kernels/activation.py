@@ -6,8 +6,9 @@ import math
 
 import numpy as np
 
-from refgrad.backends.numpy.kernels.erf import erf, erfc
-from refgrad.backends.numpy.registry import MICROSOFT, kernel
+from refgrad.backends.numpy.kernels.arithmetic import select
+from refgrad.backends.numpy.kernels.erf import erf, erfc, single_gelu, single_gelu_slope
+from refgrad.backends.numpy.registry import MICROSOFT, kernel, reuse
 
 _SQRT_HALF = math.sqrt(0.5)
 _TANH_SCALE = math.sqrt(2 / math.pi)
@@ -16,8 +17,12 @@ _TANH_CUBIC = 0.044715
 
 def sigmoid(x: np.ndarray) -> np.ndarray:
     """1/(1 + e^−x) with e^−|x| only"""
-    e = np.exp(-np.abs(x))
-    return np.asarray(np.where(x >= 0, 1, e) / (1 + e), x.dtype)
+    e = np.asarray(np.abs(x))
+    np.negative(e, out=e)
+    np.exp(e, out=e)
+    numerator = np.asarray(np.maximum(e, x >= 0))  # e ≤ 1
+    e += 1
+    return np.divide(numerator, e, out=numerator)
 
 
 def _normal_cdf(x: np.ndarray) -> np.ndarray:
@@ -35,32 +40,32 @@ def _tanh_cdf(x: np.ndarray) -> np.ndarray:
     return sigmoid(2 * _TANH_SCALE * (x + _TANH_CUBIC * x * x * x))
 
 
-@kernel("Relu")
-def relu(X: np.ndarray) -> np.ndarray:
-    return np.asarray(np.maximum(X, X.dtype.type(0)))
+@kernel("Relu", fresh=True)
+def relu(X: np.ndarray, *, _free: tuple[bool, ...] = ()) -> np.ndarray:
+    return np.asarray(np.maximum(X, X.dtype.type(0), out=reuse(_free, X.dtype, X)))
 
 
-@kernel("ReluGrad", domain=MICROSOFT)
+@kernel("ReluGrad", domain=MICROSOFT, fresh=True)
 def relu_grad(dY: np.ndarray, X: np.ndarray) -> np.ndarray:
     """dX = dY where X > 0, else 0; the result Y gives the same as X"""
-    return np.where(X > 0, dY, dY.dtype.type(0))
+    return select(X > 0, dY, dY.dtype.type(0))
 
 
-@kernel("LeakyRelu", in_float32=True)
+@kernel("LeakyRelu", in_float32=True, fresh=True)
 def leaky_relu(X: np.ndarray, *, alpha: float) -> np.ndarray:
-    return np.where(X < 0, alpha * X, X)
+    return select(X < 0, alpha * X, X)
 
 
-@kernel("HardSwish", in_float32=True)
+@kernel("HardSwish", in_float32=True, fresh=True)
 def hard_swish(X: np.ndarray) -> np.ndarray:
     """x·max(0, min(1, x/6 + 1/2)); the function body in onnx has the slope in float32"""
     return np.asarray(X * np.clip(X / 6 + 0.5, 0, 1), X.dtype)
 
 
-@kernel("LeakyReluGrad", domain=MICROSOFT, in_float32=True)
+@kernel("LeakyReluGrad", domain=MICROSOFT, in_float32=True, fresh=True)
 def leaky_relu_grad(dY: np.ndarray, Y: np.ndarray, *, alpha: float = 0.01) -> np.ndarray:
     """dX = dY where Y > 0, else α·dY; Y has the sign of X where α > 0"""
-    return np.where(Y > 0, dY, alpha * dY)
+    return select(Y > 0, dY, alpha * dY)
 
 
 @kernel("Elu", in_float32=True, fresh=True)
@@ -133,76 +138,82 @@ def mish(X: np.ndarray) -> np.ndarray:
     return np.asarray(X * np.tanh(softplus(X)))
 
 
-@kernel("Sigmoid", in_float32=True)
+@kernel("Sigmoid", in_float32=True, fresh=True)
 def sigmoid_kernel(X: np.ndarray) -> np.ndarray:
     return sigmoid(X)
 
 
-@kernel("SigmoidGrad", domain=MICROSOFT, in_float32=True)
+@kernel("SigmoidGrad", domain=MICROSOFT, in_float32=True, fresh=True)
 def sigmoid_grad(dY: np.ndarray, Y: np.ndarray) -> np.ndarray:
     """dX = dY·Y·(1 − Y)"""
-    return np.asarray(dY * Y * (1 - Y))
+    d = np.asarray(1 - Y)
+    d *= Y
+    d *= dY
+    return d
 
 
-@kernel("Tanh", in_float32=True)
-def tanh(X: np.ndarray) -> np.ndarray:
-    return np.asarray(np.tanh(X))
+@kernel("Tanh", in_float32=True, fresh=True)
+def tanh(X: np.ndarray, *, _free: tuple[bool, ...] = ()) -> np.ndarray:
+    return np.asarray(np.tanh(X, out=reuse(_free, X.dtype, X)))
 
 
-@kernel("TanhGrad", domain=MICROSOFT, in_float32=True)
+@kernel("TanhGrad", domain=MICROSOFT, in_float32=True, fresh=True)
 def tanh_grad(dY: np.ndarray, Y: np.ndarray) -> np.ndarray:
     """dX = dY·(1 − Y²)"""
     return np.asarray(dY * (1 - Y) * (1 + Y))
 
 
-@kernel("Erf", in_float32=True)
+@kernel("Erf", in_float32=True, fresh=True)
 def erf_kernel(X: np.ndarray) -> np.ndarray:
     return erf(X)
 
 
-@kernel("Softplus", in_float32=True)
+@kernel("Softplus", in_float32=True, fresh=True)
 def softplus(X: np.ndarray) -> np.ndarray:
     """log(1 + eˣ) = max(x, 0) + log1p(e^−|x|)"""
     return np.asarray(np.maximum(X, 0) + np.log1p(np.exp(-np.abs(X))))
 
 
-@kernel("Softsign", in_float32=True)
+@kernel("Softsign", in_float32=True, fresh=True)
 def softsign(X: np.ndarray) -> np.ndarray:
     """x/(1 + |x|); onnx.reference fails on a scalar"""
     return np.asarray(X / (1 + np.abs(X)))
 
 
-@kernel("Gelu", in_float32=True)
+@kernel("Gelu", in_float32=True, fresh=True)
 def gelu(X: np.ndarray, *, approximate: str) -> np.ndarray:
     """x·Φ(x), or its tanh approximation"""
-    return np.asarray(X * (_tanh_cdf(X) if approximate == "tanh" else _normal_cdf(X)))
+    if approximate == "tanh":
+        return np.asarray(X * _tanh_cdf(X))
+    return single_gelu(X) if X.dtype == np.float32 else np.asarray(X * _normal_cdf(X))
 
 
-@kernel("Gelu", "BiasGelu", domain=MICROSOFT, in_float32=True)
+@kernel("Gelu", "BiasGelu", domain=MICROSOFT, in_float32=True, fresh=True)
 def gelu_microsoft(X: np.ndarray, B: np.ndarray | None = None) -> np.ndarray:
     """x·Φ(x) at X + B"""
     return gelu(X if B is None else X + B, approximate="none")
 
 
-@kernel("FastGelu", domain=MICROSOFT, in_float32=True)
+@kernel("FastGelu", domain=MICROSOFT, in_float32=True, fresh=True)
 def fast_gelu(X: np.ndarray, B: np.ndarray | None = None) -> np.ndarray:
     return gelu(X if B is None else X + B, approximate="tanh")
 
 
-@kernel("QuickGelu", domain=MICROSOFT, in_float32=True)
+@kernel("QuickGelu", domain=MICROSOFT, in_float32=True, fresh=True)
 def quick_gelu(X: np.ndarray, *, alpha: float = 1.702) -> np.ndarray:
     """x·sigmoid(α·x)"""
     return np.asarray(X * sigmoid(alpha * X))
 
 
-@kernel("GeluGrad", "BiasGeluGrad_dX", domain=MICROSOFT, in_float32=True)
+@kernel("GeluGrad", "BiasGeluGrad_dX", domain=MICROSOFT, in_float32=True, fresh=True)
 def gelu_grad(dY: np.ndarray, X: np.ndarray, B: np.ndarray | None = None) -> np.ndarray:
     """dX = dY·(Φ(x) + x·φ(x)) at X + B"""
     x = X if B is None else X + B
-    return np.asarray(dY * (_normal_cdf(x) + x * _normal_pdf(x)))
+    slope = single_gelu_slope(x) if x.dtype == np.float32 else _normal_cdf(x) + x * _normal_pdf(x)
+    return np.asarray(dY * slope)
 
 
-@kernel("FastGeluGrad", "BiasFastGeluGrad_dX", domain=MICROSOFT, in_float32=True)
+@kernel("FastGeluGrad", "BiasFastGeluGrad_dX", domain=MICROSOFT, in_float32=True, fresh=True)
 def fast_gelu_grad(dY: np.ndarray, X: np.ndarray, B: np.ndarray | None = None) -> np.ndarray:
     """dX = dY·(s + x·s·(1 − s)·2u'), s = sigmoid(2u), u' = √(2/π)·(1 + 3·0.044715·x²) at X + B"""
     x = X if B is None else X + B
@@ -211,32 +222,33 @@ def fast_gelu_grad(dY: np.ndarray, X: np.ndarray, B: np.ndarray | None = None) -
     return np.asarray(dY * (s + x * slope * s * (1 - s)))
 
 
-@kernel("QuickGeluGrad", domain=MICROSOFT, in_float32=True)
+@kernel("QuickGeluGrad", domain=MICROSOFT, in_float32=True, fresh=True)
 def quick_gelu_grad(dY: np.ndarray, X: np.ndarray, *, alpha: float = 1.702) -> np.ndarray:
     """dX = dY·s·(1 + α·x·(1 − s)), s = sigmoid(α·x)"""
     s = sigmoid(alpha * X)
     return np.asarray(dY * s * (1 + alpha * X * (1 - s)))
 
 
-@kernel("Softmax", since=13, in_float32=True)
-def softmax(x: np.ndarray, *, axis: int) -> np.ndarray:
+@kernel("Softmax", since=13, in_float32=True, fresh=True)
+def softmax(x: np.ndarray, *, axis: int, _free: tuple[bool, ...] = ()) -> np.ndarray:
     if not x.size:
-        return x
-    e = np.exp(x - x.max(axis, keepdims=True))
+        return x.copy()
+    e = np.asarray(np.subtract(x, x.max(axis, keepdims=True), out=reuse(_free, x.dtype, x)))
+    np.exp(e, out=e)
     e /= e.sum(axis, keepdims=True)
-    return np.asarray(e)
+    return e
 
 
-@kernel("LogSoftmax", since=13, in_float32=True)
-def log_softmax(x: np.ndarray, *, axis: int) -> np.ndarray:
+@kernel("LogSoftmax", since=13, in_float32=True, fresh=True)
+def log_softmax(x: np.ndarray, *, axis: int, _free: tuple[bool, ...] = ()) -> np.ndarray:
     if not x.size:
-        return x
-    shifted = x - x.max(axis, keepdims=True)
+        return x.copy()
+    shifted = np.asarray(np.subtract(x, x.max(axis, keepdims=True), out=reuse(_free, x.dtype, x)))
     shifted -= np.log(np.exp(shifted).sum(axis, keepdims=True))
-    return np.asarray(shifted)
+    return shifted
 
 
-@kernel("Hardmax", since=13)
+@kernel("Hardmax", since=13, fresh=True)
 def hardmax(x: np.ndarray, *, axis: int) -> np.ndarray:
     """1 at the first largest element, 0 elsewhere."""
     y = np.zeros_like(x)
@@ -245,43 +257,48 @@ def hardmax(x: np.ndarray, *, axis: int) -> np.ndarray:
     return y
 
 
-@kernel("Hardmax")
+@kernel("Hardmax", fresh=True)
 def hardmax_1(x: np.ndarray, *, axis: int) -> np.ndarray:
     """Over all axes from `axis` on, as one."""
     return hardmax(_rows(x, axis), axis=1).reshape(x.shape)
 
 
-@kernel("Softmax", in_float32=True)
+@kernel("Softmax", in_float32=True, fresh=True)
 def softmax_1(x: np.ndarray, *, axis: int) -> np.ndarray:
     """Over all axes from `axis` on, as one."""
     return softmax(_rows(x, axis), axis=1).reshape(x.shape)
 
 
-@kernel("LogSoftmax", in_float32=True)
+@kernel("LogSoftmax", in_float32=True, fresh=True)
 def log_softmax_1(x: np.ndarray, *, axis: int) -> np.ndarray:
     """Over all axes from `axis` on, as one."""
     return log_softmax(_rows(x, axis), axis=1).reshape(x.shape)
 
 
-@kernel("SoftmaxGrad_13", domain=MICROSOFT, in_float32=True)
+@kernel("SoftmaxGrad_13", domain=MICROSOFT, in_float32=True, fresh=True)
 def softmax_grad(dY: np.ndarray, Y: np.ndarray, *, axis: int = -1) -> np.ndarray:
     """dX = Y·(dY − Σ_axis dY·Y)"""
-    return np.asarray(Y * (dY - (dY * Y).sum(axis, keepdims=True)))
+    d = np.asarray(dY * Y)
+    np.subtract(dY, d.sum(axis, keepdims=True), out=d)
+    d *= Y
+    return d
 
 
-@kernel("LogSoftmaxGrad_13", domain=MICROSOFT, in_float32=True)
+@kernel("LogSoftmaxGrad_13", domain=MICROSOFT, in_float32=True, fresh=True)
 def log_softmax_grad(dY: np.ndarray, Y: np.ndarray, *, axis: int = -1) -> np.ndarray:
     """dX = dY − e^Y·Σ_axis dY"""
-    return np.asarray(dY - np.exp(Y) * dY.sum(axis, keepdims=True))
+    d = np.asarray(np.exp(Y))
+    d *= dY.sum(axis, keepdims=True)
+    return np.subtract(dY, d, out=d)
 
 
-@kernel("SoftmaxGrad", domain=MICROSOFT, in_float32=True)
+@kernel("SoftmaxGrad", domain=MICROSOFT, in_float32=True, fresh=True)
 def softmax_grad_1(dY: np.ndarray, Y: np.ndarray, *, axis: int = 1) -> np.ndarray:
     """The same over all axes from `axis` on, as one"""
     return softmax_grad(_rows(dY, axis), _rows(Y, axis), axis=1).reshape(dY.shape)
 
 
-@kernel("LogSoftmaxGrad", domain=MICROSOFT, in_float32=True)
+@kernel("LogSoftmaxGrad", domain=MICROSOFT, in_float32=True, fresh=True)
 def log_softmax_grad_1(dY: np.ndarray, Y: np.ndarray, *, axis: int = 1) -> np.ndarray:
     """The same over all axes from `axis` on, as one"""
     return log_softmax_grad(_rows(dY, axis), _rows(Y, axis), axis=1).reshape(dY.shape)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import reduce
 from typing import Any
@@ -10,9 +11,9 @@ import ml_dtypes
 import numpy as np
 from onnx import TensorProto, helper, numpy_helper
 
-from refgrad.backends.numpy.registry import MICROSOFT, kernel
+from refgrad.backends.numpy.registry import MICROSOFT, kernel, reuse
 
-_UNARY: dict[str, Callable[[np.ndarray], Any]] = {
+_UNARY: dict[str, Callable[..., Any]] = {  # the result has the type of the input
     "Abs": np.abs,
     "Acos": np.arccos,
     "Acosh": np.arccosh,
@@ -26,12 +27,10 @@ _UNARY: dict[str, Callable[[np.ndarray], Any]] = {
     "Cosh": np.cosh,
     "Exp": np.exp,
     "Floor": np.floor,
-    "Identity": lambda x: x,
-    "IsNaN": np.isnan,
     "Log": np.log,
     "Neg": np.negative,
     "Not": np.logical_not,
-    "Reciprocal": lambda x: 1 / x,
+    "Reciprocal": np.reciprocal,
     "Round": np.rint,
     "Sign": np.sign,
     "Sin": np.sin,
@@ -40,7 +39,7 @@ _UNARY: dict[str, Callable[[np.ndarray], Any]] = {
     "Tan": np.tan,
 }
 
-_BINARY: dict[str, Callable[[np.ndarray, np.ndarray], Any]] = {
+_BINARY: dict[str, Callable[..., Any]] = {  # the result has the type of the inputs
     "Add": np.add,
     "Sub": np.subtract,
     "Mul": np.multiply,
@@ -50,6 +49,9 @@ _BINARY: dict[str, Callable[[np.ndarray, np.ndarray], Any]] = {
     "BitwiseXor": np.bitwise_xor,
     "Or": np.logical_or,
     "Xor": np.logical_xor,
+}
+
+_COMPARISON: dict[str, Callable[[np.ndarray, np.ndarray], Any]] = {
     "Equal": np.equal,
     "Greater": np.greater,
     "GreaterOrEqual": np.greater_equal,
@@ -60,36 +62,68 @@ _BINARY: dict[str, Callable[[np.ndarray, np.ndarray], Any]] = {
 _VARIADIC = {"Max": np.maximum, "Min": np.minimum, "Sum": np.add}
 
 
-def _one(function: Callable[[np.ndarray], Any]) -> Callable[[np.ndarray], Any]:
-    return lambda x: function(x)
+def _one(function: Callable[..., Any]) -> Callable[..., Any]:
+    def unary(x: np.ndarray, *, _free: tuple[bool, ...] = ()) -> Any:
+        return function(x, out=reuse(_free, x.dtype, x)) if _free else function(x)
+
+    return unary
 
 
-def _two(function: Callable[[np.ndarray, np.ndarray], Any]) -> Callable[[np.ndarray, np.ndarray], Any]:
+def _two(function: Callable[..., Any]) -> Callable[..., Any]:
+    def binary(a: np.ndarray, b: np.ndarray, *, _free: tuple[bool, ...] = ()) -> Any:
+        return function(a, b, out=reuse(_free, a.dtype, a, b)) if _free else function(a, b)
+
+    return binary
+
+
+def _compare(function: Callable[[np.ndarray, np.ndarray], Any]) -> Callable[[np.ndarray, np.ndarray], Any]:
     return lambda a, b: function(a, b)
 
 
-def _many(function: Callable[[Any, Any], Any]) -> Callable[..., Any]:
-    return lambda *xs: reduce(function, xs)
+def _many(function: Callable[..., Any]) -> Callable[..., Any]:
+    def fold(first: np.ndarray, *others: np.ndarray, _free: tuple[bool, ...] = ()) -> Any:
+        if not others:
+            return first.copy()
+        # With a third operand, which may be one of the first two again, those stay as they are.
+        total = function(first, others[0], out=reuse(_free, first.dtype, first, *others) if len(others) == 1 else None)
+        for x in others[1:]:
+            fits = total.ndim and (x.ndim == 0 or np.broadcast_shapes(total.shape, x.shape) == total.shape)
+            total = function(total, x, out=total if fits else None)
+        return total
+
+    return fold
 
 
 for _op_type, _unary in _UNARY.items():
-    kernel(_op_type)(_one(_unary))
+    kernel(_op_type, fresh=True)(_one(_unary))
 for _op_type, _binary in _BINARY.items():
-    kernel(_op_type, since=7)(_two(_binary))
+    kernel(_op_type, since=7, fresh=True)(_two(_binary))
+for _op_type, _comparison in _COMPARISON.items():
+    kernel(_op_type, since=7, fresh=True)(_compare(_comparison))
 for _op_type, _fold in _VARIADIC.items():
-    kernel(_op_type, in_float32=True)(_many(_fold))
+    kernel(_op_type, in_float32=True, fresh=True)(_many(_fold))
 
 
-@kernel("Div", since=7)
-def div(A: np.ndarray, B: np.ndarray) -> np.ndarray:
+@kernel("Identity")
+def identity(x: np.ndarray) -> np.ndarray:
+    return x
+
+
+@kernel("IsNaN", fresh=True)
+def is_nan(x: np.ndarray) -> Any:
+    return np.isnan(x)
+
+
+@kernel("Div", since=7, fresh=True)
+def div(A: np.ndarray, B: np.ndarray, *, _free: tuple[bool, ...] = ()) -> Any:
     """Quotient; of integers, truncated towards zero."""
     if A.dtype.kind not in "iu":
-        return np.asarray(np.divide(A, B))
+        return np.divide(A, B, out=reuse(_free, A.dtype, A, B))
     quotient, remainder = np.divmod(A, B)
     return np.asarray(quotient + ((remainder != 0) & ((A < 0) != (B < 0))), A.dtype)
 
 
-@kernel("DivGrad", domain=MICROSOFT, in_float32=True)
+@kernel("DivGrad", domain=MICROSOFT, in_float32=True, fresh=True)
 def div_grad(
     dC: np.ndarray, A: np.ndarray, B: np.ndarray, *, _wanted: tuple[bool, ...]
 ) -> tuple[np.ndarray | None, ...]:
@@ -100,30 +134,44 @@ def div_grad(
     return dA, sum_to(-share * (A / B), B.shape) if want_dB else None
 
 
-@kernel("Pow", since=7)
+@kernel("Pow", since=7, fresh=True)
 def pow_(X: np.ndarray, Y: np.ndarray) -> np.ndarray:
     """Xʸ in the type of X."""
+    if Y.size == 1 and X.ndim >= Y.ndim and X.dtype.kind == "f" and Y.dtype.kind in "fiu":
+        exponent = Y.item()
+        if exponent == 2:
+            return np.asarray(np.square(X))
+        if math.isfinite(exponent) and exponent == int(exponent):
+            # NumPy raises a negative number fifty times more slowly than a positive one.
+            power = np.power(np.abs(X), Y).astype(X.dtype, copy=False)
+            return np.asarray(np.copysign(power, X) if exponent % 2 else power)
     if X.dtype.kind in "iu" and Y.dtype.kind == "i" and (Y < 0).any():
         return np.asarray(np.power(X.astype(np.float64), Y).astype(X.dtype))
     return np.asarray(np.power(X, Y).astype(X.dtype, copy=False))
 
 
-@kernel("Mean", in_float32=True)
+@kernel("Mean", in_float32=True, fresh=True)
 def mean(*data: np.ndarray) -> np.ndarray:
     return np.asarray(reduce(np.add, data) / len(data))
 
 
-@kernel("Clip", since=11)
-def clip(x: np.ndarray, low: np.ndarray | None = None, high: np.ndarray | None = None) -> np.ndarray:
+@kernel("Clip", since=11, fresh=True)
+def clip(
+    x: np.ndarray, low: np.ndarray | None = None, high: np.ndarray | None = None, *, _free: tuple[bool, ...] = ()
+) -> Any:
     """min(max(x, low), high): where low > high the result is high"""
+    if low is None and high is None:
+        return x.copy()
+    into = reuse(_free[:1], x.dtype, x)
     if low is not None:
-        x = np.maximum(x, low)
-    return x if high is None else np.minimum(x, high)
+        x = np.maximum(x, low, out=into)
+        into = x if x.ndim else None
+    return x if high is None else np.minimum(x, high, out=into)
 
 
-@kernel("Clip")
-def clip_1(x: np.ndarray, *, min: float | None = None, max: float | None = None) -> np.ndarray:
-    return clip(x, *(None if bound is None else x.dtype.type(bound) for bound in (min, max)))
+@kernel("Clip", fresh=True)
+def clip_1(x: np.ndarray, *, min: float | None = None, max: float | None = None, _free: tuple[bool, ...] = ()) -> Any:
+    return clip(x, *(None if bound is None else x.dtype.type(bound) for bound in (min, max)), _free=_free)
 
 
 def _before_broadcasting(function: Callable[[np.ndarray, np.ndarray], Any]) -> Callable[..., Any]:
@@ -143,7 +191,8 @@ def _before_broadcasting(function: Callable[[np.ndarray, np.ndarray], Any]) -> C
 
 
 _OLD = ("Add", "Sub", "Mul", "And", "Or", "Xor", "Equal", "Greater", "Less")
-for _op_type, _old in {**{name: _BINARY[name] for name in _OLD}, "Div": div, "Pow": pow_}.items():
+_BROADCASTING = _BINARY | _COMPARISON
+for _op_type, _old in {**{name: _BROADCASTING[name] for name in _OLD}, "Div": div, "Pow": pow_}.items():
     kernel(_op_type, fresh=True)(_before_broadcasting(_old))
 
 
@@ -171,19 +220,37 @@ def is_inf(X: np.ndarray, *, detect_negative: int, detect_positive: int) -> np.n
     return np.asarray(infinite)
 
 
-@kernel("Where")
+@kernel("Where", fresh=True)
 def where(condition: np.ndarray, X: np.ndarray, Y: np.ndarray) -> np.ndarray:
-    return np.where(condition, X, Y)
+    return select(condition, X, Y)
 
 
-@kernel("Scale", domain=MICROSOFT, in_float32=True)
+def select(condition: np.ndarray, X: np.ndarray, Y: np.ndarray) -> np.ndarray:
+    """X where the condition holds, else Y; both of one type. The bits Y ^ ((X ^ Y)·condition), so without a branch."""
+    dtype, size = X.dtype, max(condition.size, X.size, Y.size)
+    if size < 1024 or dtype != Y.dtype or dtype.kind not in "fiu" or dtype.itemsize > 8:
+        return np.where(condition, X, Y)
+    shape = np.broadcast_shapes(condition.shape, X.shape, Y.shape)
+    bits = np.dtype(f"u{dtype.itemsize}")
+    x, y = X.view(bits), Y.view(bits)
+    result = np.empty(shape, bits)
+    if Y.size == 1 and not y.any():
+        np.multiply(x, condition.view(np.uint8), out=result)
+    else:
+        np.bitwise_xor(x, y, out=result)
+        np.multiply(result, condition.view(np.uint8), out=result)
+        np.bitwise_xor(result, y, out=result)
+    return result.view(dtype)
+
+
+@kernel("Scale", domain=MICROSOFT, in_float32=True, fresh=True)
 def scale(x: np.ndarray, factor: np.ndarray, *, scale_down: int = 0) -> np.ndarray:
     """x·factor, or x/factor with scale_down; the factor is one number of any type"""
     number = factor.reshape(()).astype(x.dtype)
     return np.asarray(x / number if scale_down else x * number)
 
 
-@kernel("BatchScale", domain=MICROSOFT, in_float32=True)
+@kernel("BatchScale", domain=MICROSOFT, in_float32=True, fresh=True)
 def batch_scale(
     x: np.ndarray, *, scale_0: float, scale_1: float, scale_2: float | None = None
 ) -> tuple[np.ndarray, ...]:
@@ -191,12 +258,12 @@ def batch_scale(
     return tuple(x * s for s in (scale_0, scale_1, scale_2) if s is not None)
 
 
-@kernel("ScaledSum", domain=MICROSOFT, in_float32=True)
+@kernel("ScaledSum", domain=MICROSOFT, in_float32=True, fresh=True)
 def scaled_sum(*xs: np.ndarray, scale_0: float, scale_1: float, scale_2: float = 1.0) -> np.ndarray:
     return reduce(np.add, (x * s for x, s in zip(xs, (scale_0, scale_1, scale_2), strict=False)))
 
 
-@kernel("ZeroGradient", domain=MICROSOFT)
+@kernel("ZeroGradient", domain=MICROSOFT, fresh=True)
 def zero_gradient(x: np.ndarray, _like: np.ndarray | None = None) -> np.ndarray:
     """Zeros of the shape and type of x"""
     return np.zeros_like(x)

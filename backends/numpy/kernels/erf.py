@@ -1,12 +1,17 @@
-"""erf and erfc in NumPy, to about one unit in the last place of a double.
+"""erf and erfc in NumPy, to about one unit in the last place of their type, and the Gelu of float32.
 
-The rational approximations of FreeBSD's msun, s_erf.c (Copyright 1993 Sun Microsystems, Inc., freely granted for use,
-copy and distribution provided that this notice is preserved), evaluated on each of their four intervals at once.
+A double: the rational approximations of FreeBSD's msun, s_erf.c (Copyright 1993 Sun Microsystems, Inc., freely granted for
+use, copy and distribution provided that this notice is preserved), evaluated on each of their four intervals at once.
+
+A float32: one rational function for all arguments, in double. Their coefficients are those of the smallest relative error,
+fitted to values of 40 digits; it is below 2e-9, a thirtieth of a float32's last place. Blocks stay in the cache from the first
+operation to the last.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -85,20 +90,119 @@ _SB = (
     4.74528541206955367215e02,
     -2.24409524465858183362e01,
 )
+# erf(x)/x in x² for |x| ≤ 4, where erf rounds to 1.
+_ODD = (
+    18000.089677557535,
+    2953.858659083674,
+    865.7942443285941,
+    61.30959050665513,
+    6.028599713999542,
+    0.07401640521810943,
+    -0.00020680896953263416,
+)
+_EVEN = (
+    15952.16410258877,
+    7935.178321306964,
+    1817.1252715398457,
+    246.35868617281915,
+    20.802101801586208,
+    1.0,
+)
+# Φ(−a)·e^(a²/2) in a, for 0 ≤ a ≤ 14.5; beyond, Φ(−a) rounds to 0.
+_TAIL = (
+    224.83111908181155,
+    228.1030156151561,
+    112.56839597417404,
+    32.020539227767806,
+    5.225533774607968,
+    0.39894177523601326,
+)
+_HEAD = (
+    449.66223820004075,
+    814.9845851567976,
+    650.5693449588848,
+    295.2205462143733,
+    81.26612340890767,
+    13.09838580926512,
+    1.0,
+)
+
+_BLOCK = 16384  # elements that are computed at a time: the doubles of all intermediate results fit in a core's cache
 
 
 def erf(x: np.ndarray) -> np.ndarray:
     """Error function; any float dtype, computed in double."""
-    return _both(x, complement=False)
+    if x.dtype == np.float32:
+        return _blockwise(_erf_single, x)
+    return _blockwise(lambda out, block: np.copyto(out, _both(block, complement=False), "unsafe"), x)
 
 
 def erfc(x: np.ndarray) -> np.ndarray:
     """1 − erf(x) without cancellation for large x; any float dtype, computed in double."""
-    return _both(x, complement=True)
+    return _blockwise(lambda out, block: np.copyto(out, _both(block, complement=True), "unsafe"), x)
+
+
+def single_gelu(x: np.ndarray) -> np.ndarray:
+    """x·Φ(x) of float32, exact to one unit in the last place, where Φ is tiny too."""
+    return _blockwise(_gelu_single, x)
+
+
+def single_gelu_slope(x: np.ndarray) -> np.ndarray:
+    """Φ(x) + x·φ(x) of a float32: the derivative of `single_gelu`."""
+    return _blockwise(_gelu_slope_single, x)
+
+
+def _blockwise(function: Callable[[np.ndarray, np.ndarray], None], x: np.ndarray) -> np.ndarray:
+    """A new array of the shape and type of `x`, which `function(out, block)` fills block by block."""
+    result = np.empty(np.shape(x), x.dtype)
+    for out, block in _blocks(result.reshape(-1), np.ascontiguousarray(x).reshape(-1)):
+        function(out, block)
+    return result
+
+
+def _blocks(out: np.ndarray, x: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    for start in range(0, x.size, _BLOCK):
+        yield out[start : start + _BLOCK], x[start : start + _BLOCK]
+
+
+def _erf_single(out: np.ndarray, x: np.ndarray) -> None:
+    """Erf(x) = x·P(x²)/Q(x²)"""
+    bounded = np.minimum(np.maximum(x, np.float32(-4)), np.float32(4)).astype(np.float64)
+    value = _ratio(np.square(bounded), _ODD, _EVEN)
+    np.multiply(value, bounded, out=out, casting="same_kind")
+
+
+def _gelu_single(out: np.ndarray, x: np.ndarray) -> None:
+    """x·Φ(x) = max(x, 0) − |x|·Φ(−|x|); the minimum lets Φ(−∞)·∞ be no number and keeps ∞ what it is"""
+    a = np.maximum(np.minimum(x, np.float32(20)), np.negative(x)).astype(np.float64)
+    value = _ratio(a, _TAIL, _HEAD)
+    value *= _bell(a)
+    value *= a
+    np.subtract(np.maximum(x, np.float32(0)), value, out=out, casting="same_kind")
+
+
+def _gelu_slope_single(out: np.ndarray, x: np.ndarray) -> None:
+    """h = Φ(−|x|) − |x|·φ(x) where x < 0, and 1 − h elsewhere"""
+    a = np.abs(x).astype(np.float64)
+    value = _ratio(a, _TAIL, _HEAD)
+    bell = _bell(a)
+    a *= 1 / math.sqrt(2 * math.pi)
+    value -= a
+    value *= bell
+    positive = np.greater_equal(x, 0).astype(np.float64)
+    value *= 1 - 2 * positive
+    np.add(value, positive, out=out, casting="same_kind")
+
+
+def _bell(a: np.ndarray) -> np.ndarray:
+    """e^(−a²/2)"""
+    bell = np.square(a)
+    bell *= -0.5
+    return np.exp(bell, out=bell)
 
 
 def _both(x: np.ndarray, complement: bool) -> np.ndarray:
-    flat = np.asarray(x, np.float64).reshape(-1)
+    flat = np.asarray(x, np.float64)
     size = np.abs(flat)
     result = np.full_like(flat, np.nan)
     near, middle, far = size < 0.84375, (size >= 0.84375) & (size < 1.25), size >= 1.25
@@ -113,7 +217,7 @@ def _both(x: np.ndarray, complement: bool) -> np.ndarray:
     if far.any():
         tail = _far_tail(size[far])
         result[far] = _signed(flat[far], 1 - tail, tail, complement)
-    return result.reshape(np.shape(x)).astype(x.dtype, copy=False)
+    return result
 
 
 def _signed(x: np.ndarray, value: np.ndarray, tail: np.ndarray, complement: bool) -> np.ndarray:
@@ -133,12 +237,17 @@ def _far_tail(size: np.ndarray) -> np.ndarray:
 
 
 def _ratio(x: np.ndarray, numerator: Sequence[float], denominator: Sequence[float]) -> np.ndarray:
-    return np.asarray(_polynomial(x, numerator) / _polynomial(x, denominator))
+    value = _polynomial(x, numerator)
+    value /= _polynomial(x, denominator)
+    return value
 
 
 def _polynomial(x: np.ndarray, coefficients: Sequence[float]) -> np.ndarray:
-    value = np.full_like(x, coefficients[-1])
-    for coefficient in coefficients[-2::-1]:
+    """A new array, by Horner's rule."""
+    *rest, second, first = coefficients
+    value = x.copy() if first == 1 else x * first
+    value += second
+    for coefficient in reversed(rest):
         value *= x
         value += coefficient
     return value
