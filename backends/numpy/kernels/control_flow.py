@@ -1,4 +1,4 @@
-"""If, Loop, Scan and SequenceMap: their subgraphs are plans, run with the outer values that they read."""
+"""If, Loop and Scan: their subgraphs are plans, run with the outer values that they read."""
 
 from __future__ import annotations
 
@@ -14,6 +14,16 @@ from refgrad.backends.numpy.registry import kernel
 Outer = Mapping[str, Any] | None
 
 
+def _check(body: Plan, inputs: int, outputs: int) -> None:
+    """Refuse a body that does not take what it is given, or gives too little."""
+    if len(body.inputs) != inputs:
+        raise ValueError(f"the body takes {len(body.inputs)} inputs {list(body.inputs)} and is given {inputs}")
+    if len(body.outputs) < outputs:
+        raise ValueError(
+            f"the body gives {len(body.outputs)} outputs {list(body.outputs)}, at least {outputs} are needed"
+        )
+
+
 @kernel("If")
 def if_(cond: np.ndarray, *, then_branch: Plan, else_branch: Plan, _outer: Outer = None) -> tuple[Any, ...]:
     return (then_branch if cond.item() else else_branch)(outer=_outer)
@@ -26,6 +36,7 @@ def loop(
     trips = None if M is None else M.item()
     going = True if cond is None else bool(cond.item())
     state = list(carried)
+    _check(body, 2 + len(state), 1 + len(state))
     rows: list[list[Any]] = [[] for _ in body.outputs[1 + len(state) :]]
     iteration = 0
     while going and (trips is None or iteration < trips):
@@ -51,23 +62,42 @@ def scan(
     _outer: Outer = None,
 ) -> tuple[Any, ...]:
     state = list(inputs[: len(inputs) - num_scan_inputs])
+    _check(body, len(inputs), len(state))
     axes = scan_input_axes or [0] * num_scan_inputs
     sequences = [np.moveaxis(x, axis, 0) for x, axis in zip(inputs[len(state) :], axes, strict=True)]
+    lengths = [len(x) for x in sequences]
+    if len(set(lengths)) != 1:
+        raise ValueError(f"the scan inputs have {lengths} elements along their axes; all have to be of one length")
     backwards = scan_input_directions or [0] * num_scan_inputs
     sequences = [x[::-1] if flip else x for x, flip in zip(sequences, backwards, strict=True)]
-    rows: list[list[Any]] = [[] for _ in body.outputs[len(state) :]]
-    for elements in zip(*sequences, strict=True):
-        results = body(*state, *map(np.asarray, elements), outer=_outer)
-        for row, result in zip(rows, results[len(state) :], strict=True):
-            row.append(result)
-        state = results[: len(state)]
-    flips = scan_output_directions or [0] * len(rows)
     declared = body.declared[len(state) :]
-    outputs = [
-        _stacked(row[::-1] if flip else row, value, axis)
-        for row, flip, value, axis in zip(rows, flips, declared, scan_output_axes or [0] * len(rows), strict=True)
-    ]
+    flips = scan_output_directions or [0] * len(declared)
+    at = scan_output_axes or [0] * len(declared)
+    outputs: list[np.ndarray] = []
+    for index, elements in enumerate(zip(*sequences, strict=True)):
+        results = body(*state, *map(np.asarray, elements), outer=_outer)
+        state, rows = list(results[: len(state)]), results[len(state) :]
+        if not outputs:
+            outputs = [_room(np.asarray(row), lengths[0], axis) for row, axis in zip(rows, at, strict=True)]
+        for output, row, axis, flip in zip(outputs, rows, at, flips, strict=True):
+            _put(output, row, axis, lengths[0] - 1 - index if flip else index)
+    if not outputs:
+        outputs = [_stacked([], value, axis) for value, axis in zip(declared, at, strict=True)]
     return (*state, *outputs)
+
+
+def _room(row: np.ndarray, length: int, axis: int) -> np.ndarray:
+    """An array for `length` rows like `row`, side by side along `axis`."""
+    shape = list(row.shape)
+    shape.insert(axis if axis >= 0 else axis + row.ndim + 1, length)
+    return np.empty(shape, row.dtype)
+
+
+def _put(output: np.ndarray, row: np.ndarray, axis: int, index: int) -> None:
+    place = np.moveaxis(output, axis, 0)[index, ...]
+    if place.shape != row.shape:
+        raise ValueError(f"a scan output has shape {row.shape} in step {index} and {place.shape} in the one before")
+    place[...] = row
 
 
 @kernel("Scan", since=8)
@@ -92,20 +122,6 @@ def scan_8(
         padded = [np.pad(y, [(0, length - size)] + [(0, 0)] * (y.ndim - 1)) for y in results[states:]]
         batch.append([*results[:states], *padded])
     return tuple(np.stack(column) for column in zip(*batch, strict=True))
-
-
-@kernel("SequenceMap")
-def sequence_map(
-    input_sequence: list[Any], *additional_inputs: Any, body: Plan, _outer: Outer = None
-) -> tuple[list[Any], ...]:
-    """The body for each element of the sequences in turn; a tensor among the inputs is the same for all of them."""
-    inputs = [input_sequence, *additional_inputs]
-    sizes = [len(x) for x in inputs if isinstance(x, list)]
-    if len(set(sizes)) > 1:
-        raise ValueError(f"the sequences have {sizes} elements")
-    columns = [x if isinstance(x, list) else [x] * len(input_sequence) for x in inputs]
-    rows = [_call(body, row, _outer) for row in zip(*columns, strict=True)]
-    return tuple([row[place] for row in rows] for place in range(len(body.outputs)))
 
 
 def _stacked(row: list[Any], value: Value, axis: int) -> np.ndarray:
