@@ -9,11 +9,17 @@ from typing import Any
 import numpy as np
 import onnx
 
-from refgrad.backends.numpy.kernels.activation import gelu, sigmoid, softmax, softplus, softsign
+from refgrad.backends.numpy.kernels.activation import gelu, sigmoid, softmax, softmax_grad_1, softplus, softsign
 from refgrad.backends.numpy.kernels.attention import by_heads
 from refgrad.backends.numpy.kernels.convolution import conv
 from refgrad.backends.numpy.kernels.linear import gemm
-from refgrad.backends.numpy.kernels.normalization import dropout, layer_normalization, simplified_layer_normalization
+from refgrad.backends.numpy.kernels.normalization import (
+    dropout,
+    dropout_grad,
+    layer_normalization,
+    packed_mask,
+    simplified_layer_normalization,
+)
 from refgrad.backends.numpy.kernels.operands import widened
 from refgrad.backends.numpy.registry import MICROSOFT, kernel
 
@@ -48,6 +54,40 @@ def bias_dropout(
     """Dropout of data + bias, plus the residual"""
     y, mask = dropout(widened(data) + widened(bias), ratio, training_mode, seed=seed)
     return (y if residual is None else y + widened(residual)).astype(data.dtype, copy=False), mask
+
+
+@kernel("BitmaskBiasDropout", domain=MICROSOFT)
+def bitmask_bias_dropout(
+    data: Array,
+    bias: Array,
+    residual: Array | None = None,
+    ratio: Array | None = None,
+    training_mode: Array | None = None,
+    *,
+    seed: int | None = None,
+) -> tuple[Array, Array]:
+    """BiasDropout with the mask packed, see `packed_mask`"""
+    y, mask = bias_dropout(data, bias, residual, ratio, training_mode, seed=seed)
+    return y, packed_mask(mask)
+
+
+@kernel("BiasSoftmaxDropout", domain=MICROSOFT)
+def bias_softmax_dropout(
+    data: Array, bias: Array, ratio: Array | None = None, *, axis: int = 1, is_inner_broadcast: int, seed: int = 0
+) -> tuple[Array, Array, Array]:
+    """Dropout of BiasSoftmax, always in training; its mask, and what it dropped from"""
+    shares = bias_softmax(widened(data), widened(bias), axis=axis, is_inner_broadcast=is_inner_broadcast)
+    y, mask = dropout(shares, ratio, np.array(True), seed=seed)
+    return y.astype(data.dtype, copy=False), mask, shares.astype(data.dtype, copy=False)
+
+
+@kernel("SoftmaxDropoutGrad", domain=MICROSOFT)
+def softmax_dropout_grad(
+    dY: Array, mask: Array, softmax_y: Array, ratio: Array | None = None, *, axis: int, seed: int = 0
+) -> Array:
+    """The gradient of BiasSoftmaxDropout: DropoutGrad in training, then SoftmaxGrad"""
+    d = dropout_grad(widened(dY), mask, ratio, np.array(True))
+    return softmax_grad_1(d, widened(softmax_y), axis=axis).astype(dY.dtype, copy=False)
 
 
 def _plus(x: Array, bias: Array | None) -> Array:

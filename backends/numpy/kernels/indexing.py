@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from refgrad.backends.numpy.kernels.operands import check_axes, check_axis, check_indices
 from refgrad.backends.numpy.registry import MICROSOFT, kernel
 
 
@@ -35,29 +36,35 @@ def add_rows(count: int, indices: np.ndarray, rows: np.ndarray) -> np.ndarray:
     return total
 
 
-def _positive(indices: np.ndarray, size: int) -> np.ndarray:
-    if indices.size and (indices.min() < -size or indices.max() >= size):
-        raise IndexError(f"an index of {indices.min()}..{indices.max()} is out of bounds for {size} elements")
-    return np.where(indices < 0, indices + size, indices)
-
-
 def _flat_elements(shape: tuple[int, ...], indices: np.ndarray, axis: int) -> np.ndarray:
     """Flat positions of `indices` of GatherElements or ScatterElements in an array of `shape`."""
+    axis = check_axis(axis, len(shape))
+    if indices.ndim != len(shape):
+        raise ValueError(f"indices have rank {indices.ndim} and the data {len(shape)}; they must be the same")
+    if any(n > size for i, (n, size) in enumerate(zip(indices.shape, shape, strict=True)) if i != axis):
+        raise ValueError(f"indices {list(indices.shape)} are larger than the data {list(shape)} beside axis {axis}")
     strides = np.cumprod((1, *shape[:0:-1]))[::-1]
-    flat = _positive(indices, shape[axis]) * strides[axis]
+    flat = check_indices(indices, shape[axis]) * strides[axis]
     for i, (n, stride) in enumerate(zip(indices.shape, strides, strict=True)):
-        if i != axis % len(shape):
+        if i != axis:
             flat = flat + (np.arange(n) * stride).reshape(-1, *[1] * (len(shape) - i - 1))
     return np.asarray(flat)
 
 
 def _flat_tuples(shape: tuple[int, ...], indices: np.ndarray, batch_dims: int = 0) -> tuple[np.ndarray, int]:
     """Number of the slice that each tuple of GatherND points at, and how many elements such a slice has."""
-    depth = indices.shape[-1]
+    depth = indices.shape[-1] if indices.ndim else 0
+    if not indices.ndim or not 0 <= batch_dims < indices.ndim or batch_dims + depth > len(shape):
+        raise ValueError(
+            f"indices {list(indices.shape)} with batch_dims={batch_dims} do not fit data {list(shape)}: batch_dims is "
+            "below the ranks, and the last axis of the indices counts axes of the data behind the batch"
+        )
+    if shape[:batch_dims] != indices.shape[:batch_dims]:
+        raise ValueError(f"data {list(shape)} and indices {list(indices.shape)} differ in the {batch_dims} batch axes")
     indexed = shape[batch_dims : batch_dims + depth]
     flat = np.zeros(indices.shape[:-1], np.int64)
     for i, n in enumerate(indexed):
-        flat = flat * n + _positive(indices[..., i], n)
+        flat = flat * n + check_indices(indices[..., i], n)
     batch = np.arange(math.prod(shape[:batch_dims])) * math.prod(indexed)
     return flat + batch.reshape((*shape[:batch_dims], *[1] * (flat.ndim - batch_dims))), math.prod(
         shape[batch_dims + depth :]
@@ -66,15 +73,24 @@ def _flat_tuples(shape: tuple[int, ...], indices: np.ndarray, batch_dims: int = 
 
 @kernel("Gather")
 def gather(data: np.ndarray, indices: np.ndarray, *, axis: int) -> np.ndarray:
-    return np.take(data, _positive(indices, data.shape[axis]), axis)
+    axis = check_axis(axis, data.ndim)
+    return np.take(data, check_indices(indices, data.shape[axis]), axis)
+
+
+@kernel("ShrunkenGather", domain=MICROSOFT)
+def shrunken_gather(data: np.ndarray, indices: np.ndarray, *, axis: int = 0) -> np.ndarray:
+    """Gather with a vector of indices"""
+    if indices.ndim != 1:
+        raise ValueError(f"its indices are a vector, not a tensor of rank {indices.ndim}")
+    return gather(data, indices, axis=axis)
 
 
 @kernel("GatherGrad", domain=MICROSOFT, in_float32=True)
 def gather_grad(shape: np.ndarray, indices: np.ndarray, dY: np.ndarray, *, axis: int = 0) -> np.ndarray:
     """dX = zeros(shape) with each slice of dY added at its index"""
     dims = tuple(shape.tolist())
-    axis = axis % len(dims)
-    flat = _positive(indices, dims[axis]).reshape(-1)
+    axis = check_axis(axis, len(dims))
+    flat = check_indices(indices, dims[axis]).reshape(-1)
     rest = dims[:axis] + dims[axis + 1 :]
     rows = np.moveaxis(dY.reshape((*dims[:axis], flat.size, *dims[axis + 1 :])), axis, 0)
     total = add_rows(dims[axis], flat, rows.reshape(flat.size, math.prod(rest)))
@@ -90,6 +106,7 @@ def gather_elements(data: np.ndarray, indices: np.ndarray, *, axis: int) -> np.n
 def gather_elements_grad(dY: np.ndarray, shape: np.ndarray, indices: np.ndarray, *, axis: int = 0) -> np.ndarray:
     """dX = zeros(shape) with each element of dY added where it was taken from"""
     dims = tuple(shape.tolist())
+    _check_updates(dY.shape, indices.shape, "dY")
     return add_at(math.prod(dims), _flat_elements(dims, indices, axis), dY).reshape(dims)
 
 
@@ -110,6 +127,11 @@ def gather_nd_grad(shape: np.ndarray, indices: np.ndarray, dY: np.ndarray, *, ba
     return add_rows(count, flat.reshape(-1), dY.reshape(flat.size, length)).reshape(dims)
 
 
+def _check_updates(given: tuple[int, ...], needed: tuple[int, ...], what: str = "updates") -> None:
+    if given != needed:
+        raise ValueError(f"{what} has the shape {list(given)}; the data and the indices need {list(needed)}")
+
+
 _COMBINE: dict[str, np.ufunc] = {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum}
 
 
@@ -118,6 +140,8 @@ def _scatter(target: np.ndarray, where: np.ndarray, updates: np.ndarray, reducti
     if reduction == "none":
         target[where] = updates
         return
+    if reduction not in _COMBINE:
+        raise ValueError(f"reduction={reduction!r} is none of 'none', {', '.join(map(repr, _COMBINE))}")
     if not where.size:
         return
     combine = _COMBINE[reduction]
@@ -132,6 +156,7 @@ def _scatter(target: np.ndarray, where: np.ndarray, updates: np.ndarray, reducti
 def scatter_elements(
     data: np.ndarray, indices: np.ndarray, updates: np.ndarray, *, axis: int, reduction: str = "none"
 ) -> np.ndarray:
+    _check_updates(updates.shape, indices.shape)
     target = data.copy()
     _scatter(
         target.reshape(-1, 1),
@@ -149,8 +174,9 @@ def scatter(data: np.ndarray, indices: np.ndarray, updates: np.ndarray, *, axis:
 
 @kernel("ScatterND", in_float32=True)
 def scatter_nd(data: np.ndarray, indices: np.ndarray, updates: np.ndarray, *, reduction: str = "none") -> np.ndarray:
-    target = data.copy()
     flat, length = _flat_tuples(data.shape, indices)
+    _check_updates(updates.shape, indices.shape[:-1] + data.shape[indices.shape[-1] :])
+    target = data.copy()
     rows = target.reshape(math.prod(data.shape[: indices.shape[-1]]), length)
     _scatter(rows, flat.reshape(-1), updates.reshape(flat.size, length), reduction)
     return target
@@ -160,6 +186,12 @@ def _slices(shape: tuple[int, ...], starts: Any, ends: Any, axes: Any, steps: An
     """A start before the first element is the first one, with a negative step too, where Python takes none."""
     over = range(len(starts)) if axes is None else axes.tolist()
     by = [1] * len(starts) if steps is None else steps.tolist()
+    if not starts.ndim == ends.ndim == 1 or not len(starts) == len(ends) == len(over) == len(by):
+        lengths = f"{list(starts.shape)}, {list(ends.shape)}, {len(over)} and {len(by)}"
+        raise ValueError(f"starts, ends, axes and steps have the lengths {lengths}; they must have one")
+    over = check_axes(over, len(shape))
+    if 0 in by:
+        raise ValueError(f"the steps {by} contain 0; a step is positive or negative")
     slices = [slice(None)] * len(shape)
     for axis, start, end, step in zip(over, starts.tolist(), ends.tolist(), by, strict=True):
         slices[axis] = slice(max(start, -shape[axis]), end, step)
@@ -194,18 +226,25 @@ def slice_grad(
 ) -> np.ndarray:
     """dX = zeros(shape) with dY where it was taken from"""
     dX = np.zeros(tuple(shape.tolist()), dY.dtype)
-    dX[_slices(dX.shape, starts, ends, axes, steps)] = dY
+    part = _slices(dX.shape, starts, ends, axes, steps)
+    _check_updates(dY.shape, dX[part].shape, "dY")
+    dX[part] = dY
     return dX
 
 
 @kernel("OneHot")
 def one_hot(indices: np.ndarray, depth: np.ndarray, values: np.ndarray, *, axis: int) -> np.ndarray:
     """values[1] where the index is the position on the new axis, else values[0]; out of range is nowhere"""
+    if depth.size != 1 or values.shape != (2,):
+        given = f"depth {list(depth.shape)} and values {list(values.shape)}"
+        raise ValueError(f"{given} must be one number, and the values off and on")
     n = int(depth.item())
+    if n < 0:
+        raise ValueError(f"depth is {n}; it must not be negative")
+    axis = check_axis(axis, indices.ndim + 1)
     at = indices.astype(np.int64)
     hot = np.expand_dims(np.where(at < 0, at + n, at), axis)
-    along = axis if axis >= 0 else axis + indices.ndim + 1
-    positions = np.arange(n).reshape(-1, *[1] * (indices.ndim - along))
+    positions = np.arange(n).reshape(-1, *[1] * (indices.ndim - axis))
     return np.asarray(np.where(hot == positions, values[1], values[0]))
 
 
@@ -272,6 +311,9 @@ def top_k(
     X: np.ndarray, K: np.ndarray, *, axis: int = -1, largest: int = 1, sorted: int = 1
 ) -> tuple[np.ndarray, np.ndarray]:
     """The K largest or smallest in order; of equal ones the first comes first. NaN counts as the largest."""
+    axis = check_axis(axis, X.ndim)
+    if K.size != 1 or not 0 <= K.item() <= X.shape[axis]:
+        raise ValueError(f"K is {K.tolist()}; it must be one number from 0 to the {X.shape[axis]} of axis {axis}")
     count = int(K.item())
     # argsort is stable and puts NaN last; reversed input and output turn it round without negating the values.
     if largest:

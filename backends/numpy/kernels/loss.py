@@ -1,10 +1,18 @@
-"""Losses over class scores and their gradients. Scores are (N, C, d...), labels (N, d...), weights (C,)."""
+"""Losses over class scores and their gradients. Scores are (N, C, d...), labels (N, d...), weights (C,).
+
+Those of ONNX Runtime without "Loss" in their name have scores (d..., C), and labels of one number for each class, or of a
+class with a weight for each label where they are sparse.
+"""
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+from onnx import helper
 
 from refgrad.backends.numpy.kernels.activation import log_softmax
+from refgrad.backends.numpy.kernels.operands import widened
 from refgrad.backends.numpy.registry import MICROSOFT, kernel
 
 
@@ -54,7 +62,23 @@ def softmax_cross_entropy_loss(
     return loss, log_prob
 
 
-@kernel("SoftmaxCrossEntropyLossInternal", domain=MICROSOFT, in_float32=True)
+@kernel("NegativeLogLikelihoodLossInternal", "NegativeLogLikelihoodLossInternal2", domain=MICROSOFT, in_float32=True)
+def negative_log_likelihood_loss_internal(
+    log_prob: np.ndarray,
+    labels: np.ndarray,
+    weights: np.ndarray | None = None,
+    ignore_index: np.ndarray | None = None,
+    *,
+    reduction: str = "mean",
+) -> np.ndarray:
+    """NegativeLogLikelihoodLoss with the index to ignore as an input; the mean of nothing is 0."""
+    ignored = None if ignore_index is None else int(ignore_index.item())
+    if reduction == "mean" and not _weights(labels, weights, ignored, log_prob.dtype)[1].any():
+        reduction = "sum"
+    return negative_log_likelihood_loss(log_prob, labels, weights, ignore_index=ignored, reduction=reduction)
+
+
+@kernel("SoftmaxCrossEntropyLossInternal", domain=MICROSOFT)
 def softmax_cross_entropy_loss_internal(
     scores: np.ndarray,
     labels: np.ndarray,
@@ -64,11 +88,12 @@ def softmax_cross_entropy_loss_internal(
     reduction: str = "mean",
     output_type: int = 0,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """SoftmaxCrossEntropyLoss with the index to ignore as an input; the mean of nothing is 0."""
-    ignored = None if ignore_index is None else int(ignore_index.item())
-    if reduction == "mean" and not _weights(labels, weights, ignored, scores.dtype)[1].any():
-        reduction = "sum"
-    return softmax_cross_entropy_loss(scores, labels, weights, ignore_index=ignored, reduction=reduction)
+    """SoftmaxCrossEntropyLoss with the index to ignore as an input, and results of `output_type`; the mean of nothing is 0."""
+    kind = _result_type(scores, output_type)
+    log_prob = log_softmax(widened(scores), axis=1)
+    wide = None if weights is None else widened(weights)
+    loss = negative_log_likelihood_loss_internal(log_prob, labels, wide, ignore_index, reduction=reduction)
+    return loss.astype(kind, copy=False), log_prob.astype(kind, copy=False)
 
 
 @kernel("SoftmaxCrossEntropyLossGrad", domain=MICROSOFT, in_float32=True)
@@ -94,7 +119,7 @@ def softmax_cross_entropy_loss_grad(
     return np.asarray(d)
 
 
-@kernel("SoftmaxCrossEntropyLossInternalGrad", domain=MICROSOFT, in_float32=True)
+@kernel("SoftmaxCrossEntropyLossInternalGrad", domain=MICROSOFT)
 def softmax_cross_entropy_loss_internal_grad(
     dY: np.ndarray,
     log_prob: np.ndarray,
@@ -106,7 +131,68 @@ def softmax_cross_entropy_loss_internal_grad(
     reduction: str = "mean",
     output_type: int = 0,
 ) -> np.ndarray:
-    """The same with the index to ignore as an input, plus `bias`"""
+    """The same with the index to ignore as an input, plus `bias`, of `output_type`"""
+    kind = _result_type(log_prob, output_type)
     ignored = None if ignore_index is None else int(ignore_index.item())
-    d = softmax_cross_entropy_loss_grad(dY, log_prob, labels, weights, ignore_index=ignored, reduction=reduction)
-    return d if bias is None else d + bias.reshape(d.shape)
+    wide = None if weights is None else widened(weights)
+    d = softmax_cross_entropy_loss_grad(
+        widened(dY), widened(log_prob), labels, wide, ignore_index=ignored, reduction=reduction
+    )
+    return (d if bias is None else d + widened(bias).reshape(d.shape)).astype(kind, copy=False)
+
+
+def _result_type(x: np.ndarray, output_type: int) -> np.dtype[Any]:
+    return helper.tensor_dtype_to_np_dtype(output_type) if output_type else x.dtype
+
+
+@kernel("SoftmaxCrossEntropy", domain=MICROSOFT, in_float32=True)
+def softmax_cross_entropy(
+    logits: np.ndarray, label: np.ndarray, *, reduction: str = "mean"
+) -> tuple[np.ndarray, np.ndarray]:
+    """−Σ_C label·log_prob of every row, their sum or their mean; and log_prob"""
+    log_prob = log_softmax(logits, axis=-1)
+    losses = -(label * log_prob).sum(-1)
+    return _reduced(losses, np.ones_like(losses), reduction), log_prob
+
+
+@kernel("SoftmaxCrossEntropyGrad", domain=MICROSOFT, in_float32=True)
+def softmax_cross_entropy_grad(
+    dY: np.ndarray, log_prob: np.ndarray, label: np.ndarray, *, reduction: str = "mean"
+) -> np.ndarray:
+    """dlogits = dY·(e^log_prob·Σ_C label − label), divided by the number of rows for the mean"""
+    rows = log_prob.shape[:-1]
+    factor = _spread(dY, np.ones(rows, log_prob.dtype), reduction)
+    return np.asarray(factor[..., np.newaxis] * (np.exp(log_prob) * label.sum(-1, keepdims=True) - label))
+
+
+@kernel("SparseSoftmaxCrossEntropy", since=9, in_float32=True)
+def sparse_softmax_cross_entropy(
+    logits: np.ndarray, label: np.ndarray, weight: np.ndarray | None = None, *, reduction: str = "mean"
+) -> tuple[np.ndarray, np.ndarray]:
+    """−weight·log_prob[label] of every row, their sum, or that divided by the sum of the weights; and log_prob"""
+    log_prob = log_softmax(logits, axis=-1)
+    share = np.ones(label.shape, logits.dtype) if weight is None else weight
+    picked = np.take_along_axis(log_prob, label[..., np.newaxis], -1).squeeze(-1)
+    return _reduced(-share * picked, share, reduction), log_prob
+
+
+@kernel("SparseSoftmaxCrossEntropyGrad", since=9, in_float32=True)
+def sparse_softmax_cross_entropy_grad(
+    dY: np.ndarray,
+    log_prob: np.ndarray,
+    label: np.ndarray,
+    weight: np.ndarray | None = None,
+    *,
+    reduction: str = "mean",
+) -> np.ndarray:
+    """dlogits = dY·weight·(e^log_prob − onehot(label)), divided by the sum of the weights for the mean"""
+    share = np.ones(label.shape, log_prob.dtype) if weight is None else weight
+    d, at = np.exp(log_prob), label[..., np.newaxis]
+    np.put_along_axis(d, at, np.take_along_axis(d, at, -1) - 1, -1)
+    d *= _spread(dY, share, reduction)[..., np.newaxis]
+    return np.asarray(d)
+
+
+def _spread(dY: np.ndarray, weight: np.ndarray, reduction: str) -> np.ndarray:
+    """What every row gets of dY: its weight, of all of them for the mean"""
+    return np.asarray(dY * weight / (weight.sum(dtype=weight.dtype) if reduction == "mean" else 1), weight.dtype)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 from onnx import helper
 
+from refgrad.backends.numpy.kernels.arithmetic import sum_to
 from refgrad.backends.numpy.kernels.operands import widened
 from refgrad.backends.numpy.registry import MICROSOFT, SIXTEEN_BIT, kernel
 
@@ -76,7 +77,7 @@ def batch_normalization_1(
     )
 
 
-@kernel("BatchNormInternal", domain=MICROSOFT, in_float32=True)
+@kernel("BatchNormInternal", domain=MICROSOFT)
 def batch_norm_internal(
     X: np.ndarray,
     scale: np.ndarray,
@@ -86,10 +87,17 @@ def batch_norm_internal(
     *,
     epsilon: float = 1e-5,
     momentum: float = 0.9,
-    training_mode: int = 0,
+    training_mode: int = 1,
 ) -> tuple[np.ndarray, ...]:
-    """BatchNormalization in training, and the batch's mean and r."""
-    return _train(X, scale, B, mean, var, epsilon, momentum)
+    """BatchNormalization in training, and the batch's mean and r; else by the given mean and variance."""
+    kinds = X.dtype, *[mean.dtype] * 4
+    X, scale, B, mean, var = map(widened, (X, scale, B, mean, var))
+    if training_mode:
+        results = _train(X, scale, B, mean, var, epsilon, momentum)
+    else:
+        factor = scale / np.sqrt(var + epsilon)
+        results = (X * _per_channel(factor, X.ndim) + _per_channel(B - mean * factor, X.ndim),)
+    return tuple(v.astype(kind, copy=False) for v, kind in zip(results, kinds, strict=False))
 
 
 def _train(
@@ -112,17 +120,28 @@ def _train(
     return Y, running_mean, running_var, batch_mean, r
 
 
-@kernel("BatchNormalizationGrad", domain=MICROSOFT, in_float32=True)
+@kernel("BatchNormalizationGrad", domain=MICROSOFT)
 def batch_normalization_grad(
-    dY: np.ndarray, X: np.ndarray, scale: np.ndarray, mean: np.ndarray, r: np.ndarray, *, epsilon: float = 1e-5
+    dY: np.ndarray,
+    X: np.ndarray,
+    scale: np.ndarray,
+    mean: np.ndarray,
+    r: np.ndarray,
+    *,
+    epsilon: float = 1e-5,
+    momentum: float = 0.9,
+    training_mode: int = 1,
 ) -> tuple[np.ndarray, ...]:
     """dX = scale·r·(dY − mean dY − x̂·mean(dY·x̂)), dscale = Σ dY·x̂, dB = Σ dY, over batch and space"""
+    kinds = X.dtype, scale.dtype, scale.dtype
+    dY, X, scale, mean, r = map(widened, (dY, X, scale, mean, r))
     axes, rank = _all_but_channels(X.ndim), X.ndim
     normalized = (X - _per_channel(mean, rank)) * _per_channel(r, rank)
     d_scale, d_B = (dY * normalized).sum(axes), dY.sum(axes)
     n = X.size // max(X.shape[1], 1)
     centred = dY - _per_channel(d_B / n, rank) - normalized * _per_channel(d_scale / n, rank)
-    return centred * _per_channel(scale * r, rank), d_scale, d_B
+    results = centred * _per_channel(scale * r, rank), d_scale, d_B
+    return tuple(d.astype(kind, copy=False) for d, kind in zip(results, kinds, strict=True))
 
 
 @kernel("LayerNormalization")
@@ -212,12 +231,38 @@ def layer_normalization_grad(
 ) -> tuple[np.ndarray, ...]:
     """G = dY·scale; dX = r·(g − mean g − x̂·mean(g·x̂)), dscale = Σ dY·x̂, dB = Σ dY"""
     x, axes, _ = _stashed(X, axis, stash_type)
-    normalized = (x - mean) * r
-    g = dY * scale
+    return _centred_grad(dY, (x - mean) * r, X, scale, r, axes)
+
+
+@kernel("InvertibleLayerNormalizationGrad", domain=MICROSOFT)
+def invertible_layer_normalization_grad(
+    dY: np.ndarray,
+    Y: np.ndarray,
+    scale: np.ndarray,
+    B: np.ndarray,
+    r: np.ndarray,
+    *,
+    axis: int = -1,
+    epsilon: float = 1e-5,
+    stash_type: int = 1,
+) -> tuple[np.ndarray, ...]:
+    """The same from the result: x̂ = (Y − B)/scale"""
+    y, axes, _ = _stashed(Y, axis, stash_type)
+    return _centred_grad(dY, (y - B) / scale, Y, scale, r, axes)
+
+
+def _centred_grad(
+    dY: np.ndarray, normalized: np.ndarray, X: np.ndarray, scale: np.ndarray, r: np.ndarray, axes: tuple[int, ...]
+) -> tuple[np.ndarray, ...]:
+    d = widened(dY)
+    g = d * scale
     dX = r * (g - g.mean(axes, keepdims=True) - normalized * (g * normalized).mean(axes, keepdims=True))
-    lead = tuple(range(axes[0]))
-    d_scale, d_B = (dY * normalized).sum(lead), dY.astype(x.dtype, copy=False).sum(lead)
-    return tuple(d.astype(X.dtype, copy=False) for d in (dX, d_scale.reshape(scale.shape), d_B.reshape(scale.shape)))
+    d_scale, d_B = sum_to(d * normalized, scale.shape), sum_to(d.astype(normalized.dtype, copy=False), scale.shape)
+    return (
+        dX.astype(X.dtype, copy=False),
+        d_scale.astype(scale.dtype, copy=False),
+        d_B.astype(scale.dtype, copy=False),
+    )
 
 
 @kernel("SimplifiedLayerNormalizationGrad", domain=MICROSOFT)
@@ -233,11 +278,11 @@ def simplified_layer_normalization_grad(
 ) -> tuple[np.ndarray, ...]:
     """G = dY·scale; dX = r·(g − x·r·mean(g·x·r)), dscale = Σ dY·x·r"""
     x, axes, _ = _stashed(X, axis, stash_type)
-    normalized = x * r
-    g = dY * scale
+    normalized, d = x * r, widened(dY)
+    g = d * scale
     dX = r * (g - normalized * (g * normalized).mean(axes, keepdims=True))
-    d_scale = (dY * normalized).sum(tuple(range(axes[0])))
-    return dX.astype(X.dtype, copy=False), d_scale.reshape(scale.shape).astype(X.dtype, copy=False)
+    d_scale = sum_to(d * normalized, scale.shape)
+    return dX.astype(X.dtype, copy=False), d_scale.astype(scale.dtype, copy=False)
 
 
 def _stashed(X: np.ndarray, axis: int, stash_type: int) -> tuple[np.ndarray, tuple[int, ...], np.dtype]:
@@ -292,12 +337,46 @@ def dropout_1(X: np.ndarray, *, ratio: float, is_test: int) -> tuple[np.ndarray,
     return Y, mask.astype(X.dtype)
 
 
-@kernel("DropoutGrad", domain=MICROSOFT, in_float32=True)
+@kernel("DropoutGrad", domain=MICROSOFT)
 def dropout_grad(
-    dY: np.ndarray, mask: np.ndarray, ratio: np.ndarray | None = None, training_mode: np.ndarray | None = None
+    dY: np.ndarray,
+    mask: np.ndarray,
+    ratio: np.ndarray | None = None,
+    training_mode: np.ndarray | None = None,
+    *,
+    seed: int | None = None,
 ) -> np.ndarray:
-    """dX = dY·mask/(1 − ratio) in training, else dY"""
-    p = 0.5 if ratio is None else ratio.item()
-    if (training_mode is not None and not training_mode.item()) or p == 0:
+    """dX = dY/(1 − ratio) where the mask is true, else 0; without training, as by default, dX = dY"""
+    p = 0.5 if ratio is None else float(ratio.item())
+    if training_mode is None or not training_mode.item() or p == 0:
         return dY
-    return np.asarray(dY * mask * dY.dtype.type(1 / (1 - p)))
+    return np.where(mask, (widened(dY) * (1 / (1 - p))).astype(dY.dtype, copy=False), dY.dtype.type(0))
+
+
+@kernel("BitmaskDropout", domain=MICROSOFT)
+def bitmask_dropout(
+    X: np.ndarray, ratio: np.ndarray | None = None, training_mode: np.ndarray | None = None, *, seed: int | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Dropout with the mask packed, see `packed_mask`"""
+    Y, mask = dropout(X, ratio, training_mode, seed=seed)
+    return Y, packed_mask(mask)
+
+
+@kernel("BitmaskDropoutGrad", domain=MICROSOFT)
+def bitmask_dropout_grad(
+    dY: np.ndarray,
+    mask: np.ndarray,
+    ratio: np.ndarray | None = None,
+    training_mode: np.ndarray | None = None,
+    *,
+    seed: int | None = None,
+) -> np.ndarray:
+    """DropoutGrad with the mask packed, see `packed_mask`"""
+    bits = np.unpackbits(mask.astype("<u4", copy=False).view(np.uint8), count=dY.size, bitorder="little")
+    return dropout_grad(dY, bits.reshape(dY.shape), ratio, training_mode)
+
+
+def packed_mask(mask: np.ndarray) -> np.ndarray:
+    """The elements of `mask` in order as the bits of uint32 numbers, the lowest bit first"""
+    bits = np.packbits(mask.reshape(-1), bitorder="little")
+    return np.pad(bits, (0, -len(bits) % 4)).view("<u4").astype(np.uint32, copy=False)

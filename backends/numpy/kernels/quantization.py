@@ -9,7 +9,7 @@ import numpy as np
 from onnx import helper, numpy_helper
 
 from refgrad.backends.numpy.kernels.convolution import conv
-from refgrad.backends.numpy.registry import kernel
+from refgrad.backends.numpy.registry import MICROSOFT, kernel
 
 Array = np.ndarray | None
 _FLOATS = (np.float16, ml_dtypes.bfloat16, np.float32, np.float64)
@@ -147,6 +147,12 @@ def conv_integer(
     window = {"dilations": dilations, "kernel_shape": kernel_shape, "pads": pads, "strides": strides}
     sums = _conv_integer(x, w, x_zero_point, w_zero_point, None, auto_pad=auto_pad, group=group, **window)
     return np.asarray(sums.astype(np.int64).astype(np.int32))
+
+
+@kernel("FakeQuantGrad", domain=MICROSOFT)
+def fake_quant_grad(dY: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    """dX = dY where the quantized value was inside the range, else 0: rounding passes its gradient on"""
+    return np.where(mask, dY, dY.dtype.type(0))
 
 
 def _conv_integer(

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from onnx import numpy_helper
 
-from refgrad.backends.numpy.registry import SIXTEEN_BIT, kernel
+from refgrad.backends.numpy.kernels.indexing import add_rows
+from refgrad.backends.numpy.registry import MICROSOFT, SIXTEEN_BIT, kernel
 
 Ints = list[int] | None
+Sizes = tuple[list[int], list[float], list[float]]  # counts, scales, widths
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,20 +63,6 @@ def resize(
     nearest_mode: str,
 ) -> np.ndarray:
     """X at the coordinates that the schema gives for every element of the result."""
-    chosen = list(range(X.ndim)) if axes is None else [axis % X.ndim for axis in axes]
-    lengths = [X.shape[axis] for axis in chosen]
-    given = sizes if sizes is not None and sizes.size else scales
-    if given is None or given.size != len(chosen):
-        raise ValueError(f"it needs scales or sizes of {len(chosen)} elements, one for each axis that it resizes")
-    if given is sizes:
-        counts, factors, widths = _by_sizes(lengths, given, keep_aspect_ratio_policy)
-    else:
-        counts, factors, widths = _by_scales(lengths, given)
-    starts, ends = [0.0] * len(chosen), [1.0] * len(chosen)
-    if coordinate_transformation_mode == "tf_crop_and_resize":
-        if roi is None or roi.size != 2 * len(chosen):
-            raise ValueError(f"tf_crop_and_resize needs a roi of {2 * len(chosen)} elements")
-        starts, ends = roi.astype(np.float64).reshape(2, -1).tolist()
     how = Filter(
         mode,
         coordinate_transformation_mode,
@@ -83,8 +72,52 @@ def resize(
         antialias,
         extrapolation_value,
     )
-    table = zip(chosen, lengths, counts, factors, widths, starts, ends, strict=True)
-    return _resized(X, [(Axis(*row), how) for row in table])
+    chosen = _chosen(axes, X.ndim)
+    given = sizes if sizes is not None and sizes.size else scales
+    if given is None or given.size != len(chosen):
+        raise ValueError(f"it needs scales or sizes of {len(chosen)} elements, one for each axis that it resizes")
+    lengths = [X.shape[axis] for axis in chosen]
+    table = _by_sizes(lengths, given, keep_aspect_ratio_policy) if given is sizes else _by_scales(lengths, given)
+    return _resized(X, _plan(chosen, lengths, table, roi, how))
+
+
+@kernel("ResizeGrad", domain=MICROSOFT, in_float32=True)
+def resize_grad(
+    dY: np.ndarray,
+    X: np.ndarray,
+    roi: np.ndarray | None = None,
+    scales: np.ndarray | None = None,
+    *,
+    antialias: int = 0,
+    axes: Ints = None,
+    coordinate_transformation_mode: str = "half_pixel",
+    cubic_coeff_a: float = -0.75,
+    exclude_outside: int = 0,
+    extrapolation_value: float = 0.0,
+    keep_aspect_ratio_policy: str = "stretch",
+    mode: str = "nearest",
+    nearest_mode: str = "round_prefer_floor",
+) -> np.ndarray:
+    """dX = what each element of X weighs in the elements of dY; nothing in those that are extrapolated.
+
+    Without scales the sizes are those of dY. A policy that keeps the aspect ratio has one scale for all axes, which has to
+    follow from those sizes.
+    """
+    how = Filter(mode, coordinate_transformation_mode, nearest_mode, cubic_coeff_a, exclude_outside, antialias)
+    chosen = _chosen(axes, X.ndim)
+    lengths, counts = [X.shape[axis] for axis in chosen], [dY.shape[axis] for axis in chosen]
+    if scales is not None and scales.size:
+        table = _by_scales(lengths, scales)
+    elif keep_aspect_ratio_policy == "stretch":
+        table = _by_sizes(lengths, np.array(counts), "stretch")
+    else:
+        table = _by_common_scale(lengths, counts)
+    if table[0] != counts:
+        raise ValueError(f"dY has the sizes {counts} along the axes that are resized, not {table[0]}")
+    dX = dY
+    for axis, _ in reversed(_plan(chosen, lengths, table, roi, how)):
+        dX = _spread(dX, axis, how)
+    return dX
 
 
 @kernel("Resize", since=10)
@@ -123,21 +156,44 @@ def affine_grid(theta: np.ndarray, size: np.ndarray, *, align_corners: int) -> n
     return np.moveaxis(grid.reshape(len(theta), len(spatial), *spatial), 1, -1)
 
 
-def _by_scales(lengths: Sequence[int], scales: np.ndarray) -> tuple[list[int], list[float], list[float]]:
-    """Counts, scales, widths. In float32, as shape inference and ONNX Runtime compute a count."""
+def _chosen(axes: Ints, rank: int) -> list[int]:
+    return list(range(rank)) if axes is None else [axis % rank for axis in axes]
+
+
+def _plan(
+    chosen: Sequence[int], lengths: Sequence[int], table: Sizes, roi: np.ndarray | None, how: Filter
+) -> list[tuple[Axis, Filter]]:
+    starts, ends = [0.0] * len(chosen), [1.0] * len(chosen)
+    if how.coordinates == "tf_crop_and_resize":
+        if roi is None or roi.size != 2 * len(chosen):
+            raise ValueError(f"tf_crop_and_resize needs a roi of {2 * len(chosen)} elements")
+        starts, ends = roi.astype(np.float64).reshape(2, -1).tolist()
+    return [(Axis(*row), how) for row in zip(chosen, lengths, *table, starts, ends, strict=True)]
+
+
+def _by_scales(lengths: Sequence[int], scales: np.ndarray) -> Sizes:
+    """In float32, as shape inference and ONNX Runtime compute a count."""
     counts = np.floor(np.array(lengths, np.float32) * scales.astype(np.float32)).astype(np.int64).tolist()
     factors = scales.astype(np.float64).tolist()
     return counts, factors, [n * s for n, s in zip(lengths, factors, strict=True)]
 
 
-def _by_sizes(lengths: Sequence[int], sizes: np.ndarray, policy: str) -> tuple[list[int], list[float], list[float]]:
-    """Counts, scales, widths."""
+def _by_sizes(lengths: Sequence[int], sizes: np.ndarray, policy: str) -> Sizes:
     counts = sizes.tolist()
     factors = [o / n if n else 1.0 for o, n in zip(counts, lengths, strict=True)]
     if policy != "stretch":
         factors = [(min if policy == "not_larger" else max)(factors)] * len(factors)
         counts = [int(n * s + 0.5) for n, s in zip(lengths, factors, strict=True)]
     return counts, factors, [float(o) for o in counts]
+
+
+def _by_common_scale(lengths: Sequence[int], counts: list[int]) -> Sizes:
+    """The one scale that gives all of `counts`: along one axis it is exact, along the others the counts are rounded."""
+    scales = {o / n for o, n in zip(counts, lengths, strict=True) if n}
+    fitting = [s for s in scales if [int(n * s + 0.5) for n in lengths] == counts]
+    if len(fitting) != 1:
+        raise ValueError(f"the scale does not follow from sizes {lengths} that became {counts}; give the scales")
+    return counts, fitting * len(counts), [float(o) for o in counts]
 
 
 def _resized(X: np.ndarray, plan: Sequence[tuple[Axis, Filter]]) -> np.ndarray:
@@ -159,6 +215,25 @@ def _resized(X: np.ndarray, plan: Sequence[tuple[Axis, Filter]]) -> np.ndarray:
     if Y.dtype == X.dtype:
         return Y
     return Y.astype(X.dtype) if X.dtype in SIXTEEN_BIT else numpy_helper.saturate_cast(Y, X.dtype)
+
+
+def _spread(dY: np.ndarray, axis: Axis, how: Filter) -> np.ndarray:
+    """The adjoint of one axis of `_resized`: each tap gives its share of dY to the element that it reads."""
+    crop = how.coordinates == "tf_crop_and_resize"
+    if axis.count == axis.size and axis.scale == 1 and not crop:
+        return dY
+    x = _coordinates(axis, how.coordinates)
+    rows = np.moveaxis(dY, axis.axis, 0)
+    rest = rows.shape[1:]
+    rows = rows.reshape(axis.count, math.prod(rest))
+    if crop:
+        rows = np.where(((x < 0) | (x > axis.size - 1))[:, np.newaxis], rows.dtype.type(0), rows)
+    index, weights = _taps(x, axis, how)
+    dX = np.zeros((axis.size, rows.shape[1]), rows.dtype)
+    for tap, positions in enumerate(index):
+        share = rows if weights is None else rows * weights[tap, :, np.newaxis].astype(rows.dtype)
+        dX += add_rows(axis.size, positions, share)
+    return np.moveaxis(dX.reshape(axis.size, *rest), 0, axis.axis)
 
 
 def _coordinates(axis: Axis, mode: str) -> np.ndarray:
