@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from refgrad.backends.numpy.kernels.operands import check_axes, check_axis
 from refgrad.backends.numpy.registry import MICROSOFT, kernel
 
 Axes = tuple[int, ...] | None
@@ -88,10 +89,12 @@ def _register(op_type: str, reduction: Callable[[np.ndarray, Axes, bool], Any], 
         keepdims: int = 1,
         noop_with_empty_axes: int = 0,
     ) -> np.ndarray:
-        over = axes if axes_input is None else axes_input.tolist()
+        if axes_input is not None and axes_input.ndim != 1:
+            raise ValueError(f"the axes are {axes_input.tolist()}; they must be a list")
+        over = check_axes((axes if axes_input is None else axes_input.tolist()) or (), data.ndim)
         if not over and noop_with_empty_axes:
             return np.asarray(reduction(data, (), True), data.dtype)
-        return np.asarray(reduction(data, tuple(over) if over else None, bool(keepdims)), data.dtype)
+        return np.asarray(reduction(data, over or None, bool(keepdims)), data.dtype)
 
 
 for _op_type, _reduction in _REDUCTIONS.items():
@@ -103,7 +106,9 @@ def _register_arg(op_type: str, position: Callable[..., Any]) -> None:
     @kernel(op_type, fresh=True)
     def arg_(data: np.ndarray, *, axis: int, keepdims: int, select_last_index: int = 0) -> np.ndarray:
         """Where the largest or smallest is along `axis`: the first of them, or the last. NaN goes for both."""
-        n = data.shape[axis]
+        n = data.shape[check_axis(axis, data.ndim)]
+        if not n:
+            raise ValueError(f"axis {axis} of {list(data.shape)} has no elements to choose from")
         first = position(np.flip(data, axis) if select_last_index else data, axis, keepdims=bool(keepdims))
         return np.asarray(n - 1 - first if select_last_index else first, np.int64)
 
@@ -115,7 +120,7 @@ _register_arg("ArgMin", np.argmin)
 @kernel("CumSum", in_float32=True)
 def cumsum(x: np.ndarray, axis: np.ndarray, *, exclusive: int, reverse: int) -> np.ndarray:
     """Running sums along `axis`, of the elements before each one with `exclusive`, from the end with `reverse`."""
-    along = int(axis.item())
+    along = check_axis(int(axis.item()), x.ndim)
     flipped = np.flip(x, along) if reverse else x
     total = np.cumsum(_before(flipped, along, 0) if exclusive else flipped, along, dtype=x.dtype)
     return np.flip(total, along) if reverse else total
@@ -124,7 +129,7 @@ def cumsum(x: np.ndarray, axis: np.ndarray, *, exclusive: int, reverse: int) -> 
 @kernel("CumProd", in_float32=True)
 def cumprod(x: np.ndarray, axis: np.ndarray, *, exclusive: int = 0, reverse: int = 0) -> np.ndarray:
     """Running products along `axis`, of the elements before each one with `exclusive`, from the end with `reverse`."""
-    along = int(axis.item())
+    along = check_axis(int(axis.item()), x.ndim)
     flipped = np.flip(x, along) if reverse else x
     total = np.cumprod(_before(flipped, along, 1) if exclusive else flipped, along, dtype=x.dtype)
     return np.flip(total, along) if reverse else total

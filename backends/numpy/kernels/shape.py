@@ -7,6 +7,7 @@ import math
 import numpy as np
 from onnx import helper
 
+from refgrad.backends.numpy.kernels.operands import check_axes, check_axis
 from refgrad.backends.numpy.registry import MICROSOFT, kernel
 
 Ints = list[int] | None
@@ -28,65 +29,90 @@ def reshape(
 ) -> np.ndarray:
     """0 in the shape copies the input's dimension unless allowzero, -1 is inferred."""
     dims = shape if new_shape is None else new_shape.tolist()
-    assert dims is not None
+    if not isinstance(dims, list):
+        raise ValueError(f"the shape is {dims}; it must be a list of sizes")
+    wanted = dims
     if not allowzero:
+        if 0 in dims[data.ndim :]:
+            raise ValueError(f"the shape {wanted} has a 0 where the data {list(data.shape)} have no size to copy")
         dims = [data.shape[i] if n == 0 else n for i, n in enumerate(dims)]
-    if -1 in dims and data.size == 0:
-        known = math.prod(n for n in dims if n != -1)
-        dims = [0 if n == -1 and known else n for n in dims]
+    if min(dims, default=0) < -1 or dims.count(-1) > 1 or (allowzero and -1 in dims and 0 in dims):
+        raise ValueError(f"the shape {wanted} may have one -1, beside an allowed zero none, and nothing below it")
+    known = math.prod(n for n in dims if n != -1)
+    if data.size % known if -1 in dims and known else data.size != (0 if -1 in dims else known):
+        raise ValueError(f"the data {list(data.shape)} have {data.size} elements, which do not fit the shape {wanted}")
+    if -1 in dims:
+        dims = [(data.size // known if known else 0) if n == -1 else n for n in dims]
     return data.reshape(dims)
 
 
 @kernel("Flatten")
 def flatten(x: np.ndarray, *, axis: int) -> np.ndarray:
-    split = axis + x.ndim if axis < 0 else axis
+    split = axis if axis == x.ndim else check_axis(axis, x.ndim)
     return x.reshape(math.prod(x.shape[:split]), math.prod(x.shape[split:]))
 
 
 @kernel("Transpose")
 def transpose(data: np.ndarray, *, perm: Ints = None) -> np.ndarray:
+    if perm is not None and sorted(perm) != list(range(data.ndim)):
+        raise ValueError(f"perm={perm} is no permutation of the {data.ndim} axes of {list(data.shape)}")
     return data.transpose(perm)
 
 
 @kernel("Squeeze")
 def squeeze(data: np.ndarray, axes_input: np.ndarray | None = None, *, axes: Ints = None) -> np.ndarray:
     over = axes if axes_input is None else axes_input.tolist()
-    return np.squeeze(data, None if over is None else tuple(over))
+    if over is None:
+        return np.squeeze(data)
+    for axis in check_axes(over, data.ndim):
+        if data.shape[axis] != 1:
+            raise ValueError(f"axis {axis} of {list(data.shape)} has {data.shape[axis]} elements; 1 can be squeezed")
+    return np.squeeze(data, tuple(over))
 
 
 @kernel("Unsqueeze")
 def unsqueeze(data: np.ndarray, axes_input: np.ndarray | None = None, *, axes: Ints = None) -> np.ndarray:
     over = (axes or []) if axes_input is None else axes_input.reshape(-1).tolist()
-    return np.expand_dims(data, tuple(over))
+    return np.expand_dims(data, check_axes(over, data.ndim + len(over)))
 
 
 @kernel("Expand")
 def expand(data: np.ndarray, shape: np.ndarray) -> np.ndarray:
-    return np.broadcast_to(data, np.broadcast_shapes(data.shape, tuple(shape.tolist())))
+    dims = shape.tolist()
+    if shape.ndim != 1 or min(dims, default=0) < 0:
+        raise ValueError(f"the shape is {dims}; it must be a list of sizes that are not negative")
+    return np.broadcast_to(data, np.broadcast_shapes(data.shape, tuple(dims)))
 
 
 @kernel("Tile", since=6)
 def tile(data: np.ndarray, repeats: np.ndarray) -> np.ndarray:
+    if repeats.shape != (data.ndim,) or (repeats < 0).any():
+        raise ValueError(f"repeats is {repeats.tolist()}; it needs {data.ndim} numbers that are not negative")
     return np.tile(data, tuple(repeats.tolist()))
 
 
 @kernel("Tile")
 def tile_1(data: np.ndarray, tiles: np.ndarray, axis: np.ndarray) -> np.ndarray:
     """`tiles` copies along one axis."""
-    repeats = [1] * data.ndim
-    repeats[int(axis.item())] = int(tiles.item())
-    return np.tile(data, repeats)
+    repeats = np.ones(data.ndim, np.int64)
+    repeats[check_axis(int(axis.item()), data.ndim)] = int(tiles.item())
+    return tile(data, repeats)
 
 
 @kernel("Concat")
 def concat(*inputs: np.ndarray, axis: int = 1) -> np.ndarray:
-    return np.concatenate(inputs, axis)
+    along = check_axis(axis, inputs[0].ndim)
+    beside = {x.shape[:along] + x.shape[along + 1 :] for x in inputs}
+    if len(beside) > 1 or any(x.ndim != inputs[0].ndim for x in inputs):
+        shapes = ", ".join(str(list(x.shape)) for x in inputs)
+        raise ValueError(f"the shapes {shapes} differ beside axis {axis}")
+    return np.concatenate(inputs, along)
 
 
 @kernel("ConcatTraining", domain=MICROSOFT)
 def concat_training(*inputs: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarray]:
     """Concat, and the length of each input along the axis"""
-    return np.concatenate(inputs, axis), np.array([x.shape[axis] for x in inputs], np.int64)
+    return concat(*inputs, axis=axis), np.array([x.shape[axis] for x in inputs], np.int64)
 
 
 @kernel("Split")
@@ -101,11 +127,20 @@ def split(
 ) -> tuple[np.ndarray, ...]:
     """Pieces of the given lengths; without them equal ones, of which the last may be shorter"""
     parts = split if lengths is None else lengths.tolist()
+    axis = check_axis(axis, data.ndim)
     if parts is None:
-        count = num_outputs or len(_wanted)
+        count = len(_wanted)
+        if num_outputs not in (None, count):
+            raise ValueError(f"num_outputs={num_outputs}, and the node has {count} outputs")
         length = -(-data.shape[axis] // count)
         ends = [min(length * (i + 1), data.shape[axis]) for i in range(count - 1)]
     else:
+        if not isinstance(parts, list) or len(parts) != len(_wanted) or min(map(np.min, parts), default=0) < 0:
+            raise ValueError(
+                f"the lengths are {parts}; one that is not negative is needed for each of {len(_wanted)} outputs"
+            )
+        if sum(parts) != data.shape[axis]:
+            raise ValueError(f"the lengths {parts} add up to {sum(parts)}; axis {axis} has {data.shape[axis]} elements")
         ends = np.cumsum(parts)[:-1].tolist()
     return tuple(np.split(data, ends, axis))
 
@@ -127,11 +162,18 @@ def pad(
     mode: str,
 ) -> np.ndarray:
     """Pads of constant, edge, reflect or wrap; negative ones cut, before the others are added"""
-    over = range(data.ndim) if axes is None else axes.tolist()
+    over = range(data.ndim) if axes is None else check_axes(axes.tolist(), data.ndim)
+    if pads.shape != (2 * len(over),):
+        raise ValueError(f"pads has the shape {list(pads.shape)}; {len(over)} axes need {2 * len(over)} numbers")
     width = [(0, 0)] * data.ndim
     for axis, begin, end in zip(over, pads[: len(pads) // 2].tolist(), pads[len(pads) // 2 :].tolist(), strict=True):
         width[axis] = (begin, end)
     cut = tuple(slice(max(-b, 0), n - max(-e, 0)) for n, (b, e) in zip(data.shape, width, strict=True))
+    for n, (b, e) in zip(data.shape, width, strict=True):
+        if n + b + e < 0 or n + min(b, 0) + min(e, 0) < 0:
+            raise ValueError(f"pads {pads.tolist()} cut more of the data {list(data.shape)} than there is")
+    if mode not in ("constant", "edge", "reflect", "wrap"):
+        raise ValueError(f"mode={mode!r} is none of 'constant', 'edge', 'reflect', 'wrap'")
     add = [(max(b, 0), max(e, 0)) for b, e in width]
     if mode != "constant":
         return np.pad(data[cut], add, mode=mode)  # type: ignore[call-overload, no-any-return]
@@ -219,11 +261,15 @@ def reverse_sequence(x: np.ndarray, sequence_lens: np.ndarray, *, batch_axis: in
 @kernel("ConstantOfShape")
 def constant_of_shape(shape: np.ndarray, *, value: np.ndarray | None = None) -> np.ndarray:
     fill = np.float32(0) if value is None else value.reshape(())
+    if shape.ndim != 1 or (shape < 0).any():
+        raise ValueError(f"the shape is {shape.tolist()}; it must be a list of sizes that are not negative")
     return np.full(tuple(shape.tolist()), fill, fill.dtype)
 
 
 @kernel("EyeLike")
 def eye_like(x: np.ndarray, *, dtype: int | None = None, k: int) -> np.ndarray:
+    if x.ndim != 2:
+        raise ValueError(f"the input has rank {x.ndim}; a matrix has rank 2")
     rows, columns = x.shape
     return np.eye(rows, columns, k, x.dtype if dtype is None else helper.tensor_dtype_to_np_dtype(dtype))
 
@@ -232,12 +278,16 @@ def eye_like(x: np.ndarray, *, dtype: int | None = None, k: int) -> np.ndarray:
 def range_(start: np.ndarray, limit: np.ndarray, delta: np.ndarray, *, stash_type: int = 1) -> np.ndarray:
     """The i-th number is start + i·delta, for i < ⌈(limit − start)/delta⌉; floats in double whatever `stash_type` is."""
     a, b, step = start.item(), limit.item(), delta.item()
+    if not step or not math.isfinite((b - a) / step):
+        raise ValueError(f"from {a} to {b} by {step} is no range: the step is not 0, and the range ends")
     count = max(math.ceil((b - a) / step), 0)
     return np.asarray(a + np.arange(count) * step).astype(start.dtype)
 
 
 @kernel("Trilu")
 def trilu(x: np.ndarray, k: np.ndarray | None = None, *, upper: int) -> np.ndarray:
+    if x.ndim < 2:
+        raise ValueError(f"the input has rank {x.ndim}; matrices have rank 2 or more")
     diagonal = 0 if k is None else int(k.item())
     return np.triu(x, diagonal) if upper else np.tril(x, diagonal)
 
