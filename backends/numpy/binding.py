@@ -13,7 +13,7 @@ import onnx
 from onnx import helper
 
 from refgrad.backends.numpy import registry
-from refgrad.backends.numpy.memory import TensorType, inferred, nbytes
+from refgrad.backends.numpy.memory import TensorType, inferred
 from refgrad.backends.numpy.precision import Declared
 from refgrad.backends.numpy.registry import MICROSOFT, Call, decode, default_attributes
 from refgrad.errors import BackendError
@@ -157,15 +157,15 @@ def _predicted(
     if types is not None:
         return types
     arrays = [x for x in inputs if isinstance(x, np.ndarray)]
-    largest = max(
-        ((x.dtype, x.shape) for x in arrays if x.dtype.kind not in "OUS"), key=lambda t: nbytes([t]), default=None
-    )
-    if largest is None:
+    floats = [x for x in arrays if x.dtype.kind not in "biuOUS"] or arrays
+    if not floats:
         return []
+    model = max(floats, key=lambda x: x.nbytes)
+    shape = model.shape
     place = None if kernel is None else kernel.shape_input
     if place is not None and place < len(inputs) and isinstance(inputs[place], np.ndarray):
-        largest = largest[0], tuple(inputs[place].tolist())
-    return [largest for name in node.output if name]
+        shape = tuple(inputs[place].tolist())
+    return [(model.dtype, shape) for name in node.output if name]
 
 
 def _seeded(node: onnx.NodeProto) -> onnx.NodeProto:

@@ -97,8 +97,8 @@ class Plan:
 
     def __call__(self, *inputs: Any, outer: Mapping[str, Any] | None = None) -> tuple[Any, ...]:
         """Compute the outputs of a subgraph or a function's body; inputs that are left out at the end are None."""
-        feeds = dict.fromkeys(self.inputs) | dict(zip(self.inputs, inputs, strict=False))
-        results = self.run(feeds | outer if outer else feeds)
+        feeds = {**dict.fromkeys(self.inputs), **dict(zip(self.inputs, inputs, strict=False)), **(outer or {})}
+        results = self.run(feeds)
         return tuple(results[name] for name in self.outputs)
 
     def run(
@@ -134,8 +134,10 @@ class Plan:
                     results = call(*[values[i] for i in inputs])
                 for place, result in zip(made, results, strict=False):
                     values[place] = result
-                for place in views:
-                    values[place] = _own_where_small(values[place])
+                if views:
+                    results, result = (), None  # they hold the views
+                    for place in views:
+                        values[place] = _own_where_small(values[place])
                 if watch is not None:
                     watch.replace(step, [values[i] for i in made], [values[i] for i in dead])
                 for place in dead:
@@ -265,9 +267,9 @@ class _Lives:
         return tuple(y for y in step.outputs if y and any(self._end[x] < self._end[y] for x in own))
 
     def dead(self, index: int) -> tuple[str, ...]:
-        """What nobody reads after that step, and no constant."""
+        """What nobody reads after that step, and is the run's own."""
         step = self._steps[index]
-        names = dict.fromkeys(name for name in (*step.reads, *step.outputs) if name)
+        names = dict.fromkeys(name for name in (*step.reads, *step.outputs) if name and name not in self._foreign)
         return tuple(name for name in names if self._end[name] == index)
 
 

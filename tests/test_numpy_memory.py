@@ -1,0 +1,327 @@
+"""What a plan does with memory: constants folded, dead inputs overwritten, views let go, and limits that hold."""
+
+import gc
+import signal
+import tracemalloc
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import TensorProto, helper, numpy_helper
+
+from refgrad.backends import get_backend
+from refgrad.backends.numpy import plan as plans
+from refgrad.errors import BackendError, OptionError
+
+NUMPY = get_backend("numpy")
+MIB = 2**20
+
+
+def graph(nodes, inputs, outputs, initializers=(), opset=18):
+    value = [helper.make_tensor_value_info(n, TensorProto.FLOAT, dims) for n, dims in inputs.items()]
+    result = [helper.make_tensor_value_info(n, TensorProto.FLOAT, None) for n in outputs]
+    tensors = [numpy_helper.from_array(np.asarray(array), name) for name, array in dict(initializers).items()]
+    proto = helper.make_graph(nodes, "g", value, result, tensors)
+    imports = [helper.make_opsetid("", opset), helper.make_opsetid("com.microsoft", 1)]
+    return helper.make_model(proto, opset_imports=imports, ir_version=10)
+
+
+def node(op_type, inputs, outputs, **attributes):
+    return helper.make_node(op_type, inputs.split(), outputs.split(), f"make_{outputs.split()[0]}", **attributes)
+
+
+@contextmanager
+def peak():
+    """The most MiB that NumPy held at once beyond what it holds now."""
+    gc.collect()
+    tracemalloc.start()
+    result = []
+    try:
+        yield result
+    finally:
+        result.append(tracemalloc.get_traced_memory()[1] / MIB)
+        tracemalloc.stop()
+
+
+# Constants
+
+
+def steps(model):
+    return [step.label for step in NUMPY.prepare(model)._plan.steps]
+
+
+def test_what_depends_on_constants_is_computed_once():
+    model = graph(
+        [node("Shape", "w", "s"), node("Reshape", "w s", "r"), node("Neg", "r", "n"), node("Add", "x n", "y")],
+        {"x": [2, 3]},
+        ["y"],
+        {"w": np.ones((2, 3), np.float32)},
+    )
+    assert len(steps(model)) == 1
+    feed = np.ones((2, 3), np.float32)
+    result = NUMPY.prepare(model).run({"x": feed}, trace=True)
+    assert set(result) == {"x", "s", "r", "n", "y"}
+    np.testing.assert_array_equal(result["y"], 0 * feed)
+
+
+def test_a_default_that_can_be_fed_is_no_constant():
+    model = graph([node("Neg", "w", "y")], {"w": [2]}, ["y"], {"w": np.ones(2, np.float32)})
+    assert len(steps(model)) == 1
+    prepared = NUMPY.prepare(model)
+    np.testing.assert_array_equal(prepared.run({})["y"], [-1, -1])
+    np.testing.assert_array_equal(prepared.run({"w": np.full(2, 3, np.float32)})["y"], [-3, -3])
+
+
+def test_what_would_grow_is_not_folded():
+    shape = np.array([1024, 1024])
+    model = graph([node("ConstantOfShape", "s", "c"), node("Add", "x c", "y")], {"x": [1]}, ["y"], {"s": shape})
+    assert len(steps(model)) == 2
+
+
+def test_a_constant_that_fails_fails_when_it_is_needed():
+    model = graph(
+        [node("Reshape", "w s", "r"), node("Neg", "x", "y")],
+        {"x": [2]},
+        ["y", "r"],
+        {"w": np.ones(3, np.float32), "s": np.array([2])},
+    )
+    prepared = NUMPY.prepare(model)
+    assert prepared.run({"x": np.ones(2, np.float32)}, outputs=["y"])["y"].tolist() == [-1, -1]
+    with pytest.raises(BackendError, match=r"'make_r' \(Reshape\)"):
+        prepared.run({"x": np.ones(2, np.float32)})
+
+
+# Reuse
+
+
+def test_a_chain_lives_in_two_arrays():
+    count = 12
+    nodes = [node("Exp" if k % 2 else "Neg", f"x{k}", f"x{k + 1}") for k in range(count)]
+    prepared = NUMPY.prepare(graph(nodes, {"x0": [256, 1024]}, [f"x{count}"]))
+    feed = np.full((256, 1024), 0.5, np.float32)
+    with peak() as most:
+        prepared.run({"x0": feed})
+    assert most[0] < 2.1
+    assert (feed == 0.5).all()
+
+
+def test_a_small_view_does_not_keep_a_large_array():
+    nodes, count = [], 8
+    for k in range(count):
+        nodes += [node("Exp", "x", f"e{k}"), node("Slice", f"e{k} zero one", f"s{k}")]
+    nodes.append(node("Sum", " ".join(f"s{k}" for k in range(count)), "y"))
+    constants = {"zero": np.array([0]), "one": np.array([1])}
+    prepared = NUMPY.prepare(graph(nodes, {"x": [256, 1024]}, ["y"], constants))
+    feed = np.ones((256, 1024), np.float32)
+    with peak() as most:
+        prepared.run({"x": feed})
+    assert most[0] < 1.1
+
+
+UNARY = ("Neg", "Relu", "Tanh", "Sigmoid", "Abs", "Identity", "Softplus", "Erf", "HardSwish")
+BINARY = ("Add", "Sub", "Mul", "Max", "Min", "Sum", "Mean", "Where")
+SHAPED = ("Reshape", "Transpose", "Split", "Slice", "Unsqueeze", "Concat", "Flatten", "Expand")
+
+
+@st.composite
+def random_graphs(draw):
+    """A graph over tensors of 4x4 elements in which values are read often, viewed, and asked for in between."""
+    names = ["x0", "x1", "w"]
+    nodes = []
+    for k in range(draw(st.integers(3, 14))):
+        op_type = draw(st.sampled_from(UNARY + BINARY + SHAPED))
+        a, b = (draw(st.sampled_from(names)) for _ in range(2))
+        y = f"y{k}"
+        match op_type:
+            case "Reshape":
+                nodes.append(node("Reshape", f"{a} square", y))
+            case "Transpose":
+                nodes.append(node("Transpose", a, y, perm=[1, 0]))
+            case "Split":
+                nodes += [
+                    node("Split", a, f"{y}p {y}q", axis=0, num_outputs=2),
+                    node("Concat", f"{y}q {y}p", y, axis=0),
+                ]
+            case "Slice":
+                nodes.append(node("Slice", f"{a} three below axis back", y))
+            case "Unsqueeze":
+                nodes += [node("Unsqueeze", f"{a} axis", f"{y}u"), node("Squeeze", f"{y}u axis", y)]
+            case "Concat":
+                nodes += [node("Concat", f"{a} {b}", f"{y}c", axis=1), node("Slice", f"{y}c axis four one", y)]
+            case "Flatten":
+                nodes.append(node("Flatten", a, y, axis=1))
+            case "Expand":
+                nodes.append(node("Expand", f"{a} square", y))
+            case "Where":
+                nodes += [node("Less", f"{a} {b}", f"{y}l"), node("Where", f"{y}l {b} {a}", y)]
+            case _:
+                nodes.append(node(op_type, a if op_type in UNARY else f"{a} {b}", y))
+        names.append(y)
+    wanted = draw(st.lists(st.sampled_from(names[3:]), min_size=1, max_size=3, unique=True))
+    constants = {
+        "w": np.linspace(-1, 1, 16, dtype=np.float32).reshape(4, 4),
+        "square": np.array([4, 4]),
+        "three": np.array([3]),
+        "below": np.array([-5]),
+        "axis": np.array([0]),
+        "back": np.array([-1]),
+        "four": np.array([4]),
+        "one": np.array([1]),
+    }
+    return graph(nodes, {"x0": [4, 4], "x1": [4, 4]}, wanted, constants)
+
+
+def compare_with_and_without_reuse(model):
+    rng = np.random.default_rng(0)
+    feeds = {name: rng.standard_normal((4, 4)).astype(np.float32) for name in ("x0", "x1")}
+    kept = {name: array.copy() for name, array in feeds.items()}
+    prepared = NUMPY.prepare(model)
+    every = prepared.run(feeds, trace=True)  # where nothing dies and nothing is reused
+    for _ in range(2):
+        for name, value in prepared.run(feeds).items():
+            np.testing.assert_array_equal(value, every[name])
+    for name, array in feeds.items():
+        np.testing.assert_array_equal(array, kept[name])
+
+
+@settings(max_examples=150, deadline=None)
+@given(random_graphs())
+def test_memory_that_is_reused_changes_nothing(model):
+    compare_with_and_without_reuse(model)
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        [node("Neg", "x0", "a"), node("Exp", "a", "b"), node("Add", "a b", "y")],
+        [
+            node("Neg", "x0", "a"),
+            node("Transpose", "a", "t", perm=[1, 0]),
+            node("Exp", "a", "b"),
+            node("Add", "t b", "y"),
+        ],
+        [node("Neg", "x0", "a"), node("Identity", "a", "y"), node("Exp", "a", "z")],
+    ],
+    ids=["read again", "viewed", "asked for"],
+)
+def test_a_plan_that_overwrites_what_is_needed_is_caught(nodes, monkeypatch):
+    model = graph(nodes, {"x0": [4, 4], "x1": [4, 4]}, ["y", "z"] if nodes[-1].output[0] == "z" else ["y"])
+    compare_with_and_without_reuse(model)
+
+    def wrong(self, index):
+        return tuple(name not in self._foreign for name in self._steps[index].inputs)
+
+    honest = plans.Plan._schedule
+
+    def schedule(self, wanted, trace):
+        if trace:
+            with monkeypatch.context() as undone:
+                undone.setattr(plans._Lives, "free", lambda self, index: ())
+                return honest(self, wanted, trace)
+        return honest(self, wanted, trace)
+
+    monkeypatch.setattr(plans.Plan, "_schedule", schedule)
+    monkeypatch.setattr(plans._Lives, "free", wrong)
+    with pytest.raises(AssertionError, match="not equal"):
+        compare_with_and_without_reuse(model)
+
+
+# Limits
+
+
+def chain(count=4):
+    nodes = [node("Exp", f"x{k}", f"x{k + 1}") for k in range(count)]
+    return graph(nodes, {"x0": ["n"]}, [f"x{count}"])
+
+
+def test_a_node_that_needs_too_much_is_named_with_what_it_needs():
+    model = graph([node("ConstantOfShape", "s", "c"), node("Neg", "c", "y")], {}, ["y"], {"s": np.array([2**40])})
+    with pytest.raises(BackendError, match=r"node 'make_c' \(ConstantOfShape\) needs 4096 GiB .* max_memory is 1 GiB"):
+        NUMPY.prepare(model, max_memory=2**30).run({})
+
+
+def test_the_number_in_the_message_is_enough_and_one_less_is_not():
+    feed = np.ones(1000, np.float32)
+    with pytest.raises(BackendError, match="Give it 8000 or more"):
+        NUMPY.prepare(chain(), max_memory=7999).run({"x0": feed})
+    with pytest.raises(BackendError, match=r"node 'make_x2'.*Give it 12000 or more"):
+        NUMPY.prepare(chain(), max_memory=8000).run({"x0": feed})
+    prepared = NUMPY.prepare(chain(), max_memory=12000)
+    for _ in range(2):
+        assert prepared.run({"x0": -feed})["x4"].shape == (1000,)
+
+
+def test_subgraphs_are_held_to_the_limit():
+    body = helper.make_graph(
+        [node("Identity", "c", "d"), node("Expand", "x big", "e"), node("ReduceMax", "e", "r", keepdims=0)],
+        "body",
+        [
+            helper.make_tensor_value_info("i", TensorProto.INT64, []),
+            helper.make_tensor_value_info("c", TensorProto.BOOL, []),
+        ],
+        [
+            helper.make_tensor_value_info("d", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("r", TensorProto.FLOAT, []),
+        ],
+    )
+    loop = helper.make_node("Loop", ["n", ""], ["y"], "loop", body=body)
+    model = graph([loop], {"x": [1]}, ["y"], {"n": np.array(3), "big": np.array([2**20])})
+    feeds = {"x": np.ones(1, np.float32)}
+    assert NUMPY.prepare(model, max_memory=5 * MIB).run(feeds)["y"].tolist() == [1, 1, 1]
+    with pytest.raises(BackendError, match=r"node 'make_e' \(Expand\) needs 4 MiB"):
+        NUMPY.prepare(model, max_memory=3 * MIB).run(feeds)
+
+
+def test_gradient_operators_are_held_to_the_limit():
+    model = graph([node("GatherGrad", "s i dy", "dx", domain="com.microsoft")], {"dy": [1]}, ["dx"],
+                  {"s": np.array([2**30]), "i": np.array([3])})  # fmt: skip
+    with pytest.raises(BackendError, match=r"\(com.microsoft.GatherGrad\) needs 4 GiB"):
+        NUMPY.prepare(model, max_memory=2**30).run({"dy": np.ones(1, np.float32)})
+
+
+@pytest.mark.parametrize("limit", [0, -1, 1.5, "1G"])
+def test_a_limit_is_a_number_of_bytes(limit):
+    with pytest.raises(OptionError, match="max_memory="):
+        NUMPY.prepare(chain(), max_memory=limit)
+
+
+def test_what_the_machine_cannot_give_is_reported_on_the_node():
+    model = graph([node("ConstantOfShape", "s", "y")], {}, ["y"], {"s": np.array([2**58])})
+    with pytest.raises(BackendError, match=r"node 'make_y' \(ConstantOfShape\)"):
+        NUMPY.prepare(model).run({})
+
+
+# Interruption
+
+
+def test_an_interrupted_run_leaves_nothing_behind():
+    prepared = NUMPY.prepare(chain(6))
+    feed = np.linspace(0, 0.1, 5, dtype=np.float32)
+    expected = prepared.run({"x0": feed})["x6"]
+    kept = feed.copy()
+    for stop in range(6):
+
+        def interrupt(done, total, label, stop=stop):
+            if done == stop:
+                signal.raise_signal(signal.SIGINT)
+
+        with pytest.raises(KeyboardInterrupt):
+            prepared.run({"x0": feed}, progress=interrupt)
+        np.testing.assert_array_equal(feed, kept)
+        np.testing.assert_array_equal(prepared.run({"x0": feed})["x6"], expected)
+
+
+def test_progress_counts_the_nodes():
+    seen = []
+    NUMPY.prepare(chain(3)).run({"x0": np.ones(2, np.float32)}, progress=lambda *now: seen.append(now))
+    assert [(done, total) for done, total, _ in seen] == [(0, 3), (1, 3), (2, 3)]
+    assert seen[0][2] == "node 'make_x1' (Exp)"
+
+
+def test_any_value_of_the_graph_can_be_asked_for():
+    prepared = NUMPY.prepare(chain(3))
+    result = prepared.run({"x0": np.zeros(2, np.float32)}, outputs=["x1", "x0"])
+    assert result["x1"].tolist() == [1, 1]
+    assert result["x0"].tolist() == [0, 0]
