@@ -119,6 +119,7 @@ def div(A: np.ndarray, B: np.ndarray, *, _free: tuple[bool, ...] = ()) -> Any:
     """Quotient; of integers, truncated towards zero."""
     if A.dtype.kind not in "iu":
         return np.divide(A, B, out=reuse(_free, A.dtype, A, B))
+    _refuse_zeros(B, "B")
     quotient, remainder = np.divmod(A, B)
     return np.asarray(quotient + ((remainder != 0) & ((A < 0) != (B < 0))), A.dtype)
 
@@ -145,8 +146,11 @@ def pow_(X: np.ndarray, Y: np.ndarray) -> np.ndarray:
             # NumPy raises a negative number fifty times more slowly than a positive one.
             power = np.power(np.abs(X), Y).astype(X.dtype, copy=False)
             return np.asarray(np.copysign(power, X) if exponent % 2 else power)
-    if X.dtype.kind in "iu" and Y.dtype.kind == "i" and (Y < 0).any():
-        return np.asarray(np.power(X.astype(np.float64), Y).astype(X.dtype))
+    if X.dtype.kind in "iu" and Y.dtype.kind in "iu":
+        if Y.dtype.kind == "i" and (Y < 0).any():
+            _refuse_zeros(np.where(Y < 0, X, 1), "X, where Y is negative,")
+            return np.asarray(np.power(X.astype(np.float64), Y).astype(X.dtype))
+        Y = Y.astype(np.promote_types(X.dtype, np.uint64 if X.dtype.kind == "u" else np.int64))
     return np.asarray(np.power(X, Y).astype(X.dtype, copy=False))
 
 
@@ -207,7 +211,17 @@ def bit_shift(X: np.ndarray, Y: np.ndarray, *, direction: str) -> np.ndarray:
 @kernel("Mod", in_float32=True, fresh=True)
 def mod(A: np.ndarray, B: np.ndarray, *, fmod: int) -> np.ndarray:
     """A − ⌊A/B⌋·B, of the sign of B, or with fmod A − trunc(A/B)·B, of the sign of A"""
+    if A.dtype.kind in "iu":
+        _refuse_zeros(B, "B")
+    elif not fmod:
+        raise ValueError(f"A is {A.dtype}; the remainder of floats needs fmod=1")
     return np.asarray(np.fmod(A, B) if fmod else np.mod(A, B))
+
+
+def _refuse_zeros(x: np.ndarray, what: str) -> None:
+    if not x.all():
+        first = np.unravel_index(np.argmin(x != 0), x.shape)
+        raise ValueError(f"{what} has a 0 at {[int(i) for i in first]}; integers are not divided by it")
 
 
 @kernel("IsInf", fresh=True)
@@ -286,7 +300,7 @@ def cast(x: np.ndarray, *, to: int, saturate: int = 1, round_mode: str = "up") -
     if x.dtype == dtype:
         return x
     if x.dtype.kind == "O":
-        x = x.astype(str).astype(np.float64)
+        x = _parsed(x, dtype)
     if to in _SATURATING and saturate:
         return numpy_helper.saturate_cast(x, dtype)
     if to == TensorProto.FLOAT8E8M0:
@@ -317,6 +331,24 @@ def bit_cast(x: np.ndarray, *, to: int, _wide: bool) -> np.ndarray:
 @kernel("CastLike", since=15)
 def cast_like(x: np.ndarray, like: np.ndarray, *, saturate: int = 1, round_mode: str = "up") -> np.ndarray:
     return cast(x, to=helper.np_dtype_to_tensor_dtype(like.dtype), saturate=saturate, round_mode=round_mode)
+
+
+def _parsed(x: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """The numbers that strings say; for an integer type without a detour through floats, where they are integers."""
+    text = x.astype(str).astype(object)
+    whole = dtype.kind in "iu"
+    try:
+        if whole:
+            return text.astype(dtype)
+    except (ValueError, OverflowError):
+        pass  # with a fraction, or too large
+    try:
+        numbers = text.astype(np.float64)
+    except ValueError as error:
+        raise ValueError(f"{error}; a string must be a number in decimal notation, NaN or INF") from error
+    if whole and not ((numbers >= np.iinfo(dtype).min) & (numbers <= np.iinfo(dtype).max)).all():
+        raise ValueError(f"{text.tolist()} do not all fit {dtype}")
+    return numbers
 
 
 def _as_text(x: np.ndarray) -> np.ndarray:

@@ -38,7 +38,7 @@ def check_indices(indices: np.ndarray, size: int, what: str = "indices", lowest:
     low = -size if lowest is None else lowest
     if indices.size and ((least := indices.min()) < low or indices.max() >= size):
         worst = least if least < low else indices.max()
-        raise IndexError(f"{what} contain {worst}, which is out of bounds: {size} elements have {low}..{size - 1}")
+        raise IndexError(f"{what} contain {worst}, which is out of bounds for {size} elements: {low}..{size - 1}")
     if indices.dtype.kind == "u" or (indices.size and least >= 0):
         return indices
     return np.where(indices < 0, indices + size, indices)
