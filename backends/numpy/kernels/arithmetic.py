@@ -179,14 +179,19 @@ def clip_1(x: np.ndarray, *, min: float | None = None, max: float | None = None,
 
 
 def _before_broadcasting(function: Callable[[np.ndarray, np.ndarray], Any]) -> Callable[..., Any]:
-    """Before opset 7: B has the shape of A, or with `broadcast` one element, or the sizes of A from `axis` on."""
+    """Before opset 7: B has the shape of A, or with `broadcast` one element, or the sizes of A from `axis` on.
+
+    A size of 1 among these is expanded: the specification leaves that out, onnx's own tests of such models do it.
+    """
 
     def call(A: np.ndarray, B: np.ndarray, *, axis: int | None = None, broadcast: int = 0) -> Any:
         shape = B.shape
         if broadcast and B.size == 1 and B.ndim <= A.ndim:
             return function(A, B.reshape(()))
         first = A.ndim - B.ndim if axis is None else axis + A.ndim if axis < 0 else axis
-        if A.shape[max(first, 0) : first + B.ndim] != shape or (shape != A.shape and not broadcast):
+        part = A.shape[max(first, 0) : first + B.ndim]
+        fits = len(part) == B.ndim and all(b in (1, a) for a, b in zip(part, shape, strict=True))
+        if not fits or (shape != A.shape and not broadcast):
             rule = f"A's from axis {first} on, or one element" if broadcast else "the same, as broadcast is 0"
             raise ValueError(f"B has the shape {list(shape)} and A {list(A.shape)}; B's must be {rule}")
         return function(A, B.reshape(*shape, *[1] * (A.ndim - first - B.ndim)))
