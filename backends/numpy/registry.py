@@ -51,6 +51,7 @@ FAMILIES = (
     "image",
     "contrib",
     "ml",
+    "trees",
     "optimizer",
 )
 

@@ -40,7 +40,7 @@ def scaler(op: Body, X: str, *, offset: Floats | None = None, scale: Floats | No
 
 @operator("Normalizer", "Y", domain=ML)
 def normalizer(op: Body, X: str, *, norm: str = "MAX") -> str:
-    """X divided by the norm of its row: max X, Σ|X| or √ΣX²; 0 where that is 0"""
+    """X divided by the norm of its row: max X, Σ|X| or √ΣX²; X itself where that is 0"""
     x = _float(op, X)
     if norm == "MAX":
         size = _largest(op, x, -1)
@@ -48,9 +48,8 @@ def normalizer(op: Body, X: str, *, norm: str = "MAX") -> str:
         size = op.ReduceSum(op.Abs(x) if norm == "L1" else op.Mul(x, x), [-1], keepdims=1)
     else:
         raise UnsupportedFormError(f"its norm {norm!r} is not known; there are MAX, L1 and L2")
-    zero = op.Equal(size, op.number(0.0, x))
-    size = op.Where(zero, op.number(1.0, x), size)
-    return str(op.Where(zero, op.number(0.0, x), op.Div(x, op.Sqrt(size) if norm == "L2" else size)))
+    size = op.Where(op.Equal(size, op.number(0.0, x)), op.number(1.0, x), size)
+    return str(op.Div(x, op.Sqrt(size) if norm == "L2" else size))
 
 
 @operator("Imputer", "Y", domain=ML)
@@ -264,7 +263,7 @@ def _kernel(op: Body, x: str, vectors: Floats, count: int, kernel_type: str, par
         return str(product)
     affine = op.Add(op.Mul(product, gamma), op.number(shift, x))
     if kernel_type == "POLY":
-        return str(op.Pow(affine, op.number(int(degree), x)))
+        return str(op.Pow(affine, op.number(degree, x)))
     if kernel_type == "SIGMOID":
         return str(op.Tanh(affine))
     raise UnsupportedFormError(f"its kernel_type {kernel_type!r} is not known; there are LINEAR, POLY, RBF and SIGMOID")
