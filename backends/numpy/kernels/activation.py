@@ -8,6 +8,7 @@ import numpy as np
 
 from refgrad.backends.numpy.kernels.arithmetic import select
 from refgrad.backends.numpy.kernels.erf import erf, erfc, single_gelu, single_gelu_slope
+from refgrad.backends.numpy.kernels.operands import check_axis
 from refgrad.backends.numpy.registry import MICROSOFT, kernel, reuse
 
 _SQRT_HALF = math.sqrt(0.5)
@@ -306,5 +307,5 @@ def log_softmax_grad_1(dY: np.ndarray, Y: np.ndarray, *, axis: int = 1) -> np.nd
 
 def _rows(x: np.ndarray, axis: int) -> np.ndarray:
     """(axes before `axis`) × (the others)"""
-    split = axis + x.ndim if axis < 0 else axis
+    split = check_axis(axis, x.ndim) if x.ndim else 0
     return x.reshape(math.prod(x.shape[:split]), math.prod(x.shape[split:]))

@@ -218,8 +218,6 @@ def mod(A: np.ndarray, B: np.ndarray, *, fmod: int) -> np.ndarray:
     """A − ⌊A/B⌋·B, of the sign of B, or with fmod A − trunc(A/B)·B, of the sign of A"""
     if A.dtype.kind in "iu":
         _refuse_zeros(B, "B")
-    elif not fmod:
-        raise ValueError(f"A is {A.dtype}; the remainder of floats needs fmod=1")
     return np.asarray(np.fmod(A, B) if fmod else np.mod(A, B))
 
 

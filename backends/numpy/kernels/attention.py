@@ -7,7 +7,7 @@ from onnx import helper
 
 from refgrad.backends.numpy.kernels.activation import softmax
 from refgrad.backends.numpy.kernels.control_flow import Outer
-from refgrad.backends.numpy.kernels.operands import widened
+from refgrad.backends.numpy.kernels.operands import check_axis, check_expands, check_indices, check_shape, widened
 from refgrad.backends.numpy.plan import Plan
 from refgrad.backends.numpy.registry import SIXTEEN_BIT, kernel
 
@@ -49,6 +49,12 @@ def attention(
     declared, packed = (Q.dtype, V.dtype), Q.ndim == 3
     Q, K, V = widened(Q), widened(K), widened(V)
     kind = Q.dtype
+    if not Q.ndim == K.ndim == V.ndim or Q.ndim not in (3, 4):
+        raise ValueError(f"Q, K and V have the ranks {Q.ndim}, {K.ndim} and {V.ndim}; all must have 3 or 4")
+    if packed and not (q_num_heads and kv_num_heads):
+        raise ValueError("q_num_heads and kv_num_heads are required where Q, K and V have 3 axes")
+    if (past_key is None) != (past_value is None):
+        raise ValueError("past_key and past_value go together; one of them is missing")
     if packed:
         Q, K, V = by_heads(Q, q_num_heads or 1), by_heads(K, kv_num_heads or 1), by_heads(V, kv_num_heads or 1)
     before = 0
@@ -57,10 +63,18 @@ def attention(
         K, V = np.concatenate((widened(past_key), K), 2), np.concatenate((widened(past_value), V), 2)
     heads, length, width = Q.shape[1:]
     total = K.shape[2]
+    _check_heads(Q, K, V)
     root = kind.type(np.sqrt(scale if scale is not None else 1 / np.sqrt(max(width, 1))))
     product = (Q * root) @ (_shared(K, heads) * root).swapaxes(-1, -2)
     capped = product if softcap <= 0 else (np.tanh(product / kind.type(softcap)) * kind.type(softcap)).astype(kind)
 
+    if nonpad_kv_seqlen is not None:
+        check_shape("nonpad_kv_seqlen", nonpad_kv_seqlen.shape, Q.shape[:1])
+        check_indices(nonpad_kv_seqlen, total + 1, "nonpad_kv_seqlen", lowest=0)
+    if attn_mask is not None:
+        check_expands("attn_mask", (*attn_mask.shape[:-1], 1), (*Q.shape[:2], length, 1))
+        if attn_mask.shape[-1] > total:
+            raise ValueError(f"attn_mask {list(attn_mask.shape)} has more columns than there are keys, {total}")
     j, p = np.arange(total), np.arange(length)[:, None] + before
     if nonpad_kv_seqlen is not None:
         p = p + (nonpad_kv_seqlen.reshape(-1, 1, 1, 1) - length)
@@ -88,6 +102,14 @@ def attention(
         Y = Y.swapaxes(1, 2).reshape(Y.shape[0], length, -1 if Y.size else heads * Y.shape[3])
     scores = (product, capped, logits, probabilities)[qk_matmul_output_mode]
     return tuple(v.astype(declared[i == 2], copy=False) for i, v in enumerate((Y, K, V, scores)))
+
+
+def _check_heads(Q: np.ndarray, K: np.ndarray, V: np.ndarray) -> None:
+    shapes = f"Q {list(Q.shape)}, K {list(K.shape)} and V {list(V.shape)} as (batch, heads, length, width)"
+    if K.shape[:3] != V.shape[:3] or Q.shape[0] != K.shape[0] or Q.shape[3] != K.shape[3]:
+        raise ValueError(f"{shapes}: batches must be equal, K and V as long, Q and K as wide")
+    if Q.shape[1] % max(K.shape[1], 1):
+        raise ValueError(f"{shapes}: {K.shape[1]} heads of K do not divide the {Q.shape[1]} of Q")
 
 
 def _softmax(scores: np.ndarray, precision: int | None) -> np.ndarray:
@@ -197,12 +219,18 @@ def tensor_scatter(
     past_cache: np.ndarray, update: np.ndarray, write_indices: np.ndarray | None = None, *, axis: int, mode: str
 ) -> np.ndarray:
     """The cache with the update written along `axis`, from an index of each sample on"""
+    along = check_axis(axis, past_cache.ndim)
+    size, length = past_cache.shape[axis], update.shape[axis]
+    check_shape("update", update.shape, (*past_cache.shape[:along], length, *past_cache.shape[along + 1 :]))
     cache, new = past_cache.copy(), np.moveaxis(update, axis, 1)
-    size, length = past_cache.shape[axis], new.shape[1]
     first = np.zeros(len(cache), np.int64) if write_indices is None else write_indices
     places = first[:, None] + np.arange(length)
+    check_shape("write_indices", first.shape, (len(cache),))
     if mode == "circular":
+        check_indices(first, size, "write_indices", lowest=0)
         places = places % size
+    else:
+        check_indices(places, size, "the places to write to", lowest=0)
     np.moveaxis(cache, axis, 1)[np.arange(len(cache))[:, None], places] = new
     return cache
 
@@ -228,6 +256,9 @@ def rotary_embedding(
     x = by_heads(X, num_heads or 1) if X.ndim == 3 else X
     turned = rotary_embedding_dim or x.shape[-1]
     half = turned // 2
+    check_shape("sin_cache", sin_cache.shape, cos_cache.shape)
+    if position_ids is not None:
+        check_indices(position_ids, len(cos_cache), "position_ids", lowest=0)
     cos, sin = (c if position_ids is None else c[position_ids] for c in (cos_cache, sin_cache))
     if turned % 2 or cos.shape[-1] != half or sin.shape[-1] != half:
         columns = f"not {cos.shape[-1]} and {sin.shape[-1]}"

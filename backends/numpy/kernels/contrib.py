@@ -20,7 +20,7 @@ from refgrad.backends.numpy.kernels.normalization import (
     packed_mask,
     simplified_layer_normalization,
 )
-from refgrad.backends.numpy.kernels.operands import widened
+from refgrad.backends.numpy.kernels.operands import check_indices, check_shape, widened
 from refgrad.backends.numpy.registry import MICROSOFT, kernel
 
 Array = np.ndarray
@@ -186,7 +186,9 @@ def skip_layer_normalization(
     epsilon: float = 1e-12,
 ) -> tuple[Array, ...]:
     """LayerNormalization over the last axis of the sum, and the sum"""
+    check_shape("gamma", gamma.shape, input.shape[-1:])
     kind, total = input.dtype, _sum(input, skip, bias)
+    check_shape("input + skip + bias", total.shape, input.shape)
     y, mean, r = layer_normalization(total, gamma, beta, axis=-1, epsilon=epsilon, stash_type=_stash(total))
     return y.astype(kind, copy=False), mean, r, total.astype(kind, copy=False)
 
@@ -196,7 +198,9 @@ def skip_simplified_layer_normalization(
     input: Array, skip: Array, gamma: Array, bias: Array | None = None, *, epsilon: float = 1e-12
 ) -> tuple[Array | None, ...]:
     """SimplifiedLayerNormalization over the last axis of the sum, and the sum"""
+    check_shape("gamma", gamma.shape, input.shape[-1:])
     kind, total = input.dtype, _sum(input, skip, bias)
+    check_shape("input + skip + bias", total.shape, input.shape)
     y, r = simplified_layer_normalization(total, gamma, axis=-1, epsilon=epsilon, stash_type=_stash(total))
     return y.astype(kind, copy=False), None, r, total.astype(kind, copy=False)
 
@@ -269,6 +273,10 @@ def embed_layer_normalization(
 ) -> tuple[Array, ...]:
     """The sum of three embeddings normalized, how many elements of each mask are 1, and the sum"""
     positions = np.arange(input_ids.shape[1]) if position_ids is None else position_ids
+    check_indices(input_ids, len(word_embedding), "input_ids", lowest=0)
+    check_indices(positions, len(position_embedding), "position_ids", lowest=0)
+    if segment_ids is not None and segment_embedding is not None:
+        check_indices(segment_ids, len(segment_embedding), "segment_ids", lowest=0)
     segments = None if segment_ids is None or segment_embedding is None else segment_embedding[segment_ids]
     kind, total = word_embedding.dtype, _sum(word_embedding[input_ids], position_embedding[positions], segments)
     counted = np.zeros(len(input_ids), np.int32) if mask is None else (mask == 1).sum(1).astype(np.int32)

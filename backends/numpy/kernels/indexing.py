@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from refgrad.backends.numpy.kernels.operands import check_axes, check_axis, check_indices
+from refgrad.backends.numpy.kernels.operands import check_axes, check_axis, check_indices, check_shape
 from refgrad.backends.numpy.registry import MICROSOFT, kernel
 
 
@@ -106,7 +106,7 @@ def gather_elements(data: np.ndarray, indices: np.ndarray, *, axis: int) -> np.n
 def gather_elements_grad(dY: np.ndarray, shape: np.ndarray, indices: np.ndarray, *, axis: int = 0) -> np.ndarray:
     """dX = zeros(shape) with each element of dY added where it was taken from"""
     dims = tuple(shape.tolist())
-    _check_updates(dY.shape, indices.shape, "dY")
+    check_shape("dY", dY.shape, indices.shape)
     return add_at(math.prod(dims), _flat_elements(dims, indices, axis), dY).reshape(dims)
 
 
@@ -125,11 +125,6 @@ def gather_nd_grad(shape: np.ndarray, indices: np.ndarray, dY: np.ndarray, *, ba
     flat, length = _flat_tuples(dims, indices, batch_dims)
     count = math.prod(dims[: batch_dims + indices.shape[-1]])
     return add_rows(count, flat.reshape(-1), dY.reshape(flat.size, length)).reshape(dims)
-
-
-def _check_updates(given: tuple[int, ...], needed: tuple[int, ...], what: str = "updates") -> None:
-    if given != needed:
-        raise ValueError(f"{what} has the shape {list(given)}; the data and the indices need {list(needed)}")
 
 
 _COMBINE: dict[str, np.ufunc] = {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum}
@@ -156,7 +151,7 @@ def _scatter(target: np.ndarray, where: np.ndarray, updates: np.ndarray, reducti
 def scatter_elements(
     data: np.ndarray, indices: np.ndarray, updates: np.ndarray, *, axis: int, reduction: str = "none"
 ) -> np.ndarray:
-    _check_updates(updates.shape, indices.shape)
+    check_shape("updates", updates.shape, indices.shape)
     target = data.copy()
     _scatter(
         target.reshape(-1, 1),
@@ -175,7 +170,7 @@ def scatter(data: np.ndarray, indices: np.ndarray, updates: np.ndarray, *, axis:
 @kernel("ScatterND", in_float32=True)
 def scatter_nd(data: np.ndarray, indices: np.ndarray, updates: np.ndarray, *, reduction: str = "none") -> np.ndarray:
     flat, length = _flat_tuples(data.shape, indices)
-    _check_updates(updates.shape, indices.shape[:-1] + data.shape[indices.shape[-1] :])
+    check_shape("updates", updates.shape, indices.shape[:-1] + data.shape[indices.shape[-1] :])
     target = data.copy()
     rows = target.reshape(math.prod(data.shape[: indices.shape[-1]]), length)
     _scatter(rows, flat.reshape(-1), updates.reshape(flat.size, length), reduction)
@@ -227,7 +222,7 @@ def slice_grad(
     """dX = zeros(shape) with dY where it was taken from"""
     dX = np.zeros(tuple(shape.tolist()), dY.dtype)
     part = _slices(dX.shape, starts, ends, axes, steps)
-    _check_updates(dY.shape, dX[part].shape, "dY")
+    check_shape("dY", dY.shape, dX[part].shape)
     dX[part] = dY
     return dX
 

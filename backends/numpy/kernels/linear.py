@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 
+from refgrad.backends.numpy.kernels.operands import check_expands
 from refgrad.backends.numpy.registry import MICROSOFT, kernel
 
 
@@ -50,9 +51,13 @@ def gemm(
     broadcast: int = 1,
 ) -> np.ndarray:
     """Y = α·A'·B' + β·C"""
+    if A.ndim != 2 or B.ndim != 2:
+        raise ValueError(f"A has rank {A.ndim} and B {B.ndim}; both are matrices")
     Y = product(A.T if transA else A, B.T if transB else B)
     if alpha != 1:
         np.multiply(Y, alpha, out=Y, casting="unsafe")
+    if C is not None:
+        check_expands("C", C.shape, Y.shape)
     if C is not None and beta != 0:
         np.add(Y, C if beta == 1 else beta * C, out=Y, casting="unsafe")
     return Y

@@ -12,16 +12,23 @@ import numpy as np
 from onnx import helper
 
 from refgrad.backends.numpy.kernels.activation import log_softmax
-from refgrad.backends.numpy.kernels.operands import widened
+from refgrad.backends.numpy.kernels.operands import check_indices, check_shape, widened
 from refgrad.backends.numpy.registry import MICROSOFT, kernel
 
 
 def _weights(
-    labels: np.ndarray, weights: np.ndarray | None, ignore_index: int | None, dtype: np.dtype
+    labels: np.ndarray, weights: np.ndarray | None, ignore_index: int | None, scores: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """For each label the class to read (0 where ignored) and its weight (0 where ignored), both (N, d...)."""
+    if scores.ndim < 2:
+        raise ValueError(f"the scores have rank {scores.ndim}; their axes are the batch, the classes and others")
+    dtype, count = scores.dtype, scores.shape[1]
+    check_shape("the labels", labels.shape, scores.shape[:1] + scores.shape[2:])
+    if weights is not None:
+        check_shape("the weights", weights.shape, (count,))
     ignored = np.zeros(labels.shape, bool) if ignore_index is None else labels == ignore_index
     classes = np.where(ignored, 0, labels)
+    check_indices(np.where(ignored, 0, labels) if count else classes[~ignored], count, "the labels", lowest=0)
     weight = np.ones(labels.shape, dtype) if weights is None else weights[classes].astype(dtype, copy=False)
     return classes, np.where(ignored, dtype.type(0), weight)
 
@@ -43,7 +50,7 @@ def negative_log_likelihood_loss(
     reduction: str,
 ) -> np.ndarray:
     """Loss = −w·log_prob[label]; the mean is over the sum of the weights"""
-    classes, weight = _weights(labels, weights, ignore_index, log_prob.dtype)
+    classes, weight = _weights(labels, weights, ignore_index, log_prob)
     picked = np.take_along_axis(log_prob, np.expand_dims(classes, 1), 1).squeeze(1)
     return _reduced(np.where(weight == 0, weight, -weight * picked), weight, reduction)
 
@@ -73,7 +80,7 @@ def negative_log_likelihood_loss_internal(
 ) -> np.ndarray:
     """NegativeLogLikelihoodLoss with the index to ignore as an input; the mean of nothing is 0."""
     ignored = None if ignore_index is None else int(ignore_index.item())
-    if reduction == "mean" and not _weights(labels, weights, ignored, log_prob.dtype)[1].any():
+    if reduction == "mean" and not _weights(labels, weights, ignored, log_prob)[1].any():
         reduction = "sum"
     return negative_log_likelihood_loss(log_prob, labels, weights, ignore_index=ignored, reduction=reduction)
 
@@ -107,7 +114,7 @@ def softmax_cross_entropy_loss_grad(
     reduction: str = "mean",
 ) -> np.ndarray:
     """Dscores = dY·w·(e^log_prob − onehot(label)), divided by Σ w for the mean"""
-    classes, weight = _weights(labels, weights, ignore_index, log_prob.dtype)
+    classes, weight = _weights(labels, weights, ignore_index, log_prob)
     factor = dY * weight
     if reduction == "mean":
         total = weight.sum(dtype=weight.dtype)
@@ -170,6 +177,8 @@ def sparse_softmax_cross_entropy(
     logits: np.ndarray, label: np.ndarray, weight: np.ndarray | None = None, *, reduction: str = "mean"
 ) -> tuple[np.ndarray, np.ndarray]:
     """−weight·log_prob[label] of every row, their sum, or that divided by the sum of the weights; and log_prob"""
+    check_shape("the labels", label.shape, logits.shape[:-1])
+    check_indices(label, logits.shape[-1], "the labels", lowest=0)
     log_prob = log_softmax(logits, axis=-1)
     share = np.ones(label.shape, logits.dtype) if weight is None else weight
     picked = np.take_along_axis(log_prob, label[..., np.newaxis], -1).squeeze(-1)
@@ -186,6 +195,8 @@ def sparse_softmax_cross_entropy_grad(
     reduction: str = "mean",
 ) -> np.ndarray:
     """dlogits = dY·weight·(e^log_prob − onehot(label)), divided by the sum of the weights for the mean"""
+    check_shape("the labels", label.shape, log_prob.shape[:-1])
+    check_indices(label, log_prob.shape[-1], "the labels", lowest=0)
     share = np.ones(label.shape, log_prob.dtype) if weight is None else weight
     d, at = np.exp(log_prob), label[..., np.newaxis]
     np.put_along_axis(d, at, np.take_along_axis(d, at, -1) - 1, -1)

@@ -9,7 +9,7 @@ import numpy as np
 from onnx import helper
 
 from refgrad.backends.numpy.kernels.arithmetic import sum_to
-from refgrad.backends.numpy.kernels.operands import widened
+from refgrad.backends.numpy.kernels.operands import check_axis, check_expands, check_shape, widened
 from refgrad.backends.numpy.registry import MICROSOFT, SIXTEEN_BIT, kernel
 
 
@@ -41,6 +41,10 @@ def batch_normalization(
     Before opset 14 five outputs meant training, and spatial=0 a mean and a variance for each element of an image.
     """
     rank, kinds = X.ndim, (X.dtype, mean.dtype, var.dtype)
+    if rank < 2:
+        raise ValueError(f"X has rank {rank}; its axes are the batch, the channels and others")
+    for what, v in (("scale", scale), ("B", B), ("mean", mean), ("var", var)):
+        check_shape(what, v.shape, X.shape[1:2] if spatial else X.shape[1:])
     X, scale, B, mean, var = map(widened, (X, scale, B, mean, var))
     if _opset < 14 and any(_wanted[1:]):
         if not spatial:
@@ -156,6 +160,9 @@ def layer_normalization(
 ) -> tuple[np.ndarray, ...]:
     """x̂·scale + B over the axes from `axis` on, and mean and r in `stash_type`."""
     x, axes, stash = _stashed(X, axis, stash_type)
+    check_expands("scale", scale.shape, X.shape)
+    if B is not None:
+        check_expands("B", B.shape, X.shape)
     mean = x.mean(axes, keepdims=True)
     centred = x - mean
     r = 1 / np.sqrt(np.square(centred).mean(axes, keepdims=True) + epsilon)
@@ -171,6 +178,7 @@ def simplified_layer_normalization(
 ) -> tuple[np.ndarray, ...]:
     """x·r·scale with r = 1/√(mean x² + ε) over the axes from `axis` on, and r in `stash_type` (None: float or double)."""
     x, axes, stash = _stashed(X, axis, stash_type or (11 if X.dtype == np.float64 else 1))
+    check_expands("scale", scale.shape, X.shape)
     r = 1 / np.sqrt(np.square(x).mean(axes, keepdims=True) + epsilon)
     Y = x * r * scale
     return Y.astype(X.dtype, copy=False), r.astype(stash, copy=False)
@@ -186,6 +194,8 @@ def rms_normalization(X: np.ndarray, scale: np.ndarray, *, axis: int, epsilon: f
 def instance_normalization(X: np.ndarray, scale: np.ndarray, B: np.ndarray, *, epsilon: float) -> np.ndarray:
     """x̂·scale + B, each channel of each instance by its own mean and variance"""
     axes, rank = tuple(range(2, X.ndim)), X.ndim
+    check_shape("scale", scale.shape, X.shape[1:2])
+    check_shape("B", B.shape, X.shape[1:2])
     centred = X - X.mean(axes, keepdims=True)
     centred /= np.sqrt(np.square(centred).mean(axes, keepdims=True) + epsilon)
     return np.asarray(centred * _per_channel(scale, rank) + _per_channel(B, rank))
@@ -290,12 +300,14 @@ def _stashed(X: np.ndarray, axis: int, stash_type: int) -> tuple[np.ndarray, tup
     stash = helper.tensor_dtype_to_np_dtype(stash_type)
     own = np.dtype(np.float32) if X.dtype in SIXTEEN_BIT else X.dtype
     wide = own if stash in SIXTEEN_BIT else np.promote_types(own, stash)
-    return X.astype(wide, copy=False), tuple(range(axis % X.ndim, X.ndim)), stash
+    return X.astype(wide, copy=False), tuple(range(check_axis(axis, X.ndim), X.ndim)), stash
 
 
 @kernel("LRN", in_float32=True)
 def lrn(X: np.ndarray, *, alpha: float, beta: float, bias: float, size: int) -> np.ndarray:
     """x/(bias + α/size·Σ x²)^β, the sum over `size` neighbouring channels"""
+    if size < 1:
+        raise ValueError(f"size={size} channels; one or more are needed")
     before, channels = (size - 1) // 2, X.shape[1]
     padded = np.zeros((X.shape[0], channels + size - 1, *X.shape[2:]), X.dtype)
     padded[:, before : before + channels] = np.square(X)
@@ -308,6 +320,8 @@ def lrn(X: np.ndarray, *, alpha: float, beta: float, bias: float, size: int) -> 
 @kernel("LpNormalization", in_float32=True)
 def lp_normalization(X: np.ndarray, *, axis: int, p: int) -> np.ndarray:
     """x/‖x‖_p along `axis`, and 0 where the norm is 0. (onnx.reference sums x itself for p = 1.)"""
+    if p not in (1, 2):
+        raise ValueError(f"p={p} is neither 1 nor 2")
     norm = np.sum(np.abs(X) ** p, axis=axis, keepdims=True) ** X.dtype.type(1 / p)
     return np.asarray(X / np.where(norm == 0, 1, norm))
 

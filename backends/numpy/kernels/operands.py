@@ -44,7 +44,13 @@ def check_indices(indices: np.ndarray, size: int, what: str = "indices", lowest:
     return np.where(indices < 0, indices + size, indices)
 
 
-def check_count(what: str, given: Sequence[object] | np.ndarray, expected: int) -> None:
-    """Raise ValueError where a list does not have as many elements as it must."""
-    if len(given) != expected:
-        raise ValueError(f"{what} has {len(given)} elements, {expected} are needed")
+def check_shape(what: str, given: tuple[int, ...], needed: tuple[int, ...]) -> None:
+    """Raise ValueError where an input does not have the one shape that it can have."""
+    if given != needed:
+        raise ValueError(f"{what} has the shape {list(given)}; {list(needed)} is needed")
+
+
+def check_expands(what: str, given: tuple[int, ...], to: tuple[int, ...]) -> None:
+    """Raise ValueError where an input cannot be broadcast to a shape as it is."""
+    if len(given) > len(to) or any(n not in (1, m) for n, m in zip(given[::-1], to[::-1], strict=False)):
+        raise ValueError(f"{what} has the shape {list(given)}, which does not broadcast to {list(to)}")

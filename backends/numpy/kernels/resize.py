@@ -146,6 +146,8 @@ def upsample_1(X: np.ndarray, *, mode: str, height_scale: float, width_scale: fl
 def affine_grid(theta: np.ndarray, size: np.ndarray, *, align_corners: int) -> np.ndarray:
     """Points (N, out..., rank): θ (N, rank, rank + 1) times the (x, y, ..., 1) of each pixel, in −1..1."""
     spatial = size[2:].tolist()
+    if theta.shape != (*size[:1].tolist(), len(spatial), len(spatial) + 1) or min(spatial, default=0) < 1:
+        raise ValueError(f"theta {list(theta.shape)} does not fit the size {size.tolist()}, (N, C, out...)")
     axes = [
         np.linspace(-1, 1, n, dtype=theta.dtype) if align_corners else (2 * np.arange(n, dtype=theta.dtype) + 1) / n - 1
         for n in spatial

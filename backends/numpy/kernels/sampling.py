@@ -8,7 +8,7 @@ from itertools import product
 
 import numpy as np
 
-from refgrad.backends.numpy.kernels.operands import widened
+from refgrad.backends.numpy.kernels.operands import check_indices, check_shape, widened
 from refgrad.backends.numpy.kernels.windows import make_windows
 from refgrad.backends.numpy.registry import kernel
 
@@ -78,6 +78,9 @@ def grid_sample(X: np.ndarray, grid: np.ndarray, *, align_corners: int, mode: st
     1.31; onnx.reference moves it to the border, where its result jumps.
     """
     size = X.shape[2:]
+    if grid.ndim != X.ndim or X.ndim < 3 or grid.shape[0] != X.shape[0] or grid.shape[-1] != len(size):
+        expected = "the same ranks and batches, and in the grid a coordinate for each spatial axis of X"
+        raise ValueError(f"X {list(X.shape)} and grid {list(grid.shape)} must have {expected}")
     pixels, grid = X.astype(np.float64) if X.dtype.kind in "biu" else widened(X), widened(grid)
     low = 0.0 if align_corners else -0.5
     high = [n - 1 - low for n in size]
@@ -145,6 +148,8 @@ def roi_align(
     spatial_scale: float,
 ) -> np.ndarray:
     """Mean of the bilinear samples of each bin, or the largest weighted pixel of them, to (regions, C, height, width)."""
+    check_shape("rois", rois.shape, (len(batch_indices), 4))
+    check_indices(batch_indices, len(X), "batch_indices", lowest=0)
     half_pixel = coordinate_transformation_mode.lower() == "half_pixel"
     corners = rois * rois.dtype.type(spatial_scale) - rois.dtype.type(0.5 if half_pixel else 0)
     Y = np.zeros((len(rois), X.shape[1], output_height, output_width), X.dtype)
@@ -184,6 +189,8 @@ def _roi_taps(start: np.floating, size: np.floating, n: int, bins: int, sampling
 @kernel("MaxRoiPool")
 def max_roi_pool(X: np.ndarray, rois: np.ndarray, *, pooled_shape: list[int], spatial_scale: float) -> np.ndarray:
     """Largest pixel of each bin of the regions (image, x1, y1, x2, y2), whose corners are rounded; 0 in an empty bin."""
+    check_shape("rois", rois.shape, (len(rois), 5))
+    check_indices(rois[:, 0], len(X), "the images of the rois", lowest=0)
     Y = np.zeros((len(rois), X.shape[1], *pooled_shape), X.dtype)
     wide = rois.astype(np.promote_types(rois.dtype, np.float32))
     scaled = wide[:, 1:] * wide.dtype.type(spatial_scale)

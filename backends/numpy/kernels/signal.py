@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 from onnx import helper
 
+from refgrad.backends.numpy.kernels.operands import check_axis
 from refgrad.backends.numpy.registry import kernel
 
 
-@kernel("DFT", since=20, in_float32=True)
+@kernel("DFT", since=20, in_float32=True, fresh=True)
 def dft(
     x: np.ndarray,
     dft_length: np.ndarray | None = None,
@@ -18,7 +19,11 @@ def dft(
     onesided: int = 0,
 ) -> np.ndarray:
     """Σ x·exp(∓2πi·kn/N) along `axis`, /N in the inverse. One-sided: the first N/2 + 1 bins, or the real signal of those."""
-    along = (-2 if axis is None else int(axis.item())) % x.ndim
+    along = check_axis(-2 if axis is None else int(axis.item()), x.ndim)
+    if along == x.ndim - 1 or x.shape[-1] not in (1, 2):
+        raise ValueError(
+            f"axis {along} of {list(x.shape)}: the last axis has the 1 or 2 parts of a number, and is no other"
+        )
     length = x.shape[along] if dft_length is None else int(dft_length.item())
     signal = _complex(x)
     if inverse and onesided:
@@ -30,14 +35,14 @@ def dft(
     return _parts(np.take(bins, np.arange(length // 2 + 1), along) if onesided else bins, x.dtype)
 
 
-@kernel("DFT", since=17, in_float32=True)
+@kernel("DFT", since=17, in_float32=True, fresh=True)
 def dft_17(
     x: np.ndarray, dft_length: np.ndarray | None = None, *, axis: int, inverse: int = 0, onesided: int = 0
 ) -> np.ndarray:
     return dft(x, dft_length, np.array(axis), inverse=inverse, onesided=onesided)
 
 
-@kernel("STFT", in_float32=True)
+@kernel("STFT", in_float32=True, fresh=True)
 def stft(
     signal: np.ndarray,
     frame_step: np.ndarray,
@@ -49,6 +54,13 @@ def stft(
     """The transform of every window·frame: (batch, samples, 1 or 2) to (batch, frames, bins, 2)."""
     length = signal.shape[1] if window is None else window.size
     length = length if frame_length is None else int(frame_length.item())
+    if signal.ndim != 3 or signal.shape[2] not in (1, 2) or not 0 < length <= signal.shape[1] or frame_step.item() < 1:
+        frames = f"frames of {length} samples every {frame_step.item()}"
+        raise ValueError(
+            f"{frames} of a signal {list(signal.shape)}: it has a batch, samples for a frame, and 1 or 2 parts"
+        )
+    if window is not None and window.shape != (length,):
+        raise ValueError(f"the window has the shape {list(window.shape)}, a frame {length} samples")
     samples = _complex(signal)
     frames = np.lib.stride_tricks.sliding_window_view(samples, length, 1)[:, :: int(frame_step.item())]
     bins = np.fft.fft(frames if window is None else frames * window, axis=-1)
@@ -101,6 +113,11 @@ def mel_weight_matrix(
     As in onnx's node test the step is a share of num_mel_bins + 2, and a corner is the bin at or below its frequency.
     """
     count, length = int(num_mel_bins.item()), int(dft_length.item())
+    if count < 1 or length < 1 or sample_rate.item() < 1:
+        raise ValueError(f"{count} bins of {length} samples at a rate of {sample_rate.item()}; each is at least 1")
+    if not 0 <= lower_edge_hertz.item() <= upper_edge_hertz.item() <= sample_rate.item() / 2:
+        edges = f"{lower_edge_hertz.item()} to {upper_edge_hertz.item()}"
+        raise ValueError(f"the edges {edges} Hz are not in order within half the sample rate {sample_rate.item()}")
     low, high = (2595 * np.log10(1 + edge.item() / 700) for edge in (lower_edge_hertz, upper_edge_hertz))
     mel = low + np.arange(count + 2) * ((high - low) / (count + 2))
     corners = np.floor((length + 1) * 700 * (10 ** (mel / 2595) - 1) / sample_rate.item())
