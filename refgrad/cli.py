@@ -8,6 +8,7 @@ import math
 import re
 import signal
 import sys
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -16,12 +17,14 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 from rich.console import Console
+from rich.progress import Progress, TextColumn
 from rich.table import Table
 
 import refgrad
 from refgrad import demo as notebook
 from refgrad.backends import available, backends, get_backend
 from refgrad.backends.base import load_model
+from refgrad.backends.numpy.backend import NumpyModel
 from refgrad.conformance.check import AGREED, DIFFERENCES, Check, Row
 from refgrad.conformance.check import check as run_check
 from refgrad.conformance.feeds import SIZE, random_feeds, read_feeds, write_arrays
@@ -128,19 +131,38 @@ def run(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write the outputs by name to this .npz file.")
     ] = None,
+    trace: Annotated[bool, typer.Option("--trace", help="Every value between as well (backend numpy).")] = False,
+    precision: Annotated[
+        str | None, typer.Option(help="float64: every float is double (backend numpy). Default: the model's types.")
+    ] = None,
+    max_memory: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="Refuse what would hold more at once (backend numpy): bytes, or 500M, 8G."),
+    ] = None,
     seed: Seed = 0,
     dim: Dim = None,
     as_json: Json = False,
 ) -> None:
     """Run MODEL and print what comes out."""
-    prepared = get_backend(backend).prepare(model)
+    options = {"precision": precision, "max_memory": None if max_memory is None else _bytes(max_memory)}
+    prepared = get_backend(backend).prepare(
+        model, **{key: given for key, given in options.items() if given is not None}
+    )
     size, sizes = _sizes(dim)
+    # In another precision the file still has the types that the model declares.
+    declared = prepared.inputs if precision is None else inputs_of(load_model(model, external_data=False))
     given = (
-        read_feeds(feeds, prepared.inputs)
+        read_feeds(feeds, declared)
         if feeds is not None
         else random_feeds(prepared.inputs, seed=seed, size=size, sizes=sizes)
     )
-    results = prepared.run(given)
+    if isinstance(prepared, NumpyModel):
+        with _Bar() as bar:
+            results = prepared.run(given, trace=trace, progress=bar)
+    elif trace:
+        raise OptionError(f"Backend {backend!r} does not give the values between. Run it with --backend numpy.")
+    else:
+        results = prepared.run(given)
     if output is not None:
         with replacing(output) as file:
             write_arrays(file, results)
@@ -360,6 +382,40 @@ def _report(found: Check, as_json: bool) -> None:
 
 def _as_dict(found: Check) -> dict[str, Any]:
     return {"ok": found.ok, **asdict(found)}
+
+
+class _Bar:
+    """Progress on stderr, from the first second on, where stderr is a terminal."""
+
+    def __init__(self) -> None:
+        self._start = time.monotonic()
+        self._progress: Progress | None = None
+
+    def __enter__(self) -> _Bar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+
+    def __call__(self, done: int, total: int, label: str) -> None:
+        """Show that `done` of `total` nodes are computed and that `label` is next."""
+        if self._progress is None:
+            if not sys.stderr.isatty() or time.monotonic() - self._start < 1:
+                return
+            columns = (*Progress.get_default_columns(), TextColumn("{task.fields[label]}", markup=False))
+            self._progress = Progress(*columns, console=Console(stderr=True), transient=True)
+            self._progress.start()
+            self._progress.add_task("nodes", total=total, label=label)
+        self._progress.update(self._progress.task_ids[0], completed=done, label=label)
+
+
+def _bytes(size: str) -> int:
+    """`size` in bytes: a number, or one with K, M or G behind it."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMG]?)(?:i?B)?", size, re.IGNORECASE)
+    if found is None:
+        raise OptionError(f"--max-memory {size} is no size. Give a number of bytes, or one like 500M or 8G.")
+    return int(float(found[1]) * 1024 ** " KMG".index(found[2].upper() or " "))
 
 
 def _statistics(name: str, value: Any) -> dict[str, Any]:

@@ -17,8 +17,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from refgrad import demo, files, registry
-from refgrad.backends import get_backend
-from refgrad.cli import _names, _sizes, main
+from refgrad.backends import available, get_backend
+from refgrad.cli import _Bar, _names, _sizes, main
 from refgrad.errors import OutputFileError
 
 
@@ -196,6 +196,37 @@ def test_run_prints_and_writes_the_outputs(regression, feeds, tmp_path, refgrad_
     code, text = refgrad_("run", regression, "--feeds", feeds)
     assert code == 0
     assert "float32" in text
+
+
+def test_run_traces_widens_and_limits_the_interpreter(regression, feeds, refgrad_, capsys):
+    code, result = refgrad_("run", regression, "--feeds", feeds, "--trace", "--precision", "float64", "--json")
+    assert code == 0
+    rows = {row["name"]: row["dtype"] for row in result["outputs"]}
+    assert set(rows) > {"x", "label", "loss", "y"}
+    assert set(rows.values()) == {"float64"}
+    assert refgrad_("run", regression, "--feeds", feeds, "--max-memory", "1M")[0] == 0
+    for words, message in (
+        (["--max-memory", "100"], "max_memory is 100 bytes"),
+        (["--max-memory", "much"], "--max-memory much is no size"),
+        (["--precision", "float8"], "precision='float8' is not known"),
+        (["--trace", "--backend", "ort-cpu"], "does not give the values between"),
+        (["--max-memory", "1G", "--backend", "ort-cpu"], "has no option ['max_memory']"),
+    ):
+        if "ort-cpu" in words and "ort-cpu" not in available():
+            continue
+        assert main(["run", str(regression), "--feeds", str(feeds), *words]) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_progress_is_shown_on_a_terminal_after_a_second(monkeypatch, capsys):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with _Bar() as bar:
+        bar(0, 3, "node 'a' (Neg)")
+        assert capsys.readouterr().err == ""
+        bar._start -= 1
+        bar(1, 3, "node 'b' ([Neg])")
+        bar(2, 3, "node 'c' (Neg)")
+    assert "node 'c' (Neg)" in capsys.readouterr().err
 
 
 def test_run_draws_feeds_from_the_declared_types(tmp_path, refgrad_):

@@ -61,12 +61,16 @@ class NumpyBackend(Backend):
             raise OptionError(f"precision={precision!r} is not known. Give None (the model's types) or 'float64'.")
         if bits is not None and (precision != "float64" or not 2 <= bits <= 53):
             raise OptionError(f"bits={bits} goes with precision='float64' and is between 2 and 53.")
-        if max_memory is not None and not (isinstance(max_memory, int) and max_memory > 0):
-            raise OptionError(f"max_memory={max_memory!r} is a number of bytes above 0, or None for no limit.")
+        if max_memory is not None and not _is_size(max_memory):
+            raise OptionError(f"max_memory={max_memory!r} is no number of bytes above 0. Give one, or None for no limit.")
         proto = load_model(model)
         if proto.functions:
             proto = _inlined(proto)
         return NumpyModel(proto, _PRECISIONS[precision]() if bits is None else Rounded(bits), max_memory)
+
+
+def _is_size(value: object) -> bool:
+    return isinstance(value, int) and value > 0
 
 
 def _inlined(model: onnx.ModelProto) -> onnx.ModelProto:
