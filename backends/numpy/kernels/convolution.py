@@ -1,21 +1,23 @@
-"""Convolutions and their gradients: strided windows laid out as columns, then one matrix product per group.
+"""Convolutions and their gradients: windows laid out as columns, block by block, and matrix products.
 
-Symbols: N batch, G groups, C input and M output channels, K elements of the kernel, I and O spatial elements in and out.
+Symbols: N batch, G groups, C input and M output channels of a group, K elements of the kernel, I and O spatial elements in
+and out.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
-from refgrad.backends.numpy.kernels.windows import Windows, make_windows
+from refgrad.backends.numpy.kernels.windows import WORKSPACE, Windows, make_windows
 from refgrad.backends.numpy.registry import MICROSOFT, kernel
 
 Ints = list[int] | None
 
 
-@kernel("Conv", in_float32=True)
+@kernel("Conv", in_float32=True, fresh=True)
 def conv(
     X: np.ndarray,
     W: np.ndarray,
@@ -28,14 +30,12 @@ def conv(
     pads: Ints = None,
     strides: Ints = None,
 ) -> np.ndarray:
-    """Y = W (G, M/G, C/G·K) · columns of X (N, G, C/G·K, O) + B"""
+    """Y = W (G, M, C·K) · columns of X (N, G, C·K, O) + B"""
     windows = make_windows(X.shape[2:], W.shape[2:], strides, dilations, pads, auto_pad)
-    columns = windows.columns(X, group)
-    Y = (_per_group(W, group) @ columns).reshape(X.shape[0], W.shape[0], *windows.count)
-    return Y if B is None else _add_bias(Y, B)
+    return _with_bias(_correlated(_in_groups(X, group), _per_group(W, group), windows), B)
 
 
-@kernel("ConvGrad", domain=MICROSOFT, in_float32=True)
+@kernel("ConvGrad", domain=MICROSOFT, in_float32=True, fresh=True)
 def conv_grad(
     dY: np.ndarray,
     X: np.ndarray,
@@ -53,15 +53,12 @@ def conv_grad(
     windows = make_windows(X.shape[2:], W.shape[2:], strides, dilations, pads, auto_pad)
     rows = _in_groups(dY, group)
     want_dX, want_dW, want_dB = (*_wanted, False, False)[:3]
-    dX = dW = None
-    if want_dX:
-        dX = windows.fold(_per_group(W, group).swapaxes(1, 2) @ rows, X.shape[1])
-    if want_dW:
-        dW = (rows @ windows.columns(X, group).swapaxes(2, 3)).sum(0).reshape(W.shape)
+    dX = _laid_back(rows, _per_group(W, group), windows) if want_dX else None
+    dW = _weight_grad(rows, _in_groups(X, group), windows).reshape(W.shape) if want_dW else None
     return dX, dW, _bias_grad(dY) if want_dB else None
 
 
-@kernel("ConvTranspose", in_float32=True)
+@kernel("ConvTranspose", in_float32=True, fresh=True)
 def conv_transpose(
     X: np.ndarray,
     W: np.ndarray,
@@ -76,13 +73,12 @@ def conv_transpose(
     pads: Ints = None,
     strides: Ints = None,
 ) -> np.ndarray:
-    """Y = fold(Wᵀ·X) + B with W (C, M/G, k...): the adjoint of Conv with respect to its input."""
+    """Y = fold(Wᵀ·X) + B with W (G·C, M, k...): the adjoint of Conv with respect to its input."""
     windows = _transposed(X, W, auto_pad, dilations, output_padding, output_shape, pads, strides)
-    Y = windows.fold(_per_group(W, group).swapaxes(1, 2) @ _in_groups(X, group), W.shape[1] * group)
-    return Y if B is None else _add_bias(Y, B)
+    return _with_bias(_laid_back(_in_groups(X, group), _per_group(W, group), windows), B)
 
 
-@kernel("ConvTransposeGrad", domain=MICROSOFT, in_float32=True)
+@kernel("ConvTransposeGrad", domain=MICROSOFT, in_float32=True, fresh=True)
 def conv_transpose_grad(
     dY: np.ndarray,
     X: np.ndarray,
@@ -100,16 +96,14 @@ def conv_transpose_grad(
 ) -> tuple[np.ndarray | None, ...]:
     """dX = W·columns of dY, dW = Σ_N X·columnsᵀ, dB = Σ_{N,O} dY"""
     windows = _transposed(X, W, auto_pad, dilations, output_padding, output_shape, pads, strides)
-    columns = windows.columns(dY, group)
+    seen = _in_groups(dY, group)
     want_dX, want_dW, want_dB = (*_wanted, False, False)[:3]
-    dX = (_per_group(W, group) @ columns).reshape(X.shape) if want_dX else None
-    dW = None
-    if want_dW:
-        dW = (_in_groups(X, group) @ columns.swapaxes(2, 3)).sum(0).reshape(W.shape)
+    dX = _correlated(seen, _per_group(W, group), windows) if want_dX else None
+    dW = _weight_grad(_in_groups(X, group), seen, windows).reshape(W.shape) if want_dW else None
     return dX, dW, _bias_grad(dY) if want_dB else None
 
 
-@kernel("Col2Im", in_float32=True)
+@kernel("Col2Im", in_float32=True, fresh=True)
 def col2im(
     input: np.ndarray,
     image_shape: np.ndarray,
@@ -121,8 +115,13 @@ def col2im(
 ) -> np.ndarray:
     """(N, C·K, O) to (N, C, image_shape...), overlapping blocks summed."""
     windows = make_windows(image_shape.tolist(), block_shape.tolist(), strides, dilations, pads)
-    channels = input.shape[1] // math.prod(windows.kernel)
-    return windows.fold(input[:, np.newaxis], channels)
+    elements = math.prod(windows.kernel)
+    n, channels = input.shape[0], input.shape[1] // elements
+    columns = input.reshape(n, channels, elements, *windows.count)
+    image = np.zeros((n, channels, 1, *windows.size), input.dtype)
+    for block in windows.blocks(image, elements):
+        block.fold(block.rows(columns), image)
+    return image.reshape(n, channels, *windows.size)
 
 
 def _transposed(
@@ -156,18 +155,69 @@ def _transposed(
     return Windows(*(tuple(map(int, field)) for field in fields))
 
 
+def _correlated(X: np.ndarray, W: np.ndarray, windows: Windows) -> np.ndarray:
+    """X (N, G, C, spatial...) and W (G, M, C·K) to Y (N, G·M, windows...)"""
+    shape = (X.shape[0], *W.shape[:2], *windows.count)
+    Y = (np.empty if W.size else np.zeros)(shape, X.dtype)
+    for block in windows.blocks(X, W.shape[1]):
+        block.put(Y, W[block.groups, :, block.elements], block.columns(X))
+    return Y.reshape(shape[0], shape[1] * shape[2], *windows.count)
+
+
+def _laid_back(Y: np.ndarray, W: np.ndarray, windows: Windows) -> np.ndarray:
+    """Y (N, G, M, windows...) and W (G, M, C·K) to X (N, G·C, spatial...): fold(Wᵀ·Y), the adjoint of `_correlated`.
+
+    With strides of 1 it is a correlation with the kernel turned round. Copying columns is faster than adding them up, so that
+    is done where they are not many more and turning the kernel round costs little time and memory.
+    """
+    elements = math.prod(windows.kernel)
+    n, (group, rows) = Y.shape[0], W.shape[:2]
+    channels = W.shape[2] // elements
+    many = Y.size > group * rows * rows and rows < 2 * channels and W.nbytes <= WORKSPACE
+    if (many or elements == 1) and all(s == 1 for s in windows.strides):
+        turned = W.reshape(group, rows, channels, elements)[..., ::-1].swapaxes(1, 2)
+        return _correlated(Y, turned.reshape(group, channels, rows * elements), _turned(windows))
+    X = np.zeros((n, group, channels, *windows.size), Y.dtype)
+    for block in windows.blocks(X, rows):
+        block.fold(block.product(W[block.groups, :, block.elements].swapaxes(1, 2), block.rows(Y)), X)
+    return X.reshape(n, group * channels, *windows.size)
+
+
+def _turned(windows: Windows) -> Windows:
+    """Return the windows of stride 1 over the windows, one per element of the array: those that see the element."""
+    begin = tuple(x - 1 - b for x, b in zip(windows.extent, windows.begin, strict=True))
+    end = tuple(x - 1 - e for x, e in zip(windows.extent, windows.end, strict=True))
+    return replace(windows, size=windows.count, begin=begin, end=end, count=windows.size)
+
+
+def _weight_grad(Y: np.ndarray, X: np.ndarray, windows: Windows) -> np.ndarray:
+    """Y (N, G, M, windows...) and X (N, G, C, spatial...) to W (G, M, C·K): Σ_N Y·columnsᵀ"""
+    shape = (*Y.shape[1:3], X.shape[2] * math.prod(windows.kernel))
+    W = (np.empty if Y.size else np.zeros)(shape, Y.dtype)
+    for block in windows.blocks(X, Y.shape[2]):
+        target, is_first = W[block.groups, :, block.elements], block.is_first
+        for rows, columns in zip(block.rows(Y), block.columns(X).swapaxes(2, 3), strict=True):
+            if is_first:
+                np.matmul(rows, columns, out=target)
+            else:
+                target += np.matmul(rows, columns)
+            is_first = False
+    return W
+
+
 def _per_group(W: np.ndarray, group: int) -> np.ndarray:
-    """(M, C/G, k...) to (G, M/G, C/G·K)"""
+    """(G·M, C, k...) to (G, M, C·K)"""
     return W.reshape(group, W.shape[0] // group, math.prod(W.shape[1:]))
 
 
 def _in_groups(X: np.ndarray, group: int) -> np.ndarray:
-    """(N, C, spatial...) to (N, G, C/G, elements)"""
-    return X.reshape(X.shape[0], group, X.shape[1] // group, math.prod(X.shape[2:]))
+    """(N, G·C, spatial...) to (N, G, C, spatial...)"""
+    return X.reshape(X.shape[0], group, X.shape[1] // group, *X.shape[2:])
 
 
-def _add_bias(Y: np.ndarray, B: np.ndarray) -> np.ndarray:
-    Y += B.reshape(-1, *[1] * (Y.ndim - 2))
+def _with_bias(Y: np.ndarray, B: np.ndarray | None) -> np.ndarray:
+    if B is not None:
+        Y += B.reshape(-1, *[1] * (Y.ndim - 2))
     return Y
 
 

@@ -1,6 +1,7 @@
-"""The sliding windows that convolutions and poolings share.
+"""The sliding windows that convolutions and poolings share, and the blocks in which they are computed.
 
-Symbols: N batch, C channels, K = Πk elements of a window, O = Πo windows; axes are (N, C, spatial...).
+Symbols: N batch, G groups, C channels of a group, M rows of a matrix that the columns meet, K = Πk elements of a window,
+O = Πo windows; the axes of an array are (N, channels, spatial...).
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ from typing import Any
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
+
+WORKSPACE = 2**21  # bytes that a block works with: what a cache holds
+_ENOUGH = 256  # columns with which a matrix product runs at full speed
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,34 +68,42 @@ class Windows:
     def _kept(self) -> tuple[Any, ...]:
         return tuple(slice(max(-b, 0), n - max(-e, 0)) for n, b, e in zip(self.size, self.begin, self.end, strict=True))
 
-    def columns(self, x: np.ndarray, group: int) -> np.ndarray:
-        """(N, C, spatial...) to (N, group, C/group·K, O): one column per window."""
-        padded = self.pad(x)
-        n, c = padded.shape[:2]
-        rank = len(self.size)
-        spatial = padded.strides[2:]
-        view = as_strided(
-            padded,
-            (n, c, *self.kernel, *self.count),
-            (
-                *padded.strides[:2],
-                *(b * d for b, d in zip(spatial, self.dilations, strict=True)),
-                *(b * s for b, s in zip(spatial, self.strides, strict=True)),
-            ),
-            writeable=False,
-        )
-        assert view.ndim == 2 + 2 * rank
-        return view.reshape(n, group, c // group * math.prod(self.kernel), math.prod(self.count))
+    def blocks(self, X: np.ndarray, rows: int) -> Iterator[Block]:
+        """Cut the windows over X (N, G, C, spatial...) into blocks whose columns fit WORKSPACE.
 
-    def fold(self, columns: np.ndarray, channels: int) -> np.ndarray:
-        """(N, group, C/group·K, O) to (N, C, spatial...), overlapping windows summed: the adjoint of `columns`."""
-        n = columns.shape[0]
-        windows = columns.reshape(n, channels, *self.kernel, *self.count)
-        padded = np.zeros((n, channels, *self.padded), columns.dtype)
-        for tap, where in self.taps():
-            at: tuple[Any, ...] = (slice(None), slice(None), *tap)
-            padded[where] += windows[at]
-        return self.crop(padded)
+        Fewer channels than all come at once only where a product would have too few columns otherwise. Where the windows
+        of an image are few, those of several images are put side by side. `rows` is M, the other size of the product.
+        """
+        images, group, channels = X.shape[:3]
+        elements, windows = math.prod(self.kernel), math.prod(self.count)
+        if not images * group * channels * elements * windows:
+            return
+        room = WORKSPACE // X.itemsize
+        length = max(room // (elements * channels), min(_ENOUGH, room // elements), 1)
+        together = min(images, max(length // windows, 1))
+        shape: list[int] = []
+        for o in reversed(self.count):
+            shape.insert(0, min(o, max(length // math.prod(shape), 1)))
+        columns = together * math.prod(shape) * elements
+        some = min(channels, max(room // columns, 1))
+        groups = min(group, max(room // (columns * channels), 1))
+        # A row of ten elements takes as long to copy into the columns as one to lay it across the images and back.
+        short = self.count[-1] * (channels + rows) < 10 * channels * elements
+        along_window = _run(self.kernel[-1], self.dilations[-1]) > _run(self.count[-1] * together, self.strides[-1])
+        merged = together > 1 and (short or along_window)
+        for image, *start in product(range(0, images, together), *map(range, [0] * len(shape), self.count, shape)):
+            stop = [min(a + n, o) for a, n, o in zip(start, shape, self.count, strict=True)]
+            for g, c in product(range(0, group, groups), range(0, channels, some)):
+                yield Block(
+                    self,
+                    slice(image, min(image + together, images)),
+                    slice(g, min(g + groups, group)),
+                    slice(c, min(c + some, channels)),
+                    tuple(start),
+                    tuple(stop),
+                    merged,
+                    along_window,
+                )
 
     def taps(self) -> Iterator[tuple[tuple[int, ...], tuple[Any, ...]]]:
         """For each element of the kernel, the index of what it meets in the padded array over all windows."""
@@ -112,6 +124,168 @@ class Windows:
         """For each spatial axis the unpadded coordinate that `tap` meets in each window."""
         axes = zip(tap, self.dilations, self.begin, self.count, self.strides, strict=True)
         return [np.arange(o) * s + t * d - b for t, d, b, o, s in axes]
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """The windows from `start` to `stop` over some images, groups and channels of an array (N, G, C, spatial...).
+
+    Its columns are a matrix for each image and group, (n, G, C·K, O·r) with r = 1; or one for all images, with n = 1 and r
+    images, if `merged`. In memory the elements of a window follow one another if `along_window`, else the windows do.
+    """
+
+    windows: Windows
+    images: slice
+    groups: slice
+    channels: slice
+    start: tuple[int, ...]
+    stop: tuple[int, ...]
+    merged: bool
+    along_window: bool
+
+    @property
+    def count(self) -> tuple[int, ...]:
+        """How many windows there are along each axis."""
+        return tuple(b - a for a, b in zip(self.start, self.stop, strict=True))
+
+    @property
+    def elements(self) -> slice:
+        """The channels' rows of the columns, among those of all channels."""
+        size = math.prod(self.windows.kernel)
+        return slice(self.channels.start * size, self.channels.stop * size)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether no block before this one has its channels."""
+        return not self.images.start and not any(self.start)
+
+    def rows(self, Y: np.ndarray) -> np.ndarray:
+        """Return the part of Y (N, G, M, windows...) that belongs to these windows as matrices (n, G, M, O·r)."""
+        y = self._images_last(self._of(Y))
+        return _for_blas(y.reshape(*y.shape[:3], -1))
+
+    def put(self, Y: np.ndarray, left: np.ndarray, right: np.ndarray) -> None:
+        """Y (N, G, M, windows...) at these windows is left·right; that is added to what the channels before these gave."""
+        if not self.merged and not self.channels.start:  # then the windows follow one another in Y
+            first = int(np.ravel_multi_index(self.start, self.windows.count))
+            flat = Y.reshape(*Y.shape[:3], -1)[self.images, self.groups, :, first : first + math.prod(self.count)]
+            np.matmul(left, right, out=flat)
+            return
+        target = self._images_last(self._of(Y))
+        y = np.matmul(left, right).reshape(target.shape)
+        if self.channels.start:
+            target += y
+        else:
+            target[...] = y
+
+    def columns(self, X: np.ndarray) -> np.ndarray:
+        """Return what these windows see of X (N, G, C, spatial...) as matrices (n, G, C·K, O·r), 0 outside X."""
+        reach, inside, lies = self._region()
+        x = X[(self.images, self.groups, self.channels, *inside)]
+        batch_last = self.merged and not self.along_window and math.prod(self.windows.kernel) > 1
+        at: tuple[Any, ...] = (slice(None), slice(None), slice(None), *lies)
+        shape = (*x.shape[:3], *reach)
+        if batch_last:
+            x, at, shape = x.transpose(*range(1, x.ndim), 0), (*at[1:], slice(None)), (*shape[1:], shape[0])
+        if x.shape != shape:
+            padded = np.zeros(shape, x.dtype)
+            padded[at] = x
+            x = padded
+        elif batch_last:
+            x = np.ascontiguousarray(x)
+        x = x[np.newaxis] if batch_last else self._images_last(x)
+        rank = len(reach)
+        shape = (*x.shape[:3], *self.windows.kernel, *self.count, x.shape[-1])
+        windows = as_strided(x, shape, self._strides(x), writeable=False)
+        if not self.along_window:
+            return _for_blas(windows.reshape(*shape[:2], math.prod(shape[2 : 3 + rank]), -1))
+        ahead = (0, 1, *range(3 + rank, len(shape)), *range(2, 3 + rank))
+        matrix = windows.transpose(ahead).reshape(*shape[:2], -1, math.prod(shape[2 : 3 + rank]))
+        return _for_blas(matrix).swapaxes(2, 3)
+
+    def product(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
+        """left·right (n, G, C·K, O·r), laid out in memory as columns are."""
+        columns: np.ndarray
+        if self.along_window:
+            columns = np.matmul(right.swapaxes(2, 3), left.swapaxes(-1, -2)).swapaxes(2, 3)
+        else:
+            columns = np.matmul(left, right)
+        return columns
+
+    def fold(self, columns: np.ndarray, X: np.ndarray) -> None:
+        """Add `columns` (n, G, C·K, O·r) to X (N, G, C, spatial...) where the windows see it: the adjoint of `columns`."""
+        reach, inside, lies = self._region()
+        target = self._images_last(X[(self.images, self.groups, self.channels, *inside)])
+        n, g, c, r = *target.shape[:3], target.shape[-1]
+        kernel, count = self.windows.kernel, self.count
+        folded = target
+        if target.shape != (n, g, c, *reach, r) or (r > 1 and math.prod(kernel) > 1):
+            folded = np.zeros((n, g, c, *reach, r), X.dtype)
+        steps, holes, extent = self.windows.strides, self.windows.dilations, self.windows.extent
+        windows = columns.reshape(n, g, c, *kernel, *count, r)
+        at: tuple[Any, ...]
+        of: tuple[Any, ...]
+        every = (slice(None),) * (3 + len(kernel))
+        if all(s >= e for s, e in zip(steps, extent, strict=True)):  # no two windows meet
+            apart = as_strided(folded, windows.shape, self._strides(folded))
+            apart += windows
+        elif math.prod(kernel) <= math.prod(count):
+            for tap in product(*map(range, kernel)):
+                axes = zip(tap, holes, count, steps, strict=True)
+                at = (..., *(slice(t * d, t * d + (o - 1) * s + 1, s) for t, d, o, s in axes), slice(None))
+                of = (*every[:3], *tap)
+                folded[at] += windows[of]
+        else:
+            for window in product(*map(range, count)):
+                axes = zip(window, steps, extent, holes, strict=True)
+                at = (..., *(slice(o * s, o * s + e, d) for o, s, e, d in axes), slice(None))
+                of = (*every, *window)
+                folded[at] += windows[of]
+        if folded is not target:
+            at = (..., *lies, slice(None))
+            target += folded[at]
+
+    def _of(self, Y: np.ndarray) -> np.ndarray:
+        return Y[(self.images, self.groups, slice(None), *map(slice, self.start, self.stop))]
+
+    def _images_last(self, x: np.ndarray) -> np.ndarray:
+        """(images, G, C, ...) as (n, G, C, ..., r)"""
+        view: np.ndarray = x.transpose(*range(1, x.ndim), 0)[np.newaxis] if self.merged else x[..., np.newaxis]
+        return view
+
+    def _strides(self, x: np.ndarray) -> tuple[int, ...]:
+        """How far apart in memory the elements of the windows over x (n, G, C, spatial..., r) lie: n, G, C, k..., o..., r."""
+        between, (dilations, steps) = x.strides, (self.windows.dilations, self.windows.strides)
+        inside = (b * d for b, d in zip(between[3:-1], dilations, strict=True))
+        apart = (b * s for b, s in zip(between[3:-1], steps, strict=True))
+        return (*between[:3], *inside, *apart, between[-1])
+
+    def _region(self) -> tuple[tuple[int, ...], tuple[slice, ...], tuple[slice, ...]]:
+        """How far these windows reach, the part of the array inside that, and where it lies in it."""
+        reach, inside, lies = [], [], []
+        w = self.windows
+        for axis, (a, b) in enumerate(zip(self.start, self.stop, strict=True)):
+            low = a * w.strides[axis] - w.begin[axis]
+            high = (b - 1) * w.strides[axis] + w.extent[axis] - w.begin[axis]
+            first = min(max(low, 0), w.size[axis])
+            last = max(min(high, w.size[axis]), first)
+            reach.append(high - low)
+            inside.append(slice(first, last))
+            lies.append(slice(first - low, last - low))
+        return tuple(reach), tuple(inside), tuple(lies)
+
+
+def _run(elements: int, step: int) -> int:
+    """How fast a copy of `elements` is that lie `step` apart: as fast as one of so many contiguous elements."""
+    return elements if step == 1 else min(elements, 8)
+
+
+def _for_blas(matrices: np.ndarray) -> np.ndarray:
+    """`matrices` themselves if their rows are contiguous and apart, else a copy."""
+    *_, between, inside = matrices.strides
+    if inside == matrices.itemsize and between >= inside * matrices.shape[-1]:
+        return matrices
+    return np.ascontiguousarray(matrices)
 
 
 def make_windows(
