@@ -55,9 +55,9 @@ def stft(
     length = signal.shape[1] if window is None else window.size
     length = length if frame_length is None else int(frame_length.item())
     if signal.ndim != 3 or signal.shape[2] not in (1, 2) or not 0 < length <= signal.shape[1] or frame_step.item() < 1:
-        frames = f"frames of {length} samples every {frame_step.item()}"
+        wanted = f"frames of {length} samples every {frame_step.item()}"
         raise ValueError(
-            f"{frames} of a signal {list(signal.shape)}: it has a batch, samples for a frame, and 1 or 2 parts"
+            f"{wanted} of a signal {list(signal.shape)}: it has a batch, samples for a frame, and 1 or 2 parts"
         )
     if window is not None and window.shape != (length,):
         raise ValueError(f"the window has the shape {list(window.shape)}, a frame {length} samples")
