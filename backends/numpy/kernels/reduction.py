@@ -26,7 +26,8 @@ def _sum(x: np.ndarray, axes: Axes, keep: bool) -> Any:
 
 
 def _mean(x: np.ndarray, axes: Axes, keep: bool) -> Any:
-    return x.mean(axes, dtype=x.dtype, keepdims=keep)
+    total = _sum(x, axes, keep)
+    return total / (x.size / max(total.size, 1))
 
 
 def _prod(x: np.ndarray, axes: Axes, keep: bool) -> Any:
@@ -58,7 +59,8 @@ def _log_sum(x: np.ndarray, axes: Axes, keep: bool) -> Any:
 
 
 def _log_sum_exp(x: np.ndarray, axes: Axes, keep: bool) -> Any:
-    """Log Σ e^(x − m) + m, with m the maximum where that is finite"""
+    """Log Σ e^(x − m) + m, with m the maximum where that is finite; of integers in double"""
+    x = x.astype(np.float64) if x.dtype.kind in "iu" else x
     m = _max(x, axes, True)
     m = np.where(np.isfinite(m), m, 0)
     total = np.log(_sum(np.exp(x - m), axes, True)) + m
@@ -80,7 +82,7 @@ _REDUCTIONS: dict[str, Callable[[np.ndarray, Axes, bool], Any]] = {
 
 
 def _register(op_type: str, reduction: Callable[[np.ndarray, Axes, bool], Any], domain: str = "") -> None:
-    @kernel(op_type, domain=domain, in_float32=True)
+    @kernel(op_type, domain=domain, in_float32=True, fresh=True)
     def reduce_(
         data: np.ndarray,
         axes_input: np.ndarray | None = None,
@@ -117,7 +119,7 @@ _register_arg("ArgMax", np.argmax)
 _register_arg("ArgMin", np.argmin)
 
 
-@kernel("CumSum", in_float32=True)
+@kernel("CumSum", in_float32=True, fresh=True)
 def cumsum(x: np.ndarray, axis: np.ndarray, *, exclusive: int, reverse: int) -> np.ndarray:
     """Running sums along `axis`, of the elements before each one with `exclusive`, from the end with `reverse`."""
     along = check_axis(int(axis.item()), x.ndim)
@@ -126,7 +128,7 @@ def cumsum(x: np.ndarray, axis: np.ndarray, *, exclusive: int, reverse: int) -> 
     return np.flip(total, along) if reverse else total
 
 
-@kernel("CumProd", in_float32=True)
+@kernel("CumProd", in_float32=True, fresh=True)
 def cumprod(x: np.ndarray, axis: np.ndarray, *, exclusive: int = 0, reverse: int = 0) -> np.ndarray:
     """Running products along `axis`, of the elements before each one with `exclusive`, from the end with `reverse`."""
     along = check_axis(int(axis.item()), x.ndim)
