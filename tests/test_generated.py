@@ -69,3 +69,9 @@ def test_examples_in_docstrings_run(file):
     name = ".".join(inner if inner[0] == "refgrad" else ("refgrad", *inner))
     failed, _ = doctest.testmod(importlib.import_module(name), optionflags=doctest.NORMALIZE_WHITESPACE)
     assert not failed
+
+
+def test_the_examples_of_the_interpreters_page_print_what_it_says():
+    failed, count = doctest.testfile(str(ROOT / "docs" / "interpreter.md"), module_relative=False)
+    assert count > 5
+    assert not failed
