@@ -18,6 +18,7 @@ import numpy as np
 import onnx
 import onnx.printer
 
+from refgrad.conformance.backendtests import KINDS, LEFT_OUT, backend_tests
 from refgrad.conformance.findings import findings as every_finding
 from refgrad.conformance.findings.finding import VERSIONS, Finding
 from refgrad.conformance.nodemodels import FIXED, excluded, node_models
@@ -103,6 +104,27 @@ def models_of_nodes() -> str:
         "These are left out:\n\n"
         + table(("models", "why"), ((", ".join(names), reason) for reason, names in sorted(reasons.items())))
         + ("\nThese inputs are not differentiated:\n\n" + table(("input", "why"), fixed) if fixed else "")
+    )
+
+
+def tests_of_onnx() -> str:
+    """Return docs/backend_tests.md."""
+    tests = backend_tests()
+    reasons: dict[str, list[str]] = {}
+    for name, reason in sorted(LEFT_OUT.items()):
+        if "Pillow" not in reason:  # true of an environment, not of the interpreter
+            reasons.setdefault(reason, []).append(name)
+    left_out = {kind: sum(name in tests[kind] for names in reasons.values() for name in names) for kind in KINDS}
+    rows = [
+        (kind, str(len(tests[kind]) - left_out[kind]), str(left_out[kind]), str(len(tests[kind]))) for kind in KINDS
+    ]
+    return (
+        f"# The backend tests of onnx\n\nonnx {onnx.__version__} ships tests for whoever runs its models. The interpreter "
+        "passes all but those below\n(`tests/test_onnx_backend.py`, through `refgrad.backends.onnx_backend`), those of "
+        "ImageDecoder where Pillow is installed.\n\n"
+        + table(("kind", "passed", "left out", "in all"), rows)
+        + "\nLeft out:\n\n"
+        + table(("tests", "why"), ((", ".join(names), reason) for reason, names in sorted(reasons.items())))
     )
 
 
@@ -241,6 +263,7 @@ def generated() -> dict[Path, str]:
     return {
         readme: fill(text, "benchmarks", benchmarks()),
         ROOT / "docs" / "operators.md": operators(),
+        ROOT / "docs" / "backend_tests.md": tests_of_onnx(),
         ROOT / "docs" / "findings.md": findings(),
         ROOT / "docs" / "kinks.md": kinks(),
         ROOT / "docs" / "models.md": models(),
