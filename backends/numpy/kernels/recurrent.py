@@ -92,9 +92,9 @@ class _Activation:
             )
         match self.name:
             case "sigmoid":
-                return y * (1 - y)
+                return np.asarray(y * (1 - y))
             case "tanh":
-                return (1 - y) * (1 + y)
+                return np.asarray((1 - y) * (1 + y))
             case "relu" | "thresholdedrelu":
                 return np.asarray(y > 0)
             case "affine":
@@ -102,13 +102,13 @@ class _Activation:
             case "leakyrelu":
                 return np.where(y > 0, 1, a)
             case "scaledtanh":
-                return b * (a - y * (y / a)) if a else np.zeros_like(y)
+                return np.asarray(b * (a - y * (y / a))) if a else np.zeros_like(y)
             case "hardsigmoid":
                 return np.where((y > 0) & (y < 1), a, 0)
             case "elu":
                 return np.where(y > 0, 1, y + a)
             case "softsign":
-                return np.square(1 - np.abs(y))
+                return np.asarray(np.square(1 - np.abs(y)))
         return np.asarray(-np.expm1(-y))
 
 
@@ -170,7 +170,7 @@ class _Sequences:
         """`state` (batch, hidden), zero for a sequence without a step, which has no last state"""
         if self.active is None:
             return state if self.time else np.zeros_like(state)
-        return np.where(self.active.any(0)[:, None], state, state.dtype.type(0))
+        return np.where(np.any(self.active, 0, keepdims=True).T, state, state.dtype.type(0))
 
     def before(self, states: Array, initial: Array, backward: bool) -> Array:
         """For each step the state that it starts from"""
