@@ -130,9 +130,9 @@ def div_grad(
 ) -> tuple[np.ndarray | None, ...]:
     """dA = dC/B, dB = −dC·A/B², each summed over the axes it was broadcast along"""
     want_dA, want_dB = (*_wanted, False)[:2]
-    share = dC / B
+    share = np.asarray(dC / B)
     dA = sum_to(share, A.shape) if want_dA else None
-    return dA, sum_to(-share * (A / B), B.shape) if want_dB else None
+    return dA, sum_to(np.asarray(-share * (A / B)), B.shape) if want_dB else None
 
 
 @kernel("Pow", since=7, fresh=True)
