@@ -120,7 +120,7 @@ def _softmax(scores: np.ndarray, precision: int | None) -> np.ndarray:
     return softmax(widened(scores.astype(kind)), axis=-1).astype(kind, copy=False)
 
 
-@kernel("FlexAttention", domain="ai.onnx.preview")
+@kernel("FlexAttention", domain="ai.onnx.preview", fresh=True)
 def flex_attention(
     Q: np.ndarray,
     K: np.ndarray,
@@ -150,7 +150,7 @@ def _modified(plan: Plan | None, x: np.ndarray, outer: Outer) -> np.ndarray:
     return np.asarray(result)
 
 
-@kernel("LinearAttention")
+@kernel("LinearAttention", fresh=True)
 def linear_attention(
     query: np.ndarray,
     key: np.ndarray,
@@ -191,7 +191,7 @@ def linear_attention(
     return o.swapaxes(1, 2).reshape(batch, length, q_num_heads * v.shape[3]).astype(query.dtype), present
 
 
-@kernel("CausalConvWithState", in_float32=True)
+@kernel("CausalConvWithState", in_float32=True, fresh=True)
 def causal_conv_with_state(
     input: np.ndarray,
     weight: np.ndarray,
@@ -214,7 +214,7 @@ def causal_conv_with_state(
     return o, x[:, :, length:]
 
 
-@kernel("TensorScatter")
+@kernel("TensorScatter", fresh=True)
 def tensor_scatter(
     past_cache: np.ndarray, update: np.ndarray, write_indices: np.ndarray | None = None, *, axis: int, mode: str
 ) -> np.ndarray:

@@ -27,12 +27,12 @@ Array = np.ndarray
 Numbers = Sequence[float | None]
 
 
-@kernel("GemmFastGelu", domain=MICROSOFT, in_float32=True)
+@kernel("GemmFastGelu", domain=MICROSOFT, in_float32=True, fresh=True)
 def gemm_fast_gelu(X: Array, W: Array, bias: Array | None = None) -> Array:
     return gelu(_plus(X @ W, bias), approximate="tanh")
 
 
-@kernel("BiasSoftmax", domain=MICROSOFT, in_float32=True)
+@kernel("BiasSoftmax", domain=MICROSOFT, in_float32=True, fresh=True)
 def bias_softmax(data: Array, bias: Array, *, axis: int = 1, is_inner_broadcast: int) -> Array:
     """Softmax of data + bias over all axes from `axis` on, as one"""
     x = data + bias
@@ -41,7 +41,7 @@ def bias_softmax(data: Array, bias: Array, *, axis: int = 1, is_inner_broadcast:
     return softmax(rows, axis=1).reshape(x.shape)
 
 
-@kernel("BiasDropout", domain=MICROSOFT)
+@kernel("BiasDropout", domain=MICROSOFT, fresh=True)
 def bias_dropout(
     data: Array,
     bias: Array,
@@ -56,7 +56,7 @@ def bias_dropout(
     return (y if residual is None else y + widened(residual)).astype(data.dtype, copy=False), mask
 
 
-@kernel("BitmaskBiasDropout", domain=MICROSOFT)
+@kernel("BitmaskBiasDropout", domain=MICROSOFT, fresh=True)
 def bitmask_bias_dropout(
     data: Array,
     bias: Array,
@@ -81,7 +81,7 @@ def bias_softmax_dropout(
     return y.astype(data.dtype, copy=False), mask, shares.astype(data.dtype, copy=False)
 
 
-@kernel("SoftmaxDropoutGrad", domain=MICROSOFT)
+@kernel("SoftmaxDropoutGrad", domain=MICROSOFT, fresh=True)
 def softmax_dropout_grad(
     dY: Array, mask: Array, softmax_y: Array, ratio: Array | None = None, *, axis: int, seed: int = 0
 ) -> Array:
@@ -133,7 +133,7 @@ def _activated(x: Array, name: str | None, given: Numbers) -> Array:
     raise ValueError(f"activation {name!r} is not supported")
 
 
-@kernel("FusedGemm", domain=MICROSOFT, in_float32=True)
+@kernel("FusedGemm", domain=MICROSOFT, in_float32=True, fresh=True)
 def fused_gemm(
     A: Array,
     B: Array,
@@ -153,7 +153,7 @@ def fused_gemm(
     return _activated(y, activation, (activation_alpha, activation_beta, activation_gamma)).astype(y.dtype, copy=False)
 
 
-@kernel("FusedConv", domain=MICROSOFT, in_float32=True)
+@kernel("FusedConv", domain=MICROSOFT, in_float32=True, fresh=True)
 def fused_conv(
     X: Array,
     W: Array,
@@ -175,7 +175,7 @@ def fused_conv(
     return _activated(y, activation, activation_params or ()).astype(X.dtype, copy=False)
 
 
-@kernel("SkipLayerNormalization", domain=MICROSOFT)
+@kernel("SkipLayerNormalization", domain=MICROSOFT, fresh=True)
 def skip_layer_normalization(
     input: Array,
     skip: Array,
@@ -193,7 +193,7 @@ def skip_layer_normalization(
     return y.astype(kind, copy=False), mean, r, total.astype(kind, copy=False)
 
 
-@kernel("SkipSimplifiedLayerNormalization", domain=MICROSOFT)
+@kernel("SkipSimplifiedLayerNormalization", domain=MICROSOFT, fresh=True)
 def skip_simplified_layer_normalization(
     input: Array, skip: Array, gamma: Array, bias: Array | None = None, *, epsilon: float = 1e-12
 ) -> tuple[Array | None, ...]:
@@ -214,7 +214,7 @@ def _stash(x: Array) -> int:
     return int(onnx.TensorProto.DOUBLE if x.dtype == np.float64 else onnx.TensorProto.FLOAT)
 
 
-@kernel("GroupNorm", domain=MICROSOFT, in_float32=True)
+@kernel("GroupNorm", domain=MICROSOFT, in_float32=True, fresh=True)
 def group_norm(
     X: Array,
     gamma: Array,
@@ -237,7 +237,7 @@ def group_norm(
     return np.asarray(y if channels_last else np.moveaxis(y, -1, 1), X.dtype)
 
 
-@kernel("SkipGroupNorm", domain=MICROSOFT, in_float32=True)
+@kernel("SkipGroupNorm", domain=MICROSOFT, in_float32=True, fresh=True)
 def skip_group_norm(
     X: Array,
     gamma: Array,
@@ -256,7 +256,7 @@ def skip_group_norm(
     return group_norm(total, gamma, beta, channels_last=channels_last, **settings), total
 
 
-@kernel("EmbedLayerNormalization", domain=MICROSOFT)
+@kernel("EmbedLayerNormalization", domain=MICROSOFT, fresh=True)
 def embed_layer_normalization(
     input_ids: Array,
     segment_ids: Array | None,
@@ -318,7 +318,7 @@ def multi_head_attention(
     return y, k, v
 
 
-@kernel("Attention", domain=MICROSOFT, in_float32=True)
+@kernel("Attention", domain=MICROSOFT, in_float32=True, fresh=True)
 def attention(
     input: Array,
     weights: Array,
@@ -381,7 +381,7 @@ def _attend(
     return np.asarray(mixed.reshape(*mixed.shape[:2], -1))
 
 
-@kernel("FakeQuant", domain=MICROSOFT, in_float32=True)
+@kernel("FakeQuant", domain=MICROSOFT, in_float32=True, fresh=True)
 def fake_quant(
     input_tensor: Array, scale: Array, zero_point: Array, *, quant_min: int = 0, quant_max: int = 255
 ) -> tuple[Array, Array]:

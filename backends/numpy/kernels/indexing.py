@@ -71,13 +71,13 @@ def _flat_tuples(shape: tuple[int, ...], indices: np.ndarray, batch_dims: int = 
     )
 
 
-@kernel("Gather")
+@kernel("Gather", fresh=True)
 def gather(data: np.ndarray, indices: np.ndarray, *, axis: int) -> np.ndarray:
     axis = check_axis(axis, data.ndim)
     return np.take(data, check_indices(indices, data.shape[axis]), axis)
 
 
-@kernel("ShrunkenGather", domain=MICROSOFT)
+@kernel("ShrunkenGather", domain=MICROSOFT, fresh=True)
 def shrunken_gather(data: np.ndarray, indices: np.ndarray, *, axis: int = 0) -> np.ndarray:
     """Gather with a vector of indices"""
     if indices.ndim != 1:
@@ -85,7 +85,7 @@ def shrunken_gather(data: np.ndarray, indices: np.ndarray, *, axis: int = 0) -> 
     return gather(data, indices, axis=axis)
 
 
-@kernel("GatherGrad", domain=MICROSOFT, in_float32=True)
+@kernel("GatherGrad", domain=MICROSOFT, in_float32=True, fresh=True)
 def gather_grad(shape: np.ndarray, indices: np.ndarray, dY: np.ndarray, *, axis: int = 0) -> np.ndarray:
     """dX = zeros(shape) with each slice of dY added at its index"""
     dims = tuple(shape.tolist())
@@ -97,12 +97,12 @@ def gather_grad(shape: np.ndarray, indices: np.ndarray, dY: np.ndarray, *, axis:
     return np.ascontiguousarray(np.moveaxis(total.reshape(dims[axis], *rest), 0, axis))
 
 
-@kernel("GatherElements")
+@kernel("GatherElements", fresh=True)
 def gather_elements(data: np.ndarray, indices: np.ndarray, *, axis: int) -> np.ndarray:
     return np.asarray(data.reshape(-1)[_flat_elements(data.shape, indices, axis)])
 
 
-@kernel("GatherElementsGrad", domain=MICROSOFT, in_float32=True)
+@kernel("GatherElementsGrad", domain=MICROSOFT, in_float32=True, fresh=True)
 def gather_elements_grad(dY: np.ndarray, shape: np.ndarray, indices: np.ndarray, *, axis: int = 0) -> np.ndarray:
     """dX = zeros(shape) with each element of dY added where it was taken from"""
     dims = tuple(shape.tolist())
@@ -110,15 +110,15 @@ def gather_elements_grad(dY: np.ndarray, shape: np.ndarray, indices: np.ndarray,
     return add_at(math.prod(dims), _flat_elements(dims, indices, axis), dY).reshape(dims)
 
 
-@kernel("GatherND")
+@kernel("GatherND", fresh=True)
 def gather_nd(data: np.ndarray, indices: np.ndarray, *, batch_dims: int = 0) -> np.ndarray:
     flat, length = _flat_tuples(data.shape, indices, batch_dims)
     rest = data.shape[batch_dims + indices.shape[-1] :]
     rows = data.reshape(math.prod(data.shape[: data.ndim - len(rest)]), length)
-    return np.asarray(rows[flat].reshape((*flat.shape, *rest)))
+    return np.take(rows, flat, 0).reshape((*flat.shape, *rest))
 
 
-@kernel("GatherNDGrad", domain=MICROSOFT, in_float32=True)
+@kernel("GatherNDGrad", domain=MICROSOFT, in_float32=True, fresh=True)
 def gather_nd_grad(shape: np.ndarray, indices: np.ndarray, dY: np.ndarray, *, batch_dims: int = 0) -> np.ndarray:
     """dX = zeros(shape) with each slice of dY added where its tuple of indices points"""
     dims = tuple(shape.tolist())
@@ -147,7 +147,7 @@ def _scatter(target: np.ndarray, where: np.ndarray, updates: np.ndarray, reducti
     target[rows] = combine(target[rows], combine.reduceat(updates[order], starts, 0, dtype=updates.dtype))
 
 
-@kernel("ScatterElements", in_float32=True)
+@kernel("ScatterElements", in_float32=True, fresh=True)
 def scatter_elements(
     data: np.ndarray, indices: np.ndarray, updates: np.ndarray, *, axis: int, reduction: str = "none"
 ) -> np.ndarray:
@@ -162,12 +162,12 @@ def scatter_elements(
     return target
 
 
-@kernel("Scatter")
+@kernel("Scatter", fresh=True)
 def scatter(data: np.ndarray, indices: np.ndarray, updates: np.ndarray, *, axis: int) -> np.ndarray:
     return scatter_elements(data, indices, updates, axis=axis)
 
 
-@kernel("ScatterND", in_float32=True)
+@kernel("ScatterND", in_float32=True, fresh=True)
 def scatter_nd(data: np.ndarray, indices: np.ndarray, updates: np.ndarray, *, reduction: str = "none") -> np.ndarray:
     flat, length = _flat_tuples(data.shape, indices)
     check_shape("updates", updates.shape, indices.shape[:-1] + data.shape[indices.shape[-1] :])
@@ -210,7 +210,7 @@ def slice_1(data: np.ndarray, *, starts: list[int], ends: list[int], axes: list[
     return data[_slices(data.shape, np.array(starts), np.array(ends), over, None)]
 
 
-@kernel("SliceGrad", domain=MICROSOFT)
+@kernel("SliceGrad", domain=MICROSOFT, fresh=True)
 def slice_grad(
     dY: np.ndarray,
     shape: np.ndarray,
@@ -227,7 +227,7 @@ def slice_grad(
     return dX
 
 
-@kernel("OneHot")
+@kernel("OneHot", fresh=True)
 def one_hot(indices: np.ndarray, depth: np.ndarray, values: np.ndarray, *, axis: int) -> np.ndarray:
     """values[1] where the index is the position on the new axis, else values[0]; out of range is nowhere"""
     if depth.size != 1 or values.shape != (2,):
@@ -301,7 +301,7 @@ def non_max_suppression(
     return np.stack([groups[rows] // classes, groups[rows] % classes, chosen[rows]], 1).astype(np.int64)
 
 
-@kernel("TopK", since=10)
+@kernel("TopK", since=10, fresh=True)
 def top_k(
     X: np.ndarray, K: np.ndarray, *, axis: int = -1, largest: int = 1, sorted: int = 1
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -319,12 +319,12 @@ def top_k(
     return np.take_along_axis(X, first, axis), first.astype(np.int64)
 
 
-@kernel("TopK")
+@kernel("TopK", fresh=True)
 def top_k_1(X: np.ndarray, *, k: int, axis: int) -> tuple[np.ndarray, np.ndarray]:
     return top_k(X, np.array(k), axis=axis)
 
 
-@kernel("Unique")
+@kernel("Unique", fresh=True)
 def unique(
     X: np.ndarray, *, axis: int | None = None, sorted: int = 1
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -338,13 +338,13 @@ def unique(
     return Y, first.astype(np.int64), inverse.astype(np.int64), counts.astype(np.int64)
 
 
-@kernel("FlattenAndUnpad", domain=MICROSOFT)
+@kernel("FlattenAndUnpad", domain=MICROSOFT, fresh=True)
 def flatten_and_unpad(x: np.ndarray, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Rows `indices` of x with its first two axes flattened, and the lengths of those axes"""
     return x.reshape(-1, *x.shape[2:])[indices], np.array(x.shape[:2], np.int64)
 
 
-@kernel("PadAndUnflatten", domain=MICROSOFT)
+@kernel("PadAndUnflatten", domain=MICROSOFT, fresh=True)
 def pad_and_unflatten(x: np.ndarray, indices: np.ndarray, unflatten_dims: np.ndarray) -> np.ndarray:
     """Zeros (unflatten_dims, ...) with row i of x at position indices[i] of the flattened first two axes"""
     padded = np.zeros((int(np.prod(unflatten_dims)), *x.shape[1:]), x.dtype)

@@ -40,7 +40,7 @@ def _reduced(losses: np.ndarray, weight: np.ndarray, reduction: str) -> np.ndarr
     return np.asarray(total / weight.sum(dtype=weight.dtype) if reduction == "mean" else total, losses.dtype)
 
 
-@kernel("NegativeLogLikelihoodLoss", in_float32=True)
+@kernel("NegativeLogLikelihoodLoss", in_float32=True, fresh=True)
 def negative_log_likelihood_loss(
     log_prob: np.ndarray,
     labels: np.ndarray,
@@ -55,7 +55,7 @@ def negative_log_likelihood_loss(
     return _reduced(np.where(weight == 0, weight, -weight * picked), weight, reduction)
 
 
-@kernel("SoftmaxCrossEntropyLoss", in_float32=True)
+@kernel("SoftmaxCrossEntropyLoss", in_float32=True, fresh=True)
 def softmax_cross_entropy_loss(
     scores: np.ndarray,
     labels: np.ndarray,
@@ -69,7 +69,13 @@ def softmax_cross_entropy_loss(
     return loss, log_prob
 
 
-@kernel("NegativeLogLikelihoodLossInternal", "NegativeLogLikelihoodLossInternal2", domain=MICROSOFT, in_float32=True)
+@kernel(
+    "NegativeLogLikelihoodLossInternal",
+    "NegativeLogLikelihoodLossInternal2",
+    domain=MICROSOFT,
+    in_float32=True,
+    fresh=True,
+)
 def negative_log_likelihood_loss_internal(
     log_prob: np.ndarray,
     labels: np.ndarray,
@@ -85,7 +91,7 @@ def negative_log_likelihood_loss_internal(
     return negative_log_likelihood_loss(log_prob, labels, weights, ignore_index=ignored, reduction=reduction)
 
 
-@kernel("SoftmaxCrossEntropyLossInternal", domain=MICROSOFT)
+@kernel("SoftmaxCrossEntropyLossInternal", domain=MICROSOFT, fresh=True)
 def softmax_cross_entropy_loss_internal(
     scores: np.ndarray,
     labels: np.ndarray,
@@ -103,7 +109,7 @@ def softmax_cross_entropy_loss_internal(
     return loss.astype(kind, copy=False), log_prob.astype(kind, copy=False)
 
 
-@kernel("SoftmaxCrossEntropyLossGrad", domain=MICROSOFT, in_float32=True)
+@kernel("SoftmaxCrossEntropyLossGrad", domain=MICROSOFT, in_float32=True, fresh=True)
 def softmax_cross_entropy_loss_grad(
     dY: np.ndarray,
     log_prob: np.ndarray,
@@ -126,7 +132,7 @@ def softmax_cross_entropy_loss_grad(
     return np.asarray(d)
 
 
-@kernel("SoftmaxCrossEntropyLossInternalGrad", domain=MICROSOFT)
+@kernel("SoftmaxCrossEntropyLossInternalGrad", domain=MICROSOFT, fresh=True)
 def softmax_cross_entropy_loss_internal_grad(
     dY: np.ndarray,
     log_prob: np.ndarray,
@@ -152,7 +158,7 @@ def _result_type(x: np.ndarray, output_type: int) -> np.dtype[Any]:
     return helper.tensor_dtype_to_np_dtype(output_type) if output_type else x.dtype
 
 
-@kernel("SoftmaxCrossEntropy", domain=MICROSOFT, in_float32=True)
+@kernel("SoftmaxCrossEntropy", domain=MICROSOFT, in_float32=True, fresh=True)
 def softmax_cross_entropy(
     logits: np.ndarray, label: np.ndarray, *, reduction: str = "mean"
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -162,7 +168,7 @@ def softmax_cross_entropy(
     return _reduced(losses, np.ones_like(losses), reduction), log_prob
 
 
-@kernel("SoftmaxCrossEntropyGrad", domain=MICROSOFT, in_float32=True)
+@kernel("SoftmaxCrossEntropyGrad", domain=MICROSOFT, in_float32=True, fresh=True)
 def softmax_cross_entropy_grad(
     dY: np.ndarray, log_prob: np.ndarray, label: np.ndarray, *, reduction: str = "mean"
 ) -> np.ndarray:
@@ -172,7 +178,7 @@ def softmax_cross_entropy_grad(
     return np.asarray(factor[..., np.newaxis] * (np.exp(log_prob) * label.sum(-1, keepdims=True) - label))
 
 
-@kernel("SparseSoftmaxCrossEntropy", since=9, in_float32=True)
+@kernel("SparseSoftmaxCrossEntropy", since=9, in_float32=True, fresh=True)
 def sparse_softmax_cross_entropy(
     logits: np.ndarray, label: np.ndarray, weight: np.ndarray | None = None, *, reduction: str = "mean"
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -185,7 +191,7 @@ def sparse_softmax_cross_entropy(
     return _reduced(-share * picked, share, reduction), log_prob
 
 
-@kernel("SparseSoftmaxCrossEntropyGrad", since=9, in_float32=True)
+@kernel("SparseSoftmaxCrossEntropyGrad", since=9, in_float32=True, fresh=True)
 def sparse_softmax_cross_entropy_grad(
     dY: np.ndarray,
     log_prob: np.ndarray,

@@ -10,7 +10,7 @@ from onnx import helper
 
 from refgrad.backends.numpy.kernels.arithmetic import sum_to
 from refgrad.backends.numpy.kernels.operands import check_axis, check_expands, check_shape, widened
-from refgrad.backends.numpy.registry import MICROSOFT, SIXTEEN_BIT, kernel
+from refgrad.backends.numpy.registry import MICROSOFT, SIXTEEN_BIT, kernel, reuse
 
 
 def _per_channel(v: np.ndarray, rank: int) -> np.ndarray:
@@ -21,7 +21,7 @@ def _all_but_channels(rank: int) -> tuple[int, ...]:
     return (0, *range(2, rank))
 
 
-@kernel("BatchNormalization", since=7)
+@kernel("BatchNormalization", since=7, fresh=True)
 def batch_normalization(
     X: np.ndarray,
     scale: np.ndarray,
@@ -35,6 +35,7 @@ def batch_normalization(
     spatial: int = 1,
     _opset: int,
     _wanted: tuple[bool, ...],
+    _free: tuple[bool, ...] = (),
 ) -> tuple[np.ndarray, ...]:
     """x̂·scale + B, by the given mean and variance, or in training by the batch's, and then their running averages.
 
@@ -54,14 +55,16 @@ def batch_normalization(
         return tuple(v.astype(kinds[0], copy=False) for v in (Y, running_mean, running_var, batch_mean, batch_var))
     if not training_mode:
         factor = scale / np.sqrt(var + epsilon)
-        if not spatial:
-            return ((X * factor + (B - mean * factor)).astype(kinds[0], copy=False),)
-        return ((X * _per_channel(factor, rank) + _per_channel(B - mean * factor, rank)).astype(kinds[0], copy=False),)
+        shift = B - mean * factor
+        if spatial:
+            factor, shift = _per_channel(factor, rank), _per_channel(shift, rank)
+        Y = np.multiply(X, factor, out=reuse(_free[:1], np.result_type(X, factor), X))
+        return (np.add(Y, shift, out=Y).astype(kinds[0], copy=False),)
     results = _train(X, scale, B, mean, var, epsilon, momentum)
     return tuple(v.astype(kind, copy=False) for v, kind in zip(results, kinds, strict=False))
 
 
-@kernel("BatchNormalization")
+@kernel("BatchNormalization", fresh=True)
 def batch_normalization_1(
     X: np.ndarray,
     scale: np.ndarray,
@@ -81,7 +84,7 @@ def batch_normalization_1(
     )
 
 
-@kernel("BatchNormInternal", domain=MICROSOFT)
+@kernel("BatchNormInternal", domain=MICROSOFT, fresh=True)
 def batch_norm_internal(
     X: np.ndarray,
     scale: np.ndarray,
@@ -118,13 +121,14 @@ def _train(
     centred = X - _per_channel(batch_mean, rank)
     batch_var = np.square(centred).mean(axes)
     r = 1 / np.sqrt(batch_var + epsilon)
-    Y = centred * _per_channel(scale * r, rank) + _per_channel(B, rank)
+    Y = centred * _per_channel(scale * r, rank)
+    Y += _per_channel(B, rank)
     running_mean = mean * momentum + batch_mean * (1 - momentum)
     running_var = var * momentum + batch_var * (1 - momentum)
     return Y, running_mean, running_var, batch_mean, r
 
 
-@kernel("BatchNormalizationGrad", domain=MICROSOFT)
+@kernel("BatchNormalizationGrad", domain=MICROSOFT, fresh=True)
 def batch_normalization_grad(
     dY: np.ndarray,
     X: np.ndarray,
@@ -140,15 +144,20 @@ def batch_normalization_grad(
     kinds = X.dtype, scale.dtype, scale.dtype
     dY, X, scale, mean, r = map(widened, (dY, X, scale, mean, r))
     axes, rank = _all_but_channels(X.ndim), X.ndim
-    normalized = (X - _per_channel(mean, rank)) * _per_channel(r, rank)
-    d_scale, d_B = (dY * normalized).sum(axes), dY.sum(axes)
+    normalized = X - _per_channel(mean, rank)
+    normalized *= _per_channel(r, rank)
+    dX = dY * normalized
+    d_scale, d_B = dX.sum(axes), dY.sum(axes)
     n = X.size // max(X.shape[1], 1)
-    centred = dY - _per_channel(d_B / n, rank) - normalized * _per_channel(d_scale / n, rank)
-    results = centred * _per_channel(scale * r, rank), d_scale, d_B
+    np.subtract(dY, _per_channel(d_B / n, rank), out=dX)
+    normalized *= _per_channel(d_scale / n, rank)
+    dX -= normalized
+    dX *= _per_channel(scale * r, rank)
+    results = dX, d_scale, d_B
     return tuple(d.astype(kind, copy=False) for d, kind in zip(results, kinds, strict=True))
 
 
-@kernel("LayerNormalization")
+@kernel("LayerNormalization", fresh=True)
 def layer_normalization(
     X: np.ndarray,
     scale: np.ndarray,
@@ -157,6 +166,7 @@ def layer_normalization(
     axis: int = -1,
     epsilon: float = 1e-5,
     stash_type: int = 1,
+    _free: tuple[bool, ...] = (),
 ) -> tuple[np.ndarray, ...]:
     """x̂·scale + B over the axes from `axis` on, and mean and r in `stash_type`."""
     x, axes, stash = _stashed(X, axis, stash_type)
@@ -164,15 +174,17 @@ def layer_normalization(
     if B is not None:
         check_expands("B", B.shape, X.shape)
     mean = x.mean(axes, keepdims=True)
-    centred = x - mean
-    r = 1 / np.sqrt(np.square(centred).mean(axes, keepdims=True) + epsilon)
-    Y = centred * r * scale
-    Y = Y if B is None else Y + B
+    Y = np.subtract(x, mean, out=reuse(_free[:1], x.dtype, X))
+    r = 1 / np.sqrt(np.square(Y).mean(axes, keepdims=True) + epsilon)
+    Y *= r
+    Y *= scale
+    if B is not None:
+        Y += B
     return Y.astype(X.dtype, copy=False), mean.astype(stash, copy=False), r.astype(stash, copy=False)
 
 
-@kernel("SimplifiedLayerNormalization")
-@kernel("SimplifiedLayerNormalization", domain=MICROSOFT)
+@kernel("SimplifiedLayerNormalization", fresh=True)
+@kernel("SimplifiedLayerNormalization", domain=MICROSOFT, fresh=True)
 def simplified_layer_normalization(
     X: np.ndarray, scale: np.ndarray, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int | None = None
 ) -> tuple[np.ndarray, ...]:
@@ -180,11 +192,12 @@ def simplified_layer_normalization(
     x, axes, stash = _stashed(X, axis, stash_type or (11 if X.dtype == np.float64 else 1))
     check_expands("scale", scale.shape, X.shape)
     r = 1 / np.sqrt(np.square(x).mean(axes, keepdims=True) + epsilon)
-    Y = x * r * scale
+    Y = x * r
+    Y *= scale
     return Y.astype(X.dtype, copy=False), r.astype(stash, copy=False)
 
 
-@kernel("RMSNormalization")
+@kernel("RMSNormalization", fresh=True)
 def rms_normalization(X: np.ndarray, scale: np.ndarray, *, axis: int, epsilon: float, stash_type: int) -> np.ndarray:
     """x·r·scale with r = 1/√(mean x² + ε) over the axes from `axis` on"""
     return simplified_layer_normalization(X, scale, axis=axis, epsilon=epsilon, stash_type=stash_type)[0]
@@ -209,7 +222,7 @@ def mean_variance_normalization(X: np.ndarray, *, axes: list[int]) -> np.ndarray
     return np.asarray(centred)
 
 
-@kernel("GroupNormalization", in_float32=True)
+@kernel("GroupNormalization", in_float32=True, fresh=True)
 def group_normalization(
     X: np.ndarray,
     scale: np.ndarray,
@@ -227,7 +240,7 @@ def group_normalization(
     return np.asarray((normalized * factor + shift).reshape(X.shape).astype(X.dtype, copy=False))
 
 
-@kernel("LayerNormalizationGrad", domain=MICROSOFT)
+@kernel("LayerNormalizationGrad", domain=MICROSOFT, fresh=True)
 def layer_normalization_grad(
     dY: np.ndarray,
     X: np.ndarray,
@@ -244,7 +257,7 @@ def layer_normalization_grad(
     return _centred_grad(dY, (x - mean) * r, X, scale, r, axes)
 
 
-@kernel("InvertibleLayerNormalizationGrad", domain=MICROSOFT)
+@kernel("InvertibleLayerNormalizationGrad", domain=MICROSOFT, fresh=True)
 def invertible_layer_normalization_grad(
     dY: np.ndarray,
     Y: np.ndarray,
@@ -271,11 +284,11 @@ def _centred_grad(
     return (
         dX.astype(X.dtype, copy=False),
         d_scale.astype(scale.dtype, copy=False),
-        d_B.astype(scale.dtype, copy=False),
+        d_B.astype(scale.dtype),
     )
 
 
-@kernel("SimplifiedLayerNormalizationGrad", domain=MICROSOFT)
+@kernel("SimplifiedLayerNormalizationGrad", domain=MICROSOFT, fresh=True)
 def simplified_layer_normalization_grad(
     dY: np.ndarray,
     X: np.ndarray,
@@ -303,7 +316,7 @@ def _stashed(X: np.ndarray, axis: int, stash_type: int) -> tuple[np.ndarray, tup
     return X.astype(wide, copy=False), tuple(range(check_axis(axis, X.ndim), X.ndim)), stash
 
 
-@kernel("LRN", in_float32=True)
+@kernel("LRN", in_float32=True, fresh=True)
 def lrn(X: np.ndarray, *, alpha: float, beta: float, bias: float, size: int) -> np.ndarray:
     """x/(bias + α/size·Σ x²)^β, the sum over `size` neighbouring channels"""
     if size < 1:
@@ -317,7 +330,7 @@ def lrn(X: np.ndarray, *, alpha: float, beta: float, bias: float, size: int) -> 
     return np.asarray(X / (bias + alpha / size * total) ** beta)
 
 
-@kernel("LpNormalization", in_float32=True)
+@kernel("LpNormalization", in_float32=True, fresh=True)
 def lp_normalization(X: np.ndarray, *, axis: int, p: int) -> np.ndarray:
     """x/‖x‖_p along `axis`, and 0 where the norm is 0. (onnx.reference sums x itself for p = 1.)"""
     if p not in (1, 2):

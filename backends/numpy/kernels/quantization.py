@@ -22,7 +22,7 @@ _INTEGERS = {
 }
 
 
-@kernel("QuantizeLinear")
+@kernel("QuantizeLinear", fresh=True)
 def quantize_linear(
     x: np.ndarray,
     y_scale: np.ndarray,
@@ -50,7 +50,7 @@ def quantize_linear(
     return np.asarray(numpy_helper.saturate_cast(shifted, dtype=target) if saturate else shifted.astype(target))
 
 
-@kernel("DequantizeLinear")
+@kernel("DequantizeLinear", fresh=True)
 def dequantize_linear(
     x: np.ndarray,
     x_scale: np.ndarray,
@@ -69,7 +69,7 @@ def dequantize_linear(
     return np.asarray((centred * _laid(x_scale.astype(wide), x.shape, axis, block_size)).astype(target))
 
 
-@kernel("DynamicQuantizeLinear")
+@kernel("DynamicQuantizeLinear", fresh=True)
 def dynamic_quantize_linear(x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return uint8 values, scale = (max − min)/255 and zero point = round(−min/scale), the range made to hold 0."""
     high, low = x.max(initial=0), x.min(initial=0)
@@ -79,7 +79,7 @@ def dynamic_quantize_linear(x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.n
     return y, scale, np.asarray(zero_point)
 
 
-@kernel("QLinearConv")
+@kernel("QLinearConv", fresh=True)
 def qlinear_conv(
     x: np.ndarray,
     x_scale: np.ndarray,
@@ -105,7 +105,7 @@ def qlinear_conv(
     return _saturated(sums * (scale / _laid(y_scale, sums.shape, 0)), y_zero_point, y_zero_point.dtype)
 
 
-@kernel("QLinearMatMul")
+@kernel("QLinearMatMul", fresh=True)
 def qlinear_matmul(
     a: np.ndarray,
     a_scale: np.ndarray,
@@ -122,14 +122,14 @@ def qlinear_matmul(
     return _saturated((products * scale).reshape(products.shape), y_zero_point, y_zero_point.dtype)
 
 
-@kernel("MatMulInteger")
+@kernel("MatMulInteger", fresh=True)
 def matmul_integer(A: np.ndarray, B: np.ndarray, a_zero_point: Array = None, b_zero_point: Array = None) -> np.ndarray:
     """(A − a_zero_point)·(B − b_zero_point) with 32 bits: doubles hold the sums exactly, the last bits are kept."""
     a_zero_point = None if a_zero_point is None else _rows(a_zero_point)
     return np.asarray((_whole(A, a_zero_point) @ _whole(B, b_zero_point)).astype(np.int64).astype(np.int32))
 
 
-@kernel("ConvInteger")
+@kernel("ConvInteger", fresh=True)
 def conv_integer(
     x: np.ndarray,
     w: np.ndarray,
@@ -149,7 +149,7 @@ def conv_integer(
     return np.asarray(sums.astype(np.int64).astype(np.int32))
 
 
-@kernel("FakeQuantGrad", domain=MICROSOFT)
+@kernel("FakeQuantGrad", domain=MICROSOFT, fresh=True)
 def fake_quant_grad(dY: np.ndarray, mask: np.ndarray) -> np.ndarray:
     """dX = dY where the quantized value was inside the range, else 0: rounding passes its gradient on"""
     return np.where(mask, dY, dY.dtype.type(0))

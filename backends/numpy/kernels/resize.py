@@ -45,7 +45,7 @@ class Filter:
     extrapolation: float = 0.0
 
 
-@kernel("Resize", since=11)
+@kernel("Resize", since=11, fresh=True)
 def resize(
     X: np.ndarray,
     roi: np.ndarray | None = None,
@@ -81,7 +81,7 @@ def resize(
     return _resized(X, _plan(chosen, lengths, table, roi, how))
 
 
-@kernel("ResizeGrad", domain=MICROSOFT, in_float32=True)
+@kernel("ResizeGrad", domain=MICROSOFT, in_float32=True, fresh=True)
 def resize_grad(
     dY: np.ndarray,
     X: np.ndarray,
@@ -117,11 +117,11 @@ def resize_grad(
     dX = dY
     for axis, _ in reversed(_plan(chosen, lengths, table, roi, how)):
         dX = _spread(dX, axis, how)
-    return dX
+    return dY.copy() if dX is dY else dX
 
 
-@kernel("Resize", since=10)
-@kernel("Upsample", since=9)
+@kernel("Resize", since=10, fresh=True)
+@kernel("Upsample", since=9, fresh=True)
 def upsample(X: np.ndarray, scales: np.ndarray, *, mode: str) -> np.ndarray:
     """Element i is read at i/scale; "nearest" is the element below that, or above it where an axis shrinks."""
     lengths = list(X.shape)
@@ -130,19 +130,19 @@ def upsample(X: np.ndarray, scales: np.ndarray, *, mode: str) -> np.ndarray:
     return _resized(X, [(a, Filter(mode, "asymmetric", "ceil" if a.scale < 1 else "floor")) for a in plan])
 
 
-@kernel("Upsample", since=7)
+@kernel("Upsample", since=7, fresh=True)
 def upsample_by_attribute(X: np.ndarray, *, mode: str, scales: list[float]) -> np.ndarray:
     """The same, when the scales were an attribute."""
     return upsample(X, np.array(scales, np.float32), mode=mode)
 
 
-@kernel("Upsample")
+@kernel("Upsample", fresh=True)
 def upsample_1(X: np.ndarray, *, mode: str, height_scale: float, width_scale: float) -> np.ndarray:
     """The same of images (N, C, H, W), where "linear" was called "bilinear"."""
     return upsample_by_attribute(X, mode=mode.removeprefix("bi"), scales=[1, 1, height_scale, width_scale])
 
 
-@kernel("AffineGrid", in_float32=True)
+@kernel("AffineGrid", in_float32=True, fresh=True)
 def affine_grid(theta: np.ndarray, size: np.ndarray, *, align_corners: int) -> np.ndarray:
     """Points (N, out..., rank): θ (N, rank, rank + 1) times the (x, y, ..., 1) of each pixel, in −1..1."""
     spatial = size[2:].tolist()
@@ -215,7 +215,7 @@ def _resized(X: np.ndarray, plan: Sequence[tuple[Axis, Filter]]) -> np.ndarray:
     for outside, value in extrapolated:
         Y = np.where(outside, np.asarray(value, Y.dtype), Y)
     if Y.dtype == X.dtype:
-        return Y
+        return X.copy() if Y is X else Y
     return Y.astype(X.dtype) if X.dtype in SIXTEEN_BIT else numpy_helper.saturate_cast(Y, X.dtype)
 
 

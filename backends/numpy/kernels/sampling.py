@@ -70,7 +70,7 @@ def _reflected(x: np.ndarray, low: float, high: float) -> np.ndarray:
     return np.asarray(low + np.minimum(away, 2 * length - away))
 
 
-@kernel("GridSample")
+@kernel("GridSample", fresh=True)
 def grid_sample(X: np.ndarray, grid: np.ndarray, *, align_corners: int, mode: str, padding_mode: str) -> np.ndarray:
     """X at the points of `grid` (N, out..., rank), whose last axis is (x, y, ...) in −1..1 from border to border.
 
@@ -99,7 +99,7 @@ def grid_sample(X: np.ndarray, grid: np.ndarray, *, align_corners: int, mode: st
     return interpolate(pixels, at, mode, padding_mode, low, high).astype(X.dtype, copy=False)
 
 
-@kernel("DeformConv", in_float32=True)
+@kernel("DeformConv", in_float32=True, fresh=True)
 def deform_conv(
     X: np.ndarray,
     W: np.ndarray,
@@ -134,7 +134,7 @@ def deform_conv(
     return Y if B is None else np.asarray(Y + B.reshape(-1, *[1] * rank))
 
 
-@kernel("RoiAlign", in_float32=True)
+@kernel("RoiAlign", in_float32=True, fresh=True)
 def roi_align(
     X: np.ndarray,
     rois: np.ndarray,
@@ -186,7 +186,7 @@ def _roi_taps(start: np.floating, size: np.floating, n: int, bins: int, sampling
     return pixels, np.concatenate([met * (1 - t), met * t], 1)
 
 
-@kernel("MaxRoiPool")
+@kernel("MaxRoiPool", fresh=True)
 def max_roi_pool(X: np.ndarray, rois: np.ndarray, *, pooled_shape: list[int], spatial_scale: float) -> np.ndarray:
     """Largest pixel of each bin of the regions (image, x1, y1, x2, y2), whose corners are rounded; 0 in an empty bin."""
     check_shape("rois", rois.shape, (len(rois), 5))

@@ -13,12 +13,12 @@ from refgrad.backends.numpy.registry import MICROSOFT, kernel
 Ints = list[int] | None
 
 
-@kernel("Shape")
+@kernel("Shape", fresh=True)
 def shape(data: np.ndarray, *, start: int = 0, end: int | None = None) -> np.ndarray:
     return np.array(data.shape[start:end], np.int64)
 
 
-@kernel("Size")
+@kernel("Size", fresh=True)
 def size(data: np.ndarray) -> np.ndarray:
     return np.array(data.size, np.int64)
 
@@ -84,14 +84,16 @@ def expand(data: np.ndarray, shape: np.ndarray) -> np.ndarray:
     return np.broadcast_to(data, np.broadcast_shapes(data.shape, tuple(dims)))
 
 
-@kernel("Tile", since=6)
+@kernel("Tile", since=6, fresh=True)
 def tile(data: np.ndarray, repeats: np.ndarray) -> np.ndarray:
     if repeats.shape != (data.ndim,) or (repeats < 0).any():
         raise ValueError(f"repeats is {repeats.tolist()}; it needs {data.ndim} numbers that are not negative")
+    if not data.size:
+        return np.empty([n * r for n, r in zip(data.shape, repeats.tolist(), strict=True)], data.dtype)
     return np.tile(data, tuple(repeats.tolist()))
 
 
-@kernel("Tile")
+@kernel("Tile", fresh=True)
 def tile_1(data: np.ndarray, tiles: np.ndarray, axis: np.ndarray) -> np.ndarray:
     """`tiles` copies along one axis."""
     repeats = np.ones(data.ndim, np.int64)
@@ -99,7 +101,7 @@ def tile_1(data: np.ndarray, tiles: np.ndarray, axis: np.ndarray) -> np.ndarray:
     return tile(data, repeats)
 
 
-@kernel("Concat")
+@kernel("Concat", fresh=True)
 def concat(*inputs: np.ndarray, axis: int = 1) -> np.ndarray:
     along = check_axis(axis, inputs[0].ndim)
     beside = {x.shape[:along] + x.shape[along + 1 :] for x in inputs}
@@ -109,7 +111,7 @@ def concat(*inputs: np.ndarray, axis: int = 1) -> np.ndarray:
     return np.concatenate(inputs, along)
 
 
-@kernel("ConcatTraining", domain=MICROSOFT)
+@kernel("ConcatTraining", domain=MICROSOFT, fresh=True)
 def concat_training(*inputs: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarray]:
     """Concat, and the length of each input along the axis"""
     return concat(*inputs, axis=axis), np.array([x.shape[axis] for x in inputs], np.int64)
@@ -152,7 +154,7 @@ def split_training(
     return split(data, lengths, axis=axis, _wanted=_wanted)
 
 
-@kernel("Pad", since=11)
+@kernel("Pad", since=11, fresh=True)
 def pad(
     data: np.ndarray,
     pads: np.ndarray,
@@ -185,12 +187,12 @@ def pad(
     return padded
 
 
-@kernel("Pad", since=2)
+@kernel("Pad", since=2, fresh=True)
 def pad_2(data: np.ndarray, *, pads: list[int], mode: str, value: float) -> np.ndarray:
     return pad(data, np.array(pads, np.int64), np.array(value, data.dtype), mode=mode)
 
 
-@kernel("Pad")
+@kernel("Pad", fresh=True)
 def pad_1(data: np.ndarray, *, paddings: list[int], mode: str, value: float) -> np.ndarray:
     return pad_2(data, pads=paddings, mode=mode, value=value)
 
@@ -222,7 +224,7 @@ def depth_to_space(x: np.ndarray, *, blocksize: int, mode: str = "DCR") -> np.nd
         parts = x.reshape(n, b, b, c, h, w).transpose(0, 3, 4, 1, 5, 2)
     else:
         parts = x.reshape(n, c, b, b, h, w).transpose(0, 1, 4, 2, 5, 3)
-    return np.ascontiguousarray(parts).reshape(n, c, h * b, w * b)
+    return parts.copy().reshape(n, c, h * b, w * b)
 
 
 @kernel("SpaceToDepth", fresh=True)
@@ -234,7 +236,7 @@ def space_to_depth(x: np.ndarray, *, blocksize: int, mode: str = "DCR") -> np.nd
         raise ValueError(f"the image is {height}×{width}, which blocks of {b}×{b} do not divide")
     parts = x.reshape(n, c, height // b, b, width // b, b)
     parts = parts.transpose(0, 3, 5, 1, 2, 4) if _block_mode(mode) else parts.transpose(0, 1, 3, 5, 2, 4)
-    return np.ascontiguousarray(parts).reshape(n, c * b * b, height // b, width // b)
+    return parts.copy().reshape(n, c * b * b, height // b, width // b)
 
 
 def _block_mode(mode: str) -> bool:
@@ -258,7 +260,7 @@ def reverse_sequence(x: np.ndarray, sequence_lens: np.ndarray, *, batch_axis: in
     return x[which, source] if batch_axis == 0 else x[source.T, which.T]
 
 
-@kernel("ConstantOfShape")
+@kernel("ConstantOfShape", fresh=True)
 def constant_of_shape(shape: np.ndarray, *, value: np.ndarray | None = None) -> np.ndarray:
     fill = np.float32(0) if value is None else value.reshape(())
     if shape.ndim != 1 or (shape < 0).any():
@@ -266,7 +268,7 @@ def constant_of_shape(shape: np.ndarray, *, value: np.ndarray | None = None) -> 
     return np.full(tuple(shape.tolist()), fill, fill.dtype)
 
 
-@kernel("EyeLike")
+@kernel("EyeLike", fresh=True)
 def eye_like(x: np.ndarray, *, dtype: int | None = None, k: int) -> np.ndarray:
     if x.ndim != 2:
         raise ValueError(f"the input has rank {x.ndim}; a matrix has rank 2")
@@ -274,7 +276,7 @@ def eye_like(x: np.ndarray, *, dtype: int | None = None, k: int) -> np.ndarray:
     return np.eye(rows, columns, k, x.dtype if dtype is None else helper.tensor_dtype_to_np_dtype(dtype))
 
 
-@kernel("Range")
+@kernel("Range", fresh=True)
 def range_(start: np.ndarray, limit: np.ndarray, delta: np.ndarray, *, stash_type: int = 1) -> np.ndarray:
     """The i-th number is start + i·delta, for i < ⌈(limit − start)/delta⌉; floats in double whatever `stash_type` is."""
     a, b, step = start.item(), limit.item(), delta.item()
@@ -284,7 +286,7 @@ def range_(start: np.ndarray, limit: np.ndarray, delta: np.ndarray, *, stash_typ
     return np.asarray(a + np.arange(count) * step).astype(start.dtype)
 
 
-@kernel("Trilu")
+@kernel("Trilu", fresh=True)
 def trilu(x: np.ndarray, k: np.ndarray | None = None, *, upper: int) -> np.ndarray:
     if x.ndim < 2:
         raise ValueError(f"the input has rank {x.ndim}; matrices have rank 2 or more")
@@ -292,7 +294,7 @@ def trilu(x: np.ndarray, k: np.ndarray | None = None, *, upper: int) -> np.ndarr
     return np.triu(x, diagonal) if upper else np.tril(x, diagonal)
 
 
-@kernel("BroadcastGradientArgs", domain=MICROSOFT)
+@kernel("BroadcastGradientArgs", domain=MICROSOFT, fresh=True)
 def broadcast_gradient_args(a_shape: np.ndarray, b_shape: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the axes that each of two operands was broadcast along, in the order that ONNX Runtime has: descending."""
     a, b = a_shape.tolist(), b_shape.tolist()
