@@ -107,7 +107,7 @@ def label_encoder_1(
     if X.dtype.kind == "O":
         found = _find(X, classes[:-1])
         return np.where(found < 0, default_int64, found)
-    return np.asarray(classes[np.where((X < 0) | (X >= len(classes)), -1, X)])
+    return np.asarray(classes[np.where((X < 0) | (len(classes) <= X), -1, X)])
 
 
 @kernel("LabelEncoder", domain=ML, since=2)
