@@ -134,7 +134,13 @@ def check_feeds(feeds: Mapping[str, Any], inputs: Sequence[Value], widen: bool =
 
 def _check_feed(feed: Any, value: Value, symbols: dict[str, tuple[int, str]], widen: bool) -> Any:
     if value.kind != "tensor":
-        return feed
+        container = {"sequence": (list, tuple), "map": (dict,)}.get(value.kind)
+        if container and not isinstance(feed, container):
+            raise FeedError(
+                f"Input {value.name!r} is a {value.kind}, the feed a {type(feed).__name__}. "
+                f"Give a {container[0].__name__}."
+            )
+        return _widened(feed) if widen else feed
     array = feed if isinstance(feed, np.ndarray) else _as_array(feed, value)
     if value.dtype == np.dtype(object) and array.dtype.kind in "UST":
         array = array.astype(object)
@@ -148,6 +154,15 @@ def _check_feed(feed: Any, value: Value, symbols: dict[str, tuple[int, str]], wi
     if value.shape is not None:
         _check_shape(array.shape, value, symbols)
     return array
+
+
+def _widened(feed: Any) -> Any:
+    """`feed` with every array of a narrower float in double, those in lists and dicts too."""
+    if isinstance(feed, list | tuple):
+        return [_widened(item) for item in feed]
+    if isinstance(feed, dict):
+        return {key: _widened(item) for key, item in feed.items()}
+    return feed.astype(np.float64) if getattr(feed, "dtype", None) in _NARROWER_FLOATS else feed
 
 
 def _as_array(feed: Any, value: Value) -> np.ndarray:
