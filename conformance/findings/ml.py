@@ -28,12 +28,12 @@ def _found(
     **attributes: Any,
 ) -> Finding:
     """A finding about one node; arrays among the attributes are tensors, maps have their types in `types`."""
-    encoded = {
+    encoded: dict[str, Any] = {
         name: numpy_helper.from_array(value, name) if isinstance(value, np.ndarray) else value
         for name, value in attributes.items()
     }
     node = helper.make_node(op_type, list(feeds), list(expected), domain=ML, **encoded)
-    values = [
+    inputs, outputs = (
         [
             helper.make_value_info(name, types[name])
             if types and name in types
@@ -41,10 +41,10 @@ def _found(
             for name, array in arrays.items()
         ]
         for arrays in (feeds, expected)
-    ]
+    )
     imports = [helper.make_opsetid("", 21), helper.make_opsetid(ML, version)]
     model: ModelProto = helper.make_model(
-        helper.make_graph([node], op_type, *values), opset_imports=imports, ir_version=10
+        helper.make_graph([node], op_type, inputs, outputs), opset_imports=imports, ir_version=10
     )
     return Finding(system, op_type, fault, model, feeds, expected, proof=proof, crashes=crashes)
 

@@ -184,8 +184,8 @@ def category_mapper(
     if len(ints) != len(strings):
         raise ValueError(f"{len(ints)} integers are beside {len(strings)} strings")
     if X.dtype.kind == "O":
-        return np.append(ints, default_int64)[_find(X, strings)]
-    return np.append(strings, default_string)[_find(X, ints)]
+        return np.asarray(np.append(ints, default_int64)[_find(X, strings)])
+    return np.asarray(np.append(strings, default_string)[_find(X, ints)])
 
 
 @kernel("OneHotEncoder", domain=ML)
@@ -202,7 +202,7 @@ def one_hot_encoder(
     found = _find(X if strings else X.astype(np.int64), categories)
     if not zeros and (found < 0).any():
         raise ValueError(f"{X[found < 0][0]!r} is none of the categories and zeros is 0")
-    return (found[..., None] == np.arange(len(categories))).astype(np.float64 if _wide else np.float32)
+    return np.asarray(found[..., None] == np.arange(len(categories)), np.float64 if _wide else np.float32)
 
 
 @kernel("DictVectorizer", domain=ML)

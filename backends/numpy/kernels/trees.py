@@ -463,12 +463,6 @@ def _thresholds(values: Floats | Array, nodes: int) -> Array:
     return np.array(values, np.float32) if isinstance(values, list) else values
 
 
-def _thresholds(values: Floats | Array, nodes: int) -> Array:
-    if values is None:
-        return np.zeros(nodes, np.float32)
-    return np.array(values, np.float32) if isinstance(values, list) else values
-
-
 def _missing(tracks: Ints, nodes: int) -> Array:
     return np.array(tracks, bool) if tracks else np.zeros(nodes, bool)
 
