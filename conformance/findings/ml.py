@@ -24,6 +24,7 @@ def _found(
     proof: str,
     version: int = 3,
     crashes: bool = False,
+    tolerance: float = 1e-5,
     types: Mapping[str, TypeProto] | None = None,
     **attributes: Any,
 ) -> Finding:
@@ -46,7 +47,7 @@ def _found(
     model: ModelProto = helper.make_model(
         helper.make_graph([node], op_type, inputs, outputs), opset_imports=imports, ir_version=10
     )
-    return Finding(system, op_type, fault, model, feeds, expected, proof=proof, crashes=crashes)
+    return Finding(system, op_type, fault, model, feeds, expected, proof=proof, crashes=crashes, tolerance=tolerance)
 
 
 def _map_type(key: int, value: int) -> TypeProto:
@@ -189,9 +190,10 @@ _ONNX_RUNTIME = (
         ORT,
         "LinearClassifier",
         "writes one column of two where post_transform is PROBIT of one score",
-        {"X": np.full((2, 1), 0.5, F32)},
-        {"label": np.array([5, 5]), "Z": np.zeros((2, 2), F32)},
-        f"{TRANSFORM}: the inverse of the normal distribution is 0 at 1/2, for both of (1 − 1/2, 1/2)",
+        {"X": np.full((2, 1), 0.25, F32)},
+        {"label": np.array([5, 5]), "Z": np.array([[0.6745, -0.6745]] * 2, F32)},
+        f"{TRANSFORM}: the inverse of the normal distribution is ±0.6745 at 3/4 and 1/4, to 1e-3 in anybody's approximation",
+        tolerance=1e-3,
         coefficients=[1.0],
         intercepts=[0.0],
         classlabels_ints=[3, 5],
