@@ -1,12 +1,73 @@
-"""Findings about elementwise operators."""
+"""Findings about elementwise arithmetic."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from refgrad.conformance.findings.finding import ORT, Finding, model
+from refgrad.conformance.findings.finding import ORT, REFERENCE, Finding, about, model
 
-FINDINGS = (
+F32 = np.float32
+OLD: tuple[tuple[str, type, list[list[int]], list[int], list[list[int]], type], ...] = (
+    ("Add", F32, [[1, 2], [3, 4]], [10, 20], [[11, 12], [23, 24]], F32),
+    ("Sub", F32, [[1, 2], [3, 4]], [1, 2], [[0, 1], [1, 2]], F32),
+    ("Mul", F32, [[1, 2], [3, 4]], [1, 2], [[1, 2], [6, 8]], F32),
+    ("Div", F32, [[1, 2], [4, 6]], [1, 2], [[1, 2], [2, 3]], F32),
+    ("Pow", F32, [[1, 2], [3, 4]], [1, 2], [[1, 2], [9, 16]], F32),
+    ("And", bool, [[1, 0], [1, 0]], [1, 0], [[1, 0], [0, 0]], bool),
+    ("Or", bool, [[1, 0], [1, 0]], [1, 0], [[1, 1], [1, 0]], bool),
+    ("Xor", bool, [[1, 0], [1, 0]], [1, 0], [[0, 1], [1, 0]], bool),
+    ("Equal", np.int32, [[1, 2], [1, 2]], [1, 2], [[1, 0], [0, 1]], bool),
+    ("Greater", F32, [[1, 2], [2, 3]], [1, 2], [[0, 1], [0, 1]], bool),
+    ("Less", F32, [[0, 1], [1, 2]], [1, 2], [[1, 0], [1, 0]], bool),
+)
+
+FINDINGS: tuple[Finding, ...] = (
+    *(
+        about(
+            REFERENCE,
+            "does not know the attribute axis of opset 6 and before",
+            f"C = {op} <broadcast = 1, axis = 0> (A, B)",
+            {"A": np.array(a, dtype), "B": np.array(b, dtype)},
+            {"C": np.array(c, result)},
+            "axis is where the shape of B begins in that of A: each row of A has one element of B",
+            6,
+        )
+        for op, dtype, a, b, c, result in OLD
+    ),
+    about(
+        REFERENCE,
+        "reads the name of the type as a number",
+        'Y = Cast <to = "INT32"> (X)',
+        {"X": F32([1.5])},
+        {"Y": np.int32([1])},
+        "to is a string in opset 1, one of the names in the enum DataType",
+        1,
+    ),
+    about(
+        REFERENCE,
+        "is not implemented before opset 6",
+        "Y = Clip <min = 0.0> (X)",
+        {"X": F32([-1, 1])},
+        {"Y": F32([0, 1])},
+        "elements under min are replaced by it",
+        1,
+    ),
+    about(
+        REFERENCE,
+        "fails where the first input is the smaller",
+        "Y = Mean (A, B)",
+        {"A": F32([1]), "B": F32([1, 3])},
+        {"Y": F32([1, 2])},
+        "Mean broadcasts multidirectionally",
+    ),
+    about(
+        REFERENCE,
+        "fails on negative exponents of whole numbers",
+        "Z = Pow (X, Y)",
+        {"X": np.int32([1, 2]), "Y": np.int32([-1, -1])},
+        {"Z": np.int32([1, 0])},
+        "1 and 1/2, in the type of X",
+    ),
     Finding(
         ORT,
         "Where",

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import ModelProto, parser
+from onnx import ModelProto, helper, parser
 
 REFERENCE = "onnx.reference"
 ORT = "onnxruntime"
@@ -53,6 +53,26 @@ class Finding:
 def model(text: str) -> ModelProto:
     """`text`, in onnx's own language, as a checked model."""
     return parser.parse_model(text)
+
+
+def about(
+    system: str, fault: str, node: str, feeds: Arrays, expected: Arrays, proof: str, opset: int = 21, **options: Any
+) -> Finding:
+    """A finding about one node, in onnx's own language, that reads `feeds` and makes `expected`; types follow from them."""
+    made = parser.parse_node(node)
+    inputs, outputs = (
+        [
+            helper.make_tensor_value_info(
+                name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape if fed else None
+            )
+            for name, array in arrays.items()
+        ]
+        for arrays, fed in ((feeds, True), (expected, False))
+    )
+    graph = helper.make_graph([made], made.op_type, inputs, outputs)
+    imports = [helper.make_opsetid(made.domain, opset)]
+    model = helper.make_model(graph, opset_imports=imports, ir_version=10)
+    return Finding(system, made.op_type, fault, model, feeds, expected, proof, **options)
 
 
 def _equal(got: Any, expected: Any, tolerance: float) -> bool:

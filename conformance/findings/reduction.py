@@ -4,20 +4,81 @@ from __future__ import annotations
 
 import numpy as np
 
-from refgrad.conformance.findings.finding import ORT, Finding, model
+from refgrad.conformance.findings.finding import ORT, REFERENCE, Finding, about, model
 
-FINDINGS = tuple(
-    Finding(
-        ORT,
-        op_type,
-        "keeps the size of a reduced axis where another axis is empty",
-        model(f"""
+F32 = np.float32
+INF = np.inf
+EMPTY = (
+    ("ReduceSum", 0),
+    ("ReduceProd", 1),
+    ("ReduceMax", -INF),
+    ("ReduceMin", INF),
+    ("ReduceL1", 0),
+    ("ReduceL2", 0),
+    ("ReduceSumSquare", 0),
+    ("ReduceLogSum", -INF),
+    ("ReduceLogSumExp", -INF),
+)
+
+FINDINGS: tuple[Finding, ...] = (
+    about(
+        REFERENCE,
+        "gives NaN where every element is −∞",
+        "Y = ReduceLogSumExp <keepdims = 0> (X)",
+        {"X": F32([-np.inf, -np.inf])},
+        {"Y": F32(-np.inf)},
+        "log(0 + 0)",
+    ),
+    about(REFERENCE, "fails on a scalar", "Y = ReduceLogSumExp (X)", {"X": F32(2)}, {"Y": F32(2)}, "log e²"),
+    about(
+        REFERENCE,
+        "fails on whole numbers",
+        "Y = ReduceLogSumExp <keepdims = 0> (X)",
+        {"X": np.array([3])},
+        {"Y": np.array(3)},
+        "log e³",
+    ),
+    about(
+        REFERENCE,
+        "fails on whole numbers",
+        "Y = ReduceLogSum <keepdims = 0> (X)",
+        {"X": np.array([1])},
+        {"Y": np.array(0)},
+        "log 1",
+    ),
+    about(
+        REFERENCE,
+        "gives int64 for int32",
+        "Y = ReduceSumSquare <keepdims = 0> (X)",
+        {"X": np.int32([1, 2])},
+        {"Y": np.int32(5)},
+        "1 + 4, in the type of the data",
+    ),
+    *(
+        about(
+            ORT,
+            "does not reduce an axis without elements that is counted from the end",
+            f"Y = {op} (X, axes)",
+            {"X": np.zeros((0, 2), F32), "axes": np.array([-2])},
+            {"Y": np.full((1, 2), value, F32)},
+            f"a reduction over an empty set yields {value:g}",
+            18,
+        )
+        for op, value in EMPTY
+    ),
+    *(
+        Finding(
+            ORT,
+            op_type,
+            "keeps the size of a reduced axis where another axis is empty",
+            model(f"""
             <ir_version: 10, opset_import: ["" : 20]>
             reduce (float[2, N, 4] x, int64[1] axes) => (float[A, B, C] y) {{ y = {op_type}(x, axes) }}
         """),
-        {"x": np.zeros((2, 0, 4), np.float32), "axes": np.array([-1])},
-        {"y": np.zeros((2, 0, 1), np.float32)},
-        proof="with keepdims=1 the reduced dimensions are retained with length 1",
-    )
-    for op_type in ("ReduceSum", "ReduceMax")
+            {"x": np.zeros((2, 0, 4), np.float32), "axes": np.array([-1])},
+            {"y": np.zeros((2, 0, 1), np.float32)},
+            proof="with keepdims=1 the reduced dimensions are retained with length 1",
+        )
+        for op_type in ("ReduceSum", "ReduceMax")
+    ),
 )

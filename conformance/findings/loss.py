@@ -1,0 +1,31 @@
+"""Findings about losses."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from refgrad.conformance.findings.finding import ORT, REFERENCE, Finding, about
+
+F32 = np.float32
+
+FINDINGS: tuple[Finding, ...] = (
+    about(
+        REFERENCE,
+        "fails on an empty batch",
+        'Y = NegativeLogLikelihoodLoss <reduction = "sum"> (X, t)',
+        {"X": np.zeros((0, 2), F32), "t": np.zeros(0, np.int64)},
+        {"Y": F32(0)},
+        "the sum of nothing",
+    ),
+    *(
+        about(
+            system,
+            "fails on an empty batch",
+            'Y = SoftmaxCrossEntropyLoss <reduction = "sum"> (X, t)',
+            {"X": np.zeros((0, 2), F32), "t": np.zeros(0, np.int64)},
+            {"Y": F32(0)},
+            "the sum of nothing",
+        )
+        for system in (REFERENCE, ORT)
+    ),
+)

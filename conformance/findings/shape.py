@@ -1,0 +1,62 @@
+"""Findings about operators that move elements."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from refgrad.conformance.findings.finding import ORT, REFERENCE, Finding, about
+
+F32 = np.float32
+
+FINDINGS: tuple[Finding, ...] = (
+    about(
+        REFERENCE,
+        "fails on negative pads",
+        "Y = Pad (X, pads)",
+        {"X": F32([1, 2]), "pads": np.array([-1, 1])},
+        {"Y": F32([2, 0])},
+        "pads are the elements to add, or to remove if negative",
+    ),
+    about(
+        REFERENCE,
+        "fails on a scalar",
+        "Y = Pad (X, pads)",
+        {"X": F32(1), "pads": np.zeros(0, np.int64)},
+        {"Y": F32(1)},
+        "there is nothing to pad",
+    ),
+    about(
+        ORT,
+        "fails on a scalar",
+        "Y = Pad (X, pads)",
+        {"X": F32(1), "pads": np.zeros(0, np.int64)},
+        {"Y": F32(1)},
+        "there is nothing to pad",
+    ),
+    about(
+        REFERENCE,
+        "fails on no rows",
+        "Y = Flatten <axis = 1> (X)",
+        {"X": np.zeros((0, 2), F32)},
+        {"Y": np.zeros((0, 2), F32)},
+        "(d_0 × … × d_(axis−1), d_axis × … × d_n) is (0, 2)",
+    ),
+    about(
+        REFERENCE,
+        "fails without an axis in opset 1",
+        "Y = Concat (A, B)",
+        {"A": F32([[1]]), "B": F32([[2]])},
+        {"Y": F32([[1, 2]])},
+        "the default value is 1",
+        1,
+    ),
+    about(
+        REFERENCE,
+        "fails in opset 1",
+        "Y = Tile (X, tiles, axis)",
+        {"X": F32([1, 2]), "tiles": F32(2), "axis": F32(0)},
+        {"Y": F32([1, 2, 1, 2])},
+        "two copies along the axis",
+        1,
+    ),
+)
