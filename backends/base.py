@@ -116,6 +116,13 @@ def check_feeds(feeds: Mapping[str, Any], inputs: Sequence[Value], widen: bool =
 
     With `widen`, a feed of a narrower float is converted to a float64 input; nothing else is ever cast.
     """
+    if len(feeds) == len(inputs):  # the usual case, at a tenth of the cost of the others: everything as declared
+        for value in inputs:
+            feed = feeds.get(value.name)
+            if type(feed) is not np.ndarray or feed.dtype is not value.dtype or feed.shape != value.shape:
+                break
+        else:
+            return dict(feeds)
     declared = {value.name: value for value in inputs}
     for name in feeds:
         if name not in declared:
@@ -176,6 +183,8 @@ def _as_array(feed: Any, value: Value) -> np.ndarray:
 
 
 def _check_shape(shape: tuple[int, ...], value: Value, symbols: dict[str, tuple[int, str]]) -> None:
+    if shape == value.shape:
+        return
     assert value.shape is not None
     if len(shape) != len(value.shape):
         raise FeedError(
