@@ -361,7 +361,8 @@ def _gru(
     Y_h = np.empty(Y.shape[1:], X.dtype)
     zrh = []
     for k, (backward, (f, g)) in enumerate(directions):
-        H, Rt, Rht = _start(initial_h, k, X, R), R[k, : 2 * n].T, R[k, 2 * n :].T
+        # Before the reset, H₋₁·Rᵀ is one product for all gates.
+        H, Rt, Rht = _start(initial_h, k, X, R), R[k, : 3 * n if linear_before_reset else 2 * n].T, R[k, 2 * n :].T
         bias, Rb = None, X.dtype.type(0)
         if B is not None:
             bias, Rb = B[k, : 3 * n].copy(), B[k, 5 * n :]
@@ -371,9 +372,10 @@ def _gru(
         gates = _from_inputs(X, W[k], bias)
         for t in sequences.steps(backward):
             zr, h = gates[t, :, : 2 * n], gates[t, :, 2 * n :]
-            zr[...] = f(zr + H @ Rt)
+            product = H @ Rt
+            zr[...] = f(zr + product[:, : 2 * n])
             z, r = zr[:, :n], zr[:, n:]
-            h[...] = g(h + (r * (H @ Rht + Rb) if linear_before_reset else (r * H) @ Rht))
+            h[...] = g(h + (r * (product[:, 2 * n :] + Rb) if linear_before_reset else (r * H) @ Rht))
             H = sequences.choose(t, (1 - z) * h + z * H, H)
             Y[t, k] = H
         Y[:, k], Y_h[k] = sequences.kept(Y[:, k]), sequences.last(H)
