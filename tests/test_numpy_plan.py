@@ -8,6 +8,7 @@ import pytest
 from onnx import helper, parser
 
 from refgrad.backends import get_backend
+from refgrad.backends.numpy import registry
 from refgrad.errors import BackendError, OptionError
 
 NUMPY = get_backend("numpy")
@@ -203,3 +204,31 @@ def test_a_function_of_another_opset_runs():
     <domain: "f", opset_import: ["": 18]> twice (x) => (y) { y = Add(x, x) }"""
     x = np.ones(3, np.float32)
     np.testing.assert_array_equal(get_backend("numpy").prepare(parser.parse_model(text)).run({"x": x})["y"], 2 * x)
+
+
+def test_every_operator_of_onnx_has_a_kernel_at_every_version():
+    missing = {
+        f"{schema.domain}.{schema.name} of opset {schema.since_version}"
+        for schema in onnx.defs.get_all_schemas_with_history()
+        if schema.name != "Constant" and registry.find(schema.domain, schema.name, schema.since_version) is None
+    }
+    # It stands for a gradient, which is to be built, not run.
+    assert missing == {"ai.onnx.preview.training.Gradient of opset 1"}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "g (float[2] x) => (float[2] y) { y = Add(x) }",
+            r"Add node that makes \['y'\] has 1 inputs .* the operator has 2",
+        ),
+        ("g (float[2] x) => (float[2] y) { y = Neg(x, x) }", r"has 2 inputs \['x', 'x'\]; the operator has 1"),
+        ("g (float[2] x) => (float[2] y) { y, z = Relu(x) }", r"has 2 outputs \['y', 'z'\]; the operator has 1"),
+        ("g (float[2] x) => (float[2] y) { y = Elu<alpha = 1>(x) }", "attribute 'alpha' of type INT, not FLOAT"),
+        ("g (float[2] x) => (float[2] y) { y = Elu<beta = 1.0>(x) }", r"attribute \['beta'\] is not supported"),
+    ],
+)
+def test_a_node_that_is_not_as_its_operator_says_is_refused(text, message):
+    with pytest.raises(BackendError, match=message):
+        NUMPY.prepare(parse(text))

@@ -1,4 +1,4 @@
-"""From a node to something callable: a kernel of ours, `onnx.reference`'s, or the operator's function body."""
+"""From a node to something callable: a kernel, or the operator's function body."""
 
 from __future__ import annotations
 
@@ -105,34 +105,44 @@ def bind(node: onnx.NodeProto, scope: Scope) -> Bound:
     schema = _schema(node.op_type, opset, domain)
     node = _seeded(scope.precision.node(node, schema))
     kernel = registry.find(domain, node.op_type, opset)
+    if schema is not None:
+        _check(node, schema)
     try:
-        bound = _found(kernel, node, opset, schema, scope)
-    except BackendError:
-        raise
-    except Exception as error:
-        # onnx.reference raises whatever it likes on attributes that it does not support.
+        if kernel is not None:
+            bound = _bind_kernel(kernel, node, opset, scope)
+        elif schema is not None and (schema.has_function or schema.has_context_dependent_function):
+            bound = Bound(_bind_function(node, opset, schema, scope))
+        else:
+            raise BackendError(
+                f"{label(node)}: the NumPy interpreter has no kernel for {node.op_type!r} of domain {domain!r} at opset "
+                f"{opset}. Run the model on another backend, or give the operator a body as a model-local function."
+            )
+    except (ValueError, TypeError) as error:
         raise BackendError(f"{label(node)} cannot be bound: {error}. Run the model on another backend.") from error
-    if bound is None:
-        raise BackendError(
-            f"{label(node)}: the NumPy interpreter has no kernel for {node.op_type!r} of domain {domain!r} at opset "
-            f"{opset}. Run the model on another backend, or give the operator a body as a model-local function."
-        )
     bound.call = scope.precision.call(bound.call)
     bound.pure = bound.pure and bool(node.input) and not bound.captures and not _has_graph(node)
     bound.predict = partial(_predicted, node, schema, scope.opsets, kernel)
     return bound
 
 
-def _found(
-    kernel: registry.Kernel | None, node: onnx.NodeProto, opset: int, schema: OpSchema | None, scope: Scope
-) -> Bound | None:
-    if kernel is not None:
-        return _bind_kernel(kernel, node, opset, scope)
-    if node.domain != MICROSOFT and _in_reference(node.domain, node.op_type):
-        return _bind_reference(node, opset, schema, scope)
-    if schema is not None and (schema.has_function or schema.has_context_dependent_function):
-        return Bound(_bind_function(node, opset, schema, scope))
-    return None
+def _check(node: onnx.NodeProto, schema: OpSchema) -> None:
+    """Refuse a number of inputs or outputs, or a type of an attribute, that the operator does not have."""
+    for what, names, least, most in (
+        ("inputs", node.input, schema.min_input, schema.max_input),
+        ("outputs", node.output, schema.min_output, schema.max_output),
+    ):
+        if not least <= len(names) <= most:
+            expected = (
+                str(least) if least == most else f"{least} to {most}" if most < 2**31 - 1 else f"at least {least}"
+            )
+            raise BackendError(f"{label(node)} has {len(names)} {what} {list(names)}; the operator has {expected}.")
+    for attribute in node.attribute:
+        declared = schema.attributes.get(attribute.name)
+        if declared is not None and attribute.type not in (0, declared.type.value):
+            given = onnx.AttributeProto.AttributeType.Name(attribute.type)
+            raise BackendError(
+                f"{label(node)} has attribute {attribute.name!r} of type {given}, not {declared.type.name}."
+            )
 
 
 def _has_graph(node: onnx.NodeProto) -> bool:
@@ -199,97 +209,6 @@ def _bind_kernel(kernel: registry.Kernel, node: onnx.NodeProto, opset: int, scop
         attributes[attribute.name] = value
     call = kernel.bind(node, opset, attributes, scope.values)
     return Bound(call, tuple(captures), kernel.fresh, "_free" in kernel.keywords)
-
-
-@cache
-def _reference_names(domain: str) -> frozenset[str]:
-    """List the operators of `domain` with a class in `onnx.reference`."""
-    from onnx.reference import ops
-    from onnx.reference.ops import aionnx_preview, aionnx_preview_training, aionnxml, experimental
-
-    modules = {
-        "": ops._op_list,
-        "ai.onnx.ml": aionnxml._op_list,
-        "ai.onnx.preview": aionnx_preview._op_list,
-        "ai.onnx.preview.training": aionnx_preview_training._op_list,
-        "experimental": experimental._op_list,
-    }
-    names = vars(modules[domain]) if domain in modules else {}
-    return frozenset(names) | {name.rpartition("_")[0] for name in names}
-
-
-def _in_reference(domain: str, op_type: str) -> bool:
-    return op_type in _reference_names(domain)
-
-
-def _bind_reference(node: onnx.NodeProto, opset: int, schema: OpSchema | None, scope: Scope) -> Bound:
-    from onnx.reference import ReferenceEvaluator, ops
-    from onnx.reference.op_run import OpRun
-    from onnx.reference.ops import aionnx_preview, aionnx_preview_training, aionnxml, experimental
-
-    loaders = {
-        "": ops.load_op,
-        "ai.onnx.ml": aionnxml.load_op,
-        "ai.onnx.preview": aionnx_preview.load_op,
-        "ai.onnx.preview.training": aionnx_preview_training.load_op,
-        "experimental": experimental.load_op,
-    }
-    operator = loaders[node.domain](node.domain, node.op_type, opset)
-    parameters = {
-        "log": lambda pattern, *args: None,
-        "opsets": dict(scope.opsets),
-        "verbose": 0,
-        "new_ops": {},
-        "existing_functions": {},
-        "evaluator_cls": ReferenceEvaluator,
-    }
-    instance = operator(_with_defaults(node, schema), parameters)
-    captures: dict[str, None] = {}
-    for attribute in node.attribute:
-        if attribute.type == onnx.AttributeProto.GRAPH:
-            captures |= dict.fromkeys(OpRun.implicit_inputs(attribute.g))
-    types = _output_types(node, schema)
-
-    def call(*inputs: Any, _outer: Mapping[str, Any] | None = None) -> tuple[Any, ...]:
-        results = instance.run(*inputs, context=_outer or {}) if instance.need_context() else instance.run(*inputs)
-        return tuple(
-            scope.precision.array(_declared(result, inputs, source))
-            for result, source in zip(results, types + (None,) * (len(results) - len(types)), strict=False)
-        )
-
-    return Bound(call, tuple(captures))
-
-
-def _with_defaults(node: onnx.NodeProto, schema: OpSchema | None) -> onnx.NodeProto:
-    """`node` with the defaults of its own version written out: `onnx.reference` takes those of the newest."""
-    newest = schema if node.domain else _schema(node.op_type, onnx.defs.onnx_opset_version(), "")
-    if schema is None or newest is None or newest.since_version == schema.since_version:
-        return node
-    complete = onnx.NodeProto()
-    complete.CopyFrom(node)
-    given = {attribute.name for attribute in node.attribute}
-    for name, value in default_attributes(schema).items():
-        if name not in given and name in newest.attributes:
-            complete.attribute.append(value)
-    return complete
-
-
-def _output_types(node: onnx.NodeProto, schema: OpSchema | None) -> tuple[int | None, ...]:
-    """For each output the input that has the same type by the schema, None where there is none."""
-    if schema is None or any(p.option == onnx.defs.OpSchema.FormalParameterOption.Variadic for p in schema.inputs):
-        return ()
-    sources = {p.type_str: i for i, p in reversed(list(enumerate(schema.inputs)))}
-    return tuple(sources.get(p.type_str) if "(" not in p.type_str else None for p in schema.outputs)
-
-
-def _declared(result: Any, inputs: tuple[Any, ...], source: int | None) -> Any:
-    """Cast `result` to the dtype of input `source`: mixing in a Python or float32 scalar can change a 16-bit type."""
-    if source is None or source >= len(inputs):
-        return result
-    dtype = getattr(inputs[source], "dtype", None)
-    if dtype is None or not isinstance(result, np.ndarray) or result.dtype == dtype or dtype.kind == "O":
-        return result
-    return result.astype(dtype)
 
 
 def _bind_function(node: onnx.NodeProto, opset: int, schema: OpSchema, scope: Scope) -> Call:
