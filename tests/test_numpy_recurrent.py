@@ -326,7 +326,7 @@ def test_equations_anywhere(network: Any) -> None:
 
 
 @pytest.mark.skipif(not RUNTIME, reason="needs onnxruntime")
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=100, deadline=None, derandomize=True)
 @given(networks())
 def test_onnxruntime_agrees(network: Any) -> None:
     op, feeds, attrs = network
@@ -449,6 +449,17 @@ def test_refused(op: str, attrs: dict[str, Any], shapes: dict[str, tuple[int, ..
     feeds = arrays(op, 3, 2, 2, 3) | {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
     with pytest.raises(BackendError, match=message):
         run(forward(op, feeds, attrs), feeds)
+
+
+@pytest.mark.parametrize(("op", "name"), [("GRU", "zrh"), ("GRU", "HAll_grad"), ("LSTM", "CAll"), ("LSTM", "Ct_grad")])
+def test_gradients_are_refused(op: str, name: str) -> None:
+    feeds = with_cotangents(op, arrays(op, 3, 2, 2, 3), {})
+    feeds |= run(make_model(feeds, [trained(op, feeds, {})]), feeds)
+    feeds[name] = feeds[name][..., :-1]
+    node = gradient(op, feeds, {}).graph.node[1]
+    reads = {key: feeds[key] for key in node.input if key}
+    with pytest.raises(BackendError, match=f"{name.replace('_grad', '')} has shape .*, expected .*hidden_size 3"):
+        run(make_model(reads, [node]), reads)
 
 
 @pytest.mark.parametrize("lengths", [[4, 1], [-1, 1]])
