@@ -281,9 +281,8 @@ def non_max_suppression(
     low, high = low.reshape(-1, 2), high.reshape(-1, 2)
     area = (high - low).prod(-1)
     batches, classes, count = scores.shape
-    order = np.argsort(-scores.reshape(-1, count), -1, kind="stable")
     group = np.repeat(np.arange(batches * classes), count)
-    box = order.reshape(-1)
+    box = np.argsort(-scores, -1, kind="stable").reshape(-1)
     if score_threshold is not None:
         kept = scores.reshape(-1)[group * count + box] >= score_threshold.item()
         group, box = group[kept], box[kept]

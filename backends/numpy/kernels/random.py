@@ -63,7 +63,7 @@ def multinomial(
     """Classes (batch, sample_size), class c of a row drawn with probability softmax(row)[c]: where u meets the running sum."""
     rows, classes = logits.shape
     if not classes:
-        raise ValueError("there is no class to draw: the input has the shape {list(logits.shape)}")
+        raise ValueError(f"there is no class to draw: the input has the shape {list(logits.shape)}")
     wide = logits.astype(np.float64)
     total = np.cumsum(np.exp(wide - wide.max(1, keepdims=True)), 1)
     total /= total[:, -1:]

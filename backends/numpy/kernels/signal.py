@@ -87,11 +87,8 @@ def _register_window(op_type: str, a: float, b: float, c: float) -> None:
     def window(size: np.ndarray, *, output_datatype: int, periodic: int) -> np.ndarray:
         """A − b·cos t + c·cos 2t, where t goes round once in `size` steps if periodic, else in one step less."""
         length = int(size.item())
-        angle = (
-            np.arange(length) * (2 * np.pi / (length if periodic else length - 1)) if length > 1 else np.zeros(length)
-        )
-        values = a - b * np.cos(angle) + c * np.cos(2 * angle)
-        return np.asarray(values.astype(helper.tensor_dtype_to_np_dtype(output_datatype)))
+        angle = np.arange(length) * (2 * np.pi / np.float64(length if periodic else length - 1))
+        return _as(a - b * np.cos(angle) + c * np.cos(2 * angle), output_datatype)
 
 
 for _op_type, _weights in _WINDOWS.items():
@@ -125,5 +122,11 @@ def mel_weight_matrix(
     bins = np.arange(length // 2 + 1)[:, np.newaxis]
     rising = np.where(b > a, (bins - a) / np.maximum(b - a, 1), bins == b)
     falling = (c - bins) / np.maximum(c - b, 1)
-    weights = np.where(bins <= b, rising, falling) * ((bins >= a) & ((bins < c) | (bins == b)))
-    return np.asarray(weights.astype(helper.tensor_dtype_to_np_dtype(output_datatype)))
+    inside = (bins >= a) & ((bins < c) | (bins == b))
+    return _as(np.where(inside, np.where(bins <= b, rising, falling), 0), output_datatype)
+
+
+def _as(values: np.ndarray, kind: int) -> np.ndarray:
+    """`values` as the type `kind`; as an integer by way of float32, in which a peak of 1 is one."""
+    dtype = helper.tensor_dtype_to_np_dtype(kind)
+    return np.asarray((values.astype(np.float32) if dtype.kind in "iu" else values).astype(dtype))
