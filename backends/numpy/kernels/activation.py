@@ -90,7 +90,8 @@ def celu(X: np.ndarray, *, alpha: float) -> np.ndarray:
 @kernel("PRelu", since=7, in_float32=True, fresh=True)
 def prelu(X: np.ndarray, slope: np.ndarray) -> np.ndarray:
     """slope·x where x < 0, else x"""
-    if np.broadcast_shapes(X.shape, slope.shape) != X.shape:
+    pairs = zip(slope.shape[::-1], X.shape[::-1], strict=False)
+    if slope.ndim > X.ndim or any(n not in (1, size) for n, size in pairs):
         raise ValueError(f"the slope's shape {list(slope.shape)} does not broadcast to that of X, {list(X.shape)}")
     return np.where(X < 0, slope * X, X)
 
