@@ -186,7 +186,7 @@ def _laid_back(Y: np.ndarray, W: np.ndarray, windows: Windows) -> np.ndarray:
 def _turned(windows: Windows) -> Windows:
     """Return the windows of stride 1 over the windows, one per element of the array: those that see the element."""
     begin = tuple(x - 1 - b for x, b in zip(windows.extent, windows.begin, strict=True))
-    end = tuple(x - 1 - e for x, e in zip(windows.extent, windows.end, strict=True))
+    end = tuple(n + b - o for n, b, o in zip(windows.size, windows.begin, windows.count, strict=True))
     return replace(windows, size=windows.count, begin=begin, end=end, count=windows.size)
 
 

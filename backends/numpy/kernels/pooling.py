@@ -1,20 +1,24 @@
-"""Poolings and their gradients. A loop goes over the elements of the kernel, never over those of the input."""
+"""Poolings and their gradients, block by block and axis by axis: a maximum or sum over a window is one along each axis.
+
+A loop goes over the elements of the kernel along one axis, never over those of the input. A block's arrays are
+(n, C, 1, spatial...).
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from functools import reduce
-from typing import Literal
 
 import numpy as np
 
-from refgrad.backends.numpy.kernels.windows import Windows, make_windows
+from refgrad.backends.numpy.kernels.windows import Block, Windows, make_windows
 from refgrad.backends.numpy.registry import kernel
 
 Ints = list[int] | None
 
 
-@kernel("MaxPool")
+@kernel("MaxPool", fresh=True)
 def max_pool(
     X: np.ndarray,
     *,
@@ -29,27 +33,21 @@ def max_pool(
 ) -> tuple[np.ndarray, ...]:
     """Maximum of each window, and the flat index of its first occurrence. NaN is greater than any number."""
     windows = make_windows(X.shape[2:], kernel_shape, strides, dilations, pads, auto_pad, ceil_mode)
-    padded = windows.pad(X, _lowest(X.dtype))
     if not any(_wanted[1:]):
-        return (reduce(np.maximum, (padded[where] for _, where in windows.taps())),)
-    Y = np.full((*X.shape[:2], *windows.count), _lowest(X.dtype), X.dtype)
-    first = np.full(Y.shape, -1, np.int64)
-    order: Literal["F", "C"] = "F" if storage_order else "C"
-    for tap, where in windows.taps():
-        axes = windows.positions(tap)
-        met = reduce(np.logical_and.outer, [(p >= 0) & (p < n) for p, n in zip(axes, windows.size, strict=True)])
-        clipped = np.ix_(*(p.clip(0, n - 1) for p, n in zip(axes, windows.size, strict=True)))
-        flat = np.ravel_multi_index(clipped, windows.size, order=order)
-        x = padded[where]
-        better = met & ((first < 0) | (x > Y) | ((x != x) & (Y == Y)))
-        np.copyto(Y, x, where=better)
-        np.copyto(first, flat, where=better)
-    n, c = X.shape[:2]
-    image = math.prod(windows.size)
-    return Y, first + (np.arange(n * c) * image).reshape(n, c, *[1] * len(windows.size))
+        return (_pooled(np.maximum, X, windows, _lowest(X.dtype)),)
+    Y = np.empty((*X.shape[:2], *windows.count), X.dtype)
+    indices = np.empty(Y.shape, np.int64)
+    size = windows.size
+    steps = [math.prod(size[:axis] if storage_order else size[axis + 1 :]) for axis in range(len(size))]
+    for block in windows.blocks(X[:, :, np.newaxis], 1):
+        block.of(Y[:, :, np.newaxis])[...], within = _first_maxima(X, block, steps)
+        planes = np.add.outer(np.arange(X.shape[0])[block.images] * X.shape[1], np.arange(X.shape[1])[block.groups])
+        within += (planes * math.prod(size)).reshape(*planes.shape, *[1] * (1 + len(size)))
+        block.of(indices[:, :, np.newaxis])[...] = within
+    return Y, indices
 
 
-@kernel("MaxPoolGrad")
+@kernel("MaxPoolGrad", in_float32=True, fresh=True)
 def max_pool_grad(
     dY: np.ndarray,
     indices: np.ndarray,
@@ -70,10 +68,14 @@ def max_pool_grad(
         image, inside = np.divmod(flat, math.prod(shape[2:]))
         axes = np.unravel_index(inside, shape[2:], order="F")
         flat = image * math.prod(shape[2:]) + np.ravel_multi_index(axes, shape[2:])
-    return np.bincount(flat, dY.reshape(-1), math.prod(shape)).astype(dY.dtype).reshape(shape)
+    if flat.size and flat.min() < 0:
+        raise ValueError(f"the index {flat.min()} in input 1 is not in the output of shape {list(shape)}")
+    dX = np.zeros(math.prod(shape), dY.dtype)
+    np.add.at(dX, flat, dY.reshape(-1))
+    return dX.reshape(shape)
 
 
-@kernel("MaxUnpool")
+@kernel("MaxUnpool", fresh=True)
 def max_unpool(
     X: np.ndarray,
     I: np.ndarray,  # noqa: E741
@@ -96,7 +98,7 @@ def max_unpool(
     return np.pad(inner, [(0, int(m) - n) for m, n in zip(output_shape, shape, strict=True)])
 
 
-@kernel("AveragePool", in_float32=True)
+@kernel("AveragePool", in_float32=True, fresh=True)
 def average_pool(
     X: np.ndarray,
     *,
@@ -110,15 +112,12 @@ def average_pool(
 ) -> np.ndarray:
     """Mean of each window over its elements inside the input, or inside the pads too with count_include_pad."""
     windows = make_windows(X.shape[2:], kernel_shape, strides, dilations, pads, auto_pad, ceil_mode)
-    padded = windows.pad(X)
-    Y = np.zeros((*X.shape[:2], *windows.count), X.dtype)
-    for _, where in windows.taps():
-        Y += padded[where]
+    Y = _pooled(np.add, X, windows)
     Y /= _counts(windows, count_include_pad).astype(X.dtype)
     return Y
 
 
-@kernel("AveragePoolGrad", in_float32=True)
+@kernel("AveragePoolGrad", in_float32=True, fresh=True)
 def average_pool_grad(
     dY: np.ndarray,
     *,
@@ -134,14 +133,21 @@ def average_pool_grad(
     """dX: each dY divided by its window's count and added to every element of the window"""
     (shape,) = _output_shapes
     windows = make_windows(shape[2:], kernel_shape, strides, dilations, pads, auto_pad, ceil_mode)
-    share = dY / _counts(windows, count_include_pad).astype(dY.dtype)
-    padded = np.zeros((*shape[:2], *windows.padded), dY.dtype)
-    for _, where in windows.taps():
-        padded[where] += share
-    return windows.crop(padded)
+    counts = _counts(windows, count_include_pad).astype(dY.dtype)
+    dX = np.zeros(shape, dY.dtype)
+    for block in windows.blocks(dX[:, :, np.newaxis], 1):
+        share = block.of(dY[:, :, np.newaxis]) / counts[tuple(map(slice, block.start, block.stop))]
+        for axis in reversed(range(len(windows.size))):
+            whole = (block.count[axis] - 1) * windows.strides[axis] + windows.extent[axis]
+            spread = np.zeros((*share.shape[: 3 + axis], whole, *share.shape[4 + axis :]), dY.dtype)
+            for part in _along(spread, block, axis):
+                part += share
+            share = spread
+        block.lay(share, dX[:, :, np.newaxis])
+    return dX
 
 
-@kernel("LpPool", in_float32=True)
+@kernel("LpPool", in_float32=True, fresh=True)
 def lp_pool(
     X: np.ndarray,
     *,
@@ -155,28 +161,88 @@ def lp_pool(
 ) -> np.ndarray:
     """(Σ|x|ᵖ)^(1/p) of each window"""
     windows = make_windows(X.shape[2:], kernel_shape, strides, dilations, pads, auto_pad, ceil_mode)
-    padded = windows.pad(np.abs(X) ** p)
-    Y = np.zeros((*X.shape[:2], *windows.count), X.dtype)
-    for _, where in windows.taps():
-        Y += padded[where]
-    return np.asarray(Y ** (1 / p))
+    Y = _pooled(np.add, X, windows, power=p)
+    Y **= 1 / p
+    return Y
 
 
-@kernel("GlobalAveragePool", in_float32=True)
+@kernel("GlobalAveragePool", in_float32=True, fresh=True)
 def global_average_pool(X: np.ndarray) -> np.ndarray:
     return np.asarray(X.mean(tuple(range(2, X.ndim)), keepdims=True))
 
 
-@kernel("GlobalMaxPool")
+@kernel("GlobalMaxPool", fresh=True)
 def global_max_pool(X: np.ndarray) -> np.ndarray:
     return np.asarray(X.max(tuple(range(2, X.ndim)), keepdims=True))
 
 
-@kernel("GlobalLpPool", in_float32=True)
+@kernel("GlobalLpPool", in_float32=True, fresh=True)
 def global_lp_pool(X: np.ndarray, *, p: int = 2) -> np.ndarray:
     """(Σ|x|^p)^(1/p) over the spatial axes."""
-    powers = np.abs(X) ** p
-    return np.asarray(powers.sum(tuple(range(2, X.ndim)), keepdims=True) ** (1 / p))
+    return lp_pool(X, auto_pad="NOTSET", kernel_shape=list(X.shape[2:]), p=p)
+
+
+def _pooled(
+    merge: np.ufunc, X: np.ndarray, windows: Windows, outside: float = 0, power: float | None = None
+) -> np.ndarray:
+    """X (N, C, spatial...), or |X| to the power, merged over each window: (N, C, windows...)"""
+    Y = np.empty((*X.shape[:2], *windows.count), X.dtype)
+    for block in windows.blocks(X[:, :, np.newaxis], 1):
+        x = block.seen(X[:, :, np.newaxis], outside)
+        if power is not None:
+            x = np.abs(x) ** power
+        for axis in range(len(windows.size)):
+            parts = _along(x, block, axis)
+            x = next(parts)
+            for number, part in enumerate(parts):
+                x = merge(x, part, out=x if number else None)
+        block.of(Y[:, :, np.newaxis])[...] = x
+    return Y
+
+
+def _first_maxima(X: np.ndarray, block: Block, steps: list[int]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the maximum of each window of `block`, and Σ coordinate·step of where it is first. -1 where no element is of X.
+
+    Along the last axis first, so that the first of equals is the first in the order of the window. Numbers of elements
+    are so small that arithmetic on all of them is faster than choosing some by a mask.
+    """
+    windows = block.windows
+    best = block.seen(X[:, :, np.newaxis], _lowest(X.dtype))
+    chosen: list[np.ndarray] = []
+    within: np.ndarray = np.zeros((1,) * best.ndim, np.int64)
+    outside: np.ndarray = np.zeros((1,) * best.ndim, np.bool_)
+    for axis in reversed(range(len(steps))):
+        stride, hole, taps = windows.strides[axis], windows.dilations[axis], windows.kernel[axis]
+        start = np.arange(block.start[axis], block.stop[axis]) * stride - windows.begin[axis]
+        first = np.maximum(-(start // hole), 0)  # the first that is not in the padding
+        along = (-1, *[1] * (len(steps) - 1 - axis))
+        outside = outside | ((first >= taps) | (start + first * hole >= windows.size[axis])).reshape(along)
+        within = within + start.reshape(along) * steps[axis]
+        parts = list(_along(best, block, axis))
+        earlier = [list(_along(tap, block, axis)) for tap in chosen]
+        best, chosen = parts[0].copy(), [choices[0].copy() for choices in earlier]
+        kind = np.min_scalar_type(taps)
+        tap = np.empty(best.shape, kind)
+        tap[...] = first.clip(0, taps - 1).reshape(along)
+        for number, part in enumerate(parts[1:], 1):
+            better = ~(part <= best)  # NaN is greater than any number,
+            better &= best == best  # the first of several too
+            np.maximum(best, part, out=best)
+            np.maximum(tap, better.astype(kind) * kind.type(number), out=tap)
+            for choice, choices in zip(chosen, earlier, strict=True):
+                choice ^= (choice ^ choices[number]) * better.astype(choice.dtype)
+        chosen.insert(0, tap)
+    for axis, tap in enumerate(chosen):
+        within = within + tap * np.int64(windows.dilations[axis] * steps[axis])
+    return best, np.where(outside, -1, within) if outside.any() else within
+
+
+def _along(x: np.ndarray, block: Block, axis: int) -> Iterator[np.ndarray]:
+    """For each element of the kernel along a spatial axis, view what it meets there in all windows of `block`."""
+    stride, hole, count = block.windows.strides[axis], block.windows.dilations[axis], block.count[axis]
+    before = (slice(None),) * (3 + axis)
+    for tap in range(block.windows.kernel[axis]):
+        yield x[(*before, slice(tap * hole, tap * hole + (count - 1) * stride + 1, stride))]
 
 
 def _counts(windows: Windows, count_include_pad: int) -> np.ndarray:

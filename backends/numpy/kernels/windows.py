@@ -32,41 +32,9 @@ class Windows:
     count: tuple[int, ...]
 
     @property
-    def padded(self) -> tuple[int, ...]:
-        """The spatial size that the windows walk over; ceil_mode can make it longer than size + pads."""
-        axes = zip(self.size, self.begin, self.end, self.count, self.strides, self.extent, strict=True)
-        return tuple(max(n + b + e, (o - 1) * s + x) for n, b, e, o, s, x in axes)
-
-    @property
     def extent(self) -> tuple[int, ...]:
         """How far one window reaches, holes included."""
         return tuple((k - 1) * d + 1 for k, d in zip(self.kernel, self.dilations, strict=True))
-
-    def pad(self, x: np.ndarray, value: float = 0) -> np.ndarray:
-        """`x` with `value` around it; `x` itself where nothing is added."""
-        if self.padded == self.size:
-            return x
-        padded = np.full((*x.shape[: -len(self.size)], *self.padded), value, x.dtype)
-        padded[(..., *self._inside())] = x[(..., *self._kept())]
-        return padded
-
-    def crop(self, padded: np.ndarray) -> np.ndarray:
-        """Return the part of `padded` that is no padding: the adjoint of `pad`."""
-        if all(b >= 0 for b in self.begin) and all(e >= 0 for e in self.end):
-            return padded[(..., *self._inside())]
-        x = np.zeros((*padded.shape[: -len(self.size)], *self.size), padded.dtype)
-        x[(..., *self._kept())] = padded[(..., *self._inside())]
-        return x
-
-    def _inside(self) -> tuple[Any, ...]:
-        """Where the array lies in the padded one. Negative pads cut it."""
-        return tuple(
-            slice(max(b, 0), max(b, 0) + kept.stop - kept.start)
-            for b, kept in zip(self.begin, self._kept(), strict=True)
-        )
-
-    def _kept(self) -> tuple[Any, ...]:
-        return tuple(slice(max(-b, 0), n - max(-e, 0)) for n, b, e in zip(self.size, self.begin, self.end, strict=True))
 
     def blocks(self, X: np.ndarray, rows: int) -> Iterator[Block]:
         """Cut the windows over X (N, G, C, spatial...) into blocks whose columns fit WORKSPACE.
@@ -104,21 +72,6 @@ class Windows:
                     merged,
                     along_window,
                 )
-
-    def taps(self) -> Iterator[tuple[tuple[int, ...], tuple[Any, ...]]]:
-        """For each element of the kernel, the index of what it meets in the padded array over all windows."""
-        for tap in product(*map(range, self.kernel)):
-            starts = [t * d for t, d in zip(tap, self.dilations, strict=True)]
-            yield (
-                tap,
-                (
-                    ...,
-                    *(
-                        slice(a, a + (o - 1) * s + 1 if o else a, s)
-                        for a, o, s in zip(starts, self.count, self.strides, strict=True)
-                    ),
-                ),
-            )
 
     def positions(self, tap: Sequence[int]) -> list[np.ndarray]:
         """For each spatial axis the unpadded coordinate that `tap` meets in each window."""
@@ -159,9 +112,13 @@ class Block:
         """Whether no block before this one has its channels."""
         return not self.images.start and not any(self.start)
 
+    def of(self, Y: np.ndarray) -> np.ndarray:
+        """Return the part of Y (N, G, M, windows...) that belongs to these windows, a view."""
+        return Y[(self.images, self.groups, slice(None), *map(slice, self.start, self.stop))]
+
     def rows(self, Y: np.ndarray) -> np.ndarray:
-        """Return the part of Y (N, G, M, windows...) that belongs to these windows as matrices (n, G, M, O·r)."""
-        y = self._images_last(self._of(Y))
+        """Return the part of Y (N, G, M, windows...) that belongs to these windows, as matrices (n, G, M, O·r)."""
+        y = self._images_last(self.of(Y))
         return _for_blas(y.reshape(*y.shape[:3], -1))
 
     def put(self, Y: np.ndarray, left: np.ndarray, right: np.ndarray) -> None:
@@ -171,30 +128,41 @@ class Block:
             flat = Y.reshape(*Y.shape[:3], -1)[self.images, self.groups, :, first : first + math.prod(self.count)]
             np.matmul(left, right, out=flat)
             return
-        target = self._images_last(self._of(Y))
+        target = self._images_last(self.of(Y))
         y = np.matmul(left, right).reshape(target.shape)
         if self.channels.start:
             target += y
         else:
             target[...] = y
 
-    def columns(self, X: np.ndarray) -> np.ndarray:
-        """Return what these windows see of X (N, G, C, spatial...) as matrices (n, G, C·K, O·r), 0 outside X."""
+    def seen(self, X: np.ndarray, outside: float = 0, batch_last: bool = False) -> np.ndarray:
+        """Return the part of X (N, G, C, spatial...) that these windows reach over, `outside` where that is not X.
+
+        The result is a view where all of it is X, except with `batch_last`: the axes are (G, C, spatial..., n) in memory.
+        """
         reach, inside, lies = self._region()
         x = X[(self.images, self.groups, self.channels, *inside)]
-        batch_last = self.merged and not self.along_window and math.prod(self.windows.kernel) > 1
         at: tuple[Any, ...] = (slice(None), slice(None), slice(None), *lies)
         shape = (*x.shape[:3], *reach)
         if batch_last:
             x, at, shape = x.transpose(*range(1, x.ndim), 0), (*at[1:], slice(None)), (*shape[1:], shape[0])
-        if x.shape != shape:
-            padded = np.zeros(shape, x.dtype)
-            padded[at] = x
-            x = padded
-        elif batch_last:
-            x = np.ascontiguousarray(x)
+        if x.shape == shape:
+            return np.ascontiguousarray(x) if batch_last else x
+        padded = np.full(shape, outside, x.dtype)
+        padded[at] = x
+        return padded
+
+    def lay(self, x: np.ndarray, X: np.ndarray) -> None:
+        """Add x (n, G, C, what `seen` gives...) to X (N, G, C, spatial...): the adjoint of `seen`."""
+        _, inside, lies = self._region()
+        X[(self.images, self.groups, self.channels, *inside)] += x[(slice(None), slice(None), slice(None), *lies)]
+
+    def columns(self, X: np.ndarray) -> np.ndarray:
+        """Return what these windows see of X (N, G, C, spatial...) as matrices (n, G, C·K, O·r), 0 outside X."""
+        batch_last = self.merged and not self.along_window and math.prod(self.windows.kernel) > 1
+        x = self.seen(X, 0, batch_last)
         x = x[np.newaxis] if batch_last else self._images_last(x)
-        rank = len(reach)
+        rank = len(self.start)
         shape = (*x.shape[:3], *self.windows.kernel, *self.count, x.shape[-1])
         windows = as_strided(x, shape, self._strides(x), writeable=False)
         if not self.along_window:
@@ -226,7 +194,7 @@ class Block:
         at: tuple[Any, ...]
         of: tuple[Any, ...]
         every = (slice(None),) * (3 + len(kernel))
-        if all(s >= e for s, e in zip(steps, extent, strict=True)):  # no two windows meet
+        if all(s >= e or o == 1 for s, e, o in zip(steps, extent, count, strict=True)):  # no two windows meet
             apart = as_strided(folded, windows.shape, self._strides(folded))
             apart += windows
         elif math.prod(kernel) <= math.prod(count):
@@ -244,9 +212,6 @@ class Block:
         if folded is not target:
             at = (..., *lies, slice(None))
             target += folded[at]
-
-    def _of(self, Y: np.ndarray) -> np.ndarray:
-        return Y[(self.images, self.groups, slice(None), *map(slice, self.start, self.stop))]
 
     def _images_last(self, x: np.ndarray) -> np.ndarray:
         """(images, G, C, ...) as (n, G, C, ..., r)"""
@@ -267,8 +232,8 @@ class Block:
         for axis, (a, b) in enumerate(zip(self.start, self.stop, strict=True)):
             low = a * w.strides[axis] - w.begin[axis]
             high = (b - 1) * w.strides[axis] + w.extent[axis] - w.begin[axis]
-            first = min(max(low, 0), w.size[axis])
-            last = max(min(high, w.size[axis]), first)
+            first = min(max(low, -w.begin[axis], 0), w.size[axis])  # negative pads cut the array
+            last = max(min(high, w.size[axis] + min(w.end[axis], 0)), first)
             reach.append(high - low)
             inside.append(slice(first, last))
             lies.append(slice(first - low, last - low))
