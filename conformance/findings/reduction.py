@@ -81,4 +81,15 @@ FINDINGS: tuple[Finding, ...] = (
         )
         for op_type in ("ReduceSum", "ReduceMax")
     ),
+    *(
+        about(
+            ORT,
+            "keeps the size of an axis that is counted from the end where another axis is empty",
+            f"Y = {op} <axis = -1> (X)",
+            {"X": np.zeros((0, 2), F32)},
+            {"Y": np.zeros((0, 1), np.int64)},
+            "with keepdims the axis is retained with length 1",
+        )
+        for op in ("ArgMax", "ArgMin")
+    ),
 )

@@ -59,4 +59,22 @@ FINDINGS: tuple[Finding, ...] = (
         "two copies along the axis",
         1,
     ),
+    about(
+        ORT,
+        "fails on a shape of int32",
+        "Y = CenterCropPad (X, shape)",
+        {"X": F32([1, 2, 3]), "shape": np.int32([1])},
+        {"Y": F32([2])},
+        "the shape is int32 or int64 (the function body compares it with one of int64)",
+        18,
+    ),
+    about(
+        REFERENCE,
+        "pads strings with the number 0",
+        "Y = CenterCropPad (X, shape)",
+        {"X": np.array(["a"], object), "shape": np.array([2])},
+        {"Y": np.array(["a", ""], object)},
+        "the result has the type of the input; the empty string is what Pad adds by default",
+        18,
+    ),
 )
