@@ -142,6 +142,10 @@ def pow_(X: np.ndarray, Y: np.ndarray) -> np.ndarray:
         exponent = Y.item()
         if exponent == 2:
             return np.asarray(np.square(X))
+        if exponent == 0.5:  # NumPy takes the square root, which has another sign at −0 and is no number at −∞
+            root = np.asarray(np.sqrt(X + X.dtype.type(0)))
+            root[np.isneginf(X)] = np.inf
+            return root
         if math.isfinite(exponent) and exponent == int(exponent):
             # NumPy raises a negative number fifty times more slowly than a positive one.
             power = np.power(np.abs(X), Y).astype(X.dtype, copy=False)
