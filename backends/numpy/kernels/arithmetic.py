@@ -290,14 +290,6 @@ def zero_gradient(x: np.ndarray, _like: np.ndarray | None = None) -> np.ndarray:
     return np.zeros_like(x)
 
 
-_SATURATING = (
-    TensorProto.FLOAT8E4M3FN,
-    TensorProto.FLOAT8E4M3FNUZ,
-    TensorProto.FLOAT8E5M2,
-    TensorProto.FLOAT8E5M2FNUZ,
-)
-
-
 @kernel("Cast", since=6)
 def cast(x: np.ndarray, *, to: int, saturate: int = 1, round_mode: str = "up") -> np.ndarray:
     """Convert to the element type `to`; float8 saturates, bool is x ≠ 0, strings are parsed and printed."""
@@ -308,11 +300,56 @@ def cast(x: np.ndarray, *, to: int, saturate: int = 1, round_mode: str = "up") -
         return x
     if x.dtype.kind == "O":
         x = _parsed(x, dtype)
-    if to in _SATURATING and saturate:
-        return numpy_helper.saturate_cast(x, dtype)
     if to == TensorProto.FLOAT8E8M0:
-        return numpy_helper.to_float8e8m0(x, bool(saturate), round_mode).astype(dtype)
+        return _as_power(x, bool(saturate), round_mode)
+    return narrowed(x, dtype, bool(saturate))
+
+
+def narrowed(x: np.ndarray, dtype: np.dtype[Any], saturate: bool = True) -> np.ndarray:
+    """`x` as `dtype`, rounded once; float8 is held within its range, or is infinite or NaN beyond it"""
+    if dtype.type.__module__ == "ml_dtypes" and dtype.name.startswith(("float", "bfloat")):
+        x = _odd(x)
+        if saturate and dtype.name.startswith("float8"):
+            return np.asarray(numpy_helper.saturate_cast(x, dtype))
+    elif x.dtype.name in ("int2", "uint2", "int4", "uint4"):
+        x = x.astype(np.int8)
     return x.astype(dtype)
+
+
+def _odd(x: np.ndarray) -> np.ndarray:
+    """`x` in float32, with a last bit of 1 where bits were cut off: then rounding it further rounds x (Boldo, Melquiond 2008).
+
+    Without that, ml_dtypes rounds doubles and integers twice, by way of float32.
+    """
+    if x.dtype.kind not in "iuf" or x.dtype.itemsize < 4 or x.dtype == np.float32:
+        return x.astype(np.float32)
+    exact = _double(x)
+    near = exact.astype(np.float32)
+    near = np.where(np.abs(near) > np.abs(exact), np.nextafter(near, np.float32(0)), near)
+    bits = near.view(np.uint32) | ((near != exact) & ~np.isnan(exact))
+    return np.asarray(bits.view(np.float32))
+
+
+def _double(x: np.ndarray) -> np.ndarray:
+    """`x` in double, an integer beyond 2⁵³ with a last bit of 1 where bits were cut off."""
+    if x.dtype.kind in "iu" and x.dtype.itemsize == 8:
+        cut = x.dtype.type(2**11 - 1)
+        sticky = ((x & cut) != 0).astype(x.dtype) << x.dtype.type(11)
+        x = np.where(np.abs(x.astype(np.float64)) < 2.0**53, x, (x & ~cut) | sticky)
+    return x.astype(np.float64)
+
+
+def _as_power(x: np.ndarray, saturate: bool, round_mode: str) -> np.ndarray:
+    """The exponent of |x| in float8e8m0: 2⁻¹²⁷ to 2¹²⁷, beyond them the nearer one or NaN; 0 is below them"""
+    mantissa, exponent = np.frexp(np.abs(_double(x)))  # the mantissa is at least 1/2 and below 1
+    raised = {"up": mantissa > 0.5, "nearest": mantissa >= 0.75, "down": np.zeros(x.shape, bool)}
+    if round_mode not in raised:
+        raise ValueError(f"round_mode={round_mode!r} is not known; there are {', '.join(raised)}")
+    power = np.where(mantissa == 0, -1e9, np.where(np.isinf(mantissa), 1e9, exponent - 1.0 + raised[round_mode]))
+    if not saturate:
+        power = np.where(np.abs(power) > 127, np.nan, power)
+    bits = np.where(np.isnan(power) | np.isnan(mantissa), 255, np.clip(power, -127, 127) + 127)
+    return bits.astype(np.uint8).view(helper.tensor_dtype_to_np_dtype(TensorProto.FLOAT8E8M0))
 
 
 @kernel("Cast")

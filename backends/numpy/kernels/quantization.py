@@ -6,10 +6,11 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-from onnx import helper, numpy_helper
+from onnx import helper
 
+from refgrad.backends.numpy.kernels.arithmetic import narrowed
 from refgrad.backends.numpy.kernels.convolution import conv
-from refgrad.backends.numpy.registry import MICROSOFT, kernel
+from refgrad.backends.numpy.registry import MICROSOFT, SIXTEEN_BIT, kernel
 
 Array = np.ndarray | None
 _FLOATS = (np.float16, ml_dtypes.bfloat16, np.float32, np.float64)
@@ -35,11 +36,12 @@ def quantize_linear(
     saturate: int = 1,
 ) -> np.ndarray:
     """saturate(round(x/scale) + zero point), the division in `precision` or the type of the scale"""
+    target = np.dtype(helper.tensor_dtype_to_np_dtype(output_dtype)) if output_dtype else np.dtype(np.uint8)
     if y_zero_point is not None:
+        if output_dtype and target != y_zero_point.dtype:
+            raise ValueError(f"output_dtype is {target}, the zero point {y_zero_point.dtype}")
         target = y_zero_point.dtype
-    else:
-        target = np.dtype(helper.tensor_dtype_to_np_dtype(output_dtype)) if output_dtype else np.dtype(np.uint8)
-    kind = y_scale.dtype if y_scale.dtype in _FLOATS else x.dtype
+    kind = next((z.dtype for z in (y_scale, x) if z.dtype in _FLOATS), np.dtype(np.float32))
     if precision:
         kind = np.dtype(helper.tensor_dtype_to_np_dtype(precision))
     ratio = x.astype(kind) / _laid(y_scale.astype(kind), x.shape, axis, block_size)
@@ -47,7 +49,7 @@ def quantize_linear(
     if target in _INTEGERS:
         return _saturated(ratio, zero_point, target)
     shifted = ratio if y_zero_point is None else (ratio + zero_point).astype(kind)
-    return np.asarray(numpy_helper.saturate_cast(shifted, dtype=target) if saturate else shifted.astype(target))
+    return narrowed(shifted, target, bool(saturate))
 
 
 @kernel("DequantizeLinear", fresh=True)
@@ -118,7 +120,7 @@ def qlinear_matmul(
 ) -> np.ndarray:
     """The products of MatMulInteger, times a_scale·b_scale/y_scale, rounded, + zero point"""
     products = _whole(a, _rows(a_zero_point)) @ _whole(b, b_zero_point)
-    scale = (_rows(a_scale) * b_scale / y_scale).astype(np.float64)
+    scale = _rows(_scale(a_scale)) * _scale(b_scale) / _scale(y_scale)
     return _saturated((products * scale).reshape(products.shape), y_zero_point, y_zero_point.dtype)
 
 
@@ -168,6 +170,11 @@ def _whole(x: np.ndarray, zero_point: Array) -> np.ndarray:
     return wide if zero_point is None else wide - zero_point.astype(np.float64)
 
 
+def _scale(parameter: np.ndarray) -> np.ndarray:
+    """A scale of 16 bits is computed with in float32."""
+    return parameter.astype(np.float32) if parameter.dtype in SIXTEEN_BIT else parameter
+
+
 def _rows(parameter: np.ndarray) -> np.ndarray:
     """A vector has one number per row."""
     return parameter.reshape(-1, 1) if parameter.ndim == 1 else parameter
@@ -177,7 +184,7 @@ def _saturated(ratio: np.ndarray, zero_point: Any, target: np.dtype) -> np.ndarr
     """round(ratio) + zero point, held within the range of an integer type; NaN is the least number, as in onnx.reference."""
     wide = ratio.astype(np.float64)
     if target not in _INTEGERS:
-        return np.asarray(numpy_helper.saturate_cast((wide + np.asarray(zero_point, np.float64)), dtype=target))
+        return narrowed(wide + np.asarray(zero_point, np.float64), target)
     info: Any = ml_dtypes.iinfo
     low, high = float(info(target).min), float(info(target).max)
     shifted = np.nan_to_num(np.rint(wide) + zero_point, nan=low, posinf=high, neginf=low)
@@ -188,8 +195,13 @@ def _laid(parameter: np.ndarray, shape: tuple[int, ...], axis: int, block_size: 
     """A scale or zero point so that it broadcasts against `shape`: one for all, one per index along `axis`, or per block."""
     if parameter.size == 1:
         return parameter.reshape(())
-    if block_size:
-        return parameter.take(np.arange(shape[axis]) // block_size, axis)
+    if not -len(shape) <= axis < len(shape):
+        raise ValueError(f"axis={axis} is none of the {len(shape)} axes of the input")
     dims = [1] * len(shape)
-    dims[axis] = parameter.size
-    return parameter.reshape(dims)
+    dims[axis] = shape[axis]
+    expected = (shape[axis],)
+    if block_size:
+        expected = (*shape[: axis % len(shape)], -(-shape[axis] // block_size), *shape[axis % len(shape) + 1 :])
+    if parameter.shape != expected:
+        raise ValueError(f"a scale or zero point has shape {parameter.shape}, not () or {expected}")
+    return parameter.take(np.arange(shape[axis]) // block_size, axis) if block_size else parameter.reshape(dims)
