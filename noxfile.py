@@ -94,6 +94,7 @@ def benchmarks(session: nox.Session) -> None:
     for script in ("import_time", "memory"):
         session.run("python", f"benchmarks/{script}.py")
     session.run("python", "benchmarks/run_time.py", str(TORCH_MODELS), env={"PYTHONPATH": "examples"})
+    session.run("python", "benchmarks/interpreter.py", str(TORCH_MODELS))
     session.run("python", "docs/generate.py")
 
 

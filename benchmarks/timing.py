@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
+SETTLE = 0.1  # seconds in which the threads of the process before stop spinning
 
 
 def alternate(ours: Callable[[], Any], theirs: Callable[[], Any], rounds: int) -> tuple[float, float, float]:
@@ -57,6 +58,7 @@ def _make(maker: Callable[..., Callable[[], Any]], arguments: tuple[Any, ...]) -
 
 
 def _median(calls: int) -> float:
+    time.sleep(SETTLE)
     _called()
     seconds = []
     for _ in range(calls):

@@ -233,6 +233,12 @@ BENCHMARKS = (
         "depends on what else the machine does, and was between 0.8 and 1.2 in other runs.",
     ),
     (
+        "The interpreter",
+        "interpreter",
+        "Against ONNX Runtime with two threads and against onnx.reference, which fails on the GatherElements of BERT and GPT-2; "
+        'forward, and forward with the gradient of the input and all weights in dialect "onnx". The goal is beside each ratio.',
+    ),
+    (
         "Memory",
         "memory",
         "Peak of `gradient()` beyond what the caller holds. Goal: at most 1.2 of the weights; under 100 MiB for a path.",
