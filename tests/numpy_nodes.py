@@ -1,0 +1,129 @@
+"""Every node of the conformance cases and of onnx's node tests, alone in a model whose inputs can be given any type."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+from onnx.backend.test import loader
+
+from refgrad.conformance.cases import every_case
+from refgrad.conformance.nodemodels import _as_array
+from refgrad.functions import find_schema
+
+TYPES = {
+    f"tensor({name})": np.dtype(kind)
+    for name, kind in {
+        "float16": np.float16,
+        "bfloat16": ml_dtypes.bfloat16,
+        "float": np.float32,
+        "double": np.float64,
+        "bool": np.bool_,
+        **{f"{sign}int{bits}": f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)},
+    }.items()
+}
+SIXTEEN_BIT = (TYPES["tensor(float16)"], TYPES["tensor(bfloat16)"])
+FLOATS = (*SIXTEEN_BIT, TYPES["tensor(float)"], TYPES["tensor(double)"])
+RANDOM = ("Bernoulli", "BiasDropout", "Dropout", "Multinomial", "RandomNormalLike", "RandomUniformLike")
+
+
+@dataclass(frozen=True, eq=False)
+class NodeCase:
+    """A node, the opsets of its model, its operator's schema, and a value for each of its inputs."""
+
+    name: str
+    node: onnx.NodeProto
+    opsets: Mapping[str, int]
+    schema: Any
+    values: Mapping[str, np.ndarray]
+
+    def __str__(self) -> str:
+        return self.name
+
+    def formal(self, position: int) -> Any:
+        """The schema's input at that position of the node."""
+        return self.schema.inputs[min(position, len(self.schema.inputs) - 1)]
+
+    def variables(self) -> dict[str, list[str]]:
+        """The inputs by the type variable of the schema that they share."""
+        found: dict[str, list[str]] = {}
+        for position, name in enumerate(self.node.input):
+            if name:
+                found.setdefault(self.formal(position).type_str, []).append(name)
+        return found
+
+    def allowed(self, variable: str) -> list[np.dtype[Any]]:
+        """The types that the schema lists for a type variable, without strings, complex numbers and float8."""
+        constraints = (c for c in self.schema.type_constraints if c.type_param_str == variable)
+        return [TYPES[name] for c in constraints for name in c.allowed_type_strs if name in TYPES]
+
+
+def model_of(case: NodeCase, values: Mapping[str, np.ndarray], node: onnx.NodeProto | None = None) -> onnx.ModelProto:
+    """A model of the node, or of `node` in its place, whose inputs are declared as `values` are and outputs not at all."""
+    node = node or case.node
+    inputs = [
+        helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(v.dtype), v.shape)
+        for name, v in values.items()
+    ]
+    graph = helper.make_graph([node], "node", inputs, [onnx.ValueInfoProto(name=name) for name in node.output if name])
+    opsets = [helper.make_opsetid(domain, version) for domain, version in case.opsets.items()]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=10)
+
+
+@cache
+def node_tests() -> tuple[tuple[str, onnx.ModelProto, dict[str, Any]], ...]:
+    """The node tests of onnx: name, model, feeds."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        tests = loader.load_model_tests(kind="node")
+    found = []
+    for test in tests:
+        if test.model is not None and test.data_sets:
+            inputs = zip(test.model.graph.input, test.data_sets[0][0], strict=False)
+            feeds = {value.name: _as_array(x) for value, x in inputs if x is not None}
+            found.append((test.name, test.model, feeds))
+    return tuple(found)
+
+
+@cache
+def models() -> tuple[tuple[str, onnx.ModelProto, dict[str, Any]], ...]:
+    """The conformance cases and the node tests of onnx: name, model, feeds."""
+    return (*((case.name, case.model, dict(case.feeds)) for case in every_case()), *node_tests())
+
+
+@cache
+def node_cases() -> tuple[NodeCase, ...]:
+    """Each node once that differs from the others in its operator, attributes, or the shapes and types of its inputs."""
+    found: dict[Any, NodeCase] = {}
+    for name, model, feeds in models():
+        node, *others = model.graph.node
+        if others and not (len(others) == 1 and list(others[0].input[1:]) == ["one_row"]):
+            continue
+        values = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer} | feeds
+        opsets = {imported.domain: imported.version for imported in model.opset_import}
+        schema = find_schema(node.op_type, node.domain, opsets.get(node.domain, 1))
+        plain = all(isinstance(values.get(i), np.ndarray) for i in node.input if i)
+        if schema is None or not plain or any(a.type == onnx.AttributeProto.GRAPH for a in node.attribute):
+            continue
+        values = {i: values[i] for i in node.input if i}
+        shapes = tuple((values[i].shape, str(values[i].dtype)) if i else None for i in node.input)
+        attributes = tuple(sorted(a.SerializeToString() for a in node.attribute))
+        key = node.domain, node.op_type, schema.since_version, attributes, shapes, len(node.output)
+        found.setdefault(key, NodeCase(name, node, opsets, schema, values))
+    return tuple(found.values())
+
+
+@cache
+def by_operator() -> dict[str, list[NodeCase]]:
+    """`node_cases` by operator."""
+    found: dict[str, list[NodeCase]] = {}
+    for case in node_cases():
+        found.setdefault(f"{case.node.domain}.{case.node.op_type}".lstrip("."), []).append(case)
+    return dict(sorted(found.items()))
