@@ -85,8 +85,9 @@ def _equal(got: Any, expected: Any, tolerance: float) -> bool:
         return False
     if expected.dtype.kind in "biuOUS":
         return bool((got == expected).all())
+    got, expected = got.astype(np.float64), expected.astype(np.float64)
     scale = np.max(np.abs(expected), initial=0.0, where=np.isfinite(expected))
-    return bool(np.allclose(got.astype(np.float64), expected.astype(np.float64), tolerance, tolerance * scale, True))
+    return bool(np.allclose(got, expected, tolerance, tolerance * scale, True))
 
 
 def run_reference(finding: Finding) -> Arrays:
