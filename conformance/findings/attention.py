@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from refgrad.conformance.findings.finding import REFERENCE, Finding, about
+from refgrad.conformance.findings.finding import ORT, REFERENCE, Finding, about
 
 F32 = np.float32
 
@@ -25,6 +25,20 @@ FINDINGS: tuple[Finding, ...] = (
         {"Q": np.ones((1, 1, 1, 1), F32), "K": np.ones((1, 1, 0, 1), F32), "V": np.ones((1, 1, 0, 1), F32)},
         {"Y": np.zeros((1, 1, 1, 1), F32)},
         "a sum over no values",
+        23,
+    ),
+    about(
+        ORT,
+        "returns the lowest finite number for what the mask hides",
+        "Y, k, v, qk = Attention <qk_matmul_output_mode = 2, scale = 1.0> (Q, K, V, mask)",
+        {
+            "Q": F32([1]).reshape(1, 1, 1, 1),
+            "K": F32([1, 1]).reshape(1, 1, 2, 1),
+            "V": F32([3, 4]).reshape(1, 1, 2, 1),
+            "mask": np.array([[True, False]]),
+        },
+        {"Y": F32([3]).reshape(1, 1, 1, 1), "qk": F32([1, -np.inf]).reshape(1, 1, 1, 2)},
+        "the function body adds −∞ where the mask is false",
         23,
     ),
 )

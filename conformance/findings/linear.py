@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from refgrad.conformance.findings.finding import ORT, Finding, about
+from refgrad.conformance.findings.finding import ORT, REFERENCE, Finding, about
 
 F32 = np.float32
 
@@ -17,5 +17,13 @@ FINDINGS: tuple[Finding, ...] = (
         {"Y": F32([[1], [2]])},
         "in implicit form the indices are sorted by ASCII: A before b",
         12,
+    ),
+    about(
+        REFERENCE,
+        "fails in float16",
+        "Y = Det (X)",
+        {"X": np.float16([[1, 2], [3, 4]])},
+        {"Y": np.float16(-2)},
+        "1·4 − 2·3",
     ),
 )

@@ -28,4 +28,12 @@ FINDINGS: tuple[Finding, ...] = (
         )
         for system in (REFERENCE, ORT)
     ),
+    about(
+        REFERENCE,
+        "takes the logarithm of a softmax that is 0",
+        "Y = SoftmaxCrossEntropyLoss (X, t)",
+        {"X": F32([[200, 0]]), "t": np.array([1])},
+        {"Y": F32(200)},
+        "log Σ eˣ − 0 is 200",
+    ),
 )

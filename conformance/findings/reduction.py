@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 
 from refgrad.conformance.findings.finding import ORT, REFERENCE, Finding, about, model
@@ -91,5 +92,37 @@ FINDINGS: tuple[Finding, ...] = (
             "with keepdims the axis is retained with length 1",
         )
         for op in ("ArgMax", "ArgMin")
+    ),
+    about(
+        REFERENCE,
+        "overflows in float16",
+        "Y = ReduceL2 <keepdims = 0> (X)",
+        {"X": np.float16([300, 400])},
+        {"Y": np.float16(500)},
+        "√(9e4 + 16e4)",
+    ),
+    about(
+        REFERENCE,
+        "overflows in float16",
+        "Y = ReduceMean <keepdims = 0> (X)",
+        {"X": np.float16([60000, 60000])},
+        {"Y": np.float16(60000)},
+        "120000/2",
+    ),
+    about(
+        REFERENCE,
+        "rounds after each step in bfloat16",
+        "Y = ReduceSum <keepdims = 0> (X)",
+        {"X": np.array([256, 1, 1], ml_dtypes.bfloat16)},
+        {"Y": np.array(258, ml_dtypes.bfloat16)},
+        "256 + 1 + 1, which bfloat16 holds",
+    ),
+    about(
+        REFERENCE,
+        "rounds after each step in bfloat16",
+        "Y = CumSum (X, axis)",
+        {"X": np.array([256, 1, 1], ml_dtypes.bfloat16), "axis": np.array(0)},
+        {"Y": np.array([256, 256, 258], ml_dtypes.bfloat16)},
+        "256 + 1 + 1, which bfloat16 holds; 257 is rounded to even",
     ),
 )
