@@ -84,10 +84,8 @@ def negative_log_likelihood_loss_internal(
     *,
     reduction: str = "mean",
 ) -> np.ndarray:
-    """NegativeLogLikelihoodLoss with the index to ignore as an input; the mean of nothing is 0."""
+    """NegativeLogLikelihoodLoss with the index to ignore as an input"""
     ignored = None if ignore_index is None else int(ignore_index.item())
-    if reduction == "mean" and not _weights(labels, weights, ignored, log_prob)[1].any():
-        reduction = "sum"
     return negative_log_likelihood_loss(log_prob, labels, weights, ignore_index=ignored, reduction=reduction)
 
 
@@ -105,7 +103,10 @@ def softmax_cross_entropy_loss_internal(
     kind = _result_type(scores, output_type)
     log_prob = log_softmax(widened(scores), axis=1)
     wide = None if weights is None else widened(weights)
-    loss = negative_log_likelihood_loss_internal(log_prob, labels, wide, ignore_index, reduction=reduction)
+    ignored = None if ignore_index is None else int(ignore_index.item())
+    if reduction == "mean" and not _weights(labels, wide, ignored, log_prob)[1].any():
+        reduction = "sum"
+    loss = negative_log_likelihood_loss(log_prob, labels, wide, ignore_index=ignored, reduction=reduction)
     return loss.astype(kind, copy=False), log_prob.astype(kind, copy=False)
 
 

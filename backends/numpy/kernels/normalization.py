@@ -117,9 +117,10 @@ def _train(
     momentum: float,
 ) -> tuple[np.ndarray, ...]:
     axes, rank = _all_but_channels(X.ndim), X.ndim
-    batch_mean = X.mean(axes)
+    n = np.asarray(X.size // max(X.shape[1], 1), X.dtype)  # the mean of nothing is NaN, without a warning
+    batch_mean = X.sum(axes) / n
     centred = X - _per_channel(batch_mean, rank)
-    batch_var = np.square(centred).mean(axes)
+    batch_var = np.square(centred).sum(axes) / n
     r = 1 / np.sqrt(batch_var + epsilon)
     Y = centred * _per_channel(scale * r, rank)
     Y += _per_channel(B, rank)

@@ -151,6 +151,9 @@ def split(
 def split_training(
     data: np.ndarray, lengths: np.ndarray, *, axis: int = 0, _wanted: tuple[bool, ...]
 ) -> tuple[np.ndarray, ...]:
+    """Pieces of the given lengths; without them equal ones, the first of which are longer by 1 where they do not fit"""
+    if not lengths.size:
+        return tuple(np.array_split(data, len(_wanted), axis))
     return split(data, lengths, axis=axis, _wanted=_wanted)
 
 
