@@ -235,7 +235,7 @@ BENCHMARKS = (
     (
         "The interpreter",
         "interpreter",
-        "Against ONNX Runtime with two threads and against onnx.reference, which fails on the GatherElements of BERT and GPT-2; "
+        "Against ONNX Runtime with two threads and against onnx.reference, which fails on BERT and GPT-2 (GatherElements); "
         'forward, and forward with the gradient of the input and all weights in dialect "onnx". The goal is beside each ratio.',
     ),
     (

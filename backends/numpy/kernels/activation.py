@@ -47,9 +47,9 @@ def relu(X: np.ndarray, *, _free: tuple[bool, ...] = ()) -> np.ndarray:
 
 
 @kernel("ReluGrad", domain=MICROSOFT, fresh=True)
-def relu_grad(dY: np.ndarray, X: np.ndarray) -> np.ndarray:
+def relu_grad(dY: np.ndarray, X: np.ndarray, *, _free: tuple[bool, ...] = ()) -> np.ndarray:
     """dX = dY where X > 0, else 0; the result Y gives the same as X"""
-    return select(X > 0, dY, dY.dtype.type(0))
+    return select(X > 0, dY, dY.dtype.type(0), reuse(_free[:1], dY.dtype, dY))
 
 
 @kernel("LeakyRelu", in_float32=True, fresh=True)
@@ -162,12 +162,15 @@ def tanh(X: np.ndarray, *, _free: tuple[bool, ...] = ()) -> np.ndarray:
 @kernel("TanhGrad", domain=MICROSOFT, in_float32=True, fresh=True)
 def tanh_grad(dY: np.ndarray, Y: np.ndarray) -> np.ndarray:
     """dX = dY·(1 − Y²)"""
-    return np.asarray(dY * (1 - Y) * (1 + Y))
+    d = np.asarray(1 - Y)
+    d *= dY
+    d *= 1 + Y
+    return d
 
 
 @kernel("Erf", in_float32=True, fresh=True)
-def erf_kernel(X: np.ndarray) -> np.ndarray:
-    return erf(X)
+def erf_kernel(X: np.ndarray, *, _free: tuple[bool, ...] = ()) -> np.ndarray:
+    return erf(X, reuse(_free, X.dtype, X))
 
 
 @kernel("Softplus", in_float32=True, fresh=True)
@@ -183,11 +186,13 @@ def softsign(X: np.ndarray) -> np.ndarray:
 
 
 @kernel("Gelu", in_float32=True, fresh=True)
-def gelu(X: np.ndarray, *, approximate: str) -> np.ndarray:
+def gelu(X: np.ndarray, *, approximate: str, _free: tuple[bool, ...] = ()) -> np.ndarray:
     """x·Φ(x), or its tanh approximation"""
     if approximate == "tanh":
         return np.asarray(X * _tanh_cdf(X))
-    return single_gelu(X) if X.dtype == np.float32 else np.asarray(X * _normal_cdf(X))
+    if X.dtype == np.float32:
+        return single_gelu(X, reuse(_free, X.dtype, X))
+    return np.asarray(X * _normal_cdf(X))
 
 
 @kernel("Gelu", "BiasGelu", domain=MICROSOFT, in_float32=True, fresh=True)

@@ -242,19 +242,22 @@ def is_inf(X: np.ndarray, *, detect_negative: int, detect_positive: int) -> np.n
 
 
 @kernel("Where", fresh=True)
-def where(condition: np.ndarray, X: np.ndarray, Y: np.ndarray) -> np.ndarray:
-    return select(condition, X, Y)
+def where(condition: np.ndarray, X: np.ndarray, Y: np.ndarray, *, _free: tuple[bool, ...] = ()) -> np.ndarray:
+    return select(condition, X, Y, reuse(_free[1:2], X.dtype, X))
 
 
-def select(condition: np.ndarray, X: np.ndarray, Y: np.ndarray) -> np.ndarray:
-    """X where the condition holds, else Y; both of one type. The bits Y ^ ((X ^ Y)·condition), so without a branch."""
+def select(condition: np.ndarray, X: np.ndarray, Y: np.ndarray, into: np.ndarray | None = None) -> np.ndarray:
+    """X where the condition holds, else Y; both of one type. The bits Y ^ ((X ^ Y)·condition), so without a branch.
+
+    `into` is None or X itself, which may then be overwritten.
+    """
     dtype, size = X.dtype, max(condition.size, X.size, Y.size)
     if size < 1024 or dtype != Y.dtype or dtype.kind not in "fiu" or dtype.itemsize > 8:
         return np.where(condition, X, Y)
     shape = np.broadcast_shapes(condition.shape, X.shape, Y.shape)
     bits = np.dtype(f"u{dtype.itemsize}")
     x, y = X.view(bits), Y.view(bits)
-    result = np.empty(shape, bits)
+    result = np.empty(shape, bits) if into is None or into.shape != shape else into.view(bits)
     if Y.size == 1 and not y.any():
         np.multiply(x, condition.view(np.uint8), out=result)
     else:

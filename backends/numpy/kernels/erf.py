@@ -132,11 +132,11 @@ _FINE_HEAD = (
 _BLOCK = 16384  # elements that are computed at a time: the doubles of all intermediate results fit in a core's cache
 
 
-def erf(x: np.ndarray) -> np.ndarray:
-    """Error function; any float dtype, computed in double."""
+def erf(x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+    """Error function; any float dtype, computed in double. `out` may be x."""
     if x.dtype == np.float32:
-        return _blockwise(_erf_single, x)
-    return _blockwise(lambda out, block: np.copyto(out, _both(block, complement=False), "unsafe"), x)
+        return _blockwise(_erf_single, x, out)
+    return _blockwise(lambda out, block: np.copyto(out, _both(block, complement=False), "unsafe"), x, out)
 
 
 def erfc(x: np.ndarray) -> np.ndarray:
@@ -144,9 +144,9 @@ def erfc(x: np.ndarray) -> np.ndarray:
     return _blockwise(lambda out, block: np.copyto(out, _both(block, complement=True), "unsafe"), x)
 
 
-def single_gelu(x: np.ndarray) -> np.ndarray:
-    """x·Φ(x) of float32, exact to one unit in the last place, where Φ is tiny too."""
-    return _blockwise(_gelu_single, x)
+def single_gelu(x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+    """x·Φ(x) of float32, exact to one unit in the last place, where Φ is tiny too. `out` may be x."""
+    return _blockwise(_gelu_single, x, out)
 
 
 def single_gelu_slope(x: np.ndarray) -> np.ndarray:
@@ -154,9 +154,11 @@ def single_gelu_slope(x: np.ndarray) -> np.ndarray:
     return _blockwise(_gelu_slope_single, x)
 
 
-def _blockwise(function: Callable[[np.ndarray, np.ndarray], None], x: np.ndarray) -> np.ndarray:
-    """A new array of the shape and type of `x`, which `function(out, block)` fills block by block."""
-    result = np.empty(np.shape(x), x.dtype)
+def _blockwise(
+    function: Callable[[np.ndarray, np.ndarray], None], x: np.ndarray, into: np.ndarray | None = None
+) -> np.ndarray:
+    """An array of the shape and type of `x`, `into` if it lies in one piece, which `function(out, block)` fills by blocks."""
+    result = into if into is not None and into.flags.c_contiguous else np.empty(np.shape(x), x.dtype)
     for out, block in _blocks(result.reshape(-1), np.ascontiguousarray(x).reshape(-1)):
         function(out, block)
     return result
