@@ -61,4 +61,12 @@ FINDINGS: tuple[Finding, ...] = (
         )
         for system in (REFERENCE, ORT)
     ),
+    about(
+        REFERENCE,
+        "fails on an empty batch",
+        "Y = ConvTranspose (X, W)",
+        {"X": np.zeros((0, 1, 2), F32), "W": F32([[[1]]])},
+        {"Y": np.zeros((0, 1, 2), F32)},
+        "the result has as many images as X",
+    ),
 )
