@@ -94,7 +94,8 @@ def benchmarks(session: nox.Session) -> None:
     for script in ("import_time", "memory"):
         session.run("python", f"benchmarks/{script}.py")
     session.run("python", "benchmarks/run_time.py", str(TORCH_MODELS), env={"PYTHONPATH": "examples"})
-    session.run("python", "benchmarks/interpreter.py", str(TORCH_MODELS))
+    for script in ("interpreter", "interpreter_memory"):
+        session.run("python", f"benchmarks/{script}.py", str(TORCH_MODELS))
     session.run("python", "docs/generate.py")
 
 
