@@ -45,6 +45,7 @@ DIFFERENTIATED = {
 }
 ORT_STATE = "h of LSTM reads C, which is not clipped"
 ORT_THRESHOLD = "the alpha of ThresholdedRelu is 0 where it is not given"
+ORT_EQUAL = "ThresholdedRelu of alpha is 0"
 ORT_LAYOUT = "layout 1 is not supported"
 
 
@@ -249,6 +250,13 @@ CASES: list[tuple[str, tuple[int, int, int, int], tuple[str, ...], dict[str, Any
                 for name in ("LeakyRelu", "HardSigmoid", "Elu")
             ),
             (op, (4, 4, 2, 3), (), {"activations": [*DEFAULT[op][:-1], "ThresholdedRelu"]}, ORT_THRESHOLD),
+            (
+                op,
+                (4, 4, 2, 3),
+                (),
+                {"activations": [*DEFAULT[op][:-1], "ThresholdedRelu"], "activation_alpha": [0.25], "clip": 0.25},
+                ORT_EQUAL,
+            ),
             (
                 op,
                 (3, 2, 2, 2),
@@ -660,6 +668,22 @@ def test_padding_has_no_gradient(op: str, direction: str) -> None:
         feeds["HAll_grad"][length:, :, sequence] = np.nan
         assert not expected["X_grad"][length:, sequence].any()
     assert_same(run(gradient(op, feeds, attrs), feeds), expected, 0)
+
+
+@pytest.mark.parametrize("op", TRAINED)
+def test_no_step_has_no_gradient(op: str) -> None:
+    """Without a step the last state is 0, whatever it starts from; it was an output of nothing."""
+    feeds = arrays(op, 3, 2, 2, 3) | {"sequence_lens": np.array([0, 3], np.int32)}
+    feeds = with_cotangents(op, feeds, {})
+    got = run(gradient(op, feeds, {}), feeds)
+    weights = ("W", "R", "B", "P", "sequence_lens")
+    alone = {name: value if name in weights else value[..., 1:, :] for name, value in feeds.items()}
+    alone["sequence_lens"] = feeds["sequence_lens"][1:]
+    expected = run(gradient(op, alone, {}), alone)
+    for name in ("X", *STATES[op]):
+        assert not got[f"{name}_grad"][:, 0].any()
+        np.testing.assert_allclose(got[f"{name}_grad"][:, 1:], expected[f"{name}_grad"], rtol=1e-6)
+    np.testing.assert_allclose(got["R_grad"], expected["R_grad"], 1e-5, 1e-6)
 
 
 def test_no_gradient_without_a_function_of_the_result() -> None:
