@@ -43,12 +43,15 @@ def _flat_elements(shape: tuple[int, ...], indices: np.ndarray, axis: int) -> np
         raise ValueError(f"indices have rank {indices.ndim} and the data {len(shape)}; they must be the same")
     if any(n > size for i, (n, size) in enumerate(zip(indices.shape, shape, strict=True)) if i != axis):
         raise ValueError(f"indices {list(indices.shape)} are larger than the data {list(shape)} beside axis {axis}")
-    strides = np.cumprod((1, *shape[:0:-1]))[::-1]
-    flat = check_indices(indices, shape[axis]) * strides[axis]
-    for i, (n, stride) in enumerate(zip(indices.shape, strides, strict=True)):
-        if i != axis:
-            flat = flat + (np.arange(n) * stride).reshape(-1, *[1] * (len(shape) - i - 1))
-    return np.asarray(flat)
+    stride, offset = 1, np.zeros((), np.int64)
+    for i in reversed(range(len(shape))):
+        if i == axis:
+            flat = check_indices(indices, shape[axis]) * np.int64(stride)
+        elif indices.shape[i] > 1:
+            steps = np.arange(0, indices.shape[i] * stride, stride)
+            offset = offset + steps.reshape(-1, *[1] * (len(shape) - i - 1))
+        stride *= shape[i]
+    return np.asarray(flat + offset if offset.ndim else flat)
 
 
 def _flat_tuples(shape: tuple[int, ...], indices: np.ndarray, batch_dims: int = 0) -> tuple[np.ndarray, int]:
@@ -137,14 +140,10 @@ def _scatter(target: np.ndarray, where: np.ndarray, updates: np.ndarray, reducti
         return
     if reduction not in _COMBINE:
         raise ValueError(f"reduction={reduction!r} is none of 'none', {', '.join(map(repr, _COMBINE))}")
-    if not where.size:
-        return
-    combine = _COMBINE[reduction]
-    order = np.argsort(where, kind="stable")
-    ordered = where[order]
-    starts = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]])
-    rows = ordered[starts]
-    target[rows] = combine(target[rows], combine.reduceat(updates[order], starts, 0, dtype=updates.dtype))
+    places = (
+        where if target.shape[1] == 1 else np.add.outer(where * target.shape[1], np.arange(target.shape[1])).ravel()
+    )
+    _COMBINE[reduction].at(target.reshape(-1), places, updates.reshape(-1))  # fast where both are vectors
 
 
 @kernel("ScatterElements", in_float32=True, fresh=True)
@@ -288,16 +287,23 @@ def non_max_suppression(
         group, box = group[kept], box[kept]
     picks: list[np.ndarray] = [np.zeros((2, 0), np.int64)]
     while group.size and len(picks) <= most:
-        leads = np.r_[True, group[1:] != group[:-1]]
-        picks.append(np.stack([group[leads], box[leads]]))
-        best = box[leads][np.cumsum(leads) - 1] + group // classes * count
-        at = box + group // classes * count
-        overlap = np.maximum(np.minimum(high[at], high[best]) - np.maximum(low[at], low[best]), 0).prod(-1)
-        kept = ~leads & ~(overlap / (area[at] + area[best] - overlap) > limit)
+        leads = np.ones(group.size, bool)
+        np.not_equal(group[1:], group[:-1], out=leads[1:])
+        first = leads.nonzero()[0]
+        picks.append(np.array((group[first], box[first])))
+        offset = group // classes * count
+        best, at = box[first][leads.cumsum() - 1] + offset, box + offset
+        sides = np.maximum(np.minimum(high[at], high[best]) - np.maximum(low[at], low[best]), 0)
+        overlap = sides[:, 0] * sides[:, 1]
+        leads |= overlap / (area[at] + area[best] - overlap) > limit
+        kept = (~leads).nonzero()[0]
         group, box = group[kept], box[kept]
     groups, chosen = np.concatenate(picks, 1)
-    rows = np.argsort(groups, kind="stable")
-    return np.stack([groups[rows] // classes, groups[rows] % classes, chosen[rows]], 1).astype(np.int64)
+    rows = groups.argsort(kind="stable")
+    result = np.empty((rows.size, 3), np.int64)
+    result[:, 0], result[:, 1] = np.divmod(groups[rows], classes)
+    result[:, 2] = chosen[rows]
+    return result
 
 
 @kernel("TopK", since=10, fresh=True)

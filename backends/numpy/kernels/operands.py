@@ -36,12 +36,13 @@ def check_indices(indices: np.ndarray, size: int, what: str = "indices", lowest:
     Raises IndexError for one outside `lowest` (by default −size) to size − 1.
     """
     low = -size if lowest is None else lowest
-    if indices.size and ((least := indices.min()) < low or indices.max() >= size):
-        worst = least if least < low else indices.max()
-        raise IndexError(f"{what} contain {worst}, which is out of bounds for {size} elements: {low}..{size - 1}")
-    if indices.dtype.kind == "u" or (indices.size and least >= 0):
+    if not indices.size:
         return indices
-    return np.where(indices < 0, indices + size, indices)
+    least, most = np.minimum.reduce(indices, None), np.maximum.reduce(indices, None)
+    if least < low or most >= size:
+        worst = least if least < low else most
+        raise IndexError(f"{what} contain {worst}, which is out of bounds for {size} elements: {low}..{size - 1}")
+    return indices if least >= 0 else np.where(indices < 0, indices + size, indices)
 
 
 def check_shape(what: str, given: tuple[int, ...], needed: tuple[int, ...]) -> None:

@@ -123,23 +123,25 @@ _register_arg("ArgMin", np.argmin)
 def cumsum(x: np.ndarray, axis: np.ndarray, *, exclusive: int, reverse: int) -> np.ndarray:
     """Running sums along `axis`, of the elements before each one with `exclusive`, from the end with `reverse`."""
     along = check_axis(int(axis.item()), x.ndim)
-    flipped = np.flip(x, along) if reverse else x
+    turned = (slice(None),) * along + (slice(None, None, -1 if reverse else 1),)
+    flipped = x[turned]
     total = np.cumsum(_before(flipped, along, 0) if exclusive else flipped, along, dtype=x.dtype)
-    return np.flip(total, along) if reverse else total
+    return np.asarray(total[turned])
 
 
 @kernel("CumProd", in_float32=True, fresh=True)
 def cumprod(x: np.ndarray, axis: np.ndarray, *, exclusive: int = 0, reverse: int = 0) -> np.ndarray:
     """Running products along `axis`, of the elements before each one with `exclusive`, from the end with `reverse`."""
     along = check_axis(int(axis.item()), x.ndim)
-    flipped = np.flip(x, along) if reverse else x
+    turned = (slice(None),) * along + (slice(None, None, -1 if reverse else 1),)
+    flipped = x[turned]
     total = np.cumprod(_before(flipped, along, 1) if exclusive else flipped, along, dtype=x.dtype)
-    return np.flip(total, along) if reverse else total
+    return np.asarray(total[turned])
 
 
 def _before(x: np.ndarray, axis: int, first: int) -> np.ndarray:
     """`x` moved on by one element along the axis, which begins with `first`."""
-    moved = np.roll(x, 1, axis)
-    if x.shape[axis]:
-        np.moveaxis(moved, axis, 0)[0] = first
+    moved, front = np.empty_like(x), (slice(None),) * axis
+    moved[(*front, slice(0, 1))] = first
+    moved[(*front, slice(1, None))] = x[(*front, slice(0, -1))]
     return moved
