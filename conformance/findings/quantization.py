@@ -216,4 +216,13 @@ FINDINGS: tuple[Finding, ...] = (
             ),
         )
     ),
+    about(
+        ORT,
+        "divides halves in float32",
+        "Y = QuantizeLinear (X, scale)",
+        {"X": np.float16([1709]), "scale": np.float16(17)},
+        {"Y": np.uint8([100])},
+        "the type of y_scale determines the precision of the division: 1709/17 is 100.53, 100.5 in halves, rounded to 100",
+        23,
+    ),
 )
