@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from refgrad.backends.numpy.kernels.operands import check_shape
 from refgrad.backends.numpy.kernels.windows import WORKSPACE, Windows, make_windows
 from refgrad.backends.numpy.registry import MICROSOFT, kernel
 
@@ -31,8 +32,24 @@ def conv(
     strides: Ints = None,
 ) -> np.ndarray:
     """Y = W (G, M, C·K) · columns of X (N, G, C·K, O) + B"""
+    _check(X, W, kernel_shape)
+    if group < 1 or X.shape[1] != group * W.shape[1] or W.shape[0] % group:
+        raise ValueError(f"X {list(X.shape)} and W {list(W.shape)} do not fit {group} groups: {_CHANNELS}")
+    if B is not None:
+        check_shape("B", B.shape, W.shape[:1])
     windows = make_windows(X.shape[2:], W.shape[2:], strides, dilations, pads, auto_pad)
     return _with_bias(_correlated(_in_groups(X, group), _per_group(W, group), windows), B)
+
+
+_CHANNELS = "X has channels for each group of what W reads, and the groups divide what W makes"
+_TRANSPOSED_CHANNELS = "X has the channels that W reads, and the groups divide them"
+
+
+def _check(X: np.ndarray, W: np.ndarray, kernel_shape: Ints) -> None:
+    if X.ndim < 3 or W.ndim != X.ndim:
+        raise ValueError(f"X has rank {X.ndim} and W {W.ndim}; both have a batch, channels and spatial axes")
+    if kernel_shape is not None:
+        check_shape("W", W.shape, (*W.shape[:2], *kernel_shape))
 
 
 @kernel("ConvGrad", domain=MICROSOFT, in_float32=True, fresh=True)
@@ -74,6 +91,11 @@ def conv_transpose(
     strides: Ints = None,
 ) -> np.ndarray:
     """Y = fold(Wᵀ·X) + B with W (G·C, M, k...): the adjoint of Conv with respect to its input."""
+    _check(X, W, kernel_shape)
+    if group < 1 or X.shape[1] != W.shape[0] or W.shape[0] % group:
+        raise ValueError(f"X {list(X.shape)} and W {list(W.shape)} do not fit {group} groups: {_TRANSPOSED_CHANNELS}")
+    if B is not None:
+        check_shape("B", B.shape, (group * W.shape[1],))
     windows = _transposed(X, W, auto_pad, dilations, output_padding, output_shape, pads, strides)
     return _with_bias(_laid_back(_in_groups(X, group), _per_group(W, group), windows), B)
 
@@ -202,6 +224,7 @@ def _weight_grad(Y: np.ndarray, X: np.ndarray, windows: Windows) -> np.ndarray:
             else:
                 target += np.matmul(rows, columns)
             is_first = False
+        del rows, columns  # before the next block's
     return W
 
 
