@@ -133,12 +133,15 @@ def flex_attention(
     _outer: Outer = None,
 ) -> np.ndarray:
     """prob_mod(Softmax(score_mod(scale·Q·Kᵀ)))·V"""
+    _check_heads(Q, K, V)
     declared = Q.dtype
     Q, K, V = widened(Q), widened(K), widened(V)
     precision = helper.tensor_dtype_to_np_dtype(softmax_precision) if softmax_precision else Q.dtype
     heads = Q.shape[1]
-    root = Q.dtype.type(np.sqrt(scale if scale is not None else 1 / np.sqrt(max(Q.shape[3], 1))))
-    scores = ((Q * root) @ (_shared(K, heads) * root).swapaxes(-1, -2)).astype(precision)
+    factor = scale if scale is not None else 1 / np.sqrt(max(Q.shape[3], 1))
+    root = Q.dtype.type(np.sqrt(abs(factor)))
+    product = (Q * Q.dtype.type(np.copysign(root, factor))) @ (_shared(K, heads) * root).swapaxes(-1, -2)
+    scores = product.astype(precision)
     probabilities = _modified(prob_mod, softmax(_modified(score_mod, scores, _outer), axis=-1), _outer)
     return np.asarray((probabilities @ _shared(V, heads).astype(precision)).astype(declared))
 

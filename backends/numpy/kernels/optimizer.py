@@ -70,6 +70,8 @@ def adam(
 def momentum(
     R: Array, T: Array, *inputs: Array, alpha: float, beta: float, mode: str, norm_coefficient: float
 ) -> tuple[Array, ...]:
+    if mode not in ("standard", "nesterov"):
+        raise ValueError(f"mode={mode!r} is not known; there are 'standard' and 'nesterov'")
     results = []
     for X, G, V in _columns(inputs, 3):
         g = G + norm_coefficient * X
