@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -36,10 +36,11 @@ def string_normalizer(
     """Drop the elements that are stop words, then change case as Unicode does it, whatever the `locale`."""
     if X.ndim not in (1, 2) or (X.ndim == 2 and len(X) != 1):
         raise ValueError(f"X has shape {X.shape}, not [C] or [1, C]")
-    changes = {"NONE": str, "LOWER": str.lower, "UPPER": str.upper}
+    changes: dict[str, Callable[[str], str]] = {"NONE": str, "LOWER": str.lower, "UPPER": str.upper}
     if case_change_action not in changes:
         raise ValueError(f"case_change_action {case_change_action!r} is not one of {list(changes)}")
-    change, seen = changes[case_change_action], str if is_case_sensitive else str.lower
+    change = changes[case_change_action]
+    seen: Callable[[str], str] = str if is_case_sensitive else str.lower
     stops = set(map(seen, stopwords))
     texts = X.ravel().tolist()
     kept = [change(text) for text in texts if seen(text) not in stops] if stops else list(map(change, texts))
@@ -89,7 +90,7 @@ def tf_idf_vectorizer(
         raise ValueError(f"X has shape {X.shape}, not [C] or [N, C]")
     if (pool_int64s is None) == (pool_strings is None):
         raise ValueError("there is one of pool_int64s and pool_strings")
-    pool = tuple(pool_strings if pool_int64s is None else pool_int64s)
+    pool = tuple[Any, ...](pool_int64s or pool_strings or ())
     grams = _grams(pool, tuple(ngram_counts), min_gram_length, max_gram_length)
     if len(ngram_indexes) != grams.size or (weights and len(weights) != grams.size):
         raise ValueError(
@@ -114,7 +115,7 @@ def tf_idf_vectorizer(
     if weights and mode != "TF":
         values = values * np.array(weights)
     Y = np.zeros((len(rows), max(ngram_indexes) + 1))
-    np.add.at(Y, (slice(None), ngram_indexes), values)
+    np.add.at(Y.T, np.array(ngram_indexes), values.T)
     return (Y if X.ndim == 2 else Y[0]).astype(np.float64 if _wide else np.float32)
 
 
