@@ -512,7 +512,8 @@ CASES = [
         for roi in ([0.1, -0.2, 0.8, 1.3], [0, 0, 1, 1])
     ),
     resize((3, 4), None, [6, 9], mode="linear", keep_aspect_ratio_policy="not_larger"),
-    resize((2, 4), None, [5, 9], mode="linear", keep_aspect_ratio_policy="not_smaller"),
+    resize((7, 2), None, [9, 2], mode="linear", keep_aspect_ratio_policy="not_smaller"),
+    resize((7, 2), None, [9, 3], mode="linear", keep_aspect_ratio_policy="not_larger"),
     resize((2, 3), [1, 1], mode="linear"),
     resize((0, 3), [1, 2], mode="linear"),
 ]
@@ -1191,11 +1192,11 @@ INF = np.array([1.0, np.inf, np.nan])
 SEED = 3
 MASK = NUMPY.prepare(
     step_model(
-        Step("Dropout", {"X": X, "r": np.array(0.5), "t": np.array(True)}, ("Y", "mask"), {"seed": SEED}, ""),
-        {"X": X, "r": np.array(0.5), "t": np.array(True)},
+        Step("Dropout", {"X": X, "r": np.array(0.2), "t": np.array(True)}, ("Y", "mask"), {"seed": SEED}, ""),
+        {"X": X, "r": np.array(0.2), "t": np.array(True)},
     )
-).run({"X": X, "r": np.array(0.5), "t": np.array(True)})["mask"]
-DROPPING = {"r": np.array(0.5), "t": np.array(True)}
+).run({"X": X, "r": np.array(0.2), "t": np.array(True)})["mask"]
+DROPPING = {"r": np.array(0.2), "t": np.array(True)}
 LAMB = {"update": None, "loss_scale": None, "norm": None, "R": np.array(0.5), "T": np.array(1)}
 GROUP = {"W": np.array([3.0, 4.0]), "G": np.array([2.0, -2.0]), "m": np.zeros(2), "v": np.zeros(2)}
 LAMB_STEP = np.array([1.0, -1.0]) * 2.5 / np.sqrt(2)
@@ -1213,13 +1214,13 @@ BY_HAND: list[tuple[Step, dict[str, Any]]] = [
     ),
     (
         Step("BiasDropout", {"X": X, "B": X[0], "residual": X, **DROPPING}, ("Y", "mask"), {"seed": SEED}),
-        {"Y": np.where(MASK, 2 * (X + X[0]), 0) + X, "mask": MASK},
+        {"Y": np.where(MASK, 1.25 * (X + X[0]), 0) + X, "mask": MASK},
     ),
     (Step("BiasDropout", {"X": X, "B": X[0]}, ("Y",)), {"Y": X + X[0]}),
     (
-        Step("BitmaskBiasDropout", {"X": X, "B": X[0], "residual": None, **DROPPING}, ("Y", "mask"), {"seed": SEED}),
+        Step("BitmaskBiasDropout", {"X": X, "B": X[0], "residual": X, **DROPPING}, ("Y", "mask"), {"seed": SEED}),
         {
-            "Y": np.where(MASK, 2 * (X + X[0]), 0),
+            "Y": np.where(MASK, 1.25 * (X + X[0]), 0) + X,
             "mask": np.array([sum(1 << i for i, kept in enumerate(MASK.flat) if kept)], np.uint32),
         },
     ),
@@ -1231,7 +1232,7 @@ BY_HAND: list[tuple[Step, dict[str, Any]]] = [
         Step(
             "BitmaskDropoutGrad", {"dY": np.arange(1.0, 35.0), "mask": np.array([5, 2], np.uint32), **DROPPING}, ("dX",)
         ),
-        {"dX": np.array([2.0, 0.0, 6.0, *[0.0] * 30, 68.0])},
+        {"dX": 1.25 * np.array([1.0, 0.0, 3.0, *[0.0] * 30, 34.0])},
     ),
     (
         Step("FlattenAndUnpad", {"X": X, "i": np.array([3, 0])}, ("Y", "dims")),
@@ -1242,6 +1243,38 @@ BY_HAND: list[tuple[Step, dict[str, Any]]] = [
     (Step("IsAllFinite", {"A": X, "B": INF}, ("Y",)), {"Y": np.array(False)}),
     (Step("IsAllFinite", {"A": INF[:2]}, ("Y",), {"isnan_only": 1}), {"Y": np.array(True)}),
     (Step("IsAllFinite", {"A": INF[:2]}, ("Y",), {"isinf_only": 1}), {"Y": np.array(False)}),
+    (Step("IsAllFinite", {"A": INF[::2]}, ("Y",), {"isinf_only": 1}), {"Y": np.array(True)}),
+    (Step("IsAllFinite", {"A": INF[::2]}, ("Y",), {"isnan_only": 1}), {"Y": np.array(False)}),
+    (
+        Step("BitmaskDropout", {"X": X, **DROPPING}, ("Y", "mask"), {"seed": SEED}),
+        {
+            "Y": np.where(MASK, 1.25 * X, 0),
+            "mask": np.array([sum(1 << i for i, kept in enumerate(MASK.flat) if kept)], np.uint32),
+        },
+    ),
+    *(
+        (
+            Step(
+                "BiasSoftmaxDropout",
+                {"X": 0 * X[None], "B": 0 * X[None], "r": np.array(0.2)},
+                ("Y", "mask", "shares"),
+                {"axis": axis, "is_inner_broadcast": 0, "seed": SEED},
+            ),
+            {"Y": np.where(MASK, 1.25 * share, 0)[None], "mask": MASK[None], "shares": np.full((1, 2, 2), share)},
+        )
+        for axis, share in ((1, 0.25), (2, 0.5))
+    ),
+    *(
+        (
+            Step("NegativeLogLikelihoodLossInternal", feeds, ("Y",), {"reduction": reduction}),
+            {"Y": np.array(expected)},
+        )
+        for feeds, reduction, expected in (
+            ({"X": X, "label": np.array([1, 0])}, "sum", -1.0),
+            ({"X": X, "label": np.array([1, 0]), "weight": np.array([3.0, 1.0])}, "mean", -7 / 4),
+            ({"X": X, "label": np.array([1, 0]), "weight": None, "ignored": np.array(1)}, "none", [0.0, -3.0]),
+        )
+    ),
     (Step("All", {"X": X > -3}, ("Y",)), {"Y": np.array(True)}),
     (Step("All", {"X": X > 0}, ("Y",)), {"Y": np.array(False)}),
     (
@@ -1272,6 +1305,29 @@ BY_HAND: list[tuple[Step, dict[str, Any]]] = [
         ),
         {"W_next": np.array([2.0, 5.0]), "m_next": np.array([0.2, -0.2]), "v_next": np.array([0.004, 0.004])},
     ),
+    (
+        Step(
+            "LambOptimizer",
+            LAMB | GROUP,
+            ("", "W_next", "", "", "v_next"),
+            {"alpha": [0.0], "beta": [0.75], "epsilon": [1.0], "do_bias_correction": 0, "ratio_min": 9.0},
+        ),
+        {"W_next": GROUP["W"] - 4.5 * np.array([1.0, -1.0]), "v_next": np.array([1.0, 1.0])},
+    ),
+    (
+        Step("LambOptimizer", LAMB | {"update": np.array(False)} | GROUP, ("T_next", "W_next")),
+        {"T_next": np.array(1), "W_next": GROUP["W"]},
+    ),
+    (
+        Step(
+            "LambOptimizer", LAMB | {"loss_scale": np.array(4.0), "norm": np.array(2.0)} | GROUP, ("", "", "", "m_next")
+        ),
+        {"m_next": np.array([0.05, -0.05])},
+    ),
+    (
+        Step("LambOptimizer", LAMB | {"norm": np.array(6.0)} | GROUP, ("", "", "", "m_next"), {"max_norm_clip": [3.0]}),
+        {"m_next": np.array([0.1, -0.1])},
+    ),
     # the gradient is divided by 4, and its norm 6/4 is above 1: by 6
     (
         Step(
@@ -1294,6 +1350,24 @@ BY_HAND: list[tuple[Step, dict[str, Any]]] = [
             {"alpha": 0.5},
         ),
         {"m_next": 0.5 * M + 0.5 * G / 6},
+    ),
+    (
+        Step(
+            "AdamOptimizer",
+            ADAM | {"narrow": None, "loss_scale": np.array(4.0), "norm": np.array(2.0)},
+            ADAM_RESULTS[:2],
+            {"alpha": 0.5},
+        ),
+        {"m_next": 0.5 * M + 0.5 * G / 4},
+    ),
+    (
+        Step(
+            "AdamOptimizer",
+            ADAM | {"narrow": None, "loss_scale": None, "norm": np.array(6.0)},
+            ADAM_RESULTS[:2],
+            {"alpha": 0.5, "max_norm_clip": 3.0},
+        ),
+        {"m_next": 0.5 * M + 0.5 * G / 2},
     ),
     (
         Step("AdamOptimizer", ADAM | dict.fromkeys(("a", "b", "c")) | {"update": np.array(False)}, ADAM_RESULTS[:4]),
@@ -1364,3 +1438,9 @@ def test_each_gradient_has_the_type_of_its_tensor(case: Case, narrow: tuple[str,
     exact = NUMPY.prepare(model, precision="float64").run(built.feeds)
     for name, value in rough.items():
         check_equal(value, exact[name].astype(kinds["X" if name == "dX" else "S"]), 4e-3)
+
+
+def test_there_is_one_norm_to_clip_by():
+    step = Step("InplaceClipGradNorm", {"G": SEQUENCES["W"]}, ("Y",), {"norm_type": "inf"})
+    with pytest.raises(BackendError, match=r"norm_type 'inf' is not supported; there is 'fro'"):
+        NUMPY.prepare(step_model(step, step.feeds)).run(step.feeds)
