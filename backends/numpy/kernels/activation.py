@@ -23,7 +23,8 @@ def sigmoid(x: np.ndarray) -> np.ndarray:
     np.exp(e, out=e)
     numerator = np.asarray(np.maximum(e, x >= 0))  # e ≤ 1
     e += 1
-    return np.divide(numerator, e, out=numerator)
+    numerator /= e
+    return numerator
 
 
 def _normal_cdf(x: np.ndarray) -> np.ndarray:
@@ -296,7 +297,8 @@ def log_softmax_grad(dY: np.ndarray, Y: np.ndarray, *, axis: int = -1) -> np.nda
     """dX = dY − e^Y·Σ_axis dY"""
     d = np.asarray(np.exp(Y))
     d *= dY.sum(axis, keepdims=True)
-    return np.subtract(dY, d, out=d)
+    np.subtract(dY, d, out=d)
+    return d
 
 
 @kernel("SoftmaxGrad", domain=MICROSOFT, in_float32=True, fresh=True)

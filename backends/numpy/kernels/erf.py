@@ -203,7 +203,8 @@ def _bell(a: np.ndarray) -> np.ndarray:
     """e^(−a²/2)"""
     bell = np.square(a)
     bell *= -0.5
-    return np.exp(bell, out=bell)
+    np.exp(bell, out=bell)
+    return bell
 
 
 def _both(x: np.ndarray, complement: bool) -> np.ndarray:
