@@ -201,7 +201,7 @@ def _gelu_slope_single(out: np.ndarray, x: np.ndarray) -> None:
 
 def _bell(a: np.ndarray) -> np.ndarray:
     """e^(−a²/2)"""
-    bell = np.square(a)
+    bell: np.ndarray = np.square(a)
     bell *= -0.5
     np.exp(bell, out=bell)
     return bell
