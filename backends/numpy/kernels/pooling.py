@@ -12,6 +12,7 @@ from functools import reduce
 
 import numpy as np
 
+from refgrad.backends.numpy.kernels.operands import check_indices, check_shape
 from refgrad.backends.numpy.kernels.windows import Block, Windows, make_windows
 from refgrad.backends.numpy.registry import kernel
 
@@ -90,6 +91,10 @@ def max_unpool(
     axes = zip(X.shape[2:], strides or [1] * rank, kernel_shape, strict=True)
     around = np.reshape(pads or [0] * (2 * rank), (2, rank)).sum(0)
     shape = (*X.shape[:2], *((n - 1) * s + k - p for (n, s, k), p in zip(axes, around.tolist(), strict=True)))
+    if min(shape) < 0 or min(strides or (1,)) < 1:
+        raise ValueError(f"kernel_shape {kernel_shape}, strides {strides} and pads {pads} give the shape {list(shape)}")
+    check_shape("I", I.shape, X.shape)
+    check_indices(I, math.prod(shape), "I", lowest=0)
     flat = np.zeros(math.prod(shape), X.dtype)
     flat[I.reshape(-1)] = X.reshape(-1)
     inner = flat.reshape(shape)

@@ -232,8 +232,8 @@ class Block:
         for axis, (a, b) in enumerate(zip(self.start, self.stop, strict=True)):
             low = a * w.strides[axis] - w.begin[axis]
             high = (b - 1) * w.strides[axis] + w.extent[axis] - w.begin[axis]
-            first = min(max(low, -w.begin[axis], 0), w.size[axis])  # negative pads cut the array
-            last = max(min(high, w.size[axis] + min(w.end[axis], 0)), first)
+            first = min(max(low, 0), w.size[axis])
+            last = max(min(high, w.size[axis] + min(w.end[axis], 0)), first)  # negative pads cut the array
             reach.append(high - low)
             inside.append(slice(first, last))
             lies.append(slice(first - low, last - low))
@@ -268,6 +268,11 @@ def make_windows(
     """
     rank = len(size)
     strides, dilations = strides or [1] * rank, dilations or [1] * rank
+    for what, values in (("kernel", kernel), ("strides", strides), ("dilations", dilations)):
+        if len(values) != rank or min(values, default=1) < (what != "kernel"):
+            raise ValueError(f"{what} {list(values)}: {rank} positive numbers are needed, one for each spatial axis")
+    if pads and (len(pads) != 2 * rank or min(pads) < 0):
+        raise ValueError(f"pads {list(pads)}: {2 * rank} numbers that are not negative are needed")
     extent = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
     if auto_pad in ("SAME_UPPER", "SAME_LOWER"):
         count = [-(-n // s) for n, s in zip(size, strides, strict=True)]
@@ -284,6 +289,8 @@ def make_windows(
             windows = (-(-room // s) if ceil_mode else room // s) + 1
             if ceil_mode and (windows - 1) * s >= n + b:
                 windows -= 1
-            count.append(max(windows, 0))
+            if windows < 0:
+                raise ValueError(f"a window of {x} elements does not fit into {n} and the pads {b} and {e}")
+            count.append(windows)
     fields = (size, kernel, strides, dilations, begin, end, count)
     return Windows(*(tuple(map(int, field)) for field in fields))
