@@ -417,7 +417,7 @@ def gru_grad(
     dR, dRb = np.empty_like(R), np.empty((len(R), 3 * n), X.dtype)
     dH0 = np.empty((len(R), X.shape[1], n), X.dtype)
     for k, (backward, (f, g)) in enumerate(directions):
-        gates = sequences.kept(zrh[:, k])
+        gates = zrh[:, k]
         z, r, h = gates[..., :n], gates[..., n : 2 * n], gates[..., 2 * n :]
         before = sequences.before(HAll[:, k], _start(initial_h, k, X, R), backward)
         slopes, slope = f.slope(gates[..., : 2 * n]), (1 - z) * g.slope(h)
@@ -598,7 +598,7 @@ def lstm_grad(
     dH0 = np.empty((len(R), X.shape[1], n), X.dtype)
     dC0 = np.empty_like(dH0)
     for k, (backward, (f, g, hidden)) in enumerate(directions):
-        gates, C = sequences.kept(iofc[:, k]), sequences.kept(CAll[:, k])
+        gates, C = iofc[:, k], CAll[:, k]
         i, o, forget, c = (gates[..., j : j + n] for j in range(0, 4 * n, n))
         H_before = sequences.before(HAll[:, k], _start(initial_h, k, X, R), backward)
         C_before = sequences.before(C, _start(initial_c, k, X, R), backward)
