@@ -95,7 +95,7 @@ def main() -> None:
         for name, goal in GOALS.items():
             times = alternate_processes(interpreter, onnxruntime, (folder, name, what), ROUNDS)
             rows.append(row(name, what, "onnxruntime", times, goal))
-    for name in GOALS.keys() - NO_REFERENCE:
+    for name in (name for name in GOALS if name not in NO_REFERENCE):
         times = alternate_processes(interpreter, reference, (folder, name, "forward"), 3, calls=3)
         rows.append(row(name, "forward", "onnx.reference", times, REFERENCE_GOALS.get(name)))
     times = alternate_processes(interpreter, onnxruntime, (folder, "chain", "forward"), ROUNDS)
