@@ -23,12 +23,14 @@ def _declared(arrays: Feeds) -> str:
     )
 
 
-def _training(fault: str, nodes: str, feeds: Feeds, expected: Feeds, proof: str, opset: int = 17) -> Finding:
+def _training(
+    fault: str, nodes: str, feeds: Feeds, expected: Feeds, proof: str, opset: int = 17, crashes: bool = False
+) -> Finding:
     """`nodes` make `expected` of `feeds`; the last one is wrong."""
     text = f"""<ir_version: 8, opset_import: ["" : {opset}, "com.microsoft" : 1]>
     training ({_declared(feeds)}) => ({_declared(expected)}) {{ {nodes} }}"""
     made = model(text)
-    return Finding(TRAINING, made.graph.node[-1].op_type, fault, made, feeds, expected, proof)
+    return Finding(TRAINING, made.graph.node[-1].op_type, fault, made, feeds, expected, proof, crashes=crashes)
 
 
 def _gradient(
@@ -40,11 +42,14 @@ def _gradient(
     opset: int = 17,
     crashes: bool = False,
 ) -> Finding:
-    """`forward` makes Y of the inputs; `gradient` reads Y_grad and, of what `forward` makes, what it wants."""
+    """`forward` makes Y of the inputs; `gradient` reads Y_grad and, of what `forward` makes, what it wants.
+
+    What ends the process is alone in its model, and reads its inputs.
+    """
     head = f'<ir_version: 8, opset_import: ["" : {opset}, "com.microsoft" : 1]>'
     inputs = {name: array for name, array in feeds.items() if name != "Y_grad"}
     first = model(f"{head} forward ({_declared(inputs)}) => ({_declared({'Y': feeds['Y_grad']})}) {{ {forward} }}")
-    nodes = f"{forward} {gradient}"
+    nodes = gradient if crashes else f"{forward} {gradient}"
     made = model(f"{head} gradient ({_declared(feeds)}) => ({_declared(expected)}) {{ {nodes} }}")
     operator = made.graph.node[-1].op_type
     return Finding(TRAINING, operator, fault, made, feeds, expected, forward=first, crashes=crashes)
@@ -77,6 +82,7 @@ _SIMPLIFIED = (
 _ONE = {"X": _floats([2]), "S": _floats(1), "B": _floats(0), "Y_grad": _floats([1])}
 _ONE_GRAD = {"X_grad": _floats([0]), "S_grad": _floats(0), "B_grad": _floats(1)}
 _SLICE = "(X, starts, ends, axes, steps)"
+_LOSSES = (("SoftmaxCrossEntropyLoss", ""), ("SoftmaxCrossEntropyLossInternal", "com.microsoft."))
 _LABELS = {"label": np.array([0, 1]), "Y_grad": _floats(1, 2)}
 
 
@@ -165,25 +171,25 @@ FINDINGS = (
     ),
     _gradient(
         "ends the process in float16",
-        "Y, I = MaxPool <kernel_shape = [2]> (X)",
+        "Y = MaxPool <kernel_shape = [2]> (X)",
         "X_grad = MaxPoolGrad <kernel_shape = [2]> (Y_grad, I)",
-        _half({"X": _X3, "Y_grad": _ones(1, 1, 2)}),
+        _half({"X": _X3, "I": np.array([[[1, 1]]]), "Y_grad": _ones(1, 1, 2)}),
         _half({"X_grad": _floats(0, 2, 0).reshape(1, 1, 3)}),
         crashes=True,
     ),
     _gradient(
         "ends the process on empty input along an axis that is not the last",
         "Y = Softmax <axis = 0> (X)",
-        "X_grad = com.microsoft.SoftmaxGrad_13 <axis = 0> (Y_grad, Y)",
-        {"X": _EMPTY, "Y_grad": _EMPTY},
+        "X_grad = com.microsoft.SoftmaxGrad_13 <axis = 0> (Y_grad, P)",
+        {"X": _EMPTY, "P": _EMPTY, "Y_grad": _EMPTY},
         {"X_grad": _EMPTY},
         crashes=True,
     ),
     _gradient(
         "ends the process on empty input along an axis that is not the last",
         "Y = LogSoftmax <axis = 0> (X)",
-        "X_grad = com.microsoft.LogSoftmaxGrad_13 <axis = 0> (Y_grad, Y)",
-        {"X": _EMPTY, "Y_grad": _EMPTY},
+        "X_grad = com.microsoft.LogSoftmaxGrad_13 <axis = 0> (Y_grad, P)",
+        {"X": _EMPTY, "P": _EMPTY, "Y_grad": _EMPTY},
         {"X_grad": _EMPTY},
         crashes=True,
     ),
@@ -289,12 +295,23 @@ FINDINGS = (
         _gradient(
             "ends the process on an empty batch",
             f'Y, log_prob = {domain}{op} <reduction = "sum"> (X, label)',
-            f'X_grad = com.microsoft.{op}Grad <reduction = "sum"> (Y_grad, log_prob, label)',
-            {"X": _EMPTY, "label": np.zeros(0, np.int64), "Y_grad": np.array(1, np.float32)},
+            f'X_grad = com.microsoft.{op}Grad <reduction = "sum"> (Y_grad, P, label)',
+            {"X": _EMPTY, "P": _EMPTY, "label": np.zeros(0, np.int64), "Y_grad": np.array(1, np.float32)},
             {"X_grad": _EMPTY},
             crashes=True,
         )
-        for op, domain in (("SoftmaxCrossEntropyLoss", ""), ("SoftmaxCrossEntropyLossInternal", "com.microsoft."))
+        for op, domain in _LOSSES
+    ),
+    *(
+        _training(
+            "ends the process on an empty batch",
+            f'Y, log_prob = {domain}{op} <reduction = "sum"> (X, label)',
+            {"X": _EMPTY, "label": np.zeros(0, np.int64)},
+            {"Y": np.array(0, np.float32), "log_prob": _EMPTY},
+            "the sum of no losses is 0",
+            crashes=True,
+        )
+        for op, domain in _LOSSES
     ),
     _gradient(
         "fails in double before opset 15, whose CastLike its body calls",

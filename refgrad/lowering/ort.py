@@ -114,8 +114,8 @@ def softmax_cross_entropy_loss_grad(
     reduction: str,
     ignore_index: int | None,
 ) -> str | None:
-    """The kernel takes no cotangent of log_prob."""
-    if d_output is None or d_log_prob is not None:
+    """The kernel takes no cotangent of log_prob; where there are no labels the process ends."""
+    if d_output is None or d_log_prob is not None or 0 in (op.shape(log_prob) or ()):
         return None
     return op.com_microsoft(
         "SoftmaxCrossEntropyLossGrad",
@@ -155,7 +155,8 @@ def gather_elements_grad(op: Emitter, dY: str, shape: str, indices: str, axis: i
 
 @lowering("GatherNDGrad", dialect="ort")
 def gather_nd_grad(op: Emitter, shape: str, indices: str, dY: str, batch_dims: int) -> str | None:
-    if op.type(dY) not in _GATHERED:
+    """Where the batch is empty the process ends."""
+    if op.type(dY) not in _GATHERED or (batch_dims and 0 in (op.shape(indices) or ())):
         return None
     return str(op.com_microsoft("GatherNDGrad", shape, indices, dY, batch_dims=batch_dims))
 
@@ -211,9 +212,11 @@ def average_pool_grad(
 def layer_normalization_grad(
     op: Emitter, dY: str, X: str, Scale: str, Mean: str, InvStdDev: str, axis: int
 ) -> tuple[str, str, str] | None:
-    """The kernel takes Scale as long as a row of X, without looking; in double it fails."""
+    """The kernel takes Scale as long as a row of X, without looking; in double it fails, and on rows of one element."""
     x, scale = op.shape(X), op.shape(Scale)
     if op.type(X) not in _SINGLE or x is None or scale is None or None in scale or x[axis:] != scale:
+        return None
+    if all(dim == 1 for dim in scale):
         return None
     inputs = dY, X, Scale, Mean, InvStdDev  # all three outputs have to have names
     dX, dScale, dB = op.emit("LayerNormalizationGrad", MICROSOFT, inputs, 3, {"axis": axis})
