@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 
-from refgrad.conformance.findings.finding import ORT, REFERENCE, Finding, about
+from refgrad.conformance.findings.finding import ORT, REFERENCE, Finding, about, f32
 
 F32 = np.float32
 
 FINDINGS: tuple[Finding, ...] = (
-    about(REFERENCE, "fails on a scalar", "Y = Softsign (X)", {"X": F32(1)}, {"Y": F32(0.5)}, "1/(1 + |1|)"),
+    about(REFERENCE, "fails on a scalar", "Y = Softsign (X)", {"X": f32(1)}, {"Y": f32(0.5)}, "1/(1 + |1|)"),
     about(
         REFERENCE,
         "takes the logarithm of a softmax that is 0",
         "Y = LogSoftmax (X)",
-        {"X": F32([200, 0])},
-        {"Y": F32([0, -200])},
+        {"X": f32([200, 0])},
+        {"Y": f32([0, -200])},
         "x − log Σ eˣ: 0 − 200 − log(1 + e⁻²⁰⁰)",
     ),
     about(
@@ -31,8 +31,8 @@ FINDINGS: tuple[Finding, ...] = (
         REFERENCE,
         "is taken along one axis before opset 13",
         "Y = Hardmax <axis = 0> (X)",
-        {"X": F32([[1, 2], [3, 4]])},
-        {"Y": F32([[0, 0], [0, 1]])},
+        {"X": f32([[1, 2], [3, 4]])},
+        {"Y": f32([[0, 0], [0, 1]])},
         "the input is coerced to two axes, here 1×4",
         11,
     ),
@@ -40,8 +40,8 @@ FINDINGS: tuple[Finding, ...] = (
         REFERENCE,
         "has no slope for each channel before opset 7",
         "Y = PRelu (X, slope)",
-        {"X": np.full((1, 2, 1, 1), -1, F32), "slope": F32([2, 3])},
-        {"Y": F32([-2, -3]).reshape(1, 2, 1, 1)},
+        {"X": np.full((1, 2, 1, 1), -1, F32), "slope": f32([2, 3])},
+        {"Y": f32([-2, -3]).reshape(1, 2, 1, 1)},
         "if the slope is of size 1 it is shared across different channels",
         6,
     ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from refgrad.conformance.findings.finding import ORT, REFERENCE, Finding, about, model
+from refgrad.conformance.findings.finding import ORT, REFERENCE, Finding, about, f32, model
 
 F32 = np.float32
 OLD: tuple[tuple[str, type, list[list[int]], list[int], list[list[int]], type], ...] = (
@@ -38,8 +38,8 @@ FINDINGS: tuple[Finding, ...] = (
         REFERENCE,
         "reads the name of the type as a number",
         'Y = Cast <to = "INT32"> (X)',
-        {"X": F32([1.5])},
-        {"Y": np.int32([1])},
+        {"X": f32([1.5])},
+        {"Y": np.array([1], np.int32)},
         "to is a string in opset 1, one of the names in the enum DataType",
         1,
     ),
@@ -47,8 +47,8 @@ FINDINGS: tuple[Finding, ...] = (
         REFERENCE,
         "is not implemented before opset 6",
         "Y = Clip <min = 0.0> (X)",
-        {"X": F32([-1, 1])},
-        {"Y": F32([0, 1])},
+        {"X": f32([-1, 1])},
+        {"Y": f32([0, 1])},
         "elements under min are replaced by it",
         1,
     ),
@@ -56,16 +56,16 @@ FINDINGS: tuple[Finding, ...] = (
         REFERENCE,
         "fails where the first input is the smaller",
         "Y = Mean (A, B)",
-        {"A": F32([1]), "B": F32([1, 3])},
-        {"Y": F32([1, 2])},
+        {"A": f32([1]), "B": f32([1, 3])},
+        {"Y": f32([1, 2])},
         "Mean broadcasts multidirectionally",
     ),
     about(
         REFERENCE,
         "fails on negative exponents of whole numbers",
         "Z = Pow (X, Y)",
-        {"X": np.int32([1, 2]), "Y": np.int32([-1, -1])},
-        {"Z": np.int32([1, 0])},
+        {"X": np.array([1, 2], np.int32), "Y": np.array([-1, -1], np.int32)},
+        {"Z": np.array([1, 0], np.int32)},
         "1 and 1/2, in the type of X",
     ),
     Finding(
@@ -76,8 +76,8 @@ FINDINGS: tuple[Finding, ...] = (
             <ir_version: 10, opset_import: ["" : 21]>
             choose (bool[2] c, float[2] x, float[2] y) => (float[2] r) { w = Where(c, x, y) r = Reciprocal(w) }
         """),
-        {"c": np.array([True, False]), "x": np.float32([-0.0, 5]), "y": np.float32([5, -0.0])},
-        {"r": np.float32([-np.inf, -np.inf])},
+        {"c": np.array([True, False]), "x": f32([-0.0, 5]), "y": f32([5, -0.0])},
+        {"r": f32([-np.inf, -np.inf])},
         proof="Where returns elements of x and y; the reciprocal of −0 is −∞ (IEEE 754, 7.3)",
     ),
 )

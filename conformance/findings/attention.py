@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from refgrad.conformance.findings.finding import ORT, REFERENCE, Finding, about
+from refgrad.conformance.findings.finding import ORT, REFERENCE, Finding, about, f32
 
 F32 = np.float32
 
@@ -13,8 +13,8 @@ FINDINGS: tuple[Finding, ...] = (
         REFERENCE,
         "returns the capped product as the plain one",
         "Y, k, v, qk = Attention <softcap = 1.0, scale = 1.0, qk_matmul_output_mode = 0> (Q, K, V)",
-        {"Q": F32([2]).reshape(1, 1, 1, 1), "K": F32([2]).reshape(1, 1, 1, 1), "V": F32([3]).reshape(1, 1, 1, 1)},
-        {"Y": F32([3]).reshape(1, 1, 1, 1), "qk": F32([4]).reshape(1, 1, 1, 1)},
+        {"Q": f32([2]).reshape(1, 1, 1, 1), "K": f32([2]).reshape(1, 1, 1, 1), "V": f32([3]).reshape(1, 1, 1, 1)},
+        {"Y": f32([3]).reshape(1, 1, 1, 1), "qk": f32([4]).reshape(1, 1, 1, 1)},
         "mode 0 is the output of the product of Q and K: 2·2",
         23,
     ),
@@ -32,12 +32,12 @@ FINDINGS: tuple[Finding, ...] = (
         "returns the lowest finite number for what the mask hides",
         "Y, k, v, qk = Attention <qk_matmul_output_mode = 2, scale = 1.0> (Q, K, V, mask)",
         {
-            "Q": F32([1]).reshape(1, 1, 1, 1),
-            "K": F32([1, 1]).reshape(1, 1, 2, 1),
-            "V": F32([3, 4]).reshape(1, 1, 2, 1),
+            "Q": f32([1]).reshape(1, 1, 1, 1),
+            "K": f32([1, 1]).reshape(1, 1, 2, 1),
+            "V": f32([3, 4]).reshape(1, 1, 2, 1),
             "mask": np.array([[True, False]]),
         },
-        {"Y": F32([3]).reshape(1, 1, 1, 1), "qk": F32([1, -np.inf]).reshape(1, 1, 1, 2)},
+        {"Y": f32([3]).reshape(1, 1, 1, 1), "qk": f32([1, -np.inf]).reshape(1, 1, 1, 2)},
         "the function body adds −∞ where the mask is false",
         23,
     ),

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import numpy as np
-
-from refgrad.conformance.findings.finding import REFERENCE, Finding, model
+from refgrad.conformance.findings.finding import REFERENCE, Finding, f32, model
 
 FINDINGS = (
     Finding(
@@ -20,8 +18,8 @@ FINDINGS = (
                 }> ("", a, x)
             }
         """),
-        {"a": np.float32([[1]]), "x": np.float32([[[1], [2], [3]]])},
-        {"b": np.float32([[7]]), "y": np.float32([[[2], [4], [7]]])},
+        {"a": f32([[1]]), "x": f32([[[1], [2], [3]]])},
+        {"b": f32([[7]]), "y": f32([[[2], [4], [7]]])},
         proof="sequence_lens is optional; 1 + 1, 2 + 2, 4 + 3",
     ),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from refgrad.conformance.findings.finding import ORT, REFERENCE, Finding, about
+from refgrad.conformance.findings.finding import ORT, REFERENCE, Finding, about, f32
 
 F32 = np.float32
 
@@ -13,16 +13,16 @@ FINDINGS: tuple[Finding, ...] = (
         REFERENCE,
         "fails on groups",
         "Y = ConvTranspose <group = 2> (X, W)",
-        {"X": F32([[[1], [2], [3], [4]]]), "W": F32([[[1]], [[1]], [[1]], [[1]]])},
-        {"Y": F32([[[3], [7]]])},
+        {"X": f32([[[1], [2], [3], [4]]]), "W": f32([[[1]], [[1]], [[1]], [[1]]])},
+        {"Y": f32([[[3], [7]]])},
         "1 + 2 and 3 + 4: each group sums its channels",
     ),
     about(
         REFERENCE,
         "fails on an output_shape that its pads do not give",
         "Y = ConvTranspose <strides = [2], output_shape = [2]> (X, W)",
-        {"X": F32([[[1]]]), "W": F32([[[3, 4, 5]]])},
-        {"Y": F32([[[4, 5]]])},
+        {"X": f32([[[1]]]), "W": f32([[[3, 4, 5]]])},
+        {"Y": f32([[[4, 5]]])},
         "total_padding is 1; with NOTSET the larger part, here all, is in front",
     ),
     about(
@@ -37,16 +37,16 @@ FINDINGS: tuple[Finding, ...] = (
         ORT,
         "does not know the dilation of one axis",
         "Y = Col2Im <dilations = [2]> (X, image, block)",
-        {"X": F32([[[1], [2], [3], [4]]]), "image": np.array([3]), "block": np.array([2])},
-        {"Y": F32([[[1, 0, 2], [3, 0, 4]]])},
+        {"X": f32([[[1], [2], [3], [4]]]), "image": np.array([3]), "block": np.array([2])},
+        {"Y": f32([[[1, 0, 2], [3, 0, 4]]])},
         "the elements of a block are two apart",
     ),
     about(
         ORT,
         "does not know the dilations of three axes",
         "Y = Col2Im <dilations = [1, 1, 2]> (X, image, block)",
-        {"X": F32([[[1], [2], [3], [4]]]), "image": np.array([1, 2, 3]), "block": np.array([1, 2, 2])},
-        {"Y": F32([[1, 0, 2], [3, 0, 4]]).reshape(1, 1, 1, 2, 3)},
+        {"X": f32([[[1], [2], [3], [4]]]), "image": np.array([1, 2, 3]), "block": np.array([1, 2, 2])},
+        {"Y": f32([[1, 0, 2], [3, 0, 4]]).reshape(1, 1, 1, 2, 3)},
         "the elements of a block are two apart",
     ),
     *(
@@ -54,8 +54,8 @@ FINDINGS: tuple[Finding, ...] = (
             system,
             "fails on one image axis",
             "Y = DeformConv (X, W, offset)",
-            {"X": F32([[[2]]]), "W": F32([[[3]]]), "offset": F32([[[0]]])},
-            {"Y": F32([[[6]]])},
+            {"X": f32([[[2]]]), "W": f32([[[3]]]), "offset": f32([[[0]]])},
+            {"Y": f32([[[6]]])},
             "the input of n image axes is (N, C, D1, ..., Dn), n at least 1: 2·3",
             22,
         )
@@ -65,7 +65,7 @@ FINDINGS: tuple[Finding, ...] = (
         REFERENCE,
         "fails on an empty batch",
         "Y = ConvTranspose (X, W)",
-        {"X": np.zeros((0, 1, 2), F32), "W": F32([[[1]]])},
+        {"X": np.zeros((0, 1, 2), F32), "W": f32([[[1]]])},
         {"Y": np.zeros((0, 1, 2), F32)},
         "the result has as many images as X",
     ),

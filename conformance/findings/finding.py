@@ -55,6 +55,11 @@ def model(text: str) -> ModelProto:
     return parser.parse_model(text)
 
 
+def f32(values: Any) -> np.ndarray:
+    """`values` as an array of float32."""
+    return np.asarray(values, np.float32)
+
+
 def about(
     system: str, fault: str, node: str, feeds: Arrays, expected: Arrays, proof: str, opset: int = 21, **options: Any
 ) -> Finding:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from refgrad.conformance.findings.finding import ORT, REFERENCE, Finding, about, model
-
-F32 = np.float32
+from refgrad.conformance.findings.finding import ORT, REFERENCE, Finding, about, f32, model
 
 FINDINGS: tuple[Finding, ...] = (
     about(
         REFERENCE,
         "is not implemented",
         "Y = Scatter (data, indices, updates)",
-        {"data": F32([1, 2]), "indices": np.array([1]), "updates": F32([3])},
-        {"Y": F32([1, 3])},
+        {"data": f32([1, 2]), "indices": np.array([1]), "updates": f32([3])},
+        {"Y": f32([1, 3])},
         "output[indices[i]] = updates[i]",
         9,
     ),
@@ -23,44 +21,44 @@ FINDINGS: tuple[Finding, ...] = (
         "takes nothing where a backward slice starts before the first element",
         "Y = Slice (X, starts, ends, axes, steps)",
         {
-            "X": F32([1, 2]),
+            "X": f32([1, 2]),
             "starts": np.array([-3]),
             "ends": np.array([-9]),
             "axes": np.array([0]),
             "steps": np.array([-1]),
         },
-        {"Y": F32([1])},
+        {"Y": f32([1])},
         "a start is clamped to [0, 1] for negative stepping: the slice is from 0 to −1, exclusive",
     ),
     about(
         REFERENCE,
         "fails on a depth with one axis",
         "Y = OneHot (indices, depth, values)",
-        {"indices": np.array([1]), "depth": np.array([2]), "values": F32([0, 1])},
-        {"Y": F32([[0, 1]])},
+        {"indices": np.array([1]), "depth": np.array([2]), "values": f32([0, 1])},
+        {"Y": f32([[0, 1]])},
         "depth is a scalar or a tensor of rank 1 with one element",
     ),
     about(
         REFERENCE,
         "fails on more than one axis as the elements occur",
         "Y = Unique <sorted = 0> (X)",
-        {"X": F32([[2], [1]])},
-        {"Y": F32([2, 1])},
+        {"X": f32([[2], [1]])},
+        {"Y": f32([2, 1])},
         "without an axis the input is flattened",
     ),
     about(
         REFERENCE,
         "returns the input as the slices occur",
         "Y = Unique <axis = 1, sorted = 0> (X)",
-        {"X": F32([[2, 1, 2]])},
-        {"Y": F32([[2, 1]])},
+        {"X": f32([[2, 1, 2]])},
+        {"Y": f32([[2, 1]])},
         "Y holds each slice once",
     ),
     about(
         REFERENCE,
         "fails on scalars, which its inputs are",
         "Y = NonMaxSuppression (boxes, scores, most)",
-        {"boxes": F32([[[0, 0, 1, 1]]]), "scores": F32([[[1]]]), "most": np.array(1)},
+        {"boxes": f32([[[0, 0, 1, 1]]]), "scores": f32([[[1]]]), "most": np.array(1)},
         {"Y": np.array([[0, 0, 0]])},
         "max_output_boxes_per_class is a scalar; there is one box",
     ),
@@ -68,7 +66,7 @@ FINDINGS: tuple[Finding, ...] = (
         REFERENCE,
         "fails without max_output_boxes_per_class",
         "Y = NonMaxSuppression (boxes, scores)",
-        {"boxes": F32([[[0, 0, 1, 1]]]), "scores": F32([[[1]]])},
+        {"boxes": f32([[[0, 0, 1, 1]]]), "scores": f32([[[1]]])},
         {"Y": np.zeros((0, 3), np.int64)},
         "it is optional and 0 by default, which means no output",
     ),
@@ -77,11 +75,11 @@ FINDINGS: tuple[Finding, ...] = (
         "removes a box whose score is the threshold",
         "Y = NonMaxSuppression (boxes, scores, most, iou, score)",
         {
-            "boxes": F32([[[0, 0, 1, 1]]]),
-            "scores": F32([[[0.5]]]),
+            "boxes": f32([[[0, 0, 1, 1]]]),
+            "scores": f32([[[0.5]]]),
             "most": np.array([1]),
-            "iou": F32([0.5]),
-            "score": F32([0.5]),
+            "iou": f32([0.5]),
+            "score": f32([0.5]),
         },
         {"Y": np.array([[0, 0, 0]])},
         "boxes with a score less than score_threshold are removed",
@@ -90,7 +88,7 @@ FINDINGS: tuple[Finding, ...] = (
         ORT,
         "gives a scalar an axis",
         "Y = NonZero (X)",
-        {"X": F32(1)},
+        {"X": f32(1)},
         {"Y": np.zeros((0, 1), np.int64)},
         "for scalar input the shape is (0, N)",
     ),
@@ -116,8 +114,8 @@ FINDINGS: tuple[Finding, ...] = (
             <ir_version: 10, opset_import: ["" : 21]>
             distinct (float[4] x) => (float[N] y) { y = Unique(x) }
         """),
-        {"x": np.float32([np.nan, 1, 2, 3])},
-        {"y": np.float32([1, 2, 3, np.nan])},
+        {"x": f32([np.nan, 1, 2, 3])},
+        {"y": f32([1, 2, 3, np.nan])},
         proof="1, 2 and 3 are elements of the input, each once",
     ),
 )

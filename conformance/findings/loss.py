@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from refgrad.conformance.findings.finding import ORT, REFERENCE, Finding, about
+from refgrad.conformance.findings.finding import ORT, REFERENCE, Finding, about, f32
 
 F32 = np.float32
 
@@ -14,7 +14,7 @@ FINDINGS: tuple[Finding, ...] = (
         "fails on an empty batch",
         'Y = NegativeLogLikelihoodLoss <reduction = "sum"> (X, t)',
         {"X": np.zeros((0, 2), F32), "t": np.zeros(0, np.int64)},
-        {"Y": F32(0)},
+        {"Y": f32(0)},
         "the sum of nothing",
     ),
     *(
@@ -23,7 +23,7 @@ FINDINGS: tuple[Finding, ...] = (
             "fails on an empty batch",
             'Y = SoftmaxCrossEntropyLoss <reduction = "sum"> (X, t)',
             {"X": np.zeros((0, 2), F32), "t": np.zeros(0, np.int64)},
-            {"Y": F32(0)},
+            {"Y": f32(0)},
             "the sum of nothing",
         )
         for system in (REFERENCE, ORT)
@@ -32,8 +32,8 @@ FINDINGS: tuple[Finding, ...] = (
         REFERENCE,
         "takes the logarithm of a softmax that is 0",
         "Y = SoftmaxCrossEntropyLoss (X, t)",
-        {"X": F32([[200, 0]]), "t": np.array([1])},
-        {"Y": F32(200)},
+        {"X": f32([[200, 0]]), "t": np.array([1])},
+        {"Y": f32(200)},
         "log Σ eˣ − 0 is 200",
     ),
 )

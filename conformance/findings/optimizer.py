@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from refgrad.conformance.findings.finding import REFERENCE, Finding, model
+from refgrad.conformance.findings.finding import REFERENCE, Finding, f32, model
 
 FINDINGS = (
     Finding(
@@ -20,12 +20,12 @@ FINDINGS = (
         {
             "R": np.array(0.5, np.float32),
             "T": np.array(1),
-            "X": np.float32([3]),
-            "G": np.float32([2]),
-            "V": np.float32([0]),
-            "H": np.float32([0]),
+            "X": f32([3]),
+            "G": f32([2]),
+            "V": f32([0]),
+            "H": f32([0]),
         },
-        {"x": np.float32([2.5]), "v": np.float32([2]), "h": np.float32([4])},
+        {"x": f32([2.5]), "v": f32([2]), "h": f32([4])},
         proof="the result has the type of X: 3 − 0.5·2/√4",
     ),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 
-from refgrad.conformance.findings.finding import ORT, REFERENCE, Finding, about, model
+from refgrad.conformance.findings.finding import ORT, REFERENCE, Finding, about, f32, model
 
 F32 = np.float32
 INF = np.inf
@@ -26,11 +26,11 @@ FINDINGS: tuple[Finding, ...] = (
         REFERENCE,
         "gives NaN where every element is −∞",
         "Y = ReduceLogSumExp <keepdims = 0> (X)",
-        {"X": F32([-np.inf, -np.inf])},
-        {"Y": F32(-np.inf)},
+        {"X": f32([-np.inf, -np.inf])},
+        {"Y": f32(-np.inf)},
         "log(0 + 0)",
     ),
-    about(REFERENCE, "fails on a scalar", "Y = ReduceLogSumExp (X)", {"X": F32(2)}, {"Y": F32(2)}, "log e²"),
+    about(REFERENCE, "fails on a scalar", "Y = ReduceLogSumExp (X)", {"X": f32(2)}, {"Y": f32(2)}, "log e²"),
     about(
         REFERENCE,
         "fails on whole numbers",
@@ -51,7 +51,7 @@ FINDINGS: tuple[Finding, ...] = (
         REFERENCE,
         "gives int64 for int32",
         "Y = ReduceSumSquare <keepdims = 0> (X)",
-        {"X": np.int32([1, 2])},
+        {"X": np.array([1, 2], np.int32)},
         {"Y": np.int32(5)},
         "1 + 4, in the type of the data",
     ),
@@ -97,7 +97,7 @@ FINDINGS: tuple[Finding, ...] = (
         REFERENCE,
         "overflows in float16",
         "Y = ReduceL2 <keepdims = 0> (X)",
-        {"X": np.float16([300, 400])},
+        {"X": np.array([300, 400], np.float16)},
         {"Y": np.float16(500)},
         "√(9e4 + 16e4)",
     ),
@@ -105,7 +105,7 @@ FINDINGS: tuple[Finding, ...] = (
         REFERENCE,
         "overflows in float16",
         "Y = ReduceMean <keepdims = 0> (X)",
-        {"X": np.float16([60000, 60000])},
+        {"X": np.array([60000, 60000], np.float16)},
         {"Y": np.float16(60000)},
         "120000/2",
     ),

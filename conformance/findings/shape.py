@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from refgrad.conformance.findings.finding import ORT, REFERENCE, Finding, about
+from refgrad.conformance.findings.finding import ORT, REFERENCE, Finding, about, f32
 
 F32 = np.float32
 
@@ -13,24 +13,24 @@ FINDINGS: tuple[Finding, ...] = (
         REFERENCE,
         "fails on negative pads",
         "Y = Pad (X, pads)",
-        {"X": F32([1, 2]), "pads": np.array([-1, 1])},
-        {"Y": F32([2, 0])},
+        {"X": f32([1, 2]), "pads": np.array([-1, 1])},
+        {"Y": f32([2, 0])},
         "pads are the elements to add, or to remove if negative",
     ),
     about(
         REFERENCE,
         "fails on a scalar",
         "Y = Pad (X, pads)",
-        {"X": F32(1), "pads": np.zeros(0, np.int64)},
-        {"Y": F32(1)},
+        {"X": f32(1), "pads": np.zeros(0, np.int64)},
+        {"Y": f32(1)},
         "there is nothing to pad",
     ),
     about(
         ORT,
         "fails on a scalar",
         "Y = Pad (X, pads)",
-        {"X": F32(1), "pads": np.zeros(0, np.int64)},
-        {"Y": F32(1)},
+        {"X": f32(1), "pads": np.zeros(0, np.int64)},
+        {"Y": f32(1)},
         "there is nothing to pad",
     ),
     about(
@@ -45,8 +45,8 @@ FINDINGS: tuple[Finding, ...] = (
         REFERENCE,
         "fails without an axis in opset 1",
         "Y = Concat (A, B)",
-        {"A": F32([[1]]), "B": F32([[2]])},
-        {"Y": F32([[1, 2]])},
+        {"A": f32([[1]]), "B": f32([[2]])},
+        {"Y": f32([[1, 2]])},
         "the default value is 1",
         1,
     ),
@@ -54,8 +54,8 @@ FINDINGS: tuple[Finding, ...] = (
         REFERENCE,
         "fails in opset 1",
         "Y = Tile (X, tiles, axis)",
-        {"X": F32([1, 2]), "tiles": F32(2), "axis": F32(0)},
-        {"Y": F32([1, 2, 1, 2])},
+        {"X": f32([1, 2]), "tiles": f32(2), "axis": f32(0)},
+        {"Y": f32([1, 2, 1, 2])},
         "two copies along the axis",
         1,
     ),
@@ -63,8 +63,8 @@ FINDINGS: tuple[Finding, ...] = (
         ORT,
         "fails on a shape of int32",
         "Y = CenterCropPad (X, shape)",
-        {"X": F32([1, 2, 3]), "shape": np.int32([1])},
-        {"Y": F32([2])},
+        {"X": f32([1, 2, 3]), "shape": np.array([1], np.int32)},
+        {"Y": f32([2])},
         "the shape is int32 or int64 (the function body compares it with one of int64)",
         18,
     ),

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from refgrad.conformance.findings.finding import ORT, Finding, about
-
-F32 = np.float32
+from refgrad.conformance.findings.finding import ORT, Finding, about, f32
 
 FINDINGS: tuple[Finding, ...] = (
     about(
         ORT,
         "reads more of the bins than the length of the signal",
         "Y = DFT <inverse = 1, onesided = 1> (X, length)",
-        {"X": F32([[[1, 0], [2, 0]]]), "length": np.array(1)},
-        {"Y": F32([[[1]]])},
+        {"X": f32([[[1, 0], [2, 0]]]), "length": np.array(1)},
+        {"Y": f32([[[1]]])},
         "if dft_length is less than the axis dimension, only the first dft_length values are used",
         20,
     ),
