@@ -42,7 +42,7 @@ def chain() -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
         nodes, "chain", ends[:1], ends[1:], [helper.make_tensor("c", TensorProto.FLOAT, [], [1.0])]
     )
     imports = [helper.make_opsetid("", 18)]
-    return helper.make_model(graph, opset_imports=imports, ir_version=10), {"x0": np.float32(0).reshape(())}
+    return helper.make_model(graph, opset_imports=imports, ir_version=10), {"x0": np.array(0, np.float32)}
 
 
 def built(folder: Path, name: str, what: str) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
