@@ -45,6 +45,7 @@ FAMILIES = (
     "normalization",
     "loss",
     "quantization",
+    "qlinear",
     "control_flow",
     "sequence",
     "text",

@@ -47,7 +47,7 @@ def quantize_linear(
     ratio = x.astype(kind) / _laid(y_scale.astype(kind), x.shape, axis, block_size)
     zero_point = 0.0 if y_zero_point is None else _laid(y_zero_point, x.shape, axis, block_size).astype(np.float64)
     if target in _INTEGERS:
-        return _saturated(ratio, zero_point, target)
+        return saturated(ratio, zero_point, target)
     shifted = ratio if y_zero_point is None else (ratio + zero_point).astype(kind)
     return narrowed(shifted, target, bool(saturate))
 
@@ -104,7 +104,7 @@ def qlinear_conv(
     window = {"dilations": dilations, "kernel_shape": kernel_shape, "pads": pads, "strides": strides}
     sums = _conv_integer(x, w, x_zero_point, w_zero_point, B, auto_pad=auto_pad, group=group, **window)
     scale = _laid(x_scale, x.shape, 0) * _laid(w_scale, w.shape, 0).reshape(1, -1, *[1] * (w.ndim - 2))
-    return _saturated(sums * (scale / _laid(y_scale, sums.shape, 0)), y_zero_point, y_zero_point.dtype)
+    return saturated(sums * (scale / _laid(y_scale, sums.shape, 0)), y_zero_point, y_zero_point.dtype)
 
 
 @kernel("QLinearMatMul", fresh=True)
@@ -121,7 +121,7 @@ def qlinear_matmul(
     """The products of MatMulInteger, times a_scale·b_scale/y_scale, rounded, + zero point"""
     products = _whole(a, _rows(a_zero_point)) @ _whole(b, b_zero_point)
     scale = _rows(_scale(a_scale)) * _scale(b_scale) / _scale(y_scale)
-    return _saturated((products * scale).reshape(products.shape), y_zero_point, y_zero_point.dtype)
+    return saturated((products * scale).reshape(products.shape), y_zero_point, y_zero_point.dtype)
 
 
 @kernel("MatMulInteger", fresh=True)
@@ -180,7 +180,7 @@ def _rows(parameter: np.ndarray) -> np.ndarray:
     return parameter.reshape(-1, 1) if parameter.ndim == 1 else parameter
 
 
-def _saturated(ratio: np.ndarray, zero_point: Any, target: np.dtype) -> np.ndarray:
+def saturated(ratio: np.ndarray, zero_point: Any, target: np.dtype) -> np.ndarray:
     """round(ratio) + zero point, held within the range of an integer type; NaN is the least number, as in onnx.reference."""
     wide = ratio.astype(np.float64)
     if target not in _INTEGERS:
@@ -199,7 +199,7 @@ def _laid(parameter: np.ndarray, shape: tuple[int, ...], axis: int, block_size: 
         raise ValueError(f"axis={axis} is none of the {len(shape)} axes of the input")
     dims = [1] * len(shape)
     dims[axis] = shape[axis]
-    expected = (shape[axis],)
+    expected: tuple[int, ...] = (shape[axis],)
     if block_size:
         expected = (*shape[: axis % len(shape)], -(-shape[axis] // block_size), *shape[axis % len(shape) + 1 :])
     if parameter.shape != expected:
