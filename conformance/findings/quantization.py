@@ -5,9 +5,8 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 
-from refgrad.conformance.findings.finding import ORT, REFERENCE, Finding, about
+from refgrad.conformance.findings.finding import ORT, REFERENCE, Finding, about, f32
 
-F32 = np.float32
 FORMULA = "y = saturate((x / y_scale) + y_zero_point), x / y_scale rounded to the nearest even"
 
 
@@ -21,32 +20,45 @@ def _one(value: float, kind: type) -> np.ndarray:
 
 PRODUCT = "Y = QLinearMatMul (A, a, az, B, b, bz, y, yz)"
 CONVOLUTION = "Y = QLinearConv (X, x, xz, W, w, wz, y, yz)"
-ONE = {"A": np.uint8([[1]]), "a": F32(1), "az": np.uint8(0), "B": np.uint8([[1]]), "b": F32(1), "bz": np.uint8(0)}
+ONE = {
+    "A": np.array([[1]], np.uint8),
+    "a": f32(1),
+    "az": np.uint8(0),
+    "B": np.array([[1]], np.uint8),
+    "b": f32(1),
+    "bz": np.uint8(0),
+}
 PIXEL = {
-    "X": np.uint8([[[[1]]]]),
-    "x": F32(1),
+    "X": np.array([[[[1]]]], np.uint8),
+    "x": f32(1),
     "xz": np.uint8(0),
-    "W": np.uint8([[[[1]]]]),
-    "w": F32(1),
+    "W": np.array([[[[1]]]], np.uint8),
+    "w": f32(1),
     "wz": np.uint8(0),
 }
-LINE = {"X": np.uint8([[[1]]]), "x": F32(1), "xz": np.uint8(0), "W": np.uint8([[[1]], [[1]]]), "w": F32([1, 2])}
+LINE = {
+    "X": np.array([[[1]]], np.uint8),
+    "x": f32(1),
+    "xz": np.uint8(0),
+    "W": np.array([[[1]], [[1]]], np.uint8),
+    "w": f32([1, 2]),
+}
 
 FINDINGS: tuple[Finding, ...] = (
     about(
         REFERENCE,
         "wraps infinity",
         "Y = QuantizeLinear (X, scale)",
-        {"X": F32([np.inf, -np.inf]), "scale": F32(1)},
-        {"Y": np.uint8([255, 0])},
+        {"X": f32([np.inf, -np.inf]), "scale": f32(1)},
+        {"Y": np.array([255, 0], np.uint8)},
         "saturate((x / y_scale) + y_zero_point)",
     ),
     about(
         REFERENCE,
         "is not implemented in opset 10",
         "Y = DequantizeLinear (X, scale)",
-        {"X": np.uint8([4]), "scale": F32(0.5)},
-        {"Y": F32([2])},
+        {"X": np.array([4], np.uint8), "scale": f32(0.5)},
+        {"Y": f32([2])},
         "(x − x_zero_point)·x_scale",
         10,
     ),
@@ -55,8 +67,8 @@ FINDINGS: tuple[Finding, ...] = (
             system,
             "fails on a zero point for each row",
             "Y = MatMulInteger (A, B, zero)",
-            {"A": np.uint8([[1], [2]]), "B": np.uint8([[3]]), "zero": np.uint8([0, 1])},
-            {"Y": np.int32([[3], [3]])},
+            {"A": np.array([[1], [2]], np.uint8), "B": np.array([[3]], np.uint8), "zero": np.array([0, 1], np.uint8)},
+            {"Y": np.array([[3], [3]], np.int32)},
             "a zero point of one axis is per row: (1 − 0)·3 and (2 − 1)·3",
         )
         for system in (REFERENCE, ORT)
@@ -65,32 +77,37 @@ FINDINGS: tuple[Finding, ...] = (
         ORT,
         "fails on a zero point for each channel of the result",
         "Y = ConvInteger (X, W, x, w)",
-        {"X": np.uint8([[[1]]]), "W": np.uint8([[[3]], [[3]]]), "x": np.uint8(0), "w": np.uint8([0, 1])},
-        {"Y": np.int32([[[3], [2]]])},
+        {
+            "X": np.array([[[1]]], np.uint8),
+            "W": np.array([[[3]], [[3]]], np.uint8),
+            "x": np.uint8(0),
+            "w": np.array([0, 1], np.uint8),
+        },
+        {"Y": np.array([[[3], [2]]], np.int32)},
         "a zero point of one axis has one element for each output channel: 1·(3 − 0) and 1·(3 − 1)",
     ),
     about(
         REFERENCE,
         "rounds after the zero point is added",
         PRODUCT,
-        ONE | {"y": F32(2), "yz": np.uint8(1)},
-        {"Y": np.uint8([[1]])},
+        ONE | {"y": f32(2), "yz": np.uint8(1)},
+        {"Y": np.array([[1]], np.uint8)},
         f"{FORMULA}: 1/2 is rounded to 0, and 0 + 1 is 1",
     ),
     about(
         REFERENCE,
         "rounds after the zero point is added",
         CONVOLUTION,
-        PIXEL | {"y": F32(2), "yz": np.uint8(1)},
-        {"Y": np.uint8([[[[1]]]])},
+        PIXEL | {"y": f32(2), "yz": np.uint8(1)},
+        {"Y": np.array([[[[1]]]], np.uint8)},
         f"{FORMULA}: 1/2 is rounded to 0, and 0 + 1 is 1",
     ),
     about(
         REFERENCE,
         "makes four axes of three where each channel has its scale",
         CONVOLUTION,
-        LINE | {"wz": np.uint8([0, 0]), "y": F32(1), "yz": np.uint8(0)},
-        {"Y": np.uint8([[[1], [2]]])},
+        LINE | {"wz": np.array([0, 0], np.uint8), "y": f32(1), "yz": np.uint8(0)},
+        {"Y": np.array([[[1], [2]]], np.uint8)},
         "1·1·1 and 1·1·2, of the shape (1, 2, 1)",
     ),
     *(
@@ -98,9 +115,9 @@ FINDINGS: tuple[Finding, ...] = (
             system,
             "fails on a scale for each row",
             PRODUCT,
-            {"A": np.uint8([[1, 0], [2, 0]]), "a": F32([1, 2]), "az": np.uint8([0, 1])}
-            | {"B": np.uint8([[3], [0]]), "b": F32(1), "bz": np.uint8(0), "y": F32(1), "yz": np.uint8(0)},
-            {"Y": np.uint8([[3], [6]])},
+            {"A": np.array([[1, 0], [2, 0]], np.uint8), "a": f32([1, 2]), "az": np.array([0, 1], np.uint8)}
+            | {"B": np.array([[3], [0]], np.uint8), "b": f32(1), "bz": np.uint8(0), "y": f32(1), "yz": np.uint8(0)},
+            {"Y": np.array([[3], [6]], np.uint8)},
             "an M element vector is per row: 1·(1 − 0)·3 and 2·(2 − 1)·3",
         )
         for system in (REFERENCE, ORT)
@@ -109,9 +126,9 @@ FINDINGS: tuple[Finding, ...] = (
         REFERENCE,
         "fails on float8",
         PRODUCT,
-        {"A": _float8(2).reshape(1, 1), "a": F32(1), "az": _one(0, ml_dtypes.float8_e4m3fn)}
-        | {"B": _float8(3).reshape(1, 1), "b": F32(1), "bz": _one(0, ml_dtypes.float8_e4m3fn)}
-        | {"y": F32(2), "yz": _one(0, ml_dtypes.float8_e4m3fn)},
+        {"A": _float8(2).reshape(1, 1), "a": f32(1), "az": _one(0, ml_dtypes.float8_e4m3fn)}
+        | {"B": _float8(3).reshape(1, 1), "b": f32(1), "bz": _one(0, ml_dtypes.float8_e4m3fn)}
+        | {"y": f32(2), "yz": _one(0, ml_dtypes.float8_e4m3fn)},
         {"Y": _float8(3).reshape(1, 1)},
         "2·3/2",
     ),
@@ -119,23 +136,32 @@ FINDINGS: tuple[Finding, ...] = (
         ORT,
         "fails on zero points for each row of a batch",
         "Y = MatMulInteger (A, B, zero)",
-        {"A": np.uint8([[[1], [2]]]), "B": np.uint8([[[3]]]), "zero": np.uint8([[[0], [1]]])},
-        {"Y": np.int32([[[3], [3]]])},
+        {
+            "A": np.array([[[1], [2]]], np.uint8),
+            "B": np.array([[[3]]], np.uint8),
+            "zero": np.array([[[0], [1]]], np.uint8),
+        },
+        {"Y": np.array([[[3], [3]]], np.int32)},
         "an N-D zero point [D1, D2, M, 1] is per row: (1 − 0)·3 and (2 − 1)·3",
     ),
     about(
         REFERENCE,
         "fails on a zero point for each channel of lines",
         "Y = ConvInteger (X, W, x, w)",
-        {"X": np.uint8([[[1]]]), "W": np.uint8([[[3]], [[3]]]), "x": np.uint8(0), "w": np.uint8([0, 1])},
-        {"Y": np.int32([[[3], [2]]])},
+        {
+            "X": np.array([[[1]]], np.uint8),
+            "W": np.array([[[3]], [[3]]], np.uint8),
+            "x": np.uint8(0),
+            "w": np.array([0, 1], np.uint8),
+        },
+        {"Y": np.array([[[3], [2]]], np.int32)},
         "a zero point of one axis has one element for each output channel: 1·(3 − 0) and 1·(3 − 1)",
     ),
     about(
         REFERENCE,
         "ignores a zero point of float8",
         "Y = QuantizeLinear (X, scale, zero)",
-        {"X": F32([2]), "scale": F32(1), "zero": _one(1, ml_dtypes.float8_e4m3fn)},
+        {"X": f32([2]), "scale": f32(1), "zero": _one(1, ml_dtypes.float8_e4m3fn)},
         {"Y": _float8(3)},
         "the formula remains the same for consistency: 2/1 + 1",
     ),
@@ -143,16 +169,16 @@ FINDINGS: tuple[Finding, ...] = (
         REFERENCE,
         "refuses a zero point of float8",
         "Y = DequantizeLinear (X, scale, zero)",
-        {"X": _float8(2), "scale": F32(0.5), "zero": _one(1, ml_dtypes.float8_e4m3fn)},
-        {"Y": F32([0.5])},
+        {"X": _float8(2), "scale": f32(0.5), "zero": _one(1, ml_dtypes.float8_e4m3fn)},
+        {"Y": f32([0.5])},
         "the formula remains the same for consistency: (2 − 1)·1/2",
     ),
     about(
         REFERENCE,
         "ignores a zero point of float4",
         "Y = DequantizeLinear (X, scale, zero)",
-        {"X": np.array([2], ml_dtypes.float4_e2m1fn), "scale": F32(0.5), "zero": _one(1, ml_dtypes.float4_e2m1fn)},
-        {"Y": F32([0.5])},
+        {"X": np.array([2], ml_dtypes.float4_e2m1fn), "scale": f32(0.5), "zero": _one(1, ml_dtypes.float4_e2m1fn)},
+        {"Y": f32([0.5])},
         "the formula remains the same for consistency: (2 − 1)·1/2",
         23,
     ),
@@ -160,7 +186,7 @@ FINDINGS: tuple[Finding, ...] = (
         REFERENCE,
         "rounds a double twice, by way of float32",
         "Y = Cast <to = 17> (X)",
-        {"X": np.float64([1 + 2**-4 + 2**-40])},
+        {"X": np.array([1 + 2**-4 + 2**-40], np.float64)},
         {"Y": _float8(1.125)},
         "float8e4m3fn has 1 and 1 + 1/8 there; X is above the middle",
     ),
@@ -168,7 +194,7 @@ FINDINGS: tuple[Finding, ...] = (
         REFERENCE,
         "rounds integers twice, by way of float32",
         "Y = Cast <to = 16> (X)",
-        {"X": np.int32([2**25 + 2**17 + 1])},
+        {"X": np.array([2**25 + 2**17 + 1], np.int32)},
         {"Y": np.array([2**25 + 2**18], ml_dtypes.bfloat16)},
         "bfloat16 has 2²⁵ and 2²⁵ + 2¹⁸ there; X is above the middle",
     ),
@@ -176,8 +202,8 @@ FINDINGS: tuple[Finding, ...] = (
         ORT,
         "rounds a double twice, by way of float32",
         "Y = Cast <to = 10> (X)",
-        {"X": np.float64([1 + 2**-11 + 2**-40])},
-        {"Y": np.float16([1 + 2**-10])},
+        {"X": np.array([1 + 2**-11 + 2**-40], np.float64)},
+        {"Y": np.array([1 + 2**-10], np.float16)},
         "float16 has 1 and 1 + 2⁻¹⁰ there; X is above the middle",
         tolerance=1e-6,
     ),
@@ -186,7 +212,7 @@ FINDINGS: tuple[Finding, ...] = (
             REFERENCE,
             fault,
             f"Y = Cast <to = 24{attributes}> (X)",
-            {"X": F32([x])},
+            {"X": f32([x])},
             {"Y": np.array([y], ml_dtypes.float8_e8m0fnu)},
             proof,
             25,
@@ -220,8 +246,8 @@ FINDINGS: tuple[Finding, ...] = (
         ORT,
         "divides halves in float32",
         "Y = QuantizeLinear (X, scale)",
-        {"X": np.float16([1709]), "scale": np.float16(17)},
-        {"Y": np.uint8([100])},
+        {"X": np.array([1709], np.float16), "scale": np.float16(17)},
+        {"Y": np.array([100], np.uint8)},
         "the type of y_scale determines the precision of the division: 1709/17 is 100.53, 100.5 in halves, rounded to 100",
         23,
     ),
