@@ -136,6 +136,8 @@ def col2im(
     strides: Ints = None,
 ) -> np.ndarray:
     """(N, C·K, O) to (N, C, image_shape...), overlapping blocks summed."""
+    if input.ndim != 3:
+        raise ValueError(f"the input has rank {input.ndim}; its axes are the batch, channels·block and blocks")
     windows = make_windows(image_shape.tolist(), block_shape.tolist(), strides, dilations, pads)
     elements = math.prod(windows.kernel)
     n, channels = input.shape[0], input.shape[1] // elements

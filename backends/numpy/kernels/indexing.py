@@ -245,6 +245,9 @@ def one_hot(indices: np.ndarray, depth: np.ndarray, values: np.ndarray, *, axis:
 @kernel("Compress", fresh=True)
 def compress(data: np.ndarray, condition: np.ndarray, *, axis: int | None = None) -> np.ndarray:
     """The slices along `axis`, or elements, whose condition is true; those beyond the conditions are left out"""
+    size = data.size if axis is None else data.shape[check_axis(axis, data.ndim)]
+    if condition.ndim != 1 or len(condition) > size:
+        raise ValueError(f"the condition has the shape {list(condition.shape)}; it is a list of {size} or fewer")
     return np.take(data, np.flatnonzero(condition), axis)
 
 

@@ -87,6 +87,8 @@ def _register_window(op_type: str, a: float, b: float, c: float) -> None:
     def window(size: np.ndarray, *, output_datatype: int, periodic: int) -> np.ndarray:
         """A − b·cos t + c·cos 2t, where t goes round once in `size` steps if periodic, else in one step less."""
         length = int(size.item())
+        if length < 0:
+            raise ValueError(f"the size is {length}; it must not be negative")
         angle = np.arange(length) * (2 * np.pi / np.float64(length if periodic else length - 1))
         return _as(a - b * np.cos(angle) + c * np.cos(2 * angle), output_datatype)
 
