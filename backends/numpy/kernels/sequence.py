@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -95,7 +95,7 @@ def split_to_sequence(
         sizes = split.tolist()
         if min(sizes, default=0) < 0 or sum(sizes) != size:
             raise ValueError(f"split {sizes} does not divide axis {axis}, which has {size} elements")
-        bounds = [0, *np.cumsum(split).tolist()]
+        bounds = [0, *accumulate(sizes)]
     before = (slice(None),) * (axis % input.ndim)
     return ([input[(*before, slice(*ends))] for ends in pairwise(bounds)],)
 
