@@ -127,3 +127,16 @@ def by_operator() -> dict[str, list[NodeCase]]:
     for case in node_cases():
         found.setdefault(f"{case.node.domain}.{case.node.op_type}".lstrip("."), []).append(case)
     return dict(sorted(found.items()))
+
+
+def run_onnxruntime(model: bytes, feeds: dict[str, np.ndarray]) -> list[Any] | str:
+    """The results of ONNX Runtime, or what it says; for a process of its own, as it can end it."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    try:
+        return list(onnxruntime.InferenceSession(model, options, ["CPUExecutionProvider"]).run(None, feeds))
+    except Exception as error:  # its classes have no base of their own
+        return f"{type(error).__name__}: {error}"[:300]

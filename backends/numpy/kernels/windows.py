@@ -233,7 +233,7 @@ class Block:
             low = a * w.strides[axis] - w.begin[axis]
             high = (b - 1) * w.strides[axis] + w.extent[axis] - w.begin[axis]
             first = min(max(low, 0), w.size[axis])
-            last = max(min(high, w.size[axis] + min(w.end[axis], 0)), first)  # negative pads cut the array
+            last = max(min(high, w.size[axis]), first)
             reach.append(high - low)
             inside.append(slice(first, last))
             lies.append(slice(first - low, last - low))
@@ -269,7 +269,7 @@ def make_windows(
     rank = len(size)
     strides, dilations = strides or [1] * rank, dilations or [1] * rank
     for what, values in (("kernel", kernel), ("strides", strides), ("dilations", dilations)):
-        if len(values) != rank or min(values, default=1) < (what != "kernel"):
+        if len(values) != rank or min(values, default=1) < 1:
             raise ValueError(f"{what} {list(values)}: {rank} positive numbers are needed, one for each spatial axis")
     if pads and (len(pads) != 2 * rank or min(pads) < 0):
         raise ValueError(f"pads {list(pads)}: {2 * rank} numbers that are not negative are needed")
