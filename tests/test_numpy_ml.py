@@ -692,3 +692,11 @@ def test_dictionaries_of_scikit_learn() -> None:
     for sample in samples:
         [got] = run(model, {"x": sample})
         assert got.ravel().tolist() == estimator.transform([sample])[0].tolist()
+
+
+def test_of_equal_keys_the_last_counts_among_many() -> None:
+    rng = np.random.default_rng(1)
+    keys, values, x = (rng.integers(0, n, 300) for n in (40, 1000, 60))
+    table = dict(zip(keys.tolist(), values.tolist(), strict=True))
+    model, feeds = build("LabelEncoder", [x], version=4, keys_int64s=keys.tolist(), values_int64s=values.tolist())
+    assert run(model, feeds)[0].tolist() == [table.get(key, -1) for key in x.tolist()]
