@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import ml_dtypes
 import numpy as np
+import onnx
 import pytest
-from onnx import parser
+from numpy_nodes import RANDOM, by_operator, model_of, models, run_onnxruntime
+from onnx import numpy_helper, parser
 
 import refgrad
-from refgrad.backends import get_backend
+from refgrad.backends import available, get_backend
+from refgrad.backends.numpy.precision import Float64
 from refgrad.errors import FeedError
 
 NUMPY = get_backend("numpy")
@@ -117,3 +123,150 @@ def test_a_number_of_a_gradient_is_what_it_was_before_it_was_rounded():
     )
     prepared = NUMPY.prepare(refgrad.gradient(model, cotangent="ones"), precision="float64")
     np.testing.assert_array_equal(prepared.run({"x": np.ones(3)})["x_grad"], np.full(3, 1 / 3))
+
+
+NARROW = (np.dtype(np.float16), np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16))
+ELEMENTS = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
+PARTS = 8
+
+# What a result in float32 may differ from by more than rounding, and why.
+ROUNDED = {
+    "Cast": "a cast to 16 bits rounds in the one and not in the other",
+    "Constant": "in test_dynamicquantizelinear_expanded a number lies between two integers",
+    "DequantizeLinear": "an output in 16 bits is rounded in the one and not in the other",
+    "DynamicQuantizeLinear": "a number lies between two integers",
+}
+
+# What is in double here and not in ONNX Runtime, and why.
+SINGLE = {
+    "Attention": "ONNX Runtime is off by 1e-8 (a finding)",
+    "DFT": "ONNX Runtime is off by 1e-8 (a finding)",
+    "Dropout": "random",
+    "FastGelu": "ONNX Runtime has its constants in float32 (a finding for Gelu)",
+    "Gelu": "ONNX Runtime has its constants in float32 (a finding)",
+    "GroupNormalization": "the body casts to the stash_type, float32",
+    "QuickGelu": "the default 1.702 is rounded to float32",
+}
+
+
+def operator_of(model: onnx.ModelProto) -> str:
+    """The operator of the first node that is not the Reshape before or after it."""
+    operators = [node.op_type for node in model.graph.node]
+    return next((name for name in operators if name != "Reshape"), operators[0])
+
+
+def narrow(value: Any) -> bool:
+    """Whether a value, or an item of a sequence or map, is a float of less than 64 bits."""
+    if isinstance(value, list | tuple):
+        return any(map(narrow, value))
+    if isinstance(value, dict):
+        return any(map(narrow, value.values()))
+    return getattr(value, "dtype", None) in NARROW
+
+
+def arrays(value: Any) -> list[np.ndarray]:
+    """The arrays of numbers in a value."""
+    if isinstance(value, list | tuple):
+        return [array for item in value for array in arrays(item)]
+    array = np.asarray(value)
+    numbers = array.dtype in NARROW or array.dtype.kind in "biuf"
+    return [array] if numbers and not isinstance(value, dict) else []
+
+
+def in_double(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with DOUBLE in place of every narrower float, subgraphs included."""
+    wide = onnx.ModelProto()
+    wide.CopyFrom(model)
+    graphs = [wide.graph]
+    while graphs:
+        graph = graphs.pop()
+        for value in (*graph.input, *graph.output, *graph.value_info):
+            if value.type.HasField("tensor_type") and value.type.tensor_type.elem_type in ELEMENTS:
+                value.type.tensor_type.elem_type = onnx.TensorProto.DOUBLE
+        tensors = list(graph.initializer)
+        for node in graph.node:
+            for attribute in node.attribute:
+                if attribute.type == onnx.AttributeProto.GRAPH:
+                    graphs.append(attribute.g)
+                if attribute.type == onnx.AttributeProto.TENSOR:
+                    tensors.append(attribute.t)
+                if attribute.name in ("to", "dtype", "stash_type", "output_datatype") and attribute.i in ELEMENTS:
+                    attribute.i = onnx.TensorProto.DOUBLE
+        for tensor in tensors:
+            if tensor.data_type in ELEMENTS:
+                array = numpy_helper.to_array(tensor).astype(np.float64)
+                tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
+    return wide
+
+
+@pytest.fixture
+def narrowed(monkeypatch) -> list[str]:
+    """What any bound node returned that is not double, those in subgraphs and bodies too."""
+    found: list[str] = []
+
+    def watched(self: Float64, call: Any) -> Any:
+        def run(*inputs: Any, **options: Any) -> Any:
+            results = call(*inputs, **options)
+            found.extend(type(result).__name__ for result in results if narrow(result))
+            return results
+
+        return run
+
+    monkeypatch.setattr(Float64, "call", watched)
+    return found
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_every_value_is_double_and_that_of_float32_but_for_its_rounding(part, narrowed):
+    wrong = []
+    for name, model, feeds in models()[part::PARTS]:
+        values = NUMPY.prepare(model, precision="float64").run(feeds, trace=True)
+        if narrowed or any(map(narrow, values.values())):
+            wrong.append(f"{name}: {narrowed} {[key for key, value in values.items() if narrow(value)]}")
+            narrowed.clear()
+        operator = operator_of(model)
+        if operator in (*RANDOM, *ROUNDED) or any(node.op_type.startswith("Random") for node in model.graph.node):
+            continue
+        given = {value.type.tensor_type.elem_type for value in model.graph.input}
+        tolerance = 1e-2 if onnx.TensorProto.BFLOAT16 in given else 4e-3 if onnx.TensorProto.FLOAT16 in given else 2e-5
+        for key, value in NUMPY.prepare(model).run(feeds).items():
+            for x, y in zip(arrays(values[key]), arrays(value), strict=True):
+                x, y = x.astype(np.float64), y.astype(np.float64)
+                scale = np.max(np.abs(y), where=np.isfinite(y), initial=0)
+                if x.shape != y.shape or not np.allclose(x, y, tolerance, tolerance * scale, True):
+                    wrong.append(f"{name}: {key} is another")
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.skipif("ort-cpu" not in available(), reason="onnxruntime is not installed")
+@pytest.mark.parametrize(
+    "operator",
+    [
+        name
+        for name in by_operator()
+        if name.rpartition(".")[2] not in (*RANDOM, *SINGLE) and not name.startswith("ai.onnx.ml")
+    ],
+)
+def test_double_is_that_of_onnx_runtime_on_the_model_in_double(operator):
+    """It has no kernel in double for some; the results of ai.onnx.ml are float32 by definition."""
+    wrong = []
+    for case in by_operator()[operator][:6]:
+        values = {name: v.astype(np.float64) if v.dtype in NARROW else v for name, v in case.values.items()}
+        model = model_of(case, case.values)
+        if not any(v.dtype in NARROW for v in case.values.values()):
+            continue
+        expected = apart(in_double(model), values)
+        if expected is None:
+            continue
+        results = NUMPY.prepare(model, precision="float64").run(case.values)
+        for (name, x), y in zip(results.items(), expected, strict=True):
+            if isinstance(y, np.ndarray) and x.dtype == y.dtype == np.float64:
+                scale = np.max(np.abs(y), where=np.isfinite(y), initial=0)
+                if x.shape != y.shape or not np.allclose(x, y, 1e-12, 1e-12 * scale, True):
+                    wrong.append(f"{case}: {name} is off by {np.max(np.abs(x - y)):.2g}")
+    assert not wrong, "\n".join(wrong)
+
+
+def apart(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> list[Any] | None:
+    results = run_onnxruntime(model.SerializeToString(), feeds)
+    return None if isinstance(results, str) else results
