@@ -102,7 +102,7 @@ BAD: list[tuple[str, dict[str, np.ndarray], str]] = [
     ("y = Conv <kernel_shape = [3]> (x, w)", {"x": f(1, 2, 4), "w": f(3, 2, 2)}, r"W has the shape \[3, 2, 2\]"),
     ("y = Conv(x, w, b)", {"x": f(1, 2, 4), "w": f(3, 2, 2), "b": f(1, 3)}, r"B has the shape \[1, 3\]; \[3\]"),
     ("y = Conv <strides = [0]> (x, w)", {"x": f(1, 2, 4), "w": f(3, 2, 2)}, "strides .0.*: 1 positive numbers"),
-    ("y = Conv <pads = [1]> (x, w)", {"x": f(1, 2, 4), "w": f(3, 2, 2)}, "pads .1.: 2 numbers are needed"),
+    ("y = Conv <pads = [1]> (x, w)", {"x": f(1, 2, 4), "w": f(3, 2, 2)}, "pads .1.: 2 numbers"),
     ("y = ConvTranspose(x, w)", {"x": f(1, 3, 4), "w": f(2, 2, 2)}, "X has the channels that W reads"),
     ("y = MaxPool <kernel_shape = [0]> (x)", {"x": f(1, 1, 4)}, "kernel .0.|positive numbers are needed"),
     ("y = MaxPool <kernel_shape = [-2]> (x)", {"x": f(1, 1, 4)}, "positive|kernel"),
