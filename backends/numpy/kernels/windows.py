@@ -271,8 +271,8 @@ def make_windows(
     for what, values in (("kernel", kernel), ("strides", strides), ("dilations", dilations)):
         if len(values) != rank or min(values, default=1) < 1:
             raise ValueError(f"{what} {list(values)}: {rank} positive numbers are needed, one for each spatial axis")
-    if pads and (len(pads) != 2 * rank or min(pads) < 0):
-        raise ValueError(f"pads {list(pads)}: {2 * rank} numbers that are not negative are needed")
+    if pads and len(pads) != 2 * rank:
+        raise ValueError(f"pads {list(pads)}: {2 * rank} numbers are needed; negative ones cut")
     extent = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
     if auto_pad in ("SAME_UPPER", "SAME_LOWER"):
         count = [-(-n // s) for n, s in zip(size, strides, strict=True)]
