@@ -225,6 +225,7 @@ def test_every_operator_of_onnx_has_a_kernel_at_every_version():
         ),
         ("g (float[2] x) => (float[2] y) { y = Neg(x, x) }", r"has 2 inputs \['x', 'x'\]; the operator has 1"),
         ("g (float[2] x) => (float[2] y) { y, z = Relu(x) }", r"has 2 outputs \['y', 'z'\]; the operator has 1"),
+        ('g (bool[2] x) => (bool[2] y) { y = And("", x) }', "leaves out its input 'A', which the operator requires"),
         ("g (float[2] x) => (float[2] y) { y = Elu<alpha = 1>(x) }", "attribute 'alpha' of type INT, not FLOAT"),
         ("g (float[2] x) => (float[2] y) { y = Elu<beta = 1.0>(x) }", r"attribute \['beta'\] is not supported"),
     ],
@@ -232,3 +233,65 @@ def test_every_operator_of_onnx_has_a_kernel_at_every_version():
 def test_a_node_that_is_not_as_its_operator_says_is_refused(text, message):
     with pytest.raises(BackendError, match=message):
         NUMPY.prepare(parse(text))
+
+
+@pytest.mark.parametrize(
+    ("domain", "op_type", "reason"),
+    [
+        ("com.microsoft", "YieldOp", "Ask for the gradient with cotangent='input'"),
+        ("com.microsoft", "NcclAllReduce", "exchanges tensors with other processes"),
+        ("com.microsoft", "GistPack8Decoder", "CUDA kernels alone"),
+        ("org.pytorch.aten", "ATen", "calls code outside the model"),
+    ],
+)
+def test_what_no_interpreter_can_run_has_a_reason(domain, op_type, reason):
+    model = parse("g (float[2] x) => (float[2] y) { y = Neg(x) }")
+    model.graph.node[0].op_type, model.graph.node[0].domain = op_type, domain
+    with pytest.raises(BackendError, match=reason):
+        NUMPY.prepare(model)
+
+
+def test_an_attribute_named_as_a_keyword_of_python():
+    node = helper.make_node(
+        "AdamOptimizer",
+        ["r", "t", "w", "g", "m", "v"],
+        ["nt", "nm", "nv", "nw"],
+        domain="com.microsoft",
+        **{"lambda": 0.5},
+    )
+    assert registry.find("com.microsoft", "AdamOptimizer", 1).attributes >= {"lambda", "alpha", "beta"}
+    feeds = {name: np.ones(1, np.float32) for name in "rwgmv"} | {"t": np.ones(1, np.int64)}
+    values = [helper.make_tensor_value_info(n, 7 if n == "t" else 1, [1]) for n in feeds]
+    result = [helper.make_tensor_value_info("nw", 1, [1])]
+    imports = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    plain, decayed = (
+        NUMPY.prepare(
+            helper.make_model(helper.make_graph([n], "g", values, result), opset_imports=imports, ir_version=8)
+        ).run(feeds)["nw"]
+        for n in (helper.make_node("AdamOptimizer", node.input, node.output, domain=node.domain), node)
+    )
+    np.testing.assert_allclose(plain - decayed, 0.5, rtol=1e-6)
+
+
+def test_an_attribute_without_meaning_is_passed_over():
+    model = parse("g (float[2] x) => (float[2] y) { y = Relu<consumed_inputs = [0]>(x) }", opset=1)
+    assert NUMPY.prepare(model).run({"x": ones(2)})["y"].tolist() == [1, 1]
+
+
+def test_results_in_sequences_are_the_callers_own():
+    model = parse("g (float[2] x) => (seq(float[2]) y) { y = SequenceConstruct(x, x) }")
+    feed = ones(2)
+    result = NUMPY.prepare(model).run({"x": feed})["y"]
+    result[0][0] = 5
+    assert feed[0] == 1
+
+
+def test_a_map_is_vectorized_in_the_declared_type():
+    node = helper.make_node("DictVectorizer", ["x"], ["y"], domain="ai.onnx.ml", string_vocabulary=["a", "b"])
+    kind = helper.make_map_type_proto(8, helper.make_tensor_type_proto(11, []))
+    graph = helper.make_graph(
+        [node], "g", [helper.make_value_info("x", kind)], [helper.make_tensor_value_info("y", 11, [2])]
+    )
+    imports = [helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 1)]
+    result = NUMPY.prepare(helper.make_model(graph, opset_imports=imports, ir_version=8)).run({"x": {"b": 0.1}})["y"]
+    assert result.tolist() == [0, 0.1]

@@ -62,7 +62,9 @@ class NumpyBackend(Backend):
         if bits is not None and (precision != "float64" or not 2 <= bits <= 53):
             raise OptionError(f"bits={bits} goes with precision='float64' and is between 2 and 53.")
         if max_memory is not None and not _is_size(max_memory):
-            raise OptionError(f"max_memory={max_memory!r} is no number of bytes above 0. Give one, or None for no limit.")
+            raise OptionError(
+                f"max_memory={max_memory!r} is no number of bytes above 0. Give one, or None for no limit."
+            )
         proto = load_model(model)
         if proto.functions:
             proto = _inlined(proto)
@@ -108,19 +110,18 @@ class NumpyModel(Prepared):
         With `trace` the result has every value of the graph but its initializers; those of subgraphs and function bodies are
         theirs. `progress(done, total, label)` is called before each node.
         """
-        asked = check_outputs(outputs, self.outputs, self._plan.names)
+        asked = self._plan.outputs if outputs is None else check_outputs(outputs, self.outputs, self._plan.names)
         checked = check_feeds(feeds, self.inputs, widen=self._precision.widens)
-        values = {value.name: None for value in self.inputs if not value.has_default}
-        values |= {name: _read_only(feed) for name, feed in checked.items()}
-        watch = None
-        if self._max_memory is not None:
-            watch = Watch(self._max_memory, [*self._plan.constants.values(), *values.values()])
-        token = WATCH.set(watch)
-        try:
-            with np.errstate(all="ignore"):
+        values = {name: _read_only(feed) for name, feed in checked.items()}
+        with np.errstate(all="ignore"):
+            if self._max_memory is None:
                 results = self._plan.run(values, asked, trace, progress)
-        finally:
-            WATCH.reset(token)
+            else:
+                token = WATCH.set(Watch(self._max_memory, [*self._plan.constants.values(), *values.values()]))
+                try:
+                    results = self._plan.run(values, asked, trace, progress)
+                finally:
+                    WATCH.reset(token)
         return {name: _owned(value) for name, value in results.items()}
 
 
@@ -128,12 +129,14 @@ def _read_only(feed: Any) -> Any:
     if not isinstance(feed, np.ndarray):
         return feed
     view = feed.view()
-    view.flags.writeable = False
+    view.setflags(write=False)
     return view
 
 
 def _owned(value: Any) -> Any:
-    """`value`, copied where it is a view of a feed or a constant, which are read-only."""
-    if isinstance(value, np.generic):
-        return np.asarray(value)
-    return value.copy() if isinstance(value, np.ndarray) and not value.flags.writeable else value
+    """`value` as an array of its own: copied where it is a view of a feed or a constant, which are read-only."""
+    if isinstance(value, np.ndarray):
+        return value if value.flags.writeable else value.copy()
+    if isinstance(value, list):
+        return [_owned(item) for item in value]
+    return np.asarray(value) if isinstance(value, np.generic) else value

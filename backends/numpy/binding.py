@@ -33,6 +33,34 @@ _REFUSED = {
         "Ask for the gradient with cotangent='input' and feed the gradients."
     )
 }
+_REASONS = {
+    "it exchanges tensors with other processes": (
+        *(
+            "Send",
+            "Recv",
+            "NcclAllReduce",
+            "NcclAllGather",
+            "NcclReduceScatter",
+            "AdasumAllReduce",
+            "MegatronF",
+            "MegatronG",
+        ),
+    ),
+    "it waits for other threads": ("RecordEvent", "WaitEvent"),
+    "it calls code outside the model": ("PythonOp", "PythonOpGrad"),
+    "it writes records of TensorBoard": ("SummaryScalar", "SummaryHistogram", "SummaryMerge", "SummaryText"),
+    "its packed form is defined by ONNX Runtime's CUDA kernels alone": (
+        f"Gist{form}{way}"
+        for form in ("Binarize", "Pack1", "Pack8", "Pack16", "PackMsfp15")
+        for way in ("Encoder", "Decoder")
+    ),
+}
+_REFUSED |= {
+    (MICROSOFT, name): f"{reason}. Run the model on ONNX Runtime."
+    for reason, names in _REASONS.items()
+    for name in names
+}
+_REFUSED["org.pytorch.aten", "ATen"] = "it calls code outside the model. Run the model on ONNX Runtime."
 
 
 def _nothing(_: Sequence[Any]) -> list[TensorType]:
@@ -97,16 +125,16 @@ def bind(node: onnx.NodeProto, scope: Scope) -> Bound:
     :raises BackendError: an operator that nobody knows, or attributes that it does not have.
     """
     domain = "" if node.domain == "ai.onnx" else node.domain
+    if (domain, node.op_type) in _REFUSED:
+        raise BackendError(f"{label(node)} cannot be run: {_REFUSED[domain, node.op_type]}")
     opset = scope.opsets.get(domain, 1 if domain == MICROSOFT else None)
     if opset is None:
         raise BackendError(f"{label(node)}: the model imports no opset of domain {domain!r}. Add it to opset_import.")
-    if (domain, node.op_type) in _REFUSED:
-        raise BackendError(f"{label(node)} cannot be run: {_REFUSED[domain, node.op_type]}")
     schema = _schema(node.op_type, opset, domain)
     node = _seeded(scope.precision.node(node, schema))
     kernel = registry.find(domain, node.op_type, opset)
     if schema is not None:
-        _check(node, schema)
+        _check(node, schema, kernel)
     try:
         if kernel is not None:
             bound = _bind_kernel(kernel, node, opset, scope)
@@ -125,8 +153,13 @@ def bind(node: onnx.NodeProto, scope: Scope) -> Bound:
     return bound
 
 
-def _check(node: onnx.NodeProto, schema: OpSchema) -> None:
+def _check(node: onnx.NodeProto, schema: OpSchema, kernel: registry.Kernel | None) -> None:
     """Refuse a number of inputs or outputs, or a type of an attribute, that the operator does not have."""
+    single = onnx.defs.OpSchema.FormalParameterOption.Single
+    for place, (name, parameter) in enumerate(zip(node.input, schema.inputs, strict=False)):
+        # Some that a version requires mean something when they are left out all the same, and models do it.
+        if not name and parameter.option == single and (kernel is None or place < kernel.required):
+            raise BackendError(f"{label(node)} leaves out its input {parameter.name!r}, which the operator requires.")
     for what, names, least, most in (
         ("inputs", node.input, schema.min_input, schema.max_input),
         ("outputs", node.output, schema.min_output, schema.max_output),
@@ -183,7 +216,11 @@ def _seeded(node: onnx.NodeProto) -> onnx.NodeProto:
 
     So every run, and every model that keeps the name, a gradient among them, draws the same numbers.
     """
-    if node.domain or node.op_type not in _RANDOM or any(attribute.name == "seed" for attribute in node.attribute):
+    if (
+        node.domain not in ("", "ai.onnx")
+        or node.op_type not in _RANDOM
+        or any(attribute.name == "seed" for attribute in node.attribute)
+    ):
         return node
     seeded = onnx.NodeProto()
     seeded.CopyFrom(node)

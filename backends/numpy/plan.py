@@ -132,6 +132,8 @@ class Plan:
                     results = call(*[values[i] for i in inputs], _outer={name: values[i] for name, i in outer})
                 else:
                     results = call(*[values[i] for i in inputs])
+                if len(results) < len(made):
+                    raise ValueError(f"it has {len(results)} outputs, and the node names {len(made)}")
                 for place, result in zip(made, results, strict=False):
                     values[place] = result
                 if views:

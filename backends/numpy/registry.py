@@ -2,10 +2,11 @@
 
 A kernel is a function: its positional parameters are the operator's inputs (None for one that is left out), its
 keyword-only parameters the operator's attributes by name. A default in the signature stands for the schema's where the
-schema has none. Six names are no attributes: `_wanted` (for each output, whether the node names it), `_opset` (the
-version of the node's domain), `_output_shapes` (the declared static shapes of the outputs), `_outer` (what the
-node's subgraphs read from outside), `_wide` (whether floats are computed in double, whatever is declared) and `_free` (for
-each input, whether nobody reads it afterwards, so that its memory may be overwritten; see `reuse`).
+schema has none; a keyword of Python has an underscore behind it (`lambda_`). These names are no attributes: `_wanted` (for
+each output, whether the node names it), `_opset` (the version of the node's domain), `_output_shapes` and `_output_types`
+(the declared static shapes and dtypes of the outputs), `_outer` (what the node's subgraphs read from outside), `_wide`
+(whether floats are computed in double, whatever is declared) and `_free` (for each input, whether nobody reads it
+afterwards, so that its memory may be overwritten; see `reuse`).
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ FAMILIES = (
 )
 
 MICROSOFT = "com.microsoft"  # the domain of ONNX Runtime's own operators
-_SPECIAL = frozenset({"_wanted", "_opset", "_output_shapes", "_outer", "_wide", "_free"})
+_SPECIAL = frozenset({"_wanted", "_opset", "_output_shapes", "_output_types", "_outer", "_wide", "_free"})
+_WITHOUT_MEANING = frozenset({"consumed_inputs"})  # before opset 6: what could be overwritten
 SIXTEEN_BIT = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 
 
@@ -79,7 +81,13 @@ class Kernel:
     @property
     def attributes(self) -> set[str]:
         """The attributes that the function takes."""
-        return set(self.keywords) - _SPECIAL
+        return {_attribute(name) for name in self.keywords if name not in _SPECIAL}
+
+    @property
+    def required(self) -> int:
+        """How many inputs cannot be left out."""
+        parameters = inspect.signature(self.function).parameters.values()
+        return sum(p.kind is p.POSITIONAL_OR_KEYWORD and p.default is p.empty for p in parameters)
 
     @property
     def shape_input(self) -> int | None:
@@ -95,19 +103,23 @@ class Kernel:
         values: Mapping[str, onnx.ValueInfoProto],
     ) -> Call:
         """Bind the attributes of `node`: the result takes the inputs and returns a tuple of outputs."""
-        unknown = {a.name for a in node.attribute} - self.attributes
+        unknown = {a.name for a in node.attribute} - self.attributes - _WITHOUT_MEANING
         if unknown:
             raise ValueError(f"attribute {sorted(unknown)} is not supported")
-        bound = {name: attributes[name] for name in self.keywords if name in attributes}
-        unset = [name for name in self.attributes - set(bound) if self.keywords[name] is inspect.Parameter.empty]
-        if unset:
-            raise ValueError(f"attribute {sorted(unset)} is required")
+        bound = {name: attributes[_attribute(name)] for name in self.keywords if _attribute(name) in attributes}
+        unset = [
+            name for name, value in self.keywords.items() if value is inspect.Parameter.empty and name not in bound
+        ]
+        if missing := sorted(_attribute(name) for name in unset if name not in _SPECIAL):
+            raise ValueError(f"attribute {missing} is required")
         if "_wanted" in self.keywords:
             bound["_wanted"] = tuple(map(bool, node.output))
         if "_opset" in self.keywords:
             bound["_opset"] = opset
         if "_output_shapes" in self.keywords:
             bound["_output_shapes"] = tuple(_static_shape(name, values) for name in node.output)
+        if "_output_types" in self.keywords:
+            bound["_output_types"] = tuple(describe(values[n]).dtype if n in values else None for n in node.output)
         function = _through_float32(self.function) if self.in_float32 else self.function
 
         def call(*inputs: Any, **outer: Any) -> tuple[Any, ...]:
@@ -115,6 +127,11 @@ class Kernel:
             return result if isinstance(result, tuple) else (result,)
 
         return call
+
+
+def _attribute(name: str) -> str:
+    """What a keyword of a kernel is called in the model: `lambda_` is lambda, which Python keeps for itself."""
+    return name.rstrip("_")
 
 
 def reuse(free: tuple[bool, ...], dtype: np.dtype[Any], *inputs: np.ndarray) -> np.ndarray | None:
@@ -184,16 +201,13 @@ def _static_shape(name: str, values: Mapping[str, onnx.ValueInfoProto]) -> tuple
 
 def _through_float32(function: Callable[..., Any]) -> Callable[..., Any]:
     def call(*inputs: Any, **bound: Any) -> Any:
-        narrow = next((x.dtype for x in inputs if isinstance(x, np.ndarray) and x.dtype in SIXTEEN_BIT), None)
+        narrow = next((x.dtype for x in inputs if getattr(x, "dtype", None) in SIXTEEN_BIT), None)
         if narrow is None:
             return function(*inputs, **bound)
         wide = [x.astype(np.float32) if getattr(x, "dtype", None) in SIXTEEN_BIT else x for x in inputs]
         results = function(*wide, **bound)
         results = results if isinstance(results, tuple) else (results,)
-        return tuple(
-            y.astype(narrow) if not isinstance(y, np.float32) and getattr(y, "dtype", None) == np.float32 else y
-            for y in results
-        )
+        return tuple(y.astype(narrow) if getattr(y, "dtype", None) == np.float32 else y for y in results)
 
     return call
 

@@ -207,7 +207,12 @@ def one_hot_encoder(
 
 @kernel("DictVectorizer", domain=ML)
 def dict_vectorizer(
-    X: Mapping[Any, Any], *, int64_vocabulary: Ints = None, string_vocabulary: Strings = None, _wide: bool
+    X: Mapping[Any, Any],
+    *,
+    int64_vocabulary: Ints = None,
+    string_vocabulary: Strings = None,
+    _wide: bool,
+    _output_types: tuple[np.dtype[Any] | None, ...] = (None,),
 ) -> Array:
     """The value of each key of the vocabulary, 0 or "" where the map has it not; a vector, as specified"""
     values = np.array([*X.values()], object)
@@ -215,7 +220,7 @@ def dict_vectorizer(
     unknown = [key for key in X if key not in (keys or ())]
     if unknown:
         raise ValueError(f"the key {unknown[0]!r} is not in the vocabulary")
-    kind = _element_type(values, _wide)
+    kind = (None if _wide else _output_types[0]) or _element_type(values, _wide)
     absent = "" if kind.kind == "O" else 0
     return np.array([X.get(key, absent) for key in keys], kind)
 
