@@ -73,8 +73,6 @@ class Float64(Declared):
 
     def node(self, node: onnx.NodeProto, schema: onnx.defs.OpSchema | None) -> onnx.NodeProto:
         """Copy `node` so that its attributes of type, given or by default, say DOUBLE; without any, return it."""
-        if node.op_type == "BitCast" and not node.domain:
-            return node  # bits have the size that they have
         given = {attribute.name: attribute for attribute in node.attribute}
         types = given if schema is None else default_attributes(schema) | given
         narrow = [name for name in _TYPE_ATTRIBUTES if name in types and types[name].i in _NARROW_TYPES]

@@ -64,7 +64,7 @@ MOVES: tuple[tuple[str, tuple[np.ndarray, ...], dict[str, Any]], ...] = (
     ("GatherND", (np.array([[0, 1], [0, 1]]),), {}),
     ("Compress", (np.array([True, False, True, True]),), {"axis": 2}),
     ("Trilu", (), {}),
-    ("ReverseSequence", (np.array([4]),), {"time_axis": 2, "batch_axis": 0}),
+    ("ReverseSequence", (np.array([4]),), {"time_axis": 1, "batch_axis": 0}),
     ("CenterCropPad", (np.array([2, 2]),), {"axes": [1, 2]}),
     ("DepthToSpace", (), {"blocksize": 2}),
     ("SpaceToDepth", (), {"blocksize": 1}),
