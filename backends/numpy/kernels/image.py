@@ -8,7 +8,6 @@ import struct
 import numpy as np
 
 from refgrad.backends.numpy.registry import kernel
-from refgrad.errors import BackendError
 
 _MODES = {"RGB": "RGB", "BGR": "RGB", "Grayscale": "L"}
 
@@ -21,7 +20,7 @@ def image_decoder(encoded_stream: np.ndarray, *, pixel_format: str) -> np.ndarra
     try:
         from PIL import Image
     except ImportError as error:
-        raise BackendError("ImageDecoder needs Pillow. Install the package pillow.") from error
+        raise ValueError("Pillow reads the pictures and is not installed: pip install pillow") from error
     mode = _MODES[pixel_format]
     try:
         with Image.open(io.BytesIO(encoded_stream.tobytes())) as image:
