@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import warnings
 from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -129,8 +132,30 @@ def by_operator() -> dict[str, list[NodeCase]]:
     return dict(sorted(found.items()))
 
 
-def run_onnxruntime(model: bytes, feeds: dict[str, np.ndarray]) -> list[Any] | str:
-    """The results of ONNX Runtime, or what it says; for a process of its own, as it can end it."""
+ENDED = "it ended the process"
+
+
+class OnnxRuntime:
+    """ONNX Runtime in a process of its own, as it can end it."""
+
+    def __init__(self) -> None:
+        self._pool: ProcessPoolExecutor | None = None
+
+    def run(self, model: onnx.ModelProto, feeds: Mapping[str, Any]) -> list[Any] | str:
+        """The results, or what it says, or `ENDED`."""
+        if self._pool is None:
+            self._pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
+        try:
+            return self._pool.submit(_run_onnxruntime, model.SerializeToString(), dict(feeds)).result(60)
+        except BrokenProcessPool:
+            self._pool = None
+            return ENDED
+
+
+ONNXRUNTIME = OnnxRuntime()
+
+
+def _run_onnxruntime(model: bytes, feeds: dict[str, Any]) -> list[Any] | str:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
