@@ -318,7 +318,7 @@ def test_what_is_no_picture_is_empty(cut: int, pixel_format: str, channels: int)
 
 def test_pillow_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "PIL", None)
-    with pytest.raises(BackendError, match=r"ImageDecoder needs Pillow\. Install the package pillow"):
+    with pytest.raises(BackendError, match=r"ImageDecoder.* Pillow reads the pictures and is not installed"):
         NUMPY.prepare(decoder("RGB")).run({"x": np.zeros(1, np.uint8)})
 
 
