@@ -327,7 +327,7 @@ def test_small_types_go_there_and_back(name: str, zero: bool) -> None:
         (
             "y = DequantizeLinear<axis = 5>(x, s)",
             {"x": np.zeros((3, 4), np.uint8), "s": F32([1, 2, 3])},
-            "axis=5 is none of the 2 axes",
+            "axis 5 of a tensor of rank 2",
         ),
         (
             "y = QuantizeLinear<output_dtype = 3>(x, s, z)",

@@ -168,7 +168,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
         {"x": f(1), "z": np.ones(1)},
         "float32 cannot hold float64",
     ),
-    (split("<axis = 3>", "-"), {"x": X}, "axis 3 is not one of 3"),
+    (split("<axis = 3>", "-"), {"x": X}, "axis 3 of a tensor of rank 3"),
     (split("<axis = 2>"), {"x": X, "p": i(0)}, "split is 0, which is not positive"),
     (
         split("<axis = 2>", "[N]"),

@@ -137,16 +137,16 @@ def _attribute(name: str) -> str:
 def reuse(free: tuple[bool, ...], dtype: np.dtype[Any], *inputs: np.ndarray) -> np.ndarray | None:
     """Return the input whose memory an elementwise result of `dtype` may take: free, and as large as the result; or None."""
     for x, is_free in zip(inputs, free, strict=False):
-        if is_free and x.ndim and x.dtype == dtype and all(x is y or _fits(y.shape, x.shape) for y in inputs):
+        if is_free and x.ndim and x.dtype == dtype and all(x is y or broadcasts(y.shape, x.shape) for y in inputs):
             return x
     return None
 
 
-def _fits(shape: tuple[int, ...], into: tuple[int, ...]) -> bool:
-    """Whether an operand of `shape` is broadcast to `into`, and does not stretch it."""
-    if shape == into:
+def broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
+    """Whether an operand of `shape` is broadcast to the shape `to`, and does not stretch it."""
+    if shape == to:
         return True
-    return len(shape) <= len(into) and all(n in (1, m) for n, m in zip(shape[::-1], into[::-1], strict=False))
+    return len(shape) <= len(to) and all(n in (1, m) for n, m in zip(shape[::-1], to[::-1], strict=False))
 
 
 _kernels: dict[tuple[str, str], list[Kernel]] = {}

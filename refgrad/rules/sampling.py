@@ -13,8 +13,7 @@ def grid_sample(op: Emitter, d_Y: str, X: str, grid: str, **attributes: Any) -> 
     """dX = Σ weight·dY at the pixels that were read; dgrid = Σ dY·X·(the slope of the weight), 0 in mode "nearest"
 
     A point that the padding moved to the border has slope 0, one that it reflected has the slope turned round. With "cubic"
-    and "border" a point outside is interpolated among the pixels of the border, as in torch and ONNX Runtime 1.31;
-    onnx.reference moves it to the border.
+    and "border" a point outside is interpolated among the pixels of the border, as in torch and ONNX Runtime.
     """
     return op.grad.GridSampleGrad(d_Y, X, grid, **attributes)
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from refgrad.backends.numpy.kernels.arithmetic import select
 from refgrad.backends.numpy.kernels.erf import erf, erfc, single_gelu, single_gelu_slope
-from refgrad.backends.numpy.kernels.operands import check_axis
+from refgrad.backends.numpy.kernels.operands import check_axis, check_expands
 from refgrad.backends.numpy.registry import MICROSOFT, kernel, reuse
 
 _SQRT_HALF = math.sqrt(0.5)
@@ -91,9 +91,7 @@ def celu(X: np.ndarray, *, alpha: float) -> np.ndarray:
 @kernel("PRelu", since=7, in_float32=True, fresh=True)
 def prelu(X: np.ndarray, slope: np.ndarray) -> np.ndarray:
     """slope·x where x < 0, else x"""
-    pairs = zip(slope.shape[::-1], X.shape[::-1], strict=False)
-    if slope.ndim > X.ndim or any(n not in (1, size) for n, size in pairs):
-        raise ValueError(f"the slope's shape {list(slope.shape)} does not broadcast to that of X, {list(X.shape)}")
+    check_expands("slope", slope.shape, X.shape)
     return np.where(X < 0, slope * X, X)
 
 
@@ -182,7 +180,7 @@ def softplus(X: np.ndarray) -> np.ndarray:
 
 @kernel("Softsign", in_float32=True, fresh=True)
 def softsign(X: np.ndarray) -> np.ndarray:
-    """x/(1 + |x|); onnx.reference fails on a scalar"""
+    """x/(1 + |x|)"""
     return np.asarray(X / (1 + np.abs(X)))
 
 

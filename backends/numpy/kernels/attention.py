@@ -1,4 +1,4 @@
-"""Attention and its relatives, in any float type. onnx.reference has most of them in float32 alone."""
+"""Attention and its relatives, in any float type."""
 
 from __future__ import annotations
 
@@ -7,9 +7,16 @@ from onnx import helper
 
 from refgrad.backends.numpy.kernels.activation import softmax
 from refgrad.backends.numpy.kernels.control_flow import Outer
-from refgrad.backends.numpy.kernels.operands import check_axis, check_expands, check_indices, check_shape, widened
+from refgrad.backends.numpy.kernels.operands import (
+    check_axis,
+    check_expands,
+    check_indices,
+    check_shape,
+    wide_type,
+    widened,
+)
 from refgrad.backends.numpy.plan import Plan
-from refgrad.backends.numpy.registry import SIXTEEN_BIT, kernel
+from refgrad.backends.numpy.registry import kernel
 
 
 def by_heads(X: np.ndarray, heads: int) -> np.ndarray:
@@ -42,10 +49,7 @@ def attention(
     softcap: float,
     softmax_precision: int | None = None,
 ) -> tuple[np.ndarray, ...]:
-    """Softmax(scale·Q·Kᵀ + mask)·V, a row of zeros where the mask lets no key through.
-
-    (onnx.reference caps what it returns as the plain product.)
-    """
+    """Softmax(scale·Q·Kᵀ + mask)·V, a row of zeros where the mask lets no key through."""
     declared, packed = (Q.dtype, V.dtype), Q.ndim == 3
     Q, K, V = widened(Q), widened(K), widened(V)
     kind = Q.dtype
@@ -169,7 +173,7 @@ def linear_attention(
     update_rule: str,
 ) -> tuple[np.ndarray, np.ndarray]:
     """S ← e^g·S + k·uᵀ with u = v, or u = β·(v − (e^g·S)ᵀk) for the delta rules; o = scale·Sᵀq, one token after another"""
-    wide = np.promote_types(query.dtype, np.float32) if query.dtype not in SIXTEEN_BIT else np.dtype(np.float32)
+    wide = wide_type(query.dtype)
     batch, length, _ = query.shape
     q, k, v = (
         by_heads(x, heads).astype(wide)

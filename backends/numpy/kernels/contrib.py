@@ -7,15 +7,31 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import onnx
 
-from refgrad.backends.numpy.kernels.activation import gelu, sigmoid, softmax, softmax_grad_1, softplus, softsign
+from refgrad.backends.numpy.kernels.activation import (
+    elu,
+    gelu,
+    hard_sigmoid,
+    hard_swish,
+    leaky_relu,
+    quick_gelu,
+    relu,
+    sigmoid,
+    softmax,
+    softmax_1,
+    softmax_grad_1,
+    softplus,
+    softsign,
+    tanh,
+    thresholded_relu,
+)
 from refgrad.backends.numpy.kernels.attention import by_heads
 from refgrad.backends.numpy.kernels.convolution import conv
 from refgrad.backends.numpy.kernels.linear import gemm
 from refgrad.backends.numpy.kernels.normalization import (
     dropout,
     dropout_grad,
+    float_or_double,
     layer_normalization,
     packed_mask,
     simplified_layer_normalization,
@@ -35,10 +51,7 @@ def gemm_fast_gelu(X: Array, W: Array, bias: Array | None = None) -> Array:
 @kernel("BiasSoftmax", domain=MICROSOFT, in_float32=True, fresh=True)
 def bias_softmax(data: Array, bias: Array, *, axis: int = 1, is_inner_broadcast: int) -> Array:
     """Softmax of data + bias over all axes from `axis` on, as one"""
-    x = data + bias
-    axis %= x.ndim
-    rows = x.reshape(math.prod(x.shape[:axis]), math.prod(x.shape[axis:]))
-    return softmax(rows, axis=1).reshape(x.shape)
+    return softmax_1(data + bias, axis=axis)
 
 
 @kernel("BiasDropout", domain=MICROSOFT, fresh=True)
@@ -105,9 +118,9 @@ def _activated(x: Array, name: str | None, given: Numbers) -> Array:
         case "":
             return x
         case "Relu":
-            return np.asarray(np.maximum(x, 0))
+            return relu(x)
         case "Tanh":
-            return np.asarray(np.tanh(x))
+            return tanh(x)
         case "Sigmoid":
             return sigmoid(x)
         case "Softplus":
@@ -117,17 +130,17 @@ def _activated(x: Array, name: str | None, given: Numbers) -> Array:
         case "Gelu":
             return gelu(x, approximate="none")
         case "QuickGelu":
-            return np.asarray(x * sigmoid(parameter(0, 1.702) * x))
+            return quick_gelu(x, alpha=parameter(0, 1.702))
         case "LeakyRelu":
-            return np.where(x < 0, parameter(0, 0.01) * x, x)
+            return leaky_relu(x, alpha=parameter(0, 0.01))
         case "ThresholdedRelu":
-            return np.where(x > parameter(0, 1.0), x, 0)
+            return thresholded_relu(x, alpha=parameter(0, 1.0))
         case "Elu":
-            return np.where(x < 0, parameter(0, 1.0) * np.expm1(np.minimum(x, 0)), x)
+            return elu(x, alpha=parameter(0, 1.0))
         case "HardSigmoid":
-            return np.clip(parameter(0, 0.2) * x + parameter(1, 0.5), 0, 1)
+            return hard_sigmoid(x, alpha=parameter(0, 0.2), beta=parameter(1, 0.5))
         case "HardSwish":
-            return np.asarray(x * np.clip(x / 6 + 0.5, 0, 1))
+            return hard_swish(x)
         case "Clip":
             return np.asarray(np.clip(x, parameter(0, -math.inf), parameter(1, math.inf)))
     raise ValueError(f"activation {name!r} is not supported")
@@ -189,7 +202,7 @@ def skip_layer_normalization(
     check_shape("gamma", gamma.shape, input.shape[-1:])
     kind, total = input.dtype, _sum(input, skip, bias)
     check_shape("input + skip + bias", total.shape, input.shape)
-    y, mean, r = layer_normalization(total, gamma, beta, axis=-1, epsilon=epsilon, stash_type=_stash(total))
+    y, mean, r = layer_normalization(total, gamma, beta, axis=-1, epsilon=epsilon, stash_type=float_or_double(total))
     return y.astype(kind, copy=False), mean, r, total.astype(kind, copy=False)
 
 
@@ -201,17 +214,12 @@ def skip_simplified_layer_normalization(
     check_shape("gamma", gamma.shape, input.shape[-1:])
     kind, total = input.dtype, _sum(input, skip, bias)
     check_shape("input + skip + bias", total.shape, input.shape)
-    y, r = simplified_layer_normalization(total, gamma, axis=-1, epsilon=epsilon, stash_type=_stash(total))
+    y, r = simplified_layer_normalization(total, gamma, axis=-1, epsilon=epsilon)
     return y.astype(kind, copy=False), None, r, total.astype(kind, copy=False)
 
 
 def _sum(x: Array, *others: Array | None) -> Array:
     return sum((widened(y) for y in others if y is not None), widened(x))
-
-
-def _stash(x: Array) -> int:
-    """The element type of the statistics: float, or double for a double."""
-    return int(onnx.TensorProto.DOUBLE if x.dtype == np.float64 else onnx.TensorProto.FLOAT)
 
 
 @kernel("GroupNorm", domain=MICROSOFT, in_float32=True, fresh=True)
@@ -280,7 +288,7 @@ def embed_layer_normalization(
     segments = None if segment_ids is None or segment_embedding is None else segment_embedding[segment_ids]
     kind, total = word_embedding.dtype, _sum(word_embedding[input_ids], position_embedding[positions], segments)
     counted = np.zeros(len(input_ids), np.int32) if mask is None else (mask == 1).sum(1).astype(np.int32)
-    y = layer_normalization(total, gamma, beta, axis=-1, epsilon=epsilon, stash_type=_stash(total))[0]
+    y = layer_normalization(total, gamma, beta, axis=-1, epsilon=epsilon, stash_type=float_or_double(total))[0]
     return y.astype(kind, copy=False), counted, total.astype(kind, copy=False)
 
 

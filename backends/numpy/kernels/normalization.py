@@ -6,10 +6,10 @@ x̂ = (x − mean)·r is the normalized input, r = 1/√(var + ε), n the number
 from __future__ import annotations
 
 import numpy as np
-from onnx import helper
+from onnx import TensorProto, helper
 
 from refgrad.backends.numpy.kernels.arithmetic import sum_to
-from refgrad.backends.numpy.kernels.operands import check_axis, check_expands, check_shape, widened
+from refgrad.backends.numpy.kernels.operands import check_axis, check_expands, check_shape, wide_type, widened
 from refgrad.backends.numpy.registry import MICROSOFT, SIXTEEN_BIT, kernel, reuse
 
 
@@ -97,14 +97,14 @@ def batch_norm_internal(
     training_mode: int = 1,
 ) -> tuple[np.ndarray, ...]:
     """BatchNormalization in training, and the batch's mean and r; else by the given mean and variance."""
+    if not training_mode:
+        return batch_normalization(
+            X, scale, B, mean, var, epsilon=epsilon, momentum=momentum, _opset=14, _wanted=(True,)
+        )
     kinds = X.dtype, *[mean.dtype] * 4
     X, scale, B, mean, var = map(widened, (X, scale, B, mean, var))
-    if training_mode:
-        results = _train(X, scale, B, mean, var, epsilon, momentum)
-    else:
-        factor = scale / np.sqrt(var + epsilon)
-        results = (X * _per_channel(factor, X.ndim) + _per_channel(B - mean * factor, X.ndim),)
-    return tuple(v.astype(kind, copy=False) for v, kind in zip(results, kinds, strict=False))
+    results = _train(X, scale, B, mean, var, epsilon, momentum)
+    return tuple(v.astype(kind, copy=False) for v, kind in zip(results, kinds, strict=True))
 
 
 def _train(
@@ -190,7 +190,7 @@ def simplified_layer_normalization(
     X: np.ndarray, scale: np.ndarray, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int | None = None
 ) -> tuple[np.ndarray, ...]:
     """x·r·scale with r = 1/√(mean x² + ε) over the axes from `axis` on, and r in `stash_type` (None: float or double)."""
-    x, axes, stash = _stashed(X, axis, stash_type or (11 if X.dtype == np.float64 else 1))
+    x, axes, stash = _stashed(X, axis, stash_type or float_or_double(X))
     check_expands("scale", scale.shape, X.shape)
     r = 1 / np.sqrt(np.square(x).mean(axes, keepdims=True) + epsilon)
     Y = x * r
@@ -309,10 +309,15 @@ def simplified_layer_normalization_grad(
     return dX.astype(X.dtype, copy=False), d_scale.astype(scale.dtype, copy=False)
 
 
+def float_or_double(X: np.ndarray) -> int:
+    """The element type of statistics where none is given: float, or double for a double."""
+    return int(TensorProto.DOUBLE if X.dtype == np.float64 else TensorProto.FLOAT)
+
+
 def _stashed(X: np.ndarray, axis: int, stash_type: int) -> tuple[np.ndarray, tuple[int, ...], np.dtype]:
     """X in the type to compute in, never narrower than float32 nor than X, the axes, and the type of the statistics."""
     stash = helper.tensor_dtype_to_np_dtype(stash_type)
-    own = np.dtype(np.float32) if X.dtype in SIXTEEN_BIT else X.dtype
+    own = wide_type(X.dtype)
     wide = own if stash in SIXTEEN_BIT else np.promote_types(own, stash)
     return X.astype(wide, copy=False), tuple(range(check_axis(axis, X.ndim), X.ndim)), stash
 
@@ -333,11 +338,18 @@ def lrn(X: np.ndarray, *, alpha: float, beta: float, bias: float, size: int) -> 
 
 @kernel("LpNormalization", in_float32=True, fresh=True)
 def lp_normalization(X: np.ndarray, *, axis: int, p: int) -> np.ndarray:
-    """x/‖x‖_p along `axis`, and 0 where the norm is 0. (onnx.reference sums x itself for p = 1.)"""
+    """x/‖x‖_p along `axis`, and 0 where the norm is 0."""
     if p not in (1, 2):
         raise ValueError(f"p={p} is neither 1 nor 2")
     norm = np.sum(np.abs(X) ** p, axis=axis, keepdims=True) ** X.dtype.type(1 / p)
     return np.asarray(X / np.where(norm == 0, 1, norm))
+
+
+def _dropped(ratio: np.ndarray | None, training_mode: np.ndarray | None) -> float:
+    """The share of the elements that is dropped: none without training."""
+    if training_mode is None or not training_mode.item():
+        return 0.0
+    return 0.5 if ratio is None else float(ratio.item())
 
 
 @kernel("Dropout", since=12)
@@ -345,8 +357,8 @@ def dropout(
     X: np.ndarray, ratio: np.ndarray | None = None, training_mode: np.ndarray | None = None, *, seed: int | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """x·mask/(1 − ratio) in training, else x. The mask depends on `seed` alone; a node without one has the seed 0."""
-    p = 0.5 if ratio is None else ratio.item()
-    if training_mode is None or not training_mode.item() or p == 0:
+    p = _dropped(ratio, training_mode)
+    if not p:
         return X, np.ones(X.shape, bool)
     mask = np.random.RandomState(seed or 0).uniform(0, 1, X.shape) >= p
     return (widened(X) * mask * (1 / (1 - p))).astype(X.dtype, copy=False), mask
@@ -375,8 +387,8 @@ def dropout_grad(
     seed: int | None = None,
 ) -> np.ndarray:
     """dX = dY/(1 − ratio) where the mask is true, else 0; without training, as by default, dX = dY"""
-    p = 0.5 if ratio is None else float(ratio.item())
-    if training_mode is None or not training_mode.item() or p == 0:
+    p = _dropped(ratio, training_mode)
+    if not p:
         return dY
     return np.where(mask, (widened(dY) * (1 / (1 - p))).astype(dY.dtype, copy=False), dY.dtype.type(0))
 

@@ -6,11 +6,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from refgrad.backends.numpy.registry import SIXTEEN_BIT
+from refgrad.backends.numpy.registry import SIXTEEN_BIT, broadcasts
+
+
+def wide_type(dtype: np.dtype) -> np.dtype:
+    """The type to compute in: float32 for a 16-bit float, else `dtype` itself."""
+    return np.dtype(np.float32) if dtype in SIXTEEN_BIT else dtype
 
 
 def widened(x: np.ndarray) -> np.ndarray:
-    """`x` in the type to compute in: float32 for a 16-bit float, else its own."""
+    """`x` in the type to compute in."""
     return x.astype(np.float32) if x.dtype in SIXTEEN_BIT else x
 
 
@@ -53,5 +58,5 @@ def check_shape(what: str, given: tuple[int, ...], needed: tuple[int, ...]) -> N
 
 def check_expands(what: str, given: tuple[int, ...], to: tuple[int, ...]) -> None:
     """Raise ValueError where an input cannot be broadcast to a shape as it is."""
-    if len(given) > len(to) or any(n not in (1, m) for n, m in zip(given[::-1], to[::-1], strict=False)):
+    if not broadcasts(given, to):
         raise ValueError(f"{what} has the shape {list(given)}, which does not broadcast to {list(to)}")

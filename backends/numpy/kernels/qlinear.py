@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from refgrad.backends.numpy.kernels.activation import sigmoid, softmax
+from refgrad.backends.numpy.kernels.activation import leaky_relu, sigmoid, softmax, softmax_1
 from refgrad.backends.numpy.kernels.pooling import average_pool, max_pool
-from refgrad.backends.numpy.kernels.quantization import saturated
+from refgrad.backends.numpy.kernels.quantization import centred, saturated
 from refgrad.backends.numpy.registry import MICROSOFT, kernel
 
 Array = np.ndarray
@@ -22,8 +22,7 @@ Maybe = np.ndarray | None
 
 
 def _read(q: Array, scale: Array, zero_point: Maybe) -> Array:
-    zero = 0.0 if zero_point is None else zero_point.astype(np.float64)
-    return np.asarray((q.astype(np.float64) - zero) * scale.astype(np.float64))
+    return np.asarray(centred(q, zero_point) * scale.astype(np.float64))
 
 
 def _written(y: Array, scale: Array, zero_point: Maybe, like: Array, together: bool = False) -> Array:
@@ -55,18 +54,14 @@ def qlinear_sigmoid(X: Array, x: Array, x_zero: Maybe, y: Array, y_zero: Maybe =
 def qlinear_leaky_relu(
     X: Array, x: Array, x_zero: Maybe, y: Array, y_zero: Maybe = None, *, alpha: float = 0.01
 ) -> Array:
-    real = _read(X, x, x_zero)
-    return _written(np.where(real >= 0, real, alpha * real), y, y_zero, X)
+    return _written(leaky_relu(_read(X, x, x_zero), alpha=alpha), y, y_zero, X)
 
 
 @kernel("QLinearSoftmax", domain=MICROSOFT, fresh=True)
 def qlinear_softmax(X: Array, x: Array, x_zero: Maybe, y: Array, y_zero: Maybe, *, axis: int = -1, opset: int) -> Array:
     """Along `axis`, or before opset 13 over all axes from there on as one"""
-    real = _read(X, x, x_zero)
-    if opset >= 13:
-        return _written(softmax(real, axis=axis), y, y_zero, X)
-    first = int(np.prod(X.shape[: axis % X.ndim]))
-    return _written(softmax(real.reshape(first, -1), axis=1).reshape(X.shape), y, y_zero, X)
+    function = softmax if opset >= 13 else softmax_1
+    return _written(function(_read(X, x, x_zero), axis=axis), y, y_zero, X)
 
 
 @kernel("QLinearWhere", domain=MICROSOFT, fresh=True)
@@ -172,7 +167,7 @@ def qgemm(
     transB: int = 0,
 ) -> Array:
     """alpha·a·b·((A − zero)·(B − zero) + C); float without y. The scale and zero point of B may be one per column"""
-    left, right = A.astype(np.float64) - a_zero, (B.T if transB else B).astype(np.float64) - b_zero
+    left, right = centred(A, a_zero), centred(B.T if transB else B, b_zero)
     sums = (left.T if transA else left) @ right
     real = (sums if C is None else sums + C) * (alpha * a.astype(np.float64) * b.astype(np.float64))
     return real.astype(a.dtype) if y is None else _written(real, y, y_zero, A)

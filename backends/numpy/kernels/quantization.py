@@ -1,4 +1,4 @@
-"""Quantization. onnx.reference computes some of it in float32 only, overflows int32, and knows images alone."""
+"""Quantization, and the products and convolutions of whole numbers, which doubles hold exactly."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from onnx import helper
 
 from refgrad.backends.numpy.kernels.arithmetic import narrowed
 from refgrad.backends.numpy.kernels.convolution import conv
-from refgrad.backends.numpy.registry import MICROSOFT, SIXTEEN_BIT, kernel
+from refgrad.backends.numpy.kernels.operands import check_axis, widened
+from refgrad.backends.numpy.registry import MICROSOFT, kernel
 
 Array = np.ndarray | None
 _FLOATS = (np.float16, ml_dtypes.bfloat16, np.float32, np.float64)
@@ -119,8 +120,8 @@ def qlinear_matmul(
     y_zero_point: np.ndarray,
 ) -> np.ndarray:
     """The products of MatMulInteger, times a_scale·b_scale/y_scale, rounded, + zero point"""
-    products = _whole(a, _rows(a_zero_point)) @ _whole(b, b_zero_point)
-    scale = _rows(_scale(a_scale)) * _scale(b_scale) / _scale(y_scale)
+    products = centred(a, _rows(a_zero_point)) @ centred(b, b_zero_point)
+    scale = _rows(widened(a_scale)) * widened(b_scale) / widened(y_scale)
     return saturated((products * scale).reshape(products.shape), y_zero_point, y_zero_point.dtype)
 
 
@@ -128,7 +129,7 @@ def qlinear_matmul(
 def matmul_integer(A: np.ndarray, B: np.ndarray, a_zero_point: Array = None, b_zero_point: Array = None) -> np.ndarray:
     """(A − a_zero_point)·(B − b_zero_point) with 32 bits: doubles hold the sums exactly, the last bits are kept."""
     a_zero_point = None if a_zero_point is None else _rows(a_zero_point)
-    return np.asarray((_whole(A, a_zero_point) @ _whole(B, b_zero_point)).astype(np.int64).astype(np.int32))
+    return np.asarray((centred(A, a_zero_point) @ centred(B, b_zero_point)).astype(np.int64).astype(np.int32))
 
 
 @kernel("ConvInteger", fresh=True)
@@ -162,17 +163,13 @@ def _conv_integer(
 ) -> np.ndarray:
     """Whole numbers in double. A zero point of the kernel may be one per output channel."""
     zero_points = [None if z is None else _laid(z, q.shape, 0) for q, z in ((x, x_zero_point), (w, w_zero_point))]
-    return conv(_whole(x, zero_points[0]), _whole(w, zero_points[1]), None if B is None else _whole(B, None), **window)
+    return conv(centred(x, zero_points[0]), centred(w, zero_points[1]), None if B is None else centred(B), **window)
 
 
-def _whole(x: np.ndarray, zero_point: Array) -> np.ndarray:
+def centred(x: np.ndarray, zero_point: Array = None) -> np.ndarray:
+    """X − zero point in double"""
     wide = x.astype(np.float64)
     return wide if zero_point is None else wide - zero_point.astype(np.float64)
-
-
-def _scale(parameter: np.ndarray) -> np.ndarray:
-    """A scale of 16 bits is computed with in float32."""
-    return parameter.astype(np.float32) if parameter.dtype in SIXTEEN_BIT else parameter
 
 
 def _rows(parameter: np.ndarray) -> np.ndarray:
@@ -181,7 +178,7 @@ def _rows(parameter: np.ndarray) -> np.ndarray:
 
 
 def saturated(ratio: np.ndarray, zero_point: Any, target: np.dtype) -> np.ndarray:
-    """round(ratio) + zero point, held within the range of an integer type; NaN is the least number, as in onnx.reference."""
+    """round(ratio) + zero point, held within the range of an integer type; NaN is the least number."""
     wide = ratio.astype(np.float64)
     if target not in _INTEGERS:
         return narrowed(wide + np.asarray(zero_point, np.float64), target)
@@ -195,13 +192,12 @@ def _laid(parameter: np.ndarray, shape: tuple[int, ...], axis: int, block_size: 
     """A scale or zero point so that it broadcasts against `shape`: one for all, one per index along `axis`, or per block."""
     if parameter.size == 1:
         return parameter.reshape(())
-    if not -len(shape) <= axis < len(shape):
-        raise ValueError(f"axis={axis} is none of the {len(shape)} axes of the input")
+    axis = check_axis(axis, len(shape))
     dims = [1] * len(shape)
     dims[axis] = shape[axis]
     expected: tuple[int, ...] = (shape[axis],)
     if block_size:
-        expected = (*shape[: axis % len(shape)], -(-shape[axis] // block_size), *shape[axis % len(shape) + 1 :])
+        expected = (*shape[:axis], -(-shape[axis] // block_size), *shape[axis + 1 :])
     if parameter.shape != expected:
         raise ValueError(f"a scale or zero point has shape {parameter.shape}, not () or {expected}")
     return parameter.take(np.arange(shape[axis]) // block_size, axis) if block_size else parameter.reshape(dims)

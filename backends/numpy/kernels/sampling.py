@@ -74,8 +74,7 @@ def _reflected(x: np.ndarray, low: float, high: float) -> np.ndarray:
 def grid_sample(X: np.ndarray, grid: np.ndarray, *, align_corners: int, mode: str, padding_mode: str) -> np.ndarray:
     """X at the points of `grid` (N, out..., rank), whose last axis is (x, y, ...) in −1..1 from border to border.
 
-    With "cubic" and "border" a point outside is interpolated among the pixels of the border, as in torch and ONNX Runtime
-    1.31; onnx.reference moves it to the border, where its result jumps.
+    With "cubic" and "border" a point outside is interpolated among the pixels of the border, as in torch and ONNX Runtime.
     """
     size = X.shape[2:]
     if grid.ndim != X.ndim or X.ndim < 3 or grid.shape[0] != X.shape[0] or grid.shape[-1] != len(size):

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import onnx
 
+from refgrad.backends.numpy.kernels.operands import check_axis
+from refgrad.backends.numpy.memory import Rounds
 from refgrad.backends.numpy.plan import Plan
 from refgrad.backends.numpy.registry import kernel
 
@@ -77,8 +79,7 @@ def split_to_sequence(
     input: np.ndarray, split: np.ndarray | None = None, *, axis: int, keepdims: int
 ) -> tuple[Sequence]:
     """Pieces along `axis`: of the sizes in `split`, of one size but the last, or of size 1, which alone heeds `keepdims`."""
-    if not -input.ndim <= axis < input.ndim:
-        raise ValueError(f"axis {axis} is not one of {input.ndim}")
+    axis = check_axis(axis, input.ndim)
     size = input.shape[axis]
     if split is None and not keepdims:
         return (
@@ -96,7 +97,7 @@ def split_to_sequence(
         if min(sizes, default=0) < 0 or sum(sizes) != size:
             raise ValueError(f"split {sizes} does not divide axis {axis}, which has {size} elements")
         bounds = [0, *accumulate(sizes)]
-    before = (slice(None),) * (axis % input.ndim)
+    before = (slice(None),) * axis
     return ([input[(*before, slice(*ends))] for ends in pairwise(bounds)],)
 
 
@@ -119,7 +120,11 @@ def sequence_map(
     columns = [x if isinstance(x, list) else [x] * len(input_sequence) for x in inputs]
     if len(body.inputs) != len(inputs):
         raise ValueError(f"the body takes {len(body.inputs)} inputs and is given {len(inputs)}")
-    rows = [body(*row, outer=_outer) for row in zip(*columns, strict=True)]
+    rows = []
+    with Rounds() as rounds:
+        for row in zip(*columns, strict=True):
+            rows.append(body(*row, outer=_outer))
+            rounds.turn((), rows[-1])
     return tuple([row[place] for row in rows] for place in range(len(body.outputs)))
 
 

@@ -203,7 +203,7 @@ def pad_1(data: np.ndarray, *, paddings: list[int], mode: str, value: float) -> 
 @kernel("CenterCropPad", fresh=True)
 def center_crop_pad(data: np.ndarray, shape: np.ndarray, *, axes: Ints = None) -> np.ndarray:
     """The middle of the data, zeros around it; of an odd number one more is cut, or added, behind."""
-    over = range(data.ndim) if axes is None else [axis % data.ndim for axis in axes]
+    over = range(data.ndim) if axes is None else check_axes(axes, data.ndim)
     dims, source, target = list(data.shape), [slice(None)] * data.ndim, [slice(None)] * data.ndim
     for axis, wanted in zip(over, shape.tolist(), strict=True):
         n = data.shape[axis]
