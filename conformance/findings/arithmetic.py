@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from refgrad.conformance.findings.finding import ORT, REFERENCE, Finding, about, f32, model
+from refgrad.conformance.findings.finding import ORT, REFERENCE, Finding, about, f32, gradient, model
 
 F32 = np.float32
 OLD: tuple[tuple[str, type, list[list[int]], list[int], list[list[int]], type], ...] = (
@@ -20,6 +20,8 @@ OLD: tuple[tuple[str, type, list[list[int]], list[int], list[list[int]], type], 
     ("Greater", F32, [[1, 2], [2, 3]], [1, 2], [[0, 1], [0, 1]], bool),
     ("Less", F32, [[0, 1], [1, 2]], [1, 2], [[1, 0], [1, 0]], bool),
 )
+
+_EMPTY = np.zeros((0, 3), F32)
 
 FINDINGS: tuple[Finding, ...] = (
     *(
@@ -79,5 +81,19 @@ FINDINGS: tuple[Finding, ...] = (
         {"c": np.array([True, False]), "x": f32([-0.0, 5]), "y": f32([5, -0.0])},
         {"r": f32([-np.inf, -np.inf])},
         proof="Where returns elements of x and y; the reciprocal of −0 is −∞ (IEEE 754, 7.3)",
+    ),
+    gradient(
+        "fails on empty operands",
+        "Y = Div (A, B)",
+        "A_grad, B_grad = com.microsoft.DivGrad (Y_grad, A, B)",
+        {"A": _EMPTY, "B": np.ones((1, 3), F32), "Y_grad": _EMPTY},
+        {"A_grad": _EMPTY, "B_grad": np.zeros((1, 3), F32)},
+    ),
+    gradient(
+        "gives an empty operand a gradient of one element",
+        "Y = Div (A, B)",
+        "A_grad, B_grad = com.microsoft.DivGrad (Y_grad, A, B)",
+        {"A": f32([]), "B": np.array(2, F32), "Y_grad": f32([])},
+        {"A_grad": f32([]), "B_grad": np.array(0, F32)},
     ),
 )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
-from refgrad.conformance.findings.finding import ORT, REFERENCE, Finding, about, f32
+from refgrad.conformance.findings.finding import ORT, REFERENCE, Finding, about, f32, model
 
 F32 = np.float32
 
@@ -40,5 +42,47 @@ FINDINGS: tuple[Finding, ...] = (
         {"Y": f32([3]).reshape(1, 1, 1, 1), "qk": f32([1, -np.inf]).reshape(1, 1, 1, 2)},
         "the function body adds −∞ where the mask is false",
         23,
+    ),
+    about(
+        REFERENCE,
+        "makes NaN of a scale below 0",
+        "Y = ai.onnx.preview.FlexAttention <scale = -1.0> (Q, K, V)",
+        {"Q": np.array([[[[1]]]], F32), "K": np.array([[[[0], [np.log(3)]]]], F32), "V": np.array([[[[0], [1]]]], F32)},
+        {"Y": np.array([[[[0.25]]]], F32)},
+        "Scores = (Q @ K^T) * scale: the softmax of (0, −log 3) is (3/4, 1/4)",
+        1,
+    ),
+    about(
+        REFERENCE,
+        "rounds the scale of doubles to float32",
+        "Y = ai.onnx.preview.FlexAttention (Q, K, V)",
+        {
+            "Q": np.array([[[[1, 0]]]], np.float64),
+            "K": np.array([[[[0, 0], [np.sqrt(2) * np.log(3), 0]]]], np.float64),
+            "V": np.array([[[[0], [1]]]], np.float64),
+        },
+        {"Y": np.array([[[[0.75]]]], np.float64)},
+        "the scale is 1/√2: the softmax of (0, log 3) is (1/4, 3/4)",
+        1,
+        tolerance=1e-12,
+    ),
+    Finding(
+        ORT,
+        "Attention",
+        "is off by 1e-8 in double",
+        model("""
+            <ir_version: 11, opset_import: ["" : 23]>
+            attend (double[1, 1, 1, 2] q, double[1, 1, 2, 2] k, double[1, 1, 2, 1] v) => (double[1, 1, 1, 1] y) {
+                y = Attention(q, k, v)
+            }
+        """),
+        {
+            "q": np.array([[[[1.0, 0.0]]]]),
+            "k": np.array([[[[1.0, 0.0], [0.0, 0.0]]]]),
+            "v": np.array([[[[1.0], [0.0]]]]),
+        },
+        {"y": np.array([[[[1 / (1 + math.exp(-1 / math.sqrt(2)))]]]])},
+        proof="the scores are 1/√2 and 0, of which the softmax of the first is 1/(1 + e^(−1/√2))",
+        tolerance=1e-12,
     ),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from refgrad.conformance.findings.finding import ORT, REFERENCE, Finding, about, f32
+from refgrad.conformance.findings.finding import ORT, REFERENCE, Finding, about, f32, gradient
 
 F32 = np.float32
 
@@ -68,5 +68,24 @@ FINDINGS: tuple[Finding, ...] = (
         {"X": np.zeros((0, 1, 2), F32), "W": f32([[[1]]])},
         {"Y": np.zeros((0, 1, 2), F32)},
         "the result has as many images as X",
+    ),
+    gradient(
+        "takes auto_pad SAME for no pads",
+        'Y = Conv <auto_pad = "SAME_UPPER"> (X, W)',
+        'X_grad, W_grad = com.microsoft.ConvGrad <auto_pad = "SAME_UPPER"> (Y_grad, X, W)',
+        {
+            "X": f32([1, 2, 3]).reshape(1, 1, 3),
+            "W": f32([1, 10, 100]).reshape(1, 1, 3),
+            "Y_grad": np.ones((1, 1, 3), F32),
+        },
+        {"X_grad": f32([11, 111, 110]).reshape(1, 1, 3), "W_grad": f32([3, 6, 5]).reshape(1, 1, 3)},
+    ),
+    gradient(
+        "ends the process on an empty batch",
+        "Y = Conv (X, W)",
+        "X_grad, W_grad = com.microsoft.ConvGrad (Y_grad, X, W)",
+        {"X": np.zeros((0, 1, 3), F32), "W": np.ones((1, 1, 3), F32), "Y_grad": np.zeros((0, 1, 1), F32)},
+        {"X_grad": np.zeros((0, 1, 3), F32), "W_grad": np.zeros((1, 1, 3), F32)},
+        crashes=True,
     ),
 )

@@ -60,6 +60,16 @@ def f32(values: Any) -> np.ndarray:
     return np.asarray(values, np.float32)
 
 
+def double(arrays: Arrays) -> dict[str, np.ndarray]:
+    """`arrays` in double."""
+    return {name: array.astype(np.float64) for name, array in arrays.items()}
+
+
+def half(arrays: Arrays) -> dict[str, np.ndarray]:
+    """`arrays` with those of float32 in float16."""
+    return {name: a.astype(np.float16) if a.dtype == np.float32 else a for name, a in arrays.items()}
+
+
 def about(
     system: str, fault: str, node: str, feeds: Arrays, expected: Arrays, proof: str, opset: int = 21, **options: Any
 ) -> Finding:
@@ -78,6 +88,50 @@ def about(
     imports = [helper.make_opsetid(made.domain, opset)]
     model = helper.make_model(graph, opset_imports=imports, ir_version=10)
     return Finding(system, made.op_type, fault, model, feeds, expected, proof, **options)
+
+
+def _declared(arrays: Arrays) -> str:
+    """The types and names of `arrays`, in onnx's own language."""
+    types = {
+        name: helper.tensor_dtype_to_string(helper.np_dtype_to_tensor_dtype(a.dtype)) for name, a in arrays.items()
+    }
+    return ", ".join(
+        f"{types[name].removeprefix('TensorProto.').lower()}{list(a.shape) if a.ndim else ''} {name}"
+        for name, a in arrays.items()
+    )
+
+
+def training(
+    fault: str, nodes: str, feeds: Arrays, expected: Arrays, proof: str, opset: int = 17, crashes: bool = False
+) -> Finding:
+    """A finding about ONNX Runtime's training: `nodes`, in onnx's own language, make `expected`; the last one is wrong."""
+    text = f"""<ir_version: 8, opset_import: ["" : {opset}, "com.microsoft" : 1]>
+    training ({_declared(feeds)}) => ({_declared(expected)}) {{ {nodes} }}"""
+    made = model(text)
+    return Finding(TRAINING, made.graph.node[-1].op_type, fault, made, feeds, expected, proof, crashes=crashes)
+
+
+def gradient(
+    fault: str,
+    forward: str,
+    gradient: str,
+    feeds: Arrays,
+    expected: Arrays,
+    opset: int = 17,
+    crashes: bool = False,
+) -> Finding:
+    """A finding about a gradient operator of ONNX Runtime's training.
+
+    `forward` makes Y of the inputs; `gradient` reads Y_grad and, of what `forward` makes, what it wants. What ends the
+    process is alone in its model, and reads its inputs.
+    """
+    head = f'<ir_version: 8, opset_import: ["" : {opset}, "com.microsoft" : 1]>'
+    inputs = {name: array for name, array in feeds.items() if name != "Y_grad"}
+    first = model(f"{head} forward ({_declared(inputs)}) => ({_declared({'Y': feeds['Y_grad']})}) {{ {forward} }}")
+    nodes = gradient if crashes else f"{forward} {gradient}"
+    made = model(f"{head} gradient ({_declared(feeds)}) => ({_declared(expected)}) {{ {nodes} }}")
+    operator = made.graph.node[-1].op_type
+    return Finding(TRAINING, operator, fault, made, feeds, expected, forward=first, crashes=crashes)
 
 
 def _equal(got: Any, expected: Any, tolerance: float) -> bool:

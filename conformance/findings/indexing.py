@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from refgrad.conformance.findings.finding import ORT, REFERENCE, Finding, about, f32, model
+from refgrad.conformance.findings.finding import ORT, REFERENCE, Finding, about, f32, gradient, half, model
+
+_EMPTY = np.zeros((0, 3), np.float32)
+_SLICE = "(X, starts, ends, axes, steps)"
 
 FINDINGS: tuple[Finding, ...] = (
     about(
@@ -117,5 +120,34 @@ FINDINGS: tuple[Finding, ...] = (
         {"x": f32([np.nan, 1, 2, 3])},
         {"y": f32([1, 2, 3, np.nan])},
         proof="1, 2 and 3 are elements of the input, each once",
+    ),
+    gradient(
+        "fails on a negative step along the last axis",
+        f"Y = Slice {_SLICE}",
+        "size = Shape (X) X_grad = com.microsoft.SliceGrad (Y_grad, size, starts, ends, axes, steps)",
+        {
+            "X": f32([1, 2, 3]),
+            "starts": np.array([-1]),
+            "ends": np.array([-10]),
+            "axes": np.array([0]),
+            "steps": np.array([-1]),
+            "Y_grad": f32([1, 2, 3]),
+        },
+        {"X_grad": f32([3, 2, 1])},
+    ),
+    gradient(
+        "has no kernel for float16, which its schema allows",
+        "Y = Slice (X, starts, ends)",
+        "size = Shape (X) X_grad = com.microsoft.SliceGrad (Y_grad, size, starts, ends)",
+        half({"X": f32([1, 2, 3]), "starts": np.array([1]), "ends": np.array([3]), "Y_grad": f32([4, 5])}),
+        half({"X_grad": f32([0, 4, 5])}),
+    ),
+    gradient(
+        "ends the process on an empty batch",
+        "Y = GatherND <batch_dims = 1> (X, i)",
+        "size = Shape (X) X_grad = com.microsoft.GatherNDGrad <batch_dims = 1> (size, i, Y_grad)",
+        {"X": _EMPTY, "i": np.zeros((0, 1), np.int64), "Y_grad": f32([])},
+        {"X_grad": _EMPTY},
+        crashes=True,
     ),
 )

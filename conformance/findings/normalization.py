@@ -4,9 +4,26 @@ from __future__ import annotations
 
 import numpy as np
 
-from refgrad.conformance.findings.finding import ORT, REFERENCE, Finding, about, f32
+from refgrad.conformance.findings.finding import ORT, REFERENCE, Finding, about, double, f32, gradient
 
 F32 = np.float32
+
+_LAYER = {"X": f32([[0, 2]]), "S": f32([1, 1]), "B": f32([0, 0]), "Y_grad": f32([[1, 0]])}
+_LAYER_GRAD = {"X_grad": f32([[0.1875, -0.1875]]), "S_grad": f32([-0.5, 0]), "B_grad": f32([1, 0])}
+_LAYER_FORWARD = "Y, mean, r = LayerNormalization <axis = -1, epsilon = 3.0> (X, S, B)"
+_LAYER_BACKWARD = (
+    "X_grad, S_grad, B_grad = com.microsoft.LayerNormalizationGrad <axis = -1, epsilon = 3.0> (Y_grad, X, S, mean, r)"
+)
+_INVERTIBLE = (
+    "X_grad, S_grad, B_grad = com.microsoft.InvertibleLayerNormalizationGrad <axis = -1, epsilon = 3.0>"
+    " (Y_grad, Y, S, B, r)"
+)
+_SIMPLIFIED_FORWARD = "Y, r = SimplifiedLayerNormalization <axis = -1, epsilon = 5.0> (X, S)"
+_SIMPLIFIED = (
+    "X_grad, S_grad = com.microsoft.SimplifiedLayerNormalizationGrad <axis = -1, epsilon = 5.0> (Y_grad, X, S, r)"
+)
+_ONE = {"X": f32([[2]]), "S": f32([1]), "B": f32([0]), "Y_grad": f32([[1]])}
+_ONE_GRAD = {"X_grad": f32([[0]]), "S_grad": f32([0]), "B_grad": f32([1])}
 
 FINDINGS: tuple[Finding, ...] = (
     about(
@@ -195,5 +212,52 @@ FINDINGS: tuple[Finding, ...] = (
         },
         {"Y": np.array([[1], [-1]], np.float16), "m2": np.array([0], np.float16)},
         "(x − 0)/√(300² + 1e-5)",
+    ),
+    *(
+        gradient(
+            fault,
+            f"Y, mask = Dropout (X, ratio{mode})",
+            f"X_grad = com.microsoft.DropoutGrad (Y_grad, mask, ratio{mode})",
+            {"X": f32([1, 2]), "ratio": np.array(0.5, F32), **training, "Y_grad": f32([3, 4])},
+            {"X_grad": f32([3, 4])},
+        )
+        for fault, mode, training in (
+            ("scales in inference", ", training", {"training": np.array(False)}),
+            ("takes a training_mode that is left out for true", "", {}),
+        )
+    ),
+    gradient(
+        "fails where the mean is in double, which its schema allows",
+        "Y = LayerNormalization <axis = -1, epsilon = 3.0> (X, S, B)",
+        _LAYER_BACKWARD,
+        double(_LAYER | {"mean": f32([[1]]), "r": f32([[0.5]])}),
+        double(_LAYER_GRAD),
+    ),
+    gradient("fails on rows of one element", _LAYER_FORWARD, _LAYER_BACKWARD, _ONE, _ONE_GRAD),
+    gradient(
+        "reads beyond the end of a scale that is broadcast",
+        _LAYER_FORWARD,
+        _LAYER_BACKWARD,
+        _LAYER | {"S": f32([1]), "B": f32([0])},
+        _LAYER_GRAD | {"S_grad": f32([-0.5]), "B_grad": f32([1])},
+    ),
+    gradient("fails in double", _LAYER_FORWARD, _INVERTIBLE, double(_LAYER), double(_LAYER_GRAD)),
+    gradient("fails on rows of one element", _LAYER_FORWARD, _INVERTIBLE, _ONE, _ONE_GRAD),
+    *(
+        gradient(
+            fault,
+            _SIMPLIFIED_FORWARD,
+            _SIMPLIFIED,
+            change({name: _ONE[name] for name in ("X", "S", "Y_grad")}),
+            change({"X_grad": f32([[5 / 27]]), "S_grad": f32([2 / 3])}),
+        )
+        for fault, change in (("fails on rows of one element", dict), ("fails in double", double))
+    ),
+    gradient(
+        "reads beyond the end of a scale that is broadcast",
+        _SIMPLIFIED_FORWARD,
+        _SIMPLIFIED,
+        {"X": f32([[2, 2]]), "S": f32([1]), "Y_grad": f32([[1, 1]])},
+        {"X_grad": f32([[5 / 27, 5 / 27]]), "S_grad": f32([4 / 3])},
     ),
 )

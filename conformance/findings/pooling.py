@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from refgrad.conformance.findings.finding import ORT, REFERENCE, Finding, about, f32, model
+from refgrad.conformance.findings.finding import ORT, REFERENCE, Finding, about, f32, gradient, half, model
 
 F32 = np.float32
+
+_X3 = f32([1, 3, 2]).reshape(1, 1, 3)
 
 FINDINGS: tuple[Finding, ...] = (
     about(
@@ -141,5 +143,64 @@ FINDINGS: tuple[Finding, ...] = (
             proof="the maximum of a window is one of its elements, and all are −∞",
         )
         for op_type, attributes in (("MaxPool", "<kernel_shape = [2]>"), ("GlobalMaxPool", ""))
+    ),
+    gradient(
+        "takes auto_pad SAME for no pads",
+        'Y = AveragePool <auto_pad = "SAME_LOWER", kernel_shape = [2]> (X)',
+        'X_grad = AveragePoolGrad <auto_pad = "SAME_LOWER", kernel_shape = [2]> (Y_grad)',
+        {"X": _X3, "Y_grad": np.ones((1, 1, 3), F32)},
+        {"X_grad": f32([1.5, 1, 0.5]).reshape(1, 1, 3)},
+        19,
+    ),
+    gradient(
+        "does not read dilations",
+        "Y = AveragePool <dilations = [2], kernel_shape = [2]> (X)",
+        "X_grad = AveragePoolGrad <dilations = [2], kernel_shape = [2]> (Y_grad)",
+        {"X": _X3, "Y_grad": np.ones((1, 1, 1), F32)},
+        {"X_grad": f32([0.5, 0, 0.5]).reshape(1, 1, 3)},
+        19,
+    ),
+    gradient(
+        "counts what is beyond the pads, where ceil_mode lets a window reach, with count_include_pad",
+        "Y = AveragePool <ceil_mode = 1, count_include_pad = 1, kernel_shape = [2], strides = [2]> (X)",
+        "X_grad = AveragePoolGrad <ceil_mode = 1, count_include_pad = 1, kernel_shape = [2], strides = [2]> (Y_grad)",
+        {"X": _X3, "Y_grad": np.ones((1, 1, 2), F32)},
+        {"X_grad": f32([0.5, 0.5, 1]).reshape(1, 1, 3)},
+        19,
+    ),
+    gradient(
+        "is wrong for three spatial axes",
+        "Y = AveragePool <kernel_shape = [1, 2, 3]> (X)",
+        "X_grad = AveragePoolGrad <kernel_shape = [1, 2, 3]> (Y_grad)",
+        {"X": np.arange(24, dtype=F32).reshape(1, 1, 2, 3, 4), "Y_grad": np.ones((1, 1, 2, 2, 2), F32)},
+        {"X_grad": np.ones((1, 1, 2, 1, 1), F32) * f32([[1], [2], [1]]) * f32([1, 2, 2, 1]) / F32(6)},
+        19,
+    ),
+    gradient(
+        "ends the process in float16",
+        "Y = AveragePool <kernel_shape = [2]> (X)",
+        "X_grad = AveragePoolGrad <kernel_shape = [2]> (Y_grad)",
+        half({"X": _X3, "Y_grad": np.ones((1, 1, 2), F32)}),
+        half({"X_grad": f32([0.5, 1, 0.5]).reshape(1, 1, 3)}),
+        19,
+        crashes=True,
+    ),
+    gradient(
+        "takes the indices for row major with storage_order = 1",
+        "Y, I = MaxPool <kernel_shape = [1, 1], storage_order = 1> (X)",
+        "X_grad = MaxPoolGrad <kernel_shape = [1, 1], storage_order = 1> (Y_grad, I)",
+        {
+            "X": np.arange(6, dtype=F32).reshape(1, 1, 2, 3),
+            "Y_grad": np.arange(6, dtype=F32).reshape(1, 1, 2, 3),
+        },
+        {"X_grad": np.arange(6, dtype=F32).reshape(1, 1, 2, 3)},
+    ),
+    gradient(
+        "ends the process in float16",
+        "Y = MaxPool <kernel_shape = [2]> (X)",
+        "X_grad = MaxPoolGrad <kernel_shape = [2]> (Y_grad, I)",
+        half({"X": _X3, "I": np.array([[[1, 1]]]), "Y_grad": np.ones((1, 1, 2), F32)}),
+        half({"X_grad": f32([0, 2, 0]).reshape(1, 1, 3)}),
+        crashes=True,
     ),
 )

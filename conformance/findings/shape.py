@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from refgrad.conformance.findings.finding import ORT, REFERENCE, Finding, about, f32
+from refgrad.conformance.findings.finding import ORT, REFERENCE, Finding, about, f32, training
 
 F32 = np.float32
 
@@ -76,5 +76,12 @@ FINDINGS: tuple[Finding, ...] = (
         {"Y": np.array(["a", ""], object)},
         "the result has the type of the input; the empty string is what Pad adds by default",
         18,
+    ),
+    training(
+        "fails where an empty split does not divide the axis",
+        "Y, Z = com.microsoft.SplitTraining <axis = 0> (X, split)",
+        {"X": f32([1, 2, 3]), "split": np.zeros(0, np.int64)},
+        {"Y": f32([1, 2]), "Z": f32([3])},
+        "the schema infers equal lengths, the first ones longer by 1 until the rest is used up",
     ),
 )
