@@ -148,9 +148,11 @@ def _check_feed(feed: Any, value: Value, symbols: dict[str, tuple[int, str]], wi
                 f"Give a {container[0].__name__}."
             )
         return _widened(feed) if widen else feed
-    array = feed if isinstance(feed, np.ndarray) else _as_array(feed, value)
+    if isinstance(feed, np.ma.MaskedArray):
+        raise FeedError(f"The feed of input {value.name!r} is a masked array. Fill it: a tensor has no mask.")
+    array = feed if type(feed) is np.ndarray else _as_array(feed, value)
     if value.dtype == np.dtype(object) and array.dtype.kind in "UST":
-        array = array.astype(object)
+        array = (np.strings.decode(array) if array.dtype.kind == "S" else array).astype(object)
     if widen and value.dtype == np.float64 and array.dtype.type in _NARROWER_FLOATS:
         array = array.astype(np.float64)
     if value.dtype is not None and array.dtype != value.dtype:

@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnx.inliner
 from google.protobuf.message import DecodeError
 from onnx import (
     AttributeProto,
@@ -31,7 +30,7 @@ from onnx import (
 )
 
 from refgrad.errors import InvalidModelError
-from refgrad.functions import CONSTANT, OPERATORS, Type, adopt, call_functions, settle
+from refgrad.functions import CONSTANT, OPERATORS, Type, adopt, call_functions, inline_functions, settle
 from refgrad.protos import subgraphs, versions_of
 from refgrad.upgrade import spell_out_deprecated, upgrade
 
@@ -94,7 +93,7 @@ class Graph:
         skeleton = _skeleton(self.source, self.apart)
         spell_out_deprecated(skeleton)
         lowest = max(MIN_OPSET, adopt(skeleton))
-        self.model = settle(upgrade(_inline(_check(skeleton)), lowest))
+        self.model = settle(upgrade(_inlined(_check(skeleton)), lowest))
         self.refusals: dict[tuple[str, str], str] = {}  # operators whose function body does not cover a node: why not
         self.index()
 
@@ -325,19 +324,8 @@ def _check(model: ModelProto) -> ModelProto:
     return model
 
 
-def _inline(model: ModelProto) -> ModelProto:
-    """The model without its functions. The inliner passes over those of another opset, which the checker found compatible."""
-    if not model.functions:
-        return model
-    versions = {imported.domain: imported.version for imported in model.opset_import}
-    for function in model.functions:
-        for imported in function.opset_import:
-            imported.version = versions.get(imported.domain, imported.version)
-        for value in function.value_info:  # a dimension's name holds within one call
-            for dim in value.type.tensor_type.shape.dim:
-                if dim.dim_param:
-                    dim.Clear()
-    return onnx.inliner.inline_local_functions(model)
+def _inlined(model: ModelProto) -> ModelProto:
+    return inline_functions(model) if model.functions else model
 
 
 def _infer(model: ModelProto) -> GraphProto:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper, parser
 
 from refgrad.backends import get_backend
 from refgrad.backends.numpy import plan as plans
@@ -272,6 +272,43 @@ def test_subgraphs_are_held_to_the_limit():
     assert NUMPY.prepare(model, max_memory=5 * MIB).run(feeds)["y"].tolist() == [1, 1, 1]
     with pytest.raises(BackendError, match=r"node 'make_e' \(Expand\) needs 4 MiB"):
         NUMPY.prepare(model, max_memory=3 * MIB).run(feeds)
+
+
+KEPT = {
+    "Loop": """g (float[65536] x, int64 n) => (float[k, m] y) {
+        y = Loop (n) <body = b (int64 i, bool c) => (bool d, float[65536] r) { d = Identity(c) r = Neg(x) }>
+    }""",
+    "Scan": """g (float[65536] x, float[n] e) => (float[k, m] y) {
+        y = Scan<num_scan_inputs = 1, body = b (float i) => (float[65536] r) { r = Mul(x, i) }>(e)
+    }""",
+    "SequenceMap": """g (seq(float[m]) s) => (seq(float[m]) y) {
+        y = SequenceMap(s) <body = b (float[m] i) => (float[m] r) { r = Exp(i) }>
+    }""",
+}
+
+
+@pytest.mark.parametrize("op_type", KEPT)
+def test_what_a_loop_keeps_is_held_to_the_limit(op_type):
+    text = KEPT[op_type].replace("Loop (n)", 'Loop (n, "")')
+    model = parser.parse_model(f'<ir_version: 10, opset_import: ["" : 21]> {text}')
+    x = np.ones(65536, np.float32)  # a quarter of a MiB
+    feeds = {"Loop": {"x": x, "n": np.array(40)}, "Scan": {"x": x, "e": x[:40]}, "SequenceMap": {"s": [x] * 40}}[
+        op_type
+    ]
+    prepared = NUMPY.prepare(model, max_memory=3 * MIB)
+    with peak() as most, pytest.raises(BackendError, match="max_memory is 3 MiB"):
+        prepared.run(feeds)
+    assert most[0] < 3.1
+    assert len(NUMPY.prepare(model, max_memory=21 * MIB).run(feeds)["y"]) == 40
+
+
+def test_a_result_whose_rank_onnx_does_not_infer_is_held_to_the_limit():
+    unpool = node("MaxUnpool", "x i s", "y", kernel_shape=[1, 1])
+    model = graph(
+        [unpool], {"x": [1, 1, 1, 1]}, ["y"], {"i": np.zeros((1, 1, 1, 1), np.int64), "s": [1, 1, 2**16, 2**16]}
+    )
+    with pytest.raises(BackendError, match=r"\(MaxUnpool\) needs 16 GiB"):
+        NUMPY.prepare(model, max_memory=MIB).run({"x": np.ones((1, 1, 1, 1), np.float32)})
 
 
 def test_gradient_operators_are_held_to_the_limit():

@@ -7,9 +7,10 @@ import onnx
 import pytest
 from onnx import helper, parser
 
+from refgrad import gradient
 from refgrad.backends import get_backend
 from refgrad.backends.numpy import registry
-from refgrad.errors import BackendError, OptionError
+from refgrad.errors import BackendError, FeedError, InvalidModelError, OptionError
 
 NUMPY = get_backend("numpy")
 
@@ -206,6 +207,54 @@ def test_a_function_of_another_opset_runs():
     np.testing.assert_array_equal(get_backend("numpy").prepare(parser.parse_model(text)).run({"x": x})["y"], 2 * x)
 
 
+def test_a_function_of_an_opset_with_another_meaning_is_refused():
+    text = """<ir_version: 10, opset_import: ["": 21, "f": 1]>
+    g (float[1, 2, 2] x) => (float[1, 2, 2] y) { y = f.soft(x) }
+    <domain: "f", opset_import: ["": 11]> soft (x) => (y) { y = Softmax(x) }"""
+    with pytest.raises(
+        InvalidModelError, match=r"'soft' is written in opset 11 of 'ai.onnx', the model in 21.*Softmax"
+    ):
+        NUMPY.prepare(parser.parse_model(text))
+
+
+def test_a_function_imports_what_the_model_does_not():
+    text = """<ir_version: 10, opset_import: ["": 21, "f": 1]>
+    g (float[3] x) => (float[3] y) { y = f.over(x) }
+    <domain: "f", opset_import: ["": 21, "ai.onnx.ml": 3]> over (x) => (y) { y = ai.onnx.ml.Binarizer<threshold = 1.0>(x) }"""
+    assert NUMPY.prepare(parser.parse_model(text)).run({"x": np.float32([0, 1, 2])})["y"].tolist() == [0, 0, 1]
+
+
+DEFAULTS = {
+    "of a constant": "scale <by: float = 4.0> (a) => (b) { k = Constant<value_float: float = @by>() b = Mul(a, k) }",
+    "of an attribute with a default of its own": "scale <by: float = 4.0> (a) => (b) { b = Elu<alpha: float = @by>(a) }",
+    "of a call in a function": """outer <with: float = 4.0> (a) => (b) { b = local.scale<by: float = @with>(a) }
+        <domain: "local", opset_import: ["": 17]> scale <by: float = 5.0> (a) => (b) { b = Elu<alpha: float = @by>(a) }""",
+    "of a call in a subgraph": """outer (a) => (b) {
+            t = Constant<value = bool {1}>()
+            b = If (t) <then_branch = c () => (u) { u = local.scale(a) }, else_branch = d () => (v) { v = Neg(a) }>
+        }
+        <domain: "local", opset_import: ["": 17]> scale <by: float = 4.0> (a) => (b) { b = Elu<alpha: float = @by>(a) }""",
+}
+
+
+@pytest.mark.parametrize("where", DEFAULTS)
+def test_default_values_of_a_functions_attributes(where):
+    function = DEFAULTS[where]
+    called = function.split()[0]
+    text = f"g (float[1] x) => (float[1] y) {{ y = local.{called}(x) }}"
+    model = parse(f'{text} <domain: "local", opset_import: ["": 17, "local": 1]> {function}')
+    before = model.SerializeToString(deterministic=True)
+    x = np.float32([-1])
+    session = get_backend("ort-cpu").prepare(model)
+    expected = -4 if where == "of a constant" else 4 * np.expm1(-1)
+    for result in (session.run({"x": x}), NUMPY.prepare(model).run({"x": x})):
+        np.testing.assert_allclose(result["y"], [expected], rtol=1e-6)
+    if "subgraph" not in where:  # If has no derivative
+        slope = NUMPY.prepare(gradient(model, cotangent="ones")).run({"x": x})["x_grad"]
+        np.testing.assert_allclose(slope, [4 if where == "of a constant" else 4 * np.exp(-1)], rtol=1e-6)
+    assert model.SerializeToString(deterministic=True) == before
+
+
 def test_every_operator_of_onnx_has_a_kernel_at_every_version():
     missing = {
         f"{schema.domain}.{schema.name} of opset {schema.since_version}"
@@ -284,6 +333,55 @@ def test_results_in_sequences_are_the_callers_own():
     result = NUMPY.prepare(model).run({"x": feed})["y"]
     result[0][0] = 5
     assert feed[0] == 1
+
+
+@pytest.mark.parametrize("op", ["Identity(s)", "SequenceErase(s)", "SequenceInsert(s, x)", "SequenceConstruct(x, x)"])
+def test_results_in_sequences_are_not_the_feeds(op):
+    model = parse(
+        f"""g (seq(float[2]) s, float[2] x) => (seq(float[2]) y, float[2] z) {{
+            y = {op} i = Constant<value_int = 0>() z = SequenceAt(y, i)
+        }}"""
+    )
+    feeds = {"s": [ones(2), ones(2)], "x": ones(2)}
+    result = NUMPY.prepare(model).run(feeds)
+    for array in (*result["y"], result["z"]):
+        array[:] = 5
+    for array in (*feeds["s"], feeds["x"]):
+        np.testing.assert_array_equal(array, ones(2))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "g (float[2] x) => (float[2] y) { y = Neg(x) y = Exp(x) }",
+        "g (float[2] x) => (float[2] y) { x = Neg(x) y = Exp(x) }",
+        "g (float[2] x) => (float[2] y) <float[2] x = {1, 2}> { x = Neg(x) y = Exp(x) }",
+        "g (float[2] x) => (float[2] y) { z = Constant<value_float = 1.0>() z = Neg(x) y = Exp(z) }",
+    ],
+)
+def test_a_value_made_twice_is_refused(text):
+    with pytest.raises(BackendError, match="is produced twice"):
+        NUMPY.prepare(parse(text))
+
+
+def test_subclasses_of_arrays_are_fed_as_arrays():
+    model = parse(
+        "g (float[2, 2] x) => (float[4] y, float[2, 2] z) { s = Constant<value_ints = [-1]>() y = Reshape(x, s) z = Mul(x, x) }"
+    )
+    x = np.float32([[1, 2], [3, 4]])
+    result = NUMPY.prepare(model).run({"x": x.view(np.matrix)})
+    assert all(type(y) is np.ndarray for y in result.values())
+    np.testing.assert_array_equal(result["y"], [1, 2, 3, 4])
+    np.testing.assert_array_equal(result["z"], x * x)
+    with pytest.raises(FeedError, match="is a masked array"):
+        NUMPY.prepare(model).run({"x": np.ma.masked_array(x, x > 3)})
+
+
+def test_strings_fed_as_bytes_are_text():
+    model = parse("g (string[n] x) => (string[n] y) { y = Identity(x) }")
+    for prepared in (NUMPY.prepare(model), get_backend("ort-cpu").prepare(model)):
+        assert list(prepared.run({"x": np.array(["a", "ü"]).astype(object)})["y"]) == ["a", "ü"]
+        assert list(prepared.run({"x": np.array([b"a", "ü".encode()])})["y"]) == ["a", "ü"]
 
 
 def test_a_map_is_vectorized_in_the_declared_type():

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import inliner
 
 from refgrad.backends.base import (
     Backend,
@@ -24,6 +23,7 @@ from refgrad.backends.numpy.memory import WATCH, Progress, Watch
 from refgrad.backends.numpy.plan import plan_function, plan_graph
 from refgrad.backends.numpy.precision import Declared, Float64, Rounded
 from refgrad.errors import OptionError
+from refgrad.functions import inline_functions
 
 _PRECISIONS = {None: Declared, "float64": Float64}
 
@@ -76,14 +76,9 @@ def _is_size(value: object) -> bool:
 
 
 def _inlined(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy without local functions. The inliner passes over those of another opset, which the checker found compatible."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
-    versions = {imported.domain: imported.version for imported in model.opset_import}
-    for function in copy.functions:
-        for imported in function.opset_import:
-            imported.version = versions.get(imported.domain, imported.version)
-    return inliner.inline_local_functions(copy)
+    return inline_functions(copy)
 
 
 class NumpyModel(Prepared):
@@ -98,6 +93,7 @@ class NumpyModel(Prepared):
         scope = Scope(opsets, precision, plan_graph, plan_function, limit=max_memory)
         self._plan = plan_graph(model.graph, scope, nested=False)
 
+    @np.errstate(all="ignore")
     def run(
         self,
         feeds: Mapping[str, Any],
@@ -113,19 +109,20 @@ class NumpyModel(Prepared):
         asked = self._plan.outputs if outputs is None else check_outputs(outputs, self.outputs, self._plan.names)
         checked = check_feeds(feeds, self.inputs, widen=self._precision.widens)
         values = {name: _read_only(feed) for name, feed in checked.items()}
-        with np.errstate(all="ignore"):
-            if self._max_memory is None:
+        if self._max_memory is None:
+            results = self._plan.run(values, asked, trace, progress)
+        else:
+            token = WATCH.set(Watch(self._max_memory, [*self._plan.constants.values(), *values.values()]))
+            try:
                 results = self._plan.run(values, asked, trace, progress)
-            else:
-                token = WATCH.set(Watch(self._max_memory, [*self._plan.constants.values(), *values.values()]))
-                try:
-                    results = self._plan.run(values, asked, trace, progress)
-                finally:
-                    WATCH.reset(token)
+            finally:
+                WATCH.reset(token)
         return {name: _owned(value) for name, value in results.items()}
 
 
 def _read_only(feed: Any) -> Any:
+    if isinstance(feed, list | tuple):
+        return [_read_only(item) for item in feed]
     if not isinstance(feed, np.ndarray):
         return feed
     view = feed.view()

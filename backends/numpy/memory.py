@@ -57,6 +57,21 @@ class Watch:
                 f"Give it {self.total} or more, or feed less at a time."
             )
 
+    def hold(self, values: Iterable[Any]) -> None:
+        """Count `values`."""
+        for value in values:
+            self._hold(value)
+
+    def check(self, more: int = 0) -> None:
+        """Refuse to go on where `more` bytes have no room beside what is held.
+
+        :raises MemoryError: it has none; the plan names the node.
+        """
+        if self.total + more > self.limit:
+            raise MemoryError(
+                f"it holds {_readable(self.total + more)} before its end, and max_memory is {_readable(self.limit)}"
+            )
+
     def release(self, values: Iterable[Any]) -> None:
         """Count `values` no longer."""
         for value in values:
@@ -80,6 +95,37 @@ class Watch:
 
 # The watch of the run in progress in this thread, for the plans of subgraphs and function bodies within it.
 WATCH: ContextVar[Watch | None] = ContextVar("WATCH", default=None)
+
+
+class Rounds:
+    """What a loop keeps from one round to the next, counted by the watch of the run; to be entered with `with`."""
+
+    def __init__(self, state: Sequence[Any] = ()) -> None:
+        self._watch = WATCH.get()
+        self._state: Sequence[Any] = ()
+        self._kept: list[Any] = []
+        self.turn(state)
+
+    def __enter__(self) -> Rounds:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._watch is not None:
+            self._watch.release((*self._state, *self._kept))
+
+    def turn(self, state: Sequence[Any], rows: Sequence[Any] = ()) -> None:
+        """Keep `state` in the place of the one before, and `rows` to the end."""
+        if self._watch is not None:
+            self._watch.hold((*state, *rows))
+            self._watch.release(self._state)
+            self._state = tuple(state)
+            self._kept += rows
+            self._watch.check()
+
+    def reserve(self, size: int) -> None:
+        """Refuse an array of `size` bytes that has no room."""
+        if self._watch is not None:
+            self._watch.check(size)
 
 
 def owner(array: np.ndarray) -> np.ndarray:
@@ -120,7 +166,11 @@ def inferred(
     found = []
     for value in outputs.values():
         tensor = value.tensor_type
-        if not tensor.elem_type or not all(dim.HasField("dim_value") for dim in tensor.shape.dim):
+        if (
+            not tensor.elem_type
+            or not tensor.HasField("shape")
+            or not all(dim.HasField("dim_value") for dim in tensor.shape.dim)
+        ):
             return None
         shape = tuple(dim.dim_value for dim in tensor.shape.dim)
         found.append((helper.tensor_dtype_to_np_dtype(tensor.elem_type), shape))

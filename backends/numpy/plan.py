@@ -83,6 +83,7 @@ class Plan:
             else:
                 steps.append(Step(label(node), bind(node, scope), tuple(node.input), tuple(node.output)))
         produced = {name for step in steps for name in step.outputs if name}
+        _refuse_twice([*self.initializers.union(inputs), *(name for node in nodes for name in node.output if name)])
         known = produced | set(constants) | set(inputs)
         reads = {name: None for step in steps for name in step.reads if name} | dict.fromkeys(outputs)
         self.captures = tuple(name for name in reads if name not in known)
@@ -310,6 +311,16 @@ def _refuse_undefined(steps: Sequence[Step], undefined: Sequence[str]) -> None:
     raise BackendError(f"The graph's output {undefined[0]!r} is produced by nothing. Check the model.")
 
 
+def _refuse_twice(names: Sequence[str]) -> None:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise BackendError(
+                f"{name!r} is produced twice: by two nodes, or by a node and as an input. Check the model."
+            )
+        seen.add(name)
+
+
 def _sorted(steps: list[Step], known: Collection[str]) -> list[Step]:
     """Put `steps` in an order that computes before it reads; the given order where that is one already."""
     ready = {*known, ""}
@@ -368,7 +379,9 @@ def _dense(sparse: onnx.SparseTensorProto) -> np.ndarray:
 
 
 def _frozen(value: Any) -> Any:
-    """`value` as nobody may change it; a sequence and a scalar as they are."""
+    """`value` as nobody may change it; a scalar as it is."""
+    if isinstance(value, list):
+        return [_frozen(item) for item in value]
     if not isinstance(value, np.ndarray):
         return value
     view = value.view()

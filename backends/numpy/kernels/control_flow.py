@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from refgrad.backends.base import Value
+from refgrad.backends.numpy.memory import Rounds
 from refgrad.backends.numpy.plan import Plan
 from refgrad.backends.numpy.registry import kernel
 
@@ -39,15 +40,18 @@ def loop(
     _check(body, 2 + len(state), 1 + len(state))
     rows: list[list[Any]] = [[] for _ in body.outputs[1 + len(state) :]]
     iteration = 0
-    while going and (trips is None or iteration < trips):
-        proceed, *results = body(np.array(iteration, np.int64), np.array(going), *state, outer=_outer)
-        going = bool(proceed.item())
-        for row, result in zip(rows, results[len(state) :], strict=True):
-            row.append(result)
-        state = results[: len(state)]
-        iteration += 1
-    declared = body.declared[1 + len(state) :]
-    return (*state, *(_stacked(row, value, 0) for row, value in zip(rows, declared, strict=True)))
+    with Rounds(state) as rounds:
+        while going and (trips is None or iteration < trips):
+            proceed, *results = body(np.array(iteration, np.int64), np.array(going), *state, outer=_outer)
+            going = bool(proceed.item())
+            state, made = results[: len(state)], results[len(state) :]
+            rounds.turn(state, made)
+            for row, result in zip(rows, made, strict=True):
+                row.append(result)
+            iteration += 1
+        rounds.reserve(sum(x.nbytes for row in rows for x in row))
+        declared = body.declared[1 + len(state) :]
+        return (*state, *(_stacked(row, value, 0) for row, value in zip(rows, declared, strict=True)))
 
 
 @kernel("Scan", since=9)
@@ -74,13 +78,17 @@ def scan(
     flips = scan_output_directions or [0] * len(declared)
     at = scan_output_axes or [0] * len(declared)
     outputs: list[np.ndarray] = []
-    for index, elements in enumerate(zip(*sequences, strict=True)):
-        results = body(*state, *map(np.asarray, elements), outer=_outer)
-        state, rows = list(results[: len(state)]), results[len(state) :]
-        if not outputs:
-            outputs = [_room(np.asarray(row), lengths[0], axis) for row, axis in zip(rows, at, strict=True)]
-        for output, row, axis, flip in zip(outputs, rows, at, flips, strict=True):
-            _put(output, row, axis, lengths[0] - 1 - index if flip else index)
+    with Rounds(state) as rounds:
+        for index, elements in enumerate(zip(*sequences, strict=True)):
+            results = body(*state, *map(np.asarray, elements), outer=_outer)
+            state, rows = list(results[: len(state)]), results[len(state) :]
+            rounds.turn(state)
+            if not outputs:
+                rounds.reserve(sum(lengths[0] * row.nbytes for row in rows))
+                outputs = [_room(np.asarray(row), lengths[0], axis) for row, axis in zip(rows, at, strict=True)]
+                rounds.turn(state, outputs)
+            for output, row, axis, flip in zip(outputs, rows, at, flips, strict=True):
+                _put(output, row, axis, lengths[0] - 1 - index if flip else index)
     if not outputs:
         outputs = [_stacked([], value, axis) for value, axis in zip(declared, at, strict=True)]
     return (*state, *outputs)
