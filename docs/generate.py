@@ -1,4 +1,4 @@
-"""Write the tables that the project prints of itself: README.md and docs/*.md but check.md.
+"""Write the tables that the project prints of itself: README.md and docs/, but check.md and interpreter.md.
 
 python docs/generate.py            # write them
 python docs/generate.py --check    # fail where one is stale
@@ -128,32 +128,38 @@ def tests_of_onnx() -> str:
     )
 
 
-def findings() -> str:
-    """Return docs/findings.md."""
+def findings() -> dict[Path, str]:
+    """Return docs/findings.md, which has a table for each system, and docs/findings/*.md, which have the models."""
+    pages = {}
     sections = []
     for system, version in VERSIONS.items():
-        found = [finding for finding in every_finding() if finding.system == system]
-        if not found:
-            continue
-        rows = [(f.operator, f.fault, f.proof or "float64 differences of the forward model") for f in found]
-        sections.append(f"## {system} {version}\n\n" + table(("operator", "what is wrong", "proof"), rows))
-        sections += [f"### {f.operator}: {f.fault}\n\n```\n{_text(f.model)}\n```\n{_data(f)}" for f in found]
-    return (
+        seen: Counter[str] = Counter()
+        groups: dict[tuple[str, str], list[str]] = {}
+        models = [f"# Models that {system} {version} gets wrong\n\n[All findings](../findings.md)\n"]
+        found = [f for f in every_finding() if f.system == system]
+        for f in found:
+            seen[f.operator] += 1
+            number = seen[f.operator]
+            link = f"[{f.operator}](findings/{system}.md#{f.operator.lower()}-{number})"
+            groups.setdefault((f.fault, f.proof or "float64 differences of the forward model"), []).append(link)
+            text = onnx.printer.to_text(f.model).strip()
+            models.append(f"## {f.operator} {number}\n\nIt {f.fault}.\n\n```\n{text}\n```\n\n{_data(f)}")
+        rows = [(", ".join(links), fault, proof) for (fault, proof), links in groups.items()]
+        title = f"## {system} {version}: {len(found)} findings about {len(seen)} operators\n\n"
+        sections.append(title + table(("operator", "what is wrong", "proof"), rows))
+        pages[ROOT / "docs" / "findings" / f"{system}.md"] = "\n".join(models)
+    pages[ROOT / "docs" / "findings.md"] = (
         "# Findings\n\nModels that another system computes wrongly, or not at all, and the interpreter right "
-        "(`tests/test_findings.py`;\nthe models and their data are in `refgrad.conformance.findings`).\n\n"
-        + "\n".join(sections)
+        "(`tests/test_findings.py`).\nEach operator leads to its model, what is fed and what has to come out; all are "
+        "in `refgrad.conformance.findings`, to be run.\n\n" + "\n".join(sections)
     )
-
-
-def _text(model: onnx.ModelProto) -> str:
-    """Return the graph in onnx's own language."""
-    return onnx.printer.to_text(model.graph).strip()
+    return pages
 
 
 def _data(finding: Finding) -> str:
     """List what is fed and what has to come out."""
-    arrays = [*finding.feeds.items(), *((f"{name} =", value) for name, value in finding.expected.items())]
-    return "".join(f"- {name}: `{_short(value)}`\n" for name, value in arrays)
+    fed = [f"- {name}: `{_short(value)}`\n" for name, value in finding.feeds.items()]
+    return "".join(fed + [f"- {name} has to be `{_short(value)}`\n" for name, value in finding.expected.items()])
 
 
 def _short(value: Any) -> str:
@@ -284,7 +290,7 @@ def generated() -> dict[Path, str]:
         readme: fill(text, "benchmarks", benchmarks()),
         ROOT / "docs" / "operators.md": operators(),
         ROOT / "docs" / "backend_tests.md": tests_of_onnx(),
-        ROOT / "docs" / "findings.md": findings(),
+        **findings(),
         ROOT / "docs" / "kinks.md": kinks(),
         ROOT / "docs" / "models.md": models(),
         ROOT / "docs" / "node_models.md": models_of_nodes(),
