@@ -13,6 +13,7 @@ from numpy_nodes import FLOATS, ONNXRUNTIME, RANDOM, SIXTEEN_BIT, NodeCase, by_o
 from onnx import helper, parser
 
 from refgrad.backends import available, get_backend
+from refgrad.conformance.findings.finding import TRAINING, installed
 
 NUMPY = get_backend("numpy")
 PARTS = 8
@@ -171,6 +172,8 @@ NOT_COMPARED = {
     "CastLike": "infinities and NaN have no integer",
     "MaxUnpool": "with an output_shape the indices are of the plane without it, as in onnx's node test",
 }
+if TRAINING in installed():
+    NOT_COMPARED["com.microsoft.MultiHeadAttention"] = "release 1.19 masks the second sample otherwise than 1.31"
 
 
 @pytest.mark.skipif("ort-cpu" not in available(), reason="onnxruntime is not installed")

@@ -97,4 +97,12 @@ FINDINGS: tuple[Finding, ...] = (
         proof="0.5·x·(1 + tanh(√(2/π)·(x + 0.044715·x³))), the definition",
         tolerance=1e-12,
     ),
+    about(
+        ORT,
+        "loses NaN in double",
+        "Y = LogSoftmax (X)",
+        {"X": np.array([1, np.nan, 2])},
+        {"Y": np.full(3, np.nan)},
+        "every result contains the sum over all elements (IEEE 754, 6.2.3); in float32 ONNX Runtime gives NaN",
+    ),
 )

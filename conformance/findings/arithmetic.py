@@ -96,4 +96,12 @@ FINDINGS: tuple[Finding, ...] = (
         {"A": f32([]), "B": np.array(2, F32), "Y_grad": f32([])},
         {"A_grad": f32([]), "B_grad": np.array(0, F32)},
     ),
+    about(
+        ORT,
+        "takes NaN for 0 in float16",
+        "Y = Sign (X)",
+        {"X": np.array([np.nan], np.float16)},
+        {"Y": np.array([np.nan], np.float16)},
+        "0 is for elements that equal 0; in float32 and double ONNX Runtime gives NaN",
+    ),
 )

@@ -125,4 +125,15 @@ FINDINGS: tuple[Finding, ...] = (
         {"Y": np.array([256, 256, 258], ml_dtypes.bfloat16)},
         "256 + 1 + 1, which bfloat16 holds; 257 is rounded to even",
     ),
+    *(
+        about(
+            ORT,
+            "loses NaN behind another element",
+            f"Y = {op} <keepdims = 0> (X)",
+            {"X": f32([1, np.nan])},
+            {"Y": f32(np.nan)},
+            "a result does not depend on the order of the elements: with NaN in front ONNX Runtime itself gives NaN",
+        )
+        for op in ("ReduceMax", "ReduceMin")
+    ),
 )
