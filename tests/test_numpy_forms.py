@@ -57,7 +57,11 @@ POINTS = np.concatenate(
     ids=["Erf", "Gelu"],
 )
 def test_what_is_fitted_is_right_to_the_last_place_of_float32(op_type: str, exact: Callable[[float], float]):
-    assert in_last_places(run(op_type, POINTS), [exact(float(x)) for x in POINTS]).max() <= 0.7
+    for points in (POINTS, POINTS[np.abs(POINTS) <= 5.5]):  # where none is large, Gelu is another function
+        assert in_last_places(run(op_type, points), [exact(float(x)) for x in points]).max() <= 0.7
+        square = points[: len(points) // 100 * 100].reshape(100, -1)
+        by_columns = np.asfortranarray(square)
+        np.testing.assert_array_equal(run(op_type, by_columns), run(op_type, square))
 
 
 def test_slope_of_gelu_is_right_to_the_last_place_of_float32():

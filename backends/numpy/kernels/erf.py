@@ -11,7 +11,7 @@ operation to the last.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -108,7 +108,16 @@ _EVEN = (
     20.802101801586208,
     1.0,
 )
-# Φ(−a)·e^(a²/2) in a, for 0 ≤ a ≤ 14.5; beyond, Φ(−a) rounds to 0. The second is for a difference that cancels.
+# Φ(−a)·e^(a²/2) in a, for 0 ≤ a ≤ 5.5; for 0 ≤ a ≤ 14.5, beyond which Φ(−a) rounds to 0; for a difference that cancels.
+_NEAR = 5.5
+_NEAR_TAIL = (
+    18.432726035550083,
+    11.246958052569184,
+    3.337035831162169,
+    0.3972639697350498,
+    5.694558327760521e-05,
+)
+_NEAR_HEAD = (36.8654524336169, 51.908266499586055, 29.658427502469664, 8.307968033596838, 1.0)
 _TAIL = (48.460198530758056, 42.47973550877085, 17.759188631061605, 3.9381639232889674, 0.39894690862015797)
 _HEAD = (96.92039649054516, 162.29079965263676, 116.54703894195526, 45.50117940423002, 9.872137723587892, 1.0)
 _FINE_TAIL = (
@@ -130,18 +139,19 @@ _FINE_HEAD = (
 )
 
 _BLOCK = 16384  # elements that are computed at a time: the doubles of all intermediate results fit in a core's cache
+_LINE = 8  # doubles of a cache line: reading them at once is slower where they lie in two
 
 
 def erf(x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
     """Error function; any float dtype, computed in double. `out` may be x."""
     if x.dtype == np.float32:
         return _blockwise(_erf_single, x, out)
-    return _blockwise(lambda out, block: np.copyto(out, _both(block, complement=False), "unsafe"), x, out)
+    return _blockwise(lambda out, block, _: np.copyto(out, _both(block, complement=False), "unsafe"), x, out)
 
 
 def erfc(x: np.ndarray) -> np.ndarray:
     """1 − erf(x) without cancellation for large x; any float dtype, computed in double."""
-    return _blockwise(lambda out, block: np.copyto(out, _both(block, complement=True), "unsafe"), x)
+    return _blockwise(lambda out, block, _: np.copyto(out, _both(block, complement=True), "unsafe"), x)
 
 
 def single_gelu(x: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
@@ -155,56 +165,87 @@ def single_gelu_slope(x: np.ndarray) -> np.ndarray:
 
 
 def _blockwise(
-    function: Callable[[np.ndarray, np.ndarray], None], x: np.ndarray, into: np.ndarray | None = None
+    function: Callable[[np.ndarray, np.ndarray, np.ndarray], None], x: np.ndarray, into: np.ndarray | None = None
 ) -> np.ndarray:
-    """An array of the shape and type of `x`, `into` if it lies in one piece, which `function(out, block)` fills by blocks."""
+    """An array of the shape and order of `x`, `into` if it lies in one piece, filled by `function(out, block, work)`.
+
+    `work` are three rows of doubles as long as a block.
+    """
+    if x.flags.f_contiguous and not x.flags.c_contiguous:
+        return _blockwise(function, x.T, None if into is None else into.T).T
     result = into if into is not None and into.flags.c_contiguous else np.empty(np.shape(x), x.dtype)
-    for out, block in _blocks(result.reshape(-1), np.ascontiguousarray(x).reshape(-1)):
-        function(out, block)
+    flat, source = result.reshape(-1), np.ascontiguousarray(x).reshape(-1)
+    work = _aligned(3, min(x.size, _BLOCK))
+    for start in range(0, x.size, _BLOCK):
+        block = source[start : start + _BLOCK]
+        function(flat[start : start + _BLOCK], block, work[:, : block.size])
     return result
 
 
-def _blocks(out: np.ndarray, x: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    for start in range(0, x.size, _BLOCK):
-        yield out[start : start + _BLOCK], x[start : start + _BLOCK]
+def _aligned(rows: int, size: int) -> np.ndarray:
+    """(rows, at least `size`) doubles; every row starts where a cache line does."""
+    size = -(-size // _LINE) * _LINE
+    memory = np.empty(rows * size + _LINE)
+    first = -memory.ctypes.data % (8 * _LINE) // 8
+    return memory[first : first + rows * size].reshape(rows, size)
 
 
-def _erf_single(out: np.ndarray, x: np.ndarray) -> None:
+def _erf_single(out: np.ndarray, x: np.ndarray, work: np.ndarray) -> None:
     """Erf(x) = x·P(x²)/Q(x²)"""
-    bounded = np.minimum(np.maximum(x, np.float32(-4)), np.float32(4)).astype(np.float64)
-    value = _ratio(np.square(bounded), _ODD, _EVEN)
-    np.multiply(value, bounded, out=out, casting="same_kind")
-
-
-def _gelu_single(out: np.ndarray, x: np.ndarray) -> None:
-    """x·Φ(x) = max(x, 0) − |x|·Φ(−|x|); the minimum lets Φ(−∞)·∞ be no number and keeps ∞ what it is"""
-    a = np.maximum(np.minimum(x, np.float32(20)), np.negative(x)).astype(np.float64)
-    value = _ratio(a, _TAIL, _HEAD)
-    value *= _bell(a)
-    value *= a
-    np.subtract(np.maximum(x, np.float32(0)), value, out=value)
+    square, value, other = work
+    np.maximum(x, np.float32(-4), out=out)
+    np.minimum(out, np.float32(4), out=out)
+    np.copyto(square, out)
+    square *= square
+    _ratio(square, _ODD, _EVEN, value, other)
+    np.copyto(other, out)
+    value *= other
     np.copyto(out, value, "same_kind")
 
 
-def _gelu_slope_single(out: np.ndarray, x: np.ndarray) -> None:
+def _gelu_single(out: np.ndarray, x: np.ndarray, work: np.ndarray) -> None:
+    """x·Φ(x) = max(x, 0) − |x|·Φ(−|x|), where Φ(−∞)·∞ is no number, but ∞ stays what it is"""
+    a, value, other = work
+    single = other.view(np.float32)[: x.size]
+    np.abs(x, out=single)
+    largest = single.max()
+    if not largest <= _NEAR:
+        np.maximum(np.minimum(x, np.float32(20), out=single), np.negative(x), out=single)
+    np.copyto(a, single)
+    tail, head = (_NEAR_TAIL, _NEAR_HEAD) if largest <= _NEAR else (_TAIL, _HEAD)
+    _ratio(a, tail, head, value, other)
+    value *= _bell(a, other)
+    value *= a
+    np.maximum(x, np.float32(0), out=out)
+    np.copyto(a, out)
+    a -= value
+    np.copyto(out, a, "same_kind")
+
+
+def _gelu_slope_single(out: np.ndarray, x: np.ndarray, work: np.ndarray) -> None:
     """h = Φ(−|x|) − |x|·φ(x) where x < 0, and 1 − h elsewhere"""
-    a = np.abs(x).astype(np.float64)
-    value = _ratio(a, _FINE_TAIL, _FINE_HEAD)
-    bell = _bell(a)
+    a, value, other = work
+    positive = np.greater_equal(x, 0)
+    np.abs(x, out=out)
+    np.copyto(a, out)
+    _ratio(a, _FINE_TAIL, _FINE_HEAD, value, other)
+    bell = _bell(a, other)
     a *= 1 / math.sqrt(2 * math.pi)
     value -= a
     value *= bell
-    positive = np.greater_equal(x, 0).astype(np.float64)
-    value *= 1 - 2 * positive
-    np.add(value, positive, out=out, casting="same_kind")
+    np.copyto(a, positive)
+    np.multiply(a, -2, out=other)
+    other += 1
+    value *= other
+    value += a
+    np.copyto(out, value, "same_kind")
 
 
-def _bell(a: np.ndarray) -> np.ndarray:
+def _bell(a: np.ndarray, out: np.ndarray) -> np.ndarray:
     """e^(−a²/2)"""
-    bell: np.ndarray = np.square(a)
-    bell *= -0.5
-    np.exp(bell, out=bell)
-    return bell
+    np.square(a, out=out)
+    out *= -0.5
+    return np.exp(out, out=out)
 
 
 def _both(x: np.ndarray, complement: bool) -> np.ndarray:
@@ -242,17 +283,28 @@ def _far_tail(size: np.ndarray) -> np.ndarray:
     return np.asarray(np.exp(-z * z - 0.5625) * np.exp((z - bounded) * (z + bounded) + correction) / bounded)
 
 
-def _ratio(x: np.ndarray, numerator: Sequence[float], denominator: Sequence[float]) -> np.ndarray:
-    value = _polynomial(x, numerator)
-    value /= _polynomial(x, denominator)
+def _ratio(
+    x: np.ndarray,
+    numerator: Sequence[float],
+    denominator: Sequence[float],
+    out: np.ndarray | None = None,
+    divisor: np.ndarray | None = None,
+) -> np.ndarray:
+    """A rational function of x, in `out`; the denominator in `divisor`."""
+    value = _polynomial(x, numerator, out)
+    value /= _polynomial(x, denominator, divisor)
     return value
 
 
-def _polynomial(x: np.ndarray, coefficients: Sequence[float]) -> np.ndarray:
-    """A new array, by Horner's rule."""
+def _polynomial(x: np.ndarray, coefficients: Sequence[float], out: np.ndarray | None = None) -> np.ndarray:
+    """By Horner's rule, in `out` or a new array."""
     *rest, second, first = coefficients
-    value = x.copy() if first == 1 else x * first
-    value += second
+    value: np.ndarray
+    if first == 1:
+        value = np.add(x, second, out=out)
+    else:
+        value = np.multiply(x, first, out=out)
+        value += second
     for coefficient in reversed(rest):
         value *= x
         value += coefficient
