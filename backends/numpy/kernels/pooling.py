@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from functools import reduce
+from functools import lru_cache, reduce
 
 import numpy as np
 
@@ -118,7 +118,7 @@ def average_pool(
     """Mean of each window over its elements inside the input, or inside the pads too with count_include_pad."""
     windows = make_windows(X.shape[2:], kernel_shape, strides, dilations, pads, auto_pad, ceil_mode)
     Y = _pooled(np.add, X, windows)
-    Y /= _counts(windows, count_include_pad).astype(X.dtype)
+    Y /= _counts(windows, count_include_pad, X.dtype)
     return Y
 
 
@@ -138,7 +138,7 @@ def average_pool_grad(
     """dX: each dY divided by its window's count and added to every element of the window"""
     (shape,) = _output_shapes
     windows = make_windows(shape[2:], kernel_shape, strides, dilations, pads, auto_pad, ceil_mode)
-    counts = _counts(windows, count_include_pad).astype(dY.dtype)
+    counts = _counts(windows, count_include_pad, dY.dtype)
     dX = np.zeros(shape, dY.dtype)
     for block in windows.blocks(dX[:, :, np.newaxis], 1):
         share = block.of(dY[:, :, np.newaxis]) / counts[tuple(map(slice, block.start, block.stop))]
@@ -250,7 +250,8 @@ def _along(x: np.ndarray, block: Block, axis: int) -> Iterator[np.ndarray]:
         yield x[(*before, slice(tap * hole, tap * hole + (count - 1) * stride + 1, stride))]
 
 
-def _counts(windows: Windows, count_include_pad: int) -> np.ndarray:
+@lru_cache(maxsize=64)
+def _counts(windows: Windows, count_include_pad: int, dtype: np.dtype) -> np.ndarray:
     """How many elements each window averages over, shape `windows.count`."""
     per_axis = []
     for axis, (n, o) in enumerate(zip(windows.size, windows.count, strict=True)):
@@ -258,7 +259,9 @@ def _counts(windows: Windows, count_include_pad: int) -> np.ndarray:
         starts = np.arange(o) * windows.strides[axis] - windows.begin[axis]
         met = starts[:, None] + np.arange(windows.kernel[axis]) * windows.dilations[axis]
         per_axis.append(((met >= low) & (met < high)).sum(1))
-    return reduce(np.multiply.outer, per_axis)
+    counts = np.asarray(reduce(np.multiply.outer, per_axis), dtype)
+    counts.flags.writeable = False
+    return counts
 
 
 def _lowest(dtype: np.dtype) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from onnx import numpy_helper
@@ -207,8 +208,8 @@ def _resized(X: np.ndarray, plan: Sequence[tuple[Axis, Filter]]) -> np.ndarray:
         crop = how.coordinates == "tf_crop_and_resize"
         if axis.count == axis.size and axis.scale == 1 and not crop:
             continue
-        x = _coordinates(axis, how.coordinates)
-        Y = _weighed(Y, axis, *_taps(x, axis, how))
+        x, index, weights = _read(axis, how)
+        Y = _weighed(Y, axis, index, weights)
         if crop:
             outside = (x < 0) | (x > axis.size - 1)
             extrapolated.append((outside.reshape(-1, *[1] * (X.ndim - 1 - axis.axis)), how.extrapolation))
@@ -224,18 +225,27 @@ def _spread(dY: np.ndarray, axis: Axis, how: Filter) -> np.ndarray:
     crop = how.coordinates == "tf_crop_and_resize"
     if axis.count == axis.size and axis.scale == 1 and not crop:
         return dY
-    x = _coordinates(axis, how.coordinates)
+    x, index, weights = _read(axis, how)
     rows = np.moveaxis(dY, axis.axis, 0)
     rest = rows.shape[1:]
     rows = rows.reshape(axis.count, math.prod(rest))
     if crop:
         rows = np.where(((x < 0) | (x > axis.size - 1))[:, np.newaxis], rows.dtype.type(0), rows)
-    index, weights = _taps(x, axis, how)
     dX = np.zeros((axis.size, rows.shape[1]), rows.dtype)
     for tap, positions in enumerate(index):
         share = rows if weights is None else rows * weights[tap, :, np.newaxis].astype(rows.dtype)
         dX += add_rows(axis.size, positions, share)
     return np.moveaxis(dX.reshape(axis.size, *rest), 0, axis.axis)
+
+
+@lru_cache(maxsize=64)
+def _read(axis: Axis, how: Filter) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """Return the coordinates of the elements of the result, and what each reads there; nobody may change them."""
+    x = _coordinates(axis, how.coordinates)
+    index, weights = _taps(x, axis, how)
+    for array in (x, index, *(() if weights is None else (weights,))):
+        array.flags.writeable = False
+    return x, index, weights
 
 
 def _coordinates(axis: Axis, mode: str) -> np.ndarray:

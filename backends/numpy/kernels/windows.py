@@ -7,8 +7,9 @@ O = Πo windows; the axes of an array are (N, channels, spatial...).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from itertools import product
 from typing import Any
 
@@ -36,34 +37,48 @@ class Windows:
         """How far one window reaches, holes included."""
         return tuple((k - 1) * d + 1 for k, d in zip(self.kernel, self.dilations, strict=True))
 
-    def blocks(self, X: np.ndarray, rows: int) -> Iterator[Block]:
+    def blocks(self, X: np.ndarray, rows: int) -> tuple[Block, ...]:
         """Cut the windows over X (N, G, C, spatial...) into blocks whose columns fit WORKSPACE.
 
         Fewer channels than all come at once only where a product would have too few columns otherwise. Where the windows
         of an image are few, those of several images are put side by side. `rows` is M, the other size of the product.
         """
         images, group, channels = X.shape[:3]
-        elements, windows = math.prod(self.kernel), math.prod(self.count)
-        if not images * group * channels * elements * windows:
-            return
-        room = WORKSPACE // X.itemsize
-        length = max(room // (elements * channels), min(_ENOUGH, room // elements), 1)
-        together = min(images, max(length // windows, 1))
-        shape: list[int] = []
-        for o in reversed(self.count):
-            shape.insert(0, min(o, max(length // math.prod(shape), 1)))
-        columns = together * math.prod(shape) * elements
-        some = min(channels, max(room // columns, 1))
-        groups = min(group, max(room // (columns * channels), 1))
-        # A row of ten elements takes as long to copy into the columns as one to lay it across the images and back.
-        short = self.count[-1] * (channels + rows) < 10 * channels * elements
-        along_window = _run(self.kernel[-1], self.dilations[-1]) > _run(self.count[-1] * together, self.strides[-1])
-        merged = together > 1 and (short or along_window)
-        for image, *start in product(range(0, images, together), *map(range, [0] * len(shape), self.count, shape)):
-            stop = [min(a + n, o) for a, n, o in zip(start, shape, self.count, strict=True)]
-            for g, c in product(range(0, group, groups), range(0, channels, some)):
-                yield Block(
-                    self,
+        return _cut(self, images, group, channels, rows, WORKSPACE // X.itemsize, _ENOUGH)
+
+    def positions(self, tap: Sequence[int]) -> list[np.ndarray]:
+        """For each spatial axis the unpadded coordinate that `tap` meets in each window."""
+        axes = zip(tap, self.dilations, self.begin, self.count, self.strides, strict=True)
+        return [np.arange(o) * s + t * d - b for t, d, b, o, s in axes]
+
+
+@lru_cache(maxsize=256)
+def _cut(over: Windows, images: int, group: int, channels: int, rows: int, room: int, enough: int) -> tuple[Block, ...]:
+    """Do what `Windows.blocks` does, for `room` elements; small convolutions take as long to cut as to compute."""
+    elements, windows = math.prod(over.kernel), math.prod(over.count)
+    if not images * group * channels * elements * windows:
+        return ()
+    tensors = images * group * (channels * math.prod(over.size) + rows * windows)
+    room = min(room, max(room * 5 // 8, tensors))  # small tensors: less, not to be the most of what a run needs
+    length = max(room // (elements * channels), min(enough, room // elements), 1)
+    together = min(images, max(length // windows, 1))
+    shape: list[int] = []
+    for o in reversed(over.count):
+        shape.insert(0, min(o, max(length // math.prod(shape), 1)))
+    columns = together * math.prod(shape) * elements
+    some = min(channels, max(room // columns, 1))
+    groups = min(group, max(room // (columns * channels), 1))
+    # A row of ten elements takes as long to copy into the columns as one to lay it across the images and back.
+    short = over.count[-1] * (channels + rows) < 10 * channels * elements
+    along_window = _run(over.kernel[-1], over.dilations[-1]) > _run(over.count[-1] * together, over.strides[-1])
+    merged = together > 1 and (short or along_window)
+    blocks = []
+    for image, *start in product(range(0, images, together), *map(range, [0] * len(shape), over.count, shape)):
+        stop = [min(a + n, o) for a, n, o in zip(start, shape, over.count, strict=True)]
+        for g, c in product(range(0, group, groups), range(0, channels, some)):
+            blocks.append(
+                Block(
+                    over,
                     slice(image, min(image + together, images)),
                     slice(g, min(g + groups, group)),
                     slice(c, min(c + some, channels)),
@@ -72,14 +87,11 @@ class Windows:
                     merged,
                     along_window,
                 )
-
-    def positions(self, tap: Sequence[int]) -> list[np.ndarray]:
-        """For each spatial axis the unpadded coordinate that `tap` meets in each window."""
-        axes = zip(tap, self.dilations, self.begin, self.count, self.strides, strict=True)
-        return [np.arange(o) * s + t * d - b for t, d, b, o, s in axes]
+            )
+    return tuple(blocks)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Block:
     """The windows from `start` to `stop` over some images, groups and channels of an array (N, G, C, spatial...).
 
@@ -96,12 +108,12 @@ class Block:
     merged: bool
     along_window: bool
 
-    @property
+    @cached_property
     def count(self) -> tuple[int, ...]:
         """How many windows there are along each axis."""
         return tuple(b - a for a, b in zip(self.start, self.stop, strict=True))
 
-    @property
+    @cached_property
     def elements(self) -> slice:
         """The channels' rows of the columns, among those of all channels."""
         size = math.prod(self.windows.kernel)
@@ -124,8 +136,7 @@ class Block:
     def put(self, Y: np.ndarray, left: np.ndarray, right: np.ndarray) -> None:
         """Y (N, G, M, windows...) at these windows is left·right; that is added to what the channels before these gave."""
         if not self.merged and not self.channels.start:  # then the windows follow one another in Y
-            first = int(np.ravel_multi_index(self.start, self.windows.count))
-            flat = Y.reshape(*Y.shape[:3], -1)[self.images, self.groups, :, first : first + math.prod(self.count)]
+            flat = Y.reshape(*Y.shape[:3], -1)[self.images, self.groups, :, self._piece]
             np.matmul(left, right, out=flat)
             return
         target = self._images_last(self.of(Y))
@@ -140,7 +151,7 @@ class Block:
 
         The result is a view where all of it is X, except with `batch_last`: the axes are (G, C, spatial..., n) in memory.
         """
-        reach, inside, lies = self._region()
+        reach, inside, lies = self._region
         x = X[(self.images, self.groups, self.channels, *inside)]
         at: tuple[Any, ...] = (slice(None), slice(None), slice(None), *lies)
         shape = (*x.shape[:3], *reach)
@@ -148,13 +159,13 @@ class Block:
             x, at, shape = x.transpose(*range(1, x.ndim), 0), (*at[1:], slice(None)), (*shape[1:], shape[0])
         if x.shape == shape:
             return np.ascontiguousarray(x) if batch_last else x
-        padded = np.full(shape, outside, x.dtype)
+        padded = np.full(shape, outside, x.dtype) if outside else np.zeros(shape, x.dtype)
         padded[at] = x
         return padded
 
     def lay(self, x: np.ndarray, X: np.ndarray) -> None:
         """Add x (n, G, C, what `seen` gives...) to X (N, G, C, spatial...): the adjoint of `seen`."""
-        _, inside, lies = self._region()
+        _, inside, lies = self._region
         X[(self.images, self.groups, self.channels, *inside)] += x[(slice(None), slice(None), slice(None), *lies)]
 
     def columns(self, X: np.ndarray) -> np.ndarray:
@@ -164,7 +175,7 @@ class Block:
         x = x[np.newaxis] if batch_last else self._images_last(x)
         rank = len(self.start)
         shape = (*x.shape[:3], *self.windows.kernel, *self.count, x.shape[-1])
-        windows = as_strided(x, shape, self._strides(x), writeable=False)
+        windows = _strided(x, shape, self._strides(x))
         if not self.along_window:
             return _for_blas(windows.reshape(*shape[:2], math.prod(shape[2 : 3 + rank]), -1))
         ahead = (0, 1, *range(3 + rank, len(shape)), *range(2, 3 + rank))
@@ -182,7 +193,7 @@ class Block:
 
     def fold(self, columns: np.ndarray, X: np.ndarray) -> None:
         """Add `columns` (n, G, C·K, O·r) to X (N, G, C, spatial...) where the windows see it: the adjoint of `columns`."""
-        reach, inside, lies = self._region()
+        reach, inside, lies = self._region
         target = self._images_last(X[(self.images, self.groups, self.channels, *inside)])
         n, g, c, r = *target.shape[:3], target.shape[-1]
         kernel, count = self.windows.kernel, self.count
@@ -225,6 +236,13 @@ class Block:
         apart = (b * s for b, s in zip(between[3:-1], steps, strict=True))
         return (*between[:3], *inside, *apart, between[-1])
 
+    @cached_property
+    def _piece(self) -> slice:
+        """The windows, numbered in their order, where they follow one another."""
+        first = int(np.ravel_multi_index(self.start, self.windows.count))
+        return slice(first, first + math.prod(self.count))
+
+    @cached_property
     def _region(self) -> tuple[tuple[int, ...], tuple[slice, ...], tuple[slice, ...]]:
         """How far these windows reach, the part of the array inside that, and where it lies in it."""
         reach, inside, lies = [], [], []
@@ -243,6 +261,13 @@ class Block:
 def _run(elements: int, step: int) -> int:
     """How fast a copy of `elements` is that lie `step` apart: as fast as one of so many contiguous elements."""
     return elements if step == 1 else min(elements, 8)
+
+
+def _strided(x: np.ndarray, shape: tuple[int, ...], strides: tuple[int, ...]) -> np.ndarray:
+    """`as_strided` to read from; five times as fast where x lies in one piece."""
+    if x.flags.c_contiguous:
+        return np.ndarray(shape, x.dtype, x, 0, strides)
+    return as_strided(x, shape, strides, writeable=False)
 
 
 def _for_blas(matrices: np.ndarray) -> np.ndarray:
@@ -266,8 +291,22 @@ def make_windows(
 
     With `ceil_mode` a window that would start in the padding at the end is left out.
     """
+    steps, holes, around = tuple(strides or ()), tuple(dilations or ()), tuple(pads or ())
+    return _make_windows(tuple(size), tuple(kernel), steps, holes, around, auto_pad, ceil_mode)
+
+
+@lru_cache(maxsize=256)
+def _make_windows(
+    size: tuple[int, ...],
+    kernel: tuple[int, ...],
+    strides: tuple[int, ...],
+    dilations: tuple[int, ...],
+    pads: tuple[int, ...],
+    auto_pad: str,
+    ceil_mode: int,
+) -> Windows:
     rank = len(size)
-    strides, dilations = strides or [1] * rank, dilations or [1] * rank
+    strides, dilations = strides or (1,) * rank, dilations or (1,) * rank
     for what, values in (("kernel", kernel), ("strides", strides), ("dilations", dilations)):
         if len(values) != rank or min(values, default=1) < 1:
             raise ValueError(f"{what} {list(values)}: {rank} positive numbers are needed, one for each spatial axis")
