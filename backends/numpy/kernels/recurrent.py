@@ -8,38 +8,57 @@ backwards; a sequence that has ended (or, backwards, not yet begun) keeps its st
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from refgrad.backends.numpy.kernels.activation import sigmoid, softplus, softsign
+from refgrad.backends.numpy.kernels.activation import elu, hard_sigmoid, leaky_relu, relu, sigmoid, softplus, softsign
 from refgrad.backends.numpy.registry import MICROSOFT, kernel
 
 Array = np.ndarray
 Directions: TypeAlias = "list[tuple[bool, list[_Activation]]]"
+Formula: TypeAlias = Callable[[Array, float, float], Any]
 
 # "foward" is how GRU-1 spells its default.
 _BACKWARD = {"forward": (False,), "foward": (False,), "reverse": (True,), "bidirectional": (False, True)}
 
-_WITH_ALPHA = ("affine", "leakyrelu", "thresholdedrelu", "scaledtanh", "hardsigmoid", "elu")
-_WITH_BETA = ("affine", "scaledtanh", "hardsigmoid")
-_NAMES = ("sigmoid", "tanh", "relu", "softsign", "softplus", *_WITH_ALPHA)
-
-# The defaults of the operators of the same names, as ONNX stores them. It has no Affine and no ScaledTanh (any more).
-_ALPHA = {
-    "leakyrelu": float(np.float32(0.01)),
-    "thresholdedrelu": 1.0,
-    "hardsigmoid": float(np.float32(0.2)),
-    "elu": 1.0,
+# By name the function of x, α and β, and its derivative given by the function's result y.
+_FUNCTIONS: dict[str, tuple[Formula, Formula]] = {
+    "sigmoid": (lambda x, a, b: sigmoid(x), lambda y, a, b: y * (1 - y)),
+    "tanh": (lambda x, a, b: np.tanh(x), lambda y, a, b: (1 - y) * (1 + y)),
+    "relu": (lambda x, a, b: relu(x), lambda y, a, b: y > 0),
+    "softsign": (lambda x, a, b: softsign(x), lambda y, a, b: np.square(1 - np.abs(y))),
+    "softplus": (lambda x, a, b: softplus(x), lambda y, a, b: -np.expm1(-y)),
+    "affine": (lambda x, a, b: a * x + b, lambda y, a, b: np.full_like(y, a)),
+    "leakyrelu": (lambda x, a, b: leaky_relu(x, alpha=a), lambda y, a, b: np.where(y > 0, 1, a)),
+    "thresholdedrelu": (lambda x, a, b: np.where(x < a, 0, x), lambda y, a, b: y > 0),  # x ≥ α, the operator x > α
+    "scaledtanh": (
+        lambda x, a, b: a * np.tanh(b * x),
+        lambda y, a, b: b * (a - y * (y / a)) if a else np.zeros_like(y),
+    ),
+    "hardsigmoid": (
+        lambda x, a, b: hard_sigmoid(x, alpha=a, beta=b),
+        lambda y, a, b: np.where((y > 0) & (y < 1), a, 0),
+    ),
+    "elu": (lambda x, a, b: elu(x, alpha=a), lambda y, a, b: np.where(y > 0, 1, y + a)),
 }
-_BETA = {"hardsigmoid": 0.5}
+
+# The defaults of α and β, those of the operators of the same names as ONNX stores them. It has no Affine and no ScaledTanh.
+_DEFAULTS: dict[str, tuple[float | None, ...]] = {
+    "affine": (None, None),
+    "leakyrelu": (float(np.float32(0.01)),),
+    "thresholdedrelu": (1.0,),
+    "scaledtanh": (None, None),
+    "hardsigmoid": (float(np.float32(0.2)), 0.5),
+    "elu": (1.0,),
+}
 
 
 @dataclass(frozen=True, slots=True)
 class _Activation:
-    """A function and its derivative, which is given by the function's result; its argument is clipped to ±clip."""
+    """One of the functions with its parameters; its argument is clipped to ±clip."""
 
     name: str
     alpha: float
@@ -49,67 +68,19 @@ class _Activation:
     def __call__(self, x: Array) -> Array:
         if self.clip is not None:
             x = np.clip(x, -self.clip, self.clip)
-        return np.asarray(self._function(x), x.dtype)
-
-    def _function(self, x: Array) -> Array:
-        a, b = self.alpha, self.beta
-        match self.name:
-            case "sigmoid":
-                return sigmoid(x)
-            case "tanh":
-                return np.asarray(np.tanh(x))
-            case "relu":
-                return np.asarray(np.maximum(x, 0))
-            case "affine":
-                return a * x + b
-            case "leakyrelu":
-                return np.where(x >= 0, x, a * x)
-            case "thresholdedrelu":
-                return np.where(x < a, 0, x)
-            case "scaledtanh":
-                return np.asarray(a * np.tanh(b * x))
-            case "hardsigmoid":
-                return np.asarray(np.clip(a * x + b, 0, 1))
-            case "elu":
-                return np.where(x >= 0, x, a * np.expm1(np.minimum(x, 0)))
-            case "softsign":
-                return softsign(x)
-        return softplus(x)
+        return np.asarray(_FUNCTIONS[self.name][0](x, self.alpha, self.beta), x.dtype)
 
     def slope(self, y: Array) -> Array:
         """f'(x) where y = f(x); 0 where x was clipped"""
-        slope = np.asarray(self._slope(y), y.dtype)
+        if self.alpha < 0 and self.name in ("leakyrelu", "thresholdedrelu", "elu"):
+            raise ValueError(
+                f"two arguments of {self.name} have the same result where alpha is {self.alpha}: expected alpha ≥ 0"
+            )
+        slope = np.asarray(_FUNCTIONS[self.name][1](y, self.alpha, self.beta), y.dtype)
         if self.clip is None:
             return slope
         ends = self(np.array([-self.clip, self.clip], y.dtype))
         return np.where((ends.min() < y) & (y < ends.max()), slope, 0)
-
-    def _slope(self, y: Array) -> Array:
-        a, b = self.alpha, self.beta
-        if a < 0 and self.name in ("leakyrelu", "thresholdedrelu", "elu"):
-            raise ValueError(
-                f"two arguments of {self.name} have the same result where alpha is {a}: expected alpha ≥ 0"
-            )
-        match self.name:
-            case "sigmoid":
-                return np.asarray(y * (1 - y))
-            case "tanh":
-                return np.asarray((1 - y) * (1 + y))
-            case "relu" | "thresholdedrelu":
-                return np.asarray(y > 0)
-            case "affine":
-                return np.full_like(y, a)
-            case "leakyrelu":
-                return np.where(y > 0, 1, a)
-            case "scaledtanh":
-                return np.asarray(b * (a - y * (y / a))) if a else np.zeros_like(y)
-            case "hardsigmoid":
-                return np.where((y > 0) & (y < 1), a, 0)
-            case "elu":
-                return np.where(y > 0, 1, y + a)
-            case "softsign":
-                return np.asarray(np.square(1 - np.abs(y)))
-        return np.asarray(-np.expm1(-y))
 
 
 def _directions(
@@ -138,12 +109,13 @@ def _directions(
 
 
 def _activation(name: str, alphas: Iterator[float], betas: Iterator[float], clip: float | None) -> _Activation:
-    if name not in _NAMES:
-        raise ValueError(f"activations has {name!r}, expected one of {', '.join(_NAMES)}")
-    alpha = next(alphas, _ALPHA.get(name)) if name in _WITH_ALPHA else 0.0
-    beta = next(betas, _BETA.get(name)) if name in _WITH_BETA else 0.0
-    if alpha is None or beta is None:
+    if name not in _FUNCTIONS:
+        raise ValueError(f"activations has {name!r}, expected one of {', '.join(_FUNCTIONS)}")
+    given = [next(given, default) for given, default in zip((alphas, betas), _DEFAULTS.get(name, ()), strict=False)]
+    parameters = [value for value in given if value is not None]
+    if len(parameters) < len(given):
         raise ValueError(f"{name} has no default parameters, expected activation_alpha and activation_beta for it")
+    alpha, beta = (*parameters, 0.0, 0.0)[:2]
     return _Activation(name, alpha, beta, clip)
 
 
@@ -293,6 +265,7 @@ def rnn(
 
 
 @kernel("GRU", in_float32=True, fresh=True)
+@kernel("GRUTraining", domain=MICROSOFT, in_float32=True, fresh=True)
 def gru(
     X: Array,
     W: Array,
@@ -310,51 +283,15 @@ def gru(
     linear_before_reset: int = 0,
     layout: int = 0,
     output_sequence: int = 1,
+    _wanted: tuple[bool, ...] = (True, True),
 ) -> tuple[Array, ...]:
+    """z, r = f(X·Wᵀ + H₋₁·Rᵀ + b), H = (1 − z)·h + z·H₋₁
+
+    h = g(X·Whᵀ + (r·H₋₁)·Rhᵀ + b), or with linear_before_reset g(X·Whᵀ + Wb + r·(H₋₁·Rhᵀ + Rb)). GRUTraining, which has no
+    layout, has a third result (time, direction, batch, 3·hidden): z, r and h of every step.
+    """
     directions = _directions(("Sigmoid", "Tanh"), direction, activations, activation_alpha, activation_beta, clip)
     X, initial_h = _time_first(layout, X, initial_h)
-    Y, Y_h, _ = _gru(X, W, R, B, sequence_lens, initial_h, hidden_size, directions, linear_before_reset)
-    return _laid_out(layout, Y, Y_h)
-
-
-@kernel("GRUTraining", domain=MICROSOFT, in_float32=True, fresh=True)
-def gru_training(
-    X: Array,
-    W: Array,
-    R: Array,
-    B: Array | None = None,
-    sequence_lens: Array | None = None,
-    initial_h: Array | None = None,
-    *,
-    direction: str = "forward",
-    hidden_size: int | None = None,
-    activations: list[str] | None = None,
-    activation_alpha: list[float] | None = None,
-    activation_beta: list[float] | None = None,
-    clip: float | None = None,
-    linear_before_reset: int = 0,
-) -> tuple[Array, ...]:
-    """GRU with a third result (time, direction, batch, 3·hidden): z, r and h of every step"""
-    directions = _directions(("Sigmoid", "Tanh"), direction, activations, activation_alpha, activation_beta, clip)
-    Y, Y_h, zrh = _gru(X, W, R, B, sequence_lens, initial_h, hidden_size, directions, linear_before_reset)
-    return Y, Y_h, np.stack(zrh, 1)
-
-
-def _gru(
-    X: Array,
-    W: Array,
-    R: Array,
-    B: Array | None,
-    sequence_lens: Array | None,
-    initial_h: Array | None,
-    hidden_size: int | None,
-    directions: Directions,
-    linear_before_reset: int,
-) -> tuple[Array, Array, list[Array]]:
-    """z, r = f(X·Wᵀ + H₋₁·Rᵀ + b), H = (1 − z)·h + z·H₋₁; and z, r, h of each direction
-
-    h = g(X·Whᵀ + (r·H₋₁)·Rhᵀ + b), or with linear_before_reset g(X·Whᵀ + Wb + r·(H₋₁·Rhᵀ + Rb))
-    """
     _check(3, len(directions), hidden_size, X, W, R, B=B, sequence_lens=sequence_lens, initial_h=initial_h)
     sequences, n = _sequences(X, sequence_lens), R.shape[2]
     Y = np.empty((len(X), len(directions), X.shape[1], n), X.dtype)
@@ -380,7 +317,7 @@ def _gru(
             Y[t, k] = H
         Y[:, k], Y_h[k] = sequences.kept(Y[:, k]), sequences.last(H)
         zrh.append(sequences.kept(gates))
-    return Y, Y_h, zrh
+    return *_laid_out(layout, Y, Y_h), *([np.stack(zrh, 1)] if len(_wanted) > 2 else [])
 
 
 @kernel("GRUGrad", domain=MICROSOFT, in_float32=True, fresh=True)
@@ -450,6 +387,7 @@ def gru_grad(
 
 
 @kernel("LSTM", in_float32=True, fresh=True)
+@kernel("LSTMTraining", domain=MICROSOFT, in_float32=True, fresh=True)
 def lstm(
     X: Array,
     W: Array,
@@ -469,61 +407,17 @@ def lstm(
     input_forget: int = 0,
     layout: int = 0,
     output_sequence: int = 1,
+    _wanted: tuple[bool, ...] = (True, True, True),
 ) -> tuple[Array, ...]:
+    """i, o, f = f(X·Wᵀ + H₋₁·Rᵀ + P·C₋₁ + b), c = g(X·Wᵀ + H₋₁·Rᵀ + b), C = f·C₋₁ + i·c, H = o·h(C)
+
+    o sees C where i and f see C₋₁; with input_forget f = 1 − i. LSTMTraining, which has no layout, has two more results
+    (time, direction, batch, ...): C, and i, o, f, c, of every step.
+    """
     directions = _directions(
         ("Sigmoid", "Tanh", "Tanh"), direction, activations, activation_alpha, activation_beta, clip
     )
     X, initial_h, initial_c = _time_first(layout, X, initial_h, initial_c)
-    Y, Y_h, Y_c, _, _ = _lstm(X, W, R, B, sequence_lens, initial_h, initial_c, P, hidden_size, directions, input_forget)
-    return _laid_out(layout, Y, Y_h, Y_c)
-
-
-@kernel("LSTMTraining", domain=MICROSOFT, in_float32=True, fresh=True)
-def lstm_training(
-    X: Array,
-    W: Array,
-    R: Array,
-    B: Array | None = None,
-    sequence_lens: Array | None = None,
-    initial_h: Array | None = None,
-    initial_c: Array | None = None,
-    P: Array | None = None,
-    *,
-    direction: str = "forward",
-    hidden_size: int | None = None,
-    activations: list[str] | None = None,
-    activation_alpha: list[float] | None = None,
-    activation_beta: list[float] | None = None,
-    clip: float | None = None,
-    input_forget: int = 0,
-) -> tuple[Array, ...]:
-    """LSTM with two more results (time, direction, batch, ...): C, and i, o, f, c, of every step"""
-    directions = _directions(
-        ("Sigmoid", "Tanh", "Tanh"), direction, activations, activation_alpha, activation_beta, clip
-    )
-    Y, Y_h, Y_c, cells, iofc = _lstm(
-        X, W, R, B, sequence_lens, initial_h, initial_c, P, hidden_size, directions, input_forget
-    )
-    return Y, Y_h, Y_c, np.stack(cells, 1), np.stack(iofc, 1)
-
-
-def _lstm(
-    X: Array,
-    W: Array,
-    R: Array,
-    B: Array | None,
-    sequence_lens: Array | None,
-    initial_h: Array | None,
-    initial_c: Array | None,
-    P: Array | None,
-    hidden_size: int | None,
-    directions: Directions,
-    input_forget: int,
-) -> tuple[Array, Array, Array, list[Array], list[Array]]:
-    """i, o, f = f(X·Wᵀ + H₋₁·Rᵀ + P·C₋₁ + b), c = g(X·Wᵀ + H₋₁·Rᵀ + b), C = f·C₋₁ + i·c, H = o·h(C)
-
-    o sees C where i and f see C₋₁; with input_forget f = 1 − i. The last two results are C and i, o, f, c of each direction.
-    """
     given = {"B": B, "sequence_lens": sequence_lens, "initial_h": initial_h, "initial_c": initial_c, "P": P}
     _check(4, len(directions), hidden_size, X, W, R, **given)
     sequences, n = _sequences(X, sequence_lens), R.shape[2]
@@ -555,7 +449,8 @@ def _lstm(
         Y[:, k], Y_h[k], Y_c[k] = sequences.kept(Y[:, k]), sequences.last(H), sequences.last(C)
         cells.append(sequences.kept(every_C))
         iofc.append(sequences.kept(gates))
-    return Y, Y_h, Y_c, cells, iofc
+    steps = [np.stack(cells, 1), np.stack(iofc, 1)] if len(_wanted) > 3 else []
+    return *_laid_out(layout, Y, Y_h, Y_c), *steps
 
 
 @kernel("LSTMGrad", domain=MICROSOFT, in_float32=True, fresh=True)
