@@ -14,7 +14,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from typing import Any, TypeVar
 
@@ -60,7 +60,7 @@ FAMILIES = (
 MICROSOFT = "com.microsoft"  # the domain of ONNX Runtime's own operators
 _SPECIAL = frozenset({"_wanted", "_opset", "_output_shapes", "_output_types", "_outer", "_wide", "_free"})
 _WITHOUT_MEANING = frozenset({"consumed_inputs"})  # before opset 6: what could be overwritten
-SIXTEEN_BIT = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
+SIXTEEN_BIT = frozenset((np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,13 +120,8 @@ class Kernel:
             bound["_output_shapes"] = tuple(_static_shape(name, values) for name in node.output)
         if "_output_types" in self.keywords:
             bound["_output_types"] = tuple(describe(values[n]).dtype if n in values else None for n in node.output)
-        function = _through_float32(self.function) if self.in_float32 else self.function
-
-        def call(*inputs: Any, **outer: Any) -> tuple[Any, ...]:
-            result = function(*inputs, **bound, **outer)
-            return result if isinstance(result, tuple) else (result,)
-
-        return call
+        function = partial(self.function, **bound) if bound else self.function
+        return _through_float32(function) if self.in_float32 else _in_tuple(function)
 
 
 def _attribute(name: str) -> str:
@@ -199,15 +194,27 @@ def _static_shape(name: str, values: Mapping[str, onnx.ValueInfoProto]) -> tuple
     return tuple(dim for dim in declared if isinstance(dim, int))
 
 
-def _through_float32(function: Callable[..., Any]) -> Callable[..., Any]:
-    def call(*inputs: Any, **bound: Any) -> Any:
-        narrow = next((x.dtype for x in inputs if getattr(x, "dtype", None) in SIXTEEN_BIT), None)
-        if narrow is None:
-            return function(*inputs, **bound)
+def _in_tuple(function: Callable[..., Any]) -> Call:
+    def call(*inputs: Any, **options: Any) -> tuple[Any, ...]:
+        result = function(*inputs, **options)
+        return result if isinstance(result, tuple) else (result,)
+
+    return call
+
+
+def _through_float32(function: Callable[..., Any]) -> Call:
+    function = _in_tuple(function)
+
+    def call(*inputs: Any, **options: Any) -> tuple[Any, ...]:
+        for x in inputs:
+            if getattr(x, "dtype", None) in SIXTEEN_BIT:
+                break
+        else:
+            return function(*inputs, **options)
+        narrow = x.dtype
         wide = [x.astype(np.float32) if getattr(x, "dtype", None) in SIXTEEN_BIT else x for x in inputs]
-        results = function(*wide, **bound)
-        results = results if isinstance(results, tuple) else (results,)
-        return tuple(y.astype(narrow) if getattr(y, "dtype", None) == np.float32 else y for y in results)
+        results = function(*wide, **options)
+        return tuple([y.astype(narrow) if getattr(y, "dtype", None) == np.float32 else y for y in results])
 
     return call
 

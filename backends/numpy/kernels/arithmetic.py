@@ -9,9 +9,9 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
-from refgrad.backends.numpy.registry import MICROSOFT, kernel, reuse
+from refgrad.backends.numpy.registry import MICROSOFT, broadcasts, kernel, reuse
 
 _UNARY: dict[str, Callable[..., Any]] = {  # the result has the type of the input
     "Abs": np.abs,
@@ -61,6 +61,20 @@ _COMPARISON: dict[str, Callable[[np.ndarray, np.ndarray], Any]] = {
 
 _VARIADIC = {"Max": np.maximum, "Min": np.minimum, "Sum": np.add}
 
+_POWER = np.dtype(ml_dtypes.float8_e8m0fnu)
+_FLOAT8 = {  # the least and the greatest number of each
+    np.dtype(kind): (np.float32(ml_dtypes.finfo(kind).min), np.float32(ml_dtypes.finfo(kind).max))
+    for kind in (
+        *(ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e4m3fnuz, ml_dtypes.float8_e5m2, ml_dtypes.float8_e5m2fnuz),
+        ml_dtypes.float8_e8m0fnu,
+    )
+}
+_SMALL_FLOATS = frozenset(
+    np.dtype(kind)
+    for kind in (ml_dtypes.bfloat16, ml_dtypes.float6_e2m3fn, ml_dtypes.float6_e3m2fn, ml_dtypes.float4_e2m1fn)
+)
+_SMALL_INTEGERS = frozenset(map(np.dtype, (ml_dtypes.int2, ml_dtypes.uint2, ml_dtypes.int4, ml_dtypes.uint4)))
+
 
 def _one(function: Callable[..., Any]) -> Callable[..., Any]:
     def unary(x: np.ndarray, *, _free: tuple[bool, ...] = ()) -> Any:
@@ -85,10 +99,10 @@ def _many(function: Callable[..., Any]) -> Callable[..., Any]:
         if not others:
             return first.copy()
         # With a third operand, which may be one of the first two again, those stay as they are.
-        total = function(first, others[0], out=reuse(_free, first.dtype, first, *others) if len(others) == 1 else None)
+        into = reuse(_free, first.dtype, first, *others) if _free and len(others) == 1 else None
+        total = function(first, others[0], out=into)
         for x in others[1:]:
-            fits = total.ndim and (x.ndim == 0 or np.broadcast_shapes(total.shape, x.shape) == total.shape)
-            total = function(total, x, out=total if fits else None)
+            total = function(total, x, out=total if total.ndim and broadcasts(x.shape, total.shape) else None)
         return total
 
     return fold
@@ -226,7 +240,7 @@ def mod(A: np.ndarray, B: np.ndarray, *, fmod: int) -> np.ndarray:
 
 
 def _refuse_zeros(x: np.ndarray, what: str) -> None:
-    if not x.all():
+    if np.count_nonzero(x) < x.size:
         first = np.unravel_index(np.argmin(x != 0), x.shape)
         raise ValueError(f"{what} has a 0 at {[int(i) for i in first]}; integers are not divided by it")
 
@@ -296,25 +310,31 @@ def zero_gradient(x: np.ndarray, _like: np.ndarray | None = None) -> np.ndarray:
 @kernel("Cast", since=6)
 def cast(x: np.ndarray, *, to: int, saturate: int = 1, round_mode: str = "up") -> np.ndarray:
     """Convert to the element type `to`; float8 saturates, bool is x ≠ 0, strings are parsed and printed."""
-    if to == TensorProto.STRING:
+    return _converted(x, helper.tensor_dtype_to_np_dtype(to), bool(saturate), round_mode)
+
+
+def _converted(x: np.ndarray, dtype: np.dtype[Any], saturate: bool, round_mode: str) -> np.ndarray:
+    if dtype.kind == "O":
         return _as_text(x)
-    dtype = helper.tensor_dtype_to_np_dtype(to)
     if x.dtype == dtype:
         return x
     if x.dtype.kind == "O":
         x = _parsed(x, dtype)
-    if to == TensorProto.FLOAT8E8M0:
-        return _as_power(x, bool(saturate), round_mode)
-    return narrowed(x, dtype, bool(saturate))
+    if dtype == _POWER:
+        return _as_power(x, saturate, round_mode)
+    return narrowed(x, dtype, saturate)
 
 
 def narrowed(x: np.ndarray, dtype: np.dtype[Any], saturate: bool = True) -> np.ndarray:
     """`x` as `dtype`, rounded once; float8 is held within its range, or is infinite or NaN beyond it"""
-    if dtype.type.__module__ == "ml_dtypes" and dtype.name.startswith(("float", "bfloat")):
+    if dtype in _FLOAT8:
         x = _odd(x)
-        if saturate and dtype.name.startswith("float8"):
-            return np.asarray(numpy_helper.saturate_cast(x, dtype))
-    elif x.dtype.name in ("int2", "uint2", "int4", "uint4"):
+        if saturate:
+            low, high = _FLOAT8[dtype]
+            x = np.minimum(np.maximum(x, low), high)
+    elif dtype in _SMALL_FLOATS:
+        x = _odd(x)
+    elif x.dtype in _SMALL_INTEGERS:
         x = x.astype(np.int8)
     return x.astype(dtype)
 
@@ -325,7 +345,7 @@ def _odd(x: np.ndarray) -> np.ndarray:
     Without that, ml_dtypes rounds doubles and integers twice, by way of float32.
     """
     if x.dtype.kind not in "iuf" or x.dtype.itemsize < 4 or x.dtype == np.float32:
-        return x.astype(np.float32)
+        return x.astype(np.float32, copy=False)
     exact = _double(x)
     near = exact.astype(np.float32)
     near = np.where(np.abs(near) > np.abs(exact), np.nextafter(near, np.float32(0)), near)
@@ -352,7 +372,7 @@ def _as_power(x: np.ndarray, saturate: bool, round_mode: str) -> np.ndarray:
     if not saturate:
         power = np.where(np.abs(power) > 127, np.nan, power)
     bits = np.where(np.isnan(power) | np.isnan(mantissa), 255, np.clip(power, -127, 127) + 127)
-    return bits.astype(np.uint8).view(helper.tensor_dtype_to_np_dtype(TensorProto.FLOAT8E8M0))
+    return bits.astype(np.uint8).view(_POWER)
 
 
 @kernel("Cast")
@@ -377,7 +397,7 @@ def bit_cast(x: np.ndarray, *, to: int, _wide: bool) -> np.ndarray:
 
 @kernel("CastLike", since=15)
 def cast_like(x: np.ndarray, like: np.ndarray, *, saturate: int = 1, round_mode: str = "up") -> np.ndarray:
-    return cast(x, to=helper.np_dtype_to_tensor_dtype(like.dtype), saturate=saturate, round_mode=round_mode)
+    return _converted(x, like.dtype, bool(saturate), round_mode)
 
 
 def _parsed(x: np.ndarray, dtype: np.dtype) -> np.ndarray:

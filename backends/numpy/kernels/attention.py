@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from functools import reduce
+
 import numpy as np
 from onnx import helper
 
@@ -68,7 +71,7 @@ def attention(
     heads, length, width = Q.shape[1:]
     total = K.shape[2]
     _check_heads(Q, K, V)
-    root = kind.type(np.sqrt(scale if scale is not None else 1 / np.sqrt(max(width, 1))))
+    root = kind.type(np.sqrt(scale if scale is not None else 1 / math.sqrt(max(width, 1))))
     product = (Q * root) @ (_shared(K, heads) * root).swapaxes(-1, -2)
     capped = product if softcap <= 0 else (np.tanh(product / kind.type(softcap)) * kind.type(softcap)).astype(kind)
 
@@ -80,27 +83,31 @@ def attention(
         if attn_mask.shape[-1] > total:
             raise ValueError(f"attn_mask {list(attn_mask.shape)} has more columns than there are keys, {total}")
     j, p = np.arange(total), np.arange(length)[:, None] + before
+    seen = []
     if nonpad_kv_seqlen is not None:
-        p = p + (nonpad_kv_seqlen.reshape(-1, 1, 1, 1) - length)
-    seen = np.ones((length, total), bool)
+        lengths = nonpad_kv_seqlen.reshape(-1, 1, 1, 1)
+        p = p + (lengths - length)
+        seen.append(j < lengths)
     if is_causal:
-        seen = seen & (j <= p)
+        seen.append(j <= p)
     if left_window_size >= 0:
-        seen = seen & (j >= p - left_window_size)
+        seen.append(j >= p - left_window_size)
     if right_window_size >= 0:
-        seen = seen & (j <= p + right_window_size)
-    if nonpad_kv_seqlen is not None:
-        seen = seen & (j < nonpad_kv_seqlen.reshape(-1, 1, 1, 1))
-    bias = np.where(seen, 0, -np.inf).astype(kind)
+        seen.append(j <= p + right_window_size)
+    bias = _bias(reduce(np.logical_and, seen), kind) if seen else kind.type(0)
     if attn_mask is not None:
-        added = np.where(attn_mask, 0, -np.inf) if attn_mask.dtype == bool else attn_mask
-        around = [(0, 0)] * (added.ndim - 1) + [(0, total - added.shape[-1])]
-        bias = bias + np.pad(added.astype(kind), around, constant_values=-np.inf)
+        added = _bias(attn_mask, kind) if attn_mask.dtype == bool else attn_mask.astype(kind, copy=False)
+        if missing := total - added.shape[-1]:
+            added = np.concatenate((added, np.full((*added.shape[:-1], missing), -np.inf, kind)), -1)
+        bias = bias + added
 
-    logits = capped + bias
-    blind = np.max(bias, axis=-1, keepdims=True, initial=-np.inf) == -np.inf
-    probabilities = _softmax(np.where(blind, 0, logits).astype(kind), softmax_precision)
-    probabilities = np.where(blind, 0, probabilities).astype(kind)
+    logits = capped + bias if bias.ndim else capped
+    blind = np.maximum.reduce(bias, -1, keepdims=True, initial=-np.inf) == -np.inf if bias.ndim else np.bool_(False)
+    if blind.any():
+        probabilities = _softmax(np.where(blind, kind.type(0), logits), softmax_precision)
+        probabilities = np.where(blind, kind.type(0), probabilities.astype(kind, copy=False))
+    else:
+        probabilities = _softmax(logits, softmax_precision).astype(kind, copy=False)
     Y = (probabilities @ _shared(V, heads).astype(kind, copy=False)).astype(kind, copy=False)
     if packed:
         Y = Y.swapaxes(1, 2).reshape(Y.shape[0], length, -1 if Y.size else heads * Y.shape[3])
@@ -108,12 +115,20 @@ def attention(
     return tuple(v.astype(declared[i == 2], copy=False) for i, v in enumerate((Y, K, V, scores)))
 
 
+def _bias(seen: np.ndarray, kind: np.dtype) -> np.ndarray:
+    """What is added to the logits: nothing, or −∞ where a key is not seen"""
+    return np.where(seen, kind.type(0), kind.type(-np.inf))
+
+
 def _check_heads(Q: np.ndarray, K: np.ndarray, V: np.ndarray) -> None:
-    shapes = f"Q {list(Q.shape)}, K {list(K.shape)} and V {list(V.shape)} as (batch, heads, length, width)"
+    wrong = None
     if K.shape[:3] != V.shape[:3] or Q.shape[0] != K.shape[0] or Q.shape[3] != K.shape[3]:
-        raise ValueError(f"{shapes}: batches must be equal, K and V as long, Q and K as wide")
-    if Q.shape[1] % max(K.shape[1], 1):
-        raise ValueError(f"{shapes}: {K.shape[1]} heads of K do not divide the {Q.shape[1]} of Q")
+        wrong = "batches must be equal, K and V as long, Q and K as wide"
+    elif Q.shape[1] % max(K.shape[1], 1):
+        wrong = f"{K.shape[1]} heads of K do not divide the {Q.shape[1]} of Q"
+    if wrong:
+        shapes = f"Q {list(Q.shape)}, K {list(K.shape)} and V {list(V.shape)}"
+        raise ValueError(f"{shapes} as (batch, heads, length, width): {wrong}")
 
 
 def _softmax(scores: np.ndarray, precision: int | None) -> np.ndarray:
@@ -229,7 +244,7 @@ def tensor_scatter(
     along = check_axis(axis, past_cache.ndim)
     size, length = past_cache.shape[axis], update.shape[axis]
     check_shape("update", update.shape, (*past_cache.shape[:along], length, *past_cache.shape[along + 1 :]))
-    cache, new = past_cache.copy(), np.moveaxis(update, axis, 1)
+    cache, new = past_cache.copy(), update.swapaxes(along, 1)
     first = np.zeros(len(cache), np.int64) if write_indices is None else write_indices
     places = first[:, None] + np.arange(length)
     check_shape("write_indices", first.shape, (len(cache),))
@@ -238,7 +253,7 @@ def tensor_scatter(
         places = places % size
     else:
         check_indices(places, size, "the places to write to", lowest=0)
-    np.moveaxis(cache, axis, 1)[np.arange(len(cache))[:, None], places] = new
+    cache.swapaxes(along, 1)[np.arange(len(cache))[:, None], places] = new
     return cache
 
 

@@ -43,15 +43,15 @@ def _flat_elements(shape: tuple[int, ...], indices: np.ndarray, axis: int) -> np
         raise ValueError(f"indices have rank {indices.ndim} and the data {len(shape)}; they must be the same")
     if any(n > size for i, (n, size) in enumerate(zip(indices.shape, shape, strict=True)) if i != axis):
         raise ValueError(f"indices {list(indices.shape)} are larger than the data {list(shape)} beside axis {axis}")
-    stride, offset = 1, np.zeros((), np.int64)
+    flat, stride, offset = check_indices(indices, shape[axis]), 1, None
     for i in reversed(range(len(shape))):
         if i == axis:
-            flat = check_indices(indices, shape[axis]) * np.int64(stride)
+            flat = flat if stride == 1 else flat * np.int64(stride)
         elif indices.shape[i] > 1:
-            steps = np.arange(0, indices.shape[i] * stride, stride)
-            offset = offset + steps.reshape(-1, *[1] * (len(shape) - i - 1))
+            steps = np.arange(0, indices.shape[i] * stride, stride).reshape(-1, *[1] * (len(shape) - i - 1))
+            offset = steps if offset is None else offset + steps
         stride *= shape[i]
-    return np.asarray(flat + offset if offset.ndim else flat)
+    return flat if offset is None else flat + offset
 
 
 def _flat_tuples(shape: tuple[int, ...], indices: np.ndarray, batch_dims: int = 0) -> tuple[np.ndarray, int]:
@@ -67,17 +67,23 @@ def _flat_tuples(shape: tuple[int, ...], indices: np.ndarray, batch_dims: int = 
     indexed = shape[batch_dims : batch_dims + depth]
     flat = np.zeros(indices.shape[:-1], np.int64)
     for i, n in enumerate(indexed):
-        flat = flat * n + check_indices(indices[..., i], n)
-    batch = np.arange(math.prod(shape[:batch_dims])) * math.prod(indexed)
-    return flat + batch.reshape((*shape[:batch_dims], *[1] * (flat.ndim - batch_dims))), math.prod(
-        shape[batch_dims + depth :]
-    )
+        part = check_indices(indices[..., i], n)
+        flat = flat * n + part if i else part.astype(np.int64, copy=False)
+    if batch_dims:
+        batch = np.arange(math.prod(shape[:batch_dims])) * math.prod(indexed)
+        flat = flat + batch.reshape((*shape[:batch_dims], *[1] * (flat.ndim - batch_dims)))
+    return flat, math.prod(shape[batch_dims + depth :])
 
 
 @kernel("Gather", fresh=True)
 def gather(data: np.ndarray, indices: np.ndarray, *, axis: int) -> np.ndarray:
     axis = check_axis(axis, data.ndim)
-    return np.take(data, check_indices(indices, data.shape[axis]), axis)
+    try:
+        if data.size:  # of nothing NumPy takes whatever the indices are
+            return data.take(indices, axis)
+    except IndexError:
+        pass  # said better below
+    return data.take(check_indices(indices, data.shape[axis]), axis)
 
 
 @kernel("ShrunkenGather", domain=MICROSOFT, fresh=True)
@@ -118,7 +124,7 @@ def gather_nd(data: np.ndarray, indices: np.ndarray, *, batch_dims: int = 0) -> 
     flat, length = _flat_tuples(data.shape, indices, batch_dims)
     rest = data.shape[batch_dims + indices.shape[-1] :]
     rows = data.reshape(math.prod(data.shape[: data.ndim - len(rest)]), length)
-    return np.take(rows, flat, 0).reshape((*flat.shape, *rest))
+    return rows.take(flat, 0).reshape((*flat.shape, *rest))
 
 
 @kernel("GatherNDGrad", domain=MICROSOFT, in_float32=True, fresh=True)
@@ -134,16 +140,16 @@ _COMBINE: dict[str, np.ufunc] = {"add": np.add, "mul": np.multiply, "max": np.ma
 
 
 def _scatter(target: np.ndarray, where: np.ndarray, updates: np.ndarray, reduction: str) -> None:
-    """Combine the rows `updates` (m, length) into `target` (n, length) at `where` (m,), duplicates included."""
+    """Combine `updates` (m,), or rows (m, length), into `target` (n,) or (n, length) at `where` (m,), duplicates included."""
     if reduction == "none":
         target[where] = updates
         return
     if reduction not in _COMBINE:
         raise ValueError(f"reduction={reduction!r} is none of 'none', {', '.join(map(repr, _COMBINE))}")
-    places = (
-        where if target.shape[1] == 1 else np.add.outer(where * target.shape[1], np.arange(target.shape[1])).ravel()
-    )
-    _COMBINE[reduction].at(target.reshape(-1), places, updates.reshape(-1))  # fast where both are vectors
+    if target.ndim > 1:
+        length = target.shape[1]
+        where = np.add.outer(where * length, np.arange(length)).ravel()
+    _COMBINE[reduction].at(target.reshape(-1), where, updates.reshape(-1))  # fast where both are vectors
 
 
 @kernel("ScatterElements", in_float32=True, fresh=True)
@@ -153,10 +159,7 @@ def scatter_elements(
     check_shape("updates", updates.shape, indices.shape)
     target = data.copy()
     _scatter(
-        target.reshape(-1, 1),
-        _flat_elements(data.shape, indices, axis).reshape(-1),
-        updates.reshape(-1, 1),
-        reduction,
+        target.reshape(-1), _flat_elements(data.shape, indices, axis).reshape(-1), updates.reshape(-1), reduction
     )
     return target
 
@@ -171,8 +174,11 @@ def scatter_nd(data: np.ndarray, indices: np.ndarray, updates: np.ndarray, *, re
     flat, length = _flat_tuples(data.shape, indices)
     check_shape("updates", updates.shape, indices.shape[:-1] + data.shape[indices.shape[-1] :])
     target = data.copy()
-    rows = target.reshape(math.prod(data.shape[: indices.shape[-1]]), length)
-    _scatter(rows, flat.reshape(-1), updates.reshape(flat.size, length), reduction)
+    if length == 1:
+        _scatter(target.reshape(-1), flat.reshape(-1), updates.reshape(-1), reduction)
+    else:
+        rows = target.reshape(math.prod(data.shape[: indices.shape[-1]]), length)
+        _scatter(rows, flat.reshape(-1), updates.reshape(flat.size, length), reduction)
     return target
 
 

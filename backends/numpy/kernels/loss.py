@@ -26,11 +26,13 @@ def _weights(
     check_shape("the labels", labels.shape, scores.shape[:1] + scores.shape[2:])
     if weights is not None:
         check_shape("the weights", weights.shape, (count,))
-    ignored = np.zeros(labels.shape, bool) if ignore_index is None else labels == ignore_index
-    classes = np.where(ignored, 0, labels)
-    check_indices(np.where(ignored, 0, labels) if count else classes[~ignored], count, "the labels", lowest=0)
+    classes, ignored = labels, None
+    if ignore_index is not None:
+        ignored = labels == ignore_index
+        classes = np.where(ignored, 0, labels)
+    check_indices(classes if count or ignored is None else classes[~ignored], count, "the labels", lowest=0)
     weight = np.ones(labels.shape, dtype) if weights is None else weights[classes].astype(dtype, copy=False)
-    return classes, np.where(ignored, dtype.type(0), weight)
+    return classes, weight if ignored is None else np.where(ignored, dtype.type(0), weight)
 
 
 def _reduced(losses: np.ndarray, weight: np.ndarray, reduction: str) -> np.ndarray:
@@ -51,8 +53,9 @@ def negative_log_likelihood_loss(
 ) -> np.ndarray:
     """Loss = −w·log_prob[label]; the mean is over the sum of the weights"""
     classes, weight = _weights(labels, weights, ignore_index, log_prob)
-    picked = np.take_along_axis(log_prob, np.expand_dims(classes, 1), 1).squeeze(1)
-    return _reduced(np.where(weight == 0, weight, -weight * picked), weight, reduction)
+    picked = np.take_along_axis(log_prob, classes[:, np.newaxis], 1)[:, 0]
+    plain = weights is None and ignore_index is None
+    return _reduced(-picked if plain else np.where(weight == 0, weight, -weight * picked), weight, reduction)
 
 
 @kernel("SoftmaxCrossEntropyLoss", in_float32=True, fresh=True)

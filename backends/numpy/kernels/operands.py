@@ -8,6 +8,8 @@ import numpy as np
 
 from refgrad.backends.numpy.registry import SIXTEEN_BIT, broadcasts
 
+_UNSIGNED = {np.dtype(f"i{size}"): np.dtype(f"u{size}") for size in (1, 2, 4, 8)}
+
 
 def wide_type(dtype: np.dtype) -> np.dtype:
     """The type to compute in: float32 for a 16-bit float, else `dtype` itself."""
@@ -40,14 +42,25 @@ def check_indices(indices: np.ndarray, size: int, what: str = "indices", lowest:
 
     Raises IndexError for one outside `lowest` (by default −size) to size − 1.
     """
-    low = -size if lowest is None else lowest
-    if not indices.size:
+    if _inside(indices, size):
         return indices
-    least, most = np.minimum.reduce(indices, None), np.maximum.reduce(indices, None)
-    if least < low or most >= size:
-        worst = least if least < low else most
-        raise IndexError(f"{what} contain {worst}, which is out of bounds for {size} elements: {low}..{size - 1}")
-    return indices if least >= 0 else np.where(indices < 0, indices + size, indices)
+    if lowest is None:
+        wrapped = np.where(indices < 0, indices + size, indices)
+        if _inside(wrapped, size):
+            return wrapped
+    low = -size if lowest is None else lowest
+    worst = indices.min() if indices.min() < low else indices.max()
+    raise IndexError(f"{what} contain {worst}, which is out of bounds for {size} elements: {low}..{size - 1}")
+
+
+def _inside(indices: np.ndarray, size: int) -> bool:
+    """Whether all are in 0..size − 1. Read as unsigned, the greatest of all is one below 0 if there is one."""
+    if not indices.size:
+        return True
+    unsigned = _UNSIGNED.get(indices.dtype)
+    if unsigned is None:
+        return bool(indices.min() >= 0 and indices.max() < size)
+    return bool(0 <= indices.item(indices.view(unsigned).argmax()) < size)
 
 
 def check_shape(what: str, given: tuple[int, ...], needed: tuple[int, ...]) -> None:

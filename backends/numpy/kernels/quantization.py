@@ -14,9 +14,9 @@ from refgrad.backends.numpy.kernels.operands import check_axis, widened
 from refgrad.backends.numpy.registry import MICROSOFT, kernel
 
 Array = np.ndarray | None
-_FLOATS = (np.float16, ml_dtypes.bfloat16, np.float32, np.float64)
-_INTEGERS = {
-    np.dtype(kind)
+_FLOATS = frozenset(map(np.dtype, (np.float16, ml_dtypes.bfloat16, np.float32, np.float64)))
+_INTEGERS = {  # the least and the greatest number of each
+    np.dtype(kind): (float(ml_dtypes.iinfo(kind).min), float(ml_dtypes.iinfo(kind).max))
     for kind in (
         *(np.int8, np.uint8, np.int16, np.uint16),
         *(ml_dtypes.int2, ml_dtypes.uint2, ml_dtypes.int4, ml_dtypes.uint4),
@@ -42,10 +42,10 @@ def quantize_linear(
         if output_dtype and target != y_zero_point.dtype:
             raise ValueError(f"output_dtype is {target}, the zero point {y_zero_point.dtype}")
         target = y_zero_point.dtype
-    kind = next((z.dtype for z in (y_scale, x) if z.dtype in _FLOATS), np.dtype(np.float32))
+    kind = y_scale.dtype if y_scale.dtype in _FLOATS else x.dtype if x.dtype in _FLOATS else np.dtype(np.float32)
     if precision:
         kind = np.dtype(helper.tensor_dtype_to_np_dtype(precision))
-    ratio = x.astype(kind) / _laid(y_scale.astype(kind), x.shape, axis, block_size)
+    ratio = x.astype(kind, copy=False) / _laid(y_scale.astype(kind, copy=False), x.shape, axis, block_size)
     zero_point = 0.0 if y_zero_point is None else _laid(y_zero_point, x.shape, axis, block_size).astype(np.float64)
     if target in _INTEGERS:
         return saturated(ratio, zero_point, target)
@@ -182,10 +182,9 @@ def saturated(ratio: np.ndarray, zero_point: Any, target: np.dtype) -> np.ndarra
     wide = ratio.astype(np.float64)
     if target not in _INTEGERS:
         return narrowed(wide + np.asarray(zero_point, np.float64), target)
-    info: Any = ml_dtypes.iinfo
-    low, high = float(info(target).min), float(info(target).max)
-    shifted = np.nan_to_num(np.rint(wide) + zero_point, nan=low, posinf=high, neginf=low)
-    return np.asarray(shifted.clip(low, high).astype(np.int32).astype(target))
+    low, high = _INTEGERS[target]
+    shifted = np.minimum(np.fmax(np.rint(wide) + zero_point, low), high)  # fmax: the other one where one is NaN
+    return np.asarray(shifted.astype(np.int32).astype(target))
 
 
 def _laid(parameter: np.ndarray, shape: tuple[int, ...], axis: int, block_size: int = 0) -> np.ndarray:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from itertools import accumulate, pairwise
 
 import numpy as np
 from onnx import helper
 
 from refgrad.backends.numpy.kernels.operands import check_axes, check_axis
-from refgrad.backends.numpy.registry import MICROSOFT, kernel
+from refgrad.backends.numpy.registry import MICROSOFT, broadcasts, kernel
 
 Ints = list[int] | None
+_COPIED = 256  # elements: that many are copied sooner than viewed
 
 
 @kernel("Shape", fresh=True)
@@ -81,7 +83,16 @@ def expand(data: np.ndarray, shape: np.ndarray) -> np.ndarray:
     dims = shape.tolist()
     if shape.ndim != 1 or min(dims, default=0) < 0:
         raise ValueError(f"the shape is {dims}; it must be a list of sizes that are not negative")
-    return np.broadcast_to(data, np.broadcast_shapes(data.shape, tuple(dims)))
+    to = tuple(dims)
+    if not broadcasts(data.shape, to):
+        to = np.broadcast_shapes(data.shape, to)
+    if to == data.shape:
+        return data
+    if math.prod(to) > _COPIED:
+        return np.broadcast_to(data, to)
+    result = np.empty(to, data.dtype)
+    result[...] = data
+    return result
 
 
 @kernel("Tile", since=6, fresh=True)
@@ -135,16 +146,17 @@ def split(
         if num_outputs not in (None, count):
             raise ValueError(f"num_outputs={num_outputs}, and the node has {count} outputs")
         length = -(-data.shape[axis] // count)
-        ends = [min(length * (i + 1), data.shape[axis]) for i in range(count - 1)]
+        ends = [min(length * (i + 1), data.shape[axis]) for i in range(count)]
     else:
-        if not isinstance(parts, list) or len(parts) != len(_wanted) or min(map(np.min, parts), default=0) < 0:
+        if (lengths is not None and lengths.ndim != 1) or len(parts) != len(_wanted) or min(parts, default=0) < 0:
             raise ValueError(
                 f"the lengths are {parts}; one that is not negative is needed for each of {len(_wanted)} outputs"
             )
         if sum(parts) != data.shape[axis]:
             raise ValueError(f"the lengths {parts} add up to {sum(parts)}; axis {axis} has {data.shape[axis]} elements")
-        ends = np.cumsum(parts)[:-1].tolist()
-    return tuple(np.split(data, ends, axis))
+        ends = list(accumulate(parts))
+    before = (slice(None),) * axis
+    return tuple([data[(*before, slice(start, end))] for start, end in pairwise((0, *ends))])
 
 
 @kernel("SplitTraining", domain=MICROSOFT)
