@@ -188,16 +188,34 @@ def linear_attention(
     update_rule: str,
 ) -> tuple[np.ndarray, np.ndarray]:
     """S ← e^g·S + k·uᵀ with u = v, or u = β·(v − (e^g·S)ᵀk) for the delta rules; o = scale·Sᵀq, one token after another"""
+    for name, needed, given in (("decay", "gated", decay), ("beta", "delta", beta)):
+        if needed in update_rule and given is None:
+            raise ValueError(f"update_rule={update_rule!r} needs {name}, which is left out")
+    if min(kv_num_heads, q_num_heads) < 1 or q_num_heads % kv_num_heads:
+        raise ValueError(f"{q_num_heads} query heads are no multiple of {kv_num_heads} key and value heads")
     wide = wide_type(query.dtype)
-    batch, length, _ = query.shape
+    batch, length, columns = query.shape
+    check_shape("key", key.shape, (batch, length, columns // q_num_heads * kv_num_heads))
+    check_shape("value", value.shape[:-1], (batch, length))
+    for name, x, heads in (("query", query, q_num_heads), ("value", value, kv_num_heads)):
+        if x.shape[2] % heads:
+            raise ValueError(f"{name} has {x.shape[2]} columns, which {heads} heads do not share evenly")
     q, k, v = (
         by_heads(x, heads).astype(wide)
         for x, heads in ((query, q_num_heads), (key, kv_num_heads), (value, kv_num_heads))
     )
     width = q.shape[3]
-    gate = None if decay is None or "gated" not in update_rule else np.exp(by_heads(decay, kv_num_heads).astype(wide))
-    rate = None if beta is None or "delta" not in update_rule else by_heads(beta, beta.shape[2]).astype(wide)
+    gate = rate = None
+    if decay is not None and "gated" in update_rule:
+        sizes = (kv_num_heads, kv_num_heads * width)
+        check_shape("decay", decay.shape, (batch, length, sizes[decay.shape[-1] == sizes[1]]))
+        gate = np.exp(by_heads(decay, kv_num_heads).astype(wide))
+    if beta is not None and "delta" in update_rule:
+        check_shape("beta", beta.shape, (batch, length, 1 if beta.shape[-1] == 1 else kv_num_heads))
+        rate = by_heads(beta, beta.shape[2]).astype(wide)
     shape = batch, kv_num_heads, width, v.shape[3]
+    if past_state is not None:
+        check_shape("past_state", past_state.shape, shape)
     state = np.zeros(shape, wide) if past_state is None else past_state.astype(wide)
     factor = scale or 1 / np.sqrt(max(width, 1))
     o = np.zeros((batch, q_num_heads, length, v.shape[3]), wide)
@@ -223,7 +241,12 @@ def causal_conv_with_state(
     activation: str,
 ) -> tuple[np.ndarray, np.ndarray]:
     """o_t = Σ_j w_j·x_(t+j) + b, channel by channel, where x begins with the past state; and the end of x"""
-    taps, length = weight.shape[2], input.shape[2]
+    (batch, channels, length), taps = input.shape, weight.shape[-1]
+    check_shape("weight", weight.shape, (channels, 1, taps))
+    if bias is not None:
+        check_shape("bias", bias.shape, (channels,))
+    if past_state is not None:
+        check_shape("past_state", past_state.shape, (batch, channels, taps - 1))
     past = np.zeros((*input.shape[:2], taps - 1), input.dtype) if past_state is None else past_state
     x = np.concatenate((past, input), 2)
     o = np.zeros_like(input)

@@ -26,7 +26,15 @@ def _check(body: Plan, inputs: int, outputs: int) -> None:
 
 
 @kernel("If")
-def if_(cond: np.ndarray, *, then_branch: Plan, else_branch: Plan, _outer: Outer = None) -> tuple[Any, ...]:
+def if_(
+    cond: np.ndarray, *, then_branch: Plan, else_branch: Plan, _wanted: tuple[bool, ...], _outer: Outer = None
+) -> tuple[Any, ...]:
+    for name, branch in (("then_branch", then_branch), ("else_branch", else_branch)):
+        if branch.inputs or len(branch.outputs) != len(_wanted):
+            raise ValueError(
+                f"{name} takes {list(branch.inputs)} and gives {list(branch.outputs)}; "
+                f"it must take nothing and give {len(_wanted)} outputs"
+            )
     return (then_branch if cond.item() else else_branch)(outer=_outer)
 
 
