@@ -181,7 +181,8 @@ def mean(*data: np.ndarray) -> np.ndarray:
 def clip(
     x: np.ndarray, low: np.ndarray | None = None, high: np.ndarray | None = None, *, _free: tuple[bool, ...] = ()
 ) -> Any:
-    """min(max(x, low), high): where low > high the result is high"""
+    """min(max(x, low), high): where low > high the result is high. A bound that is NaN is none, as in the function body."""
+    low, high = (None if bound is None or np.isnan(bound) else bound for bound in (low, high))
     if low is None and high is None:
         return x.copy()
     into = reuse(_free[:1], x.dtype, x)
