@@ -10,7 +10,8 @@ import numpy as np
 import onnx
 from onnx import ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto, helper, numpy_helper
 
-from refgrad.functions import MICROSOFT, OPERATORS, call_functions, find_schema, inline_functions
+from refgrad.functions import MICROSOFT, OPERATORS, call_functions, find_schema
+from refgrad.inlining import inline_functions
 
 SHAPES = ("static", "symbolic", "unknown")
 NODE = "node"  # what the node of a case is called

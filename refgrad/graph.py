@@ -30,7 +30,8 @@ from onnx import (
 )
 
 from refgrad.errors import InvalidModelError
-from refgrad.functions import CONSTANT, OPERATORS, Type, adopt, call_functions, inline_functions, settle
+from refgrad.functions import CONSTANT, OPERATORS, Type, adopt, call_functions, settle
+from refgrad.inlining import inline_functions
 from refgrad.protos import subgraphs, versions_of
 from refgrad.upgrade import spell_out_deprecated, upgrade
 

@@ -11,16 +11,9 @@ import onnx
 from onnx import FunctionProto, TensorProto, helper
 
 from refgrad.errors import NoGradientError, OptionError, UnknownNameError, choices, did_you_mean
-from refgrad.functions import (
-    INLINED,
-    MICROSOFT,
-    OPERATORS,
-    UnsupportedFormError,
-    find_schema,
-    inline_functions,
-    make_function,
-)
+from refgrad.functions import MICROSOFT, OPERATORS, UnsupportedFormError, find_schema, make_function
 from refgrad.graph import FLOATS, Graph, Node
+from refgrad.inlining import INLINED, inline_functions
 from refgrad.protos import import_domain
 from refgrad.registry import NO_DERIVATIVE, PENDING, QUANTIZED, QUANTIZERS, RULES, ZERO
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from importlib import metadata
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -59,6 +61,13 @@ def test_an_unknown_backend_is_refused_with_the_known_ones():
 def test_importing_the_package_imports_no_runtime():
     code = "import refgrad.backends, sys; sys.exit('onnxruntime' in sys.modules or 'onnx.reference' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_backend_imports_nothing_of_the_differentiator():
+    folder = Path(__file__).parent.parent / "backends"
+    lines = [line for file in folder.rglob("*.py") for line in file.read_text().splitlines()]
+    names = {name for line in lines for name in re.findall(r"^\s*(?:from|import) (refgrad[\w.]*)", line)}
+    assert {name for name in names if not name.startswith("refgrad.backends")} == {"refgrad.errors", "refgrad.inlining"}
 
 
 def test_description_is_one_line(backend):

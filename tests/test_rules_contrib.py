@@ -16,7 +16,8 @@ from refgrad.conformance.case import Case, node_case
 from refgrad.conformance.cases.contrib import cases
 from refgrad.errors import BackendError, InvalidModelError, NoGradientError
 from refgrad.explain import explain
-from refgrad.functions import MICROSOFT, OPERATORS, Type, call_functions, find_schema, inline_functions
+from refgrad.functions import MICROSOFT, OPERATORS, Type, call_functions, find_schema
+from refgrad.inlining import inline_functions
 from refgrad.registry import DIALECTS
 
 CASES = list(cases())
