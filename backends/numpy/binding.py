@@ -35,16 +35,8 @@ _REFUSED = {
 }
 _REASONS = {
     "it exchanges tensors with other processes": (
-        *(
-            "Send",
-            "Recv",
-            "NcclAllReduce",
-            "NcclAllGather",
-            "NcclReduceScatter",
-            "AdasumAllReduce",
-            "MegatronF",
-            "MegatronG",
-        ),
+        *("Send", "Recv", "NcclAllReduce", "NcclAllGather", "NcclReduceScatter"),
+        *("AdasumAllReduce", "MegatronF", "MegatronG"),
     ),
     "it waits for other threads": ("RecordEvent", "WaitEvent"),
     "it calls code outside the model": ("PythonOp", "PythonOpGrad"),

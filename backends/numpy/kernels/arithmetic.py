@@ -62,8 +62,9 @@ _COMPARISON: dict[str, Callable[[np.ndarray, np.ndarray], Any]] = {
 _VARIADIC = {"Max": np.maximum, "Min": np.minimum, "Sum": np.add}
 
 _POWER = np.dtype(ml_dtypes.float8_e8m0fnu)
+_finfo: Any = ml_dtypes.finfo  # it has no type hints
 _FLOAT8 = {  # the least and the greatest number of each
-    np.dtype(kind): (np.float32(ml_dtypes.finfo(kind).min), np.float32(ml_dtypes.finfo(kind).max))
+    np.dtype(kind): (np.float32(_finfo(kind).min), np.float32(_finfo(kind).max))
     for kind in (
         *(ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e4m3fnuz, ml_dtypes.float8_e5m2, ml_dtypes.float8_e5m2fnuz),
         ml_dtypes.float8_e8m0fnu,

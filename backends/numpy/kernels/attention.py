@@ -117,7 +117,7 @@ def attention(
 
 def _bias(seen: np.ndarray, kind: np.dtype) -> np.ndarray:
     """What is added to the logits: nothing, or −∞ where a key is not seen"""
-    return np.where(seen, kind.type(0), kind.type(-np.inf))
+    return np.asarray(np.where(seen, kind.type(0), kind.type(-np.inf)))
 
 
 def _check_heads(Q: np.ndarray, K: np.ndarray, V: np.ndarray) -> None:

@@ -15,8 +15,9 @@ from refgrad.backends.numpy.registry import MICROSOFT, kernel
 
 Array = np.ndarray | None
 _FLOATS = frozenset(map(np.dtype, (np.float16, ml_dtypes.bfloat16, np.float32, np.float64)))
+_iinfo: Any = ml_dtypes.iinfo  # it has no type hints
 _INTEGERS = {  # the least and the greatest number of each
-    np.dtype(kind): (float(ml_dtypes.iinfo(kind).min), float(ml_dtypes.iinfo(kind).max))
+    np.dtype(kind): (float(_iinfo(kind).min), float(_iinfo(kind).max))
     for kind in (
         *(np.int8, np.uint8, np.int16, np.uint16),
         *(ml_dtypes.int2, ml_dtypes.uint2, ml_dtypes.int4, ml_dtypes.uint4),
