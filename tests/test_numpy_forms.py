@@ -146,6 +146,10 @@ def numbers(*shape: int) -> np.ndarray:
         (numbers(2, 3, 0), numbers(0, 5)),
         (numbers(0, 3, 4), numbers(4, 5)),
         (numbers(2, 3, 4), numbers(4, 0)),
+        (numbers(2, 16), numbers(5, 16).T),  # few rows
+        (numbers(16, 2).T, numbers(5, 16).T),
+        (numbers(1, 2, 16), numbers(5, 16).T),
+        (numbers(2, 32)[:, ::2], numbers(5, 16).T),
     ],
     ids=lambda x: "x".join(map(str, x.shape)),
 )
@@ -160,7 +164,46 @@ def test_product_of_whatever_lies_in_memory(A: np.ndarray, B: np.ndarray):
 
 @pytest.mark.parametrize("size", SIZES)
 def test_sigmoid_neither_overflows_nor_cancels(size: int):
-    x = np.concatenate([RNG.uniform(-80, 80, size), [math.inf, -math.inf, 0.0]]).astype(np.float32)
-    expected = [1 / (1 + math.exp(-v)) if v >= 0 else math.exp(v) / (1 + math.exp(v)) for v in x.tolist()]
-    np.testing.assert_allclose(run("Sigmoid", x), expected, rtol=1e-6)
+    small = RNG.uniform(-80, 80, size).astype(np.float32)
+    large = np.float32([math.inf, -math.inf, 0.0, -100, -88.5, 3e38])
+    for x in (small, np.concatenate([small, large])):
+        expected = [1 / (1 + math.exp(-v)) if v >= 0 else math.exp(v) / (1 + math.exp(v)) for v in x.tolist()]
+        np.testing.assert_allclose(run("Sigmoid", x), expected, rtol=1e-6, atol=1e-45)
+
+
+LAYOUTS: list[tuple[str, tuple[np.ndarray, ...], dict[str, Any]]] = [
+    *((op_type, (), {}) for op_type in ("Gelu", "Erf", "Sigmoid", "Softplus", "Tanh", "Relu", "Flatten", "Transpose")),
+    ("Softmax", (), {"axis": 1}),
+    ("LogSoftmax", (), {"axis": 0}),
+    ("LayerNormalization", (np.ones(40, np.float32),), {}),
+    ("Reshape", (np.array([4, 5, 6]),), {}),
+    ("ReduceSum", (np.array([0]),), {}),
+    ("Add", (np.arange(40, dtype=np.float32),), {}),
+    ("Gemm", (np.ones((7, 40), np.float32),), {"transB": 1}),
+    ("Split", (), {"num_outputs": 1}),
+]
+
+
+@pytest.mark.parametrize(("op_type", "others", "attributes"), LAYOUTS, ids=[row[0] for row in LAYOUTS])
+def test_what_lies_by_columns_is_the_same(op_type: str, others: tuple[np.ndarray, ...], attributes: dict[str, Any]):
+    x = RNG.standard_normal((3, 40)).astype(np.float32)
+    by_rows, by_columns = (run(op_type, values, *others, **attributes) for values in (x, np.asfortranarray(x)))
+    np.testing.assert_allclose(by_columns, by_rows, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("equation", "shapes"),
+    [
+        ("ij, jk -> ik", ((50, 40), (40, 60))),
+        ("...ij,...kj->...ik", ((3, 2, 20, 30), (3, 2, 40, 30))),
+        ("i...,i...->...", ((30, 7, 5), (30, 7, 5))),
+        ("bi,oij,bj->bo", ((10, 12), (7, 12, 12), (10, 12))),
+        ("ii", ((30, 30),)),
+        ("ij,jk", ((0, 30), (30, 40))),
+    ],
+)
+def test_einsum_of_few_and_many_products(equation: str, shapes: tuple[tuple[int, ...], ...]):
+    inputs = [RNG.standard_normal(shape) for shape in shapes]
+    expected = np.einsum(equation, *inputs)
+    np.testing.assert_allclose(run("Einsum", *inputs, equation=equation), expected, rtol=1e-12, atol=1e-12)
     assert np.isnan(run("Sigmoid", np.float32([math.nan])))

@@ -12,12 +12,18 @@ from refgrad.backends.numpy.kernels.operands import check_axis, check_expands
 from refgrad.backends.numpy.registry import MICROSOFT, kernel, reuse
 
 _SQRT_HALF = math.sqrt(0.5)
+_EXPONENT = {2: 11, 4: 88, 8: 709}  # e to that is a number, by the bytes of the type
 _TANH_SCALE = math.sqrt(2 / math.pi)
 _TANH_CUBIC = 0.044715
 
 
 def sigmoid(x: np.ndarray) -> np.ndarray:
-    """1/(1 + e^−x) with e^−|x| only"""
+    """1/(1 + e^−x), or with e^−|x| only where e^−x may be too large"""
+    if x.size and x.min() > -_EXPONENT[x.dtype.itemsize]:
+        e = np.asarray(np.negative(x))
+        np.exp(e, out=e)
+        e += 1
+        return np.asarray(np.divide(1, e, out=e))
     e = np.asarray(np.abs(x))
     np.negative(e, out=e)
     np.exp(e, out=e)
@@ -175,7 +181,12 @@ def erf_kernel(X: np.ndarray, *, _free: tuple[bool, ...] = ()) -> np.ndarray:
 @kernel("Softplus", in_float32=True, fresh=True)
 def softplus(X: np.ndarray) -> np.ndarray:
     """log(1 + eˣ) = max(x, 0) + log1p(e^−|x|)"""
-    return np.asarray(np.maximum(X, 0) + np.log1p(np.exp(-np.abs(X))))
+    y = np.asarray(np.abs(X))
+    np.negative(y, out=y)
+    np.exp(y, out=y)
+    np.log1p(y, out=y)
+    y += np.maximum(X, 0)
+    return y
 
 
 @kernel("Softsign", in_float32=True, fresh=True)

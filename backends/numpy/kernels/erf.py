@@ -245,7 +245,8 @@ def _bell(a: np.ndarray, out: np.ndarray) -> np.ndarray:
     """e^(−a²/2)"""
     np.square(a, out=out)
     out *= -0.5
-    return np.exp(out, out=out)
+    np.exp(out, out=out)
+    return out
 
 
 def _both(x: np.ndarray, complement: bool) -> np.ndarray:
