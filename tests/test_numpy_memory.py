@@ -2,6 +2,8 @@
 
 import gc
 import signal
+import subprocess
+import sys
 import tracemalloc
 from contextlib import contextmanager
 
@@ -348,6 +350,39 @@ def test_an_interrupted_run_leaves_nothing_behind():
             prepared.run({"x0": feed}, progress=interrupt)
         np.testing.assert_array_equal(feed, kept)
         np.testing.assert_array_equal(prepared.run({"x0": feed})["x6"], expected)
+
+
+@pytest.mark.parametrize(
+    ("extra", "options"),
+    [
+        ([], {}),
+        ([], {"max_memory": 2**40}),
+        ([], {"precision": "float64"}),
+        ([helper.make_node("Optional", [], ["o"], type=helper.make_tensor_type_proto(TensorProto.FLOAT, []))], {}),
+    ],
+    ids=["plain", "max_memory", "float64", "a type"],
+)
+def test_the_model_is_not_kept(extra, options):
+    script = f"""
+import numpy as np, onnx
+from pathlib import Path
+from refgrad.backends import get_backend
+
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 >> 20
+
+model = onnx.ModelProto.FromString({graph([node("Add", "x w", "y"), *extra], {"x": [1]}, ["y"]).SerializeToString()!r})
+prepare = get_backend("numpy").prepare
+weights = np.ones(2**25, np.float32)
+model.graph.initializer.append(onnx.numpy_helper.from_array(weights, "w"))
+del weights
+prepared = prepare(model, **{options!r})
+before = resident()
+del model
+print(before - resident())
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert int(done.stdout) > 120
 
 
 def test_progress_counts_the_nodes():

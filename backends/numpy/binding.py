@@ -81,7 +81,8 @@ class Bound:
 
     `captures` are the outer values that its subgraphs read, fed as `_outer`. `fresh` and `reuses` say how its results lie in
     memory: apart from the inputs; in that of inputs which it is told are `_free`. `pure`: nothing speaks against
-    computing it once where its inputs are constants.
+    computing it once where its inputs are constants. `predict` says what its outputs will be; of what subgraphs give
+    nothing, since their own nodes are asked.
     """
 
     call: Call
@@ -141,7 +142,11 @@ def bind(node: onnx.NodeProto, scope: Scope) -> Bound:
         raise BackendError(f"{label(node)} cannot be bound: {error}. Run the model on another backend.") from error
     bound.call = scope.precision.call(bound.call)
     bound.pure = bound.pure and bool(node.input) and not bound.captures and not _has_graph(node)
-    bound.predict = partial(_predicted, node, schema, scope.opsets, kernel)
+    if not _has_graph(node):
+        if scope.limit is not None:  # it is kept, and what belongs to a model keeps all of it, weights included
+            whole, node = node, onnx.NodeProto()
+            node.CopyFrom(whole)
+        bound.predict = partial(_predicted, node, schema, scope.opsets, kernel)
     return bound
 
 
@@ -161,6 +166,10 @@ def _check(node: onnx.NodeProto, schema: OpSchema, kernel: registry.Kernel | Non
                 str(least) if least == most else f"{least} to {most}" if most < 2**31 - 1 else f"at least {least}"
             )
             raise BackendError(f"{label(node)} has {len(names)} {what} {list(names)}; the operator has {expected}.")
+    given_names = {attribute.name for attribute in node.attribute}
+    for name, declared in schema.attributes.items():
+        if declared.required and name not in given_names:
+            raise BackendError(f"{label(node)} leaves out its attribute {name!r}, which the operator requires.")
     for attribute in node.attribute:
         declared = schema.attributes.get(attribute.name)
         if declared is not None and attribute.type not in (0, declared.type.value):
@@ -181,13 +190,7 @@ def _predicted(
     kernel: registry.Kernel | None,
     inputs: Sequence[Any],
 ) -> list[TensorType]:
-    """What the outputs will be.
-
-    Without a schema each is as large as an input called `shape` says, or as the largest input. Of what a subgraph gives
-    nothing is said: its own nodes are asked.
-    """
-    if _has_graph(node):
-        return []
+    """What the outputs will be: without a schema each is as large as an input called `shape` says, or as the largest input."""
     types = inferred(node, schema, opsets, inputs)
     if types is not None:
         return types

@@ -91,9 +91,9 @@ class Kernel:
 
     @property
     def shape_input(self) -> int | None:
-        """Which input holds the shape of the result, if one does: the one called `shape`."""
-        names = list(inspect.signature(self.function).parameters)
-        return names.index("shape") if "shape" in names else None
+        """Which input holds the shape of the result, if one does: the one called `shape` or `output_shape`."""
+        names = inspect.signature(self.function).parameters
+        return next((place for place, name in enumerate(names) if name in ("shape", "output_shape")), None)
 
     def bind(
         self,
@@ -233,6 +233,10 @@ def decode(attribute: onnx.AttributeProto) -> Any:
             return [numpy_helper.to_array(item) for item in value]
         case onnx.AttributeProto.INTS | onnx.AttributeProto.FLOATS:
             return list(value)
+        case onnx.AttributeProto.TYPE_PROTO:
+            apart = onnx.TypeProto()  # what belongs to a model keeps all of it, weights included
+            apart.CopyFrom(value)
+            return apart
     return value
 
 
