@@ -24,7 +24,9 @@ from refgrad.backends.numpy.registry import kernel
 
 def by_heads(X: np.ndarray, heads: int) -> np.ndarray:
     """(batch, sequence, heads·size) as (batch, heads, sequence, size)"""
-    return X.reshape(*X.shape[:2], heads, X.shape[2] // max(heads, 1)).swapaxes(1, 2)
+    if X.ndim != 3 or heads < 1 or X.shape[2] % heads:
+        raise ValueError(f"{list(X.shape)} is no (batch, sequence, {heads} heads of one size)")
+    return X.reshape(*X.shape[:2], heads, X.shape[2] // heads).swapaxes(1, 2)
 
 
 def _shared(X: np.ndarray, heads: int) -> np.ndarray:
@@ -197,9 +199,6 @@ def linear_attention(
     batch, length, columns = query.shape
     check_shape("key", key.shape, (batch, length, columns // q_num_heads * kv_num_heads))
     check_shape("value", value.shape[:-1], (batch, length))
-    for name, x, heads in (("query", query, q_num_heads), ("value", value, kv_num_heads)):
-        if x.shape[2] % heads:
-            raise ValueError(f"{name} has {x.shape[2]} columns, which {heads} heads do not share evenly")
     q, k, v = (
         by_heads(x, heads).astype(wide)
         for x, heads in ((query, q_num_heads), (key, kv_num_heads), (value, kv_num_heads))
@@ -298,11 +297,14 @@ def rotary_embedding(
     """
     if X.ndim == 3 and not num_heads:
         raise ValueError("num_heads is required where X has 3 axes")
+    if X.ndim not in (3, 4):
+        raise ValueError(f"X has the shape {list(X.shape)}; 3 or 4 axes are needed")
     x = by_heads(X, num_heads or 1) if X.ndim == 3 else X
     turned = rotary_embedding_dim or x.shape[-1]
     half = turned // 2
     check_shape("sin_cache", sin_cache.shape, cos_cache.shape)
     if position_ids is not None:
+        check_shape("position_ids", position_ids.shape, (X.shape[0], X.shape[X.ndim - 2]))
         check_indices(position_ids, len(cos_cache), "position_ids", lowest=0)
     cos, sin = (c if position_ids is None else c[position_ids] for c in (cos_cache, sin_cache))
     if turned % 2 or cos.shape[-1] != half or sin.shape[-1] != half:

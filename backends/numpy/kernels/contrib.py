@@ -280,6 +280,11 @@ def embed_layer_normalization(
     mask_index_type: int | None = None,
 ) -> tuple[Array, ...]:
     """The sum of three embeddings normalized, how many elements of each mask are 1, and the sum"""
+    for name, given in (("segment_ids", segment_ids), ("mask", mask)):
+        if given is not None:
+            check_shape(name, given.shape, input_ids.shape)
+    for name, given in (("gamma", gamma), ("beta", beta)):
+        check_shape(name, given.shape, word_embedding.shape[1:])
     positions = np.arange(input_ids.shape[1]) if position_ids is None else position_ids
     check_indices(input_ids, len(word_embedding), "input_ids", lowest=0)
     check_indices(positions, len(position_embedding), "position_ids", lowest=0)
@@ -314,6 +319,8 @@ def multi_head_attention(
     elif value is None:
         key, value = (_flat(key[:, :, :, k]) for k in range(2))
     assert value is not None
+    if key.ndim != value.ndim:
+        raise ValueError(f"key has the shape {list(key.shape)} and value {list(value.shape)}; ranks are equal")
     parts = [query, key, value]
     if bias is not None:
         width = query.shape[2]
@@ -348,6 +355,9 @@ def attention(
     """Attention of a sequence to itself: query, key and value are the parts of one projection of it"""
     if do_rotary or past_present_share_buffer:
         raise ValueError("do_rotary and past_present_share_buffer are not supported")
+    check_shape("weights", weights.shape, (input.shape[-1], weights.shape[-1]))
+    if bias is not None:
+        check_shape("bias", bias.shape, weights.shape[1:])
     projected = _plus(input @ weights, bias)
     third = projected.shape[2] // 3
     sizes = qkv_hidden_sizes or [third] * 3

@@ -279,6 +279,8 @@ def non_max_suppression(
 
     Every class of every batch picks its best box at once, then drops what the pick covers; `group` numbers those pairs.
     """
+    batches, classes, count = scores.shape
+    check_shape("boxes", boxes.shape, (batches, count, 4))
     most = 0 if max_output_boxes_per_class is None else int(max_output_boxes_per_class.item())
     limit = 0.0 if iou_threshold is None else iou_threshold.item()
     if center_point_box:
@@ -288,7 +290,6 @@ def non_max_suppression(
         low, high = np.minimum(boxes[..., :2], boxes[..., 2:]), np.maximum(boxes[..., :2], boxes[..., 2:])
     low, high = low.reshape(-1, 2), high.reshape(-1, 2)
     area = (high - low).prod(-1)
-    batches, classes, count = scores.shape
     group = np.repeat(np.arange(batches * classes), count)
     box = np.argsort(-scores, -1, kind="stable").reshape(-1)
     if score_threshold is not None:

@@ -117,6 +117,9 @@ def deform_conv(
     windows = make_windows(X.shape[2:], W.shape[2:], strides, dilations, pads)
     n, c = X.shape[:2]
     rank, elements, out = len(windows.size), math.prod(windows.kernel), windows.count
+    check_shape("offset", offset.shape, (n, offset_group * elements * rank, *out))
+    if mask is not None:
+        check_shape("mask", mask.shape, (n, offset_group * elements, *out))
     moved = offset.reshape(n * offset_group, elements, rank, *out)
     at = []
     for axis in range(rank):
