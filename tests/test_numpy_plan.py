@@ -393,3 +393,44 @@ def test_a_map_is_vectorized_in_the_declared_type():
     imports = [helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 1)]
     result = NUMPY.prepare(helper.make_model(graph, opset_imports=imports, ir_version=8)).run({"x": {"b": 0.1}})["y"]
     assert result.tolist() == [0, 0.1]
+
+
+SQUARE = np.array([["a", "b"], ["c", "d"]], object)
+
+
+@pytest.mark.parametrize(
+    ("text", "feeds", "expected"),
+    [
+        (
+            "(string[N] x, int64 i) => (string y) { y = Gather(x, i) }",
+            {"x": np.array(["a", "bb"], object), "i": np.array(1)},
+            "bb",
+        ),
+        (
+            "(int64[N] x, string[2] v) => (string[N, 2] y) { d = Constant<value_int = 2>() y = OneHot(x, d, v) }",
+            {"x": np.array([1, 0]), "v": np.array(["off", "on"], object)},
+            [["off", "on"], ["on", "off"]],
+        ),
+        ("(string[2, 2] x) => (string[2, 2] y) { y = Trilu(x) }", {"x": SQUARE}, [["a", "b"], ["", "d"]]),
+        ("(string[2, 2] x) => (string[2, 2] y) { y = Trilu<upper = 0>(x) }", {"x": SQUARE}, [["a", ""], ["c", "d"]]),
+        (
+            '(string x) => (string y) { y = ai.onnx.ml.LabelEncoder<keys_strings = ["a"], values_strings = ["b"]>(x) }',
+            {"x": "a"},
+            "b",
+        ),
+        (
+            """(string[N] x) => (string[N] y) {
+                y = Scan<num_scan_inputs = 1, body = b (string e) => (string r) { r = Identity(e) }>(x)
+            }""",
+            {"x": np.array(["a", "bb"], object)},
+            ["a", "bb"],
+        ),
+    ],
+    ids=["Gather", "OneHot", "Trilu", "Trilu lower", "LabelEncoder", "Scan"],
+)
+def test_strings_stay_strings(text, feeds, expected):
+    model = parser.parse_model(f'<ir_version: 10, opset_import: ["" : 21, "ai.onnx.ml" : 4]> g {text}')
+    result = NUMPY.prepare(model).run(feeds)["y"]
+    assert result.dtype == object
+    assert all(type(string) is str for string in result.ravel())
+    assert result.tolist() == expected

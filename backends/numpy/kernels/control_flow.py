@@ -87,8 +87,8 @@ def scan(
     at = scan_output_axes or [0] * len(declared)
     outputs: list[np.ndarray] = []
     with Rounds(state) as rounds:
-        for index, elements in enumerate(zip(*sequences, strict=True)):
-            results = body(*state, *map(np.asarray, elements), outer=_outer)
+        for index in range(lengths[0]):
+            results = body(*state, *(x[index, ...] for x in sequences), outer=_outer)
             state, rows = list(results[: len(state)]), results[len(state) :]
             rounds.turn(state)
             if not outputs:
@@ -131,7 +131,7 @@ def scan_8(
     lengths = [length] * len(inputs[0]) if sequence_lens is None else sequence_lens.tolist()
     batch = []
     for row, size in enumerate(lengths):
-        elements = [x[row] for x in inputs[:states]] + [x[row, :size] for x in inputs[states:]]
+        elements = [x[row, ...] for x in inputs[:states]] + [x[row, :size] for x in inputs[states:]]
         results = scan(
             *elements, body=body, num_scan_inputs=num_scan_inputs, scan_input_directions=directions, _outer=_outer
         )

@@ -107,7 +107,7 @@ def label_encoder_1(
     if X.dtype.kind == "O":
         found = _find(X, classes[:-1])
         return np.where(found < 0, default_int64, found)
-    return np.asarray(classes[np.where((X < 0) | (len(classes) <= X), -1, X)])
+    return np.asarray(classes[np.where((X < 0) | (len(classes) <= X), -1, X)], object)
 
 
 @kernel("LabelEncoder", domain=ML, since=2)
@@ -146,7 +146,7 @@ def label_encoder(
         kind, default = np.dtype(object), default_string
     table = np.empty(len(values) + 1, kind)
     table[:-1], table[-1] = values, default
-    return np.asarray(table[_find(X, np.asarray(keys, X.dtype))])
+    return np.asarray(table[_find(X, np.asarray(keys, X.dtype))], kind)
 
 
 def _the_one(name: str, *given: Any) -> Any:

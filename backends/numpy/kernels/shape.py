@@ -306,6 +306,9 @@ def trilu(x: np.ndarray, k: np.ndarray | None = None, *, upper: int) -> np.ndarr
     if x.ndim < 2:
         raise ValueError(f"the input has rank {x.ndim}; matrices have rank 2 or more")
     diagonal = 0 if k is None else int(k.item())
+    if x.dtype == object:
+        kept = np.ones(x.shape, bool)
+        return np.where(np.triu(kept, diagonal) if upper else np.tril(kept, diagonal), x, np.array("", object))
     return np.triu(x, diagonal) if upper else np.tril(x, diagonal)
 
 
