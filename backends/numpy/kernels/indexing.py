@@ -80,10 +80,10 @@ def gather(data: np.ndarray, indices: np.ndarray, *, axis: int) -> np.ndarray:
     axis = check_axis(axis, data.ndim)
     try:
         if data.size:  # of nothing NumPy takes whatever the indices are
-            return data.take(indices, axis)
+            return np.asarray(data.take(indices, axis), data.dtype)  # one string is no array
     except IndexError:
         pass  # said better below
-    return data.take(check_indices(indices, data.shape[axis]), axis)
+    return np.asarray(data.take(check_indices(indices, data.shape[axis]), axis), data.dtype)
 
 
 @kernel("ShrunkenGather", domain=MICROSOFT, fresh=True)
@@ -245,7 +245,7 @@ def one_hot(indices: np.ndarray, depth: np.ndarray, values: np.ndarray, *, axis:
     at = indices.astype(np.int64)
     hot = np.expand_dims(np.where(at < 0, at + n, at), axis)
     positions = np.arange(n).reshape(-1, *[1] * (indices.ndim - axis))
-    return np.asarray(np.where(hot == positions, values[1], values[0]))
+    return np.asarray(np.where(hot == positions, values[1:], values[:1]))
 
 
 @kernel("Compress", fresh=True)
