@@ -18,19 +18,15 @@ _TANH_CUBIC = 0.044715
 
 
 def sigmoid(x: np.ndarray) -> np.ndarray:
-    """1/(1 + e^−x), or with e^−|x| only where e^−x may be too large"""
-    if x.size and x.min() > -_EXPONENT[x.dtype.itemsize]:
-        e = np.asarray(np.negative(x))
-        np.exp(e, out=e)
-        e += 1
-        return np.asarray(np.divide(1, e, out=e))
-    e = np.asarray(np.abs(x))
-    np.negative(e, out=e)
-    np.exp(e, out=e)
-    numerator = np.asarray(np.maximum(e, x >= 0))  # e ≤ 1
-    e += 1
-    numerator /= e
-    return numerator
+    """1/(1 + e^−x); where e^−x would be infinite it is eˣ"""
+    y = np.asarray(np.negative(x))
+    np.exp(y, out=y)
+    y += 1
+    np.divide(1, y, out=y)
+    least = -_EXPONENT[x.dtype.itemsize]
+    if x.size and not x.min() >= least:
+        np.exp(x, out=y, where=x < least)
+    return y
 
 
 def _normal_cdf(x: np.ndarray) -> np.ndarray:

@@ -108,16 +108,7 @@ _EVEN = (
     20.802101801586208,
     1.0,
 )
-# Φ(−a)·e^(a²/2) in a, for 0 ≤ a ≤ 5.5; for 0 ≤ a ≤ 14.5, beyond which Φ(−a) rounds to 0; for a difference that cancels.
-_NEAR = 5.5
-_NEAR_TAIL = (
-    18.432726035550083,
-    11.246958052569184,
-    3.337035831162169,
-    0.3972639697350498,
-    5.694558327760521e-05,
-)
-_NEAR_HEAD = (36.8654524336169, 51.908266499586055, 29.658427502469664, 8.307968033596838, 1.0)
+# Φ(−a)·e^(a²/2) in a, for 0 ≤ a ≤ 14.5; beyond, Φ(−a) rounds to 0. The second is for a difference that cancels.
 _TAIL = (48.460198530758056, 42.47973550877085, 17.759188631061605, 3.9381639232889674, 0.39894690862015797)
 _HEAD = (96.92039649054516, 162.29079965263676, 116.54703894195526, 45.50117940423002, 9.872137723587892, 1.0)
 _FINE_TAIL = (
@@ -208,12 +199,10 @@ def _gelu_single(out: np.ndarray, x: np.ndarray, work: np.ndarray) -> None:
     a, value, other = work
     single = other.view(np.float32)[: x.size]
     np.abs(x, out=single)
-    largest = single.max()
-    if not largest <= _NEAR:
+    if not single.max() < math.inf:
         np.maximum(np.minimum(x, np.float32(20), out=single), np.negative(x), out=single)
     np.copyto(a, single)
-    tail, head = (_NEAR_TAIL, _NEAR_HEAD) if largest <= _NEAR else (_TAIL, _HEAD)
-    _ratio(a, tail, head, value, other)
+    _ratio(a, _TAIL, _HEAD, value, other)
     value *= _bell(a, other)
     value *= a
     np.maximum(x, np.float32(0), out=out)
