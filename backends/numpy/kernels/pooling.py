@@ -100,7 +100,9 @@ def max_unpool(
     inner = flat.reshape(shape)
     if output_shape is None:
         return inner
-    return np.pad(inner, [(0, int(m) - n) for m, n in zip(output_shape, shape, strict=True)])
+    whole = np.zeros(output_shape.tolist(), X.dtype)
+    whole[tuple(map(slice, shape))] = inner
+    return whole
 
 
 @kernel("AveragePool", in_float32=True, fresh=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 from onnx import numpy_helper
@@ -16,9 +16,14 @@ from refgrad.backends.numpy.registry import MICROSOFT, SIXTEEN_BIT, kernel
 Ints = list[int] | None
 Sizes = tuple[list[int], list[float], list[float]]  # counts, scales, widths
 
+_ABOVE = {
+    "ceil": (np.greater, 0.0),
+    "round_prefer_floor": (np.greater, 0.5),
+    "round_prefer_ceil": (np.greater_equal, 0.5),
+}
 
-@dataclass(frozen=True, slots=True)
-class Axis:
+
+class Axis(NamedTuple):
     """One axis of which `size` elements become `count`; `start` and `end` are its roi.
 
     `width` is what align_corners takes for the count: where it follows from a scale, the node tests of onnx do not round it.
@@ -33,8 +38,7 @@ class Axis:
     end: float = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class Filter:
+class Filter(NamedTuple):
     """How the elements of an axis are weighed: the attributes of Resize that have nothing to do with sizes."""
 
     mode: str
@@ -127,8 +131,8 @@ def upsample(X: np.ndarray, scales: np.ndarray, *, mode: str) -> np.ndarray:
     """Element i is read at i/scale; "nearest" is the element below that, or above it where an axis shrinks."""
     lengths = list(X.shape)
     table = zip(range(X.ndim), lengths, *_by_scales(lengths, scales), strict=True)
-    plan = [Axis(*row) for row in table]
-    return _resized(X, [(a, Filter(mode, "asymmetric", "ceil" if a.scale < 1 else "floor")) for a in plan])
+    below, above = Filter(mode, "asymmetric", "floor"), Filter(mode, "asymmetric", "ceil")
+    return _resized(X, [(a, above if a.scale < 1 else below) for a in [Axis(*row) for row in table]])
 
 
 @kernel("Upsample", since=7, fresh=True)
@@ -149,14 +153,12 @@ def affine_grid(theta: np.ndarray, size: np.ndarray, *, align_corners: int) -> n
     spatial = size[2:].tolist()
     if theta.shape != (*size[:1].tolist(), len(spatial), len(spatial) + 1) or min(spatial, default=0) < 1:
         raise ValueError(f"theta {list(theta.shape)} does not fit the size {size.tolist()}, (N, C, out...)")
-    axes = [
-        np.linspace(-1, 1, n, dtype=theta.dtype) if align_corners else (2 * np.arange(n, dtype=theta.dtype) + 1) / n - 1
-        for n in spatial
-    ]
-    mesh = np.meshgrid(*axes, indexing="ij")[::-1]
-    points = np.stack([*mesh, np.ones(spatial, theta.dtype)])
+    points = np.ones((len(spatial) + 1, *spatial), theta.dtype)
+    for behind, n in enumerate(spatial[::-1]):
+        i = np.arange(n, dtype=theta.dtype).reshape(-1, *[1] * behind)
+        points[behind] = (2 * i / max(n - 1, 1) if align_corners else (2 * i + 1) / n) - 1
     grid = theta @ points.reshape(len(points), -1)
-    return np.moveaxis(grid.reshape(len(theta), len(spatial), *spatial), 1, -1)
+    return grid.swapaxes(1, 2).reshape(len(theta), *spatial, len(spatial))
 
 
 def _chosen(axes: Ints, rank: int) -> list[int]:
@@ -275,9 +277,10 @@ def _taps(x: np.ndarray, axis: Axis, how: Filter) -> tuple[np.ndarray, np.ndarra
     """
     below = np.floor(x)
     if how.mode == "nearest":
-        t = x - below
-        above = {"floor": False, "ceil": t > 0, "round_prefer_floor": t > 0.5, "round_prefer_ceil": t >= 0.5}
-        return (below + above[how.nearest]).clip(0, axis.size - 1).astype(np.int64)[None], None
+        if how.nearest != "floor":
+            compare, part = _ABOVE[how.nearest]
+            below += compare(x - below, part)
+        return np.minimum(np.maximum(below, 0), axis.size - 1).astype(np.int64)[None], None
     stretch = min(axis.scale, 1.0) if how.antialias else 1.0
     reach = int(np.ceil((1 if how.mode == "linear" else 2) / stretch))
     position = below + np.arange(1 - reach, reach + 1)[:, None]
@@ -300,7 +303,7 @@ def _keys(d: np.ndarray, a: float) -> np.ndarray:
 
 def _weighed(X: np.ndarray, axis: Axis, index: np.ndarray, weights: np.ndarray | None) -> np.ndarray:
     if weights is None:
-        return np.asarray(np.take(X, index[0], axis.axis))
+        return X.take(index[0], axis.axis)
     Y = np.zeros((*X.shape[: axis.axis], axis.count, *X.shape[axis.axis + 1 :]), X.dtype)
     for positions, shares in zip(index, weights.astype(X.dtype), strict=True):
         Y += np.take(X, positions, axis.axis) * shares.reshape(-1, *[1] * (X.ndim - 1 - axis.axis))
