@@ -170,10 +170,6 @@ def _check(node: onnx.NodeProto, schema: OpSchema, kernel: registry.Kernel | Non
     for name, declared in schema.attributes.items():
         if declared.required and name not in given_names:
             raise BackendError(f"{label(node)} leaves out its attribute {name!r}, which the operator requires.")
-    given_names = {attribute.name for attribute in node.attribute}
-    for name, declared in schema.attributes.items():
-        if declared.required and name not in given_names:
-            raise BackendError(f"{label(node)} leaves out its attribute {name!r}, which the operator requires.")
     for attribute in node.attribute:
         declared = schema.attributes.get(attribute.name)
         if declared is not None and attribute.type not in (0, declared.type.value):
