@@ -158,9 +158,7 @@ def scatter_elements(
 ) -> np.ndarray:
     check_shape("updates", updates.shape, indices.shape)
     target = data.copy()
-    _scatter(
-        target.reshape(-1), _flat_elements(data.shape, indices, axis).reshape(-1), updates.reshape(-1), reduction
-    )
+    _scatter(target.reshape(-1), _flat_elements(data.shape, indices, axis).reshape(-1), updates.reshape(-1), reduction)
     return target
 
 
@@ -265,6 +263,9 @@ def non_zero(X: np.ndarray) -> np.ndarray:
     return np.array(np.nonzero(X), np.int64)
 
 
+_PAIRS = 4096  # of boxes: so few are compared all at once
+
+
 @kernel("NonMaxSuppression", fresh=True)
 def non_max_suppression(
     boxes: np.ndarray,
@@ -283,17 +284,27 @@ def non_max_suppression(
     check_shape("boxes", boxes.shape, (batches, count, 4))
     most = 0 if max_output_boxes_per_class is None else int(max_output_boxes_per_class.item())
     limit = 0.0 if iou_threshold is None else iou_threshold.item()
+    corners = boxes.reshape(-1, 4)
+    one, other = corners[:, :2], corners[:, 2:]
     if center_point_box:
-        middle, half = boxes[..., :2], boxes[..., 2:] / 2
-        low, high = middle - half, middle + half
+        low, high = one - other / 2, one + other / 2
     else:
-        low, high = np.minimum(boxes[..., :2], boxes[..., 2:]), np.maximum(boxes[..., :2], boxes[..., 2:])
-    low, high = low.reshape(-1, 2), high.reshape(-1, 2)
-    area = (high - low).prod(-1)
-    group = np.repeat(np.arange(batches * classes), count)
-    box = np.argsort(-scores, -1, kind="stable").reshape(-1)
-    if score_threshold is not None:
-        kept = scores.reshape(-1)[group * count + box] >= score_threshold.item()
+        low, high = np.minimum(one, other), np.maximum(one, other)
+    size = high - low
+    area = size[:, 0] * size[:, 1]
+    box = (-scores).argsort(-1, kind="stable")
+    least = None if score_threshold is None else score_threshold.item()
+    if 0 < scores.size * count <= _PAIRS:
+        box = box.reshape(-1, count)
+        first = np.arange(batches * classes)[:, np.newaxis]
+        alive = np.ones(box.shape, bool) if least is None else scores.reshape(-1)[first * count + box] >= least
+        at = box + first // classes * count
+        sides = low.take(at, 0), high.take(at, 0), area.take(at)
+        group, place = _picked(*sides, alive, limit, min(most, count)).nonzero()
+        return _rows_of_picks(group, box[group, place], classes)
+    group, box = np.repeat(np.arange(batches * classes), count), box.reshape(-1)
+    if least is not None:
+        kept = scores.reshape(-1)[group * count + box] >= least
         group, box = group[kept], box[kept]
     picks: list[np.ndarray] = [np.zeros((2, 0), np.int64)]
     while group.size and len(picks) <= most:
@@ -310,10 +321,33 @@ def non_max_suppression(
         group, box = group[kept], box[kept]
     groups, chosen = np.concatenate(picks, 1)
     rows = groups.argsort(kind="stable")
-    result = np.empty((rows.size, 3), np.int64)
-    result[:, 0], result[:, 1] = np.divmod(groups[rows], classes)
-    result[:, 2] = chosen[rows]
-    return result
+    return _rows_of_picks(groups[rows], chosen[rows], classes)
+
+
+def _rows_of_picks(group: np.ndarray, box: np.ndarray, classes: int) -> np.ndarray:
+    rows = np.empty((group.size, 3), np.int64)
+    rows[:, 0], rows[:, 1], rows[:, 2] = group // classes, group % classes, box
+    return rows
+
+
+def _picked(
+    low: np.ndarray, high: np.ndarray, area: np.ndarray, alive: np.ndarray, limit: float, most: int
+) -> np.ndarray:
+    """Which boxes (groups, boxes), best first, are picked: of few boxes, whose overlaps are all computed beforehand."""
+    sides = np.minimum(high[:, :, None], high[:, None]) - np.maximum(low[:, :, None], low[:, None])
+    sides = np.maximum(sides, 0)
+    overlap = sides[..., 0] * sides[..., 1]
+    apart = ~(overlap / (area[:, :, None] + area[:, None] - overlap) > limit)
+    every, picked = np.arange(len(area)), np.zeros(alive.shape, bool)
+    for _ in range(most):
+        best = alive.argmax(1)
+        found = alive[every, best]
+        if not np.count_nonzero(found):
+            break
+        picked[every, best] |= found
+        alive &= apart[every, best]
+        alive[every, best] = False
+    return picked
 
 
 @kernel("TopK", since=10, fresh=True)
