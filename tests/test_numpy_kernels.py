@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
-from onnx import helper, parser
+from numpy_graphs import undeclared
 from onnx.reference import ReferenceEvaluator
 
 from refgrad.backends import available, get_backend
@@ -22,13 +22,7 @@ NUMPY = get_backend("numpy")
 
 def model(body: str, inputs: dict[str, np.ndarray], outputs: int = 1, opset: int = 17) -> onnx.ModelProto:
     """A model whose nodes are `body` and whose outputs are y0, y1, ..., of undeclared type."""
-    parsed = parser.parse_model(f'<ir_version: 8, opset_import: ["" : {opset}]> g (float u) => (float y0) {{ {body} }}')
-    del parsed.graph.input[:], parsed.graph.output[:]
-    for name, value in inputs.items():
-        dtype = helper.np_dtype_to_tensor_dtype(value.dtype)
-        parsed.graph.input.append(helper.make_tensor_value_info(name, dtype, value.shape))
-    parsed.graph.output.extend(helper.make_empty_tensor_value_info(f"y{i}") for i in range(outputs))
-    return onnx.shape_inference.infer_shapes(parsed)
+    return onnx.shape_inference.infer_shapes(undeclared(body, inputs, [f"y{i}" for i in range(outputs)], opset))
 
 
 def x(*shape: int, seed: int = 0) -> np.ndarray:

@@ -5,18 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
-from onnx import parser
+from numpy_graphs import parsed
 
 from refgrad.backends import available, get_backend
 from refgrad.errors import BackendError
 
 NUMPY = get_backend("numpy")
-
-
-def model(text: str, opset: int = 21) -> onnx.ModelProto:
-    return parser.parse_model(f'<ir_version: 10, opset_import: ["" : {opset}]> g {text}')
 
 
 def equal(got: Any, expected: Any) -> None:
@@ -146,7 +141,7 @@ CASES: list[tuple[str, dict[str, Any], Any]] = [
     ("text", "feeds", "expected"), CASES, ids=lambda x: x.partition("{")[2] if isinstance(x, str) else ""
 )
 def test_results(text: str, feeds: dict[str, Any], expected: tuple[Any, ...] | None) -> None:
-    made = model(text)
+    made = parsed(text)
     got = list(NUMPY.prepare(made).run(feeds).values())
     if expected is None:
         if "ort-cpu" not in available():
@@ -198,17 +193,17 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
 )
 def test_errors(text: str, feeds: dict[str, Any], message: str) -> None:
     with pytest.raises(BackendError, match=message):
-        NUMPY.prepare(model(text)).run(feeds)
+        NUMPY.prepare(parsed(text)).run(feeds)
 
 
 def test_a_sequence_that_is_fed_stays_as_it_is() -> None:
     fed = list(ABC)
     for text, feeds in ((INSERT, {"x": f(9), "p": i(0)}), (ERASE, {"p": i(0)})):
-        NUMPY.prepare(model(text)).run({"s": fed, **feeds})
+        NUMPY.prepare(parsed(text)).run({"s": fed, **feeds})
         equal(fed, ABC)
 
 
 def test_double_goes_through_sequences() -> None:
     text = "(seq(float[N]) s, float[M] x) => (seq(float[K]) y) { y = SequenceInsert(s, x) }"
-    [got] = NUMPY.prepare(model(text), precision="float64").run({"s": ABC, "x": f(9)}).values()
+    [got] = NUMPY.prepare(parsed(text), precision="float64").run({"s": ABC, "x": f(9)}).values()
     assert [x.dtype for x in got] == [np.float64] * 4

@@ -8,10 +8,10 @@ from threading import Barrier
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
+from numpy_graphs import undeclared
 from numpy_nodes import ONNXRUNTIME
-from onnx import helper, parser
+from onnx import parser
 
 from refgrad.backends import available, get_backend
 
@@ -128,17 +128,6 @@ ANY_ZERO = (
 )
 
 
-def model_of(body: str, inputs: Mapping[str, np.ndarray], opset: int = 21) -> onnx.ModelProto:
-    """A model of the body, whose inputs are declared as `inputs` are, and whose output y is not."""
-    model = parser.parse_model(f'<ir_version: 10, opset_import: ["" : {opset}]> g (float u) => (float y) {{ {body} }}')
-    del model.graph.input[:], model.graph.output[:]
-    for name, value in inputs.items():
-        kind = helper.np_dtype_to_tensor_dtype(value.dtype)
-        model.graph.input.append(helper.make_tensor_value_info(name, kind, value.shape))
-    model.graph.output.append(onnx.ValueInfoProto(name="y"))
-    return model
-
-
 def arrays(numbers: Mapping[str, Any], kind: np.dtype[Any]) -> dict[str, np.ndarray]:
     """The numbers in `kind`: infinite or 0 where they are too large or too small."""
     with np.errstate(all="ignore"):
@@ -163,12 +152,12 @@ def differing(got: np.ndarray, expected: np.ndarray, eps: float, tiny: float, ze
 def test_special_values_are_those_of_onnx_runtime(body, numbers, kind):
     """Where it has no kernel for a type, its float32 kernel decides what becomes of the same numbers."""
     inputs = arrays(numbers, kind)
-    model = model_of(body, inputs)
+    model = undeclared(body, inputs)
     got = NUMPY.prepare(model).run(inputs)["y"]
     expected = ONNXRUNTIME.run(model, inputs)
     if isinstance(expected, str):
         inputs = {name: x.astype(np.float32) for name, x in inputs.items()}
-        expected = ONNXRUNTIME.run(model_of(body, inputs), inputs)
+        expected = ONNXRUNTIME.run(undeclared(body, inputs), inputs)
         assert not isinstance(expected, str), expected
         with np.errstate(all="ignore"):
             expected = [expected[0].astype(got.dtype)]
@@ -226,7 +215,7 @@ BY_HAND: list[tuple[str, Any, Any]] = [
 @pytest.mark.parametrize(("body", "x", "y"), BY_HAND, ids=[body for body, _, _ in BY_HAND])
 def test_special_values_are_those_worked_out_by_hand(body, x, y, kind):
     inputs = {"x": np.array(x, kind)}
-    got = NUMPY.prepare(model_of(body, inputs, 24)).run(inputs)["y"]
+    got = NUMPY.prepare(undeclared(body, inputs, opset=24)).run(inputs)["y"]
     if got.dtype == object:
         assert got.tolist() == y
     else:

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import helper, parser
+from numpy_graphs import parsed
+from onnx import helper
 
 from refgrad.backends import available, get_backend
 from refgrad.backends.numpy.kernels.re2 import compiled
@@ -18,10 +19,6 @@ from refgrad.errors import BackendError
 
 NUMPY = get_backend("numpy")
 needs_ort = pytest.mark.skipif("ort-cpu" not in available(), reason="onnxruntime is not installed")
-
-
-def model(text: str, opset: int = 21) -> onnx.ModelProto:
-    return parser.parse_model(f'<ir_version: 10, opset_import: ["" : {opset}]> g {text}')
 
 
 def equal(got: Any, expected: Any) -> None:
@@ -111,7 +108,7 @@ CASES: list[tuple[str, dict[str, Any], tuple[Any, ...] | None]] = [
     ("text", "feeds", "expected"), CASES, ids=lambda x: x.partition("{")[2] if isinstance(x, str) else ""
 )
 def test_results(text: str, feeds: dict[str, Any], expected: tuple[Any, ...] | None) -> None:
-    made = model(text)
+    made = parsed(text)
     got = NUMPY.prepare(made).run(feeds)
     if expected is None:
         if "ort-cpu" not in available():
@@ -179,7 +176,7 @@ def test_n_grams(kind: str, skips: int, shortest: int, longest: int, mode: str, 
             if kind == "string"
             else tokens.astype(kind)
         )
-        made = model(vectorizer(mode, shortest, longest, skips, weights, kind, "[C]" if len(shape) == 1 else "[N, C]"))
+        made = parsed(vectorizer(mode, shortest, longest, skips, weights, kind, "[C]" if len(shape) == 1 else "[N, C]"))
         [got] = NUMPY.prepare(made).run({"X": X}).values()
         rows = tokens.reshape(1, -1) if len(shape) == 1 else tokens
         expected = np.array(
@@ -195,12 +192,12 @@ def test_n_grams(kind: str, skips: int, shortest: int, longest: int, mode: str, 
 
 def test_n_grams_of_a_scalar_of_no_row_and_in_double() -> None:
     text = vectorizer("TFIDF", 1, 2, 1, [0.1] * 8, "int64", "")
-    [got] = NUMPY.prepare(model(text)).run({"X": np.array(6)}).values()
+    [got] = NUMPY.prepare(parsed(text)).run({"X": np.array(6)}).values()
     equal(got, np.array([0, 0.1, 0, 0, 0, 0, 0, 0], np.float32))
-    [got] = NUMPY.prepare(model(text), precision="float64").run({"X": np.array(6)}).values()
+    [got] = NUMPY.prepare(parsed(text), precision="float64").run({"X": np.array(6)}).values()
     assert got.dtype == np.float64
     [got] = (
-        NUMPY.prepare(model(vectorizer("TF", 1, 2, 1, None, "int64", "[N, C]")))
+        NUMPY.prepare(parsed(vectorizer("TF", 1, 2, 1, None, "int64", "[N, C]")))
         .run({"X": np.empty((0, 3), np.int64)})
         .values()
     )
@@ -279,7 +276,7 @@ def test_what_is_no_pattern_of_re2_is_refused(pattern: str) -> None:
 
 
 def decoder(pixel_format: str) -> onnx.ModelProto:
-    return model(f'(uint8[N] x) => (uint8[H, W, C] y) {{ y = ImageDecoder<pixel_format = "{pixel_format}">(x) }}')
+    return parsed(f'(uint8[N] x) => (uint8[H, W, C] y) {{ y = ImageDecoder<pixel_format = "{pixel_format}">(x) }}')
 
 
 def encoded(pixels: np.ndarray, form: str = "PNG", mode: str | None = None) -> np.ndarray:
@@ -398,4 +395,4 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
 )
 def test_errors(text: str, feeds: dict[str, Any], message: str) -> None:
     with pytest.raises(BackendError, match=message):
-        NUMPY.prepare(model(text)).run(feeds)
+        NUMPY.prepare(parsed(text)).run(feeds)
