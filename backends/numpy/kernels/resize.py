@@ -24,14 +24,14 @@ _ABOVE = {
 
 
 class Axis(NamedTuple):
-    """One axis of which `size` elements become `count`; `start` and `end` are its roi.
+    """One axis of which `size` elements become `resized`; `start` and `end` are its roi.
 
     `width` is what align_corners takes for the count: where it follows from a scale, the node tests of onnx do not round it.
     """
 
     axis: int
     size: int
-    count: int
+    resized: int
     scale: float
     width: float
     start: float = 0.0
@@ -208,7 +208,7 @@ def _resized(X: np.ndarray, plan: Sequence[tuple[Axis, Filter]]) -> np.ndarray:
     extrapolated = []
     for axis, how in plan:
         crop = how.coordinates == "tf_crop_and_resize"
-        if axis.count == axis.size and axis.scale == 1 and not crop:
+        if axis.resized == axis.size and axis.scale == 1 and not crop:
             continue
         x, index, weights = _read(axis, how)
         Y = _weighed(Y, axis, index, weights)
@@ -225,12 +225,12 @@ def _resized(X: np.ndarray, plan: Sequence[tuple[Axis, Filter]]) -> np.ndarray:
 def _spread(dY: np.ndarray, axis: Axis, how: Filter) -> np.ndarray:
     """The adjoint of one axis of `_resized`: each tap gives its share of dY to the element that it reads."""
     crop = how.coordinates == "tf_crop_and_resize"
-    if axis.count == axis.size and axis.scale == 1 and not crop:
+    if axis.resized == axis.size and axis.scale == 1 and not crop:
         return dY
     x, index, weights = _read(axis, how)
     rows = np.moveaxis(dY, axis.axis, 0)
     rest = rows.shape[1:]
-    rows = rows.reshape(axis.count, math.prod(rest))
+    rows = rows.reshape(axis.resized, math.prod(rest))
     if crop:
         rows = np.where(((x < 0) | (x > axis.size - 1))[:, np.newaxis], rows.dtype.type(0), rows)
     dX = np.zeros((axis.size, rows.shape[1]), rows.dtype)
@@ -252,7 +252,7 @@ def _read(axis: Axis, how: Filter) -> tuple[np.ndarray, np.ndarray, np.ndarray |
 
 def _coordinates(axis: Axis, mode: str) -> np.ndarray:
     """Where each element of the result lies among those of the input."""
-    y = np.arange(axis.count, dtype=np.float64)
+    y = np.arange(axis.resized, dtype=np.float64)
     last = axis.size - 1
     if mode == "asymmetric":
         return y / axis.scale
@@ -261,13 +261,13 @@ def _coordinates(axis: Axis, mode: str) -> np.ndarray:
     if mode == "align_corners":
         return y * last / (axis.width - 1) if axis.width != 1 else 0 * y
     if mode == "tf_crop_and_resize":
-        if axis.count == 1:
+        if axis.resized == 1:
             return y + 0.5 * (axis.start + axis.end) * last
-        return axis.start * last + y * (axis.end - axis.start) * last / (axis.count - 1)
-    if mode == "pytorch_half_pixel" and axis.count == 1:
+        return axis.start * last + y * (axis.end - axis.start) * last / (axis.resized - 1)
+    if mode == "pytorch_half_pixel" and axis.resized == 1:
         return y
     x = (y + 0.5) / axis.scale - 0.5
-    return x + (axis.size - axis.count / axis.scale) / 2 if mode == "half_pixel_symmetric" else x
+    return x + (axis.size - axis.resized / axis.scale) / 2 if mode == "half_pixel_symmetric" else x
 
 
 def _taps(x: np.ndarray, axis: Axis, how: Filter) -> tuple[np.ndarray, np.ndarray | None]:
@@ -303,8 +303,8 @@ def _keys(d: np.ndarray, a: float) -> np.ndarray:
 
 def _weighed(X: np.ndarray, axis: Axis, index: np.ndarray, weights: np.ndarray | None) -> np.ndarray:
     if weights is None:
-        return X.take(index[0], axis.axis)
-    Y = np.zeros((*X.shape[: axis.axis], axis.count, *X.shape[axis.axis + 1 :]), X.dtype)
+        return np.asarray(X.take(index[0], axis.axis))
+    Y = np.zeros((*X.shape[: axis.axis], axis.resized, *X.shape[axis.axis + 1 :]), X.dtype)
     for positions, shares in zip(index, weights.astype(X.dtype), strict=True):
         Y += np.take(X, positions, axis.axis) * shares.reshape(-1, *[1] * (X.ndim - 1 - axis.axis))
     return Y
