@@ -233,7 +233,7 @@ SUMS: dict[str, tuple[tuple[int, ...], ...]] = {
     'l = Constant <value_ints = [0, 1]> () c = Expand(l, n) y = NegativeLogLikelihoodLoss <reduction = "sum"> (x, c)': (
         (LONG, 3, 2),
     ),
-    "y = Attention(x, x, w)": ((1, 1, LONG, 2), (1, 1, LONG, 2)),
+    "y = Attention(w, x, x)": ((1, 1, LONG, 2), (1, 1, 8, 2)),
     'z = Constant <value_ints = [0]> () i = Expand(z, n1) y = ScatterElements <reduction = "add"> (w, i, x)': (
         (LONG,),
         (2,),
