@@ -115,7 +115,9 @@ def mel_weight_matrix(
     if count < 1 or length < 1 or sample_rate.item() < 1:
         raise ValueError(f"{count} bins of {length} samples at a rate of {sample_rate.item()}; each is at least 1")
     if not 0 <= lower_edge_hertz.item() <= upper_edge_hertz.item():
-        raise ValueError(f"the edges {lower_edge_hertz.item()} to {upper_edge_hertz.item()} Hz are not in order above 0")
+        raise ValueError(
+            f"the edges {lower_edge_hertz.item()} to {upper_edge_hertz.item()} Hz are not in order above 0"
+        )
     low, high = (2595 * np.log10(1 + edge.item() / 700) for edge in (lower_edge_hertz, upper_edge_hertz))
     mel = low + np.arange(count + 2) * ((high - low) / (count + 2))
     corners = np.floor((length + 1) * 700 * (10 ** (mel / 2595) - 1) / sample_rate.item())
