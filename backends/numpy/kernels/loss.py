@@ -6,6 +6,7 @@ class with a weight for each label where they are sparse.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,15 @@ def _weights(
     return classes, weight if ignored is None else np.where(ignored, dtype.type(0), weight)
 
 
+def _read(scores: np.ndarray, classes: np.ndarray) -> np.ndarray:
+    """For each label the score of its class, (N, d...)."""
+    batch, count = scores.shape[:2]
+    each = math.prod(classes.shape[1:])
+    rows = scores.reshape(batch, count, each)
+    picked = rows[np.arange(batch)[:, np.newaxis], classes.reshape(batch, each), np.arange(each)]
+    return np.asarray(picked.reshape(classes.shape))
+
+
 def _reduced(losses: np.ndarray, weight: np.ndarray, reduction: str) -> np.ndarray:
     if reduction == "none":
         return losses
@@ -53,7 +63,7 @@ def negative_log_likelihood_loss(
 ) -> np.ndarray:
     """Loss = −w·log_prob[label]; the mean is over the sum of the weights"""
     classes, weight = _weights(labels, weights, ignore_index, log_prob)
-    picked = np.take_along_axis(log_prob, classes[:, np.newaxis], 1)[:, 0]
+    picked = _read(log_prob, classes)
     plain = weights is None and ignore_index is None
     return _reduced(-picked if plain else np.where(weight == 0, weight, -weight * picked), weight, reduction)
 
