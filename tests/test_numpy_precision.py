@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
-from numpy_nodes import RANDOM, by_operator, model_of, models, run_onnxruntime
+from numpy_nodes import ONNXRUNTIME, RANDOM, by_operator, model_of, models
 from onnx import numpy_helper, parser
 
 import refgrad
@@ -25,8 +25,8 @@ OPERATORS = {
     "h = Cast<to = 16>(x) y = Cast<to = 1>(h)": (3,),
     "one = Constant<value_float = 0.1>() y = Mul(x, one)": (3,),
     "k = Constant<value = float[1] {0.1}>() y = Add(x, k)": (3,),
-    "s = Shape(x) z = ConstantOfShape(s) y = Add(x, z)": (3,),
-    "s = Shape(x) z = ConstantOfShape<value = float[1] {0.1}>(s) y = Add(x, z)": (3,),
+    "sizes = Shape(x) z = ConstantOfShape(sizes) y = Add(x, z)": (3,),
+    "sizes = Shape(x) z = ConstantOfShape<value = float[1] {0.1}>(sizes) y = Add(x, z)": (3,),
     "e = EyeLike<dtype = 1>(x) y = MatMul(x, e)": (3, 3),
     "a = Constant<value_float = 0.3>() b = CastLike(a, x) y = Mul(b, x)": (3,),
     "y = Celu<alpha = 0.7>(x)": (5,),
@@ -268,5 +268,5 @@ def test_double_is_that_of_onnx_runtime_on_the_model_in_double(operator):
 
 
 def apart(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> list[Any] | None:
-    results = run_onnxruntime(model.SerializeToString(), feeds)
+    results = ONNXRUNTIME.run(model, feeds)
     return None if isinstance(results, str) else results
