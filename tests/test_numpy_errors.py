@@ -11,9 +11,9 @@ import onnx
 import pytest
 from numpy_nodes import ENDED, ONNXRUNTIME, RANDOM, NodeCase, by_operator, model_of
 from onnx import helper, parser
+from runtime import needs_runtime
 
 from refgrad.backends import get_backend
-from refgrad.conformance.findings.finding import ORT, VERSIONS, installed
 from refgrad.errors import BackendError, FeedError
 
 NUMPY = get_backend("numpy")
@@ -344,7 +344,7 @@ def same(got: Any, expected: Any) -> bool:
     return np.allclose(got.astype(np.float64), expected.astype(np.float64), 2e-3, 1e-4 * scale + 1e-6, True)
 
 
-@pytest.mark.skipif(installed().get(ORT) != VERSIONS[ORT], reason="other releases of onnxruntime refuse other things")
+@needs_runtime
 @pytest.mark.parametrize("part", range(PARTS))
 def test_spoiled_cases_are_refused_or_computed_as_by_onnx_runtime(part):
     wrong, used = [], set()

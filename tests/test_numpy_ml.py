@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import ModelProto, TensorProto, TypeProto, helper, numpy_helper
+from runtime import needs_runtime
 
-from refgrad.backends import available, get_backend
+from refgrad.backends import get_backend
 from refgrad.backends.numpy import registry
 from refgrad.errors import BackendError
 
@@ -21,7 +22,6 @@ ML = "ai.onnx.ml"
 NAN = float("nan")
 F32, F64, I64, I32 = np.float32, np.float64, np.int64, np.int32
 RNG = np.random.default_rng(0)
-needs_runtime = pytest.mark.skipif("ort-cpu" not in available(), reason="onnxruntime is not installed")
 
 
 def build(

@@ -10,9 +10,10 @@ import onnx
 import pytest
 from numpy_nodes import ONNXRUNTIME, RANDOM, by_operator, model_of, models
 from onnx import numpy_helper, parser
+from runtime import needs_runtime
 
 import refgrad
-from refgrad.backends import available, get_backend
+from refgrad.backends import get_backend
 from refgrad.backends.numpy.precision import Float64
 from refgrad.errors import FeedError
 
@@ -238,7 +239,7 @@ def test_every_value_is_double_and_that_of_float32_but_for_its_rounding(part, na
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.skipif("ort-cpu" not in available(), reason="onnxruntime is not installed")
+@needs_runtime
 @pytest.mark.parametrize(
     "operator",
     [

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from runtime import needs_runtime
 
-from refgrad.backends import available, get_backend
+from refgrad.backends import get_backend
 from refgrad.errors import BackendError
 
 RNG = np.random.default_rng(0)
@@ -93,7 +94,7 @@ def model(op_type: str, inputs: list[Any], attributes: dict[str, Any]) -> tuple[
     return helper.make_model(graph, opset_imports=imports, ir_version=10), fed
 
 
-@pytest.mark.skipif("ort-cpu" not in available(), reason="onnxruntime is not installed")
+@needs_runtime
 @pytest.mark.parametrize(("op_type", "inputs", "attributes"), table(), ids=lambda v: v if isinstance(v, str) else "")
 def test_results_are_those_of_onnx_runtime(op_type: str, inputs: list[Any], attributes: dict[str, Any]) -> None:
     made, feeds = model(op_type, inputs, attributes)

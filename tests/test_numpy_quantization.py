@@ -14,8 +14,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper, parser
 from onnx.backend.test import loader
+from runtime import needs_runtime
 
-from refgrad.backends import available, get_backend
+from refgrad.backends import get_backend
 from refgrad.errors import BackendError
 
 RNG = np.random.default_rng(0)
@@ -130,7 +131,7 @@ def _more() -> tuple[tuple[str, dict[str, Any], dict[str, Any]], ...]:
 @pytest.mark.parametrize(
     ("op_type", "inputs", "attributes"), NODES + _more(), ids=lambda value: value if isinstance(value, str) else ""
 )
-@pytest.mark.skipif("ort-cpu" not in available(), reason="onnxruntime is not installed")
+@needs_runtime
 def test_kernels_against_onnx_runtime(op_type: str, inputs: dict[str, Any], attributes: dict[str, Any]) -> None:
     arrays = {name: np.asarray(value) for name, value in inputs.items()}
     opset = attributes.get("opset", 21 if "block_size" in attributes else 17)
@@ -347,7 +348,7 @@ def test_scales_that_do_not_fit_are_refused(node: str, feeds: dict[str, Any], sa
         get_backend("numpy").prepare(model).run(arrays)
 
 
-@pytest.mark.skipif("ort-cpu" not in available(), reason="onnxruntime is not installed")
+@needs_runtime
 @pytest.mark.parametrize("kind", ["int4", "uint4", "int2", "uint2"])
 def test_elements_of_less_than_a_byte_come_out_of_onnx_runtime(kind: str) -> None:
     dtype = getattr(ml_dtypes, kind)

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy_graphs import parsed
+from runtime import RUNTIME, WITHOUT
 
-from refgrad.backends import available, get_backend
+from refgrad.backends import get_backend
 from refgrad.errors import BackendError
 
 NUMPY = get_backend("numpy")
@@ -144,8 +145,8 @@ def test_results(text: str, feeds: dict[str, Any], expected: tuple[Any, ...] | N
     made = parsed(text)
     got = list(NUMPY.prepare(made).run(feeds).values())
     if expected is None:
-        if "ort-cpu" not in available():
-            pytest.skip("onnxruntime is not installed")
+        if not RUNTIME:
+            pytest.skip(WITHOUT)
         expected = tuple(get_backend("ort-cpu").prepare(made).run(feeds).values())
     equal(got, list(expected))
 

@@ -12,8 +12,9 @@ import pytest
 from numpy_graphs import undeclared
 from numpy_nodes import ONNXRUNTIME
 from onnx import parser
+from runtime import needs_runtime
 
-from refgrad.backends import available, get_backend
+from refgrad.backends import get_backend
 
 NUMPY = get_backend("numpy")
 KINDS = [np.dtype(name) for name in ("float16", "float32", "float64")]
@@ -146,7 +147,7 @@ def differing(got: np.ndarray, expected: np.ndarray, eps: float, tiny: float, ze
     return ~(same & (signs | np.isnan(got)))
 
 
-@pytest.mark.skipif("ort-cpu" not in available(), reason="onnxruntime is not installed")
+@needs_runtime
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize(("body", "numbers"), CASES, ids=[f"{body}-{len(numbers)}" for body, numbers in CASES])
 def test_special_values_are_those_of_onnx_runtime(body, numbers, kind):

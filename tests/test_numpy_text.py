@@ -12,13 +12,13 @@ import onnx
 import pytest
 from numpy_graphs import parsed
 from onnx import helper
+from runtime import RUNTIME, WITHOUT, needs_runtime
 
-from refgrad.backends import available, get_backend
+from refgrad.backends import get_backend
 from refgrad.backends.numpy.kernels.re2 import compiled
 from refgrad.errors import BackendError
 
 NUMPY = get_backend("numpy")
-needs_ort = pytest.mark.skipif("ort-cpu" not in available(), reason="onnxruntime is not installed")
 
 
 def equal(got: Any, expected: Any) -> None:
@@ -111,8 +111,8 @@ def test_results(text: str, feeds: dict[str, Any], expected: tuple[Any, ...] | N
     made = parsed(text)
     got = NUMPY.prepare(made).run(feeds)
     if expected is None:
-        if "ort-cpu" not in available():
-            pytest.skip("onnxruntime is not installed")
+        if not RUNTIME:
+            pytest.skip(WITHOUT)
         expected = tuple(get_backend("ort-cpu").prepare(made).run(feeds).values())
     for one, other in zip(got.values(), expected, strict=True):
         equal(one, other)
@@ -183,7 +183,7 @@ def test_n_grams(kind: str, skips: int, shortest: int, longest: int, mode: str, 
             [counted(row.tolist(), mode, shortest, longest, skips, weights) for row in rows], np.float32
         )
         equal(got, expected[0] if len(shape) == 1 else expected)
-        if "ort-cpu" in available():
+        if RUNTIME:
             theirs = get_backend("ort-cpu").prepare(made).run({"X": X})["y"]
             if mode == "IDF":  # of two n-grams that share a place, 3, ONNX Runtime takes the first; TFIDF adds both
                 got[..., 3] = theirs[..., 3]
@@ -252,7 +252,7 @@ def matcher(pattern: str) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
 
 
-@needs_ort
+@needs_runtime
 @pytest.mark.parametrize("pattern", PATTERNS, ids=ascii)
 def test_a_pattern_matches_what_re2_matches(pattern: str) -> None:
     feeds = {"x": np.array(TEXTS, object)}
@@ -267,7 +267,7 @@ def test_a_pattern_matches_what_re2_matches(pattern: str) -> None:
 def test_what_is_no_pattern_of_re2_is_refused(pattern: str) -> None:
     with pytest.raises(ValueError, match="is no pattern of RE2"):
         compiled(pattern)
-    if "ort-cpu" in available() and pattern != r"\C":  # one byte of UTF-8: here texts have none
+    if RUNTIME and pattern != r"\C":  # one byte of UTF-8: here texts have none
         with pytest.raises(BackendError):
             get_backend("ort-cpu").prepare(matcher(pattern))
 
