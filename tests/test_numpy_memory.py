@@ -320,6 +320,18 @@ def test_gradient_operators_are_held_to_the_limit():
         NUMPY.prepare(model, max_memory=2**30).run({"dy": np.ones(1, np.float32)})
 
 
+def test_outputs_that_nobody_names_are_not_counted_on():
+    def layer(x, deviation):
+        return helper.make_node("LayerNormalization", [x, "one"], ["", "", deviation], f"make_{deviation}")
+
+    model = graph([layer("x", "d"), layer("d", "e")], {"x": ["n", 1]}, ["e"], {"one": np.ones(1, np.float32)})
+    feeds = {"x": np.ones((1000, 1), np.float32)}
+    # What is fed, what is read and what is made; and the scale.
+    assert NUMPY.prepare(model, max_memory=3 * 4000 + 4).run(feeds)["e"].shape == (1000, 1)
+    with pytest.raises(BackendError, match=r"'make_e'.*Give it 12004 or more"):
+        NUMPY.prepare(model, max_memory=3 * 4000 + 3).run(feeds)
+
+
 @pytest.mark.parametrize("limit", [0, -1, 1.5, "1G"])
 def test_a_limit_is_a_number_of_bytes(limit):
     with pytest.raises(OptionError, match="max_memory="):

@@ -161,7 +161,7 @@ def inferred(
     imports = [helper.make_opsetid(domain, version) for domain, version in opsets.items()]
     try:
         outputs = shape_inference.infer_node_outputs(schema, node, types, data, opset_imports=imports)
-    except (shape_inference.InferenceError, RuntimeError):
+    except (shape_inference.InferenceError, onnx.checker.ValidationError, RuntimeError):
         return None  # the run says what is wrong with the node
     found = []
     for value in outputs.values():

@@ -142,7 +142,7 @@ class Plan:
                     for place in views:
                         values[place] = _own_where_small(values[place])
                 if watch is not None:
-                    watch.replace(step, [values[i] for i in made], [values[i] for i in dead])
+                    watch.replace(step, [values[i] for i in {*made}], [values[i] for i in dead])
                 for place in dead:
                     values[place] = None
         except BackendError:
