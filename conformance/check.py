@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto
 
+from refgrad import ortbuilder
 from refgrad.backends import available, get_backend
 from refgrad.backends.base import ModelLike, check_feeds, load_model
 from refgrad.backward import gradient as differentiate
-from refgrad.conformance import builders
 from refgrad.conformance.differences import Difference, directional, one_sided
 from refgrad.conformance.feeds import SIZE
 from refgrad.conformance.point import (
@@ -36,7 +36,7 @@ from refgrad.conformance.point import (
     with_values,
 )
 from refgrad.conformance.weights import randomize
-from refgrad.errors import BackendError, OptionError, RefgradError, choices
+from refgrad.errors import BackendError, BuilderError, OptionError, RefgradError, choices
 from refgrad.kinks import KINKS
 from refgrad.registry import DIALECTS
 
@@ -115,7 +115,7 @@ def check(
     directions: int = 2,
     tolerance: float | None = None,
     random_weights: int | None = None,
-    seconds: float = builders.SECONDS,
+    seconds: float = ortbuilder.SECONDS,
 ) -> Check:
     """Differentiate `model` and compare its gradient with every oracle there is, on every backend.
 
@@ -172,7 +172,7 @@ def check(
         allowed = tolerance or rounding(made, point)
         for name in names:
             rows += _on_backend(truth, made, dialect, name, allowed)
-    if "ort-cpu" in names and builders.available():
+    if "ort-cpu" in names and ortbuilder.available():
         settled = {row.gradient: row.verdict for row in rows if row.oracle == DIFFERENCES and row.dialect == sound}
         allowed = tolerance or rounding(gradients[sound], point)
         rows += _of_builder(truth, estimates, settled, allowed, seconds)
@@ -432,11 +432,11 @@ def _of_builder(
     total: dict[str, np.ndarray] = {}
     try:
         for output, seed in point.seeds_of.items():
-            needed = builders.depends_on(point.model, output)
+            needed = ortbuilder.depends_on(point.model, output)
             names = [name for name in point.names if name in needed]
             if not names:
                 continue
-            made = builders.build(point.model, names, output, seconds)
+            made = ortbuilder.build_raw(point.model, names, output, seconds)
             prepared = get_backend("ort-cpu").prepare(made)
             known = {value.name for value in prepared.inputs}
             feeds = point.feeds | {f"{output}_grad": point.cotangents[seed]}
@@ -446,7 +446,7 @@ def _of_builder(
             for name in names:
                 part = results[f"{name}_grad"]
                 total[name] = total[name] + part if name in total else part
-    except builders.BuilderError as error:
+    except BuilderError as error:
         return [_builder_row(name, error.verdict, str(error)) for name in point.names]
     except RefgradError as error:
         return [_builder_row(name, "refused", f"its graph does not run: {error}") for name in point.names]

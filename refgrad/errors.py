@@ -46,6 +46,14 @@ class BackendError(RefgradError):
     """An executor that does not exist, is not available here, or cannot run the model."""
 
 
+class BuilderError(RefgradError):
+    """ONNX Runtime's builder made no gradient. `verdict` is "missing", "refused", "crashed" or "timed out"."""
+
+    def __init__(self, verdict: str, message: str) -> None:
+        super().__init__(message)
+        self.verdict = verdict
+
+
 class OutputFileError(RefgradError):
     """A result cannot be written where it was asked for."""
 

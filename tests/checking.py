@@ -12,8 +12,8 @@ import onnx
 import pytest
 
 import refgrad
+from refgrad import ortbuilder
 from refgrad.backends import available, get_backend
-from refgrad.conformance import builders
 from refgrad.conformance.case import Case
 from refgrad.conformance.cases import every_case
 from refgrad.conformance.differences import directional
@@ -83,7 +83,7 @@ def assert_gradient(
             assert abs(got - expected.value) <= tolerance * size + expected.error, (
                 f"{case} ({dialect}): {name} along a direction is {got}, differences give {expected}"
             )
-    if runtime and "ort-cpu" in available() and (dialect == "onnx" or builders.available()):
+    if runtime and "ort-cpu" in available() and (dialect == "onnx" or ortbuilder.available()):
         _assert_runtime(case, dialect, model, seeds, gradients)
 
 

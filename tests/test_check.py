@@ -12,8 +12,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import refgrad
-from refgrad import registry
-from refgrad.conformance import builders, check
+from refgrad import ortbuilder, registry
+from refgrad.conformance import check
 from refgrad.conformance.differences import directional, one_sided
 from refgrad.conformance.weights import randomize
 from refgrad.errors import FeedError, OptionError
@@ -336,7 +336,7 @@ def test_one_sided_derivatives_differ_at_a_kink_only():
     assert abs(smooth.value - 1) <= smooth.error
 
 
-@pytest.mark.skipif(not builders.available(), reason="needs onnxruntime-training")
+@pytest.mark.skipif(not ortbuilder.available(), reason="needs onnxruntime-training")
 class TestBuilder:
     def test_agrees(self):
         rows = [row for row in check(SMOOTH).rows if row.dialect == "onnxruntime"]

@@ -14,9 +14,9 @@ from checking import assert_gradient, assert_second_derivative, names_of
 from onnx import ModelProto, TensorProto, helper, numpy_helper, parser
 
 import refgrad
+from refgrad import ortbuilder
 from refgrad.backends import available, get_backend
 from refgrad.backward import QUANTIZATION
-from refgrad.conformance import builders
 from refgrad.conformance.case import Case, node_case
 from refgrad.errors import NoGradientError, OptionError, UnknownNameError
 from refgrad.registry import DIALECTS
@@ -583,7 +583,7 @@ def test_second_derivatives_agree_with_differences(case: Case) -> None:
 @pytest.mark.skipif("ort-cpu" not in available(), reason="needs onnxruntime")
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_a_gradient_runs_in_onnxruntime(dialect: str) -> None:
-    if dialect == "ort" and not builders.available():
+    if dialect == "ort" and not ortbuilder.available():
         pytest.skip("needs the training build of onnxruntime")
     gradient = refgrad.gradient(mlp(), dialect=dialect)
     feeds = {"x": X, "y_grad": W[:2]}

@@ -10,8 +10,8 @@ import onnx
 import pytest
 
 import refgrad
+from refgrad import ortbuilder
 from refgrad.backends import available, get_backend
-from refgrad.conformance import builders
 from refgrad.conformance.case import Case, node_case
 from refgrad.kinks import CONVENTIONS, KINKS, Kink, Point
 
@@ -46,7 +46,11 @@ def expect(got: dict[str, np.ndarray], kink: Kink, expected: Point) -> None:
 def test_ours(kink: Kink, dialect: str) -> None:
     model = refgrad.gradient(case(kink).model, dialect=dialect)
     expect(gradients(model, kink, "numpy", np.float64), kink, kink.ours)
-    if "ort-cpu" in available() and (dialect == "onnx" or builders.available()) and runs_right(case(kink, np.float32)):
+    if (
+        "ort-cpu" in available()
+        and (dialect == "onnx" or ortbuilder.available())
+        and runs_right(case(kink, np.float32))
+    ):
         narrow = refgrad.gradient(case(kink, np.float32).model, dialect=dialect)
         expect(gradients(narrow, kink, "ort-cpu", np.float32), kink, kink.ours)
 
@@ -74,13 +78,13 @@ def runs_right(made: Case) -> bool:
 
 
 @pytest.mark.parametrize("kink", [k for k in KINKS if k.ort is not None], ids=lambda k: f"{k.operator}: {k.where}")
-@pytest.mark.skipif(not builders.available(), reason="needs ONNX Runtime's gradient builder")
+@pytest.mark.skipif(not ortbuilder.available(), reason="needs ONNX Runtime's gradient builder")
 def test_onnx_runtime(kink: Kink) -> None:
     assert kink.ort is not None
     made = case(kink, np.float32)
     wrt = [name for name, value in zip(made.feeds, kink.ort, strict=True) if value is not None]
     output = made.model.graph.output[0].name
-    expect(gradients(builders.build(made.model, wrt, output), kink, "ort-cpu", np.float32), kink, kink.ort)
+    expect(gradients(ortbuilder.build_raw(made.model, wrt, output), kink, "ort-cpu", np.float32), kink, kink.ort)
 
 
 @pytest.mark.parametrize("kink", [k for k in KINKS if k.torch is not None], ids=lambda k: f"{k.operator}: {k.where}")

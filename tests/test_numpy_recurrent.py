@@ -14,14 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import helper
 
+from refgrad import ortbuilder
 from refgrad.backends import available, get_backend
-from refgrad.conformance import builders
 from refgrad.conformance.differences import directional
 from refgrad.errors import BackendError
 
 NUMPY = get_backend("numpy")
 # The training build is of an older version, with other defaults in RNN and nothing written for a sequence of length 0.
-RUNTIME = "ort-cpu" in available() and not builders.available()
+RUNTIME = "ort-cpu" in available() and not ortbuilder.available()
 MICROSOFT = "com.microsoft"
 GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
 STATES = {"RNN": ["initial_h"], "GRU": ["initial_h"], "LSTM": ["initial_h", "initial_c"]}
@@ -730,14 +730,14 @@ FORWARD_ONLY = [
 ]
 
 
-@pytest.mark.skipif(not builders.available(), reason="needs onnxruntime-training")
+@pytest.mark.skipif(not ortbuilder.available(), reason="needs onnxruntime-training")
 @pytest.mark.parametrize(("op", "sizes", "left_out", "attrs"), FORWARD_ONLY, ids=name_of)
 def test_training_agrees(op: str, sizes: Any, left_out: tuple[str, ...], attrs: dict[str, Any]) -> None:
     feeds = supported(without(arrays(op, *sizes, seed=5), *left_out))
     assert_as_training(op, without(with_cotangents(op, feeds, attrs), *left_out), attrs)
 
 
-@pytest.mark.skipif(not builders.available(), reason="needs onnxruntime-training")
+@pytest.mark.skipif(not ortbuilder.available(), reason="needs onnxruntime-training")
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(networks(("GRU", "LSTM")), st.sets(st.sampled_from(["HAll_grad", "Ht_grad", "Ct_grad"]), max_size=2))
 def test_training_agrees_anywhere(network: Any, left_out: set[str]) -> None:

@@ -5,8 +5,8 @@ import pytest
 from checking import assert_gradient, assert_second_derivative
 
 import refgrad
+from refgrad import ortbuilder
 from refgrad.backends import get_backend
-from refgrad.conformance import builders
 from refgrad.conformance.case import SHAPES, Case, node_case
 from refgrad.conformance.cases.arithmetic import cases
 from refgrad.registry import DIALECTS
@@ -44,4 +44,4 @@ def comparable(case: Case) -> bool:
     """Not where ONNX Runtime 1.19.2, the one with builders, sums an empty tensor over no axes to one element, nor where
     each runtime draws a mask of its own."""
     empty = any(value.size == 0 for value in case.feeds.values())
-    return not (empty and builders.available()) and not case.name.startswith("Dropout-True")
+    return not (empty and ortbuilder.available()) and not case.name.startswith("Dropout-True")

@@ -1,0 +1,274 @@
+"""ONNX Runtime's own gradient builders, in a process of their own: they can abort, and they can run for very long.
+
+Only the training wheels have them (onnxruntime-training-cpu, onnxruntime-training; the last release of both is 1.19.2).
+`build_raw` and `build_module` build one gradient; `Builders` builds many in one process, which saves its start.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterable, Sequence
+from importlib import util
+from types import TracebackType
+from typing import IO, Any
+
+import onnx
+from onnx import ModelProto, TensorProto, helper
+
+from refgrad.errors import BuilderError
+from refgrad.graph import Graph
+from refgrad.protos import versions_of
+
+SECONDS = 60.0
+_IR_VERSION, _OPSET = 10, 21  # the newest that 1.19.2 reads
+_PROTOBUF_LIMIT = 2**31 - 1
+_START = "from refgrad.ortbuilder import serve; serve()"
+
+
+def available() -> bool:
+    """Whether the installed onnxruntime has gradient builders."""
+    if util.find_spec("onnxruntime") is None:
+        return False
+    from onnxruntime.capi import _pybind_state
+
+    return hasattr(_pybind_state, "GradientGraphBuilder")
+
+
+def build_raw(model: ModelProto, wrt: Iterable[str], output: str, seconds: float = SECONDS) -> ModelProto:
+    """`Builders.raw` in a process that ends with the call."""
+    with Builders(seconds) as builders:
+        return builders.raw(model, wrt, output)
+
+
+def build_module(
+    model: ModelProto, inputs: Iterable[str], initializers: Iterable[str], seconds: float = SECONDS
+) -> ModelProto:
+    """`Builders.module` in a process that ends with the call."""
+    with Builders(seconds) as builders:
+        return builders.module(model, inputs, initializers)
+
+
+class Builders:
+    """Both builders behind one process, which is started when it is needed and again after it died.
+
+    >>> with Builders(seconds=10) as builders:  # doctest: +SKIP
+    ...     gradients = [builders.raw(model, ["x"], "y") for model in models]
+
+    :param seconds: how long one gradient may take, the start of the process included.
+    """
+
+    def __init__(self, seconds: float = SECONDS) -> None:
+        self.seconds = seconds
+        self._process: subprocess.Popen[bytes] | None = None
+        self._said: IO[bytes] | None = None  # its stderr: a pipe that nobody reads would block it
+
+    def raw(self, model: ModelProto, wrt: Iterable[str], output: str) -> ModelProto:
+        """GradientGraphBuilder: the gradient of one output by the rules of the registry, on the graph as it is.
+
+        :param wrt: inputs and initializers, each of which `output` must depend on.
+        :return: the model with one more input, `<output>_grad`, and one more output `<name>_grad` per name. What is
+            trained stays an initializer.
+        :raises BuilderError: it refused, crashed, did not finish in time, or is not installed.
+        """
+        made = self._build("raw", model, {"wrt": list(wrt), "output": output})
+        return _with_cotangent(made, model, output)
+
+    def module(self, model: ModelProto, inputs: Iterable[str], initializers: Iterable[str]) -> ModelProto:
+        """OrtModuleGraphBuilder: it optimises the forward graph first, then differentiates all outputs at once.
+
+        :param inputs: the inputs that require a gradient.
+        :param initializers: the initializers to train; they become inputs, after those of the model.
+        :return: the model as it was made: all outputs go through one com.microsoft.YieldOp, which returns their
+            cotangents `<output>_grad`; the outputs are `<name>_grad`, of `inputs` and then of `initializers`.
+        :raises BuilderError: it refused, crashed, did not finish in time, or is not installed.
+        """
+        return self._build("module", model, {"inputs": list(inputs), "initializers": list(initializers)})
+
+    def close(self) -> None:
+        """End the process, if there is one."""
+        if self._process is not None and self._said is not None:
+            self._process.kill()
+            self._process.wait()
+            for pipe in (self._process.stdin, self._process.stdout, self._said):
+                if pipe is not None:
+                    _close(pipe)
+            self._process = self._said = None
+
+    def __enter__(self) -> Builders:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _build(self, builder: str, model: ModelProto, arguments: dict[str, Any]) -> ModelProto:
+        if not available():
+            raise BuilderError(
+                "missing",
+                "This onnxruntime has no gradient builder. Install onnxruntime-training-cpu==1.19.2 in an environment "
+                "without any other onnxruntime (pip install 'refgrad[ort-training]').",
+            )
+        lowered = _lowered(model)
+        if lowered.ByteSize() > _PROTOBUF_LIMIT:
+            raise BuilderError("refused", "models over 2 GB cannot be handed to it")
+        made, message = self._ask((builder, lowered.SerializeToString(), arguments))
+        if made is None:
+            raise BuilderError("refused", re.sub(r"^.*\[ONNXRuntimeError\] : \d+ : \w+ : |^/\S+ ", "", message))
+        return onnx.load_from_string(made)
+
+    def _ask(self, request: tuple[str, bytes, dict[str, Any]]) -> tuple[bytes | None, str]:
+        """The model that the process made of `request`, or None and the message of its exception."""
+        late = threading.Event()
+        process, said = self._started()
+
+        def stop() -> None:
+            late.set()
+            process.kill()
+
+        timer = threading.Timer(self.seconds, stop)
+        timer.start()
+        try:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            pickle.dump(request, process.stdin)
+            process.stdin.flush()
+            reply: tuple[bytes | None, str] = pickle.load(process.stdout)
+            return reply
+        except (EOFError, BrokenPipeError, pickle.UnpicklingError) as error:
+            process.kill()
+            code = process.wait()
+            said.seek(0)
+            lines = said.read().decode(errors="replace").strip().splitlines()
+            if late.is_set():
+                raise BuilderError("timed out", f"no gradient after {self.seconds:g} s") from error
+            message = lines[-1] if lines else "no message"
+            raise BuilderError("crashed", f"its process ended with {code}: {message}") from error
+        finally:
+            timer.cancel()
+            if process.poll() is not None or late.is_set():
+                self.close()
+
+    def _started(self) -> tuple[subprocess.Popen[bytes], IO[bytes]]:
+        if self._process is not None and self._process.poll() is not None:
+            self.close()
+        if self._process is None or self._said is None:
+            self._said = tempfile.TemporaryFile(prefix="refgrad-")  # noqa: SIM115  (closed with the process)
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _START],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._said,
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            )
+        return self._process, self._said
+
+
+def _close(pipe: IO[bytes]) -> None:
+    with contextlib.suppress(BrokenPipeError):  # what was not written is of no use any more
+        pipe.close()
+
+
+def serve() -> None:
+    """What the process does: read a request, build, answer with the model or with why there is none, until stdin ends."""
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what the library prints is no answer
+    builders = {"raw": _raw, "module": _module}
+    while True:
+        try:
+            builder, model, arguments = pickle.load(sys.stdin.buffer)
+        except EOFError:
+            return
+        try:
+            reply = builders[builder](model, **arguments), ""
+        except Exception as error:  # its exceptions have no class of their own
+            reply = None, " ".join(str(error).split())
+        pickle.dump(reply, answers)
+        answers.flush()
+
+
+def _raw(model: bytes, wrt: list[str], output: str) -> bytes:
+    from onnxruntime.capi._pybind_state import GradientGraphBuilder
+
+    builder = GradientGraphBuilder(model, {output}, set(wrt), output)
+    builder.build()
+    made: bytes = builder.get_model()
+    return made
+
+
+def _module(model: bytes, inputs: list[str], initializers: list[str]) -> bytes:
+    from onnxruntime.capi import _pybind_state as library
+
+    options = library.OrtModuleGraphBuilderConfiguration()
+    options.initializer_names = options.initializer_names_to_train = initializers
+    options.input_names_require_grad = inputs
+    options.build_gradient_graph = True
+    builder = library.OrtModuleGraphBuilder()
+    builder.initialize(model, options)
+    builder.build(library.TrainingGraphTransformerConfiguration())
+    made: bytes = builder.get_gradient_model()
+    return made
+
+
+def depends_on(model: ModelProto, output: str) -> set[str]:
+    """Every value that `output` is computed from."""
+    needed = {output}
+    for node in reversed(Graph(model).nodes):
+        if not needed.isdisjoint(node.outputs):
+            needed.update(node.reads)
+    return needed
+
+
+def _lowered(model: ModelProto) -> ModelProto:
+    """A copy of `model` that 1.19.2 can read: the version of the format, and the opset, where they are too new."""
+    opset = versions_of(model).get("", 1)
+    if opset > _OPSET and not _same_operators(model, opset):
+        try:
+            lowered: ModelProto = onnx.version_converter.convert_version(model, _OPSET)
+        except RuntimeError as error:
+            raise BuilderError("refused", f"opset {opset} cannot be converted to {_OPSET}: {error}") from error
+    else:
+        lowered = ModelProto()
+        lowered.CopyFrom(model)
+    for imported in lowered.opset_import:
+        if imported.domain in ("", "ai.onnx"):
+            imported.version = min(imported.version, _OPSET)
+    lowered.ir_version = min(lowered.ir_version, _IR_VERSION)
+    return lowered
+
+
+def _same_operators(model: ModelProto, opset: int) -> bool:
+    """Whether no operator changed since the newest opset that 1.19.2 reads but for the types that it takes."""
+    for node in model.graph.node:
+        if node.domain or not onnx.defs.has(node.op_type):
+            continue
+        new = onnx.defs.get_schema(node.op_type, opset)
+        try:
+            old = onnx.defs.get_schema(node.op_type, _OPSET)
+        except onnx.defs.SchemaError:
+            return False
+        if {a.name for a in node.attribute} - set(old.attributes) or len(node.input) > old.max_input:
+            return False
+        if [p.name for p in new.inputs[: len(node.input)]] != [p.name for p in old.inputs[: len(node.input)]]:
+            return False
+    return True
+
+
+def _with_cotangent(gradient: ModelProto, model: ModelProto, output: str) -> ModelProto:
+    """The builder seeds the sweep with an initializer, a scalar 1: make it an input."""
+    graph = gradient.graph
+    seed = f"{output}_grad"
+    kept: Sequence[TensorProto] = [t for t in graph.initializer if t.name != seed]
+    del graph.initializer[:]
+    graph.initializer.extend(kept)
+    declared = next(v for v in model.graph.output if v.name == output).type.tensor_type
+    if seed not in {v.name for v in graph.input}:
+        graph.input.append(helper.make_tensor_value_info(seed, declared.elem_type, None))
+    return gradient
