@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib import util
 from types import TracebackType
 from typing import IO, Any
@@ -180,7 +180,7 @@ def serve() -> None:
     """What the process does: read a request, build, answer with the model or with why there is none, until stdin ends."""
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what the library prints is no answer
-    builders = {"raw": _raw, "module": _module}
+    builders: dict[str, Callable[..., bytes]] = {"raw": _raw, "module": _module}
     while True:
         try:
             builder, model, arguments = pickle.load(sys.stdin.buffer)
