@@ -179,7 +179,7 @@ class _Sweep:
         rule = RULES[node.key]
         bound, places = rule.bind(self.graph.opsets.get(rule.domain, 1))
         op, needed = self.op, self.path.needed
-        op.enter(rule.op_type, node.name)
+        op.enter(rule.op_type, node.name, node)
         arguments, keywords = self._arguments(node, bound, adjoints)
         result = rule.function(op, *arguments, **keywords)
         operands = tuple(filter(None, node.inputs)) if rule.broadcast else ()
@@ -300,18 +300,20 @@ class _Sweep:
                 continue
             if emitted.optional_outputs:
                 emitted.outputs = [name if name in live else "" for name in emitted.outputs]
-            live.update(emitted.inputs)
+            live.update(emitted.inputs, emitted.captured)
             backward.append(emitted)
         forward = []
         for node in reversed(graph.nodes):
             if not live.isdisjoint(node.outputs):
+                if node.name in self.op.training_forms:
+                    self._settle(node, live)
                 live.update(node.reads)
                 forward.append(node.proto)
         final = ModelProto(ir_version=max(source.ir_version, _IR_VERSION), producer_name="refgrad")
         final.opset_import.extend(graph.model.opset_import)
         if "" not in graph.opsets:
             final.opset_import.append(helper.make_opsetid("", graph.opset))
-        if any(emitted.domain == MICROSOFT for emitted in backward):
+        if any(node.domain == MICROSOFT for node in (*backward, *forward)):
             import_domain(final, MICROSOFT)
         target = final.graph
         target.name = f"{graph.model.graph.name}_grad"
@@ -346,6 +348,14 @@ class _Sweep:
         ):
             final.metadata_props.add(key=key, value=json.dumps(names))
         return final
+
+    def _settle(self, node: Node, live: set[str]) -> None:
+        """Make a forward node its training form if one of the outputs that this has more is used, else take them away."""
+        form = self.op.training_forms[node.name]
+        if live.isdisjoint(form.more):
+            node.drop_outputs(len(form.more))
+        else:
+            node.become(form.op_type, MICROSOFT, form.without)
 
     def _type(self, name: str) -> TypeProto:
         """The type and declared shape of an input, an output or an initializer."""

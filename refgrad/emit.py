@@ -2,6 +2,11 @@
 
 An argument is the name of a value, a Python number (a scalar of the type of the other operands), a list of integers
 (int64, one axis), a NumPy array, or None (absent). The same pure node is never emitted twice.
+
+Two things are more than a node with its inputs. `op.subgraph(function, ...)` makes the graph of an attribute, such as the
+body of Scan: what `function` emits goes into it, and it may read every value outside. `op.training_form(...)` is for a
+lowering whose kernel needs more of the forward operator than that returns: the forward node becomes, in the gradient
+model alone, an operator of ONNX Runtime's that returns more.
 """
 
 from __future__ import annotations
@@ -17,7 +22,8 @@ from onnx import AttributeProto, GraphProto, StringStringEntryProto, TensorProto
 
 from refgrad.errors import RuleError
 from refgrad.functions import CONSTANT, MICROSOFT, find_schema
-from refgrad.graph import Graph, Node, Shape
+from refgrad.graph import Graph, Node, Shape, captured
+from refgrad.protos import subgraphs
 from refgrad.registry import LOWERINGS
 
 Argument = str | float | Sequence[int] | np.ndarray | None
@@ -43,6 +49,16 @@ class Emitted:
     name: str
     metadata: tuple[StringStringEntryProto, StringStringEntryProto]
     optional_outputs: bool
+    captured: tuple[str, ...]  # what its subgraphs read from outside
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingForm:
+    """What a forward node becomes where one of the outputs `more` is used: `op_type` of com.microsoft."""
+
+    op_type: str
+    more: tuple[str, ...]
+    without: tuple[str, ...]  # the attributes that it does not know
 
 
 class Emitter:
@@ -65,6 +81,7 @@ class Emitter:
         self.constants: dict[str, TensorProto] = {}
         self.grad = Primitives(self)
         self.declared: dict[str, str] = {}
+        self.training_forms: dict[str, TrainingForm] = {}  # by the name of the forward node
         self._taken = taken
         self._types: dict[str, int] = dict(graph.types)
         self._shapes: dict[str, Shape] = dict(graph.shapes)
@@ -77,9 +94,10 @@ class Emitter:
         self._rules: dict[str, StringStringEntryProto] = {}
         self.enter("", "")
 
-    def enter(self, rule: str, node: str) -> None:
-        """What is emitted from now on belongs to `rule` and to the forward node called `node`."""
+    def enter(self, rule: str, node: str, forward: Node | None = None) -> None:
+        """What is emitted from now on belongs to `rule` and to the node called `node`, which is `forward` if there is one."""
         self._rule, self._node, self._scope, self._count = rule, node, f"{node}_Grad/", 0
+        self._forward = forward
         if rule not in self._rules:
             self._rules[rule] = StringStringEntryProto(key="refgrad.rule", value=rule)
         self._metadata = self._rules[rule], StringStringEntryProto(key="refgrad.node", value=node)
@@ -116,9 +134,23 @@ class Emitter:
             name = self.fresh(f"{self._scope}{op_type}_{self._count}")
             self._count += 1
             made = (name,) if outputs == 1 else tuple(self.fresh(f"{name}_{k}") for k in range(outputs))
+            inner = (
+                tuple(n for g in attributes.values() if isinstance(g, GraphProto) for n in captured(g))
+                if attributes
+                else ()
+            )
             self.nodes.append(
                 Emitted(
-                    op_type, domain, names, list(made), attributes, settings, name, self._metadata, optional_outputs
+                    op_type,
+                    domain,
+                    names,
+                    list(made),
+                    attributes,
+                    settings,
+                    name,
+                    self._metadata,
+                    optional_outputs,
+                    inner,
                 )
             )
             self._seen[key] = made
@@ -167,6 +199,50 @@ class Emitter:
         if op_type in ("Where", "CastLike"):
             return self._types.get(names[1])
         return self._types.get(names[2])  # OneHot
+
+    def subgraph(self, function: Callable[..., Sequence[str]], *inputs: str) -> GraphProto:
+        """The graph of what `function` emits: it gets a value for every one of `inputs` and returns the graph's outputs.
+
+        :param inputs: values outside, each of the element type of the graph's input. Of its shape nothing is known: a
+            scan input has one axis less, and a state may grow.
+        """
+        outer = self.nodes, self._seen
+        self.nodes, self._seen = [], dict(self._seen)
+        reads = [self.fresh(f"{self._scope}{self._rule}_in_{k}") for k in range(len(inputs))]
+        for read, value in zip(reads, inputs, strict=True):
+            self._types[read] = self.type(value)
+        results = function(*reads)
+        graph = GraphProto(name=self.fresh(f"{self._scope}{self._rule}_body"))
+        graph.input.extend(helper.make_tensor_value_info(read, self.type(read), None) for read in reads)
+        graph.output.extend(helper.make_tensor_value_info(value, self.type(value), None) for value in results)
+        live, kept = set(results), []
+        for node in reversed(self.nodes):
+            if not live.isdisjoint(node.outputs):
+                live.update(node.inputs, node.captured)
+                kept.append(node)
+        writer = Writer(graph, {})
+        for node in reversed(kept):
+            writer.add(node)
+        self.nodes, self._seen = outer
+        return graph
+
+    def training_form(self, op_type: str, more: Sequence[str], without: Sequence[str] = ()) -> tuple[str, ...]:
+        """Let the forward node return more: it becomes `op_type` of com.microsoft if one of the results is used.
+
+        :param more: what the outputs are called that `op_type` has after all those of the forward operator. Their element
+            type is taken to be that of the first input.
+        :param without: attributes that the forward operator has and `op_type` has not.
+        """
+        node = self._forward
+        if node is None:
+            raise RuleError(f"{self._rule!r} belongs to no forward node that could become {op_type}.")
+        schema = find_schema(node.op_type, node.domain, self.graph.opsets.get(node.domain, 1))
+        made = tuple(self.fresh(f"{node.name}_{name}") for name in more)
+        for position, name in enumerate(made, len(schema.outputs)):
+            node.add_output(position, name)
+            self._types[name] = self.type(node.inputs[0])
+        self.training_forms[node.name] = TrainingForm(op_type, made, tuple(without))
+        return made
 
     # What is known of a value
 
@@ -405,7 +481,7 @@ class Primitives:
 
 
 def _hashable(value: Any) -> Any:
-    if isinstance(value, TensorProto):
+    if isinstance(value, TensorProto | GraphProto):
         return value.SerializeToString()
     return tuple(value) if isinstance(value, list) else value
 
@@ -432,6 +508,17 @@ class Writer:
             attributes = self._attributes.get(node.settings)
             if attributes is None:
                 attributes = [helper.make_attribute(name, value) for name, value in node.attributes.items()]
+                if node.captured:
+                    for attribute in attributes:
+                        self._rename_captured(attribute)
                 self._attributes[node.settings] = attributes
             proto.attribute.extend(attributes)
         proto.metadata_props.extend(node.metadata)
+
+    def _rename_captured(self, attribute: AttributeProto) -> None:
+        """Give what a subgraph reads from outside its final name; no name within is among those that are renamed."""
+        pending = list(subgraphs(attribute))
+        while pending:
+            for node in pending.pop().node:
+                node.input[:] = [self._rename.get(name, name) for name in node.input]
+                pending += [graph for inner in node.attribute for graph in subgraphs(inner)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -78,6 +78,21 @@ class Node:
         self.outputs[position] = name
         del self.proto.output[:]
         self.proto.output.extend(self.outputs)
+
+    def drop_outputs(self, count: int) -> None:
+        """Take the last `count` outputs away, and what the node leaves out before them."""
+        del self.outputs[-count:]
+        while not self.outputs[-1]:
+            del self.outputs[-1]
+        del self.proto.output[:]
+        self.proto.output.extend(self.outputs)
+
+    def become(self, op_type: str, domain: str, without: Collection[str] = ()) -> None:
+        """Make the node that is written another operator, `without` the attributes that this one does not know."""
+        self.proto.op_type, self.proto.domain = op_type, domain
+        kept = [attribute for attribute in self.proto.attribute if attribute.name not in without]
+        del self.proto.attribute[:]
+        self.proto.attribute.extend(kept)
 
 
 class Graph:
@@ -205,7 +220,7 @@ def _nodes(graph: GraphProto) -> list[Node]:
         settings, inner = {}, []
         if attributes := proto.attribute:
             settings = {a.name: attribute_value(a) for a in attributes}
-            inner = [name for attribute in attributes for g in subgraphs(attribute) for name in _captured(g)]
+            inner = [name for attribute in attributes for g in subgraphs(attribute) for name in captured(g)]
         key = "" if domain == "ai.onnx" else domain, op_type
         reads = inputs + inner if inner else inputs
         nodes.append(Node(proto, key, name, inputs, list(proto.output), reads, settings))
@@ -218,10 +233,11 @@ def attribute_value(attribute: AttributeProto) -> Any:
     return value.decode(errors="surrogateescape") if isinstance(value, bytes) else value
 
 
-def _captured(graph: GraphProto) -> Iterator[str]:
+def captured(graph: GraphProto) -> Iterator[str]:
+    """The outer values that `graph`, a subgraph, reads."""
     inner = {v.name for v in graph.input} | {t.name for t in graph.initializer}
     for node in graph.node:
-        nested = (name for attribute in node.attribute for g in subgraphs(attribute) for name in _captured(g))
+        nested = (name for attribute in node.attribute for g in subgraphs(attribute) for name in captured(g))
         yield from (name for name in (*node.input, *nested) if name and name not in inner)
         inner.update(node.output)
     yield from (v.name for v in graph.output if v.name not in inner)
