@@ -228,8 +228,10 @@ def _nodes(graph: GraphProto) -> list[Node]:
 
 
 def attribute_value(attribute: AttributeProto) -> Any:
-    """The value of an attribute, a string decoded."""
+    """The value of an attribute, strings decoded."""
     value = onnx.helper.get_attribute_value(attribute)
+    if attribute.type == AttributeProto.STRINGS:
+        return [text.decode(errors="surrogateescape") for text in value]
     return value.decode(errors="surrogateescape") if isinstance(value, bytes) else value
 
 

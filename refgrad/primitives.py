@@ -31,9 +31,14 @@ def _primitive(signature: str, meaning: str) -> Primitive:
     return Primitive(names(inputs), names(after), names(attributes), meaning)
 
 
+_RECURRENT = "hidden_size, direction, activations, activation_alpha, activation_beta, clip"
 _POOL = "auto_pad, ceil_mode, dilations, kernel_shape, pads, strides"
 
 PRIMITIVES: dict[str, Primitive] = {
+    # tensors and their shapes
+    "Alias": _primitive("X -> Y", "X where a tensor of another name has to stand, if the dialect names every adjoint"),
+    "ShapeOf": _primitive("X -> shape", "the sizes of X, a constant where they are known"),
+    "ReshapeLike": _primitive("dY, X -> dX", "the elements of dY in the shape of X"),
     # broadcasting
     "BroadcastGradient": _primitive(
         "dY, X, operands -> dX", "dY summed over the axes along which X was broadcast among the operator's operands"
@@ -92,6 +97,29 @@ PRIMITIVES: dict[str, Primitive] = {
     # normalization
     "LayerNormalizationGrad": _primitive(
         "dY, X, Scale, Mean, InvStdDev; axis -> dX, dScale, dB", "the three adjoints of LayerNormalization"
+    ),
+    # recurrent; the arrays are of layout 0, and *All and the gates have the axes time, direction, batch, hidden unit
+    "RNNGrad": _primitive(
+        f"X, W, R, B, sequence_lens, initial_h, Y, dY, dY_h; {_RECURRENT} -> dX, dW, dR, dB, dH0", "the adjoints of RNN"
+    ),
+    "GRUGates": _primitive(
+        f"X, W, R, B, sequence_lens, initial_h, Y; {_RECURRENT}, linear_before_reset, layout -> zrh, arguments",
+        "the gates of every step, and their arguments unless the gates tell the slopes alone",
+    ),
+    "GRUGrad": _primitive(
+        "X, W, R, B, sequence_lens, initial_h, HAll, zrh, dHAll, dHt, arguments; "
+        f"{_RECURRENT}, linear_before_reset -> dX, dW, dR, dB, dH0",
+        "the adjoints of GRU, by its gates",
+    ),
+    "LSTMGates": _primitive(
+        "X, W, R, B, sequence_lens, initial_h, initial_c, P, Y; "
+        f"{_RECURRENT}, input_forget, layout -> CAll, iofc, arguments",
+        "the cells and the gates of every step, and the arguments unless the gates tell the slopes alone",
+    ),
+    "LSTMGrad": _primitive(
+        "X, W, R, sequence_lens, initial_h, initial_c, HAll, CAll, iofc, dHAll, dHt, dCt, P, arguments; "
+        f"{_RECURRENT}, input_forget -> dX, dW, dR, dB, dH0, dC0, dP",
+        "the adjoints of LSTM, by its cells and gates",
     ),
     # loss
     "SoftmaxCrossEntropyLossGrad": _primitive(

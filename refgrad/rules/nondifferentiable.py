@@ -90,11 +90,9 @@ BODY["", "Upsample"] = "Resize with asymmetric coordinates, which replaced it"
 BODY["ai.onnx.preview", "FlexAttention"] = "prob_mod(softmax(score_mod(σ·Q·Kᵀ)))·V"
 
 _GRAPH = "waits for derivatives through subgraphs"
-_RECURRENT = "waits for derivatives through recurrent operators"
 _CONTAINER = "waits for derivatives of sequences and optionals"
 for _name, _reason in {
     **dict.fromkeys(("If", "Loop", "Scan"), _GRAPH),
-    **dict.fromkeys(("RNN", "LSTM", "GRU"), _RECURRENT),
     **dict.fromkeys(
         (
             *(

@@ -9,7 +9,9 @@ from refgrad.lowering.onnx import (
     loss,
     normalization,
     pooling,
+    recurrent,
     sampling,
+    shape,
 )
 
 __all__ = [
@@ -21,5 +23,7 @@ __all__ = [
     "loss",
     "normalization",
     "pooling",
+    "recurrent",
     "sampling",
+    "shape",
 ]

@@ -1,0 +1,567 @@
+"""Backpropagation through time: the adjoints of RNN, GRU and LSTM.
+
+What a step needs of the forward pass is computed for all steps at once: the arguments of the gates from X and from Y, which
+holds the state before every step, and the factors by which the adjoint of a state is multiplied. A Scan carries that adjoint
+from the last step to the first, and nothing else; the adjoints of X, W, R, B and P are one product or sum each, after it.
+
+The arrays of one direction have the axes time, batch, and gate times hidden unit, with n units. A direction that reads
+backwards is scanned the other way round. A sequence that is shorter than X keeps its state through the padding, where every
+factor is 0: so nothing reaches the adjoints from there.
+
+In the formulas H, C are the states after a step and H₋₁, C₋₁ those before it; a_z is the argument of gate z.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+
+from refgrad.emit import Emitter
+from refgrad.errors import RuleError, choices
+from refgrad.graph import attribute_value
+from refgrad.registry import RULES, lowering
+
+Numbers = Sequence[float] | None
+Gates = Seen = Callable[..., tuple[str, str]]
+_BACKWARD = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
+_LAST = np.iinfo(np.int64).max
+
+# The functions that `activations` may name: the operator of that name, or its own, and their parameters.
+_FUNCTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "relu": ("Relu", ()),
+    "tanh": ("Tanh", ()),
+    "sigmoid": ("Sigmoid", ()),
+    "affine": ("Affine", ("alpha", "beta")),
+    "leakyrelu": ("LeakyRelu", ("alpha",)),
+    "thresholdedrelu": ("ThresholdedRelu", ("alpha",)),
+    "scaledtanh": ("ScaledTanh", ("alpha", "beta")),
+    "hardsigmoid": ("HardSigmoid", ("alpha", "beta")),
+    "elu": ("Elu", ("alpha",)),
+    "softsign": ("Softsign", ()),
+    "softplus": ("Softplus", ()),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """One of the functions with its parameters; its argument is clipped to ±clip first."""
+
+    name: str
+    parameters: Mapping[str, float]
+    clip: float | None
+
+    def of(self, op: Emitter, x: str) -> str:
+        """f(x), by the operator's text: ThresholdedRelu is x from α on, unlike the operator of that name."""
+        x, p = self._clipped(op, x), self.parameters
+        if self.name == "Affine":
+            return op.Add(op.Mul(x, p["alpha"]), p["beta"])
+        if self.name == "ScaledTanh":
+            return op.Mul(op.Tanh(op.Mul(x, p["beta"])), p["alpha"])
+        if self.name == "ThresholdedRelu":
+            return op.Where(op.Less(x, p["alpha"]), 0.0, x)
+        return str(getattr(op, self.name)(x, **p))
+
+    def adjoint(self, op: Emitter, d_y: str, x: str | None, y: str) -> str:
+        """d_y·f'(x) where y = f(x), and 0 where x was clipped. The choice at a kink is that of the operator's rule."""
+        inner = None if x is None else self._clipped(op, x)
+        d_x = self._unclipped(op, d_y, inner, y)
+        return d_x if self.clip is None else op.Where(op.Equal(x, inner), d_x, 0.0)
+
+    def _clipped(self, op: Emitter, x: str) -> str:
+        return x if self.clip is None else op.Clip(x, -self.clip, self.clip)
+
+    def _unclipped(self, op: Emitter, d_y: str, x: str | None, y: str) -> str:
+        p = self.parameters
+        if self.name == "Affine":
+            return op.Mul(d_y, p["alpha"])
+        if self.name == "ScaledTanh" and x is not None:
+            return op.grad.TanhGrad(op.Mul(d_y, p["alpha"] * p["beta"]), op.Tanh(op.Mul(x, p["beta"])))
+        if x is None and (self.name not in ("Sigmoid", "Tanh") or self.clip is not None):
+            raise RuleError(
+                f"The slope of {self.name}{'' if self.clip is None else ' with clip'} is not known by its value alone; "
+                "of what was saved in training, only the gates of Sigmoid and Tanh without clip can be differentiated."
+            )
+        rule = RULES["", self.name]
+        given = {"cotangent": d_y, "input": x, "output": y}
+        reads, _ = rule.bind(op.opset)
+        return str(rule.function(op, *(given.get(r.kind, p.get(r.name, r.default)) for r in reads)))
+
+
+def functions(
+    default: tuple[str, ...],
+    direction: str,
+    activations: Sequence[str] | None,
+    alphas: Numbers,
+    betas: Numbers,
+    clip: float | None,
+) -> list[tuple[bool, list[Function]]]:
+    """For each direction whether it reads backwards, and its functions: each takes the next α and β if it has one."""
+    if direction not in _BACKWARD:
+        raise RuleError(f"There is no direction {direction!r}; there are {choices(_BACKWARD)}.")
+    backward = _BACKWARD[direction]
+    names = list(activations or default * len(backward))
+    if default == ("Tanh",) and names == ["Tanh", "Tanh"]:
+        names = names[: len(backward)]  # the default of RNN in its schema, for one direction too
+    if len(names) != len(default) * len(backward):
+        raise RuleError(f"activations names {len(names)} functions; {len(default) * len(backward)} are due: {names}.")
+    alpha, beta = iter(alphas or ()), iter(betas or ())
+    made = [_function(name, alpha, beta, clip) for name in names]
+    return [(b, made[k * len(default) : (k + 1) * len(default)]) for k, b in enumerate(backward)]
+
+
+def _function(name: str, alphas: Iterator[float], betas: Iterator[float], clip: float | None) -> Function:
+    if name.lower() not in _FUNCTIONS:
+        raise RuleError(f"activations names {name!r}; there are {choices(known for known, _ in _FUNCTIONS.values())}.")
+    known, parameters = _FUNCTIONS[name.lower()]
+    values = {}
+    for parameter in parameters:
+        value = next(alphas if parameter == "alpha" else betas, None)
+        if value is None and not onnx.defs.has(known):
+            raise RuleError(f"{known} has no default {parameter}: give it in activation_{parameter}.")
+        values[parameter] = (
+            attribute_value(onnx.defs.get_schema(known).attributes[parameter].default_value) if value is None else value
+        )
+    return Function(known, values, clip)
+
+
+class _Sequences:
+    """Which steps belong to a sequence: `active` is (time, batch, 1), None where all sequences are as long as X."""
+
+    def __init__(self, op: Emitter, X: str, lengths: str | None) -> None:
+        self.op = op
+        self.active, self.some = None, None
+        if lengths is not None:
+            shape = op.static(X)
+            if shape is not None:
+                steps = op.const(np.arange(shape[0])[:, None, None])
+            else:
+                steps = op.Unsqueeze(op.Range(0, op.Gather(op.Shape(X), np.array(0)), 1), [1, 2])
+            ends = op.Unsqueeze(op.Cast(lengths, to=onnx.TensorProto.INT64), [1])
+            self.active, self.some = op.Less(steps, ends), op.Greater(ends, 0)
+
+    def kept(self, values: str) -> str:
+        """`values`, 0 in the padding."""
+        return values if self.active is None else self.op.Where(self.active, values, 0.0)
+
+    def last(self, state: str) -> str:
+        """The adjoint of a last state, 0 for a sequence without a step: it has no last state."""
+        return state if self.some is None else self.op.Where(self.some, state, 0.0)
+
+    def before(self, states: str, initial: str, backward: bool) -> str:
+        """The state that each step starts from."""
+        op, first = self.op, self.op.Unsqueeze(initial, [0])
+        if backward:
+            padded = states if self.active is None else op.Where(self.active, states, first)
+            return self.kept(op.Slice(op.Concat(padded, first, axis=0), [1], [_LAST], [0]))
+        return self.kept(op.Slice(op.Concat(first, states, axis=0), [0], [-1], [0]))
+
+    def scan(
+        self,
+        step: Callable[..., tuple[Sequence[str], Sequence[str]]],
+        states: Sequence[str],
+        backward: bool,
+        **sequences: str | None,
+    ) -> tuple[list[str], list[str]]:
+        """Run `step(*states, **elements)` over time; in the padding a state stays what it is.
+
+        `step` returns the new states and what becomes a sequence again. A sequence that is None is no argument of it.
+        """
+        op, count = self.op, len(states)
+        given = {name: value for name, value in sequences.items() if value is not None}
+        inputs = [*given.values(), *([self.active] if self.active is not None else [])]
+
+        def body(*reads: str) -> list[str]:
+            old, elements = reads[:count], reads[count:]
+            new, rows = step(*old, **dict(zip(given, elements, strict=False)))
+            if self.active is not None:
+                new = [op.Where(elements[-1], value, kept) for value, kept in zip(new, old, strict=True)]
+            return [*new, *rows]
+
+        graph = op.subgraph(body, *states, *inputs)
+        made = op.Scan(
+            *states,
+            *inputs,
+            outputs=len(graph.output),
+            body=graph,
+            num_scan_inputs=len(inputs),
+            scan_input_directions=[int(backward)] * len(inputs),
+            scan_output_directions=[int(backward)] * (len(graph.output) - count),
+        )
+        made = (made,) if isinstance(made, str) else made
+        return list(made[:count]), list(made[count:])
+
+
+def _matrix(op: Emitter, weights: str, k: int) -> str:
+    """The weights (gate · hidden, columns) of direction `k`."""
+    matrix: str = op.Gather(weights, np.array(k), axis=0)
+    op.assume(matrix, (op.shape(weights) or (None, None, None))[1:])
+    return matrix
+
+
+def _of_direction(op: Emitter, values: str, k: int) -> str:
+    """(time, direction, batch, n): those of direction `k`."""
+    return str(op.Gather(values, np.array(k), axis=1))
+
+
+def _state(op: Emitter, state: str | None, k: int, steps: str) -> str:
+    """The state (batch, hidden) of direction `k`; 0 where it is absent, and of the size of the states `steps` of all steps."""
+    if state is not None:
+        return str(op.Gather(state, np.array(k), axis=0))
+    static = op.static(steps)
+    return op.full(op.Shape(steps, start=2) if static is None else list(static[2:]), 0.0, like=steps)
+
+
+def _parts(op: Emitter, values: str, count: int) -> tuple[str, ...]:
+    """Equal parts along the last axis."""
+    numbered = {"num_outputs": count} if op.opset >= 18 else {}
+    parts = op.Split(values, axis=-1, outputs=count, **numbered)
+    return tuple(parts)
+
+
+def _times(op: Emitter, values: str, matrix: str) -> str:
+    """values · matrixᵀ"""
+    return str(op.grad.FusedMatMul(values, matrix, transA=0, transB=1))
+
+
+def _add(op: Emitter, *values: str | None) -> str:
+    """The sum of those that are there."""
+    total, *others = (value for value in values if value is not None)
+    for value in others:
+        total = op.Add(total, value)
+    return total
+
+
+def _product(op: Emitter, da: str, values: str) -> str:
+    """Σ daᵀ·values over time and batch: the adjoint of the matrix that values are multiplied with."""
+    rows = [op.Flatten(value, axis=2) for value in (da, values)]
+    for value in rows:
+        op.assume(value, (None, None))
+    return str(op.grad.FusedMatMul(*rows, transA=1, transB=0))
+
+
+def _total(op: Emitter, values: str) -> str:
+    """The sum over time and batch."""
+    return str(op.ReduceSum(values, [0, 1], keepdims=0))
+
+
+def _stacked(op: Emitter, values: Sequence[str], axis: int = 0) -> str:
+    """The values of each direction along a new axis."""
+    return str(op.Concat(*(op.Unsqueeze(value, [axis]) for value in values), axis=axis))
+
+
+def _transposed(results: Sequence[Sequence[str]]) -> tuple[tuple[str, ...], ...]:
+    return tuple(zip(*results, strict=True))
+
+
+def _biases(op: Emitter, B: str | None, k: int) -> tuple[str | None, str | None]:
+    """Those of W and of R, each (gate · hidden)."""
+    if B is None:
+        return None, None
+    both: str = op.Gather(B, np.array(k), axis=0)
+    w, r = _parts(op, both, 2)
+    return w, r
+
+
+@lowering("RNNGrad")
+def rnn_grad(
+    op: Emitter,
+    X: str,
+    W: str,
+    R: str,
+    B: str | None,
+    sequence_lens: str | None,
+    initial_h: str | None,
+    Y: str,
+    dY: str | None,
+    dY_h: str | None,
+    hidden_size: int | None,
+    direction: str,
+    activations: Sequence[str] | None,
+    activation_alpha: Numbers,
+    activation_beta: Numbers,
+    clip: float | None,
+) -> tuple[str, ...]:
+    """H = f(a), a = X·Wᵀ + H₋₁·Rᵀ + b: da = dH·f'(a), dH₋₁ = da·R, dX = da·W, dW = Σ daᵀ·X, dR = Σ daᵀ·H₋₁, db = Σ da"""
+    sequences, results = _Sequences(op, X, sequence_lens), []
+    X = sequences.kept(X)
+    directions = functions(("Tanh",), direction, activations, activation_alpha, activation_beta, clip)
+    for k, (backward, (f,)) in enumerate(directions):
+        w, r, H = _matrix(op, W, k), _matrix(op, R, k), _of_direction(op, Y, k)
+        before = sequences.before(H, _state(op, initial_h, k, Y), backward)
+        a = _add(op, _times(op, X, w), _times(op, before, r), *_biases(op, B, k))
+        slope = sequences.kept(f.adjoint(op, op.full(op.Shape(H), 1.0, like=H), a, H))
+
+        def step(dH: str, slope: str, dY: str | None = None, r: str = r) -> tuple[Sequence[str], Sequence[str]]:
+            da = op.Mul(_add(op, dH, dY), slope)
+            return [op.MatMul(da, r)], [da]
+
+        last = sequences.last(_state(op, dY_h, k, Y))
+        cotangent = None if dY is None else _of_direction(op, dY, k)
+        [dH], [da] = sequences.scan(step, [last], not backward, slope=slope, dY=cotangent)
+        db = _total(op, da)
+        results.append((op.MatMul(da, w), _product(op, da, X), _product(op, da, before), op.Concat(db, db, axis=0), dH))
+    dX, *others = _transposed(results)
+    return _add(op, *dX), *(_stacked(op, values) for values in others)
+
+
+@lowering("GRUGates")
+def gru_gates(
+    op: Emitter,
+    X: str,
+    W: str,
+    R: str,
+    B: str | None,
+    sequence_lens: str | None,
+    initial_h: str | None,
+    Y: str,
+    hidden_size: int | None,
+    direction: str,
+    activations: Sequence[str] | None,
+    activation_alpha: Numbers,
+    activation_beta: Numbers,
+    clip: float | None,
+    linear_before_reset: int,
+    layout: int,
+) -> tuple[str, str]:
+    """a_z, a_r = X·Wᵀ + H₋₁·Rᵀ + b, a_h = X·W_hᵀ + (r·H₋₁)·R_hᵀ + b, with linear_before_reset X·W_hᵀ + b + r·(H₋₁·R_hᵀ + b)"""
+    sequences, results = _Sequences(op, X, sequence_lens), []
+    X = sequences.kept(X)
+    directions = functions(("Sigmoid", "Tanh"), direction, activations, activation_alpha, activation_beta, clip)
+    for k, (backward, (f, g)) in enumerate(directions):
+        before = sequences.before(_of_direction(op, Y, k), _state(op, initial_h, k, Y), backward)
+        Rzr, Rh = _split_gru(op, R, k)
+        Wb, Rb = _biases(op, B, k)
+        Rb_zr, Rb_h = (None, None) if Rb is None else _zr_and_h(op, Rb)
+        x_zr, x_h = _zr_and_h(op, _add(op, _times(op, X, _matrix(op, W, k)), Wb))
+        a_zr = _add(op, x_zr, _times(op, before, Rzr), Rb_zr)
+        zr = f.of(op, a_zr)
+        _, r = _parts(op, zr, 2)
+        if linear_before_reset:
+            a_h = op.Add(x_h, op.Mul(r, _add(op, _times(op, before, Rh), Rb_h)))
+        else:
+            a_h = _add(op, x_h, _times(op, op.Mul(r, before), Rh), Rb_h)
+        results.append((op.Concat(zr, g.of(op, a_h), axis=-1), op.Concat(a_zr, a_h, axis=-1)))
+    zrh, arguments = (_stacked(op, values, axis=1) for values in _transposed(results))
+    return zrh, arguments
+
+
+def _split_gru(op: Emitter, R: str, k: int) -> tuple[str, str]:
+    """The rows of R for z and r, and those for h."""
+    z, r, h = op.Split(_matrix(op, R, k), axis=0, outputs=3, **({"num_outputs": 3} if op.opset >= 18 else {}))
+    both = op.Concat(z, r, axis=0)
+    for matrix in (both, h):
+        op.assume(matrix, (None, None))
+    return both, h
+
+
+def _zr_and_h(op: Emitter, values: str) -> tuple[str, str]:
+    z, r, h = _parts(op, values, 3)
+    return op.Concat(z, r, axis=-1), h
+
+
+@lowering("GRUGrad")
+def gru_grad(
+    op: Emitter,
+    X: str,
+    W: str,
+    R: str,
+    B: str | None,
+    sequence_lens: str | None,
+    initial_h: str | None,
+    HAll: str,
+    zrh: str,
+    dHAll: str | None,
+    dHt: str | None,
+    arguments: str | None,
+    hidden_size: int | None,
+    direction: str,
+    activations: Sequence[str] | None,
+    activation_alpha: Numbers,
+    activation_beta: Numbers,
+    clip: float | None,
+    linear_before_reset: int,
+) -> tuple[str, ...]:
+    """H = (1 − z)·h + z·H₋₁: da_z = dH·(H₋₁ − h)·f'(a_z), da_h = dH·(1 − z)·g'(a_h); then, with p = da_h·R_h,
+    da_r = p·H₋₁·f'(a_r), dH₋₁ = dH·z + p·r + da_z·R_z + da_r·R_r;
+    with linear_before_reset, where q = H₋₁·R_hᵀ + b, da_r = da_h·q·f'(a_r), dH₋₁ = dH·z + (da_h·r)·R_h + da_z·R_z + da_r·R_r
+    """
+    sequences, results = _Sequences(op, X, sequence_lens), []
+    X = sequences.kept(X)
+    directions = functions(("Sigmoid", "Tanh"), direction, activations, activation_alpha, activation_beta, clip)
+    for k, (backward, (f, g)) in enumerate(directions):
+        before = sequences.before(_of_direction(op, HAll, k), _state(op, initial_h, k, HAll), backward)
+        Rzr, Rh = _split_gru(op, R, k)
+        zr, h = _zr_and_h(op, _of_direction(op, zrh, k))
+        z, r = _parts(op, zr, 2)
+        a_zr, a_h = (None, None) if arguments is None else _zr_and_h(op, _of_direction(op, arguments, k))
+        if linear_before_reset:
+            _, Rb = _biases(op, B, k)
+            reset = _add(op, _times(op, before, Rh), None if Rb is None else _zr_and_h(op, Rb)[1])
+        else:
+            reset = before
+        by_zr = sequences.kept(f.adjoint(op, op.Concat(op.Sub(before, h), reset, axis=-1), a_zr, zr))
+        by_h = sequences.kept(g.adjoint(op, op.Sub(1.0, z), a_h, h))
+
+        def step(
+            dH: str, z: str, r: str, by_zr: str, by_h: str, dY: str | None = None, Rzr: str = Rzr, Rh: str = Rh
+        ) -> tuple[Sequence[str], Sequence[str]]:
+            by_z, by_r = _parts(op, by_zr, 2)
+            d = _add(op, dH, dY)
+            dz, dh = op.Mul(d, by_z), op.Mul(d, by_h)
+            if linear_before_reset:
+                dr, inner = op.Mul(dh, by_r), op.MatMul(op.Mul(dh, r), Rh)
+            else:
+                product = op.MatMul(dh, Rh)
+                dr, inner = op.Mul(product, by_r), op.Mul(product, r)
+            dzr = op.Concat(dz, dr, axis=-1)
+            return [_add(op, op.Mul(d, z), inner, op.MatMul(dzr, Rzr))], [dzr, dh]
+
+        last = sequences.last(_state(op, dHt, k, HAll))
+        cotangent = None if dHAll is None else _of_direction(op, dHAll, k)
+        elements = {"z": z, "r": r, "by_zr": by_zr, "by_h": by_h, "dY": cotangent}
+        [dH], [dzr, dh] = sequences.scan(step, [last], not backward, **elements)
+        da = op.Concat(dzr, dh, axis=-1)
+        dq, read = (op.Mul(dh, r), before) if linear_before_reset else (dh, op.Mul(r, before))
+        dR = op.Concat(_product(op, dzr, before), _product(op, dq, read), axis=0)
+        dB = op.Concat(_total(op, da), _total(op, dzr), _total(op, dq), axis=0)
+        results.append((op.MatMul(da, _matrix(op, W, k)), _product(op, da, X), dR, dB, dH))
+    dX, *others = _transposed(results)
+    return _add(op, *dX), *(_stacked(op, values) for values in others)
+
+
+@lowering("LSTMGates")
+def lstm_gates(
+    op: Emitter,
+    X: str,
+    W: str,
+    R: str,
+    B: str | None,
+    sequence_lens: str | None,
+    initial_h: str | None,
+    initial_c: str | None,
+    P: str | None,
+    Y: str,
+    hidden_size: int | None,
+    direction: str,
+    activations: Sequence[str] | None,
+    activation_alpha: Numbers,
+    activation_beta: Numbers,
+    clip: float | None,
+    input_forget: int,
+    layout: int,
+) -> tuple[str, str, str]:
+    """a = X·Wᵀ + H₋₁·Rᵀ + b, to which i and f add P·C₋₁ and o adds P·C; C = f·C₋₁ + i·c, with input_forget f = 1 − i"""
+    sequences, results = _Sequences(op, X, sequence_lens), []
+    X = sequences.kept(X)
+    directions = functions(("Sigmoid", "Tanh", "Tanh"), direction, activations, activation_alpha, activation_beta, clip)
+    for k, (backward, (f, g, _)) in enumerate(directions):
+        before = sequences.before(_of_direction(op, Y, k), _state(op, initial_h, k, Y), backward)
+        a = _add(op, _times(op, X, _matrix(op, W, k)), _times(op, before, _matrix(op, R, k)), *_biases(op, B, k))
+        a_i, a_o, a_f, a_c = _parts(op, a, 4)
+        c, C0 = g.of(op, a_c), _state(op, initial_c, k, Y)
+
+        def gates(a_i: str, a_f: str, f: Function = f) -> tuple[str, str]:
+            i = f.of(op, a_i)
+            return i, op.Sub(1.0, i) if input_forget else f.of(op, a_f)
+
+        def cell(C: str, i: str, forget: str, c: str) -> tuple[Sequence[str], Sequence[str]]:
+            new = op.Add(op.Mul(forget, C), op.Mul(i, c))
+            return [new], [op.Identity(new)]
+
+        if P is None:
+            i, forget = gates(a_i, a_f)
+            _, [C] = sequences.scan(cell, [C0], backward, i=i, forget=forget, c=c)
+        else:
+            Pi, Po, Pf = _parts(op, op.Gather(P, np.array(k), axis=0), 3)
+
+            def seen(C: str, a_i: str, a_f: str, Pi: str = Pi, Pf: str = Pf) -> tuple[str, str]:
+                return op.Add(a_i, op.Mul(C, Pi)), op.Add(a_f, op.Mul(C, Pf))
+
+            def step(
+                C: str, a_i: str, a_f: str, c: str, gates: Gates = gates, seen: Seen = seen
+            ) -> tuple[Sequence[str], Sequence[str]]:
+                return cell(C, *gates(*seen(C, a_i, a_f)), c)
+
+            _, [C] = sequences.scan(step, [C0], backward, a_i=a_i, a_f=a_f, c=c)
+            a_i, a_f = seen(sequences.before(C, C0, backward), a_i, a_f)
+            a_o = op.Add(a_o, op.Mul(C, Po))
+            i, forget = gates(a_i, a_f)
+        values = op.Concat(i, f.of(op, a_o), forget, c, axis=-1)
+        results.append((sequences.kept(C), values, op.Concat(a_i, a_o, a_f, a_c, axis=-1)))
+    CAll, iofc, arguments = (_stacked(op, values, axis=1) for values in _transposed(results))
+    return CAll, iofc, arguments
+
+
+@lowering("LSTMGrad")
+def lstm_grad(
+    op: Emitter,
+    X: str,
+    W: str,
+    R: str,
+    sequence_lens: str | None,
+    initial_h: str | None,
+    initial_c: str | None,
+    HAll: str,
+    CAll: str,
+    iofc: str,
+    dHAll: str | None,
+    dHt: str | None,
+    dCt: str | None,
+    P: str | None,
+    arguments: str | None,
+    hidden_size: int | None,
+    direction: str,
+    activations: Sequence[str] | None,
+    activation_alpha: Numbers,
+    activation_beta: Numbers,
+    clip: float | None,
+    input_forget: int,
+) -> tuple[str, ...]:
+    """H = o·h(C): da_o = dH·h(C)·f'(a_o); the cell gets dC + dH·o·h'(C) + da_o·P_o =: e, and of that
+    da_i = e·c·f'(a_i), da_f = e·C₋₁·f'(a_f), da_c = e·i·g'(a_c), dC₋₁ = e·f + da_i·P_i + da_f·P_f; dH₋₁ = da·R.
+    With input_forget da_i = e·(c − C₋₁)·f'(a_i), da_f = 0. dP_i = Σ da_i·C₋₁, dP_o = Σ da_o·C, dP_f = Σ da_f·C₋₁.
+    """
+    sequences, results = _Sequences(op, X, sequence_lens), []
+    X = sequences.kept(X)
+    directions = functions(("Sigmoid", "Tanh", "Tanh"), direction, activations, activation_alpha, activation_beta, clip)
+    for k, (backward, (f, g, h)) in enumerate(directions):
+        w, r, C = _matrix(op, W, k), _matrix(op, R, k), _of_direction(op, CAll, k)
+        H_before = sequences.before(_of_direction(op, HAll, k), _state(op, initial_h, k, HAll), backward)
+        C_before = sequences.before(C, _state(op, initial_c, k, HAll), backward)
+        i, o, forget, c = _parts(op, _of_direction(op, iofc, k), 4)
+        a_i, a_o, a_f, a_c = (None,) * 4 if arguments is None else _parts(op, _of_direction(op, arguments, k), 4)
+        Pi, Po, Pf = (None,) * 3 if P is None else _parts(op, op.Gather(P, np.array(k), axis=0), 3)
+        # What the adjoints of a step are multiples of e and, for o, of dH by.
+        hC = h.of(op, C)
+        by_i = f.adjoint(op, op.Sub(c, C_before) if input_forget else c, a_i, i)
+        by_o = f.adjoint(op, hC, a_o, o)
+        by_f = op.full(op.Shape(C), 0.0, like=C) if input_forget else f.adjoint(op, C_before, a_f, forget)
+        by_c = g.adjoint(op, i, a_c, c)
+        by = sequences.kept(op.Concat(by_i, by_o, by_f, by_c, axis=-1))
+        seen = h.adjoint(op, o, C, hC)
+        if Pi is not None and Po is not None and Pf is not None:
+            seen = op.Add(seen, op.Mul(by_o, Po))
+            forget = _add(op, forget, op.Mul(by_i, Pi), op.Mul(by_f, Pf))
+
+        def step(
+            dH: str, dC: str, by: str, seen: str, kept: str, dY: str | None = None, r: str = r
+        ) -> tuple[Sequence[str], Sequence[str]]:
+            d = _add(op, dH, dY)
+            e = op.Add(dC, op.Mul(d, seen))
+            da = op.Mul(op.Concat(e, d, e, e, axis=-1), by)
+            return [op.MatMul(da, r), op.Mul(e, kept)], [da]
+
+        last = [sequences.last(_state(op, state, k, HAll)) for state in (dHt, dCt)]
+        cotangent = None if dHAll is None else _of_direction(op, dHAll, k)
+        elements = {"by": by, "seen": sequences.kept(seen), "kept": forget, "dY": cotangent}
+        [dH, dC], [da] = sequences.scan(step, last, not backward, **elements)
+        db = _total(op, da)
+        da_i, da_o, da_f, _ = _parts(op, da, 4)
+        dP = [_total(op, op.Mul(d, state)) for d, state in ((da_i, C_before), (da_o, C), (da_f, C_before))]
+        dW, dR = _product(op, da, X), _product(op, da, H_before)
+        results.append((op.MatMul(da, w), dW, dR, op.Concat(db, db, axis=0), dH, dC, op.Concat(*dP, axis=0)))
+    dX, *others = _transposed(results)
+    return _add(op, *dX), *(_stacked(op, values) for values in others)
