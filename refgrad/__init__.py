@@ -10,5 +10,16 @@ del _checkout, Path
 
 import refgrad.rules  # noqa: E402, F401  (it registers every rule)
 from refgrad.backward import gradient, preflight  # noqa: E402
+from refgrad.derivative import DerivativeOptions, onnx_derivative, random_feed  # noqa: E402
+from refgrad.losses import add_loss_output, get_train_initializer, penalty_loss_onnx  # noqa: E402
 
-__all__ = ["gradient", "preflight"]
+__all__ = [
+    "DerivativeOptions",
+    "add_loss_output",
+    "get_train_initializer",
+    "gradient",
+    "onnx_derivative",
+    "penalty_loss_onnx",
+    "preflight",
+    "random_feed",
+]

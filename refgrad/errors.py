@@ -22,8 +22,12 @@ class UnknownNameError(RefgradError):
     """A name in `wrt`, `outputs` or a list of operators that the model does not have, has twice, or that is no float."""
 
 
-class OptionError(RefgradError):
+class OptionError(RefgradError, ValueError):
     """An argument outside its list of values, or two arguments that exclude each other."""
+
+
+class OptionTypeError(RefgradError, TypeError):
+    """An argument of another type than it has to be."""
 
 
 class NoGradientError(RefgradError):
@@ -32,6 +36,14 @@ class NoGradientError(RefgradError):
     def __init__(self, message: str, nodes: tuple[str, ...] = ()) -> None:
         super().__init__(message)
         self.nodes = nodes
+
+
+class LoweringError(RefgradError):
+    """An operator that cannot be written in ai.onnx operators, or a form of one. `node` is the name of its node."""
+
+    def __init__(self, message: str, node: str = "") -> None:
+        super().__init__(message)
+        self.node = node
 
 
 class RuleError(RefgradError):
@@ -52,6 +64,10 @@ class BuilderError(RefgradError):
     def __init__(self, verdict: str, message: str) -> None:
         super().__init__(message)
         self.verdict = verdict
+
+
+class GraphvizError(RefgradError):
+    """The program `dot`, which lays out pictures, is not there or fails."""
 
 
 class OutputFileError(RefgradError):

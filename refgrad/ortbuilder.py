@@ -116,7 +116,7 @@ class Builders:
                 "This onnxruntime has no gradient builder. Install onnxruntime-training-cpu==1.19.2 in an environment "
                 "without any other onnxruntime (pip install 'refgrad[ort-training]').",
             )
-        lowered = _lowered(model)
+        lowered = readable(model)
         if lowered.ByteSize() > _PROTOBUF_LIMIT:
             raise BuilderError("refused", "models over 2 GB cannot be handed to it")
         made, message = self._ask((builder, lowered.SerializeToString(), arguments))
@@ -186,6 +186,7 @@ def serve() -> None:
             builder, model, arguments = pickle.load(sys.stdin.buffer)
         except EOFError:
             return
+        reply: tuple[bytes | None, str]
         try:
             reply = builders[builder](model, **arguments), ""
         except Exception as error:  # its exceptions have no class of their own
@@ -226,7 +227,7 @@ def depends_on(model: ModelProto, output: str) -> set[str]:
     return needed
 
 
-def _lowered(model: ModelProto) -> ModelProto:
+def readable(model: ModelProto) -> ModelProto:
     """A copy of `model` that 1.19.2 can read: the version of the format, and the opset, where they are too new."""
     opset = versions_of(model).get("", 1)
     if opset > _OPSET and not _same_operators(model, opset):
@@ -241,7 +242,19 @@ def _lowered(model: ModelProto) -> ModelProto:
         if imported.domain in ("", "ai.onnx"):
             imported.version = min(imported.version, _OPSET)
     lowered.ir_version = min(lowered.ir_version, _IR_VERSION)
+    _name_nodes(lowered)
     return lowered
+
+
+def _name_nodes(model: ModelProto) -> None:
+    """Give every node a name of its own: of nodes without one, 1.19.2 makes nodes of the same name, which it then refuses."""
+    taken: set[str] = set()
+    for position, node in enumerate(model.graph.node):
+        if not node.name or node.name in taken:
+            node.name = f"{node.name or node.op_type}_{position}"
+            while node.name in taken:
+                node.name += "_"
+        taken.add(node.name)
 
 
 def _same_operators(model: ModelProto, opset: int) -> bool:
