@@ -12,7 +12,7 @@ from onnx import TensorProto
 
 from refgrad.emit import Emitter
 from refgrad.functions import MICROSOFT
-from refgrad.graph import UNNAMED, Dim
+from refgrad.graph import UNNAMED, Dim, Shape
 from refgrad.registry import lowering
 
 # ONNX Runtime has no double for these on the CPU; what it has in float alone runs in float16 between two casts.
@@ -21,6 +21,39 @@ _SINGLE = (TensorProto.FLOAT, TensorProto.FLOAT16)
 _WIDE = (TensorProto.FLOAT, TensorProto.DOUBLE)
 _SAME = ("SAME_UPPER", "SAME_LOWER")
 _GATHERED = (*_WIDE, TensorProto.FLOAT16)  # the types of the three kernels that undo a gathering
+
+
+@lowering("Alias", dialect="ort")
+def alias(op: Emitter, X: str) -> str:
+    """ONNX Runtime's builder names the adjoint of every tensor, and every contribution to a sum."""
+    return op.copy(X)
+
+
+@lowering("ShapeOf", dialect="ort")
+def shape_of(op: Emitter, X: str) -> str:
+    return op.measure(X)
+
+
+@lowering("ReshapeLike", dialect="ort")
+def reshape_like(op: Emitter, dY: str, X: str) -> str:
+    """ONNX Runtime's builder never sets allowzero, so that it fails where X is empty but for these cases."""
+    return op.Reshape(dY, op.measure(X), allowzero=None if _keeps_zeros(op.shape(dY), op.shape(X)) else 1)
+
+
+def _keeps_zeros(given: Shape | None, wanted: Shape | None) -> bool:
+    """Whether every 0 in the wanted shape stands where a tensor of the given shape, as large, has a 0 too."""
+    if wanted is None:
+        return False
+    may_be_zero = [axis for axis, dim in enumerate(wanted) if not isinstance(dim, int) or not dim]
+    if not may_be_zero:
+        return True
+    if given is None:
+        return False
+    if all(axis < len(given) and given[axis] == wanted[axis] is not None for axis in may_be_zero):
+        return True
+    return may_be_zero == [axis for axis, dim in enumerate(given) if not isinstance(dim, int) or not dim] and (
+        len(may_be_zero) == 1
+    )
 
 
 @lowering("BroadcastGradient", dialect="ort")
@@ -33,7 +66,10 @@ def broadcast_gradient(op: Emitter, dY: str, X: str, operands: tuple[str, ...]) 
         return None
     pair = op.com_microsoft("BroadcastGradientArgs", *(op.Shape(name) for name in operands), outputs=2)
     axes = pair[operands.index(X)]
-    return op.Reshape(op.ReduceSum(dY, axes, keepdims=1, noop_with_empty_axes=1), op.Shape(X), allowzero=1)
+    ranks, shape = [op.rank(name) for name in operands], op.shape(X) or (None,)
+    same_rank = None not in ranks and op.rank(X) == max(rank for rank in ranks if rank is not None)
+    allowzero = None if same_rank or all(isinstance(dim, int) and dim for dim in shape) else 1
+    return op.Reshape(op.ReduceSum(dY, axes, keepdims=1, noop_with_empty_axes=1), op.Shape(X), allowzero=allowzero)
 
 
 def _is_unknown(dim: Dim) -> bool:
@@ -221,3 +257,132 @@ def layer_normalization_grad(
     inputs = dY, X, Scale, Mean, InvStdDev  # all three outputs have to have names
     dX, dScale, dB = op.emit("LayerNormalizationGrad", MICROSOFT, inputs, 3, {"axis": axis})
     return dX, dScale, dB
+
+
+_DEFAULTS = {"LSTM": ["sigmoid", "tanh", "tanh"], "GRU": ["sigmoid", "tanh"]}
+_NO_ATTRIBUTE_OF_TRAINING = ("layout", "activations", "activation_alpha", "activation_beta")
+
+
+@lowering("LSTMGates", dialect="ort")
+def lstm_gates(
+    op: Emitter,
+    X: str,
+    W: str,
+    R: str,
+    B: str | None,
+    sequence_lens: str | None,
+    initial_h: str | None,
+    initial_c: str | None,
+    P: str | None,
+    Y: str,
+    input_forget: int,
+    layout: int,
+    **attributes: Any,
+) -> tuple[str, str, None] | None:
+    """The forward node becomes LSTMTraining; its gates tell the slopes of Sigmoid and Tanh."""
+    if layout or not _has_lstm_kernel(op, X, sequence_lens, P, input_forget, attributes):
+        return None
+    CAll, iofc = op.training_form("LSTMTraining", ("CAll", "iofc"), without=_NO_ATTRIBUTE_OF_TRAINING)
+    return CAll, iofc, None
+
+
+@lowering("LSTMGrad", dialect="ort")
+def lstm_grad(
+    op: Emitter,
+    X: str,
+    W: str,
+    R: str,
+    sequence_lens: str | None,
+    initial_h: str | None,
+    initial_c: str | None,
+    HAll: str,
+    CAll: str,
+    iofc: str,
+    dHAll: str | None,
+    dHt: str | None,
+    dCt: str | None,
+    P: str | None,
+    arguments: str | None,
+    input_forget: int,
+    **attributes: Any,
+) -> tuple[str | None, ...] | None:
+    """The kernel writes to every output, so all have names; it has no input P."""
+    if not _has_lstm_kernel(op, X, sequence_lens, P, input_forget, attributes):
+        return None
+    inputs = X, W, R, None, initial_h, initial_c, HAll, CAll, iofc, dHAll, dHt, dCt
+    settings = {"direction": "forward", "hidden_size": attributes["hidden_size"], "input_forget": 0}
+    return *op.emit("LSTMGrad", MICROSOFT, inputs, 6, settings), None
+
+
+def _has_lstm_kernel(
+    op: Emitter, X: str, sequence_lens: str | None, P: str | None, input_forget: int, attributes: dict[str, Any]
+) -> bool:
+    return P is None and not input_forget and _has_recurrent_kernel(op, "LSTM", X, sequence_lens, **attributes)
+
+
+@lowering("GRUGates", dialect="ort")
+def gru_gates(
+    op: Emitter,
+    X: str,
+    W: str,
+    R: str,
+    B: str | None,
+    sequence_lens: str | None,
+    initial_h: str | None,
+    Y: str,
+    linear_before_reset: int,
+    layout: int,
+    **attributes: Any,
+) -> tuple[str, None] | None:
+    """The forward node becomes GRUTraining; its gates tell the slopes of Sigmoid and Tanh."""
+    if layout or not _has_recurrent_kernel(op, "GRU", X, sequence_lens, **attributes):
+        return None
+    [zrh] = op.training_form("GRUTraining", ("zrh",), without=_NO_ATTRIBUTE_OF_TRAINING)
+    return zrh, None
+
+
+@lowering("GRUGrad", dialect="ort")
+def gru_grad(
+    op: Emitter,
+    X: str,
+    W: str,
+    R: str,
+    B: str | None,
+    sequence_lens: str | None,
+    initial_h: str | None,
+    HAll: str,
+    zrh: str,
+    dHAll: str | None,
+    dHt: str | None,
+    arguments: str | None,
+    linear_before_reset: int,
+    **attributes: Any,
+) -> tuple[str, ...] | None:
+    """The kernel writes to every output, so all have names."""
+    if not _has_recurrent_kernel(op, "GRU", X, sequence_lens, **attributes):
+        return None
+    inputs = X, W, R, B, None, initial_h, HAll, zrh, dHAll, dHt
+    settings = {
+        "direction": "forward",
+        "hidden_size": attributes["hidden_size"],
+        "linear_before_reset": linear_before_reset,
+    }
+    made: tuple[str, ...] = op.emit("GRUGrad", MICROSOFT, inputs, 5, settings)
+    return made
+
+
+def _has_recurrent_kernel(
+    op: Emitter,
+    operator: str,
+    X: str,
+    sequence_lens: str | None,
+    hidden_size: int | None,
+    direction: str,
+    activations: Sequence[str] | None,
+    clip: float | None,
+    **scales: Any,
+) -> bool:
+    """In float, one direction, forwards, all sequences of one length; the process ends where X is empty."""
+    names = [name.lower() for name in activations or _DEFAULTS[operator]]
+    plain = direction == "forward" and names == _DEFAULTS[operator] and clip is None and sequence_lens is None
+    return plain and hidden_size is not None and op.type(X) == TensorProto.FLOAT and 0 not in (op.shape(X) or ())
