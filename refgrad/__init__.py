@@ -11,15 +11,26 @@ del _checkout, Path
 import refgrad.rules  # noqa: E402, F401  (it registers every rule)
 from refgrad.backward import gradient, preflight  # noqa: E402
 from refgrad.derivative import DerivativeOptions, onnx_derivative, random_feed  # noqa: E402
+from refgrad.dot import to_dot, to_svg  # noqa: E402
 from refgrad.losses import add_loss_output, get_train_initializer, penalty_loss_onnx  # noqa: E402
+from refgrad.lower import lower  # noqa: E402
+from refgrad.selection import onnx_rename_names, select_model_inputs_outputs  # noqa: E402
+from refgrad.text import onnx_simple_text_plot, onnx_text_plot_io  # noqa: E402
 
 __all__ = [
     "DerivativeOptions",
     "add_loss_output",
     "get_train_initializer",
     "gradient",
+    "lower",
     "onnx_derivative",
+    "onnx_rename_names",
+    "onnx_simple_text_plot",
+    "onnx_text_plot_io",
     "penalty_loss_onnx",
     "preflight",
     "random_feed",
+    "select_model_inputs_outputs",
+    "to_dot",
+    "to_svg",
 ]

@@ -89,7 +89,7 @@ def gradient(
         sources, targets, path = prepare(graph, wrt, outputs, quantization)
         if path.blocked:
             raise refuse(path)
-        op = Emitter(graph, dialect, _taken_names(graph), kinks=kinks, quantization=quantization)
+        op = Emitter(graph, dialect, taken_names(graph), kinks=kinks, quantization=quantization)
         return _Sweep(path, sources, targets, op, cotangent, keep_outputs).model()
 
 
@@ -169,6 +169,7 @@ class _Sweep:
             if cotangent != "input" and seed not in self.rename:
                 self.rename[seed] = names[output]
             op.describe(seed, like=output)
+            self.owner[seed] = output
             self.contributions[output] = [seed]
         return names if cotangent == "input" else {}
 
@@ -258,14 +259,19 @@ class _Sweep:
             total = parts[0]
             if self.owner.get(total) == name:
                 return total
-            self._call(total, f"{name}_grad", name)
+            self.op.enter("identity", name)
+            total = self._call(self._own(total), f"{name}_grad", name)
         else:
             self.op.enter("sum", name)
-            parts = [self._call(part, f"{name}_grad_{k}", name) for k, part in enumerate(parts)]
+            parts = [self._call(self._own(part), f"{name}_grad_{k}", name) for k, part in enumerate(parts)]
             total = self._call(self.op.Sum(*parts), f"{name}_grad", name)
         self.op.describe(total, like=name)
         self.contributions[name] = [total]
         return total
+
+    def _own(self, value: str) -> str:
+        """`value`, or an alias of it where it has a name already."""
+        return value if value in self.op.made and value not in self.rename else str(self.op.grad.Alias(value))
 
     def _call(self, value: str, name: str, primal: str) -> str:
         """Give an emitted value its name in the result, unless it has one there already."""
@@ -280,7 +286,7 @@ class _Sweep:
         if adjoint is None:
             self.op.enter("zero", name)
             adjoint = self.op.zeros_like(name)
-        elif self.owner.get(adjoint) == name:
+        elif self.owner.get(adjoint) == name and adjoint in self.op.made:
             return adjoint
         else:
             self.op.enter("identity", name)
@@ -368,7 +374,7 @@ class _Sweep:
         return self._tensor_types[kind]
 
 
-def _taken_names(graph: Graph) -> set[str]:
+def taken_names(graph: Graph) -> set[str]:
     """Every name that the model uses, of values and of nodes, subgraphs included."""
     taken = {*graph.inputs, *graph.initializers, *graph.outputs}
     taken.update(tensor.values.name for tensor in graph.model.graph.sparse_initializer)

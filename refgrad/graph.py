@@ -105,8 +105,8 @@ class Graph:
     def __init__(self, model: ModelProto | str | os.PathLike[str]) -> None:
         self.source = read(model)
         self._open: frozenset[str] = frozenset()
-        self.apart = {t.name: t for t in self.source.graph.initializer if _is_large(t) or t.name in self._overridable}
-        skeleton = _skeleton(self.source, self.apart)
+        self.apart = {t.name: t for t in self.source.graph.initializer if is_large(t) or t.name in self._overridable}
+        skeleton = skeleton_of(self.source, self.apart)
         spell_out_deprecated(skeleton)
         lowest = max(MIN_OPSET, adopt(skeleton))
         self.model = settle(upgrade(_inlined(_check(skeleton)), lowest))
@@ -121,9 +121,9 @@ class Graph:
         self.initializers = {t.name: t for t in graph.initializer} | self.apart
         self.inputs = {v.name: v for v in graph.input if v.name not in self.apart or v.name in self._overridable}
         self.outputs = {v.name: v for v in graph.output}
-        self.nodes = _nodes(graph)
+        self.nodes = read_nodes(graph)
         self.producer = {name: node for node in self.nodes for name in node.outputs if name}
-        inferred = _infer(self.model)
+        inferred = infer(self.model)
         self.types: dict[str, int] = {}
         # of quantised values that carry a derivative: the float type of their adjoints
         self.adjoint_types: dict[str, int] = {}
@@ -133,7 +133,7 @@ class Graph:
         for name, value in (*self.values.items(), *((v.name, v) for v in (*inferred.output, *inferred.input))):
             text = value.type.SerializeToString()
             if text not in known:
-                known[text] = _type(value)
+                known[text] = type_of(value)
             kind, shape = known[text]
             if kind:
                 self.types[name] = kind
@@ -146,6 +146,10 @@ class Graph:
         for node in self.nodes:
             if node.key == ("", "Attention"):
                 self._mend(node)
+        self.forget()
+
+    def forget(self) -> None:
+        """Forget constants and readers that were looked up: the nodes are others now."""
         self._constants: dict[str, np.ndarray | None] = {}
         self._readers: dict[str, list[Node]] = {}
 
@@ -204,7 +208,7 @@ class Graph:
         return None
 
 
-def _nodes(graph: GraphProto) -> list[Node]:
+def read_nodes(graph: GraphProto) -> list[Node]:
     """The nodes, each with a name of its own: gradient nodes are named after the node that they belong to."""
     taken: set[str] = set()
     nodes = []
@@ -238,6 +242,7 @@ def attribute_value(attribute: AttributeProto) -> Any:
 def captured(graph: GraphProto) -> Iterator[str]:
     """The outer values that `graph`, a subgraph, reads."""
     inner = {v.name for v in graph.input} | {t.name for t in graph.initializer}
+    inner.update(tensor.values.name for tensor in graph.sparse_initializer)
     for node in graph.node:
         nested = (name for attribute in node.attribute for g in subgraphs(attribute) for name in captured(g))
         yield from (name for name in (*node.input, *nested) if name and name not in inner)
@@ -295,13 +300,15 @@ def _find_external_data(model: ModelProto, folder: Path) -> None:
             )
 
 
-def _is_large(tensor: TensorProto) -> bool:
+def is_large(tensor: TensorProto) -> bool:
+    """Whether a tensor is weights, and not the axes or the shape of some operator."""
     if tensor.data_location == TensorProto.EXTERNAL:
         return True
     return math.prod(tensor.dims) * 8 > _LARGE
 
 
-def _skeleton(model: ModelProto, apart: dict[str, TensorProto]) -> ModelProto:
+def skeleton_of(model: ModelProto, apart: dict[str, TensorProto]) -> ModelProto:
+    """The model with the initializers in `apart` as mere inputs: nothing large is copied."""
     skeleton = ModelProto(ir_version=model.ir_version, opset_import=model.opset_import, functions=model.functions)
     source, graph = model.graph, skeleton.graph
     graph.name = source.name or "graph"
@@ -347,7 +354,7 @@ def _inlined(model: ModelProto) -> ModelProto:
     return inline_functions(model) if model.functions else model
 
 
-def _infer(model: ModelProto) -> GraphProto:
+def infer(model: ModelProto) -> GraphProto:
     """The graph with inferred types and shapes.
 
     An input's dimension without a name gets one first: two values whose shapes were inferred from it are then known to agree.
@@ -380,11 +387,11 @@ def _infer_through_bodies(model: ModelProto) -> GraphProto:
             return inferred
         waiting = left
         for value in (*inferred.value_info, *inferred.input, *inferred.output):
-            kind, shape = _type(value)
+            kind, shape = type_of(value)
             known[value.name] = kind, None if shape is None else len(shape)
 
 
-def _type(value: ValueInfoProto) -> tuple[int, Shape | None]:
+def type_of(value: ValueInfoProto) -> tuple[int, Shape | None]:
     """The element type, 0 where there is none, and the shape, None where not even the rank is known."""
     tensor = value.type.tensor_type
     if not tensor.HasField("shape"):

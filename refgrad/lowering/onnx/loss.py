@@ -23,9 +23,9 @@ class Labels:
 
 
 def read_labels(
-    op: Emitter, d_loss: str, labels: str, weights: str | None, ignore_index: int | None, reduction: str
+    op: Emitter, d_loss: str, labels: str, weights: str | None, ignore_index: int | str | None, reduction: str
 ) -> Labels:
-    """`share` = dL·w, divided by Σw for the mean; where everything is ignored it is 0."""
+    """`share` = dL·w, divided by Σw for the mean; where everything is ignored it is 0. `ignore_index` may be a scalar's name."""
     if weights is None and ignore_index is None:
         unit = op.Mul(d_loss, op.share(labels, None, like=d_loss)) if reduction == "mean" else d_loss
         return Labels(labels, None, unit, unit if reduction == "none" else op.Expand(unit, op.shape_of(labels)))
@@ -53,7 +53,7 @@ def softmax_cross_entropy_loss_grad(
     labels: str,
     weights: str | None,
     reduction: str,
-    ignore_index: int | None,
+    ignore_index: int | str | None,
 ) -> str | None:
     """share·(exp(log_prob) − onehot(label)): the share is subtracted where the label points."""
     through_log_prob = None if d_log_prob is None else op.grad.LogSoftmaxGrad(d_log_prob, log_prob, axis=1)

@@ -14,30 +14,42 @@ from refgrad.registry import lowering
 def layer_normalization_grad(
     op: Emitter, dY: str, X: str, Scale: str, Mean: str, InvStdDev: str, axis: int
 ) -> tuple[str, str, str]:
+    """x̂ = (X − Mean)·r; the rest is `by_normalized`."""
+    x, mean, r = (op.as_type(value, widest(op, X, Mean)) for value in (X, Mean, InvStdDev))
+    return by_normalized(op, dY, op.Mul(op.Sub(x, mean), r), X, Scale, r, axis, centred=True)
+
+
+def by_normalized(
+    op: Emitter, dY: str, normalized: str, X: str, Scale: str, InvStdDev: str, axis: int, centred: bool
+) -> tuple[str, str, str]:
     """With g = dY·Scale: dX as in `through_statistics`, dScale = Σ dY·x̂, dB = Σ dY over the axes before `axis`."""
-    kind, rank, shape, wide = op.type(X), op.rank(X), op.shape(X), widest(op, X, Mean)
-    dY, x, scale, mean, r = (op.as_type(value, wide) for value in (dY, X, Scale, Mean, InvStdDev))
-    normalized = op.Mul(op.Sub(x, mean), r)
+    kinds, rank, shape, wide = (op.type(X), op.type(Scale)), op.rank(X), op.shape(X), widest(op, normalized, InvStdDev)
+    dY, scale, r, normalized = (op.as_type(value, wide) for value in (dY, Scale, InvStdDev, normalized))
     g, d_scale = op.Mul(dY, scale), op.Mul(dY, normalized)
     if rank is None:  # the axes from `axis` on as one row
         g, normalized, r = (op.Flatten(value, axis=axis) for value in (g, normalized, r))
-        dX = op.reshape_like(through_statistics(op, g, normalized, r, [1]), X)
+        dX = op.reshape_like(through_statistics(op, g, normalized, r, [1], centred), X)
     else:
-        dX = through_statistics(op, g, normalized, r, list(range(axis % rank, rank)))
+        dX = through_statistics(op, g, normalized, r, list(range(axis % rank, rank)), centred)
     for value in (dY, d_scale):
         if shape is not None:
             op.assume(value, shape)
     d_scale, d_B = (op.grad.BroadcastGradient(value, Scale, (Scale, value)) for value in (d_scale, dY))
-    dX, d_scale, d_B = (op.as_type(value, kind) for value in (dX, d_scale, d_B))
-    return dX, d_scale, d_B
+    return op.as_type(dX, kinds[0]), op.as_type(d_scale, kinds[1]), op.as_type(d_B, kinds[1])
 
 
-def through_statistics(op: Emitter, g: str, normalized: str, r: str, axes: Sequence[int]) -> str:
-    """dx = r·(g − mean(g) − x̂·mean(g·x̂)), where g is the adjoint of x̂ and the means are over `axes`, the statistics'."""
+def through_statistics(
+    op: Emitter, g: str, normalized: str, r: str, axes: Sequence[int], centred: bool = True
+) -> str:
+    """dx = r·(g − mean(g) − x̂·mean(g·x̂)), where g is the adjoint of x̂ and the means are over `axes`, the statistics'.
+
+    Where x̂ = x·r is not `centred`, mean(g) does not occur.
+    """
     along = op.const(list(axes))
-    mean = op.reduce("ReduceMean", g, along)
+    mean = op.reduce("ReduceMean", g, along) if centred else None
     slope = op.reduce("ReduceMean", op.Mul(g, normalized), along)
-    result: str = op.Mul(op.Sub(op.Sub(g, mean), op.Mul(normalized, slope)), r)
+    rest = g if mean is None else op.Sub(g, mean)
+    result: str = op.Mul(op.Sub(rest, op.Mul(normalized, slope)), r)
     return result
 
 
