@@ -31,9 +31,8 @@ from refgrad.conformance.feeds import SIZE, random_feeds, read_feeds, write_arra
 from refgrad.conformance.point import inputs_of
 from refgrad.errors import OptionError, RefgradError
 from refgrad.explain import explain as explanation
-from refgrad.files import replacing, save_gradient
+from refgrad.files import replacing, save_gradient, spare
 from refgrad.operators import operators
-from refgrad.text import as_text
 
 AGREES, DISAGREES, REFUSED, INTERRUPTED = 0, 1, 2, 130
 _WIDTH = 160  # of a table that no terminal shows
@@ -291,19 +290,46 @@ def ops(as_json: Json = False) -> None:
         )
 
 
+@app.command()
+def show(
+    model: Model,
+    text: Annotated[bool, typer.Option("--text", help="An indented listing. This is the default.")] = False,
+    dot: Annotated[bool, typer.Option("--dot", help="The DOT language of Graphviz.")] = False,
+    svg: Annotated[bool, typer.Option("--svg", help="SVG, by Graphviz's program dot.")] = False,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write to this file. Default: print it.", show_default=False)
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Print MODEL. Its inputs, initializers, nodes and outputs as a listing or a picture."""
+    if text + dot + svg > 1:
+        raise OptionError("--text, --dot and --svg exclude each other: give one.")
+    writer = refgrad.to_svg if svg else refgrad.to_dot if dot else refgrad.onnx_simple_text_plot
+    shown = writer(model)
+    if output is not None:
+        spare(model, output)
+        with replacing(output) as file:
+            file.write_text(f"{shown}\n", encoding="utf-8")
+    if as_json:
+        _print_json({"format": "svg" if svg else "dot" if dot else "text", "shown": shown})
+    elif output is None:
+        print(shown)
+
+
 @app.command("demo")
 def show_demo(as_json: Json = False) -> None:
     """Show the gradient of a small regression. Both graphs as text, the numbers, and the cross-check."""
     model = notebook.regression()
     gradient = refgrad.gradient(model, outputs=["loss"], cotangent="ones", keep_outputs=True)
+    listings = [refgrad.onnx_simple_text_plot(graph) for graph in (model, gradient)]
     numbers = {name: get_backend(name).prepare(gradient).run(notebook.feeds()) for name in available()}
     found = run_check(model, notebook.feeds(), outputs=["loss"])
     if as_json:
         rows = {name: {k: v.tolist() for k, v in results.items()} for name, results in numbers.items()}
-        _print_json({"model": as_text(model), "gradient": as_text(gradient), "results": rows, "check": _as_dict(found)})
+        _print_json({"model": listings[0], "gradient": listings[1], "results": rows, "check": _as_dict(found)})
         raise typer.Exit(AGREES if found.ok else DISAGREES)
-    print(f"The model, a regression with its loss:\n\n{as_text(model)}\n")
-    print(f"The gradient of its loss, another ONNX model:\n\n{as_text(gradient)}\n")
+    print(f"The model, a regression with its loss:\n\n{listings[0]}\n")
+    print(f"The gradient of its loss, another ONNX model:\n\n{listings[1]}\n")
     for name, results in numbers.items():
         print(f"On {name} ({get_backend(name).description()}):\n")
         for key, value in results.items():

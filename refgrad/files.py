@@ -54,11 +54,7 @@ def save_gradient(gradient: ModelProto, path: str | os.PathLike[str], source: st
     """
     target, origin = Path(path), Path(source)
     data = target.with_name(f"{target.name}.data")
-    if target.exists() and target.samefile(origin):
-        raise OutputFileError(f"{str(target)!r} is the model itself. Write the gradient to another file.")
-    for file in filter(Path.is_file, (target, data)):
-        if any(other.exists() and file.samefile(other) for other in _data_files(origin)):
-            raise OutputFileError(f"{str(file)!r} holds the weights of the model. Write the gradient to another file.")
+    spare(origin, target, data)
     tensors = [*gradient.graph.initializer, *(a.t for n in gradient.graph.node for a in n.attribute if a.HasField("t"))]
     external = any(t.data_location == TensorProto.EXTERNAL for t in tensors)
     moved = external and target.parent.resolve() != origin.parent.resolve()
@@ -72,6 +68,18 @@ def save_gradient(gradient: ModelProto, path: str | os.PathLike[str], source: st
                 _move(tensor, origin.parent, out, data.name)
         file.write_bytes(gradient.SerializeToString())
     return data
+
+
+def spare(model: Path, *targets: Path) -> None:
+    """Refuse to write to `targets` where one of them is the model at this path or holds its weights.
+
+    :raises OutputFileError: one does.
+    """
+    for file in filter(Path.is_file, targets):
+        if file.samefile(model):
+            raise OutputFileError(f"{str(file)!r} is the model itself. Write to another file.")
+        if any(other.exists() and file.samefile(other) for other in _data_files(model)):
+            raise OutputFileError(f"{str(file)!r} holds the weights of the model. Write to another file.")
 
 
 def _data_files(model: Path) -> set[Path]:

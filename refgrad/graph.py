@@ -231,6 +231,11 @@ def read_nodes(graph: GraphProto) -> list[Node]:
     return nodes
 
 
+def is_unnamed(dim: Dim) -> bool:
+    """Whether nothing is known of a dimension but, at most, that it equals others."""
+    return dim is None or (isinstance(dim, str) and dim.startswith(UNNAMED))
+
+
 def attribute_value(attribute: AttributeProto) -> Any:
     """The value of an attribute, strings decoded."""
     value = onnx.helper.get_attribute_value(attribute)

@@ -11,7 +11,6 @@ import refgrad
 from refgrad import demo
 from refgrad.backends import available, get_backend
 from refgrad.errors import BackendError
-from refgrad.text import as_text
 
 PRINTED = {
     "x_grad": [[2, 1.33332], [54, 3.99996], [2.66666, 33.777676], [59.999943, 84.44432], [356.99966, 517.9994]],
@@ -72,14 +71,6 @@ def test_inputs_and_outputs_are_named_and_ordered_as_in_the_notebook():
     plain = refgrad.gradient(demo.regression(loss=False), dialect="ort")
     assert [value.name for value in plain.graph.input] == ["x", "init", "init_1", "init_b10", "y_grad"]
     assert [value.name for value in plain.graph.output] == ["x_grad", "init_grad", "init_1_grad", "init_b10_grad"]
-
-
-def test_text_of_the_model_has_a_line_per_node():
-    text = as_text(demo.regression())
-    assert "input   x: float32[?, 2]" in text
-    assert "const   init_1: float32[1, 2] = [[-2.0, 3.0]]" in text
-    assert "        y = Reshape(out_add_0_2, init_b11)" in text
-    assert text.endswith("output  loss: float32[1, 1]\noutput  y: float32[?, 1]")
 
 
 def test_metadata_says_which_is_the_gradient_of_what():
