@@ -19,7 +19,7 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from refgrad.errors import InvalidModelError, OptionError, UnknownNameError, choices, did_you_mean
 from refgrad.functions import CONSTANT, LOWEST
-from refgrad.graph import FLOATS, UNNAMED, Graph, Shape, read
+from refgrad.graph import FLOATS, Graph, Shape, is_number, is_unnamed, read
 from refgrad.protos import graphs, versions_of
 
 _LOWEST_OPSET = 8  # operands are broadcast from 7 on, Max and Min too from this one
@@ -85,7 +85,7 @@ def add_loss_output(
         raise OptionError(
             f"A loss compares a float tensor of known rank, which output {output!r} is not declared to be."
         )
-    shape = tuple(None if isinstance(dim, str) and dim.startswith(UNNAMED) else dim for dim in shape)
+    shape = tuple(None if is_unnamed(dim) else dim for dim in shape)
     writer = _Writer(kind, _taken_names(source))
     inputs = {label_name: _label_shape(score, output, shape)}
     if weight_name is not None:
@@ -156,7 +156,7 @@ def get_train_initializer(onx: ModelProto | str | os.PathLike[str]) -> dict[str,
     folder = "" if isinstance(onx, ModelProto) else str(Path(onx).parent)
     found = {}
     for tensor in read(onx).graph.initializer:
-        if tensor.data_type in FLOATS and all(entry.key != CONSTANT for entry in tensor.metadata_props):
+        if tensor.data_type in FLOATS and not is_number(tensor):
             try:
                 value = numpy_helper.to_array(tensor, base_dir=folder)
             except (OSError, ValueError, onnx.checker.ValidationError) as error:
