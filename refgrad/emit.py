@@ -204,7 +204,8 @@ class Emitter:
         """The graph of what `function` emits: it gets a value for every one of `inputs` and returns the graph's outputs.
 
         :param inputs: values outside, each of the element type of the graph's input. Of its shape nothing is known: a
-            scan input has one axis less, and a state may grow.
+            scan input has one axis less, and a state may grow. What `function` assumes of its results is written down:
+            ONNX Runtime runs no Scan without the rank of every output.
         """
         outer = self.nodes, self._seen
         self.nodes, self._seen = [], dict(self._seen)
@@ -214,7 +215,10 @@ class Emitter:
         results = function(*reads)
         graph = GraphProto(name=self.fresh(f"{self._scope}{self._rule}_body"))
         graph.input.extend(helper.make_tensor_value_info(read, self.type(read), None) for read in reads)
-        graph.output.extend(helper.make_tensor_value_info(value, self.type(value), None) for value in results)
+        for value in results:
+            shape = self.shape(value)
+            sizes = None if shape is None else [dim if isinstance(dim, int) else None for dim in shape]
+            graph.output.append(helper.make_tensor_value_info(value, self.type(value), sizes))
         live, kept = set(results), []
         for node in reversed(self.nodes):
             if not live.isdisjoint(node.outputs):
@@ -372,21 +376,24 @@ class Emitter:
         return result
 
     def shape_of(self, value: str) -> str:
-        """The shape of `value` as a tensor: a constant where it is known, else a Shape node."""
+        """The shape of `value` as a tensor."""
+        name: str = self.grad.ShapeOf(value)
+        return name
+
+    def measure(self, value: str) -> str:
+        """A Shape node of `value`; what is known of the sizes is recorded, so that what is emitted next may rely on it."""
+        name: str = self.Shape(value)
         static = self.static(value)
         if static is not None:
-            return self.const(list(static))
-        name: str = self.Shape(value)
-        if value in self._shapes:
+            self._arrays[name] = np.array(static, np.int64)
+        elif value in self._shapes:
             self._shape_of[name] = self._shapes[value]
         return name
 
     def reshape_like(self, value: str, like: str) -> str:
-        """The elements of `value` in the shape of `like`; one dimension that is not known needs no Shape node."""
-        dims = self.shape(like)
-        if dims is None or 0 in dims or sum(not isinstance(dim, int) for dim in dims) != 1:
-            return str(self.Reshape(value, self.shape_of(like), allowzero=1))
-        return str(self.Reshape(value, [dim if isinstance(dim, int) else -1 for dim in dims]))
+        """The elements of `value` in the shape of `like`."""
+        name: str = self.grad.ReshapeLike(value, like)
+        return name
 
     def share(self, whole: str, parts: str | None, like: str) -> str | float:
         """What one element weighs in a mean: the size of `parts` (the means; None is one) over that of `whole`.
@@ -406,14 +413,9 @@ class Emitter:
         """A reduction's result with the axes that it reduced put back as 1, so that it broadcasts against `data`."""
         if keepdims:
             return reduced
-        known, rank = self.constant(axes), self.rank(data)
+        known = self.constant(axes)
         if axes is None or (known is not None and known.size == 0):
-            if noop_with_empty_axes:
-                return reduced
-            if rank is None:
-                ones = self.full(self.Shape(self.Shape(data)), 1, like=self.Shape(data))
-                return str(self.Reshape(reduced, ones))
-            return str(self.Reshape(reduced, [1] * rank)) if rank else reduced
+            return reduced  # as large as the data, or a scalar
         if known is not None:
             return str(self.Unsqueeze(reduced, axes))
         # Which axes, and whether any, only the run tells: 1 in their places, the size of the data elsewhere.

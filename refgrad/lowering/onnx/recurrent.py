@@ -178,6 +178,8 @@ class _Sequences:
             new, rows = step(*old, **dict(zip(given, elements, strict=False)))
             if self.active is not None:
                 new = [op.Where(elements[-1], value, kept) for value, kept in zip(new, old, strict=True)]
+            for value in (*new, *rows):
+                op.assume(value, (None, None))
             return [*new, *rows]
 
         graph = op.subgraph(body, *states, *inputs)
