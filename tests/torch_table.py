@@ -563,3 +563,55 @@ def dft(a: Attributes, x: Tensor, length: Tensor | None = None, axis: Tensor | N
     if a.onesided:
         return torch.view_as_real(torch.fft.rfft(signal, n, dim).resolve_conj()) if x.shape[-1] == 1 else None
     return torch.view_as_real(torch.fft.fft(signal, n, dim).resolve_conj())
+
+
+# The order in which torch has the gates, by their places in ONNX; GRU's reset comes after the product in torch.
+_GATES = {"RNN": (0,), "GRU": (1, 0, 2), "LSTM": (0, 2, 3, 1)}
+_DEFAULT = {"RNN": ["Tanh"], "GRU": ["Sigmoid", "Tanh"], "LSTM": ["Sigmoid", "Tanh", "Tanh"]}
+
+
+@operator("RNN", "GRU", "LSTM")
+def _recurrent(
+    a: Attributes,
+    X: Tensor,
+    W: Tensor,
+    R: Tensor,
+    B: Tensor | None = None,
+    lengths: Tensor | None = None,
+    h: Tensor | None = None,
+    c: Tensor | None = None,
+    P: Tensor | None = None,
+) -> Any:
+    directions = len(W)
+    names = a.activations or _DEFAULT[a.operator] * directions
+    relu = a.operator == "RNN" and names[:directions] == ["Relu"] * directions
+    plain = relu or names[: len(_DEFAULT[a.operator]) * directions] == _DEFAULT[a.operator] * directions
+    if not plain or a.clip is not None or lengths is not None or P is not None:
+        return None
+    if (a.operator == "GRU" and not a.linear_before_reset) or (a.operator == "LSTM" and a.input_forget):
+        return None
+    parts, n = _GATES[a.operator], R.shape[2]
+
+    def in_order(rows: Tensor) -> Tensor:
+        return torch.cat([rows[k * n : (k + 1) * n] for k in parts])
+
+    weights: list[Tensor] = []
+    for k in range(directions):
+        biases = () if B is None else B[k].chunk(2)
+        weights += [in_order(rows) for rows in (W[k], R[k], *biases)]
+    if a.layout:
+        X, h, c = (None if x is None else x.transpose(0, 1) for x in (X, h, c))
+    zeros = torch.zeros((directions, X.shape[1], n), dtype=X.dtype)
+    starts = [zeros if state is None else state for state in (h, c)]
+    backward = a.direction == "reverse"
+    shared = weights, B is not None, 1, 0.0, False, directions == 2, False
+    X = X.flip(0) if backward else X
+    if a.operator == "LSTM":
+        Y, *states = torch.lstm(X, starts, *shared)
+    else:
+        function = {"RNN": torch.rnn_relu if relu else torch.rnn_tanh, "GRU": torch.gru}[a.operator]
+        Y, *states = function(X, starts[0], *shared)
+    Y = (Y.flip(0) if backward else Y).reshape(*X.shape[:2], directions, n)
+    if a.layout:
+        return Y.transpose(0, 1), *(state.transpose(0, 1) for state in states)
+    return Y.transpose(1, 2), *states
