@@ -59,12 +59,12 @@ def test_gradient_has_the_numbers_that_the_notebook_printed(dialect, backend):
 
 def test_dialect_ort_emits_the_operators_of_the_notebook():
     plain = refgrad.gradient(demo.regression(loss=False), dialect="ort")
-    assert {node.op_type for node in plain.graph.node} == PLAIN
+    assert {node.op_type for node in plain.graph.node} - {"Identity"} == PLAIN
 
 
 def test_dialect_ort_emits_the_operators_of_the_notebook_with_its_loss():
     gradient = refgrad.gradient(demo.regression(), outputs=["loss"], dialect="ort", cotangent="ones", keep_outputs=True)
-    assert {node.op_type for node in gradient.graph.node} == WITH_LOSS
+    assert {node.op_type for node in gradient.graph.node} - {"Identity"} == WITH_LOSS
 
 
 def test_inputs_and_outputs_are_named_and_ordered_as_in_the_notebook():

@@ -12,7 +12,8 @@ from onnx import TensorProto
 
 from refgrad.emit import Emitter
 from refgrad.functions import MICROSOFT
-from refgrad.graph import UNNAMED, Dim, Shape
+from refgrad.graph import Shape, is_unnamed
+from refgrad.lowering.onnx.arithmetic import summed_axes
 from refgrad.registry import lowering
 
 # ONNX Runtime has no double for these on the CPU; what it has in float alone runs in float16 between two casts.
@@ -58,22 +59,33 @@ def _keeps_zeros(given: Shape | None, wanted: Shape | None) -> bool:
 
 @lowering("BroadcastGradient", dialect="ort")
 def broadcast_gradient(op: Emitter, dY: str, X: str, operands: tuple[str, ...]) -> str | None:
-    """BroadcastGradientArgs takes two shapes; ONNX Runtime's builder uses it where a dimension is unknown."""
+    """Where the sizes are known the axes are constants. Where they are not, BroadcastGradientArgs finds them.
+
+    ONNX Runtime's builder takes two sizes of different names for equal; here they may be broadcast.
+    """
     shapes = [op.shape(name) for name in operands]
-    if len(operands) != 2 or operands[0] == operands[1]:
+    if len(operands) > 2 or len(set(operands)) == 1:
         return None
-    if all(shape is not None and not any(_is_unknown(dim) for dim in shape) for shape in shapes):
-        return None
-    pair = op.com_microsoft("BroadcastGradientArgs", *(op.Shape(name) for name in operands), outputs=2)
-    axes = pair[operands.index(X)]
-    ranks, shape = [op.rank(name) for name in operands], op.shape(X) or (None,)
-    same_rank = None not in ranks and op.rank(X) == max(rank for rank in ranks if rank is not None)
-    allowzero = None if same_rank or all(isinstance(dim, int) and dim for dim in shape) else 1
-    return op.Reshape(op.ReduceSum(dY, axes, keepdims=1, noop_with_empty_axes=1), op.Shape(X), allowzero=allowzero)
+    if not any(shape is None or any(is_unnamed(dim) or dim == 0 for dim in shape) for shape in shapes):
+        axes = summed_axes(*(op.shape(name) for name in (X, *(name for name in operands if name != X))))
+        if axes is not None:
+            return _sum_over(op, dY, X, *axes)
+    sizes = [op.measure(name) for name in operands]
+    pair = op.com_microsoft("BroadcastGradientArgs", *sizes, outputs=2)
+    mine = operands.index(X)
+    same_rank = shapes[0] is not None and shapes[1] is not None and len(shapes[mine]) >= len(shapes[1 - mine])
+    full = all(isinstance(dim, int) and dim for dim in shapes[mine] or (None,))
+    summed = op.ReduceSum(dY, pair[mine], keepdims=1, noop_with_empty_axes=1)
+    return op.Reshape(summed, sizes[mine], allowzero=None if same_rank or full else 1)
 
 
-def _is_unknown(dim: Dim) -> bool:
-    return dim is None or (isinstance(dim, str) and dim.startswith(UNNAMED))
+def _sum_over(op: Emitter, dY: str, X: str, leading: list[int], inner: list[int]) -> str:
+    if not leading and not inner:
+        return dY
+    if not inner:
+        return op.ReduceSum(dY, leading[::-1], keepdims=0)
+    summed = op.ReduceSum(dY, inner[::-1] + leading[::-1], keepdims=1)
+    return op.Reshape(summed, op.measure(X)) if leading else summed
 
 
 @lowering("DivGrad", dialect="ort")

@@ -18,10 +18,10 @@ def add(op: Emitter, d_C: str) -> tuple[str, str]:
     return d_C, d_C
 
 
-@rule("Sub", broadcast=True)
-def sub(op: Emitter, d_C: str) -> tuple[str, str]:
-    """dA = dC, dB = −dC"""
-    return d_C, op.Neg(d_C)
+@rule("Sub")
+def sub(op: Emitter, d_C: str, A: str, B: str) -> tuple[str, str]:
+    """dA = dC, dB = −dC, each summed over the axes along which its input was broadcast"""
+    return op.grad.BroadcastGradient(d_C, A, (A, B)), op.Neg(op.grad.BroadcastGradient(d_C, B, (A, B)))
 
 
 @rule("Mul", broadcast=True)

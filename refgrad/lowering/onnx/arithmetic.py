@@ -26,16 +26,19 @@ def broadcast_gradient(op: Emitter, dY: str, X: str, operands: tuple[str, ...]) 
     tell them, and computed from the shapes at run time where they do not.
     """
     shape, others = op.shape(X), tuple([op.shape(name) for name in operands if name != X])
-    axes = None if shape is None or None in others else _axes(shape, others)
+    if not others:
+        return dY
+    axes = summed_axes(shape, *others)
     if axes is None:
         return _at_run_time(op, dY, X, operands)
-    leading, inner, rows = axes
+    leading, inner = axes
     if not leading and not inner:
         return dY
     if not leading:
         return op.ReduceSum(dY, inner, keepdims=1)
     if inner:
         return op.Squeeze(op.ReduceSum(dY, leading + inner, keepdims=1), leading)
+    rows = _rows(shape, others) if shape is not None else 0
     if rows > 1 and op.type(dY) in (TensorProto.FLOAT, TensorProto.DOUBLE):
         # A product with ones: ONNX Runtime's CPU takes a third of ReduceSum's time for it.
         sums = op.MatMul(op.full([1, rows], 1.0, like=dY), op.Reshape(dY, [rows, -1]))
@@ -44,27 +47,37 @@ def broadcast_gradient(op: Emitter, dY: str, X: str, operands: tuple[str, ...]) 
 
 
 @lru_cache(maxsize=4096)
-def _axes(shape: Shape, others: tuple[Shape, ...]) -> tuple[list[int], list[int], int] | None:
-    """The axes to sum over: those that `shape` lacks, those of size 1; None where only the run tells.
+def summed_axes(shape: Shape | None, *others: Shape | None) -> tuple[list[int], list[int]] | None:
+    """The axes along which `shape` was broadcast against the others: those that it lacks, those of size 1.
 
-    And how many rows are summed where only axes in front are and every size is known, else 0.
+    None where only the run tells.
     """
-    rank = max([len(shape), *map(len, others)])
+    if shape is None or None in others:
+        return None
+    known = [other for other in others if other is not None]
+    rank = max([len(shape), *map(len, known)])
     missing = rank - len(shape)
     inner = []
     for axis, dim in enumerate(shape, missing):
-        facing = {_dim(other, axis - rank) for other in others}
+        facing = {_dim(other, axis - rank) for other in known}
         if dim == 1:
             if facing - {1}:
                 inner.append(axis)
         elif not isinstance(dim, int) and not all(d == 1 or (d == dim and d is not None) for d in facing):
             return None
+    return list(range(missing)), inner
+
+
+def _rows(shape: Shape, others: tuple[Shape | None, ...]) -> int:
+    """How many rows are summed where the axes in front are, 0 where a size is unknown."""
+    known = [other for other in others if other is not None]
+    rank = max([len(shape), *map(len, known)])
     rows = int(all(isinstance(dim, int) for dim in shape))
-    for axis in range(missing):
-        sizes = {_dim(other, axis - rank) for other in others} - {1}
-        known = [size for size in sizes if isinstance(size, int)]
-        rows *= (known[0] if known else 0) if sizes else 1
-    return list(range(missing)), inner, rows
+    for axis in range(rank - len(shape)):
+        sizes = {_dim(other, axis - rank) for other in known} - {1}
+        whole = [size for size in sizes if isinstance(size, int)]
+        rows *= (whole[0] if whole else 0) if sizes else 1
+    return rows
 
 
 def _dim(shape: Shape, axis: int) -> Dim:

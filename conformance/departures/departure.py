@@ -1,0 +1,33 @@
+"""A departure: where dialect "ort" is not the graph of ONNX Runtime's builder, and why."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+KINDS = {
+    "refused": "the builder makes no gradient, or a graph that is none",
+    "fails": "its graph does not run, or ends the process",
+    "wrong": "its graph runs, and the result is not the gradient",
+    "form": "both are right, by other nodes",
+}
+
+
+@dataclass(frozen=True)
+class Departure:
+    """Why cases of some operators come out differently. What it says of them is measured, not believed (docs/parity.md).
+
+    :param operators: their names, separated by spaces.
+    :param kind: one of `KINDS`.
+    :param reason: what ONNX Runtime's builder does and what refgrad does instead, in a sentence or two.
+    :param cases: a regular expression that is searched for in the name of the case; by default every case.
+    """
+
+    operators: str
+    kind: str
+    reason: str
+    cases: str = ""
+
+    def covers(self, operator: str, kind: str, case: str) -> bool:
+        """Whether this is the reason for what came of `case`."""
+        return kind == self.kind and operator in self.operators.split() and bool(re.search(self.cases, case))
