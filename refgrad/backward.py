@@ -157,10 +157,17 @@ class _Sweep:
         names = {output: self.op.fresh(f"{output}_grad") for output in self.outputs}
         op.enter("cotangent", "cotangent")
         if cotangent == "yield":
+            # It returns every output to the caller; a cotangent comes back for those that are differentiated.
+            every = list(self.graph.outputs)
+            others = [k for k, output in enumerate(every) if output not in names]
             made = op.com_microsoft(
-                "YieldOp", *self.outputs, outputs=len(names), full_shape_outputs=list(range(len(names)))
+                "YieldOp",
+                *every,
+                outputs=len(names),
+                full_shape_outputs=list(range(len(every))),
+                non_differentiable_outputs=others or None,
             )
-            seeds = dict(zip(names, (made,) if isinstance(made, str) else made, strict=True))
+            seeds = dict(zip((o for o in every if o in names), (made,) if isinstance(made, str) else made, strict=True))
         elif cotangent == "ones":
             seeds = {output: op.full(op.Shape(output), 1.0, like=output) for output in names}
         else:

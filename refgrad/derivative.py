@@ -13,10 +13,16 @@ from onnx import ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto, 
 
 from refgrad.backward import gradient, preflight
 from refgrad.errors import FeedError, OptionError, OptionTypeError, UnknownNameError, choices, did_you_mean
-from refgrad.graph import FLOATS, captured, read
-from refgrad.protos import subgraphs
+from refgrad.graph import FLOATS, read
+from refgrad.selection import select_model_inputs_outputs
 
 BUILDERS = ("refgrad", "onnxruntime")
+_KINDS = {
+    "weights": "float initializer",
+    "inputs": "float input that is differentiated by",
+    "label": "input",
+    "loss": "output",
+}
 
 
 class DerivativeOptions(Flag):
@@ -92,8 +98,11 @@ def onnx_derivative(
     model: ModelProto | str | os.PathLike[str] = onx
     labels: Collection[str] = ()
     if loss is not None and label is not None:
-        model, labels = _with_one_output(source, loss), [label] if isinstance(label, str) else label
-        _check_names("labels", labels, [value.name for value in source.graph.input])
+        labels = [label] if isinstance(label, str) else label
+        feeds = [value.name for value in source.graph.input]
+        _check_names("label", labels, feeds)
+        _check_names("loss", [loss], [value.name for value in source.graph.output])
+        model = select_model_inputs_outputs(source, [loss], feeds)
         options = DerivativeOptions.KeepOutputs | DerivativeOptions.FillGrad
     by_inputs, by_weights = _selected(model, weights, inputs, labels)
     if builder == "onnxruntime":
@@ -122,31 +131,38 @@ def random_feed(inputs: Iterable[ValueInfoProto], batch: int = 10, empty_dimensi
     from NumPy's global generator: `np.random.seed` makes them repeatable.
 
     :param inputs: the inputs, `model.graph.input` for one.
-    :param batch: the first dimension where it is not known.
-    :param empty_dimension: any other dimension that is not known, or 0.
+    :param batch: the first dimension where it is unknown; a dimension of the same name has the same size everywhere.
+    :param empty_dimension: any other dimension that is unknown, and those that are 0.
     :raises FeedError: an input that is no tensor, or declares no shape.
     """
-    return {value.name: _random(value, batch, empty_dimension) for value in inputs}
+    sizes: dict[str, int] = {}
+    return {value.name: _random(value, batch, empty_dimension, sizes) for value in inputs}
 
 
-def _random(value: ValueInfoProto, batch: int, empty_dimension: int) -> np.ndarray:
+def _random(value: ValueInfoProto, batch: int, empty_dimension: int, sizes: dict[str, int]) -> np.ndarray:
     tensor = value.type.tensor_type
     if not value.type.HasField("tensor_type") or not tensor.elem_type or not tensor.HasField("shape"):
         raise FeedError(f"Input {value.name!r} is declared as no tensor of known rank: make its value yourself.")
-    sizes = [dim.dim_value or (empty_dimension if axis else batch) for axis, dim in enumerate(tensor.shape.dim)]
+    shape = []
+    for axis, dim in enumerate(tensor.shape.dim):
+        if dim.HasField("dim_value"):
+            shape.append(dim.dim_value or empty_dimension)
+        else:
+            size = empty_dimension if axis else batch
+            shape.append(sizes.setdefault(dim.dim_param, size) if dim.dim_param else size)
     kind = tensor.elem_type
-    if kind == TensorProto.BOOL:
-        return np.random.randint(0, 2, sizes).astype(bool)
-    digits = np.random.randint(0, 10, sizes)
+    digits = np.asarray(np.random.randint(0, 10, shape))
     if kind == TensorProto.STRING:
         return digits.astype(str).astype(object)
     dtype = helper.tensor_dtype_to_np_dtype(kind)
     if kind in _INTEGERS:
-        return np.minimum(digits, _INTEGERS[kind]).astype(dtype)
-    numbers = np.random.standard_normal(sizes)
+        return np.minimum(digits, _INTEGERS[kind], out=digits).astype(dtype)
+    numbers = np.asarray(np.random.standard_normal(shape))
+    if kind == TensorProto.BOOL:
+        return np.asarray(numbers > 0)
     if kind in (TensorProto.COMPLEX64, TensorProto.COMPLEX128):
-        return (numbers + 1j * np.random.standard_normal(sizes)).astype(dtype)
-    return np.asarray(numbers).astype(dtype)
+        return np.asarray(numbers + 1j * np.random.standard_normal(shape)).astype(dtype)
+    return numbers.astype(dtype)
 
 
 _INTEGERS: dict[int, int] = {  # and the largest of them that is at most 9
@@ -228,24 +244,9 @@ def _check_names(argument: str, names: Collection[str], known: Sequence[str]) ->
     for name in names:
         if name not in known:
             hint = did_you_mean(str(name), known)
-            raise UnknownNameError(f"{name!r} cannot be one of the {argument}.{hint} These can: {choices(known)}.")
+            raise UnknownNameError(f"{name!r} is no {_KINDS[argument]}.{hint} The model has: {choices(known)}.")
     if len(set(names)) < len(names):
         raise UnknownNameError(f"{argument} has a name twice: {choices(names)}.")
-
-
-def _with_one_output(model: ModelProto, output: str) -> ModelProto:
-    """A copy of `model` that returns `output` only."""
-    kept = [value for value in model.graph.output if value.name == output]
-    if not kept:
-        names = [value.name for value in model.graph.output]
-        raise UnknownNameError(
-            f"loss={output!r} is no output of the model.{did_you_mean(output, names)} It has: {choices(names)}."
-        )
-    copy = ModelProto()
-    copy.CopyFrom(model)
-    del copy.graph.output[:]
-    copy.graph.output.extend(kept)
-    return copy
 
 
 def _drop_initializers(model: ModelProto, names: Collection[str]) -> None:
@@ -280,17 +281,9 @@ def _by_onnxruntime(
             graph.input.add(name=f"{name}_grad", type=types[name])
     if options & DerivativeOptions.KeepOutputs:
         graph.output.extend(model.graph.output)
-    needed = {value.name for value in graph.output}
-    kept = []
-    for node in reversed(nodes):
-        if not needed.isdisjoint(node.output):
-            needed.update(node.input)
-            needed.update(name for a in node.attribute for inner in subgraphs(a) for name in captured(inner))
-            kept.append(node)
     del graph.node[:]
-    graph.node.extend(reversed(kept))
-    _drop_initializers(made, {tensor.name for tensor in graph.initializer} - needed)
-    return made
+    graph.node.extend(nodes)
+    return select_model_inputs_outputs(made, inputs=[value.name for value in graph.input])
 
 
 def _ones(output: str, kind: TypeProto) -> list[NodeProto]:
