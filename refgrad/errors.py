@@ -66,6 +66,14 @@ class BuilderError(RefgradError):
         self.verdict = verdict
 
 
+class WorkerError(RefgradError):
+    """A call in another process gave nothing. `verdict` is "raised", "crashed" or "timed out"."""
+
+    def __init__(self, verdict: str, message: str) -> None:
+        super().__init__(message)
+        self.verdict = verdict
+
+
 class GraphvizError(RefgradError):
     """The program `dot`, which lays out pictures, is not there or fails."""
 

@@ -6,30 +6,22 @@ Only the training wheels have them (onnxruntime-training-cpu, onnxruntime-traini
 
 from __future__ import annotations
 
-import contextlib
-import os
-import pickle
 import re
-import subprocess
-import sys
-import tempfile
-import threading
 from collections.abc import Callable, Iterable, Sequence
 from importlib import util
 from types import TracebackType
-from typing import IO, Any
+from typing import Any
 
 import onnx
 from onnx import ModelProto, TensorProto, helper
 
-from refgrad.errors import BuilderError
+from refgrad.errors import BuilderError, WorkerError
 from refgrad.graph import Graph
 from refgrad.protos import versions_of
+from refgrad.worker import SECONDS, Worker
 
-SECONDS = 60.0
 _IR_VERSION, _OPSET = 10, 21  # the newest that 1.19.2 reads
 _PROTOBUF_LIMIT = 2**31 - 1
-_START = "from refgrad.ortbuilder import serve; serve()"
 
 
 def available() -> bool:
@@ -65,9 +57,7 @@ class Builders:
     """
 
     def __init__(self, seconds: float = SECONDS) -> None:
-        self.seconds = seconds
-        self._process: subprocess.Popen[bytes] | None = None
-        self._said: IO[bytes] | None = None  # its stderr: a pipe that nobody reads would block it
+        self.worker = Worker(seconds)
 
     def raw(self, model: ModelProto, wrt: Iterable[str], output: str) -> ModelProto:
         """GradientGraphBuilder: the gradient of one output by the rules of the registry, on the graph as it is.
@@ -77,7 +67,7 @@ class Builders:
             trained stays an initializer.
         :raises BuilderError: it refused, crashed, did not finish in time, or is not installed.
         """
-        made = self._build("raw", model, {"wrt": list(wrt), "output": output})
+        made = self._build(_raw, model, {"wrt": list(wrt), "output": output})
         return _with_cotangent(made, model, output)
 
     def module(self, model: ModelProto, inputs: Iterable[str], initializers: Iterable[str]) -> ModelProto:
@@ -89,17 +79,11 @@ class Builders:
             cotangents `<output>_grad`; the outputs are `<name>_grad`, of `inputs` and then of `initializers`.
         :raises BuilderError: it refused, crashed, did not finish in time, or is not installed.
         """
-        return self._build("module", model, {"inputs": list(inputs), "initializers": list(initializers)})
+        return self._build(_module, model, {"inputs": list(inputs), "initializers": list(initializers)})
 
     def close(self) -> None:
         """End the process, if there is one."""
-        if self._process is not None and self._said is not None:
-            self._process.kill()
-            self._process.wait()
-            for pipe in (self._process.stdin, self._process.stdout, self._said):
-                if pipe is not None:
-                    _close(pipe)
-            self._process = self._said = None
+        self.worker.close()
 
     def __enter__(self) -> Builders:
         return self
@@ -109,7 +93,7 @@ class Builders:
     ) -> None:
         self.close()
 
-    def _build(self, builder: str, model: ModelProto, arguments: dict[str, Any]) -> ModelProto:
+    def _build(self, builder: Callable[..., bytes], model: ModelProto, arguments: dict[str, Any]) -> ModelProto:
         if not available():
             raise BuilderError(
                 "missing",
@@ -119,80 +103,13 @@ class Builders:
         lowered = readable(model)
         if lowered.ByteSize() > _PROTOBUF_LIMIT:
             raise BuilderError("refused", "models over 2 GB cannot be handed to it")
-        made, message = self._ask((builder, lowered.SerializeToString(), arguments))
-        if made is None:
-            raise BuilderError("refused", re.sub(r"^.*\[ONNXRuntimeError\] : \d+ : \w+ : |^/\S+ ", "", message))
+        try:
+            made = self.worker.call(builder, lowered.SerializeToString(), **arguments)
+        except WorkerError as error:
+            verdict = "refused" if error.verdict == "raised" else error.verdict
+            message = re.sub(r"^.*\[ONNXRuntimeError\] : \d+ : \w+ : |^/\S+ ", "", str(error))
+            raise BuilderError(verdict, message) from error
         return onnx.load_from_string(made)
-
-    def _ask(self, request: tuple[str, bytes, dict[str, Any]]) -> tuple[bytes | None, str]:
-        """The model that the process made of `request`, or None and the message of its exception."""
-        late = threading.Event()
-        process, said = self._started()
-
-        def stop() -> None:
-            late.set()
-            process.kill()
-
-        timer = threading.Timer(self.seconds, stop)
-        timer.start()
-        try:
-            assert process.stdin is not None
-            assert process.stdout is not None
-            pickle.dump(request, process.stdin)
-            process.stdin.flush()
-            reply: tuple[bytes | None, str] = pickle.load(process.stdout)
-            return reply
-        except (EOFError, BrokenPipeError, pickle.UnpicklingError) as error:
-            process.kill()
-            code = process.wait()
-            said.seek(0)
-            lines = said.read().decode(errors="replace").strip().splitlines()
-            if late.is_set():
-                raise BuilderError("timed out", f"no gradient after {self.seconds:g} s") from error
-            message = lines[-1] if lines else "no message"
-            raise BuilderError("crashed", f"its process ended with {code}: {message}") from error
-        finally:
-            timer.cancel()
-            if process.poll() is not None or late.is_set():
-                self.close()
-
-    def _started(self) -> tuple[subprocess.Popen[bytes], IO[bytes]]:
-        if self._process is not None and self._process.poll() is not None:
-            self.close()
-        if self._process is None or self._said is None:
-            self._said = tempfile.TemporaryFile(prefix="refgrad-")  # noqa: SIM115  (closed with the process)
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", _START],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self._said,
-                env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-            )
-        return self._process, self._said
-
-
-def _close(pipe: IO[bytes]) -> None:
-    with contextlib.suppress(BrokenPipeError):  # what was not written is of no use any more
-        pipe.close()
-
-
-def serve() -> None:
-    """What the process does: read a request, build, answer with the model or with why there is none, until stdin ends."""
-    answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what the library prints is no answer
-    builders: dict[str, Callable[..., bytes]] = {"raw": _raw, "module": _module}
-    while True:
-        try:
-            builder, model, arguments = pickle.load(sys.stdin.buffer)
-        except EOFError:
-            return
-        reply: tuple[bytes | None, str]
-        try:
-            reply = builders[builder](model, **arguments), ""
-        except Exception as error:  # its exceptions have no class of their own
-            reply = None, " ".join(str(error).split())
-        pickle.dump(reply, answers)
-        answers.flush()
 
 
 def _raw(model: bytes, wrt: list[str], output: str) -> bytes:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-
 import onnx
 import pytest
 from onnx import ModelProto
@@ -61,57 +58,25 @@ class TestBuilders:
     def test_many_in_one_process(self):
         with Builders() as builders:
             first = builders.raw(PRODUCT, ["x"], "y")
-            process = builders._process
+            process = builders.worker._process
             assert builders.raw(PRODUCT, ["x"], "y") == first
             assert operators(builders.module(PRODUCT, ["x"], [])).count("YieldOp") == 1
-            assert builders._process is process
+            assert builders.worker._process is process
 
     def test_a_refusal_leaves_the_process_alive(self):
         with Builders() as builders:
             with pytest.raises(BuilderError, match="gradient builder has not been registered") as raised:
                 builders.raw(model("{ [n] y = Softplus(x) }"), ["x"], "y")
             assert raised.value.verdict == "refused"
-            process = builders._process
+            process = builders.worker._process
             builders.raw(PRODUCT, ["x"], "y")
-            assert builders._process is process
+            assert builders.worker._process is process
 
-    def test_a_process_that_died_is_started_again(self):
-        with Builders() as builders:
-            builders.raw(PRODUCT, ["x"], "y")
-            assert builders._process is not None
-            builders._process.kill()
-            builders._process.wait()
-            assert names(builders.raw(PRODUCT, ["x"], "y"))[1] == ["y", "x_grad"]
-
-    def test_a_process_that_dies_at_work_has_crashed(self, monkeypatch):
-        abort = (
-            f"import sys, os; sys.stdin.buffer.read(1); os.write(2, b'gone'); os.kill(os.getpid(), {signal.SIGABRT})"
-        )
-        with Builders() as builders:
-            with monkeypatch.context() as patched:
-                patched.setattr(ortbuilder, "_START", abort)
-                with pytest.raises(BuilderError, match=f"ended with -{int(signal.SIGABRT)}: gone") as raised:
-                    builders.raw(PRODUCT, ["x"], "y")
-            assert raised.value.verdict == "crashed"
-            assert names(builders.raw(PRODUCT, ["x"], "y"))[1] == ["y", "x_grad"]
-
-    def test_a_process_that_takes_too_long_is_stopped(self, monkeypatch):
-        with Builders(seconds=0.2) as builders:
-            monkeypatch.setattr(ortbuilder, "_START", "import time; time.sleep(60)")
-            with pytest.raises(BuilderError, match=r"no gradient after 0\.2 s") as raised:
+    def test_a_process_that_takes_too_long_is_stopped(self):
+        with Builders(seconds=0.01) as builders:
+            with pytest.raises(BuilderError, match=r"nothing came back after 0\.01 s") as raised:
                 builders.raw(PRODUCT, ["x"], "y")
             assert raised.value.verdict == "timed out"
-            monkeypatch.undo()
-            builders.seconds = ortbuilder.SECONDS
-            assert names(builders.raw(PRODUCT, ["x"], "y"))[1] == ["y", "x_grad"]
-
-    def test_closing_leaves_no_process(self):
-        with Builders() as builders:
-            builders.raw(PRODUCT, ["x"], "y")
-            assert builders._process is not None
-            number = builders._process.pid
-        with pytest.raises(ProcessLookupError):
-            os.kill(number, 0)
 
     def test_a_model_that_is_too_new_is_converted(self):
         new = onnx.parser.parse_model(

@@ -1,0 +1,128 @@
+"""A process that calls functions for this one: what can abort, or run for ever, then ends that process and not this one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import IO, Any
+
+from refgrad.errors import WorkerError
+
+SECONDS = 60.0
+_START = "from refgrad.worker import serve; serve()"
+
+
+class Worker:
+    """The process is started when it is needed, serves many calls, and is started again after it died.
+
+    >>> import math
+    >>> with Worker() as worker:
+    ...     worker.call(math.gcd, 12, 18)
+    6
+
+    :param seconds: how long one call may take, the start of the process included.
+    """
+
+    def __init__(self, seconds: float = SECONDS) -> None:
+        self.seconds = seconds
+        self._process: subprocess.Popen[bytes] | None = None
+        self._said: IO[bytes] | None = None  # its stderr: a pipe that nobody reads would block it
+
+    def call(self, function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
+        """What `function`, one of a module, returns over there. Everything that goes there and back is pickled.
+
+        :raises WorkerError: it raised, the process ended, or the time was over.
+        """
+        late = threading.Event()
+        process, said = self._started()
+
+        def stop() -> None:
+            late.set()
+            process.kill()
+
+        timer = threading.Timer(self.seconds, stop)
+        timer.start()
+        try:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            pickle.dump((function, arguments, keywords), process.stdin)
+            process.stdin.flush()
+            result, failure = pickle.load(process.stdout)
+        except (EOFError, BrokenPipeError, pickle.UnpicklingError) as error:
+            process.kill()
+            code = process.wait()
+            said.seek(0)
+            lines = said.read().decode(errors="replace").strip().splitlines()
+            if late.is_set():
+                raise WorkerError("timed out", f"nothing came back after {self.seconds:g} s") from error
+            message = lines[-1] if lines else "no message"
+            raise WorkerError("crashed", f"its process ended with {code}: {message}") from error
+        finally:
+            timer.cancel()
+            if process.poll() is not None or late.is_set():
+                self.close()
+        if failure is not None:
+            raise WorkerError("raised", failure)
+        return result
+
+    def close(self) -> None:
+        """End the process, if there is one."""
+        if self._process is not None and self._said is not None:
+            self._process.kill()
+            self._process.wait()
+            for pipe in (self._process.stdin, self._process.stdout, self._said):
+                if pipe is not None:
+                    _close(pipe)
+            self._process = self._said = None
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _started(self) -> tuple[subprocess.Popen[bytes], IO[bytes]]:
+        if self._process is not None and self._process.poll() is not None:
+            self.close()
+        if self._process is None or self._said is None:
+            self._said = tempfile.TemporaryFile(prefix="refgrad-")  # noqa: SIM115  (closed with the process)
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _START],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._said,
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            )
+        return self._process, self._said
+
+
+def _close(pipe: IO[bytes]) -> None:
+    with contextlib.suppress(BrokenPipeError):  # what was not written is of no use any more
+        pipe.close()
+
+
+def serve() -> None:
+    """What the process does: read a call, make it, answer with the result or with the exception's message, until stdin ends."""
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what a library prints is no answer
+    while True:
+        try:
+            function, arguments, keywords = pickle.load(sys.stdin.buffer)
+        except EOFError:
+            return
+        reply: tuple[Any, str | None]
+        try:
+            reply = function(*arguments, **keywords), None
+        except Exception as error:  # whatever it is, the caller has to know
+            reply = None, " ".join(str(error).split()) or type(error).__name__
+        pickle.dump(reply, answers)
+        answers.flush()
