@@ -298,7 +298,7 @@ def _rename(model: ModelProto, names: dict[str, str]) -> None:
     """Give values new names; a value that has one already steps aside: an output that is read on has two cotangents."""
     taken = {name for node in model.graph.node for name in (*node.input, *node.output)}
     changed = {old: new for old, new in names.items() if old != new}
-    for new in changed.values():
+    for new in list(changed.values()):
         if new in taken:
             aside = f"{new}_1"
             while aside in taken:
