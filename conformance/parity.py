@@ -7,22 +7,30 @@ cotangents, and both builders differentiate that. Only the training wheel has th
 from __future__ import annotations
 
 import importlib
+import math
 import pkgutil
-import re
-from collections.abc import Iterator, Sequence
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
+import numpy as np
+import onnx
 from onnx import ModelProto, TensorProto, helper
 
 import refgrad
+from refgrad.backends import get_backend
 from refgrad.conformance import cases
 from refgrad.conformance.case import Case
-from refgrad.conformance.structure import EXCUSES, Comparison, compare
-from refgrad.errors import BuilderError, InvalidModelError, RefgradError
+from refgrad.conformance.differences import directional
+from refgrad.conformance.feeds import widened
+from refgrad.conformance.structure import EXCUSES, compare
+from refgrad.errors import BuilderError, InvalidModelError, WorkerError
 from refgrad.functions import LOWEST
 from refgrad.graph import Graph, is_unnamed
 from refgrad.ortbuilder import Builders, readable
 from refgrad.protos import versions_of
+from refgrad.worker import Worker
 
 # The operators that ONNX Runtime 1.19.2 has a gradient for, but for those that serve several processes or foreign code.
 REGISTERED = frozenset(
@@ -36,7 +44,18 @@ REGISTERED = frozenset(
 )
 LOSS = "loss"
 _FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)
-_OPERATOR = re.compile(r"= ([\w.]+)\(")
+EQUAL = 1e-6  # the difference of two results, relative to the largest element: rounding
+WRONG = 1e-3  # how far a gradient is from differences, relative to its norm, that is none
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two gradients of one case: functions of the same inputs with the same outputs. `model` is what they differentiate."""
+
+    model: ModelProto
+    ours: ModelProto
+    theirs: ModelProto
+    feeds: Mapping[str, np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -44,26 +63,26 @@ class Row:
     """What came of one case.
 
     `verdict`: "isomorphic"; "isomorphic apart from ..." (names in `EXCUSES`); "different"; or "refused": the builder made no
-    gradient, and `detail` is its message. `left` and `right` are the operators, ours and theirs, of the tensors that differ.
+    gradient, and `detail` is its message. `values`: "equal", "theirs fail", "theirs are wrong", "both fail" (of a kernel that
+    both need), or what is wrong with ours; `proof` is what was measured.
     """
 
     operator: str
     case: str
     verdict: str
     detail: str = ""
-    left: tuple[str, ...] = ()
-    right: tuple[str, ...] = ()
-    comparison: Comparison | None = None
+    values: str = ""
+    proof: str = ""
+    same_names: bool = True
+    same_operators: bool = True
 
     @property
-    def same_names(self) -> bool:
-        """Whether both name the same gradient tensors."""
-        return self.comparison is None or self.comparison.same_names
-
-    @property
-    def same_operators(self) -> bool:
-        """Whether both have the same training operators, each equally often."""
-        return self.comparison is None or self.comparison.same_operators
+    def kind(self) -> str:
+        """The kind of departure that this is (`refgrad.conformance.departures.KINDS`), "" where it is none."""
+        if self.verdict == "refused":
+            return "refused"
+        by_values = {"theirs fail": "fails", "both fail": "fails", "theirs are wrong": "wrong"}
+        return by_values.get(self.values) or ("form" if self.verdict == "different" else "")
 
 
 def table() -> Iterator[tuple[str, Case]]:
@@ -122,12 +141,13 @@ def with_loss(model: ModelProto, outputs: Sequence[str] | None = None) -> ModelP
     return made
 
 
-def gradients(case: Case, builders: Builders) -> tuple[ModelProto, ModelProto]:
-    """Ours and ONNX Runtime's gradient of the loss of `case`, each a function of `loss_grad` with the same outputs.
+def build(case: Case, builders: Builders) -> Pair:
+    """Both gradients of the loss of `case`, and feeds: those of the case, random cotangents, and 1 for the loss.
 
     :raises BuilderError: ONNX Runtime's builder made none.
     """
-    model = with_loss(readable(case.model), case.outputs)
+    source = readable(case.model)
+    model = with_loss(source, case.outputs)
     known = Graph(model)
     wrt = [name for name in (_floats(case.model) if case.wrt is None else case.wrt) if name in known.types]
     ours = refgrad.gradient(model, wrt=wrt, outputs=[LOSS], dialect="ort")
@@ -136,31 +156,94 @@ def gradients(case: Case, builders: Builders) -> tuple[ModelProto, ModelProto]:
     kept = [value for value in theirs.graph.output if value.name in made]
     del theirs.graph.output[:]
     theirs.graph.output.extend(kept)
-    return ours, theirs
+    return Pair(model, ours, theirs, _feeds(case, source, model))
 
 
-def measure(operator: str, case: Case, builders: Builders) -> Row:
-    """Compare the two builders on one case."""
+def _feeds(case: Case, source: ModelProto, model: ModelProto) -> dict[str, np.ndarray]:
+    results = get_backend("numpy").prepare(source).run(case.feeds)
+    rng = np.random.default_rng(zlib.crc32(case.name.encode()))
+    feeds = dict(case.feeds)
+    for value in model.graph.input:
+        if value.name not in feeds:
+            y = results[value.name.removesuffix("_weight")]
+            feeds[value.name] = rng.standard_normal(y.shape).astype(y.dtype)
+    kind = helper.tensor_dtype_to_np_dtype(model.graph.output[0].type.tensor_type.elem_type)
+    return feeds | {f"{LOSS}_grad": np.ones((), kind)}
+
+
+def measure(operator: str, case: Case, builders: Builders, runner: Worker | None = None) -> Row:
+    """Compare the two builders on one case; with a `runner`, what their graphs compute on ONNX Runtime as well."""
+    row = partial(Row, operator, case.name)
     try:
-        ours, theirs = gradients(case, builders)
+        pair = build(case, builders)
+        found = compare(pair.ours, pair.theirs)
     except BuilderError as error:
-        return Row(operator, case.name, "refused", f"{error.verdict}: {error}")
-    except RefgradError as error:
-        return Row(operator, case.name, "refused by refgrad", str(error))
-    try:
-        found = compare(ours, theirs)
+        return row("refused", f"{error.verdict}: {error}")
     except InvalidModelError as error:
-        return Row(operator, case.name, "refused", f"its graph is broken: {error}")
-    if found:
-        return Row(operator, case.name, "isomorphic", comparison=found)
-    for excuse in EXCUSES:
-        if compare(ours, theirs, [excuse]):
-            return Row(operator, case.name, f"isomorphic apart from {excuse}", comparison=found)
-    found = compare(ours, theirs, EXCUSES)
-    if found:
-        return Row(operator, case.name, f"isomorphic apart from {' and '.join(EXCUSES)}", comparison=found)
-    left, right = (
-        tuple(sorted(name for d in found.differences for line in side(d) for name in _OPERATOR.findall(line)))
-        for side in (lambda d: d.left, lambda d: d.right)
-    )
-    return Row(operator, case.name, "different", str(found), left, right, found)
+        return row("refused", f"its graph is broken: {error}")
+    verdict = "isomorphic"
+    if not found:
+        excuses = [[excuse] for excuse in EXCUSES] + [list(EXCUSES)]
+        granted = next((names for names in excuses if compare(pair.ours, pair.theirs, names)), None)
+        verdict = "different" if granted is None else f"isomorphic apart from {' and '.join(granted)}"
+    detail = str(compare(pair.ours, pair.theirs, EXCUSES)) if verdict == "different" else ""
+    values, proof = ("", "") if runner is None else compare_values(pair, runner)
+    return row(verdict, detail, values, proof, found.same_names, found.same_operators)
+
+
+def compare_values(pair: Pair, runner: Worker) -> tuple[str, str]:
+    """Whether both gradients compute the same on ONNX Runtime, and who is right where they do not."""
+    results, failures = [], {}
+    for whose, model in (("ours", pair.ours), ("theirs", pair.theirs)):
+        try:
+            results.append(runner.call(run, model.SerializeToString(), dict(pair.feeds)))
+        except WorkerError as error:
+            failures[whose] = f"{error.verdict}: {error}"
+    if failures:
+        whose = "both" if len(failures) == 2 else next(iter(failures))
+        return f"{whose} fail", failures.get("theirs") or failures["ours"]
+    distance = max((_distance(results[1][name], value) for name, value in results[0].items()), default=0.0)
+    if distance <= EQUAL:
+        return "equal", f"{distance:.1e}"
+    off = [_off(pair, found) for found in results]
+    proof = f"off from differences by {off[0]:.1e} (ours) and {off[1]:.1e} (theirs)"
+    if off[0] > WRONG:
+        return "ours are wrong", proof
+    if off[1] > WRONG:
+        return "theirs are wrong", proof
+    return "equal", f"{distance:.1e}; {proof}"
+
+
+def run(model: bytes, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The outputs of a model on ONNX Runtime."""
+    return get_backend("ort-cpu").prepare(onnx.load_from_string(model)).run(feeds)
+
+
+def _distance(a: np.ndarray, b: np.ndarray) -> float:
+    """The largest difference of two arrays, relative to the largest element; infinite where the shapes differ."""
+    if a.shape != b.shape:
+        return math.inf
+    a, b = a.astype(np.float64), b.astype(np.float64)
+    if np.array_equal(a, b, equal_nan=True):
+        return 0.0
+    far = float(np.max(np.abs(a - b)) / max(np.max(np.abs(b)), np.finfo(np.float64).tiny))
+    return math.inf if math.isnan(far) else far
+
+
+def _off(pair: Pair, gradients: Mapping[str, np.ndarray]) -> float:
+    """How far gradients are from float64 differences along a random direction, relative to their norm."""
+    forward = get_backend("numpy").prepare(pair.model, precision="float64")
+    feeds = {name: value for name, value in widened(pair.feeds).items() if name != f"{LOSS}_grad"}
+    rng = np.random.default_rng(0)
+    worst = 0.0
+    for name, gradient in gradients.items():
+        source = name.removesuffix("_grad")
+        if gradient.shape != feeds[source].shape:
+            return math.inf
+        direction = {source: rng.standard_normal(gradient.shape)}
+        expected = directional(lambda x: forward.run(x), feeds, direction, {LOSS: np.ones(())})
+        got = float(np.sum(gradient * direction[source]))
+        size = max(float(np.linalg.norm(gradient.astype(np.float64))), abs(expected.value), np.finfo(np.float32).tiny)
+        error = (abs(got - expected.value) - expected.error) / size
+        worst = max(worst, math.inf if math.isnan(error) else error)
+    return worst

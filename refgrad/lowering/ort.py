@@ -61,12 +61,13 @@ def _keeps_zeros(given: Shape | None, wanted: Shape | None) -> bool:
 def broadcast_gradient(op: Emitter, dY: str, X: str, operands: tuple[str, ...]) -> str | None:
     """Where the sizes are known the axes are constants. Where they are not, BroadcastGradientArgs finds them.
 
-    ONNX Runtime's builder takes two sizes of different names for equal; here they may be broadcast.
+    ONNX Runtime's builder takes two sizes of different names for equal; here they may be broadcast. It asks
+    BroadcastGradientArgs about a size of 0 as well, but then ReduceSum gets no axes, and reduces an empty tensor along all.
     """
     shapes = [op.shape(name) for name in operands]
     if len(operands) > 2 or len(set(operands)) == 1:
         return None
-    if not any(shape is None or any(is_unnamed(dim) or dim == 0 for dim in shape) for shape in shapes):
+    if not any(shape is None or any(map(is_unnamed, shape)) for shape in shapes):
         axes = summed_axes(*(op.shape(name) for name in (X, *(name for name in operands if name != X))))
         if axes is not None:
             return _sum_over(op, dY, X, *axes)
