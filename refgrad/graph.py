@@ -102,13 +102,13 @@ class Graph:
     dimensions (an int, a symbol, or None); a value missing from them is unknown.
     """
 
-    def __init__(self, model: ModelProto | str | os.PathLike[str]) -> None:
+    def __init__(self, model: ModelProto | str | os.PathLike[str], opset: int = MIN_OPSET) -> None:
         self.source = read(model)
         self._open: frozenset[str] = frozenset()
         self.apart = {t.name: t for t in self.source.graph.initializer if is_large(t) or t.name in self._overridable}
         skeleton = skeleton_of(self.source, self.apart)
         spell_out_deprecated(skeleton)
-        lowest = max(MIN_OPSET, adopt(skeleton))
+        lowest = max(opset, adopt(skeleton))
         self.model = settle(upgrade(_inlined(_check(skeleton)), lowest))
         self.refusals: dict[tuple[str, str], str] = {}  # operators whose function body does not cover a node: why not
         self.index()

@@ -13,7 +13,7 @@ from refgrad.backward import taken_names
 from refgrad.emit import Emitted, Emitter, Writer
 from refgrad.errors import LoweringError, RuleError, choices
 from refgrad.functions import MICROSOFT, OPERATORS, UnsupportedFormError, make_function
-from refgrad.graph import Graph, Node, captured, infer, read, read_nodes, type_of
+from refgrad.graph import MIN_OPSET, Graph, Node, attribute_value, captured, infer, read, read_nodes, type_of
 from refgrad.lowering.microsoft import FORMS, Form
 from refgrad.protos import graphs, import_domain, subgraphs
 
@@ -40,7 +40,8 @@ def lower(model: ModelProto | str | os.PathLike[str]) -> ModelProto:
       `non_differentiable_outputs` have none. Each has the type and shape of its output, also where `full_shape_outputs`
       does not ask for that.
 
-    A model of an opset before 16 is converted to 16, to 17 where LayerNormalization needs it; local functions are inlined. A
+    A model of an opset before 16 is converted to 16, or to a later one that an operator needs (17: LayerNormalization, 18 or
+    19: some modes of Resize); local functions are inlined. A
     model that has nothing to lower is returned as it is, a copy. The caller's model is not modified. External data is
     referenced, not read: save the result in the folder of the model.
 
@@ -92,11 +93,13 @@ class _Lowering:
         declared = [v for v in moved.graph.output if _has_shape(v.type)]
         del moved.graph.output[:]
         moved.graph.output.extend(declared)
-        self.graph = Graph(moved)
+        forms = ((FORMS.get((node.domain, node.op_type)), node) for node in _nodes_of(moved))
+        needed = (f.opset({a.name: attribute_value(a) for a in node.attribute}) for f, node in forms if f is not None)
+        self.graph = Graph(moved, max(needed, default=MIN_OPSET))
         self.taken = taken_names(self.graph) | {v.name for v in source.graph.output}
         self.inputs = list(self.graph.inputs.values())
-        self.outputs = list(source.graph.output)
-        self.constants: list[onnx.TensorProto] = []
+        self.outputs = [_copied(value) for value in source.graph.output]
+        self.known: dict[str, TypeProto] = {}
 
     def model(self) -> ModelProto:
         """The lowered model."""
@@ -106,7 +109,10 @@ class _Lowering:
             self._open(node, graph)
         self.graph.nodes = [node for node in self.graph.nodes if node.key != _YIELD]
         inferred = infer(self._stand_ins())
+        self.known = {value.name: value.type for value in (*inferred.value_info, *inferred.output, *inferred.input)}
         constants = self._rewrite(graph, inferred, self.graph, top=True)
+        for value in self.outputs:
+            self._complete(value)
         return self._assemble(graph, constants)
 
     # What is known of every value
@@ -117,6 +123,9 @@ class _Lowering:
         model.CopyFrom(self.graph.model)
         unknown = helper.make_tensor_value_info(_UNKNOWN_SHAPE, onnx.TensorProto.INT64, [None])
         model.graph.input.append(unknown)
+        for value in self.outputs:  # else nothing is inferred of them
+            if not _has_shape(value.type):
+                model.graph.output.add(name=value.name)
         for graph in list(graphs(model.graph)):
             nodes = [made for node in graph.node for made in _stand_in(node)]
             copies = [NodeProto.FromString(node.SerializeToString()) for node in nodes]
@@ -215,6 +224,11 @@ class _Lowering:
                 value = onnx.ValueInfoProto(name=node.outputs[position])
                 value.type.CopyFrom(inputs[given].type)
                 self.outputs.append(value)
+
+    def _complete(self, value: onnx.ValueInfoProto) -> None:
+        """Declare the type and the shape of an output where the model does not, and they are known."""
+        if value.name in self.known and not _has_shape(value.type):
+            value.type.CopyFrom(self.known[value.name])
 
     def _assemble(self, graph: GraphProto, constants: Iterable[onnx.TensorProto]) -> ModelProto:
         source = self.source
@@ -354,8 +368,14 @@ def _captures(node: NodeProto) -> Iterator[str]:
             yield from captured(graph)
 
 
+def _copied(value: onnx.ValueInfoProto) -> onnx.ValueInfoProto:
+    made = onnx.ValueInfoProto()
+    made.CopyFrom(value)
+    return made
+
+
 def _has_shape(kind: TypeProto) -> bool:
-    return not kind.HasField("tensor_type") or kind.tensor_type.HasField("shape")
+    return bool(kind.WhichOneof("value")) and (not kind.HasField("tensor_type") or kind.tensor_type.HasField("shape"))
 
 
 def _stand_in(node: NodeProto) -> list[NodeProto]:
@@ -365,7 +385,8 @@ def _stand_in(node: NodeProto) -> list[NodeProto]:
         return [node]
     made = []
     for k, output in enumerate(node.output):
-        shape, separator, like = form.result(k).rpartition(":")
+        result, _, cast = form.result(k).partition("!")
+        shape, separator, like = result.rpartition(":")
         given = [node.input[form.inputs.index(name)] for name in (shape, like) if name in form.inputs]
         if not output or not all(given):
             continue
@@ -382,4 +403,8 @@ def _stand_in(node: NodeProto) -> list[NodeProto]:
             made.append(helper.make_node("Reshape", [given[0], _UNKNOWN_SHAPE], [output]))
         elif given:
             made.append(helper.make_node("Identity", given, [output]))
+        kind = next((a.i for a in node.attribute if a.name == cast), 0)
+        if kind:
+            made[-1].output[0] = f"{output}/other"
+            made.append(helper.make_node("Cast", [f"{output}/other"], [output], to=kind))
     return made

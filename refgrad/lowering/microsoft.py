@@ -19,9 +19,9 @@ from onnx import TensorProto, helper
 
 from refgrad.emit import Emitter
 from refgrad.functions import MICROSOFT, UnsupportedFormError
-from refgrad.graph import SIXTEEN_BIT, Node
+from refgrad.graph import MIN_OPSET, SIXTEEN_BIT, Node
 from refgrad.lowering.onnx.loss import read_labels
-from refgrad.lowering.onnx.normalization import by_normalized, through_statistics
+from refgrad.lowering.onnx.normalization import by_normalized, through_statistics, widest
 from refgrad.rules.convolution import conv_transpose
 from refgrad.rules.resize import resize
 
@@ -34,13 +34,15 @@ class Form:
     """How an operator is lowered.
 
     `results` say of each output what its type and shape are: `X`, those of the input X; `:X`, the type of X; `shape:X`, the
-    type of X and the shape that the input `shape` holds; `int64` or `bool`; `*`, those of the input at its place; `?`,
-    nothing. Three dots repeat what is before them. `writes` maps the outputs that ONNX Runtime computes in the memory of an input to that input.
+    type of X and the shape that the input `shape` holds; `int64` or `bool`; `*`, those of the input at its place;
+    `X!to`, those of X but for the type, which the attribute `to` has where it is given. Three dots repeat what is before them. `writes` maps the outputs that ONNX Runtime computes in the memory of an
+    input to that input. `opset` is the lowest that the form needs, by the attributes.
     """
 
     function: Callable[..., Any]
     results: tuple[str, ...]
     writes: Mapping[int, str]
+    opset: Callable[[Mapping[str, Any]], int]
     inputs: tuple[str, ...]
     required: int
     variadic: bool
@@ -61,7 +63,7 @@ class Form:
         absent = [name for name, value in zip(self.inputs[: self.required], node.inputs, strict=False) if not value]
         if absent:
             return f"it lacks the input {absent[0]}; {inputs}"
-        if len(node.outputs) > len(self.results) and self.results[-1] not in ("...", "*", "?"):
+        if len(node.outputs) > len(self.results) and self.results[-1] not in ("...", "*"):
             return f"it has {len(node.outputs)} outputs, of {len(self.results)}"
         return ""
 
@@ -87,24 +89,48 @@ FORMS: dict[tuple[str, str], Form] = {}
 
 
 def form(
-    *op_types: str, results: str, writes: Mapping[int, str] | None = None, domain: str = MICROSOFT
+    *op_types: str,
+    results: str,
+    writes: Mapping[int, str] | None = None,
+    domain: str = MICROSOFT,
+    opset: Callable[[Mapping[str, Any]], int] = lambda attributes: MIN_OPSET,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register the decorated function as the form of these operators; `results` are separated by spaces."""
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         parameters = list(inspect.signature(function).parameters.values())[1:]
         inputs = [p for p in parameters if p.kind is not p.KEYWORD_ONLY]
-        attributes = {p.name.rstrip("_"): p.default for p in parameters if p.kind is p.KEYWORD_ONLY and p.name != _SPECIAL}
+        attributes = {
+            p.name.rstrip("_"): p.default for p in parameters if p.kind is p.KEYWORD_ONLY and p.name != _SPECIAL
+        }
         required = sum(p.kind is p.POSITIONAL_OR_KEYWORD and p.default is p.empty for p in inputs)
         variadic = any(p.kind is p.VAR_POSITIONAL for p in inputs)
         names = tuple(p.name for p in inputs)
         for op_type in op_types:
             FORMS[domain, op_type] = Form(
-                function, tuple(results.split()), writes or {}, names, required, variadic, attributes
+                function, tuple(results.split()), writes or {}, opset, names, required, variadic, attributes
             )
         return function
 
     return register
+
+
+# What several forms need
+
+
+def _scalar(op: Emitter, value: str, kind: int) -> str:
+    return op.as_type(str(op.Reshape(value, np.zeros(0, np.int64))), kind)
+
+
+def _wide_type(op: Emitter, value: str) -> int:
+    """Float for floats of 16 bits, else their own type"""
+    kind = op.type(value)
+    return int(TensorProto.FLOAT) if kind in SIXTEEN_BIT else kind
+
+
+def _wide(op: Emitter, *values: str) -> list[str]:
+    """16-bit floats as float"""
+    return [op.as_type(value, _wide_type(op, value)) for value in values]
 
 
 # Broadcasting and arithmetic
@@ -148,7 +174,7 @@ def div_grad(op: Emitter, dY: str, A: str, B: str) -> tuple[str, str]:
 @form("Scale", results="X")
 def scale(op: Emitter, X: str, scale: str, *, scale_down: int = 0) -> str:
     """X·scale, or X/scale with scale_down; the scale is one number of any type"""
-    number = op.as_type(op.Reshape(scale, np.zeros(0, np.int64)), op.type(X))
+    number = _scalar(op, scale, op.type(X))
     return str(op.Div(X, number) if scale_down else op.Mul(X, number))
 
 
@@ -215,25 +241,31 @@ def quick_gelu_grad(op: Emitter, dY: str, X: str, *, alpha: float = 1.702) -> st
 
 @form("SoftmaxGrad_13", results="dY")
 def softmax_grad(op: Emitter, dY: str, Y: str, *, axis: int = -1) -> str:
-    return str(op.grad.SoftmaxGrad(dY, Y, axis=axis))
+    return _along_axis(op, "SoftmaxGrad", dY, Y, axis)
 
 
 @form("LogSoftmaxGrad_13", results="dY")
 def log_softmax_grad(op: Emitter, dY: str, Y: str, *, axis: int = -1) -> str:
-    return str(op.grad.LogSoftmaxGrad(dY, Y, axis=axis))
+    return _along_axis(op, "LogSoftmaxGrad", dY, Y, axis)
+
+
+def _along_axis(op: Emitter, primitive: str, dY: str, Y: str, axis: int) -> str:
+    """The sum is not one of 16 bits"""
+    d, y = _wide(op, dY, Y)
+    return op.as_type(getattr(op.grad, primitive)(d, y, axis=axis), op.type(dY))
 
 
 @form("SoftmaxGrad", results="dY")
 def softmax_grad_1(op: Emitter, dY: str, Y: str, *, axis: int = 1) -> str:
     """The axes from `axis` on are one"""
-    rows = op.grad.SoftmaxGrad(op.Flatten(dY, axis=axis), op.Flatten(Y, axis=axis), axis=1)
+    rows = _along_axis(op, "SoftmaxGrad", op.Flatten(dY, axis=axis), op.Flatten(Y, axis=axis), 1)
     return op.reshape_like(rows, dY)
 
 
 @form("LogSoftmaxGrad", results="dY")
 def log_softmax_grad_1(op: Emitter, dY: str, Y: str, *, axis: int = 1) -> str:
     """The axes from `axis` on are one"""
-    rows = op.grad.LogSoftmaxGrad(op.Flatten(dY, axis=axis), op.Flatten(Y, axis=axis), axis=1)
+    rows = _along_axis(op, "LogSoftmaxGrad", op.Flatten(dY, axis=axis), op.Flatten(Y, axis=axis), 1)
     return op.reshape_like(rows, dY)
 
 
@@ -317,6 +349,15 @@ def view(op: Emitter, X: str, *shapes: str) -> tuple[str, ...]:
 # Convolutions and poolings
 
 
+def _is_empty(op: Emitter, X: str) -> bool:
+    """Whether it is known that there are no images: ONNX Runtime's Conv refuses them"""
+    return (op.shape(X) or (None,))[0] == 0
+
+
+def _nothing(op: Emitter, dY: str, X: str, W: str) -> tuple[str, str, str]:
+    return op.zeros_like(X), op.zeros_like(W), op.full(op.Shape(dY, start=1, end=2), 0.0, like=W)
+
+
 @form("ConvGrad", results="X W :W")
 def conv_grad(
     op: Emitter,
@@ -331,6 +372,8 @@ def conv_grad(
     pads: Ints = None,
     strides: Ints = None,
 ) -> tuple[str, str, str]:
+    if _is_empty(op, X):
+        return _nothing(op, dY, X, W)
     window: dict[str, Any] = {"dilations": dilations, "kernel_shape": kernel_shape, "pads": pads, "strides": strides}
     return op.grad.ConvGrad(dY, X, W, auto_pad=auto_pad, group=group, **window)
 
@@ -352,6 +395,8 @@ def conv_transpose_grad(
     strides: Ints = None,
 ) -> tuple[str, str, str]:
     """What the rule of ConvTranspose emits"""
+    if _is_empty(op, X):
+        return _nothing(op, dY, X, W)
     window: Any = auto_pad, dilations, group, kernel_shape, output_padding, output_shape, pads, strides
     return conv_transpose(op, dY, X, W, *window)
 
@@ -380,7 +425,8 @@ def max_pool_grad(
         raise UnsupportedFormError("the shape of its result is not known; add it to value_info")
     window: dict[str, Any] = {"dilations": dilations, "kernel_shape": kernel_shape, "pads": pads, "strides": strides}
     window |= {"auto_pad": auto_pad, "ceil_mode": ceil_mode, "storage_order": storage_order}
-    return str(op.grad.MaxPoolGrad(dY, X, Indices, **window))
+    (d,) = _wide(op, dY)  # ONNX Runtime scatters no 16 bits on the CPU
+    return op.as_type(op.grad.MaxPoolGrad(d, X, Indices, **window), op.type(dY))
 
 
 @form("AveragePoolGrad", results=":dY", domain="")
@@ -409,7 +455,15 @@ def average_pool_grad(
     return str(op.grad.AveragePoolGrad(dY, X, **window))
 
 
-@form("ResizeGrad", results="X")
+def _opset_of_resize(attributes: Mapping[str, Any]) -> int:
+    """The first opset in which Resize has these attributes"""
+    if attributes.get("coordinate_transformation_mode") == "half_pixel_symmetric":
+        return 19
+    stretches = attributes.get("keep_aspect_ratio_policy", "stretch") == "stretch"
+    return 16 if stretches and "axes" not in attributes and not attributes.get("antialias") else 18
+
+
+@form("ResizeGrad", results="X", opset=_opset_of_resize)
 def resize_grad(
     op: Emitter,
     dY: str,
@@ -429,6 +483,7 @@ def resize_grad(
 ) -> str:
     """What the rule of Resize emits. Without scales the sizes are those of dY"""
     sizes = None
+    roi = roi and _wide(op, roi)[0]
     if scales is None or op.static(scales) == (0,):
         scales, policy = None, keep_aspect_ratio_policy
         if policy == "stretch":
@@ -440,9 +495,7 @@ def resize_grad(
     return str(resize(op, dY, X, roi, scales, sizes, antialias, axes, coordinates, *options))
 
 
-def _deciding(
-    before: tuple[int, ...] | None, after: tuple[int, ...] | None, axes: Ints, policy: str
-) -> list[int]:
+def _deciding(before: tuple[int, ...] | None, after: tuple[int, ...] | None, axes: Ints, policy: str) -> list[int]:
     """Sizes from which Resize gets `after`: one axis decides the scale, the others are too long, or too short, to do so."""
     if before is None or after is None:
         raise UnsupportedFormError(f"the scale of keep_aspect_ratio_policy={policy!r} is not known before it runs")
@@ -506,7 +559,8 @@ def simplified_layer_normalization_grad(
     stash_type: int = 1,
 ) -> tuple[str, str]:
     """x̂ = X·r and g = dY·scale: dX = r·(g − x̂·mean(g·x̂)), dscale = Σ dY·x̂"""
-    normalized = op.Mul(op.as_type(X, op.type(inv_std_dev)), inv_std_dev)
+    wide = widest(op, X, inv_std_dev)
+    normalized = op.Mul(op.as_type(X, wide), op.as_type(inv_std_dev, wide))
     return by_normalized(op, dY, normalized, X, scale, inv_std_dev, axis, centred=False)[:2]
 
 
@@ -525,10 +579,10 @@ def batch_normalization_grad(
 ) -> tuple[str, str, str]:
     """g = dY·scale: dX = r·(g − mean(g) − x̂·mean(g·x̂)), dscale = Σ dY·x̂, dB = Σ dY over batch and space"""
     rank, kinds = op.rank(X), (op.type(X), op.type(scale), op.type(scale))
-    wide = max((op.type(v) for v in (X, scale, mean)), key=_ORDER.index)
+    wide = widest(op, X, scale, mean)
     if rank is None:  # (N, C, everything else)
-        sizes = op.Concat(op.Shape(X, end=2), [-1], axis=0)
-        read = [op.Reshape(value, sizes) for value in (dY, X)]
+        sizes = op.Concat(op.Shape(X, end=2), op.ReduceProd(op.Shape(X, start=2), keepdims=1), axis=0)
+        read = [op.Reshape(value, sizes, allowzero=1) for value in (dY, X)]
     else:
         read = [dY, X]
     axes = [0, *range(2, 3 if rank is None else rank)]
@@ -540,9 +594,6 @@ def batch_normalization_grad(
     dX = dX if rank is not None else op.reshape_like(dX, X)
     made = (op.as_type(value, kind) for value, kind in zip((dX, *sums), kinds, strict=True))
     return next(made), next(made), next(made)
-
-
-_ORDER = (TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.FLOAT, TensorProto.DOUBLE)
 
 
 # Losses
@@ -559,14 +610,30 @@ def softmax_cross_entropy_loss_grad(
     ignore_index: int | None = None,
     reduction: str = "mean",
 ) -> str:
-    return str(
-        op.grad.SoftmaxCrossEntropyLossGrad(
-            dY, None, log_prob, label, weight, reduction=reduction, ignore_index=ignore_index
-        )
+    return _class_gradient(op, dY, log_prob, label, weight, reduction, ignore_index, op.type(log_prob))
+
+
+def _class_gradient(
+    op: Emitter,
+    dY: str,
+    log_prob: str,
+    label: str,
+    weight: str | None,
+    reduction: str,
+    ignore_index: int | str | None,
+    kind: int,
+) -> str:
+    """SoftmaxCrossEntropyLossGrad of type `kind`, never computed in 16 bits: ONNX Runtime scatters none on the CPU"""
+    wide = widest(op, *_wide(op, *(value for value in (dY, log_prob, weight) if value is not None)))
+    dY, log_prob = op.as_type(dY, wide), op.as_type(log_prob, wide)
+    weight = weight and op.as_type(weight, wide)
+    d = op.grad.SoftmaxCrossEntropyLossGrad(
+        dY, None, log_prob, label, weight, reduction=reduction, ignore_index=ignore_index
     )
+    return op.as_type(d, kind)
 
 
-@form("SoftmaxCrossEntropyLossInternalGrad", results=":log_prob")
+@form("SoftmaxCrossEntropyLossInternalGrad", results="log_prob!output_type")
 def softmax_cross_entropy_loss_internal_grad(
     op: Emitter,
     dY: str,
@@ -581,17 +648,12 @@ def softmax_cross_entropy_loss_internal_grad(
 ) -> str:
     """SoftmaxCrossEntropyLossGrad with the index to ignore as an input, plus `bias`, of `output_type`"""
     kind = output_type or op.type(log_prob)
-    if ignore_index is not None:
-        ignore_index = op.as_type(op.Reshape(ignore_index, np.zeros(0, np.int64)), op.type(label))
-    wide = max((op.type(v) for v in (dY, log_prob, weight) if v is not None), key=_ORDER.index)
-    dY, log_prob = op.as_type(dY, wide), op.as_type(log_prob, wide)
-    weight = weight and op.as_type(weight, wide)
-    d = op.grad.SoftmaxCrossEntropyLossGrad(
-        dY, None, log_prob, label, weight, reduction=reduction, ignore_index=ignore_index
-    )
-    if bias is not None:
-        d = op.Add(d, op.reshape_like(op.as_type(bias, wide), log_prob))
-    return op.as_type(d, kind)
+    ignored = None if ignore_index is None else _scalar(op, ignore_index, op.type(label))
+    wide = _wide_type(op, log_prob)
+    d = _class_gradient(op, dY, log_prob, label, weight, reduction, ignored, kind if bias is None else wide)
+    if bias is None:
+        return d
+    return op.as_type(str(op.Add(d, op.reshape_like(op.as_type(bias, wide), log_prob))), kind)
 
 
 @form("NegativeLogLikelihoodLossInternal", "NegativeLogLikelihoodLossInternal2", results=":log_prob")
@@ -606,13 +668,14 @@ def negative_log_likelihood_loss_internal(
 ) -> str:
     """NegativeLogLikelihoodLoss with the index to ignore as an input: −w·log_prob at the label, for the mean over Σw"""
     if ignore_index is not None:
-        ignore_index = op.as_type(op.Reshape(ignore_index, np.zeros(0, np.int64)), op.type(label))
-    one = op.const(1.0, like=log_prob)
-    read = read_labels(op, one, label, weight, ignore_index, reduction)
-    share = read.share if reduction != "none" or weight or ignore_index else op.Expand(one, op.shape_of(label))
+        ignore_index = _scalar(op, ignore_index, op.type(label))
+    read = read_labels(op, op.const(1.0, like=log_prob), label, weight, ignore_index, "sum")
     picked = op.Squeeze(op.GatherElements(log_prob, op.Unsqueeze(read.classes, [1]), axis=1), [1])
-    losses = op.Where(op.Equal(share, 0.0), 0.0, op.Neg(op.Mul(share, picked)))
-    return losses if reduction == "none" else str(op.ReduceSum(losses, keepdims=0))
+    losses = op.Where(op.Equal(read.share, 0.0), 0.0, op.Neg(op.Mul(read.share, picked)))
+    if reduction == "none":
+        return str(losses)
+    total = op.ReduceSum(losses, keepdims=0)
+    return str(op.Div(total, op.ReduceSum(read.share, keepdims=0)) if reduction == "mean" else total)
 
 
 @form("SoftmaxCrossEntropy", results=":logits logits")
@@ -670,12 +733,16 @@ def sparse_softmax_cross_entropy_grad(
     op: Emitter, dY: str, log_prob: str, label: str, weight: str | None = None, *, reduction: str = "mean"
 ) -> str:
     """dY·weight·(exp(log_prob) − onehot(label)), for the mean divided by Σ weight"""
+    kind = op.type(log_prob)
+    dY, log_prob = _wide(op, dY, log_prob)
+    weight = weight and op.as_type(weight, op.type(log_prob))
     if reduction == "mean":
         dY = op.Mul(dY, _per_row(op, log_prob)) if weight is None else op.Div(dY, _total(op, weight))
     share = op.Expand(dY, op.shape_of(label)) if weight is None else op.Mul(dY, weight)
     share = op.Unsqueeze(share, [-1])
     soft = op.Mul(op.Exp(log_prob), share)
-    return str(op.ScatterElements(soft, op.Unsqueeze(label, [-1]), op.Neg(share), axis=-1, reduction="add"))
+    d = op.ScatterElements(soft, op.Unsqueeze(label, [-1]), op.Neg(share), axis=-1, reduction="add")
+    return op.as_type(d, kind)
 
 
 # Quantization
@@ -698,15 +765,6 @@ def _flag(op: Emitter, node: Node, value: str | None, rank: int) -> str:
     if value is None:
         return op.const(np.ones([1] * rank, bool))
     return str(op.Reshape(value, [1] if rank else np.zeros(0, np.int64)))
-
-
-def _scalar(op: Emitter, value: str, kind: int) -> str:
-    return op.as_type(str(op.Reshape(value, np.zeros(0, np.int64))), kind)
-
-
-def _wide(op: Emitter, *values: str) -> list[str]:
-    """16-bit floats as float"""
-    return [op.as_type(v, TensorProto.FLOAT) if op.type(v) in SIXTEEN_BIT else v for v in values]
 
 
 def _kept(op: Emitter, update: str | None, new: str, old: str) -> str:
@@ -765,9 +823,11 @@ def sgd_optimizer_v2(
 ) -> tuple[str, str]:
     """W − R·G for every tensor of a sequence, or W where `update` is false"""
 
+    rate = _scalar(op, R, _wide_type(op, weights))
+
     def step(W: str, G: str) -> list[str]:
         w, g = _wide(op, W, G)
-        return [_kept(op, update, op.Sub(w, op.Mul(g, _scalar(op, R, op.type(w)))), W)]
+        return [_kept(op, update, op.Sub(w, op.Mul(g, rate)), W)]
 
     return _flag(op, _node, update, 0), _for_each(op, (weights, gradients), [op.type(weights)], step)[0]
 
@@ -801,21 +861,20 @@ def adamw_optimizer(
     ·(1 − R·decay), as in transformers. c = 1 − baseⁿ corrects an average after n steps, with correct_bias.
     """
 
+    kind = _wide_type(op, weights)
+    rate, root_correction = _scalar(op, R, kind), None
+    size, shrunk = rate, op.Mul(rate, weight_decay)
+    if correct_bias:
+        first, second = (_after(op, step, base, kind) for base in (alpha, beta))
+        root_correction = op.Sqrt(second)
+        size = op.Div(op.Mul(rate, root_correction) if adam_mode else rate, first)
+
     def new(W: str, G: str, m: str, v: str) -> list[str]:
         w, g, old_m, old_v = _wide(op, W, G, m, v)
-        kind = op.type(w)
-        rate = _scalar(op, R, kind)
         next_m, next_v = _moments(op, g, old_m, old_v, alpha, beta)
         root = op.Sqrt(next_v)
-        size = rate
-        if correct_bias:
-            first, second = (_after(op, step, base, TensorProto.DOUBLE) for base in (alpha, beta))
-            second = op.Sqrt(second)
-            if adam_mode:
-                size = op.Mul(rate, op.as_type(op.Div(second, first), kind))
-            else:
-                size, root = op.Div(rate, op.as_type(first, kind)), op.Div(root, op.as_type(second, kind))
-        shrunk = op.Mul(rate, weight_decay)
+        if root_correction is not None and not adam_mode:
+            root = op.Div(root, root_correction)
         if not adam_mode:
             w = op.Sub(w, op.Mul(w, shrunk))
         w = op.Sub(w, op.Mul(size, op.Div(next_m, op.Add(root, epsilon))))
@@ -874,13 +933,11 @@ def adam_optimizer(
             size = op.Mul(rate, op.Sqrt(second))
         else:
             square = op.Div(next_v, second)
-    direction = op.Div(corrected, op.Add(op.Sqrt(square), epsilon))
-    if weight_decay_mode:
-        new = op.Sub(w, op.Mul(size, direction))
-        new = op.Sub(new, op.Mul(op.Mul(rate, lambda_), new))
-    else:
-        new = op.Sub(w, op.Mul(size, op.Add(direction, op.Mul(w, lambda_))))
-    kept = [(op.Add(step, 1), step), (next_m, m), (next_v, v), (new, W), (op.Sub(new, w), G)]
+    direction, shrunk = op.Div(corrected, op.Add(op.Sqrt(square), epsilon)), op.Mul(rate, lambda_)
+    move = op.Mul(size, direction)
+    move = op.Add(move, op.Mul(shrunk, op.Sub(w, move) if weight_decay_mode else w))
+    new = op.Sub(w, move)
+    kept = [(op.Add(step, 1), step), (next_m, m), (next_v, v), (new, W), (op.Neg(move), G)]
     results = [_kept(op, update, n, o) for n, o in kept]
     return *results, None if half is None else _kept(op, update, new, half)
 
@@ -908,8 +965,7 @@ def inplace_clip_grad_norm(op: Emitter, gradients: str, *, max_norm: float = 1.0
     if norm_type != "fro":
         raise UnsupportedFormError(f"norm_type={norm_type!r} is not known; there is 'fro'")
 
-    kind = op.type(gradients)
-    wide = TensorProto.FLOAT if kind in SIXTEEN_BIT else kind
+    kind, wide = op.type(gradients), _wide_type(op, gradients)
 
     def square(G: str) -> list[str]:
         g = op.as_type(G, wide)
@@ -957,7 +1013,7 @@ def all_(op: Emitter, X: str) -> str:
     return str(op.Equal(op.ReduceSum(op.Cast(op.Not(X), to=TensorProto.INT64), keepdims=0), 0))
 
 
-@form("MixedPrecisionScale", results="?")
+@form("MixedPrecisionScale", results=":scale!to ...")
 def mixed_precision_scale(op: Emitter, scale: str, *xs: str, fuse_outputs: int = 0, to: int) -> tuple[str, ...]:
     """scale·x of type `to` for every x, or all of them in one vector"""
     scaled = [op.as_type(op.Mul(x, _scalar(op, scale, op.type(x))), to) for x in _wide(op, *xs)]

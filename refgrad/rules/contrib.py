@@ -367,14 +367,16 @@ def batch_norm_internal(
     *,
     epsilon: float = 1e-5,
     momentum: float = 0.9,
-    training_mode: int = 0,
+    training_mode: int = 1,
 ) -> tuple[str, ...]:
-    """BatchNormalization in training; besides, the batch's mean and r = 1/√(var + ε)"""
+    """BatchNormalization, in training by default; then, besides, the batch's mean and r = 1/√(var + ε)"""
+    if not training_mode:
+        return (op.BatchNormalization(X, scale, B, input_mean, input_var, epsilon=epsilon),)
     rank = op.rank(X)
     if rank is None:
         raise UnsupportedFormError("the rank of its input X is unknown; add it to value_info")
     axes = [0, *range(2, rank)]
-    settings: dict[str, Any] = {"epsilon": epsilon, "momentum": momentum, "training_mode": 1}
+    settings: dict[str, Any] = {"epsilon": epsilon, "momentum": momentum, "training_mode": training_mode}
     y, mean, var = op.BatchNormalization(X, scale, B, input_mean, input_var, outputs=3, **settings)
     batch = op.mean(X, axes)
     centred = op.Sub(X, batch)
@@ -648,6 +650,8 @@ def softmax_cross_entropy_loss_internal(
         loss = total
     elif reduction == "mean":
         loss = op.ReduceMean(loss, keepdims=0)
+    if output_type:
+        loss, log_prob = (op.Cast(value, to=output_type) for value in (loss, log_prob))
     return loss, log_prob
 
 

@@ -48,7 +48,7 @@ def _flat_elements(shape: tuple[int, ...], indices: np.ndarray, axis: int) -> np
         if i == axis:
             flat = flat if stride == 1 else flat * np.int64(stride)
         elif indices.shape[i] > 1:
-            steps = np.arange(0, indices.shape[i] * stride, stride).reshape(-1, *[1] * (len(shape) - i - 1))
+            steps = (np.arange(indices.shape[i]) * stride).reshape(-1, *[1] * (len(shape) - i - 1))
             offset = steps if offset is None else offset + steps
         stride *= shape[i]
     return flat if offset is None else flat + offset

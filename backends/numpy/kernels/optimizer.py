@@ -132,12 +132,13 @@ def adam_optimizer(
     next_m, next_v = _moments(g, m, v, alpha, beta)
     m_correction, v_correction = _corrections(step, alpha, beta, do_bias_correction)
     if weight_decay_mode:
-        new = w - r * (np.sqrt(v_correction) / m_correction) * next_m / (np.sqrt(next_v) + epsilon)
-        new = new - r * lambda_ * new
+        move = r * (np.sqrt(v_correction) / m_correction) * next_m / (np.sqrt(next_v) + epsilon)
+        move = move + r * lambda_ * (w - move)
     else:
-        new = w - r * (next_m / m_correction / (np.sqrt(next_v / v_correction) + epsilon) + lambda_ * w)
+        move = r * (next_m / m_correction / (np.sqrt(next_v / v_correction) + epsilon) + lambda_ * w)
+    new = w - move
     half = None if narrow is None else new.astype(narrow.dtype)
-    return step + 1, _like(next_m, m), _like(next_v, v), _like(new, W), _like(new - w, G), half
+    return step + 1, _like(next_m, m), _like(next_v, v), _like(new, W), _like(-move, G), half
 
 
 @kernel("AdamWOptimizer", domain=MICROSOFT)

@@ -224,6 +224,8 @@ def gather_nd_grad(op: Emitter, shape: str, indices: str, dY: str, batch_dims: i
     if not isinstance(width, int):
         return put_back(op, dY, shape, lambda numbers: op.GatherND(numbers, indices, batch_dims=batch_dims))
     outer, inner = part(op, shape, 0, batch_dims + width), part(op, shape, batch_dims + width, None)
+    if width == 0:  # each tuple took all that is left, which ONNX does not allow and ONNX Runtime's training does
+        return str(op.ReduceSum(op.Reshape(dY, join(op, outer, op.const([-1]), inner)), [batch_dims], keepdims=0))
     count, row = product(op, outer), product(op, inner)
     numbers = op.Reshape(op.Range(0, op.Squeeze(count, [0]), 1), outer, allowzero=1)
     taken = op.Reshape(op.GatherND(numbers, indices, batch_dims=batch_dims), [-1, 1])
