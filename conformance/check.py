@@ -39,6 +39,7 @@ from refgrad.conformance.weights import randomize
 from refgrad.errors import BackendError, BuilderError, OptionError, RefgradError, choices
 from refgrad.kinks import KINKS
 from refgrad.registry import DIALECTS
+from refgrad.worker import SECONDS
 
 AGREED, DISAGREED, FAILED = "agreed", "disagreed", "failed"
 KINK, INCONCLUSIVE, UNSUPPORTED = "kink", "inconclusive", "not supported"
@@ -115,7 +116,7 @@ def check(
     directions: int = 2,
     tolerance: float | None = None,
     random_weights: int | None = None,
-    seconds: float = ortbuilder.SECONDS,
+    seconds: float = SECONDS,
 ) -> Check:
     """Differentiate `model` and compare its gradient with every oracle there is, on every backend.
 

@@ -12,19 +12,21 @@ import numpy as np
 import onnx
 from onnx import ModelProto
 
+from refgrad.losses import add_loss_output
+
 _REGRESSION = """
 <ir_version: 8, opset_import: ["" : 14]>
-regression (float[?, 2] x{label}) => ({loss}float[?, 1] y)
+regression (float[?, 2] x) => (float[?, 1] y)
 <
-    float[1, 2] init = {{0.5, -0.33333}},
-    float[1, 2] init_1 = {{-2, 3}},
-    int64[1] init_2 = {{1}},
-    int64[1] init_3 = {{2}},
-    int64[1] init_5 = {{0}},
-    float[1] init_b10 = {{-1}},
-    int64[2] init_b11 = {{-1, 1}}
+    float[1, 2] init = {0.5, -0.33333},
+    float[1, 2] init_1 = {-2, 3},
+    int64[1] init_2 = {1},
+    int64[1] init_3 = {2},
+    int64[1] init_5 = {0},
+    float[1] init_b10 = {-1},
+    int64[2] init_b11 = {-1, 1}
 >
-{{
+{
     out_mul_0 = Mul(x, x)
     out_mul_0_1 = Mul(out_mul_0, init)
     out_mul_0_2 = Mul(x, init_1)
@@ -36,21 +38,14 @@ regression (float[?, 2] x{label}) => ({loss}float[?, 1] y)
     out_add_0_1 = Add(out_squ_0_1, out_squ_0)
     out_add_0_2 = Add(out_add_0_1, init_b10)
     y = Reshape(out_add_0_2, init_b11)
-    {nodes}
-}}
-"""
-
-_LOSS = """
-    loss_diff = Sub(y, label)
-    loss_diff_2 = Mul(loss_diff, loss_diff)
-    loss = ReduceSum(loss_diff_2)
+}
 """
 
 
 def regression(loss: bool = True) -> ModelProto:
     """The model, with the squared error against a label as its first output, or without."""
-    parts = (", float[?, 1] label", "float[1, 1] loss, ", _LOSS) if loss else ("", "", "")
-    return onnx.parser.parse_model(_REGRESSION.format(**dict(zip(("label", "loss", "nodes"), parts, strict=True))))
+    model = onnx.parser.parse_model(_REGRESSION)
+    return add_loss_output(model) if loss else model
 
 
 def feeds() -> dict[str, Any]:
