@@ -42,6 +42,15 @@ REGISTERED = frozenset(
     SoftmaxCrossEntropy SoftmaxCrossEntropyLoss SoftmaxCrossEntropyLossInternal SparseSoftmaxCrossEntropy Split Sqrt Squeeze
     Sub Tanh Tile TopK Transpose Trilu Unsqueeze Where""".split()  # noqa: SIM905  (a list a screen long otherwise)
 )
+# How many outputs the builder wants of a node of these, which may leave out the last ones.
+WHOLE = {
+    "Dropout": 2,
+    "LayerNormalization": 3,
+    "SimplifiedLayerNormalization": 2,
+    "SoftmaxCrossEntropyLoss": 2,
+    "SoftmaxCrossEntropyLossInternal": 2,
+}
+PARTLY = frozenset(("Clip", "Dropout", "FakeQuant", "Pow"))  # it has no gradient for some of their float inputs
 LOSS = "loss"
 _FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 EQUAL = 1e-6  # the difference of two results, relative to the largest element: rounding
@@ -86,7 +95,10 @@ class Row:
 
 
 def table() -> Iterator[tuple[str, Case]]:
-    """Every case of a registered operator, under the operator's name, and each with one input differentiated at a time."""
+    """Every case of a registered operator, under the operator's name, and each with one input differentiated at a time.
+
+    A case whose node leaves out an output that the builder wants comes twice: as it is, and with it (`-whole`).
+    """
     for module in pkgutil.iter_modules(cases.__path__):
         family = importlib.import_module(f"{cases.__name__}.{module.name}")
         for case in getattr(family, "cases", tuple)():
@@ -94,14 +106,26 @@ def table() -> Iterator[tuple[str, Case]]:
             if operator not in REGISTERED or versions_of(case.model)[""] < LOWEST:  # refgrad converts those first
                 continue
             yield operator, case
+            if len(case.node.output) < WHOLE.get(operator, 0):
+                case = Case(f"{case.name}-whole", _whole(case.model), case.feeds, case.wrt, case.outputs)
+                yield operator, case
             inputs = _floats(case.model) if case.wrt is None else case.wrt
-            if len(inputs) > 1 and case.static:
+            if len(inputs) > 1 and (case.static or operator in PARTLY):
                 for name in inputs:
                     yield operator, Case(f"{case.name}-by-{name}", case.model, case.feeds, (name,), case.outputs)
 
 
 def _operator(case: Case) -> str:
     return next((node.op_type for node in case.model.graph.node if node.name == "node"), "")
+
+
+def _whole(model: ModelProto) -> ModelProto:
+    """`model`, each node with as many outputs as the builder wants of it."""
+    made = ModelProto()
+    made.CopyFrom(model)
+    for node in made.graph.node:
+        node.output.extend(f"{node.name}_{k}" for k in range(len(node.output), WHOLE.get(node.op_type, 0)))
+    return made
 
 
 def _floats(model: ModelProto) -> tuple[str, ...]:
@@ -111,11 +135,15 @@ def _floats(model: ModelProto) -> tuple[str, ...]:
 def with_loss(model: ModelProto, outputs: Sequence[str] | None = None) -> ModelProto:
     """`model` with one output, `loss`: the sum of the given outputs (all that are float), each weighed by a fed cotangent.
 
-    The cotangent of `y` is the input `y_weight`.
+    The cotangent of `y` is the input `y_weight`. The builder takes a loss in float alone, and no node whose last input is an
+    empty name.
     """
     made = ModelProto()
     made.CopyFrom(model)
     graph = made.graph
+    for node in graph.node:
+        while node.input and not node.input[-1]:
+            node.input.pop()
     for value in graph.output:  # what is declared of an output may name other sizes than those that it has
         for dim in value.type.tensor_type.shape.dim:
             dim.Clear()
@@ -130,6 +158,10 @@ def with_loss(model: ModelProto, outputs: Sequence[str] | None = None) -> ModelP
         term = f"{value.name}_term"
         graph.node.append(helper.make_node("Mul", [value.name, f"{value.name}_weight"], [f"{term}s"], name=f"{term}s"))
         graph.node.append(helper.make_node("ReduceSum", [f"{term}s"], [term], name=term, keepdims=0))
+        if kind != TensorProto.FLOAT:
+            node = helper.make_node("Cast", [term], [f"{term}_cast"], name=f"{term}_cast", to=TensorProto.FLOAT)
+            graph.node.append(node)
+            term = node.output[0]
         terms.append(term)
     total = terms[0]
     for k, term in enumerate(terms[1:]):
@@ -137,7 +169,7 @@ def with_loss(model: ModelProto, outputs: Sequence[str] | None = None) -> ModelP
         total = f"total_{k}"
     graph.node.append(helper.make_node("Identity", [total], [LOSS], name=LOSS))
     del graph.output[:]
-    graph.output.append(helper.make_tensor_value_info(LOSS, kind, []))
+    graph.output.append(helper.make_tensor_value_info(LOSS, TensorProto.FLOAT, []))
     return made
 
 
@@ -150,7 +182,8 @@ def build(case: Case, builders: Builders) -> Pair:
     model = with_loss(source, case.outputs)
     known = Graph(model)
     wrt = [name for name in (_floats(case.model) if case.wrt is None else case.wrt) if name in known.types]
-    ours = refgrad.gradient(model, wrt=wrt, outputs=[LOSS], dialect="ort")
+    # The gradient of FakeQuant is what refgrad has with "clipped": ONNX Runtime has no other.
+    ours = refgrad.gradient(model, wrt=wrt, outputs=[LOSS], dialect="ort", quantization="clipped")
     theirs = builders.raw(model, wrt, LOSS)
     made = {f"{name}_grad" for name in wrt}
     kept = [value for value in theirs.graph.output if value.name in made]
@@ -167,8 +200,7 @@ def _feeds(case: Case, source: ModelProto, model: ModelProto) -> dict[str, np.nd
         if value.name not in feeds:
             y = results[value.name.removesuffix("_weight")]
             feeds[value.name] = rng.standard_normal(y.shape).astype(y.dtype)
-    kind = helper.tensor_dtype_to_np_dtype(model.graph.output[0].type.tensor_type.elem_type)
-    return feeds | {f"{LOSS}_grad": np.ones((), kind)}
+    return feeds | {f"{LOSS}_grad": np.ones((), np.float32)}
 
 
 def measure(operator: str, case: Case, builders: Builders, runner: Worker | None = None) -> Row:
