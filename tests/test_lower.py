@@ -17,7 +17,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import refgrad
-from refgrad.backends import available, get_backend
+import test_numpy_recurrent as recurrent
+from refgrad.backends import available
 from refgrad.errors import InvalidModelError, LoweringError
 from refgrad.lowering.microsoft import FORMS, form
 from test_numpy_gradients import (
@@ -204,3 +205,30 @@ def test_step(step: Step):
 @pytest.mark.parametrize("step", STEPS, ids=str)
 def test_step_is_that_of_the_kernel(step: Step):
     check_step(step, run_onnxruntime, 1e-5)
+
+
+def check_network(op: str, sizes: Any, left_out: tuple[str, ...], attrs: dict[str, Any]) -> None:
+    feeds = recurrent.without(recurrent.arrays(op, *sizes, seed=3, **attrs), *left_out)
+    if "P" in feeds:
+        feeds["P"][:] = 0
+    feeds = recurrent.without(recurrent.with_cotangents(op, feeds, attrs), *left_out)
+    wide = {name: value if value.dtype == np.int32 else value.astype(np.float64) for name, value in feeds.items()}
+    model = recurrent.gradient(op, wide, attrs)
+    check_lowered(model, wide, on_numpy(model, wide), 1e-12, (on_numpy,))
+    model = recurrent.gradient(op, feeds, attrs)
+    check_lowered(model, feeds, on_numpy(model, feeds), 1e-5)  # the Sigmoid inside ONNX Runtime's LSTM is off by 1e-6
+
+
+@pytest.mark.parametrize(("op", "sizes", "left_out", "attrs"), recurrent.GRADIENTS, ids=recurrent.name_of)
+def test_network(op: str, sizes: Any, left_out: tuple[str, ...], attrs: dict[str, Any]):
+    check_network(op, sizes, left_out, attrs)
+
+
+@trains
+@pytest.mark.parametrize(("op", "sizes", "left_out", "attrs"), recurrent.FORWARD_ONLY, ids=recurrent.name_of)
+def test_network_is_that_of_the_kernel(op: str, sizes: Any, left_out: tuple[str, ...], attrs: dict[str, Any]):
+    feeds = recurrent.arrays(op, *sizes, seed=3, **attrs)
+    feeds = recurrent.with_cotangents(op, recurrent.supported(recurrent.without(feeds, *left_out)), attrs)
+    feeds = recurrent.without(feeds, *left_out)
+    model = recurrent.gradient(op, feeds, attrs)
+    check_lowered(model, feeds, run_onnxruntime(model, feeds), 1e-5)
