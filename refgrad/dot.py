@@ -68,13 +68,14 @@ def to_svg(model: ModelProto | str | os.PathLike[str]) -> str:
     :raises InvalidModelError: the model cannot be read.
     :raises GraphvizError: there is no program `dot`, or it fails.
     """
+    picture = to_dot(model)
     program = shutil.which("dot")
     if program is None:
         raise GraphvizError(
             "There is no program `dot` on the path. Install Graphviz (apt-get install graphviz, brew install graphviz, "
             "conda install graphviz), or take the text of refgrad.to_dot elsewhere."
         )
-    done = subprocess.run([program, "-Tsvg"], input=to_dot(model).encode(), capture_output=True, check=False)
+    done = subprocess.run([program, "-Tsvg"], input=picture.encode(), capture_output=True, check=False)
     if done.returncode:
         raise GraphvizError(f"`{program} -Tsvg` failed: {done.stderr.decode(errors='replace').strip()}")
     return done.stdout.decode()

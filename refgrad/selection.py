@@ -14,6 +14,8 @@ from refgrad.errors import InvalidModelError, OptionError, UnknownNameError, cho
 from refgrad.graph import UNNAMED, captured, infer, is_large, read, skeleton_of
 from refgrad.protos import graphs, subgraphs
 
+_OF_MODEL = ("ir_version", "producer_name", "producer_version", "domain", "model_version", "doc_string")
+
 Names = ChainMap[str, str]  # a value's name: its new one
 
 
@@ -74,7 +76,7 @@ class _Renamer:
 
         def follow(name: str) -> str:
             if name and name not in names:  # nothing defines it
-                own[name] = self._fresh("r")
+                names.maps[-1][name] = self._fresh("r")
             return names[name] if name else ""
 
         sparse = [tensor.values for tensor in graph.sparse_initializer]
@@ -199,19 +201,15 @@ class _Selection:
     def _built(self, outputs: list[str], inputs: list[str], needed: set[str], nodes: list[int]) -> ModelProto:
         source, ends = self.source, {*inputs, *outputs}
         result = ModelProto(
-            ir_version=source.ir_version,
             opset_import=source.opset_import,
-            producer_name=source.producer_name,
-            producer_version=source.producer_version,
-            domain=source.domain,
-            model_version=source.model_version,
-            doc_string=source.doc_string,
             metadata_props=source.metadata_props,
             functions=source.functions,
             configuration=source.configuration,
         )
         graph = result.graph
-        graph.name, graph.doc_string = self.graph.name, self.graph.doc_string
+        for old, new, fields in ((source, result, _OF_MODEL), (self.graph, graph, ("name", "doc_string"))):
+            for field in filter(old.HasField, fields):
+                setattr(new, field, getattr(old, field))
         graph.metadata_props.extend(self.graph.metadata_props)
         graph.node.extend(self.graph.node[position] for position in nodes)
         self._release(graph.node, set(inputs))
