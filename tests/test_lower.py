@@ -216,7 +216,9 @@ def check_network(op: str, sizes: Any, left_out: tuple[str, ...], attrs: dict[st
     model = recurrent.gradient(op, wide, attrs)
     check_lowered(model, wide, on_numpy(model, wide), 1e-12, (on_numpy,))
     model = recurrent.gradient(op, feeds, attrs)
-    check_lowered(model, feeds, on_numpy(model, feeds), 1e-5)  # the Sigmoid inside ONNX Runtime's LSTM is off by 1e-6
+    # The Sigmoid inside ONNX Runtime's LSTM is off by 1e-6, and with clip its state is that of another operator.
+    other = op == "LSTM" and "clip" in attrs
+    check_lowered(model, feeds, on_numpy(model, feeds), 1e-5, (on_numpy,) if other else BOTH)
 
 
 @pytest.mark.parametrize(("op", "sizes", "left_out", "attrs"), recurrent.GRADIENTS, ids=recurrent.name_of)
