@@ -10,7 +10,7 @@ import importlib
 import math
 import pkgutil
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -72,8 +72,8 @@ class Row:
     """What came of one case.
 
     `verdict`: "isomorphic"; "isomorphic apart from ..." (names in `EXCUSES`); "different"; or "refused": the builder made no
-    gradient, and `detail` is its message. `values`: "equal", "theirs fail", "theirs are wrong", "both fail" (of a kernel that
-    both need), or what is wrong with ours; `proof` is what was measured.
+    gradient, and `detail` is its message. `values`: "equal", "theirs fail", "theirs are wrong", "ours fail", "both fail",
+    or "ours are wrong"; `proof` is what was measured.
     """
 
     operator: str
@@ -90,7 +90,7 @@ class Row:
         """The kind of departure that this is (`refgrad.conformance.departures.KINDS`), "" where it is none."""
         if self.verdict == "refused":
             return "refused"
-        by_values = {"theirs fail": "fails", "both fail": "fails", "theirs are wrong": "wrong"}
+        by_values = {"theirs fail": "fails", "both fail": "kernel", "ours fail": "kernel", "theirs are wrong": "wrong"}
         return by_values.get(self.values) or ("form" if self.verdict == "different" else "")
 
 
@@ -132,11 +132,11 @@ def _floats(model: ModelProto) -> tuple[str, ...]:
     return tuple(value.name for value in model.graph.input if value.type.tensor_type.elem_type in _FLOATS)
 
 
-def with_loss(model: ModelProto, outputs: Sequence[str] | None = None) -> ModelProto:
+def with_loss(model: ModelProto, outputs: Collection[str] | None = None, plain: Collection[str] = ()) -> ModelProto:
     """`model` with one output, `loss`: the sum of the given outputs (all that are float), each weighed by a fed cotangent.
 
-    The cotangent of `y` is the input `y_weight`. The builder takes a loss in float alone, and no node whose last input is an
-    empty name.
+    The cotangent of `y` is the input `y_weight`; an output in `plain` is only summed. The builder takes a loss in float
+    alone, and no node whose last input is an empty name.
     """
     made = ModelProto()
     made.CopyFrom(model)
@@ -153,11 +153,13 @@ def with_loss(model: ModelProto, outputs: Sequence[str] | None = None) -> ModelP
         if value.type.tensor_type.elem_type not in _FLOATS or (outputs is not None and value.name not in outputs):
             continue
         kind, shape = value.type.tensor_type.elem_type, known.shapes.get(value.name)
-        dims = None if shape is None else [None if is_unnamed(dim) else dim for dim in shape]
-        graph.input.append(helper.make_tensor_value_info(f"{value.name}_weight", kind, dims))
-        term = f"{value.name}_term"
-        graph.node.append(helper.make_node("Mul", [value.name, f"{value.name}_weight"], [f"{term}s"], name=f"{term}s"))
-        graph.node.append(helper.make_node("ReduceSum", [f"{term}s"], [term], name=term, keepdims=0))
+        summed, term = value.name, f"{value.name}_term"
+        if value.name not in plain:
+            dims = None if shape is None else [None if is_unnamed(dim) else dim for dim in shape]
+            graph.input.append(helper.make_tensor_value_info(f"{value.name}_weight", kind, dims))
+            summed = f"{term}s"
+            graph.node.append(helper.make_node("Mul", [value.name, f"{value.name}_weight"], [summed], name=summed))
+        graph.node.append(helper.make_node("ReduceSum", [summed], [term], name=term, keepdims=0))
         if kind != TensorProto.FLOAT:
             node = helper.make_node("Cast", [term], [f"{term}_cast"], name=f"{term}_cast", to=TensorProto.FLOAT)
             graph.node.append(node)
@@ -179,7 +181,9 @@ def build(case: Case, builders: Builders) -> Pair:
     :raises BuilderError: ONNX Runtime's builder made none.
     """
     source = readable(case.model)
-    model = with_loss(source, case.outputs)
+    results = get_backend("numpy").prepare(source).run(case.feeds)
+    # A broadcast product of empty tensors is more than both builders can do (see the departures of Mul).
+    model = with_loss(source, case.outputs, [name for name, y in results.items() if not y.size])
     known = Graph(model)
     wrt = [name for name in (_floats(case.model) if case.wrt is None else case.wrt) if name in known.types]
     # The gradient of FakeQuant is what refgrad has with "clipped": ONNX Runtime has no other.
@@ -189,11 +193,10 @@ def build(case: Case, builders: Builders) -> Pair:
     kept = [value for value in theirs.graph.output if value.name in made]
     del theirs.graph.output[:]
     theirs.graph.output.extend(kept)
-    return Pair(model, ours, theirs, _feeds(case, source, model))
+    return Pair(model, ours, theirs, _feeds(case, model, results))
 
 
-def _feeds(case: Case, source: ModelProto, model: ModelProto) -> dict[str, np.ndarray]:
-    results = get_backend("numpy").prepare(source).run(case.feeds)
+def _feeds(case: Case, model: ModelProto, results: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(zlib.crc32(case.name.encode()))
     feeds = dict(case.feeds)
     for value in model.graph.input:

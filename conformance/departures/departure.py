@@ -9,6 +9,7 @@ KINDS = {
     "refused": "the builder makes no gradient, or a graph that is none",
     "fails": "its graph does not run, or ends the process",
     "wrong": "its graph runs, and the result is not the gradient",
+    "kernel": "refgrad's graph does not run, and neither may the other: a kernel that it needs is at fault",
     "form": "both are right, by other nodes",
 }
 
@@ -17,7 +18,7 @@ KINDS = {
 class Departure:
     """Why cases of some operators come out differently. What it says of them is measured, not believed (docs/parity.md).
 
-    :param operators: their names, separated by spaces.
+    :param operators: their names, separated by spaces; "" for all of them.
     :param kind: one of `KINDS`.
     :param reason: what ONNX Runtime's builder does and what refgrad does instead, in a sentence or two.
     :param cases: a regular expression that is searched for in the name of the case; by default every case.
@@ -30,4 +31,5 @@ class Departure:
 
     def covers(self, operator: str, kind: str, case: str) -> bool:
         """Whether this is the reason for what came of `case`."""
-        return kind == self.kind and operator in self.operators.split() and bool(re.search(self.cases, case))
+        named = not self.operators or operator in self.operators.split()
+        return kind == self.kind and named and bool(re.search(self.cases, case))
