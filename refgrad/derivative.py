@@ -13,7 +13,8 @@ from onnx import ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto, 
 
 from refgrad.backward import gradient, preflight
 from refgrad.errors import FeedError, OptionError, OptionTypeError, UnknownNameError, choices, did_you_mean
-from refgrad.graph import FLOATS, read
+from refgrad.graph import FLOATS, captured, read
+from refgrad.protos import subgraphs
 from refgrad.selection import select_model_inputs_outputs
 
 BUILDERS = ("refgrad", "onnxruntime")
@@ -116,6 +117,7 @@ def onnx_derivative(
             keep_outputs=bool(options & DerivativeOptions.KeepOutputs),
         )
         _drop_initializers(made, by_weights)
+        _drop_copies(made, {name for node in source.graph.node for name in node.output})
     if path_name is not None:
         _save(made, path_name, onx)
     if verbose:
@@ -253,6 +255,24 @@ def _drop_initializers(model: ModelProto, names: Collection[str]) -> None:
     kept = [tensor for tensor in model.graph.initializer if tensor.name not in names]
     del model.graph.initializer[:]
     model.graph.initializer.extend(kept)
+
+
+def _drop_copies(model: ModelProto, forward: Collection[str]) -> None:
+    """Sum a contribution that occurs twice as what it is: the copy that gives it a number of its own is not documented."""
+    graph = model.graph
+    within = (inner for node in graph.node for a in node.attribute for inner in subgraphs(a))
+    kept = {*forward, *(value.name for value in graph.output), *(name for inner in within for name in captured(inner))}
+    renamed: dict[str, str] = {}
+    nodes = []
+    for node in graph.node:
+        node.input[:] = [renamed.get(name, name) for name in node.input]
+        if node.op_type == "Identity" and not node.domain and node.output[0] not in kept:
+            renamed[node.output[0]] = node.input[0]
+        else:
+            nodes.append(node)
+    if renamed:
+        del graph.node[:]
+        graph.node.extend(nodes)
 
 
 def _by_onnxruntime(
