@@ -388,7 +388,7 @@ def infer(model: ModelProto) -> GraphProto:
 
 def _infer_through_bodies(model: ModelProto) -> GraphProto:
     """Operators that only we know are inferred through their bodies, some of which need to know what the others give."""
-    known: dict[str, Type] = {}
+    known, before = _ranks(model.graph), -1
     ours = {domain for domain, _ in OPERATORS}.intersection(o.domain for o in model.opset_import)
     waiting = sum((node.domain, node.op_type) in OPERATORS for node in model.graph.node) if ours else 0
     while True:
@@ -398,12 +398,18 @@ def _infer_through_bodies(model: ModelProto) -> GraphProto:
             called.CopyFrom(model)
             left = call_functions(called, known)
         inferred: GraphProto = onnx.shape_inference.infer_shapes(called, data_prop=True).graph
-        if left in (0, waiting):
+        if left in (0, before):
             return inferred
-        waiting = left
-        for value in (*inferred.value_info, *inferred.input, *inferred.output):
-            kind, shape = type_of(value)
-            known[value.name] = kind, None if shape is None else len(shape)
+        before, known = left, _ranks(inferred)
+
+
+def _ranks(graph: GraphProto) -> dict[str, Type]:
+    """The element types and ranks that a graph declares."""
+    found = {}
+    for value in (*graph.value_info, *graph.input, *graph.output):
+        kind, shape = type_of(value)
+        found[value.name] = kind, None if shape is None else len(shape)
+    return found
 
 
 def type_of(value: ValueInfoProto) -> tuple[int, Shape | None]:
