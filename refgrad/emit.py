@@ -12,7 +12,7 @@ model alone, an operator of ONNX Runtime's that returns more.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,17 +66,25 @@ class Emitter:
 
     Rules and lowerings receive it as `op`. Besides one method per ONNX operator it has the primitives (`op.grad`), what is
     known of a value (`type`, `shape`, `rank`, `constant`), and a few shorthands that are built from operators. `kinks` and
-    `quantization` are the options of `refgrad.gradient`.
+    `quantization` are the options of `refgrad.gradient`, `needed` holds the values whose adjoint is asked for (None: any).
     """
 
     def __init__(
-        self, graph: Graph, dialect: str, taken: set[str], *, kinks: str = "refgrad", quantization: str = "zero"
+        self,
+        graph: Graph,
+        dialect: str,
+        taken: set[str],
+        *,
+        kinks: str = "refgrad",
+        quantization: str = "zero",
+        needed: Container[str] | None = None,
     ) -> None:
         self.graph = graph
         self.opset = graph.opset
         self.dialect = dialect
         self.kinks = kinks
         self.quantization = quantization
+        self._needed = needed
         self.nodes: list[Emitted] = []
         self.constants: dict[str, TensorProto] = {}
         self.grad = Primitives(self)
@@ -101,6 +109,11 @@ class Emitter:
         if rule not in self._rules:
             self._rules[rule] = StringStringEntryProto(key="refgrad.rule", value=rule)
         self._metadata = self._rules[rule], StringStringEntryProto(key="refgrad.node", value=node)
+
+    @property
+    def node(self) -> str:
+        """The name of the forward node that what is emitted belongs to: for messages."""
+        return self._node
 
     def __getattr__(self, op_type: str) -> Callable[..., Any]:
         if not op_type[:1].isupper() or not onnx.defs.has(op_type):
@@ -249,6 +262,10 @@ class Emitter:
         return made
 
     # What is known of a value
+
+    def is_needed(self, value: str) -> bool:
+        """Whether the adjoint of `value` is asked for: for lowerings, a rule gives them all."""
+        return self._needed is None or value in self._needed
 
     def type(self, value: str) -> int:
         """The element type of `value`."""
@@ -409,23 +426,15 @@ class Emitter:
         ratio = self.Div(*(self.Cast(size, to=TensorProto.DOUBLE) for size in measured))
         return str(self.Cast(ratio, to=self.type(like)))
 
-    def keep_dims(self, reduced: str, data: str, axes: str | None, keepdims: int, noop_with_empty_axes: int = 0) -> str:
-        """A reduction's result with the axes that it reduced put back as 1, so that it broadcasts against `data`."""
-        if keepdims:
-            return reduced
+    def keep_dims(self, reduced: str, axes: str | None, keepdims: int) -> str:
+        """A reduction's result with the axes that it reduced put back as 1, so that it broadcasts against what was reduced.
+
+        Where it was given no axes it does so already: it is as large, or a scalar.
+        """
         known = self.constant(axes)
-        if axes is None or (known is not None and known.size == 0):
-            return reduced  # as large as the data, or a scalar
-        if known is not None:
-            return str(self.Unsqueeze(reduced, axes))
-        # Which axes, and whether any, only the run tells: 1 in their places, the size of the data elsewhere.
-        shape = self.Shape(data)
-        ones = self.full(self.Shape(axes), 1, like=axes)
-        kept = self.ScatterElements(shape, self._non_negative(axes, shape), ones, axis=0)
-        if not noop_with_empty_axes:
-            none = self.Equal(self.Size(axes), 0)
-            kept = self.Where(none, self.full(self.Shape(shape), 1, like=shape), kept)
-        return str(self.Reshape(reduced, kept, allowzero=1))
+        if keepdims or axes is None or (known is not None and known.size == 0):
+            return reduced
+        return str(self.Unsqueeze(reduced, axes))
 
     def reduce(self, op_type: str, data: str, axes: str | None, noop_with_empty_axes: int = 0) -> str:
         """A reduction that keeps its axes. Before opset 18 they are an attribute, and so were those it is given."""
@@ -433,9 +442,6 @@ class Emitter:
         if self.opset >= 18:
             return str(self.emit(op_type, "", (data, axes), 1, {"noop_with_empty_axes": noop_with_empty_axes or None}))
         return str(self.emit(op_type, "", (data,), 1, {"axes": None if known is None else known.tolist() or None}))
-
-    def _non_negative(self, axes: str, shape: str) -> str:
-        return str(self.Where(self.Less(axes, 0), self.Add(axes, self.Size(shape)), axes))
 
     def zeros_like(self, value: str) -> str:
         """Zeros of the shape and type of `value`."""

@@ -113,15 +113,16 @@ def recurrent(
     opset: int = 21,
     shapes: str = "static",
     layout: int = 0,
+    kind: Any = np.float32,
     **attributes: Any,
 ) -> Case:
-    """`op` over (time, batch, inputs, hidden): one sequence as long as X, the others shorter, one of them without a step."""
+    """`op` in `kind` over (time, batch, inputs, hidden): one sequence as long as X, others shorter, one without a step."""
     time, batch, size, hidden = sizes
     rng = np.random.default_rng(len(attributes))
     directions, rows = 1 + (attributes.get("direction") == "bidirectional"), GATES[op] * hidden
 
     def numbers(*shape: int) -> np.ndarray:
-        return (0.7 * rng.standard_normal(shape)).astype(np.float32)
+        return (0.7 * rng.standard_normal(shape)).astype(kind)
 
     lengths = np.array([(time, time // 2, 0)[k % 3] for k in range(batch)], np.int32)
     inputs = {

@@ -66,24 +66,26 @@ class Function:
 
     def adjoint(self, op: Emitter, d_y: str, x: str | None, y: str) -> str:
         """d_y·f'(x) where y = f(x), and 0 where x was clipped. The choice at a kink is that of the operator's rule."""
-        inner = None if x is None else self._clipped(op, x)
-        d_x = self._unclipped(op, d_y, inner, y)
+        if x is None:
+            if self.clip is not None or self.name not in ("Sigmoid", "Tanh"):
+                raise RuleError(
+                    f"Node {op.node!r} has what its gates were, not their arguments: these tell the slopes of Sigmoid and "
+                    "Tanh without clip, no others. Leave activations and clip out."
+                )
+            return self._slope(op, d_y, y, y)
+        inner = self._clipped(op, x)
+        d_x = self._slope(op, d_y, inner, y)
         return d_x if self.clip is None else op.Where(op.Equal(x, inner), d_x, 0.0)
 
     def _clipped(self, op: Emitter, x: str) -> str:
         return x if self.clip is None else op.Clip(x, -self.clip, self.clip)
 
-    def _unclipped(self, op: Emitter, d_y: str, x: str | None, y: str) -> str:
+    def _slope(self, op: Emitter, d_y: str, x: str, y: str) -> str:
         p = self.parameters
         if self.name == "Affine":
             return op.Mul(d_y, p["alpha"])
-        if self.name == "ScaledTanh" and x is not None:
+        if self.name == "ScaledTanh":
             return op.grad.TanhGrad(op.Mul(d_y, p["alpha"] * p["beta"]), op.Tanh(op.Mul(x, p["beta"])))
-        if x is None and (self.name not in ("Sigmoid", "Tanh") or self.clip is not None):
-            raise RuleError(
-                f"The slope of {self.name}{'' if self.clip is None else ' with clip'} is not known by its value alone; "
-                "of what was saved in training, only the gates of Sigmoid and Tanh without clip can be differentiated."
-            )
         rule = RULES["", self.name]
         given = {"cotangent": d_y, "input": x, "output": y}
         reads, _ = rule.bind(op.opset)
@@ -91,6 +93,7 @@ class Function:
 
 
 def functions(
+    op: Emitter,
     default: tuple[str, ...],
     direction: str,
     activations: Sequence[str] | None,
@@ -100,27 +103,32 @@ def functions(
 ) -> list[tuple[bool, list[Function]]]:
     """For each direction whether it reads backwards, and its functions: each takes the next α and β if it has one."""
     if direction not in _BACKWARD:
-        raise RuleError(f"There is no direction {direction!r}; there are {choices(_BACKWARD)}.")
+        raise RuleError(f"Node {op.node!r} has direction {direction!r}; there are {choices(_BACKWARD)}.")
     backward = _BACKWARD[direction]
     names = list(activations or default * len(backward))
     if default == ("Tanh",) and names == ["Tanh", "Tanh"]:
         names = names[: len(backward)]  # the default of RNN in its schema, for one direction too
     if len(names) != len(default) * len(backward):
-        raise RuleError(f"activations names {len(names)} functions; {len(default) * len(backward)} are due: {names}.")
+        due = len(default) * len(backward)
+        raise RuleError(f"The activations of node {op.node!r} are {len(names)}: {choices(names)}; {due} are due.")
     alpha, beta = iter(alphas or ()), iter(betas or ())
-    made = [_function(name, alpha, beta, clip) for name in names]
+    made = [_function(op, name, alpha, beta, clip) for name in names]
     return [(b, made[k * len(default) : (k + 1) * len(default)]) for k, b in enumerate(backward)]
 
 
-def _function(name: str, alphas: Iterator[float], betas: Iterator[float], clip: float | None) -> Function:
+def _function(op: Emitter, name: str, alphas: Iterator[float], betas: Iterator[float], clip: float | None) -> Function:
     if name.lower() not in _FUNCTIONS:
-        raise RuleError(f"activations names {name!r}; there are {choices(known for known, _ in _FUNCTIONS.values())}.")
+        there_are = choices(known for known, _ in _FUNCTIONS.values())
+        raise RuleError(f"An activation of node {op.node!r} is {name!r}; there are {there_are}.")
     known, parameters = _FUNCTIONS[name.lower()]
     values = {}
     for parameter in parameters:
         value = next(alphas if parameter == "alpha" else betas, None)
         if value is None and not onnx.defs.has(known):
-            raise RuleError(f"{known} has no default {parameter}: give it in activation_{parameter}.")
+            raise RuleError(
+                f"{known}, an activation of node {op.node!r}, has no default {parameter}: give it in "
+                f"activation_{parameter}."
+            )
         values[parameter] = (
             attribute_value(onnx.defs.get_schema(known).attributes[parameter].default_value) if value is None else value
         )
@@ -289,7 +297,7 @@ def rnn_grad(
     """H = f(a), a = X·Wᵀ + H₋₁·Rᵀ + b: da = dH·f'(a), dH₋₁ = da·R, dX = da·W, dW = Σ daᵀ·X, dR = Σ daᵀ·H₋₁, db = Σ da"""
     sequences, results = _Sequences(op, X, sequence_lens), []
     X = sequences.kept(X)
-    directions = functions(("Tanh",), direction, activations, activation_alpha, activation_beta, clip)
+    directions = functions(op, ("Tanh",), direction, activations, activation_alpha, activation_beta, clip)
     for k, (backward, (f,)) in enumerate(directions):
         w, r, H = _matrix(op, W, k), _matrix(op, R, k), _of_direction(op, Y, k)
         before = sequences.before(H, _state(op, initial_h, k, Y), backward)
@@ -331,7 +339,7 @@ def gru_gates(
     """a_z, a_r = X·Wᵀ + H₋₁·Rᵀ + b, a_h = X·W_hᵀ + (r·H₋₁)·R_hᵀ + b, with linear_before_reset X·W_hᵀ + b + r·(H₋₁·R_hᵀ + b)"""
     sequences, results = _Sequences(op, X, sequence_lens), []
     X = sequences.kept(X)
-    directions = functions(("Sigmoid", "Tanh"), direction, activations, activation_alpha, activation_beta, clip)
+    directions = functions(op, ("Sigmoid", "Tanh"), direction, activations, activation_alpha, activation_beta, clip)
     for k, (backward, (f, g)) in enumerate(directions):
         before = sequences.before(_of_direction(op, Y, k), _state(op, initial_h, k, Y), backward)
         Rzr, Rh = _split_gru(op, R, k)
@@ -392,7 +400,7 @@ def gru_grad(
     """
     sequences, results = _Sequences(op, X, sequence_lens), []
     X = sequences.kept(X)
-    directions = functions(("Sigmoid", "Tanh"), direction, activations, activation_alpha, activation_beta, clip)
+    directions = functions(op, ("Sigmoid", "Tanh"), direction, activations, activation_alpha, activation_beta, clip)
     for k, (backward, (f, g)) in enumerate(directions):
         before = sequences.before(_of_direction(op, HAll, k), _state(op, initial_h, k, HAll), backward)
         Rzr, Rh = _split_gru(op, R, k)
@@ -458,7 +466,9 @@ def lstm_gates(
     """a = X·Wᵀ + H₋₁·Rᵀ + b, to which i and f add P·C₋₁ and o adds P·C; C = f·C₋₁ + i·c, with input_forget f = 1 − i"""
     sequences, results = _Sequences(op, X, sequence_lens), []
     X = sequences.kept(X)
-    directions = functions(("Sigmoid", "Tanh", "Tanh"), direction, activations, activation_alpha, activation_beta, clip)
+    directions = functions(
+        op, ("Sigmoid", "Tanh", "Tanh"), direction, activations, activation_alpha, activation_beta, clip
+    )
     for k, (backward, (f, g, _)) in enumerate(directions):
         before = sequences.before(_of_direction(op, Y, k), _state(op, initial_h, k, Y), backward)
         a = _add(op, _times(op, X, _matrix(op, W, k)), _times(op, before, _matrix(op, R, k)), *_biases(op, B, k))
@@ -528,7 +538,9 @@ def lstm_grad(
     """
     sequences, results = _Sequences(op, X, sequence_lens), []
     X = sequences.kept(X)
-    directions = functions(("Sigmoid", "Tanh", "Tanh"), direction, activations, activation_alpha, activation_beta, clip)
+    directions = functions(
+        op, ("Sigmoid", "Tanh", "Tanh"), direction, activations, activation_alpha, activation_beta, clip
+    )
     for k, (backward, (f, g, h)) in enumerate(directions):
         w, r, C = _matrix(op, W, k), _matrix(op, R, k), _of_direction(op, CAll, k)
         H_before = sequences.before(_of_direction(op, HAll, k), _state(op, initial_h, k, HAll), backward)
