@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections import ChainMap
+from collections import ChainMap, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import count
@@ -97,6 +97,7 @@ class _Picture:
 
     def __init__(self) -> None:
         self._taken: set[str] = set()
+        self._numbers: defaultdict[str, Iterator[int]] = defaultdict(lambda: count(1))
         self._clusters = count()
 
     def lines(self, model: ModelProto) -> Iterator[str]:
@@ -185,10 +186,8 @@ class _Picture:
     def _identifier(self, name: str) -> str:
         """`name`, with a number where it is taken, quoted where it has to be."""
         name = base = shown(name)
-        for number in count(1):
-            if name not in self._taken:
-                break
-            name = f"{base}_{number}"
+        while name in self._taken:
+            name = f"{base}_{next(self._numbers[base])}"
         self._taken.add(name)
         if _PLAIN.fullmatch(name) and name.lower() not in _KEYWORDS:
             return name
