@@ -1,0 +1,136 @@
+"""What the emitter offers besides nodes: subgraphs, and forward nodes that become operators which return more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+
+import refgrad
+from refgrad.backends import available, get_backend
+from refgrad.errors import RuleError
+from refgrad.registry import RULES, rule
+
+X = np.array([[0.5, -1.0], [0.25, 2.0], [-0.75, 1.5]], np.float32)
+SEED = np.array([[1.0, 3.0], [-2.0, 0.5], [0.25, -1.0]], np.float32)
+
+
+def chain() -> onnx.ModelProto:
+    """Around Neg, so that its cotangent is computed in the gradient graph and has a name there."""
+    return onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 18]> chain (float[3, 2] x) => (float[3, 2] y)
+        { a = Exp(x) b = Neg(a) y = Exp(b) }"""
+    )
+
+
+def with_neg(function: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, **options: Any) -> onnx.ModelProto:
+    monkeypatch.setitem(RULES, ("", "Neg"), RULES["", "Neg"])
+    rule("Neg")(function)
+    gradient = refgrad.gradient(chain(), **options)
+    onnx.checker.check_model(gradient, full_check=all(not node.domain for node in gradient.graph.node))
+    return gradient
+
+
+def assert_right(gradient: onnx.ModelProto) -> None:
+    """The derivative of exp(−exp x) is −exp(−exp x)·exp x."""
+    expected = -SEED * np.exp(-np.exp(X)) * np.exp(X)
+    for backend in [name for name in ("numpy", "ort-cpu") if name in available()]:
+        [got] = get_backend(backend).prepare(gradient).run({"x": X, "y_grad": SEED}).values()
+        np.testing.assert_allclose(got, expected, rtol=1e-5)
+
+
+def body_of(gradient: onnx.ModelProto) -> onnx.GraphProto:
+    [scan] = [node for node in gradient.graph.node if node.op_type == "Scan"]
+    [body] = [attribute.g for attribute in scan.attribute if attribute.name == "body"]
+    return body
+
+
+def test_a_subgraph_reads_values_outside_by_their_final_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    def neg(op: Any, d_Y: str) -> Any:
+        largest = op.ReduceMax(op.Abs(d_Y), keepdims=0)
+
+        def body(row: str) -> list[str]:
+            near_zero = op.Mul(op.Mul(largest, 0.0), op.ReduceSum(d_Y, keepdims=0))
+            assert op.Mul(largest, 0.0) == op.Mul(largest, 0.0)
+            negated = op.Neg(op.Add(row, near_zero))
+            op.Tanh(negated)  # nobody reads it
+            op.assume(negated, (None,))
+            return [negated]
+
+        graph = op.subgraph(body, d_Y)
+        return op.Scan(d_Y, body=graph, num_scan_inputs=1)
+
+    gradient = with_neg(neg, monkeypatch)
+    assert_right(gradient)
+    body = body_of(gradient)
+    inner = {name for node in body.node for name in node.input} - {name for node in body.node for name in node.output}
+    assert "b_grad" in inner  # the cotangent, which had another name when the body was made
+    assert "Tanh" not in {node.op_type for node in body.node}
+    assert len(body.node) == len({node.output[0] for node in body.node})
+    assert [len(value.type.tensor_type.shape.dim) for value in body.output] == [1]
+
+
+def test_what_is_computed_outside_is_not_computed_again_and_nothing_within_is_read_outside(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def neg(op: Any, d_Y: str) -> Any:
+        outside = op.Mul(d_Y, -1.0)
+        reads: list[str] = []
+
+        def body(row: str) -> list[str]:
+            reads.append(row)
+            assert op.Mul(d_Y, -1.0) == outside
+            within = op.Mul(op.ReduceSum(outside, keepdims=0), 0.0)
+            negated = op.Add(op.Neg(row), within)
+            op.assume(negated, (None,))
+            return [negated]
+
+        result = op.Scan(d_Y, body=op.subgraph(body, d_Y), num_scan_inputs=1)
+        within = op.Mul(op.ReduceSum(outside, keepdims=0), 0.0)  # emitted anew: that in the body cannot be read here
+        return op.Add(result, within)
+
+    gradient = with_neg(neg, monkeypatch)
+    assert_right(gradient)
+    body = body_of(gradient)
+    operators = [node.op_type for node in body.node]
+    assert operators.count("Mul") == 1
+    outer = {name for node in gradient.graph.node for name in node.input}
+    assert outer.isdisjoint(name for node in body.node for name in node.output)
+
+
+def test_a_training_form_that_nobody_uses_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    def neg(op: Any, d_Y: str) -> Any:
+        [saved] = op.training_form("NegTraining", ("saved",))
+        op.Mul(saved, d_Y)  # nobody reads it
+        return op.Neg(d_Y)
+
+    gradient = with_neg(neg, monkeypatch)
+    assert_right(gradient)
+    assert [node.output for node in gradient.graph.node if node.name == "Neg_1"] == [["b"]]
+    assert {o.domain for o in gradient.opset_import} == {""}
+
+
+def test_a_training_form_returns_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    def neg(op: Any, d_Y: str) -> Any:
+        [saved] = op.training_form("NegTraining", ("saved",))
+        return op.Mul(saved, d_Y)
+
+    model = chain()
+    monkeypatch.setitem(RULES, ("", "Neg"), RULES["", "Neg"])
+    rule("Neg")(neg)
+    gradient = refgrad.gradient(model, dialect="ort")
+    [node] = [node for node in gradient.graph.node if node.op_type == "NegTraining"]
+    assert node.domain == "com.microsoft"
+    assert list(node.output) == ["b", "Neg_1_saved"]
+    assert any("Neg_1_saved" in node.input for node in gradient.graph.node)
+    assert [node.op_type for node in model.graph.node] == ["Exp", "Neg", "Exp"]
+
+
+def test_a_training_form_needs_a_forward_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(refgrad.emit.Emitter, "full", lambda op, *_, **__: op.training_form("OnesTraining", ("saved",)))
+    with pytest.raises(RuleError, match=r"'cotangent' belongs to no forward node that could become OnesTraining"):
+        refgrad.gradient(chain(), cotangent="ones")
