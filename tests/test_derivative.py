@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import numpy as np
 import onnx
 import onnx.parser
@@ -114,27 +112,11 @@ def test_dialect_onnx_has_no_training_operators():
     assert {node.domain for node in made.graph.node} == {""}
 
 
-# What the notebook printed of its two gradients: operators by type, how often.
-NOTEBOOK = {
-    "Add": 3, "BroadcastGradientArgs": 5, "Mul": 8, "ReduceSum": 10, "Reshape": 11, "Shape": 12, "Slice": 2, "SliceGrad": 2,
-    "Squeeze": 2, "Sum": 2, "Unsqueeze": 2,
-}  # fmt: skip
-WITH_LOSS = {
-    "Add": 3, "BroadcastGradientArgs": 6, "ConstantOfShape": 1, "Expand": 1, "Mul": 10, "Neg": 1, "ReduceSum": 13,
-    "Reshape": 14, "Shape": 16, "Slice": 2, "SliceGrad": 2, "Squeeze": 2, "Sub": 1, "Sum": 3, "Unsqueeze": 2,
-}  # fmt: skip
-
-
 @pytest.mark.parametrize("builder", ["refgrad", pytest.param("onnxruntime", marks=needs_training)])
-def test_the_operators_of_the_notebook(builder):
+def test_inputs_and_outputs_are_those_of_the_notebook(builder):
     plain = onnx_derivative(demo.regression(loss=False), builder=builder)
     loss = refgrad.select_model_inputs_outputs(demo.regression(), outputs=["loss"])
     made = onnx_derivative(loss, options=FILLED, builder=builder)
-    if builder == "refgrad":
-        assert Counter(node.op_type for node in plain.graph.node) == NOTEBOOK
-        assert Counter(node.op_type for node in made.graph.node) == WITH_LOSS
-        [total] = [node for node in plain.graph.node if node.output[0] == "x_grad"]
-        assert sorted(Counter(total.input).values()) == [1, 2]  # one contribution twice, without a copy
     assert names(plain)[0] == ["x", "init", "init_1", "init_b10", "y_grad"]
     assert names(plain)[1] == ["x_grad", "init_grad", "init_1_grad", "init_b10_grad"]
     assert names(made)[0] == ["x", "label", "init", "init_1", "init_b10"]
