@@ -122,6 +122,28 @@ def grad(
     print(f"outputs {', '.join(summary['outputs'])}")
 
 
+@app.command("lower")
+def lower_model(
+    model: Model,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Where the result is written.", show_default=False)],
+    as_json: Json = False,
+) -> None:
+    """Write MODEL in ai.onnx operators alone. ONNX Runtime's gradient and training operators become what they compute.
+
+    External data is referenced where the result lies in the folder of MODEL, else copied beside it as <OUTPUT>.data.
+    """
+    made = refgrad.lower(model)
+    summary: dict[str, Any] = {"output": str(output), "nodes": len(made.graph.node)}
+    summary["outputs"] = [value.name for value in made.graph.output]
+    data = save_gradient(made, output, model)
+    summary["data"] = None if data is None else str(data)
+    if as_json:
+        _print_json(summary)
+        return
+    print(f"{output}: {summary['nodes']} nodes" + (f", its weights in {data}" if data else ""))
+    print(f"outputs {', '.join(summary['outputs'])}")
+
+
 @app.command()
 def run(
     model: Model,
