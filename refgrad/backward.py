@@ -89,7 +89,8 @@ def gradient(
         sources, targets, path = prepare(graph, wrt, outputs, quantization)
         if path.blocked:
             raise refuse(path)
-        op = Emitter(graph, dialect, taken_names(graph), kinks=kinks, quantization=quantization)
+        taken = taken_names(graph)
+        op = Emitter(graph, dialect, taken, kinks=kinks, quantization=quantization, needed=path.needed)
         return _Sweep(path, sources, targets, op, cotangent, keep_outputs).model()
 
 

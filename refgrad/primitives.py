@@ -52,11 +52,21 @@ PRIMITIVES: dict[str, Primitive] = {
     "LeakyReluGrad": _primitive("dY, X; alpha -> dX", "dY where X > 0, else alpha·dY"),
     "SigmoidGrad": _primitive("dY, Y -> dX", "dY·Y·(1 − Y)"),
     "TanhGrad": _primitive("dY, Y -> dX", "dY·(1 − Y²)"),
-    "GeluGrad": _primitive("dY, X; approximate -> dX", "dY·(Φ(X) + X·φ(X)), or the derivative of the tanh form"),
+    "GeluGrad": _primitive(
+        "dY, X, B; approximate -> dX", "dY·(Φ(x) + x·φ(x)) at x = X + B, or the derivative of the tanh form"
+    ),
+    "QuickGeluGrad": _primitive("dY, X; alpha -> dX", "dY·s·(1 + alpha·X·(1 − s)) with s = sigmoid(alpha·X)"),
+    # reductions
+    "Averaged": _primitive(
+        "dY, means, X; count -> dX",
+        "dY divided by how many elements of X each of the means is of: count, if it is known",
+    ),
+    # quantization
+    "FakeQuantGrad": _primitive("dY, mask -> dX", "dY where mask, else 0"),
     "SoftmaxGrad": _primitive("dY, Y; axis -> dX", "Y·(dY − Σ_axis dY·Y)"),
     "LogSoftmaxGrad": _primitive("dY, Y; axis -> dX", "dY − exp(Y)·Σ_axis dY"),
     "DropoutGrad": _primitive(
-        "dY, mask, ratio, training_mode -> dX", "dY/(1 − ratio) where mask, else 0; dY in inference"
+        "dY, mask, ratio, training_mode; seed -> dX", "dY/(1 − ratio) where mask, else 0; dY in inference"
     ),
     # indexing
     "SliceGrad": _primitive("dY, shape, starts, ends, axes, steps -> dX", "dY where Slice took it from, 0 elsewhere"),

@@ -91,8 +91,8 @@ def _sum_over(op: Emitter, dY: str, X: str, leading: list[int], inner: list[int]
 
 @lowering("DivGrad", dialect="ort")
 def div_grad(op: Emitter, dC: str, A: str, B: str, C: str | None) -> tuple[str, str] | None:
-    """The kernel fails on an empty tensor that was broadcast."""
-    if any(0 in (op.static(value) or ()) for value in (A, B)):
+    """The kernel fails on an empty tensor that was broadcast. Where dB is not asked for, dA is a Div."""
+    if not op.is_needed(B) or any(0 in (op.static(value) or ()) for value in (A, B)):
         return None
     return op.com_microsoft("DivGrad", dC, A, B, outputs=2)
 
@@ -119,8 +119,16 @@ def tanh_grad(op: Emitter, dY: str, Y: str) -> str:
 
 
 @lowering("GeluGrad", dialect="ort")
-def gelu_grad(op: Emitter, dY: str, X: str, approximate: str) -> str | None:
-    """ONNX Runtime's builder takes GeluGrad for the tanh form as well, whose derivative is FastGeluGrad's."""
+def gelu_grad(op: Emitter, dY: str, X: str, B: str | None = None, approximate: str = "none") -> str | None:
+    """ONNX Runtime's builder takes GeluGrad for the tanh form as well, whose derivative is FastGeluGrad's.
+
+    The kernels with a bias divide by its size: where that is 0 the process ends.
+    """
+    if B is not None:
+        size = op.static(B)
+        if op.type(dY) not in _SINGLE or size is None or 0 in size:
+            return None
+        return op.com_microsoft("BiasFastGeluGrad_dX" if approximate == "tanh" else "BiasGeluGrad_dX", dY, X, B)
     if approximate == "tanh":
         return op.com_microsoft("FastGeluGrad", dY, X)
     return op.com_microsoft("GeluGrad", dY, X) if op.type(dY) in _NARROW else None
@@ -134,6 +142,21 @@ def softmax_grad(op: Emitter, dY: str, Y: str, axis: int) -> str | None:
 @lowering("LogSoftmaxGrad", dialect="ort")
 def log_softmax_grad(op: Emitter, dY: str, Y: str, axis: int) -> str | None:
     return op.com_microsoft("LogSoftmaxGrad_13", dY, Y, axis=axis) if _has_softmax_kernel(op, dY, Y, axis) else None
+@lowering("Averaged", dialect="ort")
+def averaged(op: Emitter, dY: str, means: str, X: str, count: int | None) -> str | None:
+    """The sizes are divided as integers, which fails where they are 0; in double the quotient would be rounded to float."""
+    shape = op.static(X)
+    if op.type(dY) not in _SINGLE or shape is None or 0 in shape:
+        return None
+    scale = op.Div(op.Size(X), op.Size(means))
+    return str(op.com_microsoft("Scale", dY, scale, scale_down=1))
+
+
+@lowering("FakeQuantGrad", dialect="ort")
+def fake_quant_grad(op: Emitter, dY: str, mask: str) -> str | None:
+    return op.com_microsoft("FakeQuantGrad", dY, mask) if op.type(dY) == TensorProto.FLOAT else None
+
+
 
 
 def _has_softmax_kernel(op: Emitter, dY: str, Y: str, axis: int) -> bool:
@@ -144,12 +167,14 @@ def _has_softmax_kernel(op: Emitter, dY: str, Y: str, axis: int) -> bool:
 
 
 @lowering("DropoutGrad", dialect="ort")
-def dropout_grad(op: Emitter, dY: str, mask: str, ratio: str | None, training_mode: str | None) -> str | None:
+def dropout_grad(
+    op: Emitter, dY: str, mask: str, ratio: str | None, training_mode: str | None, seed: int | None = None
+) -> str | None:
     """The kernel does not look at training_mode: it scales in inference too."""
     training = op.constant(training_mode)
     if training is None or not training.all():
         return None
-    return op.com_microsoft("DropoutGrad", dY, mask, ratio, training_mode)
+    return op.com_microsoft("DropoutGrad", dY, mask, ratio, training_mode, seed=seed)
 
 
 @lowering("SoftmaxCrossEntropyLossGrad", dialect="ort")
@@ -163,6 +188,11 @@ def softmax_cross_entropy_loss_grad(
     reduction: str,
     ignore_index: int | None,
 ) -> str | None:
+@lowering("QuickGeluGrad", dialect="ort")
+def quick_gelu_grad(op: Emitter, dY: str, X: str, alpha: float) -> str | None:
+    return op.com_microsoft("QuickGeluGrad", dY, X, alpha=alpha) if op.type(dY) in _SINGLE else None
+
+
     """The kernel takes no cotangent of log_prob; where there are no labels the process ends."""
     if d_output is None or d_log_prob is not None or 0 in (op.shape(log_prob) or ()):
         return None

@@ -13,9 +13,9 @@ def relu(op: Emitter, d_Y: str, Y: str) -> str:
 
 
 @rule("LeakyRelu")
-def leaky_relu(op: Emitter, d_Y: str, X: str, alpha: float) -> str:
-    """dx = dy where x > 0, else α·dy"""
-    return op.grad.LeakyReluGrad(d_Y, X, alpha=alpha)
+def leaky_relu(op: Emitter, d_Y: str, X: str, Y: str, alpha: float) -> str:
+    """dx = dy where x > 0, else α·dy; unless α < 0, y tells that too"""
+    return op.grad.LeakyReluGrad(d_Y, Y if alpha >= 0 else X, alpha=alpha)
 
 
 @rule("PRelu", broadcast=True)

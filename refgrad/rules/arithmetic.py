@@ -90,6 +90,8 @@ def clip(
     output: str,
 ) -> tuple[str, str | None, str | None]:
     """dx = dy where y = x, else 0; dmax = dy where max(x, min) > max; dmin = dy where x was raised to min ≤ max"""
+    if min is None and max is None:
+        return d_output, None, None
     kept = op.Equal(input, output)
     if not _ordered(op.constant(min), op.constant(max), min, max):
         kept = op.And(kept, op.LessOrEqual(min, max))
@@ -164,11 +166,11 @@ def abs_(op: Emitter, d_Y: str, X: str) -> str:
 
 @rule("Sqrt")
 def sqrt(op: Emitter, d_Y: str, Y: str) -> str:
-    """dx = dy/2y
+    """dx = dy·(½/y)
 
     At x = 0 that is ±∞, and NaN for dy = 0, as in torch: a mask belongs before the root, not behind it.
     """
-    return op.Div(op.Mul(d_Y, 0.5), Y)
+    return op.Mul(d_Y, op.Div(0.5, Y))
 
 
 @rule("Exp")
@@ -197,8 +199,8 @@ def sin(op: Emitter, d_output: str, input: str) -> str:
 
 @rule("Cos")
 def cos(op: Emitter, d_output: str, input: str) -> str:
-    """dx = −dy·sin x"""
-    return op.Neg(op.Mul(d_output, op.Sin(input)))
+    """dx = dy·(0 − sin x)"""
+    return op.Mul(d_output, op.Sub(0.0, op.Sin(input)))
 
 
 @rule("Tan")
@@ -304,13 +306,19 @@ def cum_prod(op: Emitter, d_y: str, x: str, axis: str, exclusive: int, reverse: 
 
 @rule("Dropout", wrt=["data", "ratio"])
 def dropout(
-    op: Emitter, d_output: str, output: str, mask: str, ratio: str | None, training_mode: str | None
+    op: Emitter,
+    d_output: str,
+    output: str,
+    mask: str,
+    ratio: str | None,
+    training_mode: str | None,
+    seed: int | None,
 ) -> tuple[str, str | None]:
     """dx = dy/(1 − ratio) where the mask kept x, else 0; dratio = Σ dy·y/(1 − ratio), the mask being what it is
 
     In inference dx = dy and dratio = 0.
     """
-    d_data = op.grad.DropoutGrad(d_output, mask, ratio, training_mode)
+    d_data = op.grad.DropoutGrad(d_output, mask, ratio, training_mode, seed=seed)
     training = op.constant(training_mode)
     if not ratio or not training_mode or (training is not None and not training.any()):
         return d_data, None

@@ -46,7 +46,7 @@ def fast_gelu_body(op: Body, X: str, bias: str | None = None) -> str:
 
 
 @operator("BiasGelu", "C")
-def bias_gelu(op: Body, A: str, B: str) -> str:
+def bias_gelu_body(op: Body, A: str, B: str) -> str:
     """x·Φ(x) at A + B"""
     x = op.Add(A, B)
     return str(op.Gelu(x) if op.opset >= 20 else op.microsoft("Gelu", x))
@@ -85,16 +85,30 @@ def gelu(op: Emitter, d_Y: str, X: str) -> str:
 @rule("FastGelu", domain=MICROSOFT)
 def fast_gelu(op: Emitter, d_Y: str, X: str, bias: str | None) -> tuple[str, str | None]:
     """dx = dy·g'(x + bias) with g the tanh form of Gelu, dbias the same summed over the axes of x that it lacks"""
-    d_X = op.grad.GeluGrad(d_Y, X if bias is None else op.Add(X, bias), approximate="tanh")
+    _lay_bias(op, X, bias)
+    d_X = op.grad.GeluGrad(d_Y, X, bias, approximate="tanh")
     return d_X, None if bias is None else op.grad.BroadcastGradient(d_X, bias, (bias, X))
+
+
+@rule("BiasGelu", domain=MICROSOFT)
+def bias_gelu(op: Emitter, d_C: str, A: str, B: str) -> tuple[str, str]:
+    """dA = dC·(Φ(x) + x·φ(x)) at x = A + B, dB the same summed over the axes of A that it lacks"""
+    _lay_bias(op, A, B)
+    d_A = op.grad.GeluGrad(d_C, A, B, approximate="none")
+    return d_A, op.grad.BroadcastGradient(d_A, B, (B, A))
+
+
+def _lay_bias(op: Emitter, x: str, bias: str | None) -> None:
+    """By the definition of these operators a bias has one axis, the last one of x."""
+    shape = op.shape(x)
+    if bias is not None and shape and op.static(bias) is None:
+        op.assume(bias, shape[-1:])
 
 
 @rule("QuickGelu", domain=MICROSOFT)
 def quick_gelu(op: Emitter, d_Y: str, X: str, alpha: float) -> str:
     """dx = dy·s·(1 + α·x·(1 − s)) with s = σ(α·x)"""
-    scaled = op.Mul(X, alpha)
-    s = op.Sigmoid(scaled)
-    return op.Mul(d_Y, op.Add(s, op.grad.SigmoidGrad(scaled, s)))
+    return op.grad.QuickGeluGrad(d_Y, X, alpha=alpha)
 
 
 @operator("BiasSoftmax", "output")
@@ -585,6 +599,12 @@ def concat_training(op: Body, *inputs: str, axis: int) -> tuple[str, str]:
     return op.Concat(*inputs, axis=axis), op.Concat(*lengths, axis=0)
 
 
+@rule("ConcatTraining", domain=MICROSOFT)
+def concat_training_rule(op: Emitter, d_concat_result: str, inputs: list[str], per_input_length: str, axis: int) -> Any:
+    """dxᵢ = the part of dy that xᵢ became"""
+    return (op.grad.SplitTraining(d_concat_result, per_input_length, axis=axis, count=len(inputs)),)
+
+
 @operator("ScaledSum", "output")
 def scaled_sum(
     op: Body,
@@ -686,7 +706,7 @@ def fake_quant(
     d_scale = op.Div(op.Mul(d_y, fake_quantized_tensor), scale)
     d_x = op.zeros_like(input_tensor)
     if op.quantization != "zero":
-        d_x = d_y if op.quantization == "straight-through" else op.Where(mask, d_y, 0.0)
+        d_x = d_y if op.quantization == "straight-through" else op.grad.FakeQuantGrad(d_y, mask)
         d_scale = op.Sub(d_scale, op.Div(op.Mul(d_x, input_tensor), scale))
     if op.quantization == "straight-through":
         d_zero_point = op.zeros_like(input_tensor)

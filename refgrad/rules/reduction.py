@@ -15,7 +15,7 @@ def reduce_sum(
     op: Emitter, d_reduced: str, data: str, axes: str | None, keepdims: int, noop_with_empty_axes: int
 ) -> str:
     """dx = dy along every reduced axis"""
-    d_reduced = op.keep_dims(d_reduced, data, axes, keepdims, noop_with_empty_axes)
+    d_reduced = op.keep_dims(d_reduced, axes, keepdims)
     return op.Expand(d_reduced, op.shape_of(data))
 
 
@@ -25,8 +25,8 @@ def reduce_mean(
 ) -> str:
     """dx = dy/n along every reduced axis; n elements were averaged"""
     count = _count(op, data, axes, noop_with_empty_axes)
-    scale = op.share(data, d_reduced, like=data) if count is None else 1 / max(count, 1)
-    return reduce_sum(op, op.Mul(d_reduced, scale), data, axes, keepdims, noop_with_empty_axes)
+    averaged = op.grad.Averaged(op.keep_dims(d_reduced, axes, keepdims), d_reduced, data, count=count)
+    return op.Expand(averaged, op.shape_of(data))
 
 
 def _count(op: Emitter, data: str, axes: str | None, noop_with_empty_axes: int) -> int | None:
@@ -44,7 +44,7 @@ def reduce_max(
     op: Emitter, d_reduced: str, data: str, reduced: str, axes: str | None, keepdims: int, noop_with_empty_axes: int
 ) -> str:
     """dx = dy/k where x = y, else 0; k elements are equal to y"""
-    d_y, y = _kept(op, d_reduced, reduced, data, axes, keepdims, noop_with_empty_axes)
+    d_y, y = _kept(op, d_reduced, reduced, axes, keepdims)
     attained = op.Equal(data, y)
     ties = op.ReduceSum(
         op.Cast(attained, to=op.type(data)), axes, keepdims=1, noop_with_empty_axes=noop_with_empty_axes
@@ -79,7 +79,7 @@ def reduce_prod(
 
     count = others(op.Cast(zero, to=op.type(data)))
     factor = op.Where(op.Equal(count, 0.0), 1.0, op.Where(op.Equal(count, 1.0), others(zeros), 0.0))
-    d_y = op.keep_dims(d_reduced, data, axes, keepdims, noop_with_empty_axes)
+    d_y = op.keep_dims(d_reduced, axes, keepdims)
     return op.Mul(op.Div(op.Mul(d_y, product), nonzero), factor)
 
 
@@ -88,7 +88,7 @@ def reduce_l1(
     op: Emitter, d_reduced: str, data: str, axes: str | None, keepdims: int, noop_with_empty_axes: int
 ) -> str:
     """dx = dy·sign x"""
-    return op.Mul(op.keep_dims(d_reduced, data, axes, keepdims, noop_with_empty_axes), op.Sign(data))
+    return op.Mul(op.keep_dims(d_reduced, axes, keepdims), op.Sign(data))
 
 
 @rule("ReduceL2", wrt=["data"])
@@ -96,8 +96,8 @@ def reduce_l2(
     op: Emitter, d_reduced: str, data: str, reduced: str, axes: str | None, keepdims: int, noop_with_empty_axes: int
 ) -> str:
     """dx = x·dy/y, and 0 where y = 0"""
-    d_y, y = _kept(op, d_reduced, reduced, data, axes, keepdims, noop_with_empty_axes)
-    return op.Mul(data, op.Div(d_y, op.Where(op.Equal(y, 0.0), 1.0, y)))
+    ratio = op.Div(d_reduced, op.Where(op.Equal(reduced, 0.0), 1.0, reduced))
+    return op.Mul(data, op.keep_dims(ratio, axes, keepdims))
 
 
 @rule("ReduceSumSquare", wrt=["data"])
@@ -105,7 +105,7 @@ def reduce_sum_square(
     op: Emitter, d_reduced: str, data: str, axes: str | None, keepdims: int, noop_with_empty_axes: int
 ) -> str:
     """dx = 2·dy·x"""
-    d_y = op.keep_dims(d_reduced, data, axes, keepdims, noop_with_empty_axes)
+    d_y = op.keep_dims(d_reduced, axes, keepdims)
     return op.Mul(data, op.Mul(d_y, 2.0))
 
 
@@ -123,16 +123,11 @@ def reduce_log_sum_exp(
     op: Emitter, d_reduced: str, data: str, reduced: str, axes: str | None, keepdims: int, noop_with_empty_axes: int
 ) -> str:
     """dx = dy·exp(x − y), and 0 where y = −inf"""
-    d_y, y = _kept(op, d_reduced, reduced, data, axes, keepdims, noop_with_empty_axes)
+    d_y, y = _kept(op, d_reduced, reduced, axes, keepdims)
     finite = op.Where(op.Equal(y, -math.inf), 0.0, y) if op.kinks == "refgrad" else y
     return op.Mul(d_y, op.Exp(op.Sub(data, finite)))
 
 
-def _kept(
-    op: Emitter, d_reduced: str, reduced: str, data: str, axes: str | None, keepdims: int, noop_with_empty_axes: int
-) -> tuple[str, str]:
+def _kept(op: Emitter, d_reduced: str, reduced: str, axes: str | None, keepdims: int) -> tuple[str, str]:
     """The cotangent and the result, both with the reduced axes put back as 1."""
-    return (
-        op.keep_dims(d_reduced, data, axes, keepdims, noop_with_empty_axes),
-        op.keep_dims(reduced, data, axes, keepdims, noop_with_empty_axes),
-    )
+    return op.keep_dims(d_reduced, axes, keepdims), op.keep_dims(reduced, axes, keepdims)

@@ -9,7 +9,9 @@ from refgrad.lowering.onnx import (
     loss,
     normalization,
     pooling,
+    quantization,
     recurrent,
+    reduction,
     sampling,
     shape,
 )
@@ -23,7 +25,9 @@ __all__ = [
     "loss",
     "normalization",
     "pooling",
+    "quantization",
     "recurrent",
+    "reduction",
     "sampling",
     "shape",
 ]

@@ -34,7 +34,8 @@ def tanh_grad(op: Emitter, dY: str, Y: str) -> str:
 
 
 @lowering("GeluGrad")
-def gelu_grad(op: Emitter, dY: str, X: str, approximate: str) -> str:
+def gelu_grad(op: Emitter, dY: str, X: str, B: str | None = None, approximate: str = "none") -> str:
+    X = X if B is None else op.Add(X, B)
     if approximate == "tanh":
         # y = x·s, s = sigmoid(2u), u = √(2/π)·(x + 0.044715·x³): y' = s + s·(1 − s)·x·(2u)'. Beyond 16 it is 0 or 1
         # in every type, and x³ would soon overflow.
@@ -49,6 +50,13 @@ def gelu_grad(op: Emitter, dY: str, X: str, approximate: str) -> str:
     return op.Mul(dY, op.Add(cdf, op.Mul(X, density)))
 
 
+@lowering("QuickGeluGrad")
+def quick_gelu_grad(op: Emitter, dY: str, X: str, alpha: float) -> str:
+    scaled = op.Mul(X, alpha)
+    s = op.Sigmoid(scaled)
+    return op.Mul(dY, op.Add(s, op.grad.SigmoidGrad(scaled, s)))
+
+
 @lowering("SoftmaxGrad")
 def softmax_grad(op: Emitter, dY: str, Y: str, axis: int) -> str:
     return op.Mul(Y, op.Sub(dY, op.ReduceSum(op.Mul(dY, Y), [axis], keepdims=1)))
@@ -60,7 +68,9 @@ def log_softmax_grad(op: Emitter, dY: str, Y: str, axis: int) -> str:
 
 
 @lowering("DropoutGrad")
-def dropout_grad(op: Emitter, dY: str, mask: str, ratio: str | None, training_mode: str | None) -> str:
+def dropout_grad(
+    op: Emitter, dY: str, mask: str, ratio: str | None, training_mode: str | None, seed: int | None = None
+) -> str:
     """In inference the mask keeps everything, so the scale alone tells the modes apart."""
     training = op.constant(training_mode)
     if training_mode is None or (training is not None and not training.any()):

@@ -1,0 +1,11 @@
+"""Quantization that is acted out in floats."""
+
+from __future__ import annotations
+
+from refgrad.emit import Emitter
+from refgrad.registry import lowering
+
+
+@lowering("FakeQuantGrad")
+def fake_quant_grad(op: Emitter, dY: str, mask: str) -> str:
+    return str(op.Where(mask, dY, 0.0))
