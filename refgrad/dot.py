@@ -59,7 +59,7 @@ def to_dot(model: ModelProto | str | os.PathLike[str]) -> str:
       Elu -> y;
     }
     """
-    return "\n".join([*_HEADER, *_Picture().lines(read(model)), "}"])
+    return "\n".join([*_HEADER, *_Picture().lines(read(model, weights=False)), "}"])
 
 
 def to_svg(model: ModelProto | str | os.PathLike[str]) -> str:

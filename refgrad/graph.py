@@ -265,8 +265,8 @@ def captured(graph: GraphProto) -> Iterator[str]:
     yield from (v.name for v in graph.output if v.name not in inner)
 
 
-def read(model: ModelProto | str | os.PathLike[str]) -> ModelProto:
-    """The model itself, or the file's content without its external data, which is only looked for."""
+def read(model: ModelProto | str | os.PathLike[str], *, weights: bool = True) -> ModelProto:
+    """The model itself, or the file's content without its external data, which with `weights` is looked for."""
     if isinstance(model, ModelProto):
         if not model.HasField("graph"):
             raise InvalidModelError("The model is empty: it has no graph.")
@@ -286,7 +286,8 @@ def read(model: ModelProto | str | os.PathLike[str]) -> ModelProto:
         raise InvalidModelError(f"{path} is no ONNX model: {type(error).__name__}: {error}") from error
     if not proto.HasField("graph"):
         raise InvalidModelError(f"{path} holds no graph: the file is empty or truncated.")
-    _find_external_data(proto, path.parent)
+    if weights:
+        _find_external_data(proto, path.parent)
     return proto
 
 

@@ -44,7 +44,7 @@ def onnx_rename_names(model: ModelProto | str | os.PathLike[str]) -> ModelProto:
       Div(r0, i0) -> y
     output: name='y' type=dtype('float32') shape=(N,)
     """
-    source = read(model)
+    source = read(model, weights=False)
     kept = {value.name for value in (*source.graph.input, *source.graph.output)}
     for training in source.training_info:
         kept.update(*map(_all_names, (training.initialization, training.algorithm)))
@@ -138,7 +138,7 @@ def select_model_inputs_outputs(
       Mul(difference, difference) -> loss
     output: name='loss' type=dtype('float32') shape=(N,)
     """
-    return _Selection(read(model)).model(outputs, inputs)
+    return _Selection(read(model, weights=False)).model(outputs, inputs)
 
 
 class _Selection:

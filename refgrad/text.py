@@ -55,7 +55,7 @@ def onnx_text_plot_io(model: ModelProto | str | os.PathLike[str]) -> str:
     init: name='axes' type=dtype('int64') shape=(1,)
     output: name='y' type=dtype('float32') shape=(N, 2)
     """
-    source = read(model)
+    source = read(model, weights=False)
     return "\n".join([*_opsets(source.opset_import), *_inputs(source.graph, values=False), *_outputs(source.graph)])
 
 
@@ -95,7 +95,7 @@ def onnx_simple_text_plot(model: ModelProto | str | os.PathLike[str]) -> str:
       Add(b, c) -> y
     output: name='y' type=dtype('float32') shape=(N,)
     """
-    source = read(model)
+    source = read(model, weights=False)
     numbers = count(1)
     lines = [*_opsets(source.opset_import), *_graph(source.graph, numbers)]
     for function in source.functions:

@@ -433,6 +433,15 @@ def test_initializers(expected):
     _assert_dot(refgrad.to_dot(model))
 
 
+@pytest.mark.parametrize("kind", sorted(set(helper.get_all_tensor_dtypes()) - {TensorProto.STRING}))
+def test_every_element_type_can_be_listed(kind):
+    model = _initialized(helper.make_tensor("w", kind, [2], [1, 0]))
+    name = helper.tensor_dtype_to_np_dtype(kind).name
+    line = refgrad.onnx_simple_text_plot(model).splitlines()[-1]
+    assert re.fullmatch(rf"init: name='w' type=dtype\('{name}'\) shape=\(2,\) -- array\(\[.*\], dtype={name}\)", line)
+    _assert_dot(refgrad.to_dot(model))
+
+
 def test_a_sparse_initializer_is_one_of_the_initializers():
     model = _initialized(sparse=True)
     assert refgrad.onnx_simple_text_plot(model).endswith("init: name='s' type=sparse dtype('float32') shape=(100,)")
@@ -713,6 +722,19 @@ def test_show(options, function, saved, tmp_path, capsys, monkeypatch):
     assert main(["show", str(saved), *options, "--json"]) == 0
     kind = options[0].strip("-") if options else "text"
     assert json.loads(capsys.readouterr().out) == {"format": kind, "shown": function(BRANCHES)}
+
+
+def test_show_needs_no_weights_and_does_not_overwrite_them(tmp_path, capsys):
+    model, path, data = _parse("y = Add(x, w)"), tmp_path / "model.onnx", tmp_path / "w.bin"
+    model.graph.initializer.append(numpy_helper.from_array(np.ones(3, np.float32), "w"))
+    onnx.save(model, path, save_as_external_data=True, location="w.bin", size_threshold=0)
+    before = data.read_bytes()
+    assert main(["show", str(path), "-o", str(data)]) == 2
+    assert "holds the weights of the model. Write to another file." in capsys.readouterr().err
+    assert data.read_bytes() == before
+    data.unlink()
+    assert main(["show", str(path)]) == 0
+    assert "init: name='w' type=dtype('float32') shape=(3,)\n" in capsys.readouterr().out
 
 
 def test_show_reads_the_gradient_of_dialect_ort(tmp_path, capsys):
