@@ -47,6 +47,13 @@ PRIMITIVES: dict[str, Primitive] = {
     "DivGrad": _primitive(
         "dC, A, B, C -> dA, dB", "dC/B and −dC·C/B, each summed over the axes along which its input was broadcast"
     ),
+    # reductions
+    "Averaged": _primitive(
+        "dY, means, X; count -> dX",
+        "dY divided by how many elements of X each of the means is of: count, if it is known",
+    ),
+    # quantization
+    "FakeQuantGrad": _primitive("dY, mask -> dX", "dY where mask, else 0"),
     # activations
     "ReluGrad": _primitive("dY, Y -> dX", "dY where Y > 0, else 0"),
     "LeakyReluGrad": _primitive("dY, X; alpha -> dX", "dY where X > 0, else alpha·dY"),
@@ -56,13 +63,6 @@ PRIMITIVES: dict[str, Primitive] = {
         "dY, X, B; approximate -> dX", "dY·(Φ(x) + x·φ(x)) at x = X + B, or the derivative of the tanh form"
     ),
     "QuickGeluGrad": _primitive("dY, X; alpha -> dX", "dY·s·(1 + alpha·X·(1 − s)) with s = sigmoid(alpha·X)"),
-    # reductions
-    "Averaged": _primitive(
-        "dY, means, X; count -> dX",
-        "dY divided by how many elements of X each of the means is of: count, if it is known",
-    ),
-    # quantization
-    "FakeQuantGrad": _primitive("dY, mask -> dX", "dY where mask, else 0"),
     "SoftmaxGrad": _primitive("dY, Y; axis -> dX", "Y·(dY − Σ_axis dY·Y)"),
     "LogSoftmaxGrad": _primitive("dY, Y; axis -> dX", "dY − exp(Y)·Σ_axis dY"),
     "DropoutGrad": _primitive(

@@ -97,6 +97,21 @@ def div_grad(op: Emitter, dC: str, A: str, B: str, C: str | None) -> tuple[str, 
     return op.com_microsoft("DivGrad", dC, A, B, outputs=2)
 
 
+@lowering("Averaged", dialect="ort")
+def averaged(op: Emitter, dY: str, means: str, X: str, count: int | None) -> str | None:
+    """The sizes are divided as integers, which fails where they are 0; in double the quotient would be rounded to float."""
+    shape = op.static(X)
+    if op.type(dY) not in _SINGLE or shape is None or 0 in shape:
+        return None
+    scale = op.Div(op.Size(X), op.Size(means))
+    return str(op.com_microsoft("Scale", dY, scale, scale_down=1))
+
+
+@lowering("FakeQuantGrad", dialect="ort")
+def fake_quant_grad(op: Emitter, dY: str, mask: str) -> str | None:
+    return op.com_microsoft("FakeQuantGrad", dY, mask) if op.type(dY) == TensorProto.FLOAT else None
+
+
 @lowering("ReluGrad", dialect="ort")
 def relu_grad(op: Emitter, dY: str, Y: str) -> str | None:
     return op.com_microsoft("ReluGrad", dY, Y) if op.type(dY) in _NARROW else None
@@ -134,6 +149,11 @@ def gelu_grad(op: Emitter, dY: str, X: str, B: str | None = None, approximate: s
     return op.com_microsoft("GeluGrad", dY, X) if op.type(dY) in _NARROW else None
 
 
+@lowering("QuickGeluGrad", dialect="ort")
+def quick_gelu_grad(op: Emitter, dY: str, X: str, alpha: float) -> str | None:
+    return op.com_microsoft("QuickGeluGrad", dY, X, alpha=alpha) if op.type(dY) in _SINGLE else None
+
+
 @lowering("SoftmaxGrad", dialect="ort")
 def softmax_grad(op: Emitter, dY: str, Y: str, axis: int) -> str | None:
     return op.com_microsoft("SoftmaxGrad_13", dY, Y, axis=axis) if _has_softmax_kernel(op, dY, Y, axis) else None
@@ -142,21 +162,6 @@ def softmax_grad(op: Emitter, dY: str, Y: str, axis: int) -> str | None:
 @lowering("LogSoftmaxGrad", dialect="ort")
 def log_softmax_grad(op: Emitter, dY: str, Y: str, axis: int) -> str | None:
     return op.com_microsoft("LogSoftmaxGrad_13", dY, Y, axis=axis) if _has_softmax_kernel(op, dY, Y, axis) else None
-@lowering("Averaged", dialect="ort")
-def averaged(op: Emitter, dY: str, means: str, X: str, count: int | None) -> str | None:
-    """The sizes are divided as integers, which fails where they are 0; in double the quotient would be rounded to float."""
-    shape = op.static(X)
-    if op.type(dY) not in _SINGLE or shape is None or 0 in shape:
-        return None
-    scale = op.Div(op.Size(X), op.Size(means))
-    return str(op.com_microsoft("Scale", dY, scale, scale_down=1))
-
-
-@lowering("FakeQuantGrad", dialect="ort")
-def fake_quant_grad(op: Emitter, dY: str, mask: str) -> str | None:
-    return op.com_microsoft("FakeQuantGrad", dY, mask) if op.type(dY) == TensorProto.FLOAT else None
-
-
 
 
 def _has_softmax_kernel(op: Emitter, dY: str, Y: str, axis: int) -> bool:
@@ -188,11 +193,6 @@ def softmax_cross_entropy_loss_grad(
     reduction: str,
     ignore_index: int | None,
 ) -> str | None:
-@lowering("QuickGeluGrad", dialect="ort")
-def quick_gelu_grad(op: Emitter, dY: str, X: str, alpha: float) -> str | None:
-    return op.com_microsoft("QuickGeluGrad", dY, X, alpha=alpha) if op.type(dY) in _SINGLE else None
-
-
     """The kernel takes no cotangent of log_prob; where there are no labels the process ends."""
     if d_output is None or d_log_prob is not None or 0 in (op.shape(log_prob) or ()):
         return None
