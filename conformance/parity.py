@@ -10,9 +10,11 @@ import importlib
 import math
 import pkgutil
 import zlib
-from collections.abc import Collection, Iterator, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import onnx
@@ -22,8 +24,10 @@ import refgrad
 from refgrad.backends import get_backend
 from refgrad.conformance import cases
 from refgrad.conformance.case import Case
+from refgrad.conformance.departures import Departure, every_departure
 from refgrad.conformance.differences import directional
 from refgrad.conformance.feeds import widened
+from refgrad.conformance.nodemodels import excluded, node_models
 from refgrad.conformance.structure import EXCUSES, compare
 from refgrad.errors import BuilderError, InvalidModelError, WorkerError
 from refgrad.functions import LOWEST
@@ -97,7 +101,8 @@ class Row:
 def table() -> Iterator[tuple[str, Case]]:
     """Every case of a registered operator, under the operator's name, and each with one input differentiated at a time.
 
-    A case whose node leaves out an output that the builder wants comes twice: as it is, and with it (`-whole`).
+    A case whose node leaves out an output that the builder wants comes twice: as it is, and with it (`-whole`). The last are
+    onnx's own node tests.
     """
     for module in pkgutil.iter_modules(cases.__path__):
         family = importlib.import_module(f"{cases.__name__}.{module.name}")
@@ -113,6 +118,9 @@ def table() -> Iterator[tuple[str, Case]]:
             if len(inputs) > 1 and (case.static or operator in PARTLY):
                 for name in inputs:
                     yield operator, Case(f"{case.name}-by-{name}", case.model, case.feeds, (name,), case.outputs)
+    for test in node_models():
+        if test.operator in REGISTERED and len(test.model.graph.node) == 1 and excluded(test) is None:
+            yield test.operator, Case(test.name, test.model, test.feeds, test.wrt, test.outputs)
 
 
 def _operator(case: Case) -> str:
@@ -282,3 +290,58 @@ def _off(pair: Pair, gradients: Mapping[str, np.ndarray]) -> float:
         error = (abs(got - expected.value) - expected.error) / size
         worst = max(worst, math.inf if math.isnan(error) else error)
     return worst
+
+
+def survey(operators: Collection[str] | None = None, values: bool = True) -> Iterator[Row]:
+    """Measure every case of the given registered operators, of all by default."""
+    with Builders() as builders, Worker() as runner:
+        for operator, case in table():
+            if operators is None or operator in operators:
+                yield measure(operator, case, builders, runner if values else None)
+
+
+def reason(row: Row) -> Departure | None:
+    """The departure that explains `row`; None where nothing does, or nothing has to."""
+    return next((d for d in every_departure() if d.covers(row.operator, row.kind, row.case)), None)
+
+
+def unexplained(rows: Iterable[Row]) -> list[Row]:
+    """The rows that depart from ONNX Runtime's graph, or from its names, without a reason, and those where refgrad is wrong."""
+    return [
+        row
+        for row in rows
+        if row.values == "ours are wrong" or ((row.kind or not row.same_names) and reason(row) is None)
+    ]
+
+
+def counts(rows: Iterable[Row]) -> dict[str, dict[str, int]]:
+    """By operator, how many cases came out how: the verdict where there is no departure, else its kind; and the names."""
+    found: dict[str, Counter[str]] = {}
+    for row in rows:
+        column = found.setdefault(row.operator, Counter())
+        column["cases"] += 1
+        column[row.kind or row.verdict] += 1
+        column["same names"] += row.verdict != "refused" and row.same_names
+        column["same operators"] += row.verdict != "refused" and row.same_operators
+    return {operator: dict(sorted(column.items())) for operator, column in sorted(found.items())}
+
+
+def grounds(rows: Iterable[Row]) -> list[dict[str, Any]]:
+    """Every departure that explains a row: how many, of which operators, and one of them with what was measured."""
+    found: dict[Departure, list[Row]] = {}
+    for row in rows:
+        departure = reason(row) if row.kind or not row.same_names else None
+        if departure is not None:
+            found.setdefault(departure, []).append(row)
+    return [
+        {
+            "kind": departure.kind,
+            "reason": departure.reason,
+            "cases": dict(Counter(row.operator for row in explained)),
+            "example": explained[0].case,
+            "detail": explained[0].detail,
+            "proof": explained[0].proof,
+        }
+        for departure in every_departure()
+        if (explained := found.get(departure))
+    ]
