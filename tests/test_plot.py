@@ -313,6 +313,62 @@ def test_another_order_of_the_nodes_is_noticed(printed, monkeypatch):
     assert _nodes_of(refgrad.onnx_simple_text_plot(_printed(printed))) != printed.splitlines()
 
 
+DEFAULTS = {"Reshape": ["allowzero=0"], "ReduceSum": ["keepdims=1", "noop_with_empty_axes=0"]}
+
+
+def _computed(model: ModelProto, constants: dict[str, list[int]]) -> dict[str, int]:
+    """A number per result that says how it is computed from the inputs and the constants, whatever the names between."""
+    numbers = {name: hash(str(value)) for name, value in constants.items()}
+    maker = {name: node for node in model.graph.node for name in node.output}
+
+    def number(name: str) -> int:
+        if name not in numbers and name not in maker:
+            return hash(name)
+        if name not in numbers:
+            node = maker[name]
+            settings = sorted(
+                {f"{a.name}={a.i}" for a in node.attribute if a.name != "value"}.difference(
+                    DEFAULTS.get(node.op_type, [])
+                )
+            )
+            reads = [number(read) for read in node.input]
+            reads = sorted(reads) if node.op_type == "Sum" else reads
+            numbers[name] = hash((node.op_type, *settings, *reads, list(node.output).index(name)))
+        return numbers[name]
+
+    return {name: number(name) for name in maker}
+
+
+@pytest.mark.parametrize(
+    ("printed", "constants", "derive"),
+    [
+        (
+            GRADIENT,
+            {"i0": [0], "i1": [1], "i2": [2]},
+            lambda: refgrad.onnx_derivative(demo.regression(loss=False)),
+        ),
+        (
+            WITH_LOSS,
+            {"i0": [-1, 1], "i1": [0], "i2": [1], "i3": [2]},
+            lambda: refgrad.onnx_derivative(
+                refgrad.select_model_inputs_outputs(demo.regression(), outputs=["loss"]),
+                options=refgrad.DerivativeOptions.FillGrad | refgrad.DerivativeOptions.KeepOutputs,
+            ),
+        ),
+    ],
+    ids=["gradient", "with loss"],
+)
+def test_the_calls_of_the_notebook_make_the_graph_that_it_printed(printed, constants, derive):
+    """Node by node, in another order."""
+    renamed = refgrad.onnx_rename_names(derive())
+    given = {value.name for value in renamed.graph.input}
+    own = {t.name: numpy_helper.to_array(t).tolist() for t in renamed.graph.initializer if t.name not in given}
+    expected, found = _computed(_printed(printed), constants), _computed(renamed, own)
+    assert sorted(found.values()) == sorted(expected.values())
+    for name in expected.keys() - {name for name in expected if re.fullmatch(r"r\d+", name)}:
+        assert found[name] == expected[name]
+
+
 def test_shapes_are_true_and_a_dimension_without_a_size_is_no_zero():
     listing = refgrad.onnx_text_plot_io(demo.regression())
     assert "input: name='x' type=dtype('float32') shape=(?, 2)" in listing
