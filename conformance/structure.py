@@ -216,8 +216,8 @@ class _Side:
         return Counter(found.values())
 
     def gradient_names(self, forward: set[str]) -> frozenset[str]:
-        """The values called after a tensor whose gradient, or a contribution to it, they are."""
-        names = (*self.producer, *(value.name for value in self.graph.input))
+        """The values called after a tensor whose gradient, or a contribution to it, they are, and that something reads."""
+        names = {name for node in self.nodes for name in _reads(node)}.union(self.outputs)
         matches = ((name, _GRADIENT.fullmatch(name)) for name in names)
         return frozenset(name for name, match in matches if match and match["tensor"] in forward)
 

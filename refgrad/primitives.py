@@ -38,7 +38,13 @@ PRIMITIVES: dict[str, Primitive] = {
     # tensors and their shapes
     "Alias": _primitive("X -> Y", "X where a tensor of another name has to stand, if the dialect names every adjoint"),
     "ShapeOf": _primitive("X -> shape", "the sizes of X, a constant where they are known"),
+    "Length": _primitive("X; axis -> length", "the size of X along an axis, on one axis; a constant where it is known"),
     "ReshapeLike": _primitive("dY, X -> dX", "the elements of dY in the shape of X"),
+    "ReshapeGrad": _primitive("dY, X -> dX", "the same for the Reshape that made dY's primal of X"),
+    "TileGrad": _primitive("dY, X, repeats -> dX", "dY summed over the copies of X"),
+    "PadGrad": _primitive("dY, pads, axes -> dX", "dY without the padding"),
+    "TriluGrad": _primitive("dY, k; upper -> dX", "the triangle of dY, 0 elsewhere"),
+    "SplitTraining": _primitive("dY, lengths; axis, count -> dX", "the parts of dY, as many as count"),
     # broadcasting
     "BroadcastGradient": _primitive(
         "dY, X, operands -> dX", "dY summed over the axes along which X was broadcast among the operator's operands"
@@ -75,6 +81,10 @@ PRIMITIVES: dict[str, Primitive] = {
     "GatherNDGrad": _primitive("shape, indices, dY; batch_dims -> dX", "the slices of dY added at their index tuples"),
     # linear
     "FusedMatMul": _primitive("A, B; transA, transB -> Y", "MatMul with the last two axes of A or B exchanged"),
+    "Rows": _primitive("X -> Y", "X as a matrix: its last axis, and all others as one"),
+    "BatchGradient": _primitive(
+        "dY, X, operands -> dX", "BroadcastGradient of a stack of matrices, broadcast along the axes of the stack alone"
+    ),
     "ConvGrad": _primitive(
         "dY, X, W; auto_pad, dilations, group, kernel_shape, pads, strides -> dX, dW, dB",
         "the three adjoints of Conv",
@@ -105,6 +115,13 @@ PRIMITIVES: dict[str, Primitive] = {
         "dY, X, rois; pooled_shape, spatial_scale -> dX", "each element of dY added at the pixel that won its bin"
     ),
     # normalization
+    "BatchStatistics": _primitive(
+        "X, Scale, input_mean; epsilon -> Mean, InvStdDev",
+        "the mean of each channel of BatchNormalization's X and 1/√(var + ε), as BatchNormalizationGrad reads them",
+    ),
+    "BatchNormalizationGrad": _primitive(
+        "dY, X, Scale, Mean, InvStdDev; epsilon -> dX, dScale, dB", "the three adjoints of BatchNormalization in training"
+    ),
     "LayerNormalizationGrad": _primitive(
         "dY, X, Scale, Mean, InvStdDev; axis -> dX, dScale, dB", "the three adjoints of LayerNormalization"
     ),
@@ -133,7 +150,7 @@ PRIMITIVES: dict[str, Primitive] = {
     ),
     # loss
     "SoftmaxCrossEntropyLossGrad": _primitive(
-        "d_output, d_log_prob, log_prob, labels, weights; reduction, ignore_index -> d_scores",
+        "d_output, log_prob, labels, weights; reduction, ignore_index -> d_scores",
         "the adjoint of the scores, by the log-probabilities that the forward operator returned",
     ),
 }

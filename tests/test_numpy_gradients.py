@@ -829,6 +829,11 @@ STEPS = [
     ),
     Step("SplitTraining", {"X": numbers(6, 2), "split": np.zeros(0, np.int64)}, ("a", "b", "c")),
     *(
+        Step("Trilu", {"X": numbers(2, 3, 4), **k}, ("Y",), {"upper": upper})
+        for upper in (0, 1)
+        for k in ({}, {"k": np.array(-1)}, {"k": np.array(2)})
+    ),
+    *(
         Step("ShrunkenGather", {"X": numbers(4, 5), "i": np.array(i, kind)}, ("Y",), {"axis": axis})
         for i, axis in (([0], 0), ([1, -1, 1], 1), ([3, 0], -2))
         for kind in (np.int64, np.int32)

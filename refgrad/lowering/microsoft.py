@@ -326,6 +326,11 @@ def shrunken_gather(op: Emitter, data: str, indices: str, *, axis: int = 0) -> s
     return str(op.Gather(data, indices, axis=axis))
 
 
+@form("Trilu", results=":X")
+def trilu(op: Emitter, X: str, k: str | None = None, *, upper: int = 1) -> str:
+    return str(op.grad.TriluGrad(X, k, upper=upper))
+
+
 @form("SplitTraining", results=":X ...")
 def split_training(op: Emitter, X: str, split: str, *, axis: int = 0, _node: Node) -> Any:
     """Split; where there are no lengths the parts are equal, the first of them longer by 1 where they do not fit"""
@@ -581,22 +586,16 @@ def batch_normalization_grad(
     momentum: float = 0.9,
     training_mode: int = 1,
 ) -> tuple[str, str, str]:
-    """g = dY·scale: dX = r·(g − mean(g) − x̂·mean(g·x̂)), dscale = Σ dY·x̂, dB = Σ dY over batch and space"""
-    rank, kinds = op.rank(X), (op.type(X), op.type(scale), op.type(scale))
-    wide = widest(op, X, scale, mean)
-    if rank is None:  # (N, C, everything else)
-        sizes = op.Concat(op.Shape(X, end=2), op.ReduceProd(op.Shape(X, start=2), keepdims=1), axis=0)
-        read = [op.Reshape(value, sizes, allowzero=1) for value in (dY, X)]
-    else:
-        read = [dY, X]
-    axes = [0, *range(2, 3 if rank is None else rank)]
-    d, x, factor, centre, r = (op.as_type(value, wide) for value in (*read, scale, mean, inv_std_dev))
-    factor, centre, r = (op.Unsqueeze(value, axes) for value in (factor, centre, r))
-    normalized = op.Mul(op.Sub(x, centre), r)
-    dX = through_statistics(op, op.Mul(d, factor), normalized, r, axes)
-    sums = (op.ReduceSum(value, axes, keepdims=0) for value in (op.Mul(d, normalized), d))
-    dX = dX if rank is not None else op.reshape_like(dX, X)
-    made = (op.as_type(value, kind) for value, kind in zip((dX, *sums), kinds, strict=True))
+    """The statistics are the channels'."""
+    kinds, shape, wide = (op.type(X), op.type(scale), op.type(scale)), op.shape(X), widest(op, X, scale, mean)
+    d, x, factor, centre, r = (op.as_type(value, wide) for value in (dY, X, scale, mean, inv_std_dev))
+    if shape is not None:
+        op.assume(x, shape)
+        op.assume(d, shape)
+    axes = [0, *range(2, 3 if shape is None else len(shape))]
+    centre, r = (op.Unsqueeze(value, axes) for value in (centre, r))
+    found = op.grad.BatchNormalizationGrad(d, x, factor, centre, r, epsilon=epsilon)
+    made = (op.as_type(value, kind) for value, kind in zip(found, kinds, strict=True))
     return next(made), next(made), next(made)
 
 
@@ -632,7 +631,7 @@ def _class_gradient(
     dY, log_prob = op.as_type(dY, wide), op.as_type(log_prob, wide)
     weight = weight and op.as_type(weight, wide)
     d = op.grad.SoftmaxCrossEntropyLossGrad(
-        dY, None, log_prob, label, weight, reduction=reduction, ignore_index=ignore_index
+        dY, log_prob, label, weight, reduction=reduction, ignore_index=ignore_index
     )
     return op.as_type(d, kind)
 

@@ -14,6 +14,7 @@ from refgrad.emit import Emitter
 from refgrad.functions import MICROSOFT
 from refgrad.graph import Shape, is_unnamed
 from refgrad.lowering.onnx.arithmetic import summed_axes
+from refgrad.lowering.onnx.shape import same_or_known, tile_grad_at_run_time
 from refgrad.registry import lowering
 
 # ONNX Runtime has no double for these on the CPU; what it has in float alone runs in float16 between two casts.
@@ -39,6 +40,42 @@ def shape_of(op: Emitter, X: str) -> str:
 def reshape_like(op: Emitter, dY: str, X: str) -> str:
     """ONNX Runtime's builder never sets allowzero, so that it fails where X is empty but for these cases."""
     return op.Reshape(dY, op.measure(X), allowzero=None if _keeps_zeros(op.shape(dY), op.shape(X)) else 1)
+
+
+@lowering("ReshapeGrad", dialect="ort")
+def reshape_grad(op: Emitter, dY: str, X: str) -> str:
+    """ONNX Runtime's builder writes sizes that are known beforehand in the adjoint of Reshape alone."""
+    given = op.shape(dY)
+    sizes = None if given is None or any(map(is_unnamed, given)) else same_or_known(op, dY, X)
+    return op.reshape_like(dY, X) if sizes is None else op.Reshape(dY, sizes)
+
+
+@lowering("Length", dialect="ort")
+def length(op: Emitter, X: str, axis: int) -> str:
+    return str(op.Gather(op.measure(X), [axis]))
+
+
+@lowering("TileGrad", dialect="ort")
+def tile_grad(op: Emitter, dY: str, X: str, repeats: str) -> str:
+    return tile_grad_at_run_time(op, dY, X, repeats)
+
+
+@lowering("PadGrad", dialect="ort")
+def pad_grad(op: Emitter, dY: str, pads: str, axes: str | None) -> str:
+    """ONNX Runtime's builder forgets the axes."""
+    return str(op.Pad(dY, op.Neg(pads), None, axes))
+
+
+@lowering("TriluGrad", dialect="ort")
+def trilu_grad(op: Emitter, dY: str, k: str | None, upper: int) -> str:
+    return str(op.com_microsoft("Trilu", dY, k, upper=upper))
+
+
+@lowering("SplitTraining", dialect="ort")
+def split_training(op: Emitter, dY: str, lengths: str, axis: int, count: int) -> tuple[str, ...]:
+    """The kernel writes to every output, so all have names."""
+    parts = op.emit("SplitTraining", MICROSOFT, (dY, lengths), count, {"axis": axis})
+    return (parts,) if count == 1 else parts
 
 
 def _keeps_zeros(given: Shape | None, wanted: Shape | None) -> bool:
@@ -185,16 +222,15 @@ def dropout_grad(
 @lowering("SoftmaxCrossEntropyLossGrad", dialect="ort")
 def softmax_cross_entropy_loss_grad(
     op: Emitter,
-    d_output: str | None,
-    d_log_prob: str | None,
+    d_output: str,
     log_prob: str,
     labels: str,
     weights: str | None,
     reduction: str,
     ignore_index: int | None,
 ) -> str | None:
-    """The kernel takes no cotangent of log_prob; where there are no labels the process ends."""
-    if d_output is None or d_log_prob is not None or 0 in (op.shape(log_prob) or ()):
+    """Where there are no labels the process ends."""
+    if 0 in (op.shape(log_prob) or ()):
         return None
     return op.com_microsoft(
         "SoftmaxCrossEntropyLossGrad",
@@ -248,6 +284,23 @@ def fused_matmul(op: Emitter, A: str, B: str, transA: int, transB: int) -> str |
     return str(op.com_microsoft("FusedMatMul", A, B, transA=transA or None, transB=transB or None))
 
 
+@lowering("Rows", dialect="ort")
+def rows(op: Emitter, X: str) -> str | None:
+    """ONNX Runtime's builder reads a size that is not known off B when the model runs, which fails where it is 0."""
+    width = (op.shape(X) or (None,))[-1]
+    return str(op.Reshape(X, [-1, width])) if isinstance(width, int) and width else None
+
+
+@lowering("BatchGradient", dialect="ort")
+def batch_gradient(op: Emitter, dY: str, X: str, operands: tuple[str, ...]) -> str | None:
+    """ONNX Runtime's builder sums over axes that it knows without keeping them."""
+    axes = summed_axes(*(op.shape(name) for name in (X, *(name for name in operands if name != X))))
+    if axes is None or not any(axes):
+        return None
+    leading, inner = axes
+    return str(op.Reshape(op.ReduceSum(dY, inner[::-1] + leading[::-1], keepdims=0), op.measure(X)))
+
+
 @lowering("ConvGrad", dialect="ort")
 def conv_grad(op: Emitter, dY: str, X: str, W: str, **attributes: Any) -> tuple[str, str, str] | None:
     """The kernel takes auto_pad SAME for no pads at all; where the batch is empty the process ends."""
@@ -285,6 +338,36 @@ def average_pool_grad(
         return None
     attributes |= {"auto_pad": auto_pad, "kernel_shape": kernel_shape}
     return op.declare(op.emit("AveragePoolGrad", "", (dY,), 1, attributes), like=X)
+
+
+@lowering("BatchStatistics", dialect="ort")
+def batch_statistics(op: Emitter, X: str, Scale: str, input_mean: str, epsilon: float) -> tuple[str, str] | None:
+    """The forward node becomes BatchNormInternal, as ONNX Runtime's module builder has it, but in training alone.
+
+    That one takes a node in inference for one in training.
+    """
+    if not _has_batch_kernel(op, X, Scale, input_mean):
+        return None
+    mean, r = op.training_form("BatchNormInternal", ("saved_mean", "saved_inv_std"))
+    return mean, r
+
+
+@lowering("BatchNormalizationGrad", dialect="ort")
+def batch_normalization_grad(
+    op: Emitter, dY: str, X: str, Scale: str, Mean: str, InvStdDev: str, epsilon: float
+) -> tuple[str, str, str] | None:
+    """The kernel writes to every output, so all have names."""
+    if not _has_batch_kernel(op, X, Scale, Mean):
+        return None
+    inputs = dY, X, Scale, Mean, InvStdDev
+    dX, dScale, dB = op.emit("BatchNormalizationGrad", MICROSOFT, inputs, 3, {"epsilon": epsilon})
+    return dX, dScale, dB
+
+
+def _has_batch_kernel(op: Emitter, X: str, Scale: str, statistic: str) -> bool:
+    """In float, and what was cast is not what the forward node reads."""
+    given = X, Scale, statistic
+    return all(op.type(v) == TensorProto.FLOAT and v not in op.made for v in given) and 0 not in (op.shape(X) or ())
 
 
 @lowering("LayerNormalizationGrad", dialect="ort")

@@ -12,10 +12,10 @@ def matmul(op: Emitter, d_Y: str, A: str, B: str) -> tuple[str, str]:
     """dA = dY·Bᵀ, dB = Aᵀ·dY, each summed over the axes along which its operand was broadcast"""
     a, b = op.rank(A), op.rank(B)
     if a == 2 and b == 2:
-        return op.Gemm(d_Y, B, transB=1), op.Gemm(A, d_Y, transA=1)
+        return op.Gemm(d_Y, B, beta=0.0, transB=1), op.Gemm(A, d_Y, beta=0.0, transA=1)
     if b == 2:
         # One product over all rows of A, whatever its rank: never a product per batch and then a sum.
-        d_B = op.Gemm(op.Flatten(A, axis=-1), op.Flatten(d_Y, axis=-1), transA=1)
+        d_B = op.Gemm(op.grad.Rows(A), op.grad.Rows(d_Y), transA=1)
         return op.grad.FusedMatMul(d_Y, B, transA=0, transB=1), d_B
     if b == 1:
         d_B = op.MatMul(op.Reshape(d_Y, [-1]), op.Flatten(A, axis=-1))
@@ -28,16 +28,16 @@ def matmul(op: Emitter, d_Y: str, A: str, B: str) -> tuple[str, str]:
         return d_A, op.Mul(op.Unsqueeze(A, [1]), op.Unsqueeze(d_Y, [-2]))
     d_A = op.grad.FusedMatMul(d_Y, B, transA=0, transB=1)
     d_B = op.grad.FusedMatMul(A, d_Y, transA=1, transB=0)
-    return _summed(op, d_A, A, d_Y), _summed(op, d_B, B, d_Y)
+    d_A, d_B = _with_batch(op, d_A, A, d_Y), _with_batch(op, d_B, B, d_Y)
+    return op.grad.BatchGradient(d_A, A, (A, d_A)), op.grad.BatchGradient(d_B, B, (d_B, B))
 
 
-def _summed(op: Emitter, adjoint: str, operand: str, d_Y: str) -> str:
-    """`adjoint` has the batch axes of the product; sum over those that `operand` lacks or has with size 1."""
+def _with_batch(op: Emitter, adjoint: str, operand: str, d_Y: str) -> str:
+    """`adjoint`, of which is known that it has the batch axes of the product and the last two of `operand`."""
     shape, full = op.shape(operand), op.shape(d_Y)
     if shape is not None and full is not None:
         op.assume(adjoint, (*full[:-2], *shape[-2:]))
-    result: str = op.grad.BroadcastGradient(adjoint, operand, (operand, adjoint))
-    return result
+    return adjoint
 
 
 def _of_unknown_rank(op: Emitter, d_Y: str, A: str, B: str) -> tuple[str, str]:
@@ -54,7 +54,7 @@ def _of_unknown_rank(op: Emitter, d_Y: str, A: str, B: str) -> tuple[str, str]:
     matrices = op.Reshape(A, rows, allowzero=1), op.Reshape(B, columns, allowzero=1)
     d_A = op.grad.FusedMatMul(d_Y, matrices[1], transA=0, transB=1)
     d_B = op.grad.FusedMatMul(matrices[0], d_Y, transA=1, transB=0)
-    d_A, d_B = (_summed(op, d, x, d_Y) for d, x in zip((d_A, d_B), matrices, strict=True))
+    d_A, d_B = (op.grad.BatchGradient(d, x, (x, d)) for d, x in zip((d_A, d_B), matrices, strict=True))
     return op.reshape_like(d_A, A), op.reshape_like(d_B, B)
 
 
@@ -65,9 +65,9 @@ def gemm(
     """dA' = α·dY·B'ᵀ, dB' = α·A'ᵀ·dY, dC = β·dY summed over the axes along which C was broadcast"""
     factor = None if alpha == 1 else alpha
     left, right = (B, d_Y) if transA else (d_Y, B)
-    d_A = op.Gemm(left, right, alpha=factor, transA=transA and transB, transB=transA or 1 - transB)
+    d_A = op.Gemm(left, right, alpha=factor, beta=0.0, transA=transA and transB, transB=transA or 1 - transB)
     left, right = (d_Y, A) if transB else (A, d_Y)
-    d_B = op.Gemm(left, right, alpha=factor, transA=transB or 1 - transA, transB=transB and transA)
+    d_B = op.Gemm(left, right, alpha=factor, beta=0.0, transA=transB or 1 - transA, transB=transB and transA)
     if C is None or beta == 0:
         return d_A, d_B, None
     d_C = op.grad.BroadcastGradient(d_Y, C, (C, d_Y))

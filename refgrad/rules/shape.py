@@ -7,15 +7,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from refgrad.emit import Emitter
-from refgrad.graph import Dim
-from refgrad.lowering.onnx.indexing import put_back
+from refgrad.lowering.onnx.indexing import join, put_back
 from refgrad.registry import rule
 
 
 @rule("Reshape", wrt=["data"])
 def reshape(op: Emitter, d_reshaped: str, data: str) -> str:
     """dx = dy in the shape of x"""
-    return op.reshape_like(d_reshaped, data)
+    return op.grad.ReshapeGrad(d_reshaped, data)
 
 
 @rule("Flatten")
@@ -43,12 +42,16 @@ def unsqueeze(op: Emitter, d_expanded: str, data: str, axes: str) -> str:
 def _any(op: Emitter, axes: str | None) -> bool:
     """Whether some axis is known to be given: runtimes disagree on whether an empty list means every axis."""
     known = op.constant(axes)
-    return known is not None and known.size > 0
+    size = () if axes is None else op.shape(axes) if known is None else known.shape
+    return bool(size) and isinstance(size[0], int) and size[0] > 0
 
 
 @rule("Transpose")
-def transpose(op: Emitter, d_transposed: str, perm: Sequence[int] | None) -> str:
+def transpose(op: Emitter, d_transposed: str, data: str, perm: Sequence[int] | None) -> str:
     """dx = dy transposed by the inverse permutation"""
+    rank = op.rank(data)
+    if perm is None and rank:
+        perm = range(rank)[::-1]
     return op.Transpose(d_transposed, perm=None if perm is None else [int(axis) for axis in np.argsort(perm)])
 
 
@@ -57,21 +60,8 @@ def concat(op: Emitter, d_concat_result: str, inputs: list[str], axis: int) -> l
     """dxᵢ = the part of dy that xᵢ became"""
     if len(inputs) == 1:
         return [d_concat_result]
-    sizes: list[Dim] = []
-    for name in inputs:
-        shape = op.shape(name)
-        sizes.append(shape[axis] if shape else None)
-    if all(isinstance(size, int) for size in sizes):
-        split = op.const([size for size in sizes if isinstance(size, int)])
-    else:
-        split = op.Concat(
-            *(
-                [size] if isinstance(size, int) else op.Shape(name, start=axis, end=axis + 1 or None)
-                for name, size in zip(inputs, sizes, strict=True)
-            ),
-            axis=0,
-        )
-    return list(op.Split(d_concat_result, split, axis=axis, outputs=len(inputs)))
+    lengths = join(op, *(op.grad.Length(name, axis=axis) for name in inputs))
+    return list(op.Split(d_concat_result, lengths, axis=axis, outputs=len(inputs)))
 
 
 @rule("Split", wrt=["input"])
@@ -92,30 +82,7 @@ def expand(op: Emitter, d_output: str, input: str, output: str) -> str:
 @rule("Tile", wrt=["input"])
 def tile(op: Emitter, d_output: str, input: str, repeats: str) -> str:
     """dx = Σ dy over the copies of x"""
-    times, shape = op.constant(repeats), op.static(input)
-    if times is None:
-        dims = op.Shape(input)
-        pairs = op.Reshape(op.Concat(op.Unsqueeze(repeats, [1]), op.Unsqueeze(dims, [1]), axis=1), [-1])
-        axes = op.Range(0, op.Size(pairs), 2)
-        return op.ReduceSum(op.Reshape(d_output, pairs, allowzero=1), axes, keepdims=0, noop_with_empty_axes=1)
-    repeated = [axis for axis, count in enumerate(times) if count != 1]
-    if not repeated:
-        return d_output
-    if shape is not None:
-        sizes: str | list[int] = [
-            n for axis, size in enumerate(shape) for n in ([int(times[axis]), size] if axis in repeated else [size])
-        ]
-    else:
-        pieces: list[str | list[int]] = []
-        start = 0
-        for axis in repeated:
-            if axis > start:
-                pieces.append(op.Shape(input, start=start, end=axis))
-            pieces.append([int(times[axis])])
-            start = axis
-        sizes = op.Concat(*pieces, op.Shape(input, start=start), axis=0)
-    axes = [axis + before for before, axis in enumerate(repeated)]
-    return op.ReduceSum(op.Reshape(d_output, sizes, allowzero=1), axes, keepdims=0)
+    return op.grad.TileGrad(d_output, input, repeats)
 
 
 @rule("Slice", wrt=["data"])
@@ -133,8 +100,7 @@ def pad(
         return put_back(
             op, d_output, op.shape_of(data), lambda numbers: op.Pad(numbers, pads, None, axes, mode=mode)
         ), None
-    known = op.constant(pads)
-    d_data = op.Pad(d_output, op.Neg(pads) if known is None else op.const(-known), None, axes)
+    d_data = op.grad.PadGrad(d_output, pads, axes)
     if constant_value is None:
         return d_data, None
     inside = op.Equal(op.zeros_like(data), 0)
@@ -146,7 +112,7 @@ def pad(
 @rule("Trilu", wrt=["input"])
 def trilu(op: Emitter, d_output: str, k: str | None, upper: int) -> str:
     """dx = the same triangle of dy"""
-    return op.Trilu(d_output, k, upper=upper)
+    return op.grad.TriluGrad(d_output, k, upper=upper)
 
 
 @rule("ReverseSequence", wrt=["input"])

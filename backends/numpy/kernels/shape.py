@@ -302,6 +302,7 @@ def range_(start: np.ndarray, limit: np.ndarray, delta: np.ndarray, *, stash_typ
 
 
 @kernel("Trilu", fresh=True)
+@kernel("Trilu", domain=MICROSOFT, fresh=True)
 def trilu(x: np.ndarray, k: np.ndarray | None = None, *, upper: int) -> np.ndarray:
     if x.ndim < 2:
         raise ValueError(f"the input has rank {x.ndim}; matrices have rank 2 or more")

@@ -21,3 +21,13 @@ def _transposed(op: Emitter, A: str) -> str:
     matrices = op.Reshape(A, op.Concat(op.ReduceProd(batch, keepdims=1), rows, columns, axis=0), allowzero=1)
     exchanged = op.Transpose(matrices, perm=[0, 2, 1])
     return op.Reshape(exchanged, op.Concat(batch, columns, rows, axis=0), allowzero=1)
+
+
+@lowering("Rows")
+def rows(op: Emitter, X: str) -> str:
+    return str(op.Flatten(X, axis=-1))
+
+
+@lowering("BatchGradient")
+def batch_gradient(op: Emitter, dY: str, X: str, operands: tuple[str, ...]) -> str:
+    return str(op.grad.BroadcastGradient(dY, X, operands))
