@@ -216,6 +216,9 @@ ARCHITECTURES = {
     "resnet18": Architecture(_random(modules.ResNet18, x=(BATCH, 3, 64, 64)), noise=0.02, seed=15, quick=True),
     "bert": Architecture(_bert, noise=0.02, quick=True),
     "gpt2": Architecture(_gpt2, noise=0.02, quick=True),
+    # recurrence
+    "lstm": Architecture(_random(lambda: modules.Recurrent(nn.LSTM), x=(7, 3, 5)), quick=True),
+    "gru": Architecture(_random(lambda: modules.Recurrent(nn.GRU), x=(7, 3, 5)), quick=True),
     # encoders of text
     "roberta": Architecture(_text("Roberta", arguments={"add_pooling_layer": False})),
     "distilbert": Architecture(_text("DistilBert", dim=32, hidden_dim=48, n_layers=2, n_heads=4)),

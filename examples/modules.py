@@ -397,3 +397,17 @@ class RotaryDecoder(nn.Module):
         y = self.norm2(x)
         output: Tensor = x + self.down(functional.silu(self.gate(y)) * self.up(y))
         return output
+
+
+class Recurrent(nn.Module):
+    """Two layers of LSTM or GRU over a sequence, and a linear layer on the last state."""
+
+    def __init__(self, cell: type[nn.LSTM] | type[nn.GRU]) -> None:
+        super().__init__()
+        self.cells = cell(5, 6, num_layers=2)
+        self.out = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [T, N, 5] to [N, 3]."""
+        output: Tensor = self.out(self.cells(x)[0][-1])
+        return output
