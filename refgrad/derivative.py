@@ -8,8 +8,8 @@ from enum import Flag
 from pathlib import Path
 
 import numpy as np
-import onnx
 from onnx import ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto, helper, numpy_helper
+from onnx.external_data_helper import load_external_data_for_model
 
 from refgrad.backward import gradient, preflight
 from refgrad.errors import FeedError, OptionError, OptionTypeError, UnknownNameError, choices, did_you_mean
@@ -96,7 +96,9 @@ def onnx_derivative(
     """
     _check_options(options, weights, loss, label, path_name, builder, dialect)
     source = read(onx)
-    model: ModelProto | str | os.PathLike[str] = onx
+    if builder == "onnxruntime" and not isinstance(onx, ModelProto):
+        load_external_data_for_model(source, str(Path(onx).parent))
+    model = source if builder == "onnxruntime" else onx
     labels: Collection[str] = ()
     if loss is not None and label is not None:
         labels = [label] if isinstance(label, str) else label
@@ -107,7 +109,7 @@ def onnx_derivative(
         options = DerivativeOptions.KeepOutputs | DerivativeOptions.FillGrad
     by_inputs, by_weights = _selected(model, weights, inputs, labels)
     if builder == "onnxruntime":
-        made = _by_onnxruntime(model, by_inputs, by_weights, options)
+        made = _by_onnxruntime(read(model), by_inputs, by_weights, options)
     else:
         made = gradient(
             model,
@@ -236,7 +238,7 @@ def _selected(
         _check_names("inputs", inputs, [name for name in floats if name not in labels])
     default = preflight(model).wrt if weights is None or inputs is None else ()
     by_inputs = [n for n in default if n not in known and n not in labels] if inputs is None else list(inputs)
-    by_weights = [n for n in default if n in known] if weights is None else list(weights)
+    by_weights = [n for n in initializers if n in default] if weights is None else list(weights)
     return sorted(by_inputs, key=floats.index), by_weights
 
 
@@ -275,13 +277,10 @@ def _drop_copies(model: ModelProto, forward: Collection[str]) -> None:
         graph.node.extend(nodes)
 
 
-def _by_onnxruntime(
-    onx: ModelProto | str | os.PathLike[str], inputs: list[str], weights: list[str], options: DerivativeOptions
-) -> ModelProto:
+def _by_onnxruntime(model: ModelProto, inputs: list[str], weights: list[str], options: DerivativeOptions) -> ModelProto:
     """What OrtModuleGraphBuilder makes, with the cotangents that `options` ask for in the place of its YieldOp."""
     from refgrad.ortbuilder import build_module
 
-    model = onx if isinstance(onx, ModelProto) else onnx.load(onx)
     made = build_module(model, inputs, weights)
     if options & DerivativeOptions.KeepYieldOp:
         return made

@@ -202,6 +202,19 @@ SHARED = {
     ),
     "regression": (demo.regression(loss=False), None, None),
     "regression with its loss": (demo.regression(), None, None),
+    "elastic loss with penalties": (
+        refgrad.add_loss_output(demo.regression(loss=False), "elastic", weight_name="w", penalty={"init": {"l1": 1, "l2": 2}}),
+        None,
+        None,
+    ),
+    "log loss": (
+        refgrad.add_loss_output(
+            model("(float[N, 2] x) => (float[N, 2] y) <float[2, 2] w = {1, 2, 4, 5}> { p = MatMul(x, w) y = Softmax(p) }"),
+            "log",
+        ),
+        None,
+        ["x"],
+    ),
 }  # fmt: skip
 
 
@@ -263,7 +276,8 @@ class TestLoss:
         expected = feeds["x"].T @ slope[:, None] + 0.5 * np.sign(feeds["w"]) + 0.5 * feeds["w"]
         np.testing.assert_allclose(results["w_grad"], expected)
 
-    def test_a_file_with_external_data(self, tmp_path):
+    @pytest.mark.parametrize("builder", ["refgrad", pytest.param("onnxruntime", marks=needs_training)])
+    def test_a_file_with_external_data(self, tmp_path, builder):
         path = tmp_path / "model.onnx"
         large = model(
             "(float[N, 300] x, float[N, 1] label) => (float[1, 1] loss) { "
@@ -273,17 +287,27 @@ class TestLoss:
             value = np.full((300, 1) if name == "w" else (1, 1), 2, np.float32)
             large.graph.initializer.append(onnx.numpy_helper.from_array(value, name))
         onnx.save(large, path, save_as_external_data=True, location="weights", size_threshold=0)
-        made = onnx_derivative(path, options=Loss, loss="loss", label="label", path_name=tmp_path / "grad.onnx")
+        target = tmp_path / "grad.onnx"
+        made = onnx_derivative(path, options=Loss, loss="loss", label="label", path_name=target, builder=builder)
         assert names(made)[1] == ["x_grad", "w_grad", "c_grad", "loss"]
         feeds = {"x": np.zeros((1, 300)), "label": np.ones((1, 1)), "w": np.ones((300, 1)), "c": np.full((1, 1), 3)}
-        results = run(tmp_path / "grad.onnx", {name: value.astype(np.float32) for name, value in feeds.items()})
+        results = run(target, {name: value.astype(np.float32) for name, value in feeds.items()})
         assert results["loss"].item() == 3
 
     def test_loss_is_no_sum_of_other_options(self):
         assert not Loss & (KeepYieldOp | KeepOutputs | FillGrad)
 
 
-def test_local_functions_and_subgraphs():
+def test_weights_are_in_the_order_of_the_model_whatever_their_sizes():
+    forward = model(
+        "(float[N, 300] x) => (float[N, 1] y) <float[1] b = {1}> { p = MatMul(x, w) q = Add(p, b) y = Mul(q, a) }"
+    )
+    for name, shape in (("w", (300, 1)), ("a", (1,))):
+        forward.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(shape, np.float32), name))
+    assert names(onnx_derivative(forward))[1] == ["x_grad", "b_grad", "w_grad", "a_grad"]
+
+
+def test_local_functions():
     text = """<ir_version: 8, opset_import: ["" : 15, "mine" : 1]> g (float[N, 3] x) => (float[N, 3] y)
         <float[3] w = {1, 2, 3}> { y = mine.scaled(x, w) }
         <domain: "mine", opset_import: ["" : 15]> scaled (x, w) => (y) { y = Mul(x, w) }"""
