@@ -327,7 +327,7 @@ class _Sweep:
         final.opset_import.extend(graph.model.opset_import)
         if "" not in graph.opsets:
             final.opset_import.append(helper.make_opsetid("", graph.opset))
-        if any(node.domain == MICROSOFT for node in (*backward, *forward)):
+        if MICROSOFT in {emitted.domain for emitted in backward} | {node.domain for node in forward}:
             import_domain(final, MICROSOFT)
         target = final.graph
         target.name = f"{graph.model.graph.name}_grad"

@@ -25,7 +25,7 @@ from refgrad.graph import attribute_value
 from refgrad.registry import RULES, lowering
 
 Numbers = Sequence[float] | None
-Gates = Seen = Callable[..., tuple[str, str]]
+Step = Callable[..., tuple[Sequence[str], Sequence[str]]]  # states and elements to states and elements
 _BACKWARD = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
 _LAST = np.iinfo(np.int64).max
 
@@ -168,7 +168,7 @@ class _Sequences:
 
     def scan(
         self,
-        step: Callable[..., tuple[Sequence[str], Sequence[str]]],
+        step: Step,
         states: Sequence[str],
         backward: bool,
         **sequences: str | None,
@@ -303,18 +303,21 @@ def rnn_grad(
         before = sequences.before(H, _state(op, initial_h, k, Y), backward)
         a = _add(op, _times(op, X, w), _times(op, before, r), *_biases(op, B, k))
         slope = sequences.kept(f.adjoint(op, op.full(op.Shape(H), 1.0, like=H), a, H))
-
-        def step(dH: str, slope: str, dY: str | None = None, r: str = r) -> tuple[Sequence[str], Sequence[str]]:
-            da = op.Mul(_add(op, dH, dY), slope)
-            return [op.MatMul(da, r)], [da]
-
         last = sequences.last(_state(op, dY_h, k, Y))
         cotangent = None if dY is None else _of_direction(op, dY, k)
-        [dH], [da] = sequences.scan(step, [last], not backward, slope=slope, dY=cotangent)
+        [dH], [da] = sequences.scan(_rnn_step(op, r), [last], not backward, slope=slope, dY=cotangent)
         db = _total(op, da)
         results.append((op.MatMul(da, w), _product(op, da, X), _product(op, da, before), op.Concat(db, db, axis=0), dH))
     dX, *others = _transposed(results)
     return _add(op, *dX), *(_stacked(op, values) for values in others)
+
+
+def _rnn_step(op: Emitter, R: str) -> Step:
+    def step(dH: str, slope: str, dY: str | None = None) -> tuple[Sequence[str], Sequence[str]]:
+        da = op.Mul(_add(op, dH, dY), slope)
+        return [op.MatMul(da, R)], [da]
+
+    return step
 
 
 @lowering("GRUGates")
@@ -414,24 +417,10 @@ def gru_grad(
             reset = before
         by_zr = sequences.kept(f.adjoint(op, op.Concat(op.Sub(before, h), reset, axis=-1), a_zr, zr))
         by_h = sequences.kept(g.adjoint(op, op.Sub(1.0, z), a_h, h))
-
-        def step(
-            dH: str, z: str, r: str, by_zr: str, by_h: str, dY: str | None = None, Rzr: str = Rzr, Rh: str = Rh
-        ) -> tuple[Sequence[str], Sequence[str]]:
-            by_z, by_r = _parts(op, by_zr, 2)
-            d = _add(op, dH, dY)
-            dz, dh = op.Mul(d, by_z), op.Mul(d, by_h)
-            if linear_before_reset:
-                dr, inner = op.Mul(dh, by_r), op.MatMul(op.Mul(dh, r), Rh)
-            else:
-                product = op.MatMul(dh, Rh)
-                dr, inner = op.Mul(product, by_r), op.Mul(product, r)
-            dzr = op.Concat(dz, dr, axis=-1)
-            return [_add(op, op.Mul(d, z), inner, op.MatMul(dzr, Rzr))], [dzr, dh]
-
         last = sequences.last(_state(op, dHt, k, HAll))
         cotangent = None if dHAll is None else _of_direction(op, dHAll, k)
         elements = {"z": z, "r": r, "by_zr": by_zr, "by_h": by_h, "dY": cotangent}
+        step = _gru_step(op, Rzr, Rh, linear_before_reset)
         [dH], [dzr, dh] = sequences.scan(step, [last], not backward, **elements)
         da = op.Concat(dzr, dh, axis=-1)
         dq, read = (op.Mul(dh, r), before) if linear_before_reset else (dh, op.Mul(r, before))
@@ -440,6 +429,24 @@ def gru_grad(
         results.append((op.MatMul(da, _matrix(op, W, k)), _product(op, da, X), dR, dB, dH))
     dX, *others = _transposed(results)
     return _add(op, *dX), *(_stacked(op, values) for values in others)
+
+
+def _gru_step(op: Emitter, Rzr: str, Rh: str, linear_before_reset: int) -> Step:
+    def step(
+        dH: str, z: str, r: str, by_zr: str, by_h: str, dY: str | None = None
+    ) -> tuple[Sequence[str], Sequence[str]]:
+        by_z, by_r = _parts(op, by_zr, 2)
+        d = _add(op, dH, dY)
+        dz, dh = op.Mul(d, by_z), op.Mul(d, by_h)
+        if linear_before_reset:
+            dr, inner = op.Mul(dh, by_r), op.MatMul(op.Mul(dh, r), Rh)
+        else:
+            product = op.MatMul(dh, Rh)
+            dr, inner = op.Mul(product, by_r), op.Mul(product, r)
+        dzr = op.Concat(dz, dr, axis=-1)
+        return [_add(op, op.Mul(d, z), inner, op.MatMul(dzr, Rzr))], [dzr, dh]
+
+    return step
 
 
 @lowering("LSTMGates")
@@ -474,37 +481,46 @@ def lstm_gates(
         a = _add(op, _times(op, X, _matrix(op, W, k)), _times(op, before, _matrix(op, R, k)), *_biases(op, B, k))
         a_i, a_o, a_f, a_c = _parts(op, a, 4)
         c, C0 = g.of(op, a_c), _state(op, initial_c, k, Y)
-
-        def gates(a_i: str, a_f: str, f: Function = f) -> tuple[str, str]:
-            i = f.of(op, a_i)
-            return i, op.Sub(1.0, i) if input_forget else f.of(op, a_f)
-
-        def cell(C: str, i: str, forget: str, c: str) -> tuple[Sequence[str], Sequence[str]]:
-            new = op.Add(op.Mul(forget, C), op.Mul(i, c))
-            return [new], [op.Identity(new)]
-
         if P is None:
-            i, forget = gates(a_i, a_f)
-            _, [C] = sequences.scan(cell, [C0], backward, i=i, forget=forget, c=c)
+            i, forget = _opened(op, f, input_forget, a_i, a_f)
+            _, [C] = sequences.scan(_cell(op), [C0], backward, i=i, forget=forget, c=c)
         else:
             Pi, Po, Pf = _parts(op, op.Gather(P, np.array(k), axis=0), 3)
-
-            def seen(C: str, a_i: str, a_f: str, Pi: str = Pi, Pf: str = Pf) -> tuple[str, str]:
-                return op.Add(a_i, op.Mul(C, Pi)), op.Add(a_f, op.Mul(C, Pf))
-
-            def step(
-                C: str, a_i: str, a_f: str, c: str, gates: Gates = gates, seen: Seen = seen
-            ) -> tuple[Sequence[str], Sequence[str]]:
-                return cell(C, *gates(*seen(C, a_i, a_f)), c)
-
+            step = _seeing_cell(op, f, input_forget, Pi, Pf)
             _, [C] = sequences.scan(step, [C0], backward, a_i=a_i, a_f=a_f, c=c)
-            a_i, a_f = seen(sequences.before(C, C0, backward), a_i, a_f)
+            before = sequences.before(C, C0, backward)
+            a_i, a_f = op.Add(a_i, op.Mul(before, Pi)), op.Add(a_f, op.Mul(before, Pf))
             a_o = op.Add(a_o, op.Mul(C, Po))
-            i, forget = gates(a_i, a_f)
+            i, forget = _opened(op, f, input_forget, a_i, a_f)
         values = op.Concat(i, f.of(op, a_o), forget, c, axis=-1)
         results.append((sequences.kept(C), values, op.Concat(a_i, a_o, a_f, a_c, axis=-1)))
     CAll, iofc, arguments = (_stacked(op, values, axis=1) for values in _transposed(results))
     return CAll, iofc, arguments
+
+
+def _opened(op: Emitter, f: Function, input_forget: int, a_i: str, a_f: str) -> tuple[str, str]:
+    """The gates i and f by their arguments."""
+    i = f.of(op, a_i)
+    return i, op.Sub(1.0, i) if input_forget else f.of(op, a_f)
+
+
+def _cell(op: Emitter) -> Step:
+    def step(C: str, i: str, forget: str, c: str) -> tuple[Sequence[str], Sequence[str]]:
+        new = op.Add(op.Mul(forget, C), op.Mul(i, c))
+        return [new], [op.Identity(new)]
+
+    return step
+
+
+def _seeing_cell(op: Emitter, f: Function, input_forget: int, Pi: str, Pf: str) -> Step:
+    """The cell whose gates see it through peepholes, so that they open one step after the other."""
+    closed = _cell(op)
+
+    def step(C: str, a_i: str, a_f: str, c: str) -> tuple[Sequence[str], Sequence[str]]:
+        a_i, a_f = op.Add(a_i, op.Mul(C, Pi)), op.Add(a_f, op.Mul(C, Pf))
+        return closed(C, *_opened(op, f, input_forget, a_i, a_f), c)
+
+    return step
 
 
 @lowering("LSTMGrad")
@@ -559,19 +575,10 @@ def lstm_grad(
         if Pi is not None and Po is not None and Pf is not None:
             seen = op.Add(seen, op.Mul(by_o, Po))
             forget = _add(op, forget, op.Mul(by_i, Pi), op.Mul(by_f, Pf))
-
-        def step(
-            dH: str, dC: str, by: str, seen: str, kept: str, dY: str | None = None, r: str = r
-        ) -> tuple[Sequence[str], Sequence[str]]:
-            d = _add(op, dH, dY)
-            e = op.Add(dC, op.Mul(d, seen))
-            da = op.Mul(op.Concat(e, d, e, e, axis=-1), by)
-            return [op.MatMul(da, r), op.Mul(e, kept)], [da]
-
         last = [sequences.last(_state(op, state, k, HAll)) for state in (dHt, dCt)]
         cotangent = None if dHAll is None else _of_direction(op, dHAll, k)
         elements = {"by": by, "seen": sequences.kept(seen), "kept": forget, "dY": cotangent}
-        [dH, dC], [da] = sequences.scan(step, last, not backward, **elements)
+        [dH, dC], [da] = sequences.scan(_lstm_step(op, r), last, not backward, **elements)
         db = _total(op, da)
         da_i, da_o, da_f, _ = _parts(op, da, 4)
         dP = [_total(op, op.Mul(d, state)) for d, state in ((da_i, C_before), (da_o, C), (da_f, C_before))]
@@ -579,3 +586,15 @@ def lstm_grad(
         results.append((op.MatMul(da, w), dW, dR, op.Concat(db, db, axis=0), dH, dC, op.Concat(*dP, axis=0)))
     dX, *others = _transposed(results)
     return _add(op, *dX), *(_stacked(op, values) for values in others)
+
+
+def _lstm_step(op: Emitter, R: str) -> Step:
+    def step(
+        dH: str, dC: str, by: str, seen: str, kept: str, dY: str | None = None
+    ) -> tuple[Sequence[str], Sequence[str]]:
+        d = _add(op, dH, dY)
+        e = op.Add(dC, op.Mul(d, seen))
+        da = op.Mul(op.Concat(e, d, e, e, axis=-1), by)
+        return [op.MatMul(da, R), op.Mul(e, kept)], [da]
+
+    return step
