@@ -19,11 +19,19 @@ def softmax_cross_entropy_loss(
     log_prob: str,
     ignore_index: int | None,
     reduction: str,
-) -> tuple[str, str | None]:
-    """dscores = w·dy·(softmax − onehot(label)), divided by Σw for the mean; dweights as for NegativeLogLikelihoodLoss"""
-    d_scores = op.grad.SoftmaxCrossEntropyLossGrad(
-        d_output, d_log_prob, log_prob, labels, weights, reduction=reduction, ignore_index=ignore_index
-    )
+) -> tuple[str | None, str | None]:
+    """dscores = w·dy·(softmax − onehot(label)), divided by Σw for the mean; dweights as for NegativeLogLikelihoodLoss
+
+    What comes by log_prob is added: that is LogSoftmax(scores).
+    """
+    d_scores = None
+    if d_output is not None:
+        d_scores = op.grad.SoftmaxCrossEntropyLossGrad(
+            d_output, log_prob, labels, weights, reduction=reduction, ignore_index=ignore_index
+        )
+    if d_log_prob is not None:
+        through_log_prob = op.grad.LogSoftmaxGrad(d_log_prob, log_prob, axis=1)
+        d_scores = through_log_prob if d_scores is None else op.Add(d_scores, through_log_prob)
     return d_scores, _d_weights(op, d_output, log_prob, labels, weights, output, ignore_index, reduction)
 
 

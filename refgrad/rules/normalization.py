@@ -9,7 +9,15 @@ from onnx import TensorProto
 
 from refgrad.emit import Emitter
 from refgrad.graph import SIXTEEN_BIT
-from refgrad.lowering.onnx.normalization import through_statistics, widest
+from refgrad.lowering.onnx.normalization import (
+    along,
+    by_statistics,
+    channel_axes,
+    channels,
+    statistics,
+    through_statistics,
+    widest,
+)
 from refgrad.registry import rule
 
 
@@ -30,98 +38,70 @@ def batch_normalization(
 ) -> tuple[str | None, ...]:
     """dX = dY·scale·r, dscale = Σ dY·x̂, dB = Σ dY; in training also through the mean and the variance of the batch"""
     wide = widest(op, X, scale, input_mean)
-    read = _channels(op, X), _channels(op, d_Y or op.zeros_like(X)), scale, input_mean, input_var
+    read = X, d_Y or op.zeros_like(X), scale, input_mean, input_var
     x, d_y, factor, mean, var = (op.as_type(value, wide) for value in read)
-    axes = [0, *range(2, _rank(op, X))]
+    shape = op.shape(X)
+    if shape is not None:
+        op.assume(x, shape)
+        op.assume(d_y, shape)
     if training_mode:
-        adjoints = list(_in_training(op, d_y, x, factor, d_running_mean, d_running_var, epsilon, momentum, axes))
+        centre, r = op.grad.BatchStatistics(x, factor, mean, epsilon=epsilon)
+        d_x, d_scale, d_B = op.grad.BatchNormalizationGrad(d_y, x, factor, centre, r, epsilon=epsilon)
+        d_mean, d_var, share = _through_running_statistics(op, x, scale, d_running_mean, d_running_var, momentum)
+        adjoints = [d_x if share is None else op.Add(d_x, share), d_scale, d_B, d_mean, d_var]
     else:
-        adjoints = list(_in_inference(op, d_y, x, factor, mean, var, epsilon, axes))
-    if op.rank(X) is None:
-        adjoints[0] = op.reshape_like(str(adjoints[0]), X)
+        adjoints = list(_in_inference(op, channels(op, d_y), channels(op, x), factor, mean, var, epsilon))
+        if op.rank(X) is None:
+            adjoints[0] = op.reshape_like(str(adjoints[0]), X)
     primals = X, scale, B, input_mean, input_var
     return tuple(d and op.as_type(d, op.type(name)) for d, name in zip(adjoints, primals, strict=True))
 
 
-def _in_inference(
-    op: Emitter, d_y: str, x: str, scale: str, mean: str, var: str, epsilon: float, axes: list[int]
-) -> tuple[str, ...]:
+def _in_inference(op: Emitter, d_y: str, x: str, scale: str, mean: str, var: str, epsilon: float) -> tuple[str, ...]:
+    axes = channel_axes(op, x)
     r = op.Reciprocal(op.Sqrt(op.Add(var, epsilon)))
     factor = op.Mul(scale, r)
     d_B = op.ReduceSum(d_y, axes, keepdims=0)
-    centred = op.Sub(x, _along(op, mean, axes))
+    centred = op.Sub(x, along(op, mean, axes))
     d_scale = op.Mul(op.ReduceSum(op.Mul(d_y, centred), axes, keepdims=0), r)
     d_mean = op.Neg(op.Mul(d_B, factor))
     d_var = op.Mul(op.Mul(d_scale, op.Mul(factor, r)), -0.5)
-    return op.Mul(d_y, _along(op, factor, axes)), d_scale, d_B, d_mean, d_var
+    return op.Mul(d_y, along(op, factor, axes)), d_scale, d_B, d_mean, d_var
 
 
-def _in_training(
-    op: Emitter,
-    d_y: str,
-    x: str,
-    scale: str,
-    d_running_mean: str | None,
-    d_running_var: str | None,
-    epsilon: float,
-    momentum: float,
-    axes: list[int],
-) -> tuple[str | None, ...]:
-    """running_mean = momentum·input_mean + (1 − momentum)·mean, and running_var likewise; no division by n − 1."""
-    d_x, d_scale, d_B = _by_own_statistics(op, d_y, x, scale, epsilon, axes, axes)
-    d_mean = d_var = None
+def _through_running_statistics(
+    op: Emitter, x: str, scale: str, d_running_mean: str | None, d_running_var: str | None, momentum: float
+) -> tuple[str | None, str | None, str | None]:
+    """The adjoints of input_mean and input_var, and their share in that of `x`.
+
+    running_mean = momentum·input_mean + (1 − momentum)·mean, and running_var likewise; no division by n − 1.
+    """
+    d_mean = d_var = d_x = None
+    rows = channels(op, x)
+    axes = channel_axes(op, rows)
     if d_running_mean is not None:
         d_mean = op.Mul(d_running_mean, momentum)
         share = op.Mul(op.as_type(d_running_mean, op.type(x)), 1 - momentum)
-        d_x = op.Add(d_x, _along(op, op.Mul(share, op.share(x, scale, like=x)), axes))
+        d_x = along(op, op.Mul(share, op.share(rows, scale, like=x)), axes)
     if d_running_var is not None:
         d_var = op.Mul(d_running_var, momentum)
         share = op.Mul(op.as_type(d_running_var, op.type(x)), 2 * (1 - momentum))
-        centred = op.Sub(x, op.reduce("ReduceMean", x, op.const(axes)))
-        d_x = op.Add(d_x, op.Mul(_along(op, op.Mul(share, op.share(x, scale, like=x)), axes), centred))
-    return d_x, d_scale, d_B, d_mean, d_var
+        centred = op.Sub(rows, op.reduce("ReduceMean", rows, op.const(axes)))
+        part = op.Mul(along(op, op.Mul(share, op.share(rows, scale, like=x)), axes), centred)
+        d_x = part if d_x is None else op.Add(d_x, part)
+    if d_x is not None and op.rank(x) is None:
+        d_x = op.reshape_like(op.Expand(d_x, op.Shape(rows)), x)
+    return d_mean, d_var, d_x
 
 
 @rule("InstanceNormalization")
 def instance_normalization(op: Emitter, d_output: str, input: str, scale: str, epsilon: float) -> tuple[str, str, str]:
     """dx = r·(g − mean(g) − x̂·mean(g·x̂)) with g = dy·scale and means over space, dscale = Σ dy·x̂, dB = Σ dy"""
-    axes = list(range(2, _rank(op, input)))
-    d_x, d_scale, d_B = _by_own_statistics(
-        op, _channels(op, d_output), _channels(op, input), scale, epsilon, axes, [0, *axes]
-    )
+    x, d_y = channels(op, input), channels(op, d_output)
+    shared = channel_axes(op, x)
+    mean, r = statistics(op, x, shared[1:], epsilon)
+    d_x, d_scale, d_B = by_statistics(op, d_y, x, scale, mean, r, shared[1:], shared)
     return d_x if op.rank(input) is not None else op.reshape_like(d_x, input), d_scale, d_B
-
-
-def _by_own_statistics(
-    op: Emitter, d_y: str, x: str, scale: str, epsilon: float, axes: list[int], shared: list[int]
-) -> tuple[str, str, str]:
-    """The adjoints of x, scale and B: mean and variance are those of `x` over `axes`, scale and B the same over `shared`."""
-    along = op.const(axes)
-    centred = op.Sub(x, op.reduce("ReduceMean", x, along))
-    var = op.reduce("ReduceMean", op.Mul(centred, centred), along)
-    r = op.Reciprocal(op.Sqrt(op.Add(var, epsilon)))
-    normalized = op.Mul(centred, r)
-    d_x = through_statistics(op, op.Mul(d_y, _along(op, scale, shared)), normalized, r, axes)
-    return d_x, op.ReduceSum(op.Mul(d_y, normalized), shared, keepdims=0), op.ReduceSum(d_y, shared, keepdims=0)
-
-
-def _rank(op: Emitter, X: str) -> int:
-    """The rank of `_channels(X)`."""
-    rank = op.rank(X)
-    return 3 if rank is None else rank
-
-
-def _channels(op: Emitter, X: str) -> str:
-    """`X`, or where its rank is unknown all its spatial axes in one: (N, C, S)."""
-    if op.rank(X) is not None:
-        return X
-    size = op.ReduceProd(op.Shape(X, start=2), keepdims=1)
-    return str(op.Reshape(X, op.Concat(op.Shape(X, end=2), size, axis=0), allowzero=1))
-
-
-def _along(op: Emitter, per_channel: str, axes: list[int]) -> str:
-    """(C) so that it broadcasts along the spatial ones of `axes`, (0, 2, 3, ...)."""
-    return str(op.Unsqueeze(per_channel, [axis - 1 for axis in axes[1:]])) if len(axes) > 1 else per_channel
 
 
 @rule("LayerNormalization")

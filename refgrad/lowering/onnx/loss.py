@@ -47,20 +47,15 @@ def read_labels(
 @lowering("SoftmaxCrossEntropyLossGrad")
 def softmax_cross_entropy_loss_grad(
     op: Emitter,
-    d_output: str | None,
-    d_log_prob: str | None,
+    d_output: str,
     log_prob: str,
     labels: str,
     weights: str | None,
     reduction: str,
     ignore_index: int | str | None,
-) -> str | None:
+) -> str:
     """share·(exp(log_prob) − onehot(label)): the share is subtracted where the label points."""
-    through_log_prob = None if d_log_prob is None else op.grad.LogSoftmaxGrad(d_log_prob, log_prob, axis=1)
-    if d_output is None:
-        return through_log_prob
     read = read_labels(op, d_output, labels, weights, ignore_index, reduction)
     share = op.Unsqueeze(read.share, [1])
     soft = op.Mul(op.Exp(log_prob), share)
-    d_scores = op.ScatterElements(soft, op.Unsqueeze(read.classes, [1]), op.Neg(share), axis=1, reduction="add")
-    return d_scores if through_log_prob is None else op.Add(d_scores, through_log_prob)
+    return str(op.ScatterElements(soft, op.Unsqueeze(read.classes, [1]), op.Neg(share), axis=1, reduction="add"))

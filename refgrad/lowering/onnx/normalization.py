@@ -10,6 +10,68 @@ from refgrad.emit import Emitter
 from refgrad.registry import lowering
 
 
+@lowering("BatchStatistics")
+def batch_statistics(op: Emitter, X: str, Scale: str, input_mean: str, epsilon: float) -> tuple[str, str]:
+    x = channels(op, X)
+    return statistics(op, x, channel_axes(op, x), epsilon)
+
+
+@lowering("BatchNormalizationGrad")
+def batch_normalization_grad(
+    op: Emitter, dY: str, X: str, Scale: str, Mean: str, InvStdDev: str, epsilon: float
+) -> tuple[str, str, str]:
+    """As in `by_statistics`, over the batch and space."""
+    x, d_y = channels(op, X), channels(op, dY)
+    axes = channel_axes(op, x)
+    dX, dScale, dB = by_statistics(op, d_y, x, Scale, Mean, InvStdDev, axes, axes)
+    return dX if op.rank(X) is not None else op.reshape_like(dX, X), dScale, dB
+
+
+def channels(op: Emitter, X: str) -> str:
+    """`X`, or where its rank is unknown all its spatial axes in one: (N, C, S)."""
+    if op.rank(X) is not None:
+        return X
+    size = op.ReduceProd(op.Shape(X, start=2), keepdims=1)
+    return str(op.Reshape(X, op.Concat(op.Shape(X, end=2), size, axis=0), allowzero=1))
+
+
+def channel_axes(op: Emitter, x: str) -> list[int]:
+    """The axes over which the elements of a channel of `channels(X)` lie: batch and space."""
+    rank = op.rank(x)
+    return [0, *range(2, 3 if rank is None else rank)]
+
+
+def along(op: Emitter, per_channel: str, axes: Sequence[int]) -> str:
+    """(C) so that it broadcasts along the spatial ones of `axes`, (0, 2, 3, ...)."""
+    return str(op.Unsqueeze(per_channel, [axis - 1 for axis in axes[1:]])) if len(axes) > 1 else per_channel
+
+
+def statistics(op: Emitter, x: str, axes: Sequence[int], epsilon: float) -> tuple[str, str]:
+    """The mean of `x` over `axes`, which stay, and r = 1/√(var + ε)."""
+    over = op.const(list(axes))
+    mean = op.reduce("ReduceMean", x, over)
+    centred = op.Sub(x, mean)
+    var = op.reduce("ReduceMean", op.Mul(centred, centred), over)
+    return mean, op.Reciprocal(op.Sqrt(op.Add(var, epsilon)))
+
+
+def by_statistics(
+    op: Emitter,
+    d_y: str,
+    x: str,
+    scale: str,
+    mean: str,
+    r: str,
+    axes: Sequence[int],
+    shared: Sequence[int],
+) -> tuple[str, str, str]:
+    """The adjoints of x, scale and B: `mean` and `r` are the statistics of `x` over `axes`, scale and B the same over `shared`."""
+    normalized = op.Mul(op.Sub(x, mean), r)
+    over = list(shared)
+    d_x = through_statistics(op, op.Mul(d_y, along(op, scale, shared)), normalized, r, axes)
+    return d_x, op.ReduceSum(op.Mul(d_y, normalized), over, keepdims=0), op.ReduceSum(d_y, over, keepdims=0)
+
+
 @lowering("LayerNormalizationGrad")
 def layer_normalization_grad(
     op: Emitter, dY: str, X: str, Scale: str, Mean: str, InvStdDev: str, axis: int
@@ -38,9 +100,7 @@ def by_normalized(
     return op.as_type(dX, kinds[0]), op.as_type(d_scale, kinds[1]), op.as_type(d_B, kinds[1])
 
 
-def through_statistics(
-    op: Emitter, g: str, normalized: str, r: str, axes: Sequence[int], centred: bool = True
-) -> str:
+def through_statistics(op: Emitter, g: str, normalized: str, r: str, axes: Sequence[int], centred: bool = True) -> str:
     """dx = r·(g − mean(g) − x̂·mean(g·x̂)), where g is the adjoint of x̂ and the means are over `axes`, the statistics'.
 
     Where x̂ = x·r is not `centred`, mean(g) does not occur.
