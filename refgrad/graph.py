@@ -118,7 +118,8 @@ class Graph:
         graph = self.model.graph
         self.opsets = versions_of(self.model)
         self.opset = self.opsets.get("", MIN_OPSET)
-        self.initializers = {t.name: t for t in graph.initializer} | self.apart
+        known = {t.name: t for t in graph.initializer} | self.apart
+        self.initializers = {t.name: known[t.name] for t in self.source.graph.initializer if t.name in known} | known
         self.inputs = {v.name: v for v in graph.input if v.name not in self.apart or v.name in self._overridable}
         self.outputs = {v.name: v for v in graph.output}
         self.nodes = read_nodes(graph)

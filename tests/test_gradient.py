@@ -428,6 +428,13 @@ def test_cotangents_of_ones() -> None:
     np.testing.assert_allclose(run(gradient, {"x": X})["x_grad"], 2 * np.cos(X), rtol=1e-6)
 
 
+def test_weights_are_in_the_order_of_the_model_whatever_their_sizes() -> None:
+    model = model_of("g (float[2,300] x) => (float[2,1] y) { p = MatMul(x, w) y = Add(p, b) }")
+    for name, shape in (("w", (300, 1)), ("b", (1,))):  # the large one is kept apart
+        model.graph.initializer.append(numpy_helper.from_array(np.ones(shape, np.float32), name))
+    assert inputs_of(refgrad.gradient(model)) == ["x", "w", "b", "y_grad"]
+
+
 def test_cotangents_that_are_yielded() -> None:
     model = model_of("g (float[2,3] x) => (float[2,3] y, float[2,3] z) { y = Sin(x) z = Cos(x) }")
     gradient = refgrad.gradient(model, cotangent="yield", dialect="ort")
