@@ -113,7 +113,8 @@ def select_model_inputs_outputs(
 
     An input may be any result: whatever computes it is left out, unless another output needs it. An initializer that becomes
     an input keeps its value as default. The types of new inputs and outputs are those that the model declares, or what shape
-    inference finds; a dimension that it does not know has no size and no name.
+    inference finds; a dimension that it does not know has no size and no name. mlprodict's function of this name keeps every
+    input of the model by default, this one those that are needed. training_info is left out.
 
     :param model: a model, or the path of one. It is not modified. External data is referenced, not read: save the result in
         the folder of the model.
@@ -142,7 +143,10 @@ def select_model_inputs_outputs(
 
 
 class _Selection:
-    """One selection: the model, where its values come from, and what is needed of it."""
+    """One selection: the model, where its values come from, and what is needed of it.
+
+    onnx.utils.Extractor does not see what subgraphs read, and refuses sparse initializers, annotations and undeclared types.
+    """
 
     def __init__(self, source: ModelProto) -> None:
         self.source, self.graph = source, source.graph
