@@ -145,7 +145,7 @@ class _Sweep:
         self.op = op
         self.rename: dict[str, str] = {}  # emitted value: its name in the result
         self.owner: dict[str, str] = {}  # emitted value: the primal whose adjoint it was first
-        self.contributions: dict[str, list[str]] = {}
+        self.contributions: dict[str, list[list[str]]] = {}  # a list per node, the last node first
         self._tensor_types: dict[tuple[int, Shape], TypeProto] = {}
         self.cotangents = self._seed(cotangent)
         for node in reversed(path.active):
@@ -178,7 +178,7 @@ class _Sweep:
                 self.rename[seed] = names[output]
             op.describe(seed, like=output)
             self.owner[seed] = output
-            self.contributions[output] = [seed]
+            self.contributions[output] = [[seed]]
         return names if cotangent == "input" else {}
 
     def _visit(self, node: Node) -> None:
@@ -192,6 +192,7 @@ class _Sweep:
         arguments, keywords = self._arguments(node, bound, adjoints)
         result = rule.function(op, *arguments, **keywords)
         operands = tuple(filter(None, node.inputs)) if rule.broadcast else ()
+        mine: dict[str, list[str]] = {}
         for name, adjoint in self._assign(node, rule, places, result):
             if adjoint is None or name not in needed:
                 continue
@@ -199,10 +200,11 @@ class _Sweep:
                 adjoint = op.grad.BroadcastGradient(adjoint, name, operands)
             if name in self.graph.adjoint_types:
                 adjoint = op.as_type(adjoint, self.graph.adjoint_types[name])
-            if name in self.contributions:
-                self.contributions[name].append(adjoint)
+            if name in mine:
+                mine[name].append(adjoint)
             else:
-                self.contributions[name] = [adjoint]
+                mine[name] = [adjoint]
+                self.contributions.setdefault(name, []).append(mine[name])
 
     def _arguments(
         self, node: Node, bound: tuple[Read, ...], adjoints: list[str | None]
@@ -259,10 +261,11 @@ class _Sweep:
                 yield node.inputs[position], adjoint
 
     def _adjoint(self, name: str) -> str | None:
-        """The adjoint of `name`, the sum of its contributions; None where there are none."""
-        parts = self.contributions.get(name)
-        if not parts:
+        """The adjoint of `name`, the sum of its contributions in the order of the nodes; None where there are none."""
+        groups = self.contributions.get(name)
+        if not groups:
             return None
+        parts = [part for group in reversed(groups) for part in group]
         if len(parts) == 1:
             total = parts[0]
             if self.owner.get(total) == name:
@@ -274,7 +277,7 @@ class _Sweep:
             parts = [self._call(self._own(part), f"{name}_grad_{k}", name) for k, part in enumerate(parts)]
             total = self._call(self.op.Sum(*parts), f"{name}_grad", name)
         self.op.describe(total, like=name)
-        self.contributions[name] = [total]
+        self.contributions[name] = [[total]]
         return total
 
     def _own(self, value: str) -> str:

@@ -264,7 +264,7 @@ def test_check_agrees(regression, refgrad_):
 
 def test_check_disagrees_with_exit_code_1(regression, refgrad_, monkeypatch):
     right = registry.RULES["", "Sub"]
-    wrong = registry.Rule("Sub", "", lambda op, d_C: (d_C, d_C), right.wrt, right.broadcast, right.parameters)
+    wrong = registry.Rule("Sub", "", lambda op, d_C, A, B: (d_C, d_C), right.wrt, True, right.parameters)
     monkeypatch.setitem(registry.RULES, ("", "Sub"), wrong)
     code, text = refgrad_("check", regression, "--wrt", "label", "--backends", "numpy")
     assert code == 1
