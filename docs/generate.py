@@ -19,9 +19,11 @@ import onnx
 import onnx.printer
 
 from refgrad.conformance.backendtests import KINDS, LEFT_OUT, backend_tests
+from refgrad.conformance.departures import KINDS as DEPARTURES
 from refgrad.conformance.findings import findings as every_finding
-from refgrad.conformance.findings.finding import VERSIONS, Finding
+from refgrad.conformance.findings.finding import TRAINING, VERSIONS, Finding
 from refgrad.conformance.nodemodels import FIXED, excluded, node_models
+from refgrad.conformance.structure import EXCUSES
 from refgrad.kinks import KINKS, Point
 from refgrad.operators import operators as every_operator
 from refgrad.registry import RULES
@@ -173,6 +175,52 @@ def _short(value: Any) -> str:
     )
 
 
+def parity() -> str:
+    """Return docs/parity.md, from the results that `nox -s parity` wrote."""
+    results = json.loads((RESULTS / "parity.json").read_text())
+    per_operator: dict[str, dict[str, int]] = results["operators"]
+    total = Counter[str]()
+    for column in per_operator.values():
+        total.update(column)
+    made = total["cases"] - total["refused"]
+    apart = {verdict: words for excuse, words in EXCUSES.items() for verdict in [f"isomorphic apart from {excuse}"]}
+    apart[f"isomorphic apart from {' and '.join(EXCUSES)}"] = "both"
+    columns = ("cases", "same operators", "same names", "isomorphic", *apart, *DEPARTURES)
+    rows = [[name, *(str(column.get(c) or "") for c in columns)] for name, column in per_operator.items()]
+    rows.append(["all", *(str(total[c]) for c in columns)])
+    lines = [
+        "# Parity with ONNX Runtime's gradient builder\n",
+        f"Dialect `ort` against GradientGraphBuilder of onnxruntime-training-cpu {VERSIONS[TRAINING]}, over {total['cases']} "
+        f"cases of the {len(per_operator)} operators that it has a\ngradient for. It makes a gradient for {made} of them; "
+        f"{total['isomorphic'] + sum(total[c] for c in apart)} of these graphs are refgrad's, {total['isomorphic']} of them "
+        "node by node. What the columns count:\n",
+        *(f"- {column}: {words}" for column, words in (*apart.items(), *DEPARTURES.items())),
+        "\nEvery graph of the last columns is explained below. `nox -s parity` measures all of this.\n",
+        table(("operator", *columns), rows),
+        "## Whole models\n",
+        table(
+            ("model", "builder", "nodes", "its nodes", "graph", "training operators", "names", "values"),
+            [
+                [
+                    *(str(m[column]) for column in ("name", "builder", "ours", "theirs", "verdict")),
+                    *("the same" if m[same] else "others" for same in ("same_operators", "same_names")),
+                    m["values"],
+                ]
+                for m in results["models"]
+            ],
+        ),
+    ]
+    for kind, words in DEPARTURES.items():
+        lines.append(f"## {kind.capitalize()}: {words}\n")
+        for ground in (ground for ground in results["departures"] if ground["kind"] == kind):
+            cases = ", ".join(f"{name} ({count})" for name, count in ground["cases"].items())
+            lines += [f"**{cases}.** {ground['reason']}\n", f"`{ground['example']}`\n"]
+            shown = "\n".join(part for part in (ground["detail"], ground["proof"]) if part)
+            if shown:
+                lines.append(f"```\n{shown}\n```\n")
+    return "\n".join(lines)
+
+
 def operators_summary() -> str:
     """Return the README's section on operators."""
     names = ", ".join(sorted({name for _, name in RULES}, key=str.lower))
@@ -295,6 +343,7 @@ def generated() -> dict[Path, str]:
         ROOT / "docs" / "models.md": models(),
         ROOT / "docs" / "node_models.md": models_of_nodes(),
         ROOT / "docs" / "opsets.md": opsets(),
+        ROOT / "docs" / "parity.md": parity(),
     }
 
 

@@ -81,6 +81,13 @@ class Builders:
         """
         return self._build(_module, model, {"inputs": list(inputs), "initializers": list(initializers)})
 
+    def optimized(self, model: ModelProto, inputs: Iterable[str], initializers: Iterable[str]) -> ModelProto:
+        """The forward graph that `module` differentiates: `model` with what is trained as inputs, after its optimisations.
+
+        :raises BuilderError: it refused, crashed, did not finish in time, or is not installed.
+        """
+        return self._build(_optimized, model, {"inputs": list(inputs), "initializers": list(initializers)})
+
     def close(self) -> None:
         """End the process, if there is one."""
         self.worker.close()
@@ -122,6 +129,16 @@ def _raw(model: bytes, wrt: list[str], output: str) -> bytes:
 
 
 def _module(model: bytes, inputs: list[str], initializers: list[str]) -> bytes:
+    made: bytes = _module_builder(model, inputs, initializers).get_gradient_model()
+    return made
+
+
+def _optimized(model: bytes, inputs: list[str], initializers: list[str]) -> bytes:
+    made: bytes = _module_builder(model, inputs, initializers).get_forward_model()
+    return made
+
+
+def _module_builder(model: bytes, inputs: list[str], initializers: list[str]) -> Any:
     from onnxruntime.capi import _pybind_state as library
 
     options = library.OrtModuleGraphBuilderConfiguration()
@@ -131,8 +148,7 @@ def _module(model: bytes, inputs: list[str], initializers: list[str]) -> bytes:
     builder = library.OrtModuleGraphBuilder()
     builder.initialize(model, options)
     builder.build(library.TrainingGraphTransformerConfiguration())
-    made: bytes = builder.get_gradient_model()
-    return made
+    return builder
 
 
 def depends_on(model: ModelProto, output: str) -> set[str]:

@@ -1,0 +1,53 @@
+"""Dialect "ort" against ONNX Runtime's own builder: every case of every registered operator, and whole models.
+
+python benchmarks/parity.py [FOLDER]    # results/parity.json; FOLDER has the models that examples/torch_models.py writes
+
+Needs the training wheel; minutes.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+
+from rich.progress import track
+from timing import RESULTS
+
+from refgrad.conformance import parity
+from refgrad.ortbuilder import Builders
+from refgrad.worker import Worker
+
+WORKERS = 2
+
+
+def rows(operator: str) -> list[parity.Row]:
+    return list(parity.survey([operator]))
+
+
+def models(folder: Path | None) -> list[parity.WholeModel]:
+    with Builders() as builders, Worker() as runner:
+        cases = parity.whole_models(folder).values()
+        return [found for case in cases for found in parity.measure_model(case, builders, runner)]
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Measure, and write what came out."""
+    operators = sorted({operator for operator, _ in parity.table()})
+    with ProcessPoolExecutor(WORKERS) as pool:
+        measured = [row for found in track(pool.map(rows, operators), "operators", len(operators)) for row in found]
+    for row in parity.unexplained(measured):
+        print("no reason:", row.operator, row.case, row.kind, row.proof)
+    results = {
+        "operators": parity.counts(measured),
+        "departures": parity.grounds(measured),
+        "models": [asdict(model) for model in models(Path(arguments[0]) if arguments else None)],
+    }
+    (RESULTS / "parity.json").write_text(json.dumps(results, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
