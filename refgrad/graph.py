@@ -118,8 +118,9 @@ class Graph:
         graph = self.model.graph
         self.opsets = versions_of(self.model)
         self.opset = self.opsets.get("", MIN_OPSET)
-        known = {t.name: t for t in graph.initializer} | self.apart
-        self.initializers = {t.name: known[t.name] for t in self.source.graph.initializer if t.name in known} | known
+        tensors = {t.name: t for t in graph.initializer} | self.apart
+        order = (t.name for t in self.source.graph.initializer if t.name in tensors)
+        self.initializers = {name: tensors[name] for name in order} | tensors
         self.inputs = {v.name: v for v in graph.input if v.name not in self.apart or v.name in self._overridable}
         self.outputs = {v.name: v for v in graph.output}
         self.nodes = read_nodes(graph)

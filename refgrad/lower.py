@@ -15,7 +15,7 @@ from refgrad.errors import LoweringError, RuleError, choices
 from refgrad.functions import MICROSOFT, OPERATORS, UnsupportedFormError, make_function
 from refgrad.graph import MIN_OPSET, Graph, Node, attribute_value, captured, infer, read, read_nodes, type_of
 from refgrad.lowering.microsoft import FORMS, Form
-from refgrad.protos import graphs, import_domain, subgraphs
+from refgrad.protos import graphs, import_domain, subgraphs, versions_of
 
 _YIELD = MICROSOFT, "YieldOp"
 _IR_VERSION = 10  # the first with metadata_props on nodes
@@ -61,12 +61,20 @@ def lower(model: ModelProto | str | os.PathLike[str]) -> ModelProto:
     """
     source = read(model)
     result = ModelProto()
-    foreign = {(n.domain, n.op_type) for n in _nodes_of(source) if n.domain not in _PLAIN or n.op_type in _MOVED}
+    opset = versions_of(source).get("", 1)
+    foreign = {(n.domain, n.op_type) for n in _nodes_of(source) if not _is_plain(n, opset)}
     calls = {(f.domain, f.name) for f in source.functions}
     if not foreign - calls:
         result.CopyFrom(source)
         return result
     return _Lowering(source).model()
+
+
+def _is_plain(node: NodeProto, opset: int) -> bool:
+    """Whether onnx has the operator. ONNX Runtime has some of its own in the domain of ai.onnx."""
+    if node.domain in ("", "ai.onnx"):
+        return bool(onnx.defs.has(node.op_type, opset, ""))
+    return node.domain in _PLAIN
 
 
 def _nodes_of(model: ModelProto) -> Iterator[NodeProto]:
@@ -237,10 +245,14 @@ class _Lowering:
             if field.name == "metadata_props":
                 result.metadata_props.extend(value)
             elif field.name not in ("graph", "functions", "opset_import"):
-                setattr(result, field.name, value) if not field.is_repeated else getattr(result, field.name).extend(value)
+                setattr(result, field.name, value) if not field.is_repeated else getattr(result, field.name).extend(
+                    value
+                )
         result.ir_version = max(source.ir_version, _IR_VERSION)
         used = {"" if node.domain == "ai.onnx" else node.domain for g in graphs(graph) for node in g.node} | {""}
-        result.opset_import.extend(o for o in self.graph.model.opset_import if o.domain in used or o.domain == "ai.onnx")
+        result.opset_import.extend(
+            o for o in self.graph.model.opset_import if o.domain in used or o.domain == "ai.onnx"
+        )
         target = result.graph
         target.name, target.doc_string = source.graph.name or "graph", source.graph.doc_string
         target.metadata_props.extend(source.graph.metadata_props)
@@ -357,9 +369,7 @@ class _Body:
 
 
 def _refuse(node: Node, why: str) -> LoweringError:
-    return LoweringError(
-        f"Node {node.name!r} ({node.op_type}) cannot be lowered: {why.removesuffix('.')}.", node.name
-    )
+    return LoweringError(f"Node {node.name!r} ({node.op_type}) cannot be lowered: {why.removesuffix('.')}.", node.name)
 
 
 def _captures(node: NodeProto) -> Iterator[str]:

@@ -17,10 +17,10 @@ import onnx
 import pytest
 from make_artifacts import LOSSES, OPTIMIZERS, RATE, STEPS, batches, perceptron
 from onnx import numpy_helper
+from test_numpy_gradients import trains
 
 import refgrad
 from refgrad.backends import available, get_backend
-from test_numpy_gradients import trains
 
 STORED = Path(__file__).parent / "data" / "artifacts"
 BOTH = [(loss, optimizer) for loss in LOSSES for optimizer in OPTIMIZERS]
@@ -102,9 +102,9 @@ def test_training_by_lowered_models_made_anew(made: Path, loss: str, optimizer: 
 @trains
 def test_stored_artifacts_are_those_that_are_made(made: Path):
     for loss, optimizer in BOTH:
-        with np.load(STORED / f"{loss}_{optimizer}" / "steps.npz") as stored:
-            with np.load(made / f"{loss}_{optimizer}" / "steps.npz") as new:
-                assert all(np.array_equal(stored[name], new[name]) for name in new)
+        file = Path(f"{loss}_{optimizer}", "steps.npz")
+        with np.load(STORED / file) as stored, np.load(made / file) as new:
+            assert all(np.array_equal(stored[name], new[name]) for name in new)
 
 
 @pytest.mark.parametrize(("loss", "optimizer"), BOTH)

@@ -6,21 +6,18 @@ kernels to float64 differences. A kernel of the interpreter and a lowering share
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 import onnx.parser
 import pytest
-from onnx import TensorProto, helper, numpy_helper
-
-import refgrad
 import test_numpy_recurrent as recurrent
-from refgrad.backends import available
-from refgrad.errors import InvalidModelError, LoweringError
-from refgrad.lowering.microsoft import FORMS, form
+from onnx import TensorProto, helper, numpy_helper
 from test_numpy_gradients import (
     BY_HAND,
     CASES,
@@ -32,11 +29,20 @@ from test_numpy_gradients import (
     Step,
     build,
     check_equal,
+    numbers,
     run_onnxruntime,
     step_model,
     trains,
     typed,
 )
+
+import refgrad
+from refgrad.backends import available
+from refgrad.conformance.case import Case as Model
+from refgrad.conformance.cases import every_case
+from refgrad.errors import BackendError, InvalidModelError, LoweringError
+from refgrad.functions import OPERATORS
+from refgrad.lowering.microsoft import FORMS, form
 
 # A primitive may have another order of summation than the kernel: 1e-6 of the largest element, and as much in the others.
 TOLERANCE = {np.float32: 1e-6, np.float64: 1e-13, np.float16: 2e-3}
@@ -234,3 +240,337 @@ def test_network_is_that_of_the_kernel(op: str, sizes: Any, left_out: tuple[str,
     feeds = recurrent.without(feeds, *left_out)
     model = recurrent.gradient(op, feeds, attrs)
     check_lowered(model, feeds, run_onnxruntime(model, feeds), 1e-5)
+
+
+# Whole models
+
+
+def parse(text: str, opset: int = 17) -> onnx.ModelProto:
+    head = f'<ir_version: 8, opset_import: ["": {opset}, "com.microsoft": 1, "other": 1]>'
+    return onnx.parser.parse_model(f"{head} {text}")
+
+
+REFERENCE = """
+BatchNormalizationGrad, BiasGeluGrad_dX, BroadcastGradientArgs, ConcatTraining, ConvGrad, ConvTransposeGrad, DivGrad,
+DropoutGrad, FakeQuantGrad, FastGeluGrad,
+FusedMatMul, GRUGrad, GatherElementsGrad, GatherGrad, GatherNDGrad, GeluGrad,
+LSTMGrad, LayerNormalizationGrad, LeakyReluGrad, LogSoftmaxGrad, LogSoftmaxGrad_13, PadAndUnflatten, QuickGeluGrad, ReluGrad,
+ResizeGrad, Scale, SigmoidGrad, SimplifiedLayerNormalizationGrad, SliceGrad, SoftmaxCrossEntropyLossGrad,
+SoftmaxCrossEntropyLossInternalGrad, SoftmaxGrad, SoftmaxGrad_13, SplitTraining, TanhGrad, ZeroGradient, BatchNormInternal,
+GRUTraining, LSTMTraining, SimplifiedLayerNormalization, SoftmaxCrossEntropyLossInternal, ScaledSum, ShrunkenGather,
+FlattenAndUnpad, FakeQuant, BiasGelu, FastGelu, QuickGelu, SGDOptimizerV2, AdamWOptimizer, InPlaceAccumulatorV2,
+InplaceClipGradNorm, ReduceAllL2, PassThrough, Group"""
+
+
+def test_every_operator_of_the_builder_is_lowered():
+    known = {op_type for domain, op_type in (*FORMS, *OPERATORS) if domain == MICROSOFT}
+    assert not set(re.findall(r"\w+", REFERENCE)) - known
+    assert {("", "MaxPoolGrad"), ("", "AveragePoolGrad")} <= FORMS.keys()
+
+
+def first_cases() -> list[Model]:
+    """The first three cases of every operator and declaration of its shapes."""
+    found: dict[Any, list[Model]] = {}
+    for case in every_case():
+        last = case.model.graph.node[-1]
+        found.setdefault((last.domain, last.op_type, case.static), []).append(case)
+    return [case for cases in found.values() for case in cases[:3]]
+
+
+@pytest.mark.parametrize("case", first_cases(), ids=str)
+def test_gradient_in_the_dialect_of_onnx_runtime(case: Model):
+    """What dialect "ort" writes, and what it becomes, both in double."""
+    gradient = refgrad.gradient(case.model, case.wrt, case.outputs, dialect="ort")
+    foreign = {node.domain for node in gradient.graph.node} - {"", "ai.onnx.ml"}
+    plain = not foreign and not {node.op_type for node in gradient.graph.node} & POOLINGS
+    outputs = on_numpy(case.model, case.feeds)
+    rng = np.random.default_rng(0)
+    feeds = dict(case.feeds)
+    for name, cotangent in json.loads(metadata(gradient)["refgrad.cotangents"]).items():
+        feeds[cotangent] = np.asarray(rng.standard_normal(outputs[name].shape), outputs[name].dtype)
+    lowered = refgrad.lower(gradient)
+    if plain:
+        assert lowered == gradient
+        return
+    assert {o.domain for o in lowered.opset_import} | {n.domain for n in lowered.graph.node} <= {"", "ai.onnx.ml"}
+    wide = {name: np.asarray(x, np.float64) if x.dtype.kind in "fV" else x for name, x in feeds.items()}
+    expected, actual = (NUMPY.prepare(m, precision="float64").run(wide) for m in (gradient, lowered))
+    for name, value in expected.items():
+        check_equal(actual[name], value, 1e-11)
+
+
+def metadata(model: onnx.ModelProto) -> dict[str, str]:
+    return {entry.key: entry.value for entry in model.metadata_props}
+
+
+SQUASH = (
+    "squash (float[N, 3] x, float[3] w) => (float[N, 3] y, float[N, 3] z) { h = Mul(x, w) y = Tanh(h) z = Sigmoid(h) }"
+)
+
+
+def test_yield_becomes_outputs_and_cotangents():
+    model = parse(SQUASH)
+    yields = refgrad.gradient(model, dialect="ort", cotangent="yield")
+    assert "YieldOp" in {node.op_type for node in yields.graph.node}
+    lowered = refgrad.lower(yields)
+    assert is_plain(lowered)
+    assert [v.name for v in lowered.graph.input] == ["x", "w", "y_grad", "z_grad"]
+    assert [v.name for v in lowered.graph.output] == ["x_grad", "w_grad", "y", "z"]
+    expected = refgrad.gradient(model, keep_outputs=True)
+    assert [v.type for v in lowered.graph.input] == [v.type for v in expected.graph.input]
+    assert [v.type for v in lowered.graph.output] == [v.type for v in expected.graph.output]
+    feeds = {name: numbers(*shape).astype(np.float32) for name, shape in (("x", (2, 3)), ("w", (3,)))}
+    feeds |= {name: feeds["x"] + k for k, name in enumerate(("y_grad", "z_grad"))}
+    for run in BOTH:
+        for name, value in run(expected, feeds).items():
+            check_equal(run(lowered, feeds)[name], value, 1e-6)
+
+
+YIELD = """yielding (float[N] x) => (float[N] x_grad, float[N] y) {{
+    y = Tanh(x)  z = Abs(x)
+    {made} = com.microsoft.YieldOp <{attributes}> ({read})
+    x_grad = com.microsoft.TanhGrad(y_grad, y)
+}}"""
+FULL = "full_shape_outputs = [0]"
+
+
+@pytest.mark.parametrize(
+    ("made", "read", "attributes", "inputs", "outputs"),
+    [
+        ("y_grad", "y", FULL, ["x", "y_grad"], ["x_grad", "y"]),
+        ("y_grad", "z, y", f"{FULL}, non_differentiable_outputs = [0]", ["x", "y_grad"], ["x_grad", "y", "z"]),
+        ("y_grad, z_grad", "y, z", FULL, ["x", "y_grad", "z_grad"], ["x_grad", "y", "z"]),  # nobody reads z_grad
+        ('y_grad, ""', "y, z", FULL, ["x", "y_grad"], ["x_grad", "y", "z"]),
+    ],
+)
+def test_yield(made: str, read: str, attributes: str, inputs: list[str], outputs: list[str]):
+    model = parse(YIELD.format(made=made, read=read, attributes=attributes))
+    lowered = refgrad.lower(model)
+    onnx.checker.check_model(lowered, full_check=True)
+    assert [v.name for v in lowered.graph.input] == inputs
+    assert [v.name for v in lowered.graph.output] == outputs
+    feeds = {name: np.array([0.5, -1.0], np.float32) for name in inputs}
+    for run in BOTH:
+        np.testing.assert_allclose(run(lowered, feeds)["x_grad"], 0.5 * (1 - np.tanh(feeds["x"]) ** 2) * [1, -2], 1e-6)
+
+
+BRANCHES = """branches (bool c, float[N] dy, float[N] y) => (float[N] dx) {
+    dx = If(c) <
+        then_branch = yes () => (float[N] d) { e = com.microsoft.TanhGrad(dy, y)  d = com.microsoft.TanhGrad(e, y) },
+        else_branch = no () => (float[N] d) { d = com.microsoft.ReluGrad(dy, y) }
+    >
+}"""
+
+
+def test_subgraphs_are_lowered():
+    model = parse(BRANCHES)
+    dy, y = np.array([1.0, 2.0], np.float32), np.array([-0.5, 0.25], np.float32)
+    for c in (True, False):
+        feeds = {"c": np.array(c), "dy": dy, "y": y}
+        check_lowered(model, feeds, on_numpy(model, feeds), 1e-6)
+
+
+def test_functions_are_lowered():
+    model = parse(
+        """calls (float[N] dy, float[N] y) => (float[N] dx) { e = other.twice(dy, y)  dx = com.microsoft.ReluGrad(e, y) }
+        <domain: "other", opset_import: ["": 17, "com.microsoft": 1]>
+        twice (d, y) => (dx) { e = com.microsoft.TanhGrad(d, y)  dx = com.microsoft.TanhGrad(e, y) }"""
+    )
+    feeds = {"dy": np.array([1.0, 2.0], np.float32), "y": np.array([-0.5, 0.25], np.float32)}
+    check_lowered(model, feeds, on_numpy(model, feeds), 1e-6)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "forward (float[N, 4] x, float[4] b) => (float[N, 4] y) { y = com.microsoft.BiasGelu(x, b) }",
+        "forward (float[N, 4] x, float[4] b) => (float[N, 4] y) { y = com.microsoft.FastGelu(x, b) }",
+        "forward (float[N, 4] x) => (float[N, 4] y) { y = com.microsoft.QuickGelu <alpha = 1.3> (x) }",
+        "forward (float[N, 4] x, float[4] b) => (float[N, 4] y) { y = com.microsoft.SimplifiedLayerNormalization(x, b) }",
+        "forward (float[N, 4] x, float[4] b) => (float[N, 4] y) { y = SimplifiedLayerNormalization(x, b) }",
+        "forward (float[N, 4] x) => (float[N, 4] y) { z = com.microsoft.Gelu(x)  y = com.microsoft.GeluGrad(x, z) }",
+    ],
+)
+@pytest.mark.parametrize("opset", [13, 17, 20])
+def test_forward_operators(text: str, opset: int):
+    model = parse(text, opset)
+    feeds = {"x": numbers(3, 4).astype(np.float32), "b": numbers(4).astype(np.float32)}
+    feeds = {value.name: feeds[value.name] for value in model.graph.input}
+    lowered = check_lowered(model, feeds, on_numpy(model, feeds), 2e-6)
+    assert {o.version for o in lowered.opset_import} == {max(opset, 16)}
+
+
+POOLED = """pooled (float[N, C, H, W] x, float[N, C, P, Q] dy) => (float[N, C, H, W] dx, float[N, C, H, W] da) {
+    [max] y, i = MaxPool <kernel_shape = [2, 2], strides = [2, 1]> (x)
+    [average] a = AveragePool <kernel_shape = [2, 2], strides = [2, 1]> (x)
+    dx = MaxPoolGrad <kernel_shape = [2, 2], strides = [2, 1]> (dy, i)
+    ["average_Grad/AveragePoolGrad_0"] da = AveragePoolGrad <kernel_shape = [2, 2], strides = [2, 1]> (dy)
+}"""
+
+
+def test_poolings_know_the_shape_by_the_forward_operator():
+    model = parse(POOLED)
+    x, dy = numbers(2, 3, 4, 5).astype(np.float32), numbers(2, 3, 2, 4).astype(np.float32)
+    lowered = refgrad.lower(model)
+    dx, da = np.zeros_like(x), np.zeros_like(x)
+    for n, c, p, q in np.ndindex(dy.shape):
+        window = x[n, c, 2 * p : 2 * p + 2, q : q + 2]
+        at = np.unravel_index(window.argmax(), window.shape)
+        dx[n, c, 2 * p + at[0], q + at[1]] += dy[n, c, p, q]
+        da[n, c, 2 * p : 2 * p + 2, q : q + 2] += dy[n, c, p, q] / 4
+    for run in BOTH:
+        actual = run(lowered, {"x": x, "dy": dy})
+        check_equal(actual["dx"], dx, 1e-6)
+        check_equal(actual["da"], da, 1e-6)
+
+
+def test_names_that_are_taken():
+    model = parse(
+        """taken (float[N] buffer, float[N] g, bool[1] new, float[N] other)
+        => (bool[1] done, float[N] buffer_updated, float[N] "a_Grad/Add_0") {
+            [a] done = com.microsoft.InPlaceAccumulatorV2(buffer, g, new)
+            buffer_updated = Neg(other)  "a_Grad/Add_0" = Abs(other)
+        }"""
+    )
+    lowered = refgrad.lower(model)
+    assert [v.name for v in lowered.graph.output] == ["done", "buffer_updated", "a_Grad/Add_0", "buffer_updated_1"]
+    one = np.ones(2, np.float32)
+    feeds = {"buffer": one, "g": 2 * one, "new": np.array([False]), "other": 3 * one}
+    for run in BOTH:
+        made = run(lowered, feeds)
+        np.testing.assert_array_equal(made["buffer_updated_1"], 3 * one)
+        np.testing.assert_array_equal(made["buffer_updated"], -3 * one)
+
+
+def test_what_is_written_into_an_input_is_an_output_once():
+    """A node that names the output keeps its name; a value between is nobody's to write."""
+    model = parse(
+        """named (float[N] buffer, float[N] g) => (bool[1] a, bool[1] b) {
+            a, sum = com.microsoft.InPlaceAccumulatorV2(buffer, g)
+            between = Neg(g)
+            b = com.microsoft.InPlaceAccumulatorV2(between, g)
+        }"""
+    )
+    assert [v.name for v in refgrad.lower(model).graph.output] == ["a", "b", "sum"]
+
+
+def test_names_types_and_weights_are_kept():
+    model = parse(
+        """kept (float[N, 3] x, float[N, 3] dy) => (float[N, 3] dx, int64[2] s)
+        <float[3] z = {1, 2, 3}, float[3] a = {4, 5, 6}> {
+            y = Mul(x, z)  w = Add(y, a)  dx = com.microsoft.ReluGrad(dy, w)  s = Shape(x)
+        }"""
+    )
+    model.metadata_props.add(key="author", value="nobody")
+    model.producer_name, model.model_version, model.graph.doc_string = "maker", 7, "what it is"
+    lowered = refgrad.lower(model)
+    assert list(lowered.graph.input) == list(model.graph.input)
+    assert list(lowered.graph.output) == list(model.graph.output)
+    assert list(lowered.graph.initializer)[:2] == list(model.graph.initializer)
+    assert metadata(lowered) == {"author": "nobody"}
+    assert (lowered.producer_name, lowered.model_version, lowered.graph.doc_string) == ("maker", 7, "what it is")
+
+
+def test_a_plain_model_is_copied():
+    model = parse("plain (float[N] x) => (float[N] y) { y = Neg(x) }")
+    lowered = refgrad.lower(model)
+    assert lowered == model
+    assert lowered is not model
+
+
+def test_external_data_is_referenced(tmp_path: Path):
+    model = parse(
+        "large (float[N, 64] x, float[N, 64] dy) => (float[N, 64] dx) { y = Mul(x, w)  dx = com.microsoft.ReluGrad(dy, y) }"
+    )
+    weight = numpy_helper.from_array(numbers(64, 64)[0].astype(np.float32).repeat(16).reshape(16, 64)[0], "w")
+    model.graph.initializer.append(weight)
+    onnx.save(model, tmp_path / "model.onnx", save_as_external_data=True, location="weights", size_threshold=0)
+    lowered = refgrad.lower(tmp_path / "model.onnx")
+    (kept,) = [t for t in lowered.graph.initializer if t.name == "w"]
+    assert kept.data_location == TensorProto.EXTERNAL
+    assert not kept.raw_data
+    (tmp_path / "weights").unlink()
+    with pytest.raises(InvalidModelError, match="no file"):
+        refgrad.lower(tmp_path / "model.onnx")
+
+
+# Errors
+
+ERRORS = [
+    ("QAttention(x)", r"Node 'n' \(com.microsoft.QAttention\) has no form in ai.onnx operators here.*'ReluGrad'"),
+    ("ReluGrad(x)", "Node 'n' is no ReluGrad of ONNX Runtime: it has 1 inputs; the inputs are dY, Y"),
+    ("ReluGrad(x, x, x)", "it has 3 inputs; the inputs are dY, Y"),
+    ('ReluGrad(x, "")', "it lacks the input Y; the inputs are dY, Y"),
+    ("ReluGrad <alpha = 1.0> (x, x)", "its attribute alpha is not known; the attributes are none"),
+    ("BatchScale <scale_0 = 1.0> (x)", "it lacks the attribute scale_1; the attributes are scale_0, scale_1, scale_2"),
+    ("MaxPoolGrad <kernel_shape = [2]> (x, i)", r"Node 'n' \(MaxPoolGrad\) cannot be lowered: the shape of its result"),
+    ("AveragePoolGrad <kernel_shape = [2]> (x)", "the shape of its result is not known; add it to value_info"),
+    ('InplaceClipGradNorm <norm_type = "max"> (s)', "norm_type='max' is not known; there is 'fro'"),
+    ("FastGelu <beta = 1.0> (x)", r"Node 'n' \(FastGelu\) cannot be lowered: its attribute beta is not known"),
+]
+
+
+@pytest.mark.parametrize(("call", "message"), ERRORS)
+def test_errors(call: str, message: str):
+    model = parse(
+        f"""wrong (float[A, B, C] x, int64[A, B, C] i, seq(float[N]) s) => (float[A, B, D] y) {{
+            [n] y = com.microsoft.{call}
+        }}"""
+    )
+    with pytest.raises(LoweringError, match=message) as caught:
+        refgrad.lower(model)
+    assert caught.value.node == "n"
+
+
+def test_another_domain_is_an_error():
+    model = parse("foreign (float[N] x) => (float[N] y) { [n] y = other.Unheard(x) }")
+    with pytest.raises(
+        LoweringError, match=r"Node 'n' \(other.Unheard\) has no form in ai.onnx operators here"
+    ) as caught:
+        refgrad.lower(model)
+    assert caught.value.node == "n"
+
+
+def test_a_yield_of_too_many_cotangents_is_an_error():
+    model = parse(YIELD.format(made="y_grad, z_grad", read="y, z", attributes="non_differentiable_outputs = [1]"))
+    with pytest.raises(LoweringError, match="has 2 outputs for 1 differentiable inputs"):
+        refgrad.lower(model)
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (onnx.ModelProto(), "The model is empty"),
+        (b"model", "A model is a ModelProto or a path, not bytes"),
+        ("nowhere.onnx", "cannot be read"),
+    ],
+)
+def test_what_is_no_model(model: Any, message: str):
+    with pytest.raises(InvalidModelError, match=message):
+        refgrad.lower(model)
+
+
+# Wrong forms are caught
+
+
+@pytest.mark.parametrize(
+    ("op_type", "wrong"),
+    [
+        ("ReluGrad", lambda op, dY, Y: op.Where(op.Less(Y, 0.0), dY, 0.0)),
+        ("TanhGrad", lambda op, dY, Y: op.Mul(dY, op.Sub(1.001, op.Mul(Y, Y)))),
+        ("LeakyReluGrad", lambda op, dY, Y, *, alpha=0.01: op.Where(op.Greater(Y, 0.0), dY, op.Mul(dY, 0.01))),
+        ("SoftmaxGrad", lambda op, dY, Y, *, axis=1: op.grad.SoftmaxGrad(dY, Y, axis=axis)),
+        ("GatherGrad", lambda op, shape, indices, dY, *, axis=0: op.zeros_like(dY)),
+    ],
+)
+def test_a_wrong_form_is_caught(monkeypatch: pytest.MonkeyPatch, op_type: str, wrong: Callable[..., Any]):
+    monkeypatch.setitem(FORMS, (MICROSOFT, op_type), FORMS[MICROSOFT, op_type])
+    results = " ".join(FORMS[MICROSOFT, op_type].results)
+    form(op_type, results=results)(wrong)
+    caught = 0
+    for case in (case for case in LOWERED if case.grad == op_type):
+        try:
+            check_case(case, np.float32)
+        except (AssertionError, BackendError):
+            caught += 1
+    assert caught

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +22,7 @@ from refgrad.emit import Emitter
 from refgrad.functions import MICROSOFT, UnsupportedFormError
 from refgrad.graph import MIN_OPSET, SIXTEEN_BIT, Node
 from refgrad.lowering.onnx.loss import read_labels
-from refgrad.lowering.onnx.normalization import by_normalized, through_statistics, widest
+from refgrad.lowering.onnx.normalization import by_normalized, widest
 from refgrad.rules.convolution import conv_transpose
 from refgrad.rules.resize import resize
 
@@ -35,9 +36,10 @@ class Form:
     """How an operator is lowered.
 
     `results` say of each output what its type and shape are: `X`, those of the input X; `:X`, the type of X; `shape:X`, the
-    type of X and the shape that the input `shape` holds; `int64` or `bool`; `*`, those of the input at its place;
-    `X!to`, those of X but for the type, which the attribute `to` has where it is given. Three dots repeat what is before them. `writes` maps the outputs that ONNX Runtime computes in the memory of an
-    input to that input. `opset` is the lowest that the form needs, by the attributes.
+    type of X and the shape that the input `shape` holds; `int64` or `bool`; `*`, those of the input at its place; `X!to`,
+    those of X but for the type, which the attribute `to` has where it is given. Three dots repeat what is before them.
+    `writes` maps the outputs that ONNX Runtime computes in the memory of an input to that input. `opset` is the lowest that
+    the form needs, by the attributes.
     """
 
     function: Callable[..., Any]
@@ -292,7 +294,7 @@ def softmax_dropout_grad(
 ) -> str:
     """The gradient of Softmax and Dropout, always in training"""
     d = op.grad.DropoutGrad(dY, mask, ratio, op.const(np.array(True)))
-    return softmax_grad_1(op, op.declare(d, like=dY), softmax_y, axis=axis)  # type: ignore[no-any-return]
+    return softmax_grad_1(op, op.declare(d, like=dY), softmax_y, axis=axis)
 
 
 # Indexing and shapes
@@ -410,6 +412,20 @@ def conv_transpose_grad(
     return conv_transpose(op, dY, X, W, *window)
 
 
+def _pooled(op: Emitter, node: Node, op_type: str) -> str:
+    """A value with the shape of what was pooled: builders call the gradient of x `x_grad`, and its nodes after the forward one.
+
+    If there is none it is the result itself, whose shape has to be declared then.
+    """
+    named = re.fullmatch(r"(.+)_grad(_\d+)?", node.outputs[0])
+    rank = op.rank(node.inputs[0])
+    if named and named[1] in op.graph.types and op.rank(named[1]) == rank is not None:
+        return named[1]
+    forward = node.name.rpartition("_Grad/")[0]
+    pools = (n for n in op.graph.nodes if n.name == forward and n.key == ("", op_type))
+    return next((pool.inputs[0] for pool in pools), node.outputs[0])
+
+
 @form("MaxPoolGrad", results=":dY", domain="")
 @form("MaxPoolGrad", results=":dY")
 def max_pool_grad(
@@ -426,12 +442,9 @@ def max_pool_grad(
     strides: Ints = None,
     _node: Node,
 ) -> str:
-    """The shape of X is that of the input of the MaxPool that made the indices, or the declared one of the result"""
+    """The shape of X is that of what the MaxPool read that made the indices; else it is found as for AveragePoolGrad"""
     pool = op.graph.producer.get(Indices)
-    known = pool is not None and pool.key == ("", "MaxPool")
-    X = pool.inputs[0] if pool is not None and known else _node.outputs[0]
-    if not known and op.static(X) is None:
-        raise UnsupportedFormError("the shape of its result is not known; add it to value_info")
+    X = pool.inputs[0] if pool is not None and pool.key == ("", "MaxPool") else _pooled(op, _node, "MaxPool")
     window: dict[str, Any] = {"dilations": dilations, "kernel_shape": kernel_shape, "pads": pads, "strides": strides}
     window |= {"auto_pad": auto_pad, "ceil_mode": ceil_mode, "storage_order": storage_order}
     (d,) = _wide(op, dY)  # ONNX Runtime scatters no 16 bits on the CPU
@@ -453,12 +466,8 @@ def average_pool_grad(
     strides: Ints = None,
     _node: Node,
 ) -> str:
-    """The shape of X is that of the input of the AveragePool after which the node is named, or the declared one"""
-    named = _node.name.rpartition("_Grad/")[0]
-    pool = next((n for n in op.graph.nodes if n.name == named and n.key == ("", "AveragePool")), None)
-    X = _node.outputs[0] if pool is None else pool.inputs[0]
-    if pool is None and op.static(X) is None:
-        raise UnsupportedFormError("the shape of its result is not known; add it to value_info")
+    """The shape of X is that of the value after which the result is named, or of the forward node's, or the declared one"""
+    X = _pooled(op, _node, "AveragePool")
     window: dict[str, Any] = {"dilations": dilations, "kernel_shape": kernel_shape, "pads": pads, "strides": strides}
     window |= {"auto_pad": auto_pad, "ceil_mode": ceil_mode, "count_include_pad": count_include_pad}
     return str(op.grad.AveragePoolGrad(dY, X, **window))
@@ -630,9 +639,7 @@ def _class_gradient(
     wide = widest(op, *_wide(op, *(value for value in (dY, log_prob, weight) if value is not None)))
     dY, log_prob = op.as_type(dY, wide), op.as_type(log_prob, wide)
     weight = weight and op.as_type(weight, wide)
-    d = op.grad.SoftmaxCrossEntropyLossGrad(
-        dY, log_prob, label, weight, reduction=reduction, ignore_index=ignore_index
-    )
+    d = op.grad.SoftmaxCrossEntropyLossGrad(dY, log_prob, label, weight, reduction=reduction, ignore_index=ignore_index)
     return op.as_type(d, kind)
 
 
@@ -825,7 +832,6 @@ def sgd_optimizer_v2(
     op: Emitter, R: str, weights: str, gradients: str, update: str | None = None, *, _node: Node
 ) -> tuple[str, str]:
     """W − R·G for every tensor of a sequence, or W where `update` is false"""
-
     rate = _scalar(op, R, _wide_type(op, weights))
 
     def step(W: str, G: str) -> list[str]:
@@ -863,7 +869,6 @@ def adamw_optimizer(
     adam_mode=0: W·(1 − R·decay), then − R/c₁·m/(√v/√c₂ + ε), as in torch. adam_mode=1: first − R·√c₂/c₁·m/(√v + ε), then
     ·(1 − R·decay), as in transformers. c = 1 − baseⁿ corrects an average after n steps, with correct_bias.
     """
-
     kind = _wide_type(op, weights)
     rate, root_correction = _scalar(op, R, kind), None
     size, shrunk = rate, op.Mul(rate, weight_decay)
