@@ -95,6 +95,8 @@ def cases() -> Iterator[Case]:
             "Det", numbers(4, 3)[:3, :2] @ numbers(2, 3), opset=22, shapes=shapes, name=f"Det-singular-{shapes}"
         )
     yield node_case("MatMul", numbers(2, 5, 3), numbers(3, 4), constant=("B",), opset=16)
+    in_double = (numbers(5, 2, 3).astype(np.float64), numbers(3, 4).astype(np.float64))
+    yield node_case("MatMul", *in_double, opset=NEWEST, name="MatMul-double")
 
 
 def gemm(

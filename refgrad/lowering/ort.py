@@ -5,16 +5,21 @@ A lowering that returns None leaves the case to the ai.onnx one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
+from string import ascii_uppercase
 from typing import Any
 
+import numpy as np
 from onnx import TensorProto
+from onnx.helper import tensor_dtype_to_np_dtype
 
 from refgrad.emit import Emitter
 from refgrad.functions import MICROSOFT
 from refgrad.graph import Shape, is_unnamed
 from refgrad.lowering.onnx.arithmetic import summed_axes
 from refgrad.lowering.onnx.shape import same_or_known, tile_grad_at_run_time
+from refgrad.lowering.onnx.windows import make_windows, spatial
 from refgrad.registry import lowering
 
 # ONNX Runtime has no double for these on the CPU; what it has in float alone runs in float16 between two casts.
@@ -144,6 +149,11 @@ def averaged(op: Emitter, dY: str, means: str, X: str, count: int | None) -> str
     return str(op.com_microsoft("Scale", dY, scale, scale_down=1))
 
 
+@lowering("OverNorm", dialect="ort")
+def over_norm(op: Emitter, dY: str, Y: str) -> str:
+    return str(op.Where(op.Equal(Y, 0.0), 0.0, op.Div(dY, Y)))
+
+
 @lowering("FakeQuantGrad", dialect="ort")
 def fake_quant_grad(op: Emitter, dY: str, mask: str) -> str | None:
     return op.com_microsoft("FakeQuantGrad", dY, mask) if op.type(dY) == TensorProto.FLOAT else None
@@ -248,10 +258,18 @@ def slice_grad(
     op: Emitter, dY: str, shape: str, starts: str, ends: str, axes: str | None, steps: str | None
 ) -> str | None:
     """The kernel fails on a negative step along the last axis, and has no 16-bit floats."""
-    by = op.constant(steps)
-    if op.type(dY) not in _WIDE or (steps is not None and (by is None or any(by < 0))):
+    if op.type(dY) not in _WIDE or (steps is not None and _may_end_backwards(op, dY, axes, steps)):
         return None
     return str(op.com_microsoft("SliceGrad", dY, shape, starts, ends, axes, steps))
+
+
+def _may_end_backwards(op: Emitter, dY: str, axes: str | None, steps: str) -> bool:
+    """Whether a step along the last axis may be negative."""
+    by, rank = op.constant(steps), op.rank(dY)
+    along = op.constant(axes) if axes is not None or by is None else np.arange(by.size)
+    if by is None or along is None:
+        return by is None or any(by < 0)
+    return any(step < 0 and (rank is None or axis in (-1, rank - 1)) for step, axis in zip(by, along, strict=True))
 
 
 @lowering("GatherGrad", dialect="ort")
@@ -278,10 +296,25 @@ def gather_nd_grad(op: Emitter, shape: str, indices: str, dY: str, batch_dims: i
 
 @lowering("FusedMatMul", dialect="ort")
 def fused_matmul(op: Emitter, A: str, B: str, transA: int, transB: int) -> str | None:
-    """ONNX Runtime's builder takes it for every type; on the CPU there is a kernel for float alone."""
+    """ONNX Runtime's builder takes it for every type; on the CPU there is a kernel for float alone.
+
+    Of a Transpose and a MatMul in double its optimizer makes one that it cannot run.
+    """
+    if op.type(A) == TensorProto.DOUBLE:
+        return str(op.Einsum(A, B, equation=_product(op.rank(A), op.rank(B), transA, transB)))
     if op.type(A) != TensorProto.FLOAT:
         return None
     return str(op.com_microsoft("FusedMatMul", A, B, transA=transA or None, transB=transB or None))
+
+
+def _product(rank_a: int | None, rank_b: int | None, trans_a: int, trans_b: int) -> str:
+    """The equation of a matrix product. The axes of "..." are as many in both; where a rank is unknown, they are anyway."""
+    surplus = max(rank_a or 2, 2) - max(rank_b or 2, 2)
+    alone = ascii_uppercase[: abs(surplus)]
+    rows = "" if rank_a == 1 else "i"
+    left = f"{alone if surplus > 0 else ''}...{'ji' if trans_a else rows + 'j'}"
+    right = f"{alone if surplus < 0 else ''}...{'kj' if trans_b else 'jk'}"
+    return f"{left},{right}->{alone}...{rows}k"
 
 
 @lowering("Rows", dialect="ort")
@@ -293,30 +326,58 @@ def rows(op: Emitter, X: str) -> str | None:
 
 @lowering("BatchGradient", dialect="ort")
 def batch_gradient(op: Emitter, dY: str, X: str, operands: tuple[str, ...]) -> str | None:
-    """ONNX Runtime's builder sums over axes that it knows without keeping them."""
+    """ONNX Runtime's builder keeps the axes of A alone, which changes nothing."""
     axes = summed_axes(*(op.shape(name) for name in (X, *(name for name in operands if name != X))))
     if axes is None or not any(axes):
         return None
     leading, inner = axes
-    return str(op.Reshape(op.ReduceSum(dY, inner[::-1] + leading[::-1], keepdims=0), op.measure(X)))
+    keepdims = None if operands[0] == X else 0
+    return str(op.Reshape(op.ReduceSum(dY, inner[::-1] + leading[::-1], keepdims=keepdims), op.measure(X)))
 
 
 @lowering("ConvGrad", dialect="ort")
-def conv_grad(op: Emitter, dY: str, X: str, W: str, **attributes: Any) -> tuple[str, str, str] | None:
-    """The kernel takes auto_pad SAME for no pads at all; where the batch is empty the process ends."""
-    if op.type(dY) not in _SINGLE or attributes["auto_pad"] in _SAME or 0 in (op.shape(X) or ()):
+def conv_grad(
+    op: Emitter, dY: str, X: str, W: str, auto_pad: str, pads: Sequence[int] | None, **attributes: Any
+) -> tuple[str, str, str] | None:
+    """The kernel takes auto_pad SAME for no pads at all, so it is told them; where the batch is empty the process ends."""
+    if op.type(dY) not in _SINGLE or 0 in (op.shape(X) or ()):
         return None
+    if auto_pad in _SAME:
+        kernel = attributes["kernel_shape"] or spatial(op, W)
+        known = None if kernel is None else _pads_of(op, X, dY, kernel, auto_pad, attributes)
+        if known is None:
+            return None
+        auto_pad, pads = known
+    attributes |= {"auto_pad": auto_pad, "pads": pads}
     return op.com_microsoft("ConvGrad", dY, X, W, outputs=3, **attributes)
 
 
-@lowering("MaxPoolGrad", dialect="ort")
-def max_pool_grad(op: Emitter, dY: str, X: str, Indices: str, **attributes: Any) -> str | None:
-    """The kernel reads the shape of X off the declaration of its output: where it is not static, the process ends.
-
-    So it does in float16: the casts around the kernel give it an output that nothing declares.
-    """
-    if op.type(dY) != TensorProto.FLOAT or op.static(X) is None or attributes["storage_order"]:
+def _pads_of(
+    op: Emitter, X: str, Y: str, kernel: Sequence[int], auto_pad: str, attributes: Mapping[str, Any]
+) -> tuple[str, Sequence[int] | None] | None:
+    """auto_pad and pads that say the same as this auto_pad SAME, of which the kernels pad nothing; None where unknown."""
+    windows = make_windows(
+        op, X, Y, kernel, attributes["strides"], attributes["dilations"], None, auto_pad, len(kernel)
+    )
+    if isinstance(windows.begin, str):
         return None
+    return ("NOTSET", windows.pads) if any(windows.pads) else (auto_pad, None)
+
+
+@lowering("MaxPoolGrad", dialect="ort")
+def max_pool_grad(
+    op: Emitter, dY: str, X: str, Indices: str, kernel_shape: Sequence[int], storage_order: int, **attributes: Any
+) -> str | None:
+    """The kernel reads the sizes of X but the first off the declaration of its output: without one the process ends.
+
+    So it does in float16: the casts around the kernel give it an output that nothing declares. It does not look at
+    storage_order.
+    """
+    sizes = (op.shape(X) or (None, None))[1:]
+    known = all(isinstance(size, int) for size in sizes)
+    if op.type(dY) != TensorProto.FLOAT or not known or (storage_order and len(kernel_shape) > 1):
+        return None
+    attributes |= {"kernel_shape": kernel_shape, "storage_order": storage_order}
     return op.declare(op.emit("MaxPoolGrad", "", (dY, Indices), 1, attributes), like=X)
 
 
@@ -329,15 +390,51 @@ def average_pool_grad(
     ceil_mode: int,
     dilations: Sequence[int] | None,
     kernel_shape: Sequence[int],
+    pads: Sequence[int] | None,
+    count_include_pad: int,
     **attributes: Any,
 ) -> str | None:
-    """As MaxPoolGrad; and it is wrong with auto_pad SAME, with dilations, and for three spatial axes."""
-    if op.type(dY) != TensorProto.FLOAT or op.static(X) is None or auto_pad in _SAME:
+    """As MaxPoolGrad, the first size too; and it is wrong with dilations, for three spatial axes, and with auto_pad SAME: so it is told the pads.
+
+    With count_include_pad it divides by the size of a window even where ceil_mode lets that reach beyond the pads.
+    """
+    if op.type(dY) != TensorProto.FLOAT or op.static(X) is None:
         return None
-    if ceil_mode or len(kernel_shape) > 2 or any(d != 1 for d in dilations or ()):
+    if len(kernel_shape) > 2 or any(d != 1 for d in dilations or ()):
         return None
-    attributes |= {"auto_pad": auto_pad, "kernel_shape": kernel_shape}
+    attributes |= {"dilations": dilations, "kernel_shape": kernel_shape, "count_include_pad": count_include_pad}
+    if auto_pad in _SAME:
+        known = _pads_of(op, X, dY, kernel_shape, auto_pad, attributes)
+        if known is None:
+            return None
+        auto_pad, pads = known
+        ceil_mode = 0  # every window lies within those pads
+    elif ceil_mode and count_include_pad and _reach_beyond(op, X, dY, auto_pad, pads, attributes):
+        return None
+    attributes |= {"auto_pad": auto_pad, "ceil_mode": ceil_mode, "pads": pads}
     return op.declare(op.emit("AveragePoolGrad", "", (dY,), 1, attributes), like=X)
+
+
+def _reach_beyond(
+    op: Emitter, X: str, Y: str, auto_pad: str, pads: Sequence[int] | None, attributes: Mapping[str, Any]
+) -> bool:
+    kernel, strides = attributes["kernel_shape"], attributes["strides"]
+    windows = make_windows(op, X, Y, kernel, strides, None, pads, auto_pad, len(kernel), ceil_mode=1)
+    return windows.rest is None or min(windows.rest) < 0
+
+
+@lowering("GlobalAveragePoolGrad", dialect="ort")
+def global_average_pool_grad(op: Emitter, dY: str, X: str, Y: str) -> str | None:
+    """Where X is empty and the run alone tells its size, the process ends."""
+    shape, size = op.shape(X), spatial(op, X)
+    if op.type(dY) not in _WIDE or 0 in (shape or ()):
+        return None
+    if size is None:
+        count = op.Div(op.Size(X), op.Size(Y))
+    else:
+        count = op.const(np.array([math.prod(size)], tensor_dtype_to_np_dtype(op.type(dY))))
+    scaled = op.com_microsoft("Scale", dY, count, scale_down=1)
+    return str(op.Expand(scaled, op.measure(X)))
 
 
 @lowering("BatchStatistics", dialect="ort")
