@@ -96,8 +96,7 @@ def reduce_l2(
     op: Emitter, d_reduced: str, data: str, reduced: str, axes: str | None, keepdims: int, noop_with_empty_axes: int
 ) -> str:
     """dx = x·dy/y, and 0 where y = 0"""
-    ratio = op.Div(d_reduced, op.Where(op.Equal(reduced, 0.0), 1.0, reduced))
-    return op.Mul(data, op.keep_dims(ratio, axes, keepdims))
+    return op.Mul(data, op.keep_dims(op.grad.OverNorm(d_reduced, reduced), axes, keepdims))
 
 
 @rule("ReduceSumSquare", wrt=["data"])
