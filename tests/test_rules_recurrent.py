@@ -264,6 +264,25 @@ def test_one_loop_per_direction_and_one_product_per_weight() -> None:
                 }
 
 
+@pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
+@pytest.mark.parametrize("op", GATES)
+def test_what_is_in_the_padding_does_not_matter(op: str, direction: str) -> None:
+    case = recurrent(op, direction=direction)
+    gradient = refgrad.gradient(case.model)
+    rng = np.random.default_rng(2)
+    feeds = dict(case.feeds)
+    for value in gradient.graph.input:
+        if value.name not in feeds:
+            Y = get_backend("numpy").prepare(case.model).run(case.feeds)[value.name.removesuffix("_grad")]
+            feeds[value.name] = rng.standard_normal(Y.shape).astype(np.float32)
+    padding = np.arange(4)[:, None] >= feeds["sequence_lens"]
+    garbage = feeds | {"X": np.where(padding[:, :, None], np.float32(np.nan), feeds["X"])}
+    expected, got = (get_backend("numpy").prepare(gradient).run(f) for f in (feeds, garbage))
+    for name, value in expected.items():
+        np.testing.assert_array_equal(got[name], value)
+    assert not expected["X_grad"][padding].any()
+
+
 def test_only_the_last_state_is_differentiated() -> None:
     """A cotangent that is not there costs nothing in the loop."""
     case = recurrent("LSTM", absent=OPTIONAL)

@@ -87,7 +87,7 @@ def apart() -> Iterator[Case]:
         for form in FORMS[:3]:
             for shapes in SHAPES:
                 yield recurrent(op, (3, 0, 2, 2), form[0], shapes=shapes)
-            yield recurrent(op, (0, 3, 2, 2), form[0])
+                yield recurrent(op, (0, 3, 2, 2), form[0], shapes=shapes)
         yield recurrent(op, (0, 3, 2, 2), layout=1)
         yield recurrent(op, (3, 2, 0, 2), OPTIONAL)
 

@@ -136,19 +136,34 @@ def _function(op: Emitter, name: str, alphas: Iterator[float], betas: Iterator[f
 
 
 class _Sequences:
-    """Which steps belong to a sequence: `active` is (time, batch, 1), None where all sequences are as long as X."""
+    """Which steps belong to a sequence: `active` is (time, batch, 1), None where all sequences are as long as X.
+
+    A Scan needs a step: ONNX Runtime runs none without, and what it returned would have no shape. So where only the run
+    tells the number of steps, one more is read that belongs to no sequence.
+    """
 
     def __init__(self, op: Emitter, X: str, lengths: str | None) -> None:
         self.op = op
-        self.active, self.some = None, None
+        self.active: str | None = None
+        self.some: str | None = None
+        self.read: str | None = None  # what a Scan has in place of `active`
+        time = (op.shape(X) or (None,))[0]
+        self.surplus = not isinstance(time, int)
+        if lengths is None and not self.surplus:
+            return
+        steps = time if isinstance(time, int) else str(op.Gather(op.Shape(X), np.array(0)))
+        ends = steps if lengths is None else op.Unsqueeze(op.Cast(lengths, to=onnx.TensorProto.INT64), [1])
+        self.some = op.Greater(ends, 0)
         if lengths is not None:
-            shape = op.static(X)
-            if shape is not None:
-                steps = op.const(np.arange(shape[0])[:, None, None])
-            else:
-                steps = op.Unsqueeze(op.Range(0, op.Gather(op.Shape(X), np.array(0)), 1), [1, 2])
-            ends = op.Unsqueeze(op.Cast(lengths, to=onnx.TensorProto.INT64), [1])
-            self.active, self.some = op.Less(steps, ends), op.Greater(ends, 0)
+            self.active = self.read = op.Less(self._count(steps), ends)
+        if not isinstance(steps, int):
+            self.read = op.Less(self._count(op.Add(steps, 1)), ends)
+
+    def _count(self, steps: str | int) -> str:
+        """0, 1, 2, ... as (steps, 1, 1)"""
+        if isinstance(steps, int):
+            return self.op.const(np.arange(steps)[:, None, None])
+        return str(self.op.Unsqueeze(self.op.Range(0, steps, 1), [1, 2]))
 
     def kept(self, values: str) -> str:
         """`values`, 0 in the padding."""
@@ -179,12 +194,16 @@ class _Sequences:
         """
         op, count = self.op, len(states)
         given = {name: value for name, value in sequences.items() if value is not None}
-        inputs = [*given.values(), *([self.active] if self.active is not None else [])]
+        inputs = list(given.values())
+        if self.surplus:
+            inputs = [op.Pad(value, [0, 0, 0, 1, 0, 0]) for value in inputs]
+        if self.read is not None:
+            inputs.append(self.read)
 
         def body(*reads: str) -> list[str]:
             old, elements = reads[:count], reads[count:]
             new, rows = step(*old, **dict(zip(given, elements, strict=False)))
-            if self.active is not None:
+            if self.read is not None:
                 new = [op.Where(elements[-1], value, kept) for value, kept in zip(new, old, strict=True)]
             for value in (*new, *rows):
                 op.assume(value, (None, None))
@@ -201,7 +220,8 @@ class _Sequences:
             scan_output_directions=[int(backward)] * (len(graph.output) - count),
         )
         made = (made,) if isinstance(made, str) else made
-        return list(made[:count]), list(made[count:])
+        rows = [op.Slice(row, [0], [-1], [0]) if self.surplus else row for row in made[count:]]
+        return list(made[:count]), rows
 
 
 def _matrix(op: Emitter, weights: str, k: int) -> str:
