@@ -355,7 +355,7 @@ class _Sweep:
         target.value_info.extend(value for name, value in graph.values.items() if name in live)
         for value, like in self.op.declared.items():
             if value in live and value not in self.gradients.values():
-                shape = self.op.static(like)
+                shape = [dim if isinstance(dim, int) else None for dim in self.op.shape(like) or ()]
                 named = self.rename.get(value, value)
                 target.value_info.append(helper.make_tensor_value_info(named, self.op.type(like), shape))
         final.metadata_props.extend(p for p in source.metadata_props if not p.key.startswith("refgrad."))

@@ -322,7 +322,7 @@ class Emitter:
         self._shapes[value] = shape
 
     def declare(self, value: str, like: str) -> str:
-        """`value`, with the type and the static shape of `like` written in the result: some kernels read them there."""
+        """`value`, with the type of `like` and the sizes known of it written in the result: some kernels read them there."""
         self.describe(value, like)
         self.declared[value] = like
         return value

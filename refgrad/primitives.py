@@ -97,7 +97,7 @@ PRIMITIVES: dict[str, Primitive] = {
     "AveragePoolGrad": _primitive(
         f"dY, X; {_POOL}, count_include_pad -> dX", "each element of dY divided among the elements of its window"
     ),
-    "GlobalAveragePoolGrad": _primitive("dY, X -> dX", "dY divided among the spatial elements"),
+    "GlobalAveragePoolGrad": _primitive("dY, X, Y -> dX", "dY divided among the spatial elements"),
     # sampling
     "GridSampleGrad": _primitive(
         "dY, X, grid; align_corners, mode, padding_mode -> dX, dGrid", "the two adjoints of GridSample"

@@ -394,9 +394,10 @@ def average_pool_grad(
     count_include_pad: int,
     **attributes: Any,
 ) -> str | None:
-    """As MaxPoolGrad, the first size too; and it is wrong with dilations, for three spatial axes, and with auto_pad SAME: so it is told the pads.
+    """It reads every size of X as MaxPoolGrad does, and is wrong with dilations and for three spatial axes.
 
-    With count_include_pad it divides by the size of a window even where ceil_mode lets that reach beyond the pads.
+    So it is with auto_pad SAME, unless it is told the pads; and with count_include_pad it divides by the size of a window
+    even where ceil_mode lets that reach beyond the pads.
     """
     if op.type(dY) != TensorProto.FLOAT or op.static(X) is None:
         return None

@@ -28,9 +28,9 @@ def average_pool(op: Emitter, d_Y: str, X: str, **attributes: Any) -> str:
 
 
 @rule("GlobalAveragePool")
-def global_average_pool(op: Emitter, d_Y: str, X: str) -> str:
+def global_average_pool(op: Emitter, d_Y: str, X: str, Y: str) -> str:
     """dX = dY / (the number of spatial elements)"""
-    d_X: str = op.grad.GlobalAveragePoolGrad(d_Y, X)
+    d_X: str = op.grad.GlobalAveragePoolGrad(d_Y, X, Y)
     return d_X
 
 

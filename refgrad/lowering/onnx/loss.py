@@ -25,7 +25,7 @@ class Labels:
 def read_labels(
     op: Emitter, d_loss: str, labels: str, weights: str | None, ignore_index: int | str | None, reduction: str
 ) -> Labels:
-    """`share` = dL·w, divided by Σw for the mean; where everything is ignored it is 0. `ignore_index` may be a scalar's name."""
+    """`share` = dL·w, divided by Σw for the mean; 0 where everything is ignored. `ignore_index` may be the name of a scalar."""
     if weights is None and ignore_index is None:
         unit = op.Mul(d_loss, op.share(labels, None, like=d_loss)) if reduction == "mean" else d_loss
         return Labels(labels, None, unit, unit if reduction == "none" else op.Expand(unit, op.shape_of(labels)))

@@ -65,7 +65,7 @@ def by_statistics(
     axes: Sequence[int],
     shared: Sequence[int],
 ) -> tuple[str, str, str]:
-    """The adjoints of x, scale and B: `mean` and `r` are the statistics of `x` over `axes`, scale and B the same over `shared`."""
+    """The adjoints of x, scale and B: `mean` and `r` are of `x` over `axes`, scale and B the same over `shared`."""
     normalized = op.Mul(op.Sub(x, mean), r)
     over = list(shared)
     d_x = through_statistics(op, op.Mul(d_y, along(op, scale, shared)), normalized, r, axes)

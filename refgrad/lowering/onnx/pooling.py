@@ -117,7 +117,7 @@ def _counts_at_run_time(
 
 
 @lowering("GlobalAveragePoolGrad")
-def global_average_pool_grad(op: Emitter, dY: str, X: str) -> str:
+def global_average_pool_grad(op: Emitter, dY: str, X: str, Y: str) -> str:
     """By a factor: the number of elements may be beyond float16."""
     size = spatial(op, X)
     factor = op.share(X, dY, like=dY) if size is None else 1 / max(math.prod(size), 1)
