@@ -32,7 +32,7 @@ from onnx import (
 from refgrad.errors import InvalidModelError
 from refgrad.functions import CONSTANT, OPERATORS, Type, adopt, call_functions, settle
 from refgrad.inlining import inline_functions
-from refgrad.protos import subgraphs, versions_of
+from refgrad.protos import checkable, subgraphs, versions_of
 from refgrad.upgrade import spell_out_deprecated, upgrade
 
 SIXTEEN_BIT = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
@@ -102,14 +102,17 @@ class Graph:
     dimensions (an int, a symbol, or None); a value missing from them is unknown.
     """
 
-    def __init__(self, model: ModelProto | str | os.PathLike[str], opset: int = MIN_OPSET) -> None:
+    def __init__(
+        self, model: ModelProto | str | os.PathLike[str], opset: int = MIN_OPSET, *, shapeless: bool = False
+    ) -> None:
+        """Read `model`, in `opset` or later; `shapeless` inputs and outputs are those of which no rank is declared."""
         self.source = read(model)
         self._open: frozenset[str] = frozenset()
         self.apart = {t.name: t for t in self.source.graph.initializer if is_large(t) or t.name in self._overridable}
         skeleton = skeleton_of(self.source, self.apart)
         spell_out_deprecated(skeleton)
         lowest = max(opset, adopt(skeleton))
-        self.model = settle(upgrade(_inlined(_check(skeleton)), lowest))
+        self.model = settle(upgrade(_inlined(_check(skeleton, shapeless)), lowest))
         self.refusals: dict[tuple[str, str], str] = {}  # operators whose function body does not cover a node: why not
         self.index()
 
@@ -348,7 +351,7 @@ def skeleton_of(model: ModelProto, apart: dict[str, TensorProto]) -> ModelProto:
     return skeleton
 
 
-def _check(model: ModelProto) -> ModelProto:
+def _check(model: ModelProto, shapeless: bool = False) -> ModelProto:
     newest = onnx.defs.onnx_opset_version()
     for imported in model.opset_import:
         if imported.domain in ("", "ai.onnx") and imported.version > newest:
@@ -357,7 +360,7 @@ def _check(model: ModelProto) -> ModelProto:
                 "Upgrade onnx, or convert the model down with onnx.version_converter."
             )
     try:
-        onnx.checker.check_model(model)
+        onnx.checker.check_model(checkable(model) if shapeless else model)
     except onnx.checker.ValidationError as error:
         again = " It is a gradient in dialect 'ort': to differentiate again, make it in dialect 'onnx'."
         hint = again if any(node.op_type in _POOL_GRADIENTS for node in model.graph.node) else ""

@@ -97,13 +97,9 @@ class _Lowering:
             if not node.domain and node.op_type in _MOVED:
                 node.domain = MICROSOFT
         import_domain(moved, MICROSOFT)
-        # The checker asks every output for a shape: ONNX Runtime's builders do not know all of them.
-        declared = [v for v in moved.graph.output if _has_shape(v.type)]
-        del moved.graph.output[:]
-        moved.graph.output.extend(declared)
         forms = ((FORMS.get((node.domain, node.op_type)), node) for node in _nodes_of(moved))
         needed = (f.opset({a.name: attribute_value(a) for a in node.attribute}) for f, node in forms if f is not None)
-        self.graph = Graph(moved, max(needed, default=MIN_OPSET))
+        self.graph = Graph(moved, max(needed, default=MIN_OPSET), shapeless=True)
         self.taken = taken_names(self.graph) | {v.name for v in source.graph.output}
         self.inputs = list(self.graph.inputs.values())
         self.outputs = [_copied(value) for value in source.graph.output]
@@ -131,9 +127,6 @@ class _Lowering:
         model.CopyFrom(self.graph.model)
         unknown = helper.make_tensor_value_info(_UNKNOWN_SHAPE, onnx.TensorProto.INT64, [None])
         model.graph.input.append(unknown)
-        for value in self.outputs:  # else nothing is inferred of them
-            if not _has_shape(value.type):
-                model.graph.output.add(name=value.name)
         for graph in list(graphs(model.graph)):
             nodes = [made for node in graph.node for made in _stand_in(node)]
             copies = [NodeProto.FromString(node.SerializeToString()) for node in nodes]

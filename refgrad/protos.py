@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from onnx import AttributeProto, GraphProto, ModelProto, helper
+from onnx import AttributeProto, GraphProto, ModelProto, TensorProto, helper
 
 
 def subgraphs(attribute: AttributeProto) -> Sequence[GraphProto]:
@@ -41,3 +41,14 @@ def forget_domain(model: ModelProto, domain: str) -> None:
     kept = [o for o in model.opset_import if o.domain != domain]
     del model.opset_import[:]
     model.opset_import.extend(kept)
+
+
+def checkable(model: ModelProto) -> ModelProto:
+    """A copy for onnx's checker, which asks every input and output for a shape: nobody else does."""
+    checked = ModelProto()
+    checked.CopyFrom(model)
+    for value in (*checked.graph.input, *checked.graph.output):
+        if value.type.HasField("tensor_type") or not value.type.WhichOneof("value"):
+            value.type.tensor_type.shape.SetInParent()
+            value.type.tensor_type.elem_type = value.type.tensor_type.elem_type or TensorProto.FLOAT
+    return checked

@@ -16,7 +16,7 @@ import onnx.version_converter
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from refgrad.errors import InvalidModelError
-from refgrad.protos import forget_domain, graphs, import_domain, versions_of
+from refgrad.protos import checkable, forget_domain, graphs, import_domain, versions_of
 
 _REWRITTEN = "refgrad.rewritten"
 
@@ -164,7 +164,7 @@ def upgrade(model: ModelProto, target: int) -> ModelProto:
     for value, declared in zip(converted.graph.output, model.graph.output, strict=True):
         value.CopyFrom(declared)  # the converter names dimensions that nobody named
     try:
-        onnx.checker.check_model(converted)
+        onnx.checker.check_model(checkable(converted))
     except onnx.checker.ValidationError as error:
         raise InvalidModelError(
             f"The model has opset {opset}, and what onnx converts it to is no valid model: {error}. "

@@ -634,7 +634,8 @@ def pad_and_unflatten(op: Body, input: str, indices: str, unflatten_dims: str) -
 @operator("FlattenAndUnpad", "output", "unflatten_dims", others=("indices", "unflatten_dims"))
 def flatten_and_unpad(op: Body, input: str, indices: str) -> tuple[str, str]:
     """The rows of input, its first two axes flattened, at the indices; besides, the lengths of those axes"""
-    rows = op.Reshape(input, op.Concat(op.constant(np.array([-1])), op.Shape(input, start=2), axis=0))
+    count = op.ReduceProd(op.Shape(input, end=2), keepdims=1)
+    rows = op.Reshape(input, op.Concat(count, op.Shape(input, start=2), axis=0), allowzero=1)
     return op.Gather(rows, indices, axis=0), op.Shape(input, end=2)
 
 

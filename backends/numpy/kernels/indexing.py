@@ -390,7 +390,7 @@ def unique(
 @kernel("FlattenAndUnpad", domain=MICROSOFT, fresh=True)
 def flatten_and_unpad(x: np.ndarray, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Rows `indices` of x with its first two axes flattened, and the lengths of those axes"""
-    return x.reshape(-1, *x.shape[2:])[indices], np.array(x.shape[:2], np.int64)
+    return x.reshape(math.prod(x.shape[:2]), *x.shape[2:])[indices], np.array(x.shape[:2], np.int64)
 
 
 @kernel("PadAndUnflatten", domain=MICROSOFT, fresh=True)
