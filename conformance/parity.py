@@ -128,7 +128,9 @@ def table() -> Iterator[tuple[str, Case]]:
     for test in node_models():
         if test.operator in REGISTERED and len(test.model.graph.node) == 1 and excluded(test) is None:
             [node] = test.model.graph.node
-            if wrt := tuple(name for name in test.wrt if name in node.input):  # it has no gradient for what nothing reads
+            if wrt := tuple(
+                name for name in test.wrt if name in node.input
+            ):  # it has no gradient for what nothing reads
                 yield test.operator, Case(test.name, test.model, test.feeds, wrt, test.outputs)
 
 
@@ -167,7 +169,7 @@ def _floats(model: ModelProto) -> tuple[str, ...]:
 
 
 def with_loss(model: ModelProto, outputs: Collection[str] | None = None, plain: Collection[str] = ()) -> ModelProto:
-    """`model` with one output, `weighed_loss`: the sum of the given outputs (all that are float), each weighed by a fed cotangent.
+    """`model` with one output, `weighed_loss`: the sum of the given outputs (all that are float), each weighed as it is fed.
 
     The cotangent of `y` is the input `y_weight`; an output in `plain` is only summed. The builder takes a loss in float
     alone, and no node whose last input is an empty name.
@@ -445,3 +447,58 @@ def measure_model(case: Case, builders: Builders, runner: Worker) -> Iterator[Wh
     yield WholeModel(
         case.name, "OrtModuleGraphBuilder", *sizes, verdict, found.same_operators, found.same_names, row.values
     )
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A case whose two gradients are equal: both, what they were fed, and what they computed."""
+
+    case: str
+    ours: ModelProto
+    theirs: ModelProto
+    feeds: Mapping[str, np.ndarray]
+    results: Mapping[str, np.ndarray]
+
+
+def save_results(operator: str, folder: Path) -> int:
+    """Write every case of an operator whose two gradients are equal to `folder`/`operator`.npz; how many there are.
+
+    `load_results` reads them where no training operator runs, and where the same is asked of both graphs, lowered.
+    """
+    arrays: dict[str, np.ndarray] = {}
+    count = 0
+    with Builders() as builders, Worker() as runner:
+        for case in (case for name, case in table() if name == operator):
+            try:
+                pair = build(case, builders)
+                if compare_values(pair, runner)[0] != "equal":
+                    continue
+            except (BuilderError, InvalidModelError):
+                continue
+            results = runner.call(run, pair.ours.SerializeToString(), dict(pair.feeds))
+            parts = {"ours": _bytes(pair.ours), "theirs": _bytes(pair.theirs), "case": np.array(case.name)}
+            parts |= {f"feeds|{name}": value for name, value in pair.feeds.items()}
+            parts |= {f"results|{name}": value for name, value in results.items()}
+            arrays |= {f"{count}|{name}": value for name, value in parts.items()}
+            count += 1
+    np.savez_compressed(folder / f"{operator}.npz", allow_pickle=False, **arrays)
+    return count
+
+
+def load_results(path: Path) -> Iterator[Saved]:
+    """What `save_results` wrote."""
+    entries: dict[str, dict[str, np.ndarray]] = {}
+    for key, array in np.load(path).items():
+        number, _, name = key.partition("|")
+        entries.setdefault(number, {})[name] = array
+    for parts in entries.values():
+        models = (onnx.load_from_string(parts[whose].tobytes()) for whose in ("ours", "theirs"))
+        values = (
+            {name.removeprefix(kind): array for name, array in parts.items() if name.startswith(kind)}
+            for kind in ("feeds|", "results|")
+        )
+        yield Saved(str(parts["case"]), *models, *values)
+
+
+def _bytes(model: ModelProto) -> np.ndarray:
+    return np.frombuffer(model.SerializeToString(), np.uint8)
