@@ -239,11 +239,17 @@ _CLASHING = ("gemm_input_shape", "gemm_output_shape")
 _NEEDS_17 = ("SkipLayerNormalization", "EmbedLayerNormalization")  # their bodies have LayerNormalization
 
 
+# What its optimizer makes of LSTM and GRU before it differentiates them, and how many results those have.
+_TRAINING_FORMS = {"LSTMTraining": ("LSTM", 3), "GRUTraining": ("GRU", 2)}
+
+
 def adopt(model: ModelProto) -> int:
     """Move ONNX Runtime's own operators out of the domain of ai.onnx, in place; the opset that the model needs at least.
 
-    Constants whose names would make ONNX Runtime fail get others.
+    Those that only return more than an operator of ai.onnx become that one where nobody reads the rest. Constants whose
+    names would make ONNX Runtime fail get others.
     """
+    _leave_training(model)
     renamed = {t.name: f"saved_{t.name}" for t in model.graph.initializer if t.name.startswith(_CLASHING)}
     taken = {v.name for v in (*model.graph.input, *model.graph.output)}
     for tensor in model.graph.initializer:
@@ -266,6 +272,28 @@ def adopt(model: ModelProto) -> int:
     if found:
         import_domain(model, MICROSOFT)
     return needed
+
+
+def _leave_training(model: ModelProto) -> None:
+    every = list(graphs(model.graph))
+    if all(node.op_type not in _TRAINING_FORMS for graph in every for node in graph.node):
+        return
+    read = {name for graph in every for node in graph.node for name in node.input}
+    read |= {value.name for graph in every for value in graph.output}
+    for node in (node for graph in every for node in graph.node):
+        if node.domain != MICROSOFT or node.op_type not in _TRAINING_FORMS:
+            continue
+        op_type, count = _TRAINING_FORMS[node.op_type]
+        if not read.isdisjoint(filter(None, node.output[count:])):
+            continue
+        node.domain, node.op_type = "", op_type
+        kept = list(node.output[:count])
+        while kept and not kept[-1]:
+            kept.pop()
+        node.output[:] = kept
+        attributes = [a for a in node.attribute if a.name != "output_sequence"]  # of opset 1
+        del node.attribute[:]
+        node.attribute.extend(attributes)
 
 
 def settle(model: ModelProto) -> ModelProto:
