@@ -55,8 +55,8 @@ DEPARTURES: tuple[Departure, ...] = (
     Departure(
         "Pow",
         "refused",
-        "An exponent has no gradient there, and one whose type is not that of the base gives a graph of mixed types. refgrad has "
-        "both.",
+        "An exponent has no gradient there, and one whose type is not that of the base gives a graph of mixed types. "
+        "refgrad has both.",
     ),
     Departure(
         "Pow",
