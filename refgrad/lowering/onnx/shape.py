@@ -83,7 +83,8 @@ def tile_grad(op: Emitter, dY: str, X: str, repeats: str) -> str:
 def tile_grad_at_run_time(op: Emitter, dY: str, X: str, repeats: str) -> str:
     """Every axis becomes two. A scalar has none of them: the sum over no axes given is one over all, which it lacks."""
     pairs = op.Reshape(op.Concat(op.Unsqueeze(repeats, [1]), op.Unsqueeze(op.measure(X), [1]), axis=1), [-1])
-    rank = op.rank(X)
+    counts = op.static(repeats)
+    rank = op.rank(X) if counts is None else counts[0]
     axes = op.Range(0, op.Size(pairs), 2) if rank is None else op.const(np.arange(0, 2 * rank, 2))
     return str(op.ReduceSum(op.Reshape(dY, pairs, allowzero=1), axes, keepdims=0))
 
