@@ -48,8 +48,7 @@ def fast_gelu_body(op: Body, X: str, bias: str | None = None) -> str:
 @operator("BiasGelu", "C")
 def bias_gelu_body(op: Body, A: str, B: str) -> str:
     """x·Φ(x) at A + B"""
-    x = op.Add(A, B)
-    return str(op.Gelu(x) if op.opset >= 20 else op.microsoft("Gelu", x))
+    return _gelu(op, op.Add(A, B), "none")
 
 
 @operator("GemmFastGelu", "Y")
