@@ -32,10 +32,10 @@ from refgrad.conformance.feeds import widened
 from refgrad.conformance.nodemodels import excluded, node_models
 from refgrad.conformance.structure import EXCUSES, compare
 from refgrad.errors import BuilderError, InvalidModelError, WorkerError
-from refgrad.functions import LOWEST
+from refgrad.functions import LOWEST, MICROSOFT
 from refgrad.graph import Graph, is_unnamed
 from refgrad.ortbuilder import Builders, readable
-from refgrad.protos import versions_of
+from refgrad.protos import import_domain, versions_of
 from refgrad.selection import select_model_inputs_outputs
 from refgrad.worker import Worker
 
@@ -56,6 +56,13 @@ WHOLE = {
     "SimplifiedLayerNormalization": 2,
     "SoftmaxCrossEntropyLoss": 2,
     "SoftmaxCrossEntropyLossInternal": 2,
+}
+# Operators of which it differentiates the first output alone, and that by so many of the first inputs.
+PART = {
+    "BatchNormalization": 3,
+    "BatchNormInternal": 3,
+    "SoftmaxCrossEntropyLoss": 1,
+    "SoftmaxCrossEntropyLossInternal": 1,
 }
 PARTLY = frozenset(("Clip", "Dropout", "FakeQuant", "Pad", "Pow"))  # it has no gradient for some of their float inputs
 LOSS = "weighed_loss"
@@ -106,8 +113,8 @@ def table() -> Iterator[tuple[str, Case]]:
     """Every case of a registered operator, under the operator's name, and each with one input differentiated at a time.
 
     A case whose node leaves out an output that the builder wants comes twice: as it is, and with it (`-whole`). A static case
-    comes once more with a first size that is a symbol, the same in every input that has it (`-batch`), as in most models. The
-    last are onnx's own node tests.
+    comes once more with a first size that is a symbol, the same in every input that has it (`-batch`), as in most models. One of an
+    operator in `PART` comes with only what the builder differentiates (`-part`). The last are onnx's own node tests.
     """
     for module in pkgutil.iter_modules(cases.__path__):
         family = importlib.import_module(f"{cases.__name__}.{module.name}")
@@ -121,6 +128,8 @@ def table() -> Iterator[tuple[str, Case]]:
                 yield operator, case
             if case.static and (model := _batch(case.model)) is not None:
                 yield operator, Case(f"{case.name}-batch", model, case.feeds, case.wrt, case.outputs)
+            if operator in PART:
+                yield operator, _part(case, operator)
             inputs = _floats(case.model) if case.wrt is None else case.wrt
             if len(inputs) > 1 and (case.static or operator in PARTLY):
                 for name in inputs:
@@ -144,6 +153,31 @@ def _whole(model: ModelProto) -> ModelProto:
     made.CopyFrom(model)
     for node in made.graph.node:
         node.output.extend(f"{node.name}_{k}" for k in range(len(node.output), WHOLE.get(node.op_type, 0)))
+    return made
+
+
+def _part(case: Case, operator: str) -> Case:
+    """`case` by the inputs in `PART` and of the first output alone."""
+    node = next(node for node in case.model.graph.node if node.op_type == operator)
+    reads = node.input[: PART[operator]]
+    wrt = tuple(value.name for value in case.model.graph.input if value.name in reads or f"{value.name}_" in reads)
+    return Case(f"{case.name}-part", case.model, case.feeds, wrt, (case.model.graph.output[0].name,))
+
+
+def _as_it_trains(model: ModelProto) -> ModelProto:
+    """`model` with the operators that the builder knows, as ONNX Runtime's other tools write them before they call it."""
+    made = ModelProto()
+    made.CopyFrom(model)
+    for node in made.graph.node:
+        if node.op_type == "SimplifiedLayerNormalization":  # it has the operator in the domain of ai.onnx
+            node.domain = ""
+        elif node.op_type == "BatchNormalization":  # its module builder does so, with a node in inference too
+            node.op_type, node.domain = "BatchNormInternal", MICROSOFT
+            others = [attribute for attribute in node.attribute if attribute.name != "training_mode"]
+            del node.attribute[:]
+            node.attribute.extend((*others, helper.make_attribute("training_mode", 1)))
+            node.output.extend(f"{node.name}_{k}" for k in range(len(node.output), 5))
+            import_domain(made, MICROSOFT)
     return made
 
 
@@ -224,7 +258,7 @@ def build(case: Case, builders: Builders) -> Pair:
     wrt = [name for name in (_floats(case.model) if case.wrt is None else case.wrt) if name in known.types]
     # The gradient of FakeQuant is what refgrad has with "clipped": ONNX Runtime has no other.
     ours = refgrad.gradient(model, wrt=wrt, outputs=[LOSS], dialect="ort", quantization="clipped")
-    theirs = builders.raw(model, wrt, LOSS)
+    theirs = builders.raw(_as_it_trains(model), wrt, LOSS)
     made = {f"{name}_grad" for name in wrt}
     kept = [value for value in theirs.graph.output if value.name in made]
     del theirs.graph.output[:]

@@ -124,7 +124,7 @@ PRIMITIVES: dict[str, Primitive] = {
         "dY, X, Scale, Mean, InvStdDev; epsilon -> dX, dScale, dB", "the three adjoints of BatchNormalization in training"
     ),
     "LayerNormalizationGrad": _primitive(
-        "dY, X, Scale, Mean, InvStdDev; axis -> dX, dScale, dB", "the three adjoints of LayerNormalization"
+        "dY, X, Scale, B, Mean, InvStdDev; axis, epsilon -> dX, dScale, dB", "the three adjoints of LayerNormalization"
     ),
     # recurrent; the arrays are of layout 0, and *All and the gates have the axes time, direction, batch, hidden unit
     "RNNGrad": _primitive(

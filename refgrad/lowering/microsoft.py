@@ -543,7 +543,7 @@ def layer_normalization_grad(
     epsilon: float = 1e-5,
     stash_type: int = 1,
 ) -> tuple[str, str, str]:
-    return op.grad.LayerNormalizationGrad(dY, X, scale, mean, inv_std_dev, axis=axis)
+    return op.grad.LayerNormalizationGrad(dY, X, scale, None, mean, inv_std_dev, axis=axis, epsilon=epsilon)
 
 
 @form("InvertibleLayerNormalizationGrad", results="Y scale scale")

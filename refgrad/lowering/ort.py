@@ -426,12 +426,12 @@ def _reach_beyond(
 
 @lowering("GlobalAveragePoolGrad", dialect="ort")
 def global_average_pool_grad(op: Emitter, dY: str, X: str, Y: str) -> str | None:
-    """Where X is empty and the run alone tells its size, the process ends."""
+    """ONNX Runtime's builder divides by the size of Y even where it may be 0, which ends the process."""
     shape, size = op.shape(X), spatial(op, X)
     if op.type(dY) not in _WIDE or 0 in (shape or ()):
         return None
     if size is None:
-        count = op.Div(op.Size(X), op.Size(Y))
+        count = op.Div(op.Size(X), op.Max(op.Size(Y), op.const(np.ones((), np.int64))))
     else:
         count = op.const(np.array([math.prod(size)], tensor_dtype_to_np_dtype(op.type(dY))))
     scaled = op.com_microsoft("Scale", dY, count, scale_down=1)
@@ -470,17 +470,28 @@ def _has_batch_kernel(op: Emitter, X: str, Scale: str, statistic: str) -> bool:
 
 @lowering("LayerNormalizationGrad", dialect="ort")
 def layer_normalization_grad(
-    op: Emitter, dY: str, X: str, Scale: str, Mean: str, InvStdDev: str, axis: int
+    op: Emitter, dY: str, X: str, Scale: str, B: str | None, Mean: str, InvStdDev: str, axis: int, epsilon: float
 ) -> tuple[str, str, str] | None:
-    """The kernel takes Scale as long as a row of X, without looking; in double it fails, and on rows of one element."""
-    x, scale = op.shape(X), op.shape(Scale)
-    if op.type(X) not in _SINGLE or x is None or scale is None or None in scale or x[axis:] != scale:
+    """The kernel takes Scale and B as long as a row of X, without looking; the forward kernel refuses others.
+
+    In double it fails, and on rows of one element.
+    """
+    x, scale, bias = op.shape(X), op.static(Scale), op.shape(B or Scale)
+    if op.type(X) not in _SINGLE or scale is None or all(dim == 1 for dim in scale):
         return None
-    if all(dim == 1 for dim in scale):
+    if any(row is not None and not _may_be(scale, row) for row in (bias, x and x[axis:])):
         return None
     inputs = dY, X, Scale, Mean, InvStdDev  # all three outputs have to have names
-    dX, dScale, dB = op.emit("LayerNormalizationGrad", MICROSOFT, inputs, 3, {"axis": axis})
+    attributes = {"axis": axis, "epsilon": epsilon}
+    dX, dScale, dB = op.emit("LayerNormalizationGrad", MICROSOFT, inputs, 3, attributes)
     return dX, dScale, dB
+
+
+def _may_be(sizes: Sequence[int], shape: Shape) -> bool:
+    """Whether a tensor of this shape may have these sizes."""
+    return len(shape) == len(sizes) and all(
+        not isinstance(dim, int) or dim == size for dim, size in zip(shape, sizes, strict=True)
+    )
 
 
 _DEFAULTS = {"LSTM": ["sigmoid", "tanh", "tanh"], "GRU": ["sigmoid", "tanh"]}

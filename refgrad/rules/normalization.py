@@ -116,12 +116,11 @@ def layer_normalization(
     Mean: str,
     InvStdDev: str,
     axis: int,
+    epsilon: float,
 ) -> tuple[str, str, str | None]:
     """dX = r·(g − mean(g) − x̂·mean(g·x̂)) with g = dY·Scale, dScale = Σ dY·x̂, dB = Σ dY; plus (dMean − dr·r²·x̂)/n"""
     d_Y = d_Y or op.zeros_like(X)
-    d_X, d_Scale, d_B = op.grad.LayerNormalizationGrad(d_Y, X, Scale, Mean, InvStdDev, axis=axis)
-    if B is not None and (op.shape(B) != op.shape(Scale) or None in (op.shape(B) or [None])):
-        d_B = op.grad.BroadcastGradient(d_Y, B, (B, d_Y))
+    d_X, d_Scale, d_B = op.grad.LayerNormalizationGrad(d_Y, X, Scale, B, Mean, InvStdDev, axis=axis, epsilon=epsilon)
     wide = widest(op, X, Mean)
     x, mean, r = (op.as_type(value, wide) for value in (X, Mean, InvStdDev))
     if d_Mean is not None:

@@ -74,17 +74,28 @@ def by_statistics(
 
 @lowering("LayerNormalizationGrad")
 def layer_normalization_grad(
-    op: Emitter, dY: str, X: str, Scale: str, Mean: str, InvStdDev: str, axis: int
+    op: Emitter, dY: str, X: str, Scale: str, B: str | None, Mean: str, InvStdDev: str, axis: int, epsilon: float
 ) -> tuple[str, str, str]:
     """x̂ = (X − Mean)·r; the rest is `by_normalized`."""
     x, mean, r = (op.as_type(value, widest(op, X, Mean)) for value in (X, Mean, InvStdDev))
-    return by_normalized(op, dY, op.Mul(op.Sub(x, mean), r), X, Scale, r, axis, centred=True)
+    return by_normalized(op, dY, op.Mul(op.Sub(x, mean), r), X, Scale, r, axis, centred=True, B=B)
 
 
 def by_normalized(
-    op: Emitter, dY: str, normalized: str, X: str, Scale: str, InvStdDev: str, axis: int, centred: bool
+    op: Emitter,
+    dY: str,
+    normalized: str,
+    X: str,
+    Scale: str,
+    InvStdDev: str,
+    axis: int,
+    centred: bool,
+    B: str | None = None,
 ) -> tuple[str, str, str]:
-    """With g = dY·Scale: dX as in `through_statistics`, dScale = Σ dY·x̂, dB = Σ dY over the axes before `axis`."""
+    """With g = dY·Scale: dX as in `through_statistics`, dScale = Σ dY·x̂, dB = Σ dY over the axes before `axis`.
+
+    Without `B`, dB has the shape of `Scale`.
+    """
     kinds, rank, shape, wide = (op.type(X), op.type(Scale)), op.rank(X), op.shape(X), widest(op, normalized, InvStdDev)
     dY, scale, r, normalized = (op.as_type(value, wide) for value in (dY, Scale, InvStdDev, normalized))
     g, d_scale = op.Mul(dY, scale), op.Mul(dY, normalized)
@@ -96,7 +107,9 @@ def by_normalized(
     for value in (dY, d_scale):
         if shape is not None:
             op.assume(value, shape)
-    d_scale, d_B = (op.grad.BroadcastGradient(value, Scale, (Scale, value)) for value in (d_scale, dY))
+    d_scale, d_B = (
+        op.grad.BroadcastGradient(value, like, (like, value)) for value, like in ((d_scale, Scale), (dY, B or Scale))
+    )
     return op.as_type(dX, kinds[0]), op.as_type(d_scale, kinds[1]), op.as_type(d_B, kinds[1])
 
 
