@@ -236,10 +236,10 @@ def _selected(
         _check_names("weights", weights, initializers)
     if inputs is not None:
         _check_names("inputs", inputs, [name for name in floats if name not in labels])
-    default = preflight(model).wrt if weights is None or inputs is None else ()
+    default = set(preflight(model).wrt if weights is None or inputs is None else ())
     by_inputs = [n for n in default if n not in known and n not in labels] if inputs is None else list(inputs)
     by_weights = [n for n in initializers if n in default] if weights is None else list(weights)
-    return sorted(by_inputs, key=floats.index), by_weights
+    return [name for name in floats if name in by_inputs], by_weights
 
 
 def _check_names(argument: str, names: Collection[str], known: Sequence[str]) -> None:
