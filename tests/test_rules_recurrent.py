@@ -18,7 +18,7 @@ from refgrad import ortbuilder
 from refgrad.backends import available, get_backend
 from refgrad.conformance.case import SHAPES, Case
 from refgrad.conformance.cases.recurrent import GATES, OPTIONAL, apart, cases, recurrent
-from refgrad.errors import RuleError
+from refgrad.errors import NoGradientError, RuleError
 from refgrad.registry import DIALECTS, LOWERINGS
 
 PLAIN = ("sequence_lens", "P")  # what ONNX Runtime's training kernels do not read
@@ -195,6 +195,41 @@ def test_the_graph_is_onnx_runtimes(op: str, attributes: dict[str, Any], absent:
     ours = refgrad.gradient(case.model, dialect="ort", cotangent="yield")
     theirs = ortbuilder.build_module(case.model, wrt, [])
     assert _training_nodes(ours, wrt) == _training_nodes(theirs, wrt)
+
+
+@pytest.mark.parametrize("op", KERNELS)
+@pytest.mark.parametrize("read", [False, True])
+def test_a_training_form_is_the_operator_where_nobody_reads_the_rest(op: str, read: bool) -> None:
+    """ONNX Runtime's optimizer makes it before it differentiates."""
+    case = recurrent(op, absent=PLAIN)
+    model = onnx.ModelProto()
+    model.CopyFrom(case.model)
+    [node] = model.graph.node
+    saved = ["CAll", "iofc"] if op == "LSTM" else ["zrh"]
+    node.op_type, node.domain = KERNELS[op][0], "com.microsoft"
+    node.output[:] = ["Y", *[""] * (len(node.output) - 1), *saved]
+    node.attribute.append(onnx.helper.make_attribute("output_sequence", 1))
+    model.opset_import.append(onnx.helper.make_opsetid("com.microsoft", 1))
+    del model.graph.output[1:]
+    if read:
+        model.graph.output.append(onnx.helper.make_tensor_value_info(saved[-1], onnx.TensorProto.FLOAT, [None] * 4))
+        with pytest.raises(NoGradientError, match=f"{KERNELS[op][0]} has no rule"):
+            refgrad.gradient(model)
+        return
+    plain = onnx.ModelProto()
+    plain.CopyFrom(case.model)
+    del plain.graph.output[1:]
+    for dialect in DIALECTS:
+        assert_gradient(Case(f"{case} in training", plain, case.feeds), dialect)
+        rng = np.random.default_rng(3)
+        feeds = {**case.feeds, "Y_grad": rng.standard_normal((4, 1, 3, 3)).astype(np.float32)}
+        gradients = [refgrad.gradient(m, dialect=dialect) for m in (model, plain)]
+        operators = [[n.op_type for n in gradient.graph.node] for gradient in gradients]
+        assert operators[0] == operators[1]
+        got, expected = (get_backend("numpy").prepare(gradient).run(feeds) for gradient in gradients)
+        for name, value in expected.items():
+            np.testing.assert_array_equal(got[name], value)
+    assert model.graph.node[0].op_type == KERNELS[op][0]  # the caller's is untouched
 
 
 def _training_nodes(model: onnx.ModelProto, wrt: list[str]) -> list[Any]:
