@@ -61,6 +61,7 @@ WHOLE = {
 PART = {
     "BatchNormalization": 3,
     "BatchNormInternal": 3,
+    "LayerNormalization": 3,
     "SoftmaxCrossEntropyLoss": 1,
     "SoftmaxCrossEntropyLossInternal": 1,
 }
@@ -113,8 +114,9 @@ def table() -> Iterator[tuple[str, Case]]:
     """Every case of a registered operator, under the operator's name, and each with one input differentiated at a time.
 
     A case whose node leaves out an output that the builder wants comes twice: as it is, and with it (`-whole`). A static case
-    comes once more with a first size that is a symbol, the same in every input that has it (`-batch`), as in most models. One of an
-    operator in `PART` comes with only what the builder differentiates (`-part`). The last are onnx's own node tests.
+    comes once more with a first size that is a symbol, the same in every input that has it (`-batch`), as in most models.
+    One of an operator in `PART` comes with only what the builder differentiates (`-part`). The last are onnx's own node
+    tests.
     """
     for module in pkgutil.iter_modules(cases.__path__):
         family = importlib.import_module(f"{cases.__name__}.{module.name}")

@@ -431,7 +431,8 @@ def global_average_pool_grad(op: Emitter, dY: str, X: str, Y: str) -> str | None
     if op.type(dY) not in _WIDE or 0 in (shape or ()):
         return None
     if size is None:
-        count = op.Div(op.Size(X), op.Max(op.Size(Y), op.const(np.ones((), np.int64))))
+        one = op.const(np.ones((), np.int64))
+        count = op.Max(op.Div(op.Size(X), op.Max(op.Size(Y), one)), one)
     else:
         count = op.const(np.array([math.prod(size)], tensor_dtype_to_np_dtype(op.type(dY))))
     scaled = op.com_microsoft("Scale", dY, count, scale_down=1)
