@@ -28,6 +28,10 @@ TAGS = {
         "with quantization='straight-through' or 'clipped' rounding has a derivative",
     ),
     "LinearAttention.past_state": "the result is linear in it, and it is what an earlier call computed",
+    **dict.fromkeys(
+        ("GRU.initial_h", "LSTM.initial_c", "LSTM.initial_h", "RNN.initial_h"),
+        "it is what an earlier call computed, or trained",
+    ),
     "Mod.B": "A mod B = A − B·⌊A/B⌋ is differentiable in B wherever it is in A",
     "NegativeLogLikelihoodLoss.weight": _PARAMETER,
     "OneHot.values": _PARAMETER,
