@@ -169,7 +169,8 @@ class _Side:
         self.producer = {name: node for node in self.nodes for name in node.output if name}
         names = {name for node in self.nodes for name in (*node.input, *node.output)} | inputs
         self.forward = {name for name in names if not _GRADIENT.fullmatch(name)}
-        self.leaves = {name: canon.number("input", name) for name in inputs} | {"": canon.number("absent")}
+        given = (name for name in inputs if name not in self.producer)  # the other may compute what this one is fed
+        self.leaves = {name: canon.number("input", name) for name in given} | {"": canon.number("absent")}
         self.leaves |= {name: canon.constant(tensor) for name, tensor in self.constants.items()}
         for sparse in self.graph.sparse_initializer:
             self.leaves[sparse.values.name] = canon.number("sparse", sparse.SerializeToString(deterministic=True))

@@ -97,6 +97,11 @@ def test_an_initializer_that_the_other_has_as_an_input_is_matched_by_name():
     assert not compare(inside, graph("y = Add(x, w)", constants="<float[3] w = {1, 2, 4}>"))
 
 
+def test_a_value_that_one_is_fed_and_the_other_computes_is_not_the_same():
+    fed = onnx.parser.parse_model(f"{HEAD.replace('x,', 'x, float[N, 3] t,')} => (float[N, 3] y) {{ y = Mul(t, b) }}")
+    assert not compare(fed, graph("t = Exp(x) y = Mul(t, b)"))
+
+
 def test_nodes_may_come_in_any_order():
     turned = graph("s = Exp(x) t = Sin(s) y = Add(t, b)")
     turned.graph.node.insert(0, turned.graph.node.pop())
