@@ -120,7 +120,7 @@ def table() -> Iterator[tuple[str, Case]]:
     """
     for module in pkgutil.iter_modules(cases.__path__):
         family = importlib.import_module(f"{cases.__name__}.{module.name}")
-        for case in getattr(family, "cases", tuple)():
+        for case in (*getattr(family, "cases", tuple)(), *getattr(family, "in_double", tuple)()):
             operator = _operator(case)
             if operator not in REGISTERED or versions_of(case.model)[""] < LOWEST:  # refgrad converts those first
                 continue

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import mutually_broadcastable_shapes
 
 from refgrad.conformance.case import SHAPES, Case, node_case
-from refgrad.conformance.cases.linear import cases, gemm, numbers
+from refgrad.conformance.cases.linear import cases, gemm, in_double, numbers
 from refgrad.registry import DIALECTS
 
 
@@ -18,6 +18,11 @@ from refgrad.registry import DIALECTS
 def test_gradient_agrees_with_differences(case: Case, dialect: str) -> None:
     # With nothing in them, some kernels of ONNX Runtime end the process, and its Conv leaves its result as it was.
     assert_gradient(case, dialect, runtime=all(array.size for array in case.feeds.values()))
+
+
+@pytest.mark.parametrize("case", list(in_double()), ids=str)
+def test_products_in_double_run_on_the_training_wheel(case: Case) -> None:
+    assert_gradient(case, "ort")
 
 
 FLOATS = (np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16), np.dtype(np.float32), np.dtype(np.float64))

@@ -41,9 +41,11 @@ def unsqueeze(op: Emitter, d_expanded: str, data: str, axes: str) -> str:
 
 def _any(op: Emitter, axes: str | None) -> bool:
     """Whether some axis is known to be given: runtimes disagree on whether an empty list means every axis."""
+    if axes is None:
+        return False
     known = op.constant(axes)
-    size = () if axes is None else op.shape(axes) if known is None else known.shape
-    return bool(size) and isinstance(size[0], int) and size[0] > 0
+    count = op.static(axes) if known is None else known.shape
+    return bool(count) and count != (0,)
 
 
 @rule("Transpose")
