@@ -335,6 +335,8 @@ class _Sweep:
         target = final.graph
         target.name = f"{graph.model.graph.name}_grad"
         target.node.extend(reversed(forward))
+        for value, name in self.op.adjoint_of.items():
+            self._call(value, f"{name}_grad", name)
         writer = Writer(target, self.rename)
         for emitted in reversed(backward):
             writer.add(emitted)
@@ -372,7 +374,7 @@ class _Sweep:
         if live.isdisjoint(form.more):
             node.drop_outputs(len(form.more))
         else:
-            node.become(form.op_type, MICROSOFT, form.without)
+            node.become(form.op_type, MICROSOFT, form.attributes)
 
     def _type(self, name: str) -> TypeProto:
         """The type and declared shape of an input, an output or an initializer."""

@@ -12,7 +12,7 @@ model alone, an operator of ONNX Runtime's that returns more.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,7 +58,7 @@ class TrainingForm:
 
     op_type: str
     more: tuple[str, ...]
-    without: tuple[str, ...]  # the attributes that it does not know
+    attributes: Mapping[str, Any] | None  # None: the forward node's
 
 
 class Emitter:
@@ -90,6 +90,9 @@ class Emitter:
         self.grad = Primitives(self)
         self.declared: dict[str, str] = {}
         self.training_forms: dict[str, TrainingForm] = {}  # by the name of the forward node
+        self.adjoint_of: dict[
+            str, str
+        ] = {}  # results of kernels that write all of theirs, even those that nobody asked for
         self._taken = taken
         self._types: dict[str, int] = dict(graph.types)
         self._shapes: dict[str, Shape] = dict(graph.shapes)
@@ -243,12 +246,14 @@ class Emitter:
         self.nodes, self._seen = outer
         return graph
 
-    def training_form(self, op_type: str, more: Sequence[str], without: Sequence[str] = ()) -> tuple[str, ...]:
+    def training_form(
+        self, op_type: str, more: Sequence[str], attributes: Mapping[str, Any] | None = None
+    ) -> tuple[str, ...]:
         """Let the forward node return more: it becomes `op_type` of com.microsoft if one of the results is used.
 
         :param more: what the outputs are called that `op_type` has after all those of the forward operator. Their element
             type is taken to be that of the first input.
-        :param without: attributes that the forward operator has and `op_type` has not.
+        :param attributes: those of `op_type`, where they are not those that the forward node has.
         """
         node = self._forward
         if node is None:
@@ -258,7 +263,7 @@ class Emitter:
         for position, name in enumerate(made, len(schema.outputs)):
             node.add_output(position, name)
             self._types[name] = self.type(node.inputs[0])
-        self.training_forms[node.name] = TrainingForm(op_type, made, tuple(without))
+        self.training_forms[node.name] = TrainingForm(op_type, made, attributes)
         return made
 
     # What is known of a value
@@ -453,6 +458,14 @@ class Emitter:
     def com_microsoft(self, op_type: str, *inputs: Argument, outputs: int = 1, **attributes: Any) -> Any:
         """A node of ONNX Runtime's domain whose unused outputs may be left empty."""
         return self.emit(op_type, MICROSOFT, inputs, outputs, attributes, optional_outputs=True)
+
+    def every_adjoint(
+        self, op_type: str, inputs: Sequence[Argument], primals: Sequence[str | None], **attributes: Any
+    ) -> tuple[str, ...]:
+        """A node of ONNX Runtime's domain that returns the adjoints of `primals` and writes to all of them: all have names."""
+        made: tuple[str, ...] = self.emit(op_type, MICROSOFT, inputs, len(primals), attributes)
+        self.adjoint_of.update((value, name) for value, name in zip(made, primals, strict=True) if name is not None)
+        return made
 
     def fresh(self, name: str) -> str:
         """`name`, or the next free one: `name_1`, `name_2`, ..."""

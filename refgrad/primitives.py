@@ -121,7 +121,8 @@ PRIMITIVES: dict[str, Primitive] = {
         "the mean of each channel of BatchNormalization's X and 1/√(var + ε), as BatchNormalizationGrad reads them",
     ),
     "BatchNormalizationGrad": _primitive(
-        "dY, X, Scale, Mean, InvStdDev; epsilon -> dX, dScale, dB", "the three adjoints of BatchNormalization in training"
+        "dY, X, Scale, B, Mean, InvStdDev; epsilon -> dX, dScale, dB",
+        "the three adjoints of BatchNormalization in training",
     ),
     "LayerNormalizationGrad": _primitive(
         "dY, X, Scale, B, Mean, InvStdDev; axis, epsilon -> dX, dScale, dB", "the three adjoints of LayerNormalization"

@@ -603,7 +603,7 @@ def batch_normalization_grad(
         op.assume(d, shape)
     axes = [0, *range(2, 3 if shape is None else len(shape))]
     centre, r = (op.Unsqueeze(value, axes) for value in (centre, r))
-    found = op.grad.BatchNormalizationGrad(d, x, factor, centre, r, epsilon=epsilon)
+    found = op.grad.BatchNormalizationGrad(d, x, factor, None, centre, r, epsilon=epsilon)
     made = (op.as_type(value, kind) for value, kind in zip(found, kinds, strict=True))
     return next(made), next(made), next(made)
 

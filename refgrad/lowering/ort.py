@@ -453,13 +453,12 @@ def batch_statistics(op: Emitter, X: str, Scale: str, input_mean: str, epsilon: 
 
 @lowering("BatchNormalizationGrad", dialect="ort")
 def batch_normalization_grad(
-    op: Emitter, dY: str, X: str, Scale: str, Mean: str, InvStdDev: str, epsilon: float
+    op: Emitter, dY: str, X: str, Scale: str, B: str | None, Mean: str, InvStdDev: str, epsilon: float
 ) -> tuple[str, str, str] | None:
-    """The kernel writes to every output, so all have names."""
     if not _has_batch_kernel(op, X, Scale, Mean):
         return None
     inputs = dY, X, Scale, Mean, InvStdDev
-    dX, dScale, dB = op.emit("BatchNormalizationGrad", MICROSOFT, inputs, 3, {"epsilon": epsilon})
+    dX, dScale, dB = op.every_adjoint("BatchNormalizationGrad", inputs, (X, Scale, B), epsilon=epsilon)
     return dX, dScale, dB
 
 
@@ -482,9 +481,8 @@ def layer_normalization_grad(
         return None
     if any(row is not None and not _may_be(scale, row) for row in (bias, x and x[axis:])):
         return None
-    inputs = dY, X, Scale, Mean, InvStdDev  # all three outputs have to have names
-    attributes = {"axis": axis, "epsilon": epsilon}
-    dX, dScale, dB = op.emit("LayerNormalizationGrad", MICROSOFT, inputs, 3, attributes)
+    inputs = dY, X, Scale, Mean, InvStdDev
+    dX, dScale, dB = op.every_adjoint("LayerNormalizationGrad", inputs, (X, Scale, B), axis=axis, epsilon=epsilon)
     return dX, dScale, dB
 
 
@@ -496,7 +494,6 @@ def _may_be(sizes: Sequence[int], shape: Shape) -> bool:
 
 
 _DEFAULTS = {"LSTM": ["sigmoid", "tanh", "tanh"], "GRU": ["sigmoid", "tanh"]}
-_NO_ATTRIBUTE_OF_TRAINING = ("layout", "activations", "activation_alpha", "activation_beta")
 
 
 @lowering("LSTMGates", dialect="ort")
@@ -518,7 +515,8 @@ def lstm_gates(
     """The forward node becomes LSTMTraining; its gates tell the slopes of Sigmoid and Tanh."""
     if layout or not _has_lstm_kernel(op, X, sequence_lens, P, input_forget, attributes):
         return None
-    CAll, iofc = op.training_form("LSTMTraining", ("CAll", "iofc"), without=_NO_ATTRIBUTE_OF_TRAINING)
+    settings = _recurrent_settings(attributes, input_forget=input_forget)
+    CAll, iofc = op.training_form("LSTMTraining", ("CAll", "iofc"), settings)
     return CAll, iofc, None
 
 
@@ -546,7 +544,7 @@ def lstm_grad(
     if not _has_lstm_kernel(op, X, sequence_lens, P, input_forget, attributes):
         return None
     inputs = X, W, R, None, initial_h, initial_c, HAll, CAll, iofc, dHAll, dHt, dCt
-    settings = {"direction": "forward", "hidden_size": attributes["hidden_size"], "input_forget": 0}
+    settings = _recurrent_settings(attributes, input_forget=input_forget)
     return *op.emit("LSTMGrad", MICROSOFT, inputs, 6, settings), None
 
 
@@ -573,7 +571,8 @@ def gru_gates(
     """The forward node becomes GRUTraining; its gates tell the slopes of Sigmoid and Tanh."""
     if layout or not _has_recurrent_kernel(op, "GRU", X, sequence_lens, **attributes):
         return None
-    [zrh] = op.training_form("GRUTraining", ("zrh",), without=_NO_ATTRIBUTE_OF_TRAINING)
+    settings = _recurrent_settings(attributes, linear_before_reset=linear_before_reset)
+    [zrh] = op.training_form("GRUTraining", ("zrh",), settings)
     return zrh, None
 
 
@@ -598,13 +597,14 @@ def gru_grad(
     if not _has_recurrent_kernel(op, "GRU", X, sequence_lens, **attributes):
         return None
     inputs = X, W, R, B, None, initial_h, HAll, zrh, dHAll, dHt
-    settings = {
-        "direction": "forward",
-        "hidden_size": attributes["hidden_size"],
-        "linear_before_reset": linear_before_reset,
-    }
+    settings = _recurrent_settings(attributes, linear_before_reset=linear_before_reset)
     made: tuple[str, ...] = op.emit("GRUGrad", MICROSOFT, inputs, 5, settings)
     return made
+
+
+def _recurrent_settings(attributes: dict[str, Any], **others: int) -> dict[str, Any]:
+    """Every attribute that the kernels take: activations has to be left out, even where it names the defaults."""
+    return {"direction": attributes["direction"], "hidden_size": attributes["hidden_size"], **others}
 
 
 def _has_recurrent_kernel(

@@ -46,7 +46,7 @@ def batch_normalization(
         op.assume(d_y, shape)
     if training_mode:
         centre, r = op.grad.BatchStatistics(x, factor, mean, epsilon=epsilon)
-        d_x, d_scale, d_B = op.grad.BatchNormalizationGrad(d_y, x, factor, centre, r, epsilon=epsilon)
+        d_x, d_scale, d_B = op.grad.BatchNormalizationGrad(d_y, x, factor, B, centre, r, epsilon=epsilon)
         d_mean, d_var, share = _through_running_statistics(op, x, scale, d_running_mean, d_running_var, momentum)
         adjoints = [d_x if share is None else op.Add(d_x, share), d_scale, d_B, d_mean, d_var]
     else:

@@ -18,7 +18,7 @@ def batch_statistics(op: Emitter, X: str, Scale: str, input_mean: str, epsilon: 
 
 @lowering("BatchNormalizationGrad")
 def batch_normalization_grad(
-    op: Emitter, dY: str, X: str, Scale: str, Mean: str, InvStdDev: str, epsilon: float
+    op: Emitter, dY: str, X: str, Scale: str, B: str | None, Mean: str, InvStdDev: str, epsilon: float
 ) -> tuple[str, str, str]:
     """As in `by_statistics`, over the batch and space."""
     x, d_y = channels(op, X), channels(op, dY)
