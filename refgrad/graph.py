@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -87,12 +87,13 @@ class Node:
         del self.proto.output[:]
         self.proto.output.extend(self.outputs)
 
-    def become(self, op_type: str, domain: str, without: Collection[str] = ()) -> None:
-        """Make the node that is written another operator, `without` the attributes that this one does not know."""
+    def become(self, op_type: str, domain: str, attributes: Mapping[str, Any] | None) -> None:
+        """Make the node that is written another operator; where `attributes` is None it keeps those that it has."""
         self.proto.op_type, self.proto.domain = op_type, domain
-        kept = [attribute for attribute in self.proto.attribute if attribute.name not in without]
+        if attributes is None:
+            return
         del self.proto.attribute[:]
-        self.proto.attribute.extend(kept)
+        self.proto.attribute.extend(onnx.helper.make_attribute(name, value) for name, value in attributes.items())
 
 
 class Graph:

@@ -172,7 +172,8 @@ def test_the_forward_node_becomes_its_training_form(trained: bool, op: str, form
     assert all(node.op_type == op or node.domain == "" for node in case.model.graph.node)  # the caller's is untouched
     if trained:
         [node] = [node for node in gradient.graph.node if node.op_type == KERNELS[op][0]]
-        assert {a.name for a in node.attribute} <= {"hidden_size", "linear_before_reset"}
+        own = {"GRU": "linear_before_reset", "LSTM": "input_forget"}[op]
+        assert {a.name for a in node.attribute} == {"direction", "hidden_size", own}
         assert any(o.domain == "com.microsoft" for o in gradient.opset_import)
 
 
@@ -241,7 +242,6 @@ def _training_nodes(model: onnx.ModelProto, wrt: list[str]) -> list[Any]:
             continue
         named = {*wrt, *results, *(f"Y{part}{grad}" for part in ("", "_h", "_c") for grad in ("", "_grad"))}
         attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
-        defaults = {"direction": b"forward", "input_forget": 0, "linear_before_reset": 0}
         reads = [name if name in named else bool(name) for name in node.input]
         makes = [name if name in named else "" for name in node.output]
         if node.op_type.endswith("Training"):
@@ -250,8 +250,7 @@ def _training_nodes(model: onnx.ModelProto, wrt: list[str]) -> list[Any]:
             reads.pop()
         while makes and not makes[-1]:
             makes.pop()
-        kept = {k: v for k, v in attributes.items() if defaults.get(k) != v}
-        found.append((node.op_type, reads, makes, kept))
+        found.append((node.op_type, reads, makes, attributes))
     return found
 
 
