@@ -229,7 +229,7 @@ def operators_summary() -> str:
         f"{count['rule']} operators have a rule, {count['function']} are differentiated through a function body, and "
         f"{count['zero']} have a derivative that is zero;\nthe operators of ai.onnx.ml and those that ONNX Runtime's optimizer "
         f"writes are among them. {count['none']} have no derivative, and {count['missing']} wait for\none: those with "
-        "subgraphs, the recurrent ones, sequences and optionals.\n[docs/operators.md](docs/operators.md) has the formula or "
+        "subgraphs, sequences and optionals.\n[docs/operators.md](docs/operators.md) has the formula or "
         "the reason of each, [docs/kinks.md](docs/kinks.md) the choices where a\nderivative does not exist, "
         f"[docs/node_models.md](docs/node_models.md) what the node tests of onnx say.\n\nRules: {names}.\n"
     )
