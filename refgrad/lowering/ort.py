@@ -188,9 +188,9 @@ def gelu_grad(op: Emitter, dY: str, X: str, B: str | None = None, approximate: s
     """
     if B is not None:
         size = op.static(B)
-        if op.type(dY) not in _SINGLE or size is None or 0 in size:
-            return None
-        return op.com_microsoft("BiasFastGeluGrad_dX" if approximate == "tanh" else "BiasGeluGrad_dX", dY, X, B)
+        if op.type(dY) in _SINGLE and size is not None and 0 not in size:
+            return op.com_microsoft("BiasFastGeluGrad_dX" if approximate == "tanh" else "BiasGeluGrad_dX", dY, X, B)
+        X = op.Add(X, B)
     if approximate == "tanh":
         return op.com_microsoft("FastGeluGrad", dY, X)
     return op.com_microsoft("GeluGrad", dY, X) if op.type(dY) in _NARROW else None
