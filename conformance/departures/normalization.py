@@ -38,12 +38,8 @@ DEPARTURES: tuple[Departure, ...] = (
     Departure(
         "BatchNormalization BatchNormInternal",
         "refused",
-        "It has no gradient by the running mean and variance. refgrad has one, in inference and in training.",
-    ),
-    Departure(
-        "BatchNormInternal",
-        "refused",
-        "It wants a node with all five outputs.",
+        "It has no gradient by the running mean and variance, and wants BatchNormInternal with all five outputs. refgrad has, and "
+        "need not.",
     ),
     Departure(
         "BatchNormalization",
