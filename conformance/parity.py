@@ -69,7 +69,8 @@ PARTLY = frozenset(("Clip", "Dropout", "FakeQuant", "Pad", "Pow"))  # it has no 
 LOSS = "weighed_loss"
 _FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 EQUAL = 1e-6  # the difference of two results, relative to the largest element: rounding
-WRONG = 1e-3  # how far a gradient is from differences, relative to its norm, that is none
+FACTOR = 10  # how much farther from the float64 result a float32 one may be than another: more is no rounding
+WRONG = 1e-5  # how far a float64 gradient is from differences, relative to its norm, that is none
 SLIGHTLY, CLEARLY = 1e-5, 100  # the same of theirs: by more than rounding of floats, and so much farther than ours
 
 
@@ -309,21 +310,23 @@ def compare_values(pair: Pair, runner: Worker) -> tuple[str, str]:
     if failures:
         whose = "both" if len(failures) == 2 else next(iter(failures))
         return f"{whose} fail", failures.get("theirs") or failures["ours"]
-    distance = max((_distance(results[1][name], value) for name, value in results[0].items()), default=0.0)
-    if distance <= EQUAL:
-        return "equal", f"{distance:.1e}"
-    off = [_off(pair, found) for found in results]
-    proof = f"off from differences by {off[0]:.1e} (ours) and {off[1]:.1e} (theirs)"
-    if off[0] > WRONG:
+    if _farthest(results[1], results[0]) <= EQUAL:
+        return "equal", f"{_farthest(results[1], results[0]):.1e}"
+    exact = get_backend("numpy").prepare(pair.ours, precision="float64").run(widened(pair.feeds))
+    graph, ours, theirs = _off(pair, exact), _farthest(results[0], exact), _farthest(results[1], exact)
+    proof = f"off from float64 by {ours:.1e} (ours) and {theirs:.1e} (theirs); float64 is off from differences by {graph:.1e}"
+    if graph > WRONG or ours > FACTOR * max(theirs, EQUAL):
         return "ours are wrong", proof
-    if off[1] > max(CLEARLY * off[0], SLIGHTLY):
-        return "theirs are wrong", proof
-    return "equal", f"{distance:.1e}; {proof}"
+    return "theirs are wrong" if theirs > FACTOR * max(ours, EQUAL) else "equal", proof
 
 
 def run(model: bytes, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The outputs of a model on ONNX Runtime."""
     return get_backend("ort-cpu").prepare(onnx.load_from_string(model)).run(feeds)
+
+
+def _farthest(results: Mapping[str, np.ndarray], truth: Mapping[str, np.ndarray]) -> float:
+    return max((_distance(results[name], value) for name, value in truth.items()), default=0.0)
 
 
 def _distance(a: np.ndarray, b: np.ndarray) -> float:
@@ -499,12 +502,13 @@ class Saved:
 def save_results(operator: str, folder: Path) -> int:
     """Write every case of an operator whose two gradients are equal to `folder`/`operator`.npz; how many there are.
 
-    `load_results` reads them where no training operator runs, and where the same is asked of both graphs, lowered.
+    `load_results` reads them where no training operator runs, and where the same is asked of both graphs, lowered. What draws
+    at random is left out: no two runtimes draw the same.
     """
     arrays: dict[str, np.ndarray] = {}
     count = 0
     with Builders() as builders, Worker() as runner:
-        for case in (case for name, case in table() if name == operator):
+        for case in (case for name, case in table() if name == operator != "Dropout"):
             try:
                 pair = build(case, builders)
                 if compare_values(pair, runner)[0] != "equal":
