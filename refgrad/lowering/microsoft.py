@@ -229,20 +229,17 @@ def tanh_grad(op: Emitter, dY: str, Y: str) -> str:
 
 @form("GeluGrad", "BiasGeluGrad_dX", results="dY")
 def gelu_grad(op: Emitter, dY: str, X: str, B: str | None = None) -> str:
-    return str(op.grad.GeluGrad(dY, X if B is None else op.Add(X, B), approximate="none"))
+    return str(op.grad.GeluGrad(dY, X, B, approximate="none"))
 
 
 @form("FastGeluGrad", "BiasFastGeluGrad_dX", results="dY")
 def fast_gelu_grad(op: Emitter, dY: str, X: str, B: str | None = None) -> str:
-    return str(op.grad.GeluGrad(dY, X if B is None else op.Add(X, B), approximate="tanh"))
+    return str(op.grad.GeluGrad(dY, X, B, approximate="tanh"))
 
 
 @form("QuickGeluGrad", results="dY")
 def quick_gelu_grad(op: Emitter, dY: str, X: str, *, alpha: float = 1.702) -> str:
-    """dY·s·(1 + α·X·(1 − s)), s = σ(α·X)"""
-    scaled = op.Mul(X, alpha)
-    s = op.Sigmoid(scaled)
-    return str(op.Mul(dY, op.Add(s, op.grad.SigmoidGrad(scaled, s))))
+    return str(op.grad.QuickGeluGrad(dY, X, alpha=alpha))
 
 
 @form("SoftmaxGrad_13", results="dY")
@@ -760,8 +757,7 @@ def sparse_softmax_cross_entropy_grad(
 
 @form("FakeQuantGrad", results="dY")
 def fake_quant_grad(op: Emitter, dY: str, mask: str) -> str:
-    """dY where the value was inside the range, else 0"""
-    return str(op.Where(mask, dY, 0.0))
+    return str(op.grad.FakeQuantGrad(dY, mask))
 
 
 # The steps of training. What ONNX Runtime's operators write into their inputs are results here.
