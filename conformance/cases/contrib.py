@@ -122,6 +122,8 @@ def _training(shapes: str) -> Iterator[Case]:
     for axis in (0, 1, -1):
         parts = [_floats(*(size if k == axis % 3 else n for k, n in enumerate((2, 3, 4)))) for size in (1, 2)]
         yield _case("ConcatTraining", *parts, shapes=shapes, axis=axis, outputs=2)
+    for axis in (0, 1):
+        yield _case("ShrunkenGather", _floats(4, 5), np.array([2, 0, 2]), shapes=shapes, axis=axis)
     x = _floats(2, 3)
     yield _case("ScaledSum", x, _floats(2, 3), shapes=shapes, scale_0=0.5, scale_1=-2.0)
     yield _case("ScaledSum", x, _floats(2, 3), _floats(2, 3), shapes=shapes, scale_0=0.5, scale_1=-2.0, scale_2=3.0)

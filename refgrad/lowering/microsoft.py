@@ -319,12 +319,6 @@ def gather_nd_grad(op: Emitter, shape: str, indices: str, dY: str, *, batch_dims
     return str(op.grad.GatherNDGrad(shape, indices, dY, batch_dims=batch_dims))
 
 
-@form("ShrunkenGather", results=":data")
-def shrunken_gather(op: Emitter, data: str, indices: str, *, axis: int = 0) -> str:
-    """Gather with a vector of indices"""
-    return str(op.Gather(data, indices, axis=axis))
-
-
 @form("Trilu", results=":X")
 def trilu(op: Emitter, X: str, k: str | None = None, *, upper: int = 1) -> str:
     return str(op.grad.TriluGrad(X, k, upper=upper))

@@ -604,6 +604,18 @@ def concat_training_rule(op: Emitter, d_concat_result: str, inputs: list[str], p
     return (op.grad.SplitTraining(d_concat_result, per_input_length, axis=axis, count=len(inputs)),)
 
 
+@operator("ShrunkenGather", "output", others=("indices",))
+def shrunken_gather(op: Body, data: str, indices: str, *, axis: int = 0) -> str:
+    """Gather with a vector of indices"""
+    return str(op.Gather(data, indices, axis=axis))
+
+
+@rule("ShrunkenGather", domain=MICROSOFT, wrt=["data"])
+def shrunken_gather_rule(op: Emitter, d_output: str, data: str, indices: str, axis: int) -> str:
+    """dx = Σ dy at the indices it was taken from"""
+    return str(op.grad.GatherGrad(op.shape_of(data), indices, d_output, axis=axis))
+
+
 @operator("ScaledSum", "output")
 def scaled_sum(
     op: Body,
