@@ -25,27 +25,27 @@ DEPARTURES: tuple[Departure, ...] = (
         "selects with Where. Of what was broadcast it asks the sizes of the result, refgrad those of the operands.",
     ),
     Departure(
-        "Mul Sub",
+        "Add Mul Sub",
         "form",
         "Two sizes of different names it takes for equal, and asks only the run how a tensor of no elements was "
         "broadcast; refgrad asks the run in the first case and the declared sizes in the second.",
         cases="2x3,2x3-symbolic|0x3,1x3-.*-by-B",
     ),
     Departure(
-        "Max Min Mul Sub",
+        "Add Max Min Mul Sub",
         "wrong",
         "Two sizes of which one has no value it takes for equal: the gradient of the operand that was broadcast is "
         "not summed and has the shape of the other. refgrad finds the axes when the model runs.",
         cases="1x3,2x[13]-(static-opset21-batch|symbolic)",
     ),
     Departure(
-        "Mul Sub",
+        "Add Mul Sub",
         "refused",
         "It finds no shape of the gradient where the operands have different ranks and sizes without a common name.",
         cases="symbolic",
     ),
     Departure(
-        "Div Max Min Mul Sub",
+        "Add Div Max Min Mul Sub",
         "fails",
         "The axes along which a tensor of no elements was broadcast come from the run; where there are none, "
         "ReduceSum returns the wrong shape, and DivGrad does the same inside. refgrad takes them from the declared "
