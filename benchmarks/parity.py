@@ -24,10 +24,6 @@ from refgrad.worker import Worker
 WORKERS = 2
 
 
-def rows(operator: str) -> list[parity.Row]:
-    return list(parity.survey([operator]))
-
-
 def models(folder: Path | None) -> list[parity.WholeModel]:
     with Builders() as builders, Worker() as runner:
         cases = parity.whole_models(folder).values()
@@ -38,7 +34,9 @@ def main(arguments: Sequence[str]) -> None:
     """Measure, and write what came out."""
     operators = sorted({operator for operator, _ in parity.table()})
     with ProcessPoolExecutor(WORKERS) as pool:
-        measured = [row for found in track(pool.map(rows, operators), "operators", len(operators)) for row in found]
+        measured = [
+            row for found in track(pool.map(parity.survey, operators), "operators", len(operators)) for row in found
+        ]
     for row in parity.unexplained(measured):
         print("no reason:", row.operator, row.case, row.kind, row.proof)
     results = {

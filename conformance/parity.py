@@ -279,8 +279,13 @@ def _feeds(case: Case, model: ModelProto, results: Mapping[str, np.ndarray]) -> 
     return feeds | {f"{LOSS}_grad": np.ones((), np.float32)}
 
 
-def measure(operator: str, case: Case, builders: Builders, runner: Worker | None = None) -> Row:
-    """Compare the two builders on one case; with a `runner`, what their graphs compute on ONNX Runtime as well."""
+def measure(
+    operator: str, case: Case, builders: Builders, runner: Worker | None = None, kept: Kept | None = None
+) -> Row:
+    """Compare the two builders on one case; with a `runner`, what their graphs compute on ONNX Runtime as well.
+
+    Two gradients that compute the same are added to `kept`.
+    """
     row = partial(Row, operator, case.name)
     try:
         pair = build(case, builders)
@@ -295,12 +300,14 @@ def measure(operator: str, case: Case, builders: Builders, runner: Worker | None
         granted = next((names for names in excuses if compare(pair.ours, pair.theirs, names)), None)
         verdict = "different" if granted is None else f"isomorphic apart from {' and '.join(granted)}"
     detail = str(compare(pair.ours, pair.theirs, EXCUSES)) if verdict == "different" else ""
-    values, proof = ("", "") if runner is None else compare_values(pair, runner)
+    values, proof, results = ("", "", {}) if runner is None else compare_values(pair, runner)
+    if kept is not None and values == "equal":
+        kept.add(case.name, pair, results)
     return row(verdict, detail, values, proof, found.same_names, found.same_operators)
 
 
-def compare_values(pair: Pair, runner: Worker) -> tuple[str, str]:
-    """Whether both gradients compute the same on ONNX Runtime, and who is right where they do not."""
+def compare_values(pair: Pair, runner: Worker) -> tuple[str, str, dict[str, np.ndarray]]:
+    """Whether both gradients compute the same on ONNX Runtime, and who is right where they do not; and what ours computes."""
     results, failures = [], {}
     for whose, model in (("ours", pair.ours), ("theirs", pair.theirs)):
         try:
@@ -309,15 +316,15 @@ def compare_values(pair: Pair, runner: Worker) -> tuple[str, str]:
             failures[whose] = f"{error.verdict}: {error}"
     if failures:
         whose = "both" if len(failures) == 2 else next(iter(failures))
-        return f"{whose} fail", failures.get("theirs") or failures["ours"]
+        return f"{whose} fail", failures.get("theirs") or failures["ours"], {}
     if _farthest(results[1], results[0]) <= EQUAL:
-        return "equal", f"{_farthest(results[1], results[0]):.1e}"
+        return "equal", f"{_farthest(results[1], results[0]):.1e}", results[0]
     exact = get_backend("numpy").prepare(pair.ours, precision="float64").run(widened(pair.feeds))
     graph, ours, theirs = _off(pair, exact), _farthest(results[0], exact), _farthest(results[1], exact)
     proof = f"off from float64 by {ours:.1e} (ours) and {theirs:.1e} (theirs); float64 is off from differences by {graph:.1e}"
     if graph > WRONG or ours > FACTOR * max(theirs, EQUAL):
-        return "ours are wrong", proof
-    return "theirs are wrong" if theirs > FACTOR * max(ours, EQUAL) else "equal", proof
+        return "ours are wrong", proof, {}
+    return "theirs are wrong" if theirs > FACTOR * max(ours, EQUAL) else "equal", proof, results[0]
 
 
 def run(model: bytes, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -359,12 +366,19 @@ def _off(pair: Pair, gradients: Mapping[str, np.ndarray]) -> float:
     return worst
 
 
-def survey(operators: Collection[str] | None = None, values: bool = True) -> Iterator[Row]:
-    """Measure every case of the given registered operators, of all by default."""
+def survey(operator: str, folder: Path | None = None) -> list[Row]:
+    """Measure every case of a registered operator.
+
+    The cases whose gradients are equal are written to `folder`/`operator`.npz (see `Kept`). What draws at random is not: no
+    two runtimes draw the same.
+    """
+    kept = None if folder is None or operator == "Dropout" else Kept()
     with Builders() as builders, Worker() as runner:
-        for operator, case in table():
-            if operators is None or operator in operators:
-                yield measure(operator, case, builders, runner if values else None)
+        rows = [measure(operator, case, builders, runner, kept) for name, case in table() if name == operator]
+    if kept is not None and folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        kept.save(folder / f"{operator}.npz")
+    return rows
 
 
 def reason(row: Row) -> Departure | None:
@@ -499,46 +513,38 @@ class Saved:
     results: Mapping[str, np.ndarray]
 
 
-def save_results(operator: str, folder: Path) -> int:
-    """Write every case of an operator whose two gradients are equal to `folder`/`operator`.npz; how many there are.
+class Kept:
+    """Cases whose two gradients are equal, as a file for runtimes without training operators, which run both lowered."""
 
-    `load_results` reads them where no training operator runs, and where the same is asked of both graphs, lowered. What draws
-    at random is left out: no two runtimes draw the same.
-    """
-    arrays: dict[str, np.ndarray] = {}
-    count = 0
-    with Builders() as builders, Worker() as runner:
-        for case in (case for name, case in table() if name == operator != "Dropout"):
-            try:
-                pair = build(case, builders)
-                if compare_values(pair, runner)[0] != "equal":
-                    continue
-            except (BuilderError, InvalidModelError):
-                continue
-            results = runner.call(run, pair.ours.SerializeToString(), dict(pair.feeds))
-            parts = {"ours": _bytes(pair.ours), "theirs": _bytes(pair.theirs), "case": np.array(case.name)}
-            parts |= {f"feeds|{name}": value for name, value in pair.feeds.items()}
-            parts |= {f"results|{name}": value for name, value in results.items()}
-            arrays |= {f"{count}|{name}": value for name, value in parts.items()}
-            count += 1
-    np.savez_compressed(folder / f"{operator}.npz", allow_pickle=False, **arrays)
-    return count
+    def __init__(self) -> None:
+        self._arrays: dict[str, np.ndarray] = {}
+        self._count = 0
 
+    def add(self, case: str, pair: Pair, results: Mapping[str, np.ndarray]) -> None:
+        """Keep one more."""
+        models = {"ours": pair.ours, "theirs": pair.theirs}
+        parts = {name: np.frombuffer(model.SerializeToString(), np.uint8) for name, model in models.items()}
+        parts["case"] = np.array(case)
+        parts |= {f"feeds|{name}": value for name, value in pair.feeds.items()}
+        parts |= {f"results|{name}": value for name, value in results.items()}
+        self._arrays |= {f"{self._count}|{name}": value for name, value in parts.items()}
+        self._count += 1
 
-def load_results(path: Path) -> Iterator[Saved]:
-    """What `save_results` wrote."""
-    entries: dict[str, dict[str, np.ndarray]] = {}
-    for key, array in np.load(path).items():
-        number, _, name = key.partition("|")
-        entries.setdefault(number, {})[name] = array
-    for parts in entries.values():
-        models = (onnx.load_from_string(parts[whose].tobytes()) for whose in ("ours", "theirs"))
-        values = (
-            {name.removeprefix(kind): array for name, array in parts.items() if name.startswith(kind)}
-            for kind in ("feeds|", "results|")
-        )
-        yield Saved(str(parts["case"]), *models, *values)
+    def save(self, path: Path) -> None:
+        """Write what was kept."""
+        np.savez_compressed(path, allow_pickle=False, **self._arrays)
 
-
-def _bytes(model: ModelProto) -> np.ndarray:
-    return np.frombuffer(model.SerializeToString(), np.uint8)
+    @staticmethod
+    def load(path: Path) -> Iterator[Saved]:
+        """What `save` wrote."""
+        entries: dict[str, dict[str, np.ndarray]] = {}
+        for key, array in np.load(path).items():
+            number, _, name = key.partition("|")
+            entries.setdefault(number, {})[name] = array
+        for parts in entries.values():
+            models = (onnx.load_from_string(parts[whose].tobytes()) for whose in ("ours", "theirs"))
+            values = (
+                {name.removeprefix(kind): array for name, array in parts.items() if name.startswith(kind)}
+                for kind in ("feeds|", "results|")
+            )
+            yield Saved(str(parts["case"]), *models, *values)
