@@ -1,0 +1,53 @@
+"""What ONNX Runtime's training kernels computed for both builders' gradients, computed without them: lowered."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import refgrad
+from refgrad.backends import available, get_backend
+from refgrad.conformance import parity
+from refgrad.conformance.feeds import widened
+
+KEPT = os.environ.get("REFGRAD_PARITY")  # tests/test_parity.py writes it, where the training wheel is installed
+pytestmark = pytest.mark.skipif(not KEPT, reason="REFGRAD_PARITY is not set")
+
+TOLERANCE = 1e-6  # of float32, relative to the largest element
+WIDER = {"float64": 1e-12, "float16": 2e-3}
+
+
+def far(results: dict[str, np.ndarray], truth: dict[str, np.ndarray]) -> float:
+    return max(
+        (
+            float(np.max(np.abs(results[name].astype(np.float64) - value), initial=0.0))
+            / max(float(np.max(np.abs(value.astype(np.float64)), initial=0.0)), np.finfo(np.float64).tiny)
+            for name, value in truth.items()
+        ),
+        default=0.0,
+    )
+
+
+@pytest.mark.parametrize("path", sorted(Path(KEPT or ".").glob("*.npz")) if KEPT else [], ids=lambda path: path.stem)
+def test_lowered_gradients_compute_what_the_training_kernels_did(path):
+    wrong = []
+    for saved in parity.Kept.load(path):
+        tolerance = max(WIDER.get(value.dtype.name, TOLERANCE) for value in saved.results.values())
+        for whose, model in (("ours", saved.ours), ("theirs", saved.theirs)):
+            lowered = refgrad.lower(model)
+            assert {node.domain for node in lowered.graph.node} <= {""}
+            for backend in ("numpy", *({"ort-cpu"} & set(available()))):
+                results = get_backend(backend).prepare(lowered).run(dict(saved.feeds))
+                assert {name: value.shape for name, value in results.items()} == {
+                    name: value.shape for name, value in saved.results.items()
+                }
+                distance = far(results, saved.results)
+                if distance > tolerance:
+                    # Where the function itself loses digits, neither may be farther from the float64 result than the other.
+                    exact = get_backend("numpy").prepare(lowered, precision="float64").run(widened(saved.feeds))
+                    if far(results, exact) > 2 * max(far(saved.results, exact), tolerance):
+                        wrong.append(f"{saved.case} ({whose}, {backend}): {distance:.1e}")
+    assert not wrong
