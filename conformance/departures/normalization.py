@@ -38,8 +38,8 @@ DEPARTURES: tuple[Departure, ...] = (
     Departure(
         "BatchNormalization BatchNormInternal",
         "refused",
-        "It has no gradient by the running mean and variance, and wants BatchNormInternal with all five outputs. refgrad has, and "
-        "need not.",
+        "It has no gradient by the running mean and variance, and wants BatchNormInternal with all five outputs. refgrad has "
+        "one, and wants none.",
     ),
     Departure(
         "BatchNormalization",

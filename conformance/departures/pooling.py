@@ -34,7 +34,7 @@ DEPARTURES: tuple[Departure, ...] = (
     Departure(
         "MaxPool",
         "wrong",
-        "Its kernel takes the indices for those of storage_order 0. refgrad takes it for one spatial axis alone, where there is no "
+        "Its kernel takes the indices for those of storage_order 0. refgrad takes it for one spatial axis, which makes no "
         "difference. And an empty batch whose sizes are not declared may come back in another shape.",
         cases="storage_order=1|with_argmax_2d_precomputed_strides|0x.*symbolic",
     ),

@@ -13,6 +13,19 @@ DEPARTURES: tuple[Departure, ...] = (
     Departure(
         "Resize",
         "refused",
-        "Before version 13 of the operator, and where it cannot read the model at all.",
+        "It takes a vector of sizes whose length is a symbol for an empty one, and refuses the model.",
+        cases="symbolic",
+    ),
+    Departure(
+        "Resize",
+        "kernel",
+        "ONNX Runtime 1.19.2 runs not even the forward node: cubic on three axes, linear on one, axes counted from the end.",
+        cases="cubic|linear|axes=",
+    ),
+    Departure(
+        "Resize",
+        "kernel",
+        "There is no kernel for ResizeGrad on the CPU, and of an empty batch MatMul in 1.19.2 refuses what refgrad takes instead.",
+        cases="0x2x3x4",
     ),
 )
