@@ -25,7 +25,7 @@ DEPARTURES: tuple[Departure, ...] = (
     Departure(
         "Resize",
         "kernel",
-        "There is no kernel for ResizeGrad on the CPU, and of an empty batch MatMul in 1.19.2 refuses what refgrad takes instead.",
+        "There is no kernel for ResizeGrad on the CPU, and MatMul, which refgrad takes instead, refuses an empty batch in 1.19.2.",
         cases="0x2x3x4",
     ),
 )
