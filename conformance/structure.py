@@ -139,7 +139,7 @@ def compare(left: ModelProto, right: ModelProto, apart_from: Iterable[str] = ())
     names = tuple(side.gradient_names(sides[0].forward | sides[1].forward) for side in sides)
     return Comparison(
         same,
-        () if same else tuple(_differences(*sides, alone)),
+        () if same else tuple(_differences(sides[0], sides[1], alone)),
         (operators[0] - operators[1], operators[1] - operators[0]),
         (names[0] - names[1], names[1] - names[0]),
     )

@@ -116,8 +116,9 @@ def broadcast_gradient(op: Emitter, dY: str, X: str, operands: tuple[str, ...]) 
     sizes = [op.measure(name) for name in operands]
     pair = op.com_microsoft("BroadcastGradientArgs", *sizes, outputs=2)
     mine = operands.index(X)
-    same_rank = shapes[0] is not None and shapes[1] is not None and len(shapes[mine]) >= len(shapes[1 - mine])
-    full = all(isinstance(dim, int) and dim for dim in shapes[mine] or (None,))
+    own, other = shapes[mine], shapes[1 - mine]
+    same_rank = own is not None and other is not None and len(own) >= len(other)
+    full = all(isinstance(dim, int) and dim for dim in own or (None,))
     summed = op.ReduceSum(dY, pair[mine], keepdims=1, noop_with_empty_axes=1)
     return op.Reshape(summed, sizes[mine], allowzero=None if same_rank or full else 1)
 
