@@ -313,7 +313,13 @@ class Emitter:
     def dims(self, shape: str) -> Shape | None:
         """The dimensions that the shape tensor `shape` holds, as far as they are known."""
         known = self.constant(shape)
-        return self._shape_of.get(shape) if known is None else tuple(int(d) for d in known)
+        if known is not None:
+            return tuple(int(d) for d in known)
+        node = self.graph.producer.get(shape)  # where the model measures a tensor itself
+        if node is not None and node.key == ("", "Shape"):
+            whole = self.shape(node.inputs[0])
+            return whole if whole is None else whole[node.attributes.get("start") : node.attributes.get("end")]
+        return self._shape_of.get(shape)
 
     def describe(self, value: str, like: str) -> None:
         """Record that `value` has the type and shape of `like`: an adjoint has those of its primal."""
