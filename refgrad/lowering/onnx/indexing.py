@@ -220,6 +220,8 @@ def gather_elements_grad(op: Emitter, dY: str, shape: str, indices: str, axis: i
 @lowering("GatherNDGrad")
 def gather_nd_grad(op: Emitter, shape: str, indices: str, dY: str, batch_dims: int) -> str:
     """Number the rows that an index tuple can take, take the numbers likewise, and add the rows of dY there."""
+    if 0 in (op.dims(shape) or ()):
+        return op.full(shape, 0.0, like=dY)
     width = (op.shape(indices) or (None,))[-1]
     if not isinstance(width, int):
         return put_back(op, dY, shape, lambda numbers: op.GatherND(numbers, indices, batch_dims=batch_dims))
