@@ -22,6 +22,8 @@ _IR_VERSION = 10  # the first with metadata_props on nodes
 _PLAIN = ("", "ai.onnx", "ai.onnx.ml")
 _MOVED = tuple(op_type for domain, op_type in FORMS if not domain)  # onnx's checker refuses them where they are
 _UNKNOWN_SHAPE = "refgrad.unknown_shape"
+# Forward operators in training: outputs that ONNX Runtime computes in the memory of an input, by their positions.
+_WRITES = {(MICROSOFT, "BatchNormInternal"): {1: 3, 2: 4}}
 _KINDS = {"int64": onnx.TensorProto.INT64, "bool": onnx.TensorProto.BOOL}
 
 
@@ -34,8 +36,9 @@ def lower(model: ModelProto | str | os.PathLike[str]) -> ModelProto:
 
     Inputs, outputs and initializers keep names, order and types. These are added behind them:
 
-    - What an operator writes into a graph input is an output, called as the operator's own output, or `<input>_updated`
-      where it has none: `params_updated`, `first_order_moments_updated`, `w_grad.accumulation.buffer_updated`.
+    - What an operator writes into a graph input is an output `<input>_updated`: `params_updated`,
+      `first_order_moments_updated`, `w_grad.accumulation.buffer_updated`, `bn.running_mean_updated`. Where the model reads or
+      returns the operator's own output for it, that is the output instead.
     - A YieldOp leaves what it reads as outputs, unless they are, and what it returns as inputs: the cotangents. Those of
       `non_differentiable_outputs` have none. Each has the type and shape of its output, also where `full_shape_outputs`
       does not ask for that.
@@ -104,6 +107,8 @@ class _Lowering:
         self.inputs = list(self.graph.inputs.values())
         self.outputs = [_copied(value) for value in source.graph.output]
         self.known: dict[str, TypeProto] = {}
+        self.read = {name for node in self.graph.nodes for name in node.reads} | {v.name for v in self.outputs}
+        self.read.discard("")
 
     def model(self) -> ModelProto:
         """The lowered model."""
@@ -205,24 +210,24 @@ class _Lowering:
             value.type.CopyFrom(helper.make_tensor_type_proto(tensor.data_type, list(tensor.dims)))
         return value
 
-    def written(self, node: Node, form: Form) -> None:
+    def written(self, node: Node, writes: Mapping[int, int]) -> None:
         """Name the outputs that ONNX Runtime computes in the memory of a graph input, and let the graph return them."""
         inputs, outputs = {v.name: v for v in self.inputs}, {v.name for v in self.outputs}
-        for position, name in form.writes.items():
-            given = node.inputs[form.inputs.index(name)]
+        for position, source in writes.items():
+            given = node.inputs[source] if source < len(node.inputs) else ""
             if given not in inputs:
                 continue
-            if position >= len(node.outputs) or not node.outputs[position]:
-                fresh = f"{given}_updated"
+            own = node.outputs[position] if position < len(node.outputs) else ""
+            if own not in self.read:
+                own = f"{given}_updated"
                 k = 0
-                while fresh in self.taken:
+                while own in self.taken:
                     k += 1
-                    fresh = f"{given}_updated_{k}"
-                self.taken.add(fresh)
-                node.outputs.extend([""] * (position + 1 - len(node.outputs)))
-                node.outputs[position] = fresh
-            if node.outputs[position] not in outputs:
-                value = onnx.ValueInfoProto(name=node.outputs[position])
+                    own = f"{given}_updated_{k}"
+                self.taken.add(own)
+                node.add_output(position, own)
+            if own not in outputs:
+                value = onnx.ValueInfoProto(name=own)
                 value.type.CopyFrom(inputs[given].type)
                 self.outputs.append(value)
 
@@ -276,6 +281,8 @@ class _Body:
         if form is not None:
             self._emit(node, form)
         elif node.key in OPERATORS:
+            if node.attributes.get("training_mode", 1):
+                self.lowering.written(node, _WRITES.get(node.key, {}))
             for inner in self._unfolded(node):
                 self.visit(inner)
         elif node.domain in _PLAIN:
@@ -292,8 +299,7 @@ class _Body:
         op = self.op
         if misfit := form.misfit(node):
             raise LoweringError(f"Node {node.name!r} is no {node.op_type} of ONNX Runtime: {misfit}.", node.name)
-        if form.writes:
-            self.lowering.written(node, form)
+        self.lowering.written(node, {position: form.inputs.index(name) for position, name in form.writes.items()})
         op.enter(node.op_type, node.name)
         start = len(op.nodes)
         try:

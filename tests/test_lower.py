@@ -491,15 +491,43 @@ def test_names_that_are_taken():
 
 
 def test_what_is_written_into_an_input_is_an_output_once():
-    """A node that names the output keeps its name; a value between is nobody's to write."""
+    """A name that the model reads or returns is kept; a value between is nobody's to write."""
     model = parse(
-        """named (float[N] buffer, float[N] g) => (bool[1] a, bool[1] b) {
-            a, sum = com.microsoft.InPlaceAccumulatorV2(buffer, g)
+        """named (float[N] first, float[N] second, float[N] third, float[N] g)
+        => (bool[1] a, bool[1] b, bool[1] c, bool[1] d, float[N] returned, float[N] twice) {
+            a, unread = com.microsoft.InPlaceAccumulatorV2(first, g)
+            b, returned = com.microsoft.InPlaceAccumulatorV2(second, g)
+            c, sum = com.microsoft.InPlaceAccumulatorV2(third, g)
+            twice = Add(sum, sum)
             between = Neg(g)
-            b = com.microsoft.InPlaceAccumulatorV2(between, g)
+            d = com.microsoft.InPlaceAccumulatorV2(between, g)
         }"""
     )
-    assert [v.name for v in refgrad.lower(model).graph.output] == ["a", "b", "sum"]
+    outputs = [v.name for v in refgrad.lower(model).graph.output]
+    assert outputs == ["a", "b", "c", "d", "returned", "twice", "first_updated", "sum"]
+
+
+@pytest.mark.parametrize("training", [0, 1])
+def test_running_statistics_are_written(training: int):
+    """In training ONNX Runtime moves the mean and the variance that it is given."""
+    outputs = "y, m1, v1, m2, r2" if training else "y"
+    model = parse(
+        f"""moves (float[4, 2, 3] x, float[2] s, float[2] b, float[2] mean, float[2] var) => (float[4, 2, 3] y) {{
+            {outputs} = com.microsoft.BatchNormInternal <momentum = 0.75, training_mode = {training}>
+                (x, s, b, mean, var)
+        }}"""
+    )
+    x, mean, var = numbers(4, 2, 3), np.array([0.5, -0.25]), np.array([2.0, 0.5])
+    feeds = {"x": x, "s": np.array([1.0, 2.0]), "b": np.array([0.5, 0.0]), "mean": mean, "var": var}
+    lowered = refgrad.lower(model)
+    assert [v.name for v in lowered.graph.output][1:] == (["mean_updated", "var_updated"] if training else [])
+    for run in BOTH:
+        made = run(lowered, {name: value.astype(np.float32) for name, value in feeds.items()})
+        for c in range(2 if training else 0):
+            batch = x[:, c].ravel()
+            square = sum((value - sum(batch) / 12) ** 2 for value in batch) / 12
+            np.testing.assert_allclose(made["mean_updated"][c], 0.75 * mean[c] + 0.25 * sum(batch) / 12, rtol=1e-6)
+            np.testing.assert_allclose(made["var_updated"][c], 0.75 * var[c] + 0.25 * square, rtol=1e-6)
 
 
 def test_names_types_and_weights_are_kept():
