@@ -184,24 +184,28 @@ def make_function(
     results = known.function(body, *actual, **{**known.rounded, **given})
     results = results if isinstance(results, tuple) else (results,)
     outputs = []
-    computed = {name for inner in body.nodes for name in inner.output}
-    renamed: dict[str, str] = {}
     for k, value in enumerate(node.output):
         outputs.append(f"out_{k}")
         if not value:
             continue
         if k >= len(results) or results[k] is None:
             raise UnsupportedFormError(f"its output {known.schema.outputs[k].name} is not computed; leave it out")
-        if results[k] in computed and results[k] not in renamed:
-            renamed[results[k]] = f"out_{k}"
-        else:
-            body.nodes.append(helper.make_node("Identity", [results[k]], [f"out_{k}"]))
-    for inner in body.nodes:
-        inner.input[:] = [renamed.get(name, name) for name in inner.input]
-        inner.output[:] = [renamed.get(name, name) for name in inner.output]
+        body.nodes.append(helper.make_node("Identity", [results[k]], [f"out_{k}"]))
+    _name_first(body, outputs, results[0])
     versions = {"": body.opset, MICROSOFT: 1, node.domain: opsets.get(node.domain, 1)}
     imports = [helper.make_opsetid(domain, version) for domain, version in versions.items()]
     return helper.make_function(INLINED, name, formal, outputs, body.nodes, imports)
+
+
+def _name_first(body: Body, outputs: Sequence[str], result: str | None) -> None:
+    """Give the first output, which has the type of the first input, its name without an Identity."""
+    last = next((k for k, inner in enumerate(body.nodes) if inner.output[0] == outputs[0]), None)
+    if last is None or all(result not in inner.output for inner in body.nodes):
+        return
+    del body.nodes[last]
+    for inner in body.nodes:
+        inner.input[:] = [outputs[0] if name == result else name for name in inner.input]
+        inner.output[:] = [outputs[0] if name == result else name for name in inner.output]
 
 
 def _value(attribute: AttributeProto) -> Any:
