@@ -82,6 +82,7 @@ PRIMITIVES: dict[str, Primitive] = {
     "GatherNDGrad": _primitive("shape, indices, dY; batch_dims -> dX", "the slices of dY added at their index tuples"),
     # linear
     "FusedMatMul": _primitive("A, B; transA, transB -> Y", "MatMul with the last two axes of A or B exchanged"),
+    "MatrixGrad": _primitive("dY, A, B -> dA, dB", "the two adjoints of MatMul, whose second operand is a matrix"),
     "Rows": _primitive("X -> Y", "X as a matrix: its last axis, and all others as one"),
     "BatchGradient": _primitive(
         "dY, X, operands -> dX", "BroadcastGradient of a stack of matrices, broadcast along the axes of the stack alone"

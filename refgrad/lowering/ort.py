@@ -113,14 +113,19 @@ def broadcast_gradient(op: Emitter, dY: str, X: str, operands: tuple[str, ...]) 
         axes = summed_axes(*(op.shape(name) for name in (X, *(name for name in operands if name != X))))
         if axes is not None:
             return _sum_over(op, dY, X, *axes)
-    sizes = [op.measure(name) for name in operands]
+    return _at_run_time(op, dY, X, operands)
+
+
+def _at_run_time(op: Emitter, dY: str, X: str, operands: tuple[str, ...]) -> str:
+    """dY summed over the axes that BroadcastGradientArgs finds in the shapes of the two operands, of which X is one."""
+    sizes, shapes = [op.measure(name) for name in operands], [op.shape(name) for name in operands]
     pair = op.com_microsoft("BroadcastGradientArgs", *sizes, outputs=2)
     mine = operands.index(X)
     own, other = shapes[mine], shapes[1 - mine]
     same_rank = own is not None and other is not None and len(own) >= len(other)
     full = all(isinstance(dim, int) and dim for dim in own or (None,))
     summed = op.ReduceSum(dY, pair[mine], keepdims=1, noop_with_empty_axes=1)
-    return op.Reshape(summed, sizes[mine], allowzero=None if same_rank or full else 1)
+    return str(op.Reshape(summed, sizes[mine], allowzero=None if same_rank or full else 1))
 
 
 def _sum_over(op: Emitter, dY: str, X: str, leading: list[int], inner: list[int]) -> str:
@@ -318,6 +323,22 @@ def _product(rank_a: int | None, rank_b: int | None, trans_a: int, trans_b: int)
     return f"{left},{right}->{alone}...{rows}k"
 
 
+@lowering("MatrixGrad", dialect="ort")
+def matrix_grad(op: Emitter, dY: str, A: str, B: str) -> tuple[str, str] | None:
+    """Of sizes without a name ONNX Runtime's builder asks at run time along which an operand was broadcast."""
+    a, b = op.shape(A), op.shape(B)
+    if op.type(A) != TensorProto.FLOAT or a is None or b is None or not any(map(is_unnamed, (*a, *b))):
+        return None
+    dA = op.grad.FusedMatMul(dY, B, transA=0, transB=1)
+    op.assume(dA, a)
+    dA = _at_run_time(op, dA, A, (A, dA))
+    if op.static(B) is not None and isinstance(a[-1], int):
+        return dA, op.Gemm(op.grad.Rows(A), op.grad.Rows(dY), transA=1)
+    dB = op.grad.FusedMatMul(A, dY, transA=1, transB=0)
+    op.assume(dB, (*a[:-2], *b))
+    return dA, _at_run_time(op, dB, B, (dB, B))
+
+
 @lowering("Rows", dialect="ort")
 def rows(op: Emitter, X: str) -> str | None:
     """ONNX Runtime's builder reads a size that is not known off B when the model runs, which fails where it is 0."""
@@ -328,6 +349,8 @@ def rows(op: Emitter, X: str) -> str | None:
 @lowering("BatchGradient", dialect="ort")
 def batch_gradient(op: Emitter, dY: str, X: str, operands: tuple[str, ...]) -> str | None:
     """ONNX Runtime's builder keeps the axes of A alone, which changes nothing."""
+    if any(is_unnamed(dim) for name in operands for dim in op.shape(name) or (None,)):
+        return None
     axes = summed_axes(*(op.shape(name) for name in (X, *(name for name in operands if name != X))))
     if axes is None or not any(axes):
         return None

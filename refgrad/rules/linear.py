@@ -11,12 +11,8 @@ from refgrad.registry import rule
 def matmul(op: Emitter, d_Y: str, A: str, B: str) -> tuple[str, str]:
     """dA = dY·Bᵀ, dB = Aᵀ·dY, each summed over the axes along which its operand was broadcast"""
     a, b = op.rank(A), op.rank(B)
-    if a == 2 and b == 2:
-        return op.Gemm(d_Y, B, beta=0.0, transB=1), op.Gemm(A, d_Y, beta=0.0, transA=1)
     if b == 2:
-        # One product over all rows of A, whatever its rank: never a product per batch and then a sum.
-        d_B = op.Gemm(op.grad.Rows(A), op.grad.Rows(d_Y), transA=1)
-        return op.grad.FusedMatMul(d_Y, B, transA=0, transB=1), d_B
+        return op.grad.MatrixGrad(d_Y, A, B)
     if b == 1:
         d_B = op.MatMul(op.Reshape(d_Y, [-1]), op.Flatten(A, axis=-1))
         return op.Mul(op.Unsqueeze(d_Y, [-1]), B), d_B

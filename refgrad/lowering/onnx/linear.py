@@ -23,6 +23,15 @@ def _transposed(op: Emitter, A: str) -> str:
     return op.Reshape(exchanged, op.Concat(batch, columns, rows, axis=0), allowzero=1)
 
 
+@lowering("MatrixGrad")
+def matrix_grad(op: Emitter, dY: str, A: str, B: str) -> tuple[str, str]:
+    """One product over all rows of A, whatever its rank: never a product per batch and then a sum."""
+    if op.rank(A) == 2:
+        return op.Gemm(dY, B, beta=0.0, transB=1), op.Gemm(A, dY, beta=0.0, transA=1)
+    dB = op.Gemm(op.grad.Rows(A), op.grad.Rows(dY), transA=1)
+    return op.grad.FusedMatMul(dY, B, transA=0, transB=1), dB
+
+
 @lowering("Rows")
 def rows(op: Emitter, X: str) -> str:
     return str(op.Flatten(X, axis=-1))
