@@ -10,12 +10,13 @@ from pathlib import Path
 
 import nox
 
-nox.options.sessions = ["lint", "types", "tests", "torch", "training", "package"]
+nox.options.sessions = ["lint", "types", "tests", "torch", "training", "lowered", "package"]
 nox.options.default_venv_backend = "venv"
 nox.options.reuse_existing_virtualenvs = True
 
 ROOT = Path(__file__).parent
 TORCH_MODELS = ROOT / "build" / "torch_models"  # written by the session `torch`, read by `training`
+PARITY = ROOT / "build" / "parity"  # written by the session `training`, read by `lowered`
 
 
 def pytest(session: nox.Session, *arguments: str, **env: str) -> None:
@@ -51,12 +52,29 @@ def tests(session: nox.Session) -> None:
 def training(session: nox.Session) -> None:
     """What needs ONNX Runtime's training operators and its own builder (Python < 3.13)."""
     session.install("-e", ".[ort-training,test]")
-    pytest(session, "-n", "2", "-m", "not models", REFGRAD_TORCH_MODELS=str(TORCH_MODELS))
+    shutil.rmtree(PARITY, ignore_errors=True)
+    folders = {"REFGRAD_TORCH_MODELS": str(TORCH_MODELS), "REFGRAD_PARITY": str(PARITY)}
+    pytest(session, "-n", "2", "-m", "not models", **folders)
+
+
+@nox.session
+def lowered(session: nox.Session) -> None:
+    """What the training operators computed in the session `training`, on stock onnxruntime without them."""
+    session.install("-e", ".[ort,test]")
+    pytest(session, "-n", "2", "tests/test_lowered.py", REFGRAD_PARITY=str(PARITY))
+
+
+@nox.session
+def parity(session: nox.Session) -> None:
+    """docs/parity.md, measured anew: minutes; after `torch`, whose models it reads."""
+    session.install("-e", ".[ort-training,test]")
+    session.run("python", "benchmarks/parity.py", str(TORCH_MODELS))
+    session.run("python", "docs/generate.py")
 
 
 @nox.session
 def torch(session: nox.Session) -> None:
-    """Seven models as torch's exporter writes them, and every operator that torch has, against torch.autograd."""
+    """Nine models as torch's exporter writes them, and every operator that torch has, against torch.autograd."""
     session.install("torch==2.13.0")
     session.install("-e", ".[ort,torch,test]")
     shutil.rmtree(TORCH_MODELS, ignore_errors=True)
