@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import math
 import pkgutil
+import sys
 import zlib
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -343,7 +344,7 @@ def _distance(a: np.ndarray, b: np.ndarray) -> float:
     a, b = a.astype(np.float64), b.astype(np.float64)
     if np.array_equal(a, b, equal_nan=True):
         return 0.0
-    far = float(np.max(np.abs(a - b)) / max(np.max(np.abs(b)), np.finfo(np.float64).tiny))
+    far = float(np.max(np.abs(a - b))) / max(float(np.max(np.abs(b))), sys.float_info.min)
     return math.inf if math.isnan(far) else far
 
 
@@ -360,7 +361,8 @@ def _off(pair: Pair, gradients: Mapping[str, np.ndarray]) -> float:
         direction = {source: rng.standard_normal(gradient.shape)}
         expected = directional(lambda x: forward.run(x), feeds, direction, {LOSS: np.ones(())})
         got = float(np.sum(gradient * direction[source]))
-        size = max(float(np.linalg.norm(gradient.astype(np.float64))), abs(expected.value), np.finfo(np.float32).tiny)
+        norm = float(np.linalg.norm(gradient.astype(np.float64)))
+        size = max(norm, abs(expected.value), sys.float_info.min)
         error = (abs(got - expected.value) - expected.error) / size
         worst = max(worst, math.inf if math.isnan(error) else error)
     return worst
@@ -461,10 +463,11 @@ def whole_models(folder: Path | None = None) -> dict[str, Case]:
         ),
         "MLP of scikit-learn": (skl2onnx.to_onnx(regressor, x[:1], target_opset=18), {"X": x[:5]}),
     }
-    for name in ("resnet18", "lstm", "gru") if folder is not None else ():
-        feeds = np.load(folder / f"{name}.npz")
+    exported = {} if folder is None else {name: folder / f"{name}.onnx" for name in ("resnet18", "lstm", "gru")}
+    for name, path in exported.items():
+        feeds = np.load(path.with_suffix(".npz"))
         found[name] = (
-            onnx.load(folder / f"{name}.onnx"),
+            onnx.load(path),
             {key.removeprefix("feed/"): feeds[key] for key in feeds if key.startswith("feed/")},
         )
     with Builders() as builders:
@@ -542,9 +545,9 @@ class Kept:
             number, _, name = key.partition("|")
             entries.setdefault(number, {})[name] = array
         for parts in entries.values():
-            models = (onnx.load_from_string(parts[whose].tobytes()) for whose in ("ours", "theirs"))
-            values = (
+            ours, theirs = (onnx.load_from_string(parts[whose].tobytes()) for whose in ("ours", "theirs"))
+            feeds, results = (
                 {name.removeprefix(kind): array for name, array in parts.items() if name.startswith(kind)}
                 for kind in ("feeds|", "results|")
             )
-            yield Saved(str(parts["case"]), *models, *values)
+            yield Saved(str(parts["case"]), ours, theirs, feeds, results)
