@@ -37,12 +37,14 @@ def main(arguments: Sequence[str]) -> None:
         measured = [
             row for found in track(pool.map(parity.survey, operators), "operators", len(operators)) for row in found
         ]
-    for row in parity.unexplained(measured):
+    whole = models(Path(arguments[0]) if arguments else None)
+    every = [*measured, *(model.row for model in whole)]
+    for row in parity.unexplained(every):
         print("no reason:", row.operator, row.case, row.kind, row.proof)
     results = {
         "operators": parity.counts(measured),
-        "departures": parity.grounds(measured),
-        "models": [asdict(model) for model in models(Path(arguments[0]) if arguments else None)],
+        "departures": parity.grounds(every),
+        "models": [asdict(model) for model in whole],
     }
     (RESULTS / "parity.json").write_text(json.dumps(results, indent=1) + "\n")
 

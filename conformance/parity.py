@@ -13,7 +13,7 @@ import sys
 import zlib
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -109,7 +109,7 @@ class Row:
         if self.verdict == "refused":
             return "refused"
         by_values = {"theirs fail": "fails", "both fail": "kernel", "ours fail": "kernel", "theirs are wrong": "wrong"}
-        return by_values.get(self.values) or ("form" if self.verdict == "different" else "")
+        return by_values.get(self.values) or ("form" if self.verdict == "different" or not self.same_names else "")
 
 
 def table() -> Iterator[tuple[str, Case]]:
@@ -390,11 +390,7 @@ def reason(row: Row) -> Departure | None:
 
 def unexplained(rows: Iterable[Row]) -> list[Row]:
     """The rows that depart from ONNX Runtime's graph, or from its names, without a reason, and those where refgrad is wrong."""
-    return [
-        row
-        for row in rows
-        if row.values == "ours are wrong" or ((row.kind or not row.same_names) and reason(row) is None)
-    ]
+    return [row for row in rows if row.values == "ours are wrong" or (row.kind and reason(row) is None)]
 
 
 def counts(rows: Iterable[Row]) -> dict[str, dict[str, int]]:
@@ -413,7 +409,7 @@ def grounds(rows: Iterable[Row]) -> list[dict[str, Any]]:
     """Every departure that explains a row: how many, of which operators, and one of them with what was measured."""
     found: dict[Departure, list[Row]] = {}
     for row in rows:
-        departure = reason(row) if row.kind or not row.same_names else None
+        departure = reason(row) if row.kind else None
         if departure is not None:
             found.setdefault(departure, []).append(row)
     return [
@@ -432,16 +428,12 @@ def grounds(rows: Iterable[Row]) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class WholeModel:
-    """What came of one model: the sizes of the graphs, whether they are the same, and what they compute."""
+    """What came of one model: how many nodes the graphs have, ours and theirs, and the rest as of a case."""
 
     name: str
     builder: str
-    ours: int
-    theirs: int
-    verdict: str
-    same_operators: bool
-    same_names: bool
-    values: str
+    nodes: tuple[int, int]
+    row: Row
 
 
 def whole_models(folder: Path | None = None) -> dict[str, Case]:
@@ -489,20 +481,21 @@ def _optimized(name: str, model: ModelProto, feeds: Mapping[str, np.ndarray], bu
 
 def measure_model(case: Case, builders: Builders, runner: Worker) -> Iterator[WholeModel]:
     """Compare one of `whole_models` with both builders: the raw one on its loss, the module one with YieldOp."""
-    row = measure("", case, builders, runner)
+    row = measure(case.name, case, builders, runner)
     pair = build(case, builders)
-    sizes = len(pair.ours.graph.node), len(pair.theirs.graph.node)
-    same = row.same_operators, row.same_names
-    yield WholeModel(case.name, "GradientGraphBuilder", *sizes, row.verdict, *same, row.values)
+    yield WholeModel(case.name, "GradientGraphBuilder", _sizes(pair.ours, pair.theirs), row)
     wrt = case.wrt or ()
     ours = refgrad.gradient(case.model, wrt, dialect="ort", cotangent="yield")
     theirs = builders.module(case.model, wrt, [])
     found = compare(ours, theirs)
-    sizes = len(ours.graph.node), len(theirs.graph.node)
-    verdict = "isomorphic" if found else "different"
-    yield WholeModel(
-        case.name, "OrtModuleGraphBuilder", *sizes, verdict, found.same_operators, found.same_names, row.values
-    )
+    verdict, detail = ("isomorphic", "") if found else ("different", str(found))
+    same = found.same_names, found.same_operators
+    row = replace(row, verdict=verdict, detail=detail, same_names=same[0], same_operators=same[1])
+    yield WholeModel(case.name, "OrtModuleGraphBuilder", _sizes(ours, theirs), row)
+
+
+def _sizes(ours: ModelProto, theirs: ModelProto) -> tuple[int, int]:
+    return len(ours.graph.node), len(theirs.graph.node)
 
 
 @dataclass(frozen=True)

@@ -202,9 +202,10 @@ def parity() -> str:
             ("model", "builder", "nodes", "its nodes", "graph", "training operators", "names", "values"),
             [
                 [
-                    *(str(m[column]) for column in ("name", "builder", "ours", "theirs", "verdict")),
-                    *("the same" if m[same] else "others" for same in ("same_operators", "same_names")),
-                    m["values"],
+                    *map(str, (m["name"], m["builder"], *m["nodes"])),
+                    m["row"]["verdict"],
+                    *("the same" if m["row"][same] else "others" for same in ("same_operators", "same_names")),
+                    m["row"]["values"],
                 ]
                 for m in results["models"]
             ],

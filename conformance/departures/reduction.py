@@ -59,4 +59,10 @@ DEPARTURES: tuple[Departure, ...] = (
         "Its Reshape lacks allowzero: it takes the size 0 for that of the gradient, which has another.",
         cases="2x0",
     ),
+    Departure(
+        "ReduceL2 ReduceLogSumExp ReduceMean ReduceSum",
+        "kernel",
+        "The kernel of the operator itself refuses axes that are fed and empty.",
+        cases=r"None-keepdims=\d-noop=1-fed",
+    ),
 )
