@@ -1,0 +1,152 @@
+"""ONNX Runtime's training operators for losses, in ai.onnx operators."""
+
+from __future__ import annotations
+
+from refgrad.emit import Emitter
+from refgrad.lowering.microsoft.forms import as_scalar, form, wide_type, widened
+from refgrad.lowering.onnx.loss import read_labels
+from refgrad.lowering.onnx.normalization import widest
+
+
+@form("SoftmaxCrossEntropyLossGrad", results="log_prob")
+def softmax_cross_entropy_loss_grad(
+    op: Emitter,
+    dY: str,
+    log_prob: str,
+    label: str,
+    weight: str | None = None,
+    *,
+    ignore_index: int | None = None,
+    reduction: str = "mean",
+) -> str:
+    return _class_gradient(op, dY, log_prob, label, weight, reduction, ignore_index, op.type(log_prob))
+
+
+def _class_gradient(
+    op: Emitter,
+    dY: str,
+    log_prob: str,
+    label: str,
+    weight: str | None,
+    reduction: str,
+    ignore_index: int | str | None,
+    kind: int,
+) -> str:
+    """SoftmaxCrossEntropyLossGrad of type `kind`, never computed in 16 bits: ONNX Runtime scatters none on the CPU"""
+    wide = widest(op, *widened(op, *(value for value in (dY, log_prob, weight) if value is not None)))
+    dY, log_prob = op.as_type(dY, wide), op.as_type(log_prob, wide)
+    weight = weight and op.as_type(weight, wide)
+    d = op.grad.SoftmaxCrossEntropyLossGrad(dY, log_prob, label, weight, reduction=reduction, ignore_index=ignore_index)
+    return op.as_type(d, kind)
+
+
+@form("SoftmaxCrossEntropyLossInternalGrad", results="log_prob!output_type")
+def softmax_cross_entropy_loss_internal_grad(
+    op: Emitter,
+    dY: str,
+    log_prob: str,
+    label: str,
+    weight: str | None = None,
+    ignore_index: str | None = None,
+    bias: str | None = None,
+    *,
+    output_type: int = 0,
+    reduction: str = "mean",
+) -> str:
+    """SoftmaxCrossEntropyLossGrad with the index to ignore as an input, plus `bias`, of `output_type`"""
+    kind = output_type or op.type(log_prob)
+    ignored = None if ignore_index is None else as_scalar(op, ignore_index, op.type(label))
+    wide = wide_type(op, log_prob)
+    d = _class_gradient(op, dY, log_prob, label, weight, reduction, ignored, kind if bias is None else wide)
+    if bias is None:
+        return d
+    return op.as_type(str(op.Add(d, op.reshape_like(op.as_type(bias, wide), log_prob))), kind)
+
+
+@form("NegativeLogLikelihoodLossInternal", "NegativeLogLikelihoodLossInternal2", results=":log_prob")
+def negative_log_likelihood_loss_internal(
+    op: Emitter,
+    log_prob: str,
+    label: str,
+    weight: str | None = None,
+    ignore_index: str | None = None,
+    *,
+    reduction: str = "mean",
+) -> str:
+    """NegativeLogLikelihoodLoss with the index to ignore as an input: −w·log_prob at the label, for the mean over Σw"""
+    if ignore_index is not None:
+        ignore_index = as_scalar(op, ignore_index, op.type(label))
+    read = read_labels(op, op.const(1.0, like=log_prob), label, weight, ignore_index, "sum")
+    picked = op.Squeeze(op.GatherElements(log_prob, op.Unsqueeze(read.classes, [1]), axis=1), [1])
+    losses = op.Where(op.Equal(read.share, 0.0), 0.0, op.Neg(op.Mul(read.share, picked)))
+    if reduction == "none":
+        return str(losses)
+    total = op.ReduceSum(losses, keepdims=0)
+    return str(op.Div(total, op.ReduceSum(read.share, keepdims=0)) if reduction == "mean" else total)
+
+
+@form("SoftmaxCrossEntropy", results=":logits logits")
+def softmax_cross_entropy(op: Emitter, logits: str, label: str, *, reduction: str = "mean") -> tuple[str, str]:
+    """−Σ label·log_prob along the last axis, of every row, their sum or their mean; and log_prob"""
+    log_prob = op.LogSoftmax(logits, axis=-1)
+    losses = op.Neg(op.ReduceSum(op.Mul(label, log_prob), [-1], keepdims=0))
+    if reduction == "mean":
+        losses = op.Mul(losses, _per_row(op, logits))
+    return losses if reduction == "none" else op.ReduceSum(losses, keepdims=0), log_prob
+
+
+def _per_row(op: Emitter, scores: str) -> str:
+    """1 over the number of rows"""
+    rows = op.ReduceProd(op.Shape(scores, end=-1), keepdims=0)
+    return str(op.Reciprocal(op.Cast(rows, to=op.type(scores))))
+
+
+@form("SoftmaxCrossEntropyGrad", results="log_prob")
+def softmax_cross_entropy_grad(op: Emitter, dY: str, log_prob: str, label: str, *, reduction: str = "mean") -> str:
+    """dY·(exp(log_prob)·Σ label − label), divided by the number of rows for the mean"""
+    if reduction == "mean":
+        dY = op.Mul(dY, _per_row(op, log_prob))
+    elif reduction == "none":
+        dY = op.Unsqueeze(dY, [-1])
+    total = op.ReduceSum(label, [-1], keepdims=1)
+    return str(op.Mul(dY, op.Sub(op.Mul(op.Exp(log_prob), total), label)))
+
+
+@form("SparseSoftmaxCrossEntropy", results=":logits logits", domain="")
+@form("SparseSoftmaxCrossEntropy", results=":logits logits")
+def sparse_softmax_cross_entropy(
+    op: Emitter, logits: str, label: str, weight: str | None = None, *, reduction: str = "mean"
+) -> tuple[str, str]:
+    """−weight·log_prob at the label along the last axis, of every row, their sum, or that over Σ weight; and log_prob"""
+    log_prob = op.LogSoftmax(logits, axis=-1)
+    losses = op.Neg(op.Squeeze(op.GatherElements(log_prob, op.Unsqueeze(label, [-1]), axis=-1), [-1]))
+    if weight is not None:
+        losses = op.Mul(losses, weight)
+    if reduction == "none":
+        return losses, log_prob
+    total = op.ReduceSum(losses, keepdims=0)
+    if reduction == "mean":
+        total = op.Mul(total, _per_row(op, logits)) if weight is None else op.Div(total, _total(op, weight))
+    return total, log_prob
+
+
+def _total(op: Emitter, weight: str) -> str:
+    return str(op.ReduceSum(weight, keepdims=0))
+
+
+@form("SparseSoftmaxCrossEntropyGrad", results="log_prob", domain="")
+@form("SparseSoftmaxCrossEntropyGrad", results="log_prob")
+def sparse_softmax_cross_entropy_grad(
+    op: Emitter, dY: str, log_prob: str, label: str, weight: str | None = None, *, reduction: str = "mean"
+) -> str:
+    """dY·weight·(exp(log_prob) − onehot(label)), for the mean divided by Σ weight"""
+    kind = op.type(log_prob)
+    dY, log_prob = widened(op, dY, log_prob)
+    weight = weight and op.as_type(weight, op.type(log_prob))
+    if reduction == "mean":
+        dY = op.Mul(dY, _per_row(op, log_prob)) if weight is None else op.Div(dY, _total(op, weight))
+    share = op.Expand(dY, op.shape_of(label)) if weight is None else op.Mul(dY, weight)
+    share = op.Unsqueeze(share, [-1])
+    soft = op.Mul(op.Exp(log_prob), share)
+    d = op.ScatterElements(soft, op.Unsqueeze(label, [-1]), op.Neg(share), axis=-1, reduction="add")
+    return op.as_type(d, kind)

@@ -1,0 +1,72 @@
+"""ONNX Runtime's training operators for poolings, in ai.onnx operators."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from refgrad.emit import Emitter
+from refgrad.graph import Node
+from refgrad.lowering.microsoft.forms import Ints, form, widened
+
+
+def _pooled(op: Emitter, node: Node, op_type: str) -> str:
+    """A value with the shape of what was pooled: builders call the gradient of x `x_grad`, and its nodes after the forward one.
+
+    If there is none it is the result itself, whose shape has to be declared then.
+    """
+    named = re.fullmatch(r"(.+)_grad(_\d+)?", node.outputs[0])
+    rank = op.rank(node.inputs[0])
+    if named and named[1] in op.graph.types and op.rank(named[1]) == rank is not None:
+        return named[1]
+    forward = node.name.rpartition("_Grad/")[0]
+    pools = (n for n in op.graph.nodes if n.name == forward and n.key == ("", op_type))
+    return next((pool.inputs[0] for pool in pools), node.outputs[0])
+
+
+@form("MaxPoolGrad", results=":dY", domain="")
+@form("MaxPoolGrad", results=":dY")
+def max_pool_grad(
+    op: Emitter,
+    dY: str,
+    Indices: str,
+    *,
+    auto_pad: str = "NOTSET",
+    ceil_mode: int = 0,
+    dilations: Ints = None,
+    kernel_shape: Sequence[int],
+    pads: Ints = None,
+    storage_order: int = 0,
+    strides: Ints = None,
+    _node: Node,
+) -> str:
+    """The shape of X is that of what the MaxPool read that made the indices; else it is found as for AveragePoolGrad"""
+    pool = op.graph.producer.get(Indices)
+    X = pool.inputs[0] if pool is not None and pool.key == ("", "MaxPool") else _pooled(op, _node, "MaxPool")
+    window: dict[str, Any] = {"dilations": dilations, "kernel_shape": kernel_shape, "pads": pads, "strides": strides}
+    window |= {"auto_pad": auto_pad, "ceil_mode": ceil_mode, "storage_order": storage_order}
+    (d,) = widened(op, dY)  # ONNX Runtime scatters no 16 bits on the CPU
+    return op.as_type(op.grad.MaxPoolGrad(d, X, Indices, **window), op.type(dY))
+
+
+@form("AveragePoolGrad", results=":dY", domain="")
+@form("AveragePoolGrad", results=":dY")
+def average_pool_grad(
+    op: Emitter,
+    dY: str,
+    *,
+    auto_pad: str = "NOTSET",
+    ceil_mode: int = 0,
+    count_include_pad: int = 0,
+    dilations: Ints = None,
+    kernel_shape: Sequence[int],
+    pads: Ints = None,
+    strides: Ints = None,
+    _node: Node,
+) -> str:
+    """The shape of X is that of the value after which the result is named, or of the forward node's, or the declared one"""
+    X = _pooled(op, _node, "AveragePool")
+    window: dict[str, Any] = {"dilations": dilations, "kernel_shape": kernel_shape, "pads": pads, "strides": strides}
+    window |= {"auto_pad": auto_pad, "ceil_mode": ceil_mode, "count_include_pad": count_include_pad}
+    return str(op.grad.AveragePoolGrad(dY, X, **window))

@@ -1,0 +1,166 @@
+"""ONNX Runtime's training forms of GRU and LSTM, and their gradients, in ai.onnx operators.
+
+Every array has the axes time, direction, batch, hidden unit, or no time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from refgrad.emit import Emitter
+from refgrad.functions import UnsupportedFormError
+from refgrad.lowering.microsoft.forms import Floats, form
+
+
+def _with_rank(op: Emitter, *values: str | None) -> None:
+    """What a step has, of every step."""
+    for value in values:
+        if value is not None and op.rank(value) is None:
+            op.assume(value, (None,) * 4)
+
+
+def _until(op: Emitter, values: str, sequence_lens: str | None) -> str:
+    """`values`, 0 after the end of each sequence"""
+    if sequence_lens is None:
+        return values
+    count = op.Cast(op.Squeeze(op.Shape(values, end=1), [0]), to=op.type(sequence_lens))
+    zero, one = (op.const(number, like=sequence_lens) for number in (0, 1))
+    inside = op.Less(op.Unsqueeze(op.Range(zero, count, one), [1]), sequence_lens)
+    return str(op.Where(op.Unsqueeze(inside, [1, 3]), values, 0.0))
+
+
+def _forward(op: Emitter, op_type: str, inputs: Sequence[str | None], outputs: int, attributes: dict[str, Any]) -> Any:
+    """The forward operator; what it returns first is Y"""
+    made = op.emit(op_type, "", inputs, outputs, attributes)
+    _with_rank(op, made[0])
+    return made
+
+
+@form("GRUTraining", results=":X :X :X")
+def gru_training(
+    op: Emitter,
+    X: str,
+    W: str,
+    R: str,
+    B: str | None = None,
+    sequence_lens: str | None = None,
+    initial_h: str | None = None,
+    *,
+    activation_alpha: Floats = None,
+    activation_beta: Floats = None,
+    activations: Any = None,
+    clip: float | None = None,
+    direction: str = "forward",
+    hidden_size: int | None = None,
+    linear_before_reset: int = 0,
+    output_sequence: int = 1,
+) -> tuple[str, ...]:
+    """GRU, and the gates of every step"""
+    attributes = {"activation_alpha": activation_alpha, "activation_beta": activation_beta, "activations": activations}
+    attributes |= {"clip": clip, "direction": direction, "hidden_size": hidden_size}
+    attributes |= {"linear_before_reset": linear_before_reset}
+    inputs = X, W, R, B, sequence_lens, initial_h
+    Y, Y_h = _forward(op, "GRU", inputs, 2, dict(attributes))
+    zrh, _ = op.grad.GRUGates(*inputs, Y, layout=0, **attributes)
+    return Y, Y_h, _until(op, zrh, sequence_lens)
+
+
+@form("GRUGrad", results="X W R B initial_h")
+def gru_grad(
+    op: Emitter,
+    X: str,
+    W: str,
+    R: str,
+    B: str | None,
+    sequence_lens: str | None,
+    initial_h: str | None,
+    HAll: str,
+    zrh: str,
+    dHAll: str | None = None,
+    dHt: str | None = None,
+    *,
+    activation_alpha: Floats = None,
+    activation_beta: Floats = None,
+    activations: Any = None,
+    clip: float | None = None,
+    direction: str = "forward",
+    hidden_size: int | None = None,
+    linear_before_reset: int = 0,
+) -> tuple[str, ...]:
+    attributes = {"activation_alpha": activation_alpha, "activation_beta": activation_beta, "activations": activations}
+    attributes |= {"clip": clip, "direction": direction, "hidden_size": hidden_size}
+    attributes |= {"linear_before_reset": linear_before_reset}
+    _with_rank(op, HAll, zrh, dHAll)
+    given, arguments = (X, W, R, B, sequence_lens, initial_h, HAll), None
+    if activations is not None or clip is not None:  # then the gates alone do not tell the slopes
+        _, arguments = op.grad.GRUGates(*given, layout=0, **attributes)
+    return op.grad.GRUGrad(*given, zrh, dHAll, dHt, arguments, **attributes)
+
+
+@form("LSTMTraining", results=":X :X :X :X :X")
+def lstm_training(
+    op: Emitter,
+    X: str,
+    W: str,
+    R: str,
+    B: str | None = None,
+    sequence_lens: str | None = None,
+    initial_h: str | None = None,
+    initial_c: str | None = None,
+    P: str | None = None,
+    *,
+    activation_alpha: Floats = None,
+    activation_beta: Floats = None,
+    activations: Any = None,
+    clip: float | None = None,
+    direction: str = "forward",
+    hidden_size: int | None = None,
+    input_forget: int = 0,
+    output_sequence: int = 1,
+) -> tuple[str, ...]:
+    """LSTM, and the cells and gates of every step"""
+    attributes = {"activation_alpha": activation_alpha, "activation_beta": activation_beta, "activations": activations}
+    attributes |= {"clip": clip, "direction": direction, "hidden_size": hidden_size, "input_forget": input_forget}
+    inputs = X, W, R, B, sequence_lens, initial_h, initial_c, P
+    Y, Y_h, Y_c = _forward(op, "LSTM", inputs, 3, dict(attributes))
+    CAll, iofc, _ = op.grad.LSTMGates(*inputs, Y, layout=0, **attributes)
+    return Y, Y_h, Y_c, CAll, _until(op, iofc, sequence_lens)
+
+
+@form("LSTMGrad", results="X W R :X initial_h initial_c :X")
+def lstm_grad(
+    op: Emitter,
+    X: str,
+    W: str,
+    R: str,
+    sequence_lens: str | None,
+    initial_h: str | None,
+    initial_c: str | None,
+    HAll: str,
+    CAll: str,
+    iofc: str,
+    dHAll: str | None = None,
+    dHt: str | None = None,
+    dCt: str | None = None,
+    *,
+    activation_alpha: Floats = None,
+    activation_beta: Floats = None,
+    activations: Any = None,
+    clip: float | None = None,
+    direction: str = "forward",
+    hidden_size: int | None = None,
+    input_forget: int = 0,
+) -> tuple[str, ...]:
+    attributes = {"activation_alpha": activation_alpha, "activation_beta": activation_beta, "activations": activations}
+    attributes |= {"clip": clip, "direction": direction, "hidden_size": hidden_size, "input_forget": input_forget}
+    _with_rank(op, HAll, CAll, iofc, dHAll)
+    arguments = None
+    if activations is not None or clip is not None:  # then the gates alone do not tell the slopes
+        forward = op.graph.producer.get(iofc)
+        if forward is None or forward.op_type != "LSTMTraining":
+            raise UnsupportedFormError("with activations or clip it needs the LSTMTraining that made iofc beside it")
+        inputs = [name or None for name in forward.inputs] + [None] * (8 - len(forward.inputs))
+        _, _, arguments = op.grad.LSTMGates(*inputs, HAll, layout=0, **attributes)
+    starts, results = (initial_h, initial_c), (HAll, CAll, iofc, dHAll, dHt, dCt)
+    return op.grad.LSTMGrad(X, W, R, sequence_lens, *starts, *results, None, arguments, **attributes)

@@ -1,0 +1,12 @@
+"""ONNX Runtime's training operators for reductions, in ai.onnx operators."""
+
+from __future__ import annotations
+
+from refgrad.emit import Emitter
+from refgrad.lowering.microsoft.forms import form
+
+
+@form("ReduceSumTraining", results=":X")
+def reduce_sum_training(op: Emitter, X: str, axes: str, *, keepdims: int = 1, noop_with_empty_axes: int = 0) -> str:
+    """ReduceSum"""
+    return str(op.ReduceSum(X, axes, keepdims=keepdims, noop_with_empty_axes=noop_with_empty_axes))

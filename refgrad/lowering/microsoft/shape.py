@@ -1,0 +1,42 @@
+"""ONNX Runtime's training operators for shapes, in ai.onnx operators."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from onnx import TensorProto
+
+from refgrad.emit import Emitter
+from refgrad.functions import UnsupportedFormError
+from refgrad.graph import Node
+from refgrad.lowering.microsoft.forms import form
+
+
+@form("Trilu", results=":X")
+def trilu(op: Emitter, X: str, k: str | None = None, *, upper: int = 1) -> str:
+    return str(op.grad.TriluGrad(X, k, upper=upper))
+
+
+@form("SplitTraining", results=":X ...")
+def split_training(op: Emitter, X: str, split: str, *, axis: int = 0, _node: Node) -> Any:
+    """Split; where there are no lengths the parts are equal, the first of them longer by 1 where they do not fit"""
+    count, static, length = len(_node.outputs), op.static(X), op.static(split)
+    if length == (0,):
+        size = op.const([static[axis]]) if static is not None else op.Gather(op.Shape(X), [axis])
+        parts = op.const([count])
+        least = op.Div(size, parts)
+        longer = op.Less(op.const(np.arange(count)), op.Sub(size, op.Mul(least, parts)))
+        split = op.Add(least, op.Cast(longer, to=TensorProto.INT64))
+    elif length is not None and length != (count,):
+        raise UnsupportedFormError(f"it has {count} outputs and {length[0] if length else 'no'} lengths")
+    return op.Split(X, split, axis=axis, outputs=count)
+
+
+@form("View", results=":X ...")
+def view(op: Emitter, X: str, *shapes: str) -> tuple[str, ...]:
+    """The elements of X in order, cut into tensors of the given shapes"""
+    lengths = [op.ReduceProd(shape, keepdims=1) for shape in shapes]
+    parts = op.Split(op.Reshape(X, [-1]), op.Concat(*lengths, axis=0), axis=0, outputs=len(shapes))
+    parts = parts if isinstance(parts, tuple) else (parts,)
+    return tuple(op.Reshape(part, shape, allowzero=1) for part, shape in zip(parts, shapes, strict=True))
