@@ -3,6 +3,8 @@ from __future__ import annotations
 from math import prod
 
 import numpy as np
+import onnx
+import onnx.parser
 import pytest
 from checking import assert_gradient
 from hypothesis import given, settings
@@ -28,6 +30,16 @@ def test_no_kernel_of_the_pools_in_float16(op_type: str) -> None:
     case = node_case(op_type, np.ones((1, 1, 4, 4), np.float16), kernel_shape=[2, 2])
     nodes = refgrad.gradient(case.model, dialect="ort").graph.node
     assert not {"MaxPoolGrad", "AveragePoolGrad"} & {node.op_type for node in nodes}
+
+
+@pytest.mark.parametrize("batch", ["N", "?", "2"])
+@pytest.mark.parametrize("node", ["MaxPool<kernel_shape = [2]>", "AveragePool<kernel_shape = [2], ceil_mode = 1>"])
+def test_a_batch_of_unknown_size(node: str, batch: str) -> None:
+    """The kernel of MaxPoolGrad reads the other sizes off the declaration of its result."""
+    text = f'<ir_version: 10, opset_import: ["" : 21]> pool (float[{batch}, 2, 5] x) => (float[?, 2, ?] y) {{ y = {node}(x) }}'
+    x = np.random.default_rng(0).permutation(20).reshape(2, 2, 5).astype(np.float32)
+    for dialect in DIALECTS:
+        assert_gradient(Case(node, onnx.parser.parse_model(text), {"x": x}), dialect)
 
 
 @pytest.mark.parametrize("shapes", ["static", "symbolic"])

@@ -3,10 +3,10 @@
 A kernel is a function: its positional parameters are the operator's inputs (None for one that is left out), its
 keyword-only parameters the operator's attributes by name. A default in the signature stands for the schema's where the
 schema has none; a keyword of Python has an underscore behind it (`lambda_`). These names are no attributes: `_wanted` (for
-each output, whether the node names it), `_opset` (the version of the node's domain), `_output_shapes` and `_output_types`
-(the declared static shapes and dtypes of the outputs), `_outer` (what the node's subgraphs read from outside), `_wide`
-(whether floats are computed in double, whatever is declared) and `_free` (for each input, whether nobody reads it
-afterwards, so that its memory may be overwritten; see `reuse`).
+each output, whether the node names it), `_opset` (the version of the node's domain), `_output_grids` (the declared sizes of
+the outputs behind their first two), `_output_types` (their declared dtypes), `_outer` (what the node's subgraphs read from
+outside), `_wide` (whether floats are computed in double, whatever is declared) and `_free` (for each input, whether nobody
+reads it afterwards, so that its memory may be overwritten; see `reuse`).
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ FAMILIES = (
 )
 
 MICROSOFT = "com.microsoft"  # the domain of ONNX Runtime's own operators
-_SPECIAL = frozenset({"_wanted", "_opset", "_output_shapes", "_output_types", "_outer", "_wide", "_free"})
+_SPECIAL = frozenset({"_wanted", "_opset", "_output_grids", "_output_types", "_outer", "_wide", "_free"})
 _WITHOUT_MEANING = frozenset({"consumed_inputs"})  # before opset 6: what could be overwritten
 SIXTEEN_BIT = frozenset((np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)))
 
@@ -116,8 +116,8 @@ class Kernel:
             bound["_wanted"] = tuple(map(bool, node.output))
         if "_opset" in self.keywords:
             bound["_opset"] = opset
-        if "_output_shapes" in self.keywords:
-            bound["_output_shapes"] = tuple(_static_shape(name, values) for name in node.output)
+        if "_output_grids" in self.keywords:
+            bound["_output_grids"] = tuple(_grid(name, values) for name in node.output)
         if "_output_types" in self.keywords:
             bound["_output_types"] = tuple(describe(values[n]).dtype if n in values else None for n in node.output)
         function = partial(self.function, **bound) if bound else self.function
@@ -185,13 +185,14 @@ def _all() -> dict[tuple[str, str], list[Kernel]]:
     return _kernels
 
 
-def _static_shape(name: str, values: Mapping[str, onnx.ValueInfoProto]) -> tuple[int, ...]:
+def _grid(name: str, values: Mapping[str, onnx.ValueInfoProto]) -> tuple[int, ...]:
+    """The declared sizes of an output behind its first two, batch and channels, which inputs tell."""
     declared = describe(values[name]).shape if name in values else None
-    if declared is None or not all(isinstance(dim, int) for dim in declared):
+    if declared is None or not all(isinstance(dim, int) for dim in declared[2:]):
         raise ValueError(
             f"its inputs do not say how large {name!r} is; declare the static shape of {name!r} in value_info"
         )
-    return tuple(dim for dim in declared if isinstance(dim, int))
+    return tuple(dim for dim in declared[2:] if isinstance(dim, int))
 
 
 def _in_tuple(function: Callable[..., Any]) -> Call:

@@ -60,10 +60,10 @@ def max_pool_grad(
     pads: Ints = None,
     storage_order: int = 0,
     strides: Ints = None,
-    _output_shapes: tuple[tuple[int, ...], ...],
+    _output_grids: tuple[tuple[int, ...], ...],
 ) -> np.ndarray:
     """DX is dY added up where the indices of MaxPool point"""
-    (shape,) = _output_shapes
+    shape = *dY.shape[:2], *_output_grids[0]
     flat = indices.reshape(-1)
     if storage_order:
         image, inside = np.divmod(flat, math.prod(shape[2:]))
@@ -135,10 +135,10 @@ def average_pool_grad(
     kernel_shape: list[int],
     pads: Ints = None,
     strides: Ints = None,
-    _output_shapes: tuple[tuple[int, ...], ...],
+    _output_grids: tuple[tuple[int, ...], ...],
 ) -> np.ndarray:
     """dX: each dY divided by its window's count and added to every element of the window"""
-    (shape,) = _output_shapes
+    shape = *dY.shape[:2], *_output_grids[0]
     windows = make_windows(shape[2:], kernel_shape, strides, dilations, pads, auto_pad, ceil_mode)
     counts = _counts(windows, count_include_pad, dY.dtype)
     dX = np.zeros(shape, dY.dtype)
