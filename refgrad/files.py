@@ -27,13 +27,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
 
     :raises OutputFileError: `path` cannot be written.
     """
-    target = Path(path)
-    if target.exists() and not target.is_file():
-        raise OutputFileError(f"{str(target)!r} exists and is no regular file. Give the name of a file to write.")
-    if not target.parent.is_dir():
-        raise OutputFileError(
-            f"There is no folder {str(target.parent)!r} to write {target.name!r} into. Make it first."
-        )
+    target = _writable(path)
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
     try:
         yield temporary
@@ -52,7 +46,7 @@ def save_gradient(gradient: ModelProto, path: str | os.PathLike[str], source: st
 
     :raises OutputFileError: the result cannot be written, or would replace the model itself.
     """
-    target, origin = Path(path), Path(source)
+    target, origin = _writable(path), Path(source)
     data = target.with_name(f"{target.name}.data")
     spare(origin, target, data)
     tensors = [*gradient.graph.initializer, *(a.t for n in gradient.graph.node for a in n.attribute if a.HasField("t"))]
@@ -68,6 +62,18 @@ def save_gradient(gradient: ModelProto, path: str | os.PathLike[str], source: st
                 _move(tensor, origin.parent, out, data.name)
         file.write_bytes(gradient.SerializeToString())
     return data
+
+
+def _writable(path: str | os.PathLike[str]) -> Path:
+    """`path`, where it may be that of a file."""
+    target = Path(path)
+    if target.exists() and not target.is_file():
+        raise OutputFileError(f"{str(target)!r} exists and is no regular file. Give the name of a file to write.")
+    if not target.parent.is_dir():
+        raise OutputFileError(
+            f"There is no folder {str(target.parent)!r} to write {target.name!r} into. Make it first."
+        )
+    return target
 
 
 def spare(model: Path, *targets: Path) -> None:

@@ -87,9 +87,6 @@ def add_loss_output(
         )
     shape = tuple(None if is_unnamed(dim) else dim for dim in shape)
     writer = _Writer(kind, _taken_names(source))
-    inputs = {label_name: _label_shape(score, output, shape)}
-    if weight_name is not None:
-        inputs[weight_name] = shape[:1]
     names: list[object] = [loss_name, label_name, *([weight_name] if weight_name is not None else [])]
     for name in names:
         if not isinstance(name, str) or not name:
@@ -99,6 +96,9 @@ def add_loss_output(
                 f"The name {name!r} is taken: the loss, the label and the weights have names of their own."
             )
         writer.taken.add(name)
+    inputs = {label_name: _label_shape(score, output, shape)}
+    if weight_name is not None:
+        inputs[weight_name] = shape[:1]
     scores = score(writer, output, label_name, **settings)
     if weight_name is not None:
         if len(shape) > 1:
@@ -153,9 +153,10 @@ def get_train_initializer(onx: ModelProto | str | os.PathLike[str]) -> dict[str,
     :param onx: a model, or the path of one. External data is read: beside the file, or in the current folder.
     :raises InvalidModelError: the model or its external data cannot be read.
     """
+    source = read(onx)
     folder = "" if isinstance(onx, ModelProto) else str(Path(onx).parent)
     found = {}
-    for tensor in read(onx).graph.initializer:
+    for tensor in source.graph.initializer:
         if tensor.data_type in FLOATS and not is_number(tensor):
             try:
                 value = numpy_helper.to_array(tensor, base_dir=folder)
@@ -245,8 +246,8 @@ _SCORES: dict[str, tuple[Callable[..., str], tuple[str, ...]]] = {  # and its se
 }
 
 
-def _score(name: str, settings: Mapping[str, float]) -> tuple[Callable[..., str], dict[str, float]]:
-    if name not in _SCORES:
+def _score(name: object, settings: Mapping[str, float]) -> tuple[Callable[..., str], dict[str, float]]:
+    if not isinstance(name, str) or name not in _SCORES:
         raise OptionError(f"There is no score {name!r}; there are {choices(_SCORES)}.")
     function, known = _SCORES[name]
     for setting, value in settings.items():
@@ -350,11 +351,11 @@ def _total(op: _Writer, scores: str, penalties: Sequence[str], loss: str, is_mat
 
 def _float_type(dtype: Any) -> int:
     try:
-        kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+        kind = None if dtype is None else helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
     except (TypeError, ValueError) as error:
         raise OptionError(f"A penalty has a float type, not {dtype!r}.") from error
     if kind not in FLOATS:
-        raise OptionError(f"A penalty has a float type, not {np.dtype(dtype).name}.")
+        raise OptionError(f"A penalty has a float type, not {dtype if dtype is None else np.dtype(dtype).name}.")
     return int(kind)
 
 

@@ -182,6 +182,13 @@ def test_a_special_file_is_not_replaced():
     assert not Path(os.devnull).is_file()
 
 
+@pytest.mark.parametrize("command", ["grad", "lower"])
+@pytest.mark.parametrize("output", [".", "/", ".."])
+def test_a_folder_is_no_result(command, output, regression, capsys):
+    assert main([command, str(regression), "-o", output]) == 2
+    assert capsys.readouterr().err.startswith(f"refgrad: '{output}' exists and is no regular file.")
+
+
 def test_run_prints_and_writes_the_outputs(regression, feeds, tmp_path, refgrad_):
     output = tmp_path / "out.npz"
     code, result = refgrad_("run", regression, "--feeds", feeds, "-o", output, "--json")

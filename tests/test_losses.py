@@ -482,6 +482,9 @@ BAD = {
     "weight is taken": (small(), {"weight_name": "y"}, UnknownNameError, "'y' is taken"),
     "twice the same": (small(), {"weight_name": "label"}, UnknownNameError, "'label' is taken"),
     "no name": (small(), {"loss_name": ""}, OptionError, "is a string, not ''"),
+    "label is a list": (small(), {"label_name": ["label"]}, OptionError, r"is a string, not \['label'\]"),
+    "weight is a list": (small(), {"weight_name": ["w"]}, OptionError, r"is a string, not \['w'\]"),
+    "score is a list": (small(), {"score_name": ["l1"]}, OptionError, r"no score \['l1'\]"),
     "no model": (3, {}, InvalidModelError, "A model is a ModelProto or a path"),
     "too old": (
         model('<ir_version: 3, opset_import: ["" : 6]> g (float[N] x) => (float[N] y) { y = Neg(x) }'),
@@ -498,12 +501,18 @@ def test_bad_input_is_one_clear_error(name):
     assert isinstance(raised.value, RefgradError)
 
 
+def test_no_model_has_no_weights():
+    with pytest.raises(InvalidModelError, match="A model is a ModelProto or a path, not NoneType"):
+        refgrad.get_train_initializer(None)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (("w", np.float32), "penalty of 'w' is zero"),
         (("w", np.int64, 1.0), "a float type, not int64"),
         (("w", "colour", 1.0), "a float type, not 'colour'"),
+        (("w", None, 1.0), "a float type, not None"),
         (("w", np.float32, "1"), "l1 of the penalty of 'w' is a finite number, not '1'"),
     ],
 )
