@@ -12,7 +12,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TypeProto, helper
 from refgrad.backward import taken_names
 from refgrad.emit import Emitted, Emitter, Writer
 from refgrad.errors import LoweringError, RuleError, choices
-from refgrad.functions import MICROSOFT, OPERATORS, UnsupportedFormError, make_function
+from refgrad.functions import LOWEST, MICROSOFT, OPERATORS, UnsupportedFormError, make_function
 from refgrad.graph import MIN_OPSET, Graph, Node, attribute_value, captured, infer, read, read_nodes, type_of
 from refgrad.lowering.microsoft import FORMS, Form
 from refgrad.protos import graphs, import_domain, subgraphs, versions_of
@@ -100,6 +100,8 @@ class _Lowering:
             if not node.domain and node.op_type in _MOVED:
                 node.domain = MICROSOFT
         import_domain(moved, MICROSOFT)
+        if "" not in versions_of(moved):
+            moved.opset_import.append(helper.make_opsetid("", LOWEST))
         forms = ((FORMS.get((node.domain, node.op_type)), node) for node in _nodes_of(moved))
         needed = (f.opset({a.name: attribute_value(a) for a in node.attribute}) for f, node in forms if f is not None)
         self.graph = Graph(moved, max(needed, default=MIN_OPSET), shapeless=True)

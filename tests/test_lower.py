@@ -428,6 +428,14 @@ def test_functions_are_lowered():
     check_lowered(model, feeds, on_numpy(model, feeds), 1e-6)
 
 
+def test_a_model_that_imports_no_operators_of_onnx():
+    model = parse("only (float[N] dy, float[N] y) => (float[N] dx) { dx = com.microsoft.TanhGrad(dy, y) }")
+    del model.opset_import[2], model.opset_import[0]
+    assert [o.domain for o in model.opset_import] == ["com.microsoft"]
+    feeds = {"dy": np.array([1.0, 2.0], np.float32), "y": np.array([-0.5, 0.25], np.float32)}
+    check_lowered(model, feeds, {"dx": feeds["dy"] * (1 - feeds["y"] ** 2)}, 1e-6)
+
+
 @pytest.mark.parametrize(
     "text",
     [
