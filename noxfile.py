@@ -17,6 +17,7 @@ nox.options.reuse_existing_virtualenvs = True
 ROOT = Path(__file__).parent
 TORCH_MODELS = ROOT / "build" / "torch_models"  # written by the session `torch`, read by `training`
 PARITY = ROOT / "build" / "parity"  # written by the session `training`, read by `lowered`
+ARTIFACTS = ROOT / "build" / "artifacts"  # written by `benchmarks_training`, read by `artifacts`
 
 
 def pytest(session: nox.Session, *arguments: str, **env: str) -> None:
@@ -123,4 +124,13 @@ def benchmarks_training(session: nox.Session) -> None:
     session.install("-e", ".[ort-training]")
     session.run("python", "benchmarks/build_time.py")
     session.run("python", "benchmarks/run_time.py", str(TORCH_MODELS))
+    session.run("python", "benchmarks/artifacts.py", "write", str(TORCH_MODELS), str(ARTIFACTS))
+    session.run("python", "docs/generate.py")
+
+
+@nox.session
+def artifacts(session: nox.Session) -> None:
+    """Three steps of training ResNet-18 by lowered artifacts (docs/parity.md); after `benchmarks_training`, which writes them."""
+    session.install("-e", ".[ort]")
+    session.run("python", "benchmarks/artifacts.py", "compare", str(TORCH_MODELS), str(ARTIFACTS))
     session.run("python", "docs/generate.py")
