@@ -16,6 +16,7 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
+from onnx import ModelProto
 from rich.console import Console
 from rich.progress import Progress, TextColumn
 from rich.table import Table
@@ -106,20 +107,21 @@ def grad(
         kinks=kinks,
         quantization=quantization,
     )
-    summary: dict[str, Any] = {
-        "output": str(output),
-        "nodes": len(made.graph.node),
-        "inputs": [value.name for value in made.graph.input],
-        "outputs": [value.name for value in made.graph.output],
-    }
+    _save(made, output, model, as_json, ("inputs", "outputs"))
+
+
+def _save(made: ModelProto, output: Path, model: Path, as_json: bool, ends: Sequence[str]) -> None:
+    """Write what was made of `model`, and say what it is: the names of `ends`, which are "inputs", "outputs" or both."""
+    names = {"inputs": made.graph.input, "outputs": made.graph.output}
+    listed = {end: [value.name for value in names[end]] for end in ends}
     data = save_gradient(made, output, model)
-    summary["data"] = None if data is None else str(data)
     if as_json:
-        _print_json(summary)
+        data_file = None if data is None else str(data)
+        _print_json({"output": str(output), "nodes": len(made.graph.node), **listed, "data": data_file})
         return
-    print(f"{output}: {summary['nodes']} nodes" + (f", its weights in {data}" if data else ""))
-    print(f"inputs  {', '.join(summary['inputs'])}")
-    print(f"outputs {', '.join(summary['outputs'])}")
+    print(f"{output}: {len(made.graph.node)} nodes" + (f", its weights in {data}" if data else ""))
+    for end, values in listed.items():
+        print(f"{end:7} {', '.join(values)}")
 
 
 @app.command("lower")
@@ -132,16 +134,7 @@ def lower_model(
 
     External data is referenced where the result lies in the folder of MODEL, else copied beside it as <OUTPUT>.data.
     """
-    made = refgrad.lower(model)
-    summary: dict[str, Any] = {"output": str(output), "nodes": len(made.graph.node)}
-    summary["outputs"] = [value.name for value in made.graph.output]
-    data = save_gradient(made, output, model)
-    summary["data"] = None if data is None else str(data)
-    if as_json:
-        _print_json(summary)
-        return
-    print(f"{output}: {summary['nodes']} nodes" + (f", its weights in {data}" if data else ""))
-    print(f"outputs {', '.join(summary['outputs'])}")
+    _save(refgrad.lower(model), output, model, as_json, ("outputs",))
 
 
 @app.command()

@@ -20,7 +20,7 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 from refgrad.errors import InvalidModelError, OptionError, UnknownNameError, choices, did_you_mean
 from refgrad.functions import CONSTANT, LOWEST
 from refgrad.graph import FLOATS, Graph, Shape, is_number, is_unnamed, read
-from refgrad.protos import graphs, versions_of
+from refgrad.protos import graphs, names_of, versions_of
 
 _LOWEST_OPSET = 8  # operands are broadcast from 7 on, Max and Min too from this one
 _LOWEST_IR = 4  # before it, every initializer is an input
@@ -86,7 +86,8 @@ def add_loss_output(
             f"A loss compares a float tensor of known rank, which output {output!r} is not declared to be."
         )
     shape = tuple(None if is_unnamed(dim) else dim for dim in shape)
-    writer = _Writer(kind, _taken_names(source))
+    taken = names_of(source.graph) | {node.name for inner in graphs(source.graph) for node in inner.node}
+    writer = _Writer(kind, taken)
     names: list[object] = [loss_name, label_name, *([weight_name] if weight_name is not None else [])]
     for name in names:
         if not isinstance(name, str) or not name:
@@ -357,15 +358,3 @@ def _float_type(dtype: Any) -> int:
     if kind not in FLOATS:
         raise OptionError(f"A penalty has a float type, not {dtype if dtype is None else np.dtype(dtype).name}.")
     return int(kind)
-
-
-def _taken_names(model: ModelProto) -> set[str]:
-    """Every name of a value or a node, subgraphs included."""
-    taken: set[str] = set()
-    for graph in graphs(model.graph):
-        taken.update(value.name for value in (*graph.input, *graph.output, *graph.value_info))
-        taken.update(tensor.name for tensor in graph.initializer)
-        taken.update(tensor.values.name for tensor in graph.sparse_initializer)
-        for node in graph.node:
-            taken.update((node.name, *node.input, *node.output))
-    return taken

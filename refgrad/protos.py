@@ -43,6 +43,17 @@ def forget_domain(model: ModelProto, domain: str) -> None:
     model.opset_import.extend(kept)
 
 
+def names_of(graph: GraphProto) -> set[str]:
+    """Every name of a value in `graph` and its subgraphs."""
+    found: set[str] = set()
+    for one in graphs(graph):
+        found.update(value.name for value in (*one.input, *one.output, *one.value_info))
+        found.update(tensor.name for tensor in (*one.initializer, *(t.values for t in one.sparse_initializer)))
+        for node in one.node:
+            found.update((*node.input, *node.output))
+    return found
+
+
 def checkable(model: ModelProto) -> ModelProto:
     """A copy for onnx's checker, which asks every input and output for a shape: nobody else does."""
     checked = ModelProto()

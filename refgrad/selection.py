@@ -12,7 +12,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TypeProto, ValueInfoProto, h
 
 from refgrad.errors import InvalidModelError, OptionError, UnknownNameError, choices, did_you_mean
 from refgrad.graph import UNNAMED, captured, infer, is_large, read, skeleton_of
-from refgrad.protos import graphs, subgraphs
+from refgrad.protos import names_of, subgraphs
 
 _OF_MODEL = ("ir_version", "producer_name", "producer_version", "domain", "model_version", "doc_string")
 
@@ -47,7 +47,7 @@ def onnx_rename_names(model: ModelProto | str | os.PathLike[str]) -> ModelProto:
     source = read(model, weights=False)
     kept = {value.name for value in (*source.graph.input, *source.graph.output)}
     for training in source.training_info:
-        kept.update(*map(_all_names, (training.initialization, training.algorithm)))
+        kept.update(*map(names_of, (training.initialization, training.algorithm)))
         kept.update(entry.key for entry in (*training.initialization_binding, *training.update_binding))
     renamed = ModelProto()
     renamed.CopyFrom(source)
@@ -235,7 +235,7 @@ class _Selection:
         for node in nodes:
             for position, name in enumerate(node.output):
                 if name in inputs:
-                    taken = taken or _all_names(self.graph)
+                    taken = taken or names_of(self.graph)
                     while name in taken:
                         name += "_unused"
                     taken.add(name)
@@ -307,19 +307,6 @@ def _reads(node: NodeProto) -> Iterator[str]:
     for attribute in node.attribute:
         for graph in subgraphs(attribute):
             yield from captured(graph)
-
-
-def _all_names(graph: GraphProto) -> set[str]:
-    """Every name of a value in `graph` and its subgraphs."""
-    found: set[str] = set()
-    for one in graphs(graph):
-        found.update(value.name for value in (*one.input, *one.output))
-        found.update(
-            tensor.name for tensor in (*one.initializer, *(sparse.values for sparse in one.sparse_initializer))
-        )
-        for node in one.node:
-            found.update((*node.input, *node.output))
-    return found
 
 
 def _is_declared(kind: TypeProto) -> bool:
