@@ -51,7 +51,9 @@ def gradient(
     :param wrt: inputs and initializers, float; by default every float input and every float initializer that an output
         depends on.
     :param outputs: the outputs to differentiate, float; by default all that are.
-    :param dialect: "onnx" emits ai.onnx operators only; "ort" the training operators of ONNX Runtime where they exist.
+    :param dialect: "onnx" emits ai.onnx operators only. "ort" emits what ONNX Runtime's own builder does: its training
+        operators wherever their kernels are right, and its names. There the adjoint of every tensor on the way is
+        `<tensor>_grad`, the sum of the contributions `<tensor>_grad_0`, `<tensor>_grad_1`, ... (docs/parity.md).
     :param cotangent: "input": the cotangents are graph inputs; "ones": they are 1 everywhere, inside the graph; "yield":
         they come from com.microsoft.YieldOp (dialect "ort" only).
     :param keep_outputs: also return the outputs of the model, after the gradients.

@@ -90,9 +90,7 @@ class Emitter:
         self.grad = Primitives(self)
         self.declared: dict[str, str] = {}
         self.training_forms: dict[str, TrainingForm] = {}  # by the name of the forward node
-        self.adjoint_of: dict[
-            str, str
-        ] = {}  # results of kernels that write all of theirs, even those that nobody asked for
+        self.adjoint_of: dict[str, str] = {}  # results of kernels that write all of theirs: the primal of each
         self._taken = taken
         self._types: dict[str, int] = dict(graph.types)
         self._shapes: dict[str, Shape] = dict(graph.shapes)

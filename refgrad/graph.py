@@ -106,7 +106,7 @@ class Graph:
     def __init__(
         self, model: ModelProto | str | os.PathLike[str], opset: int = MIN_OPSET, *, shapeless: bool = False
     ) -> None:
-        """Read `model`, in `opset` or later; `shapeless` inputs and outputs are those of which no rank is declared."""
+        """Read `model` in `opset`, or in its own if that is later; `shapeless`: inputs and outputs may lack a shape."""
         self.source = read(model)
         self._open: frozenset[str] = frozenset()
         self.apart = {t.name: t for t in self.source.graph.initializer if is_large(t) or t.name in self._overridable}

@@ -72,14 +72,13 @@ def batch_normalization_grad(
     momentum: float = 0.9,
     training_mode: int = 1,
 ) -> tuple[str, str, str]:
-    """The statistics are the channels'."""
-    kinds, shape, wide = (op.type(X), op.type(scale), op.type(scale)), op.shape(X), widest(op, X, scale, mean)
+    """The statistics are those of the channels."""
+    shape, wide = op.shape(X), widest(op, X, scale, mean)
     d, x, factor, centre, r = (op.as_type(value, wide) for value in (dY, X, scale, mean, inv_std_dev))
     if shape is not None:
         op.assume(x, shape)
         op.assume(d, shape)
     axes = [0, *range(2, 3 if shape is None else len(shape))]
     centre, r = (op.Unsqueeze(value, axes) for value in (centre, r))
-    found = op.grad.BatchNormalizationGrad(d, x, factor, None, centre, r, epsilon=epsilon)
-    made = (op.as_type(value, kind) for value, kind in zip(found, kinds, strict=True))
-    return next(made), next(made), next(made)
+    dX, dScale, dB = op.grad.BatchNormalizationGrad(d, x, factor, None, centre, r, epsilon=epsilon)
+    return op.as_type(dX, op.type(X)), op.as_type(dScale, op.type(scale)), op.as_type(dB, op.type(scale))
