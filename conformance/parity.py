@@ -69,6 +69,7 @@ PART = {
 PARTLY = frozenset(("Clip", "Dropout", "FakeQuant", "Pad", "Pow"))  # it has no gradient for some of their float inputs
 LOSS = "weighed_loss"
 _FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)
+_TRAINING_OUTPUTS = {"GRU": 3, "LSTM": 5}  # how many outputs the training form of an operator has
 EQUAL = 1e-6  # the difference of two results, relative to the largest element: rounding
 FACTOR = 10  # how much farther from the float64 result a float32 one may be than another: more is no rounding
 WRONG = 1e-5  # how far a float64 gradient is from differences, relative to its norm, that is none
@@ -117,8 +118,8 @@ def table() -> Iterator[tuple[str, Case]]:
 
     A case whose node leaves out an output that the builder wants comes twice: as it is, and with it (`-whole`). A static case
     comes once more with a first size that is a symbol, the same in every input that has it (`-batch`), as in most models.
-    One of an operator in `PART` comes with only what the builder differentiates (`-part`). The last are onnx's own node
-    tests.
+    One of an operator in `PART` comes with only what the builder differentiates (`-part`). GRU and LSTM come as they are
+    only. The last are onnx's own node tests.
     """
     for module in pkgutil.iter_modules(cases.__path__):
         family = importlib.import_module(f"{cases.__name__}.{module.name}")
@@ -127,6 +128,8 @@ def table() -> Iterator[tuple[str, Case]]:
             if operator not in REGISTERED or versions_of(case.model)[""] < LOWEST:  # refgrad converts those first
                 continue
             yield operator, case
+            if operator in _TRAINING_OUTPUTS:  # it differentiates few forms of these, however they are put
+                continue
             if len(case.node.output) < WHOLE.get(operator, 0):
                 case = Case(f"{case.name}-whole", _whole(case.model), case.feeds, case.wrt, case.outputs)
                 yield operator, case
@@ -170,7 +173,7 @@ def _part(case: Case, operator: str) -> Case:
 
 def _as_it_trains(model: ModelProto) -> ModelProto:
     """`model` with the operators that the builder knows, as ONNX Runtime's other tools write them before they call it."""
-    made = ModelProto()
+    made, known = ModelProto(), Graph(model)
     made.CopyFrom(model)
     for node in made.graph.node:
         if node.op_type == "SimplifiedLayerNormalization":  # it has the operator in the domain of ai.onnx
@@ -181,6 +184,17 @@ def _as_it_trains(model: ModelProto) -> ModelProto:
             del node.attribute[:]
             node.attribute.extend((*others, helper.make_attribute("training_mode", 1)))
             node.output.extend(f"{node.name}_{k}" for k in range(len(node.output), 5))
+            import_domain(made, MICROSOFT)
+        elif node.op_type in _TRAINING_OUTPUTS:
+            whole = _TRAINING_OUTPUTS[node.op_type]
+            node.op_type, node.domain = f"{node.op_type}Training", MICROSOFT
+            for name in node.output:  # it infers nothing of the training form
+                if name in known.types and name in known.shapes:
+                    value = helper.make_tensor_value_info(name, known.types[name], known.shapes[name])
+                    made.graph.value_info.append(value)
+            outputs = [name or f"{node.name}_{k}" for k, name in enumerate(node.output)]
+            del node.output[:]
+            node.output.extend((*outputs, *(f"{node.name}_{k}" for k in range(len(outputs), whole))))
             import_domain(made, MICROSOFT)
     return made
 
