@@ -130,7 +130,7 @@ def benchmarks_training(session: nox.Session) -> None:
 
 @nox.session
 def artifacts(session: nox.Session) -> None:
-    """Three steps of training ResNet-18 by lowered artifacts (docs/parity.md); after `benchmarks_training`, which writes them."""
+    """Three steps of training ResNet-18 by lowered artifacts (docs/parity.md), which `benchmarks_training` wrote."""
     session.install("-e", ".[ort]")
     session.run("python", "benchmarks/artifacts.py", "compare", str(TORCH_MODELS), str(ARTIFACTS))
     session.run("python", "docs/generate.py")

@@ -115,7 +115,7 @@ def batches(model: onnx.ModelProto, loss: str, seed: int) -> list[tuple[np.ndarr
     made = []
     for _ in range(STEPS):
         x = rng.standard_normal(shape).astype(np.float32)
-        target = rng.standard_normal((rows, classes)).astype(np.float32)
+        target: np.ndarray = rng.standard_normal((rows, classes)).astype(np.float32)
         if loss == "CrossEntropyLoss":
             target = rng.integers(0, classes, rows)
         elif loss == "BCEWithLogitsLoss":
@@ -165,7 +165,7 @@ def make(folder: Path, case: Case, kept: Sequence[int] = range(STEPS)) -> None:
         module.lazy_reset_grad()
         if k in kept:
             results |= {f"{name}_{k}": np.array(state.parameters[name].data) for name in (*trained, *running)}
-    np.savez(folder / "steps.npz", **results)
+    np.savez(folder / "steps.npz", allow_pickle=False, **results)
 
 
 @dataclass(frozen=True)
@@ -200,7 +200,9 @@ def train(
     zeros = [np.zeros_like(value) for value in values.values()]
     moments = {name: list(zeros) for name in ("first_order_moments", "second_order_moments")}
     for k, (x, target) in enumerate(batches(source, case.loss, case.seed)):
-        feeds = {inputs[0]: x, inputs[1]: target, "lazy_reset_grad": np.array([True])} | values | running
+        feeds: dict[str, Any] = (
+            {inputs[0]: x, inputs[1]: target, "lazy_reset_grad": np.array([True])} | values | running
+        )
         feeds |= {buffer: np.full_like(values[name], 7) for name, buffer in buffers.items()}
         made = training.run({name: feeds[name] for name in inputs})
         loss = next(iter(made.values()))
