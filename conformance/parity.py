@@ -408,14 +408,19 @@ def unexplained(rows: Iterable[Row]) -> list[Row]:
 
 
 def counts(rows: Iterable[Row]) -> dict[str, dict[str, int]]:
-    """By operator, how many cases came out how: the verdict where there is no departure, else its kind; and the names."""
+    """By operator, how many cases came out how: the verdict where there is no departure, else its kind.
+
+    "right" are the cases where the builder is, and refgrad too; "same operators" and "same names" count those.
+    """
     found: dict[str, Counter[str]] = {}
     for row in rows:
+        right = row.kind in ("", "form")
         column = found.setdefault(row.operator, Counter())
         column["cases"] += 1
         column[row.kind or row.verdict] += 1
-        column["same names"] += row.verdict != "refused" and row.same_names
-        column["same operators"] += row.verdict != "refused" and row.same_operators
+        column["right"] += right
+        column["same operators"] += right and row.same_operators
+        column["same names"] += right and row.same_names
     return {operator: dict(sorted(column.items())) for operator, column in sorted(found.items())}
 
 
