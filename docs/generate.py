@@ -240,11 +240,11 @@ def training_artifacts() -> str:
         "## Training artifacts\n\nThree steps by the models of `generate_artifacts`, lowered by `refgrad.lower`, against the "
         f"training API of ONNX Runtime {VERSIONS[TRAINING]}.\nResNet-18 has BatchNormalization in training: its running "
         f"statistics are compared as its weights are. Three figures each,\n{' / '.join(kinds.values())}: the largest relative "
-        "error of a loss; after the last step the largest error in a tensor,\nrelative to its largest entry; and the norm of a tensor's "
-        "errors, relative to its own. Under AdamW the second leaves out weights\nwhose gradient is nearly 0 but not 0, which "
-        f"rounding decides, at most {left:.1f}%. `in double` is the lowered model in double: what the\ntraining API itself "
-        "loses. The batches are such that no Relu comes near its kink: elsewhere one argument that rounds to the other\nside "
-        "makes two right gradients differ by 1e-3 to 1e-1 (`benchmarks/artifacts.py`).\n\n"
+        "error of a loss; after the last step the largest error in a tensor,\nrelative to its largest entry; and the norm of a "
+        "tensor's errors, relative to its own. Under AdamW the second leaves out weights\nwhose gradient is nearly 0 but not "
+        f"0, which rounding decides, at most {left:.1f}%. `in double` is the lowered model in double: what the\ntraining API "
+        "itself loses. The batches are such that no Relu comes near its kink: elsewhere one argument that rounds to the "
+        "other\nside makes two right gradients differ by 1e-3 to 1e-1 (`benchmarks/artifacts.py`).\n\n"
         + table((*settings, *runs.values()), rows)
     )
 
@@ -259,13 +259,13 @@ def parity_summary() -> str:
     models = {model["name"] for model in results["models"]}
     same = models - {m["name"] for m in results["models"] if m["row"]["verdict"] != "isomorphic"}
     return (
-        f"ONNX Runtime's builder has a gradient for {len(results['operators'])} operators. Over {total['cases']} cases of them it "
-        f"is right in {total['right']}, wrong in {total['wrong']};\n{total['fails']} of its graphs do not run, and it refuses "
+        f"ONNX Runtime's builder has a gradient for {len(results['operators'])} operators. Over {total['cases']} cases of them "
+        f"it is right in {total['right']}, wrong in {total['wrong']};\n{total['fails']} of its graphs do not run, and it refuses "
         f"{total['refused']}. Where it is right, dialect `ort` has the same training operators in {total['same operators']}\n"
         f"cases and the same names of gradients in {total['same names']}; {total['isomorphic']} graphs are the same node by "
         f"node, {excused} more but for an attribute\nor the shape of a constant. Whole models that are the same node by node: "
-        f"{'; '.join(sorted(same))}.\n[docs/parity.md](docs/parity.md) has every other difference, with its reason and what was "
-        "measured.\n"
+        f"{'; '.join(sorted(same))}.\n[docs/parity.md](docs/parity.md) has every other difference, with its reason and what "
+        "was measured.\n"
     )
 
 
