@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import refgrad
@@ -18,17 +17,6 @@ pytestmark = pytest.mark.skipif(not KEPT, reason="REFGRAD_PARITY is not set")
 
 TOLERANCE = 1e-6  # of float32, relative to the largest element
 WIDER = {"float64": 1e-12, "float16": 2e-3}
-
-
-def far(results: dict[str, np.ndarray], truth: dict[str, np.ndarray]) -> float:
-    return max(
-        (
-            float(np.max(np.abs(results[name].astype(np.float64) - value), initial=0.0))
-            / max(float(np.max(np.abs(value.astype(np.float64)), initial=0.0)), np.finfo(np.float64).tiny)
-            for name, value in truth.items()
-        ),
-        default=0.0,
-    )
 
 
 @pytest.mark.parametrize("path", sorted(Path(KEPT or ".").glob("*.npz")) if KEPT else [], ids=lambda path: path.stem)
@@ -44,10 +32,10 @@ def test_lowered_gradients_compute_what_the_training_kernels_did(path):
                 assert {name: value.shape for name, value in results.items()} == {
                     name: value.shape for name, value in saved.results.items()
                 }
-                distance = far(results, saved.results)
+                distance = parity.farthest(results, saved.results)
                 if distance > tolerance:
                     # Where the function itself loses digits, neither may be farther from the float64 result than the other.
                     exact = get_backend("numpy").prepare(lowered, precision="float64").run(widened(saved.feeds))
-                    if far(results, exact) > 2 * max(far(saved.results, exact), tolerance):
+                    if parity.farthest(results, exact) > 2 * max(parity.farthest(saved.results, exact), tolerance):
                         wrong.append(f"{saved.case} ({whose}, {backend}): {distance:.1e}")
     assert not wrong

@@ -1,0 +1,36 @@
+"""Dialect "ort" against ONNX Runtime's own builder: the same graph, or where it differs and why.
+
+GradientGraphBuilder differentiates a scalar. So every case is given a loss, the sum of its float outputs weighed by fed
+cotangents, and both builders differentiate that. Only the training wheel has the builder.
+"""
+
+from refgrad.conformance.parity.cases import REGISTERED, table
+from refgrad.conformance.parity.kept import Kept, Saved
+from refgrad.conformance.parity.models import WholeModel, measure_model, whole_models
+from refgrad.conformance.parity.pair import LOSS, Pair, build, with_loss
+from refgrad.conformance.parity.values import compare_values, farthest, run
+from refgrad.conformance.parity.verdicts import Row, counts, grounds, measure, reason, survey, unexplained
+
+__all__ = [
+    "LOSS",
+    "REGISTERED",
+    "Kept",
+    "Pair",
+    "Row",
+    "Saved",
+    "WholeModel",
+    "build",
+    "compare_values",
+    "counts",
+    "farthest",
+    "grounds",
+    "measure",
+    "measure_model",
+    "reason",
+    "run",
+    "survey",
+    "table",
+    "unexplained",
+    "whole_models",
+    "with_loss",
+]

@@ -1,0 +1,125 @@
+"""Every case of an operator that ONNX Runtime's builder has a gradient for."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Iterator
+
+from onnx import ModelProto
+
+from refgrad.conformance import cases
+from refgrad.conformance.case import Case
+from refgrad.conformance.nodemodels import excluded, node_models
+from refgrad.functions import LOWEST
+from refgrad.graph import FLOATS
+from refgrad.protos import versions_of
+
+# The operators that ONNX Runtime 1.19.2 has a gradient for, but for those that serve several processes or foreign code.
+REGISTERED = frozenset(
+    """Abs Add AveragePool BatchNormalization BatchNormInternal BiasGelu Cast Clip Concat ConcatTraining Conv ConvTranspose Cos
+    Div Dropout Erf Exp Expand FakeQuant FastGelu Flatten FlattenAndUnpad GRU GRUTraining Gather GatherElements GatherND Gelu
+    Gemm GlobalAveragePool Identity LSTM LSTMTraining LayerNormalization LeakyRelu Log LogSoftmax MatMul Max MaxPool Min Mul
+    Neg Pad PadAndUnflatten Pow QuickGelu Reciprocal ReduceL2 ReduceLogSumExp ReduceMean ReduceSum Relu Reshape Resize
+    ScaledSum ScatterElements ScatterND ShrunkenGather Sigmoid SimplifiedLayerNormalization Sin Slice Softmax
+    SoftmaxCrossEntropy SoftmaxCrossEntropyLoss SoftmaxCrossEntropyLossInternal SparseSoftmaxCrossEntropy Split Sqrt Squeeze
+    Sub Tanh Tile TopK Transpose Trilu Unsqueeze Where""".split()  # noqa: SIM905  (a list a screen long otherwise)
+)
+# How many outputs the builder wants of a node of these, which may leave out the last ones.
+WHOLE = {
+    "Dropout": 2,
+    "LayerNormalization": 3,
+    "SimplifiedLayerNormalization": 2,
+    "SoftmaxCrossEntropyLoss": 2,
+    "SoftmaxCrossEntropyLossInternal": 2,
+}
+# Operators of which it differentiates the first output alone, and that by so many of the first inputs.
+PART = {
+    "BatchNormalization": 3,
+    "BatchNormInternal": 3,
+    "LayerNormalization": 3,
+    "SoftmaxCrossEntropyLoss": 1,
+    "SoftmaxCrossEntropyLossInternal": 1,
+}
+PARTLY = frozenset(("Clip", "Dropout", "FakeQuant", "Pad", "Pow"))  # it has no gradient for some of their float inputs
+TRAINING_OUTPUTS = {"GRU": 3, "LSTM": 5}  # how many outputs the training form of an operator has
+
+
+def table() -> Iterator[tuple[str, Case]]:
+    """Every case of a registered operator, under the operator's name, and each with one input differentiated at a time.
+
+    A case whose node leaves out an output that the builder wants comes twice: as it is, and with it (`-whole`). A static case
+    comes once more with a first size that is a symbol, the same in every input that has it (`-batch`), as in most models.
+    One of an operator in `PART` comes with only what the builder differentiates (`-part`). GRU and LSTM come as they are
+    only. The last are onnx's own node tests.
+    """
+    for module in pkgutil.iter_modules(cases.__path__):
+        family = importlib.import_module(f"{cases.__name__}.{module.name}")
+        for case in (*getattr(family, "cases", tuple)(), *getattr(family, "in_double", tuple)()):
+            operator = _operator(case)
+            if operator not in REGISTERED or versions_of(case.model)[""] < LOWEST:  # refgrad converts those first
+                continue
+            yield operator, case
+            if operator in TRAINING_OUTPUTS:  # it differentiates few forms of these, however they are put
+                continue
+            if len(case.node.output) < WHOLE.get(operator, 0):
+                case = Case(f"{case.name}-whole", _whole(case.model), case.feeds, case.wrt, case.outputs)
+                yield operator, case
+            if case.static and (model := _batch(case.model)) is not None:
+                yield operator, Case(f"{case.name}-batch", model, case.feeds, case.wrt, case.outputs)
+            if operator in PART:
+                yield operator, _part(case, operator)
+            inputs = float_inputs(case.model) if case.wrt is None else case.wrt
+            if len(inputs) > 1 and (case.static or operator in PARTLY):
+                for name in inputs:
+                    yield operator, Case(f"{case.name}-by-{name}", case.model, case.feeds, (name,), case.outputs)
+    for test in node_models():
+        if test.operator in REGISTERED and len(test.model.graph.node) == 1 and excluded(test) is None:
+            [node] = test.model.graph.node
+            if wrt := tuple(
+                name for name in test.wrt if name in node.input
+            ):  # it has no gradient for what nothing reads
+                yield test.operator, Case(test.name, test.model, test.feeds, wrt, test.outputs)
+
+
+def _operator(case: Case) -> str:
+    return next((node.op_type for node in case.model.graph.node if node.name == "node"), "")
+
+
+def _whole(model: ModelProto) -> ModelProto:
+    """`model`, each node with as many outputs as the builder wants of it."""
+    made = ModelProto()
+    made.CopyFrom(model)
+    for node in made.graph.node:
+        node.output.extend(f"{node.name}_{k}" for k in range(len(node.output), WHOLE.get(node.op_type, 0)))
+    return made
+
+
+def _part(case: Case, operator: str) -> Case:
+    """`case` by the inputs in `PART` and of the first output alone."""
+    node = next(node for node in case.model.graph.node if node.op_type == operator)
+    reads = node.input[: PART[operator]]
+    wrt = tuple(value.name for value in case.model.graph.input if value.name in reads or f"{value.name}_" in reads)
+    return Case(f"{case.name}-part", case.model, case.feeds, wrt, (case.model.graph.output[0].name,))
+
+
+def _batch(model: ModelProto) -> ModelProto | None:
+    """`model` with the first size of its first input a symbol, wherever an input begins with it; None where there is none.
+
+    A vector of integers is more likely to hold sizes or axes than one of them per element of a batch.
+    """
+    made = ModelProto()
+    made.CopyFrom(model)
+    tensors = [value.type.tensor_type for value in made.graph.input]
+    if not tensors or not tensors[0].shape.dim or not (size := tensors[0].shape.dim[0].dim_value):
+        return None
+    for tensor in tensors:
+        dims = tensor.shape.dim
+        if dims and dims[0].dim_value == size and (len(dims) > 1 or tensor.elem_type in FLOATS):
+            dims[0].dim_param = "N"
+    return made
+
+
+def float_inputs(model: ModelProto) -> tuple[str, ...]:
+    """The names of the float inputs."""
+    return tuple(value.name for value in model.graph.input if value.type.tensor_type.elem_type in FLOATS)

@@ -1,0 +1,61 @@
+"""Equal gradients as a file, for runtimes without training operators."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import ModelProto
+
+from refgrad.conformance.parity.pair import Pair
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A case whose two gradients are equal: both, what they were fed, and what they computed."""
+
+    case: str
+    ours: ModelProto
+    theirs: ModelProto
+    feeds: Mapping[str, np.ndarray]
+    results: Mapping[str, np.ndarray]
+
+
+class Kept:
+    """Cases whose two gradients are equal, as a file for runtimes without training operators, which run both lowered."""
+
+    def __init__(self) -> None:
+        self._arrays: dict[str, np.ndarray] = {}
+        self._count = 0
+
+    def add(self, case: str, pair: Pair, results: Mapping[str, np.ndarray]) -> None:
+        """Keep one more."""
+        models = {"ours": pair.ours, "theirs": pair.theirs}
+        parts = {name: np.frombuffer(model.SerializeToString(), np.uint8) for name, model in models.items()}
+        parts["case"] = np.array(case)
+        parts |= {f"feeds|{name}": value for name, value in pair.feeds.items()}
+        parts |= {f"results|{name}": value for name, value in results.items()}
+        self._arrays |= {f"{self._count}|{name}": value for name, value in parts.items()}
+        self._count += 1
+
+    def save(self, path: Path) -> None:
+        """Write what was kept."""
+        np.savez_compressed(path, allow_pickle=False, **self._arrays)
+
+    @staticmethod
+    def load(path: Path) -> Iterator[Saved]:
+        """What `save` wrote."""
+        entries: dict[str, dict[str, np.ndarray]] = {}
+        for key, array in np.load(path).items():
+            number, _, name = key.partition("|")
+            entries.setdefault(number, {})[name] = array
+        for parts in entries.values():
+            ours, theirs = (onnx.load_from_string(parts[whose].tobytes()) for whose in ("ours", "theirs"))
+            feeds, results = (
+                {name.removeprefix(kind): array for name, array in parts.items() if name.startswith(kind)}
+                for kind in ("feeds|", "results|")
+            )
+            yield Saved(str(parts["case"]), ours, theirs, feeds, results)

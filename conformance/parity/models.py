@@ -1,0 +1,96 @@
+"""The verdict on whole models, by both of ONNX Runtime's builders."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import ModelProto, numpy_helper
+
+import refgrad
+from refgrad import demo
+from refgrad.conformance.case import Case
+from refgrad.conformance.parity.cases import float_inputs
+from refgrad.conformance.parity.pair import build
+from refgrad.conformance.parity.verdicts import Row, measure
+from refgrad.conformance.structure import compare
+from refgrad.graph import FLOATS
+from refgrad.ortbuilder import Builders
+from refgrad.selection import select_model_inputs_outputs
+from refgrad.worker import Worker
+
+
+@dataclass(frozen=True)
+class WholeModel:
+    """What came of one model: how many nodes the graphs have, ours and theirs, and the rest as of a case."""
+
+    name: str
+    builder: str
+    nodes: tuple[int, int]
+    row: Row
+
+
+def whole_models(folder: Path | None = None) -> dict[str, Case]:
+    """The notebook's regression, an MLP of scikit-learn's, and of `folder` a ResNet-18, an LSTM and a GRU of torch's exporter.
+
+    Each as the module builder optimises it before it differentiates: fused, with operators in their training form, and with
+    what is trained among the inputs.
+    """
+    neural_network, skl2onnx = (importlib.import_module(name) for name in ("sklearn.neural_network", "skl2onnx"))
+    x = np.random.default_rng(0).normal(size=(50, 4)).astype(np.float32)
+    regressor = neural_network.MLPRegressor(hidden_layer_sizes=(5, 3), max_iter=2000, random_state=0).fit(
+        x, x[:, :1].sum(axis=1)
+    )
+    found = {
+        "regression": (demo.regression(loss=False), {"x": demo.feeds()["x"]}),
+        "regression, the loss alone": (
+            select_model_inputs_outputs(demo.regression(), ["loss"]),
+            {name: demo.feeds()[name] for name in ("x", "label")},
+        ),
+        "MLP of scikit-learn": (skl2onnx.to_onnx(regressor, x[:1], target_opset=18), {"X": x[:5]}),
+    }
+    exported = {} if folder is None else {name: folder / f"{name}.onnx" for name in ("resnet18", "lstm", "gru")}
+    for name, path in exported.items():
+        feeds = np.load(path.with_suffix(".npz"))
+        found[name] = (
+            onnx.load(path),
+            {key.removeprefix("feed/"): feeds[key] for key in feeds if key.startswith("feed/")},
+        )
+    with Builders() as builders:
+        return {name: _optimized(name, model, feeds, builders) for name, (model, feeds) in found.items()}
+
+
+def _optimized(name: str, model: ModelProto, feeds: Mapping[str, np.ndarray], builders: Builders) -> Case:
+    weights = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer if t.data_type in FLOATS}
+    for node in model.graph.node:
+        if node.op_type == "BatchNormalization":  # its statistics are not trained
+            for statistic in node.input[3:5]:
+                weights.pop(statistic, None)
+    inputs = [name for name in float_inputs(model) if name not in weights]
+    forward = builders.optimized(model, inputs, weights)
+    used = {name for node in forward.graph.node for name in node.input}
+    weights = {name: value for name, value in weights.items() if name in used}
+    return Case(name, forward, {**feeds, **weights}, (*inputs, *weights))
+
+
+def measure_model(case: Case, builders: Builders, runner: Worker) -> Iterator[WholeModel]:
+    """Compare one of `whole_models` with both builders: the raw one on its loss, the module one with YieldOp."""
+    row = measure(case.name, case, builders, runner)
+    pair = build(case, builders)
+    yield WholeModel(case.name, "GradientGraphBuilder", _sizes(pair.ours, pair.theirs), row)
+    wrt = case.wrt or ()
+    ours = refgrad.gradient(case.model, wrt, dialect="ort", cotangent="yield")
+    theirs = builders.module(case.model, wrt, [])
+    found = compare(ours, theirs)
+    verdict, detail = ("isomorphic", "") if found else ("different", str(found))
+    same = found.same_names, found.same_operators
+    row = replace(row, verdict=verdict, detail=detail, same_names=same[0], same_operators=same[1])
+    yield WholeModel(case.name, "OrtModuleGraphBuilder", _sizes(ours, theirs), row)
+
+
+def _sizes(ours: ModelProto, theirs: ModelProto) -> tuple[int, int]:
+    return len(ours.graph.node), len(theirs.graph.node)

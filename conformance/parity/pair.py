@@ -1,0 +1,133 @@
+"""Both gradients of one case: of its loss, the sum of its float outputs weighed by fed cotangents."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from onnx import ModelProto, TensorProto, helper
+
+import refgrad
+from refgrad.backends import get_backend
+from refgrad.conformance.case import Case
+from refgrad.conformance.parity.cases import TRAINING_OUTPUTS, float_inputs
+from refgrad.functions import MICROSOFT
+from refgrad.graph import FLOATS, Graph, is_unnamed
+from refgrad.ortbuilder import Builders, readable
+from refgrad.protos import import_domain
+
+LOSS = "weighed_loss"
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two gradients of one case: functions of the same inputs with the same outputs. `model` is what they differentiate."""
+
+    model: ModelProto
+    ours: ModelProto
+    theirs: ModelProto
+    feeds: Mapping[str, np.ndarray]
+
+
+def _as_it_trains(model: ModelProto) -> ModelProto:
+    """`model` with the operators that the builder knows, as ONNX Runtime's other tools write them before they call it."""
+    made, known = ModelProto(), Graph(model)
+    made.CopyFrom(model)
+    for node in made.graph.node:
+        if node.op_type == "SimplifiedLayerNormalization":  # it has the operator in the domain of ai.onnx
+            node.domain = ""
+        elif node.op_type == "BatchNormalization":  # its module builder does so, with a node in inference too
+            node.op_type, node.domain = "BatchNormInternal", MICROSOFT
+            others = [attribute for attribute in node.attribute if attribute.name != "training_mode"]
+            del node.attribute[:]
+            node.attribute.extend((*others, helper.make_attribute("training_mode", 1)))
+            node.output.extend(f"{node.name}_{k}" for k in range(len(node.output), 5))
+            import_domain(made, MICROSOFT)
+        elif node.op_type in TRAINING_OUTPUTS:
+            whole = TRAINING_OUTPUTS[node.op_type]
+            node.op_type, node.domain = f"{node.op_type}Training", MICROSOFT
+            for name in node.output:  # it infers nothing of the training form
+                if name in known.types and name in known.shapes:
+                    value = helper.make_tensor_value_info(name, known.types[name], known.shapes[name])
+                    made.graph.value_info.append(value)
+            outputs = [name or f"{node.name}_{k}" for k, name in enumerate(node.output)]
+            del node.output[:]
+            node.output.extend((*outputs, *(f"{node.name}_{k}" for k in range(len(outputs), whole))))
+            import_domain(made, MICROSOFT)
+    return made
+
+
+def with_loss(model: ModelProto, outputs: Collection[str] | None = None, plain: Collection[str] = ()) -> ModelProto:
+    """`model` with one output, `weighed_loss`: the sum of the given outputs (all that are float), each weighed as it is fed.
+
+    The cotangent of `y` is the input `y_weight`; an output in `plain` is only summed. The builder takes a loss in float
+    alone, and no node whose last input is an empty name.
+    """
+    made = ModelProto()
+    made.CopyFrom(model)
+    graph = made.graph
+    for node in graph.node:
+        while node.input and not node.input[-1]:
+            node.input.pop()
+    for value in graph.output:  # what is declared of an output may name other sizes than those that it has
+        for dim in value.type.tensor_type.shape.dim:
+            dim.Clear()
+    known = Graph(made)
+    terms = []
+    for value in model.graph.output:
+        if value.type.tensor_type.elem_type not in FLOATS or (outputs is not None and value.name not in outputs):
+            continue
+        kind, shape = value.type.tensor_type.elem_type, known.shapes.get(value.name)
+        summed, term = value.name, f"{value.name}_term"
+        if value.name not in plain:
+            dims = None if shape is None else [None if is_unnamed(dim) else dim for dim in shape]
+            graph.input.append(helper.make_tensor_value_info(f"{value.name}_weight", kind, dims))
+            summed = f"{term}s"
+            graph.node.append(helper.make_node("Mul", [value.name, f"{value.name}_weight"], [summed], name=summed))
+        graph.node.append(helper.make_node("ReduceSum", [summed], [term], name=term, keepdims=0))
+        if kind != TensorProto.FLOAT:
+            node = helper.make_node("Cast", [term], [f"{term}_cast"], name=f"{term}_cast", to=TensorProto.FLOAT)
+            graph.node.append(node)
+            term = node.output[0]
+        terms.append(term)
+    total = terms[0]
+    for k, term in enumerate(terms[1:]):
+        graph.node.append(helper.make_node("Add", [total, term], [f"total_{k}"], name=f"total_{k}"))
+        total = f"total_{k}"
+    graph.node.append(helper.make_node("Identity", [total], [LOSS], name=LOSS))
+    del graph.output[:]
+    graph.output.append(helper.make_tensor_value_info(LOSS, TensorProto.FLOAT, []))
+    return made
+
+
+def build(case: Case, builders: Builders) -> Pair:
+    """Both gradients of the loss of `case`, and feeds: those of the case, random cotangents, and 1 for the loss.
+
+    :raises BuilderError: ONNX Runtime's builder made none.
+    """
+    source = readable(case.model)
+    results = get_backend("numpy").prepare(source).run(case.feeds)
+    # A broadcast product of empty tensors is more than both builders can do (see the departures of Mul).
+    model = with_loss(source, case.outputs, [name for name, y in results.items() if not y.size])
+    known = Graph(model)
+    wrt = [name for name in (float_inputs(case.model) if case.wrt is None else case.wrt) if name in known.types]
+    # The gradient of FakeQuant is what refgrad has with "clipped": ONNX Runtime has no other.
+    ours = refgrad.gradient(model, wrt=wrt, outputs=[LOSS], dialect="ort", quantization="clipped")
+    theirs = builders.raw(_as_it_trains(model), wrt, LOSS)
+    made = {f"{name}_grad" for name in wrt}
+    kept = [value for value in theirs.graph.output if value.name in made]
+    del theirs.graph.output[:]
+    theirs.graph.output.extend(kept)
+    return Pair(model, ours, theirs, _feeds(case, model, results))
+
+
+def _feeds(case: Case, model: ModelProto, results: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(zlib.crc32(case.name.encode()))
+    feeds = dict(case.feeds)
+    for value in model.graph.input:
+        if value.name not in feeds:
+            y = results[value.name.removesuffix("_weight")]
+            feeds[value.name] = rng.standard_normal(y.shape).astype(y.dtype)
+    return feeds | {f"{LOSS}_grad": np.ones((), np.float32)}

@@ -1,0 +1,138 @@
+"""The verdict on every case, and the departure that explains it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from refgrad.conformance.case import Case
+from refgrad.conformance.departures import Departure, every_departure
+from refgrad.conformance.parity.cases import table
+from refgrad.conformance.parity.kept import Kept
+from refgrad.conformance.parity.pair import build
+from refgrad.conformance.parity.values import compare_values
+from refgrad.conformance.structure import EXCUSES, compare
+from refgrad.errors import BuilderError, InvalidModelError
+from refgrad.ortbuilder import Builders
+from refgrad.worker import Worker
+
+
+@dataclass(frozen=True)
+class Row:
+    """What came of one case.
+
+    `verdict`: "isomorphic"; "isomorphic apart from ..." (names in `EXCUSES`); "different"; or "refused": the builder made no
+    gradient, and `detail` is its message. `values`: "equal", "theirs fail", "theirs are wrong", "ours fail", "both fail",
+    or "ours are wrong"; `proof` is what was measured.
+    """
+
+    operator: str
+    case: str
+    verdict: str
+    detail: str = ""
+    values: str = ""
+    proof: str = ""
+    same_names: bool = True
+    same_operators: bool = True
+
+    @property
+    def kind(self) -> str:
+        """The kind of departure that this is (`refgrad.conformance.departures.KINDS`), "" where it is none."""
+        if self.verdict == "refused":
+            return "refused"
+        by_values = {"theirs fail": "fails", "both fail": "kernel", "ours fail": "kernel", "theirs are wrong": "wrong"}
+        return by_values.get(self.values) or ("form" if self.verdict == "different" or not self.same_names else "")
+
+
+def measure(
+    operator: str, case: Case, builders: Builders, runner: Worker | None = None, kept: Kept | None = None
+) -> Row:
+    """Compare the two builders on one case; with a `runner`, what their graphs compute on ONNX Runtime as well.
+
+    Two gradients that compute the same are added to `kept`.
+    """
+    row = partial(Row, operator, case.name)
+    try:
+        pair = build(case, builders)
+        found = compare(pair.ours, pair.theirs)
+    except BuilderError as error:
+        return row("refused", f"{error.verdict}: {error}")
+    except InvalidModelError as error:
+        return row("refused", f"its graph is broken: {error}")
+    verdict = "isomorphic"
+    if not found:
+        excuses = [[excuse] for excuse in EXCUSES] + [list(EXCUSES)]
+        granted = next((names for names in excuses if compare(pair.ours, pair.theirs, names)), None)
+        verdict = "different" if granted is None else f"isomorphic apart from {' and '.join(granted)}"
+    detail = str(compare(pair.ours, pair.theirs, EXCUSES)) if verdict == "different" else ""
+    values, proof, results = ("", "", {}) if runner is None else compare_values(pair, runner)
+    if kept is not None and values == "equal":
+        kept.add(case.name, pair, results)
+    return row(verdict, detail, values, proof, found.same_names, found.same_operators)
+
+
+def survey(operator: str, folder: Path | None = None) -> list[Row]:
+    """Measure every case of a registered operator.
+
+    The cases whose gradients are equal are written to `folder`/`operator`.npz (see `Kept`). What draws at random is not: no
+    two runtimes draw the same.
+    """
+    kept = None if folder is None or operator == "Dropout" else Kept()
+    with Builders() as builders, Worker() as runner:
+        rows = [measure(operator, case, builders, runner, kept) for name, case in table() if name == operator]
+    if kept is not None and folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        kept.save(folder / f"{operator}.npz")
+    return rows
+
+
+def reason(row: Row) -> Departure | None:
+    """The departure that explains `row`; None where nothing does, or nothing has to."""
+    return next((d for d in every_departure() if d.covers(row.operator, row.kind, row.case)), None)
+
+
+def unexplained(rows: Iterable[Row]) -> list[Row]:
+    """The rows that depart from ONNX Runtime's graph, or from its names, without a reason, and those where refgrad is wrong."""
+    return [row for row in rows if row.values == "ours are wrong" or (row.kind and reason(row) is None)]
+
+
+def counts(rows: Iterable[Row]) -> dict[str, dict[str, int]]:
+    """By operator, how many cases came out how: the verdict where there is no departure, else its kind.
+
+    "right" are the cases where the builder is, and refgrad too; "same operators" and "same names" count those.
+    """
+    found: dict[str, Counter[str]] = {}
+    for row in rows:
+        right = row.kind in ("", "form")
+        column = found.setdefault(row.operator, Counter())
+        column["cases"] += 1
+        column[row.kind or row.verdict] += 1
+        column["right"] += right
+        column["same operators"] += right and row.same_operators
+        column["same names"] += right and row.same_names
+    return {operator: dict(sorted(column.items())) for operator, column in sorted(found.items())}
+
+
+def grounds(rows: Iterable[Row]) -> list[dict[str, Any]]:
+    """Every departure that explains a row: how many, of which operators, and one of them with what was measured."""
+    found: dict[Departure, list[Row]] = {}
+    for row in rows:
+        departure = reason(row) if row.kind else None
+        if departure is not None:
+            found.setdefault(departure, []).append(row)
+    return [
+        {
+            "kind": departure.kind,
+            "reason": departure.reason,
+            "cases": dict(Counter(row.operator for row in explained)),
+            "example": explained[0].case,
+            "detail": explained[0].detail,
+            "proof": explained[0].proof,
+        }
+        for departure in every_departure()
+        if (explained := found.get(departure))
+    ]
