@@ -181,18 +181,13 @@ class Graph:
         """The initializers that are graph inputs too: since IR version 4 the caller may then feed another value."""
         return frozenset(v.name for v in self.source.graph.input if self.source.ir_version >= 4)
 
-    @cached_property
-    def _numbers(self) -> frozenset[str]:
-        """The numbers among the initializers that the model came with: the version converter forgets the mark."""
-        return frozenset(t.name for t in self.source.graph.initializer if is_number(t))
-
     def is_float(self, name: str) -> bool:
         """Whether `name` may carry a derivative. A value of unknown type may."""
         return self.types.get(name, TensorProto.FLOAT) in FLOATS
 
     def is_weight(self, name: str) -> bool:
         """Whether a float initializer is the model's own, and not a number that refgrad wrote: a rule, or a loss."""
-        return not (name in self._numbers or is_number(self.initializers[name]))
+        return not is_number(self.initializers[name])
 
     def open(self, names: Iterable[str]) -> None:
         """Take no initializer in `names` for a constant: the result has it as an input."""

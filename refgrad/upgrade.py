@@ -161,6 +161,10 @@ def upgrade(model: ModelProto, target: int) -> ModelProto:
             if node.domain == _REWRITTEN:
                 node.domain = ""
     converted.graph.value_info.extend(model.graph.value_info)
+    marks = {tensor.name: tensor.metadata_props for tensor in model.graph.initializer}
+    for tensor in converted.graph.initializer:  # the converter forgets what they say of a tensor
+        if not tensor.metadata_props:
+            tensor.metadata_props.extend(marks.get(tensor.name, ()))
     for value, declared in zip(converted.graph.output, model.graph.output, strict=True):
         value.CopyFrom(declared)  # the converter names dimensions that nobody named
     try:

@@ -9,11 +9,13 @@ import numpy as np
 import onnx
 import onnx.parser
 import pytest
+from checking import assert_gradient
 from onnx import TensorProto, helper, numpy_helper
 
 import refgrad
 from refgrad.backends import available, get_backend
 from refgrad.conformance import directional
+from refgrad.conformance.case import Case
 from refgrad.errors import InvalidModelError, OptionError, RefgradError, UnknownNameError
 
 ROWS = 6
@@ -397,6 +399,15 @@ def test_the_numbers_of_a_loss_are_not_trained():
     assert list(refgrad.get_train_initializer(made)) == ["coef", "intercept"]
     outputs = [v.name for v in refgrad.gradient(made).graph.output]
     assert outputs == ["X_grad", "label_grad", "coef_grad", "intercept_grad"]
+
+
+@pytest.mark.parametrize("opset", [13, 18])
+def test_the_numbers_of_a_loss_are_exact_in_double_precision(opset):
+    """In float16 they are rounded; a conversion to a newer opset does not forget what they were."""
+    text = f'<ir_version: 8, opset_import: ["" : {opset}]> g (float16[2] x) => (float16[2] y) {{ y = Sigmoid(x) }}'
+    made = refgrad.add_loss_output(model(text), "elastic", l1_weight=0.3, l2_weight=0.6)
+    feeds = {"x": np.float16([0.5, -1]), "label": np.float16([2, 0])}
+    assert_gradient(Case("elastic", made, feeds, outputs=("loss",)))
 
 
 def test_external_data_that_is_missing():
