@@ -44,9 +44,8 @@ def lower(model: ModelProto | str | os.PathLike[str]) -> ModelProto:
       does not ask for that.
 
     A model of an opset before 16 is converted to 16, or to a later one that an operator needs (17: LayerNormalization, 18 or
-    19: some modes of Resize); local functions are inlined. A
-    model that has nothing to lower is returned as it is, a copy. The caller's model is not modified. External data is
-    referenced, not read: save the result in the folder of the model.
+    19: some modes of Resize); local functions are inlined. Of a model that has nothing to lower a copy is returned. The
+    caller's model is not modified. External data is referenced, not read: save the result in the folder of the model.
 
     :param model: a model, or the path of one.
     :raises InvalidModelError: the model cannot be read, or onnx refuses it.
@@ -167,11 +166,11 @@ class _Lowering:
                     twin = next(a for a in inner[proto.output[0]].attribute if a.name == attribute.name)
                     body.initializer.extend(self._rewrite(body, subgraphs(twin)[k], scope, top=False))
         op = Emitter(scope, "onnx", self.taken)
-        body_ = _Body(self, op, scope)
+        written = _Body(self, op, scope)
         for node in scope.nodes:
-            body_.visit(node)
+            written.visit(node)
         final = [v.name for v in (self.outputs if top else graph.output)]
-        nodes = body_.nodes(final)
+        nodes = written.nodes(final)
         del graph.node[:]
         graph.node.extend(nodes)
         used = {name for node in graph.node for name in (*node.input, *_captures(node))}.union(final)
@@ -212,7 +211,7 @@ class _Lowering:
             value.type.CopyFrom(helper.make_tensor_type_proto(tensor.data_type, list(tensor.dims)))
         return value
 
-    def written(self, node: Node, writes: Mapping[int, int]) -> None:
+    def written(self, op: Emitter, node: Node, writes: Mapping[int, int]) -> None:
         """Name the outputs that ONNX Runtime computes in the memory of a graph input, and let the graph return them."""
         inputs, outputs = {v.name: v for v in self.inputs}, {v.name for v in self.outputs}
         for position, source in writes.items():
@@ -221,12 +220,7 @@ class _Lowering:
                 continue
             own = node.outputs[position] if position < len(node.outputs) else ""
             if own not in self.read:
-                own = f"{given}_updated"
-                k = 0
-                while own in self.taken:
-                    k += 1
-                    own = f"{given}_updated_{k}"
-                self.taken.add(own)
+                own = op.fresh(f"{given}_updated")
                 node.add_output(position, own)
             if own not in outputs:
                 value = onnx.ValueInfoProto(name=own)
@@ -242,12 +236,12 @@ class _Lowering:
         source = self.source
         result = ModelProto()
         for field, value in source.ListFields():
-            if field.name == "metadata_props":
-                result.metadata_props.extend(value)
-            elif field.name not in ("graph", "functions", "opset_import"):
-                setattr(result, field.name, value) if not field.is_repeated else getattr(result, field.name).extend(
-                    value
-                )
+            if field.name in ("graph", "functions", "opset_import"):
+                continue
+            if field.is_repeated:
+                getattr(result, field.name).extend(value)
+            else:
+                setattr(result, field.name, value)
         result.ir_version = max(source.ir_version, _IR_VERSION)
         used = {"" if node.domain == "ai.onnx" else node.domain for g in graphs(graph) for node in g.node} | {""}
         result.opset_import.extend(
@@ -284,7 +278,7 @@ class _Body:
             self._emit(node, form)
         elif node.key in OPERATORS:
             if node.attributes.get("training_mode", 1):
-                self.lowering.written(node, _WRITES.get(node.key, {}))
+                self.lowering.written(self.op, node, _WRITES.get(node.key, {}))
             for inner in self._unfolded(node):
                 self.visit(inner)
         elif node.domain in _PLAIN:
@@ -301,7 +295,7 @@ class _Body:
         op = self.op
         if misfit := form.misfit(node):
             raise LoweringError(f"Node {node.name!r} is no {node.op_type} of ONNX Runtime: {misfit}.", node.name)
-        self.lowering.written(node, {position: form.inputs.index(name) for position, name in form.writes.items()})
+        self.lowering.written(op, node, {position: form.inputs.index(name) for position, name in form.writes.items()})
         op.enter(node.op_type, node.name)
         start = len(op.nodes)
         try:

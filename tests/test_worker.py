@@ -78,6 +78,11 @@ def test_closing_leaves_no_process():
         os.kill(process, 0)
 
 
+def path() -> list[str]:
+    """Where this process looks for modules; to call it is to find this one."""
+    return sys.path
+
+
 def test_the_process_finds_the_same_modules():
     with Worker() as worker:
-        assert worker.call(sys.getrecursionlimit) > 0
+        assert set(filter(None, sys.path)) <= set(worker.call(path))
