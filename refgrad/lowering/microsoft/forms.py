@@ -1,8 +1,9 @@
 """What a form is, the table of them, and what several of them need.
 
 A form is a function. Its first parameter is the emitter, then come the operator's inputs (None by default: optional;
-starred: variadic) and, keyword-only, its attributes; `_node`, which is no attribute, is the node itself. Where the operator
-is a primitive the form emits that; else what is left of it in ai.onnx operators.
+starred: variadic) and, keyword-only, its attributes; `_node`, which is no attribute, is the node itself. Attributes that are
+passed on are double-starred, and listed where the form is registered. Where the operator is a primitive the form emits that;
+else what is left of it in ai.onnx operators.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from refgrad.graph import MIN_OPSET, SIXTEEN_BIT, Node
 
 Ints = Sequence[int] | None
 Floats = Sequence[float] | None
+REQUIRED = inspect.Parameter.empty  # the default of an attribute that has none
 _SPECIAL = "_node"
 
 
@@ -51,7 +53,7 @@ class Form:
         attributes = f"the attributes are {', '.join(self.attributes) or 'none'}"
         if unknown := sorted(given.keys() - self.attributes.keys()):
             return f"its attribute {unknown[0]} is not known; {attributes}"
-        required = (name for name, default in self.attributes.items() if default is inspect.Parameter.empty)
+        required = (name for name, default in self.attributes.items() if default is REQUIRED)
         if missing := sorted(set(required) - given.keys()):
             return f"it lacks the attribute {missing[0]}; {attributes}"
         count, inputs = len(node.inputs), f"the inputs are {', '.join(self.inputs)}"
@@ -76,7 +78,7 @@ class Form:
         names = inspect.signature(self.function).parameters
         keywords: dict[str, Any] = {}
         for name, default in self.attributes.items():
-            keywords[name if name in names else f"{name}_"] = node.attributes.get(name, default)
+            keywords[f"{name}_" if f"{name}_" in names else name] = node.attributes.get(name, default)
         if _SPECIAL in names:
             keywords[_SPECIAL] = node
         made = self.function(op, *inputs, **keywords)
@@ -92,22 +94,25 @@ def form(
     writes: Mapping[int, str] | None = None,
     domain: str = MICROSOFT,
     opset: Callable[[Mapping[str, Any]], int] = lambda attributes: MIN_OPSET,
+    attributes: Mapping[str, Any] | None = None,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register the decorated function as the form of these operators; `results` are separated by spaces."""
+    """Register the decorated function as the form of these operators; `results` are separated by spaces.
+
+    `attributes` are those that the function takes as `**`, with their defaults; the others are its keyword-only parameters.
+    """
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         parameters = list(inspect.signature(function).parameters.values())[1:]
-        inputs = [p for p in parameters if p.kind is not p.KEYWORD_ONLY]
-        attributes = {
-            p.name.rstrip("_"): p.default for p in parameters if p.kind is p.KEYWORD_ONLY and p.name != _SPECIAL
-        }
+        inputs = [p for p in parameters if p.kind not in (p.KEYWORD_ONLY, p.VAR_KEYWORD)]
+        own = {p.name.rstrip("_"): p.default for p in parameters if p.kind is p.KEYWORD_ONLY and p.name != _SPECIAL}
+        known = {**(attributes or {}), **own}
         required = sum(p.kind is p.POSITIONAL_OR_KEYWORD and p.default is p.empty for p in inputs)
         variadic = any(p.kind is p.VAR_POSITIONAL for p in inputs)
         names = tuple(p.name for p in inputs)
         needed = frozenset(p.name for p in inputs if p.default is p.empty and "None" not in str(p.annotation))
         for op_type in op_types:
             FORMS[domain, op_type] = Form(
-                function, tuple(results.split()), writes or {}, opset, names, required, needed, variadic, attributes
+                function, tuple(results.split()), writes or {}, opset, names, required, needed, variadic, known
             )
         return function
 

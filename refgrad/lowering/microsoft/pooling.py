@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from typing import Any
 
 from refgrad.emit import Emitter
 from refgrad.graph import Node
-from refgrad.lowering.microsoft.forms import Ints, form, widened
+from refgrad.lowering.microsoft.forms import REQUIRED, form, widened
+
+_POOL: dict[str, Any] = {
+    "auto_pad": "NOTSET",
+    "ceil_mode": 0,
+    "dilations": None,
+    "kernel_shape": REQUIRED,
+    "pads": None,
+    "strides": None,
+}
 
 
 def _pooled(op: Emitter, node: Node, op_type: str) -> str:
@@ -25,48 +33,19 @@ def _pooled(op: Emitter, node: Node, op_type: str) -> str:
     return next((pool.inputs[0] for pool in pools), node.outputs[0])
 
 
-@form("MaxPoolGrad", results=":dY", domain="")
-@form("MaxPoolGrad", results=":dY")
-def max_pool_grad(
-    op: Emitter,
-    dY: str,
-    Indices: str,
-    *,
-    auto_pad: str = "NOTSET",
-    ceil_mode: int = 0,
-    dilations: Ints = None,
-    kernel_shape: Sequence[int],
-    pads: Ints = None,
-    storage_order: int = 0,
-    strides: Ints = None,
-    _node: Node,
-) -> str:
+@form("MaxPoolGrad", results=":dY", attributes=_POOL | {"storage_order": 0}, domain="")
+@form("MaxPoolGrad", results=":dY", attributes=_POOL | {"storage_order": 0})
+def max_pool_grad(op: Emitter, dY: str, Indices: str, *, _node: Node, **attributes: Any) -> str:
     """The shape of X is that of what the MaxPool read that made the indices; else it is found as for AveragePoolGrad"""
     pool = op.graph.producer.get(Indices)
     X = pool.inputs[0] if pool is not None and pool.key == ("", "MaxPool") else _pooled(op, _node, "MaxPool")
-    window: dict[str, Any] = {"dilations": dilations, "kernel_shape": kernel_shape, "pads": pads, "strides": strides}
-    window |= {"auto_pad": auto_pad, "ceil_mode": ceil_mode, "storage_order": storage_order}
     (d,) = widened(op, dY)  # ONNX Runtime scatters no 16 bits on the CPU
-    return op.as_type(op.grad.MaxPoolGrad(d, X, Indices, **window), op.type(dY))
+    return op.as_type(op.grad.MaxPoolGrad(d, X, Indices, **attributes), op.type(dY))
 
 
-@form("AveragePoolGrad", results=":dY", domain="")
-@form("AveragePoolGrad", results=":dY")
-def average_pool_grad(
-    op: Emitter,
-    dY: str,
-    *,
-    auto_pad: str = "NOTSET",
-    ceil_mode: int = 0,
-    count_include_pad: int = 0,
-    dilations: Ints = None,
-    kernel_shape: Sequence[int],
-    pads: Ints = None,
-    strides: Ints = None,
-    _node: Node,
-) -> str:
+@form("AveragePoolGrad", results=":dY", attributes=_POOL | {"count_include_pad": 0}, domain="")
+@form("AveragePoolGrad", results=":dY", attributes=_POOL | {"count_include_pad": 0})
+def average_pool_grad(op: Emitter, dY: str, *, _node: Node, **attributes: Any) -> str:
     """The shape of X is that of the value after which the result is named, or of the forward node's, or the declared one"""
     X = _pooled(op, _node, "AveragePool")
-    window: dict[str, Any] = {"dilations": dilations, "kernel_shape": kernel_shape, "pads": pads, "strides": strides}
-    window |= {"auto_pad": auto_pad, "ceil_mode": ceil_mode, "count_include_pad": count_include_pad}
-    return str(op.grad.AveragePoolGrad(dY, X, **window))
+    return str(op.grad.AveragePoolGrad(dY, X, **attributes))

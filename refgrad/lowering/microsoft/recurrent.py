@@ -5,12 +5,23 @@ Every array has the axes time, direction, batch, hidden unit, or no time.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from refgrad.emit import Emitter
 from refgrad.functions import UnsupportedFormError
-from refgrad.lowering.microsoft.forms import Floats, form
+from refgrad.lowering.microsoft.forms import form
+
+_BOTH: dict[str, Any] = {
+    "activation_alpha": None,
+    "activation_beta": None,
+    "activations": None,
+    "clip": None,
+    "direction": "forward",
+    "hidden_size": None,
+}
+_GRU = _BOTH | {"linear_before_reset": 0}
+_LSTM = _BOTH | {"input_forget": 0}
 
 
 def _with_rank(op: Emitter, *values: str | None) -> None:
@@ -30,6 +41,11 @@ def _until(op: Emitter, values: str, sequence_lens: str | None) -> str:
     return str(op.Where(op.Unsqueeze(inside, [1, 3]), values, 0.0))
 
 
+def _is_special(attributes: Mapping[str, Any]) -> bool:
+    """Whether the gates alone do not tell the slopes."""
+    return attributes["activations"] is not None or attributes["clip"] is not None
+
+
 def _forward(op: Emitter, op_type: str, inputs: Sequence[str | None], outputs: int, attributes: dict[str, Any]) -> Any:
     """The forward operator; what it returns first is Y"""
     made = op.emit(op_type, "", inputs, outputs, attributes)
@@ -37,7 +53,7 @@ def _forward(op: Emitter, op_type: str, inputs: Sequence[str | None], outputs: i
     return made
 
 
-@form("GRUTraining", results=":X :X :X")
+@form("GRUTraining", results=":X :X :X", attributes=_GRU)
 def gru_training(
     op: Emitter,
     X: str,
@@ -47,26 +63,17 @@ def gru_training(
     sequence_lens: str | None = None,
     initial_h: str | None = None,
     *,
-    activation_alpha: Floats = None,
-    activation_beta: Floats = None,
-    activations: Any = None,
-    clip: float | None = None,
-    direction: str = "forward",
-    hidden_size: int | None = None,
-    linear_before_reset: int = 0,
     output_sequence: int = 1,
+    **attributes: Any,
 ) -> tuple[str, ...]:
     """GRU, and the gates of every step"""
-    attributes = {"activation_alpha": activation_alpha, "activation_beta": activation_beta, "activations": activations}
-    attributes |= {"clip": clip, "direction": direction, "hidden_size": hidden_size}
-    attributes |= {"linear_before_reset": linear_before_reset}
     inputs = X, W, R, B, sequence_lens, initial_h
-    Y, Y_h = _forward(op, "GRU", inputs, 2, dict(attributes))
+    Y, Y_h = _forward(op, "GRU", inputs, 2, attributes)
     zrh, _ = op.grad.GRUGates(*inputs, Y, layout=0, **attributes)
     return Y, Y_h, _until(op, zrh, sequence_lens)
 
 
-@form("GRUGrad", results="X W R B initial_h")
+@form("GRUGrad", results="X W R B initial_h", attributes=_GRU)
 def gru_grad(
     op: Emitter,
     X: str,
@@ -79,26 +86,16 @@ def gru_grad(
     zrh: str,
     dHAll: str | None = None,
     dHt: str | None = None,
-    *,
-    activation_alpha: Floats = None,
-    activation_beta: Floats = None,
-    activations: Any = None,
-    clip: float | None = None,
-    direction: str = "forward",
-    hidden_size: int | None = None,
-    linear_before_reset: int = 0,
+    **attributes: Any,
 ) -> tuple[str, ...]:
-    attributes = {"activation_alpha": activation_alpha, "activation_beta": activation_beta, "activations": activations}
-    attributes |= {"clip": clip, "direction": direction, "hidden_size": hidden_size}
-    attributes |= {"linear_before_reset": linear_before_reset}
     _with_rank(op, HAll, zrh, dHAll)
     given, arguments = (X, W, R, B, sequence_lens, initial_h, HAll), None
-    if activations is not None or clip is not None:  # then the gates alone do not tell the slopes
+    if _is_special(attributes):
         _, arguments = op.grad.GRUGates(*given, layout=0, **attributes)
     return op.grad.GRUGrad(*given, zrh, dHAll, dHt, arguments, **attributes)
 
 
-@form("LSTMTraining", results=":X :X :X :X :X")
+@form("LSTMTraining", results=":X :X :X :X :X", attributes=_LSTM)
 def lstm_training(
     op: Emitter,
     X: str,
@@ -110,25 +107,17 @@ def lstm_training(
     initial_c: str | None = None,
     P: str | None = None,
     *,
-    activation_alpha: Floats = None,
-    activation_beta: Floats = None,
-    activations: Any = None,
-    clip: float | None = None,
-    direction: str = "forward",
-    hidden_size: int | None = None,
-    input_forget: int = 0,
     output_sequence: int = 1,
+    **attributes: Any,
 ) -> tuple[str, ...]:
     """LSTM, and the cells and gates of every step"""
-    attributes = {"activation_alpha": activation_alpha, "activation_beta": activation_beta, "activations": activations}
-    attributes |= {"clip": clip, "direction": direction, "hidden_size": hidden_size, "input_forget": input_forget}
     inputs = X, W, R, B, sequence_lens, initial_h, initial_c, P
-    Y, Y_h, Y_c = _forward(op, "LSTM", inputs, 3, dict(attributes))
+    Y, Y_h, Y_c = _forward(op, "LSTM", inputs, 3, attributes)
     CAll, iofc, _ = op.grad.LSTMGates(*inputs, Y, layout=0, **attributes)
     return Y, Y_h, Y_c, CAll, _until(op, iofc, sequence_lens)
 
 
-@form("LSTMGrad", results="X W R :X initial_h initial_c :X")
+@form("LSTMGrad", results="X W R :X initial_h initial_c :X", attributes=_LSTM)
 def lstm_grad(
     op: Emitter,
     X: str,
@@ -143,20 +132,11 @@ def lstm_grad(
     dHAll: str | None = None,
     dHt: str | None = None,
     dCt: str | None = None,
-    *,
-    activation_alpha: Floats = None,
-    activation_beta: Floats = None,
-    activations: Any = None,
-    clip: float | None = None,
-    direction: str = "forward",
-    hidden_size: int | None = None,
-    input_forget: int = 0,
+    **attributes: Any,
 ) -> tuple[str, ...]:
-    attributes = {"activation_alpha": activation_alpha, "activation_beta": activation_beta, "activations": activations}
-    attributes |= {"clip": clip, "direction": direction, "hidden_size": hidden_size, "input_forget": input_forget}
     _with_rank(op, HAll, CAll, iofc, dHAll)
     arguments = None
-    if activations is not None or clip is not None:  # then the gates alone do not tell the slopes
+    if _is_special(attributes):
         forward = op.graph.producer.get(iofc)
         if forward is None or forward.op_type != "LSTMTraining":
             raise UnsupportedFormError("with activations or clip it needs the LSTMTraining that made iofc beside it")
