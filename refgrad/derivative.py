@@ -96,8 +96,12 @@ def onnx_derivative(
     """
     _check_options(options, weights, loss, label, path_name, builder, dialect)
     source = read(onx)
-    if builder == "onnxruntime" and not isinstance(onx, ModelProto):
-        load_external_data_for_model(source, str(Path(onx).parent))
+    if builder == "onnxruntime":
+        from refgrad.ortbuilder import require
+
+        require()  # before weights are read
+        if not isinstance(onx, ModelProto):
+            load_external_data_for_model(source, str(Path(onx).parent))
     model = source if builder == "onnxruntime" else onx
     labels: Collection[str] = ()
     if loss is not None and label is not None:

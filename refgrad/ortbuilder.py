@@ -33,6 +33,19 @@ def available() -> bool:
     return hasattr(_pybind_state, "GradientGraphBuilder")
 
 
+def require() -> None:
+    """Refuse to go on without gradient builders.
+
+    :raises BuilderError: the installed onnxruntime has none.
+    """
+    if not available():
+        raise BuilderError(
+            "missing",
+            "This onnxruntime has no gradient builder. Install onnxruntime-training-cpu==1.19.2 in an environment "
+            "without any other onnxruntime (pip install 'refgrad[ort-training]').",
+        )
+
+
 def build_raw(model: ModelProto, wrt: Iterable[str], output: str, seconds: float = SECONDS) -> ModelProto:
     """`Builders.raw` in a process that ends with the call."""
     with Builders(seconds) as builders:
@@ -101,12 +114,7 @@ class Builders:
         self.close()
 
     def _build(self, builder: Callable[..., bytes], model: ModelProto, arguments: dict[str, Any]) -> ModelProto:
-        if not available():
-            raise BuilderError(
-                "missing",
-                "This onnxruntime has no gradient builder. Install onnxruntime-training-cpu==1.19.2 in an environment "
-                "without any other onnxruntime (pip install 'refgrad[ort-training]').",
-            )
+        require()
         lowered = readable(model)
         if lowered.ByteSize() > _PROTOBUF_LIMIT:
             raise BuilderError("refused", "models over 2 GB cannot be handed to it")

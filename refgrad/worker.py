@@ -22,6 +22,8 @@ _START = "from refgrad.worker import serve; serve()"
 class Worker:
     """The process is started when it is needed, serves many calls, and is started again after it died.
 
+    Calls from several threads are served one after the other.
+
     >>> import math
     >>> with Worker() as worker:
     ...     worker.call(math.gcd, 12, 18)
@@ -32,6 +34,7 @@ class Worker:
 
     def __init__(self, seconds: float = SECONDS) -> None:
         self.seconds = seconds
+        self._turn = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._said: IO[bytes] | None = None  # its stderr: a pipe that nobody reads would block it
 
@@ -40,6 +43,10 @@ class Worker:
 
         :raises WorkerError: it raised, the process ended, or the time was over.
         """
+        with self._turn:
+            return self._call(function, arguments, keywords)
+
+    def _call(self, function: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         late = threading.Event()
         process, said = self._started()
 

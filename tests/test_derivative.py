@@ -327,9 +327,13 @@ def test_verbose_says_what_is_done(capsys):
 
 
 @pytest.mark.skipif(ortbuilder.available(), reason="needs an onnxruntime without builders")
-def test_a_builder_that_is_not_installed():
-    with pytest.raises(BuilderError, match=r"Install onnxruntime-training-cpu==1\.19\.2"):
-        onnx_derivative(ADD, builder="onnxruntime")
+def test_a_builder_that_is_not_installed(tmp_path):
+    """It is asked for before weights are read."""
+    onnx.save(ADD, tmp_path / "add.onnx", save_as_external_data=True, location="weights", size_threshold=0)
+    (tmp_path / "weights").write_bytes(b"")
+    for given in (ADD, tmp_path / "add.onnx"):
+        with pytest.raises(BuilderError, match=r"Install onnxruntime-training-cpu==1\.19\.2"):
+            onnx_derivative(given, builder="onnxruntime")
 
 
 LOSS = {"options": Loss, "loss": "loss", "label": "label", "path_name": "/nowhere/loss.onnx"}

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -23,6 +24,11 @@ def test_results_come_back():
 def test_many_calls_in_one_process():
     with Worker() as worker:
         assert worker.call(os.getpid) == worker.call(os.getpid) != os.getpid()
+
+
+def test_every_thread_gets_its_own_results():
+    with Worker() as worker, ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(lambda k: worker.call(math.gcd, 6 * k, 9 * k), range(40))) == [3 * k for k in range(40)]
 
 
 def test_an_exception_comes_back_as_its_message_and_leaves_the_process_alive():
