@@ -21,8 +21,8 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto,
 
 from refgrad.errors import InvalidModelError, OptionError, choices
 from refgrad.functions import MICROSOFT, find_schema
-from refgrad.graph import attribute_value, captured
-from refgrad.protos import subgraphs, versions_of
+from refgrad.graph import captured
+from refgrad.protos import attribute_value, subgraphs, versions_of
 
 COMMUTATIVE = frozenset(("Add", "Mul", "Sum", "Max", "Min", "Mean", "And", "Or", "Xor", "Equal"))
 IN_THE_DEFAULT_DOMAIN = frozenset(("MaxPoolGrad", "AveragePoolGrad"))  # training operators that ONNX does not know

@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import AttributeProto, FunctionProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import FunctionProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 from onnx.defs import OpSchema
 
 from refgrad.errors import InvalidModelError
 from refgrad.inlining import INLINED, inline_functions
-from refgrad.protos import graphs, import_domain, versions_of
+from refgrad.protos import attribute_value, graphs, import_domain, versions_of
 
 MICROSOFT = "com.microsoft"
 LOWEST = 16  # the opset of ai.onnx where a model imports none
@@ -168,7 +168,7 @@ def make_function(
     known = OPERATORS.get((node.domain, node.op_type))
     if known is None:
         return None
-    given = {a.name: _value(a) for a in node.attribute}
+    given = {a.name: attribute_value(a) for a in node.attribute}
     if misfit := known.misfit(node):
         raise UnsupportedFormError(misfit)
     body = Body(opsets.get("", LOWEST))
@@ -206,13 +206,6 @@ def _name_first(body: Body, outputs: Sequence[str], result: str | None) -> None:
     for inner in body.nodes:
         inner.input[:] = [outputs[0] if name == result else name for name in inner.input]
         inner.output[:] = [outputs[0] if name == result else name for name in inner.output]
-
-
-def _value(attribute: AttributeProto) -> Any:
-    value = helper.get_attribute_value(attribute)
-    if attribute.type == AttributeProto.STRINGS:
-        return [text.decode() for text in value]
-    return value.decode() if isinstance(value, bytes) else value
 
 
 def call_functions(model: ModelProto, types: Mapping[str, Type]) -> int:

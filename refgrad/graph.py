@@ -19,7 +19,6 @@ import numpy as np
 import onnx
 from google.protobuf.message import DecodeError
 from onnx import (
-    AttributeProto,
     GraphProto,
     ModelProto,
     NodeProto,
@@ -32,7 +31,7 @@ from onnx import (
 from refgrad.errors import InvalidModelError
 from refgrad.functions import CONSTANT, OPERATORS, Type, adopt, call_functions, settle
 from refgrad.inlining import inline_functions
-from refgrad.protos import checkable, subgraphs, versions_of
+from refgrad.protos import attribute_value, checkable, subgraphs, versions_of
 from refgrad.upgrade import spell_out_deprecated, upgrade
 
 SIXTEEN_BIT = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
@@ -245,14 +244,6 @@ def read_nodes(graph: GraphProto) -> list[Node]:
 def is_unnamed(dim: Dim) -> bool:
     """Whether nothing is known of a dimension but, at most, that it equals others."""
     return dim is None or (isinstance(dim, str) and dim.startswith(UNNAMED))
-
-
-def attribute_value(attribute: AttributeProto) -> Any:
-    """The value of an attribute, strings decoded."""
-    value = onnx.helper.get_attribute_value(attribute)
-    if attribute.type == AttributeProto.STRINGS:
-        return [text.decode(errors="surrogateescape") for text in value]
-    return value.decode(errors="surrogateescape") if isinstance(value, bytes) else value
 
 
 def captured(graph: GraphProto) -> Iterator[str]:

@@ -13,9 +13,9 @@ from refgrad.backward import taken_names
 from refgrad.emit import Emitted, Emitter, Writer
 from refgrad.errors import LoweringError, RuleError, choices
 from refgrad.functions import LOWEST, MICROSOFT, OPERATORS, UnsupportedFormError, make_function
-from refgrad.graph import MIN_OPSET, Graph, Node, attribute_value, captured, infer, read, read_nodes, type_of
+from refgrad.graph import MIN_OPSET, Graph, Node, captured, infer, read, read_nodes, type_of
 from refgrad.lowering.microsoft import FORMS, Form
-from refgrad.protos import graphs, import_domain, subgraphs, versions_of
+from refgrad.protos import attribute_value, graphs, import_domain, subgraphs, versions_of
 
 _YIELD = MICROSOFT, "YieldOp"
 _IR_VERSION = 10  # the first with metadata_props on nodes

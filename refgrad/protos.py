@@ -1,8 +1,9 @@
-"""What onnx's protobufs lack: every graph of a model, and the versions of operator sets by domain."""
+"""What onnx's protobufs lack: every graph and name of a model, the versions of operator sets by domain, plain attributes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from onnx import AttributeProto, GraphProto, ModelProto, TensorProto, helper
 
@@ -41,6 +42,14 @@ def forget_domain(model: ModelProto, domain: str) -> None:
     kept = [o for o in model.opset_import if o.domain != domain]
     del model.opset_import[:]
     model.opset_import.extend(kept)
+
+
+def attribute_value(attribute: AttributeProto) -> Any:
+    """The value of an attribute, strings decoded."""
+    value = helper.get_attribute_value(attribute)
+    if attribute.type == AttributeProto.STRINGS:
+        return [text.decode(errors="surrogateescape") for text in value]
+    return value.decode(errors="surrogateescape") if isinstance(value, bytes) else value
 
 
 def names_of(graph: GraphProto) -> set[str]:

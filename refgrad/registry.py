@@ -14,8 +14,8 @@ from onnx.defs import OpSchema
 
 from refgrad.errors import RuleError
 from refgrad.functions import find_schema
-from refgrad.graph import attribute_value
 from refgrad.primitives import PRIMITIVES
+from refgrad.protos import attribute_value
 
 _FLOAT_TYPES = frozenset(("tensor(float)", "tensor(double)", "tensor(float16)", "tensor(bfloat16)"))
 DIALECTS = ("onnx", "ort")

@@ -14,7 +14,7 @@ import refgrad
 from refgrad.backends import get_backend
 from refgrad.conformance.case import Case
 from refgrad.conformance.feeds import is_float, widened
-from refgrad.graph import attribute_value
+from refgrad.protos import attribute_value
 
 torch = pytest.importorskip("torch")
 from torch_table import TABLE  # noqa: E402  (it imports torch)

@@ -21,7 +21,7 @@ import onnx
 
 from refgrad.emit import Emitter
 from refgrad.errors import RuleError, choices
-from refgrad.graph import attribute_value
+from refgrad.protos import attribute_value
 from refgrad.registry import RULES, lowering
 
 Numbers = Sequence[float] | None
