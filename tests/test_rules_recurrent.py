@@ -327,14 +327,14 @@ def test_only_the_last_state_is_differentiated() -> None:
     assert len(last.input) == len(whole.input) - 1
 
 
-torch_models = [
+TORCH_MODELS = [
     (kind, options)
     for kind in ("LSTM", "GRU", "RNN")
     for options in ({}, {"batch_first": True}, {"num_layers": 2, "bidirectional": True}, {"bias": False})
 ]
 
 
-@pytest.mark.parametrize(("kind", "options"), torch_models, ids=str)
+@pytest.mark.parametrize(("kind", "options"), TORCH_MODELS, ids=str)
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_as_torch_exports_it(kind: str, options: dict[str, Any], dialect: str) -> None:
     """nn.LSTM, nn.GRU and nn.RNN through torch's exporter: the gradients are autograd's."""
