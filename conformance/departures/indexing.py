@@ -1,4 +1,4 @@
-"""Departures of this family."""
+"""Departures of indexing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Departures of this family."""
+"""Departures of matrix products."""
 
 from __future__ import annotations
 

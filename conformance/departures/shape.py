@@ -1,4 +1,4 @@
-"""Departures of this family."""
+"""Departures of the operators that change the shape of a tensor."""
 
 from __future__ import annotations
 
