@@ -263,9 +263,10 @@ def parity_summary() -> str:
         f"ONNX Runtime's builder has a gradient for {len(results['operators'])} operators. Over {total['cases']} cases of them "
         f"it is right in {total['right']}, wrong in {total['wrong']};\n{total['fails']} of its graphs do not run, and it "
         f"refuses {total['refused']}. Where it is right, dialect `ort` has the same training operators in "
-        f"{total['same operators']}\ncases and the same names of gradients in {total['same names']}; {total['isomorphic']} graphs are the same node by "
-        f"node, {excused} more but for an attribute\nor the shape of a constant. Whole models that are the same node by node: "
-        f"{'; '.join(sorted(same))}.\n[docs/parity.md](docs/parity.md) has every other difference, with its reason and what "
+        f"{total['same operators']}\ncases and the same names of gradients in {total['same names']}; {total['isomorphic']} "
+        f"graphs are the same node by node, {excused} more but for an attribute\nor the shape of a constant. Whole models "
+        f"that are the same node by node: {'; '.join(sorted(same))}.\n[docs/parity.md](docs/parity.md) has every other "
+        "difference, with its reason and what "
         "was measured.\n"
     )
 
