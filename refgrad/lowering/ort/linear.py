@@ -42,6 +42,8 @@ def matrix_grad(op: Emitter, dY: str, A: str, B: str) -> tuple[str, str] | None:
     a, b = op.shape(A), op.shape(B)
     if op.type(A) != TensorProto.FLOAT or a is None or b is None or not any(map(is_unnamed, (*a, *b))):
         return None
+    if len(a) == 1:  # dB is no product of two vectors
+        return None
     dA = op.grad.FusedMatMul(dY, B, transA=0, transB=1)
     op.assume(dA, a)
     dA = summed_at_run_time(op, dA, A, (A, dA))
