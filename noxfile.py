@@ -16,6 +16,7 @@ nox.options.reuse_existing_virtualenvs = True
 
 ROOT = Path(__file__).parent
 TORCH_MODELS = ROOT / "build" / "torch_models"  # written by the session `torch`, read by `training`
+ELSEWHERE = ("--ignore=tests/packaging",)  # the session `package` runs them
 PARITY = ROOT / "build" / "parity"  # written by the session `training`, read by `lowered`
 ARTIFACTS = ROOT / "build" / "artifacts"  # written by `benchmarks_training`, read by `artifacts`
 
@@ -46,7 +47,7 @@ def types(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """The quick suite on the interpreter and on stock onnxruntime."""
     session.install("-e", ".[ort,test]")
-    pytest(session, "-n", "2", "-m", "not models")
+    pytest(session, "-n", "2", "-m", "not models", *ELSEWHERE, "--ignore=tests/test_lower.py")
 
 
 @nox.session
@@ -55,14 +56,14 @@ def training(session: nox.Session) -> None:
     session.install("-e", ".[ort-training,test]")
     shutil.rmtree(PARITY, ignore_errors=True)
     folders = {"REFGRAD_TORCH_MODELS": str(TORCH_MODELS), "REFGRAD_PARITY": str(PARITY)}
-    pytest(session, "-n", "2", "-m", "not models", **folders)
+    pytest(session, "-n", "2", "-m", "not models", *ELSEWHERE, **folders)
 
 
 @nox.session
 def lowered(session: nox.Session) -> None:
-    """What the training operators computed in the session `training`, on stock onnxruntime without them."""
+    """Every operator lowered, and what those of training computed in the session `training`, on stock onnxruntime."""
     session.install("-e", ".[ort,test]")
-    pytest(session, "-n", "2", "tests/test_lowered.py", REFGRAD_PARITY=str(PARITY))
+    pytest(session, "-n", "2", "tests/test_lower.py", "tests/test_lowered.py", REFGRAD_PARITY=str(PARITY))
 
 
 @nox.session
