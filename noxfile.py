@@ -17,6 +17,14 @@ nox.options.reuse_existing_virtualenvs = True
 ROOT = Path(__file__).parent
 TORCH_MODELS = ROOT / "build" / "torch_models"  # written by the session `torch`, read by `training`
 ELSEWHERE = ("--ignore=tests/packaging",)  # the session `package` runs them
+WITHOUT_RUNTIME = [  # of the interpreter alone: the session `tests` runs them
+    f"--ignore=tests/test_{name}.py"
+    for name in (
+        *("numpy_errors", "numpy_forms", "numpy_fresh", "numpy_memory", "numpy_ml", "numpy_plan", "numpy_precision"),
+        *("numpy_qlinear", "numpy_quantization", "numpy_sequence", "numpy_special", "numpy_tensor", "numpy_text"),
+        *("numpy_windows", "onnx_backend"),
+    )
+]
 PARITY = ROOT / "build" / "parity"  # written by the session `training`, read by `lowered`
 ARTIFACTS = ROOT / "build" / "artifacts"  # written by `benchmarks_training`, read by `artifacts`
 
@@ -56,7 +64,7 @@ def training(session: nox.Session) -> None:
     session.install("-e", ".[ort-training,test]")
     shutil.rmtree(PARITY, ignore_errors=True)
     folders = {"REFGRAD_TORCH_MODELS": str(TORCH_MODELS), "REFGRAD_PARITY": str(PARITY)}
-    pytest(session, "-n", "2", "-m", "not models", *ELSEWHERE, **folders)
+    pytest(session, "-n", "2", "-m", "not models", *ELSEWHERE, *WITHOUT_RUNTIME, **folders)
 
 
 @nox.session
