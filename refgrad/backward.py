@@ -357,6 +357,8 @@ class _Sweep:
         target.initializer.extend(tensor for name, tensor in self.op.constants.items() if name in live)
         target.sparse_initializer.extend(graph.model.graph.sparse_initializer)
         target.value_info.extend(value for name, value in graph.values.items() if name in live)
+        elsewhere = {*graph.inputs, *graph.initializers, *(value.name for value in kept)}
+        target.value_info.extend(v for name, v in graph.outputs.items() if name in live and name not in elsewhere)
         for value, like in self.op.declared.items():
             if value in live and value not in self.gradients.values():
                 shape = [dim if isinstance(dim, int) else None for dim in self.op.shape(like) or ()]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import onnx
 from onnx import GraphProto, ModelProto, NodeProto, TypeProto, helper
@@ -114,12 +115,12 @@ class _Lowering:
     def model(self) -> ModelProto:
         """The lowered model."""
         graph = self.graph.model.graph
+        inferred = infer(self._stand_ins())
+        self.known = {value.name: value.type for value in (*inferred.value_info, *inferred.output, *inferred.input)}
         yields = [node for node in self.graph.nodes if node.key == _YIELD]
         for node in yields:
             self._open(node, graph)
         self.graph.nodes = [node for node in self.graph.nodes if node.key != _YIELD]
-        inferred = infer(self._stand_ins())
-        self.known = {value.name: value.type for value in (*inferred.value_info, *inferred.output, *inferred.input)}
         constants = self._rewrite(graph, inferred, self.graph, top=True)
         for value in self.outputs:
             self._complete(value)
@@ -180,8 +181,7 @@ class _Lowering:
 
     def _open(self, node: Node, graph: GraphProto) -> None:
         """Take a YieldOp out of the graph, as the training agent does: it returns what it reads and is given what it gives."""
-        without = set(node.attributes.get("non_differentiable_outputs", ()))
-        differentiable = [name for k, name in enumerate(node.inputs) if k not in without]
+        differentiable = _differentiable(node.inputs, node.attributes)
         if len(node.outputs) > len(differentiable):
             raise LoweringError(
                 f"Node {node.name!r} (YieldOp) has {len(node.outputs)} outputs for {len(differentiable)} differentiable "
@@ -206,6 +206,8 @@ class _Lowering:
         value = onnx.ValueInfoProto(name=name)
         if name in known:
             value.type.CopyFrom(known[name].type)
+        elif name in self.known:
+            value.type.CopyFrom(self.known[name])
         elif name in self.graph.initializers:
             tensor = self.graph.initializers[name]
             value.type.CopyFrom(helper.make_tensor_type_proto(tensor.data_type, list(tensor.dims)))
@@ -383,9 +385,20 @@ def _has_shape(kind: TypeProto) -> bool:
     return bool(kind.WhichOneof("value")) and (not kind.HasField("tensor_type") or kind.tensor_type.HasField("shape"))
 
 
+def _differentiable(inputs: Sequence[str], attributes: Mapping[str, Any]) -> list[str]:
+    """What a YieldOp reads and returns a cotangent for."""
+    without = attributes.get("non_differentiable_outputs", ())
+    return [name for k, name in enumerate(inputs) if k not in without]
+
+
 def _stand_in(node: NodeProto) -> list[NodeProto]:
     """Nodes whose results have the types and shapes of those of `node`; itself where onnx knows it."""
-    form = FORMS.get((node.domain, node.op_type))
+    key = node.domain, node.op_type
+    if key == _YIELD:  # a cotangent is as its output
+        differentiable = _differentiable(node.input, {a.name: attribute_value(a) for a in node.attribute})
+        pairs = zip(differentiable, node.output, strict=False)
+        return [helper.make_node("Identity", [x], [dx]) for x, dx in pairs if dx]
+    form = FORMS.get(key)
     if form is None:
         return [node]
     made = []

@@ -402,6 +402,25 @@ def test_yield(made: str, read: str, attributes: str, inputs: list[str], outputs
         np.testing.assert_allclose(run(lowered, feeds)["x_grad"], 0.5 * (1 - np.tanh(feeds["x"]) ** 2) * [1, -2], 1e-6)
 
 
+@pytest.mark.parametrize("declared", [True, False])
+def test_a_yield_of_what_an_operator_of_onnx_runtime_computes(declared: bool):
+    model = parse(
+        "network (float[S, N, 3] x) => (float[1, N, 4] h, float[1, N, 4] c) { y, h, c = LSTM <hidden_size = 4> (x, W, R) }"
+    )
+    for name, size in (("W", 3), ("R", 4)):
+        model.graph.initializer.append(numpy_helper.from_array(numbers(1, 16, size).astype(np.float32), name))
+    given, yielded = (refgrad.gradient(model, ["x"], dialect="ort", cotangent=kind) for kind in ("input", "yield"))
+    assert {"h", "c"} <= {value.name for value in yielded.graph.value_info}
+    if not declared:
+        del yielded.graph.value_info[:]
+    lowered = refgrad.lower(yielded)
+    assert {v.type.tensor_type.elem_type for v in lowered.graph.input} == {TensorProto.FLOAT}
+    feeds = {"x": numbers(2, 3, 3), "h_grad": numbers(1, 3, 4), "c_grad": numbers(1, 3, 4)}
+    feeds = {name: value.astype(np.float32) for name, value in feeds.items()}
+    for run in BOTH:
+        np.testing.assert_allclose(run(lowered, feeds)["x_grad"], on_numpy(given, feeds)["x_grad"], 1e-5, 1e-6)
+
+
 BRANCHES = """branches (bool c, float[N] dy, float[N] y) => (float[N] dx) {
     dx = If(c) <
         then_branch = yes () => (float[N] d) { e = com.microsoft.TanhGrad(dy, y)  d = com.microsoft.TanhGrad(e, y) },
