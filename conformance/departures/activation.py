@@ -91,4 +91,10 @@ DEPARTURES: tuple[Departure, ...] = (
         "Where nothing else that the backward pass runs reads the result of a Relu, here the one before MaxPool, it gives "
         "ReluGrad the input of the Relu in its place: both are positive in the same places.",
     ),
+    Departure(
+        "FastGelu",
+        "kernel",
+        "The kernel of FastGelu itself refuses a scalar, and the gradient of an unknown shape reads the shape of its result.",
+        cases="scalar-unknown",
+    ),
 )
