@@ -80,12 +80,6 @@ DEPARTURES: tuple[Departure, ...] = (
         "As where it is wrong: DropoutGrad, whatever training_mode. Here the model trains, or ratio is 0.",
     ),
     Departure(
-        "BiasGelu FastGelu",
-        "form",
-        "What is summed for the gradient of the bias is the gradient of the other input, which it names, asked for or not.",
-        cases=r"-by-(B|bias)",
-    ),
-    Departure(
         "resnet18",
         "form",
         "Where nothing else that the backward pass runs reads the result of a Relu, here the one before MaxPool, it gives "
