@@ -42,6 +42,19 @@ def test_a_batch_of_unknown_size(node: str, batch: str) -> None:
         assert_gradient(Case(node, onnx.parser.parse_model(text), {"x": x}), dialect)
 
 
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_the_gradient_of_a_pool_in_float16_runs(dialect: str) -> None:
+    """ONNX Runtime's ScatterElements adds no float16."""
+    pytest.importorskip("onnxruntime")
+    x = np.random.default_rng(0).permutation(16).reshape(1, 1, 4, 4).astype(np.float16)
+    gradient = refgrad.gradient(
+        node_case("MaxPool", x, opset=21, kernel_shape=[2, 2]).model, dialect=dialect, cotangent="ones"
+    )
+    results = [get_backend(name).prepare(gradient).run({"X": x})["X_grad"] for name in ("numpy", "ort-cpu")]
+    np.testing.assert_array_equal(*results)
+    assert results[0].sum() == 9
+
+
 @pytest.mark.parametrize("shapes", ["static", "symbolic"])
 def test_a_mean_over_more_elements_than_float16_can_count(shapes: str) -> None:
     x = np.ones((1, 1, 300, 300), np.float16)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from onnx import TensorProto
+
 from refgrad.emit import Emitter
+from refgrad.graph import SIXTEEN_BIT
 from refgrad.registry import lowering
 
 
@@ -54,8 +57,11 @@ def softmax_cross_entropy_loss_grad(
     reduction: str,
     ignore_index: int | str | None,
 ) -> str:
-    """share·(exp(log_prob) − onehot(label)): the share is subtracted where the label points."""
+    """share·(exp(log_prob) − onehot(label)): the share is subtracted where the label points, in float32 for 16-bit floats."""
     read = read_labels(op, d_output, labels, weights, ignore_index, reduction)
-    share = op.Unsqueeze(read.share, [1])
-    soft = op.Mul(op.Exp(log_prob), share)
-    return str(op.ScatterElements(soft, op.Unsqueeze(read.classes, [1]), op.Neg(share), axis=1, reduction="add"))
+    kind = op.type(d_output)
+    wide = int(TensorProto.FLOAT) if kind in SIXTEEN_BIT else kind
+    share = op.as_type(op.Unsqueeze(read.share, [1]), wide)
+    soft = op.Mul(op.as_type(op.Exp(log_prob), wide), share)
+    at = op.Unsqueeze(read.classes, [1])
+    return op.as_type(op.ScatterElements(soft, at, op.Neg(share), axis=1, reduction="add"), kind)

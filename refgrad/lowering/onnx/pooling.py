@@ -9,6 +9,7 @@ from functools import reduce
 import numpy as np
 
 from refgrad.emit import Emitter
+from refgrad.lowering.onnx.indexing import add_at
 from refgrad.lowering.onnx.windows import Windows, lay, make_windows, ones, pad, spatial, typed
 from refgrad.registry import lowering
 
@@ -32,9 +33,7 @@ def max_pool_grad(
     """The indices count the elements of the whole tensor; with storage_order the spatial axes in reversed order."""
     size = op.static(X)
     elements = op.const([math.prod(size)]) if size is not None else op.Reshape(op.Size(X), [1])
-    flat = op.ScatterElements(
-        op.full(elements, 0.0, like=dY), op.Reshape(Indices, [-1]), op.Reshape(dY, [-1]), axis=0, reduction="add"
-    )
+    flat = add_at(op, op.Reshape(dY, [-1]), elements, op.Reshape(Indices, [-1]), axis=0)
     if not storage_order:
         return op.reshape_like(flat, X)
     axes = [0, 1, *reversed(range(2, 2 + len(kernel_shape)))]
