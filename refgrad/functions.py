@@ -301,22 +301,24 @@ def _leave_training(model: ModelProto) -> None:
         node.attribute.extend(attributes)
 
 
-def settle(model: ModelProto) -> ModelProto:
+def settle(model: ModelProto, infer: Callable[[ModelProto], Mapping[str, Type]]) -> ModelProto:
     """`model`, now of the opset that `adopt` asked for, without the operators that `adopt` moved: no runtime has them there.
 
+    :param infer: gives the types of a model's values; asked where a body has to know them.
     :raises InvalidModelError: one of them has a form that its body does not cover.
     """
     if all(o.domain != MICROSOFT for o in model.opset_import):
         return model
-    made = 0
+    made, types = 0, None
     for node in (node for graph in graphs(model.graph) for node in graph.node):
         if node.domain != MICROSOFT or node.op_type not in _IN_ONNX:
             continue
         if _IN_ONNX[node.op_type] is not None:
             node.domain = ""
             continue
+        types = infer(model) if types is None else types
         try:
-            function = make_function(node, versions_of(model), {}, f"{node.op_type}_{made}")
+            function = make_function(node, versions_of(model), types, f"{node.op_type}_{made}")
         except UnsupportedFormError as error:
             called = node.name or next(iter(node.output), "")
             raise InvalidModelError(f"Node {called!r} is no {node.op_type} of ONNX Runtime: {error}.") from error

@@ -112,7 +112,8 @@ class Graph:
         skeleton = skeleton_of(self.source, self.apart)
         spell_out_deprecated(skeleton)
         lowest = max(opset, adopt(skeleton))
-        self.model = settle(upgrade(_inlined(_check(skeleton, shapeless)), lowest))
+        upgraded = upgrade(_inlined(_check(skeleton, shapeless)), lowest)
+        self.model = settle(upgraded, lambda model: _ranks(infer(model)))
         self.refusals: dict[tuple[str, str], str] = {}  # operators whose function body does not cover a node: why not
         self.index()
 
