@@ -91,4 +91,5 @@ def path() -> list[str]:
 
 def test_the_process_finds_the_same_modules():
     with Worker() as worker:
-        assert set(filter(None, sys.path)) <= set(worker.call(path))
+        found = {os.path.abspath(folder) for folder in worker.call(path)}
+    assert {os.path.abspath(folder) for folder in sys.path if folder} <= found
