@@ -26,12 +26,11 @@ def test_lowered_gradients_compute_what_the_training_kernels_did(path):
     for saved in parity.Kept.load(path):
         tolerance = max(WIDER.get(value.dtype.name, TOLERANCE) for value in saved.results.values())
         for whose, model in (("ours", saved.ours), ("theirs", saved.theirs)):
-            try:
-                lowered = refgrad.lower(model)
-            except LoweringError as error:  # the body of BatchNormInternal is written for a known rank
-                assert "unknown" in saved.case
-                assert "the rank of its input X is unknown" in str(error)
+            if path.stem == "BatchNormalization" and "unknown" in saved.case and whose == "theirs":
+                with pytest.raises(LoweringError, match="the rank of its input X is unknown"):
+                    refgrad.lower(model)  # the body of BatchNormInternal is written for a known rank
                 continue
+            lowered = refgrad.lower(model)
             assert {node.domain for node in lowered.graph.node} <= {""}
             for backend in ("numpy", *({"ort-cpu"} & set(available()))):
                 results = (
