@@ -385,12 +385,13 @@ def batch_norm_internal(
     """BatchNormalization, in training by default; then, besides, the batch's mean and r = 1/√(var + ε)"""
     if not training_mode:
         return (op.BatchNormalization(X, scale, B, input_mean, input_var, epsilon=epsilon),)
-    rank = op.rank(X)
-    if rank is None:
-        raise UnsupportedFormError("the rank of its input X is unknown; add it to value_info")
-    axes = [0, *range(2, rank)]
     settings: dict[str, Any] = {"epsilon": epsilon, "momentum": momentum, "training_mode": training_mode}
     y, mean, var = op.BatchNormalization(X, scale, B, input_mean, input_var, outputs=3, **settings)
+    rank = op.rank(X)
+    if rank is None:  # the axes behind the channels become one
+        inner = op.ReduceProd(op.Shape(X, start=2), keepdims=1)
+        X, rank = op.Reshape(X, op.Concat(op.Shape(X, end=2), inner, axis=0), allowzero=1), 3
+    axes = [0, *range(2, rank)]
     batch = op.mean(X, axes)
     centred = op.Sub(X, batch)
     r = op.Reciprocal(op.Sqrt(op.Add(op.mean(op.Mul(centred, centred), axes), epsilon)))
