@@ -677,3 +677,22 @@ def test_a_wrong_form_is_caught(monkeypatch: pytest.MonkeyPatch, op_type: str, w
         except (AssertionError, BackendError):
             caught += 1
     assert caught
+
+
+def test_batch_normalization_in_training_of_an_input_of_unknown_rank():
+    model = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 17, "com.microsoft": 1]>
+        g (float[?] flat, int64[?] dims, float[C] s, float[C] b, float[C] m, float[C] v)
+        => (float[C] saved_mean, float[C] saved_inv_std, float[?] row) <int64[1] one_row = {-1}>
+        {
+            x = Reshape<allowzero = 1>(flat, dims)
+            y, running_mean, running_var, saved_mean, saved_inv_std = com.microsoft.BatchNormInternal(x, s, b, m, v)
+            row = Reshape(y, one_row)
+        }"""
+    )
+    rng = np.random.default_rng(0)
+    for shape in ((5, 3), (2, 3, 4), (2, 3, 4, 5)):
+        x, (s, b, m, v) = rng.standard_normal(shape), rng.uniform(0.5, 1.5, (4, 3))
+        feeds = {"flat": x.reshape(-1), "s": s, "b": b, "m": m, "v": v}
+        given = {n: a.astype(np.float32) for n, a in feeds.items()} | {"dims": np.array(shape)}
+        check_lowered(model, given, on_numpy(model, given), 1e-5)

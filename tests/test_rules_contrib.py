@@ -336,3 +336,26 @@ def test_fake_quantization_agrees_with_differences_of_a_surrogate(case: Case, qu
         ahead, behind = (surrogate(*(v + t * direction * (j == k) for j, v in enumerate(point))) for t in (1e-5, -1e-5))
         got = np.sum(gradients[f"{name}_grad"] * direction)
         np.testing.assert_allclose(got, (ahead - behind) / 2e-5, rtol=1e-6, atol=1e-7, err_msg=name)
+
+
+@pytest.mark.parametrize("domain", ["", MICROSOFT])
+def test_simplified_layer_normalization_squares_16_bits_in_float(domain: str) -> None:
+    """300² is beyond float16."""
+    graph = parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 17, "com.microsoft": 1]>
+        g (float16[2,4] X, float16[4] scale) => (float16[2,4] Y) { Y = com.microsoft.SimplifiedLayerNormalization(X, scale) }
+        """
+    )
+    graph.graph.node[0].domain = domain
+    gradient = get_backend("numpy").prepare(refgrad.gradient(graph))
+    exact = get_backend("numpy").prepare(refgrad.gradient(graph), precision="float64")
+    rng = np.random.default_rng(0)
+    feeds = {
+        "X": 300 * rng.standard_normal((2, 4)),
+        "scale": rng.standard_normal(4),
+        "Y_grad": rng.standard_normal((2, 4)),
+    }
+    feeds = {name: value.astype(np.float16) for name, value in feeds.items()}
+    truth = exact.run({name: value.astype(np.float64) for name, value in feeds.items()})
+    for name, value in gradient.run(feeds).items():
+        np.testing.assert_allclose(value, truth[name], rtol=2e-2, atol=1e-2 * np.abs(truth[name]).max(), err_msg=name)
