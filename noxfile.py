@@ -25,6 +25,7 @@ WITHOUT_RUNTIME = [  # of the interpreter alone: the session `tests` runs them
         *("numpy_windows", "onnx_backend"),
     )
 ]
+STOCK_ONLY = "--ignore=tests/test_lowered.py"  # the session `lowered` runs it, on what the session `training` wrote
 PARITY = ROOT / "build" / "parity"  # written by the session `training`, read by `lowered`
 ARTIFACTS = ROOT / "build" / "artifacts"  # written by `benchmarks_training`, read by `artifacts`
 
@@ -64,7 +65,7 @@ def training(session: nox.Session) -> None:
     session.install("-e", ".[ort-training,test]")
     shutil.rmtree(PARITY, ignore_errors=True)
     folders = {"REFGRAD_TORCH_MODELS": str(TORCH_MODELS), "REFGRAD_PARITY": str(PARITY)}
-    pytest(session, "-n", "2", "-m", "not models", *ELSEWHERE, *WITHOUT_RUNTIME, **folders)
+    pytest(session, "-n", "2", "-m", "not models", *ELSEWHERE, *WITHOUT_RUNTIME, STOCK_ONLY, **folders)
 
 
 @nox.session

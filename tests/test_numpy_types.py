@@ -184,6 +184,8 @@ def test_integers_are_those_of_onnx_runtime(operator):
         key = case.schema.since_version, kind, tuple(v.dtype for v in values.values())
         if kind.kind not in "iu" or key in seen:
             continue
+        if operator == "RNN" and not values.get("sequence_lens", np.ones(1)).all():
+            continue  # ONNX Runtime leaves the state of an empty sequence unwritten
         seen.add(key)
         model = model_of(case, values)
         expected = ONNXRUNTIME.run(model, values)
