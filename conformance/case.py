@@ -10,8 +10,10 @@ import numpy as np
 import onnx
 from onnx import ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto, helper, numpy_helper
 
+from refgrad.conformance.feeds import is_float
 from refgrad.functions import MICROSOFT, OPERATORS, call_functions, find_schema
 from refgrad.inlining import inline_functions
+from refgrad.protos import versions_of
 
 SHAPES = ("static", "symbolic", "unknown")
 NODE = "node"  # what the node of a case is called
@@ -19,16 +21,42 @@ NODE = "node"  # what the node of a case is called
 
 @dataclass(frozen=True)
 class Case:
-    """One model to differentiate at one point. `wrt` and `outputs` are as in `refgrad.gradient`."""
+    """One model to differentiate at one point. `wrt` and `outputs` are as in `refgrad.gradient`.
+
+    `values` says what the feeds are: "smooth" (the model has a derivative there), "kink" (it has none), or "special" (infinite,
+    NaN, or so large or small that a result is). `tolerance` is the relative error that needs no explanation, None for what
+    the type and the number of nodes explain. `provenance` says where the case comes from.
+    """
 
     name: str
     model: ModelProto
     feeds: Mapping[str, np.ndarray]
     wrt: tuple[str, ...] | None = None
     outputs: tuple[str, ...] | None = None
+    values: str = "smooth"
+    tolerance: float | None = None
+    provenance: str = ""
 
     def __str__(self) -> str:
         return self.name
+
+    @property
+    def operator(self) -> str:
+        """What the case is about: "Conv", "com.microsoft.Gelu"; of a model without a node called `NODE`, its only operator, or "model"."""
+        nodes = [node for node in self.model.graph.node if node.name == NODE] or list(self.model.graph.node)
+        return qualified(nodes[0]) if len(nodes) == 1 else "model"
+
+    @property
+    def opset(self) -> int:
+        """The version of the operator's domain that the model imports; of a whole model, that of ai.onnx."""
+        versions = versions_of(self.model)
+        domain = self.operator.rpartition(".")[0]
+        return versions.get(domain, versions.get("", 1))
+
+    @property
+    def dtype(self) -> str:
+        """The type of the first float that is fed, "" where none is."""
+        return next((array.dtype.name for array in self.feeds.values() if is_float(array)), "")
 
     @property
     def node(self) -> NodeProto:
@@ -40,6 +68,11 @@ class Case:
         """Whether every input is declared with its size."""
         tensors = (value.type.tensor_type for value in self.model.graph.input)
         return all(dim.HasField("dim_value") for tensor in tensors for dim in tensor.shape.dim)
+
+
+def qualified(node: NodeProto) -> str:
+    """The operator of a node with its domain: "Conv", "com.microsoft.Gelu"."""
+    return f"{node.domain}.{node.op_type}" if node.domain else node.op_type
 
 
 def node_case(

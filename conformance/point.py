@@ -53,7 +53,7 @@ class Point:
         metadata = {entry.key: entry.value for entry in gradient.metadata_props}
         names = json.loads(metadata["refgrad.gradients"])
         seeds_of = json.loads(metadata["refgrad.cotangents"])
-        prepared = get_backend("numpy").prepare(_with_inputs(model, list(names)), precision="float64")
+        prepared = get_backend("numpy").prepare(with_defaults(model, list(names)), precision="float64")
         inputs = graph_inputs(model.graph)
         if feeds is not None:
             given = dict(feeds)
@@ -193,7 +193,7 @@ def _require_finite(results: Mapping[str, np.ndarray], described: str) -> None:
         )
 
 
-def _with_inputs(model: ModelProto, names: Sequence[str]) -> ModelProto:
+def with_defaults(model: ModelProto, names: Sequence[str]) -> ModelProto:
     """The model with the initializers among `names` as inputs too, so that they can be moved."""
     listed = {value.name for value in model.graph.input}
     tensors = [t for t in model.graph.initializer if t.name in names and t.name not in listed]
