@@ -42,7 +42,7 @@ class Case:
 
     @property
     def operator(self) -> str:
-        """What the case is about: "Conv", "com.microsoft.Gelu", or "model" where several nodes are and none is called `NODE`."""
+        """What the case is about: "Conv", "com.microsoft.Gelu", or "model" of several nodes and none called `NODE`."""
         nodes = [node for node in self.model.graph.node if node.name == NODE] or list(self.model.graph.node)
         return qualified(nodes[0]) if len(nodes) == 1 else "model"
 
