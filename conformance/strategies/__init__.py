@@ -1,0 +1,85 @@
+"""Cases that hypothesis draws: for every operator a strategy of attributes, shapes, optional inputs and values.
+
+    from hypothesis import given
+    from refgrad.conformance import strategies
+
+    @given(strategies.node("Conv"))
+    def test_conv(case):
+        ...
+
+A counterexample shrinks to the plainest attributes, the smallest shapes and whole numbers.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from refgrad.conformance.case import SHAPES, Case
+from refgrad.errors import OptionError, choices, did_you_mean
+
+if TYPE_CHECKING:
+    from hypothesis.strategies import SearchStrategy
+
+    from refgrad.conformance.strategies.drawing import Entry
+
+__all__ = ["node", "operators"]
+
+VALUES = ("smooth", "kink")
+
+
+def node(
+    operator: str,
+    *,
+    opset: int | None = None,
+    dtype: Any = np.float32,
+    shapes: str | None = "static",
+    values: str = "smooth",
+) -> SearchStrategy[Case]:
+    """Cases of one node.
+
+    :param operator: as in `operators()`; that of another domain than ai.onnx with its domain before it.
+    :param opset: the version of the operator's domain; None for any version of the operator that most runtimes know.
+    :param dtype: of the float inputs: float16, bfloat16, float32 or float64, where the operator takes it.
+    :param shapes: how the inputs are declared, "static", "symbolic" or "unknown" as in `node_case`; None for any of them.
+    :param values: "smooth", away from where there is no derivative, or "kink", there.
+    :raises OptionError: no such operator, or one of the others that it does not have; hypothesis is not installed.
+    """
+    known = _registry()
+    if operator not in known:
+        raise OptionError(
+            f"There is no strategy for {operator!r}.{did_you_mean(operator, known)} There are {choices(known)}; "
+            "refgrad.conformance.strategies.operators() lists all."
+        )
+    if shapes is not None and shapes not in SHAPES:
+        raise OptionError(f"There are no shapes {shapes!r}. There are {choices(SHAPES)}, and None for any of them.")
+    if values not in VALUES:
+        raise OptionError(f"There are no values {values!r}. There are {choices(VALUES)}.")
+    return known[operator].cases(opset, np.dtype(dtype), shapes, values)
+
+
+def operators() -> tuple[str, ...]:
+    """The operators that have a strategy, by name; those of another domain than ai.onnx with their domain before them.
+
+    :raises OptionError: hypothesis is not installed.
+    """
+    return tuple(sorted(_registry()))
+
+
+@cache
+def _registry() -> dict[str, Entry]:
+    try:
+        for module in pkgutil.iter_modules(__path__):
+            importlib.import_module(f"{__name__}.{module.name}")
+        from refgrad.conformance.strategies.drawing import REGISTRY
+    except ModuleNotFoundError as error:
+        if error.name != "hypothesis":
+            raise
+        raise OptionError(
+            "The strategies need hypothesis, which is not installed: pip install 'refgrad[conformance]'."
+        ) from error
+    return REGISTRY

@@ -1,0 +1,310 @@
+"""What every strategy is made of: the decorator that registers one, and `Drawing`, which draws shapes, axes and values.
+
+    @strategy("Softmax", "LogSoftmax")
+    def softmax(d: Drawing) -> Case:
+        shape = d.shape(least=1)
+        return d.case(d.floats(shape), axis=d.axis(len(shape)))
+
+A strategy is a function of a `Drawing` that returns `d.case(...)`. What is drawn first in a list of choices, and the smallest
+number, is what counterexamples shrink to.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, TypeVar
+
+import ml_dtypes
+import numpy as np
+import onnx
+from hypothesis import strategies as st
+from hypothesis.strategies import DrawFn, SearchStrategy
+
+from refgrad.conformance.case import SHAPES, Case, node_case
+from refgrad.errors import OptionError, choices
+from refgrad.functions import OPERATORS, find_schema
+
+T = TypeVar("T")
+Shape = tuple[int, ...]
+NEWEST = 21  # the last opset that every runtime under test knows
+OLDEST = 13
+STEP = 0.125  # between the numbers drawn: every float type holds them exactly
+FLOATS = tuple(np.dtype(kind) for kind in (np.float16, ml_dtypes.bfloat16, np.float32, np.float64))
+
+
+@dataclass
+class Drawing:
+    """One draw: what was asked for, and the helpers that draw parts of a case.
+
+    `operator` has its domain before its name, `op_type` has not. `opset` is the version that the case will have, `dtype` the
+    type of `floats`, `values` "smooth" or "kink".
+    """
+
+    draw: DrawFn
+    operator: str
+    opset: int
+    dtype: np.dtype[Any]
+    shapes: str
+    values: str = "smooth"
+    _kinks: int = 0  # how many arrays have an element where there is no derivative
+
+    @property
+    def op_type(self) -> str:
+        """The operator without its domain."""
+        return self.operator.rpartition(".")[2]
+
+    @property
+    def domain(self) -> str:
+        """The operator's domain, "" for ai.onnx."""
+        return self.operator.rpartition(".")[0]
+
+    def pick(self, *options: T) -> T:
+        """One of the options; the first is the simplest."""
+        return self.draw(st.sampled_from(options))
+
+    def flag(self) -> bool:
+        """True or False; False is the simplest."""
+        return self.draw(st.booleans())
+
+    def rarely(self) -> bool:
+        """True once in sixteen draws."""
+        return self.draw(st.integers(0, 15)) == 15
+
+    def integer(self, low: int, high: int) -> int:
+        """A number from `low` to `high`, both included."""
+        return self.draw(st.integers(low, high))
+
+    def factor(self) -> float:
+        """An attribute that multiplies: positive, negative or zero."""
+        return self.pick(1.0, 2.0, 0.5, -0.5, 0.0)
+
+    def shape(self, least: int = 0, most: int = 4, *, size: int = 4, elements: int = 48, empty: bool = True) -> Shape:
+        """`least` to `most` axes of 1 to `size` elements, of `elements` at most in all; rarely one of no element."""
+        sizes: list[int] = []
+        room = elements
+        for _ in range(self.integer(least, most)):
+            sizes.append(self.integer(1, max(1, min(size, room))))
+            room //= sizes[-1]
+        if empty and sizes and self.rarely():
+            sizes[self.integer(0, len(sizes) - 1)] = 0
+        return tuple(sizes)
+
+    def broadcast_to(self, shape: Shape) -> Shape:
+        """A shape that broadcasts to `shape`: without some of the axes on the left, others of size 1."""
+        kept = shape[self.integer(0, len(shape)) :]
+        return tuple(1 if self.flag() else n for n in kept)
+
+    def broadcasting(self, count: int = 2, most: int = 3) -> tuple[Shape, ...]:
+        """Shapes that broadcast with one another: most often all to the first or to another, sometimes to none of them."""
+        result = self.shape(0, most)
+        full = self.integer(-1, count - 1)
+        return tuple(result if k == full else self.broadcast_to(result) for k in range(count))
+
+    def axis(self, rank: int) -> int:
+        """An axis of `rank` ≥ 1, counted from the left or, negative, from the right."""
+        return self.pick(*range(rank), *range(-rank, 0))
+
+    def axes(self, rank: int, least: int = 0, most: int | None = None) -> list[int]:
+        """Different axes in any order, some counted from the right."""
+        count = self.integer(least, rank if most is None else min(rank, most))
+        order = self.permutation(rank)[:count]
+        return [axis - rank if self.flag() else axis for axis in order]
+
+    def permutation(self, count: int) -> list[int]:
+        """The numbers below `count` in any order."""
+        return list(self.draw(st.permutations(range(count))))
+
+    def floats(self, shape: Shape, low: float = -2, high: float = 2, *, avoid: Iterable[float] = ()) -> np.ndarray:
+        """Multiples of 1/8 from `low` to `high`, further than that from each number in `avoid`, in the asked type.
+
+        `avoid` is where there is no derivative. With the values "kink" there is such a number.
+        """
+        kinks = list(avoid)
+        options = _grid(low, high, tuple(kinks))
+        array = self._array(shape, options if self.values == "smooth" else (*kinks, *options))
+        if self.values == "kink" and kinks and array.size:
+            array.flat[self.integer(0, array.size - 1)] = self.pick(*kinks)
+            self._kinks += 1
+        return array.astype(self.dtype)
+
+    def apart(self, shape: Shape, *, below: float = 0.0) -> np.ndarray:
+        """Different multiples of 1/8 around `below`, in any order: no two tie. With the values "kink" two or more do."""
+        count = int(np.prod(shape))
+        order = np.array(self.permutation(count), np.float64).reshape(shape)
+        if self.values == "kink" and count > 1:
+            order //= 2
+            self._kinks += 1
+        return (below + STEP * (order - count // 2)).astype(self.dtype)
+
+    def integers(self, shape: Shape, low: int, high: int, dtype: Any = np.int64) -> np.ndarray:
+        """Numbers from `low` to `high`, both included."""
+        return self._array(shape, tuple(range(low, high + 1)) if low >= 0 else _signed(low, high)).astype(dtype)
+
+    def bools(self, shape: Shape) -> np.ndarray:
+        """Truth values."""
+        return self._array(shape, (False, True)).astype(np.bool_)
+
+    def scalar(self, value: float, dtype: Any = None) -> np.ndarray:
+        """A tensor of no axis, in the asked float type unless `dtype` says otherwise."""
+        return np.array(value, self.dtype if dtype is None else dtype)
+
+    def optional(self, make: Callable[[], T]) -> T | None:
+        """What `make` draws, or None: an optional input or attribute that is absent, which is the simplest."""
+        return make() if self.flag() else None
+
+    def case(
+        self,
+        *inputs: np.ndarray | None,
+        fixed: Sequence[str] = (),
+        wrt: Sequence[str] | None = None,
+        outputs: int = 1,
+        **attributes: Any,
+    ) -> Case:
+        """The case of a node of this operator; `inputs` as in `node_case`, an attribute that is None is absent.
+
+        :param fixed: the inputs, by the schema's names, that may be initializers: each is one or is fed.
+        :param wrt: what to differentiate with respect to; by default every float input that is fed.
+        """
+        constant = [name for name in fixed if self.flag()]
+        made = node_case(
+            self.op_type,
+            *_trimmed(inputs),
+            domain=self.domain,
+            opset=self.opset,
+            outputs=outputs,
+            constant=constant,
+            wrt=None if wrt is None else [name for name in wrt if name not in constant],
+            shapes=self.shapes,
+            **{name: value for name, value in attributes.items() if value is not None},
+        )
+        drawn = zlib.crc32(made.model.SerializeToString(deterministic=True))
+        for name, array in made.feeds.items():
+            drawn = zlib.crc32(f"{name}{array.dtype}{array.tolist()}".encode(), drawn)
+        return dataclasses.replace(
+            made,
+            name=f"{made.name}-{self.dtype.name}-{drawn:08x}",
+            values="kink" if self._kinks else "smooth",
+            provenance="strategy",
+        )
+
+    def _array(self, shape: Shape, options: Sequence[Any]) -> np.ndarray:
+        count = int(np.prod(shape))
+        drawn = self.draw(st.lists(st.sampled_from(options), min_size=count, max_size=count))
+        return np.array(drawn, np.asarray(options).dtype).reshape(shape)
+
+
+Draw = Callable[[Drawing], Case]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """The strategy of one operator, the oldest opset it can draw for, and whether it draws kinks."""
+
+    operator: str
+    function: Draw
+    oldest: int
+    kinks: bool
+
+    def cases(self, opset: int | None, dtype: np.dtype[Any], shapes: str | None, values: str) -> SearchStrategy[Case]:
+        """The cases, as `refgrad.conformance.strategies.node` asks for them.
+
+        :raises OptionError: the operator has no such version, does not take the type, or has no kink.
+        """
+        if opset is not None and not self.oldest <= opset <= self._last:
+            raise OptionError(
+                f"The strategy of {self.operator} has no opset {opset}. It has {self.oldest} to {self._last}."
+            )
+        asked = self.versions if opset is None else (opset,)
+        versions = [version for version in asked if self._takes(version, dtype)]
+        if not versions:
+            valid = choices(kind.name for kind in FLOATS if self._takes(asked[0], kind))
+            raise OptionError(f"{self.operator} of opset {asked[0]} takes no {dtype.name}. It takes {valid}.")
+        if values == "kink" and not self.kinks:
+            raise OptionError(f"The strategy of {self.operator} knows no kink. Ask for values 'smooth'.")
+
+        @st.composite
+        def cases(draw: DrawFn) -> Case:
+            version = draw(st.sampled_from(versions))
+            declared = draw(st.sampled_from(SHAPES)) if shapes is None else shapes
+            return self.function(Drawing(draw, self.operator, version, dtype, declared, values))
+
+        return cases()
+
+    @property
+    def versions(self) -> tuple[int, ...]:
+        """What None stands for: opset `NEWEST` first, then the older versions of the operator; the first if it came later."""
+        domain, _, op_type = self.operator.rpartition(".")
+        if domain:
+            return (self._last,)
+        known = [version for version in _versions(domain, op_type) if version >= self.oldest]
+        newest = max(NEWEST, self.oldest)
+        return newest, *sorted((version for version in known if version < newest), reverse=True)
+
+    @property
+    def _last(self) -> int:
+        domain, _, op_type = self.operator.rpartition(".")
+        if (domain, op_type) in OPERATORS:
+            return 1
+        return onnx.defs.onnx_opset_version() if not domain else max(_versions(domain, op_type), default=1)
+
+    def _takes(self, version: int, dtype: np.dtype[Any]) -> bool:
+        domain, _, op_type = self.operator.rpartition(".")
+        kind = {"float32": "float", "float64": "double"}.get(dtype.name, dtype.name)
+        schema = find_schema(op_type, domain, version)
+        allowed = {kind for constraint in schema.type_constraints for kind in constraint.allowed_type_strs}
+        return f"tensor({kind})" in allowed | {parameter.type_str for parameter in schema.inputs}
+
+
+REGISTRY: dict[str, Entry] = {}
+
+
+def strategy(*operators: str, oldest: int | None = None, kinks: bool = False) -> Callable[[Draw], Draw]:
+    """Register a function as the strategy of these operators, which `Drawing.op_type` tells apart.
+
+    :param oldest: the first opset that it draws for; by default 13, or that which has the operator first.
+    :param kinks: it draws points without a derivative too: it calls `Drawing.floats` with `avoid`, or `Drawing.apart`.
+    """
+
+    def register(function: Draw) -> Draw:
+        for operator in operators:
+            domain, _, op_type = operator.rpartition(".")
+            first = 1 if domain else max(OLDEST, min(_versions(domain, op_type)))
+            REGISTRY[operator] = Entry(operator, function, first if oldest is None else oldest, kinks)
+        return function
+
+    return register
+
+
+@cache
+def _schemas() -> dict[tuple[str, str], list[int]]:
+    found: dict[tuple[str, str], list[int]] = {}
+    for schema in onnx.defs.get_all_schemas_with_history():
+        found.setdefault((schema.domain, schema.name), []).append(schema.since_version)
+    return found
+
+
+def _versions(domain: str, op_type: str) -> list[int]:
+    """The versions in which an operator changed."""
+    return sorted(_schemas().get((domain, op_type), []))
+
+
+@cache
+def _grid(low: float, high: float, avoid: Shape | tuple[float, ...]) -> tuple[float, ...]:
+    """The multiples of `STEP` between two bounds and not near those to avoid, the plainest first."""
+    steps = range(int(np.ceil(low / STEP)), int(np.floor(high / STEP)) + 1)
+    numbers = [k * STEP for k in steps if all(abs(k * STEP - kink) >= STEP for kink in avoid)]
+    return tuple(sorted(numbers, key=lambda x: (x % 1 != 0, abs(x), x < 0)))
+
+
+def _signed(low: int, high: int) -> tuple[int, ...]:
+    return tuple(sorted(range(low, high + 1), key=lambda k: (abs(k), k < 0)))
+
+
+def _trimmed(inputs: tuple[np.ndarray | None, ...]) -> tuple[np.ndarray | None, ...]:
+    """Without the absent inputs at the end."""
+    count = max((k + 1 for k, array in enumerate(inputs) if array is not None), default=0)
+    return inputs[:count]
