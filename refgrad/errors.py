@@ -67,15 +67,22 @@ class BuilderError(RefgradError):
 
 
 class WorkerError(RefgradError):
-    """A call in another process gave nothing. `verdict` is "raised", "crashed" or "timed out"."""
+    """A call in another process gave nothing. `verdict` is "raised", "crashed", "timed out" or "out of memory".
 
-    def __init__(self, verdict: str, message: str) -> None:
+    `raised` is the name of the exception's class where it raised.
+    """
+
+    def __init__(self, verdict: str, message: str, raised: str = "") -> None:
         super().__init__(message)
-        self.verdict = verdict
+        self.verdict, self.raised = verdict, raised
 
 
 class GraphvizError(RefgradError):
     """The program `dot`, which lays out pictures, is not there or fails."""
+
+
+class ResultsError(RefgradError):
+    """A file of conformance results cannot be read or is malformed, or results do not go together."""
 
 
 class OutputFileError(RefgradError):
