@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import re
 import subprocess
 import sys
 import tempfile
@@ -16,7 +17,8 @@ from typing import IO, Any
 from refgrad.errors import WorkerError
 
 SECONDS = 60.0
-_START = "from refgrad.worker import serve; serve()"
+_START = "import sys; from refgrad.worker import serve; serve(int(sys.argv[1]))"
+_NO_MEMORY = re.compile("bad_?alloc|bad allocation|out of memory|cannot allocate|failed to allocate", re.I)
 
 
 class Worker:
@@ -30,10 +32,11 @@ class Worker:
     6
 
     :param seconds: how long one call may take, the start of the process included.
+    :param memory: how many bytes the process may have, where the system can limit it (not on Windows); 0 for any number.
     """
 
-    def __init__(self, seconds: float = SECONDS) -> None:
-        self.seconds = seconds
+    def __init__(self, seconds: float = SECONDS, memory: int = 0) -> None:
+        self.seconds, self.memory = seconds, memory
         self._turn = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._said: IO[bytes] | None = None  # its stderr: a pipe that nobody reads would block it
@@ -41,7 +44,7 @@ class Worker:
     def call(self, function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
         """What `function`, one of a module, returns over there. Everything that goes there and back is pickled.
 
-        :raises WorkerError: it raised, the process ended, or the time was over.
+        :raises WorkerError: it raised, the process ended, or the time or the memory was over.
         """
         with self._turn:
             return self._call(function, arguments, keywords)
@@ -70,13 +73,16 @@ class Worker:
             if late.is_set():
                 raise WorkerError("timed out", f"nothing came back after {self.seconds:g} s") from error
             message = lines[-1] if lines else "no message"
-            raise WorkerError("crashed", f"its process ended with {code}: {message}") from error
+            verdict = "out of memory" if self.memory and _NO_MEMORY.search(message) else "crashed"
+            raise WorkerError(verdict, f"its process ended with {code}: {message}") from error
         finally:
             timer.cancel()
             if process.poll() is not None or late.is_set():
                 self.close()
         if failure is not None:
-            raise WorkerError("raised", failure)
+            raised, message = failure
+            exhausted = raised == "MemoryError" or (self.memory and _NO_MEMORY.search(message))
+            raise WorkerError("out of memory" if exhausted else "raised", message, raised)
         return result
 
     def close(self) -> None:
@@ -103,7 +109,7 @@ class Worker:
         if self._process is None or self._said is None:
             self._said = tempfile.TemporaryFile(prefix="refgrad-")  # noqa: SIM115  (closed with the process)
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _START],
+                [sys.executable, "-c", _START, str(self.memory)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._said,
@@ -117,19 +123,27 @@ def _close(pipe: IO[bytes]) -> None:
         pipe.close()
 
 
-def serve() -> None:
-    """What the process does: read a call, make it, answer with the result or with the exception's message, until stdin ends."""
+def serve(memory: int) -> None:
+    """What the process does: read a call, make it, answer with the result or with the exception's class and message.
+
+    Until stdin ends.
+    """
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a library prints is no answer
+    if memory and sys.platform != "win32":
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     while True:
         try:
             function, arguments, keywords = pickle.load(sys.stdin.buffer)
         except EOFError:
             return
-        reply: tuple[Any, str | None]
+        reply: tuple[Any, tuple[str, str] | None]
         try:
             reply = function(*arguments, **keywords), None
         except Exception as error:  # whatever it is, the caller has to know
-            reply = None, " ".join(str(error).split()) or type(error).__name__
+            name = type(error).__name__
+            reply = None, (name, " ".join(str(error).split()) or name)
         pickle.dump(reply, answers)
         answers.flush()

@@ -93,3 +93,19 @@ def test_the_process_finds_the_same_modules():
     with Worker() as worker:
         found = {os.path.abspath(folder) for folder in worker.call(path)}
     assert {os.path.abspath(folder) for folder in sys.path if folder} <= found
+
+
+def test_what_needs_more_memory_than_there_is_says_so_and_leaves_the_process_alive():
+    with Worker(memory=2 << 30) as worker:
+        process = worker.call(os.getpid)
+        with pytest.raises(WorkerError) as raised:
+            worker.call(bytearray, 3 << 30)
+        assert (raised.value.verdict, raised.value.raised) == ("out of memory", "MemoryError")
+        assert worker.call(os.getpid) == process
+
+
+def test_the_class_of_an_exception_comes_back():
+    with Worker() as worker:
+        with pytest.raises(WorkerError) as raised:
+            worker.call(int, "x")
+        assert (raised.value.verdict, raised.value.raised) == ("raised", "ValueError")
