@@ -81,6 +81,10 @@ class GraphvizError(RefgradError):
     """The program `dot`, which lays out pictures, is not there or fails."""
 
 
+class JournalError(RefgradError):
+    """A journal of a conformance run that cannot be written, or gone on with."""
+
+
 class ResultsError(RefgradError):
     """A file of conformance results cannot be read or is malformed, or results do not go together."""
 

@@ -1,0 +1,91 @@
+"""A journal: what is read back, after the process died too, and what is refused."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from refgrad.conformance.journal import Journal
+from refgrad.conformance.verdicts import Row
+from refgrad.errors import JournalError
+
+SETTINGS = {"seed": 0, "builders": ("refgrad",)}
+FIRST = [Row("a", "refgrad", "numpy", "agreed", ("differences", "reference"), (), 1e-7, 1e-6, "", 0.5)]
+SECOND = [
+    Row("b", "refgrad", "numpy", "wrong", ("differences",), (), math.inf, 1e-6, "x: off"),
+    Row("b", "refgrad", "ort-cpu", "refused"),
+]
+
+
+def begun(path):
+    with Journal(path, SETTINGS) as journal:
+        journal.append("a", FIRST)
+        journal.append("b", SECOND)
+    return path
+
+
+def test_what_was_done_is_read_back(tmp_path):
+    with Journal(begun(tmp_path / "j"), SETTINGS, resume=True) as journal:
+        assert journal.done == {"a": FIRST, "b": SECOND}
+        journal.append("c", FIRST)
+    with Journal(tmp_path / "j", SETTINGS, resume=True) as journal:
+        assert list(journal.done) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("missing", [1, 2, 30])
+def test_a_last_line_that_was_cut_off_is_dropped(tmp_path, missing):
+    path = begun(tmp_path / "j")
+    path.write_bytes(path.read_bytes()[:-missing])
+    with Journal(path, SETTINGS, resume=True) as journal:
+        assert journal.done == {"a": FIRST}
+        journal.append("b", SECOND)
+    with Journal(path, SETTINGS, resume=True) as journal:
+        assert journal.done == {"a": FIRST, "b": SECOND}
+
+
+def test_a_first_line_that_was_cut_off_is_written_again(tmp_path):
+    path = tmp_path / "j"
+    path.write_bytes(b'{"format":')
+    with Journal(path, SETTINGS, resume=True) as journal:
+        assert not journal.done
+    with Journal(path, SETTINGS, resume=True) as journal:
+        assert not journal.done
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b"{broken\n", "line 3"),
+        (b'{"rows":[]}\n', "line 3: 'case'"),
+        (b"[1]\n", "line 3"),
+        (b'{"case":"x","rows":[{"builder":"b","executor":"e","verdict":"fine"}]}\n', "no verdict 'fine'; there are"),
+        (b'{"case":"x","rows":[{"builder":"b","executor":"e","verdict":"agreed","what":1}]}\n', "line 3.*what"),
+    ],
+)
+def test_any_other_malformed_line_is_an_error_with_its_number(tmp_path, line, message):
+    path = begun(tmp_path / "j")
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join((*lines[:2], line, *lines[2:])))
+    before = path.read_bytes()
+    with pytest.raises(JournalError, match=message):
+        Journal(path, SETTINGS, resume=True)
+    assert path.read_bytes() == before
+
+
+def test_other_settings_are_refused(tmp_path):
+    with pytest.raises(JournalError, match="seed was 0, is 1"):
+        Journal(begun(tmp_path / "j"), SETTINGS | {"seed": 1}, resume=True)
+
+
+def test_a_journal_is_not_written_over(tmp_path):
+    with pytest.raises(JournalError, match="--resume"):
+        Journal(begun(tmp_path / "j"), SETTINGS)
+
+
+def test_what_is_no_journal_is_refused(tmp_path):
+    (tmp_path / "j").write_text('{"a": 1}\n')
+    with pytest.raises(JournalError, match="no journal"):
+        Journal(tmp_path / "j", SETTINGS, resume=True)
+    with pytest.raises(JournalError, match="cannot be written"):
+        Journal(tmp_path / "folder" / "j", SETTINGS)
