@@ -17,8 +17,8 @@ EXACT = 1e-6  # what float64 explains of a gradient
 
 _SETTLED = 1e-6  # the error of a difference, relative to what it adds up, below which it is no noise
 _TELLING = 1e-2  # a larger error tells nothing
-_SENSITIVE = 10  # how many times the change under rounded intermediate results is explained
-_FLOAT64_BITS = 50  # of 53: a rounding that can be told from the float64 gradient
+SENSITIVE = 10  # how many times the change under rounded intermediate results is explained
+FLOAT64_BITS = 50  # of 53: a rounding that can be told from the float64 gradient
 _COARSER = 4  # bits less, when rounding alone does not explain an error: is there a kink near?
 
 
@@ -85,8 +85,8 @@ def _along(
     size = max(float(np.linalg.norm(got)) * rms(said.direction), abs(value))
     slack = tolerance * size + method
     if error > slack and name in truth.gradients:
-        moved = np.linalg.norm(truth.moved(name, _FLOAT64_BITS if exact else truth.bits)) * rms(said.direction)
-        slack += _SENSITIVE * float(moved)
+        moved = np.linalg.norm(truth.moved(name, FLOAT64_BITS if exact else truth.bits)) * rms(said.direction)
+        slack += SENSITIVE * float(moved)
     numbers = (error, error / size, slack / size) if size else (0.0, 0.0, tolerance)
     if not error <= slack < np.inf:
         note = f"{derivative:.6g} along a direction, {said.oracle} gives {value:.6g} ± {method:.1g}"
@@ -126,7 +126,7 @@ def against_elements(truth: Truth, said: Elementwise, got: np.ndarray, tolerance
     error, size = largest(got - said.gradient), largest(said.gradient)
     explained = (tolerance + said.error) * max(size, largest(got))
     if not error <= explained and said.name in truth.gradients:
-        explained += _SENSITIVE * largest(truth.moved(said.name, _FLOAT64_BITS if exact else truth.bits))
+        explained += SENSITIVE * largest(truth.moved(said.name, FLOAT64_BITS if exact else truth.bits))
     numbers = (error, error / size if size else float("inf"), explained / size if size else 0.0)
     if error <= explained < np.inf:
         return Judged(AGREED, *numbers) if size else Judged(AGREED, 0.0, 0.0, tolerance, "both are zero")
@@ -152,7 +152,7 @@ def against_float64(truth: Truth, name: str, got: np.ndarray, tolerance: float, 
     underflow = limits(kind)[1] * max(got.size, 1) ** 0.5
     if error <= max(tolerance * size, underflow):
         return Judged(AGREED, error, error / size if size else 0.0, tolerance, "" if size else "both are zero")
-    explained = tolerance * size + _SENSITIVE * largest(truth.moved(name, truth.bits))
+    explained = tolerance * size + SENSITIVE * largest(truth.moved(name, truth.bits))
     verdict, note = AGREED, ""
     if explained < error:
         explained += largest(truth.moved(name, truth.bits - _COARSER))
@@ -165,7 +165,7 @@ def against_float64(truth: Truth, name: str, got: np.ndarray, tolerance: float, 
             verdict, note = INCONCLUSIVE, f"{', '.join(point.draws)}: the backend draws random numbers of its own"
         elif truth.out_of_range:
             verdict, note = INCONCLUSIVE, truth.out_of_range
-    elif size <= _SENSITIVE * largest(truth.moved(name, _FLOAT64_BITS)):
+    elif size <= SENSITIVE * largest(truth.moved(name, FLOAT64_BITS)):
         note = "both are zero up to rounding"
     elif note and np.linalg.norm(difference) > _TELLING * np.linalg.norm(expected):
         verdict = INCONCLUSIVE

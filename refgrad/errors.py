@@ -89,6 +89,10 @@ class ResultsError(RefgradError):
     """A file of conformance results cannot be read or is malformed, or results do not go together."""
 
 
+class LimitationsError(RefgradError):
+    """A file of known limitations cannot be read, is malformed, or has an entry that says too little."""
+
+
 class OutputFileError(RefgradError):
     """A result cannot be written where it was asked for."""
 
