@@ -41,24 +41,11 @@ from refgrad.kinks import KINKS
 from refgrad.registry import DIALECTS
 from refgrad.worker import SECONDS
 
-AGREED, DISAGREED, FAILED = "agreed", "disagreed", "failed"
-KINK, INCONCLUSIVE, UNSUPPORTED = "kink", "inconclusive", "not supported"
+FAILED, UNSUPPORTED = "failed", "not supported"
 WRONG_BUILDER = "onnxruntime is wrong"
-DIFFERENCES, FLOAT64 = "differences", "float64"
+FLOAT64 = "float64"
 
 _FAULTS = (DISAGREED, FAILED)
-_STEPS = (1e-3, 1e-5, 1e-7)  # tried in this order until the differences are settled
-_SETTLED = 1e-6  # the error of a difference, relative to the gradient, that needs no smaller step
-_TELLING = 1e-2  # a larger error tells nothing
-_EXACT = 1e-6  # what float64 explains of a gradient against settled differences
-_SENSITIVE = 10  # how many times the change under rounded intermediate results is explained
-_FLOAT64_BITS = 50  # of 53: a rounding that can be told from the float64 gradient
-_COARSER = 4  # bits less, when rounding alone does not explain an error: is there a kink near?
-_NONE = (None, None, None)
-_NO_KERNEL = re.compile(
-    "no kernel|not a registered|NOT_IMPLEMENTED|NotImplemented|no schema|opset|IR version|_inlfunc_|data type is not supported",
-    re.I,
-)
 
 
 @dataclass(frozen=True)
@@ -158,13 +145,20 @@ def check(
         return Check(tuple(point.names), tuple(point.seeds_of), seed, point.described, tuple(rows))
     first = next(iter(truths))
     truth = Truth(point, gradients[first], truths[first])
-    estimates = _differences(point, truth.gradients, np.random.default_rng([seed, 1]), directions)
+    rng = np.random.default_rng([seed, 1])
+    evidence = along(point.evaluate, point.wide, point.names, point.cotangent_of, rng, directions)
     for dialect, got in truths.items():
         judged = [
-            _against_differences(truth, name, dialect, "numpy float64", got[name], estimates[name], tolerance or _EXACT)
+            _row(
+                name,
+                dialect,
+                "numpy float64",
+                DIFFERENCES,
+                _against_differences(truth, name, got[name], evidence, tolerance or EXACT),
+            )
             for name in point.names
         ]
-        rows += _told_by_the_neighbour(judged, point, gradients[dialect], got, seed, tolerance or _EXACT)
+        rows += _told_by_the_neighbour(judged, point, gradients[dialect], got, seed, tolerance or EXACT)
     wrong = {row.dialect for row in rows if row.verdict == DISAGREED}
     sound = next((dialect for dialect in truths if dialect not in wrong), first)
     if sound != first:
@@ -176,138 +170,29 @@ def check(
     if "ort-cpu" in names and ortbuilder.available():
         settled = {row.gradient: row.verdict for row in rows if row.oracle == DIFFERENCES and row.dialect == sound}
         allowed = tolerance or rounding(len(gradients[sound].graph.node), point)
-        rows += _of_builder(truth, estimates, settled, allowed, seconds)
+        rows += _of_builder(truth, evidence, settled, allowed, seconds)
     return Check(tuple(point.names), tuple(point.seeds_of), seed, point.described, tuple(rows))
 
 
 # Against differences
 
 
-@dataclass(frozen=True)
-class _Estimate:
-    """A difference along a direction, or why there is none. `size` is the norm of what it should be measured against."""
-
-    direction: np.ndarray
-    difference: Difference | None
-    size: float
-    step: float = 0.0
-    why: str = ""
-
-
-def _differences(
-    point: Point, truth: Mapping[str, np.ndarray], rng: np.random.Generator, directions: int
-) -> dict[str, list[_Estimate]]:
-    """Differences along random directions, moving one input at a time, each element relative to the input's size."""
-    estimates: dict[str, list[_Estimate]] = {}
-    for name in point.names:
-        at = point.wide[name]
-        estimates[name] = [
-            _estimate(point, name, rng.standard_normal(at.shape) * (rms(at) or 1.0), truth[name])
-            for _ in range(directions)
-        ]
-    return estimates
-
-
-def _estimate(point: Point, name: str, direction: np.ndarray, gradient: np.ndarray) -> _Estimate:
-    """The difference by the first step that settles it, or that with the smallest error.
-
-    Where none does, because kinks are crossed, the nearest of the other estimates says how far off it may be.
-    """
-    size = float(np.linalg.norm(gradient)) * rms(direction) if gradient.shape == direction.shape else 0.0
-    found: list[tuple[Difference, float]] = []
-    for step in _STEPS:
-        try:
-            difference = directional(point.evaluate, point.wide, {name: direction}, point.cotangent_of, step)
-        except (ShapeMovedError, BackendError) as error:
-            if not found:
-                return _Estimate(direction, None, size, why=str(error))
-            break
-        if np.isfinite(difference.value):
-            found.append((difference, step))
-            if difference.error <= _SETTLED * max(size, abs(difference.value)):
-                return _Estimate(direction, difference, size, step)
-    if not found:
-        return _Estimate(direction, None, size, why="the model is not finite near this point")
-    best, step = min(found, key=lambda pair: pair[0].error)
-    spread = min((abs(other.value - best.value) for other, _ in found if other is not best), default=0.0)
-    return _Estimate(direction, replace(best, error=max(best.error, spread)), size, step)
-
-
 def _against_differences(
-    truth: Truth,
-    name: str,
-    dialect: str,
-    backend: str,
-    got: np.ndarray,
-    estimates: Sequence[_Estimate],
-    tolerance: float,
-) -> Row:
-    """The worst of the directions."""
-
-    def row(verdict: str, note: str = "", numbers: tuple[float | None, float | None, float | None] = _NONE) -> Row:
-        return Row(name, dialect, backend, DIFFERENCES, verdict, *numbers, note)
-
-    point = truth.point
-    expected = point.wide[name].shape
-    if got.shape != expected:
-        return row(DISAGREED, f"shape {got.shape}, {name!r} has {expected}")
-    if not np.all(np.isfinite(got)):
-        if all(estimate.difference is None for estimate in estimates):
-            return row(INCONCLUSIVE, f"neither the gradient nor a difference is finite: {estimates[0].why}")
-        return row(DISAGREED, f"{np.count_nonzero(~np.isfinite(got))} elements are not finite")
-    worst = row(AGREED, "both are zero", (0.0, 0.0, tolerance))
-    for estimate in estimates:
-        if estimate.difference is None:
-            worst = _worse(worst, row(INCONCLUSIVE, estimate.why))
-            continue
-        value, method = estimate.difference.value, estimate.difference.error
-        if abs(value) <= method and method > _SETTLED * estimate.difference.scale:
-            worst = _worse(worst, row(INCONCLUSIVE, "the differences are no more than their error"))
-            continue
-        derivative = float(np.sum(got * estimate.direction))
-        error, size = abs(derivative - value), max(estimate.size, abs(value))
-        if not np.any(got) and abs(value) <= method:
-            continue
-        slack = tolerance * size + method
-        if error > slack:
-            moved = np.linalg.norm(truth.moved(name, _FLOAT64_BITS)) * rms(estimate.direction)
-            slack += _SENSITIVE * float(moved)
-        numbers = (error, error / size, slack / size) if size else (0.0, 0.0, tolerance)
-        if not error <= slack < np.inf:
-            verdict, note = _at_a_kink(point, name, estimate, derivative, tolerance * size)
-        elif slack > size and abs(value) <= method:
-            verdict, note = AGREED, "both are zero up to rounding"
-        elif slack > _TELLING * size:
-            verdict, note = INCONCLUSIVE, "rounding or a kink hides more than 1% of it"
-        else:
-            verdict, note = AGREED, ""
-        worst = _worse(worst, row(verdict, note, numbers))
-    return worst
+    truth: Truth, name: str, got: np.ndarray, evidence: Sequence[Evidence], tolerance: float, exact: bool = True
+) -> Judged:
+    """The worst of the directions along which there is a difference; inconclusive where there is none along some."""
+    found = [said for said in evidence if isinstance(said, Directional) and said.name == name]
+    silent = [said.why for said in evidence if isinstance(said, Silent) and said.name in (name, "")]
+    if silent and not found and not np.all(np.isfinite(got)):
+        return Judged(INCONCLUSIVE, note=f"neither the gradient nor a difference is finite: {silent[0]}")
+    judged = against_directions(truth, name, got, found, tolerance, exact=exact)
+    return gravest([judged, *(Judged(INCONCLUSIVE, note=why) for why in silent)])
 
 
-def _worse(one: Row, other: Row) -> Row:
-    """The row with the graver verdict; of the same, the one with the larger part of the allowed error."""
-    order = (AGREED, INCONCLUSIVE, KINK, DISAGREED)
-
-    def gravity(row: Row) -> tuple[int, float]:
-        return order.index(row.verdict), (row.relative or 0.0) / (row.allowed or 1.0)
-
-    return other if gravity(other) >= gravity(one) else one
-
-
-def _at_a_kink(point: Point, name: str, estimate: _Estimate, derivative: float, slack: float) -> tuple[str, str]:
-    """Whether an error is a kink's: the one-sided derivatives differ there and bracket the answer."""
-    try:
-        left, right = one_sided(
-            point.evaluate, point.wide, {name: estimate.direction}, point.cotangent_of, estimate.step
-        )
-    except (ShapeMovedError, BackendError) as error:
-        return INCONCLUSIVE, str(error)
-    low, high = sorted((left.value, right.value))
-    slack += left.error + right.error
-    if high - low > 2 * slack and low - slack <= derivative <= high + slack:
-        return KINK, f"the derivative is {left.value:.4g} from the left, {right.value:.4g} from the right"
-    return DISAGREED, f"{derivative:.6g} along a direction, differences give {_value(estimate)}"
+def _row(name: str, dialect: str, backend: str, oracle: str, judged: Judged) -> Row:
+    return Row(
+        name, dialect, backend, oracle, judged.verdict, judged.absolute, judged.relative, judged.allowed, judged.note
+    )
 
 
 def _told_by_the_neighbour(
@@ -318,33 +203,26 @@ def _told_by_the_neighbour(
     A sum of kinks need not lie between its one-sided derivatives, and Relu(x) − Relu(−x) has none at 0, where each convention
     of its parts is kept.
     """
-    kinks = {kink.operator for kink in KINKS} & {node.op_type for node in point.model.graph.node}
+    kinks = kinks_of(point.model)
     doubtful = [row.gradient for row in rows if row.verdict == DISAGREED and np.all(np.isfinite(got[row.gradient]))]
     if not kinks or not doubtful:
         return list(rows)
-    rng = np.random.default_rng([seed, 2])
-    beside = point.beside(rng)
+    beside = point.beside(np.random.default_rng([seed, 2]), doubtful)
     try:
         prepared = get_backend("numpy").prepare(gradient, precision="float64")
         there = by_name(prepared.run(beside.wide | beside.seeds), point.names)
     except BackendError:
         return list(rows)
     truth = Truth(beside, gradient, there)
-    estimates = _differences(beside, there, rng, 1)
+    evidence = along(beside.evaluate, beside.wide, doubtful, beside.cotangent_of, np.random.default_rng([seed, 3]), 1)
     told = []
     for row in rows:
-        name = row.gradient
-        if name in doubtful:
-            again = _against_differences(truth, name, row.dialect, row.backend, there[name], estimates[name], tolerance)
+        if row.gradient in doubtful:
+            again = _against_differences(truth, row.gradient, there[row.gradient], evidence, tolerance)
             if again.verdict == AGREED and not again.note:
-                row = replace(row, verdict=KINK, note=f"it agrees right beside this point: {choices(sorted(kinks))}")
+                row = replace(row, verdict=KINK, note=f"it agrees right beside this point: {choices(kinks)}")
         told.append(row)
     return told
-
-
-def _value(estimate: _Estimate) -> str:
-    assert estimate.difference is not None
-    return f"{estimate.difference.value:.6g} ± {estimate.difference.error:.1g}"
 
 
 # On a backend
@@ -357,7 +235,11 @@ def _on_backend(truth: Truth, gradient: ModelProto, dialect: str, backend: str, 
     except BackendError as error:
         return _without_result(point, dialect, backend, FLOAT64, _refusal(point, backend) or error)
     got = by_name(results, point.names)
-    return [_against_float64(truth, name, dialect, backend, got[name], tolerance) for name in point.names]
+    own = backend != "numpy"
+    return [
+        _row(name, dialect, backend, FLOAT64, against_float64(truth, name, got[name], tolerance, own))
+        for name in point.names
+    ]
 
 
 class _RefusalError(BackendError):
@@ -375,47 +257,8 @@ def _refusal(point: Point, backend: str) -> _RefusalError | None:
 
 def _without_result(point: Point, dialect: str, backend: str, oracle: str, error: BackendError) -> list[Row]:
     """A backend without the kernels, of another opset, or for another model is not at fault; else one that fails is."""
-    verdict = UNSUPPORTED if _NO_KERNEL.search(str(error)) or isinstance(error, _RefusalError) else FAILED
+    verdict = UNSUPPORTED if NO_KERNEL.search(str(error)) or isinstance(error, _RefusalError) else FAILED
     return [Row(name, dialect, backend, oracle, verdict, note=str(error)) for name in point.names]
-
-
-def _against_float64(truth: Truth, name: str, dialect: str, backend: str, got: np.ndarray, tolerance: float) -> Row:
-    """Element by element, relative to the largest element of the float64 gradient."""
-
-    def row(verdict: str, note: str = "", numbers: tuple[float | None, float | None, float | None] = _NONE) -> Row:
-        return Row(name, dialect, backend, FLOAT64, verdict, *numbers, note)
-
-    point, expected = truth.point, truth.gradients[name]
-    if got.shape != expected.shape:
-        return row(DISAGREED, f"shape {got.shape}, the float64 gradient has {expected.shape}")
-    kind = point.dtype(name)
-    if got.dtype != kind:
-        return row(DISAGREED, f"dtype {got.dtype}, {name!r} has {kind}")
-    if not np.all(np.isfinite(expected)):
-        return row(INCONCLUSIVE, "the float64 gradient is not finite")
-    error, size = largest(got.astype(np.float64) - expected), largest(expected)
-    # Below the smallest normal number of the type nothing is computed accurately.
-    underflow = limits(kind)[1] * max(got.size, 1) ** 0.5
-    if error <= max(tolerance * size, underflow):
-        return row(AGREED, "" if size else "both are zero", (error, error / size if size else 0.0, tolerance))
-    explained = tolerance * size + _SENSITIVE * largest(truth.moved(name, truth.bits))
-    verdict, note = AGREED, ""
-    if explained < error:
-        explained += largest(truth.moved(name, truth.bits - _COARSER))
-        note = "a kink is near: rounding moves single elements far"
-    elif explained > _TELLING * size:
-        note = "rounding hides more than 1% of it"
-    if not error <= explained:
-        verdict, note = DISAGREED, ""
-        if point.draws and backend != "numpy":
-            verdict, note = INCONCLUSIVE, f"{', '.join(point.draws)}: the backend draws random numbers of its own"
-        elif truth.out_of_range:
-            verdict, note = INCONCLUSIVE, truth.out_of_range
-    elif size <= _SENSITIVE * largest(truth.moved(name, _FLOAT64_BITS)):
-        note = "both are zero up to rounding"
-    elif note and np.linalg.norm(got.astype(np.float64) - expected) > _TELLING * np.linalg.norm(expected):
-        verdict = INCONCLUSIVE
-    return row(verdict, note, (error, error / size if size else float("inf"), explained / size if size else 0.0))
 
 
 # ONNX Runtime's own builder
@@ -423,7 +266,7 @@ def _against_float64(truth: Truth, name: str, dialect: str, backend: str, got: n
 
 def _of_builder(
     truth: Truth,
-    estimates: Mapping[str, Sequence[_Estimate]],
+    evidence: Sequence[Evidence],
     settled: Mapping[str, str],
     tolerance: float,
     seconds: float,
@@ -456,12 +299,11 @@ def _of_builder(
         if name not in total:
             rows.append(_builder_row(name, UNSUPPORTED, "no output depends on it"))
             continue
-        row = _against_float64(truth, name, "onnxruntime", "ort-cpu", total[name], tolerance)
+        judged = against_float64(truth, name, total[name], tolerance, own_draws=True)
+        row = _row(name, "onnxruntime", "ort-cpu", FLOAT64, judged)
         if row.verdict == DISAGREED:
             wide = total[name].astype(np.float64)
-            measured = _against_differences(
-                truth, name, row.dialect, row.backend, wide, estimates[name], row.allowed or tolerance
-            )
+            measured = _against_differences(truth, name, wide, evidence, row.allowed or tolerance)
             if settled.get(name) == AGREED and measured.verdict == DISAGREED:
                 note = "; ".join(filter(None, (row.note, measured.note))) or "refgrad agrees with differences"
                 row = replace(row, verdict=WRONG_BUILDER, note=note)

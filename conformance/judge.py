@@ -144,7 +144,7 @@ class Trial:
         if got.dtype not in (kind, np.dtype(np.float64)):
             note = f"{name}: dtype {got.dtype}, the input has {kind}"
             return self._row(candidate, verdicts.WRONG, ("dtype",), (), Judged(DISAGREED, note=note))
-        tolerance = self.question.tolerance or rounding(candidate.nodes, self.truth.point)
+        tolerance = self.question.tolerance or rounding(candidate.nodes, self.question.model)
         if name in self.kinks:
             return self._at_a_kink(candidate, name, got, tolerance)
         confirmed = self.confirmed(name)

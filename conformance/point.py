@@ -252,9 +252,9 @@ def limits(dtype: np.dtype[Any]) -> tuple[float, float, float]:
     return float(info.eps), float(info.tiny), float(info.max)
 
 
-def rounding(nodes: int, point: Point) -> float:
-    """The relative error that the roundings of a gradient of so many nodes explain: they add up like √n."""
-    return float(_ROUNDINGS * _epsilon(point.model) * np.sqrt(max(nodes, 1)))
+def rounding(nodes: int, model: ModelProto) -> float:
+    """The relative error that the roundings of a gradient of `model`, of so many nodes, explain: they add up like √n."""
+    return float(_ROUNDINGS * _epsilon(model) * np.sqrt(max(nodes, 1)))
 
 
 def largest(array: np.ndarray) -> float:
