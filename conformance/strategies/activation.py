@@ -5,9 +5,87 @@ from __future__ import annotations
 from refgrad.conformance.case import Case
 from refgrad.conformance.strategies.drawing import Drawing, strategy
 
+KINKS = {  # where each has no derivative, by the attributes that it is given
+    "Relu": lambda attributes: (0.0,),
+    "LeakyRelu": lambda attributes: (0.0,),
+    "Elu": lambda attributes: (0.0,),
+    "Selu": lambda attributes: (0.0,),
+    "ThresholdedRelu": lambda attributes: (attributes.get("alpha", 1.0),),
+    "Shrink": lambda attributes: (attributes.get("lambd", 0.5), -attributes.get("lambd", 0.5)),
+    "HardSigmoid": lambda attributes: tuple(
+        (level - attributes.get("beta", 0.5)) / attributes.get("alpha", 0.2) for level in (0, 1)
+    ),
+    "HardSwish": lambda attributes: (-3.0, 3.0),
+}
+SETTINGS: dict[str, dict[str, tuple[float, ...]]] = {  # what each attribute may be, the default left out
+    "LeakyRelu": {"alpha": (0.25, 2.0, 0.0, -0.5)},
+    "Elu": {"alpha": (2.0, 0.5, -0.5)},
+    "Selu": {"alpha": (2.0, 0.5), "gamma": (2.0, 0.5)},
+    "ThresholdedRelu": {"alpha": (2.0, 0.0, -0.5)},
+    "Shrink": {"lambd": (0.25, 1.0), "bias": (0.25, 1.0, -0.5)},
+    "HardSigmoid": {"alpha": (0.25, 0.5), "beta": (0.25, 0.0)},
+    "Celu": {"alpha": (2.0, 0.5)},
+    "Swish": {"alpha": (2.0, 0.5, -0.5)},
+}
 
-@strategy("Softmax", "LogSoftmax", "Hardmax")
+
+@strategy(*KINKS, kinks=True)
+def with_kinks(d: Drawing) -> Case:
+    """Both sides of every kink, and far from it."""
+    attributes = _attributes(d)
+    far = d.pick(4, 20)
+    return d.case(d.floats(d.shape(), -far, far, avoid=KINKS[d.op_type](attributes)), **attributes)
+
+
+@strategy("Sigmoid", "Tanh", "Softplus", "Softsign", "Mish", "Swish")
+def smooth(d: Drawing) -> Case:
+    """Around 0, and where the function is as good as straight."""
+    far = d.pick(3, 20)
+    return d.case(d.floats(d.shape(), -far, far), **_attributes(d))
+
+
+@strategy("Celu")
+def celu(d: Drawing) -> Case:
+    """Both sides of 0, where it has no second derivative."""
+    return d.case(d.floats(d.shape(), -4, 4, avoid=(0,)), **_attributes(d))
+
+
+@strategy("Gelu")
+def gelu(d: Drawing) -> Case:
+    """Exact and approximate."""
+    return d.case(d.floats(d.shape(), -4, 4), approximate=d.pick(None, "none", "tanh"))
+
+
+@strategy("PRelu", kinks=True)
+def prelu(d: Drawing) -> Case:
+    """A slope that broadcasts to x."""
+    shape = d.shape()
+    return d.case(d.floats(shape, avoid=(0,)), d.floats(d.broadcast_to(shape)), fixed=["slope"])
+
+
+@strategy("SwiGLU")
+def swiglu(d: Drawing) -> Case:
+    """A gate and a value of one shape."""
+    shape = d.shape()
+    return d.case(d.floats(shape), d.floats(shape), alpha=d.pick(None, 1.5, -0.5))
+
+
+@strategy("Softmax", "LogSoftmax")
 def softmax(d: Drawing) -> Case:
     """Any axis of any rank; the default axis too."""
     shape = d.shape(1)
+    far = d.pick(2, 20)
+    return d.case(d.floats(shape, -far, far), axis=d.optional(lambda: d.axis(len(shape))))
+
+
+@strategy("Hardmax", kinks=True)
+def hardmax(d: Drawing) -> Case:
+    """As Softmax; no two elements are the largest."""
+    shape = d.shape(1, empty=False)
     return d.case(d.apart(shape), axis=d.optional(lambda: d.axis(len(shape))))
+
+
+def _attributes(d: Drawing) -> dict[str, float]:
+    """Each attribute of `SETTINGS` absent, or one of its values."""
+    options = SETTINGS.get(d.op_type, {})
+    return {name: d.pick(*some) for name, some in options.items() if d.flag()}

@@ -26,7 +26,7 @@ from hypothesis.strategies import DrawFn, SearchStrategy
 
 from refgrad.conformance.case import SHAPES, Case, node_case
 from refgrad.errors import OptionError, choices
-from refgrad.functions import OPERATORS, find_schema
+from refgrad.functions import find_schema
 
 T = TypeVar("T")
 Shape = tuple[int, ...]
@@ -76,7 +76,8 @@ class Drawing:
 
     def integer(self, low: int, high: int) -> int:
         """A number from `low` to `high`, both included."""
-        return self.draw(st.integers(low, high))
+        drawn: int = self.draw(st.integers(low, high))
+        return drawn
 
     def factor(self) -> float:
         """An attribute that multiplies: positive, negative or zero."""
@@ -110,7 +111,7 @@ class Drawing:
 
     def axes(self, rank: int, least: int = 0, most: int | None = None) -> list[int]:
         """Different axes in any order, some counted from the right."""
-        count = self.integer(least, rank if most is None else min(rank, most))
+        count = self.integer(min(least, rank), rank if most is None else min(rank, most))
         order = self.permutation(rank)[:count]
         return [axis - rank if self.flag() else axis for axis in order]
 
@@ -139,6 +140,20 @@ class Drawing:
             order //= 2
             self._kinks += 1
         return (below + STEP * (order - count // 2)).astype(self.dtype)
+
+    def unlike(self, *shapes: Shape) -> list[np.ndarray]:
+        """At most four arrays, no element of one ties with one of another. With the values "kink" their first elements do."""
+        arrays = [self.integers(shape, -3, 3).astype(self.dtype) + self.scalar(k / 4) for k, shape in enumerate(shapes)]
+        if self.values == "kink" and len(arrays) > 1 and all(array.size for array in arrays):
+            for array in arrays:
+                array.flat[0] = arrays[0].flat[0]
+            self._kinks += 1
+        return [array.reshape(shape) for array, shape in zip(arrays, shapes, strict=True)]
+
+    def normal(self, shape: Shape, scale: float = 1.0) -> np.ndarray:
+        """Normally distributed numbers times `scale`: for functions of many numbers, with kinks that no grid avoids."""
+        rng = np.random.default_rng(self.integer(0, 999))
+        return np.asarray(scale * rng.standard_normal(shape)).astype(self.dtype)
 
     def integers(self, shape: Shape, low: int, high: int, dtype: Any = np.int64) -> np.ndarray:
         """Numbers from `low` to `high`, both included."""
@@ -181,6 +196,10 @@ class Drawing:
             shapes=self.shapes,
             **{name: value for name, value in attributes.items() if value is not None},
         )
+        return self.finished(made)
+
+    def finished(self, made: Case) -> Case:
+        """A case that was made in another way, with what this draw knows of it, and a name that tells it from others."""
         drawn = zlib.crc32(made.model.SerializeToString(deterministic=True))
         for name, array in made.feeds.items():
             drawn = zlib.crc32(f"{name}{array.dtype}{array.tolist()}".encode(), drawn)
@@ -202,11 +221,12 @@ Draw = Callable[[Drawing], Case]
 
 @dataclass(frozen=True)
 class Entry:
-    """The strategy of one operator, the oldest opset it can draw for, and whether it draws kinks."""
+    """The strategy of one operator, the opsets that it can draw for, and whether it draws kinks."""
 
     operator: str
     function: Draw
     oldest: int
+    newest: int
     kinks: bool
 
     def cases(self, opset: int | None, dtype: np.dtype[Any], shapes: str | None, values: str) -> SearchStrategy[Case]:
@@ -214,9 +234,9 @@ class Entry:
 
         :raises OptionError: the operator has no such version, does not take the type, or has no kink.
         """
-        if opset is not None and not self.oldest <= opset <= self._last:
+        if opset is not None and not self.oldest <= opset <= self.newest:
             raise OptionError(
-                f"The strategy of {self.operator} has no opset {opset}. It has {self.oldest} to {self._last}."
+                f"The strategy of {self.operator} has no opset {opset}. It has {self.oldest} to {self.newest}."
             )
         asked = self.versions if opset is None else (opset,)
         versions = [version for version in asked if self._takes(version, dtype)]
@@ -239,17 +259,9 @@ class Entry:
         """What None stands for: opset `NEWEST` first, then the older versions of the operator; the first if it came later."""
         domain, _, op_type = self.operator.rpartition(".")
         if domain:
-            return (self._last,)
-        known = [version for version in _versions(domain, op_type) if version >= self.oldest]
-        newest = max(NEWEST, self.oldest)
-        return newest, *sorted((version for version in known if version < newest), reverse=True)
-
-    @property
-    def _last(self) -> int:
-        domain, _, op_type = self.operator.rpartition(".")
-        if (domain, op_type) in OPERATORS:
-            return 1
-        return onnx.defs.onnx_opset_version() if not domain else max(_versions(domain, op_type), default=1)
+            return (self.newest,)
+        first = max(self.oldest, min(NEWEST, self.newest))
+        return first, *(version for version in reversed(_versions(domain, op_type)) if self.oldest <= version < first)
 
     def _takes(self, version: int, dtype: np.dtype[Any]) -> bool:
         domain, _, op_type = self.operator.rpartition(".")
@@ -262,18 +274,25 @@ class Entry:
 REGISTRY: dict[str, Entry] = {}
 
 
-def strategy(*operators: str, oldest: int | None = None, kinks: bool = False) -> Callable[[Draw], Draw]:
+def strategy(
+    *operators: str, oldest: int | None = None, newest: int | None = None, kinks: bool = False
+) -> Callable[[Draw], Draw]:
     """Register a function as the strategy of these operators, which `Drawing.op_type` tells apart.
 
     :param oldest: the first opset that it draws for; by default 13, or that which has the operator first.
-    :param kinks: it draws points without a derivative too: it calls `Drawing.floats` with `avoid`, or `Drawing.apart`.
+    :param newest: the last; by default the last that onnx knows.
+    :param kinks: it draws points without a derivative too: it calls `Drawing.floats` with `avoid`, `apart` or `unlike`.
     """
 
     def register(function: Draw) -> Draw:
         for operator in operators:
             domain, _, op_type = operator.rpartition(".")
-            first = 1 if domain else max(OLDEST, min(_versions(domain, op_type)))
-            REGISTRY[operator] = Entry(operator, function, first if oldest is None else oldest, kinks)
+            versions = _versions(domain, op_type)
+            known = (
+                (versions[-1], versions[-1]) if domain else (max(OLDEST, versions[0]), onnx.defs.onnx_opset_version())
+            )
+            first, last = known[0] if oldest is None else oldest, known[1] if newest is None else newest
+            REGISTRY[operator] = Entry(operator, function, first, last, kinks)
         return function
 
     return register
@@ -289,11 +308,11 @@ def _schemas() -> dict[tuple[str, str], list[int]]:
 
 def _versions(domain: str, op_type: str) -> list[int]:
     """The versions in which an operator changed."""
-    return sorted(_schemas().get((domain, op_type), []))
+    return sorted(_schemas().get((domain, op_type), [1]))  # those that onnx does not know are of version 1
 
 
 @cache
-def _grid(low: float, high: float, avoid: Shape | tuple[float, ...]) -> tuple[float, ...]:
+def _grid(low: float, high: float, avoid: tuple[float, ...]) -> tuple[float, ...]:
     """The multiples of `STEP` between two bounds and not near those to avoid, the plainest first."""
     steps = range(int(np.ceil(low / STEP)), int(np.floor(high / STEP)) + 1)
     numbers = [k * STEP for k in steps if all(abs(k * STEP - kink) >= STEP for kink in avoid)]
