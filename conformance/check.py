@@ -9,7 +9,6 @@ gradient itself moves when each intermediate result is rounded (which cancellati
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,23 +20,27 @@ from refgrad import ortbuilder
 from refgrad.backends import available, get_backend
 from refgrad.backends.base import ModelLike, check_feeds, load_model
 from refgrad.backward import gradient as differentiate
-from refgrad.conformance.differences import Difference, directional, one_sided
-from refgrad.conformance.feeds import SIZE
-from refgrad.conformance.point import (
-    Point,
-    ShapeMovedError,
-    Truth,
-    by_name,
-    inputs_of,
-    largest,
-    limits,
-    rms,
-    rounding,
-    with_values,
+from refgrad.conformance.comparison import (
+    AGREED,
+    DISAGREED,
+    EXACT,
+    INCONCLUSIVE,
+    KINK,
+    Judged,
+    against_directions,
+    against_float64,
+    gravest,
+    kinks_of,
+    told_by_the_neighbour,
 )
+from refgrad.conformance.feeds import SIZE
+from refgrad.conformance.oracles.differences import NAME as DIFFERENCES
+from refgrad.conformance.oracles.differences import estimates
+from refgrad.conformance.oracles.evidence import Directional, Evidence, Silent
+from refgrad.conformance.point import Point, Truth, by_name, inputs_of, rounding, with_values
+from refgrad.conformance.verdicts import NO_KERNEL
 from refgrad.conformance.weights import randomize
 from refgrad.errors import BackendError, BuilderError, OptionError, RefgradError, choices
-from refgrad.kinks import KINKS
 from refgrad.registry import DIALECTS
 from refgrad.worker import SECONDS
 
@@ -146,7 +149,7 @@ def check(
     first = next(iter(truths))
     truth = Truth(point, gradients[first], truths[first])
     rng = np.random.default_rng([seed, 1])
-    evidence = along(point.evaluate, point.wide, point.names, point.cotangent_of, rng, directions)
+    evidence = estimates(point.evaluate, point.wide, point.names, point.cotangent_of, rng, directions=directions)
     for dialect, got in truths.items():
         judged = [
             _row(
@@ -158,18 +161,22 @@ def check(
             )
             for name in point.names
         ]
-        rows += _told_by_the_neighbour(judged, point, gradients[dialect], got, seed, tolerance or EXACT)
+        doubtful = {row.gradient for row in judged if row.verdict == DISAGREED and np.all(np.isfinite(got[row.gradient]))}
+        here = Truth(point, gradients[dialect], got)
+        kinks = told_by_the_neighbour(here, doubtful, seed, tolerance or EXACT) if doubtful else set()
+        note = f"it agrees right beside this point: {choices(kinks_of(point.model))}"
+        rows += [replace(row, verdict=KINK, note=note) if row.gradient in kinks else row for row in judged]
     wrong = {row.dialect for row in rows if row.verdict == DISAGREED}
     sound = next((dialect for dialect in truths if dialect not in wrong), first)
     if sound != first:
         truth = Truth(point, gradients[sound], truths[sound])
     for dialect, made in gradients.items():
-        allowed = tolerance or rounding(len(made.graph.node), point)
+        allowed = tolerance or rounding(len(made.graph.node), point.model)
         for name in names:
             rows += _on_backend(truth, made, dialect, name, allowed)
     if "ort-cpu" in names and ortbuilder.available():
         settled = {row.gradient: row.verdict for row in rows if row.oracle == DIFFERENCES and row.dialect == sound}
-        allowed = tolerance or rounding(len(gradients[sound].graph.node), point)
+        allowed = tolerance or rounding(len(gradients[sound].graph.node), point.model)
         rows += _of_builder(truth, evidence, settled, allowed, seconds)
     return Check(tuple(point.names), tuple(point.seeds_of), seed, point.described, tuple(rows))
 
@@ -193,36 +200,6 @@ def _row(name: str, dialect: str, backend: str, oracle: str, judged: Judged) -> 
     return Row(
         name, dialect, backend, oracle, judged.verdict, judged.absolute, judged.relative, judged.allowed, judged.note
     )
-
-
-def _told_by_the_neighbour(
-    rows: Sequence[Row], point: Point, gradient: ModelProto, got: Mapping[str, np.ndarray], seed: int, tolerance: float
-) -> list[Row]:
-    """The rows; a kink where a finite gradient disagrees here, and agrees at a point right beside this one.
-
-    A sum of kinks need not lie between its one-sided derivatives, and Relu(x) − Relu(−x) has none at 0, where each convention
-    of its parts is kept.
-    """
-    kinks = kinks_of(point.model)
-    doubtful = [row.gradient for row in rows if row.verdict == DISAGREED and np.all(np.isfinite(got[row.gradient]))]
-    if not kinks or not doubtful:
-        return list(rows)
-    beside = point.beside(np.random.default_rng([seed, 2]), doubtful)
-    try:
-        prepared = get_backend("numpy").prepare(gradient, precision="float64")
-        there = by_name(prepared.run(beside.wide | beside.seeds), point.names)
-    except BackendError:
-        return list(rows)
-    truth = Truth(beside, gradient, there)
-    evidence = along(beside.evaluate, beside.wide, doubtful, beside.cotangent_of, np.random.default_rng([seed, 3]), 1)
-    told = []
-    for row in rows:
-        if row.gradient in doubtful:
-            again = _against_differences(truth, row.gradient, there[row.gradient], evidence, tolerance)
-            if again.verdict == AGREED and not again.note:
-                row = replace(row, verdict=KINK, note=f"it agrees right beside this point: {choices(kinks)}")
-        told.append(row)
-    return told
 
 
 # On a backend

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from onnx import ModelProto
 
+from refgrad.backends import get_backend
 from refgrad.conformance.differences import one_sided
+from refgrad.conformance.oracles.differences import estimates
 from refgrad.conformance.oracles.evidence import Directional, Elementwise
-from refgrad.conformance.point import ShapeMovedError, Truth, largest, limits, rms
+from refgrad.conformance.point import ShapeMovedError, Truth, by_name, largest, limits, rms
 from refgrad.errors import BackendError
+from refgrad.kinks import KINKS
 
 AGREED, DISAGREED, KINK, INCONCLUSIVE = "agreed", "disagreed", "kink", "inconclusive"
 EXACT = 1e-6  # what float64 explains of a gradient
@@ -90,11 +94,8 @@ def _along(
     numbers = (error, error / size, slack / size) if size else (0.0, 0.0, tolerance)
     if not error <= slack < np.inf:
         note = f"{derivative:.6g} along a direction, {said.oracle} gives {value:.6g} ± {method:.1g}"
-        return (
-            Judged(DISAGREED, *numbers, note)
-            if not sided
-            else _at_a_kink(truth, said, derivative, tolerance * size, numbers, note)
-        )
+        wrong = Judged(DISAGREED, *numbers, note)
+        return _at_a_kink(truth, said, derivative, tolerance * size, wrong) if sided else wrong
     if slack > size and abs(value) <= method:
         return Judged(AGREED, *numbers, "both are zero up to rounding")
     if slack > _TELLING * size:
@@ -170,3 +171,33 @@ def against_float64(truth: Truth, name: str, got: np.ndarray, tolerance: float, 
     elif note and np.linalg.norm(difference) > _TELLING * np.linalg.norm(expected):
         verdict = INCONCLUSIVE
     return Judged(verdict, error, error / size if size else float("inf"), explained / size if size else 0.0, note)
+
+
+def told_by_the_neighbour(truth: Truth, names: Collection[str], seed: int, tolerance: float) -> set[str]:
+    """Those of `names` at a kink: the gradient, off from differences here, agrees with them at a point right beside this one.
+
+    A sum of kinks need not lie between its one-sided derivatives, and Relu(x) − Relu(−x) has none at 0, where each convention
+    of its parts is kept.
+    """
+    if not kinks_of(truth.point.model):
+        return set()
+    beside = truth.point.beside(np.random.default_rng([seed, 2]))
+    try:
+        prepared = get_backend("numpy").prepare(truth.model, precision="float64")
+        there = Truth(beside, truth.model, by_name(prepared.run(beside.wide | beside.seeds), beside.names))
+    except BackendError:
+        return set()
+    rng, listed = np.random.default_rng([seed, 3]), sorted(names)
+    said = estimates(beside.evaluate, beside.wide, listed, beside.cotangent_of, rng, directions=1)
+    found = {one.name: one for one in said if isinstance(one, Directional)}
+    judged = {
+        name: against_directions(there, name, there.gradients[name], [one], tolerance, exact=True)
+        for name, one in found.items()
+    }
+    return {name for name, one in judged.items() if one.verdict == AGREED and not one.note}
+
+
+def kinks_of(model: ModelProto) -> list[str]:
+    """The operators of a model that have points without a derivative."""
+    known = {kink.operator for kink in KINKS}
+    return sorted({node.op_type for node in model.graph.node} & known)

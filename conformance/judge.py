@@ -12,7 +12,6 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from onnx import ModelProto
@@ -31,19 +30,19 @@ from refgrad.conformance.comparison import (
     against_elements,
     against_float64,
     gravest,
+    kinks_of,
+    told_by_the_neighbour,
 )
 from refgrad.conformance.oracles import Directional, Evidence, Property, Silent
 from refgrad.conformance.oracles.differences import NAME as DIFFERENCES
-from refgrad.conformance.oracles.differences import along, forward
-from refgrad.conformance.point import Point, Truth, by_name, rms, rounding, with_defaults
+from refgrad.conformance.point import Point, Truth, by_name, rounding, with_defaults
 from refgrad.conformance.question import Question
 from refgrad.conformance.verdicts import Row
 from refgrad.errors import RefgradError, choices
-from refgrad.kinks import CONVENTIONS, KINKS
+from refgrad.kinks import CONVENTIONS
 
 FLOAT64 = "float64"  # the witness that refgrad's own gradient is, once it is confirmed
 ENOUGH = 2  # witnesses against a gradient that make it wrong
-_BESIDE = 1e-2  # relative to the size of an input: how far the neighbour of a point is
 
 
 @dataclass(frozen=True)
@@ -117,7 +116,8 @@ class Trial:
             and said.get(DIFFERENCES, Judged(AGREED)).verdict == DISAGREED
             and np.all(np.isfinite(self.truth.gradients[name]))
         }
-        return frozenset(found | (self._told_by_the_neighbour(doubtful) if doubtful else set()))
+        told = told_by_the_neighbour(self.truth, doubtful, self.question.seed, EXACT) if doubtful else set()
+        return frozenset(found | told)
 
     def verdict(self, candidate: Candidate) -> Row:
         """The verdict on one candidate: the gravest over its gradients."""
@@ -184,31 +184,6 @@ class Trial:
             sided = oracle == DIFFERENCES
             yield oracle, against_directions(self.truth, name, got, found, tolerance, exact=exact, sided=sided)
 
-    def _told_by_the_neighbour(self, names: set[str]) -> set[str]:
-        """Those of `names` at a kink: refgrad's gradient, off here, agrees with differences at a point right beside this one.
-
-        A sum of kinks need not lie between its one-sided derivatives, and Relu(x) − Relu(−x) has none at 0, where each
-        convention of its parts is kept.
-        """
-        if not kinks_of(self.question.model):
-            return set()
-        beside = replace(self.question, feeds=self._beside(names))
-        made, gradients = _in_float64(beside)
-        if made is None:
-            return set()
-        trial = Trial(beside, tuple(along(beside, forward(beside), DIFFERENCES, 3)))
-        there = {name: trial.of_refgrad.get(name, {}).get(DIFFERENCES) for name in names & gradients.keys()}
-        return {name for name, said in there.items() if said and said.verdict == AGREED and not said.note}
-
-    def _beside(self, names: set[str]) -> dict[str, Any]:
-        """The feeds, `names` moved further than differences step."""
-        rng, at = np.random.default_rng([self.question.seed, 2]), self.question.at
-        moved = {
-            name: at[name] + rng.standard_normal(at[name].shape) * _BESIDE * (rms(at[name]) or 1)
-            for name in sorted(names)
-        }
-        return {**self.question.feeds, **moved}
-
     def _at_a_kink(self, candidate: Candidate, name: str, got: np.ndarray, tolerance: float) -> Row:
         """Whose convention an answer follows, by the table of kinks; wrong where it follows none."""
         followed = [
@@ -268,9 +243,3 @@ def _in_float64(question: Question, kinks: str = "refgrad") -> tuple[ModelProto 
     gradients = by_name(results, metadata["refgrad.gradients"])
     at = question.at
     return made, {name: value for name, value in gradients.items() if value.shape == np.shape(at[name])}
-
-
-def kinks_of(model: ModelProto) -> list[str]:
-    """The operators of a model that have points without a derivative."""
-    known = {kink.operator for kink in KINKS}
-    return sorted({node.op_type for node in model.graph.node} & known)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -27,10 +26,6 @@ from refgrad.worker import SECONDS, Worker
 MEMORY = 8 << 30  # bytes that a worker may have
 ORACLES = ("differences", "reference", "complex-step")  # what is asked by default: fast, and independent of each other
 
-NO_KERNEL = re.compile(
-    "no kernel|not a registered|NOT_IMPLEMENTED|NotImplemented|no schema|opset|IR version|_inlfunc_|data type is not supported",
-    re.I,
-)
 _ENDED = {"crashed": verdicts.CRASHED, "timed out": verdicts.TIMED_OUT, "out of memory": verdicts.OUT_OF_MEMORY}
 _AHEAD = 4  # cases handed to each lane before it asks for them
 
@@ -137,7 +132,7 @@ def _failed(question: Question, executor: str, error: WorkerError, worker: Worke
     rest: tuple[Any, ...] = ((), (), None, None)
     if error.verdict in _ENDED:
         return _ENDED[error.verdict], *rest, str(error)
-    if NO_KERNEL.search(str(error)):
+    if verdicts.NO_KERNEL.search(str(error)):
         return verdicts.UNSUPPORTED, *rest, str(error)
     try:
         worker.call(run, executor, question.model, dict(question.feeds))

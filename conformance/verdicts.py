@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 AGREED = "agreed"
@@ -20,11 +21,15 @@ VERDICTS = {
     CONVENTION: "there is no derivative at this point, and the answer is one of the conventions",
     REFUSED: "the builder made no gradient and said so",
     UNSUPPORTED: "the executor does not run the gradient, or the model itself",
-    CRASHED: "the process ended",
+    CRASHED: "the process ended, or the executor fails on the gradient although it runs the model",
     TIMED_OUT: "there was no answer within the time limit",
     OUT_OF_MEMORY: "there was no answer within the memory limit",
     INCONCLUSIVE: "the oracles disagree, or none applies",
 }
+NO_KERNEL = re.compile(  # what executors say of a model that they do not run
+    "no kernel|not a registered|NOT_IMPLEMENTED|NotImplemented|no schema|opset|IR version|_inlfunc_|data type is not supported",
+    re.I,
+)
 FAULTS = frozenset((WRONG, CRASHED, TIMED_OUT, OUT_OF_MEMORY))
 
 

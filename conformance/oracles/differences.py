@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,8 @@ NAME = "differences"
 DIRECTIONS = 2
 _STEPS = (1e-3, 1e-5, 1e-7)  # tried in this order until the differences are settled
 _SETTLED = 1e-6  # the error of a difference, relative to its value, that needs no smaller step
+_SMALL = 1e-11  # the error, relative to what is added up, that a smaller step only makes larger by rounding
+_SPREAD = 1e6  # between the largest and the smallest element: more, and each moves by its own size
 
 Forward = Callable[[Mapping[str, Any]], Mapping[str, np.ndarray]]
 
@@ -36,7 +38,8 @@ def forward(question: Question) -> Forward:
         for name, cotangent in question.cotangents.items():
             if results[name].shape != cotangent.shape:
                 raise ShapeMovedError(f"the shape of {name!r} changes along this direction")
-        return results
+        # What is not finite cannot be weighed by nothing.
+        return {name: np.where(v == 0, 0.0, results[name]) for name, v in question.cotangents.items()}
 
     return run
 
@@ -44,13 +47,53 @@ def forward(question: Question) -> Forward:
 def along(question: Question, function: Forward, oracle: str, stream: int) -> list[Evidence]:
     """Differences of `function` along random directions, moving one input at a time."""
     rng = np.random.default_rng([question.seed, stream])
-    at, weights = question.at, question.weights
+    return estimates(function, question.at, question.wrt, question.weights, rng, oracle)
+
+
+def estimates(
+    function: Forward,
+    at: Mapping[str, Any],
+    names: Iterable[str],
+    weights: Mapping[str, np.ndarray],
+    rng: np.random.Generator,
+    oracle: str = NAME,
+    directions: int = DIRECTIONS,
+) -> list[Evidence]:
+    """Differences of <weights, function> at a point, along random directions, moving one of `names` at a time."""
     found: list[Evidence] = []
-    for name in question.wrt:
-        for _ in range(DIRECTIONS):
-            direction = rng.standard_normal(at[name].shape) * (rms(at[name]) or 1.0)
-            found.append(_settled(function, at, name, direction, weights, oracle))
+    for name in names:
+        if not at[name].size:
+            found.append(Directional(oracle, name, np.zeros(at[name].shape), 0.0, 0.0, 0.0))
+            continue
+        for _ in range(directions):
+            direction = direction_at(at[name], rng)
+            evidence = _settled(function, at, name, direction, weights, oracle)
+            if isinstance(evidence, Silent):  # where the shape depends on which elements are equal, they stay so
+                tied = _tied(at[name], direction)
+                if not np.array_equal(tied, direction, equal_nan=True):
+                    evidence = _settled(function, at, name, tied, weights, oracle)
+            found.append(evidence)
     return found
+
+
+def direction_at(x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """A random direction at `x`: of the size of `x`, or of each element where these differ very much.
+
+    What is infinite or missing does not move.
+    """
+    sizes = np.abs(x[np.isfinite(x) & (x != 0)])
+    drawn: np.ndarray = np.where(np.isfinite(x), rng.standard_normal(x.shape), 0.0)
+    if not sizes.size:
+        return drawn
+    if sizes.max() <= _SPREAD * sizes.min():
+        return drawn * sizes.max() * rms(x / sizes.max())
+    return drawn * np.where(x == 0, float(np.median(sizes)), np.where(np.isfinite(x), np.abs(x), 0.0))
+
+
+def _tied(x: np.ndarray, direction: np.ndarray) -> np.ndarray:
+    """The direction with equal elements of `x` moving alike."""
+    _, first, of = np.unique(x, return_index=True, return_inverse=True)
+    return direction.reshape(-1)[first[of.reshape(x.shape)]]
 
 
 def _settled(
@@ -71,11 +114,11 @@ def _settled(
         try:
             difference = directional(function, at, {name: direction}, weights, step)
         except (ShapeMovedError, BackendError) as error:
-            why = str(error)
-            break
+            why = str(error)  # a smaller step may stay where it runs
+            continue
         if np.isfinite(difference.value):
             found.append((difference, step))
-            if difference.error <= _SETTLED * abs(difference.value):
+            if difference.error <= max(_SETTLED * abs(difference.value), _SMALL * difference.scale):
                 break
     if not found:
         return Silent(oracle, why, name)
