@@ -1,0 +1,257 @@
+"""A model in float64 on onnx.reference, node by node: what the oracles evaluate that must share no kernel with the interpreter."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import GraphProto, ModelProto, NodeProto, TypeProto, helper, inliner, numpy_helper
+from onnx.reference import ReferenceEvaluator
+from onnx.reference.op_run import OpRun
+
+from refgrad.backends import get_backend
+from refgrad.backends.numpy.precision import Float64
+from refgrad.backends.numpy.registry import default_attributes
+from refgrad.conformance.point import ShapeMovedError, largest, with_defaults
+from refgrad.conformance.question import Question
+from refgrad.errors import BackendError, RefgradError
+from refgrad.functions import OPERATORS, call_functions
+from refgrad.graph import FLOATS, infer, type_of
+from refgrad.inlining import inline_functions
+from refgrad.protos import subgraphs, versions_of
+from refgrad.upgrade import upgrade
+
+SAME = 1e-9  # two forwards compute one function: by how much they may differ, relative to the largest element
+ROUNDED = 1e-6  # the same with something in float32: a constant, or what an implementation works in
+_UPGRADED = 21  # the opset that an older model is converted to where onnx.reference does not know its own
+_NARROW = FLOATS - {onnx.TensorProto.DOUBLE}
+_DOUBLE = Float64()
+
+Outputs = Mapping[str, np.ndarray]
+Call = Callable[[Any, Sequence[Any]], Sequence[Any]]  # what computes a node of onnx.reference
+
+
+class Program:
+    """The model of a question: every float is a double, and operators of ours and functions are in their bodies' form.
+
+    :param kept: where given, the operators of ai.onnx that keep their node; all others become their schema's body where they
+        have one.
+    :param upgraded: whether a model of an older opset is converted first.
+    :raises BackendError: onnx.reference does not know the model.
+    """
+
+    def __init__(self, question: Question, kept: Collection[str] | None = None, upgraded: bool = False) -> None:
+        self.outputs = tuple(question.cotangents)
+        self._shapes = {name: cotangent.shape for name, cotangent in question.cotangents.items()}
+        model = _bodies(with_defaults(question.model, question.wrt))
+        if upgraded:
+            model = upgrade(model, _UPGRADED)
+        _widen(model.graph, versions_of(model))
+        try:
+            if kept is not None:
+                model = _expanded(model, kept)
+            self._evaluator = ReferenceEvaluator(model, new_ops=[_erf()])
+        except Exception as error:  # whatever a constructor of onnx.reference raises, it does not know the model
+            raise BackendError(f"onnx.reference does not take the model: {_line(error)}.") from error
+        self._nodes = _needed(self._evaluator.rt_nodes_, self.outputs)
+
+    @property
+    def length(self) -> int:
+        """How many nodes are computed."""
+        return len(self._nodes)
+
+    def run(self, at: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        """The outputs of the question where its model is fed `at`.
+
+        :raises ShapeMovedError: an output has another shape there.
+        :raises BackendError: onnx.reference fails, or leaves float64.
+        """
+        return self.through(at, execute)
+
+    @np.errstate(all="ignore")
+    def through(self, at: Mapping[str, Any], call: Call) -> dict[str, np.ndarray]:
+        """The outputs where `call` computes each node."""
+        values: dict[str, Any] = {"": None, **self._evaluator.rt_inits_, **at}
+        for node in self._nodes:
+            if node.need_context():  # a node with subgraphs reads what lies around them
+                results = execute(node, [values[name] for name in node.input], values)
+            else:
+                results = call(node, [values[name] for name in node.input])
+            for name, value in zip(node.output, results, strict=False):
+                values[name] = value
+                if getattr(value, "dtype", None) in _narrow_dtypes():
+                    raise BackendError(f"onnx.reference computes {node.op_type} in {value.dtype}, where double is fed.")
+        for name, shape in self._shapes.items():
+            if values[name].shape != shape:
+                raise ShapeMovedError(f"onnx.reference gives {name!r} the shape {values[name].shape}, not {shape}")
+        return {name: values[name] for name in self.outputs}
+
+
+def departure(question: Question, results: Outputs, truth: Outputs) -> tuple[float, str]:
+    """How far `results` are from what the interpreter computes, relative to the largest element, and a sentence that says so."""
+    worst, why = 0.0, ""
+    for name in question.cotangents:
+        got, wanted = results[name], truth[name]
+        if not np.array_equal(np.isfinite(got), np.isfinite(wanted)):
+            return np.inf, f"it computes another {name!r} than the interpreter: other elements of it are finite"
+        there = np.isfinite(wanted)
+        error, size = largest(got[there] - wanted[there]), largest(wanted[there])
+        apart = error / size if size else (np.inf if error else 0.0)
+        if apart > worst:
+            worst, why = apart, f"it computes another {name!r} than the interpreter: {apart:.1e} apart"
+    return worst, why
+
+
+def truth_of(question: Question) -> Outputs:
+    """The outputs of the question as the interpreter computes them in float64.
+
+    :raises BackendError: it does not run the model.
+    """
+    prepared = get_backend("numpy").prepare(with_defaults(question.model, question.wrt), precision="float64")
+    return prepared.run(question.at, tuple(question.cotangents))
+
+
+def _line(error: BaseException) -> str:
+    cause = error.__cause__ if error.__cause__ is not None and not isinstance(error, RefgradError) else error
+    return " ".join(str(cause).split())[:300].rstrip(".") or type(cause).__name__
+
+
+@cache
+def _erf() -> type[OpRun]:
+    """Erf in double: that of onnx.reference is of float32."""
+
+    class Erf(OpRun):
+        op_domain = ""
+
+        def _run(self, x: np.ndarray) -> tuple[np.ndarray]:
+            return (np.vectorize(math.erf, otypes=[np.float64])(x),)
+
+    return Erf
+
+
+@cache
+def _narrow_dtypes() -> frozenset[np.dtype[Any]]:
+    return frozenset(helper.tensor_dtype_to_np_dtype(kind) for kind in _NARROW)
+
+
+def execute(node: Any, inputs: Sequence[Any], context: Mapping[str, Any] | None = None) -> Sequence[Any]:
+    """The outputs of one node of onnx.reference.
+
+    :param context: the values around it, for a node with subgraphs.
+    :raises BackendError: it fails.
+    """
+    try:
+        results: Sequence[Any] = node.run(*inputs) if context is None else node.run(*inputs, context=context)
+    except Exception as error:  # its implementations raise whatever NumPy raises
+        raise BackendError(f"onnx.reference fails on {node.op_type}: {_line(error)}.") from error
+    return results
+
+
+def _needed(nodes: Sequence[Any], outputs: Sequence[str]) -> list[Any]:
+    """The nodes of onnx.reference that `outputs` depend on. Those with subgraphs keep all before them: who knows what they read."""
+    needed, kept = set(outputs), []
+    everything = False
+    for node in reversed(nodes):
+        if everything or not needed.isdisjoint(node.output):
+            everything |= node.need_context()
+            needed.update(node.input)
+            kept.append(node)
+    return kept[::-1]
+
+
+def _bodies(model: ModelProto) -> ModelProto:
+    """A copy of the model with bodies in the place of its functions and of the operators of ours."""
+    made = ModelProto()
+    made.CopyFrom(model)
+    left = None
+    while True:
+        if made.functions:
+            made = inline_functions(made)
+        ours = sum((node.domain, node.op_type) in OPERATORS for node in made.graph.node)
+        if not ours or ours == left:
+            return made
+        left = ours
+        graph = infer(made)
+        found = {}
+        for value in (*graph.value_info, *graph.input, *graph.output):
+            kind, shape = type_of(value)
+            found[value.name] = kind, None if shape is None else len(shape)
+        call_functions(made, found)
+
+
+def _expanded(model: ModelProto, kept: Collection[str]) -> ModelProto:
+    """The model with the schema's body in the place of each operator of ai.onnx that has one and is not kept."""
+    before: set[str] = set()
+    while True:
+        names = {node.op_type for node in model.graph.node if not node.domain and node.op_type not in kept}
+        found = {name for name in names if _has_body(name)} - before
+        if not found:
+            return model
+        before |= found  # what a body has in it comes next; what was left has no body in this form
+        typed = onnx.shape_inference.infer_shapes(model)
+        model = inliner.inline_selected_functions(typed, [("", n) for n in sorted(found)], inline_schema_functions=True)
+        _widen(model.graph, versions_of(model))
+
+
+@cache
+def _has_body(op_type: str) -> bool:
+    if not onnx.defs.has(op_type):
+        return False
+    schema: Any = onnx.defs.get_schema(op_type)  # the stubs lack its function bodies
+    return bool(schema.has_function or schema.has_context_dependent_function)
+
+
+def _widen(graph: GraphProto, opsets: Mapping[str, int]) -> None:
+    """Make every float type, constant and Cast of a graph double, in place."""
+    del graph.value_info[:]
+    for value in (*graph.input, *graph.output):
+        _widen_type(value.type)
+    for tensor in graph.initializer:
+        if tensor.data_type in _NARROW:
+            tensor.CopyFrom(numpy_helper.from_array(_DOUBLE.tensor(tensor), tensor.name))
+    for sparse in graph.sparse_initializer:
+        wide = _DOUBLE.array(numpy_helper.to_array(sparse.values))
+        sparse.values.CopyFrom(numpy_helper.from_array(wide, sparse.values.name))
+    for node in graph.node:
+        _widen_node(node, opsets)
+
+
+def _widen_type(kind: TypeProto) -> None:
+    match kind.WhichOneof("value"):
+        case "tensor_type":
+            if kind.tensor_type.elem_type in _NARROW:
+                kind.tensor_type.elem_type = onnx.TensorProto.DOUBLE
+        case "sequence_type":
+            _widen_type(kind.sequence_type.elem_type)
+        case "optional_type":
+            _widen_type(kind.optional_type.elem_type)
+
+
+def _widen_node(node: NodeProto, opsets: Mapping[str, int]) -> None:
+    if node.op_type == "Constant" and not node.domain:
+        for attribute in node.attribute:
+            if attribute.name in ("value_float", "value_floats"):
+                value = np.array(helper.get_attribute_value(attribute), np.float64)
+                attribute.CopyFrom(helper.make_attribute("value", numpy_helper.from_array(value)))
+            elif attribute.name == "value" and attribute.t.data_type in _NARROW:
+                attribute.t.CopyFrom(numpy_helper.from_array(_DOUBLE.tensor(attribute.t)))
+        return
+    domain = "" if node.domain == "ai.onnx" else node.domain
+    schema = None
+    if onnx.defs.has(node.op_type, opsets.get(domain, 1), domain):
+        schema = onnx.defs.get_schema(node.op_type, opsets.get(domain, 1), domain)
+    if schema is not None and not domain and _has_body(node.op_type):  # the inliner forgets defaults
+        given = {attribute.name for attribute in node.attribute}
+        node.attribute.extend(a for name, a in default_attributes(schema).items() if name not in given)
+    wide = _DOUBLE.node(node, schema)
+    if wide is not node:
+        node.CopyFrom(wide)
+    for attribute in node.attribute:
+        if attribute.name == "stash_type":  # bodies and implementations know float32 alone: its Cast is widened, or there is none
+            attribute.i = onnx.TensorProto.FLOAT
+        for inner in subgraphs(attribute):
+            _widen(inner, opsets)
