@@ -26,6 +26,7 @@ from refgrad import demo as notebook
 from refgrad.backends import available, backends, get_backend
 from refgrad.backends.base import load_model
 from refgrad.backends.numpy.backend import NumpyModel
+from refgrad.conformance import cli as conformance
 from refgrad.conformance.check import AGREED, DIFFERENCES, Check, Row
 from refgrad.conformance.check import check as run_check
 from refgrad.conformance.feeds import SIZE, random_feeds, read_feeds, write_arrays
@@ -45,6 +46,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+
+app.add_typer(conformance.app, name="conformance")
 
 Model = Annotated[Path, typer.Argument(metavar="MODEL", help="An .onnx file.", show_default=False)]
 Wrt = Annotated[

@@ -22,15 +22,23 @@ WRITERS: dict[str, Writer] = {
 }
 
 
+def writer(path: str | os.PathLike[str]) -> Writer:
+    """What writes the report that the suffix of `path` asks for.
+
+    :raises OptionError: there is no report of that suffix.
+    """
+    suffix = Path(path).suffix
+    if suffix not in WRITERS:
+        raise OptionError(f"{str(path)!r}: there is no report {suffix!r}. There are {choices(WRITERS)}.")
+    return WRITERS[suffix]
+
+
 def write(results: Results, path: str | os.PathLike[str], cases: Iterable[Case] = ()) -> None:
     """Write the report that the suffix of `path` asks for; `cases` give the page (.html) their models and feeds.
 
     :raises OptionError: there is no report of that suffix.
     :raises OutputFileError: the file cannot be written.
     """
-    suffix = Path(path).suffix
-    if suffix not in WRITERS:
-        raise OptionError(f"{str(path)!r}: there is no report {suffix!r}. There are {choices(WRITERS)}.")
-    text = WRITERS[suffix](results, cases)
+    text = writer(path)(results, cases)
     with replacing(path) as file:
         file.write_text(text, encoding="utf-8")
