@@ -21,7 +21,10 @@ def conv(d: Drawing) -> Case:
     bias = d.optional(lambda: d.floats(w.shape[:1]))
     fixed = ["W"] if bias is None else ["W", "B"]
     return d.case(
-        *(x, w, bias), fixed=fixed, group=group_or_absent(d, group), **over.attributes(d, d.shapes == "unknown" or d.flag())
+        *(x, w, bias),
+        fixed=fixed,
+        group=group_or_absent(d, group),
+        **over.attributes(d, d.shapes == "unknown" or d.flag()),
     )
 
 
@@ -32,7 +35,9 @@ def conv_transpose(d: Drawing) -> Case:
     group, channels, filters = groups(d)
     how = d.pick("pads", "pads", "output_shape", "SAME_UPPER", "SAME_LOWER", "VALID")
     axes = [_axis(d, rank, how) for _ in range(rank)]
-    image, kernel, strides, dilations, output_padding, begins, ends, results = (list(part) for part in zip(*axes, strict=True))
+    image, kernel, strides, dilations, output_padding, begins, ends, results = (
+        list(part) for part in zip(*axes, strict=True)
+    )
     sizes: dict[str, Any] = {"strides": strides, "dilations": dilations, "output_padding": output_padding}
     if how == "pads":
         sizes["pads"] = begins + ends
