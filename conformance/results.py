@@ -45,8 +45,8 @@ class About:
 class Results:
     """The verdicts of one run, or of several merged.
 
-    `settings` are what the run was asked for, with what makes it repeatable (`seed`). `versions` has every builder and executor,
-    in the order in which reports list them. `cases` has every case that a row is about, by its name.
+    `settings` are what the run was asked for, with what makes it repeatable (`seed`). `versions` has every builder and
+    executor, in the order in which reports list them. `cases` has every case that a row is about, by its name.
     """
 
     settings: Mapping[str, Any]

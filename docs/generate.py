@@ -19,10 +19,14 @@ import onnx
 import onnx.printer
 
 from refgrad.conformance.backendtests import KINDS, LEFT_OUT, backend_tests
+from refgrad.conformance.case import Case
 from refgrad.conformance.departures import KINDS as DEPARTURES
 from refgrad.conformance.findings import findings as every_finding
 from refgrad.conformance.findings.finding import TRAINING, VERSIONS, Finding
 from refgrad.conformance.nodemodels import FIXED, excluded, node_models
+from refgrad.conformance.reports import html, markdown
+from refgrad.conformance.results import Results, load, merge
+from refgrad.conformance.sources import node_tests, select, tables
 from refgrad.conformance.structure import EXCUSES
 from refgrad.kinks import KINKS, Point
 from refgrad.operators import operators as every_operator
@@ -365,6 +369,28 @@ BENCHMARKS = (
 )
 
 
+def scoreboard() -> dict[Path, str]:
+    """Return docs/scoreboard.md and docs/scoreboard.html, from the results that `refgrad conformance run` wrote."""
+    files = sorted((RESULTS / "conformance").glob("*.json"))
+    if not files:
+        return {}
+    results = merge([load(file) for file in files])
+    pages = {"md": markdown.report(results), "html": html.report(results, _cases_of(results))}
+    return {ROOT / "docs" / f"scoreboard.{suffix}": page for suffix, page in pages.items()}
+
+
+def _cases_of(results: Results) -> Iterable[Case]:
+    """The cases that the results are about, from the first source that has one of the name."""
+    missing = set(results.cases)
+    for opset in ("newest", "all"):
+        for dtype in (None, *sorted({about.dtype for about in results.cases.values()} - {""})):
+            if missing:
+                for case in select([*tables(), *node_tests()], opset=opset, dtype=dtype):
+                    if case.name in missing:
+                        missing.remove(case.name)
+                        yield case
+
+
 def _title(domain: str, name: str) -> str:
     return f"{domain}.{name}" if domain else name
 
@@ -394,18 +420,26 @@ def generated() -> dict[Path, str]:
         ROOT / "docs" / "node_models.md": models_of_nodes(),
         ROOT / "docs" / "opsets.md": opsets(),
         ROOT / "docs" / "parity.md": parity(),
+        **scoreboard(),
     }
+
+
+def fresh(path: Path, text: str) -> bool:
+    """Whether the file is there and says the same."""
+    same = html.same if path.suffix == ".html" else str.__eq__
+    return path.exists() and same(path.read_text(), text)
 
 
 def main() -> int:
     """Write the files, or with --check say which are stale."""
-    stale = [path for path, text in generated().items() if not path.exists() or path.read_text() != text]
+    made = generated()
+    stale = [path for path, text in made.items() if not fresh(path, text)]
     if "--check" in sys.argv[1:]:
         for path in stale:
             print(f"{path.relative_to(ROOT)} is stale: run python docs/generate.py")
         return 1 if stale else 0
     for path in stale:
-        path.write_text(generated()[path])
+        path.write_text(made[path])
         print(path.relative_to(ROOT))
     return 0
 

@@ -13,7 +13,7 @@ MARKS = {  # in the order in which they are listed: what is right, what has to b
     verdicts.CONVENTION: "≈",
     verdicts.WRONG: "✗",
     verdicts.CRASHED: "†",
-    verdicts.TIMED_OUT: "⧗",
+    verdicts.TIMED_OUT: "◷",
     verdicts.OUT_OF_MEMORY: "▣",
     verdicts.INCONCLUSIVE: "?",
     verdicts.REFUSED: "–",

@@ -26,7 +26,7 @@ def show(results: Results, console: Console, limit: int | None = FAULTS_SHOWN) -
     for verdict in verdicts:
         table.add_column(verdict, justify="right", style=_COLOURS.get(verdict))
     for pair, count in counts.items():
-        table.add_row(*map(Text, pair), *(str(count[verdict] or "") for verdict in verdicts))
+        table.add_row(*map(_text, pair), *(str(count[verdict] or "") for verdict in verdicts))
     console.print(table)
     faults = results.faults
     shown = faults[:limit]
@@ -35,13 +35,18 @@ def show(results: Results, console: Console, limit: int | None = FAULTS_SHOWN) -
         for row in shown:
             error = "" if row.relative is None else f"{row.relative:.2g}"
             cells = row.verdict, row.builder, row.executor, row.case, error, row.note
-            table.add_row(*map(Text, cells))
+            table.add_row(*map(_text, cells))
         console.print(table)
         if len(faults) > len(shown):
             console.print(f"and {len(faults) - len(shown)} faults more", highlight=False)
-        console.print(Text(f"Once more, alone: {results.command(shown[0])}"), soft_wrap=True)
+        console.print(_text(f"Once more, alone: {results.command(shown[0])}"), soft_wrap=True)
     asked = len(results.cases), len({about.operator for about in results.cases.values()})
     console.print(
         f"{len(faults)} faults in {len(results.rows)} verdicts on {asked[0]} cases of {asked[1]} operators",
         highlight=False,
     )
+
+
+def _text(name: str) -> Text:
+    """The name as it is: no part of it is markup, none moves the cursor."""
+    return Text("".join(letter if letter.isprintable() else "\ufffd" for letter in name))
