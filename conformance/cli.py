@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from itertools import chain
@@ -31,6 +32,7 @@ from refgrad.worker import SECONDS
 
 AGREES, DISAGREES = 0, 1
 SOURCES = ("tables", "node-tests")
+_WIDTH = 160  # of a table that no terminal shows
 
 app = typer.Typer(
     help="Play builders and executors of gradients against each other and against independent oracles.",
@@ -139,7 +141,7 @@ def _report(results: Results, known: Limitations, whole: bool) -> int:
     operators = {name: about.operator for name, about in results.cases.items()}
     explained = [row for row in results.faults if known.covers(row, operators)]
     stale = known.stale(results.rows, operators, complete=whole)
-    terminal.show(results, Console(width=None))
+    terminal.show(results, Console() if sys.stdout.isatty() else Console(width=_WIDTH))
     if known.entries:
         print(f"{len(explained)} of {len(results.faults)} faults are known limitations.")
     for entry, why in stale:

@@ -1,0 +1,82 @@
+"""Builders and executors that misbehave, for tests of the runner: named as `foreign:function`."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import numpy as np
+from onnx import ModelProto, helper
+
+import refgrad
+from refgrad.backends.base import Backend, Prepared, graph_inputs, graph_outputs
+
+
+def right(model: ModelProto, wrt: list[str], outputs: list[str]) -> ModelProto:
+    return refgrad.gradient(model, wrt, outputs)
+
+
+def doubled(model: ModelProto, wrt: list[str], outputs: list[str]) -> ModelProto:
+    """Every gradient times two."""
+    made = refgrad.gradient(model, wrt, outputs)
+    for value in made.graph.output:
+        half = f"{value.name}_half"
+        for node in made.graph.node:
+            node.output[:] = [half if name == value.name else name for name in node.output]
+        made.graph.node.append(helper.make_node("Add", [half, half], [value.name]))
+    return made
+
+
+def refusing(model: ModelProto, wrt: list[str], outputs: list[str]) -> ModelProto:
+    raise ValueError("I do not know this operator")
+
+
+def aborting(model: ModelProto, wrt: list[str], outputs: list[str]) -> ModelProto:
+    os.abort()
+
+
+def hanging(model: ModelProto, wrt: list[str], outputs: list[str]) -> ModelProto:
+    time.sleep(600)
+    return model
+
+
+def greedy(model: ModelProto, wrt: list[str], outputs: list[str]) -> ModelProto:
+    bytearray(64 << 30)
+    return model
+
+
+class _Prepared(Prepared):
+    def __init__(self, model: ModelProto, act) -> None:
+        self.inputs, self.outputs, self.act = graph_inputs(model.graph), graph_outputs(model.graph), act
+
+    def run(self, feeds, outputs=None):
+        return self.act(self, feeds)
+
+
+class Aborting(Backend):
+    """It ends the process."""
+
+    name = "aborting"
+
+    def description(self) -> str:
+        return "aborts"
+
+    def prepare(self, model, **options):
+        return _Prepared(model, lambda prepared, feeds: os.abort())
+
+
+class Zeros(Backend):
+    """It computes nothing but zeros, in the shapes of the inputs."""
+
+    name = "zeros"
+
+    def description(self) -> str:
+        return "zeros"
+
+    def prepare(self, model, **options):
+        return _Prepared(
+            model,
+            lambda prepared, feeds: {
+                o.name: np.zeros_like(feeds[o.name.removesuffix("_grad")]) for o in prepared.outputs
+            },
+        )
