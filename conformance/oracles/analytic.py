@@ -8,12 +8,14 @@ the real part; where it lies on the border, there is no derivative and `KinkErro
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from refgrad.conformance.oracles.program import execute
+from refgrad.graph import captured
+from refgrad.protos import subgraphs
 
 STEP = 1e-20  # h: no difference is taken, so nothing cancels (Squire & Trapp 1998)
 
@@ -29,14 +31,20 @@ class NotAnalyticError(Exception):
     """No complex forward is known."""
 
 
-def call(node: Any, inputs: Values) -> Values:
+def call(node: Any, inputs: Values, around: Mapping[str, Any] | None = None) -> Values:
     """The outputs of a node of onnx.reference, complex where they depend on a complex input.
+
+    :param around: the values that its subgraphs may read, for a node that has some.
 
     :raises KinkError: the real part lies on a border.
     :raises NotAnalyticError: the operator, or this form of it, is not in the table.
     """
+    if around is not None:
+        graphs = [inner for attribute in node.onnx_node.attribute for inner in subgraphs(attribute)]
+        read = [around.get(name) for graph in graphs for name in captured(graph)]
+        _refuse(not any(map(_is_complex, (*inputs, *read))), node.op_type)
     if not any(map(_is_complex, inputs)):
-        return execute(node, inputs)
+        return execute(node, inputs, around)
     name = node.op_type if not node.domain else f"{node.domain}.{node.op_type}"
     if name in STEADY:
         _off_border(node, inputs)
@@ -156,7 +164,7 @@ PARTS: dict[str, Parts | Callable[[Any, int], Parts]] = {
     **dict.fromkeys(
         "Identity Neg Reshape Transpose Squeeze Unsqueeze Flatten Slice Gather GatherElements GatherND Tile Expand Split "
         "DepthToSpace SpaceToDepth Trilu Compress ReverseSequence CumSum ReduceSum ReduceMean GlobalAveragePool AveragePool "
-        "Col2Im Upsample Resize DFT Dropout MaxUnpool CenterCropPad AffineGrid Cast CastLike "
+        "Col2Im Upsample Resize DFT Dropout MaxUnpool CenterCropPad AffineGrid Cast "
         "ai.onnx.ml.ArrayFeatureExtractor".split(),
         _FIRST,
     ),
@@ -179,6 +187,18 @@ PARTS: dict[str, Parts | Callable[[Any, int], Parts]] = {
 
 
 # Operators that NumPy's complex numbers know.
+
+
+def _root(x: np.ndarray, power: float = 0.5) -> np.ndarray:
+    """A root, which has no derivative at 0: there the real part is nothing but (h·u)²."""
+    if np.any((x.real <= STEP) & (x != 0)):
+        raise KinkError("the point is a kink: the root of 0")
+    return np.sqrt(x) if power == 0.5 else x**power
+
+
+def _raised(x: np.ndarray, p: int) -> np.ndarray:
+    """|x|^p, smooth at 0 for an even p."""
+    return x**p if p % 2 == 0 else _absolute(x) ** p
 
 
 def _numpy(function: Callable[..., Any]) -> Forward:
@@ -216,8 +236,9 @@ def erf(x: np.ndarray) -> np.ndarray:
 
 def _power(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     if not _is_complex(y):
-        with np.errstate(all="ignore"):
-            return np.where(np.asarray(y) == 0, 1.0, np.power(x.astype(np.complex128), y))
+        base, exponent = np.broadcast_arrays(x, y)
+        _away(base[exponent % 1 != 0], 0)
+        return np.where(exponent == 0, 1.0, np.power(base, exponent))
     _refuse(bool(np.all(x.real > 0)), "a power of what is not above 0")
     return np.exp(y * np.log(x))
 
@@ -288,7 +309,8 @@ def _chosen(pick: Callable[..., Any]) -> Callable[..., Any]:
     def reduce(x: np.ndarray, axes: tuple[int, ...] | None, keep: bool) -> np.ndarray:
         if axes == ():
             return x
-        _refuse(x.size > 0, "the extreme of nothing")
+        if not x.size:
+            return pick(x.real, axis=axes, keepdims=keep, initial=np.nan)
         best = pick(x.real, axis=axes, keepdims=True)
         is_best = x.real == best
         move = np.where(is_best, x.imag, 0)
@@ -311,7 +333,8 @@ def _top(node: Any, x: np.ndarray, *rest: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _softmax(node: Any, x: np.ndarray, log: bool = False) -> np.ndarray:
-    _refuse(x.size > 0, "a softmax of nothing")
+    if not x.size:
+        return x
     x = x - np.max(x.real, axis=node.axis, keepdims=True)
     if log:
         return x - np.log(np.sum(np.exp(x), axis=node.axis, keepdims=True))
@@ -354,7 +377,7 @@ def _lrn(node: Any, x: np.ndarray) -> np.ndarray:
 
 
 def _norm(x: np.ndarray, p: int, axes: tuple[int, ...]) -> np.ndarray:
-    return np.sum(_absolute(x) ** p, axis=axes, keepdims=True) ** (1 / p)
+    return _root(np.sum(_raised(x, p), axis=axes, keepdims=True), 1 / p)
 
 
 def _lp_normalization(node: Any, x: np.ndarray) -> np.ndarray:
@@ -409,7 +432,7 @@ def _max_pool(node: Any, x: np.ndarray) -> np.ndarray:
 
 def _lp_pool(node: Any, x: np.ndarray) -> np.ndarray:
     seen = _windows(node, x, 0)
-    return np.sum(_absolute(seen) ** node.p, axis=tuple(range(x.ndim, seen.ndim))) ** (1 / node.p)
+    return _root(np.sum(_raised(seen, node.p), axis=tuple(range(x.ndim, seen.ndim))), 1 / node.p)
 
 
 def _over_grid(x: np.ndarray) -> tuple[int, ...]:
@@ -471,7 +494,8 @@ def _recurrent(op_type: str) -> Forward:
                 new_h, new_c = _CELLS[op_type](node, acts, X[t] @ W[way].T, h, R[way], np.split(bias, 2), c, p)
                 h, c = np.where(live, new_h, h), np.where(live, new_c, c)
                 Y[t, way] = np.where(live, h, 0)
-            H[way], C[way] = h, c
+            live = (lengths > 0)[:, None]  # a sequence of no element leaves nothing
+            H[way], C[way] = np.where(live, h, 0), np.where(live, c, 0)
         if batch_first:
             Y, H, C = np.transpose(Y, (2, 0, 1, 3)), np.swapaxes(H, 0, 1), np.swapaxes(C, 0, 1)
         return (Y, H, C)[: len(node.output)]
@@ -532,15 +556,24 @@ def _determinant(node: Any, x: np.ndarray) -> np.ndarray:
     return total
 
 
-def _unique(node: Any, x: np.ndarray, *_: Any) -> Any:
-    results = execute(node, [x.real])
-    first = results[1] if len(results) > 1 else None
-    _refuse(first is not None, "Unique without its indices")
-    return (np.take(x.reshape(-1) if node.axis is None else x, first, node.axis or 0), *results[1:])
+def _unique(node: Any, x: np.ndarray) -> Any:
+    _refuse(len(node.output) == 1 and node.sorted and node.axis is None, "Unique but for the sorted elements")
+    values, first, of = np.unique(x.real, return_index=True, return_inverse=True)
+    moves = x.imag.reshape(-1)
+    if np.any(moves[first][of.reshape(-1)] != moves):
+        raise KinkError("the point is a kink: two elements are equal")
+    return _complex(values, moves[first])
 
 
-def _names(words: str, forward: Forward) -> Iterable[tuple[str, Forward]]:
-    return ((name, forward) for name in words.split())
+def _cast_like(node: Any, x: Any, like: Any) -> Any:
+    return x if _is_complex(x) and like.dtype.kind in "fc" else execute(node, [_real(x), _real(like)])[0]
+
+
+def _layer_normalization(node: Any, x: np.ndarray, scale: np.ndarray, bias: Any = None) -> Values:
+    axes = tuple(range(node.axis % x.ndim, x.ndim))
+    mean = np.mean(x, axis=axes, keepdims=True)
+    inverse = 1 / np.sqrt(np.mean((x - mean) ** 2, axis=axes, keepdims=True) + node.epsilon)
+    return (x - mean) * inverse * scale + (0 if bias is None else bias), mean, inverse
 
 
 FORWARDS: dict[str, Forward] = {
@@ -552,6 +585,7 @@ FORWARDS: dict[str, Forward] = {
     "Atan": _numpy(np.arctan),
     "Atanh": _numpy(np.arctanh),
     "BatchNormalization": _batch_normalization,
+    "CastLike": _cast_like,
     "Celu": lambda node, x: _split(x, x, node.alpha * (np.exp(x / node.alpha) - 1)),
     "Clip": _clip,
     "Cos": _numpy(np.cos),
@@ -566,9 +600,11 @@ FORWARDS: dict[str, Forward] = {
     "GlobalLpPool": lambda node, x: _norm(x, node.p, _over_grid(x)),
     "GlobalMaxPool": lambda node, x: _chosen(np.max)(x, _over_grid(x), True),
     "HardSigmoid": lambda node, x: _between(node.alpha * x + node.beta, 0, 1),
+    "HardSwish": lambda node, x: x * _between(x / 6 + 0.5, 0, 1),
     "InstanceNormalization": _instance_normalization,
     "LRN": _lrn,
     "LSTM": _recurrent("LSTM"),
+    "LayerNormalization": _layer_normalization,
     "LeakyRelu": lambda node, x: _split(x, x, node.alpha * x),
     "Log": _numpy(np.log),
     "LogSoftmax": lambda node, x: _softmax(node, x, log=True),
@@ -583,7 +619,7 @@ FORWARDS: dict[str, Forward] = {
     "RNN": _recurrent("RNN"),
     "Reciprocal": lambda node, x: 1 / x,
     "ReduceL1": _reduction(lambda x, axes, keep: _sum(_absolute(x), axes, keep)),
-    "ReduceL2": _reduction(lambda x, axes, keep: np.sqrt(_sum(x * x, axes, keep))),
+    "ReduceL2": _reduction(lambda x, axes, keep: _root(_sum(x * x, axes, keep))),
     "ReduceLogSum": _reduction(lambda x, axes, keep: np.log(_sum(x, axes, keep))),
     "ReduceLogSumExp": _reduction(_log_sum_exp),
     "ReduceMax": _reduction(_chosen(np.max)),
@@ -599,11 +635,12 @@ FORWARDS: dict[str, Forward] = {
     "Softmax": _softmax,
     "Softplus": _numpy(_softplus),
     "Softsign": lambda node, x: x / (1 + _absolute(x)),
-    "Sqrt": _numpy(np.sqrt),
+    "Sqrt": _numpy(_root),
     "Tan": _numpy(np.tan),
     "Tanh": _numpy(np.tanh),
     "ThresholdedRelu": lambda node, x: _split(x, x, 0 * x, node.alpha),
     "TopK": _top,
+    "Unique": _unique,
     "ai.onnx.ml.Scaler": _scaler,
 }
 

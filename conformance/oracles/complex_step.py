@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
 from refgrad.conformance.oracles.analytic import KNOWN, STEP, KinkError, NotAnalyticError, call
 from refgrad.conformance.oracles.differences import DIRECTIONS, direction_at
 from refgrad.conformance.oracles.evidence import Directional, Evidence, Oracle, Silent
-from refgrad.conformance.oracles.program import SAME, Program, departure, truth_of
+from refgrad.conformance.oracles.program import ROUNDED, SAME, Program, departure, truth_of
 from refgrad.conformance.point import ShapeMovedError
 from refgrad.conformance.question import Question
-from refgrad.errors import BackendError, RefgradError
+from refgrad.errors import RefgradError
 
 NAME = "complex-step"
 UNKNOWN = (KinkError, NotAnalyticError)  # why there is no complex step
@@ -24,19 +23,22 @@ _ROUNDINGS = 16  # of each number that is added up, and of each node
 class Tangent:
     """J·u of a question: the outputs' derivatives along a direction, by complex step.
 
-    :raises BackendError: onnx.reference does not know the model.
+    :raises BackendError: the interpreter does not run the model.
     """
 
     def __init__(self, question: Question) -> None:
-        try:
-            self._program = Program(question, KNOWN)
-        except BackendError:  # it may know the operators of a newer opset
-            self._program = Program(question, KNOWN, upgraded=True)
-        self._question, self._truth = question, truth_of(question)
-        self._checked = False
-        at = question.at
-        size = sum(at[name].size for name in question.wrt) + sum(v.size for v in question.cotangents.values())
-        self.rounding = float(np.finfo(np.float64).eps * (_ROUNDINGS * self._program.length + np.sqrt(size)))
+        self._question, self._at, self._truth = question, question.at, truth_of(question)
+        self._programs: dict[bool, Program] = {}
+        self._upgraded = False  # whether the last one that knew the model was of a newer opset
+        self.apart = 0.0  # how far its outputs are from the interpreter's
+
+    @property
+    def rounding(self) -> float:
+        """The relative error of what is added up."""
+        size = sum(v.size for v in self._question.cotangents.values())
+        size += sum(self._at[name].size for name in self._question.wrt)
+        nodes = max((program.length for program in self._programs.values()), default=1)
+        return float(np.finfo(np.float64).eps * (_ROUNDINGS * nodes + np.sqrt(size)) + _ROUNDINGS * self.apart)
 
     def along(self, direction: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The derivative of every output along `direction`, which names what moves.
@@ -45,18 +47,30 @@ class Tangent:
         :raises NotAnalyticError: an operator on the way has no complex forward, or it computes another function.
         :raises BackendError: onnx.reference fails.
         """
-        at: dict[str, Any] = dict(self._question.at)
+        reasons = []
+        for upgraded in (self._upgraded, not self._upgraded):
+            try:
+                made = self._moved(direction, upgraded)
+            except (RefgradError, ShapeMovedError, NotAnalyticError) as error:
+                reasons.append(str(error))
+                continue
+            self._upgraded = upgraded
+            return made
+        raise NotAnalyticError("; ".join(dict.fromkeys(reasons)))
+
+    def _moved(self, direction: Mapping[str, np.ndarray], upgraded: bool) -> dict[str, np.ndarray]:
+        if upgraded not in self._programs:
+            self._programs[upgraded] = Program(self._question, KNOWN, upgraded)
+        at = dict(self._at)
         for name, u in direction.items():
             moved = np.empty(u.shape, np.complex128)
             moved.real, moved.imag = at[name], STEP * u
             at[name] = moved
-        results = self._program.through(at, call)
-        if not self._checked:
-            apart, why = departure(self._question, {n: np.real(y) for n, y in results.items()}, self._truth)
-            if apart > SAME:
-                raise NotAnalyticError(why)
-            self._checked = True
-            self.rounding += apart
+        results = self._programs[upgraded].through(at, call)
+        apart, why = departure(self._question, {n: np.real(y) for n, y in results.items()}, self._truth)
+        if apart > ROUNDED:
+            raise NotAnalyticError(why)
+        self.apart = max(self.apart, apart if apart > SAME else 0.0)
         return {name: np.imag(y) / STEP for name, y in results.items()}
 
 

@@ -16,7 +16,7 @@ from refgrad.errors import BackendError
 
 NAME = "differences"
 DIRECTIONS = 2
-_STEPS = (1e-3, 1e-5, 1e-7)  # tried in this order until the differences are settled
+STEPS = (1e-3, 1e-5, 1e-7)  # tried in this order until the differences are settled
 _SETTLED = 1e-6  # the error of a difference, relative to its value, that needs no smaller step
 _SMALL = 1e-11  # the error, relative to what is added up, that a smaller step only makes larger by rounding
 _SPREAD = 1e6  # between the largest and the smallest element: more, and each moves by its own size
@@ -110,7 +110,7 @@ def _settled(
     """
     found: list[tuple[Difference, float]] = []
     why = "the model is not finite near this point"
-    for step in _STEPS:
+    for step in STEPS:
         try:
             difference = directional(function, at, {name: direction}, weights, step)
         except (ShapeMovedError, BackendError) as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache
@@ -9,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import GraphProto, ModelProto, NodeProto, TypeProto, helper, inliner, numpy_helper
+from onnx import GraphProto, ModelProto, NodeProto, TypeProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
@@ -21,8 +22,8 @@ from refgrad.conformance.question import Question
 from refgrad.errors import BackendError, RefgradError
 from refgrad.functions import OPERATORS, call_functions
 from refgrad.graph import FLOATS, infer, type_of
-from refgrad.inlining import inline_functions
-from refgrad.protos import subgraphs, versions_of
+from refgrad.inlining import INLINED, inline_functions
+from refgrad.protos import import_domain, subgraphs, versions_of
 from refgrad.upgrade import upgrade
 
 SAME = 1e-9  # two forwards compute one function: by how much they may differ, relative to the largest element
@@ -32,7 +33,7 @@ _NARROW = FLOATS - {onnx.TensorProto.DOUBLE}
 _DOUBLE = Float64()
 
 Outputs = Mapping[str, np.ndarray]
-Call = Callable[[Any, Sequence[Any]], Sequence[Any]]  # what computes a node of onnx.reference
+Call = Callable[..., Sequence[Any]]  # what computes a node of onnx.reference
 
 
 class Program:
@@ -54,7 +55,7 @@ class Program:
         try:
             if kept is not None:
                 model = _expanded(model, kept)
-            self._evaluator = ReferenceEvaluator(model, new_ops=[_erf()])
+            self._evaluator = ReferenceEvaluator(model, new_ops=_OWN)
         except Exception as error:  # whatever a constructor of onnx.reference raises, it does not know the model
             raise BackendError(f"onnx.reference does not take the model: {_line(error)}.") from error
         self._nodes = _needed(self._evaluator.rt_nodes_, self.outputs)
@@ -77,10 +78,9 @@ class Program:
         """The outputs where `call` computes each node."""
         values: dict[str, Any] = {"": None, **self._evaluator.rt_inits_, **at}
         for node in self._nodes:
-            if node.need_context():  # a node with subgraphs reads what lies around them
-                results = execute(node, [values[name] for name in node.input], values)
-            else:
-                results = call(node, [values[name] for name in node.input])
+            inputs = [values[name] for name in node.input]
+            # A node with subgraphs reads what lies around them.
+            results = call(node, inputs, values) if node.need_context() else call(node, inputs)
             for name, value in zip(node.output, results, strict=False):
                 values[name] = value
                 if getattr(value, "dtype", None) in _narrow_dtypes():
@@ -120,17 +120,69 @@ def _line(error: BaseException) -> str:
     return " ".join(str(cause).split())[:300].rstrip(".") or type(cause).__name__
 
 
-@cache
-def _erf() -> type[OpRun]:
-    """Erf in double: that of onnx.reference is of float32."""
+class Erf(OpRun):
+    """In double: that of onnx.reference is of float32."""
 
-    class Erf(OpRun):
-        op_domain = ""
+    op_domain = ""
 
-        def _run(self, x: np.ndarray) -> tuple[np.ndarray]:
-            return (np.vectorize(math.erf, otypes=[np.float64])(x),)
+    def _run(self, x: np.ndarray) -> tuple[np.ndarray]:
+        return (np.vectorize(math.erf, otypes=[np.float64])(x),)
 
-    return Erf
+
+class GlobalLpPool(OpRun):
+    """(Σ |x|^p)^(1/p) over the axes behind the second: onnx.reference has none."""
+
+    op_domain = ""
+
+    def _run(self, x: np.ndarray, p: int) -> tuple[np.ndarray]:
+        return (np.sum(np.abs(x) ** p, axis=tuple(range(2, x.ndim)), keepdims=True) ** (1 / p),)
+
+
+class AffineGrid(OpRun):
+    """θ·(x, y, 1) at the points of a grid over [−1, 1]: in double, that of onnx.reference is of float32."""
+
+    op_domain = ""
+
+    def _run(self, theta: np.ndarray, size: np.ndarray, align_corners: int) -> tuple[np.ndarray]:
+        spans = [
+            np.linspace(-1, 1, n) if align_corners else (2 * np.arange(n) + 1) / n - 1 for n in size[2:].tolist()
+        ]
+        points = np.stack([*np.meshgrid(*spans, indexing="ij")[::-1], np.ones(size[2:])], axis=-1)
+        return (np.einsum("...k,njk->n...j", points, theta),)
+
+
+class MaxRoiPool(OpRun):
+    """The largest elements of a grid of cells over each region, whose corners are rounded to elements: onnx.reference has none."""
+
+    op_domain = ""
+
+    def _run(
+        self, x: np.ndarray, rois: np.ndarray, pooled_shape: Sequence[int], spatial_scale: float
+    ) -> tuple[np.ndarray]:
+        made = np.zeros((len(rois), x.shape[1], *pooled_shape))
+        for k, (image, *corners) in enumerate(rois):
+            left, top, right, bottom = (math.floor(c * spatial_scale + 0.5) for c in corners)
+            spans = [
+                _cells(begin, end, count, size)
+                for begin, end, count, size in zip(
+                    (top, left), (bottom, right), pooled_shape, x.shape[2:], strict=True
+                )
+            ]
+            for (i, rows), (j, columns) in itertools.product(*map(enumerate, spans)):
+                cell = x[int(image), :, slice(*rows), slice(*columns)]
+                if cell.size:
+                    made[k, :, i, j] = cell.max(axis=(1, 2))
+        return (made,)
+
+
+def _cells(begin: int, end: int, count: int, size: int) -> list[tuple[int, int]]:
+    """Where `count` cells from `begin` to `end`, this one included, begin and end within `size` elements."""
+    width = max(end - begin + 1, 1) / count
+    bounds = [(math.floor(k * width) + begin, math.ceil((k + 1) * width) + begin) for k in range(count)]
+    return [(min(max(a, 0), size), min(max(b, 0), size)) for a, b in bounds]
+
+
+_OWN = [AffineGrid, Erf, GlobalLpPool, MaxRoiPool]
 
 
 @cache
@@ -184,25 +236,54 @@ def _bodies(model: ModelProto) -> ModelProto:
 
 
 def _expanded(model: ModelProto, kept: Collection[str]) -> ModelProto:
-    """The model with the schema's body in the place of each operator of ai.onnx that has one and is not kept."""
-    before: set[str] = set()
+    """The model with the schema's body in the place of each operator that has one and is not kept."""
+    left: list[str] | None = None
     while True:
-        names = {node.op_type for node in model.graph.node if not node.domain and node.op_type not in kept}
-        found = {name for name in names if _has_body(name)} - before
-        if not found:
+        versions = versions_of(model)
+        nodes = [n for n in model.graph.node if n.op_type not in kept and _has_body(n, versions)]
+        if not nodes or [node.op_type for node in nodes] == left:
             return model
-        before |= found  # what a body has in it comes next; what was left has no body in this form
-        typed = onnx.shape_inference.infer_shapes(model)
-        model = inliner.inline_selected_functions(typed, [("", n) for n in sorted(found)], inline_schema_functions=True)
+        left = [node.op_type for node in nodes]
+        graph = onnx.shape_inference.infer_shapes(model).graph
+        types = {value.name: value.type for value in (*graph.value_info, *graph.input, *graph.output)}
+        types |= {t.name: helper.make_tensor_type_proto(t.data_type, list(t.dims)) for t in graph.initializer}
+        for number, node in enumerate(nodes):
+            if all(name in types for name in node.input if name):
+                _call_body(model, node, [types.get(name, TypeProto()) for name in node.input], number)
+        model = inline_functions(model)
         _widen(model.graph, versions_of(model))
 
 
-@cache
-def _has_body(op_type: str) -> bool:
-    if not onnx.defs.has(op_type):
-        return False
-    schema: Any = onnx.defs.get_schema(op_type)  # the stubs lack its function bodies
-    return bool(schema.has_function or schema.has_context_dependent_function)
+def _schema_of(node: NodeProto, versions: Mapping[str, int]) -> Any:
+    """The schema of a node's operator, None where onnx has none. (The stubs lack its function bodies.)"""
+    domain = "" if node.domain == "ai.onnx" else node.domain
+    version = versions.get(domain, 1)
+    return onnx.defs.get_schema(node.op_type, version, domain) if onnx.defs.has(node.op_type, version, domain) else None
+
+
+def _has_body(node: NodeProto, versions: Mapping[str, int]) -> bool:
+    schema = _schema_of(node, versions)
+    return schema is not None and (schema.has_function or schema.has_context_dependent_function)
+
+
+def _call_body(model: ModelProto, node: NodeProto, types: Sequence[TypeProto], number: int) -> None:
+    """Make `node` a call of its schema's body, which `model` gets as a function."""
+    versions = versions_of(model)
+    schema = _schema_of(node, versions)
+    given = {attribute.name for attribute in node.attribute}
+    node.attribute.extend(a for name, a in default_attributes(schema).items() if name not in given)
+    body = onnx.FunctionProto()
+    if schema.has_function:
+        body.CopyFrom(schema.function_body)
+    else:
+        kinds = [kind.SerializeToString() for kind in types]
+        body.ParseFromString(schema.get_context_dependent_function(node.SerializeToString(), kinds))
+    body.domain, body.name = INLINED, f"{node.op_type}_{number}"
+    for imported in body.opset_import:  # where a body means something else in another opset, its outputs tell
+        imported.version = versions.get(imported.domain, imported.version)
+    model.functions.append(body)
+    import_domain(model, INLINED)
+    node.domain, node.op_type = body.domain, body.name
 
 
 def _widen(graph: GraphProto, opsets: Mapping[str, int]) -> None:
@@ -240,14 +321,7 @@ def _widen_node(node: NodeProto, opsets: Mapping[str, int]) -> None:
             elif attribute.name == "value" and attribute.t.data_type in _NARROW:
                 attribute.t.CopyFrom(numpy_helper.from_array(_DOUBLE.tensor(attribute.t)))
         return
-    domain = "" if node.domain == "ai.onnx" else node.domain
-    schema = None
-    if onnx.defs.has(node.op_type, opsets.get(domain, 1), domain):
-        schema = onnx.defs.get_schema(node.op_type, opsets.get(domain, 1), domain)
-    if schema is not None and not domain and _has_body(node.op_type):  # the inliner forgets defaults
-        given = {attribute.name for attribute in node.attribute}
-        node.attribute.extend(a for name, a in default_attributes(schema).items() if name not in given)
-    wide = _DOUBLE.node(node, schema)
+    wide = _DOUBLE.node(node, _schema_of(node, opsets))
     if wide is not node:
         node.CopyFrom(wide)
     for attribute in node.attribute:

@@ -1,0 +1,147 @@
+"""The adjoint identity <v, J·u> = <Jᵀ·v, u> (Griewank & Walther 2008): forward mode against the gradient, for fresh cotangents."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from refgrad.conformance.comparison import EXACT
+from refgrad.conformance.differences import one_sided
+from refgrad.conformance.oracles.analytic import KinkError, NotAnalyticError
+from refgrad.conformance.oracles.complex_step import Tangent
+from refgrad.conformance.oracles.differences import STEPS, Forward, direction_at, forward
+from refgrad.conformance.oracles.evidence import Built, Oracle, Property, Silent
+from refgrad.conformance.oracles.field import ROUNDED, Field, product
+from refgrad.conformance.point import ShapeMovedError, rms
+from refgrad.conformance.question import Question
+from refgrad.errors import BackendError, RefgradError
+
+NAME = "adjoint"
+COTANGENTS = 3
+_SENSITIVE = 10  # how many times the change under rounded intermediate results is explained
+_TELLING = 1e-2  # a larger error of the derivative tells nothing
+
+Arrays = Mapping[str, np.ndarray]
+
+
+def _examine(question: Question, built: Built) -> Sequence[Property | Silent]:
+    rng = np.random.default_rng([question.seed, 4])
+    at = question.at
+    direction = {name: direction_at(at[name], rng) for name in question.wrt if at[name].size}
+    if not direction:
+        return [Silent(NAME, "no input has an element")]
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")  # of onnx.reference, about NumPy
+        try:
+            field = Field(question, built)
+            moved, errors, how = _moved(question, at, direction)
+            return [_identity(question, built, field, at, direction, moved, errors, how, rng)]
+        except _Unknown as error:
+            return [Silent(NAME, str(error))]
+        except (RefgradError, ShapeMovedError) as error:
+            return [Silent(NAME, f"the gradient does not run in float64: {error}")]
+
+
+class _Unknown(Exception):
+    """J·u is not known."""
+
+
+def _identity(
+    question: Question,
+    built: Built,
+    field: Field,
+    at: Mapping[str, Any],
+    direction: Arrays,
+    moved: Arrays,
+    errors: Arrays,
+    how: str,
+    rng: np.random.Generator,
+) -> Property:
+    """The worst of the cotangents."""
+    found = []
+    for _ in range(COTANGENTS):
+        v = {name: rng.standard_normal(c.shape) for name, c in question.cotangents.items()}
+        gradient = field(at, v)
+        forwards, backwards = product(moved, v), product(gradient, direction)
+        size = max(
+            abs(forwards), sum(float(np.linalg.norm(gradient[name])) * rms(u) for name, u in direction.items())
+        )
+        error, slack = abs(forwards - backwards), EXACT * size + product(errors, {n: np.abs(x) for n, x in v.items()})
+        if slack < error < np.inf:  # is it rounding?
+            rounded = Field(question, built, ROUNDED)(at, v)
+            slack += _SENSITIVE * abs(product(rounded, direction) - backwards)
+        if not np.isfinite(error):
+            error, size = np.inf, 1.0
+        note = f"<v, J·u> = {forwards:.6g} by {how}, <Jᵀ·v, u> = {backwards:.6g}"
+        found.append(Property(NAME, error / size if size else 0.0, slack / size if size else EXACT, note))
+    return max(found, key=lambda one: one.error / one.allowed)
+
+
+def _moved(question: Question, at: Mapping[str, Any], direction: Arrays) -> tuple[Arrays, Arrays, str]:
+    """J·u by output, how far off each element may be, and what found it."""
+    try:
+        tangent = Tangent(question)
+        moved = tangent.along(direction)
+        errors = {name: tangent.rounding * np.abs(x) for name, x in moved.items()}
+        how = "complex step"
+    except KinkError as error:
+        raise _Unknown(str(error)) from error
+    except (NotAnalyticError, BackendError):
+        moved, errors = _by_differences(question, at, direction)
+        how = "differences"
+    if not all(np.all(np.isfinite(x)) for x in moved.values()):
+        raise _Unknown("the derivative is not finite")
+    return moved, errors, how
+
+
+def _by_differences(question: Question, at: Mapping[str, Any], direction: Arrays) -> tuple[Arrays, Arrays]:
+    """J·u as a whole by central differences with Richardson's extrapolation, by the step that leaves the smallest error."""
+    best: tuple[float, dict[str, np.ndarray], dict[str, np.ndarray]] | None = None
+    why = "the model does not run near this point"
+    function = forward(question)
+    for step in STEPS:
+        try:
+            far, near = (_quotient(function, at, direction, h) for h in (step, step / 2))
+            left, right = one_sided(function, at, direction, question.weights, step)
+        except (ShapeMovedError, BackendError) as error:
+            why = str(error)
+            continue
+        moved = {name: (4 * near[name][0] - far[name][0]) / 3 for name in near}
+        errors = {name: np.maximum(np.abs(moved[name] - near[name][0]), near[name][1]) for name in near}
+        worst = max(float(np.linalg.norm(e)) / (float(np.linalg.norm(moved[n])) or 1.0) for n, e in errors.items())
+        slack = left.error + right.error
+        if abs(left.value - right.value) > 2 * slack + EXACT * max(abs(left.value), abs(right.value)):
+            worst, why = np.inf, "the point is a kink"
+        if worst <= _TELLING and (best is None or worst < best[0]):
+            best = worst, moved, errors
+        if worst <= EXACT:
+            break
+    if best is None:
+        raise _Unknown(why)
+    return best[1:]
+
+
+def _quotient(
+    function: Forward, at: Mapping[str, Any], direction: Arrays, step: float
+) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Central differences of the outputs, and what the rounding of these does to them."""
+    ends = []
+    for h in (step, -step):
+        ends.append(function({**at, **{name: at[name] + h * u for name, u in direction.items()}}))
+    ahead, behind = ends
+    eps = float(np.finfo(np.float64).eps)
+    return {
+        name: ((ahead[name] - behind[name]) / (2 * step), 8 * eps * np.abs(ahead[name]) / step)
+        for name in ahead
+    }
+
+
+ORACLE = Oracle(
+    NAME,
+    "the adjoint identity <v, J·u> = <Jᵀ·v, u>: the gradient, run in float64, for three fresh cotangents, against the derivative "
+    "of the outputs along a random direction, by complex step or by differences; it sees any error that is not orthogonal to u",
+    examine=_examine,
+)

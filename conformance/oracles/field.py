@@ -1,0 +1,52 @@
+"""A gradient that somebody built, in float64 on the interpreter, at any point and for any cotangents."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from refgrad.backends import get_backend
+from refgrad.backends.base import graph_inputs
+from refgrad.conformance.oracles.evidence import Built
+from refgrad.conformance.point import ShapeMovedError
+from refgrad.conformance.question import Question
+
+ROUNDED = 50  # of 53 bits: a rounding that can be told from float64
+
+
+class Field:
+    """The gradient as a function of the point and the cotangents.
+
+    :param bits: round every intermediate result to that many bits, to see what rounding does.
+    :raises BackendError: the interpreter does not run it.
+    """
+
+    def __init__(self, question: Question, built: Built, bits: int | None = None) -> None:
+        self._built, self._wrt = built, question.wrt
+        self._prepared = get_backend("numpy").prepare(built.model, precision="float64", bits=bits)
+        self._inputs = {value.name for value in graph_inputs(built.model.graph)}
+
+    def __call__(self, at: Mapping[str, Any], cotangents: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The gradient by every input of the question, zeros where the builder has none.
+
+        :raises ShapeMovedError: a gradient has another shape than its input.
+        :raises BackendError: the interpreter fails.
+        """
+        built = self._built
+        named = {built.cotangents[output]: v for output, v in cotangents.items() if output in built.cotangents}
+        feeds = {name: value for name, value in {**at, **named, **built.constants}.items() if name in self._inputs}
+        results = self._prepared.run(feeds, list(built.gradients.values()))
+        found = {}
+        for name in self._wrt:
+            gradient = results[built.gradients[name]] if name in built.gradients else np.zeros(at[name].shape)
+            if gradient.shape != at[name].shape:
+                raise ShapeMovedError(f"the gradient by {name!r} has the shape {gradient.shape}, not {at[name].shape}")
+            found[name] = gradient
+        return found
+
+
+def product(a: Mapping[str, np.ndarray], b: Mapping[str, np.ndarray]) -> float:
+    """Σ <a, b> over the names in `b`. What is not finite in `a` cannot be weighed by nothing."""
+    return float(sum(np.sum(np.where(v == 0, 0.0, a[name] * v)) for name, v in b.items()))

@@ -1,0 +1,128 @@
+"""Second derivatives: a gradient is a gradient field only if its Jacobian is symmetric (Schwarz), <w, Dg·u> = <u, Dg·w>."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+import refgrad
+from refgrad.backends import get_backend
+from refgrad.conformance.differences import Difference, directional
+from refgrad.conformance.oracles.differences import STEPS, direction_at
+from refgrad.conformance.oracles.evidence import Built, Oracle, Property, Silent
+from refgrad.conformance.oracles.field import Field, product
+from refgrad.conformance.point import ShapeMovedError
+from refgrad.conformance.question import Question
+from refgrad.errors import BackendError, RefgradError
+
+NAME = "second-order"
+_SETTLED = 1e-7  # the error of a difference, relative to its value, that needs no smaller step
+_EXACT = 1e-6  # what float64 explains of a second derivative
+_TELLING = 1e-2  # a larger error of the differences tells nothing
+
+Arrays = Mapping[str, np.ndarray]
+
+
+class _Unsettled(Exception):
+    """The gradient has no derivative that differences find."""
+
+
+def _examine(question: Question, built: Built) -> Sequence[Property | Silent]:
+    rng = np.random.default_rng([question.seed, 5])
+    at, weights = question.at, question.weights
+    names = [name for name in question.wrt if at[name].size]
+    if not names:
+        return [Silent(NAME, "no input has an element")]
+    u, w = ({name: direction_at(at[name], rng) for name in names} for _ in range(2))
+    with np.errstate(all="ignore"):
+        try:
+            field = Field(question, built)
+            across = _along(field, at, weights, u, w), _along(field, at, weights, w, u)
+            found = [_compared(*across, "<w, Dg·u>", "<u, Dg·w>")]
+            again = _differentiated(question, built, w)
+        except _Unsettled as error:
+            return [Silent(NAME, str(error))]
+        except (RefgradError, ShapeMovedError) as error:
+            return [Silent(NAME, f"the gradient does not run in float64: {error}")]
+        if again is not None:
+            exact = Difference(product(again, u), 0.0, 0.0)
+            found.append(_compared(across[0], exact, "<w, Dg·u> by differences", "differentiated again"))
+        return found
+
+
+def _along(field: Field, at: Mapping[str, Any], v: Arrays, u: Arrays, w: Arrays) -> Difference:
+    """<w, Dg·u> by differences of the gradient g, by the step that leaves the smallest error."""
+    best: Difference | None = None
+    why = "the gradient is not finite near this point"
+    for step in STEPS:
+        try:
+            found = directional(lambda moved: _weighable(field(moved, v), w), at, u, w, step)
+        except (ShapeMovedError, BackendError) as error:
+            why = str(error)
+            continue
+        if np.isfinite(found.value) and (best is None or found.error < best.error):
+            best = found
+        if best is not None and best.error <= _SETTLED * abs(best.value):
+            break
+    if best is None:
+        raise _Unsettled(why)
+    return best
+
+
+def _weighable(gradient: Arrays, w: Arrays) -> Arrays:
+    """The gradient, 0 where its weight is: what is not finite cannot be weighed by nothing."""
+    return {name: np.where(v == 0, 0.0, gradient[name]) for name, v in w.items()}
+
+
+def _compared(one: Difference, other: Difference, left: str, right: str) -> Property | Silent:
+    error, slack = abs(one.value - other.value), one.error + other.error
+    size = max(abs(one.value), abs(other.value))
+    note = f"{left} = {one.value:.6g}, {right} = {other.value:.6g}"
+    if not np.isfinite(error):
+        return Silent(NAME, f"the second derivative is not finite: {note}")
+    if slack > _TELLING * size and error <= slack:
+        return Property(NAME, 0.0, _EXACT, f"both are zero up to {slack:.1e}") if size <= slack else _blurred(note)
+    if slack > _TELLING * size:
+        return _blurred(note)
+    return Property(NAME, error / size if size else 0.0, _EXACT + (slack / size if size else 0.0), note)
+
+
+def _blurred(note: str) -> Silent:
+    return Silent(NAME, f"the differences of the gradient do not settle: {note}")
+
+
+def _differentiated(question: Question, built: Built, w: Arrays) -> Arrays | None:
+    """D(<w, g>): refgrad's gradient of its own gradient; None where the gradient is not refgrad's, or where it refuses."""
+    if all(entry.key != "refgrad.gradients" for entry in built.model.metadata_props):
+        return None
+    known = {name: built.gradients[name] for name in w if name in built.gradients}
+    if not known:
+        return None
+    try:
+        made = refgrad.gradient(built.model, list(known), list(known.values()))
+        metadata = dict(_metadata(made.metadata_props))
+        prepared = get_backend("numpy").prepare(made, precision="float64")
+        inputs = {value.name for value in prepared.inputs}
+        seeds = {metadata["refgrad.cotangents"][gradient]: w[name] for name, gradient in known.items()}
+        cotangents = {built.cotangents[o]: v for o, v in question.weights.items() if o in built.cotangents}
+        feeds = {n: v for n, v in {**question.at, **cotangents, **built.constants, **seeds}.items() if n in inputs}
+        results = prepared.run(feeds)
+    except RefgradError:
+        return None
+    second = metadata["refgrad.gradients"]
+    return {n: results[second[n]] if n in second else np.zeros(x.shape) for n, x in w.items()}
+
+
+def _metadata(entries: Any) -> Iterator[tuple[str, Any]]:
+    return ((entry.key, json.loads(entry.value)) for entry in entries if entry.key.startswith("refgrad."))
+
+
+ORACLE = Oracle(
+    NAME,
+    "the Jacobian of a gradient is symmetric, by differences of the gradient in float64; and refgrad's gradient of its own "
+    "gradient is what those differences are. It does not see a gradient that is wrong by one factor throughout",
+    examine=_examine,
+)
