@@ -243,6 +243,13 @@ def test_kernel_is_that_of_onnx_reference(body: str, inputs: dict[str, np.ndarra
     close(NUMPY.prepare(built).run(inputs), expected)
 
 
+@pytest.mark.parametrize("mode", ["constant", "edge", "reflect", "wrap"])
+def test_a_scalar_has_no_axis_to_pad(mode: str):
+    """ONNX Runtime and onnx.reference refuse it."""
+    inputs = {"x": np.array(2, np.float32), "p": np.zeros(0, np.int64)}
+    assert NUMPY.prepare(model(f'y0 = Pad<mode="{mode}">(x, p)', inputs, 1)).run(inputs)["y0"] == 2
+
+
 @pytest.mark.parametrize("kernel", registry.kernels(), ids=lambda k: f"{k.domain}.{k.op_type}-{k.since}")
 def test_kernel_takes_the_attributes_of_its_schema(kernel: registry.Kernel):
     """Every attribute that a kernel names is one of the operator's, and every attribute of the operator is taken."""

@@ -192,7 +192,7 @@ def pad(
     if mode not in ("constant", "edge", "reflect", "wrap"):
         raise ValueError(f"mode={mode!r} is none of 'constant', 'edge', 'reflect', 'wrap'")
     add = [(max(b, 0), max(e, 0)) for b, e in width]
-    if mode != "constant":
+    if mode != "constant" and data.ndim:  # NumPy wants an axis
         return np.pad(data[cut], add, mode=mode)  # type: ignore[call-overload, no-any-return]
     fill = data.dtype.type(0) if constant_value is None else constant_value.reshape(())
     if data.dtype == object and constant_value is None:
