@@ -33,6 +33,7 @@ Shape = tuple[int, ...]
 NEWEST = 21  # the last opset that every runtime under test knows
 OLDEST = 13
 STEP = 0.125  # between the numbers drawn: every float type holds them exactly
+INTEGER = ("ConvInteger", "MatMulInteger")
 FLOATS = tuple(np.dtype(kind) for kind in (np.float16, ml_dtypes.bfloat16, np.float32, np.float64))
 
 
@@ -268,7 +269,10 @@ class Entry:
         kind = {"float32": "float", "float64": "double"}.get(dtype.name, dtype.name)
         schema = find_schema(op_type, domain, version)
         allowed = {kind for constraint in schema.type_constraints for kind in constraint.allowed_type_strs}
-        return f"tensor({kind})" in allowed | {parameter.type_str for parameter in schema.inputs}
+        allowed |= {parameter.type_str for parameter in schema.inputs}
+        if op_type in INTEGER:  # its strategy puts it between operators that take floats
+            allowed.add("tensor(float)")
+        return f"tensor({kind})" in allowed
 
 
 REGISTRY: dict[str, Entry] = {}

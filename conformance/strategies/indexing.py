@@ -112,8 +112,8 @@ def unique(d: Drawing) -> Case:
 
 @strategy("OneHot")
 def one_hot(d: Drawing) -> Case:
-    """Indices of any rank, some out of range, and the new axis anywhere."""
-    shape = d.shape(0, 2)
+    """Indices of one axis or more, some out of range, and the new axis anywhere."""
+    shape = d.shape(1, 2)
     depth = d.integer(1, 4)
     rank = len(shape) + 1
     return d.case(

@@ -43,24 +43,23 @@ def det(d: Drawing) -> Case:
 def einsum(d: Drawing) -> Case:
     """One operand to three, with diagonals, sums, broadcast axes, and the output named or not."""
     sizes = dict(zip(LETTERS, (d.integer(1, 3) for _ in LETTERS), strict=True))
-    dots = d.flag()
-    count = d.integer(1, 3)
-    batch = d.broadcasting(count, most=2) if dots else ()
+    batch = d.optional(lambda: d.shape(0, 2, size=3))
     terms, operands = [], []
-    for k in range(count):
+    for k in range(d.integer(1, 3)):
         letters = [d.pick(*LETTERS) for _ in range(d.integer(0, 3))]
-        shape: Shape = tuple(sizes[letter] for letter in letters)
-        if dots:
+        shape = tuple(sizes[letter] for letter in letters)
+        if batch is not None and (k == 0 or d.flag()):
             place = d.integer(0, len(letters))
             letters.insert(place, "...")
-            shape = (*shape[:place], *batch[k], *shape[place:])
+            repeated = batch if k == 0 else tuple(d.pick(n, 1) for n in batch)
+            shape = (*shape[:place], *repeated, *shape[place:])
         terms.append("".join(letters))
         operands.append(_small(d, shape))
     equation = ("," if d.flag() else ", ").join(terms)
     if d.flag():
         known = sorted({letter for term in terms for letter in term.replace(".", "")})
         output = [known[k] for k in d.permutation(len(known))[: d.integer(0, len(known))]]
-        if dots:
+        if batch is not None:
             output.insert(d.integer(0, len(output)), "...")
         equation += "->" + "".join(output)
     return d.case(*operands, equation=equation)

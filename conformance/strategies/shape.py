@@ -132,7 +132,7 @@ def pad(d: Drawing) -> Case:
         d.floats(shape),
         np.array([*before, *after], np.int64),
         value,
-        None if axes is None else np.array(axes, d.pick(np.int64, np.int32)),
+        None if axes is None else np.array(axes, np.int64),
         fixed=["pads", "constant_value", "axes"],
         mode=d.pick(None, mode) if mode == "constant" else mode,
     )
