@@ -93,6 +93,10 @@ class LimitationsError(RefgradError):
     """A file of known limitations cannot be read, is malformed, or has an entry that says too little."""
 
 
+class UnconfirmedError(RefgradError):
+    """A case makes no test with expected values: fewer than two oracles confirm them, or there is no single right answer."""
+
+
 class OutputFileError(RefgradError):
     """A result cannot be written where it was asked for."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -36,6 +37,26 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
         raise OutputFileError(f"{str(target)!r} cannot be written: {error.strerror or error}.") from error
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def new_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """A temporary folder beside `path` that gets its name when the block succeeds, and disappears when it does not.
+
+    :raises OutputFileError: `path` is there already, or cannot be made.
+    """
+    target = Path(path)
+    if target.exists() or target.is_symlink():
+        raise OutputFileError(f"{str(target)!r} exists. Give the name of a folder that does not, and it is made.")
+    temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        temporary.mkdir(parents=True)
+        yield temporary
+        os.rename(temporary, target)
+    except OSError as error:
+        raise OutputFileError(f"{str(target)!r} cannot be written: {error.strerror or error}.") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)  # gone where it was renamed
 
 
 def save_gradient(gradient: ModelProto, path: str | os.PathLike[str], source: str | os.PathLike[str]) -> Path | None:
