@@ -85,7 +85,7 @@ MOVES: tuple[tuple[str, tuple[np.ndarray, ...], dict[str, Any]], ...] = (
 def cases() -> Iterator[Case]:
     """DequantizeLinear, whose scale has a derivative by itself: every type, grain and kind of shape."""
     for kind, opset in KINDS:
-        yield _dequantize(kind, (2, 3), (3,), opset, zero=_is_integer(kind))
+        yield _dequantize(kind, (2, 3), (3,), opset, zero=is_integer(kind))
     yield _dequantize(np.int32, (2, 3), (3,), 16, zero=False)
     yield _dequantize(np.int8, (2, 3), (3,), 23, dtype=np.float16)
     for dtype in (np.float16, ml_dtypes.bfloat16):
@@ -136,11 +136,11 @@ def chain(
     precision: int | None = None,
 ) -> Case:
     """y = DequantizeLinear(QuantizeLinear(x, s), t), where t has the shape of s, or is a scalar behind a `move`."""
-    low, high = _limits(kind)
+    low, high = limits(kind)
     rng = np.random.default_rng(0)
     zeros = (
         np.asarray(rng.integers(max(int(low), -3), min(int(high), 4) + 1, scale), np.float64)
-        if _is_integer(kind)
+        if is_integer(kind)
         else 0.0
     )
     zeros = np.broadcast_to(zeros if zero else 0.0, scale)
@@ -153,7 +153,7 @@ def chain(
     steps = np.rint(steps) + rng.uniform(-0.3, 0.3, x)  # in units of the scale
     far = rng.random(x) < (0.2 if saturate is None else 0)
     steps = np.where(far, 1.2 * np.where(rng.random(x) < 0.5, low - 9.3, high + 9.3), steps)
-    if _is_integer(kind):
+    if is_integer(kind):
         steps = np.where(~far, np.clip(steps, low + 0.2, high - 0.2), steps)
     feeds: dict[str, np.ndarray] = {"x": ((steps - offset) * laid).astype(dtype), "s": s.astype(dtype)}
     feeds["t"] = (s if move is None else np.asarray(0.07)).astype(dtype) * np.asarray(1.5, dtype)
@@ -217,27 +217,27 @@ def _products(shapes: str) -> Iterator[Case]:
         constants["zw"] = rng.integers(-3, 4, np.shape(feeds["sw"])).astype(np.int8)
         constants["B"] = rng.integers(-400, 400, w[:1]).astype(np.int32)
         inputs = [*("x", "sx", "zx", "w", "sw", "zw", "sy", "zy"), *([] if "auto_pad" in attributes else ["B"])]
-        yield _product("QLinearConv", shapes, feeds, constants, inputs, (1, 0), **attributes)
-        yield _product("ConvInteger", shapes, feeds, constants, ["x", "w", "zx", "zw"], (1, 0), **attributes)
-        yield _product("ConvInteger", shapes, feeds, constants, ["x", "w"], (1, 0), **attributes)
+        yield product("QLinearConv", shapes, feeds, constants, inputs, (1, 0), **attributes)
+        yield product("ConvInteger", shapes, feeds, constants, ["x", "w", "zx", "zw"], (1, 0), **attributes)
+        yield product("ConvInteger", shapes, feeds, constants, ["x", "w"], (1, 0), **attributes)
         if "B" in inputs:  # made of a float
             made = feeds | {"b": np.linspace(-2, 2, w[0]), "sb": 0.021}
-            yield _product("QLinearConv", shapes, made, constants, [*inputs[:-1], "b"], (1, 0), **attributes)
+            yield product("QLinearConv", shapes, made, constants, [*inputs[:-1], "b"], (1, 0), **attributes)
     for a, b, rows in (((3, 4), (4, 5), True), ((2, 3, 4), (4, 5), False), ((2, 1, 3, 4), (2, 4, 5), False)):
         feeds = {"x": rng.standard_normal(a), "w": rng.standard_normal(b), "sy": 0.02, "t": 0.05}
         feeds |= {"sx": np.array([0.02, 0.03, 0.025]) if rows else 0.02, "sw": np.full(5 if rows else 1, 0.025)}
         constants = {"zx": np.array([5, 4, 3] if rows else 5, np.uint8), "zy": np.array([3], np.uint8)}
         constants["zw"] = rng.integers(-3, 4, np.shape(feeds["sw"])).astype(np.int8)
         inputs = ["x", "sx", "zx", "w", "sw", "zw", "sy", "zy"]
-        yield _product("QLinearMatMul", shapes, feeds, constants, inputs, (0, len(b) - 1))
-        yield _product("MatMulInteger", shapes, feeds, constants, ["x", "w", "zx", "zw"], (0, len(b) - 1))
-        yield _product("MatMulInteger", shapes, feeds, constants, ["x", "w"], (0, len(b) - 1))
+        yield product("QLinearMatMul", shapes, feeds, constants, inputs, (0, len(b) - 1))
+        yield product("MatMulInteger", shapes, feeds, constants, ["x", "w", "zx", "zw"], (0, len(b) - 1))
+        yield product("MatMulInteger", shapes, feeds, constants, ["x", "w"], (0, len(b) - 1))
         if rows:
             for op_type, given in (("QLinearMatMul", inputs), ("MatMulInteger", ["x", "w", "zx", "zw"])):
-                yield _product(op_type, shapes, feeds, constants, given, (0, len(b) - 1), np.float16)
+                yield product(op_type, shapes, feeds, constants, given, (0, len(b) - 1), np.float16)
 
 
-def _product(
+def product(
     op_type: str,
     shapes: str,
     feeds: dict[str, Any],
@@ -245,6 +245,7 @@ def _product(
     inputs: Sequence[str],
     axes: tuple[int, int],
     dtype: Any = np.float32,
+    opset: int = 21,
     **attributes: Any,
 ) -> Case:
     """y = t times the product of x and w, each quantised: with the scales sx and sw, along its axis."""
@@ -268,7 +269,7 @@ def _product(
     initializers = [numpy_helper.from_array(value, name) for name, value in constants.items() if name in used]
     title = f"{op_type}-{fed['x'].shape}-{fed['w'].shape}-{'-'.join(attributes)}-{shapes}"
     title += f"-{len(inputs)}-{inputs[-1]}-{np.dtype(dtype).name}"
-    return _case(title, nodes, fed, initializers, 21, shapes)
+    return _case(title, nodes, fed, initializers, opset, shapes)
 
 
 def _casts(kind: Any) -> Case:
@@ -306,21 +307,21 @@ def _dequantize(
     shapes: str = "static",
     **attributes: Any,
 ) -> Case:
-    low, high = _limits(kind)
+    low, high = limits(kind)
     rng = np.random.default_rng(0)
-    values = np.asarray(rng.uniform(low, high, x)).astype(np.int64 if _is_integer(kind) else np.float32).astype(kind)
+    values = np.asarray(rng.uniform(low, high, x)).astype(np.int64 if is_integer(kind) else np.float32).astype(kind)
     zeros = np.asarray(rng.integers(max(int(low), -3), min(int(high), 4) + 1, scale)).astype(kind) if zero else None
     s = np.asarray(rng.uniform(0.5, 1.5, scale) / high, dtype)
     title = f"DequantizeLinear-{np.dtype(kind).name}-{x}-{scale}-{attributes}-{np.dtype(dtype).name}-{shapes}-{opset}"
     return node_case("DequantizeLinear", values, s, zeros, opset=opset, shapes=shapes, name=title, **attributes)
 
 
-def _is_integer(kind: Any) -> bool:
+def is_integer(kind: Any) -> bool:
     return "int" in np.dtype(kind).name
 
 
-def _limits(kind: Any) -> tuple[float, float]:
-    info = (ml_dtypes.iinfo if _is_integer(kind) else ml_dtypes.finfo)(kind)
+def limits(kind: Any) -> tuple[float, float]:
+    info = (ml_dtypes.iinfo if is_integer(kind) else ml_dtypes.finfo)(kind)
     return float(info.min), float(info.max)
 
 

@@ -19,7 +19,9 @@ def dft(d: Drawing) -> Case:
         signal = tuple(n + 1 for n in signal)
     x = d.floats((*signal, parts))
     length = d.optional(lambda: np.array(d.integer(1, 6), d.pick(np.int64, np.int32)))
-    sides: dict[str, Any] = {name: 1 if on else d.pick(None, 0) for name, on in (("onesided", onesided), ("inverse", inverse))}
+    sides: dict[str, Any] = {
+        name: 1 if on else d.pick(None, 0) for name, on in (("onesided", onesided), ("inverse", inverse))
+    }
     fixed = [] if length is None else ["dft_length"]
     first = len(signal) - 1
     if d.opset < 20:
