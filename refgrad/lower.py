@@ -181,7 +181,7 @@ class _Lowering:
 
     def _open(self, node: Node, graph: GraphProto) -> None:
         """Take a YieldOp out of the graph, as the training agent does: it returns what it reads and is given what it gives."""
-        differentiable = _differentiable(node.inputs, node.attributes)
+        differentiable = differentiable_inputs(node.inputs, node.attributes)
         if len(node.outputs) > len(differentiable):
             raise LoweringError(
                 f"Node {node.name!r} (YieldOp) has {len(node.outputs)} outputs for {len(differentiable)} differentiable "
@@ -385,7 +385,7 @@ def _has_shape(kind: TypeProto) -> bool:
     return bool(kind.WhichOneof("value")) and (not kind.HasField("tensor_type") or kind.tensor_type.HasField("shape"))
 
 
-def _differentiable(inputs: Sequence[str], attributes: Mapping[str, Any]) -> list[str]:
+def differentiable_inputs(inputs: Sequence[str], attributes: Mapping[str, Any]) -> list[str]:
     """What a YieldOp reads and returns a cotangent for."""
     without = attributes.get("non_differentiable_outputs", ())
     return [name for k, name in enumerate(inputs) if k not in without]
@@ -395,7 +395,7 @@ def _stand_in(node: NodeProto) -> list[NodeProto]:
     """Nodes whose results have the types and shapes of those of `node`; itself where onnx knows it."""
     key = node.domain, node.op_type
     if key == _YIELD:  # a cotangent is as its output
-        differentiable = _differentiable(node.input, {a.name: attribute_value(a) for a in node.attribute})
+        differentiable = differentiable_inputs(node.input, {a.name: attribute_value(a) for a in node.attribute})
         pairs = zip(differentiable, node.output, strict=False)
         return [helper.make_node("Identity", [x], [dx]) for x, dx in pairs if dx]
     form = FORMS.get(key)

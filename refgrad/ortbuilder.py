@@ -22,6 +22,7 @@ from refgrad.worker import SECONDS, Worker
 
 _IR_VERSION, _OPSET = 10, 21  # the newest that 1.19.2 reads
 _PROTOBUF_LIMIT = 2**31 - 1
+_FATAL = 4
 
 
 def available() -> bool:
@@ -67,10 +68,11 @@ class Builders:
     ...     gradients = [builders.raw(model, ["x"], "y") for model in models]
 
     :param seconds: how long one gradient may take, the start of the process included.
+    :param here: call them in this process, which may then abort or not come back, for whoever has a process to spare.
     """
 
-    def __init__(self, seconds: float = SECONDS) -> None:
-        self.worker = Worker(seconds)
+    def __init__(self, seconds: float = SECONDS, here: bool = False) -> None:
+        self.worker = None if here else Worker(seconds)
 
     def raw(self, model: ModelProto, wrt: Iterable[str], output: str) -> ModelProto:
         """GradientGraphBuilder: the gradient of one output by the rules of the registry, on the graph as it is.
@@ -103,7 +105,8 @@ class Builders:
 
     def close(self) -> None:
         """End the process, if there is one."""
-        self.worker.close()
+        if self.worker is not None:
+            self.worker.close()
 
     def __enter__(self) -> Builders:
         return self
@@ -119,18 +122,25 @@ class Builders:
         if lowered.ByteSize() > _PROTOBUF_LIMIT:
             raise BuilderError("refused", "models over 2 GB cannot be handed to it")
         try:
-            made = self.worker.call(builder, lowered.SerializeToString(), **arguments)
+            if self.worker is None:
+                made = builder(lowered.SerializeToString(), **arguments)
+            else:
+                made = self.worker.call(builder, lowered.SerializeToString(), **arguments)
         except WorkerError as error:
             verdict = "refused" if error.verdict == "raised" else error.verdict
-            message = re.sub(r"^.*\[ONNXRuntimeError\] : \d+ : \w+ : |^/\S+ ", "", str(error))
-            raise BuilderError(verdict, message) from error
+            raise BuilderError(verdict, _without_origin(str(error))) from error
+        except Exception as error:  # onnxruntime's exception classes are private
+            raise BuilderError("refused", _without_origin(" ".join(str(error).split()))) from error
         return onnx.load_from_string(made)
 
 
-def _raw(model: bytes, wrt: list[str], output: str) -> bytes:
-    from onnxruntime.capi._pybind_state import GradientGraphBuilder
+def _without_origin(message: str) -> str:
+    """A message of ONNX Runtime without its number and the file that it comes from."""
+    return re.sub(r"^.*\[ONNXRuntimeError\] : \d+ : \w+ : |^/\S+ ", "", message)
 
-    builder = GradientGraphBuilder(model, {output}, set(wrt), output)
+
+def _raw(model: bytes, wrt: list[str], output: str) -> bytes:
+    builder = _library().GradientGraphBuilder(model, {output}, set(wrt), output)
     builder.build()
     made: bytes = builder.get_model()
     return made
@@ -147,8 +157,7 @@ def _optimized(model: bytes, inputs: list[str], initializers: list[str]) -> byte
 
 
 def _module_builder(model: bytes, inputs: list[str], initializers: list[str]) -> Any:
-    from onnxruntime.capi import _pybind_state as library
-
+    library = _library()
     options = library.OrtModuleGraphBuilderConfiguration()
     options.initializer_names = options.initializer_names_to_train = initializers
     options.input_names_require_grad = inputs
@@ -157,6 +166,13 @@ def _module_builder(model: bytes, inputs: list[str], initializers: list[str]) ->
     builder.initialize(model, options)
     builder.build(library.TrainingGraphTransformerConfiguration())
     return builder
+
+
+def _library() -> Any:
+    from onnxruntime.capi import _pybind_state as library
+
+    library.set_default_logger_severity(_FATAL)  # errors are raised; it would tell of every step on stderr
+    return library
 
 
 def depends_on(model: ModelProto, output: str) -> set[str]:

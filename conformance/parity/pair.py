@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from onnx import ModelProto, TensorProto, helper
+from onnx import ModelProto, NodeProto, TensorProto, helper
 
 import refgrad
 from refgrad.backends import get_backend
@@ -31,14 +31,17 @@ class Pair:
     feeds: Mapping[str, np.ndarray]
 
 
-def _as_it_trains(model: ModelProto) -> ModelProto:
-    """`model` with the operators that the builder knows, as ONNX Runtime's other tools write them before they call it."""
+def as_it_trains(model: ModelProto, inference: bool = True) -> ModelProto:
+    """`model` with the operators that the builder knows, as ONNX Runtime's other tools write them before they call it.
+
+    :param inference: also make a BatchNormalization in inference one in training, another function, as its module builder does.
+    """
     made, known = ModelProto(), Graph(model)
     made.CopyFrom(model)
     for node in made.graph.node:
         if node.op_type == "SimplifiedLayerNormalization":  # it has the operator in the domain of ai.onnx
             node.domain = ""
-        elif node.op_type == "BatchNormalization":  # its module builder does so, with a node in inference too
+        elif node.op_type == "BatchNormalization" and (inference or _trains(node)):
             node.op_type, node.domain = "BatchNormInternal", MICROSOFT
             others = [attribute for attribute in node.attribute if attribute.name != "training_mode"]
             del node.attribute[:]
@@ -57,6 +60,10 @@ def _as_it_trains(model: ModelProto) -> ModelProto:
             node.output.extend((*outputs, *(f"{node.name}_{k}" for k in range(len(outputs), whole))))
             import_domain(made, MICROSOFT)
     return made
+
+
+def _trains(node: NodeProto) -> bool:
+    return any(attribute.name == "training_mode" and attribute.i for attribute in node.attribute)
 
 
 def with_loss(model: ModelProto, outputs: Collection[str] | None = None, plain: Collection[str] = ()) -> ModelProto:
@@ -115,7 +122,7 @@ def build(case: Case, builders: Builders) -> Pair:
     wrt = [name for name in (float_inputs(case.model) if case.wrt is None else case.wrt) if name in known.types]
     # The gradient of FakeQuant is what refgrad has with "clipped": ONNX Runtime has no other.
     ours = refgrad.gradient(model, wrt=wrt, outputs=[LOSS], dialect="ort", quantization="clipped")
-    theirs = builders.raw(_as_it_trains(model), wrt, LOSS)
+    theirs = builders.raw(as_it_trains(model), wrt, LOSS)
     made = {f"{name}_grad" for name in wrt}
     kept = [value for value in theirs.graph.output if value.name in made]
     del theirs.graph.output[:]

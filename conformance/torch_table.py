@@ -1,7 +1,7 @@
 """The operators of ONNX that torch has, in torch: an autodiff that knows nothing of refgrad.
 
-Each function takes the attributes of a node (with defaults), then its inputs as tensors (None where absent), and returns its
-first output, or a tuple. It returns None for a form that torch does not have.
+Each function takes the attributes of a node (with the defaults of its opset; an older one has fewer), then its inputs as
+tensors (None where absent), and returns its first output, or a tuple. It returns None for a form that torch does not have.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ TABLE["CastLike"] = lambda a, x, like: x.clone()
 
 @operator("Reshape")
 def reshape(a: Attributes, x: Tensor, shape: Tensor) -> Tensor:
-    keep = not a.allowzero
+    keep = not getattr(a, "allowzero", 0)
     return x.reshape([x.shape[k] if keep and n == 0 else n for k, n in enumerate(shape.tolist())])
 
 
@@ -185,7 +185,7 @@ def unsqueeze(a: Attributes, x: Tensor, axes: Tensor) -> Tensor:
 
 
 @operator("Split")
-def split(a: Attributes, x: Tensor, sizes: Tensor | None = None) -> tuple[Tensor, ...]:
+def split(a: Attributes, x: Tensor, sizes: Tensor | None = None) -> Any:
     if sizes is not None:
         return torch.split(x, sizes.tolist(), a.axis)
     return torch.split(x, math.ceil(x.shape[a.axis] / a.outputs), a.axis)
@@ -220,7 +220,7 @@ def pad(a: Attributes, x: Tensor, pads: Tensor, value: Tensor | None = None, axe
 
 @operator("DepthToSpace")
 def depth_to_space(a: Attributes, x: Tensor) -> Tensor:
-    if a.mode == "CRD":
+    if getattr(a, "mode", "DCR") == "CRD":
         return functional.pixel_shuffle(x, a.blocksize)
     n, c, h, w = x.shape
     b = a.blocksize
@@ -257,23 +257,24 @@ def gather_elements(a: Attributes, x: Tensor, indices: Tensor) -> Tensor:
 
 @operator("GatherND")
 def gather_nd(a: Attributes, x: Tensor, indices: Tensor) -> Tensor | None:
-    return x[tuple(indices.long().movedim(-1, 0))] if not a.batch_dims else None
+    return x[tuple(indices.long().movedim(-1, 0))] if not getattr(a, "batch_dims", 0) else None
 
 
 @operator("ScatterElements")
 def scatter_elements(a: Attributes, x: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
-    where = _positive(indices.long(), x.shape[a.axis])
-    if a.reduction == "none":
+    where, reduction = _positive(indices.long(), x.shape[a.axis]), getattr(a, "reduction", "none")
+    if reduction == "none":
         return x.scatter(a.axis, where, updates)
-    how = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}[a.reduction]
+    how = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}[reduction]
     return x.scatter_reduce(a.axis, where, updates, how)
 
 
 @operator("ScatterND")
 def scatter_nd(a: Attributes, x: Tensor, indices: Tensor, updates: Tensor) -> Tensor | None:
-    if a.reduction not in ("none", "add"):
+    reduction = getattr(a, "reduction", "none")
+    if reduction not in ("none", "add"):
         return None
-    return x.index_put(tuple(indices.long().movedim(-1, 0)), updates, accumulate=a.reduction == "add")
+    return x.index_put(tuple(indices.long().movedim(-1, 0)), updates, accumulate=reduction == "add")
 
 
 @operator("Compress")
@@ -420,9 +421,7 @@ def max_pool(a: Attributes, x: Tensor) -> Tensor | None:
     spatial = x.ndim - 2
     function = (functional.max_pool1d, functional.max_pool2d, functional.max_pool3d)[spatial - 1]
     padded = _padded(a, x, a.kernel_shape, -math.inf)
-    return function(
-        padded, tuple(a.kernel_shape), tuple(a.strides or [1] * spatial), 0, tuple(a.dilations or [1] * spatial)
-    )
+    return function(padded, tuple(a.kernel_shape), tuple(a.strides or [1] * spatial), 0, _dilations(a, spatial))
 
 
 simple("GlobalAveragePool", lambda x: x.mean(tuple(range(2, x.ndim)), keepdim=True))
@@ -458,7 +457,7 @@ def max_unpool(a: Attributes, x: Tensor, indices: Tensor, shape: Tensor | None =
 
 @operator("BatchNormalization")
 def batch_norm(a: Attributes, x: Tensor, scale: Tensor, b: Tensor, mean: Tensor, var: Tensor) -> Tensor | None:
-    if a.training_mode:
+    if getattr(a, "training_mode", 0):
         return functional.batch_norm(x, None, None, scale, b, True, 0.0, a.epsilon)
     mean, var, scale, b = (_channels(v, x) for v in (mean, var, scale, b))
     return (x - mean) / torch.sqrt(var + a.epsilon) * scale + b

@@ -1,0 +1,158 @@
+"""Executors: who runs a model. The backends of refgrad, onnx's reference implementation, and what is named by its module."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import warnings
+from collections.abc import Iterable, Mapping
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import ModelProto
+from onnx.reference import ReferenceEvaluator
+
+from refgrad.backends import Backend, Prepared, backends, get_backend, wrap
+from refgrad.backends.base import ModelLike, check_feeds, check_outputs, graph_inputs, graph_outputs, load_model
+from refgrad.backends.onnxruntime import DISTRIBUTIONS
+from refgrad.errors import BackendError, OptionError, choices, did_you_mean
+
+REFERENCE = "onnx.reference"
+_INSTALLED_BY = {"numpy": ("refgrad",), "ort-cpu": DISTRIBUTIONS, "ort-cuda": DISTRIBUTIONS, REFERENCE: ("onnx",)}
+
+
+def executors() -> dict[str, str | None]:
+    """Every executor known here, with the reason why it cannot be used; None where it can."""
+    return {**backends(), REFERENCE: None}
+
+
+def get_executor(name: str) -> Backend:
+    """The executor of that name, or "package.module:attribute": a `Backend`, or what `refgrad.backends.wrap` makes one of.
+
+    The current folder is importable.
+
+    :raises OptionError: there is none, or the attribute is no executor.
+    :raises BackendError: it cannot be used here.
+    """
+    known = executors()
+    if name == REFERENCE:
+        return _Reference()
+    if name in known:
+        return get_backend(name)
+    if ":" not in name:
+        raise OptionError(
+            f"There is no executor {name!r}.{did_you_mean(name, known)} There are {choices(known)}; one of your own is "
+            "given as package.module:Class."
+        )
+    found = imported(name, known)
+    if isinstance(found, type) and issubclass(found, Backend):
+        return found()
+    return found if isinstance(found, Backend) else wrap(found, name)
+
+
+def run(
+    name: str, model: ModelProto, feeds: Mapping[str, Any], outputs: Iterable[str] | None = None
+) -> dict[str, np.ndarray]:
+    """What an executor computes of a model: all outputs, or those named.
+
+    :raises OptionError: there is no such executor.
+    :raises FeedError: feeds that do not fit the model.
+    :raises BackendError: the executor cannot be used here, or does not run the model.
+    """
+    return get_executor(name).prepare(model).run(feeds, outputs)
+
+
+def version(name: str) -> str:
+    """What an executor is a part of, with its version: "onnxruntime 1.31.1"; "" where that is no distribution."""
+    return installed(_INSTALLED_BY[name]) if name in _INSTALLED_BY else version_of_module(name)
+
+
+class _Reference(Backend):
+    """onnx's reference implementation."""
+
+    name = REFERENCE
+
+    def description(self) -> str:
+        """Its version."""
+        return f"the reference implementation of onnx {onnx.__version__}"
+
+    def prepare(self, model: ModelLike, **options: Any) -> Prepared:
+        """Find an implementation of every node.
+
+        :raises InvalidModelError: no model. BackendError: there is no implementation of an operator. OptionError: any option.
+        """
+        if options:
+            raise OptionError(f"The executor {self.name!r} has no option {choices(sorted(options))}. It has none.")
+        return _PreparedReference(load_model(model))
+
+
+class _PreparedReference(Prepared):
+    def __init__(self, model: ModelProto) -> None:
+        self.inputs, self.outputs = graph_inputs(model.graph), graph_outputs(model.graph)
+        try:
+            self._evaluator = ReferenceEvaluator(model)
+        except Exception as error:  # it raises whatever an implementation does
+            raise BackendError(f"{REFERENCE} does not read the model: {_said(error)}. Try another executor.") from error
+
+    def run(self, feeds: Mapping[str, Any], outputs: Iterable[str] | None = None) -> dict[str, Any]:
+        asked = check_outputs(outputs, self.outputs)
+        checked = check_feeds(feeds, self.inputs)
+        try:
+            with warnings.catch_warnings(), np.errstate(all="ignore"):
+                warnings.simplefilter("ignore")  # NumPy's, of infinities and casts
+                results = self._evaluator.run(list(asked), checked)
+        except Exception as error:  # it raises whatever an implementation does
+            raise BackendError(f"{REFERENCE} fails on the model: {_said(error)}. Try another executor.") from error
+        return dict(zip(asked, results, strict=True))
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(". ")
+
+
+# What people bring
+
+
+def imported(name: str, known: Iterable[str] = ()) -> Any:
+    """The attribute that "package.module:attribute" names. The current folder is importable.
+
+    :raises OptionError: there is no such module or attribute, or it cannot be imported.
+    """
+    module_name, _, attribute = name.partition(":")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.append(here)
+    try:
+        found = importlib.import_module(module_name)
+        for part in attribute.split("."):
+            found = getattr(found, part)
+    except Exception as error:  # a stranger's module raises anything when it is imported
+        raise OptionError(
+            f"{name!r} cannot be imported: {_said(error)}.{did_you_mean(name, known)} Give package.module:name, of a module "
+            f"that is installed or lies in {here!r}."
+        ) from error
+    return found
+
+
+def installed(distributions: Iterable[str]) -> str:
+    """The first of these distributions that is installed, with its version; "" where none is."""
+    for distribution in distributions:
+        try:
+            return f"{distribution} {metadata.version(distribution)}"
+        except metadata.PackageNotFoundError:
+            continue
+    return ""
+
+
+def version_of_module(name: str) -> str:
+    """The distribution, with its version, that the module of "package.module:attribute" belongs to; "" where to none."""
+    return installed(_distributions().get(name.partition(":")[0].partition(".")[0], ()))
+
+
+@cache
+def _distributions() -> Mapping[str, list[str]]:
+    return metadata.packages_distributions()

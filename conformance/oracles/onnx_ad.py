@@ -1,0 +1,40 @@
+"""onnx-ad: another package that differentiates ONNX models, its graph in float64 on the interpreter."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from refgrad.backends import get_backend
+from refgrad.conformance.builders import build, feeds_of, get_builder
+from refgrad.conformance.oracles.evidence import Elementwise, Evidence, Oracle, Silent
+from refgrad.conformance.question import Question
+
+NAME = "onnx-ad"
+_TRUSTED = 1e-6  # relative: its constants are in the model's type
+
+
+def _testify(question: Question) -> Sequence[Evidence]:
+    try:
+        built = build(NAME, question)
+        prepared = get_backend("numpy").prepare(built.model, precision="float64")
+        results = prepared.run(feeds_of(question, built, wide=True))
+    except Exception as error:  # it raises classes of its own, and any other where it does not know a form
+        return [Silent(NAME, " ".join(str(error).split()) or type(error).__name__)]
+    said: list[Evidence] = []
+    for name, gradient in built.gradients.items():
+        shape, got = question.at[name].shape, results[gradient]
+        said.append(
+            Elementwise(NAME, name, got, _TRUSTED)
+            if got.shape == shape
+            else Silent(NAME, f"its gradient has shape {got.shape}", name)
+        )
+    return said
+
+
+ORACLE = Oracle(
+    NAME,
+    "onnx-ad's reverse mode, its graph in float64 on the interpreter: rules that know nothing of refgrad's, trusted up to the "
+    "rounding of their constants to the model's type",
+    testify=_testify,
+    missing=get_builder(NAME).missing,
+)

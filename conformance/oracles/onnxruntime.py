@@ -1,0 +1,45 @@
+"""ONNX Runtime's own gradient of a model, on its own training kernels, in the model's types."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from refgrad.conformance.builders import build, feeds_of, get_builder
+from refgrad.conformance.executors import run
+from refgrad.conformance.oracles.evidence import Elementwise, Evidence, Oracle, Silent
+from refgrad.conformance.point import rounding
+from refgrad.conformance.question import Question
+from refgrad.errors import RefgradError
+
+NAME = "onnxruntime"
+_BUILDER = "onnxruntime:raw"
+
+
+def _testify(question: Question) -> Sequence[Evidence]:
+    try:
+        built = build(_BUILDER, question)
+        results = run("ort-cpu", built.model, feeds_of(question, built))
+    except RefgradError as error:  # it refuses, or does not run what it has made
+        return [Silent(NAME, str(error))]
+    trusted = rounding(len(built.model.graph.node), question.model)
+    said: list[Evidence] = []
+    for name in question.wrt:
+        shape = question.at[name].shape
+        got = results[built.gradients[name]].astype(np.float64) if name in built.gradients else np.zeros(shape)
+        said.append(
+            Elementwise(NAME, name, got, trusted)
+            if got.shape == shape
+            else Silent(NAME, f"its gradient has shape {got.shape}", name)
+        )
+    return said
+
+
+ORACLE = Oracle(
+    NAME,
+    "GradientGraphBuilder's gradient on ONNX Runtime's training kernels, in the model's own types; trusted up to what their "
+    "rounding explains, and known to be wrong for some operators",
+    testify=_testify,
+    missing=get_builder(_BUILDER).missing,
+)

@@ -1,0 +1,143 @@
+"""torch.autograd in float64, for models of operators that `refgrad.conformance.torch_table` has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import util
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx
+from onnx import NodeProto, numpy_helper
+
+from refgrad.backends.numpy import NumpyBackend
+from refgrad.conformance.feeds import is_float, widened
+from refgrad.conformance.oracles.evidence import Elementwise, Evidence, Oracle, Silent
+from refgrad.conformance.point import largest, with_defaults
+from refgrad.conformance.question import Question
+from refgrad.errors import BackendError
+from refgrad.graph import captured
+from refgrad.protos import attribute_value, subgraphs, versions_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+NAME = "torch"
+_TRUSTED = 1e-9  # relative, of a gradient in float64
+_SAME = 1e-9  # relative to the largest element, of what one node gives
+
+
+class _SilentError(Exception):
+    """The oracle does not apply."""
+
+
+def _testify(question: Question) -> Sequence[Evidence]:
+    try:
+        return [Elementwise(NAME, name, gradient, _TRUSTED) for name, gradient in _gradients(question).items()]
+    except _SilentError as error:
+        return [Silent(NAME, str(error))]
+
+
+def _gradients(question: Question) -> dict[str, np.ndarray]:
+    """The gradients of Σ <cotangent, output> by name."""
+    import torch
+
+    at = question.at
+    moved = {name: torch.tensor(at[name], requires_grad=True) for name in question.wrt}
+    values = _forward(question, moved)
+    total = torch.zeros((), dtype=torch.float64)
+    for output, cotangent in question.weights.items():
+        if output in values:
+            total = total + (values[output] * torch.tensor(cotangent)).sum()
+    found: Sequence[Any] = [None] * len(moved)
+    if total.requires_grad:
+        found = torch.autograd.grad(total, list(moved.values()), allow_unused=True)
+    return {
+        name: np.zeros_like(at[name]) if gradient is None else gradient.numpy()
+        for name, gradient in zip(moved, found, strict=True)
+    }
+
+
+def _forward(question: Question, moved: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Every value that depends on what is moved, node by node; the others are the interpreter's.
+
+    What torch computes is compared with what the interpreter does: torch may mean another function by the same name.
+    """
+    model = question.model
+    known = widened({t.name: numpy_helper.to_array(t) for t in model.graph.initializer}) | question.at
+    try:
+        prepared = NumpyBackend().prepare(with_defaults(model, question.wrt), precision="float64")
+        known |= prepared.run(question.at, trace=True)
+    except BackendError as error:
+        raise _SilentError(f"the interpreter does not run the model: {error}") from error
+    values = dict(moved)
+    opset = versions_of(model).get("", 1)
+    for node in model.graph.node:
+        inner = {name for attribute in node.attribute for g in subgraphs(attribute) for name in captured(g)}
+        if values.keys().isdisjoint({*node.input, *inner}):
+            continue
+        if any(is_float(known[name]) for name in node.output if name):  # else no derivative goes through it
+            values.update(_results(node, opset, values, known))
+    return values
+
+
+def _results(
+    node: NodeProto, opset: int, values: Mapping[str, Tensor], known: Mapping[str, Any]
+) -> Iterator[tuple[str, Tensor]]:
+    """What torch gives for the float outputs of a node."""
+    import torch
+
+    from refgrad.conformance.torch_table import TABLE
+
+    if node.domain not in ("", "ai.onnx") or node.op_type not in TABLE:
+        raise _SilentError(f"the table of torch functions has no {node.domain and node.domain + '.'}{node.op_type}")
+    inputs = [values[name] if name in values else torch.tensor(known[name]) if name else None for name in node.input]
+    first = next(known[name] for name in node.output if name and is_float(known[name]))
+    try:
+        made = TABLE[node.op_type](_attributes(node, opset, first), *inputs)
+    except Exception as error:  # torch raises anything for a form that it does not have
+        why = " ".join(str(error).split())
+        raise _SilentError(f"torch fails on this form of {node.op_type}: {type(error).__name__}: {why}") from error
+    if made is None:
+        raise _SilentError(f"torch has no such form of {node.op_type}")
+    results = made if isinstance(made, tuple) else (made,)
+    for position, name in enumerate(node.output):
+        if not name or not is_float(known[name]):
+            continue
+        if position >= len(results):
+            raise _SilentError(f"torch does not give the output {name!r} of {node.op_type}")
+        result, expected = results[position], known[name]
+        if result.numel() != expected.size:
+            raise _SilentError(f"torch computes another function: {node.op_type} gives {tuple(result.shape)}")
+        result = result.reshape(expected.shape)
+        got = result.detach().numpy()
+        slack = _SAME * largest(expected[np.isfinite(expected)])
+        if not np.allclose(got, expected, rtol=_SAME, atol=slack, equal_nan=True):
+            off = largest(got - expected)
+            raise _SilentError(f"torch computes another function: {node.op_type} is off by {off:.3g}")
+        yield name, result
+
+
+def _attributes(node: NodeProto, opset: int, result: np.ndarray) -> SimpleNamespace:
+    """The attributes of a node, with the defaults of the schema; and what some functions need besides."""
+    schema = onnx.defs.get_schema(node.op_type, opset)
+    values: dict[str, Any] = {
+        name: attribute_value(a.default_value) if a.default_value.name else None
+        for name, a in schema.attributes.items()
+    }
+    values |= {a.name: attribute_value(a) for a in node.attribute}
+    return SimpleNamespace(**values, operator=node.op_type, outputs=len(node.output), result=result)
+
+
+def _missing() -> str:
+    return "" if util.find_spec("torch") else "torch is not installed (pip install torch)"
+
+
+ORACLE = Oracle(
+    NAME,
+    "torch.autograd in float64, node by node, where torch has the operator and computes what the interpreter does; trusted up "
+    "to rounding, and at a kink to torch's own convention",
+    testify=_testify,
+    missing=_missing,
+)
