@@ -69,6 +69,7 @@ def _joining(shapes: str) -> Iterator[Case]:
     for axis in (1, -2):
         yield _case("Concat", numbers(2, 3, 2), numbers(2, 1, 2), numbers(2, 0, 2), axis=axis, shapes=shapes)
     yield _case("Concat", numbers(2, 3), axis=0, shapes=shapes)
+    yield _case("Concat", numbers(2, 3), 1 - numbers(2, 1), 2 * numbers(2, 2), axis=1, shapes=shapes)
     yield _case("Concat", numbers(3), numbers(2), axis=-1, shapes=shapes, opset=16)
     for axis in (0, -2):
         yield from _fed_and_constant(
