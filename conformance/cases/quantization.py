@@ -134,8 +134,12 @@ def chain(
     block_size: int | None = None,
     saturate: int | None = None,
     precision: int | None = None,
+    far: float = 0.2,
 ) -> Case:
-    """y = DequantizeLinear(QuantizeLinear(x, s), t), where t has the shape of s, or is a scalar behind a `move`."""
+    """y = DequantizeLinear(QuantizeLinear(x, s), t), where t has the shape of s, or is a scalar behind a `move`.
+
+    `far` is the part of x that is outside the range, none where it says how to saturate.
+    """
     low, high = limits(kind)
     rng = np.random.default_rng(0)
     zeros = (
@@ -151,10 +155,10 @@ def chain(
         laid, offset = (v.take(range(x[axis]), axis) for v in (laid, offset))
     steps = rng.uniform(max(low, -60), min(high, 60), x)
     steps = np.rint(steps) + rng.uniform(-0.3, 0.3, x)  # in units of the scale
-    far = rng.random(x) < (0.2 if saturate is None else 0)
-    steps = np.where(far, 1.2 * np.where(rng.random(x) < 0.5, low - 9.3, high + 9.3), steps)
+    outside = rng.random(x) < (far if saturate is None else 0)
+    steps = np.where(outside, 1.2 * np.where(rng.random(x) < 0.5, low - 9.3, high + 9.3), steps)
     if is_integer(kind):
-        steps = np.where(~far, np.clip(steps, low + 0.2, high - 0.2), steps)
+        steps = np.where(~outside, np.clip(steps, low + 0.2, high - 0.2), steps)
     feeds: dict[str, np.ndarray] = {"x": ((steps - offset) * laid).astype(dtype), "s": s.astype(dtype)}
     feeds["t"] = (s if move is None else np.asarray(0.07)).astype(dtype) * np.asarray(1.5, dtype)
     initializers = [numpy_helper.from_array(zeros.astype(kind), "zero")]
@@ -317,10 +321,12 @@ def _dequantize(
 
 
 def is_integer(kind: Any) -> bool:
+    """Whether an element type holds whole numbers."""
     return "int" in np.dtype(kind).name
 
 
 def limits(kind: Any) -> tuple[float, float]:
+    """The least and the largest number of an element type."""
     info = (ml_dtypes.iinfo if is_integer(kind) else ml_dtypes.finfo)(kind)
     return float(info.min), float(info.max)
 

@@ -17,12 +17,8 @@ _OFTEN = (np.int8, np.uint8)  # which every version has, and 16 bits hold togeth
 
 @strategy("QuantizeLinear", oldest=14)
 def quantize_linear(d: Drawing) -> Case:
-    """Every type of result but those of 16 bits, a scale per tensor, axis or, since opset 21, block. DequantizeLinear follows.
-
-    Beside what lies outside the range of 16 bits a step is nothing.
-    """
-    kinds = [kind for kind in _kinds(d) if limits(kind)[1] < 30000 or not is_integer(kind)]
-    kind = d.pick(*(_OFTEN if d.dtype.itemsize == 2 else kinds))
+    """Every type of result, a scale per tensor, per index of an axis and, since opset 21, per block. DequantizeLinear follows."""
+    kind = d.pick(*(_OFTEN if d.dtype.itemsize == 2 else _kinds(d)))
     x, scale, axis, block = _grain(d)
     zero = d.opset < 21 or not d.flag()
     small = not is_integer(kind)
@@ -36,6 +32,7 @@ def quantize_linear(d: Drawing) -> Case:
             dtype=d.dtype,
             axis=axis,
             block_size=block,
+            far=0.0,  # beside such a number a step of differences is more than one of the others
             saturate=d.pick(None, 0, 1) if small and d.opset >= 19 else None,
         ),
     )
