@@ -22,7 +22,6 @@ from refgrad.worker import SECONDS, Worker
 
 _IR_VERSION, _OPSET = 10, 21  # the newest that 1.19.2 reads
 _PROTOBUF_LIMIT = 2**31 - 1
-_FATAL = 4
 
 
 def available() -> bool:
@@ -140,7 +139,9 @@ def _without_origin(message: str) -> str:
 
 
 def _raw(model: bytes, wrt: list[str], output: str) -> bytes:
-    builder = _library().GradientGraphBuilder(model, {output}, set(wrt), output)
+    from onnxruntime.capi._pybind_state import GradientGraphBuilder
+
+    builder = GradientGraphBuilder(model, {output}, set(wrt), output)
     builder.build()
     made: bytes = builder.get_model()
     return made
@@ -157,7 +158,8 @@ def _optimized(model: bytes, inputs: list[str], initializers: list[str]) -> byte
 
 
 def _module_builder(model: bytes, inputs: list[str], initializers: list[str]) -> Any:
-    library = _library()
+    from onnxruntime.capi import _pybind_state as library
+
     options = library.OrtModuleGraphBuilderConfiguration()
     options.initializer_names = options.initializer_names_to_train = initializers
     options.input_names_require_grad = inputs
@@ -166,13 +168,6 @@ def _module_builder(model: bytes, inputs: list[str], initializers: list[str]) ->
     builder.initialize(model, options)
     builder.build(library.TrainingGraphTransformerConfiguration())
     return builder
-
-
-def _library() -> Any:
-    from onnxruntime.capi import _pybind_state as library
-
-    library.set_default_logger_severity(_FATAL)  # errors are raised; it would tell of every step on stderr
-    return library
 
 
 def depends_on(model: ModelProto, output: str) -> set[str]:
