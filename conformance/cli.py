@@ -27,6 +27,7 @@ from refgrad.conformance.runner import MEMORY, ORACLES, Plan
 from refgrad.conformance.suite import Progress as Report
 from refgrad.conformance.suite import check, run_suite, settings_of
 from refgrad.errors import OptionError, choices
+from refgrad.files import replacing
 from refgrad.text import onnx_simple_text_plot
 from refgrad.worker import SECONDS
 
@@ -166,6 +167,41 @@ def report(
     merged = found[0] if len(found) == 1 else merge(found)
     for path in output:
         reports.write(merged, path, _again(found) if path.suffix == ".html" else ())
+
+
+@app.command("export")
+def export_folder(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder.")],
+    ops: Ops = None,
+    opset: Annotated[str | None, typer.Option(help="As for run. Default: each case in its own.")] = None,
+    dtype: Dtype = None,
+) -> None:
+    """Write the suite as files: gradient models with expected values, and models with expected gradients (docs/export.md)."""
+    from refgrad.conformance.export import export_suite
+
+    with _bar() as progress:
+        made = export_suite(folder, _split(ops) if ops else None, opset, dtype, progress=progress)
+    print(f"{folder}: {len(made.tests)} tests; {len(made.left_out)} cases are left out, see manifest.json")
+
+
+@app.command()
+def mutants(
+    ops: Ops = None,
+    seed: Seed = 0,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write them to this .json file.")] = None,
+) -> None:
+    """Break the rules of operators on purpose, and see whether the suite notices. The exit code is 1 where it does not."""
+    from refgrad.conformance.mutants import summary, survey
+
+    outcomes = survey(_split(ops) if ops else None, seed)
+    survivors = [one for one in outcomes if not one.caught]
+    for one in survivors:
+        print(f"survived: {one.mutant}")
+    print(f"{len(outcomes) - len(survivors)} of {len(outcomes)} mutants are caught")
+    if output is not None:
+        with replacing(output) as file:
+            file.write_text(json.dumps(summary(outcomes), indent=1) + "\n", encoding="utf-8")
+    raise typer.Exit(DISAGREES if survivors else AGREES)
 
 
 def _again(found: list[Results]) -> Iterator[Case]:
