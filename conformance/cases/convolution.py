@@ -57,6 +57,7 @@ COL2IM: tuple[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], dict[str,
     ((2, 12, 12), (4, 5), (2, 2), {}),
     ((1, 6, 4), (5, 4), (3, 2), {"strides": [2, 2], "pads": [0, 0, 1, 1]}),
     ((2, 8, 9), (5, 5), (2, 2), {"dilations": [2, 2]}),
+    ((1, 8, 15), (4, 3), (2, 2), {"pads": [1, 0, 1, 1]}),
     ((0, 4, 9), (4, 4), (2, 2), {}),
 )
 
@@ -71,6 +72,8 @@ def cases() -> Iterator[Case]:
     # Without kernel_shape the size of the kernel is known at run time only.
     yield _case("Conv", (2, 3, 8), (4, 3, 3), 0, shapes="symbolic", strides=[2], pads=[1, 0])
     yield _case("Conv", (2, 3, 8, 9), (4, 3, 3, 2), 0, shapes="symbolic", auto_pad="SAME_LOWER", strides=[2, 3])
+    holes: dict[str, Any] = {"auto_pad": "SAME_UPPER", "strides": [2, 3], "dilations": [2, 1]}
+    yield _case("Conv", (2, 3, 8, 9), (4, 3, 3, 2), 0, shapes="symbolic", **holes)
     yield _case(
         "ConvTranspose", (2, 3, 5, 4), (3, 2, 3, 3), 0, shapes="symbolic", auto_pad="SAME_UPPER", strides=[2, 2]
     )

@@ -86,6 +86,7 @@ def _selecting(shapes: str) -> Iterator[Case]:
     for axis, condition in ((0, few), (1, few), (-2, few), (None, many), (None, few), (0, np.array([False]))):
         for constant in ((), ("condition",)):
             yield _case("Compress", numbers(4, 3), condition, axis=axis, constant=constant, shapes=shapes)
+    yield _case("Compress", numbers(2, 4, 3), few, axis=1, shapes=shapes)
     for axis in (None, 0, 1, -1):
         for order in (0, 1):
             for count in (1, 2, 4):

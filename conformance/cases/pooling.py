@@ -24,6 +24,11 @@ WINDOWS: tuple[tuple[tuple[int, ...], dict[str, Any]], ...] = (
     ((2, 3, 7, 8), {"kernel_shape": [3, 2], "strides": [2, 2], "auto_pad": "SAME_UPPER"}),
     ((2, 3, 7, 8), {"kernel_shape": [3, 2], "strides": [2, 2], "auto_pad": "SAME_LOWER"}),
     ((2, 3, 7, 8), {"kernel_shape": [3, 2], "auto_pad": "SAME_LOWER"}),
+    ((1, 2, 7, 8), {"kernel_shape": [2, 3], "strides": [2, 2], "auto_pad": "SAME_LOWER"}),
+    (
+        (1, 2, 7, 8),
+        {"kernel_shape": [3, 2], "dilations": [2, 2], "strides": [2, 1], "pads": [1, 0, 2, 1], "ceil_mode": 1},
+    ),
     ((1, 1, 3, 3), {"kernel_shape": [1, 3], "strides": [3, 2], "auto_pad": "SAME_LOWER", "ceil_mode": 1}),
     ((2, 3, 7, 8), {"kernel_shape": [3, 2], "strides": [2, 2], "auto_pad": "VALID"}),
     ((2, 2, 4, 5, 4), {"kernel_shape": [2, 2, 2], "strides": [2, 2, 2]}),
