@@ -23,6 +23,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 import numpy as np
+from onnx import GraphProto
 
 from refgrad.backends.numpy import NumpyBackend
 from refgrad.conformance import verdicts
@@ -575,7 +576,7 @@ class _Subject:
 
         with broken(self.key, watched, returned):
             built = build("refgrad", self.question)
-        self.model = built.model.SerializeToString(deterministic=True)
+        self.form = _form(built.model.graph, {})
         values = self._run(built, trace=True)
         self.gradients = _of(built, values)
         nodes = {node.name: node for node in built.model.graph.node}
@@ -613,7 +614,7 @@ class _Subject:
         with breaking():
             try:
                 built = build("refgrad", self.question)
-                if built.model.SerializeToString(deterministic=True) == self.model:
+                if _form(built.model.graph, {}) == self.form:
                     return None
                 gradients = _of(built, self._run(built))
             except Exception as error:  # a broken rule may raise anything
@@ -633,6 +634,19 @@ class _Subject:
 
 
 _NOBODY = Mutant("", "", "")
+
+
+def _form(graph: GraphProto, outside: Mapping[str, Any]) -> Any:
+    """What a graph computes, whatever its values are called: names count what the rule emitted in vain as well."""
+    names = dict(outside)
+    names |= {value.name: ("input", len(names), k) for k, value in enumerate(graph.input)}
+    names |= {tensor.name: (tensor.data_type, *tensor.dims, tensor.raw_data) for tensor in graph.initializer}
+    nodes = []
+    for k, node in enumerate(graph.node):
+        attributes = [_form(a.g, names) if a.HasField("g") else a.SerializeToString() for a in node.attribute]
+        nodes.append((node.op_type, node.domain, [names.get(name, name) for name in node.input], attributes))
+        names |= {name: (len(outside), k, place) for place, name in enumerate(node.output)}
+    return nodes, [names[value.name] for value in graph.output]
 
 
 def _of(built: Built, values: Mapping[str, Any]) -> dict[str, np.ndarray]:
