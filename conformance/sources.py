@@ -190,7 +190,8 @@ def _content(case: Case) -> int:
     """What tells the question of one case from another's of the same stem, but for the opset."""
     model = ModelProto(graph=case.model.graph)
     found = zlib.crc32(model.SerializeToString(deterministic=True))
-    for name, value in case.feeds.items():
+    feeds: Mapping[str, Any] = case.feeds  # a folder may have sequences
+    for name, value in feeds.items():
         shown = value.tobytes() if isinstance(value, np.ndarray) and value.dtype != object else repr(value).encode()
         found = zlib.crc32(shown, zlib.crc32(f"{name}{getattr(value, 'shape', ())}".encode(), found))
     return zlib.crc32(repr((case.wrt, case.outputs)).encode(), found)
@@ -215,7 +216,7 @@ def _named_apart(cases: list[Case]) -> Iterator[Case]:
 
 def _integers(case: Case) -> str:
     """The small integer inputs by value: `-axes=0,2`."""
-    values = {t.name: numpy_helper.to_array(t) for t in case.model.graph.initializer} | dict(case.feeds)
+    values: dict[str, Any] = {t.name: numpy_helper.to_array(t) for t in case.model.graph.initializer} | dict(case.feeds)
     return "".join(
         f"-{name}={','.join(map(str, value.ravel().tolist())) or 'none'}"
         for name, value in values.items()
@@ -421,9 +422,10 @@ def in_dtype(case: Case, dtype: str) -> Case | None:
     values = {v.name: v for v in model.graph.input if v.type.tensor_type.elem_type == old and v.name not in fixed}
     feeds = dict(case.feeds)
     for name in [name for name in feeds if name in values]:
-        feeds[name] = _cast(feeds[name], dtype)
-        if feeds[name] is None:
+        array = _cast(feeds[name], dtype)
+        if array is None:
             return None
+        feeds[name] = array
     for name, tensor in tensors.items():
         array = _cast(numpy_helper.to_array(tensor), dtype)
         if array is None:

@@ -13,16 +13,12 @@ import refgrad
 from refgrad import ortbuilder
 from refgrad.backends import available, get_backend
 from refgrad.conformance.case import Case, node_case
+from refgrad.conformance.cases.kinks import at
 from refgrad.kinks import CONVENTIONS, KINKS, Kink, Point
 
 
 def case(kink: Kink, dtype: type = np.float64) -> Case:
-    arrays = [np.array(x) for x in kink.inputs]
-    inputs = (x if x.dtype.kind == "i" else x.astype(dtype) for x in arrays)
-    opset = 18 if "reduction" in kink.attributes else 17
-    return node_case(
-        kink.operator, *inputs, opset=opset, outputs=2 if kink.operator == "TopK" else 1, **kink.attributes
-    )
+    return at(kink, dtype)
 
 
 def gradients(model: onnx.ModelProto, kink: Kink, backend: str, dtype: type) -> dict[str, np.ndarray]:

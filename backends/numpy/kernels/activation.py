@@ -228,8 +228,11 @@ def gelu_grad(dY: np.ndarray, X: np.ndarray, B: np.ndarray | None = None) -> np.
 
 @kernel("FastGeluGrad", "BiasFastGeluGrad_dX", domain=MICROSOFT, in_float32=True, fresh=True)
 def fast_gelu_grad(dY: np.ndarray, X: np.ndarray, B: np.ndarray | None = None) -> np.ndarray:
-    """dX = dY·(s + x·s·(1 − s)·2u'), s = sigmoid(2u), u' = √(2/π)·(1 + 3·0.044715·x²) at X + B"""
-    x = X if B is None else X + B
+    """dX = dY·(s + x·s·(1 − s)·2u'), s = sigmoid(2u), u' = √(2/π)·(1 + 3·0.044715·x²) at X + B
+
+    Beyond ±100, where x² and x³ may overflow, s is 0 or 1 and the slope that of ±100.
+    """
+    x = np.clip(X if B is None else X + B, -100, 100)
     s = _tanh_cdf(x)
     slope = 2 * _TANH_SCALE * (1 + 3 * _TANH_CUBIC * x * x)
     return np.asarray(dY * (s + x * slope * s * (1 - s)))

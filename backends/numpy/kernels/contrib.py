@@ -236,7 +236,7 @@ def group_norm(
     """Each group of channels normalized to mean 0 and variance 1, scaled and shifted by channel; then swish or not"""
     x = X if channels_last else np.moveaxis(X, 1, -1)
     n, *space, channels = x.shape
-    parts = x.reshape(n, -1, groups, channels // groups)
+    parts = x.reshape(n, math.prod(space), groups, channels // groups)
     centred = parts - parts.mean((1, 3), keepdims=True)
     normalized = centred / np.sqrt((centred * centred).mean((1, 3), keepdims=True) + epsilon)
     y = normalized.reshape(n, *space, channels) * gamma + beta
@@ -370,7 +370,7 @@ def attention(
 
 def _flat(x: Array) -> Array:
     """(B, L, N, H) to (B, L, N·H)"""
-    return x.reshape(*x.shape[:2], -1)
+    return x.reshape(*x.shape[:2], x.shape[2] * x.shape[3])
 
 
 def _attend(
@@ -396,7 +396,7 @@ def _attend(
         later = np.arange(keys) > np.arange(keys - queries, keys)[:, None]
         scores = np.where(later, scores.dtype.type(-np.inf), scores)
     mixed = np.einsum("bnst,bnth->bsnh", softmax(scores, axis=-1), v)
-    return np.asarray(mixed.reshape(*mixed.shape[:2], -1))
+    return np.asarray(_flat(mixed))
 
 
 @kernel("FakeQuant", domain=MICROSOFT, in_float32=True, fresh=True)

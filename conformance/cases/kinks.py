@@ -1,0 +1,60 @@
+"""Every operator at its kinks, as `refgrad.kinks` has them, and right beside them, where it has a derivative."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from refgrad.conformance.case import Case, node_case
+from refgrad.kinks import KINKS, Kink
+
+BESIDE = 0.125
+INWARD = ("Asin", "Acos", "Atanh")  # defined between the kinks alone
+ABOVE = ("Sqrt", "Log", "Acosh", "ReduceLogSum")  # defined above the kink alone
+STILL = {"MaxRoiPool": 1}  # the input that stays: its rois name an image
+# Where there is no other side: x⁰·⁵ needs x ≥ 0; xʸ has a derivative by y for no x < 0; −∞ has no neighbours.
+ONLY_AT = (("Pow", "x = 0"), ("Pow", "x < 0, y whole"), ("ReduceLogSumExp", "every element is −∞"))
+
+
+def cases() -> Iterator[Case]:
+    """Each row of the table (values="kink"), and the same a little below and above, every element by another step."""
+    for kink in KINKS:
+        yield at(kink)
+        if (kink.operator, kink.where) in ONLY_AT:
+            continue
+        if kink.operator not in ABOVE:
+            yield _beside(kink, "below", -1)
+        if kink.operator not in INWARD:
+            yield _beside(kink, "above", 1)
+
+
+def at(kink: Kink, dtype: Any = np.float32) -> Case:
+    """The operator at its kink."""
+    return replace(_case(kink, [_array(x, dtype) for x in kink.inputs], "at"), values="kink")
+
+
+def _beside(kink: Kink, side: str, sign: int) -> Case:
+    """The floats moved by steps that differ, so that what is equal at the kink is not; between −1 and 1 where it has to be."""
+    rng = np.random.default_rng(0)
+    inputs = []
+    for k, x in enumerate(_array(x, np.float32) for x in kink.inputs):
+        step = np.float32(sign * BESIDE) * rng.uniform(0.5, 1, x.shape).astype(np.float32)
+        moved = x * (1 + step) if kink.operator in INWARD else x + step
+        still = x.dtype.kind == "i" or STILL.get(kink.operator) == k
+        inputs.append(x if still else moved.astype(x.dtype))
+    return _case(kink, inputs, side)
+
+
+def _array(x: Any, dtype: Any) -> np.ndarray:
+    array = np.array(x)
+    return array if array.dtype.kind == "i" else array.astype(dtype)
+
+
+def _case(kink: Kink, inputs: list[np.ndarray], side: str) -> Case:
+    opset = 18 if "reduction" in kink.attributes else 17
+    outputs = 2 if kink.operator == "TopK" else 1
+    name = f"{kink.operator}-{side}-{kink.where.replace(' = ', '=').replace(' ', '_')}"
+    return node_case(kink.operator, *inputs, opset=opset, outputs=outputs, name=name, **kink.attributes)
