@@ -17,7 +17,7 @@ _OFTEN = (np.int8, np.uint8)  # which every version has, and 16 bits hold togeth
 
 @strategy("QuantizeLinear", oldest=14)
 def quantize_linear(d: Drawing) -> Case:
-    """Every type of result, a scale per tensor, per index of an axis and, since opset 21, per block. DequantizeLinear follows."""
+    """Every type of result; a scale per tensor, index of an axis or, since opset 21, block. DequantizeLinear follows."""
     kind = d.pick(*(_OFTEN if d.dtype.itemsize == 2 else _kinds(d)))
     x, scale, axis, block = _grain(d)
     zero = d.opset < 21 or not d.flag()
