@@ -1,0 +1,322 @@
+"""Builders and executors: what they make is compared with differences, and every way in which they refuse has its message."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx.parser
+import pytest
+from onnx import ModelProto
+
+from refgrad.backends import available
+from refgrad.conformance.builders import BUILDERS, build, feeds_of, get_builder, version
+from refgrad.conformance.case import Case, node_case
+from refgrad.conformance.executors import executors, get_executor, run
+from refgrad.conformance.executors import version as version_of_executor
+from refgrad.conformance.oracles import Directional, get_oracle
+from refgrad.conformance.question import Question, ask
+from refgrad.errors import BackendError, BuilderError, FeedError, OptionError
+
+INSTALLED = [name for name, builder in BUILDERS.items() if not builder.missing()]
+TRAINING = "onnxruntime:raw" in INSTALLED
+NEEDS_TRAINING = ("refgrad:ort", "onnxruntime:raw", "onnxruntime:module")  # their gradients run on training kernels
+
+
+def draw(*shape: int) -> np.ndarray:
+    return np.random.default_rng(3).standard_normal(shape).astype(np.float32)
+
+
+def parsed(text: str) -> ModelProto:
+    return onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> {text}')
+
+
+DENSE = parsed(
+    """dense (float[2, 3] x) => (float[2, 2] y, float s) <float[3, 2] w = {0.1, 0.2, -0.3, 0.4, 0.5, -0.6}>
+    { [product] p = MatMul(x, w) [squash] y = Tanh(p) [sum] s = ReduceSum<keepdims=0>(y) }"""
+)
+CASES = {
+    case.name: case
+    for case in (
+        Case("two outputs, a weight", DENSE, {"x": draw(2, 3)}, ("x", "w")),
+        Case("the second output alone", DENSE, {"x": draw(2, 3)}, ("w",), ("s",)),
+        Case(
+            "an input that nothing depends on",
+            parsed("f (float[3] x, float[2] z) => (float[3] y) { [n] y = Exp(x) }"),
+            {"x": draw(3), "z": draw(2)},
+        ),
+        Case(
+            "a weight that is an input too",
+            parsed("f (float[3] x, float[3] w) => (float[3] y) <float[3] w = {1, 2, 3}> { [n] y = Mul(x, w) }"),
+            {"x": draw(3)},
+            ("x", "w"),
+        ),
+        node_case("Add", draw(2, 3), draw(3), opset=21),
+        node_case("Sigmoid", draw(2, 3), opset=21, shapes="symbolic"),
+        node_case("ReduceSum", draw(2, 3), np.array([1]), constant=["axes"], keepdims=0, opset=21),
+    )
+}
+
+
+def is_right(question: Question, builder: str, executor: str) -> bool:
+    """Whether differences along random directions say so, in the model's own types."""
+    built = build(builder, question)
+    results = run(executor, built.model, feeds_of(question, built))
+    testify = get_oracle("differences").testify
+    assert testify is not None
+    for said in testify(question):
+        assert isinstance(said, Directional)
+        expected = question.at[said.name]
+        gradient = results[built.gradients[said.name]] if said.name in built.gradients else np.zeros(expected.shape)
+        assert gradient.shape == expected.shape
+        got = float(np.sum(gradient.astype(np.float64) * said.direction))
+        size = float(np.sum(np.abs(gradient * said.direction)))
+        if abs(got - said.value) > 1e-5 * max(size, abs(said.value)) + said.error:
+            return False
+    return True
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("builder", INSTALLED)
+def test_every_builder_differentiates(builder: str, name: str) -> None:
+    executor = "ort-cpu" if builder in NEEDS_TRAINING and TRAINING else "numpy"
+    assert is_right(ask(CASES[name]), builder, executor)
+
+
+@pytest.mark.skipif("onnx-ad" not in INSTALLED, reason="needs onnx-ad")
+def test_onnx_ad_gets_an_axis_by_attribute_before_opset_13() -> None:
+    text = '<ir_version: 8, opset_import: ["": 12]> f (float[2, 3] x) => (float[2, 3] y) { y = Tanh(x) }'
+    assert is_right(ask(Case("opset 12", onnx.parser.parse_model(text), {"x": draw(2, 3)})), "onnx-ad", "numpy")
+
+
+def test_wide_feeds_are_in_float64() -> None:
+    question = ask(CASES["two outputs, a weight"])
+    built = build("refgrad", question)
+    assert {v.dtype.name for v in feeds_of(question, built).values()} == {"float32"}
+    assert {v.dtype.name for v in feeds_of(question, built, wide=True).values()} == {"float64"}
+
+
+# A function of one's own
+
+FUNCTIONS = """
+import onnx.parser
+import refgrad
+
+def right(model, wrt, outputs):
+    return refgrad.gradient(model, wrt, outputs)
+
+def twice(model, wrt, outputs):
+    return onnx.parser.parse_model('''<ir_version: 10, opset_import: ["": 21]>
+        f (float[2, 3] X, float[2, 3] Y_grad) => (float[2, 3] X_grad)
+        { y = Sigmoid(X) one = Constant<value_float = 2.0>() c = Sub(one, y) d = Mul(y, c) X_grad = Mul(d, Y_grad) }''')
+
+def refuses(model, wrt, outputs):
+    raise NotImplementedError("Sigmoid is not for me")
+
+def nothing(model, wrt, outputs):
+    return None
+
+def no_gradient(model, wrt, outputs):
+    return onnx.parser.parse_model('''<ir_version: 10, opset_import: ["": 21]>
+        f (float[2, 3] X, float[2, 3] Y_grad) => (float[2, 3] dX) { dX = Mul(X, Y_grad) }''')
+
+def no_cotangent(model, wrt, outputs):
+    return onnx.parser.parse_model('''<ir_version: 10, opset_import: ["": 21]>
+        f (float[2, 3] X) => (float[2, 3] X_grad) { X_grad = Exp(X) }''')
+
+def invalid(model, wrt, outputs):
+    return onnx.parser.parse_model('''<ir_version: 10, opset_import: ["": 21]>
+        f (float[2, 3] X, float[2, 3] Y_grad) => (float[2, 3] X_grad) { X_grad = Mul(X, missing) }''')
+
+number = 3
+"""
+
+
+@pytest.fixture
+def brought(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A module in the current folder."""
+    (tmp_path / "brought_builders.py").write_text(FUNCTIONS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield "brought_builders"
+    sys.modules.pop("brought_builders", None)
+
+
+SIGMOID = CASES[node_case("Sigmoid", draw(2, 3), opset=21, shapes="symbolic").name]
+
+
+def test_a_function_of_the_current_folder_is_a_builder(brought: str) -> None:
+    assert is_right(ask(SIGMOID), f"{brought}:right", "numpy")
+    assert version(f"{brought}:right") == ""
+
+
+def test_a_wrong_function_is_noticed(brought: str) -> None:
+    assert not is_right(ask(SIGMOID), f"{brought}:twice", "numpy")
+
+
+def test_a_function_that_raises_refuses_with_its_own_words(brought: str) -> None:
+    with pytest.raises(NotImplementedError, match="Sigmoid is not for me"):
+        build(f"{brought}:refuses", ask(SIGMOID))
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        ("nothing", "it returned a NoneType and no ModelProto"),
+        ("no_gradient", "its model has no gradient 'X_grad'; 'dX' are its outputs"),
+        ("no_cotangent", "its model takes no cotangent 'Y_grad'; 'X' are its inputs"),
+        ("invalid", "its model is invalid: .*missing"),
+    ],
+)
+def test_what_is_no_gradient_is_refused(brought: str, function: str, message: str) -> None:
+    with pytest.raises(BuilderError, match=message) as raised:
+        build(f"{brought}:{function}", ask(SIGMOID))
+    assert raised.value.verdict == "refused"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (
+            "refgard",
+            r"There is no builder 'refgard'\. Did you mean 'refgrad'\? There are 'refgrad', .* package\.module:function",
+        ),
+        ("onnxruntime:rw", r"cannot be imported: .* Did you mean 'onnxruntime:raw'\? Give package\.module:name"),
+        ("brought_builders:absent", "cannot be imported: AttributeError: .* 'absent'"),
+        ("brought_builders:number", r"is a int\. Give function\(model, wrt, outputs\) -> ModelProto"),
+        ("no_such_module:f", "cannot be imported: ModuleNotFoundError: .* that is installed or lies in "),
+    ],
+)
+def test_a_name_that_is_no_builder(brought: str, name: str, message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        get_builder(name)
+
+
+@pytest.mark.skipif(TRAINING, reason="needs an onnxruntime without builders")
+@pytest.mark.parametrize("builder", ["onnxruntime:raw", "onnxruntime:module"])
+def test_a_builder_that_is_missing_says_what_to_install(builder: str) -> None:
+    with pytest.raises(BuilderError, match=r"onnxruntime-training-cpu==1\.19\.2") as raised:
+        build(builder, ask(SIGMOID))
+    assert raised.value.verdict == "missing"
+
+
+@pytest.mark.skipif(not TRAINING, reason="needs onnxruntime-training")
+class TestOnnxRuntime:
+    def test_its_refusal_is_in_its_own_words(self) -> None:
+        with pytest.raises(BuilderError, match=r"gradient builder has not been registered: Softplus") as raised:
+            build("onnxruntime:raw", ask(node_case("Softplus", draw(2), opset=21)))
+        assert raised.value.verdict == "refused"
+
+    @pytest.mark.parametrize("builder", ["onnxruntime:raw", "onnxruntime:module"])
+    def test_no_output_depends_on_it(self, builder: str) -> None:
+        question = ask(
+            Case("apart", CASES["an input that nothing depends on"].model, {"x": draw(3), "z": draw(2)}, ("z",))
+        )
+        with pytest.raises(BuilderError, match="no output depends on 'z'"):
+            build(builder, question)
+
+    def test_inference_stays_inference(self) -> None:
+        """Its module builder normalizes by the batch there too: another function."""
+        case = node_case(
+            "BatchNormalization", draw(2, 3, 4), draw(3), draw(3), draw(3), np.abs(draw(3)), opset=21, wrt=["X"]
+        )
+        with pytest.raises(BuilderError, match="BatchNormalization"):
+            build("onnxruntime:raw", ask(case))
+
+    @pytest.mark.parametrize("builder", ["onnxruntime:raw", "onnxruntime:module"])
+    def test_a_known_fault_is_noticed(self, builder: str) -> None:
+        """Its gradient of ScatterND looks at no reduction."""
+        data, updates = draw(4, 3), draw(2, 3)
+        case = node_case("ScatterND", data, np.array([[0], [2]]), updates, opset=18, reduction="max")
+        assert not is_right(ask(case), builder, "ort-cpu")
+
+    def test_versions(self) -> None:
+        assert version("onnxruntime:raw") == version_of_executor("ort-cpu") == "onnxruntime-training-cpu 1.19.2"
+
+
+# Executors
+
+
+@pytest.mark.parametrize("executor", [name for name, why in executors().items() if why is None])
+def test_every_executor_runs(executor: str) -> None:
+    x = draw(2, 3)
+    assert list(run(executor, DENSE, {"x": x}, ["s"])) == ["s"]
+    expected = np.tanh(x.astype(np.float64) @ np.array([[0.1, 0.2], [-0.3, 0.4], [0.5, -0.6]]))
+    np.testing.assert_allclose(run(executor, DENSE, {"x": x})["y"], expected, rtol=1e-5)
+
+
+def test_executors_are_the_backends_and_the_reference() -> None:
+    assert set(executors()) >= {"numpy", "ort-cpu", "ort-cuda", "onnx.reference"}
+
+
+def test_versions() -> None:
+    assert version_of_executor("onnx.reference") == f"onnx {onnx.__version__}"
+    assert version("refgrad") == version_of_executor("numpy")
+    assert version("refgrad").startswith("refgrad ")
+    assert version("onnx.parser:parse_model") == f"onnx {onnx.__version__}"
+
+
+def test_the_reference_says_what_it_cannot() -> None:
+    unknown = parsed("f (float[3] x) => (float[3] y) { y = Exp(x) }")
+    unknown.graph.node[0].op_type = "NoSuchOperator"
+    with pytest.raises(BackendError, match=r"onnx\.reference does not read the model: .*NoSuchOperator"):
+        run("onnx.reference", unknown, {"x": draw(3)})
+    misfit = parsed("f (float[N] x, float[M] z) => (float[K] y) { y = Add(x, z) }")
+    with pytest.raises(BackendError, match=r"onnx\.reference fails on the model: TypeError"):
+        run("onnx.reference", misfit, {"x": draw(3), "z": draw(2)})
+    with pytest.raises(FeedError, match="no input 'X'"):
+        run("onnx.reference", misfit, {"X": draw(3)})
+    with pytest.raises(OptionError, match=r"'onnx\.reference' has no option 'threads'"):
+        get_executor("onnx.reference").prepare(misfit, threads=1)
+
+
+EXECUTORS = """
+from refgrad.backends.numpy import NumpyBackend
+
+class OnnxBackend:
+    def prepare(model, device):
+        raise RuntimeError("out of order")
+
+instance = NumpyBackend()
+number = 3
+"""
+
+
+@pytest.fixture
+def executor_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    (tmp_path / "brought_executors.py").write_text(EXECUTORS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield "brought_executors"
+    sys.modules.pop("brought_executors", None)
+
+
+@pytest.mark.parametrize("attribute", ["NumpyBackend", "instance"])
+def test_an_executor_of_ones_own(executor_module: str, attribute: str) -> None:
+    assert run(f"{executor_module}:{attribute}", DENSE, {"x": draw(2, 3)})["y"].shape == (2, 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "message"),
+    [
+        (
+            "brought_executors:OnnxBackend",
+            BackendError,
+            "brought_executors:OnnxBackend cannot prepare the model: .*out of order",
+        ),
+        ("brought_executors:number", BackendError, r"3 has no prepare\(model, device\)"),
+        ("onnx.referenc", OptionError, r"There is no executor .* Did you mean 'onnx\.reference'\?"),
+        ("brought_executors:absent", OptionError, "cannot be imported: AttributeError"),
+    ],
+)
+def test_a_name_that_is_no_executor(executor_module: str, name: str, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        run(name, DENSE, {"x": draw(2, 3)})
+
+
+@pytest.mark.skipif("ort-cuda" in available(), reason="needs a machine without CUDA")
+def test_an_executor_that_cannot_be_used_says_why() -> None:
+    with pytest.raises(BackendError, match="'ort-cuda' cannot be used here: "):
+        run("ort-cuda", DENSE, {"x": draw(2, 3)})
