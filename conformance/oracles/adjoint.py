@@ -31,8 +31,8 @@ def _examine(question: Question, built: Built) -> Sequence[Property | Silent]:
     rng = np.random.default_rng([question.seed, 4])
     at = question.at
     direction = {name: direction_at(at[name], rng) for name in question.wrt if at[name].size}
-    if not direction:
-        return [Silent(NAME, "no input has an element")]
+    if not any(np.any(u) for u in direction.values()):
+        return [Silent(NAME, "no input has an element that can move")]
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")  # of onnx.reference, about NumPy
         try:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from refgrad.conformance.oracles.analytic import KNOWN, STEP, KinkError, NotAnalyticError, call
-from refgrad.conformance.oracles.differences import DIRECTIONS, direction_at
+from refgrad.conformance.oracles.differences import DIRECTIONS, STILL, direction_at
 from refgrad.conformance.oracles.evidence import Directional, Evidence, Oracle, Silent
 from refgrad.conformance.oracles.program import ROUNDED, SAME, Program, departure, truth_of
 from refgrad.conformance.point import ShapeMovedError
@@ -87,6 +87,9 @@ def _testify(question: Question) -> Sequence[Evidence]:
         for name in question.wrt:
             for _ in range(DIRECTIONS if at[name].size else 1):
                 u = direction_at(at[name], rng)
+                if u.size and not np.any(u):
+                    found.append(Silent(NAME, STILL, name))
+                    break
                 try:
                     moved = tangent.along({name: u})
                 except (RefgradError, ShapeMovedError, *UNKNOWN) as error:

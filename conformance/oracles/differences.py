@@ -21,6 +21,8 @@ _SETTLED = 1e-6  # the error of a difference, relative to its value, that needs 
 _SMALL = 1e-11  # the error, relative to what is added up, that a smaller step only makes larger by rounding
 _SPREAD = 1e6  # between the largest and the smallest element: more, and each moves by its own size
 
+STILL = "no element is finite, so none can move"
+
 Forward = Callable[[Mapping[str, Any]], Mapping[str, np.ndarray]]
 
 
@@ -67,6 +69,9 @@ def estimates(
             continue
         for _ in range(directions):
             direction = direction_at(at[name], rng)
+            if not np.any(direction):
+                found.append(Silent(oracle, STILL, name))
+                break
             evidence = _settled(function, at, name, direction, weights, oracle)
             if isinstance(evidence, Silent):  # where the shape depends on which elements are equal, they stay so
                 tied = _tied(at[name], direction)

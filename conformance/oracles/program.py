@@ -17,6 +17,7 @@ from onnx.reference.op_run import OpRun
 from refgrad.backends import get_backend
 from refgrad.backends.numpy.precision import Float64
 from refgrad.backends.numpy.registry import default_attributes
+from refgrad.conformance.case import qualified
 from refgrad.conformance.point import ShapeMovedError, largest, with_defaults
 from refgrad.conformance.question import Question
 from refgrad.errors import BackendError, RefgradError
@@ -28,6 +29,7 @@ from refgrad.upgrade import upgrade
 
 SAME = 1e-9  # two forwards compute one function: by how much they may differ, relative to the largest element
 ROUNDED = 1e-6  # the same with something in float32: a constant, or what an implementation works in
+_NOTHING = 1e-30  # no output is smaller
 _UPGRADED = 21  # the opset that an older model is converted to where onnx.reference does not know its own
 _NARROW = FLOATS - {onnx.TensorProto.DOUBLE}
 _DOUBLE = Float64()
@@ -65,6 +67,11 @@ class Program:
         """How many nodes are computed."""
         return len(self._nodes)
 
+    @property
+    def operators(self) -> set[str]:
+        """The operators that are computed, with their domains."""
+        return {qualified(node.onnx_node) for node in self._nodes}
+
     def run(self, at: Mapping[str, Any]) -> dict[str, np.ndarray]:
         """The outputs of the question where its model is fed `at`.
 
@@ -100,7 +107,7 @@ def departure(question: Question, results: Outputs, truth: Outputs) -> tuple[flo
             return np.inf, f"it computes another {name!r} than the interpreter: other elements of it are finite"
         there = np.isfinite(wanted)
         error, size = largest(got[there] - wanted[there]), largest(wanted[there])
-        apart = error / size if size else (np.inf if error else 0.0)
+        apart = error / max(size, _NOTHING)
         if apart > worst:
             worst, why = apart, f"it computes another {name!r} than the interpreter: {apart:.1e} apart"
     return worst, why

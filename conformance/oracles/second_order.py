@@ -34,9 +34,9 @@ def _examine(question: Question, built: Built) -> Sequence[Property | Silent]:
     rng = np.random.default_rng([question.seed, 5])
     at, weights = question.at, question.weights
     names = [name for name in question.wrt if at[name].size]
-    if not names:
-        return [Silent(NAME, "no input has an element")]
     u, w = ({name: direction_at(at[name], rng) for name in names} for _ in range(2))
+    if not any(np.any(direction) for direction in u.values()):
+        return [Silent(NAME, "no input has an element that can move")]
     with np.errstate(all="ignore"):
         try:
             field = Field(question, built)
