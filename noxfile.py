@@ -5,6 +5,7 @@ ONNX Runtime and its training wheel own the same module, so each has an environm
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -94,6 +95,16 @@ def torch(session: nox.Session) -> None:
     rules = ("recurrent", "quantization", "sampling")
     files = [f"tests/test_{name}.py" for name in (*names, *(f"rules_{name}" for name in rules))]
     pytest(session, "-m", "not models", *files, REFGRAD_TORCH_MODELS=str(TORCH_MODELS))
+
+
+@nox.session
+def page(session: nox.Session) -> None:
+    """The page of conformance results in headless Chromium, which has to be installed; REFGRAD_BROWSER may name its program."""
+    names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+    if not os.environ.get("REFGRAD_BROWSER") and not any(map(shutil.which, names)):
+        session.error("There is no Chromium: install the package chromium, or set REFGRAD_BROWSER to its program.")
+    session.install("playwright", "-e", ".[test]")
+    pytest(session, "tests/test_report_page.py")
 
 
 @nox.session

@@ -19,6 +19,7 @@ from refgrad.files import replacing
 
 FORMAT = "refgrad conformance results 1"
 LETTERS = dict(zip("awcruxtmi", VERDICTS, strict=True))  # what a verdict is in the file
+_SOURCES = ["tables"]  # what is run by default
 UNASKED = "."  # the letter where a builder and executor were not asked
 VERSION_MARK = "@"  # "ort-cpu@1.19.2": one of several versions of what has the same name
 
@@ -78,10 +79,22 @@ class Results:
 
     def command(self, row: Row) -> str:
         """The command that comes to this verdict again."""
-        names = {"case": row.case, "builder": unversioned(row.builder), "backend": unversioned(row.executor)}
-        options = [f"--{option} {shlex.quote(name)}" for option, name in names.items()]
-        seed = [f"--seed {self.settings['seed']}"] if self.settings.get("seed") else []
-        return " ".join(["refgrad conformance run", *options, *seed])
+        return f"{self.command_of(row.case)} {options_of((row.builder, row.executor))}"
+
+    def command_of(self, case: str) -> str:
+        """The beginning of that command, which selects the case; `options_of` is the rest.
+
+        An exact opset and type find a case that was made for another selection of them.
+        """
+        about, asked = self.cases[case], self.settings
+        sources = asked.get("sources", _SOURCES)
+        options = [("case", case)]
+        options += [("opset", str(about.opset))] if asked.get("opset", "newest") != "newest" else []
+        options += [("dtype", about.dtype)] if asked.get("dtype") and about.dtype else []
+        options += [("values", about.values)] if about.values != "smooth" else []
+        options += [("source", source) for source in sources] if sources != _SOURCES else []
+        options += [("seed", str(asked["seed"]))] if asked.get("seed") else []
+        return f"refgrad conformance run {_options(options)}"
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the file, the same bytes for the same verdicts in whatever order they came.
@@ -150,6 +163,16 @@ class Results:
 
 
 _LETTER_OF = {verdict: letter for letter, verdict in LETTERS.items()}
+
+
+def options_of(pair: Pair) -> str:
+    """The options of a command that ask this builder and executor."""
+    builder, executor = pair
+    return _options([("builder", unversioned(builder)), ("backend", unversioned(executor))])
+
+
+def _options(options: Iterable[tuple[str, str]]) -> str:
+    return " ".join(f"--{option} {shlex.quote(value)}" for option, value in options)
 
 
 def unversioned(name: str) -> str:
@@ -312,8 +335,7 @@ def merge(results: Sequence[Results]) -> Results:
         called = {name: _by_version(name, v) for name, v in one.versions.items() if unversioned(name) in several}
         versions |= {called.get(name, name): version for name, version in one.versions.items()}
         for key, value in one.settings.items():
-            known = settings.get(key, value)
-            settings[key] = value if known == value else f"{known}; {value}"
+            settings[key] = _together(settings[key], value) if key in settings else value
         for name, about in one.cases.items():
             if cases.setdefault(name, about) != about:
                 raise ResultsError(f"The case {name!r} is {cases[name]} in one of the results and {about} in another.")
@@ -326,6 +348,13 @@ def merge(results: Sequence[Results]) -> Results:
             key_of = (here.case, here.builder, here.executor)
             rows[key_of] = max(rows.get(key_of, here), here, key=_weight)  # of equals the first
     return Results(settings, versions, cases, tuple(rows.values()))
+
+
+def _together(one: Any, other: Any) -> Any:
+    """Two settings: of lists every entry, of others that differ both."""
+    if isinstance(one, list) and isinstance(other, list):
+        return [*one, *(entry for entry in other if entry not in one)]
+    return one if one == other else f"{one}; {other}"
 
 
 def _in_several_versions(results: Sequence[Results]) -> set[str]:

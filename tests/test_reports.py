@@ -10,8 +10,8 @@ from dataclasses import replace
 from xml.etree import ElementTree
 
 import numpy as np
-import onnx.parser
 import pytest
+from reporting import HOSTILE, MODEL, PAIRS, RESULTS, VERSIONS, made
 from rich.console import Console
 
 from refgrad.conformance.case import Case
@@ -31,39 +31,6 @@ from refgrad.conformance.verdicts import (
     Row,
 )
 from refgrad.errors import OptionError, OutputFileError, ResultsError
-
-PAIRS = [("refgrad", "numpy"), ("refgrad", "ort-cpu"), ("onnx-ad", "numpy"), ("onnx-ad", "ort-cpu")]
-VERSIONS = {
-    "refgrad": "refgrad 0.1.0",
-    "onnx-ad": "onnx-ad 0.3.0",
-    "numpy": "numpy 2.3.1",
-    "ort-cpu": "onnxruntime 1.31.1",
-}
-HOSTILE = "<script>alert(1)</script> | [bold]it's</bold> `_*_` \x1b[31m\x00"
-
-
-def made(count=40, pairs=PAIRS, seed=0):
-    """Results with every verdict, details of every kind, and a gap here and there."""
-    draw = random.Random(seed)
-    cases = {f"Op{k % 7}-{k}": About(f"Op{k % 7}", 13 + k % 3, "float32", "smooth", "table") for k in range(count)}
-    cases[HOSTILE] = About("com.microsoft.<b>", 1, "float16", "kink", "")
-    rows = []
-    for name in cases:
-        for pair in pairs:
-            verdict = draw.choice(list(VERDICTS))
-            numbers = (
-                (draw.choice([0.0, 1.2345678e-7, 3.3, float("inf")]), 1e-6) if verdict != REFUSED else (None, None)
-            )
-            against = ("torch",) if verdict == INCONCLUSIVE else ()
-            note = "" if verdict == AGREED else draw.choice(["", f"note of {pair[0]}", HOSTILE])
-            if draw.random() < 0.95:
-                rows.append(
-                    Row(name, *pair, verdict, ("differences", "reference"), against, *numbers, note, draw.random())
-                )
-    return Results({"seed": 3, "sources": "tables"}, VERSIONS, cases, tuple(rows))
-
-
-RESULTS = made()
 
 
 def written(row):
@@ -219,8 +186,8 @@ def test_two_versions_of_one_executor_are_told_apart():
 
 
 def test_settings_that_differ_are_both_named():
-    merged = merge([one(AGREED, sources="tables"), one(AGREED, sources="node tests")])
-    assert merged.settings == {"seed": 0, "sources": "tables; node tests"}
+    both = one(AGREED, sources=["tables"], opset="21"), one(AGREED, sources=["tables", "node-tests"], opset="all")
+    assert merge(both).settings == {"seed": 0, "sources": ["tables", "node-tests"], "opset": "21; all"}
 
 
 @pytest.mark.parametrize(
@@ -259,10 +226,23 @@ def test_every_verdict_has_a_letter_and_a_mark():
     assert len(set(MARKS.values())) == len(VERDICTS)
 
 
-def test_the_command_reproduces_a_row():
+@pytest.mark.parametrize(
+    ("about", "settings", "selecting"),
+    [
+        (About("Add", 21, "float32"), {}, []),
+        (About("Add", 21, "float32"), {"seed": 0, "opset": "newest", "dtype": None, "sources": ["tables"]}, []),
+        (About("Add", 13, "float32"), {"opset": "13-21"}, ["--opset", "13"]),
+        (About("Add", 13, "float16"), {"dtype": "float16,float32"}, ["--dtype", "float16"]),
+        (About("Add", 13, ""), {"dtype": "float16"}, []),
+        (About("Add", 13, "float32", "kink"), {"seed": 3}, ["--values", "kink", "--seed", "3"]),
+        (About("Add", 13, "float32"), {"sources": ["tables", "my dir"]}, ["--source", "tables", "--source", "my dir"]),
+    ],
+)
+def test_the_command_reproduces_a_row(about, settings, selecting):
     row = Row(HOSTILE, "my.module:function", "ort-cpu@1.19.2", WRONG)
-    options = ["--case", HOSTILE, "--builder", "my.module:function", "--backend", "ort-cpu", "--seed", "3"]
-    assert shlex.split(RESULTS.command(row)) == ["refgrad", "conformance", "run", *options]
+    asked = ["--case", HOSTILE, *selecting, "--builder", "my.module:function", "--backend", "ort-cpu"]
+    command = Results(settings, {}, {HOSTILE: about}, (row,)).command(row)
+    assert shlex.split(command) == ["refgrad", "conformance", "run", *asked]
 
 
 # JUnit
@@ -318,7 +298,7 @@ def test_a_test_says_what_its_row_says(verdict):
     if verdict in FAULTS:
         assert "against: torch" in child.text
         assert "relative error 0.5, of which 1e-06 is explained" in child.text
-        assert "refgrad conformance run --case Op0-0 --builder refgrad --backend numpy --seed 3" in child.text
+        assert "refgrad conformance run --case Op0-0 --seed 3 --builder refgrad --backend numpy" in child.text
 
 
 # Markdown
@@ -358,7 +338,7 @@ def test_the_scoreboard_says_what_the_rows_say():
             told = {AGREED: count[AGREED]} if cell == "✓" else {marks[part[0]]: int(part[1:]) for part in cell.split()}
             assert told == count
     assert dict(versions[1:]) == VERSIONS
-    assert dict(settings[1:]) == {"seed": "3", "sources": "tables"}
+    assert dict(settings[1:]) == {"seed": "3", "sources": "['tables']"}
 
 
 def test_no_name_is_taken_for_markup():
@@ -398,10 +378,6 @@ def test_the_terminal_says_what_it_leaves_out():
 
 
 # The page's data, and writing
-
-MODEL = onnx.parser.parse_model(
-    '<ir_version: 10, opset_import: ["": 21]> g (float[2] x) => (float[2] y) { y = Relu(x) }'
-)
 
 
 def test_the_page_holds_the_results_models_and_feeds():

@@ -16,7 +16,7 @@ import onnx.printer
 from refgrad.conformance.case import Case
 from refgrad.conformance.oracles import oracles
 from refgrad.conformance.reports.tally import MARKS
-from refgrad.conformance.results import LETTERS, Results, unversioned
+from refgrad.conformance.results import LETTERS, Results, options_of
 from refgrad.conformance.verdicts import AGREED, CONVENTION, FAULTS, INCONCLUSIVE, VERDICTS
 from refgrad.errors import ResultsError
 
@@ -37,7 +37,8 @@ def report(results: Results, cases: Iterable[Case] = ()) -> str:
         "models": ["" if case is None else onnx.printer.to_text(case.model) for case in ordered],
         "feeds": [[] if case is None else _feeds(case.feeds) for case in ordered],
         "oracles": {name: oracle.trust for name, oracle in oracles().items()},
-        "names": {name: unversioned(name) for pair in results.pairs for name in pair},
+        "commands": [results.command_of(name) for name in sorted(results.cases)],
+        "options": [options_of(pair) for pair in results.pairs],
     }
     packed = zlib.compress(json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode(), 9)
     return TEMPLATE.read_text(encoding="utf-8").replace(_PLACE, base64.b64encode(packed).decode())

@@ -1,0 +1,44 @@
+"""Results for the tests of reports: every verdict, details of every kind, gaps, and names that mean something to a reader."""
+
+import random
+
+import onnx.parser
+
+from refgrad.conformance.results import About, Results
+from refgrad.conformance.verdicts import AGREED, INCONCLUSIVE, REFUSED, VERDICTS, Row
+
+MODEL = onnx.parser.parse_model(
+    '<ir_version: 10, opset_import: ["": 21]> g (float[2] x) => (float[2] y) { y = Relu(x) }'
+)
+PAIRS = [("refgrad", "numpy"), ("refgrad", "ort-cpu"), ("onnx-ad", "numpy"), ("onnx-ad", "ort-cpu")]
+VERSIONS = {
+    "refgrad": "refgrad 0.1.0",
+    "onnx-ad": "onnx-ad 0.3.0",
+    "numpy": "numpy 2.3.1",
+    "ort-cpu": "onnxruntime 1.31.1",
+}
+HOSTILE = "<script>alert(1)</script> | [bold]it's</bold> `_*_` \x1b[31m\x00"
+
+
+def made(count=40, pairs=PAIRS, seed=0):
+    """Results with every verdict, details of every kind, and a gap here and there."""
+    draw = random.Random(seed)
+    cases = {f"Op{k % 7}-{k}": About(f"Op{k % 7}", 13 + k % 3, "float32", "smooth", "table") for k in range(count)}
+    cases[HOSTILE] = About("com.microsoft.<b>", 1, "float16", "kink", "")
+    rows = []
+    for name in cases:
+        for pair in pairs:
+            verdict = draw.choice(list(VERDICTS))
+            numbers = (
+                (draw.choice([0.0, 1.2345678e-7, 3.3, float("inf")]), 1e-6) if verdict != REFUSED else (None, None)
+            )
+            against = ("torch",) if verdict == INCONCLUSIVE else ()
+            note = "" if verdict == AGREED else draw.choice(["", f"note of {pair[0]}", HOSTILE])
+            if draw.random() < 0.95:
+                rows.append(
+                    Row(name, *pair, verdict, ("differences", "reference"), against, *numbers, note, draw.random())
+                )
+    return Results({"seed": 3, "sources": ["tables"]}, VERSIONS, cases, tuple(rows))
+
+
+RESULTS = made()
