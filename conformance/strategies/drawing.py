@@ -118,7 +118,7 @@ class Drawing:
 
     def permutation(self, count: int) -> list[int]:
         """The numbers below `count` in any order."""
-        return list(self.draw(st.permutations(range(count))))
+        return [int(k) for k in np.argsort(self._words(count), kind="stable")]
 
     def floats(self, shape: Shape, low: float = -2, high: float = 2, *, avoid: Iterable[float] = ()) -> np.ndarray:
         """Multiples of 1/8 from `low` to `high`, further than that from each number in `avoid`, in the asked type.
@@ -212,9 +212,11 @@ class Drawing:
         )
 
     def _array(self, shape: Shape, options: Sequence[Any]) -> np.ndarray:
-        count = int(np.prod(shape))
-        drawn = self.draw(st.lists(st.sampled_from(options), min_size=count, max_size=count))
-        return np.array(drawn, np.asarray(options).dtype).reshape(shape)
+        return np.array(options)[self._words(int(np.prod(shape))) % len(options)].reshape(shape)
+
+    def _words(self, count: int) -> np.ndarray:
+        """Numbers of 16 bits, drawn in one: what is drawn after them stays the same when a counterexample gets fewer."""
+        return np.frombuffer(self.draw(st.binary(min_size=2 * count, max_size=2 * count)), ">u2")
 
 
 Draw = Callable[[Drawing], Case]
@@ -265,14 +267,23 @@ class Entry:
         return first, *(version for version in reversed(_versions(domain, op_type)) if self.oldest <= version < first)
 
     def _takes(self, version: int, dtype: np.dtype[Any]) -> bool:
+        """Whether every input that may be of several float types may be of this one.
+
+        Where none may, one has to be of this type only; an operator of integers reads what was rounded, of any float type.
+        """
+        if dtype not in FLOATS:
+            return False
         domain, _, op_type = self.operator.rpartition(".")
-        kind = {"float32": "float", "float64": "double"}.get(dtype.name, dtype.name)
         schema = find_schema(op_type, domain, version)
-        allowed = {kind for constraint in schema.type_constraints for kind in constraint.allowed_type_strs}
-        allowed |= {parameter.type_str for parameter in schema.inputs}
-        if op_type in INTEGER:  # its strategy puts it between operators that take floats
-            allowed.add("tensor(float)")
-        return f"tensor({kind})" in allowed
+        allowed = {constraint.type_param_str: constraint.allowed_type_strs for constraint in schema.type_constraints}
+        several = [types for p in schema.inputs if "tensor(float)" in (types := allowed.get(p.type_str, ()))]
+        fixed = [p.type_str for p in schema.inputs if p.type_str in map(_type_string, FLOATS)]
+        return all(_type_string(dtype) in types for types in several or [fixed] if types)
+
+
+def _type_string(dtype: np.dtype[Any]) -> str:
+    """What a schema calls tensors of a float type."""
+    return f"tensor({ {'float32': 'float', 'float64': 'double'}.get(dtype.name, dtype.name) })"
 
 
 REGISTRY: dict[str, Entry] = {}
