@@ -98,7 +98,7 @@ def _along(
         return _at_a_kink(truth, said, derivative, tolerance * size, wrong) if sided else wrong
     if slack > size and abs(value) <= method:
         return Judged(AGREED, *numbers, "both are zero up to rounding")
-    if slack > _TELLING * size:
+    if slack - tolerance * size > _TELLING * size:
         return Judged(INCONCLUSIVE, *numbers, "rounding or a kink hides more than 1% of it")
     return Judged(AGREED, *numbers)
 

@@ -148,9 +148,13 @@ class Trial:
         if name in self.kinks:
             return self._at_a_kink(candidate, name, got, tolerance)
         confirmed = self.confirmed(name)
-        near = against_float64(self.truth, name, got, tolerance) if confirmed else None
+        own_draws = candidate.executor != "numpy"
+        near = against_float64(self.truth, name, got, tolerance, own_draws) if confirmed else None
         if near is not None and near.verdict == AGREED:
             return self._row(candidate, verdicts.AGREED, confirmed, (), near)
+        if self.truth.point.draws and own_draws:
+            note = f"{name}: {choices(self.truth.point.draws)}: no two executors draw the same random numbers"
+            return self._row(candidate, verdicts.INCONCLUSIVE, (), (), Judged(INCONCLUSIVE, note=note))
         said = dict(self._testimony(name, got.astype(np.float64), tolerance))
         if near is not None:
             said[FLOAT64] = near
