@@ -10,7 +10,7 @@ from refgrad.conformance.check import Check, Row, check
 from refgrad.conformance.differences import Difference, directional
 
 if TYPE_CHECKING:
-    from refgrad.conformance.export import export, export_suite
+    from refgrad.conformance.export import export_suite
     from refgrad.conformance.gradient_backend_test import GradientBackendTest
     from refgrad.conformance.runner import Plan
     from refgrad.conformance.suite import run_suite
@@ -24,7 +24,6 @@ __all__ = [
     "Row",
     "check",
     "directional",
-    "export",
     "export_suite",
     "node_case",
     "run_suite",
@@ -33,7 +32,6 @@ __all__ = [
 _LATER = {  # what `refgrad.gradient` and `refgrad check` have no use for: imported when it is asked for
     "GradientBackendTest": "gradient_backend_test",
     "Plan": "runner",
-    "export": "export",
     "export_suite": "export",
     "run_suite": "suite",
 }

@@ -35,9 +35,9 @@ class Expected:
     """A gradient model, what to feed it and what comes out.
 
     `feeds` has the inputs of `model`, none with a default, in their order: those of `question.model`, initializers that are
-    differentiated, and the cotangents. `gradients` has its outputs in their order, in the type of what each is the gradient of, rounded from
-    float64: `outputs` has their names by those in `question.wrt`. An element may be off by `tolerance`; `confirmed` has the
-    oracles that confirm each gradient.
+    differentiated, and the cotangents. `gradients` has its outputs in their order, in the type of what each is the gradient of,
+    rounded from float64; `outputs` has their names by those in `question.wrt`. An element may be off by `tolerance`, and
+    `confirmed` has the oracles that confirm each gradient.
     """
 
     question: Question
@@ -60,7 +60,9 @@ def expect(case: Case, oracles: Sequence[str] = ORACLES) -> Expected:
     :raises RefgradError: there is nothing to differentiate, or refgrad refuses.
     """
     question = ask(case)
-    trial = Trial(question, tuple(said for name in oracles for said in _said(name, question)))
+    trial = Trial(
+        question, tuple(said for name in oracles if get_oracle(name).testify for said in _said(name, question))
+    )
     truth = trial.truth
     if not truth.gradients:
         raise UnconfirmedError("refgrad builds no gradient of it.")
