@@ -240,11 +240,14 @@ def padding(d: Drawing) -> Case:
 
 @strategy(*_named("FakeQuant"))
 def fake_quant(d: Drawing) -> Case:
-    """Numbers clipped at either end or not, an eighth or a quarter of a step from what they are rounded to."""
-    scale, zero_point = d.pick(0.5, 2.0), d.integer(0, 3)
+    """Numbers clipped at either end or not, an eighth or a quarter of a step from what they are rounded to.
+
+    The zero point is no whole number, so nothing is rounded to where it starts to be clipped.
+    """
+    scale, zero_point = d.pick(0.5, 2.0), d.integer(0, 3) + 0.25
     steps = d.integers(d.shape(), -9, 12) + np.float32(0.125) * d.pick(1, -1, 2)
     shape = d.pick((), (1,))
-    offset = np.full(shape, zero_point + 0.0, d.dtype)
+    offset = np.full(shape, zero_point, d.dtype)
     low, high = d.pick((None, None), (0, 7), (-4, 3))
     x = np.asarray(steps * scale).astype(d.dtype)
     return d.case(x, np.full(shape, scale, d.dtype), offset, quant_min=low, quant_max=high, outputs=d.integer(1, 2))
@@ -336,7 +339,7 @@ def attention(d: Drawing) -> Case:
         addend,
         num_heads=heads,
         qkv_hidden_sizes=sizes if value_width != width or d.flag() else None,
-        outputs=2 if past or value_width == width and d.flag() else 1,
+        outputs=2 if past or (value_width == width and d.flag()) else 1,
         **_settings(d, True),
     )
 
