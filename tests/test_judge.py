@@ -8,6 +8,7 @@ import numpy as np
 import onnx.parser
 import pytest
 
+from refgrad.conformance import runner
 from refgrad.conformance.builders import build
 from refgrad.conformance.case import Case, node_case
 from refgrad.conformance.executors import run
@@ -15,12 +16,11 @@ from refgrad.conformance.judge import Candidate, judge
 from refgrad.conformance.oracles import Directional, Elementwise, Property, Silent
 from refgrad.conformance.question import ask
 from refgrad.conformance.runner import ORACLES
-from refgrad.conformance.runner import testify as testimony
 
 RNG = np.random.default_rng(3)
 CASE = node_case("MatMul", *(RNG.standard_normal((3, 3)).astype(np.float32) for _ in "AB"), opset=21)
 QUESTION = ask(CASE)
-EVIDENCE = [said for name in ORACLES for said in testimony(name, QUESTION)]
+EVIDENCE = [said for name in ORACLES for said in runner.testify(name, QUESTION)]
 
 
 def gradients(question=QUESTION):
@@ -78,7 +78,7 @@ def test_rounding_of_the_type_is_no_error():
     assert verdict(wide).verdict == "wrong"
     halves = {name: np.asarray(value, np.float16) for name, value in CASE.feeds.items()}
     half = ask(node_case("MatMul", *halves.values(), opset=21))
-    evidence = [said for name in ORACLES for said in testimony(name, half)]
+    evidence = [said for name in ORACLES for said in runner.testify(name, half)]
     assert verdict({}, evidence, half).verdict == "agreed"
 
 
@@ -147,7 +147,7 @@ KINKS = {
 def test_at_a_kink_an_answer_between_both_sides_is_a_convention(answer):
     slope, expected = KINKS[answer]
     question = ask(node_case("Relu", np.zeros((1,), np.float32), opset=21))
-    evidence = [said for name in ORACLES for said in testimony(name, question)]
+    evidence = [said for name in ORACLES for said in runner.testify(name, question)]
     row = verdict({"X": (slope * question.cotangents["Y"]).astype(np.float32)}, evidence, question)
     assert row.verdict == expected, row
     assert ("refgrad" in row.witnesses) == (answer == "refgrad")
@@ -159,6 +159,6 @@ def test_two_draws_are_not_compared():
         { t = Constant<value = bool {1}>() r = Constant<value = float {0.5}>() y = Dropout(x, r, t) }"""
     )
     question = ask(Case("dropout", model, {"x": np.ones(8, np.float32)}))
-    evidence = [said for name in ORACLES for said in testimony(name, question)]
+    evidence = [said for name in ORACLES for said in runner.testify(name, question)]
     row = verdict({"x": np.ones(8, np.float32)}, evidence, question)
     assert (row.verdict, "no two executors draw the same" in row.note) == ("inconclusive", True)
