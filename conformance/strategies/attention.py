@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from onnx import GraphProto, TensorProto, parser
 
@@ -28,7 +30,7 @@ def attention(d: Drawing) -> Case:
     elif cache == "valid":
         inputs += [None, None, d.integers((batch,), 0, keys)]
     sides = ("left_window_size", "right_window_size") if d.opset >= 25 else ()
-    limits = {"is_causal": d.pick(None, 0, 1)} | {side: d.pick(None, -1, 0, 1) for side in sides}
+    limits: dict[str, Any] = {"is_causal": d.pick(None, 0, 1)} | {side: d.pick(None, -1, 0, 1) for side in sides}
     hiding |= cache == "valid" or limits["is_causal"] == 1 or any(limits[side] in (0, 1) for side in sides)
     scores = cache != "valid" and d.flag()
     return d.case(
@@ -66,7 +68,7 @@ def flex_attention(d: Drawing) -> Case:
     queries, keys = d.integer(1, 3), d.integer(1, 3)
     q = d.floats((batch, kv_heads * d.integer(1, 2), queries, width))
     k, v = (d.floats((batch, kv_heads, keys, size)) for size in (width, value_width))
-    functions = {"score_mod": d.optional(_function), "prob_mod": d.optional(_function)}
+    functions: dict[str, Any] = {"score_mod": d.optional(_function), "prob_mod": d.optional(_function)}
     return d.case(q, k, v, scale=d.pick(None, 0.5), **functions)
 
 
@@ -82,11 +84,10 @@ def rotary_embedding(d: Drawing) -> Case:
     width = 2 * pairs + (d.integer(0, 1) * 2 if partial else 0)
     packed = d.flag()
     x = d.floats((batch, tokens, heads * width) if packed else (batch, heads, tokens, width))
-    places, positions = (batch, tokens), None
-    if d.flag():
-        rows = d.integer(1, 4)
-        places, positions = (rows,), d.integers((batch, tokens), 0, rows - 1)
-    cos, sin = d.floats((*places, pairs)), d.floats((*places, pairs))
+    rows = d.optional(lambda: d.integer(1, 4))
+    positions = None if rows is None else d.integers((batch, tokens), 0, rows - 1)
+    angles = (batch, tokens, pairs) if rows is None else (rows, pairs)
+    cos, sin = d.floats(angles), d.floats(angles)
     return d.case(
         *(x, cos, sin, positions),
         fixed=["cos_cache", "sin_cache"],

@@ -82,7 +82,7 @@ def fused_matmul(d: Drawing) -> Case:
     else:
         stacks = d.broadcasting(2, 2)
         a, b, moved = (*stacks[0], *a), (*stacks[1], *b), {}
-    settings = {"transA": trans_a or d.pick(None, 0), "transB": trans_b or d.pick(None, 0)}
+    settings: dict[str, Any] = {"transA": trans_a or d.pick(None, 0), "transB": trans_b or d.pick(None, 0)}
     return d.case(d.floats(a), d.floats(b), alpha=d.optional(d.factor), **settings, **moved)
 
 
@@ -108,8 +108,8 @@ def fused_gemm(d: Drawing) -> Case:
     a, b = d.normal(_turned((rows, inner), trans_a)), d.normal(_turned((inner, columns), trans_b))
     c = d.optional(lambda: d.normal(d.broadcast_to((rows, columns))))
     activation, parameters = d.pick(*ACTIVATIONS)
-    named = dict(zip(("activation_alpha", "activation_beta"), parameters or (), strict=False))
-    factors = {"alpha": d.pick(None, 0.5, -2.0), "beta": d.pick(None, 0.5, -2.0)}
+    named: dict[str, Any] = dict(zip(("activation_alpha", "activation_beta"), parameters or (), strict=False))
+    factors: dict[str, Any] = {"alpha": d.pick(None, 0.5, -2.0), "beta": d.pick(None, 0.5, -2.0)}
     return d.case(a, b, c, activation=activation, transA=trans_a, transB=trans_b, **factors, **named)
 
 
@@ -171,7 +171,12 @@ def group_norm(d: Drawing) -> Case:
         further = [d.floats(d.pick(*skips)), d.optional(lambda: d.floats((channels,)))]
     x, gamma, beta = (d.floats(of) for of in (shape, (channels,), (channels,)))
     outputs = d.integer(1, 2) if skipped else 1
-    settings = {"activation": d.integer(0, 1), "groups": count, "channels_last": last, "epsilon": _epsilon(d)}
+    settings: dict[str, Any] = {
+        "activation": d.integer(0, 1),
+        "groups": count,
+        "channels_last": last,
+        "epsilon": _epsilon(d),
+    }
     return d.case(x, gamma, beta, *further, outputs=outputs, **settings)
 
 
@@ -182,7 +187,7 @@ def batch_norm_internal(d: Drawing) -> Case:
     training = d.pick(None, 1, 0)
     parts = [d.floats(of) for of in (shape, *[shape[1:2]] * 3)]
     outputs = 1 if training == 0 else d.pick(1, 5)
-    settings = {"training_mode": training, "momentum": d.pick(None, 0.7), "epsilon": _epsilon(d)}
+    settings: dict[str, Any] = {"training_mode": training, "momentum": d.pick(None, 0.7), "epsilon": _epsilon(d)}
     return d.case(*parts, d.floats(shape[1:2], 0.5, 2), outputs=outputs, **settings)
 
 
@@ -221,7 +226,7 @@ def shrunken_gather(d: Drawing) -> Case:
 def scaled_sum(d: Drawing) -> Case:
     """Two or three terms; the factor of the third may be absent."""
     shape = d.shape()
-    scales = {"scale_0": d.factor(), "scale_1": d.factor()}
+    scales: dict[str, Any] = {"scale_0": d.factor(), "scale_1": d.factor()}
     count = d.integer(2, 3)
     third = d.optional(d.factor) if count == 3 else None
     return d.case(*(d.floats(shape) for _ in range(count)), scale_2=third, **scales)

@@ -77,7 +77,11 @@ def linear_classifier(d: Drawing) -> Case:
     rows = d.pick(classes, 1) if classes == 2 else classes
     post = d.pick(None, "NONE", "LOGISTIC") if rows == 1 else _post_transform(d)
     intercepts = _numbers(d, rows) if rows == 1 else d.optional(lambda: _numbers(d, rows))
-    settings = {"coefficients": _numbers(d, rows * x.shape[1]), "intercepts": intercepts, "post_transform": post}
+    settings: dict[str, Any] = {
+        "coefficients": _numbers(d, rows * x.shape[1]),
+        "intercepts": intercepts,
+        "post_transform": post,
+    }
     return d.case(x, outputs=2, **settings, **_labels(d, classes))
 
 
