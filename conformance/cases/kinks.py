@@ -57,4 +57,7 @@ def _case(kink: Kink, inputs: list[np.ndarray], side: str) -> Case:
     opset = 18 if "reduction" in kink.attributes else 17
     outputs = 2 if kink.operator == "TopK" else 1
     name = f"{kink.operator}-{side}-{kink.where.replace(' = ', '=').replace(' ', '_')}"
-    return node_case(kink.operator, *inputs, opset=opset, outputs=outputs, name=name, **kink.attributes)
+    case = node_case(kink.operator, *inputs, opset=opset, outputs=outputs, name=name, **kink.attributes)
+    if kink.operator not in STILL:
+        return case
+    return replace(case, wrt=tuple(name for k, name in enumerate(case.feeds) if k != STILL[kink.operator]))

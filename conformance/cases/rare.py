@@ -100,6 +100,12 @@ ATTRIBUTES: tuple[Row, ...] = (
         {**_MICROSOFT, "groups": 2, "activation": 0, "epsilon": 0.5},
     ),
     (_LOSS, (x(4, 3), i(0, 2, 1, 1)), {**_MICROSOFT, "output_type": TensorProto.DOUBLE, "outputs": 2}),
+    ("BatchNormInternal", (x(2, 3, 4), x(3), x(3), x(3), x(3)), {**_MICROSOFT, "training_mode": 0}),
+    ("FusedGemm", (x(2, 4), x(4, 3), x(3)), {**_MICROSOFT, "activation": "Relu", "activation_gamma": 0.5}),
+    ("Cast", (x(2, 3),), {"to": TensorProto.FLOAT, "saturate": 0}),
+    ("Cast", (x(2, 3),), {"to": TensorProto.DOUBLE, "round_mode": "nearest", "opset": 24}),
+    ("CastLike", (x(2, 3), x(1)), {"wrt": ["input"], "saturate": 0}),
+    ("CastLike", (x(2, 3), x(1)), {"wrt": ["input"], "round_mode": "nearest", "opset": 24}),
     ("Attention", (*_ATTENDED[:2], None), _HEADS),
     ("Attention", (*_ATTENDED, _MASK), {**_HEADS, "mask_filter_value": -2.5}),
 )

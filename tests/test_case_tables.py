@@ -1,0 +1,300 @@
+"""The tables of cases: what they have of every operator, what is right at special numbers, and the rare forms themselves."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from checking import assert_gradient
+from onnx import NodeProto, helper, numpy_helper
+from onnx.defs import OpSchema
+
+import refgrad
+from refgrad import ortbuilder
+from refgrad.backends import available, get_backend
+from refgrad.conformance.case import Case, qualified
+from refgrad.conformance.cases import kinks, rare, special
+from refgrad.conformance.cases.special import SPECIAL, Special
+from refgrad.conformance.feeds import widened
+from refgrad.conformance.sources import tables
+from refgrad.functions import find_schema
+from refgrad.kinks import KINKS
+from refgrad.protos import attribute_value, versions_of
+from refgrad.registry import BODY, RULES
+
+FLOATS = {"tensor(float)", "tensor(double)", "tensor(float16)", "tensor(bfloat16)"}
+
+# What an operator has no case of, and why.
+_MODELS = "quantises: its cases are models, cases.quantization.rounded"
+_SHARED = "a cache that several calls share: refused"
+_ROTARY = "refused: RotaryEmbedding by itself is not"
+_BODY = "its body reshapes to −1 elements, which are no number where there are none"
+NO_CASES = dict.fromkeys(
+    ("ConvInteger", "DynamicQuantizeLinear", "MatMulInteger", "QLinearConv", "QLinearMatMul", "QuantizeLinear"), _MODELS
+)
+NOT_SET = {
+    ("ai.onnx.ml.Imputer", "replaced_value_int64"): "for integers",
+    ("ai.onnx.ml.Imputer", "imputed_value_int64s"): "for integers",
+    ("ai.onnx.ml.SVMClassifier", "prob_a"): "refused: probabilities of an iteration",
+    ("ai.onnx.ml.SVMClassifier", "prob_b"): "refused: probabilities of an iteration",
+    ("com.microsoft.Attention", "past_present_share_buffer"): _SHARED,
+    ("com.microsoft.Attention", "do_rotary"): _ROTARY,
+    ("com.microsoft.Attention", "rotary_embedding_dim"): _ROTARY,
+    ("com.microsoft.SkipGroupNorm", "channels_last"): "refused: ONNX Runtime adds the skip to the last axis alone",
+}
+NOT_GIVEN = {
+    ("com.microsoft.Attention", "past_sequence_length"): _SHARED,
+    ("com.microsoft.MultiHeadAttention", "past_sequence_length"): _SHARED,
+    ("com.microsoft.MultiHeadAttention", "cache_indirection"): _SHARED,
+}
+NOT_EMPTY = {
+    "Range": "its inputs are scalars",
+    "com.microsoft.BatchNormInternal": "it divides by the number of elements",
+    "com.microsoft.GroupNorm": _BODY,
+    "com.microsoft.MultiHeadAttention": _BODY,
+    "com.microsoft.SkipGroupNorm": _BODY,
+}
+# Which input is broadcast along axes that it has as 1 (True), or that it has not (False), where not both are.
+ONE_WAY: dict[str, dict[str, set[bool]]] = {
+    "Clip": {"input": set(), "min": {False}, "max": {False}},  # scalars
+    "PRelu": {"X": set()},  # the slope alone
+}
+# The smallest rank of the first input; 0 where nothing is said.
+RANKS = {
+    1: """CumProd CumSum Compress Concat CenterCropPad Gather GatherElements GatherND OneHot Slice LayerNormalization
+    LogSoftmax LpNormalization MatMul RMSNormalization Resize Scatter MeanVarianceNormalization ScatterElements ScatterND
+    Softmax Split Squeeze TopK ai.onnx.ml.ArrayFeatureExtractor ai.onnx.ml.Imputer ai.onnx.ml.Normalizer ai.onnx.ml.Scaler
+    com.microsoft.BiasDropout com.microsoft.BiasGelu com.microsoft.ConcatTraining com.microsoft.FusedMatMul
+    com.microsoft.PadAndUnflatten com.microsoft.ShrunkenGather com.microsoft.SimplifiedLayerNormalization""",
+    2: """BatchNormalization DFT Det Gemm GroupNormalization LRN NegativeLogLikelihoodLoss ReverseSequence
+    SoftmaxCrossEntropyLoss TensorScatter Trilu ai.onnx.ml.FeatureVectorizer ai.onnx.ml.LinearClassifier
+    ai.onnx.ml.LinearRegressor ai.onnx.ml.SVMClassifier ai.onnx.ml.SVMRegressor com.microsoft.EmbedLayerNormalization
+    com.microsoft.FlattenAndUnpad com.microsoft.FusedGemm com.microsoft.GemmFastGelu
+    com.microsoft.SoftmaxCrossEntropyLossInternal com.microsoft.TransposeMatMul""",
+    3: """AffineGrid Attention AveragePool CausalConvWithState Col2Im Conv ConvTranspose DeformConv GRU GlobalAveragePool
+    GlobalLpPool GlobalMaxPool GridSample InstanceNormalization LSTM LinearAttention LpPool MaxPool MaxUnpool RNN
+    RotaryEmbedding STFT com.microsoft.Attention com.microsoft.BatchNormInternal com.microsoft.BiasSoftmax
+    com.microsoft.MultiHeadAttention com.microsoft.SkipLayerNormalization com.microsoft.SkipSimplifiedLayerNormalization""",
+    4: """DepthToSpace MaxRoiPool RoiAlign SpaceToDepth Upsample ai.onnx.preview.FlexAttention com.microsoft.FusedConv
+    com.microsoft.GroupNorm com.microsoft.SkipGroupNorm""",
+}
+SMALLEST = {name: rank for rank, names in RANKS.items() for name in names.split()}
+
+
+# What the tables have
+
+
+@dataclass(frozen=True)
+class Form:
+    """The node of a case: what it is given by the names of the schema, and whether that is fed or constant."""
+
+    node: NodeProto
+    given: dict[str, list[tuple[np.ndarray, bool]]]
+
+    @classmethod
+    def of(cls, case: Case) -> Form:
+        node = case.node
+        schema = find_schema(node.op_type, node.domain, versions_of(case.model).get(node.domain, 1))
+        constants = {t.name: numpy_helper.to_array(t) for t in case.model.graph.initializer}
+        given: defaultdict[str, list[tuple[np.ndarray, bool]]] = defaultdict(list)
+        for k, name in enumerate(node.input):
+            source = name if name in constants or name in case.feeds else name.removesuffix("_")  # behind a Reshape
+            if name:
+                formal = schema.inputs[min(k, len(schema.inputs) - 1)].name
+                given[formal].append((constants.get(source, case.feeds.get(source)), source in constants))
+        return cls(node, dict(given))
+
+
+def _by_operator() -> dict[str, list[Form]]:
+    found: defaultdict[str, list[Form]] = defaultdict(list)
+    for case in tables():
+        if case.operator != "model" and case.values == "smooth":
+            found[case.operator].append(Form.of(case))
+    return dict(found)
+
+
+BY_OPERATOR = _by_operator()
+OPERATORS = sorted({*RULES, *BODY})
+NAMES = {key: qualified(helper.make_node(key[1], [], [], domain=key[0])) for key in OPERATORS}
+COVERED = [key for key in OPERATORS if NAMES[key] not in NO_CASES]
+
+
+def test_every_operator_with_a_derivative_has_cases() -> None:
+    assert {NAMES[key] for key in OPERATORS} - BY_OPERATOR.keys() == NO_CASES.keys()
+
+
+def test_no_reason_is_left_over() -> None:
+    names = set(NAMES.values())
+    assert {name for name, _ in (*NOT_SET, *NOT_GIVEN)} | NOT_EMPTY.keys() | SMALLEST.keys() <= names
+
+
+@pytest.mark.parametrize("key", COVERED, ids="-".join)
+def test_every_attribute_is_set_to_another_value_than_its_default(key: tuple[str, str]) -> None:
+    missing = []
+    for name, attribute in find_schema(key[1], key[0]).attributes.items():
+        usual = attribute_value(attribute.default_value) if attribute.default_value.name else None
+        given = [attribute_value(a) for form in BY_OPERATOR[NAMES[key]] for a in form.node.attribute if a.name == name]
+        if (all(value == usual for value in given)) != ((NAMES[key], name) in NOT_SET):
+            missing.append(name)
+    assert missing == []
+
+
+@pytest.mark.parametrize("key", COVERED, ids="-".join)
+def test_every_optional_input_is_given_and_left_out(key: tuple[str, str]) -> None:
+    wrong = []
+    for formal in find_schema(key[1], key[0]).inputs:
+        if formal.option == OpSchema.FormalParameterOption.Optional:
+            kinds = {formal.name in form.given for form in BY_OPERATOR[NAMES[key]]}
+            expected = {False} if (NAMES[key], formal.name) in NOT_GIVEN else {False, True}
+            if kinds != expected:
+                wrong.append(formal.name)
+    assert wrong == []
+
+
+@pytest.mark.parametrize("key", COVERED, ids="-".join)
+def test_every_input_that_is_no_float_is_fed_and_constant(key: tuple[str, str]) -> None:
+    wrong = []
+    schema = find_schema(key[1], key[0])
+    constraints = {c.type_param_str: set(c.allowed_type_strs) for c in schema.type_constraints}
+    for formal in schema.inputs:
+        floats = constraints.get(formal.type_str, {formal.type_str}) & FLOATS
+        if not floats and (NAMES[key], formal.name) not in NOT_GIVEN:
+            kinds = {constant for form in BY_OPERATOR[NAMES[key]] for _, constant in form.given.get(formal.name, [])}
+            if kinds != {False, True}:
+                wrong.append(formal.name)
+    assert wrong == []
+
+
+@pytest.mark.parametrize("key", COVERED, ids="-".join)
+def test_there_is_a_case_of_nothing(key: tuple[str, str]) -> None:
+    sizes = {array.size for form in BY_OPERATOR[NAMES[key]] for each in form.given.values() for array, _ in each}
+    assert (0 in sizes) != (NAMES[key] in NOT_EMPTY)
+
+
+@pytest.mark.parametrize("key", COVERED, ids="-".join)
+def test_there_is_a_case_of_the_smallest_rank(key: tuple[str, str]) -> None:
+    first = find_schema(key[1], key[0]).inputs[0].name
+    ranks = {form.given[first][0][0].ndim for form in BY_OPERATOR[NAMES[key]] if first in form.given}
+    assert min(ranks) == SMALLEST.get(NAMES[key], 0)
+
+
+@pytest.mark.parametrize("key", [key for key in COVERED if key in RULES and RULES[key].broadcast], ids="-".join)
+def test_every_input_is_broadcast(key: tuple[str, str]) -> None:
+    """Each float input is smaller than another one of its case, once of the same rank and once of a smaller one."""
+    found: defaultdict[str, set[bool]] = defaultdict(set)
+    for form in BY_OPERATOR[NAMES[key]]:
+        shapes = {f"{name} {k}": a.shape for name, each in form.given.items() for k, (a, _) in enumerate(each)}
+        for name, shape in shapes.items():
+            for other in shapes.values():
+                if len(shape) <= len(other) and np.broadcast_shapes(shape, other) != shape:
+                    found[name.split()[0]].add(len(shape) == len(other))
+    ways = {name: {False, True} for name in RULES[key].wrt} | ONE_WAY.get(NAMES[key], {})
+    assert {name: found[name] for name in ways} == ways
+
+
+# Kinks and special numbers
+
+
+def test_every_kink_has_a_case_and_what_is_beside_it() -> None:
+    every = list(kinks.cases())
+    at = [case for case in every if case.values == "kink"]
+    assert [case.operator for case in at] == [kink.operator for kink in KINKS]
+    for kink, case in zip(KINKS, at, strict=True):
+        stem = case.name.split("-", 2)[2]
+        sides = {other.name.split("-")[1] for other in every if other.name.split("-", 2)[2] == stem}
+        assert len(sides) > 1 or (kink.operator, kink.where) in kinks.ONLY_AT
+
+
+@pytest.mark.parametrize("case", [case for case in kinks.cases() if case.values == "smooth"], ids=str)
+@pytest.mark.parametrize("dialect", ["onnx", "ort"])
+def test_beside_a_kink_there_is_a_derivative(case: Case, dialect: str) -> None:
+    assert_gradient(case, dialect)
+
+
+# In float32 the result that the gradient is computed from is no number that it could be computed from.
+IN_FLOAT32 = {
+    "ReduceL2-overflow": "the norm overflows, as the sum of squares in it does",
+    "ReduceL2-underflow": "the norm is 0, as the sum of squares in it is",
+    "ReduceLogSumExp-underflow": "log 2 is lost beside 1e30",
+    "ReduceLogSumExp-overflow": "exp(x − y) has the absolute error of y, 1000·2⁻²⁴",
+}
+IN_FLOAT64 = ("ReduceLogSumExp-underflow",)
+# Where kernels of ONNX Runtime 1.19.2's training build are wrong, or flush what is subnormal to 0.
+OF_RUNTIME = {
+    ("ort", "Gelu-far-out"): "x·φ(x) does not go to 0 for x → −∞",
+    ("ort", "Gelu-far-out-tanh"): "x³ overflows: NaN",
+    ("ort", "FastGelu-far-out"): "x³ overflows: NaN",
+    ("ort", "Div-overflow"): "B² overflows: 0",
+    ("ort", "Div-underflow"): "B² underflows: infinite",
+    ("onnx", "Sqrt-next-to-zero"): "subnormal numbers are 0",
+    ("ort", "Sqrt-next-to-zero"): "subnormal numbers are 0",
+}
+
+
+def _gradients(row: Special, dialect: str, backend: str, dtype: type) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Each gradient and its limit."""
+    case = special.case(row)
+    forward = get_backend("numpy").prepare(case.model).run(case.feeds)
+    output = case.model.graph.output[0].name
+    model = refgrad.gradient(case.model, outputs=[output], dialect=dialect)
+    options: dict[str, Any] = {"precision": "float64"} if dtype is np.float64 else {}
+    prepared = get_backend(backend).prepare(model, **options)
+    feeds = dict(case.feeds)
+    feeds[f"{output}_grad"] = np.broadcast_to(np.asarray(row.cotangent, np.float32), forward[output].shape)
+    feeds = widened(feeds) if dtype is np.float64 else feeds
+    results = prepared.run({value.name: feeds[value.name] for value in prepared.inputs if value.name in feeds})
+    for name, limit in zip(case.feeds, row.limits, strict=True):
+        if limit is not None:
+            yield results[f"{name}_grad"], np.array(limit, dtype)
+
+
+def _agree(got: np.ndarray, limit: np.ndarray) -> bool:
+    """Equal but for the digits that the table gives; what overflows in float32 alone is as large as that in float64."""
+    large = np.isinf(limit) & (np.abs(got) > 1e38) & (np.sign(got) == np.sign(limit))
+    return np.allclose(np.where(large, limit, got), limit, rtol=2e-6, atol=1e-37)
+
+
+@pytest.mark.parametrize("dialect", ["onnx", "ort"])
+@pytest.mark.parametrize("row", SPECIAL, ids=lambda row: special.case(row).name)
+def test_the_limit(row: Special, dialect: str) -> None:
+    name = special.case(row).name
+    wide = all(_agree(*pair) for pair in _gradients(row, dialect, "numpy", np.float64))
+    assert wide == (name not in IN_FLOAT64)
+    narrow = all(_agree(*pair) for pair in _gradients(row, dialect, "numpy", np.float32))
+    assert narrow == (name not in IN_FLOAT32)
+    if "ort-cpu" in available() and (dialect == "onnx" or ortbuilder.available()) and row.opset <= 21:
+        known = name in IN_FLOAT32 or (ortbuilder.available() and (dialect, name) in OF_RUNTIME)
+        if row.domain and not ortbuilder.available():
+            return
+        assert all(_agree(*pair) for pair in _gradients(row, dialect, "ort-cpu", np.float32)) or known
+
+
+def test_a_wrong_limit_is_seen() -> None:
+    for got, limit in _gradients(SPECIAL[0], "onnx", "numpy", np.float32):
+        assert _agree(got, limit)
+        assert not _agree(got * np.float32(1.001), limit)
+        assert not _agree(np.where(limit == 0, np.float32(np.nan), got), limit)
+
+
+# The rare forms
+
+# ONNX Runtime computes a normalization in float32 whatever its stash_type, and has no kernels for what that asks of the
+# gradient. On empty tensors some of its kernels end the process.
+NOT_ON_RUNTIME = ("LayerNormalization-2x3,3,3-stash_type=16-static-opset21",)
+
+
+@pytest.mark.parametrize("dialect", ["onnx", "ort"])
+@pytest.mark.parametrize("case", list(rare.cases()), ids=str)
+def test_gradient_of_a_rare_form(case: Case, dialect: str) -> None:
+    runs = case.name not in NOT_ON_RUNTIME and all(array.size for array in case.feeds.values())
+    assert_gradient(case, dialect, runtime=runs)
+
+
+def test_a_rare_form_is_of_an_operator_of_onnx_or_onnx_runtime() -> None:
+    for case in rare.cases():
+        onnx.checker.check_model(case.model)
