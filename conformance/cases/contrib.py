@@ -124,6 +124,7 @@ def _training(shapes: str) -> Iterator[Case]:
         yield _case("ConcatTraining", *parts, shapes=shapes, axis=axis, outputs=2)
     for axis in (0, 1):
         yield _case("ShrunkenGather", _floats(4, 5), np.array([2, 0, 2]), shapes=shapes, axis=axis)
+    yield _case("ShrunkenGather", _floats(2, 4, 3), np.array([2, 0, 2]), shapes=shapes, axis=1)
     x = _floats(2, 3)
     yield _case("ScaledSum", x, _floats(2, 3), shapes=shapes, scale_0=0.5, scale_1=-2.0)
     yield _case("ScaledSum", x, _floats(2, 3), _floats(2, 3), shapes=shapes, scale_0=0.5, scale_1=-2.0, scale_2=3.0)

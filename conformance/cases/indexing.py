@@ -79,6 +79,7 @@ def _scattering(shapes: str) -> Iterator[Case]:
     with_zeros = numbers(3, 3)
     with_zeros[1:, 0] = with_zeros[0, 1] = 0
     yield _case("ScatterElements", numbers(4, 3), np.ones((3, 3), np.int64), with_zeros, reduction="mul", shapes=shapes)
+    yield _case("ScatterND", numbers(4, 3), ints([1], [1], [1]), with_zeros, reduction="mul", shapes=shapes)
 
 
 def _selecting(shapes: str) -> Iterator[Case]:
@@ -91,6 +92,7 @@ def _selecting(shapes: str) -> Iterator[Case]:
         for order in (0, 1):
             for count in (1, 2, 4):
                 yield _case("Unique", numbers(3, 4), axis=axis, sorted=order, outputs=count, shapes=shapes)
+    yield _case("Unique", numbers(2, 4, 3), axis=1, outputs=2, shapes=shapes)
     for constant in ((), ("K",)):
         for axis, largest, order, count in ((-1, 1, 1, 3), (0, 0, 1, 2), (1, 1, 0, 1)):
             options: dict[str, Any] = {

@@ -49,6 +49,15 @@ def cases() -> Iterator[Case]:
             yield node_case(
                 "GroupNormalization", numbers(*x), *channels, num_groups=2, epsilon=0.1, opset=NEWEST, shapes=shapes
             )
+        yield node_case(
+            "GroupNormalization",
+            numbers(2, 6, 3),
+            numbers(6),
+            1 - numbers(6),
+            num_groups=2,
+            opset=NEWEST,
+            shapes=shapes,
+        )
         yield node_case("MeanVarianceNormalization", numbers(2, 3, 4, 2), axes=[0, 2, 3], opset=16, shapes=shapes)
         yield node_case("MeanVarianceNormalization", numbers(2, 3, 4), axes=[-1], opset=NEWEST, shapes=shapes)
         for axis, scale in ((-1, (4,)), (1, (3, 4)), (-2, (3, 1)), (0, (2, 3, 4)), (-1, (1,))):

@@ -46,7 +46,7 @@ def cases() -> Iterator[Case]:
                 yield _case("MaxPool", x, shapes=shapes, storage_order=choice, **window)
             if x[0]:
                 yield _case("LpPool", x, shapes=shapes, opset=22, **window)
-        for p in (1, 2, 3):
+        for p in (1, 2, 3, 4):
             yield _case("LpPool", (2, 3, 7), shapes=shapes, p=p, kernel_shape=[3], strides=[2], pads=[1, 1])
             yield _case("GlobalLpPool", (2, 3, 7), shapes=shapes, p=p)
         for x in ((2, 3, 4), (2, 3, 4, 5), (0, 3, 4), (2, 3, 4, 1, 2)):

@@ -44,6 +44,7 @@ GRAINS: tuple[tuple[tuple[int, ...], tuple[int, ...], int, int], ...] = (
     ((5, 2), (3, 2), 0, 2),
     ((2, 5, 3), (2, 2, 3), -2, 3),
     ((2, 4), (1, 4), 0, 2),
+    ((2, 4, 3), (2, 2, 3), 1, 2),
 )
 
 # What may stand between QuantizeLinear and DequantizeLinear: operator, the inputs after the first, attributes.

@@ -64,6 +64,7 @@ def _deform_convs(shapes: str) -> Iterator[Case]:
     yield _deform_conv((2, 2, 4, 5), (2, 2, 2, 3), mask=False, bias=False, opset=19, shapes=shapes)
     yield _deform_conv((2, 4, 4, 5), (6, 2, 2, 2), shapes=shapes, group=2, offset_group=4, pads=[1, 0, 2, 1])
     yield _deform_conv((1, 2, 6, 5), (2, 1, 2, 2), mask=False, shapes=shapes, group=2, strides=[2, 1], dilations=[1, 2])
+    yield _deform_conv((2, 4, 4, 3), (2, 4, 2, 2), shapes=shapes, offset_group=2)
     yield _deform_conv((2, 2, 6), (3, 2, 3), bias=False, shapes=shapes, offset_group=2, pads=[1, 1], kernel_shape=[3])
     yield _deform_conv((1, 1, 3, 2, 3), (1, 1, 2, 2, 1), shapes=shapes, pads=[0, 1, 0, 1, 0, 0])
     yield _deform_conv((0, 2, 4, 5), (2, 2, 2, 3), shapes=shapes)
