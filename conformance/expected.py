@@ -22,7 +22,7 @@ from refgrad.conformance.point import Truth, largest, limits, rounding
 from refgrad.conformance.question import Question, ask
 from refgrad.conformance.runner import examine, testify
 from refgrad.conformance.sources import tables
-from refgrad.errors import UnconfirmedError
+from refgrad.errors import UnconfirmedError, UnknownNameError, choices, did_you_mean
 from refgrad.functions import find_schema
 
 ORACLES = ("differences", "reference", "complex-step", "adjoint")  # everybody has these
@@ -178,6 +178,21 @@ def curated() -> dict[str, Case]:
             seen |= new
             found[name] = case
     return found
+
+
+def chosen(operators: Iterable[str] | None = None) -> dict[str, Case]:
+    """The curated cases of these operators ("Conv", "Mul"), all by default.
+
+    :raises UnknownNameError: no case is of such an operator.
+    """
+    if operators is None:
+        return curated()
+    wanted, known = list(operators), sorted({case.operator for case in curated().values()})
+    for name in wanted:
+        if name not in known:
+            hint = did_you_mean(name, known)
+            raise UnknownNameError(f"No curated case is of {name!r}.{hint} There are {choices(known, 1000)}.")
+    return {name: case for name, case in curated().items() if case.operator in wanted}
 
 
 def _features(case: Case) -> Iterator[tuple[Any, ...]]:

@@ -28,10 +28,10 @@ import numpy as np
 from onnx import AttributeProto, helper, numpy_helper
 
 from refgrad.conformance.case import NODE, Case
-from refgrad.conformance.expected import ORACLES, Expected, curated, expect, named_tests
+from refgrad.conformance.expected import ORACLES, Expected, chosen, expect, named_tests
 from refgrad.conformance.oracles import get_oracle
 from refgrad.conformance.sources import select
-from refgrad.errors import OptionError, UnknownNameError, WorkerError, choices, did_you_mean
+from refgrad.errors import OptionError, WorkerError
 from refgrad.files import new_folder
 from refgrad.worker import Worker
 
@@ -67,7 +67,7 @@ def export_suite(
     oracles: Sequence[str] = ORACLES,
     progress: Progress | None = None,
 ) -> Manifest:
-    """Export the curated cases (`expected.curated`) into a new folder.
+    """Export the curated cases (`expected.chosen`) into a new folder.
 
     :param operators: "Conv", "Mul"; all by default.
     :param opset: "21", "13-21", "newest" or "all", as in `sources.select`; by default each case has its own.
@@ -76,14 +76,7 @@ def export_suite(
     :raises OptionError: an opset or type that does not exist; nothing to export.
     :raises OutputFileError: the folder is there already, or cannot be written.
     """
-    named = curated()
-    if operators is not None:
-        wanted, known = list(operators), sorted({case.operator for case in named.values()})
-        for name in wanted:
-            if name not in known:
-                hint = did_you_mean(name, known)
-                raise UnknownNameError(f"No exported case is of {name!r}.{hint} There are {choices(known, 1000)}.")
-        named = {name: case for name, case in named.items() if case.operator in wanted}
+    named = chosen(operators)
     if opset is not None or dtype is not None:
         named = named_tests(select(named.values(), opset=opset or "newest", dtype=dtype))
     return export(folder, named, oracles=oracles, progress=progress)
