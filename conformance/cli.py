@@ -268,7 +268,11 @@ def _bar() -> Iterator[Report]:
     rate = TextColumn("{task.fields[rate]}")
     columns = (MofNCompleteColumn(), BarColumn(), rate, TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(
-        *columns, TextColumn("{task.description}", markup=False), console=Console(stderr=True), transient=True
+        *columns,
+        TextColumn("{task.description}", markup=False),
+        console=Console(stderr=True),
+        transient=True,
+        disable=not sys.stderr.isatty(),
     ) as bar:
         task = bar.add_task("", total=None, rate="")
 

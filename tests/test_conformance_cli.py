@@ -1,0 +1,138 @@
+"""`refgrad conformance`: what the command prints and writes, and a message for every wrong use."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+from onnx import numpy_helper
+
+from refgrad.cli import main
+from refgrad.conformance.reports.html import data_of
+from refgrad.conformance.results import load
+
+
+def run(*arguments):
+    return main(["conformance", *map(str, arguments)])
+
+
+@pytest.fixture
+def one(capsys):
+    """The name of one case."""
+    assert run("cases", "--ops", "Relu", "--dtype", "float32") == 0
+    return capsys.readouterr().out.split()[0]
+
+
+def test_what_is_right_exits_with_0_and_writes_every_report(tmp_path, capsys, one):
+    files = [tmp_path / f"r{suffix}" for suffix in (".json", ".xml", ".md", ".html")]
+    outputs = [part for file in files for part in ("-o", file)]
+    assert run("run", "--case", one, "--workers", 1, *outputs) == 0
+    assert "agreed" in capsys.readouterr().out
+    assert all(file.stat().st_size for file in files)
+    results = load(files[0])
+    assert [row.verdict for row in results.rows] == ["agreed", "agreed"]
+    again = tmp_path / "again.html"
+    assert run("report", files[0], "-o", again) == 0
+    assert one in [case[0] for case in data_of(again.read_text())["cases"]]
+
+
+def test_a_model_of_ones_own(tmp_path, capsys):
+    model = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["" : 21]> g (float[N, 3] x) => (float[N, 3] y) { a = Tanh(x) y = Mul(a, x) }'
+    )
+    onnx.save(model, tmp_path / "mine.onnx")
+    assert run("run", "--source", tmp_path / "mine.onnx", "--workers", 1) == 0
+    np.savez(tmp_path / "feeds.npz", x=np.ones((2, 3), np.float32))
+    assert run("run", "--source", tmp_path / "mine.onnx", "--feeds", tmp_path / "feeds.npz", "--workers", 1) == 0
+    assert "agreed" in capsys.readouterr().out
+
+
+def test_what_is_wrong_exits_with_1_until_a_limitation_explains_it(tmp_path, capsys, one, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(
+        "from onnx import helper\nimport refgrad\n"
+        "def half(model, wrt, outputs):\n"
+        "    made = refgrad.gradient(model, wrt, outputs)\n"
+        "    made.graph.node[-1].op_type = 'Add'\n"
+        "    return made\n"
+    )
+    name = ("run", "--case", "Mul-*static*", "--ops", "Mul", "--builder", "mine:half", "--workers", 1)
+    assert run(*name) == 1
+    assert "refgrad conformance run --case" in capsys.readouterr().out
+    known = tmp_path / "known.toml"
+    known.write_text('[[limitation]]\nbuilder = "mine:half"\noperator = "Mul"\nreason = "it adds"\n')
+    assert run(*name, "--limitations", known) == 0
+    assert "known limitations" in capsys.readouterr().out
+    assert run("run", "--case", one, "--workers", 1, "--limitations", known) == 0  # it may be about what was not asked
+    known.write_text('[[limitation]]\noperator = "Relu"\nverdict = "wrong"\nreason = "it was"\n')
+    assert run("run", "--case", one, "--workers", 1, "--limitations", known) == 1
+    assert "no longer holds" in capsys.readouterr().out
+
+
+WRONG = [
+    (("run", "--ops", "Cnov"), "No case is of 'Cnov'. Did you mean 'Conv'"),
+    (("run", "--builder", "torch"), "There is no builder 'torch'"),
+    (("run", "--builder", "nowhere.at:all"), "nowhere"),
+    (("run", "--backend", "nunpy"), "There is no executor 'nunpy'. Did you mean 'numpy'"),
+    (("run", "--oracle", "delphi"), "There is no oracle 'delphi'"),
+    (("run", "--opset", "28-13"), "opset='28-13' is none"),
+    (("run", "--opset", "99"), "opset='99' is none"),
+    (("run", "--dtype", "float31"), "There is no float type 'float31'"),
+    (("run", "--values", "rough"), "There is no kind of values 'rough'"),
+    (("run", "--case", "nothing*"), "No case is left to run"),
+    (("run", "--source", "nowhere"), "There is no source 'nowhere'"),
+    (("run", "--resume"), "--resume needs a journal"),
+    (("run", "--limitations", "nowhere.toml"), "nowhere.toml"),
+    (("run", "-o", "report.pdf"), "there is no report '.pdf'"),
+    (("run", "--ops", "Relu", "--cluster", "tcp://127.0.0.1:1"), "No Dask scheduler answers"),
+    (("report", "nowhere.json", "-o", "r.md"), "nowhere.json"),
+    (("mutants", "--ops", "Cnov"), "Cnov"),
+    (("export", "{tmp}"), "exists. Give the name"),
+]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"), WRONG, ids=lambda value: " ".join(value) if isinstance(value, tuple) else ""
+)
+def test_wrong_use_is_a_message_and_exits_with_2(tmp_path, capsys, monkeypatch, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    assert run(*(argument.replace("{tmp}", str(tmp_path)) for argument in arguments)) == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert "Traceback" not in said
+
+
+def test_a_case_folder_without_outputs_is_named(tmp_path, capsys):
+    model = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["" : 21]> g (float[2] x) => (float[2] y) { y = Tanh(x) }'
+    )
+    data = tmp_path / "cases" / "test_mine" / "test_data_set_0"
+    data.mkdir(parents=True)
+    onnx.save(model, data.parent / "model.onnx")
+    (data / "input_0.pb").write_bytes(numpy_helper.from_array(np.ones(2, np.float32)).SerializeToString())
+    assert run("run", "--source", tmp_path / "cases", "--workers", 1) == 2
+    assert "test_mine" in capsys.readouterr().err
+    (data / "output_0.pb").write_bytes(numpy_helper.from_array(np.tanh(np.ones(2, np.float32))).SerializeToString())
+    assert run("run", "--source", tmp_path / "cases", "--workers", 1) == 0
+
+
+def test_malformed_journals_are_refused_with_the_line(tmp_path, capsys, one):
+    journal = tmp_path / "journal.jsonl"
+    assert run("run", "--case", one, "--workers", 1, "--journal", journal) == 0
+    assert run("run", "--case", one, "--workers", 1, "--journal", journal) == 2
+    assert "--resume" in capsys.readouterr().err
+    assert run("run", "--case", one, "--seed", 1, "--journal", journal, "--resume") == 2
+    assert "seed was 0, is 1" in capsys.readouterr().err
+    lines = journal.read_text().splitlines()
+    journal.write_text("\n".join([lines[0], "{", *lines[1:]]) + "\n")
+    assert run("run", "--case", one, "--journal", journal, "--resume") == 2
+    assert "line 2" in capsys.readouterr().err
+
+
+def test_mutants_of_an_operator(tmp_path, capsys):
+    assert run("mutants", "--ops", "Tanh", "-o", tmp_path / "m.json") == 0
+    assert "mutants are caught" in capsys.readouterr().out
+    assert json.loads((tmp_path / "m.json").read_text())
