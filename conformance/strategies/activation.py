@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from refgrad.conformance.case import Case
 from refgrad.conformance.strategies.drawing import Drawing, strategy
 
@@ -85,7 +87,7 @@ def hardmax(d: Drawing) -> Case:
     return d.case(d.apart(shape), axis=d.optional(lambda: d.axis(len(shape))))
 
 
-def _attributes(d: Drawing) -> dict[str, float]:
+def _attributes(d: Drawing) -> dict[str, Any]:
     """Each attribute of `SETTINGS` absent, or one of its values."""
     options = SETTINGS.get(d.op_type, {})
     return {name: d.pick(*some) for name, some in options.items() if d.flag()}
