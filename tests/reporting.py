@@ -38,7 +38,7 @@ def made(count=40, pairs=PAIRS, seed=0):
                 rows.append(
                     Row(name, *pair, verdict, ("differences", "reference"), against, *numbers, note, draw.random())
                 )
-    return Results({"seed": 3, "sources": ["tables"]}, VERSIONS, cases, tuple(rows))
+    return Results({"seed": 3, "sources": ["tables", "node-tests"], "dtype": None}, VERSIONS, cases, tuple(rows))
 
 
 RESULTS = made()

@@ -298,7 +298,8 @@ def test_a_test_says_what_its_row_says(verdict):
     if verdict in FAULTS:
         assert "against: torch" in child.text
         assert "relative error 0.5, of which 1e-06 is explained" in child.text
-        assert "refgrad conformance run --case Op0-0 --seed 3 --builder refgrad --backend numpy" in child.text
+        selecting = "--case Op0-0 --source tables --source node-tests --seed 3"
+        assert f"refgrad conformance run {selecting} --builder refgrad --backend numpy" in child.text
 
 
 # Markdown
@@ -338,7 +339,7 @@ def test_the_scoreboard_says_what_the_rows_say():
             told = {AGREED: count[AGREED]} if cell == "✓" else {marks[part[0]]: int(part[1:]) for part in cell.split()}
             assert told == count
     assert dict(versions[1:]) == VERSIONS
-    assert dict(settings[1:]) == {"seed": "3", "sources": "['tables']"}
+    assert dict(settings[1:]) == {"seed": "3", "sources": "tables, node-tests"}
 
 
 def test_no_name_is_taken_for_markup():

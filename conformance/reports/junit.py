@@ -43,7 +43,7 @@ def report(results: Results) -> str:
         if name != "skipped":  # not an attribute of the root
             root.set(name, value)
     ElementTree.indent(root)
-    return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
+    return f'<?xml version="1.0" encoding="utf-8"?>\n{ElementTree.tostring(root, encoding="unicode")}\n'
 
 
 def _numbers(rows: Sequence[Row]) -> dict[str, str]:

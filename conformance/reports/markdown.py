@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import Any
 
-from refgrad.conformance.reports.tally import MARKS, by_operator, marked, occurring, totals
+from refgrad.conformance.reports.tally import MARKS, by_operator, marked, occurring, shortened, totals
 from refgrad.conformance.results import Results
 from refgrad.conformance.verdicts import VERDICTS, Row
 
-_LONG = 160  # characters of a note that are printed
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>|~#&])")
 
 
@@ -39,7 +39,10 @@ def report(results: Results, title: str = "Scoreboard") -> str:
         ),
         "## Versions and settings\n",
         table(("builder or executor", "version"), results.versions.items()),
-        table(("setting", "value"), [(key, str(value)) for key, value in sorted(results.settings.items())]),
+        table(
+            ("setting", "value"),
+            [(key, told(value)) for key, value in sorted(results.settings.items()) if value is not None],
+        ),
     ]
     return "\n".join(parts)
 
@@ -62,9 +65,9 @@ def _faults(results: Results) -> str:
     return table(header, lines)
 
 
-def shortened(text: str) -> str:
-    """The beginning of a long text."""
-    return text if len(text) <= _LONG else f"{text[:_LONG].rstrip()} …"
+def told(setting: Any) -> str:
+    """A setting in words; of a list, its entries."""
+    return ", ".join(map(str, setting)) if isinstance(setting, list) else str(setting)
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

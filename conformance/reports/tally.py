@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from refgrad.conformance import verdicts
 from refgrad.conformance.results import Pair, Results
 
+_LONG = 160  # characters of a note in a table
 MARKS = {  # in the order in which they are listed: what is right, what has to be mended, what nobody knows
     verdicts.AGREED: "✓",
     verdicts.CONVENTION: "≈",
@@ -48,3 +49,8 @@ def marked(count: Counter[str]) -> str:
     """A cell of a table: "✓" where all is right, else how often each verdict is, as "✓30 ✗2 –1"."""
     parts = [f"{mark}{count[verdict]}" for verdict, mark in MARKS.items() if count[verdict]]
     return MARKS[verdicts.AGREED] if set(+count) == {verdicts.AGREED} else " ".join(parts)
+
+
+def shortened(note: str) -> str:
+    """The beginning of a long note, for a table; the results have all of it."""
+    return note if len(note) <= _LONG else f"{note[:_LONG].rstrip()} …"

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from refgrad.conformance.reports.tally import occurring, totals
+from refgrad.conformance.reports.tally import occurring, shortened, totals
 from refgrad.conformance.results import Results
 from refgrad.conformance.verdicts import FAULTS, INCONCLUSIVE
 
@@ -31,10 +31,13 @@ def show(results: Results, console: Console, limit: int | None = FAULTS_SHOWN) -
     faults = results.faults
     shown = faults[:limit]
     if shown:
-        table = Table("verdict", "builder", "executor", "case", "error", "note", box=box.SIMPLE_HEAD)
+        table = Table("verdict", "builder", "executor", box=box.SIMPLE_HEAD)
+        table.add_column("case", overflow="fold")  # to be copied, so not cut
+        table.add_column("error")
+        table.add_column("note")
         for row in shown:
             error = "" if row.relative is None else f"{row.relative:.2g}"
-            cells = row.verdict, row.builder, row.executor, row.case, error, row.note
+            cells = row.verdict, row.builder, row.executor, row.case, error, shortened(row.note)
             table.add_row(*map(_text, cells))
         console.print(table)
         if len(faults) > len(shown):
