@@ -1,4 +1,4 @@
-"""The adjoint identity <v, J·u> = <Jᵀ·v, u> (Griewank & Walther 2008): forward mode against the gradient, for fresh cotangents."""
+"""The adjoint identity <v, J·u> = <Jᵀ·v, u> (Griewank & Walther 2008): forward mode against the gradient."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def _examine(question: Question, built: Built) -> Sequence[Property | Silent]:
             field = Field(question, built)
             moved, errors, how = _moved(question, at, direction)
             return [_identity(question, built, field, at, direction, moved, errors, how, rng)]
-        except _Unknown as error:
+        except _UnknownError as error:
             return [Silent(NAME, str(error))]
         except (RefgradError, ShapeMovedError) as error:
             return [Silent(NAME, f"the gradient does not run in float64: {error}")]
 
 
-class _Unknown(Exception):
+class _UnknownError(Exception):
     """J·u is not known."""
 
 
@@ -66,9 +66,7 @@ def _identity(
         v = {name: rng.standard_normal(c.shape) for name, c in question.cotangents.items()}
         gradient = field(at, v)
         forwards, backwards = product(moved, v), product(gradient, direction)
-        size = max(
-            abs(forwards), sum(float(np.linalg.norm(gradient[name])) * rms(u) for name, u in direction.items())
-        )
+        size = max(abs(forwards), sum(float(np.linalg.norm(gradient[name])) * rms(u) for name, u in direction.items()))
         error, slack = abs(forwards - backwards), EXACT * size + product(errors, {n: np.abs(x) for n, x in v.items()})
         if slack < error < np.inf:  # is it rounding?
             rounded = Field(question, built, ROUNDED)(at, v)
@@ -82,18 +80,20 @@ def _identity(
 
 def _moved(question: Question, at: Mapping[str, Any], direction: Arrays) -> tuple[Arrays, Arrays, str]:
     """J·u by output, how far off each element may be, and what found it."""
+    moved: Arrays
+    errors: Arrays
     try:
         tangent = Tangent(question)
         moved = tangent.along(direction)
         errors = {name: tangent.rounding * np.abs(x) for name, x in moved.items()}
         how = "complex step"
     except KinkError as error:
-        raise _Unknown(str(error)) from error
+        raise _UnknownError(str(error)) from error
     except (NotAnalyticError, BackendError):
         moved, errors = _by_differences(question, at, direction)
         how = "differences"
     if not all(np.all(np.isfinite(x)) for x in moved.values()):
-        raise _Unknown("the derivative is not finite")
+        raise _UnknownError("the derivative is not finite")
     return moved, errors, how
 
 
@@ -120,7 +120,7 @@ def _by_differences(question: Question, at: Mapping[str, Any], direction: Arrays
         if worst <= EXACT:
             break
     if best is None:
-        raise _Unknown(why)
+        raise _UnknownError(why)
     return best[1:]
 
 
@@ -133,15 +133,12 @@ def _quotient(
         ends.append(function({**at, **{name: at[name] + h * u for name, u in direction.items()}}))
     ahead, behind = ends
     eps = float(np.finfo(np.float64).eps)
-    return {
-        name: ((ahead[name] - behind[name]) / (2 * step), 8 * eps * np.abs(ahead[name]) / step)
-        for name in ahead
-    }
+    return {name: ((ahead[name] - behind[name]) / (2 * step), 8 * eps * np.abs(ahead[name]) / step) for name in ahead}
 
 
 ORACLE = Oracle(
     NAME,
-    "the adjoint identity <v, J·u> = <Jᵀ·v, u>: the gradient, run in float64, for three fresh cotangents, against the derivative "
-    "of the outputs along a random direction, by complex step or by differences; it sees any error that is not orthogonal to u",
+    "the adjoint identity <v, J·u> = <Jᵀ·v, u>: the gradient, run in float64, for three fresh cotangents, against the "
+    "derivative of the outputs along a random direction u, by complex step or differences; it sees what is not orthogonal to u",
     examine=_examine,
 )

@@ -33,6 +33,11 @@ class NotAnalyticError(Exception):
     """No complex forward is known."""
 
 
+def _words(text: str) -> list[str]:
+    """The names in a line."""
+    return text.split()
+
+
 def call(node: Any, inputs: Values, around: Mapping[str, Any] | None = None) -> Values:
     """The outputs of a node of onnx.reference, complex where they depend on a complex input.
 
@@ -85,11 +90,13 @@ def _refuse(unless: bool, what: str) -> None:
 # Operators whose result does not change with a float a little.
 
 STEADY = frozenset(
-    "Shape Size Equal Greater GreaterOrEqual Less LessOrEqual Sign Floor Ceil Round IsNaN IsInf ArgMax ArgMin Hardmax "
-    "NonZero EyeLike RandomNormalLike RandomUniformLike".split()
+    _words(
+        "Shape Size Equal Greater GreaterOrEqual Less LessOrEqual Sign Floor Ceil Round IsNaN IsInf ArgMax ArgMin Hardmax "
+        "NonZero"
+    )
 )
-_COMPARED = frozenset("Equal Greater GreaterOrEqual Less LessOrEqual".split())
-_ROUNDED = frozenset("Floor Ceil".split())
+_COMPARED = frozenset(_words("Equal Greater GreaterOrEqual Less LessOrEqual"))
+_ROUNDED = frozenset(_words("Floor Ceil"))
 
 
 def _off_border(node: Any, inputs: Values) -> None:
@@ -172,15 +179,17 @@ def _product(node: Any, count: int) -> Parts:
 _FIRST: Parts = ((0,),)
 PARTS: dict[str, Parts | Callable[[Any, int], Parts]] = {
     **dict.fromkeys(
-        "Identity Neg Reshape Transpose Squeeze Unsqueeze Flatten Slice Gather GatherElements GatherND Tile Expand Split "
-        "DepthToSpace SpaceToDepth Trilu Compress ReverseSequence CumSum ReduceSum ReduceMean GlobalAveragePool AveragePool "
-        "Col2Im Upsample Resize DFT Dropout MaxUnpool CenterCropPad AffineGrid Cast "
-        "ai.onnx.ml.ArrayFeatureExtractor".split(),
+        _words(
+            "Identity Neg Reshape Transpose Squeeze Unsqueeze Flatten Slice Gather GatherElements GatherND Tile Expand Split "
+            "DepthToSpace SpaceToDepth Trilu Compress ReverseSequence CumSum ReduceSum ReduceMean GlobalAveragePool "
+            "AveragePool Col2Im Upsample Resize DFT Dropout MaxUnpool CenterCropPad AffineGrid Cast "
+            "ai.onnx.ml.ArrayFeatureExtractor"
+        ),
         _FIRST,
     ),
-    **dict.fromkeys("Sum Mean Concat Add Sub ai.onnx.ml.FeatureVectorizer".split(), _every),
-    **dict.fromkeys("ScatterElements Scatter ScatterND".split(), _scattered),
-    **dict.fromkeys("Conv ConvTranspose Gemm".split(), ((0, 1), (2,))),
+    **dict.fromkeys(_words("Sum Mean Concat Add Sub ai.onnx.ml.FeatureVectorizer"), _every),
+    **dict.fromkeys(_words("ScatterElements Scatter ScatterND"), _scattered),
+    **dict.fromkeys(_words("Conv ConvTranspose Gemm"), ((0, 1), (2,))),
     "Where": ((1,), (2,)),
     "Pad": ((0,), (2,)),
     "OneHot": ((2,),),
@@ -199,14 +208,14 @@ PARTS: dict[str, Parts | Callable[[Any, int], Parts]] = {
 # Operators that NumPy's complex numbers know.
 
 
-def _root(x: np.ndarray, power: float = 0.5) -> np.ndarray:
+def _root(x: np.ndarray, power: float = 0.5) -> Any:
     """A root, which has no derivative at 0: there the real part is nothing but (h·u)²."""
     if np.any((x.real <= STEP) & (x != 0)):
         raise KinkError("the point is a kink: the root of 0")
     return np.sqrt(x) if power == 0.5 else x**power
 
 
-def _raised(x: np.ndarray, p: int) -> np.ndarray:
+def _raised(x: np.ndarray, p: int) -> Any:
     """|x|^p, smooth at 0 for an even p."""
     return x**p if p % 2 == 0 else _absolute(x) ** p
 
@@ -215,34 +224,34 @@ def _numpy(function: Callable[..., Any]) -> Forward:
     return lambda node, *inputs: function(*inputs)
 
 
-def _split(x: np.ndarray, above: np.ndarray, below: Any, border: Any = 0) -> np.ndarray:
+def _split(x: np.ndarray, above: np.ndarray, below: Any, border: Any = 0) -> Any:
     """`above` where the real part is above the border, `below` where it is below."""
     _away(x, border)
     return np.where(x.real > border, above, below)
 
 
-def _absolute(x: np.ndarray) -> np.ndarray:
+def _absolute(x: np.ndarray) -> Any:
     return _split(x, x, -x)
 
 
-def _sigmoid(x: np.ndarray) -> np.ndarray:
+def _sigmoid(x: np.ndarray) -> Any:
     small = np.exp(np.where(x.real > 0, -x, x))  # never above 1
     return np.where(x.real > 0, 1, small) / (1 + small)
 
 
-def _softplus(x: np.ndarray) -> np.ndarray:
+def _softplus(x: np.ndarray) -> Any:
     return np.where(x.real > 0, x, 0) + np.log1p(np.exp(np.where(x.real > 0, -x, x)))
 
 
-def erf(z: np.ndarray) -> np.ndarray:
-    """erf z = erf(Re z) + 2/√π·∫ e^(−t²) dt from Re z to z, by Gauss's quadrature (Abramowitz & Stegun 7.1.1)."""
+def erf(z: np.ndarray) -> Any:
+    """The integral 2/√π·∫ e^(−t²) dt, from Re z on by Gauss's quadrature (Abramowitz & Stegun 7.1.1)."""
     nodes, weights = np.polynomial.legendre.leggauss(8)
     points = z.real[..., None] + 0.5j * z.imag[..., None] * (1 + nodes)
     along = np.sum(weights * np.exp(-points * points), axis=-1) * 0.5j * z.imag
     return np.vectorize(math.erf, otypes=[np.float64])(z.real) + 2 / math.sqrt(math.pi) * along
 
 
-def _power(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+def _power(x: np.ndarray, y: np.ndarray) -> Any:
     if not _is_complex(y):
         base, exponent = np.broadcast_arrays(x, y)
         _away(base[exponent % 1 != 0], 0)
@@ -251,7 +260,7 @@ def _power(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     return np.exp(y * np.log(x))
 
 
-def _modulo(node: Any, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+def _modulo(node: Any, x: np.ndarray, y: np.ndarray) -> Any:
     quotient = x.real / y.real
     whole = np.trunc(quotient) if node.fmod else np.floor(quotient)
     _away((x - whole * y), 0)
@@ -259,7 +268,7 @@ def _modulo(node: Any, x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def _extreme(best: Callable[..., Any]) -> Forward:
-    def forward(node: Any, *inputs: np.ndarray) -> np.ndarray:
+    def forward(node: Any, *inputs: np.ndarray) -> Any:
         chosen = inputs[0]
         for x in inputs[1:]:
             chosen, x = np.broadcast_arrays(chosen, x)
@@ -270,7 +279,7 @@ def _extreme(best: Callable[..., Any]) -> Forward:
     return forward
 
 
-def _clip(node: Any, x: np.ndarray, low: Any = None, high: Any = None) -> np.ndarray:
+def _clip(node: Any, x: np.ndarray, low: Any = None, high: Any = None) -> Any:
     low = getattr(node, "min", None) if low is None else low
     high = getattr(node, "max", None) if high is None else high
     for bound, over in ((low, False), (high, True)):
@@ -298,11 +307,11 @@ def _reduction(function: Callable[..., Any]) -> Forward:
     return forward
 
 
-def _sum(x: np.ndarray, axes: tuple[int, ...] | None, keep: bool) -> np.ndarray:
+def _sum(x: np.ndarray, axes: tuple[int, ...] | None, keep: bool) -> Any:
     return np.asarray(np.sum(x, axis=axes, keepdims=keep))
 
 
-def _log_sum_exp(x: np.ndarray, axes: tuple[int, ...] | None, keep: bool) -> np.ndarray:
+def _log_sum_exp(x: np.ndarray, axes: tuple[int, ...] | None, keep: bool) -> Any:
     if not x.size:
         return np.log(_sum(np.exp(x), axes, keep))
     top = np.max(x.real, axis=axes, keepdims=True)
@@ -314,7 +323,7 @@ def _log_sum_exp(x: np.ndarray, axes: tuple[int, ...] | None, keep: bool) -> np.
 def _chosen(pick: Callable[..., Any]) -> Callable[..., Any]:
     """The largest or the smallest by the real part, over some axes."""
 
-    def reduce(x: np.ndarray, axes: tuple[int, ...] | None, keep: bool) -> np.ndarray:
+    def reduce(x: np.ndarray, axes: tuple[int, ...] | None, keep: bool) -> Any:
         if axes == ():
             return x
         if not x.size:
@@ -340,7 +349,7 @@ def _top(node: Any, x: np.ndarray, *rest: Any) -> tuple[np.ndarray, np.ndarray]:
     return np.take_along_axis(x, indices, axis), indices
 
 
-def _softmax(node: Any, x: np.ndarray, log: bool = False) -> np.ndarray:
+def _softmax(node: Any, x: np.ndarray, log: bool = False) -> Any:
     if not x.size:
         return x
     x = x - np.max(x.real, axis=node.axis, keepdims=True)
@@ -349,16 +358,16 @@ def _softmax(node: Any, x: np.ndarray, log: bool = False) -> np.ndarray:
     return np.exp(x) / np.sum(np.exp(x), axis=node.axis, keepdims=True)
 
 
-def _channels(x: np.ndarray, rank: int) -> np.ndarray:
+def _channels(x: np.ndarray, rank: int) -> Any:
     return np.reshape(x, (-1, *(1,) * (rank - 2)))
 
 
-def _normalized(x: np.ndarray, axes: tuple[int, ...], epsilon: float) -> np.ndarray:
+def _normalized(x: np.ndarray, axes: tuple[int, ...], epsilon: float) -> Any:
     centred = x - np.mean(x, axis=axes, keepdims=True)
     return centred / np.sqrt(np.mean(centred * centred, axis=axes, keepdims=True) + epsilon)
 
 
-def _instance_normalization(node: Any, x: np.ndarray, scale: np.ndarray, bias: np.ndarray) -> np.ndarray:
+def _instance_normalization(node: Any, x: np.ndarray, scale: np.ndarray, bias: np.ndarray) -> Any:
     made = _normalized(x, tuple(range(2, x.ndim)), node.epsilon)
     return _channels(scale, x.ndim) * made + _channels(bias, x.ndim)
 
@@ -375,24 +384,22 @@ def _batch_normalization(node: Any, x: np.ndarray, scale: Any, bias: Any, mean: 
     return made, mean * m + here * (1 - m), var * m + spread * (1 - m)
 
 
-def _lrn(node: Any, x: np.ndarray) -> np.ndarray:
+def _lrn(node: Any, x: np.ndarray) -> Any:
     """Channel c is divided by (bias + α/size·Σ x²)^β over channels c − ⌊(size−1)/2⌋ to c + ⌈(size−1)/2⌉."""
     before, after = (node.size - 1) // 2, node.size // 2
-    total = np.stack(
-        [np.sum(x[:, max(c - before, 0) : c + after + 1] ** 2, axis=1) for c in range(x.shape[1])], axis=1
-    )
+    total = np.stack([np.sum(x[:, max(c - before, 0) : c + after + 1] ** 2, axis=1) for c in range(x.shape[1])], axis=1)
     return x / (node.bias + node.alpha / node.size * total) ** node.beta
 
 
-def _norm(x: np.ndarray, p: int, axes: tuple[int, ...]) -> np.ndarray:
+def _norm(x: np.ndarray, p: int, axes: tuple[int, ...]) -> Any:
     return _root(np.sum(_raised(x, p), axis=axes, keepdims=True), 1 / p)
 
 
-def _lp_normalization(node: Any, x: np.ndarray) -> np.ndarray:
+def _lp_normalization(node: Any, x: np.ndarray) -> Any:
     return x / _norm(x, node.p, (node.axis,))
 
 
-def _cumulative_product(node: Any, x: np.ndarray, axis: Any) -> np.ndarray:
+def _cumulative_product(node: Any, x: np.ndarray, axis: Any) -> Any:
     axis = int(np.reshape(axis, ()))
     x = np.flip(x, axis) if node.reverse else x
     if node.exclusive and x.shape[axis]:
@@ -402,7 +409,7 @@ def _cumulative_product(node: Any, x: np.ndarray, axis: Any) -> np.ndarray:
     return np.flip(made, axis) if node.reverse else made
 
 
-def _windows(node: Any, x: np.ndarray, fill: float) -> np.ndarray:
+def _windows(node: Any, x: np.ndarray, fill: float) -> Any:
     """What a pooling sees: x in windows, the axes of the window last, `fill` around x.
 
     Where a window starts is found by pooling nothing: the node's own result says how many windows there are.
@@ -424,7 +431,9 @@ def _windows(node: Any, x: np.ndarray, fill: float) -> np.ndarray:
         counts = room // strides + 1
         if getattr(node, "ceil_mode", 0):
             counts = -(-room // strides) + 1
-            counts = counts - ((counts - 1) * strides >= sizes + heads)  # a window starts inside x or the padding before it
+            counts = counts - (
+                (counts - 1) * strides >= sizes + heads
+            )  # a window starts inside x or the padding before it
     tails = np.maximum((counts - 1) * strides + span - sizes - heads, 0)
     padded = np.pad(x, [(0, 0), (0, 0), *zip(heads, tails, strict=True)], constant_values=fill)
     seen = np.lib.stride_tricks.sliding_window_view(padded, tuple(span), tuple(range(2, x.ndim)))
@@ -432,13 +441,13 @@ def _windows(node: Any, x: np.ndarray, fill: float) -> np.ndarray:
     return seen[(slice(None), slice(None), *starts, *(slice(None, None, d) for d in dilations))]
 
 
-def _max_pool(node: Any, x: np.ndarray) -> np.ndarray:
+def _max_pool(node: Any, x: np.ndarray) -> Any:
     _refuse(len(node.output) == 1 or not node.output[1], "MaxPool with its indices")
     seen = _windows(node, x, -np.inf)
     return _chosen(np.max)(seen, tuple(range(x.ndim, seen.ndim)), False)
 
 
-def _lp_pool(node: Any, x: np.ndarray) -> np.ndarray:
+def _lp_pool(node: Any, x: np.ndarray) -> Any:
     seen = _windows(node, x, 0)
     return _root(np.sum(_raised(seen, node.p), axis=tuple(range(x.ndim, seen.ndim))), 1 / node.p)
 
@@ -463,7 +472,7 @@ _ACTIVATIONS: dict[str, Callable[[np.ndarray, Any, Any], np.ndarray]] = {
 _TWO, _ONE = ("affine", "scaledtanh"), ("leakyrelu", "thresholdedrelu", "elu")
 
 
-def _between(x: np.ndarray, low: Any, high: Any) -> np.ndarray:
+def _between(x: np.ndarray, low: Any, high: Any) -> Any:
     _away(x, low, high)
     return np.where(x.real > high, high, np.where(x.real < low, low, x))
 
@@ -549,11 +558,11 @@ def _lstm_cell(node: Any, f: Values, x: Any, h: Any, R: Any, b: Values, c: Any, 
 _CELLS: dict[str, Forward] = {"RNN": _rnn_cell, "GRU": _gru_cell, "LSTM": _lstm_cell}
 
 
-def _scaler(node: Any, x: np.ndarray) -> np.ndarray:
+def _scaler(node: Any, x: np.ndarray) -> Any:
     return (x - np.array(node.offset)) * np.array(node.scale)
 
 
-def _determinant(node: Any, x: np.ndarray) -> np.ndarray:
+def _determinant(node: Any, x: np.ndarray) -> Any:
     """Σ over permutations of their sign times the product of what they pick (Leibniz)."""
     size = x.shape[-1]
     _refuse(size <= 6, "the determinant of a large matrix")

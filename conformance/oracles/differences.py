@@ -98,7 +98,8 @@ def direction_at(x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 def _tied(x: np.ndarray, direction: np.ndarray) -> np.ndarray:
     """The direction with equal elements of `x` moving alike."""
     _, first, of = np.unique(x, return_index=True, return_inverse=True)
-    return direction.reshape(-1)[first[of.reshape(x.shape)]]
+    tied: np.ndarray = direction.reshape(-1)[first[of.reshape(x.shape)]]
+    return tied
 
 
 def _settled(
@@ -128,10 +129,10 @@ def _settled(
     if not found:
         return Silent(oracle, why, name)
     best, step = min(found, key=lambda pair: pair[0].error)
-    error = best.error
-    if error > _SETTLED * abs(best.value):
-        error = max(error, min((abs(other.value - best.value) for other, _ in found if other is not best), default=0.0))
-    return Directional(oracle, name, direction, best.value, error, best.scale, step)
+    off = best.error
+    if off > _SETTLED * abs(best.value):
+        off = max(off, min((abs(other.value - best.value) for other, _ in found if other is not best), default=0.0))
+    return Directional(oracle, name, direction, best.value, off, best.scale, step)
 
 
 def _testify(question: Question) -> Sequence[Evidence]:

@@ -1,4 +1,4 @@
-"""A model in float64 on onnx.reference, node by node: what the oracles evaluate that must share no kernel with the interpreter."""
+"""A model in float64 on onnx.reference, node by node: it shares no kernel with the interpreter."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class Program:
 
 
 def departure(question: Question, results: Outputs, truth: Outputs) -> tuple[float, str]:
-    """How far `results` are from what the interpreter computes, relative to the largest element, and a sentence that says so."""
+    """How far `results` are from what the interpreter computes, relative to the largest element, and where."""
     worst, why = 0.0, ""
     for name in question.cotangents:
         got, wanted = results[name], truth[name]
@@ -151,15 +151,13 @@ class AffineGrid(OpRun):
     op_domain = ""
 
     def _run(self, theta: np.ndarray, size: np.ndarray, align_corners: int) -> tuple[np.ndarray]:
-        spans = [
-            np.linspace(-1, 1, n) if align_corners else (2 * np.arange(n) + 1) / n - 1 for n in size[2:].tolist()
-        ]
+        spans = [np.linspace(-1, 1, n) if align_corners else (2 * np.arange(n) + 1) / n - 1 for n in size[2:].tolist()]
         points = np.stack([*np.meshgrid(*spans, indexing="ij")[::-1], np.ones(size[2:])], axis=-1)
         return (np.einsum("...k,njk->n...j", points, theta),)
 
 
 class MaxRoiPool(OpRun):
-    """The largest elements of a grid of cells over each region, whose corners are rounded to elements: onnx.reference has none."""
+    """The largest elements of a grid of cells over each region, its corners rounded: onnx.reference has none."""
 
     op_domain = ""
 
@@ -171,9 +169,7 @@ class MaxRoiPool(OpRun):
             left, top, right, bottom = (math.floor(c * spatial_scale + 0.5) for c in corners)
             spans = [
                 _cells(begin, end, count, size)
-                for begin, end, count, size in zip(
-                    (top, left), (bottom, right), pooled_shape, x.shape[2:], strict=True
-                )
+                for begin, end, count, size in zip((top, left), (bottom, right), pooled_shape, x.shape[2:], strict=True)
             ]
             for (i, rows), (j, columns) in itertools.product(*map(enumerate, spans)):
                 cell = x[int(image), :, slice(*rows), slice(*columns)]
@@ -211,7 +207,7 @@ def execute(node: Any, inputs: Sequence[Any], context: Mapping[str, Any] | None 
 
 
 def _needed(nodes: Sequence[Any], outputs: Sequence[str]) -> list[Any]:
-    """The nodes of onnx.reference that `outputs` depend on. Those with subgraphs keep all before them: who knows what they read."""
+    """The nodes that `outputs` depend on. Those with subgraphs keep all before them: they may read any."""
     needed, kept = set(outputs), []
     everything = False
     for node in reversed(nodes):
@@ -332,7 +328,9 @@ def _widen_node(node: NodeProto, opsets: Mapping[str, int]) -> None:
     if wide is not node:
         node.CopyFrom(wide)
     for attribute in node.attribute:
-        if attribute.name == "stash_type":  # bodies and implementations know float32 alone: its Cast is widened, or there is none
+        if (
+            attribute.name == "stash_type"
+        ):  # bodies and implementations know float32 alone: its Cast is widened, or there is none
             attribute.i = onnx.TensorProto.FLOAT
         for inner in subgraphs(attribute):
             _widen(inner, opsets)

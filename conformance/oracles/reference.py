@@ -28,7 +28,8 @@ def _testify(question: Question) -> Sequence[Evidence]:
             truth = truth_of(question)
         except RefgradError as error:
             return [Silent(NAME, str(error))]
-        reasons, nearest = [], (ROUNDED, None)
+        reasons: list[str] = []
+        nearest, chosen = ROUNDED, None
         for form in _FORMS:
             try:
                 program = Program(question, **form)
@@ -37,15 +38,14 @@ def _testify(question: Question) -> Sequence[Evidence]:
                 reasons.append(str(error))
                 continue
             reasons.append(why)
-            if apart <= nearest[0]:
-                nearest = apart, program
+            if apart <= nearest:
+                nearest, chosen = apart, program
             if apart <= SAME:
                 break
-        apart, chosen = nearest
         if chosen is None:
             return [Silent(NAME, "; ".join(dict.fromkeys(filter(None, reasons))))]
         found = along(question, chosen.run, NAME, 2)
-        return found if apart <= SAME else [_blurred(evidence, apart) for evidence in found]
+        return found if nearest <= SAME else [_blurred(evidence, nearest) for evidence in found]
 
 
 def _blurred(evidence: Evidence, apart: float) -> Evidence:

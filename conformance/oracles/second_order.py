@@ -26,7 +26,7 @@ _TELLING = 1e-2  # a larger error of the differences tells nothing
 Arrays = Mapping[str, np.ndarray]
 
 
-class _Unsettled(Exception):
+class _UnsettledError(Exception):
     """The gradient has no derivative that differences find."""
 
 
@@ -43,7 +43,7 @@ def _examine(question: Question, built: Built) -> Sequence[Property | Silent]:
             across = _along(field, at, weights, u, w), _along(field, at, weights, w, u)
             found = [_compared(*across, "<w, Dg·u>", "<u, Dg·w>")]
             again = _differentiated(question, built, w)
-        except _Unsettled as error:
+        except _UnsettledError as error:
             return [Silent(NAME, str(error))]
         except (RefgradError, ShapeMovedError) as error:
             return [Silent(NAME, f"the gradient does not run in float64: {error}")]
@@ -68,7 +68,7 @@ def _along(field: Field, at: Mapping[str, Any], v: Arrays, u: Arrays, w: Arrays)
         if best is not None and best.error <= _SETTLED * abs(best.value):
             break
     if best is None:
-        raise _Unsettled(why)
+        raise _UnsettledError(why)
     return best
 
 
