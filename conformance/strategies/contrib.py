@@ -157,7 +157,6 @@ def simplified_layer_normalization(d: Drawing) -> Case:
     return d.case(d.floats(shape), d.floats(scale), axis=axis, outputs=d.integer(1, 2), epsilon=_epsilon(d))
 
 
-@strategy(*_named("GroupNorm", "SkipGroupNorm"))
 def group_norm(d: Drawing) -> Case:
     """Channels first or last, with swish and without; a skip as large as the image, or one number per channel."""
     count, each = d.integer(1, 2), d.integer(1, 2)
@@ -178,6 +177,10 @@ def group_norm(d: Drawing) -> Case:
         "epsilon": _epsilon(d),
     }
     return d.case(x, gamma, beta, *further, outputs=outputs, **settings)
+
+
+strategy(*_named("GroupNorm"))(group_norm)
+strategy(*_named("SkipGroupNorm"), ranked=True)(group_norm)
 
 
 @strategy(*_named("BatchNormInternal"))
@@ -300,7 +303,7 @@ def embed_layer_normalization(d: Drawing) -> Case:
     )
 
 
-@strategy(*_named("MultiHeadAttention"))
+@strategy(*_named("MultiHeadAttention"), ranked=True)
 def multi_head_attention(d: Drawing) -> Case:
     """Keys and values apart, projected before and packed; a bias, a mask, an addend and a past."""
     batch, heads, queries, width = d.integer(1, 2), d.integer(1, 2), d.integer(1, 3), d.integer(1, 3)
@@ -326,7 +329,7 @@ def multi_head_attention(d: Drawing) -> Case:
     return d.case(*inputs, num_heads=heads, outputs=outputs, **_settings(d, past + keys >= queries))
 
 
-@strategy(*_named("Attention"))
+@strategy(*_named("Attention"), ranked=True)
 def attention(d: Drawing) -> Case:
     """Even and uneven parts, with and without a bias, a mask, an addend and a past."""
     batch, heads, length, width = d.integer(1, 2), d.integer(1, 2), d.integer(1, 3), d.integer(1, 2)

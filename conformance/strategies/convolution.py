@@ -65,7 +65,7 @@ def _axis(d: Drawing, rank: int, how: str) -> tuple[int, ...]:
     return n, k, stride, dilation, added, begin, end, result
 
 
-@strategy("Col2Im")
+@strategy("Col2Im", ranked=True)
 def col2im(d: Drawing) -> Case:
     """Strides, dilations and pads; the sizes of the image and the block fed or constant."""
     over = windows(d, rank_of_image(d), padding=False)

@@ -224,18 +224,19 @@ Draw = Callable[[Drawing], Case]
 
 @dataclass(frozen=True)
 class Entry:
-    """The strategy of one operator, the opsets that it can draw for, and whether it draws kinks."""
+    """The strategy of one operator, the opsets that it draws for, whether it draws kinks, and how it declares its inputs."""
 
     operator: str
     function: Draw
     oldest: int
     newest: int
     kinks: bool
+    declared: tuple[str, ...] = SHAPES
 
     def cases(self, opset: int | None, dtype: np.dtype[Any], shapes: str | None, values: str) -> SearchStrategy[Case]:
         """The cases, as `refgrad.conformance.strategies.node` asks for them.
 
-        :raises OptionError: the operator has no such version, does not take the type, or has no kink.
+        :raises OptionError: the operator has no such version, does not take the type, has no kink, or no such shapes.
         """
         if opset is not None and not self.oldest <= opset <= self.newest:
             raise OptionError(
@@ -248,11 +249,15 @@ class Entry:
             raise OptionError(f"{self.operator} of opset {asked[0]} takes no {dtype.name}. It takes {valid}.")
         if values == "kink" and not self.kinks:
             raise OptionError(f"The strategy of {self.operator} knows no kink. Ask for values 'smooth'.")
+        if shapes not in (None, *self.declared):
+            raise OptionError(
+                f"The strategy of {self.operator} draws no {shapes} shapes. It has {choices(self.declared)}."
+            )
 
         @st.composite
         def cases(draw: DrawFn) -> Case:
             version = draw(st.sampled_from(versions))
-            declared = draw(st.sampled_from(SHAPES)) if shapes is None else shapes
+            declared = draw(st.sampled_from(self.declared)) if shapes is None else shapes
             return self.function(Drawing(draw, self.operator, version, dtype, declared, values))
 
         return cases()
@@ -290,13 +295,14 @@ REGISTRY: dict[str, Entry] = {}
 
 
 def strategy(
-    *operators: str, oldest: int | None = None, newest: int | None = None, kinks: bool = False
+    *operators: str, oldest: int | None = None, newest: int | None = None, kinks: bool = False, ranked: bool = False
 ) -> Callable[[Draw], Draw]:
     """Register a function as the strategy of these operators, which `Drawing.op_type` tells apart.
 
     :param oldest: the first opset that it draws for; by default 13, or that which has the operator first.
     :param newest: the last; by default the last that onnx knows.
     :param kinks: it draws points without a derivative too: it calls `Drawing.floats` with `avoid`, `apart` or `unlike`.
+    :param ranked: refgrad refuses inputs of unknown rank, so none is drawn.
     """
 
     def register(function: Draw) -> Draw:
@@ -307,7 +313,7 @@ def strategy(
                 (versions[-1], versions[-1]) if domain else (max(OLDEST, versions[0]), onnx.defs.onnx_opset_version())
             )
             first, last = known[0] if oldest is None else oldest, known[1] if newest is None else newest
-            REGISTRY[operator] = Entry(operator, function, first, last, kinks)
+            REGISTRY[operator] = Entry(operator, function, first, last, kinks, SHAPES[:2] if ranked else SHAPES)
         return function
 
     return register

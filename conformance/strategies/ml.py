@@ -48,7 +48,7 @@ def feature_vectorizer(d: Drawing) -> Case:
     return d.case(*(d.floats((rows, count)) for count in columns), inputdimensions=asked)
 
 
-@strategy(*_named("ArrayFeatureExtractor"))
+@strategy(*_named("ArrayFeatureExtractor"), ranked=True)
 def array_feature_extractor(d: Drawing) -> Case:
     """Elements of the last axis, some of them more than once."""
     shape = d.shape(1, 3, size=3, empty=False)
@@ -60,7 +60,7 @@ def array_feature_extractor(d: Drawing) -> Case:
 @strategy(*_named("LinearRegressor"))
 def linear_regressor(d: Drawing) -> Case:
     """One target or more, with and without intercepts, and every function of the result that has a derivative."""
-    x, targets = d.floats(_samples(d)), d.integer(1, 3)
+    x, targets = d.normal(_samples(d)), d.integer(1, 3)
     return d.case(
         x,
         coefficients=_numbers(d, targets * x.shape[1]),
@@ -73,7 +73,7 @@ def linear_regressor(d: Drawing) -> Case:
 @strategy(*_named("LinearClassifier"))
 def linear_classifier(d: Drawing) -> Case:
     """A score for each class, or one for both of two; labels that are numbers or words."""
-    x, classes = d.floats(_samples(d)), d.integer(2, 3)
+    x, classes = d.normal(_samples(d)), d.integer(2, 3)
     rows = d.pick(classes, 1) if classes == 2 else classes
     post = d.pick(None, "NONE", "LOGISTIC") if rows == 1 else _post_transform(d)
     intercepts = _numbers(d, rows) if rows == 1 else d.optional(lambda: _numbers(d, rows))

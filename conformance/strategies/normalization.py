@@ -83,7 +83,11 @@ def lp_normalization(d: Drawing) -> Case:
 @strategy("LRN")
 def lrn(d: Drawing) -> Case:
     """Odd and even sizes; every attribute."""
-    settings: dict[str, Any] = {"alpha": d.pick(None, 0.3, 2.0), "beta": d.pick(None, 0.6, 1.0), "bias": d.pick(None, 1.5)}
+    settings: dict[str, Any] = {
+        "alpha": d.pick(None, 0.3, 2.0),
+        "beta": d.pick(None, 0.6, 1.0),
+        "bias": d.pick(None, 1.5),
+    }
     return d.case(d.floats(_channels(d, 0, 2)), size=d.integer(1, 4), **settings)
 
 
