@@ -24,7 +24,7 @@ from refgrad.errors import OptionError, RefgradError
 from refgrad.registry import RULES, Rule
 
 QUICK = settings(
-    max_examples=5,
+    max_examples=4,
     deadline=None,
     database=None,
     phases=[Phase.generate, Phase.shrink],
