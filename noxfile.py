@@ -56,7 +56,7 @@ def types(session: nox.Session) -> None:
 @nox.session
 def tests(session: nox.Session) -> None:
     """The quick suite on the interpreter and on stock onnxruntime."""
-    session.install("-e", ".[ort,test]")
+    session.install("-e", ".[ort,test,conformance]")
     pytest(session, "-n", "2", "-m", "not models", *ELSEWHERE, "--ignore=tests/test_lower.py")
 
 
@@ -88,10 +88,10 @@ def parity(session: nox.Session) -> None:
 def torch(session: nox.Session) -> None:
     """Nine models as torch's exporter writes them, and every operator that torch has, against torch.autograd."""
     session.install("torch==2.13.0")
-    session.install("-e", ".[ort,torch,test]")
+    session.install("-e", ".[ort,torch,test,conformance]")
     shutil.rmtree(TORCH_MODELS, ignore_errors=True)
     session.run("python", "examples/torch_models.py", str(TORCH_MODELS))
-    names = ("torch", "torch_operators", "kinks", "losses", "numpy_recurrent")
+    names = ("torch", "torch_operators", "oracles_foreign", "kinks", "losses", "numpy_recurrent")
     rules = ("recurrent", "quantization", "sampling")
     files = [f"tests/test_{name}.py" for name in (*names, *(f"rules_{name}" for name in rules))]
     pytest(session, "-m", "not models", *files, REFGRAD_TORCH_MODELS=str(TORCH_MODELS))
