@@ -119,9 +119,9 @@ def run(
     known = Limitations() if limitations is None else Limitations.read(limitations)
     for path in output or ():
         reports.writer(path)
-    asked = {"ops": ops, "opset": opset, "dtype": dtype, "case": case, "values": values}
-    asked |= {"sources": list(source or SOURCES[:1])}
-    cases = list(_cases(asked["sources"], feeds, seed, ops, opset, dtype, case, values))
+    listed = list(source or SOURCES[:1])
+    asked = {"ops": ops, "opset": opset, "dtype": dtype, "case": case, "values": values, "sources": listed}
+    cases = list(_cases(listed, feeds, seed, ops, opset, dtype, case, values))
     if not cases:
         raise OptionError("No case is left to run. Ask for more: --ops, --opset, --dtype, --case, --values, --source.")
     if resume and journal is None:

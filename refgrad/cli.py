@@ -27,9 +27,11 @@ from refgrad.backends import available, backends, get_backend
 from refgrad.backends.base import load_model
 from refgrad.backends.numpy.backend import NumpyModel
 from refgrad.conformance import cli as conformance
-from refgrad.conformance.check import AGREED, DIFFERENCES, Check, Row
+from refgrad.conformance.check import Check, Row
 from refgrad.conformance.check import check as run_check
+from refgrad.conformance.comparison import AGREED
 from refgrad.conformance.feeds import SIZE, random_feeds, read_feeds, write_arrays
+from refgrad.conformance.oracles.differences import NAME as DIFFERENCES
 from refgrad.conformance.point import inputs_of
 from refgrad.errors import OptionError, RefgradError
 from refgrad.explain import explain as explanation
