@@ -152,6 +152,12 @@ def _read_inputs(data: Path, model: ModelProto) -> dict[str, Any]:
         raise FeedError(f"The data in {str(data)!r} do not fit the model: {error}") from error
 
 
+_PROTOS: Mapping[str, type[TensorProto | SequenceProto | OptionalProto]] = {
+    "sequence_type": SequenceProto,
+    "optional_type": OptionalProto,
+}
+
+
 def _value(proto: TensorProto | SequenceProto | OptionalProto) -> Any:
     if isinstance(proto, SequenceProto):
         return numpy_helper.to_list(proto)
