@@ -108,11 +108,14 @@ def _plus(x: Array, bias: Array | None) -> Array:
 
 
 def _activated(x: Array, name: str | None, given: Numbers) -> Array:
-    """The activation of a fused operator; `given` are its parameters in order, as far as it has them."""
+    """The activation of a fused operator; `given` are its parameters in order, as far as it has them.
+
+    A default is a number of 32 bits, as an attribute that says it is.
+    """
 
     def parameter(position: int, default: float) -> float:
         value = given[position] if position < len(given) else None
-        return default if value is None else value
+        return float(np.float32(default)) if value is None else value
 
     match name or "":
         case "":
