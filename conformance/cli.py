@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from itertools import chain
@@ -57,6 +58,7 @@ Name = Annotated[str | None, typer.Option("--case", metavar="PATTERN", help="Nam
 Values = Annotated[
     str, typer.Option(help="smooth, kink (there is no derivative), special (infinities, NaN, extremes); or several.")
 ]
+Every = Annotated[int, typer.Option(min=1, metavar="N", help="Of each operator the first case and every Nth after it.")]
 From = Annotated[
     list[str] | None,
     typer.Option(
@@ -87,6 +89,7 @@ def run(
     case: Name = None,
     values: Values = "smooth",
     source: From = None,
+    every: Every = 1,
     feeds: Feeds = None,
     oracle: Annotated[
         str,
@@ -120,8 +123,16 @@ def run(
     for path in output or ():
         reports.writer(path)
     listed = list(source or SOURCES[:1])
-    asked = {"ops": ops, "opset": opset, "dtype": dtype, "case": case, "values": values, "sources": listed}
-    cases = list(_cases(listed, feeds, seed, ops, opset, dtype, case, values))
+    asked = {
+        "ops": ops,
+        "opset": opset,
+        "dtype": dtype,
+        "case": case,
+        "values": values,
+        "sources": listed,
+        "every": every,
+    }
+    cases = list(_cases(listed, feeds, seed, ops, opset, dtype, case, values, every))
     if not cases:
         raise OptionError("No case is left to run. Ask for more: --ops, --opset, --dtype, --case, --values, --source.")
     if resume and journal is None:
@@ -133,7 +144,7 @@ def run(
         )
     for path in output or ():
         reports.write(results, path, cases)
-    whole = not (ops or case)
+    whole = not (ops or case) and every == 1
     raise typer.Exit(_report(results, known, whole))
 
 
@@ -210,7 +221,9 @@ def _again(found: list[Results]) -> Iterator[Case]:
         names = ("ops", "opset", "dtype", "case", "values")
         ops, opset, dtype, case, values = (asked.get(name) for name in names)
         listed = [source for source in asked.get("sources", ()) if source in SOURCES or Path(source).exists()]
-        yield from _cases(listed, None, asked["seed"], ops, opset or "newest", dtype, case, values)
+        yield from _cases(
+            listed, None, asked["seed"], ops, opset or "newest", dtype, case, values, asked.get("every", 1)
+        )
 
 
 @app.command()
@@ -221,10 +234,11 @@ def cases(
     case: Name = None,
     values: Values = "smooth",
     source: From = None,
+    every: Every = 1,
     show: Annotated[bool, typer.Option("--show", help="Print each model too.")] = False,
 ) -> None:
     """List cases: what `run` would ask."""
-    for one in _cases(list(source or SOURCES[:1]), None, 0, ops, opset, dtype, case, values):
+    for one in _cases(list(source or SOURCES[:1]), None, 0, ops, opset, dtype, case, values, every):
         print(f"{one.name}  {one.operator} opset {one.opset} {one.dtype} {one.values}")
         if show:
             print(onnx_simple_text_plot(one.model))
@@ -239,9 +253,14 @@ def _cases(
     dtype: str | None,
     name: str | None,
     values: str | None,
+    every: int,
 ) -> Iterator[Case]:
     found = chain.from_iterable(_source(source, feeds, seed) for source in listed)
-    return sources.select(found, _split(ops) if ops else None, opset, dtype, name, values)
+    seen: Counter[str] = Counter()
+    for case in sources.select(found, _split(ops) if ops else None, opset, dtype, name, values):
+        if seen[case.operator] % every == 0:
+            yield case
+        seen[case.operator] += 1
 
 
 def _source(source: str, feeds: Path | None, seed: int) -> Iterator[Case]:
