@@ -115,7 +115,8 @@ def test_a_missing_output_fails():
     assert outcomes(run(GradientBackendTest(Backend, cases=CASES)))["failed"] == 3
 
 
-def test_patterns_and_report():
+def test_patterns_and_report(request):
+    request.config.addinivalue_line("markers", "onnx_coverage(model, category): what onnx's report is made of")
     suite = GradientBackendTest(changed(lambda x: -x), cases=CASES)
     suite.include("exp|neg").exclude("neg").xfail("exp_cpu").enable_report()
     assert outcomes(run(suite)) == {"failed": 0, "skipped": 5, "xfailed": 1, "unexpected": 0}

@@ -24,7 +24,7 @@ class Refusing(Doubled):
     def prepare(self, model, **options):
         raise BackendError("no kernel for anything")
 """
-COUNT = 5  # the tests of Neg
+COUNT = 4  # the tests of Neg
 
 
 @pytest.fixture
