@@ -11,7 +11,9 @@ from pathlib import Path
 
 import nox
 
-nox.options.sessions = ["lint", "types", "tests", "torch", "training", "lowered", "package"]
+nox.options.sessions = [
+    *("lint", "types", "tests", "conformance", "page", "torch", "training", "lowered", "package"),
+]
 nox.options.default_venv_backend = "venv"
 nox.options.reuse_existing_virtualenvs = True
 
@@ -95,6 +97,14 @@ def torch(session: nox.Session) -> None:
     rules = ("recurrent", "quantization", "sampling")
     files = [f"tests/test_{name}.py" for name in (*names, *(f"rules_{name}" for name in rules))]
     pytest(session, "-m", "not models", *files, REFGRAD_TORCH_MODELS=str(TORCH_MODELS))
+
+
+@nox.session
+def conformance(session: nox.Session) -> None:
+    """A part of the suite on every operator; the whole default matrix: `nox -s conformance -- --every 1`."""
+    session.install("-e", ".[ort,conformance]")
+    matrix = ("--dtype", "float32", "--backend", "numpy,ort-cpu", "--limitations", "docs/limitations.toml", "--every", "12")
+    session.run("refgrad", "conformance", "run", *matrix, *session.posargs)
 
 
 @nox.session

@@ -1,4 +1,4 @@
-"""Is a right rule ever called wrong? Every case of the tables, in its newest version, judged with other cotangents and directions.
+"""Is a right rule ever called wrong? Every case of the tables, judged with other cotangents and directions each time.
 
 python benchmarks/seeds.py        # 20 seeds, and results/conformance_seeds.json
 python benchmarks/seeds.py 3      # as many seeds, printed only

@@ -17,6 +17,14 @@ FINDINGS: tuple[Finding, ...] = (
         12,
     ),
     about(
+        ORT,
+        "fails where an empty batch is on the right",
+        "Y = MatMul (A, B)",
+        {"A": np.ones((1, 2, 3), np.float32), "B": np.ones((0, 3, 1), np.float32)},
+        {"Y": np.ones((0, 2, 1), np.float32)},
+        "it behaves like numpy.matmul: the batch of one is broadcast to none, as where the empty batch is on the left",
+    ),
+    about(
         REFERENCE,
         "fails in float16",
         "Y = Det (X)",
