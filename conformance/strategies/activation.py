@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from refgrad.conformance.case import Case
 from refgrad.conformance.strategies.drawing import Drawing, strategy
 
-KINKS = {  # where each has no derivative, by the attributes that it is given
+KINKS: dict[
+    str, Callable[[dict[str, Any]], tuple[float, ...]]
+] = {  # where each has no derivative, by the attributes that it is given
     "Relu": lambda attributes: (0.0,),
     "LeakyRelu": lambda attributes: (0.0,),
     "Elu": lambda attributes: (0.0,),

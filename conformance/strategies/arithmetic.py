@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from onnx import TensorProto
 
@@ -91,7 +93,8 @@ def pow_(d: Drawing) -> Case:
     """A positive base to any power, or one of either sign to a whole power, of which there is no derivative by the power."""
     base, power = d.broadcasting()
     if d.flag():
-        whole = d.integers(power, -2, 3).astype(d.pick(np.dtype(np.int64), np.dtype(np.int32), d.dtype))
+        kinds: list[np.dtype[Any]] = [np.dtype(np.int64), np.dtype(np.int32), d.dtype]
+        whole = d.integers(power, -2, 3).astype(d.pick(*kinds))
         return d.case(d.floats(base, avoid=_near_zero()), whole, fixed=["Y"], wrt=["X"])
     return d.case(d.floats(base, 0.25, 2), d.floats(power), fixed=[d.pick("Y", "X")])
 
@@ -125,7 +128,7 @@ def cumulative(d: Drawing) -> Case:
     """Either direction, with or without the element itself; factors may be 0."""
     shape = d.shape(1)
     axis = np.array(d.axis(len(shape)), d.pick(np.int64, np.int32))
-    flags = {name: d.pick(None, 0, 1) for name in ("exclusive", "reverse")}
+    flags: dict[str, Any] = {name: d.pick(None, 0, 1) for name in ("exclusive", "reverse")}
     return d.case(d.floats(shape), axis, fixed=["axis"], **flags)
 
 

@@ -108,7 +108,8 @@ class Drawing:
 
     def axis(self, rank: int) -> int:
         """An axis of `rank` ≥ 1, counted from the left or, negative, from the right."""
-        return self.pick(*range(rank), *range(-rank, 0))
+        axes: list[int] = [*range(rank), *range(-rank, 0)]
+        return self.pick(*axes)
 
     def axes(self, rank: int, least: int = 0, most: int | None = None) -> list[int]:
         """Different axes in any order, some counted from the right."""
@@ -212,7 +213,8 @@ class Drawing:
         )
 
     def _array(self, shape: Shape, options: Sequence[Any]) -> np.ndarray:
-        return np.array(options)[self._words(int(np.prod(shape))) % len(options)].reshape(shape)
+        drawn: np.ndarray = np.array(options)[self._words(int(np.prod(shape))) % len(options)]
+        return drawn.reshape(shape)
 
     def _words(self, count: int) -> np.ndarray:
         """Numbers of 16 bits, drawn in one: what is drawn after them stays the same when a counterexample gets fewer."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import prod
+from typing import Any
 
 import numpy as np
 
@@ -47,7 +48,7 @@ def scatter_elements(d: Drawing) -> Case:
     several = _within(d, shape, axis, 0 if once else 1)
     indices = _different(d, several, shape, axis) if once else _indices(d, several, shape[axis])
     data, updates = _data_and_updates(d, shape, several, reduction)
-    named = {"axis": None if axis == 0 else axis, "reduction": reduction}
+    named: dict[str, Any] = {"axis": None if axis == 0 else axis, "reduction": reduction}
     return d.case(data, indices, updates, fixed=["indices"], **named)
 
 
@@ -94,7 +95,7 @@ def top_k(d: Drawing) -> Case:
     shape = d.shape(1, empty=False)
     axis = d.axis(len(shape))
     k = d.integer(0, shape[axis])
-    named = {
+    named: dict[str, Any] = {
         "axis": None if axis == -1 else axis,
         "largest": d.pick(None, 0, 1),
         "sorted": d.pick(None, 1, *([0] if k == 1 else [])),
@@ -152,16 +153,18 @@ def _different(d: Drawing, several: Shape, shape: Shape, axis: int) -> np.ndarra
     order = np.array(d.permutation(size), np.int64)
     lanes = np.indices(several)
     places = (order[lanes[at]] + lanes.sum(0) - lanes[at]) % size
-    return places - size * d.bools(several)
+    placed: np.ndarray = places - size * d.bools(several)
+    return placed
 
 
 def _reduction(d: Drawing) -> str | None:
     if d.opset < 16:
         return None
-    some = ("max", "min") if d.opset >= 18 else ()
+    some: list[str] = ["max", "min"] if d.opset >= 18 else []
     if d.values == "kink" and some:
         return d.pick(*some)
-    return d.pick(None, "none", "add", "mul", *some)
+    options: list[str | None] = [None, "none", "add", "mul", *some]
+    return d.pick(*options)
 
 
 def _data_and_updates(d: Drawing, shape: Shape, several: Shape, reduction: str | None) -> tuple[np.ndarray, np.ndarray]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from refgrad.conformance.case import Case
@@ -28,7 +30,7 @@ def gemm(d: Drawing) -> Case:
     a = d.floats((k, m) if trans_a else (m, k))
     b = d.floats((n, k) if trans_b else (k, n))
     c = d.optional(lambda: d.floats(d.broadcast_to((m, n))))
-    factors = {name: d.optional(d.factor) for name in ("alpha", "beta")}
+    factors: dict[str, Any] = {name: d.optional(d.factor) for name in ("alpha", "beta")}
     return d.case(a, b, c, fixed=["C", d.pick("A", "B")], transA=trans_a, transB=trans_b, **factors)
 
 

@@ -159,7 +159,7 @@ def trilu(d: Drawing) -> Case:
 def reverse_sequence(d: Drawing) -> Case:
     """Sequences of any length in either layout."""
     shape = d.shape(2, empty=False)
-    axes = d.pick({}, {"batch_axis": 1, "time_axis": 0}, {"batch_axis": 0, "time_axis": 1})
+    axes: dict[str, Any] = d.pick({}, {"batch_axis": 1, "time_axis": 0}, {"batch_axis": 0, "time_axis": 1})
     batch = axes.get("batch_axis", 1)
     lengths = d.integers((shape[batch],), 1, shape[1 - batch])
     return d.case(d.floats(shape), lengths, fixed=["sequence_lens"], **axes)
