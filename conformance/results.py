@@ -307,10 +307,9 @@ def _is_index(number: Any, values: Sequence[Any]) -> bool:
 
 
 def _number(value: Any, where: str) -> float | None:
-    if value is None or type(value) in (int, float):
-        return value
-    _require(value in ("inf", "-inf", "nan"), where, f"has {value!r} for a number")
-    return float(value)
+    fits = value is None or type(value) in (int, float) or value in ("inf", "-inf", "nan")
+    _require(fits, where, f"has {value!r} for a number")
+    return None if value is None else float(value)
 
 
 def merge(results: Sequence[Results]) -> Results:

@@ -21,7 +21,7 @@ def report(results: Results) -> str:
     for row in sorted(results.rows, key=lambda row: row.case):
         by_pair[row.builder, row.executor].append(row)
     for (builder, executor), rows in by_pair.items():
-        suite = ElementTree.SubElement(root, "testsuite", name=_legal(f"{builder} on {executor}"), **_numbers(rows))
+        suite = ElementTree.SubElement(root, "testsuite", {"name": _legal(f"{builder} on {executor}")} | _numbers(rows))
         for row in rows:
             operator = results.cases[row.case].operator
             test = ElementTree.SubElement(
