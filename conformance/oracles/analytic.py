@@ -182,13 +182,12 @@ PARTS: dict[str, Parts | Callable[[Any, int], Parts]] = {
         _words(
             "Identity Neg Reshape Transpose Squeeze Unsqueeze Flatten Slice Gather GatherElements GatherND Tile Expand Split "
             "DepthToSpace SpaceToDepth Trilu Compress ReverseSequence CumSum ReduceSum ReduceMean GlobalAveragePool "
-            "AveragePool Col2Im Upsample Resize DFT Dropout MaxUnpool CenterCropPad AffineGrid Cast "
-            "ai.onnx.ml.ArrayFeatureExtractor"
+            "AveragePool Col2Im Upsample Resize DFT Dropout MaxUnpool CenterCropPad AffineGrid Cast"
         ),
         _FIRST,
     ),
-    **dict.fromkeys(_words("Sum Mean Concat Add Sub ai.onnx.ml.FeatureVectorizer"), _every),
-    **dict.fromkeys(_words("ScatterElements Scatter ScatterND"), _scattered),
+    **dict.fromkeys(_words("Sum Mean Concat Add Sub"), _every),
+    **dict.fromkeys(_words("ScatterElements ScatterND"), _scattered),
     **dict.fromkeys(_words("Conv ConvTranspose Gemm"), ((0, 1), (2,))),
     "Where": ((1,), (2,)),
     "Pad": ((0,), (2,)),
@@ -558,10 +557,6 @@ def _lstm_cell(node: Any, f: Values, x: Any, h: Any, R: Any, b: Values, c: Any, 
 _CELLS: dict[str, Forward] = {"RNN": _rnn_cell, "GRU": _gru_cell, "LSTM": _lstm_cell}
 
 
-def _scaler(node: Any, x: np.ndarray) -> Any:
-    return (x - np.array(node.offset)) * np.array(node.scale)
-
-
 def _determinant(node: Any, x: np.ndarray) -> Any:
     """Σ over permutations of their sign times the product of what they pick (Leibniz)."""
     size = x.shape[-1]
@@ -658,7 +653,6 @@ FORWARDS: dict[str, Forward] = {
     "ThresholdedRelu": lambda node, x: _split(x, x, 0 * x, node.alpha),
     "TopK": _top,
     "Unique": _unique,
-    "ai.onnx.ml.Scaler": _scaler,
 }
 
 KNOWN = frozenset(STEADY) | frozenset(PARTS) | frozenset(FORWARDS)

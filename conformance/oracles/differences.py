@@ -90,9 +90,12 @@ def direction_at(x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     drawn: np.ndarray = np.where(np.isfinite(x), rng.standard_normal(x.shape), 0.0)
     if not sizes.size:
         return drawn
-    if sizes.max() <= _SPREAD * sizes.min():
-        return drawn * sizes.max() * rms(x / sizes.max())
-    return drawn * np.where(x == 0, float(np.median(sizes)), np.where(np.isfinite(x), np.abs(x), 0.0))
+    most = float(sizes.max())
+    own: np.ndarray = np.array(most * rms(x / most))
+    if most > _SPREAD * float(sizes.min()):
+        own = np.where(x == 0, float(np.median(sizes)), np.where(np.isfinite(x), np.abs(x), 0.0))
+    moved: np.ndarray = np.multiply(drawn, own)
+    return moved
 
 
 def _tied(x: np.ndarray, direction: np.ndarray) -> np.ndarray:
