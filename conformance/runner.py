@@ -13,7 +13,7 @@ from itertools import islice
 from typing import Any
 
 from refgrad.conformance import verdicts
-from refgrad.conformance.builders import build
+from refgrad.conformance.builders import build, feeds_of
 from refgrad.conformance.case import Case
 from refgrad.conformance.executors import run
 from refgrad.conformance.judge import Candidate, judge
@@ -117,12 +117,7 @@ def _properties(oracle: str, question: Question, built: Built, worker: Worker) -
 def _candidate(
     question: Question, builder: str, built: Built, executor: str, properties: Sequence[Property], worker: Worker
 ) -> Candidate:
-    cotangents = {
-        built.cotangents[name]: value for name, value in question.cotangents.items() if name in built.cotangents
-    }
-    wanted = {value.name for value in built.model.graph.input}
-    feeds = {name: value for name, value in question.feeds.items() if name in wanted} | cotangents | built.constants
-    results = worker.call(run, executor, built.model, feeds)
+    results = worker.call(run, executor, built.model, feeds_of(question, built))
     gradients = {name: results[output] for name, output in built.gradients.items()}
     return Candidate(builder, executor, len(built.model.graph.node), gradients, tuple(properties))
 
