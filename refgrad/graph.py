@@ -25,13 +25,14 @@ from onnx import (
     TensorProto,
     TensorShapeProto,
     ValueInfoProto,
+    helper,
     numpy_helper,
 )
 
 from refgrad.errors import InvalidModelError
 from refgrad.functions import CONSTANT, OPERATORS, Type, adopt, call_functions, settle
 from refgrad.inlining import inline_functions
-from refgrad.protos import attribute_value, checkable, subgraphs, versions_of
+from refgrad.protos import attribute_value, checkable, graphs, subgraphs, versions_of
 from refgrad.upgrade import spell_out_deprecated, upgrade
 
 SIXTEEN_BIT = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
@@ -374,6 +375,10 @@ def infer(model: ModelProto) -> GraphProto:
         for axis, dim in enumerate(value.type.tensor_type.shape.dim):
             if _dim(dim) is None:
                 dim.dim_param = f"{UNNAMED}{value.name}_{axis}"
+    for graph in graphs(anonymous.graph):
+        for node in graph.node:  # where the attribute is absent onnx infers the shape of the two-sided transform
+            if (node.domain, node.op_type) == ("", "STFT") and all(a.name != "onesided" for a in node.attribute):
+                node.attribute.append(helper.make_attribute("onesided", 1))
     try:
         return _infer_through_bodies(anonymous)
     except onnx.shape_inference.InferenceError as error:

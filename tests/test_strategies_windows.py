@@ -13,7 +13,10 @@ from onnx import helper
 
 from refgrad.backends import get_backend
 from refgrad.conformance import Case, strategies
+from refgrad.conformance.builders import build
 from refgrad.conformance.case import node_case
+from refgrad.conformance.oracles import Directional, get_oracle
+from refgrad.conformance.question import ask
 from refgrad.errors import OptionError
 from refgrad.functions import MICROSOFT
 
@@ -153,3 +156,17 @@ def test_the_default_of_an_activation_is_the_number_that_an_attribute_holds():
         case = node_case("FusedGemm", a, b, domain=MICROSOFT, opset=1, activation="QuickGelu", **given)
         results.append(get_backend("numpy").prepare(case.model).run(case.feeds)["Y"])
     np.testing.assert_array_equal(*results)
+
+
+@pytest.mark.parametrize("window", [3, 4])
+def test_stft_has_a_gradient_where_onesided_is_absent(window: int):
+    rng = np.random.default_rng(0)
+    signal, taps = rng.standard_normal((1, 7, 1)), rng.standard_normal(window)
+    case = node_case("STFT", signal, np.array(2), taps, opset=17, constant=["frame_step"])
+    question = ask(case)
+    built = build("refgrad", question)
+    feeds = question.at | {built.cotangents[name]: weight for name, weight in question.weights.items()}
+    results = get_backend("numpy").prepare(built.model, precision="float64").run(feeds)
+    for said in get_oracle("differences").testify(question):
+        assert isinstance(said, Directional)
+        assert np.vdot(results[built.gradients[said.name]], said.direction) == pytest.approx(said.value, rel=1e-7)
