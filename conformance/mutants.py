@@ -124,6 +124,8 @@ _COMPARED = "The numbers are only compared with each other."
 _SECOND = "It carries the value 0: derivatives of second order alone show it."
 _FOLDED = "What lies inside is folded to where it is."
 _BORDER = "It differs exactly at the border alone, where there is a kink."
+_SUMMED = "What it sums has one element along each axis already, which no type says."
+_RANKS = "The rule gives both the same rank before: the difference is 0."
 _VECTOR = "The weights are a vector, a row of which has one element."
 EQUIVALENT: tuple[Equivalent, ...] = (
     Equivalent("*", "rules/activation.*: op.Greater(*", "GreaterOrEqual", _KINK),
@@ -156,12 +158,7 @@ EQUIVALENT: tuple[Equivalent, ...] = (
         "dilations +1",
         "The kernel has one element along that axis: there is nothing between.",
     ),
-    Equivalent(
-        "MatMul",
-        "onnx/arithmetic._at_run_time: op.Sub(*",
-        "swapped operands",
-        "The rule gives both the same rank before: the difference is 0.",
-    ),
+    Equivalent("*", "onnx/arithmetic._at_run_time: op.Sub(*", "swapped operands", _RANKS),
     Equivalent(
         "Tile",
         "onnx/shape.tile_grad_at_run_time: op.Range(*",
@@ -189,12 +186,7 @@ EQUIVALENT: tuple[Equivalent, ...] = (
     Equivalent("GridSample", "onnx/points._held: *And(*", "*", _BORDER),
     Equivalent("Resize", "rules/resize._ratio: *", "*", "The ratio is the same, if not in lowest terms."),
     Equivalent("Resize", "rules/resize._weights: op.Gather(*", "indices +1", "W is constant along that axis."),
-    Equivalent(
-        "RotaryEmbedding",
-        "onnx/arithmetic._at_run_time: op.*",
-        "*",
-        "The caches have the batch of X: nothing is summed, which no type says where the rank is unknown.",
-    ),
+    Equivalent("RotaryEmbedding", "onnx/arithmetic._at_run_time: op.*", "*", _SUMMED),
     Equivalent(
         "com.microsoft.FakeQuant",
         "input_tensor",
@@ -218,6 +210,18 @@ EQUIVALENT: tuple[Equivalent, ...] = (
     ),
     Equivalent("MeanVarianceNormalization", "rules/*: op.Where(*", "only the second branch", _GUARD),
     Equivalent("MaxUnpool", "rules/pooling.max_unpool: op.Range(*", "both +1", _COMPARED),
+    Equivalent(
+        "MaxRoiPool", "onnx/rois.make_pixels: op.*", "dropped", "Indices are cut off, and counts compared with order."
+    ),
+    Equivalent(
+        "MaxRoiPool",
+        "onnx/points.read_largest_adjoint: op.Mul(*",
+        "only the first operand",
+        "The weight of a pixel is 1.",
+    ),
+    Equivalent("LinearAttention", "onnx/attention.Tokens._places: *", "both +1", _COMPARED),
+    Equivalent("LinearAttention", "onnx/arithmetic.broadcast_gradient: op.ReduceSum(*", "*", _SUMMED),
+    Equivalent("*", "onnx/points._combined: op.Unsqueeze(*", "next axis", "Only its diagonal is taken."),
     Equivalent("RNN", "*", "only the second operand", "The slope is that for a cotangent of 1."),
     Equivalent(
         "ConvTranspose",

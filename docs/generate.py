@@ -23,6 +23,7 @@ from refgrad.conformance.case import Case
 from refgrad.conformance.departures import KINDS as DEPARTURES
 from refgrad.conformance.findings import findings as every_finding
 from refgrad.conformance.findings.finding import TRAINING, VERSIONS, Finding
+from refgrad.conformance.mutants import COLUMNS, Mutant, ruled
 from refgrad.conformance.nodemodels import FIXED, excluded, node_models
 from refgrad.conformance.reports import html, markdown
 from refgrad.conformance.results import Results, load, merge
@@ -228,6 +229,49 @@ def parity() -> str:
     return "\n".join(lines)
 
 
+def mutants() -> str:
+    """Return docs/mutants.md, from the results that benchmarks/mutants.py wrote."""
+    results = json.loads((RESULTS / "mutants.json").read_text())
+    total = Counter[str]()
+    for column in results["operators"].values():
+        total.update(column)
+    rows = [[name, *(str(column[c] or "") for c in COLUMNS)] for name, column in results["operators"].items()]
+    rows.append(["all", *(str(total[c]) for c in COLUMNS)])
+    reasons: dict[str, list[Mutant]] = {}
+    for survivor in results["survivors"]:
+        mutant = Mutant(**survivor)
+        reasons.setdefault(mutant.reason, []).append(mutant)
+    caught = total["mutants"] - total["survived"]
+    asleep = sorted(ruled().keys() - results["operators"].keys())
+    lines = [
+        "# Mutants\n",
+        "Is the suite any good? Every rule is broken on purpose, one place at a time, and the suite is asked: what the rule "
+        "returns is\nchanged, or one node that it emits (`refgrad.conformance.mutants`; `python benchmarks/mutants.py` "
+        f"measures it anew).\nOf {total['mutants']} mutants of {len(results['operators'])} rules {caught} are caught, "
+        f"{caught / total['mutants']:.1%}, each by one of the cases of its operator. What the columns count:\n",
+        *(f"- {column}: {words}" for column, words in COLUMNS.items()),
+        f'\nThe rules of {", ".join(asleep)} are asked only where `quantization` is not "zero": no case of theirs has a '
+        "derivative.\n",
+        table(("operator", *COLUMNS), rows),
+        "## Who said wrong\n",
+        table(("witness", "mutants"), ((name, str(count)) for name, count in results["witnesses"].items())),
+        "## Survivors\n",
+        "Each of these changes the model and no gradient that a case asks for, for the reason given.\n",
+    ]
+    for reason, found in sorted(reasons.items(), key=lambda pair: -len(pair[1])):
+        lines.append(f"**{reason}** {len(found)}:\n")
+        places: dict[tuple[str, str], list[str]] = {}
+        for mutant in found:
+            places.setdefault((mutant.place, mutant.change), []).append(mutant.operator)
+        lines.append(
+            table(
+                ("place", "change", "operators"),
+                ((f"`{place}`", change, ", ".join(names)) for (place, change), names in sorted(places.items())),
+            )
+        )
+    return "\n".join(lines)
+
+
 def training_artifacts() -> str:
     """Return the section of docs/parity.md on training, from the results that benchmarks/artifacts.py wrote."""
     results = json.loads((RESULTS / "artifacts.json").read_text())
@@ -417,6 +461,7 @@ def generated() -> dict[Path, str]:
         **findings(),
         ROOT / "docs" / "kinks.md": kinks(),
         ROOT / "docs" / "models.md": models(),
+        ROOT / "docs" / "mutants.md": mutants(),
         ROOT / "docs" / "node_models.md": models_of_nodes(),
         ROOT / "docs" / "opsets.md": opsets(),
         ROOT / "docs" / "parity.md": parity(),

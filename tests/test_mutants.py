@@ -1,0 +1,72 @@
+"""The judge notices what is wrong: a sample of `refgrad.conformance.mutants`, and the survivors of the whole survey."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from refgrad.conformance import mutants, verdicts
+from refgrad.conformance.judge import Candidate, Trial
+from refgrad.conformance.mutants import EQUIVALENT, Mutant, ruled, survey
+from refgrad.conformance.verdicts import Row
+from refgrad.errors import OptionError
+from refgrad.registry import RULES
+
+RESULTS = Path(__file__).parent.parent / "benchmarks" / "results" / "mutants.json"
+SAMPLE = ("MatMul", "Softmax", "CumSum", "Sub")
+
+
+@pytest.mark.parametrize("operator", SAMPLE)
+def test_every_mutant_is_caught_or_has_a_reason_to_survive(operator: str) -> None:
+    before = dict(RULES)
+    outcomes = survey([operator])
+    assert len(outcomes) >= 10
+    assert len({one.mutant for one in outcomes}) == len(outcomes)
+    assert [str(one.mutant) for one in outcomes if not one.caught and not one.mutant.reason] == []
+    assert all(one.witnesses for one in outcomes if one.verdict == verdicts.WRONG)
+    assert before == RULES
+
+
+def test_mutants_survive_a_judge_that_believes_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    def believe(trial: Trial, candidate: Candidate) -> Row:
+        return Row(trial.question.case, candidate.builder, candidate.executor, verdicts.AGREED)
+
+    monkeypatch.setattr(Trial, "verdict", believe)
+    survivors = {one.mutant for one in survey(["Tanh"]) if not one.caught}
+    assert Mutant("Tanh", "input", "1% too large") in survivors
+    assert Mutant("Tanh", "input", "zero") in survivors
+
+
+def test_mutants_survive_cases_that_show_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    same = tuple(
+        case
+        for case in mutants.every_case()
+        if case.operator == "Mul" and {case.feeds["A"].shape, case.feeds["B"].shape} == {(2, 3)}
+    )
+    monkeypatch.setattr(mutants, "every_case", lambda: same)
+    outcomes = {one.mutant: one.caught for one in survey(["Mul"])}
+    assert outcomes[Mutant("Mul", "A", "other sign")]
+    assert [caught for mutant, caught in outcomes.items() if mutant.change == "ReduceMean"] == [False]
+
+
+def test_an_operator_without_a_rule_is_named() -> None:
+    with pytest.raises(OptionError, match=r"no rule for 'Softmx'.*Softmax"):
+        survey(["Softmx"])
+
+
+def test_the_survey_is_of_the_rules_there_are() -> None:
+    surveyed = json.loads(RESULTS.read_text())["operators"]
+    assert sorted(surveyed) == sorted(surveyed.keys() & ruled().keys())
+
+
+def test_every_survivor_has_a_reason() -> None:
+    survivors = [Mutant(**one) for one in json.loads(RESULTS.read_text())["survivors"]]
+    assert [str(one) for one in survivors if not one.reason] == []
+
+
+@pytest.mark.parametrize("row", EQUIVALENT, ids=lambda row: f"{row.operator}: {row.place}: {row.change}")
+def test_every_reason_is_that_of_a_survivor(row: mutants.Equivalent) -> None:
+    survivors = [Mutant(**one) for one in json.loads(RESULTS.read_text())["survivors"]]
+    assert any(row.matches(one) for one in survivors)
