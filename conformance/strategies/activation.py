@@ -8,9 +8,8 @@ from typing import Any
 from refgrad.conformance.case import Case
 from refgrad.conformance.strategies.drawing import Drawing, strategy
 
-KINKS: dict[
-    str, Callable[[dict[str, Any]], tuple[float, ...]]
-] = {  # where each has no derivative, by the attributes that it is given
+# Where each has no derivative, by the attributes that it is given.
+KINKS: dict[str, Callable[[dict[str, Any]], tuple[float, ...]]] = {
     "Relu": lambda attributes: (0.0,),
     "LeakyRelu": lambda attributes: (0.0,),
     "Elu": lambda attributes: (0.0,),
