@@ -296,8 +296,8 @@ def _instead(op_type: str) -> Change:
 def _other_axis(it: Emission) -> Any:
     """The next axis, in an attribute or in the constant that is the operand of a reduction, Slice, Pad or Squeeze."""
     rank = it.ranks[0] if it.ranks else None
-    if rank is not None and it.op_type == "Unsqueeze":
-        rank += np.size(_constant(it, 1))
+    if rank is not None and it.op_type == "Unsqueeze" and (added := _constant(it, 1)) is not None:
+        rank += added.size
     if rank is None or rank < 2:
         return None
     for name in ("axis", "axes"):
