@@ -95,9 +95,9 @@ def _evidence(question: Question, plan: Plan, worker: Worker) -> tuple[list[Evid
 def testify(oracle: str, question: Question) -> Sequence[Evidence]:
     """What an oracle says of a question."""
     known = get_oracle(oracle)
-    if known.testify is None or (missing := known.missing()):
+    if missing := known.missing():
         return [Silent(oracle, missing)]
-    return known.testify(question)
+    return () if known.testify is None else known.testify(question)
 
 
 def examine(oracle: str, question: Question, built: Built) -> Sequence[Property | Silent]:
