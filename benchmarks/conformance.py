@@ -28,6 +28,7 @@ class Here:
     """A worker that is no process of its own: what isolation is measured against."""
 
     def call(self, function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
+        """What `function` returns."""
         return function(*arguments, **keywords)
 
 

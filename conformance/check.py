@@ -161,7 +161,9 @@ def check(
             )
             for name in point.names
         ]
-        doubtful = {row.gradient for row in judged if row.verdict == DISAGREED and np.all(np.isfinite(got[row.gradient]))}
+        doubtful = {
+            row.gradient for row in judged if row.verdict == DISAGREED and np.all(np.isfinite(got[row.gradient]))
+        }
         here = Truth(point, gradients[dialect], got)
         kinks = told_by_the_neighbour(here, doubtful, seed, tolerance or EXACT) if doubtful else set()
         note = f"it agrees right beside this point: {choices(kinks_of(point.model))}"

@@ -137,9 +137,7 @@ def _read_inputs(data: Path, model: ModelProto) -> dict[str, Any]:
         file = data / f"input_{k}.pb"
         if not file.is_file() or k >= len(order):
             raise FeedError(f"{str(data)!r} has {count} files input_*.pb; its model takes {choices(order)}, from 0 on.")
-        proto = {"sequence_type": SequenceProto, "optional_type": OptionalProto}.get(
-            kinds[order[k]] or "", TensorProto
-        )()
+        proto = _PROTOS.get(kinds[order[k]] or "", TensorProto)()
         try:
             proto.ParseFromString(file.read_bytes())
             name = proto.name if proto.name in kinds else order[k]

@@ -27,7 +27,7 @@ TOLERANCE = 1e-6  # of a gradient computed in float64, relative to its norm
 
 
 def by_operator(accept: Callable[[Case], bool]) -> dict[tuple[str, str], list[Case]]:
-    """The cases of all families with a derivative that `accept` takes, by the operator (domain, name), where that has a derivative of its own."""
+    """The smooth cases that `accept` takes, by the operator (domain, name), where that has a derivative of its own."""
     found = defaultdict(list)
     for case in every_case():
         key = case.node.domain, case.node.op_type

@@ -46,7 +46,7 @@ def test_a_worker_that_is_killed_loses_nothing(cluster):
 
 
 def test_a_cluster_that_is_not_there_is_named():
-    with pytest.raises(OptionError, match="No Dask scheduler answers at 'tcp://127.0.0.1:1'"):
+    with pytest.raises(OptionError, match=r"No Dask scheduler answers at 'tcp://127\.0\.0\.1:1'"):
         list(run_on_cluster("tcp://127.0.0.1:1", few(), PLAN))
     with pytest.raises(OptionError, match="No Dask scheduler answers at 'nonsense://x'"):
         list(run_on_cluster("nonsense://x", few(), PLAN))

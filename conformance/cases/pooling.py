@@ -76,11 +76,8 @@ def _max_unpools(shapes: str) -> Iterator[Case]:
         yield node_case(
             "MaxUnpool", rows, repeated, opset=NEWEST, shapes=shapes, constant=constant[:1], kernel_shape=[6]
         )
-    apart, reach = (
-        np.array([[[1, 8], [15, 23]], [[26, 34], [42, 48]]])[None],
-        {"kernel_shape": [3, 3], "strides": [2, 2]},
-    )
-    yield node_case("MaxUnpool", x, apart, np.array([1, 2, 6, 6]), opset=NEWEST, shapes=shapes, **reach)
+    apart = np.array([[[1, 8], [15, 23]], [[26, 34], [42, 48]]])[None]
+    yield node_case("MaxUnpool", x, apart, larger, opset=NEWEST, shapes=shapes, kernel_shape=[3, 3], strides=[2, 2])
     yield node_case("MaxUnpool", x[:0], distinct[:0], opset=22, shapes=shapes, **window)
 
 
