@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from checking import assert_gradient
 
 import refgrad
 from refgrad.conformance.case import Case, node_case
@@ -75,3 +76,11 @@ def test_fake_quantization_has_a_kernel_for_the_clipped_estimate(quantization: s
     case = _contrib("FakeQuant", X, np.array(0.5), np.array(3.0), outputs=2)
     gradient = refgrad.gradient(case.model, ["input_tensor"], dialect="ort", quantization=quantization)
     assert sum(node.op_type == "FakeQuantGrad" for node in gradient.graph.node) == expected
+
+
+def test_a_bias_of_layer_normalization_whose_sizes_only_the_run_tells_may_broadcast():
+    x, scale, bias = (
+        np.random.default_rng(k).standard_normal(s).astype(np.float32) for k, s in enumerate(((2, 2), (2, 2), (2, 1)))
+    )
+    case = node_case("LayerNormalization", x, scale, bias, constant=["Scale"], axis=0, shapes="symbolic", opset=21)
+    assert_gradient(case, "ort", runtime=False)

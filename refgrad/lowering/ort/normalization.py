@@ -45,14 +45,14 @@ def _has_batch_kernel(op: Emitter, X: str, Scale: str, statistic: str) -> bool:
 def layer_normalization_grad(
     op: Emitter, dY: str, X: str, Scale: str, B: str | None, Mean: str, InvStdDev: str, axis: int, epsilon: float
 ) -> tuple[str, str, str] | None:
-    """The kernel takes Scale and B as long as a row of X, without looking; the forward kernel refuses others.
+    """The kernel takes Scale and B as long as a row of X, without looking: here they are.
 
     In double it fails, and on rows of one element.
     """
-    x, scale, bias = op.shape(X), op.static(Scale), op.shape(B or Scale)
-    if op.type(X) not in SINGLE or scale is None or all(dim == 1 for dim in scale):
+    x, scale = op.shape(X), op.static(Scale)
+    if op.type(X) not in SINGLE or scale is None or all(dim == 1 for dim in scale) or op.static(B or Scale) != scale:
         return None
-    if any(row is not None and not _may_be(scale, row) for row in (bias, x and x[axis:])):
+    if x is not None and not _may_be(scale, x[axis:]):
         return None
     inputs = dY, X, Scale, Mean, InvStdDev
     dX, dScale, dB = op.every_adjoint("LayerNormalizationGrad", inputs, (X, Scale, B), axis=axis, epsilon=epsilon)
