@@ -22,7 +22,6 @@ from refgrad.backends.onnxruntime import DISTRIBUTIONS
 from refgrad.conformance.executors import imported, installed, version_of_module
 from refgrad.conformance.feeds import is_float
 from refgrad.conformance.oracles.evidence import Built
-from refgrad.conformance.parity.pair import LOSS, as_it_trains, with_loss
 from refgrad.conformance.point import with_defaults
 from refgrad.conformance.question import Question
 from refgrad.errors import BuilderError, OptionError, choices, did_you_mean
@@ -155,6 +154,8 @@ def _raw(question: Question) -> Built:
 
     A BatchNormalization in inference stays as it is, and is refused.
     """
+    from refgrad.conformance.parity.pair import LOSS, as_it_trains, with_loss  # only here: it is slow to import
+
     # A broadcast product of empty tensors is more than it can do.
     plain = [name for name, cotangent in question.cotangents.items() if not cotangent.size]
     model = with_loss(ortbuilder.readable(question.model), question.cotangents, plain)

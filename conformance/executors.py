@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import onnx
 from onnx import ModelProto
-from onnx.reference import ReferenceEvaluator
 
 from refgrad.backends import Backend, Prepared, backends, get_backend, wrap
 from refgrad.backends.base import ModelLike, check_feeds, check_outputs, graph_inputs, graph_outputs, load_model
@@ -92,6 +91,8 @@ class _Reference(Backend):
 
 class _PreparedReference(Prepared):
     def __init__(self, model: ModelProto) -> None:
+        from onnx.reference import ReferenceEvaluator
+
         self.inputs, self.outputs = graph_inputs(model.graph), graph_outputs(model.graph)
         try:
             self._evaluator = ReferenceEvaluator(model)

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import onnx
 from onnx import ModelProto, TensorProto, ValueInfoProto, numpy_helper
-from onnx.backend.test import loader
 
 import refgrad
 from refgrad.backends import get_backend
@@ -94,6 +93,8 @@ def _is_float(value: ValueInfoProto) -> bool:
 @cache
 def node_models() -> tuple[NodeModel, ...]:
     """Every node test with a float input and a float output, as onnx generates them."""
+    from onnx.backend.test import loader  # only here: it takes longer than all of refgrad
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         tests = loader.load_model_tests(kind="node")
@@ -102,7 +103,7 @@ def node_models() -> tuple[NodeModel, ...]:
         if test.model is None or not test.data_sets:
             continue
         inputs = test.data_sets[0][0]
-        feeds = {v.name: _as_array(x) for v, x in zip(test.model.graph.input, inputs, strict=False)}
+        feeds = {v.name: as_array(x) for v, x in zip(test.model.graph.input, inputs, strict=False)}
         operator = test.model.graph.node[0].op_type
         made = NodeModel(test.name, operator, test.model, feeds)
         if made.outputs and any(_is_float(v) for v in test.model.graph.input):
@@ -110,7 +111,7 @@ def node_models() -> tuple[NodeModel, ...]:
     return tuple(found)
 
 
-def _as_array(feed: Any) -> Any:
+def as_array(feed: Any) -> Any:
     """A tensor or a NumPy scalar as an array; anything else as it is."""
     if isinstance(feed, TensorProto):
         return numpy_helper.to_array(feed)

@@ -19,7 +19,7 @@ from onnx import helper, numpy_helper
 from onnx.backend.test import loader
 
 from refgrad.conformance.cases import every_case
-from refgrad.conformance.nodemodels import _as_array
+from refgrad.conformance.nodemodels import as_array
 from refgrad.functions import find_schema
 
 TYPES = {
@@ -92,7 +92,7 @@ def node_tests() -> tuple[tuple[str, onnx.ModelProto, dict[str, Any]], ...]:
     for test in tests:
         if test.model is not None and test.data_sets and (pictures or "image_decoder" not in test.name):
             inputs = zip(test.model.graph.input, test.data_sets[0][0], strict=False)
-            feeds = {value.name: _as_array(x) for value, x in inputs if x is not None}
+            feeds = {value.name: as_array(x) for value, x in inputs if x is not None}
             found.append((test.name, test.model, feeds))
     return tuple(found)
 

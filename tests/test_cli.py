@@ -383,3 +383,10 @@ def test_importing_refgrad_imports_no_backend_and_no_command_line():
     program = f"import sys, refgrad; print([name for name in {names} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def test_the_command_imports_nothing_that_only_the_conformance_suite_needs():
+    names = ("onnx.reference", "onnx.backend", "refgrad.conformance.parity", "hypothesis", "torch", "onnxruntime")
+    program = f"import sys, refgrad.cli; print([name for name in {names} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
