@@ -10,15 +10,16 @@ from onnx import ModelProto
 
 from refgrad.backends import get_backend
 from refgrad.conformance.differences import one_sided
-from refgrad.conformance.oracles.differences import estimates
+from refgrad.conformance.oracles.differences import direction_at, estimates
 from refgrad.conformance.oracles.evidence import Directional, Elementwise
-from refgrad.conformance.point import ShapeMovedError, Truth, by_name, largest, limits, rms
+from refgrad.conformance.point import Point, ShapeMovedError, Truth, by_name, largest, limits, rms
 from refgrad.errors import BackendError
 from refgrad.kinks import KINKS
 
 AGREED, DISAGREED, KINK, INCONCLUSIVE = "agreed", "disagreed", "kink", "inconclusive"
 EXACT = 1e-6  # what float64 explains of a gradient
 
+_KINKS = frozenset(kink.operator for kink in KINKS)
 _SETTLED = 1e-6  # the error of a difference, relative to what it adds up, below which it is no noise
 _TELLING = 1e-2  # a larger error tells nothing
 SENSITIVE = 10  # how many times the change under rounded intermediate results is explained
@@ -177,9 +178,10 @@ def told_by_the_neighbour(truth: Truth, names: Collection[str], seed: int, toler
     """Those of `names` at a kink: the gradient, off from differences here, agrees with them at a point right beside this one.
 
     A sum of kinks need not lie between its one-sided derivatives, and Relu(x) − Relu(−x) has none at 0, where each convention
-    of its parts is kept.
+    of its parts is kept. One operator alone is at a kink only where the derivatives of both sides differ.
     """
-    if not kinks_of(truth.point.model):
+    operators = [node for node in truth.point.model.graph.node if node.op_type in _KINKS]
+    if not operators:
         return set()
     beside = truth.point.beside(np.random.default_rng([seed, 2]))
     try:
@@ -194,10 +196,20 @@ def told_by_the_neighbour(truth: Truth, names: Collection[str], seed: int, toler
         name: against_directions(there, name, there.gradients[name], [one], tolerance, exact=True)
         for name, one in found.items()
     }
-    return {name for name, one in judged.items() if one.verdict == AGREED and not one.note}
+    agree = {name for name, one in judged.items() if one.verdict == AGREED and not one.note}
+    return agree if len(operators) > 1 else {name for name in agree if _bent(truth.point, name, rng)}
+
+
+def _bent(point: Point, name: str, rng: np.random.Generator) -> bool:
+    """Whether the derivatives of both sides differ along a random direction."""
+    direction = direction_at(point.wide[name], rng)
+    try:
+        left, right = one_sided(point.evaluate, point.wide, {name: direction}, point.cotangent_of)
+    except (ShapeMovedError, BackendError):
+        return True
+    return abs(right.value - left.value) > 2 * (left.error + right.error)
 
 
 def kinks_of(model: ModelProto) -> list[str]:
     """The operators of a model that have points without a derivative."""
-    known = {kink.operator for kink in KINKS}
-    return sorted({node.op_type for node in model.graph.node} & known)
+    return sorted({node.op_type for node in model.graph.node} & _KINKS)

@@ -171,12 +171,13 @@ class Truth:
                 rounded = by_name(prepared.run(self.point.wide | self.point.seeds), self.point.names)
             except BackendError:
                 rounded = {}
-            self._moved[bits] = {
-                name: rounded[name] - value
-                if name in rounded and rounded[name].shape == value.shape
-                else np.full(value.shape, np.inf)
-                for name, value in self.gradients.items()
-            }
+            with np.errstate(invalid="ignore"):  # where both are infinite
+                self._moved[bits] = {
+                    name: rounded[name] - value
+                    if name in rounded and rounded[name].shape == value.shape
+                    else np.full(value.shape, np.inf)
+                    for name, value in self.gradients.items()
+                }
         return self._moved[bits][name]
 
 
