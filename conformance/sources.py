@@ -6,6 +6,7 @@ run: a journal, a report and a test can refer to it.
 
 from __future__ import annotations
 
+import os
 import re
 import zlib
 from collections import defaultdict
@@ -254,6 +255,7 @@ def select(
     :raises OptionError: an opset, type or kind of values that does not exist.
     """
     low, high = _range(opset)
+    literal = re.split(r"[*?[]", names or "", maxsplit=1)[0]
     types = _listed(dtype, DTYPES, "float type")
     kinds = _listed(values, ("smooth", "kink", "special"), "kind of values")
     if operators is not None:
@@ -270,6 +272,8 @@ def select(
         for case in cases:
             if kinds and case.values not in kinds:
                 continue
+            if literal and os.path.commonprefix((literal, stem := _stem(case))) not in (literal, stem):
+                continue  # whatever its opset and type, its name does not match
             for moved in _in_opsets(case, low, high):
                 for made in [moved] if not types else [in_dtype(moved, one) for one in types]:
                     if made is None or made.name in seen or (names is not None and not fnmatchcase(made.name, names)):
