@@ -37,7 +37,7 @@ from refgrad.conformance.feeds import SIZE
 from refgrad.conformance.oracles.differences import NAME as DIFFERENCES
 from refgrad.conformance.oracles.differences import estimates
 from refgrad.conformance.oracles.evidence import Directional, Evidence, Silent
-from refgrad.conformance.point import Point, Truth, by_name, inputs_of, rounding, with_values
+from refgrad.conformance.point import Point, Truth, by_name, in_float64, inputs_of, rounding, with_values
 from refgrad.conformance.verdicts import NO_KERNEL
 from refgrad.conformance.weights import randomize
 from refgrad.errors import BackendError, BuilderError, OptionError, RefgradError, choices
@@ -140,7 +140,7 @@ def check(
     truths: dict[str, dict[str, np.ndarray]] = {}
     for dialect, made in gradients.items():
         try:
-            prepared = get_backend("numpy").prepare(made, precision="float64")
+            prepared = in_float64(made)
             truths[dialect] = by_name(prepared.run(point.wide | point.seeds), point.names)
         except BackendError as error:
             rows += _without_result(point, dialect, "numpy float64", DIFFERENCES, error)

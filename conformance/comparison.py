@@ -8,11 +8,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from onnx import ModelProto
 
-from refgrad.backends import get_backend
 from refgrad.conformance.differences import one_sided
 from refgrad.conformance.oracles.differences import direction_at, estimates
 from refgrad.conformance.oracles.evidence import Directional, Elementwise
-from refgrad.conformance.point import Point, ShapeMovedError, Truth, by_name, largest, limits, rms
+from refgrad.conformance.point import Point, ShapeMovedError, Truth, by_name, in_float64, largest, limits, rms
 from refgrad.errors import BackendError
 from refgrad.kinks import KINKS
 
@@ -185,7 +184,7 @@ def told_by_the_neighbour(truth: Truth, names: Collection[str], seed: int, toler
         return set()
     beside = truth.point.beside(np.random.default_rng([seed, 2]))
     try:
-        prepared = get_backend("numpy").prepare(truth.model, precision="float64")
+        prepared = in_float64(truth.model)
         there = Truth(beside, truth.model, by_name(prepared.run(beside.wide | beside.seeds), beside.names))
     except BackendError:
         return set()

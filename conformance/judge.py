@@ -8,7 +8,6 @@ far the float64 gradient itself moves when each intermediate result is rounded.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -17,7 +16,6 @@ import numpy as np
 from onnx import ModelProto
 
 import refgrad
-from refgrad.backends import get_backend
 from refgrad.conformance import verdicts
 from refgrad.conformance.comparison import (
     AGREED,
@@ -33,9 +31,9 @@ from refgrad.conformance.comparison import (
     kinks_of,
     told_by_the_neighbour,
 )
-from refgrad.conformance.oracles import Directional, Evidence, Property, Silent
+from refgrad.conformance.oracles import Built, Directional, Evidence, Property, Silent
 from refgrad.conformance.oracles.differences import NAME as DIFFERENCES
-from refgrad.conformance.point import Point, Truth, by_name, rounding, with_defaults
+from refgrad.conformance.point import Point, Truth, in_float64, rounding
 from refgrad.conformance.question import Question
 from refgrad.conformance.verdicts import Row
 from refgrad.errors import RefgradError, choices
@@ -71,24 +69,19 @@ class Trial:
 
     question: Question
     evidence: tuple[Evidence, ...]
-    _conventions: dict[str, Mapping[str, np.ndarray] | None] = field(default_factory=dict)
+    _conventions: dict[str, Mapping[str, np.ndarray]] = field(default_factory=dict)
 
     @cached_property
     def truth(self) -> Truth:
         """The point, with refgrad's gradient there in float64: no gradients where it refuses."""
         question = self.question
-        made, gradients = _in_float64(question)
-        metadata = {} if made is None else {entry.key: entry.value for entry in made.metadata_props}
-        names = json.loads(metadata.get("refgrad.gradients", json.dumps({name: name for name in question.wrt})))
-        seeds = json.loads(
-            metadata.get("refgrad.cotangents", json.dumps({o: f"{o}_grad" for o in question.cotangents}))
-        )
-        prepared = get_backend("numpy").prepare(with_defaults(question.model, question.wrt), precision="float64")
+        built, gradients = _in_float64(question)
+        prepared = in_float64(question.model, question.wrt)
+        seeds = built.cotangents
         cotangents = {seeds[output]: value for output, value in question.cotangents.items()}
-        point = Point(
-            question.model, prepared, names, seeds, dict(question.feeds), cotangents, question.at, question.case
-        )
-        return Truth(point, made if made is not None else ModelProto(), gradients)
+        names, feeds = built.gradients, dict(question.feeds)
+        point = Point(question.model, prepared, names, seeds, feeds, cotangents, question.at, question.case)
+        return Truth(point, built.model, gradients)
 
     @cached_property
     def of_refgrad(self) -> dict[str, dict[str, Judged]]:
@@ -193,7 +186,7 @@ class Trial:
         followed = [
             convention
             for convention in CONVENTIONS
-            if (expected := self._by_convention(convention)) is not None
+            if name in (expected := self._by_convention(convention))
             and against_float64(replace(self.truth, gradients=expected), name, got, tolerance).verdict == AGREED
         ]
         if followed:
@@ -210,10 +203,9 @@ class Trial:
         )
         return self._row(candidate, verdicts.INCONCLUSIVE, (), (), judged)
 
-    def _by_convention(self, convention: str) -> Mapping[str, np.ndarray] | None:
+    def _by_convention(self, convention: str) -> Mapping[str, np.ndarray]:
         if convention not in self._conventions:
-            made, gradients = _in_float64(self.question, convention)
-            self._conventions[convention] = None if made is None else gradients
+            self._conventions[convention] = _in_float64(self.question, convention)[1]
         return self._conventions[convention]
 
     def _row(
@@ -232,18 +224,15 @@ class Trial:
         )
 
 
-def _in_float64(question: Question, kinks: str = "refgrad") -> tuple[ModelProto | None, dict[str, np.ndarray]]:
-    """refgrad's gradient and what the interpreter computes of it in float64: nothing where either refuses."""
+def _in_float64(question: Question, kinks: str = "refgrad") -> tuple[Built, dict[str, np.ndarray]]:
+    """refgrad's gradient and what the interpreter computes of it in float64: no gradients where either refuses."""
+    outputs = list(question.cotangents)
+    built = Built(ModelProto(), {name: f"{name}_grad" for name in outputs}, {name: name for name in question.wrt})
     try:
-        made = refgrad.gradient(question.model, question.wrt, list(question.cotangents), kinks=kinks)
-        metadata = {
-            entry.key: json.loads(entry.value) for entry in made.metadata_props if entry.key.startswith("refgrad.")
-        }
-        seeds = metadata["refgrad.cotangents"]
-        feeds = question.at | {seeds[output]: value for output, value in question.weights.items()}
-        results = get_backend("numpy").prepare(made, precision="float64").run(feeds)
+        built = Built.of(refgrad.gradient(question.model, question.wrt, outputs, kinks=kinks))
+        prepared = in_float64(built.model)
+        gradients = built.named(prepared.run(built.feeds(question.at, question.weights)))
     except RefgradError:
-        return None, {}
-    gradients = by_name(results, metadata["refgrad.gradients"])
+        return built, {}
     at = question.at
-    return made, {name: value for name, value in gradients.items() if value.shape == np.shape(at[name])}
+    return built, {name: value for name, value in gradients.items() if value.shape == np.shape(at[name])}

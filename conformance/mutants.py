@@ -32,6 +32,7 @@ from refgrad.conformance.case import Case
 from refgrad.conformance.cases import every_case
 from refgrad.conformance.judge import Candidate, Trial
 from refgrad.conformance.oracles import Built, Evidence
+from refgrad.conformance.point import largest
 from refgrad.conformance.question import ask
 from refgrad.conformance.runner import ORACLES, testify
 from refgrad.emit import Emitter
@@ -689,7 +690,7 @@ class _Subject:
             built = build("refgrad", self.question)
         self.form = _form(built.model.graph, {})
         values = self._run(built, trace=True)
-        self.gradients = _of(built, values)
+        self.gradients = built.named(values)
         nodes = {node.name: node for node in built.model.graph.node}
 
         def ranks(result: str) -> list[int | None]:
@@ -721,9 +722,8 @@ class _Subject:
         return self.trial.verdict(Candidate("refgrad", "numpy", nodes, self.gradients)).verdict != verdicts.WRONG
 
     def _run(self, built: Built, trace: bool = False) -> Mapping[str, Any]:
-        seeds = {built.cotangents[output]: value for output, value in self.question.weights.items()}
         prepared = NumpyBackend().prepare(built.model, precision="float64")
-        return prepared.run(self.question.at | seeds | built.constants, trace=trace)
+        return prepared.run(built.feeds(self.question.at, self.question.weights), trace=trace)
 
     @np.errstate(all="ignore")
     def try_on(self, breaking: Callable[[], Any]) -> Outcome | None:
@@ -733,7 +733,7 @@ class _Subject:
                 built = build("refgrad", self.question)
                 if _form(built.model.graph, {}) == self.form:
                     return None
-                gradients = _of(built, self._run(built))
+                gradients = built.named(self._run(built))
             except Exception as error:  # a broken rule may raise anything
                 return Outcome(_NOBODY, self.case.name, FAILS, (), True, note=" ".join(str(error).split())[:200])
         if all(_same(gradients.get(name), gradient) for name, gradient in self.gradients.items()):
@@ -766,15 +766,11 @@ def _form(graph: GraphProto, outside: Mapping[str, Any]) -> Any:
     return nodes, [names[value.name] for value in graph.output]
 
 
-def _of(built: Built, values: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    return {name: np.asarray(values[gradient]) for name, gradient in built.gradients.items()}
-
-
 def _same(got: np.ndarray | None, wanted: np.ndarray) -> bool:
     if got is None or got.shape != wanted.shape:
         return False
-    size = float(np.max(np.abs(wanted[np.isfinite(wanted)]), initial=0.0))
-    return bool(np.allclose(got, wanted, rtol=0, atol=_SAME * size, equal_nan=True))
+    slack = _SAME * largest(wanted[np.isfinite(wanted)])
+    return bool(np.allclose(got, wanted, rtol=0, atol=slack, equal_nan=True))
 
 
 class _Operator:

@@ -6,7 +6,6 @@ everything that is not differentiated folded into constants.
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -18,10 +17,11 @@ import onnx
 from onnx import ModelProto, TensorProto, ValueInfoProto, numpy_helper
 
 import refgrad
-from refgrad.backends import get_backend
 from refgrad.backends.base import Prepared
+from refgrad.backward import names_in
 from refgrad.conformance.differences import Difference, directional
 from refgrad.conformance.feeds import widened
+from refgrad.conformance.point import in_float64
 from refgrad.graph import FLOATS
 from refgrad.registry import NO_DERIVATIVE, PENDING
 
@@ -145,11 +145,10 @@ def wrong(test: NodeModel, dialect: str = "onnx", **options: Any) -> list[str]:
 
     :raises RefgradError: the gradient cannot be built or run.
     """
-    forward = get_backend("numpy").prepare(test.model, precision="float64")
+    forward = in_float64(test.model)
     gradient = refgrad.gradient(test.model, wrt=test.wrt, outputs=test.outputs, dialect=dialect, **options)
-    metadata = {entry.key: entry.value for entry in gradient.metadata_props}
-    names, seeds_of = json.loads(metadata["refgrad.gradients"]), json.loads(metadata["refgrad.cotangents"])
-    prepared = get_backend("numpy").prepare(gradient, precision="float64")
+    seeds_of, names = names_in(gradient)
+    prepared = in_float64(gradient)
     complaints = dict.fromkeys(test.wrt, "no finite point")
     open_ = set(test.wrt)
     before = forward.run(widened(test.feeds))

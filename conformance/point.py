@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -15,6 +14,7 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 from refgrad.backends import Prepared, get_backend
 from refgrad.backends.base import Value, describe, graph_inputs
 from refgrad.backends.numpy import NumpyBackend
+from refgrad.backward import names_in
 from refgrad.conformance.feeds import DOMAINS, random_feeds, widened
 from refgrad.errors import BackendError, FeedError, choices
 from refgrad.graph import FLOATS, Graph
@@ -50,10 +50,8 @@ class Point:
         sizes: Mapping[str, int] | None,
     ) -> Point:
         """Take the given feeds, or the first random ones at which every output is finite."""
-        metadata = {entry.key: entry.value for entry in gradient.metadata_props}
-        names = json.loads(metadata["refgrad.gradients"])
-        seeds_of = json.loads(metadata["refgrad.cotangents"])
-        prepared = get_backend("numpy").prepare(with_defaults(model, list(names)), precision="float64")
+        seeds_of, names = names_in(gradient)
+        prepared = in_float64(model, names)
         inputs = graph_inputs(model.graph)
         if feeds is not None:
             given = dict(feeds)
@@ -194,7 +192,15 @@ def _require_finite(results: Mapping[str, np.ndarray], described: str) -> None:
         )
 
 
-def with_defaults(model: ModelProto, names: Sequence[str]) -> ModelProto:
+def in_float64(model: ModelProto, names: Collection[str] = ()) -> Prepared:
+    """The model on the interpreter in float64, the initializers among `names` as inputs too.
+
+    :raises RefgradError: the interpreter does not know it.
+    """
+    return get_backend("numpy").prepare(with_defaults(model, names), precision="float64")
+
+
+def with_defaults(model: ModelProto, names: Collection[str]) -> ModelProto:
     """The model with the initializers among `names` as inputs too, so that they can be moved."""
     listed = {value.name for value in model.graph.input}
     tensors = [t for t in model.graph.initializer if t.name in names and t.name not in listed]

@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto, numpy_helper
 
-from refgrad.backends import get_backend
 from refgrad.backends.base import describe, graph_inputs
 from refgrad.conformance.case import Case
 from refgrad.conformance.feeds import is_float, widened
-from refgrad.conformance.point import with_defaults
+from refgrad.conformance.point import in_float64
 from refgrad.errors import FeedError, choices
 from refgrad.graph import FLOATS
 
@@ -60,7 +59,7 @@ def ask(case: Case, seed: int = 0) -> Question:
     outputs = case.outputs if case.outputs is not None else tuple(floats)
     if not wrt or not outputs:
         raise FeedError(f"{case}: no float input is fed, or no output is float, so there is nothing to differentiate.")
-    prepared = get_backend("numpy").prepare(with_defaults(case.model, wrt), precision="float64")
+    prepared = in_float64(case.model, wrt)
     results = prepared.run(widened(case.feeds), outputs)
     bad = [name for name, value in results.items() if not np.all(np.isfinite(value))]
     if bad and case.values == "smooth":

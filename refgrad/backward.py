@@ -122,6 +122,13 @@ def _check_options(*options: tuple[str, str, Sequence[str]]) -> None:
             raise OptionError(f"There is no {option} {value!r}; there are {choices(known)}.")
 
 
+def names_in(gradient: ModelProto) -> tuple[dict[str, str], dict[str, str]]:
+    """The cotangent of each output and the gradient of each input, as `gradient` wrote them down; of another model none."""
+    known = {entry.key: entry.value for entry in gradient.metadata_props}
+    cotangents, gradients = (json.loads(known.get(f"refgrad.{what}", "{}")) for what in ("cotangents", "gradients"))
+    return cotangents, gradients
+
+
 @contextmanager
 def _no_collection() -> Iterator[None]:
     """Pause the garbage collector: a sweep makes many objects, all of them live, and it would search them again and again."""

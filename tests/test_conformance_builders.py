@@ -12,11 +12,11 @@ import pytest
 from onnx import ModelProto
 
 from refgrad.backends import available
-from refgrad.conformance.builders import BUILDERS, build, feeds_of, get_builder, version
+from refgrad.conformance.builders import BUILDERS, build, get_builder, version
 from refgrad.conformance.case import Case, node_case
 from refgrad.conformance.executors import executors, get_executor, run
 from refgrad.conformance.executors import version as version_of_executor
-from refgrad.conformance.oracles import Directional, get_oracle
+from refgrad.conformance.oracles import Built, Directional, get_oracle
 from refgrad.conformance.question import Question, ask
 from refgrad.errors import BackendError, BuilderError, FeedError, OptionError
 
@@ -63,7 +63,7 @@ CASES = {
 def is_right(question: Question, builder: str, executor: str) -> bool:
     """Whether differences along random directions say so, in the model's own types."""
     built = build(builder, question)
-    results = run(executor, built.model, feeds_of(question, built))
+    results = run(executor, built.model, built.feeds(question.feeds, question.cotangents))
     testify = get_oracle("differences").testify
     assert testify is not None
     for said in testify(question):
@@ -91,11 +91,22 @@ def test_onnx_ad_gets_an_axis_by_attribute_before_opset_13() -> None:
     assert is_right(ask(Case("opset 12", onnx.parser.parse_model(text), {"x": draw(2, 3)})), "onnx-ad", "numpy")
 
 
-def test_wide_feeds_are_in_float64() -> None:
-    question = ask(CASES["two outputs, a weight"])
-    built = build("refgrad", question)
-    assert {v.dtype.name for v in feeds_of(question, built).values()} == {"float32"}
-    assert {v.dtype.name for v in feeds_of(question, built, wide=True).values()} == {"float64"}
+def test_a_gradient_is_fed_what_it_takes_and_nothing_else() -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 21]> f (float[2] x, float[2] v, float c) => (float[2] g) { g = Sum(x, v, c) }'
+    )
+    built = Built(model, {"y": "v", "z": "w"}, {"x": "g"}, {"c": np.float32(1)})
+    x, y, z = (draw(2) for _ in range(3))
+    assert built.feeds({"x": x, "unused": x}, {"y": y, "z": z}) == {"x": x, "v": y, "c": np.float32(1)}
+    assert built.named({"g": y}) == {"x": y}
+
+
+def test_a_gradient_of_refgrad_says_its_names_and_no_other_model_does() -> None:
+    made = build("refgrad", ask(CASES["two outputs, a weight"]))
+    assert Built.of(made.model) == made
+    bare = Built.of(CASES["two outputs, a weight"].model)
+    assert not bare.cotangents
+    assert not bare.gradients
 
 
 # A function of one's own

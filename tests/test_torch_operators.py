@@ -9,7 +9,7 @@ import pytest
 from checking import by_operator
 
 from refgrad.backends import get_backend
-from refgrad.conformance.builders import build, feeds_of
+from refgrad.conformance.builders import build
 from refgrad.conformance.case import Case
 from refgrad.conformance.feeds import is_float
 from refgrad.conformance.oracles import Elementwise, get_oracle
@@ -39,7 +39,7 @@ def agrees(case: Case) -> bool:
         first = next(iter(question.cotangents))  # torch may have the first output alone
         return agrees(replace(case, outputs=(first,)))
     built = build("refgrad", question)
-    got = get_backend("numpy").prepare(built.model, precision="float64").run(feeds_of(question, built, wide=True))
+    got = get_backend("numpy").prepare(built.model, precision="float64").run(built.feeds(question.at, question.weights))
     for one in said:
         assert isinstance(one, Elementwise)
         ours = got[built.gradients[one.name]]

@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from refgrad.backends import get_backend
 from refgrad.conformance.differences import Difference, directional
 from refgrad.conformance.oracles.evidence import Directional, Evidence, Oracle, Silent
-from refgrad.conformance.point import ShapeMovedError, rms, with_defaults
+from refgrad.conformance.point import ShapeMovedError, in_float64, rms
 from refgrad.conformance.question import Question
 from refgrad.errors import BackendError
 
@@ -32,7 +31,7 @@ def forward(question: Question) -> Forward:
     :raises ShapeMovedError: an output has another shape there.
     :raises BackendError: the interpreter does not run it.
     """
-    prepared = get_backend("numpy").prepare(with_defaults(question.model, question.wrt), precision="float64")
+    prepared = in_float64(question.model, question.wrt)
     outputs = tuple(question.cotangents)
 
     def run(at: Mapping[str, Any]) -> Mapping[str, np.ndarray]:

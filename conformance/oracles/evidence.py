@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from onnx import ModelProto
 
+from refgrad.backward import names_in
 from refgrad.conformance.question import Question
 
 
@@ -76,6 +77,21 @@ class Built:
     cotangents: dict[str, str]
     gradients: dict[str, str]
     constants: dict[str, np.ndarray] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, model: ModelProto) -> Built:
+        """A gradient that refgrad made: it has the names in it. Those of another model are not known."""
+        return cls(model, *names_in(model))
+
+    def feeds(self, at: Mapping[str, Any], cotangents: Mapping[str, np.ndarray]) -> dict[str, Any]:
+        """What to feed the model, as far as it takes it: the point, the cotangents of the outputs, its own constants."""
+        named = {self.cotangents[output]: v for output, v in cotangents.items() if output in self.cotangents}
+        taken = {value.name for value in self.model.graph.input}
+        return {name: value for name, value in {**at, **named, **self.constants}.items() if name in taken}
+
+    def named(self, results: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        """The gradients in what the model returned, by what they are gradients of."""
+        return {name: np.asarray(results[gradient]) for name, gradient in self.gradients.items()}
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from refgrad.backends import get_backend
-from refgrad.backends.base import graph_inputs
 from refgrad.conformance.oracles.evidence import Built
 from refgrad.conformance.point import ShapeMovedError
 from refgrad.conformance.question import Question
@@ -26,7 +25,6 @@ class Field:
     def __init__(self, question: Question, built: Built, bits: int | None = None) -> None:
         self._built, self._wrt = built, question.wrt
         self._prepared = get_backend("numpy").prepare(built.model, precision="float64", bits=bits)
-        self._inputs = {value.name for value in graph_inputs(built.model.graph)}
 
     def __call__(self, at: Mapping[str, Any], cotangents: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The gradient by every input of the question, zeros where the builder has none.
@@ -35,12 +33,10 @@ class Field:
         :raises BackendError: the interpreter fails.
         """
         built = self._built
-        named = {built.cotangents[output]: v for output, v in cotangents.items() if output in built.cotangents}
-        feeds = {name: value for name, value in {**at, **named, **built.constants}.items() if name in self._inputs}
-        results = self._prepared.run(feeds, list(built.gradients.values()))
+        known = built.named(self._prepared.run(built.feeds(at, cotangents), list(built.gradients.values())))
         found = {}
         for name in self._wrt:
-            gradient = results[built.gradients[name]] if name in built.gradients else np.zeros(at[name].shape)
+            gradient = known.get(name, np.zeros(at[name].shape))
             if gradient.shape != at[name].shape:
                 raise ShapeMovedError(f"the gradient by {name!r} has the shape {gradient.shape}, not {at[name].shape}")
             found[name] = gradient

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from refgrad.backends import get_backend
-from refgrad.conformance.builders import build, feeds_of, get_builder
+from refgrad.conformance.builders import build, get_builder
 from refgrad.conformance.oracles.evidence import Elementwise, Evidence, Oracle, Silent
+from refgrad.conformance.point import in_float64
 from refgrad.conformance.question import Question
 
 NAME = "onnx-ad"
@@ -16,8 +16,8 @@ _TRUSTED = 1e-6  # relative: its constants are in the model's type
 def _testify(question: Question) -> Sequence[Evidence]:
     try:
         built = build(NAME, question)
-        prepared = get_backend("numpy").prepare(built.model, precision="float64")
-        results = prepared.run(feeds_of(question, built, wide=True))
+        prepared = in_float64(built.model)
+        results = prepared.run(built.feeds(question.at, question.weights))
     except Exception as error:  # it raises classes of its own, and any other where it does not know a form
         return [Silent(NAME, " ".join(str(error).split()) or type(error).__name__)]
     said: list[Evidence] = []

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from refgrad.conformance.builders import build, feeds_of, get_builder
+from refgrad.conformance.builders import build, get_builder
 from refgrad.conformance.executors import run
 from refgrad.conformance.oracles.evidence import Elementwise, Evidence, Oracle, Silent
 from refgrad.conformance.point import rounding
@@ -20,7 +20,7 @@ _BUILDER = "onnxruntime:raw"
 def _testify(question: Question) -> Sequence[Evidence]:
     try:
         built = build(_BUILDER, question)
-        results = run("ort-cpu", built.model, feeds_of(question, built))
+        results = run("ort-cpu", built.model, built.feeds(question.feeds, question.cotangents))
     except RefgradError as error:  # it refuses, or does not run what it has made
         return [Silent(NAME, str(error))]
     trusted = rounding(len(built.model.graph.node), question.model)

@@ -14,11 +14,10 @@ from onnx import GraphProto, ModelProto, NodeProto, TypeProto, helper, numpy_hel
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
-from refgrad.backends import get_backend
 from refgrad.backends.numpy.precision import Float64
 from refgrad.backends.numpy.registry import default_attributes
 from refgrad.conformance.case import qualified
-from refgrad.conformance.point import ShapeMovedError, largest, with_defaults
+from refgrad.conformance.point import ShapeMovedError, in_float64, largest, with_defaults
 from refgrad.conformance.question import Question
 from refgrad.errors import BackendError, RefgradError
 from refgrad.functions import OPERATORS, call_functions
@@ -118,7 +117,7 @@ def truth_of(question: Question) -> Outputs:
 
     :raises BackendError: it does not run the model.
     """
-    prepared = get_backend("numpy").prepare(with_defaults(question.model, question.wrt), precision="float64")
+    prepared = in_float64(question.model, question.wrt)
     return prepared.run(question.at, tuple(question.cotangents))
 
 

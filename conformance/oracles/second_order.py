@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 import refgrad
-from refgrad.backends import get_backend
 from refgrad.conformance.differences import Difference, directional
 from refgrad.conformance.oracles.differences import STEPS, direction_at
 from refgrad.conformance.oracles.evidence import Built, Oracle, Property, Silent
 from refgrad.conformance.oracles.field import Field, product
-from refgrad.conformance.point import ShapeMovedError
+from refgrad.conformance.point import ShapeMovedError, in_float64
 from refgrad.conformance.question import Question
 from refgrad.errors import BackendError, RefgradError
 
@@ -96,28 +94,19 @@ def _blurred(note: str) -> Silent:
 
 def _differentiated(question: Question, built: Built, w: Arrays) -> Arrays | None:
     """D(<w, g>): refgrad's gradient of its own gradient; None where the gradient is not refgrad's, or where it refuses."""
-    if all(entry.key != "refgrad.gradients" for entry in built.model.metadata_props):
+    if not Built.of(built.model).gradients:
         return None
     known = {name: built.gradients[name] for name in w if name in built.gradients}
     if not known:
         return None
     try:
-        made = refgrad.gradient(built.model, list(known), list(known.values()))
-        metadata = dict(_metadata(made.metadata_props))
-        prepared = get_backend("numpy").prepare(made, precision="float64")
-        inputs = {value.name for value in prepared.inputs}
-        seeds = {metadata["refgrad.cotangents"][gradient]: w[name] for name, gradient in known.items()}
-        cotangents = {built.cotangents[o]: v for o, v in question.weights.items() if o in built.cotangents}
-        feeds = {n: v for n, v in {**question.at, **cotangents, **built.constants, **seeds}.items() if n in inputs}
-        results = prepared.run(feeds)
+        again = Built.of(refgrad.gradient(built.model, list(known), list(known.values())))
+        seeds = {gradient: w[name] for name, gradient in known.items()}
+        prepared = in_float64(again.model)
+        second = again.named(prepared.run(again.feeds(built.feeds(question.at, question.weights), seeds)))
     except RefgradError:
         return None
-    second = metadata["refgrad.gradients"]
-    return {n: results[second[n]] if n in second else np.zeros(x.shape) for n, x in w.items()}
-
-
-def _metadata(entries: Any) -> Iterator[tuple[str, Any]]:
-    return ((entry.key, json.loads(entry.value)) for entry in entries if entry.key.startswith("refgrad."))
+    return {name: second.get(name, np.zeros(x.shape)) for name, x in w.items()}
 
 
 ORACLE = Oracle(
