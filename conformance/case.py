@@ -43,8 +43,7 @@ class Case:
     @property
     def operator(self) -> str:
         """What the case is about: "Conv", "com.microsoft.Gelu", or "model" of several nodes and none called `NODE`."""
-        nodes = [node for node in self.model.graph.node if node.name == NODE] or list(self.model.graph.node)
-        return qualified(nodes[0]) if len(nodes) == 1 else "model"
+        return qualified(self.subject) if self.subject is not None else "model"
 
     @property
     def opset(self) -> int:
@@ -57,6 +56,12 @@ class Case:
     def dtype(self) -> str:
         """The type of the first float that is fed, "" where none is."""
         return next((array.dtype.name for array in self.feeds.values() if is_float(array)), "")
+
+    @property
+    def subject(self) -> NodeProto | None:
+        """The node that the case is about: the one called `NODE`, or the only one. None of several."""
+        nodes = [node for node in self.model.graph.node if node.name == NODE] or list(self.model.graph.node)
+        return nodes[0] if len(nodes) == 1 else None
 
     @property
     def node(self) -> NodeProto:

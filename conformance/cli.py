@@ -26,14 +26,14 @@ from refgrad.conformance.reports import terminal
 from refgrad.conformance.results import Results, load, merge
 from refgrad.conformance.runner import MEMORY, ORACLES, Plan
 from refgrad.conformance.suite import Progress as Report
-from refgrad.conformance.suite import check, run_suite, settings_of
+from refgrad.conformance.suite import require, run_suite, settings_of
 from refgrad.errors import OptionError, choices
 from refgrad.files import replacing
 from refgrad.text import onnx_simple_text_plot
 from refgrad.worker import SECONDS
 
 AGREES, DISAGREES = 0, 1
-SOURCES = ("tables", "node-tests")
+SOURCES = ("tables", "node-tests", "findings")
 _WIDTH = 160  # of a table that no terminal shows
 
 app = typer.Typer(
@@ -64,7 +64,7 @@ From = Annotated[
     typer.Option(
         "--source",
         metavar="SOURCE",
-        help="tables, node-tests, a folder in the layout of ONNX's backend tests, or an .onnx file.",
+        help="tables, node-tests, findings, a folder in the layout of ONNX's backend tests, or an .onnx file.",
     ),
 ]
 Feeds = Annotated[Path | None, typer.Option(help="Inputs of the .onnx file by name, a .npz file. Default: random.")]
@@ -118,7 +118,7 @@ def run(
     The exit code is 1 where something is wrong, crashes, or exceeds a limit and no limitation explains it.
     """
     plan = Plan(_split(builder), _split(backend), _split(oracle), seed, seconds, memory << 20)
-    check(plan)
+    require(plan)
     known = Limitations() if limitations is None else Limitations.read(limitations)
     for path in output or ():
         reports.writer(path)
@@ -268,6 +268,8 @@ def _source(source: str, feeds: Path | None, seed: int) -> Iterator[Case]:
         return sources.tables()
     if source == "node-tests":
         return sources.node_tests()
+    if source == "findings":
+        return sources.of_findings()
     path = Path(source)
     if path.is_dir():
         return sources.folder(path)

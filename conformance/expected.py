@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto, helper, numpy_helper
 
-from refgrad.conformance.case import NODE, Case
+from refgrad.conformance.case import Case
 from refgrad.conformance.comparison import AGREED, FLOAT64_BITS, SENSITIVE
 from refgrad.conformance.judge import ENOUGH, Trial
 from refgrad.conformance.oracles import Built, Evidence, Property, Silent, get_oracle
@@ -232,12 +232,11 @@ def named_tests(cases: Iterable[Case]) -> dict[str, Case]:
 
 def _parts(case: Case) -> Iterator[str]:
     """What a name says of a case: the operator, the attributes that are not the default, the type."""
-    if case.operator == "model":
+    node = case.subject
+    if node is None:
         yield _safe(case.name)
         return
     yield _safe(case.operator)
-    nodes = case.model.graph.node
-    node = next((node for node in nodes if node.name == NODE), nodes[0])
     schema = find_schema(node.op_type, node.domain, case.opset)
     for attribute in sorted(node.attribute, key=lambda attribute: attribute.name):
         formal = schema.attributes.get(attribute.name) if schema else None

@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -27,17 +27,17 @@ from typing import Any
 import numpy as np
 from onnx import AttributeProto, helper, numpy_helper
 
-from refgrad.conformance.case import NODE, Case
+from refgrad.conformance.case import Case
 from refgrad.conformance.expected import ORACLES, Expected, chosen, expect, named_tests
 from refgrad.conformance.oracles import get_oracle
 from refgrad.conformance.sources import select
+from refgrad.conformance.suite import Progress
 from refgrad.errors import OptionError, WorkerError
 from refgrad.files import new_folder
 from refgrad.worker import Worker
 
 FORMAT = "refgrad conformance export 1"
 GRADIENTS, FORWARD, SCHEMAS = "gradients", "forward", ("manifest", "case")
-Progress = Callable[[int, int, str], None]  # how many tests are done, of how many, and the last one's name
 
 
 @dataclass(frozen=True)
@@ -162,10 +162,8 @@ def _about(case: Case) -> dict[str, Any]:
 
 def _attributes(case: Case) -> dict[str, Any]:
     """The attributes of the node that a case is about; nothing of several nodes."""
-    nodes = [node for node in case.model.graph.node if node.name == NODE] or list(case.model.graph.node)
-    if len(nodes) != 1:
-        return {}
-    return {a.name: _attribute(a) for a in sorted(nodes[0].attribute, key=lambda a: a.name)}
+    attributes = () if case.subject is None else case.subject.attribute
+    return {a.name: _attribute(a) for a in sorted(attributes, key=lambda a: a.name)}
 
 
 def _attribute(attribute: AttributeProto) -> Any:

@@ -14,7 +14,7 @@ from refgrad.conformance.case import Case
 from refgrad.conformance.expected import chosen
 from refgrad.conformance.limitations import Limitation, Limitations
 from refgrad.conformance.runner import Plan, run_case
-from refgrad.conformance.suite import check
+from refgrad.conformance.suite import require
 from refgrad.conformance.verdicts import AGREED, CONVENTION, FAULTS, Row
 from refgrad.errors import RefgradError
 from refgrad.worker import Worker
@@ -35,7 +35,7 @@ class Suite:
     ) -> None:
         self.plan = Plan((builder,), (executor,))
         try:
-            check(self.plan)
+            require(self.plan)
             self.cases = chosen(operators)
             self.limitations = Limitations.read(limitations) if limitations else Limitations()
         except RefgradError as error:

@@ -39,7 +39,7 @@ def run_suite(
     :param settings: what the results say of the run besides the plan.
     :raises RefgradError: somebody in the plan does not exist, or cannot be used here.
     """
-    check(plan)
+    require(plan)
     known = list(cases)
     done = dict(journal.done) if journal is not None else {}
     left = [case for case in known if case.name not in done]
@@ -61,7 +61,7 @@ def settings_of(plan: Plan) -> dict[str, Any]:
     return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(plan).items()}
 
 
-def check(plan: Plan) -> None:
+def require(plan: Plan) -> None:
     """Refuse a plan with somebody who does not exist or cannot be used here.
 
     :raises RefgradError: the reason.

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from onnx import ModelProto
 
 from refgrad.conformance import cases
-from refgrad.conformance.case import Case
+from refgrad.conformance.case import NODE, Case
 from refgrad.conformance.nodemodels import excluded, node_models
 from refgrad.functions import LOWEST
 from refgrad.graph import FLOATS
@@ -86,7 +86,7 @@ def table() -> Iterator[tuple[str, Case]]:
 
 
 def _operator(case: Case) -> str:
-    return next((node.op_type for node in case.model.graph.node if node.name == "node"), "")
+    return next((node.op_type for node in case.model.graph.node if node.name == NODE), "")
 
 
 def _whole(model: ModelProto) -> ModelProto:
