@@ -41,7 +41,8 @@ class _Path:
     def __call__(self, t: float) -> float:
         moved = {n: array + t * self.direction[n] if n in self.direction else array for n, array in self.point.items()}
         results = self.function(moved)
-        terms = [v * results[name] for name, v in self.cotangents.items()]
+        # What is not finite cannot be weighed by nothing.
+        terms = [v * np.where(v == 0, 0.0, results[name]) for name, v in self.cotangents.items()]
         self.size = max(self.size, *(float(np.sum(np.abs(term))) for term in terms))
         return float(sum(np.sum(term, dtype=np.float64) for term in terms))
 

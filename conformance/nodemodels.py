@@ -21,6 +21,7 @@ from refgrad.backends.base import Prepared
 from refgrad.backward import names_in
 from refgrad.conformance.differences import Difference, directional
 from refgrad.conformance.feeds import widened
+from refgrad.conformance.oracles.differences import tied
 from refgrad.conformance.point import in_float64
 from refgrad.graph import FLOATS
 from refgrad.registry import NO_DERIVATIVE, PENDING
@@ -164,8 +165,8 @@ def wrong(test: NodeModel, dialect: str = "onnx", **options: Any) -> list[str]:
         }
         got = prepared.run(point | {seeds_of[o]: v for o, v in cotangents.items()})
         for name in sorted(open_):
-            tied = test.operator in _TIED
-            settled, complaints[name] = _judge(forward, point, name, got[names[name]], cotangents, rng, tied)
+            ties = test.operator in _TIED
+            settled, complaints[name] = _judge(forward, point, name, got[names[name]], cotangents, rng, ties)
             if settled:
                 open_.discard(name)
         if not open_:
@@ -180,7 +181,7 @@ def _judge(
     gradient: np.ndarray,
     cotangents: Mapping[str, np.ndarray],
     rng: np.random.Generator,
-    tied: bool,
+    ties: bool,
 ) -> tuple[bool, str]:
     """Whether the differences settle at this point, and what is wrong with the gradient there: "" for nothing."""
     x = point[name]
@@ -189,13 +190,12 @@ def _judge(
     if not np.all(np.isfinite(gradient)):
         return True, "not finite"
     direction = np.where(np.isfinite(x), rng.standard_normal(x.shape), 0.0)
-    if tied:
-        _, first, of = np.unique(x, return_index=True, return_inverse=True)
-        direction = direction.reshape(-1)[first[of.reshape(x.shape)]]
+    if ties:
+        direction = tied(x, direction)
     got = float(np.sum(gradient * direction))
     best: Difference | None = None
     for step in _STEPS:
-        found = directional(lambda at: _finite(forward.run(at), cotangents), point, {name: direction}, cotangents, step)
+        found = directional(forward.run, point, {name: direction}, cotangents, step)
         if best is None or found.error < best.error:
             best = found
     assert best is not None
@@ -205,11 +205,6 @@ def _judge(
     if not abs(got - best.value) <= TOLERANCE * size + best.error:
         return True, f"{got:.9g} along a direction, differences give {best.value:.9g} ± {best.error:.1g}"
     return True, ""
-
-
-def _finite(results: Mapping[str, Any], cotangents: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The results, 0 where the cotangent is: an infinite one cannot be weighed by it."""
-    return {name: np.where(v == 0, 0.0, results[name]) for name, v in cotangents.items()}
 
 
 def _shifted(feeds: dict[str, Any], wrt: tuple[str, ...], shift: float, rng: np.random.Generator) -> dict[str, Any]:

@@ -39,8 +39,7 @@ def forward(question: Question) -> Forward:
         for name, cotangent in question.cotangents.items():
             if results[name].shape != cotangent.shape:
                 raise ShapeMovedError(f"the shape of {name!r} changes along this direction")
-        # What is not finite cannot be weighed by nothing.
-        return {name: np.where(v == 0, 0.0, results[name]) for name, v in question.cotangents.items()}
+        return results
 
     return run
 
@@ -73,9 +72,9 @@ def estimates(
                 break
             evidence = _settled(function, at, name, direction, weights, oracle)
             if isinstance(evidence, Silent):  # where the shape depends on which elements are equal, they stay so
-                tied = _tied(at[name], direction)
-                if not np.array_equal(tied, direction, equal_nan=True):
-                    evidence = _settled(function, at, name, tied, weights, oracle)
+                alike = tied(at[name], direction)
+                if not np.array_equal(alike, direction, equal_nan=True):
+                    evidence = _settled(function, at, name, alike, weights, oracle)
             found.append(evidence)
     return found
 
@@ -97,11 +96,11 @@ def direction_at(x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     return moved
 
 
-def _tied(x: np.ndarray, direction: np.ndarray) -> np.ndarray:
+def tied(x: np.ndarray, direction: np.ndarray) -> np.ndarray:
     """The direction with equal elements of `x` moving alike."""
     _, first, of = np.unique(x, return_index=True, return_inverse=True)
-    tied: np.ndarray = direction.reshape(-1)[first[of.reshape(x.shape)]]
-    return tied
+    alike: np.ndarray = direction.reshape(-1)[first[of.reshape(x.shape)]]
+    return alike
 
 
 def _settled(

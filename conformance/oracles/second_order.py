@@ -57,7 +57,7 @@ def _along(field: Field, at: Mapping[str, Any], v: Arrays, u: Arrays, w: Arrays)
     why = "the gradient is not finite near this point"
     for step in STEPS:
         try:
-            found = directional(lambda moved: _weighable(field(moved, v), w), at, u, w, step)
+            found = directional(lambda moved: field(moved, v), at, u, w, step)
         except (ShapeMovedError, BackendError) as error:
             why = str(error)
             continue
@@ -68,11 +68,6 @@ def _along(field: Field, at: Mapping[str, Any], v: Arrays, u: Arrays, w: Arrays)
     if best is None:
         raise _UnsettledError(why)
     return best
-
-
-def _weighable(gradient: Arrays, w: Arrays) -> Arrays:
-    """The gradient, 0 where its weight is: what is not finite cannot be weighed by nothing."""
-    return {name: np.where(v == 0, 0.0, gradient[name]) for name, v in w.items()}
 
 
 def _compared(one: Difference, other: Difference, left: str, right: str) -> Property | Silent:
