@@ -1,4 +1,4 @@
-"""Where cases come from: the tables, the node tests of onnx, a folder of tests, a model of the user. And which of them to take.
+"""Where cases come from: tables, onnx's node tests, findings, a folder of tests, a model of the user. And which to take.
 
 Every case that leaves here has a name of its own, which says its operator, opset and type and stays the same from run to
 run: a journal, a report and a test can refer to it.
@@ -59,6 +59,13 @@ def node_tests() -> Iterator[Case]:
         if excluded(test) is None:
             case = Case(test.name, test.model, test.feeds, test.wrt, test.outputs, provenance=f"{about}: {test.name}")
             yield _titled(case, test.name)
+
+
+def of_findings() -> Iterator[Case]:
+    """The models whose gradient some builder writes wrongly."""
+    from refgrad.conformance.findings.builders import builder_findings
+
+    return _named_apart([replace(case, name=_plain(case)) for case in (f.case for f in builder_findings())])
 
 
 def folder(path: str | Path) -> Iterator[Case]:

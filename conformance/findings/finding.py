@@ -47,7 +47,7 @@ class Finding:
 
     def wrong(self, results: Arrays) -> bool:
         """Whether these outputs are not the expected ones."""
-        return not all(_equal(results[name], value, self.tolerance) for name, value in self.expected.items())
+        return not all(equal(results[name], value, self.tolerance) for name, value in self.expected.items())
 
 
 def model(text: str) -> ModelProto:
@@ -90,15 +90,15 @@ def about(
     return Finding(system, made.op_type, fault, model, feeds, expected, proof, **options)
 
 
-def _declared(arrays: Arrays) -> str:
-    """The types and names of `arrays`, in onnx's own language."""
-    types = {
-        name: helper.tensor_dtype_to_string(helper.np_dtype_to_tensor_dtype(a.dtype)) for name, a in arrays.items()
-    }
-    return ", ".join(
-        f"{types[name].removeprefix('TensorProto.').lower()}{list(a.shape) if a.ndim else ''} {name}"
-        for name, a in arrays.items()
-    )
+def declared(arrays: Arrays, sizes: bool = True) -> str:
+    """The types and names of `arrays`, in onnx's own language; without `sizes`, each size is a symbol."""
+    entries = []
+    for name, array in arrays.items():
+        kind = helper.tensor_dtype_to_string(helper.np_dtype_to_tensor_dtype(array.dtype))
+        shape = [str(size) if sizes else f"{name}_{axis}" for axis, size in enumerate(array.shape)]
+        dims = f"[{', '.join(shape)}]" if shape else ""
+        entries.append(f"{kind.removeprefix('TensorProto.').lower()}{dims} {name}")
+    return ", ".join(entries)
 
 
 def training(
@@ -106,7 +106,7 @@ def training(
 ) -> Finding:
     """A finding about ONNX Runtime's training: `nodes`, in onnx's own language, make `expected`; the last one is wrong."""
     text = f"""<ir_version: 8, opset_import: ["" : {opset}, "com.microsoft" : 1]>
-    training ({_declared(feeds)}) => ({_declared(expected)}) {{ {nodes} }}"""
+    training ({declared(feeds)}) => ({declared(expected)}) {{ {nodes} }}"""
     made = model(text)
     return Finding(TRAINING, made.graph.node[-1].op_type, fault, made, feeds, expected, proof, crashes=crashes)
 
@@ -127,16 +127,17 @@ def gradient(
     """
     head = f'<ir_version: 8, opset_import: ["" : {opset}, "com.microsoft" : 1]>'
     inputs = {name: array for name, array in feeds.items() if name != "Y_grad"}
-    first = model(f"{head} forward ({_declared(inputs)}) => ({_declared({'Y': feeds['Y_grad']})}) {{ {forward} }}")
+    first = model(f"{head} forward ({declared(inputs)}) => ({declared({'Y': feeds['Y_grad']})}) {{ {forward} }}")
     nodes = gradient if crashes else f"{forward} {gradient}"
-    made = model(f"{head} gradient ({_declared(feeds)}) => ({_declared(expected)}) {{ {nodes} }}")
+    made = model(f"{head} gradient ({declared(feeds)}) => ({declared(expected)}) {{ {nodes} }}")
     operator = made.graph.node[-1].op_type
     return Finding(TRAINING, operator, fault, made, feeds, expected, forward=first, crashes=crashes)
 
 
-def _equal(got: Any, expected: Any, tolerance: float) -> bool:
+def equal(got: Any, expected: Any, tolerance: float = 1e-5) -> bool:
+    """Whether shapes and types are the same, and floats as near as `tolerance`, relative to the largest."""
     if isinstance(expected, list):
-        return len(got) == len(expected) and all(_equal(g, e, tolerance) for g, e in zip(got, expected, strict=True))
+        return len(got) == len(expected) and all(equal(g, e, tolerance) for g, e in zip(got, expected, strict=True))
     if expected is None:
         return got is None
     got, expected = np.asarray(got), np.asarray(expected)
