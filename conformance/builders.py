@@ -5,12 +5,11 @@ A builder refuses by raising: its message says why.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib import util
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import onnx
@@ -18,13 +17,13 @@ from onnx import GraphProto, ModelProto, helper, numpy_helper
 
 import refgrad
 from refgrad import ortbuilder
+from refgrad.backends.base import graph_inputs
 from refgrad.backends.onnxruntime import DISTRIBUTIONS
 from refgrad.conformance.executors import imported, installed, version_of_module
-from refgrad.conformance.feeds import is_float
 from refgrad.conformance.oracles.evidence import Built
 from refgrad.conformance.point import with_defaults
 from refgrad.conformance.question import Question
-from refgrad.errors import BuilderError, OptionError, choices, did_you_mean
+from refgrad.errors import AnswerError, BuilderError, OptionError, choices, did_you_mean
 from refgrad.functions import MICROSOFT
 from refgrad.lower import differentiable_inputs
 from refgrad.protos import attribute_value, checkable, versions_of
@@ -76,7 +75,8 @@ def build(name: str, question: Question) -> Built:
     """The gradient that the builder makes.
 
     :raises OptionError: there is no such builder.
-    :raises BuilderError: it is not installed; or it returned an invalid model, or not the gradient.
+    :raises BuilderError: it is not installed, or refuses.
+    :raises AnswerError: it returned an invalid model, or not the gradient.
     :raises Exception: whatever it raises: it refuses the question.
     """
     builder = get_builder(name)
@@ -87,28 +87,16 @@ def build(name: str, question: Question) -> Built:
     return built
 
 
-def feeds_of(question: Question, built: Built, wide: bool = False) -> dict[str, Any]:
-    """What to feed a gradient model: of the question's feeds what it takes, the cotangents, and its own constants.
-
-    :param wide: floats are in float64, as for the interpreter in that precision.
-    """
-    at, cotangents = (question.at, question.weights) if wide else (question.feeds, question.cotangents)
-    feeds = {**at, **{built.cotangents[output]: v for output, v in cotangents.items() if output in built.cotangents}}
-    constants = {n: v.astype(np.float64) if wide and is_float(v) else v for n, v in built.constants.items()}
-    taken = {value.name for value in built.model.graph.input}
-    return {name: value for name, value in {**feeds, **constants}.items() if name in taken}
-
-
 def _check(built: Built) -> None:
     graph = built.model.graph
     absent = set(built.cotangents.values()) - {value.name for value in graph.input}
     if absent:
-        _refuse(
+        raise AnswerError(
             f"its model takes no cotangent {choices(sorted(absent))}; {choices(v.name for v in graph.input)} are its inputs"
         )
     absent = set(built.gradients.values()) - {value.name for value in graph.output}
     if absent:
-        _refuse(
+        raise AnswerError(
             f"its model has no gradient {choices(sorted(absent))}; {choices(v.name for v in graph.output)} are its outputs"
         )
     # onnx knows nothing of the operators that ONNX Runtime keeps in the default domain.
@@ -116,11 +104,7 @@ def _check(built: Built) -> None:
         try:
             onnx.checker.check_model(checkable(built.model))
         except onnx.checker.ValidationError as error:
-            raise BuilderError("refused", f"its model is invalid: {' '.join(str(error).split())}") from error
-
-
-def _refuse(why: str) -> NoReturn:
-    raise BuilderError("refused", why)
+            raise AnswerError(f"its model is invalid: {' '.join(str(error).split())}") from error
 
 
 def _keep_outputs(graph: GraphProto, names: Mapping[str, str]) -> None:
@@ -133,9 +117,7 @@ def _keep_outputs(graph: GraphProto, names: Mapping[str, str]) -> None:
 
 
 def _refgrad(dialect: str, question: Question) -> Built:
-    made = refgrad.gradient(question.model, question.wrt, list(question.cotangents), dialect=dialect)
-    metadata = {entry.key: entry.value for entry in made.metadata_props}
-    return Built(made, json.loads(metadata["refgrad.cotangents"]), json.loads(metadata["refgrad.gradients"]))
+    return Built.of(refgrad.gradient(question.model, question.wrt, list(question.cotangents), dialect=dialect))
 
 
 # ONNX Runtime: both builders in this process, which they can abort
@@ -193,7 +175,7 @@ def _reached(question: Question, model: ModelProto, outputs: list[str]) -> dict[
     needed = set().union(*(ortbuilder.depends_on(model, output) for output in outputs))
     gradients = {name: f"{name}_grad" for name in question.wrt if name in needed}
     if not gradients:
-        _refuse(f"no output depends on {choices(question.wrt)}")
+        raise BuilderError("refused", f"no output depends on {choices(question.wrt)}")
     return gradients
 
 
@@ -252,18 +234,27 @@ def _on_last_axis(op_type: str, source: str, target: str, model: ModelProto) -> 
 
 def of_function(function: Callable[[ModelProto, list[str], list[str]], Any], question: Question) -> Built:
     """The gradient that `function(model, wrt, outputs)` returns: a model with an input `<output>_grad` for each output, and an
-    output `<name>_grad` for each name in `wrt`. It need not take the inputs that it has no use for.
+    output `<name>_grad` for each name in `wrt`. It need not take the inputs and cotangents that it has no use for.
 
-    :raises BuilderError: it returned no model.
+    :raises AnswerError: it returned no model, or one with inputs that nobody knows.
     :raises Exception: whatever it raises: it refuses the question.
     """
-    outputs = list(question.cotangents)
     given = ModelProto()
     given.CopyFrom(question.model)
-    made = function(given, list(question.wrt), outputs)
+    made = function(given, list(question.wrt), list(question.cotangents))
     if not isinstance(made, ModelProto):
-        raise BuilderError("refused", f"it returned a {type(made).__name__} and no ModelProto")
-    return Built(made, {name: f"{name}_grad" for name in outputs}, {name: f"{name}_grad" for name in question.wrt})
+        raise AnswerError(f"it returned a {type(made).__name__} and no ModelProto")
+    inputs = graph_inputs(made.graph)
+    cotangents = {name: f"{name}_grad" for name in question.cotangents}
+    known = {*(value.name for value in question.model.graph.input), *question.wrt, *cotangents.values()}
+    if unknown := [value.name for value in inputs if value.name not in known and not value.has_default]:
+        raise AnswerError(f"its model takes {choices(unknown)}; it may take {choices(sorted(known))}")
+    taken = {value.name for value in inputs}
+    return Built(
+        made,
+        {output: name for output, name in cotangents.items() if name in taken},
+        {name: f"{name}_grad" for name in question.wrt},
+    )
 
 
 BUILDERS = {

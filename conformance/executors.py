@@ -18,7 +18,7 @@ from onnx import ModelProto
 from refgrad.backends import Backend, Prepared, backends, get_backend, wrap
 from refgrad.backends.base import ModelLike, check_feeds, check_outputs, graph_inputs, graph_outputs, load_model
 from refgrad.backends.onnxruntime import DISTRIBUTIONS
-from refgrad.errors import BackendError, OptionError, choices, did_you_mean
+from refgrad.errors import AnswerError, BackendError, OptionError, choices, did_you_mean
 
 REFERENCE = "onnx.reference"
 _INSTALLED_BY = {"numpy": ("refgrad",), "ort-cpu": DISTRIBUTIONS, "ort-cuda": DISTRIBUTIONS, REFERENCE: ("onnx",)}
@@ -61,8 +61,22 @@ def run(
     :raises OptionError: there is no such executor.
     :raises FeedError: feeds that do not fit the model.
     :raises BackendError: the executor cannot be used here, or does not run the model.
+    :raises AnswerError: it returned something else than the outputs, or wrote into what it was fed.
     """
-    return get_executor(name).prepare(model).run(feeds, outputs)
+    before = {key: value.tobytes() for key, value in feeds.items() if isinstance(value, np.ndarray)}
+    results = get_executor(name).prepare(model).run(feeds, outputs)
+    if changed := [key for key, value in before.items() if feeds[key].tobytes() != value]:
+        raise AnswerError(f"{name} wrote into what it was fed: {choices(changed)}.")
+    if not isinstance(results, Mapping):
+        raise AnswerError(f"{name} returned a {type(results).__name__} and no outputs by name.")
+    declared = graph_outputs(model.graph)
+    asked = check_outputs(outputs, declared)
+    if absent := [key for key in asked if key not in results]:
+        raise AnswerError(f"{name} returned no output {choices(absent)}; it returned {choices(results)}.")
+    tensors = {value.name for value in declared if value.kind == "tensor"}
+    if bare := [key for key in asked if key in tensors and not hasattr(results[key], "__array__")]:
+        raise AnswerError(f"{name} returned no array for {choices(bare)} but a {type(results[bare[0]]).__name__}.")
+    return {key: np.asarray(results[key]) if key in tensors else results[key] for key in asked}
 
 
 def version(name: str) -> str:

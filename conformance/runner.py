@@ -13,14 +13,14 @@ from itertools import islice
 from typing import Any
 
 from refgrad.conformance import verdicts
-from refgrad.conformance.builders import build, feeds_of
+from refgrad.conformance.builders import build
 from refgrad.conformance.case import Case
 from refgrad.conformance.executors import run
 from refgrad.conformance.judge import Candidate, judge
 from refgrad.conformance.oracles import Built, Evidence, Property, Silent, get_oracle
 from refgrad.conformance.question import Question, ask
 from refgrad.conformance.verdicts import Row
-from refgrad.errors import WorkerError
+from refgrad.errors import AnswerError, WorkerError
 from refgrad.worker import SECONDS, Worker
 
 MEMORY = 8 << 30  # bytes that a worker may have
@@ -57,8 +57,8 @@ def run_case(case: Case, plan: Plan, worker: Worker) -> list[Row]:
         try:
             built: Built = worker.call(build, builder, question)
         except WorkerError as error:
-            verdict = _ENDED.get(error.verdict, verdicts.REFUSED)
-            found += [row(builder, executor, verdict, note=str(error)) for executor in plan.executors]
+            nothing = _no_answer(error) or (_ENDED.get(error.verdict, verdicts.REFUSED), (), (), None, None, str(error))
+            found += [row(builder, executor, *nothing) for executor in plan.executors]
             continue
         properties = [p for name in examiners for p in _properties(name, question, built, worker)]
         for executor in plan.executors:
@@ -117,14 +117,15 @@ def _properties(oracle: str, question: Question, built: Built, worker: Worker) -
 def _candidate(
     question: Question, builder: str, built: Built, executor: str, properties: Sequence[Property], worker: Worker
 ) -> Candidate:
-    results = worker.call(run, executor, built.model, feeds_of(question, built))
-    gradients = {name: results[output] for name, output in built.gradients.items()}
-    return Candidate(builder, executor, len(built.model.graph.node), gradients, tuple(properties))
+    results = worker.call(run, executor, built.model, built.feeds(question.feeds, question.cotangents))
+    return Candidate(builder, executor, len(built.model.graph.node), built.named(results), tuple(properties))
 
 
 def _failed(question: Question, executor: str, error: WorkerError, worker: Worker) -> tuple[Any, ...]:
     """The verdict, and the rest of a row, where an executor gave nothing: it is at fault where it runs the model itself."""
     rest: tuple[Any, ...] = ((), (), None, None)
+    if no_answer := _no_answer(error):
+        return no_answer
     if error.verdict in _ENDED:
         return _ENDED[error.verdict], *rest, str(error)
     if verdicts.NO_KERNEL.search(str(error)):
@@ -136,6 +137,11 @@ def _failed(question: Question, executor: str, error: WorkerError, worker: Worke
     return verdicts.CRASHED, *rest, str(error)
 
 
+def _no_answer(error: WorkerError) -> tuple[Any, ...]:
+    """The verdict on what came back and is no gradient: it needs no oracle. Nothing where nothing came back."""
+    return (verdicts.WRONG, ("answer",), (), None, None, str(error)) if error.raised == AnswerError.__name__ else ()
+
+
 class Lanes:
     """As many workers as there are lanes, one to a thread. The verdicts are the same whatever their number."""
 
@@ -143,6 +149,7 @@ class Lanes:
         self.plan, self.lanes = plan, lanes or os.cpu_count() or 1
         self._own = threading.local()
         self._workers: list[Worker] = []
+        self._ended = False
 
     def run(self, cases: Iterable[Case]) -> Iterator[tuple[Case, list[Row]]]:
         """The verdicts on every case, as they come."""
@@ -159,8 +166,9 @@ class Lanes:
                 for future in done:
                     yield running.pop(future), future.result()
         finally:
+            self._ended = True
             for worker in self._workers:
-                worker.close()
+                worker.stop()
             pool.shutdown(cancel_futures=True)
             for worker in self._workers:
                 worker.close()
@@ -169,6 +177,8 @@ class Lanes:
         if not hasattr(self._own, "worker"):
             self._own.worker = Worker(self.plan.seconds, self.plan.memory)
             self._workers.append(self._own.worker)
+            if self._ended:
+                self._own.worker.stop()
         return run_case(case, self.plan, self._own.worker)
 
 

@@ -77,6 +77,10 @@ class WorkerError(RefgradError):
         self.verdict, self.raised = verdict, raised
 
 
+class AnswerError(RefgradError):
+    """A builder returned what is no gradient model, or an executor what are not the outputs of the model."""
+
+
 class GraphvizError(RefgradError):
     """The program `dot`, which lays out pictures, is not there or fails."""
 

@@ -6,10 +6,12 @@ import contextlib
 import os
 import pickle
 import re
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import IO, Any
@@ -17,6 +19,8 @@ from typing import IO, Any
 from refgrad.errors import WorkerError
 
 SECONDS = 60.0
+_LAST_WORDS = 2.0  # seconds that a process has to end after it closed its pipe
+_ORPHANED = 1.0  # seconds until a process notices that it belongs to nobody any more
 _START = "import sys; from refgrad.worker import serve; serve(int(sys.argv[1]))"
 _NO_MEMORY = re.compile("bad_?alloc|bad allocation|out of memory|cannot allocate|failed to allocate", re.I)
 
@@ -38,6 +42,7 @@ class Worker:
     def __init__(self, seconds: float = SECONDS, memory: int = 0) -> None:
         self.seconds, self.memory = seconds, memory
         self._turn = threading.Lock()
+        self._stopped = False
         self._process: subprocess.Popen[bytes] | None = None
         self._said: IO[bytes] | None = None  # its stderr: a pipe that nobody reads would block it
 
@@ -55,7 +60,7 @@ class Worker:
 
         def stop() -> None:
             late.set()
-            process.kill()
+            _kill(process)
 
         timer = threading.Timer(self.seconds, stop)
         timer.start()
@@ -66,8 +71,7 @@ class Worker:
             process.stdin.flush()
             result, failure = pickle.load(process.stdout)
         except (EOFError, BrokenPipeError, pickle.UnpicklingError) as error:
-            process.kill()
-            code = process.wait()
+            code = _end(process)
             said.seek(0)
             lines = said.read().decode(errors="replace").strip().splitlines()
             if late.is_set():
@@ -85,10 +89,16 @@ class Worker:
             raise WorkerError("out of memory" if exhausted else "raised", message, raised)
         return result
 
+    def stop(self) -> None:
+        """End the process and call nothing any more: a call that waits in another thread fails at once."""
+        self._stopped = True
+        if (process := self._process) is not None:
+            _kill(process)
+
     def close(self) -> None:
         """End the process, if there is one."""
         if self._process is not None and self._said is not None:
-            self._process.kill()
+            _kill(self._process)
             self._process.wait()
             for pipe in (self._process.stdin, self._process.stdout, self._said):
                 if pipe is not None:
@@ -106,6 +116,8 @@ class Worker:
     def _started(self) -> tuple[subprocess.Popen[bytes], IO[bytes]]:
         if self._process is not None and self._process.poll() is not None:
             self.close()
+        if self._stopped:
+            raise WorkerError("crashed", "the run has ended")
         if self._process is None or self._said is None:
             self._said = tempfile.TemporaryFile(prefix="refgrad-")  # noqa: SIM115  (closed with the process)
             self._process = subprocess.Popen(
@@ -114,8 +126,30 @@ class Worker:
                 stdout=subprocess.PIPE,
                 stderr=self._said,
                 env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                start_new_session=True,
             )
+            if self._stopped:  # meanwhile, by another thread
+                _kill(self._process)
         return self._process, self._said
+
+
+def _end(process: subprocess.Popen[bytes]) -> int:
+    """The exit code of a process that closed its end of the pipe: it may still be about to end by itself."""
+    try:
+        return process.wait(_LAST_WORDS)
+    except subprocess.TimeoutExpired:
+        _kill(process)
+        return process.wait()
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """End a process with all that it started: one of these would keep the pipe open."""
+    if sys.platform == "win32":
+        process.kill()
+    elif process.returncode is None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # it has ended, or is not yet in its own group
+            os.killpg(process.pid, signal.SIGKILL)
+        process.kill()
 
 
 def _close(pipe: IO[bytes]) -> None:
@@ -128,6 +162,7 @@ def serve(memory: int) -> None:
 
     Until stdin ends.
     """
+    threading.Thread(target=_outlive_nobody, args=(os.getppid(),), daemon=True).start()
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a library prints is no answer
     if memory and sys.platform != "win32":
@@ -147,3 +182,12 @@ def serve(memory: int) -> None:
             reply = None, (name, " ".join(str(error).split()) or name)
         pickle.dump(reply, answers)
         answers.flush()
+
+
+def _outlive_nobody(parent: int) -> None:
+    """End this process, whatever it is doing, when the one that it works for is gone: killed, it closes nothing."""
+    while os.getppid() == parent:
+        time.sleep(_ORPHANED)
+    if sys.platform != "win32":
+        os.killpg(0, signal.SIGKILL)
+    os._exit(1)

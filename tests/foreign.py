@@ -9,6 +9,7 @@ import numpy as np
 from onnx import ModelProto, helper
 
 import refgrad
+from refgrad.backends import get_backend
 from refgrad.backends.base import Backend, Prepared, graph_inputs, graph_outputs
 
 
@@ -24,6 +25,16 @@ def doubled(model: ModelProto, wrt: list[str], outputs: list[str]) -> ModelProto
         for node in made.graph.node:
             node.output[:] = [half if name == value.name else name for name in node.output]
         made.graph.node.append(helper.make_node("Add", [half, half], [value.name]))
+    return made
+
+
+def nothing(model: ModelProto, wrt: list[str], outputs: list[str]) -> None:
+    """It forgets to return."""
+
+
+def unfinished(model: ModelProto, wrt: list[str], outputs: list[str]) -> ModelProto:
+    made = refgrad.gradient(model, wrt, outputs)
+    del made.graph.output[:]
     return made
 
 
@@ -80,3 +91,51 @@ class Zeros(Backend):
                 o.name: np.zeros_like(feeds[o.name.removesuffix("_grad")]) for o in prepared.outputs
             },
         )
+
+
+class _Spoiling(Backend):
+    """The interpreter's results, spoilt: those of a gradient, as the answer to a model itself would be its own."""
+
+    name = "spoiling"
+
+    def description(self) -> str:
+        return "spoils"
+
+    def prepare(self, model, **options):
+        real = get_backend("numpy").prepare(model)
+        return _Prepared(model, lambda prepared, feeds: self.spoil(real.run(feeds), feeds))
+
+    def spoil(self, results, feeds):
+        raise NotImplementedError
+
+
+class Fewer(_Spoiling):
+    def spoil(self, results, feeds):
+        return dict(list(results.items())[1:])
+
+
+class Listed(_Spoiling):
+    def spoil(self, results, feeds):
+        return {name: value.tolist() for name, value in results.items()}
+
+
+class Unnamed(_Spoiling):
+    def spoil(self, results, feeds):
+        return list(results.values())
+
+
+class InPlace(_Spoiling):
+    def spoil(self, results, feeds):
+        for value in feeds.values():
+            value[...] = 0
+        return results
+
+
+class More(_Spoiling):
+    def spoil(self, results, feeds):
+        return results | {"more": np.ones(3)}
+
+
+class Leaving(_Spoiling):
+    def spoil(self, results, feeds):
+        raise SystemExit(3)

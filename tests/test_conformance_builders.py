@@ -18,7 +18,7 @@ from refgrad.conformance.executors import executors, get_executor, run
 from refgrad.conformance.executors import version as version_of_executor
 from refgrad.conformance.oracles import Built, Directional, get_oracle
 from refgrad.conformance.question import Question, ask
-from refgrad.errors import BackendError, BuilderError, FeedError, OptionError
+from refgrad.errors import AnswerError, BackendError, BuilderError, FeedError, OptionError
 
 INSTALLED = [name for name, builder in BUILDERS.items() if not builder.missing()]
 TRAINING = "onnxruntime:raw" in INSTALLED
@@ -137,6 +137,17 @@ def no_cotangent(model, wrt, outputs):
     return onnx.parser.parse_model('''<ir_version: 10, opset_import: ["": 21]>
         f (float[2, 3] X) => (float[2, 3] X_grad) { X_grad = Exp(X) }''')
 
+def another_cotangent(model, wrt, outputs):
+    return onnx.parser.parse_model('''<ir_version: 10, opset_import: ["": 21]>
+        f (float[2, 3] X, float[2, 3] dY) => (float[2, 3] X_grad) { X_grad = Mul(X, dY) }''')
+
+def spoils(model, wrt, outputs):
+    made = refgrad.gradient(model, wrt, outputs)
+    model.Clear()
+    wrt.clear()
+    outputs.clear()
+    return made
+
 def invalid(model, wrt, outputs):
     return onnx.parser.parse_model('''<ir_version: 10, opset_import: ["": 21]>
         f (float[2, 3] X, float[2, 3] Y_grad) => (float[2, 3] X_grad) { X_grad = Mul(X, missing) }''')
@@ -177,14 +188,23 @@ def test_a_function_that_raises_refuses_with_its_own_words(brought: str) -> None
     [
         ("nothing", "it returned a NoneType and no ModelProto"),
         ("no_gradient", "its model has no gradient 'X_grad'; 'dX' are its outputs"),
-        ("no_cotangent", "its model takes no cotangent 'Y_grad'; 'X' are its inputs"),
+        ("another_cotangent", "its model takes 'dY'; it may take 'X', 'Y_grad'"),
         ("invalid", "its model is invalid: .*missing"),
     ],
 )
-def test_what_is_no_gradient_is_refused(brought: str, function: str, message: str) -> None:
-    with pytest.raises(BuilderError, match=message) as raised:
+def test_what_is_no_gradient_is_no_answer(brought: str, function: str, message: str) -> None:
+    with pytest.raises(AnswerError, match=message):
         build(f"{brought}:{function}", ask(SIGMOID))
-    assert raised.value.verdict == "refused"
+
+
+def test_a_cotangent_that_makes_no_difference_need_not_be_taken(brought: str) -> None:
+    built = build(f"{brought}:no_cotangent", ask(SIGMOID))
+    assert built.cotangents == {}
+    assert list(built.gradients) == ["X"]
+
+
+def test_a_function_may_spoil_what_it_was_given(brought: str) -> None:
+    assert is_right(ask(SIGMOID), f"{brought}:spoils", "numpy")
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,8 @@ def test_right_gradients_agree_and_the_oracles_that_say_so_are_named():
         ("foreign:aborting", "numpy", "crashed", "ended with -6"),
         ("refgrad", "foreign:Aborting", "crashed", "ended with -6"),
         ("refgrad", "foreign:Zeros", "wrong", "X"),
+        ("refgrad", "foreign:More", "agreed", ""),
+        ("refgrad", "foreign:Leaving", "crashed", "ended with 3"),
     ],
 )
 def test_whoever_fails_gets_the_verdict(builder, executor, expected, note):
@@ -61,6 +63,24 @@ def test_whoever_fails_gets_the_verdict(builder, executor, expected, note):
     assert (row.verdict, note in row.note) == (expected, True), row
     if expected == "wrong":
         assert len(row.witnesses) >= 2
+
+
+@pytest.mark.parametrize(
+    ("builder", "executor", "note"),
+    [
+        ("foreign:nothing", "numpy", "it returned a NoneType and no ModelProto"),
+        ("foreign:unfinished", "numpy", "its model has no gradient 'X_grad'"),
+        ("refgrad", "foreign:Fewer", "returned no output 'X_grad'"),
+        ("refgrad", "foreign:Listed", "returned no array for 'X_grad' but a list"),
+        ("refgrad", "foreign:Unnamed", "returned a list and no outputs by name"),
+        ("refgrad", "foreign:InPlace", "wrote into what it was fed: 'X', 'Y_grad'"),
+    ],
+)
+def test_what_is_no_answer_is_wrong_and_spoils_nobody_elses(builder, executor, note):
+    plan = Plan((builder, "refgrad:ort"), (executor, "numpy"))
+    rows = run_suite([relu()], plan, lanes=1).rows
+    assert (rows[0].verdict, rows[0].witnesses, note in rows[0].note) == ("wrong", ("answer",), True), rows[0]
+    assert rows[-1].verdict == "agreed"
 
 
 def test_a_hang_is_a_row():

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 import os
 import signal
+import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -109,3 +111,61 @@ def test_the_class_of_an_exception_comes_back():
         with pytest.raises(WorkerError) as raised:
             worker.call(int, "x")
         assert (raised.value.verdict, raised.value.raised) == ("raised", "ValueError")
+
+
+def test_the_exit_code_is_that_of_the_process():
+    with Worker() as worker, pytest.raises(WorkerError, match="ended with 3"):
+        worker.call(sys.exit, 3)
+
+
+def _left(process: int) -> bool:
+    """Whether a process is there, a moment later."""
+    for _ in range(100):
+        try:
+            os.kill(process, 0)
+            if "Z" in Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]:
+                return False
+        except (ProcessLookupError, FileNotFoundError):
+            return False
+        time.sleep(0.1)
+    return True
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_what_a_process_started_ends_with_it():
+    with Worker(seconds=3.0) as worker:
+        child = worker.call(os.posix_spawn, "/bin/sleep", ["sleep", "600"], os.environ.copy())
+        with pytest.raises(WorkerError, match="nothing came back"):
+            worker.call(time.sleep, 60)
+    assert not _left(child)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_a_process_at_work_does_not_outlive_the_one_it_works_for():
+    text = (
+        "import os, time, threading\nfrom refgrad.worker import Worker\nworker = Worker()\n"
+        "print(worker.call(os.getpid), flush=True)\nworker.call(time.sleep, 600)"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    child = int(parent.stdout.readline())
+    time.sleep(0.5)
+    parent.kill()
+    parent.communicate()
+    assert not _left(child)
+
+
+def test_a_worker_that_was_stopped_fails_at_once_and_for_good():
+    worker = Worker()
+    with ThreadPoolExecutor(1) as pool:
+        worker.call(math.gcd, 2, 4)
+        waiting = pool.submit(worker.call, time.sleep, 60)
+        time.sleep(0.5)
+        start = time.monotonic()
+        worker.stop()
+        with pytest.raises(WorkerError):
+            waiting.result()
+        with pytest.raises(WorkerError, match="the run has ended"):
+            worker.call(math.gcd, 2, 4)
+    assert time.monotonic() - start < 10
+    worker.close()
