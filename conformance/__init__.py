@@ -12,7 +12,9 @@ from refgrad.conformance.differences import Difference, directional
 if TYPE_CHECKING:
     from refgrad.conformance.export import export_suite
     from refgrad.conformance.gradient_backend_test import GradientBackendTest
+    from refgrad.conformance.results import Results
     from refgrad.conformance.runner import Plan
+    from refgrad.conformance.sources import select, tables
     from refgrad.conformance.suite import run_suite
 
 __all__ = [
@@ -21,19 +23,25 @@ __all__ = [
     "Difference",
     "GradientBackendTest",
     "Plan",
+    "Results",
     "Row",
     "check",
     "directional",
     "export_suite",
     "node_case",
     "run_suite",
+    "select",
+    "tables",
 ]
 
 _LATER = {  # what `refgrad.gradient` and `refgrad check` have no use for: imported when it is asked for
     "GradientBackendTest": "gradient_backend_test",
     "Plan": "runner",
+    "Results": "results",
     "export_suite": "export",
     "run_suite": "suite",
+    "select": "sources",
+    "tables": "sources",
 }
 
 

@@ -10,6 +10,7 @@ import onnx.parser
 import pytest
 from onnx import numpy_helper
 
+from refgrad import conformance
 from refgrad.cli import main
 from refgrad.conformance.reports.html import data_of
 from refgrad.conformance.results import load
@@ -136,3 +137,17 @@ def test_mutants_of_an_operator(tmp_path, capsys):
     assert run("mutants", "--ops", "Tanh", "-o", tmp_path / "m.json") == 0
     assert "mutants are caught" in capsys.readouterr().out
     assert json.loads((tmp_path / "m.json").read_text())
+
+
+def test_the_suite_has_its_public_names_and_no_others():
+    for name in conformance.__all__:
+        assert getattr(conformance, name).__name__ == name
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        _ = conformance.nothing
+
+
+def test_the_suite_runs_from_python():
+    cases = list(conformance.select(conformance.tables(), ["Relu"], dtype="float32"))[:2]
+    results = conformance.run_suite(cases, conformance.Plan(("refgrad",)), lanes=1)
+    assert isinstance(results, conformance.Results)
+    assert [(row.case, row.verdict) for row in results.rows] == [(case.name, "agreed") for case in cases]
