@@ -130,6 +130,7 @@ def run(
         "case": case,
         "values": values,
         "sources": listed,
+        "feeds": None if feeds is None else str(feeds),
         "every": every,
     }
     cases = list(_cases(listed, feeds, seed, ops, opset, dtype, case, values, every))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -14,6 +16,7 @@ from refgrad.conformance.verdicts import VERDICTS, Row
 from refgrad.errors import JournalError, choices
 
 FORMAT = "refgrad conformance journal 1"
+_BEGINNING = f'{{"format":"{FORMAT}"'.encode()
 
 
 class Journal:
@@ -23,36 +26,44 @@ class Journal:
     ...     journal.append("Relu-3-static-opset21", rows)
 
     :param settings: what is asked, in JSON's types. A journal is only resumed with the settings that it was begun with.
-    :param resume: go on with a journal that is there; otherwise there may be none.
-    :raises JournalError: there is one already, or none to go on with; other settings; a malformed line. A last line that
+    :param resume: go on with a journal, if there is one; otherwise there may be none.
+    :raises JournalError: there is one already; other settings; a malformed line; another run writes to it. A last line that
         was cut off when the process died is dropped.
     """
 
     def __init__(self, path: str | os.PathLike[str], settings: Mapping[str, Any], resume: bool = False) -> None:
         self.path, self.done = Path(path), dict[str, list[Row]]()
         known = json.loads(json.dumps(dict(settings)))  # as it comes back
-        size = 0
         if self.path.exists() and not resume:
             raise JournalError(f"{self.path} is there already. Go on with it (--resume), or name another journal.")
-        if self.path.exists():
-            size = self._read(known)
+        if self.path.exists() and not self.path.is_file():
+            raise JournalError(f"{self.path} is no regular file. Name a file for the journal.")
         try:
-            self._file: IO[bytes] = self.path.open("r+b" if self.path.exists() else "wb")
+            self._file: IO[bytes] = self.path.open("a+b")
         except OSError as error:
             raise JournalError(f"{self.path} cannot be written: {error.strerror}.") from error
-        self._file.seek(size)
-        self._file.truncate()
-        if not size:
-            self._write({"format": FORMAT, "settings": known})
+        try:
+            self._alone()
+            size = self._read(known)
+            self._file.truncate(size)
+            if not size:
+                self._write({"format": FORMAT, "settings": known})
+        except JournalError:
+            self.close()
+            raise
 
     def append(self, case: str, rows: Sequence[Row]) -> None:
-        """Write the verdicts on one case: they survive the death of this process."""
+        """Write the verdicts on one case: they survive the death of this process.
+
+        :raises JournalError: the disk is full, or fails.
+        """
         self.done[case] = list(rows)
         self._write({"case": case, "rows": [_short(row) for row in rows]})
 
     def close(self) -> None:
         """Close the file."""
-        self._file.close()
+        with contextlib.suppress(OSError):  # what could not be written was said when it could not
+            self._file.close()
 
     def __enter__(self) -> Journal:
         return self
@@ -63,16 +74,39 @@ class Journal:
         self.close()
 
     def _write(self, entry: Mapping[str, Any]) -> None:
-        self._file.write(json.dumps(entry, separators=(",", ":")).encode() + b"\n")
-        self._file.flush()
+        try:
+            self._file.write(json.dumps(entry, separators=(",", ":")).encode() + b"\n")
+            self._file.flush()
+        except OSError as error:
+            raise JournalError(
+                f"{self.path} cannot be written: {error.strerror}. What is in it stays good: make room, and --resume."
+            ) from error
+
+    def _alone(self) -> None:
+        """Make sure that no other run writes to the file, where the system can tell."""
+        if sys.platform == "win32":
+            return
+        import fcntl
+
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise JournalError(
+                f"{self.path} belongs to a run that goes on. Wait for it, or name another journal."
+            ) from error
+        except OSError:  # a file system without locks
+            return
 
     def _read(self, settings: Mapping[str, Any]) -> int:
         """Take over what is in the file; how many bytes of it are whole lines."""
         size = 0
-        lines = self.path.read_bytes().splitlines(keepends=True)
+        self._file.seek(0)
+        lines = self._file.read().splitlines(keepends=True)
         for number, line in enumerate(lines, 1):
-            if not line.endswith(b"\n"):
-                break  # the last line, cut off
+            if not line.endswith(b"\n"):  # the last line, cut off
+                if number == 1 and not (line.startswith(_BEGINNING) or _BEGINNING.startswith(line)):
+                    raise JournalError(f"{self.path} is no journal. Name another file.")
+                break
             try:
                 entry = json.loads(line)
                 if number == 1:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+from pathlib import Path
 
 import pytest
 
@@ -84,8 +86,40 @@ def test_a_journal_is_not_written_over(tmp_path):
 
 
 def test_what_is_no_journal_is_refused(tmp_path):
+    (tmp_path / "k").write_bytes(b"a file of one line")
+    with pytest.raises(JournalError, match="is no journal"):
+        Journal(tmp_path / "k", SETTINGS, resume=True)
+    assert (tmp_path / "k").read_bytes() == b"a file of one line"
     (tmp_path / "j").write_text('{"a": 1}\n')
     with pytest.raises(JournalError, match="no journal"):
         Journal(tmp_path / "j", SETTINGS, resume=True)
     with pytest.raises(JournalError, match="cannot be written"):
         Journal(tmp_path / "folder" / "j", SETTINGS)
+
+
+def test_two_runs_do_not_share_a_journal(tmp_path):
+    with Journal(tmp_path / "j", SETTINGS) as journal:
+        journal.append("a", FIRST)
+        with pytest.raises(JournalError, match="belongs to a run that goes on"):
+            Journal(tmp_path / "j", SETTINGS, resume=True)
+        journal.append("b", SECOND)
+    with Journal(tmp_path / "j", SETTINGS, resume=True) as journal:
+        assert journal.done == {"a": FIRST, "b": SECOND}
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_is_said_and_what_was_written_is_kept(tmp_path):
+    path = begun(tmp_path / "j")
+    journal = Journal(path, SETTINGS, resume=True)
+    os.dup2(os.open("/dev/full", os.O_WRONLY), journal._file.fileno())
+    with pytest.raises(JournalError, match="No space left on device.*--resume"):
+        journal.append("c", FIRST)
+    journal.close()
+    with Journal(path, SETTINGS, resume=True) as journal:
+        assert list(journal.done) == ["a", "b"]
+
+
+@pytest.mark.parametrize("name", [".", "/dev/null"])
+def test_what_is_no_file_is_refused(tmp_path, name):
+    with pytest.raises(JournalError, match="no regular file"):
+        Journal(tmp_path / name, SETTINGS, resume=True)
