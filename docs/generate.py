@@ -10,9 +10,9 @@ import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import onnx
@@ -22,12 +22,14 @@ from refgrad.conformance.backendtests import KINDS, LEFT_OUT, backend_tests
 from refgrad.conformance.case import Case
 from refgrad.conformance.departures import KINDS as DEPARTURES
 from refgrad.conformance.findings import findings as every_finding
+from refgrad.conformance.findings.builders import builder_findings
+from refgrad.conformance.findings.builders.finding import BUILDER_VERSIONS, BuilderFinding
 from refgrad.conformance.findings.finding import TRAINING, VERSIONS, Finding
 from refgrad.conformance.mutants import COLUMNS, Mutant, ruled
 from refgrad.conformance.nodemodels import FIXED, excluded, node_models
 from refgrad.conformance.reports import html, markdown
 from refgrad.conformance.results import Results, load, merge
-from refgrad.conformance.sources import node_tests, select, tables
+from refgrad.conformance.sources import node_tests, of_findings, select, tables
 from refgrad.conformance.structure import EXCUSES
 from refgrad.kinks import KINKS, Point
 from refgrad.operators import operators as every_operator
@@ -140,27 +142,64 @@ def findings() -> dict[Path, str]:
     pages = {}
     sections = []
     for system, version in VERSIONS.items():
-        seen: Counter[str] = Counter()
-        groups: dict[tuple[str, str], list[str]] = {}
+        groups: dict[tuple[str, ...], list[str]] = {}
         models = [f"# Models that {system} {version} gets wrong\n\n[All findings](../findings.md)\n"]
         found = [f for f in every_finding() if f.system == system]
-        for f in found:
-            seen[f.operator] += 1
-            number = seen[f.operator]
-            link = f"[{f.operator}](findings/{system}.md#{f.operator.lower()}-{number})"
+        for f, link, heading in _linked(found):
             groups.setdefault((f.fault, f.proof or "float64 differences of the forward model"), []).append(link)
-            text = onnx.printer.to_text(f.model).strip()
-            models.append(f"## {f.operator} {number}\n\nIt {f.fault}.\n\n```\n{text}\n```\n\n{_data(f)}")
-        rows = [(", ".join(links), fault, proof) for (fault, proof), links in groups.items()]
-        title = f"## {system} {version}: {len(found)} findings about {len(seen)} operators\n\n"
-        sections.append(title + table(("operator", "what is wrong", "proof"), rows))
-        pages[ROOT / "docs" / "findings" / f"{system}.md"] = "\n".join(models)
+            models.append(f"{heading}\n\nIt {f.fault}.\n\n{_code(f.model)}\n{_data(f)}")
+        rows = [(", ".join(links), *what) for what, links in groups.items()]
+        sections.append(_counted(f"{system} {version}", found) + table(("operator", "what is wrong", "proof"), rows))
+        pages[_page(system)] = "\n".join(models)
+    cases = dict(zip(builder_findings(), of_findings(), strict=True))
+    for system, version in BUILDER_VERSIONS.items():
+        groups = {}
+        models = [f"# Gradients that {system} {version} writes wrongly\n\n[All findings](../findings.md)\n"]
+        gradients = [f for f in builder_findings() if f.system == system]
+        for g, link, heading in _linked(gradients):
+            groups.setdefault((g.fault, g.graph), []).append(link)
+            models.append(
+                f"{heading}\n\n{' and '.join(g.builders)}: it {g.fault}.\nWhat is wrong in the graph: {g.graph}.\n"
+                f"Who is right: {g.proof}.\n\n{_code(g.model)}\n{_gradients(g)}\n{_again(g, cases[g])}"
+            )
+        rows = [(", ".join(links), *what) for what, links in groups.items()]
+        header = ("operator", "what is wrong", "in the graph that it writes")
+        sections.append(_counted(f"Gradients by {system} {version}", gradients) + table(header, rows))
+        pages[_page(system)] = "\n".join(models)
     pages[ROOT / "docs" / "findings.md"] = (
         "# Findings\n\nModels that another system computes wrongly, or not at all, and the interpreter right "
         "(`tests/test_findings.py`).\nEach operator leads to its model, what is fed and what has to come out; all are "
-        "in `refgrad.conformance.findings`, to be run.\n\n" + "\n".join(sections)
+        "in `refgrad.conformance.findings`, to be run.\n\nThe last tables are of gradients: models whose gradient another "
+        "builder writes wrongly, and refgrad right. Of each the gradient\nis worked out by hand, two oracles agree with it and "
+        "contradict the builder, and the suite finds the fault by itself\n(`tests/test_builder_findings.py`): "
+        "`refgrad conformance run --source findings`.\n\n" + "\n".join(sections)
     )
     return pages
+
+
+AnyFinding = TypeVar("AnyFinding", Finding, BuilderFinding)
+
+
+def _linked(found: Iterable[AnyFinding]) -> Iterator[tuple[AnyFinding, str, str]]:
+    """Each finding with the link to its model and the heading there."""
+    seen: Counter[str] = Counter()
+    for f in found:
+        seen[f.operator] += 1
+        number = seen[f.operator]
+        link = f"[{f.operator}](findings/{f.system}.md#{f.operator.lower()}-{number})"
+        yield f, link, f"## {f.operator} {number}"
+
+
+def _counted(title: str, found: Sequence[Finding | BuilderFinding]) -> str:
+    return f"## {title}: {len(found)} findings about {len({f.operator for f in found})} operators\n\n"
+
+
+def _page(system: str) -> Path:
+    return ROOT / "docs" / "findings" / f"{system}.md"
+
+
+def _code(model: onnx.ModelProto) -> str:
+    return f"```\n{onnx.printer.to_text(model).strip()}\n```\n"
 
 
 def _data(finding: Finding) -> str:
@@ -169,9 +208,30 @@ def _data(finding: Finding) -> str:
     return "".join(fed + [f"- {name} has to be `{_short(value)}`\n" for name, value in finding.expected.items()])
 
 
+def _gradients(finding: BuilderFinding) -> str:
+    """List what is fed, what the gradients have to be, and what they are."""
+    lines = [f"- {name}: `{_short(value)}`\n" for name, value in finding.feeds.items()]
+    lines += [f"- the cotangent of {name}: `{_short(value)}`\n" for name, value in finding.cotangents.items()]
+    given = finding.given
+    for name, value in finding.expected.items():
+        but = "" if isinstance(given, str) else f", and is `{_short(given[name])}`"
+        lines.append(f"- the gradient by {name} has to be `{_short(value)}`{but}\n")
+    if isinstance(given, str):
+        lines.append(f"- instead, {finding.executor} says: `{given}`\n")
+    return "".join(lines)
+
+
+def _again(finding: BuilderFinding, case: Case) -> str:
+    """The command that shows it."""
+    return (
+        f"```console\n$ refgrad conformance run --source findings --case {case.name} --opset {case.opset} "
+        f"--builder {','.join(finding.builders)} --backend {finding.executor}\n```\n"
+    )
+
+
 def _short(value: Any) -> str:
-    """Write an array on one line, a long one by its shape."""
-    if isinstance(value, np.ndarray) and value.size > 24:
+    """Write an array on one line, a long or empty one by its shape."""
+    if isinstance(value, np.ndarray) and not 0 < value.size <= 24:
         return f"{value.dtype}{list(value.shape)}"
     return (
         " ".join(np.array2string(np.asarray(value), separator=", ").split())
@@ -201,7 +261,8 @@ def parity() -> str:
         "node.\nWhat the columns count:\n",
         "- right: both gradients are; of these, same operators: the training operators, same names: those of gradients",
         *(f"- {column}: {words}" for column, words in (*apart.items(), *DEPARTURES.items())),
-        "\nEvery graph of the last columns is explained below. `nox -s parity` measures all of this.\n",
+        "\nEvery graph of the last columns is explained below. `nox -s parity` measures all of this. What the builder writes "
+        "wrongly\nis shown on models of a few elements in [findings.md](findings.md).\n",
         table(("operator", *columns), rows),
         "## Whole models\n",
         table(

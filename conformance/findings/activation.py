@@ -34,6 +34,15 @@ FINDINGS: tuple[Finding, ...] = (
     about(
         REFERENCE,
         "is taken along one axis before opset 13",
+        "Y = Softmax <axis = 0> (X)",
+        {"X": np.zeros((2, 2), F32)},
+        {"Y": np.full((2, 2), 1 / 4, F32)},
+        "the input is coerced to two axes, here 1×4",
+        11,
+    ),
+    about(
+        REFERENCE,
+        "is taken along one axis before opset 13",
         "Y = Hardmax <axis = 0> (X)",
         {"X": f32([[1, 2], [3, 4]])},
         {"Y": f32([[0, 0], [0, 1]])},

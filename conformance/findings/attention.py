@@ -85,4 +85,26 @@ FINDINGS: tuple[Finding, ...] = (
         proof="the scores are 1/√2 and 0, of which the softmax of the first is 1/(1 + e^(−1/√2))",
         tolerance=1e-12,
     ),
+    Finding(
+        ORT,
+        "Attention",
+        "is taken for one whose fourth output is a scalar, when it is optimized, where the rank of Q is not known",
+        model("""
+            <ir_version: 10, opset_import: ["" : 23]>
+            attend (float[1, 1, 1, 1] X, int64[r] R, float[1, 1, 2, 1] K, float[1, 1, 2, 1] V) => (int64[n] S) {
+                Q = Reshape (X, R)
+                Y, present_key, present_value, scores = Attention (Q, K, V)
+                S = Shape (scores)
+            }
+        """),
+        {
+            "X": f32([[[[1]]]]),
+            "R": np.array([1, 1, 1, 1]),
+            "K": f32([[[[2], [3]]]]),
+            "V": f32([[[[1], [1]]]]),
+        },
+        {"S": np.array([1, 1, 1, 2])},
+        proof="it is (batch_size, q_num_heads, q_sequence_length, total_sequence_length)",
+        optimized=True,
+    ),
 )

@@ -27,6 +27,14 @@ FINDINGS: tuple[Finding, ...] = (
     ),
     about(
         REFERENCE,
+        "reads pads where there is an output_shape",
+        "Y = ConvTranspose <pads = [0, 1], output_shape = [2]> (X, W)",
+        {"X": f32([[[1, 2]]]), "W": f32([[[1, 3]]])},
+        {"Y": f32([[[5, 6]]])},
+        "if output_shape is specified pads values are ignored: total_padding is 1, with NOTSET in front, of (1, 5, 6)",
+    ),
+    about(
+        REFERENCE,
         "fails on an empty batch",
         "Y = Col2Im (X, image, block)",
         {"X": np.zeros((0, 1, 1), F32), "image": np.array([1, 1]), "block": np.array([1, 1])},

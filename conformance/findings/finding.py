@@ -28,7 +28,8 @@ class Finding:
     `expected` are the right outputs by name. Who is right follows from `proof`, a sentence: the specification's words, a
     function body, or a number that anybody can check by hand. A gradient kernel needs none: `forward` is the model that
     it belongs to, with the inputs of `model` by the same names, and float64 differences of it are the proof. Then every input
-    `<output>_grad` of `model` is a cotangent, and every output `<input>_grad` a gradient.
+    `<output>_grad` of `model` is a cotangent, and every output `<input>_grad` a gradient. ONNX Runtime runs a model as it is
+    written, unless the fault is in what it makes of it first (`optimized`).
     """
 
     system: str
@@ -41,6 +42,7 @@ class Finding:
     forward: ModelProto | None = None
     crashes: bool = False
     tolerance: float = 1e-5
+    optimized: bool = False
 
     def __str__(self) -> str:
         return f"{self.system}-{self.operator}-{self.fault[:40]}"
@@ -159,12 +161,13 @@ def run_reference(finding: Finding) -> Arrays:
 
 
 def run_onnxruntime(finding: Finding) -> Arrays:
-    """Run the model on the ONNX Runtime that is installed, as it is written: without optimizations."""
+    """Run the model on the ONNX Runtime that is installed, without optimizations unless the finding is about them."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    level = onnxruntime.GraphOptimizationLevel
+    options.graph_optimization_level = level.ORT_ENABLE_ALL if finding.optimized else level.ORT_DISABLE_ALL
     session = onnxruntime.InferenceSession(finding.model.SerializeToString(), options, ["CPUExecutionProvider"])
     return dict(zip([o.name for o in session.get_outputs()], session.run(None, dict(finding.feeds)), strict=True))
 

@@ -184,6 +184,15 @@ FINDINGS: tuple[Finding, ...] = (
     ),
     about(
         REFERENCE,
+        "refuses round_mode, which it has from opset 24 on",
+        'Y = CastLike <round_mode = "up"> (X, t)',
+        {"X": f32([3]), "t": _one(1, ml_dtypes.float8_e8m0fnu)},
+        {"Y": np.array([4], ml_dtypes.float8_e8m0fnu)},
+        "float8e8m0 has 2 and 4 there",
+        24,
+    ),
+    about(
+        REFERENCE,
         "rounds a double twice, by way of float32",
         "Y = Cast <to = 17> (X)",
         {"X": np.array([1 + 2**-4 + 2**-40], np.float64)},
