@@ -16,9 +16,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata, resources
 from pathlib import Path
@@ -30,6 +28,7 @@ from onnx import AttributeProto, helper, numpy_helper
 from refgrad.conformance.case import Case
 from refgrad.conformance.expected import ORACLES, Expected, chosen, expect, named_tests
 from refgrad.conformance.oracles import get_oracle
+from refgrad.conformance.runner import in_lanes
 from refgrad.conformance.sources import select
 from refgrad.conformance.suite import Progress
 from refgrad.errors import OptionError, WorkerError
@@ -102,13 +101,17 @@ def export(
     asked = {name: get_oracle(name).trust for name in oracles}
     with new_folder(folder) as made:
         tests, left_out = [], []
-        for done, (name, case, found) in enumerate(_expected(named, oracles), 1):
+        answers = in_lanes(lambda item, worker: _test_of(item[1], oracles, worker), named.items())
+        for done, ((name, case), found) in enumerate(answers, 1):
             if isinstance(found, str):
                 left_out.append({"name": name, **_about(case), "why": found})
             else:
                 tests.append({"name": name, **_about(case), **_write(made, name, case, found)})
             if progress:
                 progress(done, len(named), name)
+        place = {name: number for number, name in enumerate(named)}
+        for entries in (tests, left_out):
+            entries.sort(key=lambda entry: place[entry["name"]])
         for schema in SCHEMAS:
             path = made / "schema" / f"{schema}.schema.json"
             path.parent.mkdir(exist_ok=True)
@@ -128,21 +131,8 @@ def export(
     return Manifest(Path(folder), document)
 
 
-def _expected(named: Mapping[str, Case], oracles: Sequence[str]) -> Iterator[tuple[str, Case, Expected | str]]:
-    """Each case with its test, or why there is none, in the order given. Processes of their own make the tests."""
-    lanes = os.cpu_count() or 1
-    with ExitStack() as stack:
-        workers = [stack.enter_context(Worker()) for _ in range(lanes)]
-        pool = stack.enter_context(ThreadPoolExecutor(lanes))
-        stack.callback(pool.shutdown, cancel_futures=True)
-        asked = [
-            pool.submit(_of_worker, workers[place % lanes], case, oracles) for place, case in enumerate(named.values())
-        ]
-        for (name, case), future in zip(named.items(), asked, strict=True):
-            yield name, case, future.result()
-
-
-def _of_worker(worker: Worker, case: Case, oracles: Sequence[str]) -> Expected | str:
+def _test_of(case: Case, oracles: Sequence[str], worker: Worker) -> Expected | str:
+    """The test that a case makes, or why there is none."""
     try:
         made: Expected = worker.call(expect, case, oracles)
     except WorkerError as error:

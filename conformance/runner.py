@@ -10,7 +10,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 from refgrad.conformance import verdicts
 from refgrad.conformance.builders import build
@@ -27,7 +27,10 @@ MEMORY = 8 << 30  # bytes that a worker may have
 ORACLES = ("differences", "reference", "complex-step")  # what is asked by default: fast, and independent of each other
 
 _ENDED = {"crashed": verdicts.CRASHED, "timed out": verdicts.TIMED_OUT, "out of memory": verdicts.OUT_OF_MEMORY}
-_AHEAD = 4  # cases handed to each lane before it asks for them
+_AHEAD = 4  # items handed to each lane before it asks for them
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -142,44 +145,44 @@ def _no_answer(error: WorkerError) -> tuple[Any, ...]:
     return (verdicts.WRONG, ("answer",), (), None, None, str(error)) if error.raised == AnswerError.__name__ else ()
 
 
-class Lanes:
-    """As many workers as there are lanes, one to a thread. The verdicts are the same whatever their number."""
+def in_lanes(
+    task: Callable[[Item, Worker], Result],
+    items: Iterable[Item],
+    seconds: float = SECONDS,
+    memory: int = 0,
+    lanes: int | None = None,
+) -> Iterator[tuple[Item, Result]]:
+    """What `task` returns for every item, as it comes: each lane is a thread with a worker of its own.
 
-    def __init__(self, plan: Plan, lanes: int | None = None) -> None:
-        self.plan, self.lanes = plan, lanes or os.cpu_count() or 1
-        self._own = threading.local()
-        self._workers: list[Worker] = []
-        self._ended = False
+    :param seconds: the time limit of each call of a worker; `memory` is in bytes, of each process, 0 for none.
+    :param lanes: by default one for each core.
+    """
+    own, workers, ended = threading.local(), list[Worker](), threading.Event()
 
-    def run(self, cases: Iterable[Case]) -> Iterator[tuple[Case, list[Row]]]:
-        """The verdicts on every case, as they come."""
-        left = iter(cases)
-        pool = ThreadPoolExecutor(self.lanes)
-        running: dict[Future[list[Row]], Case] = {}
-        try:
-            while True:
-                for case in islice(left, self.lanes * _AHEAD - len(running)):
-                    running[pool.submit(self._run, case)] = case
-                if not running:
-                    return
-                done, _ = wait(running, return_when=FIRST_COMPLETED)
-                for future in done:
-                    yield running.pop(future), future.result()
-        finally:
-            self._ended = True
-            for worker in self._workers:
-                worker.stop()
-            pool.shutdown(cancel_futures=True)
-            for worker in self._workers:
-                worker.close()
+    def run_one(item: Item) -> Result:
+        if not hasattr(own, "worker"):
+            own.worker = Worker(seconds, memory)
+            workers.append(own.worker)
+            if ended.is_set():
+                own.worker.stop()
+        return task(item, own.worker)
 
-    def _run(self, case: Case) -> list[Row]:
-        if not hasattr(self._own, "worker"):
-            self._own.worker = Worker(self.plan.seconds, self.plan.memory)
-            self._workers.append(self._own.worker)
-            if self._ended:
-                self._own.worker.stop()
-        return run_case(case, self.plan, self._own.worker)
-
-
-Progress = Callable[[int, int, str], None]
+    left, count = iter(items), lanes or os.cpu_count() or 1
+    pool = ThreadPoolExecutor(count)
+    running: dict[Future[Result], Item] = {}
+    try:
+        while True:
+            for item in islice(left, count * _AHEAD - len(running)):
+                running[pool.submit(run_one, item)] = item
+            if not running:
+                return
+            done, _ = wait(running, return_when=FIRST_COMPLETED)
+            for future in done:
+                yield running.pop(future), future.result()
+    finally:
+        ended.set()
+        for worker in workers:
+            worker.stop()
+        pool.shutdown(cancel_futures=True)
+        for worker in workers:
+            worker.close()

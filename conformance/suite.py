@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
@@ -14,7 +16,7 @@ from refgrad.conformance.executors import get_executor
 from refgrad.conformance.journal import Journal
 from refgrad.conformance.oracles import get_oracle
 from refgrad.conformance.results import About, Results
-from refgrad.conformance.runner import Lanes, Plan
+from refgrad.conformance.runner import Plan, in_lanes, run_case
 from refgrad.conformance.verdicts import Row
 from refgrad.errors import OptionError
 
@@ -62,13 +64,19 @@ def settings_of(plan: Plan) -> dict[str, Any]:
 
 
 def require(plan: Plan) -> None:
-    """Refuse a plan with somebody who does not exist or cannot be used here.
+    """Refuse a plan with somebody who does not exist or cannot be used here, or with limits that are none.
 
     :raises RefgradError: the reason.
     """
     for what, names in (("builder", plan.builders), ("executor", plan.executors), ("oracle", plan.oracles)):
         if not names:
             raise OptionError(f"No {what} is given.")
+    if not 0 < plan.seconds <= threading.TIMEOUT_MAX:
+        raise OptionError(f"A time limit of {plan.seconds:g} s is none. Give a number of seconds above 0.")
+    if not 0 <= plan.memory <= sys.maxsize:
+        raise OptionError(
+            f"A memory limit of {plan.memory >> 20} MiB is none. Give a number from 0, which is no limit."
+        )
     for name in plan.builders:
         if missing := get_builder(name).missing():
             raise OptionError(f"The builder {name!r} cannot be used here: {missing}")
@@ -80,4 +88,6 @@ def require(plan: Plan) -> None:
 
 
 def _asked(cases: list[Case], plan: Plan, lanes: int | None, cluster: str | None) -> Iterator[tuple[Case, list[Row]]]:
-    return run_on_cluster(cluster, cases, plan) if cluster else Lanes(plan, lanes).run(cases)
+    if cluster:
+        return run_on_cluster(cluster, cases, plan)
+    return in_lanes(lambda case, worker: run_case(case, plan, worker), cases, plan.seconds, plan.memory, lanes)

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ import pytest
 
 from refgrad.conformance.case import Case, node_case
 from refgrad.conformance.journal import Journal
-from refgrad.conformance.runner import Lanes, Plan
+from refgrad.conformance.runner import Plan, in_lanes
 from refgrad.conformance.sources import select, tables
 from refgrad.conformance.suite import run_suite
 from refgrad.errors import OptionError
@@ -175,16 +176,29 @@ def test_whoever_does_not_exist_is_named(plan, message):
         run_suite([relu()], plan)
 
 
-def test_workers_end_with_the_run():
-    lanes = Lanes(Plan(("refgrad",)), 2)
-    list(lanes.run(few()[:4]))
-    assert lanes._workers
-    assert all(isinstance(worker, Worker) and worker._process is None for worker in lanes._workers)
+@pytest.fixture
+def used():
+    """The workers that were given to `absolute`."""
+    return {}
 
 
-def test_an_abandoned_run_ends_its_workers():
-    lanes = Lanes(Plan(("refgrad",)), 2)
-    running = lanes.run(few())
+@pytest.fixture
+def absolute(used):
+    def task(number, worker):
+        used[id(worker)] = worker
+        return worker.call(abs, number)
+
+    return task
+
+
+def test_workers_end_with_the_run(absolute, used):
+    assert dict(in_lanes(absolute, range(-8, 0), lanes=2)) == {number: -number for number in range(-8, 0)}
+    assert used
+    assert all(isinstance(worker, Worker) and worker._process is None for worker in used.values())
+
+
+def test_an_abandoned_run_ends_its_workers(absolute, used):
+    running = in_lanes(absolute, count(), lanes=2)
     next(running)
     running.close()
-    assert all(worker._process is None for worker in lanes._workers)
+    assert all(worker._process is None for worker in used.values())
