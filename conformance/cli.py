@@ -192,7 +192,7 @@ def export_folder(
     from refgrad.conformance.export import export_suite
 
     with _bar() as progress:
-        made = export_suite(folder, _split(ops) if ops else None, opset, dtype, progress=progress)
+        made = export_suite(folder, _split(ops) if ops is not None else None, opset, dtype, progress=progress)
     print(f"{folder}: {len(made.tests)} tests; {len(made.left_out)} cases are left out, see manifest.json")
 
 
@@ -205,7 +205,7 @@ def mutants(
     """Break the rules of operators on purpose, and see whether the suite notices. The exit code is 1 where it does not."""
     from refgrad.conformance.mutants import summary, survey
 
-    outcomes = survey(_split(ops) if ops else None, seed)
+    outcomes = survey(_split(ops) if ops is not None else None, seed)
     survivors = [one for one in outcomes if not one.caught]
     for one in survivors:
         print(f"survived: {one.mutant}")
@@ -258,7 +258,7 @@ def _cases(
 ) -> Iterator[Case]:
     found = chain.from_iterable(_source(source, feeds, seed) for source in listed)
     seen: Counter[str] = Counter()
-    for case in sources.select(found, _split(ops) if ops else None, opset, dtype, name, values):
+    for case in sources.select(found, _split(ops) if ops is not None else None, opset, dtype, name, values):
         if seen[case.operator] % every == 0:
             yield case
         seen[case.operator] += 1
@@ -281,7 +281,7 @@ def _source(source: str, feeds: Path | None, seed: int) -> Iterator[Case]:
 
 
 def _split(names: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in names.split(",") if name.strip())
+    return tuple(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
 
 
 @contextmanager

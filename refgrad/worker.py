@@ -12,7 +12,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import IO, Any
 
@@ -67,8 +67,9 @@ class Worker:
         try:
             assert process.stdin is not None
             assert process.stdout is not None
-            pickle.dump((function, arguments, keywords), process.stdin)
-            process.stdin.flush()
+            with _error_instead_of_signal():
+                pickle.dump((function, arguments, keywords), process.stdin)
+                process.stdin.flush()
             result, failure = pickle.load(process.stdout)
         except (EOFError, BrokenPipeError, pickle.UnpicklingError) as error:
             code = _end(process)
@@ -153,8 +154,24 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 
 def _close(pipe: IO[bytes]) -> None:
-    with contextlib.suppress(BrokenPipeError):  # what was not written is of no use any more
+    # What was not written is of no use any more.
+    with contextlib.suppress(BrokenPipeError), _error_instead_of_signal():
         pipe.close()
+
+
+@contextlib.contextmanager
+def _error_instead_of_signal() -> Iterator[None]:
+    """Writing to a process that is gone raises, also in a program that lets SIGPIPE end it, as `refgrad` does."""
+    if sys.platform == "win32":
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGPIPE})
+    try:
+        yield
+    finally:
+        if signal.SIGPIPE in signal.sigpending() and signal.SIGPIPE not in before:
+            signal.sigwait({signal.SIGPIPE})
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def serve(memory: int) -> None:

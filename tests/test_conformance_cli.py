@@ -78,6 +78,12 @@ WRONG = [
     (("run", "--builder", "torch"), "There is no builder 'torch'"),
     (("run", "--builder", "nowhere.at:all"), "nowhere"),
     (("run", "--backend", "nunpy"), "There is no executor 'nunpy'. Did you mean 'numpy'"),
+    (("run", "--ops", ""), "No case is left to run"),
+    (("run", "--seconds", "0"), "A time limit of 0 s is none"),
+    (("run", "--seconds", "nan"), "A time limit of nan s is none"),
+    (("run", "--seconds", "inf"), "A time limit of inf s is none"),
+    (("run", "--memory", "-1"), "A memory limit of -1 MiB is none"),
+    (("run", "--memory", "99999999999999999"), "A memory limit of 99999999999999999 MiB is none"),
     (("run", "--oracle", "delphi"), "There is no oracle 'delphi'"),
     (("run", "--opset", "28-13"), "opset='28-13' is none"),
     (("run", "--opset", "99"), "opset='99' is none"),
@@ -118,6 +124,11 @@ def test_a_case_folder_without_outputs_is_named(tmp_path, capsys):
     assert "test_mine" in capsys.readouterr().err
     (data / "output_0.pb").write_bytes(numpy_helper.from_array(np.tanh(np.ones(2, np.float32))).SerializeToString())
     assert run("run", "--source", tmp_path / "cases", "--workers", 1) == 0
+
+
+def test_who_is_named_twice_is_asked_once(capsys, one):
+    assert run("run", "--case", one, "--builder", "refgrad,refgrad", "--backend", "numpy, numpy", "--workers", 1) == 0
+    assert "0 faults in 1 verdicts on 1 cases" in capsys.readouterr().out
 
 
 def test_malformed_journals_are_refused_with_the_line(tmp_path, capsys, one):

@@ -112,7 +112,7 @@ def test_a_full_disk_is_said_and_what_was_written_is_kept(tmp_path):
     path = begun(tmp_path / "j")
     journal = Journal(path, SETTINGS, resume=True)
     os.dup2(os.open("/dev/full", os.O_WRONLY), journal._file.fileno())
-    with pytest.raises(JournalError, match="No space left on device.*--resume"):
+    with pytest.raises(JournalError, match=r"No space left on device.*--resume"):
         journal.append("c", FIRST)
     journal.close()
     with Journal(path, SETTINGS, resume=True) as journal:

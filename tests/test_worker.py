@@ -169,3 +169,15 @@ def test_a_worker_that_was_stopped_fails_at_once_and_for_good():
             worker.call(math.gcd, 2, 4)
     assert time.monotonic() - start < 10
     worker.close()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no such signal")
+def test_a_process_that_is_gone_does_not_end_a_program_that_sigpipe_ends():
+    text = (
+        "import math, os, signal\nfrom refgrad.errors import WorkerError\nfrom refgrad.worker import Worker\n"
+        "signal.signal(signal.SIGPIPE, signal.SIG_DFL)\nworker = Worker(seconds=0)\n"
+        "for _ in range(20):\n    try:\n        worker.call(len, bytes(1 << 20))\n    except WorkerError:\n        pass\n"
+        "worker.seconds = 60\nprint(worker.call(math.gcd, 12, 18), signal.getsignal(signal.SIGPIPE).name)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "6 SIG_DFL\n", "")
