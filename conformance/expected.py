@@ -174,8 +174,8 @@ def curated() -> dict[str, Case]:
     seen: set[tuple[Any, ...]] = set()
     found = {}
     for name, case in named.items():
-        features = sorted(map(repr, _features(case)))
-        new = {(case.operator, *pair) for count in (1, 2) for pair in combinations(features, count)} - seen
+        operator, features = case.operator, sorted(map(repr, _features(case)))
+        new = {(operator, *pair) for count in (1, 2) for pair in combinations(features, count)} - seen
         if new:
             seen |= new
             found[name] = case

@@ -36,8 +36,8 @@ class Suite:
         self.plan = Plan((builder,), (executor,))
         try:
             require(self.plan)
-            self.cases = chosen(operators)
             self.limitations = Limitations.read(limitations) if limitations else Limitations()
+            self.cases = chosen(operators)
         except RefgradError as error:
             raise pytest.UsageError(str(error)) from error
         self.operators = {case.name: case.operator for case in self.cases.values()}
