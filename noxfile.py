@@ -103,7 +103,7 @@ def torch(session: nox.Session) -> None:
 def conformance(session: nox.Session) -> None:
     """A part of the suite on every operator; the whole default matrix: `nox -s conformance -- --every 1`."""
     session.install("-e", ".[ort,conformance]")
-    matrix = ("--dtype", "float32", "--backend", "numpy,ort-cpu", "--limitations", "docs/limitations.toml", "--every", "12")
+    matrix = ("--dtype=float32", "--backend=numpy,ort-cpu", "--limitations=docs/limitations.toml", "--every=12")
     session.run("refgrad", "conformance", "run", *matrix, *session.posargs)
 
 
