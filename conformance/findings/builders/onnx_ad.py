@@ -226,4 +226,15 @@ FINDINGS: tuple[BuilderFinding, ...] = (
         "Y is empty",
         constants="int64[1] S = {2}, int64[1] E = {1}",
     ),
+    _about(
+        "writes operators that the opset of the model does not have",
+        "GreaterOrEqual, which is there from opset 12 on",
+        "Y = Max (A, B)",
+        {"A": f32([1]), "B": f32([2])},
+        {"Y": f32([3])},
+        {"A": f32([0]), "B": f32([3])},
+        "its model is invalid",
+        "Y is B",
+        opset=11,
+    ),
 )
