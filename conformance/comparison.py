@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from onnx import ModelProto
 
-from refgrad.conformance.differences import one_sided
-from refgrad.conformance.oracles.differences import direction_at, estimates
+from refgrad.conformance.differences import STEP, one_sided
+from refgrad.conformance.oracles.differences import STEPS, direction_at, estimates
 from refgrad.conformance.oracles.evidence import Directional, Elementwise
 from refgrad.conformance.point import Point, ShapeMovedError, Truth, by_name, in_float64, largest, limits, rms
 from refgrad.errors import BackendError
@@ -23,6 +23,7 @@ _SETTLED = 1e-6  # the error of a difference, relative to what it adds up, below
 _TELLING = 1e-2  # a larger error tells nothing
 SENSITIVE = 10  # how many times the change under rounded intermediate results is explained
 FLOAT64_BITS = 50  # of 53: a rounding that can be told from the float64 gradient
+_ELEMENTS = 64  # that are looked at one by one
 _COARSER = 4  # bits less, when rounding alone does not explain an error: is there a kink near?
 
 
@@ -196,17 +197,45 @@ def told_by_the_neighbour(truth: Truth, names: Collection[str], seed: int, toler
         for name, one in found.items()
     }
     agree = {name for name, one in judged.items() if one.verdict == AGREED and not one.note}
-    return agree if len(operators) > 1 else {name for name in agree if _bent(truth.point, name, rng)}
+    return agree if len(operators) > 1 else {name for name in agree if bent(truth.point, name, rng)}
 
 
-def _bent(point: Point, name: str, rng: np.random.Generator) -> bool:
+def bent(point: Point, name: str, rng: np.random.Generator, step: float = STEP) -> bool:
     """Whether the derivatives of both sides differ along a random direction."""
     direction = direction_at(point.wide[name], rng)
     try:
-        left, right = one_sided(point.evaluate, point.wide, {name: direction}, point.cotangent_of)
+        left, right = one_sided(point.evaluate, point.wide, {name: direction}, point.cotangent_of, step)
     except (ShapeMovedError, BackendError):
         return True
     return abs(right.value - left.value) > 2 * (left.error + right.error)
+
+
+def outside_of_both(truth: Truth, name: str, got: np.ndarray, tolerance: float, rng: np.random.Generator) -> str:
+    """Which element is not between the derivatives of both sides when it alone moves; empty where all are.
+
+    Those that are as in the float64 gradient are not looked at, and of the others no more than `_ELEMENTS`, drawn by chance.
+    """
+    point, wide = truth.point, got.astype(np.float64)
+    if not np.all(np.isfinite(wide)):
+        return f"{np.count_nonzero(~np.isfinite(wide))} elements are not finite"
+    expected = truth.gradients[name]
+    slack = tolerance * max(largest(expected), largest(wide))
+    differ = np.flatnonzero(np.abs(wide - expected) > slack)
+    for index in rng.permutation(differ)[:_ELEMENTS]:
+        direction = np.zeros(wide.shape)
+        direction.flat[index] = length = rms(point.wide[name]) or 1.0
+        try:
+            left, right = one_sided(point.evaluate, point.wide, {name: direction}, point.cotangent_of, STEPS[1])
+        except (ShapeMovedError, BackendError) as error:
+            return str(error)
+        low, high = sorted((left.value / length, right.value / length))
+        off = slack + (left.error + right.error) / length
+        if not low - off <= wide.flat[index] <= high + off:
+            place = tuple(map(int, np.unravel_index(index, wide.shape)))
+            return (
+                f"element {place} is {wide.flat[index]:.4g}, the derivatives of both sides are {low:.4g} and {high:.4g}"
+            )
+    return ""
 
 
 def kinks_of(model: ModelProto) -> list[str]:

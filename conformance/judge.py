@@ -8,7 +8,7 @@ far the float64 gradient itself moves when each intermediate result is rounded.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -27,12 +27,16 @@ from refgrad.conformance.comparison import (
     against_directions,
     against_elements,
     against_float64,
+    bent,
     gravest,
     kinks_of,
+    outside_of_both,
     told_by_the_neighbour,
 )
 from refgrad.conformance.oracles import Built, Directional, Evidence, Property, Silent
+from refgrad.conformance.oracles.complex_step import NAME as COMPLEX_STEP
 from refgrad.conformance.oracles.differences import NAME as DIFFERENCES
+from refgrad.conformance.oracles.differences import STEPS
 from refgrad.conformance.point import Point, Truth, in_float64, rounding
 from refgrad.conformance.question import Question
 from refgrad.conformance.verdicts import Row
@@ -110,7 +114,24 @@ class Trial:
             and np.all(np.isfinite(self.truth.gradients[name]))
         }
         told = told_by_the_neighbour(self.truth, doubtful, self.question.seed, EXACT) if doubtful else set()
-        return frozenset(found | told)
+        return frozenset(found | told | self._unseen(found | told))
+
+    def _unseen(self, known: Collection[str]) -> set[str]:
+        """Further inputs at a kink where the gradient is the mean of both sides, as central differences are: |x| at 0.
+
+        A complex step crosses no kink: where it has a derivative, there is one.
+        """
+        if not kinks_of(self.question.model):
+            return set()
+        rng = np.random.default_rng([self.question.seed, 4])
+        return {
+            name
+            for name, said in self.of_refgrad.items()
+            if name not in known
+            and COMPLEX_STEP not in said
+            and said.get(DIFFERENCES, Judged(DISAGREED)).verdict == AGREED
+            and bent(self.truth.point, name, rng, STEPS[-1])
+        }
 
     def verdict(self, candidate: Candidate) -> Row:
         """The verdict on one candidate: the gravest over its gradients."""
@@ -192,16 +213,12 @@ class Trial:
         if followed:
             note = f"{name}: as {choices(followed)}, where {choices(kinks_of(self.question.model))} has no derivative"
             return self._row(candidate, verdicts.CONVENTION, tuple(followed), (), Judged(AGREED, note=note))
-        said = dict(self._testimony(name, got.astype(np.float64), tolerance))
-        between = said.get(DIFFERENCES)
-        if between is not None and between.verdict in (AGREED, KINK):
-            note = f"{name}: a convention of its own, between the derivatives of both sides; {between.note}"
-            return self._row(candidate, verdicts.CONVENTION, (DIFFERENCES,), (), replace(between, note=note))
-        note = f"{name}: at a kink, and no known convention"
-        judged = (
-            Judged(INCONCLUSIVE, note=note) if between is None else replace(between, note=f"{note}; {between.note}")
-        )
-        return self._row(candidate, verdicts.INCONCLUSIVE, (), (), judged)
+        outside = outside_of_both(self.truth, name, got, tolerance, np.random.default_rng([self.question.seed, 5]))
+        if not outside:
+            note = f"{name}: a convention of its own, between the derivatives of both sides in each element"
+            return self._row(candidate, verdicts.CONVENTION, (DIFFERENCES,), (), Judged(AGREED, note=note))
+        note = f"{name}: at a kink, and no known convention; {outside}"
+        return self._row(candidate, verdicts.INCONCLUSIVE, (), (), Judged(INCONCLUSIVE, note=note))
 
     def _by_convention(self, convention: str) -> Mapping[str, np.ndarray]:
         if convention not in self._conventions:

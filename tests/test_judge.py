@@ -153,6 +153,39 @@ def test_at_a_kink_an_answer_between_both_sides_is_a_convention(answer):
     assert ("refgrad" in row.witnesses) == (answer == "refgrad")
 
 
+TIES = {
+    "Abs": (node_case("Abs", np.zeros(3, np.float32), opset=21), "X", lambda v: v),
+    "Max": (node_case("Max", np.ones(3, np.float32), np.ones(3, np.float32), opset=21), "data_0_0", lambda v: v),
+    "ReduceMax": (
+        node_case("ReduceMax", np.array([1, 1, 0], np.float32), opset=21, keepdims=0),
+        "data",
+        lambda v: v * np.array([1, 0, 0]),
+    ),
+}
+
+
+@pytest.mark.parametrize("tie", TIES)
+def test_a_kink_is_seen_where_the_mean_of_both_sides_is_the_gradient(tie):
+    case, name, other = TIES[tie]
+    question = ask(case)
+    evidence = [said for oracle in ORACLES for said in runner.testify(oracle, question)]
+    [cotangent] = question.cotangents.values()
+    assert verdict({}, evidence, question).verdict == "convention"
+    assert verdict({name: other(cotangent).astype(np.float32)}, evidence, question).verdict == "convention"
+    assert verdict({name: 3 * other(cotangent).astype(np.float32)}, evidence, question).verdict == "inconclusive"
+
+
+def test_a_convention_at_one_element_covers_no_error_at_another():
+    question = ask(node_case("Relu", np.array([0, 1, 2, -3, 4, 5], np.float32), opset=21))
+    evidence = [said for name in ORACLES for said in runner.testify(name, question)]
+    own = gradients(question)["X"]
+    own[0] = question.cotangents["Y"][0] / 2
+    assert verdict({"X": own}, evidence, question).verdict == "convention"
+    own[1] *= 1.1
+    row = verdict({"X": own}, evidence, question)
+    assert (row.verdict, "element (1,) is" in row.note) == ("inconclusive", True), row
+
+
 def test_two_draws_are_not_compared():
     model = onnx.parser.parse_model(
         """<ir_version: 10, opset_import: ["" : 21]> g (float[8] x) => (float[8] y)
