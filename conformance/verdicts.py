@@ -17,7 +17,7 @@ INCONCLUSIVE = "inconclusive"
 
 VERDICTS = {
     AGREED: "the oracles that apply say that it is right",
-    WRONG: "two oracles or more say that it is wrong, and none that it is right",
+    WRONG: "two oracles or more say that it is wrong, and none that it is right; or it is no gradient at all",
     CONVENTION: "there is no derivative at this point, and the answer is one of the conventions",
     REFUSED: "the builder made no gradient and said so",
     UNSUPPORTED: "the executor does not run the gradient, or the model itself",
