@@ -10,7 +10,7 @@ from typing import Any
 
 from refgrad.conformance.case import Case
 from refgrad.conformance.runner import Plan, run_case
-from refgrad.conformance.verdicts import Row
+from refgrad.conformance.verdicts import CRASHED, Row
 from refgrad.errors import OptionError
 from refgrad.worker import Worker
 
@@ -27,7 +27,7 @@ def run_on_cluster(address: str, cases: Iterable[Case], plan: Plan) -> Iterator[
     """
     if util.find_spec("distributed") is None:
         raise OptionError("A cluster needs dask.distributed: pip install 'refgrad[conformance]'.")
-    from distributed import Client, as_completed
+    from distributed import Client, KilledWorker, as_completed
 
     try:
         client = Client(address, timeout=_SECONDS)
@@ -41,8 +41,13 @@ def run_on_cluster(address: str, cases: Iterable[Case], plan: Plan) -> Iterator[
         known = list(cases)
         futures = client.map(_run_here, known, plan=plan, pure=False, retries=3)
         of = dict(zip((future.key for future in futures), known, strict=True))
-        for future, rows in as_completed(futures, with_results=True):
-            yield of[future.key], rows
+        for future in as_completed(futures):
+            case = of[future.key]
+            try:
+                yield case, future.result()
+            except KilledWorker as error:  # every worker that had it died
+                note = f"the cluster: {' '.join(str(error).split())}"
+                yield case, [Row(case.name, b, e, CRASHED, note=note) for b in plan.builders for e in plan.executors]
 
 
 def _run_here(case: Case, plan: Plan) -> Sequence[Row]:

@@ -19,6 +19,7 @@ from typing import IO, Any
 from refgrad.errors import WorkerError
 
 SECONDS = 60.0
+_LONGEST = 2000  # characters of an exception's message that come back
 _LAST_WORDS = 2.0  # seconds that a process has to end after it closed its pipe
 _ORPHANED = 1.0  # seconds until a process notices that it belongs to nobody any more
 _START = "import sys; from refgrad.worker import serve; serve(int(sys.argv[1]))"
@@ -196,7 +197,8 @@ def serve(memory: int) -> None:
             reply = function(*arguments, **keywords), None
         except Exception as error:  # whatever it is, the caller has to know
             name = type(error).__name__
-            reply = None, (name, " ".join(str(error).split()) or name)
+            said = " ".join(str(error).split())[:_LONGEST].encode(errors="backslashreplace").decode()
+            reply = None, (name, said or name)
         pickle.dump(reply, answers)
         answers.flush()
 

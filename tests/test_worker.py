@@ -181,3 +181,11 @@ def test_a_process_that_is_gone_does_not_end_a_program_that_sigpipe_ends():
     )
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (0, "6 SIG_DFL\n", "")
+
+
+def test_a_message_comes_back_in_what_can_be_written_and_no_longer_than_it_can_be_read():
+    with Worker() as worker:
+        with pytest.raises(WorkerError) as raised:
+            worker.call(exec, "raise ValueError(chr(0xd800) + 'x' * 100_000)")
+        assert str(raised.value).startswith("\\ud800x")
+        assert len(str(raised.value)) < 3000
