@@ -135,6 +135,17 @@ class Erf(OpRun):
         return (np.vectorize(math.erf, otypes=[np.float64])(x),)
 
 
+class Gelu(OpRun):
+    """x·Φ(x), or its approximation by tanh: onnx.reference runs the body, and that with its own Erf."""
+
+    op_domain = ""
+
+    def _run(self, x: np.ndarray, approximate: str) -> tuple[np.ndarray]:
+        if approximate == "tanh":
+            return (x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))),)
+        return (x / 2 * (1 + np.vectorize(math.erf, otypes=[np.float64])(x / np.sqrt(2))),)
+
+
 class GlobalLpPool(OpRun):
     """(Σ |x|^p)^(1/p) over the axes behind the second: onnx.reference has none."""
 
@@ -184,7 +195,7 @@ def _cells(begin: int, end: int, count: int, size: int) -> list[tuple[int, int]]
     return [(min(max(a, 0), size), min(max(b, 0), size)) for a, b in bounds]
 
 
-_OWN = [AffineGrid, Erf, GlobalLpPool, MaxRoiPool]
+_OWN = [AffineGrid, Erf, Gelu, GlobalLpPool, MaxRoiPool]
 
 
 @cache
