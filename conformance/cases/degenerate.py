@@ -93,7 +93,7 @@ EMPTY: tuple[tuple[str, tuple[np.ndarray | None, ...], dict[str, Any]], ...] = (
     ("ReverseSequence", (x(4, 0, 2), i(shape=(0,))), {}),
     ("SpaceToDepth", (x(0, 1, 4, 4),), {"blocksize": 2}),
     ("DepthToSpace", (x(0, 4, 2, 2),), {"blocksize": 2}),
-    ("Range", (_number(1), _number(1), _number(0.5)), {"wrt": ["start", "delta"]}),
+    ("Range", (_number(1.5), _number(1), _number(0.5)), {"wrt": ["start", "delta"]}),
     ("CenterCropPad", (x(0, 4), i(0, 2)), {}),
     ("CenterCropPad", (x(3, 4), i(0, 2)), {}),
     ("DFT", (x(0, 4, 1),), {"opset": 20}),
