@@ -16,7 +16,6 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
-from fnmatch import fnmatchcase
 from functools import cache, cached_property, partial
 from pathlib import Path
 from types import CodeType, FrameType
@@ -35,6 +34,7 @@ from refgrad.conformance.oracles import Built, Evidence
 from refgrad.conformance.point import largest
 from refgrad.conformance.question import ask
 from refgrad.conformance.runner import ORACLES, testify
+from refgrad.conformance.survivors import EQUIVALENT, Equivalent
 from refgrad.emit import Emitter
 from refgrad.errors import OptionError, RefgradError, did_you_mean
 from refgrad.registry import RULES
@@ -67,7 +67,12 @@ class Mutant:
     @property
     def reason(self) -> str:
         """Why it may survive, "" where nobody knows."""
-        return next((row.reason for row in EQUIVALENT if row.matches(self)), "")
+        return "" if self.row is None else self.row.reason
+
+    @property
+    def row(self) -> Equivalent | None:
+        """The row of the table of survivors that is about it."""
+        return next((row for row in EQUIVALENT if row.matches(self.operator, self.place, self.change)), None)
 
 
 @dataclass(frozen=True)
@@ -97,140 +102,6 @@ class Outcome:
         if not self.caught:
             return "survived"
         return FAILS if self.verdict == FAILS else self.verdict if self.alone else WITH_REFGRAD
-
-
-@dataclass(frozen=True)
-class Equivalent:
-    """Mutants that no case can catch, and why. `operator`, `place` and `change` are patterns, as file names have them."""
-
-    operator: str
-    place: str
-    change: str
-    reason: str
-
-    def matches(self, mutant: Mutant) -> bool:
-        """Whether it speaks of `mutant`."""
-        pairs = ((self.operator, mutant.operator), (self.place, mutant.place), (self.change, mutant.change))
-        return all(fnmatchcase(text, _literal(pattern)) for pattern, text in pairs)
-
-
-def _literal(pattern: str) -> str:
-    """The pattern with nothing special but `*`: the places of emissions have brackets."""
-    return pattern.replace("[", "[[]")
-
-
-_KINK = "The two differ at a kink or a tie alone, where there is no derivative."
-_GUARD = "A guard against 0/0, at points without a derivative."
-_COMPARED = "The numbers are only compared with each other."
-_SECOND = "It carries the value 0: derivatives of second order alone show it."
-_FOLDED = "What lies inside is folded to where it is."
-_BORDER = "It differs exactly at the border alone, where there is a kink."
-_SUMMED = "What it sums has one element along each axis already, which no type says."
-_RANKS = "The rule gives both the same rank before: the difference is 0."
-_VECTOR = "The weights are a vector, a row of which has one element."
-EQUIVALENT: tuple[Equivalent, ...] = (
-    Equivalent("*", "rules/activation.*: op.Greater(*", "GreaterOrEqual", _KINK),
-    Equivalent("*", "rules/activation.*: op.Less(*", "LessOrEqual", _KINK),
-    Equivalent("*", "onnx/activation.*: op.Greater(*", "GreaterOrEqual", _KINK),
-    Equivalent("GRU", "onnx/recurrent.Function.of: op.Less(*", "LessOrEqual", _KINK),
-    Equivalent("Clip", "rules/arithmetic.clip: op.Less(*", "LessOrEqual", _KINK),
-    Equivalent("Clip", "rules/arithmetic.clip: op.LessOrEqual(*", "Less", _KINK),
-    Equivalent("Scatter*", "rules/indexing._scatter: op.Div(d_output, shares)", "only the first operand", _KINK),
-    Equivalent("*LpPool", "rules/pooling._share: op.Where(*", "only the second branch", _GUARD),
-    Equivalent("*Loss", "onnx/loss.read_labels: op.Where(*", "only the second branch", _GUARD),
-    Equivalent("*", "onnx/indexing.positions: op.Range(*", "both +1", _COMPARED),
-    Equivalent("*", "onnx/points._strides: op.Range(*", "both +1", _COMPARED),
-    Equivalent(
-        "*",
-        "onnx/points._combined: op.Range(*",
-        "both +1",
-        "The pixels around a point are added up, in whatever order.",
-    ),
-    Equivalent("*", "onnx/normalization.statistics: op.Sub(*", "swapped operands", "The difference is squared."),
-    Equivalent(
-        "*",
-        "onnx/arithmetic.broadcast_gradient: op.Squeeze(*",
-        "next axis",
-        "What is summed has size 1 along the next axis as well.",
-    ),
-    Equivalent(
-        "Conv*",
-        "onnx/convolution._product: op.Conv(*",
-        "dilations +1",
-        "The kernel has one element along that axis: there is nothing between.",
-    ),
-    Equivalent("*", "onnx/arithmetic._at_run_time: op.Sub(*", "swapped operands", _RANKS),
-    Equivalent(
-        "Tile",
-        "onnx/shape.tile_grad_at_run_time: op.Range(*",
-        "limit -1",
-        "The step is 2 and the limit even: the last number is the same.",
-    ),
-    Equivalent("Scatter*", "rules/indexing._scatter: op.Where(op.Equal(count, 1)*", "*", _SECOND),
-    Equivalent("Scatter*", "rules/indexing._scatter.<locals>.others: op.Sub(*", "swapped operands", _SECOND),
-    Equivalent("ReduceProd", "rules/reduction.reduce_prod: op.Where(op.Equal(count, 1.0)*", "*", _SECOND),
-    Equivalent("ReduceProd", "rules/reduction.reduce_prod.<locals>.others: op.Sub(*", "swapped operands", _SECOND),
-    Equivalent("ReduceM*", "rules/reduction.reduce_max: op.Div(d_y, ties)", "only the first operand", _KINK),
-    Equivalent("RoiAlign", "onnx/rois.make_samples: op.*", "*", _KINK),
-    Equivalent("RoiAlign", "onnx/sampling.roi_align_grad: op.GreaterOrEqual(*", "Greater", _KINK),
-    Equivalent("GridSample", "onnx/points._beyond: op.*", "*OrEqual", _KINK),
-    Equivalent("GridSample", "onnx/points._reflect: op.*", "*OrEqual", _KINK),
-    Equivalent("GridSample", "onnx/points._held: op.Greater(*", "GreaterOrEqual", _KINK),
-    Equivalent("GridSample", "onnx/points._held: op.Less(*", "LessOrEqual", _KINK),
-    Equivalent("LSTM", "onnx/recurrent.Function.of: op.Less(*", "LessOrEqual", _KINK),
-    Equivalent("ReduceL2", "onnx/reduction.over_norm: op.Where(*", "only the second branch", _GUARD),
-    Equivalent("Pow", "rules/arithmetic.pow_: op.Where(op.Equal(X, 0.0)*", "only the second branch", _GUARD),
-    Equivalent("ReduceLogSumExp", "rules/reduction.reduce_log_sum_exp: op.Where(*", "only the second branch", _GUARD),
-    Equivalent("LpNormalization", "rules/normalization.lp_normalization: op.Where(*", "*", _GUARD),
-    Equivalent("GridSample", "onnx/points.*: op.Where(*_beyond(*", "only the first branch", _FOLDED),
-    Equivalent("GridSample", "onnx/points._reflect: op.Sub(x, low)", "swapped operands", "Its sign is dropped."),
-    Equivalent("GridSample", "onnx/points._held: *And(*", "*", _BORDER),
-    Equivalent("Resize", "rules/resize._ratio: *", "*", "The ratio is the same, if not in lowest terms."),
-    Equivalent("Resize", "rules/resize._weights: op.Gather(*", "indices +1", "W is constant along that axis."),
-    Equivalent("RotaryEmbedding", "onnx/arithmetic._at_run_time: op.*", "*", _SUMMED),
-    Equivalent(
-        "com.microsoft.FakeQuant",
-        "input_tensor",
-        "*",
-        "The rule is the straight-through estimate, where differences see steps: no oracle can tell it.",
-    ),
-    Equivalent("*Loss", "onnx/indexing._rows_added: *", "only the first operand", _VECTOR),
-    Equivalent("*Loss", "onnx/indexing.part: op.Slice(*", "starts +1", _VECTOR),
-    Equivalent("Mod", "rules/arithmetic.mod: op.Where(*", "*", "It is for divisors that are infinite: special values."),
-    Equivalent(
-        "Mod",
-        "rules/arithmetic.mod: op.Add(quotient, 0.5)",
-        "only the first operand",
-        "It is for quotients that rounding left below a whole number: in float64 no case has one.",
-    ),
-    Equivalent(
-        "MeanVarianceNormalization",
-        "rules/normalization.mean_variance_normalization: op.Add(deviation, *",
-        "only the first operand",
-        "1e-9 beside a deviation near 1 is less than what rounding explains.",
-    ),
-    Equivalent("MeanVarianceNormalization", "rules/*: op.Where(*", "only the second branch", _GUARD),
-    Equivalent("MaxUnpool", "rules/pooling.max_unpool: op.Range(*", "both +1", _COMPARED),
-    Equivalent(
-        "MaxRoiPool", "onnx/rois.make_pixels: op.*", "dropped", "Indices are cut off, and counts compared with order."
-    ),
-    Equivalent(
-        "MaxRoiPool",
-        "onnx/points.read_largest_adjoint: op.Mul(*",
-        "only the first operand",
-        "The weight of a pixel is 1.",
-    ),
-    Equivalent("LinearAttention", "onnx/attention.Tokens._places: *", "both +1", _COMPARED),
-    Equivalent("LinearAttention", "onnx/arithmetic.broadcast_gradient: op.ReduceSum(*", "*", _SUMMED),
-    Equivalent("*", "onnx/points._combined: op.Unsqueeze(*", "next axis", "Only its diagonal is taken."),
-    Equivalent("RNN", "*", "only the second operand", "The slope is that for a cotangent of 1."),
-    Equivalent(
-        "ConvTranspose",
-        "rules/convolution._padded_at_run_time: op.Slice(whole, *",
-        "next axis",
-        "No window reaches what it cuts off.",
-    ),
-)
 
 
 # What is changed in an emission

@@ -303,13 +303,15 @@ def mutants() -> str:
         mutant = Mutant(**survivor)
         reasons.setdefault(mutant.reason, []).append(mutant)
     caught = total["mutants"] - total["survived"]
+    equal = sum(mutant.row is not None and not mutant.row.limit for found in reasons.values() for mutant in found)
     asleep = sorted(ruled().keys() - results["operators"].keys())
     lines = [
         "# Mutants\n",
         "Is the suite any good? Every rule is broken on purpose, one place at a time, and the suite is asked: what the rule "
         "returns is\nchanged, or one node that it emits (`refgrad.conformance.mutants`; `python benchmarks/mutants.py` "
-        f"measures it anew).\nOf {total['mutants']} mutants of {len(results['operators'])} rules {caught} are caught, "
-        f"{caught / total['mutants']:.1%}, each by one of the cases of its operator. What the columns count:\n",
+        f"measures it anew).\nOf {total['mutants']} mutants of {len(results['operators'])} rules {equal} are equivalent: they "
+        f"change no gradient. Of the other {total['mutants'] - equal} the suite catches {caught}, "
+        f"{caught / (total['mutants'] - equal):.1%},\neach by one of the cases of its operator. What the columns count:\n",
         *(f"- {column}: {words}" for column, words in COLUMNS.items()),
         f'\nThe rules of {", ".join(asleep)} are asked only where `quantization` is not "zero": no case of theirs has a '
         "derivative.\n",
@@ -317,10 +319,12 @@ def mutants() -> str:
         "## Who said wrong\n",
         table(("witness", "mutants"), ((name, str(count)) for name, count in results["witnesses"].items())),
         "## Survivors\n",
-        "Each of these changes the model and no gradient that a case asks for, for the reason given.\n",
+        "Each of these changes the model and no gradient that a case asks for, for the reason given. Those marked * are not "
+        "equivalent: they\nare beyond what the suite asks.\n",
     ]
     for reason, found in sorted(reasons.items(), key=lambda pair: -len(pair[1])):
-        lines.append(f"**{reason}** {len(found)}:\n")
+        beyond = "*" if found[0].row is not None and found[0].row.limit else ""
+        lines.append(f"**{reason}**{beyond} {len(found)}:\n")
         places: dict[tuple[str, str], list[str]] = {}
         for mutant in found:
             places.setdefault((mutant.place, mutant.change), []).append(mutant.operator)
