@@ -344,8 +344,8 @@ def _of_seeds() -> str:
     rows = json.loads((RESULTS / "conformance_seeds.json").read_text())
     asked, wrong, unsettled = (sum(row.get(key, 0) for row in rows) for key in ("cases", "wrong", "inconclusive"))
     return (
-        f"With {len(rows)} seeds, each of which draws other cotangents and directions, {asked} questions were asked of the rules as "
-        f"they are\n(`python benchmarks/seeds.py`): {wrong} were called wrong, {unsettled} were inconclusive.\n"
+        f"With {len(rows)} seeds, each of which draws other cotangents and directions, {asked} questions were asked of the "
+        f"rules as they are\n(`python benchmarks/seeds.py`): {wrong} were called wrong, {unsettled} were inconclusive.\n"
     )
 
 
