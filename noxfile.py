@@ -48,7 +48,7 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def types(session: nox.Session) -> None:
     """mypy --strict on the installed package: from the root it would not follow the mapping of the folders."""
-    session.install("mypy", "hypothesis", "types-protobuf")
+    session.install("mypy", "hypothesis", "pytest", "types-protobuf")
     session.install(".")
     folder = session.create_tmp()
     with session.chdir(folder):

@@ -34,9 +34,9 @@ from refgrad.conformance.comparison import (
     told_by_the_neighbour,
 )
 from refgrad.conformance.oracles import Built, Directional, Evidence, Property, Silent
-from refgrad.conformance.oracles.complex_step import NAME as COMPLEX_STEP
 from refgrad.conformance.oracles.differences import NAME as DIFFERENCES
 from refgrad.conformance.oracles.differences import STEPS
+from refgrad.conformance.oracles.evidence import COMPLEX_STEP
 from refgrad.conformance.point import Point, Truth, in_float64, rounding
 from refgrad.conformance.question import Question
 from refgrad.conformance.verdicts import Row

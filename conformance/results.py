@@ -336,7 +336,7 @@ def merge(results: Sequence[Results]) -> Results:
         for key, value in one.settings.items():
             settings[key] = _together(settings[key], value) if key in settings else value
         for name, about in one.cases.items():
-            if cases.setdefault(name, about) != about:
+            if replace(cases.setdefault(name, about), provenance="") != replace(about, provenance=""):
                 raise ResultsError(f"The case {name!r} is {cases[name]} in one of the results and {about} in another.")
         for row in one.rows:
             here = replace(

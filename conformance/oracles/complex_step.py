@@ -9,13 +9,13 @@ import numpy as np
 
 from refgrad.conformance.oracles.analytic import KNOWN, STEP, KinkError, NotAnalyticError, call
 from refgrad.conformance.oracles.differences import DIRECTIONS, STILL, direction_at
-from refgrad.conformance.oracles.evidence import Directional, Evidence, Oracle, Silent
+from refgrad.conformance.oracles.evidence import COMPLEX_STEP, Directional, Evidence, Oracle, Silent
 from refgrad.conformance.oracles.program import ROUNDED, SAME, Program, departure, truth_of
 from refgrad.conformance.point import ShapeMovedError
 from refgrad.conformance.question import Question
 from refgrad.errors import RefgradError
 
-NAME = "complex-step"
+NAME = COMPLEX_STEP
 UNKNOWN = (KinkError, NotAnalyticError)  # why there is no complex step
 _ROUNDINGS = 16  # of each number that is added up, and of each node
 

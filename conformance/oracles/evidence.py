@@ -12,6 +12,8 @@ from onnx import ModelProto
 from refgrad.backward import names_in
 from refgrad.conformance.question import Question
 
+COMPLEX_STEP = "complex-step"  # the oracle whose silence tells of a kink
+
 
 @dataclass(frozen=True)
 class Directional:
