@@ -26,8 +26,26 @@ WITHOUT_RUNTIME = [  # of the interpreter alone: the session `tests` runs them
         *("numpy_errors", "numpy_forms", "numpy_fresh", "numpy_memory", "numpy_ml", "numpy_plan", "numpy_precision"),
         *("numpy_qlinear", "numpy_quantization", "numpy_sequence", "numpy_special", "numpy_tensor", "numpy_text"),
         *("numpy_windows", "onnx_backend"),
+        *("case_tables", "journal", "limitations", "reports", "sources", "strategies", "strategies_windows", "worker"),
     )
 ]
+OF_THE_SUITE = [  # of its runs: the session `conformance` runs them
+    f"tests/test_{name}.py"
+    for name in (
+        *(
+            "cluster",
+            "conformance_cli",
+            "export",
+            "gradient_backend_test",
+            "judge",
+            "mutants",
+            "oracles",
+            "pytest_plugin",
+        ),
+        "runner",
+    )
+]
+WITHOUT_SUITE = [f"--ignore={file}" for file in OF_THE_SUITE]
 STOCK_ONLY = "--ignore=tests/test_lowered.py"  # the session `lowered` runs it, on what the session `training` wrote
 PARITY = ROOT / "build" / "parity"  # written by the session `training`, read by `lowered`
 ARTIFACTS = ROOT / "build" / "artifacts"  # written by `benchmarks_training`, read by `artifacts`
@@ -58,8 +76,8 @@ def types(session: nox.Session) -> None:
 @nox.session
 def tests(session: nox.Session) -> None:
     """The quick suite on the interpreter and on stock onnxruntime."""
-    session.install("-e", ".[ort,test,conformance]")
-    pytest(session, "-n", "2", "-m", "not models", *ELSEWHERE, "--ignore=tests/test_lower.py")
+    session.install("-e", ".[ort,test]")
+    pytest(session, "-n", "2", "-m", "not models", *ELSEWHERE, *WITHOUT_SUITE, "--ignore=tests/test_lower.py")
 
 
 @nox.session
@@ -68,7 +86,7 @@ def training(session: nox.Session) -> None:
     session.install("-e", ".[ort-training,test]")
     shutil.rmtree(PARITY, ignore_errors=True)
     folders = {"REFGRAD_TORCH_MODELS": str(TORCH_MODELS), "REFGRAD_PARITY": str(PARITY)}
-    pytest(session, "-n", "2", "-m", "not models", *ELSEWHERE, *WITHOUT_RUNTIME, STOCK_ONLY, **folders)
+    pytest(session, "-n", "2", "-m", "not models", *ELSEWHERE, *WITHOUT_RUNTIME, *WITHOUT_SUITE, STOCK_ONLY, **folders)
 
 
 @nox.session
@@ -90,7 +108,7 @@ def parity(session: nox.Session) -> None:
 def torch(session: nox.Session) -> None:
     """Nine models as torch's exporter writes them, and every operator that torch has, against torch.autograd."""
     session.install("torch==2.13.0")
-    session.install("-e", ".[ort,torch,test,conformance]")
+    session.install("-e", ".[ort,torch,test]")
     shutil.rmtree(TORCH_MODELS, ignore_errors=True)
     session.run("python", "examples/torch_models.py", str(TORCH_MODELS))
     names = ("torch", "torch_operators", "oracles_foreign", "kinks", "losses", "numpy_recurrent")
@@ -101,8 +119,9 @@ def torch(session: nox.Session) -> None:
 
 @nox.session
 def conformance(session: nox.Session) -> None:
-    """A part of the suite on every operator; the whole default matrix: `nox -s conformance -- --every 1`."""
-    session.install("-e", ".[ort,conformance]")
+    """The suite's own tests, and a part of it on every operator; the whole matrix: `nox -s conformance -- --every 1`."""
+    session.install("-e", ".[ort,test]")
+    session.run("python", "-m", "pytest", "-q", "-n", "2", *OF_THE_SUITE)
     matrix = ("--dtype=float32", "--backend=numpy,ort-cpu", "--limitations=docs/limitations.toml", "--every=12")
     session.run("refgrad", "conformance", "run", *matrix, *session.posargs)
 
