@@ -96,6 +96,24 @@ class Built:
         return {name: np.asarray(results[gradient]) for name, gradient in self.gradients.items()}
 
 
+def elements(oracle: str, question: Question, gradients: Mapping[str, Any], error: float) -> list[Evidence]:
+    """What a whole gradient says, by the names in the question's `wrt`; a name that is missing has the gradient zero.
+
+    One of another shape than its input says nothing.
+    """
+    said: list[Evidence] = []
+    for name in question.wrt:
+        shape = np.shape(question.at[name])
+        got = np.asarray(gradients.get(name, np.zeros(shape)), np.float64)
+        fits = got.shape == shape
+        said.append(
+            Elementwise(oracle, name, got, error)
+            if fits
+            else Silent(oracle, f"its gradient has shape {got.shape}", name)
+        )
+    return said
+
+
 @dataclass(frozen=True)
 class Oracle:
     """A witness. `trust` says what it knows, and how far it can be trusted: for the reader of a report.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from refgrad.conformance.builders import build, get_builder
-from refgrad.conformance.oracles.evidence import Elementwise, Evidence, Oracle, Silent
+from refgrad.conformance.oracles.evidence import Evidence, Oracle, Silent, elements
 from refgrad.conformance.point import in_float64
 from refgrad.conformance.question import Question
 
@@ -20,15 +20,7 @@ def _testify(question: Question) -> Sequence[Evidence]:
         results = prepared.run(built.feeds(question.at, question.weights))
     except Exception as error:  # it raises classes of its own, and any other where it does not know a form
         return [Silent(NAME, " ".join(str(error).split()) or type(error).__name__)]
-    said: list[Evidence] = []
-    for name, gradient in built.gradients.items():
-        shape, got = question.at[name].shape, results[gradient]
-        said.append(
-            Elementwise(NAME, name, got, _TRUSTED)
-            if got.shape == shape
-            else Silent(NAME, f"its gradient has shape {got.shape}", name)
-        )
-    return said
+    return elements(NAME, question, built.named(results), _TRUSTED)
 
 
 ORACLE = Oracle(

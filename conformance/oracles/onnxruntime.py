@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from refgrad.conformance.builders import build, get_builder
 from refgrad.conformance.executors import run
-from refgrad.conformance.oracles.evidence import Elementwise, Evidence, Oracle, Silent
+from refgrad.conformance.oracles.evidence import Evidence, Oracle, Silent, elements
 from refgrad.conformance.point import rounding
 from refgrad.conformance.question import Question
 from refgrad.errors import RefgradError
@@ -23,17 +21,7 @@ def _testify(question: Question) -> Sequence[Evidence]:
         results = run("ort-cpu", built.model, built.feeds(question.feeds, question.cotangents))
     except RefgradError as error:  # it refuses, or does not run what it has made
         return [Silent(NAME, str(error))]
-    trusted = rounding(len(built.model.graph.node), question.model)
-    said: list[Evidence] = []
-    for name in question.wrt:
-        shape = question.at[name].shape
-        got = results[built.gradients[name]].astype(np.float64) if name in built.gradients else np.zeros(shape)
-        said.append(
-            Elementwise(NAME, name, got, trusted)
-            if got.shape == shape
-            else Silent(NAME, f"its gradient has shape {got.shape}", name)
-        )
-    return said
+    return elements(NAME, question, built.named(results), rounding(len(built.model.graph.node), question.model))
 
 
 ORACLE = Oracle(
