@@ -85,6 +85,9 @@ EQUIVALENT: tuple[Equivalent, ...] = (
     Equivalent(
         "ReduceProd", "rules/reduction.reduce_prod.<locals>.others: op.Sub(*", "swapped operands", _SECOND, limit=True
     ),
+    Equivalent(
+        "BatchNormalization", "*", "transposed", "It is a vector, as only the run tells: the transpose is the same."
+    ),
     Equivalent("M*", "rules/arithmetic._shared: op.Div(*", "only the first operand", _KINK),
     Equivalent("ReduceM*", "rules/reduction.reduce_max: op.Div(d_y, ties)", "only the first operand", _KINK),
     Equivalent("RoiAlign", "onnx/rois.make_samples: op.*", "*", _KINK),
