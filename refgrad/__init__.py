@@ -9,9 +9,11 @@ if (_checkout / "pyproject.toml").is_file() and (_checkout / "backends").is_dir(
 del _checkout, Path
 
 import refgrad.rules  # noqa: E402, F401  (it registers every rule)
+from refgrad import recipes  # noqa: E402
 from refgrad.backward import gradient, preflight  # noqa: E402
 from refgrad.derivative import DerivativeOptions, onnx_derivative, random_feed  # noqa: E402
 from refgrad.dot import to_dot, to_svg  # noqa: E402
+from refgrad.higher import hessian, hvp, jacobian, jvp  # noqa: E402
 from refgrad.losses import add_loss_output, get_train_initializer, penalty_loss_onnx  # noqa: E402
 from refgrad.lower import lower  # noqa: E402
 from refgrad.selection import onnx_rename_names, select_model_inputs_outputs  # noqa: E402
@@ -22,6 +24,10 @@ __all__ = [
     "add_loss_output",
     "get_train_initializer",
     "gradient",
+    "hessian",
+    "hvp",
+    "jacobian",
+    "jvp",
     "lower",
     "onnx_derivative",
     "onnx_rename_names",
@@ -30,6 +36,7 @@ __all__ = [
     "penalty_loss_onnx",
     "preflight",
     "random_feed",
+    "recipes",
     "select_model_inputs_outputs",
     "to_dot",
     "to_svg",

@@ -91,7 +91,7 @@ class Emitter:
         self.declared: dict[str, str] = {}
         self.training_forms: dict[str, TrainingForm] = {}  # by the name of the forward node
         self.adjoint_of: dict[str, str] = {}  # results of kernels that write all of theirs: the primal of each
-        self._taken = taken
+        self.taken = taken
         self._types: dict[str, int] = dict(graph.types)
         self._shapes: dict[str, Shape] = dict(graph.shapes)
         self._arrays: dict[str, np.ndarray] = {}
@@ -110,6 +110,11 @@ class Emitter:
         if rule not in self._rules:
             self._rules[rule] = StringStringEntryProto(key="refgrad.rule", value=rule)
         self._metadata = self._rules[rule], StringStringEntryProto(key="refgrad.node", value=node)
+
+    @property
+    def rule(self) -> str:
+        """The operator whose rule emits."""
+        return self._rule
 
     @property
     def node(self) -> str:
@@ -473,12 +478,12 @@ class Emitter:
 
     def fresh(self, name: str) -> str:
         """`name`, or the next free one: `name_1`, `name_2`, ..."""
-        if name in self._taken:
+        if name in self.taken:
             k = 1
-            while f"{name}_{k}" in self._taken:
+            while f"{name}_{k}" in self.taken:
                 k += 1
             name = f"{name}_{k}"
-        self._taken.add(name)
+        self.taken.add(name)
         return name
 
 

@@ -63,6 +63,17 @@ def names_of(graph: GraphProto) -> set[str]:
     return found
 
 
+def fresh(name: str, taken: set[str]) -> str:
+    """`name`, or the next free one, `name_1`, `name_2`, ...: it is taken from now on."""
+    if name in taken:
+        k = 1
+        while f"{name}_{k}" in taken:
+            k += 1
+        name = f"{name}_{k}"
+    taken.add(name)
+    return name
+
+
 def checkable(model: ModelProto) -> ModelProto:
     """A copy for onnx's checker, which asks every input and output for a shape: nobody else does."""
     checked = ModelProto()
