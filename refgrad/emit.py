@@ -23,7 +23,7 @@ from onnx import AttributeProto, GraphProto, StringStringEntryProto, TensorProto
 from refgrad.errors import RuleError
 from refgrad.functions import CONSTANT, MICROSOFT, find_schema
 from refgrad.graph import Graph, Node, Shape, captured
-from refgrad.protos import subgraphs
+from refgrad.protos import fresh, subgraphs
 from refgrad.registry import LOWERINGS
 
 Argument = str | float | Sequence[int] | np.ndarray | None
@@ -477,14 +477,8 @@ class Emitter:
         return made
 
     def fresh(self, name: str) -> str:
-        """`name`, or the next free one: `name_1`, `name_2`, ..."""
-        if name in self.taken:
-            k = 1
-            while f"{name}_{k}" in self.taken:
-                k += 1
-            name = f"{name}_{k}"
-        self.taken.add(name)
-        return name
+        """`name`, or the next free one."""
+        return fresh(name, self.taken)
 
 
 class Primitives:
