@@ -17,12 +17,14 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 from onnx import ModelProto
+from onnx.external_data_helper import load_external_data_for_model
 from rich.console import Console
 from rich.progress import Progress, TextColumn
 from rich.table import Table
 
 import refgrad
 from refgrad import demo as notebook
+from refgrad import recipes
 from refgrad.backends import available, backends, get_backend
 from refgrad.backends.base import load_model
 from refgrad.backends.numpy.backend import NumpyModel
@@ -51,6 +53,13 @@ app = typer.Typer(
 
 app.add_typer(conformance.app, name="conformance")
 
+recipe = typer.Typer(
+    help="Write what a gradient is wanted for as a model: a saliency map, an adversarial input, forces, a ranking of weights.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+app.add_typer(recipe, name="recipe")
+
 Model = Annotated[Path, typer.Argument(metavar="MODEL", help="An .onnx file.", show_default=False)]
 Wrt = Annotated[
     list[str] | None,
@@ -77,6 +86,25 @@ Dim = Annotated[
 Seed = Annotated[int, typer.Option(min=0, help="Of everything random.")]
 Quantization = Annotated[str, typer.Option(help="The derivative of quantization: zero, straight-through, clipped.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
+Result = Annotated[Path, typer.Option("--output", "-o", help="Where the result is written.", show_default=False)]
+Of = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SELECTION",
+        help="What is differentiated: an output, or the sum of some elements of one, as NumPy has them: 'logits[3]', "
+        "'logits[:, 3]'. A name for an index, 'logits[:, target]', is an integer input. Default: the only float output.",
+    ),
+]
+Input = Annotated[
+    str | None, typer.Option("--wrt", metavar="NAME", help="The input, by name. Default: the only float one.")
+]
+Score = Annotated[
+    str | None,
+    typer.Option(
+        help="Make the loss of the output and an input label: cross_entropy, squared_error, absolute_error, elastic, log. "
+        "Default: the output is the loss."
+    ),
+]
 
 
 @app.command()
@@ -85,12 +113,17 @@ def grad(
     output: Annotated[Path, typer.Option("--output", "-o", help="Where the gradient is written.", show_default=False)],
     wrt: Wrt = None,
     outputs: Outputs = None,
+    of: Of = None,
     dialect: Annotated[
         str, typer.Option(help="onnx: ai.onnx operators only. ort: ONNX Runtime's training operators.")
     ] = "onnx",
     cotangent: Annotated[
-        str, typer.Option(help="input: graph inputs <output>_grad. ones: 1 everywhere. yield: YieldOp (dialect ort).")
-    ] = "input",
+        str | None,
+        typer.Option(
+            help="input: graph inputs <output>_grad. ones: 1 everywhere. yield: YieldOp (dialect ort). "
+            "Default: input; ones with --of."
+        ),
+    ] = None,
     keep_outputs: Annotated[bool, typer.Option("--keep-outputs", help="Also return the model's outputs.")] = False,
     kinks: Annotated[
         str, typer.Option(help="Whose choice where a derivative does not exist: refgrad, torch, onnxruntime.")
@@ -102,12 +135,18 @@ def grad(
 
     External data is referenced where the gradient lies in the folder of MODEL, else copied beside it as <OUTPUT>.data.
     """
+    source, targets = model, _names(outputs)
+    if of is not None:
+        if targets is not None:
+            raise OptionError("--of and --outputs exclude each other: --of names the output itself.")
+        source = recipes.select(model, of)
+        targets = [source.graph.output[0].name]
     made = refgrad.gradient(
-        model,
+        source,
         _names(wrt),
-        _names(outputs),
+        targets,
         dialect=dialect,
-        cotangent=cotangent,
+        cotangent=cotangent or ("input" if of is None else "ones"),
         keep_outputs=keep_outputs,
         kinks=kinks,
         quantization=quantization,
@@ -132,7 +171,7 @@ def _save(made: ModelProto, output: Path, model: Path, as_json: bool, ends: Sequ
 @app.command("lower")
 def lower_model(
     model: Model,
-    output: Annotated[Path, typer.Option("--output", "-o", help="Where the result is written.", show_default=False)],
+    output: Result,
     as_json: Json = False,
 ) -> None:
     """Write MODEL in ai.onnx operators alone. ONNX Runtime's gradient and training operators become what they compute.
@@ -140,6 +179,101 @@ def lower_model(
     External data is referenced where the result lies in the folder of MODEL, else copied beside it as <OUTPUT>.data.
     """
     _save(refgrad.lower(model), output, model, as_json, ("outputs",))
+
+
+@recipe.command("saliency")
+def write_saliency(
+    model: Model,
+    output: Result,
+    wrt: Input = None,
+    of: Of = None,
+    axis: Annotated[
+        int | None, typer.Option(help="Take the maximum over this axis of the input: 1 for the channels of an image.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Write a saliency map: |d of / d input|. Without --of it is that of the largest element of every sample."""
+    _save(recipes.saliency(model, wrt, of, axis=axis), output, model, as_json, ("inputs", "outputs"))
+
+
+@recipe.command("integrated-gradients")
+def write_integrated_gradients(
+    model: Model,
+    output: Result,
+    wrt: Input = None,
+    of: Of = None,
+    steps: Annotated[int, typer.Option(min=1, help="Points on the line, by the midpoint rule.")] = 64,
+    as_json: Json = False,
+) -> None:
+    """Write the integrated gradients. They go from a baseline, an input that is 0 by default, to the input."""
+    _save(recipes.integrated_gradients(model, wrt, of, steps=steps), output, model, as_json, ("inputs", "outputs"))
+
+
+@recipe.command("fgsm")
+def write_fgsm(
+    model: Model,
+    output: Result,
+    wrt: Input = None,
+    of: Of = None,
+    score: Score = None,
+    eps: Annotated[float, typer.Option(help="How far every element moves; the default of the input eps.")] = 0.007,
+    clip: Annotated[
+        tuple[float, float] | None, typer.Option(metavar="LOW HIGH", help="The range of the result, as in 0 1.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Write an adversarial input. It is input + eps * sign(d loss / d input), the fast gradient sign method."""
+    made = recipes.fgsm(model, wrt, of, score=score, eps=eps, clip=clip)
+    _save(made, output, model, as_json, ("inputs", "outputs"))
+
+
+@recipe.command("forces")
+def write_forces(model: Model, output: Result, wrt: Input = None, of: Of = None, as_json: Json = False) -> None:
+    """Write the forces. They are -d energy / d positions; the outputs of MODEL come after them."""
+    _save(recipes.forces(model, wrt, of), output, model, as_json, ("inputs", "outputs"))
+
+
+@recipe.command("sensitivity")
+def rank_weights(
+    model: Model,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Where the model is written.", show_default=False)
+    ] = None,
+    feeds: Annotated[
+        Path | None,
+        typer.Option(
+            help="Inputs by name, a .npz file: print every weight, the one of most effect first.", show_default=False
+        ),
+    ] = None,
+    of: Of = None,
+    score: Score = None,
+    as_json: Json = False,
+) -> None:
+    """Say which weights matter to a loss. Write the model of it, or with --feeds run that and print a ranking.
+
+    norm is the length of the gradient; effect is the mean of |weight * gradient|: how much, to first order, the loss changes
+    where one element becomes 0.
+    """
+    if output is not None and feeds is not None:
+        raise OptionError("--output and --feeds exclude each other: one writes the model, the other runs it.")
+    made = recipes.sensitivity(model, of, score=score)
+    if output is not None:
+        _save(made, output, model, as_json, ("inputs", "outputs"))
+    elif feeds is not None:
+        load_external_data_for_model(made, str(model.parent))
+        prepared = get_backend("numpy").prepare(made)
+        results = prepared.run(read_feeds(feeds, prepared.inputs))
+        rows = [
+            {"weight": weight} | {key: float(results[name]) for key, name in names.items()}
+            for weight, names in recipes.sensitivities_in(made).items()
+        ]
+        rows.sort(key=lambda row: row["effect"], reverse=True)
+        if as_json:
+            _print_json(rows)
+        else:
+            _print_table(rows)
+    else:
+        raise OptionError("Give --output to write the model, or --feeds to run it and print the ranking.")
 
 
 @app.command()
