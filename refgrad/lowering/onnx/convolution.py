@@ -148,10 +148,11 @@ def _folded(op: Emitter, X: str, W: str, rank: int, group: int) -> str:
     shape, size = op.shape(W), spatial(op, X)
     channels = shape[1] if shape is not None else None
     if size is None or not isinstance(channels, int):
-        tail = op.Shape(X, start=2)
-        apart = op.Concat([0, group], op.Shape(W, start=1, end=2), tail, axis=0)
-        together = op.Concat([0, -1], tail, axis=0)
+        images, per_group, tail = op.Shape(X, end=1), op.Shape(W, start=1, end=2), op.Shape(X, start=2)
+        apart = op.Concat(images, [group], per_group, tail, axis=0)
+        together = op.Concat(per_group, op.Mul(images, [group]), tail, axis=0)
+        empty = 1  # a size of 0 is one, and not that of X
     else:
-        apart, together = op.const([0, group, channels, *size]), op.const([0, -1, *size])
-    exchanged = op.Transpose(op.Reshape(X, apart), perm=[2, 1, 0, *range(3, rank + 3)])
-    return str(op.Reshape(exchanged, together))
+        apart, together, empty = op.const([0, group, channels, *size]), op.const([0, -1, *size]), None
+    exchanged = op.Transpose(op.Reshape(X, apart, allowzero=empty), perm=[2, 1, 0, *range(3, rank + 3)])
+    return str(op.Reshape(exchanged, together, allowzero=empty))
