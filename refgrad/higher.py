@@ -14,7 +14,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_h
 
 from refgrad.backward import gradient, names_in, preflight
 from refgrad.errors import NoGradientError, OptionError, choices
-from refgrad.graph import Graph, read_nodes
+from refgrad.graph import read_nodes
 from refgrad.protos import fresh, graphs, names_of
 
 Model = ModelProto | str | os.PathLike[str]
@@ -56,7 +56,6 @@ def jvp(
     """
     first = gradient(model, wrt, outputs, keep_outputs=True, kinks=kinks, quantization=quantization)
     cotangents, gradients = names_in(first)
-    _declare(first, cotangents)
     second = _again(first, list(cotangents.values()), list(gradients.values()), kinks, quantization)
     directions, tangents = names_in(second)
     _fill_with_zeros(second.graph, cotangents)
@@ -215,16 +214,6 @@ def _of_the_gradient() -> Iterator[None]:
         raise NoGradientError(
             f"The model has a gradient, which cannot be differentiated again:\n{error}", error.nodes
         ) from error
-
-
-def _declare(first: ModelProto, cotangents: Mapping[str, str]) -> None:
-    """Declare each cotangent as large as its output is inferred to be: what is known to agree is not measured at run time."""
-    shapes = Graph(first).shapes
-    seeds = {seed: output for output, seed in cotangents.items()}
-    for value in first.graph.input:
-        known = shapes.get(seeds.get(value.name, ""))
-        if known is not None:
-            value.CopyFrom(helper.make_tensor_value_info(value.name, value.type.tensor_type.elem_type, known))
 
 
 def _fill_with_zeros(graph: GraphProto, cotangents: Mapping[str, str]) -> None:
