@@ -7,22 +7,21 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 from onnx import ModelProto, TypeProto, helper
 
 from refgrad.emit import Emitter, Writer
-from refgrad.errors import OptionError, RuleError, choices
+from refgrad.errors import OptionError, choices
 from refgrad.functions import MICROSOFT
-from refgrad.graph import Graph, Node, Shape
+from refgrad.graph import Graph, Shape
 from refgrad.kinks import CONVENTIONS
 from refgrad.path import Path, Report, prepare, refuse
-from refgrad.protos import import_domain, subgraphs
-from refgrad.registry import DIALECTS, RULES, Read, Rule
+from refgrad.protos import graphs, import_domain, subgraphs
+from refgrad.registry import DIALECTS
+from refgrad.sweep import Sweep, live_forward, live_nodes, settle
 
 COTANGENTS = ("input", "ones", "yield")
 QUANTIZATION = ("zero", "straight-through", "clipped")
-_VALUES = frozenset(("input", "cotangent", "output"))
 _IR_VERSION = 10  # the first with metadata_props on nodes, and the last that onnxruntime-training 1.19.2 reads
 
 
@@ -89,11 +88,11 @@ def gradient(
     with _no_collection():
         graph = Graph(model)
         sources, targets, path = prepare(graph, wrt, outputs, quantization)
-        if path.blocked:
+        if path.blocked or path.blocked_within:
             raise refuse(path)
         taken = taken_names(graph)
         op = Emitter(graph, dialect, taken, kinks=kinks, quantization=quantization, needed=path.needed)
-        return _Sweep(path, sources, targets, op, cotangent, keep_outputs).model()
+        return _Gradient(path, sources, targets, op, cotangent, keep_outputs).model()
 
 
 def preflight(
@@ -142,8 +141,8 @@ def _no_collection() -> Iterator[None]:
         gc.enable()
 
 
-class _Sweep:
-    """One differentiation: adjoints by the name of their primal, and the result that is built from them."""
+class _Gradient:
+    """One differentiation, and the result that is built from it."""
 
     def __init__(
         self, path: Path, wrt: list[str], outputs: list[str], op: Emitter, cotangent: str, keep_outputs: bool
@@ -152,14 +151,11 @@ class _Sweep:
         self.wrt, self.outputs = wrt, outputs
         self.keep_outputs = keep_outputs
         self.op = op
-        self.rename: dict[str, str] = {}  # emitted value: its name in the result
-        self.owner: dict[str, str] = {}  # emitted value: the primal whose adjoint it was first
-        self.contributions: dict[str, list[list[str]]] = {}  # a list per node, the last node first
+        self.sweep = Sweep(path, op)
         self._tensor_types: dict[tuple[int, Shape], TypeProto] = {}
         self.cotangents = self._seed(cotangent)
-        for node in reversed(path.active):
-            self._visit(node)
-        self.gradients = {name: self._result(name) for name in wrt}
+        self.sweep.run()
+        self.gradients = {name: self.sweep.result(name) for name in wrt}
 
     def _seed(self, cotangent: str) -> dict[str, str]:
         """Give every differentiated output its cotangent; the graph inputs that were made, by output."""
@@ -183,134 +179,10 @@ class _Sweep:
         else:
             seeds = names
         for output, seed in seeds.items():
-            if cotangent != "input" and seed not in self.rename:
-                self.rename[seed] = names[output]
-            op.describe(seed, like=output)
-            self.owner[seed] = output
-            self.contributions[output] = [[seed]]
+            if cotangent != "input" and seed not in self.sweep.rename:
+                self.sweep.rename[seed] = names[output]
+            self.sweep.seed(output, seed)
         return names if cotangent == "input" else {}
-
-    def _visit(self, node: Node) -> None:
-        adjoints = [self._adjoint(name) for name in node.outputs]
-        if not any(adjoints):
-            return
-        rule = RULES[node.key]
-        bound, places = rule.bind(self.graph.opsets.get(rule.domain, 1))
-        op, needed = self.op, self.path.needed
-        op.enter(rule.op_type, node.name, node)
-        arguments, keywords = self._arguments(node, bound, adjoints)
-        result = rule.function(op, *arguments, **keywords)
-        operands = tuple(filter(None, node.inputs)) if rule.broadcast else ()
-        mine: dict[str, list[str]] = {}
-        for name, adjoint in self._assign(node, rule, places, result):
-            if adjoint is None or name not in needed:
-                continue
-            if len(operands) > 1:
-                adjoint = op.grad.BroadcastGradient(adjoint, name, operands)
-            if name in self.graph.adjoint_types:
-                adjoint = op.as_type(adjoint, self.graph.adjoint_types[name])
-            if name in mine:
-                mine[name].append(adjoint)
-            else:
-                mine[name] = [adjoint]
-                self.contributions.setdefault(name, []).append(mine[name])
-
-    def _arguments(
-        self, node: Node, bound: tuple[Read, ...], adjoints: list[str | None]
-    ) -> tuple[list[Any], dict[str, Any]]:
-        """What the rule reads, in the order of its parameters."""
-        attributes = node.attributes
-        arguments: list[Any] = []
-        keywords: dict[str, Any] = {}
-        for read in bound:
-            if read.kind in _VALUES:
-                where = adjoints if read.kind == "cotangent" else node.inputs if read.kind == "input" else node.outputs
-                if read.variadic:
-                    value: Any = [name or None for name in where[read.position :]]
-                    if read.kind == "output" and None in value:
-                        value = [name or self._add_output(node, read, k) for k, name in enumerate(value)]
-                else:
-                    value = where[read.position] or None if read.position < len(where) else None
-                    if value is None and read.kind == "output":
-                        value = self._add_output(node, read, 0)
-            elif read.kind == "constant":
-                value = attributes.get(read.name, read.default)
-                value = None if value is None else self.op.const(value)
-            elif read.kind == "keyword":
-                keywords[read.name] = attributes.get(read.name, read.default)
-                continue
-            else:
-                value = attributes.get(read.name, read.default)
-            arguments.append(value)
-        return arguments, keywords
-
-    def _add_output(self, node: Node, read: Read, place: int) -> str:
-        """Name an output that the node leaves out: an optional one, or the one at `place` among variadic ones."""
-        name = self.op.fresh(f"{node.name}_{read.name}")
-        node.add_output(read.position + place, name)
-        self.op.describe_output(node, read.position, name)
-        return name
-
-    def _assign(
-        self, node: Node, rule: Rule, places: tuple[tuple[int, bool], ...], result: Any
-    ) -> Iterator[tuple[str, str | None]]:
-        """Pair the inputs of a node with the adjoints that its rule returned for them."""
-        if len(places) == 1 and not (isinstance(result, tuple) and len(result) == 1):
-            result = (result,)
-        if not isinstance(result, tuple) or len(result) != len(places):
-            count = len(result) if isinstance(result, tuple) else 1
-            raise RuleError(
-                f"The rule for {rule.op_type} returned {count} adjoints for node {node.name!r}; "
-                f"one each is due for {', '.join(rule.wrt)}."
-            )
-        for (position, variadic), adjoint in zip(places, result, strict=True):
-            if variadic:
-                yield from zip(node.inputs[position:], adjoint, strict=True)
-            elif position < len(node.inputs):
-                yield node.inputs[position], adjoint
-
-    def _adjoint(self, name: str) -> str | None:
-        """The adjoint of `name`, the sum of its contributions in the order of the nodes; None where there are none."""
-        groups = self.contributions.get(name)
-        if not groups:
-            return None
-        parts = [part for group in reversed(groups) for part in group]
-        if len(parts) == 1:
-            total = parts[0]
-            if self.owner.get(total) == name:
-                return total
-            self.op.enter("identity", name)
-            total = self._call(self._own(total), f"{name}_grad", name)
-        else:
-            self.op.enter("sum", name)
-            parts = [self._call(self._own(part), f"{name}_grad_{k}", name) for k, part in enumerate(parts)]
-            total = self._call(self.op.Sum(*parts), f"{name}_grad", name)
-        self.op.describe(total, like=name)
-        self.contributions[name] = [[total]]
-        return total
-
-    def _own(self, value: str) -> str:
-        """`value`, or an alias of it where it has a name already."""
-        return value if value in self.op.made and value not in self.rename else str(self.op.grad.Alias(value))
-
-    def _call(self, value: str, name: str, primal: str) -> str:
-        """Give an emitted value its name in the result, unless it has one there already."""
-        if value in self.op.made and value not in self.rename:
-            self.rename[value] = self.op.fresh(name)
-            self.owner[value] = primal
-        return value
-
-    def _result(self, name: str) -> str:
-        """The value that becomes the output `<name>_grad`: no graph input, and no other name's gradient."""
-        adjoint = self._adjoint(name)
-        if adjoint is None:
-            self.op.enter("zero", name)
-            adjoint = self.op.zeros_like(name)
-        elif self.owner.get(adjoint) == name and adjoint in self.op.made:
-            return adjoint
-        else:
-            self.op.enter("identity", name)
-        return self._call(self.op.copy(adjoint), f"{name}_grad", name)
 
     # The result
 
@@ -320,35 +192,24 @@ class _Sweep:
         live = set(self.gradients.values())
         kept = list(graph.outputs.values()) if self.keep_outputs else []
         live.update(value.name for value in kept)
-        backward = []
-        for emitted in reversed(self.op.nodes):
-            if live.isdisjoint(emitted.outputs):
-                continue
-            if emitted.optional_outputs:
-                emitted.outputs = [name if name in live else "" for name in emitted.outputs]
-            live.update(emitted.inputs, emitted.captured)
-            backward.append(emitted)
-        forward = []
-        for node in reversed(graph.nodes):
-            if not live.isdisjoint(node.outputs):
-                if node.name in self.op.training_forms:
-                    self._settle(node, live)
-                live.update(node.reads)
-                forward.append(node.proto)
+        backward = live_nodes(self.op, live)
+        settle(graph, self.op, live)
+        forward = [node.proto for node in live_forward(graph, live)]
         final = ModelProto(ir_version=max(source.ir_version, _IR_VERSION), producer_name="refgrad")
         final.opset_import.extend(graph.model.opset_import)
         if "" not in graph.opsets:
             final.opset_import.append(helper.make_opsetid("", graph.opset))
-        if MICROSOFT in {emitted.domain for emitted in backward} | {node.domain for node in forward}:
-            import_domain(final, MICROSOFT)
         target = final.graph
         target.name = f"{graph.model.graph.name}_grad"
-        target.node.extend(reversed(forward))
+        target.node.extend(forward)
         for value, name in self.op.adjoint_of.items():
-            self._call(value, f"{name}_grad", name)
-        writer = Writer(target, self.rename)
-        for emitted in reversed(backward):
+            self.sweep.call(value, f"{name}_grad", name)
+        writer = Writer(target, self.sweep.rename)
+        for emitted in backward:
             writer.add(emitted)
+        written = graphs(target) if self.path.structures else [target]
+        if any(node.domain == MICROSOFT for graph_of in written for node in graph_of.node):
+            import_domain(final, MICROSOFT)
         target.input.extend(graph.inputs.values())
         for name in self.wrt:
             if name not in graph.inputs:
@@ -356,7 +217,7 @@ class _Sweep:
         for output, name in self.cotangents.items():
             target.input.add(name=name, type=self._type(output))
         for name, value in self.gradients.items():
-            target.output.add(name=self.rename[value], type=self._type(name))
+            target.output.add(name=self.sweep.rename[value], type=self._type(name))
         target.output.extend(kept)
         live.update(self.wrt)
         live.update(graph.inputs)
@@ -369,23 +230,15 @@ class _Sweep:
         for value, like in self.op.declared.items():
             if value in live and value not in self.gradients.values():
                 shape = [dim if isinstance(dim, int) else None for dim in self.op.shape(like) or ()]
-                named = self.rename.get(value, value)
+                named = self.sweep.rename.get(value, value)
                 target.value_info.append(helper.make_tensor_value_info(named, self.op.type(like), shape))
         final.metadata_props.extend(p for p in source.metadata_props if not p.key.startswith("refgrad."))
         for key, names in (
-            ("refgrad.gradients", {name: self.rename[value] for name, value in self.gradients.items()}),
+            ("refgrad.gradients", {name: self.sweep.rename[value] for name, value in self.gradients.items()}),
             ("refgrad.cotangents", self.cotangents),
         ):
             final.metadata_props.add(key=key, value=json.dumps(names))
         return final
-
-    def _settle(self, node: Node, live: set[str]) -> None:
-        """Make a forward node its training form if one of the outputs that this has more is used, else take them away."""
-        form = self.op.training_forms[node.name]
-        if live.isdisjoint(form.more):
-            node.drop_outputs(len(form.more))
-        else:
-            node.become(form.op_type, MICROSOFT, form.attributes)
 
     def _type(self, name: str) -> TypeProto:
         """The type and declared shape of an input, an output or an initializer."""

@@ -331,6 +331,19 @@ class Emitter:
         if like in self._shapes:
             self._shapes[value] = self._shapes[like]
 
+    def learn(self, value: str, kind: int, shape: Shape | None) -> None:
+        """Record what a forward value is that a node of the model got."""
+        self._types[value] = self.graph.types[value] = kind
+        if shape is not None:
+            self._shapes[value] = self.graph.shapes[value] = shape
+
+    def know(self, value: str, other: Emitter) -> None:
+        """Record what `other` knows of a value outside."""
+        if value in other._types:
+            self._types[value] = other._types[value]
+        if value in other._shapes:
+            self._shapes[value] = other._shapes[value]
+
     def assume(self, value: str, shape: Shape) -> None:
         """Record the shape of an emitted value, so that what is emitted next may rely on it."""
         self._shapes[value] = shape

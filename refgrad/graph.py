@@ -24,6 +24,7 @@ from onnx import (
     NodeProto,
     TensorProto,
     TensorShapeProto,
+    TypeProto,
     ValueInfoProto,
     helper,
     numpy_helper,
@@ -33,6 +34,7 @@ from refgrad.errors import InvalidModelError
 from refgrad.functions import CONSTANT, OPERATORS, Type, adopt, call_functions, settle
 from refgrad.inlining import inline_functions
 from refgrad.protos import attribute_value, checkable, graphs, subgraphs, versions_of
+from refgrad.registry import STRUCTURES, Structure
 from refgrad.upgrade import spell_out_deprecated, upgrade
 
 SIXTEEN_BIT = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
@@ -159,6 +161,21 @@ class Graph:
         """Forget constants and readers that were looked up: the nodes are others now."""
         self._constants: dict[str, np.ndarray | None] = {}
         self._readers: dict[str, list[Node]] = {}
+        self._structures: dict[str, Structure] = {}
+
+    def structure(self, node: Node, quantization: str) -> Structure:
+        """The graphs of `node`, read once."""
+        if node.name not in self._structures:
+            self._structures[node.name] = STRUCTURES[node.key](self, node, quantization)
+        return self._structures[node.name]
+
+    def type_of(self, name: str) -> TypeProto | None:
+        """The declared or inferred type of a value, None where nothing is known."""
+        value = self.values.get(name) or self.inputs.get(name) or self.outputs.get(name)
+        if value is not None:
+            return value.type
+        tensor = self.initializers.get(name)
+        return None if tensor is None else helper.make_tensor_type_proto(tensor.data_type, list(tensor.dims))
 
     def _mend(self, attention: Node) -> None:
         """onnx infers a scalar for the scores of inputs of unknown rank, and no channels where those of V are not known."""
@@ -193,6 +210,7 @@ class Graph:
     def open(self, names: Iterable[str]) -> None:
         """Take no initializer in `names` for a constant: the result has it as an input."""
         self._open = frozenset(names)
+        self._constants.clear()
 
     def constant(self, name: str) -> np.ndarray | None:
         """The value of a small initializer or Constant node that no caller can override, else None."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import reprlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from refgrad.functions import MICROSOFT, OPERATORS, UnsupportedFormError, find_s
 from refgrad.graph import FLOATS, Graph, Node
 from refgrad.inlining import INLINED, inline_functions
 from refgrad.protos import import_domain
-from refgrad.registry import NO_DERIVATIVE, PENDING, QUANTIZED, QUANTIZERS, RULES, ZERO
+from refgrad.registry import NO_DERIVATIVE, PENDING, QUANTIZED, QUANTIZERS, RULES, STRUCTURES, ZERO, Structure
 
 _NOT_DIFFERENTIABLE = onnx.defs.OpSchema.DifferentiationCategory.NonDifferentiable
 _CASTS = frozenset((("", "Cast"), ("", "CastLike")))
@@ -65,12 +66,20 @@ class Path:
         self.graph = graph
         self.varied = set(wrt)
         self._rounds = quantization != "zero"
+        self.structures: dict[str, Structure] = {}  # by the name of the node
         self._encoded: set[str] = set()  # text and bits that depend on `wrt`
         found: dict[tuple[tuple[str, str], str], list[str]] = {}
         moved: list[tuple[Node, list[str]]] = []
         blocked: set[str] = set()
         for node in graph.nodes:
             if self.varied.isdisjoint(node.reads):
+                continue
+            if node.key in STRUCTURES:
+                structure = self.structures[node.name] = graph.structure(node, quantization)
+                if by := structure.outputs_of(self.varied):
+                    self.varied.update(by)
+                    moved.append((node, []))
+                found.setdefault((node.key, "rule" if by else "zero"), []).append(node.name)
                 continue
             quantised = self._quantised(node) if self._rounds else {}
             carrying = [name for name in node.outputs if name and graph.is_float(name)]
@@ -93,15 +102,22 @@ class Path:
         for node, differentiable in reversed(moved):
             if not self.needed.isdisjoint(node.outputs):
                 self.active.append(node)
+                if node.name in self.structures:
+                    differentiable = list(self.structures[node.name].reads_for(self.needed))
                 self.needed.update(self.varied.intersection(differentiable))
         self.active.reverse()
         self.blocked = [node for node in self.active if node.name in blocked]
         in_the_way = {node.name for node in self.blocked}
-        self.rows = tuple(
+        inner = [
+            path for node in self.active if node.name in self.structures for path in self.structures[node.name].paths
+        ]
+        self.blocked_within = [node for path in inner for node in (*path.blocked, *path.blocked_within)]
+        rows = [
             Row(_title(*key), verdict, graph.refusals.get(key) or _reason(key, verdict), tuple(names))
             for (key, verdict), names in found.items()
             if verdict in ("rule", "zero") or in_the_way.intersection(names)
-        )
+        ]
+        self.rows = _joined([*rows, *(row for path in inner for row in path.rows)]) if inner else tuple(rows)
 
     def _quantised(self, node: Node) -> dict[str, int]:
         """The outputs of a quantised type that carry a derivative, and the element type of their adjoints.
@@ -159,11 +175,24 @@ class Path:
         return ("none" if node.key in NO_DERIVATIVE else "missing"), node.reads
 
 
+def _joined(rows: Iterable[Row]) -> tuple[Row, ...]:
+    """One row per operator and verdict, of the model and of the bodies in it."""
+    found: dict[tuple[str, str, str], tuple[str, ...]] = {}
+    for row in rows:
+        key = row.operator, row.verdict, row.reason
+        found[key] = found.get(key, ()) + row.nodes
+    return tuple(Row(*key, nodes) for key, nodes in found.items())
+
+
 def _title(domain: str, op_type: str) -> str:
     return f"{domain}.{op_type}" if domain else op_type
 
 
 def _reason(key: tuple[str, str], verdict: str) -> str:
+    if key in STRUCTURES:
+        return (
+            (inspect.getdoc(STRUCTURES[key]) or "").partition("\n")[0] if verdict == "rule" else "no derivative passes"
+        )
     if verdict == "rule":
         return RULES[key].formula.partition("\n")[0]
     if verdict == "zero":
@@ -198,7 +227,7 @@ def prepare(
     targets = _outputs(graph, outputs)
     sources = _wrt(graph, wrt)
     path = Path(graph, sources, targets, quantization)
-    while path.blocked and _expand(graph, path.blocked):
+    while path.blocked and expand(graph, path.blocked):
         path = Path(graph, sources, targets, quantization)
     if graph.refusals:
         path = Path(graph, sources, targets, quantization)  # whose rows now say why
@@ -215,17 +244,18 @@ def prepare(
 def refuse(path: Path) -> NoGradientError:
     """The error for a path with nodes that cannot be differentiated."""
     lines = []
+    blocked = path.blocked + path.blocked_within
     for row in path.rows:
         if row.verdict not in ("none", "missing"):
             continue
-        nodes = choices((n.name for n in path.blocked if n.name in row.nodes), limit=5)
+        nodes = choices((n.name for n in blocked if n.name in row.nodes), limit=5)
         why = f"has no derivative: {row.reason}" if row.verdict == "none" else f"has no rule: {row.reason}"
         lines.append(f"{row.operator} {why} (nodes {nodes}).")
     lines.append(
         "They lie between the requested inputs and outputs. Choose other names for wrt or outputs, "
         "or give a rule with refgrad.extend.rule."
     )
-    return NoGradientError("\n".join(lines), tuple(node.name for node in path.blocked))
+    return NoGradientError("\n".join(lines), tuple(node.name for node in blocked))
 
 
 def _outputs(graph: Graph, outputs: Sequence[str] | None) -> list[str]:
@@ -302,7 +332,7 @@ def _what(graph: Graph, name: str) -> str:
     return "has type " + helper.tensor_dtype_to_string(graph.types[name]).removeprefix("TensorProto.").lower()
 
 
-def _expand(graph: Graph, nodes: Iterable[Node]) -> bool:
+def expand(graph: Graph, nodes: Iterable[Node]) -> bool:
     """Replace the nodes whose schema has a function body by that body; whether there was one."""
     functions: list[FunctionProto] = []
     for node in nodes:

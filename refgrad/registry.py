@@ -6,7 +6,7 @@ The binding is checked when the module is imported, so a misspelt parameter neve
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -75,7 +75,42 @@ class Rule:
         return self._bound[opset]
 
 
+class Structure:
+    """A node with graphs of its own (bodies.py); its docstring is its formula.
+
+    The path asks first for the outputs that vary, then for the reads that what is needed of them depends on, the sweep
+    for the adjoints of these.
+    """
+
+    paths: Sequence[Any] = ()  # through its graphs, once `reads_for` was asked
+
+    def __init__(self, graph: Any, node: Any, quantization: str) -> None: ...
+
+    def outputs_of(self, varied: Set[str]) -> set[str]:
+        """The outputs of the node that depend on a value in `varied`."""
+        raise NotImplementedError
+
+    def reads_for(self, needed: Set[str]) -> set[str]:
+        """The values that vary and that an output in `needed` depends on."""
+        raise NotImplementedError
+
+    def differentiate(self, op: Any, cotangents: Mapping[str, str]) -> Iterable[tuple[str, str | None]]:
+        """What the node reads, and the adjoints of that, from the adjoints of its outputs by name."""
+        raise NotImplementedError
+
+
+def structure(op_type: str, domain: str = "") -> Callable[[type[Structure]], type[Structure]]:
+    """Register the decorated class as the derivative of an operator that has graphs of its own."""
+
+    def register(made: type[Structure]) -> type[Structure]:
+        STRUCTURES[domain, op_type] = made
+        return made
+
+    return register
+
+
 RULES: dict[tuple[str, str], Rule] = {}
+STRUCTURES: dict[tuple[str, str], type[Structure]] = {}  # operator with graphs of its own: their derivative
 ZERO: dict[tuple[str, str], str] = {}  # operator: why its derivative is zero
 NO_DERIVATIVE: dict[tuple[str, str], str] = {}  # operator: why it has none
 BODY: dict[tuple[str, str], str] = {}  # operator without a rule: what the function body of its schema computes

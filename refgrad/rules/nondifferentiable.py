@@ -89,10 +89,8 @@ BODY["", "Scatter"] = "ScatterElements, which replaced it"
 BODY["", "Upsample"] = "Resize with asymmetric coordinates, which replaced it"
 BODY["ai.onnx.preview", "FlexAttention"] = "prob_mod(softmax(score_mod(σ·Q·Kᵀ)))·V"
 
-_GRAPH = "waits for derivatives through subgraphs"
 _CONTAINER = "waits for derivatives of sequences and optionals"
 for _name, _reason in {
-    **dict.fromkeys(("If", "Loop", "Scan"), _GRAPH),
     **dict.fromkeys(
         (
             *(

@@ -1,0 +1,317 @@
+"""The graphs of If, Loop and Scan, each read as a model of its own, swept like one, and split in a forward and a backward part.
+
+What the backward part reads of the forward one are the residuals. They are stored: the forward graph returns them as well.
+Computed again are those that do not change from step to step, which would be stored once per step, and those that cannot be
+stacked because their shape is not known to stay the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence, Set
+from typing import Any
+
+import numpy as np
+from onnx import GraphProto, ModelProto, NodeProto, TypeProto, ValueInfoProto, helper, numpy_helper
+
+from refgrad.emit import Emitter, Writer
+from refgrad.errors import NoGradientError
+from refgrad.graph import Dim, Graph, Node, captured, is_unnamed, type_of
+from refgrad.path import Path, expand
+from refgrad.protos import graphs, names_of, subgraphs
+from refgrad.sweep import Sweep, live_forward, live_nodes, settle
+
+_RANDOM = frozenset(
+    ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial", "Dropout")
+)
+
+
+class BodyGraph(Graph):
+    """The graph of a body; what it captures is an input of it."""
+
+    def __init__(self, outer: Graph, model: ModelProto, captures: Set[str]) -> None:
+        self._outer, self._captures = outer, captures
+        super().__init__(model, shapeless=True)
+
+    def constant(self, name: str) -> np.ndarray | None:
+        """The value of a small constant, of the body or outside, that no caller can override, else None."""
+        return self._outer.constant(name) if name in self._captures else super().constant(name)
+
+
+class Body:
+    """A subgraph, and the paths and sweeps through it.
+
+    `inputs` are its formal inputs, `outputs` its results, each computed by a node of its own, `captures` the outer values
+    that it reads.
+    """
+
+    def __init__(self, outer: Graph, proto: GraphProto, inputs: Sequence[ValueInfoProto], quantization: str) -> None:
+        self.proto = GraphProto()
+        self.proto.CopyFrom(proto)
+        self._name_outputs()
+        self.quantization = quantization
+        self.captures = list(dict.fromkeys(captured(self.proto)))
+        self.inputs = [value.name for value in self.proto.input]
+        self.outputs = [value.name for value in self.proto.output]
+        model = ModelProto(ir_version=max(outer.model.ir_version, 4), opset_import=outer.model.opset_import)
+        model.graph.CopyFrom(self.proto)
+        model.graph.name = proto.name or "body"
+        del model.graph.input[:]
+        model.graph.input.extend(inputs)
+        for name in self.captures:
+            value = ValueInfoProto(name=name)
+            known = outer.constant(name)
+            if known is not None and known.dtype.kind in "iub":  # a shape or axes: inference needs to know
+                model.graph.initializer.append(numpy_helper.from_array(known, name))
+            else:
+                model.graph.input.append(formal(value, outer.type_of(name)))
+        self.graph = BodyGraph(outer, model, frozenset(self.captures))
+        self.graph.adjoint_types.update(
+            (name, outer.adjoint_types[name]) for name in self.captures if name in outer.adjoint_types
+        )
+        self._invariant: set[str] | None = None
+
+    def _name_outputs(self) -> None:
+        """Let every output be the result of a node, under a name of its own."""
+        made = {name for node in self.proto.node for name in node.output}
+        taken = names_of(self.proto)
+        for value in self.proto.output:
+            if value.name in made:
+                made.remove(value.name)
+                continue
+            name = f"{value.name}_out"
+            while name in taken:
+                name += "_"
+            taken.add(name)
+            self.proto.node.append(helper.make_node("Identity", [value.name], [name], name=name))
+            value.name = name
+
+    def path(self, wrt: Iterable[str], outputs: Iterable[str]) -> Path:
+        """The path between inputs or captures and outputs; operators without a rule are replaced by their bodies."""
+        wrt, outputs = set(wrt), set(outputs)
+        path = Path(self.graph, wrt, outputs, self.quantization)
+        while path.blocked and expand(self.graph, path.blocked):
+            path = Path(self.graph, wrt, outputs, self.quantization)
+        return path
+
+    def swept(self, op: Emitter, path: Path) -> Swept:
+        """The sweep over `path` that emits beside `op`: its seeds are still to be given."""
+        within = Emitter(
+            self.graph,
+            op.dialect,
+            op.taken,
+            kinks=op.kinks,
+            quantization=op.quantization,
+            needed=path.needed,
+        )
+        within.enter(op.rule, op.node)
+        return Swept(self, Sweep(path, within))
+
+    def is_stackable(self, name: str) -> bool:
+        """Whether a value is a tensor that has the same shape in every step."""
+        shape = self.graph.shapes.get(name)
+        return name in self.graph.types and shape is not None and not any(is_unnamed(dim) for dim in shape)
+
+    def is_invariant(self, node: Node) -> bool:
+        """Whether a node computes the same in every step: it reads captures and constants alone, and draws no numbers."""
+        if self._invariant is None:
+            self._invariant = {*self.captures, *(name for name in self.graph.initializers)} - set(self.inputs)
+            for one in self.graph.nodes:
+                if self._invariant.issuperset(filter(None, one.reads)) and not is_random(one.proto):
+                    self._invariant.update(one.outputs)
+        return self._invariant.issuperset(node.outputs)
+
+
+class Swept:
+    """A body and the sweep over it: what the backward part reads of the forward one, and both as graphs."""
+
+    def __init__(self, body: Body, sweep: Sweep) -> None:
+        self.body, self.sweep, self.op = body, sweep, sweep.op
+        self.residuals: list[str] = []
+        self._again: list[Node] = []
+        self._results: list[str] = []
+        self._backward: list[Any] = []
+        self._read: set[str] = set()
+
+    def result(self, value: str) -> str:
+        """`value` as a result of the backward graph: computed by a node in it, and no other result."""
+        if value in self._results or value not in self.op.made:
+            value = self.op.copy(value)
+        self._results.append(value)
+        return value
+
+    def plan(self, *, stacked: bool, recompute: bool = False) -> None:
+        """Choose which values the forward graph stores, and which nodes the backward graph repeats.
+
+        :param stacked: the graph is run once per step, and what it stores is stacked.
+        :param recompute: store the states alone.
+        :raises NoGradientError: a value that is needed changes its shape from step to step, or is random.
+        """
+        body, graph = self.body, self.body.graph
+        live = set(self._results)
+        self._backward = live_nodes(self.op, live)
+        settle(graph, self.op, live)
+        self._read = live
+        inputs, again, stored = set(body.inputs), set(), {}
+        makers = {name: node for node in graph.nodes for name in node.outputs if name}
+        pending = [name for name in live if name in inputs or name in makers]
+        while pending:
+            name = pending.pop()
+            if name in stored or (name in makers and makers[name].name in again):
+                continue
+            node = makers.get(name)
+            if node is None:
+                if name in inputs:
+                    if stacked and not body.is_stackable(name):
+                        raise self._unstackable(name)
+                    stored[name] = None
+                continue
+            random = is_random(node.proto)
+            repeat = recompute and not random
+            if stacked:
+                repeat |= body.is_invariant(node) or not body.is_stackable(name)
+            repeat |= node.key == ("", "Constant")
+            if not repeat:
+                stored[name] = None
+            elif random:
+                raise self._unstackable(name)
+            else:
+                again.add(node.name)
+                pending += [read for read in node.reads if read]
+        order = [*body.inputs, *(name for node in graph.nodes for name in node.outputs)]
+        self.residuals = [name for name in order if name in stored]
+        self._again = [node for node in graph.nodes if node.name in again]
+
+    def _unstackable(self, name: str) -> NoGradientError:
+        node = self.op.node
+        return NoGradientError(
+            f"{name!r} in the body of node {node!r} is needed by the backward pass, and its shape is not the same in every "
+            "step, or not known to be: declare the shapes of what the loop carries, or choose other names for wrt or outputs.",
+            (node,),
+        )
+
+    def forward(self, results: Sequence[str | tuple[list[NodeProto], ValueInfoProto]]) -> GraphProto:
+        """The body, which also returns `results`: values within, or what the nodes given with it compute.
+
+        An Identity gives an input or an output a second name.
+        """
+        body, graph = self.body, self.body.graph
+        made = GraphProto(name=body.proto.name or "body")
+        outputs = list(body.proto.output)
+        copies = []
+        for name in results:
+            if not isinstance(name, str):
+                copies += name[0]
+                outputs.append(name[1])
+                continue
+            kind = graph.type_of(name)
+            value = ValueInfoProto(name=name)
+            if name in body.inputs or name in body.outputs:
+                value.name = self.op.fresh(f"{name}_stored")
+                copies.append(helper.make_node("Identity", [name], [value.name], name=value.name))
+            value.type.CopyFrom(_plain(kind) if kind is not None else tensor_type(self.op.type(name), None))
+            outputs.append(value)
+        live = {*body.outputs, *(name for name in results if isinstance(name, str))}
+        nodes = [node.proto for node in live_forward(graph, live)]
+        made.node.extend((*nodes, *copies))
+        made.input.extend(body.proto.input)
+        made.output.extend(outputs)
+        self._add_initializers(made, live)
+        return made
+
+    def backward(
+        self,
+        inputs: Sequence[tuple[str, TypeProto]],
+        results: Sequence[tuple[str, TypeProto]],
+        first: Sequence[NodeProto] = (),
+        rename: Mapping[str, str] | None = None,
+    ) -> GraphProto:
+        """The graph of the adjoints: `first`, the repeated nodes, and what the sweep emitted.
+
+        :param inputs: its formal inputs.
+        :param results: the values it returns, each one made by `result`.
+        :param rename: what a residual is called outside, where the graph reads it there.
+        """
+        graph = self.body.graph
+        names = {**self.sweep.rename, **(rename or {})}
+        made = GraphProto(name=self.op.fresh(f"{self.body.proto.name or 'body'}_grad"))
+        made.input.extend(helper.make_value_info(name, kind) for name, kind in inputs)
+        made.node.extend(first)
+        live = set(self._read)
+        for node in self._again:
+            live.update(node.reads)
+            made.node.append(node.proto)
+            _rename_reads(made.node[-1], names)
+        writer = Writer(made, names)
+        for emitted in self._backward:
+            writer.add(emitted)
+        made.output.extend(helper.make_value_info(names.get(name, name), kind) for name, kind in results)
+        self._add_initializers(made, live)
+        return made
+
+    def _add_initializers(self, made: GraphProto, live: set[str]) -> None:
+        captures = set(self.body.captures)
+        graph = self.body.graph
+        made.initializer.extend(t for n, t in graph.initializers.items() if n in live and n not in captures)
+        made.initializer.extend(t for n, t in self.op.constants.items() if n in live)
+        made.sparse_initializer.extend(t for t in graph.model.graph.sparse_initializer if t.values.name in live)
+
+
+def is_random(node: NodeProto) -> bool:
+    """Whether a node, or one in its subgraphs, draws random numbers: another run of it gives others."""
+    if node.op_type in _RANDOM:
+        return True
+    within = (graph for attribute in node.attribute for sub in subgraphs(attribute) for graph in graphs(sub))
+    return any(inner.op_type in _RANDOM for graph in within for inner in graph.node)
+
+
+def _rename_reads(node: NodeProto, names: Mapping[str, str]) -> None:
+    if names.keys().isdisjoint(node.input) and not node.attribute:
+        return
+    node.input[:] = [names.get(name, name) for name in node.input]
+    for graph in (g for attribute in node.attribute for sub in subgraphs(attribute) for g in graphs(sub)):
+        for inner in graph.node:
+            inner.input[:] = [names.get(name, name) for name in inner.input]
+
+
+def tensor_type(kind: int, shape: Sequence[Dim] | None) -> TypeProto:
+    """A tensor of which only the sizes that are numbers are declared."""
+    sizes = None if shape is None else [dim if isinstance(dim, int) else None for dim in shape]
+    return helper.make_tensor_type_proto(kind, sizes)
+
+
+def value_type(op: Emitter, value: str) -> TypeProto:
+    """The type of the adjoint of `value`, as far as `op` knows it."""
+    return tensor_type(op.adjoint_type(value), op.shape(value))
+
+
+def _plain(kind: TypeProto) -> TypeProto:
+    """A type without names of dimensions: they hold in one graph."""
+    if not kind.HasField("tensor_type"):
+        return kind
+    value = ValueInfoProto(type=kind)
+    return tensor_type(*type_of(value))
+
+
+def formal(declared: ValueInfoProto, given: TypeProto | None) -> ValueInfoProto:
+    """An input of a body by what it declares of itself and what is known outside; a size that is not known gets a name."""
+    if given is None or not given.HasField("tensor_type"):
+        value = ValueInfoProto()
+        value.CopyFrom(declared)
+        if given is not None:
+            value.type.CopyFrom(given)
+        return value
+    own_kind, own = type_of(declared)
+    kind, shape = type_of(ValueInfoProto(type=given))
+    if shape is None:
+        shape = own
+    elif own is not None and len(own) == len(shape):
+        shape = tuple(b if is_unnamed(a) and isinstance(b, int) else a for a, b in zip(shape, own, strict=True))
+    if shape is not None:
+        shape = tuple(_named(dim, declared.name, axis) for axis, dim in enumerate(shape))
+    return helper.make_tensor_value_info(declared.name, kind or own_kind, shape)
+
+
+def _named(dim: Dim, name: str, axis: int) -> Dim:
+    if dim is None:
+        return f"size_{name}_{axis}"
+    return f"size_{dim}" if is_unnamed(dim) else dim

@@ -1,0 +1,511 @@
+"""If, Loop and Scan: the adjoints of a body, step by step from the last to the first, or of the branch that was taken."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Set
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from onnx import GraphProto, TensorProto, TypeProto, ValueInfoProto, helper, numpy_helper
+
+from refgrad.bodies import Body, Swept, formal, tensor_type, value_type
+from refgrad.emit import Emitter
+from refgrad.errors import NoGradientError
+from refgrad.graph import Dim, Graph, Node, is_unnamed, type_of
+from refgrad.path import Path
+from refgrad.registry import Structure, structure
+
+
+@dataclass(frozen=True)
+class _State:
+    """A value that is carried from step to step: what it starts from, its names within, and where it ends."""
+
+    start: str
+    read: str
+    made: str
+    end: str
+
+
+@dataclass(frozen=True)
+class _Slices:
+    """A value outside of which each step has a slice, read or made."""
+
+    outer: str
+    inner: str
+    axis: int = 0
+    backward: int = 0  # 1: the first step has the last slice
+
+
+class _Iterated(Structure):
+    """What Loop and Scan have in common: a body that runs once per step, and carries states."""
+
+    def __init__(self, graph: Graph, node: Node, quantization: str) -> None:
+        self.graph, self.node, self.quantization = graph, node, quantization
+        self._moved: dict[str, str] = {}  # states whose shape changes, and how
+        self.body = self._read(node.attributes["body"])
+        self.states, self.elements, self.stacks = self._layout()
+        self._inner: set[str] = set()
+        self._varied: set[str] = set()
+
+    def _layout(self) -> tuple[list[_State], list[_Slices], list[_Slices]]:
+        """The states, the slices that are read, and those that are made."""
+        raise NotImplementedError
+
+    def _inputs(self, proto: GraphProto) -> list[ValueInfoProto]:
+        """The formal inputs of the body before the first step."""
+        raise NotImplementedError
+
+    def _carried(self, proto: GraphProto) -> dict[int, int]:
+        """The positions of the states among the formal inputs, and among the results, of the body."""
+        raise NotImplementedError
+
+    def _read(self, proto: GraphProto) -> Body:
+        """The body, with the sizes of its states that stay the same from step to step."""
+        inputs = self._inputs(proto)
+        while True:
+            body, again = Body(self.graph, proto, inputs, self.quantization), False
+            for k, position in self._carried(proto).items():
+                made = body.graph.type_of(body.outputs[position])
+                joined = None if made is None else self._joined(inputs[k], made)
+                if joined is not None:
+                    inputs[k], again = joined, True
+            if not again:
+                return body
+
+    def _joined(self, read: ValueInfoProto, made: TypeProto) -> ValueInfoProto | None:
+        """What is known of a state before and after a step, None where that is no less than what was known before."""
+        if not made.HasField("tensor_type"):
+            return None
+        (kind, before), (_, after) = type_of(read), type_of(ValueInfoProto(type=made))
+        if before is None or after is None:  # inference could not tell; it is taken to stay
+            return None
+        if len(before) != len(after):
+            self._moved[read.name] = f"{len(before)} axes before a step and {len(after)} after it"
+            return helper.make_tensor_value_info(read.name, kind, None)
+        stays = [_stays(a, b) for a, b in zip(before, after, strict=True)]
+        if all(stays):
+            return None
+        axis = stays.index(False)
+        self._moved[read.name] = f"size {before[axis]} along axis {axis} before a step and {after[axis]} after it"
+        return helper.make_tensor_value_info(
+            read.name, kind, [d if s else None for d, s in zip(before, stays, strict=True)]
+        )
+
+    def outputs_of(self, varied: Set[str]) -> set[str]:
+        self._varied = set(varied)
+        inner = {s.read for s in self.states if s.start in varied}
+        inner.update(e.inner for e in self.elements if e.outer in varied)
+        inner.update(name for name in self.body.captures if name in varied)
+        while True:
+            path = self.body.path(inner, ())
+            more = {s.read for s in self.states if s.made in path.varied} - inner
+            if not more:
+                break
+            inner |= more
+        self._inner = inner
+        found = {s.end for s in self.states if s.read in inner or s.made in path.varied}
+        found.update(s.outer for s in self.stacks if s.inner in path.varied)
+        return {name for name in found if name and self.graph.is_float(name)}
+
+    def reads_for(self, needed: Set[str]) -> set[str]:
+        outputs = {s.made for s in self.states if s.end in needed}
+        outputs.update(s.inner for s in self.stacks if s.outer in needed)
+        while True:
+            path = self.body.path(self._inner, outputs)
+            more = {s.made for s in self.states if s.read in path.needed} - outputs
+            if not more:
+                break
+            outputs |= more
+        self.paths = (path,)
+        found = {s.start for s in self._active(path)}
+        found.update(e.outer for e in self.elements if e.inner in path.needed)
+        found.update(name for name in self.body.captures if name in path.needed)
+        return found & self._varied
+
+    def _active(self, path: Path) -> list[_State]:
+        return [s for s in self.states if s.made in path.needed or s.read in path.needed]
+
+    def differentiate(self, op: Emitter, cotangents: Mapping[str, str]) -> Iterator[tuple[str, str | None]]:
+        [path] = self.paths
+        active = self._active(path)
+        for state in active:
+            if state.read in self._moved:
+                raise self._moving(state)
+        swept = self.body.swept(op, path)
+        sub, sweep = swept.op, swept.sweep
+        starts: list[str] = []  # of the states of the backward pass
+        inputs: list[tuple[str, TypeProto]] = []
+        results: list[tuple[str, TypeProto]] = []
+        of: list[str] = []  # whose adjoints the results are
+
+        def carry(name: str, like: str, start: str) -> str:
+            sub.describe(name, like)
+            starts.append(start)
+            inputs.append((name, value_type(sub, like)))
+            return name
+
+        def give(value: str, like: str, primal: str) -> None:
+            results.append((swept.result(value), value_type(sub, like)))
+            of.append(primal)
+
+        before = [
+            carry(sub.fresh(f"{s.made}_grad"), s.made, cotangents.get(s.end) or op.zeros_like(s.start)) for s in active
+        ]
+        for state, adjoint in zip(active, before, strict=True):
+            if state.made in path.needed:
+                sweep.seed(state.made, adjoint)
+        stacks = [s for s in self.stacks if s.outer in cotangents and s.inner in path.needed]
+        slices = self._slices(swept, stacks, cotangents)
+        sweep.run()
+        sub.enter(op.rule, op.node)
+        for state, name in zip(active, before, strict=True):
+            adjoint = sweep.adjoint(state.read) if state.read in path.needed else None
+            give(adjoint or sub.zeros_like(name), state.read, state.start)
+        for name in self.body.captures:
+            adjoint = sweep.adjoint(name) if name in path.needed else None
+            if adjoint is not None:
+                total = carry(sub.fresh(f"{name}_grad_before"), name, op.zeros_like(name))
+                give(sub.Add(total, adjoint), name, name)
+        carried = len(results)
+        elements = []
+        for element in self.elements:
+            adjoint = sweep.adjoint(element.inner) if element.inner in path.needed else None
+            if adjoint is not None:
+                give(adjoint, element.inner, element.outer)
+                elements.append(element)
+        swept.plan(stacked=True)
+        made = self._backward(op, swept, starts, inputs, results, slices, elements)
+        for k, (name, value) in enumerate(zip(of, made, strict=True)):
+            if k < carried or name in self.graph.shapes:
+                op.describe(value, like=name)
+            yield name, value
+
+    def _moving(self, state: _State) -> NoGradientError:
+        how = self._moved[state.read]
+        return NoGradientError(
+            f"{self.node.op_type} {self.node.name!r} changes the shape of its state {state.read!r}, which has {how}: there is no "
+            "derivative through such a state. Choose other names for wrt or outputs, or carry a state of one shape.",
+            (self.node.name,),
+        )
+
+    def _slices(self, swept: Swept, stacks: list[_Slices], cotangents: Mapping[str, str]) -> list[_Slices]:
+        """Seed the sweep with what each step has of the adjoints of `stacks`; the slices that the backward body reads for it."""
+        raise NotImplementedError
+
+    def _backward(
+        self,
+        op: Emitter,
+        swept: Swept,
+        starts: list[str],
+        inputs: list[tuple[str, TypeProto]],
+        results: list[tuple[str, TypeProto]],
+        slices: list[_Slices],
+        elements: list[_Slices],
+    ) -> tuple[str, ...]:
+        """Let the forward node store the residuals, and emit the node of the backward pass; its results."""
+        raise NotImplementedError
+
+    def _trips(self) -> Dim:
+        """The number of steps, where it is known before the model runs."""
+        raise NotImplementedError
+
+    def _stored(self, op: Emitter, swept: Swept) -> dict[str, _Slices]:
+        """Where the steps have their residuals: among what the node reads or returns, or in outputs that it gets."""
+        found = {e.inner: e for e in self.elements}
+        copied = {n.output[0]: n.input[0] for n in self.body.proto.node if n.op_type == "Identity" and not n.domain}
+        for stack in self.stacks:
+            if stack.outer:
+                found.setdefault(stack.inner, stack)
+                found.setdefault(copied.get(stack.inner, stack.inner), stack)
+        new = [name for name in swept.residuals if name not in found]
+        outer = [op.fresh(f"{self.node.name}_{name}") for name in new]
+        found.update((name, _Slices(value, name)) for name, value in zip(new, outer, strict=True))
+        for name, value in zip(new, outer, strict=True):
+            shape = swept.op.shape(name)
+            op.learn(value, swept.op.type(name), None if shape is None else (self._trips(), *shape))
+        _change(self.node, {"body": swept.forward(new)}, outer)
+        return {name: found[name] for name in swept.residuals}
+
+
+def _stays(before: Dim, after: Dim) -> bool:
+    """Whether a size is the same after a step; one that inference lost is taken to be."""
+    return before == after or after is None or (isinstance(after, str) and is_unnamed(after))
+
+
+def _change(node: Node, graphs: Mapping[str, GraphProto], outputs: Iterable[str]) -> None:
+    """Give a forward node other graphs, and more outputs."""
+    for attribute in node.proto.attribute:
+        if attribute.name in graphs:
+            attribute.g.CopyFrom(graphs[attribute.name])
+            node.attributes[attribute.name] = attribute.g
+    node.outputs.extend(outputs)
+    del node.proto.output[:]
+    node.proto.output.extend(node.outputs)
+
+
+def _emitted(
+    op: Emitter, op_type: str, inputs: Iterable[str | None], outputs: int, **attributes: Any
+) -> tuple[str, ...]:
+    made = op.emit(op_type, "", tuple(inputs), outputs, attributes)
+    return (made,) if isinstance(made, str) else made
+
+
+@structure("Scan")
+class Scan(_Iterated):
+    """dy in reverse: each step takes the adjoints of its states and slices; what all steps read is summed from step to step"""
+
+    def _elements(self) -> int:
+        return int(self.node.attributes["num_scan_inputs"])
+
+    def _setting(self, name: str, count: int) -> list[int]:
+        return list(self.node.attributes.get(name) or [0] * count)
+
+    def _inputs(self, proto: GraphProto) -> list[ValueInfoProto]:
+        node, count = self.node, self._elements()
+        first = len(node.inputs) - count
+        axes, made = self._setting("scan_input_axes", count), []
+        for k, (declared, name) in enumerate(zip(proto.input, node.inputs, strict=True)):
+            kind = self.graph.type_of(name)
+            made.append(formal(declared, kind if k < first or kind is None else _slice(kind, axes[k - first])))
+        return made
+
+    def _carried(self, proto: GraphProto) -> dict[int, int]:
+        return {k: k for k in range(len(proto.input) - self._elements())}
+
+    def _layout(self) -> tuple[list[_State], list[_Slices], list[_Slices]]:
+        node, body, count = self.node, self.body, self._elements()
+        first = len(node.inputs) - count
+        states = [
+            _State(*names) for names in zip(node.inputs[:first], body.inputs, body.outputs, node.outputs, strict=False)
+        ]
+
+        def slices(outer: list[str], inner: list[str], which: str) -> list[_Slices]:
+            axes = self._setting(f"scan_{which}_axes", len(outer))
+            ways = self._setting(f"scan_{which}_directions", len(outer))
+            ranks = [len(self.graph.shapes.get(name, ())) for name in outer]
+            axes = [axis + rank if axis < 0 else axis for axis, rank in zip(axes, ranks, strict=True)]
+            return [_Slices(*one) for one in zip(outer, inner, axes, ways, strict=True)]
+
+        elements = slices(node.inputs[first:], body.inputs[first:], "input")
+        outer = [*node.outputs, *[""] * (len(body.outputs) - len(node.outputs))]
+        return states, elements, slices(outer[first:], body.outputs[first:], "output")
+
+    def _trips(self) -> Dim:
+        for element in self.elements:
+            shape = self.graph.shapes.get(element.outer)
+            if shape is not None:
+                return shape[element.axis]
+        return None
+
+    def _slices(self, swept: Swept, stacks: list[_Slices], cotangents: Mapping[str, str]) -> list[_Slices]:
+        found = []
+        for stack in stacks:
+            name = swept.op.fresh(f"{stack.inner}_grad")
+            swept.sweep.seed(stack.inner, name)
+            found.append(_Slices(cotangents[stack.outer], name, stack.axis, stack.backward))
+        return found
+
+    def _backward(
+        self,
+        op: Emitter,
+        swept: Swept,
+        starts: list[str],
+        inputs: list[tuple[str, TypeProto]],
+        results: list[tuple[str, TypeProto]],
+        slices: list[_Slices],
+        elements: list[_Slices],
+    ) -> tuple[str, ...]:
+        before = len(self.node.outputs)
+        stored = self._stored(op, swept)
+        more = len(self.node.outputs) - before
+        for name in ("scan_output_axes", "scan_output_directions"):
+            for attribute in self.node.proto.attribute:
+                if attribute.name == name:
+                    attribute.ints.extend([0] * more)
+                    self.node.attributes[name] = list(attribute.ints)
+        read = [*slices, *(_Slices(s.outer, name, s.axis, s.backward) for name, s in stored.items())]
+        sub = swept.op
+        formals = [*inputs, *((s.inner, value_type(sub, s.inner)) for s in read)]
+        return _emitted(
+            op,
+            "Scan",
+            [*starts, *(s.outer for s in read)],
+            len(results),
+            body=swept.backward(formals, results),
+            num_scan_inputs=len(read),
+            scan_input_axes=[s.axis for s in read],
+            scan_input_directions=[1 - s.backward for s in read],
+            scan_output_axes=[e.axis for e in elements] or None,
+            scan_output_directions=[1 - e.backward for e in elements] or None,
+        )
+
+
+def _slice(kind: TypeProto, axis: int) -> TypeProto:
+    """The type of a slice along `axis`."""
+    elements, shape = type_of(ValueInfoProto(type=kind))
+    if shape is None:
+        return kind
+    axis %= len(shape)
+    return helper.make_tensor_type_proto(elements, [*shape[:axis], *shape[axis + 1 :]])
+
+
+@structure("Loop")
+class Loop(_Iterated):
+    """dy in reverse, as many steps as were made; what all steps read is summed from step to step"""
+
+    def _inputs(self, proto: GraphProto) -> list[ValueInfoProto]:
+        scalars = [
+            formal(declared, helper.make_tensor_type_proto(kind, type_of(declared)[1] or ()))
+            for declared, kind in zip(proto.input, (TensorProto.INT64, TensorProto.BOOL), strict=False)
+        ]
+        states = zip(list(proto.input)[2:], self.node.inputs[2:], strict=True)
+        return [*scalars, *(formal(declared, self.graph.type_of(name)) for declared, name in states)]
+
+    def _carried(self, proto: GraphProto) -> dict[int, int]:
+        return {k: k - 1 for k in range(2, len(proto.input))}
+
+    def _layout(self) -> tuple[list[_State], list[_Slices], list[_Slices]]:
+        node, body = self.node, self.body
+        outer = [*node.outputs, *[""] * (len(body.outputs) - 1 - len(node.outputs))]
+        count = len(node.inputs) - 2
+        inner = zip(node.inputs[2:], body.inputs[2:], body.outputs[1:], outer, strict=False)
+        stacks = zip(outer[count:], body.outputs[1 + count :], strict=True)
+        return [_State(*names) for names in inner], [], [_Slices(*names) for names in stacks]
+
+    def _trips(self) -> Dim:
+        count, condition = (self.graph.constant(name) if name else None for name in self.node.inputs[:2])
+        started = not self.node.inputs[1] or (condition is not None and bool(condition.all()))
+        goes = self.body.outputs[0]
+        made = self.body.graph.producer.get(goes)
+        known = self.body.graph.constant(goes)
+        kept = made is not None and made.key == ("", "Identity") and made.inputs[0] == self.body.inputs[1]
+        if count is None or not started or not (kept or (known is not None and bool(known.all()))):
+            return None
+        return int(count.item())
+
+    def _slices(self, swept: Swept, stacks: list[_Slices], cotangents: Mapping[str, str]) -> list[_Slices]:
+        self._step = swept.op.fresh(f"{swept.op.node}_step")
+        for stack in stacks:
+            swept.sweep.seed(stack.inner, swept.op.Gather(cotangents[stack.outer], self._step, axis=0))
+        return []
+
+    def _backward(
+        self,
+        op: Emitter,
+        swept: Swept,
+        starts: list[str],
+        inputs: list[tuple[str, TypeProto]],
+        results: list[tuple[str, TypeProto]],
+        slices: list[_Slices],
+        elements: list[_Slices],
+    ) -> tuple[str, ...]:
+        counter = self.body.inputs[0]
+        if counter not in swept.residuals:
+            swept.residuals.append(counter)
+        stored = self._stored(op, swept)
+        trips = op.Size(stored[counter].outer)
+        sub = swept.op
+        left, going, goes = (sub.fresh(f"{op.node}_{name}") for name in ("left", "going", "goes"))
+        first = [
+            helper.make_node("Sub", [op.Sub(trips, 1), left], [self._step], name=self._step),
+            helper.make_node("Identity", [going], [goes], name=goes),
+        ]
+        first += [
+            helper.make_node("Gather", [s.outer, self._step], [name], name=f"{self._step}_{name}", axis=0)
+            for name, s in stored.items()
+        ]
+        formals = [
+            (left, helper.make_tensor_type_proto(TensorProto.INT64, [])),
+            (going, helper.make_tensor_type_proto(TensorProto.BOOL, [])),
+            *inputs,
+        ]
+        body = swept.backward(formals, [(goes, formals[1][1]), *results], first)
+        return _emitted(op, "Loop", [trips, None, *starts], len(results), body=body)
+
+
+@structure("If")
+class If(Structure):
+    """dy through the branch that was taken; 0 for what the other one reads"""
+
+    def __init__(self, graph: Graph, node: Node, quantization: str) -> None:
+        self.graph, self.node = graph, node
+        names = "then_branch", "else_branch"
+        self.branches = {name: Body(graph, node.attributes[name], [], quantization) for name in names}
+        self._varied: set[str] = set()
+
+    def outputs_of(self, varied: Set[str]) -> set[str]:
+        self._varied = set(varied)
+        found = set()
+        for body in self.branches.values():
+            path = body.path(varied.intersection(body.captures), ())
+            found.update(
+                outer for outer, inner in zip(self.node.outputs, body.outputs, strict=False) if inner in path.varied
+            )
+        return {name for name in found if name and self.graph.is_float(name)}
+
+    def reads_for(self, needed: Set[str]) -> set[str]:
+        paths = []
+        for body in self.branches.values():
+            outputs = {inner for outer, inner in zip(self.node.outputs, body.outputs, strict=False) if outer in needed}
+            paths.append(body.path(self._varied.intersection(body.captures), outputs))
+        self.paths = tuple(paths)
+        both = zip(self.branches.values(), paths, strict=True)
+        return {name for body, path in both for name in body.captures if name in path.needed}
+
+    def differentiate(self, op: Emitter, cotangents: Mapping[str, str]) -> Iterator[tuple[str, str | None]]:
+        both = list(zip(self.branches.values(), self.paths, strict=True))
+        primals = list(dict.fromkeys(n for body, path in both for n in body.captures if n in path.needed))
+        sweeps, results = [], []
+        for body, path in both:
+            swept = body.swept(op, path)
+            for outer, inner in zip(self.node.outputs, body.outputs, strict=False):
+                if outer in cotangents and inner in path.needed:
+                    swept.sweep.seed(inner, cotangents[outer])
+            swept.sweep.run()
+            swept.op.enter(op.rule, op.node)
+            adjoints = [swept.sweep.adjoint(name) if name in path.needed else None for name in primals]
+            for name in primals:
+                swept.op.know(name, op)
+            results.append([swept.result(a or swept.op.zeros_like(n)) for n, a in zip(primals, adjoints, strict=True)])
+            swept.plan(stacked=False)
+            sweeps.append(swept)
+        slots = [{name: op.fresh(f"{self.node.name}_{name}") for name in swept.residuals} for swept in sweeps]
+        then, other = sweeps
+        in_then, in_other = ([_nothing(s.op, name) for name in s.residuals] for s in sweeps)
+        forward = {
+            "then_branch": then.forward([*then.residuals, *in_other]),
+            "else_branch": other.forward([*in_then, *other.residuals]),
+        }
+        for swept, slot in zip(sweeps, slots, strict=True):
+            for name, outer in slot.items():
+                shape = swept.op.shape(name)
+                whole = swept.op.static(name) or (None if shape is None else (None,) * len(shape))
+                op.learn(outer, swept.op.type(name), whole)
+        _change(self.node, forward, [name for slot in slots for name in slot.values()])
+        kinds = [value_type(op, name) for name in primals]
+        graphs = [
+            swept.backward([], list(zip(values, kinds, strict=True)), rename=slot)
+            for swept, values, slot in zip(sweeps, results, slots, strict=True)
+        ]
+        condition = self.node.inputs[0]
+        made = _emitted(op, "If", [condition], len(primals), then_branch=graphs[0], else_branch=graphs[1])
+        for name, value in zip(primals, made, strict=True):
+            op.describe(value, like=name)
+            yield name, value
+
+
+def _nothing(op: Emitter, name: str) -> tuple[list[Any], ValueInfoProto]:
+    """What a branch returns where the other one returns `name`, and nobody reads it: as large if that is known, else empty."""
+    shape, kind = op.shape(name), op.type(name)
+    sizes = op.static(name)
+    if sizes is None:
+        sizes = (0,) * len(shape if shape is not None else (0,))
+    made, measured = (op.fresh(f"{op.node}_{what}_{name}") for what in ("no", "shape_of"))
+    value = ValueInfoProto(name=made, type=tensor_type(kind, sizes if shape is not None else None))
+    size = np.array(sizes, np.int64)
+    nothing = helper.make_tensor("value", kind, [1], b"" if kind == TensorProto.STRING else np.zeros(1))
+    return [
+        helper.make_node("Constant", [], [measured], name=measured, value=numpy_helper.from_array(size)),
+        helper.make_node("ConstantOfShape", [measured], [made], name=made, value=nothing),
+    ], value
