@@ -13,6 +13,7 @@ from refgrad import recipes  # noqa: E402
 from refgrad.backward import gradient, preflight  # noqa: E402
 from refgrad.derivative import DerivativeOptions, onnx_derivative, random_feed  # noqa: E402
 from refgrad.dot import to_dot, to_svg  # noqa: E402
+from refgrad.expansion import expand_gradients  # noqa: E402
 from refgrad.higher import hessian, hvp, jacobian, jvp  # noqa: E402
 from refgrad.losses import add_loss_output, get_train_initializer, penalty_loss_onnx  # noqa: E402
 from refgrad.lower import lower  # noqa: E402
@@ -22,6 +23,7 @@ from refgrad.text import onnx_simple_text_plot, onnx_text_plot_io  # noqa: E402
 __all__ = [
     "DerivativeOptions",
     "add_loss_output",
+    "expand_gradients",
     "get_train_initializer",
     "gradient",
     "hessian",

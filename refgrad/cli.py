@@ -135,12 +135,13 @@ def grad(
 
     External data is referenced where the gradient lies in the folder of MODEL, else copied beside it as <OUTPUT>.data.
     """
-    source, targets = model, _names(outputs)
+    source: Path | ModelProto = model
+    targets = _names(outputs)
     if of is not None:
         if targets is not None:
             raise OptionError("--of and --outputs exclude each other: --of names the output itself.")
-        source = recipes.select(model, of)
-        targets = [source.graph.output[0].name]
+        source = selected = recipes.select(model, of)
+        targets = [selected.graph.output[0].name]
     made = refgrad.gradient(
         source,
         _names(wrt),
@@ -274,6 +275,19 @@ def rank_weights(
             _print_table(rows)
     else:
         raise OptionError("Give --output to write the model, or --feeds to run it and print the ranking.")
+
+
+@app.command()
+def expand(
+    model: Model,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Where the result is written.", show_default=False)],
+    as_json: Json = False,
+) -> None:
+    """Write MODEL with the graph of a derivative in the place of every operator Gradient of ai.onnx.preview.training.
+
+    External data is referenced where the result lies in the folder of MODEL, else copied beside it as <OUTPUT>.data.
+    """
+    _save(refgrad.expand_gradients(model), output, model, as_json, ("outputs",))
 
 
 @app.command()

@@ -46,6 +46,14 @@ class LoweringError(RefgradError):
         self.node = node
 
 
+class ExpansionError(RefgradError):
+    """A node Gradient that defines no derivative: its names, inputs and outputs do not go together. `node` is its name."""
+
+    def __init__(self, message: str, node: str = "") -> None:
+        super().__init__(message)
+        self.node = node
+
+
 class RuleError(RefgradError):
     """A rule or a lowering does not fit the schema of its operator, or returned what cannot be an adjoint."""
 

@@ -16,7 +16,7 @@ from refgrad.errors import LoweringError, RuleError, choices
 from refgrad.functions import LOWEST, MICROSOFT, OPERATORS, UnsupportedFormError, make_function
 from refgrad.graph import MIN_OPSET, Graph, Node, captured, infer, read, read_nodes, type_of
 from refgrad.lowering.microsoft import FORMS, Form
-from refgrad.protos import attribute_value, graphs, import_domain, subgraphs, versions_of
+from refgrad.protos import attribute_value, every_node, graphs, import_domain, subgraphs, versions_of
 
 _YIELD = MICROSOFT, "YieldOp"
 _IR_VERSION = 10  # the first with metadata_props on nodes
@@ -65,7 +65,7 @@ def lower(model: ModelProto | str | os.PathLike[str]) -> ModelProto:
     source = read(model)
     result = ModelProto()
     opset = versions_of(source).get("", 1)
-    foreign = {(n.domain, n.op_type) for n in _nodes_of(source) if not _is_plain(n, opset)}
+    foreign = {(n.domain, n.op_type) for n in every_node(source) if not _is_plain(n, opset)}
     calls = {(f.domain, f.name) for f in source.functions}
     if not foreign - calls:
         result.CopyFrom(source)
@@ -80,15 +80,6 @@ def _is_plain(node: NodeProto, opset: int) -> bool:
     return node.domain in _PLAIN
 
 
-def _nodes_of(model: ModelProto) -> Iterator[NodeProto]:
-    """Every node of a model, in its subgraphs and in its functions too."""
-    bodies = [list(model.graph.node), *(list(f.node) for f in model.functions)]
-    while bodies:
-        for node in bodies.pop():
-            yield node
-            bodies += [list(g.node) for attribute in node.attribute for g in subgraphs(attribute)]
-
-
 class _Lowering:
     """One lowering: the graph, and the names that it has taken."""
 
@@ -96,13 +87,13 @@ class _Lowering:
         self.source = source
         moved = ModelProto()
         moved.CopyFrom(source)
-        for node in _nodes_of(moved):
+        for node in every_node(moved):
             if not node.domain and node.op_type in _MOVED:
                 node.domain = MICROSOFT
         import_domain(moved, MICROSOFT)
         if "" not in versions_of(moved):
             moved.opset_import.append(helper.make_opsetid("", LOWEST))
-        forms = ((FORMS.get((node.domain, node.op_type)), node) for node in _nodes_of(moved))
+        forms = ((FORMS.get((node.domain, node.op_type)), node) for node in every_node(moved))
         needed = (f.opset({a.name: attribute_value(a) for a in node.attribute}) for f, node in forms if f is not None)
         self.graph = Graph(moved, max(needed, default=MIN_OPSET), shapeless=True)
         self.taken = taken_names(self.graph) | {v.name for v in source.graph.output}
@@ -124,7 +115,7 @@ class _Lowering:
         constants = self._rewrite(graph, inferred, self.graph, top=True)
         for value in self.outputs:
             self._complete(value)
-        return self._assemble(graph, constants)
+        return assemble(self.source, self.graph, graph, self.inputs, self.outputs, constants)
 
     # What is known of every value
 
@@ -234,35 +225,41 @@ class _Lowering:
         if value.name in self.known and not _has_shape(value.type):
             value.type.CopyFrom(self.known[value.name])
 
-    def _assemble(self, graph: GraphProto, constants: Iterable[onnx.TensorProto]) -> ModelProto:
-        source = self.source
-        result = ModelProto()
-        for field, value in source.ListFields():
-            if field.name in ("graph", "functions", "opset_import"):
-                continue
-            if field.is_repeated:
-                getattr(result, field.name).extend(value)
-            else:
-                setattr(result, field.name, value)
-        result.ir_version = max(source.ir_version, _IR_VERSION)
-        used = {"" if node.domain == "ai.onnx" else node.domain for g in graphs(graph) for node in g.node} | {""}
-        result.opset_import.extend(
-            o for o in self.graph.model.opset_import if o.domain in used or o.domain == "ai.onnx"
-        )
-        target = result.graph
-        target.name, target.doc_string = source.graph.name or "graph", source.graph.doc_string
-        target.metadata_props.extend(source.graph.metadata_props)
-        target.node.extend(graph.node)
-        target.input.extend(self.inputs)
-        target.output.extend(self.outputs)
-        kept = self.graph.initializers
-        order = [t.name for t in source.graph.initializer if t.name in kept]
-        target.initializer.extend(kept[name] for name in dict.fromkeys((*order, *kept)))
-        target.initializer.extend(constants)
-        target.sparse_initializer.extend(graph.sparse_initializer)
-        target.value_info.extend(graph.value_info)
-        target.quantization_annotation.extend(source.graph.quantization_annotation)
-        return result
+
+def assemble(
+    source: ModelProto,
+    known: Graph,
+    graph: GraphProto,
+    inputs: Iterable[onnx.ValueInfoProto],
+    outputs: Iterable[onnx.ValueInfoProto],
+    constants: Iterable[onnx.TensorProto],
+) -> ModelProto:
+    """`source`, which `known` is the view of, with the nodes of `graph` and more constants; it imports what these need."""
+    result = ModelProto()
+    for field, value in source.ListFields():
+        if field.name in ("graph", "functions", "opset_import"):
+            continue
+        if field.is_repeated:
+            getattr(result, field.name).extend(value)
+        else:
+            setattr(result, field.name, value)
+    result.ir_version = max(source.ir_version, _IR_VERSION)
+    used = {"" if node.domain == "ai.onnx" else node.domain for g in graphs(graph) for node in g.node} | {""}
+    result.opset_import.extend(o for o in known.model.opset_import if o.domain in used or o.domain == "ai.onnx")
+    target = result.graph
+    target.name, target.doc_string = source.graph.name or "graph", source.graph.doc_string
+    target.metadata_props.extend(source.graph.metadata_props)
+    target.node.extend(graph.node)
+    target.input.extend(inputs)
+    target.output.extend(outputs)
+    kept = known.initializers
+    order = [t.name for t in source.graph.initializer if t.name in kept]
+    target.initializer.extend(kept[name] for name in dict.fromkeys((*order, *kept)))
+    target.initializer.extend(constants)
+    target.sparse_initializer.extend(graph.sparse_initializer)
+    target.value_info.extend(graph.value_info)
+    target.quantization_annotation.extend(source.graph.quantization_annotation)
+    return result
 
 
 class _Body:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from onnx import AttributeProto, GraphProto, ModelProto, TensorProto, helper
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper
 
 
 def subgraphs(attribute: AttributeProto) -> Sequence[GraphProto]:
@@ -24,6 +24,15 @@ def graphs(graph: GraphProto) -> Iterator[GraphProto]:
         for node in graph.node:
             for attribute in node.attribute:
                 found += subgraphs(attribute)
+
+
+def every_node(model: ModelProto) -> Iterator[NodeProto]:
+    """Every node of a model, in its subgraphs and in its functions too."""
+    bodies = [list(model.graph.node), *(list(f.node) for f in model.functions)]
+    while bodies:
+        for node in bodies.pop():
+            yield node
+            bodies += [list(g.node) for attribute in node.attribute for g in subgraphs(attribute)]
 
 
 def versions_of(model: ModelProto) -> dict[str, int]:

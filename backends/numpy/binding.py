@@ -31,7 +31,10 @@ _REFUSED = {
     (MICROSOFT, "YieldOp"): (
         "it hands its inputs to the caller and waits for their gradients, so its outputs follow from nothing. "
         "Ask for the gradient with cotangent='input' and feed the gradients."
-    )
+    ),
+    ("ai.onnx.preview.training", "Gradient"): (
+        "it stands for a derivative of the graph around it. Write that out with refgrad.expand_gradients."
+    ),
 }
 _REASONS = {
     "it exchanges tensors with other processes": (

@@ -14,7 +14,7 @@ from refgrad.registry import NO_DERIVATIVE
 TRAINING = "ai.onnx.preview.training"
 
 NO_DERIVATIVE[TRAINING, "Gradient"] = (
-    "it stands for a derivative of a part of the graph that no runtime computes: write that gradient with refgrad first"
+    "it stands for a derivative of the graph around it: write that out with refgrad.expand_gradients first"
 )
 
 
