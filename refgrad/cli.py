@@ -169,6 +169,74 @@ def _save(made: ModelProto, output: Path, model: Path, as_json: bool, ends: Sequ
         print(f"{end:7} {', '.join(values)}")
 
 
+@app.command()
+def jvp(
+    model: Model,
+    output: Written,
+    wrt: Wrt = None,
+    outputs: Outputs = None,
+    keep_outputs: Keep = False,
+    kinks: Kinks = "refgrad",
+    quantization: Quantization = "zero",
+    as_json: Json = False,
+) -> None:
+    """Write how the outputs of MODEL move when its inputs do. Inputs NAME_tangent go in, outputs NAME_tangent come out."""
+    made = refgrad.jvp(
+        model, _names(wrt), _names(outputs), keep_outputs=keep_outputs, kinks=kinks, quantization=quantization
+    )
+    _save(made, output, model, as_json, ("inputs", "outputs"))
+
+
+@app.command()
+def hvp(
+    model: Model,
+    output: Written,
+    wrt: Wrt = None,
+    of: Of = None,
+    keep_outputs: Keep = False,
+    kinks: Kinks = "refgrad",
+    quantization: Quantization = "zero",
+    as_json: Json = False,
+) -> None:
+    """Write the Hessian of an output of MODEL times a vector. Inputs NAME_vector go in, outputs NAME_hvp come out."""
+    made = refgrad.hvp(model, _names(wrt), of, keep_outputs=keep_outputs, kinks=kinks, quantization=quantization)
+    _save(made, output, model, as_json, ("inputs", "outputs"))
+
+
+@app.command()
+def jacobian(
+    model: Model,
+    output: Written,
+    wrt: Wrt = None,
+    outputs: Outputs = None,
+    keep_outputs: Keep = False,
+    kinks: Kinks = "refgrad",
+    quantization: Quantization = "zero",
+    as_json: Json = False,
+) -> None:
+    """Write every derivative of the outputs of MODEL. Outputs OUTPUT_by_NAME have the shapes of both, one after the other."""
+    made = refgrad.jacobian(
+        model, _names(wrt), _names(outputs), keep_outputs=keep_outputs, kinks=kinks, quantization=quantization
+    )
+    _save(made, output, model, as_json, ("inputs", "outputs"))
+
+
+@app.command()
+def hessian(
+    model: Model,
+    output: Written,
+    wrt: Wrt = None,
+    of: Of = None,
+    keep_outputs: Keep = False,
+    kinks: Kinks = "refgrad",
+    quantization: Quantization = "zero",
+    as_json: Json = False,
+) -> None:
+    """Write every second derivative of an output of MODEL, as outputs OUTPUT_by_NAME_by_NAME."""
+    made = refgrad.hessian(model, _names(wrt), of, keep_outputs=keep_outputs, kinks=kinks, quantization=quantization)
+    _save(made, output, model, as_json, ("inputs", "outputs"))
+
+
 @app.command("lower")
 def lower_model(
     model: Model,
