@@ -85,6 +85,10 @@ Dim = Annotated[
 ]
 Seed = Annotated[int, typer.Option(min=0, help="Of everything random.")]
 Quantization = Annotated[str, typer.Option(help="The derivative of quantization: zero, straight-through, clipped.")]
+Keep = Annotated[bool, typer.Option("--keep-outputs", help="Also return the model's outputs.")]
+Kinks = Annotated[
+    str, typer.Option(help="Whose choice where a derivative does not exist: refgrad, torch, onnxruntime.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 Result = Annotated[Path, typer.Option("--output", "-o", help="Where the result is written.", show_default=False)]
 Of = Annotated[
@@ -124,10 +128,8 @@ def grad(
             "Default: input; ones with --of."
         ),
     ] = None,
-    keep_outputs: Annotated[bool, typer.Option("--keep-outputs", help="Also return the model's outputs.")] = False,
-    kinks: Annotated[
-        str, typer.Option(help="Whose choice where a derivative does not exist: refgrad, torch, onnxruntime.")
-    ] = "refgrad",
+    keep_outputs: Keep = False,
+    kinks: Kinks = "refgrad",
     quantization: Quantization = "zero",
     as_json: Json = False,
 ) -> None:
@@ -172,7 +174,7 @@ def _save(made: ModelProto, output: Path, model: Path, as_json: bool, ends: Sequ
 @app.command()
 def jvp(
     model: Model,
-    output: Written,
+    output: Result,
     wrt: Wrt = None,
     outputs: Outputs = None,
     keep_outputs: Keep = False,
@@ -190,7 +192,7 @@ def jvp(
 @app.command()
 def hvp(
     model: Model,
-    output: Written,
+    output: Result,
     wrt: Wrt = None,
     of: Of = None,
     keep_outputs: Keep = False,
@@ -199,14 +201,15 @@ def hvp(
     as_json: Json = False,
 ) -> None:
     """Write the Hessian of an output of MODEL times a vector. Inputs NAME_vector go in, outputs NAME_hvp come out."""
-    made = refgrad.hvp(model, _names(wrt), of, keep_outputs=keep_outputs, kinks=kinks, quantization=quantization)
+    source, target = _selected(model, of)
+    made = refgrad.hvp(source, _names(wrt), target, keep_outputs=keep_outputs, kinks=kinks, quantization=quantization)
     _save(made, output, model, as_json, ("inputs", "outputs"))
 
 
 @app.command()
 def jacobian(
     model: Model,
-    output: Written,
+    output: Result,
     wrt: Wrt = None,
     outputs: Outputs = None,
     keep_outputs: Keep = False,
@@ -224,7 +227,7 @@ def jacobian(
 @app.command()
 def hessian(
     model: Model,
-    output: Written,
+    output: Result,
     wrt: Wrt = None,
     of: Of = None,
     keep_outputs: Keep = False,
@@ -233,8 +236,19 @@ def hessian(
     as_json: Json = False,
 ) -> None:
     """Write every second derivative of an output of MODEL, as outputs OUTPUT_by_NAME_by_NAME."""
-    made = refgrad.hessian(model, _names(wrt), of, keep_outputs=keep_outputs, kinks=kinks, quantization=quantization)
+    source, target = _selected(model, of)
+    made = refgrad.hessian(
+        source, _names(wrt), target, keep_outputs=keep_outputs, kinks=kinks, quantization=quantization
+    )
     _save(made, output, model, as_json, ("inputs", "outputs"))
+
+
+def _selected(model: Path, of: str | None) -> tuple[Path | ModelProto, str | None]:
+    """The model and its output to differentiate, which is a new one where `of` selects elements."""
+    if of is None or "[" not in of:
+        return model, of
+    source = recipes.select(model, of)
+    return source, source.graph.output[0].name
 
 
 @app.command("lower")
