@@ -207,7 +207,7 @@ class _Gradient:
         writer = Writer(target, self.sweep.rename)
         for emitted in backward:
             writer.add(emitted)
-        written = graphs(target) if self.path.structures else [target]
+        written = graphs(target) if self.path.passages else [target]
         if any(node.domain == MICROSOFT for graph_of in written for node in graph_of.node):
             import_domain(final, MICROSOFT)
         target.input.extend(graph.inputs.values())

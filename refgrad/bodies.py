@@ -8,6 +8,7 @@ stacked because their shape is not known to stay the same.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from refgrad.emit import Emitter, Writer
 from refgrad.errors import NoGradientError
 from refgrad.graph import Dim, Graph, Node, captured, is_unnamed, type_of
 from refgrad.path import Path, expand
-from refgrad.protos import graphs, names_of, subgraphs
+from refgrad.protos import graphs, subgraphs
 from refgrad.sweep import Sweep, live_forward, live_nodes, settle
 
 _RANDOM = frozenset(
@@ -31,6 +32,11 @@ class BodyGraph(Graph):
     def __init__(self, outer: Graph, model: ModelProto, captures: Set[str]) -> None:
         self._outer, self._captures = outer, captures
         super().__init__(model, shapeless=True)
+
+    @cached_property
+    def names(self) -> set[str]:
+        """Every name of a value, in the whole model."""
+        return self._outer.names
 
     def constant(self, name: str) -> np.ndarray | None:
         """The value of a small constant, of the body or outside, that no caller can override, else None."""
@@ -47,7 +53,7 @@ class Body:
     def __init__(self, outer: Graph, proto: GraphProto, inputs: Sequence[ValueInfoProto], quantization: str) -> None:
         self.proto = GraphProto()
         self.proto.CopyFrom(proto)
-        self._name_outputs()
+        self._name_outputs(outer.names)
         self.quantization = quantization
         self.captures = list(dict.fromkeys(captured(self.proto)))
         self.inputs = [value.name for value in self.proto.input]
@@ -68,12 +74,12 @@ class Body:
         self.graph.adjoint_types.update(
             (name, outer.adjoint_types[name]) for name in self.captures if name in outer.adjoint_types
         )
+        self._paths: dict[tuple[frozenset[str], frozenset[str]], Path] = {}
         self._invariant: set[str] | None = None
 
-    def _name_outputs(self) -> None:
+    def _name_outputs(self, taken: set[str]) -> None:
         """Let every output be the result of a node, under a name of its own."""
         made = {name for node in self.proto.node for name in node.output}
-        taken = names_of(self.proto)
         for value in self.proto.output:
             if value.name in made:
                 made.remove(value.name)
@@ -87,11 +93,14 @@ class Body:
 
     def path(self, wrt: Iterable[str], outputs: Iterable[str]) -> Path:
         """The path between inputs or captures and outputs; operators without a rule are replaced by their bodies."""
-        wrt, outputs = set(wrt), set(outputs)
-        path = Path(self.graph, wrt, outputs, self.quantization)
-        while path.blocked and expand(self.graph, path.blocked):
-            path = Path(self.graph, wrt, outputs, self.quantization)
-        return path
+        key = frozenset(wrt), frozenset(outputs)
+        while key not in self._paths:
+            path = Path(self.graph, *key, self.quantization)
+            if path.blocked and expand(self.graph, path.blocked):
+                self._paths.clear()  # the nodes are others now
+            else:
+                self._paths[key] = path
+        return self._paths[key]
 
     def swept(self, op: Emitter, path: Path) -> Swept:
         """The sweep over `path` that emits beside `op`: its seeds are still to be given."""
@@ -231,7 +240,6 @@ class Swept:
         :param results: the values it returns, each one made by `result`.
         :param rename: what a residual is called outside, where the graph reads it there.
         """
-        graph = self.body.graph
         names = {**self.sweep.rename, **(rename or {})}
         made = GraphProto(name=self.op.fresh(f"{self.body.proto.name or 'body'}_grad"))
         made.input.extend(helper.make_value_info(name, kind) for name, kind in inputs)

@@ -33,7 +33,7 @@ from onnx import (
 from refgrad.errors import InvalidModelError
 from refgrad.functions import CONSTANT, OPERATORS, Type, adopt, call_functions, settle
 from refgrad.inlining import inline_functions
-from refgrad.protos import attribute_value, checkable, graphs, subgraphs, versions_of
+from refgrad.protos import attribute_value, checkable, graphs, names_of, subgraphs, versions_of
 from refgrad.registry import STRUCTURES, Structure
 from refgrad.upgrade import spell_out_deprecated, upgrade
 
@@ -162,6 +162,11 @@ class Graph:
         self._constants: dict[str, np.ndarray | None] = {}
         self._readers: dict[str, list[Node]] = {}
         self._structures: dict[str, Structure] = {}
+
+    @cached_property
+    def names(self) -> set[str]:
+        """Every name of a value, in the model and in its subgraphs."""
+        return names_of(self.model.graph)
 
     def structure(self, node: Node, quantization: str) -> Structure:
         """The graphs of `node`, read once."""

@@ -16,7 +16,7 @@ from refgrad.functions import MICROSOFT, OPERATORS, UnsupportedFormError, find_s
 from refgrad.graph import FLOATS, Graph, Node
 from refgrad.inlining import INLINED, inline_functions
 from refgrad.protos import import_domain
-from refgrad.registry import NO_DERIVATIVE, PENDING, QUANTIZED, QUANTIZERS, RULES, STRUCTURES, ZERO, Structure
+from refgrad.registry import NO_DERIVATIVE, PENDING, QUANTIZED, QUANTIZERS, RULES, STRUCTURES, ZERO, Passage
 
 _NOT_DIFFERENTIABLE = onnx.defs.OpSchema.DifferentiationCategory.NonDifferentiable
 _CASTS = frozenset((("", "Cast"), ("", "CastLike")))
@@ -66,7 +66,7 @@ class Path:
         self.graph = graph
         self.varied = set(wrt)
         self._rounds = quantization != "zero"
-        self.structures: dict[str, Structure] = {}  # by the name of the node
+        self.passages: dict[str, Passage] = {}  # by the name of a node with graphs of its own
         self._encoded: set[str] = set()  # text and bits that depend on `wrt`
         found: dict[tuple[tuple[str, str], str], list[str]] = {}
         moved: list[tuple[Node, list[str]]] = []
@@ -75,8 +75,7 @@ class Path:
             if self.varied.isdisjoint(node.reads):
                 continue
             if node.key in STRUCTURES:
-                structure = self.structures[node.name] = graph.structure(node, quantization)
-                if by := structure.outputs_of(self.varied):
+                if by := graph.structure(node, quantization).outputs_of(self.varied):
                     self.varied.update(by)
                     moved.append((node, []))
                 found.setdefault((node.key, "rule" if by else "zero"), []).append(node.name)
@@ -102,15 +101,14 @@ class Path:
         for node, differentiable in reversed(moved):
             if not self.needed.isdisjoint(node.outputs):
                 self.active.append(node)
-                if node.name in self.structures:
-                    differentiable = list(self.structures[node.name].reads_for(self.needed))
+                if node.key in STRUCTURES:
+                    passage = graph.structure(node, quantization).passage(self.varied, self.needed)
+                    self.passages[node.name], differentiable = passage, list(passage.reads)
                 self.needed.update(self.varied.intersection(differentiable))
         self.active.reverse()
         self.blocked = [node for node in self.active if node.name in blocked]
         in_the_way = {node.name for node in self.blocked}
-        inner = [
-            path for node in self.active if node.name in self.structures for path in self.structures[node.name].paths
-        ]
+        inner = [path for passage in self.passages.values() for path in passage.paths]
         self.blocked_within = [node for path in inner for node in (*path.blocked, *path.blocked_within)]
         rows = [
             Row(_title(*key), verdict, graph.refusals.get(key) or _reason(key, verdict), tuple(names))

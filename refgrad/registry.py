@@ -78,25 +78,34 @@ class Rule:
 class Structure:
     """A node with graphs of its own (bodies.py); its docstring is its formula.
 
-    The path asks first for the outputs that vary, then for the reads that what is needed of them depends on, the sweep
-    for the adjoints of these.
+    The path asks first for the outputs that vary, then for a passage: the reads that what is needed of them depends on.
+    The sweep asks for the adjoints of these.
     """
-
-    paths: Sequence[Any] = ()  # through its graphs, once `reads_for` was asked
 
     def __init__(self, graph: Any, node: Any, quantization: str) -> None: ...
 
-    def outputs_of(self, varied: Set[str]) -> set[str]:
+    def outputs_of(self, varied: Set[str]) -> frozenset[str]:
         """The outputs of the node that depend on a value in `varied`."""
         raise NotImplementedError
 
-    def reads_for(self, needed: Set[str]) -> set[str]:
-        """The values that vary and that an output in `needed` depends on."""
+    def passage(self, varied: Set[str], needed: Set[str]) -> Passage:
+        """The way from the values in `varied` to the outputs in `needed`."""
         raise NotImplementedError
 
-    def differentiate(self, op: Any, cotangents: Mapping[str, str]) -> Iterable[tuple[str, str | None]]:
+    def differentiate(
+        self, op: Any, passage: Passage, cotangents: Mapping[str, str]
+    ) -> Iterable[tuple[str, str | None]]:
         """What the node reads, and the adjoints of that, from the adjoints of its outputs by name."""
         raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Passage:
+    """A way through a structure: what it reads that varies and is needed, and the paths through its graphs."""
+
+    structure: Structure
+    reads: frozenset[str]
+    paths: tuple[Any, ...]
 
 
 def structure(op_type: str, domain: str = "") -> Callable[[type[Structure]], type[Structure]]:

@@ -54,9 +54,9 @@ class Sweep:
 
     def _by_structure(self, node: Node, adjoints: list[str | None]) -> Iterable[tuple[str, str | None]]:
         self.op.enter(node.op_type, node.name, node)
-        structure = self.path.structures[node.name]
+        passage = self.path.passages[node.name]
         cotangents = {name: adjoint for name, adjoint in zip(node.outputs, adjoints, strict=True) if adjoint}
-        return structure.differentiate(self.op, cotangents)
+        return passage.structure.differentiate(self.op, passage, cotangents)
 
     def _by_rule(self, node: Node, adjoints: list[str | None]) -> Iterator[tuple[str, str | None]]:
         """The inputs of a node and the adjoints that its rule gives them, summed over the axes of a broadcast."""

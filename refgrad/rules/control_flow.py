@@ -14,7 +14,7 @@ from refgrad.emit import Emitter
 from refgrad.errors import NoGradientError
 from refgrad.graph import Dim, Graph, Node, is_unnamed, type_of
 from refgrad.path import Path
-from refgrad.registry import Structure, structure
+from refgrad.registry import Passage, Structure, structure
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,6 @@ class _Iterated(Structure):
         self._moved: dict[str, str] = {}  # states whose shape changes, and how
         self.body = self._read(node.attributes["body"])
         self.states, self.elements, self.stacks = self._layout()
-        self._inner: set[str] = set()
-        self._varied: set[str] = set()
 
     def _layout(self) -> tuple[list[_State], list[_Slices], list[_Slices]]:
         """The states, the slices that are read, and those that are made."""
@@ -92,8 +90,16 @@ class _Iterated(Structure):
             read.name, kind, [d if s else None for d, s in zip(before, stays, strict=True)]
         )
 
-    def outputs_of(self, varied: Set[str]) -> set[str]:
-        self._varied = set(varied)
+    def outputs_of(self, varied: Set[str]) -> frozenset[str]:
+        """The final states and stacks that depend on a value in `varied` after some step."""
+        inner = self._varied(varied)
+        path = self.body.path(inner, ())
+        found = {s.end for s in self.states if s.read in inner}
+        found.update(s.outer for s in self.stacks if s.inner in path.varied)
+        return frozenset(name for name in found if name and self.graph.is_float(name))
+
+    def _varied(self, varied: Set[str]) -> set[str]:
+        """The inputs and the captures of the body that vary in some step."""
         inner = {s.read for s in self.states if s.start in varied}
         inner.update(e.inner for e in self.elements if e.outer in varied)
         inner.update(name for name in self.body.captures if name in varied)
@@ -101,33 +107,33 @@ class _Iterated(Structure):
             path = self.body.path(inner, ())
             more = {s.read for s in self.states if s.made in path.varied} - inner
             if not more:
-                break
+                return inner
             inner |= more
-        self._inner = inner
-        found = {s.end for s in self.states if s.read in inner or s.made in path.varied}
-        found.update(s.outer for s in self.stacks if s.inner in path.varied)
-        return {name for name in found if name and self.graph.is_float(name)}
 
-    def reads_for(self, needed: Set[str]) -> set[str]:
+    def passage(self, varied: Set[str], needed: Set[str]) -> Passage:
+        """The way through the body, which any number of steps may go."""
+        inner = self._varied(varied)
         outputs = {s.made for s in self.states if s.end in needed}
         outputs.update(s.inner for s in self.stacks if s.outer in needed)
         while True:
-            path = self.body.path(self._inner, outputs)
+            path = self.body.path(inner, outputs)
             more = {s.made for s in self.states if s.read in path.needed} - outputs
             if not more:
                 break
             outputs |= more
-        self.paths = (path,)
         found = {s.start for s in self._active(path)}
         found.update(e.outer for e in self.elements if e.inner in path.needed)
         found.update(name for name in self.body.captures if name in path.needed)
-        return found & self._varied
+        return Passage(self, frozenset(found & varied), (path,))
 
     def _active(self, path: Path) -> list[_State]:
         return [s for s in self.states if s.made in path.needed or s.read in path.needed]
 
-    def differentiate(self, op: Emitter, cotangents: Mapping[str, str]) -> Iterator[tuple[str, str | None]]:
-        [path] = self.paths
+    def differentiate(
+        self, op: Emitter, passage: Passage, cotangents: Mapping[str, str]
+    ) -> Iterator[tuple[str, str | None]]:
+        """The adjoints of the states, the slices and the captures, by a node that makes the steps backwards."""
+        [path] = passage.paths
         active = self._active(path)
         for state in active:
             if state.read in self._moved:
@@ -184,8 +190,9 @@ class _Iterated(Structure):
     def _moving(self, state: _State) -> NoGradientError:
         how = self._moved[state.read]
         return NoGradientError(
-            f"{self.node.op_type} {self.node.name!r} changes the shape of its state {state.read!r}, which has {how}: there is no "
-            "derivative through such a state. Choose other names for wrt or outputs, or carry a state of one shape.",
+            f"{self.node.op_type} {self.node.name!r} changes the shape of its state {state.read!r}, which has {how}: "
+            "there is no derivative through such a state. Choose other names for wrt or outputs, or carry a state of "
+            "one shape.",
             (self.node.name,),
         )
 
@@ -432,29 +439,30 @@ class If(Structure):
         self.graph, self.node = graph, node
         names = "then_branch", "else_branch"
         self.branches = {name: Body(graph, node.attributes[name], [], quantization) for name in names}
-        self._varied: set[str] = set()
 
-    def outputs_of(self, varied: Set[str]) -> set[str]:
-        self._varied = set(varied)
+    def outputs_of(self, varied: Set[str]) -> frozenset[str]:
+        """The outputs that depend on a value in `varied` in one of the branches."""
         found = set()
         for body in self.branches.values():
-            path = body.path(varied.intersection(body.captures), ())
-            found.update(
-                outer for outer, inner in zip(self.node.outputs, body.outputs, strict=False) if inner in path.varied
-            )
-        return {name for name in found if name and self.graph.is_float(name)}
+            path = body.path(varied & set(body.captures), ())
+            found.update(o for o, inner in zip(self.node.outputs, body.outputs, strict=False) if inner in path.varied)
+        return frozenset(name for name in found if name and self.graph.is_float(name))
 
-    def reads_for(self, needed: Set[str]) -> set[str]:
-        paths = []
+    def passage(self, varied: Set[str], needed: Set[str]) -> Passage:
+        """The ways through both branches."""
+        paths, reads = [], set()
         for body in self.branches.values():
-            outputs = {inner for outer, inner in zip(self.node.outputs, body.outputs, strict=False) if outer in needed}
-            paths.append(body.path(self._varied.intersection(body.captures), outputs))
-        self.paths = tuple(paths)
-        both = zip(self.branches.values(), paths, strict=True)
-        return {name for body, path in both for name in body.captures if name in path.needed}
+            outputs = {inner for o, inner in zip(self.node.outputs, body.outputs, strict=False) if o in needed}
+            path = body.path(varied & set(body.captures), outputs)
+            reads.update(name for name in body.captures if name in path.needed)
+            paths.append(path)
+        return Passage(self, frozenset(reads), tuple(paths))
 
-    def differentiate(self, op: Emitter, cotangents: Mapping[str, str]) -> Iterator[tuple[str, str | None]]:
-        both = list(zip(self.branches.values(), self.paths, strict=True))
+    def differentiate(
+        self, op: Emitter, passage: Passage, cotangents: Mapping[str, str]
+    ) -> Iterator[tuple[str, str | None]]:
+        """The adjoints of what both branches capture, by a node that takes the same branch."""
+        both = list(zip(self.branches.values(), passage.paths, strict=True))
         primals = list(dict.fromkeys(n for body, path in both for n in body.captures if n in path.needed))
         sweeps, results = [], []
         for body, path in both:
