@@ -158,9 +158,9 @@ class _Iterated(Structure):
         before = [
             carry(sub.fresh(f"{s.made}_grad"), s.made, cotangents.get(s.end) or op.zeros_like(s.start)) for s in active
         ]
-        for state, adjoint in zip(active, before, strict=True):
+        for state, name in zip(active, before, strict=True):
             if state.made in path.needed:
-                sweep.seed(state.made, adjoint)
+                sweep.seed(state.made, name)
         stacks = [s for s in self.stacks if s.outer in cotangents and s.inner in path.needed]
         slices = self._slices(swept, stacks, cotangents)
         sweep.run()
@@ -173,7 +173,6 @@ class _Iterated(Structure):
             if adjoint is not None:
                 total = carry(sub.fresh(f"{name}_grad_before"), name, op.zeros_like(name))
                 give(sub.Add(total, adjoint), name, name)
-        carried = len(results)
         elements = []
         for element in self.elements:
             adjoint = sweep.adjoint(element.inner) if element.inner in path.needed else None
@@ -182,9 +181,8 @@ class _Iterated(Structure):
                 elements.append(element)
         swept.plan(stacked=True)
         made = self._backward(op, swept, starts, inputs, results, slices, elements)
-        for k, (name, value) in enumerate(zip(of, made, strict=True)):
-            if k < carried or name in self.graph.shapes:
-                op.describe(value, like=name)
+        for name, value in zip(of, made, strict=True):
+            op.describe(value, like=name)
             yield name, value
 
     def _moving(self, state: _State) -> NoGradientError:
@@ -197,7 +195,7 @@ class _Iterated(Structure):
         )
 
     def _slices(self, swept: Swept, stacks: list[_Slices], cotangents: Mapping[str, str]) -> list[_Slices]:
-        """Seed the sweep with what each step has of the adjoints of `stacks`; the slices that the backward body reads for it."""
+        """Seed the sweep with what each step has of the adjoints of `stacks`; what the backward body reads for that."""
         raise NotImplementedError
 
     def _backward(
@@ -442,7 +440,7 @@ class If(Structure):
 
     def outputs_of(self, varied: Set[str]) -> frozenset[str]:
         """The outputs that depend on a value in `varied` in one of the branches."""
-        found = set()
+        found: set[str] = set()
         for body in self.branches.values():
             path = body.path(varied & set(body.captures), ())
             found.update(o for o, inner in zip(self.node.outputs, body.outputs, strict=False) if inner in path.varied)
@@ -450,7 +448,8 @@ class If(Structure):
 
     def passage(self, varied: Set[str], needed: Set[str]) -> Passage:
         """The ways through both branches."""
-        paths, reads = [], set()
+        paths: list[Path] = []
+        reads: set[str] = set()
         for body in self.branches.values():
             outputs = {inner for o, inner in zip(self.node.outputs, body.outputs, strict=False) if o in needed}
             path = body.path(varied & set(body.captures), outputs)
