@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import doctest
 import json
 import re
+import shlex
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -17,6 +20,7 @@ from refgrad.backends import available, get_backend
 from refgrad.cli import main
 from refgrad.errors import InvalidModelError, NoGradientError, OptionError, UnknownNameError
 
+PAGE = Path(__file__).parent.parent / "docs" / "recipes.md"
 BACKENDS = [name for name in ("numpy", "ort-cpu") if name in available()]
 TYPES = {"float": np.float32, "double": np.float64, "float16": np.float16}
 ERROR = {"float": 1e-5, "double": 1e-10, "float16": 1e-2}  # relative to the largest element
@@ -685,3 +689,17 @@ def test_a_wrong_command_writes_nothing(words, message, files, capsys):
     assert "Traceback" not in error
     assert not output.exists()
     assert model.read_bytes() == before
+
+
+def test_the_examples_of_the_page_print_what_it_says():
+    failed, count = doctest.testfile(str(PAGE), module_relative=False)
+    assert count > 20
+    assert not failed
+
+
+@pytest.mark.parametrize("line", re.findall(r"^\$ refgrad (.*)", PAGE.read_text(encoding="utf-8"), re.MULTILINE))
+def test_the_commands_of_the_page_run(line, files, monkeypatch):
+    model, feeds, _ = files
+    model.rename(model.with_name("model.onnx"))
+    monkeypatch.chdir(feeds.parent)
+    assert main(shlex.split(line)) == 0
