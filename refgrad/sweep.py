@@ -8,7 +8,7 @@ from typing import Any
 from refgrad.emit import Emitted, Emitter
 from refgrad.errors import RuleError
 from refgrad.functions import MICROSOFT
-from refgrad.graph import Graph, Node
+from refgrad.graph import Graph, Node, Shape
 from refgrad.path import Path
 from refgrad.registry import RULES, STRUCTURES, Read, Rule
 
@@ -66,11 +66,23 @@ class Sweep:
         op.enter(rule.op_type, node.name, node)
         arguments, keywords = self._arguments(node, bound, adjoints)
         result = rule.function(op, *arguments, **keywords)
-        operands = tuple(filter(None, node.inputs)) if rule.broadcast else ()
+        operands = self._facing(node) if rule.broadcast else ()
         for name, adjoint in self._assign(node, rule, places, result):
             if adjoint is not None and name in needed and len(operands) > 1:
                 adjoint = op.grad.BroadcastGradient(adjoint, name, operands)
             yield name, adjoint
+
+    def _facing(self, node: Node) -> tuple[str, ...]:
+        """The operands of a broadcast, two of each shape: more tell no more, and a Sum may have thousands."""
+        names = list(filter(None, node.inputs))
+        if len(names) <= 2:
+            return tuple(names)
+        of_shape: dict[Shape | None, list[str]] = {}
+        for name in names:
+            alike = of_shape.setdefault(self.op.shape(name), [])
+            if len(alike) < 2 and name not in alike:
+                alike.append(name)
+        return tuple(name for alike in of_shape.values() for name in alike)
 
     def _arguments(
         self, node: Node, bound: tuple[Read, ...], adjoints: list[str | None]
