@@ -330,6 +330,7 @@ class Scan(_Iterated):
                     attribute.ints.extend([0] * more)
                     self.node.attributes[name] = list(attribute.ints)
         read = [*slices, *(_Slices(s.outer, name, s.axis, s.backward) for name, s in stored.items())]
+        read = read or self.elements[:1]  # how many steps there are
         sub = swept.op
         formals = [*inputs, *((s.inner, value_type(sub, s.inner)) for s in read)]
         return _emitted(
