@@ -1,4 +1,4 @@
-"""Write the tables that the project prints of itself: README.md and docs/, but check.md and interpreter.md.
+"""Write the tables that the project prints of itself: README.md and docs/, but check.md, interpreter.md and higher_order.md.
 
 python docs/generate.py            # write them
 python docs/generate.py --check    # fail where one is stale

@@ -72,7 +72,8 @@ def test_examples_in_docstrings_run(file):
     assert not failed
 
 
-def test_the_examples_of_the_interpreters_page_print_what_it_says():
-    failed, count = doctest.testfile(str(ROOT / "docs" / "interpreter.md"), module_relative=False)
+@pytest.mark.parametrize("page", ["interpreter.md", "higher_order.md"])
+def test_the_examples_of_a_page_print_what_it_says(page):
+    failed, count = doctest.testfile(str(ROOT / "docs" / page), module_relative=False)
     assert count > 5
     assert not failed
