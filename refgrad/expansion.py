@@ -284,7 +284,7 @@ class _Expansion:
         result = gradient(part, list(outputs), [y], cotangent="ones", keep_outputs=True)
         derivatives = names_in(result)[1]
         rename = {new: name for name, new in aside.items()} | {derivatives[x]: name for x, name in outputs.items()}
-        new = sorted(names_of(result.graph) - names_of(part.graph) - rename.keys())
+        new = sorted(names_of(result.graph) - names_of(part.graph) - rename.keys() - {""})
         rename |= {name: fresh(name, self.taken) for name in new}
         labels = {one.name for one in part.graph.node}
         for one in result.graph.node:
@@ -322,7 +322,7 @@ class _Expansion:
         for one in network.nodes:
             copied = graph.node.add()
             copied.CopyFrom(one)
-            _rename(copied, aside)
+            copied.output[:] = [aside.get(name, name) for name in one.output]
             for name in copied.output:
                 known = scope.type(name)
                 if known is not None:
@@ -330,15 +330,24 @@ class _Expansion:
         return part
 
     def _declare(self, node: NodeProto, part: ModelProto, y: str, scope: _Scope) -> str:
-        """Let `part` return `y`; its name there."""
+        """Let `part` return `y`, whose name there is the result, and what its nodes make beside: all of that is kept."""
         graph = part.graph
         kind = scope.type(y)
         if kind is None:
             kind = next((value.type for value in infer(part).value_info if value.name == y), None)
+        added = ""
         if any(value.name == y for value in graph.input):  # it is one of xs
-            graph.node.append(helper.make_node("Identity", [y], [fresh(y, self.taken)]))
+            added = "Identity"
+        elif kind is not None and kind.tensor_type.elem_type and not kind.tensor_type.HasField("shape"):
+            added = "ReduceSum"  # of what has any number of axes
+            kind = helper.make_tensor_type_proto(kind.tensor_type.elem_type, [])
+        if added:
+            settings = {"keepdims": 0} if added == "ReduceSum" else {}
+            graph.node.append(helper.make_node(added, [y], [fresh(y, self.taken)], **settings))
             y = graph.node[-1].output[0]
         graph.output.add(name=y, type=_known(node, y, kind))
+        beside = [name for one in graph.node if len(one.output) > 1 for name in one.output if name and name != y]
+        graph.output.extend(value for value in graph.value_info if value.name in beside and _is_known(value.type))
         return y
 
     def _merge(self, nodes: Iterable[NodeProto], originals: Mapping[str, NodeProto], scope: _Scope) -> None:
@@ -470,10 +479,15 @@ def _made(node: NodeProto) -> set[str]:
 
 def _known(node: NodeProto, name: str, kind: TypeProto | None) -> TypeProto:
     """The type of a value where what is differentiated begins or ends: there it has to be known."""
-    tensor = kind is not None and kind.HasField("tensor_type")
-    if kind is None or (tensor and not (kind.tensor_type.elem_type and kind.tensor_type.HasField("shape"))):
+    if kind is None or not _is_known(kind):
         raise _error(node, f"needs the type and the rank of {name!r}, which are not known. Declare them in value_info")
     return kind
+
+
+def _is_known(kind: TypeProto) -> bool:
+    """Whether a type says all that the type of an input has to."""
+    tensor = kind.tensor_type
+    return not kind.HasField("tensor_type") or bool(tensor.elem_type and tensor.HasField("shape"))
 
 
 def _stand_ins(model: ModelProto) -> ModelProto:
