@@ -20,15 +20,18 @@ import json
 import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
+from typing import Any, TypeVar, cast
 
 import numpy as np
+from google.protobuf.message import Message
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto, helper, numpy_helper
 
 from refgrad.backward import gradient, names_in, preflight, taken_names
 from refgrad.emit import Emitter, Writer
 from refgrad.errors import OptionError, UnknownNameError, choices, did_you_mean
-from refgrad.graph import FLOATS, SIXTEEN_BIT, Graph, Node
+from refgrad.graph import FLOATS, SIXTEEN_BIT, Graph, Node, is_large, read
 from refgrad.losses import add_loss_output
 from refgrad.protos import graphs
 
@@ -39,8 +42,49 @@ CROSS_ENTROPY = "cross_entropy"
 
 Model = ModelProto | str | os.PathLike[str]
 Item = int | slice | str
+Recipe = TypeVar("Recipe", bound=Callable[..., ModelProto])
 
 
+def _weights_aside(recipe: Recipe) -> Recipe:
+    """Let `recipe`, which copies models, work on one without the data of large initializers: the result alone holds them."""
+
+    @wraps(recipe)
+    def made(model: Model, *arguments: Any, **options: Any) -> ModelProto:
+        source = read(model)
+        large = {tensor.name: tensor for tensor in source.graph.initializer if is_large(tensor)}
+        light = ModelProto()
+        _merge(light, source, "graph")
+        _merge(light.graph, source.graph, "initializer")
+        for tensor in source.graph.initializer:
+            light.graph.initializer.append(_without_data(tensor) if tensor.name in large else tensor)
+        result = recipe(light, *arguments, **options)
+        for tensor in result.graph.initializer:
+            if tensor.name in large:
+                tensor.CopyFrom(large[tensor.name])
+        return result
+
+    return cast(Recipe, made)
+
+
+def _merge(target: Message, source: Message, but: str) -> None:
+    """Copy every field of `source` but one."""
+    for field, value in source.ListFields():
+        if field.name == but:
+            continue
+        if isinstance(value, str | int | float | bytes):
+            setattr(target, field.name, value)
+        else:
+            getattr(target, field.name).MergeFrom(value)
+
+
+def _without_data(tensor: TensorProto) -> TensorProto:
+    """The same tensor with its data elsewhere: nobody reads external data here."""
+    return TensorProto(
+        name=tensor.name, data_type=tensor.data_type, dims=tensor.dims, data_location=TensorProto.EXTERNAL
+    )
+
+
+@_weights_aside
 def select(model: Model, of: str | None = None) -> ModelProto:
     """The model with one more output in front: the sum of the elements `of` of an output, a scalar `<output>_selected`.
 
@@ -60,6 +104,7 @@ def select(model: Model, of: str | None = None) -> ModelProto:
     return edit.with_scalar(f"{output}_selected", _pick(edit, output, items))
 
 
+@_weights_aside
 def saliency(model: Model, wrt: str | None = None, of: str | None = None, *, axis: int | None = None) -> ModelProto:
     """The model of |d of / d wrt|, the saliency map: its output is `<wrt>_saliency`, of the shape and type of `wrt`.
 
@@ -90,6 +135,7 @@ def saliency(model: Model, wrt: str | None = None, of: str | None = None, *, axi
     return made.model({result: (f"{wrt}_saliency", kind)})
 
 
+@_weights_aside
 def integrated_gradients(model: Model, wrt: str | None = None, of: str | None = None, *, steps: int = 64) -> ModelProto:
     """The model of the integrated gradients along the line from a baseline x₀ to x, the input `wrt`.
 
@@ -137,6 +183,7 @@ def integrated_gradients(model: Model, wrt: str | None = None, of: str | None = 
     return made.model({result: (f"{wrt}_attribution", graph.inputs[wrt].type)}, nodes=fixed)
 
 
+@_weights_aside
 def fgsm(
     model: Model,
     wrt: str | None = None,
@@ -172,6 +219,7 @@ def fgsm(
     return made.model({result: (f"{wrt}_adversarial", made.graph.inputs[wrt].type)})
 
 
+@_weights_aside
 def forces(model: Model, wrt: str | None = None, of: str | None = None) -> ModelProto:
     """The model of the forces −dE/dx: its first output is `forces`, then come those of the model.
 
@@ -183,6 +231,7 @@ def forces(model: Model, wrt: str | None = None, of: str | None = None) -> Model
     return made.model({made.op.Neg(slope): ("forces", made.graph.inputs[wrt].type)}, kept=kept)
 
 
+@_weights_aside
 def sensitivity(model: Model, of: str | None = None, *, score: str | None = None) -> ModelProto:
     """The model of how much a loss depends on every weight: two scalars for each float initializer w of n elements.
 
@@ -350,7 +399,7 @@ def _text(shape: Sequence[int | str | None] | None) -> str:
 
 def _parse(graph: Graph, of: str | None) -> tuple[str, list[Item] | None]:
     """The output that `of` names, and what is in its brackets, "..." spelt out; None where it has none."""
-    outputs = [name for name in graph.outputs if graph.is_float(name)]
+    outputs = [name for name in graph.outputs if graph.types.get(name) in FLOATS]
     if of is None:
         if len(outputs) != 1:
             raise OptionError(f"Say by of which output is differentiated, of the float ones: {choices(outputs)}.")

@@ -487,6 +487,27 @@ def test_a_name_that_is_taken_becomes_the_next_free_one(name):
 
 
 @pytest.mark.parametrize("name", RECIPES)
+def test_only_the_result_holds_large_weights(name, monkeypatch):
+    recipe, options = RECIPES[name]
+    w = np.random.default_rng(0).normal(size=(500, 500)).astype(np.float32)
+    text = '<ir_version: 10, opset_import: ["" : 21]> g (float[N, 500] x) => (float[N, 500] y) { y = MatMul(x, w) }'
+    given = []
+
+    def gradient(model, *arguments, **options):
+        given.append(model.ByteSize())
+        return refgrad.gradient(model, *arguments, **options)
+
+    monkeypatch.setattr(recipes, "gradient", gradient)
+    made = recipe(parsed(text, w=w), **options)
+    assert len(given) == 1
+    assert given[0] < 10_000
+    [kept] = [tensor for tensor in made.graph.initializer if tensor.name == "w"]
+    np.testing.assert_array_equal(numpy_helper.to_array(kept), w)
+    assert not kept.external_data
+    assert kept.data_location == TensorProto.DEFAULT
+
+
+@pytest.mark.parametrize("name", RECIPES)
 @pytest.mark.parametrize("opset", [8, 15, 16, 18, 23])
 def test_every_opset_gives_the_same(name, opset):
     recipe, options = RECIPES[name]
