@@ -8,7 +8,7 @@ from refgrad.errors import UnknownNameError, did_you_mean
 from refgrad.functions import find_schema, schemas
 from refgrad.kinks import KINKS
 from refgrad.operators import classify
-from refgrad.registry import RULES
+from refgrad.registry import RULES, STRUCTURES
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,8 @@ def explain(operator: str) -> Explanation:
     if key in RULES:
         kinks = tuple(f"{kink.where}: {kink.reason}" for kink in KINKS if kink.operator == title)
         return Explanation(title, "rule", RULES[key].formula, RULES[key].wrt, inputs, outputs, kinks)
+    if key in STRUCTURES:
+        return Explanation(title, "rule", STRUCTURES[key].formula(), (), inputs, outputs)
     found = classify(domain, op_type)
     said = {
         "zero": "the derivative is zero: ",

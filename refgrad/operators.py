@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import onnx
 
 from refgrad.functions import schemas
-from refgrad.registry import BODY, NO_DERIVATIVE, PENDING, RULES, ZERO
+from refgrad.registry import BODY, NO_DERIVATIVE, PENDING, RULES, STRUCTURES, ZERO
 
 # Where a schema's own differentiability tag is not followed: "Operator.parameter" and why.
 _PARAMETER = "the result is differentiable in it, and it may be computed or trained"
@@ -56,8 +56,9 @@ def classify(domain: str, op_type: str) -> Operator:
     """The derivative of one operator that has a schema or a rule."""
     key = domain, op_type
     title = f"{domain}.{op_type}" if domain else op_type
-    if key in RULES:
-        return Operator(title, "rule", " ".join(RULES[key].formula.partition("\n\n")[0].split()))
+    if key in RULES or key in STRUCTURES:
+        formula = RULES[key].formula if key in RULES else STRUCTURES[key].formula()
+        return Operator(title, "rule", " ".join(formula.partition("\n\n")[0].split()))
     if key in ZERO:
         return Operator(title, "zero", ZERO[key])
     if key in NO_DERIVATIVE:

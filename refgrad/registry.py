@@ -84,6 +84,11 @@ class Structure:
 
     def __init__(self, graph: Any, node: Any, quantization: str) -> None: ...
 
+    @classmethod
+    def formula(cls) -> str:
+        """The docstring, which `refgrad explain` and the documentation print."""
+        return inspect.getdoc(cls) or ""
+
     def outputs_of(self, varied: Set[str]) -> frozenset[str]:
         """The outputs of the node that depend on a value in `varied`."""
         raise NotImplementedError
@@ -120,6 +125,7 @@ def structure(op_type: str, domain: str = "") -> Callable[[type[Structure]], typ
 
 RULES: dict[tuple[str, str], Rule] = {}
 STRUCTURES: dict[tuple[str, str], type[Structure]] = {}  # operator with graphs of its own: their derivative
+CALL = ("refgrad", "Call")  # stands for every function of a model
 ZERO: dict[tuple[str, str], str] = {}  # operator: why its derivative is zero
 NO_DERIVATIVE: dict[tuple[str, str], str] = {}  # operator: why it has none
 BODY: dict[tuple[str, str], str] = {}  # operator without a rule: what the function body of its schema computes

@@ -1,5 +1,7 @@
 """A rule is bound to its operator's schema when it is defined; what does not fit is refused with the names that would."""
 
+import itertools
+
 import numpy as np
 import onnx
 import pytest
@@ -17,7 +19,7 @@ def _as_before(monkeypatch):
     """Whatever a test registers is forgotten after it."""
     monkeypatch.setattr(registry, "RULES", dict(registry.RULES))
     monkeypatch.setattr("refgrad.path.RULES", registry.RULES)
-    monkeypatch.setattr("refgrad.backward.RULES", registry.RULES)
+    monkeypatch.setattr("refgrad.sweep.RULES", registry.RULES)
 
 
 def test_a_misspelt_parameter_is_refused_with_the_names_of_the_schema():
@@ -92,9 +94,14 @@ def test_every_rule_says_its_formula_and_binds_in_every_opset(key):
 
 
 def test_no_operator_has_two_verdicts():
-    assert not set(registry.RULES) & set(registry.ZERO)
-    assert not set(registry.RULES) & set(registry.NO_DERIVATIVE)
-    assert not set(registry.ZERO) & set(registry.NO_DERIVATIVE)
+    tables = (registry.RULES, registry.STRUCTURES, registry.ZERO, registry.NO_DERIVATIVE)
+    for one, other in itertools.combinations(tables, 2):
+        assert not set(one) & set(other)
+
+
+@pytest.mark.parametrize("key", sorted(registry.STRUCTURES), ids=lambda key: ".".join(filter(None, key)))
+def test_every_structure_says_its_formula(key):
+    assert registry.STRUCTURES[key].formula().splitlines()[0]
 
 
 def test_a_rule_for_a_custom_operator_differentiates_it():
