@@ -130,7 +130,8 @@ def tests_of_onnx() -> str:
     return (
         f"# The backend tests of onnx\n\nonnx {onnx.__version__} ships tests for whoever runs its models. The interpreter "
         "passes all but those below\n(`tests/test_onnx_backend.py`, through `refgrad.backends.onnx_backend`), those of "
-        "ImageDecoder where Pillow is installed.\n\n"
+        "ImageDecoder where Pillow is installed.\nModels with the operator Gradient go through "
+        "`refgrad.expand_gradients` first.\n\n"
         + table(("kind", "passed", "left out", "in all"), rows)
         + "\nLeft out:\n\n"
         + table(("tests", "why"), ((", ".join(names), reason) for reason, names in sorted(reasons.items())))

@@ -342,7 +342,7 @@ class _Expansion:
             added = "ReduceSum"  # of what has any number of axes
             kind = helper.make_tensor_type_proto(kind.tensor_type.elem_type, [])
         if added:
-            settings = {"keepdims": 0} if added == "ReduceSum" else {}
+            settings: dict[str, Any] = {"keepdims": 0} if added == "ReduceSum" else {}
             graph.node.append(helper.make_node(added, [y], [fresh(y, self.taken)], **settings))
             y = graph.node[-1].output[0]
         graph.output.add(name=y, type=_known(node, y, kind))
