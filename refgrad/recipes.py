@@ -127,11 +127,11 @@ def saliency(model: Model, wrt: str | None = None, of: str | None = None, *, axi
         rank = len(kind.tensor_type.shape.dim)
         if not -rank <= axis < rank:
             raise OptionError(f"axis={axis}: {wrt!r} has the axes {-rank} to {rank - 1}.")
-        axes = op.const([axis % rank])
+        axes = op.const([axis])
         result = op.Squeeze(op.reduce("ReduceMax", result, axes), axes)
         whole, kind = kind, TypeProto()
         kind.CopyFrom(whole)
-        del kind.tensor_type.shape.dim[axis % rank]
+        del kind.tensor_type.shape.dim[axis]
     return made.model({result: (f"{wrt}_saliency", kind)})
 
 
@@ -157,7 +157,6 @@ def integrated_gradients(model: Model, wrt: str | None = None, of: str | None = 
     wide = TensorProto.FLOAT if kind in SIXTEEN_BIT else kind
     numpy_type = helper.tensor_dtype_to_np_dtype(kind)
     baseline = made.default_input(f"{wrt}_baseline", np.zeros((1,) * rank, numpy_type), [None] * rank)
-    op.describe(baseline, like=wrt)
     whole = op.Sub(wrt, baseline)
 
     body, varying = _varying(graph.nodes, wrt)

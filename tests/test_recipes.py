@@ -17,6 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 import refgrad
 from refgrad import recipes
 from refgrad.backends import available, get_backend
+from refgrad.backward import names_in
 from refgrad.cli import main
 from refgrad.errors import InvalidModelError, NoGradientError, OptionError, UnknownNameError
 
@@ -327,6 +328,29 @@ def test_subgraphs_read_the_point_on_the_line(backend):
         np.testing.assert_allclose(got, line * slope, rtol=1e-12)
 
 
+LOOPED = """<ir_version: 10, opset_import: ["" : 21]>
+g (double[2] x, bool flag) => (double[2] y) {
+    count = Constant <value = int64 {3}> ()
+    power = Loop (count, , x) <body = b (int64 i, bool go, double[2] p) => (bool on, double[2] q) {
+        on = Identity(go)
+        q = If (flag) <
+            then_branch = t () => (double[2] m) { m = Mul(p, x) },
+            else_branch = e () => (double[2] n) { n = Neg(p) }
+        >
+    }>
+    y = Identity(power)
+}"""
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_bodies_of_the_gradient_read_the_point_on_the_line(backend):
+    made = recipes.integrated_gradients(onnx.parser.parse_model(LOOPED), steps=100)
+    x, x0 = np.array([1.0, -2]), np.array([0.5, 1])
+    for flag, function in ((True, lambda x: x**4), (False, lambda x: -x)):
+        got = run(made, {"x": x, "x_baseline": x0, "flag": np.array(flag)}, backend)["x_attribution"]
+        np.testing.assert_allclose(got, function(x) - function(x0), rtol=2e-3)
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_an_output_that_does_not_depend_on_the_input_attributes_nothing(backend):
     model = onnx.parser.parse_model(
@@ -501,6 +525,7 @@ def test_only_the_result_holds_large_weights(name, monkeypatch):
     made = recipe(parsed(text, w=w), **options)
     assert len(given) == 1
     assert given[0] < 10_000
+    assert names_in(made) == ({}, {})  # what `refgrad.gradient` wrote down is not true of the result
     [kept] = [tensor for tensor in made.graph.initializer if tensor.name == "w"]
     np.testing.assert_array_equal(numpy_helper.to_array(kept), w)
     assert not kept.external_data
