@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Container, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -121,20 +121,21 @@ class _Iterated(Structure):
             if not more:
                 break
             outputs |= more
-        found = {s.start for s in self._active(path)}
+        found = {s.start for s in self._active(path, needed)}
         found.update(e.outer for e in self.elements if e.inner in path.needed)
         found.update(name for name in self.body.captures if name in path.needed)
         return Passage(self, frozenset(found & varied), (path,))
 
-    def _active(self, path: Path) -> list[_State]:
-        return [s for s in self.states if s.made in path.needed or s.read in path.needed]
+    def _active(self, path: Path, ends: Container[str]) -> list[_State]:
+        """The states that have an adjoint: of a start too that no step reads, where no step is made it is the end."""
+        return [s for s in self.states if s.end in ends or s.made in path.needed or s.read in path.needed]
 
     def differentiate(
         self, op: Emitter, passage: Passage, cotangents: Mapping[str, str]
     ) -> Iterator[tuple[str, str | None]]:
         """The adjoints of the states, the slices and the captures, by a node that makes the steps backwards."""
         [path] = passage.paths
-        active = self._active(path)
+        active = self._active(path, cotangents)
         for state in active:
             if state.read in self._moved:
                 raise self._moving(state)
