@@ -17,6 +17,7 @@ from refgrad.graph import Graph, Shape
 from refgrad.kinks import CONVENTIONS
 from refgrad.path import Path, Report, prepare, refuse
 from refgrad.protos import graphs, import_domain, subgraphs
+from refgrad.recompute import Repetition, segments, with_bodies
 from refgrad.registry import DIALECTS
 from refgrad.sweep import Sweep, live_forward, live_nodes, settle
 
@@ -35,6 +36,7 @@ def gradient(
     keep_outputs: bool = False,
     kinks: str = "refgrad",
     quantization: str = "zero",
+    recompute: bool | Sequence[str] = False,
 ) -> ModelProto:
     """The model that computes the gradient of `model` by reverse-mode differentiation.
 
@@ -60,10 +62,18 @@ def gradient(
     :param quantization: the derivative of quantization, by QuantizeLinear and its like or by Cast to a float of 8 bits or
         fewer: "zero", as it is; "straight-through", as if nothing were rounded or clipped; "clipped", the same, but zero
         where the value lay outside the range of the type. Round and Cast to an integer have the derivative zero in any case.
+    :param recompute: which forward nodes the backward pass computes again instead of keeping their values: the gradient is
+        the same, takes less memory and more time. True: all of them, in segments of about √n nodes that end where few bytes
+        cross. A list: names of nodes or patterns of them ("/layers.3/*"), a segment per entry; a node belongs to the first
+        entry that it matches. What nodes outside of a segment read of it is kept. Never repeated are nodes that draw random
+        numbers and what depends on initializers alone. A chosen If, Loop or Scan on the way of the derivative stores its
+        states alone, and its body is computed again step by step.
     :raises InvalidModelError: the model cannot be read, or onnx refuses it.
-    :raises UnknownNameError: a name in `wrt` or `outputs` that does not exist, is there twice, or is no float.
+    :raises UnknownNameError: a name in `wrt` or `outputs` that does not exist, is there twice, or is no float, or an entry of
+        `recompute` that no node matches.
     :raises NoGradientError: an operator between `wrt` and `outputs` has no rule or no derivative.
-    :raises OptionError: an unknown dialect, cotangent, kinks or quantization, or "yield" outside dialect "ort".
+    :raises OptionError: an unknown dialect, cotangent, kinks or quantization, "yield" outside dialect "ort", or a `recompute`
+        that is neither a bool nor a list of names.
 
     >>> import onnx.parser, refgrad
     >>> square = onnx.parser.parse_model(
@@ -91,8 +101,12 @@ def gradient(
         if path.blocked or path.blocked_within:
             raise refuse(path)
         taken = taken_names(graph)
-        op = Emitter(graph, dialect, taken, kinks=kinks, quantization=quantization, needed=path.needed)
-        return _Gradient(path, sources, targets, op, cotangent, keep_outputs).model()
+        chosen = segments(graph, recompute)
+        repeated = with_bodies(path, chosen)
+        op = Emitter(
+            graph, dialect, taken, kinks=kinks, quantization=quantization, needed=path.needed, repeated=repeated
+        )
+        return _Gradient(path, sources, targets, op, cotangent, keep_outputs).model(chosen)
 
 
 def preflight(
@@ -186,14 +200,18 @@ class _Gradient:
 
     # The result
 
-    def model(self) -> ModelProto:
-        """The gradient model: the nodes that an output needs, and nothing else."""
+    def model(self, chosen: Sequence[frozenset[str]]) -> ModelProto:
+        """The gradient model: the nodes that an output needs, and nothing else; those in `chosen` are computed again."""
         source, graph = self.graph.source, self.graph
         live = set(self.gradients.values())
         kept = list(graph.outputs.values()) if self.keep_outputs else []
         live.update(value.name for value in kept)
+        results = set(live)
         backward = live_nodes(self.op, live)
         settle(graph, self.op, live)
+        for value, name in self.op.adjoint_of.items():
+            self.sweep.call(value, f"{name}_grad", name)
+        again = Repetition(graph, self.op, chosen, backward, live, results, self.sweep.rename)
         forward = [node.proto for node in live_forward(graph, live)]
         final = ModelProto(ir_version=max(source.ir_version, _IR_VERSION), producer_name="refgrad")
         final.opset_import.extend(graph.model.opset_import)
@@ -202,10 +220,9 @@ class _Gradient:
         target = final.graph
         target.name = f"{graph.model.graph.name}_grad"
         target.node.extend(forward)
-        for value, name in self.op.adjoint_of.items():
-            self.sweep.call(value, f"{name}_grad", name)
-        writer = Writer(target, self.sweep.rename)
-        for emitted in backward:
+        writer = Writer(target, {**self.sweep.rename, **again.names})
+        for position, emitted in enumerate(backward):
+            target.node.extend(again.before(position))
             writer.add(emitted)
         written = graphs(target) if self.path.passages else [target]
         if any(node.domain == MICROSOFT for graph_of in written for node in graph_of.node):
@@ -225,6 +242,7 @@ class _Gradient:
         target.initializer.extend(tensor for name, tensor in self.op.constants.items() if name in live)
         target.sparse_initializer.extend(graph.model.graph.sparse_initializer)
         target.value_info.extend(value for name, value in graph.values.items() if name in live)
+        target.value_info.extend(again.types)
         elsewhere = {*graph.inputs, *graph.initializers, *(value.name for value in kept)}
         target.value_info.extend(v for name, v in graph.outputs.items() if name in live and name not in elsewhere)
         for value, like in self.op.declared.items():

@@ -248,7 +248,7 @@ class Swept:
         for node in self._again:
             live.update(node.reads)
             made.node.append(node.proto)
-            _rename_reads(made.node[-1], names)
+            rename_reads(made.node[-1], names)
         writer = Writer(made, names)
         for emitted in self._backward:
             writer.add(emitted)
@@ -272,7 +272,8 @@ def is_random(node: NodeProto) -> bool:
     return any(inner.op_type in _RANDOM for graph in within for inner in graph.node)
 
 
-def _rename_reads(node: NodeProto, names: Mapping[str, str]) -> None:
+def rename_reads(node: NodeProto, names: Mapping[str, str]) -> None:
+    """Let a node, and those in its subgraphs, read other values."""
     if names.keys().isdisjoint(node.input) and not node.attribute:
         return
     node.input[:] = [names.get(name, name) for name in node.input]

@@ -66,7 +66,8 @@ class Emitter:
 
     Rules and lowerings receive it as `op`. Besides one method per ONNX operator it has the primitives (`op.grad`), what is
     known of a value (`type`, `shape`, `rank`, `constant`), and a few shorthands that are built from operators. `kinks` and
-    `quantization` are the options of `refgrad.gradient`, `needed` holds the values whose adjoint is asked for (None: any).
+    `quantization` are the options of `refgrad.gradient`, `needed` holds the values whose adjoint is asked for (None: any),
+    `repeated` the names of the nodes with graphs that store their states alone.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class Emitter:
         kinks: str = "refgrad",
         quantization: str = "zero",
         needed: Container[str] | None = None,
+        repeated: Container[str] = (),
     ) -> None:
         self.graph = graph
         self.opset = graph.opset
@@ -85,6 +87,7 @@ class Emitter:
         self.kinks = kinks
         self.quantization = quantization
         self._needed = needed
+        self.repeated = repeated
         self.nodes: list[Emitted] = []
         self.constants: dict[str, TensorProto] = {}
         self.grad = Primitives(self)

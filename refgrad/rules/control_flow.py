@@ -180,7 +180,7 @@ class _Iterated(Structure):
             if adjoint is not None:
                 give(adjoint, element.inner, element.outer)
                 elements.append(element)
-        swept.plan(stacked=True)
+        swept.plan(stacked=True, recompute=self.node.name in op.repeated)
         made = self._backward(op, swept, starts, inputs, results, slices, elements)
         for name, value in zip(of, made, strict=True):
             op.describe(value, like=name)
@@ -477,7 +477,7 @@ class If(Structure):
             for name in primals:
                 swept.op.know(name, op)
             results.append([swept.result(a or swept.op.zeros_like(n)) for n, a in zip(primals, adjoints, strict=True)])
-            swept.plan(stacked=False)
+            swept.plan(stacked=False, recompute=self.node.name in op.repeated)
             sweeps.append(swept)
         slots = [{name: op.fresh(f"{self.node.name}_{name}") for name in swept.residuals} for swept in sweeps]
         then, other = sweeps

@@ -1,0 +1,297 @@
+"""Gradient checkpointing: forward nodes that the backward pass computes again, so that their values are not kept.
+
+The nodes come in segments. What a segment gives to nodes outside of it is kept, and all else in it is computed again when
+its backward part begins (Griewank 1992; Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost").
+
+A runtime may merge a copy with its original, or run it as early as its inputs are there: either way the values would live as
+long as before. So the copies read values that are tied to what the backward pass has computed until then:
+
+    ready = Concat(Cast(Slice(Reshape(adjoint, [-1]), 0, 0)), ...)      no elements, int64
+    tied  = Reshape(value, Concat(Shape(value), ready))                 the same elements in the same shape
+
+The tie moves no data, is exact whatever the values are, and no derivative passes through `ready`. It waits for everything
+that the backward part of the segment before left behind, the gradients of weights too: the copies of one segment are dead
+before those of the next are made, in whatever order a runtime takes the nodes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from itertools import pairwise
+from typing import Any
+
+from onnx import NodeProto, TensorProto, ValueInfoProto, helper
+
+from refgrad.bodies import is_random, rename_reads
+from refgrad.emit import Emitted, Emitter
+from refgrad.errors import OptionError, UnknownNameError, choices, did_you_mean
+from refgrad.graph import Graph, Node
+from refgrad.path import Path
+from refgrad.sweep import live_forward
+
+_BODIES = frozenset((("", "If"), ("", "Loop"), ("", "Scan")))
+_SIZE = 64  # of a dimension that is not known
+_NO_TENSOR = frozenset(
+    (
+        "Optional",
+        "SequenceConstruct",
+        "SequenceEmpty",
+        "SequenceErase",
+        "SequenceInsert",
+        "SequenceMap",
+        "SplitToSequence",
+    )
+)  # operators whose results cannot be tied to
+
+
+def segments(graph: Graph, recompute: bool | Sequence[str]) -> list[frozenset[str]]:
+    """The names of the nodes that are to be computed again, a set per segment; no node is in two.
+
+    :raises OptionError: `recompute` is neither a bool nor a sequence of names.
+    :raises UnknownNameError: a name or pattern that no node has.
+    """
+    if recompute is True:
+        return _cut(graph)
+    if recompute is False:
+        return []
+    if isinstance(recompute, str) or not all(isinstance(entry, str) for entry in recompute):
+        raise OptionError(f"recompute={recompute!r}: give True, False, or a list of names or patterns of nodes.")
+    names = [node.name for node in graph.nodes]
+    taken: set[str] = set()
+    found = []
+    for entry in recompute:
+        matched = {entry} & set(names) or {name for name in names if fnmatchcase(name, entry)}
+        if not matched:
+            raise UnknownNameError(
+                f"recompute: no node is called {entry!r}, and none matches it.{did_you_mean(entry, names)} "
+                f"The nodes are {choices(names)}."
+            )
+        found.append(frozenset(matched - taken))
+        taken |= matched
+    return found
+
+
+def with_bodies(path: Path, chosen: Iterable[frozenset[str]]) -> frozenset[str]:
+    """The chosen nodes that are not repeated themselves: their bodies are, step by step, from the states that are kept."""
+    names = {node.name for node in path.active if node.key in _BODIES}
+    return frozenset(name for segment in chosen for name in segment & names)
+
+
+def _cut(graph: Graph) -> list[frozenset[str]]:
+    """Segments of about √n nodes. Each ends where the fewest bytes cross, half a segment around where it is due."""
+    fixed = _fixed(graph)
+    nodes = [node for node in graph.nodes if not fixed.issuperset(node.outputs)]
+    maker = {name: position for position, node in enumerate(nodes) for name in node.outputs if name}
+    last = {name: position for position, node in enumerate(nodes) for name in node.reads if name in maker}
+    change = [0] * (len(nodes) + 1)
+    for name, position in last.items():
+        change[maker[name] + 1] += _nbytes(graph, name)
+        change[position + 1] -= _nbytes(graph, name)
+    crossing = [0]
+    for more in change[:-1]:
+        crossing.append(crossing[-1] + more)
+    crossing = crossing[1:]
+    size = max(round(math.sqrt(len(nodes))), 1)
+    cuts = [0]
+    while len(nodes) - cuts[-1] > size + size // 2:
+        due = cuts[-1] + size
+        around = range(due - size // 2, due + size // 2 + 1)
+        cuts.append(min(around, key=lambda place: (crossing[place], abs(place - due))))
+    return [frozenset(node.name for node in nodes[a:b]) for a, b in pairwise([*cuts, len(nodes)])]
+
+
+def _nbytes(graph: Graph, name: str) -> int:
+    shape = graph.shapes.get(name, (None, None))
+    size = math.prod(dim if isinstance(dim, int) else _SIZE for dim in shape)
+    return size * helper.tensor_dtype_to_np_dtype(graph.types.get(name, TensorProto.FLOAT)).itemsize
+
+
+def _fixed(graph: Graph) -> set[str]:
+    """The values that depend on initializers alone, and the missing input."""
+    fixed = {"", *graph.initializers}.difference(graph.inputs)
+    for node in graph.nodes:
+        if fixed.issuperset(node.reads) and not is_random(node.proto):
+            fixed.update(node.outputs)
+    return fixed
+
+
+class Repetition:
+    """The copies of forward nodes in a backward pass.
+
+    `names` has what the copy of a value is called. `live`, the values that are read, is brought up to date: what is computed
+    again is no longer read, and what the copies read is. `results` are those that the model returns.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        op: Emitter,
+        chosen: Sequence[frozenset[str]],
+        backward: Sequence[Emitted],
+        live: set[str],
+        results: Iterable[str],
+        rename: Mapping[str, str],
+    ) -> None:
+        self.names: dict[str, str] = {}
+        self.types: list[ValueInfoProto] = []
+        self._graph, self._op, self._backward, self._live = graph, op, backward, live
+        self._results, self._rename = set(results), rename
+        self._fixed = _fixed(graph)
+        self._before: dict[int, list[NodeProto]] = {}
+        if chosen:
+            self._write(self._parts(chosen))
+
+    def before(self, position: int) -> Iterable[NodeProto]:
+        """The nodes that stand before the node of the backward pass at `position`."""
+        return self._before.get(position, ())
+
+    def _parts(self, chosen: Sequence[frozenset[str]]) -> list[tuple[int, list[Node]]]:
+        """The nodes to repeat, where nothing connects them apart, each part with the place of its first reader."""
+        forward = live_forward(self._graph, set(self._live))
+        segment = {name: number for number, names in enumerate(chosen) for name in names}
+        maker = self._repeatable(forward, segment)
+        for node in forward:
+            for name in node.reads:
+                if name in maker and segment.get(node.name) != segment[maker[name].name]:
+                    del maker[name]  # it crosses a boundary: it is kept
+        yielded = {name for emitted in self._backward if emitted.op_type == "YieldOp" for name in emitted.inputs}
+        for name in self._results | yielded:
+            maker.pop(name, None)
+        first: dict[str, int] = {}
+        for position, emitted in enumerate(self._backward):
+            for name in _reads(emitted):
+                if name in maker:
+                    first.setdefault(name, position)
+        again: dict[str, set[str]] = {}  # the nodes to repeat, each with those that it is connected to
+        pending = list(first)
+        while pending:
+            node = maker[pending.pop()]
+            if node.name not in again:
+                again[node.name] = {node.name}
+                pending += [name for name in node.reads if name in maker]
+        repeated = [node for node in forward if node.name in again]
+        for node in repeated:
+            for name in node.reads:
+                if name in maker:
+                    fewer, more = sorted((again[node.name], again[maker[name].name]), key=len)
+                    if fewer is not more:
+                        more |= fewer
+                        again.update(dict.fromkeys(fewer, more))
+            self.names.update((name, self._op.fresh(f"{name}_again")) for name in node.outputs if name in maker)
+        parts: dict[int, list[Node]] = {}
+        for node in repeated:
+            parts.setdefault(id(again[node.name]), []).append(node)
+        return sorted(
+            ((min(first[n] for node in part for n in node.outputs if n in first), part) for part in parts.values()),
+            key=lambda placed: placed[0],
+        )
+
+    def _repeatable(self, forward: Sequence[Node], segment: Mapping[str, int]) -> dict[str, Node]:
+        """The values that may be computed again, each with its node: something tied has to be among what that reads."""
+        found: dict[str, Node] = {}
+        for node in forward:
+            if node.name not in segment or node.name in self._op.repeated or is_random(node.proto):
+                continue
+            if any(name in found or self._is_tied(name) for name in node.reads):
+                found.update((name, node) for name in node.outputs if name)
+        return found
+
+    def _is_tied(self, name: str) -> bool:
+        """Whether a value that is kept is tied: a tensor that depends on more than initializers."""
+        return name not in self._fixed and name in self._graph.types
+
+    def _write(self, parts: Sequence[tuple[int, list[Node]]]) -> None:
+        """Write the copies of `parts`, and what they wait for."""
+        self._live.difference_update(self.names)
+        reads = (name for _, part in parts for node in part for name in node.reads)
+        self._live.update(name for name in reads if name not in self.names)
+        left = [self._end_of_forward()]
+        after = 0
+        ready = ""
+        for place, part in parts:
+            if place not in self._before:
+                made = self._before[place] = []
+                left += _left(self._backward[after:place])
+                after = place
+                ready = self._ready([name for name in left if name], made)
+                left = []
+            self._repeat(part, ready, made)
+
+    def _end_of_forward(self) -> str:
+        """A value that the forward pass computes last, "" where it computes nothing."""
+        for node in reversed(live_forward(self._graph, set(self._live))):
+            for name in node.outputs:
+                if self._is_tied(name):
+                    return name
+        return ""
+
+    def _ready(self, names: Sequence[str], made: list[NodeProto]) -> str:
+        """No elements, as soon as all the values in `names` are there; "" where there are none."""
+        flat, start = self._op.const([-1]), self._op.const([0])
+        self._live.update((flat, start))
+        parts = []
+        for name in names:
+            whole = self._node(made, "Reshape", [self._rename.get(name, name), flat], name, "flat")
+            none = self._node(made, "Slice", [whole, start, start], name, "none")
+            parts.append(self._node(made, "Cast", [none], name, "ready", to=TensorProto.INT64))
+        return self._node(made, "Concat", parts, parts[0], "all", axis=0) if len(parts) > 1 else "".join(parts)
+
+    def _repeat(self, part: Sequence[Node], ready: str, made: list[NodeProto]) -> None:
+        """Copy the nodes of a part; what enters it is tied to `ready`."""
+        names = {name: self.names[name] for node in part for name in node.outputs if name in self.names}
+        entering = dict.fromkeys(name for node in part for name in node.reads if name not in names)
+        for name in entering if ready else ():
+            if self._is_tied(name):
+                shape = self._node(made, "Shape", [name], name, "shape")
+                shape = self._node(made, "Concat", [shape, ready], name, "shape_when_ready", axis=0)
+                names[name] = self._node(made, "Reshape", [name, shape], name, "tied")
+                self._declare(name, names[name])
+        for node in part:
+            copy = NodeProto()
+            copy.CopyFrom(node.proto)
+            copy.name = self._op.fresh(f"{node.name}_again")
+            rename_reads(copy, names)
+            copy.output[:] = [
+                name and (self.names.get(name) or self._op.fresh(f"{name}_again")) for name in node.outputs
+            ]
+            _describe(copy, node.name)
+            made.append(copy)
+            for name in node.outputs:
+                if name in names:
+                    self._declare(name, names[name])
+
+    def _node(
+        self, made: list[NodeProto], op_type: str, inputs: Sequence[str], of: str, what: str, **settings: Any
+    ) -> str:
+        name = self._op.fresh(f"{of}_{what}")
+        made.append(helper.make_node(op_type, inputs, [name], name=name, **settings))
+        _describe(made[-1], of)
+        return name
+
+    def _declare(self, name: str, copy: str) -> None:
+        """A copy has the type of its original."""
+        kind = self._graph.type_of(name)
+        if kind is not None:
+            self.types.append(ValueInfoProto(name=copy, type=kind))
+
+
+def _reads(node: Emitted) -> Iterator[str]:
+    yield from node.inputs
+    yield from node.captured
+
+
+def _left(nodes: Sequence[Emitted]) -> list[str]:
+    """The tensors that `nodes` compute and none of them reads."""
+    read = {name for node in nodes for name in _reads(node)}
+    return [
+        name for node in nodes if node.op_type not in _NO_TENSOR for name in node.outputs if name and name not in read
+    ]
+
+
+def _describe(node: NodeProto, of: str) -> None:
+    """Say in the metadata what the node is for, and which node or value it repeats."""
+    del node.metadata_props[:]
+    node.metadata_props.add(key="refgrad.rule", value="recompute")
+    node.metadata_props.add(key="refgrad.node", value=of)
