@@ -187,7 +187,8 @@ class Swept:
                 again.add(node.name)
                 pending += [read for read in node.reads if read]
         order = [*body.inputs, *(name for node in graph.nodes for name in node.outputs)]
-        self.residuals = [name for name in order if name in stored]
+        repeated = {name for node in graph.nodes if node.name in again for name in node.outputs}
+        self.residuals = [name for name in order if name in stored and name not in repeated]
         self._again = [node for node in graph.nodes if node.name in again]
 
     def _unstackable(self, name: str) -> NoGradientError:
