@@ -14,7 +14,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_h
 
 from refgrad.backward import gradient, names_in, preflight
 from refgrad.errors import NoGradientError, OptionError, choices
-from refgrad.graph import read_nodes
+from refgrad.graph import read, read_nodes
 from refgrad.protos import fresh, graphs, names_of
 
 Model = ModelProto | str | os.PathLike[str]
@@ -138,8 +138,8 @@ def jacobian(
     >>> [value.name for value in refgrad.jacobian(square).graph.output]
     ['y_by_x']
     """
-    report = preflight(model, wrt, outputs, quantization=quantization)
-    made, found = model, {}
+    made, found = read(model), {}
+    report = preflight(made, wrt, outputs, quantization=quantization)
     for output in report.outputs:
         made, found[output] = _by_element(made, report.wrt, output, output, kinks, quantization)
     return _of_elements(made, found, (), keep_outputs)
@@ -245,67 +245,74 @@ def _by_element(
     made = gradient(model, wrt, [output], keep_outputs=True, kinks=kinks, quantization=quantization)
     cotangents, gradients = names_in(made)
     graph, cotangent = made.graph, cotangents[output]
-    values = {value.name: value for value in (*graph.input, *graph.output)}
-    inside, outside, varied = [], [], {cotangent}
+    types = {value.name: value.type for value in (*graph.input, *graph.output)}
+    inside, outside, varied = _parted(graph, cotangent)
+    taken = names_of(graph)
+
+    def called(text: str) -> str:
+        return fresh(f"{title}_by/{text}", taken)
+
+    def make(op_type: str, inputs: Sequence[str], result: str, **attributes: Any) -> NodeProto:
+        return helper.make_node(op_type, inputs, [result], called(f"{op_type}_node"), **attributes)
+
+    shape, size, zero, one, places = map(called, ("shape", "size", "zero", "one", "places"))
+    step, going, still_going, here, weight = map(called, ("step", "going", "still_going", "here", "weight"))
+    body = GraphProto(name=called("body"))
+    body.input.append(helper.make_tensor_value_info(step, TensorProto.INT64, []))
+    body.input.append(helper.make_tensor_value_info(going, TensorProto.BOOL, []))
+    body.output.append(helper.make_tensor_value_info(still_going, TensorProto.BOOL, []))
+    body.node.append(make("Identity", [going], still_going))
+    body.node.append(make("Equal", [places, step], here))
+    body.node.append(make("Cast", [here], weight, to=types[cotangent].tensor_type.elem_type))
+    body.node.append(make("Reshape", [weight, shape], cotangent, allowzero=1))
+    body.node.extend(inside)
+    rows, results, behind, declared = [], {}, [], []
+    for name, slope in gradients.items():
+        row = slope
+        if slope not in varied:  # a subgraph returns what it computes itself
+            row = called(f"{name}_row")
+            body.node.append(make("Identity", [slope], row))
+        body.output.append(helper.make_value_info(row, types[slope]))
+        rows.append(called(f"{name}_rows"))
+        results[name] = fresh(f"{title}_by_{name}", taken)
+        part, whole = called(f"{name}_shape"), called(f"{name}_whole")
+        behind += [
+            make("Shape", [name], part),
+            make("Concat", [shape, part], whole, axis=0),
+            make("Reshape", [rows[-1], whole], results[name], allowzero=1),
+        ]
+        declared.append(helper.make_tensor_value_info(results[name], types[name].tensor_type.elem_type, []))
+        declared[-1].type.tensor_type.shape.dim.extend(types[output].tensor_type.shape.dim)
+        declared[-1].type.tensor_type.shape.dim.extend(types[name].tensor_type.shape.dim)
+    body.value_info.extend(value for value in graph.value_info if value.name in varied)
+    outside += [
+        make("Shape", [output], shape),
+        make("Size", [output], size),
+        make("Constant", [], zero, value_int=0),
+        make("Constant", [], one, value_int=1),
+        make("Range", [zero, size, one], places),
+        helper.make_node("Loop", [size, ""], rows, called("Loop_node"), body=body),
+        *behind,
+    ]
+    kept = [value for value in graph.output if value.name not in gradients.values()]
+    _replace(graph.node, outside)
+    _replace(graph.input, [value for value in graph.input if value.name != cotangent])
+    _replace(graph.output, [*declared, *kept])
+    _replace(graph.value_info, [value for value in graph.value_info if value.name not in varied])
+    return made, results
+
+
+def _parted(graph: GraphProto, name: str) -> tuple[list[NodeProto], list[NodeProto], set[str]]:
+    """The nodes that depend on `name`, the others, and every value that does."""
+    inside, outside, varied = [], [], {name}
     for node in read_nodes(graph):
         if varied.isdisjoint(node.reads):
             outside.append(node.proto)
         else:
             inside.append(node.proto)
             varied.update(node.outputs)
-    taken = names_of(graph)
-
-    def name(text: str) -> str:
-        return fresh(f"{title}_by/{text}", taken)
-
-    def node(op_type: str, inputs: Sequence[str], result: str, **attributes: Any) -> NodeProto:
-        return helper.make_node(op_type, inputs, [result], name(f"{op_type}_node"), **attributes)
-
-    shape, size, zero, one, places = (name(text) for text in ("shape", "size", "zero", "one", "places"))
-    step, going, on, here, weight = (name(text) for text in ("step", "going", "on", "here", "weight"))
-    element = values[cotangent].type.tensor_type.elem_type
-    body = GraphProto(name=name("body"))
-    body.input.append(helper.make_tensor_value_info(step, TensorProto.INT64, []))
-    body.input.append(helper.make_tensor_value_info(going, TensorProto.BOOL, []))
-    body.node.append(node("Equal", [places, step], here))
-    body.node.append(node("Cast", [here], weight, to=element))
-    body.node.append(node("Reshape", [weight, shape], cotangent, allowzero=1))
-    body.node.extend(inside)
-    body.node.append(node("Identity", [going], on))
-    body.output.append(helper.make_tensor_value_info(on, TensorProto.BOOL, []))
-    rows, results = {}, {}
-    for source, slope in gradients.items():
-        rows[source], results[source] = name(f"{source}_rows"), fresh(f"{title}_by_{source}", taken)
-        row = slope
-        if slope not in varied:
-            row = name(f"{source}_row")
-            body.node.append(node("Identity", [slope], row))
-        body.output.append(helper.make_value_info(row, values[slope].type))
-    outside += [
-        node("Shape", [output], shape),
-        node("Size", [output], size),
-        node("Constant", [], zero, value_int=0),
-        node("Constant", [], one, value_int=1),
-        node("Range", [zero, size, one], places),
-        helper.make_node("Loop", [size, ""], list(rows.values()), name("Loop_node"), body=body),
-    ]
-    declared = []
-    for source, result in results.items():
-        part, whole = name(f"{source}_shape"), name(f"{source}_whole")
-        outside += [
-            node("Shape", [source], part),
-            node("Concat", [shape, part], whole, axis=0),
-            node("Reshape", [rows[source], whole], result, allowzero=1),
-        ]
-        dims = (*values[output].type.tensor_type.shape.dim, *values[source].type.tensor_type.shape.dim)
-        declared.append(helper.make_tensor_value_info(result, values[source].type.tensor_type.elem_type, []))
-        declared[-1].type.tensor_type.shape.dim.extend(dims)
-    _replace(graph.node, outside)
-    _replace(graph.input, [value for value in graph.input if value.name != cotangent])
-    _replace(graph.output, [*declared, *(values[kept] for kept in _outputs(made, but=gradients.values()))])
-    body.value_info.extend(value for value in graph.value_info if value.name in varied)
-    _replace(graph.value_info, [value for value in graph.value_info if value.name not in varied])
-    return made, results
+    varied.discard("")
+    return inside, outside, varied
 
 
 def _of_elements(
