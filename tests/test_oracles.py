@@ -24,6 +24,7 @@ from refgrad.conformance.oracles.program import Program
 from refgrad.conformance.point import ShapeMovedError
 from refgrad.conformance.question import Question, ask
 from refgrad.errors import BackendError, FeedError, RefgradError
+from refgrad.registry import RULES
 
 Arrays = dict[str, np.ndarray]
 
@@ -267,6 +268,35 @@ def test_a_gradient_with_another_shape_has_no_property() -> None:
         (found,) = examined(oracle, question, spoiled(built, ["b"], ("Unsqueeze", {}, [np.array([0])])))
         assert isinstance(found, Silent)
         assert "shape" in found.why
+
+
+# Forward mode
+
+STEPS_OF_A_LOOP = case(
+    "g (double[2,3] x) => (double[2,3] z) <int64 n = {3}, bool c = {1}> { z = Loop (n, c, x) <body = b "
+    "(int64 i, bool k, double[2,3] s) => (bool k2, double[2,3] t) { k2 = Identity(k) t = Sin(s) }> }",
+    x=X,
+)
+
+
+def test_forward_mode_that_differences_confirm_is_exact() -> None:
+    """Where no complex forward is known."""
+    question = ask(STEPS_OF_A_LOOP)
+    (found,) = examined("adjoint", question, build("refgrad", question))
+    assert isinstance(found, Property)
+    assert found.holds
+    assert "forward mode, which differences confirm" in found.note
+    assert found.error < 1e-13
+
+
+def test_forward_mode_that_is_wrong_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Differences are taken instead, and the gradient of the same rule is caught."""
+    monkeypatch.setitem(RULES, ("", "Sin"), replace(RULES["", "Sin"], function=lambda op, d, x: op.Mul(d, 1.5)))
+    question = ask(STEPS_OF_A_LOOP)
+    (found,) = examined("adjoint", question, build("refgrad", question))
+    assert isinstance(found, Property)
+    assert not found.holds
+    assert "by differences" in found.note
 
 
 # Silence
