@@ -116,6 +116,7 @@ def test_a_selection_is_the_sum_of_numpys(backend, opset, shape):
     model = onnx.parser.parse_model(CUBE.format(opset=opset, shape=shape))
     for brackets in SELECTIONS:
         picked = recipes.select(model, f"y{brackets}")
+        assert picked.ir_version >= 10  # its nodes have metadata
         results = run(picked, {"x": x}, backend)
         assert list(results) == ["y_selected", "y"]
         expected = eval(f"x{brackets}", {"x": x}).sum()  # the same text, read by Python
@@ -576,6 +577,15 @@ def test_every_opset_gives_the_same(name, opset):
 def test_an_error_says_what_there_is(call, error, message):
     with pytest.raises(error, match=re.escape(message)):
         call(onnx.parser.parse_model(TWO))
+
+
+def test_an_input_with_a_default_value_is_not_what_is_differentiated_by():
+    text = """<ir_version: 10, opset_import: ["" : 21]>
+    g (float[2] x, float[2] scale) => (float[2] y) { y = Mul(x, scale) }"""
+    model = parsed(text, scale=np.array([2, 3], np.float32))
+    x = np.ones(2, np.float32)
+    np.testing.assert_array_equal(run(recipes.forces(model), {"x": x})["forces"], [-2, -3])
+    np.testing.assert_array_equal(run(recipes.forces(model, "scale"), {"x": 5 * x})["forces"], [-5, -5])
 
 
 def test_an_operator_without_a_derivative_is_named():
