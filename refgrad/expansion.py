@@ -82,7 +82,7 @@ class _Scope:
 
     graph: GraphProto
     outer: _Scope | None
-    tensors: Mapping[str, Tensor]
+    tensors: dict[str, Tensor]
     types: dict[str, TypeProto]
     nodes: list[NodeProto] = field(default_factory=list)
     producer: dict[str, NodeProto] = field(default_factory=dict)
@@ -291,10 +291,12 @@ class _Expansion:
             _rename(one, rename)
             if one.name not in labels:
                 one.name = fresh(one.name, self.labels)
+        *_, outermost = scope.around()
         for tensor in result.graph.initializer:
             if tensor.name in new:
                 tensor.name = rename[tensor.name]
                 self.constants.append(tensor)
+                outermost.tensors[tensor.name] = tensor
         for value in result.graph.value_info:
             if value.name in new:
                 value.name = rename[value.name]

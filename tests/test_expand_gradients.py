@@ -306,6 +306,22 @@ HIGHER = {
         d = Gradient <xs = ["a"], y = "y"> (a) e = Gradient <xs = ["a"], y = "y"> (x)""",
         {"d": lambda x, w: [2, 3, 4], "e": lambda x, w: [2, 3, 4]},
     ),
+    "of a derivative with constants of its own": (
+        """n = ReduceSum (x, zero) o = Mul (n, n) y = Expand (o, three) d = Gradient <xs = ["x"], y = "y"> (x)
+        e = Gradient <xs = ["x"], y = "d"> (w)""",
+        {"d": lambda x, w: 6 * x.sum() + 0 * x, "e": lambda x, w: 18 + 0 * w},
+    ),
+    "of a derivative of a scan": (
+        """t = Unsqueeze (x, one) v = Unsqueeze (w, one) b = Constant <value = double[1] {1.0}> ()
+        s, y = Scan <num_scan_inputs = 1, body = b (double[1] p, double[1] r) => (double[1] q, double[1] o) {
+            q = Mul (p, r) o = Identity (q) }> (b, t)
+        g = Gradient <xs = ["t"], y = "y"> (t) h = Gradient <xs = ["t"], y = "g"> (v)
+        d = Reshape (g, three) e = Reshape (h, three)""",
+        {
+            "d": lambda x, w: [1 + x[1] + x[1] * x[2], x[0] + x[0] * x[2], x[0] * x[1]],
+            "e": lambda x, w: [1 + w[1] + w[2], 1 + w[0] + w[2], w[0] + w[1]],
+        },
+    ),
     "in functions": (
         "d, e = l.Both (x, w) f, z = l.Both (x, x)",
         {
@@ -353,7 +369,7 @@ FUNCTIONS = " ".join(map(function, (BOTH, "Outer (a, b) => (p) { p, q = l.Both (
 def test_agrees_with_formulas(case: str) -> None:
     body, expected = HIGHER[case]
     outputs = ", ".join(f"double[3] {name}" for name in expected)
-    tensors = "double[3] k = {2, 3, 4}, double l = {0.1}"
+    tensors = "double[3] k = {2, 3, 4}, double l = {0.1}, int64[1] zero = {0}, int64[1] one = {1}, int64[1] three = {3}"
     made = expanded(parsed(body, "double[3] x, double[3] w", outputs, tensors=tensors, functions=FUNCTIONS))
     x, w = np.array([0.5, -1.0, 0.25]), np.array([0.75, 1.5, -0.5])
     for executor in ("numpy", "ort-cpu"):
