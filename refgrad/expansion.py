@@ -96,8 +96,11 @@ class _Scope:
 
     def put(self, nodes: Sequence[NodeProto], before: NodeProto | None = None) -> None:
         """Add nodes, at the end or in front of another."""
-        position = len(self.nodes) if before is None else next(k for k, n in enumerate(self.nodes) if n is before)
-        self.nodes[position:position] = nodes
+        if before is None:
+            self.nodes += nodes
+        elif nodes:
+            position = next(k for k, node in enumerate(self.nodes) if node is before)
+            self.nodes[position:position] = nodes
         self.producer.update((name, node) for node in nodes for name in node.output if name)
 
     def made_by(self, name: str) -> NodeProto | None:
@@ -140,7 +143,7 @@ class _Expansion:
         self.taken = taken_names(self.graph) | {v.name for v in source.graph.output}
         self.labels = {node.name for graph in graphs(self.graph.model.graph) for node in graph.node}
         self.constants: list[TensorProto] = []
-        self.depends: dict[str, list[str]] = {}  # results of nodes Gradient: what those read
+        self.depends: dict[str, list[str]] = {}  # results of nodes that are written anew: what those read
 
     def model(self) -> ModelProto:
         """The expanded model."""
@@ -157,6 +160,8 @@ class _Expansion:
         scope = _Scope(graph, outer, tensors, {value.name: value.type for value in known})
         twins = {name: node for node in inferred.node for name in node.output}
         for node in graph.node:
+            if _bodies(node):
+                self.depends.update((name, _reads(node)) for name in node.output if name)
             for attribute in node.attribute:
                 for k, body in enumerate(subgraphs(attribute)):
                     twin = next(a for a in twins[node.output[0]].attribute if a.name == attribute.name)
@@ -362,8 +367,8 @@ class _Expansion:
             waiting.append(node)
             if original is None:
                 continue
-            home = next(home for home in scope.around() if any(one is original for one in home.nodes))
             due = {name for name in original.output if name}
+            home = next(home for home in scope.around() if not due.isdisjoint(home.producer))
             if (node.domain, node.op_type) == (original.domain, original.op_type):
                 home.put(waiting[:-1], original)
                 original.CopyFrom(node)

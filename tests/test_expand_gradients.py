@@ -344,6 +344,13 @@ HIGHER = {
         f = Gradient <xs = ["w"], zs = ["x"], y = "d"> (w, x)""",
         {"d": lambda x, w: 2 * x * w, "e": lambda x, w: 2 * w, "f": lambda x, w: 2 * x},
     ),
+    "of what is linear in a branch": (
+        """n = ReduceSum <keepdims = 0> (x) o = ReduceSum <keepdims = 0> (w) c = Greater (n, o) s = Mul (x, w)
+        y = If (c) <then_branch = t () => (double[3] p) { p = Identity (x) },
+            else_branch = f () => (double[3] q) { q = Gradient <xs = ["x"], zs = ["w"], y = "s"> (x, w) }>
+        d, e = Gradient <xs = ["x", "w"], y = "y"> (x, w)""",
+        {"d": lambda x, w: 0 * x, "e": lambda x, w: 1 + 0 * w},
+    ),
     "descent in a loop": (
         """n = Constant <value = int64 {5}> () c = Constant <value = bool {1}> ()
         d = Loop (n, c, x) <body = b (int64 i, bool g, double[3] p) => (bool q, double[3] r) {
