@@ -33,7 +33,7 @@ from onnx import (
 from refgrad.errors import InvalidModelError
 from refgrad.functions import CONSTANT, OPERATORS, Type, adopt, call_functions, settle
 from refgrad.inlining import inline_functions
-from refgrad.protos import attribute_value, checkable, graphs, names_of, subgraphs, versions_of
+from refgrad.protos import attribute_value, checkable, graphs, names_of, rename_shadows, subgraphs, versions_of
 from refgrad.registry import STRUCTURES, Structure
 from refgrad.upgrade import spell_out_deprecated, upgrade
 
@@ -113,6 +113,7 @@ class Graph:
         self._open: frozenset[str] = frozenset()
         self.apart = {t.name: t for t in self.source.graph.initializer if is_large(t) or t.name in self._overridable}
         skeleton = skeleton_of(self.source, self.apart)
+        rename_shadows(skeleton.graph)
         spell_out_deprecated(skeleton)
         lowest = max(opset, adopt(skeleton))
         upgraded = upgrade(_inlined(_check(skeleton, shapeless)), lowest)

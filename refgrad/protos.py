@@ -72,6 +72,31 @@ def names_of(graph: GraphProto) -> set[str]:
     return found
 
 
+def rename_shadows(graph: GraphProto) -> None:
+    """Give what a subgraph calls as an outer value is called another name: nodes leave one graph for another."""
+    if any(subgraphs(attribute) for node in graph.node for attribute in node.attribute):
+        _rename_shadows(graph, set(), {}, names_of(graph))
+
+
+def _rename_shadows(graph: GraphProto, outer: set[str], names: dict[str, str], taken: set[str]) -> None:
+    own = {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
+    own.update(tensor.values.name for tensor in graph.sparse_initializer)
+    own.update(name for node in graph.node for name in node.output if name)
+    names = {name: new for name, new in names.items() if name not in own}
+    names.update((name, fresh(name, taken)) for name in sorted(own & outer))
+    for named in (*graph.input, *graph.output, *graph.initializer, *graph.value_info):
+        named.name = names.get(named.name, named.name)
+    for tensor in graph.sparse_initializer:
+        tensor.values.name = names.get(tensor.values.name, tensor.values.name)
+    for node in graph.node:
+        if names:
+            node.input[:] = [names.get(name, name) for name in node.input]
+            node.output[:] = [names.get(name, name) for name in node.output]
+        for attribute in node.attribute:
+            for inner in subgraphs(attribute):
+                _rename_shadows(inner, outer | own, names, taken)
+
+
 def fresh(name: str, taken: set[str]) -> str:
     """`name`, or the next free one, `name_1`, `name_2`, ...: it is taken from now on."""
     if name in taken:
