@@ -10,7 +10,7 @@ from functools import cache
 from refgrad.conformance.case import Case
 
 # What a family has beside `cases`: another type, models that round, and where a runtime is wrong or ends the process.
-FURTHER = {"linear": "in_double", "quantization": "rounded", "recurrent": "apart"}
+FURTHER = {"control_flow": "apart", "linear": "in_double", "quantization": "rounded", "recurrent": "apart"}
 
 
 @cache
