@@ -14,7 +14,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_h
 
 from refgrad.backward import gradient, names_in, preflight
 from refgrad.errors import NoGradientError, OptionError, choices
-from refgrad.graph import read, read_nodes
+from refgrad.graph import Graph, Shape, read, read_nodes
 from refgrad.protos import fresh, graphs, names_of
 
 Model = ModelProto | str | os.PathLike[str]
@@ -62,7 +62,11 @@ def jvp(
     moves = {name: directions[slope] for name, slope in gradients.items()}
     moved = {output: tangents[seed] for output, seed in cotangents.items()}
     kept = _outputs(first, but=gradients.values()) if keep_outputs else []
-    return _result(second, _renamed(second, moves, "tangent"), _renamed(second, moved, "tangent"), kept)
+    made = _result(second, _renamed(second, moves, "tangent"), _renamed(second, moved, "tangent"), kept)
+    if any(seed in node.output for node in made.graph.node for seed in cotangents.values()):
+        _measure_elsewhere(made, cotangents.values())
+        _keep(made, _outputs(made, but=()))
+    return made
 
 
 def hvp(
@@ -232,6 +236,30 @@ def _fill_with_zeros(graph: GraphProto, cotangents: Mapping[str, str]) -> None:
         graph.input.remove(types[seed])
         graph.value_info.append(types[seed])
     _replace(graph.node, nodes)
+
+
+def _measure_elsewhere(model: ModelProto, seeds: Iterable[str]) -> None:
+    """Where only the size is asked of what depends on `seeds`, ask it of a value of the same shape that does not."""
+    shapes, varied = Graph(model).shapes, set(seeds)
+    found: dict[Shape, str] = {}
+
+    def remember(names: Iterable[str]) -> None:
+        for name in names:
+            shape = shapes.get(name, (None,))
+            if None not in shape:
+                found.setdefault(shape, name)
+
+    remember(value.name for value in model.graph.input)
+    for node in read_nodes(model.graph):
+        if node.key in (("", "Shape"), ("", "Size")) and node.inputs[0] in varied:
+            other = found.get(shapes.get(node.inputs[0], (None,)))
+            if other is not None:
+                node.proto.input[0] = other
+                continue
+        if varied.isdisjoint(node.reads):
+            remember(node.outputs)
+        else:
+            varied.update(filter(None, node.outputs))
 
 
 def _by_element(

@@ -451,9 +451,17 @@ def test_the_loop_of_a_jacobian_holds_nothing_that_the_model_computes() -> None:
 
 
 def test_forward_mode_has_no_backward_mode_left() -> None:
-    """What computed the gradient is gone: no product with the transposed weights."""
+    """What computed the gradient is gone, sizes that are not known beforehand or not: no product with transposed weights."""
     made = refgrad.jvp(NETWORK, ["x"])
     assert sum(node.op_type in ("MatMul", "Gemm") for node in made.graph.node) == 2
+    made = refgrad.jvp(NETWORK)
+    assert sum(node.op_type in ("MatMul", "Gemm") for node in made.graph.node) == 3  # w moves as well
+    assert names_in_graph(made).isdisjoint(["y_grad", "total_grad"])
+
+
+def names_in_graph(model: ModelProto) -> set[str]:
+    """What its nodes compute."""
+    return {name for node in model.graph.node for name in node.output}
 
 
 def test_quantization_and_kinks_are_passed_on() -> None:
