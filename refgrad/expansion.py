@@ -113,10 +113,11 @@ class _Scope:
 
     def type(self, name: str) -> TypeProto | None:
         """The type of a value, where it is known."""
+        kind = next((scope.types[name] for scope in self.around() if name in scope.types), None)
         tensor = self.tensor(name)
-        if isinstance(tensor, TensorProto):
+        if kind is None and isinstance(tensor, TensorProto):
             return helper.make_tensor_type_proto(tensor.data_type, list(tensor.dims))
-        return next((scope.types[name] for scope in self.around() if name in scope.types), None)
+        return kind
 
 
 @dataclass
@@ -164,7 +165,7 @@ class _Expansion:
                 self.depends.update((name, _reads(node)) for name in node.output if name)
             for attribute in node.attribute:
                 for k, body in enumerate(subgraphs(attribute)):
-                    twin = next(a for a in twins[node.output[0]].attribute if a.name == attribute.name)
+                    twin = next(a for a in twins[next(filter(None, node.output))].attribute if a.name == attribute.name)
                     self._expand(body, subgraphs(twin)[k], scope)
             if is_gradient(node):
                 self._replace(node, scope)
@@ -395,7 +396,8 @@ def _name_inputs(model: ModelProto) -> None:
     _name_inputs_of(graph.node, {v.name for v in graph.input} | _tensors(graph))
     for function in model.functions:
         named = _name_inputs_of(function.node, set(function.input))
-        own = {name: f"{name}_own" for name in function.input if name in named}
+        taken = set(function.input).union(*(_made(node) for node in function.node))
+        own = {name: fresh(name, taken) for name in function.input if name in named}
         _separate(function, own)
 
 

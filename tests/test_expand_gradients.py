@@ -367,7 +367,7 @@ HIGHER = {
     ),
 }
 BOTH = """Both (a, b) => (p, q) {
-    c = Mul (a, b) s = Mul (c, c) y = Add (c, s) p, q = Gradient <xs = ["a", "b"], y = "y"> (a, b)
+    a_own = Mul (a, b) c = Identity (a_own) s = Mul (c, c) y = Add (c, s) p, q = Gradient <xs = ["a", "b"], y = "y"> (a, b)
 }"""
 FUNCTIONS = " ".join(map(function, (BOTH, "Outer (a, b) => (p) { p, q = l.Both (a, b) }")))
 
@@ -461,6 +461,19 @@ def test_an_operator_stays_beside_its_body_where_that_makes_less() -> None:
     results = run(made, {"w": np.float32([7, 9])})
     for name, expected in (("d", [0.75, 1.55]), ("e", [0.75, 1.55]), ("y", [0.75 * 2.5, 1.55 * 4.5])):
         np.testing.assert_allclose(results[name], expected, rtol=1e-6)
+
+
+def test_a_default_may_be_replaced_by_a_value_of_another_shape() -> None:
+    model = parsed(
+        'y = Mul (x, w) d = Gradient <xs = ["w"], zs = ["x"], y = "y"> (w, x)',
+        "double[N] x, double[N] w",
+        "double[N] d",
+    )
+    model.graph.initializer.append(numpy_helper.from_array(np.array([1.0, 2.0]), "w"))
+    made = expanded(model)
+    x = np.array([3.0, 4.0, 5.0])
+    np.testing.assert_array_equal(run(made, {"x": x, "w": x})["d"], x)
+    np.testing.assert_array_equal(run(made, {"x": x[:2]})["d"], x[:2])
 
 
 # What remains of a model
