@@ -131,12 +131,28 @@ def grad(
     keep_outputs: Keep = False,
     kinks: Kinks = "refgrad",
     quantization: Quantization = "zero",
+    recompute: Annotated[
+        bool,
+        typer.Option(
+            "--recompute",
+            help="Compute the values of the forward pass again in segments instead of keeping them: less memory.",
+        ),
+    ] = False,
+    recompute_nodes: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAMES",
+            help="Only those of these nodes, as for --wrt: names or patterns like '/layers.3/*', a segment each.",
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Write the gradient of MODEL as another ONNX model.
 
     External data is referenced where the gradient lies in the folder of MODEL, else copied beside it as <OUTPUT>.data.
     """
+    if recompute and recompute_nodes:
+        raise OptionError("--recompute and --recompute-nodes exclude each other: give one.")
     source: Path | ModelProto = model
     targets = _names(outputs)
     if of is not None:
@@ -153,6 +169,7 @@ def grad(
         keep_outputs=keep_outputs,
         kinks=kinks,
         quantization=quantization,
+        recompute=_names(recompute_nodes) or recompute,
     )
     _save(made, output, model, as_json, ("inputs", "outputs"))
 

@@ -17,6 +17,7 @@ before those of the next are made, in whatever order a runtime takes the nodes.
 from __future__ import annotations
 
 import math
+import reprlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from itertools import pairwise
@@ -52,12 +53,9 @@ def segments(graph: Graph, recompute: bool | Sequence[str]) -> list[frozenset[st
     :raises OptionError: `recompute` is neither a bool nor a sequence of names.
     :raises UnknownNameError: a name or pattern that no node has.
     """
-    if recompute is True:
-        return _cut(graph)
-    if recompute is False:
-        return []
-    if isinstance(recompute, str) or not all(isinstance(entry, str) for entry in recompute):
-        raise OptionError(f"recompute={recompute!r}: give True, False, or a list of names or patterns of nodes.")
+    if isinstance(recompute, bool):
+        return _cut(graph) if recompute else []
+    _check(recompute)
     names = [node.name for node in graph.nodes]
     taken: set[str] = set()
     found = []
@@ -71,6 +69,14 @@ def segments(graph: Graph, recompute: bool | Sequence[str]) -> list[frozenset[st
         found.append(frozenset(matched - taken))
         taken |= matched
     return found
+
+
+def _check(recompute: object) -> None:
+    names = recompute if isinstance(recompute, Sequence) and not isinstance(recompute, str) else [None]
+    if not all(isinstance(entry, str) for entry in names):
+        raise OptionError(
+            f"recompute is True, False or a list of names or patterns of nodes, not {reprlib.repr(recompute)}."
+        )
 
 
 def with_bodies(path: Path, chosen: Iterable[frozenset[str]]) -> frozenset[str]:
