@@ -246,7 +246,7 @@ def _measure_elsewhere(model: ModelProto, seeds: Iterable[str]) -> None:
     def remember(names: Iterable[str]) -> None:
         for name in names:
             shape = shapes.get(name, (None,))
-            if None not in shape:
+            if None not in shape and any(isinstance(size, str) for size in shape):  # known sizes are not asked for
                 found.setdefault(shape, name)
 
     remember(value.name for value in model.graph.input)
