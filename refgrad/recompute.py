@@ -20,7 +20,7 @@ import math
 import reprlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 from onnx import NodeProto, TensorProto, ValueInfoProto, helper
@@ -95,10 +95,7 @@ def _cut(graph: Graph) -> list[frozenset[str]]:
     for name, position in last.items():
         change[maker[name] + 1] += _nbytes(graph, name)
         change[position + 1] -= _nbytes(graph, name)
-    crossing = [0]
-    for more in change[:-1]:
-        crossing.append(crossing[-1] + more)
-    crossing = crossing[1:]
+    crossing = list(accumulate(change))
     size = max(round(math.sqrt(len(nodes))), 1)
     cuts = [0]
     while len(nodes) - cuts[-1] > size + size // 2:
@@ -142,67 +139,64 @@ class Repetition:
     ) -> None:
         self.names: dict[str, str] = {}
         self.types: list[ValueInfoProto] = []
-        self._graph, self._op, self._backward, self._live = graph, op, backward, live
-        self._results, self._rename = set(results), rename
-        self._fixed = _fixed(graph)
         self._before: dict[int, list[NodeProto]] = {}
-        if chosen:
-            self._write(self._parts(chosen))
+        if not chosen:
+            return
+        self._graph, self._op, self._backward, self._live, self._rename = graph, op, backward, live, rename
+        self._fixed = _fixed(graph)
+        forward = live_forward(graph, set(live))
+        makers = self._repeatable(forward, chosen, set(results))
+        places, repeated = self._repeated(makers)
+        nodes = [node for node in forward if node.name in repeated]
+        self.names.update((n, op.fresh(f"{n}_again")) for node in nodes for n in node.outputs if n in makers)
+        parts = [
+            (min(places[name] for node in part for name in node.outputs if name in places), part)
+            for part in _connected(nodes, makers)
+        ]
+        self._write(sorted(parts, key=lambda placed: placed[0]))
 
     def before(self, position: int) -> Iterable[NodeProto]:
         """The nodes that stand before the node of the backward pass at `position`."""
         return self._before.get(position, ())
 
-    def _parts(self, chosen: Sequence[frozenset[str]]) -> list[tuple[int, list[Node]]]:
-        """The nodes to repeat, where nothing connects them apart, each part with the place of its first reader."""
-        forward = live_forward(self._graph, set(self._live))
-        segment = {name: number for number, names in enumerate(chosen) for name in names}
-        maker = self._repeatable(forward, segment)
-        for node in forward:
-            for name in node.reads:
-                if name in maker and segment.get(node.name) != segment[maker[name].name]:
-                    del maker[name]  # it crosses a boundary: it is kept
-        yielded = {name for emitted in self._backward if emitted.op_type == "YieldOp" for name in emitted.inputs}
-        for name in self._results | yielded:
-            maker.pop(name, None)
-        first: dict[str, int] = {}
-        for position, emitted in enumerate(self._backward):
-            for name in _reads(emitted):
-                if name in maker:
-                    first.setdefault(name, position)
-        again: dict[str, set[str]] = {}  # the nodes to repeat, each with those that it is connected to
-        pending = list(first)
-        while pending:
-            node = maker[pending.pop()]
-            if node.name not in again:
-                again[node.name] = {node.name}
-                pending += [name for name in node.reads if name in maker]
-        repeated = [node for node in forward if node.name in again]
-        for node in repeated:
-            for name in node.reads:
-                if name in maker:
-                    fewer, more = sorted((again[node.name], again[maker[name].name]), key=len)
-                    if fewer is not more:
-                        more |= fewer
-                        again.update(dict.fromkeys(fewer, more))
-            self.names.update((name, self._op.fresh(f"{name}_again")) for name in node.outputs if name in maker)
-        parts: dict[int, list[Node]] = {}
-        for node in repeated:
-            parts.setdefault(id(again[node.name]), []).append(node)
-        return sorted(
-            ((min(first[n] for node in part for n in node.outputs if n in first), part) for part in parts.values()),
-            key=lambda placed: placed[0],
-        )
+    def _repeatable(
+        self, forward: Sequence[Node], chosen: Sequence[frozenset[str]], results: set[str]
+    ) -> dict[str, Node]:
+        """The values that no node outside of their segment reads, nor the caller, each with the node that may repeat it.
 
-    def _repeatable(self, forward: Sequence[Node], segment: Mapping[str, int]) -> dict[str, Node]:
-        """The values that may be computed again, each with its node: something tied has to be among what that reads."""
-        found: dict[str, Node] = {}
+        Something that is tied has to be among what that node reads, or is computed from.
+        """
+        segment = {name: number for number, names in enumerate(chosen) for name in names}
+        makers: dict[str, Node] = {}
         for node in forward:
             if node.name not in segment or node.name in self._op.repeated or is_random(node.proto):
                 continue
-            if any(name in found or self._is_tied(name) for name in node.reads):
-                found.update((name, node) for name in node.outputs if name)
-        return found
+            if any(name in makers or self._is_tied(name) for name in node.reads):
+                makers.update((name, node) for name in node.outputs if name)
+        crossing = {
+            name
+            for node in forward
+            for name in node.reads
+            if name in makers and segment.get(node.name) != segment[makers[name].name]
+        }
+        yielded = {name for node in self._backward if node.op_type == "YieldOp" for name in node.inputs}
+        return {name: node for name, node in makers.items() if name not in crossing | yielded | results}
+
+    def _repeated(self, makers: Mapping[str, Node]) -> tuple[dict[str, int], set[str]]:
+        """Where the backward pass first reads the values in `makers` that it needs; the names of the nodes to repeat for it."""
+        places: dict[str, int] = {}
+        for position, emitted in enumerate(self._backward):
+            for name in _reads(emitted):
+                if name in makers:
+                    places.setdefault(name, position)
+        repeated: set[str] = set()
+        pending = list(places)
+        while pending:
+            node = makers[pending.pop()]
+            if node.name not in repeated:
+                repeated.add(node.name)
+                pending += [name for name in node.reads if name in makers]
+        return places, repeated
 
     def _is_tied(self, name: str) -> bool:
         """Whether a value that is kept is tied: a tensor that depends on more than initializers."""
@@ -213,25 +207,17 @@ class Repetition:
         self._live.difference_update(self.names)
         reads = (name for _, part in parts for node in part for name in node.reads)
         self._live.update(name for name in reads if name not in self.names)
-        left = [self._end_of_forward()]
-        after = 0
-        ready = ""
+        ready, after, left = "", 0, self._end_of_forward()
         for place, part in parts:
-            if place not in self._before:
-                made = self._before[place] = []
-                left += _left(self._backward[after:place])
-                after = place
-                ready = self._ready([name for name in left if name], made)
-                left = []
+            made = self._before.setdefault(place, [])
+            if not made:
+                ready, after, left = self._ready([*left, *_left(self._backward[after:place])], made), place, []
             self._repeat(part, ready, made)
 
-    def _end_of_forward(self) -> str:
-        """A value that the forward pass computes last, "" where it computes nothing."""
-        for node in reversed(live_forward(self._graph, set(self._live))):
-            for name in node.outputs:
-                if self._is_tied(name):
-                    return name
-        return ""
+    def _end_of_forward(self) -> list[str]:
+        """The tensors that the forward pass computes last."""
+        made = ([n for n in node.outputs if self._is_tied(n)] for node in live_forward(self._graph, set(self._live)))
+        return next(filter(None, reversed(list(made))), [])
 
     def _ready(self, names: Sequence[str], made: list[NodeProto]) -> str:
         """No elements, as soon as all the values in `names` are there; "" where there are none."""
@@ -281,6 +267,22 @@ class Repetition:
         kind = self._graph.type_of(name)
         if kind is not None:
             self.types.append(ValueInfoProto(name=copy, type=kind))
+
+
+def _connected(nodes: Sequence[Node], makers: Mapping[str, Node]) -> list[list[Node]]:
+    """`nodes` in parts, between which no value in `makers` passes."""
+    together = {node.name: {node.name} for node in nodes}
+    for node in nodes:
+        for name in node.reads:
+            if name in makers:
+                fewer, more = sorted((together[node.name], together[makers[name].name]), key=len)
+                if fewer is not more:
+                    more |= fewer
+                    together.update(dict.fromkeys(fewer, more))
+    parts: dict[int, list[Node]] = {}
+    for node in nodes:
+        parts.setdefault(id(together[node.name]), []).append(node)
+    return list(parts.values())
 
 
 def _reads(node: Emitted) -> Iterator[str]:
