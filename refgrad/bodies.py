@@ -75,6 +75,7 @@ class Body:
             (name, outer.adjoint_types[name]) for name in self.captures if name in outer.adjoint_types
         )
         self._paths: dict[tuple[frozenset[str], frozenset[str]], Path] = {}
+        self.steady: frozenset[str] = frozenset()  # inputs whose shape stays the same, whether it is known or not
         self._invariant: set[str] | None = None
 
     def _name_outputs(self, taken: set[str]) -> None:
@@ -117,6 +118,8 @@ class Body:
 
     def is_stackable(self, name: str) -> bool:
         """Whether a value is a tensor that has the same shape in every step."""
+        if name in self.steady:
+            return True
         shape = self.graph.shapes.get(name)
         return name in self.graph.types and shape is not None and not any(is_unnamed(dim) for dim in shape)
 

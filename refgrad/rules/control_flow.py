@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping, Set
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,14 +81,13 @@ class _Iterated(Structure):
         if len(before) != len(after):
             self._moved[read.name] = f"{len(before)} axes before a step and {len(after)} after it"
             return helper.make_tensor_value_info(read.name, kind, None)
-        stays = [_stays(a, b) for a, b in zip(before, after, strict=True)]
-        if all(stays):
+        sizes = [_size(read.name, k, *pair) for k, pair in enumerate(zip(before, after, strict=True))]
+        if sizes == list(before):
             return None
-        axis = stays.index(False)
-        self._moved[read.name] = f"size {before[axis]} along axis {axis} before a step and {after[axis]} after it"
-        return helper.make_tensor_value_info(
-            read.name, kind, [d if s else None for d, s in zip(before, stays, strict=True)]
-        )
+        for axis, pair in enumerate(zip(before, after, strict=True)):
+            if sizes[axis] is None and pair[0] is not None:
+                self._moved[read.name] = f"size {pair[0]} along axis {axis} before a step and {pair[1]} after it"
+        return helper.make_tensor_value_info(read.name, kind, sizes)
 
     def outputs_of(self, varied: Set[str]) -> frozenset[str]:
         """The final states and stacks that depend on a value in `varied` after some step."""
@@ -182,7 +181,10 @@ class _Iterated(Structure):
                 elements.append(element)
         swept.plan(stacked=True, recompute=self.node.name in op.repeated)
         made = self._backward(op, swept, starts, inputs, results, slices, elements)
-        for name, value in zip(of, made, strict=True):
+        axes = [None] * (len(of) - len(elements)) + [element.axis for element in elements]
+        for name, value, axis in zip(of, made, axes, strict=True):
+            if axis is not None and not _sized(op.shape(name), axis):  # where no step is made, no slice shows its size
+                value = op.Reshape(value, op.Shape(name), allowzero=1)
             op.describe(value, like=name)
             yield name, value
 
@@ -225,6 +227,7 @@ class _Iterated(Structure):
                 found.setdefault(stack.inner, stack)
                 found.setdefault(copied.get(stack.inner, stack.inner), stack)
         new = [name for name in swept.residuals if name not in found]
+        _name_all(op, self.node, len(self.states) + len(self.stacks))
         outer = [op.fresh(f"{self.node.name}_{name}") for name in new]
         found.update((name, _Slices(value, name)) for name, value in zip(new, outer, strict=True))
         for name, value in zip(new, outer, strict=True):
@@ -234,9 +237,26 @@ class _Iterated(Structure):
         return {name: found[name] for name in swept.residuals}
 
 
-def _stays(before: Dim, after: Dim) -> bool:
-    """Whether a size is the same after a step; one that inference lost is taken to be."""
-    return before == after or after is None or (isinstance(after, str) and is_unnamed(after))
+def _sized(shape: Sequence[Dim] | None, axis: int) -> bool:
+    """Whether the sizes of the slices along an axis are known before the model runs."""
+    return shape is not None and all(isinstance(dim, int) for k, dim in enumerate(shape) if k != axis)
+
+
+def _size(name: str, axis: int, before: Dim, after: Dim) -> Dim:
+    """What is known of a size of the state `name` before and after a step: None of two numbers, a symbol of what may differ.
+
+    One that inference lost is taken to stay.
+    """
+    if before is None or before == after or is_unnamed(after):
+        return before
+    return None if isinstance(before, int) and isinstance(after, int) else f"size_{name}_{axis}"
+
+
+def _name_all(op: Emitter, node: Node, count: int) -> None:
+    """Name what the node leaves out of its first `count` outputs: what it gets stands behind them."""
+    for position in range(count):
+        if position >= len(node.outputs) or not node.outputs[position]:
+            node.add_output(position, op.fresh(f"{node.name}_unused"))
 
 
 def _change(node: Node, graphs: Mapping[str, GraphProto], outputs: Iterable[str]) -> None:
@@ -281,6 +301,7 @@ class Scan(_Iterated):
 
     def _layout(self) -> tuple[list[_State], list[_Slices], list[_Slices]]:
         node, body, count = self.node, self.body, self._elements()
+        body.steady = frozenset(body.inputs)  # as the specification of Scan has it
         first = len(node.inputs) - count
         states = [
             _State(*names) for names in zip(node.inputs[:first], body.inputs, body.outputs, node.outputs, strict=False)
@@ -322,13 +343,12 @@ class Scan(_Iterated):
         slices: list[_Slices],
         elements: list[_Slices],
     ) -> tuple[str, ...]:
-        before = len(self.node.outputs)
         stored = self._stored(op, swept)
-        more = len(self.node.outputs) - before
+        stacks = len(self.node.outputs) - len(self.states)
         for name in ("scan_output_axes", "scan_output_directions"):
             for attribute in self.node.proto.attribute:
                 if attribute.name == name:
-                    attribute.ints.extend([0] * more)
+                    attribute.ints.extend([0] * (stacks - len(attribute.ints)))
                     self.node.attributes[name] = list(attribute.ints)
         read = [*slices, *(_Slices(s.outer, name, s.axis, s.backward) for name, s in stored.items())]
         read = read or self.elements[:1]  # how many steps there are
@@ -491,6 +511,7 @@ class If(Structure):
                 shape = swept.op.shape(name)
                 whole = swept.op.static(name) or (None if shape is None else (None,) * len(shape))
                 op.learn(outer, swept.op.type(name), whole)
+        _name_all(op, self.node, len(self.node.attributes["then_branch"].output))
         _change(self.node, forward, [name for slot in slots for name in slot.values()])
         kinds = [value_type(op, name) for name in primals]
         graphs = [
