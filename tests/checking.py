@@ -20,7 +20,7 @@ from refgrad.conformance.differences import directional
 from refgrad.conformance.feeds import is_float, widened
 from refgrad.errors import BackendError
 from refgrad.graph import FLOATS, MIN_OPSET
-from refgrad.registry import BODY, RULES
+from refgrad.registry import BODY, RULES, STRUCTURES
 
 SETTLED = 1e-3  # the error of differences that still tell right from wrong, relative to the gradient
 TOLERANCE = 1e-6  # of a gradient computed in float64, relative to its norm
@@ -32,7 +32,7 @@ def by_operator(accept: Callable[[Case], bool]) -> dict[tuple[str, str], list[Ca
     for case in every_case():
         key = case.node.domain, case.node.op_type
         opset = next(o.version for o in case.model.opset_import if not o.domain)
-        known = key in RULES or key in BODY
+        known = key in RULES or key in STRUCTURES or key in BODY
         if case.values == "smooth" and known and opset >= MIN_OPSET and accept(case):
             found[key].append(case)
     return found

@@ -25,7 +25,7 @@ from refgrad.conformance.sources import tables
 from refgrad.functions import find_schema
 from refgrad.kinks import KINKS
 from refgrad.protos import attribute_value, versions_of
-from refgrad.registry import BODY, RULES
+from refgrad.registry import BODY, RULES, STRUCTURES
 
 FLOATS = {"tensor(float)", "tensor(double)", "tensor(float16)", "tensor(bfloat16)"}
 
@@ -53,6 +53,7 @@ NOT_GIVEN = {
     ("com.microsoft.MultiHeadAttention", "cache_indirection"): _SHARED,
 }
 NOT_EMPTY = {
+    "If": "its input is a condition",
     "Range": "its inputs are scalars",
     "com.microsoft.BatchNormInternal": "it divides by the number of elements",
     "com.microsoft.GroupNorm": _BODY,
@@ -104,7 +105,7 @@ class Form:
         given: defaultdict[str, list[tuple[np.ndarray, bool]]] = defaultdict(list)
         for k, name in enumerate(node.input):
             source = name if name in constants or name in case.feeds else name.removesuffix("_")  # behind a Reshape
-            if name:
+            if source in constants or source in case.feeds:
                 formal = schema.inputs[min(k, len(schema.inputs) - 1)].name
                 given[formal].append((constants.get(source, case.feeds.get(source)), source in constants))
         return cls(node, dict(given))
@@ -119,7 +120,7 @@ def _by_operator() -> dict[str, list[Form]]:
 
 
 BY_OPERATOR = _by_operator()
-OPERATORS = sorted({*RULES, *BODY})
+OPERATORS = sorted({*RULES, *STRUCTURES, *BODY})
 NAMES = {key: qualified(helper.make_node(key[1], [], [], domain=key[0])) for key in OPERATORS}
 COVERED = [key for key in OPERATORS if NAMES[key] not in NO_CASES]
 

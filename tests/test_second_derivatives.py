@@ -6,11 +6,9 @@ import numpy as np
 import pytest
 from checking import assert_second_derivative, by_operator
 
-import refgrad
 from refgrad.conformance.case import SHAPES, Case, node_case
 from refgrad.conformance.cases.normalization import batch, layer
 from refgrad.conformance.feeds import is_float
-from refgrad.errors import NoGradientError
 
 FEW = 3  # cases of an operator, spread over its table
 LARGE = 300  # elements of an input; more make the second derivative slow and prove nothing more
@@ -21,21 +19,13 @@ def small(case: Case) -> bool:
     return bool(floats) and all(0 < array.size <= LARGE for array in floats)
 
 
-THROUGH_SCAN = [("", "GRU"), ("", "LSTM"), ("", "RNN")]  # their gradients have a loop, which has no derivative yet
 CASES = {key: cases[:: max(1, len(cases) // FEW)][:FEW] for key, cases in by_operator(small).items()}
 
 
-@pytest.mark.parametrize("key", sorted(CASES.keys() - THROUGH_SCAN), ids=".".join)
+@pytest.mark.parametrize("key", sorted(CASES), ids=".".join)
 def test_second_derivative_agrees_with_differences(key: tuple[str, str]) -> None:
     for case in CASES[key]:
         assert_second_derivative(case, directions=1)
-
-
-@pytest.mark.parametrize("key", THROUGH_SCAN, ids=".".join)
-def test_a_second_derivative_through_a_loop_is_refused(key: tuple[str, str]) -> None:
-    for case in CASES[key]:
-        with pytest.raises(NoGradientError, match="Scan"):
-            refgrad.gradient(refgrad.gradient(case.model, wrt=case.wrt))
 
 
 NORMALIZATIONS = (
