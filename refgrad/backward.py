@@ -13,7 +13,7 @@ from onnx import ModelProto, TypeProto, helper
 from refgrad.emit import Emitter, Writer
 from refgrad.errors import OptionError, choices
 from refgrad.functions import MICROSOFT
-from refgrad.graph import Graph, Shape
+from refgrad.graph import Graph, Shape, adjoint_of, is_container, unname
 from refgrad.kinks import CONVENTIONS
 from refgrad.path import Path, Report, prepare, refuse
 from refgrad.protos import graphs, import_domain, subgraphs
@@ -41,7 +41,9 @@ def gradient(
     """The model that computes the gradient of `model` by reverse-mode differentiation.
 
     The result has the model's inputs, one input `<output>_grad` per differentiated output, and one output `<name>_grad` per
-    name in `wrt`, in that order, each with the shape and type of `<name>`. A name that is taken becomes the next free one
+    name in `wrt`, in that order, each with the shape and type of `<name>`. The gradient of a sequence is the sequence of those of
+    its elements, that of an optional is that of what it holds: empty where it holds nothing.
+    A name that is taken becomes the next free one
     (`x_grad_1`); the metadata `refgrad.gradients` and `refgrad.cotangents` (JSON) say which is the gradient of what.
     Initializers in `wrt` become inputs that keep their value as default. The gradient of a name that no output depends on is 0.
 
@@ -189,7 +191,7 @@ class _Gradient:
             )
             seeds = dict(zip((o for o in every if o in names), (made,) if isinstance(made, str) else made, strict=True))
         elif cotangent == "ones":
-            seeds = {output: op.full(op.Shape(output), 1.0, like=output) for output in names}
+            seeds = {output: op.full_like(output, 1.0) for output in names}
         else:
             seeds = names
         for output, seed in seeds.items():
@@ -250,6 +252,9 @@ class _Gradient:
                 shape = [dim if isinstance(dim, int) else None for dim in self.op.shape(like) or ()]
                 named = self.sweep.rename.get(value, value)
                 target.value_info.append(helper.make_tensor_value_info(named, self.op.type(like), shape))
+        for value in (*target.input, *target.output, *target.value_info):
+            if is_container(value.type):
+                value.type.CopyFrom(unname(value.type))  # ONNX Runtime takes elements of one name for equally large
         final.metadata_props.extend(p for p in source.metadata_props if not p.key.startswith("refgrad."))
         for key, names in (
             ("refgrad.gradients", {name: self.sweep.rename[value] for name, value in self.gradients.items()}),
@@ -259,10 +264,10 @@ class _Gradient:
         return final
 
     def _type(self, name: str) -> TypeProto:
-        """The type and declared shape of an input, an output or an initializer."""
+        """The type and declared shape of an input, an output or an initializer; of an optional, what it holds."""
         declared = self.graph.inputs.get(name) or self.graph.outputs.get(name)
         if declared is not None:
-            return declared.type
+            return adjoint_of(declared.type)
         kind = self.graph.types[name], self.graph.shapes[name]
         if kind not in self._tensor_types:
             self._tensor_types[kind] = helper.make_tensor_type_proto(*kind)

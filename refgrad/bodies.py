@@ -12,11 +12,11 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from onnx import GraphProto, ModelProto, NodeProto, TypeProto, ValueInfoProto, helper, numpy_helper
+from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TypeProto, ValueInfoProto, helper, numpy_helper
 
-from refgrad.emit import Emitter, Writer
+from refgrad.emit import Emitter, Writer, tensor_type
 from refgrad.errors import NoGradientError
-from refgrad.graph import Dim, Graph, Node, captured, is_unnamed, type_of
+from refgrad.graph import Dim, Graph, Node, captured, is_unnamed, type_of, unname
 from refgrad.path import Path, expand
 from refgrad.protos import graphs, subgraphs
 from refgrad.sweep import Sweep, live_forward, live_nodes, settle
@@ -151,10 +151,11 @@ class Swept:
         self._results.append(value)
         return value
 
-    def plan(self, *, stacked: bool, recompute: bool = False) -> None:
+    def plan(self, *, stacked: bool, mapped: bool = False, recompute: bool = False) -> None:
         """Choose which values the forward graph stores, and which nodes the backward graph repeats.
 
         :param stacked: the graph is run once per step, and what it stores is stacked.
+        :param mapped: the graph is run once per element of a sequence, and what it stores is made one: tensors alone.
         :param recompute: store the states alone.
         :raises NoGradientError: a value that is needed changes its shape from step to step, or is random.
         """
@@ -181,6 +182,8 @@ class Swept:
             repeat = recompute and not random
             if stacked:
                 repeat |= body.is_invariant(node) or not body.is_stackable(name)
+            if mapped:
+                repeat |= body.is_invariant(node) or name in graph.containers
             repeat |= node.key == ("", "Constant")
             if not repeat:
                 stored[name] = None
@@ -221,7 +224,7 @@ class Swept:
             if name in body.inputs or name in body.outputs:
                 value.name = self.op.fresh(f"{name}_stored")
                 copies.append(helper.make_node("Identity", [name], [value.name], name=value.name))
-            value.type.CopyFrom(_plain(kind) if kind is not None else tensor_type(self.op.type(name), None))
+            value.type.CopyFrom(unname(kind) if kind is not None else tensor_type(self.op.type(name), None))
             outputs.append(value)
         live = {*body.outputs, *(name for name in results if isinstance(name, str))}
         nodes = [node.proto for node in live_forward(graph, live)]
@@ -284,25 +287,6 @@ def rename_reads(node: NodeProto, names: Mapping[str, str]) -> None:
     for graph in (g for attribute in node.attribute for sub in subgraphs(attribute) for g in graphs(sub)):
         for inner in graph.node:
             inner.input[:] = [names.get(name, name) for name in inner.input]
-
-
-def tensor_type(kind: int, shape: Sequence[Dim] | None) -> TypeProto:
-    """A tensor of which only the sizes that are numbers are declared."""
-    sizes = None if shape is None else [dim if isinstance(dim, int) else None for dim in shape]
-    return helper.make_tensor_type_proto(kind, sizes)
-
-
-def value_type(op: Emitter, value: str) -> TypeProto:
-    """The type of the adjoint of `value`, as far as `op` knows it."""
-    return tensor_type(op.adjoint_type(value), op.shape(value))
-
-
-def _plain(kind: TypeProto) -> TypeProto:
-    """A type without names of dimensions: they hold in one graph."""
-    if not kind.HasField("tensor_type"):
-        return kind
-    value = ValueInfoProto(type=kind)
-    return tensor_type(*type_of(value))
 
 
 def formal(declared: ValueInfoProto, given: TypeProto | None) -> ValueInfoProto:

@@ -18,11 +18,20 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import AttributeProto, GraphProto, StringStringEntryProto, TensorProto, helper, numpy_helper
+from onnx import (
+    AttributeProto,
+    GraphProto,
+    StringStringEntryProto,
+    TensorProto,
+    TypeProto,
+    helper,
+    numpy_helper,
+)
 
+from refgrad import containers
 from refgrad.errors import RuleError
 from refgrad.functions import CONSTANT, MICROSOFT, find_schema
-from refgrad.graph import Graph, Node, Shape, captured
+from refgrad.graph import Graph, Node, Shape, adjoint_of, captured, element_type, opened, unname
 from refgrad.protos import fresh, subgraphs
 from refgrad.registry import LOWERINGS
 
@@ -30,9 +39,12 @@ Argument = str | float | Sequence[int] | np.ndarray | None
 
 # The element type of a node's result where it is not that of its first operand.
 _BOOL = frozenset(
-    ("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Not", "And", "Or", "Xor", "IsNaN", "IsInf")
+    (
+        *("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Not", "And", "Or", "Xor", "IsNaN", "IsInf"),
+        "OptionalHasElement",
+    )
 )
-_INT64 = frozenset(("Shape", "Size", "NonZero", "ArgMax", "ArgMin"))
+_INT64 = frozenset(("Shape", "Size", "NonZero", "ArgMax", "ArgMin", "SequenceLength"))
 _OTHER_TYPE = _BOOL | _INT64 | {"Cast", "ConstantOfShape", "Where", "CastLike", "OneHot"}
 
 
@@ -96,6 +108,9 @@ class Emitter:
         self.adjoint_of: dict[str, str] = {}  # results of kernels that write all of theirs: the primal of each
         self.taken = taken
         self._types: dict[str, int] = dict(graph.types)
+        self._types.update((name, element_type(kind)) for name, kind in graph.containers.items())
+        self._containers: dict[str, TypeProto] = dict(graph.containers)
+        self.sparse = containers.Sparse()
         self._shapes: dict[str, Shape] = dict(graph.shapes)
         self._arrays: dict[str, np.ndarray] = {}
         self._shape_of: dict[str, Shape] = {}
@@ -238,9 +253,7 @@ class Emitter:
         graph = GraphProto(name=self.fresh(f"{self._scope}{self._rule}_body"))
         graph.input.extend(helper.make_tensor_value_info(read, self.type(read), None) for read in reads)
         for value in results:
-            shape = self.shape(value)
-            sizes = None if shape is None else [dim if isinstance(dim, int) else None for dim in shape]
-            graph.output.append(helper.make_tensor_value_info(value, self.type(value), sizes))
+            graph.output.append(helper.make_value_info(value, self.adjoint_proto(value)))
         live, kept = set(results), []
         for node in reversed(self.nodes):
             if not live.isdisjoint(node.outputs):
@@ -292,6 +305,25 @@ class Emitter:
         """The element type of the adjoint of `value`: its own, but a float for a quantised one."""
         return self.graph.adjoint_types.get(value) or self.type(value)
 
+    def adjoint_proto(self, value: str) -> TypeProto:
+        """The type of the adjoint of `value`, without the names of sizes: they hold in one graph."""
+        if value in self._containers:
+            return unname(adjoint_of(self._containers[value]))
+        return tensor_type(self.adjoint_type(value), self.shape(value))
+
+    def hold(self, value: str, kind: TypeProto) -> str:
+        """Record that `value` is a container of this type."""
+        self._types[value], self._containers[value] = element_type(kind), kind
+        return value
+
+    def container(self, value: str) -> TypeProto | None:
+        """The type of `value` where it is a sequence or an optional."""
+        return self._containers.get(value)
+
+    def is_sequence(self, value: str) -> bool:
+        """Whether the adjoint of `value` is a sequence."""
+        return value in self._containers and opened(self._containers[value]).HasField("sequence_type")
+
     def shape(self, value: str) -> Shape | None:
         """The dimensions of `value` as far as they are known, or None where not even the rank is."""
         return self._shapes.get(value)
@@ -333,10 +365,16 @@ class Emitter:
             self._types[value] = self.adjoint_type(like)
         if like in self._shapes:
             self._shapes[value] = self._shapes[like]
+        if self.is_sequence(like):
+            self._containers[value] = adjoint_of(self._containers[like])
 
-    def learn(self, value: str, kind: int, shape: Shape | None) -> None:
-        """Record what a forward value is that a node of the model got."""
-        self._types[value] = self.graph.types[value] = kind
+    def learn(self, value: str, kind: int | TypeProto, shape: Shape | None = None) -> None:
+        """Record what a forward value is that a node of the model got: of an element type, or a container."""
+        if isinstance(kind, TypeProto):
+            self._types[value] = element_type(kind)
+            self._containers[value] = self.graph.containers[value] = kind
+        else:
+            self._types[value] = self.graph.types[value] = kind
         if shape is not None:
             self._shapes[value] = self.graph.shapes[value] = shape
 
@@ -346,6 +384,8 @@ class Emitter:
             self._types[value] = other._types[value]
         if value in other._shapes:
             self._shapes[value] = other._shapes[value]
+        if value in other._containers:
+            self._containers[value] = other._containers[value]
 
     def assume(self, value: str, shape: Shape) -> None:
         """Record the shape of an emitted value, so that what is emitted next may rely on it."""
@@ -474,11 +514,23 @@ class Emitter:
         return str(self.emit(op_type, "", (data,), 1, {"axes": None if known is None else known.tolist() or None}))
 
     def zeros_like(self, value: str) -> str:
-        """Zeros of the shape and type of `value`."""
-        zeros, shape = self.full(self.shape_of(value), 0.0, like=value), self.shape(value)
-        if shape is not None:
-            self.assume(zeros, shape)
-        return zeros
+        """Zeros of the shape and type of `value`; of an optional, of what it holds."""
+        return self.full_like(value, 0.0)
+
+    def full_like(self, value: str, number: float) -> str:
+        """`number` wherever the adjoint of `value` has an element; that of an empty optional has none."""
+        if value not in self._containers:
+            filled, shape = self.full(self.shape_of(value), number, like=value), self.shape(value)
+            if shape is not None:
+                self.assume(filled, shape)
+        else:
+            filled = containers.full_like(self, value, number)
+        self.describe(filled, like=value)
+        return filled
+
+    def sum(self, parts: Sequence[str], like: str) -> str:
+        """The sum of adjoints of `like`; that of sequences goes element by element."""
+        return containers.total(self, parts) if self.is_sequence(like) else str(self.Sum(*parts))
 
     def com_microsoft(self, op_type: str, *inputs: Argument, outputs: int = 1, **attributes: Any) -> Any:
         """A node of ONNX Runtime's domain whose unused outputs may be left empty."""
@@ -518,6 +570,12 @@ class Primitives:
 
         setattr(self, name, lower)
         return lower
+
+
+def tensor_type(kind: int, shape: Shape | None) -> TypeProto:
+    """A tensor of which only the sizes that are numbers are declared."""
+    sizes = None if shape is None else [dim if isinstance(dim, int) else None for dim in shape]
+    return helper.make_tensor_type_proto(kind, sizes)
 
 
 def _hashable(value: Any) -> Any:

@@ -39,9 +39,15 @@ from refgrad.upgrade import spell_out_deprecated, upgrade
 
 SIXTEEN_BIT = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 FLOATS = frozenset((*SIXTEEN_BIT, TensorProto.FLOAT, TensorProto.DOUBLE))
+_MAYBE = FLOATS | {0}  # element types of what may carry a derivative: 0 is unknown
+_MAP_OPSET = 17  # the first with SequenceMap
+_KEPT_OPSET = 17  # a function of this one or later never has to be converted
 MIN_OPSET = 16  # ScatterND and ScatterElements add duplicates from this one on
 _POOL_GRADIENTS = ("MaxPoolGrad", "AveragePoolGrad")  # ONNX Runtime has them in the domain of ai.onnx
+_FILLERS = frozenset((("", "SequenceConstruct"), ("", "SequenceInsert")))
+_CUT = "/made"  # what is added to the name of a sequence where a node makes it, for inference
 UNNAMED = "unk__"  # how shape inference names a dimension that it knows nothing of
+_SEQUENCES = frozenset(("SequenceConstruct", "SequenceEmpty", "SplitToSequence"))  # what makes one of other things
 _LARGE = 1024  # bytes; above it an initializer is weights, not the axes or shape of some operator
 
 Dim = int | str | None
@@ -102,7 +108,8 @@ class Graph:
     """A checked model of opset >= 16 without local functions, with types and shapes by name.
 
     `nodes` are in topological order, uniquely named. `types` maps a tensor to its element type, `shapes` to its
-    dimensions (an int, a symbol, or None); a value missing from them is unknown.
+    dimensions (an int, a symbol, or None), `containers` a sequence or an optional to its type; a value missing from all
+    is unknown.
     """
 
     def __init__(
@@ -115,7 +122,7 @@ class Graph:
         skeleton = skeleton_of(self.source, self.apart)
         rename_shadows(skeleton.graph)
         spell_out_deprecated(skeleton)
-        lowest = max(opset, adopt(skeleton))
+        lowest = max(opset, adopt(skeleton), _MAP_OPSET if _has_sequences(skeleton) else 1)
         upgraded = upgrade(_inlined(_check(skeleton, shapeless)), lowest)
         self.model = settle(upgraded, lambda model: _ranks(infer(model)))
         self.refusals: dict[tuple[str, str], str] = {}  # operators whose function body does not cover a node: why not
@@ -138,9 +145,14 @@ class Graph:
         # of quantised values that carry a derivative: the float type of their adjoints
         self.adjoint_types: dict[str, int] = {}
         self.shapes: dict[str, Shape] = {}
+        self.containers: dict[str, TypeProto] = {}
         self.values = {value.name: value for value in inferred.value_info}
         known: dict[bytes, tuple[int, Shape | None]] = {}  # few types recur many times
         for name, value in (*self.values.items(), *((v.name, v) for v in (*inferred.output, *inferred.input))):
+            if not value.type.HasField("tensor_type"):
+                if element_type(value.type):
+                    self.containers[name] = value.type
+                continue
             text = value.type.SerializeToString()
             if text not in known:
                 known[text] = type_of(value)
@@ -156,6 +168,8 @@ class Graph:
         for node in self.nodes:
             if node.key == ("", "Attention"):
                 self._mend(node)
+            elif node.key in _FILLERS:
+                self._check_elements(node)
         self.forget()
 
     def forget(self) -> None:
@@ -192,6 +206,17 @@ class Graph:
         if len(names) > 3 and self.shapes.get(names[3]) == ():
             del self.shapes[names[3]]
 
+    def _check_elements(self, node: Node) -> None:
+        """A sequence holds tensors of one type; onnx finds others, and says nothing."""
+        kinds = {name: self.element_type(name) for name in node.inputs[:2] if node.op_type == "SequenceInsert"}
+        kinds = kinds or {name: self.element_type(name) for name in node.inputs}
+        named = [f"{n!r} of type {helper.tensor_dtype_to_string(k)[12:].lower()}" for n, k in kinds.items() if k]
+        if len(set(kinds.values()) - {0}) > 1:
+            raise InvalidModelError(
+                f"{node.op_type} {node.name!r} makes a sequence of mixed element types: {', '.join(named)}. "
+                "Cast them to one type."
+            )
+
     def readers(self, name: str) -> list[Node]:
         """The nodes that read a value, in order."""
         if not self._readers:
@@ -206,8 +231,13 @@ class Graph:
         return frozenset(v.name for v in self.source.graph.input if self.source.ir_version >= 4)
 
     def is_float(self, name: str) -> bool:
-        """Whether `name` may carry a derivative. A value of unknown type may."""
-        return self.types.get(name, TensorProto.FLOAT) in FLOATS
+        """Whether `name` may carry a derivative: it is a float, or holds some. A value of unknown type may."""
+        return self.element_type(name) in _MAYBE
+
+    def element_type(self, name: str) -> int:
+        """The element type of a tensor, or of the tensors that a container holds; 0 where it is not known."""
+        container = self.containers.get(name)
+        return self.types.get(name, 0) if container is None else element_type(container)
 
     def is_weight(self, name: str) -> bool:
         """Whether a float initializer is the model's own, and not a number that refgrad wrote: a rule, or a loss."""
@@ -237,6 +267,43 @@ class Graph:
             kind = np.float32 if "float" in attribute.name else np.int64
             return np.array(onnx.helper.get_attribute_value(attribute), dtype=kind)
         return None
+
+
+def is_container(kind: TypeProto) -> bool:
+    """Whether it is the type of a sequence or of an optional."""
+    return kind.HasField("sequence_type") or kind.HasField("optional_type")
+
+
+def opened(kind: TypeProto) -> TypeProto:
+    """The type of what an optional holds; of anything else its own."""
+    return opened(kind.optional_type.elem_type) if kind.HasField("optional_type") else kind
+
+
+def adjoint_of(kind: TypeProto) -> TypeProto:
+    """The type of the adjoint of a value: of an optional tensor, which may be empty, the rank alone is known."""
+    if not kind.HasField("optional_type"):
+        return kind
+    elements, shape = type_of(ValueInfoProto(type=opened(kind)))
+    if not elements:
+        return unname(opened(kind))
+    return helper.make_tensor_type_proto(elements, None if shape is None else [None] * len(shape))
+
+
+def held_by(kind: TypeProto) -> TypeProto:
+    """The type of the tensors that a container holds; of anything else its own."""
+    kind = opened(kind)
+    return held_by(kind.sequence_type.elem_type) if kind.HasField("sequence_type") else kind
+
+
+def element_type(kind: TypeProto) -> int:
+    """The element type of a tensor, or of the tensors that a container holds; 0 where there are none."""
+    return int(held_by(kind).tensor_type.elem_type)
+
+
+def _has_sequences(model: ModelProto) -> bool:
+    if any(opened(value.type).HasField("sequence_type") for value in model.graph.input):
+        return True
+    return any(node.op_type in _SEQUENCES and not node.domain for graph in graphs(model.graph) for node in graph.node)
 
 
 def is_number(tensor: TensorProto) -> bool:
@@ -399,14 +466,52 @@ def infer(model: ModelProto) -> GraphProto:
         for axis, dim in enumerate(value.type.tensor_type.shape.dim):
             if _dim(dim) is None:
                 dim.dim_param = f"{UNNAMED}{value.name}_{axis}"
+    for value in (*anonymous.graph.input, *anonymous.graph.output, *anonymous.graph.value_info):
+        if is_container(value.type):
+            value.type.CopyFrom(unname(value.type))  # the elements may differ in the size
     for graph in graphs(anonymous.graph):
         for node in graph.node:  # where the attribute is absent onnx infers the shape of the two-sided transform
             if (node.domain, node.op_type) == ("", "STFT") and all(a.name != "onesided" for a in node.attribute):
                 node.attribute.append(helper.make_attribute("onesided", 1))
     try:
-        return _infer_through_bodies(anonymous)
+        inferred = _infer_through_bodies(anonymous)
+        for looped in (True, False):  # what a Loop makes first: the others follow from it
+            if _cut_sequences(anonymous.graph, inferred, looped):
+                inferred = _infer_through_bodies(anonymous)
+        return inferred
     except onnx.shape_inference.InferenceError as error:
         raise InvalidModelError(f"Shape inference refuses the model: {error}") from error
+
+
+def unname(kind: TypeProto) -> TypeProto:
+    """A type without names of sizes."""
+    plain = TypeProto()
+    plain.CopyFrom(kind)
+    for dim in held_by(plain).tensor_type.shape.dim:
+        dim.ClearField("dim_param")
+    return plain
+
+
+def _cut_sequences(graph: GraphProto, inferred: GraphProto, looped: bool) -> bool:
+    """Make inputs of the sequences that nodes make, with what is known of all elements; whether there are any.
+
+    onnx gives all elements one name for a size that it does not know, and those that Loop adds the shape of the first ones.
+    """
+    kinds = {v.name: v.type for v in (*inferred.value_info, *inferred.output) if is_container(v.type)}
+    found = False
+    for node in graph.node if kinds else ():
+        inner = (g for attribute in node.attribute for sub in subgraphs(attribute) for g in graphs(sub))
+        if looped and node.op_type != "Loop" and all(n.op_type != "Loop" for g in inner for n in g.node):
+            continue
+        for position, name in enumerate(node.output):
+            if name not in kinds or name.endswith(_CUT):
+                continue
+            found = True
+            node.output[position] = f"{name}{_CUT}"
+            value = graph.input.add(name=name, type=unname(kinds[name]))
+            if looped:
+                held_by(value.type).tensor_type.ClearField("shape")
+    return found
 
 
 def _infer_through_bodies(model: ModelProto) -> GraphProto:

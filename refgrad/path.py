@@ -257,7 +257,7 @@ def refuse(path: Path) -> NoGradientError:
 
 
 def _outputs(graph: Graph, outputs: Sequence[str] | None) -> list[str]:
-    floats = [name for name in graph.outputs if graph.types.get(name) in FLOATS]
+    floats = [name for name in graph.outputs if graph.element_type(name) in FLOATS]
     if outputs is None:
         if not floats:
             maps = [node.inputs[0] for node in graph.nodes if node.key == ("ai.onnx.ml", "ZipMap")]
@@ -271,7 +271,7 @@ def _outputs(graph: Graph, outputs: Sequence[str] | None) -> list[str]:
 
 def _wrt(graph: Graph, wrt: Sequence[str] | None) -> list[str]:
     known = [*graph.inputs, *(name for name in graph.initializers if name not in graph.inputs)]
-    floats = [name for name in known if graph.types.get(name) in FLOATS]
+    floats = [name for name in known if graph.element_type(name) in FLOATS]
     if wrt is not None:
         return _checked("wrt", wrt, graph, floats, "input or initializer")
     settings = _settings(graph)
@@ -315,7 +315,7 @@ def _checked(argument: str, names: object, graph: Graph, floats: list[str], kind
             continue
         if name in boundary:
             raise UnknownNameError(
-                f"{name!r} in {argument} {_what(graph, name)}: only float tensors have a derivative. "
+                f"{name!r} in {argument} {_what(graph, name)}: only floats have a derivative. "
                 f"The model has the float {kind.replace(' or ', 's or ')}s {choices(floats)}."
             )
         raise UnknownNameError(
@@ -325,9 +325,11 @@ def _checked(argument: str, names: object, graph: Graph, floats: list[str], kind
 
 
 def _what(graph: Graph, name: str) -> str:
-    if name not in graph.types:
+    kind = graph.element_type(name)
+    if not kind:
         return "is no tensor"
-    return "has type " + helper.tensor_dtype_to_string(graph.types[name]).removeprefix("TensorProto.").lower()
+    has = "holds tensors of type " if name in graph.containers else "has type "
+    return has + helper.tensor_dtype_to_string(kind).removeprefix("TensorProto.").lower()
 
 
 def expand(graph: Graph, nodes: Iterable[Node]) -> bool:

@@ -153,7 +153,7 @@ class Sweep:
         else:
             self.op.enter("sum", name)
             parts = [self.call(self._own(part), f"{name}_grad_{k}", name) for k, part in enumerate(parts)]
-            total = self.call(self.op.Sum(*parts), f"{name}_grad", name)
+            total = self.call(self.op.sum(parts, like=name), f"{name}_grad", name)
         self.op.describe(total, like=name)
         self._contributions[name] = [[total]]
         return total

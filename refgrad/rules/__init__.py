@@ -23,6 +23,7 @@ from refgrad.rules import (
     reduction,
     resize,
     sampling,
+    sequence,
     shape,
     signal,
 )
@@ -49,6 +50,7 @@ __all__ = [
     "reduction",
     "resize",
     "sampling",
+    "sequence",
     "shape",
     "signal",
 ]

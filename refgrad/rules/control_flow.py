@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from onnx import GraphProto, TensorProto, TypeProto, ValueInfoProto, helper, numpy_helper
 
-from refgrad.bodies import Body, Swept, formal, tensor_type, value_type
-from refgrad.emit import Emitter
+from refgrad.bodies import Body, Swept, formal
+from refgrad.emit import Emitter, tensor_type
 from refgrad.errors import NoGradientError
-from refgrad.graph import Dim, Graph, Node, is_unnamed, type_of
+from refgrad.graph import Dim, Graph, Node, element_type, held_by, is_container, is_unnamed, type_of, unname
 from refgrad.path import Path
 from refgrad.registry import Passage, Structure, structure
 
@@ -73,8 +73,8 @@ class _Iterated(Structure):
 
     def _joined(self, read: ValueInfoProto, made: TypeProto) -> ValueInfoProto | None:
         """What is known of a state before and after a step, None where that is no less than what was known before."""
-        if not made.HasField("tensor_type"):
-            return None
+        if is_container(made):
+            return self._joined_elements(read, made)
         (kind, before), (_, after) = type_of(read), type_of(ValueInfoProto(type=made))
         if before is None or after is None:  # inference could not tell; it is taken to stay
             return None
@@ -88,6 +88,22 @@ class _Iterated(Structure):
             if sizes[axis] is None and pair[0] is not None:
                 self._moved[read.name] = f"size {pair[0]} along axis {axis} before a step and {pair[1]} after it"
         return helper.make_tensor_value_info(read.name, kind, sizes)
+
+    def _joined_elements(self, read: ValueInfoProto, made: TypeProto) -> ValueInfoProto | None:
+        """What is known of the elements of a state before and after a step, None where that is no less than before."""
+        elements = [type_of(ValueInfoProto(type=held_by(kind))) for kind in (read.type, made)]
+        (kind, before), (_, after) = elements
+        if before is None or before == after:
+            return None
+        shape = None
+        if after is not None and len(before) == len(after):
+            shape = [a if a == b else None for a, b in zip(before, after, strict=True)]
+            if shape == list(before):
+                return None
+        joined = ValueInfoProto()
+        joined.CopyFrom(read)
+        held_by(joined.type).CopyFrom(helper.make_tensor_type_proto(kind, shape))
+        return joined
 
     def outputs_of(self, varied: Set[str]) -> frozenset[str]:
         """The final states and stacks that depend on a value in `varied` after some step."""
@@ -148,15 +164,15 @@ class _Iterated(Structure):
         def carry(name: str, like: str, start: str) -> str:
             sub.describe(name, like)
             starts.append(start)
-            inputs.append((name, value_type(sub, like)))
+            inputs.append((name, sub.adjoint_proto(like)))
             return name
 
         def give(value: str, like: str, primal: str) -> None:
-            results.append((swept.result(value), value_type(sub, like)))
+            results.append((swept.result(value), sub.adjoint_proto(like)))
             of.append(primal)
 
         before = [
-            carry(sub.fresh(f"{s.made}_grad"), s.made, cotangents.get(s.end) or op.zeros_like(s.start)) for s in active
+            carry(sub.fresh(f"{s.made}_grad"), s.made, cotangents.get(s.end) or self._zeros(op, s)) for s in active
         ]
         for state, name in zip(active, before, strict=True):
             if state.made in path.needed:
@@ -167,12 +183,13 @@ class _Iterated(Structure):
         sub.enter(op.rule, op.node)
         for state, name in zip(active, before, strict=True):
             adjoint = sweep.adjoint(state.read) if state.read in path.needed else None
-            give(adjoint or sub.zeros_like(name), state.read, state.start)
+            alike = state.read if sub.is_sequence(state.read) else name  # a sequence may have got longer
+            give(adjoint or sub.zeros_like(alike), state.read, state.start)
         for name in self.body.captures:
             adjoint = sweep.adjoint(name) if name in path.needed else None
             if adjoint is not None:
                 total = carry(sub.fresh(f"{name}_grad_before"), name, op.zeros_like(name))
-                give(sub.Add(total, adjoint), name, name)
+                give(sub.sum([total, adjoint], like=name), name, name)
         elements = []
         for element in self.elements:
             adjoint = sweep.adjoint(element.inner) if element.inner in path.needed else None
@@ -187,6 +204,17 @@ class _Iterated(Structure):
                 value = op.Reshape(value, op.Shape(name), allowzero=1)
             op.describe(value, like=name)
             yield name, value
+
+    def _zeros(self, op: Emitter, state: _State) -> str:
+        """Zeros like the state in the end."""
+        kind = self.body.graph.containers.get(state.made)
+        if kind is None:
+            return op.zeros_like(state.start)
+        position = self.states.index(state)
+        if not state.end:
+            self.node.add_output(position, op.fresh(f"{self.node.name}_{state.made}"))
+            op.learn(self.node.outputs[position], kind)
+        return op.zeros_like(self.node.outputs[position])
 
     def _moving(self, state: _State) -> NoGradientError:
         how = self._moved[state.read]
@@ -233,7 +261,7 @@ class _Iterated(Structure):
         for name, value in zip(new, outer, strict=True):
             shape = swept.op.shape(name)
             op.learn(value, swept.op.type(name), None if shape is None else (self._trips(), *shape))
-        _change(self.node, {"body": swept.forward(new)}, outer)
+        change(self.node, {"body": swept.forward(new)}, outer)
         return {name: found[name] for name in swept.residuals}
 
 
@@ -259,7 +287,7 @@ def _name_all(op: Emitter, node: Node, count: int) -> None:
             node.add_output(position, op.fresh(f"{node.name}_unused"))
 
 
-def _change(node: Node, graphs: Mapping[str, GraphProto], outputs: Iterable[str]) -> None:
+def change(node: Node, graphs: Mapping[str, GraphProto], outputs: Iterable[str]) -> None:
     """Give a forward node other graphs, and more outputs."""
     for attribute in node.proto.attribute:
         if attribute.name in graphs:
@@ -353,7 +381,7 @@ class Scan(_Iterated):
         read = [*slices, *(_Slices(s.outer, name, s.axis, s.backward) for name, s in stored.items())]
         read = read or self.elements[:1]  # how many steps there are
         sub = swept.op
-        formals = [*inputs, *((s.inner, value_type(sub, s.inner)) for s in read)]
+        formals = [*inputs, *((s.inner, sub.adjoint_proto(s.inner)) for s in read)]
         return _emitted(
             op,
             "Scan",
@@ -510,10 +538,10 @@ class If(Structure):
             for name, outer in slot.items():
                 shape = swept.op.shape(name)
                 whole = swept.op.static(name) or (None if shape is None else (None,) * len(shape))
-                op.learn(outer, swept.op.type(name), whole)
+                op.learn(outer, swept.op.container(name) or swept.op.type(name), whole)
         _name_all(op, self.node, len(self.node.attributes["then_branch"].output))
-        _change(self.node, forward, [name for slot in slots for name in slot.values()])
-        kinds = [value_type(op, name) for name in primals]
+        change(self.node, forward, [name for slot in slots for name in slot.values()])
+        kinds = [op.adjoint_proto(name) for name in primals]
         graphs = [
             swept.backward([], list(zip(values, kinds, strict=True)), rename=slot)
             for swept, values, slot in zip(sweeps, results, slots, strict=True)
@@ -528,6 +556,9 @@ class If(Structure):
 def _nothing(op: Emitter, name: str) -> tuple[list[Any], ValueInfoProto]:
     """What a branch returns where the other one returns `name`, and nobody reads it: as large if that is known, else empty."""
     shape, kind = op.shape(name), op.type(name)
+    container = op.container(name)
+    if container is not None:
+        return _empty(op, name, container)
     sizes = op.static(name)
     if sizes is None:
         sizes = (0,) * len(shape if shape is not None else (0,))
@@ -539,3 +570,14 @@ def _nothing(op: Emitter, name: str) -> tuple[list[Any], ValueInfoProto]:
         helper.make_node("Constant", [], [measured], name=measured, value=numpy_helper.from_array(size)),
         helper.make_node("ConstantOfShape", [measured], [made], name=made, value=nothing),
     ], value
+
+
+def _empty(op: Emitter, name: str, kind: TypeProto) -> tuple[list[Any], ValueInfoProto]:
+    """A sequence, or an optional, without an element."""
+    made = op.fresh(f"{op.node}_no_{name}")
+    value = ValueInfoProto(name=made, type=unname(kind))
+    if kind.HasField("sequence_type"):
+        node = helper.make_node("SequenceEmpty", [], [made], name=made, dtype=element_type(kind))
+    else:
+        node = helper.make_node("Optional", [], [made], name=made, type=unname(kind.optional_type.elem_type))
+    return [node], value

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from refgrad.registry import BODY, NO_DERIVATIVE, PENDING, ZERO
+from refgrad.registry import BODY, NO_DERIVATIVE, ZERO
 
 _PIECEWISE = "piecewise constant: zero wherever it has a derivative"
 _SHAPE = "depends on the shape of its input, not on its values"
@@ -88,22 +88,3 @@ for _name, _meaning in {
 BODY["", "Scatter"] = "ScatterElements, which replaced it"
 BODY["", "Upsample"] = "Resize with asymmetric coordinates, which replaced it"
 BODY["ai.onnx.preview", "FlexAttention"] = "prob_mod(softmax(score_mod(σ·Q·Kᵀ)))·V"
-
-_CONTAINER = "waits for derivatives of sequences and optionals"
-for _name, _reason in {
-    **dict.fromkeys(
-        (
-            *(
-                "ConcatFromSequence",
-                "SequenceAt",
-                "SequenceConstruct",
-                "SequenceErase",
-                "SequenceInsert",
-                "SequenceMap",
-            ),
-            *("SplitToSequence", "Optional", "OptionalGetElement"),
-        ),
-        _CONTAINER,
-    ),
-}.items():
-    PENDING["", _name] = _reason

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from onnx import TensorProto, helper
 
+from refgrad.containers import sequence_type
 from refgrad.emit import Emitter
 from refgrad.functions import UnsupportedFormError
 from refgrad.graph import Node
@@ -53,7 +54,8 @@ def _for_each(
         element = value_info.type.tensor_type.elem_type
         value_info.CopyFrom(helper.make_tensor_sequence_value_info(value_info.name, element, None))
     done = op.emit("Loop", "", (number, going, *empty), len(kinds), {"body": graph})
-    return (done,) if len(kinds) == 1 else tuple(done)
+    made = (done,) if len(kinds) == 1 else tuple(done)
+    return tuple(op.hold(value, sequence_type(kind)) for value, kind in zip(made, kinds, strict=True))
 
 
 def _after(op: Emitter, step: str, base: float, kind: int) -> str:
