@@ -314,6 +314,14 @@ def test_without_what_they_wait_for_the_copies_are_merged(tmp_path, monkeypatch)
     assert count_of(found, "Tanh") == count_of(model, "Tanh")
 
 
+def test_the_first_copies_wait_for_the_end_of_the_forward_pass():
+    model = parsed("end (float[3] x) => (float[3] y) { a = Exp(x) b = Sin(a) c = Tanh(b) y = Add(c, c) }")
+    again = refgrad.gradient(model, keep_outputs=True, recompute=["*"])
+    assert len(copies(again)) == 3
+    for node in copies(again):
+        assert "y" in ancestors(again, node.output)
+
+
 def test_what_is_not_finite_passes_unchanged():
     feeds = {
         "x": np.array([[np.nan, np.inf, -np.inf, 1e38, -0.0, 0.0]] * 4, np.float32),
