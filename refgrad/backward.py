@@ -47,7 +47,11 @@ def gradient(
     (`x_grad_1`); the metadata `refgrad.gradients` and `refgrad.cotangents` (JSON) say which is the gradient of what.
     Initializers in `wrt` become inputs that keep their value as default. The gradient of a name that no output depends on is 0.
 
-    Models of an opset before 16 are converted to 16, local functions are inlined. The caller's model is not modified.
+    Models of an opset before 16 are converted to 16. The caller's model is not modified. A local function that is called more
+    than once stays a function, and so does its derivative: `f` becomes `f_fwd` where it has to return what the derivative
+    reads, `f_grad` returns the adjoints of its inputs. Each is written once for all calls whose inputs have the same types
+    and sizes, and of which the same is asked. Others are inlined; so are all before opset 17, with `recompute`, in dialect
+    "ort", and with another derivative of quantization than "zero".
     External data is referenced, not read: save the result in the folder of the model.
 
     :param model: a model, or the path of one.
@@ -98,7 +102,7 @@ def gradient(
             "cotangent='yield' emits com.microsoft.YieldOp, which only dialect='ort' has: use dialect='ort'."
         )
     with _no_collection():
-        graph = Graph(model)
+        graph = Graph(model, keep=dialect == "onnx" and quantization == "zero" and not recompute)
         sources, targets, path = prepare(graph, wrt, outputs, quantization)
         if path.blocked or path.blocked_within:
             raise refuse(path)
@@ -127,7 +131,7 @@ def preflight(
     :raises OptionError: an unknown quantization.
     """
     _check_options(("quantization", quantization, QUANTIZATION))
-    sources, targets, path = prepare(Graph(model), wrt, outputs, quantization)
+    sources, targets, path = prepare(Graph(model, keep=quantization == "zero"), wrt, outputs, quantization)
     return Report(tuple(sources), tuple(targets), path.rows)
 
 
@@ -229,6 +233,7 @@ class _Gradient:
         written = graphs(target) if self.path.passages else [target]
         if any(node.domain == MICROSOFT for graph_of in written for node in graph_of.node):
             import_domain(final, MICROSOFT)
+        final.functions.extend(graph.functions.called_by(target.node))
         target.input.extend(graph.inputs.values())
         for name in self.wrt:
             if name not in graph.inputs:

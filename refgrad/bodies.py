@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TypeProto, ValueInfoProto, helper, numpy_helper
 
+from refgrad.calls import Functions
 from refgrad.emit import Emitter, Writer, tensor_type
 from refgrad.errors import NoGradientError
 from refgrad.graph import Dim, Graph, Node, captured, is_unnamed, type_of, unname
 from refgrad.path import Path, expand
-from refgrad.protos import graphs, subgraphs
+from refgrad.protos import graphs, names_of, nested, subgraphs
 from refgrad.sweep import Sweep, live_forward, live_nodes, settle
 
 _RANDOM = frozenset(
@@ -31,7 +32,7 @@ class BodyGraph(Graph):
 
     def __init__(self, outer: Graph, model: ModelProto, captures: Set[str]) -> None:
         self._outer, self._captures = outer, captures
-        super().__init__(model, shapeless=True)
+        super().__init__(model, shapeless=True, functions=outer.functions)
 
     @cached_property
     def names(self) -> set[str]:
@@ -70,10 +71,13 @@ class Body:
                 model.graph.initializer.append(numpy_helper.from_array(known, name))
             else:
                 model.graph.input.append(formal(value, outer.type_of(name)))
-        self.graph = BodyGraph(outer, model, frozenset(self.captures))
+        self.graph: Graph = BodyGraph(outer, model, frozenset(self.captures))
         self.graph.adjoint_types.update(
             (name, outer.adjoint_types[name]) for name in self.captures if name in outer.adjoint_types
         )
+        self._forget()
+
+    def _forget(self) -> None:
         self._paths: dict[tuple[frozenset[str], frozenset[str]], Path] = {}
         self.steady: frozenset[str] = frozenset()  # inputs whose shape stays the same, whether it is known or not
         self._invariant: set[str] | None = None
@@ -103,12 +107,15 @@ class Body:
                 self._paths[key] = path
         return self._paths[key]
 
-    def swept(self, op: Emitter, path: Path) -> Swept:
-        """The sweep over `path` that emits beside `op`: its seeds are still to be given."""
+    def swept(self, op: Emitter, path: Path, taken: set[str] | None = None) -> Swept:
+        """The sweep over `path` that emits beside `op`: its seeds are still to be given.
+
+        :param taken: the names that it takes no more; None: those of `op`.
+        """
         within = Emitter(
             self.graph,
             op.dialect,
-            op.taken,
+            op.taken if taken is None else taken,
             kinks=op.kinks,
             quantization=op.quantization,
             needed=path.needed,
@@ -128,9 +135,42 @@ class Body:
         if self._invariant is None:
             self._invariant = {*self.captures, *(name for name in self.graph.initializers)} - set(self.inputs)
             for one in self.graph.nodes:
-                if self._invariant.issuperset(filter(None, one.reads)) and not is_random(one.proto):
+                if self._invariant.issuperset(filter(None, one.reads)) and not is_random(
+                    one.proto, self.graph.functions
+                ):
                     self._invariant.update(one.outputs)
         return self._invariant.issuperset(node.outputs)
+
+
+class FunctionBody(Body):
+    """The body of a function: it captures nothing, and its names are its own.
+
+    `known` holds those of its inputs that are given the same array whenever it is called.
+    """
+
+    def __init__(
+        self,
+        outer: Graph,
+        function: FunctionProto,
+        inputs: Sequence[ValueInfoProto],
+        known: Mapping[str, np.ndarray],
+        quantization: str,
+    ) -> None:
+        self.proto = GraphProto(name=function.name, node=function.node)
+        self.proto.input.extend(ValueInfoProto(name=name) for name in function.input)
+        self.proto.output.extend(ValueInfoProto(name=name) for name in function.output)
+        self._name_outputs(names_of(self.proto))
+        self.quantization = quantization
+        self.captures = []
+        self.inputs = list(function.input)
+        self.outputs = [value.name for value in self.proto.output]
+        model = ModelProto(ir_version=max(outer.model.ir_version, 4), opset_import=outer.model.opset_import)
+        model.graph.CopyFrom(self.proto)
+        del model.graph.input[:]
+        model.graph.input.extend(value for value in inputs if value.name not in known)
+        model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in known.items())
+        self.graph = Graph(model, shapeless=True, functions=outer.functions)
+        self._forget()
 
 
 class Swept:
@@ -178,7 +218,7 @@ class Swept:
                         raise self._unstackable(name)
                     stored[name] = None
                 continue
-            random = is_random(node.proto)
+            random = is_random(node.proto, graph.functions)
             repeat = recompute and not random
             if stacked:
                 repeat |= body.is_invariant(node) or not body.is_stackable(name)
@@ -226,7 +266,7 @@ class Swept:
                 copies.append(helper.make_node("Identity", [name], [value.name], name=value.name))
             value.type.CopyFrom(unname(kind) if kind is not None else tensor_type(self.op.type(name), None))
             outputs.append(value)
-        live = {*body.outputs, *(name for name in results if isinstance(name, str))}
+        live = {*body.outputs, *(one if isinstance(one, str) else one[1].name for one in results)}
         nodes = [node.proto for node in live_forward(graph, live)]
         made.node.extend((*nodes, *copies))
         made.input.extend(body.proto.input)
@@ -264,19 +304,19 @@ class Swept:
         return made
 
     def _add_initializers(self, made: GraphProto, live: set[str]) -> None:
-        captures = set(self.body.captures)
+        given = {*self.body.captures, *self.body.inputs}
         graph = self.body.graph
-        made.initializer.extend(t for n, t in graph.initializers.items() if n in live and n not in captures)
+        made.initializer.extend(t for n, t in graph.initializers.items() if n in live and n not in given)
         made.initializer.extend(t for n, t in self.op.constants.items() if n in live)
         made.sparse_initializer.extend(t for t in graph.model.graph.sparse_initializer if t.values.name in live)
 
 
-def is_random(node: NodeProto) -> bool:
-    """Whether a node, or one in its subgraphs, draws random numbers: another run of it gives others."""
-    if node.op_type in _RANDOM:
-        return True
-    within = (graph for attribute in node.attribute for sub in subgraphs(attribute) for graph in graphs(sub))
-    return any(inner.op_type in _RANDOM for graph in within for inner in graph.node)
+def is_random(node: NodeProto, functions: Functions | None = None) -> bool:
+    """Whether a node, or one in its subgraphs or in a function, draws random numbers: another run of it gives others."""
+    within = list(nested([node]))
+    for function in functions.called_by(within) if functions else ():
+        within += nested(function.node)
+    return any(inner.op_type in _RANDOM for inner in within)
 
 
 def rename_reads(node: NodeProto, names: Mapping[str, str]) -> None:

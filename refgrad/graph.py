@@ -30,11 +30,12 @@ from onnx import (
     numpy_helper,
 )
 
+from refgrad.calls import Functions, keep_functions
 from refgrad.errors import InvalidModelError
 from refgrad.functions import CONSTANT, OPERATORS, Type, adopt, call_functions, settle
-from refgrad.inlining import inline_functions
+from refgrad.inlining import inline_functions, refuse_recursion
 from refgrad.protos import attribute_value, checkable, graphs, names_of, rename_shadows, subgraphs, versions_of
-from refgrad.registry import STRUCTURES, Structure
+from refgrad.registry import CALLS, STRUCTURES, Structure
 from refgrad.upgrade import spell_out_deprecated, upgrade
 
 SIXTEEN_BIT = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
@@ -105,7 +106,7 @@ class Node:
 
 
 class Graph:
-    """A checked model of opset >= 16 without local functions, with types and shapes by name.
+    """A checked model of opset >= 16, with types and shapes by name. Local functions are inlined, but for those in `functions`.
 
     `nodes` are in topological order, uniquely named. `types` maps a tensor to its element type, `shapes` to its
     dimensions (an int, a symbol, or None), `containers` a sequence or an optional to its type; a value missing from all
@@ -113,9 +114,20 @@ class Graph:
     """
 
     def __init__(
-        self, model: ModelProto | str | os.PathLike[str], opset: int = MIN_OPSET, *, shapeless: bool = False
+        self,
+        model: ModelProto | str | os.PathLike[str],
+        opset: int = MIN_OPSET,
+        *,
+        shapeless: bool = False,
+        keep: bool = False,
+        functions: Functions | None = None,
     ) -> None:
-        """Read `model` in `opset`, or in its own if that is later; `shapeless`: inputs and outputs may lack a shape."""
+        """Read `model` in `opset`, or in its own if that is later.
+
+        :param shapeless: inputs and outputs may lack a shape.
+        :param keep: leave the calls of functions that are called more than once.
+        :param functions: those that it calls, of a model that holds none itself.
+        """
         self.source = read(model)
         self._open: frozenset[str] = frozenset()
         self.apart = {t.name: t for t in self.source.graph.initializer if is_large(t) or t.name in self._overridable}
@@ -123,8 +135,15 @@ class Graph:
         rename_shadows(skeleton.graph)
         spell_out_deprecated(skeleton)
         lowest = max(opset, adopt(skeleton), _MAP_OPSET if _has_sequences(skeleton) else 1)
-        upgraded = upgrade(_inlined(_check(skeleton, shapeless)), lowest)
-        self.model = settle(upgraded, lambda model: _ranks(infer(model)))
+        checked = _check(skeleton, shapeless)
+        self.functions = functions or Functions()
+        self.structures = STRUCTURES  # and the functions
+        if keep and checked.functions and versions_of(checked).get("", 1) >= max(lowest, _KEPT_OPSET):
+            checked, self.functions = keep_functions(checked)
+        if self.functions:
+            self.structures = STRUCTURES | dict.fromkeys(self.functions.protos, CALLS[0])
+        upgraded = upgrade(_inlined(checked), lowest)
+        self.model = settle(upgraded, lambda model: _ranks(infer(self.functions.inlined(model))))
         self.refusals: dict[tuple[str, str], str] = {}  # operators whose function body does not cover a node: why not
         self.index()
 
@@ -140,13 +159,16 @@ class Graph:
         self.outputs = {v.name: v for v in graph.output}
         self.nodes = read_nodes(graph)
         self.producer = {name: node for node in self.nodes for name in node.outputs if name}
-        inferred = infer(self.model)
+        inferred = infer(self.functions.inlined(self.model))
         self.types: dict[str, int] = {}
         # of quantised values that carry a derivative: the float type of their adjoints
         self.adjoint_types: dict[str, int] = {}
         self.shapes: dict[str, Shape] = {}
         self.containers: dict[str, TypeProto] = {}
         self.values = {value.name: value for value in inferred.value_info}
+        self._results = {value.name: value for value in inferred.output}
+        if self.functions:
+            self.values = {name: value for name, value in self.values.items() if name in self.producer}
         known: dict[bytes, tuple[int, Shape | None]] = {}  # few types recur many times
         for name, value in (*self.values.items(), *((v.name, v) for v in (*inferred.output, *inferred.input))):
             if not value.type.HasField("tensor_type"):
@@ -186,12 +208,14 @@ class Graph:
     def structure(self, node: Node, quantization: str) -> Structure:
         """The graphs of `node`, read once."""
         if node.name not in self._structures:
-            self._structures[node.name] = STRUCTURES[node.key](self, node, quantization)
+            self._structures[node.name] = self.structures[node.key](self, node, quantization)
         return self._structures[node.name]
 
     def type_of(self, name: str) -> TypeProto | None:
         """The declared or inferred type of a value, None where nothing is known."""
-        value = self.values.get(name) or self.inputs.get(name) or self.outputs.get(name)
+        if name in self.containers:
+            return self.containers[name]
+        value = self.values.get(name) or self.inputs.get(name) or self._results.get(name)
         if value is not None:
             return value.type
         tensor = self.initializers.get(name)
@@ -439,6 +463,7 @@ def _check(model: ModelProto, shapeless: bool = False) -> ModelProto:
                 f"The model's opset {imported.version} is newer than onnx {onnx.__version__} knows ({newest}). "
                 "Upgrade onnx, or convert the model down with onnx.version_converter."
             )
+    refuse_recursion(model.functions)
     try:
         onnx.checker.check_model(checkable(model) if shapeless else model)
     except onnx.checker.ValidationError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import reprlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from refgrad.functions import MICROSOFT, OPERATORS, UnsupportedFormError, find_s
 from refgrad.graph import FLOATS, Graph, Node
 from refgrad.inlining import INLINED, inline_functions
 from refgrad.protos import import_domain
-from refgrad.registry import NO_DERIVATIVE, PENDING, QUANTIZED, QUANTIZERS, RULES, STRUCTURES, ZERO, Passage
+from refgrad.registry import NO_DERIVATIVE, PENDING, QUANTIZED, QUANTIZERS, RULES, ZERO, Passage
 
 _NOT_DIFFERENTIABLE = onnx.defs.OpSchema.DifferentiationCategory.NonDifferentiable
 _CASTS = frozenset((("", "Cast"), ("", "CastLike")))
@@ -74,7 +73,7 @@ class Path:
         for node in graph.nodes:
             if self.varied.isdisjoint(node.reads):
                 continue
-            if node.key in STRUCTURES:
+            if node.key in graph.structures:
                 if by := graph.structure(node, quantization).outputs_of(self.varied):
                     self.varied.update(by)
                     moved.append((node, []))
@@ -101,17 +100,17 @@ class Path:
         for node, differentiable in reversed(moved):
             if not self.needed.isdisjoint(node.outputs):
                 self.active.append(node)
-                if node.key in STRUCTURES:
+                if node.key in graph.structures:
                     passage = graph.structure(node, quantization).passage(self.varied, self.needed)
                     self.passages[node.name], differentiable = passage, list(passage.reads)
                 self.needed.update(self.varied.intersection(differentiable))
         self.active.reverse()
         self.blocked = [node for node in self.active if node.name in blocked]
         in_the_way = {node.name for node in self.blocked}
-        inner = [path for passage in self.passages.values() for path in passage.paths]
+        inner = list(dict.fromkeys(path for passage in self.passages.values() for path in passage.paths))
         self.blocked_within = [node for path in inner for node in (*path.blocked, *path.blocked_within)]
         rows = [
-            Row(_title(*key), verdict, graph.refusals.get(key) or _reason(key, verdict), tuple(names))
+            Row(_title(*key), verdict, graph.refusals.get(key) or _reason(key, verdict, graph), tuple(names))
             for (key, verdict), names in found.items()
             if verdict in ("rule", "zero") or in_the_way.intersection(names)
         ]
@@ -186,11 +185,10 @@ def _title(domain: str, op_type: str) -> str:
     return f"{domain}.{op_type}" if domain else op_type
 
 
-def _reason(key: tuple[str, str], verdict: str) -> str:
-    if key in STRUCTURES:
-        return (
-            (inspect.getdoc(STRUCTURES[key]) or "").partition("\n")[0] if verdict == "rule" else "no derivative passes"
-        )
+def _reason(key: tuple[str, str], verdict: str, graph: Graph) -> str:
+    structure = graph.structures.get(key)
+    if structure is not None:
+        return structure.formula().partition("\n")[0] if verdict == "rule" else "no derivative passes"
     if verdict == "rule":
         return RULES[key].formula.partition("\n")[0]
     if verdict == "zero":

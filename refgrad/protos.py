@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper
@@ -26,13 +26,20 @@ def graphs(graph: GraphProto) -> Iterator[GraphProto]:
                 found += subgraphs(attribute)
 
 
-def every_node(model: ModelProto) -> Iterator[NodeProto]:
-    """Every node of a model, in its subgraphs and in its functions too."""
-    bodies = [list(model.graph.node), *(list(f.node) for f in model.functions)]
+def nested(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
+    """`nodes`, and every one in their subgraphs."""
+    bodies = [nodes]
     while bodies:
         for node in bodies.pop():
             yield node
-            bodies += [list(g.node) for attribute in node.attribute for g in subgraphs(attribute)]
+            bodies += [g.node for attribute in node.attribute for g in subgraphs(attribute)]
+
+
+def every_node(model: ModelProto) -> Iterator[NodeProto]:
+    """Every node of a model, in its subgraphs and in its functions too."""
+    yield from nested(model.graph.node)
+    for function in model.functions:
+        yield from nested(function.node)
 
 
 def versions_of(model: ModelProto) -> dict[str, int]:

@@ -113,11 +113,14 @@ class Passage:
     paths: tuple[Any, ...]
 
 
-def structure(op_type: str, domain: str = "") -> Callable[[type[Structure]], type[Structure]]:
-    """Register the decorated class as the derivative of an operator that has graphs of its own."""
+def structure(op_type: str | None, domain: str = "") -> Callable[[type[Structure]], type[Structure]]:
+    """Register the decorated class as the derivative of an operator that has graphs of its own; None: of every function."""
 
     def register(made: type[Structure]) -> type[Structure]:
-        STRUCTURES[domain, op_type] = made
+        if op_type is None:
+            CALLS.append(made)
+        else:
+            STRUCTURES[domain, op_type] = made
         return made
 
     return register
@@ -125,7 +128,7 @@ def structure(op_type: str, domain: str = "") -> Callable[[type[Structure]], typ
 
 RULES: dict[tuple[str, str], Rule] = {}
 STRUCTURES: dict[tuple[str, str], type[Structure]] = {}  # operator with graphs of its own: their derivative
-CALL = ("refgrad", "Call")  # stands for every function of a model
+CALLS: list[type[Structure]] = []  # of one: the derivative of a call of a function of a model
 ZERO: dict[tuple[str, str], str] = {}  # operator: why its derivative is zero
 NO_DERIVATIVE: dict[tuple[str, str], str] = {}  # operator: why it has none
 BODY: dict[tuple[str, str], str] = {}  # operator without a rule: what the function body of its schema computes

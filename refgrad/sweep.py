@@ -10,7 +10,7 @@ from refgrad.errors import RuleError
 from refgrad.functions import MICROSOFT
 from refgrad.graph import Graph, Node, Shape
 from refgrad.path import Path
-from refgrad.registry import RULES, STRUCTURES, Read, Rule
+from refgrad.registry import RULES, Read, Rule
 
 _VALUES = frozenset(("input", "cotangent", "output"))
 
@@ -40,7 +40,7 @@ class Sweep:
         if not any(adjoints):
             return
         mine: dict[str, list[str]] = {}
-        by = self._by_structure if node.key in STRUCTURES else self._by_rule
+        by = self._by_structure if node.key in self.graph.structures else self._by_rule
         for name, adjoint in by(node, adjoints):
             if adjoint is None or name not in self.path.needed:
                 continue
