@@ -34,17 +34,7 @@ from refgrad.sweep import live_forward
 
 _BODIES = frozenset((("", "If"), ("", "Loop"), ("", "Scan")))
 _SIZE = 64  # of a dimension that is not known
-_NO_TENSOR = frozenset(
-    (
-        "Optional",
-        "SequenceConstruct",
-        "SequenceEmpty",
-        "SequenceErase",
-        "SequenceInsert",
-        "SequenceMap",
-        "SplitToSequence",
-    )
-)  # operators whose results cannot be tied to
+_SEQUENCES = frozenset(("SequenceConstruct", "SequenceEmpty", "SequenceErase", "SequenceInsert", "SplitToSequence"))
 
 
 def segments(graph: Graph, recompute: bool | Sequence[str]) -> list[frozenset[str]]:
@@ -211,13 +201,20 @@ class Repetition:
         for place, part in parts:
             made = self._before.setdefault(place, [])
             if not made:
-                ready, after, left = self._ready([*left, *_left(self._backward[after:place])], made), place, []
+                ready, after, left = self._ready([*left, *self._left(after, place)], made), place, []
             self._repeat(part, ready, made)
 
     def _end_of_forward(self) -> list[str]:
         """The tensors that the forward pass computes last."""
         made = ([n for n in node.outputs if self._is_tied(n)] for node in live_forward(self._graph, set(self._live)))
         return next(filter(None, reversed(list(made))), [])
+
+    def _left(self, start: int, end: int) -> list[str]:
+        """The tensors that this part of the backward pass computes and none of it reads."""
+        nodes = self._backward[start:end]
+        read = {name for node in nodes for name in _reads(node)}
+        made = (name for node in nodes if node.op_type not in _SEQUENCES for name in node.outputs)
+        return [name for name in made if name and name not in read and not self._op.is_sequence(name)]
 
     def _ready(self, names: Sequence[str], made: list[NodeProto]) -> str:
         """No elements, as soon as all the values in `names` are there; "" where there are none."""
@@ -288,14 +285,6 @@ def _connected(nodes: Sequence[Node], makers: Mapping[str, Node]) -> list[list[N
 def _reads(node: Emitted) -> Iterator[str]:
     yield from node.inputs
     yield from node.captured
-
-
-def _left(nodes: Sequence[Emitted]) -> list[str]:
-    """The tensors that `nodes` compute and none of them reads."""
-    read = {name for node in nodes for name in _reads(node)}
-    return [
-        name for node in nodes if node.op_type not in _NO_TENSOR for name in node.outputs if name and name not in read
-    ]
 
 
 def _describe(node: NodeProto, of: str) -> None:

@@ -78,7 +78,15 @@ MODELS = {
         => (float[3] s4, float[3] out) { s1 = Sin(s) s2 = Mul(s1, z_t) s3 = Exp(s2) s4 = Tanh(s3) out = Mul(s4, a) }>
         y = Mul(l, x) ys = Exp(k)
     }"""),
-    "a sequence": parsed("""sequence (float[4, 3] x) => (float[2, 3] y) {
+    "sequences on the way": parsed("""sequences (float[4, 3] x) => (float[6, 3] y) {
+        a = Tanh(x) n = Constant<value = int64[2] {2, 2}>() s = SplitToSequence(a, n) z = Constant<value = int64 {0}>()
+        p = SequenceAt(s, z) b = Exp(p) t = SequenceInsert(s, b) q = ConcatFromSequence<axis = 0>(t) r = Sin(q)
+        y = Mul(r, q)
+    }"""),
+    "an optional": parsed("""optional (float[4, 3] x) => (float[4, 3] y) {
+        a = Tanh(x) o = Optional(a) b = OptionalGetElement(o) c = Exp(b) d = Sin(c) y = Mul(d, b)
+    }"""),
+    "a sequence beside the derivative": parsed("""sequence (float[4, 3] x) => (float[2, 3] y) {
         a = Tanh(x) n = Constant<value = int64[2] {2, 2}>() s = SplitToSequence(a, n) one = Constant<value = int64 {1}>()
         i = SequenceLength(s) k = CastLike(i, x) b = Mul(a, k) two = Constant<value = int64[2] {0, 1}>()
         c = Gather(b, two) d = Exp(c) y = Mul(d, c)
