@@ -16,10 +16,13 @@ _VALUES = frozenset(("input", "cotangent", "output"))
 
 
 class Sweep:
-    """One pass over the active nodes of a path, of a model or of a body: adjoints by the name of their primal."""
+    """One pass over the active nodes of a path, of a model or of a body: adjoints by the name of their primal.
 
-    def __init__(self, path: Path, op: Emitter) -> None:
-        self.path, self.graph, self.op = path, path.graph, op
+    What it names begins with `scope`, by which a body leaves the names of gradients to the model.
+    """
+
+    def __init__(self, path: Path, op: Emitter, scope: str = "") -> None:
+        self.path, self.graph, self.op, self.scope = path, path.graph, op, scope
         self.rename: dict[str, str] = {}  # emitted value: its name in the result
         self._owner: dict[str, str] = {}  # emitted value: the primal whose adjoint it was first
         self._contributions: dict[str, list[list[str]]] = {}  # a list per node, the last node first
@@ -165,7 +168,7 @@ class Sweep:
     def call(self, value: str, name: str, primal: str) -> str:
         """Give an emitted value its name in the result, unless it has one there already."""
         if value in self.op.made and value not in self.rename:
-            self.rename[value] = self.op.fresh(name)
+            self.rename[value] = self.op.fresh(self.scope + name)
             self._owner[value] = primal
         return value
 
