@@ -121,7 +121,7 @@ class Body:
             needed=path.needed,
         )
         within.enter(op.rule, op.node)
-        return Swept(self, Sweep(path, within))
+        return Swept(self, Sweep(path, within, f"{op.node}/"))
 
     def is_stackable(self, name: str) -> bool:
         """Whether a value is a tensor that has the same shape in every step."""
