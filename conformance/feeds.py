@@ -26,8 +26,14 @@ def is_float(array: Any) -> bool:
 
 
 def widened(feeds: Mapping[str, Any]) -> dict[str, Any]:
-    """The feeds with every float tensor in float64."""
-    return {name: array.astype(np.float64) if is_float(array) else array for name, array in feeds.items()}
+    """The feeds with every float tensor, also in a sequence, in float64."""
+    return {name: _wide(value) for name, value in feeds.items()}
+
+
+def _wide(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_wide(element) for element in value]
+    return value.astype(np.float64) if is_float(value) else value
 
 
 def random_feeds(

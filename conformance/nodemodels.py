@@ -1,7 +1,7 @@
 """The models of onnx's own node tests: the gradient of each, against central differences in float64.
 
 Each is differentiated as it is, where axes, starts and indices are inputs that only the run knows, and once more with
-everything that is not differentiated folded into constants.
+everything that is not differentiated folded into constants. A sequence, or what is in an optional, is judged tensor by tensor.
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import ModelProto, TensorProto, ValueInfoProto, numpy_helper
+from onnx import ModelProto, TensorProto, TypeProto, ValueInfoProto, numpy_helper
 
 import refgrad
-from refgrad.backends.base import Prepared
+from refgrad.backends import get_backend
 from refgrad.backward import names_in
-from refgrad.conformance.differences import Difference, directional
+from refgrad.conformance.differences import Difference, Function, directional
 from refgrad.conformance.feeds import widened
 from refgrad.conformance.oracles.differences import tied
 from refgrad.conformance.point import in_float64
 from refgrad.graph import FLOATS
+from refgrad.protos import subgraphs
 from refgrad.registry import NO_DERIVATIVE, PENDING
 
 TOLERANCE = 1e-4  # of a directional derivative, relative to the size of the gradient
@@ -38,6 +39,13 @@ FIXED = {
     ("Upsample", "scales"): "the shape of the result depends on it",
 }
 
+# Tests that are refused as a whole, and the reason.
+REFUSED = {
+    "test_loop16_seq_none": "its state is an optional before the first step, and a sequence after it",
+    "test_scan_sum": "Scan of opset 8, which scans every element of a batch by itself",
+}
+
+_RECURRENT = ("RNN", "GRU", "LSTM")
 _TIED = ("Unique",)  # the shape of the result depends on which elements are equal: they stay so along every direction
 
 
@@ -62,6 +70,19 @@ class NodeModel:
     def outputs(self) -> tuple[str, ...]:
         """The float outputs."""
         return tuple(v.name for v in self.model.graph.output if _is_float(v))
+
+    @property
+    def structured(self) -> bool:
+        """Whether it has graphs within its nodes, a recurrence, sequences or optionals."""
+        nodes = self.model.graph.node
+        within = any(any(subgraphs(attribute)) for node in nodes for attribute in node.attribute)
+        return within or not self.of_tensors or any(node.op_type in _RECURRENT for node in nodes)
+
+    @property
+    def of_tensors(self) -> bool:
+        """Whether every input and output is a tensor: neither a sequence nor an optional."""
+        graph = self.model.graph
+        return all(value.type.HasField("tensor_type") for value in (*graph.input, *graph.output))
 
     def folded(self) -> NodeModel:
         """The same with everything that is not differentiated as a constant."""
@@ -88,7 +109,17 @@ def _inputs_of(node: Any) -> dict[str, str]:
 
 
 def _is_float(value: ValueInfoProto) -> bool:
-    return value.type.HasField("tensor_type") and value.type.tensor_type.elem_type in FLOATS
+    return _element_type(value.type) in FLOATS
+
+
+def _element_type(kind: TypeProto) -> int:
+    """The element type of a tensor, or of the tensors in a sequence or an optional."""
+    match kind.WhichOneof("value"):
+        case "sequence_type":
+            return _element_type(kind.sequence_type.elem_type)
+        case "optional_type":
+            return _element_type(kind.optional_type.elem_type)
+    return kind.tensor_type.elem_type
 
 
 @cache
@@ -113,7 +144,9 @@ def node_models() -> tuple[NodeModel, ...]:
 
 
 def as_array(feed: Any) -> Any:
-    """A tensor or a NumPy scalar as an array; anything else as it is."""
+    """A tensor or a NumPy scalar as an array, also in a sequence; anything else as it is."""
+    if isinstance(feed, list):
+        return [as_array(element) for element in feed]
     if isinstance(feed, TensorProto):
         return numpy_helper.to_array(feed)
     return np.asarray(feed) if isinstance(feed, np.generic) else feed
@@ -121,12 +154,12 @@ def as_array(feed: Any) -> Any:
 
 def excluded(test: NodeModel) -> str | None:
     """Why a test is not judged; None where it is."""
+    if test.name in REFUSED:
+        return f"refused: {REFUSED[test.name]}"
     for node in test.model.graph.node:
         key = node.domain, node.op_type
         if key in PENDING or key in NO_DERIVATIVE:
             return f"{node.op_type} {PENDING.get(key) or NO_DERIVATIVE[key]}"
-    if any(not isinstance(x, np.ndarray) for x in test.feeds.values()):
-        return "sequences and optionals are not differentiated yet"
     if not test.wrt:
         return "; ".join(
             sorted(
@@ -146,27 +179,38 @@ def wrong(test: NodeModel, dialect: str = "onnx", **options: Any) -> list[str]:
 
     :raises RefgradError: the gradient cannot be built or run.
     """
-    forward = in_float64(test.model)
+    prepared_forward = in_float64(test.model)
     gradient = refgrad.gradient(test.model, wrt=test.wrt, outputs=test.outputs, dialect=dialect, **options)
     seeds_of, names = names_in(gradient)
     prepared = in_float64(gradient)
-    complaints = dict.fromkeys(test.wrt, "no finite point")
-    open_ = set(test.wrt)
-    before = forward.run(widened(test.feeds))
+    feeds = widened(test.feeds)
+
+    def forward(point: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        return tensors(prepared_forward.run(_with(feeds, point)))
+
+    wrt = tuple(tensors({name: feeds[name] for name in test.wrt}))
+    complaints = dict.fromkeys(wrt, "no finite point")
+    open_ = set(wrt)
+    before = forward(tensors(feeds))
     for attempt, shift in enumerate(_SHIFTS):
         rng = np.random.default_rng((attempt, 7))
-        point = _shifted(widened(test.feeds), test.wrt, shift, rng)
-        results = forward.run(point)
-        if shift and not _as_finite(results, before, test.outputs):
+        point = _shifted(tensors(feeds), wrt, shift, rng)
+        results = prepared_forward.run(_with(feeds, point))
+        after = tensors({name: results[name] for name in test.outputs})
+        if shift and not _as_finite(after, before):
             continue
         cotangents = {
-            o: np.where(np.isfinite(results[o] + before[o]), rng.standard_normal(results[o].shape), 0.0)
-            for o in test.outputs
+            o: np.where(np.isfinite(value + before[o]), rng.standard_normal(value.shape), 0.0)
+            for o, value in after.items()
         }
-        got = prepared.run(point | {seeds_of[o]: v for o, v in cotangents.items()})
+        seeds = {seeds_of[o]: value for o, value in _with(results, cotangents).items() if o in seeds_of}
+        got = prepared.run(_with(feeds, point) | seeds)
+        gradients = tensors({name: got[gradient_name] for name, gradient_name in names.items()})
+        if gradients.keys() != set(wrt):
+            return [f"there are gradients of {sorted(gradients)}, and there are inputs {sorted(wrt)}"]
         for name in sorted(open_):
             ties = test.operator in _TIED
-            settled, complaints[name] = _judge(forward, point, name, got[names[name]], cotangents, rng, ties)
+            settled, complaints[name] = _judge(forward, point, name, gradients[name], cotangents, rng, ties)
             if settled:
                 open_.discard(name)
         if not open_:
@@ -174,8 +218,56 @@ def wrong(test: NodeModel, dialect: str = "onnx", **options: Any) -> list[str]:
     return [f"{name}: {complaint}" for name, complaint in complaints.items() if complaint]
 
 
+def tensors(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The tensors among values, those in sequences numbered: "x[0]". Where an optional is empty there is none."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, list):
+            found |= tensors({f"{name}[{k}]": element for k, element in enumerate(value)})
+        elif value is not None:
+            found[name] = value
+    return found
+
+
+def _with(values: Mapping[str, Any], changed: Mapping[str, Any]) -> dict[str, Any]:
+    """The values with other tensors in the places that `tensors` names."""
+
+    def one(name: str, value: Any) -> Any:
+        if isinstance(value, list):
+            return [one(f"{name}[{k}]", element) for k, element in enumerate(value)]
+        return changed.get(name, value)
+
+    return {name: one(name, value) for name, value in values.items()}
+
+
+def departure(test: NodeModel, backend: str) -> float:
+    """How far the gradient that a backend computes in the model's own types is from that in float64: relative to its norm.
+
+    :raises RefgradError: the gradient cannot be built or run.
+    """
+    gradient = refgrad.gradient(test.model, wrt=test.wrt, outputs=test.outputs)
+    seeds_of, names = names_in(gradient)
+    results = in_float64(test.model).run(widened(test.feeds))
+    rng = np.random.default_rng(7)
+    cotangents = {o: rng.standard_normal(v.shape) for o, v in tensors({o: results[o] for o in test.outputs}).items()}
+    seeds = {seeds_of[o]: value for o, value in _with(results, cotangents).items() if o in seeds_of}
+    narrow = {n: v.astype(np.float32) for n, v in tensors(seeds).items()}
+    wanted, got = (
+        tensors({name: found[gradient_name] for name, gradient_name in names.items()})
+        for found in (
+            in_float64(gradient).run(widened(test.feeds) | seeds),
+            get_backend(backend).prepare(gradient).run(dict(test.feeds) | _with(seeds, narrow)),
+        )
+    )
+    if got.keys() != wanted.keys():
+        return float("inf")
+    size = max((float(np.linalg.norm(value)) for value in wanted.values()), default=0.0)
+    error = max((float(np.linalg.norm(got[name] - value)) for name, value in wanted.items()), default=0.0)
+    return error / max(size, 1.0)
+
+
 def _judge(
-    forward: Prepared,
+    forward: Function,
     point: Mapping[str, Any],
     name: str,
     gradient: np.ndarray,
@@ -195,7 +287,7 @@ def _judge(
     got = float(np.sum(gradient * direction))
     best: Difference | None = None
     for step in _STEPS:
-        found = directional(forward.run, point, {name: direction}, cotangents, step)
+        found = directional(forward, point, {name: direction}, cotangents, step)
         if best is None or found.error < best.error:
             best = found
     assert best is not None
@@ -220,9 +312,9 @@ def _shifted(feeds: dict[str, Any], wrt: tuple[str, ...], shift: float, rng: np.
     return moved
 
 
-def _as_finite(results: Mapping[str, Any], before: Mapping[str, Any], outputs: tuple[str, ...]) -> bool:
-    """Whether the shift left the domain of the operator."""
+def _as_finite(results: Mapping[str, Any], before: Mapping[str, Any]) -> bool:
+    """Whether the shift stayed in the domain of the operator."""
     return all(
-        results[o].shape == before[o].shape and not np.any(np.isfinite(before[o]) & ~np.isfinite(results[o]))
-        for o in outputs
+        o in before and value.shape == before[o].shape and not np.any(np.isfinite(before[o]) & ~np.isfinite(value))
+        for o, value in results.items()
     )

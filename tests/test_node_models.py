@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from refgrad.conformance.nodemodels import NodeModel, excluded, node_models, wrong
-from refgrad.errors import RefgradError
-from refgrad.registry import RULES, rule
+from refgrad.backends import available, get_backend
+from refgrad.conformance.nodemodels import TOLERANCE, NodeModel, departure, excluded, node_models, wrong
+from refgrad.errors import BackendError, RefgradError
+from refgrad.registry import RULES, STRUCTURES, rule
 
 MODELS = node_models()
 JUDGED = [test for test in MODELS if excluded(test) is None]
@@ -26,9 +27,20 @@ def test_gradient_agrees_with_differences(test: NodeModel, folded: bool) -> None
     assert not wrong(test.folded() if folded else test)
 
 
+@pytest.mark.skipif("ort-cpu" not in available(), reason="ONNX Runtime is not installed")
+@pytest.mark.parametrize("test", [test for test in JUDGED if test.structured], ids=named)
+def test_onnxruntime_computes_the_gradient_of_a_structure(test: NodeModel) -> None:
+    try:
+        assert departure(test, "ort-cpu") <= TOLERANCE
+    except BackendError:
+        with pytest.raises(BackendError):  # it does not run the model itself
+            get_backend("ort-cpu").prepare(test.model).run(test.feeds)
+
+
 def test_nothing_is_left_out() -> None:
-    assert len(MODELS) >= 1350
-    assert len(MODELS) - len(JUDGED) <= 50
+    assert len(MODELS) >= 1370
+    assert sum(test.structured for test in JUDGED) >= 60
+    assert len(MODELS) - len(JUDGED) <= 5
 
 
 @pytest.mark.parametrize("test", [test for test in MODELS if excluded(test)], ids=named)
@@ -56,5 +68,28 @@ def test_a_wrong_rule_is_caught(operator: str, name: str, planted: Callable[...,
     assert not wrong(test)
     monkeypatch.setitem(RULES, ("", operator), RULES["", operator])
     rule(operator, wrt=RULES["", operator].wrt)(planted)
+    assert wrong(test)
+    assert wrong(test.folded())
+
+
+@pytest.mark.parametrize(
+    ("operator", "name"),
+    [
+        ("Loop", "test_range_float_type_positive_delta_expanded"),
+        ("Scan", "test_scan9_multi_state"),
+        ("SequenceMap", "test_sequence_map_add_1_sequence_1_tensor"),
+    ],
+)
+def test_a_wrong_structure_is_caught(operator: str, name: str, monkeypatch: Any) -> None:
+    """One whose last adjoint is zero."""
+    [test] = [test for test in MODELS if test.name == name]
+    assert not wrong(test)
+    right = STRUCTURES["", operator].differentiate
+
+    def planted(self: Any, op: Any, *arguments: Any) -> Any:
+        *others, (last, _) = right(self, op, *arguments)
+        return [*others, (last, None)]
+
+    monkeypatch.setattr(STRUCTURES["", operator], "differentiate", planted)
     assert wrong(test)
     assert wrong(test.folded())
