@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from onnx import ModelProto, TypeProto, helper
 
 from refgrad.emit import Emitter, Writer
-from refgrad.errors import OptionError, choices
+from refgrad.errors import NoGradientError, OptionError, RuleError, choices
 from refgrad.functions import MICROSOFT
 from refgrad.graph import Graph, Shape, adjoint_of, is_container, unname
 from refgrad.kinks import CONVENTIONS
@@ -50,8 +50,9 @@ def gradient(
     Models of an opset before 16 are converted to 16. The caller's model is not modified. A local function that is called more
     than once stays a function, and so does its derivative: `f` becomes `f_fwd` where it has to return what the derivative
     reads, `f_grad` returns the adjoints of its inputs. Each is written once for all calls whose inputs have the same types
-    and sizes, and of which the same is asked. Others are inlined; so are all before opset 17, with `recompute`, in dialect
-    "ort", and with another derivative of quantization than "zero".
+    and sizes, and of which the same is asked. Others are inlined; so are all before opset 17, where a rule has to know more
+    of a shape that is an argument, with `recompute`, in dialect "ort", and with another derivative of quantization than
+    "zero".
     External data is referenced, not read: save the result in the folder of the model.
 
     :param model: a model, or the path of one.
@@ -103,16 +104,22 @@ def gradient(
         )
     with _no_collection():
         graph = Graph(model, keep=dialect == "onnx" and quantization == "zero" and not recompute)
-        sources, targets, path = prepare(graph, wrt, outputs, quantization)
-        if path.blocked or path.blocked_within:
-            raise refuse(path)
-        taken = taken_names(graph)
-        chosen = segments(graph, recompute)
-        repeated = with_bodies(path, chosen)
-        op = Emitter(
-            graph, dialect, taken, kinks=kinks, quantization=quantization, needed=path.needed, repeated=repeated
-        )
-        return _Gradient(path, sources, targets, op, cotangent, keep_outputs).model(chosen)
+        while True:
+            try:
+                sources, targets, path = prepare(graph, wrt, outputs, quantization)
+                if path.blocked or path.blocked_within:
+                    raise refuse(path)
+                taken = taken_names(graph)
+                chosen = segments(graph, recompute)
+                repeated = with_bodies(path, chosen)
+                op = Emitter(
+                    graph, dialect, taken, kinks=kinks, quantization=quantization, needed=path.needed, repeated=repeated
+                )
+                return _Gradient(path, sources, targets, op, cotangent, keep_outputs).model(chosen)
+            except (NoGradientError, RuleError):
+                if not graph.functions:
+                    raise
+                graph = Graph(model)  # at its calls more is known than in a function: a shape may be an argument
 
 
 def preflight(
@@ -131,7 +138,10 @@ def preflight(
     :raises OptionError: an unknown quantization.
     """
     _check_options(("quantization", quantization, QUANTIZATION))
-    sources, targets, path = prepare(Graph(model, keep=quantization == "zero"), wrt, outputs, quantization)
+    graph = Graph(model, keep=quantization == "zero")
+    sources, targets, path = prepare(graph, wrt, outputs, quantization)
+    if graph.functions and (path.blocked or path.blocked_within):
+        sources, targets, path = prepare(Graph(model), wrt, outputs, quantization)
     return Report(tuple(sources), tuple(targets), path.rows)
 
 

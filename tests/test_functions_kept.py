@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,9 @@ from onnx import FunctionProto, ModelProto, helper, parser
 
 import refgrad
 from refgrad.backends import get_backend
-from refgrad.errors import InvalidModelError, NoGradientError
+from refgrad.errors import InvalidModelError, NoGradientError, RuleError
 from refgrad.inlining import inline_functions
+from refgrad.registry import RULES
 
 BACKENDS = ("numpy", "ort-cpu")
 
@@ -300,6 +302,26 @@ INLINED: dict[str, ModelProto] = {
 @pytest.mark.parametrize("what", INLINED)
 def test_a_function_that_does_not_stay(what: str) -> None:
     compare(INLINED[what], [])
+
+
+def test_functions_in_which_a_rule_knows_too_little_are_inlined(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sizes of what Sin reads follow from a shape that is an argument: they are known at the calls alone."""
+
+    def sin(op: Any, d_output: str, input: str) -> str:
+        if op.static(input) is None:
+            raise RuleError("too little is known")
+        return str(op.Mul(d_output, op.Cos(input)))
+
+    monkeypatch.setitem(RULES, ("", "Sin"), replace(RULES["", "Sin"], function=sin))
+    model = model_of(
+        "g (float[2,12] x) => (float[2,12] y) { n = Shape<end = 1>(x) m = Constant<value_ints = [2, 6]>()"
+        " s = Concat<axis = 0>(n, m) a = l.f(x, s) y = l.f(a, s) }",
+        "f (u, s) => (v) { t = Reshape(u, s) z = Sin(t) r = Shape(u) v = Reshape(z, r) }",
+    )
+    compare(model, [])
+    unknown = model_of("g (float[N] x) => (float[N] y) { a = l.f(x) y = l.f(a) }", "f (u) => (v) { v = Sin(u) }")
+    with pytest.raises(RuleError, match="too little"):
+        refgrad.gradient(unknown)
 
 
 @pytest.mark.parametrize("options", [{"dialect": "ort"}, {"quantization": "straight-through"}, {"recompute": True}])
