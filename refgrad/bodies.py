@@ -110,7 +110,7 @@ class Body:
     def swept(self, op: Emitter, path: Path, taken: set[str] | None = None) -> Swept:
         """The sweep over `path` that emits beside `op`: its seeds are still to be given.
 
-        :param taken: the names that it takes no more; None: those of `op`.
+        :param taken: the names that it cannot take, where they are not those of the model: of a function.
         """
         within = Emitter(
             self.graph,
@@ -121,7 +121,7 @@ class Body:
             needed=path.needed,
         )
         within.enter(op.rule, op.node)
-        return Swept(self, Sweep(path, within, f"{op.node}/"))
+        return Swept(self, Sweep(path, within, f"{op.node}/" if taken is None else ""))
 
     def is_stackable(self, name: str) -> bool:
         """Whether a value is a tensor that has the same shape in every step."""
