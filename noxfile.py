@@ -111,9 +111,10 @@ def torch(session: nox.Session) -> None:
     session.install("-e", ".[ort,torch,test]")
     shutil.rmtree(TORCH_MODELS, ignore_errors=True)
     session.run("python", "examples/torch_models.py", str(TORCH_MODELS))
-    names = ("torch", "torch_operators", "oracles_foreign", "kinks", "losses", "numpy_recurrent", "recipes", "higher")
+    names = ("torch", "oracles_foreign", "kinks", "losses", "numpy_recurrent", "recipes", "higher")
+    exported = ("torch_operators", "torch_structure")
     rules = ("recurrent", "quantization", "sampling")
-    files = [f"tests/test_{name}.py" for name in (*names, *(f"rules_{name}" for name in rules))]
+    files = [f"tests/test_{name}.py" for name in (*names, *exported, *(f"rules_{name}" for name in rules))]
     pytest(session, "-m", "not models", *files, REFGRAD_TORCH_MODELS=str(TORCH_MODELS))
 
 
