@@ -164,7 +164,12 @@ SCANS: tuple[Row, ...] = (
         """[node] s = Scan (x) <num_scan_inputs = 1, body = f (T[] e) => (T[] o) { o = Mul(e, w) }>""",
         {"x": (3, 2), "w": (2,)},
     ),
-    ("last-state-left-out", "T[m, l] t", _TURNED.replace("y, s, t", '"", "", t'), {"h": (3,), "x": (3, 4), "u": (3, 4)}),
+    (
+        "last-state-left-out",
+        "T[m, l] t",
+        _TURNED.replace("y, s, t", '"", "", t'),
+        {"h": (3,), "x": (3, 4), "u": (3, 4)},
+    ),
     ("stacks-left-out", "T[i] y", _TURNED.replace("y, s, t", "y"), {"h": (3,), "x": (3, 4), "u": (3, 4)}),
     (
         "what-it-reads-twice",
@@ -240,7 +245,10 @@ def flow(
     """
     name, outputs, nodes, given = row
     rng = np.random.default_rng(len(name))
-    arrays = {n: _numbers(value, rng).astype(TYPES[kind]) if _is_float(value) else value for n, value in given.items()}
+    arrays: dict[str, np.ndarray] = {
+        n: _numbers(value, rng).astype(TYPES[kind]) if _is_float(value) else np.asarray(value)
+        for n, value in given.items()
+    }
     text = f'<ir_version: 10, opset_import: ["": {opset}]> {op} () => ({outputs}) {{ {nodes} }}'
     model = onnx.parser.parse_model(_typed(text, kind))
     feeds = {n: array for n, array in arrays.items() if n not in constant}
