@@ -7,9 +7,10 @@ A runtime may merge a copy with its original, or run it as early as its inputs a
 long as before. So the copies read values that are tied to what the backward pass has computed until then:
 
     ready = Concat(Cast(Slice(Reshape(adjoint, [-1]), 0, 0)), ...)      no elements, int64
-    tied  = Reshape(value, Concat(Shape(value), ready))                 the same elements in the same shape
+    tied  = Unsqueeze(value, ready)                                     no axis is added
 
-The tie moves no data, is exact whatever the values are, and no derivative passes through `ready`. It waits for everything
+The tie moves no data, is exact whatever the values are, and no derivative passes through `ready`. A Reshape to Shape(value) and
+`ready` would do as well, but ONNX Runtime joins it with a Reshape behind it. The tie waits for everything
 that the backward part of the segment before left behind, the gradients of weights too: the copies of one segment are dead
 before those of the next are made, in whatever order a runtime takes the nodes.
 """
@@ -233,9 +234,7 @@ class Repetition:
         entering = dict.fromkeys(name for node in part for name in node.reads if name not in names)
         for name in entering if ready else ():
             if self._is_tied(name):
-                shape = self._node(made, "Shape", [name], name, "shape")
-                shape = self._node(made, "Concat", [shape, ready], name, "shape_when_ready", axis=0)
-                names[name] = self._node(made, "Reshape", [name, shape], name, "tied")
+                names[name] = self._tie(name, ready, made)
                 self._declare(name, names[name])
         for node in part:
             copy = NodeProto()
@@ -250,6 +249,14 @@ class Repetition:
             for name in node.outputs:
                 if name in names:
                     self._declare(name, names[name])
+
+    def _tie(self, name: str, ready: str, made: list[NodeProto]) -> str:
+        """The value `name`, but not before `ready`."""
+        shape = self._graph.shapes.get(name)
+        if self._graph.types[name] == TensorProto.INT64 and shape is not None and len(shape) == 1:
+            # ONNX Runtime joins what makes a shape with the Reshape that reads it, as if it were its data
+            return self._node(made, "Concat", [name, ready], name, "tied", axis=0)
+        return self._node(made, "Unsqueeze", [name, ready], name, "tied")
 
     def _node(
         self, made: list[NodeProto], op_type: str, inputs: Sequence[str], of: str, what: str, **settings: Any
