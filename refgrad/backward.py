@@ -267,9 +267,9 @@ class _Gradient:
                 shape = [dim if isinstance(dim, int) else None for dim in self.op.shape(like) or ()]
                 named = self.sweep.rename.get(value, value)
                 target.value_info.append(helper.make_tensor_value_info(named, self.op.type(like), shape))
-        for value in (*target.input, *target.output, *target.value_info):
-            if is_container(value.type):
-                value.type.CopyFrom(unname(value.type))  # ONNX Runtime takes elements of one name for equally large
+        for declared in (*target.input, *target.output, *target.value_info):
+            if is_container(declared.type):
+                declared.type.CopyFrom(unname(declared.type))  # ONNX Runtime takes elements of one name for equally large
         final.metadata_props.extend(p for p in source.metadata_props if not p.key.startswith("refgrad."))
         for key, names in (
             ("refgrad.gradients", {name: self.sweep.rename[value] for name, value in self.gradients.items()}),

@@ -120,6 +120,7 @@ class Body:
             quantization=op.quantization,
             needed=path.needed,
         )
+        within.mapped = op.mapped
         within.enter(op.rule, op.node)
         return Swept(self, Sweep(path, within, f"{op.node}/" if taken is None else ""))
 
@@ -191,10 +192,11 @@ class Swept:
         self._results.append(value)
         return value
 
-    def plan(self, *, stacked: bool, mapped: bool = False, recompute: bool = False) -> None:
+    def plan(self, *, stacked: bool, listed: bool = False, mapped: bool = False, recompute: bool = False) -> None:
         """Choose which values the forward graph stores, and which nodes the backward graph repeats.
 
         :param stacked: the graph is run once per step, and what it stores is stacked.
+        :param listed: what cannot be stacked and cannot be computed again is made a sequence.
         :param mapped: the graph is run once per element of a sequence, and what it stores is made one: tensors alone.
         :param recompute: store the states alone.
         :raises NoGradientError: a value that is needed changes its shape from step to step, or is random.
@@ -204,7 +206,8 @@ class Swept:
         self._backward = live_nodes(self.op, live)
         settle(graph, self.op, live)
         self._read = live
-        inputs, again, stored = set(body.inputs), set(), {}
+        inputs, again = set(body.inputs), set()
+        stored: dict[str, None] = {}
         makers = {name: node for node in graph.nodes for name in node.outputs if name}
         pending = [name for name in live if name in inputs or name in makers]
         while pending:
@@ -214,14 +217,15 @@ class Swept:
             node = makers.get(name)
             if node is None:
                 if name in inputs:
-                    if stacked and not body.is_stackable(name):
+                    if stacked and not (body.is_stackable(name) or (listed and name in graph.types)):
                         raise self._unstackable(name)
                     stored[name] = None
                 continue
             random = is_random(node.proto, graph.functions)
             repeat = recompute and not random
             if stacked:
-                repeat |= body.is_invariant(node) or not body.is_stackable(name)
+                from_list = listed and name in graph.types and not graph.containers.keys().isdisjoint(node.reads)
+                repeat |= body.is_invariant(node) or not (body.is_stackable(name) or from_list)
             if mapped:
                 repeat |= body.is_invariant(node) or name in graph.containers
             repeat |= node.key == ("", "Constant")
@@ -267,6 +271,7 @@ class Swept:
             value.type.CopyFrom(unname(kind) if kind is not None else tensor_type(self.op.type(name), None))
             outputs.append(value)
         live = {*body.outputs, *(one if isinstance(one, str) else one[1].name for one in results)}
+        live.update(name for one in results if not isinstance(one, str) for node in one[0] for name in node.input)
         nodes = [node.proto for node in live_forward(graph, live)]
         made.node.extend((*nodes, *copies))
         made.input.extend(body.proto.input)

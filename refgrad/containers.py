@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from onnx import TensorProto, TypeProto, ValueInfoProto, helper, numpy_helper
 
-from refgrad.graph import element_type, type_of
+from refgrad.graph import type_of
 
 if TYPE_CHECKING:
     from refgrad.emit import Emitter
@@ -35,7 +35,7 @@ def full_like(op: Emitter, value: str, number: float) -> str:
     """`number` wherever the adjoint of a sequence or an optional has an element; that of an empty optional has none."""
     kind = op.container(value)
     if kind is not None and kind.HasField("sequence_type"):
-        return each(op, lambda element: op.full(op.Shape(element), number, like=element), value)
+        return each(op, op.type(value), lambda element: op.full(op.Shape(element), number, like=element), value)
 
     def held() -> list[str]:
         element: str = op.OptionalGetElement(value)
@@ -56,16 +56,49 @@ def nothing_like(op: Emitter, optional: str) -> str:
     return str(op.ConstantOfShape([0] * rank, value=zero))
 
 
-def each(op: Emitter, function: Callable[..., str], *inputs: str) -> str:
+def for_each(
+    op: Emitter, sequences: Sequence[str], kinds: Sequence[int], function: Callable[..., Sequence[str]]
+) -> tuple[str, ...]:
+    """A sequence of each result that `function` has for the tensors at every place; its elements are of type `kinds`."""
+    number = op.SequenceLength(sequences[0])
+    going = op.const(np.array(True))
+    empty = [op.hold(op.SequenceEmpty(dtype=int(kind)), sequence_type(kind)) for kind in kinds]
+
+    def body(place: str, again: str, *made: str) -> list[str]:
+        results = function(*(op.SequenceAt(sequence, place) for sequence in sequences))
+        longer = (op.SequenceInsert(m, r) for m, r in zip(made, results, strict=True))
+        return [op.Identity(again), *(op.hold(value, sequence_type(k)) for value, k in zip(longer, kinds, strict=True))]
+
+    graph = op.subgraph(body, op.const(np.array(0)), going, *empty)
+    for value_info in (*graph.input[:2], *graph.output[:1]):
+        value_info.type.tensor_type.shape.SetInParent()  # scalars
+    for value_info, kind in zip(graph.input[2:], kinds, strict=True):
+        value_info.type.CopyFrom(sequence_type(kind))
+    done = op.emit("Loop", "", (number, going, *empty), len(kinds), {"body": graph})
+    made = (done,) if len(kinds) == 1 else done
+    return tuple(op.hold(value, sequence_type(kind)) for value, kind in zip(made, kinds, strict=True))
+
+
+def each(op: Emitter, kind: int, function: Callable[..., str], *inputs: str) -> str:
     """The sequence of what `function` makes of every element; `inputs` are sequences of one length."""
+    if op.mapped:
+        return for_each(op, inputs, [kind], lambda *elements: [function(*elements)])[0]
     body = op.subgraph(lambda *elements: [function(*elements)], *inputs)
-    return op.hold(op.SequenceMap(*inputs, body=body), sequence_type(element_type(body.output[0].type)))
+    return op.hold(op.SequenceMap(*inputs, body=body), sequence_type(kind))
 
 
 def replace(op: Emitter, sequence: str, position: str, tensor: str) -> str:
     """`sequence` with `tensor` at `position`, which may be negative."""
-    longer = op.SequenceInsert(sequence, tensor, position)
-    return str(op.SequenceErase(longer, shift(op, position, 0, 1)))
+    rest = op.SequenceErase(sequence, position)
+    return str(op.SequenceInsert(rest, tensor, where_erased(op, rest, position)))
+
+
+def where_erased(op: Emitter, rest: str, position: str) -> str | None:
+    """Where SequenceInsert puts into `rest` what SequenceErase took from `position`; None is the end."""
+    known = op.constant(position)
+    if known is None:
+        return shift(op, position, op.Add(op.SequenceLength(rest), 1), 0)
+    return None if known == -1 else shift(op, position, 1, 0)
 
 
 def shift(op: Emitter, position: str, negative: str | int, other: str | int) -> str:
@@ -77,8 +110,8 @@ def shift(op: Emitter, position: str, negative: str | int, other: str | int) -> 
     return str(op.Where(op.Less(position, 0), *(op.Add(position, added) for added in (negative, other))))
 
 
-def total(op: Emitter, parts: Sequence[str]) -> str:
-    """The sum of sequences, element by element."""
+def total(op: Emitter, parts: Sequence[str], like: str) -> str:
+    """The sum of adjoints of the sequence `like`, element by element."""
     dense = [part for part in parts if part not in op.sparse.placed]
     placed = [op.sparse.placed[part] for part in parts if part in op.sparse.placed]
     if not dense:
@@ -90,7 +123,7 @@ def total(op: Emitter, parts: Sequence[str]) -> str:
         if filling is not None:
             placed.remove(filling)
             dense[k] = op.SequenceInsert(rest, filling[1], at)
-    made = dense[0] if len(dense) == 1 else each(op, lambda *elements: str(op.Sum(*elements)), *dense)
+    made = dense[0] if len(dense) == 1 else each(op, op.type(like), lambda *xs: str(op.Sum(*xs)), *dense)
     for position, adjoint in placed:
         made = replace(op, made, position, op.Add(op.SequenceAt(made, position), adjoint))
     return made

@@ -111,6 +111,7 @@ class Emitter:
         self._types.update((name, element_type(kind)) for name, kind in graph.containers.items())
         self._containers: dict[str, TypeProto] = dict(graph.containers)
         self.sparse = containers.Sparse()
+        self.mapped = False  # within a SequenceMap; ONNX Runtime runs none in another
         self._shapes: dict[str, Shape] = dict(graph.shapes)
         self._arrays: dict[str, np.ndarray] = {}
         self._shape_of: dict[str, Shape] = {}
@@ -284,6 +285,15 @@ class Emitter:
             self._types[name] = self.type(node.inputs[0])
         self.training_forms[node.name] = TrainingForm(op_type, made, attributes)
         return made
+
+    def beside(self, op_type: str, *inputs: str) -> str:
+        """The result of a node put before the forward one: the backward pass of a body may have it stored."""
+        if self._forward is None:
+            raise RuleError(f"{self._rule!r} belongs to no forward node beside which {op_type} could stand.")
+        name = self.fresh(f"{self._forward.name}_{op_type}")
+        self.graph.insert(helper.make_node(op_type, inputs, [name], name=name), before=self._forward)
+        self.learn(name, self.type(inputs[0]))
+        return name
 
     # What is known of a value
 
@@ -530,7 +540,7 @@ class Emitter:
 
     def sum(self, parts: Sequence[str], like: str) -> str:
         """The sum of adjoints of `like`; that of sequences goes element by element."""
-        return containers.total(self, parts) if self.is_sequence(like) else str(self.Sum(*parts))
+        return containers.total(self, parts, like) if self.is_sequence(like) else str(self.Sum(*parts))
 
     def com_microsoft(self, op_type: str, *inputs: Argument, outputs: int = 1, **attributes: Any) -> Any:
         """A node of ONNX Runtime's domain whose unused outputs may be left empty."""

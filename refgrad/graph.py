@@ -88,6 +88,13 @@ class Node:
         del self.proto.output[:]
         self.proto.output.extend(self.outputs)
 
+    def add_input(self, name: str) -> None:
+        """Read one value more."""
+        self.proto.input.append(name)
+        self.inputs.append(name)
+        if self.reads is not self.inputs:
+            self.reads.append(name)
+
     def drop_outputs(self, count: int) -> None:
         """Take the last `count` outputs away, and what the node leaves out before them."""
         del self.outputs[-count:]
@@ -204,6 +211,12 @@ class Graph:
     def names(self) -> set[str]:
         """Every name of a value, in the model and in its subgraphs."""
         return names_of(self.model.graph)
+
+    def insert(self, proto: NodeProto, before: Node) -> None:
+        """Put a node before another."""
+        [node] = read_nodes(GraphProto(node=[proto]))
+        self.nodes.insert(next(k for k, one in enumerate(self.nodes) if one is before), node)
+        self.producer.update(dict.fromkeys(node.outputs, node))
 
     def structure(self, node: Node, quantization: str) -> Structure:
         """The graphs of `node`, read once."""

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from onnx import GraphProto, TensorProto, TypeProto, ValueInfoProto, helper, numpy_helper
+from onnx import GraphProto, NodeProto, TensorProto, TypeProto, ValueInfoProto, helper, numpy_helper
 
 from refgrad.bodies import Body, Swept, formal
+from refgrad.containers import nothing_like, sequence_type
 from refgrad.emit import Emitter, tensor_type
 from refgrad.errors import NoGradientError
 from refgrad.graph import Dim, Graph, Node, element_type, held_by, is_container, is_unnamed, type_of, unname
@@ -39,6 +40,8 @@ class _Slices:
 
 class _Iterated(Structure):
     """What Loop and Scan have in common: a body that runs once per step, and carries states."""
+
+    _listing = False  # whether the states may be sequences
 
     def __init__(self, graph: Graph, node: Node, quantization: str) -> None:
         self.graph, self.node, self.quantization = graph, node, quantization
@@ -196,7 +199,7 @@ class _Iterated(Structure):
             if adjoint is not None:
                 give(adjoint, element.inner, element.outer)
                 elements.append(element)
-        swept.plan(stacked=True, recompute=self.node.name in op.repeated)
+        swept.plan(stacked=True, listed=self._listing, recompute=self.node.name in op.repeated)
         made = self._backward(op, swept, starts, inputs, results, slices, elements)
         axes = [None] * (len(of) - len(elements)) + [element.axis for element in elements]
         for name, value, axis in zip(of, made, axes, strict=True):
@@ -246,8 +249,13 @@ class _Iterated(Structure):
         """The number of steps, where it is known before the model runs."""
         raise NotImplementedError
 
-    def _stored(self, op: Emitter, swept: Swept) -> dict[str, _Slices]:
-        """Where the steps have their residuals: among what the node reads or returns, or in outputs that it gets."""
+    def _stored(
+        self, op: Emitter, swept: Swept, more: Sequence[tuple[list[NodeProto], ValueInfoProto]] = ()
+    ) -> dict[str, _Slices]:
+        """Where the steps have their residuals: among what the node reads or returns, or in outputs that it gets.
+
+        :param more: what the body returns besides, behind everything else.
+        """
         found = {e.inner: e for e in self.elements}
         copied = {n.output[0]: n.input[0] for n in self.body.proto.node if n.op_type == "Identity" and not n.domain}
         for stack in self.stacks:
@@ -261,7 +269,7 @@ class _Iterated(Structure):
         for name, value in zip(new, outer, strict=True):
             shape = swept.op.shape(name)
             op.learn(value, swept.op.type(name), None if shape is None else (self._trips(), *shape))
-        change(self.node, {"body": swept.forward(new)}, outer)
+        change(self.node, {"body": swept.forward([*new, *more])}, outer)
         return {name: found[name] for name in swept.residuals}
 
 
@@ -409,6 +417,8 @@ def _slice(kind: TypeProto, axis: int) -> TypeProto:
 class Loop(_Iterated):
     """dy in reverse, as many steps as were made; what all steps read is summed from step to step"""
 
+    _listing = True
+
     def _inputs(self, proto: GraphProto) -> list[ValueInfoProto]:
         scalars = [
             formal(declared, helper.make_tensor_type_proto(kind, type_of(declared)[1] or ()))
@@ -458,7 +468,9 @@ class Loop(_Iterated):
         counter = self.body.inputs[0]
         if counter not in swept.residuals:
             swept.residuals.append(counter)
-        stored = self._stored(op, swept)
+        listed = [name for name in swept.residuals if not self.body.is_stackable(name)]
+        swept.residuals = [name for name in swept.residuals if name not in listed]
+        stored, lists = self._listed(op, swept, listed)
         trips = op.Size(stored[counter].outer)
         sub = swept.op
         left, going, goes = (sub.fresh(f"{op.node}_{name}") for name in ("left", "going", "goes"))
@@ -470,6 +482,10 @@ class Loop(_Iterated):
             helper.make_node("Gather", [s.outer, self._step], [name], name=f"{self._step}_{name}", axis=0)
             for name, s in stored.items()
         ]
+        first += [
+            helper.make_node("SequenceAt", [outer, self._step], [name], name=f"{self._step}_{name}")
+            for name, outer in lists.items()
+        ]
         formals = [
             (left, helper.make_tensor_type_proto(TensorProto.INT64, [])),
             (going, helper.make_tensor_type_proto(TensorProto.BOOL, [])),
@@ -477,6 +493,39 @@ class Loop(_Iterated):
         ]
         body = swept.backward(formals, [(goes, formals[1][1]), *results], first)
         return _emitted(op, "Loop", [trips, None, *starts], len(results), body=body)
+
+    def _listed(self, op: Emitter, swept: Swept, names: list[str]) -> tuple[dict[str, _Slices], dict[str, str]]:
+        """Where the steps have their residuals, and the sequences of what `names` are in every step: a state more for each."""
+        kinds = [sequence_type(swept.op.type(name)) for name in names]
+        states = []
+        for name, kind in zip(names, kinds, strict=True):
+            state = _State(
+                *(op.fresh(f"{self.node.name}_{name}_{what}") for what in ("none", "before", "after", "all"))
+            )
+            dtype = swept.op.type(name)
+            empty = helper.make_node("SequenceEmpty", [], [state.start], name=state.start, dtype=dtype)
+            self.graph.insert(empty, before=self.node)
+            self.node.add_input(state.start)
+            op.learn(state.start, kind)
+            op.learn(state.end, kind)
+            states.append(state)
+        longer = [
+            (
+                [helper.make_node("SequenceInsert", [s.read, name], [s.made], name=s.made)],
+                helper.make_value_info(s.made, kind),
+            )
+            for s, name, kind in zip(states, names, kinds, strict=True)
+        ]
+        stored = self._stored(op, swept, longer)
+        body = self.node.attributes["body"]
+        body.input.extend(helper.make_value_info(s.read, kind) for s, kind in zip(states, kinds, strict=True))
+        results = list(body.output)
+        place, rest = 1 + len(self.states), len(results) - len(states)
+        del body.output[:]
+        body.output.extend([*results[:place], *results[rest:], *results[place:rest]])
+        self.node.outputs[place - 1 : place - 1] = [s.end for s in states]
+        change(self.node, {}, ())
+        return stored, {name: s.end for name, s in zip(names, states, strict=True)}
 
 
 @structure("If")
@@ -524,7 +573,13 @@ class If(Structure):
             adjoints = [swept.sweep.adjoint(name) if name in path.needed else None for name in primals]
             for name in primals:
                 swept.op.know(name, op)
-            results.append([swept.result(a or swept.op.zeros_like(n)) for n, a in zip(primals, adjoints, strict=True)])
+            empty = self._empty_in(body)
+            results.append(
+                [
+                    swept.result(a or (nothing_like(swept.op, n) if n == empty else swept.op.zeros_like(n)))
+                    for n, a in zip(primals, adjoints, strict=True)
+                ]
+            )
             swept.plan(stacked=False, recompute=self.node.name in op.repeated)
             sweeps.append(swept)
         slots = [{name: op.fresh(f"{self.node.name}_{name}") for name in swept.residuals} for swept in sweeps]
@@ -551,6 +606,16 @@ class If(Structure):
         for name, value in zip(primals, made, strict=True):
             op.describe(value, like=name)
             yield name, value
+
+    def _empty_in(self, body: Body) -> str | None:
+        """The optional that is empty where the branch is taken, if the condition asks for that."""
+        asks, empty = self.graph.producer.get(self.node.inputs[0]), "else_branch"
+        while asks is not None and asks.key == ("", "Not"):
+            asks = self.graph.producer.get(asks.inputs[0])
+            empty = "then_branch" if empty == "else_branch" else "else_branch"
+        if asks is None or asks.key != ("", "OptionalHasElement") or body is not self.branches[empty]:
+            return None
+        return asks.inputs[0] if asks.inputs else None
 
 
 def _nothing(op: Emitter, name: str) -> tuple[list[Any], ValueInfoProto]:

@@ -6,13 +6,14 @@ The adjoint of a sequence is the sequence of those of its elements, that of an o
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Set
+from functools import partial
 from typing import Any
 
 import numpy as np
-from onnx import GraphProto, TypeProto
+from onnx import GraphProto, TensorProto, TypeProto
 
 from refgrad.bodies import Body, Swept, formal
-from refgrad.containers import each, replace, sequence_type, shift
+from refgrad.containers import each, replace, sequence_type, shift, where_erased
 from refgrad.emit import Emitter
 from refgrad.errors import NoGradientError
 from refgrad.graph import Graph, Node, held_by
@@ -37,11 +38,8 @@ def sequence_insert(op: Emitter, d_output_sequence: str, position: str | None) -
 def sequence_erase(op: Emitter, d_output_sequence: str, input_sequence: str, position: str | None) -> Any:
     """ds = dy with zeros put back at the position"""
     place = _last(op, position)
-    zeros = op.zeros_like(op.SequenceAt(input_sequence, place))
-    if (known := op.constant(place)) is None:
-        at = shift(op, place, op.Add(op.SequenceLength(d_output_sequence), 1), 0)
-    else:  # where the last was, nothing follows
-        at = None if known == -1 else shift(op, place, 1, 0)
+    zeros = op.zeros_like(op.beside("SequenceAt", input_sequence, place))
+    at = where_erased(op, d_output_sequence, place)
     made = op.SequenceInsert(d_output_sequence, zeros, at)
     op.sparse.widened[made] = place, d_output_sequence, at
     return made
@@ -83,7 +81,8 @@ def concat_from_sequence(op: Emitter, d_concat_result: str, input_sequence: str,
     """ds = dy cut where the elements meet"""
     if new_axis:
         return op.SplitToSequence(d_concat_result, axis=axis, keepdims=0)
-    sizes = each(op, lambda element: str(op.Shape(element, start=axis, end=axis + 1 or None)), input_sequence)
+    size = partial(op.Shape, start=axis, end=axis + 1 or None)
+    sizes = each(op, TensorProto.INT64, size, input_sequence)
     return op.SplitToSequence(d_concat_result, op.ConcatFromSequence(sizes, axis=0), axis=axis)
 
 
@@ -126,7 +125,7 @@ class SequenceMap(Structure):
         self.outputs = list(zip(node.outputs, self.body.outputs, strict=False))
 
     def _inner(self, varied: Set[str]) -> set[str]:
-        return {inner for outer, inner in self.inputs if outer in varied} | varied.intersection(self.body.captures)
+        return {inner for outer, inner in self.inputs if outer in varied} | (varied & set(self.body.captures))
 
     def outputs_of(self, varied: Set[str]) -> frozenset[str]:
         """The outputs whose elements depend on a value in `varied`."""
@@ -147,6 +146,7 @@ class SequenceMap(Structure):
         [path] = passage.paths
         swept = self.body.swept(op, path)
         sub = swept.op
+        sub.mapped = True
         read: list[str] = []  # by the backward node
         inputs: list[tuple[str, TypeProto]] = []
         for outer, inner in self.outputs:

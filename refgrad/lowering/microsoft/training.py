@@ -5,12 +5,10 @@ What ONNX Runtime's operators write into their inputs are results here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
 import numpy as np
-from onnx import TensorProto, helper
+from onnx import TensorProto
 
-from refgrad.containers import sequence_type
+from refgrad.containers import for_each
 from refgrad.emit import Emitter
 from refgrad.functions import UnsupportedFormError
 from refgrad.graph import Node
@@ -31,31 +29,6 @@ def _kept(op: Emitter, update: str | None, new: str, old: str) -> str:
     """`new`, of the type of `old`; `old` where there is no update."""
     new = op.as_type(new, op.type(old))
     return new if update is None else str(op.Where(as_scalar(op, update, TensorProto.BOOL), new, old))
-
-
-def _for_each(
-    op: Emitter, sequences: Sequence[str], kinds: Sequence[int], function: Callable[..., Sequence[str]]
-) -> tuple[str, ...]:
-    """A sequence of each result that `function` has for the tensors at every place; its elements are of type `kinds`."""
-    number = op.SequenceLength(sequences[0])
-    going = op.const(np.array(True))
-    empty = [op.emit("SequenceEmpty", "", (), 1, {"dtype": int(kind)}) for kind in kinds]
-    for value, kind in zip(empty, kinds, strict=True):
-        op.describe(value, like=op.const(np.zeros((), helper.tensor_dtype_to_np_dtype(kind))))
-
-    def body(place: str, again: str, *made: str) -> list[str]:
-        results = function(*(op.SequenceAt(sequence, place) for sequence in sequences))
-        return [op.Identity(again), *(op.SequenceInsert(m, r) for m, r in zip(made, results, strict=True))]
-
-    graph = op.subgraph(body, op.const(np.array(0)), going, *empty)
-    for value_info in (*graph.input[:2], *graph.output[:1]):
-        value_info.type.tensor_type.shape.SetInParent()  # scalars
-    for value_info in (*graph.input[2:], *graph.output[1:]):
-        element = value_info.type.tensor_type.elem_type
-        value_info.CopyFrom(helper.make_tensor_sequence_value_info(value_info.name, element, None))
-    done = op.emit("Loop", "", (number, going, *empty), len(kinds), {"body": graph})
-    made = (done,) if len(kinds) == 1 else tuple(done)
-    return tuple(op.hold(value, sequence_type(kind)) for value, kind in zip(made, kinds, strict=True))
 
 
 def _after(op: Emitter, step: str, base: float, kind: int) -> str:
@@ -89,7 +62,7 @@ def sgd_optimizer_v2(
         w, g = widened(op, W, G)
         return [_kept(op, update, op.Sub(w, op.Mul(g, rate)), W)]
 
-    return _flag(op, _node, update, 0), _for_each(op, (weights, gradients), [op.type(weights)], step)[0]
+    return _flag(op, _node, update, 0), for_each(op, (weights, gradients), [op.type(weights)], step)[0]
 
 
 @form(
@@ -143,7 +116,7 @@ def adamw_optimizer(
 
     kinds = [op.type(sequence) for sequence in (weights, momentums_1, momentums_2)]
     sequences = weights, gradients, momentums_1, momentums_2
-    return _flag(op, _node, update, 0), *_for_each(op, sequences, kinds, new)
+    return _flag(op, _node, update, 0), *for_each(op, sequences, kinds, new)
 
 
 @form("AdamOptimizer", results="step m v W G :half")
@@ -230,10 +203,10 @@ def inplace_clip_grad_norm(op: Emitter, gradients: str, *, max_norm: float = 1.0
         g = op.as_type(G, wide)
         return [op.ReduceSum(op.Mul(g, g), keepdims=0)]
 
-    (squares,) = _for_each(op, (gradients,), [wide], square)
+    (squares,) = for_each(op, (gradients,), [wide], square)
     norm = op.Sqrt(op.ReduceSum(op.ConcatFromSequence(squares, axis=0, new_axis=1), keepdims=0))
     factor = op.Min(op.Div(op.const(max_norm, like=norm), op.Add(norm, 1e-6)), op.const(1.0, like=norm))
-    clipped = _for_each(op, (gradients,), [kind], lambda G: [op.as_type(op.Mul(op.as_type(G, wide), factor), kind)])
+    clipped = for_each(op, (gradients,), [kind], lambda G: [op.as_type(op.Mul(op.as_type(G, wide), factor), kind)])
     return str(clipped[0])
 
 
