@@ -14,6 +14,7 @@ from refgrad.conformance.oracles.evidence import Directional, Elementwise
 from refgrad.conformance.point import Point, ShapeMovedError, Truth, by_name, in_float64, largest, limits, rms
 from refgrad.errors import BackendError
 from refgrad.kinks import KINKS
+from refgrad.protos import graphs
 
 AGREED, DISAGREED, KINK, INCONCLUSIVE = "agreed", "disagreed", "kink", "inconclusive"
 EXACT = 1e-6  # what float64 explains of a gradient
@@ -239,5 +240,5 @@ def outside_of_both(truth: Truth, name: str, got: np.ndarray, tolerance: float, 
 
 
 def kinks_of(model: ModelProto) -> list[str]:
-    """The operators of a model that have points without a derivative."""
-    return sorted({node.op_type for node in model.graph.node} & _KINKS)
+    """The operators of a model, and of the graphs in it, that have points without a derivative."""
+    return sorted({node.op_type for graph in graphs(model.graph) for node in graph.node} & _KINKS)

@@ -71,10 +71,11 @@ ONE_WAY: dict[str, dict[str, set[bool]]] = {
 # The smallest rank of the first input; 0 where nothing is said.
 RANKS = {
     1: """CumProd CumSum Compress Concat CenterCropPad Gather GatherElements GatherND OneHot Slice LayerNormalization
-    SplitToSequence LogSoftmax LpNormalization MatMul RMSNormalization Resize Scatter MeanVarianceNormalization ScatterElements ScatterND
+    LogSoftmax LpNormalization MatMul RMSNormalization Resize Scatter MeanVarianceNormalization ScatterElements ScatterND
     Softmax Split Squeeze TopK ai.onnx.ml.ArrayFeatureExtractor ai.onnx.ml.Imputer ai.onnx.ml.Normalizer ai.onnx.ml.Scaler
     com.microsoft.BiasDropout com.microsoft.BiasGelu com.microsoft.ConcatTraining com.microsoft.FusedMatMul
-    com.microsoft.PadAndUnflatten com.microsoft.ShrunkenGather com.microsoft.SimplifiedLayerNormalization""",
+    com.microsoft.PadAndUnflatten com.microsoft.ShrunkenGather com.microsoft.SimplifiedLayerNormalization
+    SplitToSequence""",
     2: """BatchNormalization DFT Det Gemm GroupNormalization LRN NegativeLogLikelihoodLoss ReverseSequence
     SoftmaxCrossEntropyLoss TensorScatter Trilu ai.onnx.ml.FeatureVectorizer ai.onnx.ml.LinearClassifier
     ai.onnx.ml.LinearRegressor ai.onnx.ml.SVMClassifier ai.onnx.ml.SVMRegressor com.microsoft.EmbedLayerNormalization

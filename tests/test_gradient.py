@@ -328,9 +328,10 @@ def test_a_sequence_that_is_not_on_the_path_is_no_obstacle() -> None:
         "g (float[2,3] x, seq(float[2]) s) => (float[2,3] y, int64 n) { y = Sin(x) n = SequenceLength(s) }"
     )
     gradient = refgrad.gradient(model)
-    assert outputs_of(gradient) == ["x_grad"]
-    feeds = {"x": X, "s": [np.ones(2, np.float32)], "y_grad": X}
-    np.testing.assert_allclose(run(gradient, feeds)["x_grad"], X * np.cos(X), rtol=1e-6)
+    assert outputs_of(gradient) == ["x_grad", "s_grad"]
+    results = run(gradient, {"x": X, "s": [np.ones(2, np.float32)], "y_grad": X})
+    np.testing.assert_allclose(results["x_grad"], X * np.cos(X), rtol=1e-6)
+    np.testing.assert_array_equal(results["s_grad"], [np.zeros(2, np.float32)])
 
 
 def test_an_operator_without_a_derivative_is_refused_by_name() -> None:
