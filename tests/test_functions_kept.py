@@ -229,6 +229,23 @@ CASES: dict[str, tuple[ModelProto, list[str]]] = {
         ),
         ["f_fwd", "f_fwd_1", "f_grad", "f_grad_1"],
     ),
+    "of sequences": (
+        model_of(
+            "g (float[2,6] x) => (float[2,6] y) { s = SplitToSequence<axis = 1>(x) a = l.f(s) b = l.f(a)"
+            " y = ConcatFromSequence<axis = 1>(b) }",
+            "f (s) => (v) { i = Constant<value_int = 0>() e = SequenceAt(s, i) z = Sin(e) k = SequenceInsert(s, z)"
+            " v = SequenceErase(k, i) }",
+        ),
+        ["f_fwd", "f_grad"],
+    ),
+    "with a sequence in it": (
+        model_of(
+            "g (float[2,6] x) => (float[2,6] y) { a = l.f(x) y = l.f(a) }",
+            "f (u) => (v) { s = SplitToSequence<axis = 1>(u) i = Constant<value_int = 0>() e = SequenceAt(s, i) z = Sin(e)"
+            " k = SequenceInsert(s, z) h = SequenceErase(k, i) w = ConcatFromSequence<axis = 1>(h) v = Mul(w, w) }",
+        ),
+        ["f_fwd", "f_fwd_1", "f_grad", "f_grad_1"],
+    ),
     "whose operator has no rule but a body": (
         model_of("g (float[N,4] x) => (float[N,4] y) { a = l.f(x) y = l.f(a) }", "f (u) => (v) { v = Celu(u) }"),
         ["f", "f_grad"],
