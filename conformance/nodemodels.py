@@ -41,7 +41,6 @@ FIXED = {
 
 # Tests that are refused as a whole, and the reason.
 REFUSED = {
-    "test_loop16_seq_none": "its state is an optional before the first step, and a sequence after it",
     "test_scan_sum": "Scan of opset 8, which scans every element of a batch by itself",
 }
 
