@@ -26,7 +26,7 @@ HEAD = '<ir_version: 10, opset_import: ["": 20]>'
 
 def parsed(text: str) -> ModelProto:
     """A model whose nodes are called as their first output is."""
-    model = onnx.parser.parse_model(f"{HEAD} {text}")
+    model = onnx.parser.parse_model(f"{HEAD} {text}" if text[0] != "<" else text)
     for node in model.graph.node:
         node.name = node.output[0]
     return model
@@ -413,6 +413,28 @@ def test_what_is_random_is_kept():
     }""")
     again = refgrad.gradient(model, recompute=["*"], keep_outputs=True)
     assert Counter(node.op_type for node in again.graph.node)["Dropout"] == 1
+    found = ran(again, random_feeds(again))
+    assert 0 < np.count_nonzero(found["y"]) < 64
+    assert np.array_equal(found["y"] != 0, found["x_grad"] != 0)
+
+
+FUNCTIONS = """<ir_version: 10, opset_import: ["": 20, "own": 1]> calls (float[64] x) => (float[64] y)
+    <float r = {0.5}, bool t = {1}> { a = Exp(x) b = own.block(a, r, t) c = own.block(b, r, t) d = Tanh(c) y = Mul(d, c) }
+    <domain: "own", opset_import: ["": 20]> block (u, r, t) => (w) { %s v = Sin(k) w = Mul(v, k) }"""
+
+
+def test_what_is_in_functions_is_repeated():
+    model = parsed(FUNCTIONS % "k = Tanh(u)")
+    stored, again = (refgrad.gradient(model, recompute=choice) for choice in (False, ["*"]))
+    assert Counter(node.op_type for node in copies(again))["Sin"] == 2
+    feeds = random_feeds(stored)
+    assert same(ran(again, feeds), ran(stored, feeds))
+
+
+def test_what_is_random_in_functions_is_kept():
+    model = parsed(FUNCTIONS % "k = Dropout(u, r, t)")
+    again = refgrad.gradient(model, recompute=["*"], keep_outputs=True)
+    assert Counter(node.op_type for node in copies(again))["Dropout"] == 0
     found = ran(again, random_feeds(again))
     assert 0 < np.count_nonzero(found["y"]) < 64
     assert np.array_equal(found["y"] != 0, found["x_grad"] != 0)
