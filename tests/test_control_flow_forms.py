@@ -170,6 +170,39 @@ FORMS = {
     "one more step for the largest trip count": Form(
         "u = Loop<body = b (int64 i, bool on, float[3] s) => (bool on, float[3] k) { k = Sin(s) }>(m, c, x) y = Mul(u, z)", m=1
     ),
+    # Slices by the number of the step
+    "a Loop over the first of the slices": Form(
+        "y = Loop<body = b (int64 i, bool on, float[3] s) => (bool on, float[3] k) "
+        "{ q = Gather(Q, i) p = Mul(s, q) k = Sin(p) }>(m, , x)"
+    ),
+    "a Loop over slices along the last axis": Form(
+        "P = Transpose(Q) y = Loop<body = b (int64 i, bool on, float[3] s) => (bool on, float[3] k) "
+        "{ q = Gather<axis = -1>(P, i) p = Mul(s, q) k = Sin(p) }>(m, , x)"
+    ),
+    "slices that are read twice, and returned": Form(
+        "u, r, t = Loop<body = b (int64 i, bool on, float[3] s) => (bool on, float[3] k, float[3] q, float[3] h) "
+        "{ q = Gather(Q, i) g = Gather<axis = 1>(Q, i) d = ReduceSum<keepdims = 0>(g) p = Mul(s, q) k = Add(p, d) h = Sin(q) }>"
+        "(m, , x) z0 = Constant<value_ints = [0]>() v = Mul(r, t) h0 = ReduceSum<keepdims = 0>(v, z0) y = Mul(u, h0)"
+    ),
+    "slices of what is read whole too": Form(
+        "y = Loop<body = b (int64 i, bool on, float[3] s) => (bool on, float[3] k) "
+        "{ q = Gather(Q, i) all = ReduceMean<keepdims = 0>(Q) p = Mul(s, q) k = Mul(p, all) }>(m, , x)"
+    ),
+    "slices of which a condition leaves some": Form(
+        "y = Loop<body = b (int64 i, bool on, float[3] s) => (bool off, float[3] k) "
+        "{ q = Gather(Q, i) k = Mul(s, q) one = Constant<value_int = 1>() off = Less(i, one) }>(, c, x)",
+        steps=4,
+    ),
+    "no slice is read": Form(
+        "y = Loop<body = b (int64 i, bool on, float[3] s) => (bool on, float[3] k) { q = Gather(Q, i) k = Mul(s, q) }>(m, , x)",
+        m=0,
+    ),
+    "no slice is read, of unknown sizes": Form(
+        "P = Compress<axis = 0>(Q, d) y = Loop<body = b (int64 i, bool on, float[3] s) => (bool on, float[3] k) "
+        "{ q = Gather<axis = 1>(P, i) e = ReduceSum<keepdims = 0>(q) k = Mul(s, e) }>(m, , x)",
+        weights="<float[3] w = {0.5, -0.25, 2}, bool[3] d = {1, 0, 1}>",
+        m=0,
+    ),
     # Layout of Scan
     "slices along the last axis, backwards": Form(
         "P = Transpose(Q) s, r = Scan<num_scan_inputs = 2, scan_input_axes = [-1, 0], scan_input_directions = [1, 0], "
@@ -218,11 +251,15 @@ def differences(model, feeds, cotangents, wrt):
     return found
 
 
+def widened(array):
+    return array if array.dtype.kind == "b" else array.astype(np.float64)
+
+
 def open_weights(model):
     """The model with its initializers as inputs, and their values."""
     opened = onnx.ModelProto()
     opened.CopyFrom(model)
-    values = {t.name: numpy_helper.to_array(t).astype(np.float64) for t in model.graph.initializer}
+    values = {t.name: widened(numpy_helper.to_array(t)) for t in model.graph.initializer}
     for tensor in model.graph.initializer:
         opened.graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
     del opened.graph.initializer[:]
@@ -236,13 +273,14 @@ def test_the_gradient_equals_differences(name, dialect):
     model = form.model()
     opened, weights = open_weights(model)
     feeds = form.feeds()
-    wrt = [*form.sizes(), *weights]
+    wrt = [*form.sizes(), *(name for name, array in weights.items() if array.dtype == np.float64)]
     cotangents = {"y": np.array([0.7, -1.3, 0.4])}
     expected = differences(opened, feeds | weights, cotangents, wrt)
     gradient = refgrad.gradient(model, wrt, dialect=dialect)
     onnx.checker.check_model(refgrad.protos.checkable(gradient))
     prepared = get_backend("numpy").prepare(gradient, precision="float64")
-    found = prepared.run(feeds | weights | {"y_grad": cotangents["y"]})
+    inputs = {name: array for name, array in (feeds | weights).items() if name in {*feeds, *wrt}}
+    found = prepared.run(inputs | {"y_grad": cotangents["y"]})
     for key, value in zip(wrt, found.values(), strict=True):
         np.testing.assert_allclose(value, expected[key], rtol=1e-6, atol=1e-8, err_msg=key)
 
@@ -323,9 +361,9 @@ class Iteration:
     def loop(self):
         formals = [f"f{k}" for k in range(len(self.starts))]
         nodes, results = self.made([*formals, "q"], "in_")
-        first = [helper.make_node("Gather", ["Q", "place"], ["q"], axis=self.axis)]
-        where = ["last", "i"] if self.backward else ["i", "nought"]
-        first.insert(0, helper.make_node("Sub", where, ["place"]))
+        place = helper.make_node("Sub", ["last", "i"], ["place"])
+        at = "place" if self.backward else "i"
+        first = [place, helper.make_node("Gather", ["Q", at], ["q"], axis=self.axis)]
         goes = helper.make_node("Identity", ["on"], ["on_"])
         inputs = [value("i", (), INT64), value("on", (), BOOL), *(value(n) for n in formals)]
         outputs = [value("on_", (), BOOL), *(value(n) for n in results)]
@@ -336,7 +374,7 @@ class Iteration:
             made.append(helper.make_node("Gather", [inner, "order"], [f"{name}_ordered"], axis=0))
             turn = {"perm": [0, 1] if self.stack_axis == 0 else [1, 0]}
             made.append(helper.make_node("Transpose", [f"{name}_ordered"], [name], **turn))
-        numbers = {"trips": self.steps, "last": self.steps - 1, "nought": 0}
+        numbers = {"trips": self.steps, "last": self.steps - 1}
         scalars = [numpy_helper.from_array(np.array(n, np.int64), name) for name, n in numbers.items()]
         return made, [*scalars, integers("order", *self.order(self.stack_backward))]
 

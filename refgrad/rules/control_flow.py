@@ -42,6 +42,7 @@ class _Iterated(Structure):
     """What Loop and Scan have in common: a body that runs once per step, and carries states."""
 
     _listing = False  # whether the states may be sequences
+    _sliced: frozenset[str] = frozenset()  # what is captured and read in slices only
 
     def __init__(self, graph: Graph, node: Node, quantization: str) -> None:
         self.graph, self.node, self.quantization = graph, node, quantization
@@ -120,7 +121,7 @@ class _Iterated(Structure):
         """The inputs and the captures of the body that vary in some step."""
         inner = {s.read for s in self.states if s.start in varied}
         inner.update(e.inner for e in self.elements if e.outer in varied)
-        inner.update(name for name in self.body.captures if name in varied)
+        inner.update(name for name in self.body.captures if name in varied and name not in self._sliced)
         while True:
             path = self.body.path(inner, ())
             more = {s.read for s in self.states if s.made in path.varied} - inner
@@ -201,12 +202,17 @@ class _Iterated(Structure):
                 elements.append(element)
         swept.plan(stacked=True, listed=self._listing, recompute=self.node.name in op.repeated)
         made = self._backward(op, swept, starts, inputs, results, slices, elements)
-        axes = [None] * (len(of) - len(elements)) + [element.axis for element in elements]
-        for name, value, axis in zip(of, made, axes, strict=True):
-            if axis is not None and not _sized(op.shape(name), axis):  # where no step is made, no slice shows its size
-                value = op.Reshape(value, op.Shape(name), allowzero=1)
+        carried = len(of) - len(elements)
+        adjoints = [*made[:carried], *(self._whole(op, *both) for both in zip(made[carried:], elements, strict=True))]
+        for name, value in zip(of, adjoints, strict=True):
             op.describe(value, like=name)
             yield name, value
+
+    def _whole(self, op: Emitter, made: str, element: _Slices) -> str:
+        """The adjoint of what the steps read slices of, from those of the slices."""
+        if not _sized(op.shape(element.outer), element.axis):  # where no step is made, no slice shows its size
+            made = op.Reshape(made, op.Shape(element.outer), allowzero=1)
+        return made
 
     def _zeros(self, op: Emitter, state: _State) -> str:
         """Zeros like the state in the end."""
@@ -436,7 +442,37 @@ class Loop(_Iterated):
         count = len(node.inputs) - 2
         inner = zip(node.inputs[2:], body.inputs[2:], body.outputs[1:], outer, strict=False)
         stacks = zip(outer[count:], body.outputs[1 + count :], strict=True)
-        return [_State(*names) for names in inner], [], [_Slices(*names) for names in stacks]
+        elements = self._slices_read()
+        self._sliced = frozenset(element.outer for element in elements)
+        return [_State(*names) for names in inner], elements, [_Slices(*names) for names in stacks]
+
+    def _slices_read(self) -> list[_Slices]:
+        """What is captured and read only at the number of the step: the adjoint of a step is that of a slice, and no larger."""
+        body, found = self.body.graph, []
+        counter = self.body.inputs[0]
+        for name in self.body.captures if body.shapes.get(counter) == () else ():
+            shape, readers = self.graph.shapes.get(name), body.readers(name)
+            if shape and all(node.key == ("", "Gather") and node.inputs == [name, counter] for node in readers):
+                found += [_Slices(name, n.outputs[0], n.attributes.get("axis", 0) % len(shape)) for n in readers]
+        return found
+
+    def _whole(self, op: Emitter, made: str, element: _Slices) -> str:
+        """The slices in the order of the steps, and zeros for those that no step reads."""
+        shape, axis = self.graph.shapes[element.outer], element.axis
+        rank, trips, sizes = len(shape), op.Reshape(self._made, [1]), op.Shape(element.outer)
+        if not _sized(shape, axis):
+            others = [k for k in range(rank) if k != axis]
+            made = op.Reshape(
+                made, op.Concat(trips, op.Gather(sizes, others), axis=0) if others else trips, allowzero=1
+            )
+        made = op.Slice(made, [-1], [np.iinfo(np.int64).min], [0], [-1])
+        if axis:
+            made = op.Transpose(made, perm=[*range(1, axis + 1), 0, *range(axis + 1, rank)])
+        if isinstance(shape[axis], int) and shape[axis] == self._trips():
+            return made
+        left = op.Sub(op.Gather(sizes, [axis]), trips)
+        pads = [[0] * (rank + axis), left, [0] * (rank - axis - 1)]
+        return str(op.Pad(made, op.Concat(*(pad for pad in pads if pad), axis=0)))
 
     def _trips(self) -> Dim:
         count, condition = (self.graph.constant(name) if name else None for name in self.node.inputs[:2])
@@ -471,7 +507,7 @@ class Loop(_Iterated):
         listed = [name for name in swept.residuals if not self.body.is_stackable(name)]
         swept.residuals = [name for name in swept.residuals if name not in listed]
         stored, lists = self._listed(op, swept, listed)
-        trips = op.Size(stored[counter].outer)
+        self._made = trips = op.Size(stored[counter].outer)
         sub = swept.op
         left, going, goes = (sub.fresh(f"{op.node}_{name}") for name in ("left", "going", "goes"))
         first = [
@@ -479,7 +515,7 @@ class Loop(_Iterated):
             helper.make_node("Identity", [going], [goes], name=goes),
         ]
         first += [
-            helper.make_node("Gather", [s.outer, self._step], [name], name=f"{self._step}_{name}", axis=0)
+            helper.make_node("Gather", [s.outer, self._step], [name], name=f"{self._step}_{name}", axis=s.axis)
             for name, s in stored.items()
         ]
         first += [
