@@ -10,13 +10,13 @@ from contextlib import contextmanager
 
 from onnx import ModelProto, TypeProto, helper
 
-from refgrad.emit import Emitter, Writer
+from refgrad.emit import Emitter, Writer, tensor_type
 from refgrad.errors import NoGradientError, OptionError, RuleError, choices
 from refgrad.functions import MICROSOFT
 from refgrad.graph import Graph, Shape, adjoint_of, is_container, unname
 from refgrad.kinks import CONVENTIONS
 from refgrad.path import Path, Report, prepare, refuse
-from refgrad.protos import graphs, import_domain, subgraphs
+from refgrad.protos import every_node, import_domain, subgraphs
 from refgrad.recompute import Repetition, segments, with_bodies
 from refgrad.registry import DIALECTS
 from refgrad.sweep import Sweep, live_forward, live_nodes, settle
@@ -240,10 +240,9 @@ class _Gradient:
         for position, emitted in enumerate(backward):
             target.node.extend(again.before(position))
             writer.add(emitted)
-        written = graphs(target) if self.path.passages else [target]
-        if any(node.domain == MICROSOFT for graph_of in written for node in graph_of.node):
-            import_domain(final, MICROSOFT)
         final.functions.extend(graph.functions.called_by(target.node))
+        if any(node.domain == MICROSOFT for node in (every_node(final) if self.path.passages else target.node)):
+            import_domain(final, MICROSOFT)
         target.input.extend(graph.inputs.values())
         for name in self.wrt:
             if name not in graph.inputs:
@@ -264,12 +263,13 @@ class _Gradient:
         target.value_info.extend(v for name, v in graph.outputs.items() if name in live and name not in elsewhere)
         for value, like in self.op.declared.items():
             if value in live and value not in self.gradients.values():
-                shape = [dim if isinstance(dim, int) else None for dim in self.op.shape(like) or ()]
-                named = self.sweep.rename.get(value, value)
-                target.value_info.append(helper.make_tensor_value_info(named, self.op.type(like), shape))
+                kind = tensor_type(self.op.type(like), self.op.shape(like))
+                target.value_info.append(helper.make_value_info(self.sweep.rename.get(value, value), kind))
         for declared in (*target.input, *target.output, *target.value_info):
             if is_container(declared.type):
-                declared.type.CopyFrom(unname(declared.type))  # ONNX Runtime takes elements of one name for equally large
+                declared.type.CopyFrom(
+                    unname(declared.type)
+                )  # ONNX Runtime takes elements of one name for equally large
         final.metadata_props.extend(p for p in source.metadata_props if not p.key.startswith("refgrad."))
         for key, names in (
             ("refgrad.gradients", {name: self.sweep.rename[value] for name, value in self.gradients.items()}),

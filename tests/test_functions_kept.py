@@ -341,6 +341,16 @@ def test_functions_in_which_a_rule_knows_too_little_are_inlined(monkeypatch: pyt
         refgrad.gradient(unknown)
 
 
+def test_types_that_onnx_cannot_infer_are_declared() -> None:
+    model = parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 18, "l": 1, "com.microsoft": 1]> g (float[2,4] x, float[4] w) => (float[2,4] y)'
+        " <float[2,4] a> { a = l.f(x, w) y = l.f(a, w) }"
+        ' <opset_import: ["": 18, "com.microsoft": 1], domain: "l"> f (u, w) => (v)'
+        " { z = com.microsoft.BiasGelu(u, w) v = com.microsoft.QuickGelu(z) }"
+    )
+    compare(model, ["f_fwd", "f_grad"])
+
+
 @pytest.mark.parametrize("options", [{"dialect": "ort"}, {"quantization": "straight-through"}, {"recompute": True}])
 def test_options_that_inline(options: dict[str, Any]) -> None:
     assert not refgrad.gradient(model_of(THRICE, F), **options).functions

@@ -15,7 +15,7 @@ from onnx import TypeProto, ValueInfoProto, helper
 
 from refgrad.bodies import FunctionBody
 from refgrad.emit import Emitter
-from refgrad.graph import Dim, Graph, Node, Shape
+from refgrad.graph import Dim, Graph, Node, Shape, unname
 from refgrad.protos import names_of
 from refgrad.registry import Passage, Structure, structure
 
@@ -29,7 +29,7 @@ class _Derivative:
     """
 
     forward: str
-    stored: dict[str, tuple[int | None, Shape | None]]  # the element type and shape of each, where they are known
+    stored: dict[str, tuple[int | TypeProto | None, Shape | None]]  # the type and shape of each, where they are known
     backward: str
     residuals: list[str]
     adjoints: list[str]
@@ -119,16 +119,19 @@ class Call(Structure):
             op.describe(adjoint, like=actual[name])
             yield actual[name], adjoint
 
-    def _learn(self, op: Emitter, value: str, kind: int | None, shape: Shape | None) -> None:
+    def _learn(self, op: Emitter, value: str, kind: int | TypeProto | None, shape: Shape | None) -> None:
         """Record what a result more of the call is, by what it is in the body."""
-        if kind is not None:
-            sizes = (
-                None if shape is None else tuple(d if isinstance(d, int) else self._sizes.get(d or "") for d in shape)
-            )
-            op.learn(value, kind, sizes)
+        if kind is None:
+            return
+        sizes = None if shape is None else tuple(d if isinstance(d, int) else self._sizes.get(d or "") for d in shape)
+        op.learn(value, kind, sizes)
+        if isinstance(kind, int):
+            op.declared[value] = value  # onnx cannot infer it where the function has operators that it does not know
 
-    def _described(self, body: FunctionBody, name: str) -> tuple[int | None, Shape | None]:
-        return body.graph.types.get(name), body.graph.shapes.get(name)
+    def _described(self, body: FunctionBody, name: str) -> tuple[int | TypeProto | None, Shape | None]:
+        container = body.graph.containers.get(name)
+        kind = body.graph.types.get(name) if container is None else unname(container)
+        return kind, body.graph.shapes.get(name)
 
     def _derive(self, op: Emitter, wrt: frozenset[str], seeded: tuple[str, ...]) -> _Derivative:
         """Sweep the body, and write both functions."""
