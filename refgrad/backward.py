@@ -266,10 +266,8 @@ class _Gradient:
                 kind = tensor_type(self.op.type(like), self.op.shape(like))
                 target.value_info.append(helper.make_value_info(self.sweep.rename.get(value, value), kind))
         for declared in (*target.input, *target.output, *target.value_info):
-            if is_container(declared.type):
-                declared.type.CopyFrom(
-                    unname(declared.type)
-                )  # ONNX Runtime takes elements of one name for equally large
+            if is_container(declared.type):  # ONNX Runtime takes elements of one name for equally large
+                declared.type.CopyFrom(unname(declared.type))
         final.metadata_props.extend(p for p in source.metadata_props if not p.key.startswith("refgrad."))
         for key, names in (
             ("refgrad.gradients", {name: self.sweep.rename[value] for name, value in self.gradients.items()}),
