@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -513,12 +513,27 @@ def infer(model: ModelProto) -> GraphProto:
                 node.attribute.append(helper.make_attribute("onesided", 1))
     try:
         inferred = _infer_through_bodies(anonymous)
+        cut: set[str] = set()
         for looped in (True, False):  # what a Loop makes first: the others follow from it
-            if _cut_sequences(anonymous.graph, inferred, looped):
+            if found := _cut_sequences(anonymous.graph, inferred, looped):
                 inferred = _infer_through_bodies(anonymous)
-        return inferred
+                cut |= found
+        return _joined_again(inferred, cut) if cut else inferred
     except onnx.shape_inference.InferenceError as error:
         raise InvalidModelError(f"Shape inference refuses the model: {error}") from error
+
+
+def _joined_again(graph: GraphProto, cut: Set[str]) -> GraphProto:
+    """The graph with the sequences in `cut` where nodes make them."""
+    for node in graph.node:
+        node.output[:] = [name.removesuffix(_CUT) for name in node.output]
+    values = [value for value in graph.value_info if not value.name.endswith(_CUT)]
+    values += [value for value in graph.input if value.name in cut]
+    inputs = [value for value in graph.input if value.name not in cut]
+    del graph.value_info[:], graph.input[:]
+    graph.value_info.extend(values)
+    graph.input.extend(inputs)
+    return graph
 
 
 def unname(kind: TypeProto) -> TypeProto:
@@ -530,13 +545,13 @@ def unname(kind: TypeProto) -> TypeProto:
     return plain
 
 
-def _cut_sequences(graph: GraphProto, inferred: GraphProto, looped: bool) -> bool:
-    """Make inputs of the sequences that nodes make, with what is known of all elements; whether there are any.
+def _cut_sequences(graph: GraphProto, inferred: GraphProto, looped: bool) -> set[str]:
+    """Make inputs of the sequences that nodes make, with what is known of all elements; their names.
 
     onnx gives all elements one name for a size that it does not know, and those that Loop adds the shape of the first ones.
     """
     kinds = {v.name: v.type for v in (*inferred.value_info, *inferred.output) if is_container(v.type)}
-    found = False
+    found = set()
     for node in graph.node if kinds else ():
         inner = (g for attribute in node.attribute for sub in subgraphs(attribute) for g in graphs(sub))
         if looped and node.op_type != "Loop" and all(n.op_type != "Loop" for g in inner for n in g.node):
@@ -544,7 +559,7 @@ def _cut_sequences(graph: GraphProto, inferred: GraphProto, looped: bool) -> boo
         for position, name in enumerate(node.output):
             if name not in kinds or name.endswith(_CUT):
                 continue
-            found = True
+            found.add(name)
             node.output[position] = f"{name}{_CUT}"
             value = graph.input.add(name=name, type=unname(kinds[name]))
             if looped:
