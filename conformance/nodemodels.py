@@ -23,7 +23,8 @@ from refgrad.conformance.differences import Difference, Function, directional
 from refgrad.conformance.feeds import widened
 from refgrad.conformance.oracles.differences import tied
 from refgrad.conformance.point import in_float64
-from refgrad.graph import FLOATS
+from refgrad.graph import FLOATS, Graph
+from refgrad.path import prepare
 from refgrad.protos import subgraphs
 from refgrad.registry import NO_DERIVATIVE, PENDING
 
@@ -140,6 +141,13 @@ def node_models() -> tuple[NodeModel, ...]:
         if made.outputs and any(_is_float(v) for v in test.model.graph.input):
             found.append(made)
     return tuple(found)
+
+
+def moved(test: NodeModel) -> tuple[list[str], list[str]]:
+    """The float inputs that an output depends on, and those by which the gradient is zero."""
+    path = prepare(Graph(test.model), test.wrt, test.outputs)[2]
+    needed = [name for name in test.wrt if name in path.needed]
+    return needed, [name for name in test.wrt if name not in path.needed]
 
 
 def as_array(feed: Any) -> Any:

@@ -26,7 +26,7 @@ from refgrad.conformance.findings.builders import builder_findings
 from refgrad.conformance.findings.builders.finding import BUILDER_VERSIONS, BuilderFinding
 from refgrad.conformance.findings.finding import TRAINING, VERSIONS, Finding
 from refgrad.conformance.mutants import COLUMNS, Mutant, ruled
-from refgrad.conformance.nodemodels import FIXED, excluded, node_models
+from refgrad.conformance.nodemodels import FIXED, excluded, moved, node_models
 from refgrad.conformance.reports import html, markdown
 from refgrad.conformance.results import Results, load, merge
 from refgrad.conformance.sources import node_tests, of_findings, select, tables
@@ -103,6 +103,11 @@ def models_of_nodes() -> str:
         if reason is not None:
             reasons.setdefault(reason, []).append(test.name)
     left_out = sum(map(len, reasons.values()))
+    structured = [
+        (test.name, *(", ".join(names) or "none" for names in moved(test)))
+        for test in models
+        if test.structured and excluded(test) is None
+    ]
     fixed = [(f"{name} of {operator}", reason) for (operator, name), reason in FIXED.items()]
     judged = len(models) - left_out
     return (
@@ -113,6 +118,10 @@ def models_of_nodes() -> str:
         "These are left out:\n\n"
         + table(("models", "why"), ((", ".join(names), reason) for reason, names in sorted(reasons.items())))
         + ("\nThese inputs are not differentiated:\n\n" + table(("input", "why"), fixed) if fixed else "")
+        + f"\n## Structure\n\n{len(structured)} of the models have graphs within their nodes, a recurrence, sequences or "
+        "optionals. A sequence is judged tensor by tensor.\nONNX Runtime has to compute these gradients too, within 1e-4 in "
+        "the model's own types, where it runs the model.\nA gradient is zero where no output depends on the values of an "
+        "input.\n\n" + table(("model", "differentiated by", "zero by"), structured)
     )
 
 
