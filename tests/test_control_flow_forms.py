@@ -14,6 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import refgrad
 from refgrad.backends import get_backend
+from refgrad.backward import names_in
 
 STEP = 1e-5
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
@@ -283,6 +284,27 @@ def test_the_gradient_equals_differences(name, dialect):
     found = prepared.run(inputs | {"y_grad": cotangents["y"]})
     for key, value in zip(wrt, found.values(), strict=True):
         np.testing.assert_allclose(value, expected[key], rtol=1e-6, atol=1e-8, err_msg=key)
+
+
+@pytest.mark.parametrize("name", [name for name, form in FORMS.items() if form.kind != "float16"])
+def test_the_second_derivative_equals_differences_of_the_first(name):
+    form = FORMS[name]
+    feeds, wrt = form.feeds(), [*form.sizes()]
+    first = refgrad.gradient(form.model(), wrt, cotangent="ones")
+    rng = np.random.default_rng(4)
+    cotangents = {
+        v.name: rng.uniform(-1, 1, size) for v, size in zip(first.graph.output, form.sizes().values(), strict=True)
+    }
+    expected = differences(first, feeds, cotangents, wrt)
+    second = refgrad.gradient(first, wrt)
+    named, _ = names_in(second)
+    found = (
+        get_backend("numpy")
+        .prepare(second, precision="float64")
+        .run(feeds | {named[key]: array for key, array in cotangents.items()})
+    )
+    for key, array in zip(wrt, found.values(), strict=True):
+        np.testing.assert_allclose(array, expected[key], rtol=1e-6, atol=1e-8, err_msg=key)
 
 
 # Random bodies: the same steps in three forms
