@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 
 
 def subgraphs(attribute: AttributeProto) -> Sequence[GraphProto]:
@@ -91,10 +91,10 @@ def _rename_shadows(graph: GraphProto, outer: set[str], names: dict[str, str], t
     own.update(name for node in graph.node for name in node.output if name)
     names = {name: new for name, new in names.items() if name not in own}
     names.update((name, fresh(name, taken)) for name in sorted(own & outer))
-    for named in (*graph.input, *graph.output, *graph.initializer, *graph.value_info):
-        named.name = names.get(named.name, named.name)
-    for tensor in graph.sparse_initializer:
-        tensor.values.name = names.get(tensor.values.name, tensor.values.name)
+    tensors = [*graph.initializer, *(sparse.values for sparse in graph.sparse_initializer)]
+    named: list[ValueInfoProto | TensorProto] = [*graph.input, *graph.output, *graph.value_info, *tensors]
+    for one in named:
+        one.name = names.get(one.name, one.name)
     for node in graph.node:
         if names:
             node.input[:] = [names.get(name, name) for name in node.input]
