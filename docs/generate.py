@@ -488,9 +488,9 @@ BENCHMARKS = (
         "Memory of a gradient that computes values again",
         "recompute",
         "`gradient(..., recompute=)` for the input and all weights, in float32: a transformer of 48 layers (hidden 256, "
-        "sequence 256, batch 2) and a Scan of 128 steps. The peak of a run without weights and feeds; the gradients that it returns, "
-        "145 MiB in the transformer, are in it. Time is the processor's, with one thread. Ratios are against a gradient that "
-        "computes nothing again.",
+        "sequence 256, batch 2) and a Scan of 128 steps. The peak of a run without weights and feeds; the gradients that it "
+        "returns, 145 MiB in the transformer, are in it. Time is the processor's, with one thread. Ratios are against nothing "
+        "computed again.",
     ),
     (
         "Memory of building a gradient",
