@@ -588,7 +588,25 @@ def _layer_normalization(node: Any, x: np.ndarray, scale: np.ndarray, bias: Any 
     return (x - mean) * inverse * scale + (0 if bias is None else bias), mean, inverse
 
 
+def _pieces(node: Any, x: np.ndarray, *others: Any) -> tuple[list[np.ndarray]]:
+    """The pieces of the real part and of the imaginary part: both are split alike."""
+    [real], [imaginary] = (execute(node, [part, *others]) for part in (x.real, x.imag))
+    return ([_complex(a, b) for a, b in zip(real, imaginary, strict=True)],)
+
+
+def _inserted(node: Any, sequence: Sequence[Any], x: np.ndarray, position: Any = None) -> tuple[list[Any]]:
+    """The sequence with one more element, the last one where no position is given."""
+    made = list(sequence)
+    made.insert(len(made) if position is None else int(position), x)
+    return (made,)
+
+
 FORWARDS: dict[str, Forward] = {
+    "Optional": lambda node, x: (x,),
+    "OptionalGetElement": lambda node, x: (x,),
+    "SequenceConstruct": lambda node, *x: (list(x),),
+    "SequenceInsert": _inserted,
+    "SplitToSequence": _pieces,
     "Abs": _numpy(_absolute),
     "Acos": _numpy(np.arccos),
     "Acosh": _numpy(np.arccosh),

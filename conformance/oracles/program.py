@@ -82,19 +82,94 @@ class Program:
     @np.errstate(all="ignore")
     def through(self, at: Mapping[str, Any], call: Call) -> dict[str, np.ndarray]:
         """The outputs where `call` computes each node."""
-        values: dict[str, Any] = {"": None, **self._evaluator.rt_inits_, **at}
-        for node in self._nodes:
-            inputs = [values[name] for name in node.input]
-            # A node with subgraphs reads what lies around them.
-            results = call(node, inputs, values) if node.need_context() else call(node, inputs)
-            for name, value in zip(node.output, results, strict=False):
-                values[name] = value
-                if getattr(value, "dtype", None) in _narrow_dtypes():
-                    raise BackendError(f"onnx.reference computes {node.op_type} in {value.dtype}, where double is fed.")
+        values = _computed(self._nodes, {**self._evaluator.rt_inits_, **at}, call)
         for name, shape in self._shapes.items():
             if values[name].shape != shape:
                 raise ShapeMovedError(f"onnx.reference gives {name!r} the shape {values[name].shape}, not {shape}")
         return {name: values[name] for name in self.outputs}
+
+
+def _computed(nodes: Sequence[Any], given: Mapping[str, Any], call: Call) -> dict[str, Any]:
+    """What is given, and what the nodes make of it."""
+    values: dict[str, Any] = {"": None, **given}
+    for node in nodes:
+        inputs = [values[name] for name in node.input]
+        structure = None if node.onnx_node.domain else STRUCTURES.get(node.op_type)
+        if structure is not None:
+
+            def run(graph: Any, fed: Sequence[Any]) -> list[Any]:
+                """The results of a graph of the node, which reads what lies around it."""
+                inner = dict(zip(graph.input_names, fed, strict=True))
+                found = _computed(graph.rt_nodes_, {**values, **graph.rt_inits_, **inner}, call)
+                return [found[name] for name in graph.output_names]
+
+            results: Sequence[Any] = structure(node, inputs, run)
+        else:
+            results = call(node, inputs, values) if node.need_context() else call(node, inputs)
+        for name, value in zip(node.output, results, strict=False):
+            values[name] = value
+            if getattr(value, "dtype", None) in _narrow_dtypes():
+                raise BackendError(f"onnx.reference computes {node.op_type} in {value.dtype}, where double is fed.")
+    return values
+
+
+Run = Callable[[Any, Sequence[Any]], list[Any]]
+
+
+def _if(node: Any, inputs: Sequence[Any], run: Run) -> list[Any]:
+    return run(node.then_branch if _true(inputs[0]) else node.else_branch, ())
+
+
+def _loop(node: Any, inputs: Sequence[Any], run: Run) -> list[Any]:
+    """Steps of the body until there are enough of them, or the condition says so."""
+    most, condition, *state = (*inputs, None)[: max(len(inputs), 2)]
+    going, rows = condition is None or _true(condition), []
+    while going and (most is None or len(rows) < int(np.asarray(most).item())):
+        again, *results = run(node.body, (np.array(len(rows)), np.array(True), *state))
+        state, going = results[: len(state)], _true(again)
+        rows.append(results[len(state) :])
+    return [*state, *_stacks(rows, len(node.body.output_names) - 1 - len(state))]
+
+
+def _scan(node: Any, inputs: Sequence[Any], run: Run) -> list[Any]:
+    """A step of the body for each slice of the inputs that are scanned."""
+    given = {a.name: helper.get_attribute_value(a) for a in node.onnx_node.attribute}
+    first = len(inputs) - given["num_scan_inputs"]
+    state, made = list(inputs[:first]), len(node.body.output_names) - first
+
+    def setting(name: str, count: int) -> list[int]:
+        return given.get(f"scan_{name}") or [0] * count
+
+    slices = [
+        np.moveaxis(x, axis, 0)[:: -1 if back else 1]
+        for x, axis, back in zip(
+            inputs[first:],
+            setting("input_axes", len(inputs) - first),
+            setting("input_directions", len(inputs) - first),
+            strict=True,
+        )
+    ]
+    rows = []
+    for step in range(len(slices[0])):
+        results = run(node.body, (*state, *(x[step, ...] for x in slices)))
+        state = results[:first]
+        rows.append(results[first:])
+    stacks = zip(_stacks(rows, made), setting("output_axes", made), setting("output_directions", made), strict=True)
+    return [*state, *(np.moveaxis(stack[:: -1 if back else 1], 0, axis) for stack, axis, back in stacks)]
+
+
+def _true(condition: Any) -> bool:
+    return bool(np.asarray(condition).item())
+
+
+def _stacks(rows: Sequence[Sequence[Any]], count: int) -> list[np.ndarray]:
+    """The rows of each result on one another; where there are none, nobody knows their shape."""
+    if not rows and count:
+        raise BackendError("No step is made, so that no shape of what the steps give is known.")
+    return [np.stack(column) for column in zip(*rows, strict=True)]
+
+
+STRUCTURES: Mapping[str, Callable[[Any, Sequence[Any], Run], list[Any]]] = {"If": _if, "Loop": _loop, "Scan": _scan}
 
 
 def departure(question: Question, results: Outputs, truth: Outputs) -> tuple[float, str]:
@@ -195,7 +270,20 @@ def _cells(begin: int, end: int, count: int, size: int) -> list[tuple[int, int]]
     return [(min(max(a, 0), size), min(max(b, 0), size)) for a, b in bounds]
 
 
-_OWN = [AffineGrid, Erf, Gelu, GlobalLpPool, MaxRoiPool]
+class Scan(OpRun):
+    """Its graph alone: `scan` runs it. That of onnx.reference knows no directions and no other axes."""
+
+    op_domain = ""
+
+    def need_context(self) -> bool:
+        """It may read what lies around its graph."""
+        return True
+
+    def _run(self, *inputs: Any, **attributes: Any) -> tuple[Any, ...]:
+        raise NotImplementedError("Scan within the operators of onnx.reference")
+
+
+_OWN = [AffineGrid, Erf, Gelu, GlobalLpPool, MaxRoiPool, Scan]
 
 
 @cache
