@@ -345,6 +345,26 @@ CASES: dict[str, tuple[str, dict[str, Value]]] = {
 }
 
 
+def test_torch() -> None:
+    """A list that is filled row by row, without its last element in one factor of the result."""
+    torch = pytest.importorskip("torch")
+    model = parsed(
+        "(double[N, 2] x, double[2] w) => (double[A, B] y) { rows = SplitToSequence<axis = 0>(x) n = SequenceLength(rows) "
+        "t = SequenceEmpty<dtype = 11>() s = Loop(n, , t) <body = b (int64 i, bool go, seq(double[a, b]) r) => "
+        "(bool gone, seq(double[c, d]) q) { gone = Identity(go) e = SequenceAt(rows, i) h = Mul(e, w) k = Tanh(h) "
+        "q = SequenceInsert(r, k) }> p = Constant<value = int64 {-1}>() z = SequenceAt(s, p) u = SequenceErase(s) "
+        "c = ConcatFromSequence<axis = 0>(u) y = Mul(c, z) }",
+        opset=18,
+    )
+    feeds = {"x": d(4, 2), "w": d(2, start=0.8), "y_grad": d(3, 2, start=0.1)}
+    x, w, weights = (torch.tensor(value, requires_grad=name != "y_grad") for name, value in feeds.items())
+    made = [torch.tanh(row * w) for row in x.split(1)]
+    (torch.cat(made[:-1]) * made[-1] * weights).sum().backward()
+    got = NUMPY.prepare(refgrad.gradient(model)).run(feeds)
+    for name, value in (("x_grad", x), ("w_grad", w)):
+        np.testing.assert_allclose(got[name], value.grad.numpy(), rtol=1e-13, atol=1e-15)
+
+
 NO_RUNTIME = {"map of a map"}  # ONNX Runtime runs no SequenceMap within another, not even forwards
 
 
