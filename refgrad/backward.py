@@ -41,11 +41,10 @@ def gradient(
     """The model that computes the gradient of `model` by reverse-mode differentiation.
 
     The result has the model's inputs, one input `<output>_grad` per differentiated output, and one output `<name>_grad` per
-    name in `wrt`, in that order, each with the shape and type of `<name>`. The gradient of a sequence is the sequence of those of
-    its elements, that of an optional is that of what it holds: empty where it holds nothing.
-    A name that is taken becomes the next free one
-    (`x_grad_1`); the metadata `refgrad.gradients` and `refgrad.cotangents` (JSON) say which is the gradient of what.
-    Initializers in `wrt` become inputs that keep their value as default. The gradient of a name that no output depends on is 0.
+    name in `wrt`, in that order, each with the shape and type of `<name>`. The gradient of a sequence is the sequence of
+    those of its elements, that of an optional is that of what it holds: empty where it holds nothing. A name that is taken
+    becomes the next free one (`x_grad_1`); the metadata `refgrad.gradients` and `refgrad.cotangents` (JSON) say which is the
+    gradient of what. Initializers in `wrt` become inputs that keep their value as default. The gradient of a name that no output depends on is 0.
 
     Models of an opset before 16 are converted to 16. The caller's model is not modified. A local function that is called more
     than once stays a function, and so does its derivative: `f` becomes `f_fwd` where it has to return what the derivative
@@ -102,24 +101,31 @@ def gradient(
         raise OptionError(
             "cotangent='yield' emits com.microsoft.YieldOp, which only dialect='ort' has: use dialect='ort'."
         )
+
+    def differentiated(graph: Graph) -> ModelProto:
+        sources, targets, path = prepare(graph, wrt, outputs, quantization)
+        if path.blocked or path.blocked_within:
+            raise refuse(path)
+        chosen = segments(graph, recompute)
+        op = Emitter(
+            graph,
+            dialect,
+            taken_names(graph),
+            kinks=kinks,
+            quantization=quantization,
+            needed=path.needed,
+            repeated=with_bodies(path, chosen),
+        )
+        return _Gradient(path, sources, targets, op, cotangent, keep_outputs).model(chosen)
+
     with _no_collection():
         graph = Graph(model, keep=dialect == "onnx" and quantization == "zero" and not recompute)
-        while True:
-            try:
-                sources, targets, path = prepare(graph, wrt, outputs, quantization)
-                if path.blocked or path.blocked_within:
-                    raise refuse(path)
-                taken = taken_names(graph)
-                chosen = segments(graph, recompute)
-                repeated = with_bodies(path, chosen)
-                op = Emitter(
-                    graph, dialect, taken, kinks=kinks, quantization=quantization, needed=path.needed, repeated=repeated
-                )
-                return _Gradient(path, sources, targets, op, cotangent, keep_outputs).model(chosen)
-            except (NoGradientError, RuleError):
-                if not graph.functions:
-                    raise
-                graph = Graph(model)  # at its calls more is known than in a function: a shape may be an argument
+        try:
+            return differentiated(graph)
+        except (NoGradientError, RuleError):
+            if not graph.functions:
+                raise
+        return differentiated(Graph(model))  # at its calls more is known than in a function: a shape may be an argument
 
 
 def preflight(
