@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from refgrad.conformance.case import SHAPES, Case
-from refgrad.conformance.cases.control_flow import Row, count, flow
+from refgrad.conformance.cases.control_flow import Feeds, Row, count, flow
 
 _THREE = "s0 = SequenceConstruct(x, u, x)"
 _ROWS = "y = ConcatFromSequence <axis = 0> (s)"
-_OF_THREE = {"x": (2, 3), "u": (1, 3)}
+_OF_THREE: Feeds = {"x": (2, 3), "u": (1, 3)}
 
 MAKING: tuple[tuple[str, Row], ...] = (
     ("SequenceConstruct", ("twice", "T[i, j] y", f"[node] s = SequenceConstruct(x, u, x) {_ROWS}", _OF_THREE)),
@@ -65,7 +65,7 @@ MAKING: tuple[tuple[str, Row], ...] = (
         ),
     ),
 )
-_PIECES = {"x": (3, 5), "n": count(2), "i": count(1)}
+_PIECES: Feeds = {"x": (3, 5), "n": count(2), "i": count(1)}
 
 READING: tuple[tuple[str, Row], ...] = (
     ("SequenceAt", ("second", "T[i, j] y", f"{_THREE} [node] y0 = SequenceAt(s0, k) y = Mul(y0, x)", {})),
