@@ -528,7 +528,8 @@ class Loop(_Iterated):
             *inputs,
         ]
         body = swept.backward(formals, [(goes, formals[1][1]), *results], first)
-        return _emitted(op, "Loop", [trips, None, *starts], len(results), body=body)
+        always = None if starts else op.const(np.array(True))  # the last input of a node is not left out
+        return _emitted(op, "Loop", [trips, always, *starts], len(results), body=body)
 
     def _listed(self, op: Emitter, swept: Swept, names: list[str]) -> tuple[dict[str, _Slices], dict[str, str]]:
         """Where the steps have their residuals, and the sequences of what `names` are in every step: a state more for each."""
