@@ -146,14 +146,14 @@ LAST: tuple[tuple[str, Row], ...] = (
 def cases() -> Iterator[Case]:
     """Every operator under every kind of declaration; positions and lengths are fed, and constant."""
     for op, (name, outputs, nodes, given) in MAKING:
-        row = name, outputs, nodes, given or _PIECES
+        row: Row = (name, outputs, nodes, given or _PIECES)
         for shapes in SHAPES:
             yield flow(op, row, shapes=shapes)
         if integers := tuple(n for n, value in row[3].items() if n in "nik"):
             yield flow(op, row, constant=integers)
     for op, (name, outputs, nodes, _) in READING:
         for position in (1, -2):
-            row = f"{name}-at-{position}", outputs, nodes, {**_OF_THREE, "k": count(position)}
+            row = (f"{name}-at-{position}", outputs, nodes, {**_OF_THREE, "k": count(position)})
             for shapes in SHAPES:
                 yield flow(op, row, shapes=shapes)
             yield flow(op, row, constant=("k",))

@@ -123,7 +123,7 @@ def _if(node: Any, inputs: Sequence[Any], run: Run) -> list[Any]:
 def _loop(node: Any, inputs: Sequence[Any], run: Run) -> list[Any]:
     """Steps of the body until there are enough of them, or the condition says so."""
     most, condition, *state = (*inputs, None)[: max(len(inputs), 2)]
-    going, rows = condition is None or _true(condition), []
+    going, rows = condition is None or _true(condition), list[list[Any]]()
     while going and (most is None or len(rows) < int(np.asarray(most).item())):
         again, *results = run(node.body, (np.array(len(rows)), np.array(True), *state))
         state, going = results[: len(state)], _true(again)
@@ -149,7 +149,7 @@ def _scan(node: Any, inputs: Sequence[Any], run: Run) -> list[Any]:
             strict=True,
         )
     ]
-    rows = []
+    rows: list[list[Any]] = []
     for step in range(len(slices[0])):
         results = run(node.body, (*state, *(x[step, ...] for x in slices)))
         state = results[:first]
