@@ -272,16 +272,16 @@ def test_a_gradient_with_another_shape_has_no_property() -> None:
 
 # Forward mode
 
-STEPS_OF_A_LOOP = case(
-    "g (double[2,3] x) => (double[2,3] z) <int64 n = {3}, bool c = {1}> { z = Loop (n, c, x) <body = b "
-    "(int64 i, bool k, double[2,3] s) => (bool k2, double[2,3] t) { k2 = Identity(k) t = Sin(s) }> }",
+OF_A_REGION = case(
+    "g (double[2,3] x) => (double[a,b,c,d] z) <double[1,5] region = {0, 0, 0, 2, 1}, int64[4] one = {1, 1, 2, 3}> "
+    "{ t = Sin(x) r = Reshape(t, one) z = MaxRoiPool <pooled_shape = [2, 3]> (r, region) }",
     x=X,
 )
 
 
 def test_forward_mode_that_differences_confirm_is_exact() -> None:
     """Where no complex forward is known."""
-    question = ask(STEPS_OF_A_LOOP)
+    question = ask(OF_A_REGION)
     (found,) = examined("adjoint", question, build("refgrad", question))
     assert isinstance(found, Property)
     assert found.holds
@@ -292,7 +292,7 @@ def test_forward_mode_that_differences_confirm_is_exact() -> None:
 def test_forward_mode_that_is_wrong_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Differences are taken instead, and the gradient of the same rule is caught."""
     monkeypatch.setitem(RULES, ("", "Sin"), replace(RULES["", "Sin"], function=lambda op, d, x: op.Mul(d, 1.5)))
-    question = ask(STEPS_OF_A_LOOP)
+    question = ask(OF_A_REGION)
     (found,) = examined("adjoint", question, build("refgrad", question))
     assert isinstance(found, Property)
     assert not found.holds
@@ -312,7 +312,7 @@ SILENT: list[tuple[str, Case, str]] = [
     ("complex-step", case(f"{MATRIX} {{ z = Round(x) }}", "kink", x=np.full((2, 3), 0.5)), "kink"),
     ("complex-step", case(f"{PAIR} {{ z = Max(x, y) }}", "kink", x=X, y=X), "kink"),
     ("complex-step", case(f"{MATRIX} {{ z = ReduceL2(x) }}", "kink", x=np.zeros((2, 3))), "kink"),
-    ("complex-step", LOOP, "Loop has no complex forward"),
+    ("complex-step", OF_A_REGION, "MaxRoiPool has no complex forward"),
     ("complex-step", case(f"{PAIR} {{ z = Pow(x, y) }}", "special", x=-np.abs(X), y=Y), "finite|above 0"),
     ("differences", case(f"{MATRIX} {{ z = Log(x) }}", "special", x=np.zeros((2, 3))), "not finite"),
     ("reference", case(f"{MATRIX} {{ z = Log(x) }}", "special", x=np.zeros((2, 3))), "not finite"),
@@ -332,10 +332,10 @@ def test_silent_where_it_knows_nothing(oracle: str, asked: Case, why: str) -> No
     assert any(part in reason for reason in reasons for part in why.split("|"))
 
 
-def test_differences_speak_of_a_loop() -> None:
-    """On both forwards, of what the complex step does not."""
+def test_oracles_speak_of_a_loop() -> None:
+    """On both forwards, and the complex step goes through the steps."""
     question = ask(LOOP)
-    for oracle in ("differences", "reference"):
+    for oracle in ("differences", "reference", "complex-step"):
         for one in said(oracle, question):
             y = np.cos(X) * np.cos(np.sin(X)) * np.cos(np.sin(np.sin(X)))
             assert np.isclose(one.value, np.sum(question.cotangents["z"] * y * one.direction), rtol=1e-8)
