@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -128,3 +129,12 @@ def test_it_is_found(planted: str, monkeypatch: Patch) -> None:
             assert verdict(case) == verdicts.WRONG
         except RefgradError:
             return  # the gradient does not run at all
+
+
+def test_a_kink_within_a_graph_is_one() -> None:
+    nodes = """[node] y = Loop (M, "", x) <body = f (int64 i, bool go, T[] h) => (bool on, T[] n) {
+                 on = Identity(go) r = Relu(h) n = Mul(r, w) }>"""
+    feeds = {"M": np.array(2), "x": np.array([0.5, 0.0]), "w": np.array([1.5, 0.5])}
+    case = flow("Loop", ("at-a-kink", "T[i] y", nodes, feeds))
+    with np.errstate(all="ignore"):
+        assert verdict(replace(case, values="kink")) == verdicts.CONVENTION
