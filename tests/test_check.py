@@ -55,6 +55,19 @@ def test_a_right_gradient_agrees_everywhere():
     assert all(row.relative <= row.allowed for row in found.rows if row.verdict == "agreed")
 
 
+def test_a_wrong_rule_within_a_graph_disagrees_with_differences(planted):
+    steps = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 18]> g (float[N] x, float[N] w) => (float[N] y) <int64 n = {3}> '
+        '{ y = Loop (n, "", x) <body = b (int64 i, bool k, float[N] s) => (bool l, float[N] t) '
+        "{ l = Identity(k) u = Mul(s, w) t = Sin(u) }> }"
+    )
+    assert check(steps, backends=["numpy"]).ok
+    planted("Sin", lambda op, d_output, input: op.Mul(d_output, op.Cos(op.Mul(input, 1.001))))
+    found = check(steps, backends=["numpy"])
+    assert not found.ok
+    assert "disagreed" in verdicts(found, "differences")
+
+
 def test_the_same_seed_gives_the_same_report():
     assert check(SMOOTH, backends=["numpy"], seed=3) == check(SMOOTH, backends=["numpy"], seed=3)
     assert check(SMOOTH, backends=["numpy"], seed=3) != check(SMOOTH, backends=["numpy"], seed=4)
