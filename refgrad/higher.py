@@ -14,7 +14,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_h
 
 from refgrad.backward import gradient, names_in, preflight
 from refgrad.errors import NoGradientError, OptionError, choices
-from refgrad.graph import Graph, Shape, read, read_nodes
+from refgrad.graph import Graph, Shape, element_type, read, read_nodes
 from refgrad.protos import fresh, graphs, names_of
 
 Model = ModelProto | str | os.PathLike[str]
@@ -225,14 +225,22 @@ def _fill_with_zeros(graph: GraphProto, cotangents: Mapping[str, str]) -> None:
     types = {value.name: value for value in graph.input}
     nodes, taken = list(graph.node), names_of(graph)
     for output, seed in cotangents.items():
-        kind = helper.tensor_dtype_to_np_dtype(types[seed].type.tensor_type.elem_type)
+        element = element_type(types[seed].type)
+        kind = helper.tensor_dtype_to_np_dtype(element)
         zero, shape = fresh(f"{seed}/zero", taken), fresh(f"{seed}/shape", taken)
-        behind = next((k for k, node in enumerate(nodes, 1) if output in node.output), 0)
-        nodes[behind:behind] = [
+        whole = not types[seed].type.HasField("sequence_type")
+        read, made = (output, seed) if whole else (fresh(f"{seed}/element", taken), fresh(f"{seed}/zeros", taken))
+        zeros = [
             helper.make_node("Constant", [], [zero], zero, value=numpy_helper.from_array(np.zeros((), kind))),
-            helper.make_node("Shape", [output], [shape], shape),
-            helper.make_node("Expand", [zero, shape], [seed], f"{seed}/zeros"),
+            helper.make_node("Shape", [read], [shape], shape),
+            helper.make_node("Expand", [zero, shape], [made], f"{seed}/zeros"),
         ]
+        if not whole:
+            ends = (helper.make_tensor_value_info(name, element, None) for name in (read, made))
+            body = helper.make_graph(zeros, f"{seed}/each", *([end] for end in ends))
+            zeros = [helper.make_node("SequenceMap", [output], [seed], f"{seed}/zeros", body=body)]
+        behind = next((k for k, node in enumerate(nodes, 1) if output in node.output), 0)
+        nodes[behind:behind] = zeros
         graph.input.remove(types[seed])
         graph.value_info.append(types[seed])
     _replace(graph.node, nodes)

@@ -367,10 +367,8 @@ BAD = {
     "unknown dialect": (ADD, {"dialect": "torch"}, OptionError, "no dialect 'torch'"),
     "YieldOp in ai.onnx": (ADD, {"options": KeepYieldOp, "dialect": "onnx"}, OptionError, "only dialect='ort' has"),
     "dialect of a builder": (ADD, {"builder": "onnxruntime", "dialect": "onnx"}, OptionError, "has no dialect 'onnx'"),
-    "no rule": (
-        model("(float[N, 2] x) => (float[M, N, 2] y) <int64 n = {2}, bool c = {1}>"
-              "{ y = Loop <body = g (int64 i, bool k) => (bool k2, float[N, 2] s) { k2 = Identity(k) s = Neg(x) }> (n, c) }"),
-        {}, NoGradientError, "Loop",
+    "no derivative": (
+        model("(float[N] x) => (float[N] y) { s = Cast <to = 8> (x) y = Cast <to = 1> (s) }"), {}, NoGradientError, "Cast",
     ),
     "no model": ("nowhere.onnx", {}, InvalidModelError, "nowhere.onnx cannot be read"),
 }  # fmt: skip

@@ -345,6 +345,30 @@ CASES: dict[str, tuple[str, dict[str, Value]]] = {
 }
 
 
+FORWARD = ["construct", "insert at -1", "split into [1, 3]", "concat along 1", "map", "loop that adds"]
+
+
+@pytest.mark.parametrize("name", FORWARD)
+def test_forward_mode(name: str) -> None:
+    text, feeds = CASES[name]
+    model = parsed(text, opset=18)
+    forward = refgrad.jvp(model)
+    random = np.random.default_rng(3)
+    tangents = {
+        x: random_like(feeds[x], random) for x in feeds if f"{x}_tangent" in (v.name for v in forward.graph.input)
+    }
+    got = NUMPY.prepare(forward).run({**feeds, **{f"{x}_tangent": tangent for x, tangent in tangents.items()}})
+    ahead, back = (
+        NUMPY.prepare(model).run({**feeds, **{x: moved(feeds[x], t, step) for x, t in tangents.items()}})
+        for step in (STEP, -STEP)
+    )
+    for output, value in ahead.items():
+        for found, one, other in zip(
+            arrays(got[f"{output}_tangent"]), arrays(value), arrays(back[output]), strict=True
+        ):
+            np.testing.assert_allclose(found, (one - other) / (2 * STEP), rtol=1e-7, atol=1e-9)
+
+
 def test_torch() -> None:
     """A list that is filled row by row, without its last element in one factor of the result."""
     torch = pytest.importorskip("torch")
