@@ -236,8 +236,8 @@ def _fill_with_zeros(graph: GraphProto, cotangents: Mapping[str, str]) -> None:
             helper.make_node("Expand", [zero, shape], [made], f"{seed}/zeros"),
         ]
         if not whole:
-            ends = (helper.make_tensor_value_info(name, element, None) for name in (read, made))
-            body = helper.make_graph(zeros, f"{seed}/each", *([end] for end in ends))
+            start, end = (helper.make_tensor_value_info(name, element, None) for name in (read, made))
+            body = helper.make_graph(zeros, f"{seed}/each", [start], [end])
             zeros = [helper.make_node("SequenceMap", [output], [seed], f"{seed}/zeros", body=body)]
         behind = next((k for k, node in enumerate(nodes, 1) if output in node.output), 0)
         nodes[behind:behind] = zeros
