@@ -162,7 +162,7 @@ def benchmarks(session: nox.Session) -> None:
     session.install("torch==2.13.0")
     session.install("-e", ".[ort,torch]")
     session.run("python", "examples/torch_models.py", str(TORCH_MODELS))
-    for script in ("import_time", "memory", "recompute", "node_tests"):
+    for script in ("import_time", "memory", "recompute", "depth", "node_tests"):
         session.run("python", f"benchmarks/{script}.py")
     session.run("python", "benchmarks/run_time.py", str(TORCH_MODELS), env={"PYTHONPATH": "examples"})
     for script in ("interpreter", "interpreter_memory"):

@@ -498,6 +498,14 @@ BENCHMARKS = (
         "Peak of `gradient()` beyond what the caller holds. Goal: at most 1.2 of the weights; under 100 MiB for a path.",
     ),
     (
+        "Depth",
+        "depth",
+        "`gradient()` and the interpreter as a model gets ten times as deep: a chain of nodes, and a Scan and a Loop that make "
+        "n steps, whose gradient is by what they start from, by a row per step and by a weight of 64 by 64. Growth is the "
+        "time of a row over that of the row before it: of the run where there is one, else of `gradient()`. Goal: about 10, "
+        "which is linear, and memory likewise: the gradient of the weight is no larger for more steps.",
+    ),
+    (
         "The interpreter on the node tests of onnx",
         "node_tests",
         "Against `onnx.reference`, both prepared beforehand, the median of runs in turn. Goal: none above 1.0. Most of these "
