@@ -69,7 +69,7 @@ _PIECES: Feeds = {"x": (3, 5), "n": count(2), "i": count(1)}
 
 READING: tuple[tuple[str, Row], ...] = (
     ("SequenceAt", ("second", "T[i, j] y", f"{_THREE} [node] y0 = SequenceAt(s0, k) y = Mul(y0, x)", {})),
-    ("SequenceInsert", ("second", "T[i, j] y", f"{_THREE} e = Sin(u) [node] s = SequenceInsert(s0, e, k) {_ROWS}", {})),
+    ("SequenceInsert", ("second", "T[i, j] y", f"{_THREE} e = Sin(x) [node] s = SequenceInsert(s0, e, k) {_ROWS}", {})),
     ("SequenceErase", ("second", "T[i, j] y", f"{_THREE} [node] s = SequenceErase(s0, k) {_ROWS}", {})),
 )
 LAST: tuple[tuple[str, Row], ...] = (
@@ -152,7 +152,7 @@ def cases() -> Iterator[Case]:
         if integers := tuple(n for n, value in row[3].items() if n in "nik"):
             yield flow(op, row, constant=integers)
     for op, (name, outputs, nodes, _) in READING:
-        for position in (1, -2):
+        for position in (0, 1, -1, -2):
             row = (f"{name}-at-{position}", outputs, nodes, {**_OF_THREE, "k": count(position)})
             for shapes in SHAPES:
                 yield flow(op, row, shapes=shapes)
