@@ -656,14 +656,14 @@ class If(Structure):
 
 
 def _nothing(op: Emitter, name: str) -> tuple[list[Any], ValueInfoProto]:
-    """What a branch returns where the other one returns `name`, and nobody reads it: as large if that is known, else empty."""
+    """What a branch returns where the other one returns `name`, and nobody reads it: as large if that is known."""
     shape, kind = op.shape(name), op.type(name)
     container = op.container(name)
     if container is not None:
         return _empty(op, name, container)
     sizes = op.static(name)
     if sizes is None:
-        sizes = (0,) * len(shape if shape is not None else (0,))
+        sizes = (0,) * len(shape or ())  # a scalar where the rank is unknown: it may be a condition
     made, measured = (op.fresh(f"{op.node}_{what}_{name}") for what in ("no", "shape_of"))
     value = ValueInfoProto(name=made, type=tensor_type(kind, sizes if shape is not None else None))
     size = np.array(sizes, np.int64)
