@@ -26,7 +26,7 @@ from refgrad.conformance.point import in_float64
 from refgrad.graph import FLOATS, Graph
 from refgrad.path import prepare
 from refgrad.protos import subgraphs
-from refgrad.registry import NO_DERIVATIVE, PENDING
+from refgrad.registry import NO_DERIVATIVE
 
 TOLERANCE = 1e-4  # of a directional derivative, relative to the size of the gradient
 _SETTLED = 1e-5  # the error of differences that tell right from wrong, relative likewise
@@ -165,8 +165,8 @@ def excluded(test: NodeModel) -> str | None:
         return f"refused: {REFUSED[test.name]}"
     for node in test.model.graph.node:
         key = node.domain, node.op_type
-        if key in PENDING or key in NO_DERIVATIVE:
-            return f"{node.op_type} {PENDING.get(key) or NO_DERIVATIVE[key]}"
+        if key in NO_DERIVATIVE:
+            return f"{node.op_type} {NO_DERIVATIVE[key]}"
     if not test.wrt:
         return "; ".join(
             sorted(

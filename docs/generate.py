@@ -33,7 +33,7 @@ from refgrad.conformance.sources import node_tests, of_findings, select, tables
 from refgrad.conformance.structure import EXCUSES
 from refgrad.kinks import KINKS, Point
 from refgrad.operators import operators as every_operator
-from refgrad.registry import RULES
+from refgrad.registry import RULES, STRUCTURES
 from refgrad.upgrade import FIXES
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -408,14 +408,14 @@ def parity_summary() -> str:
 
 def operators_summary() -> str:
     """Return the README's section on operators."""
-    names = ", ".join(sorted({name for _, name in RULES}, key=str.lower))
+    names = ", ".join(sorted({name for _, name in (*RULES, *STRUCTURES)}, key=str.lower))
     count = Counter(o.derivative for o in every_operator())
     return (
         f"{count['rule']} operators have a rule, {count['function']} are differentiated through a function body, and "
         f"{count['zero']} have a derivative that is zero;\nthe operators of ai.onnx.ml and those that ONNX Runtime's optimizer "
-        f"writes are among them. {count['none']} have no derivative, and {count['missing']} wait for\none: those with "
-        "subgraphs, sequences and optionals.\n[docs/operators.md](docs/operators.md) has the formula or "
-        "the reason of each, [docs/kinks.md](docs/kinks.md) the choices where a\nderivative does not exist, "
+        f"writes are among them. {count['none']} have no derivative; a\nmodel with one of them on the way is refused.\n"
+        "[docs/operators.md](docs/operators.md) has the formula or the reason of each, [docs/kinks.md](docs/kinks.md) the "
+        "choices where a\nderivative does not exist, "
         f"[docs/node_models.md](docs/node_models.md) what the node tests of onnx say.\n\nRules: {names}.\n"
     )
 

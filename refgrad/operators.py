@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import onnx
 
 from refgrad.functions import schemas
-from refgrad.registry import BODY, NO_DERIVATIVE, PENDING, RULES, STRUCTURES, ZERO
+from refgrad.registry import BODY, NO_DERIVATIVE, RULES, STRUCTURES, ZERO
 
 # Where a schema's own differentiability tag is not followed: "Operator.parameter" and why.
 _PARAMETER = "the result is differentiable in it, and it may be computed or trained"
@@ -65,9 +65,7 @@ def classify(domain: str, op_type: str) -> Operator:
         return Operator(title, "none", NO_DERIVATIVE[key])
     if key in BODY:
         return Operator(title, "function", BODY[key])
-    return Operator(
-        title, "missing", PENDING.get(key, "nobody has written its rule: give one with refgrad.extend.rule")
-    )
+    return Operator(title, "missing", "nobody has written its rule: give one with refgrad.extend.rule")
 
 
 def operators() -> tuple[Operator, ...]:

@@ -15,7 +15,7 @@ from refgrad.functions import MICROSOFT, OPERATORS, UnsupportedFormError, find_s
 from refgrad.graph import FLOATS, Graph, Node
 from refgrad.inlining import INLINED, inline_functions
 from refgrad.protos import import_domain
-from refgrad.registry import NO_DERIVATIVE, PENDING, QUANTIZED, QUANTIZERS, RULES, ZERO, Passage
+from refgrad.registry import NO_DERIVATIVE, QUANTIZED, QUANTIZERS, RULES, ZERO, Passage
 
 _NOT_DIFFERENTIABLE = onnx.defs.OpSchema.DifferentiationCategory.NonDifferentiable
 _CASTS = frozenset((("", "Cast"), ("", "CastLike")))
@@ -201,7 +201,7 @@ def _reason(key: tuple[str, str], verdict: str, graph: Graph) -> str:
         return "; ".join(f"by {name}: {why}" for name, why in RULES[key].refused.items())
     if key[0] == MICROSOFT and "Grad" in key[1]:
         return "it is the gradient of an operator; to differentiate again, make that gradient in dialect 'onnx'"
-    return NO_DERIVATIVE.get(key) or PENDING.get(key) or "nobody has written its rule"
+    return NO_DERIVATIVE.get(key) or "nobody has written its rule"
 
 
 def _no_floats(key: tuple[str, str]) -> str:

@@ -134,7 +134,6 @@ NO_DERIVATIVE: dict[tuple[str, str], str] = {}  # operator: why it has none
 BODY: dict[tuple[str, str], str] = {}  # operator without a rule: what the function body of its schema computes
 QUANTIZERS: dict[tuple[str, str], frozenset[int]] = {}  # operator that rounds floats: to which element types
 QUANTIZED: set[tuple[str, str]] = set()  # operators whose rule holds for values of such a type too
-PENDING: dict[tuple[str, str], str] = {}  # operator that has a derivative, which nobody has written: what it waits for
 LOWERINGS: dict[str, dict[str, Function]] = {dialect: {} for dialect in DIALECTS}
 
 
