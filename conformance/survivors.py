@@ -160,6 +160,7 @@ EQUIVALENT: tuple[Equivalent, ...] = (
     Equivalent("LinearAttention", "onnx/arithmetic.broadcast_gradient: op.ReduceSum(*", "*", _SUMMED),
     Equivalent("*", "onnx/points._combined: op.Unsqueeze(*", "next axis", "Only its diagonal is taken."),
     Equivalent("RNN", "*", "only the second operand", "The slope is that for a cotangent of 1."),
+    Equivalent("SplitToSequence", "rules/sequence.split_to_sequence: op.Slice(*", "*", "No element of it is read."),
     Equivalent(
         "ConvTranspose",
         "rules/convolution._padded_at_run_time: op.Slice(whole, *",
