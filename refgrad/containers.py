@@ -17,13 +17,12 @@ if TYPE_CHECKING:
 
 @dataclass
 class Sparse:
-    """Emitted sequences that are zero in one place: their sum with another needs no zeros."""
+    """Emitted sequences, by name, of which one place is known to be zero, or all others: their sum needs no zeros."""
 
-    placed: dict[str, tuple[str, str]] = field(default_factory=dict)  # zero elsewhere: the place, and what is there
-    widened: dict[str, tuple[str, str, str | None]] = field(
-        default_factory=dict
-    )  # zero there: the place, the rest, and
-    # where SequenceInsert puts an element into the rest
+    # Those that are zero but in one place: the place, and what is there.
+    placed: dict[str, tuple[str, str]] = field(default_factory=dict)
+    # Those that are zero in one place: the place, the rest, and where SequenceInsert puts an element into the rest.
+    widened: dict[str, tuple[str, str, str | None]] = field(default_factory=dict)
 
 
 def sequence_type(kind: int) -> TypeProto:
@@ -74,8 +73,7 @@ def for_each(
         value_info.type.tensor_type.shape.SetInParent()  # scalars
     for value_info, kind in zip(graph.input[2:], kinds, strict=True):
         value_info.type.CopyFrom(sequence_type(kind))
-    done = op.emit("Loop", "", (number, going, *empty), len(kinds), {"body": graph})
-    made = (done,) if len(kinds) == 1 else done
+    made = op.emit_all("Loop", "", (number, going, *empty), len(kinds), {"body": graph})
     return tuple(op.hold(value, sequence_type(kind)) for value, kind in zip(made, kinds, strict=True))
 
 

@@ -159,7 +159,20 @@ class Emitter:
         attributes: dict[str, Any],
         optional_outputs: bool = False,
     ) -> Any:
-        """Add a node; its output's name, or a tuple of names where it has several. Attributes that are None are left out."""
+        """Add a node as `emit_all` does; its output's name, or a tuple of names where it has several."""
+        made = self.emit_all(op_type, domain, inputs, outputs, attributes, optional_outputs)
+        return made[0] if outputs == 1 else made
+
+    def emit_all(
+        self,
+        op_type: str,
+        domain: str,
+        inputs: Sequence[Argument],
+        outputs: int,
+        attributes: dict[str, Any],
+        optional_outputs: bool = False,
+    ) -> tuple[str, ...]:
+        """Add a node, unless there is the same one; the names of its outputs. Attributes that are None are left out."""
         names = self._names(inputs)
         settings: tuple[Any, ...] = ()
         if attributes:
@@ -199,7 +212,7 @@ class Emitter:
             if kind is not None:
                 for result in made:
                     self._types[result] = kind
-        return made[0] if outputs == 1 else made
+        return made
 
     def _names(self, inputs: Sequence[Argument]) -> tuple[str, ...]:
         names: list[str] = []

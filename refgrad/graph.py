@@ -85,8 +85,7 @@ class Node:
         """Give the optional output at `position`, which the node leaves out, a name."""
         self.outputs.extend([""] * (position + 1 - len(self.outputs)))
         self.outputs[position] = name
-        del self.proto.output[:]
-        self.proto.output.extend(self.outputs)
+        self._write_outputs()
 
     def add_input(self, name: str) -> None:
         """Read one value more."""
@@ -100,6 +99,18 @@ class Node:
         del self.outputs[-count:]
         while not self.outputs[-1]:
             del self.outputs[-1]
+        self._write_outputs()
+
+    def change(self, graphs: Mapping[str, GraphProto], outputs: Iterable[str]) -> None:
+        """Give the node other graphs, by the name of the attribute, and let it return `outputs`."""
+        for attribute in self.proto.attribute:
+            if attribute.name in graphs:
+                attribute.g.CopyFrom(graphs[attribute.name])
+                self.attributes[attribute.name] = attribute.g
+        self.outputs[:] = outputs
+        self._write_outputs()
+
+    def _write_outputs(self) -> None:
         del self.proto.output[:]
         self.proto.output.extend(self.outputs)
 

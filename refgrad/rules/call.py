@@ -112,8 +112,7 @@ class Call(Structure):
                 self._learn(op, values[inner], *known)
         reads = [values[name] for name in made.residuals]
         reads += [cotangents[name] for name in node.outputs if name in cotangents]
-        results = op.emit(made.backward, node.domain, reads, len(made.adjoints), {})
-        results = (results,) if isinstance(results, str) else results
+        results = op.emit_all(made.backward, node.domain, reads, len(made.adjoints), {})
         actual = dict(self.reads)
         for name, adjoint in zip(made.adjoints, results, strict=True):
             op.describe(adjoint, like=actual[name])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Container, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -275,7 +275,7 @@ class _Iterated(Structure):
         for name, value in zip(new, outer, strict=True):
             shape = swept.op.shape(name)
             op.learn(value, swept.op.type(name), None if shape is None else (self._trips(), *shape))
-        change(self.node, {"body": swept.forward([*new, *more])}, outer)
+        self.node.change({"body": swept.forward([*new, *more])}, [*self.node.outputs, *outer])
         return {name: found[name] for name in swept.residuals}
 
 
@@ -299,24 +299,6 @@ def _name_all(op: Emitter, node: Node, count: int) -> None:
     for position in range(count):
         if position >= len(node.outputs) or not node.outputs[position]:
             node.add_output(position, op.fresh(f"{node.name}_unused"))
-
-
-def change(node: Node, graphs: Mapping[str, GraphProto], outputs: Iterable[str]) -> None:
-    """Give a forward node other graphs, and more outputs."""
-    for attribute in node.proto.attribute:
-        if attribute.name in graphs:
-            attribute.g.CopyFrom(graphs[attribute.name])
-            node.attributes[attribute.name] = attribute.g
-    node.outputs.extend(outputs)
-    del node.proto.output[:]
-    node.proto.output.extend(node.outputs)
-
-
-def _emitted(
-    op: Emitter, op_type: str, inputs: Iterable[str | None], outputs: int, **attributes: Any
-) -> tuple[str, ...]:
-    made = op.emit(op_type, "", tuple(inputs), outputs, attributes)
-    return (made,) if isinstance(made, str) else made
 
 
 @structure("Scan")
@@ -396,18 +378,15 @@ class Scan(_Iterated):
         read = read or self.elements[:1]  # how many steps there are
         sub = swept.op
         formals = [*inputs, *((s.inner, sub.adjoint_proto(s.inner)) for s in read)]
-        return _emitted(
-            op,
-            "Scan",
-            [*starts, *(s.outer for s in read)],
-            len(results),
-            body=swept.backward(formals, results),
-            num_scan_inputs=len(read),
-            scan_input_axes=[s.axis for s in read],
-            scan_input_directions=[1 - s.backward for s in read],
-            scan_output_axes=[e.axis for e in elements] or None,
-            scan_output_directions=[1 - e.backward for e in elements] or None,
-        )
+        attributes = {
+            "body": swept.backward(formals, results),
+            "num_scan_inputs": len(read),
+            "scan_input_axes": [s.axis for s in read],
+            "scan_input_directions": [1 - s.backward for s in read],
+            "scan_output_axes": [e.axis for e in elements] or None,
+            "scan_output_directions": [1 - e.backward for e in elements] or None,
+        }
+        return op.emit_all("Scan", "", [*starts, *(s.outer for s in read)], len(results), attributes)
 
 
 def _slice(kind: TypeProto, axis: int) -> TypeProto:
@@ -529,7 +508,7 @@ class Loop(_Iterated):
         ]
         body = swept.backward(formals, [(goes, formals[1][1]), *results], first)
         always = None if starts else op.const(np.array(True))  # the last input of a node is not left out
-        return _emitted(op, "Loop", [trips, always, *starts], len(results), body=body)
+        return op.emit_all("Loop", "", [trips, always, *starts], len(results), {"body": body})
 
     def _listed(self, op: Emitter, swept: Swept, names: list[str]) -> tuple[dict[str, _Slices], dict[str, str]]:
         """Where the steps have their residuals, and the sequences of what `names` are in every step: a state more for each."""
@@ -560,8 +539,8 @@ class Loop(_Iterated):
         place, rest = 1 + len(self.states), len(results) - len(states)
         del body.output[:]
         body.output.extend([*results[:place], *results[rest:], *results[place:rest]])
-        self.node.outputs[place - 1 : place - 1] = [s.end for s in states]
-        change(self.node, {}, ())
+        outputs = self.node.outputs
+        self.node.change({}, [*outputs[: place - 1], *(s.end for s in states), *outputs[place - 1 :]])
         return stored, {name: s.end for name, s in zip(names, states, strict=True)}
 
 
@@ -632,14 +611,15 @@ class If(Structure):
                 whole = swept.op.static(name) or (None if shape is None else (None,) * len(shape))
                 op.learn(outer, swept.op.container(name) or swept.op.type(name), whole)
         _name_all(op, self.node, len(self.node.attributes["then_branch"].output))
-        change(self.node, forward, [name for slot in slots for name in slot.values()])
+        self.node.change(forward, [*self.node.outputs, *(name for slot in slots for name in slot.values())])
         kinds = [op.adjoint_proto(name) for name in primals]
         graphs = [
             swept.backward([], list(zip(values, kinds, strict=True)), rename=slot)
             for swept, values, slot in zip(sweeps, results, slots, strict=True)
         ]
         condition = self.node.inputs[0]
-        made = _emitted(op, "If", [condition], len(primals), then_branch=graphs[0], else_branch=graphs[1])
+        branches = {"then_branch": graphs[0], "else_branch": graphs[1]}
+        made = op.emit_all("If", "", [condition], len(primals), branches)
         for name, value in zip(primals, made, strict=True):
             op.describe(value, like=name)
             yield name, value

@@ -18,7 +18,6 @@ from refgrad.emit import Emitter
 from refgrad.errors import NoGradientError
 from refgrad.graph import Graph, Node, held_by
 from refgrad.registry import Passage, Structure, rule, structure
-from refgrad.rules.control_flow import change
 
 
 @rule("SequenceConstruct", wrt=["inputs"])
@@ -169,8 +168,8 @@ class SequenceMap(Structure):
         stored = self._stored(op, swept)
         read += stored.values()
         inputs += [(name, sub.adjoint_proto(name)) for name in stored]
-        made = op.emit("SequenceMap", "", read, len(results), {"body": swept.backward(inputs, results)})
-        for (name, _), value in zip(needed, (made,) if isinstance(made, str) else made, strict=True):
+        made = op.emit_all("SequenceMap", "", read, len(results), {"body": swept.backward(inputs, results)})
+        for (name, _), value in zip(needed, made, strict=True):
             op.describe(value, like=name)
             yield name, value if op.is_sequence(name) else self._total(op, value, name)
 
@@ -180,7 +179,7 @@ class SequenceMap(Structure):
         new = {name: op.fresh(f"{self.node.name}_{name}") for name in swept.residuals if name not in found}
         for name, outer in new.items():
             op.learn(outer, sequence_type(swept.op.type(name)))
-        change(self.node, {"body": swept.forward(list(new))}, new.values())
+        self.node.change({"body": swept.forward(list(new))}, [*self.node.outputs, *new.values()])
         return {name: (found | new)[name] for name in swept.residuals}
 
     def _total(self, op: Emitter, parts: str, like: str) -> str:

@@ -210,16 +210,13 @@ class _Sequences:
             return [*new, *rows]
 
         graph = op.subgraph(body, *states, *inputs)
-        made = op.Scan(
-            *states,
-            *inputs,
-            outputs=len(graph.output),
-            body=graph,
-            num_scan_inputs=len(inputs),
-            scan_input_directions=[int(backward)] * len(inputs),
-            scan_output_directions=[int(backward)] * (len(graph.output) - count),
-        )
-        made = (made,) if isinstance(made, str) else made
+        attributes = {
+            "body": graph,
+            "num_scan_inputs": len(inputs),
+            "scan_input_directions": [int(backward)] * len(inputs),
+            "scan_output_directions": [int(backward)] * (len(graph.output) - count),
+        }
+        made = op.emit_all("Scan", "", (*states, *inputs), len(graph.output), attributes)
         rows = [op.Slice(row, [0], [-1], [0]) if self.surplus else row for row in made[count:]]
         return list(made[:count]), rows
 
