@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TypeProto, ValueInfoProto, helper, numpy_helper
 
 from refgrad.calls import Functions
-from refgrad.emit import Emitter, Writer, tensor_type
+from refgrad.emit import Emitted, Emitter, Writer, tensor_type
 from refgrad.errors import NoGradientError
 from refgrad.graph import Dim, Graph, Node, captured, is_unnamed, type_of, unname
 from refgrad.path import Path, expand
@@ -182,7 +181,7 @@ class Swept:
         self.residuals: list[str] = []
         self._again: list[Node] = []
         self._results: list[str] = []
-        self._backward: list[Any] = []
+        self._backward: list[Emitted] = []
         self._read: set[str] = set()
 
     def result(self, value: str) -> str:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
 
 import numpy as np
 from onnx import GraphProto, NodeProto, TensorProto, TypeProto, ValueInfoProto, helper, numpy_helper
@@ -36,6 +35,17 @@ class _Slices:
     inner: str
     axis: int = 0
     backward: int = 0  # 1: the first step has the last slice
+
+
+@dataclass
+class _Steps:
+    """What the backward node carries, reads and returns, but for the residuals."""
+
+    starts: list[str] = field(default_factory=list)  # the states before the first step
+    states: list[tuple[str, TypeProto]] = field(default_factory=list)  # the same within, each with its type
+    slices: list[_Slices] = field(default_factory=list)  # what is read of the adjoints of stacks
+    results: list[tuple[str, TypeProto]] = field(default_factory=list)  # of a step: the states, then the rows
+    rows: list[_Slices] = field(default_factory=list)  # what the forward node reads whose adjoints are stacked
 
 
 class _Iterated(Structure):
@@ -160,20 +170,17 @@ class _Iterated(Structure):
                 raise self._moving(state)
         swept = self.body.swept(op, path)
         sub, sweep = swept.op, swept.sweep
-        starts: list[str] = []  # of the states of the backward pass
-        inputs: list[tuple[str, TypeProto]] = []
-        results: list[tuple[str, TypeProto]] = []
-        of: list[str] = []  # whose adjoints the results are
+        steps = _Steps()
+        of: list[str] = []  # whose adjoints the states are in the end
 
         def carry(name: str, like: str, start: str) -> str:
             sub.describe(name, like)
-            starts.append(start)
-            inputs.append((name, sub.adjoint_proto(like)))
+            steps.starts.append(start)
+            steps.states.append((name, sub.adjoint_proto(like)))
             return name
 
-        def give(value: str, like: str, primal: str) -> None:
-            results.append((swept.result(value), sub.adjoint_proto(like)))
-            of.append(primal)
+        def give(value: str, like: str) -> None:
+            steps.results.append((swept.result(value), sub.adjoint_proto(like)))
 
         before = [
             carry(sub.fresh(f"{s.made}_grad"), s.made, cotangents.get(s.end) or self._zeros(op, s)) for s in active
@@ -182,29 +189,30 @@ class _Iterated(Structure):
             if state.made in path.needed:
                 sweep.seed(state.made, name)
         stacks = [s for s in self.stacks if s.outer in cotangents and s.inner in path.needed]
-        slices = self._slices(swept, stacks, cotangents)
+        steps.slices = self._slices(swept, stacks, cotangents)
         sweep.run()
         sub.enter(op.rule, op.node)
         for state, name in zip(active, before, strict=True):
             adjoint = sweep.adjoint(state.read) if state.read in path.needed else None
             alike = state.read if sub.is_sequence(state.read) else name  # a sequence may have got longer
-            give(adjoint or sub.zeros_like(alike), state.read, state.start)
+            give(adjoint or sub.zeros_like(alike), state.read)
+            of.append(state.start)
         for name in self.body.captures:
             adjoint = sweep.adjoint(name) if name in path.needed else None
             if adjoint is not None:
                 total = carry(sub.fresh(f"{name}_grad_before"), name, op.zeros_like(name))
-                give(sub.sum([total, adjoint], like=name), name, name)
-        elements = []
+                give(sub.sum([total, adjoint], like=name), name)
+                of.append(name)
         for element in self.elements:
             adjoint = sweep.adjoint(element.inner) if element.inner in path.needed else None
             if adjoint is not None:
-                give(adjoint, element.inner, element.outer)
-                elements.append(element)
+                give(adjoint, element.inner)
+                steps.rows.append(element)
         swept.plan(stacked=True, listed=self._listing, recompute=self.node.name in op.repeated)
-        made = self._backward(op, swept, starts, inputs, results, slices, elements)
-        carried = len(of) - len(elements)
-        adjoints = [*made[:carried], *(self._whole(op, *both) for both in zip(made[carried:], elements, strict=True))]
-        for name, value in zip(of, adjoints, strict=True):
+        made = self._backward(op, swept, steps)
+        adjoints = list(zip(of, made[: len(of)], strict=True))
+        adjoints += [(e.outer, self._whole(op, v, e)) for v, e in zip(made[len(of) :], steps.rows, strict=True)]
+        for name, value in adjoints:
             op.describe(value, like=name)
             yield name, value
 
@@ -238,16 +246,7 @@ class _Iterated(Structure):
         """Seed the sweep with what each step has of the adjoints of `stacks`; what the backward body reads for that."""
         raise NotImplementedError
 
-    def _backward(
-        self,
-        op: Emitter,
-        swept: Swept,
-        starts: list[str],
-        inputs: list[tuple[str, TypeProto]],
-        results: list[tuple[str, TypeProto]],
-        slices: list[_Slices],
-        elements: list[_Slices],
-    ) -> tuple[str, ...]:
+    def _backward(self, op: Emitter, swept: Swept, steps: _Steps) -> tuple[str, ...]:
         """Let the forward node store the residuals, and emit the node of the backward pass; its results."""
         raise NotImplementedError
 
@@ -357,16 +356,7 @@ class Scan(_Iterated):
             found.append(_Slices(cotangents[stack.outer], name, stack.axis, stack.backward))
         return found
 
-    def _backward(
-        self,
-        op: Emitter,
-        swept: Swept,
-        starts: list[str],
-        inputs: list[tuple[str, TypeProto]],
-        results: list[tuple[str, TypeProto]],
-        slices: list[_Slices],
-        elements: list[_Slices],
-    ) -> tuple[str, ...]:
+    def _backward(self, op: Emitter, swept: Swept, steps: _Steps) -> tuple[str, ...]:
         stored = self._stored(op, swept)
         stacks = len(self.node.outputs) - len(self.states)
         for name in ("scan_output_axes", "scan_output_directions"):
@@ -374,19 +364,19 @@ class Scan(_Iterated):
                 if attribute.name == name:
                     attribute.ints.extend([0] * (stacks - len(attribute.ints)))
                     self.node.attributes[name] = list(attribute.ints)
-        read = [*slices, *(_Slices(s.outer, name, s.axis, s.backward) for name, s in stored.items())]
+        read = [*steps.slices, *(_Slices(s.outer, name, s.axis, s.backward) for name, s in stored.items())]
         read = read or self.elements[:1]  # how many steps there are
         sub = swept.op
-        formals = [*inputs, *((s.inner, sub.adjoint_proto(s.inner)) for s in read)]
+        formals = [*steps.states, *((s.inner, sub.adjoint_proto(s.inner)) for s in read)]
         attributes = {
-            "body": swept.backward(formals, results),
+            "body": swept.backward(formals, steps.results),
             "num_scan_inputs": len(read),
             "scan_input_axes": [s.axis for s in read],
             "scan_input_directions": [1 - s.backward for s in read],
-            "scan_output_axes": [e.axis for e in elements] or None,
-            "scan_output_directions": [1 - e.backward for e in elements] or None,
+            "scan_output_axes": [e.axis for e in steps.rows] or None,
+            "scan_output_directions": [1 - e.backward for e in steps.rows] or None,
         }
-        return op.emit_all("Scan", "", [*starts, *(s.outer for s in read)], len(results), attributes)
+        return op.emit_all("Scan", "", [*steps.starts, *(s.outer for s in read)], len(steps.results), attributes)
 
 
 def _slice(kind: TypeProto, axis: int) -> TypeProto:
@@ -470,16 +460,7 @@ class Loop(_Iterated):
             swept.sweep.seed(stack.inner, swept.op.Gather(cotangents[stack.outer], self._step, axis=0))
         return []
 
-    def _backward(
-        self,
-        op: Emitter,
-        swept: Swept,
-        starts: list[str],
-        inputs: list[tuple[str, TypeProto]],
-        results: list[tuple[str, TypeProto]],
-        slices: list[_Slices],
-        elements: list[_Slices],
-    ) -> tuple[str, ...]:
+    def _backward(self, op: Emitter, swept: Swept, steps: _Steps) -> tuple[str, ...]:
         counter = self.body.inputs[0]
         if counter not in swept.residuals:
             swept.residuals.append(counter)
@@ -504,11 +485,11 @@ class Loop(_Iterated):
         formals = [
             (left, helper.make_tensor_type_proto(TensorProto.INT64, [])),
             (going, helper.make_tensor_type_proto(TensorProto.BOOL, [])),
-            *inputs,
+            *steps.states,
         ]
-        body = swept.backward(formals, [(goes, formals[1][1]), *results], first)
-        always = None if starts else op.const(np.array(True))  # the last input of a node is not left out
-        return op.emit_all("Loop", "", [trips, always, *starts], len(results), {"body": body})
+        body = swept.backward(formals, [(goes, formals[1][1]), *steps.results], first)
+        always = None if steps.starts else op.const(np.array(True))  # the last input of a node is not left out
+        return op.emit_all("Loop", "", [trips, always, *steps.starts], len(steps.results), {"body": body})
 
     def _listed(self, op: Emitter, swept: Swept, names: list[str]) -> tuple[dict[str, _Slices], dict[str, str]]:
         """Where the steps have their residuals, and the sequences of what `names` are in every step: a state more for each."""
@@ -635,7 +616,7 @@ class If(Structure):
         return asks.inputs[0] if asks.inputs else None
 
 
-def _nothing(op: Emitter, name: str) -> tuple[list[Any], ValueInfoProto]:
+def _nothing(op: Emitter, name: str) -> tuple[list[NodeProto], ValueInfoProto]:
     """What a branch returns where the other one returns `name`, and nobody reads it: as large if that is known."""
     shape, kind = op.shape(name), op.type(name)
     container = op.container(name)
@@ -654,7 +635,7 @@ def _nothing(op: Emitter, name: str) -> tuple[list[Any], ValueInfoProto]:
     ], value
 
 
-def _empty(op: Emitter, name: str, kind: TypeProto) -> tuple[list[Any], ValueInfoProto]:
+def _empty(op: Emitter, name: str, kind: TypeProto) -> tuple[list[NodeProto], ValueInfoProto]:
     """A sequence, or an optional, without an element."""
     made = op.fresh(f"{op.node}_no_{name}")
     value = ValueInfoProto(name=made, type=unname(kind))
