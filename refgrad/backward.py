@@ -5,25 +5,25 @@ from __future__ import annotations
 import gc
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from onnx import ModelProto, TypeProto, helper
 
-from refgrad.emit import Emitter, Writer, tensor_type
+from refgrad.emit import IR_VERSION, Emitter, Writer, tensor_type
 from refgrad.errors import NoGradientError, OptionError, RuleError, choices
 from refgrad.functions import MICROSOFT
 from refgrad.graph import Graph, Shape, adjoint_of, is_container, unname
 from refgrad.kinks import CONVENTIONS
 from refgrad.path import Path, Report, prepare, refuse
-from refgrad.protos import every_node, import_domain, subgraphs
+from refgrad.protos import every_node, import_domain, names_of, nested, subgraphs
 from refgrad.recompute import Repetition, segments, with_bodies
 from refgrad.registry import DIALECTS
 from refgrad.sweep import Sweep, live_forward, live_nodes, settle
 
 COTANGENTS = ("input", "ones", "yield")
 QUANTIZATION = ("zero", "straight-through", "clipped")
-_IR_VERSION = 10  # the first with metadata_props on nodes, and the last that onnxruntime-training 1.19.2 reads
 
 
 def gradient(
@@ -159,9 +159,23 @@ def _check_options(*options: tuple[str, str, Sequence[str]]) -> None:
 
 def names_in(gradient: ModelProto) -> tuple[dict[str, str], dict[str, str]]:
     """The cotangent of each output and the gradient of each input, as `gradient` wrote them down; of another model none."""
-    known = {entry.key: entry.value for entry in gradient.metadata_props}
-    cotangents, gradients = (json.loads(known.get(f"refgrad.{what}", "{}")) for what in ("cotangents", "gradients"))
-    return cotangents, gradients
+    return noted(gradient, "cotangents"), noted(gradient, "gradients")
+
+
+def note(model: ModelProto, source: ModelProto, **entries: Mapping[str, Any]) -> None:
+    """Give `model` the metadata of `source`, but `entries`, as JSON, in the place of what refgrad wrote there."""
+    kept = [entry for entry in source.metadata_props if not entry.key.startswith("refgrad.")]
+    del model.metadata_props[:]
+    model.metadata_props.extend(kept)
+    for key, names in entries.items():
+        model.metadata_props.add(key=f"refgrad.{key}", value=json.dumps(names))
+
+
+def noted(model: ModelProto, key: str) -> dict[str, Any]:
+    """What `note` wrote down under `key`; of another model nothing."""
+    known = {entry.key: entry.value for entry in model.metadata_props}
+    names: dict[str, Any] = json.loads(known.get(f"refgrad.{key}", "{}"))
+    return names
 
 
 @contextmanager
@@ -235,7 +249,7 @@ class _Gradient:
             self.sweep.call(value, f"{name}_grad", name)
         again = Repetition(graph, self.op, chosen, backward, live, results, self.sweep.rename)
         forward = [node.proto for node in live_forward(graph, live)]
-        final = ModelProto(ir_version=max(source.ir_version, _IR_VERSION), producer_name="refgrad")
+        final = ModelProto(ir_version=max(source.ir_version, IR_VERSION), producer_name="refgrad")
         final.opset_import.extend(graph.model.opset_import)
         if "" not in graph.opsets:
             final.opset_import.append(helper.make_opsetid("", graph.opset))
@@ -274,12 +288,8 @@ class _Gradient:
         for declared in (*target.input, *target.output, *target.value_info):
             if is_container(declared.type):  # ONNX Runtime takes elements of one name for equally large
                 declared.type.CopyFrom(unname(declared.type))
-        final.metadata_props.extend(p for p in source.metadata_props if not p.key.startswith("refgrad."))
-        for key, names in (
-            ("refgrad.gradients", {name: self.sweep.rename[value] for name, value in self.gradients.items()}),
-            ("refgrad.cotangents", self.cotangents),
-        ):
-            final.metadata_props.add(key=key, value=json.dumps(names))
+        gradients = {name: self.sweep.rename[value] for name, value in self.gradients.items()}
+        note(final, source, gradients=gradients, cotangents=self.cotangents)
         return final
 
     def _type(self, name: str) -> TypeProto:
@@ -301,12 +311,7 @@ def taken_names(graph: Graph) -> set[str]:
         taken.add(node.name)
         taken.update(node.reads)
         taken.update(node.outputs)
-        pending = [graph_of for attribute in node.proto.attribute for graph_of in subgraphs(attribute)]
-        while pending:
-            inner = pending.pop()
-            taken.update(value.name for value in inner.input)
-            taken.update(tensor.name for tensor in inner.initializer)
-            for proto in inner.node:
-                taken.update((proto.name, *proto.input, *proto.output))
-                pending += [graph_of for attribute in proto.attribute for graph_of in subgraphs(attribute)]
+        for inner in (sub for attribute in node.proto.attribute for sub in subgraphs(attribute)):
+            taken |= names_of(inner)
+            taken.update(proto.name for proto in nested(inner.node))
     return taken

@@ -36,6 +36,7 @@ from refgrad.protos import fresh, subgraphs
 from refgrad.registry import LOWERINGS
 
 Argument = str | float | Sequence[int] | np.ndarray | None
+IR_VERSION = 10  # the first with metadata_props on nodes, and the last that onnxruntime-training 1.19.2 reads
 
 # The element type of a node's result where it is not that of its first operand.
 _BOOL = frozenset(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import reprlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from refgrad.backward import gradient, names_in, preflight
+from refgrad.backward import gradient, names_in, note, preflight
 from refgrad.errors import NoGradientError, OptionError, choices
 from refgrad.graph import Graph, Shape, element_type, read, read_nodes
 from refgrad.protos import fresh, graphs, names_of
@@ -358,7 +357,7 @@ def _of_elements(
     derivatives = [name for row in found.values() for name in row.values()]
     kept = _outputs(made, but=(*derivatives, *between)) if keep_outputs else []
     _keep(made, [*derivatives, *kept])
-    _note(made, derivatives=found)
+    note(made, made, derivatives=found)
     return made
 
 
@@ -366,7 +365,7 @@ def _result(
     made: ModelProto, directions: Mapping[str, str], derivatives: Mapping[str, str], kept: Sequence[str]
 ) -> ModelProto:
     _keep(made, [*derivatives.values(), *kept])
-    _note(made, directions=directions, derivatives=derivatives)
+    note(made, made, directions=directions, derivatives=derivatives)
     return made
 
 
@@ -410,10 +409,3 @@ def _replace(field: Any, messages: Iterable[Any]) -> None:
     new = list(messages)
     del field[:]
     field.extend(new)
-
-
-def _note(model: ModelProto, **entries: Mapping[str, Any]) -> None:
-    """Write into the metadata what is called how, in the place of what the sweeps wrote there."""
-    _replace(model.metadata_props, [p for p in model.metadata_props if not p.key.startswith("refgrad.")])
-    for key, names in entries.items():
-        model.metadata_props.add(key=f"refgrad.{key}", value=json.dumps(names))

@@ -11,7 +11,7 @@ import onnx
 from onnx import GraphProto, ModelProto, NodeProto, TypeProto, helper
 
 from refgrad.backward import taken_names
-from refgrad.emit import Emitted, Emitter, Writer
+from refgrad.emit import IR_VERSION, Emitted, Emitter, Writer
 from refgrad.errors import LoweringError, RuleError, choices
 from refgrad.functions import LOWEST, MICROSOFT, OPERATORS, UnsupportedFormError, make_function
 from refgrad.graph import MIN_OPSET, Graph, Node, captured, infer, read, read_nodes, type_of
@@ -19,7 +19,6 @@ from refgrad.lowering.microsoft import FORMS, Form
 from refgrad.protos import attribute_value, every_node, graphs, import_domain, subgraphs, versions_of
 
 _YIELD = MICROSOFT, "YieldOp"
-_IR_VERSION = 10  # the first with metadata_props on nodes
 _PLAIN = ("", "ai.onnx", "ai.onnx.ml")
 _MOVED = tuple(op_type for domain, op_type in FORMS if not domain)  # onnx's checker refuses them where they are
 _UNKNOWN_SHAPE = "refgrad.unknown_shape"
@@ -243,7 +242,7 @@ def assemble(
             getattr(result, field.name).extend(value)
         else:
             setattr(result, field.name, value)
-    result.ir_version = max(source.ir_version, _IR_VERSION)
+    result.ir_version = max(source.ir_version, IR_VERSION)
     used = {"" if node.domain == "ai.onnx" else node.domain for g in graphs(graph) for node in g.node} | {""}
     result.opset_import.extend(o for o in known.model.opset_import if o.domain in used or o.domain == "ai.onnx")
     target = result.graph

@@ -16,7 +16,6 @@ Every one raises InvalidModelError, UnknownNameError and OptionError, and NoGrad
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
@@ -28,15 +27,13 @@ import numpy as np
 from google.protobuf.message import Message
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto, helper, numpy_helper
 
-from refgrad.backward import gradient, names_in, preflight, taken_names
-from refgrad.emit import Emitter, Writer
+from refgrad.backward import gradient, names_in, note, noted, preflight, taken_names
+from refgrad.emit import IR_VERSION, Emitter, Writer
 from refgrad.errors import OptionError, UnknownNameError, choices, did_you_mean
 from refgrad.graph import FLOATS, SIXTEEN_BIT, Graph, Node, is_large, read
 from refgrad.losses import add_loss_output
 from refgrad.protos import graphs
 
-_IR_VERSION = 10  # the first with metadata_props on nodes
-_SENSITIVITIES = "refgrad.sensitivities"  # the key of the metadata
 _INTEGERS = (TensorProto.INT32, TensorProto.INT64)
 CROSS_ENTROPY = "cross_entropy"
 
@@ -266,15 +263,13 @@ def sensitivity(model: Model, of: str | None = None, *, score: str | None = None
     ranked = made.model(results)
     outputs = [value.name for value in ranked.graph.output]
     table = {name: {"norm": outputs[2 * k], "effect": outputs[2 * k + 1]} for k, name in enumerate(weights)}
-    ranked.metadata_props.add(key=_SENSITIVITIES, value=json.dumps(table))
+    note(ranked, ranked, sensitivities=table)
     return ranked
 
 
 def sensitivities_in(model: ModelProto) -> dict[str, dict[str, str]]:
     """The outputs "norm" and "effect" of every weight, as `sensitivity` wrote them down; of another model none."""
-    known = {entry.key: entry.value for entry in model.metadata_props}
-    table: dict[str, dict[str, str]] = json.loads(known.get(_SENSITIVITIES, "{}"))
-    return table
+    return noted(model, "sensitivities")
 
 
 # What all of them do
@@ -321,10 +316,8 @@ class _Edit:
         rename = {value: op.fresh(name) for value, (name, _) in results.items()}
         made = ModelProto()
         made.CopyFrom(graph.model)
-        made.ir_version = max(made.ir_version, _IR_VERSION)
-        kept_metadata = [p for p in graph.source.metadata_props if not p.key.startswith("refgrad.")]
-        del made.metadata_props[:]
-        made.metadata_props.extend(kept_metadata)
+        made.ir_version = max(made.ir_version, IR_VERSION)
+        note(made, graph.source)
         target = made.graph
         for field in (target.input, target.output, target.initializer, *((target.node,) if nodes is not None else ())):
             del field[:]
