@@ -15,6 +15,7 @@ from onnx import ModelProto, TensorProto
 from onnx.external_data_helper import set_external_data
 
 from refgrad.errors import OutputFileError
+from refgrad.protos import every_node, tensors_within
 
 _PROTOBUF_LIMIT = 2**31 - 1
 _INLINE = 1024  # bytes; smaller initializers stay in the model
@@ -111,7 +112,8 @@ def spare(model: Path, *targets: Path) -> None:
 
 def _data_files(model: Path) -> set[Path]:
     """The files of external data that the model at this path refers to."""
-    tensors = onnx.load(model, load_external_data=False).graph.initializer
+    proto = onnx.load(model, load_external_data=False)
+    tensors = (*proto.graph.initializer, *tensors_within(every_node(proto)))
     return {model.parent / entry.value for t in tensors for entry in t.external_data if entry.key == "location"}
 
 

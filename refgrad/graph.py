@@ -29,12 +29,23 @@ from onnx import (
     helper,
     numpy_helper,
 )
+from onnx.external_data_helper import load_external_data_for_tensor
 
 from refgrad.calls import Functions, keep_functions
 from refgrad.errors import InvalidModelError
 from refgrad.functions import CONSTANT, OPERATORS, Type, adopt, call_functions, settle
 from refgrad.inlining import inline_functions, refuse_recursion
-from refgrad.protos import attribute_value, checkable, graphs, names_of, rename_shadows, subgraphs, versions_of
+from refgrad.protos import (
+    attribute_value,
+    checkable,
+    every_node,
+    graphs,
+    names_of,
+    rename_shadows,
+    subgraphs,
+    tensors_within,
+    versions_of,
+)
 from refgrad.registry import CALLS, STRUCTURES, Structure
 from refgrad.upgrade import spell_out_deprecated, upgrade
 
@@ -425,28 +436,38 @@ def read(model: ModelProto | str | os.PathLike[str], *, weights: bool = True) ->
 
 
 def _find_external_data(model: ModelProto, folder: Path) -> None:
+    """Look for the external data of the initializers, and read that of the tensors within nodes, which are copied anyway."""
     for tensor in model.graph.initializer:
-        if tensor.data_location != TensorProto.EXTERNAL:
-            continue
-        entry = {e.key: e.value for e in tensor.external_data}
-        file = folder / entry.get("location", "")
-        try:
-            need = int(entry.get("offset", 0)) + int(entry.get("length", 0))
-        except ValueError as error:
-            raise InvalidModelError(
-                f"The offset or the length of the data of initializer {tensor.name!r} is no number: {error}. "
-                "Export the model again."
-            ) from error
-        if not file.is_file():
-            raise InvalidModelError(
-                f"The data of initializer {tensor.name!r} is missing: there is no file {str(file)!r}. "
-                "Put the data file back beside the model."
-            )
-        if file.stat().st_size < need:
-            raise InvalidModelError(
-                f"The data of initializer {tensor.name!r} is truncated: {str(file)!r} has {file.stat().st_size} bytes, "
-                f"{need} are needed."
-            )
+        if tensor.data_location == TensorProto.EXTERNAL:
+            _find(tensor, folder)
+    for tensor in tensors_within(every_node(model)):
+        if tensor.data_location == TensorProto.EXTERNAL:
+            _find(tensor, folder)
+            load_external_data_for_tensor(tensor, str(folder))
+            tensor.ClearField("data_location")
+            tensor.ClearField("external_data")
+
+
+def _find(tensor: TensorProto, folder: Path) -> None:
+    entry = {e.key: e.value for e in tensor.external_data}
+    file = folder / entry.get("location", "")
+    try:
+        need = int(entry.get("offset", 0)) + int(entry.get("length", 0))
+    except ValueError as error:
+        raise InvalidModelError(
+            f"The offset or the length of the data of initializer {tensor.name!r} is no number: {error}. "
+            "Export the model again."
+        ) from error
+    if not file.is_file():
+        raise InvalidModelError(
+            f"The data of initializer {tensor.name!r} is missing: there is no file {str(file)!r}. "
+            "Put the data file back beside the model."
+        )
+    if file.stat().st_size < need:
+        raise InvalidModelError(
+            f"The data of initializer {tensor.name!r} is truncated: {str(file)!r} has {file.stat().st_size} bytes, "
+            f"{need} are needed."
+        )
 
 
 def is_large(tensor: TensorProto) -> bool:
@@ -495,8 +516,12 @@ def _check(model: ModelProto, shapeless: bool = False) -> ModelProto:
         hint = again if any(node.op_type in _POOL_GRADIENTS for node in model.graph.node) else ""
         for value in (*model.graph.input, *model.graph.output) if "'shape'" in str(error) else ():
             if value.type.HasField("tensor_type") and not value.type.tensor_type.HasField("shape"):
-                hint = f" {value.name!r} declares no shape: save what onnx.shape_inference.infer_shapes(model) returns."
-        raise InvalidModelError(f"onnx.checker refuses the model: {error}{hint}") from error
+                hint = (
+                    f" {value.name!r} declares no shape: save what onnx.shape_inference.infer_shapes(model) returns, "
+                    "or declare its axes, by names where the sizes are not known."
+                )
+        said = " ".join(str(error).split())
+        raise InvalidModelError(f"onnx.checker refuses the model: {said}{hint}") from error
     return model
 
 

@@ -42,6 +42,17 @@ def every_node(model: ModelProto) -> Iterator[NodeProto]:
         yield from nested(function.node)
 
 
+def tensors_within(nodes: Iterable[NodeProto]) -> Iterator[TensorProto]:
+    """The tensors that the attributes of `nodes` hold, the initializers of subgraphs among them."""
+    for node in nodes:
+        for attribute in node.attribute:
+            yield from attribute.tensors
+            if attribute.type == AttributeProto.TENSOR:
+                yield attribute.t
+            for graph in subgraphs(attribute):
+                yield from graph.initializer
+
+
 def versions_of(model: ModelProto) -> dict[str, int]:
     """The version of every domain that a model imports, that of ai.onnx under ""."""
     return {"" if o.domain == "ai.onnx" else o.domain: o.version for o in model.opset_import}

@@ -18,7 +18,8 @@ from refgrad import ortbuilder
 from refgrad.backends import available, get_backend
 from refgrad.backward import QUANTIZATION
 from refgrad.conformance.case import Case, node_case
-from refgrad.errors import NoGradientError, OptionError, UnknownNameError
+from refgrad.errors import InvalidModelError, NoGradientError, OptionError, UnknownNameError
+from refgrad.protos import tensors_within
 from refgrad.registry import DIALECTS
 
 X = np.array([[0.5, -1.25, 2.25], [1.5, 0.75, -0.5]], np.float32)
@@ -407,6 +408,28 @@ def test_external_data_is_referenced(tmp_path: Path) -> None:
             result = get_backend(name).prepare(tmp_path / "gradient.onnx").run({"x": X, "y_grad": cotangent})
             np.testing.assert_allclose(result["x_grad"], cotangent @ weights.T, rtol=1e-4, atol=1e-4)
             np.testing.assert_allclose(result["w_grad"], X.T @ cotangent, rtol=1e-4, atol=1e-4)
+
+
+def test_external_data_within_nodes_is_read(tmp_path: Path) -> None:
+    model = model_of(
+        """g (int64 n, float[3] x) => (float[3] y) {
+            c = Constant <value = float[3] {1, 2, 3}> ()
+            y = Loop (n, "", x) <body = b (int64 i, bool going, float[3] p) => (bool still, float[3] q)
+                <float[3] w = {0.5, 2, 0.3}> { still = Identity (going) s = Mul (p, w) q = Mul (s, c) }>
+        }"""
+    )
+    for tensor in tensors_within(model.graph.node):
+        tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor), tensor.name))
+    path, written = tmp_path / "model.onnx", ModelProto.FromString(model.SerializeToString())
+    onnx.save(written, path, save_as_external_data=True, location="weights", size_threshold=0, convert_attribute=True)
+    feeds = {"n": np.array(2), "x": X[0], "y_grad": X[1]}
+    for made in (refgrad.gradient(path), refgrad.gradient(model)):
+        assert outputs_of(made) == ["x_grad"]
+        expected = X[1] * (np.float32([0.5, 2, 0.3]) * np.float32([1, 2, 3])) ** 2
+        np.testing.assert_allclose(run(made, feeds)["x_grad"], expected, rtol=1e-6)
+    (tmp_path / "weights").unlink()
+    with pytest.raises(InvalidModelError, match="is missing: there is no file"):
+        refgrad.gradient(path)
 
 
 # Options
