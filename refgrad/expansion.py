@@ -423,7 +423,7 @@ def _name_inputs_of(nodes: Sequence[NodeProto], visible: set[str]) -> set[str]:
                 if name in later - visible:
                     raise _error(node, f"names {name!r}, which is made by no node before it. Move the node behind that")
                 if name not in visible:
-                    raise _error(node, f"names {name!r}, which is no value.{did_you_mean(name, visible)}".rstrip("."))
+                    raise _error(node, f"names {name!r}, which is no value.{did_you_mean(name, visible)}")
             node.input.extend((*names, settings["y"]))
             found.update(names)
         visible.update(node.output)
@@ -518,4 +518,5 @@ def _stand_ins(model: ModelProto) -> ModelProto:
 
 def _error(node: NodeProto, why: str) -> ExpansionError:
     name = node.name or next(filter(None, node.output), "")
-    return ExpansionError(f"Node {name!r} (Gradient) {why}.", node.name)
+    end = "" if why.endswith(("?", ".")) else "."
+    return ExpansionError(f"Node {name!r} (Gradient) {why}{end}", node.name)
