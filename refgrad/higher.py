@@ -13,7 +13,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_h
 
 from refgrad.backward import gradient, names_in, note, preflight
 from refgrad.errors import NoGradientError, OptionError, choices
-from refgrad.graph import Graph, Shape, element_type, read, read_nodes
+from refgrad.graph import Graph, Shape, adjoint_of, element_type, read, read_nodes
 from refgrad.protos import fresh, graphs, names_of
 
 Model = ModelProto | str | os.PathLike[str]
@@ -131,7 +131,7 @@ def jacobian(
     :param keep_outputs: also return the outputs of the model, after the derivatives.
     :raises InvalidModelError: the model cannot be read, or onnx refuses it.
     :raises UnknownNameError: a name in `wrt` or `outputs` that does not exist, is there twice, or is no float.
-    :raises NoGradientError: an operator between `wrt` and `outputs` has no rule or no derivative.
+    :raises NoGradientError: an operator between `wrt` and `outputs` has no rule or no derivative, or one of them is a sequence.
     :raises OptionError: an unknown choice of kinks, or an unknown quantization.
 
     >>> import onnx.parser, refgrad
@@ -143,6 +143,7 @@ def jacobian(
     """
     made, found = read(model), {}
     report = preflight(made, wrt, outputs, quantization=quantization)
+    _refuse_sequences(made, (*report.wrt, *report.outputs))
     for output in report.outputs:
         made, found[output] = _by_element(made, report.wrt, output, output, kinks, quantization)
     return _of_elements(made, found, (), keep_outputs)
@@ -168,7 +169,8 @@ def hessian(
     :param keep_outputs: also return the outputs of the model, after the derivatives.
     :raises InvalidModelError: the model cannot be read, or onnx refuses it.
     :raises UnknownNameError: a name in `wrt`, or an `output`, that does not exist, is there twice, or is no float.
-    :raises NoGradientError: an operator between `wrt` and `output` has no derivative, or the gradient has one without.
+    :raises NoGradientError: an operator between `wrt` and `output` has no derivative, or the gradient has one without;
+        a sequence in `wrt`.
     :raises OptionError: no `output` where there are several, an unknown choice of kinks, or an unknown quantization.
 
     >>> import onnx.parser, refgrad
@@ -180,6 +182,7 @@ def hessian(
     """
     made, target = _gradient_of_one(model, wrt, output, kinks, quantization)
     gradients, found = names_in(made)[1], {}
+    _refuse_sequences(made, gradients)
     for name, slope in gradients.items():
         with _of_the_gradient():
             made, found[name] = _by_element(made, list(gradients), slope, f"{target}_by_{name}", kinks, quantization)
@@ -206,6 +209,15 @@ def _again(first: ModelProto, wrt: Sequence[str], outputs: Sequence[str], kinks:
     """The gradient of a gradient."""
     with _of_the_gradient():
         return gradient(first, wrt, outputs, keep_outputs=True, kinks=kinks, quantization=quantization)
+
+
+def _refuse_sequences(model: ModelProto, names: Iterable[str]) -> None:
+    for value in (*model.graph.input, *model.graph.output):
+        if value.name in names and adjoint_of(value.type).HasField("sequence_type"):
+            raise NoGradientError(
+                f"{value.name!r} is a sequence: its derivatives, element by element, are no tensor. gradient, jvp and hvp take "
+                "sequences; here, choose other names for wrt or outputs."
+            )
 
 
 @contextmanager

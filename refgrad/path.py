@@ -14,7 +14,7 @@ from refgrad.errors import NoGradientError, OptionError, UnknownNameError, choic
 from refgrad.functions import MICROSOFT, OPERATORS, UnsupportedFormError, find_schema, make_function
 from refgrad.graph import FLOATS, Graph, Node
 from refgrad.inlining import INLINED, inline_functions
-from refgrad.protos import import_domain
+from refgrad.protos import import_domain, names_of, subgraphs
 from refgrad.registry import NO_DERIVATIVE, QUANTIZED, QUANTIZERS, RULES, ZERO, Passage
 
 _NOT_DIFFERENTIABLE = onnx.defs.OpSchema.DifferentiationCategory.NonDifferentiable
@@ -317,9 +317,21 @@ def _checked(argument: str, names: object, graph: Graph, floats: list[str], kind
                 f"The model has the float {kind.replace(' or ', 's or ')}s {choices(floats)}."
             )
         raise UnknownNameError(
-            f"{name!r} in {argument} is no {kind} of the model.{did_you_mean(name, floats)} It has: {choices(floats)}."
+            f"{name!r} in {argument} is no {kind} of the model{_place(graph, name)}.{did_you_mean(name, floats)} "
+            f"It has: {choices(floats)}."
         )
     return list(names)
+
+
+def _place(graph: Graph, name: str) -> str:
+    """Where the model has a value that is neither its input nor its output, as the end of a sentence."""
+    if name in graph.producer:
+        return f", but a result of node {graph.producer[name].name!r} within"
+    for node in graph.nodes:
+        bodies = (body for attribute in node.proto.attribute for body in subgraphs(attribute))
+        if any(name in names_of(body) for body in bodies):
+            return f", but a value in the body of node {node.name!r}"
+    return ""
 
 
 def _what(graph: Graph, name: str) -> str:

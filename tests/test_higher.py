@@ -484,6 +484,13 @@ def test_quantization_and_kinks_are_passed_on() -> None:
 
 TWO = model_of("g (float[N] x) => (float[N] y, float[N] z) { y = Exp(x) z = Sin(x) }")
 STRINGS = model_of("g (float[N] x) => (float[N] y) { t = Cast <to = 8> (x) y = Cast <to = 1> (t) }")
+LISTED = model_of("g (float[N] x) => (seq(float[N]) s) { s = SequenceConstruct (x, x) }")
+READ = model_of("g (seq(float[N]) s, int64 k) => (float[N] y) { y = SequenceAt (s, k) }")
+BRANCHES = model_of("""g (bool c, float[2] x) => (float[2] y) {
+    [mean] m = Exp (x)
+    [choose] y = If (c) <then_branch = t () => (float[2] a) <float[2] w = {1, 2}> { a = Mul (m, w) },
+                         else_branch = e () => (float[2] b) { b = Neg (m) }>
+}""")
 ERRORS: list[tuple[str, ModelProto, dict[str, Any], type[RefgradError], str]] = [
     ("jvp", TWO, {"wrt": ["w"]}, UnknownNameError, "'w' in wrt is no input or initializer .* It has: 'x'"),
     ("jvp", TWO, {"outputs": ["y", "y"]}, UnknownNameError, "outputs has 'y' twice"),
@@ -501,6 +508,12 @@ ERRORS: list[tuple[str, ModelProto, dict[str, Any], type[RefgradError], str]] = 
     ("hessian", TWO, {}, OptionError, "several float outputs"),
     ("hessian", TWO, {"output": "y", "wrt": ["x", "x"]}, UnknownNameError, "wrt has 'x' twice"),
     ("hessian", STRINGS, {}, NoGradientError, "Cast has no derivative"),
+    ("jacobian", LISTED, {}, NoGradientError, "'s' is a sequence: .* are no tensor"),
+    ("jacobian", READ, {}, NoGradientError, "'s' is a sequence: .* are no tensor"),
+    ("hessian", READ, {}, NoGradientError, "'s' is a sequence: .* are no tensor"),
+    ("jacobian", BRANCHES, {"wrt": ["w"]}, UnknownNameError, "but a value in the body of node 'choose'.* It has: 'x'"),
+    ("jvp", BRANCHES, {"wrt": ["m"]}, UnknownNameError, "but a result of node 'mean' within. It has: 'x'"),
+    ("jvp", BRANCHES, {"outputs": ["a"]}, UnknownNameError, "but a value in the body of node 'choose'.* It has: 'y'"),
 ]
 
 
