@@ -237,7 +237,7 @@ def _log(op: _Writer, output: str, label: str, eps: float | None = None) -> str:
     return op.node("Neg", op.node("Add", others, own, name="loss_log"), name="loss_log")
 
 
-_SCORES: dict[str, tuple[Callable[..., str], tuple[str, ...]]] = {  # and its settings
+SCORES: dict[str, tuple[Callable[..., str], tuple[str, ...]]] = {  # and its settings
     "squared_error": (_squared_error, ()),
     "l2": (_squared_error, ()),
     "absolute_error": (_absolute_error, ()),
@@ -248,9 +248,9 @@ _SCORES: dict[str, tuple[Callable[..., str], tuple[str, ...]]] = {  # and its se
 
 
 def _score(name: object, settings: Mapping[str, float]) -> tuple[Callable[..., str], dict[str, float]]:
-    if not isinstance(name, str) or name not in _SCORES:
-        raise OptionError(f"There is no score {name!r}; there are {choices(_SCORES)}.")
-    function, known = _SCORES[name]
+    if not isinstance(name, str) or name not in SCORES:
+        raise OptionError(f"There is no score {name!r}; there are {choices(SCORES)}.")
+    function, known = SCORES[name]
     for setting, value in settings.items():
         if setting not in known:
             raise OptionError(f"The score {name!r} has no setting {setting!r}; it has {choices(known)}.")

@@ -31,7 +31,7 @@ from refgrad.backward import gradient, names_in, note, noted, preflight, taken_n
 from refgrad.emit import IR_VERSION, Emitter, Writer
 from refgrad.errors import OptionError, UnknownNameError, choices, did_you_mean
 from refgrad.graph import FLOATS, SIXTEEN_BIT, Graph, Node, is_large, read
-from refgrad.losses import add_loss_output
+from refgrad.losses import SCORES, add_loss_output
 from refgrad.protos import graphs
 
 _INTEGERS = (TensorProto.INT32, TensorProto.INT64)
@@ -372,6 +372,8 @@ def _with_loss(model: Model, of: str | None, score: str | None) -> ModelProto:
     if items is not None:
         raise OptionError(f"of={of!r}: a score compares a whole output with its label. Give of={output!r}.")
     loss, label = op.fresh("loss"), op.fresh("label")
+    if score not in (CROSS_ENTROPY, *SCORES):
+        raise OptionError(f"There is no score {score!r}; there are {choices((CROSS_ENTROPY, *SCORES))}.")
     if score != CROSS_ENTROPY:
         return add_loss_output(model, score, loss_name=loss, label_name=label, output_index=output)
     if shape is None or len(shape) < 2:
