@@ -18,7 +18,7 @@ from refgrad.emit import Emitted, Emitter, Writer, tensor_type
 from refgrad.errors import NoGradientError
 from refgrad.graph import Dim, Graph, Node, captured, is_unnamed, type_of, unname
 from refgrad.path import Path, expand
-from refgrad.protos import graphs, names_of, nested, subgraphs
+from refgrad.protos import fresh, graphs, names_of, nested, subgraphs
 from refgrad.sweep import Sweep, live_forward, live_nodes, settle
 
 _RANDOM = frozenset(
@@ -51,35 +51,36 @@ class Body:
     """
 
     def __init__(self, outer: Graph, proto: GraphProto, inputs: Sequence[ValueInfoProto], quantization: str) -> None:
-        self.proto = GraphProto()
-        self.proto.CopyFrom(proto)
-        self._name_outputs(outer.names)
-        self.quantization = quantization
-        self.captures = list(dict.fromkeys(captured(self.proto)))
-        self.inputs = [value.name for value in self.proto.input]
-        self.outputs = [value.name for value in self.proto.output]
-        model = ModelProto(ir_version=max(outer.model.ir_version, 4), opset_import=outer.model.opset_import)
-        model.graph.CopyFrom(self.proto)
-        model.graph.name = proto.name or "body"
-        del model.graph.input[:]
-        model.graph.input.extend(inputs)
-        for name in self.captures:
-            value = ValueInfoProto(name=name)
-            known = outer.constant(name)
-            if known is not None and known.dtype.kind in "iub":  # a shape or axes: inference needs to know
-                model.graph.initializer.append(numpy_helper.from_array(known, name))
-            else:
-                model.graph.input.append(formal(value, outer.type_of(name)))
-        self.graph: Graph = BodyGraph(outer, model, frozenset(self.captures))
+        self._take(proto, outer.names, quantization)
+        known = known_integers(outer, {name: name for name in self.captures})
+        types = (formal(ValueInfoProto(name=name), outer.type_of(name)) for name in self.captures)
+        self.graph: Graph = BodyGraph(outer, self._model(outer, [*inputs, *types], known), frozenset(self.captures))
         self.graph.adjoint_types.update(
             (name, outer.adjoint_types[name]) for name in self.captures if name in outer.adjoint_types
         )
-        self._forget()
 
-    def _forget(self) -> None:
+    def _take(self, proto: GraphProto, taken: set[str], quantization: str) -> None:
+        """Copy the graph, and note its names."""
+        self.proto = GraphProto()
+        self.proto.CopyFrom(proto)
+        self._name_outputs(taken)
+        self.captures = list(dict.fromkeys(captured(self.proto)))
+        self.inputs = [value.name for value in self.proto.input]
+        self.outputs = [value.name for value in self.proto.output]
+        self.quantization = quantization
         self._paths: dict[tuple[frozenset[str], frozenset[str]], Path] = {}
         self.steady: frozenset[str] = frozenset()  # inputs whose shape stays the same, whether it is known or not
         self._invariant: set[str] | None = None
+
+    def _model(self, outer: Graph, inputs: Sequence[ValueInfoProto], known: Mapping[str, np.ndarray]) -> ModelProto:
+        """The body as a model of its own; those of its inputs that are known are constants of it."""
+        model = ModelProto(ir_version=max(outer.model.ir_version, 4), opset_import=outer.model.opset_import)
+        model.graph.CopyFrom(self.proto)
+        model.graph.name = self.proto.name or "body"
+        del model.graph.input[:]
+        model.graph.input.extend(value for value in inputs if value.name not in known)
+        model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in known.items())
+        return model
 
     def _name_outputs(self, taken: set[str]) -> None:
         """Let every output be the result of a node, under a name of its own."""
@@ -88,10 +89,7 @@ class Body:
             if value.name in made:
                 made.remove(value.name)
                 continue
-            name = f"{value.name}_out"
-            while name in taken:
-                name += "_"
-            taken.add(name)
+            name = fresh(f"{value.name}_out", taken)
             self.proto.node.append(helper.make_node("Identity", [value.name], [name], name=name))
             value.name = name
 
@@ -156,21 +154,11 @@ class FunctionBody(Body):
         known: Mapping[str, np.ndarray],
         quantization: str,
     ) -> None:
-        self.proto = GraphProto(name=function.name, node=function.node)
-        self.proto.input.extend(ValueInfoProto(name=name) for name in function.input)
-        self.proto.output.extend(ValueInfoProto(name=name) for name in function.output)
-        self._name_outputs(names_of(self.proto))
-        self.quantization = quantization
-        self.captures = []
-        self.inputs = list(function.input)
-        self.outputs = [value.name for value in self.proto.output]
-        model = ModelProto(ir_version=max(outer.model.ir_version, 4), opset_import=outer.model.opset_import)
-        model.graph.CopyFrom(self.proto)
-        del model.graph.input[:]
-        model.graph.input.extend(value for value in inputs if value.name not in known)
-        model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in known.items())
-        self.graph = Graph(model, shapeless=True, functions=outer.functions)
-        self._forget()
+        proto = GraphProto(name=function.name, node=function.node)
+        proto.input.extend(ValueInfoProto(name=name) for name in function.input)
+        proto.output.extend(ValueInfoProto(name=name) for name in function.output)
+        self._take(proto, names_of(proto), quantization)
+        self.graph = Graph(self._model(outer, inputs, known), shapeless=True, functions=outer.functions)
 
 
 class Swept:
@@ -313,6 +301,12 @@ class Swept:
         made.initializer.extend(t for n, t in graph.initializers.items() if n in live and n not in given)
         made.initializer.extend(t for n, t in self.op.constants.items() if n in live)
         made.sparse_initializer.extend(t for t in graph.model.graph.sparse_initializer if t.values.name in live)
+
+
+def known_integers(outer: Graph, values: Mapping[str, str]) -> dict[str, np.ndarray]:
+    """Those of `values`, outer ones by their names in a body, that are constant integers: inference needs shapes and axes."""
+    known = {name: outer.constant(value) for name, value in values.items()}
+    return {name: array for name, array in known.items() if array is not None and array.dtype.kind in "iub"}
 
 
 def is_random(node: NodeProto, functions: Functions | None = None) -> bool:

@@ -7,17 +7,19 @@ The function then returns what its derivative reads as well.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Callable, Hashable, Iterator, Mapping, Set
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar
 
 from onnx import TypeProto, ValueInfoProto, helper
 
-from refgrad.bodies import FunctionBody
+from refgrad.bodies import FunctionBody, known_integers
 from refgrad.emit import Emitter
 from refgrad.graph import Dim, Graph, Node, Shape, unname
 from refgrad.protos import names_of
 from refgrad.registry import Passage, Structure, structure
+
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True)
@@ -45,19 +47,19 @@ class Call(Structure):
         self.reads = list(zip(self.function.input, node.inputs, strict=True))
         self._sizes: dict[str, Dim] = {}  # what a size of the body is here
         self._inputs = [self._formal(name, value) for name, value in self.reads]
-        known = {name: graph.constant(value) for name, value in self.reads}
-        self._known = {name: array for name, array in known.items() if array is not None and array.dtype.kind in "iub"}
+        self._known = known_integers(graph, dict(self.reads))
         arrays = tuple((name, str(a.dtype), a.shape, a.tobytes()) for name, a in self._known.items())
         self._kind = node.key, tuple(value.SerializeToString(deterministic=True) for value in self._inputs), arrays
-        self.body = self._once(("body",), self._body)
+        self.body = self._once("body", self._body)
         self._inner = dict(zip(node.outputs, self.body.outputs, strict=False))
 
-    def _once(self, what: tuple[Any, ...], make: Any) -> Any:
+    def _once(self, what: Hashable, make: Callable[[], Made]) -> Made:
         """What `make` returns, for all calls of this kind."""
         derived = self.graph.functions.derived
         if (self._kind, what) not in derived:
             derived[self._kind, what] = make()
-        return derived[self._kind, what]
+        made: Made = derived[self._kind, what]
+        return made
 
     def _body(self) -> FunctionBody:
         return FunctionBody(self.graph, self.function, self._inputs, self._known, self.quantization)
@@ -97,7 +99,7 @@ class Call(Structure):
         node = self.node
         wrt = frozenset(name for name, value in self.reads if value in passage.reads)
         seeded = tuple(self._inner[name] for name in node.outputs if name in cotangents)
-        made: _Derivative = self._once((wrt, seeded, op.kinks), lambda: self._derive(op, wrt, seeded))
+        made = self._once((wrt, seeded, op.kinks), lambda: self._derive(op, wrt, seeded))
         values = dict(self.reads)
         for k, inner in enumerate(self.body.outputs):
             if inner in made.residuals and not "".join(node.outputs[k : k + 1]):
