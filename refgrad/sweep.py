@@ -8,11 +8,12 @@ from typing import Any
 from refgrad.emit import Emitted, Emitter
 from refgrad.errors import RuleError
 from refgrad.functions import MICROSOFT
-from refgrad.graph import Graph, Node, Shape
+from refgrad.graph import Graph, Node
 from refgrad.path import Path
 from refgrad.registry import RULES, Read, Rule
 
 _VALUES = frozenset(("input", "cotangent", "output"))
+_FEW = 8  # operands; each is compared with all others, and a Sum may have thousands
 
 
 class Sweep:
@@ -72,20 +73,22 @@ class Sweep:
         operands = self._facing(node) if rule.broadcast else ()
         for name, adjoint in self._assign(node, rule, places, result):
             if adjoint is not None and name in needed and len(operands) > 1:
-                adjoint = op.grad.BroadcastGradient(adjoint, name, operands)
+                facing = operands if name in operands else (*operands, name)
+                adjoint = op.grad.BroadcastGradient(adjoint, name, facing)
             yield name, adjoint
 
     def _facing(self, node: Node) -> tuple[str, ...]:
-        """The operands of a broadcast, two of each shape: more tell no more, and a Sum may have thousands."""
+        """The operands of a broadcast. Of many it is two of each shape that is known: more tell no more."""
         names = list(filter(None, node.inputs))
-        if len(names) <= 2:
+        if len(names) <= _FEW:
             return tuple(names)
-        of_shape: dict[Shape | None, list[str]] = {}
+        alike: dict[Any, list[str]] = {}
         for name in names:
-            alike = of_shape.setdefault(self.op.shape(name), [])
-            if len(alike) < 2 and name not in alike:
-                alike.append(name)
-        return tuple(name for alike in of_shape.values() for name in alike)
+            shape = self.op.shape(name)
+            group = alike.setdefault(name if shape is None or None in shape else shape, [])
+            if len(group) < 2 and name not in group:
+                group.append(name)
+        return tuple(name for group in alike.values() for name in group)
 
     def _arguments(
         self, node: Node, bound: tuple[Read, ...], adjoints: list[str | None]
