@@ -71,9 +71,10 @@ def opsets() -> str:
     rows = [(f.op_type, f"{max(f.since, 7)} to {f.until}" if f.until > f.since else str(f.until), f.why) for f in FIXES]
     return (
         "# Older opsets\n\nGradients are emitted in the model's opset, from 16 on. A model of opset 7 to 15 is converted to "
-        "16 first, by\n`onnx.version_converter`, with its subgraphs; local functions are inlined before, other domains stay "
-        "as they are. Every\noperator of those opsets was compared before and after, in ONNX Runtime, and its gradient with "
-        "float64 differences\n(`tests/test_opsets.py`). What the converter gets wrong is rewritten (`refgrad/upgrade.py`):\n\n"
+        "16 first, one with\nsequences to 17, by `onnx.version_converter`, with its subgraphs; local functions are inlined "
+        "before, other domains stay as\nthey are. Every operator of those opsets was compared before and after, in ONNX "
+        "Runtime, and its gradient with float64\ndifferences (`tests/test_opsets.py`). What the converter gets wrong is "
+        "rewritten (`refgrad/upgrade.py`):\n\n"
         + table(("operator", "opsets", "why"), rows)
         + "\nRefused, by the name of the node: Scan of opset 8; BatchNormalization in training whose `saved_mean` or "
         "`saved_var` is\nread, or with `spatial=0`; sparse constants and initializers. A model with a local function of "

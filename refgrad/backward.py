@@ -47,12 +47,14 @@ def gradient(
     gradient of what. Initializers in `wrt` become inputs that keep their value as default. The gradient of a name that no
     output depends on is 0.
 
-    Models of an opset before 16 are converted to 16. The caller's model is not modified. A local function that is called more
-    than once stays a function, and so does its derivative: `f` becomes `f_fwd` where it has to return what the derivative
-    reads, `f_grad` returns the adjoints of its inputs. Each is written once for all calls whose inputs have the same types
-    and sizes, and of which the same is asked. Others are inlined; so are all before opset 17, where a rule has to know more
-    of a shape that is an argument, with `recompute`, in dialect "ort", and with another derivative of quantization than
-    "zero". External data is referenced, not read: save the result in the folder of the model.
+    Models of an opset before 16 are converted to 16, those with sequences to 17. The caller's model is not modified.
+    External data is referenced, not read: save the result in the folder of the model.
+
+    A local function that is called more than once stays a function, and so does its derivative: `f` becomes `f_fwd` where it
+    has to return what the derivative reads, `f_grad` returns the adjoints of its inputs. Each is written once for all calls
+    whose inputs have the same types and sizes, and of which the same is asked. Others are inlined; so are all before
+    opset 17, where a rule has to know more of a shape that is an argument, with `recompute`, in dialect "ort", and with
+    another derivative of quantization than "zero".
 
     :param model: a model, or the path of one.
     :param wrt: inputs and initializers, float; by default every float input and every float initializer that an output

@@ -20,6 +20,7 @@ from onnx import (
 )
 
 from refgrad.backward import gradient, names_in, taken_names
+from refgrad.emit import IR_VERSION
 from refgrad.errors import ExpansionError, choices, did_you_mean
 from refgrad.functions import LOWEST
 from refgrad.graph import FLOATS, Graph, captured, infer, read
@@ -27,7 +28,6 @@ from refgrad.lower import assemble
 from refgrad.protos import attribute_value, every_node, fresh, graphs, names_of, subgraphs, versions_of
 
 TRAINING = "ai.onnx.preview.training"
-_IR_VERSION = 10  # the first with metadata_props on nodes
 Tensor: TypeAlias = "TensorProto | SparseTensorProto"
 
 
@@ -313,7 +313,7 @@ class _Expansion:
         self, node: NodeProto, network: _Network, xs: list[str], aside: Mapping[str, str], scope: _Scope
     ) -> ModelProto:
         """A model of the network; initializers that are large, or that a caller may override, are inputs of it."""
-        part = ModelProto(ir_version=_IR_VERSION, opset_import=self.graph.model.opset_import)
+        part = ModelProto(ir_version=IR_VERSION, opset_import=self.graph.model.opset_import)
         graph = part.graph
         graph.name = "differentiated"
         inputs = [*xs, *sorted(network.reached.difference(xs))]

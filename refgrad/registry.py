@@ -76,7 +76,7 @@ class Rule:
 
 
 class Structure:
-    """A node with graphs of its own (bodies.py); its docstring is its formula.
+    """A node with graphs of its own (bodies.py), or a call of a function; the docstring is the formula.
 
     The path asks first for the outputs that vary, then for a passage: the reads that what is needed of them depends on.
     The sweep asks for the adjoints of these.
