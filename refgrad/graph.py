@@ -33,6 +33,7 @@ from onnx.external_data_helper import load_external_data_for_tensor
 
 from refgrad.calls import Functions, keep_functions
 from refgrad.errors import InvalidModelError
+from refgrad.fitting import refuse_misfits
 from refgrad.functions import CONSTANT, OPERATORS, Type, adopt, call_functions, settle
 from refgrad.inlining import inline_functions, refuse_recursion
 from refgrad.protos import (
@@ -522,6 +523,8 @@ def _check(model: ModelProto, shapeless: bool = False) -> ModelProto:
                 )
         said = " ".join(str(error).split())
         raise InvalidModelError(f"onnx.checker refuses the model: {said}{hint}") from error
+    if not shapeless:  # a body was looked at with its model
+        refuse_misfits(model)
     return model
 
 

@@ -139,6 +139,84 @@ BAD_MODELS = {
     "short data": (InvalidModelError, ["'w'", "weights.bin", "100 bytes", "4096"]),
 }
 
+# Nodes that do not fit the graphs they hold or the functions they call, and what the message says.
+MISFITS = {
+    "Loop without a state": (
+        """y = Loop (n, "", x)
+            <body = b (int64 i, bool g) => (bool g2, float[2] p) { g2 = Identity (g) p = Exp (x) }>""",
+        "2 inputs of the body, and 3",
+    ),
+    "Loop without a result": (
+        """y = Loop (n, "", x)
+            <body = b (int64 i, bool g, float[2] p) => (bool g2) { g2 = Identity (g) }>""",
+        "1 outputs of the body, and at least 2",
+    ),
+    "Loop with two results": (
+        """y, z = Loop (n, "", x)
+            <body = b (int64 i, bool g, float[2] p) => (bool g2, float[2] r) { g2 = Identity (g) r = Exp (p) }>""",
+        "2 outputs, and at most 1",
+    ),
+    "Loop that casts": (
+        """y = Loop (n, "", x)
+            <body = b (int64 i, bool g, float[2] p)
+                => (bool g2, double[2] r) { g2 = Identity (g) r = Cast <to = 11> (p) }>""",
+        "float before a step and double after it",
+    ),
+    "If of branches": (
+        """g = Cast <to = 9> (n) y = If (g)
+            <then_branch = t () => (float[2] p, float[2] q) { p = Exp (x) q = Sin (x) },
+             else_branch = e () => (float[2] r) { r = Exp (x) }>""",
+        "return 2 and 1 values",
+    ),
+    "If without a result": (
+        """g = Cast <to = 9> (n) y, z = If (g)
+            <then_branch = t () => (float[2] p) { p = Exp (x) },
+             else_branch = e () => (float[2] r) { r = Exp (x) }>""",
+        "2 outputs, and at most 1",
+    ),
+    "Scan of nothing": (
+        """y = Scan
+            <num_scan_inputs = 5, body = b (float p) => (float r) { r = Exp (p) }> (x)""",
+        "1 inputs, and at least 5",
+    ),
+    "Scan of a state": (
+        """y = Scan
+            <num_scan_inputs = 1, body = b (float p) => (float r) { r = Exp (p) }> (x, x)""",
+        "1 inputs of the body, and 2",
+    ),
+    "Scan along axes": (
+        """y = Scan
+            <num_scan_inputs = 1, scan_input_axes = [0, 0], body = b (float p) => (float r) { r = Exp (p) }> (x)""",
+        "2 numbers in scan_input_axes, and 1",
+    ),
+    "SequenceMap": (
+        """s = SequenceConstruct (x) t = SequenceMap
+            <body = b (float[2] p)
+                => (float[2] r) { r = Exp (p) }> (s, x)
+        k = Constant <value_int = 0> () y = SequenceAt (t, k)""",
+        "1 inputs of the body, and 2",
+    ),
+    "inputs of a function": ("y = l.F (x, x)", "2 inputs, and at most 1"),
+    "outputs of a function": ("y, z = l.F (x)", "2 outputs, and at most 1"),
+}
+
+
+@pytest.mark.parametrize("case", MISFITS)
+def test_bodies_that_do_not_fit(case, tmp_path, capsys):
+    body, message = MISFITS[case]
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 10, opset_import: ["": 18, "l": 1]> g (int64 n, float[2] x) => (float[2] y) {{ {body} }}
+        <domain: "l", opset_import: ["": 18]> F (a) => (b) {{ b = Exp (a) }}"""
+    )
+    for make in (refgrad.gradient, refgrad.preflight, refgrad.jvp):
+        with pytest.raises(InvalidModelError, match=message):
+            make(model)
+    onnx.save(model, tmp_path / "bad.onnx")
+    assert main(["grad", str(tmp_path / "bad.onnx"), "-o", str(tmp_path / "made.onnx")]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    assert [p.name for p in tmp_path.iterdir()] == ["bad.onnx"]
+
+
 # What the gradient is asked for: keywords, the command line's words, the error, and what its message says.
 BAD_REQUESTS = {
     "unknown wrt": ({"wrt": ["bia"]}, ["--wrt", "bia"], UnknownNameError, ["'bia'", "Did you mean 'bias'", "'w'"]),

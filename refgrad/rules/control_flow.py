@@ -11,7 +11,7 @@ from onnx import GraphProto, NodeProto, TensorProto, TypeProto, ValueInfoProto, 
 from refgrad.bodies import Body, Swept, formal
 from refgrad.containers import nothing_like, sequence_type
 from refgrad.emit import Emitter, tensor_type
-from refgrad.errors import NoGradientError
+from refgrad.errors import InvalidModelError, NoGradientError
 from refgrad.graph import Dim, Graph, Node, element_type, held_by, is_container, is_unnamed, type_of, unname
 from refgrad.path import Path
 from refgrad.registry import Passage, Structure, structure
@@ -89,7 +89,13 @@ class _Iterated(Structure):
         """What is known of a state before and after a step, None where that is no less than what was known before."""
         if is_container(made):
             return self._joined_elements(read, made)
-        (kind, before), (_, after) = type_of(read), type_of(ValueInfoProto(type=made))
+        (kind, before), (result, after) = type_of(read), type_of(ValueInfoProto(type=made))
+        if kind and result and kind != result:
+            was, now = (helper.tensor_dtype_to_string(k).removeprefix("TensorProto.").lower() for k in (kind, result))
+            raise InvalidModelError(
+                f"{self.node.op_type} {self.node.name!r} changes the type of its state {read.name!r}, which is {was} before a "
+                f"step and {now} after it. Cast one to the other."
+            )
         if before is None or after is None:  # inference could not tell; it is taken to stay
             return None
         if len(before) != len(after):

@@ -1,0 +1,91 @@
+"""Whether nodes fit the graphs and the functions that they hold or call: onnx's checker does not look."""
+
+from __future__ import annotations
+
+from onnx import GraphProto, ModelProto, NodeProto
+
+from refgrad.errors import InvalidModelError
+from refgrad.protos import attribute_value, every_node, versions_of
+
+_SETTINGS = ("scan_input_axes", "scan_input_directions", "scan_output_axes", "scan_output_directions")
+
+
+def refuse_misfits(model: ModelProto) -> None:
+    """Refuse a node with more or fewer inputs or outputs than the body or the function that it runs.
+
+    :raises InvalidModelError: there is one.
+    """
+    functions = {(f.domain, f.name): (len(f.input), len(f.output)) for f in model.functions}
+    batched = versions_of(model).get("", 1) < 9  # the first Scan, which is refused elsewhere
+    for node in every_node(model):
+        given, made = functions.get((node.domain, node.op_type), (None, None))
+        if given is not None and made is not None:
+            _fit(node, "inputs", len(node.input), at_most=given)
+            _fit(node, "outputs", len(node.output), at_most=made)
+        elif node.domain in ("", "ai.onnx") and node.op_type in _FITS and not (batched and node.op_type == "Scan"):
+            _FITS[node.op_type](node)
+
+
+def _graphs(node: NodeProto) -> dict[str, GraphProto]:
+    return {a.name: a.g for a in node.attribute if a.HasField("g")}
+
+
+def _if(node: NodeProto) -> None:
+    then, other = (len(_graphs(node)[name].output) for name in ("then_branch", "else_branch"))
+    if then != other:
+        raise _misfit(node, f"has branches that return {then} and {other} values. Let both return as many")
+    _fit(node, "outputs", len(node.output), at_most=then)
+
+
+def _loop(node: NodeProto) -> None:
+    body, states = _graphs(node)["body"], max(len(node.input) - 2, 0)
+    _fit(node, "inputs of the body", len(body.input), exactly=2 + states)
+    _fit(node, "outputs of the body", len(body.output), at_least=1 + states)
+    _fit(node, "outputs", len(node.output), at_most=len(body.output) - 1)
+
+
+def _scan(node: NodeProto) -> None:
+    body = _graphs(node)["body"]
+    settings = {a.name: attribute_value(a) for a in node.attribute}
+    count = settings["num_scan_inputs"]
+    _fit(node, "inputs", len(node.input), at_least=max(count, 1))
+    _fit(node, "inputs of the body", len(body.input), exactly=len(node.input))
+    states = len(node.input) - count
+    _fit(node, "outputs of the body", len(body.output), at_least=states)
+    _fit(node, "outputs", len(node.output), at_most=len(body.output))
+    for name in _SETTINGS:
+        if settings.get(name):
+            size = count if "input" in name else len(body.output) - states
+            _fit(node, f"numbers in {name}", len(settings[name]), exactly=size)
+
+
+def _sequence_map(node: NodeProto) -> None:
+    body = _graphs(node)["body"]
+    _fit(node, "inputs of the body", len(body.input), exactly=len(node.input))
+    _fit(node, "outputs", len(node.output), at_most=len(body.output))
+
+
+_FITS = {"If": _if, "Loop": _loop, "Scan": _scan, "SequenceMap": _sequence_map}
+
+
+def _fit(
+    node: NodeProto,
+    what: str,
+    count: int,
+    *,
+    exactly: int | None = None,
+    at_least: int | None = None,
+    at_most: int | None = None,
+) -> None:
+    for due, wrong, word in (
+        (exactly, count != exactly, ""),
+        (at_least, at_least is not None and count < at_least, "at least "),
+        (at_most, at_most is not None and count > at_most, "at most "),
+    ):
+        if due is not None and wrong:
+            raise _misfit(node, f"has {count} {what}, and {word}{due} are due. Make them fit")
+
+
+def _misfit(node: NodeProto, why: str) -> InvalidModelError:
+    name = node.name or next(filter(None, node.output), "")
+    return InvalidModelError(f"Node {name!r} ({node.op_type}) {why}.")
