@@ -187,3 +187,21 @@ def test_the_gradient_of_a_weight_is_not_stored_per_step(operator):
 
     row = 256 * 4
     assert peak(210) - peak(10) < 200 * row * 6
+
+
+def test_many_operands_of_sizes_that_only_the_run_tells():
+    """Ten are declared alike, and one of them is broadcast all the same."""
+    inputs = [helper.make_tensor_value_info(f"x{k}", TensorProto.FLOAT, [None, 2]) for k in range(10)]
+    node = helper.make_node("Sum", [value.name for value in inputs], ["y"])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [None, 2])
+    model = helper.make_model(
+        helper.make_graph([node], "many", inputs, [y]), ir_version=8, opset_imports=[helper.make_opsetid("", 18)]
+    )
+    feeds = {f"x{k}": np.zeros((1 if k == 9 else 3, 2), np.float32) for k in range(10)}
+    gradient = (
+        get_backend("numpy")
+        .prepare(refgrad.gradient(model))
+        .run({**feeds, "y_grad": np.arange(6, dtype=np.float32).reshape(3, 2)})
+    )
+    np.testing.assert_array_equal(gradient["x9_grad"], [[6, 9]])
+    np.testing.assert_array_equal(gradient["x0_grad"], [[0, 1], [2, 3], [4, 5]])

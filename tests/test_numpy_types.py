@@ -26,6 +26,7 @@ WRONG_INFERENCE = {
     "Einsum": "of sizes 1 and n it takes the 1",
     "LinearClassifier": "without samples it has no classes either",
     "MaxPool": "SAME_LOWER with ceil_mode counts a window more",
+    "Scan": "it knows the sizes of slices where no step is made, and a body of symbols tells none",
 }
 
 
