@@ -32,10 +32,6 @@ class Functions:
         self.derived: dict[Any, Any] = {}
         self._more: dict[Key, FunctionProto] = {}
 
-    def __contains__(self, key: Key) -> bool:
-        """Whether an operator is a function of the model."""
-        return key in self.protos
-
     def __bool__(self) -> bool:
         return bool(self.protos)
 
