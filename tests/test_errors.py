@@ -189,6 +189,11 @@ MISFITS = {
             <num_scan_inputs = 1, scan_input_axes = [0, 0], body = b (float p) => (float r) { r = Exp (p) }> (x)""",
         "2 numbers in scan_input_axes, and 1",
     ),
+    "Scan along no axis": (
+        """y = Scan
+            <num_scan_inputs = 1, scan_input_axes = [7], body = b (float p) => (float r) { r = Exp (p) }> (x)""",
+        "has 7 in scan_input_axes, and 'x' has 1 axes: -1 to 0 are valid",
+    ),
     "SequenceMap": (
         """s = SequenceConstruct (x) t = SequenceMap
             <body = b (float[2] p)

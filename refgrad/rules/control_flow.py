@@ -340,6 +340,12 @@ class Scan(_Iterated):
             axes = self._setting(f"scan_{which}_axes", len(outer))
             ways = self._setting(f"scan_{which}_directions", len(outer))
             ranks = [len(self.graph.shapes.get(name, ())) for name in outer]
+            for name, axis, rank in zip(outer, axes, ranks, strict=True):
+                if name in self.graph.shapes and not -rank <= axis < rank:
+                    raise InvalidModelError(
+                        f"Scan {node.name!r} has {axis} in scan_{which}_axes, and {name!r} has {rank} axes: {-rank} to "
+                        f"{rank - 1} are valid."
+                    )
             axes = [axis + rank if axis < 0 else axis for axis, rank in zip(axes, ranks, strict=True)]
             return [_Slices(*one) for one in zip(outer, inner, axes, ways, strict=True)]
 
