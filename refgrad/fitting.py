@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from onnx import GraphProto, ModelProto, NodeProto
+from onnx import FunctionProto, GraphProto, ModelProto, NodeProto
 
 from refgrad.errors import InvalidModelError
 from refgrad.protos import attribute_value, every_node, versions_of
@@ -15,15 +15,23 @@ def refuse_misfits(model: ModelProto) -> None:
 
     :raises InvalidModelError: there is one.
     """
-    functions = {(f.domain, f.name): (len(f.input), len(f.output)) for f in model.functions}
+    functions = {(f.domain, f.name, f.overload): f for f in model.functions}
     batched = versions_of(model).get("", 1) < 9  # the first Scan, which is refused elsewhere
     for node in every_node(model):
-        given, made = functions.get((node.domain, node.op_type), (None, None))
-        if given is not None and made is not None:
-            _fit(node, "inputs", len(node.input), at_most=given)
-            _fit(node, "outputs", len(node.output), at_most=made)
+        called = functions.get((node.domain, node.op_type, node.overload))
+        if called is not None:
+            fit_call(node, called)
         elif node.domain in ("", "ai.onnx") and node.op_type in _FITS and not (batched and node.op_type == "Scan"):
             _FITS[node.op_type](node)
+
+
+def fit_call(node: NodeProto, called: FunctionProto) -> None:
+    """Refuse a call with more inputs or outputs than the function has.
+
+    :raises InvalidModelError: it has more.
+    """
+    _fit(node, "inputs", len(node.input), at_most=len(called.input))
+    _fit(node, "outputs", len(node.output), at_most=len(called.output))
 
 
 def _graphs(node: NodeProto) -> dict[str, GraphProto]:

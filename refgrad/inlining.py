@@ -9,6 +9,7 @@ import onnx.inliner
 from onnx import FunctionProto, ModelProto
 
 from refgrad.errors import InvalidModelError
+from refgrad.fitting import fit_call
 from refgrad.protos import every_node, forget_domain, nested, versions_of
 
 INLINED = "refgrad.inlined"  # the domain of function bodies on their way into a graph
@@ -21,14 +22,15 @@ def inline_functions(model: ModelProto, only: Sequence[tuple[str, str]] | None =
     passes over a function of another opset.
 
     :param only: domain and name of the functions to inline, in the graph and in the bodies of those that stay.
-    :raises InvalidModelError: a function that calls itself, or an operator in the body of one that means something else in
-        the opset of the model.
+    :raises InvalidModelError: a function that calls itself, a call that does not fit its function, or an operator in the body
+        of one that means something else in the opset of the model.
     """
     refuse_recursion(model.functions)
     functions = {(f.domain, f.name, f.overload): f for f in model.functions}
     for node in every_node(model):
         called = functions.get((node.domain, node.op_type, node.overload))
         if called is not None:
+            fit_call(node, called)
             given = {a.name for a in node.attribute}
             node.attribute.extend(a for a in called.attribute_proto if a.name not in given)
     versions = versions_of(model)

@@ -216,6 +216,9 @@ def test_bodies_that_do_not_fit(case, tmp_path, capsys):
     for make in (refgrad.gradient, refgrad.preflight, refgrad.jvp):
         with pytest.raises(InvalidModelError, match=message):
             make(model)
+    if "of a function" in case:
+        with pytest.raises(InvalidModelError, match=message):
+            get_backend("numpy").prepare(model)
     onnx.save(model, tmp_path / "bad.onnx")
     assert main(["grad", str(tmp_path / "bad.onnx"), "-o", str(tmp_path / "made.onnx")]) == 2
     assert capsys.readouterr().err.count("\n") == 1
