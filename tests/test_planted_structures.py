@@ -19,11 +19,10 @@ from refgrad.conformance.point import in_float64
 from refgrad.conformance.question import ask
 from refgrad.emit import Emitter
 from refgrad.errors import RefgradError
-from refgrad.rules import control_flow
 from refgrad.rules.control_flow import If, Loop, Scan
 
 Patch = pytest.MonkeyPatch
-right_emitted = control_flow._emitted
+right_emitted = Emitter.emit_all
 
 
 def verdict(case: Case) -> str:
@@ -41,11 +40,12 @@ def emitted(change: Callable[[dict[str, Any]], Any]) -> Callable[[Patch], None]:
     """Change the attributes of the node of the backward pass."""
 
     def plant(patch: Patch) -> None:
-        def wrong(op: Any, op_type: str, inputs: Any, outputs: int, **attributes: Any) -> Any:
-            change(attributes)
-            return right_emitted(op, op_type, inputs, outputs, **attributes)
+        def wrong(op: Any, op_type: str, domain: str, inputs: Any, outputs: int, attributes: Any, *more: Any) -> Any:
+            if op_type in ("If", "Loop", "Scan"):
+                change(attributes)
+            return right_emitted(op, op_type, domain, inputs, outputs, attributes, *more)
 
-        patch.setattr(control_flow, "_emitted", wrong)
+        patch.setattr(Emitter, "emit_all", wrong)
 
     return plant
 
