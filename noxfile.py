@@ -27,6 +27,7 @@ WITHOUT_RUNTIME = [  # of the interpreter alone: the session `tests` runs them
         *("numpy_qlinear", "numpy_quantization", "numpy_sequence", "numpy_special", "numpy_tensor", "numpy_text"),
         *("numpy_windows", "onnx_backend"),
         *("case_tables", "journal", "limitations", "reports", "sources", "strategies", "strategies_windows", "worker"),
+        *("depth", "expand_gradients", "functions_kept", "higher", "planted_structures", "recipes", "recompute"),
     )
 ]
 OF_THE_SUITE = [  # of its runs: the session `conformance` runs them
