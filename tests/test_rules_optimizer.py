@@ -81,5 +81,5 @@ def test_the_operator_gradient_is_refused() -> None:
         <ir_version: 8, opset_import: ["" : 17, "{TRAINING}" : 1]>
         g (float[3] x) => (float[3] y) {{ z = Mul (x, x)  y = {TRAINING}.Gradient <xs = ["x"], y = "z"> (x) }}
     """)
-    with pytest.raises(NoGradientError, match="write that out with refgrad.expand_gradients first"):
+    with pytest.raises(NoGradientError, match=r"write that out with refgrad[.]expand_gradients first"):
         refgrad.gradient(model)
