@@ -40,11 +40,6 @@ FIXED = {
     ("Upsample", "scales"): "the shape of the result depends on it",
 }
 
-# Tests that are refused as a whole, and the reason.
-REFUSED = {
-    "test_scan_sum": "Scan of opset 8, which scans every element of a batch by itself",
-}
-
 _RECURRENT = ("RNN", "GRU", "LSTM")
 _TIED = ("Unique",)  # the shape of the result depends on which elements are equal: they stay so along every direction
 
@@ -161,8 +156,6 @@ def as_array(feed: Any) -> Any:
 
 def excluded(test: NodeModel) -> str | None:
     """Why a test is not judged; None where it is."""
-    if test.name in REFUSED:
-        return f"refused: {REFUSED[test.name]}"
     for node in test.model.graph.node:
         key = node.domain, node.op_type
         if key in NO_DERIVATIVE:

@@ -318,9 +318,32 @@ def _resize(node: _Node, x: str, scales: str, nearest: str, to: str | None) -> s
     return node("Resize", x, "", scales, to=to, mode=mode, **asymmetric)
 
 
-@_fix("Scan", 8, 8, "it scanned every element of a batch by itself: refused")
+@_fix(
+    "Scan", 8, 8, "it scanned every element of a batch by itself: a Scan over the batch does, with a Scan in its body"
+)
 def _scan(node: _Node) -> None:
-    raise node.refuse("it scans every element of a batch by itself; export the model anew with opset 9 or later")
+    if node.input(0):
+        raise node.refuse("it has sequence_lens, which no newer one has; export the model anew with opset 9 or later")
+    body, count = node.attributes["body"], node.attributes["num_scan_inputs"]
+    read, states = list(node.proto.input)[1:], len(node.proto.input) - 1 - count
+    within = [node.model.fresh(name) for name in read]
+    made = [node.model.fresh(value.name) for value in body.output]
+    one = GraphProto(name=f"{body.name}_of_one")
+    for name, outer, declared in zip(within, read, body.input, strict=True):
+        kind = node.model.types.get(outer) or declared.type.tensor_type.elem_type
+        one.input.append(helper.make_tensor_value_info(name, kind, None))
+    for k, (name, declared) in enumerate(zip(made, body.output, strict=True)):
+        value = one.output.add(name=name, type=declared.type)
+        if k >= states and value.type.tensor_type.HasField("shape"):
+            sizes = [d.dim_value if d.HasField("dim_value") else None for d in value.type.tensor_type.shape.dim]
+            kind = value.type.tensor_type.elem_type
+            value.CopyFrom(helper.make_tensor_value_info(name, kind, [None, *sizes]))
+    directions = {"scan_input_directions": node.attributes["directions"]} if "directions" in node.attributes else {}
+    inner = helper.make_node("Scan", within, made, domain=_REWRITTEN, body=body, num_scan_inputs=count, **directions)
+    inner.name = node.model.fresh(node.proto.name or node.output(0))
+    one.node.append(inner)
+    outputs = [node.output(k) or node.model.fresh(name) for k, name in enumerate(made)]
+    node("Scan", *read, to=outputs, body=one, num_scan_inputs=len(read))
 
 
 def _group_normalization(node: _Node) -> None:

@@ -109,11 +109,24 @@ def test_statistics_per_element_are_not_trained() -> None:
         Graph(case.model)
 
 
-def test_the_scan_of_opset_8_is_refused() -> None:
-    text = """g (float[2,3,2] x, float[2,2] h0) => (float[2,2] h, float[2,3,2] y) {
-        h, y = Scan ("", h0, x) <num_scan_inputs = 1, body = b (float[2] s, float[2] e) => (float[2] t, float[2] o) {
+@pytest.mark.parametrize("directions", ["", ", directions = [1, 0]"])
+def test_the_scan_of_opset_8_runs_over_the_batch(directions: str) -> None:
+    text = f"""g (float[2,3,2] x, float[2,3] w, float[2,2] h0) => (float[2,2] h, float[2,3,2] y) {{
+        h, y = Scan ("", h0, x, w) <num_scan_inputs = 2{directions}, body = b (float[2] s, float[2] e, float v)
+            => (float[2] t, float[2] o) {{ a = Mul (s, v) t = Add (a, e) o = Mul (t, e) }}> }}"""
+    rng = np.random.default_rng(0)
+    shapes = {"x": (2, 3, 2), "w": (2, 3), "h0": (2, 2)}
+    feeds = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    model = old(text, 8)
+    assert_same_values(model, feeds)
+    assert_gradient(Case("scan", model, feeds))
+
+
+def test_the_scan_of_opset_8_of_shorter_sequences_is_refused() -> None:
+    text = """g (float[2,3,2] x, float[2,2] h0, int64[2] n) => (float[2,2] h, float[2,3,2] y) {
+        h, y = Scan (n, h0, x) <num_scan_inputs = 1, body = b (float[2] s, float[2] e) => (float[2] t, float[2] o) {
             t = Add (s, e) o = Mul (t, e) }> }"""
-    with pytest.raises(InvalidModelError, match=r"Node 'h' \(Scan of opset 8\).*opset 9 or later"):
+    with pytest.raises(InvalidModelError, match=r"Node 'h' \(Scan of opset 8\).*sequence_lens.*opset 9 or later"):
         Graph(old(text, 8))
 
 
