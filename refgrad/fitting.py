@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import onnx
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto
 
 from refgrad.errors import InvalidModelError
-from refgrad.protos import attribute_value, every_node, versions_of
+from refgrad.protos import attribute_value, every_node, nested, versions_of
 
 _SETTINGS = ("scan_input_axes", "scan_input_directions", "scan_output_axes", "scan_output_directions")
 
@@ -16,22 +17,38 @@ def refuse_misfits(model: ModelProto) -> None:
     :raises InvalidModelError: there is one.
     """
     functions = {(f.domain, f.name, f.overload): f for f in model.functions}
-    batched = versions_of(model).get("", 1) < 9  # the first Scan, which is refused elsewhere
+    batched = versions_of(model).get("", 1) < 9  # the first Scan, which has one input more
     for node in every_node(model):
         called = functions.get((node.domain, node.op_type, node.overload))
         if called is not None:
             fit_call(node, called)
-        elif node.domain in ("", "ai.onnx") and node.op_type in _FITS and not (batched and node.op_type == "Scan"):
-            _FITS[node.op_type](node)
+        elif node.domain in ("", "ai.onnx") and node.op_type in _FITS:
+            if batched and node.op_type == "Scan":
+                _scan(node, 1)
+            else:
+                _FITS[node.op_type](node)
 
 
 def fit_call(node: NodeProto, called: FunctionProto) -> None:
-    """Refuse a call with more inputs or outputs than the function has.
+    """Refuse a call with more inputs or outputs than the function has, or without an input that it needs.
 
-    :raises InvalidModelError: it has more.
+    :raises InvalidModelError: it is one.
     """
     _fit(node, "inputs", len(node.input), at_most=len(called.input))
     _fit(node, "outputs", len(node.output), at_most=len(called.output))
+    absent = {name for k, name in enumerate(called.input) if k >= len(node.input) or not node.input[k]}
+    for inner in nested(called.node) if absent else ():
+        for k, name in enumerate(inner.input):
+            if name in absent and _needs(inner, k):
+                raise _misfit(node, f"leaves out the input {name!r}, which {inner.op_type} within needs. Give it")
+
+
+def _needs(node: NodeProto, position: int) -> bool:
+    """Whether an operator that onnx knows cannot do without its input at `position`."""
+    if not onnx.defs.has(node.op_type, node.domain):
+        return False
+    inputs = onnx.defs.get_schema(node.op_type, node.domain).inputs
+    return inputs[min(position, len(inputs) - 1)].option != onnx.defs.OpSchema.FormalParameterOption.Optional
 
 
 def _graphs(node: NodeProto) -> dict[str, GraphProto]:
@@ -52,13 +69,13 @@ def _loop(node: NodeProto) -> None:
     _fit(node, "outputs", len(node.output), at_most=len(body.output) - 1)
 
 
-def _scan(node: NodeProto) -> None:
+def _scan(node: NodeProto, first: int = 0) -> None:
     body = _graphs(node)["body"]
     settings = {a.name: attribute_value(a) for a in node.attribute}
     count = settings["num_scan_inputs"]
-    _fit(node, "inputs", len(node.input), at_least=max(count, 1))
-    _fit(node, "inputs of the body", len(body.input), exactly=len(node.input))
-    states = len(node.input) - count
+    _fit(node, "inputs", len(node.input), at_least=first + max(count, 1))
+    _fit(node, "inputs of the body", len(body.input), exactly=len(node.input) - first)
+    states = len(node.input) - first - count
     _fit(node, "outputs of the body", len(body.output), at_least=states)
     _fit(node, "outputs", len(node.output), at_most=len(body.output))
     for name in _SETTINGS:

@@ -203,6 +203,7 @@ MISFITS = {
     ),
     "inputs of a function": ("y = l.F (x, x)", "2 inputs, and at most 1"),
     "outputs of a function": ("y, z = l.F (x)", "2 outputs, and at most 1"),
+    "nothing of a function": ("y = l.F ()", "leaves out the input 'a', which Exp within needs"),
 }
 
 
