@@ -103,6 +103,11 @@ class Path:
                 if node.key in graph.structures:
                     passage = graph.structure(node, quantization).passage(self.varied, self.needed)
                     self.passages[node.name], differentiable = passage, list(passage.reads)
+                    if passage.refusal:
+                        blocked.add(node.name)
+                        found[node.key, "rule"].remove(node.name)
+                        found.setdefault((node.key, "none"), []).append(node.name)
+                        graph.refusals[node.key] = passage.refusal
                 self.needed.update(self.varied.intersection(differentiable))
         self.active.reverse()
         self.blocked = [node for node in self.active if node.name in blocked]
@@ -110,11 +115,15 @@ class Path:
         inner = list(dict.fromkeys(path for passage in self.passages.values() for path in passage.paths))
         self.blocked_within = [node for path in inner for node in (*path.blocked, *path.blocked_within)]
         rows = [
-            Row(_title(*key), verdict, graph.refusals.get(key) or _reason(key, verdict, graph), tuple(names))
+            Row(_title(*key), verdict, self._reason(key, verdict), tuple(names))
             for (key, verdict), names in found.items()
-            if verdict in ("rule", "zero") or in_the_way.intersection(names)
+            if (names and verdict in ("rule", "zero")) or in_the_way.intersection(names)
         ]
         self.rows = _joined([*rows, *(row for path in inner for row in path.rows)]) if inner else tuple(rows)
+
+    def _reason(self, key: tuple[str, str], verdict: str) -> str:
+        refused = verdict in ("none", "missing") and self.graph.refusals.get(key)
+        return refused or _reason(key, verdict, self.graph)
 
     def _quantised(self, node: Node) -> dict[str, int]:
         """The outputs of a quantised type that carry a derivative, and the element type of their adjoints.

@@ -106,11 +106,15 @@ class Structure:
 
 @dataclass(frozen=True)
 class Passage:
-    """A way through a structure: what it reads that varies and is needed, and the paths through its graphs."""
+    """A way through a structure: what it reads that varies and is needed, and the paths through its graphs.
+
+    `refusal` says why no derivative passes, whatever these find.
+    """
 
     structure: Structure
     reads: frozenset[str]
     paths: tuple[Any, ...]
+    refusal: str = ""
 
 
 def structure(op_type: str | None, domain: str = "") -> Callable[[type[Structure]], type[Structure]]:

@@ -15,6 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 import refgrad
 from refgrad.backends import get_backend
 from refgrad.backward import names_in
+from refgrad.errors import NoGradientError
 
 STEP = 1e-5
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
@@ -489,3 +490,44 @@ def test_a_wrong_order_of_the_steps_is_caught():
     form.backward = 1
     with pytest.raises(AssertionError):
         assert_equal(gradients(form.model(*form.scan())), right)
+
+
+LONGER = "q = Concat <axis = 0> (p, x)"
+STACKED = "o = Constant <value_ints = [0]> () q = Unsqueeze (p, o)"
+MOVING = {
+    "size": (
+        f"""y = Loop (m, "", x) <body = b (int64 i, bool g, float[2] p)
+            => (bool k, float[M] q) {{ k = Identity (g) {LONGER} }}>""",
+        "size 2 along axis 0 before a step and 4",
+    ),
+    "rank": (
+        f"""y = Loop (m, "", x) <body = b (int64 i, bool g, float[2] p)
+            => (bool k, float[M, N] q) {{ k = Identity (g) {STACKED} }}>""",
+        "1 axes before a step and 2 after it",
+    ),
+    "Scan": (
+        f"""y, z = Scan <num_scan_inputs = 1, body = b (float[2] p, float e)
+            => (float[M] q, float f) {{ {LONGER} f = Exp (e) }}> (x, x)""",
+        "size 2 along axis 0 before a step and 4",
+    ),
+    "in an If": (
+        f"""c = Cast <to = 9> (m) y = If (c) <then_branch = t () => (float[K] u) {{
+                u = Loop (m, "", x) <body = b (int64 i, bool g, float[2] p)
+                    => (bool k, float[M] q) {{ k = Identity (g) {LONGER} }}>
+            }}, else_branch = e () => (float[2] v) {{ v = Exp (x) }}>""",
+        "size 2 along axis 0 before a step and 4",
+    ),
+}
+
+
+@pytest.mark.parametrize("form", MOVING)
+def test_a_state_whose_shape_changes_is_refused(form):
+    nodes, message = MOVING[form]
+    model = onnx.parser.parse_model(
+        f'<ir_version: 8, opset_import: ["": 18]> g (int64 m, float[2] x) => (float[L] y) {{ {nodes} }}'
+    )
+    with pytest.raises(NoGradientError, match=f"its state 'p' has {message}"):
+        refgrad.gradient(model)
+    report = refgrad.preflight(model)
+    assert not report.ok
+    assert [row.verdict for row in report.rows if row.operator in ("Loop", "Scan")] == ["none"]

@@ -11,7 +11,7 @@ from onnx import GraphProto, NodeProto, TensorProto, TypeProto, ValueInfoProto, 
 from refgrad.bodies import Body, Swept, formal
 from refgrad.containers import nothing_like, sequence_type
 from refgrad.emit import Emitter, tensor_type
-from refgrad.errors import InvalidModelError, NoGradientError
+from refgrad.errors import InvalidModelError
 from refgrad.graph import Dim, Graph, Node, element_type, held_by, is_container, is_unnamed, type_of, unname
 from refgrad.path import Path
 from refgrad.registry import Passage, Structure, structure
@@ -156,10 +156,12 @@ class _Iterated(Structure):
             if not more:
                 break
             outputs |= more
-        found = {s.start for s in self._active(path, needed)}
+        active = self._active(path, needed)
+        found = {s.start for s in active}
         found.update(e.outer for e in self.elements if e.inner in path.needed)
         found.update(name for name in self.body.captures if name in path.needed)
-        return Passage(self, frozenset(found & varied), (path,))
+        moving = [f"its state {s.read!r} has {self._moved[s.read]}" for s in active if s.read in self._moved]
+        return Passage(self, frozenset(found & varied), (path,), "; ".join(moving))
 
     def _active(self, path: Path, ends: Container[str]) -> list[_State]:
         """The states that have an adjoint: of a start too that no step reads, where no step is made it is the end."""
@@ -171,9 +173,6 @@ class _Iterated(Structure):
         """The adjoints of the states, the slices and the captures, by a node that makes the steps backwards."""
         [path] = passage.paths
         active = self._active(path, cotangents)
-        for state in active:
-            if state.read in self._moved:
-                raise self._moving(state)
         swept = self.body.swept(op, path)
         sub, sweep = swept.op, swept.sweep
         steps = _Steps()
@@ -238,15 +237,6 @@ class _Iterated(Structure):
             self.node.add_output(position, op.fresh(f"{self.node.name}_{state.made}"))
             op.learn(self.node.outputs[position], kind)
         return op.zeros_like(self.node.outputs[position])
-
-    def _moving(self, state: _State) -> NoGradientError:
-        how = self._moved[state.read]
-        return NoGradientError(
-            f"{self.node.op_type} {self.node.name!r} changes the shape of its state {state.read!r}, which has {how}: "
-            "there is no derivative through such a state. Choose other names for wrt or outputs, or carry a state of "
-            "one shape.",
-            (self.node.name,),
-        )
 
     def _slices(self, swept: Swept, stacks: list[_Slices], cotangents: Mapping[str, str]) -> list[_Slices]:
         """Seed the sweep with what each step has of the adjoints of `stacks`; what the backward body reads for that."""
