@@ -42,7 +42,8 @@ def jvp(
     :param keep_outputs: also return the outputs of the model, after the tangents.
     :raises InvalidModelError: the model cannot be read, or onnx refuses it.
     :raises UnknownNameError: a name in `wrt` or `outputs` that does not exist, is there twice, or is no float.
-    :raises NoGradientError: an operator between `wrt` and `outputs` has no derivative, or the gradient has one without.
+    :raises NoGradientError: an operator between `wrt` and `outputs` has no derivative, or the gradient has one without; an
+        output is an optional.
     :raises OptionError: an unknown choice of kinks, or an unknown quantization.
 
     >>> import onnx.parser, refgrad
@@ -55,6 +56,12 @@ def jvp(
     """
     first = gradient(model, wrt, outputs, keep_outputs=True, kinks=kinks, quantization=quantization)
     cotangents, gradients = names_in(first)
+    for value in first.graph.output:
+        if value.name in cotangents and value.type.HasField("optional_type"):
+            raise NoGradientError(
+                f"{value.name!r} is an optional, and forward mode needs to know that it holds something: take "
+                "OptionalGetElement of it, or choose other outputs."
+            )
     second = _again(first, list(cotangents.values()), list(gradients.values()), kinks, quantization)
     directions, tangents = names_in(second)
     _fill_with_zeros(second.graph, cotangents)

@@ -486,6 +486,7 @@ TWO = model_of("g (float[N] x) => (float[N] y, float[N] z) { y = Exp(x) z = Sin(
 STRINGS = model_of("g (float[N] x) => (float[N] y) { t = Cast <to = 8> (x) y = Cast <to = 1> (t) }")
 LISTED = model_of("g (float[N] x) => (seq(float[N]) s) { s = SequenceConstruct (x, x) }")
 READ = model_of("g (seq(float[N]) s, int64 k) => (float[N] y) { y = SequenceAt (s, k) }")
+HELD = model_of("g (float[N] x) => (optional(float[N]) o) { o = Optional (x) }")
 BRANCHES = model_of("""g (bool c, float[2] x) => (float[2] y) {
     [mean] m = Exp (x)
     [choose] y = If (c) <then_branch = t () => (float[2] a) <float[2] w = {1, 2}> { a = Mul (m, w) },
@@ -508,6 +509,7 @@ ERRORS: list[tuple[str, ModelProto, dict[str, Any], type[RefgradError], str]] = 
     ("hessian", TWO, {}, OptionError, "several float outputs"),
     ("hessian", TWO, {"output": "y", "wrt": ["x", "x"]}, UnknownNameError, "wrt has 'x' twice"),
     ("hessian", STRINGS, {}, NoGradientError, "Cast has no derivative"),
+    ("jvp", HELD, {}, NoGradientError, "'o' is an optional, .* take OptionalGetElement of it"),
     ("jacobian", LISTED, {}, NoGradientError, "'s' is a sequence: .* are no tensor"),
     ("jacobian", READ, {}, NoGradientError, "'s' is a sequence: .* are no tensor"),
     ("hessian", READ, {}, NoGradientError, "'s' is a sequence: .* are no tensor"),
