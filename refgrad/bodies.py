@@ -100,6 +100,7 @@ class Body:
             path = Path(self.graph, *key, self.quantization)
             if path.blocked and expand(self.graph, path.blocked):
                 self._paths.clear()  # the nodes are others now
+                self._invariant = None
             else:
                 self._paths[key] = path
         return self._paths[key]
@@ -131,7 +132,7 @@ class Body:
     def is_invariant(self, node: Node) -> bool:
         """Whether a node computes the same in every step: it reads captures and constants alone, and draws no numbers."""
         if self._invariant is None:
-            self._invariant = {*self.captures, *(name for name in self.graph.initializers)} - set(self.inputs)
+            self._invariant = {*self.captures, *self.graph.initializers} - set(self.inputs)
             for one in self.graph.nodes:
                 if self._invariant.issuperset(filter(None, one.reads)) and not is_random(
                     one.proto, self.graph.functions
