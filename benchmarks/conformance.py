@@ -14,9 +14,9 @@ from typing import Any
 from timing import alternate, save
 
 from refgrad.conformance.case import Case
-from refgrad.conformance.runner import Plan, run_case
-from refgrad.conformance.sources import select, tables
-from refgrad.conformance.suite import run_suite
+from refgrad.conformance.running.runner import Plan, run_case
+from refgrad.conformance.running.sources import select, tables
+from refgrad.conformance.running.suite import run_suite
 from refgrad.worker import Worker
 
 SAMPLE = 25  # every so many cases are run in both ways

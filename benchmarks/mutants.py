@@ -1,4 +1,4 @@
-"""Every mutant of every rule, and what the conformance suite says of it (`refgrad.conformance.mutants`).
+"""Every mutant of every rule, and what the conformance suite says of it (`refgrad.conformance.mutating.mutants`).
 
 python benchmarks/mutants.py [OPERATOR ...]    # results/mutants.json; with operators, the survivors are printed only
 
@@ -15,7 +15,7 @@ from concurrent.futures import ProcessPoolExecutor
 from rich.progress import track
 from timing import RESULTS
 
-from refgrad.conformance.mutants import Outcome, ruled, summary, survey
+from refgrad.conformance.mutating.mutants import Outcome, ruled, summary, survey
 
 WORKERS = 2
 

@@ -18,7 +18,7 @@ from rich.progress import track
 from timing import RESULTS
 
 from refgrad.conformance import parity
-from refgrad.ortbuilder import Builders
+from refgrad.transforms.ortbuilder import Builders
 from refgrad.worker import Worker
 
 WORKERS = 2

@@ -13,9 +13,9 @@ from collections import Counter
 
 from timing import save
 
-from refgrad.conformance.runner import Plan
-from refgrad.conformance.sources import select, tables
-from refgrad.conformance.suite import run_suite
+from refgrad.conformance.running.runner import Plan
+from refgrad.conformance.running.sources import select, tables
+from refgrad.conformance.running.suite import run_suite
 
 SEEDS = 20
 APART = 5

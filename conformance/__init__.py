@@ -6,16 +6,16 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from refgrad.conformance.case import Case, node_case
-from refgrad.conformance.check import Check, Row, check
-from refgrad.conformance.differences import Difference, directional
+from refgrad.conformance.judging.check import Check, Row, check
+from refgrad.conformance.oracles.central import Difference, directional
 
 if TYPE_CHECKING:
-    from refgrad.conformance.export import export_suite
-    from refgrad.conformance.gradient_backend_test import GradientBackendTest
-    from refgrad.conformance.results import Results
-    from refgrad.conformance.runner import Plan
-    from refgrad.conformance.sources import select, tables
-    from refgrad.conformance.suite import run_suite
+    from refgrad.conformance.exporting.export import export_suite
+    from refgrad.conformance.exporting.gradient_backend_test import GradientBackendTest
+    from refgrad.conformance.running.results import Results
+    from refgrad.conformance.running.runner import Plan
+    from refgrad.conformance.running.sources import select, tables
+    from refgrad.conformance.running.suite import run_suite
 
 __all__ = [
     "Case",
@@ -35,13 +35,13 @@ __all__ = [
 ]
 
 _LATER = {  # what `refgrad.gradient` and `refgrad check` have no use for: imported when it is asked for
-    "GradientBackendTest": "gradient_backend_test",
-    "Plan": "runner",
-    "Results": "results",
-    "export_suite": "export",
-    "run_suite": "suite",
-    "select": "sources",
-    "tables": "sources",
+    "GradientBackendTest": "exporting.gradient_backend_test",
+    "Plan": "running.runner",
+    "Results": "running.results",
+    "export_suite": "exporting.export",
+    "run_suite": "running.suite",
+    "select": "running.sources",
+    "tables": "running.sources",
 }
 
 

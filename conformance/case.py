@@ -10,10 +10,10 @@ import numpy as np
 import onnx
 from onnx import ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto, helper, numpy_helper
 
-from refgrad.conformance.feeds import is_float
-from refgrad.functions import MICROSOFT, OPERATORS, call_functions, find_schema
-from refgrad.inlining import inline_functions
-from refgrad.protos import versions_of
+from refgrad.conformance.questions.feeds import is_float
+from refgrad.protos.inlining import inline_functions
+from refgrad.protos.walk import versions_of
+from refgrad.tables.schemas import MICROSOFT, OPERATORS, call_functions, find_schema
 
 SHAPES = ("static", "symbolic", "unknown")
 NODE = "node"  # what the node of a case is called

@@ -18,23 +18,23 @@ import numpy as np
 import onnx
 import onnx.printer
 
-from refgrad.conformance.backendtests import KINDS, LEFT_OUT, backend_tests
 from refgrad.conformance.case import Case
 from refgrad.conformance.departures import KINDS as DEPARTURES
+from refgrad.conformance.exporting.backendtests import KINDS, LEFT_OUT, backend_tests
 from refgrad.conformance.findings import findings as every_finding
 from refgrad.conformance.findings.builders import builder_findings
 from refgrad.conformance.findings.builders.finding import BUILDER_VERSIONS, BuilderFinding
 from refgrad.conformance.findings.finding import TRAINING, VERSIONS, Finding
-from refgrad.conformance.mutants import COLUMNS, Mutant, ruled
-from refgrad.conformance.nodemodels import FIXED, excluded, moved, node_models
-from refgrad.conformance.reports import html, markdown
-from refgrad.conformance.results import Results, load, merge
-from refgrad.conformance.sources import node_tests, of_findings, select, tables
-from refgrad.conformance.structure import EXCUSES
-from refgrad.kinks import KINKS, Point
-from refgrad.operators import operators as every_operator
-from refgrad.registry import RULES, STRUCTURES
-from refgrad.upgrade import FIXES
+from refgrad.conformance.mutating.mutants import COLUMNS, Mutant, ruled
+from refgrad.conformance.parity.structure import EXCUSES
+from refgrad.conformance.reporting import html, markdown
+from refgrad.conformance.running.nodemodels import FIXED, excluded, moved, node_models
+from refgrad.conformance.running.results import Results, load, merge
+from refgrad.conformance.running.sources import node_tests, of_findings, select, tables
+from refgrad.protos.upgrade import FIXES
+from refgrad.tables.kinks import KINKS, Point
+from refgrad.tables.operators import operators as every_operator
+from refgrad.tables.registry import RULES, STRUCTURES
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -74,7 +74,7 @@ def opsets() -> str:
         "16 first, one with\nsequences to 17, by `onnx.version_converter`, with its subgraphs; local functions are inlined "
         "before, other domains stay as\nthey are. Every operator of those opsets was compared before and after, in ONNX "
         "Runtime, and its gradient with float64\ndifferences (`tests/test_opsets.py`). What the converter gets wrong is "
-        "rewritten (`refgrad/upgrade.py`):\n\n"
+        "rewritten (`refgrad/protos/upgrade.py`):\n\n"
         + table(("operator", "opsets", "why"), rows)
         + "\nRefused, by the name of the node: Scan of opset 8 with `sequence_lens`; BatchNormalization in training whose "
         "`saved_mean`\nor `saved_var` is read, or with `spatial=0`; sparse constants and initializers. A model with a local "
@@ -318,7 +318,7 @@ def mutants() -> str:
     lines = [
         "# Mutants\n",
         "Is the suite any good? Every rule is broken on purpose, one place at a time, and the suite is asked: what the rule "
-        "returns is\nchanged, or one node that it emits (`refgrad.conformance.mutants`; `python benchmarks/mutants.py` "
+        "returns is\nchanged, or one node that it emits (`refgrad.conformance.mutating`; `python benchmarks/mutants.py` "
         f"measures it anew).\nOf {total['mutants']} mutants of {len(results['operators'])} rules {equal} are equivalent: they "
         f"change no gradient. Of the other {total['mutants'] - equal} the suite catches {caught}, "
         f"{caught / (total['mutants'] - equal):.1%},\neach by one of the cases of its operator. What the columns count:\n",

@@ -10,15 +10,15 @@ del _checkout, Path
 
 import refgrad.rules  # noqa: E402, F401  (it registers every rule)
 from refgrad import recipes  # noqa: E402
-from refgrad.backward import gradient, preflight  # noqa: E402
-from refgrad.derivative import DerivativeOptions, onnx_derivative, random_feed  # noqa: E402
-from refgrad.dot import to_dot, to_svg  # noqa: E402
-from refgrad.expansion import expand_gradients  # noqa: E402
-from refgrad.higher import hessian, hvp, jacobian, jvp  # noqa: E402
-from refgrad.losses import add_loss_output, get_train_initializer, penalty_loss_onnx  # noqa: E402
-from refgrad.lower import lower  # noqa: E402
-from refgrad.selection import onnx_rename_names, select_model_inputs_outputs  # noqa: E402
-from refgrad.text import onnx_simple_text_plot, onnx_text_plot_io  # noqa: E402
+from refgrad.reverse.gradient import gradient, preflight  # noqa: E402
+from refgrad.show.dot import to_dot, to_svg  # noqa: E402
+from refgrad.show.text import onnx_simple_text_plot, onnx_text_plot_io  # noqa: E402
+from refgrad.transforms.derivative import DerivativeOptions, onnx_derivative, random_feed  # noqa: E402
+from refgrad.transforms.expansion import expand_gradients  # noqa: E402
+from refgrad.transforms.higher import hessian, hvp, jacobian, jvp  # noqa: E402
+from refgrad.transforms.losses import add_loss_output, get_train_initializer, penalty_loss_onnx  # noqa: E402
+from refgrad.transforms.lower import lower  # noqa: E402
+from refgrad.transforms.selection import onnx_rename_names, select_model_inputs_outputs  # noqa: E402
 
 __all__ = [
     "DerivativeOptions",

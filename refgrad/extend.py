@@ -17,7 +17,7 @@ A rule needs the operator's schema (`onnx.defs.register_schema`); its parameters
 ...     return op.Mul(op.Mul(x, 2.0), d_y)
 """
 
-from refgrad.emit import Emitter
-from refgrad.registry import lowering, rule
+from refgrad.reverse.emit import Emitter
+from refgrad.tables.registry import lowering, rule
 
 __all__ = ["Emitter", "lowering", "rule"]

@@ -12,15 +12,15 @@ import onnx
 import pytest
 
 import refgrad
-from refgrad import ortbuilder
 from refgrad.backends import available, get_backend
 from refgrad.conformance.case import Case
 from refgrad.conformance.cases import every_case
-from refgrad.conformance.differences import directional
-from refgrad.conformance.feeds import is_float, widened
+from refgrad.conformance.oracles.central import directional
+from refgrad.conformance.questions.feeds import is_float, widened
 from refgrad.errors import BackendError
-from refgrad.graph import FLOATS, MIN_OPSET
-from refgrad.registry import BODY, RULES, STRUCTURES
+from refgrad.reverse.graph import FLOATS, MIN_OPSET
+from refgrad.tables.registry import BODY, RULES, STRUCTURES
+from refgrad.transforms import ortbuilder
 
 SETTLED = 1e-3  # the error of differences that still tell right from wrong, relative to the gradient
 TOLERANCE = 1e-6  # of a gradient computed in float64, relative to its norm

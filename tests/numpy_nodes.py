@@ -19,8 +19,8 @@ from onnx import helper, numpy_helper
 from onnx.backend.test import loader
 
 from refgrad.conformance.cases import every_case
-from refgrad.conformance.nodemodels import as_array
-from refgrad.functions import find_schema
+from refgrad.conformance.running.nodemodels import as_array
+from refgrad.tables.schemas import find_schema
 
 TYPES = {
     f"tensor({name})": np.dtype(kind)

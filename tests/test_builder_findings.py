@@ -8,14 +8,14 @@ from importlib import metadata
 import numpy as np
 import pytest
 
-from refgrad import ortbuilder
 from refgrad.conformance.findings.builders import builder_findings
 from refgrad.conformance.findings.builders.finding import BUILDER_VERSIONS, ENDS, ONNX_AD
 from refgrad.conformance.findings.finding import TRAINING, equal, installed
+from refgrad.conformance.judging.verdicts import FAULTS
 from refgrad.conformance.oracles import Directional, Silent, get_oracle
-from refgrad.conformance.runner import Plan, run_case
-from refgrad.conformance.sources import of_findings
-from refgrad.conformance.verdicts import FAULTS
+from refgrad.conformance.running.runner import Plan, run_case
+from refgrad.conformance.running.sources import of_findings
+from refgrad.transforms import ortbuilder
 from refgrad.worker import Worker
 
 ORACLES = ("differences", "reference", "complex-step", "torch")

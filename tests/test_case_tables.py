@@ -15,17 +15,17 @@ from onnx import NodeProto, helper, numpy_helper
 from onnx.defs import OpSchema
 
 import refgrad
-from refgrad import ortbuilder
 from refgrad.backends import available, get_backend
 from refgrad.conformance.case import Case, qualified
 from refgrad.conformance.cases import kinks, rare, special
 from refgrad.conformance.cases.special import SPECIAL, Special
-from refgrad.conformance.feeds import widened
-from refgrad.conformance.sources import tables
-from refgrad.functions import find_schema
-from refgrad.kinks import KINKS
-from refgrad.protos import attribute_value, versions_of
-from refgrad.registry import BODY, RULES, STRUCTURES
+from refgrad.conformance.questions.feeds import widened
+from refgrad.conformance.running.sources import tables
+from refgrad.protos.walk import attribute_value, versions_of
+from refgrad.tables.kinks import KINKS
+from refgrad.tables.registry import BODY, RULES, STRUCTURES
+from refgrad.tables.schemas import find_schema
+from refgrad.transforms import ortbuilder
 
 FLOATS = {"tensor(float)", "tensor(double)", "tensor(float16)", "tensor(bfloat16)"}
 

@@ -12,11 +12,12 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import refgrad
-from refgrad import ortbuilder, registry
 from refgrad.conformance import check
-from refgrad.conformance.differences import directional, one_sided
-from refgrad.conformance.weights import randomize
+from refgrad.conformance.oracles.central import directional, one_sided
+from refgrad.conformance.questions.weights import randomize
 from refgrad.errors import FeedError, OptionError
+from refgrad.tables import registry
+from refgrad.transforms import ortbuilder
 
 
 def model(body, inputs="float[N, 3] x", outputs="float[N, 3] y", opset=18):

@@ -16,10 +16,12 @@ import onnx.parser
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from refgrad import demo, files, registry
 from refgrad.backends import available, get_backend
 from refgrad.cli import _Bar, _names, _sizes, main
 from refgrad.errors import OutputFileError
+from refgrad.protos.walk import files
+from refgrad.show import demo
+from refgrad.tables import registry
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 
 import refgrad
 import refgrad.conformance.cases
-from refgrad.registry import RULES, STRUCTURES, ZERO
+from refgrad.tables.registry import RULES, STRUCTURES, ZERO
 
 FAMILIES = sorted(module.name for module in pkgutil.iter_modules(refgrad.conformance.cases.__path__))
 

@@ -8,10 +8,10 @@ import signal
 
 import pytest
 
-from refgrad.conformance.cluster import run_on_cluster
-from refgrad.conformance.runner import Plan
-from refgrad.conformance.sources import select, tables
-from refgrad.conformance.suite import run_suite
+from refgrad.conformance.running.cluster import run_on_cluster
+from refgrad.conformance.running.runner import Plan
+from refgrad.conformance.running.sources import select, tables
+from refgrad.conformance.running.suite import run_suite
 from refgrad.errors import OptionError
 
 distributed = pytest.importorskip("distributed")

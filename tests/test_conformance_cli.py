@@ -12,8 +12,8 @@ from onnx import numpy_helper
 
 from refgrad import conformance
 from refgrad.cli import main
-from refgrad.conformance.reports.html import data_of
-from refgrad.conformance.results import load
+from refgrad.conformance.reporting.html import data_of
+from refgrad.conformance.running.results import load
 
 
 def run(*arguments):

@@ -14,8 +14,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 import refgrad
 from refgrad.backends import get_backend
-from refgrad.backward import names_in
 from refgrad.errors import NoGradientError
+from refgrad.reverse.gradient import names_in
 
 STEP = 1e-5
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
@@ -279,7 +279,7 @@ def test_the_gradient_equals_differences(name, dialect):
     cotangents = {"y": np.array([0.7, -1.3, 0.4])}
     expected = differences(opened, feeds | weights, cotangents, wrt)
     gradient = refgrad.gradient(model, wrt, dialect=dialect)
-    onnx.checker.check_model(refgrad.protos.checkable(gradient))
+    onnx.checker.check_model(refgrad.protos.walk.checkable(gradient))
     prepared = get_backend("numpy").prepare(gradient, precision="float64")
     inputs = {name: array for name, array in (feeds | weights).items() if name in {*feeds, *wrt}}
     found = prepared.run(inputs | {"y_grad": cotangents["y"]})

@@ -9,9 +9,9 @@ import pytest
 from onnx import ModelProto, TensorProto, helper
 
 import refgrad
-from refgrad import DerivativeOptions, demo, onnx_derivative, ortbuilder, random_feed
+from refgrad import DerivativeOptions, onnx_derivative, random_feed
 from refgrad.backends import get_backend
-from refgrad.conformance.structure import compare
+from refgrad.conformance.parity.structure import compare
 from refgrad.errors import (
     BuilderError,
     FeedError,
@@ -23,6 +23,8 @@ from refgrad.errors import (
     RefgradError,
     UnknownNameError,
 )
+from refgrad.show import demo
+from refgrad.transforms import ortbuilder
 
 Zero = DerivativeOptions.Zero
 KeepYieldOp, KeepOutputs, FillGrad, Loss = DerivativeOptions

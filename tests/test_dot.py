@@ -17,8 +17,8 @@ from listings import BRANCHES, assert_dot, initialized, needs_dot, nodes_of, par
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 import refgrad
-from refgrad import demo
 from refgrad.errors import GraphvizError
+from refgrad.show import demo
 
 # The picture of `Y = X + Ad_Addcst` with its gradient and its output, from the documentation of onnx_derivative.
 DOT = r"""digraph{

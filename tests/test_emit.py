@@ -13,7 +13,7 @@ import pytest
 import refgrad
 from refgrad.backends import available, get_backend
 from refgrad.errors import RuleError
-from refgrad.registry import RULES, rule
+from refgrad.tables.registry import RULES, rule
 
 X = np.array([[0.5, -1.0], [0.25, 2.0], [-0.75, 1.5]], np.float32)
 SEED = np.array([[1.0, 3.0], [-2.0, 0.5], [0.25, -1.0]], np.float32)
@@ -131,6 +131,8 @@ def test_a_training_form_returns_more(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_training_form_needs_a_forward_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(refgrad.emit.Emitter, "full", lambda op, *_, **__: op.training_form("OnesTraining", ("saved",)))
+    monkeypatch.setattr(
+        refgrad.reverse.emit.Emitter, "full", lambda op, *_, **__: op.training_form("OnesTraining", ("saved",))
+    )
     with pytest.raises(RuleError, match=r"'cotangent' belongs to no forward node that could become OnesTraining"):
         refgrad.gradient(chain(), cotangent="ones")

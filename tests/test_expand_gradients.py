@@ -15,11 +15,11 @@ from onnx.backend.test import loader
 from onnx.reference import ReferenceEvaluator
 
 import refgrad
-from refgrad import expansion
 from refgrad.backends import get_backend
 from refgrad.cli import main
 from refgrad.errors import BackendError, ExpansionError, NoGradientError
-from refgrad.protos import every_node
+from refgrad.protos.walk import every_node
+from refgrad.transforms import expansion
 
 TRAINING = "ai.onnx.preview.training"
 Arrays = Mapping[str, Any]

@@ -17,18 +17,18 @@ from onnx.backend.test.runner import Runner
 
 from refgrad.backends import get_backend
 from refgrad.backends.onnx_backend import OnnxBackend
-from refgrad.conformance import expected as expecting
-from refgrad.conformance import judge
 from refgrad.conformance.case import Case, node_case
-from refgrad.conformance.differences import directional
-from refgrad.conformance.expected import ORACLES, curated, expect, named_tests
-from refgrad.conformance.export import export, export_suite
-from refgrad.conformance.feeds import widened
+from refgrad.conformance.exporting import expected as expecting
+from refgrad.conformance.exporting.expected import ORACLES, curated, expect, named_tests
+from refgrad.conformance.exporting.export import export, export_suite
+from refgrad.conformance.judging import judge
 from refgrad.conformance.oracles import Elementwise, Property
-from refgrad.conformance.sources import tables
+from refgrad.conformance.oracles.central import directional
+from refgrad.conformance.questions.feeds import widened
+from refgrad.conformance.running.sources import tables
 from refgrad.errors import OptionError, OutputFileError, RefgradError, UnconfirmedError, UnknownNameError
-from refgrad.functions import find_schema
-from refgrad.registry import BODY, RULES
+from refgrad.tables.registry import BODY, RULES
+from refgrad.tables.schemas import find_schema
 
 OPERATORS = ("LogSoftmax", "Gemm", "Cast", "LeakyRelu", "Sign")
 NUMBERS = np.array([[0.5, -1.5, 2.0], [1.25, -0.75, 0.3]], np.float32)

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from refgrad.backends import get_backend
-from refgrad.conformance.differences import directional
 from refgrad.conformance.findings import findings
 from refgrad.conformance.findings.finding import REFERENCE, RUN, VERSIONS, installed
+from refgrad.conformance.oracles.central import directional
 
 # Runs a finding that it is given, whatever the files say by then, and says before and after that it lives.
 RUNNER = """

@@ -17,8 +17,8 @@ from onnx import FunctionProto, ModelProto, helper, parser
 import refgrad
 from refgrad.backends import get_backend
 from refgrad.errors import InvalidModelError, NoGradientError, RuleError
-from refgrad.inlining import inline_functions
-from refgrad.registry import RULES
+from refgrad.protos.inlining import inline_functions
+from refgrad.tables.registry import RULES
 
 BACKENDS = ("numpy", "ort-cpu")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from refgrad.registry import ZERO
+from refgrad.tables.registry import ZERO
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()

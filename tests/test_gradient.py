@@ -14,13 +14,13 @@ from checking import assert_gradient, assert_second_derivative, names_of
 from onnx import ModelProto, TensorProto, helper, numpy_helper, parser
 
 import refgrad
-from refgrad import ortbuilder
 from refgrad.backends import available, get_backend
-from refgrad.backward import QUANTIZATION
 from refgrad.conformance.case import Case, node_case
 from refgrad.errors import InvalidModelError, NoGradientError, OptionError, UnknownNameError
-from refgrad.protos import tensors_within
-from refgrad.registry import DIALECTS
+from refgrad.protos.walk import tensors_within
+from refgrad.reverse.gradient import QUANTIZATION
+from refgrad.tables.registry import DIALECTS
+from refgrad.transforms import ortbuilder
 
 X = np.array([[0.5, -1.25, 2.25], [1.5, 0.75, -0.5]], np.float32)
 W = np.array([[1.0, -0.5], [0.25, 2.0], [-1.5, 0.125]], np.float32)

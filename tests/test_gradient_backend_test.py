@@ -9,8 +9,8 @@ from onnx.backend.test import BackendTest
 
 from refgrad.backends.onnx_backend import OnnxBackend
 from refgrad.conformance import GradientBackendTest, node_case
-from refgrad.conformance import expected as expecting
-from refgrad.conformance.expected import curated
+from refgrad.conformance.exporting import expected as expecting
+from refgrad.conformance.exporting.expected import curated
 
 NUMBERS = np.array([[0.5, -1.5, 2.0], [1.25, -0.75, 0.3]], np.float32)
 CASES = {

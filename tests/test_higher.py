@@ -14,13 +14,13 @@ from checking import by_operator, names_of
 from onnx import ModelProto, numpy_helper, parser
 
 import refgrad
-from refgrad import registry
 from refgrad.backends import get_backend
 from refgrad.cli import main
 from refgrad.conformance.case import Case
-from refgrad.conformance.differences import directional
-from refgrad.conformance.feeds import is_float, widened
+from refgrad.conformance.oracles.central import directional
+from refgrad.conformance.questions.feeds import is_float, widened
 from refgrad.errors import NoGradientError, OptionError, RefgradError, UnknownNameError
+from refgrad.tables import registry
 
 Arrays = dict[str, np.ndarray]
 ROUNDED = 1e-12  # of the identity in float64, relative to the sizes of what is added up

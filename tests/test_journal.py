@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from refgrad.conformance.journal import Journal
-from refgrad.conformance.verdicts import Row
+from refgrad.conformance.judging.verdicts import Row
+from refgrad.conformance.running.journal import Journal
 from refgrad.errors import JournalError
 
 SETTINGS = {"seed": 0, "builders": ("refgrad",)}

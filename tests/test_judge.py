@@ -8,14 +8,14 @@ import numpy as np
 import onnx.parser
 import pytest
 
-from refgrad.conformance import runner
-from refgrad.conformance.builders import build
 from refgrad.conformance.case import Case, node_case
-from refgrad.conformance.executors import run
-from refgrad.conformance.judge import Candidate, judge
+from refgrad.conformance.judging.judge import Candidate, judge
 from refgrad.conformance.oracles import Directional, Elementwise, Property, Silent
-from refgrad.conformance.question import ask
-from refgrad.conformance.runner import ORACLES
+from refgrad.conformance.questions.question import ask
+from refgrad.conformance.running import runner
+from refgrad.conformance.running.builders import build
+from refgrad.conformance.running.executors import run
+from refgrad.conformance.running.runner import ORACLES
 
 RNG = np.random.default_rng(3)
 CASE = node_case("MatMul", *(RNG.standard_normal((3, 3)).astype(np.float32) for _ in "AB"), opset=21)

@@ -10,11 +10,11 @@ import onnx
 import pytest
 
 import refgrad
-from refgrad import ortbuilder
 from refgrad.backends import available, get_backend
 from refgrad.conformance.case import Case, node_case
 from refgrad.conformance.cases.kinks import at
-from refgrad.kinks import CONVENTIONS, KINKS, Kink, Point
+from refgrad.tables.kinks import CONVENTIONS, KINKS, Kink, Point
+from refgrad.transforms import ortbuilder
 
 
 def case(kink: Kink, dtype: type = np.float64) -> Case:

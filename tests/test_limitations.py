@@ -2,8 +2,8 @@
 
 import pytest
 
-from refgrad.conformance.limitations import Limitation, Limitations
-from refgrad.conformance.verdicts import AGREED, INCONCLUSIVE, REFUSED, UNSUPPORTED, WRONG, Row
+from refgrad.conformance.judging.verdicts import AGREED, INCONCLUSIVE, REFUSED, UNSUPPORTED, WRONG, Row
+from refgrad.conformance.running.limitations import Limitation, Limitations
 from refgrad.errors import LimitationsError
 
 OPERATORS = {"Conv-1": "Conv", "Conv-2": "Conv", "Mul-1": "Mul"}

@@ -41,10 +41,10 @@ import refgrad
 from refgrad.conformance.case import Case as Model
 from refgrad.conformance.cases import every_case
 from refgrad.errors import BackendError, BuilderError, InvalidModelError, LoweringError
-from refgrad.functions import OPERATORS
 from refgrad.lowering.microsoft import FORMS, form
-from refgrad.ortbuilder import Builders, depends_on
-from refgrad.protos import graphs
+from refgrad.protos.walk import graphs
+from refgrad.tables.schemas import OPERATORS
+from refgrad.transforms.ortbuilder import Builders, depends_on
 
 # A primitive may have another order of summation than the kernel: 1e-6 of the largest element, and as much in the others.
 TOLERANCE = {np.float32: 1e-6, np.float64: 1e-13, np.float16: 2e-3}

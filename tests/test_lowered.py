@@ -11,7 +11,7 @@ import pytest
 import refgrad
 from refgrad.backends import available, get_backend
 from refgrad.conformance import parity
-from refgrad.conformance.feeds import widened
+from refgrad.conformance.questions.feeds import widened
 
 KEPT = os.environ.get("REFGRAD_PARITY")  # tests/test_parity.py writes it, where the training wheel is installed
 pytestmark = pytest.mark.skipif(not KEPT, reason="REFGRAD_PARITY is not set")

@@ -1,4 +1,4 @@
-"""The judge notices what is wrong: a sample of `refgrad.conformance.mutants`, and the survivors of the whole survey."""
+"""The judge notices what is wrong: a sample of the mutants, and the survivors of the whole survey."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from refgrad.conformance import mutants, verdicts
-from refgrad.conformance.judge import Candidate, Trial
-from refgrad.conformance.mutants import Mutant, ruled, survey
-from refgrad.conformance.survivors import EQUIVALENT
-from refgrad.conformance.verdicts import Row
+from refgrad.conformance.judging import verdicts
+from refgrad.conformance.judging.judge import Candidate, Trial
+from refgrad.conformance.judging.verdicts import Row
+from refgrad.conformance.mutating import mutants
+from refgrad.conformance.mutating.mutants import Mutant, ruled, survey
+from refgrad.conformance.mutating.survivors import EQUIVALENT
 from refgrad.errors import OptionError
-from refgrad.registry import RULES
+from refgrad.tables.registry import RULES
 
 RESULTS = Path(__file__).parent.parent / "benchmarks" / "results" / "mutants.json"
 SAMPLE = ("MatMul", "Softmax", "CumSum", "Sub")

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from refgrad.backends import available, get_backend
-from refgrad.conformance.nodemodels import TOLERANCE, NodeModel, departure, excluded, node_models, wrong
+from refgrad.conformance.running.nodemodels import TOLERANCE, NodeModel, departure, excluded, node_models, wrong
 from refgrad.errors import BackendError, RefgradError
-from refgrad.registry import RULES, STRUCTURES, rule
+from refgrad.tables.registry import RULES, STRUCTURES, rule
 
 MODELS = node_models()
 JUDGED = [test for test in MODELS if excluded(test) is None]

@@ -12,10 +12,10 @@ from listings import GRADIENT, GRADIENT_OF_LOSS
 from onnx import GraphProto, TensorProto, helper, numpy_helper
 
 import refgrad
-from refgrad import demo
 from refgrad.backends import available, get_backend
-from refgrad.conformance.structure import compare
+from refgrad.conformance.parity.structure import compare
 from refgrad.errors import BackendError
+from refgrad.show import demo
 
 PRINTED = {
     "x_grad": [[2, 1.33332], [54, 3.99996], [2.66666, 33.777676], [59.999943, 84.44432], [356.99966, 517.9994]],

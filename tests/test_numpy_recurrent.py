@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import helper
 
-from refgrad import ortbuilder
 from refgrad.backends import available, get_backend
-from refgrad.conformance.differences import directional
+from refgrad.conformance.oracles.central import directional
 from refgrad.errors import BackendError
+from refgrad.transforms import ortbuilder
 
 NUMPY = get_backend("numpy")
 # The training build is of an older version, with other defaults in RNN and nothing written for a sequence of length 0.

@@ -18,8 +18,8 @@ from onnx.backend.test import loader
 from refgrad.backends import onnx_backend
 from refgrad.backends.numpy import registry
 from refgrad.backends.onnx_backend import OnnxBackend
-from refgrad.conformance import backendtests
-from refgrad.conformance.backendtests import KINDS, LEFT_OUT, RANDOM, backend_tests
+from refgrad.conformance.exporting import backendtests
+from refgrad.conformance.exporting.backendtests import KINDS, LEFT_OUT, RANDOM, backend_tests
 from refgrad.errors import BackendError, FeedError, OptionError
 
 README = (Path(__file__).parent.parent / "README.md").read_text()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import onnx
 import pytest
 
-from refgrad import registry
-from refgrad.functions import OPERATORS
-from refgrad.operators import TAGS, against_tags, classify, operators
+from refgrad.tables import registry
+from refgrad.tables.operators import TAGS, against_tags, classify, operators
+from refgrad.tables.schemas import OPERATORS
 
 SCHEMAS = sorted((schema.domain, schema.name) for schema in onnx.defs.get_all_schemas())
 
@@ -42,5 +42,5 @@ def test_an_operator_differentiated_through_its_body_has_one(key: tuple[str, str
 
 def test_the_tags_of_the_schemas_are_followed_or_a_reason_is_written() -> None:
     found = against_tags()
-    assert not set(found) - set(TAGS), "say why in refgrad.operators.TAGS"
+    assert not set(found) - set(TAGS), "say why in refgrad.tables.operators.TAGS"
     assert not set(TAGS) - set(found), "these reasons are of no use any more"

@@ -12,19 +12,19 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, parser
 
-from refgrad.conformance.builders import build
 from refgrad.conformance.case import Case
 from refgrad.conformance.cases import every_case
-from refgrad.conformance.differences import directional
 from refgrad.conformance.oracles import Built, Directional, Property, Silent, get_oracle, oracles
 from refgrad.conformance.oracles.analytic import FORWARDS, KNOWN, PARTS, STEADY, erf
+from refgrad.conformance.oracles.central import directional
 from refgrad.conformance.oracles.differences import STEPS, direction_at, forward
 from refgrad.conformance.oracles.field import Field
 from refgrad.conformance.oracles.program import Program
-from refgrad.conformance.point import ShapeMovedError
-from refgrad.conformance.question import Question, ask
+from refgrad.conformance.questions.point import ShapeMovedError
+from refgrad.conformance.questions.question import Question, ask
+from refgrad.conformance.running.builders import build
 from refgrad.errors import BackendError, FeedError, RefgradError
-from refgrad.registry import RULES
+from refgrad.tables.registry import RULES
 
 Arrays = dict[str, np.ndarray]
 

@@ -11,10 +11,10 @@ import numpy as np
 import onnx.parser
 import pytest
 
-from refgrad.conformance import runner
 from refgrad.conformance.case import Case, node_case
 from refgrad.conformance.oracles import Directional, Elementwise, Evidence, Silent, get_oracle
-from refgrad.conformance.question import Question, ask
+from refgrad.conformance.questions.question import Question, ask
+from refgrad.conformance.running import runner
 from refgrad.worker import Worker
 
 FOREIGN = ("torch", "onnxruntime", "onnx-ad")
@@ -192,7 +192,7 @@ def test_what_is_missing_is_said(oracle: str) -> None:
 
 def torch_table(monkeypatch: pytest.MonkeyPatch, op_type: str, function: Any) -> None:
     pytest.importorskip("torch")
-    from refgrad.conformance.torch_table import TABLE
+    from refgrad.conformance.oracles.tables.torch_table import TABLE
 
     monkeypatch.setitem(TABLE, op_type, function)
 

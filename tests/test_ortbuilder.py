@@ -6,9 +6,9 @@ import onnx
 import pytest
 from onnx import ModelProto
 
-from refgrad import ortbuilder
 from refgrad.errors import BuilderError
-from refgrad.ortbuilder import Builders
+from refgrad.transforms import ortbuilder
+from refgrad.transforms.ortbuilder import Builders
 
 needs_training = pytest.mark.skipif(not ortbuilder.available(), reason="needs onnxruntime-training")
 

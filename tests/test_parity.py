@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from refgrad import ortbuilder
 from refgrad.conformance import parity
 from refgrad.conformance.case import Case, node_case
 from refgrad.conformance.departures import KINDS, every_departure
 from refgrad.errors import BuilderError
-from refgrad.ortbuilder import Builders
+from refgrad.transforms import ortbuilder
+from refgrad.transforms.ortbuilder import Builders
 from refgrad.worker import Worker
 
 pytestmark = pytest.mark.skipif(not ortbuilder.available(), reason="needs onnxruntime-training")

@@ -11,7 +11,7 @@ import pytest
 from checking import assert_gradient
 
 from refgrad.conformance.case import Case, node_case
-from refgrad.registry import RULES, rule
+from refgrad.tables.registry import RULES, rule
 
 
 def numbers(*shape: int) -> np.ndarray:

@@ -9,16 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from refgrad.conformance import runner, verdicts
-from refgrad.conformance.builders import build
 from refgrad.conformance.case import Case
 from refgrad.conformance.cases.control_flow import IFS, LOOPS, SCANS, Row, flow
-from refgrad.conformance.judge import Candidate, judge
+from refgrad.conformance.judging import verdicts
+from refgrad.conformance.judging.judge import Candidate, judge
 from refgrad.conformance.oracles import Evidence
-from refgrad.conformance.point import in_float64
-from refgrad.conformance.question import ask
-from refgrad.emit import Emitter
+from refgrad.conformance.questions.point import in_float64
+from refgrad.conformance.questions.question import ask
+from refgrad.conformance.running import runner
+from refgrad.conformance.running.builders import build
 from refgrad.errors import RefgradError
+from refgrad.reverse.emit import Emitter
 from refgrad.rules.control_flow import If, Loop, Scan
 
 Patch = pytest.MonkeyPatch

@@ -17,9 +17,9 @@ from onnx import TensorProto, helper, numpy_helper
 import refgrad
 from refgrad import recipes
 from refgrad.backends import available, get_backend
-from refgrad.backward import names_in
 from refgrad.cli import main
 from refgrad.errors import InvalidModelError, NoGradientError, OptionError, UnknownNameError
+from refgrad.reverse.gradient import names_in
 
 PAGE = Path(__file__).parent.parent / "docs" / "recipes.md"
 BACKENDS = [name for name in ("numpy", "ort-cpu") if name in available()]

@@ -14,12 +14,12 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 from runtime import RUNTIME, needs_runtime
 
 import refgrad
-from refgrad import recompute as repetition
 from refgrad.backends import get_backend
 from refgrad.cli import main
 from refgrad.errors import BackendError, OptionError, UnknownNameError
-from refgrad.graph import Graph
-from refgrad.recompute import segments
+from refgrad.reverse import recompute as repetition
+from refgrad.reverse.graph import Graph
+from refgrad.reverse.recompute import segments
 
 HEAD = '<ir_version: 10, opset_import: ["": 20]>'
 

@@ -7,19 +7,19 @@ import onnx
 import pytest
 
 import refgrad
-from refgrad import registry
 from refgrad.conformance.case import node_case
 from refgrad.errors import RuleError
 from refgrad.extend import lowering, rule
-from refgrad.primitives import PRIMITIVES
+from refgrad.tables import registry
+from refgrad.tables.primitives import PRIMITIVES
 
 
 @pytest.fixture(autouse=True)
 def _as_before(monkeypatch):
     """Whatever a test registers is forgotten after it."""
     monkeypatch.setattr(registry, "RULES", dict(registry.RULES))
-    monkeypatch.setattr("refgrad.path.RULES", registry.RULES)
-    monkeypatch.setattr("refgrad.sweep.RULES", registry.RULES)
+    monkeypatch.setattr("refgrad.reverse.path.RULES", registry.RULES)
+    monkeypatch.setattr("refgrad.reverse.sweep.RULES", registry.RULES)
 
 
 def test_a_misspelt_parameter_is_refused_with_the_names_of_the_schema():

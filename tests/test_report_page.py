@@ -12,9 +12,9 @@ from onnx.printer import to_text
 from reporting import HOSTILE, MODEL, PAIRS, RESULTS, made
 
 from refgrad.conformance.case import Case
-from refgrad.conformance.reports import write
-from refgrad.conformance.reports.tally import MARKS
-from refgrad.conformance.verdicts import AGREED, REFUSED, WRONG
+from refgrad.conformance.judging.verdicts import AGREED, REFUSED, WRONG
+from refgrad.conformance.reporting import write
+from refgrad.conformance.reporting.tally import MARKS
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 

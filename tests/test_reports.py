@@ -15,11 +15,7 @@ from reporting import HOSTILE, MODEL, PAIRS, RESULTS, VERSIONS, made
 from rich.console import Console
 
 from refgrad.conformance.case import Case
-from refgrad.conformance.reports import WRITERS, html, junit, markdown, write
-from refgrad.conformance.reports.tally import MARKS, by_operator, totals
-from refgrad.conformance.reports.terminal import show
-from refgrad.conformance.results import LETTERS, About, Results, load, merge
-from refgrad.conformance.verdicts import (
+from refgrad.conformance.judging.verdicts import (
     AGREED,
     CONVENTION,
     FAULTS,
@@ -30,6 +26,10 @@ from refgrad.conformance.verdicts import (
     WRONG,
     Row,
 )
+from refgrad.conformance.reporting import WRITERS, html, junit, markdown, write
+from refgrad.conformance.reporting.tally import MARKS, by_operator, totals
+from refgrad.conformance.reporting.terminal import show
+from refgrad.conformance.running.results import LETTERS, About, Results, load, merge
 from refgrad.errors import OptionError, OutputFileError, ResultsError
 
 

@@ -5,11 +5,11 @@ import pytest
 from checking import assert_gradient, assert_second_derivative
 
 import refgrad
-from refgrad import ortbuilder
 from refgrad.backends import get_backend
 from refgrad.conformance.case import SHAPES, Case, node_case
 from refgrad.conformance.cases.arithmetic import cases
-from refgrad.registry import DIALECTS
+from refgrad.tables.registry import DIALECTS
+from refgrad.transforms import ortbuilder
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)

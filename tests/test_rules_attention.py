@@ -5,11 +5,11 @@ import pytest
 from checking import assert_gradient
 
 import refgrad
-from refgrad import ortbuilder
 from refgrad.backends import available, get_backend
 from refgrad.conformance.case import Case, node_case
 from refgrad.conformance.cases.attention import RECURRENCES, attention, cases, numbers, recurrence
-from refgrad.registry import DIALECTS
+from refgrad.tables.registry import DIALECTS
+from refgrad.transforms import ortbuilder
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)

@@ -15,10 +15,10 @@ from refgrad.backends import get_backend
 from refgrad.conformance.case import Case, node_case
 from refgrad.conformance.cases.contrib import cases
 from refgrad.errors import BackendError, InvalidModelError, NoGradientError
-from refgrad.explain import explain
-from refgrad.functions import MICROSOFT, OPERATORS, Type, call_functions, find_schema
-from refgrad.inlining import inline_functions
-from refgrad.registry import DIALECTS
+from refgrad.protos.inlining import inline_functions
+from refgrad.show.explain import explain
+from refgrad.tables.registry import DIALECTS
+from refgrad.tables.schemas import MICROSOFT, OPERATORS, Type, call_functions, find_schema
 
 CASES = list(cases())
 RNG = np.random.default_rng(0)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from refgrad.conformance.case import SHAPES, Case, node_case
 from refgrad.conformance.cases.convolution import cases
-from refgrad.registry import DIALECTS
+from refgrad.tables.registry import DIALECTS
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)

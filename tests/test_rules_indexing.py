@@ -14,7 +14,7 @@ from refgrad.backends import get_backend
 from refgrad.conformance.case import SHAPES, Case, node_case
 from refgrad.conformance.cases.indexing import cases
 from refgrad.conformance.cases.shape import ints, numbers
-from refgrad.registry import DIALECTS
+from refgrad.tables.registry import DIALECTS
 
 SEARCH = settings(max_examples=30, derandomize=True, deadline=None)
 KINDS = [np.float16, ml_dtypes.bfloat16, np.float64]

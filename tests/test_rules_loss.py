@@ -8,7 +8,7 @@ import refgrad
 from refgrad.backends import get_backend
 from refgrad.conformance.case import Case, node_case
 from refgrad.conformance.cases.loss import cases
-from refgrad.registry import DIALECTS
+from refgrad.tables.registry import DIALECTS
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)

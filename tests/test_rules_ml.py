@@ -16,7 +16,7 @@ from refgrad.backends import get_backend
 from refgrad.conformance.case import Case
 from refgrad.conformance.cases.ml import ML, cases
 from refgrad.errors import BackendError, NoGradientError
-from refgrad.registry import BODY
+from refgrad.tables.registry import BODY
 
 CASES = list(cases())
 

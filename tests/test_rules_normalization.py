@@ -13,7 +13,7 @@ from onnx import TensorProto
 
 from refgrad.conformance.case import SHAPES, Case, node_case
 from refgrad.conformance.cases.normalization import batch, cases, layer, numbers
-from refgrad.registry import DIALECTS
+from refgrad.tables.registry import DIALECTS
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)

@@ -14,7 +14,7 @@ import refgrad
 from refgrad.backends import get_backend
 from refgrad.conformance.case import SHAPES, Case, node_case
 from refgrad.conformance.cases.pooling import cases
-from refgrad.registry import DIALECTS
+from refgrad.tables.registry import DIALECTS
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)

@@ -14,7 +14,7 @@ import refgrad
 from refgrad.backends import available, get_backend
 from refgrad.conformance.case import Case
 from refgrad.conformance.cases.quantization import cases, chain, rounded
-from refgrad.conformance.differences import directional
+from refgrad.conformance.oracles.central import directional
 from refgrad.errors import BackendError, NoGradientError, OptionError
 
 STRAIGHT = ("straight-through", "clipped")

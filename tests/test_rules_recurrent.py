@@ -14,12 +14,12 @@ import pytest
 from checking import assert_gradient
 
 import refgrad
-from refgrad import ortbuilder
 from refgrad.backends import available, get_backend
 from refgrad.conformance.case import SHAPES, Case
 from refgrad.conformance.cases.recurrent import GATES, OPTIONAL, apart, cases, recurrent
 from refgrad.errors import NoGradientError, RuleError
-from refgrad.registry import DIALECTS, LOWERINGS
+from refgrad.tables.registry import DIALECTS, LOWERINGS
+from refgrad.transforms import ortbuilder
 
 PLAIN = ("sequence_lens", "P")  # what ONNX Runtime's training kernels do not read
 KERNELS = {"GRU": ("GRUTraining", "GRUGrad"), "LSTM": ("LSTMTraining", "LSTMGrad")}

@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 from checking import assert_gradient
 
-from refgrad import ortbuilder
 from refgrad.conformance.case import Case
 from refgrad.conformance.cases.reduction import cases
+from refgrad.transforms import ortbuilder
 
 CASES = list(cases())
 

@@ -14,9 +14,9 @@ from runtime import RUNTIME
 
 import refgrad
 from refgrad.backends import get_backend
-from refgrad.backward import names_in
 from refgrad.errors import InvalidModelError, NoGradientError, UnknownNameError
-from refgrad.registry import RULES, rule
+from refgrad.reverse.gradient import names_in
+from refgrad.tables.registry import RULES, rule
 
 NUMPY = get_backend("numpy")
 STEP = 1e-5

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import refgrad
 from refgrad.conformance.case import SHAPES, Case, node_case
 from refgrad.conformance.cases.shape import cases, ints, numbers
-from refgrad.registry import DIALECTS
+from refgrad.tables.registry import DIALECTS
 
 SEARCH = settings(max_examples=25, derandomize=True, deadline=None)
 KINDS = [np.float16, ml_dtypes.bfloat16, np.float64]

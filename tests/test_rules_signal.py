@@ -13,7 +13,7 @@ from refgrad.backends import get_backend
 from refgrad.conformance.case import SHAPES, Case, node_case
 from refgrad.conformance.cases.shape import numbers
 from refgrad.conformance.cases.signal import cases
-from refgrad.registry import DIALECTS
+from refgrad.tables.registry import DIALECTS
 
 CASES = list(cases())
 

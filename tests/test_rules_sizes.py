@@ -7,7 +7,7 @@ from checking import assert_gradient, by_operator
 from onnx import ModelProto
 
 from refgrad.conformance.case import Case
-from refgrad.conformance.feeds import is_float
+from refgrad.conformance.questions.feeds import is_float
 
 FEW = 3  # cases of an operator with an unknown batch
 

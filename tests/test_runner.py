@@ -15,10 +15,10 @@ import onnx.parser
 import pytest
 
 from refgrad.conformance.case import Case, node_case
-from refgrad.conformance.journal import Journal
-from refgrad.conformance.runner import Plan, in_lanes
-from refgrad.conformance.sources import select, tables
-from refgrad.conformance.suite import run_suite
+from refgrad.conformance.running.journal import Journal
+from refgrad.conformance.running.runner import Plan, in_lanes
+from refgrad.conformance.running.sources import select, tables
+from refgrad.conformance.running.suite import run_suite
 from refgrad.errors import OptionError
 from refgrad.worker import Worker
 

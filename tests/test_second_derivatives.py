@@ -8,7 +8,7 @@ from checking import assert_second_derivative, by_operator
 
 from refgrad.conformance.case import SHAPES, Case, node_case
 from refgrad.conformance.cases.normalization import batch, layer
-from refgrad.conformance.feeds import is_float
+from refgrad.conformance.questions.feeds import is_float
 
 FEW = 3  # cases of an operator, spread over its table
 LARGE = 300  # elements of an input; more make the second derivative slow and prove nothing more

@@ -11,11 +11,11 @@ import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 import refgrad
-from refgrad import demo
 from refgrad.backends import available, get_backend
-from refgrad.conformance.feeds import random_feeds
+from refgrad.conformance.questions.feeds import random_feeds
 from refgrad.errors import InvalidModelError, OptionError, RefgradError, UnknownNameError
-from refgrad.protos import graphs
+from refgrad.protos.walk import graphs
+from refgrad.show import demo
 
 
 def _parse(text: str, ir_version: int = 10) -> ModelProto:
@@ -180,7 +180,7 @@ def test_what_nothing_defines_has_one_name_everywhere():
 
 def test_a_wrong_renaming_is_noticed(monkeypatch):
     """A subgraph that keeps its names: what it captures has another one."""
-    monkeypatch.setattr(refgrad.selection, "subgraphs", lambda attribute: ())
+    monkeypatch.setattr(refgrad.transforms.selection, "subgraphs", lambda attribute: ())
     with pytest.raises(onnx.checker.ValidationError):
         test_a_renamed_model_computes_the_same("branches", "numpy")
 
@@ -432,6 +432,6 @@ def test_only_models_are_renamed():
 
 def test_a_wrong_selection_is_noticed(monkeypatch):
     """Without what subgraphs capture, a node that they need is missing."""
-    monkeypatch.setattr(refgrad.selection, "captured", lambda graph: ())
+    monkeypatch.setattr(refgrad.transforms.selection, "captured", lambda graph: ())
     with pytest.raises((RefgradError, onnx.checker.ValidationError)):
         test_a_part_computes_what_the_model_computes_there("branches", ["y"], ["c", "x", "w"], "numpy")

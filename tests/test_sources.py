@@ -13,8 +13,8 @@ import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper, parser
 
 from refgrad.conformance.case import Case, node_case
-from refgrad.conformance.question import ask
-from refgrad.conformance.sources import (
+from refgrad.conformance.questions.question import ask
+from refgrad.conformance.running.sources import (
     DTYPES,
     NEWEST,
     at_opset,

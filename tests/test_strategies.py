@@ -16,12 +16,12 @@ from hypothesis import HealthCheck, Phase, find, given, seed, settings
 
 from refgrad.backends import get_backend
 from refgrad.conformance import Case, strategies
-from refgrad.conformance.builders import build
 from refgrad.conformance.oracles import Directional, get_oracle
-from refgrad.conformance.question import ask
-from refgrad.emit import Emitter
+from refgrad.conformance.questions.question import ask
+from refgrad.conformance.running.builders import build
 from refgrad.errors import OptionError, RefgradError
-from refgrad.registry import RULES, Rule
+from refgrad.reverse.emit import Emitter
+from refgrad.tables.registry import RULES, Rule
 
 QUICK = settings(
     max_examples=4,

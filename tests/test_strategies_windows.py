@@ -13,12 +13,12 @@ from onnx import helper
 
 from refgrad.backends import get_backend
 from refgrad.conformance import Case, strategies
-from refgrad.conformance.builders import build
 from refgrad.conformance.case import node_case
 from refgrad.conformance.oracles import Directional, get_oracle
-from refgrad.conformance.question import ask
+from refgrad.conformance.questions.question import ask
+from refgrad.conformance.running.builders import build
 from refgrad.errors import OptionError
-from refgrad.functions import MICROSOFT
+from refgrad.tables.schemas import MICROSOFT
 
 SEARCH = settings(
     max_examples=2000,

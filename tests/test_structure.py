@@ -8,9 +8,9 @@ import pytest
 from onnx import ModelProto, helper, numpy_helper
 
 import refgrad
-from refgrad import demo
-from refgrad.conformance.structure import EXCUSES, compare
+from refgrad.conformance.parity.structure import EXCUSES, compare
 from refgrad.errors import InvalidModelError, OptionError
+from refgrad.show import demo
 
 HEAD = '<ir_version: 10, opset_import: ["": 18, "com.microsoft": 1]> g (float[N, 3] x, float[3] b)'
 

@@ -13,8 +13,8 @@ from listings import BRANCHES, GRADIENT, GRADIENT_OF_LOSS, REGRESSION, assert_do
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 import refgrad
-from refgrad import demo, text
 from refgrad.errors import InvalidModelError
+from refgrad.show import demo, text
 
 
 def _node(line: str) -> onnx.NodeProto:

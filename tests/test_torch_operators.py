@@ -9,14 +9,14 @@ import pytest
 from checking import by_operator
 
 from refgrad.backends import get_backend
-from refgrad.conformance.builders import build
 from refgrad.conformance.case import Case
-from refgrad.conformance.feeds import is_float
 from refgrad.conformance.oracles import Elementwise, get_oracle
-from refgrad.conformance.question import ask
+from refgrad.conformance.questions.feeds import is_float
+from refgrad.conformance.questions.question import ask
+from refgrad.conformance.running.builders import build
 
 pytest.importorskip("torch")
-from refgrad.conformance.torch_table import TABLE
+from refgrad.conformance.oracles.tables.torch_table import TABLE
 
 CASES = by_operator(lambda case: case.static and all(array.size for array in case.feeds.values() if is_float(array)))
 

@@ -10,9 +10,9 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from refgrad.conformance.case import Case
 from refgrad.conformance.cases.quantization import rounded
-from refgrad.conformance.check import AGREED, DISAGREED, FAILED, check
-from refgrad.conformance.feeds import is_float
-from refgrad.registry import BODY, RULES
+from refgrad.conformance.judging.check import AGREED, DISAGREED, FAILED, check
+from refgrad.conformance.questions.feeds import is_float
+from refgrad.tables.registry import BODY, RULES
 
 TYPES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 FEW = 3  # cases of an operator, spread over its table

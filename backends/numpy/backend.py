@@ -23,7 +23,7 @@ from refgrad.backends.numpy.memory import WATCH, Progress, Watch
 from refgrad.backends.numpy.plan import plan_function, plan_graph
 from refgrad.backends.numpy.precision import Declared, Float64, Rounded
 from refgrad.errors import OptionError
-from refgrad.inlining import inline_functions
+from refgrad.protos.inlining import inline_functions
 
 _PRECISIONS = {None: Declared, "float64": Float64}
 

@@ -11,7 +11,7 @@ import onnx
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from refgrad.conformance.case import SHAPES, Case
-from refgrad.protos import graphs
+from refgrad.protos.walk import graphs
 
 # What is fed: the shape of a float, or the array itself.
 Feeds: TypeAlias = Mapping[str, tuple[int, ...] | np.ndarray]

@@ -1,4 +1,4 @@
-"""Every operator at its kinks, as `refgrad.kinks` has them, and right beside them, where it has a derivative."""
+"""Every operator at its kinks, as `refgrad.tables.kinks` has them, and right beside them, where it has a derivative."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from refgrad.conformance.case import Case, node_case
-from refgrad.kinks import KINKS, Kink
+from refgrad.tables.kinks import KINKS, Kink
 
 BESIDE = 0.125
 INWARD = ("Asin", "Acos", "Atanh")  # defined between the kinks alone

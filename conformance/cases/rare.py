@@ -11,7 +11,7 @@ from onnx import TensorProto
 
 from refgrad.conformance.case import Case, node_case
 from refgrad.conformance.cases.degenerate import NEWEST, i, x
-from refgrad.functions import MICROSOFT
+from refgrad.tables.schemas import MICROSOFT
 
 _MICROSOFT = {"domain": MICROSOFT, "opset": 1}
 _ML = {"domain": "ai.onnx.ml", "opset": 1}

@@ -6,7 +6,7 @@ import importlib
 import pkgutil
 from functools import cache
 
-from refgrad.conformance.oracles.evidence import (
+from refgrad.conformance.questions.evidence import (
     Built,
     Directional,
     Elementwise,

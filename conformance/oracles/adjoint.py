@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 
 import refgrad
-from refgrad.conformance.comparison import EXACT
-from refgrad.conformance.differences import one_sided
 from refgrad.conformance.oracles.analytic import KinkError, NotAnalyticError
+from refgrad.conformance.oracles.central import one_sided
+from refgrad.conformance.oracles.comparison import EXACT
 from refgrad.conformance.oracles.complex_step import Tangent
 from refgrad.conformance.oracles.differences import STEPS, Forward, direction_at, forward
-from refgrad.conformance.oracles.evidence import Built, Oracle, Property, Silent
 from refgrad.conformance.oracles.field import ROUNDED, Field, product
-from refgrad.conformance.point import ShapeMovedError, in_float64, rms
-from refgrad.conformance.question import Question
+from refgrad.conformance.questions.evidence import Built, Oracle, Property, Silent
+from refgrad.conformance.questions.point import ShapeMovedError, in_float64, rms
+from refgrad.conformance.questions.question import Question
 from refgrad.errors import BackendError, RefgradError
 
 NAME = "adjoint"

@@ -16,8 +16,8 @@ import numpy as np
 
 from refgrad.conformance.case import qualified
 from refgrad.conformance.oracles.program import execute
-from refgrad.graph import captured
-from refgrad.protos import subgraphs
+from refgrad.protos.walk import subgraphs
+from refgrad.reverse.graph import captured
 
 STEP = 1e-20  # h: no difference is taken, so nothing cancels (Squire & Trapp 1998)
 

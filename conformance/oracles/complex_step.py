@@ -9,10 +9,10 @@ import numpy as np
 
 from refgrad.conformance.oracles.analytic import KNOWN, STEP, KinkError, NotAnalyticError, call
 from refgrad.conformance.oracles.differences import DIRECTIONS, STILL, direction_at
-from refgrad.conformance.oracles.evidence import COMPLEX_STEP, Directional, Evidence, Oracle, Silent
 from refgrad.conformance.oracles.program import ROUNDED, SAME, Program, departure, truth_of
-from refgrad.conformance.point import ShapeMovedError
-from refgrad.conformance.question import Question
+from refgrad.conformance.questions.evidence import COMPLEX_STEP, Directional, Evidence, Oracle, Silent
+from refgrad.conformance.questions.point import ShapeMovedError
+from refgrad.conformance.questions.question import Question
 from refgrad.errors import RefgradError
 
 NAME = COMPLEX_STEP

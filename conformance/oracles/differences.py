@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from refgrad.conformance.differences import Difference, directional
-from refgrad.conformance.oracles.evidence import Directional, Evidence, Oracle, Silent
-from refgrad.conformance.point import ShapeMovedError, in_float64, rms
-from refgrad.conformance.question import Question
+from refgrad.conformance.oracles.central import Difference, directional
+from refgrad.conformance.questions.evidence import Directional, Evidence, Oracle, Silent
+from refgrad.conformance.questions.point import ShapeMovedError, in_float64, rms
+from refgrad.conformance.questions.question import Question
 from refgrad.errors import BackendError
 
 NAME = "differences"

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from refgrad.backends import get_backend
-from refgrad.conformance.oracles.evidence import Built
-from refgrad.conformance.point import ShapeMovedError
-from refgrad.conformance.question import Question
+from refgrad.conformance.questions.evidence import Built
+from refgrad.conformance.questions.point import ShapeMovedError
+from refgrad.conformance.questions.question import Question
 
 ROUNDED = 50  # of 53 bits: a rounding that can be told from float64
 

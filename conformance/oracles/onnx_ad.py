@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from refgrad.conformance.builders import build, get_builder
-from refgrad.conformance.oracles.evidence import Evidence, Oracle, Silent, elements
-from refgrad.conformance.point import in_float64
-from refgrad.conformance.question import Question
+from refgrad.conformance.questions.evidence import Evidence, Oracle, Silent, elements
+from refgrad.conformance.questions.point import in_float64
+from refgrad.conformance.questions.question import Question
+from refgrad.conformance.running.builders import build, get_builder
 
 NAME = "onnx-ad"
 _TRUSTED = 1e-6  # relative: its constants are in the model's type

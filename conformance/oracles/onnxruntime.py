@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from refgrad.conformance.builders import build, get_builder
-from refgrad.conformance.executors import run
-from refgrad.conformance.oracles.evidence import Evidence, Oracle, Silent, elements
-from refgrad.conformance.point import rounding
-from refgrad.conformance.question import Question
+from refgrad.conformance.questions.evidence import Evidence, Oracle, Silent, elements
+from refgrad.conformance.questions.point import rounding
+from refgrad.conformance.questions.question import Question
+from refgrad.conformance.running.builders import build, get_builder
+from refgrad.conformance.running.executors import run
 from refgrad.errors import RefgradError
 
 NAME = "onnxruntime"

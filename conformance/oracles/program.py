@@ -17,14 +17,14 @@ from onnx.reference.op_run import OpRun
 from refgrad.backends.numpy.precision import Float64
 from refgrad.backends.numpy.registry import default_attributes
 from refgrad.conformance.case import qualified
-from refgrad.conformance.point import ShapeMovedError, in_float64, largest, with_defaults
-from refgrad.conformance.question import Question
+from refgrad.conformance.questions.point import ShapeMovedError, in_float64, largest, with_defaults
+from refgrad.conformance.questions.question import Question
 from refgrad.errors import BackendError, RefgradError
-from refgrad.functions import OPERATORS, call_functions
-from refgrad.graph import FLOATS, infer, type_of
-from refgrad.inlining import INLINED, inline_functions
-from refgrad.protos import import_domain, subgraphs, versions_of
-from refgrad.upgrade import upgrade
+from refgrad.protos.inlining import INLINED, inline_functions
+from refgrad.protos.upgrade import upgrade
+from refgrad.protos.walk import import_domain, subgraphs, versions_of
+from refgrad.reverse.graph import FLOATS, infer, type_of
+from refgrad.tables.schemas import OPERATORS, call_functions
 
 SAME = 1e-9  # two forwards compute one function: by how much they may differ, relative to the largest element
 ROUNDED = 1e-6  # the same with something in float32: a constant, or what an implementation works in

@@ -8,10 +8,10 @@ from dataclasses import replace
 from typing import Any
 
 from refgrad.conformance.oracles.differences import along
-from refgrad.conformance.oracles.evidence import Directional, Evidence, Oracle, Silent
 from refgrad.conformance.oracles.program import ROUNDED, SAME, Program, departure, truth_of
-from refgrad.conformance.point import ShapeMovedError
-from refgrad.conformance.question import Question
+from refgrad.conformance.questions.evidence import Directional, Evidence, Oracle, Silent
+from refgrad.conformance.questions.point import ShapeMovedError
+from refgrad.conformance.questions.question import Question
 from refgrad.errors import RefgradError
 
 NAME = "reference"

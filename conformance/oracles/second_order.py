@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 import refgrad
-from refgrad.conformance.differences import Difference, directional
+from refgrad.conformance.oracles.central import Difference, directional
 from refgrad.conformance.oracles.differences import STEPS, direction_at
-from refgrad.conformance.oracles.evidence import Built, Oracle, Property, Silent
 from refgrad.conformance.oracles.field import Field, product
-from refgrad.conformance.point import ShapeMovedError, in_float64
-from refgrad.conformance.question import Question
+from refgrad.conformance.questions.evidence import Built, Oracle, Property, Silent
+from refgrad.conformance.questions.point import ShapeMovedError, in_float64
+from refgrad.conformance.questions.question import Question
 from refgrad.errors import BackendError, RefgradError
 
 NAME = "second-order"

@@ -1,4 +1,4 @@
-"""torch.autograd in float64, for models of operators that `refgrad.conformance.torch_table` has."""
+"""torch.autograd in float64, for models of operators that `refgrad.conformance.oracles.tables.torch_table` has."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import onnx
 from onnx import NodeProto, numpy_helper
 
 from refgrad.backends.numpy import NumpyBackend
-from refgrad.conformance.feeds import is_float, widened
-from refgrad.conformance.oracles.evidence import Elementwise, Evidence, Oracle, Silent
-from refgrad.conformance.point import largest, with_defaults
-from refgrad.conformance.question import Question
+from refgrad.conformance.questions.evidence import Elementwise, Evidence, Oracle, Silent
+from refgrad.conformance.questions.feeds import is_float, widened
+from refgrad.conformance.questions.point import largest, with_defaults
+from refgrad.conformance.questions.question import Question
 from refgrad.errors import BackendError
-from refgrad.graph import captured
-from refgrad.protos import attribute_value, subgraphs, versions_of
+from refgrad.protos.walk import attribute_value, subgraphs, versions_of
+from refgrad.reverse.graph import captured
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -88,7 +88,7 @@ def _results(
     """What torch gives for the float outputs of a node."""
     import torch
 
-    from refgrad.conformance.torch_table import TABLE
+    from refgrad.conformance.oracles.tables.torch_table import TABLE
 
     if node.domain not in ("", "ai.onnx") or node.op_type not in TABLE:
         raise _SilentError(f"the table of torch functions has no {node.domain and node.domain + '.'}{node.op_type}")

@@ -12,15 +12,15 @@ import onnx
 from onnx import ModelProto, numpy_helper
 
 import refgrad
-from refgrad import demo
 from refgrad.conformance.case import Case
 from refgrad.conformance.parity.cases import float_inputs
 from refgrad.conformance.parity.pair import build
+from refgrad.conformance.parity.structure import compare
 from refgrad.conformance.parity.verdicts import Row, measure
-from refgrad.conformance.structure import compare
-from refgrad.graph import FLOATS
-from refgrad.ortbuilder import Builders
-from refgrad.selection import select_model_inputs_outputs
+from refgrad.reverse.graph import FLOATS
+from refgrad.show import demo
+from refgrad.transforms.ortbuilder import Builders
+from refgrad.transforms.selection import select_model_inputs_outputs
 from refgrad.worker import Worker
 
 

@@ -13,10 +13,10 @@ import refgrad
 from refgrad.backends import get_backend
 from refgrad.conformance.case import Case
 from refgrad.conformance.parity.cases import TRAINING_OUTPUTS, float_inputs
-from refgrad.functions import MICROSOFT
-from refgrad.graph import FLOATS, Graph, is_unnamed
-from refgrad.ortbuilder import Builders, readable
-from refgrad.protos import import_domain
+from refgrad.protos.walk import import_domain
+from refgrad.reverse.graph import FLOATS, Graph, is_unnamed
+from refgrad.tables.schemas import MICROSOFT
+from refgrad.transforms.ortbuilder import Builders, readable
 
 LOSS = "weighed_loss"
 

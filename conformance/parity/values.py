@@ -10,9 +10,9 @@ import numpy as np
 import onnx
 
 from refgrad.backends import get_backend
-from refgrad.conformance.differences import directional
-from refgrad.conformance.feeds import widened
+from refgrad.conformance.oracles.central import directional
 from refgrad.conformance.parity.pair import LOSS, Pair
+from refgrad.conformance.questions.feeds import widened
 from refgrad.errors import WorkerError
 from refgrad.worker import Worker
 

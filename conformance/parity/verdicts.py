@@ -14,10 +14,10 @@ from refgrad.conformance.departures import Departure, every_departure
 from refgrad.conformance.parity.cases import table
 from refgrad.conformance.parity.kept import Kept
 from refgrad.conformance.parity.pair import build
+from refgrad.conformance.parity.structure import EXCUSES, compare
 from refgrad.conformance.parity.values import compare_values
-from refgrad.conformance.structure import EXCUSES, compare
 from refgrad.errors import BuilderError, InvalidModelError
-from refgrad.ortbuilder import Builders
+from refgrad.transforms.ortbuilder import Builders
 from refgrad.worker import Worker
 
 

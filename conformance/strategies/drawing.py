@@ -26,7 +26,7 @@ from hypothesis.strategies import DrawFn, SearchStrategy
 
 from refgrad.conformance.case import SHAPES, Case, node_case
 from refgrad.errors import OptionError, choices
-from refgrad.functions import find_schema
+from refgrad.tables.schemas import find_schema
 
 T = TypeVar("T")
 Shape = tuple[int, ...]

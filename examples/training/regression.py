@@ -9,8 +9,9 @@ from __future__ import annotations
 import numpy as np
 
 import refgrad
-from refgrad import DerivativeOptions, demo
+from refgrad import DerivativeOptions
 from refgrad.backends import get_backend
+from refgrad.show import demo
 
 
 def main() -> None:

@@ -1,8 +1,6 @@
 """The rules, one short function per operator, a file per family. Importing this package registers them all."""
 
-from refgrad.functions import OPERATORS
 from refgrad.lowering import onnx, ort
-from refgrad.registry import BODY, RULES
 from refgrad.rules import (
     activation,
     arithmetic,
@@ -28,6 +26,8 @@ from refgrad.rules import (
     shape,
     signal,
 )
+from refgrad.tables.registry import BODY, RULES
+from refgrad.tables.schemas import OPERATORS
 
 __all__ = [
     "activation",

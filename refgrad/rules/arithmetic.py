@@ -7,9 +7,9 @@ import math
 import numpy as np
 from onnx import TensorProto
 
-from refgrad.emit import Emitter
-from refgrad.registry import rule
+from refgrad.reverse.emit import Emitter
 from refgrad.rules.quantization import within_range
+from refgrad.tables.registry import rule
 
 
 @rule("Add", broadcast=True)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from onnx import TensorProto
 
-from refgrad.emit import Emitter
-from refgrad.graph import SIXTEEN_BIT
 from refgrad.lowering.onnx.attention import (
     Heads,
     Mask,
@@ -27,8 +25,10 @@ from refgrad.lowering.onnx.attention import (
     times,
 )
 from refgrad.lowering.onnx.indexing import END
-from refgrad.registry import rule
+from refgrad.reverse.emit import Emitter
+from refgrad.reverse.graph import SIXTEEN_BIT
 from refgrad.rules.activation import swish_slope
+from refgrad.tables.registry import rule
 
 
 @rule("Attention")

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto
 
-from refgrad.emit import Emitter
-from refgrad.functions import MICROSOFT, Body, UnsupportedFormError, operator
-from refgrad.graph import SIXTEEN_BIT
 from refgrad.lowering.onnx.indexing import END
-from refgrad.registry import NO_DERIVATIVE, rule
+from refgrad.reverse.emit import Emitter
+from refgrad.reverse.graph import SIXTEEN_BIT
+from refgrad.tables.registry import NO_DERIVATIVE, rule
+from refgrad.tables.schemas import MICROSOFT, Body, UnsupportedFormError, operator
 
 Ints = Sequence[int]
 Floats = Sequence[float]

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from refgrad.emit import Emitter
 from refgrad.errors import RuleError
 from refgrad.lowering.onnx.convolution import spatial_rank
 from refgrad.lowering.onnx.windows import spatial
-from refgrad.registry import rule
+from refgrad.reverse.emit import Emitter
+from refgrad.tables.registry import rule
 
 Ints = Sequence[int] | None
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 from onnx import TensorProto
 
-from refgrad.emit import Emitter
-from refgrad.registry import rule
+from refgrad.reverse.emit import Emitter
+from refgrad.tables.registry import rule
 
 Move = Callable[..., str]
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from refgrad.emit import Emitter
 from refgrad.lowering.onnx.indexing import END, along, positions
-from refgrad.registry import rule
+from refgrad.reverse.emit import Emitter
+from refgrad.tables.registry import rule
 
 
 @rule("MatMul")

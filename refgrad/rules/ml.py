@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 from onnx import TensorProto
 
-from refgrad.functions import Body, UnsupportedFormError, operator
-from refgrad.registry import NO_DERIVATIVE
+from refgrad.tables.registry import NO_DERIVATIVE
+from refgrad.tables.schemas import Body, UnsupportedFormError, operator
 
 ML = "ai.onnx.ml"
 Ints = Sequence[int]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from refgrad.registry import BODY, NO_DERIVATIVE, ZERO
+from refgrad.tables.registry import BODY, NO_DERIVATIVE, ZERO
 
 _PIECEWISE = "piecewise constant: zero wherever it has a derivative"
 _SHAPE = "depends on the shape of its input, not on its values"

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 
 from onnx import TensorProto
 
-from refgrad.emit import Emitter
-from refgrad.graph import SIXTEEN_BIT
 from refgrad.lowering.onnx.normalization import (
     along,
     by_statistics,
@@ -18,7 +16,9 @@ from refgrad.lowering.onnx.normalization import (
     through_statistics,
     widest,
 )
-from refgrad.registry import rule
+from refgrad.reverse.emit import Emitter
+from refgrad.reverse.graph import SIXTEEN_BIT
+from refgrad.tables.registry import rule
 
 
 @rule("BatchNormalization")

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from onnx import TensorProto
 
-from refgrad.functions import Body, UnsupportedFormError, operator
-from refgrad.registry import NO_DERIVATIVE
+from refgrad.tables.registry import NO_DERIVATIVE
+from refgrad.tables.schemas import Body, UnsupportedFormError, operator
 
 TRAINING = "ai.onnx.preview.training"
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from refgrad.emit import Emitter
 from refgrad.lowering.onnx.pooling import over_windows
 from refgrad.lowering.onnx.windows import make_windows
-from refgrad.registry import rule
+from refgrad.reverse.emit import Emitter
+from refgrad.tables.registry import rule
 
 Ints = Sequence[int] | None
 

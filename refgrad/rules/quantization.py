@@ -14,10 +14,10 @@ import ml_dtypes
 import numpy as np
 from onnx import TensorProto, helper
 
-from refgrad.emit import Emitter
-from refgrad.graph import FLOATS
-from refgrad.registry import QUANTIZED, QUANTIZERS, rule
+from refgrad.reverse.emit import Emitter
+from refgrad.reverse.graph import FLOATS
 from refgrad.rules.linear import matmul
+from refgrad.tables.registry import QUANTIZED, QUANTIZERS, rule
 
 FLOAT = TensorProto.FLOAT
 INTEGERS = frozenset(getattr(TensorProto, sign + bits) for sign in ("INT", "UINT") for bits in ("2", "4", "8", "16"))

@@ -6,8 +6,8 @@ import math
 
 import numpy as np
 
-from refgrad.emit import Emitter
-from refgrad.registry import rule
+from refgrad.reverse.emit import Emitter
+from refgrad.tables.registry import rule
 
 
 @rule("ReduceSum", wrt=["data"])

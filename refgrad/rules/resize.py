@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto
 
-from refgrad.emit import Emitter
 from refgrad.lowering.onnx.indexing import join, part, product
-from refgrad.registry import QUANTIZED, rule
+from refgrad.reverse.emit import Emitter
+from refgrad.tables.registry import QUANTIZED, rule
 
 Ints = Sequence[int] | None
 

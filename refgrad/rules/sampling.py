@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from refgrad.emit import Emitter
-from refgrad.registry import rule
+from refgrad.reverse.emit import Emitter
+from refgrad.tables.registry import rule
 
 
 @rule("GridSample")

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 from onnx import GraphProto, TensorProto, TypeProto
 
-from refgrad.bodies import Body, Swept, formal
-from refgrad.containers import each, replace, sequence_type, shift, where_erased
-from refgrad.emit import Emitter
 from refgrad.errors import NoGradientError
-from refgrad.graph import Graph, Node, held_by
-from refgrad.registry import Passage, Structure, rule, structure
+from refgrad.reverse.bodies import Body, Swept, formal
+from refgrad.reverse.containers import each, replace, sequence_type, shift, where_erased
+from refgrad.reverse.emit import Emitter
+from refgrad.reverse.graph import Graph, Node, held_by
+from refgrad.tables.registry import Passage, Structure, rule, structure
 
 
 @rule("SequenceConstruct", wrt=["inputs"])

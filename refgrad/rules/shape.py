@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from refgrad.emit import Emitter
 from refgrad.lowering.onnx.indexing import join, put_back
-from refgrad.registry import rule
+from refgrad.reverse.emit import Emitter
+from refgrad.tables.registry import rule
 
 
 @rule("Reshape", wrt=["data"])

@@ -9,9 +9,9 @@ from __future__ import annotations
 import numpy as np
 from onnx import TensorProto
 
-from refgrad.emit import Emitter
 from refgrad.lowering.onnx.indexing import along, pad
-from refgrad.registry import rule
+from refgrad.reverse.emit import Emitter
+from refgrad.tables.registry import rule
 
 
 @rule("DFT", wrt=["input"])

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from onnx import ModelProto
 
-from refgrad.conformance.builders import build
 from refgrad.conformance.case import NODE, Case
-from refgrad.conformance.executors import run
 from refgrad.conformance.findings.finding import TRAINING, VERSIONS, Arrays, declared, equal, model
-from refgrad.conformance.question import Question
+from refgrad.conformance.questions.question import Question
+from refgrad.conformance.running.builders import build
+from refgrad.conformance.running.executors import run
 from refgrad.errors import WorkerError
 from refgrad.worker import Worker
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from refgrad.emit import Emitter
 from refgrad.lowering.microsoft.forms import as_scalar, form
+from refgrad.reverse.emit import Emitter
 
 
 @form("BroadcastGradientArgs", results="int64 int64")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from refgrad.emit import Emitter
 from refgrad.lowering.microsoft.forms import form
+from refgrad.reverse.emit import Emitter
 from refgrad.rules.convolution import conv_transpose
 
 _CONV: dict[str, Any] = {

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto
 
-from refgrad.emit import Emitter
-from refgrad.functions import MICROSOFT
-from refgrad.graph import MIN_OPSET, SIXTEEN_BIT, Node
+from refgrad.reverse.emit import Emitter
+from refgrad.reverse.graph import MIN_OPSET, SIXTEEN_BIT, Node
+from refgrad.tables.schemas import MICROSOFT
 
 Ints = Sequence[int] | None
 Floats = Sequence[float] | None

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from refgrad.emit import Emitter
 from refgrad.lowering.microsoft.forms import form
+from refgrad.reverse.emit import Emitter
 
 
 @form("SliceGrad", results="shape:dY")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from refgrad.emit import Emitter
 from refgrad.lowering.microsoft.forms import as_scalar, form, wide_type, widened
 from refgrad.lowering.onnx.loss import read_labels
 from refgrad.lowering.onnx.normalization import widest
+from refgrad.reverse.emit import Emitter
 
 
 @form("SoftmaxCrossEntropyLossGrad", results="log_prob")

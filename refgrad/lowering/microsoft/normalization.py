@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from refgrad.emit import Emitter
 from refgrad.lowering.microsoft.forms import form
 from refgrad.lowering.onnx.normalization import by_normalized, widest
+from refgrad.reverse.emit import Emitter
 
 
 @form("LayerNormalizationGrad", results="X scale scale")

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from refgrad.emit import Emitter
-from refgrad.functions import UnsupportedFormError
 from refgrad.lowering.microsoft.forms import form
+from refgrad.reverse.emit import Emitter
+from refgrad.tables.schemas import UnsupportedFormError
 
 _BOTH: dict[str, Any] = {
     "activation_alpha": None,

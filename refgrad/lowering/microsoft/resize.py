@@ -6,10 +6,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from refgrad.emit import Emitter
-from refgrad.functions import UnsupportedFormError
 from refgrad.lowering.microsoft.forms import Ints, form, widened
+from refgrad.reverse.emit import Emitter
 from refgrad.rules.resize import resize
+from refgrad.tables.schemas import UnsupportedFormError
 
 
 def _opset_of_resize(attributes: Mapping[str, Any]) -> int:

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto
 
-from refgrad.emit import Emitter
-from refgrad.functions import UnsupportedFormError
-from refgrad.graph import Node
 from refgrad.lowering.microsoft.forms import form
+from refgrad.reverse.emit import Emitter
+from refgrad.reverse.graph import Node
+from refgrad.tables.schemas import UnsupportedFormError
 
 
 @form("Trilu", results=":X")

@@ -8,11 +8,11 @@ from __future__ import annotations
 import numpy as np
 from onnx import TensorProto
 
-from refgrad.containers import for_each
-from refgrad.emit import Emitter
-from refgrad.functions import UnsupportedFormError
-from refgrad.graph import Node
 from refgrad.lowering.microsoft.forms import as_scalar, form, wide_type, widened
+from refgrad.reverse.containers import for_each
+from refgrad.reverse.emit import Emitter
+from refgrad.reverse.graph import Node
+from refgrad.tables.schemas import UnsupportedFormError
 
 
 def _flag(op: Emitter, node: Node, value: str | None, rank: int) -> str:

@@ -6,8 +6,8 @@ import math
 
 from onnx import TensorProto
 
-from refgrad.emit import Emitter
-from refgrad.registry import lowering
+from refgrad.reverse.emit import Emitter
+from refgrad.tables.registry import lowering
 
 _CUBIC = 0.044715  # of the tanh form of Gelu
 

@@ -6,9 +6,9 @@ from functools import lru_cache
 
 from onnx import TensorProto
 
-from refgrad.emit import Emitter
-from refgrad.graph import Dim, Shape
-from refgrad.registry import lowering
+from refgrad.reverse.emit import Emitter
+from refgrad.reverse.graph import Dim, Shape
+from refgrad.tables.registry import lowering
 
 
 @lowering("DivGrad")

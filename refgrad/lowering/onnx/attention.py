@@ -32,8 +32,8 @@ from functools import reduce
 import numpy as np
 from onnx import TensorProto, helper
 
-from refgrad.emit import Emitter
 from refgrad.lowering.onnx.indexing import join
+from refgrad.reverse.emit import Emitter
 
 Size = int | str  # a dimension: a number, or a tensor of one integer
 

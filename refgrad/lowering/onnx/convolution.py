@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from refgrad.emit import Emitter
 from refgrad.errors import RuleError
 from refgrad.lowering.onnx.windows import Windows, lay, make_windows, pad, spatial, typed
-from refgrad.registry import lowering
+from refgrad.reverse.emit import Emitter
+from refgrad.tables.registry import lowering
 
 Ints = Sequence[int] | None
 _FEW_WINDOWS = 64

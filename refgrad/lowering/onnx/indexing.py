@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from onnx import TensorProto
 
-from refgrad.emit import Emitter
-from refgrad.graph import SIXTEEN_BIT, Shape
-from refgrad.registry import lowering
+from refgrad.reverse.emit import Emitter
+from refgrad.reverse.graph import SIXTEEN_BIT, Shape
+from refgrad.tables.registry import lowering
 
 END = 2**63 - 1  # of a slice that goes as far as the axis
 _FAR = int(np.iinfo(np.int32).max)  # no axis is longer: the end of a slice that has none

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from onnx import TensorProto
 
-from refgrad.emit import Emitter
-from refgrad.graph import SIXTEEN_BIT
-from refgrad.registry import lowering
+from refgrad.reverse.emit import Emitter
+from refgrad.reverse.graph import SIXTEEN_BIT
+from refgrad.tables.registry import lowering
 
 
 @dataclass(frozen=True)

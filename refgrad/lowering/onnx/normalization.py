@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from onnx import TensorProto
 
-from refgrad.emit import Emitter
-from refgrad.registry import lowering
+from refgrad.reverse.emit import Emitter
+from refgrad.tables.registry import lowering
 
 
 @lowering("BatchStatistics")

@@ -13,9 +13,9 @@ from itertools import product as tuples
 import numpy as np
 from onnx import TensorProto
 
-from refgrad.emit import Emitter
 from refgrad.lowering.onnx.indexing import END, join, part, product
 from refgrad.lowering.onnx.windows import typed
+from refgrad.reverse.emit import Emitter
 
 _KEYS = -0.75  # the free parameter of the cubic of Keys (1981), as GridSample has it
 

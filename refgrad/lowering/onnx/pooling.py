@@ -8,10 +8,10 @@ from functools import reduce
 
 import numpy as np
 
-from refgrad.emit import Emitter
 from refgrad.lowering.onnx.indexing import add_at
 from refgrad.lowering.onnx.windows import Windows, lay, make_windows, ones, pad, spatial, typed
-from refgrad.registry import lowering
+from refgrad.reverse.emit import Emitter
+from refgrad.tables.registry import lowering
 
 Ints = Sequence[int] | None
 

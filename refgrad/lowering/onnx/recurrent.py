@@ -19,10 +19,10 @@ from dataclasses import dataclass
 import numpy as np
 import onnx
 
-from refgrad.emit import Emitter
 from refgrad.errors import RuleError, choices
-from refgrad.protos import attribute_value
-from refgrad.registry import RULES, lowering
+from refgrad.protos.walk import attribute_value
+from refgrad.reverse.emit import Emitter
+from refgrad.tables.registry import RULES, lowering
 
 Numbers = Sequence[float] | None
 Step = Callable[..., tuple[Sequence[str], Sequence[str]]]  # states and elements to states and elements

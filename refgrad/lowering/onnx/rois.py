@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import TensorProto
 
-from refgrad.emit import Emitter
 from refgrad.lowering.onnx.indexing import END, join, part, product
 from refgrad.lowering.onnx.points import from_rows, make_image, read_largest_adjoint, shaped
 from refgrad.lowering.onnx.windows import typed
+from refgrad.reverse.emit import Emitter
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 from onnx import TensorProto
 
-from refgrad.emit import Emitter
 from refgrad.lowering.onnx.indexing import join, part, product
 from refgrad.lowering.onnx.points import (
     from_rows,
@@ -23,7 +22,8 @@ from refgrad.lowering.onnx.points import (
 )
 from refgrad.lowering.onnx.rois import largest_adjoint, make_pixels, make_samples, mean_adjoint
 from refgrad.lowering.onnx.windows import typed
-from refgrad.registry import lowering
+from refgrad.reverse.emit import Emitter
+from refgrad.tables.registry import lowering
 
 Ints = Sequence[int] | None
 _MODES = {"bilinear": "linear", "bicubic": "cubic"}  # as they were called before opset 20

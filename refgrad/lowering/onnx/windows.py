@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import helper
 
-from refgrad.emit import Emitter
+from refgrad.reverse.emit import Emitter
 
 Ints = list[int]
 

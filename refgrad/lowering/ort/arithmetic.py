@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from refgrad.emit import Emitter
-from refgrad.graph import is_unnamed
 from refgrad.lowering.onnx.arithmetic import summed_axes
-from refgrad.registry import lowering
+from refgrad.reverse.emit import Emitter
+from refgrad.reverse.graph import is_unnamed
+from refgrad.tables.registry import lowering
 
 
 @lowering("BroadcastGradient", dialect="ort")

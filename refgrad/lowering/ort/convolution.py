@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from refgrad.emit import Emitter
 from refgrad.lowering.onnx.windows import spatial
 from refgrad.lowering.ort.kernels import SINGLE
 from refgrad.lowering.ort.windows import SAME, known_pads
-from refgrad.registry import lowering
+from refgrad.reverse.emit import Emitter
+from refgrad.tables.registry import lowering
 
 
 @lowering("ConvGrad", dialect="ort")

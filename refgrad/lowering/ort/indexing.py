@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from onnx import TensorProto
 
-from refgrad.emit import Emitter
 from refgrad.lowering.ort.kernels import WIDE
-from refgrad.registry import lowering
+from refgrad.reverse.emit import Emitter
+from refgrad.tables.registry import lowering
 
 _GATHERED = (*WIDE, TensorProto.FLOAT16)  # the types of the three kernels that undo a gathering
 

@@ -6,11 +6,11 @@ from string import ascii_uppercase
 
 from onnx import TensorProto
 
-from refgrad.emit import Emitter
-from refgrad.graph import is_unnamed
 from refgrad.lowering.onnx.arithmetic import summed_axes
 from refgrad.lowering.ort.arithmetic import summed_at_run_time
-from refgrad.registry import lowering
+from refgrad.reverse.emit import Emitter
+from refgrad.reverse.graph import is_unnamed
+from refgrad.tables.registry import lowering
 
 
 @lowering("FusedMatMul", dialect="ort")

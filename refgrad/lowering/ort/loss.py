@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from refgrad.emit import Emitter
-from refgrad.registry import lowering
+from refgrad.reverse.emit import Emitter
+from refgrad.tables.registry import lowering
 
 
 @lowering("SoftmaxCrossEntropyLossGrad", dialect="ort")

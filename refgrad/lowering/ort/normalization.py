@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from onnx import TensorProto
 
-from refgrad.emit import Emitter
-from refgrad.graph import Shape
 from refgrad.lowering.ort.kernels import SINGLE
-from refgrad.registry import lowering
+from refgrad.reverse.emit import Emitter
+from refgrad.reverse.graph import Shape
+from refgrad.tables.registry import lowering
 
 
 @lowering("BatchStatistics", dialect="ort")

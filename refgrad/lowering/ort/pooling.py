@@ -10,11 +10,11 @@ import numpy as np
 from onnx import TensorProto
 from onnx.helper import tensor_dtype_to_np_dtype
 
-from refgrad.emit import Emitter
 from refgrad.lowering.onnx.windows import make_windows, spatial
 from refgrad.lowering.ort.kernels import WIDE
 from refgrad.lowering.ort.windows import SAME, known_pads
-from refgrad.registry import lowering
+from refgrad.reverse.emit import Emitter
+from refgrad.tables.registry import lowering
 
 
 @lowering("MaxPoolGrad", dialect="ort")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from onnx import TensorProto
 
-from refgrad.emit import Emitter
-from refgrad.registry import lowering
+from refgrad.reverse.emit import Emitter
+from refgrad.tables.registry import lowering
 
 
 @lowering("FakeQuantGrad", dialect="ort")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from refgrad.emit import Emitter
 from refgrad.lowering.ort.kernels import SINGLE
-from refgrad.registry import lowering
+from refgrad.reverse.emit import Emitter
+from refgrad.tables.registry import lowering
 
 
 @lowering("Averaged", dialect="ort")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from refgrad.emit import Emitter
-from refgrad.functions import MICROSOFT
-from refgrad.graph import Shape, is_unnamed
 from refgrad.lowering.onnx.shape import same_or_known, tile_grad_at_run_time
-from refgrad.registry import lowering
+from refgrad.reverse.emit import Emitter
+from refgrad.reverse.graph import Shape, is_unnamed
+from refgrad.tables.registry import lowering
+from refgrad.tables.schemas import MICROSOFT
 
 
 @lowering("Alias", dialect="ort")

@@ -1,0 +1,1 @@
+"""The suite for others: as files, as tests of onnx.backend, as tests of pytest."""

@@ -1,0 +1,1 @@
+"""Is a gradient right?"""

@@ -1,0 +1,296 @@
+"""Is a gradient right? Every dialect on every backend, against differences and against the gradient in float64.
+
+Two questions are asked apart. Whether the mathematics is right: each dialect's gradient, run in float64 on the NumPy
+interpreter, against central differences along random directions, which know nothing of any rule. Whether a backend computes
+it: its gradient in the model's own types, element by element, against the float64 one. No error is judged by its size alone,
+but against what explains it: the error estimate of the differences, the rounding of the type, and how far the float64
+gradient itself moves when each intermediate result is rounded (which cancellation and kinks can make large).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from onnx import ModelProto
+
+from refgrad.backends import available, get_backend
+from refgrad.backends.base import ModelLike, check_feeds, load_model
+from refgrad.conformance.judging.verdicts import NO_KERNEL
+from refgrad.conformance.oracles.comparison import (
+    AGREED,
+    DISAGREED,
+    EXACT,
+    INCONCLUSIVE,
+    KINK,
+    Judged,
+    against_directions,
+    against_float64,
+    gravest,
+    kinks_of,
+    told_by_the_neighbour,
+)
+from refgrad.conformance.oracles.differences import NAME as DIFFERENCES
+from refgrad.conformance.oracles.differences import estimates
+from refgrad.conformance.questions.evidence import Directional, Evidence, Silent
+from refgrad.conformance.questions.feeds import SIZE
+from refgrad.conformance.questions.point import Point, Truth, by_name, in_float64, inputs_of, rounding, with_values
+from refgrad.conformance.questions.weights import randomize
+from refgrad.errors import BackendError, BuilderError, OptionError, RefgradError, choices
+from refgrad.reverse.gradient import gradient as differentiate
+from refgrad.tables.registry import DIALECTS
+from refgrad.transforms import ortbuilder
+from refgrad.worker import SECONDS
+
+FAILED, UNSUPPORTED = "failed", "not supported"
+WRONG_BUILDER = "onnxruntime is wrong"
+FLOAT64 = "float64"
+
+_FAULTS = (DISAGREED, FAILED)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One gradient as one witness computed it, against one oracle.
+
+    `absolute` and `relative` are the largest error over the elements (or the directions) and that error relative to the
+    largest element (or the norm); `allowed` is the largest relative error that rounding and the oracle explain. They are
+    None where nothing was compared.
+    """
+
+    gradient: str
+    dialect: str
+    backend: str
+    oracle: str
+    verdict: str
+    absolute: float | None = None
+    relative: float | None = None
+    allowed: float | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Check:
+    """What `check` found."""
+
+    wrt: tuple[str, ...]
+    outputs: tuple[str, ...]
+    seed: int
+    feeds: str
+    rows: tuple[Row, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing disagrees. What is not supported, a kink or inconclusive is no disagreement."""
+        return not self.faults
+
+    @property
+    def faults(self) -> tuple[Row, ...]:
+        """The rows that show something wrong with refgrad or a backend."""
+        return tuple(row for row in self.rows if row.verdict in _FAULTS)
+
+
+def check(
+    model: ModelLike,
+    feeds: Mapping[str, Any] | None = None,
+    *,
+    wrt: Sequence[str] | None = None,
+    outputs: Sequence[str] | None = None,
+    backends: Sequence[str] | None = None,
+    dialects: Sequence[str] = DIALECTS,
+    seed: int = 0,
+    size: int = SIZE,
+    sizes: Mapping[str, int] | None = None,
+    directions: int = 2,
+    tolerance: float | None = None,
+    random_weights: int | None = None,
+    seconds: float = SECONDS,
+) -> Check:
+    """Differentiate `model` and compare its gradient with every oracle there is, on every backend.
+
+    :param feeds: the point, random by default; for an initializer, a value in place of its own.
+    :param size: the number of elements of random feeds along symbolic and unknown dimensions; `sizes` has it by symbol.
+    :param backends: by default all that are available.
+    :param directions: how many random directions differences are taken along, for each gradient.
+    :param tolerance: the relative error that needs no explanation; by default what the type and the number of nodes explain.
+    :param random_weights: a seed; weights that are constant fills become random numbers first (`weights.randomize`).
+    :param seconds: the time limit of ONNX Runtime's own builder, where it is installed.
+    :raises RefgradError: what `refgrad.gradient` refuses; feeds that do not fit; an unknown backend.
+    """
+    if directions < 1:
+        raise OptionError(f"directions={directions}: at least one direction is needed.")
+    if tolerance is not None and not tolerance > 0:
+        raise OptionError(f"tolerance={tolerance}: a tolerance is a positive number, relative to the gradient.")
+    names = list(backends) if backends is not None else available()
+    if not names:
+        raise OptionError(f"backends is empty; there are {choices(available())}.")
+    for name in names:
+        get_backend(name)
+    proto = load_model(model)
+    if random_weights is not None:
+        proto = randomize(proto, random_weights)[0]
+    if feeds is not None:
+        feeds = check_feeds(feeds, inputs_of(proto))
+        proto, feeds = with_values(proto, feeds)
+    gradients = {dialect: differentiate(proto, wrt, outputs, dialect=dialect) for dialect in dialects}
+    point = Point.choose(proto, next(iter(gradients.values())), feeds, seed, size, sizes)
+    rows: list[Row] = []
+    truths: dict[str, dict[str, np.ndarray]] = {}
+    for dialect, made in gradients.items():
+        try:
+            prepared = in_float64(made)
+            truths[dialect] = by_name(prepared.run(point.wide | point.seeds), point.names)
+        except BackendError as error:
+            rows += _without_result(point, dialect, "numpy float64", DIFFERENCES, error)
+    if not truths:
+        return Check(tuple(point.names), tuple(point.seeds_of), seed, point.described, tuple(rows))
+    first = next(iter(truths))
+    truth = Truth(point, gradients[first], truths[first])
+    rng = np.random.default_rng([seed, 1])
+    evidence = estimates(point.evaluate, point.wide, point.names, point.cotangent_of, rng, directions=directions)
+    for dialect, got in truths.items():
+        judged = [
+            _row(
+                name,
+                dialect,
+                "numpy float64",
+                DIFFERENCES,
+                _against_differences(truth, name, got[name], evidence, tolerance or EXACT),
+            )
+            for name in point.names
+        ]
+        doubtful = {
+            row.gradient for row in judged if row.verdict == DISAGREED and np.all(np.isfinite(got[row.gradient]))
+        }
+        here = Truth(point, gradients[dialect], got)
+        kinks = told_by_the_neighbour(here, doubtful, seed, tolerance or EXACT) if doubtful else set()
+        note = f"it agrees right beside this point: {choices(kinks_of(point.model))}"
+        rows += [replace(row, verdict=KINK, note=note) if row.gradient in kinks else row for row in judged]
+    wrong = {row.dialect for row in rows if row.verdict == DISAGREED}
+    sound = next((dialect for dialect in truths if dialect not in wrong), first)
+    if sound != first:
+        truth = Truth(point, gradients[sound], truths[sound])
+    for dialect, made in gradients.items():
+        allowed = tolerance or rounding(len(made.graph.node), point.model)
+        for name in names:
+            rows += _on_backend(truth, made, dialect, name, allowed)
+    if "ort-cpu" in names and ortbuilder.available():
+        settled = {row.gradient: row.verdict for row in rows if row.oracle == DIFFERENCES and row.dialect == sound}
+        allowed = tolerance or rounding(len(gradients[sound].graph.node), point.model)
+        rows += _of_builder(truth, evidence, settled, allowed, seconds)
+    return Check(tuple(point.names), tuple(point.seeds_of), seed, point.described, tuple(rows))
+
+
+# Against differences
+
+
+def _against_differences(
+    truth: Truth, name: str, got: np.ndarray, evidence: Sequence[Evidence], tolerance: float, exact: bool = True
+) -> Judged:
+    """The worst of the directions along which there is a difference; inconclusive where there is none along some."""
+    found = [said for said in evidence if isinstance(said, Directional) and said.name == name]
+    silent = [said.why for said in evidence if isinstance(said, Silent) and said.name in (name, "")]
+    if silent and not found and not np.all(np.isfinite(got)):
+        return Judged(INCONCLUSIVE, note=f"neither the gradient nor a difference is finite: {silent[0]}")
+    judged = against_directions(truth, name, got, found, tolerance, exact=exact)
+    return gravest([judged, *(Judged(INCONCLUSIVE, note=why) for why in silent)])
+
+
+def _row(name: str, dialect: str, backend: str, oracle: str, judged: Judged) -> Row:
+    return Row(
+        name, dialect, backend, oracle, judged.verdict, judged.absolute, judged.relative, judged.allowed, judged.note
+    )
+
+
+# On a backend
+
+
+def _on_backend(truth: Truth, gradient: ModelProto, dialect: str, backend: str, tolerance: float) -> list[Row]:
+    point = truth.point
+    try:
+        results = get_backend(backend).prepare(gradient).run(point.feeds | point.cotangents)
+    except BackendError as error:
+        return _without_result(point, dialect, backend, FLOAT64, _refusal(point, backend) or error)
+    got = by_name(results, point.names)
+    own = backend != "numpy"
+    return [
+        _row(name, dialect, backend, FLOAT64, against_float64(truth, name, got[name], tolerance, own))
+        for name in point.names
+    ]
+
+
+class _RefusalError(BackendError):
+    """A backend does not run the model itself."""
+
+
+def _refusal(point: Point, backend: str) -> _RefusalError | None:
+    """Why a backend does not run the model itself, so that its gradient is no question; None where it does."""
+    try:
+        get_backend(backend).prepare(point.model).run(point.feeds)
+    except BackendError as error:
+        return _RefusalError(f"nor does it run the model itself: {error}")
+    return None
+
+
+def _without_result(point: Point, dialect: str, backend: str, oracle: str, error: BackendError) -> list[Row]:
+    """A backend without the kernels, of another opset, or for another model is not at fault; else one that fails is."""
+    verdict = UNSUPPORTED if NO_KERNEL.search(str(error)) or isinstance(error, _RefusalError) else FAILED
+    return [Row(name, dialect, backend, oracle, verdict, note=str(error)) for name in point.names]
+
+
+# ONNX Runtime's own builder
+
+
+def _of_builder(
+    truth: Truth,
+    evidence: Sequence[Evidence],
+    settled: Mapping[str, str],
+    tolerance: float,
+    seconds: float,
+) -> list[Row]:
+    """The gradient that ONNX Runtime builds itself, output by output. Where it is wrong, that is no fault of refgrad."""
+    point = truth.point
+    total: dict[str, np.ndarray] = {}
+    try:
+        for output, seed in point.seeds_of.items():
+            needed = ortbuilder.depends_on(point.model, output)
+            names = [name for name in point.names if name in needed]
+            if not names:
+                continue
+            made = ortbuilder.build_raw(point.model, names, output, seconds)
+            prepared = get_backend("ort-cpu").prepare(made)
+            known = {value.name for value in prepared.inputs}
+            feeds = point.feeds | {f"{output}_grad": point.cotangents[seed]}
+            results = prepared.run(
+                {name: value for name, value in feeds.items() if name in known}, [f"{name}_grad" for name in names]
+            )
+            for name in names:
+                part = results[f"{name}_grad"]
+                total[name] = total[name] + part if name in total else part
+    except BuilderError as error:
+        return [_builder_row(name, error.verdict, str(error)) for name in point.names]
+    except RefgradError as error:
+        return [_builder_row(name, "refused", f"its graph does not run: {error}") for name in point.names]
+    rows = []
+    for name in point.names:
+        if name not in total:
+            rows.append(_builder_row(name, UNSUPPORTED, "no output depends on it"))
+            continue
+        judged = against_float64(truth, name, total[name], tolerance, own_draws=True)
+        row = _row(name, "onnxruntime", "ort-cpu", FLOAT64, judged)
+        if row.verdict == DISAGREED:
+            wide = total[name].astype(np.float64)
+            measured = _against_differences(truth, name, wide, evidence, row.allowed or tolerance)
+            if settled.get(name) == AGREED and measured.verdict == DISAGREED:
+                note = "; ".join(filter(None, (row.note, measured.note))) or "refgrad agrees with differences"
+                row = replace(row, verdict=WRONG_BUILDER, note=note)
+            else:
+                row = replace(row, verdict=INCONCLUSIVE, note="differences do not settle who is right")
+        rows.append(row)
+    return rows
+
+
+def _builder_row(name: str, verdict: str, note: str) -> Row:
+    return Row(name, "onnxruntime", "ort-cpu", FLOAT64, verdict, note=note)

@@ -1,0 +1,255 @@
+"""The judge: is a gradient right, by what the oracles say, by rounding, and by where there is no derivative?
+
+refgrad's own gradient in float64 helps: where an oracle confirms it and none contradicts it, others are compared with it,
+element by element. Where it is not confirmed, because refgrad is wrong or refuses, gradients are compared with the oracles
+alone. No error is judged by its size, but against what explains it: the error of the oracle, the rounding of the type, and how
+far the float64 gradient itself moves when each intermediate result is rounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+from onnx import ModelProto
+
+import refgrad
+from refgrad.conformance.judging import verdicts
+from refgrad.conformance.judging.verdicts import Row
+from refgrad.conformance.oracles import Built, Directional, Evidence, Property, Silent
+from refgrad.conformance.oracles.comparison import (
+    AGREED,
+    DISAGREED,
+    EXACT,
+    INCONCLUSIVE,
+    KINK,
+    Judged,
+    against_directions,
+    against_elements,
+    against_float64,
+    bent,
+    gravest,
+    kinks_of,
+    outside_of_both,
+    told_by_the_neighbour,
+)
+from refgrad.conformance.oracles.differences import NAME as DIFFERENCES
+from refgrad.conformance.oracles.differences import STEPS
+from refgrad.conformance.questions.evidence import COMPLEX_STEP
+from refgrad.conformance.questions.point import Point, Truth, in_float64, rounding
+from refgrad.conformance.questions.question import Question
+from refgrad.errors import RefgradError, choices
+from refgrad.tables.kinks import CONVENTIONS
+
+FLOAT64 = "float64"  # the witness that refgrad's own gradient is, once it is confirmed
+ENOUGH = 2  # witnesses against a gradient that make it wrong
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A gradient as an executor computed it, by the names in the question's `wrt`; `nodes` is the size of its model.
+
+    A name that is missing has the gradient zero. `properties` are what was found of the builder's model.
+    """
+
+    builder: str
+    executor: str
+    nodes: int
+    gradients: Mapping[str, np.ndarray]
+    properties: Sequence[Property] = ()
+
+
+def judge(question: Question, evidence: Sequence[Evidence], candidates: Sequence[Candidate]) -> list[Row]:
+    """The verdict on every candidate."""
+    trial = Trial(question, tuple(evidence))
+    return [trial.verdict(candidate) for candidate in candidates]
+
+
+@dataclass
+class Trial:
+    """One question with what the oracles said of it."""
+
+    question: Question
+    evidence: tuple[Evidence, ...]
+    _conventions: dict[str, Mapping[str, np.ndarray]] = field(default_factory=dict)
+
+    @cached_property
+    def truth(self) -> Truth:
+        """The point, with refgrad's gradient there in float64: no gradients where it refuses."""
+        question = self.question
+        built, gradients = _in_float64(question)
+        prepared = in_float64(question.model, question.wrt)
+        seeds = built.cotangents
+        cotangents = {seeds[output]: value for output, value in question.cotangents.items()}
+        names, feeds = built.gradients, dict(question.feeds)
+        point = Point(question.model, prepared, names, seeds, feeds, cotangents, question.at, question.case)
+        return Truth(point, built.model, gradients)
+
+    @cached_property
+    def of_refgrad(self) -> dict[str, dict[str, Judged]]:
+        """What each oracle says of refgrad's float64 gradient, by the input."""
+        return {
+            name: dict(self._testimony(name, gradient, self.question.tolerance or EXACT, exact=True))
+            for name, gradient in self.truth.gradients.items()
+        }
+
+    def confirmed(self, name: str) -> tuple[str, ...]:
+        """The oracles that confirm refgrad's float64 gradient by one input: none where another contradicts it."""
+        said = self.of_refgrad.get(name, {})
+        if any(judged.verdict in (DISAGREED, KINK) for judged in said.values()):
+            return ()
+        return tuple(oracle for oracle, judged in said.items() if judged.verdict == AGREED)
+
+    @cached_property
+    def kinks(self) -> frozenset[str]:
+        """The inputs by which there is no derivative at this point."""
+        found = {name for name, said in self.of_refgrad.items() if any(j.verdict == KINK for j in said.values())}
+        doubtful = {
+            name
+            for name, said in self.of_refgrad.items()
+            if name not in found
+            and said.get(DIFFERENCES, Judged(AGREED)).verdict == DISAGREED
+            and np.all(np.isfinite(self.truth.gradients[name]))
+        }
+        told = told_by_the_neighbour(self.truth, doubtful, self.question.seed, EXACT) if doubtful else set()
+        return frozenset(found | told | self._unseen(found | told))
+
+    def _unseen(self, known: Collection[str]) -> set[str]:
+        """Further inputs at a kink where the gradient is the mean of both sides, as central differences are: |x| at 0.
+
+        A complex step crosses no kink: where it has a derivative, there is one.
+        """
+        if not kinks_of(self.question.model):
+            return set()
+        rng = np.random.default_rng([self.question.seed, 4])
+        return {
+            name
+            for name, said in self.of_refgrad.items()
+            if name not in known
+            and COMPLEX_STEP not in said
+            and said.get(DIFFERENCES, Judged(DISAGREED)).verdict == AGREED
+            and bent(self.truth.point, name, rng, STEPS[-1])
+        }
+
+    def verdict(self, candidate: Candidate) -> Row:
+        """The verdict on one candidate: the gravest over its gradients."""
+        rows = [self._verdict(candidate, name) for name in self.question.wrt]
+        rows += [self._of_property(candidate, tested) for tested in candidate.properties if not tested.holds]
+        order = (verdicts.AGREED, verdicts.CONVENTION, verdicts.INCONCLUSIVE, verdicts.WRONG)
+        worst = max(rows, key=lambda row: (order.index(row.verdict), (row.relative or 0.0) / (row.allowed or 1.0)))
+        held = tuple(p.oracle for p in candidate.properties if p.holds)
+        return replace(worst, witnesses=(*worst.witnesses, *held)) if worst.verdict == verdicts.AGREED else worst
+
+    def _of_property(self, candidate: Candidate, tested: Property) -> Row:
+        note = f"{tested.oracle}: {tested.note}"
+        return self._row(
+            candidate, verdicts.WRONG, (tested.oracle,), (), Judged(DISAGREED, None, tested.error, tested.allowed, note)
+        )
+
+    def _verdict(self, candidate: Candidate, name: str) -> Row:
+        shape = np.shape(self.question.at[name])
+        kind = self.truth.point.dtype(name)
+        got = candidate.gradients.get(name, np.zeros(shape, kind))
+        if got.shape != shape:
+            note = f"{name}: shape {got.shape}, the input has {shape}"
+            return self._row(candidate, verdicts.WRONG, ("shape",), (), Judged(DISAGREED, note=note))
+        if got.dtype not in (kind, np.dtype(np.float64)):
+            note = f"{name}: dtype {got.dtype}, the input has {kind}"
+            return self._row(candidate, verdicts.WRONG, ("dtype",), (), Judged(DISAGREED, note=note))
+        tolerance = self.question.tolerance or rounding(candidate.nodes, self.question.model)
+        if name in self.kinks:
+            return self._at_a_kink(candidate, name, got, tolerance)
+        confirmed = self.confirmed(name)
+        own_draws = candidate.executor != "numpy"
+        near = against_float64(self.truth, name, got, tolerance, own_draws) if confirmed else None
+        if near is not None and near.verdict == AGREED:
+            return self._row(candidate, verdicts.AGREED, confirmed, (), near)
+        if self.truth.point.draws and own_draws:
+            note = f"{name}: {choices(self.truth.point.draws)}: no two executors draw the same random numbers"
+            return self._row(candidate, verdicts.INCONCLUSIVE, (), (), Judged(INCONCLUSIVE, note=note))
+        said = dict(self._testimony(name, got.astype(np.float64), tolerance))
+        if near is not None:
+            said[FLOAT64] = near
+        for_, against = (
+            tuple(oracle for oracle, judged in said.items() if judged.verdict == verdict)
+            for verdict in (AGREED, DISAGREED)
+        )
+        worst = gravest(said.values()) if said else Judged(INCONCLUSIVE, note="no oracle applies")
+        worst = replace(worst, note=f"{name}: {worst.note}" if worst.note else name)
+        if for_ and not against:
+            return self._row(candidate, verdicts.AGREED, for_, (), worst)
+        if len(against) >= ENOUGH and not for_:
+            return self._row(candidate, verdicts.WRONG, against, (), worst)
+        if against and not for_:
+            worst = replace(worst, note=f"{worst.note}; {against[0]} alone says that it is wrong")
+        return self._row(candidate, verdicts.INCONCLUSIVE, for_, against, worst)
+
+    def _testimony(
+        self, name: str, got: np.ndarray, tolerance: float, exact: bool = False
+    ) -> Iterator[tuple[str, Judged]]:
+        """What each oracle that speaks of `name` says of a gradient. `exact`: it was computed in float64."""
+        directions: dict[str, list[Directional]] = {}
+        for said in self.evidence:
+            if isinstance(said, Silent) or said.name != name:
+                continue
+            if isinstance(said, Directional):
+                directions.setdefault(said.oracle, []).append(said)
+            else:
+                yield said.oracle, against_elements(self.truth, said, got, tolerance, exact)
+        for oracle, found in directions.items():
+            sided = oracle == DIFFERENCES
+            yield oracle, against_directions(self.truth, name, got, found, tolerance, exact=exact, sided=sided)
+
+    def _at_a_kink(self, candidate: Candidate, name: str, got: np.ndarray, tolerance: float) -> Row:
+        """Whose convention an answer follows, by the table of kinks; wrong where it follows none."""
+        followed = [
+            convention
+            for convention in CONVENTIONS
+            if name in (expected := self._by_convention(convention))
+            and against_float64(replace(self.truth, gradients=expected), name, got, tolerance).verdict == AGREED
+        ]
+        if followed:
+            note = f"{name}: as {choices(followed)}, where {choices(kinks_of(self.question.model))} has no derivative"
+            return self._row(candidate, verdicts.CONVENTION, tuple(followed), (), Judged(AGREED, note=note))
+        outside = outside_of_both(self.truth, name, got, tolerance, np.random.default_rng([self.question.seed, 5]))
+        if not outside:
+            note = f"{name}: a convention of its own, between the derivatives of both sides in each element"
+            return self._row(candidate, verdicts.CONVENTION, (DIFFERENCES,), (), Judged(AGREED, note=note))
+        note = f"{name}: at a kink, and no known convention; {outside}"
+        return self._row(candidate, verdicts.INCONCLUSIVE, (), (), Judged(INCONCLUSIVE, note=note))
+
+    def _by_convention(self, convention: str) -> Mapping[str, np.ndarray]:
+        if convention not in self._conventions:
+            self._conventions[convention] = _in_float64(self.question, convention)[1]
+        return self._conventions[convention]
+
+    def _row(
+        self, candidate: Candidate, verdict: str, witnesses: tuple[str, ...], against: tuple[str, ...], judged: Judged
+    ) -> Row:
+        return Row(
+            self.question.case,
+            candidate.builder,
+            candidate.executor,
+            verdict,
+            witnesses,
+            against,
+            judged.relative,
+            judged.allowed,
+            judged.note,
+        )
+
+
+def _in_float64(question: Question, kinks: str = "refgrad") -> tuple[Built, dict[str, np.ndarray]]:
+    """refgrad's gradient and what the interpreter computes of it in float64: no gradients where either refuses."""
+    outputs = list(question.cotangents)
+    built = Built(ModelProto(), {name: f"{name}_grad" for name in outputs}, {name: name for name in question.wrt})
+    try:
+        built = Built.of(refgrad.gradient(question.model, question.wrt, outputs, kinks=kinks))
+        prepared = in_float64(built.model)
+        gradients = built.named(prepared.run(built.feeds(question.at, question.weights)))
+    except RefgradError:
+        return built, {}
+    at = question.at
+    return built, {name: value for name, value in gradients.items() if value.shape == np.shape(at[name])}

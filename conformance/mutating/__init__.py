@@ -1,0 +1,1 @@
+"""Does the judge notice? Rules that are broken on purpose."""

@@ -1,0 +1,718 @@
+"""The judge is judged: rules are broken on purpose, one place at a time, and it has to notice.
+
+A mutant is a rule with one change. Either what the rule returns is changed (a factor, the sign, an order), or one emission in
+it: `op.Sub(a, b)` becomes `op.Sub(b, a)`. An emission is known by its place in the source, of the rule or of a lowering that
+the rule reaches. A change that leaves the gradient model of every case as it was is no mutant. A mutant is caught where the
+judge says wrong, or where its gradient fails and the unbroken one does not; an inconclusive verdict does not count.
+"""
+
+from __future__ import annotations
+
+import ast
+import linecache
+import sys
+import textwrap
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache, cached_property, partial
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import numpy as np
+from onnx import GraphProto
+
+from refgrad.backends.numpy import NumpyBackend
+from refgrad.conformance.case import Case
+from refgrad.conformance.cases import every_case
+from refgrad.conformance.judging import verdicts
+from refgrad.conformance.judging.judge import Candidate, Trial
+from refgrad.conformance.mutating.survivors import EQUIVALENT, Equivalent
+from refgrad.conformance.oracles import Built, Evidence
+from refgrad.conformance.questions.point import largest
+from refgrad.conformance.questions.question import ask
+from refgrad.conformance.running.builders import build
+from refgrad.conformance.running.runner import ORACLES, testify
+from refgrad.errors import OptionError, RefgradError, did_you_mean
+from refgrad.reverse.emit import Emitter
+from refgrad.tables.registry import RULES
+
+FAILS = "fails"  # the verdict on a broken gradient that cannot be built or run
+WITH_REFGRAD = "wrong beside refgrad"
+COLUMNS = {
+    "mutants": "in all",
+    verdicts.WRONG: "the judge says wrong, though refgrad's own gradient, which it knows, is broken in the same way",
+    WITH_REFGRAD: "it says so where refgrad's unbroken gradient is a witness, as it is against another builder",
+    FAILS: "the gradient cannot be built or run",
+    "survived": "no case tells the mutant from the rule",
+}
+_SAME = 1e-9  # relative to the largest element: the change of a float64 gradient that is none
+_PATIENCE = 3  # cases that catch a mutant with the unbroken gradient's help, before none is sought that needs no help
+_ENDLESS = 2**31 - 1  # from here a bound means "to the end"
+
+
+@dataclass(frozen=True, order=True)
+class Mutant:
+    """One change of one rule: `place` is an input whose adjoint is changed, or the emission, as it is written."""
+
+    operator: str
+    place: str
+    change: str
+
+    def __str__(self) -> str:
+        return f"{self.operator}: {self.place}: {self.change}"
+
+    @property
+    def reason(self) -> str:
+        """Why it may survive, "" where nobody knows."""
+        return "" if self.row is None else self.row.reason
+
+    @property
+    def row(self) -> Equivalent | None:
+        """The row of the table of survivors that is about it."""
+        return next((row for row in EQUIVALENT if row.matches(self.operator, self.place, self.change)), None)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a mutant: the case that caught it, the verdict and its witnesses, "" and () where none did.
+
+    `alone`: it is caught although the gradient that refgrad gives the judge is broken as well. Otherwise the judge needed the
+    unbroken one as a witness, as it has it of another builder. `tried` counts the cases that change with the mutant.
+    """
+
+    mutant: Mutant
+    case: str = ""
+    verdict: str = ""
+    witnesses: tuple[str, ...] = ()
+    alone: bool = False
+    tried: int = 0
+    note: str = ""
+
+    @property
+    def caught(self) -> bool:
+        """Whether any case caught it."""
+        return bool(self.case)
+
+    @property
+    def column(self) -> str:
+        """Which of `COLUMNS` counts it."""
+        if not self.caught:
+            return "survived"
+        return FAILS if self.verdict == FAILS else self.verdict if self.alone else WITH_REFGRAD
+
+
+# What is changed in an emission
+
+
+@dataclass
+class Emission:
+    """A call of `Emitter.emit` before it is made. `ranks` are those of its operands where a run of the rule showed them."""
+
+    op: Emitter
+    op_type: str
+    domain: str
+    inputs: list[Any]
+    outputs: int
+    attributes: dict[str, Any]
+    optional_outputs: bool
+    ranks: Sequence[int | None]
+
+    def emit(self) -> Any:
+        """Make it, past the change."""
+        return Emitter.emit(
+            self.op, self.op_type, self.domain, self.inputs, self.outputs, self.attributes, self.optional_outputs
+        )
+
+    def named(self, position: int) -> str:
+        """An operand under a name of its own."""
+        value = self.inputs[position]
+        if isinstance(value, int | float):
+            value = self.op.const(value, like=next(v for v in self.inputs if isinstance(v, str)))
+        return self.op.copy(value if isinstance(value, str) else self.op.const(value))
+
+
+Change = Callable[[Emission], Any]  # emits something else; None where it has nothing to change
+
+
+def _swapped(first: int, second: int) -> Change:
+    def change(it: Emission) -> Any:
+        it.inputs[first], it.inputs[second] = it.inputs[second], it.inputs[first]
+        return it.emit()
+
+    return change
+
+
+def _kept(position: int) -> Change:
+    return lambda it: it.named(position) if len(it.inputs) > position else None
+
+
+def _branch(position: int) -> Change:
+    def change(it: Emission) -> Any:
+        it.inputs[1] = it.inputs[2] = it.inputs[position]
+        return it.emit() if any(isinstance(value, str) for value in it.inputs[1:]) else None
+
+    return change
+
+
+def _instead(op_type: str) -> Change:
+    def change(it: Emission) -> Any:
+        it.op_type = op_type
+        return it.emit()
+
+    return change
+
+
+def _other_axis(it: Emission) -> Any:
+    """The next axis, in an attribute or in the constant that is the operand of a reduction, Slice, Pad or Squeeze."""
+    rank = it.ranks[0] if it.ranks else None
+    if rank is not None and it.op_type == "Unsqueeze" and (added := _constant(it, 1)) is not None:
+        rank += added.size
+    if rank is None or rank < 2:
+        return None
+    for name in ("axis", "axes"):
+        if it.attributes.get(name) is not None:
+            it.attributes[name] = ((np.asarray(it.attributes[name]) + 1) % rank).tolist()
+            return it.emit()
+    place = 3 if it.op_type in ("Slice", "Pad") else 1
+    axes = _constant(it, place)
+    if axes is None or axes.dtype != np.int64 or axes.size >= rank:
+        return None
+    it.inputs[place] = (axes + 1) % rank
+    return it.emit()
+
+
+def _rotated(it: Emission) -> Any:
+    perm = it.attributes.get("perm")
+    if perm is None:
+        return None
+    it.attributes["perm"] = [*perm[1:], perm[0]]
+    return it.emit()
+
+
+def _flipped(name: str) -> Change:
+    def change(it: Emission) -> Any:
+        it.attributes[name] = 1 - (it.attributes.get(name) or 0)
+        return it.emit()
+
+    return change
+
+
+def _stepped(name: str, by: int) -> Change:
+    """The first of the integers of an attribute is one more, or less."""
+
+    def change(it: Emission) -> Any:
+        values = it.attributes.get(name)
+        least = 0 if name in ("pads", "output_padding") else 1
+        if not values or values[0] + by < least:
+            return None
+        it.attributes[name] = [values[0] + by, *values[1:]]
+        return it.emit()
+
+    return change
+
+
+def _moved(by: int, *positions: int) -> Change:
+    """The first element of each of these operands is one more, or less: bounds, steps, sizes of padding."""
+
+    def change(it: Emission) -> Any:
+        for position in positions:
+            value = it.inputs[position] if position < len(it.inputs) else None
+            if value is None:
+                return None
+            known = _constant(it, position)
+            if known is None:
+                it.inputs[position] = it.op.Add(value, by)
+            elif not known.size or abs(int(known.flat[0])) >= _ENDLESS or (known.flat[0] + by == 0 and position == 4):
+                return None
+            else:
+                moved = known.copy()
+                moved.flat[0] += by
+                it.inputs[position] = moved
+        return it.emit()
+
+    return change
+
+
+def _constant(it: Emission, position: int) -> np.ndarray | None:
+    """The array that an operand is, where it is known."""
+    value = it.inputs[position] if position < len(it.inputs) else None
+    if isinstance(value, str) or value is None:
+        return it.op.constant(value)
+    kind = None if isinstance(value, np.ndarray) else np.int64
+    return np.asarray(value, kind)
+
+
+SWAPPED = {"swapped operands": _swapped(0, 1)}
+TERMS = {"only the first operand": _kept(0), "only the second operand": _kept(1)}
+AXIS: dict[str, Change] = {"next axis": _other_axis}
+WINDOW = {
+    f"{name} {by:+d}": _stepped(name, by) for name in ("kernel_shape", "pads", "strides", "dilations") for by in (1, -1)
+}
+DROPPED = {"dropped": _kept(0)}
+
+_ALONG = (
+    *("Concat", "Split", "Softmax", "LogSoftmax", "GatherElements", "ScatterElements", "ArgMax", "ArgMin", "TopK"),
+    *("Squeeze", "Unsqueeze", "ReduceProd", "ReduceL2", "ReduceSumSquare", "ReduceLogSumExp", "OneHot", "Flatten"),
+)
+CHANGES: dict[str, dict[str, Change]] = {
+    "Sub": SWAPPED | TERMS,
+    "Div": SWAPPED | TERMS,
+    "Pow": SWAPPED | TERMS,
+    "MatMul": SWAPPED,
+    "Add": TERMS,
+    "Mul": TERMS,
+    "Sum": TERMS,
+    "Where": {
+        "swapped branches": _swapped(1, 2),
+        "only the first branch": _branch(1),
+        "only the second branch": _branch(2),
+    },
+    **dict.fromkeys(("Neg", "Not", "Abs", "Sign", "Floor", "Ceil", "Sqrt", "Exp", "Log", "Reciprocal"), DROPPED),
+    "Transpose": {"dropped": _kept(0), "rotated perm": _rotated},
+    "ReduceSum": AXIS | {"ReduceMean": _instead("ReduceMean"), "ReduceMax": _instead("ReduceMax")},
+    "ReduceMean": AXIS | {"ReduceSum": _instead("ReduceSum")},
+    "ReduceMax": AXIS | {"ReduceMin": _instead("ReduceMin")},
+    "ReduceMin": AXIS | {"ReduceMax": _instead("ReduceMax")},
+    "Max": {"Min": _instead("Min")},
+    "Min": {"Max": _instead("Max")},
+    "And": {"Or": _instead("Or")},
+    "Or": {"And": _instead("And")},
+    "Greater": {"GreaterOrEqual": _instead("GreaterOrEqual"), "Less": _instead("Less")},
+    "GreaterOrEqual": {"Greater": _instead("Greater"), "LessOrEqual": _instead("LessOrEqual")},
+    "Less": {"LessOrEqual": _instead("LessOrEqual"), "Greater": _instead("Greater")},
+    "LessOrEqual": {"Less": _instead("Less"), "GreaterOrEqual": _instead("GreaterOrEqual")},
+    "CumSum": AXIS | {f"{name} flipped": _flipped(name) for name in ("exclusive", "reverse")},
+    "Gemm": SWAPPED | {f"{name} flipped": _flipped(name) for name in ("transA", "transB")},
+    "Trilu": {"upper flipped": lambda it: _upper(it)},
+    "Slice": AXIS
+    | {
+        "starts +1": _moved(1, 1),
+        "ends -1": _moved(-1, 2),
+        "window +1": _moved(1, 1, 2),
+        "window -1": _moved(-1, 1, 2),
+        "steps +1": _moved(1, 4),
+    },
+    "Pad": AXIS | {"pads +1": _moved(1, 1), "pads -1": _moved(-1, 1)},
+    "Range": {"start +1": _moved(1, 0), "limit -1": _moved(-1, 1), "both +1": _moved(1, 0, 1)},
+    "Gather": AXIS | {"indices +1": _moved(1, 1)},
+    **dict.fromkeys(("Conv", "ConvTranspose", "MaxPool", "AveragePool", "LpPool"), WINDOW),
+    **dict.fromkeys(_ALONG, AXIS),
+}
+
+
+def _upper(it: Emission) -> Any:
+    it.attributes["upper"] = 1 - it.attributes.get("upper", 1)
+    return it.emit()
+
+
+# What is changed in what a rule returns
+
+
+def _flat(op: Emitter, value: str, rearranged: Callable[[str], str]) -> str:
+    """`value` with its elements, in one row, rearranged."""
+    return str(op.Reshape(rearranged(op.Reshape(value, [-1])), op.Shape(value), allowzero=1))
+
+
+def _rolled(op: Emitter, value: str) -> str:
+    return _flat(op, value, lambda row: op.Concat(op.Slice(row, [-1], [_ENDLESS]), op.Slice(row, [0], [-1]), axis=0))
+
+
+def _reversed(op: Emitter, value: str) -> str:
+    return _flat(op, value, lambda row: op.Slice(row, [-1], [-_ENDLESS], [0], [-1]))
+
+
+# By name: the function, and along how many axes the gradient has to have two elements for it to change.
+RETURNED: dict[str, tuple[Callable[[Emitter, str], str | None], int]] = {
+    "1% too large": (lambda op, value: op.Mul(value, 1.01), 0),
+    "twice as large": (lambda op, value: op.Mul(value, 2.0), 0),
+    "other sign": (lambda op, value: op.Neg(value), 0),
+    "zero": (lambda op, value: None, 0),
+    "transposed": (lambda op, value: op.Reshape(op.Transpose(value), op.Shape(value), allowzero=1), 2),
+    "reversed": (_reversed, 1),
+    "rolled by one": (_rolled, 1),
+}
+EXCHANGED = "exchanged with the next"
+
+
+def _has(shape: tuple[int, ...] | None, axes: int) -> bool:
+    """Whether a gradient of this shape, None where it is unknown, has two elements along so many axes."""
+    return shape is None or sum(size > 1 for size in shape) >= axes
+
+
+# A rule with one change
+
+
+@dataclass(frozen=True, order=True)
+class Site:
+    """Where something is emitted: the place in the source, the operator, and the text of the call."""
+
+    file: str
+    function: str
+    position: tuple[int, int]
+    op_type: str
+    text: str = field(compare=False)
+
+    @property
+    def place(self) -> str:
+        """How a reader finds it."""
+        module = Path(self.file).with_suffix("")
+        made = "" if f".{self.op_type}(" in self.text else f" [{self.op_type}]"
+        return f"{'/'.join(module.parts[-2:])}.{self.function}: {self.text}{made}"
+
+
+_EMIT = sys.modules[Emitter.__module__].__file__
+
+
+def _site(frame: FrameType | None, op_type: str) -> Site:
+    """The place of the emission under way: the innermost call outside of the emitter and of this module."""
+    while frame is not None and frame.f_code.co_filename in (_EMIT, __file__):
+        frame = frame.f_back
+    assert frame is not None
+    return _place(frame.f_code, frame.f_lasti, op_type)
+
+
+@cache
+def _place(code: CodeType, instruction: int, op_type: str) -> Site:
+    line, end, column, end_column = list(code.co_positions())[instruction // 2]
+    text = ""
+    if line is not None and end is not None:
+        lines = [linecache.getline(code.co_filename, number) for number in range(line, end + 1)]
+        lines[-1] = lines[-1].encode()[:end_column].decode()
+        lines[0] = lines[0].encode()[column:].decode()
+        text = _one_line("".join(lines))
+    return Site(code.co_filename, code.co_qualname, (line or 0, column or 0), op_type, text)
+
+
+def _one_line(text: str) -> str:
+    try:
+        return ast.unparse(ast.parse(textwrap.dedent(text).strip(), mode="eval"))
+    except SyntaxError:  # a part of an expression
+        return " ".join(text.split())
+
+
+@dataclass
+class _Breaking:
+    """A run of rules with at most one change; what was emitted where, in order, by the names of the results."""
+
+    change: tuple[Site, Change] | None = None
+    ranks: Mapping[Site, Sequence[Sequence[int | None]]] = field(default_factory=dict)
+    emitted: dict[Site, list[str]] = field(default_factory=lambda: defaultdict(list))
+    busy: bool = False
+
+    def emit(self, op: Emitter, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
+        op_type = arguments[0]
+        if self.busy or op_type not in CHANGES:
+            return Emitter.emit(op, *arguments, **options)
+        site = _site(sys._getframe(1), op_type)
+        made: Any = None
+        if self.change is not None and site == self.change[0]:
+            made = self._changed(op, site, arguments, options)
+        if made is None:
+            made = Emitter.emit(op, *arguments, **options)
+        self.emitted[site].append(made if isinstance(made, str) else made[0])
+        return made
+
+    def _changed(self, op: Emitter, site: Site, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
+        op_type, domain, inputs, outputs, attributes, *rest = arguments
+        seen, count = self.ranks.get(site, ()), len(self.emitted[site])
+        optional = bool(options.get("optional_outputs", rest and rest[0]))
+        ranks = seen[count] if count < len(seen) else ()
+        it = Emission(op, op_type, domain, list(inputs), outputs, dict(attributes), optional, ranks)
+        self.busy = True
+        try:
+            assert self.change is not None
+            return self.change[1](it)
+        finally:
+            self.busy = False
+
+
+@contextmanager
+def broken(
+    key: tuple[str, str],
+    breaking: _Breaking,
+    returned: Callable[[Emitter, dict[str, str | None]], dict[str, str | None]] | None = None,
+) -> Iterator[None]:
+    """The rule of an operator runs through `breaking`, and `returned` may change its adjoints, while this lasts.
+
+    The sum over broadcast axes that the sweep adds to a rule belongs to it, but for the rest of that lowering.
+    """
+    rule = RULES[key]
+
+    def function(op: Emitter, *arguments: Any, **keywords: Any) -> Any:
+        with _watched(op, breaking):
+            result = rule.function(op, *arguments, **keywords)
+        if rule.broadcast:
+            _watch_the_sum(op, breaking)
+        if returned is None:
+            return result
+        entries = dict(_entries(rule.wrt, result))
+        return _rebuilt(result, returned(op, entries))
+
+    RULES[key] = replace(rule, function=function)
+    try:
+        yield
+    finally:
+        RULES[key] = rule
+
+
+@contextmanager
+def _watched(op: Emitter, breaking: _Breaking) -> Iterator[None]:
+    def emit(*arguments: Any, **options: Any) -> Any:
+        return breaking.emit(op, arguments, options)
+
+    before = vars(op).get("emit")
+    vars(op)["emit"] = emit
+    try:
+        yield
+    finally:
+        del vars(op)["emit"]
+        if before is not None:
+            vars(op)["emit"] = before
+
+
+def _watch_the_sum(op: Emitter, breaking: _Breaking) -> None:
+    vars(op.grad).pop("BroadcastGradient", None)
+    lower = op.grad.BroadcastGradient
+
+    def watched(*inputs: Any) -> Any:
+        with _watched(op, breaking):
+            return lower(*inputs)
+
+    vars(op.grad)["BroadcastGradient"] = watched
+
+
+def _entries(wrt: Sequence[str], result: Any) -> Iterator[tuple[str, str | None]]:
+    """The adjoints that a rule returned by the input, those of a variadic one numbered."""
+    for name, adjoint in zip(wrt, result if isinstance(result, tuple) else (result,), strict=False):
+        if isinstance(adjoint, list | tuple):
+            yield from ((f"{name}_{k}", one) for k, one in enumerate(adjoint))
+        else:
+            yield name, adjoint
+
+
+def _rebuilt(result: Any, entries: Mapping[str, str | None]) -> Any:
+    """The adjoints in the form that the rule returned them in."""
+    values = iter(entries.values())
+
+    def one(adjoint: Any) -> Any:
+        return [next(values) for _ in adjoint] if isinstance(adjoint, list | tuple) else next(values)
+
+    return tuple(map(one, result)) if isinstance(result, tuple) else one(result)
+
+
+# The survey
+
+
+def survey(operators: Sequence[str] | None = None, seed: int = 0) -> list[Outcome]:
+    """What becomes of every mutant of the rules of these operators, by default of all.
+
+    :param operators: as "Conv" or "com.microsoft.Gelu".
+    :raises OptionError: there is no rule for one.
+    """
+    known = ruled()
+    for name in operators or ():
+        if name not in known:
+            raise OptionError(f"There is no rule for {name!r}.{did_you_mean(name, known)}")
+    return [outcome for name in operators or known for outcome in _Operator(name, known[name], seed).outcomes()]
+
+
+def ruled() -> dict[str, tuple[str, str]]:
+    """The operators that have a rule, as they are called, and where `RULES` has it."""
+    return {f"{domain}.{name}" if domain else name: (domain, name) for domain, name in sorted(RULES)}
+
+
+def summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """The outcomes counted by operator and by oracle, and every survivor: what is written down as JSON."""
+    counts: dict[str, Counter[str]] = {}
+    for one in outcomes:
+        count = counts.setdefault(one.mutant.operator, Counter(dict.fromkeys(COLUMNS, 0)))
+        count["mutants"] += 1
+        count[one.column] += 1
+    witnesses = Counter(witness for one in outcomes for witness in one.witnesses)
+    survivors = [asdict(one.mutant) for one in outcomes if not one.caught]
+    return {"operators": counts, "witnesses": dict(sorted(witnesses.items())), "survivors": survivors}
+
+
+@dataclass
+class _Subject:
+    """A case whose gradient by the unbroken rule is known: the model, its values, what was emitted, what was returned."""
+
+    case: Case
+    key: tuple[str, str]
+    seed: int
+    catches: int = 0
+
+    def __post_init__(self) -> None:
+        """Ask and answer the question.
+
+        :raises RefgradError: there is no question, or no answer.
+        """
+        self.question = ask(self.case, self.seed)
+        watched, entries = _Breaking(), set[str]()
+
+        def returned(op: Emitter, adjoints: dict[str, str | None]) -> dict[str, str | None]:
+            entries.update(name for name, adjoint in adjoints.items() if adjoint is not None)
+            return adjoints
+
+        with broken(self.key, watched, returned):
+            built = build("refgrad", self.question)
+        self.form = _form(built.model.graph, {})
+        values = self._run(built, trace=True)
+        self.gradients = built.named(values)
+        nodes = {node.name: node for node in built.model.graph.node}
+
+        def ranks(result: str) -> list[int | None]:
+            node = nodes.get(result) or nodes.get(result.removesuffix("_0"))
+            operands = () if node is None else node.input
+            return [np.ndim(values[name]) if name in values else None for name in operands]
+
+        self.entries = {name: np.shape(self.gradients[name]) if name in self.gradients else None for name in entries}
+        self.ranks = {site: [ranks(result) for result in results] for site, results in watched.emitted.items()}
+
+    @cached_property
+    def evidence(self) -> tuple[Evidence, ...]:
+        """What the oracles say of the question."""
+        said: list[Evidence] = []
+        for oracle in ORACLES:
+            with suppress(Exception):  # an oracle that fails is silent, as it is in a run
+                said += testify(oracle, self.question)
+        return tuple(said)
+
+    @cached_property
+    def trial(self) -> Trial:
+        """The judge, with the unbroken gradient."""
+        return Trial(self.question, self.evidence)
+
+    @cached_property
+    def sound(self) -> bool:
+        """Whether the judge has nothing against the unbroken gradient."""
+        nodes = len(self.form[0])
+        return self.trial.verdict(Candidate("refgrad", "numpy", nodes, self.gradients)).verdict != verdicts.WRONG
+
+    def _run(self, built: Built, trace: bool = False) -> Mapping[str, Any]:
+        prepared = NumpyBackend().prepare(built.model, precision="float64")
+        return prepared.run(built.feeds(self.question.at, self.question.weights), trace=trace)
+
+    @np.errstate(all="ignore")
+    def try_on(self, breaking: Callable[[], Any]) -> Outcome | None:
+        """What becomes of the mutant that `breaking` makes; None where the model is the same. The mutant is not named yet."""
+        with breaking():
+            try:
+                built = build("refgrad", self.question)
+                if _form(built.model.graph, {}) == self.form:
+                    return None
+                gradients = built.named(self._run(built))
+            except Exception as error:  # a broken rule may raise anything
+                return Outcome(_NOBODY, self.case.name, FAILS, (), True, note=" ".join(str(error).split())[:200])
+        if all(_same(gradients.get(name), gradient) for name, gradient in self.gradients.items()):
+            return Outcome(_NOBODY)
+        candidate = Candidate("mutant", "numpy", len(built.model.graph.node), gradients)
+        evidence, trial = self.evidence, self.trial
+        with breaking():
+            row = Trial(self.question, evidence).verdict(candidate)
+        alone = row.verdict == verdicts.WRONG
+        if not alone:
+            row = trial.verdict(candidate)
+        if row.verdict != verdicts.WRONG or not self.sound:
+            return Outcome(_NOBODY, note=f"{self.case.name}: {row.verdict}: {row.note}")
+        return Outcome(_NOBODY, self.case.name, row.verdict, row.witnesses, alone, note=row.note)
+
+
+_NOBODY = Mutant("", "", "")
+
+
+def _form(graph: GraphProto, outside: Mapping[str, Any]) -> Any:
+    """What a graph computes, whatever its values are called: names count what the rule emitted in vain as well."""
+    names = dict(outside)
+    names |= {value.name: ("input", len(names), k) for k, value in enumerate(graph.input)}
+    names |= {tensor.name: (tensor.data_type, *tensor.dims, tensor.raw_data) for tensor in graph.initializer}
+    nodes = []
+    for k, node in enumerate(graph.node):
+        attributes = [_form(a.g, names) if a.HasField("g") else a.SerializeToString() for a in node.attribute]
+        nodes.append((node.op_type, node.domain, [names.get(name, name) for name in node.input], attributes))
+        names |= {name: (len(outside), k, place) for place, name in enumerate(node.output)}
+    return nodes, [names[value.name] for value in graph.output]
+
+
+def _same(got: np.ndarray | None, wanted: np.ndarray) -> bool:
+    if got is None or got.shape != wanted.shape:
+        return False
+    slack = _SAME * largest(wanted[np.isfinite(wanted)])
+    return bool(np.allclose(got, wanted, rtol=0, atol=slack, equal_nan=True))
+
+
+class _Operator:
+    """The mutants of one rule and the cases that try them. A case that caught many is tried first."""
+
+    def __init__(self, operator: str, key: tuple[str, str], seed: int) -> None:
+        self.operator, self.key = operator, key
+        self.subjects = []
+        for case in every_case():
+            if case.operator == operator and case.values == "smooth":
+                with suppress(RefgradError):  # the unbroken gradient is what mutants are compared with
+                    self.subjects.append(_Subject(case, key, seed))
+
+    def outcomes(self) -> Iterator[Outcome]:
+        """What becomes of each, in the order of the source."""
+        entries = sorted({name for subject in self.subjects for name in subject.entries})
+        for k, entry in enumerate(entries):
+            for change in RETURNED:
+                yield from self._try(Mutant(self.operator, entry, change), *self._returning(entry, change))
+            if k + 1 < len(entries):
+                yield from self._try(Mutant(self.operator, entry, EXCHANGED), *self._exchanging(*entries[k : k + 2]))
+        seen = Counter[str]()
+        for site in sorted({site for subject in self.subjects for site in subject.ranks}):
+            seen[site.place] += 1
+            place = site.place if seen[site.place] == 1 else f"{site.place} ({seen[site.place]})"
+            for change, emission in CHANGES[site.op_type].items():
+                yield from self._try(Mutant(self.operator, place, change), *self._emitting(site, emission))
+
+    def _try(
+        self, mutant: Mutant, concerned: Sequence[_Subject], breaking: Callable[[_Subject], Any]
+    ) -> Iterator[Outcome]:
+        """The outcome, where there is a mutant."""
+        tried, second, note = 0, [], ""
+        for subject in sorted(concerned, key=lambda one: -one.catches):
+            found = subject.try_on(partial(breaking, subject))
+            if found is None:
+                continue
+            tried += 1
+            if found.alone:
+                subject.catches += 1
+                yield replace(found, mutant=mutant, tried=tried)
+                return
+            if found.caught:
+                second.append(found)
+                if len(second) == _PATIENCE:
+                    break
+            note = note or found.note
+        if second:
+            yield replace(second[0], mutant=mutant, tried=tried)
+        elif tried:
+            yield Outcome(mutant, tried=tried, note=note)
+
+    def _returning(self, entry: str, change: str) -> Any:
+        function, axes = RETURNED[change]
+
+        def returned(op: Emitter, adjoints: dict[str, str | None]) -> dict[str, str | None]:
+            adjoint = adjoints.get(entry)
+            return adjoints if adjoint is None else adjoints | {entry: function(op, adjoint)}
+
+        concerned = [one for one in self.subjects if entry in one.entries and _has(one.entries[entry], axes)]
+        return concerned, lambda subject: broken(self.key, _Breaking(), returned)
+
+    def _exchanging(self, one: str, other: str) -> Any:
+        def returned(op: Emitter, adjoints: dict[str, str | None]) -> dict[str, str | None]:
+            if one not in adjoints or other not in adjoints:
+                return adjoints
+            return adjoints | {one: adjoints[other], other: adjoints[one]}
+
+        concerned = [subject for subject in self.subjects if {one, other} <= subject.entries.keys()]
+        return concerned, lambda subject: broken(self.key, _Breaking(), returned)
+
+    def _emitting(self, site: Site, change: Change) -> Any:
+        concerned = [subject for subject in self.subjects if site in subject.ranks]
+        return concerned, lambda subject: broken(self.key, _Breaking((site, change), subject.ranks))

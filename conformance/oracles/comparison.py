@@ -1,0 +1,244 @@
+"""Is one gradient what one oracle says, up to what explains an error?"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from onnx import ModelProto
+
+from refgrad.conformance.oracles.central import STEP, one_sided
+from refgrad.conformance.oracles.differences import STEPS, direction_at, estimates
+from refgrad.conformance.questions.evidence import Directional, Elementwise
+from refgrad.conformance.questions.point import Point, ShapeMovedError, Truth, by_name, in_float64, largest, limits, rms
+from refgrad.errors import BackendError
+from refgrad.protos.walk import graphs
+from refgrad.tables.kinks import KINKS
+
+AGREED, DISAGREED, KINK, INCONCLUSIVE = "agreed", "disagreed", "kink", "inconclusive"
+EXACT = 1e-6  # what float64 explains of a gradient
+
+_KINKS = frozenset(kink.operator for kink in KINKS)
+_SETTLED = 1e-6  # the error of a difference, relative to what it adds up, below which it is no noise
+_TELLING = 1e-2  # a larger error tells nothing
+SENSITIVE = 10  # how many times the change under rounded intermediate results is explained
+FLOAT64_BITS = 50  # of 53: a rounding that can be told from the float64 gradient
+_ELEMENTS = 64  # that are looked at one by one
+_COARSER = 4  # bits less, when rounding alone does not explain an error: is there a kink near?
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What came of a comparison.
+
+    `absolute` and `relative` are the largest error over the elements (or the directions) and that error relative to the
+    largest element (or the norm); `allowed` is the largest relative error that rounding and the oracle explain. They are None
+    where nothing was compared.
+    """
+
+    verdict: str
+    absolute: float | None = None
+    relative: float | None = None
+    allowed: float | None = None
+    note: str = ""
+
+    @property
+    def gravity(self) -> tuple[int, float]:
+        """The graver of two comparisons has the larger one: by the verdict, then by the part of what is allowed."""
+        order = (AGREED, INCONCLUSIVE, KINK, DISAGREED)
+        return order.index(self.verdict), (self.relative or 0.0) / (self.allowed or 1.0)
+
+
+def gravest(found: Iterable[Judged]) -> Judged:
+    """The gravest of several comparisons."""
+    return max(found, key=lambda judged: judged.gravity)
+
+
+def against_directions(
+    truth: Truth,
+    name: str,
+    got: np.ndarray,
+    found: Sequence[Directional],
+    tolerance: float,
+    exact: bool = False,
+    sided: bool = True,
+) -> Judged:
+    """A gradient against derivatives along directions: the worst of them.
+
+    :param exact: the gradient was computed in float64.
+    :param sided: an error may be a kink's: the derivatives from both sides are taken on the interpreter.
+    """
+    expected = truth.point.wide[name].shape
+    if got.shape != expected:
+        return Judged(DISAGREED, note=f"shape {got.shape}, {name!r} has {expected}")
+    if not np.all(np.isfinite(got)):
+        return Judged(DISAGREED, note=f"{np.count_nonzero(~np.isfinite(got))} elements are not finite")
+    both_zero = Judged(AGREED, 0.0, 0.0, tolerance, "both are zero")
+    return gravest([both_zero, *(_along(truth, name, got, said, tolerance, exact, sided) for said in found)])
+
+
+def _along(
+    truth: Truth, name: str, got: np.ndarray, said: Directional, tolerance: float, exact: bool, sided: bool
+) -> Judged:
+    value, method = said.value, said.error
+    if abs(value) <= method and method > _SETTLED * said.scale:
+        return Judged(INCONCLUSIVE, note="the derivatives are no more than their error")
+    derivative = float(np.sum(got * said.direction))
+    if not np.any(got) and abs(value) <= method:
+        return Judged(AGREED, 0.0, 0.0, tolerance, "both are zero")
+    error = abs(derivative - value)
+    size = max(float(np.linalg.norm(got)) * rms(said.direction), abs(value))
+    slack = tolerance * size + method
+    if error > slack and name in truth.gradients:
+        moved = np.linalg.norm(truth.moved(name, FLOAT64_BITS if exact else truth.bits)) * rms(said.direction)
+        slack += SENSITIVE * float(moved)
+    numbers = (error, error / size, slack / size) if size else (0.0, 0.0, tolerance)
+    if not error <= slack < np.inf:
+        note = f"{derivative:.6g} along a direction, {said.oracle} gives {value:.6g} ± {method:.1g}"
+        wrong = Judged(DISAGREED, *numbers, note)
+        return _at_a_kink(truth, said, derivative, tolerance * size, wrong) if sided else wrong
+    if slack > size and abs(value) <= method:
+        return Judged(AGREED, *numbers, "both are zero up to rounding")
+    if slack - tolerance * size > _TELLING * size:
+        return Judged(INCONCLUSIVE, *numbers, "rounding or a kink hides more than 1% of it")
+    return Judged(AGREED, *numbers)
+
+
+def _at_a_kink(truth: Truth, said: Directional, derivative: float, slack: float, wrong: Judged) -> Judged:
+    """Whether an error is a kink's: the one-sided derivatives differ there and bracket the answer. Else it is `wrong`."""
+    point = truth.point
+    try:
+        left, right = one_sided(point.evaluate, point.wide, {said.name: said.direction}, point.cotangent_of, said.step)
+    except (ShapeMovedError, BackendError) as error:
+        return replace(wrong, verdict=INCONCLUSIVE, note=str(error))
+    low, high = sorted((left.value, right.value))
+    slack += left.error + right.error
+    if high - low > 2 * slack and low - slack <= derivative <= high + slack:
+        both = f"the derivative is {left.value:.4g} from the left, {right.value:.4g} from the right"
+        return replace(wrong, verdict=KINK, note=both)
+    return wrong
+
+
+def against_elements(truth: Truth, said: Elementwise, got: np.ndarray, tolerance: float, exact: bool = False) -> Judged:
+    """A gradient against that of another autodiff, element by element."""
+    if got.shape != said.gradient.shape:
+        return Judged(DISAGREED, note=f"shape {got.shape}, {said.oracle} has {said.gradient.shape}")
+    if not np.all(np.isfinite(said.gradient)):
+        return Judged(INCONCLUSIVE, note=f"the gradient of {said.oracle} is not finite")
+    error, size = largest(got - said.gradient), largest(said.gradient)
+    explained = (tolerance + said.error) * max(size, largest(got))
+    if not error <= explained and said.name in truth.gradients:
+        explained += SENSITIVE * largest(truth.moved(said.name, FLOAT64_BITS if exact else truth.bits))
+    numbers = (error, error / size if size else float("inf"), explained / size if size else 0.0)
+    if error <= explained < np.inf:
+        return Judged(AGREED, *numbers) if size else Judged(AGREED, 0.0, 0.0, tolerance, "both are zero")
+    return Judged(DISAGREED, *numbers, f"off by {error:.3g} from {said.oracle}")
+
+
+def against_float64(truth: Truth, name: str, got: np.ndarray, tolerance: float, own_draws: bool = False) -> Judged:
+    """A gradient in the model's types against the float64 one, element by element, relative to its largest element.
+
+    :param own_draws: the executor draws random numbers of its own.
+    """
+    point, expected = truth.point, truth.gradients[name]
+    if got.shape != expected.shape:
+        return Judged(DISAGREED, note=f"shape {got.shape}, the float64 gradient has {expected.shape}")
+    kind = point.dtype(name)
+    if got.dtype not in (kind, np.dtype(np.float64)):
+        return Judged(DISAGREED, note=f"dtype {got.dtype}, {name!r} has {kind}")
+    if not np.all(np.isfinite(expected)):
+        return Judged(INCONCLUSIVE, note="the float64 gradient is not finite")
+    difference = got.astype(np.float64) - expected
+    error, size = largest(difference), largest(expected)
+    # Below the smallest normal number of the type nothing is computed accurately.
+    underflow = limits(kind)[1] * max(got.size, 1) ** 0.5
+    if error <= max(tolerance * size, underflow):
+        return Judged(AGREED, error, error / size if size else 0.0, tolerance, "" if size else "both are zero")
+    explained = tolerance * size + SENSITIVE * largest(truth.moved(name, truth.bits))
+    verdict, note = AGREED, ""
+    if explained < error:
+        explained += largest(truth.moved(name, truth.bits - _COARSER))
+        note = "a kink is near: rounding moves single elements far"
+    elif explained > _TELLING * size:
+        note = "rounding hides more than 1% of it"
+    if not error <= explained:
+        verdict, note = DISAGREED, ""
+        if point.draws and own_draws:
+            verdict, note = INCONCLUSIVE, f"{', '.join(point.draws)}: the backend draws random numbers of its own"
+        elif truth.out_of_range:
+            verdict, note = INCONCLUSIVE, truth.out_of_range
+    elif size <= SENSITIVE * largest(truth.moved(name, FLOAT64_BITS)):
+        note = "both are zero up to rounding"
+    elif note and np.linalg.norm(difference) > _TELLING * np.linalg.norm(expected):
+        verdict = INCONCLUSIVE
+    return Judged(verdict, error, error / size if size else float("inf"), explained / size if size else 0.0, note)
+
+
+def told_by_the_neighbour(truth: Truth, names: Collection[str], seed: int, tolerance: float) -> set[str]:
+    """Those of `names` at a kink: the gradient, off from differences here, agrees with them at a point right beside this one.
+
+    A sum of kinks need not lie between its one-sided derivatives, and Relu(x) − Relu(−x) has none at 0, where each convention
+    of its parts is kept. One operator alone is at a kink only where the derivatives of both sides differ.
+    """
+    operators = [node for node in truth.point.model.graph.node if node.op_type in _KINKS]
+    if not operators:
+        return set()
+    beside = truth.point.beside(np.random.default_rng([seed, 2]))
+    try:
+        prepared = in_float64(truth.model)
+        there = Truth(beside, truth.model, by_name(prepared.run(beside.wide | beside.seeds), beside.names))
+    except BackendError:
+        return set()
+    rng, listed = np.random.default_rng([seed, 3]), sorted(names)
+    said = estimates(beside.evaluate, beside.wide, listed, beside.cotangent_of, rng, directions=1)
+    found = {one.name: one for one in said if isinstance(one, Directional)}
+    judged = {
+        name: against_directions(there, name, there.gradients[name], [one], tolerance, exact=True)
+        for name, one in found.items()
+    }
+    agree = {name for name, one in judged.items() if one.verdict == AGREED and not one.note}
+    return agree if len(operators) > 1 else {name for name in agree if bent(truth.point, name, rng)}
+
+
+def bent(point: Point, name: str, rng: np.random.Generator, step: float = STEP) -> bool:
+    """Whether the derivatives of both sides differ along a random direction."""
+    direction = direction_at(point.wide[name], rng)
+    try:
+        left, right = one_sided(point.evaluate, point.wide, {name: direction}, point.cotangent_of, step)
+    except (ShapeMovedError, BackendError):
+        return True
+    return abs(right.value - left.value) > 2 * (left.error + right.error)
+
+
+def outside_of_both(truth: Truth, name: str, got: np.ndarray, tolerance: float, rng: np.random.Generator) -> str:
+    """Which element is not between the derivatives of both sides when it alone moves; empty where all are.
+
+    Those that are as in the float64 gradient are not looked at, and of the others no more than `_ELEMENTS`, drawn by chance.
+    """
+    point, wide = truth.point, got.astype(np.float64)
+    if not np.all(np.isfinite(wide)):
+        return f"{np.count_nonzero(~np.isfinite(wide))} elements are not finite"
+    expected = truth.gradients[name]
+    slack = tolerance * max(largest(expected), largest(wide))
+    differ = np.flatnonzero(np.abs(wide - expected) > slack)
+    for index in rng.permutation(differ)[:_ELEMENTS]:
+        direction = np.zeros(wide.shape)
+        direction.flat[index] = length = rms(point.wide[name]) or 1.0
+        try:
+            left, right = one_sided(point.evaluate, point.wide, {name: direction}, point.cotangent_of, STEPS[1])
+        except (ShapeMovedError, BackendError) as error:
+            return str(error)
+        low, high = sorted((left.value / length, right.value / length))
+        off = slack + (left.error + right.error) / length
+        if not low - off <= wide.flat[index] <= high + off:
+            place = tuple(map(int, np.unravel_index(index, wide.shape)))
+            return (
+                f"element {place} is {wide.flat[index]:.4g}, the derivatives of both sides are {low:.4g} and {high:.4g}"
+            )
+    return ""
+
+
+def kinks_of(model: ModelProto) -> list[str]:
+    """The operators of a model, and of the graphs in it, that have points without a derivative."""
+    return sorted({node.op_type for graph in graphs(model.graph) for node in graph.node} & _KINKS)

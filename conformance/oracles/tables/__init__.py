@@ -1,0 +1,1 @@
+"""What other systems call the operators of ONNX."""

@@ -1,0 +1,1 @@
+"""What is asked about a case, and what counts as an answer."""

@@ -1,0 +1,129 @@
+"""What an oracle says, and what an oracle is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+from onnx import ModelProto
+
+from refgrad.conformance.questions.question import Question
+from refgrad.reverse.gradient import names_in
+
+COMPLEX_STEP = "complex-step"  # the oracle whose silence tells of a kink
+
+
+@dataclass(frozen=True)
+class Directional:
+    """The derivative of Σ <cotangent, output> when the input `name` moves along `direction`: `value`, give or take `error`.
+
+    `scale` is the size of what was added up for it. `step` is how far a difference went, 0 for what is no difference.
+    """
+
+    oracle: str
+    name: str
+    direction: np.ndarray
+    value: float
+    error: float
+    scale: float
+    step: float = 0.0
+
+
+@dataclass(frozen=True)
+class Elementwise:
+    """The gradient by the input `name`, in float64, off by no more than `error` times its largest element."""
+
+    oracle: str
+    name: str
+    gradient: np.ndarray
+    error: float
+
+
+@dataclass(frozen=True)
+class Silent:
+    """The oracle does not apply to the input `name`, or to the whole question where that is empty."""
+
+    oracle: str
+    why: str
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class Property:
+    """A property that every gradient has, tested on one: off by `error`, where `allowed` is explained (both relative)."""
+
+    oracle: str
+    error: float
+    allowed: float
+    note: str = ""
+
+    @property
+    def holds(self) -> bool:
+        """Whether the gradient has the property."""
+        return self.error <= self.allowed
+
+
+Evidence: TypeAlias = Directional | Elementwise | Silent
+
+
+@dataclass(frozen=True)
+class Built:
+    """A gradient model, whoever built it: where it takes the cotangent of each output, where it returns each gradient.
+
+    `constants` are further feeds. An input in the question's `wrt` that `gradients` does not have has the gradient zero.
+    """
+
+    model: ModelProto
+    cotangents: dict[str, str]
+    gradients: dict[str, str]
+    constants: dict[str, np.ndarray] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, model: ModelProto) -> Built:
+        """A gradient that refgrad made: it has the names in it. Those of another model are not known."""
+        return cls(model, *names_in(model))
+
+    def feeds(self, at: Mapping[str, Any], cotangents: Mapping[str, np.ndarray]) -> dict[str, Any]:
+        """What to feed the model, as far as it takes it: the point, the cotangents of the outputs, its own constants."""
+        named = {self.cotangents[output]: v for output, v in cotangents.items() if output in self.cotangents}
+        taken = {value.name for value in self.model.graph.input}
+        return {name: value for name, value in {**at, **named, **self.constants}.items() if name in taken}
+
+    def named(self, results: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        """The gradients in what the model returned, by what they are gradients of."""
+        return {name: np.asarray(results[gradient]) for name, gradient in self.gradients.items()}
+
+
+def elements(oracle: str, question: Question, gradients: Mapping[str, Any], error: float) -> list[Evidence]:
+    """What a whole gradient says, by the names in the question's `wrt`; a name that is missing has the gradient zero.
+
+    One of another shape than its input says nothing.
+    """
+    said: list[Evidence] = []
+    for name in question.wrt:
+        shape = np.shape(question.at[name])
+        got = np.asarray(gradients.get(name, np.zeros(shape)), np.float64)
+        fits = got.shape == shape
+        said.append(
+            Elementwise(oracle, name, got, error)
+            if fits
+            else Silent(oracle, f"its gradient has shape {got.shape}", name)
+        )
+    return said
+
+
+@dataclass(frozen=True)
+class Oracle:
+    """A witness. `trust` says what it knows, and how far it can be trusted: for the reader of a report.
+
+    `testify` answers a question, `examine` tests a property of a gradient that somebody built; one of them is None. `missing`
+    says what has to be installed, "" where it is.
+    """
+
+    name: str
+    trust: str
+    testify: Callable[[Question], Sequence[Evidence]] | None = None
+    examine: Callable[[Question, Built], Sequence[Property | Silent]] | None = None
+    missing: Callable[[], str] = lambda: ""

@@ -1,0 +1,275 @@
+"""Where a gradient is checked: the feeds, the model in float64 there, its gradient, and what rounding does to it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+
+from refgrad.backends import Prepared, get_backend
+from refgrad.backends.base import Value, describe, graph_inputs
+from refgrad.backends.numpy import NumpyBackend
+from refgrad.conformance.questions.feeds import DOMAINS, random_feeds, widened
+from refgrad.errors import BackendError, FeedError, choices
+from refgrad.protos.walk import subgraphs
+from refgrad.reverse.gradient import names_in
+from refgrad.reverse.graph import FLOATS, Graph
+
+_ROUNDINGS = 16  # how many roundings of the result each node may cost
+_STASHING = {"GroupNormalization", "LayerNormalization", "RMSNormalization"}  # compute in `stash_type`
+_BESIDE = 1e-2  # relative to the size of an input: how far the neighbour of a point is
+_RANDOM = {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
+
+
+@dataclass
+class Point:
+    """Where the gradient is checked: the feeds and cotangents in the model's types and in float64, and the model there."""
+
+    model: ModelProto
+    forward: Prepared
+    names: dict[str, str]  # wrt: its gradient's name
+    seeds_of: dict[str, str]  # output: its cotangent's name
+    feeds: dict[str, Any]
+    cotangents: dict[str, np.ndarray]  # by the cotangent's name, in the model's types
+    wide: dict[str, Any]
+    described: str
+
+    @classmethod
+    def choose(
+        cls,
+        model: ModelProto,
+        gradient: ModelProto,
+        feeds: Mapping[str, Any] | None,
+        seed: int,
+        size: int,
+        sizes: Mapping[str, int] | None,
+    ) -> Point:
+        """Take the given feeds, or the first random ones at which every output is finite."""
+        seeds_of, names = names_in(gradient)
+        prepared = in_float64(model, names)
+        inputs = graph_inputs(model.graph)
+        if feeds is not None:
+            given = dict(feeds)
+            results, described = prepared.run(widened(given), seeds_of), "given"
+        else:
+            for domain in DOMAINS:
+                given = dict(random_feeds(inputs, seed=seed, size=size, sizes=sizes, domain=domain))
+                results, described = prepared.run(widened(given), seeds_of), f"random, {domain}"
+                if all(np.all(np.isfinite(value)) for value in results.values()):
+                    break
+        _require_finite(results, described)
+        rng = np.random.default_rng([seed, 0])
+        declared = {value.name: describe(value).dtype for value in gradient.graph.input}
+        cotangents = {}
+        for output, seed_name in seeds_of.items():
+            cotangent = np.asarray(rng.standard_normal(results[output].shape))
+            cotangents[seed_name] = cotangent.astype(declared[seed_name] or np.float32)
+        wide = widened(given) | {
+            t.name: numpy_helper.to_array(t).astype(np.float64)
+            for t in model.graph.initializer
+            if t.name in names and t.name not in given
+        }
+        return cls(model, prepared, names, seeds_of, given, cotangents, wide, described)
+
+    @property
+    def seeds(self) -> dict[str, np.ndarray]:
+        """The cotangents in float64, by their own names."""
+        return widened(self.cotangents)
+
+    @property
+    def cotangent_of(self) -> dict[str, np.ndarray]:
+        """The cotangents in float64, by the outputs that they belong to."""
+        wide = self.seeds
+        return {output: wide[name] for output, name in self.seeds_of.items()}
+
+    @cached_property
+    def draws(self) -> tuple[str, ...]:
+        """The operators of the model that draw random numbers: no two executors draw the same."""
+        graph = Graph(self.model)
+
+        def draw(nodes: Iterable[NodeProto]) -> Iterator[str]:
+            for node in nodes:
+                if node.op_type in _RANDOM:
+                    yield node.op_type
+                elif node.op_type == "Dropout" and len(node.input) > 2 and node.input[2]:
+                    training = graph.constant(node.input[2])
+                    if training is None or training.any():
+                        yield node.op_type
+                for attribute in node.attribute:
+                    for inner in subgraphs(attribute):
+                        yield from draw(inner.node)
+
+        return tuple(dict.fromkeys(draw(node.proto for node in graph.nodes)))
+
+    def dtype(self, name: str) -> np.dtype[Any]:
+        """The type of an input or initializer."""
+        if name in self.feeds:
+            return np.asarray(self.feeds[name]).dtype
+        tensor = next(t for t in self.model.graph.initializer if t.name == name)
+        return helper.tensor_dtype_to_np_dtype(tensor.data_type)
+
+    def beside(self, rng: np.random.Generator) -> Point:
+        """A point near this one, further away than differences step."""
+        moved = {
+            name: self.wide[name] + rng.standard_normal(self.wide[name].shape) * _BESIDE * (rms(self.wide[name]) or 1)
+            for name in self.names
+        }
+        return replace(self, wide=self.wide | moved)
+
+    def evaluate(self, moved: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        """The differentiated outputs at another point; one whose shape changes on the way has no derivative there."""
+        results = self.forward.run(moved, self.seeds_of)
+        for output, value in self.cotangent_of.items():
+            if results[output].shape != value.shape:
+                raise ShapeMovedError(f"the shape of {output!r} changes along this direction")
+        return results
+
+
+@dataclass
+class Truth:
+    """The gradients in float64, and how far rounding moves them."""
+
+    point: Point
+    model: ModelProto
+    gradients: Mapping[str, np.ndarray]
+    bits: int = 24
+    _moved: dict[int, dict[str, np.ndarray]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.bits = 1 - round(np.log2(_epsilon(self.point.model)))
+
+    @cached_property
+    def out_of_range(self) -> str:
+        """Which intermediate result of the gradient overflows or underflows its type, empty where none does."""
+        types = Graph(self.model).types
+        prepared = NumpyBackend().prepare(self.model, precision="float64")
+        values = prepared.run(self.point.wide | self.point.seeds, trace=True)
+        for name, value in values.items():
+            if types.get(name) not in FLOATS or not isinstance(value, np.ndarray):
+                continue
+            kind = helper.tensor_dtype_to_np_dtype(types[name])
+            epsilon, tiny, most = limits(kind)
+            finite = np.abs(value[np.isfinite(value)])
+            if finite.size and finite.max() > most * (1 + epsilon):
+                return f"{name!r} is {finite.max():.2g}, more than {kind} can hold"
+            if finite.size and 0 < finite.max() < tiny:
+                return f"{name!r} is {finite.max():.2g} at most, less than {kind} can hold"
+        return ""
+
+    def moved(self, name: str, bits: int) -> np.ndarray:
+        """By how much the gradient of `name` changes when every intermediate result is rounded to `bits` bits."""
+        if bits not in self._moved:
+            try:
+                prepared = get_backend("numpy").prepare(self.model, precision="float64", bits=max(bits, 2))
+                rounded = by_name(prepared.run(self.point.wide | self.point.seeds), self.point.names)
+            except BackendError:
+                rounded = {}
+            with np.errstate(invalid="ignore"):  # where both are infinite
+                self._moved[bits] = {
+                    name: rounded[name] - value
+                    if name in rounded and rounded[name].shape == value.shape
+                    else np.full(value.shape, np.inf)
+                    for name, value in self.gradients.items()
+                }
+        return self._moved[bits][name]
+
+
+class ShapeMovedError(Exception):
+    """Differences cannot be taken."""
+
+
+def _require_finite(results: Mapping[str, np.ndarray], described: str) -> None:
+    bad = [name for name, value in results.items() if not np.all(np.isfinite(value))]
+    if bad:
+        raise FeedError(
+            f"With {described} feeds the outputs {choices(bad)} are not finite in float64, so they have no derivative "
+            "there. Give feeds inside the model's domain (--feeds, a .npz file)."
+        )
+
+
+def in_float64(model: ModelProto, names: Collection[str] = ()) -> Prepared:
+    """The model on the interpreter in float64, the initializers among `names` as inputs too.
+
+    :raises RefgradError: the interpreter does not know it.
+    """
+    return get_backend("numpy").prepare(with_defaults(model, names), precision="float64")
+
+
+def with_defaults(model: ModelProto, names: Collection[str]) -> ModelProto:
+    """The model with the initializers among `names` as inputs too, so that they can be moved."""
+    listed = {value.name for value in model.graph.input}
+    tensors = [t for t in model.graph.initializer if t.name in names and t.name not in listed]
+    if not tensors:
+        return model
+    made = ModelProto()
+    made.CopyFrom(model)
+    made.graph.input.extend(helper.make_tensor_value_info(t.name, t.data_type, list(t.dims)) for t in tensors)
+    return made
+
+
+def inputs_of(model: ModelProto) -> tuple[Value, ...]:
+    """What may be fed to a check: the inputs, and the initializers."""
+    inputs = graph_inputs(model.graph)
+    listed = {value.name for value in inputs}
+    return inputs + tuple(
+        Value(t.name, helper.tensor_dtype_to_np_dtype(t.data_type), tuple(t.dims), has_default=True)
+        for t in model.graph.initializer
+        if t.name not in listed
+    )
+
+
+def with_values(model: ModelProto, feeds: Mapping[str, Any]) -> tuple[ModelProto, dict[str, Any]]:
+    """The model with the feeds of its initializers in their place, and the feeds that are left."""
+    inputs = {value.name for value in model.graph.input}
+    moved = {name: value for name, value in feeds.items() if name not in inputs}
+    if not moved:
+        return model, dict(feeds)
+    made = ModelProto()
+    made.CopyFrom(model)
+    for tensor in made.graph.initializer:
+        if tensor.name in moved:
+            tensor.CopyFrom(numpy_helper.from_array(moved[tensor.name], tensor.name))
+    return made, {name: value for name, value in feeds.items() if name in inputs}
+
+
+def by_name(results: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, np.ndarray]:
+    """The gradients in `results` by what they are gradients of."""
+    return {name: np.asarray(results[gradient]) for name, gradient in names.items()}
+
+
+def _epsilon(model: ModelProto) -> float:
+    """The coarsest rounding among the float types of the model's values, and of what a normalization computes in."""
+    graph = Graph(model)
+    types = set(graph.types.values())
+    for node in graph.nodes:
+        if node.op_type in _STASHING:
+            types.add(node.attributes.get("stash_type", TensorProto.FLOAT))
+    types &= FLOATS
+    return max((limits(helper.tensor_dtype_to_np_dtype(kind))[0] for kind in types), default=1.2e-7)
+
+
+def limits(dtype: np.dtype[Any]) -> tuple[float, float, float]:
+    """The rounding of a float type, its smallest normal number and its largest. NumPy does not know bfloat16."""
+    info = ml_dtypes.finfo(dtype)  # type: ignore[no-untyped-call]
+    return float(info.eps), float(info.tiny), float(info.max)
+
+
+def rounding(nodes: int, model: ModelProto) -> float:
+    """The relative error that the roundings of a gradient of `model`, of so many nodes, explain: they add up like √n."""
+    return float(_ROUNDINGS * _epsilon(model) * np.sqrt(max(nodes, 1)))
+
+
+def largest(array: np.ndarray) -> float:
+    """The largest magnitude of an element, 0 where there is none."""
+    return float(np.max(np.abs(array), initial=0.0))
+
+
+def rms(array: np.ndarray) -> float:
+    """The root of the mean square: the size of one element. One that is infinite or missing has none."""
+    finite = array[np.isfinite(array)]
+    return float(np.sqrt(np.mean(finite**2))) if finite.size else 0.0

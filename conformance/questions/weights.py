@@ -1,0 +1,153 @@
+"""Random weights for models whose weights are constant fills, as those of the light models that onnx ships.
+
+With one number everywhere every channel is the same, MaxPool ties, a deep network overflows or its Softmax is uniform, and its
+gradient is zero or rounding noise: nothing that a check could tell right from wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+
+from refgrad.backends import get_backend
+from refgrad.backends.base import graph_inputs
+from refgrad.conformance.questions.feeds import random_feeds
+from refgrad.errors import OptionError
+from refgrad.reverse.graph import Graph, Node
+
+# What reads weights: the input that is a matrix, those that must stay positive, those that are biases or means.
+_MATRIX = {"Conv": (1,), "ConvTranspose": (1,), "Gemm": (1,), "MatMul": (0, 1)}
+_POSITIVE = {"BatchNormalization": (1, 4), "InstanceNormalization": (1,), "LayerNormalization": (1,), "Mul": (0, 1)}
+_BIAS = {
+    "Conv": (2,),
+    "ConvTranspose": (2,),
+    "Gemm": (2,),
+    "BatchNormalization": (2, 3),
+    "InstanceNormalization": (2,),
+    "LayerNormalization": (2,),
+    "Add": (0, 1),
+}
+_MOVES = ("Unsqueeze", "Squeeze", "Reshape", "Identity")
+
+
+def randomize(model: ModelProto, seed: int) -> tuple[ModelProto, int]:
+    """A copy of `model` with random numbers for its constant fills, and how many there were.
+
+    A fill is a float initializer, or the ConstantOfShape of a constant shape, with many elements of one value. Matrices and
+    filters are drawn from a normal distribution, scales between 0.5 and 1.5, biases with a standard deviation of 0.1. Then one
+    random input passes through the model, node by node: each drawn matrix is scaled so that its result has unit variance
+    (Mishkin and Matas 2016, "All you need is a good init"), and the mean and variance of BatchNormalization become those of
+    what it reads, its scales about ½ and its biases about 1. So nothing overflows, vanishes or saturates, however deep the
+    model, and most of each Relu is on: a deep random network where half of it is off is chaotic, its gradient full of kinks.
+
+    :raises OptionError: nothing in the model is a constant fill.
+    """
+    made = ModelProto()
+    made.CopyFrom(model)
+    graph = made.graph
+    rng = np.random.default_rng(seed)
+    readers = _readers(graph)
+    drawn: set[str] = set()
+    for tensor in graph.initializer:
+        if tensor.data_location == TensorProto.EXTERNAL or tensor.name not in readers:
+            continue
+        array = numpy_helper.to_array(tensor)
+        if array.dtype.kind == "f" and array.size > 1 and np.all(array == array.flat[0]):
+            values = _drawn(array, *readers[tensor.name], rng)
+            if values is not None:
+                tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
+                drawn.add(tensor.name)
+    shapes = {t.name: t for t in graph.initializer}
+    kept: list[NodeProto] = []
+    for node in graph.node:
+        values = None
+        if node.op_type == "ConstantOfShape" and node.attribute and node.input[0] in shapes:
+            filling = numpy_helper.to_array(node.attribute[0].t)
+            if filling.dtype.kind == "f" and node.output[0] in readers:
+                array = np.full(numpy_helper.to_array(shapes[node.input[0]]), filling)
+                values = _drawn(array, *readers[node.output[0]], rng)
+        if values is None:
+            kept.append(node)
+        else:
+            graph.initializer.append(numpy_helper.from_array(values, node.output[0]))
+            drawn.add(node.output[0])
+    if not drawn:
+        raise OptionError("The model has no weights that are constant fills: leave out random weights.")
+    del graph.node[:]
+    graph.node.extend(kept)
+    _calibrate(made, drawn, seed)
+    return made, len(drawn)
+
+
+def _calibrate(model: ModelProto, drawn: set[str], seed: int) -> None:
+    tensors = {t.name: t for t in model.graph.initializer}
+    values: dict[str, Any] = dict(random_feeds(graph_inputs(model.graph), seed=seed))
+    values |= {name: numpy_helper.to_array(tensor) for name, tensor in tensors.items()}
+    graph = Graph(model)
+    nodes = graph.nodes
+    last = {name: position for position, node in enumerate(nodes) for name in node.reads}
+
+    def scale(name: str, array: np.ndarray) -> None:
+        values[name] = array.astype(values[name].dtype).reshape(values[name].shape)
+        tensors[name].CopyFrom(numpy_helper.from_array(values[name], name))
+
+    for position, node in enumerate(nodes):
+        if node.op_type == "BatchNormalization" and drawn.issuperset(node.inputs[3:5]):
+            read = values[node.inputs[0]].astype(np.float64)
+            axes = tuple(axis for axis in range(read.ndim) if axis != 1)
+            scale(node.inputs[3], read.mean(axes))
+            scale(node.inputs[4], read.var(axes) + 1e-3)
+        values |= _run(graph.model, node, values)
+        weights = [name for k, name in enumerate(node.inputs) if k in _MATRIX.get(node.op_type, ()) and name in drawn]
+        spread = float(np.std(values[node.outputs[0]], dtype=np.float64)) if weights else 0.0
+        if spread and drawn.issuperset(node.inputs[2:]):
+            for name in (*weights, *node.inputs[2:]):
+                scale(name, values[name].astype(np.float64) / spread)
+            values[node.outputs[0]] = (values[node.outputs[0]] / spread).astype(values[node.outputs[0]].dtype)
+        for name in node.reads:
+            if last[name] == position:
+                del values[name]
+                last[name] = -1
+
+
+def _run(model: ModelProto, node: Node, values: Mapping[str, Any]) -> dict[str, Any]:
+    """What one node computes of `values`."""
+    names = dict.fromkeys(node.reads)
+    inputs = [
+        helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(values[name].dtype), None) for name in names
+    ]
+    outputs = [helper.make_empty_tensor_value_info(name) for name in node.outputs if name]
+    alone = helper.make_model(
+        helper.make_graph([node.proto], "node", inputs, outputs), opset_imports=model.opset_import
+    )
+    return get_backend("numpy").prepare(alone).run({name: values[name] for name in names})
+
+
+def _readers(graph: onnx.GraphProto) -> dict[str, tuple[NodeProto, int]]:
+    """The first node that reads a value, and as which input; seen through what only changes its shape."""
+    readers: dict[str, tuple[NodeProto, int]] = {}
+    for node in reversed(graph.node):
+        for position, name in enumerate(node.input):
+            readers[name] = node, position
+        if node.op_type in _MOVES and node.output[0] in readers:
+            readers[node.input[0]] = readers[node.output[0]]
+    return readers
+
+
+def _drawn(array: np.ndarray, node: NodeProto, position: int, rng: np.random.Generator) -> np.ndarray | None:
+    """Random numbers for the weights `array`, or None where `node` reads something else there."""
+    if node.op_type == "BatchNormalization" and position in (1, 2):
+        values = rng.uniform(0.25, 0.75, array.shape) if position == 1 else 1 + 0.1 * rng.standard_normal(array.shape)
+    elif position in _MATRIX.get(node.op_type, ()) and array.ndim >= 2:
+        values = rng.standard_normal(array.shape)
+    elif position in _POSITIVE.get(node.op_type, ()):
+        values = rng.uniform(0.5, 1.5, array.shape)
+    elif position in _BIAS.get(node.op_type, ()):
+        values = 0.1 * rng.standard_normal(array.shape)
+    else:
+        return None
+    return np.asarray(values).astype(array.dtype)

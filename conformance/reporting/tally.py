@@ -1,0 +1,56 @@
+"""What every report counts, and the marks that it prints."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from refgrad.conformance.judging import verdicts
+from refgrad.conformance.running.results import Pair, Results
+
+_LONG = 160  # characters of a note in a table
+MARKS = {  # in the order in which they are listed: what is right, what has to be mended, what nobody knows
+    verdicts.AGREED: "✓",
+    verdicts.CONVENTION: "≈",
+    verdicts.WRONG: "✗",
+    verdicts.CRASHED: "†",
+    verdicts.TIMED_OUT: "◷",
+    verdicts.OUT_OF_MEMORY: "▣",
+    verdicts.INCONCLUSIVE: "?",
+    verdicts.REFUSED: "–",
+    verdicts.UNSUPPORTED: "○",
+}
+
+
+def totals(results: Results) -> dict[Pair, Counter[str]]:
+    """How often each builder and executor has each verdict."""
+    counts: dict[Pair, Counter[str]] = {pair: Counter() for pair in results.pairs}
+    for row in results.rows:
+        counts[row.builder, row.executor][row.verdict] += 1
+    return counts
+
+
+def by_operator(results: Results) -> dict[str, dict[Pair, Counter[str]]]:
+    """The same for each operator, in alphabetical order."""
+    operators = sorted({about.operator for about in results.cases.values()})
+    counts: dict[str, dict[Pair, Counter[str]]] = {operator: {} for operator in operators}
+    for row in results.rows:
+        of_operator = counts[results.cases[row.case].operator]
+        of_operator.setdefault((row.builder, row.executor), Counter())[row.verdict] += 1
+    return counts
+
+
+def occurring(counts: Mapping[Pair, Counter[str]]) -> list[str]:
+    """The verdicts that occur."""
+    return [verdict for verdict in MARKS if any(count[verdict] for count in counts.values())]
+
+
+def marked(count: Counter[str]) -> str:
+    """A cell of a table: "✓" where all is right, else how often each verdict is, as "✓30 ✗2 –1"."""
+    parts = [f"{mark}{count[verdict]}" for verdict, mark in MARKS.items() if count[verdict]]
+    return MARKS[verdicts.AGREED] if set(+count) == {verdicts.AGREED} else " ".join(parts)
+
+
+def shortened(note: str) -> str:
+    """The beginning of a long note, for a table; the results have all of it."""
+    return note if len(note) <= _LONG else f"{note[:_LONG].rstrip()} …"

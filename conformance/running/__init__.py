@@ -1,0 +1,1 @@
+"""Who is asked what, in which process, and what is kept of it."""

@@ -1,0 +1,281 @@
+"""Builders: who makes a gradient model of a question. The runner calls each in a process of its own (`running.runner`).
+
+A builder refuses by raising: its message says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from importlib import util
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import GraphProto, ModelProto, helper, numpy_helper
+
+import refgrad
+from refgrad.backends.base import graph_inputs
+from refgrad.backends.onnxruntime import DISTRIBUTIONS
+from refgrad.conformance.questions.evidence import Built
+from refgrad.conformance.questions.point import with_defaults
+from refgrad.conformance.questions.question import Question
+from refgrad.conformance.running.executors import imported, installed, version_of_module
+from refgrad.errors import AnswerError, BuilderError, OptionError, choices, did_you_mean
+from refgrad.protos.walk import attribute_value, checkable, versions_of
+from refgrad.tables.schemas import MICROSOFT
+from refgrad.transforms import ortbuilder
+from refgrad.transforms.lower import differentiable_inputs
+
+
+@dataclass(frozen=True)
+class Builder:
+    """`build` makes a gradient model, or raises. `missing` says what has to be installed, "" where it is.
+
+    `version` names what it is a part of, with the version: "onnx-ad 0.3.0".
+    """
+
+    name: str
+    about: str
+    build: Callable[[Question], Built]
+    missing: Callable[[], str] = lambda: ""
+    version: Callable[[], str] = lambda: installed(("refgrad",))
+
+
+def get_builder(name: str) -> Builder:
+    """The builder of that name, or of the name "package.module:function": see `of_function`.
+
+    :raises OptionError: there is none.
+    """
+    if name in BUILDERS:
+        return BUILDERS[name]
+    if ":" not in name:
+        raise OptionError(
+            f"There is no builder {name!r}.{did_you_mean(name, BUILDERS)} There are {choices(BUILDERS)}; one of your own is "
+            "given as package.module:function."
+        )
+    function = imported(name, BUILDERS)
+    if not callable(function):
+        raise OptionError(f"{name!r} is a {type(function).__name__}. Give function(model, wrt, outputs) -> ModelProto.")
+    return Builder(
+        name, f"the function {name}", partial(of_function, function), version=lambda: version_of_module(name)
+    )
+
+
+def version(name: str) -> str:
+    """What a builder is a part of, with its version: "onnx-ad 0.3.0"; "" where that is no distribution.
+
+    :raises OptionError: there is no such builder.
+    """
+    return get_builder(name).version()
+
+
+def build(name: str, question: Question) -> Built:
+    """The gradient that the builder makes.
+
+    :raises OptionError: there is no such builder.
+    :raises BuilderError: it is not installed, or refuses.
+    :raises AnswerError: it returned an invalid model, or not the gradient.
+    :raises Exception: whatever it raises: it refuses the question.
+    """
+    builder = get_builder(name)
+    if missing := builder.missing():
+        raise BuilderError("missing", missing)
+    built = builder.build(question)
+    _check(built)
+    return built
+
+
+def _check(built: Built) -> None:
+    graph = built.model.graph
+    absent = set(built.cotangents.values()) - {value.name for value in graph.input}
+    if absent:
+        raise AnswerError(
+            f"its model takes no cotangent {choices(sorted(absent))}; {choices(v.name for v in graph.input)} are its inputs"
+        )
+    absent = set(built.gradients.values()) - {value.name for value in graph.output}
+    if absent:
+        raise AnswerError(
+            f"its model has no gradient {choices(sorted(absent))}; {choices(v.name for v in graph.output)} are its outputs"
+        )
+    # onnx knows nothing of the operators that ONNX Runtime keeps in the default domain.
+    if all(node.domain or onnx.defs.has(node.op_type) for node in graph.node):
+        try:
+            onnx.checker.check_model(checkable(built.model))
+        except onnx.checker.ValidationError as error:
+            raise AnswerError(f"its model is invalid: {' '.join(str(error).split())}") from error
+
+
+def _keep_outputs(graph: GraphProto, names: Mapping[str, str]) -> None:
+    kept = [value for value in graph.output if value.name in names.values()]
+    del graph.output[:]
+    graph.output.extend(kept)
+
+
+# refgrad
+
+
+def _refgrad(dialect: str, question: Question) -> Built:
+    return Built.of(refgrad.gradient(question.model, question.wrt, list(question.cotangents), dialect=dialect))
+
+
+# ONNX Runtime: both builders in this process, which they can abort
+
+
+def _missing_runtime() -> str:
+    try:
+        ortbuilder.require()
+    except BuilderError as error:
+        return str(error)
+    return ""
+
+
+def _raw(question: Question) -> Built:
+    """GradientGraphBuilder, on Σ <cotangent, output>: it takes one output, a scalar.
+
+    A BatchNormalization in inference stays as it is, and is refused.
+    """
+    from refgrad.conformance.parity.pair import LOSS, as_it_trains, with_loss  # only here: it is slow to import
+
+    # A broadcast product of empty tensors is more than it can do.
+    plain = [name for name, cotangent in question.cotangents.items() if not cotangent.size]
+    model = with_loss(ortbuilder.readable(question.model), question.cotangents, plain)
+    gradients = _reached(question, model, [LOSS])
+    with ortbuilder.Builders(here=True) as builders:
+        made = builders.raw(as_it_trains(model, inference=False), gradients, LOSS)
+    _keep_outputs(made.graph, gradients)
+    cotangents = {name: f"{name}_weight" for name in question.cotangents if name not in plain}
+    return Built(made, cotangents, gradients, {f"{LOSS}_grad": np.ones((), np.float32)})
+
+
+def _module(question: Question) -> Built:
+    """OrtModuleGraphBuilder, as it prepares a module for training: what its YieldOp returns becomes the inputs."""
+    model = ModelProto()
+    model.CopyFrom(question.model)
+    _keep_outputs(model.graph, {name: name for name in question.cotangents})
+    gradients = _reached(question, model, list(question.cotangents))
+    inputs = {value.name for value in model.graph.input}
+    trained = [name for name in gradients if name not in inputs]
+    with ortbuilder.Builders(here=True) as builders:
+        made = builders.module(model, [name for name in gradients if name in inputs], trained)
+    node = next(node for node in made.graph.node if (node.domain, node.op_type) == (MICROSOFT, "YieldOp"))
+    made.graph.node.remove(node)
+    yielded = differentiable_inputs(node.input, {a.name: attribute_value(a) for a in node.attribute})
+    cotangents = dict(zip(yielded, node.output, strict=False))
+    for output, name in cotangents.items():
+        kind = helper.np_dtype_to_tensor_dtype(question.cotangents[output].dtype)
+        made.graph.input.append(helper.make_tensor_value_info(name, kind, None))
+    made.graph.initializer.extend(t for t in question.model.graph.initializer if t.name in trained)
+    return Built(made, cotangents, gradients)
+
+
+def _reached(question: Question, model: ModelProto, outputs: list[str]) -> dict[str, str]:
+    """What the outputs depend on of what is asked for, and the name that both builders give its gradient."""
+    needed = set().union(*(ortbuilder.depends_on(model, output) for output in outputs))
+    gradients = {name: f"{name}_grad" for name in question.wrt if name in needed}
+    if not gradients:
+        raise BuilderError("refused", f"no output depends on {choices(question.wrt)}")
+    return gradients
+
+
+# onnx-ad
+
+
+def _missing_onnx_ad() -> str:
+    return "" if util.find_spec("onnx_ad") else "onnx-ad is not installed (pip install onnx-ad==0.3.0)"
+
+
+def _onnx_ad(question: Question) -> Built:
+    """onnx_ad.reverse, which takes any number of cotangents at once, along a last axis: it gets one.
+
+    What is asked for must be an input without a value for it, else it would count as a constant.
+    """
+    import onnx_ad
+
+    source = ModelProto()
+    source.CopyFrom(with_defaults(question.model, question.wrt))
+    defaults = [t for t in source.graph.initializer if t.name in question.wrt]
+    for tensor in defaults:
+        source.graph.initializer.remove(tensor)
+    outputs = list(question.cotangents)
+    made: ModelProto = onnx_ad.reverse(source, list(question.wrt), outputs, layout="onnx")
+    graph = made.graph
+    graph.initializer.extend(defaults)
+    # Its own inputs and outputs are behind those of the model, in the model's order.
+    taken, returned = list(graph.input[len(source.graph.input) :]), list(graph.output[len(source.graph.output) :])
+    del graph.input[len(source.graph.input) :], graph.output[:]
+    cotangents = {v.name: f"refgrad/{v.name}_grad" for v in source.graph.output if v.name in question.cotangents}
+    gradients = {v.name: f"refgrad/{v.name}_grad" for v in source.graph.input if v.name in question.wrt}
+    nodes = []
+    for value, name in zip(taken, cotangents.values(), strict=True):
+        nodes.append(_on_last_axis("Unsqueeze", name, value.name, made))
+        graph.input.append(helper.make_tensor_value_info(name, value.type.tensor_type.elem_type, None))
+    nodes += graph.node
+    for value, name in zip(returned, gradients.values(), strict=True):
+        nodes.append(_on_last_axis("Squeeze", value.name, name, made))
+        graph.output.append(helper.make_tensor_value_info(name, value.type.tensor_type.elem_type, None))
+    del graph.node[:]
+    graph.node.extend(nodes)
+    return Built(made, cotangents, gradients)
+
+
+def _on_last_axis(op_type: str, source: str, target: str, model: ModelProto) -> onnx.NodeProto:
+    if versions_of(model)[""] < 13:
+        return helper.make_node(op_type, [source], [target], name=f"refgrad/{target}", axes=[-1])
+    last = "refgrad/last_axis"
+    if all(tensor.name != last for tensor in model.graph.initializer):
+        model.graph.initializer.append(numpy_helper.from_array(np.array([-1]), last))
+    return helper.make_node(op_type, [source, last], [target], name=f"refgrad/{target}")
+
+
+# What people bring
+
+
+def of_function(function: Callable[[ModelProto, list[str], list[str]], Any], question: Question) -> Built:
+    """The gradient that `function(model, wrt, outputs)` returns: a model with an input `<output>_grad` for each output, and an
+    output `<name>_grad` for each name in `wrt`. It need not take the inputs and cotangents that it has no use for.
+
+    :raises AnswerError: it returned no model, or one with inputs that nobody knows.
+    :raises Exception: whatever it raises: it refuses the question.
+    """
+    given = ModelProto()
+    given.CopyFrom(question.model)
+    made = function(given, list(question.wrt), list(question.cotangents))
+    if not isinstance(made, ModelProto):
+        raise AnswerError(f"it returned a {type(made).__name__} and no ModelProto")
+    inputs = graph_inputs(made.graph)
+    cotangents = {name: f"{name}_grad" for name in question.cotangents}
+    known = {*(value.name for value in question.model.graph.input), *question.wrt, *cotangents.values()}
+    if unknown := [value.name for value in inputs if value.name not in known and not value.has_default]:
+        raise AnswerError(f"its model takes {choices(unknown)}; it may take {choices(sorted(known))}")
+    taken = {value.name for value in inputs}
+    return Built(
+        made,
+        {output: name for output, name in cotangents.items() if name in taken},
+        {name: f"{name}_grad" for name in question.wrt},
+    )
+
+
+BUILDERS = {
+    builder.name: builder
+    for builder in (
+        Builder("refgrad", "refgrad in plain ai.onnx operators", partial(_refgrad, "onnx")),
+        Builder("refgrad:ort", "refgrad with the training operators of ONNX Runtime", partial(_refgrad, "ort")),
+        Builder(
+            "onnxruntime:raw",
+            "ONNX Runtime's GradientGraphBuilder",
+            _raw,
+            _missing_runtime,
+            partial(installed, DISTRIBUTIONS),
+        ),
+        Builder(
+            "onnxruntime:module",
+            "ONNX Runtime's OrtModuleGraphBuilder, which optimises the model first",
+            _module,
+            _missing_runtime,
+            partial(installed, DISTRIBUTIONS),
+        ),
+        Builder("onnx-ad", "onnx-ad in reverse mode", _onnx_ad, _missing_onnx_ad, partial(installed, ("onnx-ad",))),
+    )
+}

@@ -1,0 +1,131 @@
+"""Known limitations: what is wrong and known to be, as data with a reason. One that no longer holds fails the run."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from refgrad.conformance.judging.verdicts import AGREED, CONVENTION, VERDICTS, Row
+from refgrad.errors import LimitationsError, choices, did_you_mean
+
+TABLE = "limitation"
+EXPLAINABLE = tuple(verdict for verdict in VERDICTS if verdict not in (AGREED, CONVENTION))
+
+
+@dataclass(frozen=True)
+class Limitation:
+    """One entry: the rows that it is about, and why. A field that is empty is about every row.
+
+    `case` is a pattern in which * stands for any characters, ? for one, [...] for one of several.
+    """
+
+    reason: str
+    builder: str = ""
+    executor: str = ""
+    operator: str = ""
+    case: str = ""
+    verdict: str = ""
+
+    def concerns(self, row: Row, operator: str) -> bool:
+        """Whether it is about the case, builder and executor of `row`, whatever the verdict."""
+        return (
+            self.builder in ("", row.builder)
+            and self.executor in ("", row.executor)
+            and self.operator in ("", operator)
+            and (not self.case or fnmatchcase(row.case, self.case))
+        )
+
+    def explains(self, row: Row, operator: str) -> bool:
+        """Whether it is about `row`, and the verdict is the one that it names."""
+        expected = (self.verdict,) if self.verdict else EXPLAINABLE
+        return row.verdict in expected and self.concerns(row, operator)
+
+    def __str__(self) -> str:
+        given = (f"{f.name} {getattr(self, f.name)!r}" for f in fields(self) if f.name != "reason")
+        return ", ".join(entry for entry in given if not entry.endswith("''"))
+
+
+KEYS = tuple(field.name for field in fields(Limitation))
+
+
+@dataclass(frozen=True)
+class Limitations:
+    """The entries of a file. `operators` of the methods has the operator of every case, by the case's name."""
+
+    entries: tuple[Limitation, ...] = ()
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> Limitations:
+        """Read a TOML file: an array of tables, each an entry.
+
+            [[limitation]]
+            executor = "ort-cpu"
+            operator = "Resize"
+            verdict = "not supported"
+            reason = "no kernel for antialias with cubic interpolation"
+
+        :raises LimitationsError: it cannot be read, is no TOML, or has an entry that is not as it has to be.
+        """
+        try:
+            document = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError) as error:
+            raise LimitationsError(
+                f"{str(path)!r} cannot be read: {getattr(error, 'strerror', None) or error}."
+            ) from error
+        except tomllib.TOMLDecodeError as error:
+            raise LimitationsError(f"{str(path)!r} is no TOML: {error}. Entries begin with [[{TABLE}]].") from error
+        if unknown := sorted(document.keys() - {TABLE}):
+            raise LimitationsError(f"{str(path)!r} has {choices(unknown)}. It may have [[{TABLE}]] only.")
+        entries = document.get(TABLE, [])
+        if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+            raise LimitationsError(f"{str(path)!r}: write [[{TABLE}]], with two brackets, above each entry.")
+        return cls(tuple(_entry(entry, f"{str(path)!r}, entry {n}") for n, entry in enumerate(entries, 1)))
+
+    def covers(self, row: Row, operators: Mapping[str, str]) -> Limitation | None:
+        """The first entry that explains `row`."""
+        operator = operators.get(row.case, "")
+        return next((entry for entry in self.entries if entry.explains(row, operator)), None)
+
+    def stale(
+        self, rows: Iterable[Row], operators: Mapping[str, str], *, complete: bool = True
+    ) -> list[tuple[Limitation, str]]:
+        """The entries that no row needs, and why.
+
+        :param complete: `rows` are those of every case. Otherwise, an entry that is about none of them may be about others.
+        """
+        known = list(rows)
+        found = []
+        for entry in self.entries:
+            about = [row for row in known if entry.concerns(row, operators.get(row.case, ""))]
+            if any(entry.explains(row, operators.get(row.case, "")) for row in about):
+                continue
+            if about:
+                verdicts = sorted({row.verdict for row in about})
+                found.append((entry, f"no longer holds: what it is about is {choices(verdicts)}, rows: {len(about)}"))
+            elif complete:
+                found.append((entry, "matches nothing that was run"))
+        return found
+
+
+def _entry(entry: Mapping[str, Any], where: str) -> Limitation:
+    if unknown := sorted(entry.keys() - set(KEYS)):
+        hint = did_you_mean(unknown[0], KEYS)
+        raise LimitationsError(f"{where} has the key {unknown[0]!r}.{hint} There are {choices(KEYS)}.")
+    for key, value in entry.items():
+        if not isinstance(value, str) or not value.strip():
+            raise LimitationsError(f"{where}: {key} is {value!r}. It has to be a string that is not empty.")
+    if "reason" not in entry:
+        raise LimitationsError(f"{where} has no reason. Say in one sentence why this is so.")
+    if not entry.keys() & {"operator", "case"}:
+        raise LimitationsError(f"{where} has neither operator nor case. Give one of them, or both.")
+    if entry.get("verdict", EXPLAINABLE[0]) not in EXPLAINABLE:
+        raise LimitationsError(
+            f"{where}: verdict is {entry['verdict']!r}.{did_you_mean(entry['verdict'], EXPLAINABLE)} "
+            f"There are {choices(EXPLAINABLE)}."
+        )
+    return Limitation(**entry)

@@ -1,0 +1,188 @@
+"""The runner: every builder, executor and oracle is called in a process of its own, which may die without ending the run."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
+from typing import Any, TypeVar
+
+from refgrad.conformance.case import Case
+from refgrad.conformance.judging import verdicts
+from refgrad.conformance.judging.judge import Candidate, judge
+from refgrad.conformance.judging.verdicts import Row
+from refgrad.conformance.oracles import Built, Evidence, Property, Silent, get_oracle
+from refgrad.conformance.questions.question import Question, ask
+from refgrad.conformance.running.builders import build
+from refgrad.conformance.running.executors import run
+from refgrad.errors import AnswerError, WorkerError
+from refgrad.worker import SECONDS, Worker
+
+MEMORY = 8 << 30  # bytes that a worker may have
+ORACLES = ("differences", "reference", "complex-step")  # what is asked by default: fast, and independent of each other
+
+_ENDED = {"crashed": verdicts.CRASHED, "timed out": verdicts.TIMED_OUT, "out of memory": verdicts.OUT_OF_MEMORY}
+_AHEAD = 4  # items handed to each lane before it asks for them
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Who is asked, and within what limits: `seconds` for each call, `memory` in bytes for each process."""
+
+    builders: tuple[str, ...] = ("refgrad", "refgrad:ort")
+    executors: tuple[str, ...] = ("numpy",)
+    oracles: tuple[str, ...] = ORACLES
+    seed: int = 0
+    seconds: float = SECONDS
+    memory: int = MEMORY
+
+
+def run_case(case: Case, plan: Plan, worker: Worker) -> list[Row]:
+    """The verdicts on one case, a row for each builder and executor of the plan, in its order."""
+    start = time.perf_counter()
+    row = partial(Row, case.name)
+    try:
+        question: Question = worker.call(ask, case, plan.seed)
+    except WorkerError as error:
+        note = f"the question: {error}"
+        return [row(b, e, verdicts.INCONCLUSIVE, note=note) for b in plan.builders for e in plan.executors]
+    evidence, examiners = _evidence(question, plan, worker)
+    found: list[Row | Candidate] = []
+    for builder in plan.builders:
+        try:
+            built: Built = worker.call(build, builder, question)
+        except WorkerError as error:
+            nothing = _no_answer(error) or (_ENDED.get(error.verdict, verdicts.REFUSED), (), (), None, None, str(error))
+            found += [row(builder, executor, *nothing) for executor in plan.executors]
+            continue
+        properties = [p for name in examiners for p in _properties(name, question, built, worker)]
+        for executor in plan.executors:
+            try:
+                found.append(_candidate(question, builder, built, executor, properties, worker))
+            except WorkerError as error:
+                found.append(row(builder, executor, *_failed(question, executor, error, worker)))
+    candidates = [one for one in found if isinstance(one, Candidate)]
+    try:
+        judged: Iterator[Row] = iter(worker.call(judge, question, evidence, candidates) if candidates else ())
+    except WorkerError as error:
+        note = f"the judge: {error}"
+        judged = (row(c.builder, c.executor, verdicts.INCONCLUSIVE, note=note) for c in candidates)
+    rows = [one if isinstance(one, Row) else next(judged) for one in found]
+    seconds = (time.perf_counter() - start) / len(rows)
+    return [replace(one, seconds=seconds) for one in rows]
+
+
+def _evidence(question: Question, plan: Plan, worker: Worker) -> tuple[list[Evidence], list[str]]:
+    """What the oracles of the plan say of the question, and the names of those that look at a gradient instead."""
+    said: list[Evidence] = []
+    examiners = []
+    for name in plan.oracles:
+        if get_oracle(name).testify is None:
+            examiners.append(name)
+            continue
+        try:
+            said += worker.call(testify, name, question)
+        except WorkerError as error:
+            said.append(Silent(name, str(error)))
+    return said, examiners
+
+
+def testify(oracle: str, question: Question) -> Sequence[Evidence]:
+    """What an oracle says of a question."""
+    known = get_oracle(oracle)
+    if missing := known.missing():
+        return [Silent(oracle, missing)]
+    return () if known.testify is None else known.testify(question)
+
+
+def examine(oracle: str, question: Question, built: Built) -> Sequence[Property | Silent]:
+    """What an oracle finds of a gradient model."""
+    known = get_oracle(oracle)
+    return () if known.examine is None or known.missing() else known.examine(question, built)
+
+
+def _properties(oracle: str, question: Question, built: Built, worker: Worker) -> list[Property]:
+    try:
+        found = worker.call(examine, oracle, question, built)
+    except WorkerError:
+        return []
+    return [one for one in found if isinstance(one, Property)]
+
+
+def _candidate(
+    question: Question, builder: str, built: Built, executor: str, properties: Sequence[Property], worker: Worker
+) -> Candidate:
+    results = worker.call(run, executor, built.model, built.feeds(question.feeds, question.cotangents))
+    return Candidate(builder, executor, len(built.model.graph.node), built.named(results), tuple(properties))
+
+
+def _failed(question: Question, executor: str, error: WorkerError, worker: Worker) -> tuple[Any, ...]:
+    """The verdict, and the rest of a row, where an executor gave nothing: it is at fault where it runs the model itself."""
+    rest: tuple[Any, ...] = ((), (), None, None)
+    if no_answer := _no_answer(error):
+        return no_answer
+    if error.verdict in _ENDED:
+        return _ENDED[error.verdict], *rest, str(error)
+    if verdicts.NO_KERNEL.search(str(error)):
+        return verdicts.UNSUPPORTED, *rest, str(error)
+    try:
+        worker.call(run, executor, question.model, dict(question.feeds))
+    except WorkerError as of_model:
+        return verdicts.UNSUPPORTED, *rest, f"nor does it run the model itself: {of_model}"
+    return verdicts.CRASHED, *rest, str(error)
+
+
+def _no_answer(error: WorkerError) -> tuple[Any, ...]:
+    """The verdict on what came back and is no gradient: it needs no oracle. Nothing where nothing came back."""
+    return (verdicts.WRONG, ("answer",), (), None, None, str(error)) if error.raised == AnswerError.__name__ else ()
+
+
+def in_lanes(
+    task: Callable[[Item, Worker], Result],
+    items: Iterable[Item],
+    seconds: float = SECONDS,
+    memory: int = 0,
+    lanes: int | None = None,
+) -> Iterator[tuple[Item, Result]]:
+    """What `task` returns for every item, as it comes: each lane is a thread with a worker of its own.
+
+    :param seconds: the time limit of each call of a worker; `memory` is in bytes, of each process, 0 for none.
+    :param lanes: by default one for each core.
+    """
+    own, workers, ended = threading.local(), list[Worker](), threading.Event()
+
+    def run_one(item: Item) -> Result:
+        if not hasattr(own, "worker"):
+            own.worker = Worker(seconds, memory)
+            workers.append(own.worker)
+            if ended.is_set():
+                own.worker.stop()
+        return task(item, own.worker)
+
+    left, count = iter(items), lanes or os.cpu_count() or 1
+    pool = ThreadPoolExecutor(count)
+    running: dict[Future[Result], Item] = {}
+    try:
+        while True:
+            for item in islice(left, count * _AHEAD - len(running)):
+                running[pool.submit(run_one, item)] = item
+            if not running:
+                return
+            done, _ = wait(running, return_when=FIRST_COMPLETED)
+            for future in done:
+                yield running.pop(future), future.result()
+    finally:
+        ended.set()
+        for worker in workers:
+            worker.stop()
+        pool.shutdown(cancel_futures=True)
+        for worker in workers:
+            worker.close()

@@ -1,0 +1,524 @@
+"""Where cases come from: tables, onnx's node tests, findings, a folder of tests, a model of the user. And which to take.
+
+Every case that leaves here has a name of its own, which says its operator, opset and type and stays the same from run to
+run: a journal, a report and a test can refer to it.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+from google.protobuf.message import DecodeError
+from onnx import ModelProto, NodeProto, OptionalProto, SequenceProto, TensorProto, helper, numpy_helper
+
+from refgrad.backends.base import ModelLike, check_feeds, graph_inputs, graph_outputs, load_model
+from refgrad.conformance.case import Case
+from refgrad.conformance.cases import families
+from refgrad.conformance.questions.feeds import random_feeds
+from refgrad.conformance.running.nodemodels import excluded, node_models
+from refgrad.errors import FeedError, OptionError, UnknownNameError, choices, did_you_mean
+from refgrad.protos.walk import graphs, versions_of
+from refgrad.tables.schemas import find_schema, schemas
+
+OLDEST = 7  # the oldest opset of ai.onnx that there are cases of
+NEWEST = onnx.defs.onnx_opset_version()
+DTYPES = ("float16", "bfloat16", "float32", "float64")
+_OPSET = re.compile(r"-opset\d+")
+_DTYPE = re.compile(rf"-({'|'.join(DTYPES)})$")
+_VALUES = 8  # integers that a name spells out
+
+
+# The sources
+
+
+def tables() -> Iterator[Case]:
+    """The cases of `cases/`, each question once."""
+    found = (
+        replace(case, name=_plain(case), provenance=case.provenance or f"refgrad.conformance.cases.{family}")
+        for family, cases in families().items()
+        for case in cases
+    )
+    return _named_apart(list(found))
+
+
+def node_tests() -> Iterator[Case]:
+    """The node tests of onnx that are of tensors alone, but for those of which there is nothing to differentiate."""
+    about = f"node test of onnx {onnx.__version__}"
+    for test in node_models():
+        if excluded(test) is None and test.of_tensors:
+            case = Case(test.name, test.model, test.feeds, test.wrt, test.outputs, provenance=f"{about}: {test.name}")
+            yield _titled(case, test.name)
+
+
+def of_findings() -> Iterator[Case]:
+    """The models whose gradient some builder writes wrongly."""
+    from refgrad.conformance.findings.builders import builder_findings
+
+    return _named_apart([replace(case, name=_plain(case)) for case in (f.case for f in builder_findings())])
+
+
+def folder(path: str | Path) -> Iterator[Case]:
+    """The cases in the layout of onnx's backend tests: `<name>/model.onnx` with `<name>/test_data_set_*/input_*.pb`.
+
+    `path` is one such case, or a folder of them. There is a Case for each data set; external data lies beside its model.
+
+    :raises FeedError: a case has no data, or data that does not fit the model.
+    :raises InvalidModelError: a case has no model, or one that cannot be read.
+    """
+    root = Path(path)
+    if not root.is_dir():
+        raise FeedError(
+            f"There is no folder {str(root)!r}. Give one with <name>/model.onnx and <name>/test_data_set_0."
+        )
+    alone = (root / "model.onnx").is_file()
+    found = [root] if alone else sorted(entry for entry in root.iterdir() if entry.is_dir())
+    if not found:
+        raise FeedError(f"{str(root)!r} has no case in it: a folder with model.onnx and test_data_set_0.")
+    for case in found:
+        yield from _data_sets(case)
+
+
+def one_model(
+    model: ModelLike,
+    feeds: Mapping[str, Any] | None = None,
+    seed: int = 0,
+    *,
+    wrt: Iterable[str] | None = None,
+    outputs: Iterable[str] | None = None,
+) -> Case:
+    """The case of one model, fed `feeds`, or random numbers drawn from `seed` as `refgrad check` draws them.
+
+    :raises FeedError: the feeds do not fit the model, or an input cannot be drawn.
+    :raises InvalidModelError: there is no such model.
+    """
+    proto = load_model(model)
+    inputs = graph_inputs(proto.graph)
+    given = random_feeds(inputs, seed=seed) if feeds is None else check_feeds(feeds, inputs)
+    path = "" if isinstance(model, ModelProto) else str(model)
+    case = Case(
+        path,
+        proto,
+        given,
+        None if wrt is None else tuple(wrt),
+        None if outputs is None else tuple(outputs),
+        provenance=f"{path or 'a model'}, fed {'by the user' if feeds is not None else f'random numbers of seed {seed}'}",
+    )
+    return _titled(case, _safe(Path(path).stem if path else proto.graph.name or "model"))
+
+
+def _data_sets(case: Path) -> Iterator[Case]:
+    """A case for each folder of data."""
+    model = load_model(case / "model.onnx")
+    sets = sorted(entry for entry in case.glob("test_data_set_*") if entry.is_dir())
+    if not sets:
+        raise FeedError(f"The case {str(case)!r} has no test_data_set_0, so it has nothing to feed its model.")
+    for data in sets:
+        for kind, wanted in (("input", graph_inputs(model.graph)), ("output", graph_outputs(model.graph))):
+            if wanted and not any(data.glob(f"{kind}_*.pb")):
+                raise FeedError(f"The case {str(case)!r} has no {kind}_0.pb in {data.name}.")
+        made = Case(case.name, model, _read_inputs(data, model), provenance=str(data))
+        yield _titled(made, _safe(case.name if len(sets) == 1 else f"{case.name}-{data.name}"))
+
+
+def _read_inputs(data: Path, model: ModelProto) -> dict[str, Any]:
+    """What `input_*.pb` hold by the inputs that their tensors name, or else in the order of the inputs."""
+    inputs = graph_inputs(model.graph)
+    kinds = {value.name: value.type.WhichOneof("value") for value in model.graph.input}
+    count = len(list(data.glob("input_*.pb")))
+    order = [value.name for value in inputs]
+    if count < len(order):  # those with a default may be left out
+        order = [value.name for value in inputs if not value.has_default]
+    feeds: dict[str, Any] = {}
+    for k in range(count):
+        file = data / f"input_{k}.pb"
+        if not file.is_file() or k >= len(order):
+            raise FeedError(f"{str(data)!r} has {count} files input_*.pb; its model takes {choices(order)}, from 0 on.")
+        proto = _PROTOS.get(kinds[order[k]] or "", TensorProto)()
+        try:
+            proto.ParseFromString(file.read_bytes())
+            name = proto.name if proto.name in kinds else order[k]
+            feeds[name] = _value(proto)
+        except (DecodeError, TypeError, ValueError) as error:
+            raise FeedError(f"{str(file)!r} is no {proto.DESCRIPTOR.name} of onnx: {error}.") from error
+    try:
+        return check_feeds(feeds, inputs)
+    except FeedError as error:
+        raise FeedError(f"The data in {str(data)!r} do not fit the model: {error}") from error
+
+
+_PROTOS: Mapping[str, type[TensorProto | SequenceProto | OptionalProto]] = {
+    "sequence_type": SequenceProto,
+    "optional_type": OptionalProto,
+}
+
+
+def _value(proto: TensorProto | SequenceProto | OptionalProto) -> Any:
+    if isinstance(proto, SequenceProto):
+        return numpy_helper.to_list(proto)
+    return numpy_helper.to_optional(proto) if isinstance(proto, OptionalProto) else numpy_helper.to_array(proto)
+
+
+# Names
+
+
+def _safe(text: str) -> str:
+    """`text` in letters, digits and `_.,=-`."""
+    text = text.replace("->", "=").replace(": ", "=").replace(", ", ",")
+    text = re.sub(r"\(\)|\[\]|\{\}", "none", text)
+    return re.sub(r"[^A-Za-z0-9_.,=-]", "_", re.sub(r"[()\[\]{}'\"]", "", text))
+
+
+def _plain(case: Case) -> str:
+    """The name that a table gives, with the operator's domain, without what `_titled` adds."""
+    name = _DTYPE.sub("", _OPSET.sub("", _safe(case.name)))
+    operator = case.operator
+    _, dot, op_type = operator.rpartition(".")
+    return operator + name.removeprefix(op_type) if dot and name.startswith(op_type) else name
+
+
+def _titled(case: Case, stem: str) -> Case:
+    """The case under its full name: what it is, its opset, its type."""
+    return replace(case, name="-".join(filter(None, (stem, f"opset{case.opset}", case.dtype))))
+
+
+def _stem(case: Case) -> str:
+    """The name without what `_titled` added."""
+    return _DTYPE.sub("", _OPSET.sub("", case.name))
+
+
+def _content(case: Case) -> int:
+    """What tells the question of one case from another's of the same stem, but for the opset."""
+    model = ModelProto(graph=case.model.graph)
+    found = zlib.crc32(model.SerializeToString(deterministic=True))
+    feeds: Mapping[str, Any] = case.feeds  # a folder may have sequences
+    for name, value in feeds.items():
+        shown = value.tobytes() if isinstance(value, np.ndarray) and value.dtype != object else repr(value).encode()
+        found = zlib.crc32(shown, zlib.crc32(f"{name}{getattr(value, 'shape', ())}".encode(), found))
+    return zlib.crc32(repr((case.wrt, case.outputs)).encode(), found)
+
+
+def _named_apart(cases: list[Case]) -> Iterator[Case]:
+    """The cases, those of one name told apart by their integers, then by a number; a question that came before is left out."""
+    alike: defaultdict[str, set[int]] = defaultdict(set)
+    contents = [_content(case) for case in cases]
+    for case, content in zip(cases, contents, strict=True):
+        alike[case.name].add(content)
+    numbers: defaultdict[str, dict[int, int]] = defaultdict(dict)
+    seen = set()
+    for case, content in zip(cases, contents, strict=True):
+        stem = f"{case.name}{_integers(case)}" if len(alike[case.name]) > 1 else case.name
+        number = numbers[stem].setdefault(content, len(numbers[stem]) + 1)
+        made = _titled(case, f"{stem}-{number}" if number > 1 else stem)
+        if made.name not in seen:
+            seen.add(made.name)
+            yield made
+
+
+def _integers(case: Case) -> str:
+    """The small integer inputs by value: `-axes=0,2`."""
+    values: dict[str, Any] = {t.name: numpy_helper.to_array(t) for t in case.model.graph.initializer} | dict(case.feeds)
+    return "".join(
+        f"-{name}={','.join(map(str, value.ravel().tolist())) or 'none'}"
+        for name, value in values.items()
+        if name != "one_row" and not name.endswith("_shape")
+        if isinstance(value, np.ndarray) and value.dtype.kind in "iu" and value.size <= _VALUES
+    )
+
+
+# Selection
+
+
+def select(
+    cases: Iterable[Case],
+    operators: Iterable[str] | None = None,
+    opset: str = "newest",
+    dtype: str | None = None,
+    names: str | None = None,
+    values: str | None = None,
+) -> Iterator[Case]:
+    """The cases of the operators in the versions and types that are asked for, each under a name of its own.
+
+    Opsets are those of ai.onnx; operators of other domains come in their newest version. A whole model stays as it is.
+
+    :param operators: "Conv", "com.microsoft.Gelu"; "model" is every case of several operators. All by default.
+    :param opset: "newest": each operator in its newest version; "21": in the version in force there; "13-28": in each
+        version in force somewhere in that range; "all": in every one from opset 7 on.
+    :param dtype: float types, separated by commas; by default each case has its own.
+    :param names: a pattern (`*`, `?`, `[...]`) that the names have to match.
+    :param values: "smooth", "kink" or "special", separated by commas; all by default.
+    :raises UnknownNameError: no case is of such an operator.
+    :raises OptionError: an opset, type or kind of values that does not exist.
+    """
+    low, high = _range(opset)
+    literal = re.split(r"[*?[]", names or "", maxsplit=1)[0]
+    types = _listed(dtype, DTYPES, "float type")
+    kinds = _listed(values, ("smooth", "kink", "special"), "kind of values")
+    if operators is not None:
+        cases, wanted = list(cases), set(operators)
+        known = sorted({case.operator for case in cases})
+        for name in sorted(wanted - set(known)):
+            elsewhere = [other for other in known if other.endswith(f".{name}")]
+            hint = f" Did you mean {elsewhere[0]!r}?" if elsewhere else did_you_mean(name, known)
+            raise UnknownNameError(f"No case is of {name!r}.{hint} There are {choices(known, len(known))}.")
+        cases = [case for case in cases if case.operator in wanted]
+
+    def chosen() -> Iterator[Case]:
+        seen = set()
+        for case in cases:
+            if kinds and case.values not in kinds:
+                continue
+            stem = _stem(case)
+            if not (stem.startswith(literal) or literal.startswith(stem)):
+                continue  # whatever its opset and type, its name does not match
+            for moved in _in_opsets(case, low, high):
+                for made in [moved] if not types else [in_dtype(moved, one) for one in types]:
+                    if made is None or made.name in seen or (names is not None and not fnmatchcase(made.name, names)):
+                        continue
+                    seen.add(made.name)
+                    yield made
+
+    return chosen()
+
+
+def _range(opset: str) -> tuple[int, int]:
+    """The first and the last opset; the first is 0 for the newest version of each operator."""
+    if opset in ("newest", "all"):
+        return (0 if opset == "newest" else OLDEST), NEWEST
+    found = re.fullmatch(r"(\d+)(?:-(\d+))?", opset)
+    low, high = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
+    if not 1 <= low <= high <= NEWEST:
+        raise OptionError(
+            f"opset={opset!r} is none. Give 'newest', 'all', one opset as '21', or a range as '13-{NEWEST}'; "
+            f"onnx {onnx.__version__} has 1 to {NEWEST}."
+        )
+    return low, high
+
+
+def _listed(text: str | None, valid: tuple[str, ...], what: str) -> list[str]:
+    listed = [] if text is None else [entry.strip() for entry in text.split(",")]
+    for entry in listed:
+        if entry not in valid:
+            raise OptionError(f"There is no {what} {entry!r}.{did_you_mean(entry, valid)} There are {choices(valid)}.")
+    return listed
+
+
+def _in_opsets(case: Case, low: int, high: int) -> Iterator[Case]:
+    """The case in each version of its operator that is in force somewhere from `low` to `high`, as far as it is legal there."""
+    domain, _, op_type = case.operator.rpartition(".")
+    versions = _versions().get((domain, op_type))
+    if versions is None:  # a whole model, or an operator that nobody knows
+        if low <= case.opset <= high or domain:
+            yield case
+        return
+    if domain or low == 0:
+        versions, low, high = versions[-1:], 0, NEWEST
+    for since, last in versions:
+        first, end = max(since, low), min(last, high)
+        if first <= end:
+            moved = at_opset(case, min(max(case.opset, first), end))
+            if first <= moved.opset <= end:
+                yield moved
+
+
+@cache
+def _versions() -> dict[tuple[str, str], list[tuple[int, int]]]:
+    """The first and the last opset of each version of each operator that is not deprecated, by domain and name."""
+    every = defaultdict(list)
+    for schema in (*onnx.defs.get_all_schemas_with_history(), *schemas()):
+        every[schema.domain, schema.name].append((schema.since_version, schema.deprecated))
+    found = {}
+    for key, entries in every.items():
+        entries = sorted(set(entries))
+        ends = [since - 1 for since, _ in entries[1:]] + [NEWEST]
+        found[key] = [(since, end) for (since, gone), end in zip(entries, ends, strict=True) if not gone]
+    return found
+
+
+# Other versions and types
+
+
+def at_opset(case: Case, version: int) -> Case:
+    """The case with another version of its operator's domain; itself where its nodes are not legal there."""
+    domain, _, op_type = case.operator.rpartition(".")
+    if case.opset == version or not _stays(op_type, domain, case.opset, version):
+        return case
+    model = ModelProto()
+    model.CopyFrom(case.model)
+    for imported in model.opset_import:
+        if imported.domain in ((domain,) if domain else ("", "ai.onnx")):
+            imported.version = version
+    if not _legal(model):
+        return case
+    return _titled(replace(case, model=model), _stem(case))
+
+
+@cache
+def _stays(op_type: str, domain: str, old: int, new: int) -> bool:
+    """Whether another version of an operator has the inputs of one in their places: Resize got `roi` before `scales`."""
+    if find_schema(op_type, domain) is None:
+        return True
+    try:
+        before, after = ([p.name for p in find_schema(op_type, domain, version).inputs] for version in (old, new))
+    except onnx.defs.SchemaError:  # there was none then
+        return False
+    return all(name not in after or after.index(name) == k for k, name in enumerate(before))
+
+
+def _legal(model: ModelProto) -> bool:
+    """Whether onnx's checker takes the model, and every node the types that it is given."""
+    try:
+        onnx.checker.check_model(model, full_check=True)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError):
+        return False
+    versions = versions_of(model)
+    types = {t.name: t.data_type for t in model.graph.initializer}
+    types |= {value.name: value.type.tensor_type.elem_type for value in model.graph.input}
+    for node in model.graph.node:
+        schema = find_schema(node.op_type, node.domain, versions.get(node.domain, 1))
+        variables = {}
+        for name, variable, allowed in _inputs(node, schema):
+            if types.get(name) and allowed and _spelt(types[name]) not in allowed:
+                return False
+            variables[variable] = types.get(name, 0)
+        for name, variable in _outputs(node, schema):
+            types.setdefault(name, variables.get(variable, 0))
+    return True
+
+
+def _inputs(node: NodeProto, schema: Any) -> Iterator[tuple[str, str, set[str]]]:
+    """Each input of a node: its name, the type variable, and the types that it may have. Nothing without a schema."""
+    if schema is None or not schema.inputs:
+        return
+    constraints = {c.type_param_str: set(c.allowed_type_strs) for c in schema.type_constraints}
+    for k, name in enumerate(node.input):
+        if name:
+            variable = schema.inputs[min(k, len(schema.inputs) - 1)].type_str
+            yield name, variable, constraints.get(variable, {variable})
+
+
+def _outputs(node: NodeProto, schema: Any) -> Iterator[tuple[str, str]]:
+    """Each output of a node: its name and the type variable. Nothing without a schema."""
+    if schema is not None and schema.outputs:
+        for k, name in enumerate(node.output):
+            yield name, schema.outputs[min(k, len(schema.outputs) - 1)].type_str
+
+
+def _spelt(kind: int) -> str:
+    """An element type as schemas spell it: `tensor(float)`."""
+    return f"tensor({TensorProto.DataType.Name(kind).lower()})"
+
+
+def in_dtype(case: Case, dtype: str) -> Case | None:
+    """The case with every tensor of its float type in another; None where there is none or it would be another question.
+
+    What an operator wants in one type alone (the scales of Resize) stays in that. It is another question where a finite
+    number overflows or becomes 0.
+    """
+    if case.dtype == dtype:
+        return case
+    if not case.dtype:
+        return None
+    old, new = (helper.np_dtype_to_tensor_dtype(_numpy(name)) for name in (case.dtype, dtype))
+    model = ModelProto()
+    model.CopyFrom(case.model)
+    fixed = _fixed(model, new)
+    tensors = {t.name: t for t in model.graph.initializer if t.data_type == old and t.name not in fixed}
+    values = {v.name: v for v in model.graph.input if v.type.tensor_type.elem_type == old and v.name not in fixed}
+    feeds = dict(case.feeds)
+    for name in [name for name in feeds if name in values]:
+        array = _cast(feeds[name], dtype)
+        if array is None:
+            return None
+        feeds[name] = array
+    for name, tensor in tensors.items():
+        array = _cast(numpy_helper.to_array(tensor), dtype)
+        if array is None:
+            return None
+        tensor.CopyFrom(numpy_helper.from_array(array, name))
+    for value in values.values():
+        value.type.tensor_type.elem_type = new
+    for graph in graphs(model.graph):
+        for node in graph.node:
+            if fixed.isdisjoint(node.output):
+                _retype(node, old, new, dtype)
+    if not _infer_outputs(model) or not _legal(model):
+        return None
+    made = replace(case, model=model, feeds=feeds)
+    return _titled(made, _stem(case)) if made.dtype == dtype else None
+
+
+def _numpy(dtype: str) -> np.dtype[Any]:
+    return np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+
+
+def _cast(array: np.ndarray, dtype: str) -> np.ndarray | None:
+    """The array in another float type; None where a number leaves its range."""
+    with np.errstate(over="ignore"):
+        made = array.astype(_numpy(dtype))
+    wide, narrow = array.astype(np.float64), made.astype(np.float64)
+    same = np.array_equal(np.isfinite(wide), np.isfinite(narrow)) and np.array_equal(wide == 0, narrow == 0)
+    return made if same else None
+
+
+def _fixed(model: ModelProto, new: int) -> set[str]:
+    """The values that cannot have the type `new`: some node that reads them, or what is made of them, does not take it."""
+    versions, fixed = versions_of(model), set()
+    for graph in graphs(model.graph):
+        for node in reversed(graph.node):
+            schema = find_schema(node.op_type, node.domain, versions.get(node.domain, 1))
+            bound = {variable for name, variable in _outputs(node, schema) if name in fixed}
+            for name, variable, allowed in _inputs(node, schema):
+                if variable in bound or _spelt(new) not in allowed:
+                    fixed.add(name)
+    return fixed
+
+
+def _retype(node: NodeProto, old: int, new: int, dtype: str) -> None:
+    """What a node's attributes say of the type of its result."""
+    for attribute in node.attribute:
+        if attribute.name in ("to", "dtype", "output_dtype") and attribute.i == old:
+            attribute.i = new
+        elif attribute.HasField("t") and attribute.t.data_type == old:
+            array = numpy_helper.to_array(attribute.t).astype(_numpy(dtype))
+            attribute.t.CopyFrom(numpy_helper.from_array(array, attribute.t.name))
+
+
+def _infer_outputs(model: ModelProto) -> bool:
+    """Declare the outputs in the types that they have now; whether each is known."""
+    del model.graph.value_info[:]
+    shapes = [value.type.tensor_type.shape for value in model.graph.output]
+    bare = ModelProto()
+    bare.CopyFrom(model)
+    for value in bare.graph.output:
+        value.type.Clear()
+    versions = versions_of(model)
+    types = {t.name: t.data_type for t in bare.graph.initializer}
+    types |= {v.name: v.type.tensor_type.elem_type for v in bare.graph.input}
+    for node in bare.graph.node:
+        if not onnx.defs.has(node.op_type, node.domain):  # an operator of ours: onnx cannot tell what it gives
+            known = onnx.shape_inference.infer_shapes(bare).graph.value_info
+            types |= {v.name: v.type.tensor_type.elem_type for v in known}
+            schema = find_schema(node.op_type, node.domain, versions.get(node.domain, 1))
+            variables = {variable: types.get(name, 0) for name, variable, _ in _inputs(node, schema)}
+            for name, variable in _outputs(node, schema):
+                types[name] = variables.get(variable, 0)
+                bare.graph.value_info.append(helper.make_tensor_value_info(name, types[name], None))
+    for value in onnx.shape_inference.infer_shapes(bare).graph.output:
+        types[value.name] = value.type.tensor_type.elem_type or types.get(value.name, 0)
+    for value, shape in zip(model.graph.output, shapes, strict=True):
+        kept = type(shape)()
+        kept.CopyFrom(shape)
+        value.type.tensor_type.elem_type = types.get(value.name, 0)
+        value.type.tensor_type.shape.CopyFrom(kept)
+    return all(value.type.tensor_type.elem_type for value in model.graph.output)

@@ -1,0 +1,93 @@
+"""One run of the suite: cases in, results out, with a journal in between."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from refgrad.conformance.case import Case
+from refgrad.conformance.judging.verdicts import Row
+from refgrad.conformance.oracles import get_oracle
+from refgrad.conformance.running import builders, executors
+from refgrad.conformance.running.builders import get_builder
+from refgrad.conformance.running.cluster import run_on_cluster
+from refgrad.conformance.running.executors import get_executor
+from refgrad.conformance.running.journal import Journal
+from refgrad.conformance.running.results import About, Results
+from refgrad.conformance.running.runner import Plan, in_lanes, run_case
+from refgrad.errors import OptionError
+
+Progress = Callable[[int, int, str], None]  # how many cases are done, of how many, and the last one's name
+
+
+def run_suite(
+    cases: Iterable[Case],
+    plan: Plan,
+    *,
+    lanes: int | None = None,
+    cluster: str | None = None,
+    journal: Journal | None = None,
+    settings: Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
+) -> Results:
+    """Ask everybody in `plan` about every case.
+
+    :param lanes: how many processes work at a time; by default one for each core.
+    :param cluster: the address of a Dask scheduler, whose workers do it instead.
+    :param journal: where verdicts are kept as they come; the cases in it are not asked again.
+    :param settings: what the results say of the run besides the plan.
+    :raises RefgradError: somebody in the plan does not exist, or cannot be used here.
+    """
+    require(plan)
+    known = list(cases)
+    done = dict(journal.done) if journal is not None else {}
+    left = [case for case in known if case.name not in done]
+    for case, rows in _asked(left, plan, lanes, cluster):
+        done[case.name] = rows
+        if journal is not None:
+            journal.append(case.name, rows)
+        if progress is not None:
+            progress(len(done), len(known), case.name)
+    versions = {name: builders.version(name) for name in plan.builders}
+    versions |= {name: executors.version(name) for name in plan.executors}
+    ordered: list[Row] = [row for case in known for row in done[case.name]]
+    about = {case.name: About.of(case) for case in known}
+    return Results({**settings_of(plan), **(settings or {})}, versions, about, ordered)
+
+
+def settings_of(plan: Plan) -> dict[str, Any]:
+    """What a journal and results say of a plan."""
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(plan).items()}
+
+
+def require(plan: Plan) -> None:
+    """Refuse a plan with somebody who does not exist or cannot be used here, or with limits that are none.
+
+    :raises RefgradError: the reason.
+    """
+    for what, names in (("builder", plan.builders), ("executor", plan.executors), ("oracle", plan.oracles)):
+        if not names:
+            raise OptionError(f"No {what} is given.")
+    if not 0 < plan.seconds <= threading.TIMEOUT_MAX:
+        raise OptionError(f"A time limit of {plan.seconds:g} s is none. Give a number of seconds above 0.")
+    if not 0 <= plan.memory <= sys.maxsize:
+        raise OptionError(
+            f"A memory limit of {plan.memory >> 20} MiB is none. Give a number from 0, which is no limit."
+        )
+    for name in plan.builders:
+        if missing := get_builder(name).missing():
+            raise OptionError(f"The builder {name!r} cannot be used here: {missing}")
+    for name in plan.executors:
+        get_executor(name)
+    for name in plan.oracles:
+        if missing := get_oracle(name).missing():
+            raise OptionError(f"The oracle {name!r} cannot be used here: {missing}")
+
+
+def _asked(cases: list[Case], plan: Plan, lanes: int | None, cluster: str | None) -> Iterator[tuple[Case, list[Row]]]:
+    if cluster:
+        return run_on_cluster(cluster, cases, plan)
+    return in_lanes(lambda case, worker: run_case(case, plan, worker), cases, plan.seconds, plan.memory, lanes)

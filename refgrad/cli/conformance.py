@@ -1,0 +1,307 @@
+"""`refgrad conformance`: run the suite, report on it, write it as files, test its judge."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from itertools import chain
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from refgrad.backends.base import load_model
+from refgrad.conformance import reporting as reports
+from refgrad.conformance.case import Case
+from refgrad.conformance.questions.feeds import read_feeds
+from refgrad.conformance.questions.point import inputs_of
+from refgrad.conformance.reporting import terminal
+from refgrad.conformance.running import sources
+from refgrad.conformance.running.journal import Journal
+from refgrad.conformance.running.limitations import Limitations
+from refgrad.conformance.running.results import Results, load, merge
+from refgrad.conformance.running.runner import MEMORY, ORACLES, Plan
+from refgrad.conformance.running.suite import Progress as Report
+from refgrad.conformance.running.suite import require, run_suite, settings_of
+from refgrad.errors import OptionError, choices
+from refgrad.protos.files import replacing
+from refgrad.show.text import onnx_simple_text_plot
+from refgrad.worker import SECONDS
+
+AGREES, DISAGREES = 0, 1
+SOURCES = ("tables", "node-tests", "findings")
+_WIDTH = 160  # of a table that no terminal shows
+
+app = typer.Typer(
+    help="Play builders and executors of gradients against each other and against independent oracles.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+Ops = Annotated[
+    str | None, typer.Option("--ops", metavar="NAMES", help="Operators: Conv,com.microsoft.Gelu. Default: all.")
+]
+Opset = Annotated[
+    str,
+    typer.Option(help="newest: each operator in its newest version. 21, 13-28: in every version in force there. all."),
+]
+Dtype = Annotated[
+    str | None, typer.Option(metavar="TYPES", help="float16,bfloat16,float32,float64. Default: each case in its own.")
+]
+Name = Annotated[str | None, typer.Option("--case", metavar="PATTERN", help="Names of cases; * is any characters.")]
+Values = Annotated[
+    str, typer.Option(help="smooth, kink (there is no derivative), special (infinities, NaN, extremes); or several.")
+]
+Every = Annotated[int, typer.Option(min=1, metavar="N", help="Of each operator the first case and every Nth after it.")]
+From = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--source",
+        metavar="SOURCE",
+        help="tables, node-tests, findings, a folder in the layout of ONNX's backend tests, or an .onnx file.",
+    ),
+]
+Feeds = Annotated[Path | None, typer.Option(help="Inputs of the .onnx file by name, a .npz file. Default: random.")]
+Seed = Annotated[int, typer.Option(min=0, help="Of everything random.")]
+
+
+@app.command()
+def run(
+    builder: Annotated[
+        str,
+        typer.Option(
+            metavar="NAMES",
+            help="refgrad, refgrad:ort, onnxruntime:raw, onnxruntime:module, onnx-ad, package.module:function.",
+        ),
+    ] = "refgrad,refgrad:ort",
+    backend: Annotated[
+        str, typer.Option(metavar="NAMES", help="numpy, ort-cpu, ort-cuda, onnx.reference, package.module:Class.")
+    ] = "numpy",
+    ops: Ops = None,
+    opset: Opset = "newest",
+    dtype: Dtype = None,
+    case: Name = None,
+    values: Values = "smooth",
+    source: From = None,
+    every: Every = 1,
+    feeds: Feeds = None,
+    oracle: Annotated[
+        str,
+        typer.Option(
+            metavar="NAMES",
+            help="differences, reference, complex-step, adjoint, second-order, torch, onnxruntime, onnx-ad.",
+        ),
+    ] = ",".join(ORACLES),
+    seed: Seed = 0,
+    seconds: Annotated[float, typer.Option(help="The time limit of each call.")] = SECONDS,
+    memory: Annotated[int, typer.Option(help="The memory limit of each process, in MiB.")] = MEMORY >> 20,
+    workers: Annotated[int | None, typer.Option(min=1, help="Processes at a time. Default: one for each core.")] = None,
+    cluster: Annotated[str | None, typer.Option(metavar="ADDRESS", help="A Dask scheduler: tcp://host:8786.")] = None,
+    journal: Annotated[
+        Path | None, typer.Option(help="Keep verdicts in this file as they come, so that the run can be resumed.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the journal.")] = False,
+    limitations: Annotated[Path | None, typer.Option(help="What is known to fail, with reasons: a TOML file.")] = None,
+    output: Annotated[
+        list[Path] | None,
+        typer.Option("--output", "-o", help="Write the results: .json, .xml (JUnit), .md or .html. May be repeated."),
+    ] = None,
+) -> None:
+    """Ask builders for gradients, run them on executors, and say what is right.
+
+    The exit code is 1 where something is wrong, crashes, or exceeds a limit and no limitation explains it.
+    """
+    plan = Plan(_split(builder), _split(backend), _split(oracle), seed, seconds, memory << 20)
+    require(plan)
+    known = Limitations() if limitations is None else Limitations.read(limitations)
+    for path in output or ():
+        reports.writer(path)
+    listed = list(source or SOURCES[:1])
+    asked = {
+        "ops": ops,
+        "opset": opset,
+        "dtype": dtype,
+        "case": case,
+        "values": values,
+        "sources": listed,
+        "feeds": None if feeds is None else str(feeds),
+        "every": every,
+    }
+    cases = list(_cases(listed, feeds, seed, ops, opset, dtype, case, values, every))
+    if not cases:
+        raise OptionError("No case is left to run. Ask for more: --ops, --opset, --dtype, --case, --values, --source.")
+    if resume and journal is None:
+        raise OptionError("--resume needs a journal: --journal FILE.")
+    kept = nullcontext() if journal is None else Journal(journal, settings_of(plan) | asked, resume)
+    with kept as written, _bar() as progress:
+        results = run_suite(
+            cases, plan, lanes=workers, cluster=cluster, journal=written, settings=asked, progress=progress
+        )
+    for path in output or ():
+        reports.write(results, path, cases)
+    whole = not (ops or case) and every == 1
+    raise typer.Exit(_report(results, known, whole))
+
+
+def _report(results: Results, known: Limitations, whole: bool) -> int:
+    """Print the results; the exit code."""
+    operators = {name: about.operator for name, about in results.cases.items()}
+    explained = [row for row in results.faults if known.covers(row, operators)]
+    stale = known.stale(results.rows, operators, complete=whole)
+    terminal.show(results, Console() if sys.stdout.isatty() else Console(width=_WIDTH))
+    if known.entries:
+        print(f"{len(explained)} of {len(results.faults)} faults are known limitations.")
+    for entry, why in stale:
+        print(f"The limitation {entry} {why}. Remove it.")
+    return DISAGREES if len(explained) < len(results.faults) or stale else AGREES
+
+
+@app.command()
+def report(
+    results: Annotated[
+        list[Path], typer.Argument(metavar="RESULTS...", help="Files that `run --output` wrote (.json).")
+    ],
+    output: Annotated[
+        list[Path],
+        typer.Option("--output", "-o", help="What to write: .json, .xml (JUnit), .md or .html. May be repeated."),
+    ],
+) -> None:
+    """Write reports of results, several runs in one."""
+    for path in output:
+        reports.writer(path)
+    found = [load(path) for path in results]
+    merged = found[0] if len(found) == 1 else merge(found)
+    for path in output:
+        reports.write(merged, path, _again(found) if path.suffix == ".html" else ())
+
+
+@app.command("export")
+def export_folder(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder.")],
+    ops: Ops = None,
+    opset: Annotated[str | None, typer.Option(help="As for run. Default: each case in its own.")] = None,
+    dtype: Dtype = None,
+) -> None:
+    """Write the suite as files: gradient models with expected values, and models with expected gradients (docs/export.md)."""
+    from refgrad.conformance.exporting.export import export_suite
+
+    with _bar() as progress:
+        made = export_suite(folder, _split(ops) if ops is not None else None, opset, dtype, progress=progress)
+    print(f"{folder}: {len(made.tests)} tests; {len(made.left_out)} cases are left out, see manifest.json")
+
+
+@app.command()
+def mutants(
+    ops: Ops = None,
+    seed: Seed = 0,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write them to this .json file.")] = None,
+) -> None:
+    """Break the rules of operators on purpose, and see whether the suite notices. The exit code is 1 where it does not."""
+    from refgrad.conformance.mutating.mutants import summary, survey
+
+    outcomes = survey(_split(ops) if ops is not None else None, seed)
+    survivors = [one for one in outcomes if not one.caught]
+    for one in survivors:
+        print(f"survived: {one.mutant}")
+    print(f"{len(outcomes) - len(survivors)} of {len(outcomes)} mutants are caught")
+    if output is not None:
+        with replacing(output) as file:
+            file.write_text(json.dumps(summary(outcomes), indent=1) + "\n", encoding="utf-8")
+    raise typer.Exit(DISAGREES if survivors else AGREES)
+
+
+def _again(found: list[Results]) -> Iterator[Case]:
+    """The cases of runs, from where they came."""
+    for asked in {json.dumps(one.settings, sort_keys=True): one.settings for one in found}.values():
+        names = ("ops", "opset", "dtype", "case", "values")
+        ops, opset, dtype, case, values = (asked.get(name) for name in names)
+        listed = [source for source in asked.get("sources", ()) if source in SOURCES or Path(source).exists()]
+        yield from _cases(
+            listed, None, asked["seed"], ops, opset or "newest", dtype, case, values, asked.get("every", 1)
+        )
+
+
+@app.command()
+def cases(
+    ops: Ops = None,
+    opset: Opset = "newest",
+    dtype: Dtype = None,
+    case: Name = None,
+    values: Values = "smooth",
+    source: From = None,
+    every: Every = 1,
+    show: Annotated[bool, typer.Option("--show", help="Print each model too.")] = False,
+) -> None:
+    """List cases: what `run` would ask."""
+    for one in _cases(list(source or SOURCES[:1]), None, 0, ops, opset, dtype, case, values, every):
+        print(f"{one.name}  {one.operator} opset {one.opset} {one.dtype} {one.values}")
+        if show:
+            print(onnx_simple_text_plot(one.model))
+
+
+def _cases(
+    listed: list[str],
+    feeds: Path | None,
+    seed: int,
+    ops: str | None,
+    opset: str,
+    dtype: str | None,
+    name: str | None,
+    values: str | None,
+    every: int,
+) -> Iterator[Case]:
+    found = chain.from_iterable(_source(source, feeds, seed) for source in listed)
+    seen: Counter[str] = Counter()
+    for case in sources.select(found, _split(ops) if ops is not None else None, opset, dtype, name, values):
+        if seen[case.operator] % every == 0:
+            yield case
+        seen[case.operator] += 1
+
+
+def _source(source: str, feeds: Path | None, seed: int) -> Iterator[Case]:
+    if source == "tables":
+        return sources.tables()
+    if source == "node-tests":
+        return sources.node_tests()
+    if source == "findings":
+        return sources.of_findings()
+    path = Path(source)
+    if path.is_dir():
+        return sources.folder(path)
+    if path.is_file():
+        given = None if feeds is None else read_feeds(feeds, inputs_of(load_model(path)))
+        return iter([sources.one_model(path, given, seed)])
+    raise OptionError(f"There is no source {source!r}. Give {choices(SOURCES)}, a folder of cases, or an .onnx file.")
+
+
+def _split(names: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
+
+
+@contextmanager
+def _bar() -> Iterator[Report]:
+    """Progress with rate and remaining time, where stderr is a terminal."""
+    rate = TextColumn("{task.fields[rate]}")
+    columns = (MofNCompleteColumn(), BarColumn(), rate, TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(
+        *columns,
+        TextColumn("{task.description}", markup=False),
+        console=Console(stderr=True),
+        transient=True,
+        disable=not sys.stderr.isatty(),
+    ) as bar:
+        task = bar.add_task("", total=None, rate="")
+
+        def report(done: int, total: int, name: str) -> None:
+            elapsed = bar.tasks[0].elapsed or 0.0
+            rate = f"{done / elapsed:.0f} cases/s" if elapsed > 1 else ""
+            bar.update(task, completed=done, total=total, description=name, rate=rate)
+
+        yield report

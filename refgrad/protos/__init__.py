@@ -1,0 +1,1 @@
+"""How is a model read, walked, upgraded, inlined, checked, saved?"""

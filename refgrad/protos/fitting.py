@@ -1,0 +1,116 @@
+"""Whether nodes fit the graphs and the functions that they hold or call: onnx's checker does not look."""
+
+from __future__ import annotations
+
+import onnx
+from onnx import FunctionProto, GraphProto, ModelProto, NodeProto
+
+from refgrad.errors import InvalidModelError
+from refgrad.protos.walk import attribute_value, every_node, nested, versions_of
+
+_SETTINGS = ("scan_input_axes", "scan_input_directions", "scan_output_axes", "scan_output_directions")
+
+
+def refuse_misfits(model: ModelProto) -> None:
+    """Refuse a node with more or fewer inputs or outputs than the body or the function that it runs.
+
+    :raises InvalidModelError: there is one.
+    """
+    functions = {(f.domain, f.name, f.overload): f for f in model.functions}
+    batched = versions_of(model).get("", 1) < 9  # the first Scan, which has one input more
+    for node in every_node(model):
+        called = functions.get((node.domain, node.op_type, node.overload))
+        if called is not None:
+            fit_call(node, called)
+        elif node.domain in ("", "ai.onnx") and node.op_type in _FITS:
+            if batched and node.op_type == "Scan":
+                _scan(node, 1)
+            else:
+                _FITS[node.op_type](node)
+
+
+def fit_call(node: NodeProto, called: FunctionProto) -> None:
+    """Refuse a call with more inputs or outputs than the function has, or without an input that it needs.
+
+    :raises InvalidModelError: it is one.
+    """
+    _fit(node, "inputs", len(node.input), at_most=len(called.input))
+    _fit(node, "outputs", len(node.output), at_most=len(called.output))
+    absent = {name for k, name in enumerate(called.input) if k >= len(node.input) or not node.input[k]}
+    for inner in nested(called.node) if absent else ():
+        for k, name in enumerate(inner.input):
+            if name in absent and _needs(inner, k):
+                raise _misfit(node, f"leaves out the input {name!r}, which {inner.op_type} within needs. Give it")
+
+
+def _needs(node: NodeProto, position: int) -> bool:
+    """Whether an operator that onnx knows cannot do without its input at `position`."""
+    if not onnx.defs.has(node.op_type, node.domain):
+        return False
+    inputs = onnx.defs.get_schema(node.op_type, node.domain).inputs
+    return inputs[min(position, len(inputs) - 1)].option != onnx.defs.OpSchema.FormalParameterOption.Optional
+
+
+def _graphs(node: NodeProto) -> dict[str, GraphProto]:
+    return {a.name: a.g for a in node.attribute if a.HasField("g")}
+
+
+def _if(node: NodeProto) -> None:
+    then, other = (len(_graphs(node)[name].output) for name in ("then_branch", "else_branch"))
+    if then != other:
+        raise _misfit(node, f"has branches that return {then} and {other} values. Let both return as many")
+    _fit(node, "outputs", len(node.output), at_most=then)
+
+
+def _loop(node: NodeProto) -> None:
+    body, states = _graphs(node)["body"], max(len(node.input) - 2, 0)
+    _fit(node, "inputs of the body", len(body.input), exactly=2 + states)
+    _fit(node, "outputs of the body", len(body.output), at_least=1 + states)
+    _fit(node, "outputs", len(node.output), at_most=len(body.output) - 1)
+
+
+def _scan(node: NodeProto, first: int = 0) -> None:
+    body = _graphs(node)["body"]
+    settings = {a.name: attribute_value(a) for a in node.attribute}
+    count = settings["num_scan_inputs"]
+    _fit(node, "inputs", len(node.input), at_least=first + max(count, 1))
+    _fit(node, "inputs of the body", len(body.input), exactly=len(node.input) - first)
+    states = len(node.input) - first - count
+    _fit(node, "outputs of the body", len(body.output), at_least=states)
+    _fit(node, "outputs", len(node.output), at_most=len(body.output))
+    for name in _SETTINGS:
+        if settings.get(name):
+            size = count if "input" in name else len(body.output) - states
+            _fit(node, f"numbers in {name}", len(settings[name]), exactly=size)
+
+
+def _sequence_map(node: NodeProto) -> None:
+    body = _graphs(node)["body"]
+    _fit(node, "inputs of the body", len(body.input), exactly=len(node.input))
+    _fit(node, "outputs", len(node.output), at_most=len(body.output))
+
+
+_FITS = {"If": _if, "Loop": _loop, "Scan": _scan, "SequenceMap": _sequence_map}
+
+
+def _fit(
+    node: NodeProto,
+    what: str,
+    count: int,
+    *,
+    exactly: int | None = None,
+    at_least: int | None = None,
+    at_most: int | None = None,
+) -> None:
+    for due, wrong, word in (
+        (exactly, count != exactly, ""),
+        (at_least, at_least is not None and count < at_least, "at least "),
+        (at_most, at_most is not None and count > at_most, "at most "),
+    ):
+        if due is not None and wrong:
+            raise _misfit(node, f"has {count} {what}, and {word}{due} are due. Make them fit")
+
+
+def _misfit(node: NodeProto, why: str) -> InvalidModelError:
+    name = node.name or next(filter(None, node.output), "")
+    return InvalidModelError(f"Node {name!r} ({node.op_type}) {why}.")

@@ -1,0 +1,104 @@
+"""The bodies of a model's functions in the place of their calls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import onnx
+import onnx.inliner
+from onnx import FunctionProto, ModelProto
+
+from refgrad.errors import InvalidModelError
+from refgrad.protos.fitting import fit_call
+from refgrad.protos.walk import every_node, forget_domain, nested, versions_of
+
+INLINED = "refgrad.inlined"  # the domain of function bodies on their way into a graph
+
+
+def inline_functions(model: ModelProto, only: Sequence[tuple[str, str]] | None = None) -> ModelProto:
+    """`model` with the bodies in the place of their calls; its functions and calls are changed on the way.
+
+    The inliner forgets the default values of a function's attributes, what a function imports and the model does not, and
+    passes over a function of another opset.
+
+    :param only: domain and name of the functions to inline, in the graph and in the bodies of those that stay.
+    :raises InvalidModelError: a function that calls itself, a call that does not fit its function, or an operator in the body
+        of one that means something else in the opset of the model.
+    """
+    refuse_recursion(model.functions)
+    functions = {(f.domain, f.name, f.overload): f for f in model.functions}
+    for node in every_node(model):
+        called = functions.get((node.domain, node.op_type, node.overload))
+        if called is not None:
+            fit_call(node, called)
+            given = {a.name for a in node.attribute}
+            node.attribute.extend(a for a in called.attribute_proto if a.name not in given)
+    versions = versions_of(model)
+    for function in model.functions:
+        for imported in function.opset_import:
+            domain = "" if imported.domain == "ai.onnx" else imported.domain
+            if domain not in versions:
+                versions[domain] = imported.version
+                model.opset_import.append(imported)
+            elif imported.version != versions[domain]:
+                _check_opset(function, domain, imported.version, versions[domain])
+                imported.version = versions[domain]
+        for value in function.value_info:  # a dimension's name holds within one call
+            for dim in value.type.tensor_type.shape.dim:
+                if dim.dim_param:
+                    dim.Clear()
+    inlined: ModelProto = (
+        onnx.inliner.inline_local_functions(model)
+        if only is None
+        else onnx.inliner.inline_selected_functions(model, list(only))
+    )
+    forget_domain(inlined, INLINED)
+    return inlined
+
+
+def refuse_recursion(functions: Iterable[FunctionProto]) -> None:
+    """Refuse functions that call themselves, directly or through others.
+
+    :raises InvalidModelError: naming the functions of the cycle in the order of their calls.
+    """
+    known = {(f.domain, f.name, f.overload): f for f in functions}
+    left: set[tuple[str, str, str]] = set()
+    for first in known:
+        path = {first: _calls(known[first])}  # the functions that are being read, each called by the one before it
+        while path and first not in left:
+            last = next(reversed(path))
+            called = next((key for key in path[last] if key in known and key not in left), None)
+            if called is None:
+                left.add(last)
+                del path[last]
+            elif called in path:
+                keys = list(path)
+                cycle = " -> ".join(".".join(filter(None, key)) for key in [*keys[keys.index(called) :], called])
+                raise InvalidModelError(
+                    f"A function of the model calls itself: {cycle}. ONNX has no recursion: write a Loop, or the calls "
+                    "out."
+                )
+            else:
+                path[called] = _calls(known[called])
+
+
+def _calls(function: FunctionProto) -> Iterator[tuple[str, str, str]]:
+    return ((node.domain, node.op_type, node.overload) for node in nested(function.node))
+
+
+def _check_opset(function: FunctionProto, domain: str, version: int, others: int) -> None:
+    """Refuse a function whose body means something else in the version of a domain that the model imports."""
+    for node in nested(function.node):
+        if ("" if node.domain == "ai.onnx" else node.domain) != domain:
+            continue
+        if not all(onnx.defs.has(node.op_type, v, domain) for v in (version, others)):
+            continue  # whoever reads the node says so
+        written, read = (onnx.defs.get_schema(node.op_type, v, domain) for v in (version, others))
+        if any(
+            n not in read.attributes or read.attributes[n].default_value != attribute.default_value
+            for n, attribute in written.attributes.items()
+        ):
+            raise InvalidModelError(
+                f"Function {function.name!r} is written in opset {version} of {domain or 'ai.onnx'!r}, the model in "
+                f"{others}, where {node.op_type} has other attributes. Convert one of them to the opset of the other."
+            )

@@ -1,0 +1,1 @@
+"""How does a name become a gradient? Normalise, path, sweep, assemble; bodies, calls, recomputation."""

@@ -1,0 +1,301 @@
+"""Gradient checkpointing: forward nodes that the backward pass computes again, so that their values are not kept.
+
+The nodes come in segments. What a segment gives to nodes outside of it is kept, and all else in it is computed again when
+its backward part begins (Griewank 1992; Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost").
+
+A runtime may merge a copy with its original, or run it as early as its inputs are there: either way the values would live as
+long as before. So the copies read values that are tied to what the backward pass has computed until then:
+
+    ready = Concat(Cast(Slice(Reshape(adjoint, [-1]), 0, 0)), ...)      no elements, int64
+    tied  = Unsqueeze(value, ready)                                     no axis is added
+
+The tie moves no data, is exact whatever the values are, and no derivative passes through `ready`. A Reshape to Shape(value) and
+`ready` would do as well, but ONNX Runtime joins it with a Reshape behind it. The tie waits for everything
+that the backward part of the segment before left behind, the gradients of weights too: the copies of one segment are dead
+before those of the next are made, in whatever order a runtime takes the nodes.
+"""
+
+from __future__ import annotations
+
+import math
+import reprlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from itertools import accumulate, pairwise
+from typing import Any
+
+from onnx import NodeProto, TensorProto, ValueInfoProto, helper
+
+from refgrad.errors import OptionError, UnknownNameError, choices, did_you_mean
+from refgrad.reverse.bodies import is_random, rename_reads
+from refgrad.reverse.emit import Emitted, Emitter
+from refgrad.reverse.graph import Graph, Node
+from refgrad.reverse.path import Path
+from refgrad.reverse.sweep import live_forward
+
+_BODIES = frozenset((("", "If"), ("", "Loop"), ("", "Scan")))
+_SIZE = 64  # of a dimension that is not known
+_SEQUENCES = frozenset(("SequenceConstruct", "SequenceEmpty", "SequenceErase", "SequenceInsert", "SplitToSequence"))
+
+
+def segments(graph: Graph, recompute: bool | Sequence[str]) -> list[frozenset[str]]:
+    """The names of the nodes that are to be computed again, a set per segment; no node is in two.
+
+    :raises OptionError: `recompute` is neither a bool nor a sequence of names.
+    :raises UnknownNameError: a name or pattern that no node has.
+    """
+    if isinstance(recompute, bool):
+        return _cut(graph) if recompute else []
+    _check(recompute)
+    names = [node.name for node in graph.nodes]
+    taken: set[str] = set()
+    found = []
+    for entry in recompute:
+        matched = {entry} & set(names) or {name for name in names if fnmatchcase(name, entry)}
+        if not matched:
+            raise UnknownNameError(
+                f"recompute: no node is called {entry!r}, and none matches it.{did_you_mean(entry, names)} "
+                f"The nodes are {choices(names)}."
+            )
+        found.append(frozenset(matched - taken))
+        taken |= matched
+    return found
+
+
+def _check(recompute: object) -> None:
+    names = recompute if isinstance(recompute, Sequence) and not isinstance(recompute, str) else [None]
+    if not all(isinstance(entry, str) for entry in names):
+        raise OptionError(
+            f"recompute is True, False or a list of names or patterns of nodes, not {reprlib.repr(recompute)}."
+        )
+
+
+def with_bodies(path: Path, chosen: Iterable[frozenset[str]]) -> frozenset[str]:
+    """The chosen nodes that are not repeated themselves: their bodies are, step by step, from the states that are kept."""
+    names = {node.name for node in path.active if node.key in _BODIES}
+    return frozenset(name for segment in chosen for name in segment & names)
+
+
+def _cut(graph: Graph) -> list[frozenset[str]]:
+    """Segments of about √n nodes. Each ends where the fewest bytes cross, half a segment around where it is due."""
+    fixed = _fixed(graph)
+    nodes = [node for node in graph.nodes if not fixed.issuperset(node.outputs)]
+    maker = {name: position for position, node in enumerate(nodes) for name in node.outputs if name}
+    last = {name: position for position, node in enumerate(nodes) for name in node.reads if name in maker}
+    change = [0] * (len(nodes) + 1)
+    for name, position in last.items():
+        change[maker[name] + 1] += _nbytes(graph, name)
+        change[position + 1] -= _nbytes(graph, name)
+    crossing = list(accumulate(change))
+    size = max(round(math.sqrt(len(nodes))), 1)
+    cuts = [0]
+    while len(nodes) - cuts[-1] > size + size // 2:
+        due = cuts[-1] + size
+        around = range(due - size // 2, due + size // 2 + 1)
+        cuts.append(min(around, key=lambda place: (crossing[place], abs(place - due))))
+    return [frozenset(node.name for node in nodes[a:b]) for a, b in pairwise([*cuts, len(nodes)])]
+
+
+def _nbytes(graph: Graph, name: str) -> int:
+    shape = graph.shapes.get(name, (None, None))
+    size = math.prod(dim if isinstance(dim, int) else _SIZE for dim in shape)
+    return size * helper.tensor_dtype_to_np_dtype(graph.types.get(name, TensorProto.FLOAT)).itemsize
+
+
+def _fixed(graph: Graph) -> set[str]:
+    """The values that depend on initializers alone, and the missing input."""
+    fixed = {"", *graph.initializers}.difference(graph.inputs)
+    for node in graph.nodes:
+        if fixed.issuperset(node.reads) and not is_random(node.proto):
+            fixed.update(node.outputs)
+    return fixed
+
+
+class Repetition:
+    """The copies of forward nodes in a backward pass.
+
+    `names` has what the copy of a value is called. `live`, the values that are read, is brought up to date: what is computed
+    again is no longer read, and what the copies read is. `results` are those that the model returns.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        op: Emitter,
+        chosen: Sequence[frozenset[str]],
+        backward: Sequence[Emitted],
+        live: set[str],
+        results: Iterable[str],
+        rename: Mapping[str, str],
+    ) -> None:
+        self.names: dict[str, str] = {}
+        self.types: list[ValueInfoProto] = []
+        self._before: dict[int, list[NodeProto]] = {}
+        if not chosen:
+            return
+        self._graph, self._op, self._backward, self._live, self._rename = graph, op, backward, live, rename
+        self._fixed = _fixed(graph)
+        forward = live_forward(graph, set(live))
+        makers = self._repeatable(forward, chosen, set(results))
+        places, repeated = self._repeated(makers)
+        nodes = [node for node in forward if node.name in repeated]
+        self.names.update((n, op.fresh(f"{n}_again")) for node in nodes for n in node.outputs if n in makers)
+        parts = [
+            (min(places[name] for node in part for name in node.outputs if name in places), part)
+            for part in _connected(nodes, makers)
+        ]
+        self._write(sorted(parts, key=lambda placed: placed[0]))
+
+    def before(self, position: int) -> Iterable[NodeProto]:
+        """The nodes that stand before the node of the backward pass at `position`."""
+        return self._before.get(position, ())
+
+    def _repeatable(
+        self, forward: Sequence[Node], chosen: Sequence[frozenset[str]], results: set[str]
+    ) -> dict[str, Node]:
+        """The values that no node outside of their segment reads, nor the caller, each with the node that may repeat it.
+
+        Something that is tied has to be among what that node reads, or is computed from.
+        """
+        segment = {name: number for number, names in enumerate(chosen) for name in names}
+        makers: dict[str, Node] = {}
+        for node in forward:
+            if node.name not in segment or node.name in self._op.repeated or is_random(node.proto):
+                continue
+            if any(name in makers or self._is_tied(name) for name in node.reads):
+                makers.update((name, node) for name in node.outputs if name)
+        crossing = {
+            name
+            for node in forward
+            for name in node.reads
+            if name in makers and segment.get(node.name) != segment[makers[name].name]
+        }
+        yielded = {name for node in self._backward if node.op_type == "YieldOp" for name in node.inputs}
+        return {name: node for name, node in makers.items() if name not in crossing | yielded | results}
+
+    def _repeated(self, makers: Mapping[str, Node]) -> tuple[dict[str, int], set[str]]:
+        """Where the backward pass first reads the values in `makers` that it needs; the names of the nodes to repeat for it."""
+        places: dict[str, int] = {}
+        for position, emitted in enumerate(self._backward):
+            for name in _reads(emitted):
+                if name in makers:
+                    places.setdefault(name, position)
+        repeated: set[str] = set()
+        pending = list(places)
+        while pending:
+            node = makers[pending.pop()]
+            if node.name not in repeated:
+                repeated.add(node.name)
+                pending += [name for name in node.reads if name in makers]
+        return places, repeated
+
+    def _is_tied(self, name: str) -> bool:
+        """Whether a value that is kept is tied: a tensor that depends on more than initializers."""
+        return name not in self._fixed and name in self._graph.types
+
+    def _write(self, parts: Sequence[tuple[int, list[Node]]]) -> None:
+        """Write the copies of `parts`, and what they wait for."""
+        self._live.difference_update(self.names)
+        reads = (name for _, part in parts for node in part for name in node.reads)
+        self._live.update(name for name in reads if name not in self.names)
+        ready, after, left = "", 0, self._end_of_forward()
+        for place, part in parts:
+            made = self._before.setdefault(place, [])
+            if not made:
+                ready, after, left = self._ready([*left, *self._left(after, place)], made), place, []
+            self._repeat(part, ready, made)
+
+    def _end_of_forward(self) -> list[str]:
+        """The tensors that the forward pass computes last."""
+        made = ([n for n in node.outputs if self._is_tied(n)] for node in live_forward(self._graph, set(self._live)))
+        return next(filter(None, reversed(list(made))), [])
+
+    def _left(self, start: int, end: int) -> list[str]:
+        """The tensors that this part of the backward pass computes and none of it reads."""
+        nodes = self._backward[start:end]
+        read = {name for node in nodes for name in _reads(node)}
+        made = (name for node in nodes if node.op_type not in _SEQUENCES for name in node.outputs)
+        return [name for name in made if name and name not in read and not self._op.is_sequence(name)]
+
+    def _ready(self, names: Sequence[str], made: list[NodeProto]) -> str:
+        """No elements, as soon as all the values in `names` are there; "" where there are none."""
+        flat, start = self._op.const([-1]), self._op.const([0])
+        self._live.update((flat, start))
+        parts = []
+        for name in names:
+            whole = self._node(made, "Reshape", [self._rename.get(name, name), flat], name, "flat")
+            none = self._node(made, "Slice", [whole, start, start], name, "none")
+            parts.append(self._node(made, "Cast", [none], name, "ready", to=TensorProto.INT64))
+        return self._node(made, "Concat", parts, parts[0], "all", axis=0) if len(parts) > 1 else "".join(parts)
+
+    def _repeat(self, part: Sequence[Node], ready: str, made: list[NodeProto]) -> None:
+        """Copy the nodes of a part; what enters it is tied to `ready`."""
+        names = {name: self.names[name] for node in part for name in node.outputs if name in self.names}
+        entering = dict.fromkeys(name for node in part for name in node.reads if name not in names)
+        for name in entering if ready else ():
+            if self._is_tied(name):
+                names[name] = self._tie(name, ready, made)
+                self._declare(name, names[name])
+        for node in part:
+            copy = NodeProto()
+            copy.CopyFrom(node.proto)
+            copy.name = self._op.fresh(f"{node.name}_again")
+            rename_reads(copy, names)
+            copy.output[:] = [
+                name and (self.names.get(name) or self._op.fresh(f"{name}_again")) for name in node.outputs
+            ]
+            _describe(copy, node.name)
+            made.append(copy)
+            for name in node.outputs:
+                if name in names:
+                    self._declare(name, names[name])
+
+    def _tie(self, name: str, ready: str, made: list[NodeProto]) -> str:
+        """The value `name`, but not before `ready`."""
+        shape = self._graph.shapes.get(name)
+        if self._graph.types[name] == TensorProto.INT64 and shape is not None and len(shape) == 1:
+            # ONNX Runtime joins what makes a shape with the Reshape that reads it, as if it were its data
+            return self._node(made, "Concat", [name, ready], name, "tied", axis=0)
+        return self._node(made, "Unsqueeze", [name, ready], name, "tied")
+
+    def _node(
+        self, made: list[NodeProto], op_type: str, inputs: Sequence[str], of: str, what: str, **settings: Any
+    ) -> str:
+        name = self._op.fresh(f"{of}_{what}")
+        made.append(helper.make_node(op_type, inputs, [name], name=name, **settings))
+        _describe(made[-1], of)
+        return name
+
+    def _declare(self, name: str, copy: str) -> None:
+        """A copy has the type of its original."""
+        kind = self._graph.type_of(name)
+        if kind is not None:
+            self.types.append(ValueInfoProto(name=copy, type=kind))
+
+
+def _connected(nodes: Sequence[Node], makers: Mapping[str, Node]) -> list[list[Node]]:
+    """`nodes` in parts, between which no value in `makers` passes."""
+    together = {node.name: {node.name} for node in nodes}
+    for node in nodes:
+        for name in node.reads:
+            if name in makers:
+                fewer, more = sorted((together[node.name], together[makers[name].name]), key=len)
+                if fewer is not more:
+                    more |= fewer
+                    together.update(dict.fromkeys(fewer, more))
+    parts: dict[int, list[Node]] = {}
+    for node in nodes:
+        parts.setdefault(id(together[node.name]), []).append(node)
+    return list(parts.values())
+
+
+def _reads(node: Emitted) -> Iterator[str]:
+    yield from node.inputs
+    yield from node.captured
+
+
+def _describe(node: NodeProto, of: str) -> None:
+    """Say in the metadata what the node is for, and which node or value it repeats."""
+    del node.metadata_props[:]
+    node.metadata_props.add(key="refgrad.rule", value="recompute")
+    node.metadata_props.add(key="refgrad.node", value=of)

@@ -1,0 +1,1 @@
+"""How does a model look: as text, as a picture, explained."""

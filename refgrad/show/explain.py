@@ -1,0 +1,67 @@
+"""What is known of an operator's derivative, for `refgrad explain`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from refgrad.errors import UnknownNameError, did_you_mean
+from refgrad.tables.kinks import KINKS
+from refgrad.tables.operators import classify
+from refgrad.tables.registry import RULES, STRUCTURES
+from refgrad.tables.schemas import find_schema, schemas
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """An operator's derivative: `verdict` is "rule", "zero", "none", "function" (through its body) or "missing"."""
+
+    operator: str
+    verdict: str
+    text: str
+    wrt: tuple[str, ...] = ()
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+    kinks: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        lines = [f"{self.operator}({', '.join(self.inputs)}) -> {', '.join(self.outputs)}", f"    {self.text}"]
+        if self.wrt:
+            lines.append(f"    with respect to {', '.join(self.wrt)}")
+        lines += (f"    at {kink}" for kink in self.kinks)
+        return "\n".join(lines)
+
+
+def explain(operator: str) -> Explanation:
+    """The derivative of `operator`, of another domain than ai.onnx as in "com.microsoft.FastGelu".
+
+    :raises UnknownNameError: neither onnx nor a rule knows such an operator.
+    """
+    domain, _, op_type = operator.rpartition(".")
+    if domain == "ai.onnx":
+        domain = ""
+    key = domain, op_type
+    schema = find_schema(op_type, domain)
+    if schema is None:
+        known = {f"{s.domain}.{s.name}" if s.domain else s.name for s in schemas()}
+        known.update(f"{d}.{name}" if d else name for d, name in RULES)
+        elsewhere = (name for name in sorted(known) if name.rpartition(".")[2] == op_type)
+        near = next(elsewhere, None)
+        hint = (
+            f" Did you mean {near!r}?" if near else did_you_mean(operator, known) or " `refgrad ops` lists all of them."
+        )
+        raise UnknownNameError(f"There is no operator {operator!r}.{hint}")
+    title = f"{domain}.{op_type}" if domain else op_type
+    inputs, outputs = tuple(p.name for p in schema.inputs), tuple(p.name for p in schema.outputs)
+    if key in RULES:
+        kinks = tuple(f"{kink.where}: {kink.reason}" for kink in KINKS if kink.operator == title)
+        return Explanation(title, "rule", RULES[key].formula, RULES[key].wrt, inputs, outputs, kinks)
+    if key in STRUCTURES:
+        return Explanation(title, "rule", STRUCTURES[key].formula(), (), inputs, outputs)
+    found = classify(domain, op_type)
+    said = {
+        "zero": "the derivative is zero: ",
+        "none": "there is no derivative: ",
+        "function": "through its function body: ",
+        "missing": "there is no rule yet: ",
+    }
+    return Explanation(title, found.derivative, said.get(found.derivative, "") + found.text, (), inputs, outputs)

@@ -1,0 +1,269 @@
+"""`@rule` and `@lowering`: functions are bound to the ONNX schema, or to the primitive, whose parameters they name.
+
+The binding is checked when the module is imported, so a misspelt parameter never waits for a model to be found.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from onnx.defs import OpSchema
+
+from refgrad.errors import RuleError
+from refgrad.protos.walk import attribute_value
+from refgrad.tables.primitives import PRIMITIVES
+from refgrad.tables.schemas import find_schema
+
+_FLOAT_TYPES = frozenset(("tensor(float)", "tensor(double)", "tensor(float16)", "tensor(bfloat16)"))
+DIALECTS = ("onnx", "ort")
+
+Function = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Read:
+    """One parameter of a rule: what it is (input, output, cotangent, attribute, keyword) and where the schema has it."""
+
+    kind: str
+    name: str
+    position: int = 0
+    variadic: bool = False
+    default: Any = None
+
+
+@dataclass(frozen=True)
+class Rule:
+    """The reverse-mode rule of one operator: `function`, and how its parameters are bound to a node."""
+
+    op_type: str
+    domain: str
+    function: Function
+    wrt: tuple[str, ...]
+    broadcast: bool
+    parameters: tuple[str, ...]
+    refused: Mapping[str, str] = field(default_factory=dict)
+    _refuses: dict[int, dict[int, str]] = field(default_factory=dict, repr=False)
+    _bound: dict[int, tuple[tuple[Read, ...], tuple[tuple[int, bool], ...]]] = field(default_factory=dict, repr=False)
+
+    @property
+    def formula(self) -> str:
+        """The rule's docstring: the formula that `refgrad explain` and the documentation print."""
+        return inspect.getdoc(self.function) or ""
+
+    def refuses(self, opset: int) -> dict[int, str]:
+        """The positions of the inputs in `refused`, in the operator's version in `opset`, and why."""
+        if opset not in self._refuses:
+            schema = find_schema(self.op_type, self.domain, opset)
+            named = {k: self.refused[p.name] for k, p in enumerate(schema.inputs) if p.name in self.refused}
+            self._refuses[opset] = named
+        return self._refuses[opset]
+
+    def bind(self, opset: int) -> tuple[tuple[Read, ...], tuple[tuple[int, bool], ...]]:
+        """For the operator's version in `opset`: what each parameter reads, and (position, variadic) per entry of `wrt`."""
+        if opset not in self._bound:
+            newest = _schema(self.op_type, self.domain)
+            schema = find_schema(self.op_type, self.domain, opset)
+            reads = tuple(_bind(self, name, schema, newest) for name in self.parameters if name != "**")
+            if "**" in self.parameters:
+                others = (name for name in newest.attributes if name not in self.parameters)
+                reads += tuple(replace(_bind(self, name, schema, newest), kind="keyword") for name in others)
+            places = {p.name: (k, _is_variadic(p)) for k, p in enumerate(schema.inputs)}
+            self._bound[opset] = (reads, tuple(places[name] for name in self.wrt if name in places))
+        return self._bound[opset]
+
+
+class Structure:
+    """A node with graphs of its own (bodies.py), or a call of a function; the docstring is the formula.
+
+    The path asks first for the outputs that vary, then for a passage: the reads that what is needed of them depends on.
+    The sweep asks for the adjoints of these.
+    """
+
+    def __init__(self, graph: Any, node: Any, quantization: str) -> None: ...
+
+    @classmethod
+    def formula(cls) -> str:
+        """The docstring, which `refgrad explain` and the documentation print."""
+        return inspect.getdoc(cls) or ""
+
+    def outputs_of(self, varied: Set[str]) -> frozenset[str]:
+        """The outputs of the node that depend on a value in `varied`."""
+        raise NotImplementedError
+
+    def passage(self, varied: Set[str], needed: Set[str]) -> Passage:
+        """The way from the values in `varied` to the outputs in `needed`."""
+        raise NotImplementedError
+
+    def differentiate(
+        self, op: Any, passage: Passage, cotangents: Mapping[str, str]
+    ) -> Iterable[tuple[str, str | None]]:
+        """What the node reads, and the adjoints of that, from the adjoints of its outputs by name."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Passage:
+    """A way through a structure: what it reads that varies and is needed, and the paths through its graphs.
+
+    `refusal` says why no derivative passes, whatever these find.
+    """
+
+    structure: Structure
+    reads: frozenset[str]
+    paths: tuple[Any, ...]
+    refusal: str = ""
+
+
+def structure(op_type: str | None, domain: str = "") -> Callable[[type[Structure]], type[Structure]]:
+    """Register the decorated class as the derivative of an operator that has graphs of its own; None: of every function."""
+
+    def register(made: type[Structure]) -> type[Structure]:
+        if op_type is None:
+            CALLS.append(made)
+        else:
+            STRUCTURES[domain, op_type] = made
+        return made
+
+    return register
+
+
+RULES: dict[tuple[str, str], Rule] = {}
+STRUCTURES: dict[tuple[str, str], type[Structure]] = {}  # operator with graphs of its own: their derivative
+CALLS: list[type[Structure]] = []  # of one: the derivative of a call of a function of a model
+ZERO: dict[tuple[str, str], str] = {}  # operator: why its derivative is zero
+NO_DERIVATIVE: dict[tuple[str, str], str] = {}  # operator: why it has none
+BODY: dict[tuple[str, str], str] = {}  # operator without a rule: what the function body of its schema computes
+QUANTIZERS: dict[tuple[str, str], frozenset[int]] = {}  # operator that rounds floats: to which element types
+QUANTIZED: set[tuple[str, str]] = set()  # operators whose rule holds for values of such a type too
+LOWERINGS: dict[str, dict[str, Function]] = {dialect: {} for dialect in DIALECTS}
+
+
+def rule(
+    op_type: str,
+    *,
+    domain: str = "",
+    wrt: Sequence[str] | None = None,
+    broadcast: bool = False,
+    refused: Mapping[str, str] | None = None,
+) -> Callable[[Function], Function]:
+    """Register the decorated function as the reverse-mode rule of an operator.
+
+    Its first parameter is the emitter `op`. The others are bound by name to the operator's schema: inputs and outputs by
+    their names (None where an optional input is absent; an optional output that the node leaves out is added to it;
+    variadic ones are lists), `d_<output>` for the cotangent of an output (None where nothing depends on that output and
+    the operator has several), attributes with the schema's default, and `**attributes` for all that no parameter names.
+    It returns one adjoint per name in `wrt`, or None for a zero one.
+
+    :param wrt: the differentiable inputs; by default those whose type may be float, in the schema's order.
+    :param broadcast: each adjoint has the shape of the broadcast output; the sweep sums it down to the input's.
+    :param refused: inputs with a derivative that the rule does not give, and why: a path through one is refused. The
+        derivative by any other input that is not in `wrt` is zero.
+    :raises RuleError: the operator has no schema, or a parameter or a name in `wrt` or `refused` is not in it.
+    """
+
+    def register(function: Function) -> Function:
+        schema = _schema(op_type, domain)
+        signature = list(inspect.signature(function).parameters.values())
+        names = tuple("**" if p.kind is p.VAR_KEYWORD else p.name for p in signature[1:])
+        inputs = {p.name: p for p in schema.inputs}
+        for argument, given in (("wrt", wrt or ()), ("refused", refused or ())):
+            for name in given:
+                if name not in inputs:
+                    raise RuleError(
+                        f"The rule for {op_type} has {name!r} in {argument}; the inputs are {', '.join(inputs)}."
+                    )
+        differentiable = tuple(wrt or (p.name for p in schema.inputs if _FLOAT_TYPES & _types(schema, p.type_str)))
+        made = Rule(op_type, domain, function, differentiable, broadcast, names, refused or {})
+        for name in names:
+            if name != "**":
+                _bind(made, name, schema, schema)
+        RULES[domain, op_type] = made
+        return function
+
+    return register
+
+
+def lowering(primitive: str, dialect: str = "onnx") -> Callable[[Function], Function]:
+    """Register the decorated function as the meaning of a gradient primitive in a dialect.
+
+    In "onnx" it emits ai.onnx operators only. In another dialect it may return None: then the "onnx" one is used.
+
+    :raises RuleError: the dialect or the primitive does not exist, or the parameters are not the primitive's.
+    """
+    if dialect not in LOWERINGS:
+        raise RuleError(f"There is no dialect {dialect!r}; there are {', '.join(LOWERINGS)}.")
+
+    def register(function: Function) -> Function:
+        if primitive not in PRIMITIVES:
+            raise RuleError(f"{primitive!r} is no primitive; there are {', '.join(PRIMITIVES)}.")
+        known = PRIMITIVES[primitive]
+        parameters = list(inspect.signature(function).parameters.values())[1:]
+        names = tuple(p.name for p in parameters if p.kind is not p.VAR_KEYWORD)
+        attributes = names[len(known.inputs) :]
+        whole = attributes == known.attributes or (
+            len(names) < len(parameters) and set(attributes) <= set(known.attributes)
+        )
+        if names[: len(known.inputs)] != known.inputs or not whole:
+            raise RuleError(
+                f"The lowering of {primitive} has the parameters {', '.join(names)}; the primitive has "
+                f"{', '.join(known.inputs + known.attributes)}."
+            )
+        LOWERINGS[dialect][primitive] = function
+        return function
+
+    return register
+
+
+def _schema(op_type: str, domain: str) -> Any:
+    schema = find_schema(op_type, domain)
+    if schema is None:
+        where = f"domain {domain!r}" if domain else "ai.onnx"
+        raise RuleError(
+            f"{op_type} has no schema in {where}: register one first with onnx.defs.register_schema "
+            "(its names are what the parameters of the rule are bound to)."
+        )
+    return schema
+
+
+def _types(schema: OpSchema, type_str: str) -> frozenset[str]:
+    for constraint in schema.type_constraints:
+        if constraint.type_param_str == type_str:
+            return frozenset(constraint.allowed_type_strs)
+    return frozenset((type_str,))
+
+
+def _is_variadic(parameter: OpSchema.FormalParameter) -> bool:
+    return bool(parameter.option == OpSchema.FormalParameterOption.Variadic)
+
+
+def _bind(made: Rule, name: str, schema: OpSchema, newest: OpSchema) -> Read:
+    """What the parameter `name` means for `schema`; one that only `newest` has is bound to its absence there.
+
+    An attribute that later became an input (the axes of reductions) is bound as that input in every opset.
+    """
+    for kind, prefix, parameters in (
+        ("input", "", schema.inputs),
+        ("cotangent", "d_", schema.outputs),
+        ("output", "", schema.outputs),
+    ):
+        for position, parameter in enumerate(parameters):
+            if name == prefix + parameter.name:
+                return Read(kind, parameter.name, position, _is_variadic(parameter))
+    if name in schema.attributes:
+        default = schema.attributes[name].default_value
+        value = attribute_value(default) if default.name else None
+        was_attribute = any(name == p.name for p in newest.inputs)
+        return Read("constant" if was_attribute else "attribute", name, default=value)
+    if any(name == p.name for p in newest.inputs):
+        return Read("absent", name)
+    if name in newest.attributes:
+        default = newest.attributes[name].default_value
+        return Read("absent", name, default=attribute_value(default) if default.name else None)
+    raise RuleError(
+        f"The rule for {made.op_type} has a parameter {name!r}, which its schema does not know. Inputs: "
+        f"{', '.join(p.name for p in newest.inputs)}; outputs (cotangents with d_): "
+        f"{', '.join(p.name for p in newest.outputs)}; attributes: {', '.join(newest.attributes) or 'none'}."
+    )

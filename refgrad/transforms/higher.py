@@ -1,0 +1,430 @@
+"""Forward mode and higher derivatives, all made of `gradient`: J·u, H·u, whole Jacobians and Hessians, as models."""
+
+from __future__ import annotations
+
+import os
+import reprlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+
+from refgrad.errors import NoGradientError, OptionError, choices
+from refgrad.protos.walk import fresh, graphs, names_of
+from refgrad.reverse.gradient import gradient, names_in, note, preflight
+from refgrad.reverse.graph import Graph, Shape, adjoint_of, element_type, read, read_nodes
+
+Model = ModelProto | str | os.PathLike[str]
+
+
+def jvp(
+    model: Model,
+    wrt: Sequence[str] | None = None,
+    outputs: Sequence[str] | None = None,
+    *,
+    keep_outputs: bool = False,
+    kinks: str = "refgrad",
+    quantization: str = "zero",
+) -> ModelProto:
+    """The model that computes how the outputs of `model` move when its inputs do: the Jacobian times a vector, forward mode.
+
+    The result has the model's inputs, one input `<name>_tangent` per name in `wrt`, and one output `<output>_tangent` per
+    differentiated output, each with the shape and type of what it is named after. A name that is taken becomes the next free
+    one; the metadata `refgrad.directions` and `refgrad.derivatives` (JSON) say which is whose. Initializers in `wrt` become
+    inputs that keep their value as default. It costs a small multiple of the model itself, however many inputs move.
+
+    A vector-Jacobian product is linear in its cotangent v, so its own transpose is the Jacobian-vector product, whatever v
+    is (Townsend, A new trick for calculating Jacobian vector products, 2017): no rule is written twice.
+
+    :param model: a model, or the path of one; the other arguments and the errors are those of `gradient`.
+    :param keep_outputs: also return the outputs of the model, after the tangents.
+    :raises InvalidModelError: the model cannot be read, or onnx refuses it.
+    :raises UnknownNameError: a name in `wrt` or `outputs` that does not exist, is there twice, or is no float.
+    :raises NoGradientError: an operator between `wrt` and `outputs` has no derivative, or the gradient has one without; an
+        output is an optional.
+    :raises OptionError: an unknown choice of kinks, or an unknown quantization.
+
+    >>> import onnx.parser, refgrad
+    >>> square = onnx.parser.parse_model(
+    ...     '<ir_version: 8, opset_import: ["": 18]> square (float[N] x) => (float[N] y) { y = Mul(x, x) }'
+    ... )
+    >>> forward = refgrad.jvp(square)
+    >>> [value.name for value in forward.graph.input], [value.name for value in forward.graph.output]
+    (['x', 'x_tangent'], ['y_tangent'])
+    """
+    first = gradient(model, wrt, outputs, keep_outputs=True, kinks=kinks, quantization=quantization)
+    cotangents, gradients = names_in(first)
+    for value in first.graph.output:
+        if value.name in cotangents and value.type.HasField("optional_type"):
+            raise NoGradientError(
+                f"{value.name!r} is an optional, and forward mode needs to know that it holds something: take "
+                "OptionalGetElement of it, or choose other outputs."
+            )
+    second = _again(first, list(cotangents.values()), list(gradients.values()), kinks, quantization)
+    directions, tangents = names_in(second)
+    _fill_with_zeros(second.graph, cotangents)
+    moves = {name: directions[slope] for name, slope in gradients.items()}
+    moved = {output: tangents[seed] for output, seed in cotangents.items()}
+    kept = _outputs(first, but=gradients.values()) if keep_outputs else []
+    made = _result(second, _renamed(second, moves, "tangent"), _renamed(second, moved, "tangent"), kept)
+    if any(seed in node.output for node in made.graph.node for seed in cotangents.values()):
+        _measure_elsewhere(made, cotangents.values())
+        _keep(made, _outputs(made, but=()))
+    return made
+
+
+def hvp(
+    model: Model,
+    wrt: Sequence[str] | None = None,
+    output: str | None = None,
+    *,
+    keep_outputs: bool = False,
+    kinks: str = "refgrad",
+    quantization: str = "zero",
+) -> ModelProto:
+    """The model that computes the Hessian of `output`, or of the sum of its elements, times a vector.
+
+    The result has the model's inputs, one input `<name>_vector` per name in `wrt`, and one output `<name>_hvp` per name in
+    `wrt`, each with the shape and type of `<name>`: the sum over all names of the second derivatives by `<name>` and by them,
+    times their vectors. Names that are taken, initializers and metadata are as in `jvp`. It costs a few times as much as the
+    model: the gradient is differentiated again (Pearlmutter 1994), and no Hessian is ever formed.
+
+    :param model: a model, or the path of one; the other arguments and the errors are those of `gradient`.
+    :param output: the float output to differentiate; by default the only one.
+    :param keep_outputs: also return the outputs of the model, after the products.
+    :raises InvalidModelError: the model cannot be read, or onnx refuses it.
+    :raises UnknownNameError: a name in `wrt`, or an `output`, that does not exist, is there twice, or is no float.
+    :raises NoGradientError: an operator between `wrt` and `output` has no derivative, or the gradient has one without.
+    :raises OptionError: no `output` where there are several, an unknown choice of kinks, or an unknown quantization.
+
+    >>> import onnx.parser, refgrad
+    >>> cube = onnx.parser.parse_model(
+    ...     '<ir_version: 8, opset_import: ["": 18]> cube (float[N] x) => (float[N] y) { s = Mul(x, x)  y = Mul(s, x) }'
+    ... )
+    >>> product = refgrad.hvp(cube)
+    >>> [value.name for value in product.graph.input], [value.name for value in product.graph.output]
+    (['x', 'x_vector'], ['x_hvp'])
+    """
+    first = _gradient_of_one(model, wrt, output, kinks, quantization)[0]
+    gradients = names_in(first)[1]
+    second = _again(first, list(gradients), list(gradients.values()), kinks, quantization)
+    directions, products = names_in(second)
+    vectors = {name: directions[slope] for name, slope in gradients.items()}
+    kept = _outputs(first, but=gradients.values()) if keep_outputs else []
+    return _result(second, _renamed(second, vectors, "vector"), _renamed(second, products, "hvp"), kept)
+
+
+def jacobian(
+    model: Model,
+    wrt: Sequence[str] | None = None,
+    outputs: Sequence[str] | None = None,
+    *,
+    keep_outputs: bool = False,
+    kinks: str = "refgrad",
+    quantization: str = "zero",
+) -> ModelProto:
+    """The model that computes every derivative of the outputs of `model`, element by element.
+
+    The result has the model's inputs and one output `<output>_by_<name>` per differentiated output and name in `wrt`, the
+    outputs in order and for each the names, of the shape of `<output>` followed by that of `<name>`. Initializers in `wrt`
+    become inputs that keep their value as default. A name that is taken becomes the next free one; the metadata
+    `refgrad.derivatives` (JSON) has them by output and name.
+
+    What the model computes is computed once. What its gradient adds is the body of a Loop, run for each element of the output.
+
+    :param model: a model, or the path of one; the other arguments and the errors are those of `gradient`.
+    :param keep_outputs: also return the outputs of the model, after the derivatives.
+    :raises InvalidModelError: the model cannot be read, or onnx refuses it.
+    :raises UnknownNameError: a name in `wrt` or `outputs` that does not exist, is there twice, or is no float.
+    :raises NoGradientError: an operator between `wrt` and `outputs` has no rule or no derivative, or one of them is a sequence.
+    :raises OptionError: an unknown choice of kinks, or an unknown quantization.
+
+    >>> import onnx.parser, refgrad
+    >>> square = onnx.parser.parse_model(
+    ...     '<ir_version: 8, opset_import: ["": 18]> square (float[N] x) => (float[N] y) { y = Mul(x, x) }'
+    ... )
+    >>> [value.name for value in refgrad.jacobian(square).graph.output]
+    ['y_by_x']
+    """
+    made, found = read(model), {}
+    report = preflight(made, wrt, outputs, quantization=quantization)
+    _refuse_sequences(made, (*report.wrt, *report.outputs))
+    for output in report.outputs:
+        made, found[output] = _by_element(made, report.wrt, output, output, kinks, quantization)
+    return _of_elements(made, found, (), keep_outputs)
+
+
+def hessian(
+    model: Model,
+    wrt: Sequence[str] | None = None,
+    output: str | None = None,
+    *,
+    keep_outputs: bool = False,
+    kinks: str = "refgrad",
+    quantization: str = "zero",
+) -> ModelProto:
+    """The model that computes every second derivative of `output`, or of the sum of its elements.
+
+    The result has the model's inputs and one output `<output>_by_<name>_by_<other>` per pair of names in `wrt`, of the shape of
+    `<name>` followed by that of `<other>`. Names that are taken and initializers are as in `jacobian`, of the gradient of which
+    this is the Jacobian; the metadata `refgrad.derivatives` (JSON) has the outputs by both names.
+
+    :param model: a model, or the path of one; the other arguments and the errors are those of `gradient`.
+    :param output: the float output to differentiate; by default the only one.
+    :param keep_outputs: also return the outputs of the model, after the derivatives.
+    :raises InvalidModelError: the model cannot be read, or onnx refuses it.
+    :raises UnknownNameError: a name in `wrt`, or an `output`, that does not exist, is there twice, or is no float.
+    :raises NoGradientError: an operator between `wrt` and `output` has no derivative, or the gradient has one without;
+        a sequence in `wrt`.
+    :raises OptionError: no `output` where there are several, an unknown choice of kinks, or an unknown quantization.
+
+    >>> import onnx.parser, refgrad
+    >>> square = onnx.parser.parse_model(
+    ...     '<ir_version: 8, opset_import: ["": 18]> square (float[N] x) => (float[N] y) { y = Mul(x, x) }'
+    ... )
+    >>> [value.name for value in refgrad.hessian(square).graph.output]
+    ['y_by_x_by_x']
+    """
+    made, target = _gradient_of_one(model, wrt, output, kinks, quantization)
+    gradients, found = names_in(made)[1], {}
+    _refuse_sequences(made, gradients)
+    for name, slope in gradients.items():
+        with _of_the_gradient():
+            made, found[name] = _by_element(made, list(gradients), slope, f"{target}_by_{name}", kinks, quantization)
+    return _of_elements(made, found, gradients.values(), keep_outputs)
+
+
+def _gradient_of_one(
+    model: Model, wrt: Sequence[str] | None, output: str | None, kinks: str, quantization: str
+) -> tuple[ModelProto, str]:
+    """The gradient of the sum of one output, and which output that is. The model's own outputs follow the gradients."""
+    if output is None:
+        found = preflight(model, wrt, quantization=quantization).outputs
+        if len(found) > 1:
+            raise OptionError(f"The model has several float outputs, {choices(found)}: say which with output.")
+        [output] = found
+    elif not isinstance(output, str):
+        raise OptionError(f"output is one name (a string), not {reprlib.repr(output)}.")
+    return gradient(
+        model, wrt, [output], cotangent="ones", keep_outputs=True, kinks=kinks, quantization=quantization
+    ), output
+
+
+def _again(first: ModelProto, wrt: Sequence[str], outputs: Sequence[str], kinks: str, quantization: str) -> ModelProto:
+    """The gradient of a gradient."""
+    with _of_the_gradient():
+        return gradient(first, wrt, outputs, keep_outputs=True, kinks=kinks, quantization=quantization)
+
+
+def _refuse_sequences(model: ModelProto, names: Iterable[str]) -> None:
+    for value in (*model.graph.input, *model.graph.output):
+        if value.name in names and adjoint_of(value.type).HasField("sequence_type"):
+            raise NoGradientError(
+                f"{value.name!r} is a sequence: its derivatives, element by element, are no tensor. gradient, jvp and hvp take "
+                "sequences; here, choose other names for wrt or outputs."
+            )
+
+
+@contextmanager
+def _of_the_gradient() -> Iterator[None]:
+    """Say of a refusal that it is of the second differentiation."""
+    try:
+        yield
+    except NoGradientError as error:
+        raise NoGradientError(
+            f"The model has a gradient, which cannot be differentiated again:\n{error}", error.nodes
+        ) from error
+
+
+def _fill_with_zeros(graph: GraphProto, cotangents: Mapping[str, str]) -> None:
+    """Compute the cotangents, which are graph inputs: zeros of the shape of the output of each. What reads none is pruned."""
+    types = {value.name: value for value in graph.input}
+    nodes, taken = list(graph.node), names_of(graph)
+    for output, seed in cotangents.items():
+        element = element_type(types[seed].type)
+        kind = helper.tensor_dtype_to_np_dtype(element)
+        zero, shape = fresh(f"{seed}/zero", taken), fresh(f"{seed}/shape", taken)
+        whole = not types[seed].type.HasField("sequence_type")
+        read, made = (output, seed) if whole else (fresh(f"{seed}/element", taken), fresh(f"{seed}/zeros", taken))
+        zeros = [
+            helper.make_node("Constant", [], [zero], zero, value=numpy_helper.from_array(np.zeros((), kind))),
+            helper.make_node("Shape", [read], [shape], shape),
+            helper.make_node("Expand", [zero, shape], [made], f"{seed}/zeros"),
+        ]
+        if not whole:
+            start, end = (helper.make_tensor_value_info(name, element, None) for name in (read, made))
+            body = helper.make_graph(zeros, f"{seed}/each", [start], [end])
+            zeros = [helper.make_node("SequenceMap", [output], [seed], f"{seed}/zeros", body=body)]
+        behind = next((k for k, node in enumerate(nodes, 1) if output in node.output), 0)
+        nodes[behind:behind] = zeros
+        graph.input.remove(types[seed])
+        graph.value_info.append(types[seed])
+    _replace(graph.node, nodes)
+
+
+def _measure_elsewhere(model: ModelProto, seeds: Iterable[str]) -> None:
+    """Where only the size is asked of what depends on `seeds`, ask it of a value of the same shape that does not."""
+    shapes, varied = Graph(model).shapes, set(seeds)
+    found: dict[Shape, str] = {}
+
+    def remember(names: Iterable[str]) -> None:
+        for name in names:
+            shape = shapes.get(name, (None,))
+            if None not in shape and any(isinstance(size, str) for size in shape):  # known sizes are not asked for
+                found.setdefault(shape, name)
+
+    remember(value.name for value in model.graph.input)
+    for node in read_nodes(model.graph):
+        if node.key in (("", "Shape"), ("", "Size")) and node.inputs[0] in varied:
+            other = found.get(shapes.get(node.inputs[0], (None,)))
+            if other is not None:
+                node.proto.input[0] = other
+                continue
+        if varied.isdisjoint(node.reads):
+            remember(node.outputs)
+        else:
+            varied.update(filter(None, node.outputs))
+
+
+def _by_element(
+    model: Model, wrt: Sequence[str], output: str, title: str, kinks: str, quantization: str
+) -> tuple[ModelProto, dict[str, str]]:
+    """`model` with the derivatives of every element of `output` before its outputs, and what they are called by name.
+
+    They are `<title>_by_<name>`. Of the gradient, what depends on the cotangent becomes the body of a Loop, whose k-th round
+    sets the cotangent to 1 at the k-th element, to 0 elsewhere.
+    """
+    made = gradient(model, wrt, [output], keep_outputs=True, kinks=kinks, quantization=quantization)
+    cotangents, gradients = names_in(made)
+    graph, cotangent = made.graph, cotangents[output]
+    types = {value.name: value.type for value in (*graph.input, *graph.output)}
+    inside, outside, varied = _parted(graph, cotangent)
+    taken = names_of(graph)
+
+    def called(text: str) -> str:
+        return fresh(f"{title}_by/{text}", taken)
+
+    def make(op_type: str, inputs: Sequence[str], result: str, **attributes: Any) -> NodeProto:
+        return helper.make_node(op_type, inputs, [result], called(f"{op_type}_node"), **attributes)
+
+    shape, size, zero, one, places = map(called, ("shape", "size", "zero", "one", "places"))
+    step, going, still_going, here, weight = map(called, ("step", "going", "still_going", "here", "weight"))
+    body = GraphProto(name=called("body"))
+    body.input.append(helper.make_tensor_value_info(step, TensorProto.INT64, []))
+    body.input.append(helper.make_tensor_value_info(going, TensorProto.BOOL, []))
+    body.output.append(helper.make_tensor_value_info(still_going, TensorProto.BOOL, []))
+    body.node.append(make("Identity", [going], still_going))
+    body.node.append(make("Equal", [places, step], here))
+    body.node.append(make("Cast", [here], weight, to=types[cotangent].tensor_type.elem_type))
+    body.node.append(make("Reshape", [weight, shape], cotangent, allowzero=1))
+    body.node.extend(inside)
+    rows, results, behind, declared = [], {}, [], []
+    for name, slope in gradients.items():
+        row = slope
+        if slope not in varied:  # a subgraph returns what it computes itself
+            row = called(f"{name}_row")
+            body.node.append(make("Identity", [slope], row))
+        body.output.append(helper.make_value_info(row, types[slope]))
+        rows.append(called(f"{name}_rows"))
+        results[name] = fresh(f"{title}_by_{name}", taken)
+        part, whole = called(f"{name}_shape"), called(f"{name}_whole")
+        behind += [
+            make("Shape", [name], part),
+            make("Concat", [shape, part], whole, axis=0),
+            make("Reshape", [rows[-1], whole], results[name], allowzero=1),
+        ]
+        declared.append(helper.make_tensor_value_info(results[name], types[name].tensor_type.elem_type, []))
+        declared[-1].type.tensor_type.shape.dim.extend(types[output].tensor_type.shape.dim)
+        declared[-1].type.tensor_type.shape.dim.extend(types[name].tensor_type.shape.dim)
+    body.value_info.extend(value for value in graph.value_info if value.name in varied)
+    outside += [
+        make("Shape", [output], shape),
+        make("Size", [output], size),
+        make("Constant", [], zero, value_int=0),
+        make("Constant", [], one, value_int=1),
+        make("Range", [zero, size, one], places),
+        helper.make_node("Loop", [size, ""], rows, called("Loop_node"), body=body),
+        *behind,
+    ]
+    kept = [value for value in graph.output if value.name not in gradients.values()]
+    _replace(graph.node, outside)
+    _replace(graph.input, [value for value in graph.input if value.name != cotangent])
+    _replace(graph.output, [*declared, *kept])
+    _replace(graph.value_info, [value for value in graph.value_info if value.name not in varied])
+    return made, results
+
+
+def _parted(graph: GraphProto, name: str) -> tuple[list[NodeProto], list[NodeProto], set[str]]:
+    """The nodes that depend on `name`, the others, and every value that does."""
+    inside, outside, varied = [], [], {name}
+    for node in read_nodes(graph):
+        if varied.isdisjoint(node.reads):
+            outside.append(node.proto)
+        else:
+            inside.append(node.proto)
+            varied.update(node.outputs)
+    varied.discard("")
+    return inside, outside, varied
+
+
+def _of_elements(
+    made: ModelProto, found: Mapping[str, Mapping[str, str]], between: Iterable[str], keep_outputs: bool
+) -> ModelProto:
+    """The result, of the derivatives `found`; `between` are outputs that only led there."""
+    derivatives = [name for row in found.values() for name in row.values()]
+    kept = _outputs(made, but=(*derivatives, *between)) if keep_outputs else []
+    _keep(made, [*derivatives, *kept])
+    note(made, made, derivatives=found)
+    return made
+
+
+def _result(
+    made: ModelProto, directions: Mapping[str, str], derivatives: Mapping[str, str], kept: Sequence[str]
+) -> ModelProto:
+    _keep(made, [*derivatives.values(), *kept])
+    note(made, made, directions=directions, derivatives=derivatives)
+    return made
+
+
+def _outputs(model: ModelProto, but: Iterable[str]) -> list[str]:
+    return [value.name for value in model.graph.output if value.name not in set(but)]
+
+
+def _renamed(model: ModelProto, values: Mapping[str, str], suffix: str) -> dict[str, str]:
+    """Call the value that belongs to `name` `<name>_<suffix>`, or by the next free name; which it is, by what it belongs to."""
+    taken = names_of(model.graph)
+    names = {name: fresh(f"{name}_{suffix}", taken) for name in values}
+    new = {value: names[name] for name, value in values.items()}
+    for graph in graphs(model.graph):
+        for value in (*graph.input, *graph.output, *graph.value_info):
+            value.name = new.get(value.name, value.name)
+        for node in graph.node:
+            node.input[:] = [new.get(name, name) for name in node.input]
+            node.output[:] = [new.get(name, name) for name in node.output]
+    return names
+
+
+def _keep(model: ModelProto, outputs: Sequence[str]) -> None:
+    """Leave nothing in `model` but the inputs and what `outputs` need."""
+    graph = model.graph
+    values = {value.name: value for value in graph.output}
+    _replace(graph.output, [values[name] for name in outputs])
+    live, nodes = set(outputs), []
+    for node in reversed(read_nodes(graph)):
+        if not live.isdisjoint(node.outputs):
+            live.update(node.reads)
+            nodes.append(node.proto)
+    _replace(graph.node, nodes[::-1])
+    live.update(value.name for value in graph.input)
+    _replace(graph.initializer, [tensor for tensor in graph.initializer if tensor.name in live])
+    live.difference_update(outputs)
+    _replace(graph.value_info, [value for value in graph.value_info if value.name in live])
+
+
+def _replace(field: Any, messages: Iterable[Any]) -> None:
+    """Let a repeated field hold `messages`, which may be its own."""
+    new = list(messages)
+    del field[:]
+    field.extend(new)

@@ -1,0 +1,360 @@
+"""A model with its loss: what a gradient for training starts from, and what of a model is trained.
+
+The functions, their arguments and the graphs are those that experimental_experiment.gradient.loss_helper documents.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from numbers import Real
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+
+from refgrad.errors import InvalidModelError, OptionError, UnknownNameError, choices, did_you_mean
+from refgrad.protos.walk import graphs, names_of, versions_of
+from refgrad.reverse.graph import FLOATS, Graph, Shape, is_number, is_unnamed, read
+from refgrad.tables.schemas import CONSTANT, LOWEST
+
+_LOWEST_OPSET = 8  # operands are broadcast from 7 on, Max and Min too from this one
+_LOWEST_IR = 4  # before it, every initializer is an input
+
+
+def add_loss_output(
+    onx: ModelProto | str | os.PathLike[str],
+    score_name: str = "squared_error",
+    loss_name: str = "loss",
+    label_name: str = "label",
+    weight_name: str | None = None,
+    penalty: Mapping[str, Mapping[str, float] | float] | None = None,
+    output_index: int | str | None = None,
+    **kwargs: float,
+) -> ModelProto:
+    """The model with one more output in front, the loss [1, 1], and one more input, the label, shaped as the output.
+
+    With f(x) the output, y the label, w the weights (1 where there are none) and θ the penalized tensors:
+    loss = Σᵢ wᵢ·score(f(xᵢ), yᵢ) + Σ_θ l1·Σ|θ| + l2·Σθ². The scores:
+
+    - "squared_error" or "l2": (f(x) − y)²
+    - "absolute_error" or "l1": |f(x) − y|
+    - "elastic": l1_weight·|f(x) − y| + l2_weight·(f(x) − y)², both 0.5 by default
+    - "log": −(1 − y)·log(1 − p) − y·log(p), the binary log loss. p is the second of two columns of f(x), the probability of
+      the class 1; the label has one column, 0 or 1. p is clipped to [eps, 1 − eps], so neither logarithm is infinite. eps
+      is 1e-6 by default, in 16-bit types the distance of 1 to the next number; beyond the bounds the derivative is 0.
+
+    The loss and the label have the type of the output. The numbers it is made of are marked as no weights.
+    Where the documented graph is wrong, this one is right: the weights of the rows, [N], are put in a column before they
+    multiply scores of [N, 1] (which would broadcast to [N, N]); the loss of an output that is no matrix is reshaped to [1, 1].
+    The caller's model is not modified.
+
+    :param onx: a model, or the path of one (external data is referenced, not read). Opset 8 or newer.
+    :param weight_name: name of an input to add, one weight per row of the output; None for no weights.
+    :param penalty: {name: {"l1": a, "l2": b}}, or {name: b} for l2 alone, of float inputs and initializers.
+    :param output_index: position or name of the output that is compared; needed where there are several.
+    :param kwargs: l1_weight and l2_weight ("elastic"), eps ("log").
+    :raises InvalidModelError: the model cannot be read, is refused by onnx, or is older than opset 8.
+    :raises OptionError: an unknown score or setting, several outputs without output_index, a penalty that is no number or
+        zero, an output that is no float tensor of known rank; for "log", one that has not two columns.
+    :raises UnknownNameError: an output or a penalized tensor that does not exist, or a new name that is taken.
+
+    >>> import onnx.parser, refgrad
+    >>> line = onnx.parser.parse_model(
+    ...     '<ir_version: 8, opset_import: ["": 18]> line (float[N, 1] x) => (float[N, 1] y) <float a = {2}> { y = Mul(x, a) }'
+    ... )
+    >>> loss = refgrad.add_loss_output(line, penalty={"a": 0.1})
+    >>> [value.name for value in loss.graph.input], [value.name for value in loss.graph.output]
+    (['x', 'label'], ['loss', 'y'])
+    """
+    score, settings = _score(score_name, kwargs)
+    source = read(onx)
+    if versions_of(source).get("", LOWEST) < _LOWEST_OPSET:
+        raise InvalidModelError(
+            f"The model has opset {versions_of(source)['']}; a loss needs {_LOWEST_OPSET} or newer. "
+            "Convert it first with onnx.version_converter."
+        )
+    graph = Graph(source)
+    output = _output(graph, output_index)
+    kind, shape = graph.types.get(output), graph.shapes.get(output)
+    if kind not in FLOATS or shape is None:
+        raise OptionError(
+            f"A loss compares a float tensor of known rank, which output {output!r} is not declared to be."
+        )
+    shape = tuple(None if is_unnamed(dim) else dim for dim in shape)
+    taken = names_of(source.graph) | {node.name for inner in graphs(source.graph) for node in inner.node}
+    writer = _Writer(kind, taken)
+    names: list[object] = [loss_name, label_name, *([weight_name] if weight_name is not None else [])]
+    for name in names:
+        if not isinstance(name, str) or not name:
+            raise OptionError(f"The name of an input or an output is a string, not {name!r}.")
+        if name in writer.taken:
+            raise UnknownNameError(
+                f"The name {name!r} is taken: the loss, the label and the weights have names of their own."
+            )
+        writer.taken.add(name)
+    inputs = {label_name: _label_shape(score, output, shape)}
+    if weight_name is not None:
+        inputs[weight_name] = shape[:1]
+    scores = score(writer, output, label_name, **settings)
+    if weight_name is not None:
+        if len(shape) > 1:
+            column = writer.constant("shape_weight", [-1] + [1] * (len(shape) - 1), TensorProto.INT64)
+            column = writer.node("Reshape", weight_name, column, name="reshaped_weight")
+        else:
+            column = weight_name
+        scores = writer.node("Mul", scores, column, name="loss_diff_weight")
+    penalties = [_penalty(writer, graph, name, given) for name, given in (penalty or {}).items()]
+    _total(writer, scores, penalties, loss_name, is_matrix=len(shape) == 2)
+
+    made = ModelProto()
+    made.CopyFrom(source)
+    if "" not in versions_of(source):
+        made.opset_import.append(helper.make_opsetid("", LOWEST))
+    made.ir_version = max(made.ir_version, _LOWEST_IR)
+    made.graph.node.extend(writer.nodes)
+    made.graph.initializer.extend(writer.constants)
+    made.graph.input.extend(helper.make_tensor_value_info(name, kind, dims) for name, dims in inputs.items())
+    outputs = list(made.graph.output)
+    del made.graph.output[:]
+    made.graph.output.extend((helper.make_tensor_value_info(loss_name, kind, [1, 1]), *outputs))
+    return made
+
+
+def penalty_loss_onnx(
+    name: str, dtype: Any, l1: float | None = None, l2: float | None = None, existing_names: list[str] | None = None
+) -> tuple[list[TensorProto], list[NodeProto]]:
+    """The initializers and the nodes of l1·Σ|w| + l2·Σw², shape [1], of the tensor `name`; the last output is the penalty.
+
+    It is named `penalty_<name>`, or by the next free name.
+
+    :param dtype: the NumPy type of the tensor, a float.
+    :param l1: weight of the sum of absolute values; None or 0 for none.
+    :param l2: weight of the sum of squares; None or 0 for none.
+    :param existing_names: names that are taken; those that the result uses are appended.
+    :raises OptionError: no float type, a weight that is no finite number, or no weight at all.
+    """
+    kind = _float_type(dtype)
+    taken = existing_names if existing_names is not None else []
+    writer = _Writer(kind, set(taken))
+    _penalize(writer, name, l1, l2)
+    taken.extend(sorted(writer.taken.difference(taken)))
+    return writer.constants, writer.nodes
+
+
+def get_train_initializer(onx: ModelProto | str | os.PathLike[str]) -> dict[str, tuple[np.ndarray, TensorProto]]:
+    """The float initializers of a model, 16-bit and double ones too: {name: (value, tensor)}.
+
+    Left out are the numbers that refgrad wrote, the coefficients of `add_loss_output` for one: they are not to be trained.
+
+    :param onx: a model, or the path of one. External data is read: beside the file, or in the current folder.
+    :raises InvalidModelError: the model or its external data cannot be read.
+    """
+    source = read(onx)
+    folder = "" if isinstance(onx, ModelProto) else str(Path(onx).parent)
+    found = {}
+    for tensor in source.graph.initializer:
+        if tensor.data_type in FLOATS and not is_number(tensor):
+            try:
+                value = numpy_helper.to_array(tensor, base_dir=folder)
+            except (OSError, ValueError, onnx.checker.ValidationError) as error:
+                raise InvalidModelError(f"The external data of {tensor.name!r} cannot be read: {error}") from error
+            found[tensor.name] = (value, tensor)
+    return found
+
+
+class _Writer:
+    """Nodes and constants under names that are free: `name`, then `name_2`, `name_3` as in the documented graphs."""
+
+    def __init__(self, kind: int, taken: set[str]) -> None:
+        self.kind, self.taken = kind, taken
+        self.nodes: list[NodeProto] = []
+        self.constants: list[TensorProto] = []
+
+    def fresh(self, name: str) -> str:
+        free, k = name, 1
+        while free in self.taken:
+            k += 1
+            free = f"{name}_{k}"
+        self.taken.add(free)
+        return free
+
+    def node(self, op_type: str, *inputs: str, name: str, **attributes: Any) -> str:
+        return self.end(op_type, *inputs, output=self.fresh(name), **attributes)
+
+    def end(self, op_type: str, *inputs: str, output: str, **attributes: Any) -> str:
+        """A node whose output has exactly this name."""
+        self.nodes.append(helper.make_node(op_type, inputs, [output], name=output, **attributes))
+        return output
+
+    def constant(self, name: str, values: Sequence[float], kind: int | None = None) -> str:
+        """A vector; a float one is marked with the number that it was before rounding, as gradients mark theirs."""
+        array = np.array(values, dtype=helper.tensor_dtype_to_np_dtype(self.kind if kind is None else kind))
+        tensor = numpy_helper.from_array(array, self.fresh(name))
+        if kind is None:
+            exact = "" if float(array[0]) == values[0] else repr(float(values[0]))
+            tensor.metadata_props.add(key=CONSTANT, value=exact)
+        self.constants.append(tensor)
+        return tensor.name
+
+
+def _squared_error(op: _Writer, output: str, label: str) -> str:
+    diff = op.node("Sub", output, label, name="loss_diff")
+    return op.node("Mul", diff, diff, name="loss_diff")
+
+
+def _absolute_error(op: _Writer, output: str, label: str) -> str:
+    return op.node("Abs", op.node("Sub", output, label, name="loss_diff"), name="loss_diff")
+
+
+def _elastic(op: _Writer, output: str, label: str, l1_weight: float = 0.5, l2_weight: float = 0.5) -> str:
+    diff = op.node("Sub", output, label, name="loss_diff")
+    square = op.node("Mul", diff, diff, name="loss_l2")
+    absolute = op.node("Abs", diff, name="loss_l1")
+    absolute = op.node("Mul", absolute, op.constant("l1_name", [l1_weight]), name="loss_l1")
+    square = op.node("Mul", square, op.constant("l2_name", [l2_weight]), name="loss_l2")
+    return op.node("Add", absolute, square, name="final_loss")
+
+
+def _log(op: _Writer, output: str, label: str, eps: float | None = None) -> str:
+    if eps is None:
+        finfo: Any = ml_dtypes.finfo
+        eps = max(1e-6, float(finfo(helper.tensor_dtype_to_np_dtype(op.kind)).eps))
+    if not 0 < eps < 0.5:
+        raise OptionError(f"eps clips probabilities to [eps, 1 - eps]: it lies between 0 and 0.5, unlike {eps}.")
+    one = op.constant("one_name", [1.0])
+    column = op.constant("column_name", [1], TensorProto.INT64)
+    p = op.node("Gather", output, column, name="probability", axis=1)
+    p = op.node("Max", p, op.constant("eps_name", [eps]), name="probability")
+    p = op.node("Min", p, op.constant("one_eps_name", [1 - eps]), name="probability")
+    others = op.node("Log", op.node("Sub", one, p, name="probability_0"), name="log_0")
+    others = op.node("Mul", op.node("Sub", one, label, name="label_0"), others, name="loss_0")
+    own = op.node("Mul", label, op.node("Log", p, name="log_1"), name="loss_1")
+    return op.node("Neg", op.node("Add", others, own, name="loss_log"), name="loss_log")
+
+
+SCORES: dict[str, tuple[Callable[..., str], tuple[str, ...]]] = {  # and its settings
+    "squared_error": (_squared_error, ()),
+    "l2": (_squared_error, ()),
+    "absolute_error": (_absolute_error, ()),
+    "l1": (_absolute_error, ()),
+    "elastic": (_elastic, ("l1_weight", "l2_weight")),
+    "log": (_log, ("eps",)),
+}
+
+
+def _score(name: object, settings: Mapping[str, float]) -> tuple[Callable[..., str], dict[str, float]]:
+    if not isinstance(name, str) or name not in SCORES:
+        raise OptionError(f"There is no score {name!r}; there are {choices(SCORES)}.")
+    function, known = SCORES[name]
+    for setting, value in settings.items():
+        if setting not in known:
+            raise OptionError(f"The score {name!r} has no setting {setting!r}; it has {choices(known)}.")
+        _check_number(f"{setting} of the score {name!r}", value)
+    return function, dict(settings)
+
+
+def _check_number(what: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
+        raise OptionError(f"{what} is a finite number, not {value!r}.")
+
+
+def _output(graph: Graph, index: object) -> str:
+    outputs = list(graph.outputs)
+    if index is None:
+        if len(outputs) != 1:
+            raise OptionError(f"The model has several outputs: say by output_index which, of {choices(outputs)}.")
+        return outputs[0]
+    if isinstance(index, str):
+        if index not in outputs:
+            raise UnknownNameError(
+                f"output_index={index!r} is no output of the model.{did_you_mean(index, outputs)} It has: {choices(outputs)}."
+            )
+        return index
+    if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < len(outputs):
+        raise OptionError(
+            f"output_index={index!r}: the model has the outputs 0 to {len(outputs) - 1}, {choices(outputs)}."
+        )
+    return outputs[index]
+
+
+def _label_shape(score: Callable[..., str], output: str, shape: Shape) -> Shape:
+    if score is not _log:
+        return shape
+    if len(shape) != 2 or (shape[1] not in (2, None) and not isinstance(shape[1], str)):
+        raise OptionError(
+            f"The log loss needs probabilities in two columns; output {output!r} has the shape {list(shape)}."
+        )
+    return shape[0], 1
+
+
+def _penalty(op: _Writer, graph: Graph, name: str, given: Mapping[str, float] | float) -> str:
+    """The nodes of one penalty; its value in the type of the loss."""
+    known = [n for n in (*graph.inputs, *graph.initializers) if graph.types.get(n) in FLOATS]
+    if name not in known:
+        raise UnknownNameError(
+            f"{name!r} in penalty is no float input or initializer.{did_you_mean(name, known)} There are: {choices(known)}."
+        )
+    weights = dict(given) if isinstance(given, Mapping) else {"l2": given}
+    for key in weights:
+        if key not in ("l1", "l2"):
+            raise OptionError(f"The penalty of {name!r} has {key!r}; there are 'l1' and 'l2'.")
+    kind, op.kind = op.kind, graph.types[name]
+    value = _penalize(op, name, weights.get("l1"), weights.get("l2"))
+    op.kind, other = kind, op.kind
+    return value if kind == other else op.node("Cast", value, name=f"penalty_{name}", to=kind)
+
+
+def _penalize(op: _Writer, name: str, l1: float | None, l2: float | None) -> str:
+    for what, weight in (("l1", l1), ("l2", l2)):
+        if weight is not None:
+            _check_number(f"{what} of the penalty of {name!r}", weight)
+    if not l1 and not l2:
+        raise OptionError(f"The penalty of {name!r} is zero: give l1, l2 or both.")
+    flat = op.node("Reshape", name, op.constant(f"shape_{name}", [-1], TensorProto.INT64), name=f"reshaped_{name}")
+    both = bool(l1 and l2)
+
+    def part(order: int, elements: str, weight: float) -> str:
+        weighted = op.constant(f"l{order}_weight_{name}", [weight])
+        number = order if both else ""
+        total = op.node("ReduceSum", elements, name=f"reduced{number}_{name}")
+        return op.node("Mul", total, weighted, name=f"penalty{number}_{name}")
+
+    parts = []
+    if l2:
+        parts.append(part(2, op.node("Mul", flat, flat, name=f"reducedm_{name}"), l2))
+    if l1:
+        parts.append(part(1, op.node("Abs", flat, name=f"absolute_{name}"), l1))
+    return op.node("Add", *reversed(parts), name=f"penalty_{name}") if both else parts[0]
+
+
+def _total(op: _Writer, scores: str, penalties: Sequence[str], loss: str, is_matrix: bool) -> None:
+    """The sum of the scores and the penalties, as [1, 1]."""
+    if is_matrix and not penalties:
+        op.end("ReduceSum", scores, output=loss)
+        return
+    summed = op.node("ReduceSum", scores, name="loss_diff")
+    shape = op.constant("shapevect", [-1, 1], TensorProto.INT64)
+    if not penalties:
+        op.end("Reshape", summed, shape, output=loss)
+        return
+    whole = penalties[0]
+    for other in penalties[1:]:
+        whole = op.node("Add", whole, other, name="sumop")
+    whole = op.node("Reshape", whole, shape, name="penalty_reshape")
+    summed = op.node("Reshape", summed, shape, name="loss_reshape")
+    op.end("Add", whole, summed, output=loss)
+
+
+def _float_type(dtype: Any) -> int:
+    try:
+        kind = None if dtype is None else helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    except (TypeError, ValueError) as error:
+        raise OptionError(f"A penalty has a float type, not {dtype!r}.") from error
+    if kind not in FLOATS:
+        raise OptionError(f"A penalty has a float type, not {dtype if dtype is None else np.dtype(dtype).name}.")
+    return int(kind)

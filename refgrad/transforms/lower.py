@@ -1,0 +1,424 @@
+"""`refgrad.lower`: ONNX Runtime's training operators become ai.onnx operators, so that the model runs anywhere."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import onnx
+from onnx import GraphProto, ModelProto, NodeProto, TypeProto, helper
+
+from refgrad.errors import LoweringError, RuleError, choices
+from refgrad.lowering.microsoft import FORMS, Form
+from refgrad.protos.walk import attribute_value, every_node, graphs, import_domain, subgraphs, versions_of
+from refgrad.reverse.emit import IR_VERSION, Emitted, Emitter, Writer
+from refgrad.reverse.gradient import taken_names
+from refgrad.reverse.graph import MIN_OPSET, Graph, Node, captured, infer, read, read_nodes, type_of
+from refgrad.tables.schemas import LOWEST, MICROSOFT, OPERATORS, UnsupportedFormError, make_function
+
+_YIELD = MICROSOFT, "YieldOp"
+_PLAIN = ("", "ai.onnx", "ai.onnx.ml")
+_MOVED = tuple(op_type for domain, op_type in FORMS if not domain)  # onnx's checker refuses them where they are
+_UNKNOWN_SHAPE = "refgrad.unknown_shape"
+# Forward operators in training: outputs that ONNX Runtime computes in the memory of an input, by their positions.
+_WRITES = {(MICROSOFT, "BatchNormInternal"): {1: 3, 2: 4}}
+_KINDS = {"int64": onnx.TensorProto.INT64, "bool": onnx.TensorProto.BOOL}
+
+
+def lower(model: ModelProto | str | os.PathLike[str]) -> ModelProto:
+    """The model in ai.onnx operators alone, with the same results: ONNX Runtime's own operators are written in them.
+
+    Those are the operators of com.microsoft that its gradient builder and its training artifacts have, MaxPoolGrad,
+    AveragePoolGrad, SparseSoftmaxCrossEntropy and its gradient in the default domain, and the forward operators of
+    com.microsoft that refgrad differentiates. Where a kernel of ONNX Runtime is wrong the result is what the operator means.
+
+    Inputs, outputs and initializers keep names, order and types. These are added behind them:
+
+    - What an operator writes into a graph input is an output `<input>_updated`: `params_updated`,
+      `first_order_moments_updated`, `w_grad.accumulation.buffer_updated`, `bn.running_mean_updated`. Where the model reads or
+      returns the operator's own output for it, that is the output instead.
+    - A YieldOp leaves what it reads as outputs, unless they are, and what it returns as inputs: the cotangents. Those of
+      `non_differentiable_outputs` have none. Each has the type and shape of its output, also where `full_shape_outputs`
+      does not ask for that.
+
+    A model of an opset before 16 is converted to 16, or to a later one that an operator needs (17: LayerNormalization, 18 or
+    19: some modes of Resize); local functions are inlined. Of a model that has nothing to lower a copy is returned. The
+    caller's model is not modified. External data is referenced, not read: save the result in the folder of the model.
+
+    :param model: a model, or the path of one.
+    :raises InvalidModelError: the model cannot be read, or onnx refuses it.
+    :raises LoweringError: an operator that has no form in ai.onnx here, or one whose attributes or inputs are not its own.
+
+    >>> import onnx.parser, refgrad
+    >>> squash = onnx.parser.parse_model(
+    ...     '<ir_version: 8, opset_import: ["": 18]> squash (float[N] x) => (float[N] y) { y = Tanh(x) }'
+    ... )
+    >>> gradient = refgrad.gradient(squash, dialect="ort")
+    >>> [node.op_type for node in gradient.graph.node]
+    ['Tanh', 'TanhGrad']
+    >>> [node.op_type for node in refgrad.lower(gradient).graph.node]
+    ['Tanh', 'Mul', 'Sub', 'Mul']
+    """
+    source = read(model)
+    result = ModelProto()
+    opset = versions_of(source).get("", 1)
+    foreign = {(n.domain, n.op_type) for n in every_node(source) if not _is_plain(n, opset)}
+    calls = {(f.domain, f.name) for f in source.functions}
+    if not foreign - calls:
+        result.CopyFrom(source)
+        return result
+    return _Lowering(source).model()
+
+
+def _is_plain(node: NodeProto, opset: int) -> bool:
+    """Whether onnx has the operator. ONNX Runtime has some of its own in the domain of ai.onnx."""
+    if node.domain in ("", "ai.onnx"):
+        return bool(onnx.defs.has(node.op_type, opset, ""))
+    return node.domain in _PLAIN
+
+
+class _Lowering:
+    """One lowering: the graph, and the names that it has taken."""
+
+    def __init__(self, source: ModelProto) -> None:
+        self.source = source
+        moved = ModelProto()
+        moved.CopyFrom(source)
+        for node in every_node(moved):
+            if not node.domain and node.op_type in _MOVED:
+                node.domain = MICROSOFT
+        import_domain(moved, MICROSOFT)
+        if "" not in versions_of(moved):
+            moved.opset_import.append(helper.make_opsetid("", LOWEST))
+        forms = ((FORMS.get((node.domain, node.op_type)), node) for node in every_node(moved))
+        needed = (f.opset({a.name: attribute_value(a) for a in node.attribute}) for f, node in forms if f is not None)
+        self.graph = Graph(moved, max(needed, default=MIN_OPSET), shapeless=True)
+        self.taken = taken_names(self.graph) | {v.name for v in source.graph.output}
+        self.inputs = list(self.graph.inputs.values())
+        self.outputs = [_copied(value) for value in source.graph.output]
+        self.known: dict[str, TypeProto] = {}
+        self.read = {name for node in self.graph.nodes for name in node.reads} | {v.name for v in self.outputs}
+        self.read.discard("")
+
+    def model(self) -> ModelProto:
+        """The lowered model."""
+        graph = self.graph.model.graph
+        inferred = infer(self._stand_ins())
+        self.known = {value.name: value.type for value in (*inferred.value_info, *inferred.output, *inferred.input)}
+        yields = [node for node in self.graph.nodes if node.key == _YIELD]
+        for node in yields:
+            self._open(node, graph)
+        self.graph.nodes = [node for node in self.graph.nodes if node.key != _YIELD]
+        constants = self._rewrite(graph, inferred, self.graph, top=True)
+        for value in self.outputs:
+            self._complete(value)
+        return assemble(self.source, self.graph, graph, self.inputs, self.outputs, constants)
+
+    # What is known of every value
+
+    def _stand_ins(self) -> ModelProto:
+        """The model with operators that onnx knows in the place of those that it does not, as far as types and shapes go."""
+        model = ModelProto()
+        model.CopyFrom(self.graph.model)
+        unknown = helper.make_tensor_value_info(_UNKNOWN_SHAPE, onnx.TensorProto.INT64, [None])
+        model.graph.input.append(unknown)
+        for graph in list(graphs(model.graph)):
+            nodes = [made for node in graph.node for made in _stand_in(node)]
+            copies = [NodeProto.FromString(node.SerializeToString()) for node in nodes]
+            del graph.node[:]
+            graph.node.extend(copies)
+        return model
+
+    def _rewrite(self, graph: GraphProto, inferred: GraphProto, known: Graph, top: bool) -> list[onnx.TensorProto]:
+        """Write `graph` anew, in place; the constants that its nodes need."""
+        scope = known if top else copy.copy(known)
+        if not top:
+            scope.nodes = read_nodes(graph)
+            scope.producer = known.producer | {name: node for node in scope.nodes for name in node.outputs if name}
+            scope.initializers = known.initializers | {t.name: t for t in graph.initializer}
+            scope.types, scope.shapes = dict(known.types), dict(known.shapes)
+            scope.forget()
+        for value in (*inferred.value_info, *inferred.input, *inferred.output):
+            kind, shape = type_of(value)
+            if value.type.HasField("sequence_type"):
+                kind = value.type.sequence_type.elem_type.tensor_type.elem_type
+            if kind:
+                scope.types[value.name] = kind
+            if shape is not None:
+                scope.shapes[value.name] = shape
+        for tensor in graph.initializer:
+            scope.types[tensor.name], scope.shapes[tensor.name] = tensor.data_type, tuple(tensor.dims)
+        inner = {node.output[0]: node for node in inferred.node if node.output}
+        for proto in graph.node:
+            for attribute in proto.attribute:
+                for k, body in enumerate(subgraphs(attribute)):
+                    twin = next(a for a in inner[proto.output[0]].attribute if a.name == attribute.name)
+                    body.initializer.extend(self._rewrite(body, subgraphs(twin)[k], scope, top=False))
+        op = Emitter(scope, "onnx", self.taken)
+        written = _Body(self, op, scope)
+        for node in scope.nodes:
+            written.visit(node)
+        final = [v.name for v in (self.outputs if top else graph.output)]
+        nodes = written.nodes(final)
+        del graph.node[:]
+        graph.node.extend(nodes)
+        used = {name for node in graph.node for name in (*node.input, *_captures(node))}.union(final)
+        return [tensor for name, tensor in op.constants.items() if name in used]
+
+    # What goes in and out
+
+    def _open(self, node: Node, graph: GraphProto) -> None:
+        """Take a YieldOp out of the graph, as the training agent does: it returns what it reads and is given what it gives."""
+        differentiable = differentiable_inputs(node.inputs, node.attributes)
+        if len(node.outputs) > len(differentiable):
+            raise LoweringError(
+                f"Node {node.name!r} (YieldOp) has {len(node.outputs)} outputs for {len(differentiable)} differentiable "
+                "inputs. Give each of the others a place in non_differentiable_outputs.",
+                node.name,
+            )
+        known = {v.name: v for v in (*self.inputs, *self.graph.values.values(), *self.graph.outputs.values())}
+        present = {value.name for value in self.outputs}
+        for name in node.inputs:
+            if name not in present:
+                self.outputs.append(self._value(name, known))
+                present.add(name)
+        for output, name in zip(differentiable, node.outputs, strict=False):
+            if name:
+                value = self._value(output, known)
+                value.name = name
+                self.inputs.append(value)
+                graph.input.append(value)
+        graph.node.remove(node.proto)
+
+    def _value(self, name: str, known: Mapping[str, onnx.ValueInfoProto]) -> onnx.ValueInfoProto:
+        value = onnx.ValueInfoProto(name=name)
+        if name in known:
+            value.type.CopyFrom(known[name].type)
+        elif name in self.known:
+            value.type.CopyFrom(self.known[name])
+        elif name in self.graph.initializers:
+            tensor = self.graph.initializers[name]
+            value.type.CopyFrom(helper.make_tensor_type_proto(tensor.data_type, list(tensor.dims)))
+        return value
+
+    def written(self, op: Emitter, node: Node, writes: Mapping[int, int]) -> None:
+        """Name the outputs that ONNX Runtime computes in the memory of a graph input, and let the graph return them."""
+        inputs, outputs = {v.name: v for v in self.inputs}, {v.name for v in self.outputs}
+        for position, source in writes.items():
+            given = node.inputs[source] if source < len(node.inputs) else ""
+            if given not in inputs:
+                continue
+            own = node.outputs[position] if position < len(node.outputs) else ""
+            if own not in self.read:
+                own = op.fresh(f"{given}_updated")
+                node.add_output(position, own)
+            if own not in outputs:
+                value = onnx.ValueInfoProto(name=own)
+                value.type.CopyFrom(inputs[given].type)
+                self.outputs.append(value)
+
+    def _complete(self, value: onnx.ValueInfoProto) -> None:
+        """Declare the type and the shape of an output where the model does not, and they are known."""
+        if value.name in self.known and not _has_shape(value.type):
+            value.type.CopyFrom(self.known[value.name])
+
+
+def assemble(
+    source: ModelProto,
+    known: Graph,
+    graph: GraphProto,
+    inputs: Iterable[onnx.ValueInfoProto],
+    outputs: Iterable[onnx.ValueInfoProto],
+    constants: Iterable[onnx.TensorProto],
+) -> ModelProto:
+    """`source`, which `known` is the view of, with the nodes of `graph` and more constants; it imports what these need."""
+    result = ModelProto()
+    for field, value in source.ListFields():
+        if field.name in ("graph", "functions", "opset_import"):
+            continue
+        if field.is_repeated:
+            getattr(result, field.name).extend(value)
+        else:
+            setattr(result, field.name, value)
+    result.ir_version = max(source.ir_version, IR_VERSION)
+    used = {"" if node.domain == "ai.onnx" else node.domain for g in graphs(graph) for node in g.node} | {""}
+    result.opset_import.extend(o for o in known.model.opset_import if o.domain in used or o.domain == "ai.onnx")
+    target = result.graph
+    target.name, target.doc_string = source.graph.name or "graph", source.graph.doc_string
+    target.metadata_props.extend(source.graph.metadata_props)
+    target.node.extend(graph.node)
+    target.input.extend(inputs)
+    target.output.extend(outputs)
+    kept = known.initializers
+    order = [t.name for t in source.graph.initializer if t.name in kept]
+    target.initializer.extend(kept[name] for name in dict.fromkeys((*order, *kept)))
+    target.initializer.extend(constants)
+    target.sparse_initializer.extend(graph.sparse_initializer)
+    target.value_info.extend(graph.value_info)
+    target.quantization_annotation.extend(source.graph.quantization_annotation)
+    return result
+
+
+class _Body:
+    """One graph that is written anew: its own nodes, and what is emitted in the place of some."""
+
+    def __init__(self, lowering: _Lowering, op: Emitter, graph: Graph) -> None:
+        self.lowering, self.op, self.graph = lowering, op, graph
+        self.rename: dict[str, str] = {}  # emitted value: the output that it is
+        self.order: list[NodeProto | Emitted] = []
+
+    def visit(self, node: Node) -> None:
+        """Keep the node, or emit what it computes."""
+        form = FORMS.get(node.key)
+        if form is not None:
+            self._emit(node, form)
+        elif node.key in OPERATORS:
+            if node.attributes.get("training_mode", 1):
+                self.lowering.written(self.op, node, _WRITES.get(node.key, {}))
+            for inner in self._unfolded(node):
+                self.visit(inner)
+        elif node.domain in _PLAIN:
+            self.order.append(node.proto)
+        else:
+            known = sorted({op_type for domain, op_type in (*FORMS, *OPERATORS) if domain in ("", MICROSOFT)})
+            raise LoweringError(
+                f"Node {node.name!r} ({node.domain}.{node.op_type}) has no form in ai.onnx operators here. "
+                f"Those of {MICROSOFT} that have one are {choices(known, len(known))}.",
+                node.name,
+            )
+
+    def _emit(self, node: Node, form: Form) -> None:
+        op = self.op
+        if misfit := form.misfit(node):
+            raise LoweringError(f"Node {node.name!r} is no {node.op_type} of ONNX Runtime: {misfit}.", node.name)
+        self.lowering.written(op, node, {position: form.inputs.index(name) for position, name in form.writes.items()})
+        op.enter(node.op_type, node.name)
+        start = len(op.nodes)
+        try:
+            results = form.lower(op, node)
+        except (UnsupportedFormError, RuleError) as error:
+            raise _refuse(node, str(error)) from error
+        for k, name in enumerate(node.outputs):
+            value = results[k] if k < len(results) else None
+            if not name:
+                continue
+            if value is None:
+                raise LoweringError(f"Node {node.name!r} ({node.op_type}) has no output {name!r}.", node.name)
+            made = any(value in emitted.outputs for emitted in op.nodes[start:])
+            if not made or value in self.rename:
+                value = op.copy(value)
+            self.rename[value] = name
+        new = op.nodes[start:]
+        if any(name in emitted.inputs for emitted in new for name in node.outputs if name):
+            raise _refuse(node, "the shape of its result is not known; add it to value_info")
+        self.order += new
+
+    def _unfolded(self, node: Node) -> list[Node]:
+        """The nodes of the function body of a forward operator, with the node's own names."""
+        types = {
+            name: (self.op.graph.types[name], self.op.rank(name)) for name in node.inputs if name in self.op.graph.types
+        }
+        try:
+            function = make_function(node.proto, self.graph.opsets, types, node.name)
+        except UnsupportedFormError as error:
+            raise _refuse(node, str(error)) from error
+        assert function is not None
+        named = dict(zip(function.input, node.inputs, strict=True)) | dict(
+            zip(function.output, node.outputs, strict=True)
+        )
+        inner = GraphProto()
+        for k, proto in enumerate(function.node):
+            for name in proto.output:
+                if name and name not in named:
+                    named[name] = self.op.fresh(f"{node.name}/{name}")
+            made = inner.node.add()
+            made.CopyFrom(proto)
+            made.name = self.op.fresh(f"{node.name}/{proto.op_type}_{k}")
+            made.input[:] = [named.get(name, name) for name in proto.input]
+            made.output[:] = [named.get(name, name) for name in proto.output]
+        return read_nodes(inner)
+
+    def nodes(self, final: Iterable[str]) -> list[NodeProto]:
+        """The nodes in order, without emitted ones that nothing needs."""
+        live, kept = set(final), GraphProto()
+        needed: list[NodeProto | Emitted] = []
+        for node in reversed(self.order):
+            if isinstance(node, NodeProto):
+                live.update((*node.input, *_captures(node)))
+            elif live.isdisjoint(name for value in node.outputs for name in (value, self.rename.get(value))):
+                continue
+            else:
+                live.update((*node.inputs, *node.captured))
+            needed.append(node)
+        writer = Writer(kept, self.rename)
+        for node in reversed(needed):
+            if isinstance(node, NodeProto):
+                kept.node.append(node)
+            else:
+                writer.add(node)
+        return list(kept.node)
+
+
+def _refuse(node: Node, why: str) -> LoweringError:
+    return LoweringError(f"Node {node.name!r} ({node.op_type}) cannot be lowered: {why.removesuffix('.')}.", node.name)
+
+
+def _captures(node: NodeProto) -> Iterator[str]:
+    for attribute in node.attribute:
+        for graph in subgraphs(attribute):
+            yield from captured(graph)
+
+
+def _copied(value: onnx.ValueInfoProto) -> onnx.ValueInfoProto:
+    made = onnx.ValueInfoProto()
+    made.CopyFrom(value)
+    return made
+
+
+def _has_shape(kind: TypeProto) -> bool:
+    return bool(kind.WhichOneof("value")) and (not kind.HasField("tensor_type") or kind.tensor_type.HasField("shape"))
+
+
+def differentiable_inputs(inputs: Sequence[str], attributes: Mapping[str, Any]) -> list[str]:
+    """What a YieldOp reads and returns a cotangent for."""
+    without = attributes.get("non_differentiable_outputs", ())
+    return [name for k, name in enumerate(inputs) if k not in without]
+
+
+def _stand_in(node: NodeProto) -> list[NodeProto]:
+    """Nodes whose results have the types and shapes of those of `node`; itself where onnx knows it."""
+    key = node.domain, node.op_type
+    if key == _YIELD:  # a cotangent is as its output
+        differentiable = differentiable_inputs(node.input, {a.name: attribute_value(a) for a in node.attribute})
+        pairs = zip(differentiable, node.output, strict=False)
+        return [helper.make_node("Identity", [x], [dx]) for x, dx in pairs if dx]
+    form = FORMS.get(key)
+    if form is None:
+        return [node]
+    made = []
+    for k, output in enumerate(node.output):
+        result, _, cast = form.result(k).partition("!")
+        shape, separator, like = result.rpartition(":")
+        given = [node.input[form.inputs.index(name)] for name in (shape, like) if name in form.inputs]
+        if not output or not all(given):
+            continue
+        some = f"{output}/some"
+        if like in _KINDS:
+            made.append(helper.make_node("Reshape", [_UNKNOWN_SHAPE, _UNKNOWN_SHAPE], [some]))
+            made.append(helper.make_node("Cast", [some], [output], to=_KINDS[like]))
+        elif like == "*":
+            made.append(helper.make_node("Identity", [node.input[k]], [output]))
+        elif shape:
+            made.append(helper.make_node("ConstantOfShape", [given[0]], [some]))
+            made.append(helper.make_node("CastLike", [some, given[1]], [output]))
+        elif separator:
+            made.append(helper.make_node("Reshape", [given[0], _UNKNOWN_SHAPE], [output]))
+        elif given:
+            made.append(helper.make_node("Identity", given, [output]))
+        kind = next((a.i for a in node.attribute if a.name == cast), 0)
+        if kind:
+            made[-1].output[0] = f"{output}/other"
+            made.append(helper.make_node("Cast", [f"{output}/other"], [output], to=kind))
+    return made
