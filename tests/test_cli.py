@@ -19,7 +19,7 @@ from onnx import TensorProto, helper, numpy_helper
 from refgrad.backends import available, get_backend
 from refgrad.cli import _Bar, _names, _sizes, main
 from refgrad.errors import OutputFileError
-from refgrad.protos.walk import files
+from refgrad.protos import files
 from refgrad.show import demo
 from refgrad.tables import registry
 
@@ -365,7 +365,7 @@ def test_python_m_refgrad_is_the_command():
 @pytest.mark.skipif(sys.platform == "win32", reason="signals are not POSIX")
 def test_being_terminated_leaves_no_temporary_file(tmp_path):
     program = (
-        "import sys, time; from refgrad import cli, files\n"
+        "import sys, time; from refgrad import cli; from refgrad.protos import files\n"
         "def save(gradient, path, source):\n"
         "    with files.replacing(path) as file: file.write_text('half'); print('writing', flush=True); time.sleep(60)\n"
         "cli.save_gradient = save; sys.argv = ['refgrad', 'grad', 'm.onnx', '-o', 'g.onnx']; sys.exit(cli.main())\n"

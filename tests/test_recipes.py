@@ -522,7 +522,7 @@ def test_only_the_result_holds_large_weights(name, monkeypatch):
         given.append(model.ByteSize())
         return refgrad.gradient(model, *arguments, **options)
 
-    monkeypatch.setattr(recipes, "gradient", gradient)
+    monkeypatch.setattr("refgrad.transforms.recipes.gradient", gradient)
     made = recipe(parsed(text, w=w), **options)
     assert len(given) == 1
     assert given[0] < 10_000
