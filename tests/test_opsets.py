@@ -14,8 +14,10 @@ from refgrad.backends import available, get_backend
 from refgrad.conformance.case import Case, node_case
 from refgrad.conformance.cases.opsets import ELEMENTS, cases
 from refgrad.errors import BackendError, InvalidModelError
+from refgrad.forward.graph import Graph
+from refgrad.forward.normalise import MIN_OPSET
+from refgrad.protos.types import FLOATS
 from refgrad.protos.upgrade import FIXES
-from refgrad.reverse.graph import FLOATS, MIN_OPSET, Graph
 
 CASES = list(cases())
 X = np.array([[1, -2], [3, 4]], np.float32)

@@ -17,8 +17,8 @@ import refgrad
 from refgrad.backends import get_backend
 from refgrad.cli import main
 from refgrad.errors import BackendError, OptionError, UnknownNameError
+from refgrad.forward.graph import Graph
 from refgrad.reverse import recompute as repetition
-from refgrad.reverse.graph import Graph
 from refgrad.reverse.recompute import segments
 
 HEAD = '<ir_version: 10, opset_import: ["": 20]>'

@@ -16,8 +16,7 @@ import numpy as np
 
 from refgrad.conformance.case import qualified
 from refgrad.conformance.oracles.program import execute
-from refgrad.protos.walk import subgraphs
-from refgrad.reverse.graph import captured
+from refgrad.protos.walk import captured, subgraphs
 
 STEP = 1e-20  # h: no difference is taken, so nothing cancels (Squire & Trapp 1998)
 

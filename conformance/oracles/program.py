@@ -20,10 +20,11 @@ from refgrad.conformance.case import qualified
 from refgrad.conformance.questions.point import ShapeMovedError, in_float64, largest, with_defaults
 from refgrad.conformance.questions.question import Question
 from refgrad.errors import BackendError, RefgradError
+from refgrad.forward.inference import infer
 from refgrad.protos.inlining import INLINED, inline_functions
+from refgrad.protos.types import FLOATS, type_of
 from refgrad.protos.upgrade import upgrade
 from refgrad.protos.walk import import_domain, subgraphs, versions_of
-from refgrad.reverse.graph import FLOATS, infer, type_of
 from refgrad.tables.schemas import OPERATORS, call_functions
 
 SAME = 1e-9  # two forwards compute one function: by how much they may differ, relative to the largest element

@@ -17,8 +17,7 @@ from refgrad.conformance.questions.feeds import is_float, widened
 from refgrad.conformance.questions.point import largest, with_defaults
 from refgrad.conformance.questions.question import Question
 from refgrad.errors import BackendError
-from refgrad.protos.walk import attribute_value, subgraphs, versions_of
-from refgrad.reverse.graph import captured
+from refgrad.protos.walk import attribute_value, captured, subgraphs, versions_of
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -12,8 +12,8 @@ from onnx import ModelProto
 from refgrad.conformance import cases
 from refgrad.conformance.case import NODE, Case
 from refgrad.conformance.running.nodemodels import excluded, node_models
+from refgrad.protos.types import FLOATS
 from refgrad.protos.walk import versions_of
-from refgrad.reverse.graph import FLOATS
 from refgrad.tables.schemas import LOWEST
 
 # The operators that ONNX Runtime 1.19.2 has a gradient for, but for those that serve several processes or foreign code.

@@ -17,7 +17,7 @@ from refgrad.conformance.parity.cases import float_inputs
 from refgrad.conformance.parity.pair import build
 from refgrad.conformance.parity.structure import compare
 from refgrad.conformance.parity.verdicts import Row, measure
-from refgrad.reverse.graph import FLOATS
+from refgrad.protos.types import FLOATS
 from refgrad.show import demo
 from refgrad.transforms.ortbuilder import Builders
 from refgrad.transforms.selection import select_model_inputs_outputs

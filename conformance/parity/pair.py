@@ -13,8 +13,9 @@ import refgrad
 from refgrad.backends import get_backend
 from refgrad.conformance.case import Case
 from refgrad.conformance.parity.cases import TRAINING_OUTPUTS, float_inputs
+from refgrad.forward.graph import Graph
+from refgrad.protos.types import FLOATS, is_unnamed
 from refgrad.protos.walk import import_domain
-from refgrad.reverse.graph import FLOATS, Graph, is_unnamed
 from refgrad.tables.schemas import MICROSOFT
 from refgrad.transforms.ortbuilder import Builders, readable
 

@@ -20,8 +20,7 @@ import onnx
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
 
 from refgrad.errors import InvalidModelError, OptionError, choices
-from refgrad.protos.walk import attribute_value, subgraphs, versions_of
-from refgrad.reverse.graph import captured
+from refgrad.protos.walk import attribute_value, captured, subgraphs, versions_of
 from refgrad.tables.schemas import MICROSOFT, find_schema
 
 COMMUTATIVE = frozenset(("Add", "Mul", "Sum", "Max", "Min", "Mean", "And", "Or", "Xor", "Equal"))

@@ -16,9 +16,10 @@ from refgrad.backends.base import Value, describe, graph_inputs
 from refgrad.backends.numpy import NumpyBackend
 from refgrad.conformance.questions.feeds import DOMAINS, random_feeds, widened
 from refgrad.errors import BackendError, FeedError, choices
+from refgrad.forward.graph import Graph
+from refgrad.protos.types import FLOATS
 from refgrad.protos.walk import subgraphs
 from refgrad.reverse.gradient import names_in
-from refgrad.reverse.graph import FLOATS, Graph
 
 _ROUNDINGS = 16  # how many roundings of the result each node may cost
 _STASHING = {"GroupNormalization", "LayerNormalization", "RMSNormalization"}  # compute in `stash_type`

@@ -15,7 +15,7 @@ from refgrad.conformance.case import Case
 from refgrad.conformance.questions.feeds import is_float, widened
 from refgrad.conformance.questions.point import in_float64
 from refgrad.errors import FeedError, choices
-from refgrad.reverse.graph import FLOATS
+from refgrad.protos.types import FLOATS
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from refgrad.backends import get_backend
 from refgrad.backends.base import graph_inputs
 from refgrad.conformance.questions.feeds import random_feeds
 from refgrad.errors import OptionError
-from refgrad.reverse.graph import Graph, Node
+from refgrad.forward.graph import Graph, Node
 
 # What reads weights: the input that is a matrix, those that must stay positive, those that are biases or means.
 _MATRIX = {"Conv": (1,), "ConvTranspose": (1,), "Gemm": (1,), "MatMul": (0, 1)}

@@ -22,9 +22,10 @@ from refgrad.conformance.oracles.central import Difference, Function, directiona
 from refgrad.conformance.oracles.differences import tied
 from refgrad.conformance.questions.feeds import widened
 from refgrad.conformance.questions.point import in_float64
+from refgrad.forward.graph import Graph
+from refgrad.protos.types import FLOATS
 from refgrad.protos.walk import subgraphs
 from refgrad.reverse.gradient import names_in
-from refgrad.reverse.graph import FLOATS, Graph
 from refgrad.reverse.path import prepare
 from refgrad.tables.registry import NO_DERIVATIVE
 

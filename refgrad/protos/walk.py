@@ -135,3 +135,14 @@ def checkable(model: ModelProto) -> ModelProto:
             value.type.tensor_type.shape.SetInParent()
             value.type.tensor_type.elem_type = value.type.tensor_type.elem_type or TensorProto.FLOAT
     return checked
+
+
+def captured(graph: GraphProto) -> Iterator[str]:
+    """The outer values that `graph`, a subgraph, reads."""
+    inner = {v.name for v in graph.input} | {t.name for t in graph.initializer}
+    inner.update(tensor.values.name for tensor in graph.sparse_initializer)
+    for node in graph.node:
+        nested = (name for attribute in node.attribute for g in subgraphs(attribute) for name in captured(g))
+        yield from (name for name in (*node.input, *nested) if name and name not in inner)
+        inner.update(node.output)
+    yield from (v.name for v in graph.output if v.name not in inner)

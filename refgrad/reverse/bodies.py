@@ -14,10 +14,11 @@ import numpy as np
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TypeProto, ValueInfoProto, helper, numpy_helper
 
 from refgrad.errors import NoGradientError
-from refgrad.protos.walk import fresh, graphs, names_of, nested, subgraphs
-from refgrad.reverse.calls import Functions
+from refgrad.forward.calls import Functions
+from refgrad.forward.graph import Graph, Node
+from refgrad.protos.types import Dim, is_unnamed, type_of, unname
+from refgrad.protos.walk import captured, fresh, graphs, names_of, nested, subgraphs
 from refgrad.reverse.emit import Emitted, Emitter, Writer, tensor_type
-from refgrad.reverse.graph import Dim, Graph, Node, captured, is_unnamed, type_of, unname
 from refgrad.reverse.path import Path, expand
 from refgrad.reverse.sweep import Sweep, live_forward, live_nodes, settle
 

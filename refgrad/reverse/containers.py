@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from onnx import TensorProto, TypeProto, ValueInfoProto, helper, numpy_helper
 
-from refgrad.reverse.graph import type_of
+from refgrad.protos.types import type_of
 
 if TYPE_CHECKING:
     from refgrad.reverse.emit import Emitter

@@ -12,9 +12,10 @@ from typing import Any
 from onnx import ModelProto, TypeProto, helper
 
 from refgrad.errors import NoGradientError, OptionError, RuleError, choices
+from refgrad.forward.graph import Graph
+from refgrad.protos.types import Shape, adjoint_of, is_container, unname
 from refgrad.protos.walk import every_node, import_domain, names_of, nested, subgraphs
 from refgrad.reverse.emit import IR_VERSION, Emitter, Writer, tensor_type
-from refgrad.reverse.graph import Graph, Shape, adjoint_of, is_container, unname
 from refgrad.reverse.path import Path, Report, prepare, refuse
 from refgrad.reverse.recompute import Repetition, segments, with_bodies
 from refgrad.reverse.sweep import Sweep, live_forward, live_nodes, settle

@@ -11,9 +11,10 @@ import onnx
 from onnx import FunctionProto, TensorProto, helper
 
 from refgrad.errors import NoGradientError, OptionError, UnknownNameError, choices, did_you_mean
+from refgrad.forward.graph import Graph, Node
 from refgrad.protos.inlining import INLINED, inline_functions
+from refgrad.protos.types import FLOATS
 from refgrad.protos.walk import import_domain, names_of, subgraphs
-from refgrad.reverse.graph import FLOATS, Graph, Node
 from refgrad.tables.registry import NO_DERIVATIVE, QUANTIZED, QUANTIZERS, RULES, ZERO, Passage
 from refgrad.tables.schemas import MICROSOFT, OPERATORS, UnsupportedFormError, find_schema, make_function
 

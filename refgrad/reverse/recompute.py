@@ -27,9 +27,9 @@ from typing import Any
 from onnx import NodeProto, TensorProto, ValueInfoProto, helper
 
 from refgrad.errors import OptionError, UnknownNameError, choices, did_you_mean
+from refgrad.forward.graph import Graph, Node
 from refgrad.reverse.bodies import is_random, rename_reads
 from refgrad.reverse.emit import Emitted, Emitter
-from refgrad.reverse.graph import Graph, Node
 from refgrad.reverse.path import Path
 from refgrad.reverse.sweep import live_forward
 

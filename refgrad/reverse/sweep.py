@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from refgrad.errors import RuleError
+from refgrad.forward.graph import Graph, Node
 from refgrad.reverse.emit import Emitted, Emitter
-from refgrad.reverse.graph import Graph, Node
 from refgrad.reverse.path import Path
 from refgrad.tables.registry import RULES, Read, Rule
 from refgrad.tables.schemas import MICROSOFT

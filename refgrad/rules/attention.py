@@ -25,8 +25,8 @@ from refgrad.lowering.onnx.attention import (
     times,
 )
 from refgrad.lowering.onnx.indexing import END
+from refgrad.protos.types import SIXTEEN_BIT
 from refgrad.reverse.emit import Emitter
-from refgrad.reverse.graph import SIXTEEN_BIT
 from refgrad.rules.activation import swish_slope
 from refgrad.tables.registry import rule
 

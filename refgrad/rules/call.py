@@ -13,10 +13,11 @@ from typing import TypeVar
 
 from onnx import TypeProto, ValueInfoProto, helper
 
+from refgrad.forward.graph import Graph, Node
+from refgrad.protos.types import Dim, Shape, unname
 from refgrad.protos.walk import names_of
 from refgrad.reverse.bodies import FunctionBody, known_integers
 from refgrad.reverse.emit import Emitter
-from refgrad.reverse.graph import Dim, Graph, Node, Shape, unname
 from refgrad.tables.registry import Passage, Structure, structure
 
 Made = TypeVar("Made")

@@ -13,8 +13,8 @@ import numpy as np
 from onnx import TensorProto
 
 from refgrad.lowering.onnx.indexing import END
+from refgrad.protos.types import SIXTEEN_BIT
 from refgrad.reverse.emit import Emitter
-from refgrad.reverse.graph import SIXTEEN_BIT
 from refgrad.tables.registry import NO_DERIVATIVE, rule
 from refgrad.tables.schemas import MICROSOFT, Body, UnsupportedFormError, operator
 

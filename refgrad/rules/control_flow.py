@@ -9,10 +9,11 @@ import numpy as np
 from onnx import GraphProto, NodeProto, TensorProto, TypeProto, ValueInfoProto, helper, numpy_helper
 
 from refgrad.errors import InvalidModelError
+from refgrad.forward.graph import Graph, Node
+from refgrad.protos.types import Dim, element_type, held_by, is_container, is_unnamed, type_of, unname
 from refgrad.reverse.bodies import Body, Swept, formal
 from refgrad.reverse.containers import nothing_like, sequence_type
 from refgrad.reverse.emit import Emitter, tensor_type
-from refgrad.reverse.graph import Dim, Graph, Node, element_type, held_by, is_container, is_unnamed, type_of, unname
 from refgrad.reverse.path import Path
 from refgrad.tables.registry import Passage, Structure, structure
 

@@ -16,8 +16,8 @@ from refgrad.lowering.onnx.normalization import (
     through_statistics,
     widest,
 )
+from refgrad.protos.types import SIXTEEN_BIT
 from refgrad.reverse.emit import Emitter
-from refgrad.reverse.graph import SIXTEEN_BIT
 from refgrad.tables.registry import rule
 
 

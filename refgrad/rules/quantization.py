@@ -14,8 +14,8 @@ import ml_dtypes
 import numpy as np
 from onnx import TensorProto, helper
 
+from refgrad.protos.types import FLOATS
 from refgrad.reverse.emit import Emitter
-from refgrad.reverse.graph import FLOATS
 from refgrad.rules.linear import matmul
 from refgrad.tables.registry import QUANTIZED, QUANTIZERS, rule
 

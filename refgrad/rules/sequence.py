@@ -13,10 +13,11 @@ import numpy as np
 from onnx import GraphProto, TensorProto, TypeProto
 
 from refgrad.errors import NoGradientError
+from refgrad.forward.graph import Graph, Node
+from refgrad.protos.types import held_by
 from refgrad.reverse.bodies import Body, Swept, formal
 from refgrad.reverse.containers import each, replace, sequence_type, shift, where_erased
 from refgrad.reverse.emit import Emitter
-from refgrad.reverse.graph import Graph, Node, held_by
 from refgrad.tables.registry import Passage, Structure, rule, structure
 
 

@@ -15,8 +15,8 @@ import numpy as np
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
 
 from refgrad.errors import GraphvizError
+from refgrad.protos.reading import read
 from refgrad.protos.walk import subgraphs
-from refgrad.reverse.graph import read
 from refgrad.show.text import (
     FEW,
     attributes,

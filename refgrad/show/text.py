@@ -26,8 +26,8 @@ from onnx import (
 )
 
 from refgrad.errors import InvalidModelError
-from refgrad.protos.walk import subgraphs
-from refgrad.reverse.graph import captured, read
+from refgrad.protos.reading import read
+from refgrad.protos.walk import captured, subgraphs
 
 T = TypeVar("T")
 

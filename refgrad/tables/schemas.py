@@ -20,14 +20,11 @@ from onnx.defs import OpSchema
 
 from refgrad.errors import InvalidModelError
 from refgrad.protos.inlining import INLINED, inline_functions
+from refgrad.protos.reading import CONSTANT
 from refgrad.protos.walk import attribute_value, graphs, import_domain, versions_of
 
 MICROSOFT = "com.microsoft"
 LOWEST = 16  # the opset of ai.onnx where a model imports none
-
-# Marks a constant that a rule or a body made: float it may be, a weight it is not. Its value is the number before it was
-# rounded to the type of the tensor, or nothing where that changed nothing.
-CONSTANT = "refgrad.constant"
 
 _FLOATS = ("tensor(float)", "tensor(double)", "tensor(float16)", "tensor(bfloat16)")
 _OTHERS = ("tensor(int32)", "tensor(int64)", "tensor(bool)", "tensor(uint8)", "tensor(int8)")

@@ -12,9 +12,10 @@ from onnx import ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto, 
 from onnx.external_data_helper import load_external_data_for_model
 
 from refgrad.errors import FeedError, OptionError, OptionTypeError, UnknownNameError, choices, did_you_mean
-from refgrad.protos.walk import subgraphs
+from refgrad.protos.reading import read
+from refgrad.protos.types import FLOATS
+from refgrad.protos.walk import captured, subgraphs
 from refgrad.reverse.gradient import gradient, preflight
-from refgrad.reverse.graph import FLOATS, captured, read
 from refgrad.transforms.selection import select_model_inputs_outputs
 
 BUILDERS = ("refgrad", "onnxruntime")

@@ -20,10 +20,13 @@ from onnx import (
 )
 
 from refgrad.errors import ExpansionError, choices, did_you_mean
-from refgrad.protos.walk import attribute_value, every_node, fresh, graphs, names_of, subgraphs, versions_of
+from refgrad.forward.graph import Graph
+from refgrad.forward.inference import infer
+from refgrad.protos.reading import read
+from refgrad.protos.types import FLOATS
+from refgrad.protos.walk import attribute_value, captured, every_node, fresh, graphs, names_of, subgraphs, versions_of
 from refgrad.reverse.emit import IR_VERSION
 from refgrad.reverse.gradient import gradient, names_in, taken_names
-from refgrad.reverse.graph import FLOATS, Graph, captured, infer, read
 from refgrad.tables.schemas import LOWEST
 from refgrad.transforms.lower import assemble
 

@@ -12,9 +12,11 @@ import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from refgrad.errors import NoGradientError, OptionError, choices
+from refgrad.forward.graph import Graph, read_nodes
+from refgrad.protos.reading import read
+from refgrad.protos.types import Shape, adjoint_of, element_type
 from refgrad.protos.walk import fresh, graphs, names_of
 from refgrad.reverse.gradient import gradient, names_in, note, preflight
-from refgrad.reverse.graph import Graph, Shape, adjoint_of, element_type, read, read_nodes
 
 Model = ModelProto | str | os.PathLike[str]
 

@@ -18,9 +18,11 @@ import onnx
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from refgrad.errors import InvalidModelError, OptionError, UnknownNameError, choices, did_you_mean
+from refgrad.forward.graph import Graph
+from refgrad.protos.reading import CONSTANT, is_number, read
+from refgrad.protos.types import FLOATS, Shape, is_unnamed
 from refgrad.protos.walk import graphs, names_of, versions_of
-from refgrad.reverse.graph import FLOATS, Graph, Shape, is_number, is_unnamed, read
-from refgrad.tables.schemas import CONSTANT, LOWEST
+from refgrad.tables.schemas import LOWEST
 
 _LOWEST_OPSET = 8  # operands are broadcast from 7 on, Max and Min too from this one
 _LOWEST_IR = 4  # before it, every initializer is an input

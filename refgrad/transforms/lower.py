@@ -11,11 +11,15 @@ import onnx
 from onnx import GraphProto, ModelProto, NodeProto, TypeProto, helper
 
 from refgrad.errors import LoweringError, RuleError, choices
+from refgrad.forward.graph import Graph, Node, read_nodes
+from refgrad.forward.inference import infer
+from refgrad.forward.normalise import MIN_OPSET
 from refgrad.lowering.microsoft import FORMS, Form
-from refgrad.protos.walk import attribute_value, every_node, graphs, import_domain, subgraphs, versions_of
+from refgrad.protos.reading import read
+from refgrad.protos.types import type_of
+from refgrad.protos.walk import attribute_value, captured, every_node, graphs, import_domain, subgraphs, versions_of
 from refgrad.reverse.emit import IR_VERSION, Emitted, Emitter, Writer
 from refgrad.reverse.gradient import taken_names
-from refgrad.reverse.graph import MIN_OPSET, Graph, Node, captured, infer, read, read_nodes, type_of
 from refgrad.tables.schemas import LOWEST, MICROSOFT, OPERATORS, UnsupportedFormError, make_function
 
 _YIELD = MICROSOFT, "YieldOp"

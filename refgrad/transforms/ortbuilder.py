@@ -16,8 +16,8 @@ import onnx
 from onnx import ModelProto, TensorProto, helper
 
 from refgrad.errors import BuilderError, WorkerError
+from refgrad.forward.graph import Graph
 from refgrad.protos.walk import versions_of
-from refgrad.reverse.graph import Graph
 from refgrad.worker import SECONDS, Worker
 
 _IR_VERSION, _OPSET = 10, 21  # the newest that 1.19.2 reads

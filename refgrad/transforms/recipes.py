@@ -28,10 +28,12 @@ from google.protobuf.message import Message
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto, helper, numpy_helper
 
 from refgrad.errors import OptionError, UnknownNameError, choices, did_you_mean
+from refgrad.forward.graph import Graph, Node
+from refgrad.protos.reading import is_large, read
+from refgrad.protos.types import FLOATS, SIXTEEN_BIT
 from refgrad.protos.walk import graphs
 from refgrad.reverse.emit import IR_VERSION, Emitter, Writer
 from refgrad.reverse.gradient import gradient, names_in, note, noted, preflight, taken_names
-from refgrad.reverse.graph import FLOATS, SIXTEEN_BIT, Graph, Node, is_large, read
 from refgrad.transforms.losses import SCORES, add_loss_output
 
 _INTEGERS = (TensorProto.INT32, TensorProto.INT64)

@@ -11,8 +11,10 @@ from itertools import count
 from onnx import GraphProto, ModelProto, NodeProto, TypeProto, ValueInfoProto, helper
 
 from refgrad.errors import InvalidModelError, OptionError, UnknownNameError, choices, did_you_mean
-from refgrad.protos.walk import names_of, subgraphs
-from refgrad.reverse.graph import UNNAMED, captured, infer, is_large, read, skeleton_of
+from refgrad.forward.inference import infer
+from refgrad.protos.reading import is_large, read, skeleton_of
+from refgrad.protos.types import UNNAMED
+from refgrad.protos.walk import captured, names_of, subgraphs
 
 _OF_MODEL = ("ir_version", "producer_name", "producer_version", "domain", "model_version", "doc_string")
 

@@ -16,8 +16,10 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto
 
+from refgrad.forward.graph import Node
+from refgrad.forward.normalise import MIN_OPSET
+from refgrad.protos.types import SIXTEEN_BIT
 from refgrad.reverse.emit import Emitter
-from refgrad.reverse.graph import MIN_OPSET, SIXTEEN_BIT, Node
 from refgrad.tables.schemas import MICROSOFT
 
 Ints = Sequence[int] | None

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from refgrad.forward.graph import Node
 from refgrad.lowering.microsoft.forms import REQUIRED, form, widened
 from refgrad.reverse.emit import Emitter
-from refgrad.reverse.graph import Node
 
 _POOL: dict[str, Any] = {
     "auto_pad": "NOTSET",

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto
 
+from refgrad.forward.graph import Node
 from refgrad.lowering.microsoft.forms import form
 from refgrad.reverse.emit import Emitter
-from refgrad.reverse.graph import Node
 from refgrad.tables.schemas import UnsupportedFormError
 
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 import numpy as np
 from onnx import TensorProto
 
+from refgrad.forward.graph import Node
 from refgrad.lowering.microsoft.forms import as_scalar, form, wide_type, widened
 from refgrad.reverse.containers import for_each
 from refgrad.reverse.emit import Emitter
-from refgrad.reverse.graph import Node
 from refgrad.tables.schemas import UnsupportedFormError
 
 

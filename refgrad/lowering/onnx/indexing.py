@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from onnx import TensorProto
 
+from refgrad.protos.types import SIXTEEN_BIT, Shape
 from refgrad.reverse.emit import Emitter
-from refgrad.reverse.graph import SIXTEEN_BIT, Shape
 from refgrad.tables.registry import lowering
 
 END = 2**63 - 1  # of a slice that goes as far as the axis

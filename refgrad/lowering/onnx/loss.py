@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from onnx import TensorProto
 
+from refgrad.protos.types import SIXTEEN_BIT
 from refgrad.reverse.emit import Emitter
-from refgrad.reverse.graph import SIXTEEN_BIT
 from refgrad.tables.registry import lowering
 
 

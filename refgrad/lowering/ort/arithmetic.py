@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from refgrad.lowering.onnx.arithmetic import summed_axes
+from refgrad.protos.types import is_unnamed
 from refgrad.reverse.emit import Emitter
-from refgrad.reverse.graph import is_unnamed
 from refgrad.tables.registry import lowering
 
 

@@ -8,8 +8,8 @@ from onnx import TensorProto
 
 from refgrad.lowering.onnx.arithmetic import summed_axes
 from refgrad.lowering.ort.arithmetic import summed_at_run_time
+from refgrad.protos.types import is_unnamed
 from refgrad.reverse.emit import Emitter
-from refgrad.reverse.graph import is_unnamed
 from refgrad.tables.registry import lowering
 
 

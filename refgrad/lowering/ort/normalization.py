@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from onnx import TensorProto
 
 from refgrad.lowering.ort.kernels import SINGLE
+from refgrad.protos.types import Shape
 from refgrad.reverse.emit import Emitter
-from refgrad.reverse.graph import Shape
 from refgrad.tables.registry import lowering
 
 

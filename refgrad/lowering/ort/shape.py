@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from refgrad.lowering.onnx.shape import same_or_known, tile_grad_at_run_time
+from refgrad.protos.types import Shape, is_unnamed
 from refgrad.reverse.emit import Emitter
-from refgrad.reverse.graph import Shape, is_unnamed
 from refgrad.tables.registry import lowering
 from refgrad.tables.schemas import MICROSOFT
 

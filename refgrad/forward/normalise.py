@@ -1,0 +1,55 @@
+"""A model in the form in which it is differentiated: checked, upgraded and inlined."""
+
+from __future__ import annotations
+
+import onnx
+from onnx import ModelProto
+
+from refgrad.errors import InvalidModelError
+from refgrad.protos.fitting import refuse_misfits
+from refgrad.protos.inlining import inline_functions, refuse_recursion
+from refgrad.protos.types import opened
+from refgrad.protos.walk import checkable, graphs
+
+_MAP_OPSET = 17  # the first with SequenceMap
+_KEPT_OPSET = 17  # a function of this one or later never has to be converted
+MIN_OPSET = 16  # ScatterND and ScatterElements add duplicates from this one on
+_POOL_GRADIENTS = ("MaxPoolGrad", "AveragePoolGrad")  # ONNX Runtime has them in the domain of ai.onnx
+_SEQUENCES = frozenset(("SequenceConstruct", "SequenceEmpty", "SplitToSequence"))  # what makes one of other things
+
+
+def _has_sequences(model: ModelProto) -> bool:
+    if any(opened(value.type).HasField("sequence_type") for value in model.graph.input):
+        return True
+    return any(node.op_type in _SEQUENCES and not node.domain for graph in graphs(model.graph) for node in graph.node)
+
+
+def _check(model: ModelProto, shapeless: bool = False) -> ModelProto:
+    newest = onnx.defs.onnx_opset_version()
+    for imported in model.opset_import:
+        if imported.domain in ("", "ai.onnx") and imported.version > newest:
+            raise InvalidModelError(
+                f"The model's opset {imported.version} is newer than onnx {onnx.__version__} knows ({newest}). "
+                "Upgrade onnx, or convert the model down with onnx.version_converter."
+            )
+    refuse_recursion(model.functions)
+    try:
+        onnx.checker.check_model(checkable(model) if shapeless else model)
+    except onnx.checker.ValidationError as error:
+        again = " It is a gradient in dialect 'ort': to differentiate again, make it in dialect 'onnx'."
+        hint = again if any(node.op_type in _POOL_GRADIENTS for node in model.graph.node) else ""
+        for value in (*model.graph.input, *model.graph.output) if "'shape'" in str(error) else ():
+            if value.type.HasField("tensor_type") and not value.type.tensor_type.HasField("shape"):
+                hint = (
+                    f" {value.name!r} declares no shape: save what onnx.shape_inference.infer_shapes(model) returns, "
+                    "or declare its axes, by names where the sizes are not known."
+                )
+        said = " ".join(str(error).split())
+        raise InvalidModelError(f"onnx.checker refuses the model: {said}{hint}") from error
+    if not shapeless:  # a body was looked at with its model
+        refuse_misfits(model)
+    return model
+
+
+def _inlined(model: ModelProto) -> ModelProto:
+    return inline_functions(model) if model.functions else model

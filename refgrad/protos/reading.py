@@ -1,0 +1,116 @@
+"""Reading a model: from a file or as it is, with a look for its external data, and without its weights."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+
+import onnx
+from google.protobuf.message import DecodeError
+from onnx import ModelProto, TensorProto
+from onnx.external_data_helper import load_external_data_for_tensor
+
+from refgrad.errors import InvalidModelError
+from refgrad.protos.walk import every_node, tensors_within
+
+# Metadata of a constant that refgrad wrote: it may be a float, but it is not a weight. The value is the number before it was
+# rounded to the type of the tensor, or "" where rounding changed nothing.
+CONSTANT = "refgrad.constant"
+_LARGE = 1024  # bytes; above it an initializer is weights, not the axes or shape of some operator
+
+
+def read(model: ModelProto | str | os.PathLike[str], *, weights: bool = True) -> ModelProto:
+    """The model itself, or the file's content without its external data, which with `weights` is looked for."""
+    if isinstance(model, ModelProto):
+        if not model.HasField("graph"):
+            raise InvalidModelError("The model is empty: it has no graph.")
+        return model
+    if not isinstance(model, str | os.PathLike):
+        raise InvalidModelError(f"A model is a ModelProto or a path, not {type(model).__name__}.")
+    path = Path(model)
+    if path.is_dir():
+        raise InvalidModelError(f"{path} is a folder: give the path of an .onnx file in it.")
+    try:
+        proto = onnx.load(path, load_external_data=False)
+    except OSError as error:
+        raise InvalidModelError(f"{path} cannot be read: {error.strerror}.") from error
+    except (DecodeError, UnicodeDecodeError, ValueError) as error:
+        raise InvalidModelError(f"{path} is no ONNX model, or a truncated one: {error}.") from error
+    except Exception as error:  # the text formats each raise their own
+        raise InvalidModelError(f"{path} is no ONNX model: {type(error).__name__}: {error}") from error
+    if not proto.HasField("graph"):
+        raise InvalidModelError(f"{path} holds no graph: the file is empty or truncated.")
+    if weights:
+        _find_external_data(proto, path.parent)
+    return proto
+
+
+def _find_external_data(model: ModelProto, folder: Path) -> None:
+    """Look for the external data of the initializers, and read that of the tensors within nodes, which are copied anyway."""
+    for tensor in model.graph.initializer:
+        if tensor.data_location == TensorProto.EXTERNAL:
+            _find(tensor, folder)
+    for tensor in tensors_within(every_node(model)):
+        if tensor.data_location == TensorProto.EXTERNAL:
+            _find(tensor, folder)
+            load_external_data_for_tensor(tensor, str(folder))
+            tensor.ClearField("data_location")
+            tensor.ClearField("external_data")
+
+
+def _find(tensor: TensorProto, folder: Path) -> None:
+    entry = {e.key: e.value for e in tensor.external_data}
+    file = folder / entry.get("location", "")
+    try:
+        need = int(entry.get("offset", 0)) + int(entry.get("length", 0))
+    except ValueError as error:
+        raise InvalidModelError(
+            f"The offset or the length of the data of initializer {tensor.name!r} is no number: {error}. "
+            "Export the model again."
+        ) from error
+    if not file.is_file():
+        raise InvalidModelError(
+            f"The data of initializer {tensor.name!r} is missing: there is no file {str(file)!r}. "
+            "Put the data file back beside the model."
+        )
+    if file.stat().st_size < need:
+        raise InvalidModelError(
+            f"The data of initializer {tensor.name!r} is truncated: {str(file)!r} has {file.stat().st_size} bytes, "
+            f"{need} are needed."
+        )
+
+
+def is_large(tensor: TensorProto) -> bool:
+    """Whether a tensor is weights, and not the axes or the shape of some operator."""
+    if tensor.data_location == TensorProto.EXTERNAL:
+        return True
+    return math.prod(tensor.dims) * 8 > _LARGE
+
+
+def is_number(tensor: TensorProto) -> bool:
+    """Whether refgrad wrote the tensor and marked it as no weight."""
+    return any(entry.key == CONSTANT for entry in tensor.metadata_props)
+
+
+def skeleton_of(model: ModelProto, apart: dict[str, TensorProto]) -> ModelProto:
+    """The model with the initializers in `apart` as mere inputs: nothing large is copied."""
+    skeleton = ModelProto(ir_version=model.ir_version, opset_import=model.opset_import, functions=model.functions)
+    source, graph = model.graph, skeleton.graph
+    graph.name = source.name or "graph"
+    graph.node.extend(source.node)
+    graph.output.extend(source.output)
+    graph.value_info.extend(source.value_info)
+    graph.sparse_initializer.extend(source.sparse_initializer)
+    initialized = {t.name for t in source.initializer}
+    # Before IR version 4 every initializer had to be listed as an input as well; it was a constant all the same.
+    graph.input.extend(v for v in source.input if model.ir_version >= 4 or v.name not in initialized)
+    graph.initializer.extend(t for t in source.initializer if t.name not in apart)
+    listed = {v.name for v in graph.input}
+    graph.input.extend(
+        onnx.helper.make_tensor_value_info(t.name, t.data_type, list(t.dims))
+        for t in apart.values()
+        if t.name not in listed
+    )
+    skeleton.ir_version = max(skeleton.ir_version, 4)
+    return skeleton
