@@ -17,7 +17,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from refgrad.backends import available, get_backend
-from refgrad.cli import _Bar, _names, _sizes, main
+from refgrad.cli import main
+from refgrad.cli.options import names, sizes_of
+from refgrad.cli.output import Bar
 from refgrad.errors import OutputFileError
 from refgrad.protos import files
 from refgrad.show import demo
@@ -91,12 +93,12 @@ def test_a_folder_is_no_model(tmp_path, capsys):
     ],
 )
 def test_names_are_separated_by_commas(given, expected):
-    assert _names(given) == expected
+    assert names(given) == expected
 
 
 def test_sizes_have_a_symbol_or_are_for_all():
-    assert _sizes(["N=8,M=2", "3"]) == (3, {"N": 8, "M": 2})
-    assert _sizes(None) == (4, {})
+    assert sizes_of(["N=8,M=2", "3"]) == (3, {"N": 8, "M": 2})
+    assert sizes_of(None) == (4, {})
 
 
 def with_external_data(folder: Path) -> Path:
@@ -229,7 +231,7 @@ def test_run_traces_widens_and_limits_the_interpreter(regression, feeds, refgrad
 
 def test_progress_is_shown_on_a_terminal_after_a_second(monkeypatch, capsys):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    with _Bar() as bar:
+    with Bar() as bar:
         bar(0, 3, "node 'a' (Neg)")
         assert capsys.readouterr().err == ""
         bar._start -= 1
@@ -368,7 +370,7 @@ def test_being_terminated_leaves_no_temporary_file(tmp_path):
         "import sys, time; from refgrad import cli; from refgrad.protos import files\n"
         "def save(gradient, path, source):\n"
         "    with files.replacing(path) as file: file.write_text('half'); print('writing', flush=True); time.sleep(60)\n"
-        "cli.save_gradient = save; sys.argv = ['refgrad', 'grad', 'm.onnx', '-o', 'g.onnx']; sys.exit(cli.main())\n"
+        "cli.output.save_gradient = save; sys.argv = ['refgrad', 'grad', 'm.onnx', '-o', 'g.onnx']; sys.exit(cli.main())\n"
     )
     onnx.save(demo.regression(), tmp_path / "m.onnx")
     process = subprocess.Popen([sys.executable, "-c", program], cwd=tmp_path, stdout=subprocess.PIPE, text=True)

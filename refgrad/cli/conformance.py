@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from refgrad.backends.base import load_model
+from refgrad.cli.output import AGREES, DISAGREES, stdout
 from refgrad.conformance import reporting as reports
 from refgrad.conformance.case import Case
 from refgrad.conformance.questions.feeds import read_feeds
@@ -33,9 +34,7 @@ from refgrad.protos.files import replacing
 from refgrad.show.text import onnx_simple_text_plot
 from refgrad.worker import SECONDS
 
-AGREES, DISAGREES = 0, 1
 SOURCES = ("tables", "node-tests", "findings")
-_WIDTH = 160  # of a table that no terminal shows
 
 app = typer.Typer(
     help="Play builders and executors of gradients against each other and against independent oracles.",
@@ -155,7 +154,7 @@ def _report(results: Results, known: Limitations, whole: bool) -> int:
     operators = {name: about.operator for name, about in results.cases.items()}
     explained = [row for row in results.faults if known.covers(row, operators)]
     stale = known.stale(results.rows, operators, complete=whole)
-    terminal.show(results, Console() if sys.stdout.isatty() else Console(width=_WIDTH))
+    terminal.show(results, stdout())
     if known.entries:
         print(f"{len(explained)} of {len(results.faults)} faults are known limitations.")
     for entry, why in stale:

@@ -1,0 +1,110 @@
+"""The commands that list and show: operators, executors, rules, models."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import refgrad
+from refgrad.backends import backends, get_backend
+from refgrad.cli.options import Json, Model, Outputs, Quantization, Wrt, names
+from refgrad.cli.output import AGREES, REFUSED, print_json, print_table
+from refgrad.errors import OptionError
+from refgrad.protos.files import replacing, spare
+from refgrad.show.explain import explain as explanation
+from refgrad.tables.operators import operators
+
+
+def preflight(
+    model: Model,
+    wrt: Wrt = None,
+    outputs: Outputs = None,
+    quantization: Quantization = "zero",
+    as_json: Json = False,
+) -> None:
+    """List the operators on the path. Each has its rule, a zero derivative, or why it is refused (exit code 2)."""
+    report = refgrad.preflight(model, names(wrt), names(outputs), quantization=quantization)
+    if as_json:
+        print_json({"ok": report.ok, **asdict(report)})
+    else:
+        words = {"rule": "rule", "zero": "zero", "none": "refused: no derivative", "missing": "refused: no rule"}
+        print_table(
+            {
+                "operator": row.operator,
+                "nodes": len(row.nodes),
+                "derivative": words[row.verdict],
+                "formula or reason": row.reason,
+                "": ", ".join(row.nodes[:3]) + (", ..." if len(row.nodes) > 3 else "") if row in report.refused else "",
+            }
+            for row in report.rows
+        )
+    raise typer.Exit(AGREES if report.ok else REFUSED)
+
+
+def list_backends(as_json: Json = False) -> None:
+    """List the executors, and why one is not available."""
+    rows = [
+        {
+            "backend": name,
+            "available": reason is None,
+            "what": get_backend(name).description() if reason is None else reason,
+        }
+        for name, reason in backends().items()
+    ]
+    if as_json:
+        print_json(rows)
+    else:
+        print_table(rows)
+
+
+def explain(
+    operator: Annotated[
+        str,
+        typer.Argument(metavar="OPERATOR", help="Mul, or with another domain ai.onnx.ml.Scaler.", show_default=False),
+    ],
+    as_json: Json = False,
+) -> None:
+    """Print the rule of an operator. Its formula, its inputs, and what is chosen where no derivative exists."""
+    found = explanation(operator)
+    if as_json:
+        print_json(asdict(found))
+    else:
+        print(found)
+
+
+def ops(as_json: Json = False) -> None:
+    """List every operator of ONNX. Its rule, its function body, a derivative of zero, or why there is none."""
+    if as_json:
+        print_json([asdict(operator) for operator in operators()])
+    else:
+        print_table(
+            {"operator": o.operator, "derivative": o.derivative, "formula, body or reason": o.text} for o in operators()
+        )
+
+
+def show(
+    model: Model,
+    text: Annotated[bool, typer.Option("--text", help="An indented listing. This is the default.")] = False,
+    dot: Annotated[bool, typer.Option("--dot", help="The DOT language of Graphviz.")] = False,
+    svg: Annotated[bool, typer.Option("--svg", help="SVG, by Graphviz's program dot.")] = False,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write to this file. Default: print it.", show_default=False)
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Print MODEL. Its inputs, initializers, nodes and outputs as a listing or a picture."""
+    if text + dot + svg > 1:
+        raise OptionError("--text, --dot and --svg exclude each other: give one.")
+    writer = refgrad.to_svg if svg else refgrad.to_dot if dot else refgrad.onnx_simple_text_plot
+    shown = writer(model)
+    if output is not None:
+        spare(model, output)
+        with replacing(output) as file:
+            file.write_text(f"{shown}\n", encoding="utf-8")
+    if as_json:
+        print_json({"format": "svg" if svg else "dot" if dot else "text", "shown": shown})
+    elif output is None:
+        print(shown)

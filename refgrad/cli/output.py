@@ -1,0 +1,106 @@
+"""What commands print: JSON, tables, progress, and what was written."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from onnx import ModelProto
+from rich.console import Console
+from rich.progress import Progress, TextColumn
+from rich.table import Table
+
+from refgrad.protos.files import save_gradient
+
+AGREES, DISAGREES, REFUSED, INTERRUPTED = 0, 1, 2, 130  # exit codes
+_WIDTH = 160  # of a table that no terminal shows
+
+
+def stdout(**options: Any) -> Console:
+    """Return a console on stdout that is as wide as the terminal, or wide enough for a table where there is no terminal."""
+    return Console(width=None if sys.stdout.isatty() else _WIDTH, **options)
+
+
+def print_json(value: Any) -> None:
+    """Print `value` as JSON; infinities and NaN are text in it."""
+    print(json.dumps(_finite(value), indent=2))
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no infinities and no NaN: they become text."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def print_table(rows: Iterable[Mapping[str, Any]]) -> None:
+    """Print rows that have the same keys, under a header of these keys."""
+    table = Table(box=None, pad_edge=False)
+    for position, row in enumerate(rows):
+        if not position:
+            for name, value in row.items():
+                number = isinstance(value, float | int)
+                table.add_column(name, justify="right" if number else "left", overflow="fold", no_wrap=number)
+        table.add_row(*(_cell(value) for value in row.values()))
+    stdout(markup=False, emoji=False, highlight=False).print(table)
+
+
+def _cell(value: Any) -> str:
+    match value:
+        case None:
+            return "-"
+        case bool():
+            return "yes" if value else "no"
+        case float():
+            return f"{value:.3g}"
+        case _:
+            return str(value)
+
+
+def save(
+    made: ModelProto, output: Path, model: Path, as_json: bool, ends: Sequence[str] = ("inputs", "outputs")
+) -> None:
+    """Write what was made of `model`, and say what it is: the names of `ends`, which are "inputs", "outputs" or both."""
+    names = {"inputs": made.graph.input, "outputs": made.graph.output}
+    listed = {end: [value.name for value in names[end]] for end in ends}
+    data = save_gradient(made, output, model)
+    if as_json:
+        data_file = None if data is None else str(data)
+        print_json({"output": str(output), "nodes": len(made.graph.node), **listed, "data": data_file})
+        return
+    print(f"{output}: {len(made.graph.node)} nodes" + (f", its weights in {data}" if data else ""))
+    for end, values in listed.items():
+        print(f"{end:7} {', '.join(values)}")
+
+
+class Bar:
+    """Progress on stderr, from the first second on, where stderr is a terminal."""
+
+    def __init__(self) -> None:
+        self._start = time.monotonic()
+        self._progress: Progress | None = None
+
+    def __enter__(self) -> Bar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+
+    def __call__(self, done: int, total: int, label: str) -> None:
+        """Show that `done` of `total` nodes are computed and that `label` is next."""
+        if self._progress is None:
+            if not sys.stderr.isatty() or time.monotonic() - self._start < 1:
+                return
+            columns = (*Progress.get_default_columns(), TextColumn("{task.fields[label]}", markup=False))
+            self._progress = Progress(*columns, console=Console(stderr=True), transient=True)
+            self._progress.start()
+            self._progress.add_task("nodes", total=total, label=label)
+        self._progress.update(self._progress.task_ids[0], completed=done, label=label)

@@ -1,0 +1,128 @@
+"""`refgrad recipe`: models that answer what a gradient is wanted for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from onnx.external_data_helper import load_external_data_for_model
+
+from refgrad import recipes
+from refgrad.backends import get_backend
+from refgrad.cli.options import Json, Model, Of, Result
+from refgrad.cli.output import print_json, print_table, save
+from refgrad.conformance.questions.feeds import read_feeds
+from refgrad.errors import OptionError
+
+app = typer.Typer(
+    help="Write what a gradient is wanted for as a model: a saliency map, an adversarial input, forces, a ranking of weights.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+Input = Annotated[
+    str | None, typer.Option("--wrt", metavar="NAME", help="The input, by name. Default: the only float one.")
+]
+Score = Annotated[
+    str | None,
+    typer.Option(
+        help="Make the loss of the output and an input label: cross_entropy, squared_error, absolute_error, elastic, log. "
+        "Default: the output is the loss."
+    ),
+]
+
+
+@app.command("saliency")
+def write_saliency(
+    model: Model,
+    output: Result,
+    wrt: Input = None,
+    of: Of = None,
+    axis: Annotated[
+        int | None, typer.Option(help="Take the maximum over this axis of the input: 1 for the channels of an image.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Write a saliency map: |d of / d input|. Without --of it is that of the largest element of every sample."""
+    save(recipes.saliency(model, wrt, of, axis=axis), output, model, as_json)
+
+
+@app.command("integrated-gradients")
+def write_integrated_gradients(
+    model: Model,
+    output: Result,
+    wrt: Input = None,
+    of: Of = None,
+    steps: Annotated[int, typer.Option(min=1, help="Points on the line, by the midpoint rule.")] = 64,
+    as_json: Json = False,
+) -> None:
+    """Write the integrated gradients. They go from a baseline, an input that is 0 by default, to the input."""
+    save(recipes.integrated_gradients(model, wrt, of, steps=steps), output, model, as_json)
+
+
+@app.command("fgsm")
+def write_fgsm(
+    model: Model,
+    output: Result,
+    wrt: Input = None,
+    of: Of = None,
+    score: Score = None,
+    eps: Annotated[float, typer.Option(help="How far every element moves; the default of the input eps.")] = 0.007,
+    clip: Annotated[
+        tuple[float, float] | None, typer.Option(metavar="LOW HIGH", help="The range of the result, as in 0 1.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Write an adversarial input. It is input + eps * sign(d loss / d input), the fast gradient sign method."""
+    made = recipes.fgsm(model, wrt, of, score=score, eps=eps, clip=clip)
+    save(made, output, model, as_json)
+
+
+@app.command("forces")
+def write_forces(model: Model, output: Result, wrt: Input = None, of: Of = None, as_json: Json = False) -> None:
+    """Write the forces. They are -d energy / d positions; the outputs of MODEL come after them."""
+    save(recipes.forces(model, wrt, of), output, model, as_json)
+
+
+@app.command("sensitivity")
+def rank_weights(
+    model: Model,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Where the model is written.", show_default=False)
+    ] = None,
+    feeds: Annotated[
+        Path | None,
+        typer.Option(
+            help="Inputs by name, a .npz file: print every weight, the one of most effect first.", show_default=False
+        ),
+    ] = None,
+    of: Of = None,
+    score: Score = None,
+    as_json: Json = False,
+) -> None:
+    """Say which weights matter to a loss. Write the model of it, or with --feeds run that and print a ranking.
+
+    norm is the length of the gradient; effect is the mean of |weight * gradient|: how much, to first order, the loss changes
+    where one element becomes 0.
+    """
+    if output is not None and feeds is not None:
+        raise OptionError("--output and --feeds exclude each other: one writes the model, the other runs it.")
+    made = recipes.sensitivity(model, of, score=score)
+    if output is not None:
+        save(made, output, model, as_json)
+    elif feeds is not None:
+        load_external_data_for_model(made, str(model.parent))
+        prepared = get_backend("numpy").prepare(made)
+        results = prepared.run(read_feeds(feeds, prepared.inputs))
+        rows = [
+            {"weight": weight} | {key: float(results[name]) for key, name in names.items()}
+            for weight, names in recipes.sensitivities_in(made).items()
+        ]
+        rows.sort(key=lambda row: row["effect"], reverse=True)
+        if as_json:
+            print_json(rows)
+        else:
+            print_table(rows)
+    else:
+        raise OptionError("Give --output to write the model, or --feeds to run it and print the ranking.")

@@ -1,0 +1,204 @@
+"""The commands that run a model or its gradient: `run`, `check` and `demo`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+
+import refgrad
+from refgrad.backends import available, get_backend
+from refgrad.backends.base import load_model
+from refgrad.backends.numpy.backend import NumpyModel
+from refgrad.cli.options import Dim, Feeds, Json, Model, Outputs, Seed, Wrt, in_bytes, names, sizes_of
+from refgrad.cli.output import AGREES, DISAGREES, Bar, print_json, print_table
+from refgrad.conformance.judging.check import Check, Row
+from refgrad.conformance.judging.check import check as run_check
+from refgrad.conformance.oracles.comparison import AGREED
+from refgrad.conformance.oracles.differences import NAME as DIFFERENCES
+from refgrad.conformance.questions.feeds import random_feeds, read_feeds, write_arrays
+from refgrad.conformance.questions.point import inputs_of
+from refgrad.errors import OptionError
+from refgrad.protos.files import replacing
+from refgrad.show import demo as notebook
+
+
+def run(
+    model: Model,
+    feeds: Feeds = None,
+    backend: Annotated[str, typer.Option(help="numpy, ort-cpu, ort-cuda: see refgrad backends.")] = "numpy",
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write the outputs by name to this .npz file.")
+    ] = None,
+    trace: Annotated[bool, typer.Option("--trace", help="Every value between as well (backend numpy).")] = False,
+    precision: Annotated[
+        str | None, typer.Option(help="float64: every float is double (backend numpy). Default: the model's types.")
+    ] = None,
+    max_memory: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="Refuse what would hold more at once (backend numpy): bytes, or 500M, 8G."),
+    ] = None,
+    seed: Seed = 0,
+    dim: Dim = None,
+    as_json: Json = False,
+) -> None:
+    """Run MODEL and print what comes out."""
+    options = {"precision": precision, "max_memory": None if max_memory is None else in_bytes(max_memory)}
+    prepared = get_backend(backend).prepare(
+        model, **{key: given for key, given in options.items() if given is not None}
+    )
+    size, sizes = sizes_of(dim)
+    # In another precision the file still has the types that the model declares.
+    declared = prepared.inputs if precision is None else inputs_of(load_model(model, external_data=False))
+    given = (
+        read_feeds(feeds, declared)
+        if feeds is not None
+        else random_feeds(prepared.inputs, seed=seed, size=size, sizes=sizes)
+    )
+    if isinstance(prepared, NumpyModel):
+        with Bar() as bar:
+            results = prepared.run(given, trace=trace, progress=bar)
+    elif trace:
+        raise OptionError(f"Backend {backend!r} does not give the values between. Run it with --backend numpy.")
+    else:
+        results = prepared.run(given)
+    if output is not None:
+        with replacing(output) as file:
+            write_arrays(file, results)
+    rows = [_statistics(name, value) for name, value in results.items()]
+    if as_json:
+        print_json({"backend": backend, "feeds": "random" if feeds is None else str(feeds), "outputs": rows})
+        return
+    print_table(rows)
+
+
+def check(
+    model: Model,
+    feeds: Feeds = None,
+    backends: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAMES", help="Names separated by commas. Default: every available one."),
+    ] = None,
+    wrt: Wrt = None,
+    outputs: Outputs = None,
+    seed: Seed = 0,
+    dim: Dim = None,
+    tolerance: Annotated[
+        float | None,
+        typer.Option(help="Relative error that needs no explanation. Default: by the type and the number of nodes."),
+    ] = None,
+    directions: Annotated[
+        int, typer.Option(min=1, help="Random directions of the differences, for each gradient.")
+    ] = 2,
+    random_weights: Annotated[
+        int | None, typer.Option(min=0, help="A seed: weights that are constant fills become random numbers first.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Say whether the gradient of MODEL is right. Both dialects on every backend, against differences and against float64.
+
+    Exit code 1 where something disagrees. Not supported, a kink, inconclusive, or ONNX Runtime's own builder being wrong is no
+    disagreement.
+    """
+    size, sizes = sizes_of(dim)
+    given = None if feeds is None else read_feeds(feeds, inputs_of(load_model(model, external_data=False)))
+    found = run_check(
+        model,
+        given,
+        wrt=names(wrt),
+        outputs=names(outputs),
+        backends=names(backends),
+        seed=seed,
+        size=size,
+        sizes=sizes,
+        directions=directions,
+        tolerance=tolerance,
+        random_weights=random_weights,
+    )
+    _report(found, as_json)
+
+
+def demo(as_json: Json = False) -> None:
+    """Show the gradient of a small regression. Both graphs as text, the numbers, and the cross-check."""
+    model = notebook.regression()
+    gradient = refgrad.gradient(model, outputs=["loss"], cotangent="ones", keep_outputs=True)
+    listings = [refgrad.onnx_simple_text_plot(graph) for graph in (model, gradient)]
+    numbers = {name: get_backend(name).prepare(gradient).run(notebook.feeds()) for name in available()}
+    found = run_check(model, notebook.feeds(), outputs=["loss"])
+    if as_json:
+        rows = {name: {k: v.tolist() for k, v in results.items()} for name, results in numbers.items()}
+        print_json({"model": listings[0], "gradient": listings[1], "results": rows, "check": _as_dict(found)})
+        raise typer.Exit(AGREES if found.ok else DISAGREES)
+    print(f"The model, a regression with its loss:\n\n{listings[0]}\n")
+    print(f"The gradient of its loss, another ONNX model:\n\n{listings[1]}\n")
+    for name, results in numbers.items():
+        print(f"On {name} ({get_backend(name).description()}):\n")
+        for key, value in results.items():
+            print(f"    {key} = {np.array2string(value, prefix='    ' + key + ' = ')}")
+        print()
+    print("Is it right?\n")
+    _report(found, as_json=False)
+
+
+def _statistics(name: str, value: Any) -> dict[str, Any]:
+    row: dict[str, Any] = {"name": name, "dtype": type(value).__name__, "shape": None}
+    row |= dict.fromkeys(("min", "mean", "max", "norm"))
+    if not isinstance(value, np.ndarray):
+        return row
+    row |= {"dtype": value.dtype.name, "shape": list(value.shape)}
+    if value.size and value.dtype.kind not in "OUSc":
+        wide = value.astype(np.float64)
+        with np.errstate(all="ignore"):
+            row |= {
+                "min": float(wide.min()),
+                "mean": float(wide.mean()),
+                "max": float(wide.max()),
+                "norm": float(np.linalg.norm(wide)),
+            }
+    return row
+
+
+def _report(found: Check, as_json: bool) -> None:
+    if as_json:
+        print_json(_as_dict(found))
+        raise typer.Exit(AGREES if found.ok else DISAGREES)
+    print_table(
+        {
+            "gradient of": row.gradient,
+            "dialect": row.dialect,
+            "backend": row.backend,
+            "against": row.oracle,
+            "absolute": row.absolute,
+            "relative": row.relative,
+            "explained": row.allowed,
+            "verdict": row.verdict,
+        }
+        for row in found.rows
+    )
+    notes: dict[tuple[str, str], list[Row]] = {}
+    for row in found.rows:
+        if row.note:
+            notes.setdefault((row.verdict, row.note), []).append(row)
+    for (verdict, note), rows in notes.items():
+        names = ", ".join(dict.fromkeys(row.gradient for row in rows))
+        witnesses = ", ".join(dict.fromkeys(f"{row.dialect} on {row.backend}" for row in rows))
+        print(f"{verdict} ({names}; {witnesses}): {note}")
+    counts = [row.verdict for row in found.rows]
+    told = ", ".join(f"{counts.count(verdict)} {verdict}" for verdict in dict.fromkeys(counts))
+    settled = {
+        row.gradient
+        for row in found.rows
+        if row.oracle == DIFFERENCES and row.verdict == AGREED and (row.allowed or 0) < 1
+    }
+    print(f"{'ok' if found.ok else 'DISAGREED'}: {told}. Feeds: {found.feeds}; seed {found.seed}.")
+    unsettled = [name for name in found.wrt if name not in settled]
+    if found.ok and unsettled:
+        print(f"Differences settled nothing for {', '.join(unsettled)}: give other --feeds, or --random-weights.")
+    raise typer.Exit(AGREES if found.ok else DISAGREES)
+
+
+def _as_dict(found: Check) -> dict[str, Any]:
+    return {"ok": found.ok, **asdict(found)}
