@@ -11,9 +11,12 @@ import onnx
 from onnx import ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto, helper, numpy_helper
 
 from refgrad.conformance.questions.feeds import is_float
+from refgrad.forward.functions import call_functions
+from refgrad.protos.domains import MICROSOFT
 from refgrad.protos.inlining import inline_functions
 from refgrad.protos.walk import versions_of
-from refgrad.tables.schemas import MICROSOFT, OPERATORS, call_functions, find_schema
+from refgrad.tables.definitions import DEFINITIONS
+from refgrad.tables.schemas import find_schema
 
 SHAPES = ("static", "symbolic", "unknown")
 NODE = "node"  # what the node of a case is called
@@ -157,7 +160,7 @@ def _through_the_body(node: NodeProto, types: Mapping[str, TypeProto]) -> dict[s
         graph, opset_imports=[helper.make_opsetid("", _beside(node.domain)), helper.make_opsetid(node.domain, 1)]
     )
     ranks = {n: (t.tensor_type.elem_type, len(t.tensor_type.shape.dim)) for n, t in types.items()}
-    others = OPERATORS.keys() - {
+    others = DEFINITIONS.keys() - {
         (node.domain, node.op_type)
     }  # a body may have such nodes too, some the operator itself
     while not call_functions(model, ranks):
@@ -211,7 +214,7 @@ def _output_types(
     }
     types |= {t.name: helper.make_tensor_type_proto(t.data_type, list(t.dims)) for t in initializers}
     data = {t.name: t for t in initializers}
-    if (domain, op_type) in OPERATORS:
+    if (domain, op_type) in DEFINITIONS:
         inferred = _through_the_body(node, types)
     else:
         imports = [helper.make_opsetid(domain, opset)]

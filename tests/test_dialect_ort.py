@@ -10,7 +10,7 @@ from checking import assert_gradient
 
 import refgrad
 from refgrad.conformance.case import Case, node_case
-from refgrad.tables.schemas import MICROSOFT
+from refgrad.protos.domains import MICROSOFT
 
 X = np.linspace(-1, 2, 6, dtype=np.float32).reshape(2, 3)
 ROW = X[0]

@@ -43,7 +43,7 @@ from refgrad.conformance.cases import every_case
 from refgrad.errors import BackendError, BuilderError, InvalidModelError, LoweringError
 from refgrad.lowering.microsoft import FORMS, form
 from refgrad.protos.walk import graphs
-from refgrad.tables.schemas import OPERATORS
+from refgrad.tables.definitions import DEFINITIONS
 from refgrad.transforms.ortbuilder import Builders, depends_on
 
 # A primitive may have another order of summation than the kernel: 1e-6 of the largest element, and as much in the others.
@@ -265,7 +265,7 @@ InplaceClipGradNorm, ReduceAllL2, PassThrough, Group"""
 
 
 def test_every_operator_of_the_builder_is_lowered():
-    known = {op_type for domain, op_type in (*FORMS, *OPERATORS) if domain == MICROSOFT}
+    known = {op_type for domain, op_type in (*FORMS, *DEFINITIONS) if domain == MICROSOFT}
     assert not set(re.findall(r"\w+", REFERENCE)) - known
     assert {("", "MaxPoolGrad"), ("", "AveragePoolGrad")} <= FORMS.keys()
 

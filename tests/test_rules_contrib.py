@@ -15,10 +15,14 @@ from refgrad.backends import get_backend
 from refgrad.conformance.case import Case, node_case
 from refgrad.conformance.cases.contrib import cases
 from refgrad.errors import BackendError, InvalidModelError, NoGradientError
+from refgrad.forward.functions import call_functions
+from refgrad.protos.domains import MICROSOFT
 from refgrad.protos.inlining import inline_functions
+from refgrad.protos.types import Type
 from refgrad.show.explain import explain
+from refgrad.tables.definitions import DEFINITIONS
 from refgrad.tables.registry import DIALECTS
-from refgrad.tables.schemas import MICROSOFT, OPERATORS, Type, call_functions, find_schema
+from refgrad.tables.schemas import find_schema
 
 CASES = list(cases())
 RNG = np.random.default_rng(0)
@@ -80,7 +84,7 @@ def test_a_body_computes_what_the_operator_does(case: Case, opset: int) -> None:
 
 
 def test_every_operator_is_explained_and_has_a_case() -> None:
-    names = {name for domain, name in OPERATORS if domain == MICROSOFT}
+    names = {name for domain, name in DEFINITIONS if domain == MICROSOFT}
     assert names == {case.node.op_type for case in CASES}
     for name in names:
         assert explain(f"{MICROSOFT}.{name}").verdict in ("rule", "function")

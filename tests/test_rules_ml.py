@@ -14,8 +14,9 @@ from onnx import ModelProto, parser
 import refgrad
 from refgrad.backends import get_backend
 from refgrad.conformance.case import Case
-from refgrad.conformance.cases.ml import ML, cases
+from refgrad.conformance.cases.ml import cases
 from refgrad.errors import BackendError, NoGradientError
+from refgrad.protos.domains import ML
 from refgrad.tables.registry import BODY
 
 CASES = list(cases())

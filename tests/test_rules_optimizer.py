@@ -10,8 +10,9 @@ from onnx import parser
 import refgrad
 from refgrad.backends import get_backend
 from refgrad.conformance.case import Case
-from refgrad.conformance.cases.optimizer import TRAINING, cases
+from refgrad.conformance.cases.optimizer import cases
 from refgrad.errors import NoGradientError
+from refgrad.protos.domains import TRAINING
 
 
 @pytest.mark.parametrize("case", list(cases()), ids=str)

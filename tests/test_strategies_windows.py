@@ -18,7 +18,7 @@ from refgrad.conformance.oracles import Directional, get_oracle
 from refgrad.conformance.questions.question import ask
 from refgrad.conformance.running.builders import build
 from refgrad.errors import OptionError
-from refgrad.tables.schemas import MICROSOFT
+from refgrad.protos.domains import MICROSOFT
 
 SEARCH = settings(
     max_examples=2000,

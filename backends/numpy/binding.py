@@ -15,8 +15,9 @@ from onnx import helper
 from refgrad.backends.numpy import registry
 from refgrad.backends.numpy.memory import TensorType, inferred
 from refgrad.backends.numpy.precision import Declared
-from refgrad.backends.numpy.registry import MICROSOFT, Call, decode, default_attributes
+from refgrad.backends.numpy.registry import Call, decode, default_attributes
 from refgrad.errors import BackendError
+from refgrad.protos.domains import MICROSOFT, TRAINING
 
 # The stubs of OpSchema lack its function bodies.
 OpSchema: TypeAlias = Any
@@ -32,7 +33,7 @@ _REFUSED = {
         "it hands its inputs to the caller and waits for their gradients, so its outputs follow from nothing. "
         "Ask for the gradient with cotangent='input' and feed the gradients."
     ),
-    ("ai.onnx.preview.training", "Gradient"): (
+    (TRAINING, "Gradient"): (
         "it stands for a derivative of the graph around it. Write that out with refgrad.expand_gradients."
     ),
 }

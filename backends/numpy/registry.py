@@ -57,7 +57,6 @@ FAMILIES = (
     "optimizer",
 )
 
-MICROSOFT = "com.microsoft"  # the domain of ONNX Runtime's own operators
 _SPECIAL = frozenset({"_wanted", "_opset", "_output_grids", "_output_types", "_outer", "_wide", "_free"})
 _WITHOUT_MEANING = frozenset({"consumed_inputs"})  # before opset 6: what could be overwritten
 SIXTEEN_BIT = frozenset((np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)))

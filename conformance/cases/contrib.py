@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from refgrad.conformance.case import SHAPES, Case, node_case
-from refgrad.tables.schemas import MICROSOFT
+from refgrad.protos.domains import MICROSOFT
 
 BATCH, LENGTH, HEADS, SIZE = 2, 3, 2, 4  # of the attentions
 WIDTH = HEADS * SIZE

@@ -9,6 +9,7 @@ import numpy as np
 from onnx import TensorProto
 
 from refgrad.conformance.case import SHAPES, Case, node_case
+from refgrad.protos.domains import ML, TRAINING
 
 NEWEST = 21  # the last opset that every runtime under test knows
 
@@ -30,8 +31,8 @@ def _number(value: float) -> np.ndarray:
 _NO_INDEX = i(shape=(0, 2))
 _FALSE = np.array(False)
 
-_ML = {"domain": "ai.onnx.ml", "opset": 1}
-_TRAINING = {"domain": "ai.onnx.preview.training", "opset": 1, "norm_coefficient": 0.1, "wrt": None}
+_ML = {"domain": ML, "opset": 1}
+_TRAINING = {"domain": TRAINING, "opset": 1, "norm_coefficient": 0.1, "wrt": None}
 _MICROSOFT = {"domain": "com.microsoft", "opset": 1}
 
 EMPTY: tuple[tuple[str, tuple[np.ndarray | None, ...], dict[str, Any]], ...] = (
@@ -156,4 +157,4 @@ def cases() -> Iterator[Case]:
         for shapes in SHAPES:
             yield node_case(op_type, *inputs, shapes=shapes, **{"opset": NEWEST, **arguments})
     for shapes in SHAPES[:2]:  # its rank has to be known
-        yield node_case("ArrayFeatureExtractor", x(0, 3), i(2, 0), shapes=shapes, domain="ai.onnx.ml", opset=1)
+        yield node_case("ArrayFeatureExtractor", x(0, 3), i(2, 0), shapes=shapes, domain=ML, opset=1)

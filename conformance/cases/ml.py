@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from refgrad.conformance.case import SHAPES, Case, node_case
+from refgrad.protos.domains import ML
 
-ML = "ai.onnx.ml"
 X = np.array([[0.31, -1.2, 0.74], [1.45, 0.52, -0.83], [-0.46, 0.67, 1.93], [0.12, 2.1, -1.4]], np.float32)
 _NUMBERS = np.random.default_rng(0).standard_normal(40).round(3)
 POST_TRANSFORMS = ("NONE", "LOGISTIC", "SOFTMAX", "SOFTMAX_ZERO")

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from refgrad.conformance.case import SHAPES, Case, node_case
+from refgrad.protos.domains import TRAINING
 
-TRAINING = "ai.onnx.preview.training"
 SETTINGS: tuple[tuple[str, int, dict[str, Any]], ...] = (
     ("Adagrad", 1, {}),
     ("Adagrad", 1, {"decay_factor": 0.1, "epsilon": 0.01, "norm_coefficient": 0.2}),

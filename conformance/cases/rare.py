@@ -11,12 +11,12 @@ from onnx import TensorProto
 
 from refgrad.conformance.case import Case, node_case
 from refgrad.conformance.cases.degenerate import NEWEST, i, x
-from refgrad.tables.schemas import MICROSOFT
+from refgrad.protos.domains import MICROSOFT, ML, TRAINING
 
 _MICROSOFT = {"domain": MICROSOFT, "opset": 1}
-_ML = {"domain": "ai.onnx.ml", "opset": 1}
+_ML = {"domain": ML, "opset": 1}
 _PREVIEW = {"domain": "ai.onnx.preview", "opset": 1}
-_TRAINING = {"domain": "ai.onnx.preview.training", "opset": 1}
+_TRAINING = {"domain": TRAINING, "opset": 1}
 _MOMENTUM = {**_TRAINING, "alpha": 0.9, "beta": 0.5, "norm_coefficient": 0.1, "mode": "nesterov", "outputs": 2}
 _HEADS = {**_MICROSOFT, "num_heads": 2}
 _LOSS = "SoftmaxCrossEntropyLossInternal"

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from refgrad.conformance.case import Case, node_case
+from refgrad.protos.domains import MICROSOFT
 from refgrad.tables.kinks import Point
-from refgrad.tables.schemas import MICROSOFT
 
 NEWEST = 21  # the last opset that every runtime under test knows
 TINY = 2.0**-134  # subnormal in float32

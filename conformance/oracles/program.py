@@ -20,12 +20,13 @@ from refgrad.conformance.case import qualified
 from refgrad.conformance.questions.point import ShapeMovedError, in_float64, largest, with_defaults
 from refgrad.conformance.questions.question import Question
 from refgrad.errors import BackendError, RefgradError
+from refgrad.forward.functions import call_functions
 from refgrad.forward.inference import infer
 from refgrad.protos.inlining import INLINED, inline_functions
 from refgrad.protos.types import FLOATS, type_of
 from refgrad.protos.upgrade import upgrade
 from refgrad.protos.walk import import_domain, subgraphs, versions_of
-from refgrad.tables.schemas import OPERATORS, call_functions
+from refgrad.tables.definitions import DEFINITIONS
 
 SAME = 1e-9  # two forwards compute one function: by how much they may differ, relative to the largest element
 ROUNDED = 1e-6  # the same with something in float32: a constant, or what an implementation works in
@@ -325,7 +326,7 @@ def _bodies(model: ModelProto) -> ModelProto:
     while True:
         if made.functions:
             made = inline_functions(made)
-        ours = sum((node.domain, node.op_type) in OPERATORS for node in made.graph.node)
+        ours = sum((node.domain, node.op_type) in DEFINITIONS for node in made.graph.node)
         if not ours or ours == left:
             return made
         left = ours

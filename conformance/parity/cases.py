@@ -12,9 +12,9 @@ from onnx import ModelProto
 from refgrad.conformance import cases
 from refgrad.conformance.case import NODE, Case
 from refgrad.conformance.running.nodemodels import excluded, node_models
+from refgrad.forward.normalise import MIN_OPSET
 from refgrad.protos.types import FLOATS
 from refgrad.protos.walk import versions_of
-from refgrad.tables.schemas import LOWEST
 
 # The operators that ONNX Runtime 1.19.2 has a gradient for, but for those that serve several processes or foreign code.
 REGISTERED = frozenset(
@@ -62,7 +62,7 @@ def table() -> Iterator[tuple[str, Case]]:
         family = importlib.import_module(f"{cases.__name__}.{module.name}")
         for case in (*getattr(family, "cases", tuple)(), *getattr(family, "in_double", tuple)()):
             operator = _operator(case)
-            if operator not in REGISTERED or versions_of(case.model)[""] < LOWEST:  # refgrad converts those first
+            if operator not in REGISTERED or versions_of(case.model)[""] < MIN_OPSET:  # refgrad converts those first
                 continue
             yield operator, case
             if operator in TRAINING_OUTPUTS:  # it differentiates few forms of these, however they are put

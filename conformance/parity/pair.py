@@ -14,9 +14,9 @@ from refgrad.backends import get_backend
 from refgrad.conformance.case import Case
 from refgrad.conformance.parity.cases import TRAINING_OUTPUTS, float_inputs
 from refgrad.forward.graph import Graph
+from refgrad.protos.domains import MICROSOFT
 from refgrad.protos.types import FLOATS, is_unnamed
 from refgrad.protos.walk import import_domain
-from refgrad.tables.schemas import MICROSOFT
 from refgrad.transforms.ortbuilder import Builders, readable
 
 LOSS = "weighed_loss"

@@ -20,8 +20,9 @@ import onnx
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
 
 from refgrad.errors import InvalidModelError, OptionError, choices
+from refgrad.protos.domains import MICROSOFT
 from refgrad.protos.walk import attribute_value, captured, subgraphs, versions_of
-from refgrad.tables.schemas import MICROSOFT, find_schema
+from refgrad.tables.schemas import find_schema
 
 COMMUTATIVE = frozenset(("Add", "Mul", "Sum", "Max", "Min", "Mean", "And", "Or", "Xor", "Equal"))
 IN_THE_DEFAULT_DOMAIN = frozenset(("MaxPoolGrad", "AveragePoolGrad"))  # training operators that ONNX does not know

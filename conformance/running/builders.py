@@ -23,8 +23,8 @@ from refgrad.conformance.questions.point import with_defaults
 from refgrad.conformance.questions.question import Question
 from refgrad.conformance.running.executors import imported, installed, version_of_module
 from refgrad.errors import AnswerError, BuilderError, OptionError, choices, did_you_mean
+from refgrad.protos.domains import MICROSOFT
 from refgrad.protos.walk import attribute_value, checkable, versions_of
-from refgrad.tables.schemas import MICROSOFT
 from refgrad.transforms import ortbuilder
 from refgrad.transforms.lower import differentiable_inputs
 

@@ -11,7 +11,7 @@ from refgrad.conformance.cases.contrib import ACTIVATIONS
 from refgrad.conformance.strategies.convolution import group_or_absent, groups
 from refgrad.conformance.strategies.drawing import Drawing, Shape, strategy
 from refgrad.conformance.strategies.windows import windows
-from refgrad.tables.schemas import MICROSOFT
+from refgrad.protos.domains import MICROSOFT
 
 
 def _named(*operators: str) -> list[str]:

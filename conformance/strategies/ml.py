@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 
 from refgrad.conformance.case import Case
-from refgrad.conformance.cases.ml import KERNELS, ML, POST_TRANSFORMS
+from refgrad.conformance.cases.ml import KERNELS, POST_TRANSFORMS
 from refgrad.conformance.strategies.drawing import Drawing, strategy
+from refgrad.protos.domains import ML
 
 
 def _named(*operators: str) -> list[str]:

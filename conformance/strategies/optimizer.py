@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from refgrad.conformance.case import Case
-from refgrad.conformance.cases.optimizer import TRAINING
 from refgrad.conformance.strategies.drawing import Drawing, Shape, strategy
+from refgrad.protos.domains import TRAINING
 
 
 @strategy(f"{TRAINING}.Adagrad")

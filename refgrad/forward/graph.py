@@ -23,6 +23,7 @@ from refgrad.errors import InvalidModelError
 from refgrad.forward.calls import Functions, keep_functions
 from refgrad.forward.inference import infer, ranks
 from refgrad.forward.normalise import _KEPT_OPSET, _MAP_OPSET, MIN_OPSET, _check, _has_sequences, _inlined
+from refgrad.forward.runtime_models import mend_runtime_model, replace_misplaced
 from refgrad.protos.reading import is_large, is_number, read, skeleton_of
 from refgrad.protos.types import FLOATS, Shape, element_type, type_of
 from refgrad.protos.upgrade import spell_out_deprecated, upgrade
@@ -35,7 +36,6 @@ from refgrad.protos.walk import (
     versions_of,
 )
 from refgrad.tables.registry import CALLS, STRUCTURES, Structure
-from refgrad.tables.schemas import adopt, settle
 
 _MAYBE = FLOATS | {0}  # element types of what may carry a derivative: 0 is unknown
 _FILLERS = frozenset((("", "SequenceConstruct"), ("", "SequenceInsert")))
@@ -138,7 +138,7 @@ class Graph:
         skeleton = skeleton_of(self.source, self.apart)
         rename_shadows(skeleton.graph)
         spell_out_deprecated(skeleton)
-        lowest = max(opset, adopt(skeleton), _MAP_OPSET if _has_sequences(skeleton) else 1)
+        lowest = max(opset, mend_runtime_model(skeleton), _MAP_OPSET if _has_sequences(skeleton) else 1)
         checked = _check(skeleton, shapeless)
         self.functions = functions or Functions()
         self.structures = STRUCTURES  # and the functions
@@ -147,7 +147,7 @@ class Graph:
         if self.functions:
             self.structures = STRUCTURES | dict.fromkeys(self.functions.protos, CALLS[0])
         upgraded = upgrade(_inlined(checked), lowest)
-        self.model = settle(upgraded, lambda model: ranks(infer(self.functions.inlined(model))))
+        self.model = replace_misplaced(upgraded, lambda model: ranks(infer(self.functions.inlined(model))))
         self.refusals: dict[tuple[str, str], str] = {}  # operators whose function body does not cover a node: why not
         self.index()
 

@@ -8,9 +8,10 @@ import onnx
 from onnx import GraphProto, ModelProto, helper
 
 from refgrad.errors import InvalidModelError
-from refgrad.protos.types import UNNAMED, dimension, held_by, is_container, type_of, unname
+from refgrad.forward.functions import call_functions
+from refgrad.protos.types import UNNAMED, Type, dimension, held_by, is_container, type_of, unname
 from refgrad.protos.walk import graphs, subgraphs
-from refgrad.tables.schemas import OPERATORS, Type, call_functions
+from refgrad.tables.definitions import DEFINITIONS
 
 _CUT = "/made"  # what is added to the name of a sequence where a node makes it, for inference
 
@@ -83,8 +84,8 @@ def _cut_sequences(graph: GraphProto, inferred: GraphProto, looped: bool) -> set
 def _infer_through_bodies(model: ModelProto) -> GraphProto:
     """Operators that only we know are inferred through their bodies, some of which need to know what the others give."""
     known, before = ranks(model.graph), -1
-    ours = {domain for domain, _ in OPERATORS}.intersection(o.domain for o in model.opset_import)
-    waiting = sum((node.domain, node.op_type) in OPERATORS for node in model.graph.node) if ours else 0
+    ours = {domain for domain, _ in DEFINITIONS}.intersection(o.domain for o in model.opset_import)
+    waiting = sum((node.domain, node.op_type) in DEFINITIONS for node in model.graph.node) if ours else 0
     while True:
         called, left = model, 0
         if waiting:

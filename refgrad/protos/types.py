@@ -9,6 +9,7 @@ FLOATS = frozenset((*SIXTEEN_BIT, TensorProto.FLOAT, TensorProto.DOUBLE))
 UNNAMED = "unk__"  # how shape inference names a dimension that it knows nothing of
 Dim = int | str | None
 Shape = tuple[Dim, ...]
+Type = tuple[int, int | None]  # an element type, 0 where it is unknown, and a rank
 
 
 def is_unnamed(dim: Dim) -> bool:

@@ -30,12 +30,13 @@ from onnx import (
 
 from refgrad.errors import RuleError
 from refgrad.forward.graph import Graph, Node
+from refgrad.protos.domains import MICROSOFT
 from refgrad.protos.reading import CONSTANT
 from refgrad.protos.types import Shape, adjoint_of, element_type, opened, unname
 from refgrad.protos.walk import captured, fresh, subgraphs
 from refgrad.reverse import containers
 from refgrad.tables.registry import LOWERINGS
-from refgrad.tables.schemas import MICROSOFT, find_schema
+from refgrad.tables.schemas import find_schema
 
 Argument = str | float | Sequence[int] | np.ndarray | None
 IR_VERSION = 10  # the first with metadata_props on nodes, and the last that onnxruntime-training 1.19.2 reads

@@ -13,6 +13,7 @@ from onnx import ModelProto, TypeProto, helper
 
 from refgrad.errors import NoGradientError, OptionError, RuleError, choices
 from refgrad.forward.graph import Graph
+from refgrad.protos.domains import MICROSOFT
 from refgrad.protos.types import Shape, adjoint_of, is_container, unname
 from refgrad.protos.walk import every_node, import_domain, names_of, nested, subgraphs
 from refgrad.reverse.emit import IR_VERSION, Emitter, Writer, tensor_type
@@ -21,7 +22,6 @@ from refgrad.reverse.recompute import Repetition, segments, with_bodies
 from refgrad.reverse.sweep import Sweep, live_forward, live_nodes, settle
 from refgrad.tables.kinks import CONVENTIONS
 from refgrad.tables.registry import DIALECTS
-from refgrad.tables.schemas import MICROSOFT
 
 COTANGENTS = ("input", "ones", "yield")
 QUANTIZATION = ("zero", "straight-through", "clipped")

@@ -11,12 +11,15 @@ import onnx
 from onnx import FunctionProto, TensorProto, helper
 
 from refgrad.errors import NoGradientError, OptionError, UnknownNameError, choices, did_you_mean
+from refgrad.forward.functions import make_function
 from refgrad.forward.graph import Graph, Node
+from refgrad.protos.domains import MICROSOFT, ML
 from refgrad.protos.inlining import INLINED, inline_functions
 from refgrad.protos.types import FLOATS
 from refgrad.protos.walk import import_domain, names_of, subgraphs
+from refgrad.tables.definitions import DEFINITIONS, UnsupportedFormError
 from refgrad.tables.registry import NO_DERIVATIVE, QUANTIZED, QUANTIZERS, RULES, ZERO, Passage
-from refgrad.tables.schemas import MICROSOFT, OPERATORS, UnsupportedFormError, find_schema, make_function
+from refgrad.tables.schemas import find_schema
 
 _NOT_DIFFERENTIABLE = onnx.defs.OpSchema.DifferentiationCategory.NonDifferentiable
 _CASTS = frozenset((("", "Cast"), ("", "CastLike")))
@@ -162,7 +165,7 @@ class Path:
     def _verdict(self, node: Node) -> tuple[str, list[str]]:
         """What `node`, an output of which may carry a derivative, does to it, and the inputs that it may flow to."""
         rule = RULES.get(node.key)
-        if node.key in OPERATORS and OPERATORS[node.key].misfit(node.proto):
+        if node.key in DEFINITIONS and DEFINITIONS[node.key].misfit(node.proto):
             return "missing", node.reads
         if rule is not None:
             opset = self.graph.opsets.get(rule.domain, 1)
@@ -268,7 +271,7 @@ def _outputs(graph: Graph, outputs: Sequence[str] | None) -> list[str]:
     floats = [name for name in graph.outputs if graph.element_type(name) in FLOATS]
     if outputs is None:
         if not floats:
-            maps = [node.inputs[0] for node in graph.nodes if node.key == ("ai.onnx.ml", "ZipMap")]
+            maps = [node.inputs[0] for node in graph.nodes if node.key == (ML, "ZipMap")]
             hint = f" ZipMap made maps of {choices(maps)}: save the model without it (in skl2onnx zipmap=False)."
             raise UnknownNameError(
                 f"The model has no float output to differentiate; its outputs: {choices(graph.outputs)}.{hint if maps else ''}"
@@ -390,7 +393,7 @@ def _own_body(graph: Graph, node: Node) -> FunctionProto | None:
 
 def _body(graph: Graph, node: Node) -> FunctionProto | None:
     opset = graph.opsets.get(node.domain, 1)
-    if node.key in OPERATORS:
+    if node.key in DEFINITIONS:
         return _own_body(graph, node)
     if not onnx.defs.has(node.op_type, node.domain) or node.key in NO_DERIVATIVE:
         return None

@@ -7,10 +7,10 @@ from typing import Any
 
 from refgrad.errors import RuleError
 from refgrad.forward.graph import Graph, Node
+from refgrad.protos.domains import MICROSOFT
 from refgrad.reverse.emit import Emitted, Emitter
 from refgrad.reverse.path import Path
 from refgrad.tables.registry import RULES, Read, Rule
-from refgrad.tables.schemas import MICROSOFT
 
 _VALUES = frozenset(("input", "cotangent", "output"))
 _FEW = 8  # operands; each is compared with all others, and a Sum may have thousands

@@ -26,8 +26,8 @@ from refgrad.rules import (
     shape,
     signal,
 )
+from refgrad.tables.definitions import DEFINITIONS
 from refgrad.tables.registry import BODY, RULES
-from refgrad.tables.schemas import OPERATORS
 
 __all__ = [
     "activation",
@@ -57,4 +57,4 @@ __all__ = [
     "signal",
 ]
 
-BODY.update({key: known.meaning for key, known in OPERATORS.items() if key not in RULES})
+BODY.update({key: known.meaning for key, known in DEFINITIONS.items() if key not in RULES})

@@ -12,11 +12,13 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto
 
+from refgrad.forward.function_emitter import FunctionEmitter
 from refgrad.lowering.onnx.indexing import END
+from refgrad.protos.domains import MICROSOFT
 from refgrad.protos.types import SIXTEEN_BIT
 from refgrad.reverse.emit import Emitter
+from refgrad.tables.definitions import UnsupportedFormError, operator
 from refgrad.tables.registry import NO_DERIVATIVE, rule
-from refgrad.tables.schemas import MICROSOFT, Body, UnsupportedFormError, operator
 
 Ints = Sequence[int]
 Floats = Sequence[float]
@@ -34,37 +36,37 @@ for _name in (
 
 
 @operator("Gelu", "Y")
-def gelu_body(op: Body, X: str) -> str:
+def gelu_body(op: FunctionEmitter, X: str) -> str:
     """x·Φ(x)"""
     return _gelu(op, X, "none")
 
 
 @operator("FastGelu", "Y")
-def fast_gelu_body(op: Body, X: str, bias: str | None = None) -> str:
+def fast_gelu_body(op: FunctionEmitter, X: str, bias: str | None = None) -> str:
     """The tanh form of Gelu at X + bias"""
     return _gelu(op, _plus(op, X, bias), "tanh")
 
 
 @operator("BiasGelu", "C")
-def bias_gelu_body(op: Body, A: str, B: str) -> str:
+def bias_gelu_body(op: FunctionEmitter, A: str, B: str) -> str:
     """x·Φ(x) at A + B"""
     return _gelu(op, op.Add(A, B), "none")
 
 
 @operator("GemmFastGelu", "Y")
-def gemm_fast_gelu(op: Body, X: str, W: str, bias: str | None = None) -> str:
+def gemm_fast_gelu(op: FunctionEmitter, X: str, W: str, bias: str | None = None) -> str:
     """The tanh form of Gelu at X·W + bias"""
     x = _plus(op, op.MatMul(X, W), bias)
     return str(op.Gelu(x, approximate="tanh") if op.opset >= 20 else op.microsoft("FastGelu", x))
 
 
 @operator("QuickGelu", "Y")
-def quick_gelu_body(op: Body, X: str, *, alpha: float = _SIGMOID_GELU) -> str:
+def quick_gelu_body(op: FunctionEmitter, X: str, *, alpha: float = _SIGMOID_GELU) -> str:
     """x·σ(α·x)"""
     return str(op.Mul(X, op.Sigmoid(op.Mul(X, alpha))))
 
 
-def _gelu(op: Body, x: str, approximate: str) -> str:
+def _gelu(op: FunctionEmitter, x: str, approximate: str) -> str:
     if op.opset >= 20:
         return str(op.Gelu(x, approximate=approximate))
     if approximate == "tanh":
@@ -111,7 +113,7 @@ def quick_gelu(op: Emitter, d_Y: str, X: str, alpha: float) -> str:
 
 
 @operator("BiasSoftmax", "output")
-def bias_softmax(op: Body, data: str, bias: str, *, axis: int = 1, is_inner_broadcast: int) -> str:
+def bias_softmax(op: FunctionEmitter, data: str, bias: str, *, axis: int = 1, is_inner_broadcast: int) -> str:
     """softmax(data + bias) over all axes from `axis` on, as one"""
     x = op.Add(data, bias)
     rank = op.rank(data)
@@ -122,7 +124,7 @@ def bias_softmax(op: Body, data: str, bias: str, *, axis: int = 1, is_inner_broa
 
 @operator("BiasDropout", "output", "mask?", others=("mask", "training_mode"))
 def bias_dropout(
-    op: Body,
+    op: FunctionEmitter,
     data: str,
     bias: str,
     residual: str | None = None,
@@ -136,11 +138,11 @@ def bias_dropout(
     return _plus(op, y, residual), mask
 
 
-def _plus(op: Body, x: str, bias: str | None) -> str:
+def _plus(op: FunctionEmitter, x: str, bias: str | None) -> str:
     return x if bias is None else str(op.Add(x, bias))
 
 
-def _activated(op: Body, x: str, activation: str | None, parameters: Sequence[float | None]) -> str:
+def _activated(op: FunctionEmitter, x: str, activation: str | None, parameters: Sequence[float | None]) -> str:
     """The activation of a fused operator: by name, with its parameters in order where it has any."""
     if not activation:
         return x
@@ -174,7 +176,7 @@ def _or(parameters: Sequence[float | None], position: int, default: float) -> fl
 
 @operator("FusedMatMul", "Y")
 def fused_matmul(
-    op: Body,
+    op: FunctionEmitter,
     A: str,
     B: str,
     *,
@@ -190,12 +192,14 @@ def fused_matmul(
 
 
 @operator("TransposeMatMul", "Y")
-def transpose_matmul(op: Body, A: str, B: str, *, alpha: float = 1.0, transA: int = 0, transB: int = 0) -> str:
+def transpose_matmul(
+    op: FunctionEmitter, A: str, B: str, *, alpha: float = 1.0, transA: int = 0, transB: int = 0
+) -> str:
     """α·A'·B', where trans exchanges the last two axes"""
     return fused_matmul(op, A, B, alpha=alpha, transA=transA, transB=transB)
 
 
-def _arranged(op: Body, A: str, trans: int, trans_batch: int) -> str:
+def _arranged(op: FunctionEmitter, A: str, trans: int, trans_batch: int) -> str:
     rank = op.rank(A)
     if not (trans or trans_batch) or rank == 1:
         return A
@@ -216,7 +220,7 @@ def _arranged(op: Body, A: str, trans: int, trans_batch: int) -> str:
 
 @operator("FusedGemm", "Y")
 def fused_gemm(
-    op: Body,
+    op: FunctionEmitter,
     A: str,
     B: str,
     C: str | None = None,
@@ -237,7 +241,7 @@ def fused_gemm(
 
 @operator("FusedConv", "Y")
 def fused_conv(
-    op: Body,
+    op: FunctionEmitter,
     X: str,
     W: str,
     B: str | None = None,
@@ -263,7 +267,7 @@ def fused_conv(
 
 @operator("SkipLayerNormalization", "output", "mean?", "inv_std_var?", "input_skip_bias_sum?")
 def skip_layer_normalization(
-    op: Body,
+    op: FunctionEmitter,
     input: str,
     skip: str,
     gamma: str,
@@ -279,7 +283,7 @@ def skip_layer_normalization(
 
 @operator("SkipSimplifiedLayerNormalization", "output", "mean?", "inv_std_var?", "input_skip_bias_sum?")
 def skip_simplified_layer_normalization(
-    op: Body, input: str, skip: str, gamma: str, bias: str | None = None, *, epsilon: float = 1e-12
+    op: FunctionEmitter, input: str, skip: str, gamma: str, bias: str | None = None, *, epsilon: float = 1e-12
 ) -> tuple[str | None, ...]:
     """x/√(mean x² + ε)·gamma over the last axis, x = input + skip + bias"""
     total = _plus(op, op.Add(input, skip), bias)
@@ -289,7 +293,7 @@ def skip_simplified_layer_normalization(
 
 @operator("SimplifiedLayerNormalization", "Y", "inv_std_var?")
 def simplified_layer_normalization(
-    op: Body, X: str, scale: str, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1
+    op: FunctionEmitter, X: str, scale: str, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1
 ) -> tuple[str, str]:
     """x/√(mean x² + ε)·scale over the axes from `axis` on"""
     if axis == -1:
@@ -304,7 +308,7 @@ def simplified_layer_normalization(
     return str(op.Reshape(y, op.Shape(X), allowzero=1)), str(op.Reshape(r, rows, allowzero=1))
 
 
-def _by_root_mean_square(op: Body, x: str, scale: str, axes: list[int], epsilon: float) -> tuple[str, str]:
+def _by_root_mean_square(op: FunctionEmitter, x: str, scale: str, axes: list[int], epsilon: float) -> tuple[str, str]:
     """x·r·scale and r = 1/√(mean x² + ε), which is computed in float for a narrower x."""
     narrow = op.type(x) in SIXTEEN_BIT
     wide = op.Cast(x, to=TensorProto.FLOAT) if narrow else x
@@ -315,7 +319,7 @@ def _by_root_mean_square(op: Body, x: str, scale: str, axes: list[int], epsilon:
 
 @operator("GroupNorm", "Y")
 def group_norm(
-    op: Body,
+    op: FunctionEmitter,
     X: str,
     gamma: str,
     beta: str,
@@ -331,7 +335,7 @@ def group_norm(
 
 @operator("SkipGroupNorm", "Y", "S?")
 def skip_group_norm(
-    op: Body,
+    op: FunctionEmitter,
     X: str,
     gamma: str,
     beta: str,
@@ -355,7 +359,7 @@ def skip_group_norm(
 
 
 def _group_norm(
-    op: Body, X: str, gamma: str, beta: str, activation: int, channels_last: int, epsilon: float, groups: int
+    op: FunctionEmitter, X: str, gamma: str, beta: str, activation: int, channels_last: int, epsilon: float, groups: int
 ) -> str:
     x = op.Transpose(X, perm=[0, 3, 1, 2]) if channels_last else X
     rows = op.Reshape(x, [0, groups, -1])
@@ -371,7 +375,7 @@ def _group_norm(
 
 @operator("BatchNormInternal", "Y", "running_mean?", "running_var?", "saved_mean?", "saved_inv_std?")
 def batch_norm_internal(
-    op: Body,
+    op: FunctionEmitter,
     X: str,
     scale: str,
     B: str,
@@ -409,7 +413,7 @@ def batch_norm_internal(
     others=("input_ids", "segment_ids", "mask", "position_ids", "mask_index"),
 )
 def embed_layer_normalization(
-    op: Body,
+    op: FunctionEmitter,
     input_ids: str,
     segment_ids: str | None,
     word_embedding: str,
@@ -450,7 +454,7 @@ _FILTER = -10000.0  # what is added to the score of a key that a mask hides
     others=("key_padding_mask", "past_sequence_length", "cache_indirection"),
 )
 def multi_head_attention(
-    op: Body,
+    op: FunctionEmitter,
     query: str,
     key: str | None = None,
     value: str | None = None,
@@ -504,7 +508,7 @@ def multi_head_attention(
 
 @operator("Attention", "output", "present?", others=("mask_index", "past_sequence_length"))
 def attention(
-    op: Body,
+    op: FunctionEmitter,
     input: str,
     weights: str,
     bias: str | None = None,
@@ -542,12 +546,12 @@ def attention(
     return y, op.Concat(op.Unsqueeze(k, [0]), op.Unsqueeze(v, [0]), axis=0)
 
 
-def _heads(op: Body, x: str, num_heads: int) -> str:
+def _heads(op: FunctionEmitter, x: str, num_heads: int) -> str:
     """(B, L, heads·H) to (B, heads, L, H)"""
     return str(op.Transpose(op.Reshape(x, [0, 0, num_heads, -1]), perm=[0, 2, 1, 3]))
 
 
-def _masked(op: Body, scores: str, mask: str, filter_value: float) -> str:
+def _masked(op: FunctionEmitter, scores: str, mask: str, filter_value: float) -> str:
     """`scores`, lower by `filter_value` where a mask of integers is not above 0."""
     rank = op.rank(mask)
     if rank not in (2, 3):
@@ -560,7 +564,7 @@ def _masked(op: Body, scores: str, mask: str, filter_value: float) -> str:
 
 
 def _attend(
-    op: Body,
+    op: FunctionEmitter,
     q: str,
     k: str,
     v: str,
@@ -592,7 +596,7 @@ def _attend(
 
 
 @operator("ConcatTraining", "concat_result", "per_input_length?", others=("per_input_length",))
-def concat_training(op: Body, *inputs: str, axis: int) -> tuple[str, str]:
+def concat_training(op: FunctionEmitter, *inputs: str, axis: int) -> tuple[str, str]:
     """Concat; besides, the length of each input along the axis"""
     end = None if axis == -1 else axis + 1
     lengths = [op.Shape(x, start=axis, end=end) for x in inputs]
@@ -606,7 +610,7 @@ def concat_training_rule(op: Emitter, d_concat_result: str, inputs: list[str], p
 
 
 @operator("ShrunkenGather", "output", others=("indices",))
-def shrunken_gather(op: Body, data: str, indices: str, *, axis: int = 0) -> str:
+def shrunken_gather(op: FunctionEmitter, data: str, indices: str, *, axis: int = 0) -> str:
     """Gather with a vector of indices"""
     return str(op.Gather(data, indices, axis=axis))
 
@@ -619,7 +623,7 @@ def shrunken_gather_rule(op: Emitter, d_output: str, data: str, indices: str, ax
 
 @operator("ScaledSum", "output")
 def scaled_sum(
-    op: Body,
+    op: FunctionEmitter,
     input_0: str,
     input_1: str,
     input_2: str | None = None,
@@ -634,7 +638,7 @@ def scaled_sum(
 
 
 @operator("PadAndUnflatten", "output", others=("indices", "unflatten_dims"))
-def pad_and_unflatten(op: Body, input: str, indices: str, unflatten_dims: str) -> str:
+def pad_and_unflatten(op: FunctionEmitter, input: str, indices: str, unflatten_dims: str) -> str:
     """Zeros with the rows of input at the indices, their first axis split into unflatten_dims"""
     rest = op.Shape(input, start=1)
     rows = op.Concat(op.ReduceProd(unflatten_dims, keepdims=1), rest, axis=0)
@@ -644,7 +648,7 @@ def pad_and_unflatten(op: Body, input: str, indices: str, unflatten_dims: str) -
 
 
 @operator("FlattenAndUnpad", "output", "unflatten_dims", others=("indices", "unflatten_dims"))
-def flatten_and_unpad(op: Body, input: str, indices: str) -> tuple[str, str]:
+def flatten_and_unpad(op: FunctionEmitter, input: str, indices: str) -> tuple[str, str]:
     """The rows of input, its first two axes flattened, at the indices; besides, the lengths of those axes"""
     count = op.ReduceProd(op.Shape(input, end=2), keepdims=1)
     rows = op.Reshape(input, op.Concat(count, op.Shape(input, start=2), axis=0), allowzero=1)
@@ -653,7 +657,7 @@ def flatten_and_unpad(op: Body, input: str, indices: str) -> tuple[str, str]:
 
 @operator("SoftmaxCrossEntropyLossInternal", "output", "log_prob?", others=("labels", "ignore_index"))
 def softmax_cross_entropy_loss_internal(
-    op: Body,
+    op: FunctionEmitter,
     scores: str,
     labels: str,
     weights: str | None = None,
@@ -690,7 +694,7 @@ def softmax_cross_entropy_loss_internal(
 
 @operator("FakeQuant", "fake_quantized_tensor", "mask?", others=("mask",))
 def fake_quant_body(
-    op: Body, input_tensor: str, scale: str, zero_point: str, *, quant_min: int = 0, quant_max: int = 255
+    op: FunctionEmitter, input_tensor: str, scale: str, zero_point: str, *, quant_min: int = 0, quant_max: int = 255
 ) -> tuple[str, str]:
     """(clip(round(x/scale) + zero_point, quant_min, quant_max) − zero_point)·scale"""
     q = op.Add(op.Round(op.Div(input_tensor, scale)), zero_point)

@@ -12,10 +12,11 @@ from collections.abc import Sequence
 import numpy as np
 from onnx import TensorProto
 
+from refgrad.forward.function_emitter import FunctionEmitter
+from refgrad.protos.domains import ML
+from refgrad.tables.definitions import UnsupportedFormError, operator
 from refgrad.tables.registry import NO_DERIVATIVE
-from refgrad.tables.schemas import Body, UnsupportedFormError, operator
 
-ML = "ai.onnx.ml"
 Ints = Sequence[int]
 Floats = Sequence[float]
 Strings = Sequence[str]
@@ -30,7 +31,7 @@ for _name, _reason in {
 
 
 @operator("Scaler", "Y", domain=ML)
-def scaler(op: Body, X: str, *, offset: Floats | None = None, scale: Floats | None = None) -> str:
+def scaler(op: FunctionEmitter, X: str, *, offset: Floats | None = None, scale: Floats | None = None) -> str:
     """(X − offset)·scale"""
     y = _float(op, X)
     if offset:
@@ -39,7 +40,7 @@ def scaler(op: Body, X: str, *, offset: Floats | None = None, scale: Floats | No
 
 
 @operator("Normalizer", "Y", domain=ML)
-def normalizer(op: Body, X: str, *, norm: str = "MAX") -> str:
+def normalizer(op: FunctionEmitter, X: str, *, norm: str = "MAX") -> str:
     """X divided by the norm of its row: max X, Σ|X| or √ΣX²; X itself where that is 0"""
     x = _float(op, X)
     if norm == "MAX":
@@ -54,7 +55,7 @@ def normalizer(op: Body, X: str, *, norm: str = "MAX") -> str:
 
 @operator("Imputer", "Y", domain=ML)
 def imputer(
-    op: Body,
+    op: FunctionEmitter,
     X: str,
     *,
     imputed_value_floats: Floats | None = None,
@@ -70,7 +71,7 @@ def imputer(
 
 
 @operator("FeatureVectorizer", "Y", domain=ML)
-def feature_vectorizer(op: Body, *X: str, inputdimensions: Ints | None = None) -> str:
+def feature_vectorizer(op: FunctionEmitter, *X: str, inputdimensions: Ints | None = None) -> str:
     """The columns of all inputs side by side, of each as many as inputdimensions says: cut off, or 0 where it has fewer"""
     parts = []
     for k, x in enumerate(X):
@@ -85,7 +86,7 @@ def feature_vectorizer(op: Body, *X: str, inputdimensions: Ints | None = None) -
 
 
 @operator("ArrayFeatureExtractor", "Z", domain=ML, others=("Y",))
-def array_feature_extractor(op: Body, X: str, Y: str) -> str:
+def array_feature_extractor(op: FunctionEmitter, X: str, Y: str) -> str:
     """The elements of X at the indices Y along the last axis"""
     rank = op.rank(X)
     if rank is None:
@@ -96,7 +97,7 @@ def array_feature_extractor(op: Body, X: str, Y: str) -> str:
 
 @operator("LinearRegressor", "Y", domain=ML)
 def linear_regressor(
-    op: Body,
+    op: FunctionEmitter,
     X: str,
     *,
     coefficients: Floats | None = None,
@@ -110,7 +111,7 @@ def linear_regressor(
 
 @operator("LinearClassifier", "Y", "Z", domain=ML, others=("Y",))
 def linear_classifier(
-    op: Body,
+    op: FunctionEmitter,
     X: str,
     *,
     classlabels_ints: Ints | None = None,
@@ -138,7 +139,7 @@ def linear_classifier(
     return label, _transformed(op, scores, post_transform, rows)
 
 
-def _of_two(op: Body, score: str, post_transform: str, other: str) -> str:
+def _of_two(op: FunctionEmitter, score: str, post_transform: str, other: str) -> str:
     """The scores of two classes, of which only that of the second is computed."""
     if post_transform == "LOGISTIC":
         return str(op.Sigmoid(op.Concat(op.Neg(score), score, axis=1)))
@@ -149,7 +150,7 @@ def _of_two(op: Body, score: str, post_transform: str, other: str) -> str:
     return str(op.Concat(other, score, axis=1))
 
 
-def _linear(op: Body, X: str, coefficients: Floats | None, intercepts: Floats | None, rows: int) -> str:
+def _linear(op: FunctionEmitter, X: str, coefficients: Floats | None, intercepts: Floats | None, rows: int) -> str:
     _matrix(op, X)
     if not coefficients or not rows or len(coefficients) % rows:
         raise UnsupportedFormError(f"its {len(coefficients or ())} coefficients are not {rows} rows of equal length")
@@ -160,7 +161,7 @@ def _linear(op: Body, X: str, coefficients: Floats | None, intercepts: Floats | 
 
 @operator("SVMRegressor", "Y", domain=ML)
 def svm_regressor(
-    op: Body,
+    op: FunctionEmitter,
     X: str,
     *,
     coefficients: Floats,
@@ -186,7 +187,7 @@ def svm_regressor(
 
 @operator("SVMClassifier", "Y", "Z", domain=ML, others=("Y",))
 def svm_classifier(
-    op: Body,
+    op: FunctionEmitter,
     X: str,
     *,
     classlabels_ints: Ints | None = None,
@@ -250,7 +251,9 @@ def _pairs(coefficients: np.ndarray, sizes: Ints) -> np.ndarray:
     return np.stack(columns, 1)
 
 
-def _kernel(op: Body, x: str, vectors: Floats, count: int, kernel_type: str, parameters: Floats | None) -> str:
+def _kernel(
+    op: FunctionEmitter, x: str, vectors: Floats, count: int, kernel_type: str, parameters: Floats | None
+) -> str:
     """K(x, s) of every row of x and every support vector s; the parameters are γ, c and the degree."""
     gamma, shift, degree = (*(parameters or ()), 0.0, 0.0, 0.0)[:3]
     s = np.array(vectors, np.float32).reshape(count, -1)
@@ -269,7 +272,7 @@ def _kernel(op: Body, x: str, vectors: Floats, count: int, kernel_type: str, par
     raise UnsupportedFormError(f"its kernel_type {kernel_type!r} is not known; there are LINEAR, POLY, RBF and SIGMOID")
 
 
-def _transformed(op: Body, scores: str, post_transform: str, columns: int) -> str:
+def _transformed(op: FunctionEmitter, scores: str, post_transform: str, columns: int) -> str:
     match post_transform:
         case "NONE":
             return scores
@@ -292,7 +295,7 @@ def _transformed(op: Body, scores: str, post_transform: str, columns: int) -> st
     )
 
 
-def _probit(op: Body, p: str) -> str:
+def _probit(op: FunctionEmitter, p: str) -> str:
     """√2·erf⁻¹(x) at x = 2p − 1: with L = log(1 − x²) and v = 2/(0.147π) + L/2, erf⁻¹² = √(v² − L/0.147) − v.
 
     Written as x²·q/(0.147·(v + √...)) with q = −L/x², which is 1 + x²/2 near 0: smooth there, and without a difference.
@@ -310,18 +313,18 @@ def _probit(op: Body, p: str) -> str:
     return str(op.Mul(op.Mul(x, scaled), math.sqrt(2)))
 
 
-def _largest(op: Body, x: str, axis: int) -> str:
+def _largest(op: FunctionEmitter, x: str, axis: int) -> str:
     return str(op.ReduceMax(x, [axis]) if op.opset >= 18 else op.ReduceMax(x, axes=[axis]))
 
 
-def _float(op: Body, X: str) -> str:
+def _float(op: FunctionEmitter, X: str) -> str:
     return X if op.type(X) == TensorProto.FLOAT else str(op.Cast(X, to=TensorProto.FLOAT))
 
 
-def _constant(op: Body, values: Floats) -> str:
+def _constant(op: FunctionEmitter, values: Floats) -> str:
     return op.constant(np.array(values, np.float32))
 
 
-def _matrix(op: Body, X: str) -> None:
+def _matrix(op: FunctionEmitter, X: str) -> None:
     if op.rank(X) not in (None, 2):
         raise UnsupportedFormError(f"its input has rank {op.rank(X)}; only matrices are covered, one row per sample")

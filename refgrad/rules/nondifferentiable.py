@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from refgrad.protos.domains import ML
 from refgrad.tables.registry import BODY, NO_DERIVATIVE, ZERO
 
 _PIECEWISE = "piecewise constant: zero wherever it has a derivative"
@@ -77,7 +78,7 @@ for _name, _reason in {
     "LabelEncoder": "it looks its input up in a table of keys",
     "OneHotEncoder": "it compares its input with categories",
 }.items():
-    ZERO["ai.onnx.ml", _name] = _reason
+    ZERO[ML, _name] = _reason
 
 # Differentiated through the function body of the schema; what it computes, in a line.
 for _name, _meaning in {

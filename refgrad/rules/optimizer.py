@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from onnx import TensorProto
 
+from refgrad.forward.function_emitter import FunctionEmitter
+from refgrad.protos.domains import TRAINING
+from refgrad.tables.definitions import UnsupportedFormError, operator
 from refgrad.tables.registry import NO_DERIVATIVE
-from refgrad.tables.schemas import Body, UnsupportedFormError, operator
-
-TRAINING = "ai.onnx.preview.training"
 
 NO_DERIVATIVE[TRAINING, "Gradient"] = (
     "it stands for a derivative of the graph around it: write that out with refgrad.expand_gradients first"
@@ -20,7 +20,7 @@ NO_DERIVATIVE[TRAINING, "Gradient"] = (
 
 @operator("Adagrad", "outputs", domain=TRAINING, others=("T",))
 def adagrad(
-    op: Body,
+    op: FunctionEmitter,
     R: str,
     T: str,
     *inputs: str,
@@ -43,7 +43,7 @@ def adagrad(
 
 @operator("Adam", "outputs", domain=TRAINING, others=("T",))
 def adam(
-    op: Body,
+    op: FunctionEmitter,
     R: str,
     T: str,
     *inputs: str,
@@ -76,7 +76,7 @@ def adam(
 
 @operator("Momentum", "outputs", domain=TRAINING, others=("T",))
 def momentum(
-    op: Body, R: str, T: str, *inputs: str, alpha: float, beta: float, mode: str, norm_coefficient: float
+    op: FunctionEmitter, R: str, T: str, *inputs: str, alpha: float, beta: float, mode: str, norm_coefficient: float
 ) -> tuple[str, ...]:
     """X − R·V', V' = α·V + β·g (β is 1 in the first step), g = G + norm_coefficient·X; X − R·(g + α·V') in mode nesterov"""
     if mode not in ("standard", "nesterov"):
@@ -102,15 +102,15 @@ def _groups(inputs: tuple[str, ...], parts: int) -> list[tuple[str, ...]]:
     return [inputs[k::count] for k in range(count)]
 
 
-def _regularized(op: Body, X: str, G: str, norm_coefficient: float) -> str:
+def _regularized(op: FunctionEmitter, X: str, G: str, norm_coefficient: float) -> str:
     return str(op.Add(op.Mul(X, op.number(norm_coefficient, X)), G)) if norm_coefficient else G
 
 
-def _root(op: Body, square: str, like: str) -> str:
+def _root(op: FunctionEmitter, square: str, like: str) -> str:
     zero = op.Equal(square, op.number(0.0, like))
     return str(op.Where(zero, op.number(0.0, like), op.Sqrt(op.Where(zero, op.number(1.0, like), square))))
 
 
-def _like(op: Body, R: str, X: str) -> str:
+def _like(op: FunctionEmitter, R: str, X: str) -> str:
     known = op.type(R) == op.type(X) != TensorProto.UNDEFINED
     return R if known else str(op.CastLike(R, X))

@@ -22,15 +22,14 @@ from onnx import (
 from refgrad.errors import ExpansionError, choices, did_you_mean
 from refgrad.forward.graph import Graph
 from refgrad.forward.inference import infer
+from refgrad.protos.domains import ASSUMED_OPSET, TRAINING
 from refgrad.protos.reading import read
 from refgrad.protos.types import FLOATS
 from refgrad.protos.walk import attribute_value, captured, every_node, fresh, graphs, names_of, subgraphs, versions_of
 from refgrad.reverse.emit import IR_VERSION
 from refgrad.reverse.gradient import gradient, names_in, taken_names
-from refgrad.tables.schemas import LOWEST
 from refgrad.transforms.lower import assemble
 
-TRAINING = "ai.onnx.preview.training"
 Tensor: TypeAlias = "TensorProto | SparseTensorProto"
 
 
@@ -141,7 +140,7 @@ class _Expansion:
         named = ModelProto()
         named.CopyFrom(source)
         if "" not in versions_of(named):
-            named.opset_import.append(helper.make_opsetid("", LOWEST))
+            named.opset_import.append(helper.make_opsetid("", ASSUMED_OPSET))
         _name_inputs(named)
         self.graph = Graph(named, shapeless=True)
         self.taken = taken_names(self.graph) | {v.name for v in source.graph.output}

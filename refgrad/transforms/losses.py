@@ -19,10 +19,10 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from refgrad.errors import InvalidModelError, OptionError, UnknownNameError, choices, did_you_mean
 from refgrad.forward.graph import Graph
+from refgrad.protos.domains import ASSUMED_OPSET
 from refgrad.protos.reading import CONSTANT, is_number, read
 from refgrad.protos.types import FLOATS, Shape, is_unnamed
 from refgrad.protos.walk import graphs, names_of, versions_of
-from refgrad.tables.schemas import LOWEST
 
 _LOWEST_OPSET = 8  # operands are broadcast from 7 on, Max and Min too from this one
 _LOWEST_IR = 4  # before it, every initializer is an input
@@ -75,7 +75,7 @@ def add_loss_output(
     """
     score, settings = _score(score_name, kwargs)
     source = read(onx)
-    if versions_of(source).get("", LOWEST) < _LOWEST_OPSET:
+    if versions_of(source).get("", ASSUMED_OPSET) < _LOWEST_OPSET:
         raise InvalidModelError(
             f"The model has opset {versions_of(source)['']}; a loss needs {_LOWEST_OPSET} or newer. "
             "Convert it first with onnx.version_converter."
@@ -116,7 +116,7 @@ def add_loss_output(
     made = ModelProto()
     made.CopyFrom(source)
     if "" not in versions_of(source):
-        made.opset_import.append(helper.make_opsetid("", LOWEST))
+        made.opset_import.append(helper.make_opsetid("", ASSUMED_OPSET))
     made.ir_version = max(made.ir_version, _LOWEST_IR)
     made.graph.node.extend(writer.nodes)
     made.graph.initializer.extend(writer.constants)

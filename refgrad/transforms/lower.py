@@ -11,19 +11,21 @@ import onnx
 from onnx import GraphProto, ModelProto, NodeProto, TypeProto, helper
 
 from refgrad.errors import LoweringError, RuleError, choices
+from refgrad.forward.functions import make_function
 from refgrad.forward.graph import Graph, Node, read_nodes
 from refgrad.forward.inference import infer
 from refgrad.forward.normalise import MIN_OPSET
 from refgrad.lowering.microsoft import FORMS, Form
+from refgrad.protos.domains import ASSUMED_OPSET, MICROSOFT, ML
 from refgrad.protos.reading import read
 from refgrad.protos.types import type_of
 from refgrad.protos.walk import attribute_value, captured, every_node, graphs, import_domain, subgraphs, versions_of
 from refgrad.reverse.emit import IR_VERSION, Emitted, Emitter, Writer
 from refgrad.reverse.gradient import taken_names
-from refgrad.tables.schemas import LOWEST, MICROSOFT, OPERATORS, UnsupportedFormError, make_function
+from refgrad.tables.definitions import DEFINITIONS, UnsupportedFormError
 
 _YIELD = MICROSOFT, "YieldOp"
-_PLAIN = ("", "ai.onnx", "ai.onnx.ml")
+_PLAIN = ("", "ai.onnx", ML)
 _MOVED = tuple(op_type for domain, op_type in FORMS if not domain)  # onnx's checker refuses them where they are
 _UNKNOWN_SHAPE = "refgrad.unknown_shape"
 # Forward operators in training: outputs that ONNX Runtime computes in the memory of an input, by their positions.
@@ -95,7 +97,7 @@ class _Lowering:
                 node.domain = MICROSOFT
         import_domain(moved, MICROSOFT)
         if "" not in versions_of(moved):
-            moved.opset_import.append(helper.make_opsetid("", LOWEST))
+            moved.opset_import.append(helper.make_opsetid("", ASSUMED_OPSET))
         forms = ((FORMS.get((node.domain, node.op_type)), node) for node in every_node(moved))
         needed = (f.opset({a.name: attribute_value(a) for a in node.attribute}) for f, node in forms if f is not None)
         self.graph = Graph(moved, max(needed, default=MIN_OPSET), shapeless=True)
@@ -278,7 +280,7 @@ class _Body:
         form = FORMS.get(node.key)
         if form is not None:
             self._emit(node, form)
-        elif node.key in OPERATORS:
+        elif node.key in DEFINITIONS:
             if node.attributes.get("training_mode", 1):
                 self.lowering.written(self.op, node, _WRITES.get(node.key, {}))
             for inner in self._unfolded(node):
@@ -286,7 +288,7 @@ class _Body:
         elif node.domain in _PLAIN:
             self.order.append(node.proto)
         else:
-            known = sorted({op_type for domain, op_type in (*FORMS, *OPERATORS) if domain in ("", MICROSOFT)})
+            known = sorted({op_type for domain, op_type in (*FORMS, *DEFINITIONS) if domain in ("", MICROSOFT)})
             raise LoweringError(
                 f"Node {node.name!r} ({node.domain}.{node.op_type}) has no form in ai.onnx operators here. "
                 f"Those of {MICROSOFT} that have one are {choices(known, len(known))}.",

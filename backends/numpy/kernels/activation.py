@@ -9,7 +9,8 @@ import numpy as np
 from refgrad.backends.numpy.kernels.arithmetic import select
 from refgrad.backends.numpy.kernels.erf import erf, erfc, single_gelu, single_gelu_slope
 from refgrad.backends.numpy.kernels.operands import check_axis, check_expands
-from refgrad.backends.numpy.registry import MICROSOFT, kernel, reuse
+from refgrad.backends.numpy.registry import kernel, reuse
+from refgrad.protos.domains import MICROSOFT
 
 _SQRT_HALF = math.sqrt(0.5)
 _EXPONENT = {2: 11, 4: 88, 8: 709}  # e to that is a number, by the bytes of the type

@@ -11,7 +11,8 @@ import ml_dtypes
 import numpy as np
 from onnx import TensorProto, helper
 
-from refgrad.backends.numpy.registry import MICROSOFT, broadcasts, kernel, reuse
+from refgrad.backends.numpy.registry import broadcasts, kernel, reuse
+from refgrad.protos.domains import MICROSOFT
 
 _UNARY: dict[str, Callable[..., Any]] = {  # the result has the type of the input
     "Abs": np.abs,

@@ -37,7 +37,8 @@ from refgrad.backends.numpy.kernels.normalization import (
     simplified_layer_normalization,
 )
 from refgrad.backends.numpy.kernels.operands import check_indices, check_shape, widened
-from refgrad.backends.numpy.registry import MICROSOFT, kernel
+from refgrad.backends.numpy.registry import kernel
+from refgrad.protos.domains import MICROSOFT
 
 Array = np.ndarray
 Numbers = Sequence[float | None]

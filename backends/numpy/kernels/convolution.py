@@ -13,7 +13,8 @@ import numpy as np
 
 from refgrad.backends.numpy.kernels.operands import check_shape
 from refgrad.backends.numpy.kernels.windows import WORKSPACE, Windows, make_windows
-from refgrad.backends.numpy.registry import MICROSOFT, kernel
+from refgrad.backends.numpy.registry import kernel
+from refgrad.protos.domains import MICROSOFT
 
 Ints = list[int] | None
 

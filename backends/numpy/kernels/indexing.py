@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from refgrad.backends.numpy.kernels.operands import check_axes, check_axis, check_indices, check_shape
-from refgrad.backends.numpy.registry import MICROSOFT, kernel
+from refgrad.backends.numpy.registry import kernel
+from refgrad.protos.domains import MICROSOFT
 
 
 def add_at(size: int, flat: np.ndarray, values: np.ndarray) -> np.ndarray:

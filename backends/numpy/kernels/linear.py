@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from refgrad.backends.numpy.kernels.operands import check_expands
-from refgrad.backends.numpy.registry import MICROSOFT, kernel
+from refgrad.backends.numpy.registry import kernel
+from refgrad.protos.domains import MICROSOFT
 
 
 def product(A: np.ndarray, B: np.ndarray) -> np.ndarray:

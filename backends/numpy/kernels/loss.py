@@ -14,7 +14,8 @@ from onnx import helper
 
 from refgrad.backends.numpy.kernels.activation import log_softmax
 from refgrad.backends.numpy.kernels.operands import check_indices, check_shape, widened
-from refgrad.backends.numpy.registry import MICROSOFT, kernel
+from refgrad.backends.numpy.registry import kernel
+from refgrad.protos.domains import MICROSOFT
 
 
 def _weights(

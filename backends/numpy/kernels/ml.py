@@ -14,8 +14,8 @@ import numpy as np
 
 from refgrad.backends.numpy.kernels.activation import sigmoid, softmax
 from refgrad.backends.numpy.registry import kernel
+from refgrad.protos.domains import ML
 
-ML = "ai.onnx.ml"
 Array = np.ndarray
 Floats = list[float] | None
 Ints = list[int] | None

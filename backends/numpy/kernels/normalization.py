@@ -10,7 +10,8 @@ from onnx import TensorProto, helper
 
 from refgrad.backends.numpy.kernels.arithmetic import sum_to
 from refgrad.backends.numpy.kernels.operands import check_axis, check_expands, check_shape, wide_type, widened
-from refgrad.backends.numpy.registry import MICROSOFT, SIXTEEN_BIT, kernel, reuse
+from refgrad.backends.numpy.registry import SIXTEEN_BIT, kernel, reuse
+from refgrad.protos.domains import MICROSOFT
 
 
 def _per_channel(v: np.ndarray, rank: int) -> np.ndarray:

@@ -12,9 +12,9 @@ import numpy as np
 from onnx import helper
 
 from refgrad.backends.numpy.kernels.operands import widened
-from refgrad.backends.numpy.registry import MICROSOFT, kernel
+from refgrad.backends.numpy.registry import kernel
+from refgrad.protos.domains import MICROSOFT, TRAINING
 
-TRAINING = "ai.onnx.preview.training"
 Array = np.ndarray
 
 

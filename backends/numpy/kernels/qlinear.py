@@ -15,7 +15,8 @@ import numpy as np
 from refgrad.backends.numpy.kernels.activation import leaky_relu, sigmoid, softmax, softmax_1
 from refgrad.backends.numpy.kernels.pooling import average_pool, max_pool
 from refgrad.backends.numpy.kernels.quantization import centred, saturated
-from refgrad.backends.numpy.registry import MICROSOFT, kernel
+from refgrad.backends.numpy.registry import kernel
+from refgrad.protos.domains import MICROSOFT
 
 Array = np.ndarray
 Maybe = np.ndarray | None

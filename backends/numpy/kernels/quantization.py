@@ -11,7 +11,8 @@ from onnx import helper
 from refgrad.backends.numpy.kernels.arithmetic import narrowed
 from refgrad.backends.numpy.kernels.convolution import conv
 from refgrad.backends.numpy.kernels.operands import check_axis, widened
-from refgrad.backends.numpy.registry import MICROSOFT, kernel
+from refgrad.backends.numpy.registry import kernel
+from refgrad.protos.domains import MICROSOFT
 
 Array = np.ndarray | None
 _FLOATS = frozenset(map(np.dtype, (np.float16, ml_dtypes.bfloat16, np.float32, np.float64)))

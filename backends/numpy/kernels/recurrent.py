@@ -15,7 +15,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from refgrad.backends.numpy.kernels.activation import elu, hard_sigmoid, leaky_relu, relu, sigmoid, softplus, softsign
-from refgrad.backends.numpy.registry import MICROSOFT, kernel
+from refgrad.backends.numpy.registry import kernel
+from refgrad.protos.domains import MICROSOFT
 
 Array = np.ndarray
 Directions: TypeAlias = "list[tuple[bool, list[_Activation]]]"

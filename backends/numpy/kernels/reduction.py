@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from refgrad.backends.numpy.kernels.operands import check_axes, check_axis
-from refgrad.backends.numpy.registry import MICROSOFT, kernel
+from refgrad.backends.numpy.registry import kernel
+from refgrad.protos.domains import MICROSOFT
 
 Axes = tuple[int, ...] | None
 

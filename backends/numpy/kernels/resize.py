@@ -11,7 +11,8 @@ import numpy as np
 from onnx import numpy_helper
 
 from refgrad.backends.numpy.kernels.indexing import add_rows
-from refgrad.backends.numpy.registry import MICROSOFT, SIXTEEN_BIT, kernel
+from refgrad.backends.numpy.registry import SIXTEEN_BIT, kernel
+from refgrad.protos.domains import MICROSOFT
 
 Ints = list[int] | None
 Sizes = tuple[list[int], list[float], list[float]]  # counts, scales, widths

@@ -9,7 +9,8 @@ import numpy as np
 from onnx import helper
 
 from refgrad.backends.numpy.kernels.operands import check_axes, check_axis
-from refgrad.backends.numpy.registry import MICROSOFT, broadcasts, kernel
+from refgrad.backends.numpy.registry import broadcasts, kernel
+from refgrad.protos.domains import MICROSOFT
 
 Ints = list[int] | None
 _COPIED = 256  # elements: that many are copied sooner than viewed

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from refgrad.backends.numpy.kernels.ml import (
-    ML,
     Array,
     Floats,
     Ints,
@@ -24,6 +23,7 @@ from refgrad.backends.numpy.kernels.ml import (
     two_scores,
 )
 from refgrad.backends.numpy.registry import kernel
+from refgrad.protos.domains import ML
 
 MEMBER, LEAF = 6, 7
 _COMPARE: tuple[Callable[[Array, Array], Any], ...] = (

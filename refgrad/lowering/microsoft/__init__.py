@@ -1,6 +1,6 @@
 """The table of primitives read the other way: ONNX Runtime's training operators in ai.onnx operators, for `refgrad.lower`.
 
-The forward operators of com.microsoft have function bodies in refgrad.tables.schemas.
+The forward operators of com.microsoft have function bodies in refgrad.rules.contrib.
 """
 
 from refgrad.lowering.microsoft import (

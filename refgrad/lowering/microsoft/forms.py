@@ -18,9 +18,9 @@ from onnx import TensorProto
 
 from refgrad.forward.graph import Node
 from refgrad.forward.normalise import MIN_OPSET
+from refgrad.protos.domains import MICROSOFT
 from refgrad.protos.types import SIXTEEN_BIT
 from refgrad.reverse.emit import Emitter
-from refgrad.tables.schemas import MICROSOFT
 
 Ints = Sequence[int] | None
 Floats = Sequence[float] | None

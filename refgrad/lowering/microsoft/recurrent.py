@@ -10,7 +10,7 @@ from typing import Any
 
 from refgrad.lowering.microsoft.forms import form
 from refgrad.reverse.emit import Emitter
-from refgrad.tables.schemas import UnsupportedFormError
+from refgrad.tables.definitions import UnsupportedFormError
 
 _BOTH: dict[str, Any] = {
     "activation_alpha": None,

@@ -9,7 +9,7 @@ from typing import Any
 from refgrad.lowering.microsoft.forms import Ints, form, widened
 from refgrad.reverse.emit import Emitter
 from refgrad.rules.resize import resize
-from refgrad.tables.schemas import UnsupportedFormError
+from refgrad.tables.definitions import UnsupportedFormError
 
 
 def _opset_of_resize(attributes: Mapping[str, Any]) -> int:

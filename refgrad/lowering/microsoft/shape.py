@@ -10,7 +10,7 @@ from onnx import TensorProto
 from refgrad.forward.graph import Node
 from refgrad.lowering.microsoft.forms import form
 from refgrad.reverse.emit import Emitter
-from refgrad.tables.schemas import UnsupportedFormError
+from refgrad.tables.definitions import UnsupportedFormError
 
 
 @form("Trilu", results=":X")

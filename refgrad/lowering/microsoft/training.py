@@ -12,7 +12,7 @@ from refgrad.forward.graph import Node
 from refgrad.lowering.microsoft.forms import as_scalar, form, wide_type, widened
 from refgrad.reverse.containers import for_each
 from refgrad.reverse.emit import Emitter
-from refgrad.tables.schemas import UnsupportedFormError
+from refgrad.tables.definitions import UnsupportedFormError
 
 
 def _flag(op: Emitter, node: Node, value: str | None, rank: int) -> str:

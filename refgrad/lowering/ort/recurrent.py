@@ -7,9 +7,9 @@ from typing import Any
 
 from onnx import TensorProto
 
+from refgrad.protos.domains import MICROSOFT
 from refgrad.reverse.emit import Emitter
 from refgrad.tables.registry import lowering
-from refgrad.tables.schemas import MICROSOFT
 
 _DEFAULTS = {"LSTM": ["sigmoid", "tanh", "tanh"], "GRU": ["sigmoid", "tanh"]}
 

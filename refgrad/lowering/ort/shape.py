@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from refgrad.lowering.onnx.shape import same_or_known, tile_grad_at_run_time
+from refgrad.protos.domains import MICROSOFT
 from refgrad.protos.types import Shape, is_unnamed
 from refgrad.reverse.emit import Emitter
 from refgrad.tables.registry import lowering
-from refgrad.tables.schemas import MICROSOFT
 
 
 @lowering("Alias", dialect="ort")

@@ -1,0 +1,95 @@
+"""Operators that refgrad defines become calls of functions, which onnx knows how to infer and to inline."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from onnx import FunctionProto, ModelProto, NodeProto, helper
+
+from refgrad.forward.function_emitter import FunctionEmitter
+from refgrad.protos.domains import ASSUMED_OPSET, MICROSOFT
+from refgrad.protos.inlining import INLINED
+from refgrad.protos.types import Type
+from refgrad.protos.walk import attribute_value, import_domain, versions_of
+from refgrad.tables.definitions import DEFINITIONS, UnsupportedFormError
+
+
+def make_function(
+    node: NodeProto, opsets: Mapping[str, int], types: Mapping[str, Type], name: str
+) -> FunctionProto | None:
+    """The body of `node` as a function called `name`; None for an operator that refgrad does not define.
+
+    :param opsets: the versions of the domains that the model imports.
+    :param types: what is known of the node's inputs.
+    :raises UnsupportedFormError: the body does not cover the attributes or the inputs of `node`.
+    """
+    known = DEFINITIONS.get((node.domain, node.op_type))
+    if known is None:
+        return None
+    given = {a.name: attribute_value(a) for a in node.attribute}
+    if misfit := known.misfit(node):
+        raise UnsupportedFormError(misfit)
+    body = FunctionEmitter(opsets.get("", ASSUMED_OPSET))
+    count = len(node.input)
+    formal = [f"in_{k}" for k in range(count)]
+    actual: list[Any] = []
+    for called, value in zip(formal, node.input, strict=True):
+        actual.append(called if value else None)
+        if value in types:
+            body.types[called] = types[value]
+    if not known.variadic:
+        actual += [None] * (len(known.parameters) - count)
+    results = known.function(body, *actual, **{**known.rounded, **given})
+    results = results if isinstance(results, tuple) else (results,)
+    outputs = []
+    for k, value in enumerate(node.output):
+        outputs.append(f"out_{k}")
+        if not value:
+            continue
+        if k >= len(results) or results[k] is None:
+            raise UnsupportedFormError(f"its output {known.schema.outputs[k].name} is not computed; leave it out")
+        body.nodes.append(helper.make_node("Identity", [results[k]], [f"out_{k}"]))
+    _name_first(body, outputs, results[0])
+    versions = {"": body.opset, MICROSOFT: 1, node.domain: opsets.get(node.domain, 1)}
+    imports = [helper.make_opsetid(domain, version) for domain, version in versions.items()]
+    return helper.make_function(INLINED, name, formal, outputs, body.nodes, imports)
+
+
+def _name_first(body: FunctionEmitter, outputs: Sequence[str], result: str | None) -> None:
+    """Give the first output, which has the type of the first input, its name without an Identity."""
+    last = next((k for k, inner in enumerate(body.nodes) if inner.output[0] == outputs[0]), None)
+    if last is None or all(result not in inner.output for inner in body.nodes):
+        return
+    del body.nodes[last]
+    for inner in body.nodes:
+        inner.input[:] = [outputs[0] if name == result else name for name in inner.input]
+        inner.output[:] = [outputs[0] if name == result else name for name in inner.output]
+
+
+def call_functions(model: ModelProto, types: Mapping[str, Type]) -> int:
+    """Make the nodes whose operators refgrad defines calls of their bodies, which `model` gets; how many are left.
+
+    A node whose body does not cover its form, or not before more is known of its inputs, stays as it is.
+    """
+    opsets = versions_of(model)
+    made = left = 0
+    for node in model.graph.node:
+        if (node.domain, node.op_type) in DEFINITIONS:
+            try:
+                function = make_function(node, opsets, types, f"{node.op_type}_{made}")
+            except UnsupportedFormError:
+                left += 1
+                continue
+            assert function is not None
+            call(model, node, function)
+            made += 1
+    return left
+
+
+def call(model: ModelProto, node: NodeProto, function: FunctionProto) -> None:
+    """Make `node` a call of `function`, whose body has the node's attributes in it, and give `model` that function."""
+    model.functions.append(function)
+    import_domain(model, function.domain)
+    node.domain, node.op_type = function.domain, function.name
+    del node.attribute[:]
