@@ -101,6 +101,22 @@ def test_a_model_that_imports_no_opset_of_onnx() -> None:
     assert_gradient(Case("scaler", model, {"x": np.ones((2, 3), np.float32)}))
 
 
+@pytest.mark.parametrize("imports", [(14, 14), (9, 14), (21, 21)], ids=str)
+@pytest.mark.parametrize("domain", ["", "ai.onnx"])
+def test_a_domain_that_is_imported_twice_is_imported_once_by_the_gradient(
+    imports: tuple[int, int], domain: str
+) -> None:
+    # skl2onnx writes such models, and onnx converts the first import alone. The last one counts, as it does for runtimes.
+    first, last = imports
+    body = f"{{ y = {ML}.Scaler <offset = [1.0], scale = [2.0]> (x) }}"
+    opsets = f'["{ML}" : 1, "" : {first}, "{domain}" : {last}]'
+    model = parser.parse_model(f"<ir_version: 7, opset_import: {opsets}> g (float[2,3] x) => (float[2,3] y) {body}")
+    gradient = refgrad.gradient(model)
+    assert [o.version for o in gradient.opset_import if o.domain in ("", "ai.onnx")] == [max(last, 16)]
+    assert {row.verdict for row in refgrad.preflight(model).rows} == {"rule"}
+    assert_gradient(Case("scaler", model, {"x": np.ones((2, 3), np.float32)}))
+
+
 # scikit-learn
 
 
@@ -137,6 +153,8 @@ def estimators() -> dict[str, Callable[[], tuple[Any, Any, dict[str, Any]]]]:
             TARGET,
             {},
         ),
+        "mlp 2": lambda: (neural_network.MLPClassifier((5,), activation="tanh", max_iter=20), CLASSES[2], scores),
+        "mlp 3": lambda: (neural_network.MLPClassifier((5,), activation="tanh", max_iter=20), CLASSES[3], scores),
     }
     for kernel in ("linear", "poly", "rbf", "sigmoid"):
         made[f"svr {kernel}"] = lambda kernel=kernel: (svm.SVR(kernel=kernel), TARGET, {})  # type: ignore[misc]
@@ -162,3 +180,23 @@ def test_models_of_scikit_learn(name: str) -> None:
     feeds = {"x": RNG.standard_normal((5, 4)).astype(np.float32)}
     # The value that StandardScaler divides by is written in float: nothing is lost where it is read in double.
     assert_gradient(Case(name, model, feeds), directions=1, tolerance=1e-5)
+
+
+LINEAR = ("logistic 2", "logistic 3", "linear svc", "regression", "ridge", "mlp", "mlp 2", "mlp 3")
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("opset", [9, 12, 15, 18, 21])
+@pytest.mark.parametrize("name", LINEAR)
+def test_linear_models_of_scikit_learn_in_old_and_new_opsets(name: str, opset: int) -> None:
+    skl2onnx = pytest.importorskip("skl2onnx")
+    estimator, target, options = estimators()[name]()
+    estimator.fit(SAMPLES, target)
+    kinds = [("x", skl2onnx.common.data_types.FloatTensorType([None, 4]))]
+    settings = {"options": {id(estimator): options}} if options else {}
+    feeds = {"x": np.random.default_rng(opset).standard_normal((5, 4)).astype(np.float32)}
+    for version in (1, 3):
+        model = skl2onnx.convert_sklearn(
+            estimator, initial_types=kinds, target_opset={"": opset, ML: version}, **settings
+        )
+        assert_gradient(Case(name, model, feeds), directions=1, tolerance=1e-5)

@@ -12,7 +12,7 @@ from onnx import ModelProto, TensorProto
 from onnx.external_data_helper import load_external_data_for_tensor
 
 from refgrad.errors import InvalidModelError
-from refgrad.protos.walk import every_node, tensors_within
+from refgrad.protos.walk import every_node, one_per_domain, tensors_within
 
 # Metadata of a constant that refgrad wrote: it may be a float, but it is not a weight. The value is the number before it was
 # rounded to the type of the tensor, or "" where rounding changed nothing.
@@ -95,7 +95,8 @@ def is_number(tensor: TensorProto) -> bool:
 
 def skeleton_of(model: ModelProto, apart: dict[str, TensorProto]) -> ModelProto:
     """The model with the initializers in `apart` as mere inputs: nothing large is copied."""
-    skeleton = ModelProto(ir_version=model.ir_version, opset_import=model.opset_import, functions=model.functions)
+    imports = one_per_domain(model.opset_import)  # skl2onnx writes "" twice, and onnx converts the first one alone
+    skeleton = ModelProto(ir_version=model.ir_version, opset_import=imports, functions=model.functions)
     source, graph = model.graph, skeleton.graph
     graph.name = source.name or "graph"
     graph.node.extend(source.node)

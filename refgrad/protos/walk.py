@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
+from onnx import (
+    AttributeProto,
+    GraphProto,
+    ModelProto,
+    NodeProto,
+    OperatorSetIdProto,
+    TensorProto,
+    ValueInfoProto,
+    helper,
+)
 
 
 def subgraphs(attribute: AttributeProto) -> Sequence[GraphProto]:
@@ -56,6 +65,11 @@ def tensors_within(nodes: Iterable[NodeProto]) -> Iterator[TensorProto]:
 def versions_of(model: ModelProto) -> dict[str, int]:
     """The version of every domain that a model imports, that of ai.onnx under ""."""
     return {"" if o.domain == "ai.onnx" else o.domain: o.version for o in model.opset_import}
+
+
+def one_per_domain(imports: Iterable[OperatorSetIdProto]) -> list[OperatorSetIdProto]:
+    """The imports, one per domain. Where a domain is imported twice the last import counts, as for ONNX Runtime."""
+    return list({"" if o.domain == "ai.onnx" else o.domain: o for o in imports}.values())
 
 
 def import_domain(model: ModelProto, domain: str) -> None:
