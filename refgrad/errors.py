@@ -101,7 +101,11 @@ class ResultsError(RefgradError):
     """A file of conformance results cannot be read or is malformed, or results do not go together."""
 
 
-class LimitationsError(RefgradError):
+class RecordsError(RefgradError):
+    """A file of records (refgrad.conformance.records) cannot be read, is malformed, or has a record that says too little."""
+
+
+class LimitationsError(RecordsError):
     """A file of known limitations cannot be read, is malformed, or has an entry that says too little."""
 
 

@@ -12,7 +12,7 @@ from refgrad.conformance.judging.judge import Candidate, Trial
 from refgrad.conformance.judging.verdicts import Row
 from refgrad.conformance.mutating import mutants
 from refgrad.conformance.mutating.mutants import Mutant, ruled, survey
-from refgrad.conformance.mutating.survivors import EQUIVALENT
+from refgrad.conformance.mutating.survivors import equivalents
 from refgrad.errors import OptionError
 from refgrad.tables.registry import RULES
 
@@ -68,7 +68,7 @@ def test_every_survivor_has_a_reason() -> None:
     assert [str(one) for one in survivors if not one.reason] == []
 
 
-@pytest.mark.parametrize("row", EQUIVALENT, ids=lambda row: f"{row.operator}: {row.place}: {row.change}")
+@pytest.mark.parametrize("row", equivalents(), ids=lambda row: f"{row.operator}: {row.place}: {row.change}")
 def test_every_reason_is_that_of_a_survivor(row: mutants.Equivalent) -> None:
     survivors = [Mutant(**one) for one in json.loads(RESULTS.read_text())["survivors"]]
     assert any(row.matches(one.operator, one.place, one.change) for one in survivors)

@@ -18,18 +18,18 @@ KINDS = {
 class Departure:
     """Why cases of some operators come out differently. What it says of them is measured, not believed (docs/parity.md).
 
-    :param operators: their names, separated by spaces; "" for all of them.
     :param kind: one of `KINDS`.
     :param reason: what ONNX Runtime's builder does and what refgrad does instead, in a sentence or two.
+    :param operators: their names; by default every operator.
     :param cases: a regular expression that is searched for in the name of the case; by default every case.
     """
 
-    operators: str
     kind: str
     reason: str
+    operators: tuple[str, ...] = ()
     cases: str = ""
 
     def covers(self, operator: str, kind: str, case: str) -> bool:
         """Whether this is the reason for what came of `case`."""
-        named = not self.operators or operator in self.operators.split()
+        named = not self.operators or operator in self.operators
         return kind == self.kind and named and bool(re.search(self.cases, case))

@@ -1,18 +1,55 @@
-"""What is wrong elsewhere, a file per family; each finding is a model that shows it (docs/findings.md)."""
+"""What is wrong elsewhere, a TOML file per family; each finding is a model that shows it (docs/findings.md)."""
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
+from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 
-from refgrad.conformance.findings.finding import Finding
+from refgrad.conformance.findings.finding import VERSIONS, Finding
+from refgrad.conformance.findings.reading import arrays_of, inputs_of, model_of, outputs_of
+from refgrad.conformance.records import files, read
+from refgrad.errors import choices
+
+_KEYS = {
+    "system": str,
+    "operator": str,
+    "fault": str,
+    "proof": str,
+    "crashes": bool,
+    "tolerance": float,
+    "optimized": bool,
+    "forward": str,
+    "model": str,
+    "feeds": dict,
+    "expected": dict,
+}
+_OPTIONAL = ("proof", "crashes", "tolerance", "optimized", "forward")
+_PLAIN = ("system", "operator", "fault", "proof", "crashes", "tolerance", "optimized")  # as they are in a `Finding`
 
 
 @cache
 def findings() -> tuple[Finding, ...]:
     """Every finding: by system, then by operator."""
-    modules = pkgutil.iter_modules(__path__)
-    families = sorted(module.name for module in modules if not module.ispkg and module.name != "finding")
-    found = [f for name in families for f in importlib.import_module(f"{__name__}.{name}").FINDINGS]
+    found = [finding for path in files(__file__) for finding in read_findings(path)]
     return tuple(sorted(found, key=lambda finding: (finding.system, finding.operator)))
+
+
+def read_findings(path: Path) -> Iterator[Finding]:
+    """The findings of one file, in its order.
+
+    :raises RecordsError: the file is malformed, or one of its models or arrays.
+    """
+    for record in read(path, "finding", _KEYS, _OPTIONAL, named_by=("operator", "fault")):
+        if record["system"] not in VERSIONS:
+            raise record.wrong(f"system is {record['system']!r}. There are {choices(VERSIONS)}.")
+        if ("proof" in record.values) == ("forward" in record.values):
+            raise record.wrong("Give it a proof, or the forward model of a gradient kernel, which is one.")
+        model = model_of(record, "model")
+        yield Finding(
+            model=model,
+            forward=model_of(record, "forward") if "forward" in record.values else None,
+            feeds=arrays_of(record, "feeds", inputs_of(model), every=True),
+            expected=arrays_of(record, "expected", outputs_of(model)),
+            **{key: record[key] for key in _PLAIN if key in record.values},
+        )

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import ModelProto, helper, parser
+from onnx import ModelProto
 
 REFERENCE = "onnx.reference"
 ORT = "onnxruntime"
@@ -50,90 +50,6 @@ class Finding:
     def wrong(self, results: Arrays) -> bool:
         """Whether these outputs are not the expected ones."""
         return not all(equal(results[name], value, self.tolerance) for name, value in self.expected.items())
-
-
-def model(text: str) -> ModelProto:
-    """`text`, in onnx's own language, as a checked model."""
-    return parser.parse_model(text)
-
-
-def f32(values: Any) -> np.ndarray:
-    """`values` as an array of float32."""
-    return np.asarray(values, np.float32)
-
-
-def double(arrays: Arrays) -> dict[str, np.ndarray]:
-    """`arrays` in double."""
-    return {name: array.astype(np.float64) for name, array in arrays.items()}
-
-
-def half(arrays: Arrays) -> dict[str, np.ndarray]:
-    """`arrays` with those of float32 in float16."""
-    return {name: a.astype(np.float16) if a.dtype == np.float32 else a for name, a in arrays.items()}
-
-
-def about(
-    system: str, fault: str, node: str, feeds: Arrays, expected: Arrays, proof: str, opset: int = 21, **options: Any
-) -> Finding:
-    """A finding about one node, in onnx's own language, that reads `feeds` and makes `expected`; types follow from them."""
-    made = parser.parse_node(node)
-    inputs, outputs = (
-        [
-            helper.make_tensor_value_info(
-                name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape if fed else None
-            )
-            for name, array in arrays.items()
-        ]
-        for arrays, fed in ((feeds, True), (expected, False))
-    )
-    graph = helper.make_graph([made], made.op_type, inputs, outputs)
-    imports = [helper.make_opsetid(made.domain, opset)]
-    model = helper.make_model(graph, opset_imports=imports, ir_version=10)
-    return Finding(system, made.op_type, fault, model, feeds, expected, proof, **options)
-
-
-def declared(arrays: Arrays, sizes: bool = True) -> str:
-    """The types and names of `arrays`, in onnx's own language; without `sizes`, each size is a symbol."""
-    entries = []
-    for name, array in arrays.items():
-        kind = helper.tensor_dtype_to_string(helper.np_dtype_to_tensor_dtype(array.dtype))
-        shape = [str(size) if sizes else f"{name}_{axis}" for axis, size in enumerate(array.shape)]
-        dims = f"[{', '.join(shape)}]" if shape else ""
-        entries.append(f"{kind.removeprefix('TensorProto.').lower()}{dims} {name}")
-    return ", ".join(entries)
-
-
-def training(
-    fault: str, nodes: str, feeds: Arrays, expected: Arrays, proof: str, opset: int = 17, crashes: bool = False
-) -> Finding:
-    """A finding about ONNX Runtime's training: `nodes`, in onnx's own language, make `expected`; the last one is wrong."""
-    text = f"""<ir_version: 8, opset_import: ["" : {opset}, "com.microsoft" : 1]>
-    training ({declared(feeds)}) => ({declared(expected)}) {{ {nodes} }}"""
-    made = model(text)
-    return Finding(TRAINING, made.graph.node[-1].op_type, fault, made, feeds, expected, proof, crashes=crashes)
-
-
-def gradient(
-    fault: str,
-    forward: str,
-    gradient: str,
-    feeds: Arrays,
-    expected: Arrays,
-    opset: int = 17,
-    crashes: bool = False,
-) -> Finding:
-    """A finding about a gradient operator of ONNX Runtime's training.
-
-    `forward` makes Y of the inputs; `gradient` reads Y_grad and, of what `forward` makes, what it wants. What ends the
-    process is alone in its model, and reads its inputs.
-    """
-    head = f'<ir_version: 8, opset_import: ["" : {opset}, "com.microsoft" : 1]>'
-    inputs = {name: array for name, array in feeds.items() if name != "Y_grad"}
-    first = model(f"{head} forward ({declared(inputs)}) => ({declared({'Y': feeds['Y_grad']})}) {{ {forward} }}")
-    nodes = gradient if crashes else f"{forward} {gradient}"
-    made = model(f"{head} gradient ({declared(feeds)}) => ({declared(expected)}) {{ {nodes} }}")
-    operator = made.graph.node[-1].op_type
-    return Finding(TRAINING, operator, fault, made, feeds, expected, forward=first, crashes=crashes)
 
 
 def equal(got: Any, expected: Any, tolerance: float = 1e-5) -> bool:

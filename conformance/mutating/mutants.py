@@ -29,7 +29,7 @@ from refgrad.conformance.case import Case
 from refgrad.conformance.cases import every_case
 from refgrad.conformance.judging import verdicts
 from refgrad.conformance.judging.judge import Candidate, Trial
-from refgrad.conformance.mutating.survivors import EQUIVALENT, Equivalent
+from refgrad.conformance.mutating.survivors import Equivalent, equivalents
 from refgrad.conformance.oracles import Built, Evidence
 from refgrad.conformance.questions.point import largest
 from refgrad.conformance.questions.question import ask
@@ -72,7 +72,7 @@ class Mutant:
     @property
     def row(self) -> Equivalent | None:
         """The row of the table of survivors that is about it."""
-        return next((row for row in EQUIVALENT if row.matches(self.operator, self.place, self.change)), None)
+        return next((row for row in equivalents() if row.matches(self.operator, self.place, self.change)), None)
 
 
 @dataclass(frozen=True)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from fnmatch import fnmatchcase
-from pathlib import Path
 from typing import Any
 
 from refgrad.conformance.judging.verdicts import AGREED, CONVENTION, VERDICTS, Row
+from refgrad.conformance.records import read
 from refgrad.errors import LimitationsError, choices, did_you_mean
 
 TABLE = "limitation"
@@ -71,20 +70,8 @@ class Limitations:
 
         :raises LimitationsError: it cannot be read, is no TOML, or has an entry that is not as it has to be.
         """
-        try:
-            document = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError) as error:
-            raise LimitationsError(
-                f"{str(path)!r} cannot be read: {getattr(error, 'strerror', None) or error}."
-            ) from error
-        except tomllib.TOMLDecodeError as error:
-            raise LimitationsError(f"{str(path)!r} is no TOML: {error}. Entries begin with [[{TABLE}]].") from error
-        if unknown := sorted(document.keys() - {TABLE}):
-            raise LimitationsError(f"{str(path)!r} has {choices(unknown)}. It may have [[{TABLE}]] only.")
-        entries = document.get(TABLE, [])
-        if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-            raise LimitationsError(f"{str(path)!r}: write [[{TABLE}]], with two brackets, above each entry.")
-        return cls(tuple(_entry(entry, f"{str(path)!r}, entry {n}") for n, entry in enumerate(entries, 1)))
+        records = read(path, TABLE, dict.fromkeys(KEYS, str), optional=KEYS, error=LimitationsError)
+        return cls(tuple(_entry(record.values, record.where) for record in records))
 
     def covers(self, row: Row, operators: Mapping[str, str]) -> Limitation | None:
         """The first entry that explains `row`."""
@@ -113,12 +100,6 @@ class Limitations:
 
 
 def _entry(entry: Mapping[str, Any], where: str) -> Limitation:
-    if unknown := sorted(entry.keys() - set(KEYS)):
-        hint = did_you_mean(unknown[0], KEYS)
-        raise LimitationsError(f"{where} has the key {unknown[0]!r}.{hint} There are {choices(KEYS)}.")
-    for key, value in entry.items():
-        if not isinstance(value, str) or not value.strip():
-            raise LimitationsError(f"{where}: {key} is {value!r}. It has to be a string that is not empty.")
     if "reason" not in entry:
         raise LimitationsError(f"{where} has no reason. Say in one sentence why this is so.")
     if not entry.keys() & {"operator", "case"}:

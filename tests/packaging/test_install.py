@@ -56,11 +56,13 @@ def test_every_package_is_listed():
 
 
 def test_modules_are_packaged(python):
-    """Nothing but what is in a listed package would be missing from a wheel."""
+    """A wheel has every module, and every file that a module reads."""
     how, executable = python
     if how != "wheel":
         pytest.skip("only a wheel leaves files out")
-    code = "import refgrad.backends as b; print(b.__path__[0])"
-    installed = Path(run(executable, "-c", code, cwd=Path(sys.prefix)).strip())
-    expected = {f.relative_to(ROOT / "backends") for f in (ROOT / "backends").rglob("*.py")}
-    assert {f.relative_to(installed) for f in installed.rglob("*.py")} == expected
+    for top in ("backends", "conformance"):
+        code = f"import refgrad.{top} as t; print(t.__path__[0])"
+        installed = Path(run(executable, "-c", code, cwd=Path(sys.prefix)).strip())
+        for kind in ("*.py", "*.toml", "*.json", "*.html"):
+            expected = {f.relative_to(ROOT / top) for f in (ROOT / top).rglob(kind)}
+            assert {f.relative_to(installed) for f in installed.rglob(kind)} == expected

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from onnx import ModelProto
 
-from refgrad.conformance.case import NODE, Case
-from refgrad.conformance.findings.finding import TRAINING, VERSIONS, Arrays, declared, equal, model
+from refgrad.conformance.case import Case
+from refgrad.conformance.findings.finding import TRAINING, VERSIONS, Arrays, equal
 from refgrad.conformance.questions.question import Question
 from refgrad.conformance.running.builders import build
 from refgrad.conformance.running.executors import run
@@ -77,36 +76,3 @@ class BuilderFinding:
             return isinstance(outcome, str) and isinstance(self.given, str) and self.given in outcome
         given = self.given
         return outcome.keys() == given.keys() and all(equal(outcome[n], value) for n, value in given.items())
-
-
-def about(
-    system: str,
-    builders: Sequence[str],
-    fault: str,
-    graph: str,
-    nodes: str,
-    feeds: Arrays,
-    cotangents: Arrays,
-    expected: Arrays,
-    given: Arrays | str,
-    proof: str,
-    *,
-    opset: int = 21,
-    constants: str = "",
-    sizes: bool = True,
-    executor: str = "numpy",
-) -> BuilderFinding:
-    """A finding about the first of `nodes`, in onnx's own language, which read `feeds` and make what has `cotangents`.
-
-    :param constants: the initializers, as `int64[1] axes = {0}`.
-    :param sizes: whether inputs and outputs are declared with theirs; without, every size is a symbol.
-    """
-    made = model(
-        f'<ir_version: 10, opset_import: ["" : {opset}]> forward ({declared(feeds, sizes)}) => '
-        f"({declared(cotangents, sizes)}) <{constants}> {{ {nodes} }}"
-    )
-    made.graph.node[0].name = NODE
-    operator = made.graph.node[0].op_type
-    return BuilderFinding(
-        system, tuple(builders), operator, fault, graph, made, feeds, cotangents, expected, given, proof, executor
-    )
