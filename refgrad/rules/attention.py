@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from onnx import TensorProto
 
-from refgrad.lowering.onnx.attention import (
+from refgrad.formulas.attention import (
     Heads,
     Mask,
     Recurrence,
@@ -24,7 +24,7 @@ from refgrad.lowering.onnx.attention import (
     tensor,
     times,
 )
-from refgrad.lowering.onnx.indexing import END
+from refgrad.formulas.indexing import END
 from refgrad.protos.types import SIXTEEN_BIT
 from refgrad.reverse.emit import Emitter
 from refgrad.rules.activation import swish_slope

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto
 
+from refgrad.formulas.indexing import END
 from refgrad.forward.function_emitter import FunctionEmitter
-from refgrad.lowering.onnx.indexing import END
 from refgrad.protos.domains import MICROSOFT
 from refgrad.protos.types import SIXTEEN_BIT
 from refgrad.reverse.emit import Emitter

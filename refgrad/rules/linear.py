@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from refgrad.lowering.onnx.indexing import END, along, positions
+from refgrad.formulas.indexing import END, along, positions
 from refgrad.reverse.emit import Emitter
 from refgrad.tables.registry import rule
 

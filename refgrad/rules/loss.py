@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from refgrad.lowering.onnx.loss import read_labels
+from refgrad.formulas.loss import read_labels
 from refgrad.reverse.emit import Emitter
 from refgrad.tables.registry import rule
 

@@ -7,15 +7,15 @@ from collections.abc import Sequence
 
 from onnx import TensorProto
 
-from refgrad.lowering.onnx.normalization import (
-    along,
+from refgrad.formulas.normalization import (
+    along_channels,
     by_statistics,
     channel_axes,
     channels,
     statistics,
     through_statistics,
-    widest,
 )
+from refgrad.formulas.types import widest
 from refgrad.protos.types import SIXTEEN_BIT
 from refgrad.reverse.emit import Emitter
 from refgrad.tables.registry import rule
@@ -62,11 +62,11 @@ def _in_inference(op: Emitter, d_y: str, x: str, scale: str, mean: str, var: str
     r = op.Reciprocal(op.Sqrt(op.Add(var, epsilon)))
     factor = op.Mul(scale, r)
     d_B = op.ReduceSum(d_y, axes, keepdims=0)
-    centred = op.Sub(x, along(op, mean, axes))
+    centred = op.Sub(x, along_channels(op, mean, axes))
     d_scale = op.Mul(op.ReduceSum(op.Mul(d_y, centred), axes, keepdims=0), r)
     d_mean = op.Neg(op.Mul(d_B, factor))
     d_var = op.Mul(op.Mul(d_scale, op.Mul(factor, r)), -0.5)
-    return op.Mul(d_y, along(op, factor, axes)), d_scale, d_B, d_mean, d_var
+    return op.Mul(d_y, along_channels(op, factor, axes)), d_scale, d_B, d_mean, d_var
 
 
 def _through_running_statistics(
@@ -82,12 +82,12 @@ def _through_running_statistics(
     if d_running_mean is not None:
         d_mean = op.Mul(d_running_mean, momentum)
         share = op.Mul(op.as_type(d_running_mean, op.type(x)), 1 - momentum)
-        d_x = along(op, op.Mul(share, op.share(rows, scale, like=x)), axes)
+        d_x = along_channels(op, op.Mul(share, op.share(rows, scale, like=x)), axes)
     if d_running_var is not None:
         d_var = op.Mul(d_running_var, momentum)
         share = op.Mul(op.as_type(d_running_var, op.type(x)), 2 * (1 - momentum))
         centred = op.Sub(rows, op.reduce("ReduceMean", rows, op.const(axes)))
-        part = op.Mul(along(op, op.Mul(share, op.share(rows, scale, like=x)), axes), centred)
+        part = op.Mul(along_channels(op, op.Mul(share, op.share(rows, scale, like=x)), axes), centred)
         d_x = part if d_x is None else op.Add(d_x, part)
     if d_x is not None and op.rank(x) is None:
         d_x = op.reshape_like(op.Expand(d_x, op.Shape(rows)), x)

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from refgrad.lowering.onnx.pooling import over_windows
-from refgrad.lowering.onnx.windows import make_windows
+from refgrad.formulas.pooling import over_windows
+from refgrad.formulas.windows import make_windows
 from refgrad.reverse.emit import Emitter
 from refgrad.tables.registry import rule
 

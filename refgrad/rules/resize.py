@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto
 
-from refgrad.lowering.onnx.indexing import join, part, product
+from refgrad.formulas.indexing import join, part, product
 from refgrad.reverse.emit import Emitter
 from refgrad.tables.registry import QUANTIZED, rule
 

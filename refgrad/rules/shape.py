@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from refgrad.lowering.onnx.indexing import join, put_back
+from refgrad.formulas.indexing import join, put_back
 from refgrad.reverse.emit import Emitter
 from refgrad.tables.registry import rule
 

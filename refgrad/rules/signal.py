@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from onnx import TensorProto
 
-from refgrad.lowering.onnx.indexing import along, pad
+from refgrad.formulas.indexing import along, pad
 from refgrad.reverse.emit import Emitter
 from refgrad.tables.registry import rule
 

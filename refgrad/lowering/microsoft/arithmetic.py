@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from refgrad.lowering.microsoft.forms import as_scalar, form
+from refgrad.formulas.types import as_scalar
+from refgrad.lowering.microsoft.forms import form
 from refgrad.reverse.emit import Emitter
 
 

@@ -13,13 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-from onnx import TensorProto
-
 from refgrad.forward.graph import Node
 from refgrad.forward.normalise import MIN_OPSET
 from refgrad.protos.domains import MICROSOFT
-from refgrad.protos.types import SIXTEEN_BIT
 from refgrad.reverse.emit import Emitter
 
 Ints = Sequence[int] | None
@@ -119,18 +115,3 @@ def form(
         return function
 
     return register
-
-
-def as_scalar(op: Emitter, value: str, kind: int) -> str:
-    return op.as_type(str(op.Reshape(value, np.zeros(0, np.int64))), kind)
-
-
-def wide_type(op: Emitter, value: str) -> int:
-    """Float for floats of 16 bits, else their own type"""
-    kind = op.type(value)
-    return int(TensorProto.FLOAT) if kind in SIXTEEN_BIT else kind
-
-
-def widened(op: Emitter, *values: str) -> list[str]:
-    """16-bit floats as float"""
-    return [op.as_type(value, wide_type(op, value)) for value in values]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from refgrad.lowering.microsoft.forms import as_scalar, form, wide_type, widened
-from refgrad.lowering.onnx.loss import read_labels
-from refgrad.lowering.onnx.normalization import widest
+from refgrad.formulas.loss import read_labels
+from refgrad.formulas.types import as_scalar, wide_type, widened, widest
+from refgrad.lowering.microsoft.forms import form
 from refgrad.reverse.emit import Emitter
 
 

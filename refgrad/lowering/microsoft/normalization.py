@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from refgrad.formulas.normalization import by_normalized
+from refgrad.formulas.types import widest
 from refgrad.lowering.microsoft.forms import form
-from refgrad.lowering.onnx.normalization import by_normalized, widest
 from refgrad.reverse.emit import Emitter
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from refgrad.formulas.types import widened
 from refgrad.forward.graph import Node
-from refgrad.lowering.microsoft.forms import REQUIRED, form, widened
+from refgrad.lowering.microsoft.forms import REQUIRED, form
 from refgrad.reverse.emit import Emitter
 
 _POOL: dict[str, Any] = {

@@ -6,7 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from refgrad.lowering.microsoft.forms import Ints, form, widened
+from refgrad.formulas.types import widened
+from refgrad.lowering.microsoft.forms import Ints, form
 from refgrad.reverse.emit import Emitter
 from refgrad.rules.resize import resize
 from refgrad.tables.definitions import UnsupportedFormError

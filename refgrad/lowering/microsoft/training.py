@@ -8,8 +8,9 @@ from __future__ import annotations
 import numpy as np
 from onnx import TensorProto
 
+from refgrad.formulas.types import as_scalar, wide_type, widened
 from refgrad.forward.graph import Node
-from refgrad.lowering.microsoft.forms import as_scalar, form, wide_type, widened
+from refgrad.lowering.microsoft.forms import form
 from refgrad.reverse.containers import for_each
 from refgrad.reverse.emit import Emitter
 from refgrad.tables.definitions import UnsupportedFormError

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from refgrad.errors import RuleError
-from refgrad.lowering.onnx.windows import Windows, lay, make_windows, pad, spatial, typed
+from refgrad.formulas.convolution import spatial_rank
+from refgrad.formulas.windows import Windows, lay, make_windows, pad_at_run_time, spatial, typed
 from refgrad.reverse.emit import Emitter
 from refgrad.tables.registry import lowering
 
@@ -58,7 +58,7 @@ def _product(op: Emitter, rows: str, X: str, shape: tuple[int, ...], windows: Wi
     The batch lies on a spatial axis of that Conv, so that all images are one product.
     """
     M, C, *k = shape
-    X = op.Transpose(pad(op, X, windows), perm=_swap(windows.rank))
+    X = op.Transpose(pad_at_run_time(op, X, windows), perm=_swap(windows.rank))
     if math.prod(k) > 1 or any(windows.pads) or any(s > 1 for s in windows.strides):
         units = np.eye(math.prod(k)).reshape(-1, 1, 1, *k)
         begin, end = windows.pads[: windows.rank], windows.pads[windows.rank :]
@@ -99,20 +99,6 @@ def _columns_laid(
     return str(op.Col2Im(laid, size, k, dilations=windows.dilations, pads=windows.pads, strides=windows.strides))
 
 
-def spatial_rank(op: Emitter, values: Sequence[str], *attributes: Ints) -> int:
-    """The number of spatial axes, by whatever tells it."""
-    for attribute in attributes:
-        if attribute:
-            return len(attribute) // (2 if attribute is attributes[-1] else 1)
-    for value in values:
-        rank = op.rank(value)
-        if rank is not None:
-            return rank - 2
-    raise RuleError(
-        f"The number of spatial axes of {values[0]!r} is unknown: give its shape in the model's value_info, or kernel_shape."
-    )
-
-
 def _correlation(
     op: Emitter, dY: str, X: str, W: str, kernel: Sequence[int] | str, windows: Windows, group: int
 ) -> str:
@@ -121,7 +107,7 @@ def _correlation(
     In it strides and dilations have changed places. The end of X that no window reached would give more than k elements.
     """
     swap = _swap(windows.rank)
-    X = pad(op, X, windows)
+    X = pad_at_run_time(op, X, windows)
     pads, rest = windows.pads, windows.rest
     if rest is None:
         beyond = [s - 1 for s in windows.strides]

@@ -6,64 +6,17 @@ ScatterND adds in parallel and loses some of what goes to the same place.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 from onnx import TensorProto
 
-from refgrad.protos.types import SIXTEEN_BIT, Shape
+from refgrad.formulas.indexing import END, add_at, join, pad, part, product, put_back
+from refgrad.protos.types import Shape
 from refgrad.reverse.emit import Emitter
 from refgrad.tables.registry import lowering
 
-END = 2**63 - 1  # of a slice that goes as far as the axis
 _FAR = int(np.iinfo(np.int32).max)  # no axis is longer: the end of a slice that has none
-
-
-def add_at(op: Emitter, dY: str, shape: str, indices: str, axis: int) -> str:
-    """Zeros of `shape` to which dY is added at the indices along `axis`; 16-bit floats are added in float32."""
-    if 0 in (op.dims(shape) or ()):
-        return op.full(shape, 0.0, like=dY)
-    kind = op.type(dY)
-    narrow = kind in SIXTEEN_BIT
-    terms = op.Cast(dY, to=TensorProto.FLOAT) if narrow else dY
-    added: str = op.ScatterElements(op.full(shape, 0.0, like=terms), indices, terms, axis=axis, reduction="add")
-    return op.Cast(added, to=kind) if narrow else added
-
-
-def put_back(op: Emitter, dY: str, shape: str, move: Callable[[str], str]) -> str:
-    """The adjoint of an operator that only moves elements: number those of x, move the numbers, add dY at its numbers."""
-    size = product(op, shape)
-    numbers = op.Reshape(op.Range(0, op.Squeeze(size, [0]), 1), shape, allowzero=1)
-    taken = op.Reshape(move(numbers), [-1])
-    return str(op.Reshape(add_at(op, op.Reshape(dY, [-1]), size, taken, axis=0), shape, allowzero=1))
-
-
-def pad(op: Emitter, value: str, rank: int, around: Mapping[int, tuple[int, int]]) -> str:
-    """`value` with (before, after) zeros along the given axes; fewer than none take elements away."""
-    if all(pads == (0, 0) for pads in around.values()):
-        return value
-    return str(op.Pad(value, [around.get(axis, (0, 0))[side] for side in (0, 1) for axis in range(rank)]))
-
-
-def along(op: Emitter, vector: str, value: str, axis: int | str) -> str:
-    """`vector` with an axis of size 1 for each that `value` has behind `axis`, so that it broadcasts along that."""
-    known, rank = axis if isinstance(axis, int) else op.constant(axis), op.rank(value)
-    if known is not None and (known < 0 or rank is not None):
-        behind = -int(known) - 1 if known < 0 else (rank or 0) - int(known) - 1
-        return str(op.Reshape(vector, [-1] + [1] * behind)) if behind else vector
-    count = op.Shape(op.Shape(value))
-    place = op.Mod(op.Reshape(axis, [1]), count) if isinstance(axis, str) else op.const([axis])
-    ones = op.full(op.Sub(op.Sub(count, place), [1]), 1, like=count)
-    return str(op.Reshape(vector, op.Concat([-1], ones, axis=0)))
-
-
-def positions(op: Emitter, value: str, axis: int) -> str:
-    """0, 1, ... up to the size of `value` along `axis`."""
-    shape = op.shape(value)
-    size = None if shape is None else shape[axis]
-    if isinstance(size, int):
-        return op.const(np.arange(size))
-    return str(op.Range(0, op.Gather(op.Shape(value), axis, axis=0), 1))
 
 
 @lowering("SliceGrad")
@@ -234,29 +187,3 @@ def gather_nd_grad(op: Emitter, shape: str, indices: str, dY: str, batch_dims: i
     rows = join(op, op.Shape(taken, start=0, end=1), row)
     added = add_at(op, op.Reshape(dY, rows, allowzero=1), join(op, count, row), op.Expand(taken, rows), axis=0)
     return str(op.Reshape(added, shape, allowzero=1))
-
-
-def part(op: Emitter, shape: str, start: int, end: int | None) -> str:
-    """Some of the dimensions in a shape tensor."""
-    dims = op.dims(shape)
-    known = [d for d in dims[start:end] if isinstance(d, int)] if dims is not None else []
-    if dims is not None and len(known) == len(dims[start:end]):
-        return op.const(known)
-    return str(op.Slice(shape, [start], [END if end is None else end], [0]))
-
-
-def product(op: Emitter, shape: str) -> str:
-    """The number of elements of a shape, on one axis of size 1."""
-    known = op.constant(shape)
-    return str(op.ReduceProd(shape)) if known is None else op.const([int(np.prod(known))])
-
-
-def join(op: Emitter, *parts: str | None) -> str:
-    """Shape tensors one after the other, a constant where all of them are."""
-    present: Sequence[str] = [part for part in parts if part is not None]
-    known = [op.constant(part) for part in present]
-    arrays = [array for array in known if array is not None]
-    if len(arrays) == len(present):
-        return op.const(np.concatenate(arrays))
-    kept = [name for name, array in zip(present, known, strict=True) if array is None or array.size]
-    return kept[0] if len(kept) == 1 else str(op.Concat(*kept, axis=0))

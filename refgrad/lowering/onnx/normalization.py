@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from onnx import TensorProto
-
+from refgrad.formulas.normalization import by_normalized, by_statistics, channel_axes, channels, statistics
+from refgrad.formulas.types import widest
 from refgrad.reverse.emit import Emitter
 from refgrad.tables.registry import lowering
 
@@ -27,51 +25,6 @@ def batch_normalization_grad(
     return dX if op.rank(X) is not None else op.reshape_like(dX, X), dScale, dB
 
 
-def channels(op: Emitter, X: str) -> str:
-    """`X`, or where its rank is unknown all its spatial axes in one: (N, C, S)."""
-    if op.rank(X) is not None:
-        return X
-    size = op.ReduceProd(op.Shape(X, start=2), keepdims=1)
-    return str(op.Reshape(X, op.Concat(op.Shape(X, end=2), size, axis=0), allowzero=1))
-
-
-def channel_axes(op: Emitter, x: str) -> list[int]:
-    """The axes over which the elements of a channel of `channels(X)` lie: batch and space."""
-    rank = op.rank(x)
-    return [0, *range(2, 3 if rank is None else rank)]
-
-
-def along(op: Emitter, per_channel: str, axes: Sequence[int]) -> str:
-    """(C) so that it broadcasts along the spatial ones of `axes`, (0, 2, 3, ...)."""
-    return str(op.Unsqueeze(per_channel, [axis - 1 for axis in axes[1:]])) if len(axes) > 1 else per_channel
-
-
-def statistics(op: Emitter, x: str, axes: Sequence[int], epsilon: float) -> tuple[str, str]:
-    """The mean of `x` over `axes`, which stay, and r = 1/√(var + ε)."""
-    over = op.const(list(axes))
-    mean = op.reduce("ReduceMean", x, over)
-    centred = op.Sub(x, mean)
-    var = op.reduce("ReduceMean", op.Mul(centred, centred), over)
-    return mean, op.Reciprocal(op.Sqrt(op.Add(var, epsilon)))
-
-
-def by_statistics(
-    op: Emitter,
-    d_y: str,
-    x: str,
-    scale: str,
-    mean: str,
-    r: str,
-    axes: Sequence[int],
-    shared: Sequence[int],
-) -> tuple[str, str, str]:
-    """The adjoints of x, scale and B: `mean` and `r` are of `x` over `axes`, scale and B the same over `shared`."""
-    normalized = op.Mul(op.Sub(x, mean), r)
-    over = list(shared)
-    d_x = through_statistics(op, op.Mul(d_y, along(op, scale, shared)), normalized, r, axes)
-    return d_x, op.ReduceSum(op.Mul(d_y, normalized), over, keepdims=0), op.ReduceSum(d_y, over, keepdims=0)
-
-
 @lowering("LayerNormalizationGrad")
 def layer_normalization_grad(
     op: Emitter, dY: str, X: str, Scale: str, B: str | None, Mean: str, InvStdDev: str, axis: int, epsilon: float
@@ -79,54 +32,3 @@ def layer_normalization_grad(
     """x̂ = (X − Mean)·r; the rest is `by_normalized`."""
     x, mean, r = (op.as_type(value, widest(op, X, Mean)) for value in (X, Mean, InvStdDev))
     return by_normalized(op, dY, op.Mul(op.Sub(x, mean), r), X, Scale, r, axis, centred=True, B=B)
-
-
-def by_normalized(
-    op: Emitter,
-    dY: str,
-    normalized: str,
-    X: str,
-    Scale: str,
-    InvStdDev: str,
-    axis: int,
-    centred: bool,
-    B: str | None = None,
-) -> tuple[str, str, str]:
-    """With g = dY·Scale: dX as in `through_statistics`, dScale = Σ dY·x̂, dB = Σ dY over the axes before `axis`.
-
-    Without `B`, dB has the shape of `Scale`.
-    """
-    kinds, rank, shape, wide = (op.type(X), op.type(Scale)), op.rank(X), op.shape(X), widest(op, normalized, InvStdDev)
-    dY, scale, r, normalized = (op.as_type(value, wide) for value in (dY, Scale, InvStdDev, normalized))
-    g, d_scale = op.Mul(dY, scale), op.Mul(dY, normalized)
-    if rank is None:  # the axes from `axis` on as one row
-        g, normalized, r = (op.Flatten(value, axis=axis) for value in (g, normalized, r))
-        dX = op.reshape_like(through_statistics(op, g, normalized, r, [1], centred), X)
-    else:
-        dX = through_statistics(op, g, normalized, r, list(range(axis % rank, rank)), centred)
-    for value in (dY, d_scale):
-        if shape is not None:
-            op.assume(value, shape)
-    d_scale, d_B = (
-        op.grad.BroadcastGradient(value, like, (like, value)) for value, like in ((d_scale, Scale), (dY, B or Scale))
-    )
-    return op.as_type(dX, kinds[0]), op.as_type(d_scale, kinds[1]), op.as_type(d_B, kinds[1])
-
-
-def through_statistics(op: Emitter, g: str, normalized: str, r: str, axes: Sequence[int], centred: bool = True) -> str:
-    """dx = r·(g − mean(g) − x̂·mean(g·x̂)), where g is the adjoint of x̂ and the means are over `axes`, the statistics'.
-
-    Where x̂ = x·r is not `centred`, mean(g) does not occur.
-    """
-    along = op.const(list(axes))
-    mean = op.reduce("ReduceMean", g, along) if centred else None
-    slope = op.reduce("ReduceMean", op.Mul(g, normalized), along)
-    rest = g if mean is None else op.Sub(g, mean)
-    result: str = op.Mul(op.Sub(rest, op.Mul(normalized, slope)), r)
-    return result
-
-
-def widest(op: Emitter, *values: str) -> int:
-    """The element type in which values of several float types are computed together."""
-    order = (TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.FLOAT, TensorProto.DOUBLE)
-    return max((op.type(value) for value in values), key=order.index)

@@ -8,8 +8,9 @@ from functools import reduce
 
 import numpy as np
 
-from refgrad.lowering.onnx.indexing import add_at
-from refgrad.lowering.onnx.windows import Windows, lay, make_windows, ones, pad, spatial, typed
+from refgrad.formulas.indexing import add_at
+from refgrad.formulas.pooling import over_windows
+from refgrad.formulas.windows import Windows, make_windows, ones, pad_at_run_time, spatial, typed
 from refgrad.reverse.emit import Emitter
 from refgrad.tables.registry import lowering
 
@@ -71,15 +72,6 @@ def average_pool_grad(
     return over_windows(op, dY, X, kernel_shape, windows)
 
 
-def over_windows(op: Emitter, dY: str, X: str, kernel: Sequence[int], windows: Windows) -> str:
-    """Each element of `dY` added to every element of its window in `X`, every channel like a batch of one."""
-    if windows.count is not None:
-        images = op.Reshape(dY, [-1, 1, *windows.count])
-    else:
-        images = op.Reshape(dY, op.Concat([-1, 1], op.Shape(dY, start=2), axis=0))
-    return op.reshape_like(lay(op, images, ones(op, kernel, like=dY), X, windows), X)
-
-
 def _counts(
     windows: Windows, size: Sequence[int], count: Sequence[int], kernel: Sequence[int], count_include_pad: int
 ) -> np.ndarray:
@@ -104,7 +96,7 @@ def _counts_at_run_time(
     if count_include_pad and any(pads):
         inside = op.Pad(inside, [0, 0, *pads[:rank], 0, 0, *pads[rank:]], op.const(1.0, like=dY))
         pads = [0] * (2 * rank)
-    inside = pad(op, inside, windows)
+    inside = pad_at_run_time(op, inside, windows)
     counts = op.Conv(
         inside,
         ones(op, kernel, like=dY),

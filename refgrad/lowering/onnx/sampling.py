@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from onnx import TensorProto
 
-from refgrad.lowering.onnx.indexing import join, part, product
-from refgrad.lowering.onnx.points import (
+from refgrad.formulas.indexing import join, part, product
+from refgrad.formulas.points import (
     from_rows,
     index_tuples,
     make_corners,
@@ -20,8 +20,8 @@ from refgrad.lowering.onnx.points import (
     shaped,
     work_type,
 )
-from refgrad.lowering.onnx.rois import largest_adjoint, make_pixels, make_samples, mean_adjoint
-from refgrad.lowering.onnx.windows import typed
+from refgrad.formulas.rois import largest_adjoint, make_pixels, make_samples, mean_adjoint
+from refgrad.formulas.windows import typed
 from refgrad.reverse.emit import Emitter
 from refgrad.tables.registry import lowering
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from refgrad.lowering.onnx.windows import spatial
+from refgrad.formulas.windows import spatial
 from refgrad.lowering.ort.kernels import SINGLE
 from refgrad.lowering.ort.windows import SAME, known_pads
 from refgrad.reverse.emit import Emitter

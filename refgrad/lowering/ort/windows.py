@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from refgrad.lowering.onnx.windows import make_windows
+from refgrad.formulas.windows import make_windows
 from refgrad.reverse.emit import Emitter
 
 SAME = ("SAME_UPPER", "SAME_LOWER")

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import TensorProto
 
-from refgrad.lowering.onnx.indexing import END, join, part, product
-from refgrad.lowering.onnx.points import from_rows, make_image, read_largest_adjoint, shaped
-from refgrad.lowering.onnx.windows import typed
+from refgrad.formulas.indexing import END, join, part, product
+from refgrad.formulas.points import from_rows, make_image, read_largest_adjoint, shaped
+from refgrad.formulas.windows import typed
 from refgrad.reverse.emit import Emitter
 
 

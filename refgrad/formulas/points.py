@@ -13,8 +13,8 @@ from itertools import product as tuples
 import numpy as np
 from onnx import TensorProto
 
-from refgrad.lowering.onnx.indexing import END, join, part, product
-from refgrad.lowering.onnx.windows import typed
+from refgrad.formulas.indexing import END, join, part, product
+from refgrad.formulas.windows import typed
 from refgrad.reverse.emit import Emitter
 
 _KEYS = -0.75  # the free parameter of the cubic of Keys (1981), as GridSample has it
@@ -246,6 +246,7 @@ def _strides(op: Emitter, lengths: str, rank: int | None) -> str:
 
 
 def reverse(op: Emitter, values: str) -> str:
+    """The elements of a vector, the last one first."""
     known = op.constant(values)
     return str(op.Slice(values, [-1], [-END], [0], [-1])) if known is None else op.const(known[::-1].tolist())
 

@@ -129,7 +129,7 @@ def lay(op: Emitter, dY: str, W: str, X: str, windows: Windows, group: int = 1) 
     return str(op.Slice(laid, [0] * windows.rank, size, axes))
 
 
-def pad(op: Emitter, X: str, windows: Windows) -> str:
+def pad_at_run_time(op: Emitter, X: str, windows: Windows) -> str:
     """`X` with the pads that no attribute can hold, because only the run tells them."""
     if not isinstance(windows.begin, str):
         return X

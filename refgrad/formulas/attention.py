@@ -32,7 +32,7 @@ from functools import reduce
 import numpy as np
 from onnx import TensorProto, helper
 
-from refgrad.lowering.onnx.indexing import join
+from refgrad.formulas.indexing import join
 from refgrad.reverse.emit import Emitter
 
 Size = int | str  # a dimension: a number, or a tensor of one integer
@@ -62,24 +62,28 @@ def dims(sizes: Sequence[Size]) -> tuple[int | None, ...]:
 
 
 def add(op: Emitter, a: Size, b: Size) -> Size:
+    """The sum of two sizes."""
     if isinstance(a, int) and isinstance(b, int):
         return a + b
     return b if a == 0 else str(op.Add(tensor(op, a), tensor(op, b)))
 
 
 def times(op: Emitter, a: Size, b: Size) -> Size:
+    """The product of two sizes."""
     if isinstance(a, int) and isinstance(b, int):
         return a * b
     return str(op.Mul(tensor(op, a), tensor(op, b)))
 
 
 def over(op: Emitter, a: Size, b: Size) -> Size:
+    """a/b rounded down; a where b is 0."""
     if isinstance(a, int) and isinstance(b, int):
         return a // max(b, 1)
     return str(op.Div(tensor(op, a), tensor(op, b)))
 
 
 def inverse_root(op: Emitter, size: Size, kind: int) -> Size | float:
+    """1/√size, of element type `kind` where only the run tells the size."""
     if isinstance(size, int):
         return 1 / math.sqrt(max(size, 1))
     return op.as_type(op.Reciprocal(op.Sqrt(op.Cast(size, to=TensorProto.FLOAT))), kind)
@@ -91,6 +95,7 @@ def places(op: Emitter, size: Size) -> str:
 
 
 def reshape(op: Emitter, x: str, *sizes: Size) -> str:
+    """The elements of `x` in the shape of these sizes."""
     known = [size for size in sizes if isinstance(size, int)]
     if len(known) == len(sizes):
         return str(op.Reshape(x, known, allowzero=1 if 0 in known else None))

@@ -1,0 +1,17 @@
+"""Adjoints of poolings that go to every element of a window."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from refgrad.formulas.windows import Windows, lay, ones
+from refgrad.reverse.emit import Emitter
+
+
+def over_windows(op: Emitter, dY: str, X: str, kernel: Sequence[int], windows: Windows) -> str:
+    """Each element of `dY` added to every element of its window in `X`, every channel like a batch of one."""
+    if windows.count is not None:
+        images = op.Reshape(dY, [-1, 1, *windows.count])
+    else:
+        images = op.Reshape(dY, op.Concat([-1, 1], op.Shape(dY, start=2), axis=0))
+    return op.reshape_like(lay(op, images, ones(op, kernel, like=dY), X, windows), X)

@@ -1,0 +1,31 @@
+"""The element types in which a formula is computed: 16-bit floats are widened."""
+
+from __future__ import annotations
+
+import numpy as np
+from onnx import TensorProto
+
+from refgrad.protos.types import SIXTEEN_BIT
+from refgrad.reverse.emit import Emitter
+
+
+def as_scalar(op: Emitter, value: str, kind: int) -> str:
+    """The one element of `value` as a scalar of type `kind`."""
+    return op.as_type(str(op.Reshape(value, np.zeros(0, np.int64))), kind)
+
+
+def wide_type(op: Emitter, value: str) -> int:
+    """The element type of `value`, but float for 16-bit floats."""
+    kind = op.type(value)
+    return int(TensorProto.FLOAT) if kind in SIXTEEN_BIT else kind
+
+
+def widened(op: Emitter, *values: str) -> list[str]:
+    """The values, 16-bit floats as float."""
+    return [op.as_type(value, wide_type(op, value)) for value in values]
+
+
+def widest(op: Emitter, *values: str) -> int:
+    """The element type in which values of several float types are computed together."""
+    order = (TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.FLOAT, TensorProto.DOUBLE)
+    return max((op.type(value) for value in values), key=order.index)
