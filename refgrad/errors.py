@@ -117,12 +117,17 @@ class OutputFileError(RefgradError):
     """A result cannot be written where it was asked for."""
 
 
-def choices(names: Iterable[str], limit: int = 20) -> str:
-    """`'a', 'b', 'c'`, cut after `limit` names; what an error lists as valid."""
-    listed = [repr(name) for name in names]
-    if not listed:
-        return "none"
-    return ", ".join(listed[:limit]) + (f" and {len(listed) - limit} more" if len(listed) > limit else "")
+def choices(names: Iterable[str], limit: int = 12) -> str:
+    """Return `'a', 'b', 'c'`, abridged after `limit` names: what an error lists as valid."""
+    return abridged(map(repr, names), limit)
+
+
+def abridged(names: Iterable[str], limit: int | None = 3) -> str:
+    """Return `a, b, c and 145 more`: the names, or the first `limit` of them and the number of the others."""
+    listed = list(names)
+    if limit is None or len(listed) <= limit:
+        return ", ".join(listed) or "none"
+    return f"{', '.join(listed[:limit])} and {len(listed) - limit} more"
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:

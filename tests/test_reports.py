@@ -236,6 +236,11 @@ def test_every_verdict_has_a_letter_and_a_mark():
         (About("Add", 13, ""), {"dtype": "float16"}, []),
         (About("Add", 13, "float32", "kink"), {"seed": 3}, ["--values", "kink", "--seed", "3"]),
         (About("Add", 13, "float32"), {"sources": ["tables", "my dir"]}, ["--source", "tables", "--source", "my dir"]),
+        (
+            About("Add", 13, "float32"),
+            {"sources": ["my.onnx"], "feeds": "my feeds.npz"},
+            ["--source", "my.onnx", "--feeds", "my feeds.npz"],
+        ),
     ],
 )
 def test_the_command_reproduces_a_row(about, settings, selecting):

@@ -93,6 +93,7 @@ class Results:
         options += [("dtype", about.dtype)] if asked.get("dtype") and about.dtype else []
         options += [("values", about.values)] if about.values != "smooth" else []
         options += [("source", source) for source in sources] if sources != _SOURCES else []
+        options += [("feeds", asked["feeds"])] if asked.get("feeds") else []
         options += [("seed", str(asked["seed"]))] if asked.get("seed") else []
         return f"refgrad conformance run {_options(options)}"
 

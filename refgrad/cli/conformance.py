@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from refgrad.backends.base import load_model
+from refgrad.cli.options import Verbose
 from refgrad.cli.output import AGREES, DISAGREES, stdout
 from refgrad.conformance import reporting as reports
 from refgrad.conformance.case import Case
@@ -112,6 +113,7 @@ def run(
         list[Path] | None,
         typer.Option("--output", "-o", help="Write the results: .json, .xml (JUnit), .md or .html. May be repeated."),
     ] = None,
+    verbose: Verbose = False,
 ) -> None:
     """Ask builders for gradients, run them on executors, and say what is right.
 
@@ -146,15 +148,15 @@ def run(
     for path in output or ():
         reports.write(results, path, cases)
     whole = not (ops or case) and every == 1
-    raise typer.Exit(_report(results, known, whole))
+    raise typer.Exit(_report(results, known, whole, verbose))
 
 
-def _report(results: Results, known: Limitations, whole: bool) -> int:
+def _report(results: Results, known: Limitations, whole: bool, verbose: bool) -> int:
     """Print the results; the exit code."""
     operators = {name: about.operator for name, about in results.cases.items()}
     explained = [row for row in results.faults if known.covers(row, operators)]
     stale = known.stale(results.rows, operators, complete=whole)
-    terminal.show(results, stdout())
+    terminal.show(results, stdout(), None if verbose else terminal.FAULTS_SHOWN)
     if known.entries:
         print(f"{len(explained)} of {len(results.faults)} faults are known limitations.")
     for entry, why in stale:
@@ -222,8 +224,9 @@ def _again(found: list[Results]) -> Iterator[Case]:
         names = ("ops", "opset", "dtype", "case", "values")
         ops, opset, dtype, case, values = (asked.get(name) for name in names)
         listed = [source for source in asked.get("sources", ()) if source in SOURCES or Path(source).exists()]
+        feeds = Path(asked["feeds"]) if asked.get("feeds") and Path(asked["feeds"]).is_file() else None
         yield from _cases(
-            listed, None, asked["seed"], ops, opset or "newest", dtype, case, values, asked.get("every", 1)
+            listed, feeds, asked["seed"], ops, opset or "newest", dtype, case, values, asked.get("every", 1)
         )
 
 

@@ -11,7 +11,7 @@ from onnx import ModelProto
 
 import refgrad
 from refgrad import recipes
-from refgrad.cli.options import Json, Keep, Kinks, Model, Of, Outputs, Quantization, Result, Wrt, names
+from refgrad.cli.options import Json, Keep, Kinks, Model, Of, Outputs, Quantization, Result, Verbose, Wrt, names
 from refgrad.cli.output import save
 from refgrad.errors import OptionError
 
@@ -51,6 +51,7 @@ def grad(
             help="Only those of these nodes, as for --wrt: names or patterns like '/layers.3/*', a segment each.",
         ),
     ] = None,
+    verbose: Verbose = False,
     as_json: Json = False,
 ) -> None:
     """Write the gradient of MODEL as another ONNX model.
@@ -77,7 +78,7 @@ def grad(
         quantization=quantization,
         recompute=names(recompute_nodes) or recompute,
     )
-    save(made, output, model, as_json)
+    save(made, output, model, as_json, verbose)
 
 
 def _of_outputs(derivative: Callable[..., ModelProto], text: str) -> Command:
@@ -91,12 +92,13 @@ def _of_outputs(derivative: Callable[..., ModelProto], text: str) -> Command:
         keep_outputs: Keep = False,
         kinks: Kinks = "refgrad",
         quantization: Quantization = "zero",
+        verbose: Verbose = False,
         as_json: Json = False,
     ) -> None:
         made = derivative(
             model, names(wrt), names(outputs), keep_outputs=keep_outputs, kinks=kinks, quantization=quantization
         )
-        save(made, output, model, as_json)
+        save(made, output, model, as_json, verbose)
 
     command.__doc__ = text
     return command
@@ -113,6 +115,7 @@ def _of_one_output(derivative: Callable[..., ModelProto], text: str) -> Command:
         keep_outputs: Keep = False,
         kinks: Kinks = "refgrad",
         quantization: Quantization = "zero",
+        verbose: Verbose = False,
         as_json: Json = False,
     ) -> None:
         source: Path | ModelProto = model
@@ -121,7 +124,7 @@ def _of_one_output(derivative: Callable[..., ModelProto], text: str) -> Command:
             source = selected = recipes.select(model, of)
             target = selected.graph.output[0].name
         made = derivative(source, names(wrt), target, keep_outputs=keep_outputs, kinks=kinks, quantization=quantization)
-        save(made, output, model, as_json)
+        save(made, output, model, as_json, verbose)
 
     command.__doc__ = text
     return command
@@ -130,8 +133,8 @@ def _of_one_output(derivative: Callable[..., ModelProto], text: str) -> Command:
 def _rewritten(rewrite: Callable[..., ModelProto], text: str) -> Command:
     """Return the command that writes a model with some of its operators as other operators."""
 
-    def command(model: Model, output: Result, as_json: Json = False) -> None:
-        save(rewrite(model), output, model, as_json, ends=("outputs",))
+    def command(model: Model, output: Result, verbose: Verbose = False, as_json: Json = False) -> None:
+        save(rewrite(model), output, model, as_json, verbose, ends=("outputs",))
 
     command.__doc__ = f"{text}\n\n{_DATA}"
     return command

@@ -10,12 +10,15 @@ import typer
 
 import refgrad
 from refgrad.backends import backends, get_backend
-from refgrad.cli.options import Json, Model, Outputs, Quantization, Wrt, names
+from refgrad.cli.options import Json, Model, Outputs, Quantization, Verbose, Wrt, names
 from refgrad.cli.output import AGREES, REFUSED, print_json, print_table
-from refgrad.errors import OptionError
+from refgrad.errors import OptionError, abridged
 from refgrad.protos.files import replacing, spare
 from refgrad.show.explain import explain as explanation
 from refgrad.tables.operators import operators
+
+_DERIVATIVES = {"rule": "rule", "zero": "zero", "none": "refused: no derivative", "missing": "refused: no rule"}
+_NODES = 3  # of an operator that is refused, in a summary
 
 
 def preflight(
@@ -23,6 +26,7 @@ def preflight(
     wrt: Wrt = None,
     outputs: Outputs = None,
     quantization: Quantization = "zero",
+    verbose: Verbose = False,
     as_json: Json = False,
 ) -> None:
     """List the operators on the path. Each has its rule, a zero derivative, or why it is refused (exit code 2)."""
@@ -30,16 +34,20 @@ def preflight(
     if as_json:
         print_json({"ok": report.ok, **asdict(report)})
     else:
-        words = {"rule": "rule", "zero": "zero", "none": "refused: no derivative", "missing": "refused: no rule"}
+        refused = report.refused
         print_table(
-            {
-                "operator": row.operator,
-                "nodes": len(row.nodes),
-                "derivative": words[row.verdict],
-                "formula or reason": row.reason,
-                "": ", ".join(row.nodes[:3]) + (", ..." if len(row.nodes) > 3 else "") if row in report.refused else "",
-            }
-            for row in report.rows
+            [
+                {
+                    "operator": row.operator,
+                    "nodes": len(row.nodes),
+                    "derivative": _DERIVATIVES[row.verdict],
+                    "formula or reason": row.reason,
+                    "": abridged(row.nodes, None if verbose else _NODES) if row in refused else "",
+                }
+                for row in sorted(report.rows, key=lambda row: row not in refused)
+            ],
+            verbose,
+            least=len(refused),
         )
     raise typer.Exit(AGREES if report.ok else REFUSED)
 

@@ -41,6 +41,7 @@ Keep = Annotated[bool, typer.Option("--keep-outputs", help="Also return the mode
 Kinks = Annotated[
     str, typer.Option(help="Whose choice where a derivative does not exist: refgrad, torch, onnxruntime.")
 ]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print everything. Default: a summary.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 Result = Annotated[Path, typer.Option("--output", "-o", help="Where the result is written.", show_default=False)]
 Of = Annotated[

@@ -13,17 +13,20 @@ from typing import Any
 from onnx import ModelProto
 from rich.console import Console
 from rich.progress import Progress, TextColumn
-from rich.table import Table
 
+from refgrad.errors import abridged
 from refgrad.protos.files import save_gradient
+from refgrad.show.tables import printable, table
 
 AGREES, DISAGREES, REFUSED, INTERRUPTED = 0, 1, 2, 130  # exit codes
 _WIDTH = 160  # of a table that no terminal shows
+_ROWS = 20  # of a long table
+_NAMES = 5  # of a long list
 
 
-def stdout(**options: Any) -> Console:
+def stdout() -> Console:
     """Return a console on stdout that is as wide as the terminal, or wide enough for a table where there is no terminal."""
-    return Console(width=None if sys.stdout.isatty() else _WIDTH, **options)
+    return Console(width=None if sys.stdout.isatty() else _WIDTH)
 
 
 def print_json(value: Any) -> None:
@@ -40,34 +43,35 @@ def _finite(value: Any) -> Any:
     return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def print_table(rows: Iterable[Mapping[str, Any]]) -> None:
-    """Print rows that have the same keys, under a header of these keys."""
-    table = Table(box=None, pad_edge=False)
-    for position, row in enumerate(rows):
-        if not position:
-            for name, value in row.items():
-                number = isinstance(value, float | int)
-                table.add_column(name, justify="right" if number else "left", overflow="fold", no_wrap=number)
-        table.add_row(*(_cell(value) for value in row.values()))
-    stdout(markup=False, emoji=False, highlight=False).print(table)
+def print_table(rows: Iterable[Mapping[str, Any]], verbose: bool = True, least: int = 0) -> None:
+    """Print rows that have the same keys, under a header of these keys.
+
+    Without `verbose`, print the first of many rows, and the first `least` in any case.
+    """
+    listed = list(rows)
+    shown = listed if verbose else listed[: max(_ROWS, least)]
+    stdout().print(table(shown))
+    if len(shown) < len(listed):
+        print(f"and {len(listed) - len(shown)} more: --verbose or --json prints all")
 
 
-def _cell(value: Any) -> str:
-    match value:
-        case None:
-            return "-"
-        case bool():
-            return "yes" if value else "no"
-        case float():
-            return f"{value:.3g}"
-        case _:
-            return str(value)
+def print_names(what: str, names: Iterable[str], verbose: bool = True) -> None:
+    """Print `what` and the names on one line. Without `verbose`, print the first of many."""
+    print(what, printable(abridged(names, None if verbose else _NAMES)))
 
 
 def save(
-    made: ModelProto, output: Path, model: Path, as_json: bool, ends: Sequence[str] = ("inputs", "outputs")
+    made: ModelProto,
+    output: Path,
+    model: Path,
+    as_json: bool,
+    verbose: bool,
+    ends: Sequence[str] = ("inputs", "outputs"),
 ) -> None:
-    """Write what was made of `model`, and say what it is: the names of `ends`, which are "inputs", "outputs" or both."""
+    """Write what was made of `model`, and say what it is: the names of `ends`, which are "inputs", "outputs" or both.
+
+    A long list of names is abridged without `verbose`.
+    """
     names = {"inputs": made.graph.input, "outputs": made.graph.output}
     listed = {end: [value.name for value in names[end]] for end in ends}
     data = save_gradient(made, output, model)
@@ -77,7 +81,7 @@ def save(
         return
     print(f"{output}: {len(made.graph.node)} nodes" + (f", its weights in {data}" if data else ""))
     for end, values in listed.items():
-        print(f"{end:7} {', '.join(values)}")
+        print_names(f"{end:7}", values, verbose)
 
 
 class Bar:

@@ -10,7 +10,7 @@ from onnx.external_data_helper import load_external_data_for_model
 
 from refgrad import recipes
 from refgrad.backends import get_backend
-from refgrad.cli.options import Json, Model, Of, Result
+from refgrad.cli.options import Json, Model, Of, Result, Verbose
 from refgrad.cli.output import print_json, print_table, save
 from refgrad.conformance.questions.feeds import read_feeds
 from refgrad.errors import OptionError
@@ -42,10 +42,11 @@ def write_saliency(
     axis: Annotated[
         int | None, typer.Option(help="Take the maximum over this axis of the input: 1 for the channels of an image.")
     ] = None,
+    verbose: Verbose = False,
     as_json: Json = False,
 ) -> None:
     """Write a saliency map: |d of / d input|. Without --of it is that of the largest element of every sample."""
-    save(recipes.saliency(model, wrt, of, axis=axis), output, model, as_json)
+    save(recipes.saliency(model, wrt, of, axis=axis), output, model, as_json, verbose)
 
 
 @app.command("integrated-gradients")
@@ -55,10 +56,11 @@ def write_integrated_gradients(
     wrt: Input = None,
     of: Of = None,
     steps: Annotated[int, typer.Option(min=1, help="Points on the line, by the midpoint rule.")] = 64,
+    verbose: Verbose = False,
     as_json: Json = False,
 ) -> None:
     """Write the integrated gradients. They go from a baseline, an input that is 0 by default, to the input."""
-    save(recipes.integrated_gradients(model, wrt, of, steps=steps), output, model, as_json)
+    save(recipes.integrated_gradients(model, wrt, of, steps=steps), output, model, as_json, verbose)
 
 
 @app.command("fgsm")
@@ -72,17 +74,20 @@ def write_fgsm(
     clip: Annotated[
         tuple[float, float] | None, typer.Option(metavar="LOW HIGH", help="The range of the result, as in 0 1.")
     ] = None,
+    verbose: Verbose = False,
     as_json: Json = False,
 ) -> None:
     """Write an adversarial input. It is input + eps * sign(d loss / d input), the fast gradient sign method."""
     made = recipes.fgsm(model, wrt, of, score=score, eps=eps, clip=clip)
-    save(made, output, model, as_json)
+    save(made, output, model, as_json, verbose)
 
 
 @app.command("forces")
-def write_forces(model: Model, output: Result, wrt: Input = None, of: Of = None, as_json: Json = False) -> None:
+def write_forces(
+    model: Model, output: Result, wrt: Input = None, of: Of = None, verbose: Verbose = False, as_json: Json = False
+) -> None:
     """Write the forces. They are -d energy / d positions; the outputs of MODEL come after them."""
-    save(recipes.forces(model, wrt, of), output, model, as_json)
+    save(recipes.forces(model, wrt, of), output, model, as_json, verbose)
 
 
 @app.command("sensitivity")
@@ -99,6 +104,7 @@ def rank_weights(
     ] = None,
     of: Of = None,
     score: Score = None,
+    verbose: Verbose = False,
     as_json: Json = False,
 ) -> None:
     """Say which weights matter to a loss. Write the model of it, or with --feeds run that and print a ranking.
@@ -110,7 +116,7 @@ def rank_weights(
         raise OptionError("--output and --feeds exclude each other: one writes the model, the other runs it.")
     made = recipes.sensitivity(model, of, score=score)
     if output is not None:
-        save(made, output, model, as_json)
+        save(made, output, model, as_json, verbose)
     elif feeds is not None:
         load_external_data_for_model(made, str(model.parent))
         prepared = get_backend("numpy").prepare(made)
@@ -123,6 +129,6 @@ def rank_weights(
         if as_json:
             print_json(rows)
         else:
-            print_table(rows)
+            print_table(rows, verbose)
     else:
         raise OptionError("Give --output to write the model, or --feeds to run it and print the ranking.")

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 import typer
@@ -13,17 +12,16 @@ import refgrad
 from refgrad.backends import available, get_backend
 from refgrad.backends.base import load_model
 from refgrad.backends.numpy.backend import NumpyModel
-from refgrad.cli.options import Dim, Feeds, Json, Model, Outputs, Seed, Wrt, in_bytes, names, sizes_of
-from refgrad.cli.output import AGREES, DISAGREES, Bar, print_json, print_table
-from refgrad.conformance.judging.check import Check, Row
+from refgrad.cli.options import Dim, Feeds, Json, Model, Outputs, Seed, Verbose, Wrt, in_bytes, names, sizes_of
+from refgrad.cli.output import AGREES, DISAGREES, Bar, print_json, print_names, print_table, stdout
 from refgrad.conformance.judging.check import check as run_check
-from refgrad.conformance.oracles.comparison import AGREED
-from refgrad.conformance.oracles.differences import NAME as DIFFERENCES
 from refgrad.conformance.questions.feeds import random_feeds, read_feeds, write_arrays
 from refgrad.conformance.questions.point import inputs_of
+from refgrad.conformance.reporting import checks
 from refgrad.errors import OptionError
 from refgrad.protos.files import replacing
 from refgrad.show import demo as notebook
+from refgrad.show.tables import is_finite, statistics
 
 
 def run(
@@ -43,6 +41,7 @@ def run(
     ] = None,
     seed: Seed = 0,
     dim: Dim = None,
+    verbose: Verbose = False,
     as_json: Json = False,
 ) -> None:
     """Run MODEL and print what comes out."""
@@ -68,11 +67,14 @@ def run(
     if output is not None:
         with replacing(output) as file:
             write_arrays(file, results)
-    rows = [_statistics(name, value) for name, value in results.items()]
+    rows = [statistics(name, value) for name, value in results.items()]
     if as_json:
         print_json({"backend": backend, "feeds": "random" if feeds is None else str(feeds), "outputs": rows})
         return
-    print_table(rows)
+    print_table(rows, verbose)
+    odd = [name for name, value in results.items() if not is_finite(value)]
+    if odd:
+        print_names("not finite:", odd, verbose)
 
 
 def check(
@@ -96,6 +98,7 @@ def check(
     random_weights: Annotated[
         int | None, typer.Option(min=0, help="A seed: weights that are constant fills become random numbers first.")
     ] = None,
+    verbose: Verbose = False,
     as_json: Json = False,
 ) -> None:
     """Say whether the gradient of MODEL is right. Both dialects on every backend, against differences and against float64.
@@ -118,10 +121,14 @@ def check(
         tolerance=tolerance,
         random_weights=random_weights,
     )
-    _report(found, as_json)
+    if as_json:
+        print_json(checks.document(found))
+    else:
+        checks.show(found, stdout(), verbose)
+    raise typer.Exit(AGREES if found.ok else DISAGREES)
 
 
-def demo(as_json: Json = False) -> None:
+def demo(verbose: Verbose = False, as_json: Json = False) -> None:
     """Show the gradient of a small regression. Both graphs as text, the numbers, and the cross-check."""
     model = notebook.regression()
     gradient = refgrad.gradient(model, outputs=["loss"], cotangent="ones", keep_outputs=True)
@@ -130,7 +137,7 @@ def demo(as_json: Json = False) -> None:
     found = run_check(model, notebook.feeds(), outputs=["loss"])
     if as_json:
         rows = {name: {k: v.tolist() for k, v in results.items()} for name, results in numbers.items()}
-        print_json({"model": listings[0], "gradient": listings[1], "results": rows, "check": _as_dict(found)})
+        print_json({"model": listings[0], "gradient": listings[1], "results": rows, "check": checks.document(found)})
         raise typer.Exit(AGREES if found.ok else DISAGREES)
     print(f"The model, a regression with its loss:\n\n{listings[0]}\n")
     print(f"The gradient of its loss, another ONNX model:\n\n{listings[1]}\n")
@@ -140,65 +147,5 @@ def demo(as_json: Json = False) -> None:
             print(f"    {key} = {np.array2string(value, prefix='    ' + key + ' = ')}")
         print()
     print("Is it right?\n")
-    _report(found, as_json=False)
-
-
-def _statistics(name: str, value: Any) -> dict[str, Any]:
-    row: dict[str, Any] = {"name": name, "dtype": type(value).__name__, "shape": None}
-    row |= dict.fromkeys(("min", "mean", "max", "norm"))
-    if not isinstance(value, np.ndarray):
-        return row
-    row |= {"dtype": value.dtype.name, "shape": list(value.shape)}
-    if value.size and value.dtype.kind not in "OUSc":
-        wide = value.astype(np.float64)
-        with np.errstate(all="ignore"):
-            row |= {
-                "min": float(wide.min()),
-                "mean": float(wide.mean()),
-                "max": float(wide.max()),
-                "norm": float(np.linalg.norm(wide)),
-            }
-    return row
-
-
-def _report(found: Check, as_json: bool) -> None:
-    if as_json:
-        print_json(_as_dict(found))
-        raise typer.Exit(AGREES if found.ok else DISAGREES)
-    print_table(
-        {
-            "gradient of": row.gradient,
-            "dialect": row.dialect,
-            "backend": row.backend,
-            "against": row.oracle,
-            "absolute": row.absolute,
-            "relative": row.relative,
-            "explained": row.allowed,
-            "verdict": row.verdict,
-        }
-        for row in found.rows
-    )
-    notes: dict[tuple[str, str], list[Row]] = {}
-    for row in found.rows:
-        if row.note:
-            notes.setdefault((row.verdict, row.note), []).append(row)
-    for (verdict, note), rows in notes.items():
-        names = ", ".join(dict.fromkeys(row.gradient for row in rows))
-        witnesses = ", ".join(dict.fromkeys(f"{row.dialect} on {row.backend}" for row in rows))
-        print(f"{verdict} ({names}; {witnesses}): {note}")
-    counts = [row.verdict for row in found.rows]
-    told = ", ".join(f"{counts.count(verdict)} {verdict}" for verdict in dict.fromkeys(counts))
-    settled = {
-        row.gradient
-        for row in found.rows
-        if row.oracle == DIFFERENCES and row.verdict == AGREED and (row.allowed or 0) < 1
-    }
-    print(f"{'ok' if found.ok else 'DISAGREED'}: {told}. Feeds: {found.feeds}; seed {found.seed}.")
-    unsettled = [name for name in found.wrt if name not in settled]
-    if found.ok and unsettled:
-        print(f"Differences settled nothing for {', '.join(unsettled)}: give other --feeds, or --random-weights.")
+    checks.show(found, stdout(), verbose)
     raise typer.Exit(AGREES if found.ok else DISAGREES)
-
-
-def _as_dict(found: Check) -> dict[str, Any]:
-    return {"ok": found.ok, **asdict(found)}
