@@ -58,6 +58,10 @@ class RuleError(RefgradError):
     """A rule or a lowering does not fit the schema of its operator, or returned what cannot be an adjoint."""
 
 
+class UnknownOperatorError(RuleError, AttributeError):
+    """A rule or a lowering uses an operator, a primitive or a method of `op` that does not exist."""
+
+
 class FeedError(RefgradError):
     """Feeds with a wrong name, shape or dtype, or without an input that has no default."""
 

@@ -29,7 +29,7 @@ def chain() -> onnx.ModelProto:
 
 def with_neg(function: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, **options: Any) -> onnx.ModelProto:
     monkeypatch.setitem(RULES, ("", "Neg"), RULES["", "Neg"])
-    rule("Neg")(function)
+    rule("Neg", replace=True)(function)
     gradient = refgrad.gradient(chain(), **options)
     onnx.checker.check_model(gradient, full_check=all(not node.domain for node in gradient.graph.node))
     return gradient
@@ -121,7 +121,7 @@ def test_a_training_form_returns_more(monkeypatch: pytest.MonkeyPatch) -> None:
 
     model = chain()
     monkeypatch.setitem(RULES, ("", "Neg"), RULES["", "Neg"])
-    rule("Neg")(neg)
+    rule("Neg", replace=True)(neg)
     gradient = refgrad.gradient(model, dialect="ort")
     [node] = [node for node in gradient.graph.node if node.op_type == "NegTraining"]
     assert node.domain == "com.microsoft"

@@ -67,7 +67,7 @@ def test_a_wrong_rule_is_caught(operator: str, name: str, planted: Callable[...,
     [test] = [test for test in MODELS if test.name == name]
     assert not wrong(test)
     monkeypatch.setitem(RULES, ("", operator), RULES["", operator])
-    rule(operator, wrt=RULES["", operator].wrt)(planted)
+    rule(operator, replace=True, wrt=RULES["", operator].wrt)(planted)
     assert wrong(test)
     assert wrong(test.folded())
 

@@ -115,7 +115,7 @@ def test_planted_rule_is_caught(wrong: str, monkeypatch: pytest.MonkeyPatch) -> 
     op_type, settings, function, case = PLANTED[wrong]
     assert_gradient(case)
     monkeypatch.setitem(RULES, ("", op_type), RULES["", op_type])  # so that it is put back
-    rule(op_type, **settings)(function)
+    rule(op_type, replace=True, **settings)(function)
     with pytest.raises(AssertionError):
         assert_gradient(case)
 

@@ -1,17 +1,23 @@
 """A rule is bound to its operator's schema when it is defined; what does not fit is refused with the names that would."""
 
 import itertools
+import re
 
 import numpy as np
 import onnx
 import pytest
 
 import refgrad
+from refgrad.backends.numpy import registry as registry_of_kernels
+from refgrad.backends.numpy.registry import find, kernel
 from refgrad.conformance.case import node_case
 from refgrad.errors import RuleError
 from refgrad.extend import lowering, rule
+from refgrad.lowering.microsoft import FORMS, form
 from refgrad.tables import registry
+from refgrad.tables.definitions import DEFINITIONS, operator
 from refgrad.tables.primitives import PRIMITIVES
+from refgrad.tables.schemas import DECLARED
 
 
 @pytest.fixture(autouse=True)
@@ -50,13 +56,14 @@ def test_an_operator_without_schema_is_told_to_register_one():
 
 @pytest.mark.parametrize("result", [("a",), ("a", "b", "c"), "a"])
 def test_a_rule_that_returns_too_few_or_too_many_adjoints_is_named(result):
-    @rule("Mul")
+    @rule("Mul", replace=True)
     def mul(op, d_C):
         """Too few."""
         return result
 
     case = node_case("Mul", np.ones(2, np.float32), np.ones(2, np.float32))
-    with pytest.raises(RuleError, match=r"rule for Mul returned . adjoints for node 'node'; one each is due for A, B"):
+    said = r"rule for Mul returned (. adjoints|the name 'a') for node 'node'; one each is due for A, B"
+    with pytest.raises(RuleError, match=said):
         refgrad.gradient(case.model)
 
 
@@ -131,3 +138,56 @@ def test_a_rule_for_a_custom_operator_differentiates_it():
         assert [n.op_type for n in gradient.graph.node] == ["Cube", "Mul", "Mul", "Mul", "Mul", "Mul", "Sum"]
     finally:
         onnx.defs.deregister_schema("Cube", 1, "test.domain")
+
+
+# Registered twice
+
+BOTH = (
+    r"has a .* already: refgrad\.[a-z_.]+ \(.*/[a-z]+\.py:\d+\)\. "
+    r"test.*\(.*test_registry\.py:\d+\) would take its place.*replace=True"
+)
+
+
+def _nothing(*parameters: str):
+    """A function with these parameters."""
+    scope: dict = {}
+    exec(compile(f"def planted({', '.join(parameters)}): pass", __file__, "exec"), scope)
+    scope["planted"].__module__ = __name__
+    return scope["planted"]
+
+
+TWICE = {
+    "rule": (lambda **o: rule("Mul", **o), ("op", "d_C")),
+    "lowering": (lambda **o: lowering("ReluGrad", **o), ("op", "dY", "Y")),
+    "structure": (lambda **o: registry.structure("Loop", **o), None),
+    "kernel": (lambda **o: kernel("Softsign", **o), ("x",)),
+    "form": (lambda **o: form("ReluGrad", results="dX", **o), ("op", "dY", "Y")),
+    "function body": (lambda **o: operator("FastGelu", "Y", **o), ("op", "X")),
+}
+
+
+@pytest.fixture
+def _tables(monkeypatch):
+    for table in (registry.STRUCTURES, registry.LOWERINGS["onnx"], FORMS, DEFINITIONS, DECLARED):
+        for key, value in list(table.items()):
+            monkeypatch.setitem(table, key, value)
+    kernels = registry_of_kernels._kernels
+    find("", "Softsign", 1)
+    monkeypatch.setitem(kernels, ("", "Softsign"), list(kernels["", "Softsign"]))
+
+
+@pytest.mark.usefixtures("_tables")
+@pytest.mark.parametrize("kind", TWICE)
+def test_a_second_registration_names_both_places(kind):
+    register, parameters = TWICE[kind]
+    second = _nothing(*parameters) if parameters else type("Planted", (registry.Structure,), {"__module__": __name__})
+    with pytest.raises(RuleError, match=f"{kind} " if kind != "function body" else kind) as caught:
+        register()(second)
+    assert re.search(BOTH if parameters else r"has a structure already: refgrad\..*replace=True", str(caught.value))
+    register(replace=True)(second)
+
+
+def test_a_module_that_is_loaded_again_registers_again():
+    right = registry.RULES["", "Mul"]
+    rule("Mul", broadcast=True)(right.function)
+    assert registry.RULES["", "Mul"].function is right.function

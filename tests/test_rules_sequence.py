@@ -534,7 +534,7 @@ WRONG: dict[str, tuple[str, list[str], str, Callable[..., Any]]] = {
 def test_a_wrong_rule_is_caught(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
     op_type, wrt, name, function = WRONG[wrong]
     monkeypatch.setitem(RULES, ("", op_type), RULES["", op_type])  # so that it is put back
-    rule(op_type, wrt=wrt)(function)
+    rule(op_type, replace=True, wrt=wrt)(function)
     text, feeds = CASES[name]
     with pytest.raises(AssertionError):
         check(parsed(text, opset=18), feeds, orders=1)

@@ -24,6 +24,7 @@ import onnx
 from onnx import numpy_helper
 
 from refgrad.backends.base import describe
+from refgrad.tables.once import once, qualified
 
 KernelFunction = TypeVar("KernelFunction", bound=Callable[..., Any])
 Call = Callable[..., "tuple[Any, ...]"]
@@ -147,12 +148,20 @@ _kernels: dict[tuple[str, str], list[Kernel]] = {}
 
 
 def kernel(
-    *op_types: str, domain: str = "", since: int = 1, in_float32: bool = False, fresh: bool = False
+    *op_types: str,
+    domain: str = "",
+    since: int = 1,
+    in_float32: bool = False,
+    fresh: bool = False,
+    replace: bool = False,
 ) -> Callable[[KernelFunction], KernelFunction]:
     """Register a function as the kernel of `op_types` from version `since` on.
 
     With `in_float32`, 16-bit floats are computed in float32 and rounded once, at the end, as runtimes do. With `fresh`, the
-    results are new arrays (or an input that `_free` gave away), never a view of an input.
+    results are new arrays (or an input that `_free` gave away), never a view of an input. With `replace` it takes the
+    place of the kernel that an operator has from the same version on; without it a second one is refused.
+
+    :raises RuleError: an operator has a kernel from that version on, and `replace` is false.
     """
 
     def register(function: KernelFunction) -> KernelFunction:
@@ -160,6 +169,11 @@ def kernel(
         keywords = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
         for op_type in op_types:
             versions = _kernels.setdefault((domain, op_type), [])
+            before = next((k for k in versions if k.since == since), None)
+            kind = f"kernel from version {since} on"
+            once(kind, qualified(domain, op_type), before and before.function, function, replace)
+            if before is not None:
+                versions.remove(before)
             versions.append(Kernel(function, domain, op_type, since, in_float32, fresh, keywords))
             versions.sort(key=lambda k: k.since)
         return function

@@ -35,6 +35,7 @@ from refgrad.protos.reading import CONSTANT
 from refgrad.protos.types import Shape, adjoint_of, element_type, opened, unname
 from refgrad.protos.walk import captured, fresh, subgraphs
 from refgrad.reverse import containers
+from refgrad.reverse.misuse import no_such_method, no_such_primitive, not_a_value, not_one_value
 from refgrad.tables.registry import LOWERINGS
 from refgrad.tables.schemas import find_schema
 
@@ -146,7 +147,7 @@ class Emitter:
 
     def __getattr__(self, op_type: str) -> Callable[..., Any]:
         if not op_type[:1].isupper() or not onnx.defs.has(op_type):
-            raise AttributeError(f"{op_type!r} is neither an ONNX operator nor a method of the emitter")
+            raise no_such_method(self, op_type)
 
         def emit(*inputs: Argument, outputs: int = 1, **attributes: Any) -> Any:
             return self.emit(op_type, "", inputs, outputs, attributes)
@@ -222,11 +223,15 @@ class Emitter:
         names: list[str] = []
         for argument in inputs:
             if isinstance(argument, str):
+                if argument not in self.taken and argument:
+                    raise not_a_value(self, argument)
                 names.append(argument)
             elif argument is None:
                 names.append("")
             elif isinstance(argument, int | float):
                 names.append(self.const(argument, like=self._sibling(inputs)))
+            elif isinstance(argument, list | tuple) and any(isinstance(part, str) for part in argument):
+                raise not_one_value(self, argument)
             else:
                 names.append(self.const(argument))
         while names and not names[-1]:
@@ -585,7 +590,7 @@ class Primitives:
     def __getattr__(self, name: str) -> Callable[..., Any]:
         default = LOWERINGS["onnx"].get(name)
         if default is None:
-            raise AttributeError(f"{name!r} is no gradient primitive; there are {', '.join(sorted(LOWERINGS['onnx']))}")
+            raise no_such_primitive(self._op, name)
         override = LOWERINGS[self._op.dialect].get(name) if self._op.dialect != "onnx" else None
 
         def lower(*inputs: Any, **attributes: Any) -> Any:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from refgrad.errors import RuleError
 from refgrad.forward.graph import Graph, Node
 from refgrad.protos.domains import MICROSOFT
 from refgrad.reverse.emit import Emitted, Emitter
 from refgrad.reverse.path import Path
-from refgrad.tables.registry import RULES, Read, Rule
+from refgrad.reverse.returned import adjoints_of
+from refgrad.tables.registry import RULES, Read
 
 _VALUES = frozenset(("input", "cotangent", "output"))
 _FEW = 8  # operands; each is compared with all others, and a Sum may have thousands
@@ -69,9 +69,13 @@ class Sweep:
         op, needed = self.op, self.path.needed
         op.enter(rule.op_type, node.name, node)
         arguments, keywords = self._arguments(node, bound, adjoints)
-        result = rule.function(op, *arguments, **keywords)
+        try:
+            result = rule.function(op, *arguments, **keywords)
+        except Exception as error:
+            error.add_note(f"In the rule for {rule.op_type} of node {node.name!r}.")
+            raise
         operands = self._facing(node) if rule.broadcast else ()
-        for name, adjoint in self._assign(node, rule, places, result):
+        for name, adjoint in adjoints_of(rule, places, result, node.name, node.inputs, op.taken):
             if adjoint is not None and name in needed and len(operands) > 1:
                 facing = operands if name in operands else (*operands, name)
                 adjoint = op.grad.BroadcastGradient(adjoint, name, facing)
@@ -125,24 +129,6 @@ class Sweep:
         node.add_output(read.position + place, name)
         self.op.describe_output(node, read.position, name)
         return name
-
-    def _assign(
-        self, node: Node, rule: Rule, places: tuple[tuple[int, bool], ...], result: Any
-    ) -> Iterator[tuple[str, str | None]]:
-        """Pair the inputs of a node with the adjoints that its rule returned for them."""
-        if len(places) == 1 and not (isinstance(result, tuple) and len(result) == 1):
-            result = (result,)
-        if not isinstance(result, tuple) or len(result) != len(places):
-            count = len(result) if isinstance(result, tuple) else 1
-            raise RuleError(
-                f"The rule for {rule.op_type} returned {count} adjoints for node {node.name!r}; "
-                f"one each is due for {', '.join(rule.wrt)}."
-            )
-        for (position, variadic), adjoint in zip(places, result, strict=True):
-            if variadic:
-                yield from zip(node.inputs[position:], adjoint, strict=True)
-            elif position < len(node.inputs):
-                yield node.inputs[position], adjoint
 
     def adjoint(self, name: str) -> str | None:
         """The adjoint of `name`, the sum of its contributions in the order of the nodes; None where there are none."""

@@ -18,6 +18,7 @@ from onnx import NodeProto, helper
 from onnx.defs import OpSchema
 
 from refgrad.protos.domains import MICROSOFT
+from refgrad.tables.once import once, qualified
 from refgrad.tables.schemas import DECLARED
 
 _FLOATS = ("tensor(float)", "tensor(double)", "tensor(float16)", "tensor(bfloat16)")
@@ -71,12 +72,13 @@ DEFINITIONS: dict[tuple[str, str], Definition] = {}
 
 
 def operator(
-    op_type: str, *outputs: str, others: Iterable[str] = (), domain: str = MICROSOFT
+    op_type: str, *outputs: str, others: Iterable[str] = (), domain: str = MICROSOFT, replace: bool = False
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Define an operator by the decorated function.
 
     :param outputs: their names; a question mark behind one makes it optional.
     :param others: the inputs and outputs that do not hold floats.
+    :param replace: take the place of a body that the operator has already; without it a second one is refused.
     """
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -105,6 +107,8 @@ def operator(
             attributes=[_attribute(p) for p in attributes],
         )
         variadic = any(p.kind is p.VAR_POSITIONAL for p in inputs)
+        before = DEFINITIONS.get((domain, op_type))
+        once("function body", qualified(domain, op_type), before and before.function, function, replace)
         DECLARED[domain, op_type] = schema
         DEFINITIONS[domain, op_type] = Definition(
             schema, function, tuple(p.name for p in inputs), variadic, {p.name: p.default for p in attributes}

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from dataclasses import replace as with_fields
 from typing import Any
 
 from onnx.defs import OpSchema
 
 from refgrad.errors import RuleError
 from refgrad.protos.walk import attribute_value
+from refgrad.tables.once import once, qualified
 from refgrad.tables.primitives import PRIMITIVES
 from refgrad.tables.schemas import find_schema
 
@@ -69,7 +71,7 @@ class Rule:
             reads = tuple(_bind(self, name, schema, newest) for name in self.parameters if name != "**")
             if "**" in self.parameters:
                 others = (name for name in newest.attributes if name not in self.parameters)
-                reads += tuple(replace(_bind(self, name, schema, newest), kind="keyword") for name in others)
+                reads += tuple(with_fields(_bind(self, name, schema, newest), kind="keyword") for name in others)
             places = {p.name: (k, _is_variadic(p)) for k, p in enumerate(schema.inputs)}
             self._bound[opset] = (reads, tuple(places[name] for name in self.wrt if name in places))
         return self._bound[opset]
@@ -117,13 +119,19 @@ class Passage:
     refusal: str = ""
 
 
-def structure(op_type: str | None, domain: str = "") -> Callable[[type[Structure]], type[Structure]]:
-    """Register the decorated class as the derivative of an operator that has graphs of its own; None: of every function."""
+def structure(
+    op_type: str | None, domain: str = "", *, replace: bool = False
+) -> Callable[[type[Structure]], type[Structure]]:
+    """Register the decorated class as the derivative of an operator that has graphs of its own; None: of every function.
+
+    :raises RuleError: the operator has another one, and `replace` is false.
+    """
 
     def register(made: type[Structure]) -> type[Structure]:
         if op_type is None:
-            CALLS.append(made)
+            CALLS[:] = [made]
         else:
+            once("structure", qualified(domain, op_type), STRUCTURES.get((domain, op_type)), made, replace)
             STRUCTURES[domain, op_type] = made
         return made
 
@@ -148,6 +156,7 @@ def rule(
     wrt: Sequence[str] | None = None,
     broadcast: bool = False,
     refused: Mapping[str, str] | None = None,
+    replace: bool = False,
 ) -> Callable[[Function], Function]:
     """Register the decorated function as the reverse-mode rule of an operator.
 
@@ -161,7 +170,9 @@ def rule(
     :param broadcast: each adjoint has the shape of the broadcast output; the sweep sums it down to the input's.
     :param refused: inputs with a derivative that the rule does not give, and why: a path through one is refused. The
         derivative by any other input that is not in `wrt` is zero.
-    :raises RuleError: the operator has no schema, or a parameter or a name in `wrt` or `refused` is not in it.
+    :param replace: take the place of a rule that the operator has already; without it a second one is refused.
+    :raises RuleError: the operator has no schema, a parameter or a name in `wrt` or `refused` is not in it, or the
+        operator has a rule.
     """
 
     def register(function: Function) -> Function:
@@ -180,18 +191,22 @@ def rule(
         for name in names:
             if name != "**":
                 _bind(made, name, schema, schema)
+        before = RULES.get((domain, op_type))
+        once("rule", qualified(domain, op_type), before and before.function, function, replace)
         RULES[domain, op_type] = made
         return function
 
     return register
 
 
-def lowering(primitive: str, dialect: str = "onnx") -> Callable[[Function], Function]:
+def lowering(primitive: str, dialect: str = "onnx", *, replace: bool = False) -> Callable[[Function], Function]:
     """Register the decorated function as the meaning of a gradient primitive in a dialect.
 
     In "onnx" it emits ai.onnx operators only. In another dialect it may return None: then the "onnx" one is used.
 
-    :raises RuleError: the dialect or the primitive does not exist, or the parameters are not the primitive's.
+    :param replace: take the place of a lowering that the primitive has already in this dialect.
+    :raises RuleError: the dialect or the primitive does not exist, the parameters are not the primitive's, or it has a
+        lowering in this dialect.
     """
     if dialect not in LOWERINGS:
         raise RuleError(f"There is no dialect {dialect!r}; there are {', '.join(LOWERINGS)}.")
@@ -211,6 +226,7 @@ def lowering(primitive: str, dialect: str = "onnx") -> Callable[[Function], Func
                 f"The lowering of {primitive} has the parameters {', '.join(names)}; the primitive has "
                 f"{', '.join(known.inputs + known.attributes)}."
             )
+        once(f"lowering to {dialect!r}", primitive, LOWERINGS[dialect].get(primitive), function, replace)
         LOWERINGS[dialect][primitive] = function
         return function
 

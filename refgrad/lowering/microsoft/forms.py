@@ -17,6 +17,7 @@ from refgrad.forward.graph import Node
 from refgrad.forward.normalise import MIN_OPSET
 from refgrad.protos.domains import MICROSOFT
 from refgrad.reverse.emit import Emitter
+from refgrad.tables.once import once, qualified
 
 Ints = Sequence[int] | None
 Floats = Sequence[float] | None
@@ -93,10 +94,12 @@ def form(
     domain: str = MICROSOFT,
     opset: Callable[[Mapping[str, Any]], int] = lambda attributes: MIN_OPSET,
     attributes: Mapping[str, Any] | None = None,
+    replace: bool = False,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register the decorated function as the form of these operators; `results` are separated by spaces.
 
     `attributes` are those that the function takes as `**`, with their defaults; the others are its keyword-only parameters.
+    With `replace` it takes the place of a form that an operator has already; without it a second one is refused.
     """
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -109,6 +112,8 @@ def form(
         names = tuple(p.name for p in inputs)
         needed = frozenset(p.name for p in inputs if p.default is p.empty and "None" not in str(p.annotation))
         for op_type in op_types:
+            before = FORMS.get((domain, op_type))
+            once("form", qualified(domain, op_type), before and before.function, function, replace)
             FORMS[domain, op_type] = Form(
                 function, tuple(results.split()), writes or {}, opset, names, required, needed, variadic, known
             )

@@ -1,0 +1,76 @@
+"""What is wrong where a rule or a lowering asks `op` for something that it cannot give: errors that name rule and node."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Iterable, Sequence
+from typing import Protocol
+
+import onnx
+
+from refgrad.errors import RuleError, UnknownOperatorError, choices, did_you_mean
+from refgrad.tables.registry import LOWERINGS
+
+
+class Asked(Protocol):
+    """What the errors read of an emitter."""
+
+    taken: set[str]
+
+    @property
+    def rule(self) -> str:
+        """The operator whose rule emits."""
+
+    @property
+    def node(self) -> str:
+        """The node whose derivative is emitted."""
+
+
+def no_such_method(op: Asked, name: str) -> Exception:
+    """The error for `op.<name>`, which is neither an operator of ai.onnx nor a method of the emitter."""
+    if name.startswith("_"):  # Python looks for such names itself
+        return AttributeError(f"the emitter has no attribute {name!r}")
+    operators = {schema.name for schema in onnx.defs.get_all_schemas()}
+    methods = {method for method in dir(type(op)) if not method.startswith("_")}
+    return UnknownOperatorError(
+        f"{_place(op)} uses op.{name}, which is neither an operator of ai.onnx nor a method of op."
+        f"{_nearest(name, operators | methods)}"
+    )
+
+
+def no_such_primitive(op: Asked, name: str) -> Exception:
+    """The error for `op.grad.<name>`, which is no gradient primitive."""
+    if name.startswith("_"):
+        return AttributeError(f"op.grad has no attribute {name!r}")
+    known = sorted(LOWERINGS["onnx"])
+    return UnknownOperatorError(
+        f"{_place(op)} uses op.grad.{name}, which is no gradient primitive.{_nearest(name, known)} "
+        f"There are {', '.join(known)}."
+    )
+
+
+def not_a_value(op: Asked, name: str) -> RuleError:
+    """The error for an argument that is a string but names no value."""
+    return RuleError(
+        f"{_place(op)} reads {name!r}, which no node, input or constant is called.{did_you_mean(name, sorted(op.taken))}"
+    )
+
+
+def not_one_value(op: Asked, argument: Sequence[object]) -> RuleError:
+    """The error for an argument that holds several names."""
+    names = choices([str(part) for part in argument], limit=3)
+    return RuleError(
+        f"{_place(op)} gives several values as one argument: {names}. "
+        "An operator with several outputs returns a tuple: take one of them, or unpack it with *."
+    )
+
+
+def _place(op: Asked) -> str:
+    return f"The rule for {op.rule} of node {op.node!r}"
+
+
+def _nearest(name: str, names: Iterable[str]) -> str:
+    """The names that are close to `name`, as a question; nothing where there are none."""
+    known: Collection[str] = sorted(names)
+    close = difflib.get_close_matches(name, known, n=3) or [k for k in known if k.lower() == name.lower()]
+    return f" Did you mean {' or '.join(close)}?" if close else ""

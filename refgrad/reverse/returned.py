@@ -1,0 +1,93 @@
+"""What a rule returned for a node, paired with the node's inputs, or an error that says what is wrong with it."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator, Sequence
+from typing import Any
+
+from refgrad.errors import RuleError, did_you_mean
+from refgrad.tables.registry import Rule
+
+
+def adjoints_of(
+    rule: Rule,
+    places: Sequence[tuple[int, bool]],
+    result: Any,
+    node: str,
+    inputs: Sequence[str],
+    known: Container[str],
+) -> Iterator[tuple[str, str | None]]:
+    """The inputs of a node and the adjoints that its rule returned for them.
+
+    :param places: position and whether it is variadic, of each input that is differentiable.
+    :param node: the name of the node, for messages.
+    :param inputs: the inputs of the node.
+    :param known: the names of all values there are.
+    :raises RuleError: `result` has another number of adjoints, or one that is neither the name of a value nor None.
+    """
+    if len(places) == 1 and not (isinstance(result, tuple) and len(result) == 1):
+        result = (result,)
+    if not isinstance(result, tuple) or len(result) != len(places):
+        what = f"{len(result)} adjoints" if isinstance(result, tuple) else _described(result)
+        raise RuleError(
+            f"The rule for {rule.op_type} returned {what} for node {node!r}; "
+            f"{_due(rule, places)}: return a tuple of {len(places)}, with None where one is zero."
+        )
+    for name, (position, variadic), adjoint in zip(rule.wrt, places, result, strict=False):
+        if not variadic:
+            if position < len(inputs):
+                if adjoint is not None and not (adjoint.__class__ is str and adjoint in known):
+                    raise _wrong(rule, node, f"input {name}", adjoint, known)
+                yield inputs[position], adjoint
+            continue
+        rest = inputs[position:]
+        if not isinstance(adjoint, list | tuple) or len(adjoint) != len(rest):
+            what = f"a list of {len(adjoint)}" if isinstance(adjoint, list | tuple) else _described(adjoint)
+            raise RuleError(
+                f"The rule for {rule.op_type} returned {what} for the variadic input {name} of node {node!r}; "
+                f"return a list of {len(rest)} adjoints, with None where one is zero."
+            )
+        for k, each in enumerate(adjoint):
+            if each is not None and not (each.__class__ is str and each in known):
+                raise _wrong(rule, node, f"input {name}[{k}]", each, known)
+            yield rest[k], each
+
+
+def _due(rule: Rule, places: Sequence[tuple[int, bool]]) -> str:
+    return f"one each is due for {', '.join(rule.wrt)}" if places else "none is due"
+
+
+def _wrong(rule: Rule, node: str, where: str, adjoint: Any, known: Container[str]) -> RuleError:
+    return RuleError(
+        f"The rule for {rule.op_type} returned {_described(adjoint)} for {where} of node {node!r}{_hint(adjoint, known)}. "
+        "An adjoint is the name of a value that a method of op returned, or None where it is zero."
+    )
+
+
+def _described(value: Any) -> str:
+    match value:
+        case None:
+            return "None"
+        case str():
+            return f"the name {value!r}"
+        case bool() | int() | float():
+            return f"the number {value!r}"
+        case tuple() | list():
+            kind = "a tuple" if isinstance(value, tuple) else "a list"
+            return f"{kind} of {len(value)}"
+    shape = getattr(value, "shape", None)
+    return f"an array of shape {shape}" if isinstance(shape, tuple) else f"an object of type {type(value).__name__}"
+
+
+def _hint(value: Any, known: Container[str]) -> str:
+    match value:
+        case str():
+            close = did_you_mean(value, known) if isinstance(known, set | frozenset | dict) else ""
+            return f", which no node, input or constant is called.{close}".removesuffix(".")
+        case tuple():
+            return ": take one of them"
+        case list():
+            return ", which is not variadic"
+        case bool() | int() | float():
+            return ": a number is emitted with op.full_like"
+    return ": an array is emitted with op.const" if hasattr(value, "shape") else ""

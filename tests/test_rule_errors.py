@@ -1,0 +1,119 @@
+"""A rule that asks for what there is not, or returns what it must not, is told which rule, node and input it was."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+import refgrad
+from refgrad.errors import RuleError, UnknownOperatorError
+from refgrad.tables.registry import RULES, rule
+
+MUL = """<ir_version: 8, opset_import: ["": 18]> m (float[2] a, float[2] b) => (float[2] y)
+{ [times] c = Mul(a, b) y = Exp(c) }"""
+SUM = """<ir_version: 8, opset_import: ["": 18]> m (float[2] a, float[2] b) => (float[2] y)
+{ [plus] c = Sum(a, b) y = Exp(c) }"""
+OF = {"Mul": MUL, "Sum": SUM, "Exp": MUL}
+
+
+def fail_with(monkeypatch: pytest.MonkeyPatch, operator: str, function: Callable[..., Any]) -> str:
+    """What `gradient` says of a rule for `operator`."""
+    monkeypatch.setitem(RULES, ("", operator), RULES["", operator])
+    rule(operator, replace=True)(function)
+    with pytest.raises(RuleError) as caught:
+        refgrad.gradient(onnx.parser.parse_model(OF[operator]))
+    return str(caught.value)
+
+
+RETURNED = {
+    "None": (None, "returned None for node 'times'; one each is due for A, B: return a tuple of 2"),
+    "one name": ("c", "returned the name 'c' for node 'times'; one each is due for A, B"),
+    "a list": (["c", "c"], "returned a list of 2 for node 'times'; one each is due for A, B"),
+    "three": (("c", "c", "c"), "returned 3 adjoints for node 'times'"),
+    "a number": (
+        ("c", 2.0),
+        "returned the number 2.0 for input B of node 'times': a number is emitted with op.full_like",
+    ),
+    "an array": ((np.ones(2), "c"), r"returned an array of shape (2,) for input A of node 'times'"),
+    "a name": (("c", "nobody"), "returned the name 'nobody' for input B of node 'times', which no node, input or"),
+    "a near name": (("times_Gra", "c"), "for input A of node 'times'"),
+    "outputs": ((("c", "c"), "c"), "returned a tuple of 2 for input A of node 'times': take one of them"),
+    "list within": ((["c"], "c"), "returned a list of 1 for input A of node 'times', which is not variadic"),
+    "an object": ((object(), "c"), "returned an object of type object for input A of node 'times'"),
+}
+
+
+@pytest.mark.parametrize("which", RETURNED)
+def test_what_a_rule_must_not_return_is_said(which: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    result, message = RETURNED[which]
+    said = fail_with(monkeypatch, "Mul", lambda op, d_C: result)
+    assert "The rule for Mul" in said
+    assert message in said
+
+
+@pytest.mark.parametrize(
+    ("result", "message"),
+    [
+        ("c", "returned the name 'c' for the variadic input data_0 of node 'plus'; return a list of 2 adjoints"),
+        (None, "returned None for the variadic input data_0 of node 'plus'"),
+        (["c"], "returned a list of 1 for the variadic input data_0 of node 'plus'"),
+        (["c", 1.0], "returned the number 1.0 for input data_0[1] of node 'plus'"),
+    ],
+)
+def test_a_variadic_input_takes_a_list(result: Any, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert message in fail_with(monkeypatch, "Sum", lambda op, d_sum: result)
+
+
+def test_a_list_for_a_variadic_input_may_be_a_tuple(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(RULES, ("", "Sum"), RULES["", "Sum"])
+    rule("Sum", replace=True)(lambda op, d_sum: (d_sum, None))
+    made = refgrad.gradient(onnx.parser.parse_model(SUM), wrt=["a", "b"])
+    assert [output.name for output in made.graph.output] == ["a_grad", "b_grad"]
+
+
+def test_a_misspelt_operator_says_rule_node_and_the_nearest(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = fail_with(monkeypatch, "Mul", lambda op, d_C, A, B: (op.Sqare(A), B))
+    assert "The rule for Mul of node 'times' uses op.Sqare" in said
+    assert "Did you mean" in said
+    assert "Sqrt" in said
+    said = fail_with(monkeypatch, "Mul", lambda op, d_C, A, B: (op.Sogmoid(A), B))
+    assert "Did you mean Sigmoid" in said
+    said = fail_with(monkeypatch, "Mul", lambda op, d_C, A, B: (op.zero_like(A), B))
+    assert "op.zero_like, which is neither" in said
+    assert "zeros_like" in said
+    said = fail_with(monkeypatch, "Mul", lambda op, d_C, A, B: (op.grad.ReluGard(A), B))
+    assert "The rule for Mul of node 'times' uses op.grad.ReluGard" in said
+    assert "Did you mean ReluGrad" in said
+
+
+def test_python_may_still_ask_whether_there_is_a_method(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def mul(op: Any, d_C: str) -> Any:
+        asked.extend(hasattr(op, name) for name in ("Sqare", "Sqrt", "__array__"))
+        asked.append(hasattr(op.grad, "Nothing"))
+        return d_C, d_C
+
+    monkeypatch.setitem(RULES, ("", "Mul"), RULES["", "Mul"])
+    rule("Mul", replace=True)(mul)
+    refgrad.gradient(onnx.parser.parse_model(MUL))
+    assert asked == [False, True, False, False]
+    assert issubclass(UnknownOperatorError, RuleError)
+
+
+def test_an_argument_that_names_no_value_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = fail_with(monkeypatch, "Mul", lambda op, d_C, A, B: (op.Mul(d_C, "A"), d_C))
+    assert said.startswith("The rule for Mul of node 'times' reads 'A', which no node, input or constant is called.")
+    said = fail_with(monkeypatch, "Mul", lambda op, d_C, A, B: (op.Neg(op.Split(A, outputs=2)), d_C))
+    assert "The rule for Mul of node 'times' gives several values as one argument: 'times_Grad/Split_0_0'" in said
+    assert "take one of them" in said
+
+
+def test_an_error_of_python_in_a_rule_says_where(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(RULES, ("", "Mul"), RULES["", "Mul"])
+    rule("Mul", replace=True)(lambda op, d_C, A, B: 1 / 0)
+    with pytest.raises(ZeroDivisionError) as caught:
+        refgrad.gradient(onnx.parser.parse_model(MUL))
+    assert caught.value.__notes__ == ["In the rule for Mul of node 'times'."]
