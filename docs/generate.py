@@ -177,11 +177,12 @@ def findings() -> dict[Path, str]:
         sections.append(_counted(f"Gradients by {system} {version}", gradients) + table(header, rows))
         pages[_page(system)] = "\n".join(models)
     pages[ROOT / "docs" / "findings.md"] = (
-        "# Findings\n\nModels that another system computes wrongly, or not at all, and the interpreter right "
-        "(`tests/test_findings.py`).\nEach operator leads to its model, what is fed and what has to come out; all are "
-        "in `refgrad.conformance.findings`, to be run.\n\nThe last tables are of gradients: models whose gradient another "
-        "builder writes wrongly, and refgrad right. Of each the gradient\nis worked out by hand, two oracles agree with it and "
-        "contradict the builder, and the suite finds the fault by itself\n(`tests/test_builder_findings.py`): "
+        "# Findings\n\nModels that another system computes wrongly or not at all, and that the interpreter computes right "
+        "(`tests/test_findings.py`).\nEach operator leads to its model, its feeds and the right result. All are records in "
+        "`conformance/findings/*.toml`, which\n`refgrad.conformance.findings.findings()` reads.\n\nThe last tables are about "
+        "gradients: models whose gradient another builder writes wrongly, and refgrad writes right. Each\ngradient is worked "
+        "out by hand, two oracles confirm it and contradict the builder, and the suite finds the fault by itself\n"
+        "(`tests/test_builder_findings.py`): "
         "`refgrad conformance run --source findings`.\n\n" + "\n".join(sections)
     )
     return pages

@@ -77,7 +77,7 @@ def cases() -> Iterator[Case]:
 
 
 def apart() -> Iterator[Case]:
-    """Where ONNX Runtime is wrong (conformance/findings/recurrent.py) or ends the process."""
+    """Where ONNX Runtime is wrong (conformance/findings/recurrent.toml) or ends the process."""
     yield from _clipped("LSTM")
     yield from _unscaled("RNN")  # wrong in 1.19.2 alone
     for op in GATES:

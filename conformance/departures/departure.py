@@ -1,4 +1,4 @@
-"""A departure: where dialect "ort" is not the graph of ONNX Runtime's builder, and why."""
+"""A departure: where dialect "ort" differs from the graph of ONNX Runtime's builder, and why."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import re
 from dataclasses import dataclass
 
 KINDS = {
-    "refused": "the builder makes no gradient, or a graph that is none",
+    "refused": "the builder refuses, or writes an invalid graph",
     "fails": "its graph does not run, or ends the process",
     "wrong": "its graph runs, and the result is not the gradient",
-    "kernel": "refgrad's graph does not run, and neither may the other: a kernel that it needs is at fault",
+    "kernel": "refgrad's graph does not run, because a kernel that it needs is at fault; the other graph may not run either",
     "form": "both are right, by other nodes",
 }
 
 
 @dataclass(frozen=True)
 class Departure:
-    """Why cases of some operators come out differently. What it says of them is measured, not believed (docs/parity.md).
+    """Why cases of some operators come out differently. docs/parity.md shows what was measured of each.
 
     :param kind: one of `KINDS`.
     :param reason: what ONNX Runtime's builder does and what refgrad does instead, in a sentence or two.

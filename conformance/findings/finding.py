@@ -25,11 +25,11 @@ Arrays = Mapping[str, Any]
 class Finding:
     """`system` computes `model` wrongly for `feeds`, fails on it, or ends the process (`crashes`).
 
-    `expected` are the right outputs by name. Who is right follows from `proof`, a sentence: the specification's words, a
-    function body, or a number that anybody can check by hand. A gradient kernel needs none: `forward` is the model that
-    it belongs to, with the inputs of `model` by the same names, and float64 differences of it are the proof. Then every input
+    `expected` are the right outputs by name. `proof` says why they are right: in the specification's words, by a function
+    body, or by a number that anybody can check by hand. A gradient kernel has `forward` instead: the model that it belongs
+    to, with the inputs of `model` by the same names. Float64 differences of `forward` are the proof; every input
     `<output>_grad` of `model` is a cotangent, and every output `<input>_grad` a gradient. ONNX Runtime runs a model as it is
-    written, unless the fault is in what it makes of it first (`optimized`).
+    written, unless the fault is in its optimizer (`optimized`).
     """
 
     system: str

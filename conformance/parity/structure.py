@@ -57,7 +57,7 @@ _FEW = 8  # elements of a constant that are printed
 
 
 @dataclass(frozen=True)
-class Difference:
+class Mismatch:
     """One tensor that the two graphs compute differently: the nodes between it and the tensors that both graphs name."""
 
     tensor: str
@@ -81,7 +81,7 @@ class Comparison:
     """
 
     isomorphic: bool
-    differences: tuple[Difference, ...]
+    differences: tuple[Mismatch, ...]
     operators: tuple[Counter[str], Counter[str]]
     names: tuple[frozenset[str], frozenset[str]]
 
@@ -145,15 +145,15 @@ def compare(left: ModelProto, right: ModelProto, apart_from: Iterable[str] = ())
     )
 
 
-def _differences(left: _Side, right: _Side, alone: Iterable[str]) -> Iterator[Difference]:
+def _differences(left: _Side, right: _Side, alone: Iterable[str]) -> Iterator[Mismatch]:
     shared = [name for name in left.producer if name in right.producer]
     stops = frozenset(shared)
     local = [side.local(stops) for side in (left, right)]
     for name in shared:
         if local[0][name] != local[1][name]:
-            yield Difference(name, left.text(name, stops), right.text(name, stops))
+            yield Mismatch(name, left.text(name, stops), right.text(name, stops))
     for name in alone:
-        yield Difference(name, *(side.text(name, stops) if name in side.producer else () for side in (left, right)))
+        yield Mismatch(name, *(side.text(name, stops) if name in side.producer else () for side in (left, right)))
 
 
 class _Side:

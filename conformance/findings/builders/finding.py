@@ -21,16 +21,16 @@ RAW, MODULE = "onnxruntime:raw", "onnxruntime:module"
 # The releases that the findings are about; another release is not held to them.
 BUILDER_VERSIONS = {ONNX_AD: "0.3.0", ORT_BUILDER: VERSIONS[TRAINING]}
 
-ENDS = "its process ended"  # what is said of a process that does not come back
+ENDS = "its process ended"  # in the message of a worker whose process ended
 
 
 @dataclass(frozen=True, eq=False)
 class BuilderFinding:
     """`builders`, all of `system`, do not give the gradient of `model` by each input in `expected`.
 
-    It is that of Σ <cotangent, output> where the model is fed `feeds`. Who is right follows from `proof`, which anybody can
-    check by hand, and from the oracles. `graph` says what is wrong in what they write, `given` what `executor` makes of it:
-    gradients by the same names, or, where there are none, a part of what is said then.
+    The gradient is that of Σ <cotangent, output> where the model is fed `feeds`. `proof` says why `expected` is right, so
+    that anybody can check it by hand; the oracles check it too. `graph` says what is wrong in the gradient graph. `given` are
+    the gradients that `executor` computes with it, by the same names, or a part of the message where it fails.
     """
 
     system: str
@@ -71,7 +71,7 @@ class BuilderFinding:
         return {name: results[gradient] for name, gradient in built.gradients.items()}
 
     def holds(self, outcome: Arrays | str) -> bool:
-        """Whether this is the wrong outcome that the finding tells of."""
+        """Whether this is the wrong outcome that the finding describes."""
         if isinstance(outcome, str) or isinstance(self.given, str):
             return isinstance(outcome, str) and isinstance(self.given, str) and self.given in outcome
         given = self.given
