@@ -24,7 +24,7 @@ from refgrad.conformance.exporting.backendtests import KINDS, LEFT_OUT, backend_
 from refgrad.conformance.findings import findings as every_finding
 from refgrad.conformance.findings.builders import builder_findings
 from refgrad.conformance.findings.builders.finding import BUILDER_VERSIONS, BuilderFinding
-from refgrad.conformance.findings.finding import TRAINING, VERSIONS, Finding
+from refgrad.conformance.findings.finding import RELEASES, TRAINING, VERSIONS, Finding
 from refgrad.conformance.mutating.mutants import COLUMNS, Mutant, ruled
 from refgrad.conformance.parity.structure import EXCUSES
 from refgrad.conformance.reporting import html, markdown
@@ -119,8 +119,9 @@ def models_of_nodes() -> str:
         + (f"These are left out:\n\n{table(('models', 'why'), left_out)}" if left_out else "None is left out.\n")
         + ("\nThese inputs are not differentiated:\n\n" + table(("input", "why"), fixed) if fixed else "")
         + f"\n## Structure\n\n{len(structured)} of the models have graphs within their nodes, a recurrence, sequences or "
-        "optionals. A sequence is judged tensor by tensor.\nONNX Runtime has to compute these gradients too, within 1e-4 in "
-        "the model's own types, where it runs the model.\nA gradient is zero where no output depends on the values of an "
+        "optionals. A sequence is judged tensor by tensor.\nONNX Runtime has to compute these gradients too, where it runs "
+        "the model: within 1e-4 in the model's own types, or one unit in\nthe last place of float16 and bfloat16.\n"
+        "A gradient is zero where no output depends on the values of an "
         "input.\n\n" + table(("model", "differentiated by", "zero by"), structured)
     )
 
@@ -151,15 +152,17 @@ def findings() -> dict[Path, str]:
     """Return docs/findings.md, which has a table for each system, and docs/findings/*.md, which have the models."""
     pages = {}
     sections = []
-    for system, version in VERSIONS.items():
+    for system, releases in RELEASES.items():
+        title = f"{system} {' or '.join(releases)}"
         groups: dict[tuple[str, ...], list[str]] = {}
-        models = [f"# Models that {system} {version} gets wrong\n\n[All findings](../findings.md)\n"]
+        models = [f"# Models that {title} gets wrong\n\n[All findings](../findings.md)\n"]
         found = [f for f in every_finding() if f.system == system]
         for f, link, heading in _linked(found):
-            groups.setdefault((f.fault, f.proof or "float64 differences of the forward model"), []).append(link)
-            models.append(f"{heading}\n\nIt {f.fault}.\n\n{_code(f.model)}\n{_data(f)}")
+            fault = f.fault + (f" (until {f.until})" if f.until else "")
+            groups.setdefault((fault, f.proof or "float64 differences of the forward model"), []).append(link)
+            models.append(f"{heading}\n\nIt {fault}.\n\n{_code(f.model)}\n{_data(f)}")
         rows = [(", ".join(links), *what) for what, links in groups.items()]
-        sections.append(_counted(f"{system} {version}", found) + table(("operator", "what is wrong", "proof"), rows))
+        sections.append(_counted(title, found) + table(("operator", "what is wrong", "proof"), rows))
         pages[_page(system)] = "\n".join(models)
     cases = dict(zip(builder_findings(), of_findings(), strict=True))
     for system, version in BUILDER_VERSIONS.items():

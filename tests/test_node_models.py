@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from refgrad.backends import available, get_backend
-from refgrad.conformance.running.nodemodels import TOLERANCE, NodeModel, departure, excluded, node_models, wrong
+from refgrad.conformance.running.nodemodels import NodeModel, departure, excluded, node_models, wrong
 from refgrad.errors import BackendError, RefgradError
 from refgrad.tables.registry import RULES, STRUCTURES, rule
 
@@ -31,10 +31,24 @@ def test_gradient_agrees_with_differences(test: NodeModel, folded: bool) -> None
 @pytest.mark.parametrize("test", [test for test in JUDGED if test.structured], ids=named)
 def test_onnxruntime_computes_the_gradient_of_a_structure(test: NodeModel) -> None:
     try:
-        assert departure(test, "ort-cpu") <= TOLERANCE
+        assert departure(test, "ort-cpu") <= test.tolerance
     except BackendError:
         with pytest.raises(BackendError):  # it does not run the model itself
             get_backend("ort-cpu").prepare(test.model).run(test.feeds)
+
+
+@pytest.mark.parametrize(
+    ("name", "tolerance"),
+    [
+        ("test_linear_attention_fp16_expanded", 2**-10),
+        ("test_range_bfloat16_type_positive_delta_expanded", 2**-7),
+        ("test_range_float_type_positive_delta_expanded", 1e-4),
+    ],
+)
+def test_cotangents_have_the_type_of_the_output(name: str, tolerance: float) -> None:
+    [test] = [test for test in MODELS if test.name == name]
+    assert test.tolerance == tolerance
+    assert departure(test, "numpy") <= tolerance
 
 
 def test_nothing_is_left_out() -> None:

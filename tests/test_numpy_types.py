@@ -177,6 +177,17 @@ if TRAINING in installed():
     NOT_COMPARED["com.microsoft.MultiHeadAttention"] = "release 1.19 masks the second sample otherwise than 1.31"
 
 
+def undefined(case: NodeCase, values: Mapping[str, np.ndarray]) -> bool:
+    """Whether ONNX Runtime leaves results of this case undefined."""
+    if case.node.op_type == "RNN":  # the state of an empty sequence is unwritten
+        return not values.get("sequence_lens", np.ones(1)).all()
+    if case.node.op_type == "Attention":  # the −∞ of a hidden key is cast to the mask's integers: docs/findings.md
+        given = {a.name: a.i for a in case.node.attribute}
+        windows = [given.get(f"{side}_window_size", -1) for side in ("left", "right")]
+        return given.get("is_causal", 0) == 1 or max(windows) >= 0 or "nonpad_kv_seqlen" in case.node.input
+    return False
+
+
 @pytest.mark.skipif("ort-cpu" not in available(), reason="onnxruntime is not installed")
 @pytest.mark.parametrize("operator", [name for name in by_operator() if name not in NOT_COMPARED])
 def test_integers_are_those_of_onnx_runtime(operator):
@@ -185,8 +196,8 @@ def test_integers_are_those_of_onnx_runtime(operator):
         key = case.schema.since_version, kind, tuple(v.dtype for v in values.values())
         if kind.kind not in "iu" or key in seen:
             continue
-        if operator == "RNN" and not values.get("sequence_lens", np.ones(1)).all():
-            continue  # ONNX Runtime leaves the state of an empty sequence unwritten
+        if undefined(case, values):
+            continue
         seen.add(key)
         model = model_of(case, values)
         expected = ONNXRUNTIME.run(model, values)

@@ -71,6 +71,11 @@ def test_a_finding_is_read_in_the_types_that_its_model_declares(tmp_path):
     assert not found.wrong({"C": np.float32([3])})
 
 
+def test_a_release_that_the_findings_are_not_about_is_refused(tmp_path):
+    with pytest.raises(RecordsError, match=r"until is '1\.2'\. The findings are about the releases '1\.23\.2'"):
+        of_findings(written(tmp_path, FINDING + 'until = "1.2"\n'))
+
+
 def test_a_gradient_is_read(tmp_path):
     [found] = of_builders(written(tmp_path, GRADIENT))
     assert (found.system, found.builders, found.executor) == ("family", ("onnx-ad",), "numpy")

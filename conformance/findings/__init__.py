@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from refgrad.conformance.findings.finding import VERSIONS, Finding
+from refgrad.conformance.findings.finding import RELEASES, VERSIONS, Finding
 from refgrad.conformance.findings.reading import arrays_of, inputs_of, model_of, outputs_of
 from refgrad.conformance.records import files, read
 from refgrad.errors import choices
@@ -15,6 +15,7 @@ _KEYS = {
     "system": str,
     "operator": str,
     "fault": str,
+    "until": str,
     "proof": str,
     "crashes": bool,
     "tolerance": float,
@@ -24,8 +25,9 @@ _KEYS = {
     "feeds": dict,
     "expected": dict,
 }
-_OPTIONAL = ("proof", "crashes", "tolerance", "optimized", "forward")
-_PLAIN = ("system", "operator", "fault", "proof", "crashes", "tolerance", "optimized")  # as they are in a `Finding`
+_OPTIONAL = ("until", "proof", "crashes", "tolerance", "optimized", "forward")
+# As they are in a `Finding`.
+_PLAIN = ("system", "operator", "fault", "until", "proof", "crashes", "tolerance", "optimized")
 
 
 @cache
@@ -43,6 +45,8 @@ def read_findings(path: Path) -> Iterator[Finding]:
     for record in read(path, "finding", _KEYS, _OPTIONAL, named_by=("operator", "fault")):
         if record["system"] not in VERSIONS:
             raise record.wrong(f"system is {record['system']!r}. There are {choices(VERSIONS)}.")
+        if record.values.get("until", VERSIONS[record["system"]]) not in (known := RELEASES[record["system"]]):
+            raise record.wrong(f"until is {record['until']!r}. The findings are about the releases {choices(known)}.")
         if ("proof" in record.values) == ("forward" in record.values):
             raise record.wrong("Give it a proof, or the forward model of a gradient kernel, which is one.")
         model = model_of(record, "model")

@@ -15,8 +15,9 @@ REFERENCE = "onnx.reference"
 ORT = "onnxruntime"
 TRAINING = "onnxruntime-training"
 
-# The releases that the findings are about; another release is not held to them.
-VERSIONS = {REFERENCE: "1.23.2", ORT: "1.31.1", TRAINING: "1.19.2"}
+# The releases that the findings are about, the oldest first; another release is not held to them.
+RELEASES = {REFERENCE: ("1.23.2",), ORT: ("1.31.1", "1.32.0"), TRAINING: ("1.19.2",)}
+VERSIONS = {system: releases[-1] for system, releases in RELEASES.items()}
 
 Arrays = Mapping[str, Any]
 
@@ -29,7 +30,8 @@ class Finding:
     body, or by a number that anybody can check by hand. A gradient kernel has `forward` instead: the model that it belongs
     to, with the inputs of `model` by the same names. Float64 differences of `forward` are the proof; every input
     `<output>_grad` of `model` is a cotangent, and every output `<input>_grad` a gradient. ONNX Runtime runs a model as it is
-    written, unless the fault is in its optimizer (`optimized`).
+    written, unless the fault is in its optimizer (`optimized`). `until` is the last release that has the fault; without it
+    the newest one in `RELEASES` has it.
     """
 
     system: str
@@ -43,9 +45,15 @@ class Finding:
     crashes: bool = False
     tolerance: float = 1e-5
     optimized: bool = False
+    until: str = ""
 
     def __str__(self) -> str:
         return f"{self.system}-{self.operator}-{self.fault[:40]}"
+
+    def is_in(self, release: str) -> bool:
+        """Whether this release, one of `RELEASES`, has the fault."""
+        releases = RELEASES[self.system]
+        return not self.until or releases.index(release) <= releases.index(self.until)
 
     def wrong(self, results: Arrays) -> bool:
         """Whether these outputs are not the expected ones."""

@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
-from onnx import ModelProto, TensorProto, TypeProto, ValueInfoProto, numpy_helper
+from onnx import ModelProto, TensorProto, TypeProto, ValueInfoProto, helper, numpy_helper
 
 import refgrad
 from refgrad.backends import get_backend
@@ -73,6 +74,13 @@ class NodeModel:
         nodes = self.model.graph.node
         within = any(any(subgraphs(attribute)) for node in nodes for attribute in node.attribute)
         return within or not self.of_tensors or any(node.op_type in _RECURRENT for node in nodes)
+
+    @property
+    def tolerance(self) -> float:
+        """What a result in the model's own types may be off by, relative to its norm: one unit in the last place of 16 bits."""
+        kinds = {_element_type(v.type) for v in (*self.model.graph.input, *self.model.graph.output)}
+        steps = (float(ml_dtypes.finfo(helper.tensor_dtype_to_np_dtype(kind)).eps) for kind in kinds & set(FLOATS))
+        return max((TOLERANCE, *steps))
 
     @property
     def of_tensors(self) -> bool:
@@ -252,12 +260,13 @@ def departure(test: NodeModel, backend: str) -> float:
     rng = np.random.default_rng(7)
     cotangents = {o: rng.standard_normal(v.shape) for o, v in tensors({o: results[o] for o in test.outputs}).items()}
     seeds = {seeds_of[o]: value for o, value in _with(results, cotangents).items() if o in seeds_of}
-    narrow = {n: v.astype(np.float32) for n, v in tensors(seeds).items()}
+    declared = {v.name: _element_type(v.type) for v in gradient.graph.input}
+    seeds = {name: _cast(value, helper.tensor_dtype_to_np_dtype(declared[name])) for name, value in seeds.items()}
     wanted, got = (
         tensors({name: found[gradient_name] for name, gradient_name in names.items()})
         for found in (
-            in_float64(gradient).run(widened(test.feeds) | seeds),
-            get_backend(backend).prepare(gradient).run(dict(test.feeds) | _with(seeds, narrow)),
+            in_float64(gradient).run(widened(dict(test.feeds) | seeds)),
+            get_backend(backend).prepare(gradient).run(dict(test.feeds) | seeds),
         )
     )
     if got.keys() != wanted.keys():
@@ -265,6 +274,13 @@ def departure(test: NodeModel, backend: str) -> float:
     size = max((float(np.linalg.norm(value)) for value in wanted.values()), default=0.0)
     error = max((float(np.linalg.norm(got[name] - value)) for name, value in wanted.items()), default=0.0)
     return error / max(size, 1.0)
+
+
+def _cast(value: Any, kind: np.dtype[Any]) -> Any:
+    """A tensor, or every tensor in a sequence, in another type; an empty optional as it is."""
+    if isinstance(value, list):
+        return [_cast(element, kind) for element in value]
+    return None if value is None else value.astype(kind)
 
 
 def _judge(
