@@ -18,6 +18,7 @@ nox.options.default_venv_backend = "venv"
 nox.options.reuse_existing_virtualenvs = True
 
 ROOT = Path(__file__).parent
+os.environ.setdefault("PIP_CONSTRAINT", (ROOT / "constraints.txt").as_uri())  # a URI: pip splits a path at its spaces
 TORCH_MODELS = ROOT / "build" / "torch_models"  # written by the session `torch`, read by `training`
 ELSEWHERE = ("--ignore=tests/packaging",)  # the session `package` runs them
 WITHOUT_RUNTIME = [  # of the interpreter alone: the session `tests` runs them
@@ -108,7 +109,7 @@ def parity(session: nox.Session) -> None:
 @nox.session
 def torch(session: nox.Session) -> None:
     """Nine models as torch's exporter writes them, and every operator that torch has, against torch.autograd."""
-    session.install("torch==2.13.0")
+    session.install("torch")
     session.install("-e", ".[ort,torch,test]")
     shutil.rmtree(TORCH_MODELS, ignore_errors=True)
     session.run("python", "examples/torch_models.py", str(TORCH_MODELS))
@@ -148,7 +149,7 @@ def package(session: nox.Session) -> None:
 @nox.session
 def models(session: nox.Session) -> None:
     """All architectures against torch.autograd (docs/models.md); `refgrad check` on the nine that onnx ships: minutes."""
-    session.install("torch==2.13.0")
+    session.install("torch")
     session.install("-e", ".[ort,torch,test]")
     results = ROOT / "benchmarks" / "results" / "models.json"
     session.run("python", "examples/torch_models.py", str(TORCH_MODELS), "--all", "--save", str(results))
@@ -160,7 +161,7 @@ def models(session: nox.Session) -> None:
 @nox.session
 def benchmarks(session: nox.Session) -> None:
     """Every benchmark that stock onnxruntime can run, and the README's table."""
-    session.install("torch==2.13.0")
+    session.install("torch")
     session.install("-e", ".[ort,torch]")
     session.run("python", "examples/torch_models.py", str(TORCH_MODELS))
     for script in ("import_time", "memory", "recompute", "depth", "node_tests"):

@@ -7,7 +7,7 @@ is tested with, or with --all each of them. The npz holds what a runtime without
 `output/<output>`, `cotangent/<output>_grad`, and autograd's gradients for every float input and every parameter,
 `float32/<name>_grad` and `float64/<name>_grad`. Then it prints how far refgrad's gradients are from autograd's in float64.
 
-Needs torch==2.13.0, onnxscript and transformers.
+Needs torch, onnxscript and transformers.
 """
 
 from __future__ import annotations

@@ -1,0 +1,48 @@
+"""The releases that the sessions install are those that the records are about, and every direct dependency has one."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+from refgrad.conformance.findings.builders.finding import BUILDER_VERSIONS, ONNX_AD
+from refgrad.conformance.findings.finding import ORT, REFERENCE, VERSIONS
+
+ROOT = Path(__file__).parent.parent
+LINES = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+PINS = {pin.name: pin for pin in map(Requirement, filter(None, (line.partition("#")[0].strip() for line in LINES)))}
+
+# They run a device, or are pinned in pyproject.toml for the interpreters and systems that have them.
+ELSEWHERE = ("onnxruntime-gpu", "onnxruntime-training", "onnxruntime-training-cpu")
+
+
+def release(name: str) -> str:
+    [specifier] = PINS[name].specifier
+    assert specifier.operator == "=="
+    return specifier.version
+
+
+def test_findings_are_about_the_releases_that_are_installed():
+    assert release("onnx") == VERSIONS[REFERENCE]
+    assert release("onnxruntime") == VERSIONS[ORT]
+    assert release("onnx-ad") == BUILDER_VERSIONS[ONNX_AD]
+
+
+def test_every_direct_dependency_has_one_in_its_range():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"].values()
+    wanted = [Requirement(text) for texts in (project["dependencies"], *extras) for text in texts]
+    for requirement in wanted:
+        if requirement.name not in (project["name"], *ELSEWHERE):
+            assert release(requirement.name) in requirement.specifier, requirement
+
+
+def test_what_the_sessions_install_by_name_has_one():
+    noxfile = (ROOT / "noxfile.py").read_text(encoding="utf-8")
+    arguments = ",".join(re.findall(r"session\.install\(([^)]*)\)", noxfile))
+    names = {name for name in re.findall(r'"([^"]+)"', arguments) if not name.startswith(("-", "."))}
+    assert names
+    assert names <= PINS.keys()
