@@ -13,7 +13,7 @@ from refgrad.backends.numpy.registry import find, kernel
 from refgrad.conformance.case import node_case
 from refgrad.errors import RuleError
 from refgrad.extend import lowering, rule
-from refgrad.lowering.microsoft import FORMS, form
+from refgrad.microsoft.forms import FORMS, form
 from refgrad.tables import registry
 from refgrad.tables.definitions import DEFINITIONS, operator
 from refgrad.tables.primitives import PRIMITIVES

@@ -1,4 +1,4 @@
-"""The emitter of function bodies: `op.Add(x, y)` adds a node and returns the name of its result."""
+"""The emitter of function bodies: as `op` of rules, but only the element types and ranks of the inputs are known."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from refgrad.protos.domains import MICROSOFT
 from refgrad.protos.reading import CONSTANT
 from refgrad.protos.types import Type
 
-Argument = str | float | Sequence[int] | None
+Argument = str | float | Sequence[int] | np.ndarray | None
 
 _TYPED = dict.fromkeys(("Shape", "Size"), int(TensorProto.INT64)) | dict.fromkeys(
     ("Equal", "Less", "Greater", "GreaterOrEqual", "LessOrEqual", "Not", "And", "Or"), int(TensorProto.BOOL)
@@ -22,8 +22,8 @@ _TYPED = dict.fromkeys(("Shape", "Size"), int(TensorProto.INT64)) | dict.fromkey
 class FunctionEmitter:
     """Collects the nodes of a function body: `op.Add(x, y)` adds one of ai.onnx and returns the name of its result.
 
-    An argument is a value's name, a number (of the type of the first float input), a list of integers, or None. `types`
-    has what is known of the operator's inputs.
+    An argument is a value's name, a number (of the type of the last operand that is not a condition), a list of integers, an
+    array, or None. `types` has what is known of the operator's inputs. Constants are nodes: a function has no initializers.
     """
 
     def __init__(self, opset: int) -> None:
@@ -34,16 +34,17 @@ class FunctionEmitter:
     def __getattr__(self, op_type: str) -> Callable[..., Any]:
         if not op_type[:1].isupper():
             raise AttributeError(op_type)
-        return lambda *inputs, **attributes: self.emit(op_type, "", inputs, **attributes)
+        return lambda *inputs, outputs=1, **attributes: self.emit(op_type, "", inputs, outputs, attributes)
 
-    def microsoft(self, op_type: str, *inputs: Argument, **attributes: Any) -> Any:
-        """Add a node of com.microsoft."""
-        return self.emit(op_type, MICROSOFT, inputs, **attributes)
+    def com_microsoft(self, op_type: str, *inputs: Argument, outputs: int = 1, **attributes: Any) -> Any:
+        """Add a node of ONNX Runtime's domain."""
+        return self.emit(op_type, MICROSOFT, inputs, outputs, attributes)
 
-    def emit(self, op_type: str, domain: str, inputs: Sequence[Argument], outputs: int = 1, **attributes: Any) -> Any:
-        """Add a node; its result's name, or a tuple of names where it has several."""
-        like = next((x for x in inputs if isinstance(x, str)), None)
-        names = [self._name(x, like) for x in inputs]
+    def emit(
+        self, op_type: str, domain: str, inputs: Sequence[Argument], outputs: int, attributes: Mapping[str, Any]
+    ) -> Any:
+        """Add a node; its result's name, or a tuple of names where it has several. Attributes that are None are left out."""
+        names = [self._name(x, inputs) for x in inputs]
         while names and not names[-1]:
             names.pop()
         made = tuple(f"v_{len(self.nodes)}_{k}" for k in range(outputs))
@@ -65,39 +66,36 @@ class FunctionEmitter:
         typed = names[1:] if op_type in ("Where", "CastLike") else names
         return self.type(typed[0]) if typed else 0
 
-    def _name(self, value: Argument, like: str | None) -> str:
+    def _name(self, value: Argument, beside: Sequence[Argument]) -> str:
         if value is None:
             return ""
         if isinstance(value, str):
             return value
         if isinstance(value, int | float):
-            assert like is not None
-            return self.number(value, like)
-        return self.constant(np.array(value, np.int64))
+            operands = [x for x in beside if isinstance(x, str) and self.type(x) != TensorProto.BOOL]
+            return self.const(value, like=operands[-1])
+        return self.const(value)
 
-    def constant(self, array: np.ndarray) -> str:
-        """A constant."""
-        return str(self.emit("Constant", "", (), value=numpy_helper.from_array(array)))
-
-    def number(self, value: float, like: str) -> str:
-        """A scalar of the type of `like`."""
-        kind = self.type(like) or TensorProto.FLOAT
-        tensor = numpy_helper.from_array(np.array(value, helper.tensor_dtype_to_np_dtype(kind)))
-        if float(numpy_helper.to_array(tensor)) != value:
+    def const(self, value: float | Sequence[int] | np.ndarray, like: str | None = None) -> str:
+        """A constant: of the type of `like`, or the array's own, or int64."""
+        kind = TensorProto.INT64 if like is None else self.type(like) or TensorProto.FLOAT
+        array = value if isinstance(value, np.ndarray) else np.array(value, helper.tensor_dtype_to_np_dtype(kind))
+        tensor = numpy_helper.from_array(array)
+        if isinstance(value, int | float) and float(array) != value:
             tensor.metadata_props.add(key=CONSTANT, value=repr(float(value)))
-        constant = str(self.emit("Constant", "", (), value=tensor))
-        return constant if self.type(like) else str(self.CastLike(constant, like))
+        constant = self.emit("Constant", "", (), 1, {"value": tensor})
+        return str(constant if like is None or self.type(like) else self.CastLike(constant, like))
 
     def rank(self, value: str) -> int | None:
         """The rank of an input, None where it is unknown."""
         return self.types.get(value, (0, None))[1]
 
     def type(self, value: str) -> int:
-        """The element type of an input, 0 where it is unknown."""
+        """The element type of a value, 0 where it is unknown."""
         return self.types.get(value, (0, None))[0]
 
-    def mean(self, value: str, axes: list[int]) -> str:
-        """The mean over `axes`, which stay as 1: before opset 18 they are an attribute."""
+    def reduce(self, op_type: str, data: str, axes: Sequence[int]) -> str:
+        """A reduction that keeps its axes, which are an attribute before opset 18."""
         if self.opset >= 18:
-            return str(self.ReduceMean(value, axes))
-        return str(self.ReduceMean(value, axes=axes))
+            return str(self.emit(op_type, "", (data, axes), 1, {}))
+        return str(self.emit(op_type, "", (data,), 1, {"axes": axes}))

@@ -38,8 +38,8 @@ def make_function(
         actual.append(called if value else None)
         if value in types:
             body.types[called] = types[value]
-    if not known.variadic:
-        actual += [None] * (len(known.parameters) - count)
+    if not known.signature.variadic:
+        actual += [None] * (len(known.signature.inputs) - count)
     results = known.function(body, *actual, **{**known.rounded, **given})
     results = results if isinstance(results, tuple) else (results,)
     outputs = []

@@ -1,60 +1,10 @@
-"""The rules, one short function per operator, a file per family. Importing this package registers them all."""
+"""The rules, one short function per operator, a file per family. Importing this package registers everything there is."""
 
-from refgrad.lowering import onnx, ort
-from refgrad.rules import (
-    activation,
-    arithmetic,
-    attention,
-    call,
-    contrib,
-    control_flow,
-    convolution,
-    indexing,
-    linear,
-    loss,
-    ml,
-    nondifferentiable,
-    normalization,
-    optimizer,
-    pooling,
-    quantization,
-    recurrent,
-    reduction,
-    resize,
-    sampling,
-    sequence,
-    shape,
-    signal,
-)
+from refgrad import microsoft  # noqa: F401
+from refgrad.lowering import onnx, ort  # noqa: F401
 from refgrad.tables.definitions import DEFINITIONS
+from refgrad.tables.families import import_families
 from refgrad.tables.registry import BODY, RULES
 
-__all__ = [
-    "activation",
-    "arithmetic",
-    "attention",
-    "call",
-    "contrib",
-    "control_flow",
-    "convolution",
-    "indexing",
-    "linear",
-    "loss",
-    "ml",
-    "nondifferentiable",
-    "normalization",
-    "onnx",
-    "optimizer",
-    "ort",
-    "pooling",
-    "quantization",
-    "recurrent",
-    "reduction",
-    "resize",
-    "sampling",
-    "sequence",
-    "shape",
-    "signal",
-]
-
+import_families(__name__, __path__)
 BODY.update({key: known.meaning for key, known in DEFINITIONS.items() if key not in RULES})

@@ -49,7 +49,7 @@ def normalizer(op: FunctionEmitter, X: str, *, norm: str = "MAX") -> str:
         size = op.ReduceSum(op.Abs(x) if norm == "L1" else op.Mul(x, x), [-1], keepdims=1)
     else:
         raise UnsupportedFormError(f"its norm {norm!r} is not known; there are MAX, L1 and L2")
-    size = op.Where(op.Equal(size, op.number(0.0, x)), op.number(1.0, x), size)
+    size = op.Where(op.Equal(size, op.const(0.0, like=x)), op.const(1.0, like=x), size)
     return str(op.Div(x, op.Sqrt(size) if norm == "L2" else size))
 
 
@@ -66,7 +66,7 @@ def imputer(
     """X where it is not the value to replace, which may be NaN; a constant elsewhere"""
     if not imputed_value_floats:
         raise UnsupportedFormError("it has no imputed_value_floats, which an input of floats needs")
-    missing = op.IsNaN(X) if math.isnan(replaced_value_float) else op.Equal(X, op.number(replaced_value_float, X))
+    missing = op.IsNaN(X) if math.isnan(replaced_value_float) else op.Equal(X, op.const(replaced_value_float, like=X))
     return str(op.Where(missing, op.CastLike(_constant(op, imputed_value_floats), X), X))
 
 
@@ -80,7 +80,7 @@ def feature_vectorizer(op: FunctionEmitter, *X: str, inputdimensions: Ints | Non
         if inputdimensions:
             part = op.Slice(part, [0], [inputdimensions[k]], [1])
             lacking = op.Sub([inputdimensions[k]], op.Shape(part, start=1, end=2))
-            part = op.Pad(part, op.Concat(op.constant(np.zeros(3, np.int64)), lacking, axis=0))
+            part = op.Pad(part, op.Concat(op.const(np.zeros(3, np.int64)), lacking, axis=0))
         parts.append(part)
     return str(op.Concat(*parts, axis=1))
 
@@ -130,12 +130,12 @@ def linear_classifier(
         "multi_class": multi_class,
         "post_transform": post_transform,
     }
-    label = op.emit("LinearClassifier", ML, (X,), outputs=2, **settings)[0]
+    label = op.emit("LinearClassifier", ML, (X,), 2, settings)[0]
     classes = len(classlabels_ints or classlabels_strings or ())
     rows = len(intercepts or ()) or classes
     scores = _linear(op, X, coefficients, intercepts, rows)
     if rows == 1 and classes == 2:
-        return label, _of_two(op, scores, post_transform, op.Sub(op.number(1.0, scores), scores))
+        return label, _of_two(op, scores, post_transform, op.Sub(op.const(1.0, like=scores), scores))
     return label, _transformed(op, scores, post_transform, rows)
 
 
@@ -155,7 +155,7 @@ def _linear(op: FunctionEmitter, X: str, coefficients: Floats | None, intercepts
     if not coefficients or not rows or len(coefficients) % rows:
         raise UnsupportedFormError(f"its {len(coefficients or ())} coefficients are not {rows} rows of equal length")
     weights = np.array(coefficients, np.float32).reshape(rows, -1).T
-    scores = op.MatMul(_float(op, X), op.constant(np.ascontiguousarray(weights)))
+    scores = op.MatMul(_float(op, X), op.const(np.ascontiguousarray(weights)))
     return str(op.Add(scores, _constant(op, intercepts))) if intercepts else str(scores)
 
 
@@ -178,10 +178,10 @@ def svm_regressor(
     _matrix(op, X)
     if n_supports:
         x = _kernel(op, x, support_vectors or (), n_supports, kernel_type, kernel_params)
-    column = op.constant(np.array(coefficients, np.float32).reshape(-1, 1))
+    column = op.const(np.array(coefficients, np.float32).reshape(-1, 1))
     y = op.Add(op.MatMul(x, column), _constant(op, rho[:1]))
     if one_class:
-        y = op.Where(op.Greater(y, op.number(0.0, x)), op.number(1.0, x), op.number(-1.0, x))
+        y = op.Where(op.Greater(y, op.const(0.0, like=x)), op.const(1.0, like=x), op.const(-1.0, like=x))
     return _transformed(op, y, post_transform, 1)
 
 
@@ -216,7 +216,7 @@ def svm_classifier(
         "support_vectors": support_vectors,
         "vectors_per_class": vectors_per_class,
     }
-    label = op.emit("SVMClassifier", ML, (X,), outputs=2, **settings)[0]
+    label = op.emit("SVMClassifier", ML, (X,), 2, settings)[0]
     _matrix(op, X)
     x = _float(op, X)
     total = sum(vectors_per_class or ())
@@ -231,7 +231,7 @@ def svm_classifier(
     assert vectors_per_class is not None
     weights = _pairs(np.array(coefficients, np.float32).reshape(-1, total), vectors_per_class)
     K = _kernel(op, x, support_vectors or (), total, kernel_type, kernel_params)
-    scores = op.Add(op.MatMul(K, op.constant(weights)), _constant(op, rho))
+    scores = op.Add(op.MatMul(K, op.const(weights)), _constant(op, rho))
     if weights.shape[1] == 1:
         return label, _of_two(op, scores, post_transform, op.Neg(scores))
     return label, _transformed(op, scores, post_transform, weights.shape[1])
@@ -258,15 +258,15 @@ def _kernel(
     gamma, shift, degree = (*(parameters or ()), 0.0, 0.0, 0.0)[:3]
     s = np.array(vectors, np.float32).reshape(count, -1)
     if kernel_type == "RBF":
-        difference = op.Sub(op.Unsqueeze(x, [1]), op.constant(s))
+        difference = op.Sub(op.Unsqueeze(x, [1]), op.const(s))
         square = op.ReduceSum(op.Mul(difference, difference), [2], keepdims=0)
         return str(op.Exp(op.Mul(square, -gamma)))
-    product = op.MatMul(x, op.constant(np.ascontiguousarray(s.T)))
+    product = op.MatMul(x, op.const(np.ascontiguousarray(s.T)))
     if kernel_type == "LINEAR":
         return str(product)
-    affine = op.Add(op.Mul(product, gamma), op.number(shift, x))
+    affine = op.Add(op.Mul(product, gamma), op.const(shift, like=x))
     if kernel_type == "POLY":
-        return str(op.Pow(affine, op.number(degree, x)))
+        return str(op.Pow(affine, op.const(degree, like=x)))
     if kernel_type == "SIGMOID":
         return str(op.Tanh(affine))
     raise UnsupportedFormError(f"its kernel_type {kernel_type!r} is not known; there are LINEAR, POLY, RBF and SIGMOID")
@@ -281,13 +281,13 @@ def _transformed(op: FunctionEmitter, scores: str, post_transform: str, columns:
         case "SOFTMAX":
             return str(op.Softmax(scores, axis=1))
         case "SOFTMAX_ZERO":  # a score that is 0, to 1e-7, stays about 0 and does not count
-            zero = op.Not(op.Greater(op.Abs(scores), op.number(1e-7, scores)))
+            zero = op.Not(op.Greater(op.Abs(scores), op.const(1e-7, like=scores)))
             largest = _largest(op, scores, 1)
             powers = op.Where(zero, op.Mul(scores, op.Exp(op.Neg(largest))), op.Exp(op.Sub(scores, largest)))
             size = op.ReduceSum(powers, [1], keepdims=1)
-            none = op.Equal(size, op.number(0.0, scores))
-            shares = op.Div(powers, op.Where(none, op.number(1.0, scores), size))
-            return str(op.Where(none, op.number(0.5, scores), shares))
+            none = op.Equal(size, op.const(0.0, like=scores))
+            shares = op.Div(powers, op.Where(none, op.const(1.0, like=scores), size))
+            return str(op.Where(none, op.const(0.5, like=scores), shares))
         case "PROBIT":
             return _probit(op, scores)
     raise UnsupportedFormError(
@@ -300,14 +300,14 @@ def _probit(op: FunctionEmitter, p: str) -> str:
 
     Written as x²·q/(0.147·(v + √...)) with q = −L/x², which is 1 + x²/2 near 0: smooth there, and without a difference.
     """
-    x = op.Sub(op.Mul(p, 2.0), op.number(1.0, p))
+    x = op.Sub(op.Mul(p, 2.0), op.const(1.0, like=p))
     square = op.Mul(x, x)
-    small = op.Less(square, op.number(1e-6, p))
-    guarded = op.Where(small, op.number(0.25, p), square)
-    log = op.Log(op.Sub(op.number(1.0, p), guarded))
-    ratio = op.Where(small, op.Add(op.Mul(square, 0.5), op.number(1.0, p)), op.Neg(op.Div(log, guarded)))
+    small = op.Less(square, op.const(1e-6, like=p))
+    guarded = op.Where(small, op.const(0.25, like=p), square)
+    log = op.Log(op.Sub(op.const(1.0, like=p), guarded))
+    ratio = op.Where(small, op.Add(op.Mul(square, 0.5), op.const(1.0, like=p)), op.Neg(op.Div(log, guarded)))
     log = op.Neg(op.Mul(square, ratio))
-    v = op.Add(op.Mul(log, 0.5), op.number(2 / (math.pi * _WINITZKI), p))
+    v = op.Add(op.Mul(log, 0.5), op.const(2 / (math.pi * _WINITZKI), like=p))
     root = op.Sqrt(op.Sub(op.Mul(v, v), op.Mul(log, 1 / _WINITZKI)))
     scaled = op.Sqrt(op.Div(ratio, op.Mul(op.Add(v, root), _WINITZKI)))
     return str(op.Mul(op.Mul(x, scaled), math.sqrt(2)))
@@ -322,7 +322,7 @@ def _float(op: FunctionEmitter, X: str) -> str:
 
 
 def _constant(op: FunctionEmitter, values: Floats) -> str:
-    return op.constant(np.array(values, np.float32))
+    return op.const(np.array(values, np.float32))
 
 
 def _matrix(op: FunctionEmitter, X: str) -> None:

@@ -89,3 +89,11 @@ for _name, _meaning in {
 BODY["", "Scatter"] = "ScatterElements, which replaced it"
 BODY["", "Upsample"] = "Resize with asymmetric coordinates, which replaced it"
 BODY["ai.onnx.preview", "FlexAttention"] = "prob_mod(softmax(score_mod(σ·Q·Kᵀ)))·V"
+
+for _name in (
+    *("Conv", "MaxPool", "AveragePool", "GlobalMaxPool", "GlobalAveragePool", "Upsample"),
+    *("ReorderInput", "ReorderOutput"),
+):
+    NO_DERIVATIVE["com.microsoft.nchwc", _name] = (
+        "it is in the layout of the processor that it was optimized on: save the model with ORT_ENABLE_EXTENDED or less"
+    )

@@ -35,8 +35,10 @@ def adagrad(
         h = op.Add(H, op.Mul(g, g))
         rate = _like(op, R, X)
         if decay_factor:
-            rate = op.Div(rate, op.Add(op.Mul(op.CastLike(T, X), op.number(decay_factor, X)), op.number(1.0, X)))
-        tensors.append(op.Sub(X, op.Mul(rate, op.Div(g, op.Add(_root(op, h, X), op.number(epsilon, X))))))
+            rate = op.Div(
+                rate, op.Add(op.Mul(op.CastLike(T, X), op.const(decay_factor, like=X)), op.const(1.0, like=X))
+            )
+        tensors.append(op.Sub(X, op.Mul(rate, op.Div(g, op.Add(_root(op, h, X), op.const(epsilon, like=X))))))
         squares.append(h)
     return (*tensors, *squares)
 
@@ -60,15 +62,15 @@ def adam(
     tensors, momenta, squares = [], [], []
     for X, G, V, H in _groups(inputs, 4):
         g = _regularized(op, X, G, norm_coefficient)
-        v = op.Add(op.Mul(V, op.number(alpha, X)), op.Mul(g, op.number(1 - alpha, X)))
-        h = op.Add(op.Mul(H, op.number(beta, X)), op.Mul(op.Mul(g, g), op.number(1 - beta, X)))
-        one = op.number(1.0, X)
+        v = op.Add(op.Mul(V, op.const(alpha, like=X)), op.Mul(g, op.const(1 - alpha, like=X)))
+        h = op.Add(op.Mul(H, op.const(beta, like=X)), op.Mul(op.Mul(g, g), op.const(1 - beta, like=X)))
+        one = op.const(1.0, like=X)
         count = op.Max(op.CastLike(T, X), one)  # where T is 0 the correction is not taken, and would be 0/0
-        remains = [op.Sub(one, op.Pow(op.number(base, X), count)) for base in (beta, alpha)]
+        remains = [op.Sub(one, op.Pow(op.const(base, like=X), count)) for base in (beta, alpha)]
         correction = op.Where(op.Greater(T, 0), op.Div(op.Sqrt(remains[0]), remains[1]), one)
         rate = op.Mul(_like(op, R, X), correction)
-        x = op.Sub(X, op.Mul(rate, op.Div(v, op.Add(_root(op, h, X), op.number(epsilon, X)))))
-        tensors.append(op.Mul(x, op.number(1 - norm_coefficient_post, X)) if norm_coefficient_post else x)
+        x = op.Sub(X, op.Mul(rate, op.Div(v, op.Add(_root(op, h, X), op.const(epsilon, like=X)))))
+        tensors.append(op.Mul(x, op.const(1 - norm_coefficient_post, like=X)) if norm_coefficient_post else x)
         momenta.append(v)
         squares.append(h)
     return (*tensors, *momenta, *squares)
@@ -84,9 +86,9 @@ def momentum(
     tensors, momenta = [], []
     for X, G, V in _groups(inputs, 3):
         g = _regularized(op, X, G, norm_coefficient)
-        weight = op.Where(op.Greater(T, 0), op.number(beta, X), op.number(1.0, X))
-        v = op.Add(op.Mul(V, op.number(alpha, X)), op.Mul(g, weight))
-        step = op.Add(g, op.Mul(v, op.number(alpha, X))) if mode == "nesterov" else v
+        weight = op.Where(op.Greater(T, 0), op.const(beta, like=X), op.const(1.0, like=X))
+        v = op.Add(op.Mul(V, op.const(alpha, like=X)), op.Mul(g, weight))
+        step = op.Add(g, op.Mul(v, op.const(alpha, like=X))) if mode == "nesterov" else v
         tensors.append(op.Sub(X, op.Mul(_like(op, R, X), step)))
         momenta.append(v)
     return (*tensors, *momenta)
@@ -103,12 +105,12 @@ def _groups(inputs: tuple[str, ...], parts: int) -> list[tuple[str, ...]]:
 
 
 def _regularized(op: FunctionEmitter, X: str, G: str, norm_coefficient: float) -> str:
-    return str(op.Add(op.Mul(X, op.number(norm_coefficient, X)), G)) if norm_coefficient else G
+    return str(op.Add(op.Mul(X, op.const(norm_coefficient, like=X)), G)) if norm_coefficient else G
 
 
 def _root(op: FunctionEmitter, square: str, like: str) -> str:
-    zero = op.Equal(square, op.number(0.0, like))
-    return str(op.Where(zero, op.number(0.0, like), op.Sqrt(op.Where(zero, op.number(1.0, like), square))))
+    zero = op.Equal(square, op.const(0.0, like=like))
+    return str(op.Where(zero, op.const(0.0, like=like), op.Sqrt(op.Where(zero, op.const(1.0, like=like), square))))
 
 
 def _like(op: FunctionEmitter, R: str, X: str) -> str:

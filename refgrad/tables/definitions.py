@@ -8,7 +8,7 @@ body gives the types and shapes of the operator's results, and its derivative wh
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,19 +25,80 @@ _FLOATS = ("tensor(float)", "tensor(double)", "tensor(float16)", "tensor(bfloat1
 _OTHERS = ("tensor(int32)", "tensor(int64)", "tensor(bool)", "tensor(uint8)", "tensor(int8)")
 
 
+NODE = "_node"  # the parameter of a function that is given the node itself
+
+
 class UnsupportedFormError(Exception):
     """A form of an operator that its body does not cover; the message says which, and what to do."""
 
 
+Ints = Sequence[int]
+Floats = Sequence[float]
+Strings = Sequence[str]
+REQUIRED = inspect.Parameter.empty  # the default of an attribute that a node has to have
+
+
+@dataclass(frozen=True)
+class Signature:
+    """The inputs and the attributes of an operator, by the parameters of the function that writes it."""
+
+    inputs: tuple[str, ...]
+    required: int  # how many inputs a node has at least
+    needed: frozenset[str]  # which of them it does not leave out
+    variadic: bool
+    defaults: Mapping[str, Any]  # of the attributes
+
+    @classmethod
+    def of(cls, function: Callable[..., Any], attributes: Mapping[str, Any] | None = None) -> Signature:
+        """Read it off `function`; `attributes` are the defaults of those that the function takes as `**`."""
+        parameters = list(inspect.signature(function).parameters.values())[1:]
+        inputs = [p for p in parameters if p.kind not in (p.KEYWORD_ONLY, p.VAR_KEYWORD)]
+        own = {p.name.rstrip("_"): p.default for p in parameters if p.kind is p.KEYWORD_ONLY and p.name != NODE}
+        return cls(
+            tuple(p.name for p in inputs),
+            sum(p.kind is p.POSITIONAL_OR_KEYWORD and p.default is p.empty for p in inputs),
+            frozenset(p.name for p in inputs if p.default is p.empty and "None" not in str(p.annotation)),
+            any(p.kind is p.VAR_POSITIONAL for p in inputs),
+            {**(attributes or {}), **own},
+        )
+
+    def misfit(self, attributes: Collection[str], inputs: Sequence[str]) -> str:
+        """The reason why a node with these attributes and inputs is not valid, or ""."""
+        return self.wrong_attributes(attributes) or self.wrong_inputs(inputs)
+
+    def wrong_attributes(self, given: Collection[str]) -> str:
+        """The reason why no node may have these attributes, or ""."""
+        known = f"the attributes are {', '.join(self.defaults) or 'none'}"
+        if unknown := sorted(set(given) - self.defaults.keys()):
+            return f"its attribute {unknown[0]} is not known; {known}"
+        if missing := sorted(
+            name for name, default in self.defaults.items() if default is REQUIRED and name not in given
+        ):
+            return f"it lacks the attribute {missing[0]}; {known}"
+        return ""
+
+    def wrong_inputs(self, given: Sequence[str]) -> str:
+        """The reason why no node may have these inputs, or ""."""
+        known, count = f"the inputs are {', '.join(self.inputs)}", len(given)
+        if count < self.required or (count > len(self.inputs) and not self.variadic):
+            return f"the node has {count} inputs; {known}"
+        for name, value in zip(self.inputs, given, strict=False):
+            if not value and name in self.needed:
+                return f"it lacks the input {name}; {known}"
+        return ""
+
+
 @dataclass(frozen=True)
 class Definition:
-    """An operator that refgrad defines: its schema, and the function that emits its body."""
+    """An operator that refgrad defines: its schema, and the function that emits its body.
+
+    `writes` maps the outputs that ONNX Runtime computes in the memory of an input to that input.
+    """
 
     schema: OpSchema
     function: Callable[..., Any]
-    parameters: tuple[str, ...]  # of the inputs
-    variadic: bool
-    defaults: Mapping[str, Any]  # of the attributes
+    signature: Signature
+    writes: Mapping[int, str]
 
     @property
     def meaning(self) -> str:
@@ -47,49 +108,47 @@ class Definition:
     @property
     def rounded(self) -> dict[str, Any]:
         """The defaults as a node would have them: floats are of 32 bits."""
-        return {n: float(np.float32(v)) if isinstance(v, float) else v for n, v in self.defaults.items()}
+        defaults = self.signature.defaults
+        return {n: float(np.float32(v)) if isinstance(v, float) else v for n, v in defaults.items()}
 
     def misfit(self, node: NodeProto) -> str:
         """The reason why `node` is not a valid node of this operator, or "": onnx.checker does not know the operator."""
-        given = {a.name for a in node.attribute}
-        required = {n for n, default in self.defaults.items() if default is inspect.Parameter.empty}
-        attributes = f"the attributes are {', '.join(self.defaults) or 'none'}"
-        if unknown := sorted(given - self.defaults.keys()):
-            return f"its attribute {unknown[0]} is not known; {attributes}"
-        if missing := sorted(required - given):
-            return f"it lacks the attribute {missing[0]}; {attributes}"
-        if onnx.defs.has(node.op_type, node.domain):
-            return ""
-        if not self.schema.min_input <= len(node.input) <= self.schema.max_input:
-            return f"the node has {len(node.input)} inputs; the inputs are {', '.join(self.parameters)}"
+        wrong = self.signature.wrong_attributes([a.name for a in node.attribute])
+        if wrong or onnx.defs.has(node.op_type, node.domain):
+            return wrong
         if not self.schema.min_output <= len(node.output) <= self.schema.max_output:
             outputs = ", ".join(p.name for p in self.schema.outputs)
             return f"the node has {len(node.output)} outputs; the outputs are {outputs}"
-        return ""
+        return self.signature.wrong_inputs(node.input)
 
 
 DEFINITIONS: dict[tuple[str, str], Definition] = {}
 
 
 def operator(
-    op_type: str, *outputs: str, others: Iterable[str] = (), domain: str = MICROSOFT, replace: bool = False
+    op_type: str,
+    *outputs: str,
+    optional: Sequence[str] = (),
+    others: Collection[str] = (),
+    writes: Mapping[int, str] | None = None,
+    domain: str = MICROSOFT,
+    replace: bool = False,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Define an operator by the decorated function.
 
-    :param outputs: their names; a question mark behind one makes it optional.
+    :param outputs: the names of those that a node has.
+    :param optional: the names of those after them, which it may leave out.
     :param others: the inputs and outputs that do not hold floats.
+    :param writes: outputs that ONNX Runtime computes in the memory of an input, by their positions, and that input.
     :param replace: take the place of a body that the operator has already; without it a second one is refused.
     """
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         parameters = list(inspect.signature(function).parameters.values())[1:]
-        attributes = [p for p in parameters if p.kind is p.KEYWORD_ONLY]
-        inputs = [p for p in parameters if p.kind is not p.KEYWORD_ONLY]
         options = OpSchema.FormalParameterOption
-        other = frozenset(others)
 
         def formal(name: str, option: Any) -> OpSchema.FormalParameter:
-            return OpSchema.FormalParameter(name, "T1" if name in other else "T", param_option=option)
+            return OpSchema.FormalParameter(name, "T1" if name in others else "T", param_option=option)
 
         def option_of(p: inspect.Parameter) -> Any:
             if p.kind is p.VAR_POSITIONAL:
@@ -101,18 +160,18 @@ def operator(
             domain,
             1,
             inspect.getdoc(function) or "",
-            inputs=[formal(p.name, option_of(p)) for p in inputs],
-            outputs=[formal(o.rstrip("?"), options.Optional if o[-1] == "?" else options.Single) for o in outputs],
+            inputs=[formal(p.name, option_of(p)) for p in parameters if p.kind is not p.KEYWORD_ONLY],
+            outputs=[
+                *(formal(name, options.Single) for name in outputs),
+                *(formal(name, options.Optional) for name in optional),
+            ],
             type_constraints=[("T", _FLOATS, "floats"), ("T1", _OTHERS, "no floats")],
-            attributes=[_attribute(p) for p in attributes],
+            attributes=[_attribute(p) for p in parameters if p.kind is p.KEYWORD_ONLY],
         )
-        variadic = any(p.kind is p.VAR_POSITIONAL for p in inputs)
         before = DEFINITIONS.get((domain, op_type))
         once("function body", qualified(domain, op_type), before and before.function, function, replace)
         DECLARED[domain, op_type] = schema
-        DEFINITIONS[domain, op_type] = Definition(
-            schema, function, tuple(p.name for p in inputs), variadic, {p.name: p.default for p in attributes}
-        )
+        DEFINITIONS[domain, op_type] = Definition(schema, function, Signature.of(function), writes or {})
         return function
 
     return register

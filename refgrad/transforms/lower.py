@@ -15,22 +15,19 @@ from refgrad.forward.functions import make_function
 from refgrad.forward.graph import Graph, Node, read_nodes
 from refgrad.forward.inference import infer
 from refgrad.forward.normalise import MIN_OPSET
-from refgrad.lowering.microsoft import FORMS, Form
+from refgrad.microsoft.forms import FORMS, Form
+from refgrad.microsoft.results import UNKNOWN_SHAPE
 from refgrad.protos.domains import ASSUMED_OPSET, MICROSOFT, ML
 from refgrad.protos.reading import read
 from refgrad.protos.types import type_of
 from refgrad.protos.walk import attribute_value, captured, every_node, graphs, import_domain, subgraphs, versions_of
 from refgrad.reverse.emit import IR_VERSION, Emitted, Emitter, Writer
 from refgrad.reverse.gradient import taken_names
-from refgrad.tables.definitions import DEFINITIONS, UnsupportedFormError
+from refgrad.tables.definitions import DEFINITIONS, Definition, UnsupportedFormError
 
 _YIELD = MICROSOFT, "YieldOp"
 _PLAIN = ("", "ai.onnx", ML)
 _MOVED = tuple(op_type for domain, op_type in FORMS if not domain)  # onnx's checker refuses them where they are
-_UNKNOWN_SHAPE = "refgrad.unknown_shape"
-# Forward operators in training: outputs that ONNX Runtime computes in the memory of an input, by their positions.
-_WRITES = {(MICROSOFT, "BatchNormInternal"): {1: 3, 2: 4}}
-_KINDS = {"int64": onnx.TensorProto.INT64, "bool": onnx.TensorProto.BOOL}
 
 
 def lower(model: ModelProto | str | os.PathLike[str]) -> ModelProto:
@@ -128,7 +125,7 @@ class _Lowering:
         """The model with operators that onnx knows in the place of those that it does not, as far as types and shapes go."""
         model = ModelProto()
         model.CopyFrom(self.graph.model)
-        unknown = helper.make_tensor_value_info(_UNKNOWN_SHAPE, onnx.TensorProto.INT64, [None])
+        unknown = helper.make_tensor_value_info(UNKNOWN_SHAPE, onnx.TensorProto.INT64, [None])
         model.graph.input.append(unknown)
         for graph in list(graphs(model.graph)):
             nodes = [made for node in graph.node for made in _stand_in(node)]
@@ -209,11 +206,12 @@ class _Lowering:
             value.type.CopyFrom(helper.make_tensor_type_proto(tensor.data_type, list(tensor.dims)))
         return value
 
-    def written(self, op: Emitter, node: Node, writes: Mapping[int, int]) -> None:
+    def written(self, op: Emitter, node: Node, known: Form | Definition) -> None:
         """Name the outputs that ONNX Runtime computes in the memory of a graph input, and let the graph return them."""
         inputs, outputs = {v.name: v for v in self.inputs}, {v.name for v in self.outputs}
-        for position, source in writes.items():
-            given = node.inputs[source] if source < len(node.inputs) else ""
+        read = dict(zip(known.signature.inputs, node.inputs, strict=False))
+        for position, source in known.writes.items():
+            given = read.get(source, "")
             if given not in inputs:
                 continue
             own = node.outputs[position] if position < len(node.outputs) else ""
@@ -282,7 +280,7 @@ class _Body:
             self._emit(node, form)
         elif node.key in DEFINITIONS:
             if node.attributes.get("training_mode", 1):
-                self.lowering.written(self.op, node, _WRITES.get(node.key, {}))
+                self.lowering.written(self.op, node, DEFINITIONS[node.key])
             for inner in self._unfolded(node):
                 self.visit(inner)
         elif node.domain in _PLAIN:
@@ -299,7 +297,7 @@ class _Body:
         op = self.op
         if misfit := form.misfit(node):
             raise LoweringError(f"Node {node.name!r} is no {node.op_type} of ONNX Runtime: {misfit}.", node.name)
-        self.lowering.written(op, node, {position: form.inputs.index(name) for position, name in form.writes.items()})
+        self.lowering.written(op, node, form)
         op.enter(node.op_type, node.name)
         start = len(op.nodes)
         try:
@@ -403,28 +401,11 @@ def _stand_in(node: NodeProto) -> list[NodeProto]:
     form = FORMS.get(key)
     if form is None:
         return [node]
+    inputs = dict(zip(form.signature.inputs, node.input, strict=False))
     made = []
     for k, output in enumerate(node.output):
-        result, _, cast = form.result(k).partition("!")
-        shape, separator, like = result.rpartition(":")
-        given = [node.input[form.inputs.index(name)] for name in (shape, like) if name in form.inputs]
-        if not output or not all(given):
-            continue
-        some = f"{output}/some"
-        if like in _KINDS:
-            made.append(helper.make_node("Reshape", [_UNKNOWN_SHAPE, _UNKNOWN_SHAPE], [some]))
-            made.append(helper.make_node("Cast", [some], [output], to=_KINDS[like]))
-        elif like == "*":
-            made.append(helper.make_node("Identity", [node.input[k]], [output]))
-        elif shape:
-            made.append(helper.make_node("ConstantOfShape", [given[0]], [some]))
-            made.append(helper.make_node("CastLike", [some, given[1]], [output]))
-        elif separator:
-            made.append(helper.make_node("Reshape", [given[0], _UNKNOWN_SHAPE], [output]))
-        elif given:
-            made.append(helper.make_node("Identity", given, [output]))
-        kind = next((a.i for a in node.attribute if a.name == cast), 0)
-        if kind:
-            made[-1].output[0] = f"{output}/other"
-            made.append(helper.make_node("Cast", [f"{output}/other"], [output], to=kind))
+        result = form.result(k)
+        if output and result is not None:
+            to = next((a.i for a in node.attribute if a.name == result.cast), 0)
+            made += result.stand_ins(inputs, node.input[k] if k < len(node.input) else "", output, to)
     return made

@@ -1,33 +1,5 @@
 """Every primitive in ai.onnx operators: the total table, on which the "onnx" dialect and every fallback rest."""
 
-from refgrad.lowering.onnx import (
-    activation,
-    arithmetic,
-    convolution,
-    indexing,
-    linear,
-    loss,
-    normalization,
-    pooling,
-    quantization,
-    recurrent,
-    reduction,
-    sampling,
-    shape,
-)
+from refgrad.tables.families import import_families
 
-__all__ = [
-    "activation",
-    "arithmetic",
-    "convolution",
-    "indexing",
-    "linear",
-    "loss",
-    "normalization",
-    "pooling",
-    "quantization",
-    "recurrent",
-    "reduction",
-    "sampling",
-    "shape",
-]
+import_families(__name__, __path__)

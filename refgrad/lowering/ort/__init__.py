@@ -3,32 +3,6 @@
 A lowering that returns None leaves the case to the ai.onnx one.
 """
 
-from refgrad.lowering.ort import (
-    activation,
-    arithmetic,
-    convolution,
-    indexing,
-    linear,
-    loss,
-    normalization,
-    pooling,
-    quantization,
-    recurrent,
-    reduction,
-    shape,
-)
+from refgrad.tables.families import import_families
 
-__all__ = [
-    "activation",
-    "arithmetic",
-    "convolution",
-    "indexing",
-    "linear",
-    "loss",
-    "normalization",
-    "pooling",
-    "quantization",
-    "recurrent",
-    "reduction",
-    "shape",
-]
+import_families(__name__, __path__)

@@ -1,4 +1,4 @@
-"""ONNX Runtime's training operators for poolings, in ai.onnx operators."""
+"""The gradients of poolings, as ONNX Runtime has them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from typing import Any
 
 from refgrad.formulas.types import widened
 from refgrad.forward.graph import Node
-from refgrad.lowering.microsoft.forms import REQUIRED, form
+from refgrad.microsoft.forms import form
+from refgrad.microsoft.results import typed
+from refgrad.protos.domains import MICROSOFT
 from refgrad.reverse.emit import Emitter
+from refgrad.tables.definitions import REQUIRED
 
 _POOL: dict[str, Any] = {
     "auto_pad": "NOTSET",
@@ -34,8 +37,7 @@ def _pooled(op: Emitter, node: Node, op_type: str) -> str:
     return next((pool.inputs[0] for pool in pools), node.outputs[0])
 
 
-@form("MaxPoolGrad", results=":dY", attributes=_POOL | {"storage_order": 0}, domain="")
-@form("MaxPoolGrad", results=":dY", attributes=_POOL | {"storage_order": 0})
+@form("MaxPoolGrad", results=[typed("dY")], attributes=_POOL | {"storage_order": 0}, domains=("", MICROSOFT))
 def max_pool_grad(op: Emitter, dY: str, Indices: str, *, _node: Node, **attributes: Any) -> str:
     """The shape of X is that of what the MaxPool read that made the indices; else it is found as for AveragePoolGrad"""
     pool = op.graph.producer.get(Indices)
@@ -44,8 +46,7 @@ def max_pool_grad(op: Emitter, dY: str, Indices: str, *, _node: Node, **attribut
     return op.as_type(op.grad.MaxPoolGrad(d, X, Indices, **attributes), op.type(dY))
 
 
-@form("AveragePoolGrad", results=":dY", attributes=_POOL | {"count_include_pad": 0}, domain="")
-@form("AveragePoolGrad", results=":dY", attributes=_POOL | {"count_include_pad": 0})
+@form("AveragePoolGrad", results=[typed("dY")], attributes=_POOL | {"count_include_pad": 0}, domains=("", MICROSOFT))
 def average_pool_grad(op: Emitter, dY: str, *, _node: Node, **attributes: Any) -> str:
     """The shape of X is that of the value after which the result is named, or of the forward node's, or the declared one"""
     X = _pooled(op, _node, "AveragePool")

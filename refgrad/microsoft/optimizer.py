@@ -10,7 +10,8 @@ from onnx import TensorProto
 
 from refgrad.formulas.types import as_scalar, wide_type, widened
 from refgrad.forward.graph import Node
-from refgrad.lowering.microsoft.forms import form
+from refgrad.microsoft.forms import form
+from refgrad.microsoft.results import PASSED, elements, like, typed
 from refgrad.reverse.containers import for_each
 from refgrad.reverse.emit import Emitter
 from refgrad.tables.definitions import UnsupportedFormError
@@ -45,14 +46,14 @@ def _moments(op: Emitter, g: str, m: str, v: str, alpha: float, beta: float) -> 
     return next_m, op.Add(op.Mul(v, beta), op.Mul(op.Mul(g, g), 1 - beta))
 
 
-@form("SGDOptimizer", results="W W")
+@form("SGDOptimizer", results=[like("W"), like("W")])
 def sgd_optimizer(op: Emitter, R: str, W: str, G: str) -> tuple[str, str]:
     """W − R·G, and −R·G"""
     step = op.Mul(op.Neg(as_scalar(op, R, op.type(G))), G)
     return op.Add(W, step), step
 
 
-@form("SGDOptimizerV2", results="bool weights", writes={1: "weights"})
+@form("SGDOptimizerV2", results=[elements(TensorProto.BOOL), like("weights")], writes={1: "weights"})
 def sgd_optimizer_v2(
     op: Emitter, R: str, weights: str, gradients: str, update: str | None = None, *, _node: Node
 ) -> tuple[str, str]:
@@ -68,7 +69,7 @@ def sgd_optimizer_v2(
 
 @form(
     "AdamWOptimizer",
-    results="bool weights momentums_1 momentums_2",
+    results=[elements(TensorProto.BOOL), like("weights"), like("momentums_1"), like("momentums_2")],
     writes={1: "weights", 2: "momentums_1", 3: "momentums_2"},
 )
 def adamw_optimizer(
@@ -120,7 +121,7 @@ def adamw_optimizer(
     return _flag(op, _node, update, 0), *for_each(op, sequences, kinds, new)
 
 
-@form("AdamOptimizer", results="step m v W G :half")
+@form("AdamOptimizer", results=[like("step"), like("m"), like("v"), like("W"), like("G"), typed("half")])
 def adam_optimizer(
     op: Emitter,
     R: str,
@@ -175,13 +176,13 @@ def adam_optimizer(
     return *results, None if half is None else _kept(op, update, new, half)
 
 
-@form("InPlaceAccumulator", results="total")
+@form("InPlaceAccumulator", results=[like("total")])
 def in_place_accumulator(op: Emitter, total: str, value: str, update: str | None = None) -> str:
     """Total + value, or the total where `update` is false"""
     return _kept(op, update, op.Add(*widened(op, total, value)), total)
 
 
-@form("InPlaceAccumulatorV2", results="bool total", writes={1: "total"})
+@form("InPlaceAccumulatorV2", results=[elements(TensorProto.BOOL), like("total")], writes={1: "total"})
 def in_place_accumulator_v2(
     op: Emitter, total: str, value: str, overwrite: str | None = None, *, _node: Node
 ) -> tuple[str, str]:
@@ -192,7 +193,7 @@ def in_place_accumulator_v2(
     return _flag(op, _node, None, 1), new
 
 
-@form("InplaceClipGradNorm", results="gradients")
+@form("InplaceClipGradNorm", results=[like("gradients")])
 def inplace_clip_grad_norm(op: Emitter, gradients: str, *, max_norm: float = 1.0, norm_type: str = "fro") -> str:
     """Every gradient times min(1, max_norm/(norm + 1e-6)), the norm over all of them"""
     if norm_type != "fro":
@@ -211,21 +212,21 @@ def inplace_clip_grad_norm(op: Emitter, gradients: str, *, max_norm: float = 1.0
     return str(clipped[0])
 
 
-@form("ReduceAllL2", results=":xs")
+@form("ReduceAllL2", results=[typed("xs")])
 def reduce_all_l2(op: Emitter, *xs: str) -> str:
     """√Σx² over every element of every input"""
     sums = [op.ReduceSum(op.Mul(x, x), keepdims=0) for x in widened(op, *xs)]
     return op.as_type(op.Sqrt(op.Sum(*sums)), op.type(xs[0]))
 
 
-@form("IsFinite", results="bool")
+@form("IsFinite", results=[elements(TensorProto.BOOL)])
 def is_finite(op: Emitter, X: str) -> str:
     """Whether each element is neither infinite nor NaN"""
     (x,) = widened(op, X)
     return str(op.Not(op.Or(op.IsInf(x), op.IsNaN(x))))
 
 
-@form("IsAllFinite", results="bool")
+@form("IsAllFinite", results=[elements(TensorProto.BOOL)])
 def is_all_finite(op: Emitter, *xs: str, isinf_only: int = 0, isnan_only: int = 0) -> str:
     """Whether no element of any input is infinite or NaN; with an attribute only one of the two counts"""
     if isinf_only and isnan_only:
@@ -240,26 +241,26 @@ def is_all_finite(op: Emitter, *xs: str, isinf_only: int = 0, isnan_only: int = 
     return str(op.Equal(total, 0))
 
 
-@form("All", results="bool")
+@form("All", results=[elements(TensorProto.BOOL)])
 def all_(op: Emitter, X: str) -> str:
     """Whether every element is true"""
     return str(op.Equal(op.ReduceSum(op.Cast(op.Not(X), to=TensorProto.INT64), keepdims=0), 0))
 
 
-@form("MixedPrecisionScale", results=":scale!to ...")
+@form("MixedPrecisionScale", rest=typed("scale", cast="to"))
 def mixed_precision_scale(op: Emitter, scale: str, *xs: str, fuse_outputs: int = 0, to: int) -> tuple[str, ...]:
     """scale·x of type `to` for every x, or all of them in one vector"""
     scaled = [op.as_type(op.Mul(x, as_scalar(op, scale, op.type(x))), to) for x in widened(op, *xs)]
     return (op.Concat(*(op.Reshape(y, [-1]) for y in scaled), axis=0),) if fuse_outputs else tuple(scaled)
 
 
-@form("Group", results="bool")
+@form("Group", results=[elements(TensorProto.BOOL)])
 def group(op: Emitter, *xs: str) -> str:
     """True"""
     return op.const(np.array(True))
 
 
-@form("PassThrough", results="*")
+@form("PassThrough", rest=PASSED)
 def pass_through(op: Emitter, *xs: str) -> tuple[str, ...]:
     """The inputs"""
     return xs

@@ -1,4 +1,4 @@
-"""ONNX Runtime's training operators for shapes, in ai.onnx operators."""
+"""ONNX Runtime's operators for shapes."""
 
 from __future__ import annotations
 
@@ -7,18 +7,36 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto
 
+from refgrad.forward.function_emitter import FunctionEmitter
 from refgrad.forward.graph import Node
-from refgrad.lowering.microsoft.forms import form
+from refgrad.microsoft.forms import form
+from refgrad.microsoft.results import typed
+from refgrad.protos.domains import MICROSOFT
 from refgrad.reverse.emit import Emitter
-from refgrad.tables.definitions import UnsupportedFormError
+from refgrad.tables.definitions import UnsupportedFormError, operator
+from refgrad.tables.registry import rule
 
 
-@form("Trilu", results=":X")
+@operator("ConcatTraining", "concat_result", optional=["per_input_length"], others=("per_input_length",))
+def concat_training(op: FunctionEmitter, *inputs: str, axis: int) -> tuple[str, str]:
+    """Concat; besides, the length of each input along the axis"""
+    end = None if axis == -1 else axis + 1
+    lengths = [op.Shape(x, start=axis, end=end) for x in inputs]
+    return op.Concat(*inputs, axis=axis), op.Concat(*lengths, axis=0)
+
+
+@rule("ConcatTraining", domain=MICROSOFT)
+def concat_training_rule(op: Emitter, d_concat_result: str, inputs: list[str], per_input_length: str, axis: int) -> Any:
+    """dxᵢ = the part of dy that xᵢ became"""
+    return (op.grad.SplitTraining(d_concat_result, per_input_length, axis=axis, count=len(inputs)),)
+
+
+@form("Trilu", results=[typed("X")])
 def trilu(op: Emitter, X: str, k: str | None = None, *, upper: int = 1) -> str:
     return str(op.grad.TriluGrad(X, k, upper=upper))
 
 
-@form("SplitTraining", results=":X ...")
+@form("SplitTraining", rest=typed("X"))
 def split_training(op: Emitter, X: str, split: str, *, axis: int = 0, _node: Node) -> Any:
     """Split; where there are no lengths the parts are equal, the first of them longer by 1 where they do not fit"""
     count, static, length = len(_node.outputs), op.static(X), op.static(split)
@@ -33,7 +51,7 @@ def split_training(op: Emitter, X: str, split: str, *, axis: int = 0, _node: Nod
     return op.Split(X, split, axis=axis, outputs=count)
 
 
-@form("View", results=":X ...")
+@form("View", rest=typed("X"))
 def view(op: Emitter, X: str, *shapes: str) -> tuple[str, ...]:
     """The elements of X in order, cut into tensors of the given shapes"""
     lengths = [op.ReduceProd(shape, keepdims=1) for shape in shapes]

@@ -1,12 +1,13 @@
-"""ONNX Runtime's training operators for reductions, in ai.onnx operators."""
+"""ONNX Runtime's reductions in training."""
 
 from __future__ import annotations
 
-from refgrad.lowering.microsoft.forms import form
+from refgrad.microsoft.forms import form
+from refgrad.microsoft.results import typed
 from refgrad.reverse.emit import Emitter
 
 
-@form("ReduceSumTraining", results=":X")
+@form("ReduceSumTraining", results=[typed("X")])
 def reduce_sum_training(op: Emitter, X: str, axes: str, *, keepdims: int = 1, noop_with_empty_axes: int = 0) -> str:
     """ReduceSum"""
     return str(op.ReduceSum(X, axes, keepdims=keepdims, noop_with_empty_axes=noop_with_empty_axes))

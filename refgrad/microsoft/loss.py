@@ -1,14 +1,55 @@
-"""ONNX Runtime's training operators for losses, in ai.onnx operators."""
+"""ONNX Runtime's losses, and their gradients."""
 
 from __future__ import annotations
 
 from refgrad.formulas.loss import read_labels
 from refgrad.formulas.types import as_scalar, wide_type, widened, widest
-from refgrad.lowering.microsoft.forms import form
+from refgrad.forward.function_emitter import FunctionEmitter
+from refgrad.microsoft.forms import form
+from refgrad.microsoft.results import like, typed
+from refgrad.protos.domains import MICROSOFT
 from refgrad.reverse.emit import Emitter
+from refgrad.tables.definitions import operator
 
 
-@form("SoftmaxCrossEntropyLossGrad", results="log_prob")
+@operator("SoftmaxCrossEntropyLossInternal", "output", optional=["log_prob"], others=("labels", "ignore_index"))
+def softmax_cross_entropy_loss_internal(
+    op: FunctionEmitter,
+    scores: str,
+    labels: str,
+    weights: str | None = None,
+    ignore_index: str | None = None,
+    *,
+    output_type: int | None = None,
+    reduction: str = "mean",
+) -> tuple[str, str]:
+    """−w·log softmax(scores) at the label, reduced; 0 where the label is ignore_index"""
+    log_prob = op.LogSoftmax(scores, axis=1)
+    classes, kept = labels, None
+    if ignore_index is not None:
+        ignored = op.Equal(labels, op.CastLike(ignore_index, labels))
+        kept = op.CastLike(op.Not(ignored), scores)
+        classes = op.Where(ignored, op.const(0, like=labels), labels)
+    weight = kept if weights is None else op.Gather(weights, classes)
+    if weights is not None and kept is not None:
+        weight = op.Mul(weight, kept)
+    loss = op.Neg(op.Squeeze(op.GatherElements(log_prob, op.Unsqueeze(classes, [1]), axis=1), [1]))
+    if weight is not None:
+        loss = op.Mul(loss, weight)
+    if reduction == "sum" or (reduction == "mean" and weight is not None):
+        total = op.ReduceSum(loss, keepdims=0)
+        if reduction == "mean":
+            size = op.ReduceSum(weight, keepdims=0)
+            total = op.Div(total, op.Where(op.Equal(size, op.const(0.0, like=size)), op.const(1.0, like=size), size))
+        loss = total
+    elif reduction == "mean":
+        loss = op.ReduceMean(loss, keepdims=0)
+    if output_type:
+        loss, log_prob = (op.Cast(value, to=output_type) for value in (loss, log_prob))
+    return loss, log_prob
+
+
+@form("SoftmaxCrossEntropyLossGrad", results=[like("log_prob")])
 def softmax_cross_entropy_loss_grad(
     op: Emitter,
     dY: str,
@@ -40,7 +81,7 @@ def _class_gradient(
     return op.as_type(d, kind)
 
 
-@form("SoftmaxCrossEntropyLossInternalGrad", results="log_prob!output_type")
+@form("SoftmaxCrossEntropyLossInternalGrad", results=[like("log_prob", cast="output_type")])
 def softmax_cross_entropy_loss_internal_grad(
     op: Emitter,
     dY: str,
@@ -63,7 +104,7 @@ def softmax_cross_entropy_loss_internal_grad(
     return op.as_type(str(op.Add(d, op.reshape_like(op.as_type(bias, wide), log_prob))), kind)
 
 
-@form("NegativeLogLikelihoodLossInternal", "NegativeLogLikelihoodLossInternal2", results=":log_prob")
+@form("NegativeLogLikelihoodLossInternal", "NegativeLogLikelihoodLossInternal2", results=[typed("log_prob")])
 def negative_log_likelihood_loss_internal(
     op: Emitter,
     log_prob: str,
@@ -85,7 +126,7 @@ def negative_log_likelihood_loss_internal(
     return str(op.Div(total, op.ReduceSum(read.share, keepdims=0)) if reduction == "mean" else total)
 
 
-@form("SoftmaxCrossEntropy", results=":logits logits")
+@form("SoftmaxCrossEntropy", results=[typed("logits"), like("logits")])
 def softmax_cross_entropy(op: Emitter, logits: str, label: str, *, reduction: str = "mean") -> tuple[str, str]:
     """−Σ label·log_prob along the last axis, of every row, their sum or their mean; and log_prob"""
     log_prob = op.LogSoftmax(logits, axis=-1)
@@ -101,7 +142,7 @@ def _per_row(op: Emitter, scores: str) -> str:
     return str(op.Reciprocal(op.Cast(rows, to=op.type(scores))))
 
 
-@form("SoftmaxCrossEntropyGrad", results="log_prob")
+@form("SoftmaxCrossEntropyGrad", results=[like("log_prob")])
 def softmax_cross_entropy_grad(op: Emitter, dY: str, log_prob: str, label: str, *, reduction: str = "mean") -> str:
     """dY·(exp(log_prob)·Σ label − label), divided by the number of rows for the mean"""
     if reduction == "mean":
@@ -112,8 +153,7 @@ def softmax_cross_entropy_grad(op: Emitter, dY: str, log_prob: str, label: str, 
     return str(op.Mul(dY, op.Sub(op.Mul(op.Exp(log_prob), total), label)))
 
 
-@form("SparseSoftmaxCrossEntropy", results=":logits logits", domain="")
-@form("SparseSoftmaxCrossEntropy", results=":logits logits")
+@form("SparseSoftmaxCrossEntropy", results=[typed("logits"), like("logits")], domains=("", MICROSOFT))
 def sparse_softmax_cross_entropy(
     op: Emitter, logits: str, label: str, weight: str | None = None, *, reduction: str = "mean"
 ) -> tuple[str, str]:
@@ -134,8 +174,7 @@ def _total(op: Emitter, weight: str) -> str:
     return str(op.ReduceSum(weight, keepdims=0))
 
 
-@form("SparseSoftmaxCrossEntropyGrad", results="log_prob", domain="")
-@form("SparseSoftmaxCrossEntropyGrad", results="log_prob")
+@form("SparseSoftmaxCrossEntropyGrad", results=[like("log_prob")], domains=("", MICROSOFT))
 def sparse_softmax_cross_entropy_grad(
     op: Emitter, dY: str, log_prob: str, label: str, weight: str | None = None, *, reduction: str = "mean"
 ) -> str:

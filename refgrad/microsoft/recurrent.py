@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from refgrad.lowering.microsoft.forms import form
+from refgrad.microsoft.forms import form
+from refgrad.microsoft.results import like, typed
 from refgrad.reverse.emit import Emitter
 from refgrad.tables.definitions import UnsupportedFormError
 
@@ -53,7 +54,7 @@ def _forward(op: Emitter, op_type: str, inputs: Sequence[str | None], outputs: i
     return made
 
 
-@form("GRUTraining", results=":X :X :X", attributes=_GRU)
+@form("GRUTraining", results=[typed("X"), typed("X"), typed("X")], attributes=_GRU)
 def gru_training(
     op: Emitter,
     X: str,
@@ -73,7 +74,7 @@ def gru_training(
     return Y, Y_h, _until(op, zrh, sequence_lens)
 
 
-@form("GRUGrad", results="X W R B initial_h", attributes=_GRU)
+@form("GRUGrad", results=[like("X"), like("W"), like("R"), like("B"), like("initial_h")], attributes=_GRU)
 def gru_grad(
     op: Emitter,
     X: str,
@@ -95,7 +96,7 @@ def gru_grad(
     return op.grad.GRUGrad(*given, zrh, dHAll, dHt, arguments, **attributes)
 
 
-@form("LSTMTraining", results=":X :X :X :X :X", attributes=_LSTM)
+@form("LSTMTraining", results=[typed("X"), typed("X"), typed("X"), typed("X"), typed("X")], attributes=_LSTM)
 def lstm_training(
     op: Emitter,
     X: str,
@@ -117,7 +118,11 @@ def lstm_training(
     return Y, Y_h, Y_c, CAll, _until(op, iofc, sequence_lens)
 
 
-@form("LSTMGrad", results="X W R :X initial_h initial_c :X", attributes=_LSTM)
+@form(
+    "LSTMGrad",
+    results=[like("X"), like("W"), like("R"), typed("X"), like("initial_h"), like("initial_c"), typed("X")],
+    attributes=_LSTM,
+)
 def lstm_grad(
     op: Emitter,
     X: str,

@@ -1,4 +1,4 @@
-"""ONNX Runtime's training operators for Resize, in ai.onnx operators."""
+"""The gradient of Resize, as ONNX Runtime has it."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from refgrad.formulas.types import widened
-from refgrad.lowering.microsoft.forms import Ints, form
+from refgrad.microsoft.forms import form
+from refgrad.microsoft.results import like
 from refgrad.reverse.emit import Emitter
-from refgrad.rules.resize import resize
-from refgrad.tables.definitions import UnsupportedFormError
+from refgrad.tables.definitions import Ints, UnsupportedFormError
+from refgrad.tables.registry import RULES
 
 
 def _opset_of_resize(attributes: Mapping[str, Any]) -> int:
@@ -21,7 +22,7 @@ def _opset_of_resize(attributes: Mapping[str, Any]) -> int:
     return 16 if stretches and "axes" not in attributes and not attributes.get("antialias") else 18
 
 
-@form("ResizeGrad", results="X", opset=_opset_of_resize)
+@form("ResizeGrad", results=[like("X")], opset=_opset_of_resize)
 def resize_grad(
     op: Emitter,
     dY: str,
@@ -30,7 +31,7 @@ def resize_grad(
     scales: str | None = None,
     *,
     antialias: int = 0,
-    axes: Ints = None,
+    axes: Ints | None = None,
     coordinate_transformation_mode: str = "half_pixel",
     cubic_coeff_a: float = -0.75,
     exclude_outside: int = 0,
@@ -50,10 +51,12 @@ def resize_grad(
             sizes = op.const(_deciding(op.static(X), op.static(dY), axes, policy))
     coordinates: Any = coordinate_transformation_mode
     options: Any = cubic_coeff_a, exclude_outside, keep_aspect_ratio_policy, mode, nearest_mode
-    return str(resize(op, dY, X, roi, scales, sizes, antialias, axes, coordinates, *options))
+    return str(RULES["", "Resize"].function(op, dY, X, roi, scales, sizes, antialias, axes, coordinates, *options))
 
 
-def _deciding(before: tuple[int, ...] | None, after: tuple[int, ...] | None, axes: Ints, policy: str) -> list[int]:
+def _deciding(
+    before: tuple[int, ...] | None, after: tuple[int, ...] | None, axes: Ints | None, policy: str
+) -> list[int]:
     """Sizes from which Resize gets `after`: one axis decides the scale, the others are too long, or too short, to do so."""
     if before is None or after is None:
         raise UnsupportedFormError(f"the scale of keep_aspect_ratio_policy={policy!r} is not known before it runs")

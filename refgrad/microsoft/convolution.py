@@ -1,0 +1,81 @@
+"""ONNX Runtime's convolutions, and their gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from refgrad.formulas.convolution import conv_transpose_adjoints
+from refgrad.forward.function_emitter import FunctionEmitter
+from refgrad.microsoft.activation import activated, plus
+from refgrad.microsoft.forms import form
+from refgrad.microsoft.results import like, typed
+from refgrad.reverse.emit import Emitter
+from refgrad.tables.definitions import Floats, Ints, operator
+
+
+@operator("FusedConv", "Y")
+def fused_conv(
+    op: FunctionEmitter,
+    X: str,
+    W: str,
+    B: str | None = None,
+    Z: str | None = None,
+    *,
+    activation: str | None = None,
+    activation_params: Floats | None = None,
+    auto_pad: str = "NOTSET",
+    dilations: Ints | None = None,
+    group: int = 1,
+    kernel_shape: Ints | None = None,
+    pads: Ints | None = None,
+    strides: Ints | None = None,
+) -> str:
+    """activation(conv(X, W, B) + Z)"""
+    window: dict[str, Any] = {"auto_pad": auto_pad, "dilations": dilations, "group": group}
+    y = op.Conv(X, W, B, kernel_shape=kernel_shape, pads=pads, strides=strides, **window)
+    return activated(op, plus(op, y, Z), activation, activation_params or ())
+
+
+_CONV: dict[str, Any] = {
+    "auto_pad": "NOTSET",
+    "dilations": None,
+    "group": 1,
+    "kernel_shape": None,
+    "pads": None,
+    "strides": None,
+}
+
+
+def _is_empty(op: Emitter, X: str) -> bool:
+    """Whether it is known that there are no images: ONNX Runtime's Conv refuses them"""
+    return (op.shape(X) or (None,))[0] == 0
+
+
+def _nothing(op: Emitter, dY: str, X: str, W: str) -> tuple[str, str, str]:
+    return op.zeros_like(X), op.zeros_like(W), op.full(op.Shape(dY, start=1, end=2), 0.0, like=W)
+
+
+def _of_images(op: Emitter, X: str, dW: str) -> str:
+    """0 where the run tells that there are no images: ONNX Runtime's Conv then returns what was in the memory before"""
+    batch = (op.shape(X) or (None,))[0]
+    return dW if isinstance(batch, int) else str(op.Where(op.Equal(op.Shape(X, end=1), 0), 0.0, dW))
+
+
+@form("ConvGrad", results=[like("X"), like("W"), typed("W")], attributes=_CONV)
+def conv_grad(op: Emitter, dY: str, X: str, W: str, **attributes: Any) -> tuple[str, str, str]:
+    if _is_empty(op, X):
+        return _nothing(op, dY, X, W)
+    dX, dW, dB = op.grad.ConvGrad(dY, X, W, **attributes)
+    return dX, _of_images(op, X, dW), dB
+
+
+@form(
+    "ConvTransposeGrad",
+    results=[like("X"), like("W"), typed("W")],
+    attributes=_CONV | {"output_padding": None, "output_shape": None},
+)
+def conv_transpose_grad(op: Emitter, dY: str, X: str, W: str, **attributes: Any) -> tuple[str, str, str]:
+    if _is_empty(op, X):
+        return _nothing(op, dY, X, W)
+    dX, dW, dB = conv_transpose_adjoints(op, dY, X, W, **attributes)
+    return dX, _of_images(op, X, dW), dB

@@ -1,0 +1,63 @@
+"""ONNX Runtime's operators for indexing, and their gradients."""
+
+from __future__ import annotations
+
+from refgrad.forward.function_emitter import FunctionEmitter
+from refgrad.microsoft.forms import form
+from refgrad.microsoft.results import shaped
+from refgrad.protos.domains import MICROSOFT
+from refgrad.reverse.emit import Emitter
+from refgrad.tables.definitions import operator
+from refgrad.tables.registry import rule
+
+
+@operator("ShrunkenGather", "output", others=("indices",))
+def shrunken_gather(op: FunctionEmitter, data: str, indices: str, *, axis: int = 0) -> str:
+    """Gather with a vector of indices"""
+    return str(op.Gather(data, indices, axis=axis))
+
+
+@rule("ShrunkenGather", domain=MICROSOFT, wrt=["data"])
+def shrunken_gather_rule(op: Emitter, d_output: str, data: str, indices: str, axis: int) -> str:
+    """dx = Σ dy at the indices it was taken from"""
+    return str(op.grad.GatherGrad(op.shape_of(data), indices, d_output, axis=axis))
+
+
+@operator("PadAndUnflatten", "output", others=("indices", "unflatten_dims"))
+def pad_and_unflatten(op: FunctionEmitter, input: str, indices: str, unflatten_dims: str) -> str:
+    """Zeros with the rows of input at the indices, their first axis split into unflatten_dims"""
+    rest = op.Shape(input, start=1)
+    rows = op.Concat(op.ReduceProd(unflatten_dims, keepdims=1), rest, axis=0)
+    zeros = op.Expand(op.const(0.0, like=input), rows)
+    padded = op.ScatterND(zeros, op.Unsqueeze(indices, [-1]), input)
+    return str(op.Reshape(padded, op.Concat(unflatten_dims, rest, axis=0), allowzero=1))
+
+
+@operator("FlattenAndUnpad", "output", "unflatten_dims", others=("indices", "unflatten_dims"))
+def flatten_and_unpad(op: FunctionEmitter, input: str, indices: str) -> tuple[str, str]:
+    """The rows of input, its first two axes flattened, at the indices; besides, the lengths of those axes"""
+    count = op.ReduceProd(op.Shape(input, end=2), keepdims=1)
+    rows = op.Reshape(input, op.Concat(count, op.Shape(input, start=2), axis=0), allowzero=1)
+    return op.Gather(rows, indices, axis=0), op.Shape(input, end=2)
+
+
+@form("SliceGrad", results=[shaped("shape", "dY")])
+def slice_grad(
+    op: Emitter, dY: str, shape: str, starts: str, ends: str, axes: str | None = None, steps: str | None = None
+) -> str:
+    return str(op.grad.SliceGrad(dY, shape, starts, ends, axes, steps))
+
+
+@form("GatherGrad", results=[shaped("shape", "dY")])
+def gather_grad(op: Emitter, shape: str, indices: str, dY: str, *, axis: int = 0) -> str:
+    return str(op.grad.GatherGrad(shape, indices, dY, axis=axis))
+
+
+@form("GatherElementsGrad", results=[shaped("shape", "dY")])
+def gather_elements_grad(op: Emitter, dY: str, shape: str, indices: str, *, axis: int = 0) -> str:
+    return str(op.grad.GatherElementsGrad(dY, shape, indices, axis=axis))
+
+
+@form("GatherNDGrad", results=[shaped("shape", "dY")])
+def gather_nd_grad(op: Emitter, shape: str, indices: str, dY: str, *, batch_dims: int = 0) -> str:
+    return str(op.grad.GatherNDGrad(shape, indices, dY, batch_dims=batch_dims))

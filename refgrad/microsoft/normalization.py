@@ -1,0 +1,272 @@
+"""ONNX Runtime's normalizations, and their gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from onnx import TensorProto
+
+from refgrad.formulas.normalization import by_normalized
+from refgrad.formulas.types import widest
+from refgrad.forward.function_emitter import FunctionEmitter
+from refgrad.microsoft.activation import plus
+from refgrad.microsoft.forms import form
+from refgrad.microsoft.results import like
+from refgrad.protos.types import SIXTEEN_BIT
+from refgrad.reverse.emit import Emitter
+from refgrad.tables.definitions import UnsupportedFormError, operator
+
+
+@operator("SkipLayerNormalization", "output", optional=["mean", "inv_std_var", "input_skip_bias_sum"])
+def skip_layer_normalization(
+    op: FunctionEmitter,
+    input: str,
+    skip: str,
+    gamma: str,
+    beta: str | None = None,
+    bias: str | None = None,
+    *,
+    epsilon: float = 1e-12,
+) -> tuple[str, ...]:
+    """layer_normalization(input + skip + bias) over the last axis"""
+    total = plus(op, op.Add(input, skip), bias)
+    return (*op.LayerNormalization(total, gamma, beta, outputs=3, axis=-1, epsilon=epsilon), total)
+
+
+@operator("SkipSimplifiedLayerNormalization", "output", optional=["mean", "inv_std_var", "input_skip_bias_sum"])
+def skip_simplified_layer_normalization(
+    op: FunctionEmitter, input: str, skip: str, gamma: str, bias: str | None = None, *, epsilon: float = 1e-12
+) -> tuple[str | None, ...]:
+    """x/√(mean x² + ε)·gamma over the last axis, x = input + skip + bias"""
+    total = plus(op, op.Add(input, skip), bias)
+    y, r = _by_root_mean_square(op, total, gamma, [-1], epsilon)
+    return y, None, r, total
+
+
+@operator("SimplifiedLayerNormalization", "Y", optional=["inv_std_var"])
+def simplified_layer_normalization(
+    op: FunctionEmitter, X: str, scale: str, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1
+) -> tuple[str, str]:
+    """x/√(mean x² + ε)·scale over the axes from `axis` on"""
+    if axis == -1:
+        return _by_root_mean_square(op, X, scale, [-1], epsilon)
+    y, r = _by_root_mean_square(op, op.Flatten(X, axis=axis), op.Reshape(scale, [-1]), [-1], epsilon)
+    end = 0 if axis < 0 else op.rank(X)
+    if end is None:
+        ones = op.Expand(op.const(np.ones(1, np.int64)), op.Shape(op.Shape(X, start=axis)))
+    else:
+        ones = op.const(np.ones(end - axis, np.int64))
+    rows = op.Concat(op.Shape(X, end=axis), ones, axis=0)
+    return str(op.Reshape(y, op.Shape(X), allowzero=1)), str(op.Reshape(r, rows, allowzero=1))
+
+
+def _by_root_mean_square(op: FunctionEmitter, x: str, scale: str, axes: list[int], epsilon: float) -> tuple[str, str]:
+    """x·r·scale and r = 1/√(mean x² + ε), which is computed in float for a narrower x."""
+    narrow = op.type(x) in SIXTEEN_BIT
+    wide = op.Cast(x, to=TensorProto.FLOAT) if narrow else x
+    r = op.Reciprocal(op.Sqrt(op.Add(op.reduce("ReduceMean", op.Mul(wide, wide), axes), epsilon)))
+    y = op.Mul(wide, r)
+    return str(op.Mul(op.CastLike(y, scale) if narrow else y, scale)), str(r)
+
+
+@operator("GroupNorm", "Y")
+def group_norm(
+    op: FunctionEmitter,
+    X: str,
+    gamma: str,
+    beta: str,
+    *,
+    activation: int,
+    channels_last: int = 1,
+    epsilon: float = 1e-5,
+    groups: int,
+) -> str:
+    """(x − mean)/√(var + ε)·gamma + beta group by group; then swish, with activation"""
+    return _group_norm(op, X, gamma, beta, activation, channels_last, epsilon, groups)
+
+
+@operator("SkipGroupNorm", "Y", optional=["S"])
+def skip_group_norm(
+    op: FunctionEmitter,
+    X: str,
+    gamma: str,
+    beta: str,
+    skip: str,
+    bias: str | None = None,
+    *,
+    activation: int,
+    channels_last: int = 1,
+    epsilon: float = 1e-5,
+    groups: int,
+) -> tuple[str, str]:
+    """GroupNorm of X + skip + bias"""
+    if op.rank(skip) == 2:  # (N, C), the same everywhere
+        skip = op.Unsqueeze(skip, [1, 2])
+    elif op.rank(skip) is None:
+        raise UnsupportedFormError("the rank of its input skip is unknown; add it to value_info")
+    if not channels_last:
+        raise UnsupportedFormError("channels_last=0 has no meaning with skip and bias; use channels_last=1")
+    total = plus(op, op.Add(X, skip), bias)
+    return _group_norm(op, total, gamma, beta, activation, channels_last, epsilon, groups), total
+
+
+def _group_norm(
+    op: FunctionEmitter, X: str, gamma: str, beta: str, activation: int, channels_last: int, epsilon: float, groups: int
+) -> str:
+    x = op.Transpose(X, perm=[0, 3, 1, 2]) if channels_last else X
+    rows = op.Reshape(x, [0, groups, -1])
+    centred = op.Sub(rows, op.reduce("ReduceMean", rows, [2]))
+    r = op.Reciprocal(op.Sqrt(op.Add(op.reduce("ReduceMean", op.Mul(centred, centred), [2]), epsilon)))
+    normalized = op.Reshape(op.Mul(centred, r), op.Shape(x), allowzero=1)
+    scale, shift = (op.Unsqueeze(op.CastLike(v, X), [1, 2]) for v in (gamma, beta))
+    y = op.Add(op.Mul(normalized, scale), shift)
+    if activation:
+        y = op.Mul(y, op.Sigmoid(y))
+    return str(op.Transpose(y, perm=[0, 2, 3, 1]) if channels_last else y)
+
+
+@operator(
+    "BatchNormInternal",
+    "Y",
+    optional=["running_mean", "running_var", "saved_mean", "saved_inv_std"],
+    writes={1: "input_mean", 2: "input_var"},
+)
+def batch_norm_internal(
+    op: FunctionEmitter,
+    X: str,
+    scale: str,
+    B: str,
+    input_mean: str,
+    input_var: str,
+    *,
+    epsilon: float = 1e-5,
+    momentum: float = 0.9,
+    training_mode: int = 1,
+) -> tuple[str, ...]:
+    """BatchNormalization, in training by default; then, besides, the batch's mean and r = 1/√(var + ε)"""
+    if not training_mode:
+        return (op.BatchNormalization(X, scale, B, input_mean, input_var, epsilon=epsilon),)
+    settings: dict[str, Any] = {"epsilon": epsilon, "momentum": momentum, "training_mode": training_mode}
+    y, mean, var = op.BatchNormalization(X, scale, B, input_mean, input_var, outputs=3, **settings)
+    rank = op.rank(X)
+    if rank is None:  # the axes behind the channels become one
+        inner = op.ReduceProd(op.Shape(X, start=2), keepdims=1)
+        X, rank = op.Reshape(X, op.Concat(op.Shape(X, end=2), inner, axis=0), allowzero=1), 3
+    axes = [0, *range(2, rank)]
+    batch = op.reduce("ReduceMean", X, axes)
+    centred = op.Sub(X, batch)
+    r = op.Reciprocal(op.Sqrt(op.Add(op.reduce("ReduceMean", op.Mul(centred, centred), axes), epsilon)))
+    return y, mean, var, op.Reshape(batch, [-1]), op.Reshape(r, [-1])
+
+
+@operator(
+    "EmbedLayerNormalization",
+    "output",
+    optional=["mask_index", "embedding_sum"],
+    others=("input_ids", "segment_ids", "mask", "position_ids", "mask_index"),
+)
+def embed_layer_normalization(
+    op: FunctionEmitter,
+    input_ids: str,
+    segment_ids: str | None,
+    word_embedding: str,
+    position_embedding: str,
+    segment_embedding: str | None,
+    gamma: str,
+    beta: str,
+    mask: str | None = None,
+    position_ids: str | None = None,
+    *,
+    epsilon: float = 1e-12,
+    mask_index_type: int | None = None,
+) -> tuple[str, ...]:
+    """layer_normalization(word_embedding[input_ids] + position_embedding[position_ids] + segment_embedding[segment_ids])"""
+    if position_ids is None:
+        length = op.Shape(input_ids, start=1, end=2)
+        positions = op.Slice(position_embedding, [0], length, [0])
+    else:
+        positions = op.Gather(position_embedding, position_ids)
+    total = op.Add(op.Gather(word_embedding, input_ids), positions)
+    if segment_ids is not None and segment_embedding is not None:
+        total = op.Add(total, op.Gather(segment_embedding, segment_ids))
+    counted = op.Cast(op.Equal(mask, 1) if mask else op.Mul(input_ids, 0), to=TensorProto.INT32)
+    y = op.LayerNormalization(total, gamma, beta, axis=-1, epsilon=epsilon)
+    return y, op.ReduceSum(counted, [1], keepdims=0), total
+
+
+@form("LayerNormalizationGrad", results=[like("X"), like("scale"), like("scale")])
+def layer_normalization_grad(
+    op: Emitter,
+    dY: str,
+    X: str,
+    scale: str,
+    mean: str,
+    inv_std_dev: str,
+    *,
+    axis: int = -1,
+    epsilon: float = 1e-5,
+    stash_type: int = 1,
+) -> tuple[str, str, str]:
+    return op.grad.LayerNormalizationGrad(dY, X, scale, None, mean, inv_std_dev, axis=axis, epsilon=epsilon)
+
+
+@form("InvertibleLayerNormalizationGrad", results=[like("Y"), like("scale"), like("scale")])
+def invertible_layer_normalization_grad(
+    op: Emitter,
+    dY: str,
+    Y: str,
+    scale: str,
+    bias: str,
+    inv_std_dev: str,
+    *,
+    axis: int = -1,
+    epsilon: float = 1e-5,
+    stash_type: int = 1,
+) -> tuple[str, str, str]:
+    """LayerNormalizationGrad from the result: x̂ = (Y − bias)/scale"""
+    normalized = op.Div(op.Sub(Y, bias), scale)
+    return by_normalized(op, dY, normalized, Y, scale, inv_std_dev, axis, centred=True)
+
+
+@form("SimplifiedLayerNormalizationGrad", results=[like("X"), like("scale")])
+def simplified_layer_normalization_grad(
+    op: Emitter,
+    dY: str,
+    X: str,
+    scale: str,
+    inv_std_dev: str,
+    *,
+    axis: int = -1,
+    epsilon: float = 1e-5,
+    stash_type: int = 1,
+) -> tuple[str, str]:
+    """x̂ = X·r and g = dY·scale: dX = r·(g − x̂·mean(g·x̂)), dscale = Σ dY·x̂"""
+    wide = widest(op, X, inv_std_dev)
+    normalized = op.Mul(op.as_type(X, wide), op.as_type(inv_std_dev, wide))
+    return by_normalized(op, dY, normalized, X, scale, inv_std_dev, axis, centred=False)[:2]
+
+
+@form("BatchNormalizationGrad", results=[like("X"), like("scale"), like("scale")])
+def batch_normalization_grad(
+    op: Emitter,
+    dY: str,
+    X: str,
+    scale: str,
+    mean: str,
+    inv_std_dev: str,
+    *,
+    epsilon: float = 1e-5,
+    momentum: float = 0.9,
+    training_mode: int = 1,
+) -> tuple[str, str, str]:
+    """The statistics are those of the channels."""
+    shape, wide = op.shape(X), widest(op, X, scale, mean)
+    d, x, factor, centre, r = (op.as_type(value, wide) for value in (dY, X, scale, mean, inv_std_dev))
+    if shape is not None:
+        op.assume(x, shape)
+        op.assume(d, shape)
+    axes = [0, *range(2, 3 if shape is None else len(shape))]
+    centre, r = (op.Unsqueeze(value, axes) for value in (centre, r))
+    dX, dScale, dB = op.grad.BatchNormalizationGrad(d, x, factor, None, centre, r, epsilon=epsilon)
+    return op.as_type(dX, op.type(X)), op.as_type(dScale, op.type(scale)), op.as_type(dB, op.type(scale))
