@@ -46,3 +46,8 @@ def test_what_the_sessions_install_by_name_has_one():
     names = {name for name in re.findall(r'"([^"]+)"', arguments) if not name.startswith(("-", "."))}
     assert names
     assert names <= PINS.keys()
+
+
+def test_limitations_are_those_of_the_release_that_is_installed():
+    first, *_ = (ROOT / "docs" / "limitations.toml").read_text(encoding="utf-8").splitlines()
+    assert f"ONNX Runtime {release('onnxruntime')}, " in first
