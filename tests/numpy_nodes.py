@@ -20,6 +20,7 @@ from onnx.backend.test import loader
 
 from refgrad.conformance.cases import every_case
 from refgrad.conformance.running.nodemodels import as_array
+from refgrad.tables import randomness
 from refgrad.tables.schemas import find_schema
 
 TYPES = {
@@ -35,7 +36,7 @@ TYPES = {
 }
 SIXTEEN_BIT = (TYPES["tensor(float16)"], TYPES["tensor(bfloat16)"])
 FLOATS = (*SIXTEEN_BIT, TYPES["tensor(float)"], TYPES["tensor(double)"])
-RANDOM = ("Bernoulli", "BiasDropout", "Dropout", "Multinomial", "RandomNormalLike", "RandomUniformLike")
+RANDOM = frozenset(name for _, name in randomness.RANDOM)
 
 
 @dataclass(frozen=True, eq=False)

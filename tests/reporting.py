@@ -4,7 +4,7 @@ import random
 
 import onnx.parser
 
-from refgrad.conformance.judging.verdicts import AGREED, INCONCLUSIVE, REFUSED, VERDICTS, Row
+from refgrad.conformance.judging.verdicts import AGREED, INCONCLUSIVE, REFUSED, VERDICTS, ResultRow
 from refgrad.conformance.running.results import About, Results
 
 MODEL = onnx.parser.parse_model(
@@ -36,7 +36,9 @@ def made(count=40, pairs=PAIRS, seed=0):
             note = "" if verdict == AGREED else draw.choice(["", f"note of {pair[0]}", HOSTILE])
             if draw.random() < 0.95:
                 rows.append(
-                    Row(name, *pair, verdict, ("differences", "reference"), against, *numbers, note, draw.random())
+                    ResultRow(
+                        name, *pair, verdict, ("differences", "reference"), against, *numbers, note, draw.random()
+                    )
                 )
     return Results({"seed": 3, "sources": ["tables", "node-tests"], "dtype": None}, VERSIONS, cases, tuple(rows))
 

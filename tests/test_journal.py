@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from refgrad.conformance.judging.verdicts import Row
+from refgrad.conformance.judging.verdicts import ResultRow
 from refgrad.conformance.running.journal import Journal
 from refgrad.errors import JournalError
 
 SETTINGS = {"seed": 0, "builders": ("refgrad",)}
-FIRST = [Row("a", "refgrad", "numpy", "agreed", ("differences", "reference"), (), 1e-7, 1e-6, "", 0.5)]
+FIRST = [ResultRow("a", "refgrad", "numpy", "agreed", ("differences", "reference"), (), 1e-7, 1e-6, "", 0.5)]
 SECOND = [
-    Row("b", "refgrad", "numpy", "wrong", ("differences",), (), math.inf, 1e-6, "x: off"),
-    Row("b", "refgrad", "ort-cpu", "refused"),
+    ResultRow("b", "refgrad", "numpy", "wrong", ("differences",), (), math.inf, 1e-6, "x: off"),
+    ResultRow("b", "refgrad", "ort-cpu", "refused"),
 ]
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from refgrad.conformance.judging.verdicts import AGREED, INCONCLUSIVE, REFUSED, UNSUPPORTED, WRONG, Row
+from refgrad.conformance.judging.verdicts import AGREED, INCONCLUSIVE, REFUSED, UNSUPPORTED, WRONG, ResultRow
 from refgrad.conformance.running.limitations import Limitation, Limitations
 from refgrad.errors import LimitationsError
 
@@ -28,7 +28,7 @@ def read(tmp_path, text):
 
 
 def row(case, verdict, builder="refgrad", executor="ort-cpu"):
-    return Row(case, builder, executor, verdict)
+    return ResultRow(case, builder, executor, verdict)
 
 
 @pytest.mark.parametrize(

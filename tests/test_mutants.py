@@ -9,7 +9,7 @@ import pytest
 
 from refgrad.conformance.judging import verdicts
 from refgrad.conformance.judging.judge import Candidate, Trial
-from refgrad.conformance.judging.verdicts import Row
+from refgrad.conformance.judging.verdicts import ResultRow
 from refgrad.conformance.mutating import mutants
 from refgrad.conformance.mutating.mutants import Mutant, ruled, survey
 from refgrad.conformance.mutating.survivors import equivalents
@@ -32,8 +32,8 @@ def test_every_mutant_is_caught_or_has_a_reason_to_survive(operator: str) -> Non
 
 
 def test_mutants_survive_a_judge_that_believes_everything(monkeypatch: pytest.MonkeyPatch) -> None:
-    def believe(trial: Trial, candidate: Candidate) -> Row:
-        return Row(trial.question.case, candidate.builder, candidate.executor, verdicts.AGREED)
+    def believe(trial: Trial, candidate: Candidate) -> ResultRow:
+        return ResultRow(trial.question.case, candidate.builder, candidate.executor, verdicts.AGREED)
 
     monkeypatch.setattr(Trial, "verdict", believe)
     survivors = {one.mutant for one in survey(["Tanh"]) if not one.caught}

@@ -215,7 +215,7 @@ def test_a_plan_that_overwrites_what_is_needed_is_caught(nodes, monkeypatch):
     def wrong(self, index):
         return tuple(name not in self._foreign for name in self._steps[index].inputs)
 
-    honest = plans.Plan._schedule
+    honest = plans.PlannedGraph._schedule
 
     def schedule(self, wanted, trace):
         if trace:
@@ -224,7 +224,7 @@ def test_a_plan_that_overwrites_what_is_needed_is_caught(nodes, monkeypatch):
                 return honest(self, wanted, trace)
         return honest(self, wanted, trace)
 
-    monkeypatch.setattr(plans.Plan, "_schedule", schedule)
+    monkeypatch.setattr(plans.PlannedGraph, "_schedule", schedule)
     monkeypatch.setattr(plans._Lives, "free", wrong)
     with pytest.raises(AssertionError, match="not equal"):
         compare_with_and_without_reuse(model)

@@ -242,7 +242,7 @@ def test_witnesses_tell_what_is_planted(name: str, oracle: str) -> None:
     question, built = net()
     names, spoil = PLANTED[name]
     right, wrong = Field(question, built), Field(question, spoiled(built, names, spoil))
-    at, v = question.at, question.weights
+    at, v = question.at, question.wide_cotangents
     for one in said(oracle, question):
         for field, ok in ((right, True), (wrong, one.name not in names)):
             error = abs(float(np.sum(field(at, v)[one.name] * one.direction)) - one.value)
@@ -468,7 +468,7 @@ def test_witnesses_agree(operator: str) -> None:
             tried = []
             for step in STEPS:
                 try:
-                    tried.append(directional(function, at, {one.name: one.direction}, question.weights, step))
+                    tried.append(directional(function, at, {one.name: one.direction}, question.wide_cotangents, step))
                 except (BackendError, ShapeMovedError):  # another step may stay where it runs
                     continue
             best = min(tried, key=lambda found: found.error)

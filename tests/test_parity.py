@@ -79,7 +79,7 @@ def test_a_wrong_gradient_of_ours_is_called_wrong():
         last = next(node for node in pair.ours.graph.node if "input_grad" in node.output)
         last.input[:] = [last.input[0], last.input[0]]
         assert parity.compare_values(pair, runner)[0] == "ours are wrong"
-    row = parity.Row("Exp", "Exp", "isomorphic", values="ours are wrong")
+    row = parity.ParityRow("Exp", "Exp", "isomorphic", values="ours are wrong")
     assert parity.unexplained([row]) == [row]
 
 
@@ -103,8 +103,8 @@ def test_a_refusal_is_a_row():
 
 
 def test_a_departure_without_a_reason_is_found():
-    row = parity.Row("Exp", "Exp-2x3", "different", values="equal")
+    row = parity.ParityRow("Exp", "Exp-2x3", "different", values="equal")
     assert row.kind == "form"
     assert parity.reason(row) is None
     assert parity.unexplained([row]) == [row]
-    assert parity.Row("Exp", "Exp-2x3", "isomorphic", same_names=False).kind == "form"
+    assert parity.ParityRow("Exp", "Exp-2x3", "isomorphic", same_names=False).kind == "form"

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from refgrad.conformance.case import Case
-from refgrad.conformance.cases.control_flow import IFS, LOOPS, SCANS, Row, flow
+from refgrad.conformance.cases.control_flow import IFS, LOOPS, SCANS, FlowRow, flow
 from refgrad.conformance.judging import verdicts
 from refgrad.conformance.judging.judge import Candidate, judge
 from refgrad.conformance.oracles import Evidence
@@ -31,7 +31,7 @@ def verdict(case: Case) -> str:
     question = ask(case)
     evidence: list[Evidence] = [said for oracle in runner.ORACLES for said in runner.testify(oracle, question)]
     built = build("refgrad", question)
-    gradients = built.named(in_float64(built.model).run(built.feeds(question.at, question.weights)))
+    gradients = built.named(in_float64(built.model).run(built.feeds(question.at, question.wide_cotangents)))
     nodes = len(built.model.graph.node)
     [row] = judge(question, evidence, [Candidate("refgrad", "numpy", nodes, gradients)])
     return row.verdict
@@ -90,7 +90,7 @@ def other_sign(cls: type, position: int) -> Callable[[Patch], None]:
     return lambda patch: patch.setattr(cls, "differentiate", wrong)
 
 
-PLANTED: dict[str, tuple[str, Row, Callable[[Patch], None]]] = {
+PLANTED: dict[str, tuple[str, FlowRow, Callable[[Patch], None]]] = {
     "a state of Scan, other sign": ("Scan", SCANS[0], other_sign(Scan, 0)),
     "a slice of Scan, other sign": ("Scan", SCANS[0], other_sign(Scan, -1)),
     "slices read in the direction of the forward pass": (

@@ -24,7 +24,7 @@ from refgrad.conformance.judging.verdicts import (
     UNSUPPORTED,
     VERDICTS,
     WRONG,
-    Row,
+    ResultRow,
 )
 from refgrad.conformance.reporting import WRITERS, html, junit, markdown, write
 from refgrad.conformance.reporting.tally import MARKS, by_operator, totals
@@ -66,7 +66,7 @@ def test_the_bytes_do_not_depend_on_how_long_it_took():
 
 
 def test_a_nan_is_kept(tmp_path):
-    row = Row("Op0-0", "refgrad", "numpy", WRONG, relative=float("nan"), allowed=1e-6)
+    row = ResultRow("Op0-0", "refgrad", "numpy", WRONG, relative=float("nan"), allowed=1e-6)
     replace(RESULTS, rows=(row,)).save(tmp_path / "results.json")
     assert np.isnan(load(tmp_path / "results.json").rows[0].relative)
 
@@ -84,7 +84,9 @@ def test_a_large_board_is_small():
         for builder, executor in pairs:
             verdict = draw.choices([AGREED, REFUSED, WRONG], [70, 29, 1])[0]
             error = draw.random() if verdict == WRONG else None
-            rows.append(Row(case, builder, executor, verdict, ("differences", "reference"), (), error, error, verdict))
+            rows.append(
+                ResultRow(case, builder, executor, verdict, ("differences", "reference"), (), error, error, verdict)
+            )
     size = len(Results({}, {}, cases, tuple(rows)).text().encode())
     assert size < 3e6, f"{size / 1e6:.2f} MB"
 
@@ -150,7 +152,7 @@ def test_an_error_says_that_a_file_is_none(tmp_path, content, message):
 
 def one(verdict, executor_version="onnxruntime 1.31.1", witnesses=("differences",), case="a", **settings):
     versions = {"refgrad": "refgrad 0.1.0", "ort-cpu": executor_version}
-    rows = (Row(case, "refgrad", "ort-cpu", verdict, witnesses),)
+    rows = (ResultRow(case, "refgrad", "ort-cpu", verdict, witnesses),)
     return Results({"seed": 0} | settings, versions, {case: About("Add", 21, "float32")}, rows)
 
 
@@ -244,7 +246,7 @@ def test_every_verdict_has_a_letter_and_a_mark():
     ],
 )
 def test_the_command_reproduces_a_row(about, settings, selecting):
-    row = Row(HOSTILE, "my.module:function", "ort-cpu@1.19.2", WRONG)
+    row = ResultRow(HOSTILE, "my.module:function", "ort-cpu@1.19.2", WRONG)
     asked = ["--case", HOSTILE, *selecting, "--builder", "my.module:function", "--backend", "ort-cpu"]
     command = Results(settings, {}, {HOSTILE: about}, (row,)).command(row)
     assert shlex.split(command) == ["refgrad", "conformance", "run", *asked]
@@ -291,7 +293,7 @@ def test_a_suite_has_the_tests_of_its_pair(pair):
 
 @pytest.mark.parametrize("verdict", VERDICTS)
 def test_a_test_says_what_its_row_says(verdict):
-    row = Row("Op0-0", "refgrad", "numpy", verdict, ("differences",), ("torch",), 0.5, 1e-6, f"why {HOSTILE}")
+    row = ResultRow("Op0-0", "refgrad", "numpy", verdict, ("differences",), ("torch",), 0.5, 1e-6, f"why {HOSTILE}")
     (test,) = ElementTree.fromstring(junit.report(replace(RESULTS, rows=(row,)))).iter("testcase")
     assert (test.get("name"), test.get("classname")) == ("Op0-0", "refgrad.numpy.Op0")
     if verdict in (AGREED, CONVENTION):

@@ -42,7 +42,7 @@ def errors(case: Case) -> Iterator[float]:
     """By how much refgrad's gradient in float64 is off along each direction, relative to what is explained."""
     question = ask(case)
     built = build("refgrad", question)
-    feeds = question.at | {built.cotangents[name]: weight for name, weight in question.weights.items()}
+    feeds = question.at | {built.cotangents[name]: cotangent for name, cotangent in question.wide_cotangents.items()}
     results = get_backend("numpy").prepare(built.model, precision="float64").run(feeds)
     for said in get_oracle("differences").testify(question):
         if not isinstance(said, Directional):

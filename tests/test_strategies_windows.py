@@ -165,7 +165,7 @@ def test_stft_has_a_gradient_where_onesided_is_absent(window: int):
     case = node_case("STFT", signal, np.array(2), taps, opset=17, constant=["frame_step"])
     question = ask(case)
     built = build("refgrad", question)
-    feeds = question.at | {built.cotangents[name]: weight for name, weight in question.weights.items()}
+    feeds = question.at | {built.cotangents[name]: cotangent for name, cotangent in question.wide_cotangents.items()}
     results = get_backend("numpy").prepare(built.model, precision="float64").run(feeds)
     for said in get_oracle("differences").testify(question):
         assert isinstance(said, Directional)

@@ -18,16 +18,14 @@ from refgrad.backends.numpy.precision import Declared
 from refgrad.backends.numpy.registry import Call, decode, default_attributes
 from refgrad.errors import BackendError
 from refgrad.protos.domains import MICROSOFT, TRAINING
+from refgrad.tables.randomness import ALWAYS, operator_of
 
 # The stubs of OpSchema lack its function bodies.
 OpSchema: TypeAlias = Any
 
 if TYPE_CHECKING:
-    from refgrad.backends.numpy.plan import Plan
+    from refgrad.backends.numpy.plan import PlannedGraph
 
-_RANDOM = frozenset(
-    ("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike")
-)
 _REFUSED = {
     (MICROSOFT, "YieldOp"): (
         "it hands its inputs to the caller and waits for their gradients, so its outputs follow from nothing. "
@@ -73,8 +71,8 @@ class Scope:
 
     opsets: Mapping[str, int]
     precision: Declared
-    plan: Callable[[onnx.GraphProto, Scope], Plan] = field(repr=False)
-    plan_function: Callable[[onnx.FunctionProto, Scope], Plan] = field(repr=False)
+    plan: Callable[[onnx.GraphProto, Scope], PlannedGraph] = field(repr=False)
+    plan_function: Callable[[onnx.FunctionProto, Scope], PlannedGraph] = field(repr=False)
     values: Mapping[str, onnx.ValueInfoProto] = field(default_factory=dict)
     limit: int | None = None
 
@@ -216,8 +214,8 @@ def _seeded(node: onnx.NodeProto) -> onnx.NodeProto:
     So every run, and every model that keeps the name, a gradient among them, draws the same numbers.
     """
     if (
-        node.domain not in ("", "ai.onnx")
-        or node.op_type not in _RANDOM
+        operator_of(node) not in ALWAYS
+        or node.domain == MICROSOFT
         or any(attribute.name == "seed" for attribute in node.attribute)
     ):
         return node
@@ -282,7 +280,7 @@ def _type_of(value: Any) -> onnx.TypeProto:
     return helper.make_tensor_type_proto(helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
 
 
-def _call_function(function: onnx.FunctionProto, node: onnx.NodeProto, schema: OpSchema, scope: Scope) -> Plan:
+def _call_function(function: onnx.FunctionProto, node: onnx.NodeProto, schema: OpSchema, scope: Scope) -> PlannedGraph:
     given = default_attributes(schema) | {attribute.name: attribute for attribute in node.attribute}
     body = onnx.FunctionProto()
     body.CopyFrom(function)

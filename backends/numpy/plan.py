@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from heapq import heappop, heappush
 from itertools import count
 from typing import Any, NamedTuple
 
@@ -18,6 +17,7 @@ from refgrad.backends.numpy.binding import Bound, Scope, bind, label
 from refgrad.backends.numpy.memory import WATCH, Progress, nbytes, owner, summary
 from refgrad.backends.numpy.precision import Declared
 from refgrad.errors import BackendError
+from refgrad.protos.walk import Signature, positions_needed, topological_positions
 
 _FOLDED = 2**20  # bytes: what is folded is no larger than this, or than what it is made of
 _VIEWED = 4  # a view that outlives an array this many times its size is copied
@@ -59,7 +59,7 @@ class _Schedule:
     values: list[Any]
 
 
-class Plan:
+class PlannedGraph:
     """The nodes of a graph, a subgraph or a function's body, ready to run."""
 
     def __init__(
@@ -89,7 +89,7 @@ class Plan:
         self.captures = tuple(name for name in reads if name not in known)
         if self.captures and not nested:
             _refuse_undefined(steps, self.captures)
-        self.steps = self._folded(_sorted(steps, set(constants) | set(inputs) | set(self.captures)))
+        self.steps = self._folded(_ordered(steps))
         self.names = known | set(constants)
         self._schedules: dict[tuple[tuple[str, ...], bool], _Schedule] = {}
         if scope.limit is None:
@@ -276,31 +276,30 @@ class _Lives:
         return tuple(name for name in names if self._end[name] == index)
 
 
-def plan_graph(graph: onnx.GraphProto, scope: Scope, nested: bool = True) -> Plan:
-    """Plan a graph. A nested one may read values of the graphs around it."""
+def plan_graph(graph: onnx.GraphProto, scope: Scope, nested: bool = True) -> PlannedGraph:
+    """PlannedGraph a graph. A nested one may read values of the graphs around it."""
     constants = {t.name: _frozen(scope.precision.tensor(t)) for t in graph.initializer}
     for sparse in graph.sparse_initializer:
         constants[sparse.values.name] = _frozen(scope.precision.array(_dense(sparse)))
     inputs, outputs = [i.name for i in graph.input], [o.name for o in graph.output]
     scope = replace(scope, values={v.name: v for v in (*graph.value_info, *graph.output)})
-    plan = Plan(graph.node, inputs, outputs, constants, scope, nested)
+    plan = PlannedGraph(graph.node, inputs, outputs, constants, scope, nested)
     plan.declared = tuple(map(scope.precision.value, graph_outputs(graph)))
     return plan
 
 
-def plan_function(function: onnx.FunctionProto, scope: Scope) -> Plan:
-    """Plan a function's body, whose attributes have been filled in."""
-    return Plan(function.node, function.input, function.output, {}, scope)
+def plan_function(function: onnx.FunctionProto, scope: Scope) -> PlannedGraph:
+    """PlannedGraph a function's body, whose attributes have been filled in."""
+    return PlannedGraph(function.node, function.input, function.output, {}, scope)
 
 
 def _needed(steps: Sequence[Step], wanted: Iterable[str]) -> list[Step]:
-    needed = set(wanted)
-    kept = []
-    for step in reversed(steps):
-        if needed.intersection(step.outputs):
-            needed.update(step.reads)
-            kept.append(step)
-    return kept[::-1]
+    """The steps that the values `wanted` need."""
+    return [steps[position] for position in positions_needed(_signatures(steps), wanted)]
+
+
+def _signatures(steps: Sequence[Step]) -> list[Signature]:
+    return [(step.reads, step.outputs) for step in steps]
 
 
 def _refuse_undefined(steps: Sequence[Step], undefined: Sequence[str]) -> None:
@@ -321,30 +320,13 @@ def _refuse_twice(names: Sequence[str]) -> None:
         seen.add(name)
 
 
-def _sorted(steps: list[Step], known: Collection[str]) -> list[Step]:
-    """Put `steps` in an order that computes before it reads; the given order where that is one already."""
-    ready = {*known, ""}
-    waiting: dict[str, list[int]] = {}
-    missing = []
-    for number, step in enumerate(steps):
-        unknown = {name for name in step.reads if name not in ready}
-        missing.append(len(unknown))
-        for name in unknown:
-            waiting.setdefault(name, []).append(number)
-    queue = [number for number, count in enumerate(missing) if not count]
-    ordered = []
-    while queue:
-        step = steps[heappop(queue)]
-        ordered.append(step)
-        for name in step.outputs:
-            for number in waiting.pop(name, ()):
-                missing[number] -= 1
-                if not missing[number]:
-                    heappush(queue, number)
-    if len(ordered) < len(steps):
-        blocked = next(step for step, count in zip(steps, missing, strict=True) if count)
+def _ordered(steps: Sequence[Step]) -> list[Step]:
+    """The steps in an order that computes before it reads; the given order where that is one already."""
+    positions = topological_positions(_signatures(steps))
+    if len(positions) < len(steps):
+        blocked = steps[min(set(range(len(steps))).difference(positions))]
         raise BackendError(f"The graph has a cycle: {blocked.label} needs its own output. Check the model.")
-    return ordered
+    return [steps[position] for position in positions]
 
 
 def _constant(node: onnx.NodeProto, precision: Declared) -> Any:

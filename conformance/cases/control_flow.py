@@ -16,7 +16,7 @@ from refgrad.protos.walk import graphs
 # What is fed: the shape of a float, or the array itself.
 Feeds: TypeAlias = Mapping[str, tuple[int, ...] | np.ndarray]
 # A name, the declared outputs, the nodes with "T" for the type of the floats, and what is fed.
-Row: TypeAlias = tuple[str, str, str, Feeds]
+FlowRow: TypeAlias = tuple[str, str, str, Feeds]
 
 TYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float": np.float32, "double": np.float64}
 YES, NO = np.array(True), np.array(False)
@@ -33,7 +33,7 @@ _WEIGHTS: Feeds = {"x": (2, 3), "w": (3, 3), "b": (3,)}
 _PIECE = """s = ReduceSum <keepdims = 0> (x) zero = Constant <value = T {0}> () c = Less(s, zero)
             [node] y = If (c) <then_branch = t () => (T[] p) { p = Exp(x) }, else_branch = e () => (T[] q) { q = Mul(x, x) }>"""
 
-IFS: tuple[Row, ...] = (
+IFS: tuple[FlowRow, ...] = (
     ("true", "T[i, j] y", _TWO_WAYS, {"c": YES, **_WEIGHTS}),
     ("false", "T[i, j] y", _TWO_WAYS, {"c": NO, **_WEIGHTS}),
     ("of-nothing", "T[i, j] y", _TWO_WAYS, {"c": NO, "x": (0, 3), "w": (3, 3), "b": (3,)}),
@@ -80,7 +80,7 @@ _WHILE = """[node] y, s = Loop (M, C, x) <body = f (int64 i, bool go, T[] h) => 
               on = Less(size, most) }>"""
 _GROWING: Feeds = {"x": np.array([0.5, -1.2, 0.9]), "b": np.array([1.6, 1.4, -1.5])}
 
-LOOPS: tuple[Row, ...] = (
+LOOPS: tuple[FlowRow, ...] = (
     ("steps", "T[i, j] y, T[n, k, l] s", _STEPS, {"M": count(3), "C": YES, **_WEIGHTS}),
     ("no-step", "T[i, j] y, T[n, k, l] s", _STEPS, {"M": count(0), "C": YES, **_WEIGHTS}),
     ("not-begun", "T[i, j] y, T[n, k, l] s", _STEPS, {"M": count(3), "C": NO, **_WEIGHTS}),
@@ -146,7 +146,7 @@ _TURNED = """[node] y, s, t = Scan (h, x, u) <num_scan_inputs = 2, scan_input_ax
                body = f (T[] a, T[] e, T[] d) => (T[] n, T[] o, T[] r) {
                n0 = Mul(a, e) n = Add(n0, d) o = Sigmoid(n) r = Mul(d, e) }>"""
 
-SCANS: tuple[Row, ...] = (
+SCANS: tuple[FlowRow, ...] = (
     ("cell", "T[i, j] y, T[n, k, l] s", _CELL, _CELLS),
     ("no-step", "T[i, j] y, T[n, k, l] s", _CELL, {**_CELLS, "x": (0, 2, 3)}),
     ("of-nothing", "T[i, j] y, T[n, k, l] s", _CELL, {**_CELLS, "h": (0, 3), "x": (4, 0, 3)}),
@@ -189,7 +189,7 @@ SCANS: tuple[Row, ...] = (
 )
 
 # ONNX Runtime ends the process where the last value of a state has no name.
-ENDS_THE_PROCESS: tuple[Row, ...] = (
+ENDS_THE_PROCESS: tuple[FlowRow, ...] = (
     (
         "last-state-unused",
         "T[n, i, j] s",
@@ -236,7 +236,7 @@ def apart() -> Iterator[Case]:
 
 
 def flow(
-    op: str, row: Row, opset: int = 21, shapes: str = "static", kind: str = "float", constant: tuple[str, ...] = ()
+    op: str, row: FlowRow, opset: int = 21, shapes: str = "static", kind: str = "float", constant: tuple[str, ...] = ()
 ) -> Case:
     """The case of a row, whose node `op` is called as the node of every case is.
 

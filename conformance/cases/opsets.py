@@ -42,12 +42,12 @@ ROI = np.array([], np.float32)
 HALF = np.array(0.5, np.float32)
 
 # operator, opsets, inputs, attributes; further arguments of `node_case` among the attributes
-Row = tuple[str, tuple[int, ...], tuple[np.ndarray | None, ...], dict[str, Any]]
+VersionRow = tuple[str, tuple[int, ...], tuple[np.ndarray | None, ...], dict[str, Any]]
 UNARY = ("Abs", "Ceil", "Exp", "Floor", "Identity", "Neg", "Reciprocal", "Relu", "Sigmoid", "Tanh", "Sqrt", "Log")
 REDUCTIONS = ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare")
 
 # Rewritten by refgrad.protos.upgrade: on static, symbolic and unknown shapes.
-REWRITTEN: tuple[Row, ...] = (
+REWRITTEN: tuple[VersionRow, ...] = (
     *((name, (7, 12), (X,), {"axis": axis}) for name in ("Softmax", "LogSoftmax", "Hardmax") for axis in (0, 1, 2)),
     *((name, (11,), (X,), {"axis": axis}) for name in ("Softmax", "LogSoftmax", "Hardmax") for axis in (-1, -2)),
     ("Softmax", (7,), (numbers(2, 3),), {}),
@@ -69,7 +69,7 @@ REWRITTEN: tuple[Row, ...] = (
     ),
 )
 
-CONVERTED: tuple[Row, ...] = (
+CONVERTED: tuple[VersionRow, ...] = (
     *((name, (7,), (positive(2, 3),), {}) for name in UNARY),
     *((name, (7,), (positive(2, 3), positive(3)), {}) for name in ("Add", "Sub", "Mul", "Div", "Pow")),
     *((name, (9,), (numbers(2, 3),), {}) for name in ("Erf", "Sign")),

@@ -47,10 +47,10 @@ _SEGMENTS = np.array([[0, 0, 1], [1, 0, 1]], np.int32)
 _EMBEDDED = (x(5, 4), x(6, 4), x(2, 4), x(4), x(4))
 _ATTENDED = (x(2, 3, 5), x(5, 24), x(24))
 
-Row = tuple[str, tuple[np.ndarray | None, ...], dict[str, Any]]
+RareRow = tuple[str, tuple[np.ndarray | None, ...], dict[str, Any]]
 
 # Attributes and optional inputs that no other table sets, or leaves out.
-ATTRIBUTES: tuple[Row, ...] = (
+ATTRIBUTES: tuple[RareRow, ...] = (
     ("LayerNormalization", (x(2, 3), x(3), x(3)), {"stash_type": TensorProto.BFLOAT16}),
     ("GroupNormalization", (brief(2, 4, 3), brief(4), brief(4)), {"num_groups": 2, "stash_type": TensorProto.BFLOAT16}),
     ("RMSNormalization", (brief(2, 3), brief(3)), {"stash_type": TensorProto.BFLOAT16, "opset": 23}),
@@ -111,7 +111,7 @@ ATTRIBUTES: tuple[Row, ...] = (
 )
 
 # Integers and truth values, all of them constants.
-CONSTANT: tuple[Row, ...] = (
+CONSTANT: tuple[RareRow, ...] = (
     ("Attention", (*[x(2, 2, 3, 4)] * 3, None, None, None, i(2, 3)), {"opset": 24}),
     ("DequantizeLinear", (np.arange(6, dtype=np.int8).reshape(2, 3), x(3), np.ones(3, np.int8)), {}),
     ("NegativeLogLikelihoodLoss", (x(3, 4), i(0, 3, 1)), {}),
@@ -161,7 +161,7 @@ CONSTANT: tuple[Row, ...] = (
 )
 
 # Nothing where the other tables have something: no batch, no indices.
-EMPTY: tuple[Row, ...] = (
+EMPTY: tuple[RareRow, ...] = (
     ("DequantizeLinear", (np.zeros((2, 0), np.int8), x(0)), {}),
     ("Scatter", (x(3, 2), i(shape=(0, 2)), x(0, 2)), {"opset": 10}),
     ("Upsample", (x(0, 1, 4, 4), np.array([1, 1, 2, 1.5], np.float32)), {"opset": 9, "wrt": ["X"]}),
@@ -182,7 +182,7 @@ EMPTY: tuple[Row, ...] = (
 )
 
 # The smallest rank of the first input that the operator allows.
-SMALLEST: tuple[Row, ...] = (
+SMALLEST: tuple[RareRow, ...] = (
     ("CumSum", (x(4), i(0, shape=())), {}),
     ("Slice", (x(4), i(1), i(3)), {}),
     ("Split", (x(4), i(1, 3)), {"outputs": 2}),

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 import numpy as np
 
 from refgrad.conformance.case import SHAPES, Case
-from refgrad.conformance.cases.control_flow import Feeds, Row, count, flow
+from refgrad.conformance.cases.control_flow import Feeds, FlowRow, count, flow
 
 _THREE = "s0 = SequenceConstruct(x, u, x)"
 _ROWS = "y = ConcatFromSequence <axis = 0> (s)"
 _OF_THREE: Feeds = {"x": (2, 3), "u": (1, 3)}
 
-MAKING: tuple[tuple[str, Row], ...] = (
+MAKING: tuple[tuple[str, FlowRow], ...] = (
     ("SequenceConstruct", ("twice", "T[i, j] y", f"[node] s = SequenceConstruct(x, u, x) {_ROWS}", _OF_THREE)),
     (
         "SequenceConstruct",
@@ -67,12 +67,12 @@ MAKING: tuple[tuple[str, Row], ...] = (
 )
 _PIECES: Feeds = {"x": (3, 5), "n": count(2), "i": count(1)}
 
-READING: tuple[tuple[str, Row], ...] = (
+READING: tuple[tuple[str, FlowRow], ...] = (
     ("SequenceAt", ("second", "T[i, j] y", f"{_THREE} [node] y0 = SequenceAt(s0, k) y = Mul(y0, x)", {})),
     ("SequenceInsert", ("second", "T[i, j] y", f"{_THREE} e = Sin(x) [node] s = SequenceInsert(s0, e, k) {_ROWS}", {})),
     ("SequenceErase", ("second", "T[i, j] y", f"{_THREE} [node] s = SequenceErase(s0, k) {_ROWS}", {})),
 )
-LAST: tuple[tuple[str, Row], ...] = (
+LAST: tuple[tuple[str, FlowRow], ...] = (
     (
         "SequenceInsert",
         ("last", "T[i, j] y", f"{_THREE} e = Sin(u) [node] s = SequenceInsert(s0, e) {_ROWS}", _OF_THREE),
@@ -146,7 +146,7 @@ LAST: tuple[tuple[str, Row], ...] = (
 def cases() -> Iterator[Case]:
     """Every operator under every kind of declaration; positions and lengths are fed, and constant."""
     for op, (name, outputs, nodes, given) in MAKING:
-        row: Row = (name, outputs, nodes, given or _PIECES)
+        row: FlowRow = (name, outputs, nodes, given or _PIECES)
         for shapes in SHAPES:
             yield flow(op, row, shapes=shapes)
         if integers := tuple(n for n, value in row[3].items() if n in "nik"):

@@ -12,7 +12,7 @@ import pytest
 
 from refgrad.conformance.case import Case
 from refgrad.conformance.exporting.expected import chosen
-from refgrad.conformance.judging.verdicts import AGREED, CONVENTION, FAULTS, Row
+from refgrad.conformance.judging.verdicts import AGREED, CONVENTION, FAULTS, ResultRow
 from refgrad.conformance.running.limitations import Limitation, Limitations
 from refgrad.conformance.running.runner import Plan, run_case
 from refgrad.conformance.running.suite import require
@@ -43,7 +43,7 @@ class Suite:
         self.operators = {case.name: case.operator for case in self.cases.values()}
         self.whole = operators is None
         self.worker = Worker(self.plan.seconds, self.plan.memory)
-        self.rows: list[Row] = []
+        self.rows: list[ResultRow] = []
         self.stale: list[tuple[Limitation, str]] = []
         self._counts = not hasattr(config, "workerinput")  # a process of xdist sees only its own tests
         if config.args_source is not pytest.Config.ArgsSource.ARGS:
@@ -60,7 +60,7 @@ class Suite:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Take down the verdict."""
         if report.when == "call" and (found := dict(report.user_properties).get(_ROW)):
-            self.rows.append(Row(**json.loads(str(found))))
+            self.rows.append(ResultRow(**json.loads(str(found))))
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
@@ -119,7 +119,7 @@ class _Gradient(pytest.Item):
         return self.path, None, self.name
 
 
-def _described(row: Row) -> str:
+def _described(row: ResultRow) -> str:
     who = ", ".join((*row.witnesses, *(f"not {name}" for name in row.against)))
     told = [f"{row.verdict}: the gradient by {row.builder} on {row.executor}, case {row.case}", row.note]
     return "\n".join(filter(None, (*told, who and f"so say {who}")))

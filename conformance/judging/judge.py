@@ -17,7 +17,7 @@ from onnx import ModelProto
 
 import refgrad
 from refgrad.conformance.judging import verdicts
-from refgrad.conformance.judging.verdicts import Row
+from refgrad.conformance.judging.verdicts import ResultRow
 from refgrad.conformance.oracles import Built, Directional, Evidence, Property, Silent
 from refgrad.conformance.oracles.comparison import (
     AGREED,
@@ -61,7 +61,7 @@ class Candidate:
     properties: Sequence[Property] = ()
 
 
-def judge(question: Question, evidence: Sequence[Evidence], candidates: Sequence[Candidate]) -> list[Row]:
+def judge(question: Question, evidence: Sequence[Evidence], candidates: Sequence[Candidate]) -> list[ResultRow]:
     """The verdict on every candidate."""
     trial = Trial(question, tuple(evidence))
     return [trial.verdict(candidate) for candidate in candidates]
@@ -133,7 +133,7 @@ class Trial:
             and bent(self.truth.point, name, rng, STEPS[-1])
         }
 
-    def verdict(self, candidate: Candidate) -> Row:
+    def verdict(self, candidate: Candidate) -> ResultRow:
         """The verdict on one candidate: the gravest over its gradients."""
         rows = [self._verdict(candidate, name) for name in self.question.wrt]
         rows += [self._of_property(candidate, tested) for tested in candidate.properties if not tested.holds]
@@ -142,13 +142,13 @@ class Trial:
         held = tuple(p.oracle for p in candidate.properties if p.holds)
         return replace(worst, witnesses=(*worst.witnesses, *held)) if worst.verdict == verdicts.AGREED else worst
 
-    def _of_property(self, candidate: Candidate, tested: Property) -> Row:
+    def _of_property(self, candidate: Candidate, tested: Property) -> ResultRow:
         note = f"{tested.oracle}: {tested.note}"
         return self._row(
             candidate, verdicts.WRONG, (tested.oracle,), (), Judged(DISAGREED, None, tested.error, tested.allowed, note)
         )
 
-    def _verdict(self, candidate: Candidate, name: str) -> Row:
+    def _verdict(self, candidate: Candidate, name: str) -> ResultRow:
         shape = np.shape(self.question.at[name])
         kind = self.truth.point.dtype(name)
         got = candidate.gradients.get(name, np.zeros(shape, kind))
@@ -202,7 +202,7 @@ class Trial:
             sided = oracle == DIFFERENCES
             yield oracle, against_directions(self.truth, name, got, found, tolerance, exact=exact, sided=sided)
 
-    def _at_a_kink(self, candidate: Candidate, name: str, got: np.ndarray, tolerance: float) -> Row:
+    def _at_a_kink(self, candidate: Candidate, name: str, got: np.ndarray, tolerance: float) -> ResultRow:
         """Whose convention an answer follows, by the table of kinks; wrong where it follows none."""
         followed = [
             convention
@@ -227,8 +227,8 @@ class Trial:
 
     def _row(
         self, candidate: Candidate, verdict: str, witnesses: tuple[str, ...], against: tuple[str, ...], judged: Judged
-    ) -> Row:
-        return Row(
+    ) -> ResultRow:
+        return ResultRow(
             self.question.case,
             candidate.builder,
             candidate.executor,
@@ -248,7 +248,7 @@ def _in_float64(question: Question, kinks: str = "refgrad") -> tuple[Built, dict
     try:
         built = Built.of(refgrad.gradient(question.model, question.wrt, outputs, kinks=kinks))
         prepared = in_float64(built.model)
-        gradients = built.named(prepared.run(built.feeds(question.at, question.weights)))
+        gradients = built.named(prepared.run(built.feeds(question.at, question.wide_cotangents)))
     except RefgradError:
         return built, {}
     at = question.at

@@ -34,7 +34,7 @@ FAULTS = frozenset((WRONG, CRASHED, TIMED_OUT, OUT_OF_MEMORY))
 
 
 @dataclass(frozen=True)
-class Row:
+class ResultRow:
     """The verdict on one case, builder and executor.
 
     `witnesses` are the oracles that say so, `against` those that say otherwise. `relative` is the largest error of an element

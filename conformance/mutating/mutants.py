@@ -594,7 +594,7 @@ class _Subject:
 
     def _run(self, built: Built, trace: bool = False) -> Mapping[str, Any]:
         prepared = NumpyBackend().prepare(built.model, precision="float64")
-        return prepared.run(built.feeds(self.question.at, self.question.weights), trace=trace)
+        return prepared.run(built.feeds(self.question.at, self.question.wide_cotangents), trace=trace)
 
     @np.errstate(all="ignore")
     def try_on(self, breaking: Callable[[], Any]) -> Outcome | None:

@@ -131,7 +131,7 @@ def _by_differences(question: Question, at: Mapping[str, Any], direction: Arrays
     for step in STEPS:
         try:
             far, near = (_quotient(function, at, direction, h) for h in (step, step / 2))
-            left, right = one_sided(function, at, direction, question.weights, step)
+            left, right = one_sided(function, at, direction, question.wide_cotangents, step)
         except (ShapeMovedError, BackendError) as error:
             why = str(error)
             continue

@@ -83,7 +83,7 @@ def _testify(question: Question) -> Sequence[Evidence]:
             tangent = Tangent(question)
         except (RefgradError, ShapeMovedError) as error:
             return [Silent(NAME, str(error))]
-        at, weights = question.at, question.weights
+        at, cotangents = question.at, question.wide_cotangents
         for name in question.wrt:
             for _ in range(DIRECTIONS if at[name].size else 1):
                 u = direction_at(at[name], rng)
@@ -95,7 +95,7 @@ def _testify(question: Question) -> Sequence[Evidence]:
                 except (RefgradError, ShapeMovedError, *UNKNOWN) as error:
                     found.append(Silent(NAME, str(error), name))
                     break
-                terms = [np.where(v == 0, 0.0, v * moved[output]) for output, v in weights.items()]
+                terms = [np.where(v == 0, 0.0, v * moved[output]) for output, v in cotangents.items()]
                 value = float(sum(np.sum(term) for term in terms))
                 if not np.isfinite(value):
                     found.append(Silent(NAME, "the derivative is not finite", name))

@@ -47,19 +47,19 @@ def forward(question: Question) -> Forward:
 def along(question: Question, function: Forward, oracle: str, stream: int) -> list[Evidence]:
     """Differences of `function` along random directions, moving one input at a time."""
     rng = np.random.default_rng([question.seed, stream])
-    return estimates(function, question.at, question.wrt, question.weights, rng, oracle)
+    return estimates(function, question.at, question.wrt, question.wide_cotangents, rng, oracle)
 
 
 def estimates(
     function: Forward,
     at: Mapping[str, Any],
     names: Iterable[str],
-    weights: Mapping[str, np.ndarray],
+    cotangents: Mapping[str, np.ndarray],
     rng: np.random.Generator,
     oracle: str = NAME,
     directions: int = DIRECTIONS,
 ) -> list[Evidence]:
-    """Differences of <weights, function> at a point, along random directions, moving one of `names` at a time."""
+    """Differences of <cotangents, function> at a point, along random directions, moving one of `names` at a time."""
     found: list[Evidence] = []
     for name in names:
         if not at[name].size:
@@ -70,11 +70,11 @@ def estimates(
             if not np.any(direction):
                 found.append(Silent(oracle, STILL, name))
                 break
-            evidence = _settled(function, at, name, direction, weights, oracle)
+            evidence = _settled(function, at, name, direction, cotangents, oracle)
             if isinstance(evidence, Silent):  # where the shape depends on which elements are equal, they stay so
                 alike = tied(at[name], direction)
                 if not np.array_equal(alike, direction, equal_nan=True):
-                    evidence = _settled(function, at, name, alike, weights, oracle)
+                    evidence = _settled(function, at, name, alike, cotangents, oracle)
             found.append(evidence)
     return found
 
@@ -108,7 +108,7 @@ def _settled(
     at: Mapping[str, Any],
     name: str,
     direction: np.ndarray,
-    weights: Mapping[str, np.ndarray],
+    cotangents: Mapping[str, np.ndarray],
     oracle: str,
 ) -> Evidence:
     """The difference by the first step that settles it, or that with the smallest error.
@@ -119,7 +119,7 @@ def _settled(
     why = "the model is not finite near this point"
     for step in STEPS:
         try:
-            difference = directional(function, at, {name: direction}, weights, step)
+            difference = directional(function, at, {name: direction}, cotangents, step)
         except (ShapeMovedError, BackendError) as error:
             why = str(error)  # a smaller step may stay where it runs
             continue

@@ -17,7 +17,7 @@ def _testify(question: Question) -> Sequence[Evidence]:
     try:
         built = build(NAME, question)
         prepared = in_float64(built.model)
-        results = prepared.run(built.feeds(question.at, question.weights))
+        results = prepared.run(built.feeds(question.at, question.wide_cotangents))
     except Exception as error:  # it raises classes of its own, and any other where it does not know a form
         return [Silent(NAME, " ".join(str(error).split()) or type(error).__name__)]
     return elements(NAME, question, built.named(results), _TRUSTED)

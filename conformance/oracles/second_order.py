@@ -30,7 +30,7 @@ class _UnsettledError(Exception):
 
 def _examine(question: Question, built: Built) -> Sequence[Property | Silent]:
     rng = np.random.default_rng([question.seed, 5])
-    at, weights = question.at, question.weights
+    at, cotangents = question.at, question.wide_cotangents
     names = [name for name in question.wrt if at[name].size]
     u, w = ({name: direction_at(at[name], rng) for name in names} for _ in range(2))
     if not any(np.any(direction) for direction in u.values()):
@@ -38,7 +38,7 @@ def _examine(question: Question, built: Built) -> Sequence[Property | Silent]:
     with np.errstate(all="ignore"):
         try:
             field = Field(question, built)
-            across = _along(field, at, weights, u, w), _along(field, at, weights, w, u)
+            across = _along(field, at, cotangents, u, w), _along(field, at, cotangents, w, u)
             found = [_compared(*across, "<w, Dg·u>", "<u, Dg·w>")]
             again = _differentiated(question, built, w)
         except _UnsettledError as error:
@@ -98,7 +98,7 @@ def _differentiated(question: Question, built: Built, w: Arrays) -> Arrays | Non
         again = Built.of(refgrad.gradient(built.model, list(known), list(known.values())))
         seeds = {gradient: w[name] for name, gradient in known.items()}
         prepared = in_float64(again.model)
-        second = again.named(prepared.run(again.feeds(built.feeds(question.at, question.weights), seeds)))
+        second = again.named(prepared.run(again.feeds(built.feeds(question.at, question.wide_cotangents), seeds)))
     except RefgradError:
         return None
     return {name: second.get(name, np.zeros(x.shape)) for name, x in w.items()}

@@ -17,7 +17,11 @@ from refgrad.conformance.questions.feeds import is_float, widened
 from refgrad.conformance.questions.point import largest, with_defaults
 from refgrad.conformance.questions.question import Question
 from refgrad.errors import BackendError
-from refgrad.protos.walk import attribute_value, captured, subgraphs, versions_of
+from refgrad.protos.walk import (
+    attribute_value,
+    reads_of,
+    versions_of,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -46,7 +50,7 @@ def _gradients(question: Question) -> dict[str, np.ndarray]:
     moved = {name: torch.tensor(at[name], requires_grad=True) for name in question.wrt}
     values = _forward(question, moved)
     total = torch.zeros((), dtype=torch.float64)
-    for output, cotangent in question.weights.items():
+    for output, cotangent in question.wide_cotangents.items():
         if output in values:
             total = total + (values[output] * torch.tensor(cotangent)).sum()
     found: Sequence[Any] = [None] * len(moved)
@@ -73,8 +77,7 @@ def _forward(question: Question, moved: Mapping[str, Tensor]) -> dict[str, Tenso
     values = dict(moved)
     opset = versions_of(model).get("", 1)
     for node in model.graph.node:
-        inner = {name for attribute in node.attribute for g in subgraphs(attribute) for name in captured(g)}
-        if values.keys().isdisjoint({*node.input, *inner}):
+        if values.keys().isdisjoint(reads_of(node)):
             continue
         if any(is_float(known[name]) for name in node.output if name):  # else no derivative goes through it
             values.update(_results(node, opset, values, known))

@@ -9,14 +9,14 @@ from refgrad.conformance.parity.kept import Kept, Saved
 from refgrad.conformance.parity.models import WholeModel, measure_model, whole_models
 from refgrad.conformance.parity.pair import LOSS, Pair, build, with_loss
 from refgrad.conformance.parity.values import compare_values, farthest, run
-from refgrad.conformance.parity.verdicts import Row, counts, grounds, measure, reason, survey, unexplained
+from refgrad.conformance.parity.verdicts import ParityRow, counts, grounds, measure, reason, survey, unexplained
 
 __all__ = [
     "LOSS",
     "REGISTERED",
     "Kept",
     "Pair",
-    "Row",
+    "ParityRow",
     "Saved",
     "WholeModel",
     "build",

@@ -16,7 +16,7 @@ from refgrad.conformance.case import Case
 from refgrad.conformance.parity.cases import float_inputs
 from refgrad.conformance.parity.pair import build
 from refgrad.conformance.parity.structure import compare
-from refgrad.conformance.parity.verdicts import Row, measure
+from refgrad.conformance.parity.verdicts import ParityRow, measure
 from refgrad.protos.types import FLOATS
 from refgrad.show import demo
 from refgrad.transforms.ortbuilder import Builders
@@ -31,7 +31,7 @@ class WholeModel:
     name: str
     builder: str
     nodes: tuple[int, int]
-    row: Row
+    row: ParityRow
 
 
 def whole_models(folder: Path | None = None) -> dict[str, Case]:

@@ -21,7 +21,15 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto,
 
 from refgrad.errors import InvalidModelError, OptionError, choices
 from refgrad.protos.domains import MICROSOFT
-from refgrad.protos.walk import attribute_value, captured, subgraphs, versions_of
+from refgrad.protos.walk import (
+    attribute_value,
+    positions_needed,
+    reads_of,
+    signatures,
+    subgraphs,
+    topological_positions,
+    versions_of,
+)
 from refgrad.tables.schemas import find_schema
 
 COMMUTATIVE = frozenset(("Add", "Mul", "Sum", "Max", "Min", "Mean", "And", "Or", "Xor", "Equal"))
@@ -218,51 +226,24 @@ class _Side:
 
     def gradient_names(self, forward: set[str]) -> frozenset[str]:
         """The values called after a tensor whose gradient, or a contribution to it, they are, and that something reads."""
-        names = {name for node in self.nodes for name in _reads(node)}.union(self.outputs)
+        names = {name for node in self.nodes for name in reads_of(node)}.union(self.outputs)
         matches = ((name, _GRADIENT.fullmatch(name)) for name in names)
         return frozenset(name for name, match in matches if match and match["tensor"] in forward)
 
 
 def _needed(graph: GraphProto) -> list[NodeProto]:
     """The nodes that an output needs, in topological order."""
-    live = {value.name for value in graph.output}
-    kept = []
-    for node in reversed(_sorted(graph)):
-        if not live.isdisjoint(node.output):
-            kept.append(node)
-            live.update(_reads(node))
-    return kept[::-1]
+    nodes = _ordered(graph)
+    return [nodes[k] for k in positions_needed(signatures(nodes), [value.name for value in graph.output])]
 
 
-def _sorted(graph: GraphProto) -> list[NodeProto]:
-    """The nodes, each after those whose results it reads: ONNX Runtime's builder writes them in any order."""
-    producer = {name: k for k, node in enumerate(graph.node) for name in node.output if name}
-    waits = [{producer[name] for name in _reads(node) if name in producer} for node in graph.node]
-    readers: dict[int, list[int]] = {}
-    for k, before in enumerate(waits):
-        for other in before:
-            readers.setdefault(other, []).append(k)
-    missing = [len(before) for before in waits]
-    ready = [k for k, count in enumerate(missing) if not count]
-    for k in ready:
-        for reader in readers.get(k, ()):
-            missing[reader] -= 1
-            if not missing[reader]:
-                ready.append(reader)
-    if len(ready) < len(graph.node):
-        stuck = next(node for k, node in enumerate(graph.node) if missing[k])
+def _ordered(graph: GraphProto) -> list[NodeProto]:
+    """The nodes in topological order: ONNX Runtime's builder writes them in any order."""
+    positions = topological_positions(signatures(graph.node))
+    if len(positions) < len(graph.node):
+        stuck = graph.node[min(set(range(len(graph.node))).difference(positions))]
         raise InvalidModelError(f"The graph has a cycle through the node {stuck.name or stuck.op_type!r}.")
-    return [graph.node[k] for k in sorted(ready)] if _in_order(waits) else [graph.node[k] for k in ready]
-
-
-def _in_order(waits: list[set[int]]) -> bool:
-    return all(max(before, default=-1) < k for k, before in enumerate(waits))
-
-
-def _reads(node: NodeProto) -> set[str]:
-    """What a node reads, outer values of its subgraphs included."""
-    inner = (name for attribute in node.attribute for graph in subgraphs(attribute) for name in captured(graph))
-    return {name for name in (*node.input, *inner) if name}
+    return [graph.node[k] for k in positions]
 
 
 class _Canon:
@@ -282,7 +263,7 @@ class _Canon:
         """The number of each value that `nodes` give; a value in `known` has that number wherever it is read."""
         result, read = dict(known), dict(known)
         for node in nodes:
-            for name in _reads(node):
+            for name in reads_of(node):
                 if name not in read:
                     called = node.name or node.op_type
                     raise InvalidModelError(f"The node {called!r} reads {name!r}, which nothing gives.")
@@ -315,7 +296,7 @@ class _Canon:
     def _subgraph(self, graph: GraphProto, outer: Mapping[str, int], opsets: Mapping[str, int], depth: int) -> Any:
         known = dict(outer) | {v.name: self.number("parameter", depth, k) for k, v in enumerate(graph.input)}
         known |= {tensor.name: self.constant(tensor) for tensor in graph.initializer}
-        inner = self.values(_sorted(graph), known, opsets, depth)
+        inner = self.values(_ordered(graph), known, opsets, depth)
         return tuple(inner[value.name] for value in graph.output)
 
     def attributes(self, node: NodeProto, opsets: Mapping[str, int]) -> list[tuple[str, Any]]:

@@ -22,7 +22,7 @@ from refgrad.worker import Worker
 
 
 @dataclass(frozen=True)
-class Row:
+class ParityRow:
     """What came of one case.
 
     `verdict`: "isomorphic"; "isomorphic apart from ..." (names in `EXCUSES`); "different"; or "refused": the builder made no
@@ -50,12 +50,12 @@ class Row:
 
 def measure(
     operator: str, case: Case, builders: Builders, runner: Worker | None = None, kept: Kept | None = None
-) -> Row:
+) -> ParityRow:
     """Compare the two builders on one case; with a `runner`, what their graphs compute on ONNX Runtime as well.
 
     Two gradients that compute the same are added to `kept`.
     """
-    row = partial(Row, operator, case.name)
+    row = partial(ParityRow, operator, case.name)
     try:
         pair = build(case, builders)
         found = compare(pair.ours, pair.theirs)
@@ -75,7 +75,7 @@ def measure(
     return row(verdict, detail, values, proof, found.same_names, found.same_operators)
 
 
-def survey(operator: str, folder: Path | None = None) -> list[Row]:
+def survey(operator: str, folder: Path | None = None) -> list[ParityRow]:
     """Measure every case of a registered operator.
 
     The cases whose gradients are equal are written to `folder`/`operator`.npz (see `Kept`). What draws at random is not: no
@@ -90,17 +90,17 @@ def survey(operator: str, folder: Path | None = None) -> list[Row]:
     return rows
 
 
-def reason(row: Row) -> Departure | None:
+def reason(row: ParityRow) -> Departure | None:
     """The departure that explains `row`; None where nothing does, or nothing has to."""
     return next((d for d in every_departure() if d.covers(row.operator, row.kind, row.case)), None)
 
 
-def unexplained(rows: Iterable[Row]) -> list[Row]:
+def unexplained(rows: Iterable[ParityRow]) -> list[ParityRow]:
     """The rows that depart from ONNX Runtime's graph, or from its names, without a reason, and those where refgrad is wrong."""
     return [row for row in rows if row.values == "ours are wrong" or (row.kind and reason(row) is None)]
 
 
-def counts(rows: Iterable[Row]) -> dict[str, dict[str, int]]:
+def counts(rows: Iterable[ParityRow]) -> dict[str, dict[str, int]]:
     """By operator, how many cases came out how: the verdict where there is no departure, else its kind.
 
     "right" are the cases where the builder is, and refgrad too; "same operators" and "same names" count those.
@@ -117,9 +117,9 @@ def counts(rows: Iterable[Row]) -> dict[str, dict[str, int]]:
     return {operator: dict(sorted(column.items())) for operator, column in sorted(found.items())}
 
 
-def grounds(rows: Iterable[Row]) -> list[dict[str, Any]]:
+def grounds(rows: Iterable[ParityRow]) -> list[dict[str, Any]]:
     """Every departure that explains a row: how many, of which operators, and one of them with what was measured."""
-    found: dict[Departure, list[Row]] = {}
+    found: dict[Departure, list[ParityRow]] = {}
     for row in rows:
         departure = reason(row) if row.kind else None
         if departure is not None:

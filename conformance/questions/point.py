@@ -20,11 +20,11 @@ from refgrad.forward.graph import Graph
 from refgrad.protos.types import FLOATS
 from refgrad.protos.walk import subgraphs
 from refgrad.reverse.gradient import names_in
+from refgrad.tables.randomness import ALWAYS, IN_TRAINING, operator_of
 
 _ROUNDINGS = 16  # how many roundings of the result each node may cost
 _STASHING = {"GroupNormalization", "LayerNormalization", "RMSNormalization"}  # compute in `stash_type`
 _BESIDE = 1e-2  # relative to the size of an input: how far the neighbour of a point is
-_RANDOM = {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
 
 
 @dataclass
@@ -95,10 +95,12 @@ class Point:
 
         def draw(nodes: Iterable[NodeProto]) -> Iterator[str]:
             for node in nodes:
-                if node.op_type in _RANDOM:
+                operator = operator_of(node)
+                place = IN_TRAINING.get(operator, len(node.input))
+                if operator in ALWAYS:
                     yield node.op_type
-                elif node.op_type == "Dropout" and len(node.input) > 2 and node.input[2]:
-                    training = graph.constant(node.input[2])
+                elif place < len(node.input) and node.input[place]:
+                    training = graph.constant(node.input[place])
                     if training is None or training.any():
                         yield node.op_type
                 for attribute in node.attribute:

@@ -40,7 +40,7 @@ class Question:
         return widened(weights | dict(self.feeds))
 
     @property
-    def weights(self) -> dict[str, np.ndarray]:
+    def wide_cotangents(self) -> dict[str, np.ndarray]:
         """The cotangents in float64, by output."""
         return widened(self.cotangents)
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from xml.etree import ElementTree
 
-from refgrad.conformance.judging.verdicts import AGREED, CONVENTION, FAULTS, VERDICTS, Row
+from refgrad.conformance.judging.verdicts import AGREED, CONVENTION, FAULTS, VERDICTS, ResultRow
 from refgrad.conformance.running.results import Pair, Results
 
 _PASSED = (AGREED, CONVENTION)
@@ -17,7 +17,7 @@ _FORBIDDEN = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff
 def report(results: Results) -> str:
     """Return the XML. A fault is a failure; what is neither right nor a fault is skipped, and says why."""
     root = ElementTree.Element("testsuites", name="refgrad conformance")
-    by_pair: dict[Pair, list[Row]] = {pair: [] for pair in results.pairs}
+    by_pair: dict[Pair, list[ResultRow]] = {pair: [] for pair in results.pairs}
     for row in sorted(results.rows, key=lambda row: row.case):
         by_pair[row.builder, row.executor].append(row)
     for (builder, executor), rows in by_pair.items():
@@ -46,7 +46,7 @@ def report(results: Results) -> str:
     return f'<?xml version="1.0" encoding="utf-8"?>\n{ElementTree.tostring(root, encoding="unicode")}\n'
 
 
-def _numbers(rows: Sequence[Row]) -> dict[str, str]:
+def _numbers(rows: Sequence[ResultRow]) -> dict[str, str]:
     verdicts = [row.verdict for row in rows]
     failures = sum(verdict in FAULTS for verdict in verdicts)
     return {
@@ -58,7 +58,7 @@ def _numbers(rows: Sequence[Row]) -> dict[str, str]:
     }
 
 
-def _details(results: Results, row: Row) -> str:
+def _details(results: Results, row: ResultRow) -> str:
     lines = [f"witnesses: {', '.join(row.witnesses) or 'none'}", f"against: {', '.join(row.against) or 'none'}"]
     if row.relative is not None and row.allowed is not None:
         lines.append(f"relative error {row.relative:.3g}, of which {row.allowed:.3g} is explained")

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from refgrad.conformance.judging.verdicts import VERDICTS, Row
+from refgrad.conformance.judging.verdicts import VERDICTS, ResultRow
 from refgrad.conformance.reporting.tally import MARKS, by_operator, marked, occurring, shortened, totals
 from refgrad.conformance.running.results import Results
 
@@ -49,7 +49,7 @@ def report(results: Results, title: str = "Scoreboard") -> str:
 
 def _faults(results: Results) -> str:
     """A line for each builder, executor, operator and verdict, with the largest error and the case that has it."""
-    groups: dict[tuple[str, str, str, str], list[Row]] = {}
+    groups: dict[tuple[str, str, str, str], list[ResultRow]] = {}
     for row in results.faults:
         groups.setdefault((row.builder, row.executor, results.cases[row.case].operator, row.verdict), []).append(row)
     if not groups:

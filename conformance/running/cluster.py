@@ -9,7 +9,7 @@ from importlib import util
 from typing import Any
 
 from refgrad.conformance.case import Case
-from refgrad.conformance.judging.verdicts import CRASHED, Row
+from refgrad.conformance.judging.verdicts import CRASHED, ResultRow
 from refgrad.conformance.running.runner import Plan, run_case
 from refgrad.errors import OptionError
 from refgrad.worker import Worker
@@ -18,7 +18,7 @@ _SECONDS = 10  # until a scheduler that does not answer is taken for absent
 _own = threading.local()
 
 
-def run_on_cluster(address: str, cases: Iterable[Case], plan: Plan) -> Iterator[tuple[Case, list[Row]]]:
+def run_on_cluster(address: str, cases: Iterable[Case], plan: Plan) -> Iterator[tuple[Case, list[ResultRow]]]:
     """The verdicts on every case, as they come from the workers of the scheduler at `address` ("tcp://host:8786").
 
     The workers need refgrad and what the plan asks, in the same versions. Foreign code runs in a process of its own there too.
@@ -47,10 +47,13 @@ def run_on_cluster(address: str, cases: Iterable[Case], plan: Plan) -> Iterator[
                 yield case, future.result()
             except KilledWorker as error:  # every worker that had it died
                 note = f"the cluster: {' '.join(str(error).split())}"
-                yield case, [Row(case.name, b, e, CRASHED, note=note) for b in plan.builders for e in plan.executors]
+                yield (
+                    case,
+                    [ResultRow(case.name, b, e, CRASHED, note=note) for b in plan.builders for e in plan.executors],
+                )
 
 
-def _run_here(case: Case, plan: Plan) -> Sequence[Row]:
+def _run_here(case: Case, plan: Plan) -> Sequence[ResultRow]:
     """Run one case in a process that belongs to this thread of the Dask worker."""
     worker: Any = getattr(_own, "worker", None)
     if worker is None or (worker.seconds, worker.memory) != (plan.seconds, plan.memory):

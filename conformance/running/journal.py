@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
-from refgrad.conformance.judging.verdicts import VERDICTS, Row
+from refgrad.conformance.judging.verdicts import VERDICTS, ResultRow
 from refgrad.errors import JournalError, choices
 
 FORMAT = "refgrad conformance journal 1"
@@ -32,7 +32,7 @@ class Journal:
     """
 
     def __init__(self, path: str | os.PathLike[str], settings: Mapping[str, Any], resume: bool = False) -> None:
-        self.path, self.done = Path(path), dict[str, list[Row]]()
+        self.path, self.done = Path(path), dict[str, list[ResultRow]]()
         known = json.loads(json.dumps(dict(settings)))  # as it comes back
         if self.path.exists() and not resume:
             raise JournalError(f"{self.path} is there already. Go on with it (--resume), or name another journal.")
@@ -52,7 +52,7 @@ class Journal:
             self.close()
             raise
 
-    def append(self, case: str, rows: Sequence[Row]) -> None:
+    def append(self, case: str, rows: Sequence[ResultRow]) -> None:
         """Write the verdicts on one case: they survive the death of this process.
 
         :raises JournalError: the disk is full, or fails.
@@ -132,13 +132,13 @@ class Journal:
             )
 
 
-def _short(row: Row) -> dict[str, Any]:
+def _short(row: ResultRow) -> dict[str, Any]:
     """The fields of a row that say something."""
     return {key: value for key, value in asdict(row).items() if key != "case" and value not in ((), None, "", 0.0)}
 
 
-def _row(case: str, fields: Mapping[str, Any]) -> Row:
+def _row(case: str, fields: Mapping[str, Any]) -> ResultRow:
     if fields.get("verdict") not in VERDICTS:
         raise ValueError(f"there is no verdict {fields.get('verdict')!r}; there are {choices(VERDICTS)}")
     listed = {key: tuple(fields[key]) for key in ("witnesses", "against") if key in fields}
-    return Row(case, **{**fields, **listed})
+    return ResultRow(case, **{**fields, **listed})

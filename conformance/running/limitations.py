@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from fnmatch import fnmatchcase
 from typing import Any
 
-from refgrad.conformance.judging.verdicts import AGREED, CONVENTION, VERDICTS, Row
+from refgrad.conformance.judging.verdicts import AGREED, CONVENTION, VERDICTS, ResultRow
 from refgrad.conformance.records import read
 from refgrad.errors import LimitationsError, choices, did_you_mean
 
@@ -30,7 +30,7 @@ class Limitation:
     case: str = ""
     verdict: str = ""
 
-    def concerns(self, row: Row, operator: str) -> bool:
+    def concerns(self, row: ResultRow, operator: str) -> bool:
         """Whether it is about the case, builder and executor of `row`, whatever the verdict."""
         return (
             self.builder in ("", row.builder)
@@ -39,7 +39,7 @@ class Limitation:
             and (not self.case or fnmatchcase(row.case, self.case))
         )
 
-    def explains(self, row: Row, operator: str) -> bool:
+    def explains(self, row: ResultRow, operator: str) -> bool:
         """Whether it is about `row`, and the verdict is the one that it names."""
         expected = (self.verdict,) if self.verdict else EXPLAINABLE
         return row.verdict in expected and self.concerns(row, operator)
@@ -73,13 +73,13 @@ class Limitations:
         records = read(path, TABLE, dict.fromkeys(KEYS, str), optional=KEYS, error=LimitationsError)
         return cls(tuple(_entry(record.values, record.where) for record in records))
 
-    def covers(self, row: Row, operators: Mapping[str, str]) -> Limitation | None:
+    def covers(self, row: ResultRow, operators: Mapping[str, str]) -> Limitation | None:
         """The first entry that explains `row`."""
         operator = operators.get(row.case, "")
         return next((entry for entry in self.entries if entry.explains(row, operator)), None)
 
     def stale(
-        self, rows: Iterable[Row], operators: Mapping[str, str], *, complete: bool = True
+        self, rows: Iterable[ResultRow], operators: Mapping[str, str], *, complete: bool = True
     ) -> list[tuple[Limitation, str]]:
         """The entries that no row needs, and why.
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from refgrad.conformance.case import Case
-from refgrad.conformance.judging.verdicts import AGREED, FAULTS, INCONCLUSIVE, VERDICTS, Row
+from refgrad.conformance.judging.verdicts import AGREED, FAULTS, INCONCLUSIVE, VERDICTS, ResultRow
 from refgrad.errors import ResultsError, choices
 from refgrad.protos.files import replacing
 
@@ -53,7 +53,7 @@ class Results:
     settings: Mapping[str, Any]
     versions: Mapping[str, str]
     cases: Mapping[str, About]
-    rows: Sequence[Row] = field(default_factory=tuple)
+    rows: Sequence[ResultRow] = field(default_factory=tuple)
 
     @cached_property
     def pairs(self) -> tuple[Pair, ...]:
@@ -66,18 +66,18 @@ class Results:
         return tuple(sorted({(row.builder, row.executor) for row in self.rows}, key=order))
 
     @cached_property
-    def found(self) -> dict[tuple[str, str, str], Row]:
+    def found(self) -> dict[tuple[str, str, str], ResultRow]:
         """The row of every case, builder and executor."""
         return {(row.case, row.builder, row.executor): row for row in self.rows}
 
     @property
-    def faults(self) -> list[Row]:
+    def faults(self) -> list[ResultRow]:
         """The rows that somebody has to mend, by builder, executor and case."""
         place = {pair: number for number, pair in enumerate(self.pairs)}
         faults = (row for row in self.rows if row.verdict in FAULTS)
         return sorted(faults, key=lambda row: (place[row.builder, row.executor], row.case))
 
-    def command(self, row: Row) -> str:
+    def command(self, row: ResultRow) -> str:
         """The command that comes to this verdict again."""
         return f"{self.command_of(row.case)} {options_of((row.builder, row.executor))}"
 
@@ -236,7 +236,7 @@ def _read(document: Any) -> Results:
         witnesses.append((tuple(both[0]), tuple(both[1])))
     for place, note in enumerate(document["notes"]):
         _require(isinstance(note, str), f"notes[{place}]", "has to be a string")
-    rows: dict[tuple[int, int], Row] = {}
+    rows: dict[tuple[int, int], ResultRow] = {}
     for number, pair in enumerate(document["pairs"]):
         for place, row in enumerate(_rows_of(pair, f"pairs[{number}]", names, witnesses)):
             if row is not None:
@@ -273,7 +273,7 @@ _KINDS = {dict: "an object", list: "a list"}
 
 def _rows_of(
     pair: Any, where: str, names: Sequence[str], witnesses: Sequence[tuple[tuple[str, ...], tuple[str, ...]]]
-) -> Iterable[Row | None]:
+) -> Iterable[ResultRow | None]:
     """The row of each case, None where the builder and executor were not asked."""
     keys = ("builder", "executor", "verdicts", "witnesses")
     fits = isinstance(pair, dict) and _are([pair.get(key) for key in keys], str, str, str, list)
@@ -287,7 +287,7 @@ def _rows_of(
             continue
         _require(letter in LETTERS, f"{where}.verdicts", f"has the letter {letter!r}; there are {choices(LETTERS)}")
         _require(_is_index(number, witnesses), f"{where}.witnesses", f"has {number!r}, which there is not")
-        yield Row(name, builder, executor, LETTERS[letter], *witnesses[number])
+        yield ResultRow(name, builder, executor, LETTERS[letter], *witnesses[number])
 
 
 def _require(fits: bool, where: str, message: str) -> None:
@@ -330,7 +330,7 @@ def merge(results: Sequence[Results]) -> Results:
     settings: dict[str, Any] = {}
     versions: dict[str, str] = {}
     cases: dict[str, About] = {}
-    rows: dict[tuple[str, str, str], Row] = {}
+    rows: dict[tuple[str, str, str], ResultRow] = {}
     for one in results:
         called = {name: _by_version(name, v) for name, v in one.versions.items() if unversioned(name) in several}
         versions |= {called.get(name, name): version for name, version in one.versions.items()}
@@ -369,5 +369,5 @@ def _by_version(name: str, version: str) -> str:
     return f"{unversioned(name)}{VERSION_MARK}{version.rpartition(' ')[2]}"
 
 
-def _weight(row: Row) -> tuple[bool, bool, int]:
+def _weight(row: ResultRow) -> tuple[bool, bool, int]:
     return row.verdict in FAULTS, row.verdict != INCONCLUSIVE, len(row.witnesses)

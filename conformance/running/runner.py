@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from refgrad.conformance.case import Case
 from refgrad.conformance.judging import verdicts
 from refgrad.conformance.judging.judge import Candidate, judge
-from refgrad.conformance.judging.verdicts import Row
+from refgrad.conformance.judging.verdicts import ResultRow
 from refgrad.conformance.oracles import Built, Evidence, Property, Silent, get_oracle
 from refgrad.conformance.questions.question import Question, ask
 from refgrad.conformance.running.builders import build
@@ -45,17 +45,17 @@ class Plan:
     memory: int = MEMORY
 
 
-def run_case(case: Case, plan: Plan, worker: Worker) -> list[Row]:
+def run_case(case: Case, plan: Plan, worker: Worker) -> list[ResultRow]:
     """The verdicts on one case, a row for each builder and executor of the plan, in its order."""
     start = time.perf_counter()
-    row = partial(Row, case.name)
+    row = partial(ResultRow, case.name)
     try:
         question: Question = worker.call(ask, case, plan.seed)
     except WorkerError as error:
         note = f"the question: {error}"
         return [row(b, e, verdicts.INCONCLUSIVE, note=note) for b in plan.builders for e in plan.executors]
     evidence, examiners = _evidence(question, plan, worker)
-    found: list[Row | Candidate] = []
+    found: list[ResultRow | Candidate] = []
     for builder in plan.builders:
         try:
             built: Built = worker.call(build, builder, question)
@@ -71,11 +71,11 @@ def run_case(case: Case, plan: Plan, worker: Worker) -> list[Row]:
                 found.append(row(builder, executor, *_failed(question, executor, error, worker)))
     candidates = [one for one in found if isinstance(one, Candidate)]
     try:
-        judged: Iterator[Row] = iter(worker.call(judge, question, evidence, candidates) if candidates else ())
+        judged: Iterator[ResultRow] = iter(worker.call(judge, question, evidence, candidates) if candidates else ())
     except WorkerError as error:
         note = f"the judge: {error}"
         judged = (row(c.builder, c.executor, verdicts.INCONCLUSIVE, note=note) for c in candidates)
-    rows = [one if isinstance(one, Row) else next(judged) for one in found]
+    rows = [one if isinstance(one, ResultRow) else next(judged) for one in found]
     seconds = (time.perf_counter() - start) / len(rows)
     return [replace(one, seconds=seconds) for one in rows]
 

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 from refgrad.conformance.case import Case
-from refgrad.conformance.judging.verdicts import Row
+from refgrad.conformance.judging.verdicts import ResultRow
 from refgrad.conformance.oracles import get_oracle
 from refgrad.conformance.running import builders, executors
 from refgrad.conformance.running.builders import get_builder
@@ -53,7 +53,7 @@ def run_suite(
             progress(len(done), len(known), case.name)
     versions = {name: builders.version(name) for name in plan.builders}
     versions |= {name: executors.version(name) for name in plan.executors}
-    ordered: list[Row] = [row for case in known for row in done[case.name]]
+    ordered: list[ResultRow] = [row for case in known for row in done[case.name]]
     about = {case.name: About.of(case) for case in known}
     return Results({**settings_of(plan), **(settings or {})}, versions, about, ordered)
 
@@ -87,7 +87,9 @@ def require(plan: Plan) -> None:
             raise OptionError(f"The oracle {name!r} cannot be used here: {missing}")
 
 
-def _asked(cases: list[Case], plan: Plan, lanes: int | None, cluster: str | None) -> Iterator[tuple[Case, list[Row]]]:
+def _asked(
+    cases: list[Case], plan: Plan, lanes: int | None, cluster: str | None
+) -> Iterator[tuple[Case, list[ResultRow]]]:
     if cluster:
         return run_on_cluster(cluster, cases, plan)
     return in_lanes(lambda case, worker: run_case(case, plan, worker), cases, plan.seconds, plan.memory, lanes)

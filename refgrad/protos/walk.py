@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from heapq import heappop, heappush
+from typing import Any, TypeAlias
 
 from onnx import (
     AttributeProto,
@@ -156,7 +157,57 @@ def captured(graph: GraphProto) -> Iterator[str]:
     inner = {v.name for v in graph.input} | {t.name for t in graph.initializer}
     inner.update(tensor.values.name for tensor in graph.sparse_initializer)
     for node in graph.node:
-        nested = (name for attribute in node.attribute for g in subgraphs(attribute) for name in captured(g))
-        yield from (name for name in (*node.input, *nested) if name and name not in inner)
+        yield from (name for name in reads_of(node) if name not in inner)
         inner.update(node.output)
     yield from (v.name for v in graph.output if v.name not in inner)
+
+
+def captures_of(node: NodeProto) -> list[str]:
+    """The outer values that the subgraphs of a node read."""
+    return [name for attribute in node.attribute for graph in subgraphs(attribute) for name in captured(graph)]
+
+
+def reads_of(node: NodeProto) -> list[str]:
+    """The values that a node needs: its inputs, and the outer values that its subgraphs read."""
+    return [name for name in (*node.input, *captures_of(node)) if name]
+
+
+Signature: TypeAlias = tuple[Collection[str], Collection[str]]  # the values that a node reads, and those that it writes
+
+
+def signatures(nodes: Iterable[NodeProto]) -> list[Signature]:
+    """What each node reads and writes."""
+    return [(reads_of(node), node.output) for node in nodes]
+
+
+def positions_needed(nodes: Sequence[Signature], wanted: Iterable[str]) -> list[int]:
+    """The positions of the nodes that the values `wanted` need. `nodes` are in topological order, and so is the result."""
+    needed, kept = set(wanted) - {""}, []
+    for position in reversed(range(len(nodes))):
+        reads, writes = nodes[position]
+        if not needed.isdisjoint(writes):
+            needed.update(name for name in reads if name)
+            kept.append(position)
+    return kept[::-1]
+
+
+def topological_positions(nodes: Sequence[Signature]) -> list[int]:
+    """The positions of the nodes in topological order: the given order where that is one. Nodes of a cycle are missing."""
+    writer = {name: position for position, (_, writes) in enumerate(nodes) for name in writes if name}
+    readers: list[list[int]] = [[] for _ in nodes]
+    missing = []
+    for position, (reads, _) in enumerate(nodes):
+        before = {writer[name] for name in reads if name in writer}
+        missing.append(len(before))
+        for other in before:
+            readers[other].append(position)
+    ready = [position for position, count in enumerate(missing) if not count]
+    ordered = []
+    while ready:
+        position = heappop(ready)
+        ordered.append(position)
+        for reader in readers[position]:
+            missing[reader] -= 1
+            if not missing[reader]:
+                heappush(ready, reader)
+    return ordered

@@ -21,10 +21,7 @@ from refgrad.protos.walk import captured, fresh, graphs, names_of, nested, subgr
 from refgrad.reverse.emit import Emitted, Emitter, Writer, tensor_type
 from refgrad.reverse.path import Path, expand
 from refgrad.reverse.sweep import Sweep, live_forward, live_nodes, settle
-
-_RANDOM = frozenset(
-    ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial", "Dropout")
-)
+from refgrad.tables.randomness import may_draw
 
 
 class BodyGraph(Graph):
@@ -316,7 +313,7 @@ def is_random(node: NodeProto, functions: Functions | None = None) -> bool:
     within = list(nested([node]))
     for function in functions.called_by(within) if functions else ():
         within += nested(function.node)
-    return any(inner.op_type in _RANDOM for inner in within)
+    return any(map(may_draw, within))
 
 
 def rename_reads(node: NodeProto, names: Mapping[str, str]) -> None:

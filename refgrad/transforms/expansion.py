@@ -25,7 +25,16 @@ from refgrad.forward.inference import infer
 from refgrad.protos.domains import ASSUMED_OPSET, TRAINING
 from refgrad.protos.reading import read
 from refgrad.protos.types import FLOATS
-from refgrad.protos.walk import attribute_value, captured, every_node, fresh, graphs, names_of, subgraphs, versions_of
+from refgrad.protos.walk import (
+    attribute_value,
+    every_node,
+    fresh,
+    graphs,
+    names_of,
+    reads_of,
+    subgraphs,
+    versions_of,
+)
 from refgrad.reverse.emit import IR_VERSION
 from refgrad.reverse.gradient import gradient, names_in, taken_names
 from refgrad.transforms.lower import assemble
@@ -164,7 +173,7 @@ class _Expansion:
         twins = {name: node for node in inferred.node for name in node.output}
         for node in graph.node:
             if _bodies(node):
-                self.depends.update((name, _reads(node)) for name in node.output if name)
+                self.depends.update((name, reads_of(node)) for name in node.output if name)
             for attribute in node.attribute:
                 for k, body in enumerate(subgraphs(attribute)):
                     twin = next(a for a in twins[next(filter(None, node.output))].attribute if a.name == attribute.name)
@@ -244,7 +253,7 @@ class _Expansion:
                 network.reached.add(name)
             elif node is not None:
                 found.add(id(node))
-                pending += _reads(node)
+                pending += reads_of(node)
             elif scope.tensor(name) is not None:
                 network.tensors.append(name)
             else:
@@ -269,7 +278,7 @@ class _Expansion:
                     scope.types[moved[name]] = kind
                 scope.put([helper.make_node("Identity", [value], [moved[name]], fresh(moved[name], self.labels))])
         for node in network.nodes:
-            if moved.keys().isdisjoint(_reads(node)):
+            if moved.keys().isdisjoint(reads_of(node)):
                 continue
             again = NodeProto()
             again.CopyFrom(node)
@@ -472,11 +481,6 @@ def _bodies(node: NodeProto) -> list[GraphProto]:
 
 def _tensors(graph: GraphProto) -> set[str]:
     return {t.name for t in graph.initializer} | {t.values.name for t in graph.sparse_initializer}
-
-
-def _reads(node: NodeProto) -> list[str]:
-    """What a node reads, its subgraphs included."""
-    return [*node.input, *(name for graph in _bodies(node) for name in captured(graph))]
 
 
 def _made(node: NodeProto) -> set[str]:

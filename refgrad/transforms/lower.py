@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import onnx
@@ -20,7 +20,15 @@ from refgrad.microsoft.results import UNKNOWN_SHAPE
 from refgrad.protos.domains import ASSUMED_OPSET, MICROSOFT, ML
 from refgrad.protos.reading import read
 from refgrad.protos.types import type_of
-from refgrad.protos.walk import attribute_value, captured, every_node, graphs, import_domain, subgraphs, versions_of
+from refgrad.protos.walk import (
+    attribute_value,
+    captures_of,
+    every_node,
+    graphs,
+    import_domain,
+    subgraphs,
+    versions_of,
+)
 from refgrad.reverse.emit import IR_VERSION, Emitted, Emitter, Writer
 from refgrad.reverse.gradient import taken_names
 from refgrad.tables.definitions import DEFINITIONS, Definition, UnsupportedFormError
@@ -167,7 +175,7 @@ class _Lowering:
         nodes = written.nodes(final)
         del graph.node[:]
         graph.node.extend(nodes)
-        used = {name for node in graph.node for name in (*node.input, *_captures(node))}.union(final)
+        used = {name for node in graph.node for name in (*node.input, *captures_of(node))}.union(final)
         return [tensor for name, tensor in op.constants.items() if name in used]
 
     # What goes in and out
@@ -350,7 +358,7 @@ class _Body:
         needed: list[NodeProto | Emitted] = []
         for node in reversed(self.order):
             if isinstance(node, NodeProto):
-                live.update((*node.input, *_captures(node)))
+                live.update((*node.input, *captures_of(node)))
             elif live.isdisjoint(name for value in node.outputs for name in (value, self.rename.get(value))):
                 continue
             else:
@@ -367,12 +375,6 @@ class _Body:
 
 def _refuse(node: Node, why: str) -> LoweringError:
     return LoweringError(f"Node {node.name!r} ({node.op_type}) cannot be lowered: {why.removesuffix('.')}.", node.name)
-
-
-def _captures(node: NodeProto) -> Iterator[str]:
-    for attribute in node.attribute:
-        for graph in subgraphs(attribute):
-            yield from captured(graph)
 
 
 def _copied(value: onnx.ValueInfoProto) -> onnx.ValueInfoProto:

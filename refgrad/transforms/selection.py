@@ -14,7 +14,7 @@ from refgrad.errors import InvalidModelError, OptionError, UnknownNameError, cho
 from refgrad.forward.inference import infer
 from refgrad.protos.reading import is_large, read, skeleton_of
 from refgrad.protos.types import UNNAMED
-from refgrad.protos.walk import captured, names_of, subgraphs
+from refgrad.protos.walk import names_of, reads_of, subgraphs
 
 _OF_MODEL = ("ir_version", "producer_name", "producer_version", "domain", "model_version", "doc_string")
 
@@ -196,7 +196,7 @@ class _Selection:
                 elif (position := self.producer[name]) not in nodes:
                     nodes.add(position)
                     node = self.graph.node[position]
-                    pending += [(read_name, node.name or node.op_type) for read_name in _reads(node)]
+                    pending += [(read_name, node.name or node.op_type) for read_name in reads_of(node)]
             if missing:
                 raise UnknownNameError(
                     f"Output {output!r} needs more than inputs has: {choices(reversed(missing))}. "
@@ -301,14 +301,6 @@ def _producers(nodes: Sequence[NodeProto]) -> dict[str, int]:
                 raise InvalidModelError(f"Two nodes compute {name!r}. Export the model again.")
             producers[name] = position
     return producers
-
-
-def _reads(node: NodeProto) -> Iterator[str]:
-    """What a node reads, in its subgraphs too."""
-    yield from filter(None, node.input)
-    for attribute in node.attribute:
-        for graph in subgraphs(attribute):
-            yield from captured(graph)
 
 
 def _is_declared(kind: TypeProto) -> bool:

@@ -18,7 +18,7 @@ from refgrad.backends.numpy.kernels.operands import (
     wide_type,
     widened,
 )
-from refgrad.backends.numpy.plan import Plan
+from refgrad.backends.numpy.plan import PlannedGraph
 from refgrad.backends.numpy.registry import kernel
 
 
@@ -147,9 +147,9 @@ def flex_attention(
     K: np.ndarray,
     V: np.ndarray,
     *,
-    prob_mod: Plan | None = None,
+    prob_mod: PlannedGraph | None = None,
     scale: float | None = None,
-    score_mod: Plan | None = None,
+    score_mod: PlannedGraph | None = None,
     softmax_precision: int | None = None,
     _outer: Outer = None,
 ) -> np.ndarray:
@@ -167,7 +167,7 @@ def flex_attention(
     return np.asarray((probabilities @ _shared(V, heads).astype(precision)).astype(declared))
 
 
-def _modified(plan: Plan | None, x: np.ndarray, outer: Outer) -> np.ndarray:
+def _modified(plan: PlannedGraph | None, x: np.ndarray, outer: Outer) -> np.ndarray:
     if plan is None:
         return x
     (result,) = plan(x, outer=outer)

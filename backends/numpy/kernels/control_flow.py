@@ -9,13 +9,13 @@ import numpy as np
 
 from refgrad.backends.base import Value
 from refgrad.backends.numpy.memory import Rounds
-from refgrad.backends.numpy.plan import Plan
+from refgrad.backends.numpy.plan import PlannedGraph
 from refgrad.backends.numpy.registry import kernel
 
 Outer = Mapping[str, Any] | None
 
 
-def _check(body: Plan, inputs: int, outputs: int) -> None:
+def _check(body: PlannedGraph, inputs: int, outputs: int) -> None:
     """Refuse a body that does not take what it is given, or gives too little."""
     if len(body.inputs) != inputs:
         raise ValueError(f"the body takes {len(body.inputs)} inputs {list(body.inputs)} and is given {inputs}")
@@ -27,7 +27,12 @@ def _check(body: Plan, inputs: int, outputs: int) -> None:
 
 @kernel("If")
 def if_(
-    cond: np.ndarray, *, then_branch: Plan, else_branch: Plan, _wanted: tuple[bool, ...], _outer: Outer = None
+    cond: np.ndarray,
+    *,
+    then_branch: PlannedGraph,
+    else_branch: PlannedGraph,
+    _wanted: tuple[bool, ...],
+    _outer: Outer = None,
 ) -> tuple[Any, ...]:
     for name, branch in (("then_branch", then_branch), ("else_branch", else_branch)):
         if branch.inputs or len(branch.outputs) != len(_wanted):
@@ -40,7 +45,7 @@ def if_(
 
 @kernel("Loop")
 def loop(
-    M: np.ndarray | None, cond: np.ndarray | None, *carried: Any, body: Plan, _outer: Outer = None
+    M: np.ndarray | None, cond: np.ndarray | None, *carried: Any, body: PlannedGraph, _outer: Outer = None
 ) -> tuple[Any, ...]:
     trips = None if M is None else M.item()
     going = True if cond is None else bool(cond.item())
@@ -65,7 +70,7 @@ def loop(
 @kernel("Scan", since=9)
 def scan(
     *inputs: Any,
-    body: Plan,
+    body: PlannedGraph,
     num_scan_inputs: int,
     scan_input_axes: list[int] | None = None,
     scan_input_directions: list[int] | None = None,
@@ -120,7 +125,7 @@ def _put(output: np.ndarray, row: np.ndarray, axis: int, index: int) -> None:
 def scan_8(
     sequence_lens: np.ndarray | None,
     *inputs: np.ndarray,
-    body: Plan,
+    body: PlannedGraph,
     num_scan_inputs: int,
     directions: list[int] | None = None,
     _outer: Outer = None,

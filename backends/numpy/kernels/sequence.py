@@ -11,7 +11,7 @@ import onnx
 
 from refgrad.backends.numpy.kernels.operands import check_axis
 from refgrad.backends.numpy.memory import Rounds
-from refgrad.backends.numpy.plan import Plan
+from refgrad.backends.numpy.plan import PlannedGraph
 from refgrad.backends.numpy.registry import kernel
 
 Sequence = list[np.ndarray]
@@ -110,7 +110,7 @@ def concat_from_sequence(input_sequence: Sequence, *, axis: int, new_axis: int) 
 
 @kernel("SequenceMap")
 def sequence_map(
-    input_sequence: Sequence, *additional_inputs: Any, body: Plan, _outer: Mapping[str, Any] | None = None
+    input_sequence: Sequence, *additional_inputs: Any, body: PlannedGraph, _outer: Mapping[str, Any] | None = None
 ) -> tuple[Sequence, ...]:
     """The body for each element of the sequences in turn; a tensor among the inputs is the same for all of them."""
     inputs = [input_sequence, *additional_inputs]
