@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import partial
 from typing import Any
+
+from onnx import ModelProto
 
 from refgrad.backends.base import (
     Backend,
@@ -41,9 +44,11 @@ class _Wrapped(Backend):
         return f"{module + '.' if module else ''}{self.name} through onnx.backend, device {self._device}"
 
     def prepare(self, model: ModelLike, **options: Any) -> Prepared:
-        proto = load_model(model)
+        return _WrappedModel(self.name, load_model(model), partial(self._represent, options))
+
+    def _represent(self, options: Mapping[str, Any], model: ModelProto) -> Any:
         try:
-            representation = self._backend.prepare(proto, self._device, **options)
+            representation = self._backend.prepare(model, self._device, **options)
         except Exception as error:
             # The class is a stranger: anything it raises means that it cannot run this model.
             raise BackendError(
@@ -51,33 +56,53 @@ class _Wrapped(Backend):
             ) from error
         if representation is None:
             raise BackendError(f"{self.name}.prepare returned None: it only checks models. Try another backend.")
-        return _WrappedModel(self.name, representation, proto)
+        return representation
 
 
 class _WrappedModel(Prepared):
-    def __init__(self, name: str, representation: Any, model: Any) -> None:
+    """A model as an onnx.backend runs it: by position.
+
+    The interface does not say which positions the inputs with a default have. So the backend gets a model without such
+    inputs, one for each choice of those that are fed: what is fed has no default there, what keeps its default is no input.
+    """
+
+    def __init__(self, name: str, model: ModelProto, represent: Callable[[ModelProto], Any]) -> None:
         self.inputs = graph_inputs(model.graph)
         self.outputs = graph_outputs(model.graph)
         self._name = name
-        self._representation = representation
+        self._model = model
+        self._represent = represent
+        self._representations = {frozenset[str](): represent(without_defaults(model, ()))}
 
     def run(self, feeds: Mapping[str, Any], outputs: Iterable[str] | None = None) -> dict[str, Any]:
         asked = check_outputs(outputs, self.outputs)
         checked = check_feeds(feeds, self.inputs)
-        # onnx.backend feeds by position; only a tail of inputs with defaults can be left out.
-        given = [value.name in checked for value in self.inputs]
-        positions = sum(given)
-        if not all(given[:positions]):
-            left_out = self.inputs[given.index(False)].name
-            raise BackendError(
-                f"{self._name} takes feeds by position, so {left_out!r} cannot be left to its default "
-                "while a later input is fed. Feed it too."
-            )
+        replaced = frozenset(value.name for value in self.inputs if value.has_default and value.name in checked)
+        if replaced not in self._representations:
+            self._representations[replaced] = self._represent(without_defaults(self._model, replaced))
+        arrays = [checked[value.name] for value in self.inputs if value.name in checked]
         try:
-            results = self._representation.run([checked[value.name] for value in self.inputs[:positions]])
+            results = self._representations[replaced].run(arrays)
         except Exception as error:
             raise BackendError(
                 f"{self._name} failed on the model: {type(error).__name__}: {error}. Try another backend."
             ) from error
         named = dict(zip((value.name for value in self.outputs), results, strict=True))
         return {name: named[name] for name in asked}
+
+
+def without_defaults(model: ModelProto, fed: Collection[str]) -> ModelProto:
+    """The model with no input that has a default: those in `fed` lose the default, the others are no inputs any more."""
+    defaults = {value.name for value in graph_inputs(model.graph) if value.has_default}
+    if not defaults:
+        return model
+    made = ModelProto()
+    made.CopyFrom(model)
+    made.ir_version = max(made.ir_version, 4)  # before, each initializer was an input
+    graph, replaced = made.graph, defaults.intersection(fed)
+    for field in (graph.input, graph.initializer, graph.sparse_initializer):
+        del field[:]
+    graph.input.extend(value for value in model.graph.input if value.name not in defaults - replaced)
+    graph.initializer.extend(t for t in model.graph.initializer if t.name not in replaced)
+    graph.sparse_initializer.extend(t for t in model.graph.sparse_initializer if t.values.name not in replaced)
+    return made

@@ -288,9 +288,29 @@ def test_wrap_reports_what_a_backend_refuses(model):
         wrap(object())
 
 
-def test_wrap_feeds_by_position():
-    text = """<ir_version: 8, opset_import: ["" : 17]> g (float[1] a, float[1] b) => (float[1] y)
-        <float[1] a = {1}> { y = Add(a, b) }"""
-    prepared = wrap(Reference, name="reference").prepare(parser.parse_model(text))
-    with pytest.raises(BackendError, match="'a' cannot be left to its default"):
-        prepared.run({"b": ones(1)})
+class OnnxRuntimeLike(onnx.backend.base.Backend):
+    """As onnxruntime.backend: an input with a default has no position."""
+
+    @classmethod
+    def prepare(cls, model, device="CPU", **kwargs):
+        from onnx.reference import ReferenceEvaluator
+
+        tensors = {tensor.name for tensor in model.graph.initializer}
+        names = [value.name for value in model.graph.input if value.name not in tensors]
+
+        class Representation:
+            def run(self, inputs):
+                return ReferenceEvaluator(model).run(None, dict(zip(names, inputs, strict=True)))
+
+        return Representation()
+
+
+@pytest.mark.parametrize("ir_version", [3, 8])
+@pytest.mark.parametrize("backend", [Reference, OnnxRuntimeLike])
+def test_wrap_feeds_by_position_and_keeps_the_defaults_of_inputs_that_are_not_fed(backend, ir_version):
+    text = f"""<ir_version: {ir_version}, opset_import: ["" : 17]> g (float[1] a, float[1] b, float[1] c, float[1] d)
+        => (float[1] y) <float[1] a = {{1}}, float[1] c = {{2}}> {{ s = Sub(a, b) t = Mul(s, c) y = Add(t, d) }}"""
+    prepared = wrap(backend).prepare(parser.parse_model(text))
+    given = {name: np.float32([value]) for name, value in (("a", 10), ("b", 3), ("c", 5), ("d", 100))}
+    for fed, expected in (("bd", 96), ("abd", 114), ("bcd", 90), ("abcd", 135), ("bd", 96)):
+        assert prepared.run({name: given[name] for name in fed})["y"] == [expected], fed

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shlex
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -49,6 +51,25 @@ def test_a_model_of_ones_own(tmp_path, capsys):
     np.savez(tmp_path / "feeds.npz", x=np.ones((2, 3), np.float32))
     assert run("run", "--source", tmp_path / "mine.onnx", "--feeds", tmp_path / "feeds.npz", "--workers", 1) == 0
     assert "agreed" in capsys.readouterr().out
+
+
+def test_the_command_that_is_printed_comes_to_the_same_verdict(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(Path(__file__).parent)
+    model = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["" : 21]> g (float[N, 3] x) => (float[N, 3] y) { a = Tanh(x) y = Mul(a, x) }'
+    )
+    onnx.save(model, "my model.onnx")
+    np.savez("my feeds.npz", x=np.linspace(0.1, 0.6, 6, dtype=np.float32).reshape(2, 3))
+    common = ("--builder", "foreign:doubled", "--workers", 1, "--oracle", "differences,reference")
+    assert run("run", "--source", "my model.onnx", "--feeds", "my feeds.npz", *common, "--seed", 3, "-o", "a.json") == 1
+    printed = capsys.readouterr().out
+    command = shlex.split(printed.partition("Once more, alone: ")[2].splitlines()[0])
+    assert command[:2] == ["refgrad", "conformance"]
+    assert run(*command[2:], "-o", "b.json") == 1
+    before, after = (load(tmp_path / name) for name in ("a.json", "b.json"))
+    assert before.rows == after.rows
+    assert before.cases == after.cases
 
 
 def test_what_is_wrong_exits_with_1_until_a_limitation_explains_it(tmp_path, capsys, one, monkeypatch):

@@ -21,6 +21,7 @@ from refgrad.conformance.judging.verdicts import (
     FAULTS,
     INCONCLUSIVE,
     REFUSED,
+    TIMED_OUT,
     UNSUPPORTED,
     VERDICTS,
     WRONG,
@@ -197,6 +198,7 @@ def test_settings_that_differ_are_both_named():
     [
         ([], "no results to merge"),
         ([one(AGREED), one(AGREED, seed=1)], "different seeds, '0', '1'"),
+        ([one(AGREED, feeds="a.npz"), one(AGREED, feeds="b.npz")], "different feeds, 'a.npz', 'b.npz'"),
         ([one(AGREED), replace(one(AGREED), cases={"a": About("Mul", 21, "float32")})], "The case 'a' is "),
     ],
 )
@@ -243,6 +245,17 @@ def test_every_verdict_has_a_letter_and_a_mark():
             {"sources": ["my.onnx"], "feeds": "my feeds.npz"},
             ["--source", "my.onnx", "--feeds", "my feeds.npz"],
         ),
+        (About("Add", 13, "float32"), {"oracles": ["torch", "adjoint"]}, ["--oracle", "torch,adjoint"]),
+        (
+            About("model", 13, "float32", provenance="my m.onnx, fed by the user"),
+            {"sources": ["tables", "./my m.onnx", "other.onnx"], "feeds": "my feeds.npz"},
+            ["--source", "./my m.onnx", "--feeds", "my feeds.npz"],
+        ),
+        (
+            About("model", 13, "float32", provenance="m.onnx, fed random numbers of seed 0"),
+            {"sources": ["m.onnx", "fed.onnx"], "feeds": "feeds.npz"},
+            ["--source", "m.onnx"],
+        ),
     ],
 )
 def test_the_command_reproduces_a_row(about, settings, selecting):
@@ -250,6 +263,14 @@ def test_the_command_reproduces_a_row(about, settings, selecting):
     asked = ["--case", HOSTILE, *selecting, "--builder", "my.module:function", "--backend", "ort-cpu"]
     command = Results(settings, {}, {HOSTILE: about}, (row,)).command(row)
     assert shlex.split(command) == ["refgrad", "conformance", "run", *asked]
+
+
+def test_the_command_has_the_limits_where_the_verdict_depends_on_them():
+    settings = {"seconds": 2.5, "memory": 1 << 30}
+    for verdict, expected in ((TIMED_OUT, ["--seconds", "2.5", "--memory", "1024"]), (WRONG, [])):
+        row = ResultRow("a", "refgrad", "numpy", verdict)
+        command = Results(settings, {}, {"a": About("Add", 21, "float32")}, (row,)).command(row)
+        assert shlex.split(command.partition("--backend numpy")[2]) == expected
 
 
 # JUnit

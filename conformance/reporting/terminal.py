@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from refgrad.conformance.judging.verdicts import FAULTS, INCONCLUSIVE, REFUSED, UNSUPPORTED, VERDICTS, Row
+from refgrad.conformance.judging.verdicts import FAULTS, INCONCLUSIVE, REFUSED, UNSUPPORTED, VERDICTS, ResultRow
 from refgrad.conformance.reporting.tally import occurring, shortened, totals
 from refgrad.conformance.running.results import Results
 from refgrad.show.tables import printable
@@ -50,7 +50,7 @@ def show(results: Results, console: Console, limit: int | None = FAULTS_SHOWN) -
 
 def _reasons(results: Results, whole: bool) -> list[str]:
     """A line for each reason why there is no answer, the most frequent first. Numbers do not make a reason another one."""
-    groups: dict[tuple[int, str, str, str], list[Row]] = {}
+    groups: dict[tuple[int, str, str, str], list[ResultRow]] = {}
     for row in results.rows:
         if row.verdict in _WITHOUT_ANSWER:
             key = _WITHOUT_ANSWER.index(row.verdict), row.builder, row.executor, _NUMBER.sub("#", row.note)

@@ -13,9 +13,19 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from refgrad.conformance.case import Case
-from refgrad.conformance.judging.verdicts import AGREED, FAULTS, INCONCLUSIVE, VERDICTS, ResultRow
+from refgrad.conformance.judging.verdicts import (
+    AGREED,
+    FAULTS,
+    INCONCLUSIVE,
+    OUT_OF_MEMORY,
+    TIMED_OUT,
+    VERDICTS,
+    ResultRow,
+)
+from refgrad.conformance.running.runner import MEMORY, ORACLES
 from refgrad.errors import ResultsError, choices
 from refgrad.protos.files import replacing
+from refgrad.worker import SECONDS
 
 FORMAT = "refgrad conformance results 1"
 LETTERS = dict(zip("awcruxtmi", VERDICTS, strict=True))  # what a verdict is in the file
@@ -79,7 +89,15 @@ class Results:
 
     def command(self, row: ResultRow) -> str:
         """The command that comes to this verdict again."""
-        return f"{self.command_of(row.case)} {options_of((row.builder, row.executor))}"
+        command = f"{self.command_of(row.case)} {options_of((row.builder, row.executor))}"
+        return f"{command} {self._limits()}".rstrip() if row.verdict in (TIMED_OUT, OUT_OF_MEMORY) else command
+
+    def _limits(self) -> str:
+        """The limits of the run, as far as they are not the default: a verdict may depend on them."""
+        seconds, memory = self.settings.get("seconds", SECONDS), self.settings.get("memory", MEMORY)
+        options = [("seconds", f"{seconds:g}")] if seconds != SECONDS else []
+        options += [("memory", str(memory >> 20))] if memory != MEMORY else []
+        return _options(options)
 
     def command_of(self, case: str) -> str:
         """The beginning of that command, which selects the case; `options_of` is the rest.
@@ -88,12 +106,17 @@ class Results:
         """
         about, asked = self.cases[case], self.settings
         sources = asked.get("sources", _SOURCES)
+        # A run of several sources, or results that were merged: only a model in a file was fed.
+        sources = [source for source in sources if about.provenance.startswith(f"{Path(source)}, fed ")] or sources
+        fed = asked.get("feeds") and "fed random numbers" not in about.provenance
+        oracles = asked.get("oracles") or ORACLES
         options = [("case", case)]
         options += [("opset", str(about.opset))] if asked.get("opset", "newest") != "newest" else []
         options += [("dtype", about.dtype)] if asked.get("dtype") and about.dtype else []
         options += [("values", about.values)] if about.values != "smooth" else []
         options += [("source", source) for source in sources] if sources != _SOURCES else []
-        options += [("feeds", asked["feeds"])] if asked.get("feeds") else []
+        options += [("feeds", asked["feeds"])] if fed else []
+        options += [("oracle", ",".join(oracles))] if tuple(oracles) != ORACLES else []
         options += [("seed", str(asked["seed"]))] if asked.get("seed") else []
         return f"refgrad conformance run {_options(options)}"
 
@@ -319,13 +342,16 @@ def merge(results: Sequence[Results]) -> Results:
     A builder or executor of which they had different versions is listed by version ("ort-cpu@1.19.2"). Of two rows about
     the same, a fault stands before what is none, then what was decided before what was not, then the one with more witnesses.
 
-    :raises ResultsError: there is nothing to merge; a case of the same name is another one; the seeds differ.
+    :raises ResultsError: there is nothing to merge; a case of the same name is another one; the seeds or the feeds differ.
     """
     if not results:
         raise ResultsError("There are no results to merge: give one or more.")
     seeds = {str(one.settings.get("seed")) for one in results}
     if len(seeds) > 1:
         raise ResultsError(f"The results have different seeds, {choices(sorted(seeds))}: run them with the same one.")
+    feeds = {one.settings["feeds"] for one in results if one.settings.get("feeds")}
+    if len(feeds) > 1:
+        raise ResultsError(f"The results have different feeds, {choices(sorted(feeds))}: run them with the same ones.")
     several = _in_several_versions(results)
     settings: dict[str, Any] = {}
     versions: dict[str, str] = {}
@@ -347,6 +373,8 @@ def merge(results: Sequence[Results]) -> Results:
             )
             key_of = (here.case, here.builder, here.executor)
             rows[key_of] = max(rows.get(key_of, here), here, key=_weight)  # of equals the first
+    if feeds:
+        settings["feeds"] = feeds.pop()
     return Results(settings, versions, cases, tuple(rows.values()))
 
 
