@@ -42,6 +42,34 @@ def refusing(model: ModelProto, wrt: list[str], outputs: list[str]) -> ModelProt
     raise ValueError("I do not know this operator")
 
 
+class UnsupportedError(Exception):
+    """How a builder of its own refuses."""
+
+
+def refusing_in_its_own_way(model: ModelProto, wrt: list[str], outputs: list[str]) -> ModelProto:
+    raise UnsupportedError("I do not know this operator")
+
+
+refusing_in_its_own_way.refusals = (UnsupportedError,)
+
+
+def asserting(model: ModelProto, wrt: list[str], outputs: list[str]) -> ModelProto:
+    assert len(wrt) > len(outputs) + 1, "never so many"
+    return model
+
+
+def misspelling(model: ModelProto, wrt: list[str], outputs: list[str]) -> ModelProto:
+    return model.grph
+
+
+def undocumented(model: ModelProto, wrt: list[str], outputs: list[str]) -> ModelProto:
+    raise UnsupportedError("I do not know this operator")
+
+
+def silent(model: ModelProto, wrt: list[str], outputs: list[str]) -> ModelProto:
+    raise NotImplementedError
+
+
 def aborting(model: ModelProto, wrt: list[str], outputs: list[str]) -> ModelProto:
     os.abort()
 

@@ -53,6 +53,13 @@ CASES = {
             {"x": draw(3)},
             ("x", "w"),
         ),
+        Case(
+            "inputs and outputs in another order",
+            parsed("f (float[3] a, float[3] b) => (float[3] y, float[3] z) { y = Mul(a, b) z = Sub(a, y) }"),
+            {"a": draw(3), "b": 2 * draw(3)},
+            ("b", "a"),
+            ("z", "y"),
+        ),
         node_case("Add", draw(2, 3), draw(3), opset=21),
         node_case("Sigmoid", draw(2, 3), opset=21, shapes="symbolic"),
         node_case("ReduceSum", draw(2, 3), np.array([1]), constant=["axes"], keepdims=0, opset=21),

@@ -21,7 +21,8 @@ VERDICTS = {
     CONVENTION: "there is no derivative at this point, and the answer is one of the conventions",
     REFUSED: "the builder made no gradient and said so",
     UNSUPPORTED: "the executor does not run the gradient, or the model itself",
-    CRASHED: "the process ended, or the executor fails on the gradient although it runs the model",
+    CRASHED: "the process ended, the builder raised an exception that is not a refusal, or the executor runs the model "
+    "and fails on the gradient",
     TIMED_OUT: "there was no answer within the time limit",
     OUT_OF_MEMORY: "there was no answer within the memory limit",
     INCONCLUSIVE: "the oracles disagree, or none applies",

@@ -1,14 +1,17 @@
 """Builders: who makes a gradient model of a question. The runner calls each in a process of its own (`running.runner`).
 
-A builder refuses by raising: its message says why.
+A builder refuses a question by raising one of its `refusals`; the message says why. Whatever else it raises is a crash: an
+AssertionError or a KeyError says that the builder is wrong, not that it does not know an operator.
 """
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib import util
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,18 +25,23 @@ from refgrad.conformance.questions.evidence import Built
 from refgrad.conformance.questions.point import with_defaults
 from refgrad.conformance.questions.question import Question
 from refgrad.conformance.running.executors import imported, installed, version_of_module
-from refgrad.errors import AnswerError, BuilderError, OptionError, choices, did_you_mean
+from refgrad.errors import AnswerError, BuilderError, OptionError, RefgradError, choices, did_you_mean
 from refgrad.protos.domains import MICROSOFT
 from refgrad.protos.walk import attribute_value, checkable, versions_of
 from refgrad.transforms import ortbuilder
 from refgrad.transforms.lower import differentiable_inputs
 
 
+class CrashError(Exception):
+    """A builder raised an exception that is not one of its refusals."""
+
+
 @dataclass(frozen=True)
 class Builder:
     """`build` makes a gradient model, or raises. `missing` says what has to be installed, "" where it is.
 
-    `version` names what it is a part of, with the version: "onnx-ad 0.3.0".
+    `version` names what it is a part of, with the version: "onnx-ad 0.3.0". `refusals` has the exceptions by which it refuses
+    a question, besides refgrad's own.
     """
 
     name: str
@@ -41,6 +49,7 @@ class Builder:
     build: Callable[[Question], Built]
     missing: Callable[[], str] = lambda: ""
     version: Callable[[], str] = lambda: installed(("refgrad",))
+    refusals: Callable[[], tuple[type[Exception], ...]] = lambda: ()
 
 
 def get_builder(name: str) -> Builder:
@@ -59,7 +68,11 @@ def get_builder(name: str) -> Builder:
     if not callable(function):
         raise OptionError(f"{name!r} is a {type(function).__name__}. Give function(model, wrt, outputs) -> ModelProto.")
     return Builder(
-        name, f"the function {name}", partial(of_function, function), version=lambda: version_of_module(name)
+        name,
+        f"the function {name}",
+        partial(of_function, function),
+        version=lambda: version_of_module(name),
+        refusals=partial(_refusals_of, function),
     )
 
 
@@ -75,9 +88,9 @@ def build(name: str, question: Question) -> Built:
     """The gradient that the builder makes.
 
     :raises OptionError: there is no such builder.
-    :raises BuilderError: it is not installed, or refuses.
+    :raises BuilderError: it is not installed.
     :raises AnswerError: it returned an invalid model, or not the gradient.
-    :raises Exception: whatever it raises: it refuses the question.
+    :raises Exception: whatever it raises. It refuses the question by refgrad's errors and by its `refusals`.
     """
     builder = get_builder(name)
     if missing := builder.missing():
@@ -85,6 +98,34 @@ def build(name: str, question: Question) -> Built:
     built = builder.build(question)
     _check(built)
     return built
+
+
+def attempt(name: str, question: Question) -> Built:
+    """The gradient that the builder makes, or an error that says whether it refused: for the runner.
+
+    :raises BuilderError: it refused.
+    :raises AnswerError: it returned an invalid model, or not the gradient.
+    :raises CrashError: it raised anything else.
+    """
+    refusals = (RefgradError, *get_builder(name).refusals())
+    try:
+        return build(name, question)
+    except (AnswerError, BuilderError, MemoryError):
+        raise
+    except refusals as error:
+        raise BuilderError("refused", _line(error)) from error
+    except Exception as error:
+        raise CrashError(f"it raised {type(error).__name__}: {_line(error)} ({_place(error)})") from error
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _place(error: Exception) -> str:
+    """The file and the line where an exception was raised."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{Path(frame.filename).name}, line {frame.lineno}"
 
 
 def _check(built: Built) -> None:
@@ -186,10 +227,16 @@ def _missing_onnx_ad() -> str:
     return "" if util.find_spec("onnx_ad") else "onnx-ad is not installed (pip install onnx-ad==0.3.0)"
 
 
+def _refusals_of_onnx_ad() -> tuple[type[Exception], ...]:
+    import onnx_ad
+
+    return onnx_ad.UnsupportedOperator, onnx_ad.UnrollTooLarge, ValueError
+
+
 def _onnx_ad(question: Question) -> Built:
     """onnx_ad.reverse, which takes any number of cotangents at once, along a last axis: it gets one.
 
-    What is asked for must be an input without a value for it, else it would count as a constant.
+    An initializer that is asked for must be an input without a default: onnx-ad takes one with a default for a constant.
     """
     import onnx_ad
 
@@ -202,11 +249,11 @@ def _onnx_ad(question: Question) -> Built:
     made: ModelProto = onnx_ad.reverse(source, list(question.wrt), outputs, layout="onnx")
     graph = made.graph
     graph.initializer.extend(defaults)
-    # Its own inputs and outputs are behind those of the model, in the model's order.
+    # Its own inputs and outputs come after those of the model, in the order in which they were asked for.
     taken, returned = list(graph.input[len(source.graph.input) :]), list(graph.output[len(source.graph.output) :])
     del graph.input[len(source.graph.input) :], graph.output[:]
-    cotangents = {v.name: f"refgrad/{v.name}_grad" for v in source.graph.output if v.name in question.cotangents}
-    gradients = {v.name: f"refgrad/{v.name}_grad" for v in source.graph.input if v.name in question.wrt}
+    cotangents = {name: f"refgrad/{name}_grad" for name in outputs}
+    gradients = {name: f"refgrad/{name}_grad" for name in question.wrt}
     nodes = []
     for value, name in zip(taken, cotangents.values(), strict=True):
         nodes.append(_on_last_axis("Unsqueeze", name, value.name, made))
@@ -234,10 +281,13 @@ def _on_last_axis(op_type: str, source: str, target: str, model: ModelProto) -> 
 
 def of_function(function: Callable[[ModelProto, list[str], list[str]], Any], question: Question) -> Built:
     """The gradient that `function(model, wrt, outputs)` returns: a model with an input `<output>_grad` for each output, and an
-    output `<name>_grad` for each name in `wrt`. It need not take the inputs and cotangents that it has no use for.
+    output `<name>_grad` for each name in `wrt`. It need not take the inputs and cotangents that it does not use.
 
-    :raises AnswerError: it returned no model, or one with inputs that nobody knows.
-    :raises Exception: whatever it raises: it refuses the question.
+    The function refuses a question by raising NotImplementedError, ValueError, an error of refgrad, or one of the classes in
+    its attribute `refusals`, if it has one. Any other exception is a crash.
+
+    :raises AnswerError: it did not return a model, or the model has an unknown input.
+    :raises Exception: whatever the function raises.
     """
     given = ModelProto()
     given.CopyFrom(question.model)
@@ -255,6 +305,10 @@ def of_function(function: Callable[[ModelProto, list[str], list[str]], Any], que
         {output: name for output, name in cotangents.items() if name in taken},
         {name: f"{name}_grad" for name in question.wrt},
     )
+
+
+def _refusals_of(function: Any) -> tuple[type[Exception], ...]:
+    return NotImplementedError, ValueError, *getattr(function, "refusals", ())
 
 
 BUILDERS = {
@@ -276,6 +330,13 @@ BUILDERS = {
             _missing_runtime,
             partial(installed, DISTRIBUTIONS),
         ),
-        Builder("onnx-ad", "onnx-ad in reverse mode", _onnx_ad, _missing_onnx_ad, partial(installed, ("onnx-ad",))),
+        Builder(
+            "onnx-ad",
+            "onnx-ad in reverse mode",
+            _onnx_ad,
+            _missing_onnx_ad,
+            partial(installed, ("onnx-ad",)),
+            _refusals_of_onnx_ad,
+        ),
     )
 }

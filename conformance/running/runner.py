@@ -18,9 +18,9 @@ from refgrad.conformance.judging.judge import Candidate, judge
 from refgrad.conformance.judging.verdicts import ResultRow
 from refgrad.conformance.oracles import Built, Evidence, Property, Silent, get_oracle
 from refgrad.conformance.questions.question import Question, ask
-from refgrad.conformance.running.builders import build
+from refgrad.conformance.running.builders import attempt
 from refgrad.conformance.running.executors import run
-from refgrad.errors import AnswerError, WorkerError
+from refgrad.errors import AnswerError, BuilderError, WorkerError
 from refgrad.worker import SECONDS, Worker
 
 MEMORY = 8 << 30  # bytes that a worker may have
@@ -58,9 +58,10 @@ def run_case(case: Case, plan: Plan, worker: Worker) -> list[ResultRow]:
     found: list[ResultRow | Candidate] = []
     for builder in plan.builders:
         try:
-            built: Built = worker.call(build, builder, question)
+            built: Built = worker.call(attempt, builder, question)
         except WorkerError as error:
-            nothing = _no_answer(error) or (_ENDED.get(error.verdict, verdicts.REFUSED), (), (), None, None, str(error))
+            refused = verdicts.REFUSED if error.raised == BuilderError.__name__ else verdicts.CRASHED
+            nothing = _no_answer(error) or (_ENDED.get(error.verdict, refused), (), (), None, None, str(error))
             found += [row(builder, executor, *nothing) for executor in plan.executors]
             continue
         properties = [p for name in examiners for p in _properties(name, question, built, worker)]

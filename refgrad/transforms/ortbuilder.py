@@ -128,9 +128,16 @@ class Builders:
         except WorkerError as error:
             verdict = "refused" if error.verdict == "raised" else error.verdict
             raise BuilderError(verdict, _without_origin(str(error))) from error
-        except Exception as error:  # onnxruntime's exception classes are private
+        except Exception as error:
+            if not _is_refusal(error):
+                raise
             raise BuilderError("refused", _without_origin(" ".join(str(error).split()))) from error
         return onnx.load_from_string(made)
+
+
+def _is_refusal(error: Exception) -> bool:
+    """Whether ONNX Runtime said no: its own exceptions, and those of C++ as pybind11 translates them."""
+    return isinstance(error, RuntimeError | ValueError | IndexError) or type(error).__module__.startswith("onnxruntime")
 
 
 def _without_origin(message: str) -> str:
