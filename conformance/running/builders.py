@@ -107,7 +107,7 @@ def attempt(name: str, question: Question) -> Built:
     :raises AnswerError: it returned an invalid model, or not the gradient.
     :raises CrashError: it raised anything else.
     """
-    refusals = (RefgradError, *get_builder(name).refusals())
+    refusals: tuple[type[Exception], ...] = (RefgradError, *get_builder(name).refusals())
     try:
         return build(name, question)
     except (AnswerError, BuilderError, MemoryError):
