@@ -81,6 +81,30 @@ def test_subgraphs_and_functions_are_listed_below():
     ]
 
 
+def test_siblings_stand_on_one_level():
+    """A node that reads what the node above it reads is beside that node, as it is where a longer branch lies between them."""
+    model = parse("a = Exp(x) b = Neg(a) c = Neg(a) d = Abs(c) e = Mul(a, x) f = Max(b, d) y = Add(e, f)")
+    assert nodes_of(refgrad.onnx_simple_text_plot(model)) == [
+        "Exp(x) -> a",
+        "  Neg(a) -> b",
+        "  Neg(a) -> c",
+        "    Abs(c) -> d",
+        "    Max(b, d) -> f",
+        "  Mul(a, x) -> e",
+        "    Add(e, f) -> y",
+    ]
+    branches = parse("s = Add(x, x) a = Exp(s) b = Log(s) c = Neg(s) p = Exp(x) q = Abs(p) y = Sum(a, b, c, q)")
+    assert nodes_of(refgrad.onnx_simple_text_plot(branches)) == [
+        "Add(x, x) -> s",
+        "  Exp(s) -> a",
+        "  Log(s) -> b",
+        "  Neg(s) -> c",
+        "Exp(x) -> p",
+        "  Abs(p) -> q",
+        "    Sum(a, b, c, q) -> y",
+    ]
+
+
 ATTRIBUTES = {
     "alpha=0.1": {"alpha": 0.1},
     "n=[]": {"n": onnx.helper.make_attribute("n", [], attr_type=onnx.AttributeProto.INTS)},

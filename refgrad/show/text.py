@@ -66,9 +66,10 @@ def onnx_simple_text_plot(model: ModelProto | str | os.PathLike[str]) -> str:
     reads a result of it and has everything else it needs; where there is none, the first in the model that has.
 
     A node is one level further to the right than the node that it reads from; of several, the one furthest to the left
-    counts. Inputs and initializers do not count, and who reads nothing else starts at the margin. So does a node that reads
-    nothing of the one printed above it, unless it is further left than that one: it closes a branch. Below 32 levels nothing
-    goes further to the right.
+    counts. Inputs and initializers do not count, and a node that reads nothing else starts at the margin. So does a node that
+    reads no result of the node printed above it, with two exceptions: it is further to the left than that node and closes a
+    branch, or it is on the same level and reads a result that this node reads too. Below 32 levels nothing goes further to
+    the right.
 
     An operator is written without its domain where that is ai.onnx, or com.microsoft and ai.onnx has none of this name. `-` is
     an input or output that is left out. Subgraphs are printed below the graph of their node, which calls them G1, G2, ...,
@@ -288,10 +289,12 @@ def _function(function: FunctionProto, numbers: Iterator[int]) -> Iterator[str]:
 def _nodes(nodes: Sequence[NodeProto], numbers: Iterator[int], below: list[tuple[str, GraphProto]]) -> Iterator[str]:
     """A line per node; its subgraphs are added to `below`, each with its title."""
     levels: dict[str, int] = {}
-    above, level_above = frozenset[str](), 0
+    above, read_above, level_above = frozenset[str](), frozenset[str](), 0
     for node, reads in _along_chains(nodes):
-        level = min((levels[name] for name in reads if name in levels), default=0)
-        if level >= level_above and above.isdisjoint(reads):
+        results = frozenset(name for name in reads if name in levels)
+        level = min((levels[name] for name in results), default=0)
+        beside = level == level_above and not read_above.isdisjoint(results)
+        if level >= level_above and above.isdisjoint(reads) and not beside:
             level = 0
         outputs = ", ".join(shown(name) or "-" for name in node.output)
         graphs = []
@@ -301,7 +304,7 @@ def _nodes(nodes: Sequence[NodeProto], numbers: Iterator[int], below: list[tuple
                 below.append((f"{graphs[-1]}, {shown(attribute.name)} of {operator(node)} -> {outputs}", graph))
         arguments = ", ".join([*(shown(name) or "-" for name in node.input), *attributes(node, graphs)])
         yield f"{'  ' * min(level, _DEEPEST)}{operator(node)}({arguments}) -> {outputs}"
-        above, level_above = frozenset(filter(None, node.output)), level
+        above, read_above, level_above = frozenset(filter(None, node.output)), results, level
         levels.update(dict.fromkeys(above, level + 1))
 
 
