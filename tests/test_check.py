@@ -330,6 +330,19 @@ def test_an_mlp_regressor_converted_by_skl2onnx():
     assert {"coefficient", "coefficient1", "coefficient2"} <= {row.gradient.removesuffix("_grad") for row in found.rows}
 
 
+def test_an_input_without_a_shape_has_to_be_fed():
+    text = '<ir_version: 10, opset_import: ["": 21]> g (float x, float[3, 2] w) => (float[N, 2] y) { y = MatMul(x, w) }'
+    model = onnx.parser.parse_model(text)
+    model.graph.input[0].type.tensor_type.ClearField("shape")
+    with pytest.raises(FeedError, match=r"Input 'x' declares no shape, .* feed it"):
+        check(model)
+    rng = np.random.default_rng(0)
+    feeds = {"x": rng.standard_normal((4, 3)), "w": rng.standard_normal((3, 2))}
+    found = check(model, feeds={name: value.astype(np.float32) for name, value in feeds.items()})
+    assert found.ok, found.faults
+    assert verdicts(found, "differences") == {"agreed"}
+
+
 def test_arguments_are_checked():
     with pytest.raises(OptionError, match="directions"):
         check(SMOOTH, directions=0)

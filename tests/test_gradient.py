@@ -245,6 +245,48 @@ def test_a_dimension_below_0_is_unknown() -> None:
     np.testing.assert_allclose(run(gradient, one_row)["x_grad"], (X * W.T).sum(0, keepdims=True))
 
 
+def without_shape(model: ModelProto, *names: str) -> ModelProto:
+    for value in (*model.graph.input, *model.graph.output):
+        if value.name in names:
+            value.type.tensor_type.ClearField("shape")
+    return model
+
+
+@pytest.mark.parametrize("opset", [11, 21])
+def test_an_output_without_a_shape_gets_the_inferred_one(opset: int) -> None:
+    text = "g (float[N,3] x, float[3,2] w, float[?,2] b) => (float y, float z) { y = MatMul(x, w) z = Add(y, b) }"
+    model = without_shape(model_of(text, opset, ir_version=7), "y", "z")
+    assert refgrad.preflight(model).outputs == ("y", "z")
+    for dialect in DIALECTS:
+        gradient = refgrad.gradient(model, dialect=dialect, keep_outputs=True)
+        declared = {value.name: value for value in (*gradient.graph.input, *gradient.graph.output)}
+        for name, batch in (("y", "N"), ("y_grad", "N"), ("z", ""), ("z_grad", "")):
+            first, second = declared[name].type.tensor_type.shape.dim
+            assert (first.dim_param, second.dim_value) == (batch, 2)
+            assert not first.HasField("dim_value")
+    check(model, {"x": X, "w": W, "b": X[:, :2]})
+
+
+def test_an_output_whose_shape_cannot_be_inferred_has_to_declare_it() -> None:
+    model = model_of("g (float[2,3] x, int64[K] s) => (float[2,3] y) { y = Reshape(x, s) }")
+    feeds = {"x": X, "s": np.array([2, 3])}
+    check(model, feeds)
+    with pytest.raises(InvalidModelError, match=r"Output 'y' declares no shape, .* Declare its axes, by names"):
+        refgrad.gradient(without_shape(model, "y"))
+
+
+@pytest.mark.parametrize("opset", [11, 21])
+def test_an_input_may_have_any_shape(opset: int) -> None:
+    text = "g (float x, float[3,2] w) => (float[A,B] y) { p = MatMul(x, w) e = Tanh(p) y = Reshape(e, s) }"
+    model = with_initializers(without_shape(model_of(text, opset, ir_version=7), "x"), s=np.array([-1, 2]))
+    gradient = refgrad.gradient(model, wrt=["x", "w"])
+    for x in (X, np.stack([X, 2 * X])):  # a matrix, a batch of them
+        grad = 1 - np.tanh(x @ W) ** 2
+        results = run(gradient, {"x": x, "w": W, "y_grad": np.ones((x.size // 3, 2), np.float32)})
+        np.testing.assert_allclose(results["x_grad"], grad @ W.T, rtol=1e-5)
+        np.testing.assert_allclose(results["w_grad"], x.reshape(-1, 3).T @ grad.reshape(-1, 2), rtol=1e-5)
+
+
 # Other models than a flat graph of the newest opset
 
 

@@ -200,3 +200,27 @@ def test_linear_models_of_scikit_learn_in_old_and_new_opsets(name: str, opset: i
             estimator, initial_types=kinds, target_opset={"": opset, ML: version}, **settings
         )
         assert_gradient(Case(name, model, feeds), directions=1, tolerance=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("opset", [12, 18])
+@pytest.mark.parametrize("name", LINEAR)
+def test_linear_models_of_scikit_learn_whose_input_has_no_shape(name: str, opset: int) -> None:
+    skl2onnx = pytest.importorskip("skl2onnx")
+    estimator, target, options = estimators()[name]()
+    estimator.fit(SAMPLES, target)
+    settings = {"options": {id(estimator): options}} if options else {}
+    kind = skl2onnx.common.data_types.FloatTensorType
+    bare, shaped = (
+        skl2onnx.convert_sklearn(estimator, initial_types=[("x", k)], target_opset={"": opset, ML: 1}, **settings)
+        for k in (kind(), kind([None, 4]))
+    )
+    assert not bare.graph.input[0].type.tensor_type.HasField("shape")
+    assert shaped.graph.input[0].type.tensor_type.HasField("shape")
+    # Differences vouch for the second model above.
+    feeds = {"x": np.random.default_rng(0).standard_normal((5, 4)).astype(np.float32)}
+    expected, got = (
+        dict(get_backend("numpy").prepare(refgrad.gradient(m, ["x"], cotangent="ones")).run(feeds))
+        for m in (shaped, bare)
+    )
+    np.testing.assert_allclose(got["x_grad"], expected["x_grad"], rtol=1e-6, atol=1e-7)

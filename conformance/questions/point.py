@@ -54,6 +54,12 @@ class Point:
         seeds_of, names = names_in(gradient)
         prepared = in_float64(model, names)
         inputs = graph_inputs(model.graph)
+        undeclared = [v.name for v in inputs if v.dtype is not None and v.shape is None and not v.has_default]
+        if feeds is None and undeclared:
+            raise FeedError(
+                f"Input {undeclared[0]!r} declares no shape, so that its value cannot be drawn at random: feed it "
+                "(--feeds, a .npz file of arrays by name)."
+            )
         if feeds is not None:
             given = dict(feeds)
             results, described = prepared.run(widened(given), seeds_of), "given"

@@ -22,7 +22,15 @@ from onnx import (
 from refgrad.errors import InvalidModelError
 from refgrad.forward.calls import Functions, keep_functions
 from refgrad.forward.inference import infer, ranks
-from refgrad.forward.normalise import _KEPT_OPSET, _MAP_OPSET, MIN_OPSET, _check, _has_sequences, _inlined
+from refgrad.forward.normalise import (
+    _KEPT_OPSET,
+    _MAP_OPSET,
+    MIN_OPSET,
+    _check,
+    _has_sequences,
+    _inlined,
+    declare_shapes,
+)
 from refgrad.forward.runtime_models import mend_runtime_model, replace_misplaced
 from refgrad.protos.reading import is_large, is_number, read, skeleton_of
 from refgrad.protos.types import FLOATS, Shape, element_type, type_of
@@ -128,7 +136,7 @@ class Graph:
     ) -> None:
         """Read `model` in `opset`, or in its own if that is later.
 
-        :param shapeless: inputs and outputs may lack a shape.
+        :param shapeless: outputs may lack a shape, also where none can be inferred.
         :param keep: leave the calls of functions that are called more than once.
         :param functions: those that it calls, of a model that holds none itself.
         """
@@ -150,6 +158,8 @@ class Graph:
         self.model = replace_misplaced(upgraded, lambda model: ranks(infer(self.functions.inlined(model))))
         self.refusals: dict[tuple[str, str], str] = {}  # operators whose function body does not cover a node: why not
         self.index()
+        if not shapeless:
+            declare_shapes(self.outputs, self._results)
 
     def index(self) -> None:
         """Read nodes, types and shapes off `self.model` (anew, after its nodes changed)."""

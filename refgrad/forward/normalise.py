@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import onnx
-from onnx import ModelProto
+from onnx import ModelProto, ValueInfoProto
 
 from refgrad.errors import InvalidModelError
 from refgrad.protos.fitting import refuse_misfits
 from refgrad.protos.inlining import inline_functions, refuse_recursion
-from refgrad.protos.types import opened
-from refgrad.protos.walk import checkable, graphs
+from refgrad.protos.types import UNNAMED, opened
+from refgrad.protos.walk import checkable, graphs, lacks_shape, with_shapes
 
 _MAP_OPSET = 17  # the first with SequenceMap
 _KEPT_OPSET = 17  # a function of this one or later never has to be converted
@@ -34,21 +36,34 @@ def _check(model: ModelProto, shapeless: bool = False) -> ModelProto:
             )
     refuse_recursion(model.functions)
     try:
-        onnx.checker.check_model(checkable(model) if shapeless else model)
+        onnx.checker.check_model(checkable(model) if shapeless else with_shapes(model))
     except onnx.checker.ValidationError as error:
         again = " It is a gradient in dialect 'ort': to differentiate again, make it in dialect 'onnx'."
         hint = again if any(node.op_type in _POOL_GRADIENTS for node in model.graph.node) else ""
-        for value in (*model.graph.input, *model.graph.output) if "'shape'" in str(error) else ():
-            if value.type.HasField("tensor_type") and not value.type.tensor_type.HasField("shape"):
-                hint = (
-                    f" {value.name!r} declares no shape: save what onnx.shape_inference.infer_shapes(model) returns, "
-                    "or declare its axes, by names where the sizes are not known."
-                )
         said = " ".join(str(error).split())
         raise InvalidModelError(f"onnx.checker refuses the model: {said}{hint}") from error
     if not shapeless:  # a body was looked at with its model
         refuse_misfits(model)
     return model
+
+
+def declare_shapes(outputs: Mapping[str, ValueInfoProto], inferred: Mapping[str, ValueInfoProto]) -> None:
+    """Give outputs that declare no shape the one that was inferred, in place.
+
+    :raises InvalidModelError: onnx infers no shape of such an output.
+    """
+    for name, value in outputs.items():
+        if not lacks_shape(value):
+            continue
+        if lacks_shape(inferred[name]):
+            raise InvalidModelError(
+                f"Output {name!r} declares no shape, and onnx.shape_inference infers none. Declare its axes, by names where "
+                "the sizes are not known."
+            )
+        value.type.CopyFrom(inferred[name].type)
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_param.startswith(UNNAMED):
+                dim.Clear()
 
 
 def _inlined(model: ModelProto) -> ModelProto:

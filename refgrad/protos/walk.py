@@ -141,8 +141,24 @@ def fresh(name: str, taken: set[str]) -> str:
     return name
 
 
+def lacks_shape(value: ValueInfoProto) -> bool:
+    """Whether `value` is declared as a tensor of unknown rank."""
+    return value.type.HasField("tensor_type") and not value.type.tensor_type.HasField("shape")
+
+
+def with_shapes(model: ModelProto) -> ModelProto:
+    """`model`, or where an input or an output declares no shape a copy for onnx's checker, which asks for one."""
+    if not any(map(lacks_shape, (*model.graph.input, *model.graph.output))):
+        return model
+    checked = ModelProto()
+    checked.CopyFrom(model)
+    for value in filter(lacks_shape, (*checked.graph.input, *checked.graph.output)):
+        value.type.tensor_type.shape.SetInParent()
+    return checked
+
+
 def checkable(model: ModelProto) -> ModelProto:
-    """A copy for onnx's checker, which asks every input and output for a shape: nobody else does."""
+    """A copy for onnx's checker, which asks every input and output for a type and a shape."""
     checked = ModelProto()
     checked.CopyFrom(model)
     for value in (*checked.graph.input, *checked.graph.output):
