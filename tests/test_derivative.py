@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import onnx
 import onnx.parser
@@ -452,8 +454,50 @@ def test_feeds_can_be_repeated():
     ],
 )
 def test_feeds_that_cannot_be_drawn(value):
-    with pytest.raises(FeedError, match="'x' is declared as no tensor of known rank"):
+    with pytest.raises(FeedError, match="'x' is not declared as a tensor of known rank"):
         random_feed([value])
+
+
+def described(kind, dims):
+    """An input as onnxruntime's sessions describe it."""
+    return SimpleNamespace(name="x", type=kind, shape=dims)
+
+
+@pytest.mark.parametrize("kind", [*DTYPES, TensorProto.STRING])
+def test_feeds_of_what_a_session_describes(kind):
+    np.random.seed(0)
+    [expected] = random_feed([helper.make_tensor_value_info("x", kind, ["N", None, 2])], batch=3).values()
+    np.random.seed(0)
+    name = TensorProto.DataType.Name(kind).lower()
+    [value] = random_feed([described(f"tensor({name})", ["N", None, 2])], batch=3).values()
+    assert value.tolist() == expected.tolist() or kind == TensorProto.FLOAT8E8M0  # it has no negative numbers, but nan
+    assert (value.dtype, value.shape) == (expected.dtype, expected.shape)
+
+
+@pytest.mark.parametrize(
+    "kind", ["seq(tensor(float))", "optional(tensor(float))", "sparse_tensor(float)", "tensor(no)"]
+)
+def test_feeds_of_what_no_session_takes_as_an_array(kind):
+    with pytest.raises(FeedError, match="'x' is not declared as a tensor of known rank: make its value yourself"):
+        random_feed([described(kind, [2])])
+
+
+def test_feeds_of_what_describes_no_input():
+    with pytest.raises(
+        FeedError, match=r"'x' describes no input: give model\.graph\.input, or session\.get_inputs\(\)"
+    ):
+        random_feed(["x"])
+
+
+def test_feeds_of_a_session():
+    onnxruntime = pytest.importorskip("onnxruntime")
+    made = onnx_derivative(ADD, dialect="onnx", options=DerivativeOptions.KeepOutputs)
+    session = onnxruntime.InferenceSession(made.SerializeToString(), providers=["CPUExecutionProvider"])
+    feeds = random_feed(session.get_inputs(), batch=4)
+    assert {name: value.shape for name, value in feeds.items()} == {
+        name: value.shape for name, value in random_feed(made.graph.input, batch=4).items()
+    }
+    assert len(session.run(None, feeds)) == len(made.graph.output)
 
 
 def test_the_names_of_the_documents_are_public():

@@ -342,8 +342,128 @@ def test_several_outputs():
     feeds = {"X": np.float32([[2]]), "label": np.float32([[1]])}
     for index in (2, "b"):
         made = refgrad.add_loss_output(two, output_index=index)
-        assert [v.name for v in made.graph.output] == ["loss", "a", "s", "b"]
+        assert [v.name for v in made.graph.output] == ["loss", "b"]
+        assert [node.op_type for node in made.graph.node] == ["Neg", "Sub", "Mul", "ReduceSum"]
         assert run(made, feeds)["loss"].item() == 9.0
+
+
+CLASSIFIER = """<ir_version: 8, opset_import: ["" : 15]>
+classifier (float[N, 3] X, bool c) => (int64[N] label, float[N, 2] y) <float[3, 2] coef = {0.5, -2, 3, 1, 0, 1}>
+{ product = MatMul(X, coef) y = Softmax(product) label = ArgMax <axis = 1, keepdims = 0> (y)
+  loss = Identity(label) unused = If(c) <then_branch = t () => (int64[N] weight) { weight = Neg(label) },
+    else_branch = e () => (int64[N] also) { also = Abs(loss) }> }"""
+
+
+@pytest.mark.parametrize("needed", [False, True], ids=["left out", "kept"])
+def test_results_that_are_called_as_the_label_get_another_name(needed):
+    """The first output of a classifier of skl2onnx is called `label`."""
+    source = model(CLASSIFIER)
+    plain = model(CLASSES)
+    if needed:  # the compared output needs the results whose names are taken, also within the subgraphs
+        plain = model(
+            CLASSIFIER.replace("y = Soft", "p = Soft")
+            .replace("(y)", "(p)")
+            .replace(
+                "}> }",
+                "}> "
+                "zero = Sub(unused, unused) column = Unsqueeze(zero, axes) none = Cast <to = 1> (column) y = Add(p, none) }",
+            )
+            .replace("<float[3, 2]", "<int64[1] axes = {1}, float[3, 2]")
+        )
+        source.CopyFrom(plain)
+        plain = model(CLASSES)
+    made = refgrad.add_loss_output(source, "log", output_index=1, weight_name="weight")
+    onnx.checker.check_model(made, full_check=True)
+    assert [value.name for value in made.graph.input] == ["X", "c", "label", "weight"]
+    assert [value.name for value in made.graph.output] == ["loss", "y"]
+    assert any(node.op_type == "If" for node in made.graph.node) is needed
+    expected = refgrad.add_loss_output(plain, "log", weight_name="weight")
+    feeds = draw(binary=True, weighted=True)
+    for backend in available():
+        got = run(made, feeds | {"c": np.array(True)}, backend)["loss"]
+        np.testing.assert_allclose(got, run(expected, feeds)["loss"], rtol=1e-6)
+    options = refgrad.DerivativeOptions.KeepOutputs | refgrad.DerivativeOptions.FillGrad
+    gradient, other = (
+        run(refgrad.onnx_derivative(m, options=options, dialect="onnx"), feeds | extra | weights_of(m))
+        for m, extra in ((made, {"c": np.array(True)}), (expected, {}))
+    )
+    np.testing.assert_allclose(gradient["coef_grad"], other["coef_grad"], rtol=1e-5, atol=1e-6)
+
+
+def weights_of(made):
+    return {"coef": numpy_helper.to_array(next(t for t in made.graph.initializer if t.name == "coef"))}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("opset", [12, 15, 18])
+@pytest.mark.parametrize("name", ["LogisticRegression", "SGDClassifier", "MLPClassifier"])
+def test_classifiers_of_scikit_learn(name, opset):
+    skl2onnx = pytest.importorskip("skl2onnx")
+    from sklearn import linear_model, metrics, neural_network
+
+    settings = {
+        "SGDClassifier": {"loss": "log_loss", "alpha": 1.0},
+        "MLPClassifier": {"hidden_layer_sizes": (4,), "max_iter": 20},
+    }
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(30, 3)).astype(np.float32)
+    y = (x[:, 0] + rng.normal(size=30) > 0).astype(np.int64)
+    kind = getattr(neural_network if name == "MLPClassifier" else linear_model, name)
+    classifier = kind(**settings.get(name, {}), random_state=0).fit(x, y)
+    made = skl2onnx.to_onnx(classifier, x[:1], target_opset={"": opset, "ai.onnx.ml": 1}, options={"zipmap": False})
+    assert made.graph.output[0].name == "label"
+    loss = refgrad.add_loss_output(made, "log", output_index=1, reduction="mean", label_type=np.int64)
+    feeds = {"X": x, "label": y[:, None]}
+    for backend in available():
+        got = run(loss, feeds, backend)["loss"].item()
+        assert got == pytest.approx(metrics.log_loss(y, classifier.predict_proba(x)), rel=1e-5)
+    assert_gradient(Case(name, loss, feeds, wrt=("X",), outputs=("loss",)), tolerance=1e-5)
+    gradient = refgrad.onnx_derivative(loss, inputs=["X"], options=refgrad.DerivativeOptions.Zero, dialect="onnx")
+    assert gradient.graph.output[0].name == "X_grad"
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("penalty", PENALTIES)
+@pytest.mark.parametrize("score", SCORES)
+def test_the_mean_divides_the_sum_of_the_scores_by_their_number(score, penalty, weighted):
+    forward, made, feeds = case(score, penalty, weighted, "double")
+    settings = {"weight_name": "weight" if weighted else None, "penalty": PENALTIES[penalty][0]}
+    mean = refgrad.add_loss_output(forward, score, reduction="mean", **settings)
+    onnx.checker.check_model(mean, full_check=True)
+    extra = PENALTIES[penalty][1](weights(forward))
+    expected = (run(made, feeds)["loss"].item() - extra) / ROWS + extra
+    for backend in available():
+        assert run(mean, feeds, backend)["loss"].item() == pytest.approx(expected, rel=1e-12)
+    assert_gradient(Case("mean", mean, feeds, outputs=("loss",)))
+
+
+@pytest.mark.parametrize("opset", [8, 13, 18])
+def test_the_mean_of_scores_of_any_rank(opset):
+    text = f'<ir_version: 8, opset_import: ["" : {opset}]> g (float[N, 2, 3] x) => (float[N, 2, 3] y) {{ y = Neg(x) }}'
+    made = refgrad.add_loss_output(model(text), reduction="mean")
+    x, y = (np.random.default_rng(k).normal(size=(4, 2, 3)).astype(np.float32) for k in (0, 1))
+    for backend in available():
+        loss = run(made, {"x": x, "label": y}, backend)["loss"]
+        assert loss.shape == (1, 1)
+        assert loss.item() == pytest.approx(np.mean((-x - y) ** 2), rel=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["int64", np.int32, np.uint8, bool, "float16", np.double])
+@pytest.mark.parametrize("score", ["log", "squared_error"])
+def test_the_label_may_have_another_type(score, kind):
+    forward = model(CLASSES if score == "log" else LINEAR)
+    made = refgrad.add_loss_output(forward, score, label_type=kind)
+    onnx.checker.check_model(made, full_check=True)
+    label = made.graph.input[1].type.tensor_type
+    assert helper.tensor_dtype_to_np_dtype(label.elem_type) == np.dtype(kind)
+    assert len(label.shape.dim) == 2
+    feeds = draw(binary=True)
+    expected = run(refgrad.add_loss_output(forward, score), feeds)["loss"]
+    for backend in available():
+        got = run(made, feeds | {"label": feeds["label"].astype(kind)}, backend)["loss"]
+        np.testing.assert_allclose(got, expected, rtol=1e-6)
+    names = [value.name for value in refgrad.gradient(made, outputs=["loss"]).graph.output]
+    assert ("label_grad" in names) is (np.dtype(kind).kind == "f")
 
 
 def test_the_model_of_the_caller_stays_as_it_is():
@@ -440,12 +560,20 @@ def test_a_penalty_by_itself(l1, l2, dtype):
     assert run(made, {"w": w})["penalty_w"].tolist() == [(l1 or 0) * 8 + (l2 or 0) * 16]
 
 
-def test_the_names_of_a_penalty_are_appended_to_those_that_exist():
-    names = ["w", "shape_w"]
+@pytest.mark.parametrize("kind", [list, set])
+def test_the_names_of_a_penalty_are_added_to_those_that_exist(kind):
+    names = kind(["w", "shape_w"])
     first = refgrad.penalty_loss_onnx("w", np.float32, 1.0, existing_names=names)[1]
     second = refgrad.penalty_loss_onnx("w", np.float32, 1.0, existing_names=names)[1]
     assert first[0].input[1] == "shape_w_2"
     assert not {n for node in first for n in node.output} & {n for node in second for n in node.output}
+    assert {n for node in (*first, *second) for n in node.output} < set(names)
+
+
+def test_the_names_that_exist_are_a_list_or_a_set():
+    assert refgrad.penalty_loss_onnx("w", np.float32, 1.0, existing_names=set())[1][-1].output[0] == "penalty_w"
+    with pytest.raises(OptionError, match="existing_names is a list or a set of names, not str"):
+        refgrad.penalty_loss_onnx("w", np.float32, 1.0, existing_names="w")
 
 
 # Bad input.
@@ -491,6 +619,10 @@ BAD = {
     "loss is taken": (small(), {"loss_name": "w"}, UnknownNameError, "'w' is taken"),
     "label is taken": (small(), {"label_name": "x"}, UnknownNameError, "'x' is taken"),
     "weight is taken": (small(), {"weight_name": "y"}, UnknownNameError, "'y' is taken"),
+    "reduction": (small(), {"reduction": "median"}, OptionError, "no reduction 'median'; there are 'sum', 'mean'"),
+    "reduction is a list": (small(), {"reduction": ["sum"]}, OptionError, r"no reduction \['sum'\]"),
+    "label of strings": (small(), {"label_type": str}, OptionError, "A label has a float or an integer type, not str"),
+    "label of no type": (small(), {"label_type": "colour"}, OptionError, "integer type, not 'colour'"),
     "twice the same": (small(), {"weight_name": "label"}, UnknownNameError, "'label' is taken"),
     "no name": (small(), {"loss_name": ""}, OptionError, "is a string, not ''"),
     "label is a list": (small(), {"label_name": ["label"]}, OptionError, r"is a string, not \['label'\]"),

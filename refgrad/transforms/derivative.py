@@ -6,6 +6,7 @@ import os
 from collections.abc import Collection, Iterable, Sequence
 from enum import Flag
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto, helper, numpy_helper
@@ -133,25 +134,58 @@ def onnx_derivative(
     return made
 
 
-def random_feed(inputs: Iterable[ValueInfoProto], batch: int = 10, empty_dimension: int = 1) -> dict[str, np.ndarray]:
+class SessionInput(Protocol):
+    """An input as `onnxruntime.InferenceSession.get_inputs()` describes it."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+
+    @property
+    def type(self) -> str:
+        """Its type, `tensor(float)` for one."""
+
+    @property
+    def shape(self) -> Sequence[int | str | None]:
+        """Its dimensions; of an unknown rank onnxruntime says what it says of a scalar."""
+
+
+def random_feed(
+    inputs: Iterable[ValueInfoProto | SessionInput], batch: int = 10, empty_dimension: int = 1
+) -> dict[str, np.ndarray]:
     """Random arrays for the inputs of a graph, {name: array}, of the types and shapes that they declare.
 
     Floats are normally distributed, integers lie between 0 and 9 (as far as their type goes), strings are digits. They come
     from NumPy's global generator: `np.random.seed` makes them repeatable.
 
-    :param inputs: the inputs, `model.graph.input` for one.
+    :param inputs: the inputs, `model.graph.input` or `session.get_inputs()` of an onnxruntime.InferenceSession.
     :param batch: the first dimension where it is unknown; a dimension of the same name has the same size everywhere.
     :param empty_dimension: any other dimension that is unknown, and those that are 0.
-    :raises FeedError: an input that is no tensor, or declares no shape.
+    :raises FeedError: an input that is no tensor, or declares no shape, or something that describes no input.
     """
     sizes: dict[str, int] = {}
-    return {value.name: _random(value, batch, empty_dimension, sizes) for value in inputs}
+    return {value.name: _random(value, batch, empty_dimension, sizes) for value in map(_as_proto, inputs)}
+
+
+def _as_proto(value: ValueInfoProto | SessionInput) -> ValueInfoProto:
+    if isinstance(value, ValueInfoProto):
+        return value
+    if not all(hasattr(value, name) for name in ("name", "type", "shape")):
+        raise FeedError(
+            f"{value!r} describes no input: give model.graph.input, or session.get_inputs() of an InferenceSession."
+        )
+    prefix, element = value.type.removesuffix(")").split("(", 1) if "(" in value.type else ("", "")
+    kind = dict(TensorProto.DataType.items()).get(element.upper())
+    if prefix != "tensor" or kind is None:
+        return ValueInfoProto(name=value.name)
+    dims = [None if isinstance(dim, int) and dim < 0 else dim for dim in value.shape]
+    return helper.make_tensor_value_info(value.name, kind, dims)
 
 
 def _random(value: ValueInfoProto, batch: int, empty_dimension: int, sizes: dict[str, int]) -> np.ndarray:
     tensor = value.type.tensor_type
     if not value.type.HasField("tensor_type") or not tensor.elem_type or not tensor.HasField("shape"):
-        raise FeedError(f"Input {value.name!r} is declared as no tensor of known rank: make its value yourself.")
+        raise FeedError(f"Input {value.name!r} is not declared as a tensor of known rank: make its value yourself.")
     shape = []
     for axis, dim in enumerate(tensor.shape.dim):
         if dim.HasField("dim_value"):

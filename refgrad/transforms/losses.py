@@ -15,14 +15,15 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import onnx
-from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from refgrad.errors import InvalidModelError, OptionError, UnknownNameError, choices, did_you_mean
 from refgrad.forward.graph import Graph
 from refgrad.protos.domains import ASSUMED_OPSET
 from refgrad.protos.reading import CONSTANT, is_number, read
 from refgrad.protos.types import FLOATS, Shape, is_unnamed
-from refgrad.protos.walk import graphs, names_of, versions_of
+from refgrad.protos.walk import fresh, graphs, names_of, versions_of
+from refgrad.transforms.selection import select_model_inputs_outputs
 
 _LOWEST_OPSET = 8  # operands are broadcast from 7 on, Max and Min too from this one
 _LOWEST_IR = 4  # before it, every initializer is an input
@@ -36,9 +37,12 @@ def add_loss_output(
     weight_name: str | None = None,
     penalty: Mapping[str, Mapping[str, float] | float] | None = None,
     output_index: int | str | None = None,
+    *,
+    reduction: str = "sum",
+    label_type: Any = None,
     **kwargs: float,
 ) -> ModelProto:
-    """The model with one more output in front, the loss [1, 1], and one more input, the label, shaped as the output.
+    """The model with the loss [1, 1] as its first output and the label, shaped as the compared output, as one more input.
 
     With f(x) the output, y the label, w the weights (1 where there are none) and θ the penalized tensors:
     loss = Σᵢ wᵢ·score(f(xᵢ), yᵢ) + Σ_θ l1·Σ|θ| + l2·Σθ². The scores:
@@ -50,20 +54,30 @@ def add_loss_output(
       the class 1; the label has one column, 0 or 1. p is clipped to [eps, 1 − eps], so neither logarithm is infinite. eps
       is 1e-6 by default, in 16-bit types the distance of 1 to the next number; beyond the bounds the derivative is 0.
 
-    The loss and the label have the type of the output. The numbers it is made of are marked as no weights.
+    The loss has the type of the output, and so has the label unless `label_type` gives it another one. The result returns
+    the loss and the compared output; the other outputs are left out, with the nodes that only they need. A result within
+    the model that has the name of the loss, the label or the weights gets another name: classifiers of skl2onnx call one
+    `label`. The numbers that the loss is made of are marked: they are not weights.
+
     Where the documented graph is wrong, this one is right: the weights of the rows, [N], are put in a column before they
     multiply scores of [N, 1] (which would broadcast to [N, N]); the loss of an output that is no matrix is reshaped to [1, 1].
+    The documented log loss is the mean over the rows of an INT64 label: reduction="mean", label_type="int64".
     The caller's model is not modified.
 
     :param onx: a model, or the path of one (external data is referenced, not read). Opset 8 or newer.
     :param weight_name: name of an input to add, one weight per row of the output; None for no weights.
     :param penalty: {name: {"l1": a, "l2": b}}, or {name: b} for l2 alone, of float inputs and initializers.
     :param output_index: position or name of the output that is compared; needed where there are several.
+    :param reduction: "sum": the loss is the sum of the weighted scores; "mean": their sum divided by their number (not by
+        the sum of the weights). Penalties are added to either.
+    :param label_type: the NumPy type of the label, a float, an integer or bool; None for the type of the output.
     :param kwargs: l1_weight and l2_weight ("elastic"), eps ("log").
     :raises InvalidModelError: the model cannot be read, is refused by onnx, or is older than opset 8.
-    :raises OptionError: an unknown score or setting, several outputs without output_index, a penalty that is no number or
-        zero, an output that is no float tensor of known rank; for "log", one that has not two columns.
-    :raises UnknownNameError: an output or a penalized tensor that does not exist, or a new name that is taken.
+    :raises OptionError: an unknown score, setting or reduction, several outputs without output_index, a penalty that is no
+        number or zero, an output that is no float tensor of known rank, a label that is no number; for "log", an output that
+        has not two columns.
+    :raises UnknownNameError: an output or a penalized tensor that does not exist, or a new name that an input, an
+        initializer or the compared output has.
 
     >>> import onnx.parser, refgrad
     >>> line = onnx.parser.parse_model(
@@ -74,6 +88,8 @@ def add_loss_output(
     (['x', 'label'], ['loss', 'y'])
     """
     score, settings = _score(score_name, kwargs)
+    if not isinstance(reduction, str) or reduction not in REDUCTIONS:
+        raise OptionError(f"There is no reduction {reduction!r}; there are {choices(REDUCTIONS)}.")
     source = read(onx)
     if versions_of(source).get("", ASSUMED_OPSET) < _LOWEST_OPSET:
         raise InvalidModelError(
@@ -87,22 +103,18 @@ def add_loss_output(
         raise OptionError(
             f"A loss compares a float tensor of known rank, which output {output!r} is not declared to be."
         )
+    label_kind = kind if label_type is None else _number_type(label_type)
     shape = tuple(None if is_unnamed(dim) else dim for dim in shape)
-    taken = names_of(source.graph) | {node.name for inner in graphs(source.graph) for node in inner.node}
+    made = ModelProto()
+    made.CopyFrom(source)
+    new = [loss_name, label_name, *([weight_name] if weight_name is not None else [])]
+    taken = _make_room(made, new, output)
     writer = _Writer(kind, taken)
-    names: list[object] = [loss_name, label_name, *([weight_name] if weight_name is not None else [])]
-    for name in names:
-        if not isinstance(name, str) or not name:
-            raise OptionError(f"The name of an input or an output is a string, not {name!r}.")
-        if name in writer.taken:
-            raise UnknownNameError(
-                f"The name {name!r} is taken: the loss, the label and the weights have names of their own."
-            )
-        writer.taken.add(name)
-    inputs = {label_name: _label_shape(score, output, shape)}
+    inputs = {label_name: (label_kind, _label_shape(score, output, shape))}
     if weight_name is not None:
-        inputs[weight_name] = shape[:1]
-    scores = score(writer, output, label_name, **settings)
+        inputs[weight_name] = kind, shape[:1]
+    label = label_name if label_kind == kind else writer.node("Cast", label_name, name=f"cast_{label_name}", to=kind)
+    scores = score(writer, output, label, **settings)
     if weight_name is not None:
         if len(shape) > 1:
             column = writer.constant("shape_weight", [-1] + [1] * (len(shape) - 1), TensorProto.INT64)
@@ -111,24 +123,66 @@ def add_loss_output(
             column = weight_name
         scores = writer.node("Mul", scores, column, name="loss_diff_weight")
     penalties = [_penalty(writer, graph, name, given) for name, given in (penalty or {}).items()]
-    _total(writer, scores, penalties, loss_name, is_matrix=len(shape) == 2)
+    _total(writer, REDUCTIONS[reduction], scores, penalties, loss_name, is_matrix=len(shape) == 2)
 
-    made = ModelProto()
-    made.CopyFrom(source)
     if "" not in versions_of(source):
         made.opset_import.append(helper.make_opsetid("", ASSUMED_OPSET))
     made.ir_version = max(made.ir_version, _LOWEST_IR)
     made.graph.node.extend(writer.nodes)
     made.graph.initializer.extend(writer.constants)
-    made.graph.input.extend(helper.make_tensor_value_info(name, kind, dims) for name, dims in inputs.items())
+    made.graph.input.extend(helper.make_tensor_value_info(name, of, dims) for name, (of, dims) in inputs.items())
     outputs = list(made.graph.output)
     del made.graph.output[:]
-    made.graph.output.extend((helper.make_tensor_value_info(loss_name, kind, [1, 1]), *outputs))
-    return made
+    made.graph.output.append(helper.make_tensor_value_info(loss_name, kind, [1, 1]))
+    made.graph.output.extend(value for value in outputs if value.name == output)
+    if len(outputs) == 1:
+        return made
+    return select_model_inputs_outputs(made, inputs=[value.name for value in made.graph.input])
+
+
+def _make_room(model: ModelProto, new: Sequence[object], output: str) -> set[str]:
+    """Free the names in `new`: a value within `model` that has one gets another name. All names that are taken then.
+
+    :raises UnknownNameError: an input, an initializer or the compared `output` has one of them, or two are the same.
+    """
+    graph = model.graph
+    taken = names_of(graph) | {node.name for inner in graphs(graph) for node in inner.node}
+    fixed = {output, *(value.name for value in graph.input), *(tensor.name for tensor in graph.initializer)}
+    fixed.update(tensor.values.name for tensor in graph.sparse_initializer)
+    for name in new:
+        if not isinstance(name, str) or not name:
+            raise OptionError(f"The name of an input or an output is a string, not {name!r}.")
+        if name in fixed:
+            raise UnknownNameError(
+                f"The name {name!r} is taken: the loss, the label and the weights have names of their own."
+            )
+        fixed.add(name)
+    renamed = {name: fresh(name, taken) for name in sorted(taken.intersection(map(str, new)))}
+    if renamed:
+        _rename(graph, renamed)
+    return taken | fixed
+
+
+def _rename(graph: GraphProto, names: Mapping[str, str]) -> None:
+    """Give values and nodes in `graph` and its subgraphs other names."""
+    for inner in graphs(graph):
+        tensors = [*inner.initializer, *(sparse.values for sparse in inner.sparse_initializer)]
+        named: list[Any] = [*inner.input, *inner.output, *inner.value_info, *tensors, *inner.node]
+        for one in named:
+            one.name = names.get(one.name, one.name)
+        for node in inner.node:
+            node.input[:] = [names.get(name, name) for name in node.input]
+            node.output[:] = [names.get(name, name) for name in node.output]
+        for annotation in inner.quantization_annotation:
+            annotation.tensor_name = names.get(annotation.tensor_name, annotation.tensor_name)
 
 
 def penalty_loss_onnx(
-    name: str, dtype: Any, l1: float | None = None, l2: float | None = None, existing_names: list[str] | None = None
+    name: str,
+    dtype: Any,
+    l1: float | None = None,
+    l2: float | None = None,
+    existing_names: list[str] | set[str] | None = None,
 ) -> tuple[list[TensorProto], list[NodeProto]]:
     """The initializers and the nodes of l1·Σ|w| + l2·Σw², shape [1], of the tensor `name`; the last output is the penalty.
 
@@ -137,14 +191,20 @@ def penalty_loss_onnx(
     :param dtype: the NumPy type of the tensor, a float.
     :param l1: weight of the sum of absolute values; None or 0 for none.
     :param l2: weight of the sum of squares; None or 0 for none.
-    :param existing_names: names that are taken; those that the result uses are appended.
-    :raises OptionError: no float type, a weight that is no finite number, or no weight at all.
+    :param existing_names: names that are taken, a list or a set; those that the result uses are added to it.
+    :raises OptionError: no float type, a weight that is no finite number, no weight at all, or existing_names that are neither
+        a list nor a set.
     """
     kind = _float_type(dtype)
-    taken = existing_names if existing_names is not None else []
+    taken = [] if existing_names is None else existing_names
+    if not isinstance(taken, list | set):
+        raise OptionError(f"existing_names is a list or a set of names, not {type(taken).__name__}.")
     writer = _Writer(kind, set(taken))
     _penalize(writer, name, l1, l2)
-    taken.extend(sorted(writer.taken.difference(taken)))
+    if isinstance(taken, set):
+        taken |= writer.taken
+    else:
+        taken += sorted(writer.taken.difference(taken))
     return writer.constants, writer.nodes
 
 
@@ -249,6 +309,9 @@ SCORES: dict[str, tuple[Callable[..., str], tuple[str, ...]]] = {  # and its set
 }
 
 
+REDUCTIONS = {"sum": "ReduceSum", "mean": "ReduceMean"}
+
+
 def _score(name: object, settings: Mapping[str, float]) -> tuple[Callable[..., str], dict[str, float]]:
     if not isinstance(name, str) or name not in SCORES:
         raise OptionError(f"There is no score {name!r}; there are {choices(SCORES)}.")
@@ -334,12 +397,12 @@ def _penalize(op: _Writer, name: str, l1: float | None, l2: float | None) -> str
     return op.node("Add", *reversed(parts), name=f"penalty_{name}") if both else parts[0]
 
 
-def _total(op: _Writer, scores: str, penalties: Sequence[str], loss: str, is_matrix: bool) -> None:
-    """The sum of the scores and the penalties, as [1, 1]."""
+def _total(op: _Writer, reduce: str, scores: str, penalties: Sequence[str], loss: str, is_matrix: bool) -> None:
+    """The sum or the mean of the scores plus the penalties, as [1, 1]."""
     if is_matrix and not penalties:
-        op.end("ReduceSum", scores, output=loss)
+        op.end(reduce, scores, output=loss)
         return
-    summed = op.node("ReduceSum", scores, name="loss_diff")
+    summed = op.node(reduce, scores, name="loss_diff")
     shape = op.constant("shapevect", [-1, 1], TensorProto.INT64)
     if not penalties:
         op.end("Reshape", summed, shape, output=loss)
@@ -350,6 +413,16 @@ def _total(op: _Writer, scores: str, penalties: Sequence[str], loss: str, is_mat
     whole = op.node("Reshape", whole, shape, name="penalty_reshape")
     summed = op.node("Reshape", summed, shape, name="loss_reshape")
     op.end("Add", whole, summed, output=loss)
+
+
+def _number_type(dtype: Any) -> int:
+    try:
+        kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    except (TypeError, ValueError) as error:
+        raise OptionError(f"A label has a float or an integer type, not {dtype!r}.") from error
+    if kind not in FLOATS and np.dtype(dtype).kind not in "iub":
+        raise OptionError(f"A label has a float or an integer type, not {np.dtype(dtype).name}.")
+    return int(kind)
 
 
 def _float_type(dtype: Any) -> int:
