@@ -88,7 +88,7 @@ def add_loss_output(
     (['x', 'label'], ['loss', 'y'])
     """
     score, settings = _score(score_name, kwargs)
-    if not isinstance(reduction, str) or reduction not in REDUCTIONS:
+    if reduction not in tuple(REDUCTIONS):  # a list is none of them, and cannot be looked up
         raise OptionError(f"There is no reduction {reduction!r}; there are {choices(REDUCTIONS)}.")
     source = read(onx)
     if versions_of(source).get("", ASSUMED_OPSET) < _LOWEST_OPSET:
