@@ -10,7 +10,6 @@ import numpy as np
 import onnx
 from onnx import ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto, helper, numpy_helper
 
-from refgrad.conformance.questions.feeds import is_float
 from refgrad.forward.functions import call_functions
 from refgrad.protos.domains import MICROSOFT
 from refgrad.protos.inlining import inline_functions
@@ -20,6 +19,7 @@ from refgrad.tables.schemas import find_schema
 
 SHAPES = ("static", "symbolic", "unknown")
 NODE = "node"  # what the node of a case is called
+_FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 
 @dataclass(frozen=True)
@@ -76,6 +76,11 @@ class Case:
         """Whether every input is declared with its size."""
         tensors = (value.type.tensor_type for value in self.model.graph.input)
         return all(dim.HasField("dim_value") for tensor in tensors for dim in tensor.shape.dim)
+
+
+def is_float(array: Any) -> bool:
+    """Whether an array holds floats that have a derivative: float16, bfloat16, float32 or float64."""
+    return isinstance(array, np.ndarray | np.generic) and array.dtype.name in _FLOATS
 
 
 def qualified(node: NodeProto) -> str:

@@ -13,10 +13,10 @@ import pytest
 
 import refgrad
 from refgrad.backends import available, get_backend
-from refgrad.conformance.case import Case
+from refgrad.conformance.case import Case, is_float
 from refgrad.conformance.cases import every_case
 from refgrad.conformance.oracles.central import directional
-from refgrad.conformance.questions.feeds import is_float, widened
+from refgrad.conformance.questions.feeds import widened
 from refgrad.errors import BackendError
 from refgrad.forward.normalise import MIN_OPSET
 from refgrad.protos.types import FLOATS

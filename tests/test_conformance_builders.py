@@ -15,9 +15,9 @@ from refgrad.backends import available
 from refgrad.conformance.case import Case, node_case
 from refgrad.conformance.oracles import Built, Directional, get_oracle
 from refgrad.conformance.questions.question import Question, ask
-from refgrad.conformance.running.builders import BUILDERS, build, get_builder, version
-from refgrad.conformance.running.executors import executors, get_executor, run
-from refgrad.conformance.running.executors import version as version_of_executor
+from refgrad.conformance.systems.builders import BUILDERS, build, get_builder, version
+from refgrad.conformance.systems.executors import executors, get_executor, run
+from refgrad.conformance.systems.executors import version as version_of_executor
 from refgrad.errors import AnswerError, BackendError, BuilderError, FeedError, OptionError
 
 INSTALLED = [name for name, builder in BUILDERS.items() if not builder.missing()]

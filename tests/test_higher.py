@@ -16,9 +16,9 @@ from onnx import ModelProto, numpy_helper, parser
 import refgrad
 from refgrad.backends import get_backend
 from refgrad.cli import main
-from refgrad.conformance.case import Case
+from refgrad.conformance.case import Case, is_float
 from refgrad.conformance.oracles.central import directional
-from refgrad.conformance.questions.feeds import is_float, widened
+from refgrad.conformance.questions.feeds import widened
 from refgrad.errors import NoGradientError, OptionError, RefgradError, UnknownNameError
 from refgrad.tables import registry
 

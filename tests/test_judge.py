@@ -13,9 +13,9 @@ from refgrad.conformance.judging.judge import Candidate, judge
 from refgrad.conformance.oracles import Directional, Elementwise, Property, Silent
 from refgrad.conformance.questions.question import ask
 from refgrad.conformance.running import runner
-from refgrad.conformance.running.builders import build
-from refgrad.conformance.running.executors import run
 from refgrad.conformance.running.runner import ORACLES
+from refgrad.conformance.systems.builders import build
+from refgrad.conformance.systems.executors import run
 
 RNG = np.random.default_rng(3)
 CASE = node_case("MatMul", *(RNG.standard_normal((3, 3)).astype(np.float32) for _ in "AB"), opset=21)

@@ -22,7 +22,7 @@ from refgrad.conformance.oracles.field import Field
 from refgrad.conformance.oracles.program import Program
 from refgrad.conformance.questions.point import ShapeMovedError
 from refgrad.conformance.questions.question import Question, ask
-from refgrad.conformance.running.builders import build
+from refgrad.conformance.systems.builders import build
 from refgrad.errors import BackendError, FeedError, RefgradError
 from refgrad.tables.registry import RULES
 

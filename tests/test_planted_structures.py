@@ -17,7 +17,7 @@ from refgrad.conformance.oracles import Evidence
 from refgrad.conformance.questions.point import in_float64
 from refgrad.conformance.questions.question import ask
 from refgrad.conformance.running import runner
-from refgrad.conformance.running.builders import build
+from refgrad.conformance.systems.builders import build
 from refgrad.errors import RefgradError
 from refgrad.reverse.emit import Emitter
 from refgrad.rules.control_flow import If, Loop, Scan

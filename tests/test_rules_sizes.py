@@ -6,8 +6,7 @@ import pytest
 from checking import assert_gradient, by_operator
 from onnx import ModelProto
 
-from refgrad.conformance.case import Case
-from refgrad.conformance.questions.feeds import is_float
+from refgrad.conformance.case import Case, is_float
 
 FEW = 3  # cases of an operator with an unknown batch
 

@@ -18,7 +18,7 @@ from refgrad.backends import get_backend
 from refgrad.conformance import Case, strategies
 from refgrad.conformance.oracles import Directional, get_oracle
 from refgrad.conformance.questions.question import ask
-from refgrad.conformance.running.builders import build
+from refgrad.conformance.systems.builders import build
 from refgrad.errors import OptionError, RefgradError
 from refgrad.reverse.emit import Emitter
 from refgrad.tables.registry import RULES, Rule

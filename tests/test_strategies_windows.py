@@ -16,7 +16,7 @@ from refgrad.conformance import Case, strategies
 from refgrad.conformance.case import node_case
 from refgrad.conformance.oracles import Directional, get_oracle
 from refgrad.conformance.questions.question import ask
-from refgrad.conformance.running.builders import build
+from refgrad.conformance.systems.builders import build
 from refgrad.errors import OptionError
 from refgrad.protos.domains import MICROSOFT
 

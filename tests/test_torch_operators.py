@@ -9,11 +9,10 @@ import pytest
 from checking import by_operator
 
 from refgrad.backends import get_backend
-from refgrad.conformance.case import Case
+from refgrad.conformance.case import Case, is_float
 from refgrad.conformance.oracles import Elementwise, get_oracle
-from refgrad.conformance.questions.feeds import is_float
 from refgrad.conformance.questions.question import ask
-from refgrad.conformance.running.builders import build
+from refgrad.conformance.systems.builders import build
 
 pytest.importorskip("torch")
 from refgrad.conformance.oracles.tables.torch_table import TABLE

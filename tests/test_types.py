@@ -8,10 +8,9 @@ import pytest
 from checking import by_operator
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from refgrad.conformance.case import Case
+from refgrad.conformance.case import Case, is_float
 from refgrad.conformance.cases.quantization import rounded
 from refgrad.conformance.judging.check import AGREED, DISAGREED, FAILED, check
-from refgrad.conformance.questions.feeds import is_float
 from refgrad.tables.registry import BODY, RULES
 
 TYPES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)

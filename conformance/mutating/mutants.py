@@ -33,8 +33,8 @@ from refgrad.conformance.mutating.survivors import Equivalent, equivalents
 from refgrad.conformance.oracles import Built, Evidence
 from refgrad.conformance.questions.point import largest
 from refgrad.conformance.questions.question import ask
-from refgrad.conformance.running.builders import build
 from refgrad.conformance.running.runner import ORACLES, testify
+from refgrad.conformance.systems.builders import build
 from refgrad.errors import OptionError, RefgradError, did_you_mean
 from refgrad.reverse.emit import Emitter
 from refgrad.tables.registry import RULES

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from refgrad.conformance.questions.evidence import Evidence, Oracle, Silent, elements
 from refgrad.conformance.questions.point import in_float64
 from refgrad.conformance.questions.question import Question
-from refgrad.conformance.running.builders import build, get_builder
+from refgrad.conformance.systems.builders import build, get_builder
 
 NAME = "onnx-ad"
 _TRUSTED = 1e-6  # relative: its constants are in the model's type

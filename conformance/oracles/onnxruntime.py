@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from refgrad.conformance.questions.evidence import Evidence, Oracle, Silent, elements
 from refgrad.conformance.questions.point import rounding
 from refgrad.conformance.questions.question import Question
-from refgrad.conformance.running.builders import build, get_builder
-from refgrad.conformance.running.executors import run
+from refgrad.conformance.systems.builders import build, get_builder
+from refgrad.conformance.systems.executors import run
 from refgrad.errors import RefgradError
 
 NAME = "onnxruntime"

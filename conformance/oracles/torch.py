@@ -12,8 +12,9 @@ import onnx
 from onnx import NodeProto, numpy_helper
 
 from refgrad.backends.numpy import NumpyBackend
+from refgrad.conformance.case import is_float
 from refgrad.conformance.questions.evidence import Elementwise, Evidence, Oracle, Silent
-from refgrad.conformance.questions.feeds import is_float, widened
+from refgrad.conformance.questions.feeds import widened
 from refgrad.conformance.questions.point import largest, with_defaults
 from refgrad.conformance.questions.question import Question
 from refgrad.errors import BackendError

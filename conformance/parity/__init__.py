@@ -7,9 +7,10 @@ cotangents, and both builders differentiate that. Only the training wheel has th
 from refgrad.conformance.parity.cases import REGISTERED, table
 from refgrad.conformance.parity.kept import Kept, Saved
 from refgrad.conformance.parity.models import WholeModel, measure_model, whole_models
-from refgrad.conformance.parity.pair import LOSS, Pair, build, with_loss
+from refgrad.conformance.parity.pair import Pair, build
 from refgrad.conformance.parity.values import compare_values, farthest, run
 from refgrad.conformance.parity.verdicts import ParityRow, counts, grounds, measure, reason, survey, unexplained
+from refgrad.conformance.systems.training_form import LOSS, with_loss
 
 __all__ = [
     "LOSS",

@@ -12,6 +12,7 @@ from onnx import ModelProto
 from refgrad.conformance import cases
 from refgrad.conformance.case import NODE, Case
 from refgrad.conformance.running.nodemodels import excluded, node_models
+from refgrad.conformance.systems.training_form import TRAINING_OUTPUTS
 from refgrad.forward.normalise import MIN_OPSET
 from refgrad.protos.types import FLOATS
 from refgrad.protos.walk import versions_of
@@ -45,7 +46,6 @@ PART = {
 PARTLY = frozenset(("Clip", "Dropout", "FakeQuant", "Pad", "Pow"))  # it has no gradient for some of their float inputs
 # What the conformance suite compares: conventions, limits and rare forms, and what ONNX Runtime's builder has nothing for.
 APART = ("control_flow", "kinks", "rare", "sequence", "special")
-TRAINING_OUTPUTS = {"GRU": 3, "LSTM": 5}  # how many outputs the training form of an operator has
 
 
 def table() -> Iterator[tuple[str, Case]]:

@@ -11,8 +11,9 @@ import onnx
 
 from refgrad.backends import get_backend
 from refgrad.conformance.oracles.central import directional
-from refgrad.conformance.parity.pair import LOSS, Pair
+from refgrad.conformance.parity.pair import Pair
 from refgrad.conformance.questions.feeds import widened
+from refgrad.conformance.systems.training_form import LOSS
 from refgrad.errors import WorkerError
 from refgrad.worker import Worker
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from refgrad.backends.base import Value, check_feeds
+from refgrad.conformance.case import is_float
 from refgrad.errors import FeedError, choices, did_you_mean
 
 SIZE = 4  # of a dimension that is not declared
@@ -17,12 +18,6 @@ SIZE = 4  # of a dimension that is not declared
 # Where float inputs are drawn from, in this order until every output is finite: anywhere; where Log, Sqrt, Pow, Acos and
 # Atanh are defined; where Acosh is.
 DOMAINS = ("normal", "between 0 and 1", "above 1")
-_FLOATS = ("float16", "bfloat16", "float32", "float64")
-
-
-def is_float(array: Any) -> bool:
-    """Whether an array holds floats that have a derivative: float16, bfloat16, float32 or float64."""
-    return isinstance(array, np.ndarray | np.generic) and array.dtype.name in _FLOATS
 
 
 def widened(feeds: Mapping[str, Any]) -> dict[str, Any]:

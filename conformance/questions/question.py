@@ -11,8 +11,8 @@ import numpy as np
 from onnx import ModelProto, numpy_helper
 
 from refgrad.backends.base import describe, graph_inputs
-from refgrad.conformance.case import Case
-from refgrad.conformance.questions.feeds import is_float, widened
+from refgrad.conformance.case import Case, is_float
+from refgrad.conformance.questions.feeds import widened
 from refgrad.conformance.questions.point import in_float64
 from refgrad.errors import FeedError, choices
 from refgrad.protos.types import FLOATS

@@ -18,8 +18,8 @@ from refgrad.conformance.judging.judge import Candidate, judge
 from refgrad.conformance.judging.verdicts import ResultRow
 from refgrad.conformance.oracles import Built, Evidence, Property, Silent, get_oracle
 from refgrad.conformance.questions.question import Question, ask
-from refgrad.conformance.running.builders import attempt
-from refgrad.conformance.running.executors import run
+from refgrad.conformance.systems.builders import attempt
+from refgrad.conformance.systems.executors import run
 from refgrad.errors import AnswerError, BuilderError, WorkerError
 from refgrad.worker import SECONDS, Worker
 

@@ -11,13 +11,13 @@ from typing import Any
 from refgrad.conformance.case import Case
 from refgrad.conformance.judging.verdicts import ResultRow
 from refgrad.conformance.oracles import get_oracle
-from refgrad.conformance.running import builders, executors
-from refgrad.conformance.running.builders import get_builder
 from refgrad.conformance.running.cluster import run_on_cluster
-from refgrad.conformance.running.executors import get_executor
 from refgrad.conformance.running.journal import Journal
 from refgrad.conformance.running.results import About, Results
 from refgrad.conformance.running.runner import Plan, in_lanes, run_case
+from refgrad.conformance.systems import builders, executors
+from refgrad.conformance.systems.builders import get_builder
+from refgrad.conformance.systems.executors import get_executor
 from refgrad.errors import OptionError
 
 Progress = Callable[[int, int, str], None]  # how many cases are done, of how many, and the last one's name

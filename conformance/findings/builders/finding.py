@@ -9,8 +9,8 @@ from onnx import ModelProto
 from refgrad.conformance.case import Case
 from refgrad.conformance.findings.finding import TRAINING, VERSIONS, Arrays, equal
 from refgrad.conformance.questions.question import Question
-from refgrad.conformance.running.builders import build
-from refgrad.conformance.running.executors import run
+from refgrad.conformance.systems.builders import build
+from refgrad.conformance.systems.executors import run
 from refgrad.errors import WorkerError
 from refgrad.worker import Worker
 

@@ -24,7 +24,8 @@ from refgrad.backends.onnxruntime import DISTRIBUTIONS
 from refgrad.conformance.questions.evidence import Built
 from refgrad.conformance.questions.point import with_defaults
 from refgrad.conformance.questions.question import Question
-from refgrad.conformance.running.executors import imported, installed, version_of_module
+from refgrad.conformance.systems.executors import imported, installed, version_of_module
+from refgrad.conformance.systems.training_form import LOSS, as_it_trains, with_loss
 from refgrad.errors import AnswerError, BuilderError, OptionError, RefgradError, choices, did_you_mean
 from refgrad.protos.domains import MICROSOFT
 from refgrad.protos.walk import attribute_value, checkable, versions_of
@@ -177,8 +178,6 @@ def _raw(question: Question) -> Built:
 
     A BatchNormalization in inference stays as it is, and is refused.
     """
-    from refgrad.conformance.parity.pair import LOSS, as_it_trains, with_loss  # only here: it is slow to import
-
     # A broadcast product of empty tensors is more than it can do.
     plain = [name for name, cotangent in question.cotangents.items() if not cotangent.size]
     model = with_loss(ortbuilder.readable(question.model), question.cotangents, plain)
