@@ -16,6 +16,7 @@ from refgrad.protos.inlining import inline_functions
 from refgrad.protos.walk import versions_of
 from refgrad.tables.definitions import DEFINITIONS
 from refgrad.tables.schemas import find_schema
+from refgrad.tables.signatures import SIGNATURES
 
 SHAPES = ("static", "symbolic", "unknown")
 NODE = "node"  # what the node of a case is called
@@ -219,6 +220,10 @@ def _output_types(
     }
     types |= {t.name: helper.make_tensor_type_proto(t.data_type, list(t.dims)) for t in initializers}
     data = {t.name: t for t in initializers}
+    if (domain, op_type) in SIGNATURES:
+        signature = SIGNATURES[domain, op_type]
+        like = next(types[called[k]].tensor_type.elem_type for k in signature.floats if called[k] in types)
+        return {n: (kind or like, None) for n, kind in zip(produced, signature.types, strict=False)}
     if (domain, op_type) in DEFINITIONS:
         inferred = _through_the_body(node, types)
     else:

@@ -62,6 +62,10 @@ class UnknownOperatorError(RuleError, AttributeError):
     """A rule or a lowering uses an operator, a primitive or a method of `op` that does not exist."""
 
 
+class PluginError(RefgradError):
+    """A module that brings operators of another package cannot be imported."""
+
+
 class FeedError(RefgradError):
     """Feeds with a wrong name, shape or dtype, or without an input that has no default."""
 

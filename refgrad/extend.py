@@ -1,23 +1,48 @@
-"""What the author of a rule for a custom operator imports.
+"""What the author of an operator imports. One module is enough for an operator of your own (docs/add_an_operator.md).
 
-A rule needs the operator's schema (`onnx.defs.register_schema`); its parameters are bound to the schema's names.
-
->>> import onnx.defs
 >>> from refgrad.extend import rule
->>> F = onnx.defs.OpSchema.FormalParameter
->>> onnx.defs.register_schema(
-...     onnx.defs.OpSchema(
-...         "Square", "my.domain", 1, inputs=[F("x", "T")], outputs=[F("y", "T")],
-...         type_constraints=[("T", ["tensor(float)", "tensor(double)"], "")],
-...     )
-... )
 >>> @rule("Square", domain="my.domain")
 ... def square(op, d_y, x):
 ...     "dx = 2·x·dy"
 ...     return op.Mul(op.Mul(x, 2.0), d_y)
+
+An operator of a domain of your own needs no schema: the signature of its rule says that Square has an input x and an output
+y. Where there is one (`onnx.defs.register_schema`), the parameters are bound to its names.
 """
 
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
 from refgrad.reverse.emit import Emitter
+from refgrad.tables.extensions import case, forward, no_derivative, strategy, zero
 from refgrad.tables.registry import lowering, rule
 
-__all__ = ["Emitter", "lowering", "rule"]
+__all__ = [
+    "Emitter",
+    "case",
+    "forward",
+    "kernel",
+    "lowering",
+    "no_derivative",
+    "rule",
+    "strategy",
+    "zero",
+]
+
+
+def kernel(*op_types: str, domain: str = "", **options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register the decorated function as what computes an operator on refgrad's interpreter, in NumPy.
+
+    Its positional parameters are the inputs (None where absent), its keyword-only ones the attributes. It returns an array,
+    or a tuple of them. The options are those of `refgrad.backends.numpy.registry.kernel`: `since`, `in_float32`, `fresh`,
+    `replace`.
+
+    :raises RuleError: an operator has a kernel already, and `replace` is not given.
+    """
+    from refgrad.backends.numpy import registry  # here, since a rule alone does not need the interpreter
+
+    if not domain or domain.startswith(("ai.onnx", "com.microsoft")):
+        registry.kernels()  # so that what is replaced is there
+    return registry.kernel(*op_types, domain=domain, **options)

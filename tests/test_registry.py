@@ -46,14 +46,6 @@ def test_an_unknown_name_in_wrt_is_refused_with_the_inputs():
             """Not this one."""
 
 
-def test_an_operator_without_schema_is_told_to_register_one():
-    with pytest.raises(RuleError, match=r"Nothing has no schema in domain 'my\.domain'.*onnx\.defs\.register_schema"):
-
-        @rule("Nothing", domain="my.domain")
-        def nothing(op, d_y):
-            """Not this one."""
-
-
 @pytest.mark.parametrize("result", [("a",), ("a", "b", "c"), "a"])
 def test_a_rule_that_returns_too_few_or_too_many_adjoints_is_named(result):
     @rule("Mul", replace=True)

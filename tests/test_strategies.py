@@ -187,6 +187,6 @@ def test_without_hypothesis_the_error_says_what_to_install(monkeypatch: pytest.M
     for name in [name for name in sys.modules if name.startswith("refgrad.conformance.strategies.")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "hypothesis", None)
-    strategies._registry.cache_clear()
+    strategies._import_families.cache_clear()
     with pytest.raises(OptionError, match=r"pip install 'refgrad\[conformance\]'"):
         strategies.operators()

@@ -24,6 +24,7 @@ import onnx
 from onnx import numpy_helper
 
 from refgrad.backends.base import describe
+from refgrad.tables import plugins
 from refgrad.tables.once import once, qualified
 
 KernelFunction = TypeVar("KernelFunction", bound=Callable[..., Any])
@@ -183,6 +184,7 @@ def kernel(
 
 def find(domain: str, op_type: str, opset: int) -> Kernel | None:
     """Our kernel for that operator at that version of its domain, if there is one."""
+    plugins.load()
     return next((k for k in reversed(_all().get((domain, op_type), [])) if k.since <= opset), None)
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Mapping
-from functools import cache
+from collections.abc import Collection, Mapping
+from functools import cache, partial
 
-from refgrad.conformance.case import Case
+from refgrad.conformance.case import Case, node_case
+from refgrad.tables import extensions, plugins
 
 # What a family has beside `cases`: another type, models that round, and where a runtime is wrong or ends the process.
 FURTHER = {"control_flow": "apart", "linear": "in_double", "quantization": "rounded", "recurrent": "apart"}
@@ -22,7 +23,23 @@ def every_case() -> tuple[Case, ...]:
 def families() -> Mapping[str, tuple[Case, ...]]:
     """The cases of every family by its name, with those in `FURTHER`."""
     further = {name: getattr(importlib.import_module(f"{__name__}.{name}"), table)() for name, table in FURTHER.items()}
-    return {name: (*cases, *further.get(name, ())) for name, cases in _families().items()}
+    return {name: (*cases, *further.get(name, ())) for name, cases in _families().items()} | dict(_of_packages())
+
+
+def built_in() -> Collection[str]:
+    """The names of the families of this package."""
+    return _families().keys()
+
+
+def _of_packages() -> dict[str, tuple[Case, ...]]:
+    """The cases that other packages register, by the module that does."""
+    plugins.load()
+    found: dict[str, tuple[Case, ...]] = {}
+    for entry in extensions.CASES:
+        make = partial(node_case, entry.op_type, domain=entry.domain, **({"opset": 1} if entry.domain else {}))
+        made = tuple(entry.function(make))
+        found[entry.function.__module__] = found.get(entry.function.__module__, ()) + made
+    return found
 
 
 @cache

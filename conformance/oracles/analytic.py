@@ -17,6 +17,7 @@ import numpy as np
 from refgrad.conformance.case import qualified
 from refgrad.conformance.oracles.program import execute
 from refgrad.protos.walk import captured, subgraphs
+from refgrad.tables import extensions
 
 STEP = 1e-20  # h: no difference is taken, so nothing cancels (Squire & Trapp 1998)
 
@@ -63,6 +64,9 @@ def call(node: Any, inputs: Values, around: Mapping[str, Any] | None = None) -> 
         except (ValueError, TypeError, IndexError, AttributeError) as error:  # a form of an older opset
             raise NotAnalyticError(f"this form of {name} has no complex forward: {error}") from error
         return results if isinstance(results, tuple) else (results,)
+    entry = extensions.FORWARDS.get((node.onnx_node.domain, node.op_type))
+    if entry is not None and entry.options["analytic"]:
+        return execute(node, inputs)
     raise NotAnalyticError(f"{name} has no complex forward")
 
 

@@ -26,6 +26,7 @@ from refgrad.protos.inlining import INLINED, inline_functions
 from refgrad.protos.types import FLOATS, type_of
 from refgrad.protos.upgrade import upgrade
 from refgrad.protos.walk import import_domain, subgraphs, versions_of
+from refgrad.tables import extensions
 from refgrad.tables.definitions import DEFINITIONS
 
 SAME = 1e-9  # two forwards compute one function: by how much they may differ, relative to the largest element
@@ -58,7 +59,7 @@ class Program:
         try:
             if kept is not None:
                 model = _expanded(model, kept)
-            self._evaluator = ReferenceEvaluator(model, new_ops=_OWN)
+            self._evaluator = ReferenceEvaluator(model, new_ops=[*_OWN, *_of_packages()])
         except Exception as error:  # whatever a constructor of onnx.reference raises, it does not know the model
             raise BackendError(f"onnx.reference does not take the model: {_line(error)}.") from error
         self._nodes = _needed(self._evaluator.rt_nodes_, self.outputs)
@@ -286,6 +287,19 @@ class Scan(OpRun):
 
 
 _OWN = [AffineGrid, Erf, Gelu, GlobalLpPool, MaxRoiPool, Scan]
+
+
+def _of_packages() -> list[type[OpRun]]:
+    """The forwards that other packages register."""
+    return [_implementation(entry) for entry in extensions.FORWARDS.values()]
+
+
+def _implementation(entry: extensions.Entry) -> type[OpRun]:
+    def run(self: OpRun, *inputs: Any, **attributes: Any) -> tuple[Any, ...]:
+        results = entry.function(*inputs, **attributes)
+        return results if isinstance(results, tuple) else (results,)
+
+    return type(entry.op_type, (OpRun,), {"op_domain": entry.domain, "_run": run})
 
 
 @cache

@@ -24,7 +24,7 @@ from onnx import ModelProto, NodeProto, OptionalProto, SequenceProto, TensorProt
 
 from refgrad.backends.base import ModelLike, check_feeds, graph_inputs, graph_outputs, load_model
 from refgrad.conformance.case import Case
-from refgrad.conformance.cases import families
+from refgrad.conformance.cases import built_in, families
 from refgrad.conformance.questions.feeds import random_feeds
 from refgrad.conformance.running.nodemodels import excluded, node_models
 from refgrad.errors import FeedError, OptionError, UnknownNameError, choices, did_you_mean
@@ -45,11 +45,16 @@ _VALUES = 8  # integers that a name spells out
 def tables() -> Iterator[Case]:
     """The cases of `cases/`, each question once."""
     found = (
-        replace(case, name=_plain(case), provenance=case.provenance or f"refgrad.conformance.cases.{family}")
+        replace(case, name=_plain(case), provenance=case.provenance or _module(family))
         for family, cases in families().items()
         for case in cases
     )
     return _named_apart(list(found))
+
+
+def _module(family: str) -> str:
+    """Where the cases of a family are: that of another package is called by its module."""
+    return f"refgrad.conformance.cases.{family}" if family in built_in() else family
 
 
 def node_tests() -> Iterator[Case]:

@@ -21,6 +21,7 @@ import numpy as np
 
 from refgrad.conformance.case import SHAPES, Case
 from refgrad.errors import OptionError, choices, did_you_mean
+from refgrad.tables import plugins
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
@@ -70,16 +71,21 @@ def operators() -> tuple[str, ...]:
     return tuple(sorted(_registry()))
 
 
-@cache
 def _registry() -> dict[str, Entry]:
     try:
-        for module in pkgutil.iter_modules(__path__):
-            importlib.import_module(f"{__name__}.{module.name}")
-        from refgrad.conformance.strategies.drawing import REGISTRY
+        _import_families()
+        from refgrad.conformance.strategies.drawing import REGISTRY, of_packages
     except ModuleNotFoundError as error:
         if error.name != "hypothesis":
             raise
         raise OptionError(
             "The strategies need hypothesis, which is not installed: pip install 'refgrad[conformance]'."
         ) from error
-    return REGISTRY
+    plugins.load()
+    return REGISTRY | of_packages()
+
+
+@cache
+def _import_families() -> None:
+    for module in pkgutil.iter_modules(__path__):
+        importlib.import_module(f"{__name__}.{module.name}")

@@ -26,6 +26,7 @@ from hypothesis.strategies import DrawFn, SearchStrategy
 
 from refgrad.conformance.case import SHAPES, Case, node_case
 from refgrad.errors import OptionError, choices
+from refgrad.tables import extensions
 from refgrad.tables.schemas import find_schema
 
 T = TypeVar("T")
@@ -319,6 +320,17 @@ def strategy(
         return function
 
     return register
+
+
+def of_packages() -> dict[str, Entry]:
+    """The strategies that other packages register, by the operator with its domain."""
+    found = {}
+    for entry in extensions.STRATEGIES.values():
+        ranked, kinks = bool(entry.options.get("ranked")), bool(entry.options.get("kinks"))
+        newest = _versions(entry.domain, entry.op_type)[-1]
+        declared = SHAPES[:2] if ranked else SHAPES
+        found[entry.operator] = Entry(entry.operator, entry.function, newest, newest, kinks, declared)
+    return found
 
 
 @cache

@@ -6,12 +6,14 @@ import io
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from typing import Annotated
 
 import typer
 
 from refgrad.cli import conformance, derivatives, listings, recipe, running
 from refgrad.cli.output import AGREES, INTERRUPTED, REFUSED
 from refgrad.errors import RefgradError
+from refgrad.tables import plugins
 
 app = typer.Typer(
     help="Reverse-mode differentiation of ONNX models: a model goes in, a model of its gradient comes out.",
@@ -43,6 +45,20 @@ app.add_typer(conformance.app, name="conformance")
 app.add_typer(recipe.app, name="recipe")
 
 
+@app.callback()
+def every_command(
+    modules: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--import",
+            metavar="MODULE",
+            help="Import a module that registers operators, before or after the name of any command. May be repeated.",
+        ),
+    ] = None,
+) -> None:
+    """Show the option in --help: `main` takes it off every command line."""
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; the exit code. Whatever goes wrong is one message on stderr."""
     if arguments is None:
@@ -55,7 +71,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 stream.reconfigure(errors="replace")
         signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
-        app(arguments, prog_name="refgrad")
+        modules, others = plugins.split_arguments(sys.argv[1:] if arguments is None else arguments)
+        with plugins.importing(modules):
+            app(others, prog_name="refgrad")
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else AGREES
     except KeyboardInterrupt:
@@ -63,5 +81,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except RefgradError as error:
         print(f"refgrad: {error}", file=sys.stderr)
     except Exception as error:  # a bug of ours or a failure of the system: no traceback, but all that is known
-        print(f"refgrad: unexpected {type(error).__name__}: {error}", file=sys.stderr)
+        said = [f"unexpected {type(error).__name__}: {error}", *getattr(error, "__notes__", ())]
+        print(f"refgrad: {' '.join(said)}", file=sys.stderr)
     return REFUSED

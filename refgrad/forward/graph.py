@@ -43,6 +43,7 @@ from refgrad.protos.walk import (
     subgraphs,
     versions_of,
 )
+from refgrad.tables import plugins
 from refgrad.tables.registry import CALLS, STRUCTURES, Structure
 
 _MAYBE = FLOATS | {0}  # element types of what may carry a derivative: 0 is unknown
@@ -140,6 +141,7 @@ class Graph:
         :param keep: leave the calls of functions that are called more than once.
         :param functions: those that it calls, of a model that holds none itself.
         """
+        plugins.load()
         self.source = read(model)
         self._open: frozenset[str] = frozenset()
         self.apart = {t.name: t for t in self.source.graph.initializer if is_large(t) or t.name in self._overridable}

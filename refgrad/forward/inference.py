@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Collection, Set
 
 import onnx
-from onnx import GraphProto, ModelProto, helper
+from onnx import GraphProto, ModelProto, TensorProto, helper
 
 from refgrad.errors import InvalidModelError
 from refgrad.forward.functions import call_functions
+from refgrad.protos.domains import ASSUMED_OPSET
 from refgrad.protos.types import UNNAMED, Type, dimension, held_by, is_container, type_of, unname
-from refgrad.protos.walk import graphs, subgraphs
+from refgrad.protos.walk import every_node, graphs, subgraphs
 from refgrad.tables.definitions import DEFINITIONS
+from refgrad.tables.signatures import SIGNATURES
 
 _CUT = "/made"  # what is added to the name of a sequence where a node makes it, for inference
+_RANKLESS = "refgrad.rankless"  # the name of a shape of unknown size, for inference
 
 
 def infer(model: ModelProto) -> GraphProto:
@@ -34,8 +37,11 @@ def infer(model: ModelProto) -> GraphProto:
         for node in graph.node:  # where the attribute is absent onnx infers the shape of the two-sided transform
             if (node.domain, node.op_type) == ("", "STFT") and all(a.name != "onesided" for a in node.attribute):
                 node.attribute.append(helper.make_attribute("onesided", 1))
+    typed = _type_by_signatures(anonymous)
     try:
         inferred = _infer_through_bodies(anonymous)
+        if typed:
+            _forget_inputs(inferred, (_RANKLESS,))
         cut: set[str] = set()
         for looped in (True, False):  # what a Loop makes first: the others follow from it
             if found := _cut_sequences(anonymous.graph, inferred, looped):
@@ -52,11 +58,48 @@ def _joined_again(graph: GraphProto, cut: Set[str]) -> GraphProto:
         node.output[:] = [name.removesuffix(_CUT) for name in node.output]
     values = [value for value in graph.value_info if not value.name.endswith(_CUT)]
     values += [value for value in graph.input if value.name in cut]
-    inputs = [value for value in graph.input if value.name not in cut]
-    del graph.value_info[:], graph.input[:]
+    del graph.value_info[:]
     graph.value_info.extend(values)
-    graph.input.extend(inputs)
+    _forget_inputs(graph, cut)
     return graph
+
+
+def _forget_inputs(graph: GraphProto, names: Collection[str]) -> None:
+    inputs = [value for value in graph.input if value.name not in names]
+    del graph.input[:]
+    graph.input.extend(inputs)
+
+
+def _type_by_signatures(model: ModelProto) -> bool:
+    """Make what operators without a schema give a Reshape of the input that has its type, in place; whether there are some.
+
+    The shape to which it is reshaped has an unknown size, so onnx infers the element type and nothing more.
+    """
+    if not any((node.domain, node.op_type) in SIGNATURES for node in every_node(model)):
+        return False
+    for graph in graphs(model.graph):
+        declared = {v.name for v in (*graph.value_info, *graph.output) if v.type.WhichOneof("value")}
+        nodes = []
+        for node in graph.node:
+            nodes.append(node)
+            signature = SIGNATURES.get((node.domain, node.op_type))
+            if signature is None:
+                continue
+            like = next((node.input[k] for k in signature.floats if k < len(node.input) and node.input[k]), "")
+            for kind, name in zip(signature.types, node.output, strict=False):
+                if like and name and name not in declared:
+                    made = f"{name}{_CUT}" if kind else name
+                    nodes.append(helper.make_node("Reshape", [like, _RANKLESS], [made]))
+                    if kind:
+                        nodes.append(helper.make_node("Cast", [made], [name], to=kind))
+            node.output[:] = [name if name in declared else "" for name in node.output]
+        nodes = [node for node in nodes if any(node.output)]
+        del graph.node[:]
+        graph.node.extend(nodes)
+    if all(imported.domain not in ("", "ai.onnx") for imported in model.opset_import):
+        model.opset_import.append(helper.make_opsetid("", ASSUMED_OPSET))
+    model.graph.input.append(helper.make_tensor_value_info(_RANKLESS, TensorProto.INT64, [None]))
+    return True
 
 
 def _cut_sequences(graph: GraphProto, inferred: GraphProto, looped: bool) -> set[str]:

@@ -11,7 +11,8 @@ from refgrad.errors import InvalidModelError
 from refgrad.protos.fitting import refuse_misfits
 from refgrad.protos.inlining import inline_functions, refuse_recursion
 from refgrad.protos.types import UNNAMED, opened
-from refgrad.protos.walk import checkable, graphs, lacks_shape, with_shapes
+from refgrad.protos.walk import checkable, every_node, graphs, lacks_shape, with_shapes
+from refgrad.tables.signatures import SIGNATURES
 
 _MAP_OPSET = 17  # the first with SequenceMap
 _KEPT_OPSET = 17  # a function of this one or later never has to be converted
@@ -44,6 +45,7 @@ def _check(model: ModelProto, shapeless: bool = False) -> ModelProto:
         raise InvalidModelError(f"onnx.checker refuses the model: {said}{hint}") from error
     if not shapeless:  # a body was looked at with its model
         refuse_misfits(model)
+        _refuse_misfits_of_signatures(model)
     return model
 
 
@@ -64,6 +66,26 @@ def declare_shapes(outputs: Mapping[str, ValueInfoProto], inferred: Mapping[str,
         for dim in value.type.tensor_type.shape.dim:
             if dim.dim_param.startswith(UNNAMED):
                 dim.Clear()
+
+
+def _refuse_misfits_of_signatures(model: ModelProto) -> None:
+    """Refuse a node that does not fit the signature of its operator, which onnx.checker does not know.
+
+    :raises InvalidModelError: there is one.
+    """
+    if not SIGNATURES:
+        return
+    functions = {(f.domain, f.name) for f in model.functions}
+    for node in every_node(model):
+        signature = SIGNATURES.get((node.domain, node.op_type))
+        if signature is None or (node.domain, node.op_type) in functions:
+            continue
+        if misfit := signature.misfit(node):
+            name = node.name or next(filter(None, node.output), "")
+            raise InvalidModelError(
+                f"Node {name!r} is not a valid {node.domain}.{node.op_type}: {misfit}. "
+                f"The operator is {signature}, says {signature.where}."
+            )
 
 
 def _inlined(model: ModelProto) -> ModelProto:

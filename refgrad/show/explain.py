@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from refgrad.errors import UnknownNameError, did_you_mean
+from refgrad.tables import plugins
 from refgrad.tables.kinks import KINKS
 from refgrad.tables.operators import classify
 from refgrad.tables.registry import RULES, STRUCTURES
@@ -36,6 +37,7 @@ def explain(operator: str) -> Explanation:
 
     :raises UnknownNameError: neither onnx nor a rule knows such an operator.
     """
+    plugins.load()
     domain, _, op_type = operator.rpartition(".")
     if domain == "ai.onnx":
         domain = ""

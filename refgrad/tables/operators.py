@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import onnx
 
+from refgrad.tables import plugins
 from refgrad.tables.registry import BODY, NO_DERIVATIVE, RULES, STRUCTURES, ZERO
 from refgrad.tables.schemas import schemas
 
@@ -70,6 +71,7 @@ def classify(domain: str, op_type: str) -> Operator:
 
 def operators() -> tuple[Operator, ...]:
     """Every operator with a schema, or with a rule, by name."""
+    plugins.load()
     keys = {(schema.domain, schema.name) for schema in schemas()} | set(RULES)
     return tuple(sorted((classify(*key) for key in keys), key=lambda o: (o.operator.count("."), o.operator)))
 

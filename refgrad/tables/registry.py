@@ -11,13 +11,15 @@ from dataclasses import dataclass, field
 from dataclasses import replace as with_fields
 from typing import Any
 
+import onnx
 from onnx.defs import OpSchema
 
-from refgrad.errors import RuleError
+from refgrad.errors import RuleError, did_you_mean
 from refgrad.protos.walk import attribute_value
-from refgrad.tables.once import once, qualified
+from refgrad.tables.once import once, place, qualified
 from refgrad.tables.primitives import PRIMITIVES
 from refgrad.tables.schemas import find_schema
+from refgrad.tables.signatures import SIGNATURES, declare, read_signature, with_list
 
 _FLOAT_TYPES = frozenset(("tensor(float)", "tensor(double)", "tensor(float16)", "tensor(bfloat16)"))
 DIALECTS = ("onnx", "ort")
@@ -47,6 +49,7 @@ class Rule:
     broadcast: bool
     parameters: tuple[str, ...]
     refused: Mapping[str, str] = field(default_factory=dict)
+    by_name: frozenset[str] = frozenset()  # the parameters that are keyword-only
     _refuses: dict[int, dict[int, str]] = field(default_factory=dict, repr=False)
     _bound: dict[int, tuple[tuple[Read, ...], tuple[tuple[int, bool], ...]]] = field(default_factory=dict, repr=False)
 
@@ -66,7 +69,7 @@ class Rule:
     def bind(self, opset: int) -> tuple[tuple[Read, ...], tuple[tuple[int, bool], ...]]:
         """For the operator's version in `opset`: what each parameter reads, and (position, variadic) per entry of `wrt`."""
         if opset not in self._bound:
-            newest = _schema(self.op_type, self.domain)
+            newest = find_schema(self.op_type, self.domain)
             schema = find_schema(self.op_type, self.domain, opset)
             reads = tuple(_bind(self, name, schema, newest) for name in self.parameters if name != "**")
             if "**" in self.parameters:
@@ -156,6 +159,7 @@ def rule(
     wrt: Sequence[str] | None = None,
     broadcast: bool = False,
     refused: Mapping[str, str] | None = None,
+    outputs: Sequence[str] | None = None,
     replace: bool = False,
 ) -> Callable[[Function], Function]:
     """Register the decorated function as the reverse-mode rule of an operator.
@@ -164,21 +168,35 @@ def rule(
     their names (None where an optional input is absent; an optional output that the node leaves out is added to it;
     variadic ones are lists), `d_<output>` for the cotangent of an output (None where nothing depends on that output and
     the operator has several), attributes with the schema's default, and `**attributes` for all that no parameter names.
-    It returns one adjoint per name in `wrt`, or None for a zero one.
+    It returns one adjoint per name in `wrt`, or None for a zero one. Attributes may be keyword-only.
 
-    :param wrt: the differentiable inputs; by default those whose type may be float, in the schema's order.
+    An operator of a domain of your own needs no schema: the signature of its rule is the schema (refgrad.tables.signatures).
+
+    :param wrt: the differentiable inputs; by default those whose type may be float, in the schema's order. Without a schema
+        all inputs are.
     :param broadcast: each adjoint has the shape of the broadcast output; the sweep sums it down to the input's.
     :param refused: inputs with a derivative that the rule does not give, and why: a path through one is refused. The
         derivative by any other input that is not in `wrt` is zero.
+    :param outputs: the outputs of an operator without a schema, as ("y", "mask?:bool"), where the parameters d_<output> do
+        not say all. A question mark makes one optional, a type follows a colon.
     :param replace: take the place of a rule that the operator has already; without it a second one is refused.
     :raises RuleError: the operator has no schema, a parameter or a name in `wrt` or `refused` is not in it, or the
         operator has a rule.
     """
 
     def register(function: Function) -> Function:
-        schema = _schema(op_type, domain)
+        schema, known = find_schema(op_type, domain), None
+        if schema is None or (domain, op_type) in SIGNATURES:
+            _refuse_unknown(op_type, domain)
+            known = read_signature(op_type, domain, function, wrt, outputs)
+            schema = known.schema
+        elif outputs is not None:
+            raise RuleError(
+                f"{op_type} has a schema, which says what its outputs are: leave out `outputs` of the rule."
+            )
         signature = list(inspect.signature(function).parameters.values())
         names = tuple("**" if p.kind is p.VAR_KEYWORD else p.name for p in signature[1:])
+        by_name = frozenset(p.name for p in signature[1:] if p.kind is p.KEYWORD_ONLY)
         inputs = {p.name: p for p in schema.inputs}
         for argument, given in (("wrt", wrt or ()), ("refused", refused or ())):
             for name in given:
@@ -187,12 +205,22 @@ def rule(
                         f"The rule for {op_type} has {name!r} in {argument}; the inputs are {', '.join(inputs)}."
                     )
         differentiable = tuple(wrt or (p.name for p in schema.inputs if _FLOAT_TYPES & _types(schema, p.type_str)))
-        made = Rule(op_type, domain, function, differentiable, broadcast, names, refused or {})
+        called = function if known is None else with_list(function)
+        made = Rule(op_type, domain, called, differentiable, broadcast, names, refused or {}, by_name)
         for name in names:
             if name != "**":
                 _bind(made, name, schema, schema)
         before = RULES.get((domain, op_type))
         once("rule", qualified(domain, op_type), before and before.function, function, replace)
+        for kind, table in (("zero", ZERO), ("no", NO_DERIVATIVE)):
+            if not replace and (domain, op_type) in table:
+                raise RuleError(
+                    f"{qualified(domain, op_type)} is declared to have {kind} derivative: {table[domain, op_type]}. Say with "
+                    f"replace=True that {place(function)} takes its place."
+                )
+            table.pop((domain, op_type), None)
+        if known is not None:
+            declare(known)
         RULES[domain, op_type] = made
         return function
 
@@ -233,15 +261,15 @@ def lowering(primitive: str, dialect: str = "onnx", *, replace: bool = False) ->
     return register
 
 
-def _schema(op_type: str, domain: str) -> Any:
-    schema = find_schema(op_type, domain)
-    if schema is None:
-        where = f"domain {domain!r}" if domain else "ai.onnx"
-        raise RuleError(
-            f"{op_type} has no schema in {where}: register one first with onnx.defs.register_schema "
-            "(its names are what the parameters of the rule are bound to)."
-        )
-    return schema
+def _refuse_unknown(op_type: str, domain: str) -> None:
+    """Refuse an operator of ai.onnx that onnx does not know: its name is misspelt, or it belongs elsewhere."""
+    if domain and not f"{domain}.".startswith("ai.onnx."):
+        return
+    known = {schema.name for schema in onnx.defs.get_all_schemas() if schema.domain == domain}
+    raise RuleError(
+        f"{domain or 'ai.onnx'} has no operator {op_type!r}.{did_you_mean(op_type, known)} "
+        'An operator of your own belongs in a domain of your own: rule(..., domain="my.domain").'
+    )
 
 
 def _types(schema: OpSchema, type_str: str) -> frozenset[str]:
@@ -267,17 +295,25 @@ def _bind(made: Rule, name: str, schema: OpSchema, newest: OpSchema) -> Read:
     ):
         for position, parameter in enumerate(parameters):
             if name == prefix + parameter.name:
+                if name in made.by_name:
+                    raise RuleError(
+                        f"The rule for {made.op_type} has the {kind} {name!r} as a keyword-only parameter: only attributes "
+                        "may be that. Move it before the star."
+                    )
                 return Read(kind, parameter.name, position, _is_variadic(parameter))
+    by_name = name in made.by_name
     if name in schema.attributes:
         default = schema.attributes[name].default_value
         value = attribute_value(default) if default.name else None
         was_attribute = any(name == p.name for p in newest.inputs)
-        return Read("constant" if was_attribute else "attribute", name, default=value)
+        return Read("keyword" if by_name else "constant" if was_attribute else "attribute", name, default=value)
     if any(name == p.name for p in newest.inputs):
         return Read("absent", name)
     if name in newest.attributes:
         default = newest.attributes[name].default_value
-        return Read("absent", name, default=attribute_value(default) if default.name else None)
+        return Read(
+            "keyword" if by_name else "absent", name, default=attribute_value(default) if default.name else None
+        )
     raise RuleError(
         f"The rule for {made.op_type} has a parameter {name!r}, which its schema does not know. Inputs: "
         f"{', '.join(p.name for p in newest.inputs)}; outputs (cotangents with d_): "

@@ -1,0 +1,125 @@
+"""Operators of other packages: modules that register them are imported once, before the first model is read.
+
+A package names such a module by an entry point of the group `refgrad.operators`; a user names one in the environment variable
+REFGRAD_IMPORT (several are separated by commas) or by `--import` on the command line, which sets that variable. Processes that
+are started from here inherit it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+
+from refgrad.errors import OptionError, PluginError
+
+GROUP = "refgrad.operators"
+VARIABLE = "REFGRAD_IMPORT"
+OPTION = "--import"
+
+_turn = threading.RLock()
+_loaded: str | None = None  # the value of VARIABLE whose modules are imported; None before the first time
+_loading = False
+
+
+def load() -> None:
+    """Import the modules that register operators, unless they are imported already.
+
+    :raises PluginError: one cannot be imported.
+    """
+    global _loaded, _loading
+    wanted = os.environ.get(VARIABLE, "")
+    if wanted == _loaded:
+        return
+    with _turn:
+        if _loading or wanted == _loaded:  # a module that reads a model while it is imported
+            return
+        _loading = True
+        try:
+            if _loaded is None:
+                _load_entry_points()
+            for module in _modules(wanted):
+                _import(module)
+            _loaded = wanted
+        finally:
+            _loading = False
+
+
+def _load_entry_points() -> None:
+    from importlib import metadata  # here, since `import refgrad` shall not pay for it
+
+    for point in metadata.entry_points(group=GROUP):
+        try:
+            point.load()
+        except (Exception, SystemExit) as error:
+            owner = f"the package {point.dist.name} {point.dist.version}" if point.dist else "a package"
+            raise PluginError(
+                f"The operators of {owner} cannot be loaded: its entry point {point.name!r} of the group {GROUP!r} is "
+                f"{point.value!r}, and that raised {_said(error)} Mend or uninstall that package."
+            ) from error
+
+
+def _import(module: str) -> None:
+    here = os.getcwd()  # as for `python -m`; processes that are started from here search it too
+    if here not in sys.path and "" not in sys.path:
+        sys.path.append(here)
+    try:
+        import_module(module)
+    except (Exception, SystemExit) as error:
+        raise PluginError(
+            f"The module {module!r}, named by {OPTION} or {VARIABLE}, cannot be imported: {_said(error)} "
+            "Give the name of an installed module, or of one in the current folder, as in my_package.operators."
+        ) from error
+
+
+def _said(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(". ") + "."
+
+
+def _modules(text: str) -> list[str]:
+    return list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+
+
+def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The modules that `--import` names anywhere on a command line, and the other arguments.
+
+    :raises OptionError: `--import` has no module behind it.
+    """
+    modules: list[str] = []
+    others: list[str] = []
+    rest = iter(arguments)
+    for argument in rest:
+        if argument == "--":
+            others += [argument, *rest]
+        elif argument == OPTION or argument.startswith(f"{OPTION}="):
+            module = argument.partition("=")[2] if "=" in argument else next(rest, "")
+            if not module or module.startswith("-"):
+                raise OptionError(f"{OPTION} takes the name of a module, as in {OPTION} my_package.operators.")
+            modules += _modules(module)
+        else:
+            others.append(argument)
+    return modules, others
+
+
+@contextmanager
+def importing(modules: Iterable[str]) -> Iterator[None]:
+    """Import the modules, here and in every process that is started while this lasts.
+
+    :raises PluginError: one cannot be imported.
+    """
+    before = os.environ.get(VARIABLE)
+    every = _modules(",".join((before or "", *modules)))
+    if every:
+        os.environ[VARIABLE] = ",".join(every)
+    try:
+        if every:
+            load()
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(VARIABLE, None)
+        else:
+            os.environ[VARIABLE] = before

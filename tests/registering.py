@@ -1,0 +1,28 @@
+"""What a test registers is forgotten behind it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from refgrad.backends.numpy import registry as kernels
+from refgrad.tables import extensions, registry, schemas, signatures
+
+
+@contextmanager
+def forgetting() -> Iterator[None]:
+    """While this lasts operators may be registered; behind it every table is as it was before."""
+    kernels.kernels()
+    tables: list[dict[Any, Any]] = [
+        *(registry.RULES, registry.STRUCTURES, registry.ZERO, registry.NO_DERIVATIVE, *registry.LOWERINGS.values()),
+        *(schemas.DECLARED, signatures.SIGNATURES, extensions.STRATEGIES, extensions.FORWARDS),
+        kernels._kernels,
+    ]
+    before = [{key: list(value) if isinstance(value, list) else value for key, value in t.items()} for t in tables]
+    cases = list(extensions.CASES)
+    try:
+        yield
+    finally:
+        extensions.CASES[:] = cases
+        for table, entries in zip(tables, before, strict=True):
+            table.clear()
+            table.update(entries)
