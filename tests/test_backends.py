@@ -72,6 +72,7 @@ def test_a_backend_imports_nothing_of_the_differentiator():
         "refgrad.protos.domains",
         "refgrad.protos.inlining",
         "refgrad.protos.walk",
+        "refgrad.tables",
         "refgrad.tables.once",
         "refgrad.tables.randomness",
     }

@@ -36,7 +36,8 @@ def _of_packages() -> dict[str, tuple[Case, ...]]:
     plugins.load()
     found: dict[str, tuple[Case, ...]] = {}
     for entry in extensions.CASES:
-        make = partial(node_case, entry.op_type, domain=entry.domain, **({"opset": 1} if entry.domain else {}))
+        make = partial(node_case, entry.op_type, domain=entry.domain)
+        make = partial(make, opset=1) if entry.domain else make
         made = tuple(entry.function(make))
         found[entry.function.__module__] = found.get(entry.function.__module__, ()) + made
     return found

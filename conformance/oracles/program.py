@@ -59,7 +59,7 @@ class Program:
         try:
             if kept is not None:
                 model = _expanded(model, kept)
-            self._evaluator = ReferenceEvaluator(model, new_ops=[*_OWN, *_of_packages()])
+            self._evaluator = ReferenceEvaluator(model, new_ops=_OWN + _of_packages())
         except Exception as error:  # whatever a constructor of onnx.reference raises, it does not know the model
             raise BackendError(f"onnx.reference does not take the model: {_line(error)}.") from error
         self._nodes = _needed(self._evaluator.rt_nodes_, self.outputs)
@@ -286,15 +286,15 @@ class Scan(OpRun):
         raise NotImplementedError("Scan within the operators of onnx.reference")
 
 
-_OWN = [AffineGrid, Erf, Gelu, GlobalLpPool, MaxRoiPool, Scan]
+_OWN: list[Any] = [AffineGrid, Erf, Gelu, GlobalLpPool, MaxRoiPool, Scan]
 
 
-def _of_packages() -> list[type[OpRun]]:
+def _of_packages() -> list[Any]:
     """The forwards that other packages register."""
     return [_implementation(entry) for entry in extensions.FORWARDS.values()]
 
 
-def _implementation(entry: extensions.Entry) -> type[OpRun]:
+def _implementation(entry: extensions.Entry) -> type:
     def run(self: OpRun, *inputs: Any, **attributes: Any) -> tuple[Any, ...]:
         results = entry.function(*inputs, **attributes)
         return results if isinstance(results, tuple) else (results,)

@@ -102,9 +102,9 @@ class Signature:
             if declared is None and not self.any_attribute:
                 close = did_you_mean(attribute.name, schema.attributes)
                 return f"it has no attribute {attribute.name!r}.{close} Its attributes are {choices(schema.attributes)}"
-            if declared is not None and attribute.type != declared.type.value:
-                given = AttributeProto.AttributeType.Name(attribute.type)
-                return f"its attribute {attribute.name!r} is of type {given}, not {declared.type.name}"
+            given = AttributeProto.AttributeType.Name(attribute.type)
+            if declared is not None and given != (due := str(declared.type).rpartition(".")[2]):
+                return f"its attribute {attribute.name!r} is of type {given}, not {due}"
         given_names = {attribute.name for attribute in node.attribute}
         for name, declared in schema.attributes.items():
             if declared.required and name not in given_names:
@@ -229,7 +229,7 @@ def _signature(
 ) -> Signature:
     options = OpSchema.FormalParameterOption
     floats = tuple(k for k, p in enumerate(inputs) if wrt is None or p.name in wrt)
-    constraints = [("T", _FLOATS, "the differentiable inputs")]
+    constraints: list[tuple[str, Sequence[str], str]] = [("T", _FLOATS, "the differentiable inputs")]
     formal = []
     for k, p in enumerate(inputs):
         if k not in floats:
