@@ -14,6 +14,7 @@ from refgrad.tables.kinks import KINKS, Kink
 BESIDE = 0.125
 INWARD = ("Asin", "Acos", "Atanh")  # defined between the kinks alone
 ABOVE = ("Sqrt", "Log", "Acosh", "ReduceLogSum")  # defined above the kink alone
+SINGLE = {"Resize": 2}  # the input that is float32 whatever the others are: its scales
 STILL = {"MaxRoiPool": 1}  # the input that stays: its rois name an image
 # Where there is no other side: x⁰·⁵ needs x ≥ 0; xʸ has a derivative by y for no x < 0; −∞ has no neighbours.
 ONLY_AT = (("Pow", "x = 0"), ("Pow", "x < 0, y whole"), ("ReduceLogSumExp", "every element is −∞"))
@@ -33,7 +34,8 @@ def cases() -> Iterator[Case]:
 
 def at(kink: Kink, dtype: Any = np.float32) -> Case:
     """The operator at its kink."""
-    return replace(_case(kink, [_array(x, dtype) for x in kink.inputs], "at"), values="kink")
+    inputs = [_array(x, np.float32 if SINGLE.get(kink.operator) == k else dtype) for k, x in enumerate(kink.inputs)]
+    return replace(_case(kink, inputs, "at"), values="kink")
 
 
 def _beside(kink: Kink, side: str, sign: int) -> Case:

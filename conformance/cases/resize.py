@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,7 @@ FILTERS: tuple[dict[str, Any], ...] = (
 )
 IMAGE = (1, 2, 4, 5)
 CROP = (0, 0, 0.13, -0.3, 1, 1, 0.8, 0.9)
+PATCH = (0.13, -0.31, 0.83, 1.23)
 WHOLE = (0, 0, 0, 0, 1, 1, 1, 1)
 
 
@@ -54,6 +55,35 @@ def cases() -> Iterator[Case]:
                     form: dict[str, Any] = {"constant": constant, "shapes": shapes, "align_corners": align_corners}
                     yield node_case("AffineGrid", theta, np.array(size), opset=20, **form)
     yield node_case("AffineGrid", _numbers(0, 2, 3), np.array((0, 3, 2, 4)), opset=20)
+
+
+def moved() -> Iterator[Case]:
+    """Cases by the scales and by the roi too. No scale times a size is whole: at that scale the size of the result jumps."""
+    for coordinates in COORDINATES:
+        crop = coordinates == "tf_crop_and_resize"
+        named: dict[str, Any] = {"roi": PATCH if crop else None, "coordinate_transformation_mode": coordinates}
+        for filter_ in (FILTERS[0], *FILTERS[4:]):
+            yield _moved((4, 5), scales=(1.7, 0.7), **named, **filter_)
+        yield _moved((3, 4), scales=(1.3, 2.3), mode="linear", exclude_outside=1, **named)
+    for shapes in SHAPES:
+        crop_, form = {"coordinate_transformation_mode": "tf_crop_and_resize", "roi": PATCH}, {"shapes": shapes}
+        yield _moved((2, 3, 4), scales=(1.3, 1.7, 0.7), mode="linear", **form)
+        yield _moved((2, 3, 4), scales=(0.7, 1.3), axes=[2, -2], mode="cubic", **form)
+        yield _moved((2, 4, 5), sizes=(3, 6), axes=[-1, 1], mode="linear", antialias=1, **crop_, **form)
+        yield _moved((4, 5), sizes=(6, 1), mode="cubic", extrapolation_value=2.0, **crop_, **form)
+        yield _moved(
+            (4, 5), sizes=(2, 4), mode="linear", antialias=1, keep_aspect_ratio_policy="not_larger", **crop_, **form
+        )
+        yield _moved((0, 3), scales=(1.3, 1.3), mode="linear", **form)
+        yield _moved((2, 3), scales=(0.3, 1.3), mode="linear", **form)  # an axis of which nothing is left
+    yield _moved((5,), scales=(0.27,), mode="linear", antialias=1)
+    yield _moved((5,), scales=(1.7,), mode="linear", opset=16)
+    yield _moved((5,), scales=(1.7,), coordinate_transformation_mode="pytorch_half_pixel", mode="cubic", opset=13)
+
+
+def _moved(x: tuple[int, ...], **given: Any) -> Case:
+    wrt = ["X", *(name for name in ("roi", "scales") if given.get(name) is not None)]
+    return _case(x, constant=False, wrt=wrt, **given)
 
 
 def _forms(shapes: str) -> Iterator[Case]:
@@ -96,6 +126,7 @@ def _case(
     roi: tuple[float, ...] | None = None,
     constant: bool = True,
     opset: int = NEWEST,
+    wrt: Sequence[str] = ("X",),
     **attributes: Any,
 ) -> Case:
     if attributes.get("coordinate_transformation_mode") == "tf_crop_and_resize" and roi is None:
@@ -107,7 +138,7 @@ def _case(
     while inputs[-1] is None:
         inputs.pop()
     case = node_case(
-        "Resize", _numbers(*x), *inputs, opset=opset, constant=tuple(given) if constant else (), wrt=["X"], **attributes
+        "Resize", _numbers(*x), *inputs, opset=opset, constant=tuple(given) if constant else (), wrt=wrt, **attributes
     )
     said = "-".join(f"{name}={','.join(map(str, value))}" for name, (value, _) in kinds.items() if value is not None)
     return Case(f"{case.name}-{said}", case.model, case.feeds, case.wrt)

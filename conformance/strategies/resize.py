@@ -15,29 +15,35 @@ _COORDINATES = ("half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric
 
 @strategy("Resize")
 def resize(d: Drawing) -> Case:
-    """Every filter at every kind of coordinates, every way to say the sizes, some of the axes or all."""
+    """Every filter at every kind of coordinates, every way to say the sizes, some of the axes or all.
+
+    By the scales where no scale times a size is whole, and by the roi where it ends beside the elements: no kink is near.
+    """
     newer = d.opset >= 18
     x = d.shape(1, 4, size=4, elements=36)
     axes = d.axes(len(x), least=1) if newer and d.flag() else None
     taken = x if axes is None else tuple(x[axis] for axis in axes)
     coordinates = d.pick(None, *_COORDINATES, *(["half_pixel_symmetric"] if d.opset >= 19 else []))
     crop = coordinates == "tf_crop_and_resize"
-    roi = np.array([*(d.pick(0, 0.13, -0.3) for _ in taken), *(d.pick(1, 0.8, 1.2) for _ in taken)]) if crop else None
+    moved = d.flag()
+    starts, ends = ((0.13, -0.31), (0.83, 1.23)) if moved else ((0, 0.13, -0.3), (1, 0.8, 1.2))
+    roi = np.array([*(d.pick(*starts) for _ in taken), *(d.pick(*ends) for _ in taken)]) if crop else None
     scales = sizes = None
     attributes: dict[str, Any] = {}
     if d.flag():
-        scales = np.array([d.pick(1, 2, 1.7, 0.6, 0.5) for _ in taken], np.float32)
+        scales = np.array([d.pick(*((1.3, 1.7, 0.57) if moved else (1, 2, 1.7, 0.6, 0.5))) for _ in taken], np.float32)
     else:
         sizes = np.array([d.integer(1, 6) if n else 0 for n in taken], np.int64)
         if newer and all(taken) and not crop:
             attributes["keep_aspect_ratio_policy"] = d.pick(None, "stretch", "not_larger", "not_smaller")
     given = {"roi": roi, "scales": scales, "sizes": sizes}
+    wrt = ["X", *(name for name in ("roi", "scales") if moved and given[name] is not None)]
     return d.case(
         d.floats(x),
         None if roi is None else roi.astype(np.float32),
         *(scales, sizes),
-        fixed=[name for name, array in given.items() if array is not None],
-        wrt=["X"],
+        fixed=[name for name, array in given.items() if array is not None and name not in wrt],
+        wrt=wrt,
         axes=axes,
         coordinate_transformation_mode=coordinates,
         extrapolation_value=d.pick(None, 2.0) if crop else None,

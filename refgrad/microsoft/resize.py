@@ -6,12 +6,12 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from refgrad.formulas.resize import resize_adjoints
 from refgrad.formulas.types import widened
 from refgrad.microsoft.forms import form
 from refgrad.microsoft.results import like
 from refgrad.reverse.emit import Emitter
 from refgrad.tables.definitions import Ints, UnsupportedFormError
-from refgrad.tables.registry import RULES
 
 
 def _opset_of_resize(attributes: Mapping[str, Any]) -> int:
@@ -49,9 +49,25 @@ def resize_grad(
             sizes = op.shape_of(dY) if axes is None else op.Gather(op.shape_of(dY), list(axes))
         else:
             sizes = op.const(_deciding(op.static(X), op.static(dY), axes, policy))
-    coordinates: Any = coordinate_transformation_mode
-    options: Any = cubic_coeff_a, exclude_outside, keep_aspect_ratio_policy, mode, nearest_mode
-    return str(RULES["", "Resize"].function(op, dY, X, roi, scales, sizes, antialias, axes, coordinates, *options))
+    d_X, _, _ = resize_adjoints(
+        op,
+        dY,
+        X,
+        roi,
+        scales,
+        sizes,
+        by_roi=False,
+        by_scales=False,
+        antialias=antialias,
+        axes=axes,
+        coordinate_transformation_mode=coordinate_transformation_mode,
+        cubic_coeff_a=cubic_coeff_a,
+        exclude_outside=exclude_outside,
+        keep_aspect_ratio_policy=keep_aspect_ratio_policy,
+        mode=mode,
+        nearest_mode=nearest_mode,
+    )
+    return d_X
 
 
 def _deciding(

@@ -21,7 +21,6 @@ from refgrad.tables.definitions import DEFINITIONS, UnsupportedFormError
 from refgrad.tables.registry import NO_DERIVATIVE, QUANTIZED, QUANTIZERS, RULES, ZERO, Passage
 from refgrad.tables.schemas import find_schema
 
-_NOT_DIFFERENTIABLE = onnx.defs.OpSchema.DifferentiationCategory.NonDifferentiable
 _CASTS = frozenset((("", "Cast"), ("", "CastLike")))
 _BITWISE = frozenset(("", op_type) for op_type in ("BitShift", "BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor"))
 _NEVER = frozenset((None, TensorProto.BOOL, TensorProto.STRING))  # element types of values that carry no derivative
@@ -290,23 +289,18 @@ def _wrt(graph: Graph, wrt: Sequence[str] | None) -> list[str]:
 
 
 def _settings(graph: Graph) -> set[str]:
-    """What nodes read only where both rule and schema deny a derivative: the scales of Resize are floats, and no weights."""
-    denied: set[str] = set()
+    """The values that nodes read only as settings of their operators: the scales of Resize are floats, but no weights."""
+    settings: set[str] = set()
     others: set[str] = set()
-    places: dict[tuple[str, str], set[int]] = {}
     for node in graph.nodes:
         rule = RULES.get(node.key)
-        if rule is None or not rule.refused:
+        if rule is None or not rule.settings:
             others.update(node.reads)
             continue
-        if node.key not in places:
-            opset = graph.opsets.get(node.domain, 1)
-            inputs = find_schema(node.op_type, node.domain, opset).inputs
-            refused = rule.refuses(opset)
-            places[node.key] = {k for k in refused if inputs[k].differentiation_category == _NOT_DIFFERENTIABLE}
-        for k, name in enumerate(node.reads):
-            (denied if k in places[node.key] else others).add(name)
-    return denied - others
+        schema = find_schema(node.op_type, node.domain, graph.opsets.get(node.domain, 1))
+        for parameter, name in zip(schema.inputs, node.inputs, strict=False):
+            (settings if parameter.name in rule.settings else others).add(name)
+    return settings - others
 
 
 def _checked(argument: str, names: object, graph: Graph, floats: list[str], kind: str) -> list[str]:

@@ -50,6 +50,7 @@ class Rule:
     parameters: tuple[str, ...]
     refused: Mapping[str, str] = field(default_factory=dict)
     by_name: frozenset[str] = frozenset()  # the parameters that are keyword-only
+    settings: tuple[str, ...] = ()
     _refuses: dict[int, dict[int, str]] = field(default_factory=dict, repr=False)
     _bound: dict[int, tuple[tuple[Read, ...], tuple[tuple[int, bool], ...]]] = field(default_factory=dict, repr=False)
 
@@ -160,6 +161,7 @@ def rule(
     broadcast: bool = False,
     refused: Mapping[str, str] | None = None,
     outputs: Sequence[str] | None = None,
+    settings: Sequence[str] = (),
     replace: bool = False,
 ) -> Callable[[Function], Function]:
     """Register the decorated function as the reverse-mode rule of an operator.
@@ -179,9 +181,11 @@ def rule(
         derivative by any other input that is not in `wrt` is zero.
     :param outputs: the outputs of an operator without a schema, as ("y", "mask?:bool"), where the parameters d_<output> do
         not say all. A question mark makes one optional, a type follows a colon.
+    :param settings: inputs that steer the operator. An initializer that nodes read only there is no weight: `gradient`
+        differentiates by it only where `wrt` names it.
     :param replace: take the place of a rule that the operator has already; without it a second one is refused.
-    :raises RuleError: the operator has no schema, a parameter or a name in `wrt` or `refused` is not in it, or the
-        operator has a rule.
+    :raises RuleError: the operator has no schema, a parameter or a name in `wrt`, `refused` or `settings` is not in it, or
+        the operator has a rule.
     """
 
     def register(function: Function) -> Function:
@@ -198,7 +202,7 @@ def rule(
         names = tuple("**" if p.kind is p.VAR_KEYWORD else p.name for p in signature[1:])
         by_name = frozenset(p.name for p in signature[1:] if p.kind is p.KEYWORD_ONLY)
         inputs = {p.name: p for p in schema.inputs}
-        for argument, given in (("wrt", wrt or ()), ("refused", refused or ())):
+        for argument, given in (("wrt", wrt or ()), ("refused", refused or ()), ("settings", settings)):
             for name in given:
                 if name not in inputs:
                     raise RuleError(
@@ -206,7 +210,7 @@ def rule(
                     )
         differentiable = tuple(wrt or (p.name for p in schema.inputs if _FLOAT_TYPES & _types(schema, p.type_str)))
         called = function if known is None else with_list(function)
-        made = Rule(op_type, domain, called, differentiable, broadcast, names, refused or {}, by_name)
+        made = Rule(op_type, domain, called, differentiable, broadcast, names, refused or {}, by_name, tuple(settings))
         for name in names:
             if name != "**":
                 _bind(made, name, schema, schema)
