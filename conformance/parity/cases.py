@@ -11,11 +11,12 @@ from onnx import ModelProto
 
 from refgrad.conformance import cases
 from refgrad.conformance.case import NODE, Case
-from refgrad.conformance.running.nodemodels import excluded, node_models
+from refgrad.conformance.running.nodemodels import excluded, inputs_of, node_models
 from refgrad.conformance.systems.training_form import TRAINING_OUTPUTS
 from refgrad.forward.normalise import MIN_OPSET
 from refgrad.protos.types import FLOATS
 from refgrad.protos.walk import versions_of
+from refgrad.tables.registry import RULES
 
 # The operators that ONNX Runtime 1.19.2 has a gradient for, but for those that serve several processes or foreign code.
 REGISTERED = frozenset(
@@ -83,9 +84,11 @@ def table() -> Iterator[tuple[str, Case]]:
             continue  # sequences and optionals
         if test.operator in REGISTERED and len(test.model.graph.node) == 1 and excluded(test) is None:
             [node] = test.model.graph.node
-            if wrt := tuple(
-                name for name in test.wrt if name in node.input
-            ):  # it has no gradient for what nothing reads
+            # It has no gradient for what nothing reads, nor for settings: the roi of Resize.
+            rule = RULES.get((node.domain, node.op_type))
+            settings = () if rule is None else rule.settings
+            read = {name for name, called in inputs_of(node).items() if called not in settings}
+            if wrt := tuple(name for name in test.wrt if name in read):
                 yield test.operator, Case(test.name, test.model, test.feeds, wrt, test.outputs)
 
 

@@ -59,7 +59,7 @@ class NodeModel:
         """The float inputs, without those that are in `FIXED`."""
         fixed: set[str] = set()
         for node in self.model.graph.node:
-            fixed.update(name for name, called in _inputs_of(node).items() if (node.op_type, called) in FIXED)
+            fixed.update(name for name, called in inputs_of(node).items() if (node.op_type, called) in FIXED)
         return tuple(v.name for v in self.model.graph.input if _is_float(v) and v.name not in fixed)
 
     @property
@@ -103,7 +103,7 @@ class NodeModel:
         return replace(self, model=model, feeds={n: v for n, v in self.feeds.items() if n in names})
 
 
-def _inputs_of(node: Any) -> dict[str, str]:
+def inputs_of(node: Any) -> dict[str, str]:
     """The inputs of a node by what its operator's schema calls them."""
     if not onnx.defs.has(node.op_type, node.domain):
         return {}
@@ -174,7 +174,7 @@ def excluded(test: NodeModel) -> str | None:
                 {
                     FIXED[node.op_type, n]
                     for node in test.model.graph.node
-                    for n in _inputs_of(node).values()
+                    for n in inputs_of(node).values()
                     if (node.op_type, n) in FIXED
                 }
             )
