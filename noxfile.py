@@ -6,51 +6,38 @@ ONNX Runtime and its training wheel own the same module, so each has an environm
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import sys
+import tempfile
 from pathlib import Path
 
 import nox
 
-nox.options.sessions = [
-    *("lint", "types", "tests", "conformance", "page", "torch", "training", "lowered", "package"),
-]
+nox.options.sessions = ["lint", "types", "tests", "conformance"]  # what vouches for an install and for a change
 nox.options.default_venv_backend = "venv"
 nox.options.reuse_existing_virtualenvs = True
 
 ROOT = Path(__file__).parent
 os.environ.setdefault("PIP_CONSTRAINT", (ROOT / "constraints.txt").as_uri())  # a URI: pip splits a path at its spaces
+SHARED = ROOT / ".nox" / "stock"  # an environment takes a minute to make: some sessions share one
+TOOLS = ("mypy", "pre-commit", "types-protobuf")
 TORCH_MODELS = ROOT / "build" / "torch_models"  # written by the session `torch`, read by `training`
-ELSEWHERE = ("--ignore=tests/packaging",)  # the session `package` runs them
-WITHOUT_RUNTIME = [  # of the interpreter alone: the session `tests` runs them
-    f"--ignore=tests/test_{name}.py"
-    for name in (
-        *("numpy_errors", "numpy_forms", "numpy_fresh", "numpy_memory", "numpy_ml", "numpy_plan", "numpy_precision"),
-        *("numpy_qlinear", "numpy_quantization", "numpy_sequence", "numpy_special", "numpy_tensor", "numpy_text"),
-        *("numpy_windows", "onnx_backend"),
-        *("case_tables", "journal", "limitations", "reports", "sources", "strategies", "strategies_windows", "worker"),
-        *("depth", "expand_gradients", "functions_kept", "higher", "planted_structures", "recipes", "recompute"),
-    )
-]
-OF_THE_SUITE = [  # of its runs: the session `conformance` runs them
-    f"tests/test_{name}.py"
-    for name in (
-        *(
-            "cluster",
-            "conformance_cli",
-            "export",
-            "gradient_backend_test",
-            "judge",
-            "mutants",
-            "oracles",
-            "pytest_plugin",
-        ),
-        "runner",
-    )
-]
-WITHOUT_SUITE = [f"--ignore={file}" for file in OF_THE_SUITE]
-STOCK_ONLY = "--ignore=tests/test_lowered.py"  # the session `lowered` runs it, on what the session `training` wrote
 PARITY = ROOT / "build" / "parity"  # written by the session `training`, read by `lowered`
 ARTIFACTS = ROOT / "build" / "artifacts"  # written by `benchmarks_training`, read by `artifacts`
+QUICK = ("-n", "2", "-m", "not models")
+
+
+def marked(mark: str) -> list[str]:
+    """The test files whose `pytestmark` has this mark; pyproject.toml says what the marks mean."""
+    named = re.compile(rf"^pytestmark = (\[[^]]*)?pytest\.mark\.{mark}\b", re.MULTILINE)
+    files = sorted((ROOT / "tests").glob("test_*.py"))
+    return [str(file.relative_to(ROOT)) for file in files if named.search(file.read_text(encoding="utf-8"))]
+
+
+def without(*marks: str) -> list[str]:
+    """The arguments with which pytest leaves these files out, and those of the session `package`."""
+    return ["--ignore=tests/packaging", *(f"--ignore={file}" for mark in marks for file in marked(mark))]
 
 
 def pytest(session: nox.Session, *arguments: str, **env: str) -> None:
@@ -58,28 +45,65 @@ def pytest(session: nox.Session, *arguments: str, **env: str) -> None:
     session.run("python", "-m", "pytest", "-q", *arguments, *session.posargs, env=env)
 
 
-@nox.session
+def stock(session: nox.Session, program: str, *arguments: str, **env: str) -> None:
+    """Run a program of the environment that sessions share: stock onnxruntime, and the tools of the default sessions."""
+    programs = SHARED / ("Scripts" if os.name == "nt" else "bin")
+    if not _made:
+        if not programs.is_dir():
+            session.run(sys.executable, "-m", "venv", str(SHARED), external=True)
+        install = ("install", "--quiet", "--disable-pip-version-check", *TOOLS, "-e", ".[ort,test]")
+        session.run(str(programs / "python"), "-m", "pip", *install, external=True)
+        _made.append(SHARED)
+    path = f"{programs}{os.pathsep}{os.environ['PATH']}"
+    session.run(str(programs / program), *arguments, env={"PATH": path, **env}, external=True)
+
+
+_made: list[Path] = []  # by this run of nox
+
+
+@nox.session(venv_backend="none")
 def lint(session: nox.Session) -> None:
     """Every hook of pre-commit: ruff's rules, ruff's format, and that the generated tables are fresh."""
-    session.install("pre-commit", "-e", ".")
-    session.run("pre-commit", "run", "--all-files", "--show-diff-on-failure")
+    stock(session, "pre-commit", "run", "--all-files", "--show-diff-on-failure")
 
 
-@nox.session
+@nox.session(venv_backend="none")
 def types(session: nox.Session) -> None:
-    """mypy --strict on the installed package: from the root it would not follow the mapping of the folders."""
-    session.install("mypy", "hypothesis", "pytest", "types-protobuf")
-    session.install(".")
-    folder = session.create_tmp()
-    with session.chdir(folder):
-        session.run("mypy", "-p", "refgrad", "--config-file", str(ROOT / "pyproject.toml"))
+    """mypy --strict on the package as it is installed: from the root it would not follow the mapping of the folders."""
+    with tempfile.TemporaryDirectory() as folder:
+        stock(session, "python", "-m", "pip", "install", "--quiet", "--no-deps", "--target", folder, ".")
+        with session.chdir(folder):
+            stock(session, "mypy", "-p", "refgrad", "--config-file", str(ROOT / "pyproject.toml"))
 
 
-@nox.session
+@nox.session(venv_backend="none")
 def tests(session: nox.Session) -> None:
     """The quick suite on the interpreter and on stock onnxruntime."""
-    session.install("-e", ".[ort,test]")
-    pytest(session, "-n", "2", "-m", "not models", *ELSEWHERE, *WITHOUT_SUITE, "--ignore=tests/test_lower.py")
+    stock(session, "python", "-m", "pytest", "-q", *QUICK, *without("lowered", "suite"), *session.posargs)
+
+
+@nox.session(venv_backend="none")
+def conformance(session: nox.Session) -> None:
+    """The suite's own tests, and a part of it on every operator; the whole matrix: `nox -s conformance -- --every 1`."""
+    stock(session, "python", "-m", "pytest", "-q", *QUICK, *marked("suite"))
+    matrix = ("--dtype=float32", "--backend=numpy,ort-cpu", "--limitations=docs/limitations.toml", "--every=12")
+    stock(session, "refgrad", "conformance", "run", *matrix, *session.posargs)
+
+
+@nox.session(venv_backend="none")
+def lowered(session: nox.Session) -> None:
+    """Every operator lowered, and what those of training computed in the session `training`, on stock onnxruntime."""
+    stock(
+        session,
+        "python",
+        "-m",
+        "pytest",
+        "-q",
+        *QUICK,
+        *marked("lowered"),
+        *session.posargs,
+        REFGRAD_PARITY=str(PARITY),
+    )
 
 
 @nox.session
@@ -88,14 +112,7 @@ def training(session: nox.Session) -> None:
     session.install("-e", ".[ort-training,test]")
     shutil.rmtree(PARITY, ignore_errors=True)
     folders = {"REFGRAD_TORCH_MODELS": str(TORCH_MODELS), "REFGRAD_PARITY": str(PARITY)}
-    pytest(session, "-n", "2", "-m", "not models", *ELSEWHERE, *WITHOUT_RUNTIME, *WITHOUT_SUITE, STOCK_ONLY, **folders)
-
-
-@nox.session
-def lowered(session: nox.Session) -> None:
-    """Every operator lowered, and what those of training computed in the session `training`, on stock onnxruntime."""
-    session.install("-e", ".[ort,test]")
-    pytest(session, "-n", "2", "tests/test_lower.py", "tests/test_lowered.py", REFGRAD_PARITY=str(PARITY))
+    pytest(session, *QUICK, *without("interpreter", "suite"), **folders)
 
 
 @nox.session
@@ -113,20 +130,7 @@ def torch(session: nox.Session) -> None:
     session.install("-e", ".[ort,torch,test]")
     shutil.rmtree(TORCH_MODELS, ignore_errors=True)
     session.run("python", "examples/torch_models.py", str(TORCH_MODELS))
-    names = ("torch", "oracles_foreign", "kinks", "losses", "numpy_recurrent", "recipes", "higher")
-    exported = ("torch_operators", "torch_structure")
-    rules = ("recurrent", "quantization", "sampling")
-    files = [f"tests/test_{name}.py" for name in (*names, *exported, *(f"rules_{name}" for name in rules))]
-    pytest(session, "-m", "not models", *files, REFGRAD_TORCH_MODELS=str(TORCH_MODELS))
-
-
-@nox.session
-def conformance(session: nox.Session) -> None:
-    """The suite's own tests, and a part of it on every operator; the whole matrix: `nox -s conformance -- --every 1`."""
-    session.install("-e", ".[ort,test]")
-    session.run("python", "-m", "pytest", "-q", "-n", "2", *OF_THE_SUITE)
-    matrix = ("--dtype=float32", "--backend=numpy,ort-cpu", "--limitations=docs/limitations.toml", "--every=12")
-    session.run("refgrad", "conformance", "run", *matrix, *session.posargs)
+    pytest(session, "-m", "not models", *marked("torch"), REFGRAD_TORCH_MODELS=str(TORCH_MODELS))
 
 
 @nox.session

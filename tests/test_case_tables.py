@@ -27,6 +27,8 @@ from refgrad.tables.registry import BODY, RULES, STRUCTURES
 from refgrad.tables.schemas import find_schema
 from refgrad.transforms import ortbuilder
 
+pytestmark = pytest.mark.interpreter
+
 FLOATS = {"tensor(float)", "tensor(double)", "tensor(float16)", "tensor(bfloat16)"}
 
 # What an operator has no case of, and why.

@@ -15,7 +15,8 @@ from refgrad.conformance.running.suite import run_suite
 from refgrad.errors import OptionError
 
 distributed = pytest.importorskip("distributed")
-pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")  # sockets of the cluster, closed by the collector
+# The collector closes sockets of the cluster.
+pytestmark = [pytest.mark.suite, pytest.mark.filterwarnings("ignore::ResourceWarning")]
 
 PLAN = Plan(("refgrad",))
 

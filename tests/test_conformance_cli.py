@@ -17,6 +17,8 @@ from refgrad.cli import main
 from refgrad.conformance.reporting.html import data_of
 from refgrad.conformance.running.results import load
 
+pytestmark = pytest.mark.suite
+
 
 def run(*arguments):
     return main(["conformance", *map(str, arguments)])

@@ -42,7 +42,7 @@ def test_every_direct_dependency_has_one_in_its_range():
 
 def test_what_the_sessions_install_by_name_has_one():
     noxfile = (ROOT / "noxfile.py").read_text(encoding="utf-8")
-    arguments = ",".join(re.findall(r"session\.install\(([^)]*)\)", noxfile))
+    arguments = ",".join(re.findall(r"(?:session\.install|\nTOOLS = )\(([^)]*)\)", noxfile))
     names = {name for name in re.findall(r'"([^"]+)"', arguments) if not name.startswith(("-", "."))}
     assert names
     assert names <= PINS.keys()

@@ -14,6 +14,8 @@ from onnx import TensorProto, helper, numpy_helper
 import refgrad
 from refgrad.backends import get_backend
 
+pytestmark = pytest.mark.interpreter
+
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
 
 

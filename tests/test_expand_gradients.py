@@ -21,6 +21,8 @@ from refgrad.errors import BackendError, ExpansionError, NoGradientError
 from refgrad.protos.walk import every_node
 from refgrad.transforms import expansion
 
+pytestmark = pytest.mark.interpreter
+
 TRAINING = "ai.onnx.preview.training"
 Arrays = Mapping[str, Any]
 

@@ -20,6 +20,8 @@ from refgrad.errors import InvalidModelError, NoGradientError, RuleError
 from refgrad.protos.inlining import inline_functions
 from refgrad.tables.registry import RULES
 
+pytestmark = pytest.mark.interpreter
+
 BACKENDS = ("numpy", "ort-cpu")
 
 

@@ -12,6 +12,8 @@ from refgrad.conformance import GradientBackendTest, node_case
 from refgrad.conformance.exporting import expected as expecting
 from refgrad.conformance.exporting.expected import curated
 
+pytestmark = pytest.mark.suite
+
 NUMBERS = np.array([[0.5, -1.5, 2.0], [1.25, -0.75, 0.3]], np.float32)
 CASES = {
     "test_grad_exp": node_case("Exp", NUMBERS),

@@ -22,6 +22,8 @@ from refgrad.conformance.questions.feeds import widened
 from refgrad.errors import NoGradientError, OptionError, RefgradError, UnknownNameError
 from refgrad.tables import registry
 
+pytestmark = [pytest.mark.interpreter, pytest.mark.torch]
+
 Arrays = dict[str, np.ndarray]
 ROUNDED = 1e-12  # of the identity in float64, relative to the sizes of what is added up
 

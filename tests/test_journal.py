@@ -12,6 +12,8 @@ from refgrad.conformance.judging.verdicts import ResultRow
 from refgrad.conformance.running.journal import Journal
 from refgrad.errors import JournalError
 
+pytestmark = pytest.mark.interpreter
+
 SETTINGS = {"seed": 0, "builders": ("refgrad",)}
 FIRST = [ResultRow("a", "refgrad", "numpy", "agreed", ("differences", "reference"), (), 1e-7, 1e-6, "", 0.5)]
 SECOND = [

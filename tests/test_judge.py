@@ -17,6 +17,8 @@ from refgrad.conformance.running.runner import ORACLES
 from refgrad.conformance.systems.builders import build
 from refgrad.conformance.systems.executors import run
 
+pytestmark = pytest.mark.suite
+
 RNG = np.random.default_rng(3)
 CASE = node_case("MatMul", *(RNG.standard_normal((3, 3)).astype(np.float32) for _ in "AB"), opset=21)
 QUESTION = ask(CASE)

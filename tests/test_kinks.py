@@ -16,6 +16,8 @@ from refgrad.conformance.cases.kinks import at
 from refgrad.tables.kinks import CONVENTIONS, KINKS, Kink, Point
 from refgrad.transforms import ortbuilder
 
+pytestmark = pytest.mark.torch
+
 
 def case(kink: Kink, dtype: type = np.float64) -> Case:
     return at(kink, dtype)

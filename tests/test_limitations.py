@@ -6,6 +6,8 @@ from refgrad.conformance.judging.verdicts import AGREED, INCONCLUSIVE, REFUSED, 
 from refgrad.conformance.running.limitations import Limitation, Limitations
 from refgrad.errors import LimitationsError
 
+pytestmark = pytest.mark.interpreter
+
 OPERATORS = {"Conv-1": "Conv", "Conv-2": "Conv", "Mul-1": "Mul"}
 FILE = """
 [[limitation]]

@@ -18,6 +18,8 @@ from refgrad.conformance import directional
 from refgrad.conformance.case import Case
 from refgrad.errors import InvalidModelError, OptionError, RefgradError, UnknownNameError
 
+pytestmark = pytest.mark.torch
+
 ROWS = 6
 LINEAR = """<ir_version: 8, opset_import: ["" : 15]>
 linear (TYPE[N, 3] X) => (TYPE[N, 1] y) <TYPE[3, 1] coef = {0.5, -2, 3}, TYPE[1] intercept = {0.25}>

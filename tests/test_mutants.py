@@ -16,6 +16,8 @@ from refgrad.conformance.mutating.survivors import equivalents
 from refgrad.errors import OptionError
 from refgrad.tables.registry import RULES
 
+pytestmark = pytest.mark.suite
+
 RESULTS = Path(__file__).parent.parent / "benchmarks" / "results" / "mutants.json"
 SAMPLE = ("MatMul", "Softmax", "CumSum", "Sub")
 

@@ -16,6 +16,8 @@ from runtime import needs_runtime
 from refgrad.backends import get_backend
 from refgrad.errors import BackendError, FeedError
 
+pytestmark = pytest.mark.interpreter
+
 NUMPY = get_backend("numpy")
 PARTS = 8
 

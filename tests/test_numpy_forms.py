@@ -13,6 +13,8 @@ from onnx import TensorProto, helper
 from refgrad.backends import get_backend
 from refgrad.backends.numpy.kernels.linear import product
 
+pytestmark = pytest.mark.interpreter
+
 RNG = np.random.default_rng(0)
 SIZES = (7, 40_000)  # one block and many, below and above what is selected by bits
 

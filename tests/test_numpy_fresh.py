@@ -21,6 +21,8 @@ from refgrad.backends.numpy import registry
 from refgrad.conformance.cases import every_case
 from refgrad.errors import BackendError
 
+pytestmark = pytest.mark.interpreter
+
 NUMPY = get_backend("numpy")
 PARTS = 8
 

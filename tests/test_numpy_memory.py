@@ -17,6 +17,8 @@ from refgrad.backends import get_backend
 from refgrad.backends.numpy import plan as plans
 from refgrad.errors import BackendError, OptionError
 
+pytestmark = pytest.mark.interpreter
+
 NUMPY = get_backend("numpy")
 MIB = 2**20
 

@@ -18,6 +18,8 @@ from refgrad.backends import get_backend
 from refgrad.backends.numpy import registry
 from refgrad.errors import BackendError
 
+pytestmark = pytest.mark.interpreter
+
 ML = "ai.onnx.ml"
 NAN = float("nan")
 F32, F64, I64, I32 = np.float32, np.float64, np.int64, np.int32

@@ -12,6 +12,8 @@ from refgrad.backends import get_backend
 from refgrad.backends.numpy import registry
 from refgrad.errors import BackendError, FeedError, InvalidModelError, OptionError
 
+pytestmark = pytest.mark.interpreter
+
 NUMPY = get_backend("numpy")
 
 

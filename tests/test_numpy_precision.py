@@ -17,6 +17,8 @@ from refgrad.backends import get_backend
 from refgrad.backends.numpy.precision import Float64
 from refgrad.errors import FeedError
 
+pytestmark = pytest.mark.interpreter
+
 NUMPY = get_backend("numpy")
 
 # Body (output y), shape of x. Every other input is a constant in the body.

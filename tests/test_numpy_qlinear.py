@@ -12,6 +12,8 @@ from runtime import needs_runtime
 from refgrad.backends import get_backend
 from refgrad.errors import BackendError
 
+pytestmark = pytest.mark.interpreter
+
 RNG = np.random.default_rng(0)
 F32 = np.float32
 KINDS = (np.uint8, np.int8)

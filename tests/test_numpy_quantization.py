@@ -19,6 +19,8 @@ from runtime import needs_runtime
 from refgrad.backends import get_backend
 from refgrad.errors import BackendError
 
+pytestmark = pytest.mark.interpreter
+
 RNG = np.random.default_rng(0)
 F32 = np.float32
 

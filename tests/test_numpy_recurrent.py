@@ -19,6 +19,8 @@ from refgrad.conformance.oracles.central import directional
 from refgrad.errors import BackendError
 from refgrad.transforms import ortbuilder
 
+pytestmark = pytest.mark.torch
+
 NUMPY = get_backend("numpy")
 # The training build is of an older version, with other defaults in RNN and nothing written for a sequence of length 0.
 RUNTIME = "ort-cpu" in available() and not ortbuilder.available()

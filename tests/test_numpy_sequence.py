@@ -12,6 +12,8 @@ from runtime import RUNTIME, WITHOUT
 from refgrad.backends import get_backend
 from refgrad.errors import BackendError
 
+pytestmark = pytest.mark.interpreter
+
 NUMPY = get_backend("numpy")
 
 

@@ -16,6 +16,8 @@ from runtime import needs_runtime
 
 from refgrad.backends import get_backend
 
+pytestmark = pytest.mark.interpreter
+
 NUMPY = get_backend("numpy")
 KINDS = [np.dtype(name) for name in ("float16", "float32", "float64")]
 NAN, INF = np.nan, np.inf

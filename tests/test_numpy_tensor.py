@@ -23,6 +23,8 @@ from refgrad.backends import get_backend
 from refgrad.backends.numpy.kernels import indexing
 from refgrad.errors import BackendError
 
+pytestmark = pytest.mark.interpreter
+
 NUMPY = get_backend("numpy")
 F16, BF16, F32, F64 = np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16), np.dtype(np.float32), np.dtype(np.float64)
 FLOATS = (F16, BF16, F32, F64)

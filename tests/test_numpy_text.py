@@ -18,6 +18,8 @@ from refgrad.backends import get_backend
 from refgrad.backends.numpy.kernels.re2 import compiled
 from refgrad.errors import BackendError
 
+pytestmark = pytest.mark.interpreter
+
 NUMPY = get_backend("numpy")
 
 

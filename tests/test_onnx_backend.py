@@ -22,6 +22,8 @@ from refgrad.conformance.exporting import backendtests
 from refgrad.conformance.exporting.backendtests import KINDS, LEFT_OUT, RANDOM, backend_tests
 from refgrad.errors import BackendError, FeedError, OptionError
 
+pytestmark = pytest.mark.interpreter
+
 README = (Path(__file__).parent.parent / "README.md").read_text()
 
 TESTS = {(kind, name): run for kind, tests in backend_tests().items() for name, run in tests.items()}

@@ -26,6 +26,8 @@ from refgrad.conformance.systems.builders import build
 from refgrad.errors import BackendError, FeedError, RefgradError
 from refgrad.tables.registry import RULES
 
+pytestmark = pytest.mark.suite
+
 Arrays = dict[str, np.ndarray]
 
 WITNESSES = ("differences", "reference", "complex-step")

@@ -17,6 +17,8 @@ from refgrad.conformance.questions.question import Question, ask
 from refgrad.conformance.running import runner
 from refgrad.worker import Worker
 
+pytestmark = pytest.mark.torch
+
 FOREIGN = ("torch", "onnxruntime", "onnx-ad")
 INSTALLED = [name for name in FOREIGN if not get_oracle(name).missing()]
 TOLERANCE = 1e-6  # what float64 explains

@@ -22,6 +22,8 @@ from refgrad.errors import RefgradError
 from refgrad.reverse.emit import Emitter
 from refgrad.rules.control_flow import If, Loop, Scan
 
+pytestmark = pytest.mark.interpreter
+
 Patch = pytest.MonkeyPatch
 right_emitted = Emitter.emit_all
 

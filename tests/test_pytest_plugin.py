@@ -2,6 +2,8 @@
 
 import pytest
 
+pytestmark = pytest.mark.suite
+
 pytest_plugins = ["pytester"]
 
 PLANTED = """

@@ -21,6 +21,8 @@ from refgrad.cli import main
 from refgrad.errors import InvalidModelError, NoGradientError, OptionError, UnknownNameError
 from refgrad.reverse.gradient import names_in
 
+pytestmark = [pytest.mark.interpreter, pytest.mark.torch]
+
 PAGE = Path(__file__).parent.parent / "docs" / "recipes.md"
 BACKENDS = [name for name in ("numpy", "ort-cpu") if name in available()]
 TYPES = {"float": np.float32, "double": np.float64, "float16": np.float16}

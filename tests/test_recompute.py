@@ -21,6 +21,8 @@ from refgrad.forward.graph import Graph
 from refgrad.reverse import recompute as repetition
 from refgrad.reverse.recompute import segments
 
+pytestmark = pytest.mark.interpreter
+
 HEAD = '<ir_version: 10, opset_import: ["": 20]>'
 
 

@@ -33,6 +33,8 @@ from refgrad.conformance.reporting.terminal import show
 from refgrad.conformance.running.results import LETTERS, About, Results, load, merge
 from refgrad.errors import OptionError, OutputFileError, ResultsError
 
+pytestmark = pytest.mark.interpreter
+
 
 def written(row):
     """What of a row is kept in the file."""

@@ -17,6 +17,8 @@ from refgrad.conformance.cases.quantization import cases, chain, rounded
 from refgrad.conformance.oracles.central import directional
 from refgrad.errors import BackendError, NoGradientError, OptionError
 
+pytestmark = pytest.mark.torch
+
 STRAIGHT = ("straight-through", "clipped")
 
 

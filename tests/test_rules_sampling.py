@@ -13,6 +13,8 @@ from refgrad.backends import get_backend
 from refgrad.conformance.case import Case, node_case
 from refgrad.conformance.cases.sampling import cases
 
+pytestmark = pytest.mark.torch
+
 PADDINGS = ("zeros", "border", "reflection")
 
 

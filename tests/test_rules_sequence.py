@@ -18,6 +18,8 @@ from refgrad.errors import InvalidModelError, NoGradientError, UnknownNameError
 from refgrad.reverse.gradient import names_in
 from refgrad.tables.registry import RULES, rule
 
+pytestmark = pytest.mark.torch
+
 NUMPY = get_backend("numpy")
 STEP = 1e-5
 Value = Any  # an array, a list of arrays, or None for an empty optional

@@ -22,6 +22,8 @@ from refgrad.conformance.running.suite import run_suite
 from refgrad.errors import OptionError
 from refgrad.worker import Worker
 
+pytestmark = pytest.mark.suite
+
 TESTS = Path(__file__).parent
 
 

@@ -27,6 +27,8 @@ from refgrad.conformance.running.sources import (
 )
 from refgrad.errors import FeedError, InvalidModelError, OptionError, RefgradError, UnknownNameError
 
+pytestmark = pytest.mark.interpreter
+
 NAME = re.compile(r"[A-Za-z0-9_.,=x-]+")
 TABLES = list(tables())
 X = np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3)

@@ -23,6 +23,8 @@ from refgrad.errors import OptionError, RefgradError
 from refgrad.reverse.emit import Emitter
 from refgrad.tables.registry import RULES, Rule
 
+pytestmark = pytest.mark.interpreter
+
 QUICK = settings(
     max_examples=4,
     deadline=None,

@@ -20,6 +20,8 @@ from refgrad.conformance.systems.builders import build
 from refgrad.errors import OptionError
 from refgrad.protos.domains import MICROSOFT
 
+pytestmark = pytest.mark.interpreter
+
 SEARCH = settings(
     max_examples=2000,
     deadline=None,

@@ -17,6 +17,8 @@ import refgrad
 from refgrad.backends import available, get_backend
 from refgrad.errors import BackendError
 
+pytestmark = pytest.mark.torch
+
 ROOT = Path(__file__).parent.parent
 FOLDER = os.environ.get("REFGRAD_TORCH_MODELS", "")
 RESULTS = json.loads((ROOT / "benchmarks" / "results" / "models.json").read_text())

@@ -17,6 +17,8 @@ from refgrad.conformance.systems.builders import build
 pytest.importorskip("torch")
 from refgrad.conformance.oracles.tables.torch_table import TABLE
 
+pytestmark = pytest.mark.torch
+
 CASES = by_operator(lambda case: case.static and all(array.size for array in case.feeds.values() if is_float(array)))
 
 

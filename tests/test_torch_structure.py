@@ -18,7 +18,7 @@ from refgrad.backends import available, get_backend
 from refgrad.errors import BackendError
 
 torch = pytest.importorskip("torch")
-pytestmark = pytest.mark.filterwarnings("ignore")  # the exporters warn of each other
+pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore")]  # the exporters warn of each other
 
 TOLERANCE = 1e-5  # of the largest element
 

@@ -16,6 +16,8 @@ import pytest
 from refgrad.errors import WorkerError
 from refgrad.worker import Worker
 
+pytestmark = pytest.mark.interpreter
+
 
 def test_results_come_back():
     with Worker() as worker:
