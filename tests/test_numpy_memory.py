@@ -349,6 +349,15 @@ def test_what_the_machine_cannot_give_is_reported_on_the_node():
 # Interruption
 
 
+@pytest.fixture
+def interruptible():
+    """SIGINT raises KeyboardInterrupt, as it does not in a process that was started in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupted_run_leaves_nothing_behind():
     prepared = NUMPY.prepare(chain(6))
     feed = np.linspace(0, 0.1, 5, dtype=np.float32)
