@@ -218,7 +218,7 @@ def test_run_traces_widens_and_limits_the_interpreter(regression, feeds, refgrad
     assert refgrad_("run", regression, "--feeds", feeds, "--max-memory", "1M")[0] == 0
     for words, message in (
         (["--max-memory", "100"], "max_memory is 100 bytes"),
-        (["--max-memory", "much"], "--max-memory much is no size"),
+        (["--max-memory", "much"], "--max-memory 'much' is not a size"),
         (["--precision", "float8"], "precision='float8' is not known"),
         (["--trace", "--backend", "ort-cpu"], "does not give the values between"),
         (["--max-memory", "1G", "--backend", "ort-cpu"], "has no option ['max_memory']"),

@@ -501,7 +501,7 @@ ERRORS: list[tuple[str, ModelProto, dict[str, Any], type[RefgradError], str]] = 
     ("jvp", TWO, {"kinks": "mine"}, OptionError, "no choice of kinks 'mine'"),
     ("jvp", TWO, {"quantization": "mine"}, OptionError, "no quantization 'mine'"),
     ("jvp", STRINGS, {}, NoGradientError, "Cast has no derivative"),
-    ("hvp", TWO, {}, OptionError, "several float outputs, 'y', 'z': say which with output"),
+    ("hvp", TWO, {}, OptionError, "several float outputs: 'y', 'z'. Choose one with output (--of)"),
     ("hvp", TWO, {"output": ["y"]}, OptionError, r"output is one name \(a string\), not \['y'\]"),
     ("hvp", TWO, {"output": "w"}, UnknownNameError, "'w' in outputs is no output .* It has: 'y', 'z'"),
     ("hvp", STRINGS, {}, NoGradientError, "Cast has no derivative"),
@@ -570,5 +570,8 @@ def test_a_command_selects_elements(tmp_path: Any, capsys: pytest.CaptureFixture
 def test_a_command_refuses_in_one_line(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
     onnx.save(TWO, tmp_path / "two.onnx")
     assert main(["hvp", str(tmp_path / "two.onnx"), "-o", str(tmp_path / "made.onnx")]) == 2
-    assert capsys.readouterr().err == "refgrad: The model has several float outputs, 'y', 'z': say which with output.\n"
+    assert (
+        capsys.readouterr().err
+        == "refgrad: The model has several float outputs: 'y', 'z'. Choose one with output (--of).\n"
+    )
     assert not (tmp_path / "made.onnx").exists()

@@ -165,7 +165,7 @@ g (float[1, 4] x, float[3] z, int64[2] i) => (float[1, 4] logits, float[3] boxes
 @pytest.mark.parametrize(
     ("of", "error", "message"),
     [
-        (None, OptionError, "Say by of which output is differentiated, of the float ones: 'logits', 'boxes'."),
+        (None, OptionError, "Choose the output with of. The float outputs are: 'logits', 'boxes'."),
         ("logit[3]", UnknownNameError, "'logit' is no float output of the model. Did you mean 'logits'?"),
         ("ids[0]", UnknownNameError, "'ids' is no float output"),
         ("x", UnknownNameError, "There are: 'logits', 'boxes'."),
@@ -552,11 +552,11 @@ def test_every_opset_gives_the_same(name, opset):
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda m: recipes.saliency(m), OptionError, "Say by of which output is differentiated"),
+        (lambda m: recipes.saliency(m), OptionError, "Choose the output with of"),
         (
             lambda m: recipes.saliency(m, of="logits"),
             OptionError,
-            "Say by wrt which input is differentiated by, of: 'x', 'z'.",
+            "Choose the input with wrt. The float inputs are: 'x', 'z'.",
         ),
         (lambda m: recipes.forces(m, "y", "logits"), UnknownNameError, "wrt='y' is no float input of the model."),
         (lambda m: recipes.forces(m, "i", "logits"), UnknownNameError, "There are: 'x', 'z'."),

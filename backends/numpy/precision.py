@@ -15,6 +15,7 @@ import onnx
 
 from refgrad.backends.base import Value
 from refgrad.backends.numpy.registry import Call, default_attributes
+from refgrad.errors import BackendError
 
 _NARROW_TYPES = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
 _NARROW_DTYPES = (np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
@@ -35,8 +36,18 @@ class Declared:
         return value
 
     def tensor(self, tensor: onnx.TensorProto) -> Any:
-        """Return the value of an initializer."""
-        return self.array(onnx.numpy_helper.to_array(tensor))
+        """Return the value of an initializer.
+
+        :raises BackendError: its type is unknown, or its data does not fit its shape.
+        """
+        try:
+            array = onnx.numpy_helper.to_array(tensor)
+        except (KeyError, TypeError, ValueError) as error:
+            why = f"there is no type {tensor.data_type}" if isinstance(error, KeyError) else str(error)
+            raise BackendError(
+                f"The data of initializer {tensor.name!r} cannot be read: {why}. Export the model again."
+            ) from error
+        return self.array(array)
 
     def node(self, node: onnx.NodeProto, schema: onnx.defs.OpSchema | None) -> onnx.NodeProto:
         """Return the node to bind."""

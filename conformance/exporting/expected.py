@@ -193,7 +193,7 @@ def chosen(operators: Iterable[str] | None = None) -> dict[str, Case]:
     for name in wanted:
         if name not in known:
             hint = did_you_mean(name, known)
-            raise UnknownNameError(f"No curated case is of {name!r}.{hint} There are {choices(known, 1000)}.")
+            raise UnknownNameError(f"No curated case is of {name!r}.{hint} There are {choices(known)}.")
     return {name: case for name, case in curated().items() if case.operator in wanted}
 
 

@@ -60,7 +60,12 @@ def random_feeds(
             continue
         dims = (None,) if value.shape is None else value.shape
         shape = tuple(d if isinstance(d, int) else (sizes or {}).get(d or "", size) for d in dims)
-        feeds[value.name] = _draw(value, shape, rng, domain)
+        try:
+            feeds[value.name] = _draw(value, shape, rng, domain)
+        except (MemoryError, ValueError) as error:
+            raise FeedError(
+                f"Input {value} is too large to be drawn at random as {list(shape)}: {error}. Choose smaller sizes (--dim)."
+            ) from error
     return feeds
 
 

@@ -275,7 +275,7 @@ def select(
         for name in sorted(wanted - set(known)):
             elsewhere = [other for other in known if other.endswith(f".{name}")]
             hint = f" Did you mean {elsewhere[0]!r}?" if elsewhere else did_you_mean(name, known)
-            raise UnknownNameError(f"No case is of {name!r}.{hint} There are {choices(known, len(known))}.")
+            raise UnknownNameError(f"No case is of {name!r}.{hint} There are {choices(known)}.")
         cases = [case for case in cases if case.operator in wanted]
 
     def chosen() -> Iterator[Case]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import os
+import reprlib
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -13,6 +15,7 @@ import typer
 from refgrad.cli import conformance, derivatives, listings, recipe, running
 from refgrad.cli.output import AGREES, INTERRUPTED, REFUSED
 from refgrad.errors import RefgradError
+from refgrad.show.tables import printable
 from refgrad.tables import plugins
 
 app = typer.Typer(
@@ -70,6 +73,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="replace")
         signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    if sys.stdout is None:  # the shell closed it: >&-
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  (as long as the process)
     try:
         modules, others = plugins.split_arguments(sys.argv[1:] if arguments is None else arguments)
         with plugins.importing(modules):
@@ -79,8 +84,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except RefgradError as error:
-        print(f"refgrad: {error}", file=sys.stderr)
+        _complain(str(error))
+    except OSError as error:  # a file that the system refuses, a full disk
+        name = "" if error.filename is None else f"{reprlib.repr(str(error.filename))}: "
+        _complain(f"{name}{error.strerror or error}.")
+    except MemoryError as error:
+        _complain(f"There is not enough memory. {error}")
     except Exception as error:  # a bug of ours or a failure of the system: no traceback, but all that is known
-        said = [f"unexpected {type(error).__name__}: {error}", *getattr(error, "__notes__", ())]
-        print(f"refgrad: {' '.join(said)}", file=sys.stderr)
+        _complain(" ".join([f"unexpected {type(error).__name__}: {error}", *getattr(error, "__notes__", ())]))
     return REFUSED
+
+
+def _complain(message: str) -> None:
+    """Print an error on stderr; a name in it cannot move the cursor."""
+    print("refgrad:", "\n".join(map(printable, message.split("\n"))), file=sys.stderr)

@@ -31,7 +31,7 @@ from refgrad.conformance.running.runner import MEMORY, ORACLES, Plan
 from refgrad.conformance.running.suite import Progress as Report
 from refgrad.conformance.running.suite import require, run_suite, settings_of
 from refgrad.errors import OptionError, choices
-from refgrad.protos.files import replacing
+from refgrad.protos.files import keep, replacing
 from refgrad.show.text import onnx_simple_text_plot
 from refgrad.worker import SECONDS
 
@@ -122,9 +122,11 @@ def run(
     plan = Plan(_split(builder), _split(backend), _split(oracle), seed, seconds, memory << 20)
     require(plan)
     known = Limitations() if limitations is None else Limitations.read(limitations)
+    listed = list(source or SOURCES[:1])
+    read = [path for path in (*listed, feeds, limitations) if path is not None]
     for path in output or ():
         reports.writer(path)
-    listed = list(source or SOURCES[:1])
+        keep(path, *read)
     asked = {
         "ops": ops,
         "opset": opset,
@@ -177,6 +179,7 @@ def report(
     """Write reports of results, several runs in one."""
     for path in output:
         reports.writer(path)
+        keep(path, *results)
     found = [load(path) for path in results]
     merged = found[0] if len(found) == 1 else merge(found)
     for path in output:
@@ -207,6 +210,8 @@ def mutants(
     """Break the rules of operators on purpose, and see whether the suite notices. The exit code is 1 where it does not."""
     from refgrad.conformance.mutating.mutants import summary, survey
 
+    if output is not None:
+        keep(output)
     outcomes = survey(_split(ops) if ops is not None else None, seed)
     survivors = [one for one in outcomes if not one.caught]
     for one in survivors:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import reprlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -67,8 +68,10 @@ def sizes_of(given: Sequence[str] | None) -> tuple[int, dict[str, int]]:
     size, symbols = SIZE, {}
     for part in names(given) or ():
         symbol, separator, number = part.rpartition("=")
-        if not number.isdecimal():
-            raise OptionError(f"--dim {part}: give a size, as in --dim 8, or one for a symbol, as in --dim N=8.")
+        if not re.fullmatch(r"\d{1,18}", number):
+            raise OptionError(
+                f"--dim {reprlib.repr(part)}: give a size, as in --dim 8, or one for a symbol, as in --dim N=8."
+            )
         if separator:
             symbols[symbol] = int(number)
         else:
@@ -78,7 +81,9 @@ def sizes_of(given: Sequence[str] | None) -> tuple[int, dict[str, int]]:
 
 def in_bytes(size: str) -> int:
     """`size` in bytes: a number, or one with K, M or G behind it."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMG]?)(?:i?B)?", size, re.IGNORECASE)
+    found = re.fullmatch(r"(\d{1,18}(?:\.\d{1,18})?)([KMG]?)(?:i?B)?", size, re.IGNORECASE)
     if found is None:
-        raise OptionError(f"--max-memory {size} is no size. Give a number of bytes, or one like 500M or 8G.")
+        raise OptionError(
+            f"--max-memory {reprlib.repr(size)} is not a size. Give a number of bytes, or one like 500M or 8G."
+        )
     return int(float(found[1]) * 1024 ** " KMG".index(found[2].upper() or " "))

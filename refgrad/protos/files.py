@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import reprlib
 import secrets
 import shutil
 from collections.abc import Iterator
@@ -29,7 +30,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
 
     :raises OutputFileError: `path` cannot be written.
     """
-    target = _writable(path)
+    target = writable(path)
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
     try:
         yield temporary
@@ -47,7 +48,11 @@ def new_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
     :raises OutputFileError: `path` is there already, or cannot be made.
     """
     target = Path(path)
-    if target.exists() or target.is_symlink():
+    try:
+        is_taken = target.exists() or target.is_symlink()
+    except OSError as error:
+        raise OutputFileError(f"{reprlib.repr(str(target))} cannot be written: {error.strerror}.") from error
+    if is_taken:
         raise OutputFileError(f"{str(target)!r} exists. Give the name of a folder that does not, and it is made.")
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
     try:
@@ -68,7 +73,7 @@ def save_gradient(gradient: ModelProto, path: str | os.PathLike[str], source: st
 
     :raises OutputFileError: the result cannot be written, or would replace the model itself.
     """
-    target, origin = _writable(path), Path(source)
+    target, origin = writable(path), Path(source)
     data = target.with_name(f"{target.name}.data")
     spare(origin, target, data)
     tensors = [*gradient.graph.initializer, *(a.t for n in gradient.graph.node for a in n.attribute if a.HasField("t"))]
@@ -86,16 +91,34 @@ def save_gradient(gradient: ModelProto, path: str | os.PathLike[str], source: st
     return data
 
 
-def _writable(path: str | os.PathLike[str]) -> Path:
-    """`path`, where it may be that of a file."""
+def writable(path: str | os.PathLike[str]) -> Path:
+    """Return `path`.
+
+    :raises OutputFileError: no file can be there: it is a folder or a device, its folder does not exist, the name is too long.
+    """
     target = Path(path)
-    if target.exists() and not target.is_file():
+    try:
+        is_taken = target.exists() and not target.is_file()
+    except OSError as error:  # the name is too long
+        raise OutputFileError(f"{reprlib.repr(str(target))} cannot be written: {error.strerror}.") from error
+    if is_taken:
         raise OutputFileError(f"{str(target)!r} exists and is no regular file. Give the name of a file to write.")
     if not target.parent.is_dir():
         raise OutputFileError(
             f"There is no folder {str(target.parent)!r} to write {target.name!r} into. Make it first."
         )
     return target
+
+
+def keep(target: str | os.PathLike[str], *inputs: str | os.PathLike[str]) -> None:
+    """Refuse to write to `target` where it is one of the files that are read, or where no file can be.
+
+    :raises OutputFileError: the reason.
+    """
+    file = writable(target)
+    for other in filter(Path.exists, map(Path, inputs)):
+        if file.exists() and file.samefile(other):
+            raise OutputFileError(f"{str(file)!r} is read, too. Write to another file.")
 
 
 def spare(model: Path, *targets: Path) -> None:

@@ -63,7 +63,7 @@ def _find(tensor: TensorProto, folder: Path) -> None:
     entry = {e.key: e.value for e in tensor.external_data}
     file = folder / entry.get("location", "")
     try:
-        need = int(entry.get("offset", 0)) + int(entry.get("length", 0))
+        offset, length = int(entry.get("offset", 0)), int(entry.get("length", 0))
     except ValueError as error:
         raise InvalidModelError(
             f"The offset or the length of the data of initializer {tensor.name!r} is no number: {error}. "
@@ -74,10 +74,14 @@ def _find(tensor: TensorProto, folder: Path) -> None:
             f"The data of initializer {tensor.name!r} is missing: there is no file {str(file)!r}. "
             "Put the data file back beside the model."
         )
-    if file.stat().st_size < need:
+    if min(offset, length) < 0:
+        raise InvalidModelError(
+            f"The offset or the length of the data of initializer {tensor.name!r} is negative. Export the model again."
+        )
+    if file.stat().st_size < offset + length:
         raise InvalidModelError(
             f"The data of initializer {tensor.name!r} is truncated: {str(file)!r} has {file.stat().st_size} bytes, "
-            f"{need} are needed."
+            f"{offset + length} are needed."
         )
 
 

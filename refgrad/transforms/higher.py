@@ -205,7 +205,7 @@ def _gradient_of_one(
     if output is None:
         found = preflight(model, wrt, quantization=quantization).outputs
         if len(found) > 1:
-            raise OptionError(f"The model has several float outputs, {choices(found)}: say which with output.")
+            raise OptionError(f"The model has several float outputs: {choices(found)}. Choose one with output (--of).")
         [output] = found
     elif not isinstance(output, str):
         raise OptionError(f"output is one name (a string), not {reprlib.repr(output)}.")

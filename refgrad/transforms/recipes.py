@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from typing import Any, TypeVar, cast
@@ -36,6 +37,7 @@ from refgrad.reverse.emit import IR_VERSION, Emitter, Writer
 from refgrad.reverse.gradient import gradient, names_in, note, noted, preflight, taken_names
 from refgrad.transforms.losses import SCORES, add_loss_output
 
+_FAR = 2**63 - 1  # further than any index
 _INTEGERS = (TensorProto.INT32, TensorProto.INT64)
 CROSS_ENTROPY = "cross_entropy"
 
@@ -348,7 +350,7 @@ def _differentiated(
     if wrt is None:
         free = [name for name in floats if name not in initialized]
         if len(free) != 1:
-            raise OptionError(f"Say by wrt which input is differentiated by, of: {choices(free)}.")
+            raise OptionError(f"Choose the input with wrt. The float inputs are: {choices(free)}.")
         [wrt] = free
     elif wrt not in floats:
         raise UnknownNameError(
@@ -398,7 +400,7 @@ def _parse(graph: Graph, of: str | None) -> tuple[str, list[Item] | None]:
     outputs = [name for name in graph.outputs if graph.types.get(name) in FLOATS]
     if of is None:
         if len(outputs) != 1:
-            raise OptionError(f"Say by of which output is differentiated, of the float ones: {choices(outputs)}.")
+            raise OptionError(f"Choose the output with of. The float outputs are: {choices(outputs)}.")
         return outputs[0], None
     if of in outputs:
         return of, None
@@ -424,9 +426,9 @@ def _parse(graph: Graph, of: str | None) -> tuple[str, list[Item] | None]:
 
 def _item(of: str, word: str) -> Item:
     if re.fullmatch(r"[+-]?\d+", word):
-        return int(word)
+        return _number(of, word)
     if re.fullmatch(r"[+-]?\d*\s*:\s*[+-]?\d*\s*(:\s*[+-]?\d*)?", word):
-        bounds = [int(part) if part.strip() else None for part in word.split(":")]
+        bounds = [_number(of, part.strip()) if part.strip() else None for part in word.split(":")]
         if bounds[2:] == [0]:
             raise OptionError(f"of={of!r}: the step of a slice is not 0.")
         return slice(*bounds)
@@ -436,6 +438,13 @@ def _item(of: str, word: str) -> Item:
         f"of={of!r}: {word!r} is no index. There are integers (3, -1), slices (:, 2:8, ::2), '...', and names of integer "
         "scalar inputs, one for each axis."
     )
+
+
+def _number(of: str, word: str) -> int:
+    number = int(word) if len(word) < 30 else _FAR + 1
+    if abs(number) > _FAR:
+        raise OptionError(f"of={reprlib.repr(of)}: {reprlib.repr(word)} is larger than any index.")
+    return number
 
 
 def _check_range(of: str, output: str, items: Sequence[Item], shape: Sequence[int | str | None]) -> None:
@@ -464,9 +473,8 @@ def _pick(edit: _Edit, output: str, items: Sequence[Item] | None) -> str:
     parts = [(axis, item) for axis, item in enumerate(items or ()) if isinstance(item, slice) and item != slice(None)]
     if parts:
         steps = [item.step or 1 for _, item in parts]
-        far = 2**63 - 1
-        starts = [_bound(item.start, 0 if step > 0 else far) for (_, item), step in zip(parts, steps, strict=True)]
-        ends = [_bound(item.stop, far if step > 0 else -far) for (_, item), step in zip(parts, steps, strict=True)]
+        starts = [_bound(item.start, 0 if step > 0 else _FAR) for (_, item), step in zip(parts, steps, strict=True)]
+        ends = [_bound(item.stop, _FAR if step > 0 else -_FAR) for (_, item), step in zip(parts, steps, strict=True)]
         value = op.Slice(value, starts, ends, [axis for axis, _ in parts], steps)
     for axis, item in reversed(list(enumerate(items or ()))):
         if not isinstance(item, slice):
