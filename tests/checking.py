@@ -18,7 +18,7 @@ from refgrad.conformance.cases import every_case
 from refgrad.conformance.oracles.central import directional
 from refgrad.conformance.questions.feeds import widened
 from refgrad.errors import BackendError
-from refgrad.forward.normalise import MIN_OPSET
+from refgrad.forward.graph import MIN_OPSET
 from refgrad.protos.types import FLOATS
 from refgrad.tables.registry import BODY, RULES, STRUCTURES
 from refgrad.transforms import ortbuilder

@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 import refgrad
 from refgrad.backends import get_backend
 from refgrad.errors import NoGradientError
-from refgrad.reverse.gradient import names_in
+from refgrad.reverse.assembly import names_in
 
 STEP = 1e-5
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL

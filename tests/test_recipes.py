@@ -19,7 +19,7 @@ from refgrad import recipes
 from refgrad.backends import available, get_backend
 from refgrad.cli import main
 from refgrad.errors import InvalidModelError, NoGradientError, OptionError, UnknownNameError
-from refgrad.reverse.gradient import names_in
+from refgrad.reverse.assembly import names_in
 
 pytestmark = [pytest.mark.interpreter, pytest.mark.torch]
 

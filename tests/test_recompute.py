@@ -17,7 +17,7 @@ import refgrad
 from refgrad.backends import get_backend
 from refgrad.cli import main
 from refgrad.errors import BackendError, OptionError, UnknownNameError
-from refgrad.forward.graph import Graph
+from refgrad.forward.normalise import normalise
 from refgrad.reverse import recompute as repetition
 from refgrad.reverse.recompute import segments
 
@@ -276,7 +276,7 @@ def test_less_is_held_at_once():
 
 
 def test_a_segment_ends_where_little_crosses():
-    cut = segments(Graph(layers(12)), True)
+    cut = segments(normalise(layers(12)), True)
     assert sum(map(len, cut)) == 12 * 7
     assert {len(names) for names in cut[:-1]} <= set(range(5, 14))  # the root of 84 is 9
     for names in cut:
@@ -480,7 +480,7 @@ def test_in_the_dialect_of_onnxruntime(cotangent):
 
 
 def test_a_node_belongs_to_the_first_entry_that_it_matches():
-    graph = Graph(layers(2))
+    graph = normalise(layers(2))
     assert segments(graph, ["/0/a", "/0/*", "*"]) == [
         {"/0/a"},
         {f"/0/{name}" for name in "bcdefg"},

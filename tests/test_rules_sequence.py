@@ -15,7 +15,7 @@ from runtime import RUNTIME
 import refgrad
 from refgrad.backends import get_backend
 from refgrad.errors import InvalidModelError, NoGradientError, UnknownNameError
-from refgrad.reverse.gradient import names_in
+from refgrad.reverse.assembly import names_in
 from refgrad.tables.registry import RULES, rule
 
 pytestmark = pytest.mark.torch

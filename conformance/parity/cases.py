@@ -13,7 +13,7 @@ from refgrad.conformance import cases
 from refgrad.conformance.case import NODE, Case
 from refgrad.conformance.running.nodemodels import excluded, inputs_of, node_models
 from refgrad.conformance.systems.training_form import TRAINING_OUTPUTS
-from refgrad.forward.normalise import MIN_OPSET
+from refgrad.forward.graph import MIN_OPSET
 from refgrad.protos.types import FLOATS
 from refgrad.protos.walk import versions_of
 from refgrad.tables.registry import RULES

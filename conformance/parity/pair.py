@@ -37,7 +37,7 @@ def build(case: Case, builders: Builders) -> Pair:
     results = get_backend("numpy").prepare(source).run(case.feeds)
     # A broadcast product of empty tensors is more than both builders can do (see the departures of Mul).
     model = with_loss(source, case.outputs, [name for name, y in results.items() if not y.size])
-    known = Graph(model)
+    known = normalise(model)
     wrt = [name for name in (float_inputs(case.model) if case.wrt is None else case.wrt) if name in known.types]
     # The gradient of FakeQuant is what refgrad has with "clipped": ONNX Runtime has no other.
     ours = refgrad.gradient(model, wrt=wrt, outputs=[LOSS], dialect="ort", quantization="clipped")

@@ -10,7 +10,7 @@ import numpy as np
 from onnx import ModelProto
 
 from refgrad.conformance.questions.question import Question
-from refgrad.reverse.gradient import names_in
+from refgrad.reverse.assembly import names_in
 
 COMPLEX_STEP = "complex-step"  # the oracle whose silence tells of a kink
 

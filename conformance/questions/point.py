@@ -16,10 +16,10 @@ from refgrad.backends.base import Value, describe, graph_inputs
 from refgrad.backends.numpy import NumpyBackend
 from refgrad.conformance.questions.feeds import DOMAINS, random_feeds, widened
 from refgrad.errors import BackendError, FeedError, choices
-from refgrad.forward.graph import Graph
+from refgrad.forward.normalise import normalise
 from refgrad.protos.types import FLOATS
 from refgrad.protos.walk import subgraphs
-from refgrad.reverse.gradient import names_in
+from refgrad.reverse.assembly import names_in
 from refgrad.tables.randomness import ALWAYS, IN_TRAINING, operator_of
 
 _ROUNDINGS = 16  # how many roundings of the result each node may cost
@@ -97,7 +97,7 @@ class Point:
     @cached_property
     def draws(self) -> tuple[str, ...]:
         """The operators of the model that draw random numbers: no two executors draw the same."""
-        graph = Graph(self.model)
+        graph = normalise(self.model)
 
         def draw(nodes: Iterable[NodeProto]) -> Iterator[str]:
             for node in nodes:
@@ -155,7 +155,7 @@ class Truth:
     @cached_property
     def out_of_range(self) -> str:
         """Which intermediate result of the gradient overflows or underflows its type, empty where none does."""
-        types = Graph(self.model).types
+        types = normalise(self.model).types
         prepared = NumpyBackend().prepare(self.model, precision="float64")
         values = prepared.run(self.point.wide | self.point.seeds, trace=True)
         for name, value in values.items():
@@ -253,7 +253,7 @@ def by_name(results: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, n
 
 def _epsilon(model: ModelProto) -> float:
     """The coarsest rounding among the float types of the model's values, and of what a normalization computes in."""
-    graph = Graph(model)
+    graph = normalise(model)
     types = set(graph.types.values())
     for node in graph.nodes:
         if node.op_type in _STASHING:

@@ -17,7 +17,8 @@ from refgrad.backends import get_backend
 from refgrad.backends.base import graph_inputs
 from refgrad.conformance.questions.feeds import random_feeds
 from refgrad.errors import OptionError
-from refgrad.forward.graph import Graph, Node
+from refgrad.forward.graph import Node
+from refgrad.forward.normalise import normalise
 
 # What reads weights: the input that is a matrix, those that must stay positive, those that are biases or means.
 _MATRIX = {"Conv": (1,), "ConvTranspose": (1,), "Gemm": (1,), "MatMul": (0, 1)}
@@ -87,7 +88,7 @@ def _calibrate(model: ModelProto, drawn: set[str], seed: int) -> None:
     tensors = {t.name: t for t in model.graph.initializer}
     values: dict[str, Any] = dict(random_feeds(graph_inputs(model.graph), seed=seed))
     values |= {name: numpy_helper.to_array(tensor) for name, tensor in tensors.items()}
-    graph = Graph(model)
+    graph = normalise(model)
     nodes = graph.nodes
     last = {name: position for position, node in enumerate(nodes) for name in node.reads}
 

@@ -23,10 +23,10 @@ from refgrad.conformance.oracles.central import Difference, Function, directiona
 from refgrad.conformance.oracles.differences import tied
 from refgrad.conformance.questions.feeds import widened
 from refgrad.conformance.questions.point import in_float64
-from refgrad.forward.graph import Graph
+from refgrad.forward.normalise import normalise
 from refgrad.protos.types import FLOATS
 from refgrad.protos.walk import subgraphs
-from refgrad.reverse.gradient import names_in
+from refgrad.reverse.assembly import names_in
 from refgrad.reverse.path import prepare
 from refgrad.tables.registry import NO_DERIVATIVE
 
@@ -148,7 +148,7 @@ def node_models() -> tuple[NodeModel, ...]:
 
 def moved(test: NodeModel) -> tuple[list[str], list[str]]:
     """The float inputs that an output depends on, and those by which the gradient is zero."""
-    path = prepare(Graph(test.model), test.wrt, test.outputs)[2]
+    path = prepare(normalise(test.model), test.wrt, test.outputs)[2]
     needed = [name for name in test.wrt if name in path.needed]
     return needed, [name for name in test.wrt if name not in path.needed]
 

@@ -3,22 +3,67 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+import os
 
 import onnx
 from onnx import ModelProto, ValueInfoProto
 
 from refgrad.errors import InvalidModelError
+from refgrad.forward.calls import Functions, keep_functions
+from refgrad.forward.graph import MIN_OPSET, Graph, overridable_initializers, view
+from refgrad.forward.inference import infer, ranks
+from refgrad.forward.runtime_models import mend_runtime_model, replace_misplaced
 from refgrad.protos.fitting import refuse_misfits
 from refgrad.protos.inlining import inline_functions, refuse_recursion
+from refgrad.protos.reading import is_large, read, skeleton_of
 from refgrad.protos.types import UNNAMED, opened
-from refgrad.protos.walk import checkable, every_node, graphs, lacks_shape, with_shapes
+from refgrad.protos.upgrade import spell_out_deprecated, upgrade
+from refgrad.protos.walk import checkable, every_node, graphs, lacks_shape, rename_shadows, versions_of, with_shapes
+from refgrad.tables import plugins
 from refgrad.tables.signatures import SIGNATURES
 
 _MAP_OPSET = 17  # the first with SequenceMap
 _KEPT_OPSET = 17  # a function of this one or later never has to be converted
-MIN_OPSET = 16  # ScatterND and ScatterElements add duplicates from this one on
 _POOL_GRADIENTS = ("MaxPoolGrad", "AveragePoolGrad")  # ONNX Runtime has them in the domain of ai.onnx
 _SEQUENCES = frozenset(("SequenceConstruct", "SequenceEmpty", "SplitToSequence"))  # what makes one of other things
+
+
+def normalise(
+    model: ModelProto | str | os.PathLike[str],
+    opset: int = MIN_OPSET,
+    *,
+    shapeless: bool = False,
+    keep: bool = False,
+    functions: Functions | None = None,
+    outer: Graph | None = None,
+    captures: frozenset[str] = frozenset(),
+) -> Graph:
+    """The view of `model` in `opset`, or in its own if that is later. The caller's model is not modified.
+
+    :param shapeless: outputs may lack a shape, also where none can be inferred.
+    :param keep: leave the calls of functions that are called more than once.
+    :param functions: those that it calls, of a model that holds none itself.
+    :param outer: the graph that a body lies in; `captures` are the values of it that the body reads.
+    :raises InvalidModelError: the model cannot be read, or onnx refuses it.
+    """
+    plugins.load()
+    source = read(model)
+    overridable = overridable_initializers(source)
+    large = {t.name: t for t in source.graph.initializer if is_large(t) or t.name in overridable}
+    skeleton = skeleton_of(source, large)
+    rename_shadows(skeleton.graph)
+    spell_out_deprecated(skeleton)
+    lowest = max(opset, mend_runtime_model(skeleton), _MAP_OPSET if _has_sequences(skeleton) else 1)
+    checked = _check(skeleton, shapeless)
+    functions = functions or Functions()
+    if keep and checked.functions and versions_of(checked).get("", 1) >= max(lowest, _KEPT_OPSET):
+        checked, functions = keep_functions(checked)
+    upgraded = upgrade(_inlined(checked), lowest)
+    settled = replace_misplaced(upgraded, lambda model: ranks(infer(functions.inlined(model))))
+    made = view(source, settled, large, functions, outer, captures)
+    if not shapeless:
+        declare_shapes(made.outputs, made.results)
+    return made
 
 
 def _has_sequences(model: ModelProto) -> bool:

@@ -7,7 +7,7 @@ stacked because their shape is not known to stay the same.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -15,92 +15,81 @@ from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TypeProto, Va
 
 from refgrad.errors import NoGradientError
 from refgrad.forward.calls import Functions
-from refgrad.forward.graph import Graph, Node
+from refgrad.forward.graph import Graph, Node, needed_nodes
+from refgrad.forward.normalise import normalise
 from refgrad.protos.types import Dim, is_unnamed, type_of, unname
 from refgrad.protos.walk import captured, fresh, graphs, names_of, nested, subgraphs
-from refgrad.reverse.emit import Emitted, Emitter, Writer, tensor_type
-from refgrad.reverse.path import Path, expand
-from refgrad.reverse.sweep import Sweep, live_forward, live_nodes, settle
+from refgrad.reverse.emission import Emitted, Writer, needed_emitted
+from refgrad.reverse.emit import Emitter
+from refgrad.reverse.path import Path, Structures, complete_path
+from refgrad.reverse.sweep import Sweep
+from refgrad.reverse.values import Values, tensor_type
+from refgrad.tables.registry import Flow
 from refgrad.tables.randomness import may_draw
 
 
-class BodyGraph(Graph):
-    """The graph of a body; what it captures is an input of it."""
-
-    def __init__(self, outer: Graph, model: ModelProto, captures: Set[str]) -> None:
-        self._outer, self._captures = outer, captures
-        super().__init__(model, shapeless=True, functions=outer.functions)
-
-    @cached_property
-    def names(self) -> set[str]:
-        """Every name of a value, in the whole model."""
-        return self._outer.names
-
-    def constant(self, name: str) -> np.ndarray | None:
-        """The value of a small constant, of the body or outside, that no caller can override, else None."""
-        return self._outer.constant(name) if name in self._captures else super().constant(name)
-
-
 class Body:
-    """A subgraph, and the paths and sweeps through it.
+    """A subgraph, or the body of a function, and the paths through it.
 
     `inputs` are its formal inputs, `outputs` its results, each computed by a node of its own, `captures` the outer values
-    that it reads.
+    that it reads. `steady` are the inputs whose shape stays the same, whether it is known or not.
     """
 
-    def __init__(self, outer: Graph, proto: GraphProto, inputs: Sequence[ValueInfoProto], quantization: str) -> None:
-        self._take(proto, outer.names, quantization)
-        known = known_integers(outer, {name: name for name in self.captures})
-        types = (formal(ValueInfoProto(name=name), outer.type_of(name)) for name in self.captures)
-        self.graph: Graph = BodyGraph(outer, self._model(outer, [*inputs, *types], known), frozenset(self.captures))
-        self.graph.adjoint_types.update(
-            (name, outer.adjoint_types[name]) for name in self.captures if name in outer.adjoint_types
-        )
-
-    def _take(self, proto: GraphProto, taken: set[str], quantization: str) -> None:
-        """Copy the graph, and note its names."""
-        self.proto = GraphProto()
-        self.proto.CopyFrom(proto)
-        self._name_outputs(taken)
-        self.captures = list(dict.fromkeys(captured(self.proto)))
-        self.inputs = [value.name for value in self.proto.input]
-        self.outputs = [value.name for value in self.proto.output]
-        self.quantization = quantization
+    def __init__(self, proto: GraphProto, structures: Structures, steady: Iterable[str] = ()) -> None:
+        self.proto = proto
+        self.structures = structures
+        self.graph = structures.graph
+        self.captures = list(dict.fromkeys(captured(proto)))
+        self.inputs = [value.name for value in proto.input]
+        self.outputs = [value.name for value in proto.output]
+        self.steady = frozenset(steady)
         self._paths: dict[tuple[frozenset[str], frozenset[str]], Path] = {}
-        self.steady: frozenset[str] = frozenset()  # inputs whose shape stays the same, whether it is known or not
-        self._invariant: set[str] | None = None
 
-    def _model(self, outer: Graph, inputs: Sequence[ValueInfoProto], known: Mapping[str, np.ndarray]) -> ModelProto:
-        """The body as a model of its own; those of its inputs that are known are constants of it."""
-        model = ModelProto(ir_version=max(outer.model.ir_version, 4), opset_import=outer.model.opset_import)
-        model.graph.CopyFrom(self.proto)
-        model.graph.name = self.proto.name or "body"
-        del model.graph.input[:]
-        model.graph.input.extend(value for value in inputs if value.name not in known)
-        model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in known.items())
-        return model
+    @classmethod
+    def read(
+        cls,
+        outer: Structures,
+        proto: GraphProto,
+        inputs: Sequence[ValueInfoProto],
+        steady: Iterable[str] = (),
+    ) -> Body:
+        """The body `proto` of a node in the graph of `outer`; `inputs` are its formal inputs with their types."""
+        copy, graph = _with_named_outputs(proto, outer.names), outer.graph
+        captures = list(dict.fromkeys(captured(copy)))
+        known = known_integers(graph, {name: name for name in captures})
+        types = (formal(ValueInfoProto(name=name), graph.type_of(name)) for name in captures)
+        model = _as_model(graph, copy, [*inputs, *types], known)
+        view = normalise(model, shapeless=True, functions=graph.functions, outer=graph, captures=frozenset(captures))
+        return cls(copy, outer.over(view), steady)
 
-    def _name_outputs(self, taken: set[str]) -> None:
-        """Let every output be the result of a node, under a name of its own."""
-        made = {name for node in self.proto.node for name in node.output}
-        for value in self.proto.output:
-            if value.name in made:
-                made.remove(value.name)
-                continue
-            name = fresh(f"{value.name}_out", taken)
-            self.proto.node.append(helper.make_node("Identity", [value.name], [name], name=name))
-            value.name = name
+    @classmethod
+    def of_function(
+        cls,
+        outer: Structures,
+        function: FunctionProto,
+        inputs: Sequence[ValueInfoProto],
+        known: Mapping[str, np.ndarray],
+    ) -> Body:
+        """The body of a function: it captures nothing, and its names are its own.
 
-    def path(self, wrt: Iterable[str], outputs: Iterable[str]) -> Path:
-        """The path between inputs or captures and outputs; operators without a rule are replaced by their bodies."""
+        :param known: those of its inputs that are given the same array whenever it is called.
+        """
+        proto = GraphProto(name=function.name, node=function.node)
+        proto.input.extend(ValueInfoProto(name=name) for name in function.input)
+        proto.output.extend(ValueInfoProto(name=name) for name in function.output)
+        copy, graph = _with_named_outputs(proto, names_of(proto)), outer.graph
+        view = normalise(_as_model(graph, copy, inputs, known), shapeless=True, functions=graph.functions)
+        return cls(copy, Structures(view, outer.quantization))
+
+    def path(self, flow: Flow, wrt: Iterable[str], outputs: Iterable[str]) -> Path:
+        """The path between inputs or captures and outputs; operators without a rule are replaced by their bodies.
+
+        :param flow: what varies outside, of which the body captures some.
+        """
         key = frozenset(wrt), frozenset(outputs)
-        while key not in self._paths:
-            path = Path(self.graph, *key, self.quantization)
-            if path.blocked and expand(self.graph, path.blocked):
-                self._paths.clear()  # the nodes are others now
-                self._invariant = None
-            else:
-                self._paths[key] = path
+        if key not in self._paths:
+            carried = {name: flow.adjoint_types[name] for name in self.captures if name in flow.adjoint_types}
+            self._paths[key] = complete_path(self.structures, [*key[0]], [*key[1]], carried)
         return self._paths[key]
 
     def swept(self, op: Emitter, path: Path, taken: set[str] | None = None) -> Swept:
@@ -109,9 +98,9 @@ class Body:
         :param taken: the names that it cannot take, where they are not those of the model: of a function.
         """
         within = Emitter(
-            self.graph,
+            Values(path.graph, path.adjoint_types, op.values.inputs if taken is None else ()),
             op.dialect,
-            op.taken if taken is None else taken,
+            op.emission.taken if taken is None else taken,
             kinks=op.kinks,
             quantization=op.quantization,
             needed=path.needed,
@@ -120,52 +109,42 @@ class Body:
         within.enter(op.rule, op.node)
         return Swept(self, Sweep(path, within, f"{op.node}/" if taken is None else ""))
 
-    def is_stackable(self, name: str) -> bool:
-        """Whether a value is a tensor that has the same shape in every step."""
-        if name in self.steady:
-            return True
-        shape = self.graph.shapes.get(name)
-        return name in self.graph.types and shape is not None and not any(is_unnamed(dim) for dim in shape)
 
-    def is_invariant(self, node: Node) -> bool:
-        """Whether a node computes the same in every step: it reads captures and constants alone, and draws no numbers."""
-        if self._invariant is None:
-            self._invariant = {*self.captures, *self.graph.initializers} - set(self.inputs)
-            for one in self.graph.nodes:
-                if self._invariant.issuperset(filter(None, one.reads)) and not is_random(
-                    one.proto, self.graph.functions
-                ):
-                    self._invariant.update(one.outputs)
-        return self._invariant.issuperset(node.outputs)
+def _with_named_outputs(proto: GraphProto, taken: set[str]) -> GraphProto:
+    """A copy in which every output is the result of a node, under a name of its own."""
+    copy = GraphProto()
+    copy.CopyFrom(proto)
+    made = {name for node in copy.node for name in node.output}
+    for value in copy.output:
+        if value.name in made:
+            made.remove(value.name)
+            continue
+        name = fresh(f"{value.name}_out", taken)
+        copy.node.append(helper.make_node("Identity", [value.name], [name], name=name))
+        value.name = name
+    return copy
 
 
-class FunctionBody(Body):
-    """The body of a function: it captures nothing, and its names are its own.
-
-    `known` holds those of its inputs that are given the same array whenever it is called.
-    """
-
-    def __init__(
-        self,
-        outer: Graph,
-        function: FunctionProto,
-        inputs: Sequence[ValueInfoProto],
-        known: Mapping[str, np.ndarray],
-        quantization: str,
-    ) -> None:
-        proto = GraphProto(name=function.name, node=function.node)
-        proto.input.extend(ValueInfoProto(name=name) for name in function.input)
-        proto.output.extend(ValueInfoProto(name=name) for name in function.output)
-        self._take(proto, names_of(proto), quantization)
-        self.graph = Graph(self._model(outer, inputs, known), shapeless=True, functions=outer.functions)
+def _as_model(
+    outer: Graph, proto: GraphProto, inputs: Sequence[ValueInfoProto], known: Mapping[str, np.ndarray]
+) -> ModelProto:
+    """The body as a model of its own; those of its inputs that are known are constants of it."""
+    model = ModelProto(ir_version=max(outer.model.ir_version, 4), opset_import=outer.model.opset_import)
+    model.graph.CopyFrom(proto)
+    model.graph.name = proto.name or "body"
+    del model.graph.input[:]
+    model.graph.input.extend(value for value in inputs if value.name not in known)
+    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in known.items())
+    return model
 
 
 class Swept:
     """A body and the sweep over it: what the backward part reads of the forward one, and both as graphs."""
 
     def __init__(self, body: Body, sweep: Sweep) -> None:
-        self.body, self.sweep, self.op = body, sweep, sweep.op
+        self.body, self.sweep, self.op, self.graph = body, sweep, sweep.op, sweep.graph
         self.residuals: list[str] = []
+        self._forward: Sequence[Node] = ()
         self._again: list[Node] = []
         self._results: list[str] = []
         self._backward: list[Emitted] = []
@@ -173,10 +152,27 @@ class Swept:
 
     def result(self, value: str) -> str:
         """`value` as a result of the backward graph: computed by a node in it, and no other result."""
-        if value in self._results or value not in self.op.made:
+        if value in self._results or not self.op.is_emitted(value):
             value = self.op.copy(value)
         self._results.append(value)
         return value
+
+    def is_stackable(self, name: str) -> bool:
+        """Whether a value is a tensor that has the same shape in every step."""
+        if name in self.body.steady:
+            return True
+        values = self.op.values
+        shape = values.shapes.get(name)
+        return values.is_tensor(name) and shape is not None and not any(is_unnamed(dim) for dim in shape)
+
+    @cached_property
+    def _invariant(self) -> set[str]:
+        """The values that are the same in every step: they depend on captures and constants alone, and none is random."""
+        found = {*self.body.captures, *self.graph.initializers} - set(self.body.inputs)
+        for node in self._forward:
+            if found.issuperset(filter(None, node.reads)) and not is_random(node.proto, self.graph.functions):
+                found.update(node.outputs)
+        return found
 
     def plan(self, *, stacked: bool, listed: bool = False, mapped: bool = False, recompute: bool = False) -> None:
         """Choose which values the forward graph stores, and which nodes the backward graph repeats.
@@ -187,14 +183,14 @@ class Swept:
         :param recompute: store the states alone.
         :raises NoGradientError: a value that is needed changes its shape from step to step, or is random.
         """
-        body, graph = self.body, self.body.graph
+        body, graph, values = self.body, self.graph, self.op.values
         live = set(self._results)
-        self._backward = live_nodes(self.op, live)
-        settle(graph, self.op, live)
+        self._backward = needed_emitted(self.op.emission.nodes, live)
+        self._forward = self.op.edits.applied(graph.nodes, live)
         self._read = live
         inputs, again = set(body.inputs), set()
         stored: dict[str, None] = {}
-        makers = {name: node for node in graph.nodes for name in node.outputs if name}
+        makers = {name: node for node in self._forward for name in node.outputs if name}
         pending = [name for name in live if name in inputs or name in makers]
         while pending:
             name = pending.pop()
@@ -203,17 +199,17 @@ class Swept:
             node = makers.get(name)
             if node is None:
                 if name in inputs:
-                    if stacked and not (body.is_stackable(name) or (listed and name in graph.types)):
+                    if stacked and not (self.is_stackable(name) or (listed and values.is_tensor(name))):
                         raise self._unstackable(name)
                     stored[name] = None
                 continue
             random = is_random(node.proto, graph.functions)
             repeat = recompute and not random
             if stacked:
-                from_list = listed and name in graph.types and not graph.containers.keys().isdisjoint(node.reads)
-                repeat |= body.is_invariant(node) or not (body.is_stackable(name) or from_list)
+                from_list = listed and values.is_tensor(name) and not values.containers.keys().isdisjoint(node.reads)
+                repeat |= self._is_invariant(node) or not (self.is_stackable(name) or from_list)
             if mapped:
-                repeat |= body.is_invariant(node) or name in graph.containers
+                repeat |= self._is_invariant(node) or name in values.containers
             repeat |= node.key == ("", "Constant")
             if not repeat:
                 stored[name] = None
@@ -222,10 +218,13 @@ class Swept:
             else:
                 again.add(node.name)
                 pending += [read for read in node.reads if read]
-        order = [*body.inputs, *(name for node in graph.nodes for name in node.outputs)]
-        repeated = {name for node in graph.nodes if node.name in again for name in node.outputs}
+        order = [*body.inputs, *(name for node in self._forward for name in node.outputs)]
+        repeated = {name for node in self._forward if node.name in again for name in node.outputs}
         self.residuals = [name for name in order if name in stored and name not in repeated]
-        self._again = [node for node in graph.nodes if node.name in again]
+        self._again = [node for node in self._forward if node.name in again]
+
+    def _is_invariant(self, node: Node) -> bool:
+        return self._invariant.issuperset(node.outputs)
 
     def _unstackable(self, name: str) -> NoGradientError:
         node = self.op.node
@@ -240,7 +239,7 @@ class Swept:
 
         An Identity gives an input or an output a second name.
         """
-        body, graph = self.body, self.body.graph
+        body, values = self.body, self.op.values
         made = GraphProto(name=body.proto.name or "body")
         outputs = list(body.proto.output)
         copies = []
@@ -249,16 +248,16 @@ class Swept:
                 copies += name[0]
                 outputs.append(name[1])
                 continue
-            kind = graph.type_of(name)
+            kind = values.type_of(name)
             value = ValueInfoProto(name=name)
             if name in body.inputs or name in body.outputs:
                 value.name = self.op.fresh(f"{name}_stored")
                 copies.append(helper.make_node("Identity", [name], [value.name], name=value.name))
-            value.type.CopyFrom(unname(kind) if kind is not None else tensor_type(self.op.type(name), None))
+            value.type.CopyFrom(unname(kind) if kind is not None else tensor_type(values.type(name), None))
             outputs.append(value)
         live = {*body.outputs, *(one if isinstance(one, str) else one[1].name for one in results)}
         live.update(name for one in results if not isinstance(one, str) for node in one[0] for name in node.input)
-        nodes = [node.proto for node in live_forward(graph, live)]
+        nodes = [node.proto for node in needed_nodes(self._forward, live)]
         made.node.extend((*nodes, *copies))
         made.input.extend(body.proto.input)
         made.output.extend(outputs)
@@ -278,7 +277,7 @@ class Swept:
         :param results: the values it returns, each one made by `result`.
         :param rename: what a residual is called outside, where the graph reads it there.
         """
-        names = {**self.sweep.rename, **(rename or {})}
+        names = {**self.sweep.names, **(rename or {})}
         made = GraphProto(name=self.op.fresh(f"{self.body.proto.name or 'body'}_grad"))
         made.input.extend(helper.make_value_info(name, kind) for name, kind in inputs)
         made.node.extend(first)
@@ -295,10 +294,9 @@ class Swept:
         return made
 
     def _add_initializers(self, made: GraphProto, live: set[str]) -> None:
-        given = {*self.body.captures, *self.body.inputs}
-        graph = self.body.graph
+        given, graph = {*self.body.captures, *self.body.inputs}, self.graph
         made.initializer.extend(t for n, t in graph.initializers.items() if n in live and n not in given)
-        made.initializer.extend(t for n, t in self.op.constants.items() if n in live)
+        made.initializer.extend(t for n, t in self.op.emission.constants.items() if n in live)
         made.sparse_initializer.extend(t for t in graph.model.graph.sparse_initializer if t.values.name in live)
 
 

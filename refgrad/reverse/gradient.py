@@ -1,25 +1,24 @@
-"""The reverse sweep: from the cotangents of the outputs to the gradients, one rule per node."""
+"""`refgrad.gradient`: normalise the model, find the path, sweep, assemble. `refgrad.preflight` stops at the path."""
 
 from __future__ import annotations
 
 import gc
-import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
-from onnx import ModelProto, TypeProto, helper
+from onnx import ModelProto
 
 from refgrad.errors import NoGradientError, OptionError, RuleError, choices
 from refgrad.forward.graph import Graph
-from refgrad.protos.domains import MICROSOFT
-from refgrad.protos.types import Shape, adjoint_of, is_container, unname
-from refgrad.protos.walk import every_node, import_domain, names_of, nested, subgraphs
-from refgrad.reverse.emit import IR_VERSION, Emitter, Writer, tensor_type
-from refgrad.reverse.path import Path, Report, prepare, refuse
-from refgrad.reverse.recompute import Repetition, segments, with_bodies
-from refgrad.reverse.sweep import Sweep, live_forward, live_nodes, settle
+from refgrad.forward.normalise import normalise
+from refgrad.protos.walk import names_of, nested, subgraphs
+from refgrad.reverse.assembly import assemble
+from refgrad.reverse.emit import Emitter
+from refgrad.reverse.path import Report, prepare, refuse
+from refgrad.reverse.recompute import segments, with_bodies
+from refgrad.reverse.sweep import sweep
+from refgrad.reverse.values import Values
 from refgrad.tables.kinks import CONVENTIONS
 from refgrad.tables.registry import DIALECTS
 
@@ -109,26 +108,26 @@ def gradient(
         sources, targets, path = prepare(graph, wrt, outputs, quantization)
         if path.blocked or path.blocked_within:
             raise refuse(path)
-        chosen = segments(graph, recompute)
+        chosen = segments(path.graph, recompute)
         op = Emitter(
-            graph,
+            Values(path.graph, path.adjoint_types, inputs=frozenset(sources)),
             dialect,
-            taken_names(graph),
+            taken_names(path.graph),
             kinks=kinks,
             quantization=quantization,
             needed=path.needed,
             repeated=with_bodies(path, chosen),
         )
-        return _Gradient(path, sources, targets, op, cotangent, keep_outputs).model(chosen)
+        return assemble(sweep(path, op, sources, targets, cotangent), chosen, keep_outputs)
 
     with _no_collection():
-        graph = Graph(model, keep=dialect == "onnx" and quantization == "zero" and not recompute)
+        graph = normalise(model, keep=dialect == "onnx" and quantization == "zero" and not recompute)
+        if not graph.functions:
+            return differentiated(graph)
         try:
             return differentiated(graph)
-        except (NoGradientError, RuleError):
-            if not graph.functions:
-                raise
-        return differentiated(Graph(model))  # at its calls more is known than in a function: a shape may be an argument
+        except (NoGradientError, RuleError):  # only a rule can tell whether it knows enough of a value in a function:
+            return differentiated(normalise(model))  # at its calls more is known, as a shape may be an argument
 
 
 def preflight(
@@ -147,10 +146,10 @@ def preflight(
     :raises OptionError: an unknown quantization.
     """
     _check_options(("quantization", quantization, QUANTIZATION))
-    graph = Graph(model, keep=quantization == "zero")
+    graph = normalise(model, keep=quantization == "zero")
     sources, targets, path = prepare(graph, wrt, outputs, quantization)
     if graph.functions and (path.blocked or path.blocked_within):
-        sources, targets, path = prepare(Graph(model), wrt, outputs, quantization)
+        sources, targets, path = prepare(normalise(model), wrt, outputs, quantization)
     return Report(tuple(sources), tuple(targets), path.rows)
 
 
@@ -158,27 +157,6 @@ def _check_options(*options: tuple[str, str, Sequence[str]]) -> None:
     for option, value, known in options:
         if value not in known:
             raise OptionError(f"There is no {option} {value!r}; there are {choices(known)}.")
-
-
-def names_in(gradient: ModelProto) -> tuple[dict[str, str], dict[str, str]]:
-    """The cotangent of each output and the gradient of each input, as `gradient` wrote them down; of another model none."""
-    return noted(gradient, "cotangents"), noted(gradient, "gradients")
-
-
-def note(model: ModelProto, source: ModelProto, **entries: Mapping[str, Any]) -> None:
-    """Give `model` the metadata of `source`, but `entries`, as JSON, in the place of what refgrad wrote there."""
-    kept = [entry for entry in source.metadata_props if not entry.key.startswith("refgrad.")]
-    del model.metadata_props[:]
-    model.metadata_props.extend(kept)
-    for key, names in entries.items():
-        model.metadata_props.add(key=f"refgrad.{key}", value=json.dumps(names))
-
-
-def noted(model: ModelProto, key: str) -> dict[str, Any]:
-    """What `note` wrote down under `key`; of another model nothing."""
-    known = {entry.key: entry.value for entry in model.metadata_props}
-    names: dict[str, Any] = json.loads(known.get(f"refgrad.{key}", "{}"))
-    return names
 
 
 @contextmanager
@@ -192,118 +170,6 @@ def _no_collection() -> Iterator[None]:
         yield
     finally:
         gc.enable()
-
-
-class _Gradient:
-    """One differentiation, and the result that is built from it."""
-
-    def __init__(
-        self, path: Path, wrt: list[str], outputs: list[str], op: Emitter, cotangent: str, keep_outputs: bool
-    ) -> None:
-        self.path, self.graph = path, path.graph
-        self.wrt, self.outputs = wrt, outputs
-        self.keep_outputs = keep_outputs
-        self.op = op
-        self.sweep = Sweep(path, op)
-        self._tensor_types: dict[tuple[int, Shape], TypeProto] = {}
-        self.cotangents = self._seed(cotangent)
-        self.sweep.run()
-        self.gradients = {name: self.sweep.result(name) for name in wrt}
-
-    def _seed(self, cotangent: str) -> dict[str, str]:
-        """Give every differentiated output its cotangent; the graph inputs that were made, by output."""
-        op = self.op
-        names = {output: self.op.fresh(f"{output}_grad") for output in self.outputs}
-        op.enter("cotangent", "cotangent")
-        if cotangent == "yield":
-            # It returns every output to the caller; a cotangent comes back for those that are differentiated.
-            every = list(self.graph.outputs)
-            others = [k for k, output in enumerate(every) if output not in names]
-            made = op.com_microsoft(
-                "YieldOp",
-                *every,
-                outputs=len(names),
-                full_shape_outputs=list(range(len(every))),
-                non_differentiable_outputs=others or None,
-            )
-            seeds = dict(zip((o for o in every if o in names), (made,) if isinstance(made, str) else made, strict=True))
-        elif cotangent == "ones":
-            seeds = {output: op.full_like(output, 1.0) for output in names}
-        else:
-            seeds = names
-        for output, seed in seeds.items():
-            if cotangent != "input" and seed not in self.sweep.rename:
-                self.sweep.rename[seed] = names[output]
-            self.sweep.seed(output, seed)
-        return names if cotangent == "input" else {}
-
-    # The result
-
-    def model(self, chosen: Sequence[frozenset[str]]) -> ModelProto:
-        """The gradient model: the nodes that an output needs, and nothing else; those in `chosen` are computed again."""
-        source, graph = self.graph.source, self.graph
-        live = set(self.gradients.values())
-        kept = list(graph.outputs.values()) if self.keep_outputs else []
-        live.update(value.name for value in kept)
-        results = set(live)
-        backward = live_nodes(self.op, live)
-        settle(graph, self.op, live)
-        for value, name in self.op.adjoint_of.items():
-            self.sweep.call(value, f"{name}_grad", name)
-        again = Repetition(graph, self.op, chosen, backward, live, results, self.sweep.rename)
-        forward = [node.proto for node in live_forward(graph, live)]
-        final = ModelProto(ir_version=max(source.ir_version, IR_VERSION), producer_name="refgrad")
-        final.opset_import.extend(graph.model.opset_import)
-        if "" not in graph.opsets:
-            final.opset_import.append(helper.make_opsetid("", graph.opset))
-        target = final.graph
-        target.name = f"{graph.model.graph.name}_grad"
-        target.node.extend(forward)
-        writer = Writer(target, {**self.sweep.rename, **again.names})
-        for position, emitted in enumerate(backward):
-            target.node.extend(again.before(position))
-            writer.add(emitted)
-        final.functions.extend(graph.functions.called_by(target.node))
-        if any(node.domain == MICROSOFT for node in (every_node(final) if self.path.passages else target.node)):
-            import_domain(final, MICROSOFT)
-        target.input.extend(graph.inputs.values())
-        for name in self.wrt:
-            if name not in graph.inputs:
-                target.input.add(name=name, type=self._type(name))
-        for output, name in self.cotangents.items():
-            target.input.add(name=name, type=self._type(output))
-        for name, value in self.gradients.items():
-            target.output.add(name=self.sweep.rename[value], type=self._type(name))
-        target.output.extend(kept)
-        live.update(self.wrt)
-        live.update(graph.inputs)
-        target.initializer.extend(tensor for name, tensor in graph.initializers.items() if name in live)
-        target.initializer.extend(tensor for name, tensor in self.op.constants.items() if name in live)
-        target.sparse_initializer.extend(graph.model.graph.sparse_initializer)
-        target.value_info.extend(value for name, value in graph.values.items() if name in live)
-        target.value_info.extend(again.types)
-        elsewhere = {*graph.inputs, *graph.initializers, *(value.name for value in kept)}
-        target.value_info.extend(v for name, v in graph.outputs.items() if name in live and name not in elsewhere)
-        for value, like in self.op.declared.items():
-            if value in live and value not in self.gradients.values():
-                kind = tensor_type(self.op.type(like), self.op.shape(like))
-                target.value_info.append(helper.make_value_info(self.sweep.rename.get(value, value), kind))
-        for declared in (*target.input, *target.output, *target.value_info):
-            if is_container(declared.type):  # ONNX Runtime takes elements of one name for equally large
-                declared.type.CopyFrom(unname(declared.type))
-        gradients = {name: self.sweep.rename[value] for name, value in self.gradients.items()}
-        note(final, source, gradients=gradients, cotangents=self.cotangents)
-        return final
-
-    def _type(self, name: str) -> TypeProto:
-        """The type and declared shape of an input, an output or an initializer; of an optional, what it holds."""
-        declared = self.graph.inputs.get(name) or self.graph.outputs.get(name)
-        if declared is not None:
-            return adjoint_of(declared.type)
-        kind = self.graph.types[name], self.graph.shapes[name]
-        if kind not in self._tensor_types:
-            self._tensor_types[kind] = helper.make_tensor_type_proto(*kind)
-        return self._tensor_types[kind]
 
 
 def taken_names(graph: Graph) -> set[str]:

@@ -15,8 +15,6 @@ from refgrad.tables.registry import LOWERINGS
 class Asked(Protocol):
     """What the errors read of an emitter."""
 
-    taken: set[str]
-
     @property
     def rule(self) -> str:
         """The operator whose rule emits."""
@@ -49,10 +47,10 @@ def no_such_primitive(op: Asked, name: str) -> Exception:
     )
 
 
-def not_a_value(op: Asked, name: str) -> RuleError:
+def not_a_value(op: Asked, name: str, taken: Collection[str]) -> RuleError:
     """The error for an argument that is a string but names no value."""
     return RuleError(
-        f"{_place(op)} reads {name!r}, which no node, input or constant is called.{did_you_mean(name, sorted(op.taken))}"
+        f"{_place(op)} reads {name!r}, which no node, input or constant is called.{did_you_mean(name, sorted(taken))}"
     )
 
 

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import onnx
-from onnx import FunctionProto, TensorProto, helper
+from onnx import FunctionProto, ModelProto, NodeProto, TensorProto, helper
 
 from refgrad.errors import NoGradientError, OptionError, UnknownNameError, choices, did_you_mean
 from refgrad.forward.functions import make_function
-from refgrad.forward.graph import Graph, Node
+from refgrad.forward.graph import Graph, Node, view
 from refgrad.protos.domains import MICROSOFT, ML
 from refgrad.protos.inlining import INLINED, inline_functions
 from refgrad.protos.types import FLOATS
 from refgrad.protos.walk import import_domain, names_of, subgraphs
 from refgrad.tables.definitions import DEFINITIONS, UnsupportedFormError
-from refgrad.tables.registry import NO_DERIVATIVE, QUANTIZED, QUANTIZERS, RULES, ZERO, Passage
+from refgrad.tables.registry import NO_DERIVATIVE, QUANTIZED, QUANTIZERS, RULES, ZERO, Flow, Passage, Structure
 from refgrad.tables.schemas import find_schema
 
 _CASTS = frozenset((("", "Cast"), ("", "CastLike")))
@@ -55,78 +56,181 @@ class Report:
         return tuple(row for row in self.rows if row.verdict in ("none", "missing"))
 
 
+@dataclass(frozen=True, eq=False)
 class Path:
     """The nodes that the reverse sweep visits.
 
     `active` are the nodes to differentiate, in topological order, `varied` the values that depend on `wrt`, `needed` those
-    of them that an output depends on, `rows` the verdict per operator. With a `quantization` other than "zero" what
-    QuantizeLinear makes varies too, and whatever moves its elements: `graph.adjoint_types` has these values. So does the
-    text or the bits of a float, until something is made of it in which no derivative hides: a way back to a float is refused.
+    of them that an output depends on, `passages` the ways through nodes with graphs of their own, by name. `blocked` are the
+    active nodes that have no derivative, `refusals` why not where it is not the operator alone that tells, `found` the nodes
+    by operator and verdict. With a `quantization` other than "zero" what QuantizeLinear makes varies too, and whatever moves
+    its elements: `adjoint_types` has these values, and the types of their adjoints. So does the text or the bits of a float,
+    until something is made of it in which no derivative hides: a way back to a float is refused.
     """
 
-    def __init__(self, graph: Graph, wrt: Iterable[str], outputs: Iterable[str], quantization: str = "zero") -> None:
-        self.graph = graph
-        self.varied = set(wrt)
-        self._rounds = quantization != "zero"
-        self.passages: dict[str, Passage] = {}  # by the name of a node with graphs of its own
-        self._encoded: set[str] = set()  # text and bits that depend on `wrt`
-        found: dict[tuple[tuple[str, str], str], list[str]] = {}
-        moved: list[tuple[Node, list[str]]] = []
-        blocked: set[str] = set()
-        for node in graph.nodes:
-            if self.varied.isdisjoint(node.reads):
-                continue
-            if node.key in graph.structures:
-                if by := graph.structure(node, quantization).outputs_of(self.varied):
-                    self.varied.update(by)
-                    moved.append((node, []))
-                found.setdefault((node.key, "rule" if by else "zero"), []).append(node.name)
-                continue
-            quantised = self._quantised(node) if self._rounds else {}
-            carrying = [name for name in node.outputs if name and graph.is_float(name)]
-            carrying += quantised
-            verdict, differentiable = self._verdict(node) if carrying else ("zero", [])
-            if not carrying and (encoded := self._encoded_by(node)):
-                verdict = "none" if self._is_encoder(node) else "zero"
-                self._encoded.update(encoded)
-                self.varied.update(encoded)
-                moved.append((node, node.reads))
-            if verdict in ("none", "missing"):
-                blocked.add(node.name)
-            if verdict != "zero" and not self.varied.isdisjoint(differentiable):
-                self.varied.update(carrying)
-                graph.adjoint_types.update(quantised)
-                moved.append((node, differentiable))
-            found.setdefault((node.key, verdict), []).append(node.name)
-        self.needed = self.varied.intersection(outputs)
-        self.active: list[Node] = []
-        for node, differentiable in reversed(moved):
-            if not self.needed.isdisjoint(node.outputs):
-                self.active.append(node)
-                if node.key in graph.structures:
-                    passage = graph.structure(node, quantization).passage(self.varied, self.needed)
-                    self.passages[node.name], differentiable = passage, list(passage.reads)
-                    if passage.refusal:
-                        blocked.add(node.name)
-                        found[node.key, "rule"].remove(node.name)
-                        found.setdefault((node.key, "none"), []).append(node.name)
-                        graph.refusals[node.key] = passage.refusal
-                self.needed.update(self.varied.intersection(differentiable))
-        self.active.reverse()
-        self.blocked = [node for node in self.active if node.name in blocked]
+    graph: Graph
+    active: list[Node]
+    varied: set[str]
+    needed: set[str]
+    passages: dict[str, Passage]
+    adjoint_types: dict[str, int]
+    blocked: list[Node]
+    refusals: dict[tuple[str, str], str]
+    found: dict[tuple[tuple[str, str], str], list[str]]
+
+    @property
+    def within(self) -> list[Path]:
+        """The paths through the graphs of nodes."""
+        return list(dict.fromkeys(path for passage in self.passages.values() for path in passage.paths))
+
+    @property
+    def blocked_within(self) -> list[Node]:
+        """The nodes without a derivative in the graphs of active nodes."""
+        return [node for path in self.within for node in (*path.blocked, *path.blocked_within)]
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """The verdict on every operator, of the graphs of nodes too."""
         in_the_way = {node.name for node in self.blocked}
-        inner = list(dict.fromkeys(path for passage in self.passages.values() for path in passage.paths))
-        self.blocked_within = [node for path in inner for node in (*path.blocked, *path.blocked_within)]
         rows = [
             Row(_title(*key), verdict, self._reason(key, verdict), tuple(names))
-            for (key, verdict), names in found.items()
+            for (key, verdict), names in self.found.items()
             if (names and verdict in ("rule", "zero")) or in_the_way.intersection(names)
         ]
-        self.rows = _joined([*rows, *(row for path in inner for row in path.rows)]) if inner else tuple(rows)
+        inner = self.within
+        return _joined([*rows, *(row for path in inner for row in path.rows)]) if inner else tuple(rows)
 
     def _reason(self, key: tuple[str, str], verdict: str) -> str:
-        refused = verdict in ("none", "missing") and self.graph.refusals.get(key)
+        refused = verdict in ("none", "missing") and self.refusals.get(key)
         return refused or _reason(key, verdict, self.graph)
+
+
+def find_path(
+    structures: Structures,
+    wrt: Iterable[str],
+    outputs: Iterable[str],
+    *,
+    carried: Mapping[str, int] | None = None,
+    refusals: Mapping[tuple[str, str], str] | None = None,
+) -> Path:
+    """The path from `wrt` to `outputs` in the graph of `structures`, with the operators that stand in the way, if any.
+
+    :param carried: quantised values outside that carry a derivative, and the types of their adjoints.
+    :param refusals: operators whose function body does not cover a node, and why not.
+    """
+    graph, flow = structures.graph, Flow(set(wrt), dict(carried or {}))
+    verdicts = _Verdicts(graph, flow, structures.quantization != "zero")
+    varied = flow.varied
+    found: dict[tuple[tuple[str, str], str], list[str]] = {}
+    moved: list[tuple[Node, Sequence[str]]] = []
+    blocked: set[str] = set()
+    for node in graph.nodes:
+        if varied.isdisjoint(node.reads):
+            continue
+        if node.key in graph.structures:
+            if by := structures.of(node).outputs_of(flow):
+                varied.update(by)
+                moved.append((node, ()))
+            found.setdefault((node.key, "rule" if by else "zero"), []).append(node.name)
+            continue
+        verdict, carrying, differentiable = verdicts.of(node)
+        if verdict in ("none", "missing"):
+            blocked.add(node.name)
+        if carrying:
+            varied.update(carrying)
+            moved.append((node, differentiable))
+        found.setdefault((node.key, verdict), []).append(node.name)
+    needed, active = varied.intersection(outputs), []
+    passages: dict[str, Passage] = {}
+    refused = dict(refusals or {})
+    for node, differentiable in reversed(moved):
+        if needed.isdisjoint(node.outputs):
+            continue
+        active.append(node)
+        if node.key in graph.structures:
+            passage = structures.of(node).passage(flow, needed)
+            passages[node.name], differentiable = passage, list(passage.reads)
+            if passage.refusal:
+                blocked.add(node.name)
+                found[node.key, "rule"].remove(node.name)
+                found.setdefault((node.key, "none"), []).append(node.name)
+                refused[node.key] = passage.refusal
+        for name in differentiable:
+            if name in varied:
+                needed.add(name)
+    active.reverse()
+    in_the_way = [node for node in active if node.name in blocked]
+    return Path(graph, active, varied, needed, passages, flow.adjoint_types, in_the_way, refused, found)
+
+
+def complete_path(
+    structures: Structures, wrt: Sequence[str], outputs: Sequence[str], carried: Mapping[str, int] | None = None
+) -> Path:
+    """The path, with the nodes in the way replaced by the function bodies of their operators: its graph has these."""
+    refusals: dict[tuple[str, str], str] = {}
+    path = find_path(structures, wrt, outputs, carried=carried)
+    while path.blocked:
+        graph, more = expanded(path.graph, path.blocked)
+        refusals |= more
+        if graph is not None:
+            structures = structures.over(graph)
+        elif not more:
+            break
+        path = find_path(structures, wrt, outputs, carried=carried, refusals=refusals)
+        if graph is None:
+            break
+    return path
+
+
+class Structures:
+    """The bodies of a graph, each read once: what If, Loop, Scan, SequenceMap and calls of functions hold.
+
+    `names` are those that are taken in the whole model; whoever needs another one adds it.
+    """
+
+    def __init__(self, graph: Graph, quantization: str = "zero", model: Structures | None = None) -> None:
+        """:param model: those of the model that `graph` is a part of."""
+        self.graph, self.quantization = graph, quantization
+        self._model = model
+        self._read: dict[str, Structure] = {}
+
+    @cached_property
+    def names(self) -> set[str]:
+        """The names that are taken in the model."""
+        return set(self.graph.names) if self._model is None else self._model.names
+
+    def over(self, graph: Graph) -> Structures:
+        """Those of another graph of the same model."""
+        return Structures(graph, self.quantization, self)
+
+    def of(self, node: Node) -> Structure:
+        """The structure of `node`."""
+        if node.name not in self._read:
+            self._read[node.name] = self.graph.structures[node.key].read(self, node)
+        return self._read[node.name]
+
+
+class _Verdicts:
+    """What the nodes of a graph do to a derivative, in topological order."""
+
+    def __init__(self, graph: Graph, flow: Flow, rounds: bool) -> None:
+        self._graph, self._flow, self._rounds = graph, flow, rounds
+        self._encoded: set[str] = set()  # text and bits that depend on `wrt`
+
+    def of(self, node: Node) -> tuple[str, list[str], Sequence[str]]:
+        """The verdict on `node`, its outputs that vary, and the inputs that a derivative may flow to."""
+        quantised = self._quantised(node) if self._rounds else {}
+        is_float = self._graph.is_float
+        carrying = [name for name in node.outputs if name and is_float(name)]
+        if not carrying and not quantised:
+            encoded = self._encoded_by(node)
+            self._encoded.update(encoded)
+            return "none" if encoded and self._is_encoder(node) else "zero", encoded, node.reads if encoded else ()
+        verdict, differentiable = self._verdict(node)
+        if verdict == "zero" or self._flow.varied.isdisjoint(differentiable):
+            return verdict, [], ()
+        self._flow.adjoint_types.update(quantised)
+        return verdict, [*carrying, *quantised], differentiable
 
     def _quantised(self, node: Node) -> dict[str, int]:
         """The outputs of a quantised type that carry a derivative, and the element type of their adjoints.
@@ -135,7 +239,7 @@ class Path:
         """
         if node.key in ZERO:
             return {}
-        types, carried = self.graph.types, self.graph.adjoint_types
+        types, carried = self._graph.types, self._flow.adjoint_types
         quantised = [carried[name] for name in node.reads if name in carried]
         rounded = [types[name] for name in reversed(node.inputs) if types.get(name) in FLOATS]
         found = {}
@@ -158,29 +262,29 @@ class Path:
         return [name for name in node.outputs if name]
 
     def _is_encoder(self, node: Node) -> bool:
-        to_text = node.key in _CASTS and self.graph.types.get(node.outputs[0]) == TensorProto.STRING
+        to_text = node.key in _CASTS and self._graph.types.get(node.outputs[0]) == TensorProto.STRING
         return to_text or node.key == ("", "BitCast")
 
-    def _verdict(self, node: Node) -> tuple[str, list[str]]:
+    def _verdict(self, node: Node) -> tuple[str, Sequence[str]]:
         """What `node`, an output of which may carry a derivative, does to it, and the inputs that it may flow to."""
         rule = RULES.get(node.key)
         if node.key in DEFINITIONS and DEFINITIONS[node.key].misfit(node.proto):
             return "missing", node.reads
         if rule is not None:
-            opset = self.graph.opsets.get(rule.domain, 1)
+            opset = self._graph.opsets.get(rule.domain, 1)
             if rule.refused and any(
-                k < len(node.inputs) and node.inputs[k] in self.varied for k in rule.refuses(opset)
+                k < len(node.inputs) and node.inputs[k] in self._flow.varied for k in rule.refuses(opset)
             ):
                 return "none", node.reads
-            places = rule.bind(opset)[1]
             names: list[str] = []
-            for position, variadic in places:
+            for position, variadic in rule.bind(opset)[1]:
                 names += node.inputs[position:] if variadic else node.inputs[position : position + 1]
-            if node.key not in QUANTIZED and not self.graph.adjoint_types.keys().isdisjoint(names):
+            quantised = self._flow.adjoint_types
+            if quantised and node.key not in QUANTIZED and not quantised.keys().isdisjoint(names):
                 return "missing", node.reads
             return "rule", names
         if node.key in ZERO:
-            return "zero", []
+            return "zero", ()
         return ("none" if node.key in NO_DERIVATIVE else "missing"), node.reads
 
 
@@ -228,24 +332,19 @@ def prepare(
 ) -> tuple[list[str], list[str], Path]:
     """The names to differentiate with respect to, the outputs to differentiate, and the path between them.
 
-    An operator without a rule whose schema has a function body is replaced by that body in `graph`.
+    In the graph of the path an operator without a rule whose schema has a function body is replaced by that body.
 
     :raises UnknownNameError: a name that the model does not have, that is given twice, or that is no float.
     """
     targets = _outputs(graph, outputs)
     sources = _wrt(graph, wrt)
-    path = Path(graph, sources, targets, quantization)
-    while path.blocked and expand(graph, path.blocked):
-        path = Path(graph, sources, targets, quantization)
-    if graph.refusals:
-        path = Path(graph, sources, targets, quantization)  # whose rows now say why
+    path = complete_path(Structures(graph, quantization), sources, targets)
     if wrt is None:
         sources = [name for name in sources if name in graph.inputs or name in path.needed]
         if not sources:
             raise UnknownNameError(
                 "The model has no float input and no float initializer to differentiate with respect to."
             )
-    graph.open(sources)
     return sources, targets, path
 
 
@@ -349,46 +448,54 @@ def _what(graph: Graph, name: str) -> str:
     return has + helper.tensor_dtype_to_string(kind).removeprefix("TensorProto.").lower()
 
 
-def expand(graph: Graph, nodes: Iterable[Node]) -> bool:
-    """Replace the nodes whose schema has a function body by that body; whether there was one."""
-    functions: list[FunctionProto] = []
+def expanded(graph: Graph, nodes: Iterable[Node]) -> tuple[Graph | None, dict[tuple[str, str], str]]:
+    """The graph with the bodies of operators in the place of `nodes`, None where none has one; and why a body does not fit."""
+    refusals: dict[tuple[str, str], str] = {}
+    bodies: dict[str, FunctionProto] = {}
     for node in nodes:
-        body = _body(graph, node)
-        if body is None:
+        try:
+            body = _body(graph, node)
+        except UnsupportedFormError as error:
+            refusals[node.key] = str(error)
             continue
-        schema = find_schema(node.op_type, node.domain, graph.opsets.get(node.domain, 1))
-        given = {a.name for a in node.proto.attribute}
-        defaults = {name: a.default_value for name, a in schema.attributes.items() if a.default_value.name}
-        node.proto.attribute.extend(value for name, value in defaults.items() if name not in given)
-        body.domain, body.name = INLINED, f"{node.op_type}_{len(functions)}"
-        node.proto.domain, node.proto.op_type = body.domain, body.name
-        functions.append(body)
-    if not functions:
-        return False
-    graph.model.functions.extend(functions)
-    import_domain(graph.model, INLINED)
+        if body is not None:
+            body.domain, body.name = INLINED, f"{node.op_type}_{len(bodies)}"
+            bodies[node.name] = body
+    if not bodies:
+        return None, refusals
+    model = ModelProto()
+    model.CopyFrom(graph.model)
+    for proto in model.graph.node:
+        if proto.name in bodies:
+            _call(proto, bodies[proto.name], graph.opsets)
+    model.functions.extend(bodies.values())
+    import_domain(model, INLINED)
     if "" not in graph.opsets:
-        graph.model.opset_import.append(helper.make_opsetid("", graph.opset))
-    graph.model = inline_functions(graph.model)
-    graph.index()
-    return True
+        model.opset_import.append(helper.make_opsetid("", graph.opset))
+    large, functions = graph.large, graph.functions
+    return view(graph.source, inline_functions(model), large, functions, graph.outer, graph.captures), refusals
 
 
-def _own_body(graph: Graph, node: Node) -> FunctionProto | None:
-    """The body of an operator of ours; where it does not cover the node, the graph gets to know why."""
-    ranks = {name: len(graph.shapes[name]) for name in node.inputs if name in graph.shapes}
-    types = {name: (graph.types[name], ranks.get(name)) for name in node.inputs if name in graph.types}
-    try:
-        return make_function(node.proto, graph.opsets, types, node.op_type)
-    except UnsupportedFormError as error:
-        graph.refusals[node.key] = str(error)
-        return None
+def _call(proto: NodeProto, body: FunctionProto, opsets: Mapping[str, int]) -> None:
+    """Make a node a call of the body of its operator, which reads every attribute."""
+    domain = "" if proto.domain == "ai.onnx" else proto.domain
+    schema = find_schema(proto.op_type, domain, opsets.get(domain, 1))
+    given = {a.name for a in proto.attribute}
+    defaults = {name: a.default_value for name, a in schema.attributes.items() if a.default_value.name}
+    proto.attribute.extend(value for name, value in defaults.items() if name not in given)
+    proto.domain, proto.op_type = body.domain, body.name
 
 
 def _body(graph: Graph, node: Node) -> FunctionProto | None:
+    """The function body of a node's operator, None where there is none that can be inlined.
+
+    :raises UnsupportedFormError: an operator of ours has a body that does not cover the node.
+    """
     opset = graph.opsets.get(node.domain, 1)
     if node.key in DEFINITIONS:
-        return _own_body(graph, node)
+        ranks = {name: len(graph.shapes[name]) for name in node.inputs if name in graph.shapes}
+        types = {name: (graph.types[name], ranks.get(name)) for name in node.inputs if name in graph.types}
+        return make_function(node.proto, graph.opsets, types, node.op_type)
     if not onnx.defs.has(node.op_type, node.domain) or node.key in NO_DERIVATIVE:
         return None
     schema: Any = onnx.defs.get_schema(node.op_type, opset, node.domain)  # whose stub lacks the function bodies
@@ -397,13 +504,13 @@ def _body(graph: Graph, node: Node) -> FunctionProto | None:
     if written:
         body.ParseFromString(schema.get_function_with_opset_version(max(written)))
     elif schema.has_context_dependent_function:
-        types = [
+        declared = [
             helper.make_tensor_type_proto(graph.types[n], graph.shapes.get(n)).SerializeToString()
             if n in graph.types
             else b""
             for n in node.inputs
         ]
-        text = schema.get_context_dependent_function_with_opset_version(opset, node.proto.SerializeToString(), types)
+        text = schema.get_context_dependent_function_with_opset_version(opset, node.proto.SerializeToString(), declared)
         body.ParseFromString(text)
     else:
         return None

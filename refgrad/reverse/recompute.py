@@ -27,11 +27,11 @@ from typing import Any
 from onnx import NodeProto, TensorProto, ValueInfoProto, helper
 
 from refgrad.errors import OptionError, UnknownNameError, choices, did_you_mean
-from refgrad.forward.graph import Graph, Node
+from refgrad.forward.graph import Graph, Node, needed_nodes
 from refgrad.reverse.bodies import is_random, rename_reads
-from refgrad.reverse.emit import Emitted, Emitter
+from refgrad.reverse.emission import Emitted
+from refgrad.reverse.emit import Emitter
 from refgrad.reverse.path import Path
-from refgrad.reverse.sweep import live_forward
 
 _BODIES = frozenset((("", "If"), ("", "Loop"), ("", "Scan")))
 _SIZE = 64  # of a dimension that is not known
@@ -78,7 +78,7 @@ def with_bodies(path: Path, chosen: Iterable[frozenset[str]]) -> frozenset[str]:
 
 def _cut(graph: Graph) -> list[frozenset[str]]:
     """Segments of about √n nodes. Each ends where the fewest bytes cross, half a segment around where it is due."""
-    fixed = _fixed(graph)
+    fixed = _fixed(graph, graph.nodes)
     nodes = [node for node in graph.nodes if not fixed.issuperset(node.outputs)]
     maker = {name: position for position, node in enumerate(nodes) for name in node.outputs if name}
     last = {name: position for position, node in enumerate(nodes) for name in node.reads if name in maker}
@@ -102,10 +102,10 @@ def _nbytes(graph: Graph, name: str) -> int:
     return size * helper.tensor_dtype_to_np_dtype(graph.types.get(name, TensorProto.FLOAT)).itemsize
 
 
-def _fixed(graph: Graph) -> set[str]:
+def _fixed(graph: Graph, nodes: Sequence[Node]) -> set[str]:
     """The values that depend on initializers alone, and the missing input."""
     fixed = {"", *graph.initializers}.difference(graph.inputs)
-    for node in graph.nodes:
+    for node in nodes:
         if fixed.issuperset(node.reads) and not is_random(node.proto):
             fixed.update(node.outputs)
     return fixed
@@ -120,7 +120,7 @@ class Repetition:
 
     def __init__(
         self,
-        graph: Graph,
+        forward: Sequence[Node],
         op: Emitter,
         chosen: Sequence[frozenset[str]],
         backward: Sequence[Emitted],
@@ -133,9 +133,9 @@ class Repetition:
         self._before: dict[int, list[NodeProto]] = {}
         if not chosen:
             return
-        self._graph, self._op, self._backward, self._live, self._rename = graph, op, backward, live, rename
-        self._fixed = _fixed(graph)
-        forward = live_forward(graph, set(live))
+        self._nodes, self._op, self._backward, self._live, self._rename = forward, op, backward, live, rename
+        self._fixed = _fixed(op.graph, forward)
+        forward = needed_nodes(forward, set(live))
         makers = self._repeatable(forward, chosen, set(results))
         places, repeated = self._repeated(makers)
         nodes = [node for node in forward if node.name in repeated]
@@ -191,7 +191,7 @@ class Repetition:
 
     def _is_tied(self, name: str) -> bool:
         """Whether a value that is kept is tied: a tensor that depends on more than initializers."""
-        return name not in self._fixed and name in self._graph.types
+        return name not in self._fixed and self._op.values.is_tensor(name)
 
     def _write(self, parts: Sequence[tuple[int, list[Node]]]) -> None:
         """Write the copies of `parts`, and what they wait for."""
@@ -207,7 +207,7 @@ class Repetition:
 
     def _end_of_forward(self) -> list[str]:
         """The tensors that the forward pass computes last."""
-        made = ([n for n in node.outputs if self._is_tied(n)] for node in live_forward(self._graph, set(self._live)))
+        made = ([n for n in node.outputs if self._is_tied(n)] for node in needed_nodes(self._nodes, set(self._live)))
         return next(filter(None, reversed(list(made))), [])
 
     def _left(self, start: int, end: int) -> list[str]:
@@ -252,8 +252,8 @@ class Repetition:
 
     def _tie(self, name: str, ready: str, made: list[NodeProto]) -> str:
         """The value `name`, but not before `ready`."""
-        shape = self._graph.shapes.get(name)
-        if self._graph.types[name] == TensorProto.INT64 and shape is not None and len(shape) == 1:
+        shape = self._op.values.shapes.get(name)
+        if self._op.values.types[name] == TensorProto.INT64 and shape is not None and len(shape) == 1:
             # ONNX Runtime joins what makes a shape with the Reshape that reads it, as if it were its data
             return self._node(made, "Concat", [name, ready], name, "tied", axis=0)
         return self._node(made, "Unsqueeze", [name, ready], name, "tied")
@@ -268,7 +268,7 @@ class Repetition:
 
     def _declare(self, name: str, copy: str) -> None:
         """A copy has the type of its original."""
-        kind = self._graph.type_of(name)
+        kind = self._op.values.type_of(name)
         if kind is not None:
             self.types.append(ValueInfoProto(name=copy, type=kind))
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from onnx import TensorProto, helper
+
 from refgrad.forward.graph import Graph, Node
-from refgrad.protos.domains import MICROSOFT
-from refgrad.reverse.emit import Emitted, Emitter
+from refgrad.reverse.emit import Emitter
 from refgrad.reverse.path import Path
 from refgrad.reverse.returned import adjoints_of
 from refgrad.tables.registry import RULES, Read
+from refgrad.tables.schemas import find_schema
 
 _VALUES = frozenset(("input", "cotangent", "output"))
 _FEW = 8  # operands; each is compared with all others, and a Sum may have thousands
@@ -19,12 +22,14 @@ _FEW = 8  # operands; each is compared with all others, and a Sum may have thous
 class Sweep:
     """One pass over the active nodes of a path, of a model or of a body: adjoints by the name of their primal.
 
-    What it names begins with `scope`, by which a body leaves the names of gradients to the model.
+    What it names begins with `scope`, by which a body leaves the names of gradients to the model. `names` are the names in
+    the result of emitted values.
     """
 
     def __init__(self, path: Path, op: Emitter, scope: str = "") -> None:
         self.path, self.graph, self.op, self.scope = path, path.graph, op, scope
-        self.rename: dict[str, str] = {}  # emitted value: its name in the result
+        self.names: dict[str, str] = {}
+        self._made = op.emission.made
         self._owner: dict[str, str] = {}  # emitted value: the primal whose adjoint it was first
         self._contributions: dict[str, list[list[str]]] = {}  # a list per node, the last node first
 
@@ -43,13 +48,14 @@ class Sweep:
         adjoints = [self.adjoint(name) for name in node.outputs]
         if not any(adjoints):
             return
+        needed, quantised = self.path.needed, self.path.adjoint_types
         mine: dict[str, list[str]] = {}
         by = self._by_structure if node.key in self.graph.structures else self._by_rule
         for name, adjoint in by(node, adjoints):
-            if adjoint is None or name not in self.path.needed:
+            if adjoint is None or name not in needed:
                 continue
-            if name in self.graph.adjoint_types:
-                adjoint = self.op.as_type(adjoint, self.graph.adjoint_types[name])
+            if name in quantised:
+                adjoint = self.op.as_type(adjoint, quantised[name])
             if name in mine:
                 mine[name].append(adjoint)
             else:
@@ -66,7 +72,7 @@ class Sweep:
         """The inputs of a node and the adjoints that its rule gives them, summed over the axes of a broadcast."""
         rule = RULES[node.key]
         bound, places = rule.bind(self.graph.opsets.get(rule.domain, 1))
-        op, needed = self.op, self.path.needed
+        op = self.op
         op.enter(rule.op_type, node.name, node)
         arguments, keywords = self._arguments(node, bound, adjoints)
         try:
@@ -74,18 +80,23 @@ class Sweep:
         except Exception as error:
             error.add_note(f"In the rule for {rule.op_type} of node {node.name!r}.")
             raise
+        found = adjoints_of(rule, places, result, node.name, node.inputs, op.emission.taken)
         operands = self._facing(node) if rule.broadcast else ()
-        for name, adjoint in adjoints_of(rule, places, result, node.name, node.inputs, op.taken):
-            if adjoint is not None and name in needed and len(operands) > 1:
+        if len(operands) < 2:
+            yield from found
+            return
+        needed = self.path.needed
+        for name, adjoint in found:
+            if adjoint is not None and name in needed:
                 facing = operands if name in operands else (*operands, name)
                 adjoint = op.grad.BroadcastGradient(adjoint, name, facing)
             yield name, adjoint
 
     def _facing(self, node: Node) -> tuple[str, ...]:
         """The operands of a broadcast. Of many it is two of each shape that is known: more tell no more."""
-        names = list(filter(None, node.inputs))
+        names = node.inputs if "" not in node.inputs else tuple(filter(None, node.inputs))
         if len(names) <= _FEW:
-            return tuple(names)
+            return names
         alike: dict[Any, list[str]] = {}
         for name in names:
             shape = self.op.shape(name)
@@ -102,20 +113,21 @@ class Sweep:
         arguments: list[Any] = []
         keywords: dict[str, Any] = {}
         for read in bound:
-            if read.kind in _VALUES:
-                where = adjoints if read.kind == "cotangent" else node.inputs if read.kind == "input" else node.outputs
+            kind = read.kind
+            if kind in _VALUES:
+                where: Any = adjoints if kind == "cotangent" else node.inputs if kind == "input" else node.outputs
                 if read.variadic:
                     value: Any = [name or None for name in where[read.position :]]
-                    if read.kind == "output" and None in value:
-                        value = [name or self._add_output(node, read, k) for k, name in enumerate(value)]
+                    if kind == "output" and None in value:
+                        value = [name or self._name_output(node, read, k) for k, name in enumerate(value)]
                 else:
                     value = where[read.position] or None if read.position < len(where) else None
-                    if value is None and read.kind == "output":
-                        value = self._add_output(node, read, 0)
-            elif read.kind == "constant":
+                    if value is None and kind == "output":
+                        value = self._name_output(node, read, 0)
+            elif kind == "constant":
                 value = attributes.get(read.name, read.default)
                 value = None if value is None else self.op.const(value)
-            elif read.kind == "keyword":
+            elif kind == "keyword":
                 keywords[read.name] = attributes.get(read.name, read.default)
                 continue
             else:
@@ -123,41 +135,40 @@ class Sweep:
             arguments.append(value)
         return arguments, keywords
 
-    def _add_output(self, node: Node, read: Read, place: int) -> str:
+    def _name_output(self, node: Node, read: Read, place: int) -> str:
         """Name an output that the node leaves out: an optional one, or the one at `place` among variadic ones."""
         name = self.op.fresh(f"{node.name}_{read.name}")
-        node.add_output(read.position + place, name)
-        self.op.describe_output(node, read.position, name)
-        return name
+        self.op.edits.name_output(node, read.position + place, name)
+        return self.op.values.record(name, _output_type(node, read.position, self.graph, self.op.values.types))
 
     def adjoint(self, name: str) -> str | None:
         """The adjoint of `name`, the sum of its contributions in the order of the nodes; None where there are none."""
         groups = self._contributions.get(name)
         if not groups:
             return None
-        parts = [part for group in reversed(groups) for part in group]
-        if len(parts) == 1:
-            total = parts[0]
+        if len(groups) == 1 and len(groups[0]) == 1:
+            total = groups[0][0]
             if self._owner.get(total) == name:
                 return total
             self.op.enter("identity", name)
-            total = self.call(self._own(total), f"{name}_grad", name)
+            total = self.name_value(self._own(total), f"{name}_grad", name)
         else:
+            parts = [part for group in reversed(groups) for part in group]
             self.op.enter("sum", name)
-            parts = [self.call(self._own(part), f"{name}_grad_{k}", name) for k, part in enumerate(parts)]
-            total = self.call(self.op.sum(parts, like=name), f"{name}_grad", name)
+            parts = [self.name_value(self._own(part), f"{name}_grad_{k}", name) for k, part in enumerate(parts)]
+            total = self.name_value(self.op.sum(parts, like=name), f"{name}_grad", name)
         self.op.describe(total, like=name)
         self._contributions[name] = [[total]]
         return total
 
     def _own(self, value: str) -> str:
         """`value`, or an alias of it where it has a name already."""
-        return value if value in self.op.made and value not in self.rename else str(self.op.grad.Alias(value))
+        return value if value in self._made and value not in self.names else str(self.op.grad.Alias(value))
 
-    def call(self, value: str, name: str, primal: str) -> str:
-        """Give an emitted value its name in the result, unless it has one there already."""
-        if value in self.op.made and value not in self.rename:
-            self.rename[value] = self.op.fresh(self.scope + name)
+    def name_value(self, value: str, name: str, primal: str) -> str:
+        """Give an emitted value, an adjoint of `primal`, its name in the result, unless it has one there already."""
+        if value in self._made and value not in self.names:
+            self.names[value] = self.op.fresh(self.scope + name)
             self._owner[value] = primal
         return value
 
@@ -167,45 +178,70 @@ class Sweep:
         if adjoint is None:
             self.op.enter("zero", name)
             adjoint = self.op.zeros_like(name)
-        elif self._owner.get(adjoint) == name and adjoint in self.op.made:
+        elif self._owner.get(adjoint) == name and adjoint in self._made:
             return adjoint
         else:
             self.op.enter("identity", name)
-        return self.call(self.op.copy(adjoint), f"{name}_grad", name)
+        return self.name_value(self.op.copy(adjoint), f"{name}_grad", name)
 
 
-def live_nodes(op: Emitter, live: set[str]) -> list[Emitted]:
-    """The emitted nodes that the values in `live` need, to which whatever they read is added."""
-    kept = []
-    for emitted in reversed(op.nodes):
-        if live.isdisjoint(emitted.outputs):
-            continue
-        if emitted.optional_outputs:
-            emitted.outputs = [name if name in live else "" for name in emitted.outputs]
-        live.update(emitted.inputs, emitted.captured)
-        kept.append(emitted)
-    kept.reverse()
-    return kept
+def _output_type(node: Node, position: int, graph: Graph, types: dict[str, int]) -> int | None:
+    """The element type of an optional output that the node leaves out, None where the schema does not tell."""
+    schema = find_schema(node.op_type, node.domain, graph.opsets.get(node.domain, 1))
+    type_str = schema.outputs[position].type_str
+    for parameter, value in zip(schema.inputs, node.inputs, strict=False):
+        if parameter.type_str == type_str and value in types:
+            return types[value]
+    if "stash_type" in node.attributes:  # the type of a normalization's statistics
+        return int(node.attributes["stash_type"])
+    allowed = {type_str}.union(*(c.allowed_type_strs for c in schema.type_constraints if c.type_param_str == type_str))
+    for kind in (TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL):
+        if f"tensor({helper.tensor_dtype_to_string(kind).partition('.')[2].lower()})" in allowed:
+            return int(kind)
+    return None
 
 
-def settle(graph: Graph, op: Emitter, live: set[str]) -> None:
-    """Make a forward node its training form if one of the outputs that this has more is in `live`, else take them away."""
-    for node in graph.nodes if op.training_forms else ():
-        form = op.training_forms.get(node.name)
-        if form is None:
-            continue
-        if live.isdisjoint(form.more):
-            node.drop_outputs(len(form.more))
-        else:
-            node.become(form.op_type, MICROSOFT, form.attributes)
+@dataclass(frozen=True)
+class Gradients:
+    """What a sweep found: the adjoint of each name in `wrt`, and the graph inputs that are cotangents, by output."""
+
+    path: Path
+    op: Emitter
+    sweep: Sweep
+    adjoints: dict[str, str]
+    cotangents: dict[str, str]
 
 
-def live_forward(graph: Graph, live: set[str]) -> list[Node]:
-    """The forward nodes that the values in `live` need, to which whatever they read is added."""
-    kept = []
-    for node in reversed(graph.nodes):
-        if not live.isdisjoint(node.outputs):
-            live.update(node.reads)
-            kept.append(node)
-    kept.reverse()
-    return kept
+def sweep(path: Path, op: Emitter, wrt: Sequence[str], outputs: Sequence[str], cotangent: str) -> Gradients:
+    """Sweep the path of a model from the cotangents of `outputs` to the gradients of `wrt`."""
+    made = Sweep(path, op)
+    cotangents = _seed(made, op, outputs, cotangent)
+    made.run()
+    return Gradients(path, op, made, {name: made.result(name) for name in wrt}, cotangents)
+
+
+def _seed(sweep: Sweep, op: Emitter, outputs: Sequence[str], cotangent: str) -> dict[str, str]:
+    """Give every output its cotangent; the graph inputs that were made, by output."""
+    names = {output: op.fresh(f"{output}_grad") for output in outputs}
+    op.enter("cotangent", "cotangent")
+    if cotangent == "yield":
+        # It returns every output to the caller; a cotangent comes back for those that are differentiated.
+        every = list(sweep.graph.outputs)
+        others = [k for k, output in enumerate(every) if output not in names]
+        made = op.com_microsoft(
+            "YieldOp",
+            *every,
+            outputs=len(names),
+            full_shape_outputs=list(range(len(every))),
+            non_differentiable_outputs=others or None,
+        )
+        seeds = dict(zip((o for o in every if o in names), (made,) if isinstance(made, str) else made, strict=True))
+    elif cotangent == "ones":
+        seeds = {output: op.full_like(output, 1.0) for output in names}
+    else:
+        seeds = names
+    for output, seed in seeds.items():
+        if cotangent != "input" and seed not in sweep.names:
+            sweep.names[seed] = names[output]
+        sweep.seed(output, seed)
+    return names if cotangent == "input" else {}

@@ -143,13 +143,13 @@ def identity(op: Emitter, d_output: str) -> str:
 @rule("Cast")
 def cast(op: Emitter, d_output: str, input: str, output: str) -> str:
     """dx = dy in the type of x"""
-    return op.as_type(within_range(op, d_output, input, output), op.adjoint_type(input))
+    return op.as_type(within_range(op, d_output, input, output), op.values.adjoint_type(input))
 
 
 @rule("CastLike", wrt=["input"])
 def cast_like(op: Emitter, d_output: str, input: str, output: str) -> str:
     """dx = dy in the type of x"""
-    return op.as_type(within_range(op, d_output, input, output), op.adjoint_type(input))
+    return op.as_type(within_range(op, d_output, input, output), op.values.adjoint_type(input))
 
 
 @rule("Neg")

@@ -11,14 +11,15 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from typing import TypeVar
 
-from onnx import TypeProto, ValueInfoProto, helper
+from onnx import FunctionProto, TypeProto, ValueInfoProto, helper
 
 from refgrad.forward.graph import Graph, Node
 from refgrad.protos.types import Dim, Shape, unname
 from refgrad.protos.walk import names_of
-from refgrad.reverse.bodies import FunctionBody, known_integers
+from refgrad.reverse.bodies import Body, known_integers
 from refgrad.reverse.emit import Emitter
-from refgrad.tables.registry import Passage, Structure, structure
+from refgrad.reverse.path import Structures
+from refgrad.tables.registry import Flow, Passage, Structure, structure
 
 Made = TypeVar("Made")
 
@@ -38,57 +39,71 @@ class _Derivative:
     adjoints: list[str]
 
 
-@structure(None)
-class Call(Structure):
-    """dy through the body of the function, whose derivative is a function too"""
+class _Arguments:
+    """What is known of the inputs of a call: their types, and the integers that are known before the model runs."""
 
-    def __init__(self, graph: Graph, node: Node, quantization: str) -> None:
-        self.graph, self.node, self.quantization = graph, node, quantization
-        self.function = graph.functions.protos[node.key]
-        self.reads = list(zip(self.function.input, node.inputs, strict=True))
-        self._sizes: dict[str, Dim] = {}  # what a size of the body is here
-        self._inputs = [self._formal(name, value) for name, value in self.reads]
-        self._known = known_integers(graph, dict(self.reads))
-        arrays = tuple((name, str(a.dtype), a.shape, a.tobytes()) for name, a in self._known.items())
-        self._kind = node.key, tuple(value.SerializeToString(deterministic=True) for value in self._inputs), arrays
-        self.body = self._once("body", self._body)
-        self._inner = dict(zip(node.outputs, self.body.outputs, strict=False))
-
-    def _once(self, what: Hashable, make: Callable[[], Made]) -> Made:
-        """What `make` returns, for all calls of this kind."""
-        derived = self.graph.functions.derived
-        if (self._kind, what) not in derived:
-            derived[self._kind, what] = make()
-        made: Made = derived[self._kind, what]
-        return made
-
-    def _body(self) -> FunctionBody:
-        return FunctionBody(self.graph, self.function, self._inputs, self._known, self.quantization)
+    def __init__(self, graph: Graph, function: FunctionProto, node: Node) -> None:
+        self._graph = graph
+        self.pairs = list(zip(function.input, node.inputs, strict=True))
+        self.sizes: dict[str, Dim] = {}  # what a size of the body is here
+        self.formal = [self._formal(name, value) for name, value in self.pairs]
+        self.known = known_integers(graph, dict(self.pairs))
+        arrays = tuple((name, str(a.dtype), a.shape, a.tobytes()) for name, a in self.known.items())
+        types = tuple(value.SerializeToString(deterministic=True) for value in self.formal)
+        self.kind: Hashable = (node.key, types, arrays)
 
     def _formal(self, name: str, value: str) -> ValueInfoProto:
         """An input of the body; sizes that are not known get names, those that agree the same one."""
-        kind, shape = self.graph.types.get(value), self.graph.shapes.get(value)
+        kind, shape = self._graph.types.get(value), self._graph.shapes.get(value)
         if kind is None:
-            return ValueInfoProto(name=name, type=self.graph.type_of(value))
+            return ValueInfoProto(name=name, type=self._graph.type_of(value))
         if shape is None:
             return helper.make_tensor_value_info(name, kind, None)
         return helper.make_tensor_value_info(name, kind, [d if isinstance(d, int) else self._named(d) for d in shape])
 
     def _named(self, size: Dim) -> str:
-        known = (name for name, here in self._sizes.items() if here == size and size is not None)
-        name = next(known, f"size_{len(self._sizes)}")
-        self._sizes[name] = size
+        known = (name for name, here in self.sizes.items() if here == size and size is not None)
+        name = next(known, f"size_{len(self.sizes)}")
+        self.sizes[name] = size
         return name
 
-    def outputs_of(self, varied: Set[str]) -> frozenset[str]:
-        """The results that depend on an argument in `varied`."""
-        path = self.body.path((name for name, value in self.reads if value in varied), ())
+
+@structure(None)
+class Call(Structure):
+    """dy through the body of the function, whose derivative is a function too"""
+
+    def __init__(self, structures: Structures, node: Node, function: FunctionProto, arguments: _Arguments) -> None:
+        self.graph, self.node, self.function, self._arguments = structures.graph, node, function, arguments
+        self.reads = arguments.pairs
+        self.body = self._once(
+            "body", lambda: Body.of_function(structures, function, arguments.formal, arguments.known)
+        )
+        self._inner = dict(zip(node.outputs, self.body.outputs, strict=False))
+
+    @classmethod
+    def read(cls, structures: Structures, node: Node) -> Call:
+        """The body of the function that `node` calls, with what is known of the arguments."""
+        function = structures.graph.functions.protos[node.key]
+        return cls(structures, node, function, _Arguments(structures.graph, function, node))
+
+    def _once(self, what: Hashable, make: Callable[[], Made]) -> Made:
+        """What `make` returns, for all calls of this kind."""
+        derived, key = self.graph.functions.derived, (self._arguments.kind, what)
+        if key not in derived:
+            derived[key] = make()
+        made: Made = derived[key]
+        return made
+
+    def outputs_of(self, flow: Flow) -> frozenset[str]:
+        """The results that depend on an argument that varies."""
+        path = self.body.path(flow, (name for name, value in self.reads if value in flow.varied), ())
         return frozenset(n for n, inner in self._inner.items() if n and inner in path.varied and self.graph.is_float(n))
 
-    def passage(self, varied: Set[str], needed: Set[str]) -> Passage:
-        """The way from the arguments in `varied` to the results in `needed`."""
+    def passage(self, flow: Flow, needed: Set[str]) -> Passage:
+        """The way from the arguments that vary to the results in `needed`."""
         path = self.body.path(
-            (name for name, value in self.reads if value in varied),
+            flow,
+            (name for name, value in self.reads if value in flow.varied),
             (inner for name, inner in self._inner.items() if name in needed),
         )
         return Passage(self, frozenset(value for name, value in self.reads if name in path.needed), (path,))
@@ -97,22 +112,21 @@ class Call(Structure):
         self, op: Emitter, passage: Passage, cotangents: Mapping[str, str]
     ) -> Iterator[tuple[str, str | None]]:
         """Emit a call of the backward function, and let the forward call be one of the function that stores more."""
-        node = self.node
+        node, edit = self.node, op.edits.of(self.node)
         wrt = frozenset(name for name, value in self.reads if value in passage.reads)
         seeded = tuple(self._inner[name] for name in node.outputs if name in cotangents)
         made = self._once((wrt, seeded, op.kinks), lambda: self._derive(op, wrt, seeded))
         values = dict(self.reads)
         for k, inner in enumerate(self.body.outputs):
-            if inner in made.residuals and not "".join(node.outputs[k : k + 1]):
-                node.add_output(k, op.fresh(f"{node.name}_{inner}"))
-                self._learn(op, node.outputs[k], *self._described(self.body, inner))
-        values.update(zip(self.body.outputs, node.outputs, strict=False))
+            if inner in made.residuals and not "".join(edit.outputs[k : k + 1]):
+                result = op.edits.name_output(node, k, op.fresh(f"{node.name}_{inner}"))
+                self._record(op, result, *_described(self.body.graph, inner))
+        values.update(zip(self.body.outputs, edit.outputs, strict=False))
         if made.stored:
-            node.proto.op_type = made.forward
+            edit.function = made.forward
             for k, (inner, known) in enumerate(made.stored.items(), len(self.body.outputs)):
-                values[inner] = op.fresh(f"{node.name}_{inner}")
-                node.add_output(k, values[inner])
-                self._learn(op, values[inner], *known)
+                values[inner] = op.edits.name_output(node, k, op.fresh(f"{node.name}_{inner}"))
+                self._record(op, values[inner], *known)
         reads = [values[name] for name in made.residuals]
         reads += [cotangents[name] for name in node.outputs if name in cotangents]
         results = op.emit_all(made.backward, node.domain, reads, len(made.adjoints), {})
@@ -121,25 +135,21 @@ class Call(Structure):
             op.describe(adjoint, like=actual[name])
             yield actual[name], adjoint
 
-    def _learn(self, op: Emitter, value: str, kind: int | TypeProto | None, shape: Shape | None) -> None:
+    def _record(self, op: Emitter, value: str, kind: int | TypeProto | None, shape: Shape | None) -> None:
         """Record what a result more of the call is, by what it is in the body."""
         if kind is None:
             return
-        sizes = None if shape is None else tuple(d if isinstance(d, int) else self._sizes.get(d or "") for d in shape)
-        op.learn(value, kind, sizes)
+        known = self._arguments.sizes
+        sizes = None if shape is None else tuple(d if isinstance(d, int) else known.get(d or "") for d in shape)
+        op.values.record(value, kind, sizes)
         if isinstance(kind, int):
             op.declared[value] = value  # onnx cannot infer it where the function has operators that it does not know
 
-    def _described(self, body: FunctionBody, name: str) -> tuple[int | TypeProto | None, Shape | None]:
-        container = body.graph.containers.get(name)
-        kind = body.graph.types.get(name) if container is None else unname(container)
-        return kind, body.graph.shapes.get(name)
-
     def _derive(self, op: Emitter, wrt: frozenset[str], seeded: tuple[str, ...]) -> _Derivative:
         """Sweep the body, and write both functions."""
-        body, functions, name = self._body(), self.graph.functions, self.function.name
-        path = body.path(wrt, seeded)
-        taken = names_of(body.graph.model.graph) | {node.name for node in body.graph.nodes}
+        body, functions, name = self.body, self.graph.functions, self.function.name
+        path = body.path(Flow(set()), wrt, seeded)
+        taken = names_of(path.graph.model.graph) | {node.name for node in path.graph.nodes}
         swept = body.swept(op, path, taken)
         sub = swept.op
         cotangents = [sub.fresh(f"{inner}_grad") for inner in seeded]
@@ -151,7 +161,7 @@ class Call(Structure):
         results = {formal: swept.result(adjoint) for formal, adjoint in adjoints.items() if adjoint is not None}
         swept.plan(stacked=False)
         stored = [value for value in swept.residuals if value not in body.inputs and value not in body.outputs]
-        forward, versions = name, {"": body.graph.opset, **body.graph.opsets}
+        forward, versions = name, {"": path.graph.opset, **path.graph.opsets}
         if stored:
             graph = swept.forward([([], ValueInfoProto(name=value)) for value in stored])
             forward = functions.add(self.function.domain, f"{name}_fwd", graph, versions)
@@ -161,5 +171,12 @@ class Call(Structure):
             [(value, untyped) for value in results.values()],
         )
         backward = functions.add(self.function.domain, f"{name}_grad", graph, versions)
-        kinds = {value: self._described(body, value) for value in stored}
+        kinds = {value: _described(path.graph, value) for value in stored}
         return _Derivative(forward, kinds, backward, swept.residuals, list(results))
+
+
+def _described(graph: Graph, name: str) -> tuple[int | TypeProto | None, Shape | None]:
+    """The type and the shape of a value in the body of a function."""
+    container = graph.containers.get(name)
+    kind = graph.types.get(name) if container is None else unname(container)
+    return kind, graph.shapes.get(name)

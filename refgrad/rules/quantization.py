@@ -73,7 +73,7 @@ def quantize_linear(
     scale, summed = _lay(op, y_scale, x, axis, block_size)
     zero_point = None if y_zero_point is None else _lay(op, y_zero_point, x, axis, block_size)[0]
     d_x, d_scale = _quantized(op, d_y, x, scale, zero_point, y)
-    return op.as_type(d_x, op.adjoint_type(x)), summed(d_scale)
+    return op.as_type(d_x, op.values.adjoint_type(x)), summed(d_scale)
 
 
 @rule("DequantizeLinear", wrt=["x", "x_scale"], refused={"x_zero_point": ZERO_POINT})
@@ -221,7 +221,7 @@ def _centred(op: Emitter, x: str, zero_point: str | None) -> str:
 def _shaped(op: Emitter, value: str, like: str) -> str:
     """`value`, known to have the shape of `like`."""
     shape = op.shape(like)
-    if shape is not None and value in op.made:
+    if shape is not None and op.is_emitted(value):
         op.assume(value, shape)
     return value
 
@@ -278,7 +278,7 @@ def _lay_columns(op: Emitter, parameter: str, x: str) -> Laid:
 
 
 def _laid(op: Emitter, value: str, shape: Any, parameter: str, x: str) -> Laid:
-    if shape is not None and value in op.made:
+    if shape is not None and op.is_emitted(value):
         op.assume(value, shape)
 
     def summed(adjoint: str) -> str:

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from onnx import GraphProto, TensorProto, TypeProto
+from onnx import TensorProto, TypeProto
 
 from refgrad.errors import NoGradientError
 from refgrad.forward.graph import Graph, Node
@@ -18,7 +18,8 @@ from refgrad.protos.types import held_by
 from refgrad.reverse.bodies import Body, Swept, formal
 from refgrad.reverse.containers import each, replace, sequence_type, shift, where_erased
 from refgrad.reverse.emit import Emitter
-from refgrad.tables.registry import Passage, Structure, rule, structure
+from refgrad.reverse.path import Structures
+from refgrad.tables.registry import Flow, Passage, Structure, rule, structure
 
 
 @rule("SequenceConstruct", wrt=["inputs"])
@@ -38,10 +39,10 @@ def sequence_insert(op: Emitter, d_output_sequence: str, position: str | None) -
 def sequence_erase(op: Emitter, d_output_sequence: str, input_sequence: str, position: str | None) -> Any:
     """ds = dy with zeros put back at the position"""
     place = _last(op, position)
-    zeros = op.zeros_like(op.beside("SequenceAt", input_sequence, place))
+    zeros = op.zeros_like(op.before("SequenceAt", input_sequence, place))
     at = where_erased(op, d_output_sequence, place)
     made = op.SequenceInsert(d_output_sequence, zeros, at)
-    op.sparse.widened[made] = place, d_output_sequence, at
+    op.values.sparse.widened[made] = place, d_output_sequence, at
     return made
 
 
@@ -49,7 +50,7 @@ def sequence_erase(op: Emitter, d_output_sequence: str, input_sequence: str, pos
 def sequence_at(op: Emitter, d_tensor: str, input_sequence: str, position: str) -> Any:
     """ds = dy at the position, 0 elsewhere"""
     made = replace(op, op.zeros_like(input_sequence), position, d_tensor)
-    op.sparse.placed[made] = position, d_tensor
+    op.values.sparse.placed[made] = position, d_tensor
     return made
 
 
@@ -111,30 +112,31 @@ def _last(op: Emitter, position: str | None) -> str:
 class SequenceMap(Structure):
     """dx of every element by the body; what is given to all of them gets the sum"""
 
-    def __init__(self, graph: Graph, node: Node, quantization: str) -> None:
-        self.graph, self.node = graph, node
-        proto: GraphProto = node.attributes["body"]
+    def __init__(self, graph: Graph, node: Node, body: Body) -> None:
+        self.graph, self.node, self.body = graph, node, body
+        self.inputs = list(zip(node.inputs, body.inputs, strict=True))
+        self.outputs = list(zip(node.outputs, body.outputs, strict=False))
+
+    @classmethod
+    def read(cls, structures: Structures, node: Node) -> SequenceMap:
+        """The body, whose formal inputs are elements of the inputs."""
+        graph, proto = structures.graph, node.attributes["body"]
         kinds = (graph.type_of(name) for name in node.inputs)
-        self.body = Body(
-            graph,
-            proto,
-            [formal(v, None if k is None else held_by(k)) for v, k in zip(proto.input, kinds, strict=True)],
-            quantization,
-        )
-        self.inputs = list(zip(node.inputs, self.body.inputs, strict=True))
-        self.outputs = list(zip(node.outputs, self.body.outputs, strict=False))
+        given = [formal(v, None if k is None else held_by(k)) for v, k in zip(proto.input, kinds, strict=True)]
+        return cls(graph, node, Body.read(structures, proto, given))
 
     def _inner(self, varied: Set[str]) -> set[str]:
         return {inner for outer, inner in self.inputs if outer in varied} | (varied & set(self.body.captures))
 
-    def outputs_of(self, varied: Set[str]) -> frozenset[str]:
-        """The outputs whose elements depend on a value in `varied`."""
-        path = self.body.path(self._inner(varied), ())
+    def outputs_of(self, flow: Flow) -> frozenset[str]:
+        """The outputs whose elements depend on a value that varies."""
+        path = self.body.path(flow, self._inner(flow.varied), ())
         return frozenset(o for o, inner in self.outputs if o and inner in path.varied and self.graph.is_float(o))
 
-    def passage(self, varied: Set[str], needed: Set[str]) -> Passage:
+    def passage(self, flow: Flow, needed: Set[str]) -> Passage:
         """The way through the body, which every element goes."""
-        path = self.body.path(self._inner(varied), {inner for outer, inner in self.outputs if outer in needed})
+        outputs = {inner for outer, inner in self.outputs if outer in needed}
+        path = self.body.path(flow, self._inner(flow.varied), outputs)
         reads = {outer for outer, inner in self.inputs if inner in path.needed}
         reads.update(name for name in self.body.captures if name in path.needed)
         return Passage(self, frozenset(reads), (path,))
@@ -154,7 +156,7 @@ class SequenceMap(Structure):
                 name = sub.fresh(f"{inner}_grad")
                 swept.sweep.seed(inner, name)
                 read.append(cotangents[outer])
-                inputs.append((name, sub.adjoint_proto(inner)))
+                inputs.append((name, sub.values.adjoint_proto(inner)))
         swept.sweep.run()
         sub.enter(op.rule, op.node)
         needed = [(outer, inner) for outer, inner in self.inputs if inner in path.needed]
@@ -164,11 +166,11 @@ class SequenceMap(Structure):
             if sub.is_sequence(inner):
                 raise self._captured(inner)
             value = swept.result(swept.sweep.adjoint(inner) or sub.zeros_like(inner))
-            results.append((value, sub.adjoint_proto(inner)))
+            results.append((value, sub.values.adjoint_proto(inner)))
         swept.plan(stacked=False, mapped=True)
         stored = self._stored(op, swept)
         read += stored.values()
-        inputs += [(name, sub.adjoint_proto(name)) for name in stored]
+        inputs += [(name, sub.values.adjoint_proto(name)) for name in stored]
         made = op.emit_all("SequenceMap", "", read, len(results), {"body": swept.backward(inputs, results)})
         for (name, _), value in zip(needed, made, strict=True):
             op.describe(value, like=name)
@@ -179,8 +181,10 @@ class SequenceMap(Structure):
         found = {inner: outer for outer, inner in (*self.outputs, *self.inputs) if outer}
         new = {name: op.fresh(f"{self.node.name}_{name}") for name in swept.residuals if name not in found}
         for name, outer in new.items():
-            op.learn(outer, sequence_type(swept.op.type(name)))
-        self.node.change({"body": swept.forward(list(new))}, [*self.node.outputs, *new.values()])
+            op.values.record(outer, sequence_type(swept.op.type(name)))
+        edit = op.edits.of(self.node)
+        edit.attributes["body"] = swept.forward(list(new))
+        edit.outputs += new.values()
         return {name: (found | new)[name] for name in swept.residuals}
 
     def _total(self, op: Emitter, parts: str, like: str) -> str:

@@ -81,6 +81,14 @@ class Rule:
         return self._bound[opset]
 
 
+@dataclass
+class Flow:
+    """What depends on `wrt` so far: the values, and the float types of the adjoints of those that are quantised."""
+
+    varied: set[str]
+    adjoint_types: dict[str, int] = field(default_factory=dict)
+
+
 class Structure:
     """A node with graphs of its own (bodies.py), or a call of a function; the docstring is the formula.
 
@@ -88,19 +96,22 @@ class Structure:
     The sweep asks for the adjoints of these.
     """
 
-    def __init__(self, graph: Any, node: Any, quantization: str) -> None: ...
+    @classmethod
+    def read(cls, structures: Any, node: Any) -> Structure:
+        """The structure of `node`, a node of the graph that `structures` are of."""
+        raise NotImplementedError
 
     @classmethod
     def formula(cls) -> str:
         """The docstring, which `refgrad explain` and the documentation print."""
         return inspect.getdoc(cls) or ""
 
-    def outputs_of(self, varied: Set[str]) -> frozenset[str]:
-        """The outputs of the node that depend on a value in `varied`."""
+    def outputs_of(self, flow: Flow) -> frozenset[str]:
+        """The outputs of the node that depend on a value that varies."""
         raise NotImplementedError
 
-    def passage(self, varied: Set[str], needed: Set[str]) -> Passage:
-        """The way from the values in `varied` to the outputs in `needed`."""
+    def passage(self, flow: Flow, needed: Set[str]) -> Passage:
+        """The way from the values that vary to the outputs in `needed`."""
         raise NotImplementedError
 
     def differentiate(

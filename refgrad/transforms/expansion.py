@@ -20,8 +20,8 @@ from onnx import (
 )
 
 from refgrad.errors import ExpansionError, choices, did_you_mean
-from refgrad.forward.graph import Graph
 from refgrad.forward.inference import infer
+from refgrad.forward.normalise import normalise
 from refgrad.protos.domains import ASSUMED_OPSET, TRAINING
 from refgrad.protos.reading import read
 from refgrad.protos.types import FLOATS
@@ -35,8 +35,8 @@ from refgrad.protos.walk import (
     subgraphs,
     versions_of,
 )
-from refgrad.reverse.emit import IR_VERSION
-from refgrad.reverse.gradient import gradient, names_in, taken_names
+from refgrad.reverse.assembly import IR_VERSION, names_in
+from refgrad.reverse.gradient import gradient, taken_names
 from refgrad.transforms.lower import assemble
 
 Tensor: TypeAlias = "TensorProto | SparseTensorProto"
@@ -151,7 +151,7 @@ class _Expansion:
         if "" not in versions_of(named):
             named.opset_import.append(helper.make_opsetid("", ASSUMED_OPSET))
         _name_inputs(named)
-        self.graph = Graph(named, shapeless=True)
+        self.graph = normalise(named, shapeless=True)
         self.taken = taken_names(self.graph) | {v.name for v in source.graph.output}
         self.labels = {node.name for graph in graphs(self.graph.model.graph) for node in graph.node}
         self.constants: list[TensorProto] = []
@@ -332,7 +332,7 @@ class _Expansion:
             tensor = scope.tensor(name)
             if isinstance(tensor, SparseTensorProto):
                 graph.sparse_initializer.append(tensor)
-            elif tensor is None or name in self.graph.apart:
+            elif tensor is None or name in self.graph.large:
                 inputs.append(name)
             else:
                 graph.initializer.append(tensor)

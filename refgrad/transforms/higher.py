@@ -12,11 +12,13 @@ import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from refgrad.errors import NoGradientError, OptionError, choices
-from refgrad.forward.graph import Graph, read_nodes
+from refgrad.forward.graph import read_nodes
+from refgrad.forward.normalise import normalise
 from refgrad.protos.reading import read
 from refgrad.protos.types import Shape, adjoint_of, element_type
 from refgrad.protos.walk import fresh, graphs, names_of
-from refgrad.reverse.gradient import gradient, names_in, note, preflight
+from refgrad.reverse.assembly import names_in, note
+from refgrad.reverse.gradient import gradient, preflight
 
 Model = ModelProto | str | os.PathLike[str]
 
@@ -268,7 +270,7 @@ def _fill_with_zeros(graph: GraphProto, cotangents: Mapping[str, str]) -> None:
 
 def _measure_elsewhere(model: ModelProto, seeds: Iterable[str]) -> None:
     """Where only the size is asked of what depends on `seeds`, ask it of a value of the same shape that does not."""
-    shapes, varied = Graph(model).shapes, set(seeds)
+    shapes, varied = normalise(model).shapes, set(seeds)
     found: dict[Shape, str] = {}
 
     def remember(names: Iterable[str]) -> None:

@@ -19,6 +19,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_h
 
 from refgrad.errors import InvalidModelError, OptionError, UnknownNameError, choices, did_you_mean
 from refgrad.forward.graph import Graph
+from refgrad.forward.normalise import normalise
 from refgrad.protos.domains import ASSUMED_OPSET
 from refgrad.protos.reading import CONSTANT, is_number, read
 from refgrad.protos.types import FLOATS, Shape, is_unnamed
@@ -96,7 +97,7 @@ def add_loss_output(
             f"The model has opset {versions_of(source)['']}; a loss needs {_LOWEST_OPSET} or newer. "
             "Convert it first with onnx.version_converter."
         )
-    graph = Graph(source)
+    graph = normalise(source)
     output = _output(graph, output_index)
     kind, shape = graph.types.get(output), graph.shapes.get(output)
     if kind not in FLOATS or shape is None:

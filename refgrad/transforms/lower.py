@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import onnx
@@ -12,9 +12,9 @@ from onnx import GraphProto, ModelProto, NodeProto, TypeProto, helper
 
 from refgrad.errors import LoweringError, RuleError, choices
 from refgrad.forward.functions import make_function
-from refgrad.forward.graph import Graph, Node, read_nodes
+from refgrad.forward.graph import MIN_OPSET, Graph, Node, read_nodes
 from refgrad.forward.inference import infer
-from refgrad.forward.normalise import MIN_OPSET
+from refgrad.forward.normalise import normalise
 from refgrad.microsoft.forms import FORMS, Form
 from refgrad.microsoft.results import UNKNOWN_SHAPE
 from refgrad.protos.domains import ASSUMED_OPSET, MICROSOFT, ML
@@ -29,7 +29,9 @@ from refgrad.protos.walk import (
     subgraphs,
     versions_of,
 )
-from refgrad.reverse.emit import IR_VERSION, Emitted, Emitter, Writer
+from refgrad.reverse.assembly import IR_VERSION
+from refgrad.reverse.emission import Emitted, Writer
+from refgrad.reverse.emit import Emitter
 from refgrad.reverse.gradient import taken_names
 from refgrad.tables.definitions import DEFINITIONS, Definition, UnsupportedFormError
 
@@ -105,7 +107,7 @@ class _Lowering:
             moved.opset_import.append(helper.make_opsetid("", ASSUMED_OPSET))
         forms = ((FORMS.get((node.domain, node.op_type)), node) for node in every_node(moved))
         needed = (f.opset({a.name: attribute_value(a) for a in node.attribute}) for f, node in forms if f is not None)
-        self.graph = Graph(moved, max(needed, default=MIN_OPSET), shapeless=True)
+        self.graph = normalise(moved, max(needed, default=MIN_OPSET), shapeless=True)
         self.taken = taken_names(self.graph) | {v.name for v in source.graph.output}
         self.inputs = list(self.graph.inputs.values())
         self.outputs = [_copied(value) for value in source.graph.output]
@@ -115,13 +117,13 @@ class _Lowering:
 
     def model(self) -> ModelProto:
         """The lowered model."""
-        graph = self.graph.model.graph
+        graph = GraphProto()
+        graph.CopyFrom(self.graph.model.graph)
         inferred = infer(self._stand_ins())
         self.known = {value.name: value.type for value in (*inferred.value_info, *inferred.output, *inferred.input)}
-        yields = [node for node in self.graph.nodes if node.key == _YIELD]
-        for node in yields:
-            self._open(node, graph)
-        self.graph.nodes = [node for node in self.graph.nodes if node.key != _YIELD]
+        for node in self.graph.nodes:
+            if node.key == _YIELD:
+                self._open(node, graph)
         constants = self._rewrite(graph, inferred, self.graph, top=True)
         for value in self.outputs:
             self._complete(value)
@@ -144,39 +146,41 @@ class _Lowering:
 
     def _rewrite(self, graph: GraphProto, inferred: GraphProto, known: Graph, top: bool) -> list[onnx.TensorProto]:
         """Write `graph` anew, in place; the constants that its nodes need."""
-        scope = known if top else copy.copy(known)
-        if not top:
-            scope.nodes = read_nodes(graph)
-            scope.producer = known.producer | {name: node for node in scope.nodes for name in node.outputs if name}
-            scope.initializers = known.initializers | {t.name: t for t in graph.initializer}
-            scope.types, scope.shapes = dict(known.types), dict(known.shapes)
-            scope.forget()
+        nodes, types, shapes = read_nodes(graph), dict(known.types), dict(known.shapes)
+        scope = replace(
+            known,
+            nodes=nodes,
+            producer=({} if top else known.producer) | {name: node for node in nodes for name in node.outputs if name},
+            initializers=known.initializers if top else known.initializers | {t.name: t for t in graph.initializer},
+            types=types,
+            shapes=shapes,
+        )
         for value in (*inferred.value_info, *inferred.input, *inferred.output):
             kind, shape = type_of(value)
             if value.type.HasField("sequence_type"):
                 kind = value.type.sequence_type.elem_type.tensor_type.elem_type
             if kind:
-                scope.types[value.name] = kind
+                types[value.name] = kind
             if shape is not None:
-                scope.shapes[value.name] = shape
+                shapes[value.name] = shape
         for tensor in graph.initializer:
-            scope.types[tensor.name], scope.shapes[tensor.name] = tensor.data_type, tuple(tensor.dims)
+            types[tensor.name], shapes[tensor.name] = tensor.data_type, tuple(tensor.dims)
         inner = {node.output[0]: node for node in inferred.node if node.output}
         for proto in graph.node:
             for attribute in proto.attribute:
                 for k, body in enumerate(subgraphs(attribute)):
                     twin = next(a for a in inner[proto.output[0]].attribute if a.name == attribute.name)
                     body.initializer.extend(self._rewrite(body, subgraphs(twin)[k], scope, top=False))
-        op = Emitter(scope, "onnx", self.taken)
+        op = Emitter.over(scope, self.taken)
         written = _Body(self, op, scope)
         for node in scope.nodes:
             written.visit(node)
         final = [v.name for v in (self.outputs if top else graph.output)]
-        nodes = written.nodes(final)
+        protos = written.nodes(final)
         del graph.node[:]
-        graph.node.extend(nodes)
+        graph.node.extend(protos)
         used = {name for node in graph.node for name in (*node.input, *captures_of(node))}.union(final)
-        return [tensor for name, tensor in op.constants.items() if name in used]
+        return [tensor for name, tensor in op.emission.constants.items() if name in used]
 
     # What goes in and out
 
@@ -201,7 +205,9 @@ class _Lowering:
                 value.name = name
                 self.inputs.append(value)
                 graph.input.append(value)
-        graph.node.remove(node.proto)
+        kept = [proto for proto in graph.node if proto.name != node.name]
+        del graph.node[:]
+        graph.node.extend(kept)
 
     def _value(self, name: str, known: Mapping[str, onnx.ValueInfoProto]) -> onnx.ValueInfoProto:
         value = onnx.ValueInfoProto(name=name)
@@ -214,22 +220,25 @@ class _Lowering:
             value.type.CopyFrom(helper.make_tensor_type_proto(tensor.data_type, list(tensor.dims)))
         return value
 
-    def written(self, op: Emitter, node: Node, known: Form | Definition) -> None:
-        """Name the outputs that ONNX Runtime computes in the memory of a graph input, and let the graph return them."""
+    def with_updates(self, op: Emitter, node: Node, known: Form | Definition) -> Node:
+        """`node` with names for what ONNX Runtime computes in the memory of a graph input: the graph returns it."""
         inputs, outputs = {v.name: v for v in self.inputs}, {v.name for v in self.outputs}
         read = dict(zip(known.signature.inputs, node.inputs, strict=False))
+        proto = NodeProto()
+        proto.CopyFrom(node.proto)
         for position, source in known.writes.items():
             given = read.get(source, "")
             if given not in inputs:
                 continue
-            own = node.outputs[position] if position < len(node.outputs) else ""
+            proto.output.extend([""] * (position + 1 - len(proto.output)))
+            own = proto.output[position]
             if own not in self.read:
-                own = op.fresh(f"{given}_updated")
-                node.add_output(position, own)
+                own = proto.output[position] = op.fresh(f"{given}_updated")
             if own not in outputs:
                 value = onnx.ValueInfoProto(name=own)
                 value.type.CopyFrom(inputs[given].type)
                 self.outputs.append(value)
+        return node._replace(proto=proto, outputs=tuple(proto.output))
 
     def _complete(self, value: onnx.ValueInfoProto) -> None:
         """Declare the type and the shape of an output where the model does not, and they are known."""
@@ -288,7 +297,7 @@ class _Body:
             self._emit(node, form)
         elif node.key in DEFINITIONS:
             if node.attributes.get("training_mode", 1):
-                self.lowering.written(self.op, node, DEFINITIONS[node.key])
+                node = self.lowering.with_updates(self.op, node, DEFINITIONS[node.key])
             for inner in self._unfolded(node):
                 self.visit(inner)
         elif node.domain in _PLAIN:
@@ -305,9 +314,9 @@ class _Body:
         op = self.op
         if misfit := form.misfit(node):
             raise LoweringError(f"Node {node.name!r} is no {node.op_type} of ONNX Runtime: {misfit}.", node.name)
-        self.lowering.written(op, node, form)
+        node = self.lowering.with_updates(op, node, form)
         op.enter(node.op_type, node.name)
-        start = len(op.nodes)
+        start = len(op.emission.nodes)
         try:
             results = form.lower(op, node)
         except (UnsupportedFormError, RuleError) as error:
@@ -318,11 +327,11 @@ class _Body:
                 continue
             if value is None:
                 raise LoweringError(f"Node {node.name!r} ({node.op_type}) has no output {name!r}.", node.name)
-            made = any(value in emitted.outputs for emitted in op.nodes[start:])
+            made = any(value in emitted.outputs for emitted in op.emission.nodes[start:])
             if not made or value in self.rename:
                 value = op.copy(value)
             self.rename[value] = name
-        new = op.nodes[start:]
+        new = op.emission.nodes[start:]
         if any(name in emitted.inputs for emitted in new for name in node.outputs if name):
             raise _refuse(node, "the shape of its result is not known; add it to value_info")
         self.order += new

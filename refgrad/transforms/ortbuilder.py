@@ -16,7 +16,7 @@ import onnx
 from onnx import ModelProto, TensorProto, helper
 
 from refgrad.errors import BuilderError, WorkerError
-from refgrad.forward.graph import Graph
+from refgrad.forward.normalise import normalise
 from refgrad.protos.walk import versions_of
 from refgrad.worker import SECONDS, Worker
 
@@ -180,7 +180,7 @@ def _module_builder(model: bytes, inputs: list[str], initializers: list[str]) ->
 def depends_on(model: ModelProto, output: str) -> set[str]:
     """Every value that `output` is computed from."""
     needed = {output}
-    for node in reversed(Graph(model).nodes):
+    for node in reversed(normalise(model).nodes):
         if not needed.isdisjoint(node.outputs):
             needed.update(node.reads)
     return needed

@@ -30,11 +30,14 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, Valu
 
 from refgrad.errors import OptionError, UnknownNameError, choices, did_you_mean
 from refgrad.forward.graph import Graph, Node
+from refgrad.forward.normalise import normalise
 from refgrad.protos.reading import is_large, read
 from refgrad.protos.types import FLOATS, SIXTEEN_BIT
 from refgrad.protos.walk import graphs
-from refgrad.reverse.emit import IR_VERSION, Emitter, Writer
-from refgrad.reverse.gradient import gradient, names_in, note, noted, preflight, taken_names
+from refgrad.reverse.assembly import IR_VERSION, names_in, note, noted
+from refgrad.reverse.emission import Writer
+from refgrad.reverse.emit import Emitter
+from refgrad.reverse.gradient import gradient, preflight, taken_names
 from refgrad.transforms.losses import SCORES, add_loss_output
 
 _FAR = 2**63 - 1  # further than any index
@@ -283,8 +286,8 @@ class _Edit:
     """A model, what is emitted into it, and the inputs that it gets."""
 
     def __init__(self, model: Model, recipe: str) -> None:
-        self.graph = Graph(model)
-        self.op = Emitter(self.graph, "onnx", taken_names(self.graph))
+        self.graph = normalise(model)
+        self.op = Emitter.over(self.graph, taken_names(self.graph))
         self.op.enter(recipe, recipe)
         self.inputs: list[ValueInfoProto] = []
         self._defaults: list[TensorProto] = []
@@ -327,10 +330,10 @@ class _Edit:
             del field[:]
         target.node.extend(nodes or ())
         writer = Writer(target, rename)
-        for emitted in op.nodes:
+        for emitted in op.emission.nodes:
             writer.add(emitted)
         target.input.extend((*graph.inputs.values(), *self.inputs))
-        target.initializer.extend((*graph.initializers.values(), *op.constants.values(), *self._defaults))
+        target.initializer.extend((*graph.initializers.values(), *op.emission.constants.values(), *self._defaults))
         for value, (_, kind) in results.items():
             target.output.add(name=rename[value], type=kind)
         target.output.extend(kept)

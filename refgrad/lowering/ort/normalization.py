@@ -38,7 +38,7 @@ def batch_normalization_grad(
 def _has_batch_kernel(op: Emitter, X: str, Scale: str, statistic: str) -> bool:
     """In float, and what was cast is not what the forward node reads."""
     given = X, Scale, statistic
-    return all(op.type(v) == TensorProto.FLOAT and v not in op.made for v in given) and 0 not in (op.shape(X) or ())
+    return all(op.type(v) == TensorProto.FLOAT and not op.is_emitted(v) for v in given) and 0 not in (op.shape(X) or ())
 
 
 @lowering("LayerNormalizationGrad", dialect="ort")

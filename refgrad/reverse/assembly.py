@@ -1,0 +1,130 @@
+"""The result of a sweep as a model: pruned, named, with the edits of forward nodes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from onnx import ModelProto, TypeProto, helper
+
+from refgrad.forward.graph import Graph, needed_nodes
+from refgrad.protos.domains import MICROSOFT
+from refgrad.protos.types import Shape, adjoint_of, is_container, unname
+from refgrad.protos.walk import every_node, import_domain
+from refgrad.reverse.emission import Writer, needed_emitted
+from refgrad.reverse.recompute import Repetition
+from refgrad.reverse.sweep import Gradients
+from refgrad.reverse.values import tensor_type
+
+IR_VERSION = 10  # the first with metadata_props on nodes, and the last that onnxruntime-training 1.19.2 reads
+
+
+def assemble(found: Gradients, chosen: Sequence[frozenset[str]], keep_outputs: bool) -> ModelProto:
+    """The gradient model: the nodes that an output needs, and nothing else; those in `chosen` are computed again."""
+    graph, op, sweep = found.path.graph, found.op, found.sweep
+    live = set(found.adjoints.values())
+    kept = list(graph.outputs.values()) if keep_outputs else []
+    live.update(value.name for value in kept)
+    results = set(live)
+    backward = needed_emitted(op.emission.nodes, live)
+    nodes = op.edits.applied(graph.nodes, live)
+    for value, name in op.adjoint_of.items():
+        sweep.name_value(value, f"{name}_grad", name)
+    again = Repetition(nodes, op, chosen, backward, live, results, sweep.names)
+    final = ModelProto(ir_version=max(graph.source.ir_version, IR_VERSION), producer_name="refgrad")
+    final.opset_import.extend(graph.model.opset_import)
+    if "" not in graph.opsets:
+        final.opset_import.append(helper.make_opsetid("", graph.opset))
+    target = final.graph
+    target.name = f"{graph.model.graph.name}_grad"
+    target.node.extend([node.proto for node in needed_nodes(nodes, live)])
+    writer = Writer(target, {**sweep.names, **again.names} if again.names else sweep.names)
+    for position, emitted in enumerate(backward):
+        target.node.extend(again.before(position))
+        writer.add(emitted)
+    final.functions.extend(graph.functions.called_by(target.node))
+    if _has_microsoft(found, final):
+        import_domain(final, MICROSOFT)
+    _add_values(final, found, live, kept, again)
+    gradients = {name: sweep.names[value] for name, value in found.adjoints.items()}
+    note(final, graph.source, gradients=gradients, cotangents=found.cotangents)
+    return final
+
+
+def _has_microsoft(found: Gradients, final: ModelProto) -> bool:
+    if found.path.passages:
+        return any(node.domain == MICROSOFT for node in every_node(final))
+    return any(node.domain == MICROSOFT for node in final.graph.node)
+
+
+def _add_values(final: ModelProto, found: Gradients, live: set[str], kept: Sequence[Any], again: Repetition) -> None:
+    """Add inputs, outputs, initializers, and the types of values within."""
+    graph, op, names, target = found.path.graph, found.op, found.sweep.names, final.graph
+    type_of = _Types(graph)
+    target.input.extend(graph.inputs.values())
+    for name in found.adjoints:
+        if name not in graph.inputs:
+            target.input.add(name=name, type=type_of(name))
+    for output, name in found.cotangents.items():
+        target.input.add(name=name, type=type_of(output))
+    for name, value in found.adjoints.items():
+        target.output.add(name=names[value], type=type_of(name))
+    target.output.extend(kept)
+    live.update(found.adjoints)
+    live.update(graph.inputs)
+    target.initializer.extend([tensor for name, tensor in graph.initializers.items() if name in live])
+    target.initializer.extend([tensor for name, tensor in op.emission.constants.items() if name in live])
+    target.sparse_initializer.extend(graph.model.graph.sparse_initializer)
+    target.value_info.extend([value for name, value in graph.values.items() if name in live])
+    target.value_info.extend(again.types)
+    elsewhere = {*graph.inputs, *graph.initializers, *(value.name for value in kept)}
+    target.value_info.extend(v for name, v in graph.outputs.items() if name in live and name not in elsewhere)
+    if op.declared:
+        returned = set(found.adjoints.values())
+        for value, like in op.declared.items():
+            if value in live and value not in returned:
+                kind = tensor_type(op.type(like), op.shape(like))
+                target.value_info.append(helper.make_value_info(names.get(value, value), kind))
+    if op.values.containers:
+        for declared in (*target.input, *target.output, *target.value_info):
+            if is_container(declared.type):  # ONNX Runtime takes elements of one name for equally large
+                declared.type.CopyFrom(unname(declared.type))
+
+
+class _Types:
+    """The types and declared shapes of inputs, outputs and initializers; of an optional, what it holds."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self._made: dict[tuple[int, Shape], TypeProto] = {}
+
+    def __call__(self, name: str) -> TypeProto:
+        declared = self._graph.inputs.get(name) or self._graph.outputs.get(name)
+        if declared is not None:
+            return adjoint_of(declared.type)
+        kind = self._graph.types[name], self._graph.shapes[name]
+        if kind not in self._made:
+            self._made[kind] = helper.make_tensor_type_proto(*kind)
+        return self._made[kind]
+
+
+def names_in(gradient: ModelProto) -> tuple[dict[str, str], dict[str, str]]:
+    """The cotangent of each output and the gradient of each input, as `gradient` wrote them down; of another model none."""
+    return noted(gradient, "cotangents"), noted(gradient, "gradients")
+
+
+def note(model: ModelProto, source: ModelProto, **entries: Mapping[str, Any]) -> None:
+    """Give `model` the metadata of `source`, but `entries`, as JSON, in the place of what refgrad wrote there."""
+    kept = [entry for entry in source.metadata_props if not entry.key.startswith("refgrad.")]
+    del model.metadata_props[:]
+    model.metadata_props.extend(kept)
+    for key, names in entries.items():
+        model.metadata_props.add(key=f"refgrad.{key}", value=json.dumps(names))
+
+
+def noted(model: ModelProto, key: str) -> dict[str, Any]:
+    """What `note` wrote down under `key`; of another model nothing."""
+    known = {entry.key: entry.value for entry in model.metadata_props}
+    names: dict[str, Any] = json.loads(known.get(f"refgrad.{key}", "{}"))
+    return names

@@ -1,0 +1,257 @@
+"""Emission for one forward node after another: nodes, constants, and what is known of values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Mapping, Sequence
+from typing import Any, Self
+
+import numpy as np
+from onnx import GraphProto, TensorProto, helper, numpy_helper
+
+from refgrad.errors import RuleError
+from refgrad.forward.graph import Graph, Node
+from refgrad.protos.domains import MICROSOFT
+from refgrad.protos.types import Shape
+from refgrad.reverse.edits import Edits
+from refgrad.reverse.emission import Argument, Emission
+from refgrad.reverse.misuse import no_such_primitive
+from refgrad.reverse.operators import Operators
+from refgrad.reverse.values import Values
+from refgrad.tables.registry import LOWERINGS
+from refgrad.tables.schemas import find_schema
+
+
+class BasicEmitter(Operators):
+    """One method per operator, the primitives (`op.grad`), and what is known of a value.
+
+    `values` holds what is known of values, `emission` what is emitted, `edits` what forward nodes do besides. `kinks` and
+    `quantization` are the options of `refgrad.gradient`, `repeated` the names of the nodes with graphs that store their
+    states alone.
+    """
+
+    def __init__(
+        self,
+        values: Values,
+        dialect: str,
+        taken: set[str],
+        *,
+        kinks: str = "refgrad",
+        quantization: str = "zero",
+        needed: Container[str] | None = None,
+        repeated: Container[str] = (),
+    ) -> None:
+        """Emit for the graph of `values`, by names that are not in `taken`.
+
+        :param needed: the values whose adjoint is asked for; None: any.
+        """
+        self.values = values
+        self.emission = Emission(values, taken)
+        self.edits = Edits()
+        self.graph = values.graph
+        self.opset = values.graph.opset
+        self.dialect = dialect
+        self.kinks = kinks
+        self.quantization = quantization
+        self.repeated = repeated
+        self.mapped = False  # within a SequenceMap; ONNX Runtime runs none in another
+        self.declared: dict[str, str] = {}  # emitted values whose type is written down: that of another
+        self.adjoint_of: dict[str, str] = {}  # results of kernels that write all of theirs: the primal of each
+        self._needed = needed
+        self._forward: Node | None = None
+
+    @classmethod
+    def over(cls, graph: Graph, taken: set[str]) -> Self:
+        """An emitter of ai.onnx operators that stand behind the nodes of `graph`."""
+        return cls(Values(graph), "onnx", taken)
+
+    def enter(self, rule: str, node: str, forward: Node | None = None) -> None:
+        """What is emitted from now on belongs to `rule` and to the node called `node`, which is `forward` if there is one."""
+        self.emission.enter(rule, node)
+        self._forward = forward
+
+    @property
+    def rule(self) -> str:
+        """The operator whose rule emits."""
+        return self.emission.owner[0]
+
+    @property
+    def node(self) -> str:
+        """The name of the forward node that what is emitted belongs to: for messages."""
+        return self.emission.owner[1]
+
+    # Nodes
+
+    @property
+    def grad(self) -> Primitives:
+        """The gradient primitives: `op.grad.SoftmaxGrad(...)`."""
+        return Primitives(self)
+
+    def emit(
+        self, op_type: str, domain: str, inputs: Sequence[Argument], outputs: int, attributes: dict[str, Any]
+    ) -> Any:
+        """Add a node; its output's name, or a tuple of names where it has several."""
+        made = self.emission.add(op_type, domain, inputs, outputs, attributes)
+        return made[0] if outputs == 1 else made
+
+    def emit_all(
+        self, op_type: str, domain: str, inputs: Sequence[Argument], outputs: int, attributes: dict[str, Any]
+    ) -> tuple[str, ...]:
+        """Add a node; the names of its outputs."""
+        return self.emission.add(op_type, domain, inputs, outputs, attributes)
+
+    def com_microsoft(self, op_type: str, *inputs: Argument, outputs: int = 1, **attributes: Any) -> Any:
+        """A node of ONNX Runtime's domain whose unused outputs may be left empty."""
+        made = self.emission.add(op_type, MICROSOFT, inputs, outputs, attributes, optional_outputs=True)
+        return made[0] if outputs == 1 else made
+
+    def every_adjoint(
+        self, op_type: str, inputs: Sequence[Argument], primals: Sequence[str | None], **attributes: Any
+    ) -> tuple[str, ...]:
+        """A node of ONNX Runtime's domain that returns the adjoints of `primals` and writes to all of them: all have names."""
+        made = self.emission.add(op_type, MICROSOFT, inputs, len(primals), attributes)
+        self.adjoint_of.update((value, name) for value, name in zip(made, primals, strict=True) if name is not None)
+        return made
+
+    def subgraph(self, function: Callable[..., Sequence[str]], *inputs: str) -> GraphProto:
+        """The graph of what `function` emits: see `Emission.subgraph`."""
+        return self.emission.subgraph(function, *inputs)
+
+    def training_form(
+        self, op_type: str, more: Sequence[str], attributes: Mapping[str, Any] | None = None
+    ) -> tuple[str, ...]:
+        """Let the forward node return more: it becomes `op_type` of com.microsoft if one of the results is used.
+
+        :param more: what the outputs are called that `op_type` has after all those of the forward operator. Their element
+            type is taken to be that of the first input.
+        :param attributes: those of `op_type`, where they are not those that the forward node has.
+        """
+        node = self._forward
+        if node is None:
+            raise RuleError(f"{self.rule!r} belongs to no forward node that could become {op_type}.")
+        schema = find_schema(node.op_type, node.domain, self.graph.opsets.get(node.domain, 1))
+        made = tuple(self.fresh(f"{node.name}_{name}") for name in more)
+        for position, name in enumerate(made, len(schema.outputs)):
+            self.edits.name_output(node, position, name)
+            self.values.record(name, self.type(node.inputs[0]))
+        self.edits.become(node, op_type, made, attributes)
+        return made
+
+    def before(self, op_type: str, *inputs: str) -> str:
+        """The result of a node put before the forward one: the backward pass of a body may have it stored."""
+        if self._forward is None:
+            raise RuleError(f"{self.rule!r} belongs to no forward node before which {op_type} could stand.")
+        name = self.fresh(f"{self._forward.name}_{op_type}")
+        self.edits.insert(helper.make_node(op_type, inputs, [name], name=name), before=self._forward)
+        return self.values.record(name, self.type(inputs[0]))
+
+    def fresh(self, name: str) -> str:
+        """`name`, or the next free one."""
+        return self.emission.fresh(name)
+
+    # What is known of a value
+
+    def is_needed(self, value: str) -> bool:
+        """Whether the adjoint of `value` is asked for: for lowerings, a rule gives them all."""
+        return self._needed is None or value in self._needed
+
+    def is_emitted(self, value: str) -> bool:
+        """Whether a node of the gradient graph computes `value`, and not the model."""
+        return value in self.emission.made
+
+    def type(self, value: str) -> int:
+        """The element type of `value`."""
+        kind = self.values.types.get(value)
+        if kind is None:
+            raise RuleError(
+                f"The element type of {value!r} is unknown (read by node {self.node!r}); add it to the model's value_info."
+            )
+        return kind
+
+    def shape(self, value: str) -> Shape | None:
+        """The dimensions of `value` as far as they are known, or None where not even the rank is."""
+        return self.values.shapes.get(value)
+
+    def rank(self, value: str) -> int | None:
+        """The number of axes of `value`, or None where it is unknown."""
+        shape = self.values.shapes.get(value)
+        return None if shape is None else len(shape)
+
+    def static(self, value: str) -> tuple[int, ...] | None:
+        """The shape of `value` where every dimension is known, else None."""
+        return self.values.static(value)
+
+    def constant(self, value: str | None) -> np.ndarray | None:
+        """The array behind `value` where it is known before the model runs, else None."""
+        return self.values.constant(value)
+
+    def dims(self, shape: str) -> Shape | None:
+        """The dimensions that the shape tensor `shape` holds, as far as they are known."""
+        return self.values.dims(shape)
+
+    def is_sequence(self, value: str) -> bool:
+        """Whether the adjoint of `value` is a sequence."""
+        return self.values.is_sequence(value)
+
+    def assume(self, value: str, shape: Shape) -> None:
+        """Record the shape of an emitted value, so that what is emitted next may rely on it."""
+        self.values.shapes[value] = shape
+
+    def describe(self, value: str, like: str) -> None:
+        """Record that `value` has the type and shape of `like`: an adjoint has those of its primal."""
+        self.values.record_like(value, like)
+
+    def declare(self, value: str, like: str) -> str:
+        """`value`, with the type of `like` and the sizes known of it written in the result: some kernels read them there."""
+        self.values.record_like(value, like)
+        self.declared[value] = like
+        return value
+
+    # Constants, types and shapes
+
+    def copy(self, value: str) -> str:
+        """`value` under a name of its own, even where another copy of it exists."""
+        self.emission.forget("Identity", value)
+        return self.Identity(value)
+
+    def const(self, value: float | Sequence[int] | np.ndarray, like: str | None = None) -> str:
+        """A constant: the type of `like`, or the array's own, or int64."""
+        if isinstance(value, np.ndarray):
+            return self.emission.constant(value)
+        return self.emission.number(value, TensorProto.INT64 if like is None else self.type(like))
+
+    def as_type(self, value: str, kind: int) -> str:
+        """`value` as elements of type `kind`; itself where it has that type."""
+        return value if self.type(value) == kind else self.Cast(value, to=kind)
+
+    def full(self, shape: Argument, value: float, like: str) -> str:
+        """A tensor of the given shape filled with `value`, of the type of `like`, or of its adjoint where it is quantised."""
+        kind = self.values.adjoint_type(like)
+        if kind == TensorProto.BFLOAT16 and self.opset < 20:  # ConstantOfShape has no bfloat16 before
+            return self.Expand(self.const(value, like=like), shape)
+        filling = np.full(1, value, dtype=helper.tensor_dtype_to_np_dtype(kind))
+        return self.ConstantOfShape(shape, value=numpy_helper.from_array(filling))
+
+    def shape_of(self, value: str) -> str:
+        """The shape of `value` as a tensor."""
+        return self.grad.ShapeOf(value)
+
+
+class Primitives:
+    """`op.grad.SoftmaxGrad(...)`: a gradient primitive, lowered for the dialect in use."""
+
+    def __init__(self, op: BasicEmitter) -> None:
+        self._op = op
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        known = LOWERINGS["onnx"]
+        if name not in known:
+            raise no_such_primitive(self._op, name)
+
+        def lower(grad: Primitives, *inputs: Any, **attributes: Any) -> Any:
+            op = grad._op
+            override = LOWERINGS[op.dialect].get(name) if op.dialect != "onnx" else None
+            result = None if override is None else override(op, *inputs, **attributes)
+            return known[name](op, *inputs, **attributes) if result is None else result
+
+        setattr(Primitives, name, lower)  # on the class: it is looked up once
+        return getattr(self, name)  # type: ignore[no-any-return]

@@ -1,0 +1,303 @@
+"""What is emitted: nodes of the model's opset, constants, and the names that are taken."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from onnx import AttributeProto, GraphProto, StringStringEntryProto, TensorProto, helper, numpy_helper
+
+from refgrad.errors import RuleError
+from refgrad.protos.reading import CONSTANT
+from refgrad.protos.walk import captured, fresh, subgraphs
+from refgrad.reverse.misuse import not_a_value, not_one_value
+from refgrad.reverse.values import Values
+
+Argument = str | float | Sequence[int] | np.ndarray | None
+
+# The element type of a node's result where it is not that of its first operand.
+_BOOL = frozenset(
+    (
+        *("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Not", "And", "Or", "Xor", "IsNaN", "IsInf"),
+        "OptionalHasElement",
+    )
+)
+_INT64 = frozenset(("Shape", "Size", "NonZero", "ArgMax", "ArgMin", "SequenceLength"))
+_OTHER_TYPE = _BOOL | _INT64 | {"Cast", "ConstantOfShape", "Where", "CastLike", "OneHot"}
+
+
+@dataclass(slots=True)
+class Emitted:
+    """A node of the gradient graph before its values have their final names.
+
+    `owner` are the rule that emitted it and the name of the forward node that it belongs to, `settings` the attributes in a
+    form that can be hashed, `captured` what its subgraphs read from outside.
+    """
+
+    op_type: str
+    domain: str
+    inputs: tuple[str, ...]
+    outputs: list[str]
+    attributes: dict[str, Any]
+    settings: tuple[Any, ...]
+    name: str
+    owner: tuple[str, str]
+    optional_outputs: bool
+    captured: tuple[str, ...]
+
+
+class Emission:
+    """The nodes of a gradient graph in order. The same pure node is never added twice.
+
+    `made` has the values that they compute, `constants` the initializers that they read, `taken` every name that is not free.
+    """
+
+    def __init__(self, values: Values, taken: set[str]) -> None:
+        self.values = values
+        self.taken = taken
+        self.nodes: list[Emitted] = []
+        self.constants: dict[str, TensorProto] = {}
+        self.made: set[str] = set()
+        self.owner = "", ""
+        self._types = values.types
+        self._scope, self._count = "", 0
+        self._seen: dict[tuple[Any, ...], tuple[str, ...]] = {}
+        self._by_content: dict[tuple[Any, ...], str] = {}
+        self._numbers: dict[tuple[str, int], str] = {}  # constants by how the rule wrote them
+
+    def enter(self, rule: str, node: str) -> None:
+        """What is added from now on belongs to `rule` and to the forward node called `node`."""
+        self.owner, self._scope, self._count = (rule, node), f"{node}_Grad/", 0
+
+    @property
+    def rule(self) -> str:
+        """The operator whose rule emits."""
+        return self.owner[0]
+
+    @property
+    def node(self) -> str:
+        """The name of the forward node that what is emitted belongs to."""
+        return self.owner[1]
+
+    def fresh(self, name: str) -> str:
+        """`name`, or the next free one."""
+        return fresh(name, self.taken)
+
+    def add(
+        self,
+        op_type: str,
+        domain: str,
+        inputs: Sequence[Argument],
+        outputs: int,
+        attributes: dict[str, Any],
+        optional_outputs: bool = False,
+    ) -> tuple[str, ...]:
+        """Add a node, unless there is the same one; the names of its outputs. Attributes that are None are left out."""
+        names = self._names(inputs)
+        settings: tuple[Any, ...] = ()
+        if attributes:
+            if None in attributes.values():
+                attributes = {key: value for key, value in attributes.items() if value is not None}
+            settings = tuple([(key, value.__class__, _hashable(value)) for key, value in attributes.items()])
+        key = op_type, domain, names, outputs, settings
+        made = self._seen.get(key)
+        if made is not None:
+            return made
+        name = f"{self._scope}{op_type}_{self._count}"
+        if name in self.taken:
+            name = fresh(name, self.taken)
+        else:
+            self.taken.add(name)
+        self._count += 1
+        inner: tuple[str, ...] = ()
+        if outputs == 1:
+            made = (name,)
+            self.made.add(name)
+        else:
+            made = tuple([fresh(f"{name}_{k}", self.taken) for k in range(outputs)])
+            self.made.update(made)
+        if settings:
+            inner = tuple([n for g in attributes.values() if isinstance(g, GraphProto) for n in captured(g)])
+        self.nodes.append(
+            Emitted(op_type, domain, names, list(made), attributes, settings, name, self.owner, optional_outputs, inner)
+        )
+        self._seen[key] = made
+        if op_type in _OTHER_TYPE:
+            kind = self._result_type(op_type, names, attributes)
+        else:
+            kind = self._types.get(names[0]) if names else None
+        if kind is not None:
+            for result in made:
+                self._types[result] = kind
+        return made
+
+    def _names(self, inputs: Sequence[Argument]) -> tuple[str, ...]:
+        names: list[str] = []
+        for argument in inputs:
+            if isinstance(argument, str):
+                if argument not in self.taken and argument:
+                    raise not_a_value(self, argument, self.taken)
+                names.append(argument)
+            elif argument is None:
+                names.append("")
+            elif isinstance(argument, int | float):
+                names.append(self.number(argument, self._types[self._sibling(inputs)]))
+            elif isinstance(argument, np.ndarray):
+                names.append(self.constant(argument))
+            elif isinstance(argument, list | tuple) and any(isinstance(part, str) for part in argument):
+                raise not_one_value(self, argument)
+            else:
+                names.append(self.number(argument, TensorProto.INT64))
+        while names and not names[-1]:
+            names.pop()
+        return tuple(names)
+
+    def _sibling(self, inputs: Sequence[Argument]) -> str:
+        """The operand that gives a Python number its type: the last one that is not a condition."""
+        for argument in reversed(inputs):
+            if isinstance(argument, str) and self._types.get(argument, TensorProto.BOOL) != TensorProto.BOOL:
+                return argument
+        raise RuleError(
+            f"The rule {self.owner[0]!r} gives a number beside operands of unknown type {inputs}: use op.const."
+        )
+
+    def _result_type(self, op_type: str, names: tuple[str, ...], attributes: Mapping[str, Any]) -> int | None:
+        if op_type in _BOOL:
+            return TensorProto.BOOL
+        if op_type in _INT64:
+            return TensorProto.INT64
+        if op_type == "Cast":
+            return int(attributes["to"])
+        if op_type == "ConstantOfShape":
+            return int(attributes["value"].data_type) if "value" in attributes else TensorProto.FLOAT
+        if op_type in ("Where", "CastLike"):
+            return self._types.get(names[1])
+        return self._types.get(names[2])  # OneHot
+
+    def forget(self, op_type: str, *inputs: str) -> None:
+        """Let the next node of this operator with these inputs be another one, even where there is the same."""
+        self._seen.pop((op_type, "", inputs, 1, ()), None)
+
+    def number(self, value: float | Sequence[int], kind: int) -> str:
+        """A scalar, or a list along one axis, as a constant of element type `kind`."""
+        key = repr(value), kind
+        if key not in self._numbers:
+            array = np.asarray(value, dtype=helper.tensor_dtype_to_np_dtype(kind))
+            exact = repr(value) if isinstance(value, float) and math.isfinite(value) and float(array) != value else ""
+            self._numbers[key] = self.constant(array, exact)
+        return self._numbers[key]
+
+    def constant(self, array: np.ndarray, exact: str = "") -> str:
+        """An array as a constant; `exact` is the number that it rounds."""
+        key = array.dtype, array.shape, array.tobytes(), exact
+        name = self._by_content.get(key)
+        if name is None:
+            text = "_".join(str(v) for v in array.ravel()[:6]) + ("_etc" if array.size > 6 else "")
+            name = self.fresh(f"{array.dtype.name}_{text}")
+            self.constants[name] = numpy_helper.from_array(array, name)
+            self.constants[name].metadata_props.add(key=CONSTANT, value=exact)
+            self._by_content[key] = name
+            self.values.arrays[name] = array
+            self.values.record(name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
+        return name
+
+    def subgraph(self, function: Callable[..., Sequence[str]], *inputs: str) -> GraphProto:
+        """The graph of what `function` adds: it gets a value for every one of `inputs` and returns the graph's outputs.
+
+        :param inputs: values outside, each of the element type of the graph's input. Of its shape nothing is known: a
+            scan input has one axis less, and a state may grow. What `function` assumes of its results is written down:
+            ONNX Runtime runs no Scan without the rank of every output.
+        """
+        rule = self.owner[0]
+        outer = self.nodes, self._seen
+        self.nodes, self._seen = [], dict(self._seen)
+        values = self.values
+        reads = [self.fresh(f"{self._scope}{rule}_in_{k}") for k in range(len(inputs))]
+        for read, value in zip(reads, inputs, strict=True):
+            values.record(read, values.type(value))
+        results = function(*reads)
+        graph = GraphProto(name=self.fresh(f"{self._scope}{rule}_body"))
+        graph.input.extend(helper.make_tensor_value_info(read, values.type(read), None) for read in reads)
+        for value in results:
+            graph.output.append(helper.make_value_info(value, values.adjoint_proto(value)))
+        writer = Writer(graph, {})
+        for node in needed_emitted(self.nodes, set(results)):
+            writer.add(node)
+        self.nodes, self._seen = outer
+        return graph
+
+
+def needed_emitted(nodes: Sequence[Emitted], live: set[str]) -> list[Emitted]:
+    """The emitted nodes that the values in `live` need, to which whatever they read is added."""
+    kept = []
+    for emitted in reversed(nodes):
+        if live.isdisjoint(emitted.outputs):
+            continue
+        if emitted.optional_outputs:
+            emitted.outputs = [name if name in live else "" for name in emitted.outputs]
+        live.update(emitted.inputs)
+        if emitted.captured:
+            live.update(emitted.captured)
+        kept.append(emitted)
+    kept.reverse()
+    return kept
+
+
+def _hashable(value: Any) -> Any:
+    if isinstance(value, TensorProto | GraphProto):
+        return value.SerializeToString()
+    return tuple(value) if isinstance(value, list) else value
+
+
+class Writer:
+    """Writes emitted nodes into a graph. The same attributes recur often, so each distinct set is made once."""
+
+    def __init__(self, graph: GraphProto, rename: Mapping[str, str]) -> None:
+        self._add = graph.node.add
+        self._rename = rename
+        self._attributes: dict[tuple[Any, ...], list[AttributeProto]] = {}
+        self._metadata: dict[tuple[str, str], tuple[StringStringEntryProto, StringStringEntryProto]] = {}
+
+    def add(self, node: Emitted) -> None:
+        """Append the node with final names; `metadata_props` tell the rule and the forward node that it comes from."""
+        get = self._rename.get
+        proto = self._add(
+            op_type=node.op_type,
+            domain=node.domain,
+            name=node.name,
+            input=[get(name, name) for name in node.inputs],
+            output=[get(name, name) for name in node.outputs],
+        )
+        if node.settings:
+            proto.attribute.extend(self._written(node))
+        proto.metadata_props.extend(self._metadata.get(node.owner) or self._describe(node.owner))
+
+    def _written(self, node: Emitted) -> list[AttributeProto]:
+        attributes = self._attributes.get(node.settings)
+        if attributes is None:
+            attributes = [helper.make_attribute(name, value) for name, value in node.attributes.items()]
+            if node.captured:
+                for attribute in attributes:
+                    self._rename_captured(attribute)
+            self._attributes[node.settings] = attributes
+        return attributes
+
+    def _describe(self, owner: tuple[str, str]) -> tuple[StringStringEntryProto, StringStringEntryProto]:
+        rule, node = owner
+        made = (
+            StringStringEntryProto(key="refgrad.rule", value=rule),
+            StringStringEntryProto(key="refgrad.node", value=node),
+        )
+        self._metadata[owner] = made
+        return made
+
+    def _rename_captured(self, attribute: AttributeProto) -> None:
+        """Give what a subgraph reads from outside its final name; no name within is among those that are renamed."""
+        pending = list(subgraphs(attribute))
+        while pending:
+            for node in pending.pop().node:
+                node.input[:] = [self._rename.get(name, name) for name in node.input]
+                pending += [graph for inner in node.attribute for graph in subgraphs(inner)]

@@ -1,0 +1,31 @@
+"""`op.Mul(a, b)`: a method for every operator of ai.onnx. `operators.pyi`, which is generated, has their types."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import onnx
+
+from refgrad.reverse.misuse import no_such_method
+
+
+class Operators:
+    """One method per operator: it adds a node of ai.onnx and returns the name of its output, or a tuple of names."""
+
+    rule: str
+    node: str
+
+    def emit(self, op_type: str, domain: str, inputs: Sequence[Any], outputs: int, attributes: dict[str, Any]) -> Any:
+        """Add a node."""
+        raise NotImplementedError
+
+    def __getattr__(self, op_type: str) -> Callable[..., Any]:
+        if not op_type[:1].isupper() or not onnx.defs.has(op_type):
+            raise no_such_method(self, op_type)
+
+        def emit(op: Operators, *inputs: Any, outputs: int = 1, **attributes: Any) -> Any:
+            return op.emit(op_type, "", inputs, outputs, attributes)
+
+        setattr(Operators, op_type, emit)  # on the class: it is looked up once
+        return getattr(self, op_type)  # type: ignore[no-any-return]

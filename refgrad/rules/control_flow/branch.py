@@ -1,0 +1,145 @@
+"""The derivative of If."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Set
+
+import numpy as np
+from onnx import NodeProto, TensorProto, TypeProto, ValueInfoProto, helper, numpy_helper
+
+from refgrad.forward.graph import Graph, Node
+from refgrad.protos.types import element_type, unname
+from refgrad.reverse.bodies import Body
+from refgrad.reverse.containers import nothing_like
+from refgrad.reverse.emit import Emitter
+from refgrad.reverse.path import Path, Structures
+from refgrad.reverse.values import tensor_type
+from refgrad.rules.control_flow.iteration import name_outputs
+from refgrad.tables.registry import Flow, Passage, Structure, structure
+
+
+@structure("If")
+class If(Structure):
+    """dy through the branch that was taken; 0 for what the other one reads"""
+
+    def __init__(self, graph: Graph, node: Node, branches: dict[str, Body]) -> None:
+        self.graph, self.node, self.branches = graph, node, branches
+
+    @classmethod
+    def read(cls, structures: Structures, node: Node) -> If:
+        """Both branches."""
+        names = "then_branch", "else_branch"
+        return cls(structures.graph, node, {n: Body.read(structures, node.attributes[n], []) for n in names})
+
+    def outputs_of(self, flow: Flow) -> frozenset[str]:
+        """The outputs that depend on a value that varies in one of the branches."""
+        found: set[str] = set()
+        for body in self.branches.values():
+            path = body.path(flow, flow.varied.intersection(body.captures), ())
+            found.update(o for o, inner in zip(self.node.outputs, body.outputs, strict=False) if inner in path.varied)
+        return frozenset(name for name in found if name and self.graph.is_float(name))
+
+    def passage(self, flow: Flow, needed: Set[str]) -> Passage:
+        """The ways through both branches."""
+        paths: list[Path] = []
+        reads: set[str] = set()
+        for body in self.branches.values():
+            outputs = {inner for o, inner in zip(self.node.outputs, body.outputs, strict=False) if o in needed}
+            path = body.path(flow, flow.varied.intersection(body.captures), outputs)
+            reads.update(name for name in body.captures if name in path.needed)
+            paths.append(path)
+        return Passage(self, frozenset(reads), tuple(paths))
+
+    def differentiate(
+        self, op: Emitter, passage: Passage, cotangents: Mapping[str, str]
+    ) -> Iterator[tuple[str, str | None]]:
+        """The adjoints of what both branches capture, by a node that takes the same branch."""
+        both = list(zip(self.branches.values(), passage.paths, strict=True))
+        primals = list(dict.fromkeys(n for body, path in both for n in body.captures if n in path.needed))
+        sweeps, results = [], []
+        for body, path in both:
+            swept = body.swept(op, path)
+            for outer, inner in zip(self.node.outputs, body.outputs, strict=False):
+                if outer in cotangents and inner in path.needed:
+                    swept.sweep.seed(inner, cotangents[outer])
+            swept.sweep.run()
+            swept.op.enter(op.rule, op.node)
+            adjoints = [swept.sweep.adjoint(name) if name in path.needed else None for name in primals]
+            for name in primals:
+                swept.op.values.copy(name, op.values)
+            empty = self._empty_in(body)
+            results.append(
+                [
+                    swept.result(a or (nothing_like(swept.op, n) if n == empty else swept.op.zeros_like(n)))
+                    for n, a in zip(primals, adjoints, strict=True)
+                ]
+            )
+            swept.plan(stacked=False, recompute=self.node.name in op.repeated)
+            sweeps.append(swept)
+        slots = [{name: op.fresh(f"{self.node.name}_{name}") for name in swept.residuals} for swept in sweeps]
+        then, other = sweeps
+        in_then, in_other = ([_nothing(s.op, name) for name in s.residuals] for s in sweeps)
+        forward = {
+            "then_branch": then.forward([*then.residuals, *in_other]),
+            "else_branch": other.forward([*in_then, *other.residuals]),
+        }
+        for swept, slot in zip(sweeps, slots, strict=True):
+            for name, outer in slot.items():
+                shape = swept.op.shape(name)
+                whole = swept.op.static(name) or (None if shape is None else (None,) * len(shape))
+                op.values.record(outer, swept.op.values.containers.get(name) or swept.op.type(name), whole)
+        name_outputs(op, self.node, len(self.node.attributes["then_branch"].output))
+        edit = op.edits.of(self.node)
+        edit.attributes |= forward
+        edit.outputs += [name for slot in slots for name in slot.values()]
+        kinds = [op.values.adjoint_proto(name) for name in primals]
+        graphs = [
+            swept.backward([], list(zip(values, kinds, strict=True)), rename=slot)
+            for swept, values, slot in zip(sweeps, results, slots, strict=True)
+        ]
+        condition = self.node.inputs[0]
+        branches = {"then_branch": graphs[0], "else_branch": graphs[1]}
+        made = op.emit_all("If", "", [condition], len(primals), branches)
+        for name, value in zip(primals, made, strict=True):
+            op.describe(value, like=name)
+            yield name, value
+
+    def _empty_in(self, body: Body) -> str | None:
+        """The optional that is empty where the branch is taken, if the condition asks for that."""
+        asks, empty = self.graph.producer.get(self.node.inputs[0]), "else_branch"
+        while asks is not None and asks.key == ("", "Not"):
+            asks = self.graph.producer.get(asks.inputs[0])
+            empty = "then_branch" if empty == "else_branch" else "else_branch"
+        if asks is None or asks.key != ("", "OptionalHasElement") or body is not self.branches[empty]:
+            return None
+        return asks.inputs[0] if asks.inputs else None
+
+
+def _nothing(op: Emitter, name: str) -> tuple[list[NodeProto], ValueInfoProto]:
+    """What a branch returns where the other one returns `name`, and nobody reads it: as large if that is known."""
+    shape, kind = op.shape(name), op.type(name)
+    container = op.values.containers.get(name)
+    if container is not None:
+        return _empty(op, name, container)
+    sizes = op.static(name)
+    if sizes is None:
+        sizes = (0,) * len(shape or ())  # a scalar where the rank is unknown: it may be a condition
+    made, measured = (op.fresh(f"{op.node}_{what}_{name}") for what in ("no", "shape_of"))
+    value = ValueInfoProto(name=made, type=tensor_type(kind, sizes if shape is not None else None))
+    size = np.array(sizes, np.int64)
+    nothing = helper.make_tensor("value", kind, [1], b"" if kind == TensorProto.STRING else np.zeros(1))
+    return [
+        helper.make_node("Constant", [], [measured], name=measured, value=numpy_helper.from_array(size)),
+        helper.make_node("ConstantOfShape", [measured], [made], name=made, value=nothing),
+    ], value
+
+
+def _empty(op: Emitter, name: str, kind: TypeProto) -> tuple[list[NodeProto], ValueInfoProto]:
+    """A sequence, or an optional, without an element."""
+    made = op.fresh(f"{op.node}_no_{name}")
+    value = ValueInfoProto(name=made, type=unname(kind))
+    if kind.HasField("sequence_type"):
+        node = helper.make_node("SequenceEmpty", [], [made], name=made, dtype=element_type(kind))
+    else:
+        node = helper.make_node("Optional", [], [made], name=made, type=unname(kind.optional_type.elem_type))
+    return [node], value

@@ -1,0 +1,335 @@
+"""What Loop and Scan have in common: a body that runs once per step, and carries states."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from typing import Self
+
+from onnx import GraphProto, NodeProto, TypeProto, ValueInfoProto, helper
+
+from refgrad.errors import InvalidModelError
+from refgrad.forward.graph import Graph, Node
+from refgrad.protos.types import Dim, held_by, is_container, is_unnamed, type_of
+from refgrad.reverse.bodies import Body, Swept
+from refgrad.reverse.emit import Emitter
+from refgrad.reverse.path import Path, Structures
+from refgrad.tables.registry import Flow, Passage, Structure
+
+
+@dataclass(frozen=True)
+class State:
+    """A value that is carried from step to step: what it starts from, its names within, and where it ends."""
+
+    start: str
+    read: str
+    made: str
+    end: str
+
+
+@dataclass(frozen=True)
+class Slices:
+    """An outer tensor of which each step reads or writes one slice, and the name of the slice within."""
+
+    outer: str
+    inner: str
+    axis: int = 0
+    backward: int = 0  # 1: the first step has the last slice
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The states of an iteration, the slices that a step reads, and those that it writes.
+
+    `sliced` are outer values that the body captures, and of which it reads slices alone.
+    """
+
+    states: list[State]
+    elements: list[Slices]
+    stacks: list[Slices]
+    sliced: frozenset[str] = frozenset()
+
+
+@dataclass
+class Steps:
+    """What the backward node carries, reads and returns, but for the residuals."""
+
+    starts: list[str] = field(default_factory=list)  # the states before the first step
+    states: list[tuple[str, TypeProto]] = field(default_factory=list)  # the same within, each with its type
+    slices: list[Slices] = field(default_factory=list)  # what Scan reads of the adjoints of stacks
+    number: str = ""  # of the step, by which Loop reads them
+    results: list[tuple[str, TypeProto]] = field(default_factory=list)  # of a step: the states, then the rows
+    rows: list[Slices] = field(default_factory=list)  # what the forward node reads whose adjoints are stacked
+
+
+class Iteration(Structure):
+    """A node whose body runs once per step."""
+
+    listing = False  # whether the states may be sequences
+
+    def __init__(self, graph: Graph, node: Node, body: Body, layout: Layout, moved: Mapping[str, str]) -> None:
+        self.graph, self.node, self.body = graph, node, body
+        self.states, self.elements, self.stacks = layout.states, layout.elements, layout.stacks
+        self._sliced = layout.sliced
+        self._moved = moved  # states whose shape changes, and how
+
+    @classmethod
+    def read(cls, structures: Structures, node: Node) -> Self:
+        """The body, with the sizes of its states that stay the same from step to step."""
+        graph, proto = structures.graph, node.attributes["body"]
+        moved: dict[str, str] = {}
+        inputs = cls.inputs_of(graph, node, proto)
+        while True:
+            body, again = Body.read(structures, proto, inputs, cls.steady(proto)), False
+            for k, position in cls.carried(node, proto).items():
+                made = body.graph.type_of(body.outputs[position])
+                joined = None if made is None else _joined(node, inputs[k], made, moved)
+                if joined is not None:
+                    inputs[k], again = joined, True
+            if not again:
+                return cls(graph, node, body, cls.layout(graph, node, body), moved)
+
+    @classmethod
+    def layout(cls, graph: Graph, node: Node, body: Body) -> Layout:
+        """The states, the slices that are read, and those that are made."""
+        raise NotImplementedError
+
+    @classmethod
+    def inputs_of(cls, graph: Graph, node: Node, proto: GraphProto) -> list[ValueInfoProto]:
+        """The formal inputs of the body before the first step."""
+        raise NotImplementedError
+
+    @classmethod
+    def carried(cls, node: Node, proto: GraphProto) -> dict[int, int]:
+        """The positions of the states among the formal inputs, and among the results, of the body."""
+        raise NotImplementedError
+
+    @classmethod
+    def steady(cls, proto: GraphProto) -> list[str]:
+        """The formal inputs whose shape the specification keeps the same in all steps."""
+        return []
+
+    def outputs_of(self, flow: Flow) -> frozenset[str]:
+        """The final states and stacks that depend on a value that varies after some step."""
+        inner = self._varied(flow)
+        path = self.body.path(flow, inner, ())
+        found = {s.end for s in self.states if s.read in inner}
+        found.update(s.outer for s in self.stacks if s.inner in path.varied)
+        return frozenset(name for name in found if name and self.graph.is_float(name))
+
+    def _varied(self, flow: Flow) -> set[str]:
+        """The inputs and the captures of the body that vary in some step."""
+        inner = {s.read for s in self.states if s.start in flow.varied}
+        inner.update(e.inner for e in self.elements if e.outer in flow.varied)
+        inner.update(name for name in self.body.captures if name in flow.varied and name not in self._sliced)
+        while True:
+            path = self.body.path(flow, inner, ())
+            more = {s.read for s in self.states if s.made in path.varied} - inner
+            if not more:
+                return inner
+            inner |= more
+
+    def passage(self, flow: Flow, needed: Set[str]) -> Passage:
+        """The way through the body, which any number of steps may go."""
+        inner = self._varied(flow)
+        outputs = {s.made for s in self.states if s.end in needed}
+        outputs.update(s.inner for s in self.stacks if s.outer in needed)
+        while True:
+            path = self.body.path(flow, inner, outputs)
+            more = {s.made for s in self.states if s.read in path.needed} - outputs
+            if not more:
+                break
+            outputs |= more
+        active = self._active(path, needed)
+        found = {s.start for s in active}
+        found.update(e.outer for e in self.elements if e.inner in path.needed)
+        found.update(name for name in self.body.captures if name in path.needed)
+        moving = [f"its state {s.read!r} has {self._moved[s.read]}" for s in active if s.read in self._moved]
+        return Passage(self, frozenset(found & flow.varied), (path,), "; ".join(moving))
+
+    def _active(self, path: Path, ends: Container[str]) -> list[State]:
+        """The states that have an adjoint: of a start too that no step reads, where no step is made it is the end."""
+        return [s for s in self.states if s.end in ends or s.made in path.needed or s.read in path.needed]
+
+    def differentiate(
+        self, op: Emitter, passage: Passage, cotangents: Mapping[str, str]
+    ) -> Iterator[tuple[str, str | None]]:
+        """The adjoints of the states, the slices and the captures, by a node that makes the steps backwards."""
+        [path] = passage.paths
+        active = self._active(path, cotangents)
+        swept = self.body.swept(op, path)
+        sub, sweep = swept.op, swept.sweep
+        steps = Steps()
+        of: list[str] = []  # whose adjoints the states are in the end
+
+        def carry(name: str, like: str, start: str) -> str:
+            sub.describe(name, like)
+            steps.starts.append(start)
+            steps.states.append((name, sub.values.adjoint_proto(like)))
+            return name
+
+        def give(value: str, like: str) -> None:
+            steps.results.append((swept.result(value), sub.values.adjoint_proto(like)))
+
+        before = [
+            carry(sub.fresh(f"{s.made}_grad"), s.made, cotangents.get(s.end) or self._zeros(op, s)) for s in active
+        ]
+        for state, name in zip(active, before, strict=True):
+            if state.made in path.needed:
+                sweep.seed(state.made, name)
+        stacks = [s for s in self.stacks if s.outer in cotangents and s.inner in path.needed]
+        self.seed(swept, stacks, cotangents, steps)
+        sweep.run()
+        sub.enter(op.rule, op.node)
+        for state, name in zip(active, before, strict=True):
+            adjoint = sweep.adjoint(state.read) if state.read in path.needed else None
+            alike = state.read if sub.is_sequence(state.read) else name  # a sequence may have got longer
+            give(adjoint or sub.zeros_like(alike), state.read)
+            of.append(state.start)
+        for name in self.body.captures:
+            adjoint = sweep.adjoint(name) if name in path.needed else None
+            if adjoint is not None:
+                total = carry(sub.fresh(f"{name}_grad_before"), name, op.zeros_like(name))
+                give(sub.sum([total, adjoint], like=name), name)
+                of.append(name)
+        for element in self.elements:
+            adjoint = sweep.adjoint(element.inner) if element.inner in path.needed else None
+            if adjoint is not None:
+                give(adjoint, element.inner)
+                steps.rows.append(element)
+        swept.plan(stacked=True, listed=self.listing, recompute=self.node.name in op.repeated)
+        made, count = self.backward(op, swept, steps)
+        adjoints = list(zip(of, made[: len(of)], strict=True))
+        adjoints += [(e.outer, self.whole(op, v, e, count)) for v, e in zip(made[len(of) :], steps.rows, strict=True)]
+        for name, value in adjoints:
+            op.describe(value, like=name)
+            yield name, value
+
+    def whole(self, op: Emitter, made: str, element: Slices, count: str) -> str:
+        """The adjoint of what the steps read slices of, from those of the slices; `count` is the number of steps."""
+        if not is_sized(op.shape(element.outer), element.axis):  # where no step is made, no slice shows its size
+            made = op.Reshape(made, op.Shape(element.outer), allowzero=1)
+        return made
+
+    def _zeros(self, op: Emitter, state: State) -> str:
+        """Zeros like the state in the end."""
+        kind = self.body.graph.containers.get(state.made)
+        if kind is None:
+            return op.zeros_like(state.start)
+        end = state.end
+        if not end:
+            end = op.fresh(f"{self.node.name}_{state.made}")
+            op.edits.name_output(self.node, self.states.index(state), op.values.record(end, kind))
+        return op.zeros_like(end)
+
+    def seed(self, swept: Swept, stacks: list[Slices], cotangents: Mapping[str, str], steps: Steps) -> None:
+        """Seed the sweep with what each step has of the adjoints of `stacks`; `steps` gets what it reads for that."""
+        raise NotImplementedError
+
+    def backward(self, op: Emitter, swept: Swept, steps: Steps) -> tuple[tuple[str, ...], str]:
+        """Let the forward node store the residuals, and emit the node of the backward pass: its results.
+
+        The number of steps comes with them where `whole` needs it.
+        """
+        raise NotImplementedError
+
+    def trips(self) -> Dim:
+        """The number of steps, where it is known before the model runs."""
+        raise NotImplementedError
+
+    def stored(
+        self,
+        op: Emitter,
+        swept: Swept,
+        residuals: Sequence[str],
+        more: Sequence[tuple[list[NodeProto], ValueInfoProto]] = (),
+    ) -> dict[str, Slices]:
+        """Where the steps have their residuals: among what the node reads or returns, or in outputs that it gets.
+
+        :param more: what the body returns besides, behind everything else.
+        """
+        found = {e.inner: e for e in self.elements}
+        copied = {n.output[0]: n.input[0] for n in self.body.proto.node if n.op_type == "Identity" and not n.domain}
+        for stack in self.stacks:
+            if stack.outer:
+                found.setdefault(stack.inner, stack)
+                found.setdefault(copied.get(stack.inner, stack.inner), stack)
+        new = [name for name in residuals if name not in found]
+        name_outputs(op, self.node, len(self.states) + len(self.stacks))
+        outer = [op.fresh(f"{self.node.name}_{name}") for name in new]
+        found.update((name, Slices(value, name)) for name, value in zip(new, outer, strict=True))
+        for name, value in zip(new, outer, strict=True):
+            shape = swept.op.shape(name)
+            op.values.record(value, swept.op.type(name), None if shape is None else (self.trips(), *shape))
+        edit = op.edits.of(self.node)
+        edit.attributes["body"] = swept.forward([*new, *more])
+        edit.outputs += outer
+        return {name: found[name] for name in residuals}
+
+
+def _joined(node: Node, read: ValueInfoProto, made: TypeProto, moved: dict[str, str]) -> ValueInfoProto | None:
+    """What is known of a state before and after a step, None where that is no less than what was known before.
+
+    `moved` gets the states whose shape changes.
+    """
+    if is_container(made):
+        return _joined_elements(read, made)
+    (kind, before), (result, after) = type_of(read), type_of(ValueInfoProto(type=made))
+    if kind and result and kind != result:
+        was, now = (helper.tensor_dtype_to_string(k).removeprefix("TensorProto.").lower() for k in (kind, result))
+        raise InvalidModelError(
+            f"{node.op_type} {node.name!r} changes the type of its state {read.name!r}, which is {was} before a "
+            f"step and {now} after it. Cast one to the other."
+        )
+    if before is None or after is None:  # inference could not tell; it is taken to stay
+        return None
+    if len(before) != len(after):
+        moved[read.name] = f"{len(before)} axes before a step and {len(after)} after it"
+        return helper.make_tensor_value_info(read.name, kind, None)
+    sizes = [_size(read.name, k, *pair) for k, pair in enumerate(zip(before, after, strict=True))]
+    if sizes == list(before):
+        return None
+    for axis, pair in enumerate(zip(before, after, strict=True)):
+        if sizes[axis] is None and pair[0] is not None:
+            moved[read.name] = f"size {pair[0]} along axis {axis} before a step and {pair[1]} after it"
+    return helper.make_tensor_value_info(read.name, kind, sizes)
+
+
+def _joined_elements(read: ValueInfoProto, made: TypeProto) -> ValueInfoProto | None:
+    """What is known of the elements of a state before and after a step, None where that is no less than before."""
+    elements = [type_of(ValueInfoProto(type=held_by(kind))) for kind in (read.type, made)]
+    (kind, before), (_, after) = elements
+    if before is None or before == after:
+        return None
+    shape = None
+    if after is not None and len(before) == len(after):
+        shape = [a if a == b else None for a, b in zip(before, after, strict=True)]
+        if shape == list(before):
+            return None
+    joined = ValueInfoProto()
+    joined.CopyFrom(read)
+    held_by(joined.type).CopyFrom(helper.make_tensor_type_proto(kind, shape))
+    return joined
+
+
+def is_sized(shape: Sequence[Dim] | None, axis: int) -> bool:
+    """Whether the sizes of the slices along an axis are known before the model runs."""
+    return shape is not None and all(isinstance(dim, int) for k, dim in enumerate(shape) if k != axis)
+
+
+def _size(name: str, axis: int, before: Dim, after: Dim) -> Dim:
+    """What is known of a size of the state `name` before and after a step: None of two numbers, a symbol of what may differ.
+
+    One that inference lost is taken to stay.
+    """
+    if before is None or before == after or is_unnamed(after):
+        return before
+    return None if isinstance(before, int) and isinstance(after, int) else f"size_{name}_{axis}"
+
+
+def name_outputs(op: Emitter, node: Node, count: int) -> None:
+    """Name what the node leaves out of its first `count` outputs: what it gets stands behind them."""
+    outputs = op.edits.of(node).outputs
+    for position in range(count):
+        if position >= len(outputs) or not outputs[position]:
+            op.edits.name_output(node, position, op.fresh(f"{node.name}_unused"))
