@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 import onnx
 import onnx.printer
+import stubs
 
 from refgrad.conformance.case import Case
 from refgrad.conformance.departures import KINDS as DEPARTURES
@@ -571,6 +572,7 @@ def generated() -> dict[Path, str]:
     return {
         readme: fill(fill(text, "parity", parity_summary()), "benchmarks", benchmarks()),
         ROOT / "docs" / "operators.md": operators(),
+        ROOT / "refgrad" / "reverse" / "operators.pyi": stubs.operators(),
         ROOT / "docs" / "backend_tests.md": tests_of_onnx(),
         **findings(),
         ROOT / "docs" / "kinks.md": kinks(),

@@ -73,11 +73,10 @@ def no_sum_over_the_steps(patch: Patch) -> None:
 
 
 def no_stacks(cls: type) -> Callable[[Patch], None]:
-    def nothing(self: Any, swept: Any, stacks: Any, cotangents: Any) -> Any:
-        self._step = swept.op.fresh("step")
-        return []
+    def nothing(self: Any, swept: Any, stacks: Any, cotangents: Any, steps: Any) -> None:
+        steps.number = swept.op.fresh("step")
 
-    return lambda patch: patch.setattr(cls, "_slices", nothing)
+    return lambda patch: patch.setattr(cls, "seed", nothing)
 
 
 def other_sign(cls: type, position: int) -> Callable[[Patch], None]:

@@ -37,7 +37,7 @@ from refgrad.conformance.running.runner import ORACLES, testify
 from refgrad.conformance.systems.builders import build
 from refgrad.errors import OptionError, RefgradError, did_you_mean
 from refgrad.reverse.emit import Emitter
-from refgrad.tables.registry import RULES
+from refgrad.tables.registry import LOWERINGS, RULES
 
 FAILS = "fails"  # the verdict on a broken gradient that cannot be built or run
 WITH_REFGRAD = "wrong beside refgrad"
@@ -363,12 +363,13 @@ class Site:
         return f"{'/'.join(module.parts[-2:])}.{self.function}: {self.text}{made}"
 
 
-_EMIT = sys.modules[Emitter.__module__].__file__
+_SUM = "BroadcastGradient"  # the primitive that the sweep adds
+_EMITTERS = {sys.modules[cls.__module__].__file__ for cls in Emitter.__mro__[:-1]} | {__file__}
 
 
 def _site(frame: FrameType | None, op_type: str) -> Site:
     """The place of the emission under way: the innermost call outside of the emitter and of this module."""
-    while frame is not None and frame.f_code.co_filename in (_EMIT, __file__):
+    while frame is not None and frame.f_code.co_filename in _EMITTERS:
         frame = frame.f_back
     assert frame is not None
     return _place(frame.f_code, frame.f_lasti, op_type)
@@ -444,18 +445,22 @@ def broken(
     def function(op: Emitter, *arguments: Any, **keywords: Any) -> Any:
         with _watched(op, breaking):
             result = rule.function(op, *arguments, **keywords)
-        if rule.broadcast:
-            _watch_the_sum(op, breaking)
         if returned is None:
             return result
         entries = dict(_entries(rule.wrt, result))
         return _rebuilt(result, returned(op, entries))
 
+    sums = [table for table in LOWERINGS.values() if _SUM in table] if rule.broadcast else []
+    right = [table[_SUM] for table in sums]
     RULES[key] = replace(rule, function=function)
+    for table, lower in zip(sums, right, strict=True):
+        table[_SUM] = _watching(lower, breaking)
     try:
         yield
     finally:
         RULES[key] = rule
+        for table, lower in zip(sums, right, strict=True):
+            table[_SUM] = lower
 
 
 @contextmanager
@@ -473,15 +478,14 @@ def _watched(op: Emitter, breaking: _Breaking) -> Iterator[None]:
             vars(op)["emit"] = before
 
 
-def _watch_the_sum(op: Emitter, breaking: _Breaking) -> None:
-    vars(op.grad).pop("BroadcastGradient", None)
-    lower = op.grad.BroadcastGradient
+def _watching(lower: Callable[..., Any], breaking: _Breaking) -> Callable[..., Any]:
+    """A lowering whose emissions go through `breaking`."""
 
-    def watched(*inputs: Any) -> Any:
+    def watched(op: Emitter, *inputs: Any) -> Any:
         with _watched(op, breaking):
-            return lower(*inputs)
+            return lower(op, *inputs)
 
-    vars(op.grad)["BroadcastGradient"] = watched
+    return watched
 
 
 def _entries(wrt: Sequence[str], result: Any) -> Iterator[tuple[str, str | None]]:

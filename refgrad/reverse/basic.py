@@ -87,10 +87,16 @@ class BasicEmitter(Operators):
         return Primitives(self)
 
     def emit(
-        self, op_type: str, domain: str, inputs: Sequence[Argument], outputs: int, attributes: dict[str, Any]
+        self,
+        op_type: str,
+        domain: str,
+        inputs: Sequence[Argument],
+        outputs: int,
+        attributes: dict[str, Any],
+        optional_outputs: bool = False,
     ) -> Any:
         """Add a node; its output's name, or a tuple of names where it has several."""
-        made = self.emission.add(op_type, domain, inputs, outputs, attributes)
+        made = self.emission.add(op_type, domain, inputs, outputs, attributes, optional_outputs)
         return made[0] if outputs == 1 else made
 
     def emit_all(
@@ -101,14 +107,13 @@ class BasicEmitter(Operators):
 
     def com_microsoft(self, op_type: str, *inputs: Argument, outputs: int = 1, **attributes: Any) -> Any:
         """A node of ONNX Runtime's domain whose unused outputs may be left empty."""
-        made = self.emission.add(op_type, MICROSOFT, inputs, outputs, attributes, optional_outputs=True)
-        return made[0] if outputs == 1 else made
+        return self.emit(op_type, MICROSOFT, inputs, outputs, attributes, optional_outputs=True)
 
     def every_adjoint(
         self, op_type: str, inputs: Sequence[Argument], primals: Sequence[str | None], **attributes: Any
     ) -> tuple[str, ...]:
         """A node of ONNX Runtime's domain that returns the adjoints of `primals` and writes to all of them: all have names."""
-        made = self.emission.add(op_type, MICROSOFT, inputs, len(primals), attributes)
+        made: tuple[str, ...] = self.emit(op_type, MICROSOFT, inputs, len(primals), attributes)
         self.adjoint_of.update((value, name) for value, name in zip(made, primals, strict=True) if name is not None)
         return made
 
@@ -233,7 +238,8 @@ class BasicEmitter(Operators):
 
     def shape_of(self, value: str) -> str:
         """The shape of `value` as a tensor."""
-        return self.grad.ShapeOf(value)
+        name: str = self.grad.ShapeOf(value)
+        return name
 
 
 class Primitives:

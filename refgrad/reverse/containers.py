@@ -26,11 +26,9 @@ def full_like(op: BasicEmitter, value: str, number: float) -> str:
     elif kind.HasField("sequence_type"):
         filled = each(op, op.type(value), lambda element: op.full(op.Shape(element), number, like=element), value)
     else:
-        branches = {
-            "then_branch": op.subgraph(lambda: [_full_like_held(op, value, number)]),
-            "else_branch": op.subgraph(lambda: [nothing_like(op, value)]),
-        }
-        filled = op.If(op.OptionalHasElement(value), **branches)
+        then_branch = op.subgraph(lambda: [_full_like_held(op, value, number)])
+        else_branch = op.subgraph(lambda: [nothing_like(op, value)])
+        filled = op.If(op.OptionalHasElement(value), then_branch=then_branch, else_branch=else_branch)
     op.describe(filled, like=value)
     return filled
 

@@ -36,7 +36,8 @@ class Emitter(BasicEmitter):
 
     def reshape_like(self, value: str, like: str) -> str:
         """The elements of `value` in the shape of `like`."""
-        return self.grad.ReshapeLike(value, like)
+        name: str = self.grad.ReshapeLike(value, like)
+        return name
 
     def share(self, whole: str, parts: str | None, like: str) -> str | float:
         """What one element weighs in a mean: the size of `parts` (the means; None is one) over that of `whole`.
@@ -66,10 +67,8 @@ class Emitter(BasicEmitter):
         """A reduction that keeps its axes. Before opset 18 they are an attribute, and so were those it is given."""
         known = self.constant(axes)
         if self.opset >= 18:
-            [made] = self.emit_all(op_type, "", (data, axes), 1, {"noop_with_empty_axes": noop_with_empty_axes or None})
-            return made
-        [made] = self.emit_all(op_type, "", (data,), 1, {"axes": None if known is None else known.tolist() or None})
-        return made
+            return str(self.emit(op_type, "", (data, axes), 1, {"noop_with_empty_axes": noop_with_empty_axes or None}))
+        return str(self.emit(op_type, "", (data,), 1, {"axes": None if known is None else known.tolist() or None}))
 
     def zeros_like(self, value: str) -> str:
         """Zeros of the shape and type of `value`; of an optional, of what it holds."""

@@ -13,10 +13,25 @@ from refgrad.reverse.misuse import no_such_method
 class Operators:
     """One method per operator: it adds a node of ai.onnx and returns the name of its output, or a tuple of names."""
 
-    rule: str
-    node: str
+    @property
+    def rule(self) -> str:
+        """The operator whose rule emits."""
+        raise NotImplementedError
 
-    def emit(self, op_type: str, domain: str, inputs: Sequence[Any], outputs: int, attributes: dict[str, Any]) -> Any:
+    @property
+    def node(self) -> str:
+        """The name of the forward node that what is emitted belongs to."""
+        raise NotImplementedError
+
+    def emit(
+        self,
+        op_type: str,
+        domain: str,
+        inputs: Sequence[Any],
+        outputs: int,
+        attributes: dict[str, Any],
+        optional_outputs: bool = False,
+    ) -> Any:
         """Add a node."""
         raise NotImplementedError
 

@@ -1,0 +1,128 @@
+"""The types of the operator methods of `op`: refgrad/reverse/operators.pyi, from the schemas of ai.onnx."""
+
+from __future__ import annotations
+
+import keyword
+from collections.abc import Iterable, Sequence
+
+import onnx
+from onnx.defs import OpSchema
+
+OLDEST = 16  # the opset from which on gradients are emitted
+_VALUES = {
+    "INT": "int",
+    "FLOAT": "float",
+    "STRING": "str",
+    "TENSOR": "TensorProto",
+    "SPARSE_TENSOR": "SparseTensorProto",
+    "GRAPH": "GraphProto",
+    "TYPE_PROTO": "TypeProto",
+    "INTS": "Sequence[int]",
+    "FLOATS": "Sequence[float]",
+    "STRINGS": "Sequence[str]",
+    "TENSORS": "Sequence[TensorProto]",
+    "SPARSE_TENSORS": "Sequence[SparseTensorProto]",
+    "GRAPHS": "Sequence[GraphProto]",
+    "TYPE_PROTOS": "Sequence[TypeProto]",
+}
+HEADER = '''# Written by docs/generate.py from the schemas of ai.onnx.
+"""`op.Mul(a, b)`: a method for every operator of ai.onnx."""
+
+from collections.abc import Sequence
+from typing import Any, Literal, overload
+
+import numpy as np
+from onnx import GraphProto, SparseTensorProto, TensorProto, TypeProto
+
+Argument = str | float | Sequence[int] | np.ndarray | None
+
+class Operators:
+    """One method per operator: it adds a node of ai.onnx and returns the name of its output, or a tuple of names."""
+
+    @property
+    def rule(self) -> str: ...
+    @property
+    def node(self) -> str: ...
+    def emit(
+        self,
+        op_type: str,
+        domain: str,
+        inputs: Sequence[Argument],
+        outputs: int,
+        attributes: dict[str, Any],
+        optional_outputs: bool = False,
+    ) -> Any: ...
+'''
+
+
+def operators() -> str:
+    """Return the stub: every operator, with the inputs and the attributes of its versions from opset 16 on."""
+    versions: dict[str, list[OpSchema]] = {}
+    for schema in onnx.defs.get_all_schemas_with_history():
+        if not schema.domain:
+            versions.setdefault(schema.name, []).append(schema)
+    lines = [HEADER]
+    for name, found in sorted(versions.items()):
+        newest = max(found, key=lambda schema: schema.since_version)
+        if not newest.deprecated:
+            lines += _method(name, newest, [schema for schema in found if _is_used(schema, found)])
+    return "".join(lines)
+
+
+def _is_used(schema: OpSchema, versions: Iterable[OpSchema]) -> bool:
+    """Whether a model of an opset from the oldest on may have this version."""
+    later = [other.since_version for other in versions if other.since_version > schema.since_version]
+    return not later or min(later) > OLDEST
+
+
+def _method(name: str, newest: OpSchema, versions: Sequence[OpSchema]) -> list[str]:
+    head = ["self", *_inputs(newest)]
+    variadic = any(parameter.startswith("*") for parameter in head)
+    attributes = _attributes(versions, {parameter.name for parameter in newest.inputs})
+    star = () if variadic or not attributes else ("*",)
+    if not variadic and len(head) > 1:
+        head.append("/")
+    several = len(newest.outputs) > 1 or newest.max_output > 1
+    if not several:
+        return [_signature(name, [*head, *star, *attributes], "str")]
+    star = () if variadic else ("*",)
+    one = [*head, *star, "outputs: Literal[1] = 1", *attributes]
+    more = [*head, *star, "outputs: int", *attributes]
+    return [
+        "    @overload  # type: ignore[overload-overlap]\n" + _signature(name, one, "str"),
+        "    @overload\n" + _signature(name, more, "tuple[str, ...]"),
+    ]
+
+
+def _inputs(schema: OpSchema) -> list[str]:
+    made = []
+    for parameter in schema.inputs:
+        name = _safe(parameter.name)
+        if parameter.option == OpSchema.FormalParameterOption.Variadic:
+            made.append(f"*{name}: Argument")
+        elif parameter.option == OpSchema.FormalParameterOption.Optional or len(made) >= schema.min_input:
+            made.append(f"{name}: Argument = None")
+        else:
+            made.append(f"{name}: Argument")
+    return made
+
+
+def _attributes(versions: Sequence[OpSchema], inputs: set[str]) -> list[str]:
+    """The attributes of all versions, but for those that are inputs by now."""
+    kinds: dict[str, set[str]] = {}
+    for schema in versions:
+        for attribute in schema.attributes.values():
+            if attribute.name not in inputs:
+                kinds.setdefault(_safe(attribute.name), set()).add(_VALUES[attribute.type.name])
+    return [f"{name}: {' | '.join(sorted(found))} | None = None" for name, found in sorted(kinds.items())]
+
+
+def _safe(name: str) -> str:
+    return f"{name}_" if keyword.iskeyword(name) or name == "self" else name
+
+
+def _signature(name: str, parameters: Sequence[str], result: str) -> str:
+    line = f"    def {name}({', '.join(parameters)}) -> {result}: ...\n"
+    if len(line) <= 120:
+        return line
+    return f"    def {name}(\n" + "".join(f"        {p},\n" for p in parameters) + f"    ) -> {result}: ...\n"
