@@ -76,9 +76,9 @@ def _is_used(schema: OpSchema, versions: Iterable[OpSchema]) -> bool:
 
 
 def _method(name: str, newest: OpSchema, versions: Sequence[OpSchema]) -> list[str]:
-    head = ["self", *_inputs(newest)]
+    attributes = _attributes(versions)
+    head = ["self", *_inputs(newest, {attribute.partition(":")[0] for attribute in attributes})]
     variadic = any(parameter.startswith("*") for parameter in head)
-    attributes = _attributes(versions, {parameter.name for parameter in newest.inputs})
     star = () if variadic or not attributes else ("*",)
     if not variadic and len(head) > 1:
         head.append("/")
@@ -87,17 +87,22 @@ def _method(name: str, newest: OpSchema, versions: Sequence[OpSchema]) -> list[s
         return [_signature(name, [*head, *star, *attributes], "str")]
     star = () if variadic else ("*",)
     one = [*head, *star, "outputs: Literal[1] = 1", *attributes]
+    few = [*head, *star, "outputs: Literal[2, 3, 4, 5, 6]", *attributes]
     more = [*head, *star, "outputs: int", *attributes]
     return [
-        "    @overload  # type: ignore[overload-overlap]\n" + _signature(name, one, "str"),
-        "    @overload\n" + _signature(name, more, "tuple[str, ...]"),
+        "    @overload\n" + _signature(name, one, "str"),
+        "    @overload\n" + _signature(name, few, "tuple[str, ...]"),
+        "    @overload\n" + _signature(name, more, "str | tuple[str, ...]"),
     ]
 
 
-def _inputs(schema: OpSchema) -> list[str]:
+def _inputs(schema: OpSchema, taken: set[str]) -> list[str]:
+    """The inputs; one that is an attribute in an older version gets another name."""
     made = []
     for parameter in schema.inputs:
         name = _safe(parameter.name)
+        if name in taken:
+            name += "_"
         if parameter.option == OpSchema.FormalParameterOption.Variadic:
             made.append(f"*{name}: Argument")
         elif parameter.option == OpSchema.FormalParameterOption.Optional or len(made) >= schema.min_input:
@@ -107,13 +112,11 @@ def _inputs(schema: OpSchema) -> list[str]:
     return made
 
 
-def _attributes(versions: Sequence[OpSchema], inputs: set[str]) -> list[str]:
-    """The attributes of all versions, but for those that are inputs by now."""
+def _attributes(versions: Sequence[OpSchema]) -> list[str]:
     kinds: dict[str, set[str]] = {}
     for schema in versions:
         for attribute in schema.attributes.values():
-            if attribute.name not in inputs:
-                kinds.setdefault(_safe(attribute.name), set()).add(_VALUES[attribute.type.name])
+            kinds.setdefault(_safe(attribute.name), set()).add(_VALUES[attribute.type.name])
     return [f"{name}: {' | '.join(sorted(found))} | None = None" for name, found in sorted(kinds.items())]
 
 

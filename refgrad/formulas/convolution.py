@@ -59,7 +59,7 @@ def conv_transpose_adjoints(
         if any(cut):
             d_Y = op.Slice(d_Y, [0] * rank, op.Sub(op.Shape(d_Y, start=2), cut), list(range(2, rank + 2)))
     window["pads"] = pads
-    d_X = op.Conv(d_Y, W, **window)
+    d_X = op.Conv(d_Y, W, **window)  # type: ignore[arg-type]  # of many types
     _, d_W, _ = op.grad.ConvGrad(X, d_Y, W, auto_pad="NOTSET", **window)
     return d_X, d_W, d_B
 

@@ -42,13 +42,13 @@ def broadcast_gradient_args(op: Emitter, a_shape: str, b_shape: str) -> tuple[st
         )
         return op.const(np.array(first[::-1], np.int64)), op.const(np.array(second[::-1], np.int64))
     sizes = [op.Reshape(op.Size(shape), [1]) for shape in (a_shape, b_shape)]
-    rank = op.Max(*sizes)
-    missing = [op.Sub(rank, size) for size in sizes]
+    larger = op.Max(*sizes)
+    missing = [op.Sub(larger, size) for size in sizes]
     own, other = (
         op.Concat(op.full(count, 1, like=shape), shape, axis=0)
         for count, shape in zip(missing, (a_shape, b_shape), strict=True)
     )
-    last = op.Sub(op.Squeeze(rank, [0]), 1)
+    last = op.Sub(op.Squeeze(larger, [0]), 1)
     places = op.Range(last, op.const(np.array(-1)), op.const(np.array(-1)))
 
     def axes(count: str, mine: str, facing: str) -> str:

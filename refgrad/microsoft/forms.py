@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from refgrad.forward.graph import Node
-from refgrad.forward.normalise import MIN_OPSET
+from refgrad.forward.graph import MIN_OPSET
 from refgrad.microsoft.results import Result
 from refgrad.protos.domains import MICROSOFT
 from refgrad.reverse.emit import Emitter

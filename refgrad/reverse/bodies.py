@@ -24,8 +24,8 @@ from refgrad.reverse.emit import Emitter
 from refgrad.reverse.path import Path, Structures, complete_path
 from refgrad.reverse.sweep import Sweep
 from refgrad.reverse.values import Values, tensor_type
-from refgrad.tables.registry import Flow
 from refgrad.tables.randomness import may_draw
+from refgrad.tables.registry import Flow
 
 
 class Body:

@@ -12,9 +12,10 @@ Argument = str | float | Sequence[int] | np.ndarray | None
 class Operators:
     """One method per operator: it adds a node of ai.onnx and returns the name of its output, or a tuple of names."""
 
-    rule: str
-    node: str
-
+    @property
+    def rule(self) -> str: ...
+    @property
+    def node(self) -> str: ...
     def emit(
         self,
         op_type: str,
@@ -87,7 +88,7 @@ class Operators:
         nonpad_kv_seqlen: Argument = None,
         /,
         *,
-        outputs: int,
+        outputs: Literal[2, 3, 4, 5, 6],
         is_causal: int | None = None,
         kv_num_heads: int | None = None,
         left_window_size: int | None = None,
@@ -98,6 +99,29 @@ class Operators:
         softcap: float | None = None,
         softmax_precision: int | None = None,
     ) -> tuple[str, ...]: ...
+    @overload
+    def Attention(
+        self,
+        Q: Argument,
+        K: Argument,
+        V: Argument,
+        attn_mask: Argument = None,
+        past_key: Argument = None,
+        past_value: Argument = None,
+        nonpad_kv_seqlen: Argument = None,
+        /,
+        *,
+        outputs: int,
+        is_causal: int | None = None,
+        kv_num_heads: int | None = None,
+        left_window_size: int | None = None,
+        q_num_heads: int | None = None,
+        qk_matmul_output_mode: int | None = None,
+        right_window_size: int | None = None,
+        scale: float | None = None,
+        softcap: float | None = None,
+        softmax_precision: int | None = None,
+    ) -> str | tuple[str, ...]: ...
     def AveragePool(
         self,
         X: Argument,
@@ -136,11 +160,26 @@ class Operators:
         input_var: Argument,
         /,
         *,
-        outputs: int,
+        outputs: Literal[2, 3, 4, 5, 6],
         epsilon: float | None = None,
         momentum: float | None = None,
         training_mode: int | None = None,
     ) -> tuple[str, ...]: ...
+    @overload
+    def BatchNormalization(
+        self,
+        X: Argument,
+        scale: Argument,
+        B: Argument,
+        input_mean: Argument,
+        input_var: Argument,
+        /,
+        *,
+        outputs: int,
+        epsilon: float | None = None,
+        momentum: float | None = None,
+        training_mode: int | None = None,
+    ) -> str | tuple[str, ...]: ...
     def Bernoulli(self, input: Argument, /, *, dtype: int | None = None, seed: float | None = None) -> str: ...
     def BitCast(self, input: Argument, /, *, to: int | None = None) -> str: ...
     def BitShift(self, X: Argument, Y: Argument, /, *, direction: str | None = None) -> str: ...
@@ -195,9 +234,21 @@ class Operators:
         past_state: Argument = None,
         /,
         *,
-        outputs: int,
+        outputs: Literal[2, 3, 4, 5, 6],
         activation: str | None = None,
     ) -> tuple[str, ...]: ...
+    @overload
+    def CausalConvWithState(
+        self,
+        input: Argument,
+        weight: Argument,
+        bias: Argument = None,
+        past_state: Argument = None,
+        /,
+        *,
+        outputs: int,
+        activation: str | None = None,
+    ) -> str | tuple[str, ...]: ...
     def Ceil(self, X: Argument, /) -> str: ...
     def Celu(self, X: Argument, /, *, alpha: float | None = None) -> str: ...
     def CenterCropPad(self, input_data: Argument, shape: Argument, /, *, axes: Sequence[int] | None = None) -> str: ...
@@ -305,9 +356,10 @@ class Operators:
         self,
         input: Argument,
         dft_length: Argument = None,
-        axis: Argument = None,
+        axis_: Argument = None,
         /,
         *,
+        axis: int | None = None,
         inverse: int | None = None,
         onesided: int | None = None,
     ) -> str: ...
@@ -360,13 +412,26 @@ class Operators:
         training_mode: Argument = None,
         /,
         *,
-        outputs: int,
+        outputs: Literal[2, 3, 4, 5, 6],
         seed: int | None = None,
     ) -> tuple[str, ...]: ...
     @overload
+    def Dropout(
+        self,
+        data: Argument,
+        ratio: Argument = None,
+        training_mode: Argument = None,
+        /,
+        *,
+        outputs: int,
+        seed: int | None = None,
+    ) -> str | tuple[str, ...]: ...
+    @overload
     def DynamicQuantizeLinear(self, x: Argument, /, *, outputs: Literal[1] = 1) -> str: ...
     @overload
-    def DynamicQuantizeLinear(self, x: Argument, /, *, outputs: int) -> tuple[str, ...]: ...
+    def DynamicQuantizeLinear(self, x: Argument, /, *, outputs: Literal[2, 3, 4, 5, 6]) -> tuple[str, ...]: ...
+    @overload
+    def DynamicQuantizeLinear(self, x: Argument, /, *, outputs: int) -> str | tuple[str, ...]: ...
     def Einsum(self, *Inputs: Argument, equation: str | None = None) -> str: ...
     def Elu(self, X: Argument, /, *, alpha: float | None = None) -> str: ...
     def Equal(self, A: Argument, B: Argument, /) -> str: ...
@@ -408,7 +473,7 @@ class Operators:
         initial_h: Argument = None,
         /,
         *,
-        outputs: int,
+        outputs: Literal[2, 3, 4, 5, 6],
         activation_alpha: Sequence[float] | None = None,
         activation_beta: Sequence[float] | None = None,
         activations: Sequence[str] | None = None,
@@ -418,6 +483,27 @@ class Operators:
         layout: int | None = None,
         linear_before_reset: int | None = None,
     ) -> tuple[str, ...]: ...
+    @overload
+    def GRU(
+        self,
+        X: Argument,
+        W: Argument,
+        R: Argument,
+        B: Argument = None,
+        sequence_lens: Argument = None,
+        initial_h: Argument = None,
+        /,
+        *,
+        outputs: int,
+        activation_alpha: Sequence[float] | None = None,
+        activation_beta: Sequence[float] | None = None,
+        activations: Sequence[str] | None = None,
+        clip: float | None = None,
+        direction: str | None = None,
+        hidden_size: int | None = None,
+        layout: int | None = None,
+        linear_before_reset: int | None = None,
+    ) -> str | tuple[str, ...]: ...
     def Gather(self, data: Argument, indices: Argument, /, *, axis: int | None = None) -> str: ...
     def GatherElements(self, data: Argument, indices: Argument, /, *, axis: int | None = None) -> str: ...
     def GatherND(self, data: Argument, indices: Argument, /, *, batch_dims: int | None = None) -> str: ...
@@ -496,10 +582,20 @@ class Operators:
         cond: Argument,
         /,
         *,
-        outputs: int,
+        outputs: Literal[2, 3, 4, 5, 6],
         else_branch: GraphProto | None = None,
         then_branch: GraphProto | None = None,
     ) -> tuple[str, ...]: ...
+    @overload
+    def If(
+        self,
+        cond: Argument,
+        /,
+        *,
+        outputs: int,
+        else_branch: GraphProto | None = None,
+        then_branch: GraphProto | None = None,
+    ) -> str | tuple[str, ...]: ...
     def ImageDecoder(self, encoded_stream: Argument, /, *, pixel_format: str | None = None) -> str: ...
     def InstanceNormalization(
         self,
@@ -565,7 +661,7 @@ class Operators:
         P: Argument = None,
         /,
         *,
-        outputs: int,
+        outputs: Literal[2, 3, 4, 5, 6],
         activation_alpha: Sequence[float] | None = None,
         activation_beta: Sequence[float] | None = None,
         activations: Sequence[str] | None = None,
@@ -575,6 +671,29 @@ class Operators:
         input_forget: int | None = None,
         layout: int | None = None,
     ) -> tuple[str, ...]: ...
+    @overload
+    def LSTM(
+        self,
+        X: Argument,
+        W: Argument,
+        R: Argument,
+        B: Argument = None,
+        sequence_lens: Argument = None,
+        initial_h: Argument = None,
+        initial_c: Argument = None,
+        P: Argument = None,
+        /,
+        *,
+        outputs: int,
+        activation_alpha: Sequence[float] | None = None,
+        activation_beta: Sequence[float] | None = None,
+        activations: Sequence[str] | None = None,
+        clip: float | None = None,
+        direction: str | None = None,
+        hidden_size: int | None = None,
+        input_forget: int | None = None,
+        layout: int | None = None,
+    ) -> str | tuple[str, ...]: ...
     @overload
     def LayerNormalization(
         self,
@@ -596,11 +715,24 @@ class Operators:
         B: Argument = None,
         /,
         *,
-        outputs: int,
+        outputs: Literal[2, 3, 4, 5, 6],
         axis: int | None = None,
         epsilon: float | None = None,
         stash_type: int | None = None,
     ) -> tuple[str, ...]: ...
+    @overload
+    def LayerNormalization(
+        self,
+        X: Argument,
+        Scale: Argument,
+        B: Argument = None,
+        /,
+        *,
+        outputs: int,
+        axis: int | None = None,
+        epsilon: float | None = None,
+        stash_type: int | None = None,
+    ) -> str | tuple[str, ...]: ...
     def LeakyRelu(self, X: Argument, /, *, alpha: float | None = None) -> str: ...
     def Less(self, A: Argument, B: Argument, /) -> str: ...
     def LessOrEqual(self, A: Argument, B: Argument, /) -> str: ...
@@ -633,13 +765,31 @@ class Operators:
         beta: Argument = None,
         /,
         *,
-        outputs: int,
+        outputs: Literal[2, 3, 4, 5, 6],
         chunk_size: int | None = None,
         kv_num_heads: int | None = None,
         q_num_heads: int | None = None,
         scale: float | None = None,
         update_rule: str | None = None,
     ) -> tuple[str, ...]: ...
+    @overload
+    def LinearAttention(
+        self,
+        query: Argument,
+        key: Argument,
+        value: Argument,
+        past_state: Argument = None,
+        decay: Argument = None,
+        beta: Argument = None,
+        /,
+        *,
+        outputs: int,
+        chunk_size: int | None = None,
+        kv_num_heads: int | None = None,
+        q_num_heads: int | None = None,
+        scale: float | None = None,
+        update_rule: str | None = None,
+    ) -> str | tuple[str, ...]: ...
     def Log(self, input: Argument, /) -> str: ...
     def LogSoftmax(self, input: Argument, /, *, axis: int | None = None) -> str: ...
     @overload
@@ -657,9 +807,18 @@ class Operators:
         M: Argument = None,
         cond: Argument = None,
         *v_initial: Argument,
-        outputs: int,
+        outputs: Literal[2, 3, 4, 5, 6],
         body: GraphProto | None = None,
     ) -> tuple[str, ...]: ...
+    @overload
+    def Loop(
+        self,
+        M: Argument = None,
+        cond: Argument = None,
+        *v_initial: Argument,
+        outputs: int,
+        body: GraphProto | None = None,
+    ) -> str | tuple[str, ...]: ...
     def LpNormalization(self, input: Argument, /, *, axis: int | None = None, p: int | None = None) -> str: ...
     def LpPool(
         self,
@@ -705,7 +864,7 @@ class Operators:
         X: Argument,
         /,
         *,
-        outputs: int,
+        outputs: Literal[2, 3, 4, 5, 6],
         auto_pad: str | None = None,
         ceil_mode: int | None = None,
         dilations: Sequence[int] | None = None,
@@ -714,6 +873,21 @@ class Operators:
         storage_order: int | None = None,
         strides: Sequence[int] | None = None,
     ) -> tuple[str, ...]: ...
+    @overload
+    def MaxPool(
+        self,
+        X: Argument,
+        /,
+        *,
+        outputs: int,
+        auto_pad: str | None = None,
+        ceil_mode: int | None = None,
+        dilations: Sequence[int] | None = None,
+        kernel_shape: Sequence[int] | None = None,
+        pads: Sequence[int] | None = None,
+        storage_order: int | None = None,
+        strides: Sequence[int] | None = None,
+    ) -> str | tuple[str, ...]: ...
     def MaxRoiPool(
         self,
         X: Argument,
@@ -887,7 +1061,7 @@ class Operators:
         initial_h: Argument = None,
         /,
         *,
-        outputs: int,
+        outputs: Literal[2, 3, 4, 5, 6],
         activation_alpha: Sequence[float] | None = None,
         activation_beta: Sequence[float] | None = None,
         activations: Sequence[str] | None = None,
@@ -896,6 +1070,26 @@ class Operators:
         hidden_size: int | None = None,
         layout: int | None = None,
     ) -> tuple[str, ...]: ...
+    @overload
+    def RNN(
+        self,
+        X: Argument,
+        W: Argument,
+        R: Argument,
+        B: Argument = None,
+        sequence_lens: Argument = None,
+        initial_h: Argument = None,
+        /,
+        *,
+        outputs: int,
+        activation_alpha: Sequence[float] | None = None,
+        activation_beta: Sequence[float] | None = None,
+        activations: Sequence[str] | None = None,
+        clip: float | None = None,
+        direction: str | None = None,
+        hidden_size: int | None = None,
+        layout: int | None = None,
+    ) -> str | tuple[str, ...]: ...
     def RandomNormal(
         self,
         *,
@@ -939,72 +1133,80 @@ class Operators:
     def ReduceL1(
         self,
         data: Argument,
-        axes: Argument = None,
+        axes_: Argument = None,
         /,
         *,
+        axes: Sequence[int] | None = None,
         keepdims: int | None = None,
         noop_with_empty_axes: int | None = None,
     ) -> str: ...
     def ReduceL2(
         self,
         data: Argument,
-        axes: Argument = None,
+        axes_: Argument = None,
         /,
         *,
+        axes: Sequence[int] | None = None,
         keepdims: int | None = None,
         noop_with_empty_axes: int | None = None,
     ) -> str: ...
     def ReduceLogSum(
         self,
         data: Argument,
-        axes: Argument = None,
+        axes_: Argument = None,
         /,
         *,
+        axes: Sequence[int] | None = None,
         keepdims: int | None = None,
         noop_with_empty_axes: int | None = None,
     ) -> str: ...
     def ReduceLogSumExp(
         self,
         data: Argument,
-        axes: Argument = None,
+        axes_: Argument = None,
         /,
         *,
+        axes: Sequence[int] | None = None,
         keepdims: int | None = None,
         noop_with_empty_axes: int | None = None,
     ) -> str: ...
     def ReduceMax(
         self,
         data: Argument,
-        axes: Argument = None,
+        axes_: Argument = None,
         /,
         *,
+        axes: Sequence[int] | None = None,
         keepdims: int | None = None,
         noop_with_empty_axes: int | None = None,
     ) -> str: ...
     def ReduceMean(
         self,
         data: Argument,
-        axes: Argument = None,
+        axes_: Argument = None,
         /,
         *,
+        axes: Sequence[int] | None = None,
         keepdims: int | None = None,
         noop_with_empty_axes: int | None = None,
     ) -> str: ...
     def ReduceMin(
         self,
         data: Argument,
-        axes: Argument = None,
+        axes_: Argument = None,
         /,
         *,
+        axes: Sequence[int] | None = None,
         keepdims: int | None = None,
         noop_with_empty_axes: int | None = None,
     ) -> str: ...
     def ReduceProd(
         self,
         data: Argument,
-        axes: Argument = None,
+        axes_: Argument = None,
         /,
         *,
+        axes: Sequence[int] | None = None,
         keepdims: int | None = None,
         noop_with_empty_axes: int | None = None,
     ) -> str: ...
@@ -1020,9 +1222,10 @@ class Operators:
     def ReduceSumSquare(
         self,
         data: Argument,
-        axes: Argument = None,
+        axes_: Argument = None,
         /,
         *,
+        axes: Sequence[int] | None = None,
         keepdims: int | None = None,
         noop_with_empty_axes: int | None = None,
     ) -> str: ...
@@ -1109,7 +1312,7 @@ class Operators:
     def Scan(
         self,
         *initial_state_and_scan_inputs: Argument,
-        outputs: int,
+        outputs: Literal[2, 3, 4, 5, 6],
         body: GraphProto | None = None,
         num_scan_inputs: int | None = None,
         scan_input_axes: Sequence[int] | None = None,
@@ -1117,6 +1320,18 @@ class Operators:
         scan_output_axes: Sequence[int] | None = None,
         scan_output_directions: Sequence[int] | None = None,
     ) -> tuple[str, ...]: ...
+    @overload
+    def Scan(
+        self,
+        *initial_state_and_scan_inputs: Argument,
+        outputs: int,
+        body: GraphProto | None = None,
+        num_scan_inputs: int | None = None,
+        scan_input_axes: Sequence[int] | None = None,
+        scan_input_directions: Sequence[int] | None = None,
+        scan_output_axes: Sequence[int] | None = None,
+        scan_output_directions: Sequence[int] | None = None,
+    ) -> str | tuple[str, ...]: ...
     def ScatterElements(
         self,
         data: Argument,
@@ -1156,9 +1371,17 @@ class Operators:
         self,
         input_sequence: Argument,
         *additional_inputs: Argument,
-        outputs: int,
+        outputs: Literal[2, 3, 4, 5, 6],
         body: GraphProto | None = None,
     ) -> tuple[str, ...]: ...
+    @overload
+    def SequenceMap(
+        self,
+        input_sequence: Argument,
+        *additional_inputs: Argument,
+        outputs: int,
+        body: GraphProto | None = None,
+    ) -> str | tuple[str, ...]: ...
     def Shape(self, data: Argument, /, *, end: int | None = None, start: int | None = None) -> str: ...
     def Shrink(self, input: Argument, /, *, bias: float | None = None, lambd: float | None = None) -> str: ...
     def Sigmoid(self, X: Argument, /) -> str: ...
@@ -1196,10 +1419,22 @@ class Operators:
         weights: Argument = None,
         /,
         *,
-        outputs: int,
+        outputs: Literal[2, 3, 4, 5, 6],
         ignore_index: int | None = None,
         reduction: str | None = None,
     ) -> tuple[str, ...]: ...
+    @overload
+    def SoftmaxCrossEntropyLoss(
+        self,
+        scores: Argument,
+        labels: Argument,
+        weights: Argument = None,
+        /,
+        *,
+        outputs: int,
+        ignore_index: int | None = None,
+        reduction: str | None = None,
+    ) -> str | tuple[str, ...]: ...
     def Softplus(self, X: Argument, /) -> str: ...
     def Softsign(self, input: Argument, /) -> str: ...
     def SpaceToDepth(self, input: Argument, /, *, blocksize: int | None = None, mode: str | None = None) -> str: ...
@@ -1221,10 +1456,21 @@ class Operators:
         split: Argument = None,
         /,
         *,
-        outputs: int,
+        outputs: Literal[2, 3, 4, 5, 6],
         axis: int | None = None,
         num_outputs: int | None = None,
     ) -> tuple[str, ...]: ...
+    @overload
+    def Split(
+        self,
+        input: Argument,
+        split: Argument = None,
+        /,
+        *,
+        outputs: int,
+        axis: int | None = None,
+        num_outputs: int | None = None,
+    ) -> str | tuple[str, ...]: ...
     def SplitToSequence(
         self,
         input: Argument,
@@ -1263,10 +1509,20 @@ class Operators:
         X: Argument,
         /,
         *,
-        outputs: int,
+        outputs: Literal[2, 3, 4, 5, 6],
         delimiter: str | None = None,
         maxsplit: int | None = None,
     ) -> tuple[str, ...]: ...
+    @overload
+    def StringSplit(
+        self,
+        X: Argument,
+        /,
+        *,
+        outputs: int,
+        delimiter: str | None = None,
+        maxsplit: int | None = None,
+    ) -> str | tuple[str, ...]: ...
     def Sub(self, A: Argument, B: Argument, /) -> str: ...
     def Sum(self, *data_0: Argument) -> str: ...
     def SwiGLU(self, A: Argument, B: Argument, /, *, alpha: float | None = None) -> str: ...
@@ -1319,11 +1575,23 @@ class Operators:
         K: Argument,
         /,
         *,
-        outputs: int,
+        outputs: Literal[2, 3, 4, 5, 6],
         axis: int | None = None,
         largest: int | None = None,
         sorted: int | None = None,
     ) -> tuple[str, ...]: ...
+    @overload
+    def TopK(
+        self,
+        X: Argument,
+        K: Argument,
+        /,
+        *,
+        outputs: int,
+        axis: int | None = None,
+        largest: int | None = None,
+        sorted: int | None = None,
+    ) -> str | tuple[str, ...]: ...
     def Transpose(self, data: Argument, /, *, perm: Sequence[int] | None = None) -> str: ...
     def Trilu(self, input: Argument, k: Argument = None, /, *, upper: int | None = None) -> str: ...
     @overload
@@ -1342,10 +1610,20 @@ class Operators:
         X: Argument,
         /,
         *,
-        outputs: int,
+        outputs: Literal[2, 3, 4, 5, 6],
         axis: int | None = None,
         sorted: int | None = None,
     ) -> tuple[str, ...]: ...
+    @overload
+    def Unique(
+        self,
+        X: Argument,
+        /,
+        *,
+        outputs: int,
+        axis: int | None = None,
+        sorted: int | None = None,
+    ) -> str | tuple[str, ...]: ...
     def Unsqueeze(self, data: Argument, axes: Argument, /) -> str: ...
     def Where(self, condition: Argument, X: Argument, Y: Argument, /) -> str: ...
     def Xor(self, A: Argument, B: Argument, /) -> str: ...

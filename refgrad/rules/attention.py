@@ -214,7 +214,7 @@ def rotary_embedding(
         if interleaved:
             pairs.append([op.Slice(x, [first], [END], [-1], [2]) for first in (0, 1)])
         else:
-            pairs.append(op.Split(x, axis=-1, num_outputs=2, outputs=2))
+            pairs.append([*op.Split(x, axis=-1, num_outputs=2, outputs=2)])
     (x1, x2), (y1, y2) = pairs
     d_cos, d_sin = op.Add(op.Mul(y1, x1), op.Mul(y2, x2)), op.Sub(op.Mul(y2, x1), op.Mul(y1, x2))
     shape, adjoints = op.shape(X), []

@@ -229,11 +229,14 @@ def lrn(op: Emitter, d_Y: str, X: str, alpha: float, beta: float, bias: float, s
     before, after = (size - 1) // 2, size // 2
     pooled = TensorProto.FLOAT if op.type(X) == TensorProto.BFLOAT16 and op.opset < 22 else op.type(X)
     x, d_y = (op.as_type(_as_image(op, value), pooled) for value in (X, d_Y))
-    window = {"kernel_shape": [size, 1], "count_include_pad": 1}
-    mean = op.AveragePool(op.Mul(x, x), pads=[before, 0, after, 0], **window)
+
+    def mean_over(value: str, pads: list[int]) -> str:
+        return op.AveragePool(value, kernel_shape=[size, 1], pads=pads, count_include_pad=1)
+
+    mean = mean_over(op.Mul(x, x), [before, 0, after, 0])
     s = op.Add(op.Mul(mean, alpha), bias)
     power = op.Pow(s, -beta - 1)
-    slope = op.AveragePool(op.Mul(op.Mul(d_y, x), power), pads=[after, 0, before, 0], **window)
+    slope = mean_over(op.Mul(op.Mul(d_y, x), power), [after, 0, before, 0])
     d_x = op.Sub(op.Mul(d_y, op.Mul(power, s)), op.Mul(op.Mul(x, slope), 2 * alpha * beta))
     return op.as_type(op.reshape_like(d_x, X), op.type(X))
 

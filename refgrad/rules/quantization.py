@@ -252,8 +252,8 @@ def _lay(op: Emitter, parameter: str, x: str, axis: int, block_size: int) -> Lai
     if rank is None:  # the axes after `axis` are 1; of a scalar there are none at all
         count = op.Shape(op.Shape(x))
         after = [-axis - 1] if axis < 0 else op.Max(op.Sub(count, [axis + 1]), [0])
-        sizes = op.Slice(op.Concat([-1], op.full(after, 1, like=count), axis=0), [0], count, [0])
-        return _laid(op, op.Reshape(value, sizes), None, parameter, x)
+        shape_at_run_time = op.Slice(op.Concat([-1], op.full(after, 1, like=count), axis=0), [0], count, [0])
+        return _laid(op, op.Reshape(value, shape_at_run_time), None, parameter, x)
     sizes = [-1, *[1] * (-axis - 1 if axis < 0 else max(rank - axis - 1, 0))][:rank]
     known = (*shape, *sizes[1:]) if shape is not None and rank else None
     return _laid(op, op.Reshape(value, sizes), known, parameter, x)

@@ -103,4 +103,4 @@ def trilu_grad(op: Emitter, dY: str, k: str | None, upper: int) -> str:
 @lowering("SplitTraining")
 def split_training(op: Emitter, dY: str, lengths: str, axis: int, count: int) -> tuple[str, ...]:
     parts = op.Split(dY, lengths, axis=axis, outputs=count)
-    return (parts,) if count == 1 else parts
+    return (parts,) if isinstance(parts, str) else parts

@@ -63,7 +63,7 @@ class Loop(Iteration):
         if isinstance(shape[axis], int) and shape[axis] == self.trips():
             return made
         left = op.Sub(op.Gather(sizes, [axis]), trips)
-        pads = [[0] * (rank + axis), left, [0] * (rank - axis - 1)]
+        pads: list[str | list[int]] = [[0] * (rank + axis), left, [0] * (rank - axis - 1)]
         return op.Pad(made, op.Concat(*(pad for pad in pads if pad), axis=0))
 
     def trips(self) -> Dim:
