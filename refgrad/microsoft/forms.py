@@ -13,8 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from refgrad.forward.graph import Node
-from refgrad.forward.graph import MIN_OPSET
+from refgrad.forward.graph import MIN_OPSET, Node
 from refgrad.microsoft.results import Result
 from refgrad.protos.domains import MICROSOFT
 from refgrad.reverse.emit import Emitter

@@ -231,7 +231,7 @@ def lrn(op: Emitter, d_Y: str, X: str, alpha: float, beta: float, bias: float, s
     x, d_y = (op.as_type(_as_image(op, value), pooled) for value in (X, d_Y))
 
     def mean_over(value: str, pads: list[int]) -> str:
-        return op.AveragePool(value, kernel_shape=[size, 1], pads=pads, count_include_pad=1)
+        return op.AveragePool(value, pads=pads, kernel_shape=[size, 1], count_include_pad=1)
 
     mean = mean_over(op.Mul(x, x), [before, 0, after, 0])
     s = op.Add(op.Mul(mean, alpha), bias)

@@ -78,8 +78,10 @@ def _insert(op: Emitter, dY: str, shape: str, dims: Shape, ranges: Mapping[int, 
         gaps = {axis + 1 + k: (0, step - 1) for k, (axis, step) in enumerate(steps.items())}
         dY = pad(op, op.Unsqueeze(dY, list(gaps)), len(dims) + len(gaps), gaps)
         length |= {axis: length[axis] * step for axis, step in steps.items()}
-        first, whole = min(steps), [length[axis] if axis in length else dim for axis, dim in enumerate(dims)]
-        dY = op.Reshape(dY, [dim if isinstance(dim, int) and axis >= first else 0 for axis, dim in enumerate(whole)])
+        whole = list(dims)
+        for axis, size in length.items():
+            whole[axis] = size
+        dY = op.Reshape(dY, [d if isinstance(d, int) and axis >= min(steps) else 0 for axis, d in enumerate(whole)])
     around = {}
     for axis, (size, taken) in ranges.items():
         before = min(taken[0], taken[-1])
