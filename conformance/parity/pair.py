@@ -14,7 +14,7 @@ from refgrad.backends import get_backend
 from refgrad.conformance.case import Case
 from refgrad.conformance.parity.cases import float_inputs
 from refgrad.conformance.systems.training_form import LOSS, as_it_trains, with_loss
-from refgrad.forward.graph import Graph
+from refgrad.forward.normalise import normalise
 from refgrad.transforms.ortbuilder import Builders, readable
 
 

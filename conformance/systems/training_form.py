@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from onnx import ModelProto, NodeProto, TensorProto, helper
 
-from refgrad.forward.graph import Graph
+from refgrad.forward.normalise import normalise
 from refgrad.protos.domains import MICROSOFT
 from refgrad.protos.types import FLOATS, is_unnamed
 from refgrad.protos.walk import import_domain
@@ -20,7 +20,7 @@ def as_it_trains(model: ModelProto, inference: bool = True) -> ModelProto:
 
     :param inference: also make a BatchNormalization in inference one in training, another function, as its module builder does.
     """
-    made, known = ModelProto(), Graph(model)
+    made, known = ModelProto(), normalise(model)
     made.CopyFrom(model)
     for node in made.graph.node:
         if node.op_type == "SimplifiedLayerNormalization":  # it has the operator in the domain of ai.onnx
@@ -65,7 +65,7 @@ def with_loss(model: ModelProto, outputs: Collection[str] | None = None, plain: 
     for value in graph.output:  # what is declared of an output may name other sizes than those that it has
         for dim in value.type.tensor_type.shape.dim:
             dim.Clear()
-    known = Graph(made)
+    known = normalise(made)
     terms = []
     for value in model.graph.output:
         if value.type.tensor_type.elem_type not in FLOATS or (outputs is not None and value.name not in outputs):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 import os
+from collections.abc import Mapping
 
 import onnx
 from onnx import ModelProto, ValueInfoProto

@@ -147,7 +147,7 @@ class BasicEmitter(Operators):
             raise RuleError(f"{self.rule!r} belongs to no forward node before which {op_type} could stand.")
         name = self.fresh(f"{self._forward.name}_{op_type}")
         self.edits.insert(helper.make_node(op_type, inputs, [name], name=name), before=self._forward)
-        return self.values.record(name, self.type(inputs[0]))
+        return self.values.add(name, self.type(inputs[0]))
 
     def fresh(self, name: str) -> str:
         """`name`, or the next free one."""

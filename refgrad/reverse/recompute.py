@@ -191,7 +191,10 @@ class Repetition:
 
     def _is_tied(self, name: str) -> bool:
         """Whether a value that is kept is tied: a tensor that depends on more than initializers."""
-        return name not in self._fixed and name in self._op.graph.types
+        values = self._op.values
+        return name not in self._fixed and (
+            name in values.graph.types or (name in values.added and values.is_tensor(name))
+        )
 
     def _write(self, parts: Sequence[tuple[int, list[Node]]]) -> None:
         """Write the copies of `parts`, and what they wait for."""

@@ -41,6 +41,7 @@ class Values:
         self.types.update((name, element_type(kind)) for name, kind in graph.containers.items())
         self.containers: dict[str, TypeProto] = dict(graph.containers)
         self.shapes: dict[str, Shape] = dict(graph.shapes)
+        self.added: set[str] = set()  # values that nodes of the model get in the gradient model
         self.sparse = Sparse()
         self.arrays: dict[str, np.ndarray] = {}  # emitted constants, and shapes that are known
         self.sizes: dict[str, Shape] = {}  # emitted shape tensors: the dimensions that they hold
@@ -54,6 +55,11 @@ class Values:
         if shape is not None:
             self.shapes[value] = shape
         return value
+
+    def add(self, value: str, kind: int | TypeProto, shape: Shape | None = None) -> str:
+        """Record what a value is that a node of the model gets in the gradient model; `value`."""
+        self.added.add(value)
+        return self.record(value, kind, shape)
 
     def record_like(self, adjoint: str, primal: str) -> None:
         """Record that `adjoint` has the type and the shape of an adjoint of `primal`."""

@@ -141,7 +141,7 @@ class Call(Structure):
             return
         known = self._arguments.sizes
         sizes = None if shape is None else tuple(d if isinstance(d, int) else known.get(d or "") for d in shape)
-        op.values.record(value, kind, sizes)
+        op.values.add(value, kind, sizes)
         if isinstance(kind, int):
             op.declared[value] = value  # onnx cannot infer it where the function has operators that it does not know
 

@@ -181,7 +181,7 @@ class SequenceMap(Structure):
         found = {inner: outer for outer, inner in (*self.outputs, *self.inputs) if outer}
         new = {name: op.fresh(f"{self.node.name}_{name}") for name in swept.residuals if name not in found}
         for name, outer in new.items():
-            op.values.record(outer, sequence_type(swept.op.type(name)))
+            op.values.add(outer, sequence_type(swept.op.type(name)))
         edit = op.edits.of(self.node)
         edit.attributes["body"] = swept.forward(list(new))
         edit.outputs += new.values()

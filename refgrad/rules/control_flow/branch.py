@@ -87,7 +87,7 @@ class If(Structure):
             for name, outer in slot.items():
                 shape = swept.op.shape(name)
                 whole = swept.op.static(name) or (None if shape is None else (None,) * len(shape))
-                op.values.record(outer, swept.op.values.containers.get(name) or swept.op.type(name), whole)
+                op.values.add(outer, swept.op.values.containers.get(name) or swept.op.type(name), whole)
         name_outputs(op, self.node, len(self.node.attributes["then_branch"].output))
         edit = op.edits.of(self.node)
         edit.attributes |= forward

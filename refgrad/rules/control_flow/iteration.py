@@ -219,7 +219,7 @@ class Iteration(Structure):
         end = state.end
         if not end:
             end = op.fresh(f"{self.node.name}_{state.made}")
-            op.edits.name_output(self.node, self.states.index(state), op.values.record(end, kind))
+            op.edits.name_output(self.node, self.states.index(state), op.values.add(end, kind))
         return op.zeros_like(end)
 
     def seed(self, swept: Swept, stacks: list[Slices], cotangents: Mapping[str, str], steps: Steps) -> None:
@@ -260,7 +260,7 @@ class Iteration(Structure):
         found.update((name, Slices(value, name)) for name, value in zip(new, outer, strict=True))
         for name, value in zip(new, outer, strict=True):
             shape = swept.op.shape(name)
-            op.values.record(value, swept.op.type(name), None if shape is None else (self.trips(), *shape))
+            op.values.add(value, swept.op.type(name), None if shape is None else (self.trips(), *shape))
         edit = op.edits.of(self.node)
         edit.attributes["body"] = swept.forward([*new, *more])
         edit.outputs += outer

@@ -127,8 +127,8 @@ class Loop(Iteration):
             empty = helper.make_node("SequenceEmpty", [], [state.start], name=state.start, dtype=dtype)
             op.edits.insert(empty, before=node)
             edit.inputs.append(state.start)
-            values.record(state.start, kind)
-            values.record(state.end, kind)
+            values.add(state.start, kind)
+            values.add(state.end, kind)
             states.append(state)
         longer = [
             (
