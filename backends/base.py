@@ -179,7 +179,7 @@ def _as_array(feed: Any, value: Value) -> np.ndarray:
         return np.asarray(feed)
     except (ValueError, TypeError) as error:
         raise FeedError(
-            f"The feed of input {value.name!r} is a {type(feed).__name__} and no array ({error}). "
+            f"The feed of input {value.name!r}, a {type(feed).__name__}, cannot be made an array ({error}). "
             f"Give a numpy array of dtype {value.dtype}."
         ) from error
 

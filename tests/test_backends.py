@@ -148,7 +148,7 @@ def test_float16_goes_through(backend):
             r"'x' has dtype float32, the feed float64.*\.astype\('float32'\)",
         ),
         ({"x": ones(2, 3), "y": [[1, 2, 3]]}, "'y' has dtype float32, the feed int64"),
-        ({"x": ones(2, 3), "y": [[1, 2], [3]]}, "feed of input 'y' is a list and no array"),
+        ({"x": ones(2, 3), "y": [[1, 2], [3]]}, "feed of input 'y', a list, cannot be made an array"),
         ({"x": ones(3), "y": ones(2, 3)}, r"rank 2, the feed has shape \(3,\) of rank 1"),
         ({"x": ones(2, 4), "y": ones(2, 3)}, r"3 elements on axis 1, the feed has shape \(2, 4\)"),
         ({"x": ones(2, 3), "y": ones(1, 3)}, "'N' is 2 on axis 0 of 'x' and 1 on axis 0 of 'y'"),

@@ -60,10 +60,10 @@ class NumpyBackend(Backend):
         if precision not in _PRECISIONS:
             raise OptionError(f"precision={precision!r} is not known. Give None (the model's types) or 'float64'.")
         if bits is not None and (precision != "float64" or not 2 <= bits <= 53):
-            raise OptionError(f"bits={bits} goes with precision='float64' and is between 2 and 53.")
+            raise OptionError(f"bits={bits} needs precision='float64' and a number from 2 to 53.")
         if max_memory is not None and not _is_size(max_memory):
             raise OptionError(
-                f"max_memory={max_memory!r} is no number of bytes above 0. Give one, or None for no limit."
+                f"max_memory={max_memory!r} is not a number of bytes above 0. Give one, or None for no limit."
             )
         proto = load_model(model)
         if proto.functions:

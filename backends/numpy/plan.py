@@ -307,7 +307,7 @@ def _refuse_undefined(steps: Sequence[Step], undefined: Sequence[str]) -> None:
         for name in step.reads:
             if name in undefined:
                 raise BackendError(f"{step.label} reads {name!r}, which nothing produces. Check the model.")
-    raise BackendError(f"The graph's output {undefined[0]!r} is produced by nothing. Check the model.")
+    raise BackendError(f"Nothing produces the graph's output {undefined[0]!r}. Check the model.")
 
 
 def _refuse_twice(names: Sequence[str]) -> None:
@@ -331,7 +331,7 @@ def _ordered(steps: Sequence[Step]) -> list[Step]:
 
 def _constant(node: onnx.NodeProto, precision: Declared) -> Any:
     if not node.attribute:
-        raise BackendError(f"{label(node)} has no value. Check the model.")
+        raise BackendError(f"{label(node)} is a Constant without a value. Check the model.")
     attribute = node.attribute[0]
     value = helper.get_attribute_value(attribute)
     match attribute.name:

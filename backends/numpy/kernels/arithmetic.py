@@ -245,7 +245,7 @@ def mod(A: np.ndarray, B: np.ndarray, *, fmod: int) -> np.ndarray:
 def _refuse_zeros(x: np.ndarray, what: str) -> None:
     if np.count_nonzero(x) < x.size:
         first = np.unravel_index(np.argmin(x != 0), x.shape)
-        raise ValueError(f"{what} has a 0 at {[int(i) for i in first]}; integers are not divided by it")
+        raise ValueError(f"{what} has a 0 at {[int(i) for i in first]}; an integer cannot be divided by 0")
 
 
 @kernel("IsInf", fresh=True)
@@ -394,7 +394,7 @@ def bit_cast(x: np.ndarray, *, to: int, _wide: bool) -> np.ndarray:
     if _wide and dtype == np.float64 and x.dtype.itemsize == 4:
         return x.view(np.float32).astype(np.float64)
     if x.dtype.itemsize != dtype.itemsize:
-        raise ValueError(f"{x.dtype} cannot be read as {dtype}, which is not as wide")
+        raise ValueError(f"{x.dtype} cannot be read as {dtype}, which has another width")
     return x.view(dtype)
 
 

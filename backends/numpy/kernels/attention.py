@@ -25,7 +25,7 @@ from refgrad.backends.numpy.registry import kernel
 def by_heads(X: np.ndarray, heads: int) -> np.ndarray:
     """(batch, sequence, heads·size) as (batch, heads, sequence, size)"""
     if X.ndim != 3 or heads < 1 or X.shape[2] % heads:
-        raise ValueError(f"{list(X.shape)} is no (batch, sequence, {heads} heads of one size)")
+        raise ValueError(f"the shape {list(X.shape)} is not (batch, sequence, heads·size) with {heads} heads")
     return X.reshape(*X.shape[:2], heads, X.shape[2] // heads).swapaxes(1, 2)
 
 
@@ -194,7 +194,7 @@ def linear_attention(
         if needed in update_rule and given is None:
             raise ValueError(f"update_rule={update_rule!r} needs {name}, which is left out")
     if min(kv_num_heads, q_num_heads) < 1 or q_num_heads % kv_num_heads:
-        raise ValueError(f"{q_num_heads} query heads are no multiple of {kv_num_heads} key and value heads")
+        raise ValueError(f"{q_num_heads} query heads are not a multiple of {kv_num_heads} key and value heads")
     wide = wide_type(query.dtype)
     batch, length, columns = query.shape
     check_shape("key", key.shape, (batch, length, columns // q_num_heads * kv_num_heads))

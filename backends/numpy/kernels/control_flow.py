@@ -84,7 +84,7 @@ def scan(
     sequences = [np.moveaxis(x, axis, 0) for x, axis in zip(inputs[len(state) :], axes, strict=True)]
     lengths = [len(x) for x in sequences]
     if len(set(lengths)) != 1:
-        raise ValueError(f"the scan inputs have {lengths} elements along their axes; all have to be of one length")
+        raise ValueError(f"the scan inputs have {lengths} elements along their axes; all must have the same length")
     backwards = scan_input_directions or [0] * num_scan_inputs
     sequences = [x[::-1] if flip else x for x, flip in zip(sequences, backwards, strict=True)]
     declared = body.declared[len(state) :]

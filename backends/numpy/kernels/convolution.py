@@ -48,7 +48,7 @@ _TRANSPOSED_CHANNELS = "X has the channels that W reads, and the groups divide t
 
 def _check(X: np.ndarray, W: np.ndarray, kernel_shape: Ints) -> None:
     if X.ndim < 3 or W.ndim != X.ndim:
-        raise ValueError(f"X has rank {X.ndim} and W {W.ndim}; both have a batch, channels and spatial axes")
+        raise ValueError(f"X has rank {X.ndim} and W {W.ndim}; both need a batch, channels and spatial axes")
     if kernel_shape is not None:
         check_shape("W", W.shape, (*W.shape[:2], *kernel_shape))
 

@@ -16,7 +16,7 @@ _MODES = {"RGB": "RGB", "BGR": "RGB", "Grayscale": "L"}
 def image_decoder(encoded_stream: np.ndarray, *, pixel_format: str) -> np.ndarray:
     """(height, width, channels), 0 by 0 where the bytes are no picture"""
     if encoded_stream.ndim != 1:
-        raise ValueError(f"the bytes have the shape {list(encoded_stream.shape)}; one axis is needed")
+        raise ValueError(f"the bytes have the shape {list(encoded_stream.shape)}; it must have one axis")
     if pixel_format not in _MODES:
         raise ValueError(f"pixel_format {pixel_format!r} is not one of {list(_MODES)}")
     try:

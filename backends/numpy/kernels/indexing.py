@@ -41,7 +41,7 @@ def _flat_elements(shape: tuple[int, ...], indices: np.ndarray, axis: int) -> np
     """Flat positions of `indices` of GatherElements or ScatterElements in an array of `shape`."""
     axis = check_axis(axis, len(shape))
     if indices.ndim != len(shape):
-        raise ValueError(f"indices have rank {indices.ndim} and the data {len(shape)}; they must be the same")
+        raise ValueError(f"indices have rank {indices.ndim} and the data {len(shape)}; the ranks must be equal")
     if any(n > size for i, (n, size) in enumerate(zip(indices.shape, shape, strict=True)) if i != axis):
         raise ValueError(f"indices {list(indices.shape)} are larger than the data {list(shape)} beside axis {axis}")
     flat, stride, offset = check_indices(indices, shape[axis]), 1, None
@@ -91,7 +91,7 @@ def gather(data: np.ndarray, indices: np.ndarray, *, axis: int) -> np.ndarray:
 def shrunken_gather(data: np.ndarray, indices: np.ndarray, *, axis: int = 0) -> np.ndarray:
     """Gather with a vector of indices"""
     if indices.ndim != 1:
-        raise ValueError(f"its indices are a vector, not a tensor of rank {indices.ndim}")
+        raise ValueError(f"its indices must be a vector, not a tensor of rank {indices.ndim}")
     return gather(data, indices, axis=axis)
 
 
@@ -146,7 +146,7 @@ def _scatter(target: np.ndarray, where: np.ndarray, updates: np.ndarray, reducti
         target[where] = updates
         return
     if reduction not in _COMBINE:
-        raise ValueError(f"reduction={reduction!r} is none of 'none', {', '.join(map(repr, _COMBINE))}")
+        raise ValueError(f"reduction={reduction!r} is not known; there are 'none', {', '.join(map(repr, _COMBINE))}")
     if target.ndim > 1:
         length = target.shape[1]
         where = np.add.outer(where * length, np.arange(length)).ravel()
@@ -187,10 +187,10 @@ def _slices(shape: tuple[int, ...], starts: Any, ends: Any, axes: Any, steps: An
     by = [1] * len(starts) if steps is None else steps.tolist()
     if not starts.ndim == ends.ndim == 1 or not len(starts) == len(ends) == len(over) == len(by):
         lengths = f"{list(starts.shape)}, {list(ends.shape)}, {len(over)} and {len(by)}"
-        raise ValueError(f"starts, ends, axes and steps have the lengths {lengths}; they must have one")
+        raise ValueError(f"starts, ends, axes and steps have the lengths {lengths}; they must have the same length")
     over = check_axes(over, len(shape))
     if 0 in by:
-        raise ValueError(f"the steps {by} contain 0; a step is positive or negative")
+        raise ValueError(f"the steps {by} contain 0; a step must be positive or negative")
     slices = [slice(None)] * len(shape)
     for axis, start, end, step in zip(over, starts.tolist(), ends.tolist(), by, strict=True):
         slices[axis] = slice(max(start, -shape[axis]), end, step)
@@ -235,8 +235,8 @@ def slice_grad(
 def one_hot(indices: np.ndarray, depth: np.ndarray, values: np.ndarray, *, axis: int) -> np.ndarray:
     """values[1] where the index is the position on the new axis, else values[0]; out of range is nowhere"""
     if depth.size != 1 or values.shape != (2,):
-        given = f"depth {list(depth.shape)} and values {list(values.shape)}"
-        raise ValueError(f"{given} must be one number, and the values off and on")
+        given = f"depth has the shape {list(depth.shape)} and values {list(values.shape)}"
+        raise ValueError(f"{given}; expected one number, and the two values off and on")
     n = int(depth.item())
     if n < 0:
         raise ValueError(f"depth is {n}; it must not be negative")
@@ -252,7 +252,7 @@ def compress(data: np.ndarray, condition: np.ndarray, *, axis: int | None = None
     """The slices along `axis`, or elements, whose condition is true; those beyond the conditions are left out"""
     size = data.size if axis is None else data.shape[check_axis(axis, data.ndim)]
     if condition.ndim != 1 or len(condition) > size:
-        raise ValueError(f"the condition has the shape {list(condition.shape)}; it is a list of {size} or fewer")
+        raise ValueError(f"the condition has the shape {list(condition.shape)}; expected a list of at most {size}")
     return np.take(data, np.flatnonzero(condition), axis)
 
 
@@ -358,7 +358,7 @@ def top_k(
     """The K largest or smallest in order; of equal ones the first comes first. NaN counts as the largest."""
     axis = check_axis(axis, X.ndim)
     if K.size != 1 or not 0 <= K.item() <= X.shape[axis]:
-        raise ValueError(f"K is {K.tolist()}; it must be one number from 0 to the {X.shape[axis]} of axis {axis}")
+        raise ValueError(f"K is {K.tolist()}; it must be one number from 0 to {X.shape[axis]}, the size of axis {axis}")
     count = int(K.item())
     # argsort is stable and puts NaN last; reversed input and output turn it round without negating the values.
     if largest:

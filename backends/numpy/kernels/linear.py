@@ -66,7 +66,7 @@ def gemm(
 ) -> np.ndarray:
     """Y = α·A'·B' + β·C"""
     if A.ndim != 2 or B.ndim != 2:
-        raise ValueError(f"A has rank {A.ndim} and B {B.ndim}; both are matrices")
+        raise ValueError(f"A has rank {A.ndim} and B {B.ndim}; both must be matrices")
     Y = product(A.T if transA else A, B.T if transB else B)
     if alpha != 1:
         np.multiply(Y, alpha, out=Y, casting="unsafe")

@@ -23,7 +23,7 @@ def _weights(
 ) -> tuple[np.ndarray, np.ndarray]:
     """For each label the class to read (0 where ignored) and its weight (0 where ignored), both (N, d...)."""
     if scores.ndim < 2:
-        raise ValueError(f"the scores have rank {scores.ndim}; their axes are the batch, the classes and others")
+        raise ValueError(f"the scores have rank {scores.ndim}; expected a batch, the classes and any further axes")
     dtype, count = scores.dtype, scores.shape[1]
     check_shape("the labels", labels.shape, scores.shape[:1] + scores.shape[2:])
     if weights is not None:

@@ -153,7 +153,7 @@ def _the_one(name: str, *given: Any) -> Any:
     """The attribute that is given."""
     present = [value for value in given if value is not None and len(value)]
     if len(present) != 1:
-        raise ValueError(f"{len(present)} of the attributes {name} are given; give one")
+        raise ValueError(f"{len(present)} of the attributes {name} are given; give exactly one")
     return present[0]
 
 
@@ -182,7 +182,7 @@ def category_mapper(
     """The integer beside a string, or the string beside an integer"""
     ints, strings = np.array(cats_int64s or [], np.int64), np.array(cats_strings or [], object)
     if len(ints) != len(strings):
-        raise ValueError(f"{len(ints)} integers are beside {len(strings)} strings")
+        raise ValueError(f"there are {len(ints)} integers and {len(strings)} strings; there must be as many of each")
     if X.dtype.kind == "O":
         return np.asarray(np.append(ints, default_int64)[_find(X, strings)])
     return np.asarray(np.append(strings, default_string)[_find(X, ints)])
@@ -201,7 +201,7 @@ def one_hot_encoder(
     categories = np.array(cats_strings, object) if strings else np.array(cats_int64s, np.int64)
     found = _find(X if strings else X.astype(np.int64), categories)
     if not zeros and (found < 0).any():
-        raise ValueError(f"{X[found < 0][0]!r} is none of the categories and zeros is 0")
+        raise ValueError(f"{X[found < 0][0]!r} is not one of the categories, and zeros is 0")
     return np.asarray(found[..., None] == np.arange(len(categories)), np.float64 if _wide else np.float32)
 
 

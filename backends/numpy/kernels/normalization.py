@@ -44,7 +44,7 @@ def batch_normalization(
     """
     rank, kinds = X.ndim, (X.dtype, mean.dtype, var.dtype)
     if rank < 2:
-        raise ValueError(f"X has rank {rank}; its axes are the batch, the channels and others")
+        raise ValueError(f"X has rank {rank}; expected a batch, the channels and any further axes")
     for what, v in (("scale", scale), ("B", B), ("mean", mean), ("var", var)):
         check_shape(what, v.shape, X.shape[1:2] if spatial else X.shape[1:])
     X, scale, B, mean, var = map(widened, (X, scale, B, mean, var))

@@ -270,7 +270,7 @@ def is_finite(X: Array) -> Array:
 def is_all_finite(*xs: Array, isinf_only: int = 0, isnan_only: int = 0) -> Array:
     """Whether no element of any input is infinite or NaN; with an attribute only one of the two counts"""
     if isinf_only and isnan_only:
-        raise ValueError("isinf_only and isnan_only exclude each other")
+        raise ValueError("isinf_only and isnan_only cannot both be 1")
     wrong = np.isinf if isinf_only else np.isnan if isnan_only else lambda x: ~np.isfinite(x)
     return np.array(not any(wrong(x).any() for x in xs))
 

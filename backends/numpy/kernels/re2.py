@@ -51,7 +51,7 @@ def compiled(pattern: str) -> re.Pattern[str]:
     try:
         return re.compile(_Reader(pattern).read())
     except (re.error, OverflowError) as error:
-        raise ValueError(f"{pattern!r} is no pattern of RE2: {error}") from error
+        raise ValueError(f"{pattern!r} is not a valid pattern of RE2: {error}") from error
 
 
 class _Reader:
@@ -65,7 +65,7 @@ class _Reader:
         self.scopes = 0  # scopes of Python opened by flags that hold up to the end of the group
 
     def fail(self, why: str) -> ValueError:
-        return ValueError(f"{self.pattern!r} is no pattern of RE2: {why} at {self.at}")
+        return ValueError(f"{self.pattern!r} is not a valid pattern of RE2: {why} at {self.at}")
 
     def read(self) -> str:
         """Return the pattern in Python's syntax."""
@@ -116,7 +116,7 @@ class _Reader:
             return "(?:"
         found = _GROUP.match(self.pattern, self.at)
         if found is None:
-            raise self.fail("a group that needs backtracking, or none")
+            raise self.fail("a group that needs backtracking, or that RE2 does not have")
         self.at = found.end()
         name, on, off, end = found.groups()
         flags = self.flags if name else self.flags.union(on) - frozenset(off or "")
@@ -229,7 +229,7 @@ def _written(ranges: Ranges, sign: str = "") -> str:
 
 def _code(letter: int) -> str:
     if letter > _LAST:
-        raise OverflowError(f"{letter:x} is no letter of Unicode")
+        raise OverflowError(f"{letter:x} is not a letter of Unicode")
     return f"\\U{letter:08x}"
 
 

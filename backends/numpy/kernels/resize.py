@@ -81,7 +81,7 @@ def resize(
     chosen = _chosen(axes, X.ndim)
     given = sizes if sizes is not None and sizes.size else scales
     if given is None or given.size != len(chosen):
-        raise ValueError(f"it needs scales or sizes of {len(chosen)} elements, one for each axis that it resizes")
+        raise ValueError(f"it needs scales or sizes of {len(chosen)} elements, one for each axis to resize")
     lengths = [X.shape[axis] for axis in chosen]
     table = _by_sizes(lengths, given, keep_aspect_ratio_policy) if given is sizes else _by_scales(lengths, given)
     return _resized(X, _plan(chosen, lengths, table, roi, how))
@@ -198,7 +198,7 @@ def _by_common_scale(lengths: Sequence[int], counts: list[int]) -> Sizes:
     scales = {o / n for o, n in zip(counts, lengths, strict=True) if n}
     fitting = [s for s in scales if [int(n * s + 0.5) for n in lengths] == counts]
     if len(fitting) != 1:
-        raise ValueError(f"the scale does not follow from sizes {lengths} that became {counts}; give the scales")
+        raise ValueError(f"no one scale makes the sizes {lengths} become {counts}; give the scales")
     return counts, fitting * len(counts), [float(o) for o in counts]
 
 

@@ -116,7 +116,7 @@ def sequence_map(
     inputs = [input_sequence, *additional_inputs]
     sizes = [len(x) for x in inputs if isinstance(x, list)]
     if len(set(sizes)) > 1:
-        raise ValueError(f"the sequences have {sizes} elements")
+        raise ValueError(f"the sequences have {sizes} elements; all must have as many")
     columns = [x if isinstance(x, list) else [x] * len(input_sequence) for x in inputs]
     if len(body.inputs) != len(inputs):
         raise ValueError(f"the body takes {len(body.inputs)} inputs and is given {len(inputs)}")

@@ -40,7 +40,9 @@ def reshape(
             raise ValueError(f"the shape {wanted} has a 0 where the data {list(data.shape)} have no size to copy")
         dims = [data.shape[i] if n == 0 else n for i, n in enumerate(dims)]
     if min(dims, default=0) < -1 or dims.count(-1) > 1 or (allowzero and -1 in dims and 0 in dims):
-        raise ValueError(f"the shape {wanted} may have one -1, beside an allowed zero none, and nothing below it")
+        raise ValueError(
+            f"the shape {wanted} may have one -1, but not beside a 0 that allowzero allows, and no size below -1"
+        )
     known = math.prod(n for n in dims if n != -1)
     if data.size % known if -1 in dims and known else data.size != (0 if -1 in dims else known):
         raise ValueError(f"the data {list(data.shape)} have {data.size} elements, which do not fit the shape {wanted}")
@@ -58,7 +60,7 @@ def flatten(x: np.ndarray, *, axis: int) -> np.ndarray:
 @kernel("Transpose")
 def transpose(data: np.ndarray, *, perm: Ints = None) -> np.ndarray:
     if perm is not None and sorted(perm) != list(range(data.ndim)):
-        raise ValueError(f"perm={perm} is no permutation of the {data.ndim} axes of {list(data.shape)}")
+        raise ValueError(f"perm={perm} is not a permutation of the {data.ndim} axes of {list(data.shape)}")
     return data.transpose(perm)
 
 
@@ -69,7 +71,9 @@ def squeeze(data: np.ndarray, axes_input: np.ndarray | None = None, *, axes: Int
         return np.squeeze(data)
     for axis in check_axes(over, data.ndim):
         if data.shape[axis] != 1:
-            raise ValueError(f"axis {axis} of {list(data.shape)} has {data.shape[axis]} elements; 1 can be squeezed")
+            raise ValueError(
+                f"axis {axis} of {list(data.shape)} has {data.shape[axis]} elements; only an axis of 1 can be squeezed"
+            )
     return np.squeeze(data, tuple(over))
 
 
@@ -119,7 +123,7 @@ def concat(*inputs: np.ndarray, axis: int = 1) -> np.ndarray:
     beside = {x.shape[:along] + x.shape[along + 1 :] for x in inputs}
     if len(beside) > 1 or any(x.ndim != inputs[0].ndim for x in inputs):
         shapes = ", ".join(str(list(x.shape)) for x in inputs)
-        raise ValueError(f"the shapes {shapes} differ beside axis {axis}")
+        raise ValueError(f"the shapes {shapes} differ in another axis than {axis}")
     return np.concatenate(inputs, along)
 
 
@@ -150,9 +154,7 @@ def split(
         ends = [min(length * (i + 1), data.shape[axis]) for i in range(count)]
     else:
         if (lengths is not None and lengths.ndim != 1) or len(parts) != len(_wanted) or min(parts, default=0) < 0:
-            raise ValueError(
-                f"the lengths are {parts}; one that is not negative is needed for each of {len(_wanted)} outputs"
-            )
+            raise ValueError(f"the lengths are {parts}; each of {len(_wanted)} outputs needs one that is not negative")
         if sum(parts) != data.shape[axis]:
             raise ValueError(f"the lengths {parts} add up to {sum(parts)}; axis {axis} has {data.shape[axis]} elements")
         ends = list(accumulate(parts))
@@ -191,7 +193,7 @@ def pad(
         if n + b + e < 0 or n + min(b, 0) + min(e, 0) < 0:
             raise ValueError(f"pads {pads.tolist()} cut more of the data {list(data.shape)} than there is")
     if mode not in ("constant", "edge", "reflect", "wrap"):
-        raise ValueError(f"mode={mode!r} is none of 'constant', 'edge', 'reflect', 'wrap'")
+        raise ValueError(f"mode={mode!r} is not known; there are 'constant', 'edge', 'reflect' and 'wrap'")
     add = [(max(b, 0), max(e, 0)) for b, e in width]
     if mode != "constant" and data.ndim:  # NumPy wants an axis
         return np.pad(data[cut], add, mode=mode)  # type: ignore[call-overload, no-any-return]
@@ -297,7 +299,7 @@ def range_(start: np.ndarray, limit: np.ndarray, delta: np.ndarray, *, stash_typ
     """The i-th number is start + i·delta, for i < ⌈(limit − start)/delta⌉; floats in double whatever `stash_type` is."""
     a, b, step = start.item(), limit.item(), delta.item()
     if not step or not math.isfinite((b - a) / step):
-        raise ValueError(f"from {a} to {b} by {step} is no range: the step is not 0, and the range ends")
+        raise ValueError(f"there is no range from {a} to {b} by {step}: the step must not be 0, and the range must end")
     count = max(math.ceil((b - a) / step), 0)
     return np.asarray(a + np.arange(count) * step).astype(start.dtype)
 

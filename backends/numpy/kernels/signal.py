@@ -22,7 +22,7 @@ def dft(
     along = check_axis(-2 if axis is None else int(axis.item()), x.ndim)
     if along == x.ndim - 1 or x.shape[-1] not in (1, 2):
         raise ValueError(
-            f"axis {along} of {list(x.shape)}: the last axis has the 1 or 2 parts of a number, and is no other"
+            f"axis {along} of {list(x.shape)}: the last axis holds the 1 or 2 parts of each number, and cannot be transformed"
         )
     length = x.shape[along] if dft_length is None else int(dft_length.item())
     signal = _complex(x)
@@ -57,10 +57,10 @@ def stft(
     if signal.ndim != 3 or signal.shape[2] not in (1, 2) or not 0 < length <= signal.shape[1] or frame_step.item() < 1:
         wanted = f"frames of {length} samples every {frame_step.item()}"
         raise ValueError(
-            f"{wanted} of a signal {list(signal.shape)}: it has a batch, samples for a frame, and 1 or 2 parts"
+            f"{wanted} of a signal {list(signal.shape)}: expected (batch, samples for a frame or more, 1 or 2 parts)"
         )
     if window is not None and window.shape != (length,):
-        raise ValueError(f"the window has the shape {list(window.shape)}, a frame {length} samples")
+        raise ValueError(f"the window has the shape {list(window.shape)}; a frame of {length} samples needs [{length}]")
     samples = _complex(signal)
     frames = np.lib.stride_tricks.sliding_window_view(samples, length, 1)[:, :: int(frame_step.item())]
     bins = np.fft.fft(frames if window is None else frames * window, axis=-1)
@@ -113,10 +113,10 @@ def mel_weight_matrix(
     """
     count, length = int(num_mel_bins.item()), int(dft_length.item())
     if count < 1 or length < 1 or sample_rate.item() < 1:
-        raise ValueError(f"{count} bins of {length} samples at a rate of {sample_rate.item()}; each is at least 1")
+        raise ValueError(f"{count} bins of {length} samples at a rate of {sample_rate.item()}; each must be at least 1")
     if not 0 <= lower_edge_hertz.item() <= upper_edge_hertz.item():
         raise ValueError(
-            f"the edges {lower_edge_hertz.item()} to {upper_edge_hertz.item()} Hz are not in order above 0"
+            f"the edges {lower_edge_hertz.item()} to {upper_edge_hertz.item()} Hz are not in order, or below 0"
         )
     low, high = (2595 * np.log10(1 + edge.item() / 700) for edge in (lower_edge_hertz, upper_edge_hertz))
     mel = low + np.arange(count + 2) * ((high - low) / (count + 2))

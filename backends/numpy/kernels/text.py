@@ -89,12 +89,12 @@ def tf_idf_vectorizer(
     if X.ndim > 2:
         raise ValueError(f"X has shape {X.shape}, not [C] or [N, C]")
     if (pool_int64s is None) == (pool_strings is None):
-        raise ValueError("there is one of pool_int64s and pool_strings")
+        raise ValueError("give exactly one of pool_int64s and pool_strings")
     pool = tuple[Any, ...](pool_int64s or pool_strings or ())
     grams = _grams(pool, tuple(ngram_counts), min_gram_length, max_gram_length)
     if len(ngram_indexes) != grams.size or (weights and len(weights) != grams.size):
         raise ValueError(
-            f"the pool holds {grams.size} n-grams: as many are in ngram_indexes, and in weights if there are any"
+            f"the pool holds {grams.size} n-grams: ngram_indexes needs as many numbers, and so do weights if they are given"
         )
     rows = X if X.ndim == 2 else X.reshape(1, -1)
     tokens = np.searchsorted(grams.tokens, rows)
