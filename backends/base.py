@@ -1,4 +1,4 @@
-"""What every executor is: a `Backend` prepares a model once, a `Prepared` runs it many times."""
+"""The interface of an executor: a `Backend` prepares a model once, a `Prepared` runs it many times."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _NARROWER_FLOATS = (np.float16, np.float32, ml_dtypes.bfloat16)
 class Value:
     """A graph input or output.
 
-    `dtype` is None for what is no tensor (`kind` says what) or has no declared type. In `shape` an int is a static
-    dimension, a str a symbolic one, None an unknown one; a `shape` of None means unknown rank.
+    `dtype` is None where the value is not a tensor (`kind` says what it is) or has no declared type. In `shape` an int is
+    a static dimension, a str a symbolic one, None an unknown one. A `shape` of None means that the rank is unknown.
     """
 
     name: str
@@ -63,7 +63,7 @@ def describe(info: onnx.ValueInfoProto, has_default: bool = False) -> Value:
 
 
 def graph_inputs(graph: onnx.GraphProto) -> tuple[Value, ...]:
-    """Describe the inputs of `graph`; those that are initializers too have a default."""
+    """Describe the inputs of `graph`. An input that is an initializer too has a default."""
     defaults = {t.name for t in graph.initializer} | {t.values.name for t in graph.sparse_initializer}
     return tuple(describe(info, info.name in defaults) for info in graph.input)
 
@@ -74,7 +74,7 @@ def graph_outputs(graph: onnx.GraphProto) -> tuple[Value, ...]:
 
 
 def load_model(model: ModelLike, external_data: bool = True) -> onnx.ModelProto:
-    """`model` itself, or the one at that path."""
+    """Return `model` itself, or read the model at that path."""
     if isinstance(model, onnx.ModelProto):
         return model
     path = Path(model)
@@ -166,7 +166,7 @@ def _check_feed(feed: Any, value: Value, symbols: dict[str, tuple[int, str]], wi
 
 
 def _widened(feed: Any) -> Any:
-    """`feed` with every array of a narrower float in double, those in lists and dicts too."""
+    """Convert every array of a narrower float to double, in lists and dicts too."""
     if isinstance(feed, list | tuple):
         return [_widened(item) for item in feed]
     if isinstance(feed, dict):
@@ -229,7 +229,7 @@ class Backend(ABC):
 
     @classmethod
     def unavailable(cls) -> str | None:
-        """Why this backend cannot be used here; None where it can."""
+        """Return the reason why this backend cannot be used here; None where it can be used."""
         return None
 
     @abstractmethod
@@ -238,7 +238,7 @@ class Backend(ABC):
 
     @abstractmethod
     def prepare(self, model: ModelLike, **options: Any) -> Prepared:
-        """`model` (a ModelProto, which is not modified, or a path) ready to run.
+        """Make `model` ready to run: a ModelProto, which is not modified, or a path.
 
-        Raises InvalidModelError for what is no model and BackendError for a model this executor cannot run.
+        Raises InvalidModelError for what is not a model and BackendError for a model that this executor cannot run.
         """

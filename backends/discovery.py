@@ -1,4 +1,4 @@
-"""Which backends there are: entry points of the group `refgrad.backends`, or the built-in three without an install."""
+"""Find the backends: entry points of the group `refgrad.backends`, or the three built-in ones without an install."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BUILT_IN = {
 
 
 def names() -> list[str]:
-    """Every backend known here, available or not: the built-in ones first."""
+    """List every known backend, available or not, the built-in ones first."""
     return list(_targets())
 
 
@@ -29,12 +29,15 @@ def available() -> list[str]:
 
 
 def backends() -> dict[str, str | None]:
-    """Every known backend with the reason why it cannot be used here, None where it can."""
+    """Return every known backend with the reason why it cannot be used here; None where it can."""
     return {name: _load(name)[1] for name in names()}
 
 
 def get_backend(name: str) -> Backend:
-    """Return the backend called `name`; BackendError where there is none or it cannot be used here."""
+    """Return the backend called `name`.
+
+    :raises BackendError: there is no such backend, or it cannot be used here.
+    """
     known = names()
     if name not in known:
         raise BackendError(
@@ -49,15 +52,15 @@ def get_backend(name: str) -> Backend:
 
 @cache
 def _targets() -> dict[str, str]:
-    """Name to `module:attribute`. An entry point overrides the built-in of its name.
+    """Map each name to `module:attribute`. An entry point overrides the built-in backend of its name.
 
-    Read once: it takes a look at every package installed, some 20 ms.
+    Cached: reading the metadata of every installed package takes some 20 ms.
     """
     return BUILT_IN | {point.name: point.value for point in metadata.entry_points(group=GROUP)}
 
 
 def _load(name: str) -> tuple[Backend | None, str | None]:
-    """Return the backend and why it is unavailable. Whatever a stranger's module raises must not break the others."""
+    """Return the backend, and why it is unavailable. An error in a foreign module must not break the other backends."""
     target = _targets()[name]
     try:
         backend = _resolve(target)

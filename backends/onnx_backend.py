@@ -1,6 +1,6 @@
 """The interpreter behind `onnx.backend`: for programs that take an ONNX_BACKEND_MODULE, and for onnx's own backend tests.
 
-The module has the functions of a backend, `OnnxBackend` is the class that `onnx.backend.test.BackendTest` takes:
+The module has the functions of a backend. `OnnxBackend` is the class for `onnx.backend.test.BackendTest`:
 
 >>> import numpy as np
 >>> from onnx import helper
@@ -24,17 +24,17 @@ from refgrad.backends.base import ModelLike, Prepared
 from refgrad.backends.numpy import NumpyBackend
 from refgrad.errors import BackendError, FeedError, RefgradError
 
-_TOLERANCES = ("rtol", "atol")  # BackendTest hands on what it compares with
+_TOLERANCES = ("rtol", "atol")  # BackendTest passes its tolerances to run()
 
 
 class OnnxModel(BackendRep):
-    """A prepared model: it takes arrays by position."""
+    """A prepared model that takes arrays by position."""
 
     def __init__(self, prepared: Prepared) -> None:
         self._prepared = prepared
 
     def run(self, inputs: Sequence[Any], **kwargs: Any) -> tuple[Any, ...]:
-        """Compute all outputs for `inputs`: in the order of the graph's, with or without those that have a default.
+        """Compute all outputs for `inputs`, in the order of the graph's inputs: all of them, or those without a default.
 
         Raises FeedError, BackendError.
         """
@@ -65,9 +65,9 @@ class OnnxBackend(Backend):
 
     @classmethod
     def prepare(cls, model: ModelLike, device: str = "CPU", **kwargs: Any) -> OnnxModel:
-        """`model` planned, with the options of `NumpyBackend.prepare`.
+        """Plan `model` with the options of `NumpyBackend.prepare`.
 
-        Raises BackendError for another device and whatever cannot be run, InvalidModelError, OptionError.
+        Raises BackendError for another device and for what cannot be run, InvalidModelError, OptionError.
         """
         if not cls.supports_device(device):
             raise BackendError(f"The interpreter runs on 'CPU', not on {device!r}.")
@@ -90,8 +90,8 @@ class OnnxBackend(Backend):
     ) -> tuple[Any, ...]:
         """Run one operator: an array for each input that `node` names, a list of arrays for a sequence.
 
-        `outputs_info` declares dtype and shape of each output, which some gradient operators need. `opset_version` is the
-        version of the node's domain, by default the newest.
+        `outputs_info` declares the dtype and shape of each output: some gradient operators need them. `opset_version` is
+        the version of the node's domain, by default the newest.
         """
         names = [name for name in node.input if name]
         if len(inputs) != len(names):

@@ -30,7 +30,7 @@ from refgrad.errors import BackendError, OptionError
 
 DISTRIBUTIONS = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-training-cpu", "onnxruntime-training")
 _PROTOBUF_LIMIT = 2**31 - 1
-_FATAL_SEVERITY = 4  # errors are raised, so they need no line on stderr as well
+_FATAL_SEVERITY = 4  # errors are raised: they are not written to stderr as well
 
 
 class CpuBackend(Backend):
@@ -81,7 +81,7 @@ class CudaBackend(CpuBackend):
 
     @classmethod
     def unavailable(cls) -> str | None:
-        """Why CUDA cannot be used here: a provider that is listed may still fail to load, so one node is tried."""
+        """Return the reason why CUDA cannot be used here. A listed provider may still fail to load, so one node is run."""
         return super().unavailable() or _cuda_unavailable()
 
     def _device(self) -> str:
@@ -176,7 +176,7 @@ class _Session(Prepared):
 
 
 def _is_extended(dtype: np.dtype[Any] | None) -> bool:
-    """Whether `dtype` is one of ml_dtypes, which onnxruntime does not know by name."""
+    """Whether `dtype` is a type of ml_dtypes, which onnxruntime does not know by name."""
     return dtype is not None and dtype.type.__module__ == "ml_dtypes"
 
 
@@ -228,7 +228,7 @@ def _serialized(model: onnx.ModelProto) -> bytes:
 
 
 def _explain(error: Exception, backend: CpuBackend) -> str:
-    """Complete the message of onnxruntime with the operator it is about and what to do."""
+    """Add to onnxruntime's message the operator that it is about, and what to do."""
     text = re.sub(r"^\[ONNXRuntimeError\] : \d+ : ", "", str(error)).strip()
     return f"{backend.name} failed: {text}. {_advice(text)}"
 

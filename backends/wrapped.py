@@ -50,7 +50,7 @@ class _Wrapped(Backend):
         try:
             representation = self._backend.prepare(model, self._device, **options)
         except Exception as error:
-            # The class is a stranger: anything it raises means that it cannot run this model.
+            # A foreign class may raise anything: that means that it cannot run this model.
             raise BackendError(
                 f"{self.name} cannot prepare the model: {type(error).__name__}: {error}. Try another backend."
             ) from error
@@ -62,8 +62,8 @@ class _Wrapped(Backend):
 class _WrappedModel(Prepared):
     """A model as an onnx.backend runs it: by position.
 
-    The interface does not say which positions the inputs with a default have. So the backend gets a model without such
-    inputs, one for each choice of those that are fed: what is fed has no default there, what keeps its default is no input.
+    The interface does not say at which positions inputs with a default stand. So the backend gets a model without such
+    inputs, one for each choice of fed inputs: a fed input loses its default, any other becomes a plain initializer.
     """
 
     def __init__(self, name: str, model: ModelProto, represent: Callable[[ModelProto], Any]) -> None:
@@ -92,7 +92,7 @@ class _WrappedModel(Prepared):
 
 
 def without_defaults(model: ModelProto, fed: Collection[str]) -> ModelProto:
-    """The model with no input that has a default: those in `fed` lose the default, the others are no inputs any more."""
+    """Return the model without inputs that have a default: those in `fed` lose it, the others become plain initializers."""
     defaults = {value.name for value in graph_inputs(model.graph) if value.has_default}
     if not defaults:
         return model

@@ -45,11 +45,11 @@ class NumpyBackend(Backend):
         max_memory: int | None = None,
         **options: Any,
     ) -> NumpyModel:
-        """`model` planned. In "float64" every narrower float is double: constants, casts, feeds and outputs.
+        """Plan `model`. In "float64" every narrower float is double: constants, casts, feeds and outputs.
 
-        With `bits` each result is then rounded to that many significant bits (24 is the precision of float32). With
-        `max_memory` a run that would hold more than that many bytes at once, weights and feeds among them, is refused with the
-        name of the node that needs them, before it takes them. What a kernel needs for itself while it runs is not counted.
+        With `bits` each result is then rounded to that many significant bits (float32 has 24). With `max_memory` a run
+        stops before it would hold more than that many bytes at once, weights and feeds included; the error names the node
+        that needs them. What a kernel needs for itself while it runs is not counted.
 
         Raises InvalidModelError, BackendError (an operator without a kernel), OptionError.
         """
@@ -101,10 +101,10 @@ class NumpyModel(Prepared):
         trace: bool = False,
         progress: Progress | None = None,
     ) -> dict[str, Any]:
-        """Compute by name the outputs, or the values in `outputs`, which may be any of the graph; only the nodes they need run.
+        """Compute the outputs, or the values of the graph named in `outputs`. Only the nodes that they need are run.
 
-        With `trace` the result has every value of the graph but its initializers; those of subgraphs and function bodies are
-        theirs. `progress(done, total, label)` is called before each node.
+        With `trace` the result has every value of the graph except the initializers. It does not have the values within
+        subgraphs and function bodies. `progress(done, total, label)` is called before each node.
         """
         asked = self._plan.outputs if outputs is None else check_outputs(outputs, self.outputs, self._plan.names)
         checked = check_feeds(feeds, self.inputs, widen=self._precision.widens)
@@ -131,7 +131,7 @@ def _read_only(feed: Any) -> Any:
 
 
 def _owned(value: Any) -> Any:
-    """`value` as an array of its own: copied where it is a view of a feed or a constant, which are read-only."""
+    """Return `value` with memory of its own: a view of a feed or a constant, which are read-only, is copied."""
     if isinstance(value, np.ndarray):
         return value if value.flags.writeable else value.copy()
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""From a node to something callable: a kernel, or the operator's function body."""
+"""From a node to a callable: a kernel, or the function body of the operator."""
 
 from __future__ import annotations
 
@@ -63,10 +63,10 @@ def _nothing(_: Sequence[Any]) -> list[TensorType]:
 
 @dataclass(frozen=True)
 class Scope:
-    """What binding a node depends on besides the node: opset versions, precision, and the values that a graph declares.
+    """What binding a node depends on: opset versions, the precision, and the values that the graph declares.
 
-    `plan` plans a subgraph, `plan_function` a function's body. `values` are the protos of what the graph declares, `limit`
-    is the `max_memory` of the runs.
+    `plan` plans a subgraph, `plan_function` the body of a function. `values` has the declared values, `limit` is the
+    `max_memory` of the runs.
     """
 
     opsets: Mapping[str, int]
@@ -79,12 +79,12 @@ class Scope:
 
 @dataclass(slots=True)
 class Bound:
-    """What a node became: `call` takes the inputs and returns the tuple of outputs.
+    """A node that is ready to run: `call` takes the inputs and returns the tuple of outputs.
 
-    `captures` are the outer values that its subgraphs read, fed as `_outer`. `fresh` and `reuses` say how its results lie in
-    memory: apart from the inputs; in that of inputs which it is told are `_free`. `pure`: nothing speaks against
-    computing it once where its inputs are constants. `predict` says what its outputs will be; of what subgraphs give
-    nothing, since their own nodes are asked.
+    `captures` are the outer values that its subgraphs read, fed as `_outer`. `fresh`: the results never share memory with
+    the inputs. `reuses`: the results may take the memory of the inputs that `_free` marks. `pure`: the node may be
+    computed once where its inputs are constants. `predict` returns the types of the outputs. For a node with subgraphs it
+    returns nothing, since the nodes within are asked themselves.
     """
 
     call: Call
@@ -95,12 +95,12 @@ class Bound:
     predict: Callable[[Sequence[Any]], list[TensorType]] = _nothing
 
     def forget(self) -> None:
-        """Let go of the node: `predict` is not asked any more."""
+        """Release the node: `predict` will not be called again."""
         self.predict = _nothing
 
 
 def label(node: onnx.NodeProto) -> str:
-    """How a message calls a node: its name, or what it produces."""
+    """Return what messages call a node: its name, or what it produces."""
     operator = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
     return f"node {node.name!r} ({operator})" if node.name else f"the {operator} node that makes {list(node.output)}"
 
@@ -145,7 +145,7 @@ def bind(node: onnx.NodeProto, scope: Scope) -> Bound:
     bound.call = scope.precision.call(bound.call)
     bound.pure = bound.pure and bool(node.input) and not bound.captures and not _has_graph(node)
     if not _has_graph(node):
-        if scope.limit is not None:  # it is kept, and what belongs to a model keeps all of it, weights included
+        if scope.limit is not None:  # a copy: a node of the model would keep the whole model in memory
             whole, node = node, onnx.NodeProto()
             node.CopyFrom(whole)
         bound.predict = partial(_predicted, node, schema, scope.opsets, kernel)
@@ -153,10 +153,10 @@ def bind(node: onnx.NodeProto, scope: Scope) -> Bound:
 
 
 def _check(node: onnx.NodeProto, schema: OpSchema, kernel: registry.Kernel | None) -> None:
-    """Refuse a number of inputs or outputs, or a type of an attribute, that the operator does not have."""
+    """Refuse a number of inputs or outputs, or a type of an attribute, that the operator does not allow."""
     single = onnx.defs.OpSchema.FormalParameterOption.Single
     for place, (name, parameter) in enumerate(zip(node.input, schema.inputs, strict=False)):
-        # Some that a version requires mean something when they are left out all the same, and models do it.
+        # Models leave out some inputs that a version requires; the kernel says which it can do without.
         if not name and parameter.option == single and (kernel is None or place < kernel.required):
             raise BackendError(f"{label(node)} leaves out its input {parameter.name!r}, which the operator requires.")
     for what, names, least, most in (
@@ -192,7 +192,7 @@ def _predicted(
     kernel: registry.Kernel | None,
     inputs: Sequence[Any],
 ) -> list[TensorType]:
-    """What the outputs will be: without a schema each is as large as an input called `shape` says, or as the largest input."""
+    """Predict the outputs. Without a schema each is as large as an input called `shape` says, or as the largest input."""
     types = inferred(node, schema, opsets, inputs)
     if types is not None:
         return types
@@ -209,9 +209,9 @@ def _predicted(
 
 
 def _seeded(node: onnx.NodeProto) -> onnx.NodeProto:
-    """`node` with a seed where it draws random numbers and has none: one that depends on the name of its output only.
+    """Return `node` with a seed if it draws random numbers and has none. The seed depends on the name of its output only.
 
-    So every run, and every model that keeps the name, a gradient among them, draws the same numbers.
+    So every run draws the same numbers, and so does every model that keeps the name, such as a gradient.
     """
     if (
         operator_of(node) not in ALWAYS

@@ -1,4 +1,4 @@
-"""What a run holds, and what its next node will need: `max_memory` refuses before memory is taken."""
+"""Count what a run holds, and predict what its next node needs: `max_memory` refuses before memory is taken."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SMALL = 64  # elements of an integer input that may say how large an output is
 
 
 class Watch:
-    """Counts the bytes that a run holds, each array once however many views of it there are.
+    """Counts the bytes that a run holds: each array once, however many views it has.
 
     :raises BackendError: from `reserve`, where a node needs more than `limit` leaves.
     """
@@ -36,7 +36,7 @@ class Watch:
             self._hold(value)
 
     def reserve(self, step: Step, inputs: Sequence[Any]) -> None:
-        """Refuse `step` where its outputs have no room beside everything that is held."""
+        """Refuse `step` if its outputs do not fit beside everything that is held."""
         needed = nbytes(step.bound.predict(inputs))
         if self.total + needed > self.limit:
             raise BackendError(
@@ -46,7 +46,7 @@ class Watch:
             )
 
     def replace(self, step: Step, results: Iterable[Any], dead: Iterable[Any]) -> None:
-        """Count the results of `step`, and no longer what is dead after it."""
+        """Count the results of `step`, and stop counting what is dead after it."""
         for value in results:
             self._hold(value)
         for value in dead:
@@ -63,9 +63,9 @@ class Watch:
             self._hold(value)
 
     def check(self, more: int = 0) -> None:
-        """Refuse to go on where `more` bytes have no room beside what is held.
+        """Refuse to go on if `more` bytes do not fit beside what is held.
 
-        :raises MemoryError: it has none; the plan names the node.
+        :raises MemoryError: they do not fit; the plan names the node.
         """
         if self.total + more > self.limit:
             raise MemoryError(
@@ -73,7 +73,7 @@ class Watch:
             )
 
     def release(self, values: Iterable[Any]) -> None:
-        """Count `values` no longer."""
+        """Stop counting `values`."""
         for value in values:
             self._drop(value)
 
@@ -98,7 +98,7 @@ WATCH: ContextVar[Watch | None] = ContextVar("WATCH", default=None)
 
 
 class Rounds:
-    """What a loop keeps from one round to the next, counted by the watch of the run; to be entered with `with`."""
+    """What a loop keeps from one round to the next, counted by the watch of the run. Use it in a `with` statement."""
 
     def __init__(self, state: Sequence[Any] = ()) -> None:
         self._watch = WATCH.get()
@@ -114,7 +114,7 @@ class Rounds:
             self._watch.release((*self._state, *self._kept))
 
     def turn(self, state: Sequence[Any], rows: Sequence[Any] = ()) -> None:
-        """Keep `state` in the place of the one before, and `rows` to the end."""
+        """Hold `state` in place of the previous one, and `rows` until the end."""
         if self._watch is not None:
             self._watch.hold((*state, *rows))
             self._watch.release(self._state)
@@ -123,13 +123,13 @@ class Rounds:
             self._watch.check()
 
     def reserve(self, size: int) -> None:
-        """Refuse an array of `size` bytes that has no room."""
+        """Refuse an array of `size` bytes that does not fit."""
         if self._watch is not None:
             self._watch.check(size)
 
 
 def owner(array: np.ndarray) -> np.ndarray:
-    """Return the array whose memory `array` is a view of; itself where it is none."""
+    """Return the array whose memory `array` views; `array` itself if it is not a view."""
     while isinstance(array.base, np.ndarray):
         array = array.base
     return array
@@ -149,7 +149,7 @@ def nbytes(types: Iterable[TensorType]) -> int:
 def inferred(
     node: onnx.NodeProto, schema: Any, opsets: Mapping[str, int], inputs: Sequence[Any]
 ) -> list[TensorType] | None:
-    """For each output its dtype and shape, as onnx infers them from these inputs; None where it cannot, or for no tensors."""
+    """Return the dtype and shape of each output, as onnx infers them; None where it cannot, or where not all are tensors."""
     if schema is None or not all(x is None or isinstance(x, np.ndarray | np.generic) for x in inputs):
         return None
     given = {name: np.asarray(x) for name, x in zip(node.input, inputs, strict=False) if name and x is not None}
@@ -178,7 +178,7 @@ def inferred(
 
 
 def summary(value: Any) -> str:
-    """How a message writes a value: its dtype and shape."""
+    """Return what messages write for a value: its dtype and shape."""
     if isinstance(value, np.ndarray | np.generic):
         return f"{value.dtype}{list(value.shape)}"
     return "none" if value is None else type(value).__name__

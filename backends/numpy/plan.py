@@ -19,7 +19,7 @@ from refgrad.backends.numpy.precision import Declared
 from refgrad.errors import BackendError
 from refgrad.protos.walk import Signature, positions_needed, topological_positions
 
-_FOLDED = 2**20  # bytes: what is folded is no larger than this, or than what it is made of
+_FOLDED = 2**20  # bytes: a folded result is at most as large as this, or as its inputs
 _VIEWED = 4  # a view that outlives an array this many times its size is copied
 
 
@@ -34,12 +34,12 @@ class Step:
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """Every value that the step needs, those of its subgraphs among them."""
+        """Every value that the step needs, its subgraphs included."""
         return self.inputs + self.bound.captures
 
 
 class _Instruction(NamedTuple):
-    """A step of a schedule; every value is a number, its place in the list of values."""
+    """A step of a schedule. Every value is a number: its place in the list of values."""
 
     step: Step
     call: Callable[..., tuple[Any, ...]]
@@ -97,7 +97,7 @@ class PlannedGraph:
                 step.bound.forget()
 
     def __call__(self, *inputs: Any, outer: Mapping[str, Any] | None = None) -> tuple[Any, ...]:
-        """Compute the outputs of a subgraph or a function's body; inputs that are left out at the end are None."""
+        """Compute the outputs of a subgraph or a function's body. Inputs left out at the end are None."""
         feeds = {**dict.fromkeys(self.inputs), **dict(zip(self.inputs, inputs, strict=False)), **(outer or {})}
         results = self.run(feeds)
         return tuple(results[name] for name in self.outputs)
@@ -161,9 +161,9 @@ class PlannedGraph:
         return {name: values[places[name]] for name in wanted}
 
     def _folded(self, steps: list[Step]) -> list[Step]:
-        """Compute what depends on constants only and is small; return the other steps.
+        """Compute the small results that depend on constants only; return the other steps.
 
-        What fails is left to the run, which may not need it.
+        An error is left to the run, which may not need that step.
         """
         kept = []
         fixed = {**self.constants, "": None}
@@ -190,7 +190,7 @@ class PlannedGraph:
         return kept
 
     def _schedule(self, wanted: tuple[str, ...], trace: bool) -> _Schedule:
-        """Number the values that `wanted` needs and say where each dies; with `trace` nothing dies and all is wanted."""
+        """Number the values that `wanted` needs, and say where each dies. With `trace` all values are wanted, and none dies."""
         schedule = self._schedules.get((wanted, trace))
         if schedule is None:
             steps = self.steps if trace else _needed(self.steps, wanted)
@@ -201,7 +201,7 @@ class PlannedGraph:
                 names |= dict.fromkeys(self.inputs) | dict.fromkeys(self.constants)
             places = {name: place for place, name in enumerate(names)}
             values = [self.constants.get(name) for name in names]
-            nothing = len(values)  # where outputs without a name go, and what absent inputs read
+            nothing = len(values)  # the place of outputs without a name and of absent inputs
             values.append(None)
             at = {**places, "": nothing}
             lives = _Lives(
@@ -228,8 +228,8 @@ class PlannedGraph:
 class _Lives:
     """When each value of a schedule is read last, and whose memory it may share.
 
-    A step whose kernel is `fresh` makes new memory; the results of any other may be views of whatever it reads. Memory
-    that is not the run's own (feeds, constants, outer values) has the number 0.
+    A step with a `fresh` kernel makes new memory. The results of any other step may be views of what it reads. Memory
+    that the run does not own (feeds, constants, outer values) has the number 0.
     """
 
     def __init__(self, steps: Sequence[Step], foreign: Iterable[str], wanted: Iterable[str]) -> None:
@@ -251,7 +251,7 @@ class _Lives:
                 self._last[part] = max(self._last.get(part, 0), self._end.get(name, 0))
 
     def free(self, index: int) -> tuple[bool, ...]:
-        """For each input of that step, whether its memory is its own and nobody reads it afterwards."""
+        """For each input of that step, whether the run owns its memory and nobody reads it afterwards."""
         step = self._steps[index]
         held = [part for name in step.reads if name for part in self._memory[name]]
 
@@ -270,14 +270,14 @@ class _Lives:
         return tuple(y for y in step.outputs if y and any(self._end[x] < self._end[y] for x in own))
 
     def dead(self, index: int) -> tuple[str, ...]:
-        """What nobody reads after that step, and is the run's own."""
+        """The values that the run owns and that nobody reads after that step."""
         step = self._steps[index]
         names = dict.fromkeys(name for name in (*step.reads, *step.outputs) if name and name not in self._foreign)
         return tuple(name for name in names if self._end[name] == index)
 
 
 def plan_graph(graph: onnx.GraphProto, scope: Scope, nested: bool = True) -> PlannedGraph:
-    """PlannedGraph a graph. A nested one may read values of the graphs around it."""
+    """Plan a graph. A nested one may read values of the graphs around it."""
     constants = {t.name: _frozen(scope.precision.tensor(t)) for t in graph.initializer}
     for sparse in graph.sparse_initializer:
         constants[sparse.values.name] = _frozen(scope.precision.array(_dense(sparse)))
@@ -289,12 +289,12 @@ def plan_graph(graph: onnx.GraphProto, scope: Scope, nested: bool = True) -> Pla
 
 
 def plan_function(function: onnx.FunctionProto, scope: Scope) -> PlannedGraph:
-    """PlannedGraph a function's body, whose attributes have been filled in."""
+    """Plan the body of a function, whose attributes have been filled in."""
     return PlannedGraph(function.node, function.input, function.output, {}, scope)
 
 
 def _needed(steps: Sequence[Step], wanted: Iterable[str]) -> list[Step]:
-    """The steps that the values `wanted` need."""
+    """Return the steps that the values `wanted` need."""
     return [steps[position] for position in positions_needed(_signatures(steps), wanted)]
 
 
@@ -321,7 +321,7 @@ def _refuse_twice(names: Sequence[str]) -> None:
 
 
 def _ordered(steps: Sequence[Step]) -> list[Step]:
-    """The steps in an order that computes before it reads; the given order where that is one already."""
+    """Return the steps in an order that computes each value before it is read: the given order if it does."""
     positions = topological_positions(_signatures(steps))
     if len(positions) < len(steps):
         blocked = steps[min(set(range(len(steps))).difference(positions))]
@@ -361,7 +361,7 @@ def _dense(sparse: onnx.SparseTensorProto) -> np.ndarray:
 
 
 def _frozen(value: Any) -> Any:
-    """`value` as nobody may change it; a scalar as it is."""
+    """Return `value` so that nobody can change it; a scalar as it is."""
     if isinstance(value, list):
         return [_frozen(item) for item in value]
     if not isinstance(value, np.ndarray):
@@ -372,7 +372,7 @@ def _frozen(value: Any) -> Any:
 
 
 def _own_where_small(value: Any) -> Any:
-    """`value`, copied where it is a view of an array many times as large, which it would keep alive."""
+    """Return `value`, copied if it is a view of a much larger array, which it would keep in memory."""
     if isinstance(value, np.ndarray) and value.base is not None and owner(value).nbytes > _VIEWED * value.nbytes:
         return value.copy()
     return value

@@ -65,7 +65,8 @@ class Declared:
 class Float64(Declared):
     """Every float16, bfloat16 and float32 becomes float64. Float8 stays: it is a quantisation, not a precision.
 
-    A number that a rule rounded to the model's type is what it was before: a gradient in double is exact to double.
+    A constant that a rule rounded to the model's type gets back the number before rounding: a gradient in double is exact
+    to double.
     """
 
     widens = True
@@ -77,13 +78,13 @@ class Float64(Declared):
         return np.full_like(wide, float(exact)) if exact else wide
 
     def array(self, value: Any) -> Any:
-        """`value` in double where it is an array of a narrower float; sequences element by element."""
+        """Convert an array of a narrower float to double; sequences element by element."""
         if isinstance(value, list):
             return [self.array(item) for item in value]
         return value.astype(np.float64) if getattr(value, "dtype", None) in _NARROW_DTYPES else value
 
     def node(self, node: onnx.NodeProto, schema: onnx.defs.OpSchema | None) -> onnx.NodeProto:
-        """Copy `node` so that its attributes of type, given or by default, say DOUBLE; without any, return it."""
+        """Return a copy of `node` whose type attributes, given or by default, say DOUBLE; `node` itself if it has none."""
         given = {attribute.name: attribute for attribute in node.attribute}
         types = given if schema is None else default_attributes(schema) | given
         narrow = [name for name in _TYPE_ATTRIBUTES if name in types and types[name].i in _NARROW_TYPES]
@@ -103,15 +104,15 @@ class Float64(Declared):
         return wide
 
     def value(self, value: Value) -> Value:
-        """`value` declared as float64 where it is a narrower float."""
+        """Declare `value` as float64 if it is a narrower float."""
         return replace(value, dtype=np.dtype(np.float64)) if value.dtype in _NARROW_DTYPES else value
 
 
 class Rounded(Float64):
-    """Float64 with every result rounded to `bits` significant bits: what rounding does, apart from everything else.
+    """Float64 with every result rounded to `bits` significant bits: it shows what rounding alone does.
 
-    Rounding is exact and monotone (Veltkamp 1968, x·(2ˢ+1) minus what it lost): equal values stay equal, and what the narrower
-    type can hold, integers among it, does not move. The kernels themselves add up in double.
+    Rounding is exact and monotone (Veltkamp 1968, x·(2ˢ+1) minus what it lost): equal values stay equal, and a number
+    that the narrower type holds, such as a small integer, does not change. The kernels themselves add up in double.
     """
 
     tensor = Declared.tensor

@@ -1,12 +1,14 @@
-"""The table of our own kernels, and how a node's attributes become a kernel's arguments.
+"""The table of kernels, and how a node's attributes become a kernel's arguments.
 
-A kernel is a function: its positional parameters are the operator's inputs (None for one that is left out), its
-keyword-only parameters the operator's attributes by name. A default in the signature stands for the schema's where the
-schema has none; a keyword of Python has an underscore behind it (`lambda_`). These names are no attributes: `_wanted` (for
-each output, whether the node names it), `_opset` (the version of the node's domain), `_output_grids` (the declared sizes of
-the outputs behind their first two), `_output_types` (their declared dtypes), `_outer` (what the node's subgraphs read from
-outside), `_wide` (whether floats are computed in double, whatever is declared) and `_free` (for each input, whether nobody
-reads it afterwards, so that its memory may be overwritten; see `reuse`).
+A kernel is a function. Its positional parameters are the operator's inputs (None for one that is left out), its
+keyword-only parameters the operator's attributes by name. A default in the signature counts where the schema has none. A
+name that Python keeps for itself ends in an underscore (`lambda_`).
+
+Some parameters are not attributes: `_wanted` (for each output, whether the node names it), `_opset` (the version of the
+node's domain), `_output_grids` (the declared sizes of the outputs after their first two axes), `_output_types` (their
+declared dtypes), `_outer` (what the node's subgraphs read from outside), `_wide` (whether floats are computed in double,
+whatever is declared) and `_free` (for each input, whether nobody reads it afterwards, so that its memory may be
+overwritten; see `reuse`).
 """
 
 from __future__ import annotations
@@ -66,9 +68,9 @@ SIXTEEN_BIT = frozenset((np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)))
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """A function of ours for an operator from version `since` of its domain on.
+    """The function that computes an operator from version `since` of its domain on.
 
-    `fresh` says that its results never share memory with its inputs, so that they may be overwritten once they are dead.
+    `fresh`: the results never share memory with the inputs, so they may be overwritten once they are dead.
     """
 
     function: Callable[..., Any]
@@ -86,13 +88,13 @@ class Kernel:
 
     @property
     def required(self) -> int:
-        """How many inputs cannot be left out."""
+        """The number of inputs that cannot be left out."""
         parameters = inspect.signature(self.function).parameters.values()
         return sum(p.kind is p.POSITIONAL_OR_KEYWORD and p.default is p.empty for p in parameters)
 
     @property
     def shape_input(self) -> int | None:
-        """Which input holds the shape of the result, if one does: the one called `shape` or `output_shape`."""
+        """The position of the input that holds the shape of the result, called `shape` or `output_shape`; None without one."""
         names = inspect.signature(self.function).parameters
         return next((place for place, name in enumerate(names) if name in ("shape", "output_shape")), None)
 
@@ -126,12 +128,12 @@ class Kernel:
 
 
 def _attribute(name: str) -> str:
-    """What a keyword of a kernel is called in the model: `lambda_` is lambda, which Python keeps for itself."""
+    """The attribute that a keyword of a kernel stands for: `lambda_` is lambda, which Python keeps for itself."""
     return name.rstrip("_")
 
 
 def reuse(free: tuple[bool, ...], dtype: np.dtype[Any], *inputs: np.ndarray) -> np.ndarray | None:
-    """Return the input whose memory an elementwise result of `dtype` may take: free, and as large as the result; or None."""
+    """Return an input whose memory an elementwise result of `dtype` may take: a free one as large as the result. Or None."""
     for x, is_free in zip(inputs, free, strict=False):
         if is_free and x.ndim and x.dtype == dtype and all(x is y or broadcasts(y.shape, x.shape) for y in inputs):
             return x
@@ -139,7 +141,7 @@ def reuse(free: tuple[bool, ...], dtype: np.dtype[Any], *inputs: np.ndarray) -> 
 
 
 def broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
-    """Whether an operand of `shape` is broadcast to the shape `to`, and does not stretch it."""
+    """Whether an operand of `shape` broadcasts to the shape `to` and does not enlarge it."""
     if shape == to:
         return True
     return len(shape) <= len(to) and all(n in (1, m) for n, m in zip(shape[::-1], to[::-1], strict=False))
@@ -183,13 +185,13 @@ def kernel(
 
 
 def find(domain: str, op_type: str, opset: int) -> Kernel | None:
-    """Our kernel for that operator at that version of its domain, if there is one."""
+    """Return the kernel of that operator at that version of its domain; None without one."""
     plugins.load()
     return next((k for k in reversed(_all().get((domain, op_type), [])) if k.since <= opset), None)
 
 
 def kernels() -> list[Kernel]:
-    """Every kernel of ours."""
+    """List every kernel."""
     return [k for versions in _all().values() for k in versions]
 
 
@@ -201,7 +203,7 @@ def _all() -> dict[tuple[str, str], list[Kernel]]:
 
 
 def _grid(name: str, values: Mapping[str, onnx.ValueInfoProto]) -> tuple[int, ...]:
-    """The declared sizes of an output behind its first two, batch and channels, which inputs tell."""
+    """Return the declared sizes of an output after its first two axes, batch and channels, which the inputs tell."""
     declared = describe(values[name]).shape if name in values else None
     if declared is None or not all(isinstance(dim, int) for dim in declared[2:]):
         raise ValueError(
@@ -250,13 +252,13 @@ def decode(attribute: onnx.AttributeProto) -> Any:
         case onnx.AttributeProto.INTS | onnx.AttributeProto.FLOATS:
             return list(value)
         case onnx.AttributeProto.TYPE_PROTO:
-            apart = onnx.TypeProto()  # what belongs to a model keeps all of it, weights included
+            apart = onnx.TypeProto()  # a copy: a part of the model would keep the whole model in memory
             apart.CopyFrom(value)
             return apart
     return value
 
 
 def default_attributes(schema: onnx.defs.OpSchema) -> dict[str, onnx.AttributeProto]:
-    """List the attributes for which `schema` gives a default."""
+    """Return the attributes for which `schema` gives a default."""
     defaults = {name: attribute.default_value for name, attribute in schema.attributes.items()}
     return {name: value for name, value in defaults.items() if value.type != onnx.AttributeProto.UNDEFINED}

@@ -13,7 +13,7 @@ from refgrad.backends.numpy.registry import kernel, reuse
 from refgrad.protos.domains import MICROSOFT
 
 _SQRT_HALF = math.sqrt(0.5)
-_EXPONENT = {2: 11, 4: 88, 8: 709}  # e to that is a number, by the bytes of the type
+_EXPONENT = {2: 11, 4: 88, 8: 709}  # the exponential of this is finite, by the bytes of the type
 _TANH_SCALE = math.sqrt(2 / math.pi)
 _TANH_CUBIC = 0.044715
 
@@ -231,7 +231,7 @@ def gelu_grad(dY: np.ndarray, X: np.ndarray, B: np.ndarray | None = None) -> np.
 def fast_gelu_grad(dY: np.ndarray, X: np.ndarray, B: np.ndarray | None = None) -> np.ndarray:
     """dX = dY·(s + x·s·(1 − s)·2u'), s = sigmoid(2u), u' = √(2/π)·(1 + 3·0.044715·x²) at X + B
 
-    Beyond ±100, where x² and x³ may overflow, s is 0 or 1 and the slope that of ±100.
+    Beyond ±100, where x² and x³ may overflow, s is 0 or 1, and the slope is the one at ±100.
     """
     x = np.clip(X if B is None else X + B, -100, 100)
     s = _tanh_cdf(x)

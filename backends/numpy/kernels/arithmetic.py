@@ -158,7 +158,7 @@ def pow_(X: np.ndarray, Y: np.ndarray) -> np.ndarray:
         exponent = Y.item()
         if exponent == 2:
             return np.asarray(np.square(X))
-        if exponent == 0.5:  # NumPy takes the square root, which has another sign at −0 and is no number at −∞
+        if exponent == 0.5:  # NumPy takes the square root, which has another sign at −0 and is NaN at −∞
             root = np.asarray(np.sqrt(X + X.dtype.type(0)))
             root[np.isneginf(X)] = np.inf
             return root
@@ -183,7 +183,7 @@ def mean(*data: np.ndarray) -> np.ndarray:
 def clip(
     x: np.ndarray, low: np.ndarray | None = None, high: np.ndarray | None = None, *, _free: tuple[bool, ...] = ()
 ) -> Any:
-    """min(max(x, low), high): where low > high the result is high. A bound that is NaN is none, as in the function body."""
+    """min(max(x, low), high): where low > high the result is high. A bound of NaN is ignored, as in the function body."""
     low, high = (None if bound is None or np.isnan(bound) else bound for bound in (low, high))
     if low is None and high is None:
         return x.copy()
@@ -202,7 +202,7 @@ def clip_1(x: np.ndarray, *, min: float | None = None, max: float | None = None,
 def _before_broadcasting(function: Callable[[np.ndarray, np.ndarray], Any]) -> Callable[..., Any]:
     """Before opset 7: B has the shape of A, or with `broadcast` one element, or the sizes of A from `axis` on.
 
-    A size of 1 among these is expanded: the specification leaves that out, onnx's own tests of such models do it.
+    A size of 1 among these is expanded: the specification does not say so, but onnx's own tests of such models need it.
     """
 
     def call(A: np.ndarray, B: np.ndarray, *, axis: int | None = None, broadcast: int = 0) -> Any:
@@ -228,7 +228,7 @@ for _op_type, _old in {**{name: _BROADCASTING[name] for name in _OLD}, "Div": di
 
 @kernel("BitShift", fresh=True)
 def bit_shift(X: np.ndarray, Y: np.ndarray, *, direction: str) -> np.ndarray:
-    """Shifts by a negative number of bits, or by all and more, leave what the sign fills in: 0 or −1"""
+    """A shift by a negative number of bits, or by the whole width or more, leaves 0 or −1: copies of the sign."""
     if direction not in ("LEFT", "RIGHT"):
         raise ValueError(f"direction={direction!r} is neither 'LEFT' nor 'RIGHT'")
     return np.asarray(np.left_shift(X, Y) if direction == "LEFT" else np.right_shift(X, Y))
@@ -236,7 +236,7 @@ def bit_shift(X: np.ndarray, Y: np.ndarray, *, direction: str) -> np.ndarray:
 
 @kernel("Mod", in_float32=True, fresh=True)
 def mod(A: np.ndarray, B: np.ndarray, *, fmod: int) -> np.ndarray:
-    """A − ⌊A/B⌋·B, of the sign of B, or with fmod A − trunc(A/B)·B, of the sign of A"""
+    """A − ⌊A/B⌋·B, which has the sign of B; with fmod A − trunc(A/B)·B, which has the sign of A"""
     if A.dtype.kind in "iu":
         _refuse_zeros(B, "B")
     return np.asarray(np.fmod(A, B) if fmod else np.mod(A, B))
@@ -264,7 +264,7 @@ def where(condition: np.ndarray, X: np.ndarray, Y: np.ndarray, *, _free: tuple[b
 
 
 def select(condition: np.ndarray, X: np.ndarray, Y: np.ndarray, into: np.ndarray | None = None) -> np.ndarray:
-    """X where the condition holds, else Y; both of one type. The bits Y ^ ((X ^ Y)·condition), so without a branch.
+    """X where the condition holds, else Y; both have one type. It takes the bits Y ^ ((X ^ Y)·condition), without a branch.
 
     `into` is None or X itself, which may then be overwritten.
     """
@@ -343,9 +343,9 @@ def narrowed(x: np.ndarray, dtype: np.dtype[Any], saturate: bool = True) -> np.n
 
 
 def _odd(x: np.ndarray) -> np.ndarray:
-    """`x` in float32, with a last bit of 1 where bits were cut off: then rounding it further rounds x (Boldo, Melquiond 2008).
+    """`x` in float32, with a last bit of 1 where bits were cut off: rounding that further rounds x (Boldo, Melquiond 2008).
 
-    Without that, ml_dtypes rounds doubles and integers twice, by way of float32.
+    By itself ml_dtypes rounds doubles and integers twice, by way of float32.
     """
     if x.dtype.kind not in "iuf" or x.dtype.itemsize < 4 or x.dtype == np.float32:
         return x.astype(np.float32, copy=False)
@@ -404,7 +404,7 @@ def cast_like(x: np.ndarray, like: np.ndarray, *, saturate: int = 1, round_mode:
 
 
 def _parsed(x: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """The numbers that strings say; for an integer type without a detour through floats, where they are integers."""
+    """The numbers that strings say. Whole numbers become an integer type without a detour through floats."""
     text = x.astype(str).astype(object)
     whole = dtype.kind in "iu"
     try:

@@ -192,8 +192,8 @@ def _correlated(X: np.ndarray, W: np.ndarray, windows: Windows) -> np.ndarray:
 def _laid_back(Y: np.ndarray, W: np.ndarray, windows: Windows) -> np.ndarray:
     """Y (N, G, M, windows...) and W (G, M, C·K) to X (N, G·C, spatial...): fold(Wᵀ·Y), the adjoint of `_correlated`.
 
-    With strides of 1 it is a correlation with the kernel turned round. Copying columns is faster than adding them up, so that
-    is done where they are not many more and turning the kernel round costs little time and memory.
+    With strides of 1 it is a correlation with the kernel turned round, which copies columns instead of adding them up.
+    That is faster where there are not many more columns and turning the kernel round costs little time and memory.
     """
     elements = math.prod(windows.kernel)
     n, (group, rows) = Y.shape[0], W.shape[:2]

@@ -1,10 +1,10 @@
 """erf and erfc in NumPy, to about one unit in the last place of their type, and the Gelu of float32.
 
-A double: the rational approximations of FreeBSD's msun, s_erf.c (Copyright 1993 Sun Microsystems, Inc., freely granted for
-use, copy and distribution provided that this notice is preserved), evaluated on each of their four intervals at once.
+A double: the rational approximations of FreeBSD's msun, s_erf.c (Copyright 1993 Sun Microsystems, Inc., freely granted
+for use, copy and distribution provided that this notice is preserved), evaluated on each of their four intervals at once.
 
-A float32: one rational function for all arguments, in double. Their coefficients are those of the smallest relative error,
-fitted to values of 40 digits; it is below 7e-9, a tenth of a float32's last place. Blocks stay in the cache from the first
+A float32: one rational function for all arguments, in double. Its coefficients have the smallest relative error, fitted
+to values of 40 digits; it is below 7e-9, a tenth of a float32's last place. Each block stays in the cache from the first
 operation to the last.
 """
 
@@ -195,7 +195,7 @@ def _erf_single(out: np.ndarray, x: np.ndarray, work: np.ndarray) -> None:
 
 
 def _gelu_single(out: np.ndarray, x: np.ndarray, work: np.ndarray) -> None:
-    """x·Φ(x) = max(x, 0) − |x|·Φ(−|x|), where Φ(−∞)·∞ is no number, but ∞ stays what it is"""
+    """x·Φ(x) = max(x, 0) − |x|·Φ(−|x|). Φ(−∞)·∞ would be NaN; the result at ∞ is ∞."""
     a, value, other = work
     single = other.view(np.float32)[: x.size]
     np.abs(x, out=single)

@@ -14,7 +14,7 @@ _MODES = {"RGB": "RGB", "BGR": "RGB", "Grayscale": "L"}
 
 @kernel("ImageDecoder", fresh=True)
 def image_decoder(encoded_stream: np.ndarray, *, pixel_format: str) -> np.ndarray:
-    """(height, width, channels), 0 by 0 where the bytes are no picture"""
+    """(height, width, channels), 0 by 0 where the bytes are not a picture"""
     if encoded_stream.ndim != 1:
         raise ValueError(f"the bytes have the shape {list(encoded_stream.shape)}; it must have one axis")
     if pixel_format not in _MODES:

@@ -80,10 +80,10 @@ def _flat_tuples(shape: tuple[int, ...], indices: np.ndarray, batch_dims: int = 
 def gather(data: np.ndarray, indices: np.ndarray, *, axis: int) -> np.ndarray:
     axis = check_axis(axis, data.ndim)
     try:
-        if data.size:  # of nothing NumPy takes whatever the indices are
-            return np.asarray(data.take(indices, axis), data.dtype)  # one string is no array
+        if data.size:  # NumPy does not check the indices of empty data
+            return np.asarray(data.take(indices, axis), data.dtype)  # one string is not an array
     except IndexError:
-        pass  # said better below
+        pass  # check_indices says more
     return np.asarray(data.take(check_indices(indices, data.shape[axis]), axis), data.dtype)
 
 
@@ -182,7 +182,7 @@ def scatter_nd(data: np.ndarray, indices: np.ndarray, updates: np.ndarray, *, re
 
 
 def _slices(shape: tuple[int, ...], starts: Any, ends: Any, axes: Any, steps: Any) -> tuple[slice, ...]:
-    """A start before the first element is the first one, with a negative step too, where Python takes none."""
+    """The slices. A start before the first element is the first one, with a negative step too; Python would take nothing."""
     over = range(len(starts)) if axes is None else axes.tolist()
     by = [1] * len(starts) if steps is None else steps.tolist()
     if not starts.ndim == ends.ndim == 1 or not len(starts) == len(ends) == len(over) == len(by):
@@ -233,7 +233,7 @@ def slice_grad(
 
 @kernel("OneHot", fresh=True)
 def one_hot(indices: np.ndarray, depth: np.ndarray, values: np.ndarray, *, axis: int) -> np.ndarray:
-    """values[1] where the index is the position on the new axis, else values[0]; out of range is nowhere"""
+    """values[1] where the index is the position on the new axis, else values[0]; an index out of range marks nothing"""
     if depth.size != 1 or values.shape != (2,):
         given = f"depth has the shape {list(depth.shape)} and values {list(values.shape)}"
         raise ValueError(f"{given}; expected one number, and the two values off and on")

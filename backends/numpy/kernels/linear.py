@@ -13,7 +13,7 @@ from refgrad.protos.domains import MICROSOFT
 
 
 def product(A: np.ndarray, B: np.ndarray) -> np.ndarray:
-    """A @ B. A matrix B multiplies all rows of A at once, not those of each matrix of A apart."""
+    """A @ B. Where B is one matrix, it multiplies all rows of A at once instead of each matrix of A."""
     if B.ndim == 2 and A.ndim > 2 and A.shape[-1] == B.shape[0]:
         rows = A.reshape(math.prod(A.shape[:-1]), A.shape[-1])
         return _matrix(rows, _for_blas(B)).reshape(*A.shape[:-1], B.shape[1])
@@ -24,8 +24,8 @@ def product(A: np.ndarray, B: np.ndarray) -> np.ndarray:
 def _matrix(A: np.ndarray, B: np.ndarray) -> np.ndarray:
     """A @ B of matrices; in Fortran's order where Bᵀ lies in one piece and A has few rows.
 
-    BLAS turns one of the two round to read it. The smaller is the cheaper one, so much so where it is an eighth that bringing
-    the result into another order does not take longer than what was saved.
+    BLAS turns one of the two round to read it, and the smaller one is cheaper. Where A has at most an
+    eighth as many rows as columns, that saves more time than it takes to bring the result into another order.
     """
     if 8 * A.shape[0] <= A.shape[1] and B.flags.f_contiguous and not B.flags.c_contiguous:
         return np.asarray(B.T @ A.T).T
@@ -103,7 +103,7 @@ def _arranged(A: np.ndarray, trans: int, trans_batch: int) -> np.ndarray:
 
 @kernel("Einsum", in_float32=True)
 def einsum(*inputs: np.ndarray, equation: str) -> np.ndarray:
-    """NumPy's own notation is that of ONNX. Products of pairs, in the best order, pay where there are many of numbers."""
+    """NumPy has ONNX's notation. Products of pairs, in the best order, pay where there are many products."""
     many = len(inputs) > 1 and _products(equation, inputs) > _MANY
     return np.asarray(np.einsum(equation, *inputs, optimize=many), inputs[0].dtype)
 

@@ -1,7 +1,7 @@
 """Losses over class scores and their gradients. Scores are (N, C, d...), labels (N, d...), weights (C,).
 
-Those of ONNX Runtime without "Loss" in their name have scores (d..., C), and labels of one number for each class, or of a
-class with a weight for each label where they are sparse.
+The operators of ONNX Runtime without "Loss" in their name have scores (d..., C). Their labels are a number for each
+class; in the sparse ones they are classes, with a weight for each label.
 """
 
 from __future__ import annotations
@@ -226,5 +226,5 @@ def sparse_softmax_cross_entropy_grad(
 
 
 def _spread(dY: np.ndarray, weight: np.ndarray, reduction: str) -> np.ndarray:
-    """What every row gets of dY: its weight, of all of them for the mean"""
+    """The share of dY for each row: its weight, divided by the sum of the weights for the mean"""
     return np.asarray(dY * weight / (weight.sum(dtype=weight.dtype) if reduction == "mean" else 1), weight.dtype)

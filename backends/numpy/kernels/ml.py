@@ -1,6 +1,6 @@
-"""The operators of ai.onnx.ml but for the trees. What is computed is float, whatever X is; double with precision="float64".
+"""The operators of ai.onnx.ml but for the trees. They compute in float, whatever X is; in double with precision="float64".
 
-Where the specification leaves a choice, ONNX Runtime's is taken: the norm MAX divides by the largest element, PROBIT is
+Where the specification leaves a choice, they take ONNX Runtime's: the norm MAX divides by the largest element, PROBIT is
 Winitzki's approximation, and one score of two classes stands for two (`two_scores`). A map is a dict, a sequence a list.
 """
 
@@ -158,7 +158,7 @@ def _the_one(name: str, *given: Any) -> Any:
 
 
 def _find(X: Array, keys: Array) -> Array:
-    """For each element of X the position of the last key that it is, -1 where it is none; NaN is NaN"""
+    """For each element of X the position of the last key that equals it, −1 without one; NaN equals NaN"""
     if not len(keys):
         return np.full(X.shape, -1)
     order = np.argsort(keys, kind="stable")
@@ -214,7 +214,7 @@ def dict_vectorizer(
     _wide: bool,
     _output_types: tuple[np.dtype[Any] | None, ...] = (None,),
 ) -> Array:
-    """The value of each key of the vocabulary, 0 or "" where the map has it not; a vector, as specified"""
+    """The value of each key of the vocabulary, 0 or "" where the map does not have the key; a vector, as specified"""
     values = np.array([*X.values()], object)
     keys: Any = int64_vocabulary if int64_vocabulary is not None else string_vocabulary
     unknown = [key for key in X if key not in (keys or ())]
@@ -320,10 +320,10 @@ def label_array(ints: Ints, strings: Strings) -> Array:
 
 
 def two_scores(score: Array, post_transform: str, other: Array) -> Array:
-    """Two columns of the one score s, which is that of the second class.
+    """Two columns for the one score s of the second class.
 
-    Nothing is specified. Untransformed the first column is `other`; PROBIT, which reads probabilities, is of (1 − s, s); any
-    other transformation is of (−s, s).
+    The specification does not say which. Untransformed the first column is `other`. PROBIT, which reads probabilities,
+    transforms (1 − s, s), any other transformation (−s, s).
     """
     firsts = {"NONE": other, "PROBIT": 1 - score}
     return transformed(np.concatenate([firsts.get(post_transform, -score), score], 1), post_transform)

@@ -78,7 +78,7 @@ def batch_normalization_1(
     is_test: int,
     spatial: int = 1,
 ) -> tuple[np.ndarray, ...]:
-    """Before opset 7 training is what is_test=0 means."""
+    """Before opset 7 is_test=0 means training."""
     wanted = (True, not is_test)
     return batch_normalization(
         X, scale, B, mean, var, epsilon=epsilon, momentum=momentum, spatial=spatial, _opset=7, _wanted=wanted
@@ -347,7 +347,7 @@ def lp_normalization(X: np.ndarray, *, axis: int, p: int) -> np.ndarray:
 
 
 def _dropped(ratio: np.ndarray | None, training_mode: np.ndarray | None) -> float:
-    """The share of the elements that is dropped: none without training."""
+    """The share of the elements that is dropped: 0 without training."""
     if training_mode is None or not training_mode.item():
         return 0.0
     return 0.5 if ratio is None else float(ratio.item())
@@ -373,7 +373,7 @@ def dropout_7(X: np.ndarray, *, ratio: float, _opset: int) -> tuple[np.ndarray, 
 
 @kernel("Dropout")
 def dropout_1(X: np.ndarray, *, ratio: float, is_test: int) -> tuple[np.ndarray, np.ndarray]:
-    """Training is what is_test=0 means; the mask has the type of X."""
+    """is_test=0 means training; the mask has the type of X."""
     Y, mask = dropout(X, np.array(ratio), np.array(not is_test))
     return Y, mask.astype(X.dtype)
 

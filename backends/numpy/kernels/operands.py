@@ -54,7 +54,7 @@ def check_indices(indices: np.ndarray, size: int, what: str = "indices", lowest:
 
 
 def _inside(indices: np.ndarray, size: int) -> bool:
-    """Whether all are in 0..size − 1. Read as unsigned, the greatest of all is one below 0 if there is one."""
+    """Whether all are in 0..size − 1. Read as unsigned numbers, those below 0 are the greatest."""
     if not indices.size:
         return True
     unsigned = _UNSIGNED.get(indices.dtype)
@@ -64,7 +64,7 @@ def _inside(indices: np.ndarray, size: int) -> bool:
 
 
 def check_shape(what: str, given: tuple[int, ...], needed: tuple[int, ...]) -> None:
-    """Raise ValueError where an input does not have the one shape that it can have."""
+    """Raise ValueError where an input does not have the shape that it needs."""
     if given != needed:
         raise ValueError(f"{what} has the shape {list(given)}; {list(needed)} is needed")
 

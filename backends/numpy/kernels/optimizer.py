@@ -25,7 +25,7 @@ def _columns(arrays: tuple[Array, ...], parts: int) -> Iterator[tuple[Array, ...
 
 
 def _rows(results: Sequence[tuple[Array, ...]], inputs: tuple[Array, ...]) -> tuple[Array, ...]:
-    """The results of all tensors: first what they became, then what is accumulated; each of its tensor's type"""
+    """The results of all tensors: first the new tensors, then what is accumulated; each has the type of its tensor"""
     kinds = [x.dtype for x in inputs[: len(results)]]
     return tuple(
         np.asarray(value, kind) for row in zip(*results, strict=True) for value, kind in zip(row, kinds, strict=True)
@@ -268,7 +268,7 @@ def is_finite(X: Array) -> Array:
 
 @kernel("IsAllFinite", domain=MICROSOFT)
 def is_all_finite(*xs: Array, isinf_only: int = 0, isnan_only: int = 0) -> Array:
-    """Whether no element of any input is infinite or NaN; with an attribute only one of the two counts"""
+    """Whether every element of every input is finite; with an attribute only infinities or only NaN count"""
     if isinf_only and isnan_only:
         raise ValueError("isinf_only and isnan_only cannot both be 1")
     wrong = np.isinf if isinf_only else np.isnan if isnan_only else lambda x: ~np.isfinite(x)
@@ -333,7 +333,7 @@ def _moments(g: Array, m: Array, v: Array, alpha: float, beta: float) -> tuple[A
 
 
 def _corrections(step: Array | None, alpha: float, beta: float, wanted: int | bool) -> tuple[float, float]:
-    """What m and v are divided by: their weights sum to that much after `step` steps"""
+    """The divisors of m and v: the sums of the weights in their averages after `step` steps"""
     if step is None or not wanted:
         return 1.0, 1.0
     n = int(step.item())
@@ -341,7 +341,7 @@ def _corrections(step: Array | None, alpha: float, beta: float, wanted: int | bo
 
 
 def _divisor(loss_scale: Array | None, norm: Array | None, limit: float, kind: np.dtype) -> Array:
-    """What a gradient is divided by: the loss scale, and how far its norm without that scale is above `limit`"""
+    """The divisor of a gradient: the loss scale, times how far the norm without that scale is above `limit`"""
     scale = 1.0 if loss_scale is None else float(loss_scale.item())
     if norm is not None and float(norm.item()) / scale > limit:
         scale *= float(norm.item()) / scale / limit

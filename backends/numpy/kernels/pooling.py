@@ -1,7 +1,7 @@
-"""Poolings and their gradients, block by block and axis by axis: a maximum or sum over a window is one along each axis.
+"""Poolings and their gradients, block by block: a maximum or sum over a window is taken along one axis after the other.
 
-A loop goes over the elements of the kernel along one axis, never over those of the input. A block's arrays are
-(n, C, 1, spatial...).
+A loop goes over the elements of the kernel along one axis, never over those of the input. A block's arrays are (n, C, 1,
+spatial...).
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def max_unpool(
     pads: Ints = None,
     strides: Ints = None,
 ) -> np.ndarray:
-    """Zeros with the elements of X at their indices, the last of those with one index; `output_shape` adds zeros behind."""
+    """Zeros with the elements of X at their indices, of several at one index the last; `output_shape` adds zeros behind."""
     rank = len(kernel_shape)
     axes = zip(X.shape[2:], strides or [1] * rank, kernel_shape, strict=True)
     around = np.reshape(pads or [0] * (2 * rank), (2, rank)).sum(0)
@@ -208,10 +208,10 @@ def _pooled(
 
 
 def _first_maxima(X: np.ndarray, block: Block, steps: list[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the maximum of each window of `block`, and Σ coordinate·step of where it is first. -1 where no element is of X.
+    """Return the maximum of each window of `block`, and Σ coordinate·step of where it is first; −1 where no element is of X.
 
-    Along the last axis first, so that the first of equals is the first in the order of the window. Numbers of elements
-    are so small that arithmetic on all of them is faster than choosing some by a mask.
+    It goes along the last axis first, so that the first of equal elements is the first in the order of the window.
+    Arithmetic on all elements is faster than choosing some by a mask: their numbers are small.
     """
     windows = block.windows
     best = block.seen(X[:, :, np.newaxis], _lowest(X.dtype))

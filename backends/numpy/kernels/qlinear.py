@@ -1,8 +1,8 @@
 """The quantized operators that ONNX Runtime's optimizer writes (com.microsoft): read, computed in double, and rounded once.
 
-A tensor q stands for (q − zero point)·scale. A result y is round(y/scale) + zero point, held within its type; that of
-QLinearAdd, QLinearMul and QLinearAveragePool is round(y/scale + zero point), which differs where y/scale is halfway and the
-zero point odd.
+A tensor q stands for (q − zero point)·scale. A result y becomes round(y/scale) + zero point, held within its type.
+QLinearAdd, QLinearMul and QLinearAveragePool give round(y/scale + zero point): another number where y/scale is halfway
+and the zero point odd.
 """
 
 from __future__ import annotations

@@ -190,7 +190,7 @@ def saturated(ratio: np.ndarray, zero_point: Any, target: np.dtype) -> np.ndarra
 
 
 def _laid(parameter: np.ndarray, shape: tuple[int, ...], axis: int, block_size: int = 0) -> np.ndarray:
-    """A scale or zero point so that it broadcasts against `shape`: one for all, one per index along `axis`, or per block."""
+    """A scale or zero point in a shape that broadcasts: one for all, one per index along `axis`, or one per block."""
     if parameter.size == 1:
         return parameter.reshape(())
     axis = check_axis(axis, len(shape))

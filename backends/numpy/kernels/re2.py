@@ -47,7 +47,7 @@ _OCTAL = re.compile(r"\\(0[0-7]{0,2}|[1-7][0-7]{1,2})")
 
 @cache
 def compiled(pattern: str) -> re.Pattern[str]:
-    """`pattern` ready to match; ValueError where it is none of RE2."""
+    """Return `pattern` ready to match; ValueError where it is not a pattern of RE2."""
     try:
         return re.compile(_Reader(pattern).read())
     except (re.error, OverflowError) as error:
@@ -158,7 +158,7 @@ class _Reader:
         return _written(ranges) if ranges is not None else _written([(self._letter(),) * 2])
 
     def _set(self) -> Ranges | None:
-        r"""Read \d, \W, \pL and their like, which may stand in brackets; None where there is none of them."""
+        r"""Read \d, \W, \pL and their like, which may stand in brackets; None where there is no such set."""
         letter = self.pattern[self.at + 1 : self.at + 2]
         if letter.lower() in _SHORTHANDS and letter:
             self.at += 2

@@ -108,7 +108,7 @@ _register("ReduceSumTraining", _sum, MICROSOFT)
 def _register_arg(op_type: str, position: Callable[..., Any]) -> None:
     @kernel(op_type, fresh=True)
     def arg_(data: np.ndarray, *, axis: int, keepdims: int, select_last_index: int = 0) -> np.ndarray:
-        """Where the largest or smallest is along `axis`: the first of them, or the last. NaN goes for both."""
+        """The position of the largest or smallest element along `axis`: the first one, or the last. NaN counts as both."""
         n = data.shape[check_axis(axis, data.ndim)]
         if not n:
             raise ValueError(f"axis {axis} of {list(data.shape)} has no elements to choose from")

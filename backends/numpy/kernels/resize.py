@@ -1,4 +1,4 @@
-"""Resize and Upsample: every axis is resized on its own, each element of the result weighs a few of the input's. AffineGrid."""
+"""Resize and Upsample, axis by axis: an element of the result is a weighted sum of a few elements of the input. AffineGrid."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ _ABOVE = {
 
 
 class Axis(NamedTuple):
-    """One axis of which `size` elements become `resized`; `start` and `end` are its roi.
+    """One axis, from `size` elements to `resized` ones; `start` and `end` are its roi.
 
-    `width` is what align_corners takes for the count: where it follows from a scale, the node tests of onnx do not round it.
+    `width` is the count that align_corners uses. Where it follows from a scale it is not rounded, as in the node tests of
+    onnx.
     """
 
     axis: int
@@ -104,9 +105,9 @@ def resize_grad(
     mode: str = "nearest",
     nearest_mode: str = "round_prefer_floor",
 ) -> np.ndarray:
-    """dX = what each element of X weighs in the elements of dY; nothing in those that are extrapolated.
+    """dX = the elements of dY, each by the weight of the element of X in it; extrapolated elements give nothing.
 
-    Without scales the sizes are those of dY. A policy that keeps the aspect ratio has one scale for all axes, which has to
+    Without scales the sizes are those of dY. A policy that keeps the aspect ratio has one scale for all axes, which must
     follow from those sizes.
     """
     how = Filter(mode, coordinate_transformation_mode, nearest_mode, cubic_coeff_a, exclude_outside, antialias)
@@ -129,7 +130,7 @@ def resize_grad(
 @kernel("Resize", since=10, fresh=True)
 @kernel("Upsample", since=9, fresh=True)
 def upsample(X: np.ndarray, scales: np.ndarray, *, mode: str) -> np.ndarray:
-    """Element i is read at i/scale; "nearest" is the element below that, or above it where an axis shrinks."""
+    """Element i is read at i/scale. "nearest" takes the element below that, or above it where an axis shrinks."""
     lengths = list(X.shape)
     table = zip(range(X.ndim), lengths, *_by_scales(lengths, scales), strict=True)
     below, above = Filter(mode, "asymmetric", "floor"), Filter(mode, "asymmetric", "ceil")
@@ -178,7 +179,7 @@ def _plan(
 
 
 def _by_scales(lengths: Sequence[int], scales: np.ndarray) -> Sizes:
-    """In float32, as shape inference and ONNX Runtime compute a count."""
+    """Return counts, scales and widths. The counts are computed in float32, as in shape inference and ONNX Runtime."""
     counts = np.floor(np.array(lengths, np.float32) * scales.astype(np.float32)).astype(np.int64).tolist()
     factors = scales.astype(np.float64).tolist()
     return counts, factors, [n * s for n, s in zip(lengths, factors, strict=True)]
@@ -272,9 +273,10 @@ def _coordinates(axis: Axis, mode: str) -> np.ndarray:
 
 
 def _taps(x: np.ndarray, axis: Axis, how: Filter) -> tuple[np.ndarray, np.ndarray | None]:
-    """For each coordinate the elements that it reads, (taps, O), and their weights, None for a single one of weight 1.
+    """Return the elements that each coordinate reads, (taps, O), and their weights; None for a single one of weight 1.
 
-    Outside the input is its first or last element. With antialias a shrunken axis has its filter stretched by 1/scale.
+    Outside the input its first or last element is read. With antialias the filter of a shrunken axis is stretched by
+    1/scale.
     """
     below = np.floor(x)
     if how.mode == "nearest":

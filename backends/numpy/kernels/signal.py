@@ -130,6 +130,6 @@ def mel_weight_matrix(
 
 
 def _as(values: np.ndarray, kind: int) -> np.ndarray:
-    """`values` as the type `kind`; as an integer by way of float32, in which a peak of 1 is one."""
+    """`values` as the type `kind`; an integer by way of float32, where a peak of nearly 1 rounds to 1."""
     dtype = helper.tensor_dtype_to_np_dtype(kind)
     return np.asarray((values.astype(np.float32) if dtype.kind in "iu" else values).astype(dtype))

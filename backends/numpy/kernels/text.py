@@ -123,8 +123,8 @@ def tf_idf_vectorizer(
 class _Grams:
     """The pool of TfIdfVectorizer: its tokens in order, and a table for each length of n-gram.
 
-    A table has the number of its first n-gram in the pool, for each place of the n-gram the codes of all beginnings up to
-    there, sorted, and which n-gram each of the last codes is.
+    A table has the number of its first n-gram in the pool. It has the sorted codes of all beginnings up to each place of
+    the n-gram, and the n-gram of each of the last codes.
     """
 
     size: int

@@ -37,11 +37,11 @@ _COMPARE: tuple[Callable[[Array, Array], Any], ...] = (
 _MODES = ("BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT", "BRANCH_EQ", "BRANCH_NEQ", "BRANCH_MEMBER", "LEAF")
 _POST_TRANSFORMS = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
 _AGGREGATES = ("AVERAGE", "SUM", "MIN", "MAX")
-_AT_ONCE = 2**20  # how many numbers a step looks at
+_AT_ONCE = 2**20  # numbers that a step compares at once
 
 
 class _Key:
-    """The attributes of a node, which are the same objects at every run."""
+    """A key for the attributes of a node: they are the same objects at every run."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self.values = values
@@ -112,7 +112,7 @@ class Forest:
         raise ValueError("a branch leads back to a node above it")
 
     def _holds(self, x: Array, node: Array) -> Array:
-        """Whether the condition of each node holds; of NaN its `missing` says it"""
+        """Whether the condition of each node holds; for NaN its `missing` decides"""
         modes = self.mode[node]
         holds = np.zeros(len(x), bool)
         for mode in np.flatnonzero(np.bincount(modes)):
@@ -379,7 +379,7 @@ def _forest(key: _Key, targets: int, kind: np.dtype[Any], aggregate: str) -> For
 
 @lru_cache(maxsize=32)
 def _forest_5(key: _Key, targets: int, kind: np.dtype[Any]) -> Forest:
-    """The trees of version 5, whose leaves are apart from the nodes: here they follow them."""
+    """The trees of version 5, which keeps the leaves apart from the nodes: here the leaves follow the nodes."""
     given = key.values
     modes, weights = given["modes"].astype(np.intp), given["weights"].astype(kind)
     inner, leaves = len(modes), len(weights)
@@ -440,7 +440,7 @@ class _Index:
         self._codes = codes[self._order]
 
     def of(self, trees: Array, nodes: Array) -> Array:
-        """The places; an error names a node that is not there"""
+        """The places. An error names a node that does not exist"""
         codes = trees * self._stride + nodes
         place = np.searchsorted(self._codes, codes).clip(0, max(len(self._codes) - 1, 0))
         lacking = np.flatnonzero((self._codes[place] != codes) | (nodes < 0) | (nodes >= self._stride))

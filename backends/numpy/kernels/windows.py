@@ -40,8 +40,8 @@ class Windows:
     def blocks(self, X: np.ndarray, rows: int) -> tuple[Block, ...]:
         """Cut the windows over X (N, G, C, spatial...) into blocks whose columns fit WORKSPACE.
 
-        Fewer channels than all come at once only where a product would have too few columns otherwise. Where the windows
-        of an image are few, those of several images are put side by side. `rows` is M, the other size of the product.
+        A block has all channels, unless a product would have too few columns then. Where the windows of an image are few,
+        those of several images are put side by side. `rows` is M, the other size of the product.
         """
         images, group, channels = X.shape[:3]
         return _cut(self, images, group, channels, rows, WORKSPACE // X.itemsize, _ENOUGH)
@@ -59,7 +59,7 @@ def _cut(over: Windows, images: int, group: int, channels: int, rows: int, room:
     if not images * group * channels * elements * windows:
         return ()
     tensors = images * group * (channels * math.prod(over.size) + rows * windows)
-    room = min(room, max(room * 5 // 8, tensors))  # small tensors: less, not to be the most of what a run needs
+    room = min(room, max(room * 5 // 8, tensors))  # less for small tensors: the run needs little memory besides
     length = max(room // (elements * channels), min(enough, room // elements), 1)
     together = min(images, max(length // windows, 1))
     shape: list[int] = []
@@ -134,7 +134,7 @@ class Block:
         return _for_blas(y.reshape(*y.shape[:3], -1))
 
     def put(self, Y: np.ndarray, left: np.ndarray, right: np.ndarray) -> None:
-        """Y (N, G, M, windows...) at these windows is left·right; that is added to what the channels before these gave."""
+        """Set Y (N, G, M, windows...) at these windows to left·right, added to what the channels of the blocks before gave."""
         if not self.merged and not self.channels.start:  # then the windows follow one another in Y
             flat = Y.reshape(*Y.shape[:3], -1)[self.images, self.groups, :, self._piece]
             np.matmul(left, right, out=flat)
@@ -183,7 +183,7 @@ class Block:
         return _for_blas(matrix).swapaxes(2, 3)
 
     def product(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
-        """left·right (n, G, C·K, O·r), laid out in memory as columns are."""
+        """left·right (n, G, C·K, O·r), in memory in the order of the columns."""
         columns: np.ndarray
         if self.along_window:
             columns = np.matmul(right.swapaxes(2, 3), left.swapaxes(-1, -2)).swapaxes(2, 3)
@@ -205,7 +205,7 @@ class Block:
         at: tuple[Any, ...]
         of: tuple[Any, ...]
         every = (slice(None),) * (3 + len(kernel))
-        if all(s >= e or o == 1 for s, e, o in zip(steps, extent, count, strict=True)):  # no two windows meet
+        if all(s >= e or o == 1 for s, e, o in zip(steps, extent, count, strict=True)):  # no two windows overlap
             apart = as_strided(folded, windows.shape, self._strides(folded))
             apart += windows
         elif math.prod(kernel) <= math.prod(count):
@@ -259,7 +259,7 @@ class Block:
 
 
 def _run(elements: int, step: int) -> int:
-    """How fast a copy of `elements` is that lie `step` apart: as fast as one of so many contiguous elements."""
+    """The speed of copying `elements` that lie `step` apart: that of copying so many contiguous elements at a time."""
     return elements if step == 1 else min(elements, 8)
 
 
