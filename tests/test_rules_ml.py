@@ -61,7 +61,7 @@ def one(text: str, inputs: str = "float[2,3] x", output: str = "float[a,b] y") -
         (
             "l, y = ai.onnx.ml.LinearClassifier <classlabels_ints = [0, 1], coefficients = [1.0, 2.0, 3.0], "
             'intercepts = [0.5], post_transform = "SOFTMAX"> (x)',
-            "of post_transform=SOFTMAX of one score for two classes runtimes make different things; compute both",
+            "runtimes disagree on post_transform=SOFTMAX of one score for two classes; compute both scores",
         ),
         (
             "l, y = ai.onnx.ml.SVMClassifier <classlabels_ints = [0, 1], coefficients = [1.0, 2.0], rho = [0.5], "

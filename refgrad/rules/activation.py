@@ -1,4 +1,4 @@
-"""Activations, by their result where that spares an evaluation."""
+"""Activations. A derivative is written in terms of the result where that spares an evaluation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def relu(op: Emitter, d_Y: str, Y: str) -> str:
 
 @rule("LeakyRelu")
 def leaky_relu(op: Emitter, d_Y: str, X: str, Y: str, alpha: float) -> str:
-    """dx = dy where x > 0, else α·dy; unless α < 0, y tells that too"""
+    """dx = dy where x > 0, else α·dy; where α ≥ 0 the sign of y decides as well"""
     return op.grad.LeakyReluGrad(d_Y, Y if alpha >= 0 else X, alpha=alpha)
 
 
@@ -146,9 +146,9 @@ def log_softmax(op: Emitter, d_output: str, output: str, axis: int) -> str:
 
 
 def _where_kept(op: Emitter, y: str) -> str:
-    """`y`, which is NaN along a whole row of −∞; 0 there if a Where can discard such a row.
+    """`y`, which is NaN along a row that is all −∞; 0 there if a Where can discard such a row.
 
-    What it discards has the cotangent 0, and 0·NaN has to be 0. Often the forward graph itself has put a 0 in place of NaN.
+    A discarded row has the cotangent 0, and 0·NaN has to be 0. Often the forward graph itself has replaced NaN by 0.
     """
     reads, discards = [y], False
     for name in reads:

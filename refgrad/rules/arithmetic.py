@@ -40,7 +40,7 @@ def div(op: Emitter, d_C: str, A: str, B: str, C: str) -> tuple[str, str]:
 def mod(op: Emitter, d_C: str, A: str, B: str, C: str) -> tuple[str, str]:
     """dA = dC, dB = −dC·q, where q = (A − C)/B is the whole quotient
 
-    Of an infinite B it is −1 where the signs differ, for C is A + B there, else 0. Where C is NaN, dB is 0.
+    For an infinite B it is −1 where the signs differ, since C is A + B there, else 0. Where C is NaN, dB is 0.
     """
     quotient = op.Div(op.Sub(A, C), B)
     whole = op.Floor(op.Add(quotient, 0.5))  # Round has no bfloat16 before opset 22
@@ -168,7 +168,7 @@ def abs_(op: Emitter, d_Y: str, X: str) -> str:
 def sqrt(op: Emitter, d_Y: str, Y: str) -> str:
     """dx = dy·(½/y)
 
-    At x = 0 that is ±∞, and NaN for dy = 0, as in torch: a mask belongs before the root, not behind it.
+    At x = 0 that is ±∞, and NaN for dy = 0, as in torch: put a mask before the root, not after it.
     """
     return op.Mul(d_Y, op.Div(0.5, Y))
 
@@ -277,16 +277,16 @@ def cum_sum(op: Emitter, d_y: str, axis: str, exclusive: int, reverse: int) -> s
 def cum_prod(op: Emitter, d_y: str, x: str, axis: str, exclusive: int, reverse: int) -> str:
     """dx_j = (Π_{k<j} x_k)·s_j, where s_j = dy_j + x_{j+1}·s_{j+1}; exclusive with dy_{j+1}, reverse from the other end
 
-    Without a division, so any x may be 0. The recurrence is solved by doubling: s_j = b_j + a_j·s_{j+d} holds for d = 1,
-    then with b_j + a_j·b_{j+d} and a_j·a_{j+d} for 2·d, until d is at least the size of the axis. Where only the run tells
-    that, it is taken to be below 2³¹.
+    It does not divide, so any x may be 0. The recurrence is solved by doubling: s_j = b_j + a_j·s_{j+d} holds for d = 1,
+    then with b_j + a_j·b_{j+d} and a_j·a_{j+d} for 2·d, until d is at least the size of the axis. Where only the run
+    tells that size, it is taken to be below 2³¹.
     """
     known, shape = op.constant(axis), op.shape(x)
     size = None if known is None or shape is None else shape[known.item()]
     places = op.Reshape(op.as_type(axis, TensorProto.INT64), [1]) if known is None else op.const([known.item()])
 
     def following(value: str, distance: int) -> str:
-        """What is `distance` further on along the axis, and zeros beyond the end."""
+        """The element `distance` further on along the axis; zeros beyond the end."""
         if isinstance(size, int):
             end = op.const([-distance, distance] if not reverse else [distance, -distance])
         else:
@@ -314,7 +314,7 @@ def dropout(
     training_mode: str | None,
     seed: int | None,
 ) -> tuple[str, str | None]:
-    """dx = dy/(1 − ratio) where the mask kept x, else 0; dratio = Σ dy·y/(1 − ratio), the mask being what it is
+    """dx = dy/(1 − ratio) where the mask kept x, else 0; dratio = Σ dy·y/(1 − ratio) for a given mask
 
     In inference dx = dy and dratio = 0.
     """

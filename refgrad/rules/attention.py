@@ -1,4 +1,4 @@
-"""Attention and what stands around it in a transformer: rotary embeddings, caches, and attention as a recurrence."""
+"""Attention and its surroundings in a transformer: rotary embeddings, caches, and attention as a recurrence."""
 
 from __future__ import annotations
 
@@ -57,8 +57,9 @@ def attention(
 ) -> tuple[str | None, ...]:
     """dV = PᵀdY, dmask = dS = P·(dP − Σ dP·P), dP = dY·Vᵀ, dQ = σ·dS·K, dK = σ·dSᵀ·Q; 0 in a row that is masked
 
-    P = softmax S is computed anew from S = σ·Q·Kᵀ + mask, or c·tanh(σ·Q·Kᵀ/c) + mask with a soft cap. The cotangents of
-    the other outputs join where those are. The query heads that share a key head are taken as one long sequence.
+    P = softmax S is computed again from S = σ·Q·Kᵀ + mask, or c·tanh(σ·Q·Kᵀ/c) + mask with a soft cap. The cotangents of
+    the other outputs are added where those outputs were computed. The query heads that share a key head are taken as one
+    long sequence.
     """
     kind, mode, d_qk = op.type(Q), qk_matmul_output_mode, d_qk_matmul_output
     at = Heads(op, Q, K, V, past_key, q_num_heads, kv_num_heads)
@@ -108,7 +109,7 @@ def linear_attention(
 ) -> tuple[str | None, ...]:
     """Sₜ = e^g·Sₜ₋₁ + k·uᵀ as products of matrices over `chunk_size` tokens at a time, and the adjoints of these
 
-    Where only the run tells the number of tokens all of them are taken at once.
+    Where only the run tells the number of tokens, all of them are taken at once.
     """
     kind, shared = op.type(query), q_num_heads // max(kv_num_heads, 1)
     wide = TensorProto.FLOAT if kind in SIXTEEN_BIT else kind
@@ -160,7 +161,7 @@ def causal_conv_with_state(
 ) -> tuple[str | None, ...]:
     """dx_s = Σ_j w_j·dz_(s−j), dw_j = Σ_t dz_t·x_(t+j), db = Σ dz with x = (past, input) and dz = dy·activation′(z)
 
-    z_t = Σ_j w_j·x_(t+j) + b. The sums are products with windows: every x_(t+j) of a t in a row. The present state is the
+    z_t = Σ_j w_j·x_(t+j) + b. The sums are products with windows: all x_(t+j) of one t in a row. The present state is the
     end of x.
     """
     length, taps = size_of(op, input, 2), size_of(op, weight, 2)
@@ -200,7 +201,7 @@ def rotary_embedding(
     num_heads: int | None,
     rotary_embedding_dim: int,
 ) -> tuple[str, str, str]:
-    """dX = dY turned back (sin negated); of each pair, summed over heads: dcos = dY₁·X₁ + dY₂·X₂, dsin = dY₂·X₁ − dY₁·X₂"""
+    """dX = dY turned back (sin negated); for each pair, summed over heads: dcos = dY₁·X₁ + dY₂·X₂, dsin = dY₂·X₁ − dY₁·X₂"""
     attributes = {"interleaved": interleaved, "num_heads": num_heads, "rotary_embedding_dim": rotary_embedding_dim}
     d_X = op.RotaryEmbedding(d_Y, cos_cache, op.Neg(sin_cache), position_ids, **attributes)
     packed = is_packed(op, X, num_heads)

@@ -57,7 +57,7 @@ def col2im(
 
 
 def _block_places(op: Emitter, image_shape: str, block_shape: str, axis: int, step: int, hole: int, pads: int) -> str:
-    """[block, positions]: where each element of each block lies along one spatial axis between its pads."""
+    """[block, positions]: where each element of each block lies along one spatial axis, pads included."""
     image, block = op.constant(image_shape), op.constant(block_shape)
     if image is not None and block is not None:
         inside = np.arange(int(block[axis])) * hole
@@ -71,5 +71,5 @@ def _block_places(op: Emitter, image_shape: str, block_shape: str, axis: int, st
 
 @rule("ConvTranspose")
 def conv_transpose(op: Emitter, d_Y: str, X: str, W: str, **attributes: Any) -> tuple[str, str, str]:
-    """dX = Conv(dY, W), dW = that of this Conv of dY for the cotangent X, dB = Σ dY"""
+    """dX = Conv(dY, W), dW = the dW of this Conv of dY for the cotangent X, dB = Σ dY"""
     return conv_transpose_adjoints(op, d_Y, X, W, **attributes)

@@ -35,7 +35,7 @@ def gather_nd(op: Emitter, d_output: str, data: str, indices: str, batch_dims: i
 def scatter_elements(
     op: Emitter, d_output: str, data: str, indices: str, updates: str, output: str, axis: int, reduction: str
 ) -> tuple[str, str]:
-    """dx = dy, 0 where it was overwritten; dupdates = dy at the indices. Of a reduction: its derivative by each operand"""
+    """dx = dy, 0 where it was overwritten; dupdates = dy at the indices. With a reduction: its derivative by each operand"""
     return _scatter(
         op,
         d_output,
@@ -52,7 +52,7 @@ def scatter_elements(
 def scatter_nd(
     op: Emitter, d_output: str, data: str, indices: str, updates: str, output: str, reduction: str
 ) -> tuple[str, str]:
-    """dx = dy, 0 where it was overwritten; dupdates = dy at the indices. Of a reduction: its derivative by each operand"""
+    """dx = dy, 0 where it was overwritten; dupdates = dy at the indices. With a reduction: its derivative by each operand"""
     return _scatter(
         op,
         d_output,
@@ -66,7 +66,7 @@ def scatter_nd(
 
 
 def _put_rows(op: Emitter, x: str, indices: str, updates: str, reduction: str | None) -> str:
-    """ScatterND. One that reduces is a ScatterElements by the numbers of the elements: ONNX Runtime's own runs in parallel."""
+    """ScatterND. With a reduction it becomes a ScatterElements: ONNX Runtime's ScatterND adds in parallel and loses terms."""
     if reduction is None:
         return str(op.ScatterND(x, indices, updates))
     size, shape = _elements(op, x), op.shape_of(x)
@@ -79,11 +79,12 @@ def _put_rows(op: Emitter, x: str, indices: str, updates: str, reduction: str | 
 def _scatter(
     op: Emitter, d_output: str, data: str, updates: str, output: str, reduction: str, put: Move, take: Move
 ) -> tuple[str, str]:
-    """By what the updates do to the elements that they meet, several of them possibly to the same one.
+    """The adjoints of data and updates, where several updates may meet one element.
 
-    none: they replace. add: dupdates = dy. mul: each factor gets the product of the others. That is without division by 0 the
-    product of those that are not 0, times 1, or where one other is 0 times that, or 0 where more are: the one has the value
-    0, but the derivative of the product. (Not those of third order where three are 0.) max, min: those that won share dy.
+    none: they replace. add: dupdates = dy. mul: each factor gets the product of the others. To avoid a division by 0, that
+    is the product of the others that are not 0, times 1 if no other is 0, that other if one is, 0 if more are: one zero has
+    the value 0 and still the derivative of a factor. (Derivatives of third order where three are 0 are lost.) max, min: the
+    winners share dy.
     """
     if reduction == "none":
         return put(d_output, op.zeros_like(updates), None), take(d_output)
@@ -117,7 +118,7 @@ def compress(op: Emitter, d_output: str, input: str, condition: str, axis: int |
 
 
 def _elements(op: Emitter, x: str) -> str:
-    """The shape of `x` as one row."""
+    """The shape of `x` with all elements in one row."""
     static = op.static(x)
     return op.Reshape(op.Size(x), [1]) if static is None else op.const([int(np.prod(static))])
 

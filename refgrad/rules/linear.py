@@ -29,7 +29,7 @@ def matmul(op: Emitter, d_Y: str, A: str, B: str) -> tuple[str, str]:
 
 
 def _with_batch(op: Emitter, adjoint: str, operand: str, d_Y: str) -> str:
-    """`adjoint`, of which is known that it has the batch axes of the product and the last two of `operand`."""
+    """`adjoint`, which is known to have the batch axes of the product and the last two axes of `operand`."""
     shape, full = op.shape(operand), op.shape(d_Y)
     if shape is not None and full is not None:
         op.assume(adjoint, (*full[:-2], *shape[-2:]))
@@ -74,8 +74,8 @@ def gemm(
 def det(op: Emitter, d_Y: str, X: str) -> str:
     """dX = dY·C, where the cofactor C_ij is the determinant of X with its row i replaced by the unit vector e_j
 
-    It exists for singular matrices too, and has derivatives of every order there. These are M² determinants of M×M
-    matrices: for hundreds of rows that is much memory, M⁴ numbers each.
+    It exists for singular matrices too, with derivatives of every order. It takes M² determinants of M×M matrices: for
+    hundreds of rows that is much memory, M⁴ numbers for each matrix.
     """
     numbers = positions(op, X, -1)
     unit = op.Equal(op.Unsqueeze(numbers, [1]), numbers)
@@ -86,9 +86,9 @@ def det(op: Emitter, d_Y: str, X: str) -> str:
 
 @rule("Einsum")
 def einsum(op: Emitter, d_Output: str, Inputs: list[str], equation: str) -> tuple[list[str]]:
-    """dXₖ = Einsum of dY and the other operands, the subscripts of Y and of Xₖ having changed places
+    """dXₖ = Einsum of dY and the other operands, where the subscripts of Y and of Xₖ change places
 
-    An axis that X alone has, was summed over: dX repeats along it. Of a letter that X has twice, the diagonal was taken:
+    An axis that only X has was summed over: dX repeats along it. For a letter that X has twice, the diagonal was taken:
     dX is 0 outside it.
     """
     terms, output = _subscripts(equation)
@@ -120,7 +120,7 @@ def einsum(op: Emitter, d_Output: str, Inputs: list[str], equation: str) -> tupl
 
 
 def _stretched(op: Emitter, operands: list[str], terms: list[str], k: int) -> list[int]:
-    """The axes of size 1 of an operand that runtimes repeat, for another one has more along that letter."""
+    """The axes of size 1 that runtimes repeat, because another operand has more elements along that letter."""
     shapes = [op.shape(name) for name in operands]
 
     def axes(j: int, letter: str, ones: bool) -> list[int]:
@@ -144,7 +144,7 @@ def _on_diagonal(op: Emitter, adjoint: str, X: str, first: int, second: int) -> 
 
 
 def _subscripts(equation: str) -> tuple[list[str], str]:
-    """The terms of the operands and of the output; without an arrow that is what occurs once, in alphabetical order."""
+    """The terms of the operands and of the output. Without an arrow the output has what occurs once, in alphabetical order."""
     left, arrow, output = equation.replace(" ", "").partition("->")
     if not arrow:
         once = sorted(c for c in set(left) - {".", ","} if left.count(c) == 1)
@@ -153,6 +153,6 @@ def _subscripts(equation: str) -> tuple[list[str], str]:
 
 
 def _axis(term: str, place: int) -> int:
-    """The axis of the letter at `place`, counted from the end where "..." stands before it."""
+    """The axis of the letter at `place`, counted from the end if "..." stands before it."""
     before = term[:place]
     return place - len(term) if "..." in before else place

@@ -1,7 +1,7 @@
 """The smooth operators of ai.onnx.ml, each through a function body in ai.onnx operators: results are float, whatever X is.
 
-Where the specification leaves a choice, the body does as ONNX Runtime: the norm MAX divides by the largest element, not by
-the largest absolute one, and PROBIT is Winitzki's approximation of the inverse of the normal distribution.
+Where the specification leaves a choice, the body follows ONNX Runtime: the norm MAX divides by the largest element
+instead of the largest absolute one, and PROBIT is Winitzki's approximation of the inverse of the normal distribution.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def imputer(
 
 @operator("FeatureVectorizer", "Y", domain=ML)
 def feature_vectorizer(op: FunctionEmitter, *X: str, inputdimensions: Ints | None = None) -> str:
-    """The columns of all inputs side by side, of each as many as inputdimensions says: cut off, or 0 where it has fewer"""
+    """The columns of all inputs side by side, each input cut or filled up with 0 to its number in inputdimensions"""
     parts = []
     for k, x in enumerate(X):
         _matrix(op, x)
@@ -121,7 +121,7 @@ def linear_classifier(
     multi_class: int = 0,
     post_transform: str = "NONE",
 ) -> tuple[str, str]:
-    """Z = post_transform(X·Wᵀ + b), one column per class; of one row s for two classes (1 − s, s), or σ(∓s) for LOGISTIC"""
+    """Z = post_transform(X·Wᵀ + b), one column per class; for one row s and two classes (1 − s, s), or σ(∓s) for LOGISTIC"""
     settings = {
         "classlabels_ints": classlabels_ints,
         "classlabels_strings": classlabels_strings,
@@ -140,12 +140,12 @@ def linear_classifier(
 
 
 def _of_two(op: FunctionEmitter, score: str, post_transform: str, other: str) -> str:
-    """The scores of two classes, of which only that of the second is computed."""
+    """The scores of two classes, where only the score of the second is computed."""
     if post_transform == "LOGISTIC":
         return str(op.Sigmoid(op.Concat(op.Neg(score), score, axis=1)))
     if post_transform != "NONE":
         raise UnsupportedFormError(
-            f"of post_transform={post_transform} of one score for two classes runtimes make different things; compute both"
+            f"runtimes disagree on post_transform={post_transform} of one score for two classes; compute both scores"
         )
     return str(op.Concat(other, score, axis=1))
 
@@ -173,7 +173,7 @@ def svm_regressor(
     rho: Floats,
     support_vectors: Floats | None = None,
 ) -> str:
-    """Σₖ cₖ·K(X, sₖ) + ρ over the support vectors, without any X·c + ρ; the sign of that, derivative 0, with one_class"""
+    """Σₖ cₖ·K(X, sₖ) + ρ over the support vectors, X·c + ρ without any; with one_class its sign, whose derivative is 0"""
     x = _float(op, X)
     _matrix(op, X)
     if n_supports:
@@ -238,7 +238,7 @@ def svm_classifier(
 
 
 def _pairs(coefficients: np.ndarray, sizes: Ints) -> np.ndarray:
-    """(classes − 1, vectors) to (vectors, pairs): of the pair i < j the vectors of i have row j − 1, those of j row i."""
+    """(classes − 1, vectors) to (vectors, pairs): for a pair i < j the vectors of i have row j − 1, those of j row i."""
     ends = np.cumsum(sizes)
     parts = [slice(end - size, end) for end, size in zip(ends, sizes, strict=True)]
     columns = []
@@ -280,7 +280,7 @@ def _transformed(op: FunctionEmitter, scores: str, post_transform: str, columns:
             return str(op.Sigmoid(scores))
         case "SOFTMAX":
             return str(op.Softmax(scores, axis=1))
-        case "SOFTMAX_ZERO":  # a score that is 0, to 1e-7, stays about 0 and does not count
+        case "SOFTMAX_ZERO":  # a score of 0, to 1e-7, stays about 0 and does not count
             zero = op.Not(op.Greater(op.Abs(scores), op.const(1e-7, like=scores)))
             largest = _largest(op, scores, 1)
             powers = op.Where(zero, op.Mul(scores, op.Exp(op.Neg(largest))), op.Exp(op.Sub(scores, largest)))
@@ -298,7 +298,8 @@ def _transformed(op: FunctionEmitter, scores: str, post_transform: str, columns:
 def _probit(op: FunctionEmitter, p: str) -> str:
     """√2·erf⁻¹(x) at x = 2p − 1: with L = log(1 − x²) and v = 2/(0.147π) + L/2, erf⁻¹² = √(v² − L/0.147) − v.
 
-    Written as x²·q/(0.147·(v + √...)) with q = −L/x², which is 1 + x²/2 near 0: smooth there, and without a difference.
+    It is written as x²·q/(0.147·(v + √...)) with q = −L/x², which is 1 + x²/2 near 0: smooth there, and without a
+    difference.
     """
     x = op.Sub(op.Mul(p, 2.0), op.const(1.0, like=p))
     square = op.Mul(x, x)

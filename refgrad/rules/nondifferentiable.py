@@ -1,4 +1,4 @@
-"""Operators without a rule, each with the reason: zero, no derivative, through the function body, or not yet."""
+"""Operators without a rule, each with the reason: zero, no derivative, through the function body, or not yet written."""
 
 from __future__ import annotations
 

@@ -72,9 +72,10 @@ def _in_inference(op: Emitter, d_y: str, x: str, scale: str, mean: str, var: str
 def _through_running_statistics(
     op: Emitter, x: str, scale: str, d_running_mean: str | None, d_running_var: str | None, momentum: float
 ) -> tuple[str | None, str | None, str | None]:
-    """The adjoints of input_mean and input_var, and their share in that of `x`.
+    """The adjoints of input_mean and input_var, and what they add to the adjoint of `x`.
 
-    running_mean = momentum·input_mean + (1 − momentum)·mean, and running_var likewise; no division by n − 1.
+    running_mean = momentum·input_mean + (1 − momentum)·mean, and running_var likewise; the variance divides by n, not n −
+    1.
     """
     d_mean = d_var = d_x = None
     rows = channels(op, x)
@@ -166,7 +167,7 @@ def group_normalization(
 ) -> tuple[str, str, str]:
     """dX = r·(g − mean(g) − x̂·mean(g·x̂)) with g = dY·scale and means over a group, dscale = Σ dY·x̂, dbias = Σ dY
 
-    From opset 21 on the scale and the bias are the channels', before that the groups'.
+    From opset 21 on there is a scale and a bias for each channel, before that for each group.
     """
     kind = op.type(X)
     wide = stash_type if kind in SIXTEEN_BIT else kind
@@ -223,8 +224,8 @@ def lp_normalization(op: Emitter, d_output: str, input: str, output: str, axis: 
 def lrn(op: Emitter, d_Y: str, X: str, alpha: float, beta: float, bias: float, size: int) -> str:
     """With s = bias + α·mean(x²) over neighbouring channels: dx = dy·s^−β − 2αβ·x·mean'(dy·x·s^(−β−1))
 
-    mean' is the adjoint of the mean, that over the mirrored neighbourhood; AveragePool sees the channels as an axis of space.
-    It has no bfloat16 before opset 22.
+    mean' is the adjoint of the mean: the mean over the mirrored neighbourhood. AveragePool sees the channels as a spatial
+    axis. It has no bfloat16 before opset 22.
     """
     before, after = (size - 1) // 2, size // 2
     pooled = TensorProto.FLOAT if op.type(X) == TensorProto.BFLOAT16 and op.opset < 22 else op.type(X)

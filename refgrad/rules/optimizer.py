@@ -1,7 +1,7 @@
-"""The steps of training algorithms (ai.onnx.preview.training) are functions like any other: of what they start from, of the
-gradient and of the learning rate. Their bodies make each step differentiable, for learned learning rates and the like.
+"""The steps of training algorithms (ai.onnx.preview.training), differentiable through their bodies: for learned learning rates.
 
-Where an accumulated square is 0, its root counts as constant: the step itself is finite there, and so is its derivative.
+A step is a function of what it starts from, of the gradient and of the learning rate. Where an accumulated square is 0,
+its root counts as constant: the step itself is finite there, and so is its derivative.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def adam(
 ) -> tuple[str, ...]:
     """(1 − norm_coefficient_post)·(X − r·V'/(√H' + ε)), V' = α·V + (1 − α)·g and H' = β·H + (1 − β)·g²
 
-    g = G + norm_coefficient·X; r = R·√(1 − βᵀ)/(1 − αᵀ) after the first step (T > 0), R in it.
+    g = G + norm_coefficient·X; r = R·√(1 − βᵀ)/(1 − αᵀ) after the first step (T > 0), R in the first.
     """
     tensors, momenta, squares = [], [], []
     for X, G, V, H in _groups(inputs, 4):

@@ -110,7 +110,7 @@ def _power(op: Emitter, X: str, p: int) -> str:
 
 
 def _share(op: Emitter, d_Y: str, Y: str, p: int) -> str:
-    """dY/Y^(p−1). Where Y is 0 so is all of its window, and any number will do."""
+    """dY/Y^(p−1). Where Y is 0 the whole window is 0, and any number will do."""
     if p == 1:
         return d_Y
     norm = op.Where(op.Equal(Y, 0), 1, Y)

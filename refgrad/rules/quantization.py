@@ -1,8 +1,8 @@
-"""Quantization. Rounding is piecewise constant: what it makes has a derivative by `gradient(quantization=)` only.
+"""Quantization. Rounding is piecewise constant: it has a derivative only by `gradient(quantization=)`.
 
-"straight-through" differentiates y = x/scale + zero_point (Bengio et al. 2013), "clipped" the same held within the range of
-the type; then the gradient of the scale through QuantizeLinear and DequantizeLinear is that of LSQ (Esser et al. 2020).
-The cotangent of a quantised value is a float tensor of its shape. Everything is computed in float32.
+"straight-through" differentiates y = x/scale + zero_point (Bengio et al. 2013). "clipped" differentiates the same held
+within the range of the type; then the gradient of the scale through QuantizeLinear and DequantizeLinear is LSQ's (Esser
+et al. 2020). The cotangent of a quantised value is a float tensor of its shape. Everything is computed in float32.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ QUANTIZERS["", "Resize"] = INTEGERS  # it rounds what it reads between elements
 for _name in ("Cast", "CastLike"):
     QUANTIZERS["", _name] = SMALL_FLOATS
 
-# Their rules need the cotangent, which is a float, and of the inputs no more than shapes, places and comparisons.
+# Their rules need only the cotangent, which is a float, and shapes, places and comparisons of the inputs.
 QUANTIZED.update(
     ("", _name)
     for _name in (
@@ -67,8 +67,8 @@ def quantize_linear(
     """dx = dy/scale, dscale = −Σ dy·x/scale², "clipped" where x/scale + zero_point is in the range of the type, else 0
 
     The sum is over what each scale is for: everything, the other axes, or the block. The cotangent dy exists only with
-    quantization="straight-through" or "clipped"; by itself the derivative is zero. The range is looked at before rounding;
-    torch does it afterwards, so that half a step beyond the range is still inside.
+    quantization="straight-through" or "clipped"; by itself the derivative is zero. Here the range is checked before
+    rounding. torch checks it afterwards, so that half a step beyond the range is still inside.
     """
     scale, summed = _lay(op, y_scale, x, axis, block_size)
     zero_point = None if y_zero_point is None else _lay(op, y_zero_point, x, axis, block_size)[0]
@@ -184,7 +184,7 @@ def conv_integer(
 
 
 def within_range(op: Emitter, d_output: str, input: str, output: str) -> str:
-    """The cotangent of a Cast: with "clipped" 0 where a float was outside of the range of the small float it became."""
+    """The cotangent of a Cast: with "clipped" 0 where the float was outside the range of the small float that it became."""
     if op.quantization == "clipped" and op.type(output) in SMALL_FLOATS and op.type(input) in FLOATS:
         d_output = op.Where(_inside(op, op.as_type(input, FLOAT), op.type(output)), d_output, 0)
     return d_output
@@ -212,7 +212,8 @@ def _inside(op: Emitter, x: str, kind: int) -> str:
 def _centred(op: Emitter, x: str, zero_point: str | None) -> str:
     """x − zero_point in float32.
 
-    By Cast: a DequantizeLinear without an effect would meet the optimizers of runtimes, which merge it with the model's own.
+    It uses Cast: a DequantizeLinear without an effect would meet the optimizers of runtimes, which merge it with the
+    model's own.
     """
     x_ = op.as_type(x, FLOAT)
     return _shaped(op, x_ if zero_point is None else op.Sub(x_, zero_point), x)
@@ -226,7 +227,7 @@ def _shaped(op: Emitter, value: str, like: str) -> str:
     return value
 
 
-# A scale or a zero point laid against what it is for, in float32, and how an adjoint of that is summed to the parameter's own.
+# A scale or zero point in the shape of its tensor, in float32, and how the adjoint of that is summed to its own shape.
 
 
 def _lay(op: Emitter, parameter: str, x: str, axis: int, block_size: int) -> Laid:

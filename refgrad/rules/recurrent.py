@@ -1,4 +1,4 @@
-"""Recurrent operators: the adjoints by the gates of every step, which the forward operator does not return."""
+"""Recurrent operators: the adjoints from the gates of every step, which the forward operator does not return."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def _has_no_step(op: Emitter, X: str, layout: int) -> bool:
 
 
 def _zeros(op: Emitter, *values: str | None) -> tuple[str | None, ...]:
-    """Without a step all results are 0, whatever the inputs are."""
+    """The results where there is no step: 0, whatever the inputs are."""
     return tuple(op.zeros_like(value) if value else None for value in values)
 
 

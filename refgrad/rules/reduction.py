@@ -30,7 +30,7 @@ def reduce_mean(
 
 
 def _count(op: Emitter, data: str, axes: str | None, noop_with_empty_axes: int) -> int | None:
-    """How many elements of `data` become one, where that is known."""
+    """How many elements of `data` become one, if that is known."""
     shape, known = op.shape(data), op.constant(axes)
     if shape is None or (axes is not None and known is None):
         return None
@@ -66,8 +66,8 @@ def reduce_prod(
 ) -> str:
     """dx_i = dy·Π_{j≠i} x_j = dy·(product of the nonzero others)·(1, or s where one other is 0, or 0 where more are)
 
-    s, the sum of the others that are 0, has the value 0 but the derivative of their product. (Where three elements are 0 their
-    derivatives of third order are not in it.)
+    s, the sum of the others that are 0, has the value 0 and the derivative of their product. (Derivatives of third order
+    where three elements are 0 are lost.)
     """
     zero = op.Equal(data, 0.0)
     nonzero, zeros = op.Where(zero, 1.0, data), op.Where(zero, data, 0.0)

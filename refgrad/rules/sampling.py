@@ -12,8 +12,8 @@ from refgrad.tables.registry import rule
 def grid_sample(op: Emitter, d_Y: str, X: str, grid: str, **attributes: Any) -> tuple[str, str]:
     """dX = Σ weight·dY at the pixels that were read; dgrid = Σ dY·X·(the slope of the weight), 0 in mode "nearest"
 
-    A point that the padding moved to the border has slope 0, one that it reflected has the slope turned round. With "cubic"
-    and "border" a point outside is interpolated among the pixels of the border, as in torch and ONNX Runtime.
+    A point that the padding moved to the border has slope 0; for one that it reflected the slope changes its sign. With
+    "cubic" and "border" a point outside is interpolated among the pixels of the border, as in torch and ONNX Runtime.
     """
     return op.grad.GridSampleGrad(d_Y, X, grid, **attributes)
 
@@ -24,8 +24,8 @@ def deform_conv(
 ) -> tuple[str, str, str, str, str | None]:
     """Y = W·(mask·V) + B: dW = dY·(mask·V)ᵀ, dmask = Σ_c V·(Wᵀ·dY), dB = Σ dY; dX and doffset = dV = mask·(Wᵀ·dY) read back
 
-    V are the values between the pixels of X at the elements of the windows, each moved by its offset: dV goes to the pixels by
-    the weights that they were read with, and to the offset by the slopes of these.
+    V has the values between the pixels of X at the elements of the windows, each moved by its offset. dV goes to the
+    pixels by the weights that they were read with, and to the offset by the slopes of these weights.
     """
     return op.grad.DeformConvGrad(d_Y, X, W, offset, mask, **attributes)
 
@@ -34,8 +34,8 @@ def deform_conv(
 def roi_align(op: Emitter, d_Y: str, X: str, rois: str, batch_indices: str, **attributes: Any) -> tuple[str, str]:
     """Y = A·X·Bᵀ, the weights of the samples along each axis: dX = Aᵀ·dY·B, dA = dY·B·Xᵀ, dB = dYᵀ·A·X; drois by dA and dB
 
-    With mode "max" each dY goes to the weighted pixel that won. The number of samples is piecewise constant, by
-    sampling_ratio 0 too.
+    With mode "max" each dY goes to the weighted pixel that won. The number of samples is piecewise constant, also with
+    sampling_ratio 0.
     """
     return op.grad.RoiAlignGrad(d_Y, X, rois, batch_indices, **attributes)
 

@@ -1,6 +1,6 @@
 """Sequences and optionals.
 
-The adjoint of a sequence is the sequence of those of its elements, that of an optional is that of what it holds.
+The adjoint of a sequence is the sequence of the adjoints of its elements, the adjoint of an optional that of its content.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def sequence_construct(op: Emitter, d_output_sequence: str, inputs: list[str]) -
 
 @rule("SequenceInsert", wrt=["input_sequence", "tensor"])
 def sequence_insert(op: Emitter, d_output_sequence: str, position: str | None) -> Any:
-    """ds = dy without what is at the position, dx = what is there"""
+    """ds = dy without the element at the position, dx = that element"""
     at = None if position is None else shift(op, position, -1, 0)  # from the back the result has one more
     return op.SequenceErase(d_output_sequence, at), op.SequenceAt(d_output_sequence, _last(op, at))
 
@@ -64,7 +64,7 @@ def split_to_sequence(
     size = None if shape is None else shape[axis]
     if isinstance(size, int) and size > 0:
         return op.ConcatFromSequence(d_output_sequence, axis=axis, new_axis=stacked)
-    # There may be no element; ConcatFromSequence needs one: an empty tensor or, where it stacks, one more than there is.
+    # ConcatFromSequence needs an element where there may be none: an empty tensor or, where it stacks, one more.
     whole = op.shape_of(input)
     if not stacked:
         nothing = op.Slice(op.zeros_like(input), [0], [0], [axis])
@@ -104,13 +104,13 @@ def _scalar(op: Emitter, position: int) -> str:
 
 
 def _last(op: Emitter, position: str | None) -> str:
-    """Where SequenceInsert and SequenceErase do something if no position is given."""
+    """The position where SequenceInsert and SequenceErase act if none is given."""
     return _scalar(op, -1) if position is None else position
 
 
 @structure("SequenceMap")
 class SequenceMap(Structure):
-    """dx of every element by the body; what is given to all of them gets the sum"""
+    """dx of every element by the body; an input that all elements share gets the sum"""
 
     def __init__(self, graph: Graph, node: Node, body: Body) -> None:
         self.graph, self.node, self.body = graph, node, body
@@ -177,7 +177,7 @@ class SequenceMap(Structure):
             yield name, value if op.is_sequence(name) else self._total(op, value, name)
 
     def _stored(self, op: Emitter, swept: Swept) -> dict[str, str]:
-        """The sequences with the residuals of the elements, some of which the node gets as outputs."""
+        """The sequences with the residuals of the elements; the node gets some of them as new outputs."""
         found = {inner: outer for outer, inner in (*self.outputs, *self.inputs) if outer}
         new = {name: op.fresh(f"{self.node.name}_{name}") for name in swept.residuals if name not in found}
         for name, outer in new.items():
@@ -188,7 +188,7 @@ class SequenceMap(Structure):
         return {name: (found | new)[name] for name in swept.residuals}
 
     def _total(self, op: Emitter, parts: str, like: str) -> str:
-        """The sum of the adjoints that every element gives to what is given to all; there may be no element."""
+        """The sum of the adjoints that the elements give to a shared input; there may be no element."""
         stack = op.ConcatFromSequence(op.SequenceInsert(parts, op.zeros_like(like)), axis=0, new_axis=1)
         return str(op.ReduceSum(stack, [0], keepdims=0))
 

@@ -1,7 +1,7 @@
 """Fourier transforms. They are linear, and symmetric: the adjoint of T is conj∘T∘conj.
 
-The last axis of a signal holds its real part, or that and its imaginary part. The adjoint of a real signal is the real part of
-that of a complex one.
+The last axis of a signal holds its real part, or its real and its imaginary part. The adjoint of a real signal is the
+real part of the adjoint of a complex one.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def dft(
 ) -> str:
     """dx = conj(T(conj dy)), T the same transform, cut or filled up with zeros to the length of x
 
-    One-sided, dy is 0 where the output was cut. The inverse of that is dx = c/N·DFT(dy): c is 2 for every bin that stands for
-    two, all but the first and, where N is even, the last.
+    One-sided, dy is 0 where the output was cut. The inverse has dx = c/N·DFT(dy): c is 2 for every bin that stands for
+    two, which are all but the first and, where N is even, the last.
     """
     axis = axis or op.const(np.array(-2))
     if inverse and onesided:
@@ -80,7 +80,7 @@ def _transform(op: Emitter, x: str, axis: str, inverse: int = 0, onesided: int =
 
 
 def _filled(op: Emitter, bins: str, length: str, axis: str) -> str:
-    """`bins` with zeros up to `length` along the axis: onnx infers a wrong shape for a DFT to a length that is no constant."""
+    """`bins` with zeros up to `length` along the axis: onnx infers a wrong shape for a DFT whose length is not a constant."""
     shape, place, wanted = op.shape(bins), op.constant(axis), op.constant(length)
     if shape is not None and place is not None and wanted is not None:
         has = shape[place.item()]
@@ -105,7 +105,7 @@ def _weights(op: Emitter, length: str, like: str, axis: str) -> str:
 
 
 def _described(op: Emitter, bins: str, d_output: str, axis: str, length: str, onesided: int = 0) -> str:
-    """`bins`, of whose shape everything is recorded that is known: that of dy, but for the axis and the last one."""
+    """`bins`, with the known shape recorded: that of dy, except for the axis and the last one."""
     shape, place, known = op.shape(d_output), op.constant(axis), op.constant(length)
     if shape is not None and place is not None:
         sizes = [*shape[:-1], 2]
@@ -115,7 +115,7 @@ def _described(op: Emitter, bins: str, d_output: str, axis: str, length: str, on
 
 
 def _fitted(op: Emitter, d: str, x: str, axis: str) -> str:
-    """`d` cut or filled up with zeros to the shape of `x`: along the axis, and of a real signal the imaginary parts cut."""
+    """`d` cut or filled up with zeros to the shape of `x` along the axis; for a real signal the imaginary parts are cut."""
     shape, has, known = op.shape(x), op.shape(d), op.constant(axis)
     if shape is not None and has is not None and known is not None:
         sizes = {k % len(shape): (has[k], shape[k]) for k in (known.item(), -1)}
