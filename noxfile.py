@@ -70,6 +70,7 @@ def lint(session: nox.Session) -> None:
 @nox.session(venv_backend="none")
 def types(session: nox.Session) -> None:
     """mypy --strict on the package as it is installed: from the root it would not follow the mapping of the folders."""
+    shutil.rmtree(ROOT / "build" / "lib", ignore_errors=True)  # setuptools would install modules that were there before
     with tempfile.TemporaryDirectory() as folder:
         stock(session, "python", "-m", "pip", "install", "--quiet", "--no-deps", "--target", folder, ".")
         with session.chdir(folder):
@@ -164,7 +165,7 @@ def models(session: nox.Session) -> None:
 
 @nox.session
 def benchmarks(session: nox.Session) -> None:
-    """Every benchmark that stock onnxruntime can run, and the README's table."""
+    """Every benchmark that stock onnxruntime can run, and docs/benchmarks.md."""
     session.install("torch")
     session.install("-e", ".[ort,torch]")
     session.run("python", "examples/torch_models.py", str(TORCH_MODELS))

@@ -72,7 +72,7 @@ _called: Callable[[], Any]
 
 
 def save(name: str, rows: list[dict[str, Any]]) -> None:
-    """Print the rows and write them to `results/<name>.json`, which the README's table is made from."""
+    """Print the rows and write them to `results/<name>.json`, which docs/benchmarks.md is made from."""
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / f"{name}.json").write_text(json.dumps(rows, indent=1) + "\n")
     for row in rows:

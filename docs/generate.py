@@ -1,4 +1,4 @@
-"""Write the tables that the project prints of itself: README.md and docs/, but check.md, interpreter.md and higher_order.md.
+"""Write the tables that the project prints of itself, in docs/, and the number of operators in the README.
 
 python docs/generate.py            # write them
 python docs/generate.py --check    # fail where one is stale
@@ -50,10 +50,12 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def operators() -> str:
     """Return docs/operators.md."""
     rows = [(o.operator, o.derivative, o.text) for o in every_operator()]
+    names = ", ".join(sorted({name for _, name in (*RULES, *STRUCTURES)}, key=str.lower))
     return (
         "# Operators\n\nWhat the derivative of every operator of ONNX is, and of ONNX Runtime's own: a rule; that of its "
         "function body; zero; none,\nand why; or missing, because nobody has written it yet (`refgrad ops`).\n\n"
         + table(("operator", "derivative", "formula, body or reason"), rows)
+        + f"\nRules: {names}.\n"
     )
 
 
@@ -270,6 +272,7 @@ def parity() -> str:
     same = total["isomorphic"] + sum(total[c] for c in apart)
     lines = [
         "# Parity with ONNX Runtime's gradient builder\n",
+        parity_summary(),
         f"Dialect `ort` against GradientGraphBuilder of onnxruntime-training-cpu {VERSIONS[TRAINING]}, over {total['cases']} "
         f"cases of the {len(per_operator)} operators that it has a\ngradient for. In {total['right']} of them its gradient is "
         f"right: {same} of these graphs are refgrad's ({same / total['right']:.0%}), {total['isomorphic']} of them node by "
@@ -391,7 +394,7 @@ def training_artifacts() -> str:
 
 
 def parity_summary() -> str:
-    """Return the README's section on parity."""
+    """Return the first paragraph of docs/parity.md."""
     results = json.loads((RESULTS / "parity.json").read_text())
     total = Counter[str]()
     for column in results["operators"].values():
@@ -405,23 +408,20 @@ def parity_summary() -> str:
         f"refuses {total['refused']}. Where it is right, dialect `ort` has the same training operators in "
         f"{total['same operators']}\ncases and the same names of gradients in {total['same names']}; {total['isomorphic']} "
         f"graphs are the same node by node, {excused} more but for an attribute\nor the shape of a constant. Whole models "
-        f"that are the same node by node: {'; '.join(sorted(same))}.\n[docs/parity.md](docs/parity.md) has every other "
-        "difference, with its reason and what "
-        "was measured.\n"
+        f"that are the same node by node: {'; '.join(sorted(same))}.\n"
     )
 
 
 def operators_summary() -> str:
-    """Return the README's section on operators."""
-    names = ", ".join(sorted({name for _, name in (*RULES, *STRUCTURES)}, key=str.lower))
+    """Return the README's sentences on operators."""
     count = Counter(o.derivative for o in every_operator())
     return (
         f"{count['rule']} operators have a rule, {count['function']} are differentiated through a function body, and "
-        f"{count['zero']} have a derivative that is zero;\nthe operators of ai.onnx.ml and those that ONNX Runtime's optimizer "
-        f"writes are among them. {count['none']} have no derivative; a\nmodel with one of them on the way is refused.\n"
+        f"{count['zero']} have a derivative that is zero. The operators of\nai.onnx.ml and those that ONNX Runtime's optimizer "
+        f"writes are among them. {count['none']} have no derivative; a model with one of them on the way is\nrefused. "
         "[docs/operators.md](docs/operators.md) has the formula or the reason of each, [docs/kinks.md](docs/kinks.md) the "
-        "choices where a\nderivative does not exist, "
-        f"[docs/node_models.md](docs/node_models.md) what the node tests of onnx say.\n\nRules: {names}.\n"
+        "choices where a derivative\ndoes not exist, [docs/node_models.md](docs/node_models.md) what the node tests of onnx "
+        "say.\n"
     )
 
 
@@ -441,7 +441,7 @@ def models() -> str:
 
 
 def benchmarks() -> str:
-    """Return the README's section on speed, from the results that the benchmarks wrote."""
+    """Return docs/benchmarks.md, from the results that the benchmarks wrote."""
     parts = []
     for title, name, note in BENCHMARKS:
         file = RESULTS / f"{name}.json"
@@ -450,10 +450,10 @@ def benchmarks() -> str:
             # lists and tables inside of a row stay in the file
             header = list(dict.fromkeys(key for row in rows for key in row if not isinstance(row[key], (list, dict))))
             body = [[str(row.get(key, "")) for key in header] for row in rows]
-            parts.append(f"**{title}.** {note}\n\n{table(header, body)}")
+            parts.append(f"## {title}\n\n{note}\n\n{table(header, body)}")
     return (
-        "Each figure is a ratio of two things measured in one run (`nox -s benchmarks benchmarks_training`, 2 cores).\n\n"
-        + "\n".join(parts)
+        "# Benchmarks\n\nEach figure is a ratio of two things measured in one run (`nox -s benchmarks benchmarks_training`, "
+        "2 cores).\n\n" + "\n".join(parts)
     )
 
 
@@ -515,7 +515,7 @@ BENCHMARKS = (
         "node_tests",
         "Against `onnx.reference`, both prepared beforehand, the median of runs in turn. Goal: none above 1.0. Most of these "
         "tests have a few elements, so that it is the call that takes time; "
-        "[the results](benchmarks/results/node_tests.json) name those above 1.0.",
+        "[the results](../benchmarks/results/node_tests.json) name those above 1.0.",
     ),
     (
         "The conformance suite",
@@ -568,9 +568,9 @@ def fill(text: str, section: str, body: str) -> str:
 def generated() -> dict[Path, str]:
     """Every generated file with its content."""
     readme = ROOT / "README.md"
-    text = fill(readme.read_text(), "operators", operators_summary())
     return {
-        readme: fill(fill(text, "parity", parity_summary()), "benchmarks", benchmarks()),
+        readme: fill(readme.read_text(), "operators", operators_summary()),
+        ROOT / "docs" / "benchmarks.md": benchmarks(),
         ROOT / "docs" / "operators.md": operators(),
         ROOT / "refgrad" / "reverse" / "operators.pyi": stubs.operators(),
         ROOT / "docs" / "backend_tests.md": tests_of_onnx(),

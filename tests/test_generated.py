@@ -3,57 +3,104 @@
 import doctest
 import importlib
 import importlib.util
+import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+import onnx
 import pytest
 
 from refgrad.tables.registry import ZERO
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
+DOCS = {path.stem: path.read_text() for path in (ROOT / "docs").glob("*.md")}
+PAGES = sorted((*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")))
 
 
-def generator():
+@pytest.fixture
+def module(monkeypatch):
+    """docs/generate.py, as a script has it: what is beside it can be imported."""
+    monkeypatch.syspath_prepend(ROOT / "docs")
     spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
-def test_generated_files_are_fresh():
-    module = generator()
+def test_generated_files_are_fresh(module):
     stale = [path.name for path, text in module.generated().items() if not module.fresh(path, text)]
     assert not stale, f"{stale} are stale: run python docs/generate.py"
 
 
-def test_a_stale_file_is_noticed(monkeypatch):
-    module = generator()
+def test_a_stale_file_is_noticed(monkeypatch, module):
     monkeypatch.setitem(ZERO, ("", "Floor"), "another reason")
     path = ROOT / "docs" / "operators.md"
     assert module.generated()[path] != path.read_text()
 
 
-@pytest.mark.parametrize("code", re.findall(r"```python\n(.*?)```", README, re.DOTALL))
-def test_a_python_example_of_the_readme_prints_what_it_says(code):
-    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+@pytest.mark.parametrize("code", re.findall(r"```python\n((?!>>>).*?)```", README + DOCS["training"], re.DOTALL))
+def test_a_python_example_prints_what_it_says(code):
+    for name in re.findall(r"^from (\w+)", code, re.MULTILINE):
+        pytest.importorskip(name)
+    printed = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True
+    ).stdout
     assert printed.splitlines()[-1] == re.search(r"# (\d.*)", code)[1]
 
 
-@pytest.mark.parametrize("command", re.findall(r"^\| `refgrad (\w+)", README, re.MULTILINE))
-def test_every_command_of_the_readme_exists(command):
+def test_the_example_in_the_shell_runs(tmp_path):
+    """On the model of the example in Python."""
+    python, shell = (
+        re.search(rf"## An example in {where}.*?```{kind}\n(.*?)```", README, re.DOTALL)[1]
+        for where, kind in (("Python", "python"), ("the shell", "console"))
+    )
+    names: dict[str, object] = {}
+    exec(python.partition("gradient = ")[0], names)
+    onnx.save(names["model"], tmp_path / "model.onnx")
+    lines = re.findall(r"^\$ refgrad ([^#\n]*)", shell.replace("\\\n", ""), re.MULTILINE)
+    assert len(lines) > 2
+    for line in lines:
+        subprocess.run([sys.executable, "-m", "refgrad", *line.split()], cwd=tmp_path, env=environment(), check=True)
+    made = onnx.load(tmp_path / "gradient.onnx").graph
+    assert [value.name for value in made.input] == ["x", "label", "w"]
+    assert [value.name for value in made.output] == ["w_grad", "loss"]
+
+
+def environment():
+    return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))}
+
+
+def test_the_readme_can_be_read_in_a_few_minutes():
+    assert len(README.encode()) < 10_000
+
+
+@pytest.mark.parametrize("command", re.findall(r"^\| `refgrad (\w+)", DOCS["commands"], re.MULTILINE))
+def test_every_command_of_the_docs_exists(command):
     result = subprocess.run(
         [sys.executable, "-m", "refgrad", command, "--help"], capture_output=True, text=True, check=True
     )
     assert "--json" in result.stdout or command in ("conformance", "recipe")
 
 
-@pytest.mark.parametrize("name", re.findall(r"^\| `nox -s ([\w ]+)`", README, re.MULTILINE))
-def test_every_session_of_the_readme_exists(name):
+def test_the_docs_have_every_session():
     sessions = set(re.findall(r"@nox\.session.*?\ndef (\w+)", (ROOT / "noxfile.py").read_text()))
-    assert set(name.split()) <= sessions
+    named = re.findall(r"^\| `nox -s ([\w ]+)", DOCS["development"], re.MULTILINE)
+    assert {name for names in named for name in names.split()} == sessions
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_what_a_page_links_to_exists(page):
+    targets = re.findall(r"\]\(([^)#\s]+)", page.read_text())
+    missing = [t for t in targets if "://" not in t and not (page.parent / t).exists()]
+    assert not missing
+
+
+def test_the_contents_have_every_page():
+    linked = set(re.findall(r"\]\(([\w.]+)\)", DOCS["README"]))
+    assert {path.name for path in (ROOT / "docs").glob("*.md")} - {"README.md"} <= linked
 
 
 WITH_EXAMPLES = sorted(

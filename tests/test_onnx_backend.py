@@ -24,7 +24,7 @@ from refgrad.errors import BackendError, FeedError, OptionError
 
 pytestmark = pytest.mark.interpreter
 
-README = (Path(__file__).parent.parent / "README.md").read_text()
+PAGE = (Path(__file__).parent.parent / "docs" / "executors.md").read_text()
 
 TESTS = {(kind, name): run for kind, tests in backend_tests().items() for name, run in tests.items()}
 JUDGED = [key for key in TESTS if key[1] not in LEFT_OUT]
@@ -177,10 +177,10 @@ def test_runs_a_node(node, inputs, options, expected) -> None:
     np.testing.assert_array_equal(got, np.array(expected, got.dtype))
 
 
-def test_the_readme_names_the_module_and_its_class() -> None:
-    [name] = re.findall(r"ONNX_BACKEND_MODULE=([\w.]+)", README)
+def test_the_docs_name_the_module_and_its_class() -> None:
+    [name] = re.findall(r"ONNX_BACKEND_MODULE=([\w.]+)", PAGE)
     module = importlib.import_module(name)
     for function in ("prepare", "run_model", "run_node", "is_compatible", "supports_device"):
         assert callable(getattr(module, function))
-    [title] = re.findall(r"BackendTest\(([\w.]+)\)", README)
+    [title] = re.findall(r"BackendTest\(([\w.]+)\)", PAGE)
     assert getattr(module, title.rpartition(".")[2]) is onnx_backend.OnnxBackend
