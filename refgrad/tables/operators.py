@@ -37,6 +37,10 @@ TAGS = {
     "NegativeLogLikelihoodLoss.weight": _PARAMETER,
     "OneHot.values": _PARAMETER,
     "Pad.constant_value": _PARAMETER,
+    **dict.fromkeys(
+        ("Resize.roi", "Resize.scales"),
+        "the result is differentiable in the points that it moves, wherever it interpolates",
+    ),
     "STFT.signal": "the transform is linear in it",
     "STFT.window": "the transform is linear in it",
     "Unique.X": "Y is made of elements of X",
