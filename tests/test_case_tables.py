@@ -77,12 +77,12 @@ RANKS = {
     Softmax Split Squeeze TopK ai.onnx.ml.ArrayFeatureExtractor ai.onnx.ml.Imputer ai.onnx.ml.Normalizer ai.onnx.ml.Scaler
     com.microsoft.BiasDropout com.microsoft.BiasGelu com.microsoft.ConcatTraining com.microsoft.FusedMatMul
     com.microsoft.PadAndUnflatten com.microsoft.ShrunkenGather com.microsoft.SimplifiedLayerNormalization
-    SplitToSequence""",
+    com.microsoft.SoftmaxCrossEntropy com.microsoft.SparseSoftmaxCrossEntropy SplitToSequence""",
     2: """BatchNormalization DFT Det Gemm GroupNormalization LRN NegativeLogLikelihoodLoss ReverseSequence
     SoftmaxCrossEntropyLoss TensorScatter Trilu ai.onnx.ml.FeatureVectorizer ai.onnx.ml.LinearClassifier
     ai.onnx.ml.LinearRegressor ai.onnx.ml.SVMClassifier ai.onnx.ml.SVMRegressor com.microsoft.EmbedLayerNormalization
     com.microsoft.FlattenAndUnpad com.microsoft.FusedGemm com.microsoft.GemmFastGelu
-    com.microsoft.SoftmaxCrossEntropyLossInternal com.microsoft.TransposeMatMul""",
+    com.microsoft.SoftmaxCrossEntropyLossInternal com.microsoft.TransposeMatMul com.microsoft.Trilu""",
     3: """AffineGrid Attention AveragePool CausalConvWithState Col2Im Conv ConvTranspose DeformConv GRU GlobalAveragePool
     GlobalLpPool GlobalMaxPool GridSample InstanceNormalization LSTM LinearAttention LpPool MaxPool MaxUnpool RNN
     RotaryEmbedding STFT com.microsoft.Attention com.microsoft.BatchNormInternal com.microsoft.BiasSoftmax

@@ -260,6 +260,7 @@ def test_kernel_takes_the_attributes_of_its_schema(kernel: registry.Kernel):
             "MaxPoolGrad",
             "AveragePoolGrad",
             "SimplifiedLayerNormalization",
+            "SoftmaxCrossEntropy",
             "SparseSoftmaxCrossEntropy",
             "SparseSoftmaxCrossEntropyGrad",
         )

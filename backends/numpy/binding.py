@@ -19,6 +19,7 @@ from refgrad.backends.numpy.registry import Call, decode, default_attributes
 from refgrad.errors import BackendError
 from refgrad.protos.domains import MICROSOFT, TRAINING
 from refgrad.tables.randomness import ALWAYS, operator_of
+from refgrad.tables.schemas import DECLARED
 
 # The stubs of OpSchema lack its function bodies.
 OpSchema: TypeAlias = Any
@@ -234,6 +235,10 @@ def _defaults(op_type: str, opset: int, domain: str) -> dict[str, Any]:
 
 def _bind_kernel(kernel: registry.Kernel, node: onnx.NodeProto, opset: int, scope: Scope) -> Bound:
     attributes = _defaults(node.op_type, opset, kernel.domain) | {"_wide": scope.precision.widens}
+    declared = DECLARED.get((kernel.domain, node.op_type))  # what refgrad differentiates and onnx does not know
+    if declared is not None:
+        defaults = default_attributes(declared).items()
+        attributes |= {name: decode(value) for name, value in defaults if kernel.requires(name)}
     captures: dict[str, None] = {}
     for attribute in node.attribute:
         value = decode(attribute)

@@ -86,6 +86,10 @@ class Kernel:
         """The attributes that the function takes."""
         return {_attribute(name) for name in self.keywords if name not in _SPECIAL}
 
+    def requires(self, attribute: str) -> bool:
+        """Whether the function has no default for that attribute."""
+        return self.keywords.get(attribute) is inspect.Parameter.empty
+
     @property
     def required(self) -> int:
         """The number of inputs that cannot be left out."""

@@ -51,6 +51,12 @@ def cases() -> Iterator[Case]:
         yield from _normalizations(shapes)
         yield from _training(shapes)
         yield from _transformers(shapes)
+    for shapes in SHAPES:
+        yield from _losses(shapes)
+        for diagonal in (None, 1, -2):
+            k = None if diagonal is None else np.array(diagonal)
+            for upper in (1, 0):
+                yield _case("Trilu", _floats(2, 3, 4), k, shapes=shapes, upper=upper)
 
 
 ACTIVATIONS: tuple[tuple[str | None, list[float] | None], ...] = (
@@ -147,6 +153,19 @@ def _training(shapes: str) -> Iterator[Case]:
         far = np.where(labels < 0, 9, labels), np.full_like(labels, 9)
         for each in far:  # no class, and nothing else
             yield _case(loss, scores, each, None, np.array(9), shapes=shapes, outputs=2, reduction=reduction)
+
+
+def _losses(shapes: str) -> Iterator[Case]:
+    """With log_prob as an output: ONNX Runtime's kernels write to it, and end the process where it is left out."""
+    scores = _floats(2, 3, 4)
+    shares = np.abs(_floats(2, 3, 4))
+    labels, weights = np.array([[0, 3, 1], [2, 2, 0]]), np.abs(_floats(2, 3))
+    for reduction in ("mean", "sum", "none"):
+        options: dict[str, Any] = {"shapes": shapes, "outputs": 2, "reduction": reduction}
+        yield _case("SoftmaxCrossEntropy", scores, shares, **options)
+        yield _case("SoftmaxCrossEntropy", scores[0], shares[0] / shares[0].sum(-1, keepdims=True), **options)
+        for weight in (None, weights):
+            yield _case("SparseSoftmaxCrossEntropy", scores, labels, weight, **options)
 
 
 def _transformers(shapes: str) -> Iterator[Case]:

@@ -150,6 +150,8 @@ CONSTANT: tuple[RareRow, ...] = (
     ("ShrunkenGather", (x(4, 5), i(2, 0, 2)), _MICROSOFT),
     ("MultiHeadAttention", (*[x(2, 3, 8)] * 3, None, _MASK), _HEADS),
     (_LOSS, (x(4, 3), i(0, 2, 1, -1), None, i(-1, shape=())), {**_MICROSOFT, "outputs": 2}),
+    ("SparseSoftmaxCrossEntropy", (x(4, 3), i(0, 2, 1, 2)), {**_MICROSOFT, "outputs": 2}),
+    ("Trilu", (x(3, 3), i(1, shape=())), _MICROSOFT),
     *(
         (
             op,
@@ -178,7 +180,10 @@ EMPTY: tuple[RareRow, ...] = (
     ("ShrunkenGather", (x(4, 5), i()), _MICROSOFT),
     ("SkipSimplifiedLayerNormalization", (x(0, 3, 4), x(0, 3, 4), x(4)), _MICROSOFT),
     (_LOSS, (x(0, 3), i()), {**_MICROSOFT, "reduction": "sum"}),
+    ("SoftmaxCrossEntropy", (x(0, 3), x(0, 3)), {**_MICROSOFT, "outputs": 2, "reduction": "sum"}),
+    ("SparseSoftmaxCrossEntropy", (x(0, 3), i()), {**_MICROSOFT, "outputs": 2, "reduction": "sum"}),
     ("TransposeMatMul", (x(4, 0), x(4, 3)), {**_MICROSOFT, "transA": 1}),
+    ("Trilu", (x(0, 3),), _MICROSOFT),
 )
 
 # The smallest rank of the first input that the operator allows.
@@ -214,6 +219,9 @@ SMALLEST: tuple[RareRow, ...] = (
     ("PadAndUnflatten", (x(3), i(4, 0, 3), i(2, 3)), _MICROSOFT),
     ("FlattenAndUnpad", (x(2, 3), i(4, 0, 3)), {**_MICROSOFT, "outputs": 2}),
     (_LOSS, (x(4, 3), i(0, 2, 1, 1)), _MICROSOFT),
+    ("SoftmaxCrossEntropy", (x(3), 2 + x(3)), {**_MICROSOFT, "outputs": 2}),
+    ("SparseSoftmaxCrossEntropy", (x(3), i(2, shape=())), {**_MICROSOFT, "outputs": 2}),
+    ("Trilu", (x(3, 3),), _MICROSOFT),
 )
 
 

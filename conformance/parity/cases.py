@@ -41,6 +41,7 @@ PART = {
     "BatchNormalization": 3,
     "BatchNormInternal": 3,
     "LayerNormalization": 3,
+    "SoftmaxCrossEntropy": 1,
     "SoftmaxCrossEntropyLoss": 1,
     "SoftmaxCrossEntropyLossInternal": 1,
 }

@@ -366,3 +366,14 @@ def _settings(d: Drawing, ordered: bool) -> dict[str, Any]:
         "mask_filter_value": d.pick(None, -1.5),
         "unidirectional": d.pick(None, 0, 1) if ordered else None,
     }
+
+
+@strategy(*_named("SoftmaxCrossEntropy", "SparseSoftmaxCrossEntropy"))
+def softmax_cross_entropy(d: Drawing) -> Case:
+    """Every reduction; where a label is a class, with and without a weight for each."""
+    rows, classes = d.shape(1, 3, size=3, empty=False), d.integer(1, 4)
+    scores, reduction = d.floats((*rows, classes)), d.pick(None, "mean", "sum", "none")
+    if d.op_type == "SoftmaxCrossEntropy":
+        return d.case(scores, d.floats((*rows, classes)), outputs=2, reduction=reduction)
+    weights = d.optional(lambda: d.floats(rows, 0.25, 2))
+    return d.case(scores, d.integers(rows, 0, classes - 1), weights, outputs=2, reduction=reduction)

@@ -147,7 +147,7 @@ def center_crop_pad(d: Drawing) -> Case:
     return d.case(d.floats(shape), np.array(sizes, d.pick(np.int64, np.int32)), axes=axes, fixed=["shape"])
 
 
-@strategy("Trilu")
+@strategy("Trilu", "com.microsoft.Trilu")
 def trilu(d: Drawing) -> Case:
     """Either triangle, from diagonals inside and outside of the matrix."""
     shape = d.shape(2)

@@ -14,8 +14,14 @@ from refgrad.protos.types import Type
 from refgrad.protos.walk import graphs, import_domain, versions_of
 from refgrad.tables.definitions import UnsupportedFormError
 
-# ONNX Runtime's operators in the domain of ai.onnx, and the opset from which on onnx knows them.
-_MISPLACED = {"SimplifiedLayerNormalization": None, "LayerNormalization": 17}
+# ONNX Runtime's operators in the domain of ai.onnx, as it or its tests write them, and the opset from which on onnx knows them.
+_MISPLACED = {
+    "LayerNormalization": 17,
+    "SimplifiedLayerNormalization": None,
+    "SoftmaxCrossEntropy": None,
+    "SparseSoftmaxCrossEntropy": None,
+}
+_AT_HOME = ("SoftmaxCrossEntropy",)  # ONNX Runtime has it in com.microsoft, the others of them nowhere else
 _NEEDS_17 = ("SkipLayerNormalization", "EmbedLayerNormalization")  # their bodies have LayerNormalization
 # What ONNX Runtime's fusion of MatMul and Add calls the constants that it makes. It does so again, without looking whether
 # the names are taken, when it optimizes the gradient of a model that it has optimized before.
@@ -27,7 +33,7 @@ _TRAINING_FORMS = {"LSTMTraining": ("LSTM", 3), "GRUTraining": ("GRU", 2)}
 def mend_runtime_model(model: ModelProto) -> int:
     """Write in place what onnx would refuse, or ONNX Runtime fail on; the opset that the model needs at least.
 
-    Operators in the domain of ai.onnx that onnx does not know there move to com.microsoft until `replace_misplaced`.
+    Operators in the domain of ai.onnx that onnx does not know there move to com.microsoft, most until `replace_misplaced`.
     LSTMTraining and GRUTraining become LSTM and GRU where nobody reads what they return besides. Constants get other names.
     """
     _leave_training_forms(model)
@@ -89,7 +95,7 @@ def replace_misplaced(model: ModelProto, infer: Callable[[ModelProto], Mapping[s
         return model
     made, types = 0, None
     for node in (node for graph in graphs(model.graph) for node in graph.node):
-        if node.domain != MICROSOFT or node.op_type not in _MISPLACED:
+        if node.domain != MICROSOFT or node.op_type not in _MISPLACED or node.op_type in _AT_HOME:
             continue
         if _MISPLACED[node.op_type] is not None:
             node.domain = ""

@@ -9,7 +9,7 @@ from refgrad.microsoft.forms import form
 from refgrad.microsoft.results import like, typed
 from refgrad.protos.domains import MICROSOFT
 from refgrad.reverse.emit import Emitter
-from refgrad.tables.definitions import operator
+from refgrad.tables.definitions import UnsupportedFormError, operator
 
 
 @operator("SoftmaxCrossEntropyLossInternal", "output", optional=["log_prob"], others=("labels", "ignore_index"))
@@ -126,14 +126,37 @@ def negative_log_likelihood_loss_internal(
     return str(op.Div(total, op.ReduceSum(read.share, keepdims=0)) if reduction == "mean" else total)
 
 
-@form("SoftmaxCrossEntropy", results=[typed("logits"), like("logits")])
-def softmax_cross_entropy(op: Emitter, logits: str, label: str, *, reduction: str = "mean") -> tuple[str, str]:
+@operator("SoftmaxCrossEntropy", "Y", optional=["log_prob"])
+def softmax_cross_entropy(op: FunctionEmitter, logits: str, label: str, *, reduction: str = "mean") -> tuple[str, str]:
     """−Σ label·log_prob along the last axis, of every row, their sum or their mean; and log_prob"""
     log_prob = op.LogSoftmax(logits, axis=-1)
     losses = op.Neg(op.ReduceSum(op.Mul(label, log_prob), [-1], keepdims=0))
-    if reduction == "mean":
-        losses = op.Mul(losses, _per_row(op, logits))
-    return losses if reduction == "none" else op.ReduceSum(losses, keepdims=0), log_prob
+    return _reduced(op, losses, None, reduction), log_prob
+
+
+@operator("SparseSoftmaxCrossEntropy", "Y", optional=["log_prob"], others=["label"])
+def sparse_softmax_cross_entropy(
+    op: FunctionEmitter, logits: str, label: str, weight: str | None = None, *, reduction: str = "mean"
+) -> tuple[str, str]:
+    """−weight·log_prob at the label along the last axis, of every row, their sum, or that over Σ weight; and log_prob"""
+    log_prob = op.LogSoftmax(logits, axis=-1)
+    axis = (op.rank(logits) or 0) - 1  # from the front where that is known: onnx.reference fails with −1
+    losses = op.Neg(op.Squeeze(op.GatherElements(log_prob, op.Unsqueeze(label, [-1]), axis=axis), [-1]))
+    if weight is not None:
+        losses = op.Mul(losses, weight)
+    return _reduced(op, losses, weight, reduction), log_prob
+
+
+def _reduced(op: FunctionEmitter, losses: str, weight: str | None, reduction: str) -> str:
+    """The loss of every row, their sum, or that over the sum of the weights."""
+    if reduction not in ("mean", "sum", "none"):
+        raise UnsupportedFormError(f"its reduction {reduction!r} is not known; there are mean, sum and none")
+    if reduction == "none":
+        return losses
+    if reduction == "mean" and weight is None:
+        return str(op.ReduceMean(losses, keepdims=0))
+    total = op.ReduceSum(losses, keepdims=0)
+    return str(op.Div(total, op.ReduceSum(weight, keepdims=0)) if reduction == "mean" else total)
 
 
 def _per_row(op: Emitter, scores: str) -> str:
@@ -151,23 +174,6 @@ def softmax_cross_entropy_grad(op: Emitter, dY: str, log_prob: str, label: str, 
         dY = op.Unsqueeze(dY, [-1])
     total = op.ReduceSum(label, [-1], keepdims=1)
     return str(op.Mul(dY, op.Sub(op.Mul(op.Exp(log_prob), total), label)))
-
-
-@form("SparseSoftmaxCrossEntropy", results=[typed("logits"), like("logits")], domains=("", MICROSOFT))
-def sparse_softmax_cross_entropy(
-    op: Emitter, logits: str, label: str, weight: str | None = None, *, reduction: str = "mean"
-) -> tuple[str, str]:
-    """−weight·log_prob at the label along the last axis, of every row, their sum, or that over Σ weight; and log_prob"""
-    log_prob = op.LogSoftmax(logits, axis=-1)
-    losses = op.Neg(op.Squeeze(op.GatherElements(log_prob, op.Unsqueeze(label, [-1]), axis=-1), [-1]))
-    if weight is not None:
-        losses = op.Mul(losses, weight)
-    if reduction == "none":
-        return losses, log_prob
-    total = op.ReduceSum(losses, keepdims=0)
-    if reduction == "mean":
-        total = op.Mul(total, _per_row(op, logits)) if weight is None else op.Div(total, _total(op, weight))
-    return total, log_prob
 
 
 def _total(op: Emitter, weight: str) -> str:

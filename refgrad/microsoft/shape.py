@@ -31,9 +31,16 @@ def concat_training_rule(op: Emitter, d_concat_result: str, inputs: list[str], p
     return (op.grad.SplitTraining(d_concat_result, per_input_length, axis=axis, count=len(inputs)),)
 
 
-@form("Trilu", results=[typed("X")])
-def trilu(op: Emitter, X: str, k: str | None = None, *, upper: int = 1) -> str:
-    return str(op.grad.TriluGrad(X, k, upper=upper))
+@operator("Trilu", "Y", others=["k"])
+def trilu_body(op: FunctionEmitter, X: str, k: str | None = None, *, upper: int = 1) -> str:
+    """The triangle of X, 0 elsewhere"""
+    return str(op.Trilu(X, k, upper=upper))
+
+
+@rule("Trilu", domain=MICROSOFT, wrt=["X"])
+def trilu(op: Emitter, d_Y: str, k: str | None, upper: int) -> str:
+    """dX = the same triangle of dY, 0 elsewhere"""
+    return op.grad.TriluGrad(d_Y, k, upper=upper)
 
 
 @form("SplitTraining", rest=typed("X"))

@@ -173,6 +173,7 @@ def _result_type(x: np.ndarray, output_type: int) -> np.dtype[Any]:
     return helper.tensor_dtype_to_np_dtype(output_type) if output_type else x.dtype
 
 
+@kernel("SoftmaxCrossEntropy", since=9, in_float32=True, fresh=True)
 @kernel("SoftmaxCrossEntropy", domain=MICROSOFT, in_float32=True, fresh=True)
 def softmax_cross_entropy(
     logits: np.ndarray, label: np.ndarray, *, reduction: str = "mean"
@@ -194,6 +195,7 @@ def softmax_cross_entropy_grad(
 
 
 @kernel("SparseSoftmaxCrossEntropy", since=9, in_float32=True, fresh=True)
+@kernel("SparseSoftmaxCrossEntropy", domain=MICROSOFT, in_float32=True, fresh=True)
 def sparse_softmax_cross_entropy(
     logits: np.ndarray, label: np.ndarray, weight: np.ndarray | None = None, *, reduction: str = "mean"
 ) -> tuple[np.ndarray, np.ndarray]:
