@@ -539,9 +539,9 @@ def test_the_interpreter_says_what_to_do() -> None:
 # What is refused
 
 ERRORS = {
-    "an unknown y": ('d = Gradient <xs = ["x"], y = "hh"> (x)', "names 'hh', which is no value. Did you mean 'h'"),
-    "an unknown x": ('d = Gradient <xs = ["X"], y = "h"> (x)', "names 'X', which is no value"),
-    "an unknown z": ('d = Gradient <xs = ["x"], zs = ["v"], y = "h"> (x, x)', "names 'v', which is no value"),
+    "an unknown y": ('d = Gradient <xs = ["x"], y = "hh"> (x)', "names 'hh', which is not a value. Did you mean 'h'"),
+    "an unknown x": ('d = Gradient <xs = ["X"], y = "h"> (x)', "names 'X', which is not a value"),
+    "an unknown z": ('d = Gradient <xs = ["x"], zs = ["v"], y = "h"> (x, x)', "names 'v', which is not a value"),
     "made later": (
         'd = Gradient <xs = ["x"], y = "y"> (x) y = Exp (x)',
         "names 'y', which is made by no node before it",
@@ -550,7 +550,7 @@ ERRORS = {
     "of a body": (
         """e = If (b) <then_branch = t () => (double[2] p) { p = Exp (x) }, else_branch = f () => (double[2] q) { q = Exp (x) }>
         d = Gradient <xs = ["x"], y = "p"> (x)""",
-        "names 'p', which is no value",
+        "names 'p', which is not a value",
     ),
     "too few inputs": ('d = Gradient <xs = ["x"], zs = ["w"], y = "y"> (x)', "has 1 inputs. .* xs and zs, 'x', 'w'"),
     "too many inputs": ('d = Gradient <xs = ["x"], y = "h"> (x, w)', "has 2 inputs. .* xs and zs, 'x'"),
@@ -595,7 +595,7 @@ ERRORS = {
         'r = Reshape (x, i) y = Exp (r) d = Gradient <xs = ["r"], y = "y"> (r)',
         "needs the type and the rank of 'r', which are not known. Declare them in value_info",
     ),
-    "in a function": ("d = l.F (x)", "names 'z', which is no value"),
+    "in a function": ("d = l.F (x)", "names 'z', which is not a value"),
 }
 
 

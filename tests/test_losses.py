@@ -601,7 +601,7 @@ BAD = {
         small("float[N, 2] x", "float[N, 2] y"), {"score_name": "log", "eps": 0.5}, OptionError, "between 0 and 0.5",
     ),
     "penalty of nothing": (small(), {"penalty": {"wx": 1.0}}, UnknownNameError, "'wx' in penalty .* Did you mean 'x'"),
-    "penalty of integers": (small(), {"penalty": {"k": 1.0}}, UnknownNameError, "'k' in penalty is no float"),
+    "penalty of integers": (small(), {"penalty": {"k": 1.0}}, UnknownNameError, "'k' in penalty is not a float"),
     "penalty zero": (small(), {"penalty": {"w": 0}}, OptionError, "penalty of 'w' is zero"),
     "penalty empty": (small(), {"penalty": {"w": {}}}, OptionError, "penalty of 'w' is zero"),
     "penalty l3": (small(), {"penalty": {"w": {"l3": 1.0}}}, OptionError, "has 'l3'; there are 'l1' and 'l2'"),
@@ -609,7 +609,7 @@ BAD = {
     "which output": (TWO, {}, OptionError, "several outputs: say by output_index which, of 'y', 'z'"),
     "output too far": (TWO, {"output_index": 2}, OptionError, "outputs 0 to 1, 'y', 'z'"),
     "output before the first": (TWO, {"output_index": -1}, OptionError, "outputs 0 to 1"),
-    "output unknown": (TWO, {"output_index": "x"}, UnknownNameError, "'x' is no output of the model"),
+    "output unknown": (TWO, {"output_index": "x"}, UnknownNameError, "'x' is not an output of the model"),
     "output is true": (TWO, {"output_index": True}, OptionError, "output_index=True"),
     "integers": (small(outputs="int64[K] y", nodes="y = Shape(x)"), {}, OptionError, "output 'y' is not declared"),
     "no tensor": (

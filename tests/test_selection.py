@@ -382,9 +382,9 @@ def test_weights_of_any_size_are_only_referred_to():
 TWO = _parse("g (float[N] x, float[N] z) => (float[N] y) <float w = {1}> { a = Exp(x)  b = Mul(a, z)  y = Mul(b, w) }")
 BAD = {
     "not a model": (3, {}, InvalidModelError, "A model is a ModelProto or a path, not int."),
-    "unknown output": (TWO, {"outputs": ["yy"]}, UnknownNameError, "'yy' in outputs is no value of the model. Did"),
-    "unknown input": (TWO, {"inputs": ["q"]}, UnknownNameError, "'q' in inputs is no value of the model. It has: 'x'"),
-    "inner name": (MODELS["branches"], {"outputs": ["p"]}, UnknownNameError, "'p' in outputs is no value of the model."),
+    "unknown output": (TWO, {"outputs": ["yy"]}, UnknownNameError, "'yy' in outputs is not a value of the model. Did"),
+    "unknown input": (TWO, {"inputs": ["q"]}, UnknownNameError, "'q' in inputs is not a value of the model. It has: 'x'"),
+    "inner name": (MODELS["branches"], {"outputs": ["p"]}, UnknownNameError, "'p' in outputs is not a value of the model."),
     "output twice": (TWO, {"outputs": ["y", "a", "y"]}, UnknownNameError, "outputs has 'y' twice."),
     "input twice": (TWO, {"inputs": ["x", "x"]}, UnknownNameError, "inputs has 'x' twice."),
     "no outputs": (TWO, {"outputs": []}, OptionError, "outputs is empty; the model has: 'x', 'z', 'w', 'a', 'b', 'y'."),

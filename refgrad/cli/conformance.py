@@ -31,7 +31,7 @@ from refgrad.conformance.running.runner import MEMORY, ORACLES, Plan
 from refgrad.conformance.running.suite import Progress as Report
 from refgrad.conformance.running.suite import require, run_suite, settings_of
 from refgrad.errors import OptionError, choices
-from refgrad.protos.files import keep, replacing
+from refgrad.protos.files import refuse_replacing_inputs, replacing
 from refgrad.show.text import onnx_simple_text_plot
 from refgrad.worker import SECONDS
 
@@ -126,7 +126,7 @@ def run(
     read = [path for path in (*listed, feeds, limitations) if path is not None]
     for path in output or ():
         reports.writer(path)
-        keep(path, *read)
+        refuse_replacing_inputs(path, *read)
     asked = {
         "ops": ops,
         "opset": opset,
@@ -179,7 +179,7 @@ def report(
     """Write reports of results, several runs in one."""
     for path in output:
         reports.writer(path)
-        keep(path, *results)
+        refuse_replacing_inputs(path, *results)
     found = [load(path) for path in results]
     merged = found[0] if len(found) == 1 else merge(found)
     for path in output:
@@ -211,7 +211,7 @@ def mutants(
     from refgrad.conformance.mutating.mutants import summary, survey
 
     if output is not None:
-        keep(output)
+        refuse_replacing_inputs(output)
     outcomes = survey(_split(ops) if ops is not None else None, seed)
     survivors = [one for one in outcomes if not one.caught]
     for one in survivors:

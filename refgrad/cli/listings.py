@@ -13,7 +13,7 @@ from refgrad.backends import backends, get_backend
 from refgrad.cli.options import Json, Model, Outputs, Quantization, Verbose, Wrt, names
 from refgrad.cli.output import AGREES, REFUSED, print_json, print_table
 from refgrad.errors import OptionError, abridged
-from refgrad.protos.files import replacing, spare
+from refgrad.protos.files import refuse_replacing, replacing
 from refgrad.show.explain import explain as explanation
 from refgrad.tables.operators import operators
 
@@ -109,7 +109,7 @@ def show(
     writer = refgrad.to_svg if svg else refgrad.to_dot if dot else refgrad.onnx_simple_text_plot
     shown = writer(model)
     if output is not None:
-        spare(model, output)
+        refuse_replacing(model, output)
         with replacing(output) as file:
             file.write_text(f"{shown}\n", encoding="utf-8")
     if as_json:

@@ -19,7 +19,7 @@ from refgrad.conformance.questions.feeds import random_feeds, read_feeds, write_
 from refgrad.conformance.questions.point import inputs_of
 from refgrad.conformance.reporting import checks
 from refgrad.errors import OptionError
-from refgrad.protos.files import keep, replacing, spare
+from refgrad.protos.files import refuse_replacing, refuse_replacing_inputs, replacing
 from refgrad.show import demo as notebook
 from refgrad.show.tables import is_finite, statistics
 
@@ -50,8 +50,8 @@ def run(
         model, **{key: given for key, given in options.items() if given is not None}
     )
     if output is not None:
-        keep(output, *() if feeds is None else (feeds,))
-        spare(model, output)
+        refuse_replacing_inputs(output, *() if feeds is None else (feeds,))
+        refuse_replacing(model, output)
     size, sizes = sizes_of(dim)
     # In another precision the file still has the types that the model declares.
     declared = prepared.inputs if precision is None else inputs_of(load_model(model, external_data=False))

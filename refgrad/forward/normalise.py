@@ -16,7 +16,7 @@ from refgrad.forward.runtime_models import mend_runtime_model, replace_misplaced
 from refgrad.protos.fitting import refuse_misfits
 from refgrad.protos.inlining import inline_functions, refuse_recursion
 from refgrad.protos.reading import is_large, read, skeleton_of
-from refgrad.protos.types import UNNAMED, opened
+from refgrad.protos.types import UNNAMED, unwrapped
 from refgrad.protos.upgrade import spell_out_deprecated, upgrade
 from refgrad.protos.walk import checkable, every_node, graphs, lacks_shape, rename_shadows, versions_of, with_shapes
 from refgrad.tables import plugins
@@ -67,7 +67,7 @@ def normalise(
 
 
 def _has_sequences(model: ModelProto) -> bool:
-    if any(opened(value.type).HasField("sequence_type") for value in model.graph.input):
+    if any(unwrapped(value.type).HasField("sequence_type") for value in model.graph.input):
         return True
     return any(node.op_type in _SEQUENCES and not node.domain for graph in graphs(model.graph) for node in graph.node)
 

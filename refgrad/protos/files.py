@@ -1,4 +1,4 @@
-"""Results on disk: a file is there whole, or not at all."""
+"""Results on disk: a file is written whole or not at all."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def new_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def save_gradient(gradient: ModelProto, path: str | os.PathLike[str], source: str | os.PathLike[str]) -> Path | None:
-    """Write the gradient of the model at `source`; the data file that goes with it, or None where there is none.
+    """Write the gradient of the model at `source`. Return the data file that was written beside it, or None.
 
     External data of `source` is referenced where both are in the same folder. Elsewhere the tensors that the gradient needs
     are copied into `<path>.data`; so are the weights of a result over 2 GB. `gradient` is modified.
@@ -75,7 +75,7 @@ def save_gradient(gradient: ModelProto, path: str | os.PathLike[str], source: st
     """
     target, origin = writable(path), Path(source)
     data = target.with_name(f"{target.name}.data")
-    spare(origin, target, data)
+    refuse_replacing(origin, target, data)
     tensors = [*gradient.graph.initializer, *(a.t for n in gradient.graph.node for a in n.attribute if a.HasField("t"))]
     external = any(t.data_location == TensorProto.EXTERNAL for t in tensors)
     moved = external and target.parent.resolve() != origin.parent.resolve()
@@ -110,7 +110,7 @@ def writable(path: str | os.PathLike[str]) -> Path:
     return target
 
 
-def keep(target: str | os.PathLike[str], *inputs: str | os.PathLike[str]) -> None:
+def refuse_replacing_inputs(target: str | os.PathLike[str], *inputs: str | os.PathLike[str]) -> None:
     """Refuse to write to `target` where it is one of the files that are read, or where no file can be.
 
     :raises OutputFileError: the reason.
@@ -121,7 +121,7 @@ def keep(target: str | os.PathLike[str], *inputs: str | os.PathLike[str]) -> Non
             raise OutputFileError(f"{str(file)!r} is read, too. Write to another file.")
 
 
-def spare(model: Path, *targets: Path) -> None:
+def refuse_replacing(model: Path, *targets: Path) -> None:
     """Refuse to write to `targets` where one of them is the model at this path or holds its weights.
 
     :raises OutputFileError: one does.

@@ -1,4 +1,4 @@
-"""Whether nodes fit the graphs and the functions that they hold or call: onnx's checker does not look."""
+"""Refusals of nodes that do not fit their bodies or functions. onnx's checker does not compare the two."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def refuse_misfits(model: ModelProto) -> None:
     for node in every_node(model):
         called = functions.get((node.domain, node.op_type, node.overload))
         if called is not None:
-            fit_call(node, called)
+            refuse_misfit(node, called)
         elif node.domain in ("", "ai.onnx") and node.op_type in _FITS:
             if batched and node.op_type == "Scan":
                 _scan(node, 1)
@@ -29,7 +29,7 @@ def refuse_misfits(model: ModelProto) -> None:
                 _FITS[node.op_type](node)
 
 
-def fit_call(node: NodeProto, called: FunctionProto) -> None:
+def refuse_misfit(node: NodeProto, called: FunctionProto) -> None:
     """Refuse a call with more inputs or outputs than the function has, or without an input that it needs.
 
     :raises InvalidModelError: it is one.
@@ -44,7 +44,7 @@ def fit_call(node: NodeProto, called: FunctionProto) -> None:
 
 
 def _needs(node: NodeProto, position: int) -> bool:
-    """Whether an operator that onnx knows cannot do without its input at `position`."""
+    """Whether the schema of the operator requires the input at `position`; False where onnx has no schema."""
     if not onnx.defs.has(node.op_type, node.domain):
         return False
     inputs = onnx.defs.get_schema(node.op_type, node.domain).inputs

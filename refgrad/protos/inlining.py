@@ -1,4 +1,4 @@
-"""The bodies of a model's functions in the place of their calls."""
+"""Inlining: a call of a function becomes the nodes of its body."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import onnx.inliner
 from onnx import FunctionProto, ModelProto
 
 from refgrad.errors import InvalidModelError
-from refgrad.protos.fitting import fit_call
+from refgrad.protos.fitting import refuse_misfit
 from refgrad.protos.walk import every_node, forget_domain, nested, versions_of
 
 INLINED = "refgrad.inlined"  # the domain of function bodies on their way into a graph
 
 
 def inline_functions(model: ModelProto, only: Sequence[tuple[str, str]] | None = None) -> ModelProto:
-    """`model` with the bodies in the place of their calls; its functions and calls are changed on the way.
+    """`model` with the body of each function in place of its calls. The functions and calls of `model` itself are changed, too.
 
     The inliner forgets the default values of a function's attributes, what a function imports and the model does not, and
     passes over a function of another opset.
@@ -30,7 +30,7 @@ def inline_functions(model: ModelProto, only: Sequence[tuple[str, str]] | None =
     for node in every_node(model):
         called = functions.get((node.domain, node.op_type, node.overload))
         if called is not None:
-            fit_call(node, called)
+            refuse_misfit(node, called)
             given = {a.name for a in node.attribute}
             node.attribute.extend(a for a in called.attribute_proto if a.name not in given)
     versions = versions_of(model)

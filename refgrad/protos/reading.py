@@ -1,4 +1,4 @@
-"""Reading a model: from a file or as it is, with a look for its external data, and without its weights."""
+"""Reading a model from a file or from memory: its external data is looked for, its weights are not read."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ _LARGE = 1024  # bytes; above it an initializer is weights, not the axes or shap
 
 
 def read(model: ModelProto | str | os.PathLike[str], *, weights: bool = True) -> ModelProto:
-    """The model itself, or the file's content without its external data, which with `weights` is looked for."""
+    """The model itself, or the model in a file without its external data.
+
+    :param weights: refuse a model whose external data is missing or truncated.
+    """
     if isinstance(model, ModelProto):
         if not model.HasField("graph"):
             raise InvalidModelError("The model is empty: it has no graph.")
@@ -47,7 +50,7 @@ def read(model: ModelProto | str | os.PathLike[str], *, weights: bool = True) ->
 
 
 def _find_external_data(model: ModelProto, folder: Path) -> None:
-    """Look for the external data of the initializers, and read that of the tensors within nodes, which are copied anyway."""
+    """Look for the external data of initializers. Read the external data of tensors in nodes: they are copied anyway."""
     for tensor in model.graph.initializer:
         if tensor.data_location == TensorProto.EXTERNAL:
             _find(tensor, folder)
@@ -86,19 +89,19 @@ def _find(tensor: TensorProto, folder: Path) -> None:
 
 
 def is_large(tensor: TensorProto) -> bool:
-    """Whether a tensor is weights, and not the axes or the shape of some operator."""
+    """Whether a tensor is large: then it is weights, and not the axes or the shape of an operator."""
     if tensor.data_location == TensorProto.EXTERNAL:
         return True
     return math.prod(tensor.dims) * 8 > _LARGE
 
 
 def is_number(tensor: TensorProto) -> bool:
-    """Whether refgrad wrote the tensor and marked it as no weight."""
+    """Whether refgrad wrote the tensor: a number of a rule or of a loss, which is not trained."""
     return any(entry.key == CONSTANT for entry in tensor.metadata_props)
 
 
 def skeleton_of(model: ModelProto, apart: dict[str, TensorProto]) -> ModelProto:
-    """The model with the initializers in `apart` as mere inputs: nothing large is copied."""
+    """A copy of the model in which the initializers `apart` are inputs: nothing large is copied."""
     imports = one_per_domain(model.opset_import)  # skl2onnx writes "" twice, and onnx converts the first one alone
     skeleton = ModelProto(ir_version=model.ir_version, opset_import=imports, functions=model.functions)
     source, graph = model.graph, skeleton.graph

@@ -13,43 +13,43 @@ Type = tuple[int, int | None]  # an element type, 0 where it is unknown, and a r
 
 
 def is_unnamed(dim: Dim) -> bool:
-    """Whether nothing is known of a dimension but, at most, that it equals others."""
+    """Whether a dimension has no size and no name of the model: at most it is known to equal others."""
     return dim is None or (isinstance(dim, str) and dim.startswith(UNNAMED))
 
 
 def is_container(kind: TypeProto) -> bool:
-    """Whether it is the type of a sequence or of an optional."""
+    """Whether `kind` is the type of a sequence or of an optional."""
     return kind.HasField("sequence_type") or kind.HasField("optional_type")
 
 
-def opened(kind: TypeProto) -> TypeProto:
-    """The type of what an optional holds; of anything else its own."""
-    return opened(kind.optional_type.elem_type) if kind.HasField("optional_type") else kind
+def unwrapped(kind: TypeProto) -> TypeProto:
+    """The type of the value in an optional; any other type as it is."""
+    return unwrapped(kind.optional_type.elem_type) if kind.HasField("optional_type") else kind
 
 
 def adjoint_of(kind: TypeProto) -> TypeProto:
-    """The type of the adjoint of a value: of an optional tensor, which may be empty, the rank alone is known."""
+    """The type of the adjoint of a value. The adjoint of an optional tensor, which may be empty, has a known rank alone."""
     if not kind.HasField("optional_type"):
         return kind
-    elements, shape = type_of(ValueInfoProto(type=opened(kind)))
+    elements, shape = type_of(ValueInfoProto(type=unwrapped(kind)))
     if not elements:
-        return unname(opened(kind))
+        return unname(unwrapped(kind))
     return helper.make_tensor_type_proto(elements, None if shape is None else [None] * len(shape))
 
 
 def held_by(kind: TypeProto) -> TypeProto:
-    """The type of the tensors that a container holds; of anything else its own."""
-    kind = opened(kind)
+    """The type of the tensors in a container; any other type as it is."""
+    kind = unwrapped(kind)
     return held_by(kind.sequence_type.elem_type) if kind.HasField("sequence_type") else kind
 
 
 def element_type(kind: TypeProto) -> int:
-    """The element type of a tensor, or of the tensors that a container holds; 0 where there are none."""
+    """The element type of a tensor, or of the tensors in a container; 0 where it is not declared."""
     return int(held_by(kind).tensor_type.elem_type)
 
 
 def unname(kind: TypeProto) -> TypeProto:
-    """A type without names of sizes."""
+    """The type without the names of its dimensions."""
     plain = TypeProto()
     plain.CopyFrom(kind)
     for dim in held_by(plain).tensor_type.shape.dim:
@@ -58,7 +58,7 @@ def unname(kind: TypeProto) -> TypeProto:
 
 
 def type_of(value: ValueInfoProto) -> tuple[int, Shape | None]:
-    """The element type, 0 where there is none, and the shape, None where not even the rank is known."""
+    """The element type, 0 where it is unknown, and the shape, None where the rank is unknown."""
     tensor = value.type.tensor_type
     if not tensor.HasField("shape"):
         return tensor.elem_type, None
@@ -66,7 +66,7 @@ def type_of(value: ValueInfoProto) -> tuple[int, Shape | None]:
 
 
 def dimension(dim: TensorShapeProto.Dimension) -> Dim:
-    """Below 0 it is unknown: so ONNX Runtime reads it, and so some exporters write it."""
+    """The size or the name of a dimension; None below 0, where ONNX Runtime and some exporters mean an unknown size."""
     if dim.HasField("dim_value"):
         return dim.dim_value if dim.dim_value >= 0 else None
     return dim.dim_param or None

@@ -1,4 +1,4 @@
-"""Models of older opsets: `onnx.version_converter` converts them, except for the nodes that it would get wrong.
+"""Models of older opsets: `onnx.version_converter` converts all nodes but those that it would get wrong.
 
 Those are rewritten here, in operators of the target opset. On the way they are in a domain that the converter leaves alone.
 """
@@ -23,7 +23,7 @@ _REWRITTEN = "refgrad.rewritten"
 
 @dataclass(frozen=True)
 class Fix:
-    """What happens to an operator of the opsets from `since` to `until` in place of the conversion, and why."""
+    """The rewriting of an operator of the opsets from `since` to `until`, and why the converter does not get it."""
 
     op_type: str
     since: int
@@ -48,9 +48,9 @@ def _fix(
 
 
 class _Node:
-    """A node to rewrite: what it reads and sets, what is known of the model, and the nodes that replace it.
+    """A node to rewrite: its inputs, outputs and attributes, the model around it, and the nodes that replace it.
 
-    Where a rewriting adds none, the converter gets the node.
+    Where a rewriting adds no node, the converter gets the node.
     """
 
     def __init__(self, proto: NodeProto, opset: int, model: _Model) -> None:
@@ -59,11 +59,11 @@ class _Node:
         self.made: list[NodeProto] = []
 
     def input(self, position: int) -> str:
-        """The input at `position`, "" where it is absent."""
+        """The input at `position`, or ""."""
         return self.proto.input[position] if position < len(self.proto.input) else ""
 
     def output(self, position: int) -> str:
-        """The output at `position`, "" where it is absent."""
+        """The output at `position`, or ""."""
         return self.proto.output[position] if position < len(self.proto.output) else ""
 
     def __call__(self, op_type: str, *inputs: str, to: str | list[str] | None = None, **attributes: Any) -> str:
@@ -92,7 +92,7 @@ class _Node:
 
 
 class _Model:
-    """What rewritings need to know of the whole model: names that are taken, read or constant, element types and ranks."""
+    """The facts of the whole model that rewritings use: taken names, names that are read, constants, element types, ranks."""
 
     def __init__(self, model: ModelProto) -> None:
         self.taken: set[str] = set()
@@ -118,7 +118,7 @@ class _Model:
         self.taken.update(self.types)
 
     def fresh(self, name: str) -> str:
-        """A name that nothing in the model has."""
+        """A name that is free in the model; it is taken from now on."""
         k = 0
         while f"{name}_{k}" in self.taken:
             k += 1
@@ -127,7 +127,7 @@ class _Model:
 
 
 def upgrade(model: ModelProto, target: int) -> ModelProto:
-    """The model in opset `target`; itself where it has that or a newer one.
+    """The model in opset `target`, or the model itself where its opset is that or a newer one.
 
     :raises InvalidModelError: a node that no newer operator can stand for.
     """
@@ -178,7 +178,7 @@ def upgrade(model: ModelProto, target: int) -> ModelProto:
 
 
 def spell_out_deprecated(model: ModelProto) -> None:
-    """Put what they compute in place of the nodes that onnx's checker refuses as deprecated; in place."""
+    """Replace the nodes that onnx's checker refuses as deprecated by nodes that compute the same; in place."""
     opset = versions_of(model).get("", 0)
     if not _DEPRECATED.since <= opset <= _DEPRECATED.until:
         return

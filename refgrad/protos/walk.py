@@ -1,4 +1,4 @@
-"""What onnx's protobufs lack: every graph and name of a model, the versions of operator sets by domain, plain attributes."""
+"""Helpers for onnx's protobufs: every graph, node and name of a model, imported versions by domain, plain attributes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from onnx import (
 
 
 def subgraphs(attribute: AttributeProto) -> Sequence[GraphProto]:
-    """The graphs that an attribute holds: mostly none."""
+    """The graphs in an attribute."""
     if attribute.type == AttributeProto.GRAPH:
         return [attribute.g]
     return attribute.graphs if attribute.type == AttributeProto.GRAPHS else ()
@@ -37,7 +37,7 @@ def graphs(graph: GraphProto) -> Iterator[GraphProto]:
 
 
 def nested(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
-    """`nodes`, and every one in their subgraphs."""
+    """`nodes`, and every node in their subgraphs."""
     bodies = [nodes]
     while bodies:
         for node in bodies.pop():
@@ -46,14 +46,14 @@ def nested(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
 
 
 def every_node(model: ModelProto) -> Iterator[NodeProto]:
-    """Every node of a model, in its subgraphs and in its functions too."""
+    """Every node of a model: in its graph, its subgraphs and its functions."""
     yield from nested(model.graph.node)
     for function in model.functions:
         yield from nested(function.node)
 
 
 def tensors_within(nodes: Iterable[NodeProto]) -> Iterator[TensorProto]:
-    """The tensors that the attributes of `nodes` hold, the initializers of subgraphs among them."""
+    """The tensors in the attributes of `nodes`, with the initializers of their subgraphs."""
     for node in nodes:
         for attribute in node.attribute:
             yield from attribute.tensors
@@ -64,7 +64,7 @@ def tensors_within(nodes: Iterable[NodeProto]) -> Iterator[TensorProto]:
 
 
 def versions_of(model: ModelProto) -> dict[str, int]:
-    """The version of every domain that a model imports, that of ai.onnx under ""."""
+    """The imported version by domain; ai.onnx is "" here."""
     return {"" if o.domain == "ai.onnx" else o.domain: o.version for o in model.opset_import}
 
 
@@ -74,7 +74,7 @@ def one_per_domain(imports: Iterable[OperatorSetIdProto]) -> list[OperatorSetIdP
 
 
 def import_domain(model: ModelProto, domain: str) -> None:
-    """Make `model` import version 1 of `domain`, unless it imports one already."""
+    """Make `model` import version 1 of `domain`, unless it imports `domain` already."""
     if all(o.domain != domain for o in model.opset_import):
         model.opset_import.append(helper.make_opsetid(domain, 1))
 
@@ -106,7 +106,7 @@ def names_of(graph: GraphProto) -> set[str]:
 
 
 def rename_shadows(graph: GraphProto) -> None:
-    """Give what a subgraph calls as an outer value is called another name: nodes leave one graph for another."""
+    """Rename the values of a subgraph that have the name of an outer value, since nodes move from one graph to another."""
     if any(subgraphs(attribute) for node in graph.node for attribute in node.attribute):
         _rename_shadows(graph, set(), {}, names_of(graph))
 
@@ -147,7 +147,7 @@ def lacks_shape(value: ValueInfoProto) -> bool:
 
 
 def with_shapes(model: ModelProto) -> ModelProto:
-    """`model`, or where an input or an output declares no shape a copy for onnx's checker, which asks for one."""
+    """`model` for onnx's checker, which asks inputs and outputs for a shape: a copy where one declares none."""
     if not any(map(lacks_shape, (*model.graph.input, *model.graph.output))):
         return model
     checked = ModelProto()

@@ -10,7 +10,7 @@ from onnx import TypeProto, helper
 
 from refgrad.errors import RuleError
 from refgrad.forward.graph import Graph
-from refgrad.protos.types import Shape, adjoint_of, element_type, opened, unname
+from refgrad.protos.types import Shape, adjoint_of, element_type, unname, unwrapped
 
 
 @dataclass
@@ -107,7 +107,7 @@ class Values:
 
     def is_sequence(self, value: str) -> bool:
         """Whether the adjoint of `value` is a sequence."""
-        return value in self.containers and opened(self.containers[value]).HasField("sequence_type")
+        return value in self.containers and unwrapped(self.containers[value]).HasField("sequence_type")
 
     def static(self, value: str) -> tuple[int, ...] | None:
         """The shape of `value` where every dimension is known, else None."""

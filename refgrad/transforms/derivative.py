@@ -1,4 +1,4 @@
-"""A drop-in for experimental_experiment.gradient.grad_helper: its functions, their arguments, their graphs."""
+"""A drop-in for experimental_experiment.gradient.grad_helper: the same functions, arguments and graphs."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from refgrad.transforms.selection import select_model_inputs_outputs
 
 BUILDERS = ("refgrad", "onnxruntime")
 _KINDS = {
-    "weights": "float initializer",
-    "inputs": "float input that is differentiated by",
-    "label": "input",
-    "loss": "output",
+    "weights": "a float initializer",
+    "inputs": "a float input that is differentiated by",
+    "label": "an input",
+    "loss": "an output",
 }
 
 
@@ -66,7 +66,7 @@ def onnx_derivative(
     with KeepYieldOp, FillGrad or Loss). Its outputs are `<input>_grad`, `<weight>_grad`, then with KeepOutputs the
     outputs of the model, with Loss the loss. All have the shapes and types of what they are named after.
 
-    Unlike the original, `inputs` counts, KeepOutputs keeps every output, and Loss is no sum of other options.
+    Unlike in the original, `inputs` counts, KeepOutputs keeps every output, and Loss is an option of its own.
 
     :param onx: a model, or the path of one.
     :param weights: the float initializers to differentiate by; None for all that an output depends on, but the settings of
@@ -80,10 +80,10 @@ def onnx_derivative(
     :param builder: "refgrad", or "onnxruntime": OrtModuleGraphBuilder of the wheel onnxruntime-training-cpu 1.19.2, which
         optimizes the model first, in a process of its own.
     :param dialect: that of `refgrad.gradient`: "onnx" for a graph that runs without training operators.
-    :raises OptionTypeError: options are no DerivativeOptions (a TypeError).
+    :raises OptionTypeError: options are not DerivativeOptions (a TypeError).
     :raises OptionError: options that exclude each other, FillGrad without KeepOutputs, Loss without path_name, loss or label
         or with weights, these without Loss, an unknown builder or dialect (a ValueError).
-    :raises UnknownNameError: a name that is no float initializer, input or output.
+    :raises UnknownNameError: a name that does not belong to a float initializer, an input or an output.
     :raises NoGradientError: an operator on the way has no derivative.
     :raises BuilderError: ONNX Runtime's builder is not installed, or made no gradient.
     :raises OutputFileError: the gradient cannot be saved.
@@ -161,7 +161,7 @@ def random_feed(
     :param inputs: the inputs, `model.graph.input` or `session.get_inputs()` of an onnxruntime.InferenceSession.
     :param batch: the first dimension where it is unknown; a dimension of the same name has the same size everywhere.
     :param empty_dimension: any other dimension that is unknown, and those that are 0.
-    :raises FeedError: an input that is no tensor, or declares no shape, or something that describes no input.
+    :raises FeedError: an input is not a tensor, does not declare its shape, or is not described as one.
     """
     sizes: dict[str, int] = {}
     return {value.name: _random(value, batch, empty_dimension, sizes) for value in map(_as_proto, inputs)}
@@ -287,7 +287,7 @@ def _check_names(argument: str, names: Collection[str], known: Sequence[str]) ->
     for name in names:
         if name not in known:
             hint = did_you_mean(str(name), known)
-            raise UnknownNameError(f"{name!r} is no {_KINDS[argument]}.{hint} The model has: {choices(known)}.")
+            raise UnknownNameError(f"{name!r} is not {_KINDS[argument]}.{hint} The model has: {choices(known)}.")
     if len(set(names)) < len(names):
         raise UnknownNameError(f"{argument} has a name twice: {choices(names)}.")
 
@@ -299,7 +299,7 @@ def _drop_initializers(model: ModelProto, names: Collection[str]) -> None:
 
 
 def _drop_copies(model: ModelProto, forward: Collection[str]) -> None:
-    """Sum a contribution that occurs twice as what it is: the copy that gives it a number of its own is not documented."""
+    """Let a Sum read a contribution twice. The documented graphs do not have the copy that gives it a second name."""
     graph = model.graph
     within = (inner for node in graph.node for a in node.attribute for inner in subgraphs(a))
     kept = {*forward, *(value.name for value in graph.output), *(name for inner in within for name in captured(inner))}
@@ -317,7 +317,7 @@ def _drop_copies(model: ModelProto, forward: Collection[str]) -> None:
 
 
 def _by_onnxruntime(model: ModelProto, inputs: list[str], weights: list[str], options: DerivativeOptions) -> ModelProto:
-    """What OrtModuleGraphBuilder makes, with the cotangents that `options` ask for in the place of its YieldOp."""
+    """The graph of OrtModuleGraphBuilder. The cotangents that `options` ask for take the place of its YieldOp."""
     from refgrad.transforms.ortbuilder import build_module
 
     made = build_module(model, inputs, weights)
@@ -353,7 +353,7 @@ def _ones(output: str, kind: TypeProto) -> list[NodeProto]:
 
 
 def _rename(model: ModelProto, names: dict[str, str]) -> None:
-    """Give values new names; a value that has one already steps aside: an output that is read on has two cotangents."""
+    """Give values new names. A value that has one of these gets another: an output that is read on has two cotangents."""
     taken = {name for node in model.graph.node for name in (*node.input, *node.output)}
     changed = {old: new for old, new in names.items() if old != new}
     for new in list(changed.values()):

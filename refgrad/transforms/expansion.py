@@ -43,7 +43,7 @@ Tensor: TypeAlias = "TensorProto | SparseTensorProto"
 
 
 def expand_gradients(model: ModelProto | str | os.PathLike[str]) -> ModelProto:
-    """The model with the graph of the derivative in the place of every node Gradient of ai.onnx.preview.training.
+    """The model in which the graph of the derivative replaces every node Gradient of ai.onnx.preview.training.
 
     A node Gradient(xs, zs, y) has one output per name in `xs`, of the type and shape of that value: the derivative of `y`, of
     the sum of its elements where it has several, with respect to it. `xs` and `zs` are independent of each other and
@@ -60,7 +60,7 @@ def expand_gradients(model: ModelProto | str | os.PathLike[str]) -> ModelProto:
     :param model: a model, or the path of one.
     :raises InvalidModelError: the model cannot be read, or onnx refuses it.
     :raises ExpansionError: a node Gradient with attributes, inputs or outputs that do not go together; a name that no value
-        before the node has; an `x` that `y` does not depend on; an `x` or `y` that is no float; `xs` and `zs` that do not
+        before the node has; an `x` that `y` does not depend on; an `x` or `y` that is not a float; `xs` and `zs` that do not
         determine `y`, or that are not independent.
     :raises NoGradientError: an operator between `xs` and `y` has no rule or no derivative.
 
@@ -89,7 +89,7 @@ def is_gradient(node: NodeProto) -> bool:
 
 @dataclass
 class _Scope:
-    """What a graph sees: its own values, of the nodes so far, and those of the graphs around it."""
+    """The values that a graph sees: results of its nodes so far, and the values of the graphs around it."""
 
     graph: GraphProto
     outer: _Scope | None
@@ -115,7 +115,7 @@ class _Scope:
         self.producer.update((name, node) for node in nodes for name in node.output if name)
 
     def made_by(self, name: str) -> NodeProto | None:
-        """The node that makes a value, here or around; None of an input, an initializer, or what is not there."""
+        """The node that makes a value, here or around; None where no node does."""
         return next((scope.producer[name] for scope in self.around() if name in scope.producer), None)
 
     def tensor(self, name: str) -> Tensor | None:
@@ -133,7 +133,7 @@ class _Scope:
 
 @dataclass
 class _Network:
-    """What a value is computed from: nodes in order and initializers, up to the values `reached` of a cut, and open ends."""
+    """The nodes, in order, and the initializers that compute a value, from the values `reached` of a cut and from open ends."""
 
     nodes: list[NodeProto]
     tensors: list[str]
@@ -142,7 +142,7 @@ class _Network:
 
 
 class _Expansion:
-    """One expansion: the model on its way, and the names that it has taken."""
+    """One expansion: the model that is being written, and the names that are taken."""
 
     def __init__(self, source: ModelProto) -> None:
         self.source = source
@@ -165,7 +165,7 @@ class _Expansion:
         return assemble(self.source, self.graph, graph, inputs, self.source.graph.output, self.constants)
 
     def _expand(self, graph: GraphProto, inferred: GraphProto, outer: _Scope | None) -> None:
-        """Write `graph` anew, in place; `inferred` is its twin whose types are known."""
+        """Expand `graph` in place; `inferred` is the same graph with inferred types."""
         tensors: dict[str, Tensor] = {t.values.name: t for t in graph.sparse_initializer}
         tensors.update(self.graph.initializers if outer is None else {t.name: t for t in graph.initializer})
         known = (*inferred.value_info, *inferred.output, *inferred.input)
@@ -206,7 +206,7 @@ class _Expansion:
     # What a node Gradient says
 
     def _check(self, node: NodeProto, xs: list[str], names: list[str], y: str, scope: _Scope) -> None:
-        """Refuse names that define no derivative."""
+        """Refuse names that do not define a derivative."""
         for name in (*xs, y):
             kind = scope.type(name)
             if kind is None or not kind.tensor_type.elem_type:
@@ -267,7 +267,7 @@ class _Expansion:
     # What stands in its place
 
     def _evaluate(self, names: list[str], given: list[str], y: str, scope: _Scope) -> dict[str, str]:
-        """Compute `y` anew where `names` have the values `given`; the new names of all that is another value now."""
+        """Compute `y` again with the values `given` in place of `names`. Return the new name of every value that changes."""
         moved: dict[str, str] = {}
         network = self._trace(y, names, scope)
         for name, value in zip(names, given, strict=True):
@@ -292,7 +292,7 @@ class _Expansion:
         return moved
 
     def _splice(self, node: NodeProto, names: list[str], y: str, outputs: dict[str, str], scope: _Scope) -> None:
-        """Differentiate `y`, and add what that takes; `outputs` has the name of each derivative by that of its `x`."""
+        """Differentiate `y` and add the nodes of the derivative; `outputs` maps each `x` to the name of its derivative."""
         network = self._trace(y, names, scope)
         # A node of the network may make a value of the cut beside others: in the part it makes another one.
         aside = {name: fresh(name, self.taken) for one in network.nodes for name in one.output if name in names}
@@ -323,7 +323,7 @@ class _Expansion:
     def _part(
         self, node: NodeProto, network: _Network, xs: list[str], aside: Mapping[str, str], scope: _Scope
     ) -> ModelProto:
-        """A model of the network; initializers that are large, or that a caller may override, are inputs of it."""
+        """The network as a model. Large initializers and those that a caller may override are inputs."""
         part = ModelProto(ir_version=IR_VERSION, opset_import=self.graph.model.opset_import)
         graph = part.graph
         graph.name = "differentiated"
@@ -349,7 +349,7 @@ class _Expansion:
         return part
 
     def _declare(self, node: NodeProto, part: ModelProto, y: str, scope: _Scope) -> str:
-        """Let `part` return `y`, whose name there is the result, and what its nodes make beside: all of that is kept."""
+        """Let `part` return `y` and every other result of its nodes: all of them are kept. Return the name of `y` there."""
         graph = part.graph
         kind = scope.type(y)
         if kind is None:
@@ -370,7 +370,7 @@ class _Expansion:
         return y
 
     def _merge(self, nodes: Iterable[NodeProto], originals: Mapping[str, NodeProto], scope: _Scope) -> None:
-        """Add the nodes of a gradient; what it has of a node that is there, more outputs or a body, takes its place."""
+        """Add the nodes of a gradient; one with more outputs or another body than a node that is there replaces that node."""
         nodes = list(nodes)
         makes = {name for node in nodes for name in node.output}
         waiting: list[NodeProto] = []
@@ -399,7 +399,7 @@ class _Expansion:
 
 
 def _name_inputs(model: ModelProto) -> None:
-    """Let every node Gradient read what it names, so that whoever renames values renames these too, in place.
+    """Let every node Gradient read the values that it names, in place, so that they are renamed with all others.
 
     What it names of the inputs of a function is a value of the function's own, which is none of the caller's other values.
     """
@@ -413,7 +413,7 @@ def _name_inputs(model: ModelProto) -> None:
 
 
 def _name_inputs_of(nodes: Sequence[NodeProto], visible: set[str]) -> set[str]:
-    """The same for nodes that see the values `visible` before the first; the names in xs and zs."""
+    """The same for nodes before which the values `visible` exist. Return the names in xs and zs."""
     found: set[str] = set()
     for position, node in enumerate(nodes):
         for graph in _bodies(node):
@@ -434,7 +434,7 @@ def _name_inputs_of(nodes: Sequence[NodeProto], visible: set[str]) -> set[str]:
                 if name in later - visible:
                     raise _error(node, f"names {name!r}, which is made by no node before it. Move the node behind that")
                 if name not in visible:
-                    raise _error(node, f"names {name!r}, which is no value.{did_you_mean(name, visible)}")
+                    raise _error(node, f"names {name!r}, which is not a value.{did_you_mean(name, visible)}")
             node.input.extend((*names, settings["y"]))
             found.update(names)
         visible.update(node.output)
@@ -484,7 +484,7 @@ def _tensors(graph: GraphProto) -> set[str]:
 
 
 def _made(node: NodeProto) -> set[str]:
-    """What a node makes, its subgraphs included."""
+    """The results of a node and of the nodes in its subgraphs."""
     made = {name for name in node.output if name}
     for graph in _bodies(node):
         made |= {v.name for v in graph.input} | _tensors(graph)
@@ -493,20 +493,20 @@ def _made(node: NodeProto) -> set[str]:
 
 
 def _known(node: NodeProto, name: str, kind: TypeProto | None) -> TypeProto:
-    """The type of a value where what is differentiated begins or ends: there it has to be known."""
+    """The type of a value at which differentiation begins or ends: it has to be known there."""
     if kind is None or not _is_known(kind):
         raise _error(node, f"needs the type and the rank of {name!r}, which are not known. Declare them in value_info")
     return kind
 
 
 def _is_known(kind: TypeProto) -> bool:
-    """Whether a type says all that the type of an input has to."""
+    """Whether a type is complete enough for a graph input."""
     tensor = kind.tensor_type
     return not kind.HasField("tensor_type") or bool(tensor.elem_type and tensor.HasField("shape"))
 
 
 def _stand_ins(model: ModelProto) -> ModelProto:
-    """The model with Identity in the place of every Gradient: a derivative has the type and shape of its value."""
+    """The model with Identity in place of every Gradient: a derivative has the type and shape of its value."""
     typed = ModelProto()
     typed.CopyFrom(model)
     for graph in list(graphs(typed.graph)):

@@ -45,7 +45,7 @@ def jvp(
     :param model: a model, or the path of one; the other arguments and the errors are those of `gradient`.
     :param keep_outputs: also return the outputs of the model, after the tangents.
     :raises InvalidModelError: the model cannot be read, or onnx refuses it.
-    :raises UnknownNameError: a name in `wrt` or `outputs` that does not exist, is there twice, or is no float.
+    :raises UnknownNameError: a name in `wrt` or `outputs` that does not exist, is there twice, or is not a float.
     :raises NoGradientError: an operator between `wrt` and `outputs` has no derivative, or the gradient has one without; an
         output is an optional.
     :raises OptionError: an unknown choice of kinks, or an unknown quantization.
@@ -99,7 +99,7 @@ def hvp(
     :param output: the float output to differentiate; by default the only one.
     :param keep_outputs: also return the outputs of the model, after the products.
     :raises InvalidModelError: the model cannot be read, or onnx refuses it.
-    :raises UnknownNameError: a name in `wrt`, or an `output`, that does not exist, is there twice, or is no float.
+    :raises UnknownNameError: a name in `wrt`, or an `output`, that does not exist, is there twice, or is not a float.
     :raises NoGradientError: an operator between `wrt` and `output` has no derivative, or the gradient has one without.
     :raises OptionError: no `output` where there are several, an unknown choice of kinks, or an unknown quantization.
 
@@ -141,7 +141,7 @@ def jacobian(
     :param model: a model, or the path of one; the other arguments and the errors are those of `gradient`.
     :param keep_outputs: also return the outputs of the model, after the derivatives.
     :raises InvalidModelError: the model cannot be read, or onnx refuses it.
-    :raises UnknownNameError: a name in `wrt` or `outputs` that does not exist, is there twice, or is no float.
+    :raises UnknownNameError: a name in `wrt` or `outputs` that does not exist, is there twice, or is not a float.
     :raises NoGradientError: an operator between `wrt` and `outputs` has no rule or no derivative, or one of them is a sequence.
     :raises OptionError: an unknown choice of kinks, or an unknown quantization.
 
@@ -179,7 +179,7 @@ def hessian(
     :param output: the float output to differentiate; by default the only one.
     :param keep_outputs: also return the outputs of the model, after the derivatives.
     :raises InvalidModelError: the model cannot be read, or onnx refuses it.
-    :raises UnknownNameError: a name in `wrt`, or an `output`, that does not exist, is there twice, or is no float.
+    :raises UnknownNameError: a name in `wrt`, or an `output`, that does not exist, is there twice, or is not a float.
     :raises NoGradientError: an operator between `wrt` and `output` has no derivative, or the gradient has one without;
         a sequence in `wrt`.
     :raises OptionError: no `output` where there are several, an unknown choice of kinks, or an unknown quantization.
@@ -203,7 +203,7 @@ def hessian(
 def _gradient_of_one(
     model: Model, wrt: Sequence[str] | None, output: str | None, kinks: str, quantization: str
 ) -> tuple[ModelProto, str]:
-    """The gradient of the sum of one output, and which output that is. The model's own outputs follow the gradients."""
+    """The gradient of the sum of one output, and the name of that output. The outputs of the model follow the gradients."""
     if output is None:
         found = preflight(model, wrt, quantization=quantization).outputs
         if len(found) > 1:
@@ -226,14 +226,14 @@ def _refuse_sequences(model: ModelProto, names: Iterable[str]) -> None:
     for value in (*model.graph.input, *model.graph.output):
         if value.name in names and adjoint_of(value.type).HasField("sequence_type"):
             raise NoGradientError(
-                f"{value.name!r} is a sequence: its derivatives, element by element, are no tensor. gradient, jvp and hvp take "
-                "sequences; here, choose other names for wrt or outputs."
+                f"{value.name!r} is a sequence: its derivatives, element by element, are not a tensor. gradient, jvp and hvp "
+                "take sequences; here, choose other names for wrt or outputs."
             )
 
 
 @contextmanager
 def _of_the_gradient() -> Iterator[None]:
-    """Say of a refusal that it is of the second differentiation."""
+    """Say in a refusal that it comes from the second differentiation."""
     try:
         yield
     except NoGradientError as error:
@@ -243,7 +243,7 @@ def _of_the_gradient() -> Iterator[None]:
 
 
 def _fill_with_zeros(graph: GraphProto, cotangents: Mapping[str, str]) -> None:
-    """Compute the cotangents, which are graph inputs: zeros of the shape of the output of each. What reads none is pruned."""
+    """Compute the cotangents, which were graph inputs, as zeros of the shape of their outputs. Unused zeros are pruned."""
     types = {value.name: value for value in graph.input}
     nodes, taken = list(graph.node), names_of(graph)
     for output, seed in cotangents.items():
@@ -269,7 +269,7 @@ def _fill_with_zeros(graph: GraphProto, cotangents: Mapping[str, str]) -> None:
 
 
 def _measure_elsewhere(model: ModelProto, seeds: Iterable[str]) -> None:
-    """Where only the size is asked of what depends on `seeds`, ask it of a value of the same shape that does not."""
+    """Let nodes that read only the size of a value that depends on `seeds` read another value of the same shape."""
     shapes, varied = normalise(model).shapes, set(seeds)
     found: dict[Shape, str] = {}
 
@@ -295,7 +295,7 @@ def _measure_elsewhere(model: ModelProto, seeds: Iterable[str]) -> None:
 def _by_element(
     model: Model, wrt: Sequence[str], output: str, title: str, kinks: str, quantization: str
 ) -> tuple[ModelProto, dict[str, str]]:
-    """`model` with the derivatives of every element of `output` before its outputs, and what they are called by name.
+    """`model` with the derivatives of every element of `output` in front of its outputs, and the name of each derivative.
 
     They are `<title>_by_<name>`. Of the gradient, what depends on the cotangent becomes the body of a Loop, whose k-th round
     sets the cotangent to 1 at the k-th element, to 0 elsewhere.
@@ -361,7 +361,7 @@ def _by_element(
 
 
 def _parted(graph: GraphProto, name: str) -> tuple[list[NodeProto], list[NodeProto], set[str]]:
-    """The nodes that depend on `name`, the others, and every value that does."""
+    """The nodes that depend on `name`, the other nodes, and the values that depend on `name`."""
     inside, outside, varied = [], [], {name}
     for node in read_nodes(graph):
         if varied.isdisjoint(node.reads):
@@ -376,7 +376,7 @@ def _parted(graph: GraphProto, name: str) -> tuple[list[NodeProto], list[NodePro
 def _of_elements(
     made: ModelProto, found: Mapping[str, Mapping[str, str]], between: Iterable[str], keep_outputs: bool
 ) -> ModelProto:
-    """The result, of the derivatives `found`; `between` are outputs that only led there."""
+    """The model that returns the derivatives `found`; `between` are the outputs that only led to them."""
     derivatives = [name for row in found.values() for name in row.values()]
     kept = _outputs(made, but=(*derivatives, *between)) if keep_outputs else []
     _keep(made, [*derivatives, *kept])
@@ -397,7 +397,7 @@ def _outputs(model: ModelProto, but: Iterable[str]) -> list[str]:
 
 
 def _renamed(model: ModelProto, values: Mapping[str, str], suffix: str) -> dict[str, str]:
-    """Call the value that belongs to `name` `<name>_<suffix>`, or by the next free name; which it is, by what it belongs to."""
+    """Call the value that belongs to `name` `<name>_<suffix>`, or by the next free name. Return the new names by `name`."""
     taken = names_of(model.graph)
     names = {name: fresh(f"{name}_{suffix}", taken) for name in values}
     new = {value: names[name] for name, value in values.items()}
@@ -411,7 +411,7 @@ def _renamed(model: ModelProto, values: Mapping[str, str], suffix: str) -> dict[
 
 
 def _keep(model: ModelProto, outputs: Sequence[str]) -> None:
-    """Leave nothing in `model` but the inputs and what `outputs` need."""
+    """Remove everything from `model` but its inputs and what `outputs` need."""
     graph = model.graph
     values = {value.name: value for value in graph.output}
     _replace(graph.output, [values[name] for name in outputs])
@@ -428,7 +428,7 @@ def _keep(model: ModelProto, outputs: Sequence[str]) -> None:
 
 
 def _replace(field: Any, messages: Iterable[Any]) -> None:
-    """Let a repeated field hold `messages`, which may be its own."""
+    """Put `messages`, which may be those of the field itself, into a repeated field."""
     new = list(messages)
     del field[:]
     field.extend(new)

@@ -1,4 +1,4 @@
-"""A model with its loss: what a gradient for training starts from, and what of a model is trained.
+"""A model with its loss, from which a gradient for training starts, and the weights of a model.
 
 The functions, their arguments and the graphs are those that experimental_experiment.gradient.loss_helper documents.
 """
@@ -74,9 +74,9 @@ def add_loss_output(
     :param label_type: the NumPy type of the label, a float, an integer or bool; None for the type of the output.
     :param kwargs: l1_weight and l2_weight ("elastic"), eps ("log").
     :raises InvalidModelError: the model cannot be read, is refused by onnx, or is older than opset 8.
-    :raises OptionError: an unknown score, setting or reduction, several outputs without output_index, a penalty that is no
-        number or zero, an output that is no float tensor of known rank, a label that is no number; for "log", an output that
-        has not two columns.
+    :raises OptionError: an unknown score, setting or reduction, several outputs without output_index, a penalty that is zero
+        or not a number, an output that is not a float tensor of known rank, a label that is not a number; for "log", an output
+        that does not have two columns.
     :raises UnknownNameError: an output or a penalized tensor that does not exist, or a new name that an input, an
         initializer or the compared output has.
 
@@ -89,7 +89,7 @@ def add_loss_output(
     (['x', 'label'], ['loss', 'y'])
     """
     score, settings = _score(score_name, kwargs)
-    if reduction not in tuple(REDUCTIONS):  # a list is none of them, and cannot be looked up
+    if reduction not in tuple(REDUCTIONS):  # a list cannot be looked up in a dict
         raise OptionError(f"There is no reduction {reduction!r}; there are {choices(REDUCTIONS)}.")
     source = read(onx)
     if versions_of(source).get("", ASSUMED_OPSET) < _LOWEST_OPSET:
@@ -142,7 +142,7 @@ def add_loss_output(
 
 
 def _make_room(model: ModelProto, new: Sequence[object], output: str) -> set[str]:
-    """Free the names in `new`: a value within `model` that has one gets another name. All names that are taken then.
+    """Free the names in `new`: a value within `model` that has one gets another name. Return the names that are taken.
 
     :raises UnknownNameError: an input, an initializer or the compared `output` has one of them, or two are the same.
     """
@@ -338,7 +338,8 @@ def _output(graph: Graph, index: object) -> str:
     if isinstance(index, str):
         if index not in outputs:
             raise UnknownNameError(
-                f"output_index={index!r} is no output of the model.{did_you_mean(index, outputs)} It has: {choices(outputs)}."
+                f"output_index={index!r} is not an output of the model.{did_you_mean(index, outputs)} "
+                f"It has: {choices(outputs)}."
             )
         return index
     if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < len(outputs):
@@ -359,11 +360,11 @@ def _label_shape(score: Callable[..., str], output: str, shape: Shape) -> Shape:
 
 
 def _penalty(op: _Writer, graph: Graph, name: str, given: Mapping[str, float] | float) -> str:
-    """The nodes of one penalty; its value in the type of the loss."""
+    """Add the nodes of one penalty. Return its value, in the type of the loss."""
     known = [n for n in (*graph.inputs, *graph.initializers) if graph.types.get(n) in FLOATS]
     if name not in known:
         raise UnknownNameError(
-            f"{name!r} in penalty is no float input or initializer.{did_you_mean(name, known)} There are: {choices(known)}."
+            f"{name!r} in penalty is not a float input or initializer.{did_you_mean(name, known)} There are: {choices(known)}."
         )
     weights = dict(given) if isinstance(given, Mapping) else {"l2": given}
     for key in weights:

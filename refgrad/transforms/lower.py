@@ -41,7 +41,7 @@ _MOVED = tuple(op_type for domain, op_type in FORMS if not domain)  # onnx's che
 
 
 def lower(model: ModelProto | str | os.PathLike[str]) -> ModelProto:
-    """The model in ai.onnx operators alone, with the same results: ONNX Runtime's own operators are written in them.
+    """The model in ai.onnx operators alone, with the same results: they replace ONNX Runtime's own operators.
 
     Those are the operators of com.microsoft that its gradient builder and its training artifacts have, MaxPoolGrad,
     AveragePoolGrad, SparseSoftmaxCrossEntropy and its gradient in the default domain, and the forward operators of
@@ -86,14 +86,14 @@ def lower(model: ModelProto | str | os.PathLike[str]) -> ModelProto:
 
 
 def _is_plain(node: NodeProto, opset: int) -> bool:
-    """Whether onnx has the operator. ONNX Runtime has some of its own in the domain of ai.onnx."""
+    """Whether onnx has the operator: ONNX Runtime puts some of its own into the domain of ai.onnx."""
     if node.domain in ("", "ai.onnx"):
         return bool(onnx.defs.has(node.op_type, opset, ""))
     return node.domain in _PLAIN
 
 
 class _Lowering:
-    """One lowering: the graph, and the names that it has taken."""
+    """One lowering: the graph, and the names that are taken."""
 
     def __init__(self, source: ModelProto) -> None:
         self.source = source
@@ -132,7 +132,7 @@ class _Lowering:
     # What is known of every value
 
     def _stand_ins(self) -> ModelProto:
-        """The model with operators that onnx knows in the place of those that it does not, as far as types and shapes go."""
+        """The model in operators that onnx knows, for type and shape inference alone."""
         model = ModelProto()
         model.CopyFrom(self.graph.model)
         unknown = helper.make_tensor_value_info(UNKNOWN_SHAPE, onnx.TensorProto.INT64, [None])
@@ -145,7 +145,7 @@ class _Lowering:
         return model
 
     def _rewrite(self, graph: GraphProto, inferred: GraphProto, known: Graph, top: bool) -> list[onnx.TensorProto]:
-        """Write `graph` anew, in place; the constants that its nodes need."""
+        """Lower `graph` in place. Return the constants that its nodes need."""
         nodes, types, shapes = read_nodes(graph), dict(known.types), dict(known.shapes)
         scope = replace(
             known,
@@ -185,7 +185,7 @@ class _Lowering:
     # What goes in and out
 
     def _open(self, node: Node, graph: GraphProto) -> None:
-        """Take a YieldOp out of the graph, as the training agent does: it returns what it reads and is given what it gives."""
+        """Take a YieldOp out of the graph, as the training agent does: its inputs become outputs, its outputs become inputs."""
         differentiable = differentiable_inputs(node.inputs, node.attributes)
         if len(node.outputs) > len(differentiable):
             raise LoweringError(
@@ -221,7 +221,7 @@ class _Lowering:
         return value
 
     def with_updates(self, op: Emitter, node: Node, known: Form | Definition) -> Node:
-        """`node` with names for what ONNX Runtime computes in the memory of a graph input: the graph returns it."""
+        """`node` with names for the results that ONNX Runtime writes into a graph input: the graph returns them."""
         inputs, outputs = {v.name: v for v in self.inputs}, {v.name for v in self.outputs}
         read = dict(zip(known.signature.inputs, node.inputs, strict=False))
         proto = NodeProto()
@@ -241,7 +241,7 @@ class _Lowering:
         return node._replace(proto=proto, outputs=tuple(proto.output))
 
     def _complete(self, value: onnx.ValueInfoProto) -> None:
-        """Declare the type and the shape of an output where the model does not, and they are known."""
+        """Declare the type and the shape of an output where they are known and the model does not."""
         if value.name in self.known and not _has_shape(value.type):
             value.type.CopyFrom(self.known[value.name])
 
@@ -254,7 +254,7 @@ def assemble(
     outputs: Iterable[onnx.ValueInfoProto],
     constants: Iterable[onnx.TensorProto],
 ) -> ModelProto:
-    """`source`, which `known` is the view of, with the nodes of `graph` and more constants; it imports what these need."""
+    """`source` with the nodes of `graph`, their constants and their imports; `known` is the view of `source`."""
     result = ModelProto()
     for field, value in source.ListFields():
         if field.name in ("graph", "functions", "opset_import"):
@@ -283,7 +283,7 @@ def assemble(
 
 
 class _Body:
-    """One graph that is written anew: its own nodes, and what is emitted in the place of some."""
+    """One graph that is being lowered: nodes that stay, and the nodes that are emitted in place of others."""
 
     def __init__(self, lowering: _Lowering, op: Emitter, graph: Graph) -> None:
         self.lowering, self.op, self.graph = lowering, op, graph
@@ -291,7 +291,7 @@ class _Body:
         self.order: list[NodeProto | Emitted] = []
 
     def visit(self, node: Node) -> None:
-        """Keep the node, or emit what it computes."""
+        """Keep the node, or emit nodes that compute the same."""
         form = FORMS.get(node.key)
         if form is not None:
             self._emit(node, form)
@@ -337,7 +337,7 @@ class _Body:
         self.order += new
 
     def _unfolded(self, node: Node) -> list[Node]:
-        """The nodes of the function body of a forward operator, with the node's own names."""
+        """The nodes of the function body of a forward operator, with the names of the node."""
         types = {
             name: (self.op.graph.types[name], self.op.rank(name)) for name in node.inputs if name in self.op.graph.types
         }
@@ -362,7 +362,7 @@ class _Body:
         return read_nodes(inner)
 
     def nodes(self, final: Iterable[str]) -> list[NodeProto]:
-        """The nodes in order, without emitted ones that nothing needs."""
+        """The nodes in order, without emitted nodes that nothing needs."""
         live, kept = set(final), GraphProto()
         needed: list[NodeProto | Emitted] = []
         for node in reversed(self.order):
@@ -397,13 +397,13 @@ def _has_shape(kind: TypeProto) -> bool:
 
 
 def differentiable_inputs(inputs: Sequence[str], attributes: Mapping[str, Any]) -> list[str]:
-    """What a YieldOp reads and returns a cotangent for."""
+    """The inputs of a YieldOp for which it returns a cotangent."""
     without = attributes.get("non_differentiable_outputs", ())
     return [name for k, name in enumerate(inputs) if k not in without]
 
 
 def _stand_in(node: NodeProto) -> list[NodeProto]:
-    """Nodes whose results have the types and shapes of those of `node`; itself where onnx knows it."""
+    """Nodes whose results have the types and shapes of the results of `node`; `node` itself where onnx knows it."""
     key = node.domain, node.op_type
     if key == _YIELD:  # a cotangent is as its output
         differentiable = differentiable_inputs(node.input, {a.name: attribute_value(a) for a in node.attribute})

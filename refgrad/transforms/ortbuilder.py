@@ -136,12 +136,12 @@ class Builders:
 
 
 def _is_refusal(error: Exception) -> bool:
-    """Whether ONNX Runtime said no: its own exceptions, and those of C++ as pybind11 translates them."""
+    """Whether the exception is a refusal of ONNX Runtime: its own, or one of C++ that pybind11 translated."""
     return isinstance(error, RuntimeError | ValueError | IndexError) or type(error).__module__.startswith("onnxruntime")
 
 
 def _without_origin(message: str) -> str:
-    """A message of ONNX Runtime without its number and the file that it comes from."""
+    """A message of ONNX Runtime without its number and its file."""
     return re.sub(r"^.*\[ONNXRuntimeError\] : \d+ : \w+ : |^/\S+ ", "", message)
 
 
@@ -178,7 +178,7 @@ def _module_builder(model: bytes, inputs: list[str], initializers: list[str]) ->
 
 
 def depends_on(model: ModelProto, output: str) -> set[str]:
-    """Every value that `output` is computed from."""
+    """The names of all values that `output` is computed from."""
     needed = {output}
     for node in reversed(normalise(model).nodes):
         if not needed.isdisjoint(node.outputs):
@@ -217,7 +217,7 @@ def _name_nodes(model: ModelProto) -> None:
 
 
 def _same_operators(model: ModelProto, opset: int) -> bool:
-    """Whether no operator changed since the newest opset that 1.19.2 reads but for the types that it takes."""
+    """Whether every operator of the model is, but for its types, the one of the newest opset that 1.19.2 reads."""
     for node in model.graph.node:
         if node.domain or not onnx.defs.has(node.op_type):
             continue
@@ -234,7 +234,7 @@ def _same_operators(model: ModelProto, opset: int) -> bool:
 
 
 def _with_cotangent(gradient: ModelProto, model: ModelProto, output: str) -> ModelProto:
-    """The builder seeds the sweep with an initializer, a scalar 1: make it an input."""
+    """Make an input of the cotangent: the builder starts from an initializer, a scalar 1."""
     graph = gradient.graph
     seed = f"{output}_grad"
     kept: Sequence[TensorProto] = [t for t in graph.initializer if t.name != seed]

@@ -50,7 +50,7 @@ Recipe = TypeVar("Recipe", bound=Callable[..., ModelProto])
 
 
 def _weights_aside(recipe: Recipe) -> Recipe:
-    """Let `recipe`, which copies models, work on one without the data of large initializers: the result alone holds them."""
+    """Let `recipe`, which copies models, work without the data of large initializers. Its result holds the data."""
 
     @wraps(recipe)
     def made(model: Model, *arguments: Any, **options: Any) -> ModelProto:
@@ -82,7 +82,7 @@ def _merge(target: Message, source: Message, but: str) -> None:
 
 
 def _without_data(tensor: TensorProto) -> TensorProto:
-    """The same tensor with its data elsewhere: nobody reads external data here."""
+    """The same tensor with its data elsewhere: recipes do not read external data."""
     return TensorProto(
         name=tensor.name, data_type=tensor.data_type, dims=tensor.dims, data_location=TensorProto.EXTERNAL
     )
@@ -275,7 +275,7 @@ def sensitivity(model: Model, of: str | None = None, *, score: str | None = None
 
 
 def sensitivities_in(model: ModelProto) -> dict[str, dict[str, str]]:
-    """The outputs "norm" and "effect" of every weight, as `sensitivity` wrote them down; of another model none."""
+    """The outputs "norm" and "effect" of every weight, as `sensitivity` noted them; {} for any other model."""
     return noted(model, "sensitivities")
 
 
@@ -283,7 +283,7 @@ def sensitivities_in(model: ModelProto) -> dict[str, dict[str, str]]:
 
 
 class _Edit:
-    """A model, what is emitted into it, and the inputs that it gets."""
+    """A model, the nodes that are emitted into it, and its new inputs."""
 
     def __init__(self, model: Model, recipe: str) -> None:
         self.graph = normalise(model)
@@ -293,12 +293,12 @@ class _Edit:
         self._defaults: list[TensorProto] = []
 
     def add_input(self, name: str, kind: int, shape: Sequence[int | str | None]) -> str:
-        """One more input of the result, called `name`, which is free."""
+        """Add an input called `name`, a free name."""
         self.inputs.append(helper.make_tensor_value_info(name, kind, shape))
         return name
 
     def default_input(self, name: str, value: np.ndarray, shape: Sequence[int | str | None]) -> str:
-        """One more input, called `name` or by the next free name, that has a default value."""
+        """Add an input with a default value, called `name` or by the next free name."""
         name = self.op.fresh(name)
         self._defaults.append(numpy_helper.from_array(value, name))
         return self.add_input(name, self._defaults[-1].data_type, shape)
@@ -343,7 +343,7 @@ class _Edit:
 def _differentiated(
     chosen: ModelProto, wrt: str | None, recipe: str, *, aside: int = 0, keep_outputs: bool = False
 ) -> tuple[_Edit, str, str]:
-    """The gradient of the first output of `chosen` to go on from, the name of the input, and that of its gradient.
+    """The gradient of the first output of `chosen` for a recipe to build on, and the names of the input and of its gradient.
 
     :param aside: how many of the last inputs are not to be taken for `wrt`.
     """
@@ -357,7 +357,7 @@ def _differentiated(
         [wrt] = free
     elif wrt not in floats:
         raise UnknownNameError(
-            f"wrt={wrt!r} is no float input of the model.{did_you_mean(wrt, floats)} There are: {choices(floats)}."
+            f"wrt={wrt!r} is not a float input of the model.{did_you_mean(wrt, floats)} There are: {choices(floats)}."
         )
     made = gradient(chosen, [wrt], [chosen.graph.output[0].name], cotangent="ones", keep_outputs=keep_outputs)
     return _Edit(made, recipe), wrt, names_in(made)[1][wrt]
@@ -411,7 +411,7 @@ def _parse(graph: Graph, of: str | None) -> tuple[str, list[Item] | None]:
     output, inside = (found[1], found[2]) if found else (of, "")
     if output not in outputs:
         raise UnknownNameError(
-            f"of={of!r}: {output!r} is no float output of the model.{did_you_mean(output, outputs)} "
+            f"of={of!r}: {output!r} is not a float output of the model.{did_you_mean(output, outputs)} "
             f"There are: {choices(outputs)}."
         )
     words = [word.strip() for word in inside.split(",")]
@@ -491,7 +491,7 @@ def _bound(given: int | None, otherwise: int) -> int:
 
 
 def _index(edit: _Edit, name: str) -> str:
-    """The integer scalar input `name`, which is made where the model has no input of that name."""
+    """The integer scalar input `name`; it is added where the model does not have it."""
     graph = edit.graph
     if name not in graph.inputs:
         if name not in {value.name for value in edit.inputs}:

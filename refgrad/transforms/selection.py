@@ -1,4 +1,4 @@
-"""Models made of other models: the same one with compact names, and the part between two sets of names."""
+"""Models made of other models: a copy with short names, and the part between two sets of names."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class _Renamer:
         return next(name for k in self._numbers[letter] if (name := f"{letter}{k}") not in self._taken)
 
     def rename(self, graph: GraphProto, names: Names) -> None:
-        """Rename what `graph` defines, unless `names`, those of this graph and around it, keep it already."""
+        """Rename the values that `graph` defines, except for those that have an entry in `names` already."""
         own = names.maps[0]
 
         def define(name: str, letter: str) -> None:
@@ -111,7 +111,7 @@ def select_model_inputs_outputs(
     outputs: Sequence[str] | None = None,
     inputs: Sequence[str] | None = None,
 ) -> ModelProto:
-    """The part of `model` that computes `outputs` from `inputs`: the nodes and initializers that this needs, and no others.
+    """The part of `model` that computes `outputs` from `inputs`: only the nodes and initializers that this needs.
 
     An input may be any result: whatever computes it is left out, unless another output needs it. An initializer that becomes
     an input keeps its value as default. The types of new inputs and outputs are those that the model declares, or what shape
@@ -126,7 +126,7 @@ def select_model_inputs_outputs(
     :raises InvalidModelError: the model cannot be read, a node needs what nothing computes, or a type cannot be inferred.
     :raises UnknownNameError: a name that the model does not have or that is given twice, or an output that needs inputs that
         are not among `inputs`.
-    :raises OptionError: names that are no list of strings, or no output at all.
+    :raises OptionError: names that are not a list of strings, or no output at all.
 
     >>> import onnx.parser, refgrad
     >>> model = onnx.parser.parse_model(
@@ -145,7 +145,7 @@ def select_model_inputs_outputs(
 
 
 class _Selection:
-    """One selection: the model, where its values come from, and what is needed of it.
+    """One selection: the model, the origin of its values, and the part that is needed.
 
     onnx.utils.Extractor does not see what subgraphs read, and refuses sparse initializers, annotations and undeclared types.
     """
@@ -232,7 +232,7 @@ class _Selection:
         return result
 
     def _release(self, nodes: Iterable[NodeProto], inputs: set[str]) -> None:
-        """Give another name to a result that has become an input, where its node is kept for its other results."""
+        """Rename a result that has become an input where its node stays for its other results."""
         taken: set[str] = set()
         for node in nodes:
             for position, name in enumerate(node.output):
@@ -269,7 +269,7 @@ class _Selection:
         return types
 
     def _inferred(self) -> Iterator[ValueInfoProto]:
-        """Every value with its inferred type. A dimension that inference had to name has no name again."""
+        """Every value with its inferred type, without the names that inference gave to dimensions."""
         apart = {name: tensor for name, tensor in self.initializers.items() if is_large(tensor)}
         found = infer(skeleton_of(self.source, apart))
         for value in filter(lambda value: _is_declared(value.type), (*found.value_info, *found.output)):
@@ -287,7 +287,7 @@ def _checked(argument: str, names: object, known: Sequence[str]) -> list[str]:
             raise UnknownNameError(f"{argument} has {name!r} twice.")
         if name not in known:
             raise UnknownNameError(
-                f"{name!r} in {argument} is no value of the model.{did_you_mean(name, known)} It has: {choices(known)}."
+                f"{name!r} in {argument} is not a value of the model.{did_you_mean(name, known)} It has: {choices(known)}."
             )
     return list(names)
 
