@@ -69,8 +69,9 @@ def _summary(rows: Sequence[Row]) -> list[dict[str, Any]]:
         counts = Counter(row.verdict for row in group)
         compared = [row for row in group if row.relative is not None]
         worst = max(compared, key=_gravity, default=None)
+        asked: dict[str, Any] = {"dialect": dialect, "backend": backend, "against": oracle}
         summary.append(
-            {"dialect": dialect, "backend": backend, "against": oracle}
+            asked
             | {verdict: counts[verdict] or None for verdict in verdicts}
             | {
                 "worst gradient": None if worst is None else worst.gradient,

@@ -78,7 +78,8 @@ class NodeModel:
     def tolerance(self) -> float:
         """What a result in the model's own types may be off by, relative to its norm: one unit in the last place of 16 bits."""
         kinds = {_element_type(v.type) for v in (*self.model.graph.input, *self.model.graph.output)}
-        steps = (float(ml_dtypes.finfo(helper.tensor_dtype_to_np_dtype(kind)).eps) for kind in kinds & set(FLOATS))
+        finfo: Any = ml_dtypes.finfo
+        steps = (float(finfo(helper.tensor_dtype_to_np_dtype(kind)).eps) for kind in kinds & set(FLOATS))
         return max((TOLERANCE, *steps))
 
     @property
