@@ -572,7 +572,7 @@ def generated() -> dict[Path, str]:
         readme: fill(readme.read_text(), "operators", operators_summary()),
         ROOT / "docs" / "benchmarks.md": benchmarks(),
         ROOT / "docs" / "operators.md": operators(),
-        ROOT / "refgrad" / "reverse" / "operators.pyi": stubs.operators(),
+        ROOT / "refgrad" / "forward" / "operators.pyi": stubs.operators(),
         ROOT / "docs" / "backend_tests.md": tests_of_onnx(),
         **findings(),
         ROOT / "docs" / "kinks.md": kinks(),

@@ -1,4 +1,4 @@
-"""The types of the operator methods of `op`: refgrad/reverse/operators.pyi, from the schemas of ai.onnx."""
+"""The types of the operator methods of `op`: refgrad/forward/operators.pyi, from the schemas of ai.onnx."""
 
 from __future__ import annotations
 

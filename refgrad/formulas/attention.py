@@ -42,13 +42,13 @@ _LEVELS = 16  # of a triangle whose size only the run tells: up to 65,536 tokens
 
 def plus(op: Emitter, a: str | None, b: str | None) -> str | None:
     """a + b, where None is zero."""
-    return a or b if a is None or b is None else str(op.Add(a, b))
+    return a or b if a is None or b is None else op.Add(a, b)
 
 
 def size_of(op: Emitter, x: str, axis: int) -> Size:
     """One of the four sizes of `x`, or of the first ones."""
     known = (op.shape(x) or (None,) * 4)[axis]
-    return known if isinstance(known, int) else str(op.Shape(x, start=axis, end=axis + 1))
+    return known if isinstance(known, int) else op.Shape(x, start=axis, end=axis + 1)
 
 
 def tensor(op: Emitter, *sizes: Size) -> str:
@@ -65,21 +65,21 @@ def add(op: Emitter, a: Size, b: Size) -> Size:
     """The sum of two sizes."""
     if isinstance(a, int) and isinstance(b, int):
         return a + b
-    return b if a == 0 else str(op.Add(tensor(op, a), tensor(op, b)))
+    return b if a == 0 else op.Add(tensor(op, a), tensor(op, b))
 
 
 def times(op: Emitter, a: Size, b: Size) -> Size:
     """The product of two sizes."""
     if isinstance(a, int) and isinstance(b, int):
         return a * b
-    return str(op.Mul(tensor(op, a), tensor(op, b)))
+    return op.Mul(tensor(op, a), tensor(op, b))
 
 
 def over(op: Emitter, a: Size, b: Size) -> Size:
     """a/b rounded down; a where b is 0."""
     if isinstance(a, int) and isinstance(b, int):
         return a // max(b, 1)
-    return str(op.Div(tensor(op, a), tensor(op, b)))
+    return op.Div(tensor(op, a), tensor(op, b))
 
 
 def inverse_root(op: Emitter, size: Size, kind: int) -> Size | float:
@@ -91,17 +91,17 @@ def inverse_root(op: Emitter, size: Size, kind: int) -> Size | float:
 
 def places(op: Emitter, size: Size) -> str:
     """0, 1, ... up to `size`."""
-    return op.const(np.arange(size)) if isinstance(size, int) else str(op.Range(0, op.Squeeze(size, [0]), 1))
+    return op.const(np.arange(size)) if isinstance(size, int) else op.Range(0, op.Squeeze(size, [0]), 1)
 
 
 def reshape(op: Emitter, x: str, *sizes: Size) -> str:
     """The elements of `x` in the shape of these sizes."""
     known = [size for size in sizes if isinstance(size, int)]
     if len(known) == len(sizes):
-        return str(op.Reshape(x, known, allowzero=1 if 0 in known else None))
+        return op.Reshape(x, known, allowzero=1 if 0 in known else None)
     if len(known) == len(sizes) - 1 and 0 not in known:
-        return str(op.Reshape(x, [size if isinstance(size, int) else -1 for size in sizes]))
-    return str(op.Reshape(x, tensor(op, *sizes), allowzero=1))
+        return op.Reshape(x, [size if isinstance(size, int) else -1 for size in sizes])
+    return op.Reshape(x, tensor(op, *sizes), allowzero=1)
 
 
 def split(op: Emitter, d: str | None, past: str | None, before: Size, new: Size) -> tuple[str | None, str | None]:
@@ -465,7 +465,7 @@ class Tokens:
         def blocks(size: int) -> str:
             """`N` where it connects a block of that size with the one before, of two that make one."""
             i, j = op.Div(row, size), op.Div(column, size)
-            return str(op.Where(op.And(op.Equal(i, op.Add(j, 1)), op.Equal(op.Mod(j, 2), 0)), N, 0.0))
+            return op.Where(op.And(op.Equal(i, op.Add(j, 1)), op.Equal(op.Mod(j, 2), 0)), N, 0.0)
 
         X = op.Where(op.Equal(row, column), 1.0, op.Neg(blocks(1)))
         for level in range(1, _LEVELS if count is None else max(count - 1, 0).bit_length()):

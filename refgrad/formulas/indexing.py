@@ -26,14 +26,14 @@ def put_back(op: Emitter, dY: str, shape: str, move: Callable[[str], str]) -> st
     size = product(op, shape)
     numbers = op.Reshape(op.Range(0, op.Squeeze(size, [0]), 1), shape, allowzero=1)
     taken = op.Reshape(move(numbers), [-1])
-    return str(op.Reshape(add_at(op, op.Reshape(dY, [-1]), size, taken, axis=0), shape, allowzero=1))
+    return op.Reshape(add_at(op, op.Reshape(dY, [-1]), size, taken, axis=0), shape, allowzero=1)
 
 
 def pad(op: Emitter, value: str, rank: int, around: Mapping[int, tuple[int, int]]) -> str:
     """`value` with (before, after) zeros along the given axes; fewer than none take elements away."""
     if all(pads == (0, 0) for pads in around.values()):
         return value
-    return str(op.Pad(value, [around.get(axis, (0, 0))[side] for side in (0, 1) for axis in range(rank)]))
+    return op.Pad(value, [around.get(axis, (0, 0))[side] for side in (0, 1) for axis in range(rank)])
 
 
 def along(op: Emitter, vector: str, value: str, axis: int | str) -> str:
@@ -41,11 +41,11 @@ def along(op: Emitter, vector: str, value: str, axis: int | str) -> str:
     known, rank = axis if isinstance(axis, int) else op.constant(axis), op.rank(value)
     if known is not None and (known < 0 or rank is not None):
         behind = -int(known) - 1 if known < 0 else (rank or 0) - int(known) - 1
-        return str(op.Reshape(vector, [-1] + [1] * behind)) if behind else vector
+        return op.Reshape(vector, [-1] + [1] * behind) if behind else vector
     count = op.Shape(op.Shape(value))
     place = op.Mod(op.Reshape(axis, [1]), count) if isinstance(axis, str) else op.const([axis])
     ones = op.full(op.Sub(op.Sub(count, place), [1]), 1, like=count)
-    return str(op.Reshape(vector, op.Concat([-1], ones, axis=0)))
+    return op.Reshape(vector, op.Concat([-1], ones, axis=0))
 
 
 def positions(op: Emitter, value: str, axis: int) -> str:
@@ -54,7 +54,7 @@ def positions(op: Emitter, value: str, axis: int) -> str:
     size = None if shape is None else shape[axis]
     if isinstance(size, int):
         return op.const(np.arange(size))
-    return str(op.Range(0, op.Gather(op.Shape(value), axis, axis=0), 1))
+    return op.Range(0, op.Gather(op.Shape(value), axis, axis=0), 1)
 
 
 def part(op: Emitter, shape: str, start: int, end: int | None) -> str:
@@ -63,13 +63,13 @@ def part(op: Emitter, shape: str, start: int, end: int | None) -> str:
     known = [d for d in dims[start:end] if isinstance(d, int)] if dims is not None else []
     if dims is not None and len(known) == len(dims[start:end]):
         return op.const(known)
-    return str(op.Slice(shape, [start], [END if end is None else end], [0]))
+    return op.Slice(shape, [start], [END if end is None else end], [0])
 
 
 def product(op: Emitter, shape: str) -> str:
     """The number of elements of a shape, on one axis of size 1."""
     known = op.constant(shape)
-    return str(op.ReduceProd(shape)) if known is None else op.const([int(np.prod(known))])
+    return op.ReduceProd(shape) if known is None else op.const([int(np.prod(known))])
 
 
 def join(op: Emitter, *parts: str | None) -> str:
@@ -80,4 +80,4 @@ def join(op: Emitter, *parts: str | None) -> str:
     if len(arrays) == len(present):
         return op.const(np.concatenate(arrays))
     kept = [name for name, array in zip(present, known, strict=True) if array is None or array.size]
-    return kept[0] if len(kept) == 1 else str(op.Concat(*kept, axis=0))
+    return kept[0] if len(kept) == 1 else op.Concat(*kept, axis=0)

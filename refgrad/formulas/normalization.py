@@ -13,7 +13,7 @@ def channels(op: Emitter, X: str) -> str:
     if op.rank(X) is not None:
         return X
     size = op.ReduceProd(op.Shape(X, start=2), keepdims=1)
-    return str(op.Reshape(X, op.Concat(op.Shape(X, end=2), size, axis=0), allowzero=1))
+    return op.Reshape(X, op.Concat(op.Shape(X, end=2), size, axis=0), allowzero=1)
 
 
 def channel_axes(op: Emitter, x: str) -> list[int]:
@@ -24,7 +24,7 @@ def channel_axes(op: Emitter, x: str) -> list[int]:
 
 def along_channels(op: Emitter, per_channel: str, axes: Sequence[int]) -> str:
     """(C) so that it broadcasts along the spatial ones of `axes`, (0, 2, 3, ...)."""
-    return str(op.Unsqueeze(per_channel, [axis - 1 for axis in axes[1:]])) if len(axes) > 1 else per_channel
+    return op.Unsqueeze(per_channel, [axis - 1 for axis in axes[1:]]) if len(axes) > 1 else per_channel
 
 
 def statistics(op: Emitter, x: str, axes: Sequence[int], epsilon: float) -> tuple[str, str]:

@@ -63,7 +63,7 @@ def work_type(op: Emitter, *values: str) -> int:
 
 def shaped(op: Emitter, value: str, *sizes: str) -> str:
     """The elements of `value` in a shape that is given in parts; a size may be 0."""
-    return str(op.Reshape(value, join(op, *sizes), allowzero=1))
+    return op.Reshape(value, join(op, *sizes), allowzero=1)
 
 
 def make_image(op: Emitter, X: str, kind: int, groups: int = 1) -> Image:
@@ -82,7 +82,7 @@ def make_image(op: Emitter, X: str, kind: int, groups: int = 1) -> Image:
 def over(op: Emitter, sizes: str, divisor: int) -> str:
     """Sizes divided by a number, constant where they are."""
     known = op.constant(sizes)
-    return str(op.Div(sizes, [divisor])) if known is None else op.const((known // divisor).tolist())
+    return op.Div(sizes, [divisor]) if known is None else op.const((known // divisor).tolist())
 
 
 def _rows_shape(op: Emitter, sizes: tuple[str, str, str]) -> str:
@@ -179,10 +179,10 @@ def _combined(op: Emitter, image: Image, index: str, weight: str, slope: str, wi
 
     def chosen(values: str) -> str:
         """(B, P, r, m) to (B, P, K, r)"""
-        return str(op.Gather(shaped(op, values, op.Shape(values, start=0, end=2), ends), taken, axis=2))
+        return op.Gather(shaped(op, values, op.Shape(values, start=0, end=2), ends), taken, axis=2)
 
     def multiplied(values: str, axis: int) -> str:
-        return str(op.Squeeze(op.reduce("ReduceProd", values, op.const([axis])), [axis]))
+        return op.Squeeze(op.reduce("ReduceProd", values, op.const([axis])), [axis])
 
     batch, _, pixels = image.sizes
     begins = op.Mul(op.Range(0, op.Squeeze(batch, [0]), 1), pixels)
@@ -195,7 +195,7 @@ def _combined(op: Emitter, image: Image, index: str, weight: str, slope: str, wi
 def read(op: Emitter, image: Image, corners: Corners) -> str:
     """The values (B, P, C) at the points: Σ_K weight·pixel."""
     pixels = op.Gather(image.rows, corners.index, axis=0)
-    return str(op.Squeeze(op.MatMul(op.Unsqueeze(corners.weight, [2]), pixels), [2]))
+    return op.Squeeze(op.MatMul(op.Unsqueeze(corners.weight, [2]), pixels), [2])
 
 
 def read_adjoint(op: Emitter, dV: str, image: Image, corners: Corners) -> tuple[str, str]:
@@ -229,7 +229,7 @@ def read_largest_adjoint(
 
 def index_tuples(op: Emitter, shape: str, kind: int) -> str:
     """The index tuples of a tensor of `shape` in order, one in a row (elements, r)."""
-    return str(op.Cast(op.Transpose(op.NonZero(op.full(shape, 1, like=shape)), perm=[1, 0]), to=kind))
+    return op.Cast(op.Transpose(op.NonZero(op.full(shape, 1, like=shape)), perm=[1, 0]), to=kind)
 
 
 def _strides(op: Emitter, lengths: str, rank: int | None) -> str:
@@ -242,17 +242,17 @@ def _strides(op: Emitter, lengths: str, rank: int | None) -> str:
         later = op.Less(op.Unsqueeze(axes, [1]), op.Unsqueeze(axes, [0]))
     else:
         later = op.const(np.triu(np.ones((rank, rank), bool), 1))
-    return str(op.Squeeze(op.reduce("ReduceProd", op.Where(later, lengths, 1), op.const([1])), [1]))
+    return op.Squeeze(op.reduce("ReduceProd", op.Where(later, lengths, 1), op.const([1])), [1])
 
 
 def reverse(op: Emitter, values: str) -> str:
     """The elements of a vector, the last one first."""
     known = op.constant(values)
-    return str(op.Slice(values, [-1], [-END], [0], [-1])) if known is None else op.const(known[::-1].tolist())
+    return op.Slice(values, [-1], [-END], [0], [-1]) if known is None else op.const(known[::-1].tolist())
 
 
 def _beyond(op: Emitter, x: str, low: float, high: str) -> str:
-    return str(op.Or(op.Less(x, low), op.Greater(x, high)))
+    return op.Or(op.Less(x, low), op.Greater(x, high))
 
 
 def _reflect(op: Emitter, x: str, low: float, high: str) -> tuple[str, str]:

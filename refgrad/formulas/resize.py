@@ -125,7 +125,7 @@ def resize_adjoints(
 
 def _vector(op: Emitter, value: str | None) -> str | None:
     """`value` with one axis even for shape inference, which refuses sizes that may have any."""
-    return value if value is None or op.rank(value) is not None else str(op.Reshape(value, [-1]))
+    return value if value is None or op.rank(value) is not None else op.Reshape(value, [-1])
 
 
 def _rank(op: Emitter, X: str, d_Y: str, every: str | None) -> int | None:
@@ -149,10 +149,10 @@ def _weighed(op: Emitter, Y: str, W: str, outer: str, count: str, inner: str | N
     rows = product(op, join(op, one, outer))
     if inner is None:
         Y = op.Reshape(Y, join(op, rows, count), allowzero=1)
-        return str(op.MatMul(Y, W if forward else op.Transpose(W, perm=[1, 0])))
+        return op.MatMul(Y, W if forward else op.Transpose(W, perm=[1, 0]))
     columns = product(op, join(op, one, inner))
     Y = op.Reshape(Y, join(op, rows, count, columns), allowzero=1)
-    return str(op.MatMul(op.Transpose(W, perm=[1, 0]) if forward else W, Y))
+    return op.MatMul(op.Transpose(W, perm=[1, 0]) if forward else W, Y)
 
 
 def _resized_behind(op: Emitter, X: str, plan: _Sizes, attributes: Mapping[str, Any]) -> list[str]:
@@ -227,16 +227,16 @@ def _weights(op: Emitter, plan: _Sizes, k: int, axis: int, attributes: Mapping[s
             counts = [size] if alone else [op.const([1]), size, op.const([2])]
             sizes = join(op, *counts, _element(op, plan.sizes, k))
         if alone:
-            return str(op.Resize(eye, roi, factors, sizes, **attributes))
+            return op.Resize(eye, roi, factors, sizes, **attributes)
         resized = op.Resize(op.Unsqueeze(eye, [0, 2]), roi, factors, sizes, **attributes)
-        return str(op.Gather(op.Gather(resized, op.const(0), axis=0), op.const(0), axis=1))
+        return op.Gather(op.Gather(resized, op.const(0), axis=0), op.const(0), axis=1)
     assert plan.sizes is not None
     count = _element(op, plan.sizes, k)
     short, shortened = plan.ratio
     images = op.Expand(op.Unsqueeze(eye, [0, 3]), join(op, op.const([1]), size, size, short))
     resized = op.Resize(images, roi, None, join(op, count, shortened), **attributes)
     W = op.Gather(op.Gather(resized, op.const(0), axis=0), op.const(0), axis=2)
-    return str(op.Slice(W, [0], _element(op, plan.after, axis), [1]))  # an axis that `_lengthened` added keeps its size
+    return op.Slice(W, [0], _element(op, plan.after, axis), [1])  # an axis that `_lengthened` added keeps its size
 
 
 def _changes(op: Emitter, plan: _Sizes, axis: int) -> bool:
@@ -264,7 +264,7 @@ def _lengthened(op: Emitter, plan: _Sizes) -> _Sizes:
     more = op.Sub([_MOST_AXES], rank)
 
     def longer(vector: str, value: int) -> str:
-        return str(op.Concat(op.Expand(op.const([value], like=vector), more), vector, axis=0))
+        return op.Concat(op.Expand(op.const([value], like=vector), more), vector, axis=0)
 
     roi = plan.roi
     if roi is not None:
@@ -289,7 +289,7 @@ def _element(op: Emitter, vector: str, k: int) -> str:
     if known is not None:
         return op.const(known[[k]])
     known_dim = dims[k] if dims is not None else None
-    return op.const([known_dim]) if isinstance(known_dim, int) else str(op.Gather(vector, [k]))
+    return op.const([known_dim]) if isinstance(known_dim, int) else op.Gather(vector, [k])
 
 
 # By what moves the points
@@ -396,9 +396,9 @@ def _scale(op: Emitter, plan: _Sizes, k: int, size: str) -> str:
         return _double(op, _element(op, plan.scales, k))
     if plan.ratio is not None:
         short, shortened = (_double(op, value) for value in plan.ratio)
-        return str(op.Div(shortened, short))
+        return op.Div(shortened, short)
     assert plan.sizes is not None
-    return str(op.Div(_double(op, _element(op, plan.sizes, k)), op.Max(size, 1)))
+    return op.Div(_double(op, _element(op, plan.sizes, k)), op.Max(size, 1))
 
 
 def _slopes(
@@ -481,7 +481,7 @@ def _polynomial(op: Emitter, coefficients: np.ndarray, x: str) -> str:
 def _nudge(op: Emitter, direction: str) -> str:
     """A step that takes a coordinate off an element in this direction."""
     known = op.constant(direction)
-    return str(op.Mul(op.Sign(direction), _CLOSE)) if known is None else op.const(np.sign(known) * _CLOSE)
+    return op.Mul(op.Sign(direction), _CLOSE) if known is None else op.const(np.sign(known) * _CLOSE)
 
 
 def _double(op: Emitter, value: str) -> str:

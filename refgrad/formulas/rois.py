@@ -96,7 +96,7 @@ def make_samples(
 def _order(op: Emitter, count: str) -> str:
     """0, 1, ... up to the largest count; 0 alone where nothing is counted."""
     counts = op.Concat(op.Reshape(count, [-1]), typed(op, np.ones(1), like=count), axis=0)
-    return str(op.Range(0, op.ReduceMax(counts, keepdims=0), 1))
+    return op.Range(0, op.ReduceMax(counts, keepdims=0), 1)
 
 
 def make_pixels(op: Emitter, start: str, size: str, length: str, bins: int) -> Taps:

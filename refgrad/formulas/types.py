@@ -11,7 +11,7 @@ from refgrad.reverse.emit import Emitter
 
 def as_scalar(op: Emitter, value: str, kind: int) -> str:
     """The one element of `value` as a scalar of type `kind`."""
-    return op.as_type(str(op.Reshape(value, np.zeros(0, np.int64))), kind)
+    return op.as_type(op.Reshape(value, np.zeros(0, np.int64)), kind)
 
 
 def wide_type(op: Emitter, value: str) -> int:

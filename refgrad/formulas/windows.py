@@ -125,15 +125,15 @@ def lay(op: Emitter, dY: str, W: str, X: str, windows: Windows, group: int = 1) 
     axes = list(range(2, 2 + windows.rank))
     size = op.Shape(X, start=2)
     if isinstance(windows.begin, str):
-        return str(op.Slice(laid, windows.begin, op.Add(windows.begin, size), axes))
-    return str(op.Slice(laid, [0] * windows.rank, size, axes))
+        return op.Slice(laid, windows.begin, op.Add(windows.begin, size), axes)
+    return op.Slice(laid, [0] * windows.rank, size, axes)
 
 
 def pad_at_run_time(op: Emitter, X: str, windows: Windows) -> str:
     """`X` with the pads that no attribute can hold, because only the run tells them."""
     if not isinstance(windows.begin, str):
         return X
-    return str(op.Pad(X, op.Concat([0, 0], windows.begin, [0, 0], windows.end, axis=0)))
+    return op.Pad(X, op.Concat([0, 0], windows.begin, [0, 0], windows.end, axis=0))
 
 
 def _halves(total: Ints, auto_pad: str) -> tuple[Ints, Ints]:

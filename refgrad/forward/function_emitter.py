@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
+from refgrad.forward.operators import Operators
 from refgrad.protos.domains import MICROSOFT
 from refgrad.protos.reading import CONSTANT
 from refgrad.protos.types import Type
@@ -19,29 +20,42 @@ _TYPED = dict.fromkeys(("Shape", "Size"), int(TensorProto.INT64)) | dict.fromkey
 )
 
 
-class FunctionEmitter:
+class FunctionEmitter(Operators):
     """Collects the nodes of a function body: `op.Add(x, y)` adds one of ai.onnx and returns the name of its result.
 
     An argument is a value's name, a number (of the type of the last operand that is not a condition), a list of integers, an
     array, or None. `types` has what is known of the operator's inputs. Constants are nodes: a function has no initializers.
     """
 
-    def __init__(self, opset: int) -> None:
+    def __init__(self, opset: int, operator: str, node: str) -> None:
+        """Emit the body of `operator` for the node called `node`, in ai.onnx operators of `opset`."""
         self.opset = opset
+        self._owner = operator, node
         self.nodes: list[NodeProto] = []
         self.types: dict[str, Type] = {}
 
-    def __getattr__(self, op_type: str) -> Callable[..., Any]:
-        if not op_type[:1].isupper():
-            raise AttributeError(op_type)
-        return lambda *inputs, outputs=1, **attributes: self.emit(op_type, "", inputs, outputs, attributes)
+    @property
+    def rule(self) -> str:
+        """The operator whose body it is: for messages."""
+        return self._owner[0]
+
+    @property
+    def node(self) -> str:
+        """The name of the node that the body stands for: for messages."""
+        return self._owner[1]
 
     def com_microsoft(self, op_type: str, *inputs: Argument, outputs: int = 1, **attributes: Any) -> Any:
         """Add a node of ONNX Runtime's domain."""
         return self.emit(op_type, MICROSOFT, inputs, outputs, attributes)
 
     def emit(
-        self, op_type: str, domain: str, inputs: Sequence[Argument], outputs: int, attributes: Mapping[str, Any]
+        self,
+        op_type: str,
+        domain: str,
+        inputs: Sequence[Argument],
+        outputs: int,
+        attributes: Mapping[str, Any],
+        optional_outputs: bool = False,
     ) -> Any:
         """Add a node; its result's name, or a tuple of names where it has several. Attributes that are None are left out."""
         names = [self._name(x, inputs) for x in inputs]

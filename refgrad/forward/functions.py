@@ -30,7 +30,7 @@ def make_function(
     given = {a.name: attribute_value(a) for a in node.attribute}
     if misfit := known.misfit(node):
         raise UnsupportedFormError(misfit)
-    body = FunctionEmitter(opsets.get("", ASSUMED_OPSET))
+    body = FunctionEmitter(opsets.get("", ASSUMED_OPSET), node.op_type, node.name)
     count = len(node.input)
     formal = [f"in_{k}" for k in range(count)]
     actual: list[Any] = []

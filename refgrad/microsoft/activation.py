@@ -40,18 +40,18 @@ def bias_gelu_body(op: FunctionEmitter, A: str, B: str) -> str:
 @operator("QuickGelu", "Y")
 def quick_gelu_body(op: FunctionEmitter, X: str, *, alpha: float = _SIGMOID_GELU) -> str:
     """x·σ(α·x)"""
-    return str(op.Mul(X, op.Sigmoid(op.Mul(X, alpha))))
+    return op.Mul(X, op.Sigmoid(op.Mul(X, alpha)))
 
 
 def _gelu(op: FunctionEmitter, x: str, approximate: str) -> str:
     if op.opset >= 20:
-        return str(op.Gelu(x, approximate=approximate))
+        return op.Gelu(x, approximate=approximate)
     if approximate == "tanh":
         cubic = op.Mul(op.Mul(op.Mul(x, x), x), 0.044715)
         u = op.Tanh(op.Mul(op.Add(x, cubic), math.sqrt(2 / math.pi)))
     else:
         u = op.Erf(op.Mul(x, math.sqrt(0.5)))
-    return str(op.Mul(x, op.Add(op.Mul(u, 0.5), 0.5)))
+    return op.Mul(x, op.Add(op.Mul(u, 0.5), 0.5))
 
 
 @rule("Gelu", domain=MICROSOFT)
@@ -95,8 +95,8 @@ def bias_softmax(op: FunctionEmitter, data: str, bias: str, *, axis: int = 1, is
     x = op.Add(data, bias)
     rank = op.rank(data)
     if axis == -1 or axis + 1 == rank:
-        return str(op.Softmax(x, axis=-1))
-    return str(op.Reshape(op.Softmax(op.Flatten(x, axis=axis), axis=1), op.Shape(x), allowzero=1))
+        return op.Softmax(x, axis=-1)
+    return op.Reshape(op.Softmax(op.Flatten(x, axis=axis), axis=1), op.Shape(x), allowzero=1)
 
 
 @operator("BiasDropout", "output", optional=["mask"], others=("mask", "training_mode"))
@@ -116,7 +116,7 @@ def bias_dropout(
 
 
 def plus(op: FunctionEmitter, x: str, bias: str | None) -> str:
-    return x if bias is None else str(op.Add(x, bias))
+    return x if bias is None else op.Add(x, bias)
 
 
 def activated(op: FunctionEmitter, x: str, activation: str | None, parameters: Sequence[float | None]) -> str:
@@ -130,16 +130,16 @@ def activated(op: FunctionEmitter, x: str, activation: str | None, parameters: S
     if activation == "QuickGelu":
         return str(op.com_microsoft("QuickGelu", x, alpha=_or(parameters, 0, _SIGMOID_GELU)))
     if activation == "LeakyRelu":
-        return str(op.LeakyRelu(x, alpha=_or(parameters, 0, 0.01)))
+        return op.LeakyRelu(x, alpha=_or(parameters, 0, 0.01))
     if activation == "Elu":
-        return str(op.Elu(x, alpha=_or(parameters, 0, 1.0)))
+        return op.Elu(x, alpha=_or(parameters, 0, 1.0))
     if activation == "ThresholdedRelu":
-        return str(op.ThresholdedRelu(x, alpha=_or(parameters, 0, 1.0)))
+        return op.ThresholdedRelu(x, alpha=_or(parameters, 0, 1.0))
     if activation == "HardSigmoid":
-        return str(op.HardSigmoid(x, alpha=_or(parameters, 0, 0.2), beta=_or(parameters, 1, 0.5)))
+        return op.HardSigmoid(x, alpha=_or(parameters, 0, 0.2), beta=_or(parameters, 1, 0.5))
     if activation == "Clip":
         low, high = (parameters[k] if k < len(parameters) else None for k in (0, 1))
-        return str(op.Clip(x, *(None if v is None else op.const(v, like=x) for v in (low, high))))
+        return op.Clip(x, *(None if v is None else op.const(v, like=x) for v in (low, high)))
     raise UnsupportedFormError(f"its activation {activation!r} is not known here")
 
 
@@ -151,7 +151,7 @@ def _or(parameters: Sequence[float | None], position: int, default: float) -> fl
 @form("ReluGrad", results=[like("dY")])
 def relu_grad(op: Emitter, dY: str, Y: str) -> str:
     """The kernel asks for Y > 0, so X will do in its place"""
-    return str(op.Where(op.Greater(Y, 0.0), dY, 0.0))
+    return op.Where(op.Greater(Y, 0.0), dY, 0.0)
 
 
 @form("LeakyReluGrad", results=[like("dY")])

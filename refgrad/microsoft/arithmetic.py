@@ -54,7 +54,7 @@ def broadcast_gradient_args(op: Emitter, a_shape: str, b_shape: str) -> tuple[st
     def axes(count: str, mine: str, facing: str) -> str:
         stretched = op.And(op.Equal(mine, 1), op.Not(op.Equal(facing, 1)))
         broadcast = op.Or(op.Less(places, count), op.Gather(stretched, places))
-        return str(op.Compress(places, broadcast, axis=0))
+        return op.Compress(places, broadcast, axis=0)
 
     return axes(missing[0], own, other), axes(missing[1], other, own)
 
@@ -68,7 +68,7 @@ def div_grad(op: Emitter, dY: str, A: str, B: str) -> tuple[str, str]:
 def scale(op: Emitter, X: str, scale: str, *, scale_down: int = 0) -> str:
     """X·scale, or X/scale with scale_down; the scale is one number of any type"""
     number = as_scalar(op, scale, op.type(X))
-    return str(op.Div(X, number) if scale_down else op.Mul(X, number))
+    return op.Div(X, number) if scale_down else op.Mul(X, number)
 
 
 @form("BatchScale", results=[like("X"), like("X"), like("X")])

@@ -117,7 +117,7 @@ def attention(
 
 def _heads(op: FunctionEmitter, x: str, num_heads: int) -> str:
     """(B, L, heads·H) to (B, heads, L, H)"""
-    return str(op.Transpose(op.Reshape(x, [0, 0, num_heads, -1]), perm=[0, 2, 1, 3]))
+    return op.Transpose(op.Reshape(x, [0, 0, num_heads, -1]), perm=[0, 2, 1, 3])
 
 
 def _masked(op: FunctionEmitter, scores: str, mask: str, filter_value: float) -> str:
@@ -129,7 +129,7 @@ def _masked(op: FunctionEmitter, scores: str, mask: str, filter_value: float) ->
             f"its mask is {known}; only masks of shape (batch, keys) and (batch, queries, keys) are covered"
         )
     hidden = op.Not(op.Greater(op.Unsqueeze(mask, [1, 2] if rank == 2 else [1]), 0))
-    return str(op.Add(scores, op.Mul(op.CastLike(hidden, scores), filter_value)))
+    return op.Add(scores, op.Mul(op.CastLike(hidden, scores), filter_value))
 
 
 def _attend(
@@ -158,4 +158,4 @@ def _attend(
         columns = op.Range(zero, keys, one)
         scores = op.Where(op.Greater(columns, rows), op.const(-math.inf, like=scores), scores)
     y = op.Transpose(op.MatMul(op.Softmax(scores, axis=-1), v), perm=[0, 2, 1, 3])
-    return str(op.Reshape(y, [0, 0, -1]))
+    return op.Reshape(y, [0, 0, -1])

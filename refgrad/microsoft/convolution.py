@@ -58,7 +58,7 @@ def _nothing(op: Emitter, dY: str, X: str, W: str) -> tuple[str, str, str]:
 def _of_images(op: Emitter, X: str, dW: str) -> str:
     """0 where the run tells that there are no images: ONNX Runtime's Conv then returns what was in the memory before"""
     batch = (op.shape(X) or (None,))[0]
-    return dW if isinstance(batch, int) else str(op.Where(op.Equal(op.Shape(X, end=1), 0), 0.0, dW))
+    return dW if isinstance(batch, int) else op.Where(op.Equal(op.Shape(X, end=1), 0), 0.0, dW)
 
 
 @form("ConvGrad", results=[like("X"), like("W"), typed("W")], attributes=_CONV)

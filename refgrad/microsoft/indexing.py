@@ -14,7 +14,7 @@ from refgrad.tables.registry import rule
 @operator("ShrunkenGather", "output", others=("indices",))
 def shrunken_gather(op: FunctionEmitter, data: str, indices: str, *, axis: int = 0) -> str:
     """Gather with a vector of indices"""
-    return str(op.Gather(data, indices, axis=axis))
+    return op.Gather(data, indices, axis=axis)
 
 
 @rule("ShrunkenGather", domain=MICROSOFT, wrt=["data"])
@@ -30,7 +30,7 @@ def pad_and_unflatten(op: FunctionEmitter, input: str, indices: str, unflatten_d
     rows = op.Concat(op.ReduceProd(unflatten_dims, keepdims=1), rest, axis=0)
     zeros = op.Expand(op.const(0.0, like=input), rows)
     padded = op.ScatterND(zeros, op.Unsqueeze(indices, [-1]), input)
-    return str(op.Reshape(padded, op.Concat(unflatten_dims, rest, axis=0), allowzero=1))
+    return op.Reshape(padded, op.Concat(unflatten_dims, rest, axis=0), allowzero=1)
 
 
 @operator("FlattenAndUnpad", "output", "unflatten_dims", others=("indices", "unflatten_dims"))

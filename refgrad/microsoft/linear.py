@@ -28,7 +28,7 @@ def fused_matmul(
 ) -> str:
     """α·A'·B', where trans exchanges the last two axes after transBatch has put the first axis before the last"""
     y = op.MatMul(_arranged(op, A, transA, transBatchA), _arranged(op, B, transB, transBatchB))
-    return y if alpha == 1 else str(op.Mul(y, alpha))
+    return y if alpha == 1 else op.Mul(y, alpha)
 
 
 @operator("TransposeMatMul", "Y")
@@ -49,13 +49,13 @@ def _arranged(op: FunctionEmitter, A: str, trans: int, trans_batch: int) -> str:
             perm = [*perm[1:-1], 0, rank - 1]
         if trans:
             perm[-2:] = perm[:-3:-1]
-        return str(op.Transpose(A, perm=perm))
+        return op.Transpose(A, perm=perm)
     if trans_batch:
         raise UnsupportedFormError("the rank of an operand that transBatch permutes is unknown; add it to value_info")
     batch, rows, columns = op.Shape(A, end=-2), op.Shape(A, start=-2, end=-1), op.Shape(A, start=-1)
     matrices = op.Reshape(A, op.Concat(op.ReduceProd(batch, keepdims=1), rows, columns, axis=0), allowzero=1)
     exchanged = op.Transpose(matrices, perm=[0, 2, 1])
-    return str(op.Reshape(exchanged, op.Concat(batch, columns, rows, axis=0), allowzero=1))
+    return op.Reshape(exchanged, op.Concat(batch, columns, rows, axis=0), allowzero=1)
 
 
 @operator("FusedGemm", "Y")

@@ -101,7 +101,7 @@ def softmax_cross_entropy_loss_internal_grad(
     d = _class_gradient(op, dY, log_prob, label, weight, reduction, ignored, kind if bias is None else wide)
     if bias is None:
         return d
-    return op.as_type(str(op.Add(d, op.reshape_like(op.as_type(bias, wide), log_prob))), kind)
+    return op.as_type(op.Add(d, op.reshape_like(op.as_type(bias, wide), log_prob)), kind)
 
 
 @form("NegativeLogLikelihoodLossInternal", "NegativeLogLikelihoodLossInternal2", results=[typed("log_prob")])
@@ -154,7 +154,7 @@ def _reduced(op: FunctionEmitter, losses: str, weight: str | None, reduction: st
     if reduction == "none":
         return losses
     if reduction == "mean" and weight is None:
-        return str(op.ReduceMean(losses, keepdims=0))
+        return op.ReduceMean(losses, keepdims=0)
     total = op.ReduceSum(losses, keepdims=0)
     return str(op.Div(total, op.ReduceSum(weight, keepdims=0)) if reduction == "mean" else total)
 
@@ -162,7 +162,7 @@ def _reduced(op: FunctionEmitter, losses: str, weight: str | None, reduction: st
 def _per_row(op: Emitter, scores: str) -> str:
     """1 over the number of rows"""
     rows = op.ReduceProd(op.Shape(scores, end=-1), keepdims=0)
-    return str(op.Reciprocal(op.Cast(rows, to=op.type(scores))))
+    return op.Reciprocal(op.Cast(rows, to=op.type(scores)))
 
 
 @form("SoftmaxCrossEntropyGrad", results=[like("log_prob")])
@@ -173,11 +173,11 @@ def softmax_cross_entropy_grad(op: Emitter, dY: str, log_prob: str, label: str, 
     elif reduction == "none":
         dY = op.Unsqueeze(dY, [-1])
     total = op.ReduceSum(label, [-1], keepdims=1)
-    return str(op.Mul(dY, op.Sub(op.Mul(op.Exp(log_prob), total), label)))
+    return op.Mul(dY, op.Sub(op.Mul(op.Exp(log_prob), total), label))
 
 
 def _total(op: Emitter, weight: str) -> str:
-    return str(op.ReduceSum(weight, keepdims=0))
+    return op.ReduceSum(weight, keepdims=0)
 
 
 @form("SparseSoftmaxCrossEntropyGrad", results=[like("log_prob")], domains=("", MICROSOFT))

@@ -58,7 +58,7 @@ def simplified_layer_normalization(
     else:
         ones = op.const(np.ones(end - axis, np.int64))
     rows = op.Concat(op.Shape(X, end=axis), ones, axis=0)
-    return str(op.Reshape(y, op.Shape(X), allowzero=1)), str(op.Reshape(r, rows, allowzero=1))
+    return op.Reshape(y, op.Shape(X), allowzero=1), op.Reshape(r, rows, allowzero=1)
 
 
 def _by_root_mean_square(op: FunctionEmitter, x: str, scale: str, axes: list[int], epsilon: float) -> tuple[str, str]:
@@ -67,7 +67,7 @@ def _by_root_mean_square(op: FunctionEmitter, x: str, scale: str, axes: list[int
     wide = op.Cast(x, to=TensorProto.FLOAT) if narrow else x
     r = op.Reciprocal(op.Sqrt(op.Add(op.reduce("ReduceMean", op.Mul(wide, wide), axes), epsilon)))
     y = op.Mul(wide, r)
-    return str(op.Mul(op.CastLike(y, scale) if narrow else y, scale)), str(r)
+    return op.Mul(op.CastLike(y, scale) if narrow else y, scale), str(r)
 
 
 @operator("GroupNorm", "Y")

@@ -24,13 +24,13 @@ def _flag(op: Emitter, node: Node, value: str | None, rank: int) -> str:
         rank = declared
     if value is None:
         return op.const(np.ones([1] * rank, bool))
-    return str(op.Reshape(value, [1] if rank else np.zeros(0, np.int64)))
+    return op.Reshape(value, [1] if rank else np.zeros(0, np.int64))
 
 
 def _kept(op: Emitter, update: str | None, new: str, old: str) -> str:
     """`new`, of the type of `old`; `old` where there is no update."""
     new = op.as_type(new, op.type(old))
-    return new if update is None else str(op.Where(as_scalar(op, update, TensorProto.BOOL), new, old))
+    return new if update is None else op.Where(as_scalar(op, update, TensorProto.BOOL), new, old)
 
 
 def _after(op: Emitter, step: str, base: float, kind: int) -> str:
@@ -223,7 +223,7 @@ def reduce_all_l2(op: Emitter, *xs: str) -> str:
 def is_finite(op: Emitter, X: str) -> str:
     """Whether each element is neither infinite nor NaN"""
     (x,) = widened(op, X)
-    return str(op.Not(op.Or(op.IsInf(x), op.IsNaN(x))))
+    return op.Not(op.Or(op.IsInf(x), op.IsNaN(x)))
 
 
 @form("IsAllFinite", results=[elements(TensorProto.BOOL)])
@@ -238,13 +238,13 @@ def is_all_finite(op: Emitter, *xs: str, isinf_only: int = 0, isnan_only: int = 
     total = wrong[0]
     for more in wrong[1:]:
         total = op.Add(total, more)
-    return str(op.Equal(total, 0))
+    return op.Equal(total, 0)
 
 
 @form("All", results=[elements(TensorProto.BOOL)])
 def all_(op: Emitter, X: str) -> str:
     """Whether every element is true"""
-    return str(op.Equal(op.ReduceSum(op.Cast(op.Not(X), to=TensorProto.INT64), keepdims=0), 0))
+    return op.Equal(op.ReduceSum(op.Cast(op.Not(X), to=TensorProto.INT64), keepdims=0), 0)
 
 
 @form("MixedPrecisionScale", rest=typed("scale", cast="to"))

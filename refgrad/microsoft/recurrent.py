@@ -39,7 +39,7 @@ def _until(op: Emitter, values: str, sequence_lens: str | None) -> str:
     count = op.Cast(op.Squeeze(op.Shape(values, end=1), [0]), to=op.type(sequence_lens))
     zero, one = (op.const(number, like=sequence_lens) for number in (0, 1))
     inside = op.Less(op.Unsqueeze(op.Range(zero, count, one), [1]), sequence_lens)
-    return str(op.Where(op.Unsqueeze(inside, [1, 3]), values, 0.0))
+    return op.Where(op.Unsqueeze(inside, [1, 3]), values, 0.0)
 
 
 def _is_special(attributes: Mapping[str, Any]) -> bool:

@@ -10,4 +10,4 @@ from refgrad.reverse.emit import Emitter
 @form("ReduceSumTraining", results=[typed("X")])
 def reduce_sum_training(op: Emitter, X: str, axes: str, *, keepdims: int = 1, noop_with_empty_axes: int = 0) -> str:
     """ReduceSum"""
-    return str(op.ReduceSum(X, axes, keepdims=keepdims, noop_with_empty_axes=noop_with_empty_axes))
+    return op.ReduceSum(X, axes, keepdims=keepdims, noop_with_empty_axes=noop_with_empty_axes)

@@ -34,7 +34,7 @@ def concat_training_rule(op: Emitter, d_concat_result: str, inputs: list[str], p
 @operator("Trilu", "Y", others=["k"])
 def trilu_body(op: FunctionEmitter, X: str, k: str | None = None, *, upper: int = 1) -> str:
     """The triangle of X, 0 elsewhere"""
-    return str(op.Trilu(X, k, upper=upper))
+    return op.Trilu(X, k, upper=upper)
 
 
 @rule("Trilu", domain=MICROSOFT, wrt=["X"])

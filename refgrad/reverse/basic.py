@@ -10,12 +10,12 @@ from onnx import GraphProto, TensorProto, helper, numpy_helper
 
 from refgrad.errors import RuleError
 from refgrad.forward.graph import Graph, Node
+from refgrad.forward.misuse import no_such_primitive
+from refgrad.forward.operators import Operators
 from refgrad.protos.domains import MICROSOFT
 from refgrad.protos.types import Shape
 from refgrad.reverse.edits import Edits
 from refgrad.reverse.emission import Argument, Emission
-from refgrad.reverse.misuse import no_such_primitive
-from refgrad.reverse.operators import Operators
 from refgrad.reverse.values import Values
 from refgrad.tables.registry import LOWERINGS
 from refgrad.tables.schemas import find_schema

@@ -11,9 +11,9 @@ import numpy as np
 from onnx import AttributeProto, GraphProto, StringStringEntryProto, TensorProto, helper, numpy_helper
 
 from refgrad.errors import RuleError
+from refgrad.forward.misuse import not_a_value, not_one_value
 from refgrad.protos.reading import CONSTANT
 from refgrad.protos.walk import captured, fresh, subgraphs
-from refgrad.reverse.misuse import not_a_value, not_one_value
 from refgrad.reverse.values import Values
 
 Argument = str | float | Sequence[int] | np.ndarray | None

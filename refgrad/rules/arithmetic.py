@@ -292,7 +292,7 @@ def cum_prod(op: Emitter, d_y: str, x: str, axis: str, exclusive: int, reverse: 
         else:
             there = op.Min([distance], op.Gather(op.Shape(x), places, axis=0))
             end = op.Concat(*((op.Neg(there), there) if not reverse else (there, op.Neg(there))), axis=0)
-        return str(op.Pad(value, end, None, places))
+        return op.Pad(value, end, None, places)
 
     if size == 0:
         return d_y

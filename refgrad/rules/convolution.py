@@ -66,7 +66,7 @@ def _block_places(op: Emitter, image_shape: str, block_shape: str, axis: int, st
     size, count = op.Gather(image_shape, axis, axis=0), op.Gather(block_shape, axis, axis=0)
     inside_ = op.Mul(op.Range(0, count, 1), hole)
     last_ = op.Sub(op.Add(size, pads), op.Mul(op.Sub(count, 1), hole))
-    return str(op.Add(op.Unsqueeze(inside_, [1]), op.Range(0, last_, step)))
+    return op.Add(op.Unsqueeze(inside_, [1]), op.Range(0, last_, step))
 
 
 @rule("ConvTranspose")

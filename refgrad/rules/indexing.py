@@ -68,12 +68,12 @@ def scatter_nd(
 def _put_rows(op: Emitter, x: str, indices: str, updates: str, reduction: str | None) -> str:
     """ScatterND. With a reduction it becomes a ScatterElements: ONNX Runtime's ScatterND adds in parallel and loses terms."""
     if reduction is None:
-        return str(op.ScatterND(x, indices, updates))
+        return op.ScatterND(x, indices, updates)
     size, shape = _elements(op, x), op.shape_of(x)
     numbers = op.Reshape(op.Range(0, op.Squeeze(size, [0]), 1), shape, allowzero=1)
     places, rows = op.Reshape(op.GatherND(numbers, indices), [-1]), op.Reshape(updates, [-1])
     put = op.ScatterElements(op.Reshape(x, [-1]), places, rows, axis=0, reduction=reduction)
-    return str(op.Reshape(put, shape, allowzero=1))
+    return op.Reshape(put, shape, allowzero=1)
 
 
 def _scatter(
@@ -95,7 +95,7 @@ def _scatter(
         factors, zeros = op.Where(zero, 1, updates), op.Where(zero, updates, 0)
 
         def others(x: str) -> str:
-            return str(op.Sub(take(put(none, x, "add")), x))
+            return op.Sub(take(put(none, x, "add")), x)
 
         count = others(op.Cast(zero, to=op.type(data)))
         rest = op.Where(op.Equal(count, 0), 1, op.Where(op.Equal(count, 1), others(zeros), 0))

@@ -140,7 +140,7 @@ def _without(term: str, axes: list[int]) -> str:
 def _on_diagonal(op: Emitter, adjoint: str, X: str, first: int, second: int) -> str:
     """`adjoint` repeated along the axis `second` of X, which has size 1 in it, and 0 where the two axes differ."""
     numbers = positions(op, X, first)
-    return str(op.Where(op.Equal(along(op, numbers, X, first), along(op, numbers, X, second)), adjoint, 0.0))
+    return op.Where(op.Equal(along(op, numbers, X, first), along(op, numbers, X, second)), adjoint, 0.0)
 
 
 def _subscripts(equation: str) -> tuple[list[str], str]:

@@ -50,7 +50,7 @@ def normalizer(op: FunctionEmitter, X: str, *, norm: str = "MAX") -> str:
     else:
         raise UnsupportedFormError(f"its norm {norm!r} is not known; there are MAX, L1 and L2")
     size = op.Where(op.Equal(size, op.const(0.0, like=x)), op.const(1.0, like=x), size)
-    return str(op.Div(x, op.Sqrt(size) if norm == "L2" else size))
+    return op.Div(x, op.Sqrt(size) if norm == "L2" else size)
 
 
 @operator("Imputer", "Y", domain=ML)
@@ -67,7 +67,7 @@ def imputer(
     if not imputed_value_floats:
         raise UnsupportedFormError("it has no imputed_value_floats, which an input of floats needs")
     missing = op.IsNaN(X) if math.isnan(replaced_value_float) else op.Equal(X, op.const(replaced_value_float, like=X))
-    return str(op.Where(missing, op.CastLike(_constant(op, imputed_value_floats), X), X))
+    return op.Where(missing, op.CastLike(_constant(op, imputed_value_floats), X), X)
 
 
 @operator("FeatureVectorizer", "Y", domain=ML)
@@ -82,7 +82,7 @@ def feature_vectorizer(op: FunctionEmitter, *X: str, inputdimensions: Ints | Non
             lacking = op.Sub([inputdimensions[k]], op.Shape(part, start=1, end=2))
             part = op.Pad(part, op.Concat(op.const(np.zeros(3, np.int64)), lacking, axis=0))
         parts.append(part)
-    return str(op.Concat(*parts, axis=1))
+    return op.Concat(*parts, axis=1)
 
 
 @operator("ArrayFeatureExtractor", "Z", domain=ML, others=("Y",))
@@ -142,12 +142,12 @@ def linear_classifier(
 def _of_two(op: FunctionEmitter, score: str, post_transform: str, other: str) -> str:
     """The scores of two classes, where only the score of the second is computed."""
     if post_transform == "LOGISTIC":
-        return str(op.Sigmoid(op.Concat(op.Neg(score), score, axis=1)))
+        return op.Sigmoid(op.Concat(op.Neg(score), score, axis=1))
     if post_transform != "NONE":
         raise UnsupportedFormError(
             f"runtimes disagree on post_transform={post_transform} of one score for two classes; compute both scores"
         )
-    return str(op.Concat(other, score, axis=1))
+    return op.Concat(other, score, axis=1)
 
 
 def _linear(op: FunctionEmitter, X: str, coefficients: Floats | None, intercepts: Floats | None, rows: int) -> str:
@@ -156,7 +156,7 @@ def _linear(op: FunctionEmitter, X: str, coefficients: Floats | None, intercepts
         raise UnsupportedFormError(f"its {len(coefficients or ())} coefficients are not {rows} rows of equal length")
     weights = np.array(coefficients, np.float32).reshape(rows, -1).T
     scores = op.MatMul(_float(op, X), op.const(np.ascontiguousarray(weights)))
-    return str(op.Add(scores, _constant(op, intercepts))) if intercepts else str(scores)
+    return op.Add(scores, _constant(op, intercepts)) if intercepts else str(scores)
 
 
 @operator("SVMRegressor", "Y", domain=ML)
@@ -260,15 +260,15 @@ def _kernel(
     if kernel_type == "RBF":
         difference = op.Sub(op.Unsqueeze(x, [1]), op.const(s))
         square = op.ReduceSum(op.Mul(difference, difference), [2], keepdims=0)
-        return str(op.Exp(op.Mul(square, -gamma)))
+        return op.Exp(op.Mul(square, -gamma))
     product = op.MatMul(x, op.const(np.ascontiguousarray(s.T)))
     if kernel_type == "LINEAR":
         return str(product)
     affine = op.Add(op.Mul(product, gamma), op.const(shift, like=x))
     if kernel_type == "POLY":
-        return str(op.Pow(affine, op.const(degree, like=x)))
+        return op.Pow(affine, op.const(degree, like=x))
     if kernel_type == "SIGMOID":
-        return str(op.Tanh(affine))
+        return op.Tanh(affine)
     raise UnsupportedFormError(f"its kernel_type {kernel_type!r} is not known; there are LINEAR, POLY, RBF and SIGMOID")
 
 
@@ -277,9 +277,9 @@ def _transformed(op: FunctionEmitter, scores: str, post_transform: str, columns:
         case "NONE":
             return scores
         case "LOGISTIC":
-            return str(op.Sigmoid(scores))
+            return op.Sigmoid(scores)
         case "SOFTMAX":
-            return str(op.Softmax(scores, axis=1))
+            return op.Softmax(scores, axis=1)
         case "SOFTMAX_ZERO":  # a score of 0, to 1e-7, stays about 0 and does not count
             zero = op.Not(op.Greater(op.Abs(scores), op.const(1e-7, like=scores)))
             largest = _largest(op, scores, 1)
@@ -287,7 +287,7 @@ def _transformed(op: FunctionEmitter, scores: str, post_transform: str, columns:
             size = op.ReduceSum(powers, [1], keepdims=1)
             none = op.Equal(size, op.const(0.0, like=scores))
             shares = op.Div(powers, op.Where(none, op.const(1.0, like=scores), size))
-            return str(op.Where(none, op.const(0.5, like=scores), shares))
+            return op.Where(none, op.const(0.5, like=scores), shares)
         case "PROBIT":
             return _probit(op, scores)
     raise UnsupportedFormError(
@@ -311,15 +311,15 @@ def _probit(op: FunctionEmitter, p: str) -> str:
     v = op.Add(op.Mul(log, 0.5), op.const(2 / (math.pi * _WINITZKI), like=p))
     root = op.Sqrt(op.Sub(op.Mul(v, v), op.Mul(log, 1 / _WINITZKI)))
     scaled = op.Sqrt(op.Div(ratio, op.Mul(op.Add(v, root), _WINITZKI)))
-    return str(op.Mul(op.Mul(x, scaled), math.sqrt(2)))
+    return op.Mul(op.Mul(x, scaled), math.sqrt(2))
 
 
 def _largest(op: FunctionEmitter, x: str, axis: int) -> str:
-    return str(op.ReduceMax(x, [axis]) if op.opset >= 18 else op.ReduceMax(x, axes=[axis]))
+    return op.ReduceMax(x, [axis]) if op.opset >= 18 else op.ReduceMax(x, axes=[axis])
 
 
 def _float(op: FunctionEmitter, X: str) -> str:
-    return X if op.type(X) == TensorProto.FLOAT else str(op.Cast(X, to=TensorProto.FLOAT))
+    return X if op.type(X) == TensorProto.FLOAT else op.Cast(X, to=TensorProto.FLOAT)
 
 
 def _constant(op: FunctionEmitter, values: Floats) -> str:

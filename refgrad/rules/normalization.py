@@ -189,10 +189,10 @@ def _grouped(op: Emitter, value: str, X: str, groups: int) -> str:
     """`value`, of the shape of `X`, as (N, groups, channels of a group, space)"""
     known = [dim for dim in (op.shape(X) or ())[1:] if isinstance(dim, int)]
     if known and 0 not in known and len(known) + 1 == op.rank(X):
-        return str(op.Reshape(value, [-1, groups, known[0] // groups, math.prod(known[1:])]))
+        return op.Reshape(value, [-1, groups, known[0] // groups, math.prod(known[1:])])
     channels = op.Div(op.Shape(X, start=1, end=2), [groups])
     space = op.ReduceProd(op.Shape(X, start=2), keepdims=1)
-    return str(op.Reshape(value, op.Concat(op.Shape(X, end=1), [groups], channels, space, axis=0), allowzero=1))
+    return op.Reshape(value, op.Concat(op.Shape(X, end=1), [groups], channels, space, axis=0), allowzero=1)
 
 
 @rule("MeanVarianceNormalization")
@@ -217,7 +217,7 @@ def lp_normalization(op: Emitter, d_output: str, input: str, output: str, axis: 
     zero = op.Equal(norm, 0)
     slope = op.ReduceSum(op.Mul(d_output, output), [axis], keepdims=1)
     d_x = op.Div(op.Sub(d_output, op.Mul(direction, slope)), op.Where(zero, 1, norm))
-    return str(op.Where(zero, 0, d_x))
+    return op.Where(zero, 0, d_x)
 
 
 @rule("LRN")
@@ -247,7 +247,7 @@ def _as_image(op: Emitter, X: str) -> str:
     shape = op.shape(X)
     known = None if shape is None else [dim for dim in shape[1:] if isinstance(dim, int)]
     if shape is not None and known is not None and len(known) == len(shape) - 1 and 0 not in known:
-        return str(op.Reshape(X, [-1, 1, known[0], math.prod(known[1:])]))
+        return op.Reshape(X, [-1, 1, known[0], math.prod(known[1:])])
     size = op.ReduceProd(op.Shape(X, start=2), keepdims=1)
     image = op.Concat(op.Shape(X, end=1), [1], op.Shape(X, start=1, end=2), size, axis=0)
-    return str(op.Reshape(X, image, allowzero=1))
+    return op.Reshape(X, image, allowzero=1)

@@ -105,14 +105,14 @@ def _groups(inputs: tuple[str, ...], parts: int) -> list[tuple[str, ...]]:
 
 
 def _regularized(op: FunctionEmitter, X: str, G: str, norm_coefficient: float) -> str:
-    return str(op.Add(op.Mul(X, op.const(norm_coefficient, like=X)), G)) if norm_coefficient else G
+    return op.Add(op.Mul(X, op.const(norm_coefficient, like=X)), G) if norm_coefficient else G
 
 
 def _root(op: FunctionEmitter, square: str, like: str) -> str:
     zero = op.Equal(square, op.const(0.0, like=like))
-    return str(op.Where(zero, op.const(0.0, like=like), op.Sqrt(op.Where(zero, op.const(1.0, like=like), square))))
+    return op.Where(zero, op.const(0.0, like=like), op.Sqrt(op.Where(zero, op.const(1.0, like=like), square)))
 
 
 def _like(op: FunctionEmitter, R: str, X: str) -> str:
     known = op.type(R) == op.type(X) != TensorProto.UNDEFINED
-    return R if known else str(op.CastLike(R, X))
+    return R if known else op.CastLike(R, X)

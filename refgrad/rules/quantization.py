@@ -206,7 +206,7 @@ def _inside(op: Emitter, x: str, kind: int) -> str:
     dtype = helper.tensor_dtype_to_np_dtype(kind)
     info: Any = ml_dtypes.iinfo if kind in INTEGERS else ml_dtypes.finfo
     limits = info(dtype)
-    return str(op.And(op.GreaterOrEqual(x, float(limits.min)), op.LessOrEqual(x, float(limits.max))))
+    return op.And(op.GreaterOrEqual(x, float(limits.min)), op.LessOrEqual(x, float(limits.max)))
 
 
 def _centred(op: Emitter, x: str, zero_point: str | None) -> str:

@@ -190,7 +190,7 @@ class SequenceMap(Structure):
     def _total(self, op: Emitter, parts: str, like: str) -> str:
         """The sum of the adjoints that the elements give to a shared input; there may be no element."""
         stack = op.ConcatFromSequence(op.SequenceInsert(parts, op.zeros_like(like)), axis=0, new_axis=1)
-        return str(op.ReduceSum(stack, [0], keepdims=0))
+        return op.ReduceSum(stack, [0], keepdims=0)
 
     def _captured(self, name: str) -> NoGradientError:
         node = self.node.name

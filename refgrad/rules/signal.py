@@ -73,10 +73,10 @@ def _transform(op: Emitter, x: str, axis: str, inverse: int = 0, onesided: int =
     """DFT, whose axis is an attribute before opset 20."""
     attributes = {"inverse": inverse or None, "onesided": onesided or None}
     if op.opset >= 20:
-        return str(op.DFT(x, None, axis, **attributes))
+        return op.DFT(x, None, axis, **attributes)
     known = op.constant(axis)
     assert known is not None
-    return str(op.DFT(x, None, axis=known.item(), **attributes))
+    return op.DFT(x, None, axis=known.item(), **attributes)
 
 
 def _filled(op: Emitter, bins: str, length: str, axis: str) -> str:
@@ -89,11 +89,11 @@ def _filled(op: Emitter, bins: str, length: str, axis: str) -> str:
     rank = op.Size(op.Shape(bins))
     here = op.Equal(op.Range(0, rank, 1), op.Mod(axis, rank))
     missing = op.Mul(op.Cast(here, to=TensorProto.INT64), op.Sub(length, _size(op, bins, axis)))
-    return str(op.Pad(bins, op.Concat(op.full(op.Shape(missing), 0, like=missing), missing, axis=0)))
+    return op.Pad(bins, op.Concat(op.full(op.Shape(missing), 0, like=missing), missing, axis=0))
 
 
 def _conjugate(op: Emitter, x: str) -> str:
-    return str(op.Mul(x, op.const([1, -1], like=x)))
+    return op.Mul(x, op.const([1, -1], like=x))
 
 
 def _weights(op: Emitter, length: str, like: str, axis: str) -> str:
@@ -123,7 +123,7 @@ def _fitted(op: Emitter, d: str, x: str, axis: str) -> str:
         if len(missing) == len(sizes):
             return pad(op, d, len(shape), missing)
     full = op.shape_of(x)
-    return str(op.Pad(d, op.Concat(op.full(op.Shape(full), 0, like=full), op.Sub(full, op.Shape(d)), axis=0)))
+    return op.Pad(d, op.Concat(op.full(op.Shape(full), 0, like=full), op.Sub(full, op.Shape(d)), axis=0))
 
 
 def _axis(op: Emitter, axis: int) -> str:
@@ -133,17 +133,17 @@ def _axis(op: Emitter, axis: int) -> str:
 def _number(op: Emitter, value: str) -> str:
     """An integer input as a scalar of int64."""
     known = op.constant(value)
-    return str(op.Squeeze(op.as_type(value, TensorProto.INT64))) if known is None else op.const(np.array(known.item()))
+    return op.Squeeze(op.as_type(value, TensorProto.INT64)) if known is None else op.const(np.array(known.item()))
 
 
 def _count(op: Emitter, length: str) -> str:
     """0, 1, ... up to `length`."""
     known = op.constant(length)
-    return str(op.Range(0, length, 1)) if known is None else op.const(np.arange(known.item()))
+    return op.Range(0, length, 1) if known is None else op.const(np.arange(known.item()))
 
 
 def _size(op: Emitter, value: str, axis: str) -> str:
     """The size of `value` along an axis, as a scalar of int64."""
     shape, known = op.shape(value), op.constant(axis)
     size = None if shape is None or known is None else shape[known.item()]
-    return op.const(np.array(size)) if isinstance(size, int) else str(op.Gather(op.shape_of(value), axis, axis=0))
+    return op.const(np.array(size)) if isinstance(size, int) else op.Gather(op.shape_of(value), axis, axis=0)

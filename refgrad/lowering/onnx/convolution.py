@@ -75,7 +75,7 @@ def _product(op: Emitter, rows: str, X: str, shape: tuple[int, ...], windows: Wi
         dW = op.Gemm(rows, op.Reshape(X, [columns, -1]), transB=1)
     else:
         dW = op.MatMul(rows, op.Transpose(op.Reshape(X, [group, columns, -1]), perm=[0, 2, 1]))
-    return str(op.Reshape(dW, [M, C, *k]))
+    return op.Reshape(dW, [M, C, *k])
 
 
 def _columns_laid(
@@ -96,7 +96,7 @@ def _columns_laid(
     else:
         laid = op.MatMul(op.Transpose(op.Reshape(W, [group, M // group, columns]), perm=[0, 2, 1]), rows)
     laid = op.Transpose(op.Reshape(laid, [group * columns, -1, math.prod(count or ())]), perm=[1, 0, 2])
-    return str(op.Col2Im(laid, size, k, dilations=windows.dilations, pads=windows.pads, strides=windows.strides))
+    return op.Col2Im(laid, size, k, dilations=windows.dilations, pads=windows.pads, strides=windows.strides)
 
 
 def _correlation(
@@ -126,7 +126,7 @@ def _correlation(
     if any(b >= d for b, d in zip(beyond, windows.dilations, strict=True)):
         ends = op.Shape(W, start=2) if isinstance(kernel, str) else list(kernel)
         dW = op.Slice(dW, [0] * windows.rank, ends, list(range(2, windows.rank + 2)))
-    return str(op.Transpose(dW, perm=swap))
+    return op.Transpose(dW, perm=swap)
 
 
 def _folded(op: Emitter, X: str, W: str, rank: int, group: int) -> str:
@@ -141,4 +141,4 @@ def _folded(op: Emitter, X: str, W: str, rank: int, group: int) -> str:
     else:
         apart, together, empty = op.const([0, group, channels, *size]), op.const([0, -1, *size]), None
     exchanged = op.Transpose(op.Reshape(X, apart, allowzero=empty), perm=[2, 1, 0, *range(3, rank + 3)])
-    return str(op.Reshape(exchanged, together, allowzero=empty))
+    return op.Reshape(exchanged, together, allowzero=empty)

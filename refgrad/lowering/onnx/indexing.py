@@ -95,16 +95,16 @@ def _pad_at_run_time(op: Emitter, dY: str, shape: str, starts: str, ends: str, a
     none = op.full(op.Shape(shape), 0, like=shape) if dims is None else op.const([0] * len(dims))
     missing = op.Sub(shape, op.Shape(dY))
     if first is not None and not first.any():
-        return str(op.Pad(dY, op.Concat(none, missing, axis=0)))
+        return op.Pad(dY, op.Concat(none, missing, axis=0))
     if last is not None and all(last >= _FAR):
-        return str(op.Pad(dY, op.Concat(missing, none, axis=0)))
+        return op.Pad(dY, op.Concat(missing, none, axis=0))
     start = op.Cast(starts, to=TensorProto.INT64) if first is None else op.const(first.astype(np.int64))
     axes = op.Range(0, op.Squeeze(op.Shape(starts), [0]), 1) if axes is None else axes
     size = op.Gather(shape, axes, axis=0)
     if first is None or any(first < 0):
         start = op.Max(op.Where(op.Less(start, 0), op.Add(start, size), start), [0])
     before = op.ScatterElements(none, axes, op.Min(start, size), axis=0)
-    return str(op.Pad(dY, op.Concat(before, op.Sub(missing, before), axis=0)))
+    return op.Pad(dY, op.Concat(before, op.Sub(missing, before), axis=0))
 
 
 @lowering("GatherGrad")
@@ -146,7 +146,7 @@ def _rows_added(op: Emitter, dY: str, shape: str, indices: str) -> str:
     first = op.Mul(op.Reshape(op.as_type(indices, TensorProto.INT64), [-1, 1]), width)
     places = op.Reshape(op.Add(first, op.Range(0, op.Squeeze(width, [0]), 1)), [-1])
     added = add_at(op, op.Reshape(dY, [-1]), product(op, shape), places, axis=0)
-    return str(op.Reshape(added, shape, allowzero=1))
+    return op.Reshape(added, shape, allowzero=1)
 
 
 def _pad_run(op: Emitter, dY: str, shape: str, dims: Shape, indices: np.ndarray, axis: int) -> str | None:
@@ -165,7 +165,7 @@ def _pad_run(op: Emitter, dY: str, shape: str, dims: Shape, indices: np.ndarray,
     before = op.Add(length, [first]) if first < 0 else op.const([first])
     after = op.const([-1 - last]) if first < 0 else op.Sub(length, [last + 1])
     zeros = [op.const([0] * count) for count in (axis, others, others - axis)]
-    return str(op.Pad(dY, join(op, zeros[0], before, zeros[1], after, zeros[2])))
+    return op.Pad(dY, join(op, zeros[0], before, zeros[1], after, zeros[2]))
 
 
 @lowering("GatherElementsGrad")
@@ -183,10 +183,10 @@ def gather_nd_grad(op: Emitter, shape: str, indices: str, dY: str, batch_dims: i
         return put_back(op, dY, shape, lambda numbers: op.GatherND(numbers, indices, batch_dims=batch_dims))
     outer, inner = part(op, shape, 0, batch_dims + width), part(op, shape, batch_dims + width, None)
     if width == 0:  # each tuple took all that is left, which ONNX does not allow and ONNX Runtime's training does
-        return str(op.ReduceSum(op.Reshape(dY, join(op, outer, op.const([-1]), inner)), [batch_dims], keepdims=0))
+        return op.ReduceSum(op.Reshape(dY, join(op, outer, op.const([-1]), inner)), [batch_dims], keepdims=0)
     count, row = product(op, outer), product(op, inner)
     numbers = op.Reshape(op.Range(0, op.Squeeze(count, [0]), 1), outer, allowzero=1)
     taken = op.Reshape(op.GatherND(numbers, indices, batch_dims=batch_dims), [-1, 1])
     rows = join(op, op.Shape(taken, start=0, end=1), row)
     added = add_at(op, op.Reshape(dY, rows, allowzero=1), join(op, count, row), op.Expand(taken, rows), axis=0)
-    return str(op.Reshape(added, shape, allowzero=1))
+    return op.Reshape(added, shape, allowzero=1)

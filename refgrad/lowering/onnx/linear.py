@@ -34,7 +34,7 @@ def matrix_grad(op: Emitter, dY: str, A: str, B: str) -> tuple[str, str]:
 
 @lowering("Rows")
 def rows(op: Emitter, X: str) -> str:
-    return str(op.Flatten(X, axis=-1))
+    return op.Flatten(X, axis=-1)
 
 
 @lowering("BatchGradient")

@@ -39,7 +39,7 @@ def max_pool_grad(
         return op.reshape_like(flat, X)
     axes = [0, 1, *reversed(range(2, 2 + len(kernel_shape)))]
     shape = op.const([size[axis] for axis in axes]) if size is not None else op.Gather(op.Shape(X), axes)
-    return str(op.Transpose(op.Reshape(flat, shape, allowzero=1), perm=axes))
+    return op.Transpose(op.Reshape(flat, shape, allowzero=1), perm=axes)
 
 
 @lowering("AveragePoolGrad")
@@ -104,7 +104,7 @@ def _counts_at_run_time(
         dilations=windows.dilations,
         pads=pads[:rank] + [e + b for e, b in zip(pads[rank:], beyond, strict=True)],
     )
-    return str(op.Slice(counts, [0] * rank, op.Shape(dY, start=2), list(range(2, rank + 2))))
+    return op.Slice(counts, [0] * rank, op.Shape(dY, start=2), list(range(2, rank + 2)))
 
 
 @lowering("GlobalAveragePoolGrad")
@@ -112,4 +112,4 @@ def global_average_pool_grad(op: Emitter, dY: str, X: str, Y: str) -> str:
     """By a factor: the number of elements may be beyond float16."""
     size = spatial(op, X)
     factor = op.share(X, dY, like=dY) if size is None else 1 / max(math.prod(size), 1)
-    return str(op.Expand(op.Mul(dY, factor), op.shape_of(X)))
+    return op.Expand(op.Mul(dY, factor), op.shape_of(X))

@@ -8,4 +8,4 @@ from refgrad.tables.registry import lowering
 
 @lowering("FakeQuantGrad")
 def fake_quant_grad(op: Emitter, dY: str, mask: str) -> str:
-    return str(op.Where(mask, dY, 0.0))
+    return op.Where(mask, dY, 0.0)

@@ -151,7 +151,7 @@ class _Sequences:
         self.surplus = not isinstance(time, int)
         if lengths is None and not self.surplus:
             return
-        steps = time if isinstance(time, int) else str(op.Gather(op.Shape(X), np.array(0)))
+        steps = time if isinstance(time, int) else op.Gather(op.Shape(X), np.array(0))
         ends = steps if lengths is None else op.Unsqueeze(op.Cast(lengths, to=onnx.TensorProto.INT64), [1])
         self.some = op.Greater(ends, 0)
         if lengths is not None:
@@ -230,13 +230,13 @@ def _matrix(op: Emitter, weights: str, k: int) -> str:
 
 def _of_direction(op: Emitter, values: str, k: int) -> str:
     """(time, direction, batch, n): those of direction `k`."""
-    return str(op.Gather(values, np.array(k), axis=1))
+    return op.Gather(values, np.array(k), axis=1)
 
 
 def _state(op: Emitter, state: str | None, k: int, steps: str) -> str:
     """The state (batch, hidden) of direction `k`; 0 where it is absent, and of the size of the states `steps` of all steps."""
     if state is not None:
-        return str(op.Gather(state, np.array(k), axis=0))
+        return op.Gather(state, np.array(k), axis=0)
     static = op.static(steps)
     return op.full(op.Shape(steps, start=2) if static is None else list(static[2:]), 0.0, like=steps)
 
@@ -271,12 +271,12 @@ def _product(op: Emitter, da: str, values: str) -> str:
 
 def _total(op: Emitter, values: str) -> str:
     """The sum over time and batch."""
-    return str(op.ReduceSum(values, [0, 1], keepdims=0))
+    return op.ReduceSum(values, [0, 1], keepdims=0)
 
 
 def _stacked(op: Emitter, values: Sequence[str], axis: int = 0) -> str:
     """The values of each direction along a new axis."""
-    return str(op.Concat(*(op.Unsqueeze(value, [axis]) for value in values), axis=axis))
+    return op.Concat(*(op.Unsqueeze(value, [axis]) for value in values), axis=axis)
 
 
 def _transposed(results: Sequence[Sequence[str]]) -> tuple[tuple[str, ...], ...]:

@@ -208,4 +208,4 @@ def max_roi_pool_grad(
 
 
 def _column(op: Emitter, values: str, k: int) -> str:
-    return str(op.Slice(values, [k], [k + 1], [1]))
+    return op.Slice(values, [k], [k + 1], [1])

@@ -23,7 +23,7 @@ def shape_of(op: Emitter, X: str) -> str:
 def length(op: Emitter, X: str, axis: int) -> str:
     dims = op.shape(X)
     size = None if dims is None else dims[axis]
-    return op.const([size]) if isinstance(size, int) else str(op.Shape(X, start=axis, end=axis + 1 or None))
+    return op.const([size]) if isinstance(size, int) else op.Shape(X, start=axis, end=axis + 1 or None)
 
 
 @lowering("ReshapeLike")
@@ -77,7 +77,7 @@ def tile_grad(op: Emitter, dY: str, X: str, repeats: str) -> str:
             start = axis
         sizes = op.Concat(*pieces, op.Shape(X, start=start), axis=0)
     axes = [axis + before for before, axis in enumerate(repeated)]
-    return str(op.ReduceSum(op.Reshape(dY, sizes, allowzero=1), axes, keepdims=0))
+    return op.ReduceSum(op.Reshape(dY, sizes, allowzero=1), axes, keepdims=0)
 
 
 def tile_grad_at_run_time(op: Emitter, dY: str, X: str, repeats: str) -> str:
@@ -86,18 +86,18 @@ def tile_grad_at_run_time(op: Emitter, dY: str, X: str, repeats: str) -> str:
     counts = op.static(repeats)
     rank = op.rank(X) if counts is None else counts[0]
     axes = op.Range(0, op.Size(pairs), 2) if rank is None else op.const(np.arange(0, 2 * rank, 2))
-    return str(op.ReduceSum(op.Reshape(dY, pairs, allowzero=1), axes, keepdims=0))
+    return op.ReduceSum(op.Reshape(dY, pairs, allowzero=1), axes, keepdims=0)
 
 
 @lowering("PadGrad")
 def pad_grad(op: Emitter, dY: str, pads: str, axes: str | None) -> str:
     known = op.constant(pads)
-    return str(op.Pad(dY, op.Neg(pads) if known is None else op.const(-known), None, axes))
+    return op.Pad(dY, op.Neg(pads) if known is None else op.const(-known), None, axes)
 
 
 @lowering("TriluGrad")
 def trilu_grad(op: Emitter, dY: str, k: str | None, upper: int) -> str:
-    return str(op.Trilu(dY, k, upper=upper))
+    return op.Trilu(dY, k, upper=upper)
 
 
 @lowering("SplitTraining")

@@ -34,7 +34,7 @@ def summed_at_run_time(op: Emitter, dY: str, X: str, operands: tuple[str, ...]) 
     same_rank = own is not None and other is not None and len(own) >= len(other)
     full = all(isinstance(dim, int) and dim for dim in own or (None,))
     summed = op.ReduceSum(dY, pair[mine], keepdims=1, noop_with_empty_axes=1)
-    return str(op.Reshape(summed, sizes[mine], allowzero=None if same_rank or full else 1))
+    return op.Reshape(summed, sizes[mine], allowzero=None if same_rank or full else 1)
 
 
 def _sum_over(op: Emitter, dY: str, X: str, leading: list[int], inner: list[int]) -> str:

@@ -20,7 +20,7 @@ def fused_matmul(op: Emitter, A: str, B: str, transA: int, transB: int) -> str |
     Of a Transpose and a MatMul in double its optimizer makes one that it cannot run.
     """
     if op.type(A) == TensorProto.DOUBLE:
-        return str(op.Einsum(A, B, equation=_product(op.rank(A), op.rank(B), transA, transB)))
+        return op.Einsum(A, B, equation=_product(op.rank(A), op.rank(B), transA, transB))
     if op.type(A) != TensorProto.FLOAT:
         return None
     return str(op.com_microsoft("FusedMatMul", A, B, transA=transA or None, transB=transB or None))
@@ -58,7 +58,7 @@ def matrix_grad(op: Emitter, dY: str, A: str, B: str) -> tuple[str, str] | None:
 def rows(op: Emitter, X: str) -> str | None:
     """ONNX Runtime's builder reads a size that is not known off B when the model runs, which fails where it is 0."""
     width = (op.shape(X) or (None,))[-1]
-    return str(op.Reshape(X, [-1, width])) if isinstance(width, int) and width else None
+    return op.Reshape(X, [-1, width]) if isinstance(width, int) and width else None
 
 
 @lowering("BatchGradient", dialect="ort")
@@ -71,4 +71,4 @@ def batch_gradient(op: Emitter, dY: str, X: str, operands: tuple[str, ...]) -> s
         return None
     leading, inner = axes
     keepdims = None if operands[0] == X else 0
-    return str(op.Reshape(op.ReduceSum(dY, inner[::-1] + leading[::-1], keepdims=keepdims), op.measure(X)))
+    return op.Reshape(op.ReduceSum(dY, inner[::-1] + leading[::-1], keepdims=keepdims), op.measure(X))

@@ -89,4 +89,4 @@ def global_average_pool_grad(op: Emitter, dY: str, X: str, Y: str) -> str | None
     else:
         count = op.const(np.array([math.prod(size)], tensor_dtype_to_np_dtype(op.type(dY))))
     scaled = op.com_microsoft("Scale", dY, count, scale_down=1)
-    return str(op.Expand(scaled, op.measure(X)))
+    return op.Expand(scaled, op.measure(X))

@@ -19,4 +19,4 @@ def averaged(op: Emitter, dY: str, means: str, X: str, count: int | None) -> str
 
 @lowering("OverNorm", dialect="ort")
 def over_norm(op: Emitter, dY: str, Y: str) -> str:
-    return str(op.Where(op.Equal(Y, 0.0), 0.0, op.Div(dY, Y)))
+    return op.Where(op.Equal(Y, 0.0), 0.0, op.Div(dY, Y))

@@ -36,7 +36,7 @@ def reshape_grad(op: Emitter, dY: str, X: str) -> str:
 
 @lowering("Length", dialect="ort")
 def length(op: Emitter, X: str, axis: int) -> str:
-    return str(op.Gather(op.measure(X), [axis]))
+    return op.Gather(op.measure(X), [axis])
 
 
 @lowering("TileGrad", dialect="ort")
@@ -47,7 +47,7 @@ def tile_grad(op: Emitter, dY: str, X: str, repeats: str) -> str:
 @lowering("PadGrad", dialect="ort")
 def pad_grad(op: Emitter, dY: str, pads: str, axes: str | None) -> str:
     """ONNX Runtime's builder forgets the axes."""
-    return str(op.Pad(dY, op.Neg(pads), None, axes))
+    return op.Pad(dY, op.Neg(pads), None, axes)
 
 
 @lowering("TriluGrad", dialect="ort")

@@ -7,7 +7,7 @@ from typing import Any
 
 import onnx
 
-from refgrad.reverse.misuse import no_such_method
+from refgrad.forward.misuse import no_such_method
 
 
 class Operators:
