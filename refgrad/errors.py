@@ -1,7 +1,7 @@
-"""Every error that refgrad raises. Each names the thing, lists what is valid, and says what to do next.
+"""Every error that refgrad raises. A message names the thing, lists what is valid, and says what to do next.
 
-All of them derive from `RefgradError`, so one `except` catches what refgrad refuses and nothing else.
-The executors raise the same classes: this module imports nothing of the differentiator.
+All errors derive from `RefgradError`: one `except` catches everything that refgrad refuses, and nothing else. The executors
+raise the same classes, so this module imports nothing from the rest of refgrad.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ class RefgradError(Exception):
 
 
 class InvalidModelError(RefgradError):
-    """The model cannot be read, is refused by `onnx.checker`, or uses what this version of onnx does not know."""
+    """A model that cannot be read, that `onnx.checker` refuses, or that needs a newer version of onnx."""
 
 
 class UnknownNameError(RefgradError):
-    """A name in `wrt`, `outputs` or a list of operators that the model does not have, has twice, or that is no float."""
+    """A name in `wrt`, `outputs` or a list of operators that does not exist, occurs twice, or is not a float."""
 
 
 class OptionError(RefgradError, ValueError):
-    """An argument outside its list of values, or two arguments that exclude each other."""
+    """An argument with a value that is not allowed, or two arguments that exclude each other."""
 
 
 class OptionTypeError(RefgradError, TypeError):
-    """An argument of another type than it has to be."""
+    """An argument of the wrong type."""
 
 
 class NoGradientError(RefgradError):
-    """Operators between the inputs and the outputs have no gradient here. `nodes` holds their names."""
+    """Operators between the inputs and the outputs have no gradient. `nodes` are the names of their nodes."""
 
     def __init__(self, message: str, nodes: tuple[str, ...] = ()) -> None:
         super().__init__(message)
@@ -39,7 +39,7 @@ class NoGradientError(RefgradError):
 
 
 class LoweringError(RefgradError):
-    """An operator that cannot be written in ai.onnx operators, or a form of one. `node` is the name of its node."""
+    """An operator, or one form of it, that cannot be written in ai.onnx operators. `node` is the name of its node."""
 
     def __init__(self, message: str, node: str = "") -> None:
         super().__init__(message)
@@ -47,7 +47,7 @@ class LoweringError(RefgradError):
 
 
 class ExpansionError(RefgradError):
-    """A node Gradient that defines no derivative: its names, inputs and outputs do not go together. `node` is its name."""
+    """A node Gradient whose names, inputs and outputs do not fit together. `node` is its name."""
 
     def __init__(self, message: str, node: str = "") -> None:
         super().__init__(message)
@@ -55,7 +55,7 @@ class ExpansionError(RefgradError):
 
 
 class RuleError(RefgradError):
-    """A rule or a lowering does not fit the schema of its operator, or returned what cannot be an adjoint."""
+    """A rule or a lowering does not fit the schema of its operator, or returned something that is not an adjoint."""
 
 
 class UnknownOperatorError(RuleError, AttributeError):
@@ -75,7 +75,7 @@ class BackendError(RefgradError):
 
 
 class BuilderError(RefgradError):
-    """ONNX Runtime's builder made no gradient. `verdict` is "missing", "refused", "crashed" or "timed out"."""
+    """ONNX Runtime's builder did not make a gradient. `verdict` is "missing", "refused", "crashed" or "timed out"."""
 
     def __init__(self, verdict: str, message: str) -> None:
         super().__init__(message)
@@ -83,9 +83,9 @@ class BuilderError(RefgradError):
 
 
 class WorkerError(RefgradError):
-    """A call in another process gave nothing. `verdict` is "raised", "crashed", "timed out" or "out of memory".
+    """A call in another process did not return. `verdict` is "raised", "crashed", "timed out" or "out of memory".
 
-    `raised` is the name of the exception's class where it raised.
+    If it raised, `raised` is the name of the exception's class.
     """
 
     def __init__(self, verdict: str, message: str, raised: str = "") -> None:
@@ -94,19 +94,19 @@ class WorkerError(RefgradError):
 
 
 class AnswerError(RefgradError):
-    """A builder returned what is no gradient model, or an executor what are not the outputs of the model."""
+    """The builder did not return a gradient model, or the executor did not return the outputs."""
 
 
 class GraphvizError(RefgradError):
-    """The program `dot`, which lays out pictures, is not there or fails."""
+    """The program `dot`, which draws pictures, is not installed or fails."""
 
 
 class JournalError(RefgradError):
-    """A journal of a conformance run that cannot be written, or gone on with."""
+    """A journal of a conformance run that cannot be written or resumed."""
 
 
 class ResultsError(RefgradError):
-    """A file of conformance results cannot be read or is malformed, or results do not go together."""
+    """A file of conformance results cannot be read or is malformed, or the results of several runs do not fit together."""
 
 
 class RecordsError(RefgradError):
@@ -118,20 +118,20 @@ class LimitationsError(RecordsError):
 
 
 class UnconfirmedError(RefgradError):
-    """A case makes no test with expected values: fewer than two oracles confirm them, or there is no single right answer."""
+    """A case that cannot become a test: fewer than two oracles confirm its values, or several answers are right."""
 
 
 class OutputFileError(RefgradError):
-    """A result cannot be written where it was asked for."""
+    """A file that cannot be written, or must not be: a command reads it."""
 
 
 def choices(names: Iterable[str], limit: int = 12) -> str:
-    """Return `'a', 'b', 'c'`, abridged after `limit` names: what an error lists as valid."""
+    """Return the names in quotes for an error that lists what is valid, the first `limit` of them if there are more."""
     return abridged(map(repr, names), limit)
 
 
 def abridged(names: Iterable[str], limit: int | None = 3) -> str:
-    """Return `a, b, c and 145 more`: the names, or the first `limit` of them and the number of the others."""
+    """Return all names, or the first `limit` of them and the number of the others: `a, b, c and 145 more`."""
     listed = list(names)
     if limit is None or len(listed) <= limit:
         return ", ".join(listed) or "none"

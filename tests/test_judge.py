@@ -63,6 +63,19 @@ def test_an_error_is_wrong_and_has_two_witnesses(error):
     assert row.note.startswith("A")
 
 
+def test_the_note_names_every_input_that_is_wrong():
+    row = verdict({name: 2 * value for name, value in RIGHT.items()})
+    assert row.verdict == "wrong"
+    assert {row.note[0], row.note[-1]} == {"A", "B"}
+    assert "; also wrong by " in row.note
+    assert "also" not in verdict({"A": 2 * RIGHT["A"]}).note
+
+
+def test_an_error_by_the_float64_gradient_alone_gives_its_size():
+    note = verdict({"A": np.where(RIGHT["A"] == RIGHT["A"].max(), RIGHT["A"] + 1, RIGHT["A"])}, EVIDENCE).note
+    assert note.removeprefix("A").removeprefix(": "), note
+
+
 def test_what_is_right_agrees():
     row = verdict({})
     assert (row.verdict, set(row.witnesses)) == ("agreed", set(ORACLES))

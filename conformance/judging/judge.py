@@ -40,7 +40,7 @@ from refgrad.conformance.oracles.differences import STEPS
 from refgrad.conformance.questions.evidence import COMPLEX_STEP
 from refgrad.conformance.questions.point import Point, Truth, in_float64, rounding
 from refgrad.conformance.questions.question import Question
-from refgrad.errors import RefgradError, choices
+from refgrad.errors import RefgradError, abridged, choices
 from refgrad.tables.kinks import CONVENTIONS
 
 FLOAT64 = "float64"  # the witness that refgrad's own gradient is, once it is confirmed
@@ -134,11 +134,16 @@ class Trial:
         }
 
     def verdict(self, candidate: Candidate) -> ResultRow:
-        """The verdict on one candidate: the gravest over its gradients."""
+        """Return the verdict on one candidate: the gravest over its gradients, with every input that has it in the note."""
         rows = [self._verdict(candidate, name) for name in self.question.wrt]
         rows += [self._of_property(candidate, tested) for tested in candidate.properties if not tested.holds]
         order = (verdicts.AGREED, verdicts.CONVENTION, verdicts.INCONCLUSIVE, verdicts.WRONG)
         worst = max(rows, key=lambda row: (order.index(row.verdict), (row.relative or 0.0) / (row.allowed or 1.0)))
+        others = [
+            name for name, row in zip(self.question.wrt, rows, strict=False) if row is not worst and _as_bad(row, worst)
+        ]
+        if others:
+            worst = replace(worst, note=f"{worst.note}; also {worst.verdict} by {abridged(others)}")
         held = tuple(p.oracle for p in candidate.properties if p.holds)
         return replace(worst, witnesses=(*worst.witnesses, *held)) if worst.verdict == verdicts.AGREED else worst
 
@@ -239,6 +244,10 @@ class Trial:
             judged.allowed,
             judged.note,
         )
+
+
+def _as_bad(row: ResultRow, worst: ResultRow) -> bool:
+    return row.verdict == worst.verdict and row.verdict in (verdicts.INCONCLUSIVE, verdicts.WRONG)
 
 
 def _in_float64(question: Question, kinks: str = "refgrad") -> tuple[Built, dict[str, np.ndarray]]:

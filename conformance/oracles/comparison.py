@@ -163,7 +163,7 @@ def against_float64(truth: Truth, name: str, got: np.ndarray, tolerance: float, 
     elif explained > _TELLING * size:
         note = "rounding hides more than 1% of it"
     if not error <= explained:
-        verdict, note = DISAGREED, ""
+        verdict, note = DISAGREED, f"off by {error:.3g}, the largest element is {size:.3g}"
         if point.draws and own_draws:
             verdict, note = INCONCLUSIVE, f"{', '.join(point.draws)}: the backend draws random numbers of its own"
         elif truth.out_of_range:

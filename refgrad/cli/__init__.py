@@ -55,7 +55,7 @@ def every_command(
         typer.Option(
             "--import",
             metavar="MODULE",
-            help="Import a module that registers operators, before or after the name of any command. May be repeated.",
+            help="Import a module that registers operators. Every command takes this option. May be repeated.",
         ),
     ] = None,
 ) -> None:
@@ -63,7 +63,7 @@ def every_command(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; the exit code. Whatever goes wrong is one message on stderr."""
+    """Run the command and return its exit code. Every error is one message on stderr."""
     if arguments is None:
         # Output that nobody reads any more ends the process quietly; being terminated leaves no temporary files behind.
         if hasattr(signal, "SIGPIPE"):

@@ -1,4 +1,4 @@
-"""`refgrad conformance`: run the suite, report on it, write it as files, test its judge."""
+"""`refgrad conformance`: run the suite, report its results, export it, test it with mutants."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from refgrad.worker import SECONDS
 SOURCES = ("tables", "node-tests", "findings")
 
 app = typer.Typer(
-    help="Play builders and executors of gradients against each other and against independent oracles.",
+    help="Test gradient builders and executors, operator by operator, against independent oracles.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -46,30 +46,42 @@ app = typer.Typer(
 )
 
 Ops = Annotated[
-    str | None, typer.Option("--ops", metavar="NAMES", help="Operators: Conv,com.microsoft.Gelu. Default: all.")
+    str | None, typer.Option("--ops", metavar="NAMES", help="Operators, such as Conv,com.microsoft.Gelu. Default: all.")
 ]
 Opset = Annotated[
     str,
-    typer.Option(help="newest: each operator in its newest version. 21, 13-28: in every version in force there. all."),
+    typer.Option(
+        help="newest: the newest version of each operator. 21 or 13-28: every version in "
+        "these opsets. all: every version."
+    ),
 ]
 Dtype = Annotated[
-    str | None, typer.Option(metavar="TYPES", help="float16,bfloat16,float32,float64. Default: each case in its own.")
+    str | None, typer.Option(metavar="TYPES", help="float16,bfloat16,float32,float64. Default: the type of each case.")
 ]
-Name = Annotated[str | None, typer.Option("--case", metavar="PATTERN", help="Names of cases; * is any characters.")]
+Name = Annotated[
+    str | None,
+    typer.Option("--case", metavar="PATTERN", help="Only cases with such a name; * stands for any characters."),
+]
 Values = Annotated[
-    str, typer.Option(help="smooth, kink (there is no derivative), special (infinities, NaN, extremes); or several.")
+    str,
+    typer.Option(
+        help="smooth, kink (points without a derivative), special (infinities, NaN, extremes), or several of them."
+    ),
 ]
-Every = Annotated[int, typer.Option(min=1, metavar="N", help="Of each operator the first case and every Nth after it.")]
+Every = Annotated[int, typer.Option(min=1, metavar="N", help="Take only every Nth case of each operator.")]
 From = Annotated[
     list[str] | None,
     typer.Option(
         "--source",
         metavar="SOURCE",
-        help="tables, node-tests, findings, a folder in the layout of ONNX's backend tests, or an .onnx file.",
+        help="Where cases come from: tables, node-tests, findings, a folder laid out "
+        "like ONNX's backend tests, or an .onnx file. Default: tables.",
     ),
 ]
-Feeds = Annotated[Path | None, typer.Option(help="Inputs of the .onnx file by name, a .npz file. Default: random.")]
-Seed = Annotated[int, typer.Option(min=0, help="Of everything random.")]
+Feeds = Annotated[
+    Path | None, typer.Option(help="A .npz file with the inputs of the .onnx file by name. Default: random inputs.")
+]
+Seed = Annotated[int, typer.Option(min=0, help="The seed of all random numbers.")]
 
 
 @app.command()
@@ -78,11 +90,15 @@ def run(
         str,
         typer.Option(
             metavar="NAMES",
-            help="refgrad, refgrad:ort, onnxruntime:raw, onnxruntime:module, onnx-ad, package.module:function.",
+            help="What writes gradients: refgrad, refgrad:ort, onnxruntime:raw, "
+            "onnxruntime:module, onnx-ad, package.module:function.",
         ),
     ] = "refgrad,refgrad:ort",
     backend: Annotated[
-        str, typer.Option(metavar="NAMES", help="numpy, ort-cpu, ort-cuda, onnx.reference, package.module:Class.")
+        str,
+        typer.Option(
+            metavar="NAMES", help="What runs them: numpy, ort-cpu, ort-cuda, onnx.reference, package.module:Class."
+        ),
     ] = "numpy",
     ops: Ops = None,
     opset: Opset = "newest",
@@ -96,26 +112,32 @@ def run(
         str,
         typer.Option(
             metavar="NAMES",
-            help="differences, reference, complex-step, adjoint, second-order, torch, onnxruntime, onnx-ad.",
+            help="What they are compared with: differences, reference, complex-step, "
+            "adjoint, second-order, torch, onnxruntime, onnx-ad.",
         ),
     ] = ",".join(ORACLES),
     seed: Seed = 0,
     seconds: Annotated[float, typer.Option(help="The time limit of each call.")] = SECONDS,
     memory: Annotated[int, typer.Option(help="The memory limit of each process, in MiB.")] = MEMORY >> 20,
-    workers: Annotated[int | None, typer.Option(min=1, help="Processes at a time. Default: one for each core.")] = None,
-    cluster: Annotated[str | None, typer.Option(metavar="ADDRESS", help="A Dask scheduler: tcp://host:8786.")] = None,
-    journal: Annotated[
-        Path | None, typer.Option(help="Keep verdicts in this file as they come, so that the run can be resumed.")
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="How many processes to use. Default: one for each core.")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the journal.")] = False,
-    limitations: Annotated[Path | None, typer.Option(help="What is known to fail, with reasons: a TOML file.")] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRESS", help="Run on the Dask cluster with this scheduler, such as tcp://host:8786."),
+    ] = None,
+    journal: Annotated[
+        Path | None, typer.Option(help="Append each verdict to this file, so that the run can be resumed.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run of the journal.")] = False,
+    limitations: Annotated[Path | None, typer.Option(help="A TOML file of known failures, with reasons.")] = None,
     output: Annotated[
         list[Path] | None,
         typer.Option("--output", "-o", help="Write the results: .json, .xml (JUnit), .md or .html. May be repeated."),
     ] = None,
     verbose: Verbose = False,
 ) -> None:
-    """Ask builders for gradients, run them on executors, and say what is right.
+    """Ask builders for gradients, run them on executors, and judge the results.
 
     The exit code is 1 where something is wrong, crashes, or exceeds a limit and no limitation explains it.
     """
@@ -154,7 +176,7 @@ def run(
 
 
 def _report(results: Results, known: Limitations, whole: bool, verbose: bool) -> int:
-    """Print the results; the exit code."""
+    """Print the results and return the exit code."""
     operators = {name: about.operator for name, about in results.cases.items()}
     explained = [row for row in results.faults if known.covers(row, operators)]
     stale = known.stale(results.rows, operators, complete=whole)
@@ -176,7 +198,7 @@ def report(
         typer.Option("--output", "-o", help="What to write: .json, .xml (JUnit), .md or .html. May be repeated."),
     ],
 ) -> None:
-    """Write reports of results, several runs in one."""
+    """Write reports. The results of several runs become one report."""
     for path in output:
         reports.writer(path)
         refuse_replacing_inputs(path, *results)
@@ -188,12 +210,12 @@ def report(
 
 @app.command("export")
 def export_folder(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder to make.")],
     ops: Ops = None,
-    opset: Annotated[str | None, typer.Option(help="As for run. Default: each case in its own.")] = None,
+    opset: Annotated[str | None, typer.Option(help="As for run. Default: the opset of each case.")] = None,
     dtype: Dtype = None,
 ) -> None:
-    """Write the suite as files: gradient models with expected values, and models with expected gradients (docs/export.md)."""
+    """Write the suite as files (docs/export.md): gradient models with expected values, and models with expected gradients."""
     from refgrad.conformance.exporting.export import export_suite
 
     with _bar() as progress:
@@ -205,9 +227,9 @@ def export_folder(
 def mutants(
     ops: Ops = None,
     seed: Seed = 0,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write them to this .json file.")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the results to this .json file.")] = None,
 ) -> None:
-    """Break the rules of operators on purpose, and see whether the suite notices. The exit code is 1 where it does not."""
+    """Break rules on purpose, and see whether the suite notices. The exit code is 1 if it misses one."""
     from refgrad.conformance.mutating.mutants import summary, survey
 
     if output is not None:
@@ -224,7 +246,7 @@ def mutants(
 
 
 def _again(found: list[Results]) -> Iterator[Case]:
-    """The cases of runs, from where they came."""
+    """Find the cases of these results again."""
     for asked in {json.dumps(one.settings, sort_keys=True): one.settings for one in found}.values():
         names = ("ops", "opset", "dtype", "case", "values")
         ops, opset, dtype, case, values = (asked.get(name) for name in names)
@@ -246,7 +268,7 @@ def cases(
     every: Every = 1,
     show: Annotated[bool, typer.Option("--show", help="Print each model too.")] = False,
 ) -> None:
-    """List cases: what `run` would ask."""
+    """List the cases that `run` would take."""
     for one in _cases(list(source or SOURCES[:1]), None, 0, ops, opset, dtype, case, values, every):
         print(f"{one.name}  {one.operator} opset {one.opset} {one.dtype} {one.values}")
         if show:
@@ -294,7 +316,7 @@ def _split(names: str) -> tuple[str, ...]:
 
 @contextmanager
 def _bar() -> Iterator[Report]:
-    """Progress with rate and remaining time, where stderr is a terminal."""
+    """Show progress on stderr, with rate and remaining time, if it is a terminal."""
     rate = TextColumn("{task.fields[rate]}")
     columns = (MofNCompleteColumn(), BarColumn(), rate, TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(

@@ -1,4 +1,4 @@
-"""The commands that write a derivative of a model, and those that write operators of a model as other operators."""
+"""The commands that write a model: a derivative of MODEL, or MODEL with other operators."""
 
 from __future__ import annotations
 
@@ -25,13 +25,14 @@ def grad(
     outputs: Outputs = None,
     of: Of = None,
     dialect: Annotated[
-        str, typer.Option(help="onnx: ai.onnx operators only. ort: ONNX Runtime's training operators.")
+        str, typer.Option(help="onnx: write ai.onnx operators only. ort: use ONNX Runtime's training operators.")
     ] = "onnx",
     cotangent: Annotated[
         str | None,
         typer.Option(
-            help="input: graph inputs <output>_grad. ones: 1 everywhere. yield: YieldOp (dialect ort). "
-            "Default: input; ones with --of."
+            help="The gradient of each output. input: a new input <output>_grad. ones: 1 "
+            "everywhere. yield: YieldOp (dialect ort). "
+            "Default: input, and ones with --of."
         ),
     ] = None,
     keep_outputs: Keep = False,
@@ -41,14 +42,15 @@ def grad(
         bool,
         typer.Option(
             "--recompute",
-            help="Compute the values of the forward pass again in segments instead of keeping them: less memory.",
+            help="Compute forward values again, segment by segment, instead of keeping them. This saves memory.",
         ),
     ] = False,
     recompute_nodes: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAMES",
-            help="Only those of these nodes, as for --wrt: names or patterns like '/layers.3/*', a segment each.",
+            help="Compute only the values of these nodes again: names or patterns such as "
+            "'/layers.3/*', written like --wrt. Each pattern is one segment.",
         ),
     ] = None,
     verbose: Verbose = False,
@@ -56,7 +58,7 @@ def grad(
 ) -> None:
     """Write the gradient of MODEL as another ONNX model.
 
-    External data is referenced where the gradient lies in the folder of MODEL, else copied beside it as <OUTPUT>.data.
+    A gradient in the folder of MODEL refers to its external data. Elsewhere the data is copied to <OUTPUT>.data.
     """
     if recompute and recompute_nodes:
         raise OptionError("--recompute and --recompute-nodes exclude each other: give one.")
@@ -140,30 +142,28 @@ def _rewritten(rewrite: Callable[..., ModelProto], text: str) -> Command:
     return command
 
 
-_DATA = (
-    "External data is referenced where the result lies in the folder of MODEL, else copied beside it as <OUTPUT>.data."
-)
+_DATA = "A result in the folder of MODEL refers to its external data. Elsewhere the data is copied to <OUTPUT>.data."
 
 jvp = _of_outputs(
     refgrad.jvp,
-    "Write how the outputs of MODEL move when its inputs do. Inputs NAME_tangent go in, outputs NAME_tangent come out.",
+    "Write the forward-mode derivative of MODEL. It reads the tangents NAME_tangent of inputs and returns those of outputs.",
 )
 hvp = _of_one_output(
     refgrad.hvp,
-    "Write the Hessian of an output of MODEL times a vector. Inputs NAME_vector go in, outputs NAME_hvp come out.",
+    "Write the Hessian of an output of MODEL times a vector. It reads NAME_vector and returns NAME_hvp.",
 )
 jacobian = _of_outputs(
     refgrad.jacobian,
-    "Write every derivative of the outputs of MODEL. Outputs OUTPUT_by_NAME have the shapes of both, one after the other.",
+    "Write the Jacobian of MODEL. Each OUTPUT_by_NAME has the shape of the output followed by the shape of the input.",
 )
 hessian = _of_one_output(
-    refgrad.hessian, "Write every second derivative of an output of MODEL, as outputs OUTPUT_by_NAME_by_NAME."
+    refgrad.hessian, "Write the Hessian of an output of MODEL. It returns every OUTPUT_by_NAME_by_NAME."
 )
 lower = _rewritten(
     refgrad.lower,
-    "Write MODEL in ai.onnx operators alone. ONNX Runtime's gradient and training operators become what they compute.",
+    "Write MODEL in ai.onnx operators alone. They replace ONNX Runtime's gradient and training operators.",
 )
 expand = _rewritten(
     refgrad.expand_gradients,
-    "Write MODEL with the graph of a derivative in the place of every operator Gradient of ai.onnx.preview.training.",
+    "Write MODEL without the operator Gradient of ai.onnx.preview.training. The graph of the derivative replaces it.",
 )

@@ -29,7 +29,10 @@ def preflight(
     verbose: Verbose = False,
     as_json: Json = False,
 ) -> None:
-    """List the operators on the path. Each has its rule, a zero derivative, or why it is refused (exit code 2)."""
+    """List the operators of MODEL on the way to its outputs. Each has a rule, a derivative of zero, or a reason for refusal.
+
+    The exit code is 2 if an operator is refused.
+    """
     report = refgrad.preflight(model, names(wrt), names(outputs), quantization=quantization)
     if as_json:
         print_json({"ok": report.ok, **asdict(report)})
@@ -53,7 +56,7 @@ def preflight(
 
 
 def list_backends(as_json: Json = False) -> None:
-    """List the executors, and why one is not available."""
+    """List the executors. Says why one is not available."""
     rows = [
         {
             "backend": name,
@@ -71,11 +74,15 @@ def list_backends(as_json: Json = False) -> None:
 def explain(
     operator: Annotated[
         str,
-        typer.Argument(metavar="OPERATOR", help="Mul, or with another domain ai.onnx.ml.Scaler.", show_default=False),
+        typer.Argument(
+            metavar="OPERATOR",
+            help="An operator, such as Mul or, with its domain, ai.onnx.ml.Scaler.",
+            show_default=False,
+        ),
     ],
     as_json: Json = False,
 ) -> None:
-    """Print the rule of an operator. Its formula, its inputs, and what is chosen where no derivative exists."""
+    """Print the derivative of an operator. Shows its formula, its inputs, and the value at points without a derivative."""
     found = explanation(operator)
     if as_json:
         print_json(asdict(found))
@@ -84,7 +91,7 @@ def explain(
 
 
 def ops(as_json: Json = False) -> None:
-    """List every operator of ONNX. Its rule, its function body, a derivative of zero, or why there is none."""
+    """List every operator of ONNX. Each has a rule, a function body, a derivative of zero, or a reason why it has none."""
     if as_json:
         print_json([asdict(operator) for operator in operators()])
     else:
@@ -95,15 +102,15 @@ def ops(as_json: Json = False) -> None:
 
 def show(
     model: Model,
-    text: Annotated[bool, typer.Option("--text", help="An indented listing. This is the default.")] = False,
-    dot: Annotated[bool, typer.Option("--dot", help="The DOT language of Graphviz.")] = False,
-    svg: Annotated[bool, typer.Option("--svg", help="SVG, by Graphviz's program dot.")] = False,
+    text: Annotated[bool, typer.Option("--text", help="Print an indented listing. This is the default.")] = False,
+    dot: Annotated[bool, typer.Option("--dot", help="Print the DOT language of Graphviz.")] = False,
+    svg: Annotated[bool, typer.Option("--svg", help="Print SVG. Graphviz's program dot draws it.")] = False,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Write to this file. Default: print it.", show_default=False)
+        Path | None, typer.Option("--output", "-o", help="Write to this file instead of printing.", show_default=False)
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Print MODEL. Its inputs, initializers, nodes and outputs as a listing or a picture."""
+    """Print MODEL as a listing or a picture. Shows its inputs, initializers, nodes and outputs."""
     if text + dot + svg > 1:
         raise OptionError("--text, --dot and --svg exclude each other: give one.")
     writer = refgrad.to_svg if svg else refgrad.to_dot if dot else refgrad.onnx_simple_text_plot

@@ -1,4 +1,4 @@
-"""The options that several commands have, and what their text means."""
+"""The options that several commands share, and how their text is read."""
 
 from __future__ import annotations
 
@@ -18,45 +18,47 @@ Wrt = Annotated[
     list[str] | None,
     typer.Option(
         metavar="NAMES",
-        help="Names of inputs and initializers, separated by commas, or the option repeated; \\, is a comma inside a name. "
+        help="Inputs and initializers to differentiate with respect to, separated by "
+        "commas; write \\, for a comma in a name. May be repeated. "
         "Default: every float input and every float initializer.",
     ),
 ]
 Outputs = Annotated[
     list[str] | None,
-    typer.Option(metavar="NAMES", help="Names of outputs to differentiate, as for --wrt. Default: every float output."),
+    typer.Option(metavar="NAMES", help="Outputs to differentiate, written like --wrt. Default: every float output."),
 ]
 Feeds = Annotated[
-    Path | None, typer.Option(help="Inputs by name, a .npz file. Default: random ones of the declared types.")
+    Path | None, typer.Option(help="A .npz file with the inputs by name. Default: random inputs of the declared types.")
 ]
 Dim = Annotated[
     list[str] | None,
     typer.Option(
         metavar="SIZES",
-        help=f"Sizes for random feeds: N=8 for the dimension N, 8 for every undeclared one. Default: {SIZE}.",
+        help=f"Sizes of random inputs: N=8 sets the dimension N, 8 sets every undeclared dimension. Default: {SIZE}.",
     ),
 ]
-Seed = Annotated[int, typer.Option(min=0, help="Of everything random.")]
-Quantization = Annotated[str, typer.Option(help="The derivative of quantization: zero, straight-through, clipped.")]
-Keep = Annotated[bool, typer.Option("--keep-outputs", help="Also return the model's outputs.")]
+Seed = Annotated[int, typer.Option(min=0, help="The seed of all random numbers.")]
+Quantization = Annotated[str, typer.Option(help="How to differentiate rounding: zero, straight-through or clipped.")]
+Keep = Annotated[bool, typer.Option("--keep-outputs", help="The new model also returns the outputs of MODEL.")]
 Kinks = Annotated[
-    str, typer.Option(help="Whose choice where a derivative does not exist: refgrad, torch, onnxruntime.")
+    str, typer.Option(help="Whose value to take where no derivative exists: refgrad, torch or onnxruntime.")
 ]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print everything. Default: a summary.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
-Result = Annotated[Path, typer.Option("--output", "-o", help="Where the result is written.", show_default=False)]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print everything instead of a summary.")]
+Json = Annotated[bool, typer.Option("--json", help="Print everything as JSON.")]
+Result = Annotated[Path, typer.Option("--output", "-o", help="The file to write.", show_default=False)]
 Of = Annotated[
     str | None,
     typer.Option(
         metavar="SELECTION",
-        help="What is differentiated: an output, or the sum of some elements of one, as NumPy has them: 'logits[3]', "
+        help="What to differentiate: an output, or the sum of the elements that an index "
+        "selects, as in NumPy: 'logits[3]', "
         "'logits[:, 3]'. A name for an index, 'logits[:, target]', is an integer input. Default: the only float output.",
     ),
 ]
 
 
 def names(given: Sequence[str] | None) -> list[str] | None:
-    """`--wrt a,b --wrt c` is a, b, c; a comma that belongs to a name is written with a backslash before it."""
+    """Return the names a, b, c of `--wrt a,b --wrt c`. A comma after a backslash belongs to a name."""
     if not given:
         return None
     parts = [part for value in given for part in re.split(r"(?<!\\),", value)]
@@ -64,7 +66,7 @@ def names(given: Sequence[str] | None) -> list[str] | None:
 
 
 def sizes_of(given: Sequence[str] | None) -> tuple[int, dict[str, int]]:
-    """`--dim N=8 --dim 3`: 8 elements along N, 3 along every other dimension that is not declared."""
+    """Return the size of undeclared dimensions, and the sizes by symbol: 3 and {"N": 8} for `--dim N=8 --dim 3`."""
     size, symbols = SIZE, {}
     for part in names(given) or ():
         symbol, separator, number = part.rpartition("=")
@@ -80,7 +82,7 @@ def sizes_of(given: Sequence[str] | None) -> tuple[int, dict[str, int]]:
 
 
 def in_bytes(size: str) -> int:
-    """`size` in bytes: a number, or one with K, M or G behind it."""
+    """Return `size` in bytes: a number, or a number with K, M or G after it."""
     found = re.fullmatch(r"(\d{1,18}(?:\.\d{1,18})?)([KMG]?)(?:i?B)?", size, re.IGNORECASE)
     if found is None:
         raise OptionError(

@@ -25,17 +25,16 @@ _NAMES = 5  # of a long list
 
 
 def stdout() -> Console:
-    """Return a console on stdout that is as wide as the terminal, or wide enough for a table where there is no terminal."""
+    """Return a console on stdout. It is as wide as the terminal, or wide enough for a table without one."""
     return Console(width=None if sys.stdout.isatty() else _WIDTH)
 
 
 def print_json(value: Any) -> None:
-    """Print `value` as JSON; infinities and NaN are text in it."""
+    """Print `value` as JSON. Infinities and NaN become text, since JSON has none."""
     print(json.dumps(_finite(value), indent=2))
 
 
 def _finite(value: Any) -> Any:
-    """JSON has no infinities and no NaN: they become text."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, Mapping):
@@ -68,7 +67,7 @@ def save(
     verbose: bool,
     ends: Sequence[str] = ("inputs", "outputs"),
 ) -> None:
-    """Write what was made of `model`, and say what it is: the names of `ends`, which are "inputs", "outputs" or both.
+    """Write the model `made` of `model`, and print its inputs, its outputs or both, as `ends` says.
 
     A long list of names is abridged without `verbose`.
     """
@@ -85,7 +84,7 @@ def save(
 
 
 class Bar:
-    """Progress on stderr, from the first second on, where stderr is a terminal."""
+    """A progress bar on stderr. It appears after a second, and only on a terminal."""
 
     def __init__(self) -> None:
         self._start = time.monotonic()

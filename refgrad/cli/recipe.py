@@ -1,4 +1,4 @@
-"""`refgrad recipe`: models that answer what a gradient is wanted for."""
+"""`refgrad recipe`: models that use a gradient, such as saliency maps."""
 
 from __future__ import annotations
 
@@ -16,18 +16,22 @@ from refgrad.conformance.questions.feeds import read_feeds
 from refgrad.errors import OptionError
 
 app = typer.Typer(
-    help="Write what a gradient is wanted for as a model: a saliency map, an adversarial input, forces, a ranking of weights.",
+    help="Write a model that uses a gradient: a saliency map, an adversarial input, forces, a ranking of weights.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
 
 Input = Annotated[
-    str | None, typer.Option("--wrt", metavar="NAME", help="The input, by name. Default: the only float one.")
+    str | None,
+    typer.Option(
+        "--wrt", metavar="NAME", help="The input to differentiate with respect to. Default: the only float input."
+    ),
 ]
 Score = Annotated[
     str | None,
     typer.Option(
-        help="Make the loss of the output and an input label: cross_entropy, squared_error, absolute_error, elastic, log. "
+        help="Add a loss that compares the output with a new input label: cross_entropy, "
+        "squared_error, absolute_error, elastic, log. "
         "Default: the output is the loss."
     ),
 ]
@@ -45,7 +49,7 @@ def write_saliency(
     verbose: Verbose = False,
     as_json: Json = False,
 ) -> None:
-    """Write a saliency map: |d of / d input|. Without --of it is that of the largest element of every sample."""
+    """Write a saliency map, |d of / d input|. Without --of it explains the largest element of each sample."""
     save(recipes.saliency(model, wrt, of, axis=axis), output, model, as_json, verbose)
 
 
@@ -55,11 +59,11 @@ def write_integrated_gradients(
     output: Result,
     wrt: Input = None,
     of: Of = None,
-    steps: Annotated[int, typer.Option(min=1, help="Points on the line, by the midpoint rule.")] = 64,
+    steps: Annotated[int, typer.Option(min=1, help="The number of points on the line (midpoint rule).")] = 64,
     verbose: Verbose = False,
     as_json: Json = False,
 ) -> None:
-    """Write the integrated gradients. They go from a baseline, an input that is 0 by default, to the input."""
+    """Write the integrated gradients. The line starts at a new input, the baseline, which is 0 by default."""
     save(recipes.integrated_gradients(model, wrt, of, steps=steps), output, model, as_json, verbose)
 
 
@@ -70,9 +74,11 @@ def write_fgsm(
     wrt: Input = None,
     of: Of = None,
     score: Score = None,
-    eps: Annotated[float, typer.Option(help="How far every element moves; the default of the input eps.")] = 0.007,
+    eps: Annotated[
+        float, typer.Option(help="How far each element moves. It becomes the default of a new input eps.")
+    ] = 0.007,
     clip: Annotated[
-        tuple[float, float] | None, typer.Option(metavar="LOW HIGH", help="The range of the result, as in 0 1.")
+        tuple[float, float] | None, typer.Option(metavar="LOW HIGH", help="Clip the result to this range, such as 0 1.")
     ] = None,
     verbose: Verbose = False,
     as_json: Json = False,
@@ -86,7 +92,7 @@ def write_fgsm(
 def write_forces(
     model: Model, output: Result, wrt: Input = None, of: Of = None, verbose: Verbose = False, as_json: Json = False
 ) -> None:
-    """Write the forces. They are -d energy / d positions; the outputs of MODEL come after them."""
+    """Write the forces, -d energy / d positions. The model also returns the outputs of MODEL."""
     save(recipes.forces(model, wrt, of), output, model, as_json, verbose)
 
 
@@ -94,20 +100,18 @@ def write_forces(
 def rank_weights(
     model: Model,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Where the model is written.", show_default=False)
+        Path | None, typer.Option("--output", "-o", help="The file to write.", show_default=False)
     ] = None,
     feeds: Annotated[
         Path | None,
-        typer.Option(
-            help="Inputs by name, a .npz file: print every weight, the one of most effect first.", show_default=False
-        ),
+        typer.Option(help="A .npz file with the inputs by name: print the ranking.", show_default=False),
     ] = None,
     of: Of = None,
     score: Score = None,
     verbose: Verbose = False,
     as_json: Json = False,
 ) -> None:
-    """Say which weights matter to a loss. Write the model of it, or with --feeds run that and print a ranking.
+    """Rank the weights by their effect on a loss. Writes a model, or runs it with --feeds and prints the ranking.
 
     norm is the length of the gradient; effect is the mean of |weight * gradient|: how much, to first order, the loss changes
     where one element becomes 0.

@@ -27,24 +27,32 @@ from refgrad.show.tables import is_finite, statistics
 def run(
     model: Model,
     feeds: Feeds = None,
-    backend: Annotated[str, typer.Option(help="numpy, ort-cpu, ort-cuda: see refgrad backends.")] = "numpy",
+    backend: Annotated[
+        str, typer.Option(help="The executor: numpy, ort-cpu, ort-cuda. `refgrad backends` lists them.")
+    ] = "numpy",
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write the outputs by name to this .npz file.")
     ] = None,
-    trace: Annotated[bool, typer.Option("--trace", help="Every value between as well (backend numpy).")] = False,
+    trace: Annotated[
+        bool, typer.Option("--trace", help="Return every intermediate value too (backend numpy).")
+    ] = False,
     precision: Annotated[
-        str | None, typer.Option(help="float64: every float is double (backend numpy). Default: the model's types.")
+        str | None,
+        typer.Option(help="float64 computes every float in double (backend numpy). Default: the model's types."),
     ] = None,
     max_memory: Annotated[
         str | None,
-        typer.Option(metavar="SIZE", help="Refuse what would hold more at once (backend numpy): bytes, or 500M, 8G."),
+        typer.Option(
+            metavar="SIZE",
+            help="Stop before a node that needs more memory (backend numpy): a number of bytes, or 500M, 8G.",
+        ),
     ] = None,
     seed: Seed = 0,
     dim: Dim = None,
     verbose: Verbose = False,
     as_json: Json = False,
 ) -> None:
-    """Run MODEL and print what comes out."""
+    """Run MODEL and print its outputs."""
     options = {"precision": precision, "max_memory": None if max_memory is None else in_bytes(max_memory)}
     prepared = get_backend(backend).prepare(
         model, **{key: given for key, given in options.items() if given is not None}
@@ -85,7 +93,7 @@ def check(
     feeds: Feeds = None,
     backends: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAMES", help="Names separated by commas. Default: every available one."),
+        typer.Option(metavar="NAMES", help="Executors, separated by commas. Default: every available one."),
     ] = None,
     wrt: Wrt = None,
     outputs: Outputs = None,
@@ -93,21 +101,26 @@ def check(
     dim: Dim = None,
     tolerance: Annotated[
         float | None,
-        typer.Option(help="Relative error that needs no explanation. Default: by the type and the number of nodes."),
+        typer.Option(
+            help="The relative error that is allowed. Default: what the type and the number of nodes explain."
+        ),
     ] = None,
     directions: Annotated[
-        int, typer.Option(min=1, help="Random directions of the differences, for each gradient.")
+        int, typer.Option(min=1, help="How many random directions to take differences along, for each gradient.")
     ] = 2,
     random_weights: Annotated[
-        int | None, typer.Option(min=0, help="A seed: weights that are constant fills become random numbers first.")
+        int | None,
+        typer.Option(
+            min=0, help="First replace constant weights, such as 0.02 everywhere, by random numbers of this seed."
+        ),
     ] = None,
     verbose: Verbose = False,
     as_json: Json = False,
 ) -> None:
-    """Say whether the gradient of MODEL is right. Both dialects on every backend, against differences and against float64.
+    """Check the gradient of MODEL. Runs both dialects on every backend, and compares with finite differences and float64.
 
-    Exit code 1 where something disagrees. Not supported, a kink, inconclusive, or ONNX Runtime's own builder being wrong is no
-    disagreement.
+    The exit code is 1 if a gradient disagrees or a backend fails. Other verdicts do not change it: not supported, kink,
+    inconclusive, refused, or an error of ONNX Runtime's own builder.
     """
     size, sizes = sizes_of(dim)
     given = None if feeds is None else read_feeds(feeds, inputs_of(load_model(model, external_data=False)))
@@ -132,7 +145,7 @@ def check(
 
 
 def demo(verbose: Verbose = False, as_json: Json = False) -> None:
-    """Show the gradient of a small regression. Both graphs as text, the numbers, and the cross-check."""
+    """Show the gradient of a small regression. Prints both graphs, the numbers, and a check."""
     model = notebook.regression()
     gradient = refgrad.gradient(model, outputs=["loss"], cotangent="ones", keep_outputs=True)
     listings = [refgrad.onnx_simple_text_plot(graph) for graph in (model, gradient)]

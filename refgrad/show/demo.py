@@ -1,4 +1,4 @@
-"""A regression model, its gradient, and the numbers: what `refgrad demo` shows.
+"""The regression that `refgrad demo` shows: a model with its feeds.
 
 y = a·x₁ + b·x₂ + c·x₁² + d·x₂² + e with the squared error as loss, as in the notebook "Stochastic Gradient Descent on simple
 function" of onnxcustom (Xavier Dupré), whose names and numbers these are.
@@ -43,13 +43,13 @@ regression (float[?, 2] x) => (float[?, 1] y)
 
 
 def regression(loss: bool = True) -> ModelProto:
-    """The model, with the squared error against a label as its first output, or without."""
+    """Return the model. With `loss` its first output is the squared error against a new input label."""
     model = onnx.parser.parse_model(_REGRESSION)
     return add_loss_output(model) if loss else model
 
 
 def feeds() -> dict[str, Any]:
-    """The five points of the notebook with their labels, and the weights that it starts from."""
+    """Return the five points of the notebook with their labels, and its first weights."""
     return {
         name: np.array(value, dtype=np.float32)
         for name, value in {

@@ -1,4 +1,4 @@
-"""A model as a picture: the DOT language of Graphviz, and the SVG that its program `dot` makes of it."""
+"""A model as a picture: in the DOT language of Graphviz, or as the SVG that Graphviz draws."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ Scope = ChainMap[str, str]  # a value's name: its identifier in the picture
 
 
 def to_dot(model: ModelProto | str | os.PathLike[str]) -> str:
-    r"""`model` in the DOT language: a box per input (red), output (green), initializer and result, and per operator (orange).
+    r"""Return `model` in the DOT language: a box for each input (red), output (green), initializer, result and node (orange).
 
-    The layout is that of the graphs in the documentation of onnxcustom's `onnx_derivative`. A box says the name, inputs and
-    outputs their type and shape ('' is an unknown dimension), initializers the type, the shape and the first ten values,
-    operators their attributes. An identifier is the name of the value or the node, quoted where the language asks for it; one
-    that is taken gets a number. Subgraphs and local functions are clusters; a dashed arrow leads from what a subgraph
-    returns to its node.
+    The layout is that of the graphs in the documentation of onnxcustom's `onnx_derivative`. A box shows the name. It
+    also shows the type and shape of an input or output ('' is an unknown dimension), the type, shape and first ten values of an
+    initializer, and the attributes of a node. An identifier is the name of the value or node, in quotes if the language
+    needs them, with a number if the name is taken. Subgraphs and local functions are clusters. A dashed arrow leads from the
+    outputs of a subgraph to its node.
 
-    :param model: a model, or the path of one. Nothing is checked, and external data is not read.
+    :param model: a model, or the path of one. It is not checked, and its external data is not read.
     :raises InvalidModelError: the model cannot be read.
 
     >>> import onnx.parser, refgrad
@@ -74,7 +74,7 @@ def to_dot(model: ModelProto | str | os.PathLike[str]) -> str:
 
 
 def to_svg(model: ModelProto | str | os.PathLike[str]) -> str:
-    """`to_dot(model)` laid out as SVG by the program `dot`, which is quick for hundreds of nodes, not for thousands.
+    """Return `model` as SVG. Graphviz's program `dot` draws `to_dot(model)`: fast for hundreds of nodes, slow for thousands.
 
     :raises InvalidModelError: the model cannot be read.
     :raises GraphvizError: there is no program `dot`, or it fails.
@@ -84,7 +84,7 @@ def to_svg(model: ModelProto | str | os.PathLike[str]) -> str:
     if program is None:
         raise GraphvizError(
             "There is no program `dot` on the path. Install Graphviz (apt-get install graphviz, brew install graphviz, "
-            "conda install graphviz), or take the text of refgrad.to_dot elsewhere."
+            "conda install graphviz), or draw the text of refgrad.to_dot elsewhere."
         )
     done = subprocess.run([program, "-Tsvg"], input=picture.encode(), capture_output=True, check=False)
     if done.returncode:
@@ -112,7 +112,7 @@ class _Picture:
         self._clusters = count()
 
     def lines(self, model: ModelProto) -> Iterator[str]:
-        """What stands between the braces: a paragraph of inputs, of outputs, of initializers, and one per node."""
+        """Yield the lines between the braces: paragraphs of inputs, of outputs, of initializers, and one for each node."""
         scope = Scope()
         ends = self._ends(model.graph, scope)
         for paragraph in (ends.inputs, ends.outputs, ends.constants):
@@ -147,7 +147,7 @@ class _Picture:
         return ends
 
     def _node(self, node: NodeProto, scope: Scope) -> tuple[list[str], list[str]]:
-        """The boxes of a node, its results and its subgraphs, and the arrows between them."""
+        """Return the boxes of a node, its results and its subgraphs, and the arrows between them."""
         boxes = [self._value(name, scope) for name in dict.fromkeys(node.input) if name and name not in scope]
         boxes += [self._value(name, scope) for name in node.output if name and name not in scope.maps[0]]
         kind = operator(node)
@@ -179,7 +179,7 @@ class _Picture:
         return [*self._cluster(f"function {name}", [*ends, *content]), *arrows]
 
     def _cluster(self, title: str, content: Iterable[str]) -> list[str]:
-        """Boxes only: an arrow in a cluster would draw what it touches into it."""
+        """Return a cluster of boxes. It has no arrows: an arrow would draw the boxes at both ends into the cluster."""
         name = f"cluster_{next(self._clusters)}"
         return [
             f"  subgraph {name} {{",
@@ -189,13 +189,13 @@ class _Picture:
         ]
 
     def _value(self, name: str, scope: Scope, lines: Iterable[str] = (), color: str = "") -> str:
-        """A new box for the value `name` of `scope`."""
+        """Return a new box for the value `name` of `scope`."""
         scope[name] = self._identifier(name)
         colored = f" color={color}" if color else ""
         return f"  {scope[name]} [shape=box{colored} label={_label([name, *lines])} fontsize=10];"
 
     def _identifier(self, name: str) -> str:
-        """`name`, with a number where it is taken, quoted where it has to be."""
+        """Return `name` with a number if it is taken, in quotes if the language needs them."""
         name = base = shown(name)
         while name in self._taken:
             name = f"{base}_{next(self._numbers[base])}"
@@ -210,12 +210,12 @@ def _escaped(text: str) -> str:
 
 
 def _label(lines: Iterable[str]) -> str:
-    """A label is read once more: for HTML's entities."""
+    """Return a label in quotes. Graphviz reads HTML's entities in it, so & is escaped too."""
     return '"' + "\\n".join(_escaped(shown(line)).replace("&", "&amp;") for line in lines) + '"'
 
 
 def _interface(value: ValueInfoProto) -> list[str]:
-    """The type of an input or output in the lines of a label, nothing where it is not declared."""
+    """Return the lines of a label with the type of an input or output, or no lines if it has none."""
     tensor = value.type.tensor_type
     if not value.type.HasField("tensor_type"):
         return [type_of(value.type)] if value.type.WhichOneof("value") else []
@@ -227,7 +227,7 @@ def _interface(value: ValueInfoProto) -> list[str]:
 
 
 def _first(tensor: TensorProto) -> list[str]:
-    """The first values of an initializer, nothing where they are in a file of their own."""
+    """Return the lines of a label with the first values of an initializer, or no lines for external data."""
     value = values_of(tensor)
     if value is None:
         return []

@@ -1,4 +1,4 @@
-"""What is known of an operator's derivative, for `refgrad explain`."""
+"""What `refgrad explain` says of the derivative of an operator."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Explanation:
 
 
 def explain(operator: str) -> Explanation:
-    """The derivative of `operator`, of another domain than ai.onnx as in "com.microsoft.FastGelu".
+    """Return the derivative of `operator`, such as "Gelu" or, with its domain, "com.microsoft.FastGelu".
 
     :raises UnknownNameError: neither onnx nor a rule knows such an operator.
     """

@@ -37,12 +37,12 @@ _DEEPEST = 32  # levels; a chain of thousands of nodes must not walk off to the 
 
 
 def onnx_text_plot_io(model: ModelProto | str | os.PathLike[str]) -> str:
-    """The operator sets, inputs, initializers and outputs of `model`, one line each, without the nodes.
+    """Return the operator sets, inputs, initializers and outputs of `model`, a line for each.
 
-    The layout is that of mlprodict's function of this name, except for shapes: an unknown dimension is `?`, where that one
-    prints 0, one with a name is the name, and an initializer has its true shape, where that one prints (0,).
+    The layout is that of mlprodict's function of the same name, but for shapes. An unknown dimension is `?` instead of 0, a
+    symbolic dimension is its name, and an initializer has its true shape instead of (0,).
 
-    :param model: a model, or the path of one. Nothing is checked, and external data is not read.
+    :param model: a model, or the path of one. It is not checked, and its external data is not read.
     :raises InvalidModelError: the model cannot be read.
 
     >>> import onnx.parser, refgrad
@@ -60,19 +60,18 @@ def onnx_text_plot_io(model: ModelProto | str | os.PathLike[str]) -> str:
 
 
 def onnx_simple_text_plot(model: ModelProto | str | os.PathLike[str]) -> str:
-    """`model` as an indented listing: what `onnx_text_plot_io` prints, the values of small initializers, and the nodes.
+    """Return `model` as an indented listing: the lines of `onnx_text_plot_io`, the values of small initializers, the nodes.
 
-    The nodes are in an order that can be computed, along chains: the node after another one is the first in the model that
-    reads a result of it and has everything else it needs; where there is none, the first in the model that has.
+    The nodes come in an order in which they can be computed, along chains. The next node is the first one in the model that
+    reads a result of the node above and has all its other inputs. If no node does, it is the first one that has all inputs.
 
-    A node is one level further to the right than the node that it reads from; of several, the one furthest to the left
-    counts. Inputs and initializers do not count, and a node that reads nothing else starts at the margin. So does a node that
-    reads no result of the node printed above it, with two exceptions: it is further to the left than that node and closes a
-    branch, or it is on the same level and reads a result that this node reads too. Below 32 levels nothing goes further to
-    the right.
+    A node is indented one level deeper than the node that it reads from, or than the leftmost of several. A node that reads
+    only inputs and initializers starts at the margin. So does a node that reads no result of the node above it, with two
+    exceptions: it closes a branch further to the left, or it is on the same level and reads one of the results that the node
+    above reads. The indentation ends at 32 levels.
 
-    An operator is written without its domain where that is ai.onnx, or com.microsoft and ai.onnx has none of this name. `-` is
-    an input or output that is left out. Subgraphs are printed below the graph of their node, which calls them G1, G2, ...,
+    The domains ai.onnx and com.microsoft are left out, the latter only if ai.onnx has no operator of the same name. `-` is an
+    input or output that is left out. Subgraphs are printed below the graph of their node, which calls them G1, G2, ...,
     and local functions below all of it.
 
     Where the listing departs from mlprodict's function of this name: the shapes, as `onnx_text_plot_io` says; every attribute
@@ -105,25 +104,25 @@ def onnx_simple_text_plot(model: ModelProto | str | os.PathLike[str]) -> str:
 
 
 def shown(name: str) -> str:
-    """A name as a line has it: one with line breaks and the like in it is quoted."""
+    """Return a name for one line. A name with control characters is quoted."""
     return name if name.isprintable() else repr(name)
 
 
 def kind_of(tensor: int) -> str:
-    """The name of an element type, `?` where it is none."""
+    """Return the name of an element type, or `?` for an unknown number."""
     if tensor == TensorProto.STRING:
         return "string"
     return str(helper.tensor_dtype_to_np_dtype(tensor).name) if tensor in helper.get_all_tensor_dtypes() else "?"
 
 
 def operator(node: NodeProto) -> str:
-    """An operator with its domain, where the name alone could be taken for another one's."""
+    """Return the name of an operator, with its domain if the name alone could mean another operator."""
     bare = node.domain in ("", "ai.onnx") or (node.domain == "com.microsoft" and not defs.has(node.op_type))
     return shown(node.op_type if bare else f"{node.domain}.{node.op_type}")
 
 
 def values_of(tensor: TensorProto) -> np.ndarray | None:
-    """The value of a constant, None where it is in a file of its own.
+    """Return the value of a constant, or None if it is external data.
 
     :raises InvalidModelError: its data does not fit its type and shape.
     """
@@ -138,12 +137,12 @@ def values_of(tensor: TensorProto) -> np.ndarray | None:
 
 
 def is_small(dims: Iterable[int]) -> bool:
-    """Whether a constant of this shape is printed whole."""
+    """Return whether all values of a constant of this shape are printed."""
     return int(np.prod(tuple(dims), dtype=np.float64)) <= FEW
 
 
 def attributes(node: NodeProto, graphs: Sequence[str] = ()) -> list[str]:
-    """`name=value` for every attribute, in alphabetical order; `graphs` are the names of its subgraphs, in their order."""
+    """Return `name=value` for every attribute, in alphabetical order. `graphs` are the names of its subgraphs."""
     written = {}
     names = iter(graphs)
     for attribute in node.attribute:
@@ -209,18 +208,18 @@ def _sparse(tensor: SparseTensorProto) -> str:
 
 
 def shape_text(dims: Iterable[object]) -> str:
-    """`(2, 3)`, `(2,)`, `()`."""
+    """Return a shape as text: `(2, 3)`, `(2,)`, `()`."""
     written = [str(dim) for dim in dims]
     return f"({written[0]},)" if len(written) == 1 else f"({', '.join(written)})"
 
 
 def dimension(dim: TensorShapeProto.Dimension, unknown: str) -> int | str:
-    """The size of a dimension, its name, or what stands for an unknown one."""
+    """Return the size of a dimension, its name, or `unknown`."""
     return dim.dim_value if dim.HasField("dim_value") else dim.dim_param or unknown
 
 
 def type_of(kind: TypeProto) -> str:
-    """The type of a value; for a tensor that of its elements, and its shape."""
+    """Return the type of a value, for a tensor with its shape."""
     which = kind.WhichOneof("value")
     match which:
         case "tensor_type" | "sparse_tensor_type":
@@ -287,7 +286,7 @@ def _function(function: FunctionProto, numbers: Iterator[int]) -> Iterator[str]:
 
 
 def _nodes(nodes: Sequence[NodeProto], numbers: Iterator[int], below: list[tuple[str, GraphProto]]) -> Iterator[str]:
-    """A line per node; its subgraphs are added to `below`, each with its title."""
+    """Yield a line for each node. Adds the subgraphs of the nodes to `below`, with their titles."""
     levels: dict[str, int] = {}
     above, read_above, level_above = frozenset[str](), frozenset[str](), 0
     for node, reads in _along_chains(nodes):
@@ -309,7 +308,7 @@ def _nodes(nodes: Sequence[NodeProto], numbers: Iterator[int], below: list[tuple
 
 
 def _along_chains(nodes: Sequence[NodeProto]) -> Iterator[tuple[NodeProto, list[str]]]:
-    """The nodes with what they read, in the order that `onnx_simple_text_plot` describes."""
+    """Yield each node and the names that it reads, in the order that `onnx_simple_text_plot` describes."""
     reads = [
         [*node.input, *(name for a in node.attribute for graph in subgraphs(a) for name in captured(graph))]
         for node in nodes
@@ -340,6 +339,6 @@ def _along_chains(nodes: Sequence[NodeProto]) -> Iterator[tuple[NodeProto, list[
     for node, missing in zip(nodes, waits_for, strict=True):
         if missing:
             raise InvalidModelError(
-                f"Node {node.name!r} ({node.op_type}) cannot be computed: what it needs depends on its own result. "
+                f"Node {node.name!r} ({node.op_type}) cannot be computed: its inputs depend on its own result. "
                 "Export the model again."
             )
