@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy as np
 from refgrad.conformance.case import SHAPES, Case, node_case
 from refgrad.conformance.cases.arithmetic import FORMS
 from refgrad.conformance.cases.shape import NEWEST, numbers
+from refgrad.conformance.cases.special import TINY, Special, gate
 
 SETTINGS: dict[str, tuple[dict[str, Any], ...]] = {
     "Relu": ({},),
@@ -30,6 +32,41 @@ SETTINGS: dict[str, tuple[dict[str, Any], ...]] = {
     "Swish": ({}, {"alpha": 1.5}),
 }
 SINCE = {"Gelu": 20, "Mish": 18, "Swish": 24}
+
+
+SPECIAL = (
+    # Functions that are flat or straight far out: the exponentials in their derivatives overflow.
+    Special("Sigmoid", "far-out", ((-inf, -1e30, -800.0, -0.0, 800.0, 1e30, inf),), ((0.0, 0.0, 0.0, 0.25, 0.0, 0.0, 0.0),)),
+    Special("Tanh", "far-out", ((-inf, -1e30, -800.0, 800.0, 1e30, inf),), ((0.0,) * 6,)),
+    Special("Tanh", "next-to-zero", ((-0.0, TINY, -TINY, 1e-30),), ((1.0,) * 4,)),
+    Special("Softplus", "far-out", ((-inf, -1e30, -800.0, -0.0, 800.0, 1e30, inf),), ((0.0, 0.0, 0.0, 0.5, 1.0, 1.0, 1.0),)),
+    Special("Elu", "far-out", ((-inf, -1e30, -800.0, 800.0, 1e30, inf),), ((0.0,) * 3 + (1.0,) * 3,)),
+    Special("Celu", "far-out", ((-inf, -1e30, -800.0, 800.0, 1e30, inf),), ((0.0,) * 3 + (1.0,) * 3,)),
+    Special("Selu", "far-out", ((-inf, -1e30, 1e30, inf),), ((0.0, 0.0, 1.05070102, 1.05070102),)),
+    Special("Relu", "far-out", ((-inf, -1e30, -TINY, TINY, 1e30, inf),), ((0.0,) * 3 + (1.0,) * 3,)),
+    Special("LeakyRelu", "far-out", ((-inf, -1e30, 1e30, inf),), ((0.25, 0.25, 1.0, 1.0),), attributes={"alpha": 0.25}),
+    Special("HardSigmoid", "far-out", ((-inf, -1e30, 1e30, inf),), ((0.0,) * 4,)),
+    Special("HardSwish", "far-out", ((-1e30, -800.0, 800.0, 1e30),), ((0.0, 0.0, 1.0, 1.0),)),
+    Special("Softsign", "far-out", ((-1e30, -1e15, -0.0, 1e15, 1e30),), ((0.0, 1e-30, 1.0, 1e-30, 0.0),)),
+    gate("Gelu"),
+    gate("Gelu", attributes={"approximate": "tanh"}),
+    gate("Mish"),
+    gate("Swish", opset=24),
+    Special("ThresholdedRelu", "far-out", ((-inf, -1e30, 1e30, inf),), ((0.0, 0.0, 1.0, 1.0),)),
+    Special("Shrink", "far-out", ((-inf, -1e30, 1e30, inf),), ((1.0,) * 4,)),
+    Special("PRelu", "far-out", ((-inf, inf), (0.25, 0.25)), ((0.25, 1.0), (-inf, 0.0))),
+    Special("Softmax", "overflow", ((1e30, 1e30, -1e30),), ((0.25, -0.25, 0.0),), (1.0, 0.0, 0.0)),
+    Special("Softmax", "settled", ((1000.0, 0.0, -inf),), ((0.0,) * 3,), (1.0, 1.0, 1.0)),
+    Special("LogSoftmax", "overflow", ((1e30, 1e30, -1e30),), ((0.5, -0.5, 0.0),), (1.0, 0.0, 0.0)),
+    Special("LogSoftmax", "settled", ((1000.0, 0.0, -inf),), ((-1.0, 1.0, 0.0),), (0.0, 1.0, 0.0)),
+    Special(
+        "SwiGLU",
+        "far-out",
+        ((-1e30, -800.0, 800.0, 1e30), (1.0,) * 4),
+        ((0.0, 0.0, 1.0, 1.0), (0.0, 0.0, 800.0, 1e30)),
+        opset=28,
+    ),
+)  # fmt: skip
 
 
 def cases() -> Iterator[Case]:

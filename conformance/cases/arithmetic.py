@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import inf, nan
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from onnx import TensorProto
 
 from refgrad.conformance.case import SHAPES, Case, node_case
 from refgrad.conformance.cases.shape import NEWEST, ints, numbers
+from refgrad.conformance.cases.special import TINY, Special
 
 FORMS = ((2, 3), (), (0, 3))  # a matrix, a scalar, nothing
 PAIRS = (  # broadcast not at all, on the right, on the left, both ways, from a scalar, of nothing, over a new axis
@@ -24,6 +26,46 @@ PAIRS = (  # broadcast not at all, on the right, on the left, both ways, from a 
 )
 ANYWHERE = ("Neg", "Abs", "Exp", "Sin", "Cos", "Tan", "Atan", "Sinh", "Cosh", "Asinh", "Erf", "Identity")
 BETWEEN_0_AND_1 = ("Sqrt", "Log", "Reciprocal", "Asin", "Acos", "Atanh")
+
+
+SPECIAL = (
+    # Functions that are flat or straight far out: the exponentials in their derivatives overflow.
+    Special("Erf", "far-out", ((-inf, -1e30, -800.0, 800.0, 1e30, inf),), ((0.0,) * 6,)),
+    Special("Atan", "far-out", ((-inf, -1e30, -1e15, 1e15, 1e30, inf),), ((0.0, 0.0, 1e-30, 1e-30, 0.0, 0.0),)),
+    Special("Asinh", "far-out", ((-inf, -1e30, -0.0, 1e30, inf),), ((0.0, 1e-30, 1.0, 1e-30, 0.0),)),
+    Special("Acosh", "far-out", ((1e30, inf),), ((1e-30, 0.0),)),
+    # Exponentials, logarithms and powers: the derivative is infinite where the function overflows or begins.
+    Special("Sin", "next-to-zero", ((-TINY, -0.0, TINY, 1e-30),), ((1.0,) * 4,)),
+    Special("Cos", "next-to-zero", ((-1e-30, -0.0, 1e-30),), ((1e-30, 0.0, -1e-30),)),
+    Special("Tan", "next-to-zero", ((-TINY, -0.0, TINY, 1e-30),), ((1.0,) * 4,)),
+    Special("Asin", "next-to-zero", ((-TINY, -0.0, TINY, 1e-30),), ((1.0,) * 4,)),
+    Special("Acos", "next-to-zero", ((-TINY, -0.0, TINY, 1e-30),), ((-1.0,) * 4,)),
+    Special("Atanh", "next-to-zero", ((-TINY, -0.0, TINY, 1e-30),), ((1.0,) * 4,)),
+    Special("Exp", "overflow", ((-inf, -800.0, -0.0, 80.0, 800.0, inf),), ((0.0, 0.0, 1.0, 5.540622e34, inf, inf),)),
+    Special("Sinh", "overflow", ((-800.0, -0.0, 80.0, 800.0),), ((inf, 1.0, 2.770311e34, inf),)),
+    Special("Cosh", "overflow", ((-800.0, -80.0, 80.0, 800.0),), ((-inf, -2.770311e34, 2.770311e34, inf),)),
+    Special("Log", "next-to-zero", ((1e-30, 1e30, inf),), ((1e30, 1e-30, 0.0),)),
+    Special("Sqrt", "next-to-zero", ((0.0, TINY, 1e-30, 1e30, inf),), ((inf, 2.0**66, 5e14, 5e-16, 0.0),)),
+    Special("Reciprocal", "far-out", ((-inf, -1e15, 1e-15, 1e15, inf),), ((0.0, -1e-30, -1e30, -1e-30, 0.0),)),
+    Special("Pow", "far-out", ((1e30, 1e-30), (0.5, 0.5)), ((5e-16, 5e14), (6.907755e16, -6.907755e-14))),
+    # Arithmetic: the derivative by one operand is the other, whatever that is.
+    Special("Add", "infinite", ((inf, -inf, nan), (1.0, inf, 0.0)), ((1.0,) * 3, (1.0,) * 3)),
+    Special("Sub", "infinite", ((inf, inf, 1.0), (1.0, inf, nan)), ((1.0,) * 3, (-1.0,) * 3)),
+    Special("Mul", "infinite", ((inf, 1e30, 0.0, -0.0), (2.0, 1e30, inf, 3.0)), ((2.0, 1e30, inf, 3.0), (inf, 1e30, 0.0, 0.0))),
+    Special("Div", "overflow", ((1e30, 1.0, 1.0), (1e30, 1e15, inf)), ((1e-30, 1e-15, 0.0), (-1e-30, -1e-30, 0.0))),
+    Special("Div", "underflow", ((1e-30, 1.0), (1e-30, 1e-15)), ((1e30, 1e15), (-1e30, -1e30))),
+    Special("Neg", "missing", ((nan, inf, -inf),), ((-1.0,) * 3,)),
+    Special("Identity", "missing", ((nan, inf, -inf),), ((1.0,) * 3,)),
+    Special("Abs", "far-out", ((-inf, -TINY, TINY, inf),), ((-1.0, -1.0, 1.0, 1.0),)),
+    Special("Max", "infinite", ((inf, -inf, 1e30), (1.0, 1.0, -1e30)), ((1.0, 0.0, 1.0), (0.0, 1.0, 0.0))),
+    Special("Min", "infinite", ((inf, -inf, 1e30), (1.0, 1.0, -1e30)), ((0.0, 1.0, 0.0), (1.0, 0.0, 1.0))),
+    Special("Sum", "infinite", ((inf, nan), (1.0, inf)), ((1.0, 1.0), (1.0, 1.0))),
+    Special("Mean", "overflow", ((3e38, inf), (3e38, 1.0)), ((0.5, 0.5), (0.5, 0.5))),
+    Special("Clip", "infinite", ((-inf, 0.5, inf), -1.0, 1.0), ((0.0, 1.0, 0.0), 1.0, 1.0)),
+    Special("Where", "missing", ((True, False), (inf, nan), (nan, inf)), (None, (1.0, 0.0), (0.0, 1.0))),
+    Special("CumProd", "zero", ((2.0, 0.0, 3.0), 0), ((1.0, 8.0, 0.0), None), opset=26),
+    Special("CumSum", "infinite", ((1.0, inf, nan), 0), ((3.0, 2.0, 1.0), None)),
+)  # fmt: skip
 
 
 def cases() -> Iterator[Case]:

@@ -8,12 +8,28 @@ from typing import Any
 import numpy as np
 
 from refgrad.conformance.case import SHAPES, Case, node_case
+from refgrad.conformance.cases.special import Special, gate
 from refgrad.protos.domains import MICROSOFT
 
 BATCH, LENGTH, HEADS, SIZE = 2, 3, 2, 4  # of the attentions
 WIDTH = HEADS * SIZE
 _RANDOM = np.random.default_rng(0)
 _START = _RANDOM.bit_generator.state
+
+
+SPECIAL = (
+    gate("Gelu", domain=MICROSOFT, opset=1),
+    gate("FastGelu", domain=MICROSOFT, opset=1),
+    gate("QuickGelu", domain=MICROSOFT, opset=1),
+    Special(
+        "BiasGelu",
+        "far-out",
+        ((-1e30, -800.0, 800.0, 1e30), (0.0,) * 4),
+        ((0.0, 0.0, 1.0, 1.0), (0.0, 0.0, 1.0, 1.0)),
+        domain=MICROSOFT,
+        opset=1,
+    ),
+)  # fmt: skip
 
 
 def cases() -> Iterator[Case]:

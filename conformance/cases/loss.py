@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,24 @@ import numpy as np
 from refgrad.conformance.case import SHAPES, Case, node_case
 from refgrad.conformance.cases.arithmetic import positive
 from refgrad.conformance.cases.shape import NEWEST, numbers
+from refgrad.conformance.cases.special import Special
+
+SPECIAL = (
+    Special(
+        "SoftmaxCrossEntropyLoss",
+        "settled",
+        (((1000.0, 0.0, -1000.0), (0.0, 0.0, -inf)), (1, 0)),
+        (((1.0, -1.0, 0.0), (-0.5, 0.5, 0.0)), None),
+        attributes={"reduction": "sum"},
+    ),
+    Special(
+        "NegativeLogLikelihoodLoss",
+        "infinite",
+        (((-inf, 0.0), (0.0, -inf)), (0, 0)),
+        (((-1.0, 0.0), (-1.0, 0.0)), None),
+        attributes={"reduction": "sum"},
+    ),
+)  # fmt: skip
 
 
 def cases() -> Iterator[Case]:

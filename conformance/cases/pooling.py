@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import prod
+from math import inf, prod
 from typing import Any
 
 import numpy as np
 
 from refgrad.conformance.case import SHAPES, Case, node_case
+from refgrad.conformance.cases.special import Special
 
 NEWEST = 21  # the last opset that every runtime under test knows
 
@@ -35,6 +36,20 @@ WINDOWS: tuple[tuple[tuple[int, ...], dict[str, Any]], ...] = (
     ((2, 2, 4, 4), {"kernel_shape": [4, 4]}),
     ((0, 2, 4, 4), {"kernel_shape": [2, 2], "pads": [1, 1, 1, 1]}),
 )
+
+
+SPECIAL = (
+    Special(
+        "MaxPool",
+        "infinite",
+        ((((-inf, 1.0, -inf, inf),),),),
+        ((((0.0, 1.0, 0.0, 1.0),),),),
+        attributes={"kernel_shape": [2], "strides": [2]},
+    ),
+    Special("AveragePool", "overflow", ((((3e38, 3e38),),),), ((((0.5, 0.5),),),), attributes={"kernel_shape": [2]}),
+    Special("GlobalAveragePool", "overflow", ((((3e38, 3e38),),),), ((((0.5, 0.5),),),)),
+    Special("GlobalMaxPool", "infinite", ((((-inf, 1.0, inf),),),), ((((0.0, 0.0, 1.0),),),)),
+)  # fmt: skip
 
 
 def cases() -> Iterator[Case]:

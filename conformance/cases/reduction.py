@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import inf, nan
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy as np
 from refgrad.conformance.case import SHAPES, Case, node_case
 from refgrad.conformance.cases.arithmetic import positive
 from refgrad.conformance.cases.shape import NEWEST, ints
+from refgrad.conformance.cases.special import Special
 
 REDUCTIONS = (
     "ReduceSum",
@@ -24,6 +26,22 @@ REDUCTIONS = (
     "ReduceLogSumExp",
 )
 AXES = (None, (0, -1), ())
+
+
+SPECIAL = (
+    Special("ReduceSum", "infinite", ((inf, nan, 1e30),), ((1.0,) * 3,)),
+    Special("ReduceMean", "overflow", ((3e38, 3e38, inf, nan),), ((0.25,) * 4,)),
+    Special("ReduceMax", "infinite", ((inf, 1.0, -inf),), ((1.0, 0.0, 0.0),)),
+    Special("ReduceMin", "infinite", ((inf, 1.0, -inf),), ((0.0, 0.0, 1.0),)),
+    Special("ReduceSumSquare", "overflow", ((1e30, -1e30),), ((2e30, -2e30),)),
+    Special("ReduceProd", "zero", ((0.0, 2.0, 3.0),), ((6.0, 0.0, 0.0),)),
+    Special("ReduceL1", "overflow", ((3e38, -3e38, inf),), ((1.0, -1.0, 1.0),)),
+    Special("ReduceL2", "overflow", ((3e30, 4e30),), ((0.6, 0.8),)),
+    Special("ReduceL2", "underflow", ((3e-30, 4e-30),), ((0.6, 0.8),)),
+    Special("ReduceLogSum", "overflow", ((3e38, 3e38),), ((1 / 6e38, 1 / 6e38),)),
+    Special("ReduceLogSumExp", "overflow", ((1000.0, 1000.0, -1000.0),), ((0.5, 0.5, 0.0),)),
+    Special("ReduceLogSumExp", "underflow", ((-1e30, -1e30, -inf),), ((0.5, 0.5, 0.0),)),
+)  # fmt: skip
 
 
 def cases() -> Iterator[Case]:
