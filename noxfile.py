@@ -108,6 +108,14 @@ def lowered(session: nox.Session) -> None:
 
 
 @nox.session
+def quick(session: nox.Session) -> None:
+    """Everything that touches one operator, in seconds: `nox -s quick -- Softsign`. It installs into a new environment only."""
+    if not any(Path(session.bin).glob("refgrad*")):
+        session.install("-e", ".[ort,test]")
+    session.run("python", "tests/one_operator.py", *session.posargs)
+
+
+@nox.session
 def training(session: nox.Session) -> None:
     """What needs ONNX Runtime's training operators and its own builder (Python < 3.13)."""
     session.install("-e", ".[ort-training,test]")

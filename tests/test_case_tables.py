@@ -19,6 +19,7 @@ from refgrad.backends import available, get_backend
 from refgrad.conformance.case import Case, qualified
 from refgrad.conformance.cases import kinks, rare, special
 from refgrad.conformance.cases.special import Special
+from refgrad.conformance.lacking import read_reasons
 from refgrad.conformance.questions.feeds import widened
 from refgrad.conformance.running.sources import tables
 from refgrad.protos.walk import attribute_value, versions_of
@@ -32,13 +33,10 @@ pytestmark = pytest.mark.interpreter
 FLOATS = {"tensor(float)", "tensor(double)", "tensor(float16)", "tensor(bfloat16)"}
 
 # What an operator has no case of, and why.
-_MODELS = "quantises: its cases are models, cases.quantization.rounded"
 _SHARED = "a cache that several calls share: refused"
 _ROTARY = "refused: RotaryEmbedding by itself is not"
 _BODY = "its body reshapes to −1 elements, which are no number where there are none"
-NO_CASES = dict.fromkeys(
-    ("ConvInteger", "DynamicQuantizeLinear", "MatMulInteger", "QLinearConv", "QLinearMatMul", "QuantizeLinear"), _MODELS
-)
+NO_CASES = read_reasons()["cases"]
 NOT_SET = {
     ("Optional", "type"): "of an empty optional",
     ("ai.onnx.ml.Imputer", "replaced_value_int64"): "for integers",

@@ -54,6 +54,7 @@ SPECIAL = (
     Special("Mul", "infinite", ((inf, 1e30, 0.0, -0.0), (2.0, 1e30, inf, 3.0)), ((2.0, 1e30, inf, 3.0), (inf, 1e30, 0.0, 0.0))),
     Special("Div", "overflow", ((1e30, 1.0, 1.0), (1e30, 1e15, inf)), ((1e-30, 1e-15, 0.0), (-1e-30, -1e-30, 0.0))),
     Special("Div", "underflow", ((1e-30, 1.0), (1e-30, 1e-15)), ((1e30, 1e15), (-1e30, -1e30))),
+    Special("Dropout", "missing", ((nan, inf, -inf),), ((1.0,) * 3,)),
     Special("Neg", "missing", ((nan, inf, -inf),), ((-1.0,) * 3,)),
     Special("Identity", "missing", ((nan, inf, -inf),), ((1.0,) * 3,)),
     Special("Abs", "far-out", ((-inf, -TINY, TINY, inf),), ((-1.0, -1.0, 1.0, 1.0),)),

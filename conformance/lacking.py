@@ -1,0 +1,253 @@
+"""What an operator with a derivative still lacks, and in which file it belongs."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from refgrad.backends.numpy import registry as kernels
+from refgrad.conformance import strategies
+from refgrad.conformance.case import is_float
+from refgrad.conformance.cases.quantization import rounded
+from refgrad.conformance.oracles import analytic, program
+from refgrad.conformance.records import read
+from refgrad.conformance.running.sources import tables
+from refgrad.errors import UnknownNameError, choices, did_you_mean
+from refgrad.protos.domains import MICROSOFT
+from refgrad.tables import extensions
+from refgrad.tables.definitions import DEFINITIONS
+from refgrad.tables.operators import classify, operators
+from refgrad.tables.registry import RULES, STRUCTURES
+from refgrad.tables.signatures import SIGNATURES
+
+ASPECTS = ("formula", "kernel", "cases", "types", "special values", "strategy", "independent forward", "docs")
+REASONS = Path(__file__).with_suffix(".toml")
+_TORCH = Path(__file__).parent / "oracles" / "tables" / "torch_table.py"
+_DOCS = Path(__file__).parent.parent / "docs" / "operators.md"  # there is none beside an installed package
+_ANY = "<family>"
+
+
+@dataclass(frozen=True)
+class Lack:
+    """Something that an operator lacks: `aspect` is one of ASPECTS, `what` says it, `where` the file that it belongs in."""
+
+    aspect: str
+    what: str
+    where: str
+
+    def __str__(self) -> str:
+        return f"{self.aspect}: {self.what} ({self.where})"
+
+
+def lacking(operator: str, reasons: Mapping[str, Mapping[str, str]] | None = None) -> tuple[Lack, ...]:
+    """What an operator lacks of all that each one has, in the order of ASPECTS.
+
+    :param operator: "Conv", "com.microsoft.Gelu"; one whose derivative is zero or does not exist lacks nothing.
+    :param reasons: by aspect and operator, why there is nothing; those of lacking.toml by default.
+    :raises UnknownNameError: there is no such operator.
+    """
+    known = {one.operator: one for one in operators()}
+    if operator not in known:
+        raise UnknownNameError(f"There is no operator {operator!r}.{did_you_mean(operator, known)}")
+    if known[operator].derivative in ("zero", "none"):
+        return ()
+    domain, _, op_type = operator.rpartition(".")
+    made = (_CHECKS[aspect](domain, op_type, operator) for aspect in ASPECTS)
+    excused = {aspect for aspect, of in (read_reasons() if reasons is None else reasons).items() if operator in of}
+    return tuple(lack for lack in made if lack is not None and lack.aspect not in excused)
+
+
+def report(operator: str) -> str:
+    """One message that says all that an operator lacks; "" where it lacks nothing."""
+    found = lacking(operator)
+    if not found:
+        return ""
+    lines = "\n".join(f"- {lack}" for lack in found)
+    return f"{operator} lacks:\n{lines}\nWhere something does not apply, {_shown(REASONS)} has the reason."
+
+
+def idle_reasons() -> list[str]:
+    """The reasons that excuse nothing: the operator has what they say it has not, or it does not exist."""
+    known = {one.operator for one in operators()}
+    nothing: Mapping[str, Mapping[str, str]] = {}
+    idle = []
+    for aspect, of in read_reasons().items():
+        for operator in of:
+            if operator not in known or aspect not in {lack.aspect for lack in lacking(operator, nothing)}:
+                idle.append(f"{aspect} of {operator}")
+    return idle
+
+
+@cache
+def read_reasons(path: Path = REASONS) -> dict[str, dict[str, str]]:
+    """The reasons of a file, by aspect and operator.
+
+    :raises RecordsError: a record is malformed, or gives a second reason for the same.
+    """
+    found: dict[str, dict[str, str]] = {aspect: {} for aspect in ASPECTS}
+    for record in read(path, "reason", {"aspect": str, "because": str, "operators": list}):
+        aspect = record["aspect"]
+        if aspect not in found:
+            raise record.wrong(
+                f"There is no aspect {aspect!r}.{did_you_mean(aspect, ASPECTS)} There are {choices(ASPECTS)}."
+            )
+        for operator in record["operators"]:
+            if operator in found[aspect]:
+                raise record.wrong(f"{operator} has a reason already: {found[aspect][operator]}")
+            found[aspect][operator] = record["because"]
+    return found
+
+
+# The rooms, each with a file for a family
+
+
+def family(domain: str, op_type: str) -> str:
+    """What the files of an operator are called in every room; `<family>` where nothing is known of it."""
+    key = domain, op_type
+    if domain == MICROSOFT:
+        return "contrib"
+    if key in RULES:
+        module = RULES[key].function.__module__
+    elif key in STRUCTURES:
+        module = STRUCTURES[key].__module__
+    elif key in DEFINITIONS:
+        module = DEFINITIONS[key].function.__module__
+    else:
+        kernel = kernels.find(domain, op_type, 10**6)
+        module = kernel.function.__module__ if kernel is not None else _ANY
+    return module.rpartition(".")[2]
+
+
+def _in_room(room: str, domain: str, op_type: str) -> str:
+    """The file of a room; an operator of another package has a module of its own."""
+    if (domain, op_type) in SIGNATURES and (domain, op_type) in RULES:
+        return RULES[domain, op_type].function.__module__
+    return f"{room}/{family(domain, op_type)}.py"
+
+
+def _shown(path: Path) -> str:
+    return str(path.relative_to(Path(__file__).parent.parent))
+
+
+# What each one has
+
+
+def _formula(domain: str, op_type: str, operator: str) -> Lack | None:
+    found = classify(domain, op_type)
+    if found.derivative != "missing" and found.text:
+        return None
+    what = "no rule" if found.derivative == "missing" else "its rule has no docstring, which is the formula"
+    room = "refgrad/microsoft" if domain == MICROSOFT else "refgrad/rules"
+    return Lack("formula", what, _in_room(room, domain, op_type))
+
+
+def _kernel(domain: str, op_type: str, operator: str) -> Lack | None:
+    if any((k.domain, k.op_type) == (domain, op_type) for k in kernels.kernels()) or _has_body(domain, op_type):
+        return None
+    return Lack("kernel", "none, so the interpreter cannot run it", _in_room("backends/numpy/kernels", domain, op_type))
+
+
+def _cases(domain: str, op_type: str, operator: str) -> Lack | None:
+    if _by_values().get(operator, {}).get("smooth"):
+        return None
+    return Lack("cases", "none", _in_room("conformance/cases", domain, op_type))
+
+
+def _types(domain: str, op_type: str, operator: str) -> Lack | None:
+    if _cases(domain, op_type, operator) is not None:
+        return None
+    if operator in _of_floats() or (
+        onnx.defs.has(op_type, domain) and onnx.defs.get_schema(op_type, domain).deprecated
+    ):
+        return None
+    what = "no smooth case of floats that declares every size, of which tests/test_types.py makes shorter types"
+    return Lack("types", what, _in_room("conformance/cases", domain, op_type))
+
+
+def _special(domain: str, op_type: str, operator: str) -> Lack | None:
+    through_body = (domain, op_type) not in RULES and _has_body(domain, op_type)  # its operators have some
+    if through_body or (domain, op_type) in SIGNATURES or _by_values().get(operator, {}).get("special"):
+        return None
+    what = "no row SPECIAL of numbers that are infinite, missing or extreme"
+    return Lack("special values", what, _in_room("conformance/cases", domain, op_type))
+
+
+def _strategy(domain: str, op_type: str, operator: str) -> Lack | None:
+    if operator in strategies.operators():
+        return None
+    return Lack("strategy", "none", _in_room("conformance/strategies", domain, op_type))
+
+
+def _forward(domain: str, op_type: str, operator: str) -> Lack | None:
+    """A complex forward, a row of torch, or a body in operators that have one."""
+    known = (analytic.KNOWN, program.STRUCTURES, _rows_of_torch())
+    if any(operator in names for names in known) or _has_body(domain, op_type):
+        return None
+    if (domain, op_type) in extensions.FORWARDS:
+        return None
+    where = f"{_shown(Path(analytic.__file__))}, or a row in {_shown(_TORCH)}"
+    if (domain, op_type) in SIGNATURES:
+        where = f"{_in_room('', domain, op_type)}, with refgrad.extend.forward"
+    return Lack("independent forward", "none that shares nothing with the kernel", where)
+
+
+def _docs(domain: str, op_type: str, operator: str) -> Lack | None:
+    if not _DOCS.is_file() or (domain, op_type) in SIGNATURES or f"| {operator} |" in _DOCS.read_text(encoding="utf-8"):
+        return None
+    return Lack("docs", "no row in docs/operators.md", "python docs/generate.py writes it")
+
+
+_CHECKS = dict(zip(ASPECTS, (_formula, _kernel, _cases, _types, _special, _strategy, _forward, _docs), strict=True))
+
+
+def _has_body(domain: str, op_type: str) -> bool:
+    if (domain, op_type) in DEFINITIONS:
+        return True
+    schema: Any = (
+        onnx.defs.get_schema(op_type, domain) if onnx.defs.has(op_type, domain) else None
+    )  # the stub lacks bodies
+    return schema is not None and (schema.has_function or schema.has_context_dependent_function)
+
+
+def _by_values() -> Mapping[str, Mapping[str, int]]:
+    """How many cases each operator has of every kind of values."""
+    return _counted()[0]
+
+
+def _of_floats() -> Collection[str]:
+    """The operators with a smooth case of floats that declares every size, or with models that round."""
+    return _counted()[1]
+
+
+def _counted() -> tuple[Mapping[str, Mapping[str, int]], Collection[str]]:
+    return _count(len(extensions.CASES))
+
+
+@cache
+def _count(registered: int) -> tuple[Mapping[str, Mapping[str, int]], Collection[str]]:
+    """What the tables have; `registered` tells how many functions of other packages make cases."""
+    found: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+    floats = {node.op_type for case in rounded() for node in case.model.graph.node}
+    for case in tables():
+        found[case.operator][case.values] += 1
+        if (
+            case.static
+            and case.values == "smooth"
+            and any(is_float(array) and array.size for array in case.feeds.values())
+        ):
+            floats.add(case.operator)
+    return found, floats
+
+
+@cache
+def _rows_of_torch() -> frozenset[str]:
+    """The operators that torch's table has; the table cannot be imported where torch is not installed."""
+    tree = ast.parse(_TORCH.read_text(encoding="utf-8"))
+    return frozenset(n.value for n in ast.walk(tree) if isinstance(n, ast.Constant) and isinstance(n.value, str))
