@@ -107,12 +107,12 @@ def lowered(session: nox.Session) -> None:
     )
 
 
-@nox.session
+@nox.session(venv_backend="none")
 def quick(session: nox.Session) -> None:
     """Everything that touches one operator, in seconds: `nox -s quick -- Softsign`. It installs into a new environment only."""
-    if not any(Path(session.bin).glob("refgrad*")):
-        session.install("-e", ".[ort,test]")
-    session.run("python", "tests/one_operator.py", *session.posargs)
+    if any(SHARED.glob("*/refgrad*")):
+        _made.append(SHARED)
+    stock(session, "python", "tests/one_operator.py", *session.posargs)
 
 
 @nox.session

@@ -8,11 +8,12 @@ import signal
 
 import pytest
 
-from refgrad.conformance.running.cluster import run_on_cluster
+from refgrad.conformance.running.cluster import _run_here, run_on_cluster
 from refgrad.conformance.running.runner import Plan
 from refgrad.conformance.running.sources import select, tables
 from refgrad.conformance.running.suite import run_suite
 from refgrad.errors import OptionError
+from refgrad.tables import plugins
 
 distributed = pytest.importorskip("distributed")
 # The collector closes sockets of the cluster.
@@ -44,6 +45,15 @@ def test_a_worker_that_is_killed_loses_nothing(cluster):
             os.kill(process.pid, signal.SIGKILL)
     verdicts = {row.case: (row.verdict, row.witnesses, row.relative) for row in here.rows}
     assert {name: (row.verdict, row.witnesses, row.relative) for name, [row] in found.items()} == verdicts
+
+
+def test_the_workers_import_what_the_caller_imports(monkeypatch):
+    monkeypatch.setenv(plugins.VARIABLE, "")
+    [case] = few()[:1]
+    [row] = _run_here(case, PLAN, "nowhere")
+    assert "The module 'nowhere', named by --import or REFGRAD_IMPORT, cannot be imported" in row.note
+    [row] = _run_here(case, PLAN, "")
+    assert row.verdict == "agreed"
 
 
 def test_a_cluster_that_is_not_there_is_named():

@@ -21,6 +21,8 @@ from refgrad.protos.types import FLOATS
 from refgrad.show.explain import explain
 from refgrad.tables.operators import operators
 
+pytestmark = pytest.mark.interpreter
+
 NAME = "my.domain.SquaredHinge"
 RNG = np.random.default_rng(0)
 SCORES = RNG.standard_normal((4, 3)).astype(np.float32)

@@ -24,6 +24,8 @@ from refgrad.extend import case, forward, kernel, rule, strategy
 from refgrad.tables.operators import operators
 from refgrad.tables.registry import RULES
 
+pytestmark = pytest.mark.interpreter
+
 
 @pytest.mark.parametrize("operator", [one.operator for one in operators() if one.derivative not in ("zero", "none")])
 def test_an_operator_lacks_nothing(operator: str) -> None:

@@ -18,6 +18,8 @@ from refgrad.errors import OptionError, PluginError
 from refgrad.tables import plugins
 from refgrad.tables.registry import RULES
 
+pytestmark = pytest.mark.interpreter
+
 OPERATORS = '''
 """Cubed, of my.domain."""
 import numpy as np

@@ -11,6 +11,8 @@ import refgrad
 from refgrad.errors import RuleError, UnknownOperatorError
 from refgrad.tables.registry import RULES, rule
 
+pytestmark = pytest.mark.interpreter
+
 MUL = """<ir_version: 8, opset_import: ["": 18]> m (float[2] a, float[2] b) => (float[2] y)
 { [times] c = Mul(a, b) y = Exp(c) }"""
 SUM = """<ir_version: 8, opset_import: ["": 18]> m (float[2] a, float[2] b) => (float[2] y)

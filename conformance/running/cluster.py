@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from importlib import util
@@ -12,6 +13,7 @@ from refgrad.conformance.case import Case
 from refgrad.conformance.judging.verdicts import CRASHED, ResultRow
 from refgrad.conformance.running.runner import Plan, run_case
 from refgrad.errors import OptionError
+from refgrad.tables import plugins
 from refgrad.worker import Worker
 
 _SECONDS = 10  # until a scheduler that does not answer is taken for absent
@@ -39,7 +41,8 @@ def run_on_cluster(address: str, cases: Iterable[Case], plan: Plan) -> Iterator[
         if not client.scheduler_info()["workers"]:
             raise OptionError(f"The Dask scheduler at {address!r} has no workers. Start some: dask worker {address}.")
         known = list(cases)
-        futures = client.map(_run_here, known, plan=plan, pure=False, retries=3)
+        modules = os.environ.get(plugins.VARIABLE, "")
+        futures = client.map(_run_here, known, plan=plan, modules=modules, pure=False, retries=3)
         of = dict(zip((future.key for future in futures), known, strict=True))
         for future in as_completed(futures):
             case = of[future.key]
@@ -53,12 +56,14 @@ def run_on_cluster(address: str, cases: Iterable[Case], plan: Plan) -> Iterator[
                 )
 
 
-def _run_here(case: Case, plan: Plan) -> Sequence[ResultRow]:
-    """Run one case in a process that belongs to this thread of the Dask worker."""
+def _run_here(case: Case, plan: Plan, modules: str = "") -> Sequence[ResultRow]:
+    """Run one case in a process that belongs to this thread of the Dask worker; `modules` register operators."""
     worker: Any = getattr(_own, "worker", None)
-    if worker is None or (worker.seconds, worker.memory) != (plan.seconds, plan.memory):
+    if worker is None or _own.asked != (plan.seconds, plan.memory, modules):
         if worker is not None:
             worker.close()
+        os.environ[plugins.VARIABLE] = modules  # which the process inherits
+        _own.asked = plan.seconds, plan.memory, modules
         _own.worker = worker = Worker(plan.seconds, plan.memory)
         atexit.register(worker.close)
     return run_case(case, plan, worker)
