@@ -75,6 +75,7 @@ def test_a_backend_imports_nothing_of_the_differentiator():
         "refgrad.tables",
         "refgrad.tables.once",
         "refgrad.tables.randomness",
+        "refgrad.tables.schemas",
     }
 
 
