@@ -10,15 +10,8 @@ from functools import cache, partial
 from refgrad.conformance.case import Case, node_case
 from refgrad.tables import extensions, plugins
 
-# What a family has beside `cases`: another type, models that round, where a runtime is wrong or ends the process, and inputs
-# by which ONNX Runtime's builder does not differentiate.
-FURTHER = {
-    "control_flow": "apart",
-    "linear": "in_double",
-    "quantization": "rounded",
-    "recurrent": "apart",
-    "resize": "moved",
-}
+# What a family has beside `cases`: another type, models that round, and where a runtime is wrong or ends the process.
+FURTHER = {"control_flow": "apart", "linear": "in_double", "quantization": "rounded", "recurrent": "apart"}
 
 
 @cache

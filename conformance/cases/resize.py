@@ -55,6 +55,7 @@ def cases() -> Iterator[Case]:
                     form: dict[str, Any] = {"constant": constant, "shapes": shapes, "align_corners": align_corners}
                     yield node_case("AffineGrid", theta, np.array(size), opset=20, **form)
     yield node_case("AffineGrid", _numbers(0, 2, 3), np.array((0, 3, 2, 4)), opset=20)
+    yield from moved()
 
 
 def moved() -> Iterator[Case]:
@@ -78,6 +79,12 @@ def moved() -> Iterator[Case]:
         yield _moved((2, 3), scales=(0.3, 1.3), mode="linear", **form)  # an axis of which nothing is left
     yield _moved((5,), scales=(0.27,), mode="linear", antialias=1)
     yield _moved((5,), scales=(1.7,), mode="linear", opset=16)
+    single: dict[str, Any] = {
+        "coordinate_transformation_mode": "pytorch_half_pixel",
+        "antialias": 1,
+    }  # one element is left
+    yield _moved((5,), scales=(0.3,), mode="linear", **single)
+    yield _moved((5,), scales=(0.3,), mode="cubic", **single)
     yield _moved((5,), scales=(1.7,), coordinate_transformation_mode="pytorch_half_pixel", mode="cubic", opset=13)
 
 

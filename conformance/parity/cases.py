@@ -7,7 +7,7 @@ import pkgutil
 from collections.abc import Iterator
 
 import numpy as np
-from onnx import ModelProto
+from onnx import ModelProto, NodeProto
 
 from refgrad.conformance import cases
 from refgrad.conformance.case import NODE, Case
@@ -64,7 +64,9 @@ def table() -> Iterator[tuple[str, Case]]:
         family = importlib.import_module(f"{cases.__name__}.{module.name}")
         for case in (*getattr(family, "cases", tuple)(), *getattr(family, "in_double", tuple)()):
             operator = _operator(case)
-            if operator not in REGISTERED or versions_of(case.model)[""] < MIN_OPSET:  # refgrad converts those first
+            if operator not in REGISTERED or _by_settings(case):
+                continue
+            if versions_of(case.model)[""] < MIN_OPSET:  # refgrad converts it first
                 continue
             yield operator, case
             if operator in TRAINING_OUTPUTS:  # it differentiates few forms of these, however they are put
@@ -85,12 +87,20 @@ def table() -> Iterator[tuple[str, Case]]:
             continue  # sequences and optionals
         if test.operator in REGISTERED and len(test.model.graph.node) == 1 and excluded(test) is None:
             [node] = test.model.graph.node
-            # It has no gradient for what nothing reads, nor for settings: the roi of Resize.
-            rule = RULES.get((node.domain, node.op_type))
-            settings = () if rule is None else rule.settings
-            read = {name for name, called in inputs_of(node).items() if called not in settings}
+            # It has no gradient for what nothing reads.
+            read = {name for name, called in inputs_of(node).items() if called not in _settings(node)}
             if wrt := tuple(name for name in test.wrt if name in read):
                 yield test.operator, Case(test.name, test.model, test.feeds, wrt, test.outputs)
+
+
+def _settings(node: NodeProto) -> tuple[str, ...]:
+    """The inputs that steer an operator, as the roi of Resize does: the builder has no gradient for them."""
+    rule = RULES.get((node.domain, node.op_type))
+    return () if rule is None else rule.settings
+
+
+def _by_settings(case: Case) -> bool:
+    return not set(_settings(case.node)).isdisjoint(case.wrt or ())
 
 
 def _operator(case: Case) -> str:
