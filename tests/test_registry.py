@@ -67,6 +67,24 @@ def test_a_lowering_has_the_parameters_of_its_primitive():
             """Not this one."""
 
 
+def test_a_lowering_may_take_the_rest_of_the_inputs_and_attributes():
+    with pytest.raises(
+        RuleError, match="lowering of SoftmaxGrad has the parameters Y, axis; the primitive has dY, Y, axis"
+    ):
+
+        @lowering("SoftmaxGrad", dialect="ort")
+        def wrong_input(op, Y, *others, axis):
+            """Not the first one."""
+
+    with pytest.raises(
+        RuleError, match="lowering of SoftmaxGrad has the parameters dY, axes; the primitive has dY, Y, axis"
+    ):
+
+        @lowering("SoftmaxGrad", dialect="ort")
+        def wrong_attribute(op, dY, *others, axes, **attributes):
+            """Not one of its attributes."""
+
+
 def test_a_lowering_names_an_existing_primitive_and_dialect():
     with pytest.raises(RuleError, match="'ReluGradient' is no primitive; there are Alias"):
         lowering("ReluGradient")(lambda op: None)

@@ -80,6 +80,7 @@ class Kernel:
     in_float32: bool
     fresh: bool
     keywords: Mapping[str, Any]
+    passed: Mapping[str, Any]  # those that the function takes as `**`
 
     @property
     def attributes(self) -> set[str]:
@@ -113,7 +114,8 @@ class Kernel:
         unknown = {a.name for a in node.attribute} - self.attributes - _WITHOUT_MEANING
         if unknown:
             raise ValueError(f"attribute {sorted(unknown)} is not supported")
-        bound = {name: attributes[_attribute(name)] for name in self.keywords if _attribute(name) in attributes}
+        given = {name: attributes[_attribute(name)] for name in self.keywords if _attribute(name) in attributes}
+        bound = {**self.passed, **given}
         unset = [
             name for name, value in self.keywords.items() if value is inspect.Parameter.empty and name not in bound
         ]
@@ -160,12 +162,14 @@ def kernel(
     since: int = 1,
     in_float32: bool = False,
     fresh: bool = False,
+    attributes: Mapping[str, Any] | None = None,
     replace: bool = False,
 ) -> Callable[[KernelFunction], KernelFunction]:
     """Register a function as the kernel of `op_types` from version `since` on.
 
     With `in_float32`, 16-bit floats are computed in float32 and rounded once, at the end, as runtimes do. With `fresh`, the
-    results are new arrays (or an input that `_free` gave away), never a view of an input. With `replace` it takes the
+    results are new arrays (or an input that `_free` gave away), never a view of an input. `attributes` are those that the
+    function takes as `**`, with their defaults; the others are its keyword-only parameters. With `replace` it takes the
     place of the kernel that an operator has from the same version on; without it a second one is refused.
 
     :raises RuleError: an operator has a kernel from that version on, and `replace` is false.
@@ -173,7 +177,8 @@ def kernel(
 
     def register(function: KernelFunction) -> KernelFunction:
         parameters = inspect.signature(function).parameters.values()
-        keywords = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+        passed = attributes or {}
+        keywords = {**{p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}, **passed}
         for op_type in op_types:
             versions = _kernels.setdefault((domain, op_type), [])
             before = next((k for k in versions if k.since == since), None)
@@ -181,7 +186,7 @@ def kernel(
             once(kind, qualified(domain, op_type), before and before.function, function, replace)
             if before is not None:
                 versions.remove(before)
-            versions.append(Kernel(function, domain, op_type, since, in_float32, fresh, keywords))
+            versions.append(Kernel(function, domain, op_type, since, in_float32, fresh, keywords, passed))
             versions.sort(key=lambda k: k.since)
         return function
 

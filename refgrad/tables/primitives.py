@@ -7,7 +7,9 @@ operator's default.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -18,6 +20,10 @@ class Primitive:
     outputs: tuple[str, ...]
     attributes: tuple[str, ...]
     meaning: str
+
+    def named(self, given: Sequence[Any]) -> dict[str, Any]:
+        """The inputs by their names."""
+        return dict(zip(self.inputs, given, strict=True))
 
 
 def _primitive(signature: str, meaning: str) -> Primitive:

@@ -23,6 +23,7 @@ from refgrad.tables.signatures import SIGNATURES, declare, read_signature, with_
 
 _FLOAT_TYPES = frozenset(("tensor(float)", "tensor(double)", "tensor(float16)", "tensor(bfloat16)"))
 DIALECTS = ("onnx", "ort")
+_STARRED, _DOUBLE_STARRED = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
 
 Function = Callable[..., Any]
 
@@ -259,12 +260,15 @@ def lowering(primitive: str, dialect: str = "onnx", *, replace: bool = False) ->
             raise RuleError(f"{primitive!r} is no primitive; there are {', '.join(PRIMITIVES)}.")
         known = PRIMITIVES[primitive]
         parameters = list(inspect.signature(function).parameters.values())[1:]
-        names = tuple(p.name for p in parameters if p.kind is not p.VAR_KEYWORD)
-        attributes = names[len(known.inputs) :]
-        whole = attributes == known.attributes or (
-            len(names) < len(parameters) and set(attributes) <= set(known.attributes)
+        names = tuple(p.name for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL))
+        starred, passed = (any(p.kind is kind for p in parameters) for kind in (_STARRED, _DOUBLE_STARRED))
+        count = (
+            sum(p.kind is not p.KEYWORD_ONLY for p in parameters) - starred - passed if starred else len(known.inputs)
         )
-        if names[: len(known.inputs)] != known.inputs or not whole:
+        inputs, attributes = names[:count], names[count:]
+        fits = inputs == known.inputs[:count] if starred else inputs == known.inputs
+        whole = set(attributes) <= set(known.attributes) if passed else attributes == known.attributes
+        if not fits or not whole:
             raise RuleError(
                 f"The lowering of {primitive} has the parameters {', '.join(names)}; the primitive has "
                 f"{', '.join(known.inputs + known.attributes)}."

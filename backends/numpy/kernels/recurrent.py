@@ -57,6 +57,18 @@ _DEFAULTS: dict[str, tuple[float | None, ...]] = {
 }
 
 
+# The attributes that RNN, GRU, LSTM, and their training forms and gradients have in common.
+_SETTINGS: dict[str, Any] = {
+    "direction": "forward",
+    "hidden_size": None,
+    "activations": None,
+    "activation_alpha": None,
+    "activation_beta": None,
+    "clip": None,
+}
+_GRU, _LSTM = ("Sigmoid", "Tanh"), ("Sigmoid", "Tanh", "Tanh")  # the functions of each direction by default
+
+
 @dataclass(frozen=True, slots=True)
 class _Activation:
     """One of the functions with its parameters; its argument is clipped to ±clip."""
@@ -88,8 +100,8 @@ def _directions(
     default: tuple[str, ...],
     direction: str,
     activations: list[str] | None,
-    alphas: list[float] | None,
-    betas: list[float] | None,
+    activation_alpha: list[float] | None,
+    activation_beta: list[float] | None,
     clip: float | None,
 ) -> Directions:
     """List for each direction whether it reads time backwards, and its functions.
@@ -104,7 +116,7 @@ def _directions(
     names = default * len(backward) if activations is None else activations
     if len(names) != len(default) * len(backward):
         raise ValueError(f"activations has {len(names)} names, expected {len(default) * len(backward)}")
-    alpha, beta = iter(alphas or ()), iter(betas or ())
+    alpha, beta = iter(activation_alpha or ()), iter(activation_beta or ())
     functions = [_activation(name.lower(), alpha, beta, clip) for name in names]
     return [(b, functions[k * len(default) : (k + 1) * len(default)]) for k, b in enumerate(backward)]
 
@@ -161,6 +173,15 @@ def _sequences(X: Array, lengths: Array | None) -> _Sequences:
     if ((lengths < 0) | (lengths > time)).any():
         raise ValueError(f"sequence_lens is {lengths.tolist()}, expected lengths from 0 to {time}")
     return _Sequences(time, np.asarray(np.arange(time)[:, None] < lengths))
+
+
+def _read(
+    gates: int, default: tuple[str, ...], settings: dict[str, Any], X: Array, W: Array, R: Array, **given: Any
+) -> tuple[Directions, _Sequences, int]:
+    """Read the directions with their functions, the steps and the number of hidden units, and check all shapes."""
+    directions = _directions(default, **{name: value for name, value in settings.items() if name != "hidden_size"})
+    _check(gates, len(directions), settings["hidden_size"], X, W, R, **given)
+    return directions, _sequences(X, given["sequence_lens"]), R.shape[2]
 
 
 def _check(gates: int, directions: int, hidden_size: int | None, X: Array, W: Array, R: Array, **others: Any) -> None:
@@ -228,7 +249,7 @@ def _product(da: Array, states: Array) -> Array:
     return np.asarray(_rows(da).T @ _rows(states))
 
 
-@kernel("RNN", in_float32=True, fresh=True)
+@kernel("RNN", in_float32=True, fresh=True, attributes=_SETTINGS)
 def rnn(
     X: Array,
     W: Array,
@@ -237,22 +258,16 @@ def rnn(
     sequence_lens: Array | None = None,
     initial_h: Array | None = None,
     *,
-    direction: str = "forward",
-    hidden_size: int | None = None,
-    activations: list[str] | None = None,
-    activation_alpha: list[float] | None = None,
-    activation_beta: list[float] | None = None,
-    clip: float | None = None,
     layout: int = 0,
     output_sequence: int = 1,
+    **settings: Any,
 ) -> tuple[Array, ...]:
     """H = f(X·Wᵀ + H₋₁·Rᵀ + b)"""
-    if activations == ["Tanh", "Tanh"]:
-        activations = None  # the schema's default, for one direction too
-    directions = _directions(("Tanh",), direction, activations, activation_alpha, activation_beta, clip)
+    if settings["activations"] == ["Tanh", "Tanh"]:
+        settings["activations"] = None  # the schema's default, for one direction too
     X, initial_h = _time_first(layout, X, initial_h)
-    _check(1, len(directions), hidden_size, X, W, R, B=B, sequence_lens=sequence_lens, initial_h=initial_h)
-    sequences, n = _sequences(X, sequence_lens), R.shape[2]
+    given = {"B": B, "sequence_lens": sequence_lens, "initial_h": initial_h}
+    directions, sequences, n = _read(1, ("Tanh",), settings, X, W, R, **given)
     Y = np.empty((len(X), len(directions), X.shape[1], n), X.dtype)
     Y_h = np.empty(Y.shape[1:], X.dtype)
     for k, (backward, (f,)) in enumerate(directions):
@@ -265,8 +280,8 @@ def rnn(
     return _laid_out(layout, Y, Y_h)
 
 
-@kernel("GRU", in_float32=True, fresh=True)
-@kernel("GRUTraining", domain=MICROSOFT, in_float32=True, fresh=True)
+@kernel("GRU", in_float32=True, fresh=True, attributes=_SETTINGS)
+@kernel("GRUTraining", domain=MICROSOFT, in_float32=True, fresh=True, attributes=_SETTINGS)
 def gru(
     X: Array,
     W: Array,
@@ -275,26 +290,20 @@ def gru(
     sequence_lens: Array | None = None,
     initial_h: Array | None = None,
     *,
-    direction: str = "forward",
-    hidden_size: int | None = None,
-    activations: list[str] | None = None,
-    activation_alpha: list[float] | None = None,
-    activation_beta: list[float] | None = None,
-    clip: float | None = None,
     linear_before_reset: int = 0,
     layout: int = 0,
     output_sequence: int = 1,
     _wanted: tuple[bool, ...] = (True, True),
+    **settings: Any,
 ) -> tuple[Array, ...]:
     """z, r = f(X·Wᵀ + H₋₁·Rᵀ + b), H = (1 − z)·h + z·H₋₁
 
     h = g(X·Whᵀ + (r·H₋₁)·Rhᵀ + b), or with linear_before_reset g(X·Whᵀ + Wb + r·(H₋₁·Rhᵀ + Rb)). GRUTraining, which has no
     layout, has a third result (time, direction, batch, 3·hidden): z, r and h of every step.
     """
-    directions = _directions(("Sigmoid", "Tanh"), direction, activations, activation_alpha, activation_beta, clip)
     X, initial_h = _time_first(layout, X, initial_h)
-    _check(3, len(directions), hidden_size, X, W, R, B=B, sequence_lens=sequence_lens, initial_h=initial_h)
-    sequences, n = _sequences(X, sequence_lens), R.shape[2]
+    given = {"B": B, "sequence_lens": sequence_lens, "initial_h": initial_h}
+    directions, sequences, n = _read(3, _GRU, settings, X, W, R, **given)
     Y = np.empty((len(X), len(directions), X.shape[1], n), X.dtype)
     Y_h = np.empty(Y.shape[1:], X.dtype)
     zrh = []
@@ -321,7 +330,7 @@ def gru(
     return *_laid_out(layout, Y, Y_h), *([np.stack(zrh, 1)] if len(_wanted) > 2 else [])
 
 
-@kernel("GRUGrad", domain=MICROSOFT, in_float32=True, fresh=True)
+@kernel("GRUGrad", domain=MICROSOFT, in_float32=True, fresh=True, attributes=_SETTINGS)
 def gru_grad(
     X: Array,
     W: Array,
@@ -334,23 +343,17 @@ def gru_grad(
     dHAll: Array | None = None,
     dHt: Array | None = None,
     *,
-    direction: str = "forward",
-    hidden_size: int | None = None,
-    activations: list[str] | None = None,
-    activation_alpha: list[float] | None = None,
-    activation_beta: list[float] | None = None,
-    clip: float | None = None,
     linear_before_reset: int = 0,
+    **settings: Any,
 ) -> tuple[Array, ...]:
     """The gradients of X, W, R, B and initial_h, from the results of GRUTraining and the gradients of the first two
 
     dz = dH·(H₋₁ − h), dh = dH·(1 − z); times the slopes of f and g they are those of the gates' arguments, da, and
     dH₋₁ = dH·z + da·R, where what h reads is r·H₋₁, or with linear_before_reset r·q, q = H₋₁·Rhᵀ + Rb.
     """
-    directions = _directions(("Sigmoid", "Tanh"), direction, activations, activation_alpha, activation_beta, clip)
     given = {"B": B, "sequence_lens": sequence_lens, "initial_h": initial_h}
-    _check(3, len(directions), hidden_size, X, W, R, **given, HAll=HAll, zrh=zrh, dHAll=dHAll, dHt=dHt)
-    sequences, n = _sequences(X, sequence_lens), R.shape[2]
+    results = {"HAll": HAll, "zrh": zrh, "dHAll": dHAll, "dHt": dHt}
+    directions, sequences, n = _read(3, _GRU, settings, X, W, R, **given, **results)
     da = np.empty((len(directions), *X.shape[:2], 3 * n), X.dtype)
     dR, dRb = np.empty_like(R), np.empty((len(R), 3 * n), X.dtype)
     dH0 = np.empty((len(R), X.shape[1], n), X.dtype)
@@ -387,8 +390,8 @@ def gru_grad(
     return dX, dW, dR, np.concatenate((dWb, dRb), 1), dH0
 
 
-@kernel("LSTM", in_float32=True, fresh=True)
-@kernel("LSTMTraining", domain=MICROSOFT, in_float32=True, fresh=True)
+@kernel("LSTM", in_float32=True, fresh=True, attributes=_SETTINGS)
+@kernel("LSTMTraining", domain=MICROSOFT, in_float32=True, fresh=True, attributes=_SETTINGS)
 def lstm(
     X: Array,
     W: Array,
@@ -399,29 +402,20 @@ def lstm(
     initial_c: Array | None = None,
     P: Array | None = None,
     *,
-    direction: str = "forward",
-    hidden_size: int | None = None,
-    activations: list[str] | None = None,
-    activation_alpha: list[float] | None = None,
-    activation_beta: list[float] | None = None,
-    clip: float | None = None,
     input_forget: int = 0,
     layout: int = 0,
     output_sequence: int = 1,
     _wanted: tuple[bool, ...] = (True, True, True),
+    **settings: Any,
 ) -> tuple[Array, ...]:
     """i, o, f = f(X·Wᵀ + H₋₁·Rᵀ + P·C₋₁ + b), c = g(X·Wᵀ + H₋₁·Rᵀ + b), C = f·C₋₁ + i·c, H = o·h(C)
 
     o sees C where i and f see C₋₁; with input_forget f = 1 − i. LSTMTraining, which has no layout, has two more results
     (time, direction, batch, ...): C, and i, o, f, c, of every step.
     """
-    directions = _directions(
-        ("Sigmoid", "Tanh", "Tanh"), direction, activations, activation_alpha, activation_beta, clip
-    )
     X, initial_h, initial_c = _time_first(layout, X, initial_h, initial_c)
     given = {"B": B, "sequence_lens": sequence_lens, "initial_h": initial_h, "initial_c": initial_c, "P": P}
-    _check(4, len(directions), hidden_size, X, W, R, **given)
-    sequences, n = _sequences(X, sequence_lens), R.shape[2]
+    directions, sequences, n = _read(4, _LSTM, settings, X, W, R, **given)
     Y = np.empty((len(X), len(directions), X.shape[1], n), X.dtype)
     Y_h, Y_c = np.empty(Y.shape[1:], X.dtype), np.empty(Y.shape[1:], X.dtype)
     cells, iofc = [], []
@@ -454,7 +448,7 @@ def lstm(
     return *_laid_out(layout, Y, Y_h, Y_c), *steps
 
 
-@kernel("LSTMGrad", domain=MICROSOFT, in_float32=True, fresh=True)
+@kernel("LSTMGrad", domain=MICROSOFT, in_float32=True, fresh=True, attributes=_SETTINGS)
 def lstm_grad(
     X: Array,
     W: Array,
@@ -469,26 +463,17 @@ def lstm_grad(
     dHt: Array | None = None,
     dCt: Array | None = None,
     *,
-    direction: str = "forward",
-    hidden_size: int | None = None,
-    activations: list[str] | None = None,
-    activation_alpha: list[float] | None = None,
-    activation_beta: list[float] | None = None,
-    clip: float | None = None,
     input_forget: int = 0,
+    **settings: Any,
 ) -> tuple[Array, ...]:
     """The gradients of X, W, R, B, initial_h, initial_c and P, from LSTMTraining's results and the first three's gradients
 
     dC += dH·o·h'(C), do = dH·h(C), di = dC·c, df = dC·C₋₁, dc = dC·i; times the slopes of f and g they are those of the
     gates' arguments, da; dH₋₁ = da·R and dC₋₁ = dC·f. The operator does not read P: the gradients are those at P = 0.
     """
-    directions = _directions(
-        ("Sigmoid", "Tanh", "Tanh"), direction, activations, activation_alpha, activation_beta, clip
-    )
     given = {"sequence_lens": sequence_lens, "initial_h": initial_h, "initial_c": initial_c}
     results = {"HAll": HAll, "CAll": CAll, "iofc": iofc, "dHAll": dHAll, "dHt": dHt, "dCt": dCt}
-    _check(4, len(directions), hidden_size, X, W, R, **given, **results)
-    sequences, n = _sequences(X, sequence_lens), R.shape[2]
+    directions, sequences, n = _read(4, _LSTM, settings, X, W, R, **given, **results)
     da = np.empty((len(directions), *X.shape[:2], 4 * n), X.dtype)
     dR, dP = np.empty_like(R), np.empty((len(R), 3 * n), X.dtype)
     dH0 = np.empty((len(R), X.shape[1], n), X.dtype)

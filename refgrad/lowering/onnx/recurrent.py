@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import onnx
@@ -95,11 +96,13 @@ class Function:
 def functions(
     op: Emitter,
     default: tuple[str, ...],
+    *,
     direction: str,
     activations: Sequence[str] | None,
-    alphas: Numbers,
-    betas: Numbers,
+    activation_alpha: Numbers,
+    activation_beta: Numbers,
     clip: float | None,
+    **_: Any,
 ) -> list[tuple[bool, list[Function]]]:
     """For each direction whether it reads backwards, and its functions: each takes the next α and β if it has one."""
     if direction not in _BACKWARD:
@@ -111,7 +114,7 @@ def functions(
     if len(names) != len(default) * len(backward):
         due = len(default) * len(backward)
         raise RuleError(f"The activations of node {op.node!r} are {len(names)}: {choices(names)}; {due} are due.")
-    alpha, beta = iter(alphas or ()), iter(betas or ())
+    alpha, beta = iter(activation_alpha or ()), iter(activation_beta or ())
     made = [_function(op, name, alpha, beta, clip) for name in names]
     return [(b, made[k * len(default) : (k + 1) * len(default)]) for k, b in enumerate(backward)]
 
@@ -304,17 +307,12 @@ def rnn_grad(
     Y: str,
     dY: str | None,
     dY_h: str | None,
-    hidden_size: int | None,
-    direction: str,
-    activations: Sequence[str] | None,
-    activation_alpha: Numbers,
-    activation_beta: Numbers,
-    clip: float | None,
+    **settings: Any,
 ) -> tuple[str, ...]:
     """H = f(a), a = X·Wᵀ + H₋₁·Rᵀ + b: da = dH·f'(a), dH₋₁ = da·R, dX = da·W, dW = Σ daᵀ·X, dR = Σ daᵀ·H₋₁, db = Σ da"""
     sequences, results = _Sequences(op, X, sequence_lens), []
     X = sequences.kept(X)
-    directions = functions(op, ("Tanh",), direction, activations, activation_alpha, activation_beta, clip)
+    directions = functions(op, ("Tanh",), **settings)
     for k, (backward, (f,)) in enumerate(directions):
         w, r, H = _matrix(op, W, k), _matrix(op, R, k), _of_direction(op, Y, k)
         before = sequences.before(H, _state(op, initial_h, k, Y), backward)
@@ -347,19 +345,13 @@ def gru_gates(
     sequence_lens: str | None,
     initial_h: str | None,
     Y: str,
-    hidden_size: int | None,
-    direction: str,
-    activations: Sequence[str] | None,
-    activation_alpha: Numbers,
-    activation_beta: Numbers,
-    clip: float | None,
     linear_before_reset: int,
-    layout: int,
+    **settings: Any,
 ) -> tuple[str, str]:
     """a_z, a_r = X·Wᵀ + H₋₁·Rᵀ + b, a_h = X·W_hᵀ + (r·H₋₁)·R_hᵀ + b, with linear_before_reset X·W_hᵀ + b + r·(H₋₁·R_hᵀ + b)"""
     sequences, results = _Sequences(op, X, sequence_lens), []
     X = sequences.kept(X)
-    directions = functions(op, ("Sigmoid", "Tanh"), direction, activations, activation_alpha, activation_beta, clip)
+    directions = functions(op, ("Sigmoid", "Tanh"), **settings)
     for k, (backward, (f, g)) in enumerate(directions):
         before = sequences.before(_of_direction(op, Y, k), _state(op, initial_h, k, Y), backward)
         Rzr, Rh = _split_gru(op, R, k)
@@ -406,13 +398,8 @@ def gru_grad(
     dHAll: str | None,
     dHt: str | None,
     arguments: str | None,
-    hidden_size: int | None,
-    direction: str,
-    activations: Sequence[str] | None,
-    activation_alpha: Numbers,
-    activation_beta: Numbers,
-    clip: float | None,
     linear_before_reset: int,
+    **settings: Any,
 ) -> tuple[str, ...]:
     """H = (1 − z)·h + z·H₋₁: da_z = dH·(H₋₁ − h)·f'(a_z), da_h = dH·(1 − z)·g'(a_h); then, with p = da_h·R_h,
     da_r = p·H₋₁·f'(a_r), dH₋₁ = dH·z + p·r + da_z·R_z + da_r·R_r;
@@ -420,7 +407,7 @@ def gru_grad(
     """
     sequences, results = _Sequences(op, X, sequence_lens), []
     X = sequences.kept(X)
-    directions = functions(op, ("Sigmoid", "Tanh"), direction, activations, activation_alpha, activation_beta, clip)
+    directions = functions(op, ("Sigmoid", "Tanh"), **settings)
     for k, (backward, (f, g)) in enumerate(directions):
         before = sequences.before(_of_direction(op, HAll, k), _state(op, initial_h, k, HAll), backward)
         Rzr, Rh = _split_gru(op, R, k)
@@ -478,21 +465,13 @@ def lstm_gates(
     initial_c: str | None,
     P: str | None,
     Y: str,
-    hidden_size: int | None,
-    direction: str,
-    activations: Sequence[str] | None,
-    activation_alpha: Numbers,
-    activation_beta: Numbers,
-    clip: float | None,
     input_forget: int,
-    layout: int,
+    **settings: Any,
 ) -> tuple[str, str, str]:
     """a = X·Wᵀ + H₋₁·Rᵀ + b, to which i and f add P·C₋₁ and o adds P·C; C = f·C₋₁ + i·c, with input_forget f = 1 − i"""
     sequences, results = _Sequences(op, X, sequence_lens), []
     X = sequences.kept(X)
-    directions = functions(
-        op, ("Sigmoid", "Tanh", "Tanh"), direction, activations, activation_alpha, activation_beta, clip
-    )
+    directions = functions(op, ("Sigmoid", "Tanh", "Tanh"), **settings)
     for k, (backward, (f, g, _)) in enumerate(directions):
         before = sequences.before(_of_direction(op, Y, k), _state(op, initial_h, k, Y), backward)
         a = _add(op, _times(op, X, _matrix(op, W, k)), _times(op, before, _matrix(op, R, k)), *_biases(op, B, k))
@@ -557,13 +536,8 @@ def lstm_grad(
     dCt: str | None,
     P: str | None,
     arguments: str | None,
-    hidden_size: int | None,
-    direction: str,
-    activations: Sequence[str] | None,
-    activation_alpha: Numbers,
-    activation_beta: Numbers,
-    clip: float | None,
     input_forget: int,
+    **settings: Any,
 ) -> tuple[str, ...]:
     """H = o·h(C): da_o = dH·h(C)·f'(a_o); the cell gets dC + dH·o·h'(C) + da_o·P_o =: e, and of that
     da_i = e·c·f'(a_i), da_f = e·C₋₁·f'(a_f), da_c = e·i·g'(a_c), dC₋₁ = e·f + da_i·P_i + da_f·P_f; dH₋₁ = da·R.
@@ -571,9 +545,7 @@ def lstm_grad(
     """
     sequences, results = _Sequences(op, X, sequence_lens), []
     X = sequences.kept(X)
-    directions = functions(
-        op, ("Sigmoid", "Tanh", "Tanh"), direction, activations, activation_alpha, activation_beta, clip
-    )
+    directions = functions(op, ("Sigmoid", "Tanh", "Tanh"), **settings)
     for k, (backward, (f, g, h)) in enumerate(directions):
         w, r, C = _matrix(op, W, k), _matrix(op, R, k), _of_direction(op, CAll, k)
         H_before = sequences.before(_of_direction(op, HAll, k), _state(op, initial_h, k, HAll), backward)
