@@ -227,6 +227,89 @@ def test_a_gradient_that_cancels_to_zero_agrees_up_to_rounding():
     assert verdicts(found) == {"agreed"}
 
 
+def attention(seed, tokens=2, size=2, scores="Softmax <axis = -1>"):
+    """A block whose key bias has the gradient 0: Softmax does not see what is added to all scores of a query."""
+    made = onnx.parser.parse_model(f"""<ir_version: 10, opset_import: ["" : 18]>
+        attention (float[{tokens}, {size}] x) => (float[{tokens}, {size}] y) {{
+        q0 = MatMul(x, wq) q = Add(q0, bq) k0 = MatMul(x, wk) k = Add(k0, bk) v0 = MatMul(x, wv) v = Add(v0, bv)
+        kt = Transpose <perm = [1, 0]> (k) s = MatMul(q, kt) root = Constant <value_float = {size**0.5}> ()
+        z = Div(s, root) p = {scores} (z) y = MatMul(p, v) }}""")
+    rng = np.random.default_rng([seed, 7])
+    shapes = {"wq": (size, size), "wk": (size, size), "wv": (size, size), "bq": size, "bk": size, "bv": size}
+    weights = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    made.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in weights.items())
+    return made
+
+
+@pytest.mark.parametrize(
+    ("seed", "tokens", "size"),
+    [(4, 2, 2), (84, 2, 2), (139, 2, 2), (40, 4, 1), (122, 4, 1), *((seed, 3, 2) for seed in range(6))],
+)
+def test_a_gradient_that_is_zero_but_for_rounding_is_no_fault(seed, tokens, size):
+    found = check(attention(seed, tokens, size), wrt=["bk"], seed=seed)
+    assert found.ok, found.faults
+
+
+@pytest.fixture
+def tampered(monkeypatch):
+    """Change the gradients that the interpreter computes in float32."""
+    from refgrad.backends.numpy.backend import NumpyModel
+
+    run = NumpyModel.run
+
+    def tamper(change):
+        def wrong(self, feeds, outputs=None, **options):
+            results = run(self, feeds, outputs, **options)
+            return {
+                name: change(value) if value.dtype == np.float32 and name.endswith("_grad") else value
+                for name, value in results.items()
+            }
+
+        monkeypatch.setattr(NumpyModel, "run", wrong)
+
+    return tamper
+
+
+@pytest.mark.parametrize(
+    ("name", "scores", "change"),
+    [
+        ("bk", "Sigmoid", lambda g: 2 * g),
+        ("bk", "Sigmoid", lambda g: g * np.float32([1, 1.01])),
+        ("bk", "Softmax <axis = -1>", lambda g: g + np.float32([0, 1e-4])),
+        ("bq", "Softmax <axis = -1>", lambda g: -g),
+        ("wk", "Softmax <axis = -1>", lambda g: g * np.float32([[1, 1], [1, -1]])),
+    ],
+)
+@pytest.mark.parametrize("seed", [4, 84, 139])
+def test_an_error_beside_a_gradient_that_is_zero_is_a_fault(name, scores, change, seed, tampered):
+    block = attention(seed, scores=scores)
+    assert check(block, wrt=[name], seed=seed, backends=["numpy"]).ok
+    tampered(change)
+    found = check(block, wrt=[name], seed=seed, backends=["numpy"])
+    assert {row.oracle for row in found.faults} == {"float64"}
+    assert all("in float64 it is" in row.note for row in found.faults)
+
+
+UNDERFLOWS = model(
+    """<float c = {-60.0}> { m = Mul(x, w) t = Greater(m, c) e = Exp(m) two = Add(e, e) l = Log(two) y = Where(t, l, m) }""",
+    "float[4] x, float[4] w",
+    "float[4] y",
+)
+FAR = {"x": np.float32([1, -150, 0.5, 2]), "w": np.float32([1, 1, -1, 0.5])}
+
+
+def test_an_underflow_in_the_branch_that_is_not_taken_is_no_fault():
+    found = check(UNDERFLOWS, FAR)
+    assert found.ok, found.faults
+    assert "less than float32 can hold" in next(row.note for row in found.rows if row.verdict == "inconclusive")
+
+
+def test_an_underflow_in_one_element_excuses_no_other(tampered):
+    tampered(lambda g: g * np.float32([1, 1, 1, 1.01]))
+    found = check(UNDERFLOWS, FAR, backends=["numpy"])
+    assert {row.verdict for row in found.rows if row.oracle == "float64"} == {"disagreed"}
+
+
 def test_feeds_are_drawn_where_the_model_is_defined():
     found = check(model("{ a = Log(x) b = Sqrt(x) y = Add(a, b) }"), backends=["numpy"])
     assert found.ok

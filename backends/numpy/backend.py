@@ -40,7 +40,7 @@ class NumpyBackend(Backend):
     def prepare(
         self,
         model: ModelLike,
-        precision: str | None = None,
+        precision: str | Declared | None = None,
         bits: int | None = None,
         max_memory: int | None = None,
         **options: Any,
@@ -51,13 +51,19 @@ class NumpyBackend(Backend):
         stops before it would hold more than that many bytes at once, weights and feeds included; the error names the node
         that needs them. What a kernel needs for itself while it runs is not counted.
 
+        A `Declared` of `refgrad.backends.numpy.precision` in place of a name decides itself what each node computes in.
+
         Raises InvalidModelError, BackendError (an operator without a kernel), OptionError.
         """
         if options:
             raise OptionError(
                 f"Backend 'numpy' has no option {sorted(options)}. Its options are precision, bits and max_memory."
             )
-        if precision not in _PRECISIONS:
+        if isinstance(precision, Declared):
+            chosen = precision
+        elif precision in _PRECISIONS:
+            chosen = _PRECISIONS[precision]()
+        else:
             raise OptionError(f"precision={precision!r} is not known. Give None (the model's types) or 'float64'.")
         if bits is not None and (precision != "float64" or not 2 <= bits <= 53):
             raise OptionError(f"bits={bits} needs precision='float64' and a number from 2 to 53.")
@@ -68,7 +74,7 @@ class NumpyBackend(Backend):
         proto = load_model(model)
         if proto.functions:
             proto = _inlined(proto)
-        return NumpyModel(proto, _PRECISIONS[precision]() if bits is None else Rounded(bits), max_memory)
+        return NumpyModel(proto, chosen if bits is None else Rounded(bits), max_memory)
 
 
 def _is_size(value: object) -> bool:

@@ -143,7 +143,7 @@ def bind(node: onnx.NodeProto, scope: Scope) -> Bound:
             )
     except (ValueError, TypeError) as error:
         raise BackendError(f"{label(node)} cannot be bound: {error}. Run the model on another backend.") from error
-    bound.call = scope.precision.call(bound.call)
+    bound.call = scope.precision.call(bound.call, node)
     bound.pure = bound.pure and bool(node.input) and not bound.captures and not _has_graph(node)
     if not _has_graph(node):
         if scope.limit is not None:  # a copy: a node of the model would keep the whole model in memory

@@ -57,7 +57,7 @@ class Declared:
         """Describe an input or output."""
         return value
 
-    def call(self, call: Call) -> Call:
+    def call(self, call: Call, node: onnx.NodeProto) -> Call:
         """Return what a bound node is called through."""
         return call
 
@@ -120,7 +120,7 @@ class Rounded(Float64):
     def __init__(self, bits: int) -> None:
         self._factor = 2.0 ** (np.finfo(np.float64).nmant + 1 - bits) + 1
 
-    def call(self, call: Call) -> Call:
+    def call(self, call: Call, node: onnx.NodeProto) -> Call:
         """Round what `call` returns."""
 
         def rounded(*inputs: Any, **options: Any) -> tuple[Any, ...]:

@@ -12,6 +12,7 @@ from refgrad.conformance.oracles.central import STEP, one_sided
 from refgrad.conformance.oracles.differences import STEPS, direction_at, estimates
 from refgrad.conformance.questions.evidence import Directional, Elementwise
 from refgrad.conformance.questions.point import Point, ShapeMovedError, Truth, by_name, in_float64, largest, limits, rms
+from refgrad.conformance.questions.rounding import DRAWS, FEW_DRAWS
 from refgrad.errors import BackendError
 from refgrad.protos.walk import graphs
 from refgrad.tables.kinks import KINKS
@@ -93,6 +94,8 @@ def _along(
     if error > slack and name in truth.gradients:
         moved = np.linalg.norm(truth.moved(name, FLOAT64_BITS if exact else truth.bits)) * rms(said.direction)
         slack += SENSITIVE * float(moved)
+    if error > slack and said.step:
+        slack += SENSITIVE * truth.noise / said.step
     numbers = (error, error / size, slack / size) if size else (0.0, 0.0, tolerance)
     if not error <= slack < np.inf:
         note = f"{derivative:.6g} along a direction, {said.oracle} gives {value:.6g} ± {method:.1g}"
@@ -126,18 +129,23 @@ def against_elements(truth: Truth, said: Elementwise, got: np.ndarray, tolerance
         return Judged(DISAGREED, note=f"shape {got.shape}, {said.oracle} has {said.gradient.shape}")
     if not np.all(np.isfinite(said.gradient)):
         return Judged(INCONCLUSIVE, note=f"the gradient of {said.oracle} is not finite")
-    error, size = largest(got - said.gradient), largest(said.gradient)
-    explained = (tolerance + said.error) * max(size, largest(got))
-    if not error <= explained and said.name in truth.gradients:
-        explained += SENSITIVE * largest(truth.moved(said.name, FLOAT64_BITS if exact else truth.bits))
-    numbers = (error, error / size if size else float("inf"), explained / size if size else 0.0)
-    if error <= explained < np.inf:
+    error, size = np.abs(got - said.gradient), largest(said.gradient)
+    explained = np.full(error.shape, (tolerance + said.error) * max(size, largest(got)))
+    if not _within(error, explained) and said.name in truth.gradients:
+        bits = FLOAT64_BITS if exact else truth.bits
+        explained += SENSITIVE * np.abs(truth.moved(said.name, bits))
+        explained = _with_spread(truth, said.name, bits, error, explained)
+    worst = _worst(error, explained)
+    numbers = _numbers(error, explained, worst, size)
+    if _within(error, explained):
         return Judged(AGREED, *numbers) if size else Judged(AGREED, 0.0, 0.0, tolerance, "both are zero")
-    return Judged(DISAGREED, *numbers, f"off by {error:.3g} from {said.oracle}")
+    return Judged(DISAGREED, *numbers, f"{_element(got, worst)}, {said.oracle} has {said.gradient[worst]:.6g}")
 
 
 def against_float64(truth: Truth, name: str, got: np.ndarray, tolerance: float, own_draws: bool = False) -> Judged:
-    """A gradient in the model's types against the float64 one, element by element, relative to its largest element.
+    """A gradient in the model's types against the float64 one, element by element.
+
+    An error is explained by the tolerance, relative to the largest element, and by how far rounding moves this element itself.
 
     :param own_draws: the executor draws random numbers of its own.
     """
@@ -150,29 +158,93 @@ def against_float64(truth: Truth, name: str, got: np.ndarray, tolerance: float, 
     if not np.all(np.isfinite(expected)):
         return Judged(INCONCLUSIVE, note="the float64 gradient is not finite")
     difference = got.astype(np.float64) - expected
-    error, size = largest(difference), largest(expected)
+    error, size = np.abs(difference), largest(expected)
     # Below the smallest normal number of the type nothing is computed accurately.
     underflow = limits(kind)[1] * max(got.size, 1) ** 0.5
-    if error <= max(tolerance * size, underflow):
-        return Judged(AGREED, error, error / size if size else 0.0, tolerance, "" if size else "both are zero")
-    explained = tolerance * size + SENSITIVE * largest(truth.moved(name, truth.bits))
-    verdict, note = AGREED, ""
-    if explained < error:
-        explained += largest(truth.moved(name, truth.bits - _COARSER))
-        note = "a kink is near: rounding moves single elements far"
-    elif explained > _TELLING * size:
-        note = "rounding hides more than 1% of it"
-    if not error <= explained:
-        verdict, note = DISAGREED, f"off by {error:.3g}, the largest element is {size:.3g}"
+    if largest(error) <= max(tolerance * size, underflow):
+        most = largest(error)
+        return Judged(AGREED, most, most / size if size else 0.0, tolerance, "" if size else "both are zero")
+    explained = np.full(error.shape, max(tolerance * size, underflow))
+    explained += SENSITIVE * np.abs(truth.moved(name, truth.bits))
+    near_a_kink = False
+    explained = _with_spread(truth, name, truth.bits, error, explained)
+    if not _within(error, explained):
+        explained += truth.spread(name, truth.bits - _COARSER)
+        near_a_kink = True
+    worst = _worst(error, explained)
+    numbers = _numbers(error, explained, worst, size)
+    if not _within(error, explained):
         if point.draws and own_draws:
-            verdict, note = INCONCLUSIVE, f"{', '.join(point.draws)}: the backend draws random numbers of its own"
-        elif truth.out_of_range:
-            verdict, note = INCONCLUSIVE, truth.out_of_range
-    elif size <= SENSITIVE * largest(truth.moved(name, FLOAT64_BITS)):
-        note = "both are zero up to rounding"
-    elif note and np.linalg.norm(difference) > _TELLING * np.linalg.norm(expected):
-        verdict = INCONCLUSIVE
-    return Judged(verdict, error, error / size if size else float("inf"), explained / size if size else 0.0, note)
+            return Judged(
+                INCONCLUSIVE, *numbers, f"{', '.join(point.draws)}: the backend draws random numbers of its own"
+            )
+        if truth.element_out_of_range and _confinement_explains(truth, name, error, explained):
+            return Judged(INCONCLUSIVE, *numbers, truth.element_out_of_range)
+        return Judged(DISAGREED, *numbers, f"{_element(got, worst)}, in float64 it is {expected[worst]:.6g}")
+    if size <= largest(explained) and _is_noise(truth, name, size):
+        return Judged(AGREED, *numbers, "both are zero up to rounding")
+    note = "rounding hides more than 1% of it" if largest(explained) > _TELLING * size else ""
+    note = "a kink is near: rounding moves single elements far" if near_a_kink else note
+    hidden = note and np.linalg.norm(difference) > _TELLING * np.linalg.norm(expected)
+    return Judged(INCONCLUSIVE if hidden else AGREED, *numbers, note)
+
+
+def _with_spread(truth: Truth, name: str, bits: int, error: np.ndarray, explained: np.ndarray) -> np.ndarray:
+    """What explains the errors; with the spread of the gradient under rounding, by few draws and then by more, if need be."""
+    found = explained
+    for draws in (FEW_DRAWS, DRAWS):
+        if _within(error, found):
+            break
+        found = explained + SENSITIVE * truth.spread(name, bits, draws)
+    return found
+
+
+def _is_noise(truth: Truth, name: str, size: float) -> bool:
+    """Whether the float64 gradient is no more than its own rounding."""
+    return size <= SENSITIVE * largest(truth.moved(name, FLOAT64_BITS)) or size <= SENSITIVE * largest(
+        truth.spread(name, FLOAT64_BITS)
+    )
+
+
+def _within(error: np.ndarray, explained: np.ndarray) -> bool:
+    """Whether each error is explained. One that is not a number never is, nor is any error that is explained without limit."""
+    return bool(np.all((error <= explained) & (explained < np.inf)))
+
+
+def _worst(error: np.ndarray, explained: np.ndarray) -> tuple[int, ...]:
+    """The place of the error that is the largest part of what explains it."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        part = np.where(error == 0, 0.0, error / explained)
+    part = np.where(np.isnan(part), np.inf, part)
+    return tuple(map(int, np.unravel_index(np.argmax(part), part.shape)))
+
+
+def _numbers(
+    error: np.ndarray, explained: np.ndarray, worst: tuple[int, ...], size: float
+) -> tuple[float, float, float]:
+    """The error of an element, the same relative to the largest element, and what explains it."""
+    if not size:
+        return float(error[worst]), np.inf, float(explained[worst])
+    return float(error[worst]), float(error[worst] / size), float(explained[worst] / size)
+
+
+def _element(got: np.ndarray, place: tuple[int, ...]) -> str:
+    return f"element {place} is {float(got[place]):.6g}" if place else f"it is {float(got[place]):.6g}"
+
+
+def _confinement_explains(truth: Truth, name: str, error: np.ndarray, explained: np.ndarray) -> bool:
+    """Whether each element with an error moves too where intermediate results stay within the range of their type."""
+    expected = truth.gradients[name]
+    try:
+        confined = truth.confined(name)
+    except BackendError:
+        return True
+    moved = np.zeros(expected.shape, bool)
+    for value in confined:
+        if value.shape != expected.shape:
+            return True
+        moved |= ~(np.abs(value - expected) <= explained)
+    return bool(np.all(moved | (error <= explained)))
 
 
 def told_by_the_neighbour(truth: Truth, names: Collection[str], seed: int, tolerance: float) -> set[str]:

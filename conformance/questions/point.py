@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -15,6 +15,7 @@ from refgrad.backends import Prepared, get_backend
 from refgrad.backends.base import Value, describe, graph_inputs
 from refgrad.backends.numpy import NumpyBackend
 from refgrad.conformance.questions.feeds import DOMAINS, random_feeds, widened
+from refgrad.conformance.questions.rounding import DRAWS, Confined, Drawn, Perturbed
 from refgrad.errors import BackendError, FeedError, choices
 from refgrad.forward.normalise import normalise
 from refgrad.protos.types import FLOATS
@@ -23,6 +24,7 @@ from refgrad.reverse.assembly import names_in
 from refgrad.tables.randomness import ALWAYS, IN_TRAINING, operator_of
 
 _ROUNDINGS = 16  # how many roundings of the result each node may cost
+_NARROWER = 50  # bits: a rounding that can be told from float64
 _STASHING = {"GroupNormalization", "LayerNormalization", "RMSNormalization"}  # compute in `stash_type`
 _BESIDE = 1e-2  # relative to the size of an input: how far the neighbour of a point is
 
@@ -148,27 +150,52 @@ class Truth:
     gradients: Mapping[str, np.ndarray]
     bits: int = 24
     _moved: dict[int, dict[str, np.ndarray]] = field(default_factory=dict)
+    _spread: dict[int, Drawn] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.bits = 1 - round(np.log2(_epsilon(self.point.model)))
 
     @cached_property
-    def out_of_range(self) -> str:
-        """Which intermediate result of the gradient overflows or underflows its type, empty where none does."""
+    def _types(self) -> dict[str, np.dtype[Any]]:
+        """The float types that the gradient model declares, by the value."""
         types = normalise(self.model).types
+        return {name: helper.tensor_dtype_to_np_dtype(kind) for name, kind in types.items() if kind in FLOATS}
+
+    @cached_property
+    def out_of_range(self) -> str:
+        """Which intermediate result overflows its type, or underflows it in every element; empty where none does."""
+        return self._out_of_range(np.max)
+
+    @cached_property
+    def element_out_of_range(self) -> str:
+        """Which intermediate result has an element that overflows or underflows its type; empty where none has."""
+        return self._out_of_range(np.min)
+
+    def _out_of_range(self, least: Callable[[np.ndarray], np.floating[Any]]) -> str:
         prepared = NumpyBackend().prepare(self.model, precision="float64")
-        values = prepared.run(self.point.wide | self.point.seeds, trace=True)
-        for name, value in values.items():
-            if types.get(name) not in FLOATS or not isinstance(value, np.ndarray):
+        for name, value in prepared.run(self.point.wide | self.point.seeds, trace=True).items():
+            if name not in self._types or not isinstance(value, np.ndarray):
                 continue
-            kind = helper.tensor_dtype_to_np_dtype(types[name])
+            kind = self._types[name]
             epsilon, tiny, most = limits(kind)
-            finite = np.abs(value[np.isfinite(value)])
-            if finite.size and finite.max() > most * (1 + epsilon):
-                return f"{name!r} is {finite.max():.2g}, more than {kind} can hold"
-            if finite.size and 0 < finite.max() < tiny:
-                return f"{name!r} is {finite.max():.2g} at most, less than {kind} can hold"
+            sizes = np.abs(value[np.isfinite(value) & (value != 0)])
+            if sizes.size and sizes.max() > most * (1 + epsilon):
+                return f"{name!r} is {sizes.max():.2g}, more than {kind} can hold"
+            if sizes.size and least(sizes) < tiny:
+                return f"{name!r} is {least(sizes):.2g}, less than {kind} can hold"
         return ""
+
+    def confined(self, name: str) -> list[np.ndarray]:
+        """The gradient of `name` where each intermediate result stays within the range of its type.
+
+        Small numbers become 0 in one of the arrays, and lose digits gradually in the other: executors do either.
+        """
+        ranges = {value: limits(kind) for value, kind in self._types.items()}
+        found = []
+        for gradual in (True, False):
+            prepared = NumpyBackend().prepare(self.model, precision=Confined(ranges, gradual))
+            found.append(by_name(prepared.run(self.point.wide | self.point.seeds), self.point.names)[name])
+        return found
 
     def moved(self, name: str, bits: int) -> np.ndarray:
         """By how much the gradient of `name` changes when every intermediate result is rounded to `bits` bits."""
@@ -186,6 +213,40 @@ class Truth:
                     for name, value in self.gradients.items()
                 }
         return self._moved[bits][name]
+
+    def spread(self, name: str, bits: int, draws: int = DRAWS) -> np.ndarray:
+        """How far each element of the gradient of `name` is off, as the root of the mean square over so many roundings.
+
+        Each draw rounds every intermediate result to `bits` bits by chance (see `rounding.Perturbed`).
+        """
+        if bits not in self._spread:
+            self._spread[bits] = self._drawn(bits)
+        drawn = self._spread[bits]
+        while drawn.count < draws:
+            drawn.draw()
+        return drawn.spread(name)
+
+    def _drawn(self, bits: int) -> Drawn:
+        return Drawn(self.model, self.point.wide | self.point.seeds, self.point.names, self.gradients, max(bits, 2))
+
+    @cached_property
+    def noise(self) -> float:
+        """How far rounding in float64 moves Σ <cotangent, output>, as the root of the mean square over `DRAWS` roundings."""
+        point, cotangents = self.point, self.point.cotangent_of
+        precision = Perturbed(_NARROWER)
+        try:
+            prepared = NumpyBackend().prepare(with_defaults(point.model, point.names), precision=precision)
+            exact = point.evaluate(point.wide)
+            squares = []
+            for precision.draw in range(DRAWS):
+                drawn = prepared.run(point.wide, point.seeds_of)
+                squares.append(
+                    sum(float(np.sum(v * (drawn[name] - exact[name]))) for name, v in cotangents.items()) ** 2
+                )
+        except (BackendError, ShapeMovedError, ValueError):
+            return 0.0
+        noise = float(np.sqrt(np.mean(squares))) * 2.0 ** (_NARROWER - 53)
+        return noise if np.isfinite(noise) else 0.0
 
 
 class ShapeMovedError(Exception):
