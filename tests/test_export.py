@@ -200,7 +200,7 @@ def test_a_gradient_that_an_oracle_contradicts_is_no_test(monkeypatch):
         return [Elementwise("planted", "input", wrong, 1e-9)] if oracle == "complex-step" else testify(oracle, question)
 
     monkeypatch.setattr(expecting, "testify", planted)
-    with pytest.raises(UnconfirmedError, match="planted says disagreed: off by"):
+    with pytest.raises(UnconfirmedError, match=r"planted says disagreed: element .* planted has"):
         expect(case)
 
 

@@ -207,7 +207,7 @@ def narrowed(monkeypatch) -> list[str]:
     """What any bound node returned that is not double, those in subgraphs and bodies too."""
     found: list[str] = []
 
-    def watched(self: Float64, call: Any) -> Any:
+    def watched(self: Float64, call: Any, node: onnx.NodeProto) -> Any:
         def run(*inputs: Any, **options: Any) -> Any:
             results = call(*inputs, **options)
             found.extend(type(result).__name__ for result in results if narrow(result))

@@ -86,7 +86,8 @@ class Perturbed(Float64):
         mixed = np.abs(value).view(np.uint64) + np.uint64((2 * self.draw + purpose + 1) * 0x9E3779B97F4A7C15 % 2**64)
         mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        return (mixed ^ (mixed >> np.uint64(31))) * 2.0**-64
+        chance: np.ndarray = (mixed ^ (mixed >> np.uint64(31))) * 2.0**-64
+        return chance
 
 
 class Drawn:
