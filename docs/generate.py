@@ -573,6 +573,7 @@ def generated() -> dict[Path, str]:
         ROOT / "docs" / "benchmarks.md": benchmarks(),
         ROOT / "docs" / "operators.md": operators(),
         ROOT / "refgrad" / "forward" / "operators.pyi": stubs.operators(),
+        ROOT / "refgrad" / "reverse" / "primitives.pyi": stubs.primitives(),
         ROOT / "docs" / "backend_tests.md": tests_of_onnx(),
         **findings(),
         ROOT / "docs" / "kinks.md": kinks(),

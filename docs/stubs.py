@@ -1,12 +1,15 @@
-"""The types of the operator methods of `op`: refgrad/forward/operators.pyi, from the schemas of ai.onnx."""
+"""The types of the methods of `op` and `op.grad`: refgrad/forward/operators.pyi and primitives.pyi."""
 
 from __future__ import annotations
 
+import inspect
 import keyword
 from collections.abc import Iterable, Sequence
 
 import onnx
 from onnx.defs import OpSchema
+
+from refgrad.tables.registry import LOWERINGS
 
 OLDEST = 16  # the opset from which on gradients are emitted
 _VALUES = {
@@ -52,6 +55,18 @@ class Operators:
         attributes: dict[str, Any],
         optional_outputs: bool = False,
     ) -> Any: ...
+    @overload
+    def com_microsoft(self, op_type: str, *inputs: Argument, outputs: Literal[1] = 1, **attributes: Any) -> str: ...
+    @overload
+    def com_microsoft(
+        self, op_type: str, *inputs: Argument, outputs: Literal[2], **attributes: Any
+    ) -> tuple[str, str]: ...
+    @overload
+    def com_microsoft(
+        self, op_type: str, *inputs: Argument, outputs: Literal[3], **attributes: Any
+    ) -> tuple[str, str, str]: ...
+    @overload
+    def com_microsoft(self, op_type: str, *inputs: Argument, outputs: int, **attributes: Any) -> Any: ...
 '''
 
 
@@ -87,11 +102,13 @@ def _method(name: str, newest: OpSchema, versions: Sequence[OpSchema]) -> list[s
         return [_signature(name, [*head, *star, *attributes], "str")]
     star = () if variadic else ("*",)
     one = [*head, *star, "outputs: Literal[1] = 1", *attributes]
-    few = [*head, *star, "outputs: Literal[2, 3, 4, 5, 6]", *attributes]
+    two = [*head, *star, "outputs: Literal[2]", *attributes]
+    three = [*head, *star, "outputs: Literal[3]", *attributes]
     more = [*head, *star, "outputs: int", *attributes]
     return [
         "    @overload\n" + _signature(name, one, "str"),
-        "    @overload\n" + _signature(name, few, "tuple[str, ...]"),
+        "    @overload\n" + _signature(name, two, "tuple[str, str]"),
+        "    @overload\n" + _signature(name, three, "tuple[str, str, str]"),
         "    @overload\n" + _signature(name, more, "str | tuple[str, ...]"),
     ]
 
@@ -129,3 +146,17 @@ def _signature(name: str, parameters: Sequence[str], result: str) -> str:
     if len(line) <= 120:
         return line
     return f"    def {name}(\n" + "".join(f"        {p},\n" for p in parameters) + f"    ) -> {result}: ...\n"
+
+
+def primitives() -> str:
+    """Return the stub of `op.grad`: what every primitive returns, by its lowering in ai.onnx operators."""
+    lines = [
+        '# Written by docs/generate.py from the lowerings of dialect "onnx".\n'
+        '"""`op.grad.SoftmaxGrad(...)`: the gradient primitives."""\n\nfrom typing import Any\n\nclass Primitives:\n'
+        '    """`op.grad.SoftmaxGrad(...)`: a gradient primitive, lowered for the dialect in use."""\n\n'
+        "    def __init__(self, op: Any) -> None: ...\n"
+    ]
+    for name, function in sorted(LOWERINGS["onnx"].items()):
+        result = inspect.signature(function).return_annotation
+        lines.append(f"    def {name}(self, *inputs: Any, **attributes: Any) -> {result}: ...\n")
+    return "".join(lines)

@@ -53,6 +53,13 @@ def grad(
             "'/layers.3/*', written like --wrt. Each pattern is one segment.",
         ),
     ] = None,
+    weights: Annotated[
+        str,
+        typer.Option(
+            help="overridable: a weight that is differentiated is an input with its value as default. constants: no weight "
+            "is an input, which ONNX Runtime runs faster. inputs: without a default.",
+        ),
+    ] = "overridable",
     verbose: Verbose = False,
     as_json: Json = False,
 ) -> None:
@@ -79,6 +86,7 @@ def grad(
         kinks=kinks,
         quantization=quantization,
         recompute=names(recompute_nodes) or recompute,
+        weights=weights,
     )
     save(made, output, model, as_json, verbose)
 

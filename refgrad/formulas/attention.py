@@ -120,7 +120,7 @@ def is_packed(op: Emitter, X: str, heads: int | None) -> bool:
 
 def matmul(op: Emitter, a: str, b: str, transA: int = 0, transB: int = 0, rank: int = 4) -> str:
     """a·b of tensors that are known to have `rank` axes, each of the last two transposed or not."""
-    return str(op.grad.FusedMatMul(_known(op, a, rank), _known(op, b, rank), transA=transA, transB=transB))
+    return op.grad.FusedMatMul(_known(op, a, rank), _known(op, b, rank), transA=transA, transB=transB)
 
 
 def _known(op: Emitter, x: str, rank: int = 4) -> str:
@@ -425,34 +425,34 @@ class Tokens:
     def _pair(self, x: str) -> str:
         """Σ_d x_t·k_s·E_ts"""
         if self.keys is None:
-            return str(self.op.Mul(self._product(x, self.k, transB=1), self.weights))
-        return str(self.op.Squeeze(self.op.MatMul(self.keys, self.op.Unsqueeze(x, [5])), [5]))
+            return self.op.Mul(self._product(x, self.k, transB=1), self.weights)
+        return self.op.Squeeze(self.op.MatMul(self.keys, self.op.Unsqueeze(x, [5])), [5])
 
     def _rows(self, d: str) -> str:
         """Σ_s d_ts·k_s·E_ts"""
         if self.keys is None:
-            return str(self.op.MatMul(self.op.Mul(d, self.weights), self.k))
-        return str(self.op.Squeeze(self.op.MatMul(self.op.Unsqueeze(d, [4]), self.keys), [4]))
+            return self.op.MatMul(self.op.Mul(d, self.weights), self.k)
+        return self.op.Squeeze(self.op.MatMul(self.op.Unsqueeze(d, [4]), self.keys), [4])
 
     def _columns(self, d: str, x: str) -> str:
         """Σ_t d_ts·x_t·E_ts"""
         if self.keys is None:
             return self._product(self.op.Mul(d, self.weights), x, transA=1)
         read = self.op.Mul(self.op.Unsqueeze(d, [5]), self.op.Unsqueeze(x, [4]))
-        return str(self.op.ReduceSum(self.op.Mul(self.weights, read), [3], keepdims=0))
+        return self.op.ReduceSum(self.op.Mul(self.weights, read), [3], keepdims=0)
 
     def _product(self, a: str, b: str, transA: int = 0, transB: int = 0) -> str:
         return matmul(self.op, a, b, transA, transB, rank=5)
 
     def _times(self, x: str, factor: str | None) -> str:
-        return x if factor is None else str(self.op.Mul(x, factor))
+        return x if factor is None else self.op.Mul(x, factor)
 
     def _all_heads(self, x: str) -> str:
         """The sum over the query heads of a key head."""
-        return str(self.op.ReduceSum(x, [2], keepdims=1)) if self.grouped else x
+        return self.op.ReduceSum(x, [2], keepdims=1) if self.grouped else x
 
     def _places(self) -> str:
-        return str(self.op.Range(0, self.op.Squeeze(self.op.Shape(self.q, start=3, end=4), [0]), 1))
+        return self.op.Range(0, self.op.Squeeze(self.op.Shape(self.q, start=3, end=4), [0]), 1)
 
     def _inverse(self, N: str, place: str, count: int | None) -> str:
         """(1 + N)⁻¹ of a strictly lower triangle, from blocks of one row: that of two neighbours, by theirs.

@@ -9,7 +9,6 @@ import numpy as np
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from refgrad.forward.operators import Operators
-from refgrad.protos.domains import MICROSOFT
 from refgrad.protos.reading import CONSTANT
 from refgrad.protos.types import Type
 
@@ -43,10 +42,6 @@ class FunctionEmitter(Operators):
     def node(self) -> str:
         """The name of the node that the body stands for: for messages."""
         return self._owner[1]
-
-    def com_microsoft(self, op_type: str, *inputs: Argument, outputs: int = 1, **attributes: Any) -> Any:
-        """Add a node of ONNX Runtime's domain."""
-        return self.emit(op_type, MICROSOFT, inputs, outputs, attributes)
 
     def emit(
         self,

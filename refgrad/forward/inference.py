@@ -11,7 +11,7 @@ from refgrad.errors import InvalidModelError
 from refgrad.forward.functions import call_functions
 from refgrad.protos.domains import ASSUMED_OPSET
 from refgrad.protos.types import UNNAMED, Type, dimension, held_by, is_container, type_of, unname
-from refgrad.protos.walk import every_node, graphs, subgraphs
+from refgrad.protos.walk import every_node, graphs, op_types, subgraphs
 from refgrad.tables.definitions import DEFINITIONS
 from refgrad.tables.signatures import SIGNATURES
 
@@ -33,11 +33,12 @@ def infer(model: ModelProto) -> GraphProto:
     for value in (*anonymous.graph.input, *anonymous.graph.output, *anonymous.graph.value_info):
         if is_container(value.type):
             value.type.CopyFrom(unname(value.type))  # the elements may differ in the size
-    for graph in graphs(anonymous.graph):
+    used = op_types(anonymous.graph)
+    for graph in graphs(anonymous.graph) if "STFT" in used else ():
         for node in graph.node:  # where the attribute is absent onnx infers the shape of the two-sided transform
             if (node.domain, node.op_type) == ("", "STFT") and all(a.name != "onesided" for a in node.attribute):
                 node.attribute.append(helper.make_attribute("onesided", 1))
-    typed = _type_by_signatures(anonymous)
+    typed = not used.isdisjoint(op_type for _, op_type in SIGNATURES) and _type_by_signatures(anonymous)
     try:
         inferred = _infer_through_bodies(anonymous)
         if typed:

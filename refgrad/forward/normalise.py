@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 
 import onnx
 from onnx import ModelProto, ValueInfoProto
@@ -18,7 +18,16 @@ from refgrad.protos.inlining import inline_functions, refuse_recursion
 from refgrad.protos.reading import is_large, read, skeleton_of
 from refgrad.protos.types import UNNAMED, unwrapped
 from refgrad.protos.upgrade import spell_out_deprecated, upgrade
-from refgrad.protos.walk import checkable, every_node, graphs, lacks_shape, rename_shadows, versions_of, with_shapes
+from refgrad.protos.walk import (
+    checkable,
+    every_node,
+    graphs,
+    lacks_shape,
+    op_types,
+    rename_shadows,
+    versions_of,
+    with_shapes,
+)
 from refgrad.tables import plugins
 from refgrad.tables.signatures import SIGNATURES
 
@@ -52,8 +61,9 @@ def normalise(
     large = {t.name: t for t in source.graph.initializer if is_large(t) or t.name in overridable}
     skeleton = skeleton_of(source, large)
     rename_shadows(skeleton.graph)
-    spell_out_deprecated(skeleton)
-    lowest = max(opset, mend_runtime_model(skeleton), _MAP_OPSET if _has_sequences(skeleton) else 1)
+    used = op_types(skeleton.graph)
+    spell_out_deprecated(skeleton, used)
+    lowest = max(opset, mend_runtime_model(skeleton, used), _MAP_OPSET if _has_sequences(skeleton, used) else 1)
     checked = _check(skeleton, shapeless)
     functions = functions or Functions()
     if keep and checked.functions and versions_of(checked).get("", 1) >= max(lowest, _KEPT_OPSET):
@@ -66,9 +76,11 @@ def normalise(
     return made
 
 
-def _has_sequences(model: ModelProto) -> bool:
+def _has_sequences(model: ModelProto, used: Set[str]) -> bool:
     if any(unwrapped(value.type).HasField("sequence_type") for value in model.graph.input):
         return True
+    if used.isdisjoint(_SEQUENCES):
+        return False
     return any(node.op_type in _SEQUENCES and not node.domain for graph in graphs(model.graph) for node in graph.node)
 
 

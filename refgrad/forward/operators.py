@@ -8,6 +8,7 @@ from typing import Any
 import onnx
 
 from refgrad.forward.misuse import no_such_method
+from refgrad.protos.domains import MICROSOFT
 
 
 class Operators:
@@ -34,6 +35,10 @@ class Operators:
     ) -> Any:
         """Add a node."""
         raise NotImplementedError
+
+    def com_microsoft(self, op_type: str, *inputs: Any, outputs: int = 1, **attributes: Any) -> Any:
+        """A node of ONNX Runtime's domain whose unused outputs may be left empty."""
+        return self.emit(op_type, MICROSOFT, inputs, outputs, attributes, optional_outputs=True)
 
     def __getattr__(self, op_type: str) -> Callable[..., Any]:
         if not op_type[:1].isupper() or not onnx.defs.has(op_type):

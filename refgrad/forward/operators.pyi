@@ -25,6 +25,18 @@ class Operators:
         attributes: dict[str, Any],
         optional_outputs: bool = False,
     ) -> Any: ...
+    @overload
+    def com_microsoft(self, op_type: str, *inputs: Argument, outputs: Literal[1] = 1, **attributes: Any) -> str: ...
+    @overload
+    def com_microsoft(
+        self, op_type: str, *inputs: Argument, outputs: Literal[2], **attributes: Any
+    ) -> tuple[str, str]: ...
+    @overload
+    def com_microsoft(
+        self, op_type: str, *inputs: Argument, outputs: Literal[3], **attributes: Any
+    ) -> tuple[str, str, str]: ...
+    @overload
+    def com_microsoft(self, op_type: str, *inputs: Argument, outputs: int, **attributes: Any) -> Any: ...
     def Abs(self, X: Argument, /) -> str: ...
     def Acos(self, input: Argument, /) -> str: ...
     def Acosh(self, input: Argument, /) -> str: ...
@@ -88,7 +100,7 @@ class Operators:
         nonpad_kv_seqlen: Argument = None,
         /,
         *,
-        outputs: Literal[2, 3, 4, 5, 6],
+        outputs: Literal[2],
         is_causal: int | None = None,
         kv_num_heads: int | None = None,
         left_window_size: int | None = None,
@@ -98,7 +110,30 @@ class Operators:
         scale: float | None = None,
         softcap: float | None = None,
         softmax_precision: int | None = None,
-    ) -> tuple[str, ...]: ...
+    ) -> tuple[str, str]: ...
+    @overload
+    def Attention(
+        self,
+        Q: Argument,
+        K: Argument,
+        V: Argument,
+        attn_mask: Argument = None,
+        past_key: Argument = None,
+        past_value: Argument = None,
+        nonpad_kv_seqlen: Argument = None,
+        /,
+        *,
+        outputs: Literal[3],
+        is_causal: int | None = None,
+        kv_num_heads: int | None = None,
+        left_window_size: int | None = None,
+        q_num_heads: int | None = None,
+        qk_matmul_output_mode: int | None = None,
+        right_window_size: int | None = None,
+        scale: float | None = None,
+        softcap: float | None = None,
+        softmax_precision: int | None = None,
+    ) -> tuple[str, str, str]: ...
     @overload
     def Attention(
         self,
@@ -160,11 +195,26 @@ class Operators:
         input_var: Argument,
         /,
         *,
-        outputs: Literal[2, 3, 4, 5, 6],
+        outputs: Literal[2],
         epsilon: float | None = None,
         momentum: float | None = None,
         training_mode: int | None = None,
-    ) -> tuple[str, ...]: ...
+    ) -> tuple[str, str]: ...
+    @overload
+    def BatchNormalization(
+        self,
+        X: Argument,
+        scale: Argument,
+        B: Argument,
+        input_mean: Argument,
+        input_var: Argument,
+        /,
+        *,
+        outputs: Literal[3],
+        epsilon: float | None = None,
+        momentum: float | None = None,
+        training_mode: int | None = None,
+    ) -> tuple[str, str, str]: ...
     @overload
     def BatchNormalization(
         self,
@@ -234,9 +284,21 @@ class Operators:
         past_state: Argument = None,
         /,
         *,
-        outputs: Literal[2, 3, 4, 5, 6],
+        outputs: Literal[2],
         activation: str | None = None,
-    ) -> tuple[str, ...]: ...
+    ) -> tuple[str, str]: ...
+    @overload
+    def CausalConvWithState(
+        self,
+        input: Argument,
+        weight: Argument,
+        bias: Argument = None,
+        past_state: Argument = None,
+        /,
+        *,
+        outputs: Literal[3],
+        activation: str | None = None,
+    ) -> tuple[str, str, str]: ...
     @overload
     def CausalConvWithState(
         self,
@@ -412,9 +474,20 @@ class Operators:
         training_mode: Argument = None,
         /,
         *,
-        outputs: Literal[2, 3, 4, 5, 6],
+        outputs: Literal[2],
         seed: int | None = None,
-    ) -> tuple[str, ...]: ...
+    ) -> tuple[str, str]: ...
+    @overload
+    def Dropout(
+        self,
+        data: Argument,
+        ratio: Argument = None,
+        training_mode: Argument = None,
+        /,
+        *,
+        outputs: Literal[3],
+        seed: int | None = None,
+    ) -> tuple[str, str, str]: ...
     @overload
     def Dropout(
         self,
@@ -429,7 +502,9 @@ class Operators:
     @overload
     def DynamicQuantizeLinear(self, x: Argument, /, *, outputs: Literal[1] = 1) -> str: ...
     @overload
-    def DynamicQuantizeLinear(self, x: Argument, /, *, outputs: Literal[2, 3, 4, 5, 6]) -> tuple[str, ...]: ...
+    def DynamicQuantizeLinear(self, x: Argument, /, *, outputs: Literal[2]) -> tuple[str, str]: ...
+    @overload
+    def DynamicQuantizeLinear(self, x: Argument, /, *, outputs: Literal[3]) -> tuple[str, str, str]: ...
     @overload
     def DynamicQuantizeLinear(self, x: Argument, /, *, outputs: int) -> str | tuple[str, ...]: ...
     def Einsum(self, *Inputs: Argument, equation: str | None = None) -> str: ...
@@ -473,7 +548,7 @@ class Operators:
         initial_h: Argument = None,
         /,
         *,
-        outputs: Literal[2, 3, 4, 5, 6],
+        outputs: Literal[2],
         activation_alpha: Sequence[float] | None = None,
         activation_beta: Sequence[float] | None = None,
         activations: Sequence[str] | None = None,
@@ -482,7 +557,28 @@ class Operators:
         hidden_size: int | None = None,
         layout: int | None = None,
         linear_before_reset: int | None = None,
-    ) -> tuple[str, ...]: ...
+    ) -> tuple[str, str]: ...
+    @overload
+    def GRU(
+        self,
+        X: Argument,
+        W: Argument,
+        R: Argument,
+        B: Argument = None,
+        sequence_lens: Argument = None,
+        initial_h: Argument = None,
+        /,
+        *,
+        outputs: Literal[3],
+        activation_alpha: Sequence[float] | None = None,
+        activation_beta: Sequence[float] | None = None,
+        activations: Sequence[str] | None = None,
+        clip: float | None = None,
+        direction: str | None = None,
+        hidden_size: int | None = None,
+        layout: int | None = None,
+        linear_before_reset: int | None = None,
+    ) -> tuple[str, str, str]: ...
     @overload
     def GRU(
         self,
@@ -582,10 +678,20 @@ class Operators:
         cond: Argument,
         /,
         *,
-        outputs: Literal[2, 3, 4, 5, 6],
+        outputs: Literal[2],
         else_branch: GraphProto | None = None,
         then_branch: GraphProto | None = None,
-    ) -> tuple[str, ...]: ...
+    ) -> tuple[str, str]: ...
+    @overload
+    def If(
+        self,
+        cond: Argument,
+        /,
+        *,
+        outputs: Literal[3],
+        else_branch: GraphProto | None = None,
+        then_branch: GraphProto | None = None,
+    ) -> tuple[str, str, str]: ...
     @overload
     def If(
         self,
@@ -661,7 +767,7 @@ class Operators:
         P: Argument = None,
         /,
         *,
-        outputs: Literal[2, 3, 4, 5, 6],
+        outputs: Literal[2],
         activation_alpha: Sequence[float] | None = None,
         activation_beta: Sequence[float] | None = None,
         activations: Sequence[str] | None = None,
@@ -670,7 +776,30 @@ class Operators:
         hidden_size: int | None = None,
         input_forget: int | None = None,
         layout: int | None = None,
-    ) -> tuple[str, ...]: ...
+    ) -> tuple[str, str]: ...
+    @overload
+    def LSTM(
+        self,
+        X: Argument,
+        W: Argument,
+        R: Argument,
+        B: Argument = None,
+        sequence_lens: Argument = None,
+        initial_h: Argument = None,
+        initial_c: Argument = None,
+        P: Argument = None,
+        /,
+        *,
+        outputs: Literal[3],
+        activation_alpha: Sequence[float] | None = None,
+        activation_beta: Sequence[float] | None = None,
+        activations: Sequence[str] | None = None,
+        clip: float | None = None,
+        direction: str | None = None,
+        hidden_size: int | None = None,
+        input_forget: int | None = None,
+        layout: int | None = None,
+    ) -> tuple[str, str, str]: ...
     @overload
     def LSTM(
         self,
@@ -715,11 +844,24 @@ class Operators:
         B: Argument = None,
         /,
         *,
-        outputs: Literal[2, 3, 4, 5, 6],
+        outputs: Literal[2],
         axis: int | None = None,
         epsilon: float | None = None,
         stash_type: int | None = None,
-    ) -> tuple[str, ...]: ...
+    ) -> tuple[str, str]: ...
+    @overload
+    def LayerNormalization(
+        self,
+        X: Argument,
+        Scale: Argument,
+        B: Argument = None,
+        /,
+        *,
+        outputs: Literal[3],
+        axis: int | None = None,
+        epsilon: float | None = None,
+        stash_type: int | None = None,
+    ) -> tuple[str, str, str]: ...
     @overload
     def LayerNormalization(
         self,
@@ -765,13 +907,31 @@ class Operators:
         beta: Argument = None,
         /,
         *,
-        outputs: Literal[2, 3, 4, 5, 6],
+        outputs: Literal[2],
         chunk_size: int | None = None,
         kv_num_heads: int | None = None,
         q_num_heads: int | None = None,
         scale: float | None = None,
         update_rule: str | None = None,
-    ) -> tuple[str, ...]: ...
+    ) -> tuple[str, str]: ...
+    @overload
+    def LinearAttention(
+        self,
+        query: Argument,
+        key: Argument,
+        value: Argument,
+        past_state: Argument = None,
+        decay: Argument = None,
+        beta: Argument = None,
+        /,
+        *,
+        outputs: Literal[3],
+        chunk_size: int | None = None,
+        kv_num_heads: int | None = None,
+        q_num_heads: int | None = None,
+        scale: float | None = None,
+        update_rule: str | None = None,
+    ) -> tuple[str, str, str]: ...
     @overload
     def LinearAttention(
         self,
@@ -807,9 +967,18 @@ class Operators:
         M: Argument = None,
         cond: Argument = None,
         *v_initial: Argument,
-        outputs: Literal[2, 3, 4, 5, 6],
+        outputs: Literal[2],
         body: GraphProto | None = None,
-    ) -> tuple[str, ...]: ...
+    ) -> tuple[str, str]: ...
+    @overload
+    def Loop(
+        self,
+        M: Argument = None,
+        cond: Argument = None,
+        *v_initial: Argument,
+        outputs: Literal[3],
+        body: GraphProto | None = None,
+    ) -> tuple[str, str, str]: ...
     @overload
     def Loop(
         self,
@@ -864,7 +1033,7 @@ class Operators:
         X: Argument,
         /,
         *,
-        outputs: Literal[2, 3, 4, 5, 6],
+        outputs: Literal[2],
         auto_pad: str | None = None,
         ceil_mode: int | None = None,
         dilations: Sequence[int] | None = None,
@@ -872,7 +1041,22 @@ class Operators:
         pads: Sequence[int] | None = None,
         storage_order: int | None = None,
         strides: Sequence[int] | None = None,
-    ) -> tuple[str, ...]: ...
+    ) -> tuple[str, str]: ...
+    @overload
+    def MaxPool(
+        self,
+        X: Argument,
+        /,
+        *,
+        outputs: Literal[3],
+        auto_pad: str | None = None,
+        ceil_mode: int | None = None,
+        dilations: Sequence[int] | None = None,
+        kernel_shape: Sequence[int] | None = None,
+        pads: Sequence[int] | None = None,
+        storage_order: int | None = None,
+        strides: Sequence[int] | None = None,
+    ) -> tuple[str, str, str]: ...
     @overload
     def MaxPool(
         self,
@@ -1061,7 +1245,7 @@ class Operators:
         initial_h: Argument = None,
         /,
         *,
-        outputs: Literal[2, 3, 4, 5, 6],
+        outputs: Literal[2],
         activation_alpha: Sequence[float] | None = None,
         activation_beta: Sequence[float] | None = None,
         activations: Sequence[str] | None = None,
@@ -1069,7 +1253,27 @@ class Operators:
         direction: str | None = None,
         hidden_size: int | None = None,
         layout: int | None = None,
-    ) -> tuple[str, ...]: ...
+    ) -> tuple[str, str]: ...
+    @overload
+    def RNN(
+        self,
+        X: Argument,
+        W: Argument,
+        R: Argument,
+        B: Argument = None,
+        sequence_lens: Argument = None,
+        initial_h: Argument = None,
+        /,
+        *,
+        outputs: Literal[3],
+        activation_alpha: Sequence[float] | None = None,
+        activation_beta: Sequence[float] | None = None,
+        activations: Sequence[str] | None = None,
+        clip: float | None = None,
+        direction: str | None = None,
+        hidden_size: int | None = None,
+        layout: int | None = None,
+    ) -> tuple[str, str, str]: ...
     @overload
     def RNN(
         self,
@@ -1312,14 +1516,26 @@ class Operators:
     def Scan(
         self,
         *initial_state_and_scan_inputs: Argument,
-        outputs: Literal[2, 3, 4, 5, 6],
+        outputs: Literal[2],
         body: GraphProto | None = None,
         num_scan_inputs: int | None = None,
         scan_input_axes: Sequence[int] | None = None,
         scan_input_directions: Sequence[int] | None = None,
         scan_output_axes: Sequence[int] | None = None,
         scan_output_directions: Sequence[int] | None = None,
-    ) -> tuple[str, ...]: ...
+    ) -> tuple[str, str]: ...
+    @overload
+    def Scan(
+        self,
+        *initial_state_and_scan_inputs: Argument,
+        outputs: Literal[3],
+        body: GraphProto | None = None,
+        num_scan_inputs: int | None = None,
+        scan_input_axes: Sequence[int] | None = None,
+        scan_input_directions: Sequence[int] | None = None,
+        scan_output_axes: Sequence[int] | None = None,
+        scan_output_directions: Sequence[int] | None = None,
+    ) -> tuple[str, str, str]: ...
     @overload
     def Scan(
         self,
@@ -1371,9 +1587,17 @@ class Operators:
         self,
         input_sequence: Argument,
         *additional_inputs: Argument,
-        outputs: Literal[2, 3, 4, 5, 6],
+        outputs: Literal[2],
         body: GraphProto | None = None,
-    ) -> tuple[str, ...]: ...
+    ) -> tuple[str, str]: ...
+    @overload
+    def SequenceMap(
+        self,
+        input_sequence: Argument,
+        *additional_inputs: Argument,
+        outputs: Literal[3],
+        body: GraphProto | None = None,
+    ) -> tuple[str, str, str]: ...
     @overload
     def SequenceMap(
         self,
@@ -1419,10 +1643,22 @@ class Operators:
         weights: Argument = None,
         /,
         *,
-        outputs: Literal[2, 3, 4, 5, 6],
+        outputs: Literal[2],
         ignore_index: int | None = None,
         reduction: str | None = None,
-    ) -> tuple[str, ...]: ...
+    ) -> tuple[str, str]: ...
+    @overload
+    def SoftmaxCrossEntropyLoss(
+        self,
+        scores: Argument,
+        labels: Argument,
+        weights: Argument = None,
+        /,
+        *,
+        outputs: Literal[3],
+        ignore_index: int | None = None,
+        reduction: str | None = None,
+    ) -> tuple[str, str, str]: ...
     @overload
     def SoftmaxCrossEntropyLoss(
         self,
@@ -1456,10 +1692,21 @@ class Operators:
         split: Argument = None,
         /,
         *,
-        outputs: Literal[2, 3, 4, 5, 6],
+        outputs: Literal[2],
         axis: int | None = None,
         num_outputs: int | None = None,
-    ) -> tuple[str, ...]: ...
+    ) -> tuple[str, str]: ...
+    @overload
+    def Split(
+        self,
+        input: Argument,
+        split: Argument = None,
+        /,
+        *,
+        outputs: Literal[3],
+        axis: int | None = None,
+        num_outputs: int | None = None,
+    ) -> tuple[str, str, str]: ...
     @overload
     def Split(
         self,
@@ -1509,10 +1756,20 @@ class Operators:
         X: Argument,
         /,
         *,
-        outputs: Literal[2, 3, 4, 5, 6],
+        outputs: Literal[2],
         delimiter: str | None = None,
         maxsplit: int | None = None,
-    ) -> tuple[str, ...]: ...
+    ) -> tuple[str, str]: ...
+    @overload
+    def StringSplit(
+        self,
+        X: Argument,
+        /,
+        *,
+        outputs: Literal[3],
+        delimiter: str | None = None,
+        maxsplit: int | None = None,
+    ) -> tuple[str, str, str]: ...
     @overload
     def StringSplit(
         self,
@@ -1575,11 +1832,23 @@ class Operators:
         K: Argument,
         /,
         *,
-        outputs: Literal[2, 3, 4, 5, 6],
+        outputs: Literal[2],
         axis: int | None = None,
         largest: int | None = None,
         sorted: int | None = None,
-    ) -> tuple[str, ...]: ...
+    ) -> tuple[str, str]: ...
+    @overload
+    def TopK(
+        self,
+        X: Argument,
+        K: Argument,
+        /,
+        *,
+        outputs: Literal[3],
+        axis: int | None = None,
+        largest: int | None = None,
+        sorted: int | None = None,
+    ) -> tuple[str, str, str]: ...
     @overload
     def TopK(
         self,
@@ -1610,10 +1879,20 @@ class Operators:
         X: Argument,
         /,
         *,
-        outputs: Literal[2, 3, 4, 5, 6],
+        outputs: Literal[2],
         axis: int | None = None,
         sorted: int | None = None,
-    ) -> tuple[str, ...]: ...
+    ) -> tuple[str, str]: ...
+    @overload
+    def Unique(
+        self,
+        X: Argument,
+        /,
+        *,
+        outputs: Literal[3],
+        axis: int | None = None,
+        sorted: int | None = None,
+    ) -> tuple[str, str, str]: ...
     @overload
     def Unique(
         self,

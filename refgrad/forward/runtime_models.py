@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 
 from onnx import ModelProto
 
@@ -30,14 +30,19 @@ _CLASHING = ("gemm_input_shape", "gemm_output_shape")
 _TRAINING_FORMS = {"LSTMTraining": ("LSTM", 3), "GRUTraining": ("GRU", 2)}
 
 
-def mend_runtime_model(model: ModelProto) -> int:
+def mend_runtime_model(model: ModelProto, used: Set[str]) -> int:
     """Write in place what onnx would refuse, or ONNX Runtime fail on; the opset that the model needs at least.
 
     Operators in the domain of ai.onnx that onnx does not know there move to com.microsoft, most until `replace_misplaced`.
     LSTMTraining and GRUTraining become LSTM and GRU where nobody reads what they return besides. Constants get other names.
+
+    :param used: the operators of the model.
     """
-    _leave_training_forms(model)
+    if not used.isdisjoint(_TRAINING_FORMS):
+        _leave_training_forms(model)
     _rename_clashing(model)
+    if used.isdisjoint((*_MISPLACED, *_NEEDS_17)):
+        return 1
     opset, moved, needed = versions_of(model).get("", 1), False, 1
     for node in (node for graph in graphs(model.graph) for node in graph.node):
         op_type = node.op_type
@@ -65,8 +70,6 @@ def _rename_clashing(model: ModelProto) -> None:
 
 def _leave_training_forms(model: ModelProto) -> None:
     every = list(graphs(model.graph))
-    if all(node.op_type not in _TRAINING_FORMS for graph in every for node in graph.node):
-        return
     read = {name for graph in every for node in graph.node for name in node.input}
     read |= {value.name for graph in every for value in graph.output}
     for node in (node for graph in every for node in graph.node):

@@ -126,9 +126,9 @@ def activated(op: FunctionEmitter, x: str, activation: str | None, parameters: S
     if activation in ("Relu", "Tanh", "Sigmoid", "Softplus", "Softsign", "HardSwish"):
         return str(op.emit(activation, "", (x,), 1, {}))
     if activation == "Gelu":
-        return str(op.com_microsoft("Gelu", x))
+        return op.com_microsoft("Gelu", x)
     if activation == "QuickGelu":
-        return str(op.com_microsoft("QuickGelu", x, alpha=_or(parameters, 0, _SIGMOID_GELU)))
+        return op.com_microsoft("QuickGelu", x, alpha=_or(parameters, 0, _SIGMOID_GELU))
     if activation == "LeakyRelu":
         return op.LeakyRelu(x, alpha=_or(parameters, 0, 0.01))
     if activation == "Elu":
@@ -156,32 +156,32 @@ def relu_grad(op: Emitter, dY: str, Y: str) -> str:
 
 @form("LeakyReluGrad", results=[like("dY")])
 def leaky_relu_grad(op: Emitter, dY: str, X: str, *, alpha: float = 0.01) -> str:
-    return str(op.grad.LeakyReluGrad(dY, X, alpha=alpha))
+    return op.grad.LeakyReluGrad(dY, X, alpha=alpha)
 
 
 @form("SigmoidGrad", results=[like("dY")])
 def sigmoid_grad(op: Emitter, dY: str, Y: str) -> str:
-    return str(op.grad.SigmoidGrad(dY, Y))
+    return op.grad.SigmoidGrad(dY, Y)
 
 
 @form("TanhGrad", results=[like("dY")])
 def tanh_grad(op: Emitter, dY: str, Y: str) -> str:
-    return str(op.grad.TanhGrad(dY, Y))
+    return op.grad.TanhGrad(dY, Y)
 
 
 @form("GeluGrad", "BiasGeluGrad_dX", results=[like("dY")])
 def gelu_grad(op: Emitter, dY: str, X: str, B: str | None = None) -> str:
-    return str(op.grad.GeluGrad(dY, X, B, approximate="none"))
+    return op.grad.GeluGrad(dY, X, B, approximate="none")
 
 
 @form("FastGeluGrad", "BiasFastGeluGrad_dX", results=[like("dY")])
 def fast_gelu_grad(op: Emitter, dY: str, X: str, B: str | None = None) -> str:
-    return str(op.grad.GeluGrad(dY, X, B, approximate="tanh"))
+    return op.grad.GeluGrad(dY, X, B, approximate="tanh")
 
 
 @form("QuickGeluGrad", results=[like("dY")])
 def quick_gelu_grad(op: Emitter, dY: str, X: str, *, alpha: float = 1.702) -> str:
-    return str(op.grad.QuickGeluGrad(dY, X, alpha=alpha))
+    return op.grad.QuickGeluGrad(dY, X, alpha=alpha)
 
 
 @form("SoftmaxGrad_13", results=[like("dY")])
@@ -224,7 +224,7 @@ def dropout_grad(
     *,
     seed: int | None = None,
 ) -> str:
-    return str(op.grad.DropoutGrad(dY, mask, ratio, training_mode))
+    return op.grad.DropoutGrad(dY, mask, ratio, training_mode)
 
 
 @form("SoftmaxDropoutGrad", results=[like("dY")])

@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from refgrad.forward.graph import MIN_OPSET, Node
 from refgrad.microsoft.results import Result
@@ -19,6 +19,8 @@ from refgrad.protos.domains import MICROSOFT
 from refgrad.reverse.emit import Emitter
 from refgrad.tables.definitions import NODE, Signature
 from refgrad.tables.once import once, qualified
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ def form(
     opset: Callable[[Mapping[str, Any]], int] = lambda attributes: MIN_OPSET,
     attributes: Mapping[str, Any] | None = None,
     replace: bool = False,
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+) -> Callable[[F], F]:
     """Register the decorated function as the form of these operators.
 
     :param results: what is known of each output before the operator is lowered.
@@ -83,7 +85,7 @@ def form(
     :param replace: take the place of a form that an operator has already; without it a second one is refused.
     """
 
-    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+    def register(function: F) -> F:
         made = Form(function, Signature.of(function, attributes), tuple(results), rest, writes or {}, opset)
         for domain in domains:
             for op_type in op_types:

@@ -20,7 +20,7 @@ def shrunken_gather(op: FunctionEmitter, data: str, indices: str, *, axis: int =
 @rule("ShrunkenGather", domain=MICROSOFT, wrt=["data"])
 def shrunken_gather_rule(op: Emitter, d_output: str, data: str, indices: str, axis: int) -> str:
     """dx = Σ dy at the indices it was taken from"""
-    return str(op.grad.GatherGrad(op.shape_of(data), indices, d_output, axis=axis))
+    return op.grad.GatherGrad(op.shape_of(data), indices, d_output, axis=axis)
 
 
 @operator("PadAndUnflatten", "output", others=("indices", "unflatten_dims"))
@@ -45,19 +45,19 @@ def flatten_and_unpad(op: FunctionEmitter, input: str, indices: str) -> tuple[st
 def slice_grad(
     op: Emitter, dY: str, shape: str, starts: str, ends: str, axes: str | None = None, steps: str | None = None
 ) -> str:
-    return str(op.grad.SliceGrad(dY, shape, starts, ends, axes, steps))
+    return op.grad.SliceGrad(dY, shape, starts, ends, axes, steps)
 
 
 @form("GatherGrad", results=[shaped("shape", "dY")])
 def gather_grad(op: Emitter, shape: str, indices: str, dY: str, *, axis: int = 0) -> str:
-    return str(op.grad.GatherGrad(shape, indices, dY, axis=axis))
+    return op.grad.GatherGrad(shape, indices, dY, axis=axis)
 
 
 @form("GatherElementsGrad", results=[shaped("shape", "dY")])
 def gather_elements_grad(op: Emitter, dY: str, shape: str, indices: str, *, axis: int = 0) -> str:
-    return str(op.grad.GatherElementsGrad(dY, shape, indices, axis=axis))
+    return op.grad.GatherElementsGrad(dY, shape, indices, axis=axis)
 
 
 @form("GatherNDGrad", results=[shaped("shape", "dY")])
 def gather_nd_grad(op: Emitter, shape: str, indices: str, dY: str, *, batch_dims: int = 0) -> str:
-    return str(op.grad.GatherNDGrad(shape, indices, dY, batch_dims=batch_dims))
+    return op.grad.GatherNDGrad(shape, indices, dY, batch_dims=batch_dims)

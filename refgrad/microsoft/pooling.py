@@ -50,4 +50,4 @@ def max_pool_grad(op: Emitter, dY: str, Indices: str, *, _node: Node, **attribut
 def average_pool_grad(op: Emitter, dY: str, *, _node: Node, **attributes: Any) -> str:
     """The shape of X is that of the value after which the result is named, or of the forward node's, or the declared one"""
     X = _pooled(op, _node, "AveragePool")
-    return str(op.grad.AveragePoolGrad(dY, X, **attributes))
+    return op.grad.AveragePoolGrad(dY, X, **attributes)

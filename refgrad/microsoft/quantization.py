@@ -46,13 +46,10 @@ def fake_quant(
         d_scale = op.Sub(d_scale, op.Div(op.Mul(d_x, input_tensor), scale))
     if op.quantization == "straight-through":
         d_zero_point = op.zeros_like(input_tensor)
-    sums = (
-        op.grad.BroadcastGradient(d, like, (like, input_tensor))
-        for d, like in ((d_scale, scale), (d_zero_point, zero_point))
-    )
-    return (d_x, *sums)
+    d_scale = op.grad.BroadcastGradient(d_scale, scale, (scale, input_tensor))
+    return d_x, d_scale, op.grad.BroadcastGradient(d_zero_point, zero_point, (zero_point, input_tensor))
 
 
 @form("FakeQuantGrad", results=[like("dY")])
 def fake_quant_grad(op: Emitter, dY: str, mask: str) -> str:
-    return str(op.grad.FakeQuantGrad(dY, mask))
+    return op.grad.FakeQuantGrad(dY, mask)

@@ -97,7 +97,8 @@ def is_large(tensor: TensorProto) -> bool:
 
 def is_number(tensor: TensorProto) -> bool:
     """Whether refgrad wrote the tensor: a number of a rule or of a loss, which is not trained."""
-    return any(entry.key == CONSTANT for entry in tensor.metadata_props)
+    marks = tensor.metadata_props
+    return bool(marks) and any(entry.key == CONSTANT for entry in marks)
 
 
 def skeleton_of(model: ModelProto, apart: dict[str, TensorProto]) -> ModelProto:

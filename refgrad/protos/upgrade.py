@@ -6,7 +6,7 @@ Those are rewritten here, in operators of the target opset. On the way they are 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -177,10 +177,13 @@ def upgrade(model: ModelProto, target: int) -> ModelProto:
     return converted
 
 
-def spell_out_deprecated(model: ModelProto) -> None:
-    """Replace the nodes that onnx's checker refuses as deprecated by nodes that compute the same; in place."""
+def spell_out_deprecated(model: ModelProto, used: Set[str]) -> None:
+    """Replace the nodes that onnx's checker refuses as deprecated by nodes that compute the same; in place.
+
+    :param used: the operators of the model.
+    """
     opset = versions_of(model).get("", 0)
-    if not _DEPRECATED.since <= opset <= _DEPRECATED.until:
+    if _DEPRECATED.op_type not in used or not _DEPRECATED.since <= opset <= _DEPRECATED.until:
         return
     fixes = {_DEPRECATED.op_type: _DEPRECATED}
     for graph in graphs(model.graph):

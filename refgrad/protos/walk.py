@@ -36,6 +36,14 @@ def graphs(graph: GraphProto) -> Iterator[GraphProto]:
                 found += subgraphs(attribute)
 
 
+def op_types(graph: GraphProto) -> set[str]:
+    """The operators of the nodes of `graph` and of its subgraphs, without their domains."""
+    found: set[str] = set()
+    for one in graphs(graph):
+        found.update([node.op_type for node in one.node])
+    return found
+
+
 def nested(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
     """`nodes`, and every node in their subgraphs."""
     bodies = [nodes]

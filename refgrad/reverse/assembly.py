@@ -20,8 +20,13 @@ from refgrad.reverse.values import tensor_type
 IR_VERSION = 10  # the first with metadata_props on nodes, and the last that onnxruntime-training 1.19.2 reads
 
 
-def assemble(found: Gradients, chosen: Sequence[frozenset[str]], keep_outputs: bool) -> ModelProto:
-    """The gradient model: the nodes that an output needs, and nothing else; those in `chosen` are computed again."""
+def assemble(
+    found: Gradients, chosen: Sequence[frozenset[str]], keep_outputs: bool, weights: str = "overridable"
+) -> ModelProto:
+    """The gradient model: the nodes that an output needs, and nothing else; those in `chosen` are computed again.
+
+    :param weights: whether the initializers that are differentiated are "overridable" inputs, "constants" or "inputs".
+    """
     graph, op, sweep = found.path.graph, found.op, found.sweep
     live = set(found.adjoints.values())
     kept = list(graph.outputs.values()) if keep_outputs else []
@@ -38,33 +43,37 @@ def assemble(found: Gradients, chosen: Sequence[frozenset[str]], keep_outputs: b
         final.opset_import.append(helper.make_opsetid("", graph.opset))
     target = final.graph
     target.name = f"{graph.model.graph.name}_grad"
-    target.node.extend([node.proto for node in needed_nodes(nodes, live)])
+    forward = [node.proto for node in needed_nodes(nodes, live)]
+    target.node.extend(forward)
     writer = Writer(target, {**sweep.names, **again.names} if again.names else sweep.names)
     for position, emitted in enumerate(backward):
-        target.node.extend(again.before(position))
+        if chosen:
+            target.node.extend(again.before(position))
         writer.add(emitted)
     final.functions.extend(graph.functions.called_by(target.node))
-    if _has_microsoft(found, final):
+    if chosen or found.path.passages:
+        domains = {node.domain for node in every_node(final)}
+    else:
+        domains = {node.domain for node in forward} | {emitted.domain for emitted in backward}
+    if MICROSOFT in domains:
         import_domain(final, MICROSOFT)
-    _add_values(final, found, live, kept, again)
+    _add_values(final, found, live, kept, again, weights)
     gradients = {name: sweep.names[value] for name, value in found.adjoints.items()}
     note(final, graph.source, gradients=gradients, cotangents=found.cotangents)
     return final
 
 
-def _has_microsoft(found: Gradients, final: ModelProto) -> bool:
-    if found.path.passages:
-        return any(node.domain == MICROSOFT for node in every_node(final))
-    return any(node.domain == MICROSOFT for node in final.graph.node)
-
-
-def _add_values(final: ModelProto, found: Gradients, live: set[str], kept: Sequence[Any], again: Repetition) -> None:
+def _add_values(
+    final: ModelProto, found: Gradients, live: set[str], kept: Sequence[Any], again: Repetition, weights: str
+) -> None:
     """Add inputs, outputs, initializers, and the types of values within."""
     graph, op, names, target = found.path.graph, found.op, found.sweep.names, final.graph
     type_of = _Types(graph)
-    target.input.extend(graph.inputs.values())
+    constants = graph.initializers if weights == "constants" else ()
+    fed = found.adjoints.keys() if weights == "inputs" else ()
+    target.input.extend([value for name, value in graph.inputs.items() if name not in constants])
     for name in found.adjoints:
-        if name not in graph.inputs:
+        if name not in graph.inputs and name not in constants:
             target.input.add(name=name, type=type_of(name))
     for output, name in found.cotangents.items():
         target.input.add(name=name, type=type_of(output))
@@ -73,7 +82,7 @@ def _add_values(final: ModelProto, found: Gradients, live: set[str], kept: Seque
     target.output.extend(kept)
     live.update(found.adjoints)
     live.update(graph.inputs)
-    target.initializer.extend([tensor for name, tensor in graph.initializers.items() if name in live])
+    target.initializer.extend([t for name, t in graph.initializers.items() if name in live and name not in fed])
     target.initializer.extend([tensor for name, tensor in op.emission.constants.items() if name in live])
     target.sparse_initializer.extend(graph.model.graph.sparse_initializer)
     target.value_info.extend([value for name, value in graph.values.items() if name in live])

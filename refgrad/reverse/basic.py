@@ -10,14 +10,13 @@ from onnx import GraphProto, TensorProto, helper, numpy_helper
 
 from refgrad.errors import RuleError
 from refgrad.forward.graph import Graph, Node
-from refgrad.forward.misuse import no_such_primitive
 from refgrad.forward.operators import Operators
 from refgrad.protos.domains import MICROSOFT
 from refgrad.protos.types import Shape
 from refgrad.reverse.edits import Edits
 from refgrad.reverse.emission import Argument, Emission
+from refgrad.reverse.primitives import Primitives
 from refgrad.reverse.values import Values
-from refgrad.tables.registry import LOWERINGS
 from refgrad.tables.schemas import find_schema
 
 
@@ -104,10 +103,6 @@ class BasicEmitter(Operators):
     ) -> tuple[str, ...]:
         """Add a node; the names of its outputs."""
         return self.emission.add(op_type, domain, inputs, outputs, attributes)
-
-    def com_microsoft(self, op_type: str, *inputs: Argument, outputs: int = 1, **attributes: Any) -> Any:
-        """A node of ONNX Runtime's domain whose unused outputs may be left empty."""
-        return self.emit(op_type, MICROSOFT, inputs, outputs, attributes, optional_outputs=True)
 
     def every_adjoint(
         self, op_type: str, inputs: Sequence[Argument], primals: Sequence[str | None], **attributes: Any
@@ -240,24 +235,3 @@ class BasicEmitter(Operators):
         """The shape of `value` as a tensor."""
         name: str = self.grad.ShapeOf(value)
         return name
-
-
-class Primitives:
-    """`op.grad.SoftmaxGrad(...)`: a gradient primitive, lowered for the dialect in use."""
-
-    def __init__(self, op: BasicEmitter) -> None:
-        self._op = op
-
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        known = LOWERINGS["onnx"]
-        if name not in known:
-            raise no_such_primitive(self._op, name)
-
-        def lower(grad: Primitives, *inputs: Any, **attributes: Any) -> Any:
-            op = grad._op
-            override = LOWERINGS[op.dialect].get(name) if op.dialect != "onnx" else None
-            result = None if override is None else override(op, *inputs, **attributes)
-            return known[name](op, *inputs, **attributes) if result is None else result
-
-        setattr(Primitives, name, lower)  # on the class: it is looked up once
-        return getattr(self, name)  # type: ignore[no-any-return]

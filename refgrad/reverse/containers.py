@@ -46,7 +46,7 @@ def nothing_like(op: BasicEmitter, optional: str) -> str:
         return op.values.record(op.SequenceEmpty(dtype=kind), sequence_type(kind))
     rank = len(type_of(ValueInfoProto(type=op.values.adjoint_proto(optional)))[1] or ())
     zero = numpy_helper.from_array(np.zeros(1, helper.tensor_dtype_to_np_dtype(kind)))
-    return str(op.ConstantOfShape([0] * rank, value=zero))
+    return op.ConstantOfShape([0] * rank, value=zero)
 
 
 def for_each(
@@ -85,7 +85,7 @@ def each(op: BasicEmitter, kind: int, function: Callable[..., str], *inputs: str
 def replace(op: BasicEmitter, sequence: str, position: str, tensor: str) -> str:
     """`sequence` with `tensor` at `position`, which may be negative."""
     rest = op.SequenceErase(sequence, position)
-    return str(op.SequenceInsert(rest, tensor, where_erased(op, rest, position)))
+    return op.SequenceInsert(rest, tensor, where_erased(op, rest, position))
 
 
 def where_erased(op: BasicEmitter, rest: str, position: str) -> str | None:
@@ -102,7 +102,7 @@ def shift(op: BasicEmitter, position: str, negative: str | int, other: str | int
     if known is not None and isinstance(added := negative if known < 0 else other, int):
         return op.const(np.asarray(known + added, np.int64))
     position = op.as_type(position, TensorProto.INT64)
-    return str(op.Where(op.Less(position, 0), *(op.Add(position, added) for added in (negative, other))))
+    return op.Where(op.Less(position, 0), *(op.Add(position, added) for added in (negative, other)))
 
 
 def total(op: BasicEmitter, parts: Sequence[str], like: str) -> str:
@@ -118,7 +118,7 @@ def total(op: BasicEmitter, parts: Sequence[str], like: str) -> str:
         if filling is not None:
             placed.remove(filling)
             dense[k] = op.SequenceInsert(rest, filling[1], at)
-    made = dense[0] if len(dense) == 1 else each(op, op.type(like), lambda *xs: str(op.Sum(*xs)), *dense)
+    made = dense[0] if len(dense) == 1 else each(op, op.type(like), lambda *xs: op.Sum(*xs), *dense)
     for position, adjoint in placed:
         made = replace(op, made, position, op.Add(op.SequenceAt(made, position), adjoint))
     return made

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from onnx import AttributeProto, GraphProto, StringStringEntryProto, TensorProto, helper, numpy_helper
@@ -96,7 +96,13 @@ class Emission:
         optional_outputs: bool = False,
     ) -> tuple[str, ...]:
         """Add a node, unless there is the same one; the names of its outputs. Attributes that are None are left out."""
-        names = self._names(inputs)
+        taken = self.taken
+        for argument in inputs:
+            if argument.__class__ is not str or argument not in taken:
+                names = self._names(inputs)
+                break
+        else:  # names of values, as mostly
+            names = cast(tuple[str, ...], tuple(inputs))
         settings: tuple[Any, ...] = ()
         if attributes:
             if None in attributes.values():
@@ -107,17 +113,17 @@ class Emission:
         if made is not None:
             return made
         name = f"{self._scope}{op_type}_{self._count}"
-        if name in self.taken:
-            name = fresh(name, self.taken)
+        if name in taken:
+            name = fresh(name, taken)
         else:
-            self.taken.add(name)
+            taken.add(name)
         self._count += 1
         inner: tuple[str, ...] = ()
         if outputs == 1:
             made = (name,)
             self.made.add(name)
         else:
-            made = tuple([fresh(f"{name}_{k}", self.taken) for k in range(outputs)])
+            made = tuple([fresh(f"{name}_{k}", taken) for k in range(outputs)])
             self.made.update(made)
         if settings:
             inner = tuple([n for g in attributes.values() if isinstance(g, GraphProto) for n in captured(g)])
@@ -247,6 +253,9 @@ def needed_emitted(nodes: Sequence[Emitted], live: set[str]) -> list[Emitted]:
 
 
 def _hashable(value: Any) -> Any:
+    kind = value.__class__
+    if kind is int or kind is str or kind is float:
+        return value
     if isinstance(value, TensorProto | GraphProto):
         return value.SerializeToString()
     return tuple(value) if isinstance(value, list) else value
@@ -259,7 +268,9 @@ class Writer:
         self._add = graph.node.add
         self._rename = rename
         self._attributes: dict[tuple[Any, ...], list[AttributeProto]] = {}
-        self._metadata: dict[tuple[str, str], tuple[StringStringEntryProto, StringStringEntryProto]] = {}
+        self._rules: dict[str, StringStringEntryProto] = {}
+        self._described = "", ""  # whose metadata these are: nodes of one owner mostly follow each other
+        self._metadata: tuple[StringStringEntryProto, ...] = ()
 
     def add(self, node: Emitted) -> None:
         """Append the node with final names; `metadata_props` tell the rule and the forward node that it comes from."""
@@ -273,7 +284,7 @@ class Writer:
         )
         if node.settings:
             proto.attribute.extend(self._written(node))
-        proto.metadata_props.extend(self._metadata.get(node.owner) or self._describe(node.owner))
+        proto.metadata_props.extend(self._description(node.owner))
 
     def _written(self, node: Emitted) -> list[AttributeProto]:
         attributes = self._attributes.get(node.settings)
@@ -285,14 +296,13 @@ class Writer:
             self._attributes[node.settings] = attributes
         return attributes
 
-    def _describe(self, owner: tuple[str, str]) -> tuple[StringStringEntryProto, StringStringEntryProto]:
-        rule, node = owner
-        made = (
-            StringStringEntryProto(key="refgrad.rule", value=rule),
-            StringStringEntryProto(key="refgrad.node", value=node),
-        )
-        self._metadata[owner] = made
-        return made
+    def _description(self, owner: tuple[str, str]) -> tuple[StringStringEntryProto, ...]:
+        if owner != self._described or not self._metadata:
+            rule, node = self._described = owner
+            if rule not in self._rules:
+                self._rules[rule] = StringStringEntryProto(key="refgrad.rule", value=rule)
+            self._metadata = self._rules[rule], StringStringEntryProto(key="refgrad.node", value=node)
+        return self._metadata
 
     def _rename_captured(self, attribute: AttributeProto) -> None:
         """Give what a subgraph reads from outside its final name; no name within is among those that are renamed."""

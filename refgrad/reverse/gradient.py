@@ -24,6 +24,7 @@ from refgrad.tables.registry import DIALECTS
 
 COTANGENTS = ("input", "ones", "yield")
 QUANTIZATION = ("zero", "straight-through", "clipped")
+WEIGHTS = ("overridable", "constants", "inputs")
 
 
 def gradient(
@@ -37,6 +38,7 @@ def gradient(
     kinks: str = "refgrad",
     quantization: str = "zero",
     recompute: bool | Sequence[str] = False,
+    weights: str = "overridable",
 ) -> ModelProto:
     """The model that computes the gradient of `model` by reverse-mode differentiation.
 
@@ -44,8 +46,8 @@ def gradient(
     name in `wrt`, in that order, each with the shape and type of `<name>`. The gradient of a sequence is the sequence of
     those of its elements, that of an optional is that of what it holds: empty where it holds nothing. A name that is taken
     becomes the next free one (`x_grad_1`); the metadata `refgrad.gradients` and `refgrad.cotangents` (JSON) say which is the
-    gradient of what. Initializers in `wrt` become inputs that keep their value as default. The gradient of a name that no
-    output depends on is 0.
+    gradient of what. Initializers in `wrt` become inputs that keep their value as default, unless `weights` says otherwise. The
+    gradient of a name that no output depends on is 0.
 
     Models of an opset before 16 are converted to 16, those with sequences to 17. The caller's model is not modified.
     External data is referenced, not read: save the result in the folder of the model.
@@ -76,12 +78,16 @@ def gradient(
         entry that it matches. What nodes outside of a segment read of it is kept. Never repeated are nodes that draw random
         numbers and what depends on initializers alone. A chosen If, Loop or Scan on the way of the derivative stores its
         states alone, and its body is computed again step by step.
+    :param weights: what becomes of the initializers in `wrt`. "overridable": inputs that keep their value as default, so that
+        a training loop may feed others; ONNX Runtime warns of each, and cannot prepack it. "constants": initializers and no
+        inputs, as are all others, which is quiet and faster where the values do not change. "inputs": inputs without a default,
+        which have to be fed.
     :raises InvalidModelError: the model cannot be read, or onnx refuses it.
     :raises UnknownNameError: a name in `wrt` or `outputs` that does not exist, is there twice, or is no float, or an entry of
         `recompute` that no node matches.
     :raises NoGradientError: an operator between `wrt` and `outputs` has no rule or no derivative.
-    :raises OptionError: an unknown dialect, cotangent, kinks or quantization, "yield" outside dialect "ort", or a `recompute`
-        that is neither a bool nor a list of names.
+    :raises OptionError: an unknown dialect, cotangent, kinks, quantization or weights, "yield" outside dialect "ort", or a
+        `recompute` that is neither a bool nor a list of names.
 
     >>> import onnx.parser, refgrad
     >>> square = onnx.parser.parse_model(
@@ -98,6 +104,7 @@ def gradient(
         ("cotangent", cotangent, COTANGENTS),
         ("choice of kinks", kinks, CONVENTIONS),
         ("quantization", quantization, QUANTIZATION),
+        ("choice of weights", weights, WEIGHTS),
     )
     if cotangent == "yield" and dialect != "ort":
         raise OptionError(
@@ -118,7 +125,7 @@ def gradient(
             needed=path.needed,
             repeated=with_bodies(path, chosen),
         )
-        return assemble(sweep(path, op, sources, targets, cotangent), chosen, keep_outputs)
+        return assemble(sweep(path, op, sources, targets, cotangent), chosen, keep_outputs, weights)
 
     with _no_collection():
         graph = normalise(model, keep=dialect == "onnx" and quantization == "zero" and not recompute)
@@ -174,13 +181,14 @@ def _no_collection() -> Iterator[None]:
 
 def taken_names(graph: Graph) -> set[str]:
     """Every name that the model uses, of values and of nodes, subgraphs included."""
-    taken = {*graph.inputs, *graph.initializers, *graph.outputs}
+    taken = {*graph.inputs, *graph.initializers, *graph.outputs, *graph.producer}
     taken.update(tensor.values.name for tensor in graph.model.graph.sparse_initializer)
     for node in graph.nodes:
         taken.add(node.name)
         taken.update(node.reads)
-        taken.update(node.outputs)
-        for inner in (sub for attribute in node.proto.attribute for sub in subgraphs(attribute)):
+        for inner in (
+            (sub for attribute in node.proto.attribute for sub in subgraphs(attribute)) if node.attributes else ()
+        ):
             taken |= names_of(inner)
             taken.update(proto.name for proto in nested(inner.node))
     return taken

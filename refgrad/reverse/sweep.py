@@ -48,19 +48,22 @@ class Sweep:
         adjoints = [self.adjoint(name) for name in node.outputs]
         if not any(adjoints):
             return
-        needed, quantised = self.path.needed, self.path.adjoint_types
+        needed, quantised, contributions = self.path.needed, self.path.adjoint_types, self._contributions
         mine: dict[str, list[str]] = {}
         by = self._by_structure if node.key in self.graph.structures else self._by_rule
         for name, adjoint in by(node, adjoints):
             if adjoint is None or name not in needed:
                 continue
-            if name in quantised:
+            if quantised and name in quantised:
                 adjoint = self.op.as_type(adjoint, quantised[name])
             if name in mine:
                 mine[name].append(adjoint)
+                continue
+            mine[name] = [adjoint]
+            if name in contributions:
+                contributions[name].append(mine[name])
             else:
-                mine[name] = [adjoint]
-                self._contributions.setdefault(name, []).append(mine[name])
+                contributions[name] = [mine[name]]
 
     def _by_structure(self, node: Node, adjoints: list[str | None]) -> Iterable[tuple[str, str | None]]:
         self.op.enter(node.op_type, node.name, node)
@@ -68,7 +71,7 @@ class Sweep:
         cotangents = {name: adjoint for name, adjoint in zip(node.outputs, adjoints, strict=True) if adjoint}
         return passage.structure.differentiate(self.op, passage, cotangents)
 
-    def _by_rule(self, node: Node, adjoints: list[str | None]) -> Iterator[tuple[str, str | None]]:
+    def _by_rule(self, node: Node, adjoints: list[str | None]) -> Iterable[tuple[str, str | None]]:
         """The inputs of a node and the adjoints that its rule gives them, summed over the axes of a broadcast."""
         rule = RULES[node.key]
         bound, places = rule.bind(self.graph.opsets.get(rule.domain, 1))
@@ -82,14 +85,17 @@ class Sweep:
             raise
         found = adjoints_of(rule, places, result, node.name, node.inputs, op.emission.taken)
         operands = self._facing(node) if rule.broadcast else ()
-        if len(operands) < 2:
-            yield from found
-            return
-        needed = self.path.needed
+        return self._summed(found, operands) if len(operands) > 1 else found
+
+    def _summed(
+        self, found: Iterable[tuple[str, str | None]], operands: tuple[str, ...]
+    ) -> Iterator[tuple[str, str | None]]:
+        """The adjoints of operands of a broadcast, each summed over the axes along which its operand was repeated."""
+        needed, lower = self.path.needed, self.op.grad.BroadcastGradient
         for name, adjoint in found:
             if adjoint is not None and name in needed:
                 facing = operands if name in operands else (*operands, name)
-                adjoint = op.grad.BroadcastGradient(adjoint, name, facing)
+                adjoint = lower(adjoint, name, facing)
             yield name, adjoint
 
     def _facing(self, node: Node) -> tuple[str, ...]:
@@ -150,8 +156,10 @@ class Sweep:
             total = groups[0][0]
             if self._owner.get(total) == name:
                 return total
-            self.op.enter("identity", name)
-            total = self.name_value(self._own(total), f"{name}_grad", name)
+            if total not in self._made or total in self.names:
+                self.op.enter("identity", name)
+                total = self._own(total)
+            total = self.name_value(total, f"{name}_grad", name)
         else:
             parts = [part for group in reversed(groups) for part in group]
             self.op.enter("sum", name)
@@ -163,7 +171,7 @@ class Sweep:
 
     def _own(self, value: str) -> str:
         """`value`, or an alias of it where it has a name already."""
-        return value if value in self._made and value not in self.names else str(self.op.grad.Alias(value))
+        return value if value in self._made and value not in self.names else self.op.grad.Alias(value)
 
     def name_value(self, value: str, name: str, primal: str) -> str:
         """Give an emitted value, an adjoint of `primal`, its name in the result, unless it has one there already."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import onnx
@@ -20,6 +20,8 @@ from onnx.defs import OpSchema
 from refgrad.protos.domains import MICROSOFT
 from refgrad.tables.once import once, qualified
 from refgrad.tables.schemas import DECLARED
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 _FLOATS = ("tensor(float)", "tensor(double)", "tensor(float16)", "tensor(bfloat16)")
 _OTHERS = ("tensor(int32)", "tensor(int64)", "tensor(bool)", "tensor(uint8)", "tensor(int8)")
@@ -133,7 +135,7 @@ def operator(
     writes: Mapping[int, str] | None = None,
     domain: str = MICROSOFT,
     replace: bool = False,
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+) -> Callable[[F], F]:
     """Define an operator by the decorated function.
 
     :param outputs: the names of those that a node has.
@@ -143,7 +145,7 @@ def operator(
     :param replace: take the place of a body that the operator has already; without it a second one is refused.
     """
 
-    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+    def register(function: F) -> F:
         parameters = list(inspect.signature(function).parameters.values())[1:]
         options = OpSchema.FormalParameterOption
 

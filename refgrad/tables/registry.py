@@ -9,7 +9,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from dataclasses import replace as with_fields
-from typing import Any
+from typing import Any, TypeVar
 
 import onnx
 from onnx.defs import OpSchema
@@ -26,6 +26,7 @@ DIALECTS = ("onnx", "ort")
 _STARRED, _DOUBLE_STARRED = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
 
 Function = Callable[..., Any]
+F = TypeVar("F", bound=Function)
 
 
 @dataclass(frozen=True)
@@ -175,7 +176,7 @@ def rule(
     outputs: Sequence[str] | None = None,
     settings: Sequence[str] = (),
     replace: bool = False,
-) -> Callable[[Function], Function]:
+) -> Callable[[F], F]:
     """Register the decorated function as the reverse-mode rule of an operator.
 
     Its first parameter is the emitter `op`. The others are bound by name to the operator's schema: inputs and outputs by
@@ -200,7 +201,7 @@ def rule(
         the operator has a rule.
     """
 
-    def register(function: Function) -> Function:
+    def register(function: F) -> F:
         schema, known = find_schema(op_type, domain), None
         if schema is None or (domain, op_type) in SIGNATURES:
             _refuse_unknown(op_type, domain)
@@ -243,7 +244,7 @@ def rule(
     return register
 
 
-def lowering(primitive: str, dialect: str = "onnx", *, replace: bool = False) -> Callable[[Function], Function]:
+def lowering(primitive: str, dialect: str = "onnx", *, replace: bool = False) -> Callable[[F], F]:
     """Register the decorated function as the meaning of a gradient primitive in a dialect.
 
     In "onnx" it emits ai.onnx operators only. In another dialect it may return None: then the "onnx" one is used.
@@ -255,7 +256,7 @@ def lowering(primitive: str, dialect: str = "onnx", *, replace: bool = False) ->
     if dialect not in LOWERINGS:
         raise RuleError(f"There is no dialect {dialect!r}; there are {', '.join(LOWERINGS)}.")
 
-    def register(function: Function) -> Function:
+    def register(function: F) -> F:
         if primitive not in PRIMITIVES:
             raise RuleError(f"{primitive!r} is no primitive; there are {', '.join(PRIMITIVES)}.")
         known = PRIMITIVES[primitive]

@@ -483,7 +483,7 @@ def _pick(edit: _Edit, output: str, items: Sequence[Item] | None) -> str:
         if not isinstance(item, slice):
             index = _index(edit, item) if isinstance(item, str) else op.const(np.array(item, np.int64))
             value = op.Gather(value, index, axis=axis)
-    return str(op.ReduceSum(value, keepdims=0))
+    return op.ReduceSum(value, keepdims=0)
 
 
 def _bound(given: int | None, otherwise: int) -> int:
@@ -512,7 +512,7 @@ def _largest(edit: _Edit, output: str) -> str:
     if rank is None:
         raise OptionError(f"The rank of output {output!r} is not known: say by of what is differentiated.")
     rows = op.Flatten(output, axis=min(rank, 2) // 2)
-    return str(op.ReduceSum(op.GatherElements(rows, op.ArgMax(rows, axis=1), axis=1), keepdims=0))
+    return op.ReduceSum(op.GatherElements(rows, op.ArgMax(rows, axis=1), axis=1), keepdims=0)
 
 
 # The body of a Scan

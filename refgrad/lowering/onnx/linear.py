@@ -39,4 +39,4 @@ def rows(op: Emitter, X: str) -> str:
 
 @lowering("BatchGradient")
 def batch_gradient(op: Emitter, dY: str, X: str, operands: tuple[str, ...]) -> str:
-    return str(op.grad.BroadcastGradient(dY, X, operands))
+    return op.grad.BroadcastGradient(dY, X, operands)

@@ -166,7 +166,7 @@ class _Sequences:
         """0, 1, 2, ... as (steps, 1, 1)"""
         if isinstance(steps, int):
             return self.op.const(np.arange(steps)[:, None, None])
-        return str(self.op.Unsqueeze(self.op.Range(0, steps, 1), [1, 2]))
+        return self.op.Unsqueeze(self.op.Range(0, steps, 1), [1, 2])
 
     def kept(self, values: str) -> str:
         """`values`, 0 in the padding."""
@@ -253,7 +253,7 @@ def _parts(op: Emitter, values: str, count: int) -> tuple[str, ...]:
 
 def _times(op: Emitter, values: str, matrix: str) -> str:
     """values · matrixᵀ"""
-    return str(op.grad.FusedMatMul(values, matrix, transA=0, transB=1))
+    return op.grad.FusedMatMul(values, matrix, transA=0, transB=1)
 
 
 def _add(op: Emitter, *values: str | None) -> str:
@@ -269,7 +269,7 @@ def _product(op: Emitter, da: str, values: str) -> str:
     rows = [op.Flatten(value, axis=2) for value in (da, values)]
     for value in rows:
         op.assume(value, (None, None))
-    return str(op.grad.FusedMatMul(*rows, transA=1, transB=0))
+    return op.grad.FusedMatMul(*rows, transA=1, transB=0)
 
 
 def _total(op: Emitter, values: str) -> str:

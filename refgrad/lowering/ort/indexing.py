@@ -19,7 +19,7 @@ def slice_grad(
     """The kernel fails on a negative step along the last axis, and has no 16-bit floats."""
     if op.type(dY) not in WIDE or (steps is not None and _may_end_backwards(op, dY, axes, steps)):
         return None
-    return str(op.com_microsoft("SliceGrad", dY, shape, starts, ends, axes, steps))
+    return op.com_microsoft("SliceGrad", dY, shape, starts, ends, axes, steps)
 
 
 def _may_end_backwards(op: Emitter, dY: str, axes: str | None, steps: str) -> bool:
@@ -35,14 +35,14 @@ def _may_end_backwards(op: Emitter, dY: str, axes: str | None, steps: str) -> bo
 def gather_grad(op: Emitter, shape: str, indices: str, dY: str, axis: int) -> str | None:
     if op.type(dY) not in _GATHERED:
         return None
-    return str(op.com_microsoft("GatherGrad", shape, indices, dY, axis=axis))
+    return op.com_microsoft("GatherGrad", shape, indices, dY, axis=axis)
 
 
 @lowering("GatherElementsGrad", dialect="ort")
 def gather_elements_grad(op: Emitter, dY: str, shape: str, indices: str, axis: int) -> str | None:
     if op.type(dY) not in _GATHERED:
         return None
-    return str(op.com_microsoft("GatherElementsGrad", dY, shape, indices, axis=axis))
+    return op.com_microsoft("GatherElementsGrad", dY, shape, indices, axis=axis)
 
 
 @lowering("GatherNDGrad", dialect="ort")
@@ -50,4 +50,4 @@ def gather_nd_grad(op: Emitter, shape: str, indices: str, dY: str, batch_dims: i
     """Where the batch is empty the process ends."""
     if op.type(dY) not in _GATHERED or (batch_dims and 0 in (op.shape(indices) or ())):
         return None
-    return str(op.com_microsoft("GatherNDGrad", shape, indices, dY, batch_dims=batch_dims))
+    return op.com_microsoft("GatherNDGrad", shape, indices, dY, batch_dims=batch_dims)

@@ -23,7 +23,7 @@ def fused_matmul(op: Emitter, A: str, B: str, transA: int, transB: int) -> str |
         return op.Einsum(A, B, equation=_product(op.rank(A), op.rank(B), transA, transB))
     if op.type(A) != TensorProto.FLOAT:
         return None
-    return str(op.com_microsoft("FusedMatMul", A, B, transA=transA or None, transB=transB or None))
+    return op.com_microsoft("FusedMatMul", A, B, transA=transA or None, transB=transB or None)
 
 
 def _product(rank_a: int | None, rank_b: int | None, trans_a: int, trans_b: int) -> str:

@@ -14,7 +14,7 @@ def averaged(op: Emitter, dY: str, means: str, X: str, count: int | None) -> str
     if op.type(dY) not in SINGLE or shape is None or 0 in shape:
         return None
     scale = op.Div(op.Size(X), op.Size(means))
-    return str(op.com_microsoft("Scale", dY, scale, scale_down=1))
+    return op.com_microsoft("Scale", dY, scale, scale_down=1)
 
 
 @lowering("OverNorm", dialect="ort")

@@ -52,7 +52,7 @@ def pad_grad(op: Emitter, dY: str, pads: str, axes: str | None) -> str:
 
 @lowering("TriluGrad", dialect="ort")
 def trilu_grad(op: Emitter, dY: str, k: str | None, upper: int) -> str:
-    return str(op.com_microsoft("Trilu", dY, k, upper=upper))
+    return op.com_microsoft("Trilu", dY, k, upper=upper)
 
 
 @lowering("SplitTraining", dialect="ort")
