@@ -37,6 +37,7 @@ STAIRCASE = (
     ("refgrad.conformance.running",),
     (
         "refgrad.conformance.exporting",
+        "refgrad.conformance.lacking",
         "refgrad.conformance.mutating",
         "refgrad.conformance.parity",
         "refgrad.conformance.reporting",
