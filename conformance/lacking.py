@@ -172,7 +172,7 @@ def _types(domain: str, op_type: str, operator: str) -> Lack | None:
 
 
 def _special(domain: str, op_type: str, operator: str) -> Lack | None:
-    through_body = (domain, op_type) not in RULES and _has_body(domain, op_type)  # its operators have some
+    through_body = classify(domain, op_type).derivative == "function"  # whose operators have some
     if through_body or (domain, op_type) in SIGNATURES or _by_values().get(operator, {}).get("special"):
         return None
     what = "no row SPECIAL of numbers that are infinite, missing or extreme"
