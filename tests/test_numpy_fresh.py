@@ -162,6 +162,6 @@ def _overwritten(x: np.ndarray, *, _free: tuple[bool, ...] = ()) -> np.ndarray:
 def test_a_wrong_kernel_is_found(function: Callable[..., Any], fault: str):
     watch = Watch()
     keywords = {"_free": ()} if function is _overwritten else {}
-    kernel = registry.Kernel(function, "", "Planted", 1, False, True, keywords)
+    kernel = registry.Kernel(function, "", "Planted", 1, False, True, keywords, {})
     watch.watched(kernel).function(np.arange(3.0))
     assert watch.faults == {f".Planted-1 {fault}"}
