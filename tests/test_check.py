@@ -138,6 +138,36 @@ def test_a_rule_that_is_wrong_everywhere_is_no_kink(planted):
     assert not found.ok
 
 
+AT_A_KINK = {
+    "Relu": ("{ y = Relu(x) }", [0, 1, 2, 3, -4], 3),
+    "Abs": ("{ y = Abs(x) }", [0, 1, 2, 3, -4], 3),
+    "Max": ("<float[5] z = {1, 5, 1, 2, 9}> { y = Max(x, z) }", [1, 2, 3, 7, -4], 7),
+    "two kinks": ("{ a = Abs(x) b = Neg(a) c = Relu(b) d = Abs(x) y = Sub(d, c) }", [0, 1, 2, 3, -4], 3),
+}
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("kink", AT_A_KINK)
+def test_a_kink_in_one_element_hides_no_fault_in_another(kink, seed, planted):
+    body, point, at = AT_A_KINK[kink]
+    ends = {"inputs": "float[5] x", "outputs": "float[5] y"}
+    kinked, feeds = model(body, **ends), {"x": np.array(point, np.float32)}
+    assert check(kinked, feeds, wrt=["x"], backends=["numpy"], seed=seed).ok
+    operator = next(node.op_type for node in kinked.graph.node)
+    right = registry.RULES["", operator].function
+
+    def wrong(op, *values, **attributes):
+        found = right(op, *values, **attributes)
+        first, *others = found if isinstance(found, tuple | list) else (found,)
+        one, more = (op.const(np.array(factor, np.float32)) for factor in (1, 1.05))
+        spoilt = op.Mul(first, op.Where(op.Equal("x", float(at)), more, one))
+        return (spoilt, *others) if others else spoilt
+
+    planted(operator, wrong)
+    found = check(kinked, feeds, wrt=["x"], backends=["numpy"], seed=seed)
+    assert "disagreed" in verdicts(found, "differences")
+
+
 def test_a_dialect_that_is_wrong_is_not_held_against_the_other(monkeypatch):
     monkeypatch.setitem(registry.LOWERINGS["onnx"], "TanhGrad", lambda op, dY, Y: op.Mul(dY, Y))
     found = check(model("{ y = Tanh(x) }"), backends=["numpy"])

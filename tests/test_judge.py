@@ -16,6 +16,7 @@ from refgrad.conformance.running import runner
 from refgrad.conformance.running.runner import ORACLES
 from refgrad.conformance.systems.builders import build
 from refgrad.conformance.systems.executors import run
+from refgrad.tables import registry
 
 pytestmark = pytest.mark.suite
 
@@ -198,7 +199,65 @@ def test_a_convention_at_one_element_covers_no_error_at_another():
     assert verdict({"X": own}, evidence, question).verdict == "convention"
     own[1] *= 1.1
     row = verdict({"X": own}, evidence, question)
-    assert (row.verdict, "element (1,) is" in row.note) == ("inconclusive", True), row
+    assert (row.verdict, "element (1,) is" in row.note) == ("wrong", True), row
+    assert {"differences", "reference"} <= set(row.witnesses)
+
+
+KINKED = {  # element 0 is at a kink, element 3 is not
+    "Relu": (node_case("Relu", np.array([0, 1, 2, 3, -4], np.float32), opset=21), "X"),
+    "Abs": (node_case("Abs", np.array([[0, 1], [2, 3]], np.float32), opset=21), "X"),
+    "Max": (
+        node_case("Max", np.array([1, 2, 0, 3], np.float32), np.array([1, 0, 5, 2], np.float32), opset=21),
+        "data_0_0",
+    ),
+    "MaxPool": (
+        node_case("MaxPool", np.array([[[1, 1, 2, 3]]], np.float32), opset=21, kernel_shape=[2], strides=[2]),
+        "X",
+    ),
+}
+SPOILT = {"factor": lambda g: 1.01 * g, "sign": lambda g: -g, "zero": lambda g: 0 * g, "NaN": lambda g: np.nan * g}
+
+
+@pytest.mark.parametrize("spoilt", SPOILT)
+@pytest.mark.parametrize("kink", KINKED)
+def test_a_kink_in_one_element_hides_no_fault_in_another(kink, spoilt):
+    case, name = KINKED[kink]
+    question = ask(case)
+    assert np.flatnonzero(question.kinked[name]).tolist() == ([0, 1] if kink == "MaxPool" else [0])
+    evidence = [said for oracle in ORACLES for said in runner.testify(oracle, question)]
+    assert verdict({}, evidence, question).verdict == "convention"
+    wrong = gradients(question)[name].copy()
+    wrong.flat[3] = SPOILT[spoilt](wrong.flat[3])
+    row = verdict({name: wrong}, evidence, question)
+    assert (row.verdict, len(row.witnesses) >= 2) == ("wrong", True), row
+
+
+@pytest.mark.parametrize("factor", [1.01, -1.0, 0.0])
+def test_a_rule_that_is_wrong_in_one_element_is_not_hidden_by_a_kink_in_another(factor, monkeypatch):
+    """Even though the gradient that refgrad gives the judge is wrong as well."""
+    case, _ = KINKED["Relu"]
+
+    def wrong(op, d_Y, X):
+        slope = op.Where(op.Equal(X, 3.0), op.const(np.array(factor, np.float32)), op.const(np.array(1, np.float32)))
+        return op.Where(op.Greater(X, 0.0), op.Mul(d_Y, slope), 0.0)
+
+    monkeypatch.setitem(registry.RULES, ("", "Relu"), dataclasses.replace(registry.RULES["", "Relu"], function=wrong))
+    question = ask(case)
+    evidence = [said for oracle in ORACLES for said in runner.testify(oracle, question)]
+    row = verdict({}, evidence, question)
+    assert row.verdict == "wrong", row
+    assert {"differences", "reference"} <= set(row.witnesses)
+
+
+def test_a_rule_that_is_wrong_everywhere_is_no_convention_at_a_kink(monkeypatch):
+    case, name = KINKED["Relu"]
+    wrong = dataclasses.replace(registry.RULES["", "Relu"], function=lambda op, d_Y, X: op.Mul(d_Y, 2.0))
+    monkeypatch.setitem(registry.RULES, ("", "Relu"), wrong)
+    alone = dataclasses.replace(case, feeds={name: np.zeros(5, np.float32)})
+    for one, expected in ((case, "wrong"), (alone, "inconclusive")):
+        question = ask(one)
+        evidence = [said for oracle in ORACLES for said in runner.testify(oracle, question)]
+        assert verdict({}, evidence, question).verdict == expected
 
 
 def test_two_draws_are_not_compared():

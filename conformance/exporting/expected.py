@@ -60,6 +60,10 @@ def expect(case: Case, oracles: Sequence[str] = ORACLES) -> Expected:
     :raises RefgradError: there is nothing to differentiate, or refgrad refuses.
     """
     question = ask(case)
+    if question.kinked:
+        raise UnconfirmedError(
+            f"{choices(sorted(question.kinked))} has elements at a kink: there is no single right answer."
+        )
     trial = Trial(
         question, tuple(said for name in oracles if get_oracle(name).testify for said in _said(name, question))
     )

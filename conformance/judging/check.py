@@ -29,14 +29,24 @@ from refgrad.conformance.oracles.comparison import (
     against_directions,
     against_float64,
     gravest,
-    kinks_of,
     told_by_the_neighbour,
 )
 from refgrad.conformance.oracles.differences import NAME as DIFFERENCES
 from refgrad.conformance.oracles.differences import estimates
 from refgrad.conformance.questions.evidence import Directional, Evidence, Silent
 from refgrad.conformance.questions.feeds import SIZE
-from refgrad.conformance.questions.point import Point, Truth, by_name, in_float64, inputs_of, rounding, with_values
+from refgrad.conformance.questions.kinked import kinked as elements_at_kinks
+from refgrad.conformance.questions.kinked import kinks_of
+from refgrad.conformance.questions.point import (
+    Point,
+    Truth,
+    by_name,
+    in_float64,
+    inputs_of,
+    rounding,
+    with_values,
+    without,
+)
 from refgrad.conformance.questions.weights import randomize
 from refgrad.errors import BackendError, BuilderError, OptionError, RefgradError, choices
 from refgrad.reverse.gradient import gradient as differentiate
@@ -167,7 +177,8 @@ def check(
         here = Truth(point, gradients[dialect], got)
         kinks = told_by_the_neighbour(here, doubtful, seed, tolerance or EXACT) if doubtful else set()
         note = f"it agrees right beside this point: {choices(kinks_of(point.model))}"
-        rows += [replace(row, verdict=KINK, note=note) if row.gradient in kinks else row for row in judged]
+        judged = [replace(row, verdict=KINK, note=note) if row.gradient in kinks else row for row in judged]
+        rows += [_apart(row, here, seed, tolerance or EXACT) if row.verdict == KINK else row for row in judged]
     wrong = {row.dialect for row in rows if row.verdict == DISAGREED}
     sound = next((dialect for dialect in truths if dialect not in wrong), first)
     if sound != first:
@@ -196,6 +207,23 @@ def _against_differences(
         return Judged(INCONCLUSIVE, note=f"neither the gradient nor a difference is finite: {silent[0]}")
     judged = against_directions(truth, name, got, found, tolerance, exact=exact)
     return gravest([judged, *(Judged(INCONCLUSIVE, note=why) for why in silent)])
+
+
+def _apart(row: Row, truth: Truth, seed: int, tolerance: float) -> Row:
+    """The verdict on a gradient with some elements at a kink: a kink, unless an error is left without these elements."""
+    point, name = truth.point, row.gradient
+    kinked = elements_at_kinks(point.model, point.forward, point.wide, [name], point.seeds_of).get(name)
+    if kinked is None or kinked.all():
+        return row
+    rest = without(truth.gradients[name], kinked)
+    around = Truth(point, truth.model, {name: rest}, kinked={name: kinked})
+    rng = np.random.default_rng([seed, 6])
+    evidence = estimates(point.evaluate, point.wide, [name], point.cotangent_of, rng, still={name: kinked})
+    judged = _against_differences(around, name, rest, evidence, tolerance)
+    if judged.verdict != DISAGREED:
+        return row
+    note = f"{judged.note}; elements at a kink do not move: {np.count_nonzero(kinked)} of {kinked.size}"
+    return _row(name, row.dialect, row.backend, row.oracle, replace(judged, note=note))
 
 
 def _row(name: str, dialect: str, backend: str, oracle: str, judged: Judged) -> Row:

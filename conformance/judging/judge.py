@@ -31,14 +31,14 @@ from refgrad.conformance.oracles.comparison import (
     against_float64,
     bent,
     gravest,
-    kinks_of,
     outside_of_both,
     told_by_the_neighbour,
 )
 from refgrad.conformance.oracles.differences import NAME as DIFFERENCES
 from refgrad.conformance.oracles.differences import STEPS
 from refgrad.conformance.questions.evidence import COMPLEX_STEP
-from refgrad.conformance.questions.point import Point, Truth, in_float64, rounding
+from refgrad.conformance.questions.kinked import kinks_of
+from refgrad.conformance.questions.point import Point, Truth, in_float64, rounding, without
 from refgrad.conformance.questions.question import Question
 from refgrad.errors import RefgradError, abridged, choices
 from refgrad.tables.kinks import CONVENTIONS
@@ -73,19 +73,21 @@ class Trial:
 
     question: Question
     evidence: tuple[Evidence, ...]
-    _conventions: dict[str, Mapping[str, np.ndarray]] = field(default_factory=dict)
+    _conventions: dict[str, Truth] = field(default_factory=dict)
+    _sound: dict[str, bool] = field(default_factory=dict)
 
     @cached_property
     def truth(self) -> Truth:
-        """The point, with refgrad's gradient there in float64: no gradients where it refuses."""
+        """The point, with refgrad's gradient there in float64: no gradients where it refuses, 0 for elements at a kink."""
         question = self.question
         built, gradients = _in_float64(question)
+        rest = {name: without(value, question.kinked.get(name)) for name, value in gradients.items()}
         prepared = in_float64(question.model, question.wrt)
         seeds = built.cotangents
         cotangents = {seeds[output]: value for output, value in question.cotangents.items()}
         names, feeds = built.gradients, dict(question.feeds)
         point = Point(question.model, prepared, names, seeds, feeds, cotangents, question.at, question.case)
-        return Truth(point, built.model, gradients)
+        return Truth(point, built.model, rest, kinked=question.kinked)
 
     @cached_property
     def of_refgrad(self) -> dict[str, dict[str, Judged]]:
@@ -110,6 +112,7 @@ class Trial:
             name
             for name, said in self.of_refgrad.items()
             if name not in found
+            and name not in self.question.kinked  # its other elements are not at a kink
             and said.get(DIFFERENCES, Judged(AGREED)).verdict == DISAGREED
             and np.all(np.isfinite(self.truth.gradients[name]))
         }
@@ -128,6 +131,7 @@ class Trial:
             name
             for name, said in self.of_refgrad.items()
             if name not in known
+            and name not in self.question.kinked
             and COMPLEX_STEP not in said
             and said.get(DIFFERENCES, Judged(DISAGREED)).verdict == AGREED
             and bent(self.truth.point, name, rng, STEPS[-1])
@@ -137,8 +141,7 @@ class Trial:
         """Return the verdict on one candidate: the gravest over its gradients, with every input that has it in the note."""
         rows = [self._verdict(candidate, name) for name in self.question.wrt]
         rows += [self._of_property(candidate, tested) for tested in candidate.properties if not tested.holds]
-        order = (verdicts.AGREED, verdicts.CONVENTION, verdicts.INCONCLUSIVE, verdicts.WRONG)
-        worst = max(rows, key=lambda row: (order.index(row.verdict), (row.relative or 0.0) / (row.allowed or 1.0)))
+        worst = max(rows, key=_gravity)
         others = [
             name for name, row in zip(self.question.wrt, rows, strict=False) if row is not worst and _as_bad(row, worst)
         ]
@@ -164,6 +167,16 @@ class Trial:
             note = f"{name}: dtype {got.dtype}, the input has {kind}"
             return self._row(candidate, verdicts.WRONG, ("dtype",), (), Judged(DISAGREED, note=note))
         tolerance = self.question.tolerance or rounding(candidate.nodes, self.question.model)
+        kinked = self.question.kinked.get(name)
+        if kinked is None:
+            return self._of_elements(candidate, name, got, tolerance)
+        rows = [self._of_kinks(candidate, name, got, tolerance, kinked)]
+        if not kinked.all():
+            rows.append(self._of_elements(candidate, name, without(got, kinked), tolerance))
+        return max(rows, key=_gravity)
+
+    def _of_elements(self, candidate: Candidate, name: str, got: np.ndarray, tolerance: float) -> ResultRow:
+        """The verdict on the elements that are not known to be at a kink; the others are 0 in `got`."""
         if name in self.kinks:
             return self._at_a_kink(candidate, name, got, tolerance)
         confirmed = self.confirmed(name)
@@ -181,7 +194,9 @@ class Trial:
             tuple(oracle for oracle, judged in said.items() if judged.verdict == verdict)
             for verdict in (AGREED, DISAGREED)
         )
-        worst = gravest(said.values()) if said else Judged(INCONCLUSIVE, note="no oracle applies")
+        worst = gravest(said.values()) if said else Judged(INCONCLUSIVE, note=self._silence(name))
+        if near is not None and near.verdict == DISAGREED:
+            worst = near  # it names the element
         worst = replace(worst, note=f"{name}: {worst.note}" if worst.note else name)
         if for_ and not against:
             return self._row(candidate, verdicts.AGREED, for_, (), worst)
@@ -190,6 +205,13 @@ class Trial:
         if against and not for_:
             worst = replace(worst, note=f"{worst.note}; {against[0]} alone says that it is wrong")
         return self._row(candidate, verdicts.INCONCLUSIVE, for_, against, worst)
+
+    def _silence(self, name: str) -> str:
+        """Why no oracle speaks of `name`."""
+        reasons = [
+            f"{one.oracle}: {one.why}" for one in self.evidence if isinstance(one, Silent) and one.name in ("", name)
+        ]
+        return f"no oracle applies ({'; '.join(dict.fromkeys(reasons))})" if reasons else "no oracle applies"
 
     def _testimony(
         self, name: str, got: np.ndarray, tolerance: float, exact: bool = False
@@ -202,19 +224,15 @@ class Trial:
             if isinstance(said, Directional):
                 directions.setdefault(said.oracle, []).append(said)
             else:
-                yield said.oracle, against_elements(self.truth, said, got, tolerance, exact)
+                rest = replace(said, gradient=self.truth.rest(name, said.gradient))
+                yield said.oracle, against_elements(self.truth, rest, got, tolerance, exact)
         for oracle, found in directions.items():
             sided = oracle == DIFFERENCES
             yield oracle, against_directions(self.truth, name, got, found, tolerance, exact=exact, sided=sided)
 
     def _at_a_kink(self, candidate: Candidate, name: str, got: np.ndarray, tolerance: float) -> ResultRow:
         """Whose convention an answer follows, by the table of kinks; wrong where it follows none."""
-        followed = [
-            convention
-            for convention in CONVENTIONS
-            if name in (expected := self._by_convention(convention))
-            and against_float64(replace(self.truth, gradients=expected), name, got, tolerance).verdict == AGREED
-        ]
+        followed = [one for one in CONVENTIONS if self._follows(one, name, got, tolerance)]
         if followed:
             note = f"{name}: as {choices(followed)}, where {choices(kinks_of(self.question.model))} has no derivative"
             return self._row(candidate, verdicts.CONVENTION, tuple(followed), (), Judged(AGREED, note=note))
@@ -225,9 +243,57 @@ class Trial:
         note = f"{name}: at a kink, and no known convention; {outside}"
         return self._row(candidate, verdicts.INCONCLUSIVE, (), (), Judged(INCONCLUSIVE, note=note))
 
-    def _by_convention(self, convention: str) -> Mapping[str, np.ndarray]:
+    def _of_kinks(
+        self, candidate: Candidate, name: str, got: np.ndarray, tolerance: float, kinked: np.ndarray
+    ) -> ResultRow:
+        """The verdict on the elements at a kink alone."""
+        operators = choices(kinks_of(self.question.model))
+        followed = [one for one in CONVENTIONS if self._follows(one, name, got, tolerance, kinked)]
+        if followed and self._is_sound(name, kinked):
+            note = f"{name}: as {choices(followed)}, where {operators} has no derivative"
+            return self._row(candidate, verdicts.CONVENTION, tuple(followed), (), Judged(AGREED, note=note))
+        rng = np.random.default_rng([self.question.seed, 5])
+        outside = outside_of_both(self.truth, name, got, tolerance, rng, kinked)
+        if not outside:
+            note = f"{name}: a convention of its own, between the derivatives of both sides in each element"
+            return self._row(candidate, verdicts.CONVENTION, (DIFFERENCES,), (), Judged(AGREED, note=note))
+        note = f"{name}: at a kink of {operators}, and no known convention; {outside}"
+        return self._row(candidate, verdicts.INCONCLUSIVE, (), (), Judged(INCONCLUSIVE, note=note))
+
+    def _is_sound(self, name: str, kinked: np.ndarray) -> bool:
+        """Whether refgrad's own gradient makes sense at the elements at a kink, or is right beside the point.
+
+        Conventions are gradients by refgrad's rules: where a rule is wrong, they are no excuse.
+        """
+        if name not in self._sound:
+            here = self._by_convention("refgrad")
+            rng = np.random.default_rng([self.question.seed, 5])
+            self._sound[name] = not outside_of_both(self.truth, name, here.gradients[name], EXACT, rng, kinked) or bool(
+                told_by_the_neighbour(here, [name], self.question.seed, EXACT)
+            )
+        return self._sound[name]
+
+    def _follows(
+        self, convention: str, name: str, got: np.ndarray, tolerance: float, kinked: np.ndarray | None = None
+    ) -> bool:
+        """Whether a gradient, or its elements at a kink alone, follow a convention."""
+        truth = self._by_convention(convention)
+        if name not in truth.gradients:
+            return False
+        expected = truth.gradients[name]
+        if kinked is not None:
+            alike = ~kinked | ((got == expected) & ~np.isfinite(expected))
+            got, truth = (
+                without(got, alike),
+                replace(truth, gradients={name: without(expected, alike)}, kinked={name: alike}),
+            )
+        return against_float64(truth, name, got, tolerance).verdict == AGREED
+
+    def _by_convention(self, convention: str) -> Truth:
+        """refgrad's gradient by a convention: the elements at a kink too."""
         if convention not in self._conventions:
-            self._conventions[convention] = _in_float64(self.question, convention)[1]
+            built, gradients = _in_float64(self.question, convention)
+            self._conventions[convention] = Truth(self.truth.point, built.model, gradients)
         return self._conventions[convention]
 
     def _row(
@@ -244,6 +310,12 @@ class Trial:
             judged.allowed,
             judged.note,
         )
+
+
+def _gravity(row: ResultRow) -> tuple[int, float]:
+    """The graver of two verdicts on a gradient has the larger one."""
+    order = (verdicts.AGREED, verdicts.CONVENTION, verdicts.INCONCLUSIVE, verdicts.WRONG)
+    return order.index(row.verdict), (row.relative or 0.0) / (row.allowed or 1.0)
 
 
 def _as_bad(row: ResultRow, worst: ResultRow) -> bool:

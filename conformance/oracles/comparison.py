@@ -6,25 +6,23 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from onnx import ModelProto
 
 from refgrad.conformance.oracles.central import STEP, one_sided
 from refgrad.conformance.oracles.differences import STEPS, direction_at, estimates
 from refgrad.conformance.questions.evidence import Directional, Elementwise
+from refgrad.conformance.questions.kinked import OPERATORS
 from refgrad.conformance.questions.point import Point, ShapeMovedError, Truth, by_name, in_float64, largest, limits, rms
 from refgrad.conformance.questions.rounding import DRAWS, FEW_DRAWS
 from refgrad.errors import BackendError
-from refgrad.protos.walk import graphs
-from refgrad.tables.kinks import KINKS
 
 AGREED, DISAGREED, KINK, INCONCLUSIVE = "agreed", "disagreed", "kink", "inconclusive"
 EXACT = 1e-6  # what float64 explains of a gradient
 
-_KINKS = frozenset(kink.operator for kink in KINKS)
 _SETTLED = 1e-6  # the error of a difference, relative to what it adds up, below which it is no noise
 _TELLING = 1e-2  # a larger error tells nothing
 SENSITIVE = 10  # how many times the change under rounded intermediate results is explained
 FLOAT64_BITS = 50  # of 53: a rounding that can be told from the float64 gradient
+_JUMP = 0.1  # of what the derivatives of both sides are apart: a larger error is that of a jump
 _ELEMENTS = 64  # that are looked at one by one
 _COARSER = 4  # bits less, when rounding alone does not explain an error: is there a kink near?
 
@@ -253,7 +251,7 @@ def told_by_the_neighbour(truth: Truth, names: Collection[str], seed: int, toler
     A sum of kinks need not lie between its one-sided derivatives, and Relu(x) − Relu(−x) has none at 0, where each convention
     of its parts is kept. One operator alone is at a kink only where the derivatives of both sides differ.
     """
-    operators = [node for node in truth.point.model.graph.node if node.op_type in _KINKS]
+    operators = [node for node in truth.point.model.graph.node if node.op_type in OPERATORS]
     if not operators:
         return set()
     beside = truth.point.beside(np.random.default_rng([seed, 2]))
@@ -283,18 +281,29 @@ def bent(point: Point, name: str, rng: np.random.Generator, step: float = STEP) 
     return abs(right.value - left.value) > 2 * (left.error + right.error)
 
 
-def outside_of_both(truth: Truth, name: str, got: np.ndarray, tolerance: float, rng: np.random.Generator) -> str:
+def outside_of_both(
+    truth: Truth,
+    name: str,
+    got: np.ndarray,
+    tolerance: float,
+    rng: np.random.Generator,
+    kinked: np.ndarray | None = None,
+) -> str:
     """Which element is not between the derivatives of both sides when it alone moves; empty where all are.
 
-    Those that are as in the float64 gradient are not looked at, and of the others no more than `_ELEMENTS`, drawn by chance.
+    :param kinked: the elements to look at. By default those that are not as in the float64 gradient, and of these no more than
+        `_ELEMENTS`, drawn by chance.
     """
     point, wide = truth.point, got.astype(np.float64)
-    if not np.all(np.isfinite(wide)):
-        return f"{np.count_nonzero(~np.isfinite(wide))} elements are not finite"
-    expected = truth.gradients[name]
-    slack = tolerance * max(largest(expected), largest(wide))
-    differ = np.flatnonzero(np.abs(wide - expected) > slack)
-    for index in rng.permutation(differ)[:_ELEMENTS]:
+    expected = truth.gradients.get(name, np.zeros(wide.shape))
+    places = np.flatnonzero(np.ones(wide.shape, bool) if kinked is None else kinked)
+    if bad := np.count_nonzero(~np.isfinite(wide.flat[places])):
+        return f"{bad} elements are not finite"
+    slack = tolerance * max(largest(expected[np.isfinite(expected)]), largest(wide.flat[places]))
+    if kinked is None:
+        differ = np.flatnonzero(np.abs(wide - expected) > slack)
+        places = rng.permutation(differ)[:_ELEMENTS]
+    for index in places:
         direction = np.zeros(wide.shape)
         direction.flat[index] = length = rms(point.wide[name]) or 1.0
         try:
@@ -303,14 +312,9 @@ def outside_of_both(truth: Truth, name: str, got: np.ndarray, tolerance: float, 
             return str(error)
         low, high = sorted((left.value / length, right.value / length))
         off = slack + (left.error + right.error) / length
+        place = tuple(map(int, np.unravel_index(index, wide.shape)))
+        if not off - slack <= _JUMP * (high - low) + slack:
+            return f"the output jumps at {_element(wide, place)}"
         if not low - off <= wide.flat[index] <= high + off:
-            place = tuple(map(int, np.unravel_index(index, wide.shape)))
-            return (
-                f"element {place} is {wide.flat[index]:.4g}, the derivatives of both sides are {low:.4g} and {high:.4g}"
-            )
+            return f"{_element(wide, place)}, the derivatives of both sides are {low:.4g} and {high:.4g}"
     return ""
-
-
-def kinks_of(model: ModelProto) -> list[str]:
-    """The operators of a model, and of the graphs in it, that have points without a derivative."""
-    return sorted({node.op_type for graph in graphs(model.graph) for node in graph.node} & _KINKS)

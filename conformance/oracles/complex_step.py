@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from refgrad.conformance.oracles.analytic import KNOWN, STEP, KinkError, NotAnalyticError, call
-from refgrad.conformance.oracles.differences import DIRECTIONS, STILL, direction_at
+from refgrad.conformance.oracles.differences import DIRECTIONS, KINKED, STILL, direction_at
 from refgrad.conformance.oracles.program import ROUNDED, SAME, Program, departure, truth_of
 from refgrad.conformance.questions.evidence import COMPLEX_STEP, Directional, Evidence, Oracle, Silent
-from refgrad.conformance.questions.point import ShapeMovedError
+from refgrad.conformance.questions.point import ShapeMovedError, without
 from refgrad.conformance.questions.question import Question
 from refgrad.errors import RefgradError
 
@@ -86,9 +86,10 @@ def _testify(question: Question) -> Sequence[Evidence]:
         at, cotangents = question.at, question.wide_cotangents
         for name in question.wrt:
             for _ in range(DIRECTIONS if at[name].size else 1):
-                u = direction_at(at[name], rng)
+                kinked = question.kinked.get(name)
+                u = without(direction_at(at[name], rng), kinked)
                 if u.size and not np.any(u):
-                    found.append(Silent(NAME, STILL, name))
+                    found.append(Silent(NAME, STILL if kinked is None else KINKED, name))
                     break
                 try:
                     moved = tangent.along({name: u})

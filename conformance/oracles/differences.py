@@ -9,7 +9,7 @@ import numpy as np
 
 from refgrad.conformance.oracles.central import Difference, directional
 from refgrad.conformance.questions.evidence import Directional, Evidence, Oracle, Silent
-from refgrad.conformance.questions.point import ShapeMovedError, in_float64, rms
+from refgrad.conformance.questions.point import ShapeMovedError, in_float64, rms, without
 from refgrad.conformance.questions.question import Question
 from refgrad.errors import BackendError
 
@@ -21,6 +21,7 @@ _SMALL = 1e-11  # the error, relative to what is added up, that a smaller step o
 _SPREAD = 1e6  # between the largest and the smallest element: more, and each moves by its own size
 
 STILL = "no element is finite, so none can move"
+KINKED = "every element that can move is at a kink"
 
 Forward = Callable[[Mapping[str, Any]], Mapping[str, np.ndarray]]
 
@@ -47,7 +48,8 @@ def forward(question: Question) -> Forward:
 def along(question: Question, function: Forward, oracle: str, stream: int) -> list[Evidence]:
     """Differences of `function` along random directions, moving one input at a time."""
     rng = np.random.default_rng([question.seed, stream])
-    return estimates(function, question.at, question.wrt, question.wide_cotangents, rng, oracle)
+    still = question.kinked
+    return estimates(function, question.at, question.wrt, question.wide_cotangents, rng, oracle, still=still)
 
 
 def estimates(
@@ -58,21 +60,26 @@ def estimates(
     rng: np.random.Generator,
     oracle: str = NAME,
     directions: int = DIRECTIONS,
+    still: Mapping[str, np.ndarray] | None = None,
 ) -> list[Evidence]:
-    """Differences of <cotangents, function> at a point, along random directions, moving one of `names` at a time."""
+    """Differences of <cotangents, function> at a point, along random directions, moving one of `names` at a time.
+
+    :param still: the elements of an input that do not move, those at a kink.
+    """
     found: list[Evidence] = []
     for name in names:
         if not at[name].size:
             found.append(Directional(oracle, name, np.zeros(at[name].shape), 0.0, 0.0, 0.0))
             continue
         for _ in range(directions):
-            direction = direction_at(at[name], rng)
+            kinked = (still or {}).get(name)
+            direction = without(direction_at(at[name], rng), kinked)
             if not np.any(direction):
-                found.append(Silent(oracle, STILL, name))
+                found.append(Silent(oracle, STILL if kinked is None else KINKED, name))
                 break
             evidence = _settled(function, at, name, direction, cotangents, oracle)
             if isinstance(evidence, Silent):  # where the shape depends on which elements are equal, they stay so
-                alike = tied(at[name], direction)
+                alike = without(tied(at[name], direction), kinked)
                 if not np.array_equal(alike, direction, equal_nan=True):
                     evidence = _settled(function, at, name, alike, cotangents, oracle)
             found.append(evidence)

@@ -11,9 +11,10 @@ import ml_dtypes
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from refgrad.backends import Prepared, get_backend
+from refgrad.backends import get_backend
 from refgrad.backends.base import Value, describe, graph_inputs
 from refgrad.backends.numpy import NumpyBackend
+from refgrad.backends.numpy.backend import NumpyModel
 from refgrad.conformance.questions.feeds import DOMAINS, random_feeds, widened
 from refgrad.conformance.questions.rounding import DRAWS, Confined, Drawn, Perturbed
 from refgrad.errors import BackendError, FeedError, choices
@@ -34,7 +35,7 @@ class Point:
     """Where the gradient is checked: the feeds and cotangents in the model's types and in float64, and the model there."""
 
     model: ModelProto
-    forward: Prepared
+    forward: NumpyModel
     names: dict[str, str]  # wrt: its gradient's name
     seeds_of: dict[str, str]  # output: its cotangent's name
     feeds: dict[str, Any]
@@ -143,12 +144,16 @@ class Point:
 
 @dataclass
 class Truth:
-    """The gradients in float64, and how far rounding moves them."""
+    """The gradients in float64, and how far rounding moves them.
+
+    Elements in `kinked` are left out: each is 0 in `gradients`, and nothing moves it.
+    """
 
     point: Point
     model: ModelProto
     gradients: Mapping[str, np.ndarray]
     bits: int = 24
+    kinked: Mapping[str, np.ndarray] = field(default_factory=dict)
     _moved: dict[int, dict[str, np.ndarray]] = field(default_factory=dict)
     _spread: dict[int, Drawn] = field(default_factory=dict)
 
@@ -194,7 +199,8 @@ class Truth:
         found = []
         for gradual in (True, False):
             prepared = NumpyBackend().prepare(self.model, precision=Confined(ranges, gradual))
-            found.append(by_name(prepared.run(self.point.wide | self.point.seeds), self.point.names)[name])
+            value = by_name(prepared.run(self.point.wide | self.point.seeds), self.point.names)[name]
+            found.append(self.rest(name, value) if value.shape == self.gradients[name].shape else value)
         return found
 
     def moved(self, name: str, bits: int) -> np.ndarray:
@@ -207,7 +213,7 @@ class Truth:
                 rounded = {}
             with np.errstate(invalid="ignore"):  # where both are infinite
                 self._moved[bits] = {
-                    name: rounded[name] - value
+                    name: self.rest(name, rounded[name] - value)
                     if name in rounded and rounded[name].shape == value.shape
                     else np.full(value.shape, np.inf)
                     for name, value in self.gradients.items()
@@ -224,7 +230,11 @@ class Truth:
         drawn = self._spread[bits]
         while drawn.count < draws:
             drawn.draw()
-        return drawn.spread(name)
+        return self.rest(name, drawn.spread(name))
+
+    def rest(self, name: str, array: np.ndarray) -> np.ndarray:
+        """An array of the shape of `name` with 0 for its elements at a kink."""
+        return without(array, self.kinked.get(name))
 
     def _drawn(self, bits: int) -> Drawn:
         return Drawn(self.model, self.point.wide | self.point.seeds, self.point.names, self.gradients, max(bits, 2))
@@ -249,6 +259,15 @@ class Truth:
         return noise if np.isfinite(noise) else 0.0
 
 
+def without(array: np.ndarray, places: np.ndarray | None) -> np.ndarray:
+    """A copy of the array with 0 in some places; the array itself where there are none."""
+    if places is None:
+        return array
+    copy = np.array(array)
+    copy[places] = 0
+    return copy
+
+
 class ShapeMovedError(Exception):
     """Differences cannot be taken."""
 
@@ -262,12 +281,12 @@ def _require_finite(results: Mapping[str, np.ndarray], described: str) -> None:
         )
 
 
-def in_float64(model: ModelProto, names: Collection[str] = ()) -> Prepared:
+def in_float64(model: ModelProto, names: Collection[str] = ()) -> NumpyModel:
     """The model on the interpreter in float64, the initializers among `names` as inputs too.
 
     :raises RefgradError: the interpreter does not know it.
     """
-    return get_backend("numpy").prepare(with_defaults(model, names), precision="float64")
+    return NumpyBackend().prepare(with_defaults(model, names), precision="float64")
 
 
 def with_defaults(model: ModelProto, names: Collection[str]) -> ModelProto:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from onnx import ModelProto, numpy_helper
 from refgrad.backends.base import describe, graph_inputs
 from refgrad.conformance.case import Case, is_float
 from refgrad.conformance.questions.feeds import widened
+from refgrad.conformance.questions.kinked import kinked
 from refgrad.conformance.questions.point import in_float64
 from refgrad.errors import FeedError, choices
 from refgrad.protos.types import FLOATS
@@ -22,7 +23,8 @@ from refgrad.protos.types import FLOATS
 class Question:
     """The gradient of Σ <cotangent, output> by each input or initializer in `wrt`, where the model is fed `feeds`.
 
-    `feeds` and `cotangents` (by output) are in the model's types. What an oracle draws, it draws from `seed`.
+    `feeds` and `cotangents` (by output) are in the model's types. What an oracle draws, it draws from `seed`. `kinked` says
+    which elements of an input are at a kink: oracles leave them where they are, and the judge judges them apart.
     """
 
     case: str
@@ -32,6 +34,7 @@ class Question:
     cotangents: Mapping[str, np.ndarray]
     seed: int
     tolerance: float | None = None
+    kinked: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     @property
     def at(self) -> dict[str, Any]:
@@ -71,4 +74,5 @@ def ask(case: Case, seed: int = 0) -> Question:
         name: np.asarray(rng.standard_normal(results[name].shape)).astype(declared[name] or np.float32)
         for name in outputs
     }
-    return Question(case.name, case.model, wrt, dict(case.feeds), cotangents, drawn, case.tolerance)
+    question = Question(case.name, case.model, wrt, dict(case.feeds), cotangents, drawn, case.tolerance)
+    return replace(question, kinked=kinked(case.model, prepared, question.at, wrt, outputs))
