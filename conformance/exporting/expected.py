@@ -18,6 +18,7 @@ from refgrad.conformance.case import Case
 from refgrad.conformance.judging.judge import ENOUGH, Trial
 from refgrad.conformance.oracles import Built, Evidence, Property, Silent, get_oracle
 from refgrad.conformance.oracles.comparison import AGREED, FLOAT64_BITS, SENSITIVE
+from refgrad.conformance.questions.kinked import kinks_of
 from refgrad.conformance.questions.point import Truth, largest, limits, rounding
 from refgrad.conformance.questions.question import Question, ask
 from refgrad.conformance.running.runner import examine, testify
@@ -60,10 +61,9 @@ def expect(case: Case, oracles: Sequence[str] = ORACLES) -> Expected:
     :raises RefgradError: there is nothing to differentiate, or refgrad refuses.
     """
     question = ask(case)
-    if question.kinked:
-        raise UnconfirmedError(
-            f"{choices(sorted(question.kinked))} has elements at a kink: there is no single right answer."
-        )
+    for name, kinked in question.kinked.items():
+        at = f"{np.count_nonzero(kinked)} of {kinked.size} elements are at a kink of {choices(kinks_of(case.model))}"
+        raise UnconfirmedError(f"{name}: {at}, where there is no single right answer.")
     trial = Trial(
         question, tuple(said for name in oracles if get_oracle(name).testify for said in _said(name, question))
     )
