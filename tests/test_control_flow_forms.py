@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 import refgrad
-from refgrad.backends import get_backend
+from refgrad.backends import available, get_backend
 from refgrad.errors import NoGradientError
 from refgrad.reverse.assembly import names_in
 
@@ -531,3 +531,23 @@ def test_a_state_whose_shape_changes_is_refused(form):
     report = refgrad.preflight(model)
     assert not report.ok
     assert [row.verdict for row in report.rows if row.operator in ("Loop", "Scan")] == ["none"]
+
+
+@pytest.mark.parametrize("quantization", ["straight-through", "clipped"])
+def test_one_branch_alone_reads_a_quantised_value(quantization: str) -> None:
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17]> m (float[2] x, bool c) => (float[2] y) {
+            s = Constant <value = float {0.01}> () z = Constant <value = int8 {0}> () q = QuantizeLinear(x, s, z)
+            y = If (c) <then_branch = t () => (float[2] a) { a = DequantizeLinear(q, s, z) },
+                        else_branch = e () => (float[2] b) { b = Sin(x) }> }"""
+    )
+    gradient = refgrad.gradient(model, quantization=quantization, cotangent="ones")
+    onnx.checker.check_model(gradient, full_check=True)
+    x = np.array([0.5, 2.0], np.float32)  # the second is beyond the range of int8
+    for backend in ("numpy", "ort-cpu"):
+        if backend not in available():
+            continue
+        run = get_backend(backend).prepare(gradient).run
+        taken = run({"x": x, "c": np.array(True)})["x_grad"]
+        np.testing.assert_array_equal(taken, [1, 1] if quantization == "straight-through" else [1, 0])
+        np.testing.assert_allclose(run({"x": x, "c": np.array(False)})["x_grad"], np.cos(x), rtol=1e-6)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from onnx import ModelProto
 
@@ -131,10 +131,11 @@ def gradient(
         graph = normalise(model, keep=dialect == "onnx" and quantization == "zero" and not recompute)
         if not graph.functions:
             return differentiated(graph)
-        try:
+        with suppress(
+            NoGradientError, RuleError
+        ):  # only a rule can tell whether it knows enough of a value in a function
             return differentiated(graph)
-        except (NoGradientError, RuleError):  # only a rule can tell whether it knows enough of a value in a function:
-            return differentiated(normalise(model))  # at its calls more is known, as a shape may be an argument
+        return differentiated(normalise(model))  # at its calls more is known, as a shape may be an argument
 
 
 def preflight(

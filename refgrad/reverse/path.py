@@ -324,7 +324,7 @@ def _no_floats(key: tuple[str, str]) -> str:
     """Why a node without float outputs has the derivative zero."""
     if TensorProto.INT8 in QUANTIZERS.get(key, ()):
         return "rounding is piecewise constant; quantization='straight-through' or 'clipped' gives it a derivative"
-    return "its outputs are no floats"
+    return "its outputs are not floats"
 
 
 def prepare(

@@ -69,7 +69,11 @@ class Sweep:
         self.op.enter(node.op_type, node.name, node)
         passage = self.path.passages[node.name]
         cotangents = {name: adjoint for name, adjoint in zip(node.outputs, adjoints, strict=True) if adjoint}
-        return passage.structure.differentiate(self.op, passage, cotangents)
+        try:
+            return list(passage.structure.differentiate(self.op, passage, cotangents))
+        except Exception as error:
+            error.add_note(f"In the rule for {node.op_type} of node {node.name!r}.")
+            raise
 
     def _by_rule(self, node: Node, adjoints: list[str | None]) -> Iterable[tuple[str, str | None]]:
         """The inputs of a node and the adjoints that its rule gives them, summed over the axes of a broadcast."""

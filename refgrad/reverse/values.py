@@ -57,7 +57,7 @@ class Values:
         return value
 
     def add(self, value: str, kind: int | TypeProto, shape: Shape | None = None) -> str:
-        """Record what a value is that a node of the model gets in the gradient model; `value`."""
+        """Record the type and the shape of an output that a forward node gets in the gradient model; `value`."""
         self.added.add(value)
         return self.record(value, kind, shape)
 
@@ -74,8 +74,10 @@ class Values:
             self.containers[adjoint] = adjoint_of(self.containers[primal])
 
     def copy(self, value: str, other: Values) -> None:
-        """Record what `other` knows of a value."""
+        """Record what `other` knows of a value, and the type of its adjoint."""
         self.record(value, other.containers.get(value) or other.types.get(value), other.shapes.get(value))
+        if value in other.adjoint_types:  # in a copy: a path has them too
+            self.adjoint_types = {**self.adjoint_types, value: other.adjoint_types[value]}
 
     def type(self, value: str) -> int:
         """The element type of `value`.

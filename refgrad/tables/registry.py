@@ -146,6 +146,7 @@ def structure(
 
     def register(made: type[Structure]) -> type[Structure]:
         if op_type is None:
+            once("structure", "a call of a function", next(iter(CALLS), None), made, replace)
             CALLS[:] = [made]
         else:
             once("structure", qualified(domain, op_type), STRUCTURES.get((domain, op_type)), made, replace)
