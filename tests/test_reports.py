@@ -248,6 +248,7 @@ def test_every_verdict_has_a_letter_and_a_mark():
             ["--source", "my.onnx", "--feeds", "my feeds.npz"],
         ),
         (About("Add", 13, "float32"), {"oracles": ["torch", "adjoint"]}, ["--oracle", "torch,adjoint"]),
+        (About("own.Add", 1, "float32"), {"imports": ["my.own", "b"]}, ["--import", "my.own", "--import", "b"]),
         (
             About("model", 13, "float32", provenance="my m.onnx, fed by the user"),
             {"sources": ["tables", "./my m.onnx", "other.onnx"], "feeds": "my feeds.npz"},

@@ -117,6 +117,7 @@ class Results:
         options += [("source", source) for source in sources] if sources != _SOURCES else []
         options += [("feeds", asked["feeds"])] if fed else []
         options += [("oracle", ",".join(oracles))] if tuple(oracles) != ORACLES else []
+        options += [("import", module) for module in asked.get("imports", ())]
         options += [("seed", str(asked["seed"]))] if asked.get("seed") else []
         return f"refgrad conformance run {_options(options)}"
 

@@ -33,6 +33,7 @@ from refgrad.conformance.running.suite import require, run_suite, settings_of
 from refgrad.errors import OptionError, choices
 from refgrad.protos.files import refuse_replacing_inputs, replacing
 from refgrad.show.text import onnx_simple_text_plot
+from refgrad.tables import plugins
 from refgrad.worker import SECONDS
 
 SOURCES = ("tables", "node-tests", "findings")
@@ -158,6 +159,7 @@ def run(
         "sources": listed,
         "feeds": None if feeds is None else str(feeds),
         "every": every,
+        **({"imports": plugins.named()} if plugins.named() else {}),
     }
     cases = list(_cases(listed, feeds, seed, ops, opset, dtype, case, values, every))
     if not cases:

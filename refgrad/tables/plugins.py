@@ -79,6 +79,11 @@ def _said(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(". ") + "."
 
 
+def named() -> list[str]:
+    """The modules that a user named: by `--import`, or in REFGRAD_IMPORT."""
+    return _modules(os.environ.get(VARIABLE, ""))
+
+
 def _modules(text: str) -> list[str]:
     return list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
 
