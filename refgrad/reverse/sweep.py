@@ -160,10 +160,8 @@ class Sweep:
             total = groups[0][0]
             if self._owner.get(total) == name:
                 return total
-            if total not in self._made or total in self.names:
-                self.op.enter("identity", name)
-                total = self._own(total)
-            total = self.name_value(total, f"{name}_grad", name)
+            self.op.enter("identity", name)
+            total = self.name_value(self._own(total), f"{name}_grad", name)
         else:
             parts = [part for group in reversed(groups) for part in group]
             self.op.enter("sum", name)
