@@ -17,7 +17,7 @@ from refgrad.backends.numpy.binding import Bound, Scope, bind, label
 from refgrad.backends.numpy.memory import WATCH, Progress, nbytes, owner, summary
 from refgrad.backends.numpy.precision import Declared
 from refgrad.errors import BackendError
-from refgrad.protos.walk import Signature, positions_needed, topological_positions
+from refgrad.protos.walk import ReadsAndWrites, positions_needed, topological_positions
 
 _FOLDED = 2**20  # bytes: a folded result is at most as large as this, or as its inputs
 _VIEWED = 4  # a view that outlives an array this many times its size is copied
@@ -298,7 +298,7 @@ def _needed(steps: Sequence[Step], wanted: Iterable[str]) -> list[Step]:
     return [steps[position] for position in positions_needed(_signatures(steps), wanted)]
 
 
-def _signatures(steps: Sequence[Step]) -> list[Signature]:
+def _signatures(steps: Sequence[Step]) -> list[ReadsAndWrites]:
     return [(step.reads, step.outputs) for step in steps]
 
 

@@ -108,7 +108,7 @@ class Outcome:
 
 
 @dataclass
-class Emission:
+class EmittedCall:
     """A call of `Emitter.emit` before it is made. `ranks` are those of its operands where a run of the rule showed them."""
 
     op: Emitter
@@ -134,11 +134,11 @@ class Emission:
         return self.op.copy(value if isinstance(value, str) else self.op.const(value))
 
 
-Change = Callable[[Emission], Any]  # emits something else; None where it has nothing to change
+Change = Callable[[EmittedCall], Any]  # emits something else; None where it has nothing to change
 
 
 def _swapped(first: int, second: int) -> Change:
-    def change(it: Emission) -> Any:
+    def change(it: EmittedCall) -> Any:
         it.inputs[first], it.inputs[second] = it.inputs[second], it.inputs[first]
         return it.emit()
 
@@ -150,7 +150,7 @@ def _kept(position: int) -> Change:
 
 
 def _branch(position: int) -> Change:
-    def change(it: Emission) -> Any:
+    def change(it: EmittedCall) -> Any:
         it.inputs[1] = it.inputs[2] = it.inputs[position]
         return it.emit() if any(isinstance(value, str) for value in it.inputs[1:]) else None
 
@@ -158,14 +158,14 @@ def _branch(position: int) -> Change:
 
 
 def _instead(op_type: str) -> Change:
-    def change(it: Emission) -> Any:
+    def change(it: EmittedCall) -> Any:
         it.op_type = op_type
         return it.emit()
 
     return change
 
 
-def _other_axis(it: Emission) -> Any:
+def _other_axis(it: EmittedCall) -> Any:
     """The next axis, in an attribute or in the constant that is the operand of a reduction, Slice, Pad or Squeeze."""
     rank = it.ranks[0] if it.ranks else None
     if rank is not None and it.op_type == "Unsqueeze" and (added := _constant(it, 1)) is not None:
@@ -184,7 +184,7 @@ def _other_axis(it: Emission) -> Any:
     return it.emit()
 
 
-def _rotated(it: Emission) -> Any:
+def _rotated(it: EmittedCall) -> Any:
     perm = it.attributes.get("perm")
     if perm is None:
         return None
@@ -193,7 +193,7 @@ def _rotated(it: Emission) -> Any:
 
 
 def _flipped(name: str) -> Change:
-    def change(it: Emission) -> Any:
+    def change(it: EmittedCall) -> Any:
         it.attributes[name] = 1 - (it.attributes.get(name) or 0)
         return it.emit()
 
@@ -203,7 +203,7 @@ def _flipped(name: str) -> Change:
 def _stepped(name: str, by: int) -> Change:
     """The first of the integers of an attribute is one more, or less."""
 
-    def change(it: Emission) -> Any:
+    def change(it: EmittedCall) -> Any:
         values = it.attributes.get(name)
         least = 0 if name in ("pads", "output_padding") else 1
         if not values or values[0] + by < least:
@@ -217,7 +217,7 @@ def _stepped(name: str, by: int) -> Change:
 def _moved(by: int, *positions: int) -> Change:
     """The first element of each of these operands is one more, or less: bounds, steps, sizes of padding."""
 
-    def change(it: Emission) -> Any:
+    def change(it: EmittedCall) -> Any:
         for position in positions:
             value = it.inputs[position] if position < len(it.inputs) else None
             if value is None:
@@ -236,7 +236,7 @@ def _moved(by: int, *positions: int) -> Change:
     return change
 
 
-def _constant(it: Emission, position: int) -> np.ndarray | None:
+def _constant(it: EmittedCall, position: int) -> np.ndarray | None:
     """The array that an operand is, where it is known."""
     value = it.inputs[position] if position < len(it.inputs) else None
     if isinstance(value, str) or value is None:
@@ -303,7 +303,7 @@ CHANGES: dict[str, dict[str, Change]] = {
 }
 
 
-def _upper(it: Emission) -> Any:
+def _upper(it: EmittedCall) -> Any:
     it.attributes["upper"] = 1 - it.attributes.get("upper", 1)
     return it.emit()
 
@@ -421,7 +421,7 @@ class _Breaking:
         seen, count = self.ranks.get(site, ()), len(self.emitted[site])
         optional = bool(options.get("optional_outputs", rest and rest[0]))
         ranks = seen[count] if count < len(seen) else ()
-        it = Emission(op, op_type, domain, list(inputs), outputs, dict(attributes), optional, ranks)
+        it = EmittedCall(op, op_type, domain, list(inputs), outputs, dict(attributes), optional, ranks)
         self.busy = True
         try:
             assert self.change is not None

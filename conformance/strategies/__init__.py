@@ -26,7 +26,7 @@ from refgrad.tables import plugins
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
 
-    from refgrad.conformance.strategies.drawing import Entry
+    from refgrad.conformance.strategies.drawing import StrategyEntry
 
 __all__ = ["node", "operators"]
 
@@ -71,7 +71,7 @@ def operators() -> tuple[str, ...]:
     return tuple(sorted(_registry()))
 
 
-def _registry() -> dict[str, Entry]:
+def _registry() -> dict[str, StrategyEntry]:
     try:
         _import_families()
         from refgrad.conformance.strategies.drawing import REGISTRY, of_packages

@@ -226,7 +226,7 @@ Draw = Callable[[Drawing], Case]
 
 
 @dataclass(frozen=True)
-class Entry:
+class StrategyEntry:
     """The strategy of one operator, the opsets that it draws for, whether it draws kinks, and how it declares its inputs."""
 
     operator: str
@@ -294,7 +294,7 @@ def _type_string(dtype: np.dtype[Any]) -> str:
     return f"tensor({ {'float32': 'float', 'float64': 'double'}.get(dtype.name, dtype.name) })"
 
 
-REGISTRY: dict[str, Entry] = {}
+REGISTRY: dict[str, StrategyEntry] = {}
 
 
 def strategy(
@@ -316,20 +316,20 @@ def strategy(
                 (versions[-1], versions[-1]) if domain else (max(OLDEST, versions[0]), onnx.defs.onnx_opset_version())
             )
             first, last = known[0] if oldest is None else oldest, known[1] if newest is None else newest
-            REGISTRY[operator] = Entry(operator, function, first, last, kinks, SHAPES[:2] if ranked else SHAPES)
+            REGISTRY[operator] = StrategyEntry(operator, function, first, last, kinks, SHAPES[:2] if ranked else SHAPES)
         return function
 
     return register
 
 
-def of_packages() -> dict[str, Entry]:
+def of_packages() -> dict[str, StrategyEntry]:
     """The strategies that other packages register, by the operator with its domain."""
     found = {}
     for entry in extensions.STRATEGIES.values():
         ranked, kinks = bool(entry.options.get("ranked")), bool(entry.options.get("kinks"))
         newest = _versions(entry.domain, entry.op_type)[-1]
         declared = SHAPES[:2] if ranked else SHAPES
-        found[entry.operator] = Entry(entry.operator, entry.function, newest, newest, kinks, declared)
+        found[entry.operator] = StrategyEntry(entry.operator, entry.function, newest, newest, kinks, declared)
     return found
 
 

@@ -17,7 +17,7 @@ from refgrad.forward.graph import MIN_OPSET, Node
 from refgrad.microsoft.results import Result
 from refgrad.protos.domains import MICROSOFT
 from refgrad.reverse.emit import Emitter
-from refgrad.tables.definitions import NODE, Signature
+from refgrad.tables.definitions import NODE, FunctionSignature
 from refgrad.tables.once import once, qualified
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -33,7 +33,7 @@ class Form:
     """
 
     function: Callable[..., Any]
-    signature: Signature
+    signature: FunctionSignature
     results: tuple[Result, ...]
     rest: Result | None
     writes: Mapping[int, str]
@@ -86,7 +86,7 @@ def form(
     """
 
     def register(function: F) -> F:
-        made = Form(function, Signature.of(function, attributes), tuple(results), rest, writes or {}, opset)
+        made = Form(function, FunctionSignature.of(function, attributes), tuple(results), rest, writes or {}, opset)
         for domain in domains:
             for op_type in op_types:
                 before = FORMS.get((domain, op_type))

@@ -196,15 +196,17 @@ def reads_of(node: NodeProto) -> list[str]:
     return [name for name in (*node.input, *captures_of(node)) if name]
 
 
-Signature: TypeAlias = tuple[Collection[str], Collection[str]]  # the values that a node reads, and those that it writes
+ReadsAndWrites: TypeAlias = tuple[
+    Collection[str], Collection[str]
+]  # the values that a node reads, and those that it writes
 
 
-def signatures(nodes: Iterable[NodeProto]) -> list[Signature]:
+def signatures(nodes: Iterable[NodeProto]) -> list[ReadsAndWrites]:
     """What each node reads and writes."""
     return [(reads_of(node), node.output) for node in nodes]
 
 
-def positions_needed(nodes: Sequence[Signature], wanted: Iterable[str]) -> list[int]:
+def positions_needed(nodes: Sequence[ReadsAndWrites], wanted: Iterable[str]) -> list[int]:
     """The positions of the nodes that the values `wanted` need. `nodes` are in topological order, and so is the result."""
     needed, kept = set(wanted) - {""}, []
     for position in reversed(range(len(nodes))):
@@ -215,7 +217,7 @@ def positions_needed(nodes: Sequence[Signature], wanted: Iterable[str]) -> list[
     return kept[::-1]
 
 
-def topological_positions(nodes: Sequence[Signature]) -> list[int]:
+def topological_positions(nodes: Sequence[ReadsAndWrites]) -> list[int]:
     """The positions of the nodes in topological order: the given order where that is one. Nodes of a cycle are missing."""
     writer = {name: position for position, (_, writes) in enumerate(nodes) for name in writes if name}
     readers: list[list[int]] = [[] for _ in nodes]

@@ -28,7 +28,7 @@ _NEVER = frozenset((None, TensorProto.BOOL, TensorProto.STRING))  # element type
 
 
 @dataclass(frozen=True)
-class Row:
+class OperatorVerdict:
     """What preflight says of one operator: "rule", "zero", "none" (no derivative exists) or "missing", and why."""
 
     operator: str
@@ -43,7 +43,7 @@ class Report:
 
     wrt: tuple[str, ...]
     outputs: tuple[str, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[OperatorVerdict, ...]
 
     @property
     def ok(self) -> bool:
@@ -51,7 +51,7 @@ class Report:
         return not self.refused
 
     @property
-    def refused(self) -> tuple[Row, ...]:
+    def refused(self) -> tuple[OperatorVerdict, ...]:
         """The operators that stand in the way."""
         return tuple(row for row in self.rows if row.verdict in ("none", "missing"))
 
@@ -89,11 +89,11 @@ class Path:
         return [node for path in self.within for node in (*path.blocked, *path.blocked_within)]
 
     @property
-    def rows(self) -> tuple[Row, ...]:
+    def rows(self) -> tuple[OperatorVerdict, ...]:
         """The verdict on every operator, of the graphs of nodes too."""
         in_the_way = {node.name for node in self.blocked}
         rows = [
-            Row(_title(*key), verdict, self._reason(key, verdict), tuple(names))
+            OperatorVerdict(_title(*key), verdict, self._reason(key, verdict), tuple(names))
             for (key, verdict), names in self.found.items()
             if (names and verdict in ("rule", "zero")) or in_the_way.intersection(names)
         ]
@@ -288,13 +288,13 @@ class _Verdicts:
         return ("none" if node.key in NO_DERIVATIVE else "missing"), node.reads
 
 
-def _joined(rows: Iterable[Row]) -> tuple[Row, ...]:
+def _joined(rows: Iterable[OperatorVerdict]) -> tuple[OperatorVerdict, ...]:
     """One row per operator and verdict, of the model and of the bodies in it."""
     found: dict[tuple[str, str, str], tuple[str, ...]] = {}
     for row in rows:
         key = row.operator, row.verdict, row.reason
         found[key] = found.get(key, ()) + row.nodes
-    return tuple(Row(*key, nodes) for key, nodes in found.items())
+    return tuple(OperatorVerdict(*key, nodes) for key, nodes in found.items())
 
 
 def _title(domain: str, op_type: str) -> str:

@@ -41,7 +41,7 @@ REQUIRED = inspect.Parameter.empty  # the default of an attribute that a node ha
 
 
 @dataclass(frozen=True)
-class Signature:
+class FunctionSignature:
     """The inputs and the attributes of an operator, by the parameters of the function that writes it."""
 
     inputs: tuple[str, ...]
@@ -51,7 +51,7 @@ class Signature:
     defaults: Mapping[str, Any]  # of the attributes
 
     @classmethod
-    def of(cls, function: Callable[..., Any], attributes: Mapping[str, Any] | None = None) -> Signature:
+    def of(cls, function: Callable[..., Any], attributes: Mapping[str, Any] | None = None) -> FunctionSignature:
         """Read it off `function`; `attributes` are the defaults of those that the function takes as `**`."""
         parameters = list(inspect.signature(function).parameters.values())[1:]
         inputs = [p for p in parameters if p.kind not in (p.KEYWORD_ONLY, p.VAR_KEYWORD)]
@@ -99,7 +99,7 @@ class Definition:
 
     schema: OpSchema
     function: Callable[..., Any]
-    signature: Signature
+    signature: FunctionSignature
     writes: Mapping[int, str]
 
     @property
@@ -173,7 +173,7 @@ def operator(
         before = DEFINITIONS.get((domain, op_type))
         once("function body", qualified(domain, op_type), before and before.function, function, replace)
         DECLARED[domain, op_type] = schema
-        DEFINITIONS[domain, op_type] = Definition(schema, function, Signature.of(function), writes or {})
+        DEFINITIONS[domain, op_type] = Definition(schema, function, FunctionSignature.of(function), writes or {})
         return function
 
     return register
