@@ -51,7 +51,7 @@ class Case:
 
     @property
     def opset(self) -> int:
-        """The version of the operator's domain that the model imports; of a whole model, that of ai.onnx."""
+        """The version of the operator's domain that the model imports; for a whole model the version of ai.onnx."""
         versions = versions_of(self.model)
         domain = self.operator.rpartition(".")[0]
         return versions.get(domain, versions.get("", 1))
@@ -159,7 +159,7 @@ def _beside(domain: str) -> int:
 
 
 def _through_the_body(node: NodeProto, types: Mapping[str, TypeProto]) -> dict[str, TypeProto]:
-    """The types of what a node gives whose operator onnx does not know."""
+    """The types of the outputs of a node whose operator onnx does not know."""
     inputs = [helper.make_value_info(name, kind) for name, kind in types.items()]
     graph = helper.make_graph([node], NODE, inputs, [ValueInfoProto(name=name) for name in node.output])
     model = helper.make_model(

@@ -325,13 +325,13 @@ def mutants() -> str:
     asleep = sorted(ruled().keys() - results["operators"].keys())
     lines = [
         "# Mutants\n",
-        "Is the suite any good? Every rule is broken on purpose, one place at a time, and the suite is asked: what the rule "
-        "returns is\nchanged, or one node that it emits (`refgrad.conformance.mutating`; `python benchmarks/mutants.py` "
-        f"measures it anew).\nOf {total['mutants']} mutants of {len(results['operators'])} rules {equal} are equivalent: they "
-        f"change no gradient. Of the other {total['mutants'] - equal} the suite catches {caught}, "
+        "Is the suite any good? A program breaks every rule on purpose, one place at a time: it changes a result of the "
+        "rule, or one node\nthat the rule emits (`refgrad.conformance.mutating`; `python benchmarks/mutants.py` measures anew). Then it "
+        f"asks the suite.\nOf {total['mutants']} mutants of {len(results['operators'])} rules {equal} are equivalent: "
+        f"they do not change a gradient. Of the other {total['mutants'] - equal} the suite catches {caught}, "
         f"{caught / (total['mutants'] - equal):.1%},\neach by one of the cases of its operator. What the columns count:\n",
         *(f"- {column}: {words}" for column, words in COLUMNS.items()),
-        f'\nThe rules of {", ".join(asleep)} are asked only where `quantization` is not "zero": no case of theirs has a '
+        f'\nThe rules of {", ".join(asleep)} only apply where `quantization` is not "zero", and their cases do not have a '
         "derivative.\n",
         table(("operator", *COLUMNS), rows),
         "## Is a right rule ever called wrong?\n",
@@ -339,8 +339,8 @@ def mutants() -> str:
         "## Who said wrong\n",
         table(("witness", "mutants"), ((name, str(count)) for name, count in results["witnesses"].items())),
         "## Survivors\n",
-        "Each of these changes the model and no gradient that a case asks for, for the reason given. Those marked * are not "
-        "equivalent: they\nare beyond what the suite asks.\n",
+        "Each of these changes the model but no gradient that a case asks for; the reason is given. Those marked * are not "
+        "equivalent: the\nsuite does not ask for what they change.\n",
     ]
     for reason, found in sorted(reasons.items(), key=lambda pair: -len(pair[1])):
         beyond = "*" if found[0].row is not None and found[0].row.limit else ""

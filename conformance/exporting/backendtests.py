@@ -21,7 +21,7 @@ KINDS = {  # what onnx calls them, and what it calls their classes; whole models
     "pytorch-operator": "OnnxBackendPyTorchOperatorModelTest",
 }
 
-# The expected values are those of one generator; shape, type and the values that can be drawn are compared.
+# The expected values come from one generator; only the shape, the type and the possible values are compared.
 RANDOM = frozenset(f"test_bernoulli{form}{body}" for form in ("", "_double", "_seed") for body in ("", "_expanded"))
 
 _PICTURES = (

@@ -100,7 +100,7 @@ def expect(case: Case, oracles: Sequence[str] = ORACLES) -> Expected:
 def _said(oracle: str, question: Question) -> Sequence[Evidence]:
     try:
         return testify(oracle, question)
-    except Exception as error:  # as in the runner: one that fails, whatever it raises, has said nothing
+    except Exception as error:  # as in the runner: an oracle that fails, whatever it raises, is silent
         return [Silent(oracle, f"{type(error).__name__}: {error}")]
 
 

@@ -151,7 +151,7 @@ def _about(case: Case) -> dict[str, Any]:
 
 
 def _attributes(case: Case) -> dict[str, Any]:
-    """The attributes of the node that a case is about; nothing of several nodes."""
+    """The attributes of the node that a case is about; empty where it has several nodes."""
     attributes = () if case.subject is None else case.subject.attribute
     return {a.name: _attribute(a) for a in sorted(attributes, key=lambda a: a.name)}
 

@@ -23,7 +23,7 @@ _ROW = "refgrad"  # the property of a report that holds the verdict
 
 
 class Suite:
-    """Collects a test for each case, after those of files that are named, and fails the run on a limitation that is stale."""
+    """Collects a test for each case, after the tests of named files, and fails the run on a stale limitation."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class Suite:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Fail where a limitation no longer holds, or is about nothing."""
+        """Fail where a limitation no longer holds, or matches no row."""
         self.worker.close()
         if self._counts:
             complete = self.whole and len(self.rows) == len(self.cases)

@@ -1,10 +1,10 @@
 """Is a gradient right? Every dialect on every backend, against differences and against the gradient in float64.
 
-Two questions are asked apart. Whether the mathematics is right: each dialect's gradient, run in float64 on the NumPy
-interpreter, against central differences along random directions, which know nothing of any rule. Whether a backend computes
-it: its gradient in the model's own types, element by element, against the float64 one. No error is judged by its size alone,
-but against what explains it: the error estimate of the differences, the rounding of the type, and how far the float64
-gradient itself moves when each intermediate result is rounded (which cancellation and kinks can make large).
+Two questions are asked. Is the mathematics right? Each dialect's gradient, run in float64 on the NumPy interpreter, is
+compared with central differences along random directions, which do not know any rule. Does a backend compute it? The gradient
+in the model's own types is compared with the float64 one, element by element. An error is compared with its explanations: the
+error estimate of the differences, the rounding of the type, and how far the float64 gradient itself moves when each
+intermediate result is rounded (cancellation and kinks can move it far).
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Check:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing disagrees. What is not supported, a kink or inconclusive is no disagreement."""
+        """Whether nothing disagrees. Rows that are not supported, inconclusive or at a kink do not count as such."""
         return not self.faults
 
     @property
@@ -254,7 +254,7 @@ class _RefusalError(BackendError):
 
 
 def _refusal(point: Point, backend: str) -> _RefusalError | None:
-    """Why a backend does not run the model itself, so that its gradient is no question; None where it does."""
+    """Why a backend does not run the model itself, which settles its gradient too; None where it runs the model."""
     try:
         get_backend(backend).prepare(point.model).run(point.feeds)
     except BackendError as error:
@@ -278,7 +278,7 @@ def _of_builder(
     tolerance: float,
     seconds: float,
 ) -> list[Row]:
-    """The gradient that ONNX Runtime builds itself, output by output. Where it is wrong, that is no fault of refgrad."""
+    """The gradient that ONNX Runtime builds itself, output by output. refgrad is not at fault where that is wrong."""
     point = truth.point
     total: dict[str, np.ndarray] = {}
     try:

@@ -1,9 +1,9 @@
-"""The judge: is a gradient right, by what the oracles say, by rounding, and by where there is no derivative?
+"""The judge: is a gradient right? It weighs what the oracles say, rounding, and the points without a derivative.
 
-refgrad's own gradient in float64 helps: where an oracle confirms it and none contradicts it, others are compared with it,
-element by element. Where it is not confirmed, because refgrad is wrong or refuses, gradients are compared with the oracles
-alone. No error is judged by its size, but against what explains it: the error of the oracle, the rounding of the type, and how
-far the float64 gradient itself moves when each intermediate result is rounded.
+refgrad's own gradient in float64 helps. Where an oracle confirms it and no oracle contradicts it, other gradients are compared
+with it, element by element. Where it is not confirmed, because refgrad is wrong or refuses, gradients are compared with the
+oracles alone. An error is compared with its explanations: the error of the oracle, the rounding of the type, and how far the
+float64 gradient itself moves when each intermediate result is rounded. Elements at a kink are judged apart from the others.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class Trial:
         }
 
     def confirmed(self, name: str) -> tuple[str, ...]:
-        """The oracles that confirm refgrad's float64 gradient by one input: none where another contradicts it."""
+        """The oracles that confirm refgrad's float64 gradient by one input; empty where another oracle contradicts it."""
         said = self.of_refgrad.get(name, {})
         if any(judged.verdict in (DISAGREED, KINK) for judged in said.values()):
             return ()
@@ -106,7 +106,7 @@ class Trial:
 
     @cached_property
     def kinks(self) -> frozenset[str]:
-        """The inputs by which there is no derivative at this point."""
+        """The inputs that have no derivative at this point, as far as the question does not know their elements at a kink."""
         found = {name for name, said in self.of_refgrad.items() if any(j.verdict == KINK for j in said.values())}
         doubtful = {
             name

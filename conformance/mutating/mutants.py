@@ -109,7 +109,7 @@ class Outcome:
 
 @dataclass
 class EmittedCall:
-    """A call of `Emitter.emit` before it is made. `ranks` are those of its operands where a run of the rule showed them."""
+    """A call of `Emitter.emit` before it is made. `ranks` has the ranks of its operands, if a run of the rule showed them."""
 
     op: Emitter
     op_type: str
@@ -134,7 +134,7 @@ class EmittedCall:
         return self.op.copy(value if isinstance(value, str) else self.op.const(value))
 
 
-Change = Callable[[EmittedCall], Any]  # emits something else; None where it has nothing to change
+Change = Callable[[EmittedCall], Any]  # emits something else; None where there is no place for this change
 
 
 def _swapped(first: int, second: int) -> Change:
@@ -529,7 +529,7 @@ def ruled() -> dict[str, tuple[str, str]]:
 
 
 def summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """The outcomes counted by operator and by oracle, and every survivor: what is written down as JSON."""
+    """The outcomes counted by operator and by oracle, and every survivor, for JSON."""
     counts: dict[str, Counter[str]] = {}
     for one in outcomes:
         count = counts.setdefault(one.mutant.operator, Counter(dict.fromkeys(COLUMNS, 0)))
@@ -592,7 +592,7 @@ class _Subject:
 
     @cached_property
     def sound(self) -> bool:
-        """Whether the judge has nothing against the unbroken gradient."""
+        """Whether the judge accepts the unbroken gradient."""
         nodes = len(self.form[0])
         return self.trial.verdict(Candidate("refgrad", "numpy", nodes, self.gradients)).verdict != verdicts.WRONG
 

@@ -35,7 +35,7 @@ class Equivalent:
 
 
 def _literal(pattern: str) -> str:
-    """The pattern with nothing special but `*`: the places of emissions have brackets."""
+    """The pattern with only `*` special: the places of emissions have brackets."""
     return pattern.replace("[", "[[]")
 
 

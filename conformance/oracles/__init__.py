@@ -1,4 +1,4 @@
-"""Witnesses of what a gradient is. Each says whether it applies to a question, and how far it can be trusted."""
+"""Oracles know a gradient without its rules. Each says whether it applies to a question, and how far to trust it."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ COTANGENTS = 3
 _SENSITIVE = 10  # how many times the change under rounded intermediate results is explained
 _ESTIMATED = 2  # how far the error that differences state may be off, as a factor
 _ROUNDING = 1e-12  # of the forward mode in float64, relative to each element
-_TELLING = 1e-2  # a larger error of the derivative tells nothing
+_TELLING = 1e-2  # with a larger error the derivative is not known
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -119,7 +119,7 @@ def _by_forward_mode(question: Question, at: Mapping[str, Any], direction: Array
 
 
 def _is_within(apart: np.ndarray, errors: np.ndarray) -> bool:
-    """Whether differences, whose errors are estimates, confirm what is that far apart from them."""
+    """Whether differences, whose errors are estimates, confirm a derivative that is so far apart from them."""
     return float(np.linalg.norm(apart)) <= _ESTIMATED * float(np.linalg.norm(errors))
 
 

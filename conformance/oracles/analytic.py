@@ -154,7 +154,7 @@ def _by_parts(node: Any, inputs: Values, parts: Parts | Callable[[Any, int], Par
 
 
 def _fixed(node: Any, inputs: Values, linear: set[int]) -> Values | None:
-    """What the node adds to the sum whatever its inputs are; None where that is nothing."""
+    """The constant part of the sum that a node computes, or None."""
     if not (getattr(node, "value", 0) or getattr(node, "extrapolation_value", 0)):
         return None
     return execute(node, [np.zeros_like(x) if k in linear else x for k, x in enumerate(map(_real, inputs))])

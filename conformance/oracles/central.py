@@ -1,4 +1,4 @@
-"""Central differences in float64: an oracle that knows nothing of any rule.
+"""Central differences in float64: an oracle that does not know any rule.
 
 Along a direction u, the derivative of t -> <v, f(x + t·u)> at 0 is <g, u>, where g is the gradient for the cotangent v. It is
 estimated by D(h) = (φ(h) − φ(−h))/2h and one step of Richardson's extrapolation, (4·D(h/2) − D(h))/3, which cancels the
@@ -41,7 +41,7 @@ class _Path:
     def __call__(self, t: float) -> float:
         moved = {n: array + t * self.direction[n] if n in self.direction else array for n, array in self.point.items()}
         results = self.function(moved)
-        # What is not finite cannot be weighed by nothing.
+        # A value that is not finite has no part in the sum where its cotangent is 0.
         terms = [v * np.where(v == 0, 0.0, results[name]) for name, v in self.cotangents.items()]
         self.size = max(self.size, *(float(np.sum(np.abs(term))) for term in terms))
         return float(sum(np.sum(term, dtype=np.float64) for term in terms))

@@ -18,11 +18,11 @@ from refgrad.errors import BackendError
 AGREED, DISAGREED, KINK, INCONCLUSIVE = "agreed", "disagreed", "kink", "inconclusive"
 EXACT = 1e-6  # what float64 explains of a gradient
 
-_SETTLED = 1e-6  # the error of a difference, relative to what it adds up, below which it is no noise
-_TELLING = 1e-2  # a larger error tells nothing
+_SETTLED = 1e-6  # the error of a difference, relative to its terms, below which it is not noise
+_TELLING = 1e-2  # with a larger error the answer is not known
 SENSITIVE = 10  # how many times the change under rounded intermediate results is explained
 FLOAT64_BITS = 50  # of 53: a rounding that can be told from the float64 gradient
-_JUMP = 0.1  # of what the derivatives of both sides are apart: a larger error is that of a jump
+_JUMP = 0.1  # of the distance between the derivatives of both sides: a larger error means a jump
 _ELEMENTS = 64  # that are looked at one by one
 _COARSER = 4  # bits less, when rounding alone does not explain an error: is there a kink near?
 
@@ -44,7 +44,7 @@ class Judged:
 
     @property
     def gravity(self) -> tuple[int, float]:
-        """The graver of two comparisons has the larger one: by the verdict, then by the part of what is allowed."""
+        """A key that orders comparisons: by the verdict, then by the error as a part of what is allowed."""
         order = (AGREED, INCONCLUSIVE, KINK, DISAGREED)
         return order.index(self.verdict), (self.relative or 0.0) / (self.allowed or 1.0)
 
@@ -122,7 +122,7 @@ def _at_a_kink(truth: Truth, said: Directional, derivative: float, slack: float,
 
 
 def against_elements(truth: Truth, said: Elementwise, got: np.ndarray, tolerance: float, exact: bool = False) -> Judged:
-    """A gradient against that of another autodiff, element by element."""
+    """A gradient against the gradient of another autodiff, element by element."""
     if got.shape != said.gradient.shape:
         return Judged(DISAGREED, note=f"shape {got.shape}, {said.oracle} has {said.gradient.shape}")
     if not np.all(np.isfinite(said.gradient)):
@@ -157,7 +157,7 @@ def against_float64(truth: Truth, name: str, got: np.ndarray, tolerance: float, 
         return Judged(INCONCLUSIVE, note="the float64 gradient is not finite")
     difference = got.astype(np.float64) - expected
     error, size = np.abs(difference), largest(expected)
-    # Below the smallest normal number of the type nothing is computed accurately.
+    # Results below the smallest normal number of the type are not accurate.
     underflow = limits(kind)[1] * max(got.size, 1) ** 0.5
     if largest(error) <= max(tolerance * size, underflow):
         most = largest(error)
@@ -210,7 +210,7 @@ def _within(error: np.ndarray, explained: np.ndarray) -> bool:
 
 
 def _worst(error: np.ndarray, explained: np.ndarray) -> tuple[int, ...]:
-    """The place of the error that is the largest part of what explains it."""
+    """The place of the error that is largest in relation to its explanation."""
     with np.errstate(divide="ignore", invalid="ignore"):
         part = np.where(error == 0, 0.0, error / explained)
     part = np.where(np.isnan(part), np.inf, part)

@@ -34,7 +34,7 @@ class Tangent:
 
     @property
     def rounding(self) -> float:
-        """The relative error of what is added up."""
+        """The relative error of the terms of the sum."""
         size = sum(v.size for v in self._question.cotangents.values())
         size += sum(self._at[name].size for name in self._question.wrt)
         nodes = max((program.length for program in self._programs.values()), default=1)

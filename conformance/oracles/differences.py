@@ -1,4 +1,4 @@
-"""Central differences in float64 on the interpreter: they know nothing of any rule."""
+"""Central differences in float64 on the interpreter: they do not know any rule."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NAME = "differences"
 DIRECTIONS = 2
 STEPS = (1e-3, 1e-5, 1e-7)  # tried in this order until the differences are settled
 _SETTLED = 1e-6  # the error of a difference, relative to its value, that needs no smaller step
-_SMALL = 1e-11  # the error, relative to what is added up, that a smaller step only makes larger by rounding
+_SMALL = 1e-11  # the error, relative to the terms, that a smaller step only makes larger by rounding
 _SPREAD = 1e6  # between the largest and the smallest element: more, and each moves by its own size
 
 STILL = "no element is finite, so none can move"

@@ -44,5 +44,5 @@ class Field:
 
 
 def product(a: Mapping[str, np.ndarray], b: Mapping[str, np.ndarray]) -> float:
-    """Σ <a, b> over the names in `b`. What is not finite in `a` cannot be weighed by nothing."""
+    """Σ <a, b> over the names in `b`. An element of `a` that is not finite has no part where `b` is 0."""
     return float(sum(np.sum(np.where(v == 0, 0.0, a[name] * v)) for name, v in b.items()))

@@ -205,7 +205,7 @@ def _line(error: BaseException) -> str:
 
 
 class Erf(OpRun):
-    """In double: that of onnx.reference is of float32."""
+    """In double: onnx.reference computes it in float32."""
 
     op_domain = ""
 
@@ -234,7 +234,7 @@ class GlobalLpPool(OpRun):
 
 
 class AffineGrid(OpRun):
-    """θ·(x, y, 1) at the points of a grid over [−1, 1]: in double, that of onnx.reference is of float32."""
+    """θ·(x, y, 1) at the points of a grid over [−1, 1]: in double, where onnx.reference uses float32."""
 
     op_domain = ""
 

@@ -19,7 +19,7 @@ from refgrad.errors import BackendError, RefgradError
 NAME = "second-order"
 _SETTLED = 1e-7  # the error of a difference, relative to its value, that needs no smaller step
 _EXACT = 1e-6  # what float64 explains of a second derivative
-_TELLING = 1e-2  # a larger error of the differences tells nothing
+_TELLING = 1e-2  # with a larger error of the differences the answer is not known
 
 Arrays = Mapping[str, np.ndarray]
 

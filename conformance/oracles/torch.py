@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 NAME = "torch"
 _TRUSTED = 1e-9  # relative, of a gradient in float64
-_SAME = 1e-9  # relative to the largest element, of what one node gives
+_SAME = 1e-9  # relative to the largest element of a result
 
 
 class _SilentError(Exception):

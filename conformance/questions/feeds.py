@@ -1,4 +1,4 @@
-"""Feeds: random ones by the declared types, and those of .npz files."""
+"""Feeds: random arrays of the declared types, and arrays from .npz files."""
 
 from __future__ import annotations
 

@@ -14,8 +14,8 @@ from refgrad.protos.walk import graphs, nested
 from refgrad.tables.kinks import KINKS
 
 STEP = 1e-7  # relative to an element: a kink that is farther away is another point
-_TESTS = 512  # of one input: more elements at kinks than these find are not told apart
-_NOISE = 16 * float(np.finfo(np.float64).eps)  # of what a difference is taken, relative to its size
+_TESTS = 512  # for one input: more elements at kinks than these tests find are not told apart
+_NOISE = 16 * float(np.finfo(np.float64).eps)  # the rounding of a value that is subtracted, relative to its size
 _APART = 1e-3  # between the derivatives of both sides, relative to the larger
 
 OPERATORS = frozenset(kink.operator for kink in KINKS)

@@ -1,4 +1,4 @@
-"""Where a gradient is checked: the feeds, the model in float64 there, its gradient, and what rounding does to it."""
+"""Where a gradient is checked: the feeds, the model in float64 there, its gradient, and how rounding moves it."""
 
 from __future__ import annotations
 
@@ -332,7 +332,7 @@ def by_name(results: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, n
 
 
 def _epsilon(model: ModelProto) -> float:
-    """The coarsest rounding among the float types of the model's values, and of what a normalization computes in."""
+    """The coarsest rounding among the float types of the model's values, and among the types that normalizations compute in."""
     graph = normalise(model)
     types = set(graph.types.values())
     for node in graph.nodes:

@@ -20,7 +20,7 @@ from refgrad.errors import BackendError
 from refgrad.protos.domains import MICROSOFT
 from refgrad.tables.randomness import operator_of
 
-# The operators that add up products of their inputs, or their inputs: linear in each, so that |terms| are theirs of |inputs|.
+# The operators that add up their inputs, or products of them. They are linear in each: with |inputs| they add up |terms|.
 ADDING_UP = frozenset(
     {
         *(
@@ -127,7 +127,7 @@ class Drawn:
         self.count = DRAWS
 
     def spread(self, name: str) -> np.ndarray:
-        """The root of the mean square of what each element was off; infinite where that is not a number."""
+        """The root of the mean square of each element's error; infinite where that is NaN."""
         spread = np.sqrt(self._squares[name] / max(self.count, 1))
         return np.where(np.isnan(spread), np.inf, spread)
 

@@ -1,7 +1,7 @@
-"""Random weights for models whose weights are constant fills, as those of the light models that onnx ships.
+"""Random weights for models whose weights are constant fills, such as the light models that onnx ships.
 
-With one number everywhere every channel is the same, MaxPool ties, a deep network overflows or its Softmax is uniform, and its
-gradient is zero or rounding noise: nothing that a check could tell right from wrong.
+With one number everywhere every channel is the same, MaxPool ties, and a deep network overflows or its Softmax is uniform. Its
+gradient is then zero or rounding noise, and a check cannot tell right from wrong.
 """
 
 from __future__ import annotations

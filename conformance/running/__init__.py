@@ -1,1 +1,1 @@
-"""Who is asked what, in which process, and what is kept of it."""
+"""Which builders, executors and oracles are asked about which cases, in which process, and how the results are kept."""

@@ -98,7 +98,7 @@ class Journal:
             return
 
     def _read(self, settings: Mapping[str, Any]) -> int:
-        """Take over what is in the file; how many bytes of it are whole lines."""
+        """Read the verdicts in the file, and return how many bytes of it are whole lines."""
         size = 0
         self._file.seek(0)
         lines = self._file.read().splitlines(keepends=True)

@@ -1,4 +1,4 @@
-"""Known limitations: what is wrong and known to be, as data with a reason. One that no longer holds fails the run."""
+"""Known limitations: faults that are expected, as data with a reason. One that no longer holds fails the run."""
 
 from __future__ import annotations
 

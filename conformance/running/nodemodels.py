@@ -184,7 +184,7 @@ def excluded(test: NodeModel) -> str | None:
 
 
 def wrong(test: NodeModel, dialect: str = "onnx", **options: Any) -> list[str]:
-    """What is wrong with the gradient of a node test: nothing, where it is right.
+    """Describe the error in the gradient of a node test; return "" where it is right.
 
     :raises RefgradError: the gradient cannot be built or run.
     """
@@ -292,7 +292,7 @@ def _judge(
     rng: np.random.Generator,
     ties: bool,
 ) -> tuple[bool, str]:
-    """Whether the differences settle at this point, and what is wrong with the gradient there: "" for nothing."""
+    """Whether the differences settle at this point, and the error in the gradient there, or ""."""
     x = point[name]
     if gradient.shape != x.shape:
         return True, f"shape {gradient.shape}, the input has {x.shape}"

@@ -29,9 +29,9 @@ from refgrad.worker import SECONDS
 
 FORMAT = "refgrad conformance results 1"
 LETTERS = dict(zip("awcruxtmi", VERDICTS, strict=True))  # what a verdict is in the file
-_SOURCES = ["tables"]  # what is run by default
+_SOURCES = ["tables"]  # the default of the command
 UNASKED = "."  # the letter where a builder and executor were not asked
-VERSION_MARK = "@"  # "ort-cpu@1.19.2": one of several versions of what has the same name
+VERSION_MARK = "@"  # "ort-cpu@1.19.2": one of several versions of the same builder or executor
 
 Pair: TypeAlias = tuple[str, str]  # a builder and an executor
 
@@ -338,7 +338,7 @@ def _number(value: Any, where: str) -> float | None:
 
 
 def merge(results: Sequence[Results]) -> Results:
-    """One board of several runs, such as those of environments that exclude each other.
+    """One board of several runs, for instance of environments that exclude each other.
 
     A builder or executor of which they had different versions is listed by version ("ort-cpu@1.19.2"). Of two rows about
     the same, a fault stands before what is none, then what was decided before what was not, then the one with more witnesses.

@@ -1,4 +1,4 @@
-"""The runner: every builder, executor and oracle is called in a process of its own, which may die without ending the run."""
+"""The runner calls every builder, executor and oracle in a process of its own, which may die without ending the run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from refgrad.errors import AnswerError, BuilderError, WorkerError
 from refgrad.worker import SECONDS, Worker
 
 MEMORY = 8 << 30  # bytes that a worker may have
-ORACLES = ("differences", "reference", "complex-step")  # what is asked by default: fast, and independent of each other
+ORACLES = ("differences", "reference", "complex-step")  # the default: fast, and independent of each other
 
 _ENDED = {"crashed": verdicts.CRASHED, "timed out": verdicts.TIMED_OUT, "out of memory": verdicts.OUT_OF_MEMORY}
 _AHEAD = 4  # items handed to each lane before it asks for them
@@ -35,7 +35,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Plan:
-    """Who is asked, and within what limits: `seconds` for each call, `memory` in bytes for each process."""
+    """Who is asked, and the limits: `seconds` for each call, `memory` in bytes for each process."""
 
     builders: tuple[str, ...] = ("refgrad", "refgrad:ort")
     executors: tuple[str, ...] = ("numpy",)
@@ -126,7 +126,7 @@ def _candidate(
 
 
 def _failed(question: Question, executor: str, error: WorkerError, worker: Worker) -> tuple[Any, ...]:
-    """The verdict, and the rest of a row, where an executor gave nothing: it is at fault where it runs the model itself."""
+    """The verdict, and the rest of a row, where an executor did not answer. It is at fault if it runs the model itself."""
     rest: tuple[Any, ...] = ((), (), None, None)
     if no_answer := _no_answer(error):
         return no_answer
@@ -142,7 +142,7 @@ def _failed(question: Question, executor: str, error: WorkerError, worker: Worke
 
 
 def _no_answer(error: WorkerError) -> tuple[Any, ...]:
-    """The verdict on what came back and is no gradient: it needs no oracle. Nothing where nothing came back."""
+    """The verdict on an answer that is not a gradient, which does not take an oracle. Empty where there was no answer."""
     return (verdicts.WRONG, ("answer",), (), None, None, str(error)) if error.raised == AnswerError.__name__ else ()
 
 

@@ -53,12 +53,12 @@ def tables() -> Iterator[Case]:
 
 
 def _module(family: str) -> str:
-    """Where the cases of a family are: that of another package is called by its module."""
+    """Where the cases of a family are; a family of another package is named by its module."""
     return f"refgrad.conformance.cases.{family}" if family in built_in() else family
 
 
 def node_tests() -> Iterator[Case]:
-    """The node tests of onnx that are of tensors alone, but for those of which there is nothing to differentiate."""
+    """The node tests of onnx whose values are all tensors, without those that have nothing to differentiate."""
     about = f"node test of onnx {onnx.__version__}"
     for test in node_models():
         if excluded(test) is None and test.of_tensors:
@@ -214,7 +214,7 @@ def _content(case: Case) -> int:
 
 
 def _named_apart(cases: list[Case]) -> Iterator[Case]:
-    """The cases, those of one name told apart by their integers, then by a number; a question that came before is left out."""
+    """The cases without repeated questions. Cases of one name get their integers, then a number, added to the name."""
     alike: defaultdict[str, set[int]] = defaultdict(set)
     contents = [_content(case) for case in cases]
     for case, content in zip(cases, contents, strict=True):
@@ -477,7 +477,7 @@ def _cast(array: np.ndarray, dtype: str) -> np.ndarray | None:
 
 
 def _fixed(model: ModelProto, new: int) -> set[str]:
-    """The values that cannot have the type `new`: some node that reads them, or what is made of them, does not take it."""
+    """The values that cannot have the type `new`: a node that reads them, or a value computed from them, does not take it."""
     versions, fixed = versions_of(model), set()
     for graph in graphs(model.graph):
         for node in reversed(graph.node):

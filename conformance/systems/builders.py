@@ -78,7 +78,7 @@ def get_builder(name: str) -> Builder:
 
 
 def version(name: str) -> str:
-    """What a builder is a part of, with its version: "onnx-ad 0.3.0"; "" where that is no distribution.
+    """The distribution that a builder belongs to, with its version: "onnx-ad 0.3.0"; "" where there is none.
 
     :raises OptionError: there is no such builder.
     """
@@ -141,7 +141,7 @@ def _check(built: Built) -> None:
         raise AnswerError(
             f"its model has no gradient {choices(sorted(absent))}; {choices(v.name for v in graph.output)} are its outputs"
         )
-    # onnx knows nothing of the operators that ONNX Runtime keeps in the default domain.
+    # onnx does not know the operators that ONNX Runtime keeps in the default domain.
     if all(node.domain or onnx.defs.has(node.op_type) for node in graph.node):
         try:
             onnx.checker.check_model(checkable(built.model))
@@ -211,7 +211,7 @@ def _module(question: Question) -> Built:
 
 
 def _reached(question: Question, model: ModelProto, outputs: list[str]) -> dict[str, str]:
-    """What the outputs depend on of what is asked for, and the name that both builders give its gradient."""
+    """The names in `wrt` that the outputs depend on, and the name that both builders give the gradient of each."""
     needed = set().union(*(ortbuilder.depends_on(model, output) for output in outputs))
     gradients = {name: f"{name}_grad" for name in question.wrt if name in needed}
     if not gradients:

@@ -1,4 +1,4 @@
-"""Executors: who runs a model. The backends of refgrad, onnx's reference implementation, and what is named by its module."""
+"""Executors run a model: the backends of refgrad, onnx's reference implementation, and any that its module names."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def executors() -> dict[str, str | None]:
 
 
 def get_executor(name: str) -> Backend:
-    """The executor of that name, or "package.module:attribute": a `Backend`, or what `refgrad.backends.wrap` makes one of.
+    """The executor of that name, or of "package.module:attribute": a `Backend`, or what `refgrad.backends.wrap` takes.
 
     The current folder is importable.
 
@@ -80,7 +80,7 @@ def run(
 
 
 def version(name: str) -> str:
-    """What an executor is a part of, with its version: "onnxruntime 1.31.1"; "" where that is no distribution."""
+    """The distribution that an executor belongs to, with its version: "onnxruntime 1.31.1"; "" where there is none."""
     return installed(_INSTALLED_BY[name]) if name in _INSTALLED_BY else version_of_module(name)
 
 
