@@ -327,8 +327,8 @@ def mutants() -> str:
         "# Mutants\n",
         "Is the suite any good? A program breaks every rule on purpose, one place at a time: it changes a result of the "
         "rule, or one node\nthat the rule emits (`refgrad.conformance.mutating`; `python benchmarks/mutants.py` measures "
-        f"anew). Then it asks the suite.\nOf {total['mutants']} mutants of {len(results['operators'])} rules {equal} are equivalent: "
-        f"they do not change a gradient. Of the other {total['mutants'] - equal} the suite catches {caught}, "
+        f"anew). Then it asks the suite.\nOf {total['mutants']} mutants of {len(results['operators'])} rules {equal} are "
+        f"equivalent: they do not change a gradient. Of the other {total['mutants'] - equal} the suite catches {caught}, "
         f"{caught / (total['mutants'] - equal):.1%},\neach by one of the cases of its operator. What the columns count:\n",
         *(f"- {column}: {words}" for column, words in COLUMNS.items()),
         f'\nThe rules of {", ".join(asleep)} only apply where `quantization` is not "zero", and their cases do not have a '
