@@ -21,6 +21,7 @@ from refgrad.backends import available, get_backend
 
 STORED = Path(__file__).parent / "data" / "artifacts"
 NAMES = [str(case) for case in CASES]
+TOLERANCE = {"rtol": 1e-5, "atol": 1e-6}
 BACKENDS = [name for name in ("numpy", "ort-cpu") if name in available()]
 
 
@@ -31,9 +32,9 @@ def assert_trained(folder: Path, case: Case, backend: str) -> None:
     with np.load(folder / "steps.npz") as expected:
         assert len(expected) == STEPS * (1 + len(start))
         for k, step in enumerate(steps):
-            np.testing.assert_allclose(step.loss, expected[f"loss_{k}"], rtol=1e-5, atol=1e-6)
+            np.testing.assert_allclose(step.loss, expected[f"loss_{k}"], **TOLERANCE)
             for name, value in step.weights.items():
-                np.testing.assert_allclose(value, expected[f"{name}_{k}"], rtol=1e-5, atol=1e-6)
+                np.testing.assert_allclose(value, expected[f"{name}_{k}"], **TOLERANCE)
     moved = [np.abs(steps[-1].weights[name] - value).max() for name, value in start.items()]
     assert min(moved) > 1e-3, "nothing was learned"
 
@@ -62,10 +63,13 @@ def test_training_by_lowered_models_made_anew(made: Path, case: Case, backend: s
 
 @trains
 def test_stored_artifacts_are_those_that_are_made(made: Path):
+    """But for rounding: ONNX Runtime has other kernels for other processors."""
     for case in CASES:
         file = Path(str(case), "steps.npz")
         with np.load(STORED / file) as stored, np.load(made / file) as new:
-            assert all(np.array_equal(stored[name], new[name]) for name in new)
+            assert set(stored) == set(new)
+            for name in new:
+                np.testing.assert_allclose(new[name], stored[name], **TOLERANCE, err_msg=f"{case}: {name}")
 
 
 @pytest.mark.parametrize("case", CASES, ids=NAMES)
