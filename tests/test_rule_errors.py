@@ -9,6 +9,7 @@ import pytest
 
 import refgrad
 from refgrad.errors import RuleError, UnknownOperatorError
+from refgrad.rules.control_flow import If
 from refgrad.tables.registry import RULES, rule
 
 pytestmark = pytest.mark.interpreter
@@ -73,6 +74,47 @@ def test_a_list_for_a_variadic_input_may_be_a_tuple(monkeypatch: pytest.MonkeyPa
     rule("Sum", replace=True)(lambda op, d_sum: (d_sum, None))
     made = refgrad.gradient(onnx.parser.parse_model(SUM), wrt=["a", "b"])
     assert [output.name for output in made.graph.output] == ["a_grad", "b_grad"]
+
+
+BRANCH = """<ir_version: 8, opset_import: ["": 18]> m (bool c, float[2] a, float[2] b) => (float[2] y) {
+    [choose] y = If (c) <then_branch = g1 () => (float[2] s) { s = Mul(a, a) },
+                         else_branch = g2 () => (float[2] t) { t = Neg(b) }>
+}"""
+STRUCTURED = {
+    "None": (
+        None,
+        "returned None for node 'choose'; differentiate gives pairs: the name of a value that the node reads",
+    ),
+    "a name": ("a", "returned the name 'a' for node 'choose'; differentiate gives pairs"),
+    "names": (["a", "b"], "returned the name 'a' as a pair for node 'choose'; differentiate gives pairs"),
+    "a triple": ([("a", "y", "y")], "returned a tuple of 3 as a pair for node 'choose'"),
+    "another's": (
+        [("t", "y")],
+        "returned an adjoint of the name 't' for node 'choose', which reads 'c', 'a', 'b'; differentiate gives pairs",
+    ),
+    "an object": ([(object(), "y")], "returned an adjoint of an object of type object for node 'choose'"),
+    "an array": ([(np.ones(2), "y")], "returned an adjoint of an array of shape (2,) for node 'choose'"),
+    "a number": ([("a", 2.0)], "returned the number 2.0 for value 'a' of node 'choose': a number is emitted with"),
+    "nobody": ([("b", "nobody")], "returned the name 'nobody' for value 'b' of node 'choose', which no node, input or"),
+}
+
+
+@pytest.mark.parametrize("which", STRUCTURED)
+def test_what_a_structure_must_not_return_is_said(which: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    result, message = STRUCTURED[which]
+    monkeypatch.setattr(If, "differentiate", lambda self, op, passage, cotangents: result)
+    with pytest.raises(RuleError) as caught:
+        refgrad.gradient(onnx.parser.parse_model(BRANCH), wrt=["a", "b"])
+    assert str(caught.value).startswith("The structure If returned")
+    assert message in str(caught.value)
+
+
+def test_a_structure_may_return_pairs_in_any_order_and_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {"b": None, "a": "y_grad", "c": None}
+    monkeypatch.setattr(If, "differentiate", lambda self, op, passage, cotangents: given.items())
+    made = refgrad.gradient(onnx.parser.parse_model(BRANCH), wrt=["a", "b"])
+    read = {node.output[0]: (node.op_type, node.input[0]) for node in made.graph.node}
+    assert read["a_grad"] == ("Identity", "y_grad")
 
 
 def test_a_misspelt_operator_says_rule_node_and_the_nearest(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,12 +1,14 @@
-"""What a rule returned for a node, paired with the node's inputs, or an error that says what is wrong with it."""
+"""What a rule or a structure returned for a node, paired with what the node reads, or an error that says what is wrong."""
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import Any
 
-from refgrad.errors import RuleError, did_you_mean
+from refgrad.errors import RuleError, choices, did_you_mean
 from refgrad.tables.registry import Rule
+
+_PAIRS = "differentiate gives pairs: the name of a value that the node reads, and the adjoint of that value or None"
 
 
 def adjoints_of(
@@ -37,7 +39,7 @@ def adjoints_of(
         if not variadic:
             if position < len(inputs):
                 if adjoint is not None and not (adjoint.__class__ is str and adjoint in known):
-                    raise _wrong(rule, node, f"input {name}", adjoint, known)
+                    raise _wrong(f"rule for {rule.op_type}", f"input {name}", node, adjoint, known)
                 yield inputs[position], adjoint
             continue
         rest = inputs[position:]
@@ -49,17 +51,46 @@ def adjoints_of(
             )
         for k, each in enumerate(adjoint):
             if each is not None and not (each.__class__ is str and each in known):
-                raise _wrong(rule, node, f"input {name}[{k}]", each, known)
+                raise _wrong(f"rule for {rule.op_type}", f"input {name}[{k}]", node, each, known)
             yield rest[k], each
+
+
+def adjoints_by_structure(
+    structure: str, result: Any, node: str, reads: Sequence[str], known: Container[str]
+) -> Iterator[tuple[str, str | None]]:
+    """What a node reads and the adjoints that its structure gave for that.
+
+    :param structure: the name of the structure's class, for messages.
+    :param reads: what the node reads, in its graphs too.
+    :param known: the names of all values there are.
+    :raises RuleError: `result` is not a series of pairs, each the name of a value that the node reads and the name of a
+        value or None.
+    """
+    if isinstance(result, str) or not isinstance(result, Iterable):
+        raise RuleError(f"The structure {structure} returned {_described(result)} for node {node!r}; {_PAIRS}.")
+    for pair in result:
+        if not isinstance(pair, tuple) or len(pair) != 2:
+            raise RuleError(
+                f"The structure {structure} returned {_described(pair)} as a pair for node {node!r}; {_PAIRS}."
+            )
+        name, adjoint = pair
+        if name.__class__ is not str or name not in reads:
+            raise RuleError(
+                f"The structure {structure} returned an adjoint of {_described(name)} for node {node!r}, which reads "
+                f"{choices(dict.fromkeys(reads))}; {_PAIRS}."
+            )
+        if adjoint is not None and not (adjoint.__class__ is str and adjoint in known):
+            raise _wrong(f"structure {structure}", f"value {name!r}", node, adjoint, known)
+        yield name, adjoint
 
 
 def _due(rule: Rule, places: Sequence[tuple[int, bool]]) -> str:
     return f"one each is due for {', '.join(rule.wrt)}" if places else "none is due"
 
 
-def _wrong(rule: Rule, node: str, where: str, adjoint: Any, known: Container[str]) -> RuleError:
+def _wrong(giver: str, place: str, node: str, adjoint: Any, known: Container[str]) -> RuleError:
     return RuleError(
-        f"The rule for {rule.op_type} returned {_described(adjoint)} for {where} of node {node!r}{_hint(adjoint, known)}. "
+        f"The {giver} returned {_described(adjoint)} for {place} of node {node!r}{_hint(adjoint, known)}. "
         "An adjoint is the name of a value that a method of op returned, or None where it is zero."
     )
 

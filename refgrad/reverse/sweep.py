@@ -11,7 +11,7 @@ from onnx import TensorProto, helper
 from refgrad.forward.graph import Graph, Node
 from refgrad.reverse.emit import Emitter
 from refgrad.reverse.path import Path
-from refgrad.reverse.returned import adjoints_of
+from refgrad.reverse.returned import adjoints_by_structure, adjoints_of
 from refgrad.tables.registry import RULES, Read
 from refgrad.tables.schemas import find_schema
 
@@ -69,8 +69,10 @@ class Sweep:
         self.op.enter(node.op_type, node.name, node)
         passage = self.path.passages[node.name]
         cotangents = {name: adjoint for name, adjoint in zip(node.outputs, adjoints, strict=True) if adjoint}
+        by, known = passage.structure, self.op.emission.taken
         try:
-            return list(passage.structure.differentiate(self.op, passage, cotangents))
+            given = by.differentiate(self.op, passage, cotangents)
+            return list(adjoints_by_structure(type(by).__name__, given, node.name, node.reads, known))
         except Exception as error:
             error.add_note(f"In the rule for {node.op_type} of node {node.name!r}.")
             raise
