@@ -211,6 +211,21 @@ def test_an_optional_input_has_the_default_none() -> None:
     assert seen == ["t", None]
 
 
+def test_what_the_graph_of_a_node_captures_is_not_taken_for_constant() -> None:
+    @rule("Wrapped", domain="my.domain")
+    def wrapped(op: Any, d_y: str, x: str, *, body: onnx.GraphProto) -> str:
+        """dx = t·dy"""
+        return op.Mul(d_y, "t")
+
+    inner = "g (float[N, M] u) => (float[N, M] v) { v = Mul(u, t) }"
+    wrapping = model(f"a = my.domain.Wrapped <body = {inner}> (x) y = ReduceSum <keepdims = 0> (a)")
+    refgrad.gradient(wrapping, wrt=["x"])
+    with pytest.raises(
+        NoGradientError, match=r"Wrapped has no derivative: its graphs capture a value that varies.*an input"
+    ):
+        refgrad.gradient(wrapping, wrt=["x", "t"])
+
+
 def test_a_registered_schema_comes_first() -> None:
     formal = onnx.defs.OpSchema.FormalParameter
     schema = onnx.defs.OpSchema(

@@ -276,6 +276,8 @@ class _Verdicts:
                 k < len(node.inputs) and node.inputs[k] in self._flow.varied for k in rule.refuses(opset)
             ):
                 return "none", node.reads
+            if node.reads is not node.inputs and not self._flow.varied.isdisjoint(node.reads[len(node.inputs) :]):
+                return "none", node.reads  # a rule gives no adjoint of what graphs capture
             names: list[str] = []
             for position, variadic in rule.bind(opset)[1]:
                 names += node.inputs[position:] if variadic else node.inputs[position : position + 1]
@@ -314,7 +316,8 @@ def _reason(key: tuple[str, str], verdict: str, graph: Graph) -> str:
     if key in RULES and verdict == "missing":
         return "its rule is for floats, not for quantised values: cast them, or choose quantization='zero'"
     if key in RULES:
-        return "; ".join(f"by {name}: {why}" for name, why in RULES[key].refused.items())
+        why = "; ".join(f"by {name}: {why}" for name, why in RULES[key].refused.items())
+        return why or "its graphs capture a value that varies, and its rule is for inputs: make that value an input"
     if key[0] == MICROSOFT and "Grad" in key[1]:
         return "it is the gradient of an operator; to differentiate again, make that gradient in dialect 'onnx'"
     return NO_DERIVATIVE.get(key) or "nobody has written its rule"
