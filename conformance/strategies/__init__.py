@@ -1,4 +1,4 @@
-"""Cases that hypothesis draws: for every operator a strategy of attributes, shapes, optional inputs and values.
+"""Cases that hypothesis draws. Every operator has a strategy for attributes, shapes, optional inputs and values.
 
     from hypothesis import given
     from refgrad.conformance import strategies
@@ -43,12 +43,12 @@ def node(
 ) -> SearchStrategy[Case]:
     """Cases of one node.
 
-    :param operator: as in `operators()`; that of another domain than ai.onnx with its domain before it.
-    :param opset: the version of the operator's domain; None for any version of the operator that most runtimes know.
+    :param operator: a name from `operators()`: with its domain in front, unless that is ai.onnx.
+    :param opset: the version of the operator's domain; None draws any version that most runtimes know.
     :param dtype: of the float inputs: float16, bfloat16, float32 or float64, where the operator takes it.
     :param shapes: how the inputs are declared, "static", "symbolic" or "unknown" as in `node_case`; None for any of them.
-    :param values: "smooth", away from where there is no derivative, or "kink", there.
-    :raises OptionError: no such operator, or one of the others that it does not have; hypothesis is not installed.
+    :param values: "smooth": away from the points that have no derivative. "kink": at such a point.
+    :raises OptionError: there is no such operator, its strategy lacks one of the other options, or hypothesis is not installed.
     """
     known = _registry()
     if operator not in known:
@@ -64,7 +64,7 @@ def node(
 
 
 def operators() -> tuple[str, ...]:
-    """The operators that have a strategy, by name; those of another domain than ai.onnx with their domain before them.
+    """The names of the operators that have a strategy, each with its domain in front unless that is ai.onnx.
 
     :raises OptionError: hypothesis is not installed.
     """

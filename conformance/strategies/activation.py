@@ -8,7 +8,7 @@ from typing import Any
 from refgrad.conformance.case import Case
 from refgrad.conformance.strategies.drawing import Drawing, strategy
 
-# Where each has no derivative, by the attributes that it is given.
+# The points where each operator has no derivative, as a function of its attributes.
 KINKS: dict[str, Callable[[dict[str, Any]], tuple[float, ...]]] = {
     "Relu": lambda attributes: (0.0,),
     "LeakyRelu": lambda attributes: (0.0,),
@@ -21,7 +21,7 @@ KINKS: dict[str, Callable[[dict[str, Any]], tuple[float, ...]]] = {
     ),
     "HardSwish": lambda attributes: (-3.0, 3.0),
 }
-SETTINGS: dict[str, dict[str, tuple[float, ...]]] = {  # what each attribute may be, the default left out
+SETTINGS: dict[str, dict[str, tuple[float, ...]]] = {  # the values of each attribute besides its default
     "LeakyRelu": {"alpha": (0.25, 2.0, 0.0, -0.5)},
     "Elu": {"alpha": (2.0, 0.5, -0.5)},
     "Selu": {"alpha": (2.0, 0.5), "gamma": (2.0, 0.5)},
@@ -35,7 +35,7 @@ SETTINGS: dict[str, dict[str, tuple[float, ...]]] = {  # what each attribute may
 
 @strategy(*KINKS, kinks=True)
 def with_kinks(d: Drawing) -> Case:
-    """Both sides of every kink, and far from it."""
+    """Numbers on both sides of every kink, near and far."""
     attributes = _attributes(d)
     far = d.pick(4, 20)
     return d.case(d.floats(d.shape(), -far, far, avoid=KINKS[d.op_type](attributes)), **attributes)
@@ -43,14 +43,14 @@ def with_kinks(d: Drawing) -> Case:
 
 @strategy("Sigmoid", "Tanh", "Softplus", "Mish", "Swish")
 def smooth(d: Drawing) -> Case:
-    """Around 0, and where the function is as good as straight."""
+    """Numbers around 0, and so far out that the function is nearly straight."""
     far = d.pick(3, 20)
     return d.case(d.floats(d.shape(), -far, far), **_attributes(d))
 
 
 @strategy("Celu", "Softsign")
 def once_differentiable(d: Drawing) -> Case:
-    """Both sides of 0, where it has no second derivative."""
+    """Numbers on both sides of 0, where there is no second derivative."""
     return d.case(d.floats(d.shape(), -4, 4, avoid=(0,)), **_attributes(d))
 
 
@@ -84,7 +84,7 @@ def softmax(d: Drawing) -> Case:
 
 @strategy("Hardmax", kinks=True)
 def hardmax(d: Drawing) -> Case:
-    """As Softmax; no two elements are the largest."""
+    """As Softmax; no two elements tie."""
     shape = d.shape(1, empty=False)
     return d.case(d.apart(shape), axis=d.optional(lambda: d.axis(len(shape))))
 

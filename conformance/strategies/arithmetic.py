@@ -77,7 +77,7 @@ def mod(d: Drawing) -> Case:
     left, right = d.broadcasting()
     divisor = d.integers(right, 1, 1 if d.values == "kink" else 3) * np.where(d.bools(right), -1, 1)
     divided = d.floats(left, -7, 7, avoid=range(-7, 8))
-    fmod = 1 if d.opset < 28 else d.pick(1, 0)  # before, floats had to have 1
+    fmod = 1 if d.opset < 28 else d.pick(1, 0)  # before opset 28, floats require 1
     return d.case(divided, divisor.astype(d.dtype), fmod=fmod)
 
 
@@ -90,7 +90,7 @@ def where(d: Drawing) -> Case:
 
 @strategy("Pow")
 def pow_(d: Drawing) -> Case:
-    """A positive base to any power, or one of either sign to a whole power, of which there is no derivative by the power."""
+    """A positive base to any power, or a base of either sign to a whole power, which gets no gradient."""
     base, power = d.broadcasting()
     if d.flag():
         kinds: list[np.dtype[Any]] = [np.dtype(np.int64), np.dtype(np.int32), d.dtype]
@@ -118,7 +118,7 @@ def cast(d: Drawing) -> Case:
 
 @strategy("CastLike")
 def cast_like(d: Drawing) -> Case:
-    """To the type of another input, of any shape, of which there is no derivative."""
+    """To the type of another input, which may have any shape and gets no gradient."""
     like = d.floats(d.shape()).astype(d.pick(*FLOATS[::-1]))
     return d.case(d.floats(d.shape()), like, fixed=["target_type"], wrt=["input"])
 
@@ -134,7 +134,7 @@ def cumulative(d: Drawing) -> Case:
 
 @strategy("Dropout")
 def dropout(d: Drawing) -> Case:
-    """Not training, or with a seed. The ratio may be absent, constant or fed."""
+    """In training or not, with a seed. The ratio and the mode may be absent, constant or fed."""
     ratio = d.optional(lambda: d.scalar(d.pick(0.5, 0.25)))
     training = d.optional(lambda: d.scalar(d.flag(), np.bool_))
     outputs = d.integer(1, 2)
@@ -144,5 +144,5 @@ def dropout(d: Drawing) -> Case:
 
 
 def _near_zero() -> tuple[float, ...]:
-    """What keeps numbers at least 1/4 away from 0."""
+    """The numbers to avoid, so that those drawn are at least 1/4 away from 0."""
     return (-0.125, 0.0, 0.125)

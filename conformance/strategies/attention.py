@@ -1,4 +1,4 @@
-"""Strategies of attention and of what stands around it in a transformer."""
+"""Strategies of attention and of the operators around it in a transformer."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ def attention(d: Drawing) -> Case:
 
 
 def _mask(d: Drawing, scores: Shape) -> tuple[np.ndarray | None, bool]:
-    """None, or truth values or numbers of a shape that broadcasts to that of the scores, sometimes of fewer keys.
+    """A mask, and whether it hides keys, whose scores are then −∞.
 
-    And whether it hides keys: their scores are −∞ then.
+    The mask is absent, or holds truth values or numbers. It broadcasts to the scores; sometimes it covers fewer keys.
     """
     kind = d.pick("none", "bool", "float")
     if kind == "none":
@@ -78,7 +78,7 @@ def _function() -> GraphProto:
 
 @strategy("RotaryEmbedding")
 def rotary_embedding(d: Drawing) -> Case:
-    """Heads apart and packed, pairs side by side and apart, a part of each head alone, angles by place or by token."""
+    """Heads apart and packed, pairs side by side and apart, all or part of each head, angles by position or by token."""
     batch, heads, tokens, pairs = _batch(d), d.integer(1, 2), d.integer(1, 3), d.integer(1, 2)
     partial = d.flag()
     width = 2 * pairs + (d.integer(0, 1) * 2 if partial else 0)
@@ -99,7 +99,7 @@ def rotary_embedding(d: Drawing) -> Case:
 
 @strategy("TensorScatter")
 def tensor_scatter(d: Drawing) -> Case:
-    """A cache of any rank, written along any axis but the first, from a place or around its end."""
+    """A cache of any rank, written along any axis but the first, from any position, sometimes around its end."""
     cache = list(d.shape(1, 3, size=3, elements=12, empty=False))
     axis = d.integer(1, len(cache))
     batch = _batch(d)

@@ -45,11 +45,11 @@ def gemm_fast_gelu(d: Drawing) -> Case:
 
 @strategy(*_named("BiasSoftmax"))
 def bias_softmax(d: Drawing) -> Case:
-    """A bias that broadcasts from within, or from without."""
+    """A bias that broadcasts along the last of the axes before `axis`, or along the first."""
     shape = d.shape(2, 4, size=3, empty=False)
     axis = d.pick(*range(1, len(shape)))
     inner = d.flag()
-    kept = d.integer(1, axis)  # axes on the left that are of size 1, or alone are not
+    kept = d.integer(1, axis)  # how many of the axes before `axis` have size 1 in the bias
     left = (1,) * kept if not inner else (*shape[: axis - kept], *(1,) * kept)
     bias = d.floats((*left, *shape[len(left) :]))
     return d.case(d.floats(shape), bias, axis=axis if axis != 1 or d.flag() else None, is_inner_broadcast=int(inner))
@@ -57,7 +57,7 @@ def bias_softmax(d: Drawing) -> Case:
 
 @strategy(*_named("BiasDropout"))
 def bias_dropout(d: Drawing) -> Case:
-    """Outside of training, so without a random number: with and without a residual and a ratio."""
+    """Outside of training, so nothing is random; with and without a residual and a ratio."""
     shape = d.shape(1)
     residual = d.optional(lambda: d.floats(shape))
     ratio = d.optional(lambda: d.scalar(0.25))
@@ -70,7 +70,7 @@ def bias_dropout(d: Drawing) -> Case:
 
 @strategy(*_named("FusedMatMul"))
 def fused_matmul(d: Drawing) -> Case:
-    """Matrices and stacks of them, each transposed and with the first axis before the last, or not."""
+    """Matrices and stacks of them, each transposed or not, the axis of the stack first or in the middle."""
     rows, inner, columns = (d.integer(1, 3) for _ in range(3))
     trans_a, trans_b = d.integer(0, 1), d.integer(0, 1)
     a, b = _turned((rows, inner), trans_a), _turned((inner, columns), trans_b)
@@ -115,7 +115,7 @@ def fused_gemm(d: Drawing) -> Case:
 
 @strategy(*_named("FusedConv"))
 def fused_conv(d: Drawing) -> Case:
-    """As Conv of two axes, with something added and every activation."""
+    """As Conv of two axes, with and without an addend, with every activation."""
     over = windows(d, 2)
     group, channels, filters = groups(d)
     batch = d.integer(1, 2)
@@ -132,7 +132,7 @@ def fused_conv(d: Drawing) -> Case:
     )
 
 
-# Normalizations. Each epsilon is large enough for differences to settle where all numbers are the same.
+# Normalizations. Each epsilon is so large that differences converge even where all numbers are the same.
 
 
 @strategy(*_named("SkipLayerNormalization", "SkipSimplifiedLayerNormalization"))
@@ -185,7 +185,7 @@ strategy(*_named("SkipGroupNorm"), ranked=True)(group_norm)
 
 @strategy(*_named("BatchNormInternal"))
 def batch_norm_internal(d: Drawing) -> Case:
-    """Of the statistics of the batch, and of the given ones."""
+    """With the statistics of the batch, and with given ones."""
     shape = (d.integer(1, 3), d.integer(1, 3), *d.shape(0, 2, size=3, empty=False))
     training = d.pick(None, 1, 0)
     parts = [d.floats(of) for of in (shape, *[shape[1:2]] * 3)]
@@ -237,7 +237,7 @@ def scaled_sum(d: Drawing) -> Case:
 
 @strategy(*_named("PadAndUnflatten", "FlattenAndUnpad"))
 def padding(d: Drawing) -> Case:
-    """Rows at different places of two axes that are one."""
+    """Rows at different positions along two merged axes."""
     sizes = d.integer(1, 3), d.integer(1, 3)
     rest = d.shape(1, 2, size=2)
     places = np.array(d.permutation(sizes[0] * sizes[1])[: d.integer(1, sizes[0] * sizes[1])], np.int64)
@@ -248,9 +248,9 @@ def padding(d: Drawing) -> Case:
 
 @strategy(*_named("FakeQuant"))
 def fake_quant(d: Drawing) -> Case:
-    """Numbers clipped at either end or not, an eighth or a quarter of a step from what they are rounded to.
+    """Numbers an eighth or a quarter of a step from what they round to, clipped at either end or not.
 
-    The zero point is no whole number, so nothing is rounded to where it starts to be clipped.
+    The zero point is not a whole number, so no number rounds to the point where clipping starts.
     """
     scale, zero_point = d.pick(0.5, 2.0), d.integer(0, 3) + 0.25
     steps = d.integers(d.shape(), -9, 12) + np.float32(0.125) * d.pick(1, -1, 2)
@@ -263,7 +263,7 @@ def fake_quant(d: Drawing) -> Case:
 
 @strategy(*_named("SoftmaxCrossEntropyLossInternal"))
 def softmax_cross_entropy_loss_internal(d: Drawing) -> Case:
-    """Every reduction; weights, a label that is ignored, and the logarithms as a further output."""
+    """Every reduction; weights, a label that is ignored, and the log probabilities as a further output."""
     batch, classes, rest = d.integer(1, 3), d.integer(1, 3), d.shape(0, 2, size=2, empty=False)
     ignored = d.optional(lambda: d.pick(-1, 0, 9))
     labels = d.integers((batch, *rest), 0, classes - 1)
@@ -284,7 +284,7 @@ def softmax_cross_entropy_loss_internal(d: Drawing) -> Case:
 
 @strategy(*_named("EmbedLayerNormalization"))
 def embed_layer_normalization(d: Drawing) -> Case:
-    """With and without segments, a mask and places; the sum as a further output."""
+    """With and without segments, a mask and positions; the sum as a further output."""
     batch, length, width = _tokens(d)
     sizes = d.integer(1, 4), d.integer(length, 5), d.integer(1, 2)
     tables = [d.floats((rows, width)) for rows in sizes]
@@ -305,7 +305,7 @@ def embed_layer_normalization(d: Drawing) -> Case:
 
 @strategy(*_named("MultiHeadAttention"), ranked=True)
 def multi_head_attention(d: Drawing) -> Case:
-    """Keys and values apart, projected before and packed; a bias, a mask, an addend and a past."""
+    """Keys and values apart, already projected, and packed; a bias, a mask, an addend and a past."""
     batch, heads, queries, width = d.integer(1, 2), d.integer(1, 2), d.integer(1, 3), d.integer(1, 3)
     form = d.pick("apart", "projected", "two", "three")
     keys = queries if form == "three" else d.integer(1, 3)
@@ -331,7 +331,7 @@ def multi_head_attention(d: Drawing) -> Case:
 
 @strategy(*_named("Attention"), ranked=True)
 def attention(d: Drawing) -> Case:
-    """Even and uneven parts, with and without a bias, a mask, an addend and a past."""
+    """Values as wide as the keys or not, with and without a bias, a mask, an addend and a past."""
     batch, heads, length, width = d.integer(1, 2), d.integer(1, 2), d.integer(1, 3), d.integer(1, 2)
     past = d.optional(lambda: d.integer(1, 2)) or 0
     value_width = width if past else d.integer(1, 2)
@@ -353,14 +353,14 @@ def attention(d: Drawing) -> Case:
 
 
 def _hidden(d: Drawing, batch: int, heads: int, queries: int, keys: int) -> tuple[np.ndarray | None, np.ndarray | None]:
-    """A mask of keys, for all queries or each, and what is added to the scores; each may be absent."""
+    """A mask of keys, one for all queries or one for each, and an addend of the scores; either may be absent."""
     shape = d.pick((batch, keys), (batch, queries, keys))
     mask = d.optional(lambda: d.integers(shape, 0, 1, np.int32))
     return mask, d.optional(lambda: d.floats((d.pick(batch, 1), d.pick(heads, 1), queries, keys)))
 
 
 def _settings(d: Drawing, ordered: bool) -> dict[str, Any]:
-    """The attributes of both attentions; each query sees a key where there are no fewer keys than queries."""
+    """The attributes of both attentions. `ordered`: there are at least as many keys as queries, so each query sees a key."""
     return {
         "scale": d.pick(None, 0.5),
         "mask_filter_value": d.pick(None, -1.5),
@@ -370,7 +370,7 @@ def _settings(d: Drawing, ordered: bool) -> dict[str, Any]:
 
 @strategy(*_named("SoftmaxCrossEntropy", "SparseSoftmaxCrossEntropy"))
 def softmax_cross_entropy(d: Drawing) -> Case:
-    """Every reduction; where a label is a class, with and without a weight for each."""
+    """Every reduction; labels that are classes, with and without a weight for each."""
     rows, classes = d.shape(1, 3, size=3, empty=False), d.integer(1, 4)
     scores, reduction = d.floats((*rows, classes)), d.pick(None, "mean", "sum", "none")
     if d.op_type == "SoftmaxCrossEntropy":

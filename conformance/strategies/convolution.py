@@ -14,7 +14,7 @@ from refgrad.conformance.strategies.windows import batch, rank_of_image, windows
 
 @strategy("Conv")
 def conv(d: Drawing) -> Case:
-    """Groups, strides, dilations, pads given or by auto_pad, with and without kernel_shape and bias."""
+    """Groups, strides, dilations, pads or auto_pad, with and without kernel_shape and bias."""
     over = windows(d, rank_of_image(d))
     group, channels, filters = groups(d)
     x, w = d.floats((batch(d), group * channels, *over.image)), d.floats((group * filters, channels, *over.kernel))
@@ -30,7 +30,7 @@ def conv(d: Drawing) -> Case:
 
 @strategy("ConvTranspose")
 def conv_transpose(d: Drawing) -> Case:
-    """As Conv; pads given, by auto_pad or by the size of the result, and output_padding."""
+    """As Conv; pads as given, by auto_pad or by the size of the result; with output_padding."""
     rank = rank_of_image(d)
     group, channels, filters = groups(d)
     how = d.pick("pads", "pads", "output_shape", "SAME_UPPER", "SAME_LOWER", "VALID")
@@ -81,5 +81,5 @@ def groups(d: Drawing) -> tuple[int, int, int]:
 
 
 def group_or_absent(d: Drawing, group: int) -> int | None:
-    """The attribute, absent where it has its default."""
+    """The attribute `group`; it may be absent where it is 1."""
     return None if group == 1 and not d.flag() else group

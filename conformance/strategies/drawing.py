@@ -1,12 +1,12 @@
-"""What every strategy is made of: the decorator that registers one, and `Drawing`, which draws shapes, axes and values.
+"""The parts of a strategy: the decorator that registers one, and `Drawing`, which draws shapes, axes and values.
 
     @strategy("Softmax", "LogSoftmax")
     def softmax(d: Drawing) -> Case:
         shape = d.shape(least=1)
         return d.case(d.floats(shape), axis=d.axis(len(shape)))
 
-A strategy is a function of a `Drawing` that returns `d.case(...)`. What is drawn first in a list of choices, and the smallest
-number, is what counterexamples shrink to.
+A strategy is a function of a `Drawing` that returns `d.case(...)`. Counterexamples shrink to the
+first of several choices and to the smallest number.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ FLOATS = tuple(np.dtype(kind) for kind in (np.float16, ml_dtypes.bfloat16, np.fl
 
 @dataclass
 class Drawing:
-    """One draw: what was asked for, and the helpers that draw parts of a case.
+    """One draw: the options of the strategy, and the helpers that draw parts of a case.
 
-    `operator` has its domain before its name, `op_type` has not. `opset` is the version that the case will have, `dtype` the
+    `operator` has its domain in front, `op_type` does not. `opset` is the version that the case will have, `dtype` the
     type of `floats`, `values` "smooth" or "kink".
     """
 
@@ -86,7 +86,7 @@ class Drawing:
         return self.pick(1.0, 2.0, 0.5, -0.5, 0.0)
 
     def shape(self, least: int = 0, most: int = 4, *, size: int = 4, elements: int = 48, empty: bool = True) -> Shape:
-        """`least` to `most` axes of 1 to `size` elements, of `elements` at most in all; rarely one of no element."""
+        """`least` to `most` axes of 1 to `size` elements, at most `elements` in all; if `empty`, rarely one axis has none."""
         sizes: list[int] = []
         room = elements
         for _ in range(self.integer(least, most)):
@@ -102,7 +102,7 @@ class Drawing:
         return tuple(1 if self.flag() else n for n in kept)
 
     def broadcasting(self, count: int = 2, most: int = 3) -> tuple[Shape, ...]:
-        """Shapes that broadcast with one another: most often all to the first or to another, sometimes to none of them."""
+        """Shapes that broadcast with one another. Usually one of them is the broadcast shape, sometimes none is."""
         result = self.shape(0, most)
         full = self.integer(-1, count - 1)
         return tuple(result if k == full else self.broadcast_to(result) for k in range(count))
@@ -123,9 +123,9 @@ class Drawing:
         return [int(k) for k in np.argsort(self._words(count), kind="stable")]
 
     def floats(self, shape: Shape, low: float = -2, high: float = 2, *, avoid: Iterable[float] = ()) -> np.ndarray:
-        """Multiples of 1/8 from `low` to `high`, further than that from each number in `avoid`, in the asked type.
+        """Multiples of 1/8 from `low` to `high`, at least 1/8 away from each number in `avoid`, of the type `dtype`.
 
-        `avoid` is where there is no derivative. With the values "kink" there is such a number.
+        `avoid` holds the points that have no derivative. Where `values` is "kink", at least one element is such a point.
         """
         kinks = list(avoid)
         options = _grid(low, high, tuple(kinks))
@@ -136,7 +136,7 @@ class Drawing:
         return array.astype(self.dtype)
 
     def apart(self, shape: Shape, *, below: float = 0.0) -> np.ndarray:
-        """Different multiples of 1/8 around `below`, in any order: no two tie. With the values "kink" two or more do."""
+        """Different multiples of 1/8 around `below`, in any order: no two tie. Where `values` is "kink", two or more do."""
         count = int(np.prod(shape))
         order = np.array(self.permutation(count), np.float64).reshape(shape)
         if self.values == "kink" and count > 1:
@@ -145,7 +145,7 @@ class Drawing:
         return (below + STEP * (order - count // 2)).astype(self.dtype)
 
     def unlike(self, *shapes: Shape) -> list[np.ndarray]:
-        """At most four arrays, no element of one ties with one of another. With the values "kink" their first elements do."""
+        """At most four arrays, no two of which share a number. Where `values` is "kink", their first elements tie."""
         arrays = [self.integers(shape, -3, 3).astype(self.dtype) + self.scalar(k / 4) for k, shape in enumerate(shapes)]
         if self.values == "kink" and len(arrays) > 1 and all(array.size for array in arrays):
             for array in arrays:
@@ -154,7 +154,7 @@ class Drawing:
         return [array.reshape(shape) for array, shape in zip(arrays, shapes, strict=True)]
 
     def normal(self, shape: Shape, scale: float = 1.0) -> np.ndarray:
-        """Normally distributed numbers times `scale`: for functions of many numbers, with kinks that no grid avoids."""
+        """Normally distributed numbers times `scale`: for functions of many numbers, whose kinks no grid avoids."""
         rng = np.random.default_rng(self.integer(0, 999))
         return np.asarray(scale * rng.standard_normal(shape)).astype(self.dtype)
 
@@ -167,11 +167,11 @@ class Drawing:
         return self._array(shape, (False, True)).astype(np.bool_)
 
     def scalar(self, value: float, dtype: Any = None) -> np.ndarray:
-        """A tensor of no axis, in the asked float type unless `dtype` says otherwise."""
+        """A tensor without axes, of the draw's float type unless `dtype` is given."""
         return np.array(value, self.dtype if dtype is None else dtype)
 
     def optional(self, make: Callable[[], T]) -> T | None:
-        """What `make` draws, or None: an optional input or attribute that is absent, which is the simplest."""
+        """What `make` draws, or None for an absent input or attribute; None is the simplest."""
         return make() if self.flag() else None
 
     def case(
@@ -184,7 +184,7 @@ class Drawing:
     ) -> Case:
         """The case of a node of this operator; `inputs` as in `node_case`, an attribute that is None is absent.
 
-        :param fixed: the inputs, by the schema's names, that may be initializers: each is one or is fed.
+        :param fixed: the names, as in the schema, of inputs that may be initializers; each is drawn as one or is fed.
         :param wrt: what to differentiate with respect to; by default every float input that is fed.
         """
         constant = [name for name in fixed if self.flag()]
@@ -202,7 +202,7 @@ class Drawing:
         return self.finished(made)
 
     def finished(self, made: Case) -> Case:
-        """A case that was made in another way, with what this draw knows of it, and a name that tells it from others."""
+        """A case made elsewhere, completed: its kind of values, its provenance, and a name that no other draw shares."""
         drawn = zlib.crc32(made.model.SerializeToString(deterministic=True))
         for name, array in made.feeds.items():
             drawn = zlib.crc32(f"{name}{array.dtype}{array.tolist()}".encode(), drawn)
@@ -218,7 +218,7 @@ class Drawing:
         return drawn.reshape(shape)
 
     def _words(self, count: int) -> np.ndarray:
-        """Numbers of 16 bits, drawn in one: what is drawn after them stays the same when a counterexample gets fewer."""
+        """16-bit numbers from a single draw, so that later draws stay the same when a counterexample shrinks to fewer."""
         return np.frombuffer(self.draw(st.binary(min_size=2 * count, max_size=2 * count)), ">u2")
 
 
@@ -227,7 +227,7 @@ Draw = Callable[[Drawing], Case]
 
 @dataclass(frozen=True)
 class StrategyEntry:
-    """The strategy of one operator, the opsets that it draws for, whether it draws kinks, and how it declares its inputs."""
+    """The strategy of one operator: the opsets it draws, whether it draws kinks, and how it declares its inputs."""
 
     operator: str
     function: Draw
@@ -237,9 +237,9 @@ class StrategyEntry:
     declared: tuple[str, ...] = SHAPES
 
     def cases(self, opset: int | None, dtype: np.dtype[Any], shapes: str | None, values: str) -> SearchStrategy[Case]:
-        """The cases, as `refgrad.conformance.strategies.node` asks for them.
+        """The strategy of cases; the arguments are as in `refgrad.conformance.strategies.node`.
 
-        :raises OptionError: the operator has no such version, does not take the type, has no kink, or no such shapes.
+        :raises OptionError: the strategy does not have the version, the type, kinks, or the shapes.
         """
         if opset is not None and not self.oldest <= opset <= self.newest:
             raise OptionError(
@@ -267,7 +267,7 @@ class StrategyEntry:
 
     @property
     def versions(self) -> tuple[int, ...]:
-        """What None stands for: opset `NEWEST` first, then the older versions of the operator; the first if it came later."""
+        """The versions drawn for opset None: `NEWEST` (or the operator's first, if that is newer), then the older ones."""
         domain, _, op_type = self.operator.rpartition(".")
         if domain:
             return (self.newest,)
@@ -275,9 +275,10 @@ class StrategyEntry:
         return first, *(version for version in reversed(_versions(domain, op_type)) if self.oldest <= version < first)
 
     def _takes(self, version: int, dtype: np.dtype[Any]) -> bool:
-        """Whether every input that may be of several float types may be of this one.
+        """Whether every input that allows several float types allows this one.
 
-        Where none may, one has to be of this type only; an operator of integers reads what was rounded, of any float type.
+        Where no input allows several, one has to be fixed to this type. An operator without float inputs takes any float
+        type: its case rounds the floats first.
         """
         if dtype not in FLOATS:
             return False
@@ -290,7 +291,7 @@ class StrategyEntry:
 
 
 def _type_string(dtype: np.dtype[Any]) -> str:
-    """What a schema calls tensors of a float type."""
+    """A schema's name for tensors of a float type."""
     return f"tensor({ {'float32': 'float', 'float64': 'double'}.get(dtype.name, dtype.name) })"
 
 
@@ -300,12 +301,12 @@ REGISTRY: dict[str, StrategyEntry] = {}
 def strategy(
     *operators: str, oldest: int | None = None, newest: int | None = None, kinks: bool = False, ranked: bool = False
 ) -> Callable[[Draw], Draw]:
-    """Register a function as the strategy of these operators, which `Drawing.op_type` tells apart.
+    """Register a function as the strategy of these operators; it tells them apart by `Drawing.op_type`.
 
-    :param oldest: the first opset that it draws for; by default 13, or that which has the operator first.
-    :param newest: the last; by default the last that onnx knows.
+    :param oldest: the first opset that it draws; by default 13, or the operator's first if that is newer.
+    :param newest: the last opset that it draws; by default the last that onnx knows.
     :param kinks: it draws points without a derivative too: it calls `Drawing.floats` with `avoid`, `apart` or `unlike`.
-    :param ranked: refgrad refuses inputs of unknown rank, so none is drawn.
+    :param ranked: it draws no inputs of unknown rank, because refgrad refuses them for these operators.
     """
 
     def register(function: Draw) -> Draw:
@@ -323,7 +324,7 @@ def strategy(
 
 
 def of_packages() -> dict[str, StrategyEntry]:
-    """The strategies that other packages register, by the operator with its domain."""
+    """The strategies that other packages register, by the name of the operator with its domain."""
     found = {}
     for entry in extensions.STRATEGIES.values():
         ranked, kinks = bool(entry.options.get("ranked")), bool(entry.options.get("kinks"))
@@ -343,12 +344,12 @@ def _schemas() -> dict[tuple[str, str], list[int]]:
 
 def _versions(domain: str, op_type: str) -> list[int]:
     """The versions in which an operator changed."""
-    return sorted(_schemas().get((domain, op_type), [1]))  # those that onnx does not know are of version 1
+    return sorted(_schemas().get((domain, op_type), [1]))  # operators that onnx does not know have version 1
 
 
 @cache
 def _grid(low: float, high: float, avoid: tuple[float, ...]) -> tuple[float, ...]:
-    """The multiples of `STEP` between two bounds and not near those to avoid, the plainest first."""
+    """The multiples of `STEP` from `low` to `high` that keep `STEP` away from `avoid`, the plainest first."""
     steps = range(int(np.ceil(low / STEP)), int(np.floor(high / STEP)) + 1)
     numbers = [k * STEP for k in steps if all(abs(k * STEP - kink) >= STEP for kink in avoid)]
     return tuple(sorted(numbers, key=lambda x: (x % 1 != 0, abs(x), x < 0)))

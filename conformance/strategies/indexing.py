@@ -1,4 +1,4 @@
-"""Strategies of the operators that take elements by index or put them there."""
+"""Strategies of the operators that read or write elements by index."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from refgrad.conformance.strategies.drawing import Drawing, Shape, strategy
 
 @strategy("Gather")
 def gather(d: Drawing) -> Case:
-    """Indices of any rank, none too, duplicates, counted from either end."""
+    """Indices of any rank, sometimes empty, with duplicates, counted from either end."""
     shape = d.shape(1, 3, elements=24, empty=False)
     axis = d.axis(len(shape))
     indices = _indices(d, d.shape(0, 2, size=3), shape[axis])
@@ -22,7 +22,7 @@ def gather(d: Drawing) -> Case:
 
 @strategy("GatherElements")
 def gather_elements(d: Drawing) -> Case:
-    """As many indices as elements along every other axis, or fewer."""
+    """Along every other axis as many indices as elements, or fewer."""
     shape, axis = _along_axis(d)
     indices = _indices(d, _within(d, shape, axis, 1), shape[axis])
     return d.case(d.floats(shape), indices, axis=None if axis == 0 else axis, fixed=["indices"])
@@ -30,7 +30,7 @@ def gather_elements(d: Drawing) -> Case:
 
 @strategy("GatherND")
 def gather_nd(d: Drawing) -> Case:
-    """Tuples for some or all of the axes behind those of the batch."""
+    """Index tuples for some or all of the axes after the batch axes."""
     shape = d.shape(1, 4, size=3, empty=False)
     batch = d.integer(0, len(shape) - 1)
     length = d.integer(1, len(shape) - batch)
@@ -41,7 +41,7 @@ def gather_nd(d: Drawing) -> Case:
 
 @strategy("ScatterElements", kinks=True)
 def scatter_elements(d: Drawing) -> Case:
-    """Every reduction; only one that reduces may meet an element twice."""
+    """Every reduction; indices repeat only where it adds, multiplies or compares."""
     reduction = _reduction(d)
     shape, axis = _along_axis(d)
     once = reduction in (None, "none")
@@ -63,7 +63,7 @@ def scatter(d: Drawing) -> Case:
 
 @strategy("ScatterND", kinks=True)
 def scatter_nd(d: Drawing) -> Case:
-    """Every reduction; rows or elements, met twice only where the reduction allows it."""
+    """Every reduction; rows or elements, repeated only where the reduction allows it."""
     reduction = _reduction(d)
     shape = d.shape(1, 3, size=3, empty=False)
     sizes = shape[: d.integer(1, len(shape))]
@@ -81,7 +81,7 @@ def scatter_nd(d: Drawing) -> Case:
 
 @strategy("Compress")
 def compress(d: Drawing) -> Case:
-    """Along an axis or of all elements; a condition that is shorter leaves the rest out."""
+    """Along an axis or of all elements; a shorter condition leaves out the rest."""
     shape = d.shape(1, empty=False)
     axis = d.optional(lambda: d.axis(len(shape)))
     length = prod(shape) if axis is None else shape[axis]
@@ -91,7 +91,7 @@ def compress(d: Drawing) -> Case:
 
 @strategy("TopK", kinks=True)
 def top_k(d: Drawing) -> Case:
-    """The largest or the smallest, none to all of them. Unsorted only if there is one: the order of more is not defined."""
+    """The largest or the smallest, none to all of them. Unsorted only if k is 1: the order of several is undefined."""
     shape = d.shape(1, empty=False)
     axis = d.axis(len(shape))
     k = d.integer(0, shape[axis])
@@ -132,7 +132,7 @@ def _along_axis(d: Drawing) -> tuple[Shape, int]:
 
 
 def _within(d: Drawing, shape: Shape, axis: int, more: int) -> Shape:
-    """A shape that is nowhere larger, but for the axis: that may have so many more, or none."""
+    """A shape no larger than `shape`; only along `axis` it may have up to `more` elements more, or none."""
     at = axis % len(shape)
     return tuple(d.integer(0, n + more) if k == at else d.integer(1, n) for k, n in enumerate(shape))
 
@@ -148,7 +148,7 @@ def _tuples(d: Drawing, several: Shape, sizes: Shape) -> np.ndarray:
 
 
 def _different(d: Drawing, several: Shape, shape: Shape, axis: int) -> np.ndarray:
-    """Indices along the axis no two of which meet: an order of the elements, another in every lane."""
+    """Indices along the axis, all different within a lane: each lane has its own permutation of the elements."""
     at, size = axis % len(shape), shape[axis]
     order = np.array(d.permutation(size), np.int64)
     lanes = np.indices(several)
@@ -168,7 +168,7 @@ def _reduction(d: Drawing) -> str | None:
 
 
 def _data_and_updates(d: Drawing, shape: Shape, several: Shape, reduction: str | None) -> tuple[np.ndarray, np.ndarray]:
-    """What a maximum takes does not tie."""
+    """Data and updates; for a maximum or minimum from `Drawing.apart`, so that they do not tie."""
     if reduction not in ("max", "min"):
         return d.floats(shape), d.floats(several)
     numbers = d.apart((prod(shape) + prod(several),))

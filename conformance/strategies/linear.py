@@ -14,7 +14,7 @@ LETTERS = "ijkl"
 
 @strategy("MatMul")
 def matmul(d: Drawing) -> Case:
-    """Vectors, matrices and batches that broadcast; no row, no column, nothing to sum over."""
+    """Vectors, matrices and batches that broadcast; rarely without rows, columns or anything to sum over."""
     m, k, n = (0 if d.rarely() else d.integer(1, 3) for _ in range(3))
     left, right = d.broadcasting(most=2)
     a = (k,) if d.flag() else (*left, m, k)

@@ -10,7 +10,7 @@ from refgrad.conformance.strategies.drawing import Drawing, strategy
 
 @strategy("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss")
 def losses(d: Drawing) -> Case:
-    """Every reduction; with weights or without; labels that are ignored, but not all, are a class or outside of them."""
+    """Every reduction, with and without weights. Some labels may be ignored; their value is a class or outside the classes."""
     examples, classes = d.integer(1, 4), d.integer(1, 4)
     further = d.shape(0, 2, size=3, empty=False)
     labels = d.integers((examples, *further), 0, classes - 1, d.pick(np.int64, np.int32))
@@ -19,7 +19,7 @@ def losses(d: Drawing) -> Case:
         left_out = d.bools(labels.shape)
         left_out.flat[0] = False
         labels = np.where(left_out, ignored, labels).astype(labels.dtype)
-        if labels.flat[0] == ignored:  # the mean of nothing is no number
+        if labels.flat[0] == ignored:  # the mean of no labels is NaN
             ignored = None
     weights = d.optional(lambda: d.floats((classes,), 0.25, 2))
     softmax = d.op_type == "SoftmaxCrossEntropyLoss"

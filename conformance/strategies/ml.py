@@ -1,4 +1,4 @@
-"""Strategies of ai.onnx.ml: what scikit-learn's models become."""
+"""Strategies of ai.onnx.ml, the operators of exported scikit-learn models."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def scaler(d: Drawing) -> Case:
 
 @strategy(*_named("Normalizer"))
 def normalizer(d: Drawing) -> Case:
-    """Every norm. No element is 0, and none of a row is as large as another."""
+    """Every norm. No element is 0, and no two are equal."""
     shape = _samples(d)
     rows = d.apart(shape) + d.scalar(0.0625)
     return d.case(rows, norm=d.pick(None, "MAX", "L1", "L2"))
@@ -60,7 +60,7 @@ def array_feature_extractor(d: Drawing) -> Case:
 
 @strategy(*_named("LinearRegressor"))
 def linear_regressor(d: Drawing) -> Case:
-    """One target or more, with and without intercepts, and every function of the result that has a derivative."""
+    """One target or more, with and without intercepts, with every post-transformation that has a derivative."""
     x, targets = d.normal(_samples(d)), d.integer(1, 3)
     return d.case(
         x,
@@ -73,7 +73,7 @@ def linear_regressor(d: Drawing) -> Case:
 
 @strategy(*_named("LinearClassifier"))
 def linear_classifier(d: Drawing) -> Case:
-    """A score for each class, or one for both of two; labels that are numbers or words."""
+    """A score for each class, or a single one for two classes; labels that are numbers or words."""
     x, classes = d.normal(_samples(d)), d.integer(2, 3)
     rows = d.pick(classes, 1) if classes == 2 else classes
     post = d.pick(None, "NONE", "LOGISTIC") if rows == 1 else _post_transform(d)
@@ -88,7 +88,7 @@ def linear_classifier(d: Drawing) -> Case:
 
 @strategy(*_named("SVMRegressor"))
 def svm_regressor(d: Drawing) -> Case:
-    """Every kernel, and no support vectors at all; one class or a number."""
+    """Every kernel, and none: no support vectors; one class or a number."""
     x = d.normal(_samples(d))
     settings: dict[str, Any] = {"rho": _numbers(d, 1), "one_class": d.pick(None, 0, 1)}
     if d.flag():
@@ -101,7 +101,7 @@ def svm_regressor(d: Drawing) -> Case:
 
 @strategy(*_named("SVMClassifier"))
 def svm_classifier(d: Drawing) -> Case:
-    """Every kernel, of two classes or three, and no support vectors at all."""
+    """Every kernel, and none: no support vectors; two classes or three."""
     x, classes = d.normal(_samples(d)), d.integer(2, 3)
     if d.flag():
         sizes = [d.integer(1, 2) for _ in range(classes)]
@@ -116,7 +116,7 @@ def svm_classifier(d: Drawing) -> Case:
 
 
 def _vectors(d: Drawing, count: int, columns: int) -> dict[str, Any]:
-    """Support vectors and a kernel; its degree is whole, as the base of a power may be negative."""
+    """Support vectors and a kernel; the degree is whole because the base of the power may be negative."""
     kernel = d.pick(*KERNELS)
     parameters = [d.pick(0.5, 0.25), d.pick(0.0, 0.5), float(d.integer(1, 3))]
     vectors = _numbers(d, count * columns)
@@ -124,12 +124,12 @@ def _vectors(d: Drawing, count: int, columns: int) -> dict[str, Any]:
 
 
 def _samples(d: Drawing) -> tuple[int, int]:
-    """Rows of one to three numbers."""
+    """One to three rows of one to three numbers."""
     return d.integer(1, 3), d.integer(1, 3)
 
 
 def _numbers(d: Drawing, count: int) -> list[float]:
-    """Numbers that are not round: their sums are not 0."""
+    """Random numbers, so that their sums are not 0."""
     numbers = np.random.default_rng(d.integer(0, 999)).standard_normal(count)
     return [float(x) for x in numbers.astype(np.float32)]
 

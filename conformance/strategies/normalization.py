@@ -1,4 +1,4 @@
-"""Strategies of the normalizations. Each epsilon is large enough for differences to settle where all numbers are the same."""
+"""Strategies of the normalizations. Each epsilon is so large that differences converge even where all numbers are equal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from refgrad.conformance.strategies.drawing import Drawing, Shape, strategy
 
 @strategy("BatchNormalization")
 def batch_normalization(d: Drawing) -> Case:
-    """Of the given statistics, and since opset 14 those of the batch."""
+    """With given statistics and, since opset 14, with the statistics of the batch."""
     training = d.opset >= 14 and d.flag()
     shape = _channels(d, 0, 2, empty=not training)
     x, scale, bias, mean = (d.floats(of) for of in (shape, *[shape[1:2]] * 3))
@@ -63,7 +63,7 @@ def rms_normalization(d: Drawing) -> Case:
 
 @strategy("MeanVarianceNormalization")
 def mean_variance_normalization(d: Drawing) -> Case:
-    """Any axes; by default all but that of the channels. There is no epsilon, so the numbers of a mean differ."""
+    """Any axes; by default all but the channels. There is no epsilon, so no two numbers are equal."""
     if d.flag():
         shape = d.shape(1, 4, empty=False)
         axes: list[int] | None = d.axes(len(shape), least=1)
@@ -102,7 +102,7 @@ def _channels(d: Drawing, least: int, most: int, empty: bool = True) -> Shape:
 
 
 def _rows(d: Drawing) -> tuple[Shape, int | None]:
-    """A shape, and the first axis of what is normalized; the last one where it is None."""
+    """A shape, and the first of the normalized axes, or None for the last axis alone."""
     shape = d.shape(1, 4, size=3, empty=False)
     axis = d.optional(lambda: d.axis(len(shape)))
     rows = len(shape) - 1 if axis is None else axis % len(shape)

@@ -31,7 +31,7 @@ def momentum(d: Drawing) -> Case:
 
 
 def _step(d: Drawing, momenta: int, squares: int, **attributes: Any) -> Case:
-    """The case of one or two tensors, their gradients, and so many sums of gradients and of their squares each."""
+    """A step on one or two tensors, each with `momenta` sums of its gradients and `squares` sums of their squares."""
     sizes: list[Shape] = [d.shape(0, 2, size=3) for _ in range(d.integer(1, 2))]
     tensors = [d.floats(size) for _ in range(2 + momenta) for size in sizes]
     tensors += [d.floats(size, 0.5, 2) for _ in range(squares) for size in sizes]

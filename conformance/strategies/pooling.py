@@ -1,4 +1,4 @@
-"""Strategies of the poolings. The elements of what a maximum is taken of are all different: no window has two winners."""
+"""Strategies of the poolings. Where a maximum is taken, all elements differ, so no window has two maxima."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def global_lp_pool(d: Drawing) -> Case:
 
 @strategy("MaxUnpool")
 def max_unpool(d: Drawing) -> Case:
-    """Indices that differ or, from windows that overlap, do not; the shape that the attributes give, and a larger one."""
+    """Indices that differ, or repeat as with windows that overlap; the shape that the attributes give, or a larger one."""
     rank = rank_of_image(d)
     axes = [_unpooled(d) for _ in range(rank)]
     image, kernel, strides, begins, ends, sizes = (list(part) for part in zip(*axes, strict=True))

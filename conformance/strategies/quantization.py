@@ -1,4 +1,4 @@
-"""Strategies of quantization. What rounds stands between floats: no value lies near the middle between two quantised ones."""
+"""Strategies of quantization. Rounding happens between floats, and no value lies near the middle between two quantised ones."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from refgrad.conformance.strategies.convolution import group_or_absent, groups
 from refgrad.conformance.strategies.drawing import Drawing, Shape, strategy
 from refgrad.conformance.strategies.windows import rank_of_image, windows
 
-_OFTEN = (np.int8, np.uint8)  # which every version has, and 16 bits hold together with a fraction
+_OFTEN = (np.int8, np.uint8)  # every version has these, and 16-bit floats hold their values with a fraction
 
 
 @strategy("QuantizeLinear", oldest=14)
 def quantize_linear(d: Drawing) -> Case:
-    """Every type of result; a scale per tensor, index of an axis or, since opset 21, block. DequantizeLinear follows."""
+    """Every type of result; a scale per tensor, per index of an axis or, since opset 21, per block; then DequantizeLinear."""
     kind = d.pick(*(_OFTEN if d.dtype.itemsize == 2 else _kinds(d)))
     x, scale, axis, block = _grain(d)
     zero = d.opset < 21 or not d.flag()
@@ -32,7 +32,7 @@ def quantize_linear(d: Drawing) -> Case:
             dtype=d.dtype,
             axis=axis,
             block_size=block,
-            far=0.0,  # beside such a number a step of differences is more than one of the others
+            far=0.0,  # a number far outside makes the step of the differences too large for the others
             saturate=d.pick(None, 0, 1) if small and d.opset >= 19 else None,
         ),
     )
@@ -54,7 +54,7 @@ def dequantize_linear(d: Drawing) -> Case:
 
 @strategy("QLinearConv", "ConvInteger", oldest=14)
 def convolution(d: Drawing) -> Case:
-    """Windows and groups as of Conv; one scale, and one zero point, per filter or for all; zero points and bias absent."""
+    """Windows and groups as of Conv; one scale and zero point per filter or for all; with and without zero points and bias."""
     over = windows(d, rank_of_image(d))
     group, channels, filters = groups(d)
     x, w = (d.integer(1, 2), group * channels, *over.image), (group * filters, channels, *over.kernel)
@@ -73,7 +73,7 @@ def convolution(d: Drawing) -> Case:
 
 @strategy("QLinearMatMul", "MatMulInteger", oldest=14)
 def matmul(d: Drawing) -> Case:
-    """Matrices, and stacks of them; one scale, and one zero point, per row or column or for all; zero points absent."""
+    """Matrices and stacks of them; one scale and zero point per row or column, or for all; with and without zero points."""
     rows, inner, columns = (d.integer(1, 3) for _ in range(3))
     stack = d.shape(0, 2, size=2, empty=False)
     a, b = (*stack, rows, inner), (*(stack if d.flag() else ()), inner, columns)
@@ -87,7 +87,7 @@ def matmul(d: Drawing) -> Case:
 
 
 def _quantized(d: Drawing, x: Shape, w: Shape, rows: Shape, columns: Shape) -> dict[str, Any]:
-    """Two factors that lie a quarter of a step from what they are rounded to, and the scales."""
+    """The scales, and two factors whose numbers lie a quarter of a step from what they round to."""
 
     def factor(shape: Shape) -> np.ndarray:
         return 0.25 * (d.integers(shape, -9, 9) + 0.25)
@@ -103,7 +103,7 @@ def _quantized(d: Drawing, x: Shape, w: Shape, rows: Shape, columns: Shape) -> d
 
 
 def _zero_points(d: Drawing, rows: Shape, columns: Shape) -> dict[str, np.ndarray]:
-    """Those of the factors, which are always used to quantise them, and that of the result."""
+    """The zero points of the factors, which always serve to quantise them, and of the result."""
     middle = d.pick(0, 3, 128)
     return {
         "zx": np.full(rows, 20 + middle, np.uint8),
@@ -129,7 +129,7 @@ def _kinds(d: Drawing) -> list[Any]:
 
 
 def _grain(d: Drawing) -> tuple[Shape, Shape, int, int | None]:
-    """The shape of x, that of its scale, the axis and the size of a block of those that share a scale."""
+    """The shapes of x and of its scale, the axis, and the size of a block that shares a scale."""
     grain = d.pick("tensor", "axis", *(["block"] if d.opset >= 21 else []))
     if grain == "tensor":
         return d.shape(0, 3, size=3), d.pick((), (1,)), 1, None
@@ -143,6 +143,6 @@ def _grain(d: Drawing) -> tuple[Shape, Shape, int, int | None]:
 
 
 def _about(d: Drawing, case: Case) -> Case:
-    """The case, told to be about the operator that was asked for."""
+    """The case, with the first node of the asked operator marked as its subject."""
     next(node for node in case.model.graph.node if node.op_type == d.op_type).name = NODE
     return d.finished(case)

@@ -14,7 +14,7 @@ _WITHOUT_DEFAULTS = ("Affine", "ScaledTanh")
 
 @strategy("RNN", "GRU", "LSTM", oldest=14)
 def recurrent(d: Drawing) -> Case:
-    """Every direction, layout, activation and clip, and every optional input absent or there."""
+    """Every direction, layout, activation and clip, with every optional input present or absent."""
     op, layout = d.op_type, d.flag()
     time, batch, size, hidden = d.integer(1, 3), d.integer(1, 2), d.integer(1, 2), d.integer(1, 2)
     if d.rarely():
@@ -48,7 +48,7 @@ def recurrent(d: Drawing) -> Case:
 
 
 def _activations(d: Drawing, directions: int) -> dict[str, Any]:
-    """None, or one name per place of each direction; parameters for all of them, or those by default."""
+    """No attributes, or one activation per place of each direction; with parameters for all, or with the defaults."""
     if not d.flag():
         return {}
     places = _PLAIN[d.op_type] * directions

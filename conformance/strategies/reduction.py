@@ -9,7 +9,7 @@ import numpy as np
 from refgrad.conformance.case import Case
 from refgrad.conformance.strategies.drawing import Drawing, Shape, strategy
 
-OF_NOTHING = ("ReduceSum", "ReduceSumSquare", "ReduceProd", "ReduceL1", "ReduceL2")  # is finite
+OF_NOTHING = ("ReduceSum", "ReduceSumSquare", "ReduceProd", "ReduceL1", "ReduceL2")  # finite for no elements
 
 
 @strategy("ReduceSum", "ReduceMean", "ReduceSumSquare", "ReduceProd", "ReduceLogSumExp")
@@ -27,7 +27,7 @@ def of_positive(d: Drawing) -> Case:
 
 @strategy("ReduceL2")
 def norm(d: Drawing) -> Case:
-    """Away from 0: an axis of one element is as good as none."""
+    """No element is 0: along an axis of one element the norm is the absolute value."""
     return _over_axes(d, d.floats(_shape(d), avoid=(0,)))
 
 
@@ -48,7 +48,7 @@ def _shape(d: Drawing) -> Shape:
 
 
 def _over_axes(d: Drawing, x: np.ndarray) -> Case:
-    """Axes absent, as an attribute, constant or fed; none of them reduces all or, if asked so, nothing."""
+    """Axes absent, as an attribute, constant or fed; no axes mean all or, with noop_with_empty_axes, none."""
     keep: dict[str, Any] = {"keepdims": d.pick(None, 0, 1)}
     if d.opset < (13 if d.op_type == "ReduceSum" else 18):
         return d.case(x, axes=d.optional(lambda: d.axes(x.ndim, 1)) or None, **keep)

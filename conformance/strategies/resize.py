@@ -15,9 +15,10 @@ _COORDINATES = ("half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric
 
 @strategy("Resize")
 def resize(d: Drawing) -> Case:
-    """Every filter at every kind of coordinates, every way to say the sizes, some of the axes or all.
+    """Every filter at every kind of coordinates, every way to give the sizes, along some axes or all.
 
-    By the scales where no scale times a size is whole, and by the roi where it ends beside the elements: no kink is near.
+    The scales and the roi get gradients only where no kink is near: no scale times a size is whole, and the roi does not
+    end at an element.
     """
     newer = d.opset >= 18
     x = d.shape(1, 4, size=4, elements=36)

@@ -1,4 +1,4 @@
-"""Strategies of reading between pixels. No point lies on a pixel, halfway between two, or at the border: these are kinks."""
+"""Strategies of the operators that read between pixels. No point lies at a kink: a pixel, halfway between two, the border."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from refgrad.conformance.strategies.windows import batch, windows
 
 @strategy("GridSample")
 def grid_sample(d: Drawing) -> Case:
-    """Every mode and padding, of images of any rank; of two axes, and in other words, before opset 20."""
+    """Every mode and padding, for images of any rank. Before opset 20 images have two axes, and the modes other names."""
     older = d.opset < 20
     image = tuple(d.integer(2, 4) for _ in range(2 if older else d.pick(2, 2, 1, 3)))
     points = tuple(d.integer(1, 2) for _ in image)
@@ -34,7 +34,7 @@ def grid_sample(d: Drawing) -> Case:
 
 
 def _off_pixels(d: Drawing, shape: Shape, low: int, high: int) -> np.ndarray:
-    """Numbers from `low` to `high` in float64, none within `STEP` of a whole number or of one and a half."""
+    """Float64 numbers from `low` to `high`, each at least `STEP` away from every multiple of 1/2."""
     steps = np.array([1, 2, 3, 5, 6, 7])[d.integers(shape, 0, 5)]
     return np.asarray(d.integers(shape, low, high - 1) + STEP * steps)
 
@@ -62,7 +62,7 @@ def deform_conv(d: Drawing) -> Case:
 
 @strategy("RoiAlign", oldest=16)
 def roi_align(d: Drawing) -> Case:
-    """Means and maxima over regions inside the image, over its border, and turned round."""
+    """Means and maxima over regions inside the image, across its border, and with swapped corners."""
     x, regions, images = _regions(d)
     bins: dict[str, Any] = {name: d.pick(None, 1, 2) for name in ("output_height", "output_width")}
     return d.case(
@@ -77,7 +77,7 @@ def roi_align(d: Drawing) -> Case:
 
 @strategy("MaxRoiPool", kinks=True)
 def max_roi_pool(d: Drawing) -> Case:
-    """Maxima over regions whose corners are rounded to pixels, as the number of the image is cut off."""
+    """Maxima over regions. Their corners are rounded to pixels, and the index of the image is truncated."""
     x, regions, images = _regions(d)
     rois = np.concatenate([images[:, None].astype(d.dtype) + d.scalar(0.5), regions], 1)
     pooled = [d.integer(1, 2), d.integer(1, 2)]
@@ -85,7 +85,7 @@ def max_roi_pool(d: Drawing) -> Case:
 
 
 def _regions(d: Drawing) -> tuple[Shape, np.ndarray, np.ndarray]:
-    """The shape of the images, corners of regions that are far from halves, and the image that each is in."""
+    """The shape of the images, the corners of the regions, far from halves, and the image of each region."""
     x = (d.integer(1, 2), d.integer(1, 2), d.integer(1, 4), d.integer(1, 4))
     count = 0 if d.rarely() else d.integer(1, 2)
     corners = d.integers((count, 4), -2, 5) + np.random.default_rng(d.integer(0, 99)).uniform(0.06, 0.19, (count, 4))

@@ -31,7 +31,7 @@ def reshape(d: Drawing) -> Case:
 
 @strategy("Flatten")
 def flatten(d: Drawing) -> Case:
-    """Before any axis, also before the first and after the last."""
+    """Split before any axis, or after the last."""
     shape = d.shape()
     return d.case(d.floats(shape), axis=d.pick(None, *range(len(shape) + 1), *range(-len(shape), 0)) if shape else 0)
 
@@ -57,14 +57,14 @@ def unsqueeze(d: Drawing) -> Case:
 
 @strategy("Transpose")
 def transpose(d: Drawing) -> Case:
-    """Every permutation, and that of the default."""
+    """Every permutation, and the default."""
     shape = d.shape()
     return d.case(d.floats(shape), perm=d.optional(lambda: d.permutation(len(shape))) or None)
 
 
 @strategy("Concat")
 def concat(d: Drawing) -> Case:
-    """One operand to four, some of no element."""
+    """One operand to four, some of them empty."""
     shape = d.shape(1)
     axis = d.axis(len(shape))
     sizes = [d.integer(0, 3) for _ in range(d.integer(1, 4))]
@@ -73,7 +73,7 @@ def concat(d: Drawing) -> Case:
 
 @strategy("Split")
 def split(d: Drawing) -> Case:
-    """Sizes fed, constant, or equal by the number of outputs; the last of these may be smaller from opset 18 on."""
+    """Sizes fed or constant, or equal parts by the number of outputs; since opset 18 the last part may be smaller."""
     shape = d.shape(1, elements=16)
     axis = d.axis(len(shape))
     count = d.integer(1, 4)
@@ -90,14 +90,14 @@ def split(d: Drawing) -> Case:
 
 @strategy("Expand")
 def expand(d: Drawing) -> Case:
-    """To a larger shape, or to one that itself broadcasts to that of x."""
+    """To a larger shape, or to one that itself broadcasts to the shape of x."""
     shape, target = d.broadcasting()
     return d.case(d.floats(shape), np.array(target, np.int64), fixed=["shape"])
 
 
 @strategy("Tile")
 def tile(d: Drawing) -> Case:
-    """No copy to three along every axis."""
+    """Zero to three copies along every axis."""
     shape = d.shape(elements=16)
     repeats = [d.pick(1, 2, 3, 0) for _ in shape]
     return d.case(d.floats(shape), np.array(repeats, np.int64), fixed=["repeats"])
@@ -120,7 +120,7 @@ def slice_(d: Drawing) -> Case:
 
 @strategy("Pad")
 def pad(d: Drawing) -> Case:
-    """Every mode; with "constant" also less than nothing. From opset 18 on some axes only."""
+    """Every mode; "constant" with negative pads too. Since opset 18 along some axes only."""
     shape = d.shape(elements=24, empty=False)
     mode = d.pick("constant", "edge", "reflect", *(["wrap"] if d.opset >= 19 else []))
     axes = d.axes(len(shape)) if d.opset >= 18 and d.flag() else None
@@ -178,7 +178,7 @@ def blocks(d: Drawing) -> Case:
 
 @strategy("Range")
 def range_(d: Drawing) -> Case:
-    """Up, down, and nothing; the limit is half a step away from where the count changes."""
+    """Rising, falling and empty; the limit is half a step away from where the count changes."""
     start, delta = d.floats(()), d.pick(1.0, 0.5, -1.0, -0.25)
     limit = float(start) + (d.integer(-1, 5) + 0.5) * delta
     return d.case(start, d.scalar(limit), d.scalar(delta), fixed=["limit", d.pick("start", "delta")])
@@ -207,7 +207,7 @@ def _some(d: Drawing, axes: list[int], rank: int) -> np.ndarray:
 
 
 def _padding(d: Drawing, mode: str, size: int) -> int:
-    """How much may be added at one end of an axis."""
+    """A pad that the mode allows at one end of an axis."""
     if mode == "constant":
         return d.integer(-size, 2) if d.flag() else d.integer(0, 2)
     return d.integer(0, min(2, {"edge": 2, "reflect": size - 1, "wrap": size}[mode]))

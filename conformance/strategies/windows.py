@@ -10,9 +10,9 @@ from refgrad.conformance.strategies.drawing import Drawing, Shape
 
 @dataclass(frozen=True)
 class Windows:
-    """The size of the image, and the windows over it: one number per axis, `begins` and `ends` of the pads.
+    """The size of the image, and the windows over it: one number per axis.
 
-    `auto_pad` is None where the pads count.
+    `begins` and `ends` are the pads; they apply where `auto_pad` is None.
     """
 
     image: Shape
@@ -32,7 +32,7 @@ class Windows:
         return tuple((n + b + e - (k - 1) * d - 1) // s + 1 for n, b, e, k, d, s in axes)
 
     def attributes(self, d: Drawing, kernel: bool = True) -> dict[str, Any]:
-        """The attributes of a node; those of the default values are absent or written out."""
+        """The attributes of a node; one with its default value may be absent."""
         rank = len(self.image)
         pads = [*self.begins, *self.ends]
         return {
@@ -45,9 +45,9 @@ class Windows:
 
 
 def windows(d: Drawing, rank: int, *, dilated: bool = True, pooling: bool = False, padding: bool = True) -> Windows:
-    """Windows of `rank` axes, one of them at least.
+    """Windows over `rank` axes, at least one along each.
 
-    A pooling takes no window of pads alone: its pads are smaller than the kernel, and an image is no smaller than a dilation.
+    No window of a pooling lies in the pads alone: they are smaller than the kernel, and the image at least a dilation.
     """
     most, room = (3, 3) if rank < 3 else (2, 1)
     auto_pad = d.pick(None, None, None, "SAME_UPPER", "SAME_LOWER", "VALID") if padding else None
