@@ -10,18 +10,18 @@ from functools import cache, partial
 from refgrad.conformance.case import Case, node_case
 from refgrad.tables import extensions, plugins
 
-# What a family has beside `cases`: another type, models that round, and where a runtime is wrong or ends the process.
+# Tables besides `cases`: another type, models that round, and cases that a runtime gets wrong or that end its process.
 FURTHER = {"control_flow": "apart", "linear": "in_double", "quantization": "rounded", "recurrent": "apart"}
 
 
 @cache
 def every_case() -> tuple[Case, ...]:
-    """The cases of every family, by the name of the family."""
+    """The cases of every built-in family, in the order of the families' names."""
     return tuple(case for cases in _families().values() for case in cases)
 
 
 def families() -> Mapping[str, tuple[Case, ...]]:
-    """The cases of every family by its name, with those in `FURTHER`."""
+    """The cases of every family by its name, those of `FURTHER` and of other packages included."""
     further = {name: getattr(importlib.import_module(f"{__name__}.{name}"), table)() for name, table in FURTHER.items()}
     return {name: (*cases, *further.get(name, ())) for name, cases in _families().items()} | dict(_of_packages())
 
@@ -32,7 +32,7 @@ def built_in() -> Collection[str]:
 
 
 def _of_packages() -> dict[str, tuple[Case, ...]]:
-    """The cases that other packages register, by the module that does."""
+    """The cases that other packages register, by the name of the registering module."""
     plugins.load()
     found: dict[str, tuple[Case, ...]] = {}
     for entry in extensions.CASES:

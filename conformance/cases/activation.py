@@ -70,7 +70,7 @@ SPECIAL = (
 
 
 def cases() -> Iterator[Case]:
-    """Every attribute on a matrix, a scalar and nothing; both sides of every kink, and far out."""
+    """Every attribute, on a matrix, a scalar and an empty tensor; both sides of every kink, and far out."""
     for shapes in SHAPES:
         for op_type, settings in SETTINGS.items():
             opsets = sorted({max(16, SINCE.get(op_type, 0)), max(NEWEST, SINCE.get(op_type, 0))})

@@ -13,8 +13,8 @@ from refgrad.conformance.case import SHAPES, Case, node_case
 from refgrad.conformance.cases.shape import NEWEST, ints, numbers
 from refgrad.conformance.cases.special import TINY, Special
 
-FORMS = ((2, 3), (), (0, 3))  # a matrix, a scalar, nothing
-PAIRS = (  # broadcast not at all, on the right, on the left, both ways, from a scalar, of nothing, over a new axis
+FORMS = ((2, 3), (), (0, 3))  # a matrix, a scalar, an empty tensor
+PAIRS = (  # no broadcast, on the right, on the left, both ways, from a scalar, of an empty tensor, over a new axis
     ((2, 3), (2, 3)),
     ((2, 3), (3,)),
     ((1, 3), (2, 3)),
@@ -48,7 +48,7 @@ SPECIAL = (
     Special("Sqrt", "next-to-zero", ((0.0, TINY, 1e-30, 1e30, inf),), ((inf, 2.0**66, 5e14, 5e-16, 0.0),)),
     Special("Reciprocal", "far-out", ((-inf, -1e15, 1e-15, 1e15, inf),), ((0.0, -1e-30, -1e30, -1e-30, 0.0),)),
     Special("Pow", "far-out", ((1e30, 1e-30), (0.5, 0.5)), ((5e-16, 5e14), (6.907755e16, -6.907755e-14))),
-    # Arithmetic: the derivative by one operand is the other, whatever that is.
+    # Arithmetic: the derivative with respect to one operand is the other, whatever its value.
     Special("Add", "infinite", ((inf, -inf, nan), (1.0, inf, 0.0)), ((1.0,) * 3, (1.0,) * 3)),
     Special("Sub", "infinite", ((inf, inf, 1.0), (1.0, inf, nan)), ((1.0,) * 3, (-1.0,) * 3)),
     Special("Mul", "infinite", ((inf, 1e30, 0.0, -0.0), (2.0, 1e30, inf, 3.0)), ((2.0, 1e30, inf, 3.0), (inf, 1e30, 0.0, 0.0))),
@@ -86,7 +86,7 @@ def positive(*shape: int, low: float = 0.2, high: float = 0.8) -> np.ndarray:
 
 
 def scalar(value: float | bool, dtype: type = np.float32) -> np.ndarray:
-    """A tensor of no axis."""
+    """A tensor without axes."""
     return np.array(value, dtype)
 
 

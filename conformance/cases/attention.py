@@ -90,7 +90,7 @@ def attention(
     packed: bool = False,
     **arguments: Any,
 ) -> Case:
-    """Attention of 3 queries in two heads on 5 keys, in a batch of two; `past` more keys, of which `valid` ones count."""
+    """Attention of 3 queries in two heads to 5 keys and `past` more, in a batch of two; `valid` counts the keys used."""
     q, k, v = (numbers(2, heads, n, size) for heads, n, size in ((2, 3, 4), (key_heads, 5, 4), (key_heads, 5, 3)))
     inputs: list[np.ndarray | None] = [q, k, v]
     if packed:

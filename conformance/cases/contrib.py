@@ -33,7 +33,7 @@ SPECIAL = (
 
 
 def cases() -> Iterator[Case]:
-    """Every attribute and every optional input; static, symbolic and unknown shapes where the operator is right for them."""
+    """Every attribute and every optional input; static, symbolic and, where the operator works with them, unknown shapes."""
     _RANDOM.bit_generator.state = _START
     for shapes in SHAPES:
         x = _floats(2, 3, 4)
@@ -122,7 +122,7 @@ def _normalizations(shapes: str) -> Iterator[Case]:
         yield _case(simple, x, _floats(3, 4), shapes=shapes, axis=axis, outputs=2)
     yield _case(simple, x, _floats(2, 3, 4), shapes=shapes, axis=0, outputs=2)
     yield _case(simple, _floats(2, 0, 4), scale, shapes=shapes, axis=2, outputs=2)
-    for dtype in (np.float64, np.float16):  # of the latter the squares are no numbers
+    for dtype in (np.float64, np.float16):  # the squares overflow in float16
         yield _case(simple, (300 * x).astype(dtype), scale.astype(dtype), shapes=shapes)
     image = _floats(2, 4, 3, 2)
     last = np.moveaxis(image, 1, -1)
@@ -155,7 +155,7 @@ def _training(shapes: str) -> Iterator[Case]:
     for width in (2, 0):
         yield _case("PadAndUnflatten", _floats(3, width), indices, np.array([2, 3]), shapes=shapes)
     yield _case("FlattenAndUnpad", _floats(2, 3, 2), indices, shapes=shapes, outputs=2)
-    x = _array([[-4.1, -0.62, 0.31], [0.87, 1.44, 9.3]])  # clipped at both ends, and halfway between no two steps
+    x = _array([[-4.1, -0.62, 0.31], [0.87, 1.44, 9.3]])  # clipped at both ends, never halfway between two steps
     scale, zero_point = _scalar(0.5), _scalar(3.0)
     yield _case("FakeQuant", x, scale, zero_point, shapes=shapes, quant_min=0, quant_max=7, outputs=2)
     yield _case("FakeQuant", x, _array([0.5]), _array([3.0]), shapes=shapes, quant_max=15)
@@ -167,7 +167,7 @@ def _training(shapes: str) -> Iterator[Case]:
             yield _case(loss, scores, labels, weights, ignored, shapes=shapes, outputs=2, reduction=reduction)
             yield _case(loss, scores, np.abs(labels), weights, shapes=shapes, reduction=reduction)
         far = np.where(labels < 0, 9, labels), np.full_like(labels, 9)
-        for each in far:  # no class, and nothing else
+        for each in far:  # ignored labels outside the classes, then no others
             yield _case(loss, scores, each, None, np.array(9), shapes=shapes, outputs=2, reduction=reduction)
 
 
@@ -229,7 +229,7 @@ def _case(op_type: str, *inputs: np.ndarray | None, **options: Any) -> Case:
 
 
 def _floats(*shape: int) -> np.ndarray:
-    """Numbers that no kink is near."""
+    """Numbers that are not near 0, where the activations have kinks."""
     values = _RANDOM.standard_normal(shape) * 0.7
     return np.where(np.abs(values) < 0.02, 0.1, values).astype(np.float32)
 

@@ -1,4 +1,4 @@
-"""Cases of If, Loop and Scan: captured weights, states of all kinds, axes and directions, no step at all, bodies in bodies."""
+"""Cases of If, Loop and Scan: captured weights, states of all kinds, axes and directions, no steps, nested bodies."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 from refgrad.conformance.case import SHAPES, Case
 from refgrad.protos.walk import graphs
 
-# What is fed: the shape of a float, or the array itself.
+# What is fed: the shape of random floats, or the array itself.
 Feeds: TypeAlias = Mapping[str, tuple[int, ...] | np.ndarray]
 # A name, the declared outputs, the nodes with "T" for the type of the floats, and what is fed.
 FlowRow: TypeAlias = tuple[str, str, str, Feeds]
@@ -199,15 +199,15 @@ ENDS_THE_PROCESS: tuple[FlowRow, ...] = (
 )
 
 FORMS = (*(("If", row) for row in IFS), *(("Loop", row) for row in LOOPS), *(("Scan", row) for row in SCANS))
-# Loops that carry and stack nothing of an unknown rank: the others are refused where one is.
+# Loops that neither carry nor stack a tensor of unknown rank; refgrad refuses those that do.
 OF_ANY_RANK = ("without-states",)
-# Where the operators changed; onnx converts those before 16.
+# The opsets in which the operators changed; onnx converts models of opsets before 16.
 OPSETS = {"If": (8, 11, 13, 16, 19, 21, 23), "Loop": (8, 11, 13, 16, 19, 21, 23), "Scan": (9, 11, 16, 19, 21, 23)}
 OF_OPSETS = {"If": IFS[:2], "Loop": (LOOPS[0], LOOPS[2]), "Scan": (SCANS[0], SCANS[3])}
 
 
 def cases() -> Iterator[Case]:
-    """Every form under every kind of declaration, the first ones in other types, with constants and in every opset."""
+    """Every form under every kind of declaration; the first forms also in other types, with constants and in every opset."""
     for op, row in FORMS:
         for shapes in SHAPES if op == "If" or row[0] in OF_ANY_RANK else SHAPES[:2]:
             yield flow(op, row, shapes=shapes)
@@ -230,7 +230,7 @@ def cases() -> Iterator[Case]:
 
 
 def apart() -> Iterator[Case]:
-    """Where ONNX Runtime ends the process."""
+    """Cases in which ONNX Runtime ends the process."""
     for row in ENDS_THE_PROCESS:
         yield flow("Loop", row)
 
@@ -238,10 +238,10 @@ def apart() -> Iterator[Case]:
 def flow(
     op: str, row: FlowRow, opset: int = 21, shapes: str = "static", kind: str = "float", constant: tuple[str, ...] = ()
 ) -> Case:
-    """The case of a row, whose node `op` is called as the node of every case is.
+    """The case of a row; it is about the node that the row calls `node`, of the operator `op`.
 
-    :param shapes: as for `node_case`; "unknown": whoever reads a float reads it through a Reshape to a shape that is fed.
-    :param constant: what is an initializer, and not fed.
+    :param shapes: as for `node_case`; "unknown": nodes read the floats through a Reshape to a shape that is fed.
+    :param constant: the inputs that are initializers and not fed.
     """
     name, outputs, nodes, given = row
     rng = np.random.default_rng(len(name))
@@ -280,7 +280,7 @@ def _is_float(value: tuple[int, ...] | np.ndarray) -> bool:
 
 
 def _numbers(value: tuple[int, ...] | np.ndarray, rng: np.random.Generator) -> Any:
-    """Numbers of a shape, none of them near 0."""
+    """Numbers of the given shape, none of them near 0; a given array as it is."""
     if not isinstance(value, tuple):
         return value
     return np.asarray(rng.uniform(0.3, 1.1, value) * rng.choice([-1, 1], value))

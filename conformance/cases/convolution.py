@@ -63,7 +63,7 @@ COL2IM: tuple[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], dict[str,
 
 
 def cases() -> Iterator[Case]:
-    """Every attribute, on static, symbolic and unknown shapes, and a batch alone unknown."""
+    """Every attribute, on static, symbolic and unknown shapes."""
     for shapes in SHAPES:
         for op_type, table in (("Conv", CONV), ("ConvTranspose", CONV_TRANSPOSE)):
             for x, w, bias, attributes in table:
@@ -79,7 +79,7 @@ def cases() -> Iterator[Case]:
     )
     sparse: dict[str, Any] = {"strides": [2, 1], "dilations": [2, 3], "output_padding": [1, 0]}
     yield _case("ConvTranspose", (2, 3, 5, 4), (3, 2, 3, 2), 0, shapes="symbolic", auto_pad="SAME_LOWER", **sparse)
-    # Pads by the size of the result, which may be smaller or larger than all windows reach.
+    # Pads by the size of the result, which may be smaller or larger than what the windows cover.
     for output_shape, auto_pad in (
         ([10, 8], "NOTSET"),
         ([10, 9], "SAME_UPPER"),
@@ -93,7 +93,7 @@ def cases() -> Iterator[Case]:
     yield _case("ConvTranspose", (1, 2, 3), (2, 1, 2), 0, pads=[2, 1], dilations=[2], output_padding=[1])
     yield _case("ConvTranspose", (1, 2, 3), (2, 1, 2), 0, pads=[0, 1], dilations=[3], output_padding=[2])
     yield _case("Conv", (2, 3, 5, 4), (4, 3, 3, 3), 4, opset=16, constant=("W", "B"), pads=[1, 1, 1, 1])
-    # The weight is known, the size of the batch and of the image is not; and images of more windows than fit in a few.
+    # The weight is known, the sizes of the batch and of the image are not; and images with many windows.
     known: dict[str, Any] = {"constant": ("W",), "wrt": ("X", "W"), "pads": [0, 2, 1, 1], "dilations": [1, 3]}
     yield _case("Conv", (2, 3, 9, 8), (4, 3, 3, 2), 0, shapes="symbolic", strides=[3, 2], **known)
     yield _case("Conv", (2, 4, 9, 8), (6, 2, 3, 2), 0, shapes="symbolic", group=2, **known)

@@ -1,4 +1,4 @@
-"""Cases of every family with nothing in them, and of scalars: what the other tables have least of."""
+"""Cases of every family with empty tensors and with scalars, which are rare in the other tables."""
 
 from __future__ import annotations
 

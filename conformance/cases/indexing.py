@@ -1,4 +1,4 @@
-"""Cases of the operators that take elements by index or put them there."""
+"""Cases of the operators that read or write elements by index."""
 
 from __future__ import annotations
 

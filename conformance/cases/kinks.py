@@ -1,4 +1,4 @@
-"""Every operator at its kinks, as `refgrad.tables.kinks` has them, and right beside them, where it has a derivative."""
+"""Every operator at its kinks, listed in `refgrad.tables.kinks`, and right beside them, where it has a derivative."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from refgrad.conformance.case import Case, node_case
 from refgrad.tables.kinks import KINKS, Kink
 
 BESIDE = 0.125
-INWARD = ("Asin", "Acos", "Atanh")  # defined between the kinks alone
-ABOVE = ("Sqrt", "Log", "Acosh", "ReduceLogSum")  # defined above the kink alone
-SINGLE = {"Resize": 2}  # the input that is float32 whatever the others are: its scales
-STILL = {"MaxRoiPool": 1}  # the input that stays: its rois name an image
-# Where there is no other side: x⁰·⁵ needs x ≥ 0; xʸ has a derivative by y for no x < 0; −∞ has no neighbours.
+INWARD = ("Asin", "Acos", "Atanh")  # defined only between the kinks
+ABOVE = ("Sqrt", "Log", "Acosh", "ReduceLogSum")  # defined only above the kink
+SINGLE = {"Resize": 2}  # the scales are float32, whatever the type of the others
+STILL = {"MaxRoiPool": 1}  # the input that is not moved: the rois contain the index of an image
+# Kinks without a side: x⁰·⁵ needs x ≥ 0; for x < 0, xʸ has no derivative with respect to y; −∞ has no neighbours.
 ONLY_AT = (("Pow", "x = 0"), ("Pow", "x < 0, y whole"), ("ReduceLogSumExp", "every element is −∞"))
 
 
 def cases() -> Iterator[Case]:
-    """Each row of the table (values="kink"), and the same a little below and above, every element by another step."""
+    """Each row of the table (values="kink"), and the same a little below and above, each element by its own step."""
     for kink in KINKS:
         yield at(kink)
         if (kink.operator, kink.where) in ONLY_AT:
@@ -39,7 +39,7 @@ def at(kink: Kink, dtype: Any = np.float32) -> Case:
 
 
 def _beside(kink: Kink, side: str, sign: int) -> Case:
-    """The floats moved by steps that differ, so that what is equal at the kink is not; between −1 and 1 where it has to be."""
+    """The floats moved by different steps, so that those equal at the kink differ; where required, they stay in [−1, 1]."""
     rng = np.random.default_rng(0)
     inputs = []
     for k, x in enumerate(_array(x, np.float32) for x in kink.inputs):

@@ -80,7 +80,7 @@ def cases() -> Iterator[Case]:
         for equation, operands in EINSUM:
             arrays = (numbers(*operand) for operand in operands)
             yield node_case("Einsum", *arrays, equation=equation, opset=NEWEST, shapes=shapes)
-    # Runtimes repeat an axis of size 1 along its letter, though no specification says so.
+    # Runtimes repeat an axis of size 1 along its letter, although the specification does not say so.
     for equation, operands in (
         ("ij,ij->i", ((1, 3), (2, 3))),
         ("ij,j", ((2, 3), (1,))),
@@ -98,9 +98,9 @@ def cases() -> Iterator[Case]:
 
 
 def in_double() -> Iterator[Case]:
-    """MatMul in double, for dialect "ort" alone.
+    """MatMul in double, for dialect "ort" only.
 
-    The optimizer of the training wheel makes a FusedMatMul of a Transpose and a MatMul, and has no kernel for it in double.
+    The optimizer of the training wheel fuses a Transpose and a MatMul to a FusedMatMul, which has no kernel for double.
     """
     for shapes in SHAPES:
         for a, b in (*MATMUL[:6], *MATMUL[9:13], ((2, 1, 2, 3), (5, 3, 4)), ((2, 3), (4, 5, 3, 2))):
@@ -117,7 +117,7 @@ def gemm(
     dtype: np.dtype = np.dtype(np.float32),  # noqa: B008
     **factors: float,
 ) -> Case:
-    """A Gemm of (2, 3) and (3, 4), transposed where it says so."""
+    """A Gemm of a (2, 3) and a (3, 4) matrix, each given transposed where `trans_a` or `trans_b` says so."""
     wanted = [(3, 2) if trans_a else (2, 3), (4, 3) if trans_b else (3, 4), *([] if c is None else [c])]
     arrays = (numbers(*shape).astype(dtype) for shape in wanted)
     attributes: dict[str, Any] = {"transA": int(trans_a), "transB": int(trans_b), **factors}

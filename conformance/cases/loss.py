@@ -32,7 +32,7 @@ SPECIAL = (
 
 
 def cases() -> Iterator[Case]:
-    """Every reduction, with and without weights and ignored labels, without and with further axes; log_prob read too."""
+    """Every reduction, with and without weights, ignored labels and further axes; log_prob as an output too."""
     for shapes in SHAPES:
         for further in ((), (4,), (2, 3)):
             scores = numbers(5, 3, *further)

@@ -1,4 +1,4 @@
-"""Cases of ai.onnx.ml: what scikit-learn's models become."""
+"""Cases of ai.onnx.ml, the operators of exported scikit-learn models."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def cases() -> Iterator[Case]:
         for x, missing in (
             (lacking, float("nan")),
             (X, 7.0),
-        ):  # next to a number that is replaced there are no differences
+        ):  # differences do not work next to a number that is replaced
             filled: dict[str, Any] = {"replaced_value_float": missing}
             yield _case("Imputer", x, shapes=shapes, imputed_value_floats=[0.7, -0.2, 0.1], **filled)
             yield _case("Imputer", x.astype(np.float64), shapes=shapes, imputed_value_floats=[0.7], **filled)
@@ -85,5 +85,5 @@ def _case(op_type: str, *inputs: np.ndarray, **options: Any) -> Case:
 
 
 def _labelled(op_type: str, *inputs: np.ndarray, **options: Any) -> Case:
-    """A classifier has a label before the scores."""
+    """The case of a classifier, whose first output is a label and whose second the scores."""
     return _case(op_type, *inputs, outputs=2, **options)

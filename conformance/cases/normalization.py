@@ -82,7 +82,7 @@ def layer(
     opset: int = NEWEST,
     **arguments: Any,
 ) -> Case:
-    """LayerNormalization. Its epsilon is large, so that differences do not magnify the smallest variances."""
+    """LayerNormalization. Its epsilon is large, because the smallest variances would magnify the error of differences."""
     third = () if bias is None else (numbers(*bias),)
     return node_case(
         "LayerNormalization", numbers(*x), numbers(*scale), *third, axis=axis, epsilon=0.1, opset=opset, **arguments

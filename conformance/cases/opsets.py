@@ -1,4 +1,4 @@
-"""Cases of operators in the versions that opsets 7 to 15 had and 16 has no more."""
+"""Cases of operators in versions that opsets 7 to 15 have and opset 16 replaced."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def apart(*shape: int) -> np.ndarray:
 
 
 def integers(*values: int) -> np.ndarray:
-    """Give int64 numbers as one axis."""
+    """An int64 tensor of one axis."""
     return np.array(values, np.int64)
 
 

@@ -21,7 +21,7 @@ SETTINGS: tuple[tuple[str, int, dict[str, Any]], ...] = (
 
 
 def cases() -> Iterator[Case]:
-    """Accumulated squares are above 0."""
+    """Every operator and attribute; accumulated squares are above 0."""
     for shapes in SHAPES:
         for op_type, accumulated, attributes in SETTINGS:
             for step, sizes in ((0, [(2, 3)]), (3, [(2,), (3, 1)])):

@@ -1,4 +1,4 @@
-"""Cases of poolings. The elements of an input are all different and far apart: no window has two winners."""
+"""Cases of poolings. The elements of an input all differ and lie far apart, so no window has two maxima."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def cases() -> Iterator[Case]:
             yield _case("GlobalAveragePool", x, shapes=shapes)
             yield _case("GlobalMaxPool", x, shapes=shapes)
         yield from _max_unpools(shapes)
-        # Before opset 22 onnx infers a window more than there is.
+        # Before opset 22 onnx infers one window too many.
         dropped = {"kernel_shape": [2], "strides": [3], "pads": [0, 1], "ceil_mode": 1}
         yield _case("AveragePool", (2, 3, 6), opset=22, shapes=shapes, **dropped)
         yield _case("MaxPool", (2, 3, 6), opset=22, shapes=shapes, **dropped)
@@ -77,7 +77,7 @@ def cases() -> Iterator[Case]:
 
 
 def _max_unpools(shapes: str) -> Iterator[Case]:
-    """Windows apart, and overlapping ones with one winner; the shape that the attributes give, and a larger one."""
+    """Windows apart, and overlapping ones with a common maximum; the shape that the attributes give, and a larger one."""
     distinct = np.array([[[1, 9], [20, 23]], [[24, 33], [46, 47]]])[None]
     repeated = np.array([[1, 3, 3, 8], [10, 13, 13, 13]])[None]
     x = np.random.default_rng(0).standard_normal((1, 2, 2, 2)).astype(np.float32)

@@ -47,7 +47,7 @@ GRAINS: tuple[tuple[tuple[int, ...], tuple[int, ...], int, int], ...] = (
     ((2, 4, 3), (2, 2, 3), 1, 2),
 )
 
-# What may stand between QuantizeLinear and DequantizeLinear: operator, the inputs after the first, attributes.
+# Operators that may stand between QuantizeLinear and DequantizeLinear: name, inputs after the first, attributes.
 MOVES: tuple[tuple[str, tuple[np.ndarray, ...], dict[str, Any]], ...] = (
     ("Identity", (), {}),
     ("Reshape", (np.array([4, -1]),), {}),
@@ -84,7 +84,7 @@ MOVES: tuple[tuple[str, tuple[np.ndarray, ...], dict[str, Any]], ...] = (
 
 
 def cases() -> Iterator[Case]:
-    """DequantizeLinear, whose scale has a derivative by itself: every type, grain and kind of shape."""
+    """DequantizeLinear, whose scale gets a gradient without any rounding: every type, grain and kind of shape."""
     for kind, opset in KINDS:
         yield _dequantize(kind, (2, 3), (3,), opset, zero=is_integer(kind))
     yield _dequantize(np.int32, (2, 3), (3,), 16, zero=False)
@@ -100,7 +100,7 @@ def cases() -> Iterator[Case]:
 
 
 def rounded() -> Iterator[Case]:
-    """Models that round: their derivatives are zero, or those of quantization="straight-through" and "clipped"."""
+    """Models that round: their derivatives are zero, or as quantization="straight-through" and "clipped" define them."""
     for kind, opset in KINDS:
         yield chain(kind, (4, 5), (), opset)
         yield chain(kind, (4, 5), (5,), max(opset, 23), saturate=0, precision=TensorProto.FLOAT)
@@ -139,7 +139,7 @@ def chain(
 ) -> Case:
     """y = DequantizeLinear(QuantizeLinear(x, s), t), where t has the shape of s, or is a scalar behind a `move`.
 
-    `far` is the part of x that is outside the range, none where it says how to saturate.
+    `far` is the share of x that lies outside the range; it is 0 where `saturate` is given.
     """
     low, high = limits(kind)
     rng = np.random.default_rng(0)
@@ -225,7 +225,7 @@ def _products(shapes: str) -> Iterator[Case]:
         yield product("QLinearConv", shapes, feeds, constants, inputs, (1, 0), **attributes)
         yield product("ConvInteger", shapes, feeds, constants, ["x", "w", "zx", "zw"], (1, 0), **attributes)
         yield product("ConvInteger", shapes, feeds, constants, ["x", "w"], (1, 0), **attributes)
-        if "B" in inputs:  # made of a float
+        if "B" in inputs:  # a bias that is quantised from floats
             made = feeds | {"b": np.linspace(-2, 2, w[0]), "sb": 0.021}
             yield product("QLinearConv", shapes, made, constants, [*inputs[:-1], "b"], (1, 0), **attributes)
     for a, b, rows in (((3, 4), (4, 5), True), ((2, 3, 4), (4, 5), False), ((2, 1, 3, 4), (2, 4, 5), False)):
@@ -253,7 +253,7 @@ def product(
     opset: int = 21,
     **attributes: Any,
 ) -> Case:
-    """y = t times the product of x and w, each quantised: with the scales sx and sw, along its axis."""
+    """y = t times the product of x and w, which are quantised with the scales sx and sw along `axes`."""
     used = {*inputs, "x", "w", "sx", "sw", "t", "zx", "zw"} | ({"sb"} if "b" in inputs else set())
     fed = {name: np.asarray(value, dtype) for name, value in feeds.items() if name in used}
     nodes: list[NodeProto] = []
@@ -333,7 +333,7 @@ def limits(kind: Any) -> tuple[float, float]:
 
 
 def _along(scale: tuple[int, ...], x: tuple[int, ...], axis: int) -> list[int]:
-    """The shape in which one number, or one per index along the axis, broadcasts against x."""
+    """The shape in which a scale, a single one or one per index of the axis, broadcasts to x."""
     count = int(np.prod(scale))
     return [] if count == 1 else [count if k == axis % len(x) else 1 for k in range(len(x))]
 
@@ -344,7 +344,7 @@ def _node(op_type: str, inputs: Sequence[str], outputs: Sequence[str], **attribu
 
 
 def _declared(name: str, shapes: str, nodes: list[NodeProto]) -> str:
-    """What the model reads for an input: with "unknown" shapes it comes through a Reshape to a shape fed at run time."""
+    """The name that nodes read for an input: with "unknown" shapes, the result of a Reshape to a shape fed at run time."""
     if shapes != "unknown":
         return name
     nodes.append(_node("Reshape", [name, f"{name}_shape"], [f"{name}_"], allowzero=1))

@@ -1,4 +1,4 @@
-"""Cases of every family with what is rarely given: an attribute, an integer as a constant, nothing, an input of one axis."""
+"""Cases of every family with rare arguments: unusual attributes, constant integers, empty tensors, the smallest rank."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ CONSTANT: tuple[RareRow, ...] = (
     ),
 )
 
-# Nothing where the other tables have something: no batch, no indices.
+# Empty tensors where the other tables have elements: no batch, no indices.
 EMPTY: tuple[RareRow, ...] = (
     ("DequantizeLinear", (np.zeros((2, 0), np.int8), x(0)), {}),
     ("Scatter", (x(3, 2), i(shape=(0, 2)), x(0, 2)), {"opset": 10}),

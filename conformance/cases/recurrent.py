@@ -17,14 +17,14 @@ ACTIVATIONS = (
     *("Relu", "Tanh", "Sigmoid", "Affine", "LeakyRelu", "ThresholdedRelu", "ScaledTanh", "HardSigmoid", "Elu"),
     *("Softsign", "Softplus"),
 )
-# Each function with such a parameter takes the next one.
+# Each activation that has such a parameter takes the next one in the list.
 SCALES: dict[str, Any] = {
     "activation_alpha": [0.4, 0.3, 0.6, 0.7, 0.5, 0.8],
     "activation_beta": [0.2, 0.6, 0.9, 0.1, 0.4, 0.3],
 }
 NEGATIVE: dict[str, Any] = {"activation_alpha": [-0.4] * 6, "activation_beta": [-0.2] * 6}
 
-# What every operator is tried with: the optional inputs that are absent, and attributes.
+# The forms of every operator: the optional inputs that are absent, and the attributes.
 FORMS: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
     (OPTIONAL, {}),
     (("sequence_lens", "P"), {}),
@@ -51,7 +51,7 @@ OF_ONE: dict[str, tuple[tuple[tuple[str, ...], dict[str, Any]], ...]] = {
 
 
 def cases() -> Iterator[Case]:
-    """What ONNX Runtime computes as the specification has it, or refuses."""
+    """Cases that ONNX Runtime computes as specified, or refuses."""
     for op in GATES:
         for shapes in SHAPES:
             for absent, attributes in (*FORMS, *OF_ONE[op]):
@@ -69,7 +69,7 @@ def cases() -> Iterator[Case]:
             yield from _unscaled(op)
         for name in ("Affine", "LeakyRelu", "ScaledTanh", "Elu"):
             yield recurrent(op, (3, 2, 2, 2), activations=[*DEFAULT[op][:-1], name], **NEGATIVE)
-        first = 3 if op == "RNN" else 2  # 1.19.2 counts the parameters of RNN by direction, whichever has none
+        first = 3 if op == "RNN" else 2  # 1.19.2 counts RNN's parameters by direction, even where there are none
         several = list(ACTIVATIONS[first : first + 2 * len(DEFAULT[op])])
         yield recurrent(op, (3, 2, 2, 2), direction="bidirectional", activations=several, **SCALES)
         if op != "LSTM":
@@ -77,9 +77,9 @@ def cases() -> Iterator[Case]:
 
 
 def apart() -> Iterator[Case]:
-    """Where ONNX Runtime is wrong (conformance/findings/recurrent.toml) or ends the process."""
+    """Cases in which ONNX Runtime is wrong (conformance/findings/recurrent.toml) or ends the process."""
     yield from _clipped("LSTM")
-    yield from _unscaled("RNN")  # wrong in 1.19.2 alone
+    yield from _unscaled("RNN")  # wrong in 1.19.2 only
     for op in GATES:
         names = [*DEFAULT[op][:-1], "ThresholdedRelu"]
         yield recurrent(op, (4, 4, 2, 3), activations=names)
@@ -93,7 +93,7 @@ def apart() -> Iterator[Case]:
 
 
 def _clipped(op: str) -> Iterator[Case]:
-    """Few arguments, none of them near the clip: differences are taken over a thousandth."""
+    """Few elements, none of them near the clip: differences take steps of a thousandth."""
     few = (3, 2, 2, 2)
     yield recurrent(op, few, clip=0.3, direction="bidirectional")
     yield recurrent(op, few, OPTIONAL, clip=0.5)
@@ -116,7 +116,7 @@ def recurrent(
     kind: Any = np.float32,
     **attributes: Any,
 ) -> Case:
-    """`op` in `kind` over (time, batch, inputs, hidden): one sequence as long as X, others shorter, one without a step."""
+    """`op` in `kind` over (time, batch, inputs, hidden); sequences as long as X, half as long, and empty."""
     time, batch, size, hidden = sizes
     rng = np.random.default_rng(len(attributes))
     directions, rows = 1 + (attributes.get("direction") == "bidirectional"), GATES[op] * hidden

@@ -45,7 +45,7 @@ SPECIAL = (
 
 
 def cases() -> Iterator[Case]:
-    """Axes absent, empty, negative, as an attribute, constant and fed; with and without keepdims; nothing and a scalar."""
+    """Axes absent, empty, negative, as an attribute, constant and fed; with and without keepdims; empty tensors and scalars."""
     for shapes in SHAPES:
         for op_type in REDUCTIONS:
             for keepdims in (0, 1):

@@ -38,7 +38,7 @@ WHOLE = (0, 0, 0, 0, 1, 1, 1, 1)
 
 
 def cases() -> Iterator[Case]:
-    """Every filter at every kind of coordinates, every way to say the sizes, on static, symbolic and unknown shapes."""
+    """Every filter at every kind of coordinates, every way to give the sizes, on static, symbolic and unknown shapes."""
     for coordinates in COORDINATES:
         for filter_ in FILTERS:
             yield _case(IMAGE, scales=(1, 1, 1.7, 0.7), coordinate_transformation_mode=coordinates, **filter_)
@@ -59,7 +59,7 @@ def cases() -> Iterator[Case]:
 
 
 def moved() -> Iterator[Case]:
-    """Cases by the scales and by the roi too. No scale times a size is whole: at that scale the size of the result jumps."""
+    """Cases with gradients of the scales and the roi. No scale times a size is whole: the size of the result jumps there."""
     for coordinates in COORDINATES:
         crop = coordinates == "tf_crop_and_resize"
         named: dict[str, Any] = {"roi": PATCH if crop else None, "coordinate_transformation_mode": coordinates}
@@ -76,7 +76,7 @@ def moved() -> Iterator[Case]:
             (4, 5), sizes=(2, 4), mode="linear", antialias=1, keep_aspect_ratio_policy="not_larger", **crop_, **form
         )
         yield _moved((0, 3), scales=(1.3, 1.3), mode="linear", **form)
-        yield _moved((2, 3), scales=(0.3, 1.3), mode="linear", **form)  # an axis of which nothing is left
+        yield _moved((2, 3), scales=(0.3, 1.3), mode="linear", **form)  # an axis that becomes empty
     yield _moved((5,), scales=(0.27,), mode="linear", antialias=1)
     yield _moved((5,), scales=(1.7,), mode="linear", opset=16)
     single: dict[str, Any] = {
@@ -112,12 +112,12 @@ def _forms(shapes: str) -> Iterator[Case]:
         for x in ((5,), (3, 4), (2, 3, 4), (1, 1, 2, 3, 2)):
             yield _case(x, scales=(*[1] * (len(x) - 1), 2), mode="linear", **form)
             yield _case(x, sizes=tuple(n + 1 for n in x), **form)
-        # An axis that keeps its size is resampled all the same, by a scale that rounds down to it.
+        # A scale that rounds down to the same size still resamples the axis.
         for mode in ("nearest", "linear", "cubic"):
             yield _case((4, 5), scales=(1.2, 2), mode=mode, **form)
         yield _policy((2, 10), (2, 9), "half_pixel", "not_larger", mode="linear", **form)
         yield _case((0, 2, 3, 4), scales=(1, 1, 2, 2), **form)
-        yield _case((2, 3), scales=(0.3, 2), mode="linear", **form)  # an axis of which nothing is left
+        yield _case((2, 3), scales=(0.3, 2), mode="linear", **form)  # an axis that becomes empty
 
 
 def _policy(x: tuple[int, ...], sizes: tuple[int, ...], coordinates: str, policy: str, **attributes: Any) -> Case:

@@ -1,4 +1,4 @@
-"""Cases of reading between pixels. No point lies on a pixel, halfway between two, or at the border: these are kinks."""
+"""Cases of the operators that read between pixels. No point lies at a kink: a pixel, halfway between two, the border."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def cases() -> Iterator[Case]:
 
 
 def _off_pixels(rng: np.random.Generator, shape: tuple[int, ...], low: int, high: int) -> np.ndarray:
-    """Numbers from `low` to `high` whose distance from whole ones is 0.1 to 0.4."""
+    """Numbers from `low` to `high`, each at least 0.1 away from every multiple of 1/2."""
     away = rng.uniform(0.1, 0.4, shape) + rng.choice([0.0, 0.5], shape)
     return np.asarray(rng.integers(low, high, shape) + away)
 
@@ -100,7 +100,7 @@ def _deform_conv(
     )
 
 
-# Inside, over the border, far outside, smaller than a pixel, larger than the image, turned round.
+# Inside, across the border, far outside, smaller than a pixel, larger than the image, with swapped corners.
 _REGIONS = np.array(
     [
         [1.13, 0.87, 7.41, 5.29],
@@ -126,7 +126,7 @@ def _rois(shapes: str) -> Iterator[Case]:
         yield node_case("RoiAlign", X, _REGIONS[:0], _IMAGES[:0], opset=22, shapes=shapes, mode=mode, **bins)
         # No samples at all
         yield node_case("RoiAlign", X, _REGIONS[5:], _IMAGES[5:], opset=22, shapes=shapes, mode=mode, **bins)
-    rois = np.concatenate([_IMAGES[:, None].astype(np.float32) + 0.5, _REGIONS], 1)  # the number of an image is cut off
+    rois = np.concatenate([_IMAGES[:, None].astype(np.float32) + 0.5, _REGIONS], 1)  # image indices are truncated
     for scale, opset in ((1.0, 16), (0.5, 22)):
         yield node_case("MaxRoiPool", X, rois, opset=opset, shapes=shapes, pooled_shape=[3, 2], spatial_scale=scale)
     yield node_case("MaxRoiPool", X, rois[:0], opset=22, shapes=shapes, pooled_shape=[3, 2])

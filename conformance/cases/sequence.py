@@ -1,4 +1,4 @@
-"""Cases of sequences and optionals, which are made of the tensors that are fed, and from which a tensor is made in the end."""
+"""Cases of sequences and optionals. The models make them from tensors that are fed, and end in a tensor made from them."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ LAST: tuple[tuple[str, FlowRow], ...] = (
 
 
 def cases() -> Iterator[Case]:
-    """Every operator under every kind of declaration; positions and lengths are fed, and constant."""
+    """Every operator under every kind of declaration; positions and lengths fed and constant."""
     for op, (name, outputs, nodes, given) in MAKING:
         row: FlowRow = (name, outputs, nodes, given or _PIECES)
         for shapes in SHAPES:

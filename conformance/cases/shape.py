@@ -40,7 +40,7 @@ def _case(op_type: str, *inputs: np.ndarray | None, opset: int = NEWEST, **argum
 def _fed_and_constant(
     op_type: str, *inputs: np.ndarray | None, names: tuple[str, ...], **arguments: Any
 ) -> Iterator[Case]:
-    """The integer inputs called `names` once fed, once as initializers."""
+    """Two cases: the integer inputs called `names` are fed, and are initializers."""
     yield _case(op_type, *inputs, **arguments)
     yield _case(op_type, *inputs, constant=names, **arguments)
 

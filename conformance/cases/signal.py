@@ -1,4 +1,4 @@
-"""Cases of Fourier transforms: real and complex signals, whole and one-sided, of lengths other than the signal's."""
+"""Cases of Fourier transforms: real and complex signals, whole and one-sided, as long as the signal or not."""
 
 from __future__ import annotations
 

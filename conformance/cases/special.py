@@ -1,8 +1,8 @@
-"""Cases of numbers that overflow, underflow, are infinite or missing, where the derivative still has a limit.
+"""Cases of numbers that overflow or underflow, or are infinite or NaN, where the derivative still has a limit.
 
-The limits were worked out by hand, from the definition of each operator. What they are in a type that cannot hold one is
-infinite or 0. Where the limit depends on the way that leads there, there is no case. The rows stand with the other cases of
-their family, in `SPECIAL`.
+The limits are worked out by hand from the definition of each operator. A type that cannot hold a limit rounds it to
+infinity or 0. There is no case where the limit depends on the direction of the approach. Each family has its rows in its
+own module, in `SPECIAL`.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _FOLDER = [str(Path(__file__).parent)]
 
 @dataclass(frozen=True)
 class Special:
-    """An operator at special numbers: `inputs` in the order of the schema, and the gradient of each for the cotangent.
+    """An operator at special numbers: the inputs in the order of the schema, and their gradients for `cotangent`.
 
-    `limits` has None for an input that gets no gradient. `cotangent` is that of the first output.
+    `limits` holds these gradients, None for an input that gets none. `cotangent` belongs to the first output.
     """
 
     operator: str
@@ -51,7 +51,7 @@ def gate(operator: str, **more: Any) -> Special:
 
 @cache
 def rows() -> tuple[Special, ...]:
-    """The rows of every family: each module of cases may have some, `SPECIAL`."""
+    """The rows of every family; a module of cases may have them in `SPECIAL`."""
     modules = (
         importlib.import_module(f"{__package__}.{name}") for name in sorted(m.name for m in iter_modules(_FOLDER))
     )
