@@ -1,7 +1,7 @@
-"""Dialect "ort" against ONNX Runtime's own builder: the same graph, or where it differs and why.
+"""Dialect "ort" compared with ONNX Runtime's own builder: whether the graphs are the same, where they differ and why.
 
-GradientGraphBuilder differentiates a scalar. So every case is given a loss, the sum of its float outputs weighed by fed
-cotangents, and both builders differentiate that. Only the training wheel has the builder.
+GradientGraphBuilder differentiates a scalar. So every case gets a loss, the sum of its float outputs weighted by fed
+cotangents, and both builders differentiate the loss. Only the training wheel has the builder.
 """
 
 from refgrad.conformance.parity.cases import REGISTERED, table

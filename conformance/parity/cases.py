@@ -18,7 +18,7 @@ from refgrad.protos.types import FLOATS
 from refgrad.protos.walk import versions_of
 from refgrad.tables.registry import RULES
 
-# The operators that ONNX Runtime 1.19.2 has a gradient for, but for those that serve several processes or foreign code.
+# The operators that ONNX Runtime 1.19.2 has a gradient for, without those for several processes or foreign code.
 REGISTERED = frozenset(
     """Abs Add AveragePool BatchNormalization BatchNormInternal BiasGelu Cast Clip Concat ConcatTraining Conv ConvTranspose Cos
     Div Dropout Erf Exp Expand FakeQuant FastGelu Flatten FlattenAndUnpad GRU GRUTraining Gather GatherElements GatherND Gelu
@@ -28,7 +28,7 @@ REGISTERED = frozenset(
     SoftmaxCrossEntropy SoftmaxCrossEntropyLoss SoftmaxCrossEntropyLossInternal SparseSoftmaxCrossEntropy Split Sqrt Squeeze
     Sub Tanh Tile TopK Transpose Trilu Unsqueeze Where""".split()  # noqa: SIM905  (a list a screen long otherwise)
 )
-# How many outputs the builder wants of a node of these, which may leave out the last ones.
+# How many outputs the builder requires of a node of these operators, although the last ones are optional.
 WHOLE = {
     "Dropout": 2,
     "LayerNormalization": 3,
@@ -36,7 +36,7 @@ WHOLE = {
     "SoftmaxCrossEntropyLoss": 2,
     "SoftmaxCrossEntropyLossInternal": 2,
 }
-# Operators of which it differentiates the first output alone, and that by so many of the first inputs.
+# Operators of which it differentiates only the first output, and only with respect to so many of the first inputs.
 PART = {
     "BatchNormalization": 3,
     "BatchNormInternal": 3,
@@ -46,17 +46,17 @@ PART = {
     "SoftmaxCrossEntropyLossInternal": 1,
 }
 PARTLY = frozenset(("Clip", "Dropout", "FakeQuant", "Pad", "Pow"))  # it has no gradient for some of their float inputs
-# What the conformance suite compares: conventions, limits and rare forms, and what ONNX Runtime's builder has nothing for.
+# Left to the conformance suite: conventions, limits, rare forms, and operators for which the builder has no gradient.
 APART = ("control_flow", "kinks", "rare", "sequence", "special")
 
 
 def table() -> Iterator[tuple[str, Case]]:
-    """Every case of a registered operator, under the operator's name, and each with one input differentiated at a time.
+    """Every case of a registered operator with the operator's name, and variants of the case.
 
-    A case whose node leaves out an output that the builder wants comes twice: as it is, and with it (`-whole`). A static case
-    comes once more with a first size that is a symbol, the same in every input that has it (`-batch`), as in most models.
-    One of an operator in `PART` comes with only what the builder differentiates (`-part`). GRU and LSTM come as they are
-    only. The last are onnx's own node tests.
+    A case whose node leaves out an output that the builder requires comes again with the output (`-whole`). A static case
+    comes again with its first size as a symbol in every input that has this size (`-batch`), as in most models. A case of
+    an operator in `PART` comes again with only what the builder differentiates (`-part`). A case with several inputs comes
+    again for single inputs (`-by-<input>`). GRU and LSTM have no variants. onnx's own node tests come last.
     """
     for module in pkgutil.iter_modules(cases.__path__):
         if module.name in APART:
@@ -69,7 +69,7 @@ def table() -> Iterator[tuple[str, Case]]:
             if versions_of(case.model)[""] < MIN_OPSET:  # refgrad converts it first
                 continue
             yield operator, case
-            if operator in TRAINING_OUTPUTS:  # it differentiates few forms of these, however they are put
+            if operator in TRAINING_OUTPUTS:  # the builder differentiates few forms of these, and no variant helps
                 continue
             if len(case.node.output) < WHOLE.get(operator, 0):
                 case = Case(f"{case.name}-whole", _whole(case.model), case.feeds, case.wrt, case.outputs)
@@ -87,14 +87,14 @@ def table() -> Iterator[tuple[str, Case]]:
             continue  # sequences and optionals
         if test.operator in REGISTERED and len(test.model.graph.node) == 1 and excluded(test) is None:
             [node] = test.model.graph.node
-            # It has no gradient for what nothing reads.
+            # The builder has no gradient for an input that nothing reads.
             read = {name for name, called in inputs_of(node).items() if called not in _settings(node)}
             if wrt := tuple(name for name in test.wrt if name in read):
                 yield test.operator, Case(test.name, test.model, test.feeds, wrt, test.outputs)
 
 
 def _settings(node: NodeProto) -> tuple[str, ...]:
-    """The inputs that steer an operator, as the roi of Resize does: the builder has no gradient for them."""
+    """The inputs that steer an operator, like the roi of Resize; the builder has no gradient for them."""
     rule = RULES.get((node.domain, node.op_type))
     return () if rule is None else rule.settings
 
@@ -108,7 +108,7 @@ def _operator(case: Case) -> str:
 
 
 def _whole(model: ModelProto) -> ModelProto:
-    """`model`, each node with as many outputs as the builder wants of it."""
+    """`model` with as many outputs of each node as the builder requires."""
     made = ModelProto()
     made.CopyFrom(model)
     for node in made.graph.node:
@@ -117,7 +117,7 @@ def _whole(model: ModelProto) -> ModelProto:
 
 
 def _part(case: Case, operator: str) -> Case:
-    """`case` by the inputs in `PART` and of the first output alone."""
+    """`case` with respect to the inputs that `PART` counts, and of the first output only."""
     node = next(node for node in case.model.graph.node if node.op_type == operator)
     reads = node.input[: PART[operator]]
     wrt = tuple(value.name for value in case.model.graph.input if value.name in reads or f"{value.name}_" in reads)
@@ -125,9 +125,10 @@ def _part(case: Case, operator: str) -> Case:
 
 
 def _batch(model: ModelProto) -> ModelProto | None:
-    """`model` with the first size of its first input a symbol, wherever an input begins with it; None where there is none.
+    """`model` with the first size of its first input as a symbol, in every input that begins with this size.
 
-    A vector of integers is more likely to hold sizes or axes than one of them per element of a batch.
+    None where the first input has no such size. Vectors of integers keep their size: they rather hold sizes or axes than
+    a number per element of a batch.
     """
     made = ModelProto()
     made.CopyFrom(model)

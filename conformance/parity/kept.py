@@ -1,4 +1,4 @@
-"""Equal gradients as a file, for runtimes without training operators."""
+"""Equal gradients saved to a file, for runtimes without training operators."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from refgrad.conformance.parity.pair import Pair
 
 @dataclass(frozen=True)
 class Saved:
-    """A case whose two gradients are equal: both, what they were fed, and what they computed."""
+    """A case whose two gradients are equal: the gradients, their feeds, and their results."""
 
     case: str
     ours: ModelProto
@@ -25,14 +25,14 @@ class Saved:
 
 
 class Kept:
-    """Cases whose two gradients are equal, as a file for runtimes without training operators, which run both lowered."""
+    """Cases whose two gradients are equal, saved for runtimes without training operators, which run both lowered."""
 
     def __init__(self) -> None:
         self._arrays: dict[str, np.ndarray] = {}
         self._count = 0
 
     def add(self, case: str, pair: Pair, results: Mapping[str, np.ndarray]) -> None:
-        """Keep one more."""
+        """Add a case."""
         models = {"ours": pair.ours, "theirs": pair.theirs}
         parts = {name: np.frombuffer(model.SerializeToString(), np.uint8) for name, model in models.items()}
         parts["case"] = np.array(case)
@@ -42,12 +42,12 @@ class Kept:
         self._count += 1
 
     def save(self, path: Path) -> None:
-        """Write what was kept."""
+        """Write all cases to a file."""
         np.savez_compressed(path, allow_pickle=False, **self._arrays)
 
     @staticmethod
     def load(path: Path) -> Iterator[Saved]:
-        """What `save` wrote."""
+        """The cases in a file that `save` wrote."""
         entries: dict[str, dict[str, np.ndarray]] = {}
         for key, array in np.load(path).items():
             number, _, name = key.partition("|")

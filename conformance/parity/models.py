@@ -1,4 +1,4 @@
-"""The verdict on whole models, by both of ONNX Runtime's builders."""
+"""The verdict on whole models, compared with both of ONNX Runtime's builders."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from refgrad.worker import Worker
 
 @dataclass(frozen=True)
 class WholeModel:
-    """What came of one model: how many nodes the graphs have, ours and theirs, and the rest as of a case."""
+    """The result of one model: how many nodes our graph and theirs have, and the row, as for a case."""
 
     name: str
     builder: str
@@ -35,10 +35,10 @@ class WholeModel:
 
 
 def whole_models(folder: Path | None = None) -> dict[str, Case]:
-    """The notebook's regression, an MLP of scikit-learn's, and of `folder` a ResNet-18, an LSTM and a GRU of torch's exporter.
+    """The notebook's regression, scikit-learn's MLP and, from `folder`, torch's export of a ResNet-18, an LSTM and a GRU.
 
-    Each as the module builder optimises it before it differentiates: fused, with operators in their training form, and with
-    what is trained among the inputs.
+    Each is optimised as the module builder does before it differentiates: fused, with operators in their training form,
+    and with the trained weights among the inputs.
     """
     neural_network, skl2onnx = (importlib.import_module(name) for name in ("sklearn.neural_network", "skl2onnx"))
     x = np.random.default_rng(0).normal(size=(50, 4)).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Both gradients of one case: of its loss, the sum of its float outputs weighed by fed cotangents."""
+"""Both gradients of the loss of a case: the sum of its float outputs weighted by fed cotangents."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from refgrad.transforms.ortbuilder import Builders, readable
 
 @dataclass(frozen=True)
 class Pair:
-    """Two gradients of one case: functions of the same inputs with the same outputs. `model` is what they differentiate."""
+    """Two gradients of one case, with the same inputs and outputs. `model` is the model that they differentiate."""
 
     model: ModelProto
     ours: ModelProto
@@ -29,17 +29,17 @@ class Pair:
 
 
 def build(case: Case, builders: Builders) -> Pair:
-    """Both gradients of the loss of `case`, and feeds: those of the case, random cotangents, and 1 for the loss.
+    """Both gradients of the loss of `case`, and their feeds: the case's, random cotangents, and 1 for the loss.
 
-    :raises BuilderError: ONNX Runtime's builder made none.
+    :raises BuilderError: ONNX Runtime's builder did not make a gradient.
     """
     source = readable(case.model)
     results = get_backend("numpy").prepare(source).run(case.feeds)
-    # A broadcast product of empty tensors is more than both builders can do (see the departures of Mul).
+    # ONNX Runtime's builder cannot do a broadcast product of empty tensors (see the departures of Mul).
     model = with_loss(source, case.outputs, [name for name, y in results.items() if not y.size])
     known = normalise(model)
     wrt = [name for name in (float_inputs(case.model) if case.wrt is None else case.wrt) if name in known.types]
-    # The gradient of FakeQuant is what refgrad has with "clipped": ONNX Runtime has no other.
+    # ONNX Runtime's gradient of FakeQuant is refgrad's with "clipped"; it has no other.
     ours = refgrad.gradient(model, wrt=wrt, outputs=[LOSS], dialect="ort", quantization="clipped")
     theirs = builders.raw(as_it_trains(model), wrt, LOSS)
     made = {f"{name}_grad" for name in wrt}

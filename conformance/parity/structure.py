@@ -1,10 +1,10 @@
 """Whether two graphs are the same up to the names of their values and the order of their nodes, and where they differ.
 
-Every value gets a canonical number: that of what it is computed from and how. Two graphs are isomorphic where every output
-has the same number in both. What does not count: the names and the order of nodes, the names of values between inputs
-and outputs, a node that occurs twice, one that no output needs, the order of the operands of Add, Mul, Sum and their like,
-an attribute that is written or left at its default, whether a constant is an initializer or a Constant node, an Identity.
-What does: everything else, sizes and attributes of constants included.
+Every value gets a canonical number, which stands for its operator, attributes and operands. Two graphs are isomorphic if
+every output has the same number in both. These differences do not count: the names and the order of nodes, the names of
+values between inputs and outputs, a repeated node, a node that no output needs, the order of the operands of Add, Mul, Sum
+and their like, an attribute written with its default value, a Constant node instead of an initializer, an Identity.
+Everything else counts, also the types and shapes of constants.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from refgrad.tables.schemas import find_schema
 
 COMMUTATIVE = frozenset(("Add", "Mul", "Sum", "Max", "Min", "Mean", "And", "Or", "Xor", "Equal"))
 IN_THE_DEFAULT_DOMAIN = frozenset(("MaxPoolGrad", "AveragePoolGrad"))  # training operators that ONNX does not know
-# Training operators that take the attributes of a forward operator, whose defaults hold for them too.
+# Training operators with the attributes of a forward operator, whose defaults apply to them too.
 FORWARD = {
     "AveragePoolGrad": "AveragePool",
     "ConcatTraining": "Concat",
@@ -54,7 +54,7 @@ FORWARD = {
     "SoftmaxGrad_13": "Softmax",
     "SplitTraining": "Split",
 }
-# Differences that `compare` can be told to overlook, and what they are.
+# Differences that `compare` can overlook, with their description.
 EXCUSES = {
     "allowzero": "a Reshape with allowzero and one without it, which fails on some empty tensors",
     "one element": "a constant of one element without axes and one with axes, which gives a scalar operand an axis",
@@ -66,7 +66,7 @@ _FEW = 8  # elements of a constant that are printed
 
 @dataclass(frozen=True)
 class Mismatch:
-    """One tensor that the two graphs compute differently: the nodes between it and the tensors that both graphs name."""
+    """A tensor that the two graphs compute differently, and the nodes that compute it from tensors that both graphs name."""
 
     tensor: str
     left: tuple[str, ...]
@@ -81,9 +81,9 @@ class Mismatch:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What `compare` found. It is true where the graphs are isomorphic.
+    """The result of `compare`, which is true where the graphs are isomorphic.
 
-    `differences` has a row per tensor that both name and compute differently, and per output that one lacks.
+    `differences` has a row per tensor that both name but compute differently, and per output that one lacks.
     `operators` counts the training operators that only one has, (left, right); `names` are the gradient tensors
     (`<tensor>_grad`, `<tensor>_grad_0`, ...) that only one has, (left, right).
     """
@@ -113,7 +113,7 @@ class Comparison:
 
 
 def compare(left: ModelProto, right: ModelProto, apart_from: Iterable[str] = ()) -> Comparison:
-    """Compare two graphs by canonical form: are they isomorphic, and if not, which tensors differ and in which nodes.
+    """Compare two graphs by canonical form: whether they are isomorphic and, if not, which tensors differ and in which nodes.
 
     Inputs and outputs are matched by name. An initializer that the other model has as an input is matched by name too; every
     other constant by type, shape and elements.
@@ -177,7 +177,7 @@ class _Side:
         self.producer = {name: node for node in self.nodes for name in node.output if name}
         names = {name for node in self.nodes for name in (*node.input, *node.output)} | inputs
         self.forward = {name for name in names if not _GRADIENT.fullmatch(name)}
-        given = (name for name in inputs if name not in self.producer)  # the other may compute what this one is fed
+        given = (name for name in inputs if name not in self.producer)  # this graph may compute what the other is fed
         self.leaves = {name: canon.number("input", name) for name in given} | {"": canon.number("absent")}
         self.leaves |= {name: canon.constant(tensor) for name, tensor in self.constants.items()}
         for sparse in self.graph.sparse_initializer:
@@ -185,7 +185,7 @@ class _Side:
         self.number = canon.values(self.nodes, self.leaves, self.opsets)
 
     def local(self, cut: Iterable[str]) -> dict[str, int]:
-        """The canonical number of each value over the values in `cut` that it is computed from, which stand for themselves."""
+        """The canonical number of each value as computed from the values in `cut`, which are known by their names."""
         named = {name: self.canon.number("named", name) for name in cut}
         return self.canon.values(self.nodes, self.leaves | named, self.opsets)
 
@@ -225,7 +225,7 @@ class _Side:
         return Counter(found.values())
 
     def gradient_names(self, forward: set[str]) -> frozenset[str]:
-        """The values called after a tensor whose gradient, or a contribution to it, they are, and that something reads."""
+        """The values in use that are named as the gradient of a forward tensor, or as a contribution to it."""
         names = {name for node in self.nodes for name in reads_of(node)}.union(self.outputs)
         matches = ((name, _GRADIENT.fullmatch(name)) for name in names)
         return frozenset(name for name, match in matches if match and match["tensor"] in forward)
@@ -247,20 +247,20 @@ def _ordered(graph: GraphProto) -> list[NodeProto]:
 
 
 class _Canon:
-    """The canonical numbers: what is computed in the same way has the same one."""
+    """The canonical numbers: values that are computed in the same way have the same number."""
 
     def __init__(self, excused: frozenset[str]) -> None:
         self.excused = excused
         self._numbers: dict[tuple[Any, ...], int] = {}
 
     def number(self, *key: Any) -> int:
-        """The number of what `key` describes."""
+        """The number of the value that `key` describes."""
         return self._numbers.setdefault(key, len(self._numbers))
 
     def values(
         self, nodes: Iterable[NodeProto], known: Mapping[str, int], opsets: Mapping[str, int], depth: int = 0
     ) -> dict[str, int]:
-        """The number of each value that `nodes` give; a value in `known` has that number wherever it is read."""
+        """The number of each value that `nodes` compute; nodes that read a value in `known` see the number given there."""
         result, read = dict(known), dict(known)
         for node in nodes:
             for name in reads_of(node):
@@ -300,7 +300,7 @@ class _Canon:
         return tuple(inner[value.name] for value in graph.output)
 
     def attributes(self, node: NodeProto, opsets: Mapping[str, int]) -> list[tuple[str, Any]]:
-        """The attributes that are not at their default; the graphs of one that holds graphs under the name `_SUBGRAPHS`."""
+        """The attributes that differ from their default; subgraphs come under the name `_SUBGRAPHS`."""
         domain, asked = _domain(node.domain), FORWARD.get(node.op_type, node.op_type)
         if asked != node.op_type and onnx.defs.has(asked):
             domain = ""
@@ -337,7 +337,7 @@ class _Canon:
         return self.number("constant", node.SerializeToString(deterministic=True))
 
     def constant(self, tensor: TensorProto) -> int:
-        """The number of a constant: by type, shape and elements, or by where its data lies."""
+        """The number of a constant: by type, shape and elements, or by the location of external data."""
         if tensor.data_location == TensorProto.EXTERNAL:
             where = tuple(sorted((entry.key, entry.value) for entry in tensor.external_data))
             return self.number("external", tensor.data_type, tuple(tensor.dims), where)

@@ -18,12 +18,12 @@ from refgrad.errors import WorkerError
 from refgrad.worker import Worker
 
 EQUAL = 1e-6  # the difference of two results, relative to the largest element: rounding
-FACTOR = 10  # how much farther from the float64 result a float32 one may be than another: more is no rounding
-WRONG = 1e-5  # how far a float64 gradient is from differences, relative to its norm, that is none
+FACTOR = 10  # how many times farther from float64 one float32 result may be than the other: more is not rounding
+WRONG = 1e-5  # a float64 gradient farther from differences than this, relative to its norm, is wrong
 
 
 def compare_values(pair: Pair, runner: Worker) -> tuple[str, str, dict[str, np.ndarray]]:
-    """Whether both gradients compute the same on ONNX Runtime, and who is right where they do not; and what ours computes."""
+    """Whether both gradients compute the same on ONNX Runtime, the proof of who is right if not, and the results of ours."""
     results, failures = [], {}
     for whose, model in (("ours", pair.ours), ("theirs", pair.theirs)):
         try:
@@ -49,7 +49,7 @@ def run(model: bytes, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def farthest(results: Mapping[str, np.ndarray], truth: Mapping[str, np.ndarray]) -> float:
-    """The largest distance of a result from that in `truth`, relative to the largest element; infinite for another shape."""
+    """The largest difference of a result from `truth`, relative to the largest element; infinite where shapes differ."""
     return max((_distance(results[name], value) for name, value in truth.items()), default=0.0)
 
 

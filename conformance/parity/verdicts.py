@@ -1,4 +1,4 @@
-"""The verdict on every case, and the departure that explains it."""
+"""The verdict on every case, and the departure that explains a difference."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from refgrad.worker import Worker
 
 @dataclass(frozen=True)
 class ParityRow:
-    """What came of one case.
+    """The result of one case.
 
-    `verdict`: "isomorphic"; "isomorphic apart from ..." (names in `EXCUSES`); "different"; or "refused": the builder made no
-    gradient, and `detail` is its message. `values`: "equal", "theirs fail", "theirs are wrong", "ours fail", "both fail",
-    or "ours are wrong"; `proof` is what was measured.
+    `verdict`: "isomorphic"; "isomorphic apart from ..." (names in `EXCUSES`); "different"; or "refused": the builder did not
+    make a gradient, and `detail` is its message. `values`: "equal", "theirs fail", "theirs are wrong", "ours fail",
+    "both fail", or "ours are wrong"; `proof` is the measurement behind it.
     """
 
     operator: str
@@ -41,7 +41,7 @@ class ParityRow:
 
     @property
     def kind(self) -> str:
-        """The kind of departure that this is (`refgrad.conformance.departures.KINDS`), "" where it is none."""
+        """The kind of departure (`refgrad.conformance.departures.KINDS`), or ""."""
         if self.verdict == "refused":
             return "refused"
         by_values = {"theirs fail": "fails", "both fail": "kernel", "ours fail": "kernel", "theirs are wrong": "wrong"}
@@ -51,7 +51,7 @@ class ParityRow:
 def measure(
     operator: str, case: Case, builders: Builders, runner: Worker | None = None, kept: Kept | None = None
 ) -> ParityRow:
-    """Compare the two builders on one case; with a `runner`, what their graphs compute on ONNX Runtime as well.
+    """Compare the two builders on one case; with a `runner`, also what their graphs compute on ONNX Runtime.
 
     Two gradients that compute the same are added to `kept`.
     """
@@ -78,8 +78,8 @@ def measure(
 def survey(operator: str, folder: Path | None = None) -> list[ParityRow]:
     """Measure every case of a registered operator.
 
-    The cases whose gradients are equal are written to `folder`/`operator`.npz (see `Kept`). What draws at random is not: no
-    two runtimes draw the same.
+    The cases whose gradients are equal are written to `folder`/`operator`.npz (see `Kept`), except those of Dropout: no two
+    runtimes draw the same random numbers.
     """
     kept = None if folder is None or operator == "Dropout" else Kept()
     with Builders() as builders, Worker() as runner:
@@ -91,19 +91,20 @@ def survey(operator: str, folder: Path | None = None) -> list[ParityRow]:
 
 
 def reason(row: ParityRow) -> Departure | None:
-    """The departure that explains `row`; None where nothing does, or nothing has to."""
+    """The departure that explains `row`; None where there is none or none is needed."""
     return next((d for d in every_departure() if d.covers(row.operator, row.kind, row.case)), None)
 
 
 def unexplained(rows: Iterable[ParityRow]) -> list[ParityRow]:
-    """The rows that depart from ONNX Runtime's graph, or from its names, without a reason, and those where refgrad is wrong."""
+    """The rows that depart from ONNX Runtime's graph or names without a reason, and those where refgrad is wrong."""
     return [row for row in rows if row.values == "ours are wrong" or (row.kind and reason(row) is None)]
 
 
 def counts(rows: Iterable[ParityRow]) -> dict[str, dict[str, int]]:
-    """By operator, how many cases came out how: the verdict where there is no departure, else its kind.
+    """The number of cases by operator and by verdict, or by kind of departure where there is one.
 
-    "right" are the cases where the builder is, and refgrad too; "same operators" and "same names" count those.
+    "right" counts the cases in which the builder and refgrad are both right; "same operators" and "same names" count
+    those of them in which the two agree.
     """
     found: dict[str, Counter[str]] = {}
     for row in rows:
@@ -118,7 +119,7 @@ def counts(rows: Iterable[ParityRow]) -> dict[str, dict[str, int]]:
 
 
 def grounds(rows: Iterable[ParityRow]) -> list[dict[str, Any]]:
-    """Every departure that explains a row: how many, of which operators, and one of them with what was measured."""
+    """Every departure that explains a row: how many rows of which operators, and one of them with its measurement."""
     found: dict[Departure, list[ParityRow]] = {}
     for row in rows:
         departure = reason(row) if row.kind else None
