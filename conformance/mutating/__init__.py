@@ -1,1 +1,1 @@
-"""Does the judge notice? Rules that are broken on purpose."""
+"""Whether the judge notices rules that are broken on purpose."""

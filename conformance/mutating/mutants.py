@@ -1,9 +1,9 @@
-"""The judge is judged: rules are broken on purpose, one place at a time, and it has to notice.
+"""A test of the judge: rules are broken on purpose, one place at a time, and the judge has to notice.
 
-A mutant is a rule with one change. Either what the rule returns is changed (a factor, the sign, an order), or one emission in
-it: `op.Sub(a, b)` becomes `op.Sub(b, a)`. An emission is known by its place in the source, of the rule or of a lowering that
-the rule reaches. A change that leaves the gradient model of every case as it was is no mutant. A mutant is caught where the
-judge says wrong, or where its gradient fails and the unbroken one does not; an inconclusive verdict does not count.
+A mutant is a rule with one change. The change is in the adjoints that the rule returns (a factor, the sign, an order), or in
+one emission: `op.Sub(a, b)` becomes `op.Sub(b, a)`. An emission is identified by its place in the source of the rule, or of a
+lowering that the rule reaches. A change is only a mutant if it changes the gradient model of some case. A mutant is caught
+where the judge says wrong, or where its gradient fails and the unbroken one does not; an inconclusive verdict does not count.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ COLUMNS = {
     FAILS: "the gradient cannot be built or run",
     "survived": "no case tells the mutant from the rule",
 }
-_SAME = 1e-9  # relative to the largest element: the change of a float64 gradient that is none
-_PATIENCE = 3  # cases that catch a mutant with the unbroken gradient's help, before none is sought that needs no help
+_SAME = 1e-9  # a float64 gradient that changes less than this, relative to its largest element, is the same
+_PATIENCE = 3  # after so many cases that need the unbroken gradient to catch a mutant, stop looking for others
 _ENDLESS = 2**31 - 1  # from here a bound means "to the end"
 
 
 @dataclass(frozen=True, order=True)
 class Mutant:
-    """One change of one rule: `place` is an input whose adjoint is changed, or the emission, as it is written."""
+    """One change of one rule. `place` is the input whose adjoint is changed, or the emission with its source text."""
 
     operator: str
     place: str
@@ -66,21 +66,22 @@ class Mutant:
 
     @property
     def reason(self) -> str:
-        """Why it may survive, "" where nobody knows."""
+        """The reason why it may survive, or "" where none is known."""
         return "" if self.row is None else self.row.reason
 
     @property
     def row(self) -> Equivalent | None:
-        """The row of the table of survivors that is about it."""
+        """The row of the table of survivors that covers it."""
         return next((row for row in equivalents() if row.matches(self.operator, self.place, self.change)), None)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a mutant: the case that caught it, the verdict and its witnesses, "" and () where none did.
+    """The fate of a mutant: the case that caught it, the verdict and its witnesses; "" and () if no case did.
 
-    `alone`: it is caught although the gradient that refgrad gives the judge is broken as well. Otherwise the judge needed the
-    unbroken one as a witness, as it has it of another builder. `tried` counts the cases that change with the mutant.
+    `alone`: it is caught although refgrad's own gradient, which the judge uses, is broken in the same way. Otherwise the judge
+    needed the unbroken gradient as a witness, as it has when it judges another builder. `tried` counts the cases whose
+    gradient model the mutant changes.
     """
 
     mutant: Mutant
@@ -98,7 +99,7 @@ class Outcome:
 
     @property
     def column(self) -> str:
-        """Which of `COLUMNS` counts it."""
+        """The entry of `COLUMNS` that counts it."""
         if not self.caught:
             return "survived"
         return FAILS if self.verdict == FAILS else self.verdict if self.alone else WITH_REFGRAD
@@ -109,7 +110,7 @@ class Outcome:
 
 @dataclass
 class EmittedCall:
-    """A call of `Emitter.emit` before it is made. `ranks` has the ranks of its operands, if a run of the rule showed them."""
+    """A call of `Emitter.emit` before it is made. `ranks` has the ranks of its operands, if a run has shown them."""
 
     op: Emitter
     op_type: str
@@ -121,20 +122,20 @@ class EmittedCall:
     ranks: Sequence[int | None]
 
     def emit(self) -> Any:
-        """Make it, past the change."""
+        """Make the call without another change."""
         return Emitter.emit(
             self.op, self.op_type, self.domain, self.inputs, self.outputs, self.attributes, self.optional_outputs
         )
 
     def named(self, position: int) -> str:
-        """An operand under a name of its own."""
+        """A copy of an operand, under its own name."""
         value = self.inputs[position]
         if isinstance(value, int | float):
             value = self.op.const(value, like=next(v for v in self.inputs if isinstance(v, str)))
         return self.op.copy(value if isinstance(value, str) else self.op.const(value))
 
 
-Change = Callable[[EmittedCall], Any]  # emits something else; None where there is no place for this change
+Change = Callable[[EmittedCall], Any]  # emits something else; None where the change does not apply
 
 
 def _swapped(first: int, second: int) -> Change:
@@ -166,7 +167,7 @@ def _instead(op_type: str) -> Change:
 
 
 def _other_axis(it: EmittedCall) -> Any:
-    """The next axis, in an attribute or in the constant that is the operand of a reduction, Slice, Pad or Squeeze."""
+    """The next axis, in an attribute or in a constant operand (of a reduction, Slice, Pad or Squeeze)."""
     rank = it.ranks[0] if it.ranks else None
     if rank is not None and it.op_type == "Unsqueeze" and (added := _constant(it, 1)) is not None:
         rank += added.size
@@ -201,7 +202,7 @@ def _flipped(name: str) -> Change:
 
 
 def _stepped(name: str, by: int) -> Change:
-    """The first of the integers of an attribute is one more, or less."""
+    """The first integer of an attribute, changed by `by`."""
 
     def change(it: EmittedCall) -> Any:
         values = it.attributes.get(name)
@@ -215,7 +216,7 @@ def _stepped(name: str, by: int) -> Change:
 
 
 def _moved(by: int, *positions: int) -> Change:
-    """The first element of each of these operands is one more, or less: bounds, steps, sizes of padding."""
+    """The first element of each of these operands, changed by `by`: bounds, steps, sizes of padding."""
 
     def change(it: EmittedCall) -> Any:
         for position in positions:
@@ -237,7 +238,7 @@ def _moved(by: int, *positions: int) -> Change:
 
 
 def _constant(it: EmittedCall, position: int) -> np.ndarray | None:
-    """The array that an operand is, where it is known."""
+    """The array of an operand, if it is a known constant."""
     value = it.inputs[position] if position < len(it.inputs) else None
     if isinstance(value, str) or value is None:
         return it.op.constant(value)
@@ -312,7 +313,7 @@ def _upper(it: EmittedCall) -> Any:
 
 
 def _flat(op: Emitter, value: str, rearranged: Callable[[str], str]) -> str:
-    """`value` with its elements, in one row, rearranged."""
+    """`value` with its elements rearranged as one row."""
     return str(op.Reshape(rearranged(op.Reshape(value, [-1])), op.Shape(value), allowzero=1))
 
 
@@ -324,7 +325,7 @@ def _reversed(op: Emitter, value: str) -> str:
     return _flat(op, value, lambda row: op.Slice(row, [-1], [-_ENDLESS], [0], [-1]))
 
 
-# By name: the function, and along how many axes the gradient has to have two elements for it to change.
+# By name: the function, and the number of axes along which a gradient needs two elements for the function to change it.
 RETURNED: dict[str, tuple[Callable[[Emitter, str], str | None], int]] = {
     "1% too large": (lambda op, value: op.Mul(value, 1.01), 0),
     "twice as large": (lambda op, value: op.Mul(value, 2.0), 0),
@@ -338,7 +339,7 @@ EXCHANGED = "exchanged with the next"
 
 
 def _has(shape: tuple[int, ...] | None, axes: int) -> bool:
-    """Whether a gradient of this shape, None where it is unknown, has two elements along so many axes."""
+    """Whether a gradient of this shape has two elements along at least `axes` axes; true where the shape is unknown."""
     return shape is None or sum(size > 1 for size in shape) >= axes
 
 
@@ -347,7 +348,7 @@ def _has(shape: tuple[int, ...] | None, axes: int) -> bool:
 
 @dataclass(frozen=True, order=True)
 class Site:
-    """Where something is emitted: the place in the source, the operator, and the text of the call."""
+    """An emission: its place in the source, the operator, and the text of the call."""
 
     file: str
     function: str
@@ -357,7 +358,7 @@ class Site:
 
     @property
     def place(self) -> str:
-        """How a reader finds it."""
+        """The place as a reader finds it: module, function and call."""
         module = Path(self.file).with_suffix("")
         made = "" if f".{self.op_type}(" in self.text else f" [{self.op_type}]"
         return f"{'/'.join(module.parts[-2:])}.{self.function}: {self.text}{made}"
@@ -368,7 +369,7 @@ _EMITTERS = {sys.modules[cls.__module__].__file__ for cls in Emitter.__mro__[:-1
 
 
 def _site(frame: FrameType | None, op_type: str) -> Site:
-    """The place of the emission under way: the innermost call outside of the emitter and of this module."""
+    """The place of the current emission: the innermost call outside of the emitter and of this module."""
     while frame is not None and frame.f_code.co_filename in _EMITTERS:
         frame = frame.f_back
     assert frame is not None
@@ -390,13 +391,13 @@ def _place(code: CodeType, instruction: int, op_type: str) -> Site:
 def _one_line(text: str) -> str:
     try:
         return ast.unparse(ast.parse(textwrap.dedent(text).strip(), mode="eval"))
-    except SyntaxError:  # a part of an expression
+    except SyntaxError:  # the text is only a part of an expression
         return " ".join(text.split())
 
 
 @dataclass
 class _Breaking:
-    """A run of rules with at most one change; what was emitted where, in order, by the names of the results."""
+    """A run of rules with at most one change. `emitted` has the names of the results of every site, in order."""
 
     change: tuple[Site, Change] | None = None
     ranks: Mapping[Site, Sequence[Sequence[int | None]]] = field(default_factory=dict)
@@ -436,9 +437,9 @@ def broken(
     breaking: _Breaking,
     returned: Callable[[Emitter, dict[str, str | None]], dict[str, str | None]] | None = None,
 ) -> Iterator[None]:
-    """The rule of an operator runs through `breaking`, and `returned` may change its adjoints, while this lasts.
+    """Inside this context, the rule of an operator runs through `breaking`, and `returned` may change its adjoints.
 
-    The sum over broadcast axes that the sweep adds to a rule belongs to it, but for the rest of that lowering.
+    The sum over broadcast axes, which the sweep adds to a rule, runs through `breaking` too.
     """
     rule = RULES[key]
 
@@ -489,7 +490,7 @@ def _watching(lower: Callable[..., Any], breaking: _Breaking) -> Callable[..., A
 
 
 def _entries(wrt: Sequence[str], result: Any) -> Iterator[tuple[str, str | None]]:
-    """The adjoints that a rule returned by the input, those of a variadic one numbered."""
+    """The adjoints that a rule returned, by input; those of a variadic input are numbered."""
     for name, adjoint in zip(wrt, result if isinstance(result, tuple) else (result,), strict=False):
         if isinstance(adjoint, list | tuple):
             yield from ((f"{name}_{k}", one) for k, one in enumerate(adjoint))
@@ -498,7 +499,7 @@ def _entries(wrt: Sequence[str], result: Any) -> Iterator[tuple[str, str | None]
 
 
 def _rebuilt(result: Any, entries: Mapping[str, str | None]) -> Any:
-    """The adjoints in the form that the rule returned them in."""
+    """The adjoints in the form in which the rule returned them."""
     values = iter(entries.values())
 
     def one(adjoint: Any) -> Any:
@@ -511,10 +512,10 @@ def _rebuilt(result: Any, entries: Mapping[str, str | None]) -> Any:
 
 
 def survey(operators: Sequence[str] | None = None, seed: int = 0) -> list[Outcome]:
-    """What becomes of every mutant of the rules of these operators, by default of all.
+    """The outcome of every mutant of the rules of these operators, by default of all.
 
-    :param operators: as "Conv" or "com.microsoft.Gelu".
-    :raises OptionError: there is no rule for one.
+    :param operators: names like "Conv" or "com.microsoft.Gelu".
+    :raises OptionError: an operator has no rule.
     """
     known = ruled()
     for name in operators or ():
@@ -524,7 +525,7 @@ def survey(operators: Sequence[str] | None = None, seed: int = 0) -> list[Outcom
 
 
 def ruled() -> dict[str, tuple[str, str]]:
-    """The operators that have a rule, as they are called, and where `RULES` has it."""
+    """The operators that have a rule: the name with the domain, and the key of the rule in `RULES`."""
     return {f"{domain}.{name}" if domain else name: (domain, name) for domain, name in sorted(RULES)}
 
 
@@ -542,7 +543,7 @@ def summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:
 
 @dataclass
 class _Subject:
-    """A case whose gradient by the unbroken rule is known: the model, its values, what was emitted, what was returned."""
+    """A case with the gradient of the unbroken rule: its model, its values, its emissions, and the adjoints returned."""
 
     case: Case
     key: tuple[str, str]
@@ -550,9 +551,9 @@ class _Subject:
     catches: int = 0
 
     def __post_init__(self) -> None:
-        """Ask and answer the question.
+        """Make the question of the case, and answer it with the unbroken rule.
 
-        :raises RefgradError: there is no question, or no answer.
+        :raises RefgradError: the case has no question, or the gradient cannot be built or run.
         """
         self.question = ask(self.case, self.seed)
         watched, entries = _Breaking(), set[str]()
@@ -578,10 +579,10 @@ class _Subject:
 
     @cached_property
     def evidence(self) -> tuple[Evidence, ...]:
-        """What the oracles say of the question."""
+        """What the oracles say about the question."""
         said: list[Evidence] = []
         for oracle in ORACLES:
-            with suppress(Exception):  # an oracle that fails is silent, as it is in a run
+            with suppress(Exception):  # an oracle that fails is silent, as in a run of the suite
                 said += testify(oracle, self.question)
         return tuple(said)
 
@@ -602,7 +603,7 @@ class _Subject:
 
     @np.errstate(all="ignore")
     def try_on(self, breaking: Callable[[], Any]) -> Outcome | None:
-        """What becomes of the mutant that `breaking` makes; None where the model is the same. The mutant is not named yet."""
+        """The outcome of the mutant that `breaking` makes, not named yet; None where the gradient model stays the same."""
         with breaking():
             try:
                 built = build("refgrad", self.question)
@@ -629,7 +630,7 @@ _NOBODY = Mutant("", "", "")
 
 
 def _form(graph: GraphProto, outside: Mapping[str, Any]) -> Any:
-    """What a graph computes, whatever its values are called: names count what the rule emitted in vain as well."""
+    """What a graph computes, whatever its values are called: the names also count emissions that were not used."""
     names = dict(outside)
     names |= {value.name: ("input", len(names), k) for k, value in enumerate(graph.input)}
     names |= {tensor.name: (tensor.data_type, *tensor.dims, tensor.raw_data) for tensor in graph.initializer}
@@ -649,18 +650,18 @@ def _same(got: np.ndarray | None, wanted: np.ndarray) -> bool:
 
 
 class _Operator:
-    """The mutants of one rule and the cases that try them. A case that caught many is tried first."""
+    """The mutants of one rule and the cases that try them; those that have caught most are tried first."""
 
     def __init__(self, operator: str, key: tuple[str, str], seed: int) -> None:
         self.operator, self.key = operator, key
         self.subjects = []
         for case in every_case():
             if case.operator == operator and case.values == "smooth":
-                with suppress(RefgradError):  # the unbroken gradient is what mutants are compared with
+                with suppress(RefgradError):  # without the unbroken gradient there is nothing to compare mutants with
                     self.subjects.append(_Subject(case, key, seed))
 
     def outcomes(self) -> Iterator[Outcome]:
-        """What becomes of each, in the order of the source."""
+        """The outcome of each mutant, in the order of the source."""
         entries = sorted({name for subject in self.subjects for name in subject.entries})
         for k, entry in enumerate(entries):
             for change in RETURNED:
@@ -677,7 +678,7 @@ class _Operator:
     def _try(
         self, mutant: Mutant, concerned: Sequence[_Subject], breaking: Callable[[_Subject], Any]
     ) -> Iterator[Outcome]:
-        """The outcome, where there is a mutant."""
+        """The outcome, or nothing where the change does not make a mutant."""
         tried, second, note = 0, [], ""
         for subject in sorted(concerned, key=lambda one: -one.catches):
             found = subject.try_on(partial(breaking, subject))

@@ -1,4 +1,4 @@
-"""The mutants that survive, and why: survivors.toml, whose first lines say what a row has."""
+"""The mutants that survive, and why. They are in survivors.toml, whose first lines describe a row."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _KEYS = {"reason": str, "limit": bool, "mutants": list}
 
 @dataclass(frozen=True)
 class Equivalent:
-    """Mutants that no case catches, and why. `operator`, `place` and `change` are patterns, as file names have them.
+    """Mutants that no case catches, and why. `operator`, `place` and `change` are patterns in which `*` matches anything.
 
-    `limit`: the mutants are not equivalent, but beyond what the suite asks: another point, or a second derivative, would tell.
+    `limit`: the mutants are not equivalent, but the suite does not test what would tell: another point, a second derivative.
     """
 
     operator: str
@@ -29,7 +29,7 @@ class Equivalent:
     limit: bool = False
 
     def matches(self, operator: str, place: str, change: str) -> bool:
-        """Whether the row is about a mutant."""
+        """Whether the row covers the mutant."""
         pairs = ((self.operator, operator), (self.place, place), (self.change, change))
         return all(fnmatchcase(text, _literal(pattern)) for pattern, text in pairs)
 
