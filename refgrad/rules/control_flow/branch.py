@@ -40,7 +40,7 @@ class If(Structure):
         return frozenset(name for name in found if name and self.graph.is_float(name))
 
     def passage(self, flow: Flow, needed: Set[str]) -> Passage:
-        """The ways through both branches."""
+        """The paths through both branches."""
         paths: list[Path] = []
         reads: set[str] = set()
         for body in self.branches.values():
@@ -53,7 +53,7 @@ class If(Structure):
     def differentiate(
         self, op: Emitter, passage: Passage, cotangents: Mapping[str, str]
     ) -> Iterator[tuple[str, str | None]]:
-        """The adjoints of what both branches capture, by a node that takes the same branch."""
+        """The adjoints of what the branches capture, from a node that takes the same branch."""
         both = list(zip(self.branches.values(), passage.paths, strict=True))
         primals = list(dict.fromkeys(n for body, path in both for n in body.captures if n in path.needed))
         sweeps, results = [], []
@@ -105,7 +105,7 @@ class If(Structure):
             yield name, value
 
     def _empty_in(self, body: Body) -> str | None:
-        """The optional that is empty where the branch is taken, if the condition asks for that."""
+        """The optional that is empty whenever the branch is taken, if the condition tests one."""
         asks, empty = self.graph.producer.get(self.node.inputs[0]), "else_branch"
         while asks is not None and asks.key == ("", "Not"):
             asks = self.graph.producer.get(asks.inputs[0])
@@ -116,7 +116,7 @@ class If(Structure):
 
 
 def _nothing(op: Emitter, name: str) -> tuple[list[NodeProto], ValueInfoProto]:
-    """What a branch returns where the other one returns `name`, and nobody reads it: as large if that is known."""
+    """What one branch returns in place of `name`, which only the other has. Nothing reads it; its size is the same if known."""
     shape, kind = op.shape(name), op.type(name)
     container = op.values.containers.get(name)
     if container is not None:
@@ -135,7 +135,7 @@ def _nothing(op: Emitter, name: str) -> tuple[list[NodeProto], ValueInfoProto]:
 
 
 def _empty(op: Emitter, name: str, kind: TypeProto) -> tuple[list[NodeProto], ValueInfoProto]:
-    """A sequence, or an optional, without an element."""
+    """An empty sequence or optional."""
     made = op.fresh(f"{op.node}_no_{name}")
     value = ValueInfoProto(name=made, type=unname(kind))
     if kind.HasField("sequence_type"):

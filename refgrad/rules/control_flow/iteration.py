@@ -19,7 +19,7 @@ from refgrad.tables.registry import Flow, Passage, Structure
 
 @dataclass(frozen=True)
 class State:
-    """A value that is carried from step to step: what it starts from, its names within, and where it ends."""
+    """A value carried from step to step: its names outside, at the start and the end, and inside, before and after a step."""
 
     start: str
     read: str
@@ -41,7 +41,7 @@ class Slices:
 class Layout:
     """The states of an iteration, the slices that a step reads, and those that it writes.
 
-    `sliced` are outer values that the body captures, and of which it reads slices alone.
+    `sliced` are captured outer values of which the body reads only slices.
     """
 
     states: list[State]
@@ -52,14 +52,14 @@ class Layout:
 
 @dataclass
 class Steps:
-    """What the backward node carries, reads and returns, but for the residuals."""
+    """What the backward node carries, reads and returns, besides the residuals."""
 
     starts: list[str] = field(default_factory=list)  # the states before the first step
-    states: list[tuple[str, TypeProto]] = field(default_factory=list)  # the same within, each with its type
-    slices: list[Slices] = field(default_factory=list)  # what Scan reads of the adjoints of stacks
-    number: str = ""  # of the step, by which Loop reads them
+    states: list[tuple[str, TypeProto]] = field(default_factory=list)  # the states inside the body, with their types
+    slices: list[Slices] = field(default_factory=list)  # those of the adjoints of stacks that Scan reads
+    number: str = ""  # of the step, with which Loop reads them
     results: list[tuple[str, TypeProto]] = field(default_factory=list)  # of a step: the states, then the rows
-    rows: list[Slices] = field(default_factory=list)  # what the forward node reads whose adjoints are stacked
+    rows: list[Slices] = field(default_factory=list)  # those of the forward node whose adjoints are stacked
 
 
 class Iteration(Structure):
@@ -75,7 +75,7 @@ class Iteration(Structure):
 
     @classmethod
     def read(cls, structures: Structures, node: Node) -> Self:
-        """The body, with the sizes of its states that stay the same from step to step."""
+        """The iteration of a node. A state keeps the sizes that are the same in all steps."""
         graph, proto = structures.graph, node.attributes["body"]
         moved: dict[str, str] = {}
         inputs = cls.inputs_of(graph, node, proto)
@@ -101,7 +101,7 @@ class Iteration(Structure):
 
     @classmethod
     def carried(cls, node: Node, proto: GraphProto) -> dict[int, int]:
-        """The positions of the states among the formal inputs, and among the results, of the body."""
+        """For every state, its position among the formal inputs of the body and among its results."""
         raise NotImplementedError
 
     @classmethod
@@ -110,7 +110,7 @@ class Iteration(Structure):
         return []
 
     def outputs_of(self, flow: Flow) -> frozenset[str]:
-        """The final states and stacks that depend on a value that varies after some step."""
+        """The final states and stacks that depend, after some number of steps, on a value that varies."""
         inner = self._varied(flow)
         path = self.body.path(flow, inner, ())
         found = {s.end for s in self.states if s.read in inner}
@@ -130,7 +130,7 @@ class Iteration(Structure):
             inner |= more
 
     def passage(self, flow: Flow, needed: Set[str]) -> Passage:
-        """The way through the body, which any number of steps may go."""
+        """The path through the body, for any number of steps."""
         inner = self._varied(flow)
         outputs = {s.made for s in self.states if s.end in needed}
         outputs.update(s.inner for s in self.stacks if s.outer in needed)
@@ -148,19 +148,19 @@ class Iteration(Structure):
         return Passage(self, frozenset(found & flow.varied), (path,), "; ".join(moving))
 
     def _active(self, path: Path, ends: Container[str]) -> list[State]:
-        """The states that have an adjoint: of a start too that no step reads, where no step is made it is the end."""
+        """The states that have an adjoint. One that no step reads has it too: without steps, its start is its end."""
         return [s for s in self.states if s.end in ends or s.made in path.needed or s.read in path.needed]
 
     def differentiate(
         self, op: Emitter, passage: Passage, cotangents: Mapping[str, str]
     ) -> Iterator[tuple[str, str | None]]:
-        """The adjoints of the states, the slices and the captures, by a node that makes the steps backwards."""
+        """The adjoints of the states, the slices and the captures, from a node that runs the steps backwards."""
         [path] = passage.paths
         active = self._active(path, cotangents)
         swept = self.body.swept(op, path)
         sub, sweep = swept.op, swept.sweep
         steps = Steps()
-        of: list[str] = []  # whose adjoints the states are in the end
+        of: list[str] = []  # the values whose adjoints the final states are
 
         def carry(name: str, like: str, start: str) -> str:
             sub.describe(name, like)
@@ -183,7 +183,7 @@ class Iteration(Structure):
         sub.enter(op.rule, op.node)
         for state, name in zip(active, before, strict=True):
             adjoint = sweep.adjoint(state.read) if state.read in path.needed else None
-            alike = state.read if sub.is_sequence(state.read) else name  # a sequence may have got longer
+            alike = state.read if sub.is_sequence(state.read) else name  # a sequence may have grown
             give(adjoint or sub.zeros_like(alike), state.read)
             of.append(state.start)
         for name in self.body.captures:
@@ -206,13 +206,13 @@ class Iteration(Structure):
             yield name, value
 
     def whole(self, op: Emitter, made: str, element: Slices, count: str) -> str:
-        """The adjoint of what the steps read slices of, from those of the slices; `count` is the number of steps."""
-        if not is_sized(op.shape(element.outer), element.axis):  # where no step is made, no slice shows its size
+        """The adjoint of the sliced tensor, from the adjoints of the slices; `count` is the number of steps."""
+        if not is_sized(op.shape(element.outer), element.axis):  # without steps, no slice shows its size
             made = op.Reshape(made, op.Shape(element.outer), allowzero=1)
         return made
 
     def _zeros(self, op: Emitter, state: State) -> str:
-        """Zeros like the state in the end."""
+        """Zeros like the final state."""
         kind = self.body.graph.containers.get(state.made)
         if kind is None:
             return op.zeros_like(state.start)
@@ -223,13 +223,13 @@ class Iteration(Structure):
         return op.zeros_like(end)
 
     def seed(self, swept: Swept, stacks: list[Slices], cotangents: Mapping[str, str], steps: Steps) -> None:
-        """Seed the sweep with what each step has of the adjoints of `stacks`; `steps` gets what it reads for that."""
+        """Seed the sweep with a step's slices of the adjoints of `stacks`; note in `steps` what a step reads for that."""
         raise NotImplementedError
 
     def backward(self, op: Emitter, swept: Swept, steps: Steps) -> tuple[tuple[str, ...], str]:
-        """Let the forward node store the residuals, and emit the node of the backward pass: its results.
+        """Let the forward node store the residuals, and emit the backward node. Return its results and the number of steps.
 
-        The number of steps comes with them where `whole` needs it.
+        The number is "" where `whole` does not need it.
         """
         raise NotImplementedError
 
@@ -244,9 +244,9 @@ class Iteration(Structure):
         residuals: Sequence[str],
         more: Sequence[tuple[list[NodeProto], ValueInfoProto]] = (),
     ) -> dict[str, Slices]:
-        """Where the steps have their residuals: among what the node reads or returns, or in outputs that it gets.
+        """Where the residuals of the steps are: in tensors that the node reads or returns, or in new outputs.
 
-        :param more: what the body returns besides, behind everything else.
+        :param more: further results of the body, after all others, with the nodes that make them.
         """
         found = {e.inner: e for e in self.elements}
         copied = {n.output[0]: n.input[0] for n in self.body.proto.node if n.op_type == "Identity" and not n.domain}
@@ -268,7 +268,7 @@ class Iteration(Structure):
 
 
 def _joined(node: Node, read: ValueInfoProto, made: TypeProto, moved: dict[str, str]) -> ValueInfoProto | None:
-    """What is known of a state before and after a step, None where that is no less than what was known before.
+    """The type that a state has both before and after a step; None where that is the type before.
 
     `moved` gets the states whose shape changes.
     """
@@ -281,7 +281,7 @@ def _joined(node: Node, read: ValueInfoProto, made: TypeProto, moved: dict[str, 
             f"{node.op_type} {node.name!r} changes the type of its state {read.name!r}, which is {was} before a "
             f"step and {now} after it. Cast one to the other."
         )
-    if before is None or after is None:  # inference could not tell; it is taken to stay
+    if before is None or after is None:  # inference could not tell: it is assumed to stay
         return None
     if len(before) != len(after):
         moved[read.name] = f"{len(before)} axes before a step and {len(after)} after it"
@@ -296,7 +296,7 @@ def _joined(node: Node, read: ValueInfoProto, made: TypeProto, moved: dict[str, 
 
 
 def _joined_elements(read: ValueInfoProto, made: TypeProto) -> ValueInfoProto | None:
-    """What is known of the elements of a state before and after a step, None where that is no less than before."""
+    """The same for a sequence or an optional, whose elements may change their shape."""
     elements = [type_of(ValueInfoProto(type=held_by(kind))) for kind in (read.type, made)]
     (kind, before), (_, after) = elements
     if before is None or before == after:
@@ -318,9 +318,9 @@ def is_sized(shape: Sequence[Dim] | None, axis: int) -> bool:
 
 
 def _size(name: str, axis: int, before: Dim, after: Dim) -> Dim:
-    """What is known of a size of the state `name` before and after a step: None of two numbers, a symbol of what may differ.
+    """The size that the state `name` has before and after a step: None for two numbers, a symbol where they may differ.
 
-    One that inference lost is taken to stay.
+    A size that inference lost is assumed to stay.
     """
     if before is None or before == after or is_unnamed(after):
         return before
@@ -328,7 +328,7 @@ def _size(name: str, axis: int, before: Dim, after: Dim) -> Dim:
 
 
 def name_outputs(op: Emitter, node: Node, count: int) -> None:
-    """Name what the node leaves out of its first `count` outputs: what it gets stands behind them."""
+    """Name those of the first `count` outputs that the node leaves out, so that new ones can follow them."""
     outputs = op.edits.of(node).outputs
     for position in range(count):
         if position >= len(outputs) or not outputs[position]:

@@ -24,7 +24,7 @@ class Loop(Iteration):
 
     @classmethod
     def inputs_of(cls, graph: Graph, node: Node, proto: GraphProto) -> list[ValueInfoProto]:
-        """The formal inputs of the body: the number of the step, whether there is another one, and the states."""
+        """The formal inputs of the body: the number of the step, the condition, and the states."""
         scalars = [
             formal(declared, helper.make_tensor_type_proto(kind, type_of(declared)[1] or ()))
             for declared, kind in zip(proto.input, (TensorProto.INT64, TensorProto.BOOL), strict=False)
@@ -34,7 +34,7 @@ class Loop(Iteration):
 
     @classmethod
     def carried(cls, node: Node, proto: GraphProto) -> dict[int, int]:
-        """The results have the condition in front, the inputs the number of the step too."""
+        """The condition comes before the results, the number of the step and the condition before the inputs."""
         return {k: k - 1 for k in range(2, len(proto.input))}
 
     @classmethod
@@ -85,7 +85,7 @@ class Loop(Iteration):
             swept.sweep.seed(stack.inner, swept.op.Gather(cotangents[stack.outer], steps.number, axis=0))
 
     def backward(self, op: Emitter, swept: Swept, steps: Steps) -> tuple[tuple[str, ...], str]:
-        """A Loop from the last step to the first, which gathers the residuals of a step; with it the number of steps."""
+        """The results of a Loop from the last step to the first, which gathers a step's residuals, and the number of steps."""
         counter, step = self.body.inputs[0], steps.number
         residuals = list(dict.fromkeys((*swept.residuals, counter)))
         listed = [name for name in residuals if not swept.is_stackable(name)]
@@ -111,13 +111,13 @@ class Loop(Iteration):
             *steps.states,
         ]
         body = swept.backward(formals, [(goes, formals[1][1]), *steps.results], first)
-        always = None if steps.starts else op.const(np.array(True))  # the last input of a node is not left out
+        always = None if steps.starts else op.const(np.array(True))  # a node cannot leave out its last input
         return op.emit_all("Loop", "", [trips, always, *steps.starts], len(steps.results), {"body": body}), trips
 
     def _listed(
         self, op: Emitter, swept: Swept, residuals: list[str], names: list[str]
     ) -> tuple[dict[str, Slices], dict[str, str]]:
-        """Where the steps have their residuals, and the sequences of what `names` are in every step: a state more for each."""
+        """Where the residuals are, and for each of `names` the sequence of its values in all steps, which is a new state."""
         node, edit, values = self.node, op.edits.of(self.node), op.values
         kinds = [sequence_type(swept.op.type(name)) for name in names]
         states = []
@@ -149,7 +149,7 @@ class Loop(Iteration):
 
 
 def _slices_read(graph: Graph, body: Body) -> list[Slices]:
-    """What is captured and read only at the number of the step: the adjoint of a step is that of a slice, and no larger."""
+    """The captures that a step reads only at its own number: its adjoint is then only as large as a slice."""
     found, counter = [], body.inputs[0]
     for name in body.captures if body.graph.shapes.get(counter) == () else ():
         shape, readers = graph.shapes.get(name), body.graph.readers(name)

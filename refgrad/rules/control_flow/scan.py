@@ -37,7 +37,7 @@ class Scan(Iteration):
 
     @classmethod
     def steady(cls, proto: GraphProto) -> list[str]:
-        """All of them."""
+        """All of them: the states and the slices."""
         return [value.name for value in proto.input]
 
     @classmethod
@@ -67,7 +67,7 @@ class Scan(Iteration):
             steps.slices.append(Slices(cotangents[stack.outer], name, stack.axis, stack.backward))
 
     def backward(self, op: Emitter, swept: Swept, steps: Steps) -> tuple[tuple[str, ...], str]:
-        """A Scan the other way round over the residuals and the adjoints of the stacks."""
+        """The results of a Scan in the other direction, over the residuals and the adjoints of the stacks."""
         stored = self.stored(op, swept, swept.residuals)
         edit = op.edits.of(self.node)
         stacks = len(edit.outputs) - len(self.states)
@@ -76,7 +76,7 @@ class Scan(Iteration):
                 given = list(self.node.attributes[name])
                 edit.attributes[name] = given + [0] * (stacks - len(given))
         read = [*steps.slices, *(Slices(s.outer, name, s.axis, s.backward) for name, s in stored.items())]
-        read = read or self.elements[:1]  # how many steps there are
+        read = read or self.elements[:1]  # it shows how many steps there are
         sub = swept.op
         formals = [*steps.states, *((s.inner, sub.values.adjoint_proto(s.inner)) for s in read)]
         attributes = {
@@ -99,7 +99,7 @@ def _setting(node: Node, name: str, count: int) -> list[int]:
 
 
 def _slices(graph: Graph, node: Node, outer: tuple[str, ...], inner: list[str], which: str) -> list[Slices]:
-    """What the node has outside and inside along an axis; `which` is "input" or "output"."""
+    """The tensors that the node reads or writes in slices; `which` is "input" or "output"."""
     axes = _setting(node, f"scan_{which}_axes", len(outer))
     ways = _setting(node, f"scan_{which}_directions", len(outer))
     ranks = [len(graph.shapes.get(name, ())) for name in outer]
