@@ -484,7 +484,7 @@ def test_feeds_of_what_no_session_takes_as_an_array(kind):
 
 def test_feeds_of_what_describes_no_input():
     with pytest.raises(
-        FeedError, match=r"'x' describes no input: give model\.graph\.input, or session\.get_inputs\(\)"
+        FeedError, match=r"'x' does not describe an input: give model\.graph\.input, or session\.get_inputs\(\)"
     ):
         random_feed(["x"])
 

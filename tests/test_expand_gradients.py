@@ -544,9 +544,9 @@ ERRORS = {
     "an unknown z": ('d = Gradient <xs = ["x"], zs = ["v"], y = "h"> (x, x)', "names 'v', which is not a value"),
     "made later": (
         'd = Gradient <xs = ["x"], y = "y"> (x) y = Exp (x)',
-        "names 'y', which is made by no node before it",
+        "names 'y', which no node before it makes",
     ),
-    "its own result": ('d = Gradient <xs = ["x"], y = "d"> (x)', "names 'd', which is made by no node before it"),
+    "its own result": ('d = Gradient <xs = ["x"], y = "d"> (x)', "names 'd', which no node before it makes"),
     "of a body": (
         """e = If (b) <then_branch = t () => (double[2] p) { p = Exp (x) }, else_branch = f () => (double[2] q) { q = Exp (x) }>
         d = Gradient <xs = ["x"], y = "p"> (x)""",
@@ -589,7 +589,7 @@ ERRORS = {
     ),
     "not independent": (
         'y = Mul (h, x) d, e = Gradient <xs = ["h", "x"], y = "y"> (h, x)',
-        "has 'h' in xs or zs, which is computed from 'x', there too",
+        "has 'h' in xs or zs, which is computed from 'x': the names there",
     ),
     "of an unknown rank": (
         'r = Reshape (x, i) y = Exp (r) d = Gradient <xs = ["r"], y = "y"> (r)',

@@ -606,7 +606,7 @@ BAD = {
     "penalty empty": (small(), {"penalty": {"w": {}}}, OptionError, "penalty of 'w' is zero"),
     "penalty l3": (small(), {"penalty": {"w": {"l3": 1.0}}}, OptionError, "has 'l3'; there are 'l1' and 'l2'"),
     "penalty infinite": (small(), {"penalty": {"w": np.inf}}, OptionError, "l2 of the penalty of 'w' is a finite number"),
-    "which output": (TWO, {}, OptionError, "several outputs: say by output_index which, of 'y', 'z'"),
+    "which output": (TWO, {}, OptionError, "several outputs: choose one with output_index, of 'y', 'z'"),
     "output too far": (TWO, {"output_index": 2}, OptionError, "outputs 0 to 1, 'y', 'z'"),
     "output before the first": (TWO, {"output_index": -1}, OptionError, "outputs 0 to 1"),
     "output unknown": (TWO, {"output_index": "x"}, UnknownNameError, "'x' is not an output of the model"),

@@ -33,11 +33,11 @@ class DerivativeOptions(Flag):
 
     - Zero: an input `<output>_grad` per float output.
     - KeepYieldOp: the cotangents come from com.microsoft.YieldOp, as ONNX Runtime's TrainingAgent wants them.
-    - KeepOutputs: the outputs of the model, all of them, follow the gradients.
+    - KeepOutputs: all outputs of the model follow the gradients.
     - FillGrad: the cotangents are 1 everywhere; only with KeepOutputs.
     - Loss: the gradient of one output, the loss, which follows the gradients.
 
-    Loss is a bit of its own; the 5 of the original was KeepYieldOp | FillGrad.
+    Loss is a bit of its own; the original's value, 5, equals KeepYieldOp | FillGrad.
     """
 
     Zero = 0
@@ -69,23 +69,23 @@ def onnx_derivative(
     Unlike in the original, `inputs` counts, KeepOutputs keeps every output, and Loss is an option of its own.
 
     :param onx: a model, or the path of one.
-    :param weights: the float initializers to differentiate by; None for all that an output depends on, but the settings of
-        operators and what `add_loss_output` wrote.
-    :param inputs: the float inputs to differentiate by; None for all.
+    :param weights: the float initializers to differentiate with respect to; None for all that an output depends on,
+        except settings of operators and the constants of `add_loss_output`.
+    :param inputs: the float inputs to differentiate with respect to; None for all.
     :param options: see `DerivativeOptions`.
     :param loss: with Loss, the output that is the loss.
-    :param label: with Loss, the input that is the label, or several: no gradient is made for them.
+    :param label: with Loss, the input that is the label, or several; they get no gradient.
     :param path_name: with Loss, the file that the gradient is saved to.
-    :param verbose: 1 prints what is done.
+    :param verbose: 1 prints what was done.
     :param builder: "refgrad", or "onnxruntime": OrtModuleGraphBuilder of the wheel onnxruntime-training-cpu 1.19.2, which
         optimizes the model first, in a process of its own.
-    :param dialect: that of `refgrad.gradient`: "onnx" for a graph that runs without training operators.
+    :param dialect: as in `refgrad.gradient`; "onnx" for a graph that runs without training operators.
     :raises OptionTypeError: options are not DerivativeOptions (a TypeError).
-    :raises OptionError: options that exclude each other, FillGrad without KeepOutputs, Loss without path_name, loss or label
-        or with weights, these without Loss, an unknown builder or dialect (a ValueError).
+    :raises OptionError: options that exclude each other, FillGrad without KeepOutputs, Loss without path_name, loss or label,
+        one of these three without Loss, Loss with weights, an unknown builder or dialect (a ValueError).
     :raises UnknownNameError: a name that does not belong to a float initializer, an input or an output.
     :raises NoGradientError: an operator on the way has no derivative.
-    :raises BuilderError: ONNX Runtime's builder is not installed, or made no gradient.
+    :raises BuilderError: ONNX Runtime's builder is not installed, or did not make a gradient.
     :raises OutputFileError: the gradient cannot be saved.
 
     >>> import onnx.parser, refgrad
@@ -147,7 +147,7 @@ class SessionInput(Protocol):
 
     @property
     def shape(self) -> Sequence[int | str | None]:
-        """Its dimensions; of an unknown rank onnxruntime says what it says of a scalar."""
+        """Its dimensions; onnxruntime describes an unknown rank like a scalar."""
 
 
 def random_feed(
@@ -161,7 +161,7 @@ def random_feed(
     :param inputs: the inputs, `model.graph.input` or `session.get_inputs()` of an onnxruntime.InferenceSession.
     :param batch: the first dimension where it is unknown; a dimension of the same name has the same size everywhere.
     :param empty_dimension: any other dimension that is unknown, and those that are 0.
-    :raises FeedError: an input is not a tensor, does not declare its shape, or is not described as one.
+    :raises FeedError: an input is not a tensor or does not declare its shape, or an element of `inputs` is not an input.
     """
     sizes: dict[str, int] = {}
     return {value.name: _random(value, batch, empty_dimension, sizes) for value in map(_as_proto, inputs)}
@@ -172,7 +172,7 @@ def _as_proto(value: ValueInfoProto | SessionInput) -> ValueInfoProto:
         return value
     if not all(hasattr(value, name) for name in ("name", "type", "shape")):
         raise FeedError(
-            f"{value!r} describes no input: give model.graph.input, or session.get_inputs() of an InferenceSession."
+            f"{value!r} does not describe an input: give model.graph.input, or session.get_inputs() of an InferenceSession."
         )
     prefix, element = value.type.removesuffix(")").split("(", 1) if "(" in value.type else ("", "")
     kind = dict(TensorProto.DataType.items()).get(element.upper())
@@ -208,7 +208,7 @@ def _random(value: ValueInfoProto, batch: int, empty_dimension: int, sizes: dict
     return numbers.astype(dtype)
 
 
-_INTEGERS: dict[int, int] = {  # and the largest of them that is at most 9
+_INTEGERS: dict[int, int] = {  # the largest number up to 9 that each type holds
     **dict.fromkeys((TensorProto.INT8, TensorProto.INT16, TensorProto.INT32, TensorProto.INT64), 9),
     **dict.fromkeys((TensorProto.UINT8, TensorProto.UINT16, TensorProto.UINT32, TensorProto.UINT64), 9),
     TensorProto.UINT4: 9,
@@ -266,7 +266,7 @@ def _selected(
     inputs: Sequence[str] | None,
     labels: Collection[str],
 ) -> tuple[list[str], list[str]]:
-    """The inputs and the initializers to differentiate by."""
+    """The inputs and the initializers to differentiate with respect to."""
     graph = read(model).graph
     initializers = [tensor.name for tensor in graph.initializer if tensor.data_type in FLOATS]
     known = {tensor.name for tensor in graph.initializer}
@@ -353,7 +353,7 @@ def _ones(output: str, kind: TypeProto) -> list[NodeProto]:
 
 
 def _rename(model: ModelProto, names: dict[str, str]) -> None:
-    """Give values new names. A value that has one of these gets another: an output that is read on has two cotangents."""
+    """Give values new names. A value that already has one gets another: an output that is read on has two cotangents."""
     taken = {name for node in model.graph.node for name in (*node.input, *node.output)}
     changed = {old: new for old, new in names.items() if old != new}
     for new in list(changed.values()):

@@ -53,8 +53,8 @@ def expand_gradients(model: ModelProto | str | os.PathLike[str]) -> ModelProto:
 
     Nodes are expanded in topological order, so `y` may be the result of another Gradient, for derivatives of higher order; in
     the branches of If and the bodies of Loop and Scan, too. A model of an opset before 16 is converted to 16, local functions
-    are inlined. Inputs, outputs and initializers keep names, order and types. Of a model without a node Gradient a copy is
-    returned. The caller's model is not modified. External data is referenced, not read: save the result in the folder of the
+    are inlined. Inputs, outputs and initializers keep names, order and types. A model without a node Gradient is returned as a
+    copy. The caller's model is not modified. External data is referenced, not read: save the result in the folder of the
     model.
 
     :param model: a model, or the path of one.
@@ -133,7 +133,7 @@ class _Scope:
 
 @dataclass
 class _Network:
-    """The nodes, in order, and the initializers that compute a value, from the values `reached` of a cut and from open ends."""
+    """The nodes, in order, and the initializers that compute a value from `reached`, values of a cut, and `ends`, others."""
 
     nodes: list[NodeProto]
     tensors: list[str]
@@ -155,7 +155,7 @@ class _Expansion:
         self.taken = taken_names(self.graph) | {v.name for v in source.graph.output}
         self.labels = {node.name for graph in graphs(self.graph.model.graph) for node in graph.node}
         self.constants: list[TensorProto] = []
-        self.depends: dict[str, list[str]] = {}  # results of nodes that are written anew: what those read
+        self.depends: dict[str, list[str]] = {}  # results of nodes that are rewritten: what the original nodes read
 
     def model(self) -> ModelProto:
         """The expanded model."""
@@ -210,7 +210,7 @@ class _Expansion:
         for name in (*xs, y):
             kind = scope.type(name)
             if kind is None or not kind.tensor_type.elem_type:
-                continue  # where it matters it is asked for
+                continue  # `_known` asks for it where it is needed
             if kind.tensor_type.elem_type not in FLOATS:
                 what = helper.tensor_dtype_to_string(kind.tensor_type.elem_type).removeprefix("TensorProto.").lower()
                 raise _error(node, f"names {name!r} of type {what}: only float tensors have a derivative")
@@ -225,21 +225,22 @@ class _Expansion:
         for x in xs:
             if x not in reached:
                 raise _error(
-                    node, f"has {x!r} in xs, on which {y!r} does not depend but through the others. Take it out of xs"
+                    node,
+                    f"has {x!r} in xs, on which {y!r} does not depend except through the others. Take it out of xs",
                 )
         for name in names:
             found = self._trace(name, [other for other in names if other != name], scope)
             if found.reached and not found.ends:
                 raise _error(
                     node,
-                    f"has {name!r} in xs or zs, which is computed from {choices(sorted(found.reached))}, there too: they "
+                    f"has {name!r} in xs or zs, which is computed from {choices(sorted(found.reached))}: the names there "
                     "have to be independent. Take one of them out",
                 )
 
     def _trace(
         self, value: str, cut: Sequence[str], scope: _Scope, through: Mapping[str, list[str]] | None = None
     ) -> _Network:
-        """What `value` is computed from; `through`: what some values depend on besides what their nodes read."""
+        """What `value` is computed from, down to `cut`; `through` has what values depend on besides what their nodes read."""
         found: set[int] = set()
         network = _Network([], [], set(), [])
         pending, seen = [value], {""}
@@ -294,7 +295,7 @@ class _Expansion:
     def _splice(self, node: NodeProto, names: list[str], y: str, outputs: dict[str, str], scope: _Scope) -> None:
         """Differentiate `y` and add the nodes of the derivative; `outputs` maps each `x` to the name of its derivative."""
         network = self._trace(y, names, scope)
-        # A node of the network may make a value of the cut beside others: in the part it makes another one.
+        # A node of the network may also make a value of the cut; in the part this result gets another name.
         aside = {name: fresh(name, self.taken) for one in network.nodes for name in one.output if name in names}
         part = self._part(node, network, list(outputs), aside, scope)
         y = self._declare(node, part, y, scope)
@@ -349,7 +350,7 @@ class _Expansion:
         return part
 
     def _declare(self, node: NodeProto, part: ModelProto, y: str, scope: _Scope) -> str:
-        """Let `part` return `y` and every other result of its nodes: all of them are kept. Return the name of `y` there."""
+        """Let `part` return `y`, and all results of nodes with several, to keep them. Return the name of `y` there."""
         graph = part.graph
         kind = scope.type(y)
         if kind is None:
@@ -358,7 +359,7 @@ class _Expansion:
         if any(value.name == y for value in graph.input):  # it is one of xs
             added = "Identity"
         elif kind is not None and kind.tensor_type.elem_type and not kind.tensor_type.HasField("shape"):
-            added = "ReduceSum"  # of what has any number of axes
+            added = "ReduceSum"  # whatever the number of axes
             kind = helper.make_tensor_type_proto(kind.tensor_type.elem_type, [])
         if added:
             settings: dict[str, Any] = {"keepdims": 0} if added == "ReduceSum" else {}
@@ -370,7 +371,7 @@ class _Expansion:
         return y
 
     def _merge(self, nodes: Iterable[NodeProto], originals: Mapping[str, NodeProto], scope: _Scope) -> None:
-        """Add the nodes of a gradient; one with more outputs or another body than a node that is there replaces that node."""
+        """Add the nodes of a gradient. One that has more outputs or another body than its original replaces the original."""
         nodes = list(nodes)
         makes = {name for node in nodes for name in node.output}
         waiting: list[NodeProto] = []
@@ -386,7 +387,7 @@ class _Expansion:
                 original.CopyFrom(node)
                 home.producer.update((name, original) for name in node.output if name)
                 waiting = []
-            elif not due <= makes:  # somebody else needs the rest of it
+            elif not due <= makes:  # other nodes need its other results
                 node.output[:] = [fresh(name, self.taken) if name in originals else name for name in node.output]
             elif due <= {name for one in waiting for name in one.output}:
                 home.put(waiting, original)
@@ -401,7 +402,7 @@ class _Expansion:
 def _name_inputs(model: ModelProto) -> None:
     """Let every node Gradient read the values that it names, in place, so that they are renamed with all others.
 
-    What it names of the inputs of a function is a value of the function's own, which is none of the caller's other values.
+    If it names an input of a function, the function gets a copy of it, a value that the caller does not have.
     """
     graph = model.graph
     _name_inputs_of(graph.node, {v.name for v in graph.input} | _tensors(graph))
@@ -413,7 +414,7 @@ def _name_inputs(model: ModelProto) -> None:
 
 
 def _name_inputs_of(nodes: Sequence[NodeProto], visible: set[str]) -> set[str]:
-    """The same for nodes before which the values `visible` exist. Return the names in xs and zs."""
+    """The same for a list of nodes; the values `visible` exist before it. Return the names in xs and zs."""
     found: set[str] = set()
     for position, node in enumerate(nodes):
         for graph in _bodies(node):
@@ -432,7 +433,9 @@ def _name_inputs_of(nodes: Sequence[NodeProto], visible: set[str]) -> set[str]:
             later = {name for one in nodes[position:] for name in one.output}
             for name in (*names, settings["y"]):
                 if name in later - visible:
-                    raise _error(node, f"names {name!r}, which is made by no node before it. Move the node behind that")
+                    raise _error(
+                        node, f"names {name!r}, which no node before it makes. Move it behind the node that does"
+                    )
                 if name not in visible:
                     raise _error(node, f"names {name!r}, which is not a value.{did_you_mean(name, visible)}")
             node.input.extend((*names, settings["y"]))
@@ -453,7 +456,7 @@ def _attributes(node: NodeProto) -> dict[str, Any]:
 
 
 def _separate(function: FunctionProto, own: Mapping[str, str]) -> None:
-    """Give the function copies of some of its inputs to work with."""
+    """Let the function use copies of some of its inputs, under the names in `own`."""
     nodes = [NodeProto.FromString(node.SerializeToString()) for node in function.node]
     for node in nodes:
         _rename(node, own)

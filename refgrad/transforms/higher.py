@@ -1,4 +1,4 @@
-"""Forward mode and higher derivatives, all made of `gradient`: J·u, H·u, whole Jacobians and Hessians, as models."""
+"""Forward mode and higher derivatives, all made with `gradient`: J·u, H·u, whole Jacobians and Hessians, as models."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def jvp(
     :param model: a model, or the path of one; the other arguments and the errors are those of `gradient`.
     :param keep_outputs: also return the outputs of the model, after the tangents.
     :raises InvalidModelError: the model cannot be read, or onnx refuses it.
-    :raises UnknownNameError: a name in `wrt` or `outputs` that does not exist, is there twice, or is not a float.
-    :raises NoGradientError: an operator between `wrt` and `outputs` has no derivative, or the gradient has one without; an
+    :raises UnknownNameError: a name in `wrt` or `outputs` that does not exist, is given twice, or is not a float.
+    :raises NoGradientError: an operator between `wrt` and `outputs` has no derivative, or one of the gradient has none; an
         output is an optional.
     :raises OptionError: an unknown choice of kinks, or an unknown quantization.
 
@@ -91,16 +91,16 @@ def hvp(
     """The model that computes the Hessian of `output`, or of the sum of its elements, times a vector.
 
     The result has the model's inputs, one input `<name>_vector` per name in `wrt`, and one output `<name>_hvp` per name in
-    `wrt`, each with the shape and type of `<name>`: the sum over all names of the second derivatives by `<name>` and by them,
-    times their vectors. Names that are taken, initializers and metadata are as in `jvp`. It costs a few times as much as the
-    model: the gradient is differentiated again (Pearlmutter 1994), and no Hessian is ever formed.
+    `wrt`, each with the shape and type of `<name>`: the sum over all names of the second derivatives with respect to `<name>`
+    and that name, times its vector. Names that are taken, initializers and metadata are as in `jvp`. It costs a few times as
+    much as the model: the gradient is differentiated again (Pearlmutter 1994), and no Hessian is ever formed.
 
     :param model: a model, or the path of one; the other arguments and the errors are those of `gradient`.
     :param output: the float output to differentiate; by default the only one.
     :param keep_outputs: also return the outputs of the model, after the products.
     :raises InvalidModelError: the model cannot be read, or onnx refuses it.
-    :raises UnknownNameError: a name in `wrt`, or an `output`, that does not exist, is there twice, or is not a float.
-    :raises NoGradientError: an operator between `wrt` and `output` has no derivative, or the gradient has one without.
+    :raises UnknownNameError: a name in `wrt`, or an `output`, that does not exist, is given twice, or is not a float.
+    :raises NoGradientError: an operator between `wrt` and `output` has no derivative, or one of the gradient has none.
     :raises OptionError: no `output` where there are several, an unknown choice of kinks, or an unknown quantization.
 
     >>> import onnx.parser, refgrad
@@ -131,17 +131,17 @@ def jacobian(
 ) -> ModelProto:
     """The model that computes every derivative of the outputs of `model`, element by element.
 
-    The result has the model's inputs and one output `<output>_by_<name>` per differentiated output and name in `wrt`, the
-    outputs in order and for each the names, of the shape of `<output>` followed by that of `<name>`. Initializers in `wrt`
+    The result has the model's inputs and one output `<output>_by_<name>` per differentiated output and name in `wrt`,
+    ordered by output, then by name. Its shape is that of `<output>` followed by that of `<name>`. Initializers in `wrt`
     become inputs that keep their value as default. A name that is taken becomes the next free one; the metadata
     `refgrad.derivatives` (JSON) has them by output and name.
 
-    What the model computes is computed once. What its gradient adds is the body of a Loop, run for each element of the output.
+    The model itself is evaluated once. The rest of the gradient is the body of a Loop, run once for each element of an output.
 
     :param model: a model, or the path of one; the other arguments and the errors are those of `gradient`.
     :param keep_outputs: also return the outputs of the model, after the derivatives.
     :raises InvalidModelError: the model cannot be read, or onnx refuses it.
-    :raises UnknownNameError: a name in `wrt` or `outputs` that does not exist, is there twice, or is not a float.
+    :raises UnknownNameError: a name in `wrt` or `outputs` that does not exist, is given twice, or is not a float.
     :raises NoGradientError: an operator between `wrt` and `outputs` has no rule or no derivative, or one of them is a sequence.
     :raises OptionError: an unknown choice of kinks, or an unknown quantization.
 
@@ -172,15 +172,15 @@ def hessian(
     """The model that computes every second derivative of `output`, or of the sum of its elements.
 
     The result has the model's inputs and one output `<output>_by_<name>_by_<other>` per pair of names in `wrt`, of the shape of
-    `<name>` followed by that of `<other>`. Names that are taken and initializers are as in `jacobian`, of the gradient of which
-    this is the Jacobian; the metadata `refgrad.derivatives` (JSON) has the outputs by both names.
+    `<name>` followed by that of `<other>`. This is the Jacobian of the gradient: names that are taken and
+    initializers are as in `jacobian`; the metadata `refgrad.derivatives` (JSON) has the outputs by both names.
 
     :param model: a model, or the path of one; the other arguments and the errors are those of `gradient`.
     :param output: the float output to differentiate; by default the only one.
     :param keep_outputs: also return the outputs of the model, after the derivatives.
     :raises InvalidModelError: the model cannot be read, or onnx refuses it.
-    :raises UnknownNameError: a name in `wrt`, or an `output`, that does not exist, is there twice, or is not a float.
-    :raises NoGradientError: an operator between `wrt` and `output` has no derivative, or the gradient has one without;
+    :raises UnknownNameError: a name in `wrt`, or an `output`, that does not exist, is given twice, or is not a float.
+    :raises NoGradientError: an operator between `wrt` and `output` has no derivative, or one of the gradient has none;
         a sequence in `wrt`.
     :raises OptionError: no `output` where there are several, an unknown choice of kinks, or an unknown quantization.
 
@@ -276,7 +276,7 @@ def _measure_elsewhere(model: ModelProto, seeds: Iterable[str]) -> None:
     def remember(names: Iterable[str]) -> None:
         for name in names:
             shape = shapes.get(name, (None,))
-            if None not in shape and any(isinstance(size, str) for size in shape):  # known sizes are not asked for
+            if None not in shape and any(isinstance(size, str) for size in shape):  # known sizes need no other value
                 found.setdefault(shape, name)
 
     remember(value.name for value in model.graph.input)
@@ -297,8 +297,8 @@ def _by_element(
 ) -> tuple[ModelProto, dict[str, str]]:
     """`model` with the derivatives of every element of `output` in front of its outputs, and the name of each derivative.
 
-    They are `<title>_by_<name>`. Of the gradient, what depends on the cotangent becomes the body of a Loop, whose k-th round
-    sets the cotangent to 1 at the k-th element, to 0 elsewhere.
+    They are `<title>_by_<name>`. The part of the gradient that depends on the cotangent becomes the body of a Loop, whose
+    k-th round sets the cotangent to 1 at the k-th element and to 0 elsewhere.
     """
     made = gradient(model, wrt, [output], keep_outputs=True, kinks=kinks, quantization=quantization)
     cotangents, gradients = names_in(made)
@@ -327,7 +327,7 @@ def _by_element(
     rows, results, behind, declared = [], {}, [], []
     for name, slope in gradients.items():
         row = slope
-        if slope not in varied:  # a subgraph returns what it computes itself
+        if slope not in varied:  # a subgraph can only return what it computes itself
             row = called(f"{name}_row")
             body.node.append(make("Identity", [slope], row))
         body.output.append(helper.make_value_info(row, types[slope]))
@@ -376,7 +376,7 @@ def _parted(graph: GraphProto, name: str) -> tuple[list[NodeProto], list[NodePro
 def _of_elements(
     made: ModelProto, found: Mapping[str, Mapping[str, str]], between: Iterable[str], keep_outputs: bool
 ) -> ModelProto:
-    """The model that returns the derivatives `found`; `between` are the outputs that only led to them."""
+    """The model that returns the derivatives `found`; `between` are the outputs that only served to compute them."""
     derivatives = [name for row in found.values() for name in row.values()]
     kept = _outputs(made, but=(*derivatives, *between)) if keep_outputs else []
     _keep(made, [*derivatives, *kept])

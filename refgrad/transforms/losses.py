@@ -26,7 +26,7 @@ from refgrad.protos.types import FLOATS, Shape, is_unnamed
 from refgrad.protos.walk import fresh, graphs, names_of, versions_of
 from refgrad.transforms.selection import select_model_inputs_outputs
 
-_LOWEST_OPSET = 8  # operands are broadcast from 7 on, Max and Min too from this one
+_LOWEST_OPSET = 8  # operands broadcast from 7 on, those of Max and Min from 8 on
 _LOWEST_IR = 4  # before it, every initializer is an input
 
 
@@ -58,10 +58,10 @@ def add_loss_output(
     The loss has the type of the output, and so has the label unless `label_type` gives it another one. The result returns
     the loss and the compared output; the other outputs are left out, with the nodes that only they need. A result within
     the model that has the name of the loss, the label or the weights gets another name: classifiers of skl2onnx call one
-    `label`. The numbers that the loss is made of are marked: they are not weights.
+    `label`. The constants of the loss are marked, so that they are not taken for weights.
 
     Where the documented graph is wrong, this one is right: the weights of the rows, [N], are put in a column before they
-    multiply scores of [N, 1] (which would broadcast to [N, N]); the loss of an output that is no matrix is reshaped to [1, 1].
+    multiply scores of [N, 1] (which would broadcast to [N, N]); the loss of an output with other axes is reshaped to [1, 1].
     The documented log loss is the mean over the rows of an INT64 label: reduction="mean", label_type="int64".
     The caller's model is not modified.
 
@@ -101,9 +101,7 @@ def add_loss_output(
     output = _output(graph, output_index)
     kind, shape = graph.types.get(output), graph.shapes.get(output)
     if kind not in FLOATS or shape is None:
-        raise OptionError(
-            f"A loss compares a float tensor of known rank, which output {output!r} is not declared to be."
-        )
+        raise OptionError(f"A loss compares a float tensor of known rank; output {output!r} is not declared as one.")
     label_kind = kind if label_type is None else _number_type(label_type)
     shape = tuple(None if is_unnamed(dim) else dim for dim in shape)
     made = ModelProto()
@@ -193,8 +191,8 @@ def penalty_loss_onnx(
     :param l1: weight of the sum of absolute values; None or 0 for none.
     :param l2: weight of the sum of squares; None or 0 for none.
     :param existing_names: names that are taken, a list or a set; those that the result uses are added to it.
-    :raises OptionError: no float type, a weight that is no finite number, no weight at all, or existing_names that are neither
-        a list nor a set.
+    :raises OptionError: the type is not a float, a weight is not a finite number, there is no weight, or existing_names is
+        neither a list nor a set.
     """
     kind = _float_type(dtype)
     taken = [] if existing_names is None else existing_names
@@ -212,7 +210,7 @@ def penalty_loss_onnx(
 def get_train_initializer(onx: ModelProto | str | os.PathLike[str]) -> dict[str, tuple[np.ndarray, TensorProto]]:
     """The float initializers of a model, 16-bit and double ones too: {name: (value, tensor)}.
 
-    Left out are the numbers that refgrad wrote, the coefficients of `add_loss_output` for one: they are not to be trained.
+    Constants that refgrad wrote, such as the coefficients of `add_loss_output`, are left out: they are not to be trained.
 
     :param onx: a model, or the path of one. External data is read: beside the file, or in the current folder.
     :raises InvalidModelError: the model or its external data cannot be read.
@@ -300,7 +298,7 @@ def _log(op: _Writer, output: str, label: str, eps: float | None = None) -> str:
     return op.node("Neg", op.node("Add", others, own, name="loss_log"), name="loss_log")
 
 
-SCORES: dict[str, tuple[Callable[..., str], tuple[str, ...]]] = {  # and its settings
+SCORES: dict[str, tuple[Callable[..., str], tuple[str, ...]]] = {  # with the names of their settings
     "squared_error": (_squared_error, ()),
     "l2": (_squared_error, ()),
     "absolute_error": (_absolute_error, ()),
@@ -333,7 +331,7 @@ def _output(graph: Graph, index: object) -> str:
     outputs = list(graph.outputs)
     if index is None:
         if len(outputs) != 1:
-            raise OptionError(f"The model has several outputs: say by output_index which, of {choices(outputs)}.")
+            raise OptionError(f"The model has several outputs: choose one with output_index, of {choices(outputs)}.")
         return outputs[0]
     if isinstance(index, str):
         if index not in outputs:

@@ -37,32 +37,32 @@ from refgrad.tables.definitions import DEFINITIONS, Definition, UnsupportedFormE
 
 _YIELD = MICROSOFT, "YieldOp"
 _PLAIN = ("", "ai.onnx", ML)
-_MOVED = tuple(op_type for domain, op_type in FORMS if not domain)  # onnx's checker refuses them where they are
+_MOVED = tuple(op_type for domain, op_type in FORMS if not domain)  # onnx's checker refuses them in the default domain
 
 
 def lower(model: ModelProto | str | os.PathLike[str]) -> ModelProto:
-    """The model in ai.onnx operators alone, with the same results: they replace ONNX Runtime's own operators.
+    """The model with the same results in ai.onnx operators only, which replace ONNX Runtime's own operators.
 
-    Those are the operators of com.microsoft that its gradient builder and its training artifacts have, MaxPoolGrad,
+    These are the operators of com.microsoft that its gradient builder and its training artifacts use, MaxPoolGrad,
     AveragePoolGrad, SparseSoftmaxCrossEntropy and its gradient in the default domain, and the forward operators of
-    com.microsoft that refgrad differentiates. Where a kernel of ONNX Runtime is wrong the result is what the operator means.
+    com.microsoft that refgrad differentiates. Where a kernel of ONNX Runtime is wrong, the result is what it should compute.
 
-    Inputs, outputs and initializers keep names, order and types. These are added behind them:
+    Inputs, outputs and initializers keep names, order and types. New ones follow them:
 
     - What an operator writes into a graph input is an output `<input>_updated`: `params_updated`,
       `first_order_moments_updated`, `w_grad.accumulation.buffer_updated`, `bn.running_mean_updated`. Where the model reads or
-      returns the operator's own output for it, that is the output instead.
-    - A YieldOp leaves what it reads as outputs, unless they are, and what it returns as inputs: the cotangents. Those of
+      returns the operator's own output for it, that output takes its place.
+    - What a YieldOp reads becomes an output, unless it is one already. What it returns, the cotangents, become inputs;
       `non_differentiable_outputs` have none. Each has the type and shape of its output, also where `full_shape_outputs`
       does not ask for that.
 
     A model of an opset before 16 is converted to 16, or to a later one that an operator needs (17: LayerNormalization, 18 or
-    19: some modes of Resize); local functions are inlined. Of a model that has nothing to lower a copy is returned. The
+    19: some modes of Resize); local functions are inlined. A model that has nothing to lower is returned as a copy. The
     caller's model is not modified. External data is referenced, not read: save the result in the folder of the model.
 
     :param model: a model, or the path of one.
     :raises InvalidModelError: the model cannot be read, or onnx refuses it.
-    :raises LoweringError: an operator that has no form in ai.onnx here, or one whose attributes or inputs are not its own.
+    :raises LoweringError: an operator has no form in ai.onnx here, or its attributes or inputs do not fit it.
 
     >>> import onnx.parser, refgrad
     >>> squash = onnx.parser.parse_model(
@@ -287,7 +287,7 @@ class _Body:
 
     def __init__(self, lowering: _Lowering, op: Emitter, graph: Graph) -> None:
         self.lowering, self.op, self.graph = lowering, op, graph
-        self.rename: dict[str, str] = {}  # emitted value: the output that it is
+        self.rename: dict[str, str] = {}  # emitted value: the result that it replaces
         self.order: list[NodeProto | Emitted] = []
 
     def visit(self, node: Node) -> None:
@@ -313,7 +313,9 @@ class _Body:
     def _emit(self, node: Node, form: Form) -> None:
         op = self.op
         if misfit := form.misfit(node):
-            raise LoweringError(f"Node {node.name!r} is no {node.op_type} of ONNX Runtime: {misfit}.", node.name)
+            raise LoweringError(
+                f"Node {node.name!r} is not a valid {node.op_type} of ONNX Runtime: {misfit}.", node.name
+            )
         node = self.lowering.with_updates(op, node, form)
         op.enter(node.op_type, node.name)
         start = len(op.emission.nodes)
@@ -405,7 +407,7 @@ def differentiable_inputs(inputs: Sequence[str], attributes: Mapping[str, Any]) 
 def _stand_in(node: NodeProto) -> list[NodeProto]:
     """Nodes whose results have the types and shapes of the results of `node`; `node` itself where onnx knows it."""
     key = node.domain, node.op_type
-    if key == _YIELD:  # a cotangent is as its output
+    if key == _YIELD:  # a cotangent has the type of its output
         differentiable = differentiable_inputs(node.input, {a.name: attribute_value(a) for a in node.attribute})
         pairs = zip(differentiable, node.output, strict=False)
         return [helper.make_node("Identity", [x], [dx]) for x, dx in pairs if dx]

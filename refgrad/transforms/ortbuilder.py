@@ -67,7 +67,7 @@ class Builders:
     ...     gradients = [builders.raw(model, ["x"], "y") for model in models]
 
     :param seconds: how long one gradient may take, the start of the process included.
-    :param here: call them in this process, which may then abort or not come back, for whoever has a process to spare.
+    :param here: call them in this process, which may then abort or hang: for a caller with a process to spare.
     """
 
     def __init__(self, seconds: float = SECONDS, here: bool = False) -> None:
@@ -77,8 +77,8 @@ class Builders:
         """GradientGraphBuilder: the gradient of one output by the rules of the registry, on the graph as it is.
 
         :param wrt: inputs and initializers, each of which `output` must depend on.
-        :return: the model with one more input, `<output>_grad`, and one more output `<name>_grad` per name. What is
-            trained stays an initializer.
+        :return: the model with one more input, `<output>_grad`, and one more output `<name>_grad` per name. Trained
+            weights stay initializers.
         :raises BuilderError: it refused, crashed, did not finish in time, or is not installed.
         """
         made = self._build(_raw, model, {"wrt": list(wrt), "output": output})
@@ -96,7 +96,7 @@ class Builders:
         return self._build(_module, model, {"inputs": list(inputs), "initializers": list(initializers)})
 
     def optimized(self, model: ModelProto, inputs: Iterable[str], initializers: Iterable[str]) -> ModelProto:
-        """The forward graph that `module` differentiates: `model` with what is trained as inputs, after its optimisations.
+        """The forward graph that `module` differentiates: `model` after its optimisations, with the trained weights as inputs.
 
         :raises BuilderError: it refused, crashed, did not finish in time, or is not installed.
         """
@@ -206,7 +206,7 @@ def readable(model: ModelProto) -> ModelProto:
 
 
 def _name_nodes(model: ModelProto) -> None:
-    """Give every node a name of its own: of nodes without one, 1.19.2 makes nodes of the same name, which it then refuses."""
+    """Give every node a name of its own. From nodes without a name, 1.19.2 makes nodes of the same name, which it refuses."""
     taken: set[str] = set()
     for position, node in enumerate(model.graph.node):
         if not node.name or node.name in taken:
@@ -217,7 +217,7 @@ def _name_nodes(model: ModelProto) -> None:
 
 
 def _same_operators(model: ModelProto, opset: int) -> bool:
-    """Whether every operator of the model is, but for its types, the one of the newest opset that 1.19.2 reads."""
+    """Whether every operator of the model is the same in the newest opset that 1.19.2 reads, apart from its types."""
     for node in model.graph.node:
         if node.domain or not onnx.defs.has(node.op_type):
             continue

@@ -1,9 +1,9 @@
-"""Named recipes: models that compute what a gradient is wanted for. Nothing is run.
+"""Named recipes: models for common uses of a gradient. Recipes build models and do not run them.
 
-Each is a few nodes around `refgrad.gradient`: before it what is differentiated becomes one number, `select`; after it the
-gradient becomes a saliency map, an adversarial input, forces, a ranking of the weights. In all of them
+Each puts a few nodes around `refgrad.gradient`: before it, `select` turns what is differentiated into one number; after it,
+the gradient becomes a saliency map, an adversarial input, forces, or a ranking of the weights. In all of them
 
-- `wrt` names the input that is differentiated by; by default the only float input that has no default value;
+- `wrt` names the input of the derivative; by default the only float input that has no default value;
 - `of` says what is differentiated: an output, "logits", or some of its elements, "logits[:, 3]", whose sum is taken. Indices
   and slices are those of NumPy, so with a batch axis "logits[:, 3]" is the fourth logit of every sample, and the sum lets
   every sample have its own gradient. A name in place of an index, "logits[:, target]", is an integer scalar input of the
@@ -112,11 +112,11 @@ def select(model: Model, of: str | None = None) -> ModelProto:
 def saliency(model: Model, wrt: str | None = None, of: str | None = None, *, axis: int | None = None) -> ModelProto:
     """The model of |d of / d wrt|, the saliency map: its output is `<wrt>_saliency`, of the shape and type of `wrt`.
 
-    The formula is that of Simonyan, Vedaldi and Zisserman, "Deep inside convolutional networks" (2014), section 3.
+    The formula is from Simonyan, Vedaldi and Zisserman, "Deep inside convolutional networks" (2014), section 3.
 
     :param of: by default the largest element of every sample of the only float output. The samples lie along axis 0; an
         output of fewer than two axes is one sample.
-    :param axis: take the maximum over this axis of `wrt`, which the result has not: 1 for the channels of an image.
+    :param axis: take the maximum over this axis of `wrt` and drop the axis: 1 for the channels of an image.
     """
     if of is None:
         edit = _Edit(model, "largest")
@@ -150,7 +150,7 @@ def integrated_gradients(model: Model, wrt: str | None = None, of: str | None = 
 
     Sundararajan, Taly and Yan, "Axiomatic attribution for deep networks" (2017), equations 1 and 3.
 
-    :param of: f. One target for the whole line: for the class that the model finds, run it first, then give its index.
+    :param of: f, one target for the whole line. For the class that the model finds, run it first, then give its index.
     :param steps: k, at least 1.
     """
     if steps < 1:
@@ -241,10 +241,10 @@ def sensitivity(model: Model, of: str | None = None, *, score: str | None = None
     `<w>_norm` is ‖∂L/∂w‖₂: how fast the loss moves as the weight does. `<w>_effect` is (1/n)·Σᵢ |wᵢ·∂L/∂wᵢ|: to first order, by
     how much the loss changes where one element is set to zero, which ranks weights of any scale and size. They are computed
     in float32 where w has 16 bits. The weights are inputs of the result and keep their values as defaults. The
-    metadata `refgrad.sensitivities` (JSON) say which outputs are those of which weight.
+    metadata `refgrad.sensitivities` (JSON) name the outputs of each weight.
 
     The effect is the criterion of Molchanov et al., "Pruning convolutional neural networks for resource efficient inference"
-    (2017), section 2.2, without its absolute value outside the sum.
+    (2017), section 2.2, but with the absolute value inside the sum.
 
     :param of: the loss L; with a score, the output that it compares. By default the only float output.
     :param score: as in `fgsm`.
@@ -345,7 +345,7 @@ def _differentiated(
 ) -> tuple[_Edit, str, str]:
     """The gradient of the first output of `chosen` for a recipe to build on, and the names of the input and of its gradient.
 
-    :param aside: how many of the last inputs are not to be taken for `wrt`.
+    :param aside: how many of the last inputs cannot be `wrt`.
     """
     initialized = {tensor.name for tensor in chosen.graph.initializer}
     values = chosen.graph.input[: len(chosen.graph.input) - aside]
@@ -372,7 +372,7 @@ def _with_loss(model: Model, of: str | None, score: str | None) -> ModelProto:
     if score is None:
         if of is None and (shape is None or any(dim != 1 for dim in shape)):
             raise OptionError(
-                f"Output {output!r} of shape {_text(shape)} is no loss: give score={CROSS_ENTROPY!r} or another to compare "
+                f"Output {output!r} of shape {_text(shape)} is not a loss: give score={CROSS_ENTROPY!r} or another to compare "
                 f"it with a label, or of={output!r} to take the sum of its elements."
             )
         return select(model, of)
@@ -385,7 +385,7 @@ def _with_loss(model: Model, of: str | None, score: str | None) -> ModelProto:
         return add_loss_output(model, score, loss_name=loss, label_name=label, output_index=output)
     if shape is None or len(shape) < 2:
         raise OptionError(
-            f"The cross entropy is that of logits [N, C, ...]; output {output!r} has the shape {_text(shape)}."
+            f"The cross entropy needs logits [N, C, ...]; output {output!r} has the shape {_text(shape)}."
         )
     edit.add_input(label, TensorProto.INT64, [dim for axis, dim in enumerate(shape) if axis != 1])
     return edit.with_scalar(loss, op.SoftmaxCrossEntropyLoss(output, label, reduction="sum"))
@@ -418,7 +418,7 @@ def _parse(graph: Graph, of: str | None) -> tuple[str, list[Item] | None]:
     shape = graph.shapes.get(output)
     if "..." in words:
         if shape is None or words.count("...") > 1:
-            raise OptionError(f"of={of!r}: '...' is there once, and where the rank of {output!r} is known.")
+            raise OptionError(f"of={of!r}: '...' may stand once, and only where the rank of {output!r} is known.")
         place = words.index("...")
         words[place : place + 1] = [":"] * (len(shape) - len(words) + 1)
     items = [_item(of, word) for word in words]
@@ -438,7 +438,7 @@ def _item(of: str, word: str) -> Item:
     if word.isidentifier():
         return word
     raise OptionError(
-        f"of={of!r}: {word!r} is no index. There are integers (3, -1), slices (:, 2:8, ::2), '...', and names of integer "
+        f"of={of!r}: {word!r} is not an index. There are integers (3, -1), slices (:, 2:8, ::2), '...', and names of integer "
         "scalar inputs, one for each axis."
     )
 
@@ -470,7 +470,7 @@ def _pick(edit: _Edit, output: str, items: Sequence[Item] | None) -> str:
     """The sum of the elements of `output` that `items` select.
 
     Slices come first, then indices from the last axis on: an index takes its axis away. One that is out of range is an error
-    of the executor's, not an empty slice.
+    in the executor, not an empty slice.
     """
     op, value = edit.op, output
     parts = [(axis, item) for axis, item in enumerate(items or ()) if isinstance(item, slice) and item != slice(None)]
@@ -502,7 +502,7 @@ def _index(edit: _Edit, name: str) -> str:
             edit.add_input(name, TensorProto.INT64, [])
         return name
     if graph.types.get(name) not in _INTEGERS or graph.shapes.get(name) != ():
-        raise UnknownNameError(f"The index {name!r} is an input of the model, but no int64 or int32 scalar.")
+        raise UnknownNameError(f"The index {name!r} is an input of the model, but not an int64 or int32 scalar.")
     return name
 
 
@@ -510,7 +510,7 @@ def _largest(edit: _Edit, output: str) -> str:
     """The sum over the samples of the largest element of each."""
     op, rank = edit.op, edit.op.rank(output)
     if rank is None:
-        raise OptionError(f"The rank of output {output!r} is not known: say by of what is differentiated.")
+        raise OptionError(f"The rank of output {output!r} is not known: say with of what is differentiated.")
     rows = op.Flatten(output, axis=min(rank, 2) // 2)
     return op.ReduceSum(op.GatherElements(rows, op.ArgMax(rows, axis=1), axis=1), keepdims=0)
 

@@ -18,14 +18,14 @@ from refgrad.protos.walk import names_of, reads_of, subgraphs
 
 _OF_MODEL = ("ir_version", "producer_name", "producer_version", "domain", "model_version", "doc_string")
 
-Names = ChainMap[str, str]  # a value's name: its new one
+Names = ChainMap[str, str]  # the new name of a value by its name
 
 
 def onnx_rename_names(model: ModelProto | str | os.PathLike[str]) -> ModelProto:
     """A copy of `model` with short names: initializers i0, i1, ..., results r0, r1, ..., nodes n0, n1, ...
 
-    The inputs and outputs of the model keep their names; a new name that one of them has is passed over. Values in subgraphs
-    are counted on, so a name occurs once in the whole model. What refers to a value by its name follows it: declared types,
+    The inputs and outputs of the model keep their names; a new name that one of them has is skipped. The numbers go on in
+    subgraphs, so a name occurs once in the whole model. What refers to a value by name is renamed too: declared types,
     quantization annotations, device configurations. Local functions, metadata_props and the weights that training_info names
     stay as they are; metadata of a gradient says where a node came from in the model that was differentiated.
 
