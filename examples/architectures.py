@@ -1,7 +1,7 @@
-"""The architectures that refgrad is held against torch.autograd on: `ARCHITECTURES`, name -> what builds it.
+"""The architectures on which refgrad is compared with torch.autograd: `ARCHITECTURES`, name -> how it is built.
 
-Built from configuration with random weights: those that the benchmarks time have the size of a layer in use, the others are as
-small as the architecture allows.
+They are built from configurations with random weights. Those that the benchmarks time have layers of a realistic size, the
+others are as small as the architecture allows.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ Builder = Callable[[], tuple[nn.Module, Inputs]]
 class Architecture:
     """How a model is built.
 
-    `noise`: the standard deviation of what is added to every weight. The exporter merges equal tensors, as fresh biases are;
-    and a small width needs larger weights than the usual initialisation, or the gradient of the first layers vanishes.
-    `seed`: of those tried, one that keeps every Relu, MaxPool and the like far from a kink: float32 rounds to either side of
-    a nearer one, and then two right gradients differ. `quick`: it is among the models that every change is tested with.
+    `noise`: the standard deviation of the noise on every weight. The exporter merges equal tensors, such as fresh biases; and
+    a small width needs larger weights than the usual initialisation, or the gradient of the first layers vanishes. `seed`:
+    one that keeps every Relu, MaxPool and the like far from a kink: near one, float32 may round to either side, and then two
+    right gradients differ. `quick`: every change is tested with this model.
     """
 
     build: Builder
@@ -80,7 +80,7 @@ class Signal(nn.Module):
 
 
 class Contrast(Signal):
-    """An image and a text, each embedded: their products."""
+    """The products of embedded images with embedded texts."""
 
     def forward(self, x: Tensor, input_ids: Tensor) -> Tensor:  # type: ignore[override]
         """Map images [N, 3, H, W] and token ids [M, T] to logits [N, M]."""

@@ -1,4 +1,4 @@
-"""Small networks written with torch alone: one architecture each, with nothing left out that makes it one."""
+"""Small networks written with torch alone: one architecture each, with everything that defines it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Mlp(nn.Module):
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions around a shortcut, which is a 1x1 convolution where the shape changes."""
+    """Two 3x3 convolutions and a shortcut, which is a 1x1 convolution where the shape changes."""
 
     def __init__(self, channels_in: int, channels: int, stride: int) -> None:
         super().__init__()
@@ -231,7 +231,7 @@ class TemporalConvNet(nn.Module):
 
 
 class VariationalAutoEncoder(nn.Module):
-    """Kingma & Welling, "Auto-Encoding Variational Bayes" (2013): the evidence's lower bound of each image."""
+    """Kingma & Welling, "Auto-Encoding Variational Bayes" (2013): the evidence lower bound of each image."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -2,8 +2,8 @@
 
     python examples/torch_models.py FOLDER [MODEL ...]
 
-writes `MODEL.onnx` and `MODEL.npz` for models of `architectures.ARCHITECTURES`: those named, or else those that every change
-is tested with, or with --all each of them. The npz holds what a runtime without torch needs: `feed/<input>`,
+writes `MODEL.onnx` and `MODEL.npz` for models of `architectures.ARCHITECTURES`: the named ones, with --all all of them, by
+default those that every change is tested with. The npz holds what a runtime without torch needs: `feed/<input>`,
 `output/<output>`, `cotangent/<output>_grad`, and autograd's gradients for every float input and every parameter,
 `float32/<name>_grad` and `float64/<name>_grad`. Then it prints how far refgrad's gradients are from autograd's in float64.
 
@@ -116,9 +116,9 @@ def write(name: str, folder: Path) -> None:
 
 
 def vanishing(truth: Gradients) -> set[str]:
-    """Return the gradients that are 0 in exact arithmetic, as that of the bias of attention's keys.
+    """Return the gradients that are 0 in exact arithmetic, such as the one of the bias of attention's keys.
 
-    Autograd's are not in float64 either, where transformers computes a softmax in float32 whatever the model's type is.
+    Autograd's are not 0 in float64 where transformers computes a softmax in float32, whatever the model's type is.
     """
     largest = max(float(np.abs(value).max()) for value in truth.values())
     return {key for key, value in truth.items() if np.abs(value).max() < 1e-6 * largest}
@@ -127,8 +127,8 @@ def vanishing(truth: Gradients) -> set[str]:
 def errors(result: Gradients, truth: Gradients) -> dict[str, float]:
     """Return the largest error of each gradient, relative to the largest entry of the tensor.
 
-    No tensor counts as smaller than a ten-thousandth of the largest one. A gradient that is all 0 where autograd's is not is
-    infinitely wrong.
+    No tensor counts as smaller than a ten-thousandth of the largest one. A gradient that is all 0 where autograd's is not
+    has an infinite error.
     """
     size = {key: float(np.abs(value).max()) for key, value in truth.items()}
     largest, noise = max(size.values()), vanishing(truth)
@@ -142,8 +142,8 @@ def errors(result: Gradients, truth: Gradients) -> dict[str, float]:
 def measure(name: str, folder: Path) -> dict[str, Any]:
     """Differentiate what `write` wrote, and return how far each executor is from autograd in float64.
 
-    A column for the float inputs, one for the weights; and what autograd itself loses in float32. What is 0 in exact arithmetic
-    has only rounding to show in float32: it is left to the run in float64, which leaves nothing out.
+    There is a column for the float inputs and one for the weights, and the error of autograd itself in float32. A gradient that
+    is 0 in exact arithmetic shows only rounding in float32: only the run in float64, which leaves nothing out, includes it.
     """
     arrays = dict(np.load(folder / f"{name}.npz"))
     truth = _below(arrays, "float64/")

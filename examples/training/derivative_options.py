@@ -1,4 +1,4 @@
-"""What DerivativeOptions make of one gradient: Y = X + c in every form.
+"""The gradient of Y = X + c in every form that DerivativeOptions give it.
 
 The forms are those of experimental_experiment.gradient.grad_helper, whose functions refgrad has under the same names.
 """

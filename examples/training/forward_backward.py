@@ -1,8 +1,8 @@
 """Train a linear regression forward and backward, each step a graph: loss, gradient, update of the weights.
 
-The model is not changed for training. One graph maps the prediction and the label to the loss and its derivative by the
-prediction, one maps this cotangent to the gradient of the weights, one moves the weights. So does the example "Train a linear
-regression with forward backward" of onnxcustom.
+The model is not changed for training. One graph maps the prediction and the label to the loss and its derivative with respect
+to the prediction, one maps this cotangent to the gradient of the weights, one moves the weights. The example "Train a linear
+regression with forward backward" of onnxcustom does the same.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ RATE, STEPS, BATCH = 0.01, 200, 10
 
 
 def loss_graph() -> ModelProto:
-    """The squared error of a prediction against a label, and its derivative by the prediction."""
+    """The squared error of a prediction against a label, and its derivative with respect to the prediction."""
     loss = refgrad.select_model_inputs_outputs(
         refgrad.add_loss_output(onnx.parser.parse_model(PREDICTION)), outputs=["loss"]
     )
