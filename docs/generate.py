@@ -52,8 +52,8 @@ def operators() -> str:
     rows = [(o.operator, o.derivative, o.text) for o in every_operator()]
     names = ", ".join(sorted({name for _, name in (*RULES, *STRUCTURES)}, key=str.lower))
     return (
-        "# Operators\n\nWhat the derivative of every operator of ONNX is, and of ONNX Runtime's own: a rule; that of its "
-        "function body; zero; none,\nand why; or missing, because nobody has written it yet (`refgrad ops`).\n\n"
+        "# Operators\n\nThe derivative of every operator of ONNX, and of ONNX Runtime's own operators: a rule; the derivative "
+        "of the function\nbody; zero; none, with the reason; or missing, because nobody has written it yet (`refgrad ops`).\n\n"
         + table(("operator", "derivative", "formula, body or reason"), rows)
         + f"\nRules: {names}.\n"
     )
@@ -64,8 +64,8 @@ def kinks() -> str:
     rows = [(k.operator, k.where, _point(k.ours), _point(k.torch), _point(k.ort), k.reason) for k in KINKS]
     return (
         "# Kinks\n\nWhere a derivative does not exist, somebody has to choose. These are the choices, as the gradient of each "
-        "input for a\ncotangent of 1. A difference that this table explains is a convention, not a bug. No entry: no gradient "
-        "there.\n\n" + table(("operator", "where", "refgrad", "torch", "ONNX Runtime", "why"), rows)
+        "input for a\ncotangent of 1. A difference that this table explains is a convention, not a bug. An empty entry: no "
+        "gradient there.\n\n" + table(("operator", "where", "refgrad", "torch", "ONNX Runtime", "why"), rows)
     )
 
 
@@ -73,16 +73,16 @@ def opsets() -> str:
     """Return docs/opsets.md."""
     rows = [(f.op_type, f"{max(f.since, 7)} to {f.until}" if f.until > f.since else str(f.until), f.why) for f in FIXES]
     return (
-        "# Older opsets\n\nGradients are emitted in the model's opset, from 16 on. A model of opset 7 to 15 is converted to "
-        "16 first, one with\nsequences to 17, by `onnx.version_converter`, with its subgraphs; local functions are inlined "
-        "before, other domains stay as\nthey are. Every operator of those opsets was compared before and after, in ONNX "
+        "# Older opsets\n\nA gradient has the opset of the model, from 16 on. `onnx.version_converter` first converts a model "
+        "of opset 7 to 15 to\n16, one with sequences to 17, with its subgraphs. Local functions are inlined before; other "
+        "domains stay as they are.\nEvery operator of those opsets was compared before and after, in ONNX "
         "Runtime, and its gradient with float64\ndifferences (`tests/test_opsets.py`). What the converter gets wrong is "
         "rewritten (`refgrad/protos/upgrade.py`):\n\n"
         + table(("operator", "opsets", "why"), rows)
-        + "\nRefused, by the name of the node: Scan of opset 8 with `sequence_lens`; BatchNormalization in training whose "
-        "`saved_mean`\nor `saved_var` is read, or with `spatial=0`; sparse constants and initializers. A model with a local "
-        "function of another opset\nis refused by onnx where an operator in it differs between the two. Models before opset 7 "
-        "are converted as far as onnx can;\nnothing about them is tested. The mask of Dropout in inference, which these "
+        + "\nThese are refused, with the name of the node: Scan of opset 8 with `sequence_lens`; BatchNormalization in "
+        "training whose\n`saved_mean` or `saved_var` is read, or with `spatial=0`; sparse constants and initializers. onnx "
+        "refuses a model with a local\nfunction of another opset where an operator in it differs between the two. Models before opset 7 "
+        "are converted as far as onnx\ncan; nothing about them is tested. The mask of Dropout in inference, which these "
         "versions leave open, is 1.\n"
     )
 
@@ -141,9 +141,9 @@ def tests_of_onnx() -> str:
         (kind, str(len(tests[kind]) - left_out[kind]), str(left_out[kind]), str(len(tests[kind]))) for kind in KINDS
     ]
     return (
-        f"# The backend tests of onnx\n\nonnx {onnx.__version__} ships tests for whoever runs its models. The interpreter "
-        "passes all but those below\n(`tests/test_onnx_backend.py`, through `refgrad.backends.onnx_backend`), those of "
-        "ImageDecoder where Pillow is installed.\nModels with the operator Gradient go through "
+        f"# The backend tests of onnx\n\nonnx {onnx.__version__} ships tests for programs that run its models. The interpreter "
+        "passes all except those below\n(`tests/test_onnx_backend.py`, through `refgrad.backends.onnx_backend`). The tests of "
+        "ImageDecoder need Pillow.\nModels with the operator Gradient go through "
         "`refgrad.expand_gradients` first.\n\n"
         + table(("kind", "passed", "left out", "in all"), rows)
         + "\nLeft out:\n\n"
@@ -277,7 +277,9 @@ def parity() -> str:
         f"cases of the {len(per_operator)} operators that it has a\ngradient for. In {total['right']} of them its gradient is "
         f"right: {same} of these graphs are refgrad's ({same / total['right']:.0%}), {total['isomorphic']} of them node by "
         "node.\nWhat the columns count:\n",
-        "- right: both gradients are; of these, same operators: the training operators, same names: those of gradients",
+        "- right: both gradients are right",
+        "- same operators: of these, both graphs have the same training operators",
+        "- same names: of these, both graphs have the same names of gradients",
         *(f"- {column}: {words}" for column, words in (*apart.items(), *DEPARTURES.items())),
         "\nEvery graph of the last columns is explained below. `nox -s parity` measures all of this. What the builder writes "
         "wrongly\nis shown on models of a few elements in [findings.md](findings.md).\n",
@@ -407,7 +409,7 @@ def parity_summary() -> str:
         f"it is right in {total['right']}, wrong in {total['wrong']};\n{total['fails']} of its graphs do not run, and it "
         f"refuses {total['refused']}. Where it is right, dialect `ort` has the same training operators in "
         f"{total['same operators']}\ncases and the same names of gradients in {total['same names']}; {total['isomorphic']} "
-        f"graphs are the same node by node, {excused} more but for an attribute\nor the shape of a constant. Whole models "
+        f"graphs are the same node by node, {excused} more except for an attribute\nor the shape of a constant. Whole models "
         f"that are the same node by node: {'; '.join(sorted(same))}.\n"
     )
 
@@ -431,11 +433,11 @@ def models() -> str:
     return (
         "# Models\n\nWhole models as torch's exporter writes them, against torch.autograd in float64: the largest error of "
         "the gradient of a\nfloat input and of any weight, relative to the largest entry of the tensor (`nox -s models`). The "
-        "bound is 2e-5. A tensor\ncounts as no smaller than a ten-thousandth of the largest gradient of the model. What is 0 "
-        "in exact arithmetic, as\nthe gradient of the bias of attention's keys, has only rounding to show in float32: there "
-        "it is held against autograd's\nown rounding, and `numpy float64: all` leaves nothing out. `torch float32` is what "
-        "autograd itself loses. Seconds: the\ngradient is built, and run once on both executors. Every change is tested with "
-        "the models of session `torch`.\n\n"
+        "bound is 2e-5. A tensor\ncounts as no smaller than a ten-thousandth of the largest gradient of the model. A gradient "
+        "that is 0 in exact\narithmetic, such as the one of the bias of attention's keys, shows only rounding in float32: "
+        "there it is compared with\nautograd's own rounding, and `numpy float64: all` leaves nothing out. `torch float32` is "
+        "the error of autograd itself.\nSeconds: the time to build the gradient, and to run it once on both executors. Every "
+        "change is tested with the models of\nsession `torch`.\n\n"
         + table(list(rows[0]), [[str(value) for value in row.values()] for row in rows])
     )
 
@@ -493,9 +495,9 @@ BENCHMARKS = (
         "Memory of a gradient that computes values again",
         "recompute",
         "`gradient(..., recompute=)` for the input and all weights, in float32: a transformer of 48 layers (hidden 256, "
-        "sequence 256, batch 2) and a Scan of 128 steps. The peak of a run without weights and feeds; the gradients that it "
-        "returns, 145 MiB in the transformer, are in it. Time is the processor's, with one thread. Ratios are against nothing "
-        "computed again.",
+        "sequence 256, batch 2) and a Scan of 128 steps. The peak of a run does not count weights and feeds, but the "
+        "gradients that it returns, 145 MiB in the transformer. Time is the processor's, with one thread. Ratios compare with "
+        "a run that computes nothing again.",
     ),
     (
         "Memory of building a gradient",
@@ -506,22 +508,22 @@ BENCHMARKS = (
         "Depth",
         "depth",
         "`gradient()` and the interpreter as a model gets ten times as deep: a chain of nodes, and a Scan and a Loop that make "
-        "n steps, whose gradient is by what they start from, by a row per step and by a weight of 64 by 64. Growth is the "
-        "time of a row over that of the row before it: of the run where there is one, else of `gradient()`. Goal: about 10, "
+        "n steps, differentiated with respect to their start, a row per step and a weight of 64 by 64. Growth is the time of "
+        "a row divided by the time of the row before it: of the run where there is one, else of `gradient()`. Goal: about 10, "
         "which is linear, and memory likewise: the gradient of the weight is no larger for more steps.",
     ),
     (
         "The interpreter on the node tests of onnx",
         "node_tests",
         "Against `onnx.reference`, both prepared beforehand, the median of runs in turn. Goal: none above 1.0. Most of these "
-        "tests have a few elements, so that it is the call that takes time; "
+        "tests have few elements, so the call itself takes the time; "
         "[the results](../benchmarks/results/node_tests.json) name those above 1.0.",
     ),
     (
         "The conformance suite",
         "conformance_rate",
         "The default matrix in float32: every operator in its newest version, both dialects, the interpreter and ONNX Runtime. "
-        "Goal: under 600 s. The ratio is what it costs that every builder, executor and oracle is called in another process, "
+        "Goal: under 600 s. The ratio is the cost of calling every builder, executor and oracle in another process, "
         "over a sample of the cases.",
     ),
     ("Import", "import_time", "Goal: at most 0.1 s over `import onnx`."),

@@ -10,7 +10,7 @@ KINDS = {
     "fails": "its graph does not run, or ends the process",
     "wrong": "its graph runs, and the result is not the gradient",
     "kernel": "refgrad's graph does not run, because a kernel that it needs is at fault; the other graph may not run either",
-    "form": "both are right, by other nodes",
+    "form": "both graphs are right, with different nodes",
 }
 
 

@@ -35,8 +35,8 @@ _NO_PILLOW = importlib.util.find_spec("PIL") is None
 def _left_out() -> dict[str, str]:
     reasons = dict.fromkeys(RANDOM, "random numbers, which the specification leaves to the runtime")
     reasons["test_attention_4d_causal_fp16_expanded"] = (
-        "two elements of float16: the expected ones come from a Softmax that adds up in float16 and are farther from the exact "
-        "result than those that are computed"
+        "two float16 elements differ: the expected ones come from a Softmax that adds up in float16, and are farther from the "
+        "exact result than the computed ones"
     )
     if _NO_PILLOW:
         names = [f"test_image_decoder_decode_{picture}" for picture in _PICTURES]

@@ -43,8 +43,8 @@ FAILS = "fails"  # the verdict on a broken gradient that cannot be built or run
 WITH_REFGRAD = "wrong beside refgrad"
 COLUMNS = {
     "mutants": "in all",
-    verdicts.WRONG: "the judge says wrong, though refgrad's own gradient, which it knows, is broken in the same way",
-    WITH_REFGRAD: "it says so where refgrad's unbroken gradient is a witness, as it is against another builder",
+    verdicts.WRONG: "the judge says wrong, although refgrad's own gradient, which it uses, is broken in the same way",
+    WITH_REFGRAD: "it says wrong only with refgrad's unbroken gradient as a witness, as it has when it judges another builder",
     FAILS: "the gradient cannot be built or run",
     "survived": "no case tells the mutant from the rule",
 }

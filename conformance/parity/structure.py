@@ -56,8 +56,8 @@ FORWARD = {
 }
 # Differences that `compare` can overlook, with their description.
 EXCUSES = {
-    "allowzero": "a Reshape with allowzero and one without it, which fails on some empty tensors",
-    "one element": "a constant of one element without axes and one with axes, which gives a scalar operand an axis",
+    "allowzero": "a Reshape has allowzero in one graph only; without it, it fails on some empty tensors",
+    "one element": "a constant of one element has axes in one graph only; there it gives a scalar operand an axis",
 }
 _GRADIENT = re.compile(r"(?P<tensor>.+)_grad(_\d+)?")
 _SUBGRAPHS = "subgraphs"

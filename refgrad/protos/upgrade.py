@@ -322,7 +322,7 @@ def _resize(node: _Node, x: str, scales: str, nearest: str, to: str | None) -> s
 
 
 @_fix(
-    "Scan", 8, 8, "it scanned every element of a batch by itself: a Scan over the batch does, with a Scan in its body"
+    "Scan", 8, 8, "it scanned every element of a batch by itself, as a Scan over the batch with a Scan in its body does"
 )
 def _scan(node: _Node) -> None:
     if node.input(0):
