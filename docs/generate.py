@@ -81,9 +81,9 @@ def opsets() -> str:
         + table(("operator", "opsets", "why"), rows)
         + "\nThese are refused, with the name of the node: Scan of opset 8 with `sequence_lens`; BatchNormalization in "
         "training whose\n`saved_mean` or `saved_var` is read, or with `spatial=0`; sparse constants and initializers. onnx "
-        "refuses a model with a local\nfunction of another opset where an operator in it differs between the two. Models before opset 7 "
-        "are converted as far as onnx\ncan; nothing about them is tested. The mask of Dropout in inference, which these "
-        "versions leave open, is 1.\n"
+        "refuses a model with a local\nfunction of another opset where an operator in it differs between the two. Models "
+        "before opset 7 are converted as far as onnx\ncan; nothing about them is tested. The mask of Dropout in inference, "
+        "which these versions leave open, is 1.\n"
     )
 
 
