@@ -55,8 +55,8 @@ def table() -> Iterator[tuple[str, Case]]:
 
     A case whose node leaves out an output that the builder requires comes again with the output (`-whole`). A static case
     comes again with its first size as a symbol in every input that has this size (`-batch`), as in most models. A case of
-    an operator in `PART` comes again with only what the builder differentiates (`-part`). A case with several inputs comes
-    again for single inputs (`-by-<input>`). GRU and LSTM have no variants. onnx's own node tests come last.
+    an operator in `PART` comes again with only what the builder differentiates (`-part`). A static case with several inputs
+    comes again for each of them (`-by-<input>`). GRU and LSTM have no variants. onnx's own node tests come last.
     """
     for module in pkgutil.iter_modules(cases.__path__):
         if module.name in APART:

@@ -35,7 +35,7 @@ def build(case: Case, builders: Builders) -> Pair:
     """
     source = readable(case.model)
     results = get_backend("numpy").prepare(source).run(case.feeds)
-    # ONNX Runtime's builder cannot do a broadcast product of empty tensors (see the departures of Mul).
+    # Neither builder's gradient of a broadcast product of empty tensors may run (see the departures of Mul).
     model = with_loss(source, case.outputs, [name for name, y in results.items() if not y.size])
     known = normalise(model)
     wrt = [name for name in (float_inputs(case.model) if case.wrt is None else case.wrt) if name in known.types]

@@ -4,7 +4,7 @@ Every value gets a canonical number, which stands for its operator, attributes a
 every output has the same number in both. These differences do not count: the names and the order of nodes, the names of
 values between inputs and outputs, a repeated node, a node that no output needs, the order of the operands of Add, Mul, Sum
 and their like, an attribute written with its default value, a Constant node instead of an initializer, an Identity.
-Everything else counts, also the types and shapes of constants.
+Everything else counts, the types, shapes and elements of constants too.
 """
 
 from __future__ import annotations

@@ -370,7 +370,7 @@ def _settings(d: Drawing, ordered: bool) -> dict[str, Any]:
 
 @strategy(*_named("SoftmaxCrossEntropy", "SparseSoftmaxCrossEntropy"))
 def softmax_cross_entropy(d: Drawing) -> Case:
-    """Every reduction; labels that are classes, with and without a weight for each."""
+    """Every reduction; the sparse operator with and without a weight for each label."""
     rows, classes = d.shape(1, 3, size=3, empty=False), d.integer(1, 4)
     scores, reduction = d.floats((*rows, classes)), d.pick(None, "mean", "sum", "none")
     if d.op_type == "SoftmaxCrossEntropy":

@@ -34,7 +34,7 @@ class Loop(Iteration):
 
     @classmethod
     def carried(cls, node: Node, proto: GraphProto) -> dict[int, int]:
-        """The condition comes before the results, the number of the step and the condition before the inputs."""
+        """The inputs start with the number of the step and the condition, the results with the condition alone."""
         return {k: k - 1 for k in range(2, len(proto.input))}
 
     @classmethod
