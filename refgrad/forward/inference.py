@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Set
 
 import onnx
-from onnx import GraphProto, ModelProto, TensorProto, helper
+from onnx import GraphProto, ModelProto, TensorProto, TypeProto, helper
 
 from refgrad.errors import InvalidModelError
 from refgrad.forward.functions import call_functions
@@ -44,7 +44,9 @@ def infer(model: ModelProto) -> GraphProto:
         if typed:
             _forget_inputs(inferred, (_RANKLESS,))
         cut: set[str] = set()
-        for looped in (True, False):  # what a Loop makes first: the others follow from it
+        for looped in (
+            (True, False) if _containers(inferred) else ()
+        ):  # what a Loop makes first: the others follow from it
             if found := _cut_sequences(anonymous.graph, inferred, looped):
                 inferred = _infer_through_bodies(anonymous)
                 cut |= found
@@ -103,12 +105,16 @@ def _type_by_signatures(model: ModelProto) -> bool:
     return True
 
 
+def _containers(graph: GraphProto) -> dict[str, TypeProto]:
+    return {v.name: v.type for v in (*graph.value_info, *graph.output) if is_container(v.type)}
+
+
 def _cut_sequences(graph: GraphProto, inferred: GraphProto, looped: bool) -> set[str]:
     """Make inputs of the sequences that nodes make, with what is known of all elements; their names.
 
     onnx gives all elements one name for a size that it does not know, and those that Loop adds the shape of the first ones.
     """
-    kinds = {v.name: v.type for v in (*inferred.value_info, *inferred.output) if is_container(v.type)}
+    kinds = _containers(inferred)
     found = set()
     for node in graph.node if kinds else ():
         inner = (g for attribute in node.attribute for sub in subgraphs(attribute) for g in graphs(sub))
@@ -127,9 +133,9 @@ def _cut_sequences(graph: GraphProto, inferred: GraphProto, looped: bool) -> set
 
 def _infer_through_bodies(model: ModelProto) -> GraphProto:
     """Operators that only we know are inferred through their bodies, some of which need to know what the others give."""
-    known, before = ranks(model.graph), -1
     ours = {domain for domain, _ in DEFINITIONS}.intersection(o.domain for o in model.opset_import)
-    waiting = sum((node.domain, node.op_type) in DEFINITIONS for node in model.graph.node) if ours else 0
+    waiting = ours and any((node.domain, node.op_type) in DEFINITIONS for node in model.graph.node)
+    known, before = ranks(model.graph) if waiting else {}, -1
     while True:
         called, left = model, 0
         if waiting:

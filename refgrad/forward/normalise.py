@@ -64,7 +64,7 @@ def normalise(
     used = op_types(skeleton.graph)
     spell_out_deprecated(skeleton, used)
     lowest = max(opset, mend_runtime_model(skeleton, used), _MAP_OPSET if _has_sequences(skeleton, used) else 1)
-    checked = _check(skeleton, shapeless)
+    checked = _check(skeleton, used, shapeless)
     functions = functions or Functions()
     if keep and checked.functions and versions_of(checked).get("", 1) >= max(lowest, _KEPT_OPSET):
         checked, functions = keep_functions(checked)
@@ -84,7 +84,7 @@ def _has_sequences(model: ModelProto, used: Set[str]) -> bool:
     return any(node.op_type in _SEQUENCES and not node.domain for graph in graphs(model.graph) for node in graph.node)
 
 
-def _check(model: ModelProto, shapeless: bool = False) -> ModelProto:
+def _check(model: ModelProto, used: Set[str], shapeless: bool) -> ModelProto:
     newest = onnx.defs.onnx_opset_version()
     for imported in model.opset_import:
         if imported.domain in ("", "ai.onnx") and imported.version > newest:
@@ -101,7 +101,7 @@ def _check(model: ModelProto, shapeless: bool = False) -> ModelProto:
         said = " ".join(str(error).split())
         raise InvalidModelError(f"onnx.checker refuses the model: {said}{hint}") from error
     if not shapeless:  # a body was looked at with its model
-        refuse_misfits(model)
+        refuse_misfits(model, used)
         _refuse_misfits_of_signatures(model)
     return model
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
+
 import onnx
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto
 
@@ -11,11 +13,14 @@ from refgrad.protos.walk import attribute_value, every_node, nested, versions_of
 _SETTINGS = ("scan_input_axes", "scan_input_directions", "scan_output_axes", "scan_output_directions")
 
 
-def refuse_misfits(model: ModelProto) -> None:
+def refuse_misfits(model: ModelProto, used: Set[str]) -> None:
     """Refuse a node with more or fewer inputs or outputs than the body or the function that it runs.
 
+    :param used: the operators of the model's graphs.
     :raises InvalidModelError: there is one.
     """
+    if not model.functions and used.isdisjoint(_FITS):
+        return
     functions = {(f.domain, f.name, f.overload): f for f in model.functions}
     batched = versions_of(model).get("", 1) < 9  # the first Scan, which has one input more
     for node in every_node(model):

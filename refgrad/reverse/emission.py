@@ -29,24 +29,32 @@ _INT64 = frozenset(("Shape", "Size", "NonZero", "ArgMax", "ArgMin", "SequenceLen
 _OTHER_TYPE = _BOOL | _INT64 | {"Cast", "ConstantOfShape", "Where", "CastLike", "OneHot"}
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
+class Settings:
+    """The attributes of emitted nodes: one object for all nodes that have the same. `captured` is what their graphs read."""
+
+    attributes: dict[str, Any]
+    captured: tuple[str, ...]
+
+
+_NONE = Settings({}, ())
+
+
+@dataclass(slots=True, eq=False)
 class Emitted:
     """A node of the gradient graph before its values have their final names.
 
-    `owner` are the rule that emitted it and the name of the forward node that it belongs to, `settings` the attributes in a
-    form that can be hashed, `captured` what its subgraphs read from outside.
+    `owner` are the rule that emitted it and the name of the forward node that it belongs to.
     """
 
     op_type: str
     domain: str
     inputs: tuple[str, ...]
-    outputs: list[str]
-    attributes: dict[str, Any]
-    settings: tuple[Any, ...]
+    outputs: tuple[str, ...]
+    settings: Settings
     name: str
     owner: tuple[str, str]
     optional_outputs: bool
-    captured: tuple[str, ...]
 
 
 class Emission:
@@ -65,6 +73,7 @@ class Emission:
         self._types = values.types
         self._scope, self._count = "", 0
         self._seen: dict[tuple[Any, ...], tuple[str, ...]] = {}
+        self._settings: dict[tuple[Any, ...], Settings] = {}
         self._by_content: dict[tuple[Any, ...], str] = {}
         self._numbers: dict[tuple[str, int], str] = {}  # constants by how the rule wrote them
 
@@ -96,49 +105,46 @@ class Emission:
         optional_outputs: bool = False,
     ) -> tuple[str, ...]:
         """Add a node, unless there is the same one; the names of its outputs. Attributes that are None are left out."""
-        taken = self.taken
-        for argument in inputs:
-            if argument.__class__ is not str or argument not in taken:
-                names = self._names(inputs)
-                break
-        else:  # names of values, as mostly
-            names = cast(tuple[str, ...], tuple(inputs))
-        settings: tuple[Any, ...] = ()
-        if attributes:
-            if None in attributes.values():
-                attributes = {key: value for key, value in attributes.items() if value is not None}
-            settings = tuple([(key, value.__class__, _hashable(value)) for key, value in attributes.items()])
+        taken, types = self.taken, self._types
+        try:
+            named = taken.issuperset(inputs)
+        except TypeError:  # a list, or an array
+            named = False
+        names = cast(tuple[str, ...], tuple(inputs)) if named else self._names(inputs)
+        settings = self._settings_of(attributes) if attributes else _NONE
         key = op_type, domain, names, outputs, settings
         made = self._seen.get(key)
         if made is not None:
             return made
         name = f"{self._scope}{op_type}_{self._count}"
+        self._count += 1
         if name in taken:
             name = fresh(name, taken)
         else:
             taken.add(name)
-        self._count += 1
-        inner: tuple[str, ...] = ()
-        if outputs == 1:
-            made = (name,)
-            self.made.add(name)
-        else:
-            made = tuple([fresh(f"{name}_{k}", taken) for k in range(outputs)])
-            self.made.update(made)
-        if settings:
-            inner = tuple([n for g in attributes.values() if isinstance(g, GraphProto) for n in captured(g)])
-        self.nodes.append(
-            Emitted(op_type, domain, names, list(made), attributes, settings, name, self.owner, optional_outputs, inner)
-        )
+        made = (name,) if outputs == 1 else tuple([fresh(f"{name}_{k}", taken) for k in range(outputs)])
         self._seen[key] = made
+        self.made.update(made)
+        self.nodes.append(Emitted(op_type, domain, names, made, settings, name, self.owner, optional_outputs))
         if op_type in _OTHER_TYPE:
             kind = self._result_type(op_type, names, attributes)
         else:
-            kind = self._types.get(names[0]) if names else None
+            kind = types.get(names[0]) if names else None
         if kind is not None:
             for result in made:
-                self._types[result] = kind
+                types[result] = kind
         return made
+
+    def _settings_of(self, attributes: Mapping[str, Any]) -> Settings:
+        content = tuple([(name, v.__class__, _hashable(v)) for name, v in attributes.items() if v is not None])
+        if not content:
+            return _NONE
+        settings = self._settings.get(content)
+        if settings is None:
+            kept = {name: value for name, value in attributes.items() if value is not None}
+            read = tuple([n for g in kept.values() if isinstance(g, GraphProto) for n in captured(g)])
+            settings = self._settings[content] = Settings(kept, read)
+        return settings
 
     def _names(self, inputs: Sequence[Argument]) -> tuple[str, ...]:
         names: list[str] = []
@@ -185,7 +191,7 @@ class Emission:
 
     def forget(self, op_type: str, *inputs: str) -> None:
         """Let the next node of this operator with these inputs be another one, even where there is the same."""
-        self._seen.pop((op_type, "", inputs, 1, ()), None)
+        self._seen.pop((op_type, "", inputs, 1, _NONE), None)
 
     def number(self, value: float | Sequence[int], kind: int) -> str:
         """A scalar, or a list along one axis, as a constant of element type `kind`."""
@@ -243,10 +249,10 @@ def needed_emitted(nodes: Sequence[Emitted], live: set[str]) -> list[Emitted]:
         if live.isdisjoint(emitted.outputs):
             continue
         if emitted.optional_outputs:
-            emitted.outputs = [name if name in live else "" for name in emitted.outputs]
+            emitted.outputs = tuple([name if name in live else "" for name in emitted.outputs])
         live.update(emitted.inputs)
-        if emitted.captured:
-            live.update(emitted.captured)
+        if emitted.settings.captured:
+            live.update(emitted.settings.captured)
         kept.append(emitted)
     kept.reverse()
     return kept
@@ -267,41 +273,37 @@ class Writer:
     def __init__(self, graph: GraphProto, rename: Mapping[str, str]) -> None:
         self._add = graph.node.add
         self._rename = rename
-        self._attributes: dict[tuple[Any, ...], list[AttributeProto]] = {}
+        self._attributes: dict[Settings, list[AttributeProto]] = {}
         self._rules: dict[str, StringStringEntryProto] = {}
-        self._described = "", ""  # whose metadata these are: nodes of one owner mostly follow each other
+        self._owner = "", ""  # whose metadata these are: nodes of one owner mostly follow each other
         self._metadata: tuple[StringStringEntryProto, ...] = ()
 
     def add(self, node: Emitted) -> None:
         """Append the node with final names; `metadata_props` tell the rule and the forward node that it comes from."""
         get = self._rename.get
-        proto = self._add(
-            op_type=node.op_type,
-            domain=node.domain,
-            name=node.name,
-            input=[get(name, name) for name in node.inputs],
-            output=[get(name, name) for name in node.outputs],
-        )
-        if node.settings:
-            proto.attribute.extend(self._written(node))
-        proto.metadata_props.extend(self._description(node.owner))
+        proto = self._add()
+        proto.op_type = node.op_type
+        proto.domain = node.domain
+        proto.name = node.name
+        proto.input.extend([get(name, name) for name in node.inputs])
+        proto.output.extend([get(name, name) for name in node.outputs])
+        if node.settings is not _NONE:
+            proto.attribute.extend(self._attributes.get(node.settings) or self._written(node.settings))
+        proto.metadata_props.extend(self._metadata if node.owner is self._owner else self._description(node.owner))
 
-    def _written(self, node: Emitted) -> list[AttributeProto]:
-        attributes = self._attributes.get(node.settings)
-        if attributes is None:
-            attributes = [helper.make_attribute(name, value) for name, value in node.attributes.items()]
-            if node.captured:
-                for attribute in attributes:
-                    self._rename_captured(attribute)
-            self._attributes[node.settings] = attributes
+    def _written(self, settings: Settings) -> list[AttributeProto]:
+        attributes = [helper.make_attribute(name, value) for name, value in settings.attributes.items()]
+        if settings.captured:
+            for attribute in attributes:
+                self._rename_captured(attribute)
+        self._attributes[settings] = attributes
         return attributes
 
     def _description(self, owner: tuple[str, str]) -> tuple[StringStringEntryProto, ...]:
-        if owner != self._described or not self._metadata:
-            rule, node = self._described = owner
-            if rule not in self._rules:
-                self._rules[rule] = StringStringEntryProto(key="refgrad.rule", value=rule)
-            self._metadata = self._rules[rule], StringStringEntryProto(key="refgrad.node", value=node)
+        rule, node = self._owner = owner
+        if rule not in self._rules:
+            self._rules[rule] = StringStringEntryProto(key="refgrad.rule", value=rule)
+        self._metadata = self._rules[rule], StringStringEntryProto(key="refgrad.node", value=node)
         return self._metadata
 
     def _rename_captured(self, attribute: AttributeProto) -> None:

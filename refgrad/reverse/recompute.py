@@ -294,7 +294,7 @@ def _connected(nodes: Sequence[Node], makers: Mapping[str, Node]) -> list[list[N
 
 def _reads(node: Emitted) -> Iterator[str]:
     yield from node.inputs
-    yield from node.captured
+    yield from node.settings.captured
 
 
 def _describe(node: NodeProto, of: str) -> None:

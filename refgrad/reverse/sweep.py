@@ -9,6 +9,7 @@ from typing import Any
 from onnx import TensorProto, helper
 
 from refgrad.forward.graph import Graph, Node
+from refgrad.protos.walk import fresh
 from refgrad.reverse.emit import Emitter
 from refgrad.reverse.path import Path
 from refgrad.reverse.returned import adjoints_by_structure, adjoints_of
@@ -163,19 +164,25 @@ class Sweep:
             if self._owner.get(total) == name:
                 return total
             self.op.enter("identity", name)
-            total = self.name_value(self._own(total), f"{name}_grad", name)
+            if total in self._made and total not in self.names:  # as mostly
+                self.names[total] = fresh(f"{self.scope}{name}_grad", self.op.emission.taken)
+                self._owner[total] = name
+            else:
+                total = self._own(total, f"{name}_grad", name)
         else:
             parts = [part for group in reversed(groups) for part in group]
             self.op.enter("sum", name)
-            parts = [self.name_value(self._own(part), f"{name}_grad_{k}", name) for k, part in enumerate(parts)]
+            parts = [self._own(part, f"{name}_grad_{k}", name) for k, part in enumerate(parts)]
             total = self.name_value(self.op.sum(parts, like=name), f"{name}_grad", name)
-        self.op.describe(total, like=name)
+        self.op.values.record_like(total, name)
         self._contributions[name] = [[total]]
         return total
 
-    def _own(self, value: str) -> str:
-        """`value`, or an alias of it where it has a name already."""
-        return value if value in self._made and value not in self.names else self.op.grad.Alias(value)
+    def _own(self, value: str, name: str, primal: str) -> str:
+        """`value`, or an alias of it where it has a name already, with this name in the result."""
+        if value not in self._made or value in self.names:
+            value = self.op.grad.Alias(value)
+        return self.name_value(value, name, primal)
 
     def name_value(self, value: str, name: str, primal: str) -> str:
         """Give an emitted value, an adjoint of `primal`, its name in the result, unless it has one there already."""

@@ -373,7 +373,7 @@ class _Body:
             elif live.isdisjoint(name for value in node.outputs for name in (value, self.rename.get(value))):
                 continue
             else:
-                live.update((*node.inputs, *node.captured))
+                live.update((*node.inputs, *node.settings.captured))
             needed.append(node)
         writer = Writer(kept, self.rename)
         for node in reversed(needed):

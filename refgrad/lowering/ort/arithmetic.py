@@ -32,9 +32,9 @@ def summed_at_run_time(op: Emitter, dY: str, X: str, operands: tuple[str, ...]) 
     mine = operands.index(X)
     own, other = shapes[mine], shapes[1 - mine]
     same_rank = own is not None and other is not None and len(own) >= len(other)
-    full = all(isinstance(dim, int) and dim for dim in own or (None,))
+    full = same_rank or all(isinstance(dim, int) and dim for dim in own or (None,))
     summed = op.ReduceSum(dY, pair[mine], keepdims=1, noop_with_empty_axes=1)
-    return op.Reshape(summed, sizes[mine], allowzero=None if same_rank or full else 1)
+    return op.Reshape(summed, sizes[mine], allowzero=None if full else 1)
 
 
 def _sum_over(op: Emitter, dY: str, X: str, leading: list[int], inner: list[int]) -> str:
