@@ -166,7 +166,8 @@ def view(
     overridable = overridable_initializers(source)
     inputs = {v.name: v for v in graph.input if v.name not in large or v.name in overridable}
     nodes = read_nodes(graph)
-    producer = {name: node for node in nodes for name in node.outputs if name}
+    producer = {name: node for node in nodes for name in node.outputs}
+    producer.pop("", None)
     inferred = infer(functions.inlined(model))
     values = {value.name: value for value in inferred.value_info}
     if functions:

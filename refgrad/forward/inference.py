@@ -33,7 +33,7 @@ def infer(model: ModelProto) -> GraphProto:
     for value in (*anonymous.graph.input, *anonymous.graph.output, *anonymous.graph.value_info):
         if is_container(value.type):
             value.type.CopyFrom(unname(value.type))  # the elements may differ in the size
-    used = op_types(anonymous.graph)
+    used, _ = op_types(anonymous.graph)
     for graph in graphs(anonymous.graph) if "STFT" in used else ():
         for node in graph.node:  # where the attribute is absent onnx infers the shape of the two-sided transform
             if (node.domain, node.op_type) == ("", "STFT") and all(a.name != "onesided" for a in node.attribute):

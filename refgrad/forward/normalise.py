@@ -60,8 +60,9 @@ def normalise(
     overridable = overridable_initializers(source)
     large = {t.name: t for t in source.graph.initializer if is_large(t) or t.name in overridable}
     skeleton = skeleton_of(source, large)
-    rename_shadows(skeleton.graph)
-    used = op_types(skeleton.graph)
+    used, has_bodies = op_types(skeleton.graph)
+    if has_bodies:
+        rename_shadows(skeleton.graph)
     spell_out_deprecated(skeleton, used)
     lowest = max(opset, mend_runtime_model(skeleton, used), _MAP_OPSET if _has_sequences(skeleton, used) else 1)
     checked = _check(skeleton, used, shapeless)

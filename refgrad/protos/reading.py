@@ -111,10 +111,10 @@ def skeleton_of(model: ModelProto, apart: dict[str, TensorProto]) -> ModelProto:
     graph.output.extend(source.output)
     graph.value_info.extend(source.value_info)
     graph.sparse_initializer.extend(source.sparse_initializer)
-    initialized = {t.name for t in source.initializer}
     # Before IR version 4 every initializer had to be listed as an input as well; it was a constant all the same.
-    graph.input.extend(v for v in source.input if model.ir_version >= 4 or v.name not in initialized)
-    graph.initializer.extend(t for t in source.initializer if t.name not in apart)
+    constants = {t.name for t in source.initializer} if model.ir_version < 4 else ()
+    graph.input.extend([v for v in source.input if v.name not in constants])
+    graph.initializer.extend([t for t in source.initializer if t.name not in apart] if apart else source.initializer)
     listed = {v.name for v in graph.input}
     graph.input.extend(
         onnx.helper.make_tensor_value_info(t.name, t.data_type, list(t.dims))

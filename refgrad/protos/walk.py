@@ -36,12 +36,18 @@ def graphs(graph: GraphProto) -> Iterator[GraphProto]:
                 found += subgraphs(attribute)
 
 
-def op_types(graph: GraphProto) -> set[str]:
-    """The operators of the nodes of `graph` and of its subgraphs, without their domains."""
+def op_types(graph: GraphProto) -> tuple[set[str], bool]:
+    """The operators of the nodes of `graph` and of its subgraphs, without their domains, and whether it has subgraphs."""
     found: set[str] = set()
-    for one in graphs(graph):
-        found.update([node.op_type for node in one.node])
-    return found
+    pending = [graph]
+    count = 0
+    while pending:
+        count += 1
+        for node in pending.pop().node:
+            found.add(node.op_type)
+            for attribute in node.attribute:
+                pending += subgraphs(attribute)
+    return found, count > 1
 
 
 def nested(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
@@ -115,8 +121,7 @@ def names_of(graph: GraphProto) -> set[str]:
 
 def rename_shadows(graph: GraphProto) -> None:
     """Rename the values of a subgraph that have the name of an outer value, since nodes move from one graph to another."""
-    if any(subgraphs(attribute) for node in graph.node for attribute in node.attribute):
-        _rename_shadows(graph, set(), {}, names_of(graph))
+    _rename_shadows(graph, set(), {}, names_of(graph))
 
 
 def _rename_shadows(graph: GraphProto, outer: set[str], names: dict[str, str], taken: set[str]) -> None:
