@@ -36,7 +36,7 @@ class Equivalent:
 
 def _literal(pattern: str) -> str:
     """The pattern with only `*` special: the places of emissions have brackets."""
-    return pattern.replace("[", "[[]")
+    return pattern.replace("[", "[[]").replace("?", "[?]")
 
 
 @cache

@@ -49,8 +49,8 @@ def bias_softmax(d: Drawing) -> Case:
     shape = d.shape(2, 4, size=3, empty=False)
     axis = d.pick(*range(1, len(shape)))
     inner = d.flag()
-    kept = d.integer(1, axis)  # how many of the axes before `axis` have size 1 in the bias
-    left = (1,) * kept if not inner else (*shape[: axis - kept], *(1,) * kept)
+    ones = (1,) * d.integer(1, axis)  # the axes before `axis` along which the bias is repeated
+    left = (*shape[: axis - len(ones)], *ones) if inner else ones
     bias = d.floats((*left, *shape[len(left) :]))
     return d.case(d.floats(shape), bias, axis=axis if axis != 1 or d.flag() else None, is_inner_broadcast=int(inner))
 

@@ -34,7 +34,6 @@ Shape = tuple[int, ...]
 NEWEST = 21  # the last opset that every runtime under test knows
 OLDEST = 13
 STEP = 0.125  # between the numbers drawn: every float type holds them exactly
-INTEGER = ("ConvInteger", "MatMulInteger")
 FLOATS = tuple(np.dtype(kind) for kind in (np.float16, ml_dtypes.bfloat16, np.float32, np.float64))
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from refgrad.conformance.case import Case
 from refgrad.conformance.cases.ml import KERNELS, POST_TRANSFORMS
-from refgrad.conformance.strategies.drawing import Drawing, strategy
+from refgrad.conformance.strategies.drawing import STEP, Drawing, strategy
 from refgrad.protos.domains import ML
 
 
@@ -26,9 +26,9 @@ def scaler(d: Drawing) -> Case:
 
 @strategy(*_named("Normalizer"))
 def normalizer(d: Drawing) -> Case:
-    """Every norm. No element is 0, and no two are equal."""
+    """Every norm. No element is 0, and no two have the same magnitude."""
     shape = _samples(d)
-    rows = d.apart(shape) + d.scalar(0.0625)
+    rows = d.apart(shape) + d.scalar(STEP / 4)
     return d.case(rows, norm=d.pick(None, "MAX", "L1", "L2"))
 
 
