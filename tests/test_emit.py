@@ -136,3 +136,66 @@ def test_a_training_form_needs_a_forward_node(monkeypatch: pytest.MonkeyPatch) -
     )
     with pytest.raises(RuleError, match=r"'cotangent' belongs to no forward node that could become OnesTraining"):
         refgrad.gradient(chain(), cotangent="ones")
+
+
+WRITTEN = {
+    "op.const of a NumPy scalar": (lambda op: op.const(np.float32(1.05)), np.float32, 1.05),
+    "op.const of a double": (lambda op: op.const(np.float64(1.05)), np.float64, 1.05),
+    "a NumPy scalar": (lambda op: op.Neg(np.float16(1.5)), np.float16, 1.5),
+    "an integer of NumPy": (lambda op: op.Neg(np.int32(-3)), np.int32, -3),
+    "a list of them": (lambda op: op.const([np.int64(3), np.int64(4)]), np.int64, [3, 4]),
+    "a tuple of both": (lambda op: op.Neg((np.int32(3), 4)), np.int64, [3, 4]),
+    "an integer": (lambda op: op.const(3), np.int64, 3),
+    "an empty list": (lambda op: op.const([]), np.int64, []),
+    "True": (lambda op: op.Not(True), np.bool_, True),
+    "True of NumPy": (lambda op: op.Not(np.True_), np.bool_, True),
+    "op.const of True": (lambda op: op.const(True), np.bool_, True),
+    "op.const of a list": (lambda op: op.const([True, False]), np.bool_, [True, False]),
+    "op.const beside 1": (lambda op: (op.const(1), op.const(True))[1], np.bool_, True),
+    "op.const like another": (
+        lambda op: op.const(np.float32(0.5), like=op.const(np.zeros(1, np.float64))),
+        np.float64,
+        0.5,
+    ),
+}
+
+
+@pytest.mark.parametrize("which", WRITTEN)
+def test_a_constant_keeps_its_type(which: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    write, dtype, value = WRITTEN[which]
+    found: list[np.ndarray] = []
+
+    def neg(op: Any, d_Y: str) -> Any:
+        made = write(op)
+        nodes = {node.outputs[0]: node.inputs[0] for node in op.emission.nodes}
+        found.append(op.constant(nodes.get(made, made)))
+        return op.Neg(d_Y)
+
+    with_neg(neg, monkeypatch)
+    assert found[0].dtype == dtype
+    assert found[0].tolist() == np.asarray(value, dtype).tolist()
+
+
+@pytest.mark.parametrize("number", [1.05, np.float32(1.05), np.float64(1.05)])
+def test_a_number_of_numpy_is_as_good_as_one_of_python(number: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    gradient = with_neg(lambda op, d_Y: op.Mul(op.Mul(d_Y, -1 / 1.05), number), monkeypatch)
+    assert_right(gradient)
+    wide = get_backend("numpy").prepare(gradient, precision="float64").run({"x": X, "y_grad": SEED})["x_grad"]
+    assert wide.dtype == np.float64
+
+
+LOST = {
+    "op.const of a float": (lambda op, d_Y: op.const(1.05), r"makes a constant of 1\.05, .*op\.const\(\.\.\., like="),
+    "op.const of 1.0": (lambda op, d_Y: op.const(1.0), r"makes a constant of 1\.0, which could be of any float type"),
+    "a list of floats": (lambda op, d_Y: op.Mul(d_Y, [0.5, 1.0]), r"makes a constant of \[0\.5, 1\.0\]"),
+    "half beside integers": (lambda op, d_Y: op.Mul(op.Shape(d_Y), 0.5), r"gives 0\.5 where int64 is due.*cast that"),
+    "half like integers": (lambda op, d_Y: op.const([0.5], like=op.Shape(d_Y)), r"gives \[0\.5\] where int64 is due"),
+    "infinity": (lambda op, d_Y: op.Max(op.Shape(d_Y), -np.inf), r"gives -inf where int64 is due"),
+}
+
+
+@pytest.mark.parametrize("which", LOST)
+def test_a_number_that_would_become_another_is_refused(which: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    write, message = LOST[which]
+    with pytest.raises(RuleError, match=f"The rule for Neg of node 'Neg_1' {message}"):
+        with_neg(write, monkeypatch)

@@ -8,11 +8,9 @@ from typing import Any
 import numpy as np
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
-from refgrad.forward.operators import Operators
+from refgrad.forward.operators import Argument, Operators
 from refgrad.protos.reading import CONSTANT
 from refgrad.protos.types import Type
-
-Argument = str | float | Sequence[int] | np.ndarray | None
 
 _TYPED = dict.fromkeys(("Shape", "Size"), int(TensorProto.INT64)) | dict.fromkeys(
     ("Equal", "Less", "Greater", "GreaterOrEqual", "LessOrEqual", "Not", "And", "Or"), int(TensorProto.BOOL)
@@ -80,15 +78,16 @@ class FunctionEmitter(Operators):
             return ""
         if isinstance(value, str):
             return value
-        if isinstance(value, int | float):
+        if isinstance(value, int | float) and not isinstance(value, bool):
             operands = [x for x in beside if isinstance(x, str) and self.type(x) != TensorProto.BOOL]
             return self.const(value, like=operands[-1])
         return self.const(value)
 
-    def const(self, value: float | Sequence[int] | np.ndarray, like: str | None = None) -> str:
-        """A constant: of the type of `like`, or the array's own, or int64."""
+    def const(self, value: float | Sequence[int] | np.ndarray | np.generic, like: str | None = None) -> str:
+        """A constant: an array with its own type, else of the type of `like`, else of the NumPy scalar's, bool, or int64."""
         kind = TensorProto.INT64 if like is None else self.type(like) or TensorProto.FLOAT
-        array = value if isinstance(value, np.ndarray) else np.array(value, helper.tensor_dtype_to_np_dtype(kind))
+        typed = isinstance(value, np.ndarray) or (like is None and isinstance(value, np.generic | bool))
+        array = np.asarray(value) if typed else np.array(value, helper.tensor_dtype_to_np_dtype(kind))
         tensor = numpy_helper.from_array(array)
         if isinstance(value, int | float) and float(array) != value:
             tensor.metadata_props.add(key=CONSTANT, value=repr(float(value)))

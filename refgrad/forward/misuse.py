@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Collection, Iterable, Sequence
 from typing import Protocol
 
+import numpy as np
 import onnx
 
 from refgrad.errors import RuleError, UnknownOperatorError, choices, did_you_mean
@@ -60,6 +61,22 @@ def not_one_value(op: Asked, argument: Sequence[object]) -> RuleError:
     return RuleError(
         f"{_place(op)} gives several values as one argument: {names}. "
         "An operator with several outputs returns a tuple: take one of them, or unpack it with *."
+    )
+
+
+def no_type(op: Asked, value: object) -> RuleError:
+    """The error for a constant of Python floats that is to have the type of no other value."""
+    return RuleError(
+        f"{_place(op)} makes a constant of {value!r}, which could be of any float type: "
+        "give it the type of a value with op.const(..., like=...), or a type of its own as a NumPy array."
+    )
+
+
+def not_integers(op: Asked, value: object, dtype: np.dtype) -> RuleError:
+    """The error for numbers that would lose their fraction."""
+    return RuleError(
+        f"{_place(op)} gives {value!r} where {dtype.name} is due, the type of the value beside it, and its fraction would "
+        "be lost: cast that value first, with op.as_type or op.Cast."
     )
 
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import onnx
 
 from refgrad.forward.misuse import no_such_method
 from refgrad.protos.domains import MICROSOFT
+
+Argument = str | float | Sequence[int] | np.ndarray | np.generic | None
 
 
 class Operators:

@@ -7,7 +7,7 @@ from typing import Any, Literal, overload
 import numpy as np
 from onnx import GraphProto, SparseTensorProto, TensorProto, TypeProto
 
-Argument = str | float | Sequence[int] | np.ndarray | None
+Argument = str | float | Sequence[int] | np.ndarray | np.generic | None
 
 class Operators:
     """One method per operator: it adds a node of ai.onnx and returns the name of its output, or a tuple of names."""

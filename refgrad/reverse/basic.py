@@ -10,11 +10,11 @@ from onnx import GraphProto, TensorProto, helper, numpy_helper
 
 from refgrad.errors import RuleError
 from refgrad.forward.graph import Graph, Node
-from refgrad.forward.operators import Operators
+from refgrad.forward.operators import Argument, Operators
 from refgrad.protos.domains import MICROSOFT
 from refgrad.protos.types import Shape
 from refgrad.reverse.edits import Edits
-from refgrad.reverse.emission import Argument, Emission
+from refgrad.reverse.emission import Emission
 from refgrad.reverse.primitives import Primitives
 from refgrad.reverse.values import Values
 from refgrad.tables.schemas import find_schema
@@ -213,11 +213,11 @@ class BasicEmitter(Operators):
         self.emission.forget("Identity", value)
         return self.Identity(value)
 
-    def const(self, value: float | Sequence[int] | np.ndarray, like: str | None = None) -> str:
-        """A constant: the type of `like`, or the array's own, or int64."""
-        if isinstance(value, np.ndarray):
-            return self.emission.constant(value)
-        return self.emission.number(value, TensorProto.INT64 if like is None else self.type(like))
+    def const(self, value: float | Sequence[int] | np.ndarray | np.generic, like: str | None = None) -> str:
+        """A constant: an array with its own type, else of the type of `like`, else of the NumPy scalar's, bool, or int64."""
+        if like is None or isinstance(value, np.ndarray):
+            return self.emission.written(value)
+        return self.emission.number(value, self.type(like))
 
     def as_type(self, value: str, kind: int) -> str:
         """`value` as elements of type `kind`; itself where it has that type."""

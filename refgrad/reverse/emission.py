@@ -11,12 +11,11 @@ import numpy as np
 from onnx import AttributeProto, GraphProto, StringStringEntryProto, TensorProto, helper, numpy_helper
 
 from refgrad.errors import RuleError
-from refgrad.forward.misuse import not_a_value, not_one_value
+from refgrad.forward.misuse import no_type, not_a_value, not_integers, not_one_value
+from refgrad.forward.operators import Argument
 from refgrad.protos.reading import CONSTANT
 from refgrad.protos.walk import captured, fresh, subgraphs
 from refgrad.reverse.values import Values
-
-Argument = str | float | Sequence[int] | np.ndarray | None
 
 # The element type of a node's result where it is not that of its first operand.
 _BOOL = frozenset(
@@ -155,14 +154,12 @@ class Emission:
                 names.append(argument)
             elif argument is None:
                 names.append("")
-            elif isinstance(argument, int | float):
+            elif isinstance(argument, int | float) and not isinstance(argument, bool):
                 names.append(self.number(argument, self._types[self._sibling(inputs)]))
-            elif isinstance(argument, np.ndarray):
-                names.append(self.constant(argument))
             elif isinstance(argument, list | tuple) and any(isinstance(part, str) for part in argument):
                 raise not_one_value(self, argument)
             else:
-                names.append(self.number(argument, TensorProto.INT64))
+                names.append(self.written(argument))
         while names and not names[-1]:
             names.pop()
         return tuple(names)
@@ -193,11 +190,34 @@ class Emission:
         """Let the next node of this operator with these inputs be another one, even where there is the same."""
         self._seen.pop((op_type, "", inputs, 1, _NONE), None)
 
-    def number(self, value: float | Sequence[int], kind: int) -> str:
+    def written(self, value: float | Sequence[int] | np.ndarray | np.generic) -> str:
+        """What a rule wrote as a constant of its own type: an array's or a NumPy scalar's, bool, or int64.
+
+        :raises RuleError: it is a Python float, or a list with floats: their type is that of another value.
+        """
+        if isinstance(value, np.ndarray | np.generic):
+            return self.constant(np.asarray(value))
+        key = repr(value), int(TensorProto.UNDEFINED)
+        if key not in self._numbers:
+            array = np.asarray(value)
+            if array.dtype.kind == "f" and array.size:
+                raise no_type(self, value)
+            is_bool = array.dtype.kind == "b"
+            self._numbers[key] = self.constant(array) if is_bool else self.number(value, TensorProto.INT64)
+        return self._numbers[key]
+
+    def number(self, value: float | Sequence[int] | np.generic, kind: int) -> str:
         """A scalar, or a list along one axis, as a constant of element type `kind`."""
         key = repr(value), kind
         if key not in self._numbers:
-            array = np.asarray(value, dtype=helper.tensor_dtype_to_np_dtype(kind))
+            dtype, given = helper.tensor_dtype_to_np_dtype(kind), np.asarray(value)
+            if (
+                given.dtype.kind == "f"
+                and dtype.kind in "iub"
+                and not all(map(float.is_integer, given.ravel().tolist()))
+            ):
+                raise not_integers(self, value, dtype)
+            array, value = np.asarray(value, dtype=dtype), given.tolist()
             exact = repr(value) if isinstance(value, float) and math.isfinite(value) and float(array) != value else ""
             self._numbers[key] = self.constant(array, exact)
         return self._numbers[key]

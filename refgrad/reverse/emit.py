@@ -1,7 +1,8 @@
 """What rules and lowerings see: `op.Mul(a, b)` adds a node of the model's opset and returns the name of its result.
 
-An argument is the name of a value, a Python number (a scalar of the type of the other operands), a list of integers
-(int64, one axis), a NumPy array, or None (absent). The same pure node is never emitted twice.
+An argument is the name of a value, a Python number (a scalar of the type of the other operands), True or False (bool), a
+list of integers (int64, one axis), a NumPy array or scalar with its own type, or None (absent). np.float64 is a Python number
+too. The same pure node is never emitted twice.
 
 Two things are more than a node with its inputs. `op.subgraph(function, ...)` makes the graph of an attribute, such as the
 body of Scan: what `function` emits goes into it, and it may read every value outside. `op.training_form(...)` is for a
