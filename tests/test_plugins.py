@@ -200,6 +200,25 @@ def test_an_entry_point_is_loaded_with_the_first_model(monkeypatch: pytest.Monke
     assert "Mul" in {node.op_type for node in gradient.graph.node}
 
 
+@pytest.mark.parametrize(
+    ("given", "advice"),
+    [
+        ("cubed.py", "'cubed.py' is a file: give the module's name: --import cubed."),
+        (
+            "else/where/cubed.py",
+            "'else/where/cubed.py' is a file: give the module's name, in the folder 'else/where' or with that folder in "
+            "PYTHONPATH: --import cubed.",
+        ),
+        ("no_such_module", "Give the name of an installed module, or of one in the current folder"),
+    ],
+)
+def test_a_file_instead_of_a_module_is_said(folder: Path, given: str, advice: str) -> None:
+    with pytest.raises(PluginError) as caught, plugins.importing([given]):
+        pass
+    assert f"The module {given!r}, named by --import or REFGRAD_IMPORT, cannot be imported" in str(caught.value)
+    assert advice in str(caught.value)
+
+
 def test_a_broken_entry_point_names_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plugins, "_loaded", None)
     monkeypatch.setattr(metadata, "entry_points", lambda group: [_Point(ImportError("no module named numba"))])

@@ -70,9 +70,17 @@ def _import(module: str) -> None:
         import_module(module)
     except (Exception, SystemExit) as error:
         raise PluginError(
-            f"The module {module!r}, named by {OPTION} or {VARIABLE}, cannot be imported: {_said(error)} "
-            "Give the name of an installed module, or of one in the current folder, as in my_package.operators."
+            f"The module {module!r}, named by {OPTION} or {VARIABLE}, cannot be imported: {_said(error)} {_advice(module)}"
         ) from error
+
+
+def _advice(module: str) -> str:
+    """What to give instead of `module`, which may be the name of a file."""
+    if not module.endswith(".py"):
+        return "Give the name of an installed module, or of one in the current folder, as in my_package.operators."
+    folder, file = os.path.split(module)
+    where = f", in the folder {folder!r} or with that folder in PYTHONPATH" if folder else ""
+    return f"{module!r} is a file: give the module's name{where}: {OPTION} {file.removesuffix('.py')}."
 
 
 def _said(error: BaseException) -> str:
