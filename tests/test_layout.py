@@ -1,6 +1,7 @@
 """The rooms are a staircase: a module imports from its own room and from rooms below, so that no two rooms need each other.
 
-Every import counts, those within functions too; those for type checkers alone do not, for they do not run.
+Every import counts, those within functions too; those for type checkers alone do not, for they do not run. Within a room no
+module needs itself by way of others: there those for type checkers count as well.
 """
 
 import ast
@@ -71,10 +72,10 @@ def imports() -> tuple[tuple[str, str], ...]:
     return tuple((module, other) for module, file in modules().items() for other in read_by(file.read_text()))
 
 
-def read_by(code: str) -> set[str]:
-    """The modules of the project that a module's code imports."""
+def read_by(code: str, nodes=None) -> set[str]:
+    """The modules of the project that a module's code imports; `nodes` are those of its tree that count."""
     found = set()
-    for node in running(ast.parse(code)):
+    for node in (nodes or running)(ast.parse(code)):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -113,6 +114,16 @@ def test_a_room_imports_from_lower_rooms_only(name):
     upwards = {(m, other) for m, other in imports() if room(m) == name and room(other) != name}
     upwards = {(m, other) for m, other in upwards if STEPS[room(other)] >= STEPS[name]}
     assert not upwards, "move what both need to a room below both (tests/test_layout.py has their order)"
+
+
+def test_no_module_needs_itself_by_way_of_others():
+    needs = {module: read_by(file.read_text(), ast.walk) - {module} for module, file in modules().items()}
+    ends = set(needs)
+    while ends:  # take away what needs nothing of the others, and what none of them needs
+        read = set().union(*needs.values())
+        ends = {module for module, others in needs.items() if module not in read or needs.keys().isdisjoint(others)}
+        needs = {module: others - ends for module, others in needs.items() if module not in ends}
+    assert not needs, "these modules import each other: move what both need to one below both"
 
 
 def test_backends_know_nothing_of_derivatives():

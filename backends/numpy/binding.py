@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import onnx
@@ -23,9 +23,6 @@ from refgrad.tables.schemas import DECLARED
 
 # The stubs of OpSchema lack its function bodies.
 OpSchema: TypeAlias = Any
-
-if TYPE_CHECKING:
-    from refgrad.backends.numpy.plan import PlannedGraph
 
 _REFUSED = {
     (MICROSOFT, "YieldOp"): (
@@ -62,6 +59,15 @@ def _nothing(_: Sequence[Any]) -> list[TensorType]:
     return []
 
 
+class Planned(Protocol):
+    """A subgraph or the body of a function, ready to run: a kernel calls it. `captures` are the outer values that it reads."""
+
+    captures: tuple[str, ...]
+
+    def __call__(self, *inputs: Any, outer: Mapping[str, Any] | None = None) -> tuple[Any, ...]:
+        """Compute the outputs. Inputs left out at the end are None."""
+
+
 @dataclass(frozen=True)
 class Scope:
     """What binding a node depends on: opset versions, the precision, and the values that the graph declares.
@@ -72,8 +78,8 @@ class Scope:
 
     opsets: Mapping[str, int]
     precision: Declared
-    plan: Callable[[onnx.GraphProto, Scope], PlannedGraph] = field(repr=False)
-    plan_function: Callable[[onnx.FunctionProto, Scope], PlannedGraph] = field(repr=False)
+    plan: Callable[[onnx.GraphProto, Scope], Planned] = field(repr=False)
+    plan_function: Callable[[onnx.FunctionProto, Scope], Planned] = field(repr=False)
     values: Mapping[str, onnx.ValueInfoProto] = field(default_factory=dict)
     limit: int | None = None
 
@@ -285,7 +291,7 @@ def _type_of(value: Any) -> onnx.TypeProto:
     return helper.make_tensor_type_proto(helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
 
 
-def _call_function(function: onnx.FunctionProto, node: onnx.NodeProto, schema: OpSchema, scope: Scope) -> PlannedGraph:
+def _call_function(function: onnx.FunctionProto, node: onnx.NodeProto, schema: OpSchema, scope: Scope) -> Planned:
     given = default_attributes(schema) | {attribute.name: attribute for attribute in node.attribute}
     body = onnx.FunctionProto()
     body.CopyFrom(function)

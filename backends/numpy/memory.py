@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import onnx
@@ -13,10 +13,8 @@ from onnx import helper, numpy_helper, shape_inference
 
 from refgrad.errors import BackendError
 
-if TYPE_CHECKING:
-    from refgrad.backends.numpy.plan import Step
-
 TensorType: TypeAlias = "tuple[np.dtype[Any], tuple[int, ...]]"
+Predict: TypeAlias = Callable[[Sequence[Any]], list[TensorType]]
 Progress: TypeAlias = Callable[[int, int, str], None]
 
 _SMALL = 64  # elements of an integer input that may say how large an output is
@@ -35,25 +33,25 @@ class Watch:
         for value in held:
             self._hold(value)
 
-    def reserve(self, step: Step, inputs: Sequence[Any]) -> None:
-        """Refuse `step` if its outputs do not fit beside everything that is held."""
-        needed = nbytes(step.bound.predict(inputs))
+    def reserve(self, label: str, predict: Predict, inputs: Sequence[Any]) -> None:
+        """Refuse the node called `label` if the outputs that `predict` expects do not fit beside everything that is held."""
+        needed = nbytes(predict(inputs))
         if self.total + needed > self.limit:
             raise BackendError(
-                f"{step.label} needs {_readable(needed)} for its outputs on inputs {', '.join(map(summary, inputs))}; "
+                f"{label} needs {_readable(needed)} for its outputs on inputs {', '.join(map(summary, inputs))}; "
                 f"with the {_readable(self.total)} that are held before it, that is {_readable(self.total + needed)}, and "
                 f"max_memory is {_readable(self.limit)}. Give it {self.total + needed} or more, or feed less at a time."
             )
 
-    def replace(self, step: Step, results: Iterable[Any], dead: Iterable[Any]) -> None:
-        """Count the results of `step`, and stop counting what is dead after it."""
+    def replace(self, label: str, results: Iterable[Any], dead: Iterable[Any]) -> None:
+        """Count the results of the node called `label`, and stop counting what is dead after it."""
         for value in results:
             self._hold(value)
         for value in dead:
             self._drop(value)
         if self.total > self.limit:
             raise BackendError(
-                f"{step.label} left {_readable(self.total)} in memory, and max_memory is {_readable(self.limit)}. "
+                f"{label} left {_readable(self.total)} in memory, and max_memory is {_readable(self.limit)}. "
                 f"Give it {self.total} or more, or feed less at a time."
             )
 

@@ -128,7 +128,7 @@ class PlannedGraph:
                     progress(number, len(schedule.instructions), step.label)
                     number += 1
                 if watch is not None:
-                    watch.reserve(step, [values[place] for place in inputs])
+                    watch.reserve(step.label, step.bound.predict, [values[place] for place in inputs])
                 if outer:
                     results = call(*[values[i] for i in inputs], _outer={name: values[i] for name, i in outer})
                 else:
@@ -142,7 +142,7 @@ class PlannedGraph:
                     for place in views:
                         values[place] = _own_where_small(values[place])
                 if watch is not None:
-                    watch.replace(step, [values[i] for i in {*made}], [values[i] for i in dead])
+                    watch.replace(step.label, [values[i] for i in {*made}], [values[i] for i in dead])
                 for place in dead:
                     values[place] = None
         except BackendError:
