@@ -27,39 +27,11 @@ from onnx import numpy_helper
 
 from refgrad.backends.base import describe
 from refgrad.tables import plugins
+from refgrad.tables.families import import_families
 from refgrad.tables.once import once, qualified
 
 KernelFunction = TypeVar("KernelFunction", bound=Callable[..., Any])
 Call = Callable[..., "tuple[Any, ...]"]
-
-FAMILIES = (
-    "arithmetic",
-    "activation",
-    "attention",
-    "recurrent",
-    "reduction",
-    "shape",
-    "indexing",
-    "linear",
-    "convolution",
-    "pooling",
-    "sampling",
-    "signal",
-    "random",
-    "resize",
-    "normalization",
-    "loss",
-    "quantization",
-    "qlinear",
-    "control_flow",
-    "sequence",
-    "text",
-    "image",
-    "contrib",
-    "ml",
-    "trees",
-    "optimizer",
-)
 
 _SPECIAL = frozenset({"_wanted", "_opset", "_output_grids", "_output_types", "_outer", "_wide", "_free"})
 _WITHOUT_MEANING = frozenset({"consumed_inputs"})  # before opset 6: what could be overwritten
@@ -206,8 +178,8 @@ def kernels() -> list[Kernel]:
 
 @cache
 def _all() -> dict[tuple[str, str], list[Kernel]]:
-    for family in FAMILIES:
-        import_module(f"refgrad.backends.numpy.kernels.{family}")
+    package = import_module("refgrad.backends.numpy.kernels")
+    import_families(package.__name__, package.__path__)
     return _kernels
 
 
