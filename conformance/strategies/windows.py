@@ -9,7 +9,7 @@ from refgrad.conformance.strategies.drawing import Drawing, Shape
 
 
 @dataclass(frozen=True)
-class Windows:
+class DrawnWindows:
     """The size of the image, and the windows over it: one number per axis.
 
     `begins` and `ends` are the pads; they apply where `auto_pad` is None.
@@ -44,7 +44,9 @@ class Windows:
         }
 
 
-def windows(d: Drawing, rank: int, *, dilated: bool = True, pooling: bool = False, padding: bool = True) -> Windows:
+def windows(
+    d: Drawing, rank: int, *, dilated: bool = True, pooling: bool = False, padding: bool = True
+) -> DrawnWindows:
     """Windows over `rank` axes, at least one along each.
 
     No window of a pooling lies in the pads alone: they are smaller than the kernel, and the image at least a dilation.
@@ -61,7 +63,7 @@ def windows(d: Drawing, rank: int, *, dilated: bool = True, pooling: bool = Fals
         n = max(least, dilation if pooling else 1) + d.integer(0, room)
         axes.append((n, k, stride, dilation, begin, end))
     image, kernel, strides, dilations, begins, ends = zip(*axes, strict=True)
-    return Windows(image, kernel, strides, dilations, begins, ends, auto_pad)
+    return DrawnWindows(image, kernel, strides, dilations, begins, ends, auto_pad)
 
 
 def rank_of_image(d: Drawing) -> int:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from refgrad.formulas.windows import Windows, lay, ones
+from refgrad.formulas.windows import SymbolicWindows, lay, ones
 from refgrad.reverse.emit import Emitter
 
 
-def over_windows(op: Emitter, dY: str, X: str, kernel: Sequence[int], windows: Windows) -> str:
+def over_windows(op: Emitter, dY: str, X: str, kernel: Sequence[int], windows: SymbolicWindows) -> str:
     """Each element of `dY` added to every element of its window in `X`, every channel like a batch of one."""
     if windows.count is not None:
         images = op.Reshape(dY, [-1, 1, *windows.count])

@@ -17,7 +17,7 @@ Ints = list[int]
 
 
 @dataclass(frozen=True)
-class Windows:
+class SymbolicWindows:
     """A list holds a number per spatial axis.
 
     `begin` and `end`, the pads, are names where only the run tells them. `count` is O, where it is known. `rest` is what
@@ -56,7 +56,7 @@ def make_windows(
     auto_pad: str | None,
     rank: int,
     ceil_mode: int = 0,
-) -> Windows:
+) -> SymbolicWindows:
     """The windows over `X` that gave `Y`. `kernel` is the size of a window, or the run-time weight whose shape has it."""
     s, d = list(strides or [1] * rank), list(dilations or [1] * rank)
     size, count = spatial(op, X), spatial(op, Y)
@@ -83,7 +83,7 @@ def make_windows(
             rest = [n + b + e - x - t * (o - 1) for n, b, e, x, t, o in axes]
         elif s == [1] * rank and not ceil_mode:
             rest = [0] * rank
-    return Windows(s, d, begin, end, count, rest)
+    return SymbolicWindows(s, d, begin, end, count, rest)
 
 
 def _rounded_up(size: Ints, begin: Ints, end: Ints, extent: Ints, strides: Ints) -> Ints:
@@ -101,7 +101,7 @@ def spatial(op: Emitter, value: str) -> Ints | None:
     return [n for n in shape[2:] if isinstance(n, int)]
 
 
-def lay(op: Emitter, dY: str, W: str, X: str, windows: Windows, group: int = 1) -> str:
+def lay(op: Emitter, dY: str, W: str, X: str, windows: SymbolicWindows, group: int = 1) -> str:
     """Every window's element of `dY` times the kernel `W`, added where the window lies in `X`; spatial axes as those of `X`."""
     rest, pads = windows.rest, windows.pads
     extra = [s - 1 for s in windows.strides]
@@ -129,7 +129,7 @@ def lay(op: Emitter, dY: str, W: str, X: str, windows: Windows, group: int = 1) 
     return op.Slice(laid, [0] * windows.rank, size, axes)
 
 
-def pad_at_run_time(op: Emitter, X: str, windows: Windows) -> str:
+def pad_at_run_time(op: Emitter, X: str, windows: SymbolicWindows) -> str:
     """`X` with the pads that no attribute can hold, because only the run tells them."""
     if not isinstance(windows.begin, str):
         return X

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from refgrad.formulas.convolution import spatial_rank
-from refgrad.formulas.windows import Windows, lay, make_windows, pad_at_run_time, spatial, typed
+from refgrad.formulas.windows import SymbolicWindows, lay, make_windows, pad_at_run_time, spatial, typed
 from refgrad.reverse.emit import Emitter
 from refgrad.tables.registry import lowering
 
@@ -52,7 +52,7 @@ def _swap(rank: int) -> list[int]:
     return [1, 0, *range(2, rank + 2)]
 
 
-def _product(op: Emitter, rows: str, X: str, shape: tuple[int, ...], windows: Windows, group: int) -> str:
+def _product(op: Emitter, rows: str, X: str, shape: tuple[int, ...], windows: SymbolicWindows, group: int) -> str:
     """dW[m, (c, k)] = Σ_{n, o} dY[m, (n, o)] · X[(c, k), (n, o)], X taken apart into windows by a Conv with the unit kernels.
 
     The batch lies on a spatial axis of that Conv, so that all images are one product.
@@ -79,7 +79,7 @@ def _product(op: Emitter, rows: str, X: str, shape: tuple[int, ...], windows: Wi
 
 
 def _columns_laid(
-    op: Emitter, rows: str, dY: str, X: str, W: str, shape: tuple[int, ...], windows: Windows, group: int
+    op: Emitter, rows: str, dY: str, X: str, W: str, shape: tuple[int, ...], windows: SymbolicWindows, group: int
 ) -> str | None:
     """dX by one product for all windows and Col2Im: faster than ConvTranspose where an image has few of them.
 
@@ -100,7 +100,7 @@ def _columns_laid(
 
 
 def _correlation(
-    op: Emitter, dY: str, X: str, W: str, kernel: Sequence[int] | str, windows: Windows, group: int
+    op: Emitter, dY: str, X: str, W: str, kernel: Sequence[int] | str, windows: SymbolicWindows, group: int
 ) -> str:
     """dW[m, c, k] = Σ_{n, o} dY[n, m, o] · X[n, c, s·o + d·k]: a Conv over (C/G, G·N, I) with the kernel (M, N, O).
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from refgrad.formulas.indexing import add_at
 from refgrad.formulas.pooling import over_windows
-from refgrad.formulas.windows import Windows, make_windows, ones, pad_at_run_time, spatial, typed
+from refgrad.formulas.windows import SymbolicWindows, make_windows, ones, pad_at_run_time, spatial, typed
 from refgrad.reverse.emit import Emitter
 from refgrad.tables.registry import lowering
 
@@ -73,7 +73,7 @@ def average_pool_grad(
 
 
 def _counts(
-    windows: Windows, size: Sequence[int], count: Sequence[int], kernel: Sequence[int], count_include_pad: int
+    windows: SymbolicWindows, size: Sequence[int], count: Sequence[int], kernel: Sequence[int], count_include_pad: int
 ) -> np.ndarray:
     """How many elements each window averages, shape (O...): ceil_mode may let a window reach beyond the pads."""
     per_axis = []
@@ -87,7 +87,7 @@ def _counts(
 
 
 def _counts_at_run_time(
-    op: Emitter, X: str, dY: str, windows: Windows, kernel: Sequence[int], count_include_pad: int
+    op: Emitter, X: str, dY: str, windows: SymbolicWindows, kernel: Sequence[int], count_include_pad: int
 ) -> str:
     """The windows over ones, added up: a Conv over as much padding as a window of ceil_mode may need."""
     rank = windows.rank

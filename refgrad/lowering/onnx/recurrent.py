@@ -138,7 +138,7 @@ def _function(op: Emitter, name: str, alphas: Iterator[float], betas: Iterator[f
     return Function(known, values, clip)
 
 
-class _Sequences:
+class _ActiveSteps:
     """Which steps belong to a sequence: `active` is (time, batch, 1), None where all sequences are as long as X.
 
     A Scan needs a step: ONNX Runtime runs none without, and what it returned would have no shape. So where only the run
@@ -310,7 +310,7 @@ def rnn_grad(
     **settings: Any,
 ) -> tuple[str, ...]:
     """H = f(a), a = X·Wᵀ + H₋₁·Rᵀ + b: da = dH·f'(a), dH₋₁ = da·R, dX = da·W, dW = Σ daᵀ·X, dR = Σ daᵀ·H₋₁, db = Σ da"""
-    sequences, results = _Sequences(op, X, sequence_lens), []
+    sequences, results = _ActiveSteps(op, X, sequence_lens), []
     X = sequences.kept(X)
     directions = functions(op, ("Tanh",), **settings)
     for k, (backward, (f,)) in enumerate(directions):
@@ -349,7 +349,7 @@ def gru_gates(
     **settings: Any,
 ) -> tuple[str, str]:
     """a_z, a_r = X·Wᵀ + H₋₁·Rᵀ + b, a_h = X·W_hᵀ + (r·H₋₁)·R_hᵀ + b, with linear_before_reset X·W_hᵀ + b + r·(H₋₁·R_hᵀ + b)"""
-    sequences, results = _Sequences(op, X, sequence_lens), []
+    sequences, results = _ActiveSteps(op, X, sequence_lens), []
     X = sequences.kept(X)
     directions = functions(op, ("Sigmoid", "Tanh"), **settings)
     for k, (backward, (f, g)) in enumerate(directions):
@@ -405,7 +405,7 @@ def gru_grad(
     da_r = p·H₋₁·f'(a_r), dH₋₁ = dH·z + p·r + da_z·R_z + da_r·R_r;
     with linear_before_reset, where q = H₋₁·R_hᵀ + b, da_r = da_h·q·f'(a_r), dH₋₁ = dH·z + (da_h·r)·R_h + da_z·R_z + da_r·R_r
     """
-    sequences, results = _Sequences(op, X, sequence_lens), []
+    sequences, results = _ActiveSteps(op, X, sequence_lens), []
     X = sequences.kept(X)
     directions = functions(op, ("Sigmoid", "Tanh"), **settings)
     for k, (backward, (f, g)) in enumerate(directions):
@@ -469,7 +469,7 @@ def lstm_gates(
     **settings: Any,
 ) -> tuple[str, str, str]:
     """a = X·Wᵀ + H₋₁·Rᵀ + b, to which i and f add P·C₋₁ and o adds P·C; C = f·C₋₁ + i·c, with input_forget f = 1 − i"""
-    sequences, results = _Sequences(op, X, sequence_lens), []
+    sequences, results = _ActiveSteps(op, X, sequence_lens), []
     X = sequences.kept(X)
     directions = functions(op, ("Sigmoid", "Tanh", "Tanh"), **settings)
     for k, (backward, (f, g, _)) in enumerate(directions):
@@ -543,7 +543,7 @@ def lstm_grad(
     da_i = e·c·f'(a_i), da_f = e·C₋₁·f'(a_f), da_c = e·i·g'(a_c), dC₋₁ = e·f + da_i·P_i + da_f·P_f; dH₋₁ = da·R.
     With input_forget da_i = e·(c − C₋₁)·f'(a_i), da_f = 0. dP_i = Σ da_i·C₋₁, dP_o = Σ da_o·C, dP_f = Σ da_f·C₋₁.
     """
-    sequences, results = _Sequences(op, X, sequence_lens), []
+    sequences, results = _ActiveSteps(op, X, sequence_lens), []
     X = sequences.kept(X)
     directions = functions(op, ("Sigmoid", "Tanh", "Tanh"), **settings)
     for k, (backward, (f, g, h)) in enumerate(directions):
