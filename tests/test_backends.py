@@ -73,6 +73,7 @@ def test_a_backend_imports_nothing_of_the_differentiator():
         "refgrad.protos.inlining",
         "refgrad.protos.walk",
         "refgrad.tables",
+        "refgrad.tables.families",
         "refgrad.tables.once",
         "refgrad.tables.randomness",
         "refgrad.tables.schemas",
