@@ -6,7 +6,7 @@ copied or serialised, and a model with external data is never read.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -16,6 +16,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, Valu
 
 from refgrad.errors import InvalidModelError
 from refgrad.forward.calls import Functions
+from refgrad.forward.completion import infer_completely
 from refgrad.forward.inference import infer
 from refgrad.protos.reading import is_number
 from refgrad.protos.types import FLOATS, Shape, element_type, type_of
@@ -168,13 +169,13 @@ def view(
     nodes = read_nodes(graph)
     producer = {name: node for node in nodes for name in node.outputs}
     producer.pop("", None)
-    inferred = infer(functions.inlined(model))
-    values = {value.name: value for value in inferred.value_info}
-    if functions:
-        values = {name: value for name, value in values.items() if name in producer}
+    plain = functions.inlined(model)
+    inferred = infer(plain)
+    values, types, shapes, containers = _known(inferred, producer if functions else None)
+    if producer.keys() - types.keys() - containers.keys():
+        inferred = infer_completely(plain, inferred)
+        values, types, shapes, containers = _known(inferred, producer if functions else None)
     results = {value.name: value for value in inferred.output}
-    declared = (*values.items(), *((v.name, v) for v in (*inferred.output, *inferred.input)))
-    types, shapes, containers = _types(declared)
     for name, tensor in initializers.items():
         types[name] = tensor.data_type
         if name not in inputs:
@@ -213,10 +214,15 @@ def overridable_initializers(model: ModelProto) -> frozenset[str]:
     return frozenset(v.name for v in model.graph.input if model.ir_version >= 4)
 
 
-def _types(
-    declared: tuple[tuple[str, ValueInfoProto], ...],
-) -> tuple[dict[str, int], dict[str, Shape], dict[str, TypeProto]]:
-    """The element types and the shapes of tensors, and the types of containers."""
+def _known(
+    inferred: GraphProto, among: Container[str] | None
+) -> tuple[dict[str, ValueInfoProto], dict[str, int], dict[str, Shape], dict[str, TypeProto]]:
+    """What is inferred of results of nodes; the types and the shapes of all tensors, and the types of containers.
+
+    :param among: the results of nodes, where what is inferred has others too: those in functions.
+    """
+    values = {value.name: value for value in inferred.value_info if among is None or value.name in among}
+    declared = (*values.items(), *((v.name, v) for v in (*inferred.output, *inferred.input)))
     types: dict[str, int] = {}
     shapes: dict[str, Shape] = {}
     containers: dict[str, TypeProto] = {}
@@ -234,7 +240,7 @@ def _types(
             types[name] = kind
         if shape is not None:
             shapes[name] = shape
-    return types, shapes, containers
+    return values, types, shapes, containers
 
 
 def _mend(attention: Node, shapes: dict[str, Shape]) -> None:

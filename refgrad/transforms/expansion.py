@@ -20,6 +20,7 @@ from onnx import (
 )
 
 from refgrad.errors import ExpansionError, choices, did_you_mean
+from refgrad.forward.completion import infer_completely
 from refgrad.forward.inference import infer
 from refgrad.forward.normalise import normalise
 from refgrad.protos.domains import ASSUMED_OPSET, TRAINING
@@ -160,7 +161,7 @@ class _Expansion:
     def model(self) -> ModelProto:
         """The expanded model."""
         graph = self.graph.model.graph
-        self._expand(graph, infer(_stand_ins(self.graph.model)), None)
+        self._expand(graph, infer_completely(_stand_ins(self.graph.model)), None)
         inputs = list(self.graph.inputs.values())
         return assemble(self.source, self.graph, graph, inputs, self.source.graph.output, self.constants)
 

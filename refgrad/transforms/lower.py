@@ -11,9 +11,9 @@ import onnx
 from onnx import GraphProto, ModelProto, NodeProto, TypeProto, helper
 
 from refgrad.errors import LoweringError, RuleError, choices
+from refgrad.forward.completion import infer_completely
 from refgrad.forward.functions import make_function
 from refgrad.forward.graph import MIN_OPSET, Graph, Node, read_nodes
-from refgrad.forward.inference import infer
 from refgrad.forward.normalise import normalise
 from refgrad.microsoft.forms import FORMS, Form
 from refgrad.microsoft.results import UNKNOWN_SHAPE
@@ -119,7 +119,7 @@ class _Lowering:
         """The lowered model."""
         graph = GraphProto()
         graph.CopyFrom(self.graph.model.graph)
-        inferred = infer(self._stand_ins())
+        inferred = infer_completely(self._stand_ins())
         self.known = {value.name: value.type for value in (*inferred.value_info, *inferred.output, *inferred.input)}
         for node in self.graph.nodes:
             if node.key == _YIELD:

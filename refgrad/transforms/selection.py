@@ -11,7 +11,7 @@ from itertools import count
 from onnx import GraphProto, ModelProto, NodeProto, TypeProto, ValueInfoProto, helper
 
 from refgrad.errors import InvalidModelError, OptionError, UnknownNameError, choices, did_you_mean
-from refgrad.forward.inference import infer
+from refgrad.forward.completion import infer_completely
 from refgrad.protos.reading import is_large, read, skeleton_of
 from refgrad.protos.types import UNNAMED
 from refgrad.protos.walk import names_of, reads_of, subgraphs
@@ -271,7 +271,7 @@ class _Selection:
     def _inferred(self) -> Iterator[ValueInfoProto]:
         """Every value with its inferred type, without the names that inference gave to dimensions."""
         apart = {name: tensor for name, tensor in self.initializers.items() if is_large(tensor)}
-        found = infer(skeleton_of(self.source, apart))
+        found = infer_completely(skeleton_of(self.source, apart))
         for value in filter(lambda value: _is_declared(value.type), (*found.value_info, *found.output)):
             for dim in value.type.tensor_type.shape.dim:
                 if dim.dim_param.startswith(UNNAMED):

@@ -20,19 +20,28 @@ def fused_matmul(op: Emitter, A: str, B: str, transA: int, transB: int) -> str |
     Of a Transpose and a MatMul in double its optimizer makes one that it cannot run.
     """
     if op.type(A) == TensorProto.DOUBLE:
-        return op.Einsum(A, B, equation=_product(op.rank(A), op.rank(B), transA, transB))
+        equation = _product(op.rank(A), op.rank(B), transA, transB)
+        return op.Einsum(A, B, equation=equation) if equation else None
     if op.type(A) != TensorProto.FLOAT:
         return None
     return op.com_microsoft("FusedMatMul", A, B, transA=transA or None, transB=transB or None)
 
 
 def _product(rank_a: int | None, rank_b: int | None, trans_a: int, trans_b: int) -> str:
-    """The equation of a matrix product. The axes of "..." are as many in both; where a rank is unknown, they are anyway."""
+    """The equation of a matrix product; "" where none is known.
+
+    The axes of "..." have to be as many in both. Where neither rank is known they are. Where one rank is known, it has to be
+    that of a matrix; the other operand may then be a vector too.
+    """
+    rows = "" if rank_a == 1 else "i"
+    left, right = "ji" if trans_a else f"{rows}j", "kj" if trans_b else "jk"
+    if rank_a is None and rank_b == 2:
+        return f"...{left},{right}->...ik" if trans_a else f"...j,{right}->...k"
+    if (rank_a is None) != (rank_b is None):
+        return f"{left},...{right}->...{rows}k" if rank_a == 2 else ""
     surplus = max(rank_a or 2, 2) - max(rank_b or 2, 2)
     alone = ascii_uppercase[: abs(surplus)]
-    rows = "" if rank_a == 1 else "i"
-    left = f"{alone if surplus > 0 else ''}...{'ji' if trans_a else rows + 'j'}"
-    right = f"{alone if surplus < 0 else ''}...{'kj' if trans_b else 'jk'}"
+    left, right = f"{alone if surplus > 0 else ''}...{left}", f"{alone if surplus < 0 else ''}...{right}"
     return f"{left},{right}->{alone}...{rows}k"
 
 
