@@ -9,6 +9,7 @@ from onnx import GraphProto, ModelProto, TensorProto, TypeProto, helper
 
 from refgrad.errors import InvalidModelError
 from refgrad.forward.functions import call_functions
+from refgrad.forward.propagation import SHAPED, infer_shapes
 from refgrad.protos.domains import ASSUMED_OPSET
 from refgrad.protos.types import UNNAMED, Type, dimension, held_by, is_container, type_of, unname
 from refgrad.protos.walk import every_node, graphs, op_types, subgraphs
@@ -44,8 +45,9 @@ def infer(model: ModelProto) -> GraphProto:
                 node.op_type = "Identity"
                 del node.input[1:], node.attribute[:]
     typed = not used.isdisjoint(op_type for _, op_type in SIGNATURES) and _type_by_signatures(anonymous)
+    shaped = typed or not used.isdisjoint(SHAPED)
     try:
-        inferred = _infer_through_bodies(anonymous)
+        inferred = _infer_through_bodies(anonymous, shaped)
         if typed:
             _forget_inputs(inferred, (_RANKLESS,))
         cut: set[str] = set()
@@ -53,7 +55,7 @@ def infer(model: ModelProto) -> GraphProto:
             (True, False) if _containers(inferred) else ()
         ):  # what a Loop makes first: the others follow from it
             if found := _cut_sequences(anonymous.graph, inferred, looped):
-                inferred = _infer_through_bodies(anonymous)
+                inferred = _infer_through_bodies(anonymous, shaped)
                 cut |= found
         return _joined_again(inferred, cut) if cut else inferred
     except onnx.shape_inference.InferenceError as error:
@@ -136,7 +138,7 @@ def _cut_sequences(graph: GraphProto, inferred: GraphProto, looped: bool) -> set
     return found
 
 
-def _infer_through_bodies(model: ModelProto) -> GraphProto:
+def _infer_through_bodies(model: ModelProto, shaped: bool) -> GraphProto:
     """Operators that only we know are inferred through their bodies, some of which need to know what the others give."""
     ours = {domain for domain, _ in DEFINITIONS}.intersection(o.domain for o in model.opset_import)
     waiting = ours and any((node.domain, node.op_type) in DEFINITIONS for node in model.graph.node)
@@ -147,7 +149,7 @@ def _infer_through_bodies(model: ModelProto) -> GraphProto:
             called = ModelProto()
             called.CopyFrom(model)
             left = call_functions(called, known)
-        inferred: GraphProto = onnx.shape_inference.infer_shapes(called, data_prop=True).graph
+        inferred = infer_shapes(called, shaped)
         if left in (0, before):
             return inferred
         before, known = left, ranks(inferred)

@@ -1,0 +1,227 @@
+"""Data propagation within bounds: what onnx learns of shapes that nodes compute, at no more than the cost of shapes.
+
+onnx writes down each element of a one-dimensional operand, whatever it holds: about 200 bytes per number, also where the
+operand is a tensor of data. Shapes have few elements, so an operand that has many, or may turn out to, is hidden from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+import onnx
+from onnx import GraphProto, ModelProto, NodeProto, TypeProto, ValueInfoProto, helper
+
+from refgrad.protos.types import UNNAMED, Shape, type_of
+from refgrad.protos.walk import captured, graphs, subgraphs
+
+_LARGEST = 256  # elements of an operand whose numbers are propagated
+_LARGEST_RANK = 1024  # of what onnx infers
+_ROUNDS = 4
+_HIDDEN = "refgrad.hidden."  # the prefix of inputs that stand for operands that are hidden
+
+# The operators that propagate numbers, with the inputs that they propagate; None is all of them. The last one has a body.
+_READ: dict[str, tuple[int, ...] | None] = {
+    **dict.fromkeys(("Add", "Sub", "Mul", "Gather"), (0, 1)),
+    **dict.fromkeys(("Cast", "Squeeze", "Unsqueeze", "Size", "MeanVarianceNormalization"), (0,)),
+    **dict.fromkeys(("Concat", "Slice"), None),
+}
+_ELEMENTWISE = frozenset(("Add", "Sub", "Mul"))
+_NO_LARGER = frozenset(("Cast", "Squeeze", "Unsqueeze", "Slice"))  # than their first input
+# The operators that read propagated numbers, with the input.
+_SHAPED = {"Reshape": 1, "Expand": 1, "ConstantOfShape": 0, "CenterCropPad": 1, "Resize": 3, "Upsample": 3}
+SHAPED = frozenset(_SHAPED)
+_NEVER, _ANY = 0.0, float("inf")  # the size of what is no vector or has no known size, and of what may get any
+
+
+def infer_shapes(model: ModelProto, shaped: bool = True) -> GraphProto:
+    """The graph with the types and shapes that onnx infers. Numbers are propagated where a node reads them as a shape.
+
+    :param shaped: whether the graph has an operator of SHAPED.
+    """
+    fed = {value.name for value in model.graph.input}  # nothing is known of what they hold
+    if not ((shaped or model.functions) and any(_is_shaped(graph, fed) for graph in _bodies(model))):
+        return _inferred(model, False)
+    known, before = _inferred(model, False), None
+    for _ in range(_ROUNDS):
+        hiding = _Hiding(known, fed)
+        hidden = hiding.model(model)
+        known = _inferred(hidden, True)
+        inputs = [value for value in known.input if not value.name.startswith(_HIDDEN)]
+        del known.input[:]
+        known.input.extend(inputs)
+        if hiding.open in ((), before):
+            break
+        before = hiding.open
+    return known
+
+
+def _inferred(model: ModelProto, data: bool) -> GraphProto:
+    inferred: GraphProto = onnx.shape_inference.infer_shapes(model, data_prop=data).graph
+    return inferred
+
+
+def _bodies(model: ModelProto) -> Iterator[GraphProto]:
+    yield from graphs(model.graph)
+    for function in model.functions:
+        body = GraphProto()
+        body.node.extend(function.node)
+        yield from graphs(body)
+
+
+def _is_shaped(graph: GraphProto, fed: set[str]) -> bool:
+    """Whether a node of the graph reads a shape that is not constant there."""
+    read = [_shape_of(node) for node in graph.node if node.op_type in _SHAPED]
+    return bool(read) and not (_constants(graph) | fed).issuperset(read)
+
+
+def _shape_of(node: NodeProto) -> str:
+    position = _SHAPED[node.op_type]
+    return node.input[position] if position < len(node.input) else ""
+
+
+class _Hiding:
+    """Hides operands, given what is known without propagation, or with less of it."""
+
+    def __init__(self, known: GraphProto, fed: set[str]) -> None:
+        self._known, self._fed = known, fed
+        self._names: dict[tuple[int, str, Shape | None], str] = {}  # of what stands for a value in a graph
+        self._inputs: list[ValueInfoProto] = []
+        self._open: list[tuple[int, str]] = []
+        self._graphs = 0
+
+    @property
+    def open(self) -> tuple[tuple[int, str], ...]:
+        """The operands that are hidden although their size is not known, each with the number of its graph."""
+        return tuple(self._open)
+
+    def model(self, model: ModelProto) -> ModelProto:
+        """`model`, or a copy in which other inputs stand for the operands that are hidden."""
+        copy = ModelProto()
+        copy.CopyFrom(model)
+        self._visit(copy.graph, self._known, _Scope(self._known))
+        copy.graph.input.extend(self._inputs)
+        return copy if self._inputs else model
+
+    def _visit(self, graph: GraphProto, known: GraphProto, scope: _Scope) -> None:
+        self._graphs += 1
+        number = self._graphs
+        constants = _constants(graph) | self._fed
+        declared: dict[str, TypeProto] = {}
+        for node, twin in zip(graph.node, known.node, strict=True):
+            inner = [
+                pair
+                for one, other in zip(node.attribute, twin.attribute, strict=True)
+                for pair in zip(subgraphs(one), subgraphs(other), strict=True)
+            ]
+            reads = node.input if not inner else [*node.input, *(n for body, _ in inner for n in captured(body))]
+            opened = not scope.opened.isdisjoint(reads)
+            if inner:
+                opened = opened or any(_is_shaped(each, self._fed) for body, _ in inner for each in graphs(body))
+                for body, other in inner:
+                    self._visit(body, other, _Scope(other, scope, body.input if opened else ()))
+            elif node.op_type in _SHAPED:
+                opened = opened or _shape_of(node) not in constants
+            if opened:
+                scope.open(node)
+            if self._hide(node, number, scope):
+                declared.update((name, scope.types[name]) for name in node.output if _is_static(scope.shape(name)))
+        _declare(graph, declared)
+
+    def _hide(self, node: NodeProto, number: int, scope: _Scope) -> bool:
+        """Let a node read other inputs in place of the operands that are to be hidden; whether there are some."""
+        positions = _READ.get(node.op_type, ()) if node.domain in ("", "ai.onnx") else None
+        hidden = False
+        for position in range(len(node.input)) if positions is None else positions:
+            name = node.input[position] if position < len(node.input) else ""
+            if name and (size := scope.size(name)) > _LARGEST:
+                if size == _ANY:
+                    self._open.append((number, name))
+                node.input[position] = self._stand_in(name, number, node, scope)
+                hidden = True
+        return hidden
+
+    def _stand_in(self, name: str, number: int, node: NodeProto, scope: _Scope) -> str:
+        """The input that stands for a value that `node` reads."""
+        shape = scope.shape(name)
+        if shape is not None and isinstance(size := shape[0], int):
+            others = [scope.shape(other) for other in node.input if other != name]
+            beside_matrix = any(other is not None and len(other) > 1 for other in others)
+            # Beside a matrix a row broadcasts alike, and it is no vector.
+            shape = (1, size) if node.op_type in _ELEMENTWISE and beside_matrix else (f"{UNNAMED}{size}_",)
+        key = number, name, shape
+        if key not in self._names:
+            self._names[key] = f"{_HIDDEN}{len(self._names)}"
+            kind = scope.types.get(name)
+            value = ValueInfoProto(name=self._names[key])
+            if kind is not None:
+                value.type.CopyFrom(helper.make_tensor_type_proto(kind.tensor_type.elem_type, shape))
+            self._inputs.append(value)
+        return self._names[key]
+
+
+def _is_static(shape: Shape | None) -> bool:
+    return shape is not None and all(isinstance(dim, int) for dim in shape)
+
+
+def _constants(graph: GraphProto) -> set[str]:
+    """The constants of the graph, and "" for an input that is left out."""
+    constants = {"", *(tensor.name for tensor in graph.initializer)}
+    constants.update(node.output[0] for node in graph.node if node.op_type == "Constant" and node.output)
+    return constants
+
+
+def _declare(graph: GraphProto, types: Mapping[str, TypeProto]) -> None:
+    """Declare the types of results, which onnx may not infer from what stands for the operands."""
+    left = dict(types)
+    for value in (*graph.value_info, *graph.output):
+        if value.name in left:
+            value.type.CopyFrom(left.pop(value.name))
+    for name, kind in left.items():
+        graph.value_info.add(name=name, type=kind)
+
+
+class _Scope:
+    """What is known of the values that the nodes of a graph may read.
+
+    `opened` are those whose shape a computed shape decides on: propagation may find out more about them.
+    """
+
+    def __init__(self, graph: GraphProto, outer: _Scope | None = None, opened: Iterable[ValueInfoProto] = ()) -> None:
+        self.types: dict[str, TypeProto] = {} if outer is None else dict(outer.types)
+        self.opened: set[str] = set() if outer is None else set(outer.opened)
+        self._bounds: dict[str, float] = {} if outer is None else dict(outer._bounds)
+        self.types.update((v.name, v.type) for values in (graph.value_info, graph.input, graph.output) for v in values)
+        self.types.update((t.name, helper.make_tensor_type_proto(t.data_type, t.dims)) for t in graph.initializer)
+        self.opened.update(value.name for value in opened)
+
+    def shape(self, name: str) -> Shape | None:
+        """The shape of a value as far as it is known."""
+        kind = self.types.get(name)
+        return None if kind is None else type_of(ValueInfoProto(type=kind))[1]
+
+    def size(self, name: str) -> float:
+        """How many elements a vector has, or at most can turn out to have; `_NEVER` for anything else."""
+        shape = self.shape(name)
+        if shape is not None and len(shape) != 1:
+            return _NEVER
+        if shape is not None and isinstance(shape[0], int):
+            return shape[0]
+        return self._bounds.get(name, _ANY if name in self.opened else _NEVER)
+
+    def open(self, node: NodeProto) -> None:
+        """Let the outputs of a node depend on a computed shape."""
+        self.opened.update(node.output)
+        if (bound := self._bound(node)) < _ANY:
+            self._bounds.update(dict.fromkeys(node.output, bound))
+
+    def _bound(self, node: NodeProto) -> float:
+        if node.domain not in ("", "ai.onnx"):
+            return _ANY
+        if node.op_type == "Shape":
+            return _LARGEST_RANK
+        read = [self.size(name) or _ANY for name in node.input]
+        if node.op_type in _NO_LARGER:
+            return read[0] if read else _ANY
+        if node.op_type in _ELEMENTWISE:
+            return max(read, default=_ANY)
+        return sum(read) if node.op_type == "Concat" else _ANY
