@@ -1,4 +1,4 @@
-"""What onnx learns of computed shapes costs no more than the shapes: tensors of data are hidden from it, whatever their size."""
+"""What onnx learns of computed shapes costs no more than the shapes: tensors of data are hidden from it."""
 
 from __future__ import annotations
 

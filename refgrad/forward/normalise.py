@@ -13,6 +13,7 @@ from refgrad.forward.calls import Functions, keep_functions
 from refgrad.forward.graph import MIN_OPSET, Graph, overridable_initializers, view
 from refgrad.forward.inference import infer, ranks
 from refgrad.forward.runtime_models import mend_runtime_model, replace_misplaced
+from refgrad.protos.attributes import refuse_absurd_attributes
 from refgrad.protos.fitting import refuse_misfits
 from refgrad.protos.inlining import inline_functions, refuse_recursion
 from refgrad.protos.reading import is_large, read, skeleton_of
@@ -94,6 +95,7 @@ def _check(model: ModelProto, used: Set[str], shapeless: bool) -> ModelProto:
                 "Upgrade onnx, or convert the model down with onnx.version_converter."
             )
     refuse_recursion(model.functions)
+    refuse_absurd_attributes(model, used)
     try:
         onnx.checker.check_model(checkable(model) if shapeless else with_shapes(model))
     except onnx.checker.ValidationError as error:

@@ -1,0 +1,58 @@
+"""What onnx would read beyond its memory for is refused before onnx sees it."""
+
+from __future__ import annotations
+
+import onnx
+import pytest
+from onnx import parser
+
+import refgrad
+from refgrad.errors import InvalidModelError
+from refgrad.protos.attributes import BOUNDS, OPERATORS
+from refgrad.worker import Worker
+
+NODES = {
+    "LayerNormalization": (
+        "axis",
+        "m (float[2, 3] x, float[3] s) => (float[2, 3] y) { y = LayerNormalization<axis=%d>(x, s) }",
+    ),
+    "GatherND": (
+        "batch_dims",
+        "m (float[2, 3] x, int64[2, 1] i) => (float[N] y) { y = GatherND<batch_dims=%d>(x, i) }",
+    ),
+    "ReduceMax": ("axes", "m (float[2, 3] x) => (float[N] y) { y = ReduceMax<axes=[%d]>(x) }"),
+    "Transpose": ("perm", "m (float[2, 3] x) => (float[N, M] y) { y = Transpose<perm=[0, %d]>(x) }"),
+}
+ABSURD = (2**63 - 1, -(2**63), 2**31, -(2**31) - 1)
+
+
+def _refused(text: str) -> str:
+    model = parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]> {text}')
+    with pytest.raises(InvalidModelError) as error:
+        refgrad.gradient(model)
+    return str(error.value)
+
+
+@pytest.mark.parametrize("operator", NODES)
+def test_an_axis_that_no_tensor_has_is_refused(operator):
+    attribute, text = NODES[operator]
+    with Worker(seconds=30) as worker:  # onnx would end the process
+        for value in ABSURD:
+            assert f"has {attribute} {value}, and no tensor has such an axis" in worker.call(_refused, text % value)
+
+
+def test_a_body_and_a_function_are_searched():
+    body = """m (float[2, 3] x, bool c) => (float[2, 3] y) { y = If (c)
+        <then_branch = t () => (float[2, 3] u) { u = Softmax<axis=4294967296>(x) },
+         else_branch = e () => (float[2, 3] v) { v = Softmax(x) }> }"""
+    assert "axis 4294967296" in _refused(body)
+    function = """m (float[2, 3] x) => (float[2, 3] y) { y = d.f(x) }
+        <domain: "d", opset_import: ["": 17]> f (a) => (b) { b = Softmax<axis=4294967296>(a) }"""
+    model = parser.parse_model(f'<ir_version: 8, opset_import: ["": 17, "d": 1]> {function}')
+    with pytest.raises(InvalidModelError, match="axis 4294967296"):
+        refgrad.gradient(model)
+
+
+def test_the_operators_are_those_of_the_schemas():
+    schemas = onnx.defs.get_all_schemas_with_history()
+    assert {schema.name for schema in schemas if not BOUNDS.keys().isdisjoint(schema.attributes)} <= OPERATORS
