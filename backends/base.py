@@ -15,6 +15,8 @@ import onnx
 from onnx import helper
 
 from refgrad.errors import FeedError, InvalidModelError, choices, did_you_mean
+from refgrad.protos.external import external_tensors, load, refuse_external
+from refgrad.protos.reading import read
 
 ModelLike: TypeAlias = "onnx.ModelProto | str | os.PathLike[str]"
 Dim: TypeAlias = "int | str | None"
@@ -74,22 +76,22 @@ def graph_outputs(graph: onnx.GraphProto) -> tuple[Value, ...]:
 
 
 def load_model(model: ModelLike, external_data: bool = True) -> onnx.ModelProto:
-    """Return `model` itself, or read the model at that path."""
+    """Return `model` itself, or read the model at that path.
+
+    Without `external_data` that of initializers is checked and not read, and a model in memory may refer to some.
+
+    :raises InvalidModelError: there is no model, or its external data cannot be used.
+    """
     if isinstance(model, onnx.ModelProto):
+        for tensor in external_tensors(model) if external_data else ():
+            refuse_external(tensor)
         return model
     path = Path(model)
     if not path.is_file():
         raise InvalidModelError(f"There is no model at {str(path)!r}. Give the path of an .onnx file or a ModelProto.")
-    try:
-        proto = onnx.load(path, load_external_data=external_data)
-    except Exception as error:
-        # protobuf, the text parsers and the reader of external data each raise classes of their own.
-        raise InvalidModelError(
-            f"{str(path)!r} cannot be read as an ONNX model: {error}. Export it again, or check that its external "
-            "data lies beside it."
-        ) from error
-    if not proto.HasField("graph"):
-        raise InvalidModelError(f"{str(path)!r} holds no graph: the file is empty or truncated. Export it again.")
+    proto = read(path)
+    if external_data:
+        load(proto, path)
     return proto
 
 

@@ -27,6 +27,7 @@ from refgrad.backends.base import (
     load_model,
 )
 from refgrad.errors import BackendError, OptionError
+from refgrad.protos.external import external_tensors
 
 DISTRIBUTIONS = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-training-cpu", "onnxruntime-training")
 _PROTOBUF_LIMIT = 2**31 - 1
@@ -214,7 +215,7 @@ def _bits(dtype: np.dtype[Any]) -> int:
 
 
 def _serialized(model: onnx.ModelProto) -> bytes:
-    if any(t.data_location == TensorProto.EXTERNAL for t in model.graph.initializer):
+    if next(external_tensors(model), None) is not None:
         raise BackendError(
             "The model refers to external data, which onnxruntime finds only beside the model's file. "
             "Prepare it by path, or load it with its external data."

@@ -17,7 +17,7 @@ import refgrad
 from refgrad.backends import available, get_backend
 from refgrad.conformance.case import Case, node_case
 from refgrad.errors import InvalidModelError, NoGradientError, OptionError, UnknownNameError
-from refgrad.protos.walk import tensors_within
+from refgrad.protos.walk import tensors_without_initializers
 from refgrad.reverse.gradient import QUANTIZATION
 from refgrad.tables.registry import DIALECTS
 from refgrad.transforms import ortbuilder
@@ -460,7 +460,7 @@ def test_external_data_within_nodes_is_read(tmp_path: Path) -> None:
                 <float[3] w = {0.5, 2, 0.3}> { still = Identity (going) s = Mul (p, w) q = Mul (s, c) }>
         }"""
     )
-    for tensor in tensors_within(model.graph.node):
+    for tensor in tensors_without_initializers(model):
         tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor), tensor.name))
     path, written = tmp_path / "model.onnx", ModelProto.FromString(model.SerializeToString())
     onnx.save(written, path, save_as_external_data=True, location="weights", size_threshold=0, convert_attribute=True)

@@ -537,7 +537,7 @@ def test_external_data_that_is_missing():
     tensor.external_data.add(key="location", value="nowhere")
     forward = model(LINEAR)
     forward.graph.initializer[0].CopyFrom(tensor)
-    with pytest.raises(InvalidModelError, match="external data of 'coef' cannot be read"):
+    with pytest.raises(InvalidModelError, match="external data of 'coef' at 'nowhere' cannot be used"):
         refgrad.get_train_initializer(forward)
 
 

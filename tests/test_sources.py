@@ -300,7 +300,11 @@ def test_data_without_names_are_in_the_order_of_the_inputs(tmp_path: Path) -> No
     ("broken", "error", "message"),
     [
         (lambda case: (case / "model.onnx").unlink(), InvalidModelError, "There is no model at '{case}/model.onnx'"),
-        (lambda case: (case / "model.onnx").write_bytes(b"no"), InvalidModelError, "'{case}/model.onnx' "),
+        (
+            lambda case: (case / "model.onnx").write_bytes(b"no"),
+            InvalidModelError,
+            "{case}/model.onnx is no ONNX model",
+        ),
         (lambda case: (case / "test_data_set_0").rename(case / "data"), FeedError, "'{case}' has no test_data_set_0"),
         (
             lambda case: [f.unlink() for f in case.glob("*/input*")],

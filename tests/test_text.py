@@ -263,5 +263,5 @@ def test_a_node_that_needs_itself_cannot_be_listed():
 def test_a_constant_whose_data_does_not_fit_is_refused():
     broken = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[2], raw_data=b"123")
     for function in (refgrad.onnx_simple_text_plot, refgrad.to_dot):
-        with pytest.raises(InvalidModelError, match=r"The constant 'w' cannot be read: .* Export the model again"):
+        with pytest.raises(InvalidModelError, match=r"Tensor 'w' cannot be read: .* Export the model again"):
             function(initialized(broken))

@@ -10,13 +10,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
-from onnx import helper, numpy_helper
+from onnx import helper
 
 from refgrad.backends.base import Value, graph_outputs
 from refgrad.backends.numpy.binding import Bound, Scope, bind, label
 from refgrad.backends.numpy.memory import WATCH, Progress, nbytes, owner, summary
 from refgrad.backends.numpy.precision import Declared
 from refgrad.errors import BackendError
+from refgrad.protos.external import array_of
 from refgrad.protos.walk import ReadsAndWrites, positions_needed, topological_positions
 
 _FOLDED = 2**20  # bytes: a folded result is at most as large as this, or as its inputs
@@ -351,7 +352,7 @@ def _constant(node: onnx.NodeProto, precision: Declared) -> Any:
 
 
 def _dense(sparse: onnx.SparseTensorProto) -> np.ndarray:
-    values, indices = numpy_helper.to_array(sparse.values), numpy_helper.to_array(sparse.indices)
+    values, indices = array_of(sparse.values), array_of(sparse.indices)
     dense = np.zeros(tuple(sparse.dims), values.dtype)
     if indices.ndim == 1:
         dense.reshape(-1)[indices] = values

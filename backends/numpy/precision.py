@@ -15,7 +15,7 @@ import onnx
 
 from refgrad.backends.base import Value
 from refgrad.backends.numpy.registry import Call, default_attributes
-from refgrad.errors import BackendError
+from refgrad.protos.external import array_of
 
 _NARROW_TYPES = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
 _NARROW_DTYPES = (np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
@@ -38,16 +38,9 @@ class Declared:
     def tensor(self, tensor: onnx.TensorProto) -> Any:
         """Return the value of an initializer.
 
-        :raises BackendError: its type is unknown, or its data does not fit its shape.
+        :raises InvalidModelError: its type is unknown, or its data does not fit its shape, or lies in a file.
         """
-        try:
-            array = onnx.numpy_helper.to_array(tensor)
-        except (KeyError, TypeError, ValueError) as error:
-            why = f"there is no type {tensor.data_type}" if isinstance(error, KeyError) else str(error)
-            raise BackendError(
-                f"The data of initializer {tensor.name!r} cannot be read: {why}. Export the model again."
-            ) from error
-        return self.array(array)
+        return self.array(array_of(tensor))
 
     def node(self, node: onnx.NodeProto, schema: onnx.defs.OpSchema | None) -> onnx.NodeProto:
         """Return the node to bind."""
@@ -97,7 +90,7 @@ class Float64(Declared):
         wide.attribute.extend(a for name, a in given.items() if name not in narrow and not (fills and name == "value"))
         wide.attribute.extend(onnx.helper.make_attribute(name, int(onnx.TensorProto.DOUBLE)) for name in narrow)
         if fills:
-            value = onnx.numpy_helper.to_array(given["value"].t) if "value" in given else np.zeros(1, np.float32)
+            value = array_of(given["value"].t) if "value" in given else np.zeros(1, np.float32)
             wide.attribute.append(
                 onnx.helper.make_attribute("value", onnx.numpy_helper.from_array(self.array(value), "value"))
             )

@@ -23,9 +23,9 @@ from typing import Any, TypeVar
 import ml_dtypes
 import numpy as np
 import onnx
-from onnx import numpy_helper
 
 from refgrad.backends.base import describe
+from refgrad.protos.external import array_of
 from refgrad.tables import plugins
 from refgrad.tables.families import import_families
 from refgrad.tables.once import once, qualified
@@ -227,9 +227,9 @@ def decode(attribute: onnx.AttributeProto) -> Any:
         case onnx.AttributeProto.STRINGS:
             return [item.decode() for item in value]
         case onnx.AttributeProto.TENSOR:
-            return numpy_helper.to_array(value)
+            return array_of(value)
         case onnx.AttributeProto.TENSORS:
-            return [numpy_helper.to_array(item) for item in value]
+            return [array_of(item) for item in value]
         case onnx.AttributeProto.INTS | onnx.AttributeProto.FLOATS:
             return list(value)
         case onnx.AttributeProto.TYPE_PROTO:

@@ -12,7 +12,7 @@ from math import ceil, log10
 from typing import Any
 
 import numpy as np
-from onnx import ModelProto, helper, numpy_helper
+from onnx import ModelProto, helper
 
 from refgrad.conformance.case import Case
 from refgrad.conformance.judging.judge import ENOUGH, Trial
@@ -24,6 +24,7 @@ from refgrad.conformance.questions.question import Question, ask
 from refgrad.conformance.running.runner import examine, testify
 from refgrad.conformance.running.sources import tables
 from refgrad.errors import UnconfirmedError, UnknownNameError, choices, did_you_mean
+from refgrad.protos.external import array_of
 from refgrad.tables.schemas import find_schema
 
 ORACLES = ("differences", "reference", "complex-step", "adjoint")  # everybody has these
@@ -121,7 +122,7 @@ def _without_defaults(gradient: ModelProto, question: Question) -> tuple[ModelPr
     model = ModelProto()
     model.CopyFrom(gradient)
     listed = {value.name for value in model.graph.input}
-    defaults = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer if t.name in listed}
+    defaults = {t.name: array_of(t) for t in model.graph.initializer if t.name in listed}
     kept = [t for t in gradient.graph.initializer if t.name not in defaults]
     del model.graph.initializer[:]
     model.graph.initializer.extend(kept)

@@ -32,6 +32,7 @@ from refgrad.conformance.running.runner import in_lanes
 from refgrad.conformance.running.sources import select
 from refgrad.conformance.running.suite import Progress
 from refgrad.errors import OptionError, WorkerError
+from refgrad.protos.external import array_of
 from refgrad.protos.files import new_folder
 from refgrad.worker import Worker
 
@@ -163,7 +164,7 @@ def _attribute(attribute: AttributeProto) -> Any:
     if isinstance(value, bytes):
         return value.decode(errors="replace")
     if attribute.type == AttributeProto.TENSOR:
-        return numpy_helper.to_array(value).tolist()
+        return array_of(value).tolist()
     if attribute.type in (AttributeProto.INTS, AttributeProto.FLOATS):
         return list(value)
     if attribute.type == AttributeProto.STRINGS:

@@ -22,6 +22,7 @@ from refgrad.conformance.questions.question import Question
 from refgrad.errors import BackendError, RefgradError
 from refgrad.forward.functions import call_functions
 from refgrad.forward.inference import infer
+from refgrad.protos.external import array_of
 from refgrad.protos.inlining import INLINED, inline_functions
 from refgrad.protos.types import FLOATS, type_of
 from refgrad.protos.upgrade import upgrade
@@ -412,7 +413,7 @@ def _widen(graph: GraphProto, opsets: Mapping[str, int]) -> None:
         if tensor.data_type in _NARROW:
             tensor.CopyFrom(numpy_helper.from_array(_DOUBLE.tensor(tensor), tensor.name))
     for sparse in graph.sparse_initializer:
-        wide = _DOUBLE.array(numpy_helper.to_array(sparse.values))
+        wide = _DOUBLE.array(array_of(sparse.values))
         sparse.values.CopyFrom(numpy_helper.from_array(wide, sparse.values.name))
     for node in graph.node:
         _widen_node(node, opsets)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
-from onnx import NodeProto, numpy_helper
+from onnx import NodeProto
 
 from refgrad.backends.numpy import NumpyBackend
 from refgrad.conformance.case import is_float
@@ -18,6 +18,7 @@ from refgrad.conformance.questions.feeds import widened
 from refgrad.conformance.questions.point import largest, with_defaults
 from refgrad.conformance.questions.question import Question
 from refgrad.errors import BackendError
+from refgrad.protos.external import array_of
 from refgrad.protos.walk import (
     attribute_value,
     reads_of,
@@ -69,7 +70,7 @@ def _forward(question: Question, moved: Mapping[str, Tensor]) -> dict[str, Tenso
     What torch computes is compared with what the interpreter does: torch may mean another function by the same name.
     """
     model = question.model
-    known = widened({t.name: numpy_helper.to_array(t) for t in model.graph.initializer}) | question.at
+    known = widened({t.name: array_of(t) for t in model.graph.initializer}) | question.at
     try:
         prepared = NumpyBackend().prepare(with_defaults(model, question.wrt), precision="float64")
         known |= prepared.run(question.at, trace=True)

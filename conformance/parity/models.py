@@ -8,15 +8,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-import onnx
-from onnx import ModelProto, numpy_helper
+from onnx import ModelProto
 
 import refgrad
+from refgrad.backends.base import load_model
 from refgrad.conformance.case import Case
 from refgrad.conformance.parity.cases import float_inputs
 from refgrad.conformance.parity.pair import build
 from refgrad.conformance.parity.structure import compare
 from refgrad.conformance.parity.verdicts import ParityRow, measure
+from refgrad.protos.external import array_of
 from refgrad.protos.types import FLOATS
 from refgrad.show import demo
 from refgrad.transforms.ortbuilder import Builders
@@ -57,7 +58,7 @@ def whole_models(folder: Path | None = None) -> dict[str, Case]:
     for name, path in exported.items():
         feeds = np.load(path.with_suffix(".npz"))
         found[name] = (
-            onnx.load(path),
+            load_model(path),
             {key.removeprefix("feed/"): feeds[key] for key in feeds if key.startswith("feed/")},
         )
     with Builders() as builders:
@@ -65,7 +66,7 @@ def whole_models(folder: Path | None = None) -> dict[str, Case]:
 
 
 def _optimized(name: str, model: ModelProto, feeds: Mapping[str, np.ndarray], builders: Builders) -> Case:
-    weights = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer if t.data_type in FLOATS}
+    weights = {t.name: array_of(t) for t in model.graph.initializer if t.data_type in FLOATS}
     for node in model.graph.node:
         if node.op_type == "BatchNormalization":  # its statistics are not trained
             for statistic in node.input[3:5]:

@@ -21,6 +21,7 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto,
 
 from refgrad.errors import InvalidModelError, OptionError, choices
 from refgrad.protos.domains import MICROSOFT
+from refgrad.protos.external import array_of, is_external
 from refgrad.protos.walk import (
     attribute_value,
     positions_needed,
@@ -211,9 +212,9 @@ class _Side:
 
     def _argument(self, name: str) -> str:
         tensor = self.constants.get(name)
-        if tensor is None or tensor.data_location == TensorProto.EXTERNAL:
+        if tensor is None or is_external(tensor):
             return name or "-"
-        array = numpy_helper.to_array(tensor)
+        array = array_of(tensor)
         return str(array.tolist()) if array.size <= _FEW else name
 
     def training_operators(self) -> Counter[str]:
@@ -338,10 +339,10 @@ class _Canon:
 
     def constant(self, tensor: TensorProto) -> int:
         """The number of a constant: by type, shape and elements, or by the location of external data."""
-        if tensor.data_location == TensorProto.EXTERNAL:
+        if is_external(tensor):
             where = tuple(sorted((entry.key, entry.value) for entry in tensor.external_data))
             return self.number("external", tensor.data_type, tuple(tensor.dims), where)
-        array = numpy_helper.to_array(tensor)
+        array = array_of(tensor)
         elements = tuple(array.ravel().tolist()) if array.dtype == object else array.tobytes()
         shape = () if array.size == 1 and "one element" in self.excused else array.shape
         return self.number("constant", tensor.data_type, shape, elements)

@@ -19,6 +19,7 @@ from refgrad.conformance.questions.feeds import DOMAINS, random_feeds, widened
 from refgrad.conformance.questions.rounding import DRAWS, Confined, Drawn, Perturbed
 from refgrad.errors import BackendError, FeedError, choices
 from refgrad.forward.normalise import normalise
+from refgrad.protos.external import array_of
 from refgrad.protos.types import FLOATS
 from refgrad.protos.walk import subgraphs
 from refgrad.reverse.assembly import names_in
@@ -80,7 +81,7 @@ class Point:
             cotangent = np.asarray(rng.standard_normal(results[output].shape))
             cotangents[seed_name] = cotangent.astype(declared[seed_name] or np.float32)
         wide = widened(given) | {
-            t.name: numpy_helper.to_array(t).astype(np.float64)
+            t.name: array_of(t).astype(np.float64)
             for t in model.graph.initializer
             if t.name in names and t.name not in given
         }

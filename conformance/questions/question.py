@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from onnx import ModelProto, numpy_helper
+from onnx import ModelProto
 
 from refgrad.backends.base import describe, graph_inputs
 from refgrad.conformance.case import Case, is_float
@@ -16,6 +16,7 @@ from refgrad.conformance.questions.feeds import widened
 from refgrad.conformance.questions.kinked import kinked
 from refgrad.conformance.questions.point import in_float64
 from refgrad.errors import FeedError, choices
+from refgrad.protos.external import array_of
 from refgrad.protos.types import FLOATS
 
 
@@ -39,7 +40,7 @@ class Question:
     @property
     def at(self) -> dict[str, Any]:
         """Where the gradient is taken, in float64: the feeds, and the values of the initializers in `wrt`."""
-        weights = {t.name: numpy_helper.to_array(t) for t in self.model.graph.initializer if t.name in self.wrt}
+        weights = {t.name: array_of(t) for t in self.model.graph.initializer if t.name in self.wrt}
         return widened(weights | dict(self.feeds))
 
     @property

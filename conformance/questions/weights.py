@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import ModelProto, NodeProto, helper, numpy_helper
 
 from refgrad.backends import get_backend
 from refgrad.backends.base import graph_inputs
@@ -19,6 +19,7 @@ from refgrad.conformance.questions.feeds import random_feeds
 from refgrad.errors import OptionError
 from refgrad.forward.graph import Node
 from refgrad.forward.normalise import normalise
+from refgrad.protos.external import array_of, is_external
 
 # What reads weights: the input that is a matrix, those that must stay positive, those that are biases or means.
 _MATRIX = {"Conv": (1,), "ConvTranspose": (1,), "Gemm": (1,), "MatMul": (0, 1)}
@@ -54,9 +55,9 @@ def randomize(model: ModelProto, seed: int) -> tuple[ModelProto, int]:
     readers = _readers(graph)
     drawn: set[str] = set()
     for tensor in graph.initializer:
-        if tensor.data_location == TensorProto.EXTERNAL or tensor.name not in readers:
+        if is_external(tensor) or tensor.name not in readers:
             continue
-        array = numpy_helper.to_array(tensor)
+        array = array_of(tensor)
         if array.dtype.kind == "f" and array.size > 1 and np.all(array == array.flat[0]):
             values = _drawn(array, *readers[tensor.name], rng)
             if values is not None:
@@ -67,9 +68,9 @@ def randomize(model: ModelProto, seed: int) -> tuple[ModelProto, int]:
     for node in graph.node:
         values = None
         if node.op_type == "ConstantOfShape" and node.attribute and node.input[0] in shapes:
-            filling = numpy_helper.to_array(node.attribute[0].t)
+            filling = array_of(node.attribute[0].t)
             if filling.dtype.kind == "f" and node.output[0] in readers:
-                array = np.full(numpy_helper.to_array(shapes[node.input[0]]), filling)
+                array = np.full(array_of(shapes[node.input[0]]), filling)
                 values = _drawn(array, *readers[node.output[0]], rng)
         if values is None:
             kept.append(node)
@@ -87,7 +88,7 @@ def randomize(model: ModelProto, seed: int) -> tuple[ModelProto, int]:
 def _calibrate(model: ModelProto, drawn: set[str], seed: int) -> None:
     tensors = {t.name: t for t in model.graph.initializer}
     values: dict[str, Any] = dict(random_feeds(graph_inputs(model.graph), seed=seed))
-    values |= {name: numpy_helper.to_array(tensor) for name, tensor in tensors.items()}
+    values |= {name: array_of(tensor) for name, tensor in tensors.items()}
     graph = normalise(model)
     nodes = graph.nodes
     last = {name: position for position, node in enumerate(nodes) for name in node.reads}

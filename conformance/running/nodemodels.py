@@ -24,6 +24,7 @@ from refgrad.conformance.oracles.differences import tied
 from refgrad.conformance.questions.feeds import widened
 from refgrad.conformance.questions.point import in_float64
 from refgrad.forward.normalise import normalise
+from refgrad.protos.external import array_of
 from refgrad.protos.types import FLOATS
 from refgrad.protos.walk import subgraphs
 from refgrad.reverse.assembly import names_in
@@ -159,7 +160,7 @@ def as_array(feed: Any) -> Any:
     if isinstance(feed, list):
         return [as_array(element) for element in feed]
     if isinstance(feed, TensorProto):
-        return numpy_helper.to_array(feed)
+        return array_of(feed)
     return np.asarray(feed) if isinstance(feed, np.generic) else feed
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import onnx
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 from onnx import ModelProto, NodeProto, OptionalProto, SequenceProto, TensorProto, helper, numpy_helper
 
 from refgrad.backends.base import ModelLike, check_feeds, graph_inputs, graph_outputs, load_model
@@ -28,6 +28,7 @@ from refgrad.conformance.cases import built_in, families
 from refgrad.conformance.questions.feeds import random_feeds
 from refgrad.conformance.running.nodemodels import excluded, node_models
 from refgrad.errors import FeedError, OptionError, UnknownNameError, choices, did_you_mean
+from refgrad.protos.external import array_of, refuse_external
 from refgrad.protos.walk import graphs, versions_of
 from refgrad.tables.schemas import find_schema, schemas
 
@@ -169,9 +170,22 @@ _PROTOS: Mapping[str, type[TensorProto | SequenceProto | OptionalProto]] = {
 
 
 def _value(proto: TensorProto | SequenceProto | OptionalProto) -> Any:
+    for tensor in _held(proto):
+        refuse_external(tensor)
     if isinstance(proto, SequenceProto):
         return numpy_helper.to_list(proto)
-    return numpy_helper.to_optional(proto) if isinstance(proto, OptionalProto) else numpy_helper.to_array(proto)
+    return numpy_helper.to_optional(proto) if isinstance(proto, OptionalProto) else array_of(proto)
+
+
+def _held(proto: Message) -> Iterator[TensorProto]:
+    """The tensors in a value, also within sequences and optionals."""
+    if isinstance(proto, TensorProto):
+        yield proto
+        return
+    for _, content in proto.ListFields():
+        for one in [content] if isinstance(content, Message) else content if isinstance(content, Iterable) else ():
+            if isinstance(one, Message):
+                yield from _held(one)
 
 
 # Names
@@ -232,7 +246,7 @@ def _named_apart(cases: list[Case]) -> Iterator[Case]:
 
 def _integers(case: Case) -> str:
     """The small integer inputs by value: `-axes=0,2`."""
-    values: dict[str, Any] = {t.name: numpy_helper.to_array(t) for t in case.model.graph.initializer} | dict(case.feeds)
+    values: dict[str, Any] = {t.name: array_of(t) for t in case.model.graph.initializer} | dict(case.feeds)
     return "".join(
         f"-{name}={','.join(map(str, value.ravel().tolist())) or 'none'}"
         for name, value in values.items()
@@ -447,7 +461,7 @@ def in_dtype(case: Case, dtype: str) -> Case | None:
             return None
         feeds[name] = array
     for name, tensor in tensors.items():
-        array = _cast(numpy_helper.to_array(tensor), dtype)
+        array = _cast(array_of(tensor), dtype)
         if array is None:
             return None
         tensor.CopyFrom(numpy_helper.from_array(array, name))
@@ -495,7 +509,7 @@ def _retype(node: NodeProto, old: int, new: int, dtype: str) -> None:
         if attribute.name in ("to", "dtype", "output_dtype") and attribute.i == old:
             attribute.i = new
         elif attribute.HasField("t") and attribute.t.data_type == old:
-            array = numpy_helper.to_array(attribute.t).astype(_numpy(dtype))
+            array = array_of(attribute.t).astype(_numpy(dtype))
             attribute.t.CopyFrom(numpy_helper.from_array(array, attribute.t.name))
 
 

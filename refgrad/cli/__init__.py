@@ -13,12 +13,12 @@ from typing import Annotated
 import typer
 
 from refgrad.cli import conformance, derivatives, listings, recipe, running
-from refgrad.cli.output import AGREES, INTERRUPTED, REFUSED
+from refgrad.cli.output import AGREES, INTERRUPTED, REFUSED, App
 from refgrad.errors import RefgradError
 from refgrad.show.tables import printable
 from refgrad.tables import plugins
 
-app = typer.Typer(
+app = App(
     help="Reverse-mode differentiation of ONNX models: a model goes in, a model of its gradient comes out.",
     no_args_is_help=True,
     add_completion=False,

@@ -17,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from refgrad.backends.base import load_model
 from refgrad.cli.options import Verbose
-from refgrad.cli.output import AGREES, DISAGREES, stdout
+from refgrad.cli.output import AGREES, DISAGREES, App, Files, stdout
 from refgrad.conformance import reporting as reports
 from refgrad.conformance.case import Case
 from refgrad.conformance.questions.feeds import read_feeds
@@ -31,14 +31,14 @@ from refgrad.conformance.running.runner import MEMORY, ORACLES, Plan
 from refgrad.conformance.running.suite import Progress as Report
 from refgrad.conformance.running.suite import require, run_suite, settings_of
 from refgrad.errors import OptionError, choices
-from refgrad.protos.files import refuse_replacing_inputs, replacing
+from refgrad.protos.files import refuse_replacing, replacing
 from refgrad.show.text import onnx_simple_text_plot
 from refgrad.tables import plugins
 from refgrad.worker import SECONDS
 
 SOURCES = ("tables", "node-tests", "findings")
 
-app = typer.Typer(
+app = App(
     help="Test gradient builders and executors, operator by operator, against independent oracles.",
     no_args_is_help=True,
     add_completion=False,
@@ -78,9 +78,12 @@ From = Annotated[
         help="Where cases come from: tables, node-tests, findings, a folder laid out "
         "like ONNX's backend tests, or an .onnx file. Default: tables.",
     ),
+    Files.MODEL,
 ]
 Feeds = Annotated[
-    Path | None, typer.Option(help="A .npz file with the inputs of the .onnx file by name. Default: random inputs.")
+    Path | None,
+    typer.Option(help="A .npz file with the inputs of the .onnx file by name. Default: random inputs."),
+    Files.READ,
 ]
 Seed = Annotated[int, typer.Option(min=0, help="The seed of all random numbers.")]
 
@@ -128,13 +131,18 @@ def run(
         typer.Option(metavar="ADDRESS", help="Run on the Dask cluster with this scheduler, such as tcp://host:8786."),
     ] = None,
     journal: Annotated[
-        Path | None, typer.Option(help="Append each verdict to this file, so that the run can be resumed.")
+        Path | None,
+        typer.Option(help="Append each verdict to this file, so that the run can be resumed."),
+        Files.JOURNAL,
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run of the journal.")] = False,
-    limitations: Annotated[Path | None, typer.Option(help="A TOML file of known failures, with reasons.")] = None,
+    limitations: Annotated[
+        Path | None, typer.Option(help="A TOML file of known failures, with reasons."), Files.READ
+    ] = None,
     output: Annotated[
         list[Path] | None,
         typer.Option("--output", "-o", help="Write the results: .json, .xml (JUnit), .md or .html. May be repeated."),
+        Files.WRITTEN,
     ] = None,
     verbose: Verbose = False,
 ) -> None:
@@ -146,10 +154,8 @@ def run(
     require(plan)
     known = Limitations() if limitations is None else Limitations.read(limitations)
     listed = list(source or SOURCES[:1])
-    read = [path for path in (*listed, feeds, limitations) if path is not None]
     for path in output or ():
         reports.writer(path)
-        refuse_replacing_inputs(path, *read)
     asked = {
         "ops": ops,
         "opset": opset,
@@ -193,18 +199,21 @@ def _report(results: Results, known: Limitations, whole: bool, verbose: bool) ->
 @app.command()
 def report(
     results: Annotated[
-        list[Path], typer.Argument(metavar="RESULTS...", help="Files that `run --output` wrote (.json).")
+        list[Path],
+        typer.Argument(metavar="RESULTS...", help="Files that `run --output` wrote (.json)."),
+        Files.READ,
     ],
     output: Annotated[
         list[Path],
         typer.Option("--output", "-o", help="What to write: .json, .xml (JUnit), .md or .html. May be repeated."),
+        Files.WRITTEN,
     ],
 ) -> None:
     """Write reports. The results of several runs become one report."""
     for path in output:
         reports.writer(path)
-        refuse_replacing_inputs(path, *results)
     found = [load(path) for path in results]
+    refuse_replacing(output, models=chain.from_iterable(map(_files_read, found)))
     merged = found[0] if len(found) == 1 else merge(found)
     for path in output:
         reports.write(merged, path, _again(found) if path.suffix == ".html" else ())
@@ -212,7 +221,7 @@ def report(
 
 @app.command("export")
 def export_folder(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder to make.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder to make."), Files.NEW_FOLDER],
     ops: Ops = None,
     opset: Annotated[str | None, typer.Option(help="As for run. Default: the opset of each case.")] = None,
     dtype: Dtype = None,
@@ -229,13 +238,13 @@ def export_folder(
 def mutants(
     ops: Ops = None,
     seed: Seed = 0,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the results to this .json file.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write the results to this .json file."), Files.WRITTEN
+    ] = None,
 ) -> None:
     """Break rules on purpose, and see whether the suite notices. The exit code is 1 if it misses one."""
     from refgrad.conformance.mutating.mutants import summary, survey
 
-    if output is not None:
-        refuse_replacing_inputs(output)
     outcomes = survey(_split(ops) if ops is not None else None, seed)
     survivors = [one for one in outcomes if not one.caught]
     for one in survivors:
@@ -245,6 +254,14 @@ def mutants(
         with replacing(output) as file:
             file.write_text(json.dumps(summary(outcomes), indent=1) + "\n", encoding="utf-8")
     raise typer.Exit(DISAGREES if survivors else AGREES)
+
+
+def _files_read(results: Results) -> Iterator[Path]:
+    """The files and folders that these results are about: a page reads them again."""
+    sources, feeds = results.settings.get("sources", ()), results.settings.get("feeds")
+    yield from (Path(source) for source in sources if source not in SOURCES)
+    if feeds:
+        yield Path(feeds)
 
 
 def _again(found: list[Results]) -> Iterator[Case]:

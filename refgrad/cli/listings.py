@@ -11,9 +11,9 @@ import typer
 import refgrad
 from refgrad.backends import backends, get_backend
 from refgrad.cli.options import Json, Model, Outputs, Quantization, Verbose, Wrt, names
-from refgrad.cli.output import AGREES, REFUSED, print_json, print_table
+from refgrad.cli.output import AGREES, REFUSED, Files, print_json, print_table
 from refgrad.errors import OptionError, abridged
-from refgrad.protos.files import refuse_replacing, replacing
+from refgrad.protos.files import replacing
 from refgrad.show.explain import explain as explanation
 from refgrad.tables.operators import operators
 
@@ -106,7 +106,9 @@ def show(
     dot: Annotated[bool, typer.Option("--dot", help="Print the DOT language of Graphviz.")] = False,
     svg: Annotated[bool, typer.Option("--svg", help="Print SVG. Graphviz's program dot draws it.")] = False,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Write to this file instead of printing.", show_default=False)
+        Path | None,
+        typer.Option("--output", "-o", help="Write to this file instead of printing.", show_default=False),
+        Files.WRITTEN,
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -116,7 +118,6 @@ def show(
     writer = refgrad.to_svg if svg else refgrad.to_dot if dot else refgrad.onnx_simple_text_plot
     shown = writer(model)
     if output is not None:
-        refuse_replacing(model, output)
         with replacing(output) as file:
             file.write_text(f"{shown}\n", encoding="utf-8")
     if as_json:

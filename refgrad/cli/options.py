@@ -10,10 +10,11 @@ from typing import Annotated
 
 import typer
 
+from refgrad.cli.output import Files
 from refgrad.conformance.questions.feeds import SIZE
 from refgrad.errors import OptionError
 
-Model = Annotated[Path, typer.Argument(metavar="MODEL", help="An .onnx file.", show_default=False)]
+Model = Annotated[Path, typer.Argument(metavar="MODEL", help="An .onnx file.", show_default=False), Files.MODEL]
 Wrt = Annotated[
     list[str] | None,
     typer.Option(
@@ -28,7 +29,9 @@ Outputs = Annotated[
     typer.Option(metavar="NAMES", help="Outputs to differentiate, written like --wrt. Default: every float output."),
 ]
 Feeds = Annotated[
-    Path | None, typer.Option(help="A .npz file with the inputs by name. Default: random inputs of the declared types.")
+    Path | None,
+    typer.Option(help="A .npz file with the inputs by name. Default: random inputs of the declared types."),
+    Files.READ,
 ]
 Dim = Annotated[
     list[str] | None,
@@ -45,7 +48,9 @@ Kinks = Annotated[
 ]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print everything instead of a summary.")]
 Json = Annotated[bool, typer.Option("--json", help="Print everything as JSON.")]
-Result = Annotated[Path, typer.Option("--output", "-o", help="The file to write.", show_default=False)]
+Result = Annotated[
+    Path, typer.Option("--output", "-o", help="The file to write.", show_default=False), Files.WRITTEN_MODEL
+]
 Of = Annotated[
     str | None,
     typer.Option(

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import enum
 import json
 import math
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
+import typer
 from onnx import ModelProto
 from rich.console import Console
 from rich.progress import Progress, TextColumn
+from typer.models import CommandFunctionType
 
-from refgrad.errors import abridged
-from refgrad.protos.files import save_gradient
+from refgrad.errors import abridged, choices
+from refgrad.protos.files import data_file_of, refuse_replacing, save_gradient, writable
 from refgrad.show.tables import printable, table
+from refgrad.tables import plugins
 
 AGREES, DISAGREES, REFUSED, INTERRUPTED = 0, 1, 2, 130  # exit codes
 _WIDTH = 160  # of a table that no terminal shows
@@ -81,6 +86,84 @@ def save(
     print(f"{output}: {len(made.graph.node)} nodes" + (f", its weights in {data}" if data else ""))
     for end, values in listed.items():
         print_names(f"{end:7}", values, verbose)
+
+
+class Files(enum.Enum):
+    """What a command does with the files that a parameter names. A parameter says so in its annotation."""
+
+    READ = "read"
+    MODEL = "read, with its external data; a folder with all that is in it"
+    WRITTEN = "written"
+    WRITTEN_MODEL = "written, with its external data"
+    JOURNAL = "read and written"
+    NEW_FOLDER = "a folder that is made"
+
+
+class App(typer.Typer):
+    """A group of commands. None of them writes over a file that it reads, or to one file twice."""
+
+    def command(self, *arguments: Any, **options: Any) -> Callable[[CommandFunctionType], CommandFunctionType]:
+        """Register a command.
+
+        :raises TypeError: a parameter is a path, and its annotation does not say what is done with it (`Files`).
+        """
+        register = super().command(*arguments, **options)
+
+        def registered(command: CommandFunctionType) -> CommandFunctionType:
+            roles = roles_of(command)
+
+            @wraps(command)
+            def guarded(**given: Any) -> Any:
+                named = [(role, path) for name, role in roles.items() for path in _paths(given.get(name))]
+                refuse_overwriting(named)
+                return command(**given)
+
+            register(guarded)
+            return command
+
+        return registered
+
+
+def roles_of(command: Callable[..., Any]) -> dict[str, Files]:
+    """Return what `command` does with the files that its parameters name.
+
+    :raises TypeError: a parameter does not say it.
+    """
+    found = {}
+    for name, hint in get_type_hints(command, include_extras=True).items():
+        roles = [one for one in getattr(hint, "__metadata__", ()) if isinstance(one, Files)]
+        if roles:
+            found[name] = roles[0]
+        elif "Path" in str(hint):
+            raise TypeError(
+                f"Parameter {name!r} of {command} is a path: annotate it with {choices(Files.__members__)}."
+            )
+    return found
+
+
+def refuse_overwriting(named: Iterable[tuple[Files, Path]]) -> None:
+    """Refuse outputs of a command that are its inputs, or one another, before anything is computed.
+
+    :raises OutputFileError: the reason.
+    """
+    by_role: dict[Files, list[Path]] = {role: [] for role in Files}
+    for role, path in named:
+        by_role[role].append(path)
+    written = [writable(path) for role in (Files.WRITTEN, Files.WRITTEN_MODEL) for path in by_role[role]]
+    written += [data_file_of(path) for path in by_role[Files.WRITTEN_MODEL]]
+    modules = (getattr(sys.modules.get(name), "__file__", None) for name in plugins.named())
+    refuse_replacing(
+        [*written, *by_role[Files.JOURNAL], *by_role[Files.NEW_FOLDER]],
+        [*by_role[Files.READ], *(Path(file) for file in modules if file)],
+        by_role[Files.MODEL],
+    )
+
+
+def _paths(given: Any) -> list[Path]:
+    """The paths that a parameter names: one, several or none."""
+    if given is None:
+        return []
+    return [Path(one) for one in (given if isinstance(given, list | tuple) else [given])]
 
 
 class Bar:

@@ -6,16 +6,16 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from onnx.external_data_helper import load_external_data_for_model
 
 from refgrad import recipes
 from refgrad.backends import get_backend
 from refgrad.cli.options import Json, Model, Of, Result, Verbose
-from refgrad.cli.output import print_json, print_table, save
+from refgrad.cli.output import App, Files, print_json, print_table, save
 from refgrad.conformance.questions.feeds import read_feeds
 from refgrad.errors import OptionError
+from refgrad.protos.external import load
 
-app = typer.Typer(
+app = App(
     help="Write a model that uses a gradient: a saliency map, an adversarial input, forces, a ranking of weights.",
     no_args_is_help=True,
     rich_markup_mode=None,
@@ -100,11 +100,14 @@ def write_forces(
 def rank_weights(
     model: Model,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="The file to write.", show_default=False)
+        Path | None,
+        typer.Option("--output", "-o", help="The file to write.", show_default=False),
+        Files.WRITTEN_MODEL,
     ] = None,
     feeds: Annotated[
         Path | None,
         typer.Option(help="A .npz file with the inputs by name: print the ranking.", show_default=False),
+        Files.READ,
     ] = None,
     of: Of = None,
     score: Score = None,
@@ -122,7 +125,7 @@ def rank_weights(
     if output is not None:
         save(made, output, model, as_json, verbose)
     elif feeds is not None:
-        load_external_data_for_model(made, str(model.parent))
+        load(made, model)
         prepared = get_backend("numpy").prepare(made)
         results = prepared.run(read_feeds(feeds, prepared.inputs))
         rows = [

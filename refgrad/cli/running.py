@@ -13,13 +13,13 @@ from refgrad.backends import available, get_backend
 from refgrad.backends.base import load_model
 from refgrad.backends.numpy.backend import NumpyModel
 from refgrad.cli.options import Dim, Feeds, Json, Model, Outputs, Seed, Verbose, Wrt, in_bytes, names, sizes_of
-from refgrad.cli.output import AGREES, DISAGREES, Bar, print_json, print_names, print_table, stdout
+from refgrad.cli.output import AGREES, DISAGREES, Bar, Files, print_json, print_names, print_table, stdout
 from refgrad.conformance.judging.check import check as run_check
 from refgrad.conformance.questions.feeds import random_feeds, read_feeds, write_arrays
 from refgrad.conformance.questions.point import inputs_of
 from refgrad.conformance.reporting import checks
 from refgrad.errors import OptionError
-from refgrad.protos.files import refuse_replacing, refuse_replacing_inputs, replacing
+from refgrad.protos.files import replacing
 from refgrad.show import demo as notebook
 from refgrad.show.tables import is_finite, statistics
 
@@ -31,7 +31,7 @@ def run(
         str, typer.Option(help="The executor: numpy, ort-cpu, ort-cuda. `refgrad backends` lists them.")
     ] = "numpy",
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Write the outputs by name to this .npz file.")
+        Path | None, typer.Option("--output", "-o", help="Write the outputs by name to this .npz file."), Files.WRITTEN
     ] = None,
     trace: Annotated[
         bool, typer.Option("--trace", help="Return every intermediate value too (backend numpy).")
@@ -57,9 +57,6 @@ def run(
     prepared = get_backend(backend).prepare(
         model, **{key: given for key, given in options.items() if given is not None}
     )
-    if output is not None:
-        refuse_replacing_inputs(output, *() if feeds is None else (feeds,))
-        refuse_replacing(model, output)
     size, sizes = sizes_of(dim)
     # In another precision the file still has the types that the model declares.
     declared = prepared.inputs if precision is None else inputs_of(load_model(model, external_data=False))

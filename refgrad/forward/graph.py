@@ -12,12 +12,13 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto, helper, numpy_helper
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto, helper
 
 from refgrad.errors import InvalidModelError
 from refgrad.forward.calls import Functions
 from refgrad.forward.completion import infer_completely
 from refgrad.forward.inference import infer
+from refgrad.protos.external import array_of
 from refgrad.protos.reading import is_number
 from refgrad.protos.types import FLOATS, Shape, element_type, type_of
 from refgrad.protos.walk import attribute_value, captured, names_of, subgraphs, versions_of
@@ -137,13 +138,13 @@ class Graph:
         if self.outer is not None and name in self.captures:
             return self.outer.constant(name)
         if name in self.initializers and name not in self.large:
-            return numpy_helper.to_array(self.initializers[name])
+            return array_of(self.initializers[name])
         node = self.producer.get(name)
         if node is None or node.key != ("", "Constant"):
             return None
         attribute = node.proto.attribute[0]
         if attribute.name == "value":
-            return numpy_helper.to_array(attribute.t)
+            return array_of(attribute.t)
         if attribute.name in ("value_float", "value_int", "value_floats", "value_ints"):
             kind = np.float32 if "float" in attribute.name else np.int64
             return np.array(helper.get_attribute_value(attribute), dtype=kind)

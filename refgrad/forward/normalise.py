@@ -98,7 +98,7 @@ def _check(model: ModelProto, used: Set[str], shapeless: bool) -> ModelProto:
     refuse_absurd_attributes(model, used)
     try:
         onnx.checker.check_model(checkable(model) if shapeless else with_shapes(model))
-    except onnx.checker.ValidationError as error:
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:  # the second: sparse indices
         again = " It is a gradient in dialect 'ort': to differentiate again, make it in dialect 'onnx'."
         hint = again if any(node.op_type in _POOL_GRADIENTS for node in model.graph.node) else ""
         said = " ".join(str(error).split())

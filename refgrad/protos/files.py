@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import reprlib
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeAlias
 
 import onnx
 from onnx import ModelProto, TensorProto
 from onnx.external_data_helper import set_external_data
 
 from refgrad.errors import OutputFileError
-from refgrad.protos.walk import every_node, tensors_within
+from refgrad.protos.external import ExternalData, external_tensors, files_beside, is_external
 
 _PROTOBUF_LIMIT = 2**31 - 1
 _INLINE = 1024  # bytes; smaller initializers stay in the model
 _PAGE = 4096  # external data is mapped into memory by page
-_CHUNK = 1 << 24
+_Key: TypeAlias = tuple[int | str, ...]  # what tells one file from another
 
 
 @contextmanager
@@ -74,21 +75,27 @@ def save_gradient(gradient: ModelProto, path: str | os.PathLike[str], source: st
     :raises OutputFileError: the result cannot be written, or would replace the model itself.
     """
     target, origin = writable(path), Path(source)
-    data = target.with_name(f"{target.name}.data")
-    refuse_replacing(origin, target, data)
-    tensors = [*gradient.graph.initializer, *(a.t for n in gradient.graph.node for a in n.attribute if a.HasField("t"))]
-    external = any(t.data_location == TensorProto.EXTERNAL for t in tensors)
-    moved = external and target.parent.resolve() != origin.parent.resolve()
+    data = data_file_of(target)
+    refuse_replacing([target, data], models=[origin])
+    beside = list(external_tensors(gradient))
+    moved = beside and target.parent.resolve() != origin.parent.resolve()
     if not moved and gradient.ByteSize() <= _PROTOBUF_LIMIT:
         with replacing(target) as file:
             file.write_bytes(gradient.SerializeToString())
         return None
-    with replacing(target) as file, replacing(data) as data_file:
+    large = [*gradient.graph.initializer, *(a.t for n in gradient.graph.node for a in n.attribute if a.HasField("t"))]
+    large = [tensor for tensor in large if not is_external(tensor) and len(tensor.raw_data) > _INLINE]
+    with replacing(target) as file, replacing(data) as data_file, ExternalData(origin) as source_data:
         with data_file.open("wb") as out:
-            for tensor in tensors:
-                _move(tensor, origin.parent, out, data.name)
+            for tensor in (*beside, *large):
+                _move(tensor, source_data, out, data.name)
         file.write_bytes(gradient.SerializeToString())
     return data
+
+
+def data_file_of(path: Path) -> Path:
+    """Where the weights of a model at `path` are written, if they are not in it."""
+    return path.with_name(f"{path.name}.data")
 
 
 def writable(path: str | os.PathLike[str]) -> Path:
@@ -110,53 +117,86 @@ def writable(path: str | os.PathLike[str]) -> Path:
     return target
 
 
-def refuse_replacing_inputs(target: str | os.PathLike[str], *inputs: str | os.PathLike[str]) -> None:
-    """Refuse to write to `target` where it is one of the files that are read, or where no file can be.
+def refuse_replacing(
+    outputs: Iterable[str | os.PathLike[str]],
+    inputs: Iterable[str | os.PathLike[str]] = (),
+    models: Iterable[str | os.PathLike[str]] = (),
+) -> None:
+    """Refuse to write to `outputs` where one of them is read, or where two of them are one file. Files count, not names.
 
+    :param models: models that are read, with the files of their external data, or folders of which every file may be.
     :raises OutputFileError: the reason.
     """
-    file = writable(target)
-    for other in filter(Path.exists, map(Path, inputs)):
-        if file.exists() and file.samefile(other):
-            raise OutputFileError(f"{str(file)!r} is read, too. Write to another file.")
+    seen: dict[_Key, Path] = {}
+    existing: dict[_Key, Path] = {}
+    for path in map(Path, outputs):
+        identity = _identity(path)
+        key = identity or (*_identity(path.parent), path.name.casefold())  # some file systems do not tell capitals
+        if key in seen:
+            both = repr(str(path)) if path == seen[key] else f"{str(seen[key])!r}, which is {str(path)!r},"
+            raise OutputFileError(f"{both} would be written twice. Give each output a file of its own.")
+        seen[key] = path
+        if identity:
+            existing[identity] = path
+    if not existing:  # nothing is replaced
+        return
+    for other, what in _read_files(inputs, models):
+        replaced = existing.get(_identity(other))
+        if replaced is not None:
+            raise OutputFileError(f"{str(replaced)!r} {what}. Write to another file.")
 
 
-def refuse_replacing(model: Path, *targets: Path) -> None:
-    """Refuse to write to `targets` where one of them is the model at this path or holds its weights.
+def _identity(path: Path) -> _Key:
+    """The numbers of the file that `path` leads to, or nothing where there is no file."""
+    try:
+        found = path.stat()
+    except (OSError, ValueError):  # no file, or a name that none can have
+        return ()
+    return (found.st_dev, found.st_ino)
 
-    :raises OutputFileError: one does.
-    """
-    for file in filter(Path.is_file, targets):
-        if file.samefile(model):
-            raise OutputFileError(f"{str(file)!r} is the model itself. Write to another file.")
-        if any(other.exists() and file.samefile(other) for other in _data_files(model)):
-            raise OutputFileError(f"{str(file)!r} holds the weights of the model. Write to another file.")
+
+def _read_files(
+    inputs: Iterable[str | os.PathLike[str]], models: Iterable[str | os.PathLike[str]]
+) -> Iterator[tuple[Path, str]]:
+    for path in map(Path, inputs):
+        yield path, "is read, too"
+    for path in map(Path, models):
+        yield path, "is the model itself"
+        if path.is_dir():
+            yield from ((file, f"lies in {str(path)!r}, which is read") for file in _files_within(path))
+            continue
+        yield from ((file, "holds the weights of the model") for file in _data_files(path))
+
+
+def _files_within(folder: Path) -> Iterator[Path]:
+    """Every file in a folder, and in those that it holds or that links in it lead to."""
+    folders, seen = [folder], set[_Key]()
+    while folders:
+        folder = folders.pop()
+        if _identity(folder) in seen:
+            continue
+        seen.add(_identity(folder))
+        with contextlib.suppress(OSError):  # nobody may read it
+            for path in folder.iterdir():
+                if path.is_dir():
+                    folders.append(path)
+                else:
+                    yield path
 
 
 def _data_files(model: Path) -> set[Path]:
-    """The files of external data that the model at this path refers to."""
-    proto = onnx.load(model, load_external_data=False)
-    tensors = (*proto.graph.initializer, *tensors_within(every_node(proto)))
-    return {model.parent / entry.value for t in tensors for entry in t.external_data if entry.key == "location"}
+    try:
+        return files_beside(onnx.load(model, load_external_data=False), model)
+    except Exception:  # no model, as whoever reads it says
+        return set()
 
 
-def _move(tensor: TensorProto, folder: Path, out: BinaryIO, location: str) -> None:
-    """Append the bytes of a large tensor to `out` and let the tensor refer to them."""
-    external = tensor.data_location == TensorProto.EXTERNAL
-    if not external and len(tensor.raw_data) <= _INLINE:
-        return
+def _move(tensor: TensorProto, data: ExternalData, out: BinaryIO, location: str) -> None:
+    """Append the bytes of a tensor to `out` and let the tensor refer to them."""
     out.write(b"\0" * (-out.tell() % _PAGE))
     offset = out.tell()
-    if external:
-        entry = {e.key: e.value for e in tensor.external_data}
-        start = int(entry.get("offset", 0))
-        with (folder / entry["location"]).open("rb") as source:
-            source.seek(start)
-            left = int(entry.get("length", os.fstat(source.fileno()).st_size - start))
-            while left and (chunk := source.read(min(left, _CHUNK))):
-                left -= out.write(chunk)
-    else:
-        out.write(tensor.raw_data)
+    for chunk in data.chunks(tensor) if is_external(tensor) else [tensor.raw_data]:
+        out.write(chunk)
     tensor.raw_data = b""
     set_external_data(tensor, location, offset, out.tell() - offset)
     tensor.ClearField("raw_data")

@@ -1,4 +1,4 @@
-"""Reading a model from a file or from memory: its external data is looked for, its weights are not read."""
+"""Reading a model from a file or from memory: its external data is checked, its weights are not read."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pathlib import Path
 import onnx
 from google.protobuf.message import DecodeError
 from onnx import ModelProto, TensorProto
-from onnx.external_data_helper import load_external_data_for_tensor
 
 from refgrad.errors import InvalidModelError
-from refgrad.protos.walk import every_node, one_per_domain, tensors_within
+from refgrad.protos.external import ExternalData, is_external, refuse_unknown_type
+from refgrad.protos.walk import one_per_domain, tensors_without_initializers
 
 # Metadata of a constant that refgrad wrote: it may be a float, but it is not a weight. The value is the number before it was
 # rounded to the type of the tensor, or "" where rounding changed nothing.
@@ -21,9 +21,11 @@ _LARGE = 1024  # bytes; above it an initializer is weights, not the axes or shap
 
 
 def read(model: ModelProto | str | os.PathLike[str], *, weights: bool = True) -> ModelProto:
-    """The model itself, or the model in a file without its external data.
+    """The model itself, or the model in a file. The external data of initializers is checked, and stays where it is.
 
-    :param weights: refuse a model whose external data is missing or truncated.
+    :param weights: the external data is needed: it is there, and that of other tensors is read. Without `weights` files may be
+        missing; what is there is checked all the same.
+    :raises InvalidModelError: there is no model, or its external data cannot be used.
     """
     if isinstance(model, ModelProto):
         if not model.HasField("graph"):
@@ -44,55 +46,20 @@ def read(model: ModelProto | str | os.PathLike[str], *, weights: bool = True) ->
         raise InvalidModelError(f"{path} is no ONNX model: {type(error).__name__}: {error}") from error
     if not proto.HasField("graph"):
         raise InvalidModelError(f"{path} holds no graph: the file is empty or truncated.")
-    if weights:
-        _find_external_data(proto, path.parent)
+    with ExternalData(path) as data:
+        for tensor in proto.graph.initializer:
+            if is_external(tensor):
+                data.check(tensor, missing=not weights)
+            else:
+                refuse_unknown_type(tensor)
+        for tensor in filter(is_external, tensors_without_initializers(proto)):
+            data.load(tensor) if weights else data.check(tensor, missing=True)
     return proto
-
-
-def _find_external_data(model: ModelProto, folder: Path) -> None:
-    """Look for the external data of initializers. Read the external data of tensors in nodes: they are copied anyway."""
-    for tensor in model.graph.initializer:
-        if tensor.data_location == TensorProto.EXTERNAL:
-            _find(tensor, folder)
-    for tensor in tensors_within(every_node(model)):
-        if tensor.data_location == TensorProto.EXTERNAL:
-            _find(tensor, folder)
-            load_external_data_for_tensor(tensor, str(folder))
-            tensor.ClearField("data_location")
-            tensor.ClearField("external_data")
-
-
-def _find(tensor: TensorProto, folder: Path) -> None:
-    entry = {e.key: e.value for e in tensor.external_data}
-    file = folder / entry.get("location", "")
-    try:
-        offset, length = int(entry.get("offset", 0)), int(entry.get("length", 0))
-    except ValueError as error:
-        raise InvalidModelError(
-            f"The offset or the length of the data of initializer {tensor.name!r} is no number: {error}. "
-            "Export the model again."
-        ) from error
-    if not file.is_file():
-        raise InvalidModelError(
-            f"The data of initializer {tensor.name!r} is missing: there is no file {str(file)!r}. "
-            "Put the data file back beside the model."
-        )
-    if min(offset, length) < 0:
-        raise InvalidModelError(
-            f"The offset or the length of the data of initializer {tensor.name!r} is negative. Export the model again."
-        )
-    if file.stat().st_size < offset + length:
-        raise InvalidModelError(
-            f"The data of initializer {tensor.name!r} is truncated: {str(file)!r} has {file.stat().st_size} bytes, "
-            f"{offset + length} are needed."
-        )
 
 
 def is_large(tensor: TensorProto) -> bool:
     """Whether a tensor is large: then it is weights, and not the axes or the shape of an operator."""
-    if tensor.data_location == TensorProto.EXTERNAL:
-        return True
-    return math.prod(tensor.dims) * 8 > _LARGE
+    return is_external(tensor) or math.prod(tensor.dims) * 8 > _LARGE
 
 
 def is_number(tensor: TensorProto) -> bool:

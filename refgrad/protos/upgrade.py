@@ -16,6 +16,7 @@ import onnx.version_converter
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from refgrad.errors import InvalidModelError
+from refgrad.protos.external import array_of
 from refgrad.protos.walk import checkable, forget_domain, graphs, import_domain, versions_of
 
 _REWRITTEN = "refgrad.rewritten"
@@ -108,13 +109,13 @@ class _Model:
                     self.ranks[value.name] = len(tensor_type.shape.dim)
             self.read.update(value.name for value in graph.output)
             for tensor in graph.initializer:
-                self.constants[tensor.name] = numpy_helper.to_array(tensor)
+                self.constants[tensor.name] = array_of(tensor)
                 self.types[tensor.name], self.ranks[tensor.name] = tensor.data_type, len(tensor.dims)
             for node in graph.node:
                 self.read.update(node.input)
                 self.taken.update((*node.input, *node.output))
                 if node.op_type == "Constant" and node.attribute[0].name == "value":
-                    self.constants[node.output[0]] = numpy_helper.to_array(node.attribute[0].t)
+                    self.constants[node.output[0]] = array_of(node.attribute[0].t)
         self.taken.update(self.types)
 
     def fresh(self, name: str) -> str:

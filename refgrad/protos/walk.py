@@ -12,6 +12,7 @@ from onnx import (
     ModelProto,
     NodeProto,
     OperatorSetIdProto,
+    SparseTensorProto,
     TensorProto,
     ValueInfoProto,
     helper,
@@ -66,15 +67,45 @@ def every_node(model: ModelProto) -> Iterator[NodeProto]:
         yield from nested(function.node)
 
 
-def tensors_within(nodes: Iterable[NodeProto]) -> Iterator[TensorProto]:
-    """The tensors in the attributes of `nodes`, with the initializers of their subgraphs."""
-    for node in nodes:
-        for attribute in node.attribute:
-            yield from attribute.tensors
-            if attribute.type == AttributeProto.TENSOR:
-                yield attribute.t
-            for graph in subgraphs(attribute):
-                yield from graph.initializer
+def tensors_without_initializers(model: ModelProto) -> Iterator[TensorProto]:
+    """Every tensor of a model but the initializers of its graph.
+
+    These are the parts of sparse tensors, the tensors in attributes, in bodies and in functions, and those for training. What
+    an attribute holds counts, and not what it says that it holds.
+    """
+    yield from _parts(model.graph.sparse_initializer)
+    nodes = [*model.graph.node, *(node for function in model.functions for node in function.node)]
+    attributes = [a for function in model.functions for a in function.attribute_proto]
+    bodies = [g for training in model.training_info for g in (training.initialization, training.algorithm)]
+    while nodes or attributes or bodies:
+        for body in bodies:
+            yield from body.initializer
+            yield from _parts(body.sparse_initializer)
+            nodes += body.node
+        attributes += [attribute for node in nodes for attribute in node.attribute]
+        nodes, bodies = [], []
+        for attribute in attributes:
+            for field, value in attribute.ListFields():
+                match field.name:
+                    case "t":
+                        yield value
+                    case "tensors":
+                        yield from value
+                    case "sparse_tensor":
+                        yield from _parts([value])
+                    case "sparse_tensors":
+                        yield from _parts(value)
+                    case "g":
+                        bodies.append(value)
+                    case "graphs":
+                        bodies += value
+        attributes = []
+
+
+def _parts(tensors: Iterable[SparseTensorProto]) -> Iterator[TensorProto]:
+    for tensor in tensors:
+        yield tensor.values
+        yield tensor.indices
 
 
 def versions_of(model: ModelProto) -> dict[str, int]:

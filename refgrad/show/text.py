@@ -22,10 +22,10 @@ from onnx import (
     TypeProto,
     defs,
     helper,
-    numpy_helper,
 )
 
 from refgrad.errors import InvalidModelError
+from refgrad.protos.external import array_of, is_external
 from refgrad.protos.reading import read
 from refgrad.protos.walk import captured, subgraphs
 
@@ -126,14 +126,7 @@ def values_of(tensor: TensorProto) -> np.ndarray | None:
 
     :raises InvalidModelError: its data does not fit its type and shape.
     """
-    if tensor.data_location == TensorProto.EXTERNAL:
-        return None
-    try:
-        return numpy_helper.to_array(tensor)
-    except (ValueError, TypeError, KeyError) as error:
-        raise InvalidModelError(
-            f"The constant {tensor.name!r} cannot be read: {error}. Export the model again."
-        ) from error
+    return None if is_external(tensor) else array_of(tensor)
 
 
 def is_small(dims: Iterable[int]) -> bool:

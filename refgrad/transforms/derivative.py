@@ -10,9 +10,9 @@ from typing import Protocol
 
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto, helper, numpy_helper
-from onnx.external_data_helper import load_external_data_for_model
 
 from refgrad.errors import FeedError, OptionError, OptionTypeError, UnknownNameError, choices, did_you_mean
+from refgrad.protos.external import load
 from refgrad.protos.reading import read
 from refgrad.protos.types import FLOATS
 from refgrad.protos.walk import captured, subgraphs
@@ -103,7 +103,7 @@ def onnx_derivative(
 
         require()  # before weights are read
         if not isinstance(onx, ModelProto):
-            load_external_data_for_model(source, str(Path(onx).parent))
+            load(source, onx)
     model = source if builder == "onnxruntime" else onx
     labels: Collection[str] = ()
     if loss is not None and label is not None:

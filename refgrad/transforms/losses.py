@@ -9,18 +9,17 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
-from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
-import onnx
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from refgrad.errors import InvalidModelError, OptionError, UnknownNameError, choices, did_you_mean
 from refgrad.forward.graph import Graph
 from refgrad.forward.normalise import normalise
 from refgrad.protos.domains import ASSUMED_OPSET
+from refgrad.protos.external import ExternalData, array_of, is_external
 from refgrad.protos.reading import CONSTANT, is_number, read
 from refgrad.protos.types import FLOATS, Shape, is_unnamed
 from refgrad.protos.walk import fresh, graphs, names_of, versions_of
@@ -216,15 +215,16 @@ def get_train_initializer(onx: ModelProto | str | os.PathLike[str]) -> dict[str,
     :raises InvalidModelError: the model or its external data cannot be read.
     """
     source = read(onx)
-    folder = "" if isinstance(onx, ModelProto) else str(Path(onx).parent)
     found = {}
-    for tensor in source.graph.initializer:
-        if tensor.data_type in FLOATS and not is_number(tensor):
-            try:
-                value = numpy_helper.to_array(tensor, base_dir=folder)
-            except (OSError, ValueError, onnx.checker.ValidationError) as error:
-                raise InvalidModelError(f"The external data of {tensor.name!r} cannot be read: {error}") from error
-            found[tensor.name] = (value, tensor)
+    with ExternalData("" if isinstance(onx, ModelProto) else onx) as data:
+        for tensor in source.graph.initializer:
+            if tensor.data_type in FLOATS and not is_number(tensor):
+                whole = tensor
+                if is_external(tensor):
+                    whole = TensorProto()
+                    whole.CopyFrom(tensor)
+                    data.load(whole)
+                found[tensor.name] = (array_of(whole), tensor)
     return found
 
 

@@ -1,0 +1,321 @@
+"""External data: which file beside a model holds the values of a tensor, and whether it may be read.
+
+A model comes from a stranger, and so do the locations in it. They are resolved here and nowhere else. A location is the
+relative path of a regular file in the folder of the model, without a link on the way, and what is read from there has the
+size of the tensor. Checks hold for the opened file: replacing it between the check and the reading changes nothing.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import stat
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+from onnx import ModelProto, TensorProto, helper, numpy_helper
+
+from refgrad.errors import InvalidModelError
+from refgrad.protos.walk import tensors_without_initializers
+
+_KEYS = ("location", "offset", "length")
+_CHUNK = 1 << 24
+_SHOWN = 200  # characters of a name in a message
+_PUT_BACK = "Put the data file back beside the model."
+_EXPORT = "Export the model again."
+_FILE = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+_FILE_ITSELF = _FILE | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)  # no link; a FIFO does not block
+_FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_CLOEXEC", 0)
+_FOLDER_ITSELF = _FOLDER | getattr(os, "O_NOFOLLOW", 0)
+_FROM_FOLDER = {os.open, os.stat} <= os.supports_dir_fd  # Windows opens by whole paths alone
+_PACKED: dict[int, int] = {  # bits of an element, where several share a byte
+    TensorProto.INT4: 4,
+    TensorProto.UINT4: 4,
+    TensorProto.FLOAT4E2M1: 4,
+    TensorProto.FLOAT6E2M3: 6,
+    TensorProto.FLOAT6E3M2: 6,
+    TensorProto.INT2: 2,
+    TensorProto.UINT2: 2,
+}
+_KNOWN = frozenset(TensorProto.DataType.values()) - {TensorProto.UNDEFINED}
+
+
+class ExternalData:
+    """The external data of the model at `path`. Use it in `with`: it keeps the last file open.
+
+    :raises InvalidModelError: each method, for a tensor whose data may not be read. The message names tensor and location.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._model = Path(path)
+        self._location: str | None = None
+        self._file = -1
+        self._size = 0
+
+    def __enter__(self) -> ExternalData:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._close()
+
+    def check(self, tensor: TensorProto, missing: bool = False) -> None:
+        """Check that the data of `tensor` can be read. With `missing`, its file need not be there."""
+        try:
+            self._extent(tensor)
+        except _UnusableError as error:
+            if not (missing and error.is_missing):
+                raise self._refusal(tensor, error) from error
+
+    def chunks(self, tensor: TensorProto) -> Iterator[bytes]:
+        """Yield the data of `tensor` part by part."""
+        try:
+            offset, left = self._extent(tensor)
+            while left:
+                os.lseek(self._file, offset, os.SEEK_SET)
+                chunk = os.read(self._file, min(left, _CHUNK))
+                if not chunk:
+                    raise _UnusableError("the file became shorter while it was read", "Read the model again.")
+                offset, left = offset + len(chunk), left - len(chunk)
+                yield chunk
+        except _UnusableError as error:
+            raise self._refusal(tensor, error) from error
+
+    def load(self, tensor: TensorProto) -> None:
+        """Put the data of `tensor` into it."""
+        tensor.raw_data = b"".join(self.chunks(tensor))
+        tensor.ClearField("data_location")
+        tensor.ClearField("external_data")
+
+    def _refusal(self, tensor: TensorProto, error: _UnusableError) -> InvalidModelError:
+        whose = f"tensor {_shown(tensor.name)} of {str(self._model)!r}" if self._model.name else _shown(tensor.name)
+        return InvalidModelError(f"The external data of {whose} at {_shown(_location(tensor))} cannot be used: {error}")
+
+    def _extent(self, tensor: TensorProto) -> tuple[int, int]:
+        """Open the file of `tensor`. Return where its data begins, and how many bytes it has."""
+        location, offset, length = _entries(tensor)
+        if location != self._location:
+            self._close()
+            self._open(location)
+            self._location = location
+        needed = _bytes_of(tensor)
+        if length is None and offset <= self._size:
+            length = self._size - offset
+        end = offset + (needed if length is None else length)
+        if end > self._size:
+            raise _UnusableError(f"it is truncated: the file has {self._size} bytes, {end} are needed", _PUT_BACK)
+        if length != needed:
+            what = f"{TensorProto.DataType.Name(tensor.data_type)}{list(tensor.dims)}"
+            raise _UnusableError(f"it has {length} bytes, and {what} has {needed}", _EXPORT)
+        return offset, needed
+
+    def _open(self, location: str) -> None:
+        *folders, name = _parts(location)
+        folder = self._model.parent
+        try:
+            with closing(_Place(folder)) as place:
+                for part in folders:
+                    place.enter(part)
+                self._file = place.open(name)
+            found = os.fstat(self._file)
+            is_model = os.path.samestat(found, self._model.stat())
+        except FileNotFoundError as error:
+            whole = _shown(str(folder / location))
+            raise _UnusableError(f"it is missing: there is no file {whole}", _PUT_BACK, is_missing=True) from error
+        except OSError as error:
+            said = error.strerror or str(error)
+            raise _UnusableError(f"the file cannot be opened: {said}", "Check its name and permissions.") from error
+        except ValueError as error:  # NUL, or a character that no file name has
+            raise _UnusableError("no file can have this name", _EXPORT) from error
+        if is_model:
+            raise _UnusableError("this is the file of the model itself", _EXPORT)
+        if found.st_nlink > 1:
+            raise _link(name)
+        self._size = found.st_size
+
+    def _close(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+        self._file, self._location = -1, None
+
+
+class _UnusableError(Exception):
+    """Why the data of a tensor cannot be used, and what to do."""
+
+    def __init__(self, why: str, advice: str, is_missing: bool = False) -> None:
+        super().__init__(f"{why}. {advice}")
+        self.is_missing = is_missing
+
+
+def _link(part: str) -> _UnusableError:
+    return _UnusableError(
+        f"{_shown(part)} is a link, which may lead out of the model's folder",
+        "Put the data itself in place of the link.",
+    )
+
+
+class _Place:
+    """A folder that is walked into part by part; no part is a link."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder
+        self._descriptor = os.open(folder, _FOLDER) if _FROM_FOLDER else None
+
+    def enter(self, part: str) -> None:
+        """Go into the folder `part`."""
+        self._seen(part, stat.S_ISDIR, "no folder")
+        if self._descriptor is not None:
+            below = os.open(part, _FOLDER_ITSELF, dir_fd=self._descriptor)
+            os.close(self._descriptor)
+            self._descriptor = below
+        self._path /= part
+
+    def open(self, name: str) -> int:
+        """Open the file `name`, and return its descriptor."""
+        seen = self._seen(name, stat.S_ISREG, "no regular file")
+        whole = name if self._descriptor is not None else str(self._path / name)
+        opened = os.open(whole, _FILE_ITSELF, dir_fd=self._descriptor)
+        if not os.path.samestat(seen, os.fstat(opened)):  # replaced in between
+            os.close(opened)
+            raise _link(name)
+        return opened
+
+    def _seen(self, part: str, wanted: Callable[[int], bool], what: str) -> os.stat_result:
+        whole = part if self._descriptor is not None else str(self._path / part)
+        seen = os.stat(whole, dir_fd=self._descriptor, follow_symlinks=False)
+        if stat.S_ISLNK(seen.st_mode) or getattr(seen, "st_reparse_tag", False):
+            raise _link(part)
+        if not wanted(seen.st_mode):
+            raise _UnusableError(f"{_shown(part)} is {'a folder' if stat.S_ISDIR(seen.st_mode) else what}", _PUT_BACK)
+        return seen
+
+    def close(self) -> None:
+        """Close the folder."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+
+
+def check(model: ModelProto, path: str | os.PathLike[str], missing: bool = False) -> None:
+    """Check the external data of every tensor of the model at `path`. With `missing`, files need not be there.
+
+    :raises InvalidModelError: something may not be read, or does not fit its tensor.
+    """
+    with ExternalData(path) as data:
+        for tensor in external_tensors(model):
+            data.check(tensor, missing)
+
+
+def load(model: ModelProto, path: str | os.PathLike[str], tensors: Iterable[TensorProto] | None = None) -> None:
+    """Read the external data of `tensors` into them, or that of every tensor of `model`, which lies at `path`.
+
+    :raises InvalidModelError: something may not be read, or does not fit its tensor.
+    """
+    with ExternalData(path) as data:
+        for tensor in external_tensors(model) if tensors is None else filter(is_external, tensors):
+            data.load(tensor)
+
+
+def is_external(tensor: TensorProto) -> bool:
+    """Whether the values of `tensor` lie in a file beside the model."""
+    return tensor.data_location == TensorProto.EXTERNAL
+
+
+def external_tensors(model: ModelProto) -> Iterator[TensorProto]:
+    """Every tensor of `model` whose values lie in a file."""
+    yield from filter(is_external, model.graph.initializer)
+    yield from filter(is_external, tensors_without_initializers(model))
+
+
+def files_beside(model: ModelProto, path: str | os.PathLike[str]) -> set[Path]:
+    """The files that tensors of the model at `path` name, whether they may be read or not."""
+    folder = Path(path).parent
+    named = (entry for tensor in external_tensors(model) for entry in tensor.external_data if entry.key == "location")
+    return {folder / entry.value for entry in named if "\0" not in entry.value}
+
+
+def refuse_unknown_type(tensor: TensorProto) -> None:
+    """Refuse a tensor of a type that onnx does not know.
+
+    :raises InvalidModelError: the tensor has such a type.
+    """
+    if tensor.data_type not in _KNOWN:
+        raise InvalidModelError(
+            f"Tensor {tensor.name!r} has the type {tensor.data_type}, which onnx does not know. Export the model again, "
+            "or upgrade onnx."
+        )
+
+
+def refuse_external(tensor: TensorProto) -> None:
+    """Refuse a tensor whose values lie in a file, where no folder is known to look for it.
+
+    :raises InvalidModelError: they do.
+    """
+    if is_external(tensor):
+        raise InvalidModelError(
+            f"The values of tensor {_shown(tensor.name)} lie in a file, {_shown(_location(tensor))}, and only a model that is "
+            "read by its path has a folder to look in. Give the path of the model, or load it with its external data."
+        )
+
+
+def array_of(tensor: TensorProto) -> np.ndarray:
+    """Return the values of a tensor that holds them.
+
+    :raises InvalidModelError: its type is unknown, its data does not fit its shape, or its values lie in a file.
+    """
+    refuse_unknown_type(tensor)
+    refuse_external(tensor)
+    try:
+        return numpy_helper.to_array(tensor)
+    except (KeyError, TypeError, ValueError) as error:
+        raise InvalidModelError(f"Tensor {tensor.name!r} cannot be read: {error}. Export the model again.") from error
+
+
+def _entries(tensor: TensorProto) -> tuple[str, int, int | None]:
+    """The location, the offset and the length, None where none is given."""
+    found: dict[str, str] = {}
+    for entry in tensor.external_data:
+        if entry.key in found and entry.key in _KEYS:
+            raise _UnusableError(f"its {entry.key} is given twice", _EXPORT)
+        found[entry.key] = entry.value
+    for key in ("offset", "length"):
+        if not re.fullmatch(r"[0-9]{1,19}", found.get(key, "0")):
+            raise _UnusableError(f"its {key} is no number of bytes: {_shown(found[key])}", _EXPORT)
+    return found.get("location", ""), int(found.get("offset", 0)), int(found["length"]) if "length" in found else None
+
+
+def _parts(location: str) -> list[str]:
+    """The folders of a location, and the name of its file."""
+    is_windows = os.name == "nt"
+    if location.startswith("/") or (is_windows and (location.startswith("\\") or ":" in location)):
+        raise _UnusableError("the path is absolute, and data lies in the folder of the model", _EXPORT)
+    parts = [part for part in re.split(r"[\\/]" if is_windows else "/", location) if part not in ("", ".")]
+    if ".." in parts:
+        raise _UnusableError("the path leads upwards (..), and data lies in the folder of the model", _EXPORT)
+    if not parts:
+        raise _UnusableError("this is not the name of a file", _EXPORT)
+    return parts
+
+
+def _bytes_of(tensor: TensorProto) -> int:
+    """How many bytes the values of `tensor` have."""
+    if tensor.data_type not in _KNOWN:
+        raise _UnusableError(f"onnx does not know its type, {tensor.data_type}", _EXPORT)
+    if tensor.data_type == TensorProto.STRING:
+        raise _UnusableError("strings cannot lie in a file", _EXPORT)
+    if any(dim < 0 for dim in tensor.dims):
+        raise _UnusableError(f"the shape {list(tensor.dims)} has a size below 0", _EXPORT)
+    bits = _PACKED.get(tensor.data_type) or 8 * helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
+    return -(-math.prod(tensor.dims) * bits // 8)
+
+
+def _location(tensor: TensorProto) -> str:
+    return next((entry.value for entry in tensor.external_data if entry.key == "location"), "")
+
+
+def _shown(text: str) -> str:
+    return repr(text) if len(text) <= _SHOWN else f"{text[:_SHOWN]!r}..."
