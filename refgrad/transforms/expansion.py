@@ -513,7 +513,7 @@ def _stand_ins(model: ModelProto) -> ModelProto:
     """The model with Identity in place of every Gradient: a derivative has the type and shape of its value."""
     typed = ModelProto()
     typed.CopyFrom(model)
-    for graph in list(graphs(typed.graph)):
+    for graph in reversed(list(graphs(typed.graph))):  # from within: the nodes of a graph are replaced by copies
         nodes = []
         for node in graph.node:
             made = [node]

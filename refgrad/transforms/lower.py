@@ -137,7 +137,7 @@ class _Lowering:
         model.CopyFrom(self.graph.model)
         unknown = helper.make_tensor_value_info(UNKNOWN_SHAPE, onnx.TensorProto.INT64, [None])
         model.graph.input.append(unknown)
-        for graph in list(graphs(model.graph)):
+        for graph in reversed(list(graphs(model.graph))):  # from within: the nodes of a graph are replaced by copies
             nodes = [made for node in graph.node for made in _stand_in(node)]
             copies = [NodeProto.FromString(node.SerializeToString()) for node in nodes]
             del graph.node[:]

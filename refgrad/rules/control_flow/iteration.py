@@ -14,6 +14,7 @@ from refgrad.protos.types import Dim, held_by, is_container, is_unnamed, type_of
 from refgrad.reverse.bodies import Body, Swept
 from refgrad.reverse.emit import Emitter
 from refgrad.reverse.path import Path, Structures
+from refgrad.reverse.values import tensor_type
 from refgrad.tables.registry import Flow, Passage, Structure
 
 
@@ -66,6 +67,7 @@ class Iteration(Structure):
     """A node whose body runs once per step."""
 
     listing = False  # whether the states may be sequences
+    ranked = False  # whether ONNX Runtime has to know the rank of every state
 
     def __init__(self, graph: Graph, node: Node, body: Body, layout: Layout, moved: Mapping[str, str]) -> None:
         self.graph, self.node, self.body = graph, node, body
@@ -161,6 +163,7 @@ class Iteration(Structure):
         sub, sweep = swept.op, swept.sweep
         steps = Steps()
         of: list[str] = []  # the values whose adjoints the final states are
+        flat: set[int] = set()  # the places of those that are carried along one axis, since their rank is not known
 
         def carry(name: str, like: str, start: str) -> str:
             sub.describe(name, like)
@@ -188,10 +191,20 @@ class Iteration(Structure):
             of.append(state.start)
         for name in self.body.captures:
             adjoint = sweep.adjoint(name) if name in path.needed else None
-            if adjoint is not None:
-                total = carry(sub.fresh(f"{name}_grad_before"), name, op.zeros_like(name))
-                give(sub.sum([total, adjoint], like=name), name)
-                of.append(name)
+            if adjoint is None:
+                continue
+            of.append(name)
+            total = sub.fresh(f"{name}_grad_before")
+            if self.ranked and op.shape(name) is None and not op.is_sequence(name):
+                flat.add(len(of) - 1)
+                kind = op.values.adjoint_type(name)
+                row = tensor_type(kind, (None,))
+                steps.starts.append(op.full(op.Reshape(op.Size(name), [1]), 0.0, like=name))
+                steps.states.append((sub.values.record(total, kind, (None,)), row))
+                steps.results.append((swept.result(sub.Add(total, sub.Reshape(adjoint, [-1]))), row))
+                continue
+            carry(total, name, op.zeros_like(name))
+            give(sub.sum([total, adjoint], like=name), name)
         for element in self.elements:
             adjoint = sweep.adjoint(element.inner) if element.inner in path.needed else None
             if adjoint is not None:
@@ -199,7 +212,10 @@ class Iteration(Structure):
                 steps.rows.append(element)
         swept.plan(stacked=True, listed=self.listing, recompute=self.node.name in op.repeated)
         made, count = self.backward(op, swept, steps)
-        adjoints = list(zip(of, made[: len(of)], strict=True))
+        summed = [
+            op.Reshape(v, op.Shape(of[k]), allowzero=1) if k in flat else v for k, v in enumerate(made[: len(of)])
+        ]
+        adjoints = list(zip(of, summed, strict=True))
         adjoints += [(e.outer, self.whole(op, v, e, count)) for v, e in zip(made[len(of) :], steps.rows, strict=True)]
         for name, value in adjoints:
             op.describe(value, like=name)
@@ -281,6 +297,8 @@ def _joined(node: Node, read: ValueInfoProto, made: TypeProto, moved: dict[str, 
             f"{node.op_type} {node.name!r} changes the type of its state {read.name!r}, which is {was} before a "
             f"step and {now} after it. Cast one to the other."
         )
+    if before is None and after is not None and node.op_type == "Scan":  # it may not change its shape
+        return helper.make_tensor_value_info(read.name, kind, [d if isinstance(d, int) else None for d in after])
     if before is None or after is None:  # inference could not tell: it is assumed to stay
         return None
     if len(before) != len(after):

@@ -19,6 +19,8 @@ from refgrad.tables.registry import structure
 class Scan(Iteration):
     """dy in reverse: each step takes the adjoints of its states and slices; what all steps read is summed from step to step"""
 
+    ranked = True
+
     @classmethod
     def inputs_of(cls, graph: Graph, node: Node, proto: GraphProto) -> list[ValueInfoProto]:
         """The formal inputs of the body: the states, then a slice of each tensor that is scanned."""
