@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 import ast
+import warnings
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 
 from refgrad.backends.numpy import registry as kernels
 from refgrad.conformance import strategies
-from refgrad.conformance.case import is_float
+from refgrad.conformance.case import Case, is_float
 from refgrad.conformance.cases.quantization import rounded
 from refgrad.conformance.oracles import analytic, program
+from refgrad.conformance.oracles.analytic import KinkError, NotAnalyticError, OtherForwardError
+from refgrad.conformance.oracles.complex_step import Tangent
+from refgrad.conformance.oracles.differences import direction_at
+from refgrad.conformance.questions.point import ShapeMovedError
+from refgrad.conformance.questions.question import ask
 from refgrad.conformance.records import read
 from refgrad.conformance.running.sources import tables
-from refgrad.errors import UnknownNameError, choices, did_you_mean
+from refgrad.errors import RefgradError, UnknownNameError, choices, did_you_mean
 from refgrad.protos.domains import MICROSOFT
+from refgrad.protos.walk import versions_of
 from refgrad.tables import extensions
 from refgrad.tables.definitions import DEFINITIONS
 from refgrad.tables.operators import classify, operators
@@ -32,6 +40,7 @@ REASONS = Path(__file__).with_suffix(".toml")
 _TORCH = Path(__file__).parent / "oracles" / "tables" / "torch_table.py"
 _DOCS = Path(__file__).parent.parent / "docs" / "operators.md"  # there is none beside an installed package
 _ANY = "<family>"
+_TRIED = 3  # cases of an operator that its forward is compared on
 
 
 @dataclass(frozen=True)
@@ -149,13 +158,20 @@ def _formula(domain: str, op_type: str, operator: str) -> Lack | None:
 
 
 def _kernel(domain: str, op_type: str, operator: str) -> Lack | None:
-    if any((k.domain, k.op_type) == (domain, op_type) for k in kernels.kernels()) or _has_body(domain, op_type):
+    if any((k.domain, k.op_type) == (domain, op_type) for k in kernels.kernels()):
         return None
-    return Lack("kernel", "none, so the interpreter cannot run it", _in_room("backends/numpy/kernels", domain, op_type))
+    what = "none, so the interpreter cannot run it"
+    if _has_body(domain, op_type):
+        since = _body_since(domain, op_type)
+        opsets = [versions_of(case.model).get(domain, 1) for case in _counted().tried.get(operator, ())]
+        if min(opsets, default=since) >= since:
+            return None
+        what = f"none, and its function body needs opset {since}, where the cases have {min(opsets)}"
+    return Lack("kernel", what, _in_room("backends/numpy/kernels", domain, op_type))
 
 
 def _cases(domain: str, op_type: str, operator: str) -> Lack | None:
-    if _by_values().get(operator, {}).get("smooth"):
+    if _counted().by_values.get(operator, {}).get("smooth"):
         return None
     return Lack("cases", "none", _in_room("conformance/cases", domain, op_type))
 
@@ -163,7 +179,7 @@ def _cases(domain: str, op_type: str, operator: str) -> Lack | None:
 def _types(domain: str, op_type: str, operator: str) -> Lack | None:
     if _cases(domain, op_type, operator) is not None:
         return None
-    if operator in _of_floats() or (
+    if operator in _counted().floats or (
         onnx.defs.has(op_type, domain) and onnx.defs.get_schema(op_type, domain).deprecated
     ):
         return None
@@ -173,7 +189,7 @@ def _types(domain: str, op_type: str, operator: str) -> Lack | None:
 
 def _special(domain: str, op_type: str, operator: str) -> Lack | None:
     through_body = classify(domain, op_type).derivative == "function"  # whose operators have some
-    if through_body or (domain, op_type) in SIGNATURES or _by_values().get(operator, {}).get("special"):
+    if through_body or (domain, op_type) in SIGNATURES or _counted().by_values.get(operator, {}).get("special"):
         return None
     what = "no row SPECIAL of numbers that are infinite, missing or extreme"
     return Lack("special values", what, _in_room("conformance/cases", domain, op_type))
@@ -187,15 +203,52 @@ def _strategy(domain: str, op_type: str, operator: str) -> Lack | None:
 
 def _forward(domain: str, op_type: str, operator: str) -> Lack | None:
     """A complex forward, a row of torch, or a body in operators that have one."""
-    known = (analytic.KNOWN, program.STRUCTURES, _rows_of_torch())
-    if any(operator in names for names in known) or _has_body(domain, op_type):
-        return None
-    if (domain, op_type) in extensions.FORWARDS:
-        return None
+    known = (analytic.KNOWN, program.STRUCTURES, _rows_of_torch(), extensions.FORWARDS)
+    if any(operator in names or (domain, op_type) in names for names in known) or _has_body(domain, op_type):
+        return _other_forward(domain, op_type, operator)
     where = f"{_shown(Path(analytic.__file__))}, or a row in {_shown(_TORCH)}"
     if (domain, op_type) in SIGNATURES:
         where = f"{_in_room('', domain, op_type)}, with refgrad.extend.forward"
     return Lack("independent forward", "none that shares nothing with the kernel", where)
+
+
+def _other_forward(domain: str, op_type: str, operator: str) -> Lack | None:
+    """A forward that does not compute what the kernel does, in one of the first cases that have a derivative."""
+    of_package = (domain, op_type) in extensions.FORWARDS
+    where = extensions.FORWARDS[domain, op_type].function.__module__ if of_package else _shown(Path(analytic.__file__))
+    for case in _counted().tried.get(operator, ()):
+        if why := _departure(case, of_package):
+            return Lack("independent forward", f"it or the kernel is wrong: in case {case.name} {why}", where)
+    return None
+
+
+def _departure(case: Case, of_package: bool) -> str:
+    """How the forward departs from the interpreter where one input moves; "" where it does not.
+
+    :param of_package: another package registered it: it is compared in reals too, and has to know every form.
+    """
+    try:
+        question = ask(case)
+        tangent = Tangent(question)
+    except (RefgradError, ShapeMovedError):  # the interpreter does not run it
+        return ""
+    rng = np.random.default_rng(0)
+    along = [{name: direction_at(question.at[name], rng) for name in question.wrt}]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of onnx.reference, about NumPy
+        for direction in [{}, *along] if of_package else along:
+            try:
+                tangent.along(direction)
+            except OtherForwardError as error:
+                return str(error)
+            except KinkError:
+                return ""
+            except NotAnalyticError as error:
+                if of_package and not direction:
+                    return f"it fails: {error}"
+            except Exception as error:  # by what the forward returned
+                return f"it fails: {type(error).__name__}: {error}"
+    return ""
 
 
 def _docs(domain: str, op_type: str, operator: str) -> Lack | None:
@@ -216,34 +269,45 @@ def _has_body(domain: str, op_type: str) -> bool:
     return schema is not None and (schema.has_function or schema.has_context_dependent_function)
 
 
-def _by_values() -> Mapping[str, Mapping[str, int]]:
-    """How many cases each operator has of every kind of values."""
-    return _counted()[0]
+def _body_since(domain: str, op_type: str) -> int:
+    """The first opset of which the operator has a function body."""
+    if (domain, op_type) in DEFINITIONS:
+        return 1
+    schema: Any = onnx.defs.get_schema(op_type, domain)
+    return min(schema.function_opset_versions, default=schema.since_version) if schema.has_function else 1
 
 
-def _of_floats() -> Collection[str]:
-    """The operators with a smooth case of floats that declares every size, or with models that round."""
-    return _counted()[1]
+@dataclass(frozen=True)
+class _Counts:
+    """What the tables have: how many cases each operator has of every kind of values, and the first ones to try it on.
+
+    `floats` are the operators with a smooth case of floats that declares every size, or with models that round.
+    """
+
+    by_values: Mapping[str, Mapping[str, int]]
+    floats: Collection[str]
+    tried: Mapping[str, Sequence[Case]]
 
 
-def _counted() -> tuple[Mapping[str, Mapping[str, int]], Collection[str]]:
+def _counted() -> _Counts:
     return _count(len(extensions.CASES))
 
 
 @cache
-def _count(registered: int) -> tuple[Mapping[str, Mapping[str, int]], Collection[str]]:
+def _count(registered: int) -> _Counts:
     """What the tables have; `registered` tells how many functions of other packages make cases."""
     found: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+    tried: dict[str, list[Case]] = defaultdict(list)
     floats = {node.op_type for case in rounded() for node in case.model.graph.node}
     for case in tables():
         found[case.operator][case.values] += 1
-        if (
-            case.static
-            and case.values == "smooth"
-            and any(is_float(array) and array.size for array in case.feeds.values())
-        ):
+        if case.values != "smooth":
+            continue
+        if len(tried[case.operator]) < _TRIED:
+            tried[case.operator].append(case)
+        if case.static and any(is_float(array) and array.size for array in case.feeds.values()):
             floats.add(case.operator)
-    return found, floats
+    return _Counts(found, floats, tried)
 
 
 @cache

@@ -9,9 +9,11 @@ from typing import Any
 
 import numpy as np
 import one_operator
+import onnx.parser
 import pytest
 from registering import forgetting
 
+from refgrad.backends import get_backend
 from refgrad.backends.numpy import registry as kernels
 from refgrad.conformance import lacking as module
 from refgrad.conformance.case import Case
@@ -19,7 +21,7 @@ from refgrad.conformance.lacking import ASPECTS, idle_reasons, lacking, read_rea
 from refgrad.conformance.oracles import analytic
 from refgrad.conformance.running.sources import tables
 from refgrad.conformance.strategies import drawing
-from refgrad.errors import RecordsError, UnknownNameError
+from refgrad.errors import BackendError, RecordsError, UnknownNameError
 from refgrad.extend import case, forward, kernel, rule, strategy
 from refgrad.tables.operators import operators
 from refgrad.tables.registry import RULES
@@ -154,6 +156,59 @@ def test_an_operator_of_a_package_is_told_what_it_lacks() -> None:
         strategy("Cubed", domain="my.domain")(lambda d: d.case(d.floats(d.shape())))
         case("Cubed", domain="my.domain")(lambda make: [make(np.ones(2, np.float32))])
         assert lacking("my.domain.Cubed") == ()
+
+
+def test_a_forward_that_is_not_that_of_the_kernel_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(analytic.FORWARDS, "Softsign", lambda node, x: x / (2 + abs(x.real)))
+    (lack,) = lacking("Softsign")
+    assert lack.aspect == "independent forward"
+    assert lack.what.startswith("it or the kernel is wrong: in case Softsign-")
+    assert "it computes another 'output' than the interpreter" in lack.what
+
+
+def test_a_body_of_a_later_opset_is_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels.kernels()
+    monkeypatch.delitem(kernels._kernels, ("", "Softsign"))
+    (lack,) = lacking("Softsign")
+    assert lack.what == "none, and its function body needs opset 18, where the cases have 16"
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 16]> g (float[2] x) => (float[2] y) { y = Softsign(x) }'
+    )
+    with pytest.raises(BackendError, match="no kernel for 'Softsign', and the operator's function body needs opset 18"):
+        get_backend("numpy").prepare(model).run({"x": np.ones(2, np.float32)})
+
+
+def _raises(x: np.ndarray) -> np.ndarray:
+    return undefined_thing(x)  # type: ignore[name-defined,no-any-return]  # noqa: F821
+
+
+@pytest.mark.parametrize(
+    ("wrong", "what"),
+    [
+        (lambda x: x * x, "another 'y"),
+        (lambda x: x.sum() ** 3, "it fails"),
+        (lambda x: None, "it fails"),
+        (_raises, "name 'undefined_thing' is not defined"),
+    ],
+)
+@pytest.mark.parametrize("analytic", [False, True])
+@pytest.mark.usefixtures("_again")
+def test_a_forward_of_a_package_that_is_not_that_of_its_kernel_is_told(
+    wrong: Callable[..., Any], what: str, analytic: bool
+) -> None:
+    with forgetting():
+
+        @rule("Cubed", domain="my.domain")
+        def cubed(op: Any, d_y: str, x: str) -> Any:
+            """dx = 3·x²·dy"""
+            return op.Mul(op.Mul(op.Mul(x, x), 3.0), d_y)
+
+        kernel("Cubed", domain="my.domain")(lambda x: x**3)
+        forward("Cubed", domain="my.domain", analytic=analytic)(wrong)
+        case("Cubed", domain="my.domain")(lambda make: [make(np.float32([0.5, 2]))])
+        (lack,) = (lack for lack in lacking("my.domain.Cubed") if lack.aspect == "independent forward")
+        assert what in lack.what
+        assert lack.where == wrong.__module__
 
 
 def test_what_has_no_derivative_lacks_nothing() -> None:

@@ -55,6 +55,12 @@ _REFUSED |= {
 _REFUSED["org.pytorch.aten", "ATen"] = "it calls code outside the model. Run the model on ONNX Runtime."
 
 
+_HELP = (
+    "Run the model on another backend, give the operator a body as a model-local function, or register a kernel with "
+    "refgrad.extend.kernel (on the command line: --import the module that does)."
+)
+
+
 def _nothing(_: Sequence[Any]) -> list[TensorType]:
     return []
 
@@ -145,7 +151,7 @@ def bind(node: onnx.NodeProto, scope: Scope) -> Bound:
         else:
             raise BackendError(
                 f"{label(node)}: the NumPy interpreter has no kernel for {node.op_type!r} of domain {domain!r} at opset "
-                f"{opset}. Run the model on another backend, or give the operator a body as a model-local function."
+                f"{opset}. {_HELP}"
             )
     except (ValueError, TypeError) as error:
         raise BackendError(f"{label(node)} cannot be bound: {error}. Run the model on another backend.") from error
@@ -278,8 +284,13 @@ def _bind_function(node: onnx.NodeProto, opset: int, schema: OpSchema, scope: Sc
 def _body_at(schema: OpSchema, opset: int) -> onnx.FunctionProto:
     """Return the body written for the newest opset up to `opset`."""
     versions = [v for v in schema.function_opset_versions if v <= opset]
+    if not versions:
+        raise BackendError(
+            f"The NumPy interpreter has no kernel for {schema.name!r}, and the operator's function body needs opset "
+            f"{min(schema.function_opset_versions)}: the model has {opset}. {_HELP}"
+        )
     body = onnx.FunctionProto()
-    body.ParseFromString(schema.get_function_with_opset_version(max(versions, default=schema.since_version)))
+    body.ParseFromString(schema.get_function_with_opset_version(max(versions)))
     return body
 
 

@@ -33,6 +33,10 @@ class NotAnalyticError(Exception):
     """No complex forward is known."""
 
 
+class OtherForwardError(NotAnalyticError):
+    """A forward is known, and it does not compute what the interpreter does."""
+
+
 def _words(text: str) -> list[str]:
     """The names in a line."""
     return text.split()

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from refgrad.conformance.oracles.analytic import KNOWN, STEP, KinkError, NotAnalyticError, call
+from refgrad.conformance.oracles.analytic import KNOWN, STEP, KinkError, NotAnalyticError, OtherForwardError, call
 from refgrad.conformance.oracles.differences import DIRECTIONS, KINKED, STILL, direction_at
 from refgrad.conformance.oracles.program import ROUNDED, SAME, Program, departure, truth_of
 from refgrad.conformance.questions.evidence import COMPLEX_STEP, Directional, Evidence, Oracle, Silent
@@ -44,19 +44,21 @@ class Tangent:
         """The derivative of every output along `direction`, which names what moves.
 
         :raises KinkError: there is none.
-        :raises NotAnalyticError: an operator on the way has no complex forward, or it computes another function.
+        :raises NotAnalyticError: an operator on the way has no complex forward.
+        :raises OtherForwardError: the forwards compute another function than the interpreter.
         :raises BackendError: onnx.reference fails.
         """
-        reasons = []
+        reasons: list[Exception] = []
         for upgraded in (self._upgraded, not self._upgraded):
             try:
                 made = self._moved(direction, upgraded)
             except (RefgradError, ShapeMovedError, NotAnalyticError) as error:
-                reasons.append(str(error))
+                reasons.append(error)
                 continue
             self._upgraded = upgraded
             return made
-        raise NotAnalyticError("; ".join(dict.fromkeys(reasons)))
+        departed = any(isinstance(reason, OtherForwardError) for reason in reasons)
+        raise (OtherForwardError if departed else NotAnalyticError)("; ".join(dict.fromkeys(map(str, reasons))))
 
     def _moved(self, direction: Mapping[str, np.ndarray], upgraded: bool) -> dict[str, np.ndarray]:
         if upgraded not in self._programs:
@@ -69,7 +71,7 @@ class Tangent:
         results = self._programs[upgraded].through(at, call)
         apart, why = departure(self._question, {n: np.real(y) for n, y in results.items()}, self._truth)
         if apart > ROUNDED:
-            raise NotAnalyticError(why)
+            raise OtherForwardError(why)
         self.apart = max(self.apart, apart if apart > SAME else 0.0)
         return {name: np.imag(y) / STEP for name, y in results.items()}
 
