@@ -58,7 +58,11 @@ class RuleError(RefgradError):
     """A rule or a lowering does not fit the schema of its operator, or returned something that is not an adjoint."""
 
 
-class UnknownOperatorError(RuleError, AttributeError):
+class BrokenRuleError(RuleError):
+    """A rule or a lowering asks for something that does not exist, or returns something that is not an adjoint."""
+
+
+class UnknownOperatorError(BrokenRuleError, AttributeError):
     """A rule or a lowering uses an operator, a primitive or a method of `op` that does not exist."""
 
 

@@ -26,7 +26,7 @@ from refgrad.conformance.questions.point import with_defaults
 from refgrad.conformance.questions.question import Question
 from refgrad.conformance.systems.executors import imported, installed, version_of_module
 from refgrad.conformance.systems.training_form import LOSS, as_it_trains, with_loss
-from refgrad.errors import AnswerError, BuilderError, OptionError, RefgradError, choices, did_you_mean
+from refgrad.errors import AnswerError, BrokenRuleError, BuilderError, OptionError, RefgradError, choices, did_you_mean
 from refgrad.protos.domains import MICROSOFT
 from refgrad.protos.walk import attribute_value, checkable, versions_of
 from refgrad.transforms import ortbuilder
@@ -106,13 +106,15 @@ def attempt(name: str, question: Question) -> Built:
 
     :raises BuilderError: it refused.
     :raises AnswerError: it returned an invalid model, or not the gradient.
-    :raises CrashError: it raised anything else.
+    :raises CrashError: it raised anything else, or a rule is broken.
     """
     refusals: tuple[type[Exception], ...] = (RefgradError, *get_builder(name).refusals())
     try:
         return build(name, question)
     except (AnswerError, BuilderError, MemoryError):
         raise
+    except BrokenRuleError as error:
+        raise CrashError(_line(error)) from error
     except refusals as error:
         raise BuilderError("refused", _line(error)) from error
     except Exception as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from itertools import chain
 from pathlib import Path
@@ -20,6 +20,7 @@ from refgrad.cli.options import Verbose
 from refgrad.cli.output import AGREES, DISAGREES, App, Files, stdout
 from refgrad.conformance import reporting as reports
 from refgrad.conformance.case import Case
+from refgrad.conformance.judging.verdicts import AGREED, CONVENTION, FAULTS, INCONCLUSIVE
 from refgrad.conformance.questions.feeds import read_feeds
 from refgrad.conformance.questions.point import inputs_of
 from refgrad.conformance.reporting import terminal
@@ -30,7 +31,7 @@ from refgrad.conformance.running.results import Results, load, merge
 from refgrad.conformance.running.runner import MEMORY, ORACLES, Plan
 from refgrad.conformance.running.suite import Progress as Report
 from refgrad.conformance.running.suite import require, run_suite, settings_of
-from refgrad.errors import OptionError, choices
+from refgrad.errors import OptionError, abridged, choices
 from refgrad.protos.files import refuse_replacing, replacing
 from refgrad.show.text import onnx_simple_text_plot
 from refgrad.tables import plugins
@@ -148,7 +149,8 @@ def run(
 ) -> None:
     """Ask builders for gradients, run them on executors, and judge the results.
 
-    The exit code is 1 where something is wrong, crashes, or exceeds a limit and no limitation explains it.
+    The exit code is 1 where something is wrong, crashes, or exceeds a limit and no limitation explains it, and where every
+    case is inconclusive.
     """
     plan = Plan(_split(builder), _split(backend), _split(oracle), seed, seconds, memory << 20)
     require(plan)
@@ -193,7 +195,17 @@ def _report(results: Results, known: Limitations, whole: bool, verbose: bool) ->
         print(f"{len(explained)} of {len(results.faults)} faults are known limitations.")
     for entry, why in stale:
         print(f"The limitation {entry} {why}. Remove it.")
-    return DISAGREES if len(explained) < len(results.faults) or stale else AGREES
+    nothing = _unverified(results, operators)
+    return DISAGREES if len(explained) < len(results.faults) or stale or nothing else AGREES
+
+
+def _unverified(results: Results, operators: Mapping[str, str]) -> bool:
+    """Name the operators of which no case came to a verdict; whether that is so of all that were asked."""
+    doubtful = {operators[row.case] for row in results.rows if row.verdict == INCONCLUSIVE}
+    decided = {operators[row.case] for row in results.rows if row.verdict in FAULTS or row.verdict in (AGREED, CONVENTION)}
+    if unverified := sorted(doubtful - decided):
+        print(f"No case of {abridged(unverified)} was verified: every one is inconclusive.")
+    return bool(unverified) and not decided
 
 
 @app.command()

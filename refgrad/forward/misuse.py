@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 import onnx
 
-from refgrad.errors import RuleError, UnknownOperatorError, choices, did_you_mean
+from refgrad.errors import BrokenRuleError, UnknownOperatorError, choices, did_you_mean
 from refgrad.tables.registry import LOWERINGS
 
 
@@ -48,33 +48,33 @@ def no_such_primitive(op: Asked, name: str) -> Exception:
     )
 
 
-def not_a_value(op: Asked, name: str, taken: Collection[str]) -> RuleError:
+def not_a_value(op: Asked, name: str, taken: Collection[str]) -> BrokenRuleError:
     """The error for an argument that is a string but names no value."""
-    return RuleError(
+    return BrokenRuleError(
         f"{_place(op)} reads {name!r}, which no node, input or constant is called.{did_you_mean(name, sorted(taken))}"
     )
 
 
-def not_one_value(op: Asked, argument: Sequence[object]) -> RuleError:
+def not_one_value(op: Asked, argument: Sequence[object]) -> BrokenRuleError:
     """The error for an argument that holds several names."""
     names = choices([str(part) for part in argument], limit=3)
-    return RuleError(
+    return BrokenRuleError(
         f"{_place(op)} gives several values as one argument: {names}. "
         "An operator with several outputs returns a tuple: take one of them, or unpack it with *."
     )
 
 
-def no_type(op: Asked, value: object) -> RuleError:
+def no_type(op: Asked, value: object) -> BrokenRuleError:
     """The error for a constant of Python floats that is to have the type of no other value."""
-    return RuleError(
+    return BrokenRuleError(
         f"{_place(op)} makes a constant of {value!r}, which could be of any float type: "
         "give it the type of a value with op.const(..., like=...), or a type of its own as a NumPy array."
     )
 
 
-def not_integers(op: Asked, value: object, dtype: np.dtype) -> RuleError:
+def not_integers(op: Asked, value: object, dtype: np.dtype) -> BrokenRuleError:
     """The error for numbers that would lose their fraction."""
-    return RuleError(
+    return BrokenRuleError(
         f"{_place(op)} gives {value!r} where {dtype.name} is due, the type of the value beside it, and its fraction would "
         "be lost: cast that value first, with op.as_type or op.Cast."
     )

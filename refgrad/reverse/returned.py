@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import Any
 
-from refgrad.errors import RuleError, choices, did_you_mean
+from refgrad.errors import BrokenRuleError, choices, did_you_mean
 from refgrad.tables.registry import Rule
 
 _PAIRS = "differentiate gives pairs: the name of a value that the node reads, and the adjoint of that value or None"
@@ -25,13 +25,13 @@ def adjoints_of(
     :param node: the name of the node, for messages.
     :param inputs: the inputs of the node.
     :param known: the names of all values there are.
-    :raises RuleError: `result` has another number of adjoints, or one that is neither the name of a value nor None.
+    :raises BrokenRuleError: `result` has another number of adjoints, or one that is neither the name of a value nor None.
     """
     if len(places) == 1 and not (isinstance(result, tuple) and len(result) == 1):
         result = (result,)
     if not isinstance(result, tuple) or len(result) != len(places):
         what = f"{len(result)} adjoints" if isinstance(result, tuple) else _described(result)
-        raise RuleError(
+        raise BrokenRuleError(
             f"The rule for {rule.op_type} returned {what} for node {node!r}; "
             f"{_due(rule, places)}: return a tuple of {len(places)}, with None where one is zero."
         )
@@ -45,7 +45,7 @@ def adjoints_of(
         rest = inputs[position:]
         if not isinstance(adjoint, list | tuple) or len(adjoint) != len(rest):
             what = f"a list of {len(adjoint)}" if isinstance(adjoint, list | tuple) else _described(adjoint)
-            raise RuleError(
+            raise BrokenRuleError(
                 f"The rule for {rule.op_type} returned {what} for the variadic input {name} of node {node!r}; "
                 f"return a list of {len(rest)} adjoints, with None where one is zero."
             )
@@ -63,19 +63,19 @@ def adjoints_by_structure(
     :param structure: the name of the structure's class, for messages.
     :param reads: what the node reads, in its graphs too.
     :param known: the names of all values there are.
-    :raises RuleError: `result` is not a series of pairs, each the name of a value that the node reads and the name of a
+    :raises BrokenRuleError: `result` is not a series of pairs, each the name of a value that the node reads and the name of a
         value or None.
     """
     if isinstance(result, str) or not isinstance(result, Iterable):
-        raise RuleError(f"The structure {structure} returned {_described(result)} for node {node!r}; {_PAIRS}.")
+        raise BrokenRuleError(f"The structure {structure} returned {_described(result)} for node {node!r}; {_PAIRS}.")
     for pair in result:
         if not isinstance(pair, tuple) or len(pair) != 2:
-            raise RuleError(
+            raise BrokenRuleError(
                 f"The structure {structure} returned {_described(pair)} as a pair for node {node!r}; {_PAIRS}."
             )
         name, adjoint = pair
         if name.__class__ is not str or name not in reads:
-            raise RuleError(
+            raise BrokenRuleError(
                 f"The structure {structure} returned an adjoint of {_described(name)} for node {node!r}, which reads "
                 f"{choices(dict.fromkeys(reads))}; {_PAIRS}."
             )
@@ -88,8 +88,8 @@ def _due(rule: Rule, places: Sequence[tuple[int, bool]]) -> str:
     return f"one each is due for {', '.join(rule.wrt)}" if places else "none is due"
 
 
-def _wrong(giver: str, place: str, node: str, adjoint: Any, known: Container[str]) -> RuleError:
-    return RuleError(
+def _wrong(giver: str, place: str, node: str, adjoint: Any, known: Container[str]) -> BrokenRuleError:
+    return BrokenRuleError(
         f"The {giver} returned {_described(adjoint)} for {place} of node {node!r}{_hint(adjoint, known)}. "
         "An adjoint is the name of a value that a method of op returned, or None where it is zero."
     )
