@@ -79,6 +79,7 @@ def test_a_backend_imports_nothing_of_the_differentiator():
         "refgrad.tables.once",
         "refgrad.tables.randomness",
         "refgrad.tables.schemas",
+        "refgrad.tables.signatures",
     }
 
 

@@ -23,18 +23,23 @@ from typing import Any, TypeVar
 import ml_dtypes
 import numpy as np
 import onnx
+from onnx import helper
 
 from refgrad.backends.base import describe
+from refgrad.errors import BackendError, choices
 from refgrad.protos.external import array_of
 from refgrad.tables import plugins
 from refgrad.tables.families import import_families
-from refgrad.tables.once import once, qualified
+from refgrad.tables.once import once, place, qualified
+from refgrad.tables.signatures import SIGNATURES
 
 KernelFunction = TypeVar("KernelFunction", bound=Callable[..., Any])
 Call = Callable[..., "tuple[Any, ...]"]
 
 _SPECIAL = frozenset({"_wanted", "_opset", "_output_grids", "_output_types", "_outer", "_wide", "_free"})
 _WITHOUT_MEANING = frozenset({"consumed_inputs"})  # before opset 6: what could be overwritten
+_OURS = __name__.rpartition(".")[0]
+_VALUES = (np.ndarray, np.generic, list, type(None))  # tensors, sequences, and optionals that are empty
 SIXTEEN_BIT = frozenset((np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)))
 
 
@@ -102,7 +107,50 @@ class Kernel:
         if "_output_types" in self.keywords:
             bound["_output_types"] = tuple(describe(values[n]).dtype if n in values else None for n in node.output)
         function = partial(self.function, **bound) if bound else self.function
-        return _through_float32(function) if self.in_float32 else _in_tuple(function)
+        call = _through_float32(function) if self.in_float32 else _in_tuple(function)
+        return call if self.function.__module__.startswith(_OURS) else self._checked(call, node)
+
+    def _checked(self, call: Call, node: onnx.NodeProto) -> Call:
+        """A kernel of another package, whose results are looked at.
+
+        Where the rule's signature is the schema, it says how many there are and of which types.
+        """
+        signature = SIGNATURES.get((self.domain, self.op_type))
+        outputs = [p.name for p in signature.schema.outputs] if signature is not None else []
+
+        def checked(*inputs: Any, **options: Any) -> tuple[Any, ...]:
+            results = call(*inputs, **options)
+            if signature is not None and len(results) != len(outputs):
+                raise self._misfit(node, f"{len(results)} results; {len(outputs)} are due: {choices(outputs)}")
+            for at, result in enumerate(results):
+                if not isinstance(result, _VALUES if signature is None else np.ndarray | np.generic):
+                    raise self._misfit(node, f"{_described(result)}; an array is due for each output")
+                if signature is None:
+                    continue
+                like = next((inputs[k] for k in signature.floats if k < len(inputs) and inputs[k] is not None), None)
+                due = helper.tensor_dtype_to_np_dtype(signature.types[at]) if signature.types[at] else None
+                if due is None and like is not None:
+                    due = like.dtype
+                if due is not None and result.dtype != due and not (signature.types[at] and _are_floats(due, result)):
+                    raise self._misfit(node, f"{result.dtype.name} for its output {outputs[at]!r}, which is {due.name}")
+            return results
+
+        return checked
+
+    def _misfit(self, node: onnx.NodeProto, what: str) -> BackendError:
+        name = node.name or next(filter(None, node.output), "")
+        return BackendError(
+            f"The kernel of {qualified(self.domain, self.op_type)}, {place(self.function)}, returned {what} (node {name!r})."
+        )
+
+
+def _described(value: Any) -> str:
+    return "None" if value is None else f"an object of type {type(value).__name__}"
+
+
+def _are_floats(due: np.dtype[Any], result: np.ndarray | np.generic) -> bool:
+    """Whether both are floats: a fixed type is wider where the model is computed in double."""
+    return due.kind == result.dtype.kind == "f"
 
 
 def _attribute(name: str) -> str:
