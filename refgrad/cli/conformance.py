@@ -202,7 +202,9 @@ def _report(results: Results, known: Limitations, whole: bool, verbose: bool) ->
 def _unverified(results: Results, operators: Mapping[str, str]) -> bool:
     """Name the operators of which no case came to a verdict; whether that is so of all that were asked."""
     doubtful = {operators[row.case] for row in results.rows if row.verdict == INCONCLUSIVE}
-    decided = {operators[row.case] for row in results.rows if row.verdict in FAULTS or row.verdict in (AGREED, CONVENTION)}
+    decided = {
+        operators[row.case] for row in results.rows if row.verdict in FAULTS or row.verdict in (AGREED, CONVENTION)
+    }
     if unverified := sorted(doubtful - decided):
         print(f"No case of {abridged(unverified)} was verified: every one is inconclusive.")
     return bool(unverified) and not decided
