@@ -133,6 +133,9 @@ class _Session(Prepared):
         self._backend = backend
         options = onnxruntime.SessionOptions()
         options.log_severity_level = _FATAL_SEVERITY
+        options.add_session_config_entry(
+            "session.load_model_format", "ONNX"
+        )  # what was checked, whatever its name says
         if threads is not None:
             options.intra_op_num_threads = threads
         source = _serialized(model) if isinstance(model, onnx.ModelProto) else os.fspath(model)

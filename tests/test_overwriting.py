@@ -178,7 +178,11 @@ def test_one_output_twice(prepared, run, capsys):
     assert "would be written twice" in capsys.readouterr().err
     assert run(["conformance", "run", "--ops", "Neg", "-o", "r.json", "--journal", "r.json"]) == 2
     assert "would be written twice" in capsys.readouterr().err
+    (prepared / "journal").symlink_to("r.json")
+    assert run(["conformance", "run", "--ops", "Neg", "-o", "r.json", "--journal", "journal"]) == 2
+    assert "would be written twice" in capsys.readouterr().err
     assert not (prepared / "r.json").exists()
+    (prepared / "journal").unlink()
 
 
 @pytest.mark.parametrize("name", ["models/model.onnx", "models/weights.bin", "feeds.npz"])

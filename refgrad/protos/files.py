@@ -131,7 +131,7 @@ def refuse_replacing(
     existing: dict[_Key, Path] = {}
     for path in map(Path, outputs):
         identity = _identity(path)
-        key = identity or (*_identity(path.parent), path.name.casefold())  # some file systems do not tell capitals
+        key = identity or _place(path)
         if key in seen:
             both = repr(str(path)) if path == seen[key] else f"{str(seen[key])!r}, which is {str(path)!r},"
             raise OutputFileError(f"{both} would be written twice. Give each output a file of its own.")
@@ -153,6 +153,12 @@ def _identity(path: Path) -> _Key:
     except (OSError, ValueError):  # no file, or a name that none can have
         return ()
     return (found.st_dev, found.st_ino)
+
+
+def _place(path: Path) -> _Key:
+    """Where a file is made at `path`. Some file systems do not tell capital letters."""
+    made = Path(os.path.realpath(path))  # where a link leads to that leads nowhere yet
+    return (*(_identity(made.parent) or (str(made.parent),)), made.name.casefold())
 
 
 def _read_files(
