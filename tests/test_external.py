@@ -13,6 +13,8 @@ import onnx
 import pytest
 import typer
 from commands import Command, commands
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 import refgrad
@@ -303,6 +305,75 @@ def test_every_attack_at_every_place_is_refused(place, from_folder, tmp_path, mo
             assert "tensor 'w'" in str(caught.value), name
             assert location_of(tensor) in str(caught.value), name
             assert len(str(caught.value)) < 1000
+
+
+def test_every_field_that_holds_tensors_is_known():
+    """A field that a later onnx adds has to be looked at (`tensors_without_initializers`), and gets a place above."""
+    found, pending, seen = set(), [ModelProto.DESCRIPTOR], set()
+    while pending:
+        message = pending.pop()
+        for field in message.fields:
+            if field.message_type is TensorProto.DESCRIPTOR:
+                found.add(field.full_name)
+            elif field.message_type is not None and field.message_type not in seen:
+                seen.add(field.message_type)
+                pending.append(field.message_type)
+    assert found == {
+        "onnx.GraphProto.initializer",
+        "onnx.AttributeProto.t",
+        "onnx.AttributeProto.tensors",
+        "onnx.SparseTensorProto.values",
+        "onnx.SparseTensorProto.indices",
+    }
+
+
+PARTS = (
+    "..",
+    ".",
+    "",
+    "inner",
+    "w.bin",
+    "secret.bin",
+    "link.bin",
+    "up",
+    "hard.bin",
+    "models",
+    "/",
+    "\\",
+    "\0",
+    "model.onnx",
+)
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory) -> Path:
+    """The folder of a model with a file, a folder with a file, and links of every kind to the secret."""
+    at = folder_of_a_model(tmp_path_factory.mktemp("tree"))
+    (at / "w.bin").write_bytes(b"w" * 12)
+    (at / "inner").mkdir()
+    (at / "inner" / "w.bin").write_bytes(b"inner w.bin!")
+    for folder in (at, at / "inner"):
+        (folder / "link.bin").symlink_to(secret(at))
+        (folder / "up").symlink_to(at.parent)
+        os.link(secret(at), folder / "hard.bin")
+    return at
+
+
+@given(st.lists(st.sampled_from(PARTS), max_size=6), st.booleans())
+@settings(max_examples=300, deadline=None)
+def test_no_location_leads_to_the_secret(tree, parts, is_absolute):
+    location = "/".join([str(tree), *parts] if is_absolute else parts)
+    tensor = outside(location=location, length=12)
+    path = tree / "model.onnx"
+    path.touch()
+    try:
+        with external.ExternalData(path) as data:
+            data.load(tensor)
+    except InvalidModelError:
+        return
+    assert not is_absolute
+    assert ".." not in parts
+    assert tensor.raw_data in (b"w" * 12, b"inner w.bin!")
 
 
 MODEL_COMMANDS = [command for command in commands() if command.of_role(Files.MODEL)]
