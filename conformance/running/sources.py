@@ -525,12 +525,15 @@ def _infer_outputs(model: ModelProto) -> bool:
     types = {t.name: t.data_type for t in bare.graph.initializer}
     types |= {v.name: v.type.tensor_type.elem_type for v in bare.graph.input}
     for node in bare.graph.node:
-        if not onnx.defs.has(node.op_type, node.domain):  # an operator of ours: onnx cannot tell what it gives
+        schema = find_schema(node.op_type, node.domain, versions.get(node.domain, 1))
+        ours = not onnx.defs.has(node.op_type, node.domain)
+        if ours or (schema is not None and schema.has_context_dependent_function):  # onnx cannot tell what it gives
             known = onnx.shape_inference.infer_shapes(bare).graph.value_info
             types |= {v.name: v.type.tensor_type.elem_type for v in known}
-            schema = find_schema(node.op_type, node.domain, versions.get(node.domain, 1))
             variables = {variable: types.get(name, 0) for name, variable, _ in _inputs(node, schema)}
             for name, variable in _outputs(node, schema):
+                if not ours and (types.get(name) or variable not in variables):
+                    continue
                 types[name] = variables.get(variable, 0)
                 bare.graph.value_info.append(helper.make_tensor_value_info(name, types[name], None))
     for value in onnx.shape_inference.infer_shapes(bare).graph.output:

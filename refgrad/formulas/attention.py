@@ -86,7 +86,8 @@ def inverse_root(op: Emitter, size: Size, kind: int) -> Size | float:
     """1/√size, of element type `kind` where only the run tells the size."""
     if isinstance(size, int):
         return 1 / math.sqrt(max(size, 1))
-    return op.as_type(op.Reciprocal(op.Sqrt(op.Cast(size, to=TensorProto.FLOAT))), kind)
+    wide = TensorProto.DOUBLE if kind == TensorProto.DOUBLE else TensorProto.FLOAT
+    return op.as_type(op.Reciprocal(op.Sqrt(op.Cast(size, to=wide))), kind)
 
 
 def places(op: Emitter, size: Size) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from onnx import FunctionProto, ModelProto, NodeProto, helper
+import numpy as np
+from onnx import FunctionProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from refgrad.forward.function_emitter import FunctionEmitter
 from refgrad.protos.domains import ASSUMED_OPSET, MICROSOFT
@@ -93,3 +94,50 @@ def call(model: ModelProto, node: NodeProto, function: FunctionProto) -> None:
     import_domain(model, function.domain)
     node.domain, node.op_type = function.domain, function.name
     del node.attribute[:]
+
+
+_ARITHMETIC = frozenset(("Div", "Identity", "Mul", "Reciprocal", "Sqrt"))  # what factors are made with
+
+
+def factors_in_double(body: FunctionProto) -> None:
+    """Compute in double what the body of an operator computes in float and then casts to double, as FlexAttention its scale.
+
+    Only numbers and sizes become double: tensors that the body casts to float on purpose stay float.
+    """
+    makers = {name: node for node in body.node for name in node.output}
+    widening = [node for node in body.node if node.op_type == "Cast" and _target(node) == TensorProto.DOUBLE]
+    for cast in widening:
+        found = _origins(cast.input[0], makers)
+        for node in found or ():
+            if node.op_type == "Cast":
+                node.attribute[0].i = TensorProto.DOUBLE
+            else:
+                value = numpy_helper.to_array(node.attribute[0].t)
+                node.attribute[0].t.CopyFrom(numpy_helper.from_array(value.astype(np.float64)))
+
+
+def _origins(name: str, makers: Mapping[str, NodeProto]) -> list[NodeProto] | None:
+    """The constants in float and the casts of sizes to float that `name` is computed from; None where there are others."""
+    node = makers.get(name)
+    if node is None:
+        return None
+    if node.op_type == "Constant" and node.attribute[0].t.data_type == TensorProto.FLOAT:
+        return [node]
+    if node.op_type == "Cast" and _target(node) == TensorProto.FLOAT:
+        return [node] if _is_size(node.input[0], makers) else None
+    if node.op_type not in _ARITHMETIC:
+        return None
+    found = [_origins(read, makers) for read in node.input]
+    return None if None in found else [origin for origins in found for origin in origins or ()]
+
+
+def _is_size(name: str, makers: Mapping[str, NodeProto]) -> bool:
+    """Whether `name` is a Shape, or gathered from one."""
+    node = makers.get(name)
+    gathered = node is not None and node.op_type == "Gather"
+    return node is not None and (node.op_type == "Shape" or (gathered and _is_size(node.input[0], makers)))
+
+
+def _target(node: NodeProto) -> int:
+    """The element type that a Cast casts to."""
+    return next((a.i for a in node.attribute if a.name == "to"), 0)

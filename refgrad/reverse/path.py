@@ -12,7 +12,7 @@ import onnx
 from onnx import FunctionProto, ModelProto, NodeProto, TensorProto, helper
 
 from refgrad.errors import NoGradientError, OptionError, UnknownNameError, choices, did_you_mean
-from refgrad.forward.functions import make_function
+from refgrad.forward.functions import factors_in_double, make_function
 from refgrad.forward.graph import Graph, Node, view
 from refgrad.protos.domains import MICROSOFT, ML
 from refgrad.protos.inlining import INLINED, inline_functions
@@ -522,4 +522,5 @@ def _body(graph: Graph, node: Node) -> FunctionProto | None:
         return None  # of a later opset, or for one operand of a variadic input only
     del body.opset_import[:]
     body.opset_import.append(helper.make_opsetid("", graph.opset))  # the inliner leaves another opset's body alone
+    factors_in_double(body)
     return body

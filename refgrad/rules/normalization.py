@@ -119,8 +119,13 @@ def layer_normalization(
     axis: int,
     epsilon: float,
 ) -> tuple[str, str, str | None]:
-    """dX = r·(g − mean(g) − x̂·mean(g·x̂)) with g = dY·Scale, dScale = Σ dY·x̂, dB = Σ dY; plus (dMean − dr·r²·x̂)/n"""
+    """dX = r·(g − mean(g) − x̂·mean(g·x̂)) with g = dY·Scale, dScale = Σ dY·x̂, dB = Σ dY; plus (dMean − dr·r²·x̂)/n
+
+    The schema has no Mean and InvStdDev in double: of an X in double they are computed again.
+    """
     d_Y = d_Y or op.zeros_like(X)
+    if op.type(X) == TensorProto.DOUBLE:
+        Mean, InvStdDev = _in_double(op, X, Mean, InvStdDev, axis, epsilon)
     d_X, d_Scale, d_B = op.grad.LayerNormalizationGrad(d_Y, X, Scale, B, Mean, InvStdDev, axis=axis, epsilon=epsilon)
     wide = widest(op, X, Mean)
     x, mean, r = (op.as_type(value, wide) for value in (X, Mean, InvStdDev))
@@ -132,6 +137,14 @@ def layer_normalization(
         slope = op.Mul(op.Mul(op.as_type(d_InvStdDev, wide), op.Mul(r, r)), op.share(x, mean, like=x))
         d_X = op.Sub(d_X, op.as_type(op.Mul(normalized, slope), op.type(X)))
     return d_X, d_Scale, d_B
+
+
+def _in_double(op: Emitter, X: str, Mean: str, InvStdDev: str, axis: int, epsilon: float) -> tuple[str, str]:
+    rank = op.rank(X)
+    if rank is not None:
+        return statistics(op, X, list(range(axis % rank, rank)), epsilon)
+    mean, r = statistics(op, op.Flatten(X, axis=axis), [1], epsilon)
+    return op.reshape_like(mean, Mean), op.reshape_like(r, InvStdDev)
 
 
 @rule("RMSNormalization")
