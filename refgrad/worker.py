@@ -13,17 +13,24 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import wraps
+from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import IO, Any, ParamSpec, TypeVar
 
-from refgrad.errors import WorkerError
+from refgrad.errors import InvalidModelError, OptionError, RefgradError, WorkerError
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 SECONDS = 60.0
+_PROTOBUF_LIMIT = 2**31 - 1
 _LONGEST = 2000  # characters of an exception's message that come back
 _LAST_WORDS = 2.0  # seconds that a process has to end after it closed its pipe
+_RESERVED = 1 << 30  # bytes of address space that the libraries reserve, where the system does not say
 _ORPHANED = 1.0  # seconds until a process notices that it belongs to nobody any more
-_START = "import sys; from refgrad.worker import serve; serve(int(sys.argv[1]))"
-_NO_MEMORY = re.compile("bad_?alloc|bad allocation|out of memory|cannot allocate|failed to allocate", re.I)
+_START = "import sys; from refgrad.worker import serve; serve(int(sys.argv[1]), int(sys.argv[2]))"
+_NO_MEMORY = re.compile("bad_?alloc|bad allocation|out of memory|cannot allocate|failed to allocate|MemoryError", re.I)
 
 
 class Worker:
@@ -38,10 +45,11 @@ class Worker:
 
     :param seconds: how long one call may take, the start of the process included.
     :param memory: how many bytes the process may have, where the system can limit it (not on Windows); 0 for any number.
+    :param room: how many bytes it may have beside those of the libraries that the first call needs; 0 for any number.
     """
 
-    def __init__(self, seconds: float = SECONDS, memory: int = 0) -> None:
-        self.seconds, self.memory = seconds, memory
+    def __init__(self, seconds: float = SECONDS, memory: int = 0, room: int = 0) -> None:
+        self.seconds, self.memory, self.room = seconds, memory, room
         self._turn = threading.Lock()
         self._stopped = False
         self._process: subprocess.Popen[bytes] | None = None
@@ -79,7 +87,7 @@ class Worker:
             if late.is_set():
                 raise WorkerError("timed out", f"nothing came back after {self.seconds:g} s") from error
             message = lines[-1] if lines else "no message"
-            verdict = "out of memory" if self.memory and _NO_MEMORY.search(message) else "crashed"
+            verdict = "out of memory" if self._is_limited and _NO_MEMORY.search(message) else "crashed"
             raise WorkerError(verdict, f"its process ended with {code}: {message}") from error
         finally:
             timer.cancel()
@@ -87,9 +95,13 @@ class Worker:
                 self.close()
         if failure is not None:
             raised, message = failure
-            exhausted = raised == "MemoryError" or (self.memory and _NO_MEMORY.search(message))
+            exhausted = raised == "MemoryError" or (self._is_limited and _NO_MEMORY.search(message))
             raise WorkerError("out of memory" if exhausted else "raised", message, raised)
         return result
+
+    @property
+    def _is_limited(self) -> bool:
+        return bool(self.memory or self.room)
 
     def stop(self) -> None:
         """End the process and call nothing any more: a call that waits in another thread fails at once."""
@@ -123,7 +135,7 @@ class Worker:
         if self._process is None or self._said is None:
             self._said = tempfile.TemporaryFile(prefix="refgrad-")  # noqa: SIM115  (closed with the process)
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _START, str(self.memory)],
+                [sys.executable, "-c", _START, str(self.memory), str(self.room)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._said,
@@ -133,6 +145,72 @@ class Worker:
             if self._stopped:  # meanwhile, by another thread
                 _kill(self._process)
         return self._process, self._said
+
+
+def limited(function: Callable[P, R]) -> Callable[P, R]:
+    """`function`, which runs in a process of its own where `max_memory` or `max_seconds` is given.
+
+    What `function` raises there is raised here. The process knows the operators of plug-ins, not those that this process
+    registered by itself.
+    """
+
+    @wraps(function)
+    def call(*arguments: P.args, **keywords: P.kwargs) -> R:
+        memory: Any = keywords.pop("max_memory", None)
+        seconds: Any = keywords.pop("max_seconds", None)
+        if memory is None and seconds is None:
+            return function(*arguments, **keywords)
+        _check_limits(memory, seconds)
+        for argument in (*arguments, *keywords.values()):
+            if (size := getattr(argument, "ByteSize", None)) is not None and size() > _PROTOBUF_LIMIT:
+                raise InvalidModelError(
+                    "A model over 2 GB cannot be handed to another process, as max_memory and max_seconds ask for: save it "
+                    "with external data, and give its path."
+                )
+        with Worker(threading.TIMEOUT_MAX if seconds is None else seconds, room=memory or 0) as worker:
+            try:
+                result: R
+                error: RefgradError | None
+                result, error = worker.call(_result_or_error, call, arguments, keywords)
+            except WorkerError as failure:
+                raise _met(failure, function.__name__, memory, seconds) from failure
+        if error is None:
+            return result
+        if memory is not None and _NO_MEMORY.search(str(error)):
+            raise _met(WorkerError("out of memory", str(error)), function.__name__, memory, seconds) from error
+        raise error
+
+    return call
+
+
+def _check_limits(memory: Any, seconds: Any) -> None:
+    if memory is not None and not (isinstance(memory, int) and memory > 0):
+        raise OptionError(f"max_memory={memory!r} is not a number of bytes above 0. Give one, or None for no limit.")
+    if seconds is not None and not (isinstance(seconds, int | float) and 0 < seconds < threading.TIMEOUT_MAX):
+        raise OptionError(
+            f"max_seconds={seconds!r} is not a number of seconds above 0. Give one, or None for no limit."
+        )
+
+
+def _result_or_error(
+    function: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any]
+) -> tuple[Any, RefgradError | None]:
+    try:
+        return function(*arguments, **keywords), None
+    except RefgradError as error:
+        return None, error.with_traceback(None)
+
+
+def _met(failure: WorkerError, what: str, memory: int | None, seconds: float | None) -> WorkerError:
+    """The error that names the limit which a call met."""
+    verdict = failure.verdict
+    if verdict == "timed out":
+        said = f"{what} did not finish within max_seconds={seconds:g}. Give it more time, or do not take this model"
+    elif verdict == "out of memory" and memory is not None:
+        said = f"{what} needs more than max_memory={memory}, {memory / 2**20:.4g} MiB. Give it more, or do not take this model"
+    else:
+        said = f"{what} {verdict} in a process of its own: {failure}"
+    return WorkerError(verdict, said, failure.raised)
 
 
 def _end(process: subprocess.Popen[bytes]) -> int:
@@ -175,7 +253,7 @@ def _error_instead_of_signal() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def serve(memory: int) -> None:
+def serve(memory: int, room: int = 0) -> None:
     """What the process does: read a call, make it, answer with the result or with the exception's class and message.
 
     Until stdin ends.
@@ -183,15 +261,15 @@ def serve(memory: int) -> None:
     threading.Thread(target=_outlive_nobody, args=(os.getppid(),), daemon=True).start()
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a library prints is no answer
-    if memory and sys.platform != "win32":
-        import resource
-
-        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    _limit(memory)
     while True:
         try:
             function, arguments, keywords = pickle.load(sys.stdin.buffer)
         except EOFError:
             return
+        if room:
+            limit_room(room)
+            room = 0
         reply: tuple[Any, tuple[str, str] | None]
         try:
             reply = function(*arguments, **keywords), None
@@ -201,6 +279,26 @@ def serve(memory: int) -> None:
             reply = None, (name, said or name)
         pickle.dump(reply, answers)
         answers.flush()
+
+
+def _limit(memory: int) -> None:
+    if memory and sys.platform != "win32":
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+
+
+def limit_room(room: int) -> None:
+    """Let this process take no more than `room` bytes beside those that it has, where the system can limit it."""
+    _limit(_taken() + room)
+
+
+def _taken() -> int:
+    """How many bytes of address space this process has, most of which libraries only reserve."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError):
+        return _RESERVED
 
 
 def _outlive_nobody(parent: int) -> None:

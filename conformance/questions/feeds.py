@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ from refgrad.backends.base import Value, check_feeds
 from refgrad.conformance.case import is_float
 from refgrad.errors import FeedError, choices, did_you_mean
 
+_DRAWN = 8  # bytes of a number that is drawn, before it is cast
 SIZE = 4  # of a dimension that is not declared
 
 # Where float inputs are drawn from, in this order until every output is finite: anywhere; where Log, Sqrt, Pow, Acos and
@@ -38,6 +40,7 @@ def random_feeds(
     size: int = SIZE,
     sizes: Mapping[str, int] | None = None,
     domain: str = DOMAINS[0],
+    max_memory: int | None = None,
 ) -> dict[str, np.ndarray]:
     """A random feed for every input without a default, the same for the same seed.
 
@@ -45,7 +48,9 @@ def random_feeds(
     rank has one axis. Floats are drawn from `domain`; integers are 0 or 1, which every index, mask and class label may be;
     strings are "a".
 
-    :raises FeedError: an input that is no tensor, or has no declared type; a symbol in `sizes` that no input has.
+    :param max_memory: how many bytes all feeds may have together.
+    :raises FeedError: an input that is no tensor, or has no declared type; a symbol in `sizes` that no input has; feeds that
+        are larger than `max_memory`.
     """
     known = {dim for value in inputs for dim in value.shape or () if isinstance(dim, str)}
     for symbol in sizes or ():
@@ -54,12 +59,19 @@ def random_feeds(
                 f"No input has a dimension {symbol!r}.{did_you_mean(symbol, known)} Symbolic ones: {choices(sorted(known))}."
             )
     rng = np.random.default_rng(seed)
-    feeds = {}
+    feeds: dict[str, np.ndarray] = {}
+    held = 0
     for value in inputs:
         if value.has_default:
             continue
         dims = (None,) if value.shape is None else value.shape
         shape = tuple(d if isinstance(d, int) else (sizes or {}).get(d or "", size) for d in dims)
+        held += math.prod(shape) * (_DRAWN if value.dtype is None else max(value.dtype.itemsize, _DRAWN))
+        if max_memory is not None and held > max_memory:
+            raise FeedError(
+                f"Input {value} takes the feeds to {held} bytes, drawn at random, and max_memory is {max_memory}. "
+                "Give it more, or choose smaller sizes (--dim)."
+            )
         try:
             feeds[value.name] = _draw(value, shape, rng, domain)
         except (MemoryError, ValueError) as error:
@@ -86,10 +98,11 @@ def _draw(value: Value, shape: tuple[int, ...], rng: np.random.Generator, domain
     return array.astype(value.dtype)
 
 
-def read_feeds(path: str | Path, inputs: Sequence[Value]) -> dict[str, Any]:
+def read_feeds(path: str | Path, inputs: Sequence[Value], max_memory: int | None = None) -> dict[str, Any]:
     """The arrays of an .npz file, checked against the inputs of a model.
 
-    :raises FeedError: no such file, no .npz file, or feeds that do not fit the model.
+    :param max_memory: how many bytes all arrays may have together; a small file may hold large ones.
+    :raises FeedError: no such file, no .npz file, feeds that do not fit the model, or are larger than `max_memory`.
     """
     file = Path(path)
     if not file.is_file():
@@ -97,6 +110,8 @@ def read_feeds(path: str | Path, inputs: Sequence[Value]) -> dict[str, Any]:
     if not zipfile.is_zipfile(file):
         raise FeedError(f"{str(file)!r} is no .npz file. Save the feeds by name: numpy.savez(path, x=x).")
     try:
+        if max_memory is not None:
+            _refuse_large(file, max_memory)
         with file.open("rb") as opened:
             archive = np.load(opened, allow_pickle=False)
             arrays = {name: archive[name] for name in archive.files}
@@ -106,6 +121,34 @@ def read_feeds(path: str | Path, inputs: Sequence[Value]) -> dict[str, Any]:
         ) from error
     declared = {value.name: value for value in inputs}
     return check_feeds({name: _as_declared(a, declared.get(name)) for name, a in arrays.items()}, inputs)
+
+
+def _refuse_large(file: Path, max_memory: int) -> None:
+    """Refuse an archive whose arrays are larger than it may be, by what their headers and the archive's own say.
+
+    zipfile reads no more of an entry than the archive says that it holds.
+    """
+    held = 0
+    with zipfile.ZipFile(file) as archive:
+        for entry in archive.infolist():
+            held += _size_of(archive, entry)
+            if held > max_memory:
+                raise FeedError(
+                    f"{str(file)!r} holds {held} bytes or more when it is unpacked, and max_memory is {max_memory}. "
+                    "Give it more, or feed less at a time."
+                )
+
+
+def _size_of(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> int:
+    """How many bytes an entry takes: what the header of an array asks for is allocated before it is read."""
+    with archive.open(entry) as opened:
+        try:
+            version = np.lib.format.read_magic(opened)
+            read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+            shape, _, dtype = read(opened)
+        except ValueError:  # it is no array, and reading it says so
+            return entry.file_size
+    return math.prod(shape) * int(dtype.itemsize)
 
 
 def _as_declared(array: np.ndarray, value: Value | None) -> np.ndarray:

@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from refgrad.cli import conformance, derivatives, listings, recipe, running
+from refgrad.cli.containment import contained
 from refgrad.cli.output import AGREES, INTERRUPTED, REFUSED, App
 from refgrad.errors import RefgradError
 from refgrad.show.tables import printable
@@ -75,8 +76,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     if sys.stdout is None:  # the shell closed it: >&-
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115  (as long as the process)
+    if arguments is None:
+        return contained(lambda: _carry_out(sys.argv[1:]), REFUSED, _complain)
+    return _carry_out(arguments)
+
+
+def _carry_out(arguments: Sequence[str]) -> int:
     try:
-        modules, others = plugins.split_arguments(sys.argv[1:] if arguments is None else arguments)
+        modules, others = plugins.split_arguments(arguments)
         with plugins.importing(modules):
             app(others, prog_name="refgrad")
     except SystemExit as stop:

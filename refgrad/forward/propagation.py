@@ -49,6 +49,7 @@ def infer_shapes(model: ModelProto, shaped: bool = True) -> GraphProto:
         inputs = [value for value in known.input if not value.name.startswith(_HIDDEN)]
         del known.input[:]
         known.input.extend(inputs)
+        hiding.reveal(known)
         if hiding.open in ((), before):
             break
         before = hiding.open
@@ -87,6 +88,7 @@ class _Hiding:
         self._names: dict[tuple[int, str, Shape | None], str] = {}  # of what stands for a value in a graph
         self._inputs: list[ValueInfoProto] = []
         self._open: list[tuple[int, str]] = []
+        self._sizes: dict[str, str] = {}  # the names that the sizes of vectors have where they are hidden
         self._graphs = 0
 
     @property
@@ -101,6 +103,24 @@ class _Hiding:
         self._visit(copy.graph, self._known, _Scope(self._known))
         copy.graph.input.extend(self._inputs)
         return copy if self._inputs else model
+
+    def reveal(self, found: GraphProto) -> None:
+        """Give the sizes of vectors that were hidden, in place, the names that they have where they were not."""
+        if not self._sizes:
+            return
+        values = [v for graph in graphs(found) for v in (*graph.value_info, *graph.input, *graph.output)]
+        names = {}
+        for value in values:
+            if (hidden := self._sizes.get(value.name)) is not None:
+                shape = type_of(value)[1]
+                if shape is not None and len(shape) == 1 and shape[0] is not None:
+                    names[hidden] = shape[0]
+        for value in values:
+            for dim in value.type.tensor_type.shape.dim:
+                if isinstance(size := names.get(dim.dim_param), int):
+                    dim.dim_value = size
+                elif size is not None:
+                    dim.dim_param = size
 
     def _visit(self, graph: GraphProto, known: GraphProto, scope: _Scope) -> None:
         self._graphs += 1
@@ -148,6 +168,8 @@ class _Hiding:
             beside_matrix = any(other is not None and len(other) > 1 for other in others)
             # Beside a matrix a row broadcasts alike, and it is no vector.
             shape = (1, size) if node.op_type in _ELEMENTWISE and beside_matrix else (f"{UNNAMED}{size}_",)
+        elif shape is not None:
+            shape = (self._sizes.setdefault(name, f"{UNNAMED}{_HIDDEN}{len(self._sizes)}"),)
         key = number, name, shape
         if key not in self._names:
             self._names[key] = f"{_HIDDEN}{len(self._names)}"

@@ -21,12 +21,14 @@ from refgrad.reverse.sweep import sweep
 from refgrad.reverse.values import Values
 from refgrad.tables.kinks import CONVENTIONS
 from refgrad.tables.registry import DIALECTS
+from refgrad.worker import limited
 
 COTANGENTS = ("input", "ones", "yield")
 QUANTIZATION = ("zero", "straight-through", "clipped")
 WEIGHTS = ("overridable", "constants", "inputs")
 
 
+@limited
 def gradient(
     model: ModelProto | str | os.PathLike[str],
     wrt: Sequence[str] | None = None,
@@ -39,6 +41,8 @@ def gradient(
     quantization: str = "zero",
     recompute: bool | Sequence[str] = False,
     weights: str = "overridable",
+    max_memory: int | None = None,
+    max_seconds: float | None = None,
 ) -> ModelProto:
     """The model that computes the gradient of `model` by reverse-mode differentiation.
 
@@ -82,12 +86,16 @@ def gradient(
         a training loop may feed others; ONNX Runtime warns of each, and cannot prepack it. "constants": initializers and no
         inputs, as are all others, which is quiet and faster where the values do not change. "inputs": inputs without a default,
         which have to be fed.
+    :param max_memory: how many bytes this may take, beside those of the libraries; with it or `max_seconds` everything is done
+        in another process, which may crash: for models from strangers (docs/security.md).
+    :param max_seconds: how long this may take, the start of that process (about a second) included.
     :raises InvalidModelError: the model cannot be read, or onnx refuses it.
     :raises UnknownNameError: a name in `wrt` or `outputs` that does not exist, is there twice, or is no float, or an entry of
         `recompute` that no node matches.
     :raises NoGradientError: an operator between `wrt` and `outputs` has no rule or no derivative.
     :raises OptionError: an unknown dialect, cotangent, kinks, quantization or weights, "yield" outside dialect "ort", or a
         `recompute` that is neither a bool nor a list of names.
+    :raises WorkerError: that process met a limit, or crashed.
 
     >>> import onnx.parser, refgrad
     >>> square = onnx.parser.parse_model(
@@ -138,20 +146,25 @@ def gradient(
         return differentiated(normalise(model))  # at its calls more is known, as a shape may be an argument
 
 
+@limited
 def preflight(
     model: ModelProto | str | os.PathLike[str],
     wrt: Sequence[str] | None = None,
     outputs: Sequence[str] | None = None,
     *,
     quantization: str = "zero",
+    max_memory: int | None = None,
+    max_seconds: float | None = None,
 ) -> Report:
     """Every operator that the derivative meets, at once: by a rule, zero, or refused and why. Nothing is emitted.
 
     The arguments are those of `gradient`.
 
+    :param max_memory: and `max_seconds`: limits, as in `gradient`.
     :raises InvalidModelError: the model cannot be read, or onnx refuses it.
     :raises UnknownNameError: a name in `wrt` or `outputs` that does not exist, is there twice, or is no float.
     :raises OptionError: an unknown quantization.
+    :raises WorkerError: that process met a limit, or crashed.
     """
     _check_options(("quantization", quantization, QUANTIZATION))
     graph = normalise(model, keep=quantization == "zero")

@@ -39,11 +39,18 @@ from refgrad.protos.walk import (
 from refgrad.reverse.assembly import IR_VERSION, names_in
 from refgrad.reverse.gradient import gradient, taken_names
 from refgrad.transforms.lower import assemble
+from refgrad.worker import limited
 
 Tensor: TypeAlias = "TensorProto | SparseTensorProto"
 
 
-def expand_gradients(model: ModelProto | str | os.PathLike[str]) -> ModelProto:
+@limited
+def expand_gradients(
+    model: ModelProto | str | os.PathLike[str],
+    *,
+    max_memory: int | None = None,
+    max_seconds: float | None = None,
+) -> ModelProto:
     """The model in which the graph of the derivative replaces every node Gradient of ai.onnx.preview.training.
 
     A node Gradient(xs, zs, y) has one output per name in `xs`, of the type and shape of that value: the derivative of `y`, of
@@ -59,11 +66,13 @@ def expand_gradients(model: ModelProto | str | os.PathLike[str]) -> ModelProto:
     model.
 
     :param model: a model, or the path of one.
+    :param max_memory: and `max_seconds`: limits, as in `gradient`.
     :raises InvalidModelError: the model cannot be read, or onnx refuses it.
     :raises ExpansionError: a node Gradient with attributes, inputs or outputs that do not go together; a name that no value
         before the node has; an `x` that `y` does not depend on; an `x` or `y` that is not a float; `xs` and `zs` that do not
         determine `y`, or that are not independent.
     :raises NoGradientError: an operator between `xs` and `y` has no rule or no derivative.
+    :raises WorkerError: that process met a limit, or crashed.
 
     >>> import onnx.parser, refgrad
     >>> slope = onnx.parser.parse_model('''

@@ -19,10 +19,12 @@ from refgrad.protos.types import Shape, adjoint_of, element_type
 from refgrad.protos.walk import fresh, graphs, names_of
 from refgrad.reverse.assembly import names_in, note
 from refgrad.reverse.gradient import gradient, preflight
+from refgrad.worker import limited
 
 Model = ModelProto | str | os.PathLike[str]
 
 
+@limited
 def jvp(
     model: Model,
     wrt: Sequence[str] | None = None,
@@ -31,6 +33,8 @@ def jvp(
     keep_outputs: bool = False,
     kinks: str = "refgrad",
     quantization: str = "zero",
+    max_memory: int | None = None,
+    max_seconds: float | None = None,
 ) -> ModelProto:
     """The model that computes how the outputs of `model` move when its inputs do: the Jacobian times a vector, forward mode.
 
@@ -44,11 +48,13 @@ def jvp(
 
     :param model: a model, or the path of one; the other arguments and the errors are those of `gradient`.
     :param keep_outputs: also return the outputs of the model, after the tangents.
+    :param max_memory: and `max_seconds`: limits, as in `gradient`.
     :raises InvalidModelError: the model cannot be read, or onnx refuses it.
     :raises UnknownNameError: a name in `wrt` or `outputs` that does not exist, is given twice, or is not a float.
     :raises NoGradientError: an operator between `wrt` and `outputs` has no derivative, or one of the gradient has none; an
         output is an optional.
     :raises OptionError: an unknown choice of kinks, or an unknown quantization.
+    :raises WorkerError: that process met a limit, or crashed.
 
     >>> import onnx.parser, refgrad
     >>> square = onnx.parser.parse_model(
@@ -79,6 +85,7 @@ def jvp(
     return made
 
 
+@limited
 def hvp(
     model: Model,
     wrt: Sequence[str] | None = None,
@@ -87,6 +94,8 @@ def hvp(
     keep_outputs: bool = False,
     kinks: str = "refgrad",
     quantization: str = "zero",
+    max_memory: int | None = None,
+    max_seconds: float | None = None,
 ) -> ModelProto:
     """The model that computes the Hessian of `output`, or of the sum of its elements, times a vector.
 
@@ -98,10 +107,12 @@ def hvp(
     :param model: a model, or the path of one; the other arguments and the errors are those of `gradient`.
     :param output: the float output to differentiate; by default the only one.
     :param keep_outputs: also return the outputs of the model, after the products.
+    :param max_memory: and `max_seconds`: limits, as in `gradient`.
     :raises InvalidModelError: the model cannot be read, or onnx refuses it.
     :raises UnknownNameError: a name in `wrt`, or an `output`, that does not exist, is given twice, or is not a float.
     :raises NoGradientError: an operator between `wrt` and `output` has no derivative, or one of the gradient has none.
     :raises OptionError: no `output` where there are several, an unknown choice of kinks, or an unknown quantization.
+    :raises WorkerError: that process met a limit, or crashed.
 
     >>> import onnx.parser, refgrad
     >>> cube = onnx.parser.parse_model(
@@ -120,6 +131,7 @@ def hvp(
     return _result(second, _renamed(second, vectors, "vector"), _renamed(second, products, "hvp"), kept)
 
 
+@limited
 def jacobian(
     model: Model,
     wrt: Sequence[str] | None = None,
@@ -128,6 +140,8 @@ def jacobian(
     keep_outputs: bool = False,
     kinks: str = "refgrad",
     quantization: str = "zero",
+    max_memory: int | None = None,
+    max_seconds: float | None = None,
 ) -> ModelProto:
     """The model that computes every derivative of the outputs of `model`, element by element.
 
@@ -140,10 +154,12 @@ def jacobian(
 
     :param model: a model, or the path of one; the other arguments and the errors are those of `gradient`.
     :param keep_outputs: also return the outputs of the model, after the derivatives.
+    :param max_memory: and `max_seconds`: limits, as in `gradient`.
     :raises InvalidModelError: the model cannot be read, or onnx refuses it.
     :raises UnknownNameError: a name in `wrt` or `outputs` that does not exist, is given twice, or is not a float.
     :raises NoGradientError: an operator between `wrt` and `outputs` has no rule or no derivative, or one of them is a sequence.
     :raises OptionError: an unknown choice of kinks, or an unknown quantization.
+    :raises WorkerError: that process met a limit, or crashed.
 
     >>> import onnx.parser, refgrad
     >>> square = onnx.parser.parse_model(
@@ -160,6 +176,7 @@ def jacobian(
     return _of_elements(made, found, (), keep_outputs)
 
 
+@limited
 def hessian(
     model: Model,
     wrt: Sequence[str] | None = None,
@@ -168,6 +185,8 @@ def hessian(
     keep_outputs: bool = False,
     kinks: str = "refgrad",
     quantization: str = "zero",
+    max_memory: int | None = None,
+    max_seconds: float | None = None,
 ) -> ModelProto:
     """The model that computes every second derivative of `output`, or of the sum of its elements.
 
@@ -178,11 +197,13 @@ def hessian(
     :param model: a model, or the path of one; the other arguments and the errors are those of `gradient`.
     :param output: the float output to differentiate; by default the only one.
     :param keep_outputs: also return the outputs of the model, after the derivatives.
+    :param max_memory: and `max_seconds`: limits, as in `gradient`.
     :raises InvalidModelError: the model cannot be read, or onnx refuses it.
     :raises UnknownNameError: a name in `wrt`, or an `output`, that does not exist, is given twice, or is not a float.
     :raises NoGradientError: an operator between `wrt` and `output` has no derivative, or one of the gradient has none;
         a sequence in `wrt`.
     :raises OptionError: no `output` where there are several, an unknown choice of kinks, or an unknown quantization.
+    :raises WorkerError: that process met a limit, or crashed.
 
     >>> import onnx.parser, refgrad
     >>> square = onnx.parser.parse_model(

@@ -34,13 +34,20 @@ from refgrad.reverse.emission import Emitted, Writer
 from refgrad.reverse.emit import Emitter
 from refgrad.reverse.gradient import taken_names
 from refgrad.tables.definitions import DEFINITIONS, Definition, UnsupportedFormError
+from refgrad.worker import limited
 
 _YIELD = MICROSOFT, "YieldOp"
 _PLAIN = ("", "ai.onnx", ML)
 _MOVED = tuple(op_type for domain, op_type in FORMS if not domain)  # onnx's checker refuses them in the default domain
 
 
-def lower(model: ModelProto | str | os.PathLike[str]) -> ModelProto:
+@limited
+def lower(
+    model: ModelProto | str | os.PathLike[str],
+    *,
+    max_memory: int | None = None,
+    max_seconds: float | None = None,
+) -> ModelProto:
     """The model with the same results in ai.onnx operators only, which replace ONNX Runtime's own operators.
 
     These are the operators of com.microsoft that its gradient builder and its training artifacts use, MaxPoolGrad,
@@ -61,8 +68,10 @@ def lower(model: ModelProto | str | os.PathLike[str]) -> ModelProto:
     caller's model is not modified. External data is referenced, not read: save the result in the folder of the model.
 
     :param model: a model, or the path of one.
+    :param max_memory: and `max_seconds`: limits, as in `gradient`.
     :raises InvalidModelError: the model cannot be read, or onnx refuses it.
     :raises LoweringError: an operator has no form in ai.onnx here, or its attributes or inputs do not fit it.
+    :raises WorkerError: that process met a limit, or crashed.
 
     >>> import onnx.parser, refgrad
     >>> squash = onnx.parser.parse_model(

@@ -1,0 +1,93 @@
+"""A command in a process of its own: what a malformed file makes of a library then ends that process, with a message."""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import os
+import re
+import signal
+import sys
+import tempfile
+import threading
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import IO
+
+from refgrad.worker import limit_room
+
+_END_ON_DEATH_OF_PARENT = 1  # PR_SET_PDEATHSIG of <sys/prctl.h>
+_FRAME = re.compile(r'^  File "(.+)", line \d+ in (\S+)', re.MULTILINE)
+_COPIES = 2  # how much more than the values that it holds a command may take: kernels and files need copies
+_SLACK = 1 << 27  # bytes for everything else
+
+_is_contained = False
+
+
+def contained(command: Callable[[], int], refused: int, complain: Callable[[str], None]) -> int:
+    """What `command` returns: in a copy of this process, where the system can make one. If that dies, `complain` and `refused`.
+
+    A copy costs milliseconds, a new process would import everything again.
+    """
+    if not sys.platform.startswith("linux") or threading.active_count() > 1:
+        return command()
+    global _is_contained
+    sys.stdout.flush()
+    sys.stderr.flush()
+    said = tempfile.TemporaryFile(prefix="refgrad-")  # noqa: SIM115  (the copy writes to it until it ends)
+    parent = os.getpid()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # libraries have threads, which they start again in a copy
+        child = os.fork()
+    if not child:
+        _is_contained = True
+        ctypes.CDLL(None).prctl(_END_ON_DEATH_OF_PARENT, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(refused)
+        faulthandler.enable(said)
+        return command()
+    with said:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal tells both
+
+        def pass_on(number: int, frame: FrameType | None) -> None:
+            os.kill(child, number)
+
+        signal.signal(signal.SIGTERM, pass_on)
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        if status >= 0:
+            return status
+        return _died(-status, said, refused, complain)
+
+
+def _died(number: int, said: IO[bytes], refused: int, complain: Callable[[str], None]) -> int:
+    if number in (
+        signal.SIGINT,
+        signal.SIGTERM,
+        signal.SIGHUP,
+        signal.SIGPIPE,
+        signal.SIGQUIT,
+    ):  # somebody wanted it to
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+    if number == signal.SIGKILL:
+        complain(
+            "The process of this command was killed. The system does that where memory runs out: "
+            "a file that it read asks for more than there is."
+        )
+        return refused
+    said.seek(0)
+    frames = _FRAME.findall(said.read().decode(errors="replace"))
+    place = f" in {frames[0][1]} of {'/'.join(Path(frames[0][0]).parts[-2:])}" if frames else ""
+    complain(
+        f"The process of this command died{place}: {signal.strsignal(number)}. "
+        "A file that it read is malformed in a way that no check has found."
+    )
+    return refused
+
+
+def limit_memory(size: int) -> None:
+    """Let this command take no more memory than values of `size` bytes need, where it has a process of its own."""
+    if _is_contained:
+        limit_room(_COPIES * size + _SLACK)

@@ -1,0 +1,159 @@
+"""Limits are kept: of calls in a process of their own, of the command line, of feeds."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import zipfile
+
+import numpy as np
+import onnx
+import pytest
+from onnx import ModelProto, parser
+
+import refgrad
+from refgrad.backends.base import graph_inputs
+from refgrad.conformance.questions.feeds import random_feeds, read_feeds
+from refgrad.errors import FeedError, NoGradientError, OptionError, UnknownNameError, WorkerError
+from refgrad.worker import limited
+
+MIB = 1 << 20
+
+
+def _model(text: str) -> ModelProto:
+    return parser.parse_model(f'<ir_version: 8, opset_import: ["": 18]> {text}')
+
+
+SQUARE = _model("m (float[N] x) => (float[N] y) { y = Mul(x, x) }")
+
+
+def _long(nodes: int) -> ModelProto:
+    """A model whose gradient takes tens of megabytes."""
+    chained = " ".join(f"v{k} = Mul({f'v{k - 1}' if k else 'x'}, x)" for k in range(nodes))
+    return _model(f"m (float[N] x) => (float[N] y) {{ {chained} y = Mul(v{nodes - 1}, x) }}")
+
+
+def test_a_gradient_within_limits_is_the_same_and_names_what_it_met():
+    assert refgrad.gradient(SQUARE, max_memory=256 * MIB, max_seconds=60) == refgrad.gradient(SQUARE)
+    with pytest.raises(WorkerError, match=r"gradient needs more than max_memory=\d+, 20 MiB") as met:
+        refgrad.gradient(_long(20_000), max_memory=20 * MIB)
+    assert met.value.verdict == "out of memory"
+    with pytest.raises(WorkerError, match=r"hvp did not finish within max_seconds=0\.2") as met:
+        refgrad.hvp(SQUARE, max_seconds=0.2)
+    assert met.value.verdict == "timed out"
+
+
+def test_a_refusal_is_the_same_within_limits():
+    with pytest.raises(UnknownNameError, match="'q' in wrt"):
+        refgrad.gradient(SQUARE, ["q"], max_seconds=60)
+    model = _model("m (float[N] x) => (float[N] y) { y = Softmax(x) z = d.unheard(x) }")
+    model.opset_import.add(domain="d", version=1)
+    model.graph.output.add().CopyFrom(model.graph.output[0])
+    model.graph.output[1].name = "z"
+    with pytest.raises(NoGradientError) as error:
+        refgrad.gradient(model, max_seconds=60)
+    assert error.value.nodes
+
+
+@pytest.mark.parametrize("limits", [{"max_memory": 0}, {"max_memory": 1.5}, {"max_seconds": 0}, {"max_seconds": "1"}])
+def test_a_limit_is_a_number_above_0(limits):
+    with pytest.raises(OptionError, match="above 0"):
+        refgrad.gradient(SQUARE, **limits)
+
+
+def test_a_crash_is_an_error():
+    with pytest.raises(WorkerError, match=r"_crash crashed in a process of its own: its process ended with -6"):
+        _crash(max_seconds=60)
+
+
+@limited
+def _crash(*, max_seconds: float | None = None) -> None:
+    os.abort()
+
+
+# --- the command line ---
+
+
+def _command(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    said = f"import sys; from refgrad import cli\n{program}\nsys.argv = ['refgrad', *{list(arguments)!r}]; sys.exit(cli.main())"
+    return subprocess.run([sys.executable, "-c", said], capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere a command has no process of its own")
+@pytest.mark.parametrize(
+    ("death", "said"),
+    [
+        ("import os; os.abort()", "died in normalise of <string>: Aborted"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "was killed. The system does that where memory"),
+    ],
+)
+def test_a_crash_is_exit_2_with_a_message(tmp_path, death, said):
+    onnx.save(SQUARE, tmp_path / "m.onnx")
+    program = (
+        "import refgrad.reverse.gradient\n"
+        f"def normalise(*a, **k):\n    {death}\n"
+        "sys.modules['refgrad.reverse.gradient'].normalise = normalise"
+    )
+    done = _command(program, "grad", str(tmp_path / "m.onnx"), "-o", str(tmp_path / "g.onnx"))
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert [file.name for file in tmp_path.iterdir()] == ["m.onnx"]
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere a command has no process of its own")
+def test_the_process_of_a_command_ends_with_it(tmp_path):
+    program = (
+        "import os, time\n"
+        "def run(*a, **k): print(os.getpid(), flush=True); time.sleep(60)\n"
+        "cli._carry_out = run; sys.argv = ['refgrad']; cli.main()"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", f"import sys; from refgrad import cli\n{program}"], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    with process, process.stdout:
+        child = int(process.stdout.readline())
+        assert child != process.pid
+        process.send_signal(signal.SIGKILL)
+        assert process.stdout.read() == ""  # the copy is gone: nobody holds the pipe any more
+
+
+# --- feeds ---
+
+
+def _inputs(text: str) -> tuple:
+    return graph_inputs(_model(text).graph)
+
+
+def test_random_feeds_are_measured_before_they_are_drawn():
+    inputs = _inputs("m (float[40000, 30000] x) => (float[40000, 30000] y) { y = Neg(x) }")
+    with pytest.raises(FeedError, match="9600000000 bytes, drawn at random, and max_memory is 1048576"):
+        random_feeds(inputs, max_memory=MIB)
+    assert random_feeds(_inputs("m (float[N] x) => (float[N] y) { y = Neg(x) }"), max_memory=MIB)["x"].size == 4
+
+
+def test_feeds_are_measured_before_they_are_unpacked(tmp_path):
+    inputs = _inputs("m (float[N] x) => (float[N] y) { y = Neg(x) }")
+    file = tmp_path / "feeds.npz"
+    np.savez_compressed(file, x=np.zeros(1 << 22, np.float32))
+    assert file.stat().st_size < MIB
+    with pytest.raises(FeedError, match=r"holds 1677\d+ bytes or more when it is unpacked, and max_memory is 1048576"):
+        read_feeds(file, inputs, MIB)
+    assert read_feeds(file, inputs, 32 * MIB)["x"].size == 1 << 22
+    with zipfile.ZipFile(file, "w") as archive, archive.open("x.npy", "w") as entry:  # a header that lies
+        np.lib.format.write_array_header_1_0(entry, {"descr": "<f4", "fortran_order": False, "shape": (1 << 40,)})
+    with pytest.raises(FeedError, match=f"holds {1 << 42} bytes or more"):
+        read_feeds(file, inputs, MIB)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere a command has no process of its own")
+def test_what_is_not_counted_meets_the_limit_of_the_process(tmp_path):
+    body = "a = Constant<value_ints=[30000, 30000]>() e = ConstantOfShape(a) y = ReduceMax<keepdims=0>(e)"
+    onnx.save(_model(f"m (float[1] x) => (float y) {{ {body} }}"), tmp_path / "m.onnx")
+    blind = "from refgrad.backends.numpy.memory import Watch; Watch.reserve = Watch.replace = lambda *_: None"
+    done = _command(blind, "run", str(tmp_path / "m.onnx"), "--max-memory", "50M")
+    assert done.returncode == 2
+    assert "Unable to allocate 3.35 GiB" in done.stderr
