@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from refgrad.cli import conformance, derivatives, listings, recipe, running
-from refgrad.cli.containment import contained
+from refgrad.cli.containment import contain
 from refgrad.cli.output import AGREES, INTERRUPTED, REFUSED, App
 from refgrad.errors import RefgradError
 from refgrad.show.tables import printable
@@ -77,8 +77,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if sys.stdout is None:  # the shell closed it: >&-
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115  (as long as the process)
     if arguments is None:
-        return contained(lambda: _carry_out(sys.argv[1:]), REFUSED, _complain)
-    return _carry_out(arguments)
+        contain(REFUSED, _complain)
+    return _carry_out(sys.argv[1:] if arguments is None else arguments)
 
 
 def _carry_out(arguments: Sequence[str]) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import gc
 import os
 import re
 import signal
@@ -26,16 +27,17 @@ _SLACK = 1 << 27  # bytes for everything else
 _is_contained = False
 
 
-def contained(command: Callable[[], int], refused: int, complain: Callable[[str], None]) -> int:
-    """What `command` returns: in a copy of this process, where the system can make one. If that dies, `complain` and `refused`.
+def contain(refused: int, complain: Callable[[str], None]) -> None:
+    """Go on in a copy of this process, where the system can make one. This one waits for it and ends as it does.
 
-    A copy costs milliseconds, a new process would import everything again.
+    If the copy dies, this process complains and ends with the code `refused`. A copy takes milliseconds to make; a new process
+    would import everything again.
     """
-    if not sys.platform.startswith("linux") or threading.active_count() > 1:
-        return command()
     global _is_contained
-    sys.stdout.flush()
-    sys.stderr.flush()
+    if not sys.platform.startswith("linux") or threading.active_count() > 1:
+        return
+    _flush()
+    gc.freeze()  # a collection in the copy would write to all that the two share
     said = tempfile.TemporaryFile(prefix="refgrad-")  # noqa: SIM115  (the copy writes to it until it ends)
     parent = os.getpid()
     with warnings.catch_warnings():
@@ -47,18 +49,24 @@ def contained(command: Callable[[], int], refused: int, complain: Callable[[str]
         if os.getppid() != parent:
             os._exit(refused)
         faulthandler.enable(said)
-        return command()
-    with said:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal tells both
+        return
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal tells both
 
-        def pass_on(number: int, frame: FrameType | None) -> None:
-            os.kill(child, number)
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        os.kill(child, number)
 
-        signal.signal(signal.SIGTERM, pass_on)
-        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        if status >= 0:
-            return status
-        return _died(-status, said, refused, complain)
+    signal.signal(signal.SIGTERM, pass_on)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if status < 0:
+        status = _died(-status, said, refused, complain)
+    _flush()
+    os._exit(status)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:  # the shell closed it
+            stream.flush()
 
 
 def _died(number: int, said: IO[bytes], refused: int, complain: Callable[[str], None]) -> int:
