@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import warnings
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,22 +10,16 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
 
 from refgrad.backends.numpy import registry as kernels
 from refgrad.conformance import strategies
 from refgrad.conformance.case import Case, is_float
 from refgrad.conformance.cases.quantization import rounded
-from refgrad.conformance.oracles import analytic, program
-from refgrad.conformance.oracles.analytic import KinkError, NotAnalyticError, OtherForwardError
-from refgrad.conformance.oracles.complex_step import Tangent
-from refgrad.conformance.oracles.differences import direction_at
-from refgrad.conformance.questions.point import ShapeMovedError
-from refgrad.conformance.questions.question import ask
+from refgrad.conformance.oracles import analytic, forwards, program
 from refgrad.conformance.records import read
 from refgrad.conformance.running.sources import tables
-from refgrad.errors import RefgradError, UnknownNameError, choices, did_you_mean
+from refgrad.errors import UnknownNameError, choices, did_you_mean
 from refgrad.protos.domains import MICROSOFT
 from refgrad.protos.walk import versions_of
 from refgrad.tables import extensions
@@ -162,11 +155,10 @@ def _kernel(domain: str, op_type: str, operator: str) -> Lack | None:
         return None
     what = "none, so the interpreter cannot run it"
     if _has_body(domain, op_type):
-        since = _body_since(domain, op_type)
-        opsets = [versions_of(case.model).get(domain, 1) for case in _counted().tried.get(operator, ())]
-        if min(opsets, default=since) >= since:
+        since, oldest = _body_since(domain, op_type), _oldest(domain, op_type, operator)
+        if oldest >= since:
             return None
-        what = f"none, and its function body needs opset {since}, where the cases have {min(opsets)}"
+        what = f"none, and its function body needs opset {since}, where the cases have {oldest}"
     return Lack("kernel", what, _in_room("backends/numpy/kernels", domain, op_type))
 
 
@@ -202,53 +194,29 @@ def _strategy(domain: str, op_type: str, operator: str) -> Lack | None:
 
 
 def _forward(domain: str, op_type: str, operator: str) -> Lack | None:
-    """A complex forward, a row of torch, or a body in operators that have one."""
-    known = (analytic.KNOWN, program.STRUCTURES, _rows_of_torch(), extensions.FORWARDS)
-    if any(operator in names or (domain, op_type) in names for names in known) or _has_body(domain, op_type):
-        return _other_forward(domain, op_type, operator)
-    where = f"{_shown(Path(analytic.__file__))}, or a row in {_shown(_TORCH)}"
+    """A forward that is registered and is that of the kernel, or another witness that does not share it."""
+    registered = forwards.has_forward(domain, op_type)
+    if registered and (wrong := _wrong_forward(operator)):
+        return Lack("independent forward", wrong, _where_forwards_are(domain, op_type))
+    if registered or any(operator in names for names in (analytic.KNOWN, program.STRUCTURES, _rows_of_torch())):
+        return None
+    if _has_body(domain, op_type) and _oldest(domain, op_type, operator) >= _body_since(domain, op_type):
+        return None  # onnx.reference computes it with kernels of its own
+    what = "none that shares nothing with the kernel"
+    return Lack("independent forward", what, _where_forwards_are(domain, op_type))
+
+
+def _where_forwards_are(domain: str, op_type: str) -> str:
+    if (domain, op_type) in extensions.FORWARDS:
+        return extensions.FORWARDS[domain, op_type].function.__module__
     if (domain, op_type) in SIGNATURES:
-        where = f"{_in_room('', domain, op_type)}, with refgrad.extend.forward"
-    return Lack("independent forward", "none that shares nothing with the kernel", where)
+        return f"{_in_room('', domain, op_type)}, with refgrad.extend.forward"
+    return f"{_shown(Path(analytic.__file__))}, or a row in {_shown(_TORCH)}"
 
 
-def _other_forward(domain: str, op_type: str, operator: str) -> Lack | None:
-    """A forward that does not compute what the kernel does, in one of the first cases that have a derivative."""
-    of_package = (domain, op_type) in extensions.FORWARDS
-    where = extensions.FORWARDS[domain, op_type].function.__module__ if of_package else _shown(Path(analytic.__file__))
-    for case in _counted().tried.get(operator, ()):
-        if why := _departure(case, of_package):
-            return Lack("independent forward", f"it or the kernel is wrong: in case {case.name} {why}", where)
-    return None
-
-
-def _departure(case: Case, of_package: bool) -> str:
-    """How the forward departs from the interpreter where one input moves; "" where it does not.
-
-    :param of_package: another package registered it: it is compared in reals too, and has to know every form.
-    """
-    try:
-        question = ask(case)
-        tangent = Tangent(question)
-    except (RefgradError, ShapeMovedError):  # the interpreter does not run it
-        return ""
-    rng = np.random.default_rng(0)
-    along = [{name: direction_at(question.at[name], rng) for name in question.wrt}]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of onnx.reference, about NumPy
-        for direction in [{}, *along] if of_package else along:
-            try:
-                tangent.along(direction)
-            except OtherForwardError as error:
-                return str(error)
-            except KinkError:
-                return ""
-            except NotAnalyticError as error:
-                if of_package and not direction:
-                    return f"it fails: {error}"
-            except Exception as error:  # by what the forward returned
-                return f"it fails: {type(error).__name__}: {error}"
-    return ""
+def _wrong_forward(operator: str) -> str:
+    """What is wrong with the forward on the first cases of the operator, or ""."""
+    return next(filter(None, map(forwards.fault, forwards.few(_counted().tried.get(operator, ())))), "")
 
 
 def _docs(domain: str, op_type: str, operator: str) -> Lack | None:
@@ -277,6 +245,12 @@ def _body_since(domain: str, op_type: str) -> int:
     return min(schema.function_opset_versions, default=schema.since_version) if schema.has_function else 1
 
 
+def _oldest(domain: str, op_type: str, operator: str) -> int:
+    """The oldest opset among the first cases of the operator; the first with a body where there are none."""
+    opsets = [versions_of(case.model).get(domain, 1) for case in _counted().tried.get(operator, ())]
+    return min(opsets, default=_body_since(domain, op_type))
+
+
 @dataclass(frozen=True)
 class _Counts:
     """What the tables have: how many cases each operator has of every kind of values, and the first ones to try it on.
@@ -290,12 +264,12 @@ class _Counts:
 
 
 def _counted() -> _Counts:
-    return _count(len(extensions.CASES))
+    return _count(tuple(entry.function for entry in extensions.CASES))
 
 
 @cache
-def _count(registered: int) -> _Counts:
-    """What the tables have; `registered` tells how many functions of other packages make cases."""
+def _count(registered: tuple[Any, ...]) -> _Counts:
+    """What the tables have; `registered` are the functions of other packages that make cases."""
     found: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
     tried: dict[str, list[Case]] = defaultdict(list)
     floats = {node.op_type for case in rounded() for node in case.model.graph.node}

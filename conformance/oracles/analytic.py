@@ -571,7 +571,7 @@ def _determinant(node: Any, x: np.ndarray) -> Any:
     total = np.zeros(x.shape[:-2], np.complex128)
     for order in itertools.permutations(range(size)):
         sign = (-1) ** sum(a > b for k, b in enumerate(order) for a in order[:k])
-        total = total + sign * np.prod(np.stack([x[..., k, j] for k, j in enumerate(order)]), axis=0)
+        total = total + sign * math.prod((x[..., k, j] for k, j in enumerate(order)), start=1)
     return total
 
 

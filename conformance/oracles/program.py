@@ -32,7 +32,7 @@ from refgrad.tables.definitions import DEFINITIONS
 
 SAME = 1e-9  # two forwards compute one function: by how much they may differ, relative to the largest element
 ROUNDED = 1e-6  # the same with something in float32: a constant, or what an implementation works in
-_NOTHING = 1e-30  # no output is smaller
+NOTHING = 1e-30  # no output is smaller
 _UPGRADED = 21  # the opset that an older model is converted to where onnx.reference does not know its own
 _NARROW = FLOATS - {onnx.TensorProto.DOUBLE}
 _DOUBLE = Float64()
@@ -63,17 +63,23 @@ class Program:
             self._evaluator = ReferenceEvaluator(model, new_ops=_OWN + _of_packages())
         except Exception as error:  # whatever a constructor of onnx.reference raises, it does not know the model
             raise BackendError(f"onnx.reference does not take the model: {_line(error)}.") from error
-        self._nodes = _needed(self._evaluator.rt_nodes_, self.outputs)
+        self.nodes = _needed(self._evaluator.rt_nodes_, self.outputs)
 
     @property
     def length(self) -> int:
         """How many nodes are computed."""
-        return len(self._nodes)
+        return len(self.nodes)
 
     @property
     def operators(self) -> set[str]:
         """The operators that are computed, with their domains."""
-        return {qualified(node.onnx_node) for node in self._nodes}
+        return {qualified(node.onnx_node) for node in self.nodes}
+
+    @property
+    def constants(self) -> Mapping[str, Any]:
+        """The initializers by name."""
+        known: Mapping[str, Any] = self._evaluator.rt_inits_
+        return known
 
     def run(self, at: Mapping[str, Any]) -> dict[str, np.ndarray]:
         """The outputs of the question where its model is fed `at`.
@@ -86,7 +92,7 @@ class Program:
     @np.errstate(all="ignore")
     def through(self, at: Mapping[str, Any], call: Call) -> dict[str, np.ndarray]:
         """The outputs where `call` computes each node."""
-        values = _computed(self._nodes, {**self._evaluator.rt_inits_, **at}, call)
+        values = _computed(self.nodes, {**self._evaluator.rt_inits_, **at}, call)
         for name, shape in self._shapes.items():
             if values[name].shape != shape:
                 raise ShapeMovedError(f"onnx.reference gives {name!r} the shape {values[name].shape}, not {shape}")
@@ -185,7 +191,7 @@ def departure(question: Question, results: Outputs, truth: Outputs) -> tuple[flo
             return np.inf, f"it computes another {name!r} than the interpreter: other elements of it are finite"
         there = np.isfinite(wanted)
         error, size = largest(got[there] - wanted[there]), largest(wanted[there])
-        apart = error / max(size, _NOTHING)
+        apart = error / max(size, NOTHING)
         if apart > worst:
             worst, why = apart, f"it computes another {name!r} than the interpreter: {apart:.1e} apart"
     return worst, why

@@ -21,6 +21,7 @@ from refgrad.cli.output import AGREES, DISAGREES, App, Files, stdout
 from refgrad.conformance import reporting as reports
 from refgrad.conformance.case import Case
 from refgrad.conformance.judging.verdicts import AGREED, CONVENTION, FAULTS, INCONCLUSIVE
+from refgrad.conformance.oracles import forwards
 from refgrad.conformance.questions.feeds import read_feeds
 from refgrad.conformance.questions.point import inputs_of
 from refgrad.conformance.reporting import terminal
@@ -28,14 +29,14 @@ from refgrad.conformance.running import sources
 from refgrad.conformance.running.journal import Journal
 from refgrad.conformance.running.limitations import Limitations
 from refgrad.conformance.running.results import Results, load, merge
-from refgrad.conformance.running.runner import MEMORY, ORACLES, Plan
+from refgrad.conformance.running.runner import MEMORY, ORACLES, Plan, in_lanes
 from refgrad.conformance.running.suite import Progress as Report
 from refgrad.conformance.running.suite import require, run_suite, settings_of
-from refgrad.errors import OptionError, abridged, choices
+from refgrad.errors import OptionError, WorkerError, abridged, choices
 from refgrad.protos.files import refuse_replacing, replacing
 from refgrad.show.text import onnx_simple_text_plot
 from refgrad.tables import plugins
-from refgrad.worker import SECONDS
+from refgrad.worker import SECONDS, Worker
 
 SOURCES = ("tables", "node-tests", "findings")
 
@@ -149,8 +150,8 @@ def run(
 ) -> None:
     """Ask builders for gradients, run them on executors, and judge the results.
 
-    The exit code is 1 where something is wrong, crashes, or exceeds a limit and no limitation explains it, and where every
-    case is inconclusive.
+    The exit code is 1 where something is wrong, crashes, or exceeds a limit and no limitation explains it, where every
+    case is inconclusive, and where an independent forward is not that of its operator.
     """
     plan = Plan(_split(builder), _split(backend), _split(oracle), seed, seconds, memory << 20)
     require(plan)
@@ -182,7 +183,31 @@ def run(
     for path in output or ():
         reports.write(results, path, cases)
     whole = not (ops or case) and every == 1
-    raise typer.Exit(_report(results, known, whole, verbose))
+    code = _report(results, known, whole, verbose)
+    raise typer.Exit(DISAGREES if _wrong_forwards(cases, plan) else code)
+
+
+def _wrong_forwards(cases: list[Case], plan: Plan) -> bool:
+    """Say which independent forwards are not those of their operators; whether there are any.
+
+    Their oracles are silent where they compute something else, so no verdict tells.
+    """
+    if not {"complex-step", "reference"} & set(plan.oracles):
+        return False
+    said: dict[str, str] = {}
+    for case, why in in_lanes(_of_forward, forwards.few(cases), plan.seconds, plan.memory):
+        if why:
+            said.setdefault(case.operator, why)
+    for operator in sorted(said):
+        print(said[operator])
+    return bool(said)
+
+
+def _of_forward(case: Case, worker: Worker) -> str:
+    try:
+        return worker.call(forwards.fault, case) or ""
+    except WorkerError as error:
+        return f"{case.operator}: its independent forward cannot be compared in {case}: {error}"
 
 
 def _report(results: Results, known: Limitations, whole: bool, verbose: bool) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import traceback
 from typing import Any
 
 from refgrad.errors import RuleError
@@ -48,3 +49,12 @@ def place(defined: Any) -> str:
         return f"{named} ({inspect.getsourcefile(plain)}:{inspect.getsourcelines(plain)[1]})"
     except (OSError, TypeError):
         return named
+
+
+def raised_at(error: BaseException, function: Any = None) -> str:
+    """Where an exception was raised, as "file:line": in the file of `function` where it came through there."""
+    frames = traceback.extract_tb(error.__traceback__)
+    code = getattr(inspect.unwrap(function), "__code__", None) if function is not None else None
+    own = [frame for frame in frames if code is not None and frame.filename == code.co_filename]
+    last = (own or frames)[-1:]
+    return f"{last[0].filename}:{last[0].lineno}" if last else "no place is known"
