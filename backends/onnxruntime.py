@@ -9,12 +9,14 @@ import re
 from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib import metadata, util
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeGuard
 
 import ml_dtypes
 import numpy as np
 import onnx
 from onnx import TensorProto, helper
+from onnx.serialization import registry
 
 from refgrad.backends.base import (
     Backend,
@@ -133,12 +135,11 @@ class _Session(Prepared):
         self._backend = backend
         options = onnxruntime.SessionOptions()
         options.log_severity_level = _FATAL_SEVERITY
-        options.add_session_config_entry(
-            "session.load_model_format", "ONNX"
-        )  # what was checked, whatever its name says
+        # What was checked, whatever the name of the file says.
+        options.add_session_config_entry("session.load_model_format", "ONNX")
         if threads is not None:
             options.intra_op_num_threads = threads
-        source = _serialized(model) if isinstance(model, onnx.ModelProto) else os.fspath(model)
+        source = os.fspath(model) if _is_binary(model) else _serialized(load_model(model))
         try:
             self._session = onnxruntime.InferenceSession(source, options, providers=list(backend.providers))
         except Exception as error:
@@ -215,6 +216,13 @@ def _to_numpy(value: Any) -> Any:
 def _bits(dtype: np.dtype[Any]) -> int:
     info = ml_dtypes.iinfo if "int" in dtype.name else ml_dtypes.finfo
     return int(info(dtype).bits)
+
+
+def _is_binary(model: ModelLike) -> TypeGuard[str | os.PathLike[str]]:
+    """Whether `model` is a file that ONNX Runtime reads as onnx does. A file of text could be another model in binary."""
+    if isinstance(model, onnx.ModelProto):
+        return False
+    return registry.get_format_from_file_extension(Path(model).suffix) in (None, "protobuf")
 
 
 def _serialized(model: onnx.ModelProto) -> bytes:

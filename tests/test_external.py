@@ -435,6 +435,25 @@ def test_every_command_looks_at_every_place(command: Command, at, refuses):
         refuses(command, write(place(tensor), at), tensor, command.variants)
 
 
+@pytest.mark.parametrize("suffix", [".json", ".textproto", ".txtpb", ".pb", ".model"])
+def test_models_of_every_format_are_looked_at(suffix, at, refuses):
+    tensor = outside(location="../secret.bin", length=12)
+    onnx.save(in_initializer(tensor), at / f"model{suffix}")
+    for command in MODEL_COMMANDS:
+        refuses(command, at / f"model{suffix}", tensor, command.variants)
+
+
+@pytest.mark.parametrize("suffix", [".json", ".textproto"])
+def test_every_backend_runs_the_model_that_was_checked(suffix, at, monkeypatch):
+    """A file can be one model as text and another one in binary: the one that was checked is handed over."""
+    path = at / f"model{suffix}"
+    onnx.save(in_initializer(outside(location="w.bin", offset=4, length=12)), path)
+    (at / "w.bin").write_bytes(np.float32([0, 1, 2, 3]).tobytes())
+    for name in available():
+        result = get_backend(name).prepare(path).run({"x": np.ones(3, np.float32)})["y"]
+        np.testing.assert_array_equal(result, np.float32([1, 2, 3]))
+
+
 @pytest.mark.parametrize("name", ["run", "cases"])
 def test_a_folder_of_cases_is_looked_at_as_well(name, tmp_path, capsys):
     at = folder_of_a_model(tmp_path / "cases")
