@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import pytest
 from numpy_nodes import ENDED, ONNXRUNTIME, RANDOM, NodeCase, by_operator, model_of
-from onnx import helper, parser
+from onnx import AttributeProto, helper, parser
 from runtime import needs_runtime
 
 from refgrad.backends import get_backend
@@ -227,6 +227,13 @@ UNBOUND: list[tuple[str, str]] = [
     ("y = com.microsoft.Nothing(x)", "no kernel for 'Nothing' of domain 'com.microsoft' at opset 1"),
     ("y = ai.onnx.ml.Scaler(x)", "imports no opset of domain 'ai.onnx.ml'. Add it to opset_import"),
 ]
+
+
+def test_a_constant_of_another_type_than_its_attribute_is_named():
+    model = node_model("c = Constant <value = float[2] {1, 2}> () y = Add(x, c)", {"x": f(2)})
+    model.graph.node[0].attribute[0].type = AttributeProto.FLOAT
+    with pytest.raises(BackendError, match="has 'value' of type FLOAT, not TENSOR"):
+        NUMPY.prepare(model)
 
 
 @pytest.mark.parametrize(("body", "message"), UNBOUND, ids=[body for body, _ in UNBOUND])

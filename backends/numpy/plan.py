@@ -330,10 +330,28 @@ def _ordered(steps: Sequence[Step]) -> list[Step]:
     return [steps[position] for position in positions]
 
 
+_CONSTANTS = {
+    "value": onnx.AttributeProto.TENSOR,
+    "sparse_value": onnx.AttributeProto.SPARSE_TENSOR,
+    "value_float": onnx.AttributeProto.FLOAT,
+    "value_floats": onnx.AttributeProto.FLOATS,
+    "value_int": onnx.AttributeProto.INT,
+    "value_ints": onnx.AttributeProto.INTS,
+    "value_string": onnx.AttributeProto.STRING,
+    "value_strings": onnx.AttributeProto.STRINGS,
+}
+
+
 def _constant(node: onnx.NodeProto, precision: Declared) -> Any:
     if not node.attribute:
         raise BackendError(f"{label(node)} is a Constant without a value. Check the model.")
     attribute = node.attribute[0]
+    if attribute.name in _CONSTANTS and attribute.type != _CONSTANTS[attribute.name]:
+        kinds = onnx.AttributeProto.AttributeType
+        raise BackendError(
+            f"{label(node)} has {attribute.name!r} of type {kinds.Name(attribute.type)}, not "
+            f"{kinds.Name(_CONSTANTS[attribute.name])}. Check the model."
+        )
     value = helper.get_attribute_value(attribute)
     match attribute.name:
         case "value":
