@@ -518,6 +518,30 @@ def test_the_data_of_a_case_are_in_its_files(container, at, monkeypatch):
         sources._value(held)
 
 
+# Tensors that hold their values.
+
+
+@pytest.mark.parametrize("from_file", [True, False], ids=["file", "memory"])
+@pytest.mark.parametrize("place", PLACES, ids=lambda place: place.__name__)
+def test_values_that_do_not_fit_their_tensor_are_refused_or_not_read(place, from_file, at):
+    for kind, dims, data in [
+        (77, [3], 12),
+        (0, [3], 12),
+        (1, [3], 11),
+        (1, [-3], 12),
+        (8, [3], 12),
+        (1, [2**40, 2**40], 12),
+    ]:
+        model = place(TensorProto(name="w", data_type=kind, dims=dims, raw_data=bytes(data)))
+        source = write(model, at) if from_file else model
+        for function in (refgrad.gradient, refgrad.preflight, refgrad.jvp, refgrad.lower, refgrad.to_dot):
+            with suppress(RefgradError):
+                function(source)
+        for name in available():
+            with suppress(RefgradError):
+                get_backend(name).prepare(source)
+
+
 # What is as it should be.
 
 
