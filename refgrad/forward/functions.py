@@ -10,6 +10,7 @@ from onnx import FunctionProto, ModelProto, NodeProto, TensorProto, helper, nump
 
 from refgrad.forward.function_emitter import FunctionEmitter
 from refgrad.protos.domains import ASSUMED_OPSET, MICROSOFT
+from refgrad.protos.external import array_of
 from refgrad.protos.inlining import INLINED
 from refgrad.protos.types import Type
 from refgrad.protos.walk import attribute_value, import_domain, versions_of
@@ -112,7 +113,7 @@ def factors_in_double(body: FunctionProto) -> None:
             if node.op_type == "Cast":
                 node.attribute[0].i = TensorProto.DOUBLE
             else:
-                value = numpy_helper.to_array(node.attribute[0].t)
+                value = array_of(node.attribute[0].t)
                 node.attribute[0].t.CopyFrom(numpy_helper.from_array(value.astype(np.float64)))
 
 
