@@ -14,6 +14,10 @@ class RefgradError(Exception):
     """Base of every error below."""
 
 
+class ModelWarning(UserWarning):
+    """A model says of itself what is not so. What is so was taken."""
+
+
 class InvalidModelError(RefgradError):
     """A model that cannot be read, that `onnx.checker` refuses, or that needs a newer version of onnx."""
 

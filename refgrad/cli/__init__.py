@@ -7,6 +7,7 @@ import os
 import reprlib
 import signal
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Annotated
 
@@ -15,7 +16,7 @@ import typer
 from refgrad.cli import conformance, derivatives, listings, recipe, running
 from refgrad.cli.containment import contain
 from refgrad.cli.output import AGREES, INTERRUPTED, REFUSED, App
-from refgrad.errors import RefgradError
+from refgrad.errors import ModelWarning, RefgradError
 from refgrad.show.tables import printable
 from refgrad.tables import plugins
 
@@ -84,7 +85,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _carry_out(arguments: Sequence[str]) -> int:
     try:
         modules, others = plugins.split_arguments(arguments)
-        with plugins.importing(modules):
+        with warnings.catch_warnings(), plugins.importing(modules):
+            warnings.simplefilter("once", ModelWarning)
+            warnings.showwarning = _notice
             app(others, prog_name="refgrad")
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else AGREES
@@ -100,6 +103,14 @@ def _carry_out(arguments: Sequence[str]) -> int:
     except Exception as error:  # a bug of ours or a failure of the system: no traceback, but all that is known
         _complain(" ".join([f"unexpected {type(error).__name__}: {error}", *getattr(error, "__notes__", ())]))
     return REFUSED
+
+
+def _notice(message: Warning | str, category: type[Warning], *_: object, **__: object) -> None:
+    """Print a warning on stderr: a model's without the line of code."""
+    if issubclass(category, ModelWarning):
+        _complain(f"notice: {message}")
+    else:
+        _complain(f"{category.__name__}: {message}")
 
 
 def _complain(message: str) -> None:

@@ -6,6 +6,7 @@ copied or serialised, and a model with external data is never read.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,13 +15,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto, helper
 
-from refgrad.errors import InvalidModelError
+from refgrad.errors import InvalidModelError, ModelWarning
 from refgrad.forward.calls import Functions
 from refgrad.forward.completion import infer_completely
-from refgrad.forward.inference import infer
+from refgrad.forward.inference import Mended, infer
 from refgrad.protos.external import array_of
 from refgrad.protos.reading import is_number
-from refgrad.protos.types import FLOATS, Shape, element_type, type_of
+from refgrad.protos.types import FLOATS, Shape, element_type, type_of, type_text
 from refgrad.protos.walk import attribute_value, captured, names_of, subgraphs, versions_of
 from refgrad.tables.registry import CALLS, STRUCTURES, Structure
 
@@ -171,7 +172,10 @@ def view(
     producer = {name: node for node in nodes for name in node.outputs}
     producer.pop("", None)
     plain = functions.inlined(model)
-    inferred = infer(plain)
+    mended: dict[str, Mended] = {}
+    inferred = infer(plain, mended)
+    if mended:
+        _mend_declarations(graph, mended)
     values, types, shapes, containers = _known(inferred, producer if functions else None)
     if producer.keys() - types.keys() - containers.keys():
         inferred = infer_completely(plain, inferred)
@@ -213,6 +217,21 @@ def view(
 def overridable_initializers(model: ModelProto) -> frozenset[str]:
     """The initializers that are graph inputs too: since IR version 4 the caller may then feed another value."""
     return frozenset(v.name for v in model.graph.input if model.ir_version >= 4)
+
+
+def _mend_declarations(graph: GraphProto, mended: Mapping[str, Mended]) -> None:
+    """Declare what was inferred, and warn of what the model declares instead."""
+    for value in (*graph.value_info, *graph.output):
+        if value.name in mended:
+            value.type.CopyFrom(mended[value.name].inferred)
+    for name, (declared, inferred) in mended.items():
+        was, found = (type_text(kind) for kind in (declared, inferred))
+        warnings.warn(
+            f"The model declares {name!r} as {was}, and shape inference finds {found}, which is taken. Correct its "
+            "declaration, or leave it out.",
+            ModelWarning,
+            stacklevel=2,
+        )
 
 
 def _known(

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Collection, Set
+from contextlib import suppress
+from typing import NamedTuple
 
 import onnx
 from onnx import GraphProto, ModelProto, TensorProto, TypeProto, helper
 
-from refgrad.errors import InvalidModelError
+from refgrad.errors import InvalidModelError, ModelWarning
 from refgrad.forward.functions import call_functions
-from refgrad.forward.propagation import SHAPED, infer_shapes
+from refgrad.forward.propagation import SHAPED, ContradictionError, infer_shapes
 from refgrad.protos.domains import ASSUMED_OPSET
-from refgrad.protos.types import UNNAMED, Type, dimension, held_by, is_container, type_of, unname
+from refgrad.protos.types import UNNAMED, Shape, Type, dimension, held_by, is_container, type_of, unname
 from refgrad.protos.walk import every_node, graphs, op_types, subgraphs
 from refgrad.tables.definitions import DEFINITIONS
 from refgrad.tables.signatures import SIGNATURES
@@ -20,8 +23,79 @@ _CUT = "/made"  # what is added to the name of a sequence where a node makes it,
 _RANKLESS = "refgrad.rankless"  # the name of a shape of unknown size, for inference
 
 
-def infer(model: ModelProto) -> GraphProto:
-    """The graph with inferred types and shapes.
+class Mended(NamedTuple):
+    """A result whose declared type was replaced by the inferred one."""
+
+    declared: TypeProto
+    inferred: TypeProto
+
+
+def infer(model: ModelProto, mended: dict[str, Mended] | None = None) -> GraphProto:
+    """The graph with inferred types and shapes. Where the model declares another shape of a result, the inferred one is taken.
+
+    :param mended: gets these results, of bodies too: what is declared, and the type that is taken.
+    """
+    try:
+        return _infer(model, trusting=False)
+    except ContradictionError:
+        bare, true = ModelProto(), ModelProto()
+        bare.CopyFrom(model)
+        true.CopyFrom(model)
+        for value in (v for graph in graphs(bare.graph) for v in (*graph.value_info, *graph.output)):
+            if value.type.HasField("tensor_type"):
+                value.type.tensor_type.ClearField("shape")
+        try:
+            found = _infer(bare, trusting=False)
+        except ContradictionError:  # it is not in what is declared
+            return _infer(model, trusting=True)
+        _take(true.graph, found, {} if mended is None else mended)
+        with suppress(ContradictionError):
+            return _infer(true, trusting=False)
+        warnings.warn(  # no inference says which of them is wrong
+            "The shapes that the model declares of its results contradict each other: none of them is used. Correct them, or "
+            "leave them out.",
+            ModelWarning,
+            stacklevel=2,
+        )
+        return _infer(bare, trusting=True)
+
+
+def _take(graph: GraphProto, inferred: GraphProto, mended: dict[str, Mended]) -> None:
+    """Replace what `graph` and its bodies declare of results where it contradicts what is inferred."""
+    known = {value.name: value for value in (*inferred.value_info, *inferred.output)}
+    for node in graph.node:
+        if node.op_type == "Attention":  # onnx is wrong about its scores
+            for name in node.output:
+                known.pop(name, None)
+    for value in (*graph.value_info, *graph.output):
+        (_, declared), (_, found) = type_of(value), type_of(known.get(value.name, value))
+        if declared is None or found is None or _agree(declared, found):
+            continue
+        before = TypeProto()
+        before.CopyFrom(value.type)
+        value.type.tensor_type.shape.CopyFrom(known[value.name].type.tensor_type.shape)
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_param.startswith(UNNAMED):
+                dim.Clear()
+        mended[value.name] = Mended(before, value.type)
+    twins = {name: node for node in inferred.node for name in node.output}
+    for node in graph.node:
+        for attribute in node.attribute:
+            twin = twins.get(node.output[0]) if attribute.type == attribute.GRAPH and node.output else None
+            for other in twin.attribute if twin is not None else ():
+                if other.name == attribute.name:
+                    _take(attribute.g, other.g, mended)
+
+
+def _agree(declared: Shape, found: Shape) -> bool:
+    """Whether two shapes may be those of one tensor."""
+    if len(declared) != len(found):
+        return False
+    return all(a == b for a, b in zip(declared, found, strict=True) if isinstance(a, int) and isinstance(b, int))
+
+
+def _infer(model: ModelProto, trusting: bool) -> GraphProto:
+    """What onnx infers, where it has to be helped; `trusting` is as for `infer_shapes`.
 
     An input's dimension without a name gets one first: two values whose shapes were inferred from it are then known to agree.
     """
@@ -47,7 +121,7 @@ def infer(model: ModelProto) -> GraphProto:
     typed = not used.isdisjoint(op_type for _, op_type in SIGNATURES) and _type_by_signatures(anonymous)
     shaped = typed or not used.isdisjoint(SHAPED)
     try:
-        inferred = _infer_through_bodies(anonymous, shaped)
+        inferred = _infer_through_bodies(anonymous, shaped, trusting)
         if typed:
             _forget_inputs(inferred, (_RANKLESS,))
         cut: set[str] = set()
@@ -55,7 +129,7 @@ def infer(model: ModelProto) -> GraphProto:
             (True, False) if _containers(inferred) else ()
         ):  # what a Loop makes first: the others follow from it
             if found := _cut_sequences(anonymous.graph, inferred, looped):
-                inferred = _infer_through_bodies(anonymous, shaped)
+                inferred = _infer_through_bodies(anonymous, shaped, trusting)
                 cut |= found
         return _joined_again(inferred, cut) if cut else inferred
     except onnx.shape_inference.InferenceError as error:
@@ -138,7 +212,7 @@ def _cut_sequences(graph: GraphProto, inferred: GraphProto, looped: bool) -> set
     return found
 
 
-def _infer_through_bodies(model: ModelProto, shaped: bool) -> GraphProto:
+def _infer_through_bodies(model: ModelProto, shaped: bool, trusting: bool) -> GraphProto:
     """Operators that only we know are inferred through their bodies, some of which need to know what the others give."""
     ours = {domain for domain, _ in DEFINITIONS}.intersection(o.domain for o in model.opset_import)
     waiting = ours and any((node.domain, node.op_type) in DEFINITIONS for node in model.graph.node)
@@ -149,7 +223,7 @@ def _infer_through_bodies(model: ModelProto, shaped: bool) -> GraphProto:
             called = ModelProto()
             called.CopyFrom(model)
             left = call_functions(called, known)
-        inferred = infer_shapes(called, shaped)
+        inferred = infer_shapes(called, shaped, trusting)
         if left in (0, before):
             return inferred
         before, known = left, ranks(inferred)

@@ -30,22 +30,33 @@ _NO_LARGER = frozenset(("Cast", "Squeeze", "Unsqueeze", "Slice"))  # than their 
 # The operators that read propagated numbers, with the input.
 _SHAPED = {"Reshape": 1, "Expand": 1, "ConstantOfShape": 0, "CenterCropPad": 1, "Resize": 3, "Upsample": 3}
 SHAPED = frozenset(_SHAPED)
+# What onnx says of a shape that is declared otherwise: without strict mode it says nothing, and the declared one stays.
+_DIFFERS = (
+    "Inferred shape and existing shape differ",
+    "Both inferred and declared dimension have values but they differ",
+)
 _NEVER, _ANY = 0.0, float("inf")  # the size of what is no vector or has no known size, and of what may get any
 
 
-def infer_shapes(model: ModelProto, shaped: bool = True) -> GraphProto:
+class ContradictionError(Exception):
+    """What a model declares of a result differs from what onnx infers."""
+
+
+def infer_shapes(model: ModelProto, shaped: bool = True, trusting: bool = False) -> GraphProto:
     """The graph with the types and shapes that onnx infers. Numbers are propagated where a node reads them as a shape.
 
     :param shaped: whether the graph has an operator of SHAPED.
+    :param trusting: let stand what the model declares, whatever onnx infers.
+    :raises ContradictionError: what the model declares of a result differs from what onnx infers.
     """
     fed = {value.name for value in model.graph.input}  # nothing is known of what they hold
     if not ((shaped or model.functions) and any(_is_shaped(graph, fed) for graph in _bodies(model))):
-        return _inferred(model, False)
-    known, before = _inferred(model, False), None
+        return _inferred(model, False, trusting)
+    known, before = _inferred(model, False, trusting), None
     for _ in range(_ROUNDS):
         hiding = _Hiding(known, fed)
         hidden = hiding.model(model)
-        known = _inferred(hidden, True)
+        known = _inferred(hidden, True, trusting)
         inputs = [value for value in known.input if not value.name.startswith(_HIDDEN)]
         del known.input[:]
         known.input.extend(inputs)
@@ -56,9 +67,17 @@ def infer_shapes(model: ModelProto, shaped: bool = True) -> GraphProto:
     return known
 
 
-def _inferred(model: ModelProto, data: bool) -> GraphProto:
-    inferred: GraphProto = onnx.shape_inference.infer_shapes(model, data_prop=data).graph
-    return inferred
+def _inferred(model: ModelProto, data: bool, trusting: bool) -> GraphProto:
+    inferred: ModelProto
+    try:
+        inferred = onnx.shape_inference.infer_shapes(model, data_prop=data, strict_mode=not trusting)
+    except onnx.shape_inference.InferenceError as error:
+        if trusting:
+            raise
+        if any(text in str(error) for text in _DIFFERS):
+            raise ContradictionError from error
+        inferred = onnx.shape_inference.infer_shapes(model, data_prop=data)
+    return inferred.graph
 
 
 def _bodies(model: ModelProto) -> Iterator[GraphProto]:

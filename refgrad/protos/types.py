@@ -70,3 +70,10 @@ def dimension(dim: TensorShapeProto.Dimension) -> Dim:
     if dim.HasField("dim_value"):
         return dim.dim_value if dim.dim_value >= 0 else None
     return dim.dim_param or None
+
+
+def type_text(kind: TypeProto) -> str:
+    """A tensor's type in words: "float[2, N]", with ? for a size that is not known."""
+    elements, shape = type_of(ValueInfoProto(type=kind))
+    name = str(helper.tensor_dtype_to_string(elements)).removeprefix("TensorProto.").lower()
+    return name if shape is None else f"{name}[{', '.join('?' if dim is None else str(dim) for dim in shape)}]"
