@@ -21,7 +21,6 @@ from refgrad.cli.output import AGREES, DISAGREES, App, Files, stdout
 from refgrad.conformance import reporting as reports
 from refgrad.conformance.case import Case
 from refgrad.conformance.judging.verdicts import AGREED, CONVENTION, FAULTS, INCONCLUSIVE
-from refgrad.conformance.oracles import forwards
 from refgrad.conformance.questions.feeds import read_feeds
 from refgrad.conformance.questions.point import inputs_of
 from refgrad.conformance.reporting import terminal
@@ -192,6 +191,8 @@ def _wrong_forwards(cases: list[Case], plan: Plan) -> bool:
 
     Their oracles are silent where they compute something else, so no verdict tells.
     """
+    from refgrad.conformance.oracles import forwards
+
     if not {"complex-step", "reference"} & set(plan.oracles):
         return False
     said: dict[str, str] = {}
@@ -204,6 +205,8 @@ def _wrong_forwards(cases: list[Case], plan: Plan) -> bool:
 
 
 def _of_forward(case: Case, worker: Worker) -> str:
+    from refgrad.conformance.oracles import forwards
+
     try:
         return worker.call(forwards.fault, case) or ""
     except WorkerError as error:
