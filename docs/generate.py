@@ -10,7 +10,7 @@ import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,6 +26,7 @@ from refgrad.conformance.findings import findings as every_finding
 from refgrad.conformance.findings.builders import builder_findings
 from refgrad.conformance.findings.builders.finding import BUILDER_VERSIONS, BuilderFinding
 from refgrad.conformance.findings.finding import RELEASES, TRAINING, VERSIONS, Finding
+from refgrad.conformance.lacking import read_reasons
 from refgrad.conformance.mutating.mutants import COLUMNS, Mutant, ruled
 from refgrad.conformance.parity.structure import EXCUSES
 from refgrad.conformance.reporting import html, markdown
@@ -310,6 +311,13 @@ def parity() -> str:
     return "\n".join(lines)
 
 
+def without_mutants(measured: Collection[str]) -> tuple[list[str], list[str]]:
+    """The operators whose rule has no row: those that only have cases which round, and those that nobody measured yet."""
+    rest = sorted(ruled().keys() - set(measured))
+    rounding = read_reasons()["cases"]
+    return [name for name in rest if name in rounding], [name for name in rest if name not in rounding]
+
+
 def mutants() -> str:
     """Return docs/mutants.md, from the results that benchmarks/mutants.py wrote."""
     results = json.loads((RESULTS / "mutants.json").read_text())
@@ -324,7 +332,7 @@ def mutants() -> str:
         reasons.setdefault(mutant.reason, []).append(mutant)
     caught = total["mutants"] - total["survived"]
     equal = sum(mutant.row is not None and not mutant.row.limit for found in reasons.values() for mutant in found)
-    asleep = sorted(ruled().keys() - results["operators"].keys())
+    asleep, unmeasured = without_mutants(results["operators"])
     lines = [
         "# Mutants\n",
         "Is the suite any good? A program breaks every rule on purpose, one place at a time: it changes a result of the "
@@ -335,6 +343,7 @@ def mutants() -> str:
         *(f"- {column}: {words}" for column, words in COLUMNS.items()),
         f'\nThe rules of {", ".join(asleep)} only apply where `quantization` is not "zero", and their cases do not have a '
         "derivative.\n",
+        *([f"The rules of {', '.join(unmeasured)} were not measured yet.\n"] if unmeasured else []),
         table(("operator", *COLUMNS), rows),
         "## Is a right rule ever called wrong?\n",
         _of_seeds(),

@@ -128,3 +128,8 @@ def test_the_examples_of_a_page_print_what_it_says(page):
     failed, count = doctest.testfile(str(ROOT / "docs" / page), module_relative=False)
     assert count > 5
     assert not failed
+
+
+def test_a_rule_without_mutants_is_not_said_to_round(module):
+    rounding, unmeasured = module.without_mutants(module.ruled().keys() - {"Softsign", "QuantizeLinear"})
+    assert (rounding, unmeasured) == (["QuantizeLinear"], ["Softsign"])
