@@ -15,7 +15,7 @@ from refgrad.conformance.oracles import get_oracle
 from refgrad.conformance.oracles.complex_step import Tangent
 from refgrad.conformance.questions.evidence import Silent
 from refgrad.conformance.questions.question import ask
-from refgrad.errors import InvalidModelError, NoGradientError, RuleError
+from refgrad.errors import InvalidModelError, NoGradientError, PluginError, RuleError
 from refgrad.extend import case, forward, kernel, no_derivative, rule, strategy, zero
 from refgrad.protos.types import FLOATS
 from refgrad.show.explain import explain
@@ -342,3 +342,28 @@ def test_a_kernel_of_onnx_may_be_replaced() -> None:
     text = '<ir_version: 8, opset_import: ["": 18]> m (float[N] x) => (float[N] y) { y = Softsign(x) }'
     found = get_backend("numpy").prepare(onnx.parser.parse_model(text)).run({"x": np.zeros(1, np.float32)})
     assert found["y"] == 1
+
+
+def _raises(make: Any) -> Iterator[Any]:
+    raise ValueError("boom")
+    yield
+
+
+@pytest.mark.parametrize(
+    ("broken", "what"),
+    [
+        (_raises, "ValueError: boom ("),
+        (lambda make: [3], "TypeError: it yields 3; yield what make(...) returns ("),
+        (lambda make: None, "TypeError: 'NoneType' object is not iterable ("),
+        (lambda make: [make([1.0])], "AttributeError: 'list' object has no attribute"),
+    ],
+)
+def test_broken_cases_are_named_and_stop_their_own_operator_alone(broken: Any, what: str) -> None:
+    define()
+    rule("Broken", domain="my.domain")(lambda op, d_y, x: d_y)
+    case("Broken", domain="my.domain")(broken)
+    with pytest.raises(PluginError) as caught:
+        list(tables(["my.domain.Broken"]))
+    assert str(caught.value).startswith(f"The cases of my.domain.Broken, {broken.__module__}.")
+    assert f"fail: {what}" in str(caught.value)
+    assert len(list(select(tables([NAME]), [NAME]))) == 6

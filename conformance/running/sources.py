@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import zlib
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import cache
@@ -43,11 +43,15 @@ _VALUES = 8  # integers that a name spells out
 # The sources
 
 
-def tables() -> Iterator[Case]:
-    """The cases of `cases/`, each question once."""
+def tables(operators: Collection[str] | None = None) -> Iterator[Case]:
+    """The cases of `cases/`, each question once.
+
+    :param operators: those that are asked for: the cases of another package's other operators may fail.
+    :raises PluginError: the cases of another package fail.
+    """
     found = (
         replace(case, name=_plain(case), provenance=case.provenance or _module(family))
-        for family, cases in families().items()
+        for family, cases in families(operators).items()
         for case in cases
     )
     return _named_apart(list(found))

@@ -347,17 +347,18 @@ def _cases(
     values: str | None,
     every: int,
 ) -> Iterator[Case]:
-    found = chain.from_iterable(_source(source, feeds, seed) for source in listed)
+    asked = _split(ops) if ops is not None else None
+    found = chain.from_iterable(_source(source, feeds, seed, asked) for source in listed)
     seen: Counter[str] = Counter()
-    for case in sources.select(found, _split(ops) if ops is not None else None, opset, dtype, name, values):
+    for case in sources.select(found, asked, opset, dtype, name, values):
         if seen[case.operator] % every == 0:
             yield case
         seen[case.operator] += 1
 
 
-def _source(source: str, feeds: Path | None, seed: int) -> Iterator[Case]:
+def _source(source: str, feeds: Path | None, seed: int, operators: tuple[str, ...] | None) -> Iterator[Case]:
     if source == "tables":
-        return sources.tables()
+        return sources.tables(operators)
     if source == "node-tests":
         return sources.node_tests()
     if source == "findings":
