@@ -8,6 +8,7 @@ import signal
 import stat
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import numpy as np
@@ -394,3 +395,8 @@ def test_the_command_imports_nothing_that_only_the_conformance_suite_needs():
     program = f"import sys, refgrad.cli; print([name for name in {names} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def test_the_version(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"refgrad {metadata.version('refgrad')}\n"

@@ -366,7 +366,7 @@ def test_unexpected_failures_are_one_message_too(good, monkeypatch, capsys):
 
     monkeypatch.setattr(refgrad, "preflight", breaks)
     assert main(["preflight", str(good)]) == 2
-    assert capsys.readouterr().err == "refgrad: unexpected ZeroDivisionError: surprise\n"
+    assert capsys.readouterr().err == "refgrad: unexpected ZeroDivisionError: surprise.\n"
 
 
 def test_interrupting_is_no_traceback(good, monkeypatch, capsys):

@@ -50,6 +50,14 @@ app.add_typer(conformance.app, name="conformance")
 app.add_typer(recipe.app, name="recipe")
 
 
+def _show_version(asked: bool) -> None:
+    if asked:
+        from importlib import metadata  # here, since no other command needs it
+
+        print(f"refgrad {metadata.version('refgrad')}")
+        raise typer.Exit
+
+
 @app.callback()
 def every_command(
     modules: Annotated[
@@ -60,6 +68,9 @@ def every_command(
             help="Import a module that registers operators. Every command takes this option. May be repeated.",
         ),
     ] = None,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
 ) -> None:
     """Show the option in --help: `main` takes it off every command line."""
 
@@ -101,7 +112,8 @@ def _carry_out(arguments: Sequence[str]) -> int:
     except MemoryError as error:
         _complain(f"There is not enough memory. {error}")
     except Exception as error:  # a bug of ours or a failure of the system: no traceback, but all that is known
-        _complain(" ".join([f"unexpected {type(error).__name__}: {error}", *getattr(error, "__notes__", ())]))
+        said = f"unexpected {type(error).__name__}: {error}".rstrip(". ") + "."
+        _complain(" ".join([said, *getattr(error, "__notes__", ())]))
     return REFUSED
 
 

@@ -13,6 +13,7 @@ from refgrad.protos.walk import fresh
 from refgrad.reverse.emit import Emitter
 from refgrad.reverse.path import Path
 from refgrad.reverse.returned import adjoints_by_structure, adjoints_of
+from refgrad.tables.once import qualified, raised_at
 from refgrad.tables.registry import RULES, Read
 from refgrad.tables.schemas import find_schema
 
@@ -75,7 +76,7 @@ class Sweep:
             given = by.differentiate(self.op, passage, cotangents)
             return list(adjoints_by_structure(type(by).__name__, given, node.name, node.reads, known))
         except Exception as error:
-            error.add_note(f"In the rule for {node.op_type} of node {node.name!r}.")
+            error.add_note(_in_rule(node.domain, node.op_type, by.differentiate, node, error))
             raise
 
     def _by_rule(self, node: Node, adjoints: list[str | None]) -> Iterable[tuple[str, str | None]]:
@@ -88,7 +89,7 @@ class Sweep:
         try:
             result = rule.function(op, *arguments, **keywords)
         except Exception as error:
-            error.add_note(f"In the rule for {rule.op_type} of node {node.name!r}.")
+            error.add_note(_in_rule(rule.domain, rule.op_type, rule.function, node, error))
             raise
         found = adjoints_of(rule, places, result, node.name, node.inputs, op.emission.taken)
         operands = self._facing(node) if rule.broadcast else ()
@@ -202,6 +203,11 @@ class Sweep:
         else:
             self.op.enter("identity", name)
         return self.name_value(self.op.copy(adjoint), f"{name}_grad", name)
+
+
+def _in_rule(domain: str, op_type: str, function: Any, node: Node, error: Exception) -> str:
+    """What a message says behind an exception that a rule let through."""
+    return f"In the rule for {qualified(domain, op_type)} of node {node.name!r}, at {raised_at(error, function)}."
 
 
 def _output_type(node: Node, position: int, graph: Graph, types: dict[str, int]) -> int | None:
