@@ -253,3 +253,26 @@ print([m for m in ('refgrad.backends', 'refgrad.conformance', 'hypothesis') if m
     env = {**os.environ, "PYTHONPATH": str(Path(refgrad.__file__).parents[1])}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("text", "advice"),
+    [
+        ("x = 1\n1 / 0\n", "mend what {file}:2 does."),
+        ("import no_such_dependency\n", "mend what {file}:1 does."),
+        ("x = 1\ndef (\n", "mend {file}:2."),
+        (
+            "from refgrad.extend import rule\n"
+            "rule('Bad', domain='a.b', refused={'zz': 'no'})(lambda op, d_y, x: d_y)\n",
+            "mend what {file}:2 does.",
+        ),
+    ],
+)
+def test_a_module_that_is_found_and_fails_is_to_be_mended(text, advice, tmp_path, monkeypatch, capsys):
+    name = f"found_{abs(hash(text))}"
+    (tmp_path / f"{name}.py").write_text(text, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert main(["--import", name, "backends"]) == 2
+    said = capsys.readouterr().err
+    assert f"The module was found: {advice.format(file=tmp_path / f'{name}.py')}" in said
+    assert "Give the name of an installed module" not in said

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
@@ -70,12 +71,21 @@ def _import(module: str) -> None:
         import_module(module)
     except (Exception, SystemExit) as error:
         raise PluginError(
-            f"The module {module!r}, named by {OPTION} or {VARIABLE}, cannot be imported: {_said(error)} {_advice(module)}"
+            f"The module {module!r}, named by {OPTION} or {VARIABLE}, cannot be imported: {_said(error)} "
+            f"{_advice(module, error)}"
         ) from error
 
 
-def _advice(module: str) -> str:
-    """What to give instead of `module`, which may be the name of a file."""
+def _advice(module: str, error: BaseException) -> str:
+    """What to do: mend a module that was found, or give another name than `module`, which may be that of a file."""
+    missing = isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}.")
+    if not missing and isinstance(error, SyntaxError):
+        return f"The module was found: mend {error.filename}:{error.lineno}."
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<frozen importlib")]
+    own = [f for f in frames if f.filename not in (__file__, import_module.__code__.co_filename)]
+    if not missing and own:
+        last = [frame for frame in own if frame.filename == own[0].filename][-1]  # behind it lies what it calls
+        return f"The module was found: mend what {last.filename}:{last.lineno} does."
     if not module.endswith(".py"):
         return "Give the name of an installed module, or of one in the current folder, as in my_package.operators."
     folder, file = os.path.split(module)
