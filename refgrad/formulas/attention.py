@@ -32,11 +32,12 @@ from functools import reduce
 import numpy as np
 from onnx import TensorProto, helper
 
-from refgrad.formulas.indexing import join
+from refgrad.formulas.indexing import join, up_to
 from refgrad.reverse.emit import Emitter
 
 Size = int | str  # a dimension: a number, or a tensor of one integer
 
+_MOST_CHUNKS = 4096  # that are written out; of more tokens only the run tells the number
 _LEVELS = 16  # of a triangle whose size only the run tells: up to 65,536 tokens, whose matrix would not fit
 
 
@@ -92,7 +93,7 @@ def inverse_root(op: Emitter, size: Size, kind: int) -> Size | float:
 
 def places(op: Emitter, size: Size) -> str:
     """0, 1, ... up to `size`."""
-    return op.const(np.arange(size)) if isinstance(size, int) else op.Range(0, op.Squeeze(size, [0]), 1)
+    return up_to(op, size) if isinstance(size, int) else op.Range(0, op.Squeeze(size, [0]), 1)
 
 
 def reshape(op: Emitter, x: str, *sizes: Size) -> str:
@@ -294,6 +295,8 @@ class Recurrence:
         self.op, self.inputs = op, inputs
         count = (op.shape(str(inputs["q"])) or (None,) * 4)[3]
         self.lengths = [0]
+        if isinstance(count, int) and count > _MOST_CHUNKS * max(chunk, 1):
+            count = None
         if isinstance(count, int):
             self.lengths = [min(chunk, count - start) for start in range(0, count, max(chunk, 1))] or [0]
         q, k, v, decay, rate = (self._cut(inputs[name]) for name in ("q", "k", "v", "decay", "rate"))
@@ -349,7 +352,7 @@ class Tokens:
     ) -> None:
         self.op, self.q, self.k, self.v, self.decay, self.rate, self.before = op, q, k, v, decay, rate, before
         self.per_head, self.grouped = per_head or decay is None, grouped
-        place = op.const(np.arange(count)) if count is not None else self._places()
+        place = up_to(op, count) if count is not None else self._places()
         row, column = op.Unsqueeze(place, [1]), op.Unsqueeze(place, [0])
         past, present = op.Greater(row, column), op.GreaterOrEqual(row, column)
         from_start = to_end = through = None

@@ -9,6 +9,7 @@ import numpy as np
 from refgrad.formulas.types import wide_type
 from refgrad.reverse.emit import Emitter
 
+WRITTEN_OUT = 2**16  # numbers that are a constant of the gradient; more are counted where it runs
 END = 2**63 - 1  # of a slice that goes as far as the axis
 
 
@@ -48,12 +49,17 @@ def along(op: Emitter, vector: str, value: str, axis: int | str) -> str:
     return op.Reshape(vector, op.Concat([-1], ones, axis=0))
 
 
+def up_to(op: Emitter, size: int) -> str:
+    """0, 1, ... up to `size`."""
+    return op.const(np.arange(size)) if size <= WRITTEN_OUT else op.Range(op.const(np.array(0)), size, 1)
+
+
 def positions(op: Emitter, value: str, axis: int) -> str:
     """0, 1, ... up to the size of `value` along `axis`."""
     shape = op.shape(value)
     size = None if shape is None else shape[axis]
     if isinstance(size, int):
-        return op.const(np.arange(size))
+        return up_to(op, size)
     return op.Range(0, op.Gather(op.Shape(value), axis, axis=0), 1)
 
 

@@ -14,6 +14,7 @@ import ml_dtypes
 import numpy as np
 from onnx import TensorProto, helper
 
+from refgrad.formulas.indexing import WRITTEN_OUT
 from refgrad.protos.types import FLOATS
 from refgrad.reverse.emit import Emitter
 from refgrad.rules.linear import matmul
@@ -238,7 +239,7 @@ def _lay(op: Emitter, parameter: str, x: str, axis: int, block_size: int) -> Lai
     if block_size:
         dims = op.shape(x)
         size = dims[axis] if dims else None
-        if isinstance(size, int):
+        if isinstance(size, int) and size <= WRITTEN_OUT:
             blocks = op.const([k // block_size for k in range(size)])
         else:
             length = op.Squeeze(op.Shape(x, start=axis, end=axis + 1 or None), [0])

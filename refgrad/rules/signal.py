@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from onnx import TensorProto
 
-from refgrad.formulas.indexing import along, pad
+from refgrad.formulas.indexing import along, pad, up_to
 from refgrad.reverse.emit import Emitter
 from refgrad.tables.registry import rule
 
@@ -139,7 +139,7 @@ def _number(op: Emitter, value: str) -> str:
 def _count(op: Emitter, length: str) -> str:
     """0, 1, ... up to `length`."""
     known = op.constant(length)
-    return op.Range(0, length, 1) if known is None else op.const(np.arange(known.item()))
+    return op.Range(0, length, 1) if known is None else up_to(op, known.item())
 
 
 def _size(op: Emitter, value: str, axis: str) -> str:

@@ -14,6 +14,7 @@ from refgrad.formulas.windows import SymbolicWindows, make_windows, ones, pad_at
 from refgrad.reverse.emit import Emitter
 from refgrad.tables.registry import lowering
 
+_MOST_WINDOWS = 2**22
 Ints = Sequence[int] | None
 
 
@@ -65,11 +66,16 @@ def average_pool_grad(
     )
     if whole:
         dY = op.Div(dY, float(math.prod(kernel_shape)))
-    elif size is not None and count is not None:
+    elif size is not None and count is not None and _is_small(count, kernel_shape):
         dY = op.Div(dY, typed(op, _counts(windows, size, count, kernel_shape, count_include_pad), like=dY))
     else:
         dY = op.Div(dY, _counts_at_run_time(op, X, dY, windows, kernel_shape, count_include_pad))
     return over_windows(op, dY, X, kernel_shape, windows)
+
+
+def _is_small(count: Sequence[int], kernel: Sequence[int]) -> bool:
+    """Whether the numbers of elements in windows are few enough for a constant of the gradient."""
+    return math.prod(count) <= _MOST_WINDOWS and all(o * k <= _MOST_WINDOWS for o, k in zip(count, kernel, strict=True))
 
 
 def _counts(

@@ -21,6 +21,7 @@ import numpy as np
 import onnx
 
 from refgrad.errors import RuleError, choices
+from refgrad.formulas.indexing import WRITTEN_OUT, up_to
 from refgrad.protos.walk import attribute_value
 from refgrad.reverse.emit import Emitter
 from refgrad.tables.registry import RULES, lowering
@@ -164,9 +165,10 @@ class _ActiveSteps:
 
     def _count(self, steps: str | int) -> str:
         """0, 1, 2, ... as (steps, 1, 1)"""
-        if isinstance(steps, int):
+        if isinstance(steps, int) and steps <= WRITTEN_OUT:
             return self.op.const(np.arange(steps)[:, None, None])
-        return self.op.Unsqueeze(self.op.Range(0, steps, 1), [1, 2])
+        numbers = up_to(self.op, steps) if isinstance(steps, int) else self.op.Range(0, steps, 1)
+        return self.op.Unsqueeze(numbers, [1, 2])
 
     def kept(self, values: str) -> str:
         """`values`, 0 in the padding."""
