@@ -521,6 +521,7 @@ def test_the_data_of_a_case_are_in_its_files(container, at, monkeypatch):
 # Tensors that hold their values.
 
 
+@pytest.mark.filterwarnings("ignore::refgrad.errors.ModelWarning")
 @pytest.mark.parametrize("from_file", [True, False], ids=["file", "memory"])
 @pytest.mark.parametrize("place", PLACES, ids=lambda place: place.__name__)
 def test_values_that_do_not_fit_their_tensor_are_refused_or_not_read(place, from_file, at):
