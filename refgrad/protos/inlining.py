@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
 
 import onnx
 import onnx.inliner
-from onnx import FunctionProto, ModelProto
+from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, helper
 
-from refgrad.errors import InvalidModelError
+from refgrad.errors import InvalidModelError, OptionError
 from refgrad.protos.fitting import refuse_misfit
-from refgrad.protos.walk import every_node, forget_domain, nested, versions_of
+from refgrad.protos.walk import every_node, forget_domain, fresh, names_of, nested, subgraphs, versions_of
 
+LIMIT = "REFGRAD_MAX_NODES"  # the environment variable that says how many nodes calls may become
+_MOST = 250_000
 INLINED = "refgrad.inlined"  # the domain of function bodies on their way into a graph
 
 
@@ -33,6 +36,9 @@ def inline_functions(model: ModelProto, only: Sequence[tuple[str, str]] | None =
             refuse_misfit(node, called)
             given = {a.name for a in node.attribute}
             node.attribute.extend(a for a in called.attribute_proto if a.name not in given)
+    _refuse_growth(model)
+    for function in model.functions:
+        _name_results(function.node)
     versions = versions_of(model)
     for function in model.functions:
         for imported in function.opset_import:
@@ -54,6 +60,54 @@ def inline_functions(model: ModelProto, only: Sequence[tuple[str, str]] | None =
     )
     forget_domain(inlined, INLINED)
     return inlined
+
+
+def _name_results(nodes: Sequence[NodeProto]) -> None:
+    """Let a node make every output of a body: the inliner gives an input or an initializer that is one another name."""
+    taken: set[str] = set()
+    for graph in (g for node in nested(nodes) for attribute in node.attribute for g in subgraphs(attribute)):
+        made = {name for node in graph.node for name in node.output}
+        for value in graph.output:
+            if value.name in made:
+                continue
+            taken = taken or names_of(GraphProto(node=nodes))
+            name = fresh(f"{value.name}_out", taken)
+            graph.node.append(helper.make_node("Identity", [value.name], [name], name=name))
+            value.name = name
+
+
+def _refuse_growth(model: ModelProto) -> None:
+    """Refuse a model whose calls, written out, would be more nodes than the limit: each level may double them.
+
+    :raises InvalidModelError: naming the function whose body is the largest, and the number of nodes.
+    :raises OptionError: the environment variable is no number.
+    """
+    if not model.functions:
+        return
+    given = os.environ.get(LIMIT, str(_MOST))
+    if not given.isdecimal():
+        raise OptionError(f"The environment variable {LIMIT} is {given!r}, which is no number of nodes.")
+    limit = int(given)
+    functions = {(f.domain, f.name, f.overload): f for f in model.functions}
+    sizes: dict[tuple[str, str, str], int] = {}
+    for first in functions:
+        pending = [first]
+        while pending:
+            called = list(_calls(functions[pending[-1]]))
+            if left := [key for key in dict.fromkeys(called) if key in functions and key not in sizes]:
+                pending += left
+            else:
+                key = pending.pop()
+                sizes[key] = sum(sizes.get(one, 1) for one in called)
+    calls = ((node.domain, node.op_type, node.overload) for node in nested(model.graph.node))
+    count = sum(sizes.get(key, 1) for key in calls)
+    if count > limit:
+        largest = max(sizes, key=sizes.__getitem__)
+        raise InvalidModelError(
+            f"Written out, the calls of functions would be {count} nodes, {sizes[largest]} for each call of function "
+            f"{'.'.join(filter(None, largest))!r}; at most {limit} are made. Call fewer, or set the environment variable "
+            f"{LIMIT} to a larger number."
+        )
 
 
 def refuse_recursion(functions: Iterable[FunctionProto]) -> None:
