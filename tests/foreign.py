@@ -167,3 +167,10 @@ class More(_Spoiling):
 class Leaving(_Spoiling):
     def spoil(self, results, feeds):
         raise SystemExit(3)
+
+
+class Unsteady(_Spoiling):
+    """Memory that nobody has written."""
+
+    def spoil(self, results, feeds):
+        return {name: value + np.frombuffer(os.urandom(4), np.uint32)[0] for name, value in results.items()}

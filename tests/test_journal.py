@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,18 @@ def test_what_was_done_is_read_back(tmp_path):
         journal.append("c", FIRST)
     with Journal(tmp_path / "j", SETTINGS, resume=True) as journal:
         assert list(journal.done) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("number", [None, 0.0, -0.0, 1e-300, 0.1 + 0.2, math.inf, -math.inf, math.nan])
+@pytest.mark.parametrize("note", ["", "x: off by \u2028 0.0\r\n\x00"])
+def test_every_field_comes_back_as_it_was(tmp_path, number, note):
+    rows = [ResultRow("a", "", "", "agreed", (), ("differences",), number, number, note, 0.0), *SECOND]
+    with Journal(tmp_path / "j", SETTINGS) as journal:
+        journal.append("a", rows)
+    with Journal(tmp_path / "j", SETTINGS, resume=True) as journal:
+        assert list(map(repr, journal.done["a"])) == list(
+            map(repr, [*rows[:1], *(replace(r, case="a") for r in SECOND)])
+        )
 
 
 @pytest.mark.parametrize("missing", [1, 2, 30])

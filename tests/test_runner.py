@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import onnx.parser
 import pytest
+from killing import differing
 
 from refgrad.conformance.case import Case, node_case
 from refgrad.conformance.running.journal import Journal
@@ -209,3 +210,15 @@ def test_an_abandoned_run_ends_its_workers(absolute, used):
     next(running)
     running.close()
     assert all(worker._process is None for worker in used.values())
+
+
+def test_reports_of_a_run_that_was_killed_are_those_of_one_left_alone(tmp_path):
+    assert differing(1, tmp_path)[0] == []
+
+
+def test_a_fault_that_is_another_the_second_time_is_named_as_such():
+    row = verdict(executor="foreign:Unsteady")
+    assert row.verdict == "wrong"
+    assert row.note == "not deterministic: two runs of foreign:Unsteady on the same feeds differ"
+    assert row.relative is None
+    assert "deterministic" not in verdict(executor="foreign:Zeros").note

@@ -7,7 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import fields
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
@@ -112,7 +112,7 @@ class Journal:
                 if number == 1:
                     self._compare(entry, settings)
                 else:
-                    self.done[entry["case"]] = [_row(entry["case"], fields) for fields in entry["rows"]]
+                    self.done[entry["case"]] = [_row(entry["case"], row) for row in entry["rows"]]
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise JournalError(
                     f"{self.path}, line {number}: {error!s}. A journal is not edited: remove the line, or begin another."
@@ -133,12 +133,17 @@ class Journal:
 
 
 def _short(row: ResultRow) -> dict[str, Any]:
-    """The fields of a row that say something."""
-    return {key: value for key, value in asdict(row).items() if key != "case" and value not in ((), None, "", 0.0)}
+    """The fields of a row that are not as in a row without them. 0.0 is a number, None is none."""
+    return {
+        one.name: value
+        for one in fields(row)
+        if one.name != "case"
+        and ((value := getattr(row, one.name)) != one.default or type(value) is not type(one.default))
+    }
 
 
-def _row(case: str, fields: Mapping[str, Any]) -> ResultRow:
-    if fields.get("verdict") not in VERDICTS:
-        raise ValueError(f"there is no verdict {fields.get('verdict')!r}; there are {choices(VERDICTS)}")
-    listed = {key: tuple(fields[key]) for key in ("witnesses", "against") if key in fields}
-    return ResultRow(case, **{**fields, **listed})
+def _row(case: str, written: Mapping[str, Any]) -> ResultRow:
+    if written.get("verdict") not in VERDICTS:
+        raise ValueError(f"there is no verdict {written.get('verdict')!r}; there are {choices(VERDICTS)}")
+    listed = {key: tuple(written[key]) for key in ("witnesses", "against") if key in written}
+    return ResultRow(case, **{**written, **listed})

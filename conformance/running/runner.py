@@ -56,6 +56,7 @@ def run_case(case: Case, plan: Plan, worker: Worker) -> list[ResultRow]:
         return [row(b, e, verdicts.INCONCLUSIVE, note=note) for b in plan.builders for e in plan.executors]
     evidence, examiners = _evidence(question, plan, worker)
     found: list[ResultRow | Candidate] = []
+    answers: list[Callable[[], ResultRow | Candidate] | None] = []  # how to ask for each of them again
     for builder in plan.builders:
         try:
             built: Built = worker.call(attempt, builder, question)
@@ -63,22 +64,43 @@ def run_case(case: Case, plan: Plan, worker: Worker) -> list[ResultRow]:
             refused = verdicts.REFUSED if error.raised == BuilderError.__name__ else verdicts.CRASHED
             nothing = _no_answer(error) or (_ENDED.get(error.verdict, refused), (), (), None, None, str(error))
             found += [row(builder, executor, *nothing) for executor in plan.executors]
+            answers += [None] * len(plan.executors)
             continue
         properties = [p for name in examiners for p in _properties(name, question, built, worker)]
         for executor in plan.executors:
-            try:
-                found.append(_candidate(question, builder, built, executor, properties, worker))
-            except WorkerError as error:
-                found.append(row(builder, executor, *_failed(question, executor, error, worker)))
+            answers.append(partial(_answer, question, builder, built, executor, properties, worker))
+            found.append(answers[-1]())
+    rows = _judged(question, evidence, found, worker)
+    for place, again in enumerate(answers):
+        if again is not None and rows[place].verdict in (verdicts.WRONG, verdicts.CRASHED):
+            (second,) = _judged(question, evidence, [again()], worker)
+            rows[place] = _steady(rows[place], second)
+    seconds = (time.perf_counter() - start) / len(rows)
+    return [replace(one, seconds=seconds) for one in rows]
+
+
+def _judged(
+    question: Question, evidence: list[Evidence], found: Sequence[ResultRow | Candidate], worker: Worker
+) -> list[ResultRow]:
+    """A row for each of `found`: the judge looks at the candidates."""
     candidates = [one for one in found if isinstance(one, Candidate)]
     try:
         judged: Iterator[ResultRow] = iter(worker.call(judge, question, evidence, candidates) if candidates else ())
     except WorkerError as error:
-        note = f"the judge: {error}"
+        row, note = partial(ResultRow, question.case), f"the judge: {error}"
         judged = (row(c.builder, c.executor, verdicts.INCONCLUSIVE, note=note) for c in candidates)
-    rows = [one if isinstance(one, ResultRow) else next(judged) for one in found]
-    seconds = (time.perf_counter() - start) / len(rows)
-    return [replace(one, seconds=seconds) for one in rows]
+    return [one if isinstance(one, ResultRow) else next(judged) for one in found]
+
+
+def _steady(first: ResultRow, second: ResultRow) -> ResultRow:
+    """The verdict on a fault that was asked for twice; where the answers differ, it says so and has no numbers."""
+    if repr(first) == repr(second):  # NaN is like NaN
+        return first
+    other = "" if second.verdict == first.verdict else f"; the second time the verdict was: {second.verdict}"
+    note = f"not deterministic: two runs of {first.executor} on the same feeds differ{other}"
+    return ResultRow(
+        first.case, first.builder, first.executor, first.verdict, first.witnesses, first.against, note=note
+    )
 
 
 def _evidence(question: Question, plan: Plan, worker: Worker) -> tuple[list[Evidence], list[str]]:
@@ -118,10 +140,14 @@ def _properties(oracle: str, question: Question, built: Built, worker: Worker) -
     return [one for one in found if isinstance(one, Property)]
 
 
-def _candidate(
+def _answer(
     question: Question, builder: str, built: Built, executor: str, properties: Sequence[Property], worker: Worker
-) -> Candidate:
-    results = worker.call(run, executor, built.model, built.feeds(question.feeds, question.cotangents))
+) -> ResultRow | Candidate:
+    """What an executor computes of a gradient; a row where it does not answer."""
+    try:
+        results = worker.call(run, executor, built.model, built.feeds(question.feeds, question.cotangents))
+    except WorkerError as error:
+        return ResultRow(question.case, builder, executor, *_failed(question, executor, error, worker))
     return Candidate(builder, executor, len(built.model.graph.node), built.named(results), tuple(properties))
 
 
