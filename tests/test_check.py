@@ -280,6 +280,20 @@ def test_a_gradient_that_is_zero_but_for_rounding_is_no_fault(seed, tokens, size
     assert found.ok, found.faults
 
 
+ONES = "l = LogSoftmax <axis = 1> (x) e = Exp(l) s = ReduceSum <keepdims = 0> (e, axes)"  # the sum of probabilities
+
+
+def test_a_gradient_that_cancels_term_by_term_is_no_fault():
+    found = check(model(f"<int64[1] axes = {{1}}> {{ {ONES} }}", "float[3, 4] x", "float[3] s"), seed=11)
+    assert found.ok, found.faults
+
+
+@pytest.mark.parametrize("seed", [104, 115])
+def test_differences_that_fit_the_period_of_a_function_are_no_fault(seed):
+    found = check(model("{ y = Mod <fmod = 1> (x, w) }", "float[3] x, float[3] w", "float[3] y"), seed=seed)
+    assert found.ok, found.faults
+
+
 @pytest.fixture
 def tampered(monkeypatch):
     """Change the gradients that the interpreter computes in float32."""
@@ -308,6 +322,7 @@ def tampered(monkeypatch):
         ("bk", "Softmax <axis = -1>", lambda g: g + np.float32([0, 1e-4])),
         ("bq", "Softmax <axis = -1>", lambda g: -g),
         ("wk", "Softmax <axis = -1>", lambda g: g * np.float32([[1, 1], [1, -1]])),
+        ("wk", "Softmax <axis = -1>", lambda g: g * np.float32(1.001)),
     ],
 )
 @pytest.mark.parametrize("seed", [4, 84, 139])
@@ -318,6 +333,24 @@ def test_an_error_beside_a_gradient_that_is_zero_is_a_fault(name, scores, change
     found = check(block, wrt=[name], seed=seed, backends=["numpy"])
     assert {row.oracle for row in found.faults} == {"float64"}
     assert all("in float64 it is" in row.note for row in found.faults)
+
+
+@pytest.mark.parametrize("seed", [3, 11, 12])
+def test_an_error_of_a_thousandth_beside_elements_that_cancel_to_zero_is_a_fault(seed, tampered):
+    beside = model(
+        f"<int64[1] axes = {{1}}> {{ {ONES} t = Mul(x, x) r = ReduceSum <keepdims = 0> (t, axes) "
+        "h = Mul(r, c) y = Add(s, h) }",
+        "float[3, 4] x, float[3] c",
+        "float[3] y",
+    )
+    feeds = {
+        "x": np.random.default_rng(seed).standard_normal((3, 4)).astype(np.float32),
+        "c": np.float32([0, 0, 1]),
+    }
+    assert check(beside, feeds, wrt=["x"], seed=seed, backends=["numpy"]).ok
+    tampered(lambda g: g * np.float32(1.001))
+    faults = check(beside, feeds, wrt=["x"], seed=seed, backends=["numpy"]).faults
+    assert {row.oracle for row in faults} == {"float64"}
 
 
 UNDERFLOWS = model(

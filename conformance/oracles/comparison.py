@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from refgrad.conformance.oracles.central import STEP, one_sided
+from refgrad.conformance.oracles.central import STEP, directional, one_sided
 from refgrad.conformance.oracles.differences import STEPS, direction_at, estimates
 from refgrad.conformance.questions.evidence import Directional, Elementwise
 from refgrad.conformance.questions.kinked import OPERATORS
@@ -96,6 +96,10 @@ def _along(
         slack += SENSITIVE * truth.noise / said.step
     numbers = (error, error / size, slack / size) if size else (0.0, 0.0, tolerance)
     if not error <= slack < np.inf:
+        nearer = _crossed(truth, said, derivative, tolerance * size, error) if sided else None
+        if nearer is not None:
+            numbers = nearer, nearer / size, tolerance
+            return Judged(AGREED, *numbers, "by smaller steps: larger ones cross the edges of a kink or of stairs")
         note = f"{derivative:.6g} along a direction, {said.oracle} gives {value:.6g} ± {method:.1g}"
         wrong = Judged(DISAGREED, *numbers, note)
         return _at_a_kink(truth, said, derivative, tolerance * size, wrong) if sided else wrong
@@ -104,6 +108,23 @@ def _along(
     if slack - tolerance * size > _TELLING * size:
         return Judged(INCONCLUSIVE, *numbers, "rounding or a kink hides more than 1% of it")
     return Judged(AGREED, *numbers)
+
+
+def _crossed(truth: Truth, said: Directional, derivative: float, slack: float, error: float) -> float | None:
+    """The error by a smaller step whose difference is exact enough to tell and agrees with the gradient; None without one.
+
+    Differences of stairs, and of what repeats itself, may settle on the slope of the whole where the steps fit it.
+    """
+    point = truth.point
+    for step in (s / 2 for s in STEPS[1:] if s < said.step):
+        try:
+            near = directional(point.evaluate, point.wide, {said.name: said.direction}, point.cotangent_of, step)
+        except (ShapeMovedError, BackendError):
+            continue
+        off = abs(derivative - near.value)
+        if _TELLING * error > slack + near.error >= off:
+            return off
+    return None
 
 
 def _at_a_kink(truth: Truth, said: Directional, derivative: float, slack: float, wrong: Judged) -> Judged:
@@ -169,6 +190,8 @@ def against_float64(truth: Truth, name: str, got: np.ndarray, tolerance: float, 
     if not _within(error, explained):
         explained += truth.spread(name, truth.bits - _COARSER)
         near_a_kink = True
+    if not _within(error, explained):  # terms that cancel each other exactly do so no more where each is rounded
+        explained += SENSITIVE * truth.spread_apart(name, truth.bits)
     worst = _worst(error, explained)
     numbers = _numbers(error, explained, worst, size)
     if not _within(error, explained):

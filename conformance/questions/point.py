@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -157,6 +157,7 @@ class Truth:
     kinked: Mapping[str, np.ndarray] = field(default_factory=dict)
     _moved: dict[int, dict[str, np.ndarray]] = field(default_factory=dict)
     _spread: dict[int, Drawn] = field(default_factory=dict)
+    _apart: Drawn | None = None
 
     def __post_init__(self) -> None:
         self.bits = 1 - round(np.log2(_epsilon(self.point.model)))
@@ -233,12 +234,25 @@ class Truth:
             drawn.draw()
         return self.rest(name, drawn.spread(name))
 
+    def spread_apart(self, name: str, bits: int) -> np.ndarray:
+        """As `spread`, where every node of the backward pass rounds for itself.
+
+        The forward pass rounds equal values alike, so that ties stay ties.
+        """
+        if self._apart is None:
+            forward = {output for node in self.point.model.graph.node for output in node.output}
+            self._apart = self._drawn(bits, forward)
+        while self._apart.count < DRAWS:
+            self._apart.draw()
+        return self.rest(name, self._apart.spread(name))
+
     def rest(self, name: str, array: np.ndarray) -> np.ndarray:
         """An array of the shape of `name` with 0 for its elements at a kink."""
         return without(array, self.kinked.get(name))
 
-    def _drawn(self, bits: int) -> Drawn:
-        return Drawn(self.model, self.point.wide | self.point.seeds, self.point.names, self.gradients, max(bits, 2))
+    def _drawn(self, bits: int, alike: Set[str] | None = None) -> Drawn:
+        feeds = self.point.wide | self.point.seeds
+        return Drawn(self.model, feeds, self.point.names, self.gradients, max(bits, 2), alike)
 
     @cached_property
     def noise(self) -> float:

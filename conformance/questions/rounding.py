@@ -7,7 +7,8 @@ itself (Higham 2002, "Accuracy and Stability of Numerical Algorithms", section 4
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import zlib
+from collections.abc import Mapping, Set
 from typing import Any
 
 import numpy as np
@@ -43,18 +44,24 @@ class Perturbed(Float64):
 
     What the narrower type can hold does not move, and within one draw equal values are rounded alike, so that ties stay ties.
     `draw` is the number of the draw; it may be changed between two runs.
+
+    :param alike: the values that are rounded so; by default all. Each node that makes another one rounds by chances of its
+        own: terms that cancel each other exactly, being equal, do not where each is rounded for itself.
     """
 
     tensor = Declared.tensor
 
-    def __init__(self, bits: int) -> None:
-        self.bits, self.draw = bits, 0
+    def __init__(self, bits: int, alike: Set[str] | None = None) -> None:
+        self.bits, self.draw, self._alike, self._salt = bits, 0, alike, 0
 
     def call(self, call: Call, node: onnx.NodeProto) -> Call:
         """Round what `call` returns."""
         adds_up = operator_of(node) in ADDING_UP
+        own = self._alike is not None and self._alike.isdisjoint(node.output)
+        salt = zlib.crc32(node.output[0].encode()) if own else 0
 
         def perturbed(*inputs: Any, **options: Any) -> tuple[Any, ...]:
+            self._salt = salt
             results = call(*inputs, **options)
             if adds_up and not all(map(_is_whole, inputs)):
                 terms = call(*(abs(x) if _is_wide(x) else x for x in inputs), **options)
@@ -83,7 +90,8 @@ class Perturbed(Float64):
 
     def _chance(self, value: np.ndarray, purpose: int) -> np.ndarray:
         """A number from 0 to 1 for each magnitude, by the mixing of SplitMix64 (Steele, Lea and Flood 2014)."""
-        mixed = np.abs(value).view(np.uint64) + np.uint64((2 * self.draw + purpose + 1) * 0x9E3779B97F4A7C15 % 2**64)
+        step = 2 * (self.draw + (self._salt << 8)) + purpose + 1
+        mixed = np.abs(value).view(np.uint64) + np.uint64(step * 0x9E3779B97F4A7C15 % 2**64)
         mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
         chance: np.ndarray = (mixed ^ (mixed >> np.uint64(31))) * 2.0**-64
@@ -100,10 +108,11 @@ class Drawn:
         names: Mapping[str, str],
         gradients: Mapping[str, np.ndarray],
         bits: int,
+        alike: Set[str] | None = None,
     ) -> None:
         self.count = 0
         self._feeds, self._names, self._gradients = feeds, names, gradients
-        self._precision = Perturbed(bits)
+        self._precision = Perturbed(bits, alike)
         self._squares = {name: np.zeros(value.shape) for name, value in gradients.items()}
         try:
             self._prepared = NumpyBackend().prepare(model, precision=self._precision)
