@@ -367,3 +367,28 @@ def test_broken_cases_are_named_and_stop_their_own_operator_alone(broken: Any, w
     assert str(caught.value).startswith(f"The cases of my.domain.Broken, {broken.__module__}.")
     assert f"fail: {what}" in str(caught.value)
     assert len(list(select(tables([NAME]), [NAME]))) == 6
+
+
+def test_an_input_that_wrt_leaves_out_is_refused() -> None:
+    """Its derivative would be zero, whatever it is."""
+    with forgetting():
+
+        @rule("Scaled", domain="my.domain", wrt=["x"])
+        def scaled(op: Any, d_y: str, x: str, t: str) -> Any:
+            """dx = t·dy"""
+            return op.Mul(d_y, t)
+
+        model = onnx.parser.parse_model("""
+            <ir_version: 8, opset_import: ["": 18, "my.domain": 1]>
+            g (float[2] x, float[2] t) => (float[2] y) { y = my.domain.Scaled(x, t) }""")
+        assert len(refgrad.gradient(model, wrt=["x"]).graph.node) == 1
+        with pytest.raises(NoGradientError, match="its rule gives the derivative by x alone"):
+            refgrad.gradient(model)
+
+
+def test_a_rule_without_the_name_of_its_operator_is_refused() -> None:
+    with pytest.raises(RuleError, match=r"@rule needs the name of the operator: @rule\('square'\)"):
+
+        @rule
+        def square(op: Any, d_y: str, x: str) -> Any:
+            return op.Mul(op.Mul(x, 2.0), d_y)

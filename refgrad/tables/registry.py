@@ -6,7 +6,7 @@ The binding is checked when the module is imported, so a misspelt parameter neve
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from dataclasses import replace as with_fields
 from typing import Any, TypeVar
@@ -167,6 +167,15 @@ QUANTIZED: set[tuple[str, str]] = set()  # operators whose rule holds for values
 LOWERINGS: dict[str, dict[str, Function]] = {dialect: {} for dialect in DIALECTS}
 
 
+def _left_out(inputs: Iterable[str], wrt: Collection[str]) -> dict[str, str]:
+    """The inputs that a rule without a schema leaves out, and why a path through one is refused."""
+    why = (
+        f"its rule gives the derivative by {', '.join(wrt)} alone. Leave the value out of what is differentiated, or add the "
+        "input to wrt of the rule, which returns None where the derivative is zero"
+    )
+    return {name: why for name in inputs if name not in wrt}
+
+
 def rule(
     op_type: str,
     *,
@@ -192,7 +201,7 @@ def rule(
         all inputs are.
     :param broadcast: each adjoint has the shape of the broadcast output; the sweep sums it down to the input's.
     :param refused: inputs with a derivative that the rule does not give, and why: a path through one is refused. The
-        derivative by any other input that is not in `wrt` is zero.
+        derivative by any other input that is not in `wrt` is zero; without a schema, which says what is a float, it is refused as well.
     :param outputs: the outputs of an operator without a schema, as ("y", "mask?:bool"), where the parameters d_<output> do
         not say all. A question mark makes one optional, a type follows a colon.
     :param settings: inputs that steer the operator. An initializer that nodes read only there is no weight: `gradient`
@@ -201,6 +210,8 @@ def rule(
     :raises RuleError: the operator has no schema, a parameter or a name in `wrt`, `refused` or `settings` is not in it, or
         the operator has a rule.
     """
+    if callable(op_type):
+        raise RuleError(f"@rule needs the name of the operator: @rule({op_type.__name__!r}).")
 
     def register(function: F) -> F:
         schema, known = find_schema(op_type, domain), None
@@ -223,8 +234,9 @@ def rule(
                         f"The rule for {op_type} has {name!r} in {argument}; the inputs are {', '.join(inputs)}."
                     )
         differentiable = tuple(wrt or (p.name for p in schema.inputs if _FLOAT_TYPES & _types(schema, p.type_str)))
-        called = function if known is None else with_list(function)
-        made = Rule(op_type, domain, called, differentiable, broadcast, names, refused or {}, by_name, tuple(settings))
+        called, others = (function, {}) if known is None else (with_list(function), _left_out(inputs, differentiable))
+        reasons = others | dict(refused or {})
+        made = Rule(op_type, domain, called, differentiable, broadcast, names, reasons, by_name, tuple(settings))
         for name in names:
             if name != "**":
                 _bind(made, name, schema, schema)
