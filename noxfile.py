@@ -115,6 +115,12 @@ def quick(session: nox.Session) -> None:
     stock(session, "python", "tests/one_operator.py", *session.posargs)
 
 
+@nox.session(venv_backend="none")
+def fuzz(session: nox.Session) -> None:
+    """Mutated models for ten minutes: `nox -s fuzz -- --seconds 3600 --seed 7 --examples FOLDER`."""
+    stock(session, "python", "-W", "ignore", "-m", "refgrad.conformance.fuzzing", *session.posargs)
+
+
 @nox.session
 def training(session: nox.Session) -> None:
     """What needs ONNX Runtime's training operators and its own builder (Python < 3.13)."""

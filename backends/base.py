@@ -53,7 +53,12 @@ def describe(info: onnx.ValueInfoProto, has_default: bool = False) -> Value:
     if kind != "tensor_type":
         return Value(info.name, None, None, kind.removesuffix("_type"), has_default)
     tensor = info.type.tensor_type
-    dtype = helper.tensor_dtype_to_np_dtype(tensor.elem_type) if tensor.elem_type else None
+    try:
+        dtype = helper.tensor_dtype_to_np_dtype(tensor.elem_type) if tensor.elem_type else None
+    except KeyError as error:
+        raise InvalidModelError(
+            f"{info.name!r} has the element type {tensor.elem_type}, which onnx does not know. Export the model again."
+        ) from error
     shape: tuple[Dim, ...] | None = None
     if tensor.HasField("shape"):
         # A size below 0 is unknown: so ONNX Runtime reads it, and so some exporters write it.

@@ -30,6 +30,7 @@ from refgrad.backends.base import (
 )
 from refgrad.errors import BackendError, OptionError
 from refgrad.protos.external import external_tensors
+from refgrad.protos.malformed import explained
 
 DISTRIBUTIONS = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-training-cpu", "onnxruntime-training")
 _PROTOBUF_LIMIT = 2**31 - 1
@@ -63,6 +64,7 @@ class CpuBackend(Backend):
         )
         return f"{distribution} on {self._device()}"
 
+    @explained
     def prepare(self, model: ModelLike, threads: int | None = None, **options: Any) -> Prepared:
         """Open a session. `threads` limits the threads used inside an operator (default: ONNX Runtime's choice).
 

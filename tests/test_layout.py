@@ -38,6 +38,7 @@ STAIRCASE = (
     ("refgrad.conformance.running",),
     (
         "refgrad.conformance.exporting",
+        "refgrad.conformance.fuzzing",
         "refgrad.conformance.lacking",
         "refgrad.conformance.mutating",
         "refgrad.conformance.parity",

@@ -24,6 +24,7 @@ from refgrad.backends.numpy.plan import plan_function, plan_graph
 from refgrad.backends.numpy.precision import Declared, Float64, Rounded
 from refgrad.errors import OptionError
 from refgrad.protos.inlining import inline_functions
+from refgrad.protos.malformed import explained
 
 _PRECISIONS = {None: Declared, "float64": Float64}
 
@@ -37,6 +38,7 @@ class NumpyBackend(Backend):
         """Versions of NumPy and onnx."""
         return f"NumPy {np.__version__}, onnx {onnx.__version__} on CPU"
 
+    @explained
     def prepare(
         self,
         model: ModelLike,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,10 +17,11 @@ from refgrad.backends.base import Value, graph_outputs
 from refgrad.backends.numpy.binding import Bound, Scope, bind, label
 from refgrad.backends.numpy.memory import WATCH, Progress, nbytes, owner, summary
 from refgrad.backends.numpy.precision import Declared
-from refgrad.errors import BackendError
+from refgrad.errors import BackendError, InvalidModelError
 from refgrad.protos.external import array_of
 from refgrad.protos.walk import ReadsAndWrites, positions_needed, topological_positions
 
+_LARGEST = 2**28  # elements of a sparse tensor that is made dense
 _FOLDED = 2**20  # bytes: a folded result is at most as large as this, or as its inputs
 _VIEWED = 4  # a view that outlives an array this many times its size is copied
 
@@ -371,6 +373,16 @@ def _constant(node: onnx.NodeProto, precision: Declared) -> Any:
 
 def _dense(sparse: onnx.SparseTensorProto) -> np.ndarray:
     values, indices = array_of(sparse.values), array_of(sparse.indices)
+    limits = [math.prod(sparse.dims)] if indices.ndim == 1 else list(sparse.dims)
+    if limits != [n for n in limits if n >= 0] or np.any(indices < 0) or np.any(indices >= limits):
+        raise InvalidModelError(
+            f"The indices of the sparse tensor {sparse.values.name!r} do not fit its dims {list(sparse.dims)}. Correct them."
+        )
+    if limits and math.prod(sparse.dims) > _LARGEST:
+        raise BackendError(
+            f"The sparse tensor {sparse.values.name!r} of dims {list(sparse.dims)} has over {_LARGEST} elements, and the "
+            "interpreter computes with dense ones. Store a smaller one."
+        )
     dense = np.zeros(tuple(sparse.dims), values.dtype)
     if indices.ndim == 1:
         dense.reshape(-1)[indices] = values

@@ -15,9 +15,8 @@ import typer
 
 from refgrad.cli import conformance, derivatives, listings, recipe, running
 from refgrad.cli.containment import contain
-from refgrad.cli.output import AGREES, INTERRUPTED, REFUSED, App
+from refgrad.cli.output import AGREES, INTERRUPTED, REFUSED, App, say
 from refgrad.errors import ModelWarning, RefgradError
-from refgrad.show.tables import printable
 from refgrad.tables import plugins
 
 app = App(
@@ -127,4 +126,4 @@ def _notice(message: Warning | str, category: type[Warning], *_: object, **__: o
 
 def _complain(message: str) -> None:
     """Print an error on stderr; a name in it cannot move the cursor."""
-    print("refgrad:", "\n".join(map(printable, message.split("\n"))), file=sys.stderr)
+    say("refgrad:", message, file=sys.stderr)

@@ -17,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from refgrad.backends.base import load_model
 from refgrad.cli.options import Verbose
-from refgrad.cli.output import AGREES, DISAGREES, App, Files, stdout
+from refgrad.cli.output import AGREES, DISAGREES, App, Files, say, stdout
 from refgrad.conformance import reporting as reports
 from refgrad.conformance.case import Case
 from refgrad.conformance.judging.verdicts import AGREED, CONVENTION, FAULTS, INCONCLUSIVE
@@ -220,9 +220,9 @@ def _report(results: Results, known: Limitations, whole: bool, verbose: bool) ->
     stale = known.stale(results.rows, operators, complete=whole)
     terminal.show(results, stdout(), None if verbose else terminal.FAULTS_SHOWN)
     if known.entries:
-        print(f"{len(explained)} of {len(results.faults)} faults are known limitations.")
+        say(f"{len(explained)} of {len(results.faults)} faults are known limitations.")
     for entry, why in stale:
-        print(f"The limitation {entry} {why}. Remove it.")
+        say(f"The limitation {entry} {why}. Remove it.")
     nothing = _unverified(results, operators)
     return DISAGREES if len(explained) < len(results.faults) or stale or nothing else AGREES
 
@@ -234,7 +234,7 @@ def _unverified(results: Results, operators: Mapping[str, str]) -> bool:
         operators[row.case] for row in results.rows if row.verdict in FAULTS or row.verdict in (AGREED, CONVENTION)
     }
     if unverified := sorted(doubtful - decided):
-        print(f"No case of {abridged(unverified)} was verified: every one is inconclusive.")
+        say(f"No case of {abridged(unverified)} was verified: every one is inconclusive.")
     return bool(unverified) and not decided
 
 
@@ -273,7 +273,7 @@ def export_folder(
 
     with _bar() as progress:
         made = export_suite(folder, _split(ops) if ops is not None else None, opset, dtype, progress=progress)
-    print(f"{folder}: {len(made.tests)} tests; {len(made.left_out)} cases are left out, see manifest.json")
+    say(f"{folder}: {len(made.tests)} tests; {len(made.left_out)} cases are left out, see manifest.json")
 
 
 @app.command()
@@ -290,8 +290,8 @@ def mutants(
     outcomes = survey(_split(ops) if ops is not None else None, seed)
     survivors = [one for one in outcomes if not one.caught]
     for one in survivors:
-        print(f"survived: {one.mutant}")
-    print(f"{len(outcomes) - len(survivors)} of {len(outcomes)} mutants are caught")
+        say(f"survived: {one.mutant}")
+    say(f"{len(outcomes) - len(survivors)} of {len(outcomes)} mutants are caught")
     if output is not None:
         with replacing(output) as file:
             file.write_text(json.dumps(summary(outcomes), indent=1) + "\n", encoding="utf-8")
@@ -331,9 +331,9 @@ def cases(
 ) -> None:
     """List the cases that `run` would take."""
     for one in _cases(list(source or SOURCES[:1]), None, 0, ops, opset, dtype, case, values, every):
-        print(f"{one.name}  {one.operator} opset {one.opset} {one.dtype} {one.values}")
+        say(f"{one.name}  {one.operator} opset {one.opset} {one.dtype} {one.values}")
         if show:
-            print(onnx_simple_text_plot(one.model))
+            say(onnx_simple_text_plot(one.model))
 
 
 def _cases(

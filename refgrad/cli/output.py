@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, TextIO, get_type_hints
 
 import typer
 from onnx import ModelProto
@@ -32,6 +32,12 @@ _NAMES = 5  # of a long list
 def stdout() -> Console:
     """Return a console on stdout. It is as wide as the terminal, or wide enough for a table without one."""
     return Console(width=None if sys.stdout.isatty() else _WIDTH)
+
+
+def say(*texts: object, file: TextIO | None = None) -> None:
+    """Print `texts`, one space between them: every line of a command that is no table. No name in it moves the cursor."""
+    lines = " ".join(map(str, texts)).split("\n")
+    print("\n".join(map(printable, lines)), file=file or sys.stdout)
 
 
 def print_json(value: Any) -> None:
@@ -56,12 +62,12 @@ def print_table(rows: Iterable[Mapping[str, Any]], verbose: bool = True, least: 
     shown = listed if verbose else listed[: max(_ROWS, least)]
     stdout().print(table(shown))
     if len(shown) < len(listed):
-        print(f"and {len(listed) - len(shown)} more: --verbose or --json prints all")
+        say(f"and {len(listed) - len(shown)} more: --verbose or --json prints all")
 
 
 def print_names(what: str, names: Iterable[str], verbose: bool = True) -> None:
     """Print `what` and the names on one line. Without `verbose`, print the first of many."""
-    print(what, printable(abridged(names, None if verbose else _NAMES)))
+    say(what, abridged(names, None if verbose else _NAMES))
 
 
 def save(
@@ -83,7 +89,7 @@ def save(
         data_file = None if data is None else str(data)
         print_json({"output": str(output), "nodes": len(made.graph.node), **listed, "data": data_file})
         return
-    print(f"{output}: {len(made.graph.node)} nodes" + (f", its weights in {data}" if data else ""))
+    say(f"{output}: {len(made.graph.node)} nodes" + (f", its weights in {data}" if data else ""))
     for end, values in listed.items():
         print_names(f"{end:7}", values, verbose)
 
@@ -188,5 +194,5 @@ class Bar:
             columns = (*Progress.get_default_columns(), TextColumn("{task.fields[label]}", markup=False))
             self._progress = Progress(*columns, console=Console(stderr=True), transient=True)
             self._progress.start()
-            self._progress.add_task("nodes", total=total, label=label)
-        self._progress.update(self._progress.task_ids[0], completed=done, label=label)
+            self._progress.add_task("nodes", total=total, label="")
+        self._progress.update(self._progress.task_ids[0], completed=done, label=printable(label))

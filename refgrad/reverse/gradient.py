@@ -12,6 +12,7 @@ from onnx import ModelProto
 from refgrad.errors import NoGradientError, OptionError, RuleError, choices
 from refgrad.forward.graph import Graph
 from refgrad.forward.normalise import normalise
+from refgrad.protos.malformed import explained
 from refgrad.protos.walk import names_of, nested, subgraphs
 from refgrad.reverse.assembly import assemble
 from refgrad.reverse.emit import Emitter
@@ -29,6 +30,7 @@ WEIGHTS = ("overridable", "constants", "inputs")
 
 
 @limited
+@explained
 def gradient(
     model: ModelProto | str | os.PathLike[str],
     wrt: Sequence[str] | None = None,
@@ -147,6 +149,7 @@ def gradient(
 
 
 @limited
+@explained
 def preflight(
     model: ModelProto | str | os.PathLike[str],
     wrt: Sequence[str] | None = None,

@@ -15,6 +15,7 @@ import numpy as np
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
 
 from refgrad.errors import GraphvizError
+from refgrad.protos.malformed import explained
 from refgrad.protos.reading import read
 from refgrad.protos.walk import subgraphs
 from refgrad.show.text import (
@@ -38,6 +39,7 @@ _PLAIN = re.compile("[A-Za-z_][A-Za-z0-9_]*")
 Scope = ChainMap[str, str]  # a value's name: its identifier in the picture
 
 
+@explained
 def to_dot(model: ModelProto | str | os.PathLike[str]) -> str:
     r"""Return `model` in the DOT language: a box for each input (red), output (green), initializer, result and node (orange).
 
@@ -73,6 +75,7 @@ def to_dot(model: ModelProto | str | os.PathLike[str]) -> str:
     return "\n".join([*_HEADER, *_Picture().lines(read(model, weights=False)), "}"])
 
 
+@explained
 def to_svg(model: ModelProto | str | os.PathLike[str]) -> str:
     """Return `model` as SVG. Graphviz's program `dot` draws `to_dot(model)`: fast for hundreds of nodes, slow for thousands.
 

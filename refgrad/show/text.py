@@ -26,6 +26,7 @@ from onnx import (
 
 from refgrad.errors import InvalidModelError
 from refgrad.protos.external import array_of, is_external
+from refgrad.protos.malformed import explained
 from refgrad.protos.reading import read
 from refgrad.protos.walk import captured, subgraphs
 
@@ -36,6 +37,7 @@ _LONG = 60  # characters of a string that are printed
 _DEEPEST = 32  # levels; a chain of thousands of nodes must not walk off to the right
 
 
+@explained
 def onnx_text_plot_io(model: ModelProto | str | os.PathLike[str]) -> str:
     """Return the operator sets, inputs, initializers and outputs of `model`, a line for each.
 
@@ -59,6 +61,7 @@ def onnx_text_plot_io(model: ModelProto | str | os.PathLike[str]) -> str:
     return "\n".join([*_opsets(source.opset_import), *_inputs(source.graph, values=False), *_outputs(source.graph)])
 
 
+@explained
 def onnx_simple_text_plot(model: ModelProto | str | os.PathLike[str]) -> str:
     """Return `model` as an indented listing: the lines of `onnx_text_plot_io`, the values of small initializers, the nodes.
 

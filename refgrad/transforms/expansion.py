@@ -24,6 +24,7 @@ from refgrad.forward.completion import infer_completely
 from refgrad.forward.inference import infer
 from refgrad.forward.normalise import normalise
 from refgrad.protos.domains import ASSUMED_OPSET, TRAINING
+from refgrad.protos.malformed import explained
 from refgrad.protos.reading import read
 from refgrad.protos.types import FLOATS
 from refgrad.protos.walk import (
@@ -45,6 +46,7 @@ Tensor: TypeAlias = "TensorProto | SparseTensorProto"
 
 
 @limited
+@explained
 def expand_gradients(
     model: ModelProto | str | os.PathLike[str],
     *,

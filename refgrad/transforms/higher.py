@@ -14,6 +14,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_h
 from refgrad.errors import NoGradientError, OptionError, choices
 from refgrad.forward.graph import read_nodes
 from refgrad.forward.normalise import normalise
+from refgrad.protos.malformed import explained
 from refgrad.protos.reading import read
 from refgrad.protos.types import Shape, adjoint_of, element_type
 from refgrad.protos.walk import fresh, graphs, names_of
@@ -25,6 +26,7 @@ Model = ModelProto | str | os.PathLike[str]
 
 
 @limited
+@explained
 def jvp(
     model: Model,
     wrt: Sequence[str] | None = None,
@@ -86,6 +88,7 @@ def jvp(
 
 
 @limited
+@explained
 def hvp(
     model: Model,
     wrt: Sequence[str] | None = None,
@@ -132,6 +135,7 @@ def hvp(
 
 
 @limited
+@explained
 def jacobian(
     model: Model,
     wrt: Sequence[str] | None = None,
@@ -177,6 +181,7 @@ def jacobian(
 
 
 @limited
+@explained
 def hessian(
     model: Model,
     wrt: Sequence[str] | None = None,

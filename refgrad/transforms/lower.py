@@ -18,6 +18,7 @@ from refgrad.forward.normalise import normalise
 from refgrad.microsoft.forms import FORMS, Form
 from refgrad.microsoft.results import UNKNOWN_SHAPE
 from refgrad.protos.domains import ASSUMED_OPSET, MICROSOFT, ML
+from refgrad.protos.malformed import explained
 from refgrad.protos.reading import read
 from refgrad.protos.types import type_of
 from refgrad.protos.walk import (
@@ -42,6 +43,7 @@ _MOVED = tuple(op_type for domain, op_type in FORMS if not domain)  # onnx's che
 
 
 @limited
+@explained
 def lower(
     model: ModelProto | str | os.PathLike[str],
     *,
