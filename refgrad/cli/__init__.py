@@ -53,7 +53,7 @@ def _show_version(asked: bool) -> None:
     if asked:
         from importlib import metadata  # here, since no other command needs it
 
-        print(f"refgrad {metadata.version('refgrad')}")
+        say(f"refgrad {metadata.version('refgrad')}")
         raise typer.Exit
 
 

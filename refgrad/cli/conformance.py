@@ -200,7 +200,7 @@ def _wrong_forwards(cases: list[Case], plan: Plan) -> bool:
         if why:
             said.setdefault(case.operator, why)
     for operator in sorted(said):
-        print(said[operator])
+        say(said[operator])
     return bool(said)
 
 
