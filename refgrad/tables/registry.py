@@ -201,7 +201,7 @@ def rule(
         all inputs are.
     :param broadcast: each adjoint has the shape of the broadcast output; the sweep sums it down to the input's.
     :param refused: inputs with a derivative that the rule does not give, and why: a path through one is refused. The
-        derivative by any other input that is not in `wrt` is zero; without a schema, which says what is a float, it is refused as well.
+        derivative by any other input that is not in `wrt` is zero; without a schema, which tells floats, it is refused as well.
     :param outputs: the outputs of an operator without a schema, as ("y", "mask?:bool"), where the parameters d_<output> do
         not say all. A question mark makes one optional, a type follows a colon.
     :param settings: inputs that steer the operator. An initializer that nodes read only there is no weight: `gradient`
