@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import cache
 
@@ -128,10 +130,15 @@ def test_gradients_of_operators_with_side_outputs_are_exact_in_double(operator):
     assert not {case.name: wrong for case in chosen if (wrong := off(case))}
 
 
-@pytest.mark.suite
 def test_every_gradient_is_exact_in_double():
-    cases = (case for case in in_double(every=True) if case.operator not in SINGLE)
-    assert not {case.name: wrong for case in cases if (wrong := off(case))}
+    """On every nth case of each operator, the first included; REFGRAD_EVERY=1 takes all of them, which is minutes."""
+    seen: Counter[str] = Counter()
+    chosen = []
+    for case in in_double(every=True):
+        if case.operator not in SINGLE and seen[case.operator] % int(os.environ.get("REFGRAD_EVERY", "25")) == 0:
+            chosen.append(case)
+        seen[case.operator] += 1
+    assert not {case.name: wrong for case in chosen if (wrong := off(case))}
 
 
 def test_side_outputs_have_exact_gradients_in_double():
