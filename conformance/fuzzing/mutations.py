@@ -161,7 +161,8 @@ def renamed(chance: random.Random, model: ModelProto) -> None:
         return
     old, new = chance.choice(names), chance.choice([*NAMES, *names])
     for graph in _graphs(model.graph):
-        for value in (*graph.input, *graph.output, *graph.value_info, *graph.initializer):
+        named: list[ValueInfoProto | TensorProto] = [*graph.input, *graph.output, *graph.value_info, *graph.initializer]
+        for value in named:
             if value.name == old:
                 value.name = new
         for node in graph.node:
@@ -180,7 +181,7 @@ def attribute(chance: random.Random, model: ModelProto) -> None:
         case 0:
             found.name = chance.choice([*NAMES, "axis", "axes", "value", "body", "to", "then_branch"])
         case 1:
-            found.type = chance.choice(list(AttributeProto.AttributeType.values()))
+            found.type = chance.choice(list(AttributeProto.AttributeType.values()))  # type: ignore[assignment]  # of the stub
         case 2:
             found.ref_attr_name = chance.choice(NAMES)
         case 3:

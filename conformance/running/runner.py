@@ -68,8 +68,9 @@ def run_case(case: Case, plan: Plan, worker: Worker) -> list[ResultRow]:
             continue
         properties = [p for name in examiners for p in _properties(name, question, built, worker)]
         for executor in plan.executors:
-            answers.append(partial(_answer, question, builder, built, executor, properties, worker))
-            found.append(answers[-1]())
+            asked = partial(_answer, question, builder, built, executor, properties, worker)
+            answers.append(asked)
+            found.append(asked())
     rows = _judged(question, evidence, found, worker)
     for place, again in enumerate(answers):
         if again is not None and rows[place].verdict in (verdicts.WRONG, verdicts.CRASHED):

@@ -210,8 +210,8 @@ def rule(
     :raises RuleError: the operator has no schema, a parameter or a name in `wrt`, `refused` or `settings` is not in it, or
         the operator has a rule.
     """
-    if callable(op_type):
-        raise RuleError(f"@rule needs the name of the operator: @rule({op_type.__name__!r}).")
+    if not isinstance(op_type, str):
+        raise RuleError(f"@rule needs the name of the operator: @rule({getattr(op_type, '__name__', 'Name')!r}).")
 
     def register(function: F) -> F:
         schema, known = find_schema(op_type, domain), None
