@@ -29,7 +29,6 @@ from refgrad.backends.base import (
     load_model,
 )
 from refgrad.errors import BackendError, OptionError
-from refgrad.protos.external import external_tensors
 from refgrad.protos.malformed import explained
 
 DISTRIBUTIONS = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-training-cpu", "onnxruntime-training")
@@ -228,11 +227,6 @@ def _is_binary(model: ModelLike) -> TypeGuard[str | os.PathLike[str]]:
 
 
 def _serialized(model: onnx.ModelProto) -> bytes:
-    if next(external_tensors(model), None) is not None:
-        raise BackendError(
-            "The model refers to external data, which onnxruntime finds only beside the model's file. "
-            "Prepare it by path, or load it with its external data."
-        )
     if model.ByteSize() > _PROTOBUF_LIMIT:
         raise BackendError(
             "The model is over 2 GB and cannot be handed over in memory. Save it with external data "

@@ -72,6 +72,7 @@ def test_a_backend_imports_nothing_of_the_differentiator():
         "refgrad.protos.domains",
         "refgrad.protos.external",
         "refgrad.protos.inlining",
+        "refgrad.protos.malformed",
         "refgrad.protos.reading",
         "refgrad.protos.walk",
         "refgrad.tables",

@@ -12,7 +12,7 @@ from onnx import helper, parser
 
 from refgrad.backends import available, backends, get_backend
 from refgrad.backends.onnxruntime import DISTRIBUTIONS, CpuBackend, CudaBackend
-from refgrad.errors import BackendError
+from refgrad.errors import BackendError, InvalidModelError
 
 pytestmark = pytest.mark.skipif("ort-cpu" not in available(), reason="onnxruntime is not installed")
 
@@ -92,7 +92,7 @@ def test_a_model_in_memory_cannot_have_external_data(ort, tmp_path):
     model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(2, np.float32), "w"))
     onnx.save(model, tmp_path / "model.onnx", save_as_external_data=True, size_threshold=0)
     without = onnx.load(tmp_path / "model.onnx", load_external_data=False)
-    with pytest.raises(BackendError, match=r"external data.*Prepare it by path"):
+    with pytest.raises(InvalidModelError, match=r"'w' lie in a file.*Give the path of the model"):
         ort.prepare(without)
 
 
