@@ -30,6 +30,7 @@ _LAST_WORDS = 2.0  # seconds that a process has to end after it closed its pipe
 _RESERVED = 1 << 30  # bytes of address space that the libraries reserve, where the system does not say
 _ORPHANED = 1.0  # seconds until a process notices that it belongs to nobody any more
 _START = "import sys; from refgrad.worker import serve; serve(int(sys.argv[1]), int(sys.argv[2]))"
+_NATIVE_DEATHS = {-signal.SIGSEGV, -signal.SIGABRT}  # what native code dies of when an allocation fails
 _NO_MEMORY = re.compile("bad_?alloc|bad allocation|out of memory|cannot allocate|failed to allocate|MemoryError", re.I)
 
 
@@ -87,7 +88,8 @@ class Worker:
             if late.is_set():
                 raise WorkerError("timed out", f"nothing came back after {self.seconds:g} s") from error
             message = lines[-1] if lines else "no message"
-            verdict = "out of memory" if self._is_limited and _NO_MEMORY.search(message) else "crashed"
+            exhausted = (self.room and code in _NATIVE_DEATHS) or (self._is_limited and _NO_MEMORY.search(message))
+            verdict = "out of memory" if exhausted else "crashed"
             raise WorkerError(verdict, f"its process ended with {code}: {message}") from error
         finally:
             timer.cancel()
@@ -207,7 +209,10 @@ def _met(failure: WorkerError, what: str, memory: int | None, seconds: float | N
     if verdict == "timed out":
         said = f"{what} did not finish within max_seconds={seconds:g}. Give it more time, or do not take this model"
     elif verdict == "out of memory" and memory is not None:
-        said = f"{what} needs more than max_memory={memory}, {memory / 2**20:.4g} MiB. Give it more, or do not take this model"
+        said = (
+            f"{what} needs more than max_memory={memory}, {memory / 2**20:.4g} MiB ({failure}). "
+            "Give it more, or do not take this model"
+        )
     else:
         said = f"{what} {verdict} in a process of its own: {failure}"
     return WorkerError(verdict, said, failure.raised)

@@ -63,6 +63,12 @@ def test_a_limit_is_a_number_above_0(limits):
         refgrad.gradient(SQUARE, **limits)
 
 
+def test_a_crash_within_a_limit_of_memory_may_be_for_want_of_it():
+    with pytest.raises(WorkerError, match=r"_crash needs more than max_memory=\d+, 256 MiB \(its process ended with -6") as met:
+        _crash(max_memory=256 * MIB)
+    assert met.value.verdict == "out of memory"
+
+
 def test_a_crash_is_an_error():
     with pytest.raises(WorkerError, match=r"_crash crashed in a process of its own: its process ended with -6"):
         _crash(max_seconds=60)

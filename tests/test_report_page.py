@@ -144,7 +144,7 @@ def test_a_filter_that_is_chosen_counts_as_in_the_address(opened, filters):
     rows = rows_of(**filters)
     assert counts_in_the_totals(page) == Counter((row.builder, row.executor, row.verdict) for row in rows)
     page.go_back()
-    page.wait_for_function(f"document.querySelector('#count').textContent === '{len(RESULTS.rows)} verdicts'")
+    sync_api.expect(page.locator("#count")).to_have_text(f"{len(RESULTS.rows)} verdicts")
     assert page.locator(f"select[name={name}]").input_value() == ""
 
 
@@ -156,7 +156,7 @@ def test_the_search_is_by_part_of_the_name(opened):
     page.get_by_role("searchbox", name="Operator").fill("none of them")
     assert page.get_by_text("Nothing fits these filters.").is_visible()
     page.get_by_role("button", name="Clear").click()
-    page.wait_for_function(f"document.querySelector('#count').textContent === '{len(RESULTS.rows)} verdicts'")
+    sync_api.expect(page.locator("#count")).to_have_text(f"{len(RESULTS.rows)} verdicts")
     assert page.get_by_role("searchbox", name="Operator").input_value() == ""
 
 
@@ -166,18 +166,18 @@ def test_the_way_to_a_case_and_back(opened):
     about = RESULTS.cases[row.case]
     where = {"operator": about.operator, "opset": str(about.opset), "builder": row.builder, "executor": row.executor}
     page.get_by_label(f"{about.operator}, opset {about.opset}, {row.builder} on {row.executor}").click()
-    listed = page.locator("#cases tbody th").all_inner_texts()
-    assert listed == sorted(found.case for found in rows_of(**where))
+    listed = sorted(found.case for found in rows_of(**where))
+    sync_api.expect(page.locator("#cases tbody th")).to_have_text(listed)
     assert page.evaluate("document.activeElement.tagName") == "H2"
     page.get_by_role("link", name=row.case, exact=True).click()
-    assert page.locator("h2").inner_text() == row.case
+    sync_api.expect(page.locator("h2")).to_have_text(row.case)
     assert page.title() == f"{row.case} · Gradient conformance"
     assert not page.locator("#filters").is_visible()
     assert page.locator(".verdicts tbody.chosen").count() == 1
     page.get_by_role("link", name="← Cases").click()
-    assert page.locator("#cases tbody th").all_inner_texts() == listed
+    sync_api.expect(page.locator("#cases tbody th")).to_have_text(listed)
     page.get_by_role("link", name="← Board").click()
-    assert page.locator("#count").inner_text() == f"{len(RESULTS.rows)} verdicts"
+    sync_api.expect(page.locator("#count")).to_have_text(f"{len(RESULTS.rows)} verdicts")
     for _ in range(4):
         page.go_back()
     page.wait_for_selector("#totals")
