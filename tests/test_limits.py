@@ -64,7 +64,9 @@ def test_a_limit_is_a_number_above_0(limits):
 
 
 def test_a_crash_within_a_limit_of_memory_may_be_for_want_of_it():
-    with pytest.raises(WorkerError, match=r"_crash needs more than max_memory=\d+, 256 MiB \(its process ended with -6") as met:
+    with pytest.raises(
+        WorkerError, match=r"_crash needs more than max_memory=\d+, 256 MiB \(its process ended with -6"
+    ) as met:
         _crash(max_memory=256 * MIB)
     assert met.value.verdict == "out of memory"
 

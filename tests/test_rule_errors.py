@@ -7,9 +7,11 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from onnx import TensorProto
 
 import refgrad
-from refgrad.errors import RuleError, UnknownOperatorError
+from refgrad.errors import BrokenRuleError, RuleError, UnknownOperatorError
+from refgrad.forward.function_emitter import FunctionEmitter
 from refgrad.rules.control_flow import If
 from refgrad.tables.registry import RULES, rule
 
@@ -131,6 +133,27 @@ def test_a_misspelt_operator_says_rule_node_and_the_nearest(monkeypatch: pytest.
     said = fail_with(monkeypatch, "Mul", lambda op, d_C, A, B: (op.grad.ReluGard(A), B))
     assert "The rule for Mul of node 'times' uses op.grad.ReluGard" in said
     assert "Did you mean ReluGrad" in said
+
+
+def test_a_node_that_its_schema_does_not_allow_says_what_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = fail_with(monkeypatch, "Mul", lambda op, d_C, A, B: (op.Add(A, B, axis=3), B))
+    assert said.startswith("The rule for Mul of node 'times' gives op.Add the attribute 'axis'.")
+    assert "it takes A, B, has the attributes none, and returns C" in said
+    said = fail_with(monkeypatch, "Mul", lambda op, d_C, A, B: (op.ReduceSum(A, axes=[0]), B))
+    assert "gives op.ReduceSum the attribute 'axes'" in said
+    assert "it takes data, axes, has the attributes 'keepdims', 'noop_with_empty_axes'" in said
+    assert "gives op.Neg 2 inputs" in fail_with(monkeypatch, "Mul", lambda op, d_C, A, B: (op.Neg(A, B), B))
+    assert "gives op.Add 1 inputs" in fail_with(monkeypatch, "Mul", lambda op, d_C, A, B: (op.Add(A), B))
+    assert "gives op.Neg 2 outputs" in fail_with(monkeypatch, "Mul", lambda op, d_C, A, B: op.Neg(A, outputs=2))
+    said = fail_with(monkeypatch, "Mul", lambda op, d_C, A, B: (op.Gelu(A), B))
+    assert "op.Gelu, which ai.onnx has from opset 20 on" in said
+
+
+def test_a_body_does_not_lose_the_fraction_of_a_number() -> None:
+    op = FunctionEmitter(18, "Threshold", "first")
+    op.types["k"] = TensorProto.INT64, 0
+    with pytest.raises(BrokenRuleError, match=r"node 'first' gives 1\.05 where int64 is due"):
+        op.Add("k", 1.05)
 
 
 def test_python_may_still_ask_whether_there_is_a_method(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
+from refgrad.forward.misuse import numbers
 from refgrad.forward.operators import Argument, Operators
 from refgrad.protos.reading import CONSTANT
 from refgrad.protos.types import Type
@@ -87,7 +88,7 @@ class FunctionEmitter(Operators):
         """A constant: an array with its own type, else of the type of `like`, else of the NumPy scalar's, bool, or int64."""
         kind = TensorProto.INT64 if like is None else self.type(like) or TensorProto.FLOAT
         typed = isinstance(value, np.ndarray) or (like is None and isinstance(value, np.generic | bool))
-        array = np.asarray(value) if typed else np.array(value, helper.tensor_dtype_to_np_dtype(kind))
+        array = np.asarray(value) if typed else numbers(self, value, helper.tensor_dtype_to_np_dtype(kind))
         tensor = numpy_helper.from_array(array)
         if isinstance(value, int | float) and float(array) != value:
             tensor.metadata_props.add(key=CONSTANT, value=repr(float(value)))

@@ -37,6 +37,34 @@ def no_such_method(op: Asked, name: str) -> Exception:
     )
 
 
+def no_such_node(
+    op: Asked, op_type: str, opset: int, inputs: int, outputs: int, attributes: Collection[str]
+) -> BrokenRuleError | None:
+    """The error for a node that the operator's schema in this opset does not allow; None where it does."""
+    try:
+        schema = onnx.defs.get_schema(op_type, opset)
+    except onnx.defs.SchemaError:
+        history = onnx.defs.get_all_schemas_with_history()
+        first = min(one.since_version for one in history if one.name == op_type and not one.domain)
+        return BrokenRuleError(
+            f"{_place(op)} uses op.{op_type}, which ai.onnx has from opset {first} on: here it is opset {opset}."
+        )
+    takes = ", ".join(part.name for part in schema.inputs) or "nothing"
+    if unknown := sorted(set(attributes) - set(schema.attributes)):
+        what = f"the attribute {unknown[0]!r}"
+    elif not schema.min_input <= inputs <= schema.max_input:
+        what = f"{inputs} inputs"
+    elif outputs > schema.max_output:
+        what = f"{outputs} outputs"
+    else:
+        return None
+    near = did_you_mean(unknown[0], sorted(schema.attributes)) if unknown else ""
+    return BrokenRuleError(
+        f"{_place(op)} gives op.{op_type} {what}. In opset {opset} it takes {takes}, has the attributes "
+        f"{choices(sorted(schema.attributes))}, and returns {', '.join(part.name for part in schema.outputs)}.{near}"
+    )
+
+
 def no_such_primitive(op: Asked, name: str) -> Exception:
     """The error for `op.grad.<name>`, which is no gradient primitive."""
     if name.startswith("_"):
@@ -70,6 +98,17 @@ def no_type(op: Asked, value: object) -> BrokenRuleError:
         f"{_place(op)} makes a constant of {value!r}, which could be of any float type: "
         "give it the type of a value with op.const(..., like=...), or a type of its own as a NumPy array."
     )
+
+
+def numbers(op: Asked, value: float | Sequence[int] | np.generic, dtype: np.dtype) -> np.ndarray:
+    """What a rule wrote as numbers of type `dtype`.
+
+    :raises BrokenRuleError: they would lose their fractions.
+    """
+    given = np.asarray(value)
+    if given.dtype.kind == "f" and dtype.kind in "iub" and not all(map(float.is_integer, given.ravel().tolist())):
+        raise not_integers(op, value, dtype)
+    return np.asarray(value, dtype=dtype)
 
 
 def not_integers(op: Asked, value: object, dtype: np.dtype) -> BrokenRuleError:

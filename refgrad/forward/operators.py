@@ -8,14 +8,20 @@ from typing import Any
 import numpy as np
 import onnx
 
-from refgrad.forward.misuse import no_such_method
+from refgrad.forward.misuse import no_such_method, no_such_node
 from refgrad.protos.domains import MICROSOFT
 
 Argument = str | float | Sequence[int] | np.ndarray | np.generic | None
+_Bounds = tuple[int, int, int, frozenset[str]]
 
 
 class Operators:
-    """One method per operator: it adds a node of ai.onnx and returns the name of its output, or a tuple of names."""
+    """One method per operator: it adds a node of ai.onnx and returns the name of its output, or a tuple of names.
+
+    `opset` is the version of ai.onnx that the node is of.
+    """
+
+    opset: int
 
     @property
     def rule(self) -> str:
@@ -47,8 +53,26 @@ class Operators:
         if not op_type[:1].isupper() or not onnx.defs.has(op_type):
             raise no_such_method(self, op_type)
 
+        schemas: dict[int, _Bounds] = {}
+
         def emit(op: Operators, *inputs: Any, outputs: int = 1, **attributes: Any) -> Any:
+            bounds = schemas.get(op.opset)
+            if bounds is None:
+                bounds = schemas[op.opset] = _bounds(op_type, op.opset)
+            if not bounds[0] <= len(inputs) <= bounds[1] or outputs > bounds[2] or not bounds[3].issuperset(attributes):
+                given = {name for name, value in attributes.items() if value is not None}
+                if (error := no_such_node(op, op_type, op.opset, len(inputs), outputs, given)) is not None:
+                    raise error
             return op.emit(op_type, "", inputs, outputs, attributes)
 
         setattr(Operators, op_type, emit)  # on the class: it is looked up once
         return getattr(self, op_type)  # type: ignore[no-any-return]
+
+
+def _bounds(op_type: str, opset: int) -> _Bounds:
+    """How many inputs an operator has in that version, how many outputs at most, and its attributes; none where it is newer."""
+    try:
+        schema = onnx.defs.get_schema(op_type, opset)
+    except onnx.defs.SchemaError:
+        return 0, 0, 0, frozenset()
+    return schema.min_input, schema.max_input, schema.max_output, frozenset(schema.attributes)

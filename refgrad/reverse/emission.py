@@ -11,7 +11,7 @@ import numpy as np
 from onnx import AttributeProto, GraphProto, StringStringEntryProto, TensorProto, helper, numpy_helper
 
 from refgrad.errors import RuleError
-from refgrad.forward.misuse import no_type, not_a_value, not_integers, not_one_value
+from refgrad.forward.misuse import no_type, not_a_value, not_one_value, numbers
 from refgrad.forward.operators import Argument
 from refgrad.protos.reading import CONSTANT
 from refgrad.protos.walk import captured, fresh, subgraphs
@@ -210,14 +210,7 @@ class Emission:
         """A scalar, or a list along one axis, as a constant of element type `kind`."""
         key = repr(value), kind
         if key not in self._numbers:
-            dtype, given = helper.tensor_dtype_to_np_dtype(kind), np.asarray(value)
-            if (
-                given.dtype.kind == "f"
-                and dtype.kind in "iub"
-                and not all(map(float.is_integer, given.ravel().tolist()))
-            ):
-                raise not_integers(self, value, dtype)
-            array, value = np.asarray(value, dtype=dtype), given.tolist()
+            array, value = numbers(self, value, helper.tensor_dtype_to_np_dtype(kind)), np.asarray(value).tolist()
             exact = repr(value) if isinstance(value, float) and math.isfinite(value) and float(array) != value else ""
             self._numbers[key] = self.constant(array, exact)
         return self._numbers[key]
