@@ -12,6 +12,7 @@ import sys
 import tempfile
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from functools import wraps
 from pathlib import Path
@@ -152,7 +153,7 @@ class Worker:
 def limited(function: Callable[P, R]) -> Callable[P, R]:
     """`function`, which runs in a process of its own where `max_memory` or `max_seconds` is given.
 
-    What `function` raises there is raised here. The process knows the operators of plug-ins, not those that this process
+    What `function` raises there is raised here, and what it warns of is warned of here. The process knows the operators of plug-ins, not those that this process
     registered by itself.
     """
 
@@ -173,9 +174,11 @@ def limited(function: Callable[P, R]) -> Callable[P, R]:
             try:
                 result: R
                 error: RefgradError | None
-                result, error = worker.call(_result_or_error, call, arguments, keywords)
+                result, error, notices = worker.call(_result_or_error, call, arguments, keywords)
             except WorkerError as failure:
                 raise _met(failure, function.__name__, memory, seconds) from failure
+        for notice in notices:
+            warnings.warn(notice, stacklevel=2)
         if error is None:
             return result
         if memory is not None and _NO_MEMORY.search(str(error)):
@@ -196,11 +199,14 @@ def _check_limits(memory: Any, seconds: Any) -> None:
 
 def _result_or_error(
     function: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any]
-) -> tuple[Any, RefgradError | None]:
-    try:
-        return function(*arguments, **keywords), None
-    except RefgradError as error:
-        return None, error.with_traceback(None)
+) -> tuple[Any, RefgradError | None, list[Warning]]:
+    with warnings.catch_warnings(record=True) as met:
+        warnings.simplefilter("always")
+        try:
+            result, failure = function(*arguments, **keywords), None
+        except RefgradError as error:
+            result, failure = None, error.with_traceback(None)
+    return result, failure, [one.message for one in met if isinstance(one.message, Warning)]
 
 
 def _met(failure: WorkerError, what: str, memory: int | None, seconds: float | None) -> WorkerError:

@@ -16,7 +16,7 @@ from onnx import ModelProto, parser
 import refgrad
 from refgrad.backends.base import graph_inputs
 from refgrad.conformance.questions.feeds import random_feeds, read_feeds
-from refgrad.errors import FeedError, NoGradientError, OptionError, UnknownNameError, WorkerError
+from refgrad.errors import FeedError, ModelWarning, NoGradientError, OptionError, UnknownNameError, WorkerError
 from refgrad.worker import limited
 
 MIB = 1 << 20
@@ -55,6 +55,16 @@ def test_a_refusal_is_the_same_within_limits():
     with pytest.raises(NoGradientError) as error:
         refgrad.gradient(model, max_seconds=60)
     assert error.value.nodes
+
+
+def test_a_warning_is_the_same_within_limits():
+    model = _model("m (float[2] x) => (float[7] y) { y = Relu(x) }")
+    with pytest.warns(ModelWarning, match="declares 'y'") as here:
+        refgrad.gradient(model)
+    with pytest.warns(ModelWarning, match="declares 'y'") as there:
+        refgrad.gradient(model, max_seconds=60)
+    assert [str(one.message) for one in here] == [str(one.message) for one in there]
+    assert there[0].filename == __file__
 
 
 @pytest.mark.parametrize("limits", [{"max_memory": 0}, {"max_memory": 1.5}, {"max_seconds": 0}, {"max_seconds": "1"}])
