@@ -153,8 +153,8 @@ class Worker:
 def limited(function: Callable[P, R]) -> Callable[P, R]:
     """`function`, which runs in a process of its own where `max_memory` or `max_seconds` is given.
 
-    What `function` raises there is raised here, and what it warns of is warned of here. The process knows the operators of plug-ins, not those that this process
-    registered by itself.
+    What `function` raises there is raised here, and what it warns of is warned of here. The process knows the operators of
+    plug-ins, not those that this process registered by itself.
     """
 
     @wraps(function)
