@@ -38,7 +38,7 @@ def no_such_method(op: Asked, name: str) -> Exception:
 
 
 def no_such_node(
-    op: Asked, op_type: str, opset: int, inputs: int, outputs: int, attributes: Collection[str]
+    op: Asked, op_type: str, opset: int, inputs: Sequence[object], outputs: int, attributes: Collection[str]
 ) -> BrokenRuleError | None:
     """The error for a node that the operator's schema in this opset does not allow; None where it does."""
     try:
@@ -49,11 +49,12 @@ def no_such_node(
         return BrokenRuleError(
             f"{_place(op)} uses op.{op_type}, which ai.onnx has from opset {first} on: here it is opset {opset}."
         )
+    count = max((k for k, value in enumerate(inputs, 1) if value is not None), default=0)
     takes = ", ".join(part.name for part in schema.inputs) or "nothing"
     if unknown := sorted(set(attributes) - set(schema.attributes)):
         what = f"the attribute {unknown[0]!r}"
-    elif not schema.min_input <= inputs <= schema.max_input:
-        what = f"{inputs} inputs"
+    elif not schema.min_input <= count <= schema.max_input:
+        what = f"{count} inputs"
     elif outputs > schema.max_output:
         what = f"{outputs} outputs"
     else:

@@ -61,7 +61,7 @@ class Operators:
                 bounds = schemas[op.opset] = _bounds(op_type, op.opset)
             if not bounds[0] <= len(inputs) <= bounds[1] or outputs > bounds[2] or not bounds[3].issuperset(attributes):
                 given = {name for name, value in attributes.items() if value is not None}
-                if (error := no_such_node(op, op_type, op.opset, len(inputs), outputs, given)) is not None:
+                if (error := no_such_node(op, op_type, op.opset, inputs, outputs, given)) is not None:
                     raise error
             return op.emit(op_type, "", inputs, outputs, attributes)
 
