@@ -101,7 +101,7 @@ def no_type(op: Asked, value: object) -> BrokenRuleError:
     )
 
 
-def numbers(op: Asked, value: float | Sequence[int] | np.generic, dtype: np.dtype) -> np.ndarray:
+def numbers(op: Asked, value: float | Sequence[int] | np.ndarray | np.generic, dtype: np.dtype) -> np.ndarray:
     """What a rule wrote as numbers of type `dtype`.
 
     :raises BrokenRuleError: they would lose their fractions.

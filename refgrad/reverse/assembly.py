@@ -12,7 +12,7 @@ from refgrad.forward.graph import Graph, needed_nodes
 from refgrad.protos.domains import MICROSOFT
 from refgrad.protos.types import Shape, adjoint_of, is_container, unname
 from refgrad.protos.walk import every_node, import_domain
-from refgrad.reverse.emission import Writer, needed_emitted
+from refgrad.reverse.emitted import Writer, needed_emitted
 from refgrad.reverse.recompute import Repetition
 from refgrad.reverse.sweep import Gradients
 from refgrad.reverse.values import tensor_type
@@ -45,11 +45,11 @@ def assemble(
     target.name = f"{graph.model.graph.name}_grad"
     forward = [node.proto for node in needed_nodes(nodes, live)]
     target.node.extend(forward)
-    writer = Writer(target, {**sweep.names, **again.names} if again.names else sweep.names)
-    for position, emitted in enumerate(backward):
-        if chosen:
-            target.node.extend(again.before(position))
-        writer.add(emitted)
+    with Writer(target, {**sweep.names, **again.names} if again.names else sweep.names) as writer:
+        for position, emitted in enumerate(backward):
+            if chosen:
+                writer.copy(again.before(position))
+            writer.add(emitted)
     final.functions.extend(graph.functions.called_by(target.node))
     if chosen or found.path.passages:
         domains = {node.domain for node in every_node(final)}

@@ -19,8 +19,8 @@ from refgrad.forward.graph import Graph, Node, needed_nodes
 from refgrad.forward.normalise import normalise
 from refgrad.protos.types import Dim, is_unnamed, type_of, unname
 from refgrad.protos.walk import captured, fresh, graphs, names_of, nested, subgraphs
-from refgrad.reverse.emission import Emitted, Writer, needed_emitted
 from refgrad.reverse.emit import Emitter
+from refgrad.reverse.emitted import Emitted, needed_emitted, write
 from refgrad.reverse.path import Path, Structures, complete_path
 from refgrad.reverse.sweep import Sweep
 from refgrad.reverse.values import Values, tensor_type
@@ -286,9 +286,7 @@ class Swept:
             live.update(node.reads)
             made.node.append(node.proto)
             rename_reads(made.node[-1], names)
-        writer = Writer(made, names)
-        for emitted in self._backward:
-            writer.add(emitted)
+        write(made, self._backward, names)
         made.output.extend(helper.make_value_info(names.get(name, name), kind) for name, kind in results)
         self._add_initializers(made, live)
         return made

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
-from onnx import AttributeProto, GraphProto, StringStringEntryProto, TensorProto, helper, numpy_helper
+from onnx import GraphProto, TensorProto, helper, numpy_helper
 
 from refgrad.errors import RuleError
 from refgrad.forward.misuse import no_type, not_a_value, not_one_value, numbers
 from refgrad.forward.operators import Argument
 from refgrad.protos.reading import CONSTANT
-from refgrad.protos.walk import captured, fresh, subgraphs
+from refgrad.protos.walk import captured, fresh
+from refgrad.reverse.emitted import NO_SETTINGS, Emitted, Settings, needed_emitted, write
 from refgrad.reverse.values import Values
 
 # The element type of a node's result where it is not that of its first operand.
@@ -26,34 +26,6 @@ _BOOL = frozenset(
 )
 _INT64 = frozenset(("Shape", "Size", "NonZero", "ArgMax", "ArgMin", "SequenceLength"))
 _OTHER_TYPE = _BOOL | _INT64 | {"Cast", "ConstantOfShape", "Where", "CastLike", "OneHot"}
-
-
-@dataclass(slots=True, eq=False)
-class Settings:
-    """The attributes of emitted nodes: one object for all nodes that have the same. `captured` is what their graphs read."""
-
-    attributes: dict[str, Any]
-    captured: tuple[str, ...]
-
-
-_NONE = Settings({}, ())
-
-
-@dataclass(slots=True, eq=False)
-class Emitted:
-    """A node of the gradient graph before its values have their final names.
-
-    `owner` are the rule that emitted it and the name of the forward node that it belongs to.
-    """
-
-    op_type: str
-    domain: str
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    settings: Settings
-    name: str
-    owner: tuple[str, str]
-    optional_outputs: bool
 
 
 class Emission:
@@ -110,7 +82,7 @@ class Emission:
         except TypeError:  # a list, or an array
             named = False
         names = cast(tuple[str, ...], tuple(inputs)) if named else self._names(inputs)
-        settings = self._settings_of(attributes) if attributes else _NONE
+        settings = self._settings_of(attributes) if attributes else NO_SETTINGS
         key = op_type, domain, names, outputs, settings
         made = self._seen.get(key)
         if made is not None:
@@ -137,7 +109,7 @@ class Emission:
     def _settings_of(self, attributes: Mapping[str, Any]) -> Settings:
         content = tuple([(name, v.__class__, _hashable(v)) for name, v in attributes.items() if v is not None])
         if not content:
-            return _NONE
+            return NO_SETTINGS
         settings = self._settings.get(content)
         if settings is None:
             kept = {name: value for name, value in attributes.items() if value is not None}
@@ -188,7 +160,7 @@ class Emission:
 
     def forget(self, op_type: str, *inputs: str) -> None:
         """Let the next node of this operator with these inputs be another one, even where there is the same."""
-        self._seen.pop((op_type, "", inputs, 1, _NONE), None)
+        self._seen.pop((op_type, "", inputs, 1, NO_SETTINGS), None)
 
     def written(self, value: float | Sequence[int] | np.ndarray | np.generic) -> str:
         """What a rule wrote as a constant of its own type: an array's or a NumPy scalar's, bool, or int64.
@@ -248,27 +220,9 @@ class Emission:
         graph.input.extend(helper.make_tensor_value_info(read, values.type(read), None) for read in reads)
         for value in results:
             graph.output.append(helper.make_value_info(value, values.adjoint_proto(value)))
-        writer = Writer(graph, {})
-        for node in needed_emitted(self.nodes, set(results)):
-            writer.add(node)
+        write(graph, needed_emitted(self.nodes, set(results)))
         self.nodes, self._seen = outer
         return graph
-
-
-def needed_emitted(nodes: Sequence[Emitted], live: set[str]) -> list[Emitted]:
-    """The emitted nodes that the values in `live` need, to which whatever they read is added."""
-    kept = []
-    for emitted in reversed(nodes):
-        if live.isdisjoint(emitted.outputs):
-            continue
-        if emitted.optional_outputs:
-            emitted.outputs = tuple([name if name in live else "" for name in emitted.outputs])
-        live.update(emitted.inputs)
-        if emitted.settings.captured:
-            live.update(emitted.settings.captured)
-        kept.append(emitted)
-    kept.reverse()
-    return kept
 
 
 def _hashable(value: Any) -> Any:
@@ -278,51 +232,3 @@ def _hashable(value: Any) -> Any:
     if isinstance(value, TensorProto | GraphProto):
         return value.SerializeToString()
     return tuple(value) if isinstance(value, list) else value
-
-
-class Writer:
-    """Writes emitted nodes into a graph. The same attributes recur often, so each distinct set is made once."""
-
-    def __init__(self, graph: GraphProto, rename: Mapping[str, str]) -> None:
-        self._add = graph.node.add
-        self._rename = rename
-        self._attributes: dict[Settings, list[AttributeProto]] = {}
-        self._rules: dict[str, StringStringEntryProto] = {}
-        self._owner = "", ""  # whose metadata these are: nodes of one owner mostly follow each other
-        self._metadata: tuple[StringStringEntryProto, ...] = ()
-
-    def add(self, node: Emitted) -> None:
-        """Append the node with final names; `metadata_props` tell the rule and the forward node that it comes from."""
-        get = self._rename.get
-        proto = self._add()
-        proto.op_type = node.op_type
-        proto.domain = node.domain
-        proto.name = node.name
-        proto.input.extend([get(name, name) for name in node.inputs])
-        proto.output.extend([get(name, name) for name in node.outputs])
-        if node.settings is not _NONE:
-            proto.attribute.extend(self._attributes.get(node.settings) or self._written(node.settings))
-        proto.metadata_props.extend(self._metadata if node.owner is self._owner else self._description(node.owner))
-
-    def _written(self, settings: Settings) -> list[AttributeProto]:
-        attributes = [helper.make_attribute(name, value) for name, value in settings.attributes.items()]
-        if settings.captured:
-            for attribute in attributes:
-                self._rename_captured(attribute)
-        self._attributes[settings] = attributes
-        return attributes
-
-    def _description(self, owner: tuple[str, str]) -> tuple[StringStringEntryProto, ...]:
-        rule, node = self._owner = owner
-        if rule not in self._rules:
-            self._rules[rule] = StringStringEntryProto(key="refgrad.rule", value=rule)
-        self._metadata = self._rules[rule], StringStringEntryProto(key="refgrad.node", value=node)
-        return self._metadata
-
-    def _rename_captured(self, attribute: AttributeProto) -> None:
-        """Give what a subgraph reads from outside its final name; no name within is among those that are renamed."""
-        pending = list(subgraphs(attribute))
-        while pending:
-            for node in pending.pop().node:
-                node.input[:] = [self._rename.get(name, name) for name in node.input]
-                pending += [graph for inner in node.attribute for graph in subgraphs(inner)]

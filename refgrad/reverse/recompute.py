@@ -29,8 +29,8 @@ from onnx import NodeProto, TensorProto, ValueInfoProto, helper
 from refgrad.errors import OptionError, UnknownNameError, choices, did_you_mean
 from refgrad.forward.graph import Graph, Node, needed_nodes
 from refgrad.reverse.bodies import is_random, rename_reads
-from refgrad.reverse.emission import Emitted
 from refgrad.reverse.emit import Emitter
+from refgrad.reverse.emitted import Emitted
 from refgrad.reverse.path import Path
 
 _BODIES = frozenset((("", "If"), ("", "Loop"), ("", "Scan")))

@@ -31,8 +31,8 @@ from refgrad.protos.walk import (
     versions_of,
 )
 from refgrad.reverse.assembly import IR_VERSION
-from refgrad.reverse.emission import Emitted, Writer
 from refgrad.reverse.emit import Emitter
+from refgrad.reverse.emitted import Emitted, Writer
 from refgrad.reverse.gradient import taken_names
 from refgrad.tables.definitions import DEFINITIONS, Definition, UnsupportedFormError
 from refgrad.worker import limited
@@ -386,12 +386,12 @@ class _Body:
             else:
                 live.update((*node.inputs, *node.settings.captured))
             needed.append(node)
-        writer = Writer(kept, self.rename)
-        for node in reversed(needed):
-            if isinstance(node, NodeProto):
-                kept.node.append(node)
-            else:
-                writer.add(node)
+        with Writer(kept, self.rename) as writer:
+            for node in reversed(needed):
+                if isinstance(node, NodeProto):
+                    writer.copy([node])
+                else:
+                    writer.add(node)
         return list(kept.node)
 
 

@@ -35,8 +35,8 @@ from refgrad.protos.reading import is_large, read
 from refgrad.protos.types import FLOATS, SIXTEEN_BIT
 from refgrad.protos.walk import graphs
 from refgrad.reverse.assembly import IR_VERSION, names_in, note, noted
-from refgrad.reverse.emission import Writer
 from refgrad.reverse.emit import Emitter
+from refgrad.reverse.emitted import write
 from refgrad.reverse.gradient import gradient, preflight, taken_names
 from refgrad.transforms.losses import SCORES, add_loss_output
 
@@ -329,9 +329,7 @@ class _Edit:
         for field in (target.input, target.output, target.initializer, *((target.node,) if nodes is not None else ())):
             del field[:]
         target.node.extend(nodes or ())
-        writer = Writer(target, rename)
-        for emitted in op.emission.nodes:
-            writer.add(emitted)
+        write(target, op.emission.nodes, rename)
         target.input.extend((*graph.inputs.values(), *self.inputs))
         target.initializer.extend((*graph.initializers.values(), *op.emission.constants.values(), *self._defaults))
         for value, (_, kind) in results.items():

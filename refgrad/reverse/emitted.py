@@ -1,0 +1,178 @@
+"""Emitted nodes: what they are, which of them are needed, and how they are written.
+
+They are written in the wire format of protobuf (https://protobuf.dev/programming-guides/encoding): a field is a byte with its
+number, the length of what it holds, and that. To set the fields of as many NodeProto one after the other takes three times as
+long, which was a third of the time that a gradient takes to build.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from types import TracebackType
+from typing import Any, NamedTuple
+
+from google.protobuf.message import Message
+from onnx import GraphProto, NodeProto, StringStringEntryProto, helper
+
+from refgrad.protos.walk import subgraphs
+
+
+@dataclass(slots=True, eq=False)
+class Settings:
+    """The attributes of emitted nodes: one object for all nodes that have the same. `captured` is what their graphs read."""
+
+    attributes: dict[str, Any]
+    captured: tuple[str, ...]
+
+
+NO_SETTINGS = Settings({}, ())
+
+
+class Emitted(NamedTuple):
+    """A node of the gradient graph before its values have their final names.
+
+    `owner` are the rule that emitted it and the name of the forward node that it belongs to.
+    """
+
+    op_type: str
+    domain: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    settings: Settings
+    name: str
+    owner: tuple[str, str]
+    optional_outputs: bool
+
+
+def needed_emitted(nodes: Sequence[Emitted], live: set[str]) -> list[Emitted]:
+    """The emitted nodes that the values in `live` need, to which whatever they read is added."""
+    kept = []
+    for emitted in reversed(nodes):
+        if live.isdisjoint(emitted.outputs):
+            continue
+        if emitted.optional_outputs:
+            emitted = emitted._replace(outputs=tuple([name if name in live else "" for name in emitted.outputs]))
+        live.update(emitted.inputs)
+        if emitted.settings.captured:
+            live.update(emitted.settings.captured)
+        kept.append(emitted)
+    kept.reverse()
+    return kept
+
+
+_OF_A_LENGTH = 2  # the wire type of strings and messages
+
+
+def _field(message: type[Message], name: str) -> bytes:
+    return bytes((message.DESCRIPTOR.fields_by_name[name].number << 3 | _OF_A_LENGTH,))
+
+
+_NODE = _field(GraphProto, "node")
+_INPUT, _OUTPUT, _NAME, _OPERATOR = (_field(NodeProto, name) for name in ("input", "output", "name", "op_type"))
+_ATTRIBUTE, _DOMAIN, _METADATA = (_field(NodeProto, name) for name in ("attribute", "domain", "metadata_props"))
+
+
+class Writer:
+    """Adds nodes to a graph when it is left.
+
+    What recurs is encoded once: values, operators, sets of attributes, and the metadata of one forward node's gradient.
+    """
+
+    def __init__(self, graph: GraphProto, rename: Mapping[str, str]) -> None:
+        """Write into `graph`, values by the names that `rename` gives them."""
+        self._graph = graph
+        self._rename = rename
+        self._parts: list[bytes] = []
+        self._values: dict[str, bytes] = {}
+        self._operators: dict[tuple[str, str], tuple[bytes, bytes]] = {}
+        self._attributes: dict[Settings, bytes] = {}
+        self._owner = "", ""  # nodes of one owner mostly follow each other
+        self._metadata = b""
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self._graph.MergeFromString(b"".join(self._parts))
+
+    def add(self, node: Emitted) -> None:
+        """Add the node with final names; `metadata_props` tell the rule and the forward node that it comes from."""
+        known = self._values
+        written = b""
+        for name in node.inputs:
+            written += _INPUT + (known.get(name) or self._value(name))
+        for name in node.outputs:
+            written += _OUTPUT + (known.get(name) or self._value(name))
+        operator = node.op_type, node.domain
+        op_type, domain = self._operators.get(operator) or self._operator(*operator)
+        written += _NAME + _text(node.name) + op_type
+        if node.settings.attributes:
+            written += self._attributes.get(node.settings) or self._written(node.settings)
+        written += domain + (self._metadata if node.owner is self._owner else self._description(node.owner))
+        self._parts.append(_NODE + _length(len(written)) + written)
+
+    def copy(self, nodes: Iterable[NodeProto]) -> None:
+        """Add nodes as they are."""
+        self._parts.extend(_NODE + _sized(node) for node in nodes)
+
+    def _value(self, name: str) -> bytes:
+        written = self._values[name] = _text(self._rename.get(name, name))
+        return written
+
+    def _operator(self, op_type: str, domain: str) -> tuple[bytes, bytes]:
+        written = self._operators[op_type, domain] = _OPERATOR + _text(op_type), _DOMAIN + _text(domain)
+        return written
+
+    def _written(self, settings: Settings) -> bytes:
+        attributes = [helper.make_attribute(name, value) for name, value in settings.attributes.items()]
+        if settings.captured:  # no name within a graph is among those that are renamed
+            pending = [graph for attribute in attributes for graph in subgraphs(attribute)]
+            while pending:
+                for node in pending.pop().node:
+                    node.input[:] = [self._rename.get(name, name) for name in node.input]
+                    pending += [graph for inner in node.attribute for graph in subgraphs(inner)]
+        written = self._attributes[settings] = b"".join(_ATTRIBUTE + _sized(attribute) for attribute in attributes)
+        return written
+
+    def _description(self, owner: tuple[str, str]) -> bytes:
+        rule, node = self._owner = owner
+        entries = _entry("refgrad.rule", rule), StringStringEntryProto(key="refgrad.node", value=node)
+        self._metadata = b"".join(_METADATA + _sized(entry) for entry in entries)
+        return self._metadata
+
+
+def write(graph: GraphProto, nodes: Iterable[Emitted], rename: Mapping[str, str] | None = None) -> None:
+    """Add emitted nodes to a graph, values by the names that `rename` gives them."""
+    with Writer(graph, rename or {}) as writer:
+        for node in nodes:
+            writer.add(node)
+
+
+@cache
+def _entry(key: str, value: str) -> StringStringEntryProto:
+    return StringStringEntryProto(key=key, value=value)
+
+
+@cache
+def _length(number: int) -> bytes:
+    """A number in groups of seven bits, the lowest first; all but the last have the eighth bit set."""
+    groups = []
+    while number > 127:
+        groups.append(number & 127 | 128)
+        number >>= 7
+    return bytes((*groups, number))
+
+
+def _text(text: str) -> bytes:
+    encoded = text.encode()
+    return _length(len(encoded)) + encoded
+
+
+def _sized(message: Message) -> bytes:
+    written = message.SerializeToString()
+    return _length(len(written)) + written

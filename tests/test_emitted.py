@@ -1,0 +1,48 @@
+"""Emitted nodes are written as protobuf writes them, whatever their names and however long these are."""
+
+from __future__ import annotations
+
+import pytest
+from onnx import GraphProto, TensorProto, helper
+
+from refgrad.reverse.emitted import Emitted, Settings, Writer, write
+
+pytestmark = pytest.mark.interpreter
+
+NAMES = ("v", "", "é名", "n" * 127, "n" * 128, "n" * 16_383, "n" * 16_384, "名" * 800_000)
+
+
+@pytest.mark.parametrize("name", NAMES, ids=lambda name: f"{name[:1]}{len(name)}")
+def test_a_node_is_written_as_protobuf_writes_it(name: str) -> None:
+    attributes = {"axis": -1, "to": TensorProto.FLOAT, "mode": "linear", "scales": [0.5, 2.0]}
+    node = Emitted(
+        "Op", "d.e", ("x", "", name), ("y", name), Settings(attributes, ()), f"{name}_0", ("Op", name), False
+    )
+    given = helper.make_node("Op", ["z", "", name], ["y", name], f"{name}_0", domain="d.e", **attributes)
+    given.metadata_props.add(key="refgrad.rule", value="Op")
+    given.metadata_props.add(key="refgrad.node", value=name)
+    expected, made = GraphProto(node=[given, given]), GraphProto()
+    write(made, [node, node], {"x": "z"})
+    assert [sorted(a.name for a in one.attribute) for one in made.node] == [sorted(attributes)] * 2
+    for graph in (expected, made):
+        for one in graph.node:
+            one.attribute.sort(key=lambda attribute: attribute.name)
+    assert made == expected
+
+
+def test_nodes_are_added_behind_those_that_are_there_and_in_order() -> None:
+    copied = helper.make_node("Exp", ["a"], ["b"], domain="")
+    graph = GraphProto(node=[copied])
+    with Writer(graph, {}) as writer:
+        writer.add(Emitted("Neg", "", ("b",), ("c",), Settings({}, ()), "n", ("Exp", "e"), False))
+        writer.copy([copied])
+    assert [node.op_type for node in graph.node] == ["Exp", "Neg", "Exp"]
+    assert graph.node[2] == copied
+
+
+def test_nothing_is_added_where_writing_fails() -> None:
+    graph = GraphProto()
+    nodes = [Emitted("Neg", "", (), (name,), Settings({}, ()), "n", ("Exp", "e"), False) for name in ("c", "\udcff")]
+    with pytest.raises(UnicodeEncodeError):
+        write(graph, nodes)
+    assert not graph.node
