@@ -117,8 +117,17 @@ def quick(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def fuzz(session: nox.Session) -> None:
-    """Mutated models for ten minutes: `nox -s fuzz -- --seconds 3600 --seed 7 --examples FOLDER`."""
+    """Mutated models for ten minutes: `nox -s fuzz -- --jobs 2 --seconds 3600 --seed 7 --commands --examples FOLDER`."""
     stock(session, "python", "-W", "ignore", "-m", "refgrad.conformance.fuzzing", *session.posargs)
+
+
+@nox.session
+def fuzz_reader(session: nox.Session) -> None:
+    """The coverage-guided fuzzer (atheris) on what reads a model for an hour: `nox -s fuzz_reader -- --seconds 600`."""
+    if not sys.platform.startswith("linux") or sys.version_info[:2] >= (3, 15):
+        session.skip("atheris has no wheel for this Python and system: Linux, Python 3.11 to 3.14.")
+    session.install("atheris", "-e", ".")
+    session.run("python", "-m", "refgrad.conformance.fuzzing.reader", *session.posargs)
 
 
 @nox.session

@@ -103,6 +103,11 @@ class Worker:
         return result
 
     @property
+    def is_stopped(self) -> bool:
+        """Whether `stop` was called."""
+        return self._stopped
+
+    @property
     def _is_limited(self) -> bool:
         return bool(self.memory or self.room)
 

@@ -56,3 +56,10 @@ def test_a_body_and_a_function_are_searched():
 def test_the_operators_are_those_of_the_schemas():
     schemas = onnx.defs.get_all_schemas_with_history()
     assert {schema.name for schema in schemas if not BOUNDS.keys().isdisjoint(schema.attributes)} <= OPERATORS
+
+
+@pytest.mark.parametrize("equation", ["i.", "i->i....", "i\x01", "i-", "1", "i;j", "\t", "i->i->i"])
+def test_an_equation_that_keeps_onnx_busy_is_refused(equation):
+    text = f'm (float[2] x) => (float[2] y) {{ y = Einsum<equation="{equation}">(x) }}'
+    with Worker(seconds=30) as worker:
+        assert "(Einsum) has the equation" in worker.call(_refused, text)

@@ -1,20 +1,34 @@
 """Malformed models, as a fuzzer makes them: a RefgradError or a valid result, and no name reaches the terminal as it is."""
 
 import ast
+import itertools
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import onnx
 import onnx.parser
 import pytest
+from commands import commands as every_command
 
 from refgrad.cli import main
-from refgrad.cli.output import say
-from refgrad.conformance.fuzzing.journey import STEPS, journey
-from refgrad.conformance.fuzzing.mutations import mutant
+from refgrad.cli.output import Files, say
+from refgrad.conformance.fuzzing import bases, commands
+from refgrad.conformance.fuzzing.campaign import MEMORY, SECONDS, campaign
+from refgrad.conformance.fuzzing.journey import STEPS, Clock, Fault, Journey, journey
+from refgrad.conformance.fuzzing.mutations import MUTATIONS, SPOILINGS, mutant
 from refgrad.errors import InvalidModelError
 from refgrad.protos.malformed import explained
+from refgrad.worker import Worker
 
 ROOT = Path(__file__).parent.parent
+FOUND = sorted(
+    (ROOT / "tests" / "data" / "fuzzing").iterdir()
+)  # files that raised, took too long or too much, or ended it
 NAMES = ("\x1b]0;title\x07", "a\0b", "a\u202eb", "a\nb", "a\rb", "\x9b31m", "<b>&\"'")
 UNPRINTABLE = ("\x1b", "\0", "\u202e", "\r", "\x9b", "\x07")
 
@@ -65,7 +79,7 @@ PAST = {
 
 @pytest.mark.parametrize("name", PAST)
 def test_what_once_raised_is_refused(name):
-    assert journey(PAST[name])[1] == []
+    assert journey(PAST[name]).faults == ()
 
 
 def test_a_text_that_is_not_utf8_is_named():
@@ -92,7 +106,128 @@ def test_a_mutant_depends_on_its_seed_alone():
 
 @pytest.mark.parametrize("seed", range(40))
 def test_mutants_of_a_small_model(seed):
-    assert journey(mutant(seed, small().SerializeToString()))[1] == []
+    assert journey(mutant(seed, small().SerializeToString())).faults == ()
+
+
+@pytest.fixture(scope="module")
+def travel():
+    """The faults of a model in a process with limits: what it once did would end this one."""
+    with Worker(SECONDS, room=4 * MEMORY) as worker:
+        yield lambda written: worker.call(journey, written)
+
+
+@pytest.mark.parametrize("file", FOUND, ids=lambda file: file.stem)
+def test_what_fuzzing_found_stays_mended(file, travel):
+    done = travel(file.read_bytes())
+    assert done.faults == ()
+    assert done.peak < MEMORY
+
+
+def test_what_fuzzing_found_is_refused_by_commands_too():
+    if not sys.platform.startswith("linux"):
+        pytest.skip("commands are typed in copies of a process, which Linux alone makes")
+    with Worker(60.0) as worker:
+        for file, words in zip(FOUND, itertools.cycle(commands.COMMANDS[:8])):
+            assert worker.call(commands.typed, file.read_bytes(), (words,)).faults == ()
+
+
+@pytest.mark.parametrize("name", bases.written())
+def test_a_written_base_has_a_gradient(name):
+    done = journey(bases.written()[name].SerializeToString())
+    assert done.differentiated
+    assert done.faults == ()
+
+
+def test_exported_bases_have_a_gradient():
+    files = sorted(Path(bases.__file__).with_name("exported").glob("*.onnx"))
+    assert len(files) == 7
+    assert sum(file.stat().st_size for file in files) < 200_000
+    for file in files:
+        assert journey(file.read_bytes(), ("gradient",)).differentiated
+
+
+@pytest.mark.parametrize("change", dict.fromkeys(MUTATIONS), ids=lambda change: change.__name__)
+def test_a_mutation_changes_models(change):
+    changed = 0
+    for seed, (_, base) in zip(range(100), itertools.cycle(small_bases()), strict=False):
+        model = onnx.ModelProto.FromString(base)
+        change(random.Random(seed), model)
+        changed += model.SerializePartialToString() != base
+    assert changed
+
+
+def small_bases() -> list[tuple[str, bytes]]:
+    return [("small", small().SerializeToString()), *((n, m.SerializeToString()) for n, m in bases.written().items())]
+
+
+@pytest.mark.parametrize("change", dict.fromkeys(SPOILINGS), ids=lambda change: change.__name__)
+def test_a_file_is_spoilt(change):
+    written = small().SerializeToString()
+    assert any(change(random.Random(seed), small(), written) != written for seed in range(20))
+
+
+def wait(written: bytes, steps: tuple[str, ...]) -> Journey:
+    time.sleep(60)
+    return Journey()
+
+
+def report(written: bytes, steps: tuple[str, ...]) -> Journey:
+    faults = (Fault("gradient", "KeyError", "a.py f", ""),) if written == b"b" else ()
+    return Journey(True, faults, 0.5, "gradient", 7 << 20, "jvp")
+
+
+def die(written: bytes, steps: tuple[str, ...]) -> Journey:
+    if "jvp" in steps:
+        os._exit(3)
+    return Journey()
+
+
+def test_a_campaign_keeps_its_time():
+    start = time.monotonic()
+    tally = campaign(((f"m{k}", b"", ("gradient",)) for k in itertools.count()), wait, seconds=3, jobs=2)
+    assert time.monotonic() - start < 8
+    assert tally.mutants == 0
+    assert not tally.classes
+
+
+def test_a_campaign_reports_faults_time_and_memory():
+    tally = campaign([(name, name.encode(), ("gradient",)) for name in "abc"], report, seconds=60)
+    assert (tally.mutants, tally.differentiated) == (3, 3)
+    lines = list(tally.lines())
+    assert lines[1] == "the longest took 0.50 s: gradient of c"
+    assert lines[2].startswith("the largest took 7 MiB")
+    assert [line.split() for line in lines[3:]] == [["1", "KeyError", "a.py", "f", "[gradient]", "b:"]]
+
+
+def test_a_campaign_names_the_step_that_ends_the_process():
+    tally = campaign([("m", b"", ("gradient", "jvp"))], die, seconds=60)
+    assert [(one.fault.step, one.fault.kind) for one in tally.classes.values()] == [("jvp", "crashed")]
+
+
+def test_a_campaign_reports_where_it_is_interrupted():
+    code = "from refgrad.conformance.fuzzing.__main__ import main; main()"
+    process = subprocess.Popen([sys.executable, "-c", code, "--seconds", "300"], stdout=subprocess.PIPE, text=True)
+    time.sleep(4)
+    process.send_signal(signal.SIGINT)
+    assert " mutants in " in process.communicate(timeout=20)[0]
+
+
+def test_a_clock_tells_the_largest_step():
+    clock = Clock()
+    if not clock.is_exact:
+        pytest.skip("this system does not tell how large a process was")
+    clock.lap("before")
+    held = bytearray(100 << 20)
+    clock.lap("large")
+    del held
+    assert clock.largest == "large"
+    assert clock.peak > 100 << 20
+
+
+def test_every_command_that_reads_a_model_is_typed():
+    typed = {words.partition(" m.onnx")[0].removesuffix(" --source") for words in commands.COMMANDS}
+    assert typed == {one.name for one in every_command() if one.of_role(Files.MODEL)}
+    assert {words for turn in commands.TURNS for words in turn} == set(commands.COMMANDS)
 
 
 COMMANDS = (

@@ -1,22 +1,40 @@
-"""`python -m refgrad.conformance.fuzzing`: fuzz, print the faults by class; the exit code is 1 where there are any."""
+"""`python -m refgrad.conformance.fuzzing`: fuzz, print the faults by class; the exit code is 1 where there are any.
+
+Ctrl-C ends it early, with the report.
+"""
 
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
+from itertools import islice
 from pathlib import Path
 
-from refgrad.conformance.fuzzing.campaign import bases, campaign, mutants
+from refgrad.conformance.fuzzing import commands
+from refgrad.conformance.fuzzing.campaign import SECONDS, campaign, mutants
+from refgrad.conformance.fuzzing.journey import STEPS, journey
 
 
 def main() -> int:
     """Run a campaign and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m refgrad.conformance.fuzzing", description=__doc__)
     parser.add_argument("--seconds", type=float, default=600.0, help="how long")
+    parser.add_argument("--mutants", type=int, help="how many at most")
     parser.add_argument("--seed", type=int, default=0, help="of the first mutant")
+    parser.add_argument("--jobs", type=int, default=1, help="how many processes")
+    parser.add_argument("--commands", action="store_true", help="through the command line (Linux) and not the library")
     parser.add_argument("--examples", type=Path, help="a folder for the smallest model of each class")
     chosen = parser.parse_args()
-    tally = campaign(mutants(chosen.seed, bases()), chosen.seconds)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    turns, travel = ((tuple(STEPS),), journey) if not chosen.commands else (commands.TURNS, commands.typed)
+    tally = campaign(
+        islice(mutants(chosen.seed, turns), chosen.mutants),
+        travel,
+        chosen.seconds,
+        chosen.jobs,
+        limit=SECONDS * (len(turns[0]) if chosen.commands else 1),
+    )
     for line in tally.lines():
         print(ascii(line)[1:-1])
     if chosen.examples is not None:

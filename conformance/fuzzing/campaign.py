@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-import random
+import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import cache
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import count
 
-from refgrad.conformance.fuzzing.journey import STEPS, Fault, journey
+from refgrad.conformance.fuzzing.bases import chosen
+from refgrad.conformance.fuzzing.journey import Fault, Journey
 from refgrad.conformance.fuzzing.mutations import mutant
 from refgrad.errors import WorkerError
 from refgrad.worker import Worker
 
 SECONDS = 20.0
-ROOM = 512 << 20
+MEMORY = 512 << 20  # bytes that a model may take, with everything that is loaded
+_ENDED = "its process ended"
+_ROOM = 4 * MEMORY  # what the process has: enough that nothing fails for the lack of it and goes unseen
+
+Mutant = tuple[str, bytes, tuple[str, ...]]  # name, file, and the steps that it is taken through
+Travel = Callable[[bytes, tuple[str, ...]], Journey]  # what is done with a mutant, over there
 
 
 @dataclass
@@ -33,7 +41,19 @@ class Tally:
 
     mutants: int = 0
     differentiated: int = 0
+    seconds: float = 0.0
+    longest: tuple[float, str] = (0.0, "")
+    largest: tuple[int, str] = (0, "")
     classes: dict[tuple[str, str, str], Class] = field(default_factory=dict)
+
+    def take(self, name: str, written: bytes, journey: Journey) -> None:
+        """Count what came of the model `name`."""
+        self.mutants += 1
+        self.differentiated += journey.differentiated
+        self.longest = max(self.longest, (journey.seconds, f"{journey.slowest} of {name}"))
+        self.largest = max(self.largest, (journey.peak, f"{journey.largest} of {name}"))
+        for fault in journey.faults:
+            self.add(fault, written, name)
 
     def add(self, fault: Fault, example: bytes, name: str) -> None:
         """Count a fault and keep its model if none is smaller."""
@@ -43,57 +63,91 @@ class Tally:
             found.fault, found.example, found.name = fault, example, name
 
     def lines(self) -> Iterator[str]:
-        """The report: a line for the whole, then one for each class, the most frequent first."""
-        yield f"{self.mutants} mutants, {self.differentiated} with a gradient, {len(self.classes)} classes of faults"
+        """The report: the whole, the slowest and the largest model, then a line for each class, the most frequent first."""
+        yield (
+            f"{self.mutants} mutants in {self.seconds:.0f} s, {self.differentiated} with a gradient, "
+            f"{len(self.classes)} classes of faults"
+        )
+        yield f"the longest took {self.longest[0]:.2f} s: {self.longest[1]}"
+        yield f"the largest took {self.largest[0] / 2**20:.0f} MiB, Python and libraries included: {self.largest[1]}"
         for one in sorted(self.classes.values(), key=lambda one: -one.count):
             fault = one.fault
             yield f"{one.count:5} {fault.kind} {fault.place} [{fault.step}] {one.name}: {fault.message}"
 
 
-@cache
-def bases() -> tuple[tuple[str, bytes], ...]:
-    """The models of onnx's node tests that are small, by name."""
-    from onnx.backend.test import loader  # takes longer than all of refgrad
-
-    tests = loader.load_model_tests(kind="node")
-    found = ((test.name, test.model.SerializeToString()) for test in tests if test.model is not None)
-    return tuple((name, model) for name, model in found if len(model) < 20_000)
+def mutants(first: int, turns: Sequence[tuple[str, ...]]) -> Iterator[Mutant]:
+    """Mutants without end: seed `first`, then the next. They take turns in what is done with them."""
+    for seed in count(first):
+        name, base = chosen(seed)
+        yield f"{seed}:{name}", mutant(seed, base), turns[seed % len(turns)]
 
 
-def mutants(first: int, sources: Sequence[tuple[str, bytes]]) -> Iterator[tuple[str, bytes]]:
-    """Mutants without end: seed `first`, then the next."""
-    seed = first
-    while True:
-        name, base = random.Random(seed).choice(sources)
-        yield f"{seed}:{name}", mutant(seed, base)
-        seed += 1
+def campaign(models: Iterable[Mutant], travel: Travel, seconds: float, jobs: int = 1, limit: float = SECONDS) -> Tally:
+    """Take models through their steps until there are no more, the time is over, or somebody presses Ctrl-C.
 
+    :param jobs: how many processes share the models.
+    :param limit: how many seconds one model may take.
+    """
+    tally, source, turn, over = Tally(), iter(models), threading.Lock(), threading.Event()
+    start = time.monotonic()
+    end = start + seconds
+    workers = [Worker(limit, room=_ROOM) for _ in range(jobs)]
 
-def campaign(models: Iterable[tuple[str, bytes]], seconds: float) -> Tally:
-    """Take models through everything until the time is over."""
-    tally, end = Tally(), time.monotonic() + seconds
-    with Worker(SECONDS, room=ROOM) as worker:
-        for name, written in models:
-            if time.monotonic() > end:
-                break
-            tally.mutants += 1
-            try:
-                differentiated, faults = worker.call(journey, written)
-                tally.differentiated += differentiated
-            except WorkerError:
-                faults = _one_by_one(written)
-            for fault in faults:
-                tally.add(fault, written, name)
+    def work(worker: Worker) -> None:
+        while not over.is_set() and time.monotonic() < end:
+            with turn:
+                name, written, steps = next(source, ("", b"", ()))
+            if not name:
+                return
+            found = _journey(partial(_call, worker, travel, limit, end), written, steps)
+            if found is not None:
+                with turn:
+                    tally.take(name, written, found)
+
+    with ThreadPoolExecutor(jobs) as pool:
+        running = [pool.submit(work, worker) for worker in workers]
+        try:
+            for one in running:
+                one.result()
+        except KeyboardInterrupt:
+            pass
+        finally:
+            over.set()
+            for worker in workers:
+                worker.stop()
+    for worker in workers:
+        worker.close()
+    tally.seconds = time.monotonic() - start
     return tally
 
 
-def _one_by_one(written: bytes) -> list[Fault]:
-    """The faults of each step in a process of its own: one of them met a limit or ended its process."""
-    found = []
-    for step in STEPS:
-        with Worker(SECONDS, room=ROOM) as worker:
-            try:
-                found += worker.call(journey, written, (step,))[1]
-            except WorkerError as error:
-                found.append(Fault(step, error.verdict, "", str(error)[:200]))
+def _call(
+    worker: Worker, travel: Travel, limit: float, end: float, written: bytes, steps: tuple[str, ...]
+) -> Journey | None:
+    """What comes of the model, None if the time is over before."""
+    worker.seconds = min(limit, max(end - time.monotonic(), 0.01))
+    try:
+        found: Journey = worker.call(travel, written, steps)
+    except WorkerError as error:
+        if time.monotonic() >= end or worker.is_stopped:
+            return None
+        fault = Fault(" ".join(steps), error.verdict, "", str(error)[:200])
+        return Journey(False, (fault,), seconds=limit if error.verdict == "timed out" else 0.0, slowest=_ENDED)
+    if found.peak > MEMORY:
+        fault = Fault(found.largest, "too much memory", "", f"{found.peak >> 20} MiB")
+        found = replace(found, faults=(*found.faults, fault))
     return found
+
+
+def _journey(
+    call: Callable[[bytes, tuple[str, ...]], Journey | None], written: bytes, steps: tuple[str, ...]
+) -> Journey | None:
+    """What comes of the model; where the process ended, what comes of each step alone."""
+    found = call(written, steps)
+    if found is None or found.slowest != _ENDED:
+        return found
+    parts = [call(written, (step,)) for step in steps]
+    if None in parts:
+        return None
+    faults = tuple(fault for part in parts if part is not None for fault in part.faults)
+    return replace(found, faults=faults or found.faults)

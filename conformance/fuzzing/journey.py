@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import time
 import traceback
 import warnings
 from collections.abc import Callable
@@ -33,6 +34,18 @@ class Fault:
     kind: str
     place: str
     message: str
+
+
+@dataclass(frozen=True)
+class Journey:
+    """What came of a model: whether it got a gradient, the faults, the time in seconds, and the largest size in bytes."""
+
+    differentiated: bool = False
+    faults: tuple[Fault, ...] = ()
+    seconds: float = 0.0
+    slowest: str = ""
+    peak: int = 0
+    largest: str = ""
 
 
 def _run(model: ModelProto) -> None:
@@ -67,29 +80,74 @@ STEPS: dict[str, Callable[[ModelProto], Any]] = {
 }
 
 
-def journey(written: bytes, steps: tuple[str, ...] = tuple(STEPS)) -> tuple[bool, list[Fault]]:
-    """Take a model through `steps`. Return whether it got a gradient, and the faults."""
+def journey(written: bytes, steps: tuple[str, ...] = tuple(STEPS)) -> Journey:
+    """Take a model through `steps`."""
     warnings.simplefilter("ignore")
     try:
         model = ModelProto.FromString(written)
     except (DecodeError, UnicodeDecodeError):
-        return False, []  # whoever reads a file is told so; `read` is the one that does
+        return Journey()  # whoever reads a file is told so; `read` is the one that does
+    before = model.SerializePartialToString()
     faults, differentiated = [], False
+    clock = Clock()
     for step in steps:
-        with contextlib.redirect_stdout(io.StringIO()), np.errstate(all="ignore"):
-            try:
-                made = STEPS[step](model)
-            except RefgradError:
-                continue
-            except Exception as error:
-                faults.append(Fault(step, type(error).__name__, place_of(error), str(error)[:200]))
-                continue
-        differentiated |= step == "gradient"
+        made, fault = _step(step, model)
+        clock.lap(step)
+        differentiated |= step == "gradient" and made is not None
         # What is lowered or expanded may have nothing to change: then it is as valid as it was.
         judged = isinstance(made, ModelProto) and step != "gradient ort"
         if judged and (why := fault_of(made)) and not (step in ("lower", "expand") and fault_of(model)):
-            faults.append(Fault(step, "invalid result", "", why[:200]))
-    return differentiated, faults
+            fault = Fault(step, "invalid result", "", why[:200])
+        if fault is not None:
+            faults.append(fault)
+        if model.SerializePartialToString() != before:
+            faults.append(Fault(step, "changed model", "", ""))
+            model = ModelProto.FromString(written)
+    return Journey(differentiated, tuple(faults), clock.seconds, clock.slowest, clock.peak, clock.largest)
+
+
+def _step(step: str, model: ModelProto) -> tuple[Any, Fault | None]:
+    with contextlib.redirect_stdout(io.StringIO()), np.errstate(all="ignore"):
+        try:
+            return STEPS[step](model), None
+        except RefgradError:
+            return None, None
+        except Exception as error:
+            return None, Fault(step, type(error).__name__, place_of(error), str(error)[:200])
+
+
+class Clock:
+    """How long the steps take, and how much memory this process has taken in the largest of them."""
+
+    def __init__(self) -> None:
+        self.seconds, self.peak, self.slowest, self.largest = 0.0, 0, "", ""
+        self._longest = 0.0
+        self._start = time.monotonic()
+        self.is_exact = _reset_peak()
+
+    def lap(self, step: str) -> None:
+        """Count what was done since the last call as `step`."""
+        spent, self._start = time.monotonic() - self._start, time.monotonic()
+        self.seconds += spent
+        if spent > self._longest:
+            self._longest, self.slowest = spent, step
+        if self.is_exact and (peak := _peak()) > self.peak:
+            self.peak, self.largest = peak, step
+
+
+def _reset_peak() -> bool:
+    """Let the system forget how large this process has been. Return whether it can, as Linux does."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return False
+    return True
+
+
+def _peak() -> int:
+    """The most bytes of memory in use that this process has had."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("VmHWM:")[2].split(maxsplit=1)[0]) << 10
 
 
 def place_of(error: BaseException) -> str:

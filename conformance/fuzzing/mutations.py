@@ -38,18 +38,87 @@ def mutant(seed: int, base: bytes) -> bytes:
     for _ in range(chance.randint(1, MOST)):
         chance.choice(MUTATIONS)(chance, model)
     written = model.SerializePartialToString()
-    return spoilt(chance, model, written) if chance.random() < 0.08 else written
+    return chance.choice(SPOILINGS)(chance, model, written) if chance.random() < 0.12 else written
 
 
 def spoilt(chance: random.Random, model: ModelProto, written: bytes) -> bytes:
     """Return the file with a name that is not UTF-8: Python's protobuf does not write one."""
-    names = [node.op_type for node in model.graph.node] + [v.name for node in model.graph.node for v in node.attribute]
+    names: list[str | bytes] = [node.op_type for node in model.graph.node]
+    names += [attribute.name for node in model.graph.node for attribute in node.attribute]
     names += [name for node in model.graph.node for name in (*node.input, *node.output)]
     names = [name for name in names if name]
     if not names:
         return written
-    name = chance.choice(names).encode()
-    return written.replace(name, b"\xff" * len(name), chance.choice((1, -1)))
+    name = chance.choice(names)
+    spelled = name if isinstance(name, bytes) else name.encode()
+    return written.replace(spelled, b"\xff" * len(spelled), chance.choice((1, -1)))
+
+
+def truncated(chance: random.Random, model: ModelProto, written: bytes) -> bytes:
+    """Return a part of the file: its beginning, or all but a piece in the middle."""
+    first = chance.randrange(len(written) + 1)
+    return written[:first] + (b"" if chance.random() < 0.5 else written[first + chance.randint(1, 20) :])
+
+
+def flipped(chance: random.Random, model: ModelProto, written: bytes) -> bytes:
+    """Return the file with one to four other bytes."""
+    made = bytearray(written)
+    for _ in range(chance.randint(1, 4) if made else 0):
+        made[chance.randrange(len(made))] = chance.choice((0, 1, 0x7F, 0x80, 0xFF, chance.randrange(256)))
+    return bytes(made)
+
+
+def unknown(chance: random.Random, model: ModelProto, written: bytes) -> bytes:
+    """Return the file with fields that no version of ONNX has, or with a field twice."""
+    text = bytes(chance.randrange(256) for _ in range(20))
+    fields = (
+        _field(1000, text),
+        _tag(1001, 0) + b"\x05",
+        _tag(1002, 1) + text[:8],
+        _tag(1003, 3) * 50 + _tag(1003, 4) * 50,
+        _field(7, b""),
+        _field(7, _field(1, _field(1, b"input"))),
+        _field(8, b""),
+        _field(20, _field(1, b"")),
+    )
+    return written + chance.choice(fields) * chance.choice((1, 1, 100))
+
+
+def deeper(chance: random.Random, model: ModelProto, written: bytes) -> bytes:
+    """Return the file with a graph, a type or a function in itself, many times."""
+    inner, depth = b"", chance.choice((5, 20, 30, 50, 100, 1000))
+    kind = chance.randrange(3)
+    for _ in range(depth):
+        if kind < 2:  # an If in an If, in the attribute g or graphs
+            attribute = _field(1, b"then_branch") + (_field(6, inner) if kind else _field(11, inner))
+            attribute += _tag(20, 0) + (b"\x05" if kind else b"\x0a")
+            inner = _field(1, _field(4, b"If") + _field(1, b"c") + _field(2, b"y") + _field(5, attribute)) + _field(
+                2, b"g"
+            )
+        else:  # a sequence of sequences
+            inner = _field(4, _field(1, inner))
+    return written + _field(7, inner if kind < 2 else _field(11, _field(1, b"deep") + _field(2, inner)))
+
+
+def _field(number: int, value: bytes) -> bytes:
+    return _tag(number, 2) + _varint(len(value)) + value
+
+
+def _tag(number: int, kind: int) -> bytes:
+    return _varint(number << 3 | kind)
+
+
+def _varint(number: int) -> bytes:
+    made = bytearray()
+    while number > 127:
+        made.append(number & 127 | 128)
+        number >>= 7
+    return bytes([*made, number])
+
+
+SPOILINGS: tuple[Callable[[random.Random, ModelProto, bytes], bytes], ...] = (
+    spoilt, spoilt, truncated, flipped, flipped, unknown, deeper,
+)  # fmt: skip
 
 
 def _graphs(graph: GraphProto) -> Iterator[GraphProto]:
@@ -108,7 +177,7 @@ def _reorder(chance: random.Random, repeated: Any) -> None:
         elements[k], elements[other] = elements[other], elements[k]
     copies = [
         element
-        if isinstance(element, str | int | float)
+        if isinstance(element, str | bytes | int | float)
         else type(element).FromString(element.SerializePartialToString())
         for element in elements
     ]
@@ -344,7 +413,143 @@ def sparse(chance: random.Random, model: ModelProto) -> None:
     made.indices.int64_data.append(chance.choice(SIZES))
 
 
+def exchanged(chance: random.Random, model: ModelProto) -> None:
+    """Two attributes with each other's values, or a node with the attributes of another."""
+    one, other = _an_attribute(chance, model), _an_attribute(chance, model)
+    if one is None or other is None or one is other:
+        return
+    kept = AttributeProto.FromString(one.SerializePartialToString())
+    names = one.name, other.name
+    one.CopyFrom(AttributeProto.FromString(other.SerializePartialToString()))
+    other.CopyFrom(kept)
+    if chance.random() < 0.7:
+        one.name, other.name = names
+
+
+def shadowed(chance: random.Random, model: ModelProto) -> None:
+    """A value of a body, an initializer or a declaration that has the name of another one."""
+    known = [name for graph in _graphs(model.graph) for node in graph.node for name in (*node.input, *node.output)]
+    graph = _a_graph(chance, model)
+    named: list[Any] = [*graph.input, *graph.output, *graph.initializer, *graph.value_info]
+    if not known:
+        return
+    name = chance.choice(known)
+    match chance.randrange(3):
+        case 0 if named:
+            chance.choice(named).name = name
+        case 1:
+            graph.initializer.append(helper.make_tensor(str(name), TensorProto.FLOAT, [1], [1.0]))
+        case _:
+            nodes = [node for node in graph.node if node.output]
+            if nodes:
+                outputs = chance.choice(nodes).output
+                outputs[chance.randrange(len(outputs))] = name
+
+
+def mutual(chance: random.Random, model: ModelProto) -> None:
+    """Functions that call each other: in a circle, in a line, or each twice."""
+    count, kind = chance.choice((2, 3, 10, 40)), chance.choice(("circle", "line", "double"))
+    model.opset_import.add(domain="calls", version=1)
+    for k in range(count):
+        made = model.functions.add(name=f"f{k}", domain="calls", input=["a"], output=["c"])
+        made.opset_import.add(domain="", version=max((one.version for one in model.opset_import), default=17))
+        made.opset_import.add(domain="calls", version=1)
+        last = k == count - 1
+        name, domain = ("Neg", "") if last and kind != "circle" else (f"f{(k + 1) % count}", "calls")
+        made.node.append(helper.make_node(name, ["a"], ["b"], domain=domain))
+        second, domain = (name, domain) if kind == "double" else ("Identity", "")
+        made.node.append(helper.make_node(second, ["b"], ["c"], domain=domain))
+    if model.graph.output and model.graph.node and model.graph.node[-1].output:
+        called = model.graph.node[-1].output[0]
+        model.graph.node.append(helper.make_node("f0", [called], ["called"], domain="calls"))
+        model.graph.output[0].name = "called"
+
+
+def long(chance: random.Random, model: ModelProto) -> None:
+    """A repeated field with thousands of elements."""
+    graph, many = _a_graph(chance, model), chance.choice((200, 200, 2000))
+    node, tensor, value = _a_node(chance, model), _a_tensor(chance, model), _a_value(chance, model)
+    match chance.randrange(9):
+        case 0 if node is not None:
+            node.input.extend([_a_name(chance, model)] * many)
+        case 1 if node is not None:
+            node.output.extend(f"o{k}" for k in range(many))
+        case 2 if node is not None and node.output and node.output[0]:
+            name = node.output[0]
+            for k in range(many):
+                graph.node.append(helper.make_node("Tanh", [name if k == 0 else f"t{k}"], [f"t{k + 1}"]))
+            if graph.output:
+                graph.output[0].name = f"t{many}"
+        case 3 if tensor is not None:
+            tensor.dims.extend([chance.choice((0, 1, 1, 2))] * many)
+        case 4 if value is not None:
+            for _ in range(many):
+                value.type.tensor_type.shape.dim.add(dim_value=1)
+        case 5 if node is not None and node.attribute:
+            attribute = chance.choice(node.attribute)
+            chance.choice((attribute.ints, attribute.floats)).extend([chance.choice((0, 1, 2))] * many)
+        case 6 if node is not None and node.attribute:
+            for _ in range(many):
+                node.attribute.add().CopyFrom(node.attribute[0])
+        case 7 if node is not None:
+            name = "n" * 100_000
+            node.name = name
+        case _:
+            for k in range(many):
+                graph.value_info.add(name=f"v{k}").type.tensor_type.elem_type = 1
+
+
+def external(chance: random.Random, model: ModelProto) -> None:
+    """A tensor that says that its values lie in a file."""
+    tensor = _a_tensor(chance, model)
+    if tensor is None:
+        return
+    tensor.data_location = TensorProto.EXTERNAL
+    tensor.ClearField("raw_data")
+    entries = (
+        (
+            "location",
+            chance.choice(("", "w.bin", "../w.bin", "/etc/passwd", "/dev/zero", ".", "a\0b", "w" * 5000, "\x1b[2J")),
+        ),
+        ("offset", chance.choice(("", "0", "-1", "x", "9" * 30))),
+        ("length", chance.choice(("", "0", "-1", "1.5", "9" * 5000))),
+        (chance.choice(NAMES), chance.choice(NAMES)),
+    )
+    for key, value in chance.sample(entries, chance.randint(0, 4)):
+        tensor.external_data.add(key=key, value=value)
+
+
+def trained(chance: random.Random, model: ModelProto) -> None:
+    """Training information: the graph itself, an empty one, or bindings of what is not there."""
+    made = model.training_info.add()
+    if chance.random() < 0.7:
+        made.algorithm.CopyFrom(model.graph)
+    if chance.random() < 0.3:
+        made.initialization.CopyFrom(model.graph)
+    made.update_binding.add(key=str(_a_name(chance, model)), value=str(_a_name(chance, model)))
+
+
+def described(chance: random.Random, model: ModelProto) -> None:
+    """What describes: documentation, metadata, quantization, device configurations, the producer."""
+    graph, text = _a_graph(chance, model), chance.choice([*NAMES, "d" * 100_000])
+    match chance.randrange(6):
+        case 0:
+            model.doc_string = graph.doc_string = model.producer_name = text
+        case 1:
+            model.metadata_props.add(key=text, value=text)
+        case 2:
+            graph.metadata_props.add(key="refgrad.constant", value=text)
+        case 3:
+            made = graph.quantization_annotation.add(tensor_name=str(_a_name(chance, model)))
+            made.quant_parameter_tensor_names.add(key=text, value=text)
+        case 4 if (tensor := _a_tensor(chance, model)) is not None:
+            tensor.metadata_props.add(key="refgrad.constant", value=text)
+        case _:
+            graph.name = text
+
+
 MUTATIONS: tuple[Mutation, ...] = (
-    lists, ends, ends, added_input, named, renamed, attribute, attribute, attribute, added_attribute,
-    declared, declared, stored, stored, imports, nested, function, cycled, sparse,
+    lists, lists, ends, ends, ends, added_input, named, named, renamed, renamed, attribute, attribute, attribute, attribute,
+    added_attribute, added_attribute, declared, declared, declared, stored, stored, stored, imports, imports, nested,
+    function, cycled, cycled, sparse, exchanged, exchanged, shadowed, shadowed, mutual, long, external, trained, described,
 )  # fmt: skip

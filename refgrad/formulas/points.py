@@ -18,6 +18,7 @@ from refgrad.formulas.windows import typed
 from refgrad.reverse.emit import Emitter
 
 _KEYS = -0.75  # the free parameter of the cubic of Keys (1981), as GridSample has it
+_MOST = 4096  # tuples that a constant holds: there are m^r, and a model may have any r
 
 # The weights of the m pixels around a point at distance t from the one before it: a row of m coefficients per power of t.
 _POLYNOMIALS = {
@@ -164,7 +165,7 @@ def _held(op: Emitter, at: str, last: str, low: float, high: str, mode: str, pad
 
 def _combined(op: Emitter, image: Image, index: str, weight: str, slope: str, width: int, rank: int | None) -> Corners:
     """Of the pixels along each axis (B, P, r, m) every tuple: indices add up, weights multiply."""
-    if rank is None:
+    if rank is None or width**rank > _MOST:
         axes = op.Range(0, op.Size(image.lengths), 1)
         powers = op.Pow(op.const(width, like=axes), axes)
         count = op.Pow(op.const(width, like=axes), op.Size(image.lengths))

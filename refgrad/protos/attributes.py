@@ -1,10 +1,12 @@
-"""Attributes that onnx takes without a look: some of its inference reads memory that is not its own where they are absurd."""
+"""Attributes that onnx takes without a look: where they are absurd, its inference reads foreign memory, or does not end."""
 
 from __future__ import annotations
 
+import re
+import reprlib
 from collections.abc import Set
 
-from onnx import AttributeProto, ModelProto
+from onnx import AttributeProto, ModelProto, NodeProto
 
 from refgrad.errors import InvalidModelError
 from refgrad.protos.walk import every_node
@@ -16,10 +18,12 @@ BOUNDS = {
     **dict.fromkeys(("scan_input_axes", "scan_output_axes"), _AXES),
     **dict.fromkeys(("batch_dims", "perm"), (0, _HIGHEST)),
 }
+_TERM = r"[A-Za-z]*(\.\.\.)?[A-Za-z]*"
+_EQUATION = re.compile(rf"{_TERM}(,{_TERM})*(->{_TERM})?".encode())  # another one keeps onnx in a loop without end
 # The operators that have one of these attributes in some version: models without them are not searched.
 OPERATORS = frozenset(
     """
-    Add And ArgMax ArgMin CenterCropPad Compress Concat ConcatFromSequence DFT DequantizeLinear Div Equal Flatten Gather
+    Add And ArgMax ArgMin CenterCropPad Compress Concat ConcatFromSequence DFT DequantizeLinear Div Einsum Equal Flatten Gather
     GatherElements GatherND Greater Hardmax LayerNormalization Less LogSoftmax LpNormalization MeanVarianceNormalization
     Mul OneHot Or Pow QuantizeLinear RMSNormalization ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean
     ReduceMin ReduceProd ReduceSum ReduceSumSquare Resize ReverseSequence Scan Scatter ScatterElements Slice Softmax Split
@@ -30,7 +34,7 @@ _DOMAINS = ("", "ai.onnx", "ai.onnx.ml")
 
 
 def refuse_absurd_attributes(model: ModelProto, used: Set[str]) -> None:
-    """Refuse a node with an axis that no tensor has.
+    """Refuse a node with an axis that no tensor has, or with an equation that is none.
 
     :param used: the operators of the model's graphs.
     :raises InvalidModelError: there is one.
@@ -40,13 +44,27 @@ def refuse_absurd_attributes(model: ModelProto, used: Set[str]) -> None:
     for node in every_node(model):
         for attribute in node.attribute:
             bounds = BOUNDS.get(attribute.name)
+            if node.op_type == "Einsum" and attribute.name == "equation":
+                _refuse_no_equation(node, attribute.s)
             if bounds is None or node.domain not in _DOMAINS:
                 continue
             values = [attribute.i] if attribute.type == AttributeProto.INT else attribute.ints
             for value in values:
                 if not bounds[0] <= value <= bounds[1]:
-                    name = node.name or next(filter(None, node.output), "")
                     raise InvalidModelError(
-                        f"Node {name!r} ({node.op_type}) has {attribute.name} {value}, and no tensor has such an axis: "
-                        f"it is a number from {bounds[0]} to {bounds[1]}. Export the model again."
+                        f"Node {_called(node)!r} ({node.op_type}) has {attribute.name} {value}, and no tensor has such an "
+                        f"axis: it is a number from {bounds[0]} to {bounds[1]}. Export the model again."
                     )
+
+
+def _refuse_no_equation(node: NodeProto, equation: bytes) -> None:
+    if not _EQUATION.fullmatch(equation.replace(b" ", b"")):
+        said = reprlib.repr(equation.decode(errors="replace"))
+        raise InvalidModelError(
+            f"Node {_called(node)!r} (Einsum) has the equation {said}: it is made of letters and '...', with ',' between "
+            "operands and '->' before the result. Export the model again."
+        )
+
+
+def _called(node: NodeProto) -> str:
+    return node.name or next(filter(None, node.output), "")
