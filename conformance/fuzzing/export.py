@@ -17,7 +17,7 @@ from torch import Tensor, nn
 FOLDER = Path(__file__).with_name("exported")
 
 
-class Attention(nn.Module):
+class Attention(nn.Module):  # type: ignore[misc]  # torch has no types here
     """Attention as torch writes it, with a mask, after an embedding."""
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class Attention(nn.Module):
         return self.out(y.transpose(1, 2).reshape(batch, time, size)) @ self.embedding.weight.T
 
 
-class Indexing(nn.Module):
+class Indexing(nn.Module):  # type: ignore[misc]  # torch has no types here
     """Reads, writes, rolls, sorts and sums by index."""
 
     def forward(self, x: Tensor, index: Tensor) -> Tensor:
@@ -48,7 +48,7 @@ class Indexing(nn.Module):
         return torch.where(joined > 0, joined.flip(1), torch.roll(joined, 1, 0))
 
 
-class Branch(nn.Module):
+class Branch(nn.Module):  # type: ignore[misc]  # torch has no types here
     """Two branches."""
 
     def forward(self, x: Tensor) -> Tensor:
