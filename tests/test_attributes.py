@@ -16,6 +16,10 @@ NODES = {
         "axis",
         "m (float[2, 3] x, float[3] s) => (float[2, 3] y) { y = LayerNormalization<axis=%d>(x, s) }",
     ),
+    "LayerNormalization before opset 17": (
+        "axis",
+        "m (float[2, 3] x, float[3] s) => (float[2, 3] y) { y = com.microsoft.LayerNormalization<axis=%d>(x, s) }",
+    ),
     "GatherND": (
         "batch_dims",
         "m (float[2, 3] x, int64[2, 1] i) => (float[N] y) { y = GatherND<batch_dims=%d>(x, i) }",
@@ -27,7 +31,7 @@ ABSURD = (2**63 - 1, -(2**63), 2**31, -(2**31) - 1)
 
 
 def _refused(text: str) -> str:
-    model = parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]> {text}')
+    model = parser.parse_model(f'<ir_version: 8, opset_import: ["": 17, "com.microsoft": 1]> {text}')
     with pytest.raises(InvalidModelError) as error:
         refgrad.gradient(model)
     return str(error.value)

@@ -9,6 +9,7 @@ from collections.abc import Set
 from onnx import AttributeProto, ModelProto, NodeProto
 
 from refgrad.errors import InvalidModelError
+from refgrad.protos.domains import MICROSOFT, ML
 from refgrad.protos.walk import every_node
 
 _HIGHEST = 1024  # rank: onnx infers no tensor of a higher one
@@ -30,7 +31,7 @@ OPERATORS = frozenset(
     SplitToSequence Squeeze Sub TensorScatter TopK Transpose Unique Unsqueeze Xor
     """.split()  # noqa: SIM905  (a line per name is longer than the rest)
 )
-_DOMAINS = ("", "ai.onnx", "ai.onnx.ml")
+_DOMAINS = ("", "ai.onnx", ML, MICROSOFT)  # some of ai.onnx's were ONNX Runtime's before
 
 
 def refuse_absurd_attributes(model: ModelProto, used: Set[str]) -> None:
