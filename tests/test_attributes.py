@@ -27,6 +27,26 @@ NODES = {
     "ReduceMax": ("axes", "m (float[2, 3] x) => (float[N] y) { y = ReduceMax<axes=[%d]>(x) }"),
     "Transpose": ("perm", "m (float[2, 3] x) => (float[N, M] y) { y = Transpose<perm=[0, %d]>(x) }"),
 }
+WINDOWS = {
+    "AveragePool": (
+        "kernel_shape",
+        "m (float[1, 1, N] x) => (float[1, 1, M] y) { y = AveragePool<kernel_shape=[%d]>(x) }",
+    ),
+    "Conv": (
+        "dilations",
+        "m (float[1, 1, N] x, float[1, 1, K] w) => (float[1, 1, M] y) { y = Conv<dilations=[%d]>(x, w) }",
+    ),
+    "DepthToSpace": (
+        "blocksize",
+        "m (float[1, 4, 2, 2] x) => (float[a, b, c, d] y) { y = DepthToSpace<blocksize=%d>(x) }",
+    ),
+    "LRN": ("size", "m (float[1, 4, 2] x) => (float[1, 4, 2] y) { y = LRN<size=%d>(x) }"),
+    "LpPool": ("pads", "m (float[1, 1, N] x) => (float[1, 1, M] y) { y = LpPool<kernel_shape=[2], pads=[0, %d]>(x) }"),
+    "MaxPool": (
+        "strides",
+        "m (float[1, 1, N] x) => (float[1, 1, M] y) { y = MaxPool<kernel_shape=[2], strides=[%d]>(x) }",
+    ),
+}
 ABSURD = (2**63 - 1, -(2**63), 2**31, -(2**31) - 1)
 
 
@@ -43,6 +63,13 @@ def test_an_axis_that_no_tensor_has_is_refused(operator):
     with Worker(seconds=30) as worker:  # onnx would end the process
         for value in ABSURD:
             assert f"has {attribute} {value}, and no tensor has such an axis" in worker.call(_refused, text % value)
+
+
+@pytest.mark.parametrize("operator", WINDOWS)
+def test_a_window_that_nothing_slides_is_refused(operator):
+    attribute, text = WINDOWS[operator]
+    for value in (*ABSURD, *((0, -1) if attribute != "pads" else ())):
+        assert f"has {attribute} {value}, and no window is like that" in _refused(text % value)
 
 
 def test_a_body_and_a_function_are_searched():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
+from onnx import helper
 
 from refgrad.formulas.types import wide_type
 from refgrad.reverse.emit import Emitter
@@ -52,6 +53,13 @@ def along(op: Emitter, vector: str, value: str, axis: int | str) -> str:
 def up_to(op: Emitter, size: int) -> str:
     """0, 1, ... up to `size`."""
     return op.const(np.arange(size)) if size <= WRITTEN_OUT else op.Range(op.const(np.array(0)), size, 1)
+
+
+def counted(op: Emitter, size: int, like: str) -> str:
+    """0, 1, ... up to `size`, of the type of `like`."""
+    if size > WRITTEN_OUT:
+        return op.Cast(up_to(op, size), to=op.type(like))
+    return op.const(np.arange(size).astype(helper.tensor_dtype_to_np_dtype(op.type(like))))
 
 
 def positions(op: Emitter, value: str, axis: int) -> str:

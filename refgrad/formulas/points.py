@@ -13,12 +13,12 @@ from itertools import product as tuples
 import numpy as np
 from onnx import TensorProto
 
-from refgrad.formulas.indexing import END, join, part, product
+from refgrad.formulas.indexing import END, WRITTEN_OUT, join, part, product
 from refgrad.formulas.windows import typed
 from refgrad.reverse.emit import Emitter
 
+_MOST_AXES = 256  # of which a table is written out
 _KEYS = -0.75  # the free parameter of the cubic of Keys (1981), as GridSample has it
-_MOST = 4096  # tuples that a constant holds: there are m^r, and a model may have any r
 
 # The weights of the m pixels around a point at distance t from the one before it: a row of m coefficients per power of t.
 _POLYNOMIALS = {
@@ -165,7 +165,9 @@ def _held(op: Emitter, at: str, last: str, low: float, high: str, mode: str, pad
 
 def _combined(op: Emitter, image: Image, index: str, weight: str, slope: str, width: int, rank: int | None) -> Corners:
     """Of the pixels along each axis (B, P, r, m) every tuple: indices add up, weights multiply."""
-    if rank is None or width**rank > _MOST:
+    if rank is not None and (rank > _MOST_AXES or width**rank * rank > WRITTEN_OUT):
+        rank = None  # there are m^r tuples, and a model may have any r: the run counts them
+    if rank is None:
         axes = op.Range(0, op.Size(image.lengths), 1)
         powers = op.Pow(op.const(width, like=axes), axes)
         count = op.Pow(op.const(width, like=axes), op.Size(image.lengths))
@@ -238,7 +240,7 @@ def _strides(op: Emitter, lengths: str, rank: int | None) -> str:
     known = op.constant(lengths)
     if known is not None:
         return op.const([math.prod(known[axis + 1 :].tolist()) for axis in range(len(known))])
-    if rank is None:
+    if rank is None or rank > _MOST_AXES:
         axes = op.Range(0, op.Size(lengths), 1)
         later = op.Less(op.Unsqueeze(axes, [1]), op.Unsqueeze(axes, [0]))
     else:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto
 
-from refgrad.formulas.indexing import join, part, product
+from refgrad.formulas.indexing import WRITTEN_OUT, join, part, product
 from refgrad.formulas.types import wide_type
 from refgrad.protos.types import SIXTEEN_BIT
 from refgrad.reverse.emit import Emitter
@@ -352,7 +352,7 @@ def _points(op: Emitter, plan: _Sizes, k: int, axis: int, attributes: Mapping[st
     elements = [_element(op, shape, axis) for shape in (plan.before, plan.after)]
     size, count = (_double(op, value) for value in elements)
     numbers = op.constant(elements[1])
-    if numbers is not None:
+    if numbers is not None and int(numbers[0]) <= WRITTEN_OUT:
         y = op.const(np.arange(int(numbers[0]), dtype=np.float64))
     else:
         y = _double(op, op.Range(0, op.Squeeze(elements[1], [0]), 1))

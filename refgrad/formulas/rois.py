@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import TensorProto
 
-from refgrad.formulas.indexing import END, join, part, product
+from refgrad.formulas.indexing import END, WRITTEN_OUT, counted, join, part, product
 from refgrad.formulas.points import from_rows, make_image, read_largest_adjoint, shaped
 from refgrad.formulas.windows import typed
 from refgrad.reverse.emit import Emitter
@@ -62,17 +62,17 @@ def make_samples(
     bin. A sample that lies more than a pixel outside has no weight, others outside are moved to the border.
     """
     first, extent = op.Unsqueeze(start, [2]), op.Div(op.Unsqueeze(size, [2]), bins)
-    number = typed(op, np.arange(bins).reshape(-1, 1), like=start)
+    number = _numbers(op, bins, like=start)
     valid = None
     if sampling_ratio > 0:
-        within = typed(op, (np.arange(sampling_ratio) + 0.5) / sampling_ratio, like=start)
+        within = _middles(op, sampling_ratio, like=start)
         share = op.const(1 / sampling_ratio if mean else 1.0, like=start)
     else:
         count = op.Ceil(extent)
         order = _order(op, count)
         some = op.Max(count, 1)
         within = op.Div(op.Add(order, 0.5), some)
-        valid = op.And(op.Less(order, count), op.const(np.ones((bins, 1), bool)))
+        valid = op.And(op.Less(order, count), _all(op, bins))
         share = op.Where(valid, op.Div(1, some) if mean else op.const(1.0, like=count), 0)
     unit = op.Add(number, within)
     at = op.Add(op.Add(first, op.Mul(number, extent)), op.Mul(within, extent))
@@ -93,6 +93,27 @@ def make_samples(
     return Samples(taps, unit, op.Where(op.Equal(moved, at), weight, 0))
 
 
+def _all(op: Emitter, bins: int) -> str:
+    """True for each bin in a row of its own."""
+    if bins > WRITTEN_OUT:
+        return op.Expand(op.const(np.ones((1, 1), bool)), [bins, 1])
+    return op.const(np.ones((bins, 1), bool))
+
+
+def _numbers(op: Emitter, bins: int, like: str) -> str:
+    """0, 1, ... for each bin in a row of its own."""
+    if bins > WRITTEN_OUT:
+        return op.Unsqueeze(counted(op, bins, like), [1])
+    return typed(op, np.arange(bins).reshape(-1, 1), like)
+
+
+def _middles(op: Emitter, count: int, like: str) -> str:
+    """The middles of `count` equal parts of 1."""
+    if count > WRITTEN_OUT:
+        return op.Div(op.Add(counted(op, count, like), 0.5), float(count))
+    return typed(op, (np.arange(count) + 0.5) / count, like)
+
+
 def _order(op: Emitter, count: str) -> str:
     """0, 1, ... up to the largest count; 0 alone where nothing is counted."""
     counts = op.Concat(op.Reshape(count, [-1]), typed(op, np.ones(1), like=count), axis=0)
@@ -102,7 +123,7 @@ def _order(op: Emitter, count: str) -> str:
 def make_pixels(op: Emitter, start: str, size: str, length: str, bins: int) -> Taps:
     """MaxRoiPool's pixels along an axis: those of start + ⌊o·size/O⌋ to start + ⌈(o + 1)·size/O⌉ − 1 that are inside."""
     first, extent = op.Unsqueeze(start, [2]), op.Div(op.Unsqueeze(size, [2]), bins)
-    number = typed(op, np.arange(bins).reshape(-1, 1), like=start)
+    number = _numbers(op, bins, like=start)
     length = op.Cast(length, to=op.type(start))
     begin = op.Add(first, op.Floor(op.Mul(number, extent)))
     end = op.Add(first, op.Ceil(op.Mul(op.Add(number, 1), extent)))

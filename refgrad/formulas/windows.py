@@ -5,12 +5,14 @@ Symbols, per spatial axis: I elements in, O windows, k elements of a window, s s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from onnx import helper
 
+from refgrad.formulas.indexing import WRITTEN_OUT
 from refgrad.reverse.emit import Emitter
 
 Ints = list[int]
@@ -160,6 +162,8 @@ def _same_at_run_time(
 
 def ones(op: Emitter, kernel: Sequence[int], like: str) -> str:
     """A kernel of one channel that adds up its window."""
+    if math.prod(kernel) > WRITTEN_OUT:
+        return op.full([1, 1, *kernel], 1.0, like=like)
     return typed(op, np.ones((1, 1, *kernel)), like)
 
 

@@ -1,4 +1,7 @@
-"""Attributes that onnx takes without a look: where they are absurd, its inference reads foreign memory, or does not end."""
+"""Attributes that onnx takes without a look: where they are absurd, its inference reads foreign memory, or does not end.
+
+Windows without an element, or with more than any tensor has, are refused with them: nothing after this has to expect one.
+"""
 
 from __future__ import annotations
 
@@ -14,28 +17,34 @@ from refgrad.protos.walk import every_node
 
 _HIGHEST = 1024  # rank: onnx infers no tensor of a higher one
 _AXES = (-_HIGHEST, _HIGHEST)
+_LARGEST = 2**31 - 1  # of a window: ONNX Runtime has no larger one
+_WINDOW, _COUNT, _PADS = (1, _LARGEST), (0, _LARGEST), (-_LARGEST, _LARGEST)
 BOUNDS = {
     **dict.fromkeys(("axis", "axes", "batch_axis", "new_axis", "time_axis"), _AXES),
     **dict.fromkeys(("scan_input_axes", "scan_output_axes"), _AXES),
     **dict.fromkeys(("batch_dims", "perm"), (0, _HIGHEST)),
+    **dict.fromkeys(("blocksize", "dilations", "kernel_shape", "pooled_shape", "size", "strides"), _WINDOW),
+    **dict.fromkeys(("output_height", "output_padding", "output_shape", "output_width", "sampling_ratio"), _COUNT),
+    "pads": _PADS,
 }
 _TERM = r"[A-Za-z]*(\.\.\.)?[A-Za-z]*"
 _EQUATION = re.compile(rf"{_TERM}(,{_TERM})*(->{_TERM})?".encode())  # another one keeps onnx in a loop without end
 # The operators that have one of these attributes in some version: models without them are not searched.
 OPERATORS = frozenset(
     """
-    Add And ArgMax ArgMin CenterCropPad Compress Concat ConcatFromSequence DFT DequantizeLinear Div Einsum Equal Flatten Gather
-    GatherElements GatherND Greater Hardmax LayerNormalization Less LogSoftmax LpNormalization MeanVarianceNormalization
-    Mul OneHot Or Pow QuantizeLinear RMSNormalization ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean
-    ReduceMin ReduceProd ReduceSum ReduceSumSquare Resize ReverseSequence Scan Scatter ScatterElements Slice Softmax Split
-    SplitToSequence Squeeze Sub TensorScatter TopK Transpose Unique Unsqueeze Xor
+    Add And ArgMax ArgMin AveragePool CenterCropPad Col2Im Compress Concat ConcatFromSequence Conv ConvInteger ConvTranspose
+    DFT DeformConv DepthToSpace DequantizeLinear Div Einsum Equal Flatten Gather GatherElements GatherND Greater Hardmax LRN
+    LayerNormalization Less LogSoftmax LpNormalization LpPool MaxPool MaxRoiPool MaxUnpool MeanVarianceNormalization Mul
+    OneHot Or Pad Pow QLinearConv QuantizeLinear RMSNormalization ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax
+    ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare Resize ReverseSequence RoiAlign Scan Scatter ScatterElements
+    Slice Softmax SpaceToDepth Split SplitToSequence Squeeze Sub TensorScatter TopK Transpose Unique Unsqueeze Xor
     """.split()  # noqa: SIM905  (a line per name is longer than the rest)
 )
 _DOMAINS = ("", "ai.onnx", ML, MICROSOFT)  # some of ai.onnx's were ONNX Runtime's before
 
 
 def refuse_absurd_attributes(model: ModelProto, used: Set[str]) -> None:
-    """Refuse a node with an axis that no tensor has, or with an equation that is none.
+    """Refuse a node with an axis that no tensor has, with a window that nothing slides, or with an equation that is none.
 
     :param used: the operators of the model's graphs.
     :raises InvalidModelError: there is one.
@@ -52,9 +61,10 @@ def refuse_absurd_attributes(model: ModelProto, used: Set[str]) -> None:
             values = [attribute.i] if attribute.type == AttributeProto.INT else attribute.ints
             for value in values:
                 if not bounds[0] <= value <= bounds[1]:
+                    why = "no tensor has such an axis" if bounds[1] == _HIGHEST else "no window is like that"
                     raise InvalidModelError(
-                        f"Node {_called(node)!r} ({node.op_type}) has {attribute.name} {value}, and no tensor has such an "
-                        f"axis: it is a number from {bounds[0]} to {bounds[1]}. Export the model again."
+                        f"Node {_called(node)!r} ({node.op_type}) has {attribute.name} {value}, and {why}: it is a number from "
+                        f"{bounds[0]} to {bounds[1]}. Export the model again."
                     )
 
 

@@ -9,10 +9,12 @@ import numpy as np
 
 from refgrad.errors import RuleError
 from refgrad.formulas.convolution import conv_transpose_adjoints
+from refgrad.formulas.indexing import WRITTEN_OUT
 from refgrad.reverse.emit import Emitter
 from refgrad.tables.registry import rule
 
 Ints = Sequence[int] | None
+_MOST_AXES = 256
 
 
 @rule("Conv")
@@ -46,6 +48,10 @@ def col2im(
             f"How many spatial axes Col2Im has is known at run time only: give the shape of {image_shape!r} or of "
             f"{block_shape!r} in value_info."
         )
+    if rank > _MOST_AXES:
+        raise RuleError(
+            f"Col2Im has {rank} spatial axes, and no runtime has tensors of as many. Export the model again."
+        )
     around = list(pads or [0] * (2 * rank))
     blocks = op.Pad(d_output, [0, 0, *around[:rank], 0, 0, *around[rank:]]) if any(around) else d_output
     for axis in reversed(range(rank)):
@@ -59,9 +65,9 @@ def col2im(
 def _block_places(op: Emitter, image_shape: str, block_shape: str, axis: int, step: int, hole: int, pads: int) -> str:
     """[block, positions]: where each element of each block lies along one spatial axis, pads included."""
     image, block = op.constant(image_shape), op.constant(block_shape)
-    if image is not None and block is not None:
+    last = -1 if image is None or block is None else int(image[axis]) + pads - (int(block[axis]) - 1) * hole
+    if image is not None and block is not None and int(block[axis]) * (max(last, 0) // step + 1) <= WRITTEN_OUT:
         inside = np.arange(int(block[axis])) * hole
-        last = int(image[axis]) + pads - (int(block[axis]) - 1) * hole
         return op.const(inside[:, None] + np.arange(0, last, step))
     size, count = op.Gather(image_shape, axis, axis=0), op.Gather(block_shape, axis, axis=0)
     inside_ = op.Mul(op.Range(0, count, 1), hole)

@@ -14,6 +14,7 @@ from refgrad.tables.registry import lowering
 
 Ints = Sequence[int] | None
 _FEW_WINDOWS = 64
+_MOST_UNITS = 2**22  # elements of the unit kernels, which are a constant of the gradient
 
 
 @lowering("ConvGrad")
@@ -44,7 +45,10 @@ def conv_grad(
     rows = op.Transpose(dY, perm=_swap(rank))
     rows = op.Reshape(rows, [M, -1] if group == 1 else [group, M // group, -1])
     dX = _columns_laid(op, rows, dY, X, W, (M, C, *k), windows, group)
-    dW = _product(op, rows, X, (M, C, *k), windows, group)
+    if math.prod(k) ** 2 > _MOST_UNITS:
+        dW = _correlation(op, dY, X, W, kernel, windows, group)
+    else:
+        dW = _product(op, rows, X, (M, C, *k), windows, group)
     return lay(op, dY, W, X, windows, group) if dX is None else dX, dW, d_B
 
 
