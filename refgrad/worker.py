@@ -298,10 +298,13 @@ def serve(memory: int, room: int = 0) -> None:
 
 
 def _limit(memory: int) -> None:
+    """Let this process, and those that it starts, take no more than `memory` bytes, or less where it may have less already."""
     if memory and sys.platform != "win32":
         import resource
 
-        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+        before, most = resource.getrlimit(resource.RLIMIT_AS)
+        limit = memory if before == resource.RLIM_INFINITY else min(memory, before)
+        resource.setrlimit(resource.RLIMIT_AS, (limit, most))
 
 
 def limit_room(room: int) -> None:

@@ -47,7 +47,8 @@ NODES = {
     ),
     "GridSample, many axes": (
         22,
-        f'm (float[{MANY},2,2] x, float[{MANY},1,198] g) => (float[{MANY},1,1] y) {{{{ y = GridSample<mode="linear">(x, g) }}}}',
+        f"m (float[{MANY},2,2] x, float[{MANY},1,198] g) => (float[{MANY},1,1] y) "
+        '{{ y = GridSample<mode="linear">(x, g) }}',
     ),
     "LpPool": (18, "m (float[1,1,h] x) => (float[a,b,c] y) {{ y = LpPool<kernel_shape=[{n}], pads=[1,1]>(x) }}"),
     "LRN": (13, "m (float[1,4,4] x) => (float[1,4,4] y) {{ y = LRN<size={n}>(x) }}"),

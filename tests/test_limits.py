@@ -7,16 +7,29 @@ import signal
 import subprocess
 import sys
 import zipfile
+from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
-from onnx import ModelProto, parser
+from commands import Command, commands
+from onnx import ModelProto, numpy_helper, parser
 
 import refgrad
+from refgrad import cli
+from refgrad.backends import get_backend
 from refgrad.backends.base import graph_inputs
+from refgrad.cli.output import Files
 from refgrad.conformance.questions.feeds import random_feeds, read_feeds
-from refgrad.errors import FeedError, ModelWarning, NoGradientError, OptionError, UnknownNameError, WorkerError
+from refgrad.errors import (
+    FeedError,
+    InvalidModelError,
+    ModelWarning,
+    NoGradientError,
+    OptionError,
+    UnknownNameError,
+    WorkerError,
+)
 from refgrad.worker import limited
 
 MIB = 1 << 20
@@ -139,6 +152,70 @@ def test_the_process_of_a_command_ends_with_it(tmp_path):
         assert process.stdout.read() == ""  # the copy is gone: nobody holds the pipe any more
 
 
+def _called(command: Command, folder: Path, *more: str) -> list[str]:
+    """The command line of `command` on a model in `folder`, with what it writes in there."""
+    given = dict.fromkeys(command.of_role(Files.MODEL), folder / "m.onnx")
+    given |= dict.fromkeys(command.of_role(Files.WRITTEN_MODEL), folder / "out.onnx")
+    return command.words(given, more)
+
+
+@pytest.mark.parametrize("command", [c for c in commands() if c.of_role(Files.MODEL)], ids=str)
+def test_every_command_that_reads_a_model_takes_limits(command: Command, tmp_path, capsys):
+    onnx.save(SQUARE, tmp_path / "m.onnx")
+    for words, said in (
+        (("--max-memory", "20"), " bytes, and max_memory is 20"),
+        (("--max-memory", "much"), "--max-memory 'much' is not a size"),
+        (("--max-seconds", "0"), "--max-seconds 0 is not a number of seconds above 0"),
+        (("--max-seconds", "nan"), "--max-seconds nan is not a number of seconds above 0"),
+        (("--max-seconds", "0.000001"), "This did not finish within --max-seconds 1e-06"),
+    ):
+        assert cli.main(_called(command, tmp_path, *words)) == 2
+        assert said in capsys.readouterr().err
+        assert [file.name for file in tmp_path.iterdir()] == ["m.onnx"]
+    assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
+    assert signal.getsignal(signal.SIGALRM) is signal.SIG_DFL
+
+
+FOREVER = """m (float x) => (float y) { n = Constant<value_int=4611686018427387904>() c = Constant<value=bool{1}>()
+    y = Loop<body = b (int64 i, bool d, float s) => (bool e, float t) { e = Identity(d) t = Add(s, x) }>(n, c, x) }"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere a command has no process of its own")
+@pytest.mark.parametrize(
+    "program", ["", "import time; from refgrad.cli import containment, running; containment._GRACE = 0.1\n"]
+)
+def test_a_loop_without_end_ends(tmp_path, program):
+    if program:  # native code, which looks at no signal
+        program += (
+            "def run_check(*_, **__): signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM]); time.sleep(60)\n"
+            "import signal; running.run_check = run_check"
+        )
+    onnx.save(_model(FOREVER), tmp_path / "m.onnx")
+    done = _command(program, "check" if program else "run", str(tmp_path / "m.onnx"), "--max-seconds", "1")
+    assert done.returncode == 2
+    assert done.stderr.startswith("refgrad: This did not finish within --max-seconds 1. Give it more time")
+    assert done.stderr.count("\n") == 1
+
+
+def test_external_data_is_measured_before_it_is_read(tmp_path):
+    weights = numpy_helper.from_array(np.zeros(1 << 16, np.float32), "w")
+    model = _model("m (float[N] x) => (float[N] y) { y = Mul(x, w) }")
+    for name in ("w", "v", "u"):  # the same bytes, three times
+        model.graph.initializer.add().CopyFrom(weights)
+        model.graph.initializer[-1].name = name
+    path = tmp_path / "m.onnx"
+    onnx.save(model, path, save_as_external_data=True, location="w.bin", size_threshold=0)
+    model = onnx.load(path, load_external_data=False)
+    for tensor in model.graph.initializer:
+        tensor.external_data[1].value = "0"
+    onnx.save(model, path)
+    with pytest.raises(
+        InvalidModelError, match=r"With tensor 'u' the external data .* takes 786432 bytes, and max_memory is 70000"
+    ):
+        get_backend("numpy").prepare(path, max_memory=700000)
+    assert get_backend("numpy").prepare(path, max_memory=800000)
+
+
 # --- feeds ---
 
 
@@ -148,7 +225,7 @@ def _inputs(text: str) -> tuple:
 
 def test_random_feeds_are_measured_before_they_are_drawn():
     inputs = _inputs("m (float[40000, 30000] x) => (float[40000, 30000] y) { y = Neg(x) }")
-    with pytest.raises(FeedError, match="9600000000 bytes, drawn at random, and max_memory is 1048576"):
+    with pytest.raises(FeedError, match="14400000000 bytes, drawn at random, and max_memory is 1048576"):
         random_feeds(inputs, max_memory=MIB)
     assert random_feeds(_inputs("m (float[N] x) => (float[N] y) { y = Neg(x) }"), max_memory=MIB)["x"].size == 4
 

@@ -25,6 +25,7 @@ from refgrad.backends.numpy.precision import Declared, Float64, Rounded
 from refgrad.errors import OptionError
 from refgrad.protos.inlining import inline_functions
 from refgrad.protos.malformed import explained
+from refgrad.protos.memory import allowed, at_most
 
 _PRECISIONS = {None: Declared, "float64": Float64}
 
@@ -73,10 +74,11 @@ class NumpyBackend(Backend):
             raise OptionError(
                 f"max_memory={max_memory!r} is not a number of bytes above 0. Give one, or None for no limit."
             )
-        proto = load_model(model)
-        if proto.functions:
-            proto = _inlined(proto)
-        return NumpyModel(proto, chosen if bits is None else Rounded(bits), max_memory)
+        with at_most(max_memory):
+            proto = load_model(model)
+            if proto.functions:
+                proto = _inlined(proto)
+            return NumpyModel(proto, chosen if bits is None else Rounded(bits), allowed())
 
 
 def _is_size(value: object) -> bool:

@@ -13,6 +13,7 @@ import numpy as np
 from refgrad.backends.base import Value, check_feeds
 from refgrad.conformance.case import is_float
 from refgrad.errors import FeedError, choices, did_you_mean
+from refgrad.protos.memory import allowed
 
 _DRAWN = 8  # bytes of a number that is drawn, before it is cast
 SIZE = 4  # of a dimension that is not declared
@@ -48,10 +49,11 @@ def random_feeds(
     rank has one axis. Floats are drawn from `domain`; integers are 0 or 1, which every index, mask and class label may be;
     strings are "a".
 
-    :param max_memory: how many bytes all feeds may have together.
+    :param max_memory: how many bytes all feeds may have together; by default what `memory.at_most` says.
     :raises FeedError: an input that is no tensor, or has no declared type; a symbol in `sizes` that no input has; feeds that
         are larger than `max_memory`.
     """
+    max_memory = allowed(max_memory)
     known = {dim for value in inputs for dim in value.shape or () if isinstance(dim, str)}
     for symbol in sizes or ():
         if symbol not in known:
@@ -66,10 +68,12 @@ def random_feeds(
             continue
         dims = (None,) if value.shape is None else value.shape
         shape = tuple(d if isinstance(d, int) else (sizes or {}).get(d or "", size) for d in dims)
-        held += math.prod(shape) * (_DRAWN if value.dtype is None else max(value.dtype.itemsize, _DRAWN))
-        if max_memory is not None and held > max_memory:
+        count, itemsize = math.prod(shape), _DRAWN if value.dtype is None else value.dtype.itemsize
+        needed = held + count * (_DRAWN + itemsize)  # it is cast after it is drawn
+        held += count * itemsize
+        if max_memory is not None and needed > max_memory:
             raise FeedError(
-                f"Input {value} takes the feeds to {held} bytes, drawn at random, and max_memory is {max_memory}. "
+                f"Input {value} takes the feeds to {needed} bytes, drawn at random, and max_memory is {max_memory}. "
                 "Give it more, or choose smaller sizes (--dim)."
             )
         try:
@@ -101,7 +105,8 @@ def _draw(value: Value, shape: tuple[int, ...], rng: np.random.Generator, domain
 def read_feeds(path: str | Path, inputs: Sequence[Value], max_memory: int | None = None) -> dict[str, Any]:
     """The arrays of an .npz file, checked against the inputs of a model.
 
-    :param max_memory: how many bytes all arrays may have together; a small file may hold large ones.
+    :param max_memory: how many bytes all arrays may have together; a small file may hold large ones. By default what
+        `memory.at_most` says.
     :raises FeedError: no such file, no .npz file, feeds that do not fit the model, or are larger than `max_memory`.
     """
     file = Path(path)
@@ -109,6 +114,7 @@ def read_feeds(path: str | Path, inputs: Sequence[Value], max_memory: int | None
         raise FeedError(f"There is no file {str(file)!r}. Feeds are a .npz file: numpy.savez(path, **feeds).")
     if not zipfile.is_zipfile(file):
         raise FeedError(f"{str(file)!r} is no .npz file. Save the feeds by name: numpy.savez(path, x=x).")
+    max_memory = allowed(max_memory)
     try:
         if max_memory is not None:
             _refuse_large(file, max_memory)

@@ -15,6 +15,7 @@ import typer
 
 from refgrad.cli import conformance, derivatives, listings, recipe, running
 from refgrad.cli.containment import contain
+from refgrad.cli.limits import OutOfTime
 from refgrad.cli.output import AGREES, INTERRUPTED, REFUSED, App, say
 from refgrad.errors import ModelWarning, RefgradError
 from refgrad.tables import plugins
@@ -101,6 +102,8 @@ def _carry_out(arguments: Sequence[str]) -> int:
             app(others, prog_name="refgrad")
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else AGREES
+    except OutOfTime as over:
+        _complain(str(over))
     except KeyboardInterrupt:
         return INTERRUPTED
     except RefgradError as error:

@@ -367,7 +367,7 @@ def _source(source: str, feeds: Path | None, seed: int, operators: tuple[str, ..
     if path.is_dir():
         return sources.folder(path)
     if path.is_file():
-        given = None if feeds is None else read_feeds(feeds, inputs_of(load_model(path)))
+        given = None if feeds is None else read_feeds(feeds, inputs_of(load_model(path, external_data=False)))
         return iter([sources.one_model(path, given, seed)])
     raise OptionError(f"There is no source {source!r}. Give {choices(SOURCES)}, a folder of cases, or an .onnx file.")
 

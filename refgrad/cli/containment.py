@@ -12,7 +12,8 @@ import sys
 import tempfile
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import IO
@@ -23,8 +24,13 @@ _END_ON_DEATH_OF_PARENT = 1  # PR_SET_PDEATHSIG of <sys/prctl.h>
 _FRAME = re.compile(r'^  File "(.+)", line \d+ in (\S+)', re.MULTILINE)
 _COPIES = 2  # how much more than the values that it holds a command may take: kernels and files need copies
 _SLACK = 1 << 27  # bytes for everything else
+_STOPPED = 1  # the exit code of a process that faulthandler ends
+
+_GRACE = 3.0  # seconds that a command whose time is over has to end by itself
+_TIMEOUT = re.compile(r"^Timeout \(", re.MULTILINE)  # faulthandler's first line
 
 _is_contained = False
+_said: IO[bytes] | None = None  # what the copy says of its death
 
 
 def contain(refused: int, complain: Callable[[str], None]) -> None:
@@ -33,7 +39,7 @@ def contain(refused: int, complain: Callable[[str], None]) -> None:
     If the copy dies, this process complains and ends with the code `refused`. A copy takes milliseconds to make; a new process
     would import everything again.
     """
-    global _is_contained
+    global _is_contained, _said
     if not sys.platform.startswith("linux") or threading.active_count() > 1:
         return
     _flush()
@@ -44,7 +50,7 @@ def contain(refused: int, complain: Callable[[str], None]) -> None:
         warnings.simplefilter("ignore", DeprecationWarning)  # libraries have threads, which they start again in a copy
         child = os.fork()
     if not child:
-        _is_contained = True
+        _is_contained, _said = True, said
         ctypes.CDLL(None).prctl(_END_ON_DEATH_OF_PARENT, signal.SIGKILL)
         if os.getppid() != parent:
             os._exit(refused)
@@ -57,7 +63,7 @@ def contain(refused: int, complain: Callable[[str], None]) -> None:
 
     signal.signal(signal.SIGTERM, pass_on)
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    if status < 0:
+    if status < 0 or (status == _STOPPED and _TIMEOUT.search(_words(said))):
         status = _died(-status, said, refused, complain)
     _flush()
     os._exit(status)
@@ -85,14 +91,37 @@ def _died(number: int, said: IO[bytes], refused: int, complain: Callable[[str], 
             "a file that it read asks for more than there is."
         )
         return refused
-    said.seek(0)
-    frames = _FRAME.findall(said.read().decode(errors="replace"))
+    words = _words(said)
+    if number == -_STOPPED:
+        complain(words.partition("\n")[0])
+        return refused
+    frames = _FRAME.findall(words)
     place = f" in {frames[0][1]} of {'/'.join(Path(frames[0][0]).parts[-2:])}" if frames else ""
     complain(
         f"The process of this command died{place}: {signal.strsignal(number)}. "
-        "A file that it read is malformed in a way that no check has found."
+        "A file that it read is malformed in a way that no check has found, or asks for more than --max-memory."
     )
     return refused
+
+
+def _words(said: IO[bytes]) -> str:
+    said.seek(0)
+    return said.read().decode(errors="replace")
+
+
+@contextmanager
+def end_later(seconds: float, message: str) -> Iterator[None]:
+    """End a contained command soon after so many seconds, whatever native code it is in then. It complains by `message`."""
+    if not _is_contained or _said is None:
+        yield
+        return
+    _said.write(f"{message}\n".encode())
+    _said.flush()
+    faulthandler.dump_traceback_later(seconds + _GRACE, exit=True, file=_said)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 def limit_memory(size: int) -> None:

@@ -84,13 +84,3 @@ def sizes_of(given: Sequence[str] | None) -> tuple[int, dict[str, int]]:
         else:
             size = int(number)
     return size, symbols
-
-
-def in_bytes(size: str) -> int:
-    """Return `size` in bytes: a number, or a number with K, M or G after it."""
-    found = re.fullmatch(r"(\d{1,18}(?:\.\d{1,18})?)([KMG]?)(?:i?B)?", size, re.IGNORECASE)
-    if found is None:
-        raise OptionError(
-            f"--max-memory {reprlib.repr(size)} is not a size. Give a number of bytes, or one like 500M or 8G."
-        )
-    return int(float(found[1]) * 1024 ** " KMG".index(found[2].upper() or " "))

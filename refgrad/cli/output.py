@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.progress import Progress, TextColumn
 from typer.models import CommandFunctionType
 
+from refgrad.cli.limits import limited
 from refgrad.errors import abridged, choices
 from refgrad.protos.files import data_file_of, refuse_replacing, save_gradient, writable
 from refgrad.show.tables import printable, table
@@ -106,7 +107,10 @@ class Files(enum.Enum):
 
 
 class App(typer.Typer):
-    """A group of commands. None of them writes over a file that it reads, or to one file twice."""
+    """A group of commands. None of them writes over a file that it reads, or to one file twice.
+
+    Those that read a model take the options of `limits`.
+    """
 
     def command(self, *arguments: Any, **options: Any) -> Callable[[CommandFunctionType], CommandFunctionType]:
         """Register a command.
@@ -124,7 +128,7 @@ class App(typer.Typer):
                 refuse_overwriting(named)
                 return command(**given)
 
-            register(guarded)
+            register(limited(guarded) if Files.MODEL in roles.values() else guarded)
             return command
 
         return registered

@@ -12,8 +12,7 @@ import refgrad
 from refgrad.backends import available, get_backend
 from refgrad.backends.base import load_model
 from refgrad.backends.numpy.backend import NumpyModel
-from refgrad.cli.containment import limit_memory
-from refgrad.cli.options import Dim, Feeds, Json, Model, Outputs, Seed, Verbose, Wrt, in_bytes, names, sizes_of
+from refgrad.cli.options import Dim, Feeds, Json, Model, Outputs, Seed, Verbose, Wrt, names, sizes_of
 from refgrad.cli.output import AGREES, DISAGREES, Bar, Files, print_json, print_names, print_table, say, stdout
 from refgrad.conformance.judging.check import check as run_check
 from refgrad.conformance.questions.feeds import random_feeds, read_feeds, write_arrays
@@ -41,33 +40,20 @@ def run(
         str | None,
         typer.Option(help="float64 computes every float in double (backend numpy). Default: the model's types."),
     ] = None,
-    max_memory: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SIZE",
-            help="Stop before the feeds, or a node, need more memory (backend numpy): a number of bytes, or 500M, 8G.",
-        ),
-    ] = None,
     seed: Seed = 0,
     dim: Dim = None,
     verbose: Verbose = False,
     as_json: Json = False,
 ) -> None:
     """Run MODEL and print its outputs."""
-    limit = None if max_memory is None else in_bytes(max_memory)
-    if limit is not None:
-        limit_memory(limit)
-    options = {"precision": precision, "max_memory": limit}
-    prepared = get_backend(backend).prepare(
-        model, **{key: given for key, given in options.items() if given is not None}
-    )
+    prepared = get_backend(backend).prepare(model, **({} if precision is None else {"precision": precision}))
     size, sizes = sizes_of(dim)
     # In another precision the file still has the types that the model declares.
     declared = prepared.inputs if precision is None else inputs_of(load_model(model, external_data=False))
     given = (
-        read_feeds(feeds, declared, limit)
+        read_feeds(feeds, declared)
         if feeds is not None
-        else random_feeds(prepared.inputs, seed=seed, size=size, sizes=sizes, max_memory=limit)
+        else random_feeds(prepared.inputs, seed=seed, size=size, sizes=sizes)
     )
     if isinstance(prepared, NumpyModel):
         with Bar() as bar:

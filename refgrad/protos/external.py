@@ -20,6 +20,7 @@ import numpy as np
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from refgrad.errors import InvalidModelError
+from refgrad.protos.memory import allowed
 from refgrad.protos.walk import tensors_without_initializers
 
 _KEYS = ("location", "offset", "length")
@@ -55,6 +56,7 @@ class ExternalData:
         self._location: str | None = None
         self._file = -1
         self._size = 0
+        self._loaded = 0
 
     def __enter__(self) -> ExternalData:
         return self
@@ -87,7 +89,19 @@ class ExternalData:
             raise self._refusal(tensor, error) from error
 
     def load(self, tensor: TensorProto) -> None:
-        """Put the data of `tensor` into it."""
+        """Put the data of `tensor` into it.
+
+        :raises InvalidModelError: this and what was loaded before are more than may be taken (`memory.at_most`).
+        """
+        limit = allowed()
+        if limit is not None:
+            self.check(tensor)
+            self._loaded += _bytes_of(tensor)
+            if self._loaded > limit:
+                raise InvalidModelError(
+                    f"With tensor {_shown(tensor.name)} the external data of {str(self._model)!r} takes {self._loaded} bytes, "
+                    f"and max_memory is {limit}. Give it more, or do not take this model."
+                )
         tensor.raw_data = b"".join(self.chunks(tensor))
         tensor.ClearField("data_location")
         tensor.ClearField("external_data")

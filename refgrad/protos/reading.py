@@ -12,6 +12,7 @@ from onnx import ModelProto, TensorProto
 
 from refgrad.errors import InvalidModelError
 from refgrad.protos.external import ExternalData, is_external, refuse_unknown_type
+from refgrad.protos.memory import allowed
 from refgrad.protos.walk import one_per_domain, tensors_without_initializers
 
 # Metadata of a constant that refgrad wrote: it may be a float, but it is not a weight. The value is the number before it was
@@ -37,7 +38,12 @@ def read(model: ModelProto | str | os.PathLike[str], *, weights: bool = True) ->
     if path.is_dir():
         raise InvalidModelError(f"{path} is a folder: give the path of an .onnx file in it.")
     try:
+        size, limit = path.stat().st_size, allowed()
+        if limit is not None and size > limit:
+            raise InvalidModelError(f"{path} has {size} bytes, and max_memory is {limit}. Give it more.")
         proto = onnx.load(path, load_external_data=False)
+    except InvalidModelError:
+        raise
     except OSError as error:
         raise InvalidModelError(f"{path} cannot be read: {error.strerror}.") from error
     except (DecodeError, UnicodeDecodeError, ValueError) as error:

@@ -1,0 +1,99 @@
+"""The limits that every command takes which reads a model, `--max-memory` and `--max-seconds`, and how they are kept."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import reprlib
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from types import FrameType
+from typing import Annotated, Any
+
+import typer
+
+from refgrad.cli.containment import end_later, limit_memory
+from refgrad.errors import OptionError
+from refgrad.protos.memory import at_most
+
+_OPTIONS = {
+    "max_memory": Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help="Stop before more memory is needed, for feeds, weights and values: a number of bytes, or 500M, 8G.",
+        ),
+    ],
+    "max_seconds": Annotated[float | None, typer.Option(metavar="SECONDS", help="Stop after that time.")],
+}
+
+
+class OutOfTime(BaseException):
+    """The time of `--max-seconds` is over. No handler of errors takes it for one of its own."""
+
+
+def limited(command: Callable[..., Any]) -> Callable[..., Any]:
+    """`command` with the two options, which hold while it runs."""
+
+    @wraps(command)
+    def call(*, max_memory: str | None = None, max_seconds: float | None = None, **given: Any) -> Any:
+        with _within(max_memory, max_seconds):
+            return command(**given)
+
+    signature = inspect.signature(command, eval_str=True)
+    added = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=hint)
+        for name, hint in _OPTIONS.items()
+    ]
+    call.__signature__ = signature.replace(parameters=[*signature.parameters.values(), *added])  # type: ignore[attr-defined]
+    return call
+
+
+@contextmanager
+def _within(max_memory: str | None, max_seconds: float | None) -> Iterator[None]:
+    size = None if max_memory is None else in_bytes(max_memory)
+    if size is not None:
+        limit_memory(size)
+    with at_most(size), _for_seconds(max_seconds):
+        yield
+
+
+@contextmanager
+def _for_seconds(seconds: float | None) -> Iterator[None]:
+    """Raise `OutOfTime` where this is still going on after so many seconds."""
+    if seconds is None:
+        yield
+        return
+    if not 0 < seconds < threading.TIMEOUT_MAX:
+        raise OptionError(f"--max-seconds {seconds:g} is not a number of seconds above 0. Give one.")
+    if not hasattr(signal, "setitimer"):
+        raise OptionError("--max-seconds needs timers that this system does not have. Leave it out.")
+    said = (
+        f"This did not finish within --max-seconds {seconds:g}. Give it more time, or do not take this file, which may be "
+        "made to last for ever."
+    )
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise OutOfTime(said)
+
+    before = signal.signal(signal.SIGALRM, stop)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+        with end_later(seconds, said):
+            yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def in_bytes(size: str) -> int:
+    """Return `size` in bytes: a number, or a number with K, M or G after it."""
+    found = re.fullmatch(r"(\d{1,18}(?:\.\d{1,18})?)([KMG]?)(?:i?B)?", size, re.IGNORECASE)
+    if found is None:
+        raise OptionError(
+            f"--max-memory {reprlib.repr(size)} is not a size. Give a number of bytes, or one like 500M or 8G."
+        )
+    return int(float(found[1]) * 1024 ** " KMG".index(found[2].upper() or " "))
