@@ -88,6 +88,50 @@ def test_a_text_that_is_not_utf8_is_named():
         STEPS["gradient"](model)
 
 
+def with_weights(**fields) -> onnx.ModelProto:
+    """A model whose weights are so many that onnx does not see them."""
+    model = small()
+    model.graph.node[1].input[0] = "w"
+    model.graph.output[0].type.tensor_type.shape.dim.insert(0, onnx.TensorShapeProto.Dimension(dim_value=40))
+    weights = model.graph.initializer.add(name="w", data_type=1, dims=[40, 2, 3], raw_data=bytes(960))
+    for name, value in fields.items():
+        weights.ClearField(name)
+        if isinstance(value, list):
+            getattr(weights, name).extend(value)
+        elif value is not None:
+            setattr(weights, name, value)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("fields", "what"),
+    [
+        ({"raw_data": bytes(959)}, "data of another size"),
+        ({"raw_data": None}, "no data"),
+        ({"raw_data": None, "float_data": [1.0] * 239}, "data of another size"),
+        ({"float_data": [1.0] * 240}, "data in more than one field"),
+        ({"data_type": 8}, "no strings"),
+        ({"data_type": 99}, "type 99"),
+        ({"dims": [400, -2, -3]}, "a size below 0"),
+        ({"data_location": 1}, "data in the model as well as in a file"),
+        ({"data_location": 1, "raw_data": None}, "its data in a file without a name"),
+    ],
+)
+def test_weights_that_do_not_fit_are_refused(fields, what):
+    assert journey(with_weights().SerializeToString()).differentiated
+    with pytest.raises(InvalidModelError, match=what):
+        STEPS["gradient"](with_weights(**fields))
+
+
+def test_functions_are_checked_whatever_the_version_of_the_file():
+    model = onnx.parser.parse_model(
+        """<ir_version: 7, opset_import: ["": 16, "d": 1]> m (float[2] x) => (float[2] y) { y = d.f(x) }
+        <domain: "d", opset_import: ["": 16]> f (a) => (b) { b = Add(a, nowhere) }"""
+    )
+    with pytest.raises(InvalidModelError, match="nowhere"):
+        STEPS["gradient"](model)
+
+
 def test_a_bug_of_refgrad_stays_one():
     @explained
     def broken(model):

@@ -23,6 +23,9 @@ from refgrad.errors import InvalidModelError
 from refgrad.protos.memory import allowed
 from refgrad.protos.walk import tensors_without_initializers
 
+_FIELDS = ("float_data", "double_data", "int32_data", "int64_data", "uint64_data", "string_data")
+_COMPLEX = (TensorProto.COMPLEX64, TensorProto.COMPLEX128)
+_COPIED = 1 << 18  # bytes: to learn the length of raw data is to copy it
 _KEYS = ("location", "offset", "length")
 _CHUNK = 1 << 24
 _SHOWN = 200  # characters of a name in a message
@@ -262,6 +265,35 @@ def refuse_unknown_type(tensor: TensorProto) -> None:
             f"Tensor {tensor.name!r} has the type {tensor.data_type}, which onnx does not know. Export the model again, "
             "or upgrade onnx."
         )
+
+
+def refuse_misfit(tensor: TensorProto) -> None:
+    """Refuse a tensor whose data does not fit its type and shape. Whether large raw data is as long as it must be is left open.
+
+    :raises InvalidModelError: it does not.
+    """
+    refuse_unknown_type(tensor)
+    held = [name for name in _FIELDS if len(getattr(tensor, name))]
+    count = math.prod(tensor.dims)
+    if any(dim < 0 for dim in tensor.dims):
+        what = "a size below 0"
+    elif is_external(tensor):
+        what = "data in the model as well as in a file" if held or tensor.HasField("raw_data") else ""
+        what = what or ("" if _location(tensor) else "its data in a file without a name")
+    elif len(held) > 1 or (held and tensor.HasField("raw_data") and tensor.raw_data):
+        what = "data in more than one field"
+    elif held:
+        needed = -(-count * _PACKED.get(tensor.data_type, 8) // 8) * (1 + (tensor.data_type in _COMPLEX))
+        what = "" if len(getattr(tensor, held[0])) == needed else "data of another size"
+    elif tensor.data_type == TensorProto.STRING:
+        what = "no strings" if count else ""
+    elif (needed := _bytes_of(tensor)) and not tensor.HasField("raw_data"):
+        what = "no data"
+    else:
+        what = "data of another size" if needed < _COPIED and len(tensor.raw_data) != needed else ""
+    if what:
+        shape = f"{TensorProto.DataType.Name(tensor.data_type)}{list(tensor.dims[:8])}"
+        raise InvalidModelError(f"Tensor {_shown(tensor.name)} of {shape} has {what}. Export the model again.")
 
 
 def refuse_external(tensor: TensorProto) -> None:

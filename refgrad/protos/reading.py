@@ -94,5 +94,6 @@ def skeleton_of(model: ModelProto, apart: dict[str, TensorProto]) -> ModelProto:
         for t in apart.values()
         if t.name not in listed
     )
-    skeleton.ir_version = max(skeleton.ir_version, 4)
+    # Below 8 onnx's checker does not look into functions.
+    skeleton.ir_version = max(skeleton.ir_version, 8 if model.functions else 4)
     return skeleton
