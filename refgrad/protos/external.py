@@ -25,6 +25,7 @@ from refgrad.protos.walk import tensors_without_initializers
 
 _FIELDS = ("float_data", "double_data", "int32_data", "int64_data", "uint64_data", "string_data")
 _COMPLEX = (TensorProto.COMPLEX64, TensorProto.COMPLEX128)
+_PROTOBUF_LIMIT = 2**31 - 1  # bytes of a message
 _COPIED = 1 << 18  # bytes: to learn the length of raw data is to copy it
 _KEYS = ("location", "offset", "length")
 _CHUNK = 1 << 24
@@ -279,7 +280,6 @@ def refuse_misfit(tensor: TensorProto) -> None:
         what = "a size below 0"
     elif is_external(tensor):
         what = "data in the model as well as in a file" if held or tensor.HasField("raw_data") else ""
-        what = what or ("" if _location(tensor) else "its data in a file without a name")
     elif len(held) > 1 or (held and tensor.HasField("raw_data") and tensor.raw_data):
         what = "data in more than one field"
     elif held:
@@ -289,6 +289,8 @@ def refuse_misfit(tensor: TensorProto) -> None:
         what = "no strings" if count else ""
     elif (needed := _bytes_of(tensor)) and not tensor.HasField("raw_data"):
         what = "no data"
+    elif needed > _PROTOBUF_LIMIT:
+        what = "less data than that, which no file holds"
     else:
         what = "data of another size" if needed < _COPIED and len(tensor.raw_data) != needed else ""
     if what:

@@ -25,6 +25,7 @@ _BOOL = frozenset(
     )
 )
 _INT64 = frozenset(("Shape", "Size", "NonZero", "ArgMax", "ArgMin", "SequenceLength"))
+_LONGEST = 1000  # characters of a node's name that its derivative repeats
 _OTHER_TYPE = _BOOL | _INT64 | {"Cast", "ConstantOfShape", "Where", "CastLike", "OneHot"}
 
 
@@ -50,6 +51,8 @@ class Emission:
 
     def enter(self, rule: str, node: str) -> None:
         """What is added from now on belongs to `rule` and to the forward node called `node`."""
+        if len(node) > _LONGEST:  # what is emitted repeats it many times
+            node = f"{node[:_LONGEST]}..."
         self.owner, self._scope, self._count = (rule, node), f"{node}_Grad/", 0
 
     @property
