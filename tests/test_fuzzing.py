@@ -17,7 +17,7 @@ from commands import commands as every_command
 
 from refgrad.cli import main
 from refgrad.cli.output import Files, say
-from refgrad.conformance.fuzzing import bases, commands
+from refgrad.conformance.fuzzing import bases, commands, reader
 from refgrad.conformance.fuzzing.campaign import MEMORY, SECONDS, campaign
 from refgrad.conformance.fuzzing.journey import STEPS, Clock, Fault, Journey, journey
 from refgrad.conformance.fuzzing.mutations import MUTATIONS, SPOILINGS, mutant
@@ -277,6 +277,27 @@ def test_a_clock_tells_the_largest_step():
     del held
     assert clock.largest == "large"
     assert clock.peak > 100 << 20
+
+
+def test_a_corpus_covers_much_with_little():
+    plain, other = small().SerializeToString(), bases.written()["functions"].SerializeToString()
+    longer = small()
+    longer.doc_string = "d" * 1000
+    assert list(reader.smallest([longer.SerializeToString(), plain, other, plain])) == [plain, other]
+    assert list(reader.smallest([plain, other], room=len(plain))) == [plain]
+
+
+def test_the_corpus_is_small():
+    files = list(Path(reader.__file__).with_name("corpus").iterdir())
+    assert len(files) > 100
+    assert sum(file.stat().st_size for file in files) < 200_000
+
+
+def test_without_atheris_nothing_is_fuzzed(capsys, monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "atheris", None)
+    monkeypatch.setattr(sys, "argv", ["reader", "--found", str(tmp_path)])
+    assert reader.main() == 0
+    assert "pip install atheris" in capsys.readouterr().out
 
 
 def test_every_command_that_reads_a_model_is_typed():

@@ -467,7 +467,7 @@ def mutual(chance: random.Random, model: ModelProto) -> None:
 
 def long(chance: random.Random, model: ModelProto) -> None:
     """A repeated field with thousands of elements."""
-    graph, many = _a_graph(chance, model), chance.choice((200, 200, 2000))
+    graph, many = _a_graph(chance, model), chance.choice((200, 200, 1000))
     node, tensor, value = _a_node(chance, model), _a_tensor(chance, model), _a_value(chance, model)
     match chance.randrange(9):
         case 0 if node is not None:

@@ -7,19 +7,27 @@ memory or ends the process is written to a folder; the exit code is 1 if there a
 from __future__ import annotations
 
 import argparse
+import hashlib
 import random
 import subprocess
 import sys
 import time
 import warnings
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
+import refgrad
 from refgrad.conformance.fuzzing.journey import journey
 from refgrad.conformance.fuzzing.mutations import mutant
 
 _CORPUS = Path(__file__).with_name("corpus")  # what covered the most after an hour, minimized
 _SECONDS, _MEGABYTES = 20, 1024
 _LONGEST = 20_000  # bytes of a file
+_SMALL = 3000  # bytes of a file in a corpus that is kept
+_ROOM = 150_000  # bytes of all of these
+_OWN = str(Path(refgrad.__file__).parent)
 _RAW = 0.3  # how often bytes are changed, and not fields
 _STEPS = ("preflight", "gradient", "text", "dot")
 _START = """
@@ -36,11 +44,15 @@ def main() -> int:
     parser.add_argument("--seconds", type=int, default=3600, help="how long")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--found", type=Path, default=Path("build/fuzzing"), help="the folder for what is found")
-    parser.add_argument(
-        "--minimize", action="store_true", help="only copy the smallest corpus that covers as much to FOUND"
-    )
+    parser.add_argument("--minimize", type=Path, metavar="FOLDER", help="only fill FOLDER with what little covers most")
     parser.add_argument("corpus", type=Path, nargs="*", default=[_CORPUS], help="folders of files to start with")
     chosen = parser.parse_args()
+    if chosen.minimize is not None:
+        files = [file for folder in (chosen.found / "corpus", *chosen.corpus) for file in sorted(folder.glob("*"))]
+        chosen.minimize.mkdir(parents=True, exist_ok=True)
+        for written in smallest([file.read_bytes() for file in files]):
+            (chosen.minimize / f"{hashlib.sha256(written).hexdigest()[:16]}.onnx").write_bytes(written)
+        return 0
     try:
         import atheris  # noqa: F401
     except ImportError:
@@ -53,7 +65,6 @@ def main() -> int:
     while (left := int(end - time.monotonic())) > 0:
         options = [f"-artifact_prefix={faults}/", f"-max_len={_LONGEST}", f"-timeout={_SECONDS}", f"-seed={seed}"]
         options += [f"-rss_limit_mb={_MEGABYTES}", f"-malloc_limit_mb={_MEGABYTES}", f"-max_total_time={left}"]
-        options += ["-merge=1"] if chosen.minimize else []
         folders = [corpus, *chosen.corpus]
         if subprocess.run([sys.executable, "-c", _START, str(faults), *options, *map(str, folders)]).returncode == 0:
             break
@@ -61,6 +72,41 @@ def main() -> int:
     found = sorted(faults.iterdir())
     print(f"{len(list(corpus.iterdir()))} files in {corpus}, {len(found)} faults in {faults}")
     return int(bool(found))
+
+
+def smallest(files: Sequence[bytes], room: int = _ROOM) -> Iterator[bytes]:
+    """Those of `files` that together reach most lines of refgrad, the one first that reaches most new ones for its size."""
+    reached = {written: _lines(written) for written in files if len(written) < _SMALL}
+    known: set[tuple[str, int]] = set()
+    while reached:
+        written = max(reached, key=lambda one: len(reached[one] - known) / len(one))
+        lines = reached.pop(written)
+        if lines <= known or len(written) > room:
+            return
+        room -= len(written)
+        known |= lines
+        yield written
+
+
+def _lines(written: bytes) -> set[tuple[str, int]]:
+    """The lines of refgrad that the reader reaches with a file."""
+    found: set[tuple[str, int]] = set()
+
+    def visit(frame: FrameType, event: str, argument: object) -> Callable[..., Any] | None:
+        file = frame.f_code.co_filename
+        if _OWN not in file:
+            return None
+        found.add((file, frame.f_lineno))
+        return visit
+
+    journey(written, _STEPS)  # what is kept from the first time is done now
+    before = sys.gettrace()
+    sys.settrace(visit)
+    try:
+        journey(written, _STEPS)
+    finally:
+        sys.settrace(before)
+    return found
 
 
 def fuzz(arguments: list[str]) -> None:
