@@ -50,7 +50,8 @@ def make_function(
         if not value:
             continue
         if k >= len(results) or results[k] is None:
-            raise UnsupportedFormError(f"its output {known.schema.outputs[k].name} is not computed; leave it out")
+            declared = known.schema.outputs[min(k, len(known.schema.outputs) - 1)]  # the last one may stand for several
+            raise UnsupportedFormError(f"its output {declared.name} is not computed; leave it out")
         body.nodes.append(helper.make_node("Identity", [results[k]], [f"out_{k}"]))
     _name_first(body, outputs, results[0])
     versions = {"": body.opset, MICROSOFT: 1, node.domain: opsets.get(node.domain, 1)}

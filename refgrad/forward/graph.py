@@ -20,6 +20,7 @@ from refgrad.forward.calls import Functions
 from refgrad.forward.completion import infer_completely
 from refgrad.forward.inference import Mended, infer
 from refgrad.protos.external import array_of
+from refgrad.protos.malformed import not_text
 from refgrad.protos.reading import is_number
 from refgrad.protos.types import FLOATS, Shape, element_type, type_of, type_text
 from refgrad.protos.walk import attribute_value, captured, names_of, subgraphs, versions_of
@@ -206,6 +207,14 @@ def view(
         outer=outer,
         captures=captures,
     )
+    texts = {
+        *types,
+        *containers,
+        *(node.name for node in nodes),
+        *(size for shape in set(shapes.values()) for size in shape),
+    }
+    if bytes in set(map(type, texts)):
+        raise InvalidModelError(not_text(source))
     for node in nodes:
         if node.key == ("", "Attention"):
             _mend(node, shapes)

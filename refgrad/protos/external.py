@@ -279,7 +279,8 @@ def refuse_misfit(tensor: TensorProto) -> None:
     if any(dim < 0 for dim in tensor.dims):
         what = "a size below 0"
     elif is_external(tensor):
-        what = "data in the model as well as in a file" if held or tensor.HasField("raw_data") else ""
+        inside = held or tensor.HasField("raw_data")
+        what = "data in the model as well as in a file" if inside else "" if _location(tensor) else "data in a file, and no location"
     elif len(held) > 1 or (held and tensor.HasField("raw_data") and tensor.raw_data):
         what = "data in more than one field"
     elif held:

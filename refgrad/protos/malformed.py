@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
 import onnx
-from onnx import ModelProto
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
+from onnx import ModelProto, NodeProto
 
 from refgrad.errors import InvalidModelError, RefgradError
 from refgrad.protos.reading import read
-from refgrad.protos.walk import checkable, every_node, graphs, nested
+from refgrad.protos.walk import checkable, nested
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+_MOST = 2**63 - 1  # elements
 
 
 def explained(function: Callable[P, R]) -> Callable[P, R]:
@@ -42,15 +47,15 @@ def _reason(arguments: Iterable[Any]) -> str:
     """What is wrong with the first model among `arguments`."""
     for given in arguments:
         if isinstance(given, ModelProto | str | os.PathLike):
-            return fault_of(read(given, weights=False))
+            model = read(given, weights=False)
+            return fault_of(model) or _misfit_of(model)
     return ""
 
 
 def fault_of(model: ModelProto) -> str:
-    """What onnx refuses of `model`, as a sentence; "" where it accepts it."""
-    for place, text in _texts(model):
-        if isinstance(text, bytes):  # so protobuf returns it where it is not UTF-8
-            return f"{place} has the text {text[:40]!r}, which is not UTF-8. Export the model again."
+    """What onnx's checker refuses of `model`, as a sentence; "" where it accepts it."""
+    if no_text := not_text(model):
+        return no_text
     for node in nested(model.graph.node):
         for attribute in node.attribute:
             if attribute.ref_attr_name:
@@ -61,37 +66,51 @@ def fault_of(model: ModelProto) -> str:
     try:
         onnx.checker.check_model(checkable(model))
     except Exception as error:  # the checker, or what converts the model for it: either refuses it
-        return f"onnx.checker refuses the model: {' '.join(str(error).split())}"
+        return f"onnx.checker refuses the model: {_said(error)}"
     return ""
+
+
+def _misfit_of(model: ModelProto) -> str:
+    """What the checker takes and the schemas of the operators forbid: types, numbers of axes, contradictions of sizes."""
+    for value in (*model.graph.input, *model.graph.output, *model.graph.value_info):
+        sizes = [dim.dim_value for dim in value.type.tensor_type.shape.dim if dim.HasField("dim_value")]
+        if min(sizes, default=0) < 0 or math.prod(filter(None, sizes)) > _MOST:
+            return f"{value.name!r} is declared with the sizes {sizes}, which no tensor has. Correct the declaration."
+    try:
+        onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True)
+    except Exception as error:
+        return f"onnx's inference refuses the model: {_said(error)}"
+    return ""
+
+
+def _said(error: Exception) -> str:
+    return " ".join(str(error).split())
 
 
 def _called(node: Any) -> str:
     return node.name or next(filter(None, node.output), "")
 
 
-def _texts(model: ModelProto) -> Iterator[tuple[str, Any]]:
-    """Every text of the model, bytes where it is not UTF-8, and where it stands."""
-    for node in every_node(model):
-        place = f"Node {_called(node)!r}"
-        for text in (node.name, node.op_type, node.domain, node.overload, *node.input, *node.output):
-            yield place, text
-        for attribute in node.attribute:
-            yield place, attribute.name
-            yield place, attribute.ref_attr_name
-    for graph in graphs(model.graph):
-        for what, values in (
-            ("An input", graph.input),
-            ("An output", graph.output),
-            ("A declared value", graph.value_info),
-            ("An initializer", graph.initializer),
-        ):
-            for value in values:
-                yield what, value.name
-        for value in (*graph.input, *graph.output, *graph.value_info):
-            for dim in value.type.tensor_type.shape.dim:
-                yield f"An axis of {value.name!r}", dim.dim_param
-    for function in model.functions:
-        for text in (function.name, function.domain, *function.input, *function.output, *function.attribute):
-            yield "A function", text
-    for imported in model.opset_import:
-        yield "An opset import", imported.domain
+def not_text(model: ModelProto) -> str:
+    """What name or other text of `model` is not UTF-8, as a sentence; "" where all are."""
+    place = _not_text(model)
+    return place and f"{place}, which is not UTF-8. Export the model again."
+
+
+def _not_text(message: Message, place: str = "The model") -> str:
+    """Where a message has a text that is not UTF-8, which protobuf returns as bytes; "" where it has none."""
+    for field, content in message.ListFields():
+        if field.type not in (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_MESSAGE):
+            continue
+        for value in content if field.is_repeated else (content,):
+            if isinstance(value, bytes):
+                return f"{place} has the {field.name} {value[:40]!r}"
+            if isinstance(value, Message):
+                called = f"{field.name.replace('_', ' ')} {_name_of(value)!r}" if _name_of(value) else place
+                if found := _not_text(value, f"{called[:1].upper()}{called[1:]}"):
+                    return found
+    return ""
+
+
+def _name_of(message: Message) -> str:
+    return _called(message) if isinstance(message, NodeProto) else getattr(message, "name", "")

@@ -129,7 +129,7 @@ class Writer:
         return written
 
     def _written(self, settings: Settings) -> bytes:
-        attributes = [helper.make_attribute(name, value) for name, value in settings.attributes.items()]
+        attributes = [helper.make_attribute(name, _bytes(value)) for name, value in settings.attributes.items()]
         if settings.captured:  # no name within a graph is among those that are renamed
             pending = [graph for attribute in attributes for graph in subgraphs(attribute)]
             while pending:
@@ -166,6 +166,13 @@ def _length(number: int) -> bytes:
         groups.append(number & 127 | 128)
         number >>= 7
     return bytes((*groups, number))
+
+
+def _bytes(value: Any) -> Any:
+    """A text, or texts, as the bytes that a model has, which need not be UTF-8; another value as it is."""
+    if isinstance(value, str):
+        return value.encode(errors="surrogateescape")
+    return list(map(_bytes, value)) if isinstance(value, list | tuple) else value
 
 
 def _text(text: str) -> bytes:

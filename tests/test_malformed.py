@@ -1,0 +1,91 @@
+"""Models that onnx's checker accepts, or that never reach it, and that no operator can make sense of: a clear refusal."""
+
+from __future__ import annotations
+
+import pytest
+from onnx import ModelProto, TensorProto, parser
+
+import refgrad
+from refgrad.errors import InvalidModelError, NoGradientError
+
+pytestmark = pytest.mark.interpreter
+
+
+def _model(text: str, opset: int = 22) -> ModelProto:
+    return parser.parse_model(f'<ir_version: 10, opset_import: ["": {opset}]> {text}')
+
+
+def _spoilt(model: ModelProto, name: str) -> ModelProto:
+    written = model.SerializeToString()
+    assert name.encode() in written
+    return ModelProto.FromString(written.replace(name.encode(), b"\xff" * len(name)))
+
+
+REFUSED = {
+    "a list of the wrong length": (
+        "m (float[1,1,2,2] x, int64[1,1,2,2] i, int64[4] s) => (float[1,1,5,5] y) "
+        "{ y = MaxUnpool<kernel_shape = [2, 2], strides = [2]>(x, i, s) }",
+        "MaxUnpool.*strides has incorrect size",
+    ),
+    "a type that the operator does not take": (
+        "m (float[2,3] x, int4[3] w) => (float[2,3] y) { y = RMSNormalization(x, w) }",
+        "scale.*unsupported type",
+    ),
+    "more elements than there can be": (
+        "m (float[4,9223372036854775807] x, float top) => (float[N] y) { y = Clip(x, , top) }",
+        r"'x' is declared with the sizes \[4, 9223372036854775807\], which no tensor has",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", REFUSED)
+@pytest.mark.filterwarnings("ignore::refgrad.errors.ModelWarning")
+def test_what_schema_and_inference_forbid_is_said(fault: str) -> None:
+    text, message = REFUSED[fault]
+    with pytest.raises(InvalidModelError, match=message):
+        refgrad.gradient(_model(text, 23))
+
+
+def test_a_type_that_does_not_exist_is_said() -> None:
+    inputs = "float[1,9,4] x, int64[2] size, int64[2] block"
+    model = _model(f"m ({inputs}) => (float[1,1,5,5] y) {{ y = Col2Im<strides = [2, 2]>(x, size, block) }}")
+    model.graph.input[2].type.tensor_type.elem_type = 1000
+    with pytest.raises(InvalidModelError, match="type 1000"):
+        refgrad.gradient(model)
+
+
+@pytest.mark.parametrize("where", ["graph", "value", "axis", "node"])
+def test_a_text_that_is_not_utf8_is_said(where: str) -> None:
+    model = _spoilt(_model("graph (float[axis] x) => (float[axis] y) { [node] value = Exp(x) y = Neg(value) }"), where)
+    for command in (refgrad.gradient, refgrad.preflight, refgrad.jvp):
+        with pytest.raises(InvalidModelError, match=r"b'\\xff.*which is not UTF-8"):
+            command(model)
+
+
+def test_an_attribute_that_is_not_utf8_is_passed_on_as_it_is() -> None:
+    model = _model(
+        'm (float[2,4] x) => (float[2,8] y) { s = Constant<value_floats = [1.0, 2.0]>() y = Resize<mode = "nearest">(x, , s) }'
+    )
+    spoilt = _spoilt(model, "nearest")
+    modes = {a.s for node in refgrad.gradient(spoilt).graph.node for a in node.attribute if a.name == "mode"}
+    assert modes == {b"\xff" * 7}
+
+
+def test_a_tensor_in_no_file_is_refused() -> None:
+    model = _model("m (float[2] x) => (float[2] y) <float[2] w = {1.0, 2.0}> { y = Mul(x, w) }")
+    [weight] = model.graph.initializer
+    weight.ClearField("float_data")
+    weight.data_location = TensorProto.EXTERNAL
+    with pytest.raises(InvalidModelError, match="'w' of .* has data in a file, and no location"):
+        refgrad.gradient(model)
+
+
+def test_a_further_output_of_a_variadic_operator_is_refused() -> None:
+    text = (
+        "m (float r, int64 t, float[2] x, float[2] g, float[2] h, float[2] v) => (float[2] y) "
+        "{ y, a, b, c, d = ai.onnx.preview.training.Adam(r, t, x, g, h, v) }"
+    )
+    model = _model(text)
+    model.opset_import.add(domain="ai.onnx.preview.training", version=1)
+    with pytest.raises(NoGradientError, match="is not computed; leave it out"):
+        refgrad.gradient(model)
