@@ -63,7 +63,7 @@ class RuleError(RefgradError):
 
 
 class BrokenRuleError(RuleError):
-    """A rule or a lowering asks for something that does not exist, or returns something that is not an adjoint."""
+    """A rule or a lowering raised, asks for something that does not exist, or returns something that is not an adjoint."""
 
 
 class UnknownOperatorError(BrokenRuleError, AttributeError):

@@ -13,7 +13,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 from onnx import ModelProto, NodeProto
 
-from refgrad.errors import InvalidModelError, RefgradError
+from refgrad.errors import BrokenRuleError, InvalidModelError, RefgradError
 from refgrad.protos.reading import read
 from refgrad.protos.walk import checkable, nested
 
@@ -33,9 +33,10 @@ def explained(function: Callable[P, R]) -> Callable[P, R]:
     def call(*arguments: P.args, **keywords: P.kwargs) -> R:
         try:
             return function(*arguments, **keywords)
-        except (RefgradError, OSError, MemoryError):
-            raise
         except Exception as error:
+            is_raised = isinstance(error, BrokenRuleError) and error.__cause__ is not None
+            if isinstance(error, RefgradError | OSError | MemoryError) and not is_raised:
+                raise
             if reason := _reason((*arguments, keywords.get("model"))):
                 raise InvalidModelError(reason) from error
             raise

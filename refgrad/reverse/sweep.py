@@ -8,7 +8,9 @@ from typing import Any
 
 from onnx import TensorProto, helper
 
+from refgrad.errors import BrokenRuleError, RefgradError, abridged
 from refgrad.forward.graph import Graph, Node
+from refgrad.protos.types import type_text
 from refgrad.protos.walk import fresh
 from refgrad.reverse.emit import Emitter
 from refgrad.reverse.path import Path
@@ -75,9 +77,11 @@ class Sweep:
         try:
             given = by.differentiate(self.op, passage, cotangents)
             return list(adjoints_by_structure(type(by).__name__, given, node.name, node.reads, known))
-        except Exception as error:
+        except (RefgradError, MemoryError) as error:
             error.add_note(_in_rule(node.domain, node.op_type, by.differentiate, node, error))
             raise
+        except Exception as error:
+            raise self._failed(node.domain, node.op_type, by.differentiate, node, error) from error
 
     def _by_rule(self, node: Node, adjoints: list[str | None]) -> Iterable[tuple[str, str | None]]:
         """The inputs of a node and the adjoints that its rule gives them, summed over the axes of a broadcast."""
@@ -88,12 +92,24 @@ class Sweep:
         arguments, keywords = self._arguments(node, bound, adjoints)
         try:
             result = rule.function(op, *arguments, **keywords)
-        except Exception as error:
+        except (RefgradError, MemoryError) as error:
             error.add_note(_in_rule(rule.domain, rule.op_type, rule.function, node, error))
             raise
+        except Exception as error:
+            raise self._failed(rule.domain, rule.op_type, rule.function, node, error) from error
         found = adjoints_of(rule, places, result, node.name, node.inputs, op.emission.taken)
         operands = self._facing(node) if rule.broadcast else ()
         return self._summed(found, operands) if len(operands) > 1 else found
+
+    def _failed(self, domain: str, op_type: str, function: Any, node: Node, error: Exception) -> BrokenRuleError:
+        """The error for an exception that a rule let through."""
+        types = [(name, self.op.values.type_of(name)) for name in node.inputs if name]
+        reads = abridged(f"{name!r} {type_text(kind) if kind else 'of unknown type'}" for name, kind in types)
+        said = f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(": .")
+        return BrokenRuleError(
+            f"{_in_rule(domain, op_type, function, node, error).removesuffix('.')}: {said}. The node reads {reads}. "
+            "Look whether they fit the operator. If a runtime runs the model, the rule is wrong: report it."
+        )
 
     def _summed(
         self, found: Iterable[tuple[str, str | None]], operands: tuple[str, ...]
@@ -206,7 +222,7 @@ class Sweep:
 
 
 def _in_rule(domain: str, op_type: str, function: Any, node: Node, error: Exception) -> str:
-    """What a message says behind an exception that a rule let through."""
+    """Where an exception came from that a rule let through."""
     return f"In the rule for {qualified(domain, op_type)} of node {node.name!r}, at {raised_at(error, function)}."
 
 
