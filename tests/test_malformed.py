@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from onnx import ModelProto, TensorProto, parser
+from onnx import AttributeProto, ModelProto, TensorProto, parser
 
 import refgrad
 from refgrad.errors import InvalidModelError, NoGradientError
@@ -71,12 +71,25 @@ def test_an_attribute_that_is_not_utf8_is_passed_on_as_it_is() -> None:
     assert modes == {b"\xff" * 7}
 
 
-def test_a_tensor_in_no_file_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("location", "why"), [("", "not the name of a file"), ("../w.bin", "leads upwards"), ("/w.bin", "absolute")]
+)
+def test_a_weight_in_memory_does_not_refer_to_a_file_elsewhere(location: str, why: str) -> None:
     model = _model("m (float[2] x) => (float[2] y) <float[2] w = {1.0, 2.0}> { y = Mul(x, w) }")
     [weight] = model.graph.initializer
     weight.ClearField("float_data")
     weight.data_location = TensorProto.EXTERNAL
-    with pytest.raises(InvalidModelError, match="'w' of .* has data in a file, and no location"):
+    if location:
+        weight.external_data.add(key="location", value=location)
+    with pytest.raises(InvalidModelError, match=f"external data of tensor 'w' at .*{why}"):
+        refgrad.gradient(model)
+
+
+def test_an_attribute_of_an_operator_of_onnxruntime_has_its_type() -> None:
+    model = _model("m (float[2,3] a, float[3,2] b) => (float[2,2] y) { y = com.microsoft.FusedMatMul(a, b) }")
+    model.opset_import.add(domain="com.microsoft", version=1)
+    model.graph.node[0].attribute.add(name="alpha", type=AttributeProto.STRING, s=b"s")
+    with pytest.raises(NoGradientError, match="its attribute 'alpha' is of type STRING, not FLOAT"):
         refgrad.gradient(model)
 
 

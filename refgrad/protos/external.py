@@ -111,8 +111,7 @@ class ExternalData:
         tensor.ClearField("external_data")
 
     def _refusal(self, tensor: TensorProto, error: _UnusableError) -> InvalidModelError:
-        whose = f"tensor {_shown(tensor.name)} of {str(self._model)!r}" if self._model.name else _shown(tensor.name)
-        return InvalidModelError(f"The external data of {whose} at {_shown(_location(tensor))} cannot be used: {error}")
+        return _refusal(tensor, error, f" of {str(self._model)!r}" if self._model.name else "")
 
     def _extent(self, tensor: TensorProto) -> tuple[int, int]:
         """Open the file of `tensor`. Return where its data begins, and how many bytes it has."""
@@ -168,6 +167,11 @@ class _UnusableError(Exception):
     def __init__(self, why: str, advice: str, is_missing: bool = False) -> None:
         super().__init__(f"{why}. {advice}")
         self.is_missing = is_missing
+
+
+def _refusal(tensor: TensorProto, error: _UnusableError, where: str = "") -> InvalidModelError:
+    whose = f"tensor {_shown(tensor.name)}{where}"
+    return InvalidModelError(f"The external data of {whose} at {_shown(_location(tensor))} cannot be used: {error}")
 
 
 def _link(part: str) -> _UnusableError:
@@ -279,8 +283,8 @@ def refuse_misfit(tensor: TensorProto) -> None:
     if any(dim < 0 for dim in tensor.dims):
         what = "a size below 0"
     elif is_external(tensor):
-        inside = held or tensor.HasField("raw_data")
-        what = "data in the model as well as in a file" if inside else "" if _location(tensor) else "data in a file, and no location"
+        _refuse_place(tensor)
+        what = "data in the model as well as in a file" if held or tensor.HasField("raw_data") else ""
     elif len(held) > 1 or (held and tensor.HasField("raw_data") and tensor.raw_data):
         what = "data in more than one field"
     elif held:
@@ -297,6 +301,13 @@ def refuse_misfit(tensor: TensorProto) -> None:
     if what:
         shape = f"{TensorProto.DataType.Name(tensor.data_type)}{list(tensor.dims[:8])}"
         raise InvalidModelError(f"Tensor {_shown(tensor.name)} of {shape} has {what}. Export the model again.")
+
+
+def _refuse_place(tensor: TensorProto) -> None:
+    try:
+        _parts(_entries(tensor)[0])
+    except _UnusableError as error:
+        raise _refusal(tensor, error) from error
 
 
 def refuse_external(tensor: TensorProto) -> None:

@@ -19,7 +19,7 @@ from onnx.defs import OpSchema
 
 from refgrad.protos.domains import MICROSOFT
 from refgrad.tables.once import once, qualified
-from refgrad.tables.schemas import DECLARED
+from refgrad.tables.schemas import DECLARED, wrong_type
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -115,7 +115,7 @@ class Definition:
 
     def misfit(self, node: NodeProto) -> str:
         """The reason why `node` is not a valid node of this operator, or "": onnx.checker does not know the operator."""
-        wrong = self.signature.wrong_attributes([a.name for a in node.attribute])
+        wrong = self.signature.wrong_attributes([a.name for a in node.attribute]) or wrong_type(node, self.schema)
         if wrong or onnx.defs.has(node.op_type, node.domain):
             return wrong
         if not self.schema.min_output <= len(node.output) <= self.schema.max_output:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import onnx
+from onnx import AttributeProto, NodeProto
 from onnx.defs import OpSchema
 
 DECLARED: dict[tuple[str, str], OpSchema] = {}  # by domain and operator
@@ -23,3 +24,13 @@ def find_schema(op_type: str, domain: str, opset: int | None = None) -> Any:
 def schemas() -> list[Any]:
     """Every operator that has a schema, onnx's and ours."""
     return [*onnx.defs.get_all_schemas(), *DECLARED.values()]
+
+
+def wrong_type(node: NodeProto, schema: OpSchema) -> str:
+    """The reason why an attribute of `node` is of a type that `schema` does not declare, or ""."""
+    for attribute in node.attribute:
+        declared = schema.attributes.get(attribute.name)
+        given = AttributeProto.AttributeType.Name(attribute.type)
+        if declared is not None and given != (due := str(declared.type).rpartition(".")[2]):
+            return f"its attribute {attribute.name!r} is of type {given}, not {due}"
+    return ""

@@ -22,12 +22,12 @@ from functools import wraps
 from typing import Any
 
 import numpy as np
-from onnx import AttributeProto, NodeProto, helper
+from onnx import NodeProto, helper
 from onnx.defs import OpSchema
 
 from refgrad.errors import RuleError, choices, did_you_mean
 from refgrad.tables.once import place, qualified
-from refgrad.tables.schemas import DECLARED
+from refgrad.tables.schemas import DECLARED, wrong_type
 
 
 def _type_name(kind: int) -> str:
@@ -102,9 +102,8 @@ class Signature:
             if declared is None and not self.any_attribute:
                 close = did_you_mean(attribute.name, schema.attributes)
                 return f"it has no attribute {attribute.name!r}.{close} Its attributes are {choices(schema.attributes)}"
-            given = AttributeProto.AttributeType.Name(attribute.type)
-            if declared is not None and given != (due := str(declared.type).rpartition(".")[2]):
-                return f"its attribute {attribute.name!r} is of type {given}, not {due}"
+        if wrong := wrong_type(node, schema):
+            return wrong
         given_names = {attribute.name for attribute in node.attribute}
         for name, declared in schema.attributes.items():
             if declared.required and name not in given_names:
