@@ -26,6 +26,7 @@ class Command:
     name: str
     roles: Mapping[str, Files]
     options: Mapping[str, str]
+    parameters: frozenset[str] = frozenset()
 
     def __str__(self) -> str:
         return self.name
@@ -56,6 +57,6 @@ def _commands(group: typer.Typer, built: typer.core.TyperGroup, prefix: str) -> 
         options = {
             key: "" if parameters[key].param_type_name == "argument" else parameters[key].opts[0] for key in roles
         }
-        yield Command(f"{prefix}{name}", roles, options)
+        yield Command(f"{prefix}{name}", roles, options, frozenset(parameters))
     for one in group.registered_groups:
         yield from _commands(one.typer_instance, built.commands[one.name], f"{prefix}{one.name} ")

@@ -16,7 +16,7 @@ import pytest
 from commands import commands as every_command
 
 from refgrad.cli import main
-from refgrad.cli.output import Files, say
+from refgrad.cli.output import Files, say, say_lines
 from refgrad.conformance.fuzzing import bases, commands, reader
 from refgrad.conformance.fuzzing.campaign import MEMORY, SECONDS, campaign
 from refgrad.conformance.fuzzing.journey import STEPS, Clock, Fault, Journey, journey
@@ -344,7 +344,9 @@ def test_no_command_prints_a_control_character(words, tmp_path, capsys):
 
 def test_a_line_keeps_its_breaks_and_nothing_else_that_a_terminal_obeys(capsys):
     say("a\n  b", "\x1b[2J\u202e")
-    assert capsys.readouterr().out == "a\n  b \ufffd[2J\ufffd\n"
+    assert capsys.readouterr().out == "a\ufffd  b \ufffd[2J\ufffd\n"
+    say_lines("a\n  b\x1b[2J\u202e")
+    assert capsys.readouterr().out == "a\n  b\ufffd[2J\ufffd\n"
 
 
 def test_commands_print_in_one_place():

@@ -34,6 +34,7 @@ from refgrad.conformance.running.suite import Progress
 from refgrad.errors import OptionError, WorkerError
 from refgrad.protos.external import array_of
 from refgrad.protos.files import new_folder
+from refgrad.show.tables import escaped_json
 from refgrad.worker import Worker
 
 FORMAT = "refgrad conformance export 1"
@@ -213,7 +214,7 @@ def _write_tensors(folder: Path, kind: str, arrays: Mapping[str, Any]) -> dict[s
 
 
 def _write_json(path: Path, document: Mapping[str, Any]) -> Path:
-    text = json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False)
+    text = escaped_json(json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False))
     path.write_text(f"{text}\n", encoding="utf-8", newline="\n")
     return path
 

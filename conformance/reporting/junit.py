@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from xml.etree import ElementTree
 
 from refgrad.conformance.judging.verdicts import AGREED, CONVENTION, FAULTS, VERDICTS, ResultRow
 from refgrad.conformance.running.results import Pair, Results
+from refgrad.show.tables import printable
 
 _PASSED = (AGREED, CONVENTION)
-# https://www.w3.org/TR/xml/#charsets: what XML 1.0 cannot hold, not even escaped
-_FORBIDDEN = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def report(results: Results) -> str:
@@ -66,4 +64,5 @@ def _details(results: Results, row: ResultRow) -> str:
 
 
 def _legal(text: str) -> str:
-    return _FORBIDDEN.sub("\ufffd", text)
+    """`text` without what XML cannot hold, and without what a terminal or an editor would obey."""
+    return "\n".join(map(printable, text.split("\n")))

@@ -10,6 +10,7 @@ from typing import Any
 from refgrad.conformance.judging.verdicts import VERDICTS, ResultRow
 from refgrad.conformance.reporting.tally import MARKS, by_operator, marked, occurring, shortened, totals
 from refgrad.conformance.running.results import Results
+from refgrad.show.tables import printable
 
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>|~#&])")
 
@@ -81,5 +82,5 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def escaped(text: str) -> str:
-    """The text on one line, with a backslash before what has a meaning in Markdown."""
-    return _SPECIAL.sub(r"\\\1", " ".join(text.split()))
+    """The text on one line, without control characters, with a backslash before what has a meaning in Markdown."""
+    return _SPECIAL.sub(r"\\\1", printable(" ".join(text.split())))

@@ -25,6 +25,7 @@ from refgrad.conformance.judging.verdicts import (
 from refgrad.conformance.running.runner import MEMORY, ORACLES
 from refgrad.errors import ResultsError, choices
 from refgrad.protos.files import replacing
+from refgrad.show.tables import escaped_json
 from refgrad.worker import SECONDS
 
 FORMAT = "refgrad conformance results 1"
@@ -206,7 +207,7 @@ def unversioned(name: str) -> str:
 
 
 def _compact(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return escaped_json(json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False))
 
 
 def _written(number: float | None) -> float | str | None:

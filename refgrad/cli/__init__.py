@@ -16,7 +16,7 @@ import typer
 from refgrad.cli import conformance, derivatives, listings, recipe, running
 from refgrad.cli.containment import contain
 from refgrad.cli.limits import OutOfTime
-from refgrad.cli.output import AGREES, INTERRUPTED, REFUSED, App, say
+from refgrad.cli.output import AGREES, INTERRUPTED, REFUSED, App, say, say_lines
 from refgrad.errors import ModelWarning, RefgradError
 from refgrad.tables import plugins
 
@@ -128,5 +128,6 @@ def _notice(message: Warning | str, category: type[Warning], *_: object, **__: o
 
 
 def _complain(message: str) -> None:
-    """Print an error on stderr; a name in it cannot move the cursor."""
-    say("refgrad:", message, file=sys.stderr)
+    """Print an error on stderr. A name in it cannot move the cursor, nor begin a line that looks like another error."""
+    first, *others = message.split("\n")
+    say_lines("\n".join([f"refgrad: {first}", *(f"  {line.strip()}" for line in others)]), sys.stderr)

@@ -17,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from refgrad.backends.base import load_model
 from refgrad.cli.options import Verbose
-from refgrad.cli.output import AGREES, DISAGREES, App, Files, say, stdout
+from refgrad.cli.output import AGREES, DISAGREES, App, Files, say, say_lines, stdout
 from refgrad.conformance import reporting as reports
 from refgrad.conformance.case import Case
 from refgrad.conformance.judging.verdicts import AGREED, CONVENTION, FAULTS, INCONCLUSIVE
@@ -333,7 +333,7 @@ def cases(
     for one in _cases(list(source or SOURCES[:1]), None, 0, ops, opset, dtype, case, values, every):
         say(f"{one.name}  {one.operator} opset {one.opset} {one.dtype} {one.values}")
         if show:
-            say(onnx_simple_text_plot(one.model))
+            say_lines(onnx_simple_text_plot(one.model))
 
 
 def _cases(

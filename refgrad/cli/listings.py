@@ -11,7 +11,7 @@ import typer
 import refgrad
 from refgrad.backends import backends, get_backend
 from refgrad.cli.options import Json, Model, Outputs, Quantization, Verbose, Wrt, names
-from refgrad.cli.output import AGREES, REFUSED, Files, print_json, print_table, say
+from refgrad.cli.output import AGREES, REFUSED, Files, print_json, print_table, say_lines
 from refgrad.errors import OptionError, abridged
 from refgrad.protos.files import replacing
 from refgrad.show.explain import explain as explanation
@@ -87,7 +87,7 @@ def explain(
     if as_json:
         print_json(asdict(found))
     else:
-        say(found)
+        say_lines(found)
 
 
 def ops(as_json: Json = False) -> None:
@@ -123,4 +123,4 @@ def show(
     if as_json:
         print_json({"format": "svg" if svg else "dot" if dot else "text", "shown": shown})
     elif output is None:
-        say(shown)
+        say_lines(shown)

@@ -36,9 +36,13 @@ def stdout() -> Console:
 
 
 def say(*texts: object, file: TextIO | None = None) -> None:
-    """Print `texts`, one space between them: every line of a command that is no table. No name in it moves the cursor."""
-    lines = " ".join(map(str, texts)).split("\n")
-    print("\n".join(map(printable, lines)), file=file or sys.stdout)
+    """Print `texts` on one line, one space between them. No name in it moves the cursor, or begins another line."""
+    say_lines(printable(" ".join(map(str, texts))), file)
+
+
+def say_lines(text: object, file: TextIO | None = None) -> None:
+    """Print a text whose lines refgrad made: a line break in a name has been replaced or quoted before."""
+    print("\n".join(map(printable, str(text).split("\n"))), file=file or sys.stdout)
 
 
 def print_json(value: Any) -> None:

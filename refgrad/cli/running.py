@@ -13,7 +13,7 @@ from refgrad.backends import available, get_backend
 from refgrad.backends.base import load_model
 from refgrad.backends.numpy.backend import NumpyModel
 from refgrad.cli.options import Dim, Feeds, Json, Model, Outputs, Seed, Verbose, Wrt, names, sizes_of
-from refgrad.cli.output import AGREES, DISAGREES, Bar, Files, print_json, print_names, print_table, say, stdout
+from refgrad.cli.output import AGREES, DISAGREES, Bar, Files, print_json, print_names, print_table, say_lines, stdout
 from refgrad.conformance.judging.check import check as run_check
 from refgrad.conformance.questions.feeds import random_feeds, read_feeds, write_arrays
 from refgrad.conformance.questions.point import inputs_of
@@ -142,13 +142,13 @@ def demo(verbose: Verbose = False, as_json: Json = False) -> None:
         rows = {name: {k: v.tolist() for k, v in results.items()} for name, results in numbers.items()}
         print_json({"model": listings[0], "gradient": listings[1], "results": rows, "check": checks.document(found)})
         raise typer.Exit(AGREES if found.ok else DISAGREES)
-    say(f"The model, a regression with its loss:\n\n{listings[0]}\n")
-    say(f"The gradient of its loss, another ONNX model:\n\n{listings[1]}\n")
+    say_lines(f"The model, a regression with its loss:\n\n{listings[0]}\n")
+    say_lines(f"The gradient of its loss, another ONNX model:\n\n{listings[1]}\n")
     for name, results in numbers.items():
-        say(f"On {name} ({get_backend(name).description()}):\n")
+        say_lines(f"On {name} ({get_backend(name).description()}):\n")
         for key, value in results.items():
-            say(f"    {key} = {np.array2string(value, prefix='    ' + key + ' = ')}")
-        say("")
-    say("Is it right?\n")
+            say_lines(f"    {key} = {np.array2string(value, prefix='    ' + key + ' = ')}")
+        say_lines("")
+    say_lines("Is it right?\n")
     checks.show(found, stdout(), verbose)
     raise typer.Exit(AGREES if found.ok else DISAGREES)

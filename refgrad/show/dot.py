@@ -47,7 +47,8 @@ def to_dot(model: ModelProto | str | os.PathLike[str]) -> str:
     also shows the type and shape of an input or output ('' is an unknown dimension), the type, shape and first ten values of an
     initializer, and the attributes of a node. An identifier is the name of the value or node, in quotes if the language
     needs them, with a number if the name is taken. Subgraphs and local functions are clusters. A dashed arrow leads from the
-    outputs of a subgraph to its node.
+    outputs of a subgraph to its node. No name ends the quotes around it, and one with a control character is quoted as Python
+    quotes it.
 
     :param model: a model, or the path of one. It is not checked, and its external data is not read.
     :raises InvalidModelError: the model cannot be read.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -13,6 +14,12 @@ from rich.text import Text
 def printable(text: str) -> str:
     """Return `text` with a replacement character for each control character: a terminal would obey it."""
     return "".join(letter if letter.isprintable() else "\ufffd" for letter in text)
+
+
+def escaped_json(text: str) -> str:
+    """The JSON `text` with an escape in place of each control character: what a reader of the JSON gets is the same."""
+    odd = (letter for letter in set(text) if not (letter.isprintable() or letter == "\n"))
+    return text.translate({ord(letter): json.dumps(letter)[1:-1] for letter in odd})
 
 
 def cell(value: Any) -> Text:

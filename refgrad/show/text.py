@@ -75,7 +75,8 @@ def onnx_simple_text_plot(model: ModelProto | str | os.PathLike[str]) -> str:
 
     The domains ai.onnx and com.microsoft are left out, the latter only if ai.onnx has no operator of the same name. `-` is an
     input or output that is left out. Subgraphs are printed below the graph of their node, which calls them G1, G2, ...,
-    and local functions below all of it.
+    and local functions below all of it. A name with a control character, such as a line break, is quoted as Python quotes it:
+    nothing in a model begins a line of its own.
 
     Where the listing departs from mlprodict's function of this name: the shapes, as `onnx_text_plot_io` says; every attribute
     is printed; arrays always say their dtype.
@@ -205,7 +206,7 @@ def _sparse(tensor: SparseTensorProto) -> str:
 
 def shape_text(dims: Iterable[object]) -> str:
     """Return a shape as text: `(2, 3)`, `(2,)`, `()`."""
-    written = [str(dim) for dim in dims]
+    written = [shown(str(dim)) for dim in dims]
     return f"({written[0]},)" if len(written) == 1 else f"({', '.join(written)})"
 
 
