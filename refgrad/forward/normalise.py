@@ -14,7 +14,7 @@ from refgrad.forward.graph import MIN_OPSET, Graph, overridable_initializers, vi
 from refgrad.forward.inference import infer, ranks
 from refgrad.forward.runtime_models import mend_runtime_model, replace_misplaced
 from refgrad.protos.attributes import refuse_absurd_attributes
-from refgrad.protos.external import refuse_misfit
+from refgrad.protos.external import refuse_wrong_data
 from refgrad.protos.fitting import refuse_misfits
 from refgrad.protos.inlining import inline_functions, refuse_recursion
 from refgrad.protos.reading import is_large, read, skeleton_of
@@ -62,7 +62,7 @@ def normalise(
     overridable = overridable_initializers(source)
     large = {t.name: t for t in source.graph.initializer if is_large(t) or t.name in overridable}
     for tensor in large.values():  # onnx sees the others
-        refuse_misfit(tensor)
+        refuse_wrong_data(tensor)
     skeleton = skeleton_of(source, large)
     used, has_bodies = op_types(skeleton.graph)
     if has_bodies:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Set
 
 import onnx
-from onnx import FunctionProto, GraphProto, ModelProto, NodeProto
+from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto
 
 from refgrad.errors import InvalidModelError
 from refgrad.protos.walk import attribute_value, every_node, nested, versions_of
@@ -35,7 +35,7 @@ def refuse_misfits(model: ModelProto, used: Set[str]) -> None:
 
 
 def refuse_misfit(node: NodeProto, called: FunctionProto) -> None:
-    """Refuse a call with more inputs or outputs than the function has, or without an input that it needs.
+    """Refuse a call with more inputs or outputs than the function has, without an input, or with an attribute of another type.
 
     :raises InvalidModelError: it is one.
     """
@@ -46,6 +46,15 @@ def refuse_misfit(node: NodeProto, called: FunctionProto) -> None:
         for k, name in enumerate(inner.input):
             if name in absent and _needs(inner, k):
                 raise _misfit(node, f"leaves out the input {name!r}, which {inner.op_type} within needs. Give it")
+    given = {attribute.name: attribute.type for attribute in node.attribute}
+    for inner in nested(called.node) if given else ():
+        for attribute in inner.attribute:
+            kind = given.get(attribute.ref_attr_name, attribute.type)
+            if kind != attribute.type:
+                is_, due = (AttributeProto.AttributeType.Name(one) for one in (kind, attribute.type))
+                raise _misfit(
+                    node, f"has the attribute {attribute.ref_attr_name!r} of type {is_}, and {due} is due. Give that"
+                )
 
 
 def _needs(node: NodeProto, position: int) -> bool:
