@@ -8,10 +8,14 @@ from refgrad.formulas.types import widest
 from refgrad.reverse.emit import Emitter
 
 
-def channels(op: Emitter, X: str) -> str:
-    """`X`, or where its rank is unknown all its spatial axes in one: (N, C, S)."""
-    if op.rank(X) is not None:
-        return X
+def channels(op: Emitter, *values: str) -> list[str]:
+    """Values of one shape as they are, or where the rank of any is unknown all with their spatial axes in one: (N, C, S)."""
+    if all(op.rank(value) is not None for value in values):
+        return list(values)
+    return [_flat(op, value) for value in values]
+
+
+def _flat(op: Emitter, X: str) -> str:
     size = op.ReduceProd(op.Shape(X, start=2), keepdims=1)
     return op.Reshape(X, op.Concat(op.Shape(X, end=2), size, axis=0), allowzero=1)
 

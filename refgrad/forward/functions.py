@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 from onnx import FunctionProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from refgrad.errors import RefgradError
 from refgrad.forward.function_emitter import FunctionEmitter
 from refgrad.protos.domains import ASSUMED_OPSET, MICROSOFT
 from refgrad.protos.external import array_of
@@ -16,7 +15,6 @@ from refgrad.protos.inlining import INLINED
 from refgrad.protos.types import Type
 from refgrad.protos.walk import attribute_value, import_domain, versions_of
 from refgrad.tables.definitions import DEFINITIONS, UnsupportedFormError
-from refgrad.tables.once import raised_at
 
 
 def make_function(
@@ -44,16 +42,7 @@ def make_function(
             body.types[called] = types[value]
     if not known.signature.variadic:
         actual += [None] * (len(known.signature.inputs) - count)
-    try:
-        results = known.function(body, *actual, **{**known.rounded, **given})
-    except (RefgradError, UnsupportedFormError, MemoryError):
-        raise
-    except Exception as error:
-        said = f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(": .")
-        place = raised_at(error, known.function)
-        raise UnsupportedFormError(
-            f"its body, at {place}, cannot be written for its inputs and attributes: {said}"
-        ) from error
+    results = known.function(body, *actual, **{**known.rounded, **given})
     results = results if isinstance(results, tuple) else (results,)
     outputs = []
     for k, value in enumerate(node.output):

@@ -13,7 +13,6 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
-import onnx
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto, helper
 
 from refgrad.errors import InvalidModelError, ModelWarning
@@ -221,8 +220,6 @@ def view(
             _mend(node, shapes)
         elif node.key in _FILLERS:
             _check_elements(made, node)
-        if containers and not containers.keys().isdisjoint(node.inputs):
-            _check_operands(made, node)
     return made
 
 
@@ -295,19 +292,6 @@ def _check_elements(graph: Graph, node: Node) -> None:
             f"{node.op_type} {node.name!r} makes a sequence of mixed element types: {', '.join(named)}. "
             "Cast them to one type."
         )
-
-
-def _check_operands(graph: Graph, node: Node) -> None:
-    """An operator of tensors takes no sequence and no optional; onnx infers its result all the same."""
-    if not onnx.defs.has(node.op_type, node.domain):
-        return
-    formal = onnx.defs.get_schema(node.op_type, node.domain).inputs
-    for position, name in enumerate(node.inputs):
-        takes = formal[min(position, len(formal) - 1)].types
-        if name in graph.containers and all(kind.startswith("tensor") for kind in takes):
-            raise InvalidModelError(
-                f"{node.op_type} {node.name!r} reads {name!r}, which is a sequence or an optional, and takes a tensor there."
-            )
 
 
 def read_nodes(graph: GraphProto) -> list[Node]:

@@ -14,7 +14,7 @@ from refgrad.forward.graph import MIN_OPSET, Graph, overridable_initializers, vi
 from refgrad.forward.inference import infer, ranks
 from refgrad.forward.runtime_models import mend_runtime_model, replace_misplaced
 from refgrad.protos.attributes import refuse_absurd_attributes
-from refgrad.protos.external import refuse_wrong_data
+from refgrad.protos.external import refuse_misfit
 from refgrad.protos.fitting import refuse_misfits
 from refgrad.protos.inlining import inline_functions, refuse_recursion
 from refgrad.protos.reading import is_large, read, skeleton_of
@@ -23,7 +23,6 @@ from refgrad.protos.upgrade import spell_out_deprecated, upgrade
 from refgrad.protos.walk import (
     checkable,
     every_node,
-    graphs,
     lacks_shape,
     op_types,
     rename_shadows,
@@ -62,7 +61,7 @@ def normalise(
     overridable = overridable_initializers(source)
     large = {t.name: t for t in source.graph.initializer if is_large(t) or t.name in overridable}
     for tensor in large.values():  # onnx sees the others
-        refuse_wrong_data(tensor)
+        refuse_misfit(tensor)
     skeleton = skeleton_of(source, large)
     used, has_bodies = op_types(skeleton.graph)
     if has_bodies:
@@ -84,9 +83,9 @@ def normalise(
 def _has_sequences(model: ModelProto, used: Set[str]) -> bool:
     if any(unwrapped(value.type).HasField("sequence_type") for value in model.graph.input):
         return True
-    if used.isdisjoint(_SEQUENCES):
+    if used.isdisjoint(_SEQUENCES) and not model.functions:
         return False
-    return any(node.op_type in _SEQUENCES and not node.domain for graph in graphs(model.graph) for node in graph.node)
+    return any(node.op_type in _SEQUENCES and not node.domain for node in every_node(model))
 
 
 def _check(model: ModelProto, used: Set[str], shapeless: bool) -> ModelProto:

@@ -13,7 +13,7 @@ from onnx import AttributeProto, ModelProto, NodeProto
 
 from refgrad.errors import InvalidModelError
 from refgrad.protos.domains import MICROSOFT, ML
-from refgrad.protos.walk import every_node
+from refgrad.protos.walk import every_node, nested
 
 _HIGHEST = 1024  # rank: onnx infers no tensor of a higher one
 _AXES = (-_HIGHEST, _HIGHEST)
@@ -51,13 +51,17 @@ def refuse_absurd_attributes(model: ModelProto, used: Set[str]) -> None:
     """
     if not model.functions and used.isdisjoint(OPERATORS):
         return
+    passed = _passed_on(model)
     for node in every_node(model):
+        given = passed.get((node.domain, node.op_type))
         for attribute in node.attribute:
-            bounds = BOUNDS.get(attribute.name)
+            bounds = BOUNDS.get(attribute.name) if node.domain in _DOMAINS else None
+            if bounds is None and given is not None:
+                bounds = given.get(attribute.name)
             if node.op_type == "Einsum" and attribute.name == "equation":
                 _refuse_no_equation(node, attribute.s)
-            if bounds is None or node.domain not in _DOMAINS:
-                continue
+            if bounds is None or (attribute.ref_attr_name and not attribute.HasField("i")):
+                continue  # the value of a reference is that of the call
             values = [attribute.i] if attribute.type == AttributeProto.INT else attribute.ints
             for value in values:
                 if not bounds[0] <= value <= bounds[1]:
@@ -66,6 +70,25 @@ def refuse_absurd_attributes(model: ModelProto, used: Set[str]) -> None:
                         f"Node {_called(node)!r} ({node.op_type}) has {attribute.name} {value}, and {why}: it is a number from "
                         f"{bounds[0]} to {bounds[1]}. Export the model again."
                     )
+
+
+def _passed_on(model: ModelProto) -> dict[tuple[str, str], dict[str, tuple[int, int]]]:
+    """For each function the attributes that become one of these of an operator, by way of other functions too."""
+    found: dict[tuple[str, str], dict[str, tuple[int, int]]] = {(f.domain, f.name): {} for f in model.functions}
+    references = [
+        (found[function.domain, function.name], node, attribute)
+        for function in model.functions
+        for node in nested(function.node)
+        for attribute in node.attribute
+        if attribute.ref_attr_name
+    ]
+    size = -1
+    while size != (size := sum(map(len, found.values()))):
+        for own, node, attribute in references:
+            called = found.get((node.domain, node.op_type), BOUNDS if node.domain in _DOMAINS else {})
+            if attribute.name in called:
+                own[attribute.ref_attr_name] = called[attribute.name]
+    return found
 
 
 def _refuse_no_equation(node: NodeProto, equation: bytes) -> None:

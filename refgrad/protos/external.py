@@ -29,7 +29,6 @@ _PROTOBUF_LIMIT = 2**31 - 1  # bytes of a message
 _COPIED = 1 << 18  # bytes: to learn the length of raw data is to copy it
 _KEYS = ("location", "offset", "length")
 _CHUNK = 1 << 24
-_LONGEST = 255  # bytes of a file's name
 _SHOWN = 200  # characters of a name in a message
 _PUT_BACK = "Put the data file back beside the model."
 _EXPORT = "Export the model again."
@@ -273,7 +272,7 @@ def refuse_unknown_type(tensor: TensorProto) -> None:
         )
 
 
-def refuse_wrong_data(tensor: TensorProto) -> None:
+def refuse_misfit(tensor: TensorProto) -> None:
     """Refuse a tensor whose data does not fit its type and shape. Whether large raw data is as long as it must be is left open.
 
     :raises InvalidModelError: it does not.
@@ -357,7 +356,7 @@ def _parts(location: str) -> list[str]:
     parts = [part for part in re.split(r"[\\/]" if is_windows else "/", location) if part not in ("", ".")]
     if ".." in parts:
         raise _UnusableError("the path leads upwards (..), and data lies in the folder of the model", _EXPORT)
-    if not parts or max(len(os.fsencode(part)) for part in parts) > _LONGEST:
+    if not parts:
         raise _UnusableError("this is not the name of a file", _EXPORT)
     return parts
 

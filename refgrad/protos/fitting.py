@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Set
 
 import onnx
-from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto
+from onnx import FunctionProto, GraphProto, ModelProto, NodeProto
 
 from refgrad.errors import InvalidModelError
 from refgrad.protos.walk import attribute_value, every_node, nested, versions_of
@@ -35,7 +35,7 @@ def refuse_misfits(model: ModelProto, used: Set[str]) -> None:
 
 
 def refuse_misfit(node: NodeProto, called: FunctionProto) -> None:
-    """Refuse a call with more inputs or outputs than the function has, without an input, or with an attribute of another type.
+    """Refuse a call with more inputs or outputs than the function has, or without an input that it needs.
 
     :raises InvalidModelError: it is one.
     """
@@ -46,15 +46,6 @@ def refuse_misfit(node: NodeProto, called: FunctionProto) -> None:
         for k, name in enumerate(inner.input):
             if name in absent and _needs(inner, k):
                 raise _misfit(node, f"leaves out the input {name!r}, which {inner.op_type} within needs. Give it")
-    given = {attribute.name: attribute.type for attribute in node.attribute}
-    for inner in nested(called.node) if given else ():
-        for attribute in inner.attribute:
-            kind = given.get(attribute.ref_attr_name, attribute.type)
-            if kind != attribute.type:
-                is_, due = (AttributeProto.AttributeType.Name(one) for one in (kind, attribute.type))
-                raise _misfit(
-                    node, f"has the attribute {attribute.ref_attr_name!r} of type {is_}, and {due} is due. Give that"
-                )
 
 
 def _needs(node: NodeProto, position: int) -> bool:
@@ -85,7 +76,9 @@ def _loop(node: NodeProto) -> None:
 
 def _scan(node: NodeProto, first: int = 0) -> None:
     body = _graphs(node)["body"]
-    settings = {a.name: attribute_value(a) for a in node.attribute}
+    settings = {a.name: attribute_value(a) for a in node.attribute if not a.ref_attr_name}
+    if "num_scan_inputs" not in settings:
+        return  # of a function, whose calls give it
     count = settings["num_scan_inputs"]
     _fit(node, "inputs", len(node.input), at_least=first + max(count, 1))
     _fit(node, "inputs of the body", len(body.input), exactly=len(node.input) - first)

@@ -50,8 +50,9 @@ def batch_normalization(
         d_mean, d_var, share = _through_running_statistics(op, x, scale, d_running_mean, d_running_var, momentum)
         adjoints = [d_x if share is None else op.Add(d_x, share), d_scale, d_B, d_mean, d_var]
     else:
-        adjoints = list(_in_inference(op, channels(op, d_y), channels(op, x), factor, mean, var, epsilon))
-        if op.rank(X) is None:
+        flat_y, flat = channels(op, d_y, x)
+        adjoints = list(_in_inference(op, flat_y, flat, factor, mean, var, epsilon))
+        if flat != x:
             adjoints[0] = op.reshape_like(str(adjoints[0]), X)
     primals = X, scale, B, input_mean, input_var
     return tuple(d and op.as_type(d, op.type(name)) for d, name in zip(adjoints, primals, strict=True))
@@ -78,7 +79,7 @@ def _through_running_statistics(
     1.
     """
     d_mean = d_var = d_x = None
-    rows = channels(op, x)
+    [rows] = channels(op, x)
     axes = channel_axes(op, rows)
     if d_running_mean is not None:
         d_mean = op.Mul(d_running_mean, momentum)
@@ -98,11 +99,11 @@ def _through_running_statistics(
 @rule("InstanceNormalization")
 def instance_normalization(op: Emitter, d_output: str, input: str, scale: str, epsilon: float) -> tuple[str, str, str]:
     """dx = r·(g − mean(g) − x̂·mean(g·x̂)) with g = dy·scale and means over space, dscale = Σ dy·x̂, dB = Σ dy"""
-    x, d_y = channels(op, input), channels(op, d_output)
+    x, d_y = channels(op, input, d_output)
     shared = channel_axes(op, x)
     mean, r = statistics(op, x, shared[1:], epsilon)
     d_x, d_scale, d_B = by_statistics(op, d_y, x, scale, mean, r, shared[1:], shared)
-    return d_x if op.rank(input) is not None else op.reshape_like(d_x, input), d_scale, d_B
+    return d_x if x == input else op.reshape_like(d_x, input), d_scale, d_B
 
 
 @rule("LayerNormalization")

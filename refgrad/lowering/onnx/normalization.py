@@ -10,7 +10,7 @@ from refgrad.tables.registry import lowering
 
 @lowering("BatchStatistics")
 def batch_statistics(op: Emitter, X: str, Scale: str, input_mean: str, epsilon: float) -> tuple[str, str]:
-    x = channels(op, X)
+    [x] = channels(op, X)
     return statistics(op, x, channel_axes(op, x), epsilon)
 
 
@@ -19,10 +19,10 @@ def batch_normalization_grad(
     op: Emitter, dY: str, X: str, Scale: str, B: str | None, Mean: str, InvStdDev: str, epsilon: float
 ) -> tuple[str, str, str]:
     """As in `by_statistics`, over the batch and space."""
-    x, d_y = channels(op, X), channels(op, dY)
+    x, d_y = channels(op, X, dY)
     axes = channel_axes(op, x)
     dX, dScale, dB = by_statistics(op, d_y, x, Scale, Mean, InvStdDev, axes, axes)
-    return dX if op.rank(X) is not None else op.reshape_like(dX, X), dScale, dB
+    return dX if x == X else op.reshape_like(dX, X), dScale, dB
 
 
 @lowering("LayerNormalizationGrad")

@@ -8,7 +8,7 @@ import numpy as np
 from onnx import NodeProto, TensorProto, TypeProto, ValueInfoProto, helper, numpy_helper
 
 from refgrad.forward.graph import Graph, Node
-from refgrad.protos.types import element_type, unname
+from refgrad.protos.types import Shape, element_type, unname
 from refgrad.reverse.bodies import Body
 from refgrad.reverse.containers import nothing_like
 from refgrad.reverse.emit import Emitter
@@ -61,7 +61,11 @@ class If(Structure):
             swept = body.swept(op, path)
             for outer, inner in zip(self.node.outputs, body.outputs, strict=False):
                 if outer in cotangents and inner in path.needed:
-                    swept.sweep.seed(inner, cotangents[outer])
+                    seed = cotangents[outer]
+                    if _contradict(op.shape(seed), swept.op.shape(inner)):  # it is declared as the other branch has it
+                        swept.op.enter(op.rule, op.node)
+                        seed = swept.op.reshape_like(seed, inner)
+                    swept.sweep.seed(inner, seed)
             swept.sweep.run()
             swept.op.enter(op.rule, op.node)
             adjoints = [swept.sweep.adjoint(name) if name in path.needed else None for name in primals]
@@ -113,6 +117,14 @@ class If(Structure):
         if asks is None or asks.key != ("", "OptionalHasElement") or body is not self.branches[empty]:
             return None
         return asks.inputs[0] if asks.inputs else None
+
+
+def _contradict(one: Shape | None, other: Shape | None) -> bool:
+    """Whether no tensor has both shapes."""
+    if one is None or other is None:
+        return False
+    pairs = zip(one, other, strict=False)
+    return len(one) != len(other) or any(a != b for a, b in pairs if isinstance(a, int) and isinstance(b, int))
 
 
 def _nothing(op: Emitter, name: str) -> tuple[list[NodeProto], ValueInfoProto]:
