@@ -117,8 +117,11 @@ def quick(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def fuzz(session: nox.Session) -> None:
-    """Mutated models for ten minutes: `nox -s fuzz -- --jobs 2 --seconds 3600 --seed 7 --commands --examples FOLDER`."""
-    stock(session, "python", "-W", "ignore", "-m", "refgrad.conformance.fuzzing", *session.posargs)
+    """Mutated models for ten minutes, then random graphs: `nox -s fuzz -- --jobs 2 --seconds 3600 --seed 7 --graphs`."""
+    fuzzing = ("python", "-W", "ignore", "-m", "refgrad.conformance.fuzzing")
+    stock(session, *fuzzing, *session.posargs)
+    if not session.posargs:
+        stock(session, *fuzzing, "--graphs", "--seconds", "300")
 
 
 @nox.session

@@ -11,8 +11,8 @@ from refgrad.errors import InvalidModelError, NoGradientError
 pytestmark = pytest.mark.interpreter
 
 
-def _model(text: str, opset: int = 23) -> ModelProto:
-    return parser.parse_model(f'<ir_version: 10, opset_import: ["": {opset}, "f": 1]> {text}')
+def _model(text: str, opset: int = 22) -> ModelProto:
+    return parser.parse_model(f'<ir_version: 10, opset_import: ["": {opset}]> {text}')
 
 
 def _spoilt(model: ModelProto, name: str) -> ModelProto:
@@ -38,27 +38,12 @@ REFUSED = {
 }
 
 
-REFUSED |= {
-    "an optional where a tensor is due": (
-        "m (float[1,1,3,3] x, float[1,1,2,2] w, float[1,8,2,2] o, optional(float[1]) b) => (float[1,1,2,2] y) "
-        "{ y = DeformConv(x, w, o, b) }",
-        "DeformConv 'DeformConv_0' reads 'b', which is a sequence or an optional",
-    ),
-    "an attribute of a function of another type": (
-        'm (float[2] x) => (float[2] y) { y = f.by<factor = ["s"]>(x) } '
-        '<domain: "f", opset_import: ["": 23]> by <factor> (a) => (b) '
-        "{ c = Constant<value_float: float = @factor>() b = Mul(a, c) }",
-        "has the attribute 'factor' of type STRINGS, and FLOAT is due",
-    ),
-}
-
-
 @pytest.mark.parametrize("fault", REFUSED)
 @pytest.mark.filterwarnings("ignore::refgrad.errors.ModelWarning")
 def test_what_schema_and_inference_forbid_is_said(fault: str) -> None:
     text, message = REFUSED[fault]
     with pytest.raises(InvalidModelError, match=message):
-        refgrad.gradient(_model(text))
+        refgrad.gradient(_model(text, 23))
 
 
 def test_a_type_that_does_not_exist_is_said() -> None:
@@ -87,13 +72,7 @@ def test_an_attribute_that_is_not_utf8_is_passed_on_as_it_is() -> None:
 
 
 @pytest.mark.parametrize(
-    ("location", "why"),
-    [
-        ("", "not the name of a file"),
-        ("../w.bin", "leads upwards"),
-        ("/w.bin", "absolute"),
-        ("w" * 300, "not the name of a file"),
-    ],
+    ("location", "why"), [("", "not the name of a file"), ("../w.bin", "leads upwards"), ("/w.bin", "absolute")]
 )
 def test_a_weight_in_memory_does_not_refer_to_a_file_elsewhere(location: str, why: str) -> None:
     model = _model("m (float[2] x) => (float[2] y) <float[2] w = {1.0, 2.0}> { y = Mul(x, w) }")
@@ -111,14 +90,6 @@ def test_an_attribute_of_an_operator_of_onnxruntime_has_its_type() -> None:
     model.opset_import.add(domain="com.microsoft", version=1)
     model.graph.node[0].attribute.add(name="alpha", type=AttributeProto.STRING, s=b"s")
     with pytest.raises(NoGradientError, match="its attribute 'alpha' is of type STRING, not FLOAT"):
-        refgrad.gradient(model)
-
-
-def test_a_body_that_cannot_be_written_is_a_reason() -> None:
-    node = "com.microsoft.SimplifiedLayerNormalization<axis = 2147483647>(x, s)"
-    model = _model(f"m (float[2,0,4] x, float[4] s) => (float[2,0,4] y) {{ y = {node} }}")
-    model.opset_import.add(domain="com.microsoft", version=1)
-    with pytest.raises((InvalidModelError, NoGradientError), match=r"axis|its body"):
         refgrad.gradient(model)
 
 

@@ -20,13 +20,23 @@ def main() -> int:
     """Run a campaign and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m refgrad.conformance.fuzzing", description=__doc__)
     parser.add_argument("--seconds", type=float, default=600.0, help="how long")
-    parser.add_argument("--mutants", type=int, help="how many at most")
-    parser.add_argument("--seed", type=int, default=0, help="of the first mutant")
+    parser.add_argument("--mutants", type=int, help="how many mutants or graphs at most")
+    parser.add_argument("--seed", type=int, default=0, help="of the first mutant or graph")
     parser.add_argument("--jobs", type=int, default=1, help="how many processes")
     parser.add_argument("--commands", action="store_true", help="through the command line (Linux) and not the library")
+    parser.add_argument("--graphs", action="store_true", help="random valid graphs, whose gradients are compared")
     parser.add_argument("--examples", type=Path, help="a folder for the smallest model of each class")
     chosen = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    if chosen.graphs:
+        from refgrad.conformance.fuzzing.graphs import campaign as graphs  # they need an executor
+
+        found = graphs.Graphs()
+        models = islice(graphs.seeds(chosen.seed), chosen.mutants)
+        campaign(models, graphs.travel, chosen.seconds, chosen.jobs, tally=found)
+        for line in found.lines():
+            print(ascii(line)[1:-1])
+        return int(found.failed)
     turns, travel = ((tuple(STEPS),), journey) if not chosen.commands else (commands.TURNS, commands.typed)
     tally = campaign(
         islice(mutants(chosen.seed, turns), chosen.mutants),

@@ -82,13 +82,22 @@ def mutants(first: int, turns: Sequence[tuple[str, ...]]) -> Iterator[Mutant]:
         yield f"{seed}:{name}", mutant(seed, base), turns[seed % len(turns)]
 
 
-def campaign(models: Iterable[Mutant], travel: Travel, seconds: float, jobs: int = 1, limit: float = SECONDS) -> Tally:
+def campaign(
+    models: Iterable[Mutant],
+    travel: Travel,
+    seconds: float,
+    jobs: int = 1,
+    limit: float = SECONDS,
+    tally: Tally | None = None,
+) -> Tally:
     """Take models through their steps until there are no more, the time is over, or somebody presses Ctrl-C.
 
     :param jobs: how many processes share the models.
     :param limit: how many seconds one model may take.
+    :param tally: what counts; by default a new one.
     """
-    tally, source, turn, over = Tally(), iter(models), threading.Lock(), threading.Event()
+    tally = tally or Tally()
+    source, turn, over = iter(models), threading.Lock(), threading.Event()
     start = time.monotonic()
     end = start + seconds
     workers = [Worker(limit, room=_ROOM) for _ in range(jobs)]

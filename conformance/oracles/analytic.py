@@ -415,7 +415,7 @@ def _cumulative_product(node: Any, x: np.ndarray, axis: Any) -> Any:
     return np.flip(made, axis) if node.reverse else made
 
 
-def _windows(node: Any, x: np.ndarray, fill: float) -> Any:
+def windows(node: Any, x: np.ndarray, fill: float) -> Any:
     """What a pooling sees: x in windows, the axes of the window last, `fill` around x.
 
     Where a window starts is found by pooling nothing: the node's own result says how many windows there are.
@@ -449,12 +449,12 @@ def _windows(node: Any, x: np.ndarray, fill: float) -> Any:
 
 def _max_pool(node: Any, x: np.ndarray) -> Any:
     _refuse(len(node.output) == 1 or not node.output[1], "MaxPool with its indices")
-    seen = _windows(node, x, -np.inf)
+    seen = windows(node, x, -np.inf)
     return _chosen(np.max)(seen, tuple(range(x.ndim, seen.ndim)), False)
 
 
 def _lp_pool(node: Any, x: np.ndarray) -> Any:
-    seen = _windows(node, x, 0)
+    seen = windows(node, x, 0)
     return _root(np.sum(_raised(seen, node.p), axis=tuple(range(x.ndim, seen.ndim))), 1 / node.p)
 
 

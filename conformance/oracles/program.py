@@ -60,7 +60,7 @@ class Program:
         try:
             if kept is not None:
                 model = _expanded(model, kept)
-            self._evaluator = ReferenceEvaluator(model, new_ops=_OWN + _of_packages())
+            self._evaluator = ReferenceEvaluator(model, new_ops=OWN + _of_packages())
         except Exception as error:  # whatever a constructor of onnx.reference raises, it does not know the model
             raise BackendError(f"onnx.reference does not take the model: {_line(error)}.") from error
         self.nodes = _needed(self._evaluator.rt_nodes_, self.outputs)
@@ -293,7 +293,7 @@ class Scan(OpRun):
         raise NotImplementedError("Scan within the operators of onnx.reference")
 
 
-_OWN: list[Any] = [AffineGrid, Erf, Gelu, GlobalLpPool, MaxRoiPool, Scan]
+OWN: list[Any] = [AffineGrid, Erf, Gelu, GlobalLpPool, MaxRoiPool, Scan]
 
 
 def _of_packages() -> list[Any]:

@@ -1,0 +1,1 @@
+"""Random valid graphs, and whether what refgrad makes of them is right."""

@@ -1,0 +1,92 @@
+"""Many random graphs, each judged in a worker, and their faults by class, with the smallest graph that shows it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import count
+
+from refgrad.conformance.fuzzing.campaign import Mutant, Tally
+from refgrad.conformance.fuzzing.graphs.samples import sample
+from refgrad.conformance.fuzzing.graphs.shrinking import described, shrink
+from refgrad.conformance.fuzzing.graphs.verdicts import FOREIGN, STEPS, Verdict, judge
+from refgrad.conformance.fuzzing.journey import Fault, Journey
+from refgrad.errors import WorkerError
+from refgrad.worker import Worker
+
+_SHRINKING = 60.0  # seconds
+
+
+@dataclass(frozen=True)
+class Judged(Journey):
+    """What came of a graph: the steps that were compared, and why nothing was."""
+
+    compared: tuple[str, ...] = ()
+    note: str = ""
+
+
+@dataclass
+class Graphs(Tally):
+    """What came of random graphs."""
+
+    compared: Counter[str] = field(default_factory=Counter)
+    notes: Counter[str] = field(default_factory=Counter)
+
+    def take(self, name: str, written: bytes, journey: Journey) -> None:
+        """Count what came of the graph of a seed."""
+        super().take(name, written, journey)
+        if isinstance(journey, Judged):
+            self.compared.update(journey.compared)
+            if journey.note:
+                self.notes[journey.note] += 1
+
+    @property
+    def failed(self) -> bool:
+        """Whether a fault is one of refgrad."""
+        return any(one.fault.kind != FOREIGN for one in self.classes.values())
+
+    def lines(self) -> Iterator[str]:
+        """The report: how many were compared, then each class of faults with a small graph."""
+        yield f"{self.mutants} graphs in {self.seconds:.0f} s, {len(self.classes)} classes of faults"
+        for step in STEPS:
+            yield f"{self.compared[step]:7} {step}"
+        for note, times in self.notes.most_common():
+            yield f"{times:7} not compared: {note}"
+        for one in sorted(self.classes.values(), key=lambda one: -one.count):
+            fault = one.fault
+            yield f"{one.count:5} {fault.kind} {fault.place} [{fault.step}] seed {one.name}: {fault.message}"
+            yield from smallest(one.example, fault).splitlines()
+
+
+def seeds(first: int) -> Iterator[Mutant]:
+    """Seeds without end."""
+    for seed in count(first):
+        yield str(seed), str(seed).encode(), STEPS
+
+
+def travel(written: bytes, steps: tuple[str, ...]) -> Judged:
+    """What comes of the graph of a seed."""
+    made = sample(int(written))
+    if made is None:
+        return Judged(False, (), note="nothing moves in the graph")
+    found = judge(made, steps)
+    faults = tuple(Fault(one.step, one.kind, one.place, one.message) for one in found.verdicts)
+    return Judged("gradient" in found.compared, faults, compared=tuple(found.compared), note=found.note)
+
+
+def smallest(written: bytes, fault: Fault) -> str:
+    """A small graph that shows a fault of the graph of a seed, as text."""
+    with Worker(2 * _SHRINKING) as worker:
+        try:
+            found: str = worker.call(_shrunk, int(written), fault)
+        except WorkerError as error:
+            found = str(error)
+    return found
+
+
+def _shrunk(seed: int, fault: Fault) -> str:
+    made = sample(seed)
+    if made is None:
+        return ""
+    return described(shrink(made, Verdict(fault.step, fault.kind, fault.message, fault.place), _SHRINKING))

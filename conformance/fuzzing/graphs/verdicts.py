@@ -1,0 +1,336 @@
+"""What is wrong with what refgrad makes of a random graph: gradient, jvp, hvp and lower against complex steps; ONNX Runtime."""
+
+from __future__ import annotations
+
+import json
+import traceback
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from onnx import ModelProto, TensorProto, numpy_helper
+
+import refgrad
+from refgrad.backends import available, get_backend
+from refgrad.conformance.fuzzing.graphs.evaluation import KinkError, UnknownError, tangent, wide
+from refgrad.conformance.fuzzing.graphs.growing import Sample
+from refgrad.conformance.fuzzing.journey import place_of
+from refgrad.conformance.oracles.analytic import STEP
+from refgrad.conformance.questions.rounding import Perturbed
+from refgrad.errors import RefgradError
+from refgrad.protos.walk import every_node
+from refgrad.reverse.assembly import names_in
+
+EXACT = 1e-8
+_DIRECTIONS = 2
+_DRAWS = 4
+_DOUBLE, _SINGLE, _HALF = 48, 19, 7  # bits that may be right: four or so less than a type has
+ORT = "ort-cpu"
+WRONG, REFUSED, RAISED, NOT_RUN, FOREIGN = "wrong", "refused", "raised", "cannot run", "of ONNX Runtime"
+STEPS = ("gradient", "ort dialect", "jvp", "hvp", "onnxruntime")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A fault that a step showed. `place` is the innermost line of refgrad that an exception went through."""
+
+    step: str
+    kind: str
+    message: str
+    place: str = ""
+
+
+@dataclass
+class Found:
+    """What came of a graph."""
+
+    verdicts: list[Verdict] = field(default_factory=list)
+    compared: set[str] = field(default_factory=set)  # the steps that were
+    note: str = ""  # why nothing was compared
+
+
+def judge(sample: Sample, steps: Sequence[str] = STEPS) -> Found:
+    """Take a graph through `steps`."""
+    found = Found()
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")
+        try:
+            question = _Question(sample)
+        except (UnknownError, KinkError) as error:
+            found.note = str(error)
+            return found
+        gradient: ModelProto | None = None
+        for step in steps:
+            try:
+                if step == "gradient":
+                    gradient = question.gradient()
+                elif step == "onnxruntime":
+                    if gradient is None or not question.onnxruntime(gradient):
+                        continue
+                elif not _COMPARED[step](question):
+                    continue
+                found.compared.add(step)
+            except _FaultError as error:
+                found.verdicts.append(error.verdict)
+                if step == "gradient":
+                    break
+    return found
+
+
+class _FaultError(Exception):
+    def __init__(self, step: str, kind: str, message: str, place: str = "") -> None:
+        super().__init__(message)
+        self.verdict = Verdict(step, kind, message[:600], place)
+
+
+class _Question:
+    """A sample with what is known of it: values, and derivatives along directions."""
+
+    def __init__(self, sample: Sample) -> None:
+        self.sample, self.model = sample, sample.model
+        self.rng = np.random.default_rng([sample.seed, 7])
+        weights = {t.name: numpy_helper.to_array(t) for t in self.model.graph.initializer}
+        self.feeds = dict(sample.feeds)
+        self.moving = {name: np.asarray((self.feeds | weights)[name]) for name in sample.wrt}
+        self.at = wide_feeds(self.feeds)
+        self.directions = [
+            {name: self.rng.standard_normal(x.shape) for name, x in self.moving.items()} for _ in range(_DIRECTIONS)
+        ]
+        if len(self.moving) > 1:
+            for name, u in list(self.directions[0].items()):
+                self.directions.append({name: u})
+        self.bits = _bits(self.model)
+        self.slopes = []
+        for u in self.directions:
+            self.values, moves, self.margin = tangent(self.model, self.at, u, STEP)
+            self.slopes.append(moves)
+        self.cotangents = {name: self.rng.standard_normal(np.shape(self.values[name])) for name in sample.outputs}
+
+    def _made(self, step: str, make: Callable[[], Any]) -> Any:
+        try:
+            return make()
+        except RefgradError as error:
+            raise _FaultError(step, REFUSED, f"{type(error).__name__}: {error}", place_of(error)) from error
+        except Exception as error:
+            text = "".join(traceback.format_exception_only(error)).strip()
+            raise _FaultError(step, RAISED, text, place_of(error)) from error
+
+    def _run(self, step: str, model: ModelProto, feeds: Mapping[str, Any]) -> dict[str, Any]:
+        def run() -> dict[str, Any]:
+            return dict(get_backend("numpy").prepare(model, precision="float64").run(feeds))
+
+        return self._made(step, run)
+
+    def gradient(self) -> ModelProto:
+        """The gradient, compared with complex steps.
+
+        :raises _FaultError: it is wrong, refused, or cannot run.
+        """
+        step, sample = "gradient", self.sample
+        forward = self._run("forward", self.model, self.at)
+        for name, value in forward.items():
+            self._compare("forward", name, value, self.values[name], np.max(np.abs(self.values[name]), initial=1.0))
+        made: ModelProto = self._made(step, lambda: refgrad.gradient(self.model, sample.wrt, sample.outputs))
+        self.names = names_in(made)
+        self.exact = self._evaluated(step, made, self.at)
+        self._against_steps(step, self.exact)
+        return made
+
+    def _evaluated(self, step: str, made: ModelProto, at: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        cotangents, gradients = names_in(made)
+        fed = {name: value for name, value in at.items() if name in {v.name for v in made.graph.input}}
+        feeds = fed | {cotangents[name]: v for name, v in self.cotangents.items() if name in cotangents}
+        results = self._run(step, made, feeds)
+        return {name: np.asarray(results[gradients[name]]) for name in gradients}
+
+    def _against_steps(self, step: str, gradients: Mapping[str, np.ndarray]) -> None:
+        for name, x in self.moving.items():
+            if name in gradients and gradients[name].shape != x.shape:
+                raise _FaultError(
+                    step, WRONG, f"the gradient by {name} has the shape {gradients[name].shape}, not {x.shape}"
+                )
+        for u, moves in zip(self.directions, self.slopes, strict=True):
+            wanted = sum(float(np.sum(self.cotangents[name] * moves.get(name, 0.0))) for name in self.cotangents)
+            scale = sum(float(np.sum(np.abs(self.cotangents[name] * moves.get(name, 0.0)))) for name in self.cotangents)
+            terms = [gradients[name] * direction for name, direction in u.items() if name in gradients]
+            got = sum(float(np.sum(term)) for term in terms)
+            scale += sum(float(np.sum(np.abs(term))) for term in terms)
+            if not abs(got - wanted) <= EXACT * max(scale, 1e-6):
+                by = ", ".join(u)
+                raise _FaultError(
+                    step, WRONG, f"along {by}: {got!r}, and complex steps say {wanted!r} (terms of {scale:.3g})"
+                )
+
+    def _compare(self, step: str, name: str, got: Any, wanted: Any, scale: float, tolerance: float = EXACT) -> None:
+        got, wanted = np.asarray(got), np.asarray(wanted)
+        if got.shape != wanted.shape:
+            raise _FaultError(step, WRONG, f"{name} has the shape {got.shape}, not {wanted.shape}")
+        if got.dtype.kind not in "fc":
+            if not np.array_equal(got, wanted):
+                raise _FaultError(step, WRONG, f"{name} has other elements")
+            return
+        apart = float(np.max(np.abs(got - wanted), initial=0.0)) if np.all(np.isfinite(got)) else np.inf
+        if not apart <= tolerance * max(scale, 1e-6):
+            raise _FaultError(step, WRONG, f"{name} is {apart:.3g} apart, of values of {scale:.3g}")
+
+    def lowered(self) -> bool:
+        """The gradient in the dialect "ort", lowered."""
+        step, sample = "ort dialect", self.sample
+        made = self._made(step, lambda: refgrad.gradient(self.model, sample.wrt, sample.outputs, dialect="ort"))
+        lowered = self._made("lower", lambda: refgrad.lower(made))
+        results = self._evaluated("lower", lowered, self.at) if names_in(lowered)[1] else self._renamed(lowered)
+        self._against_steps("lower", results)
+        self.lower = lowered
+        return True
+
+    def _renamed(self, lowered: ModelProto) -> dict[str, np.ndarray]:
+        cotangents, gradients = self.names
+        feeds = self.at | {cotangents[name]: v for name, v in self.cotangents.items() if name in cotangents}
+        inputs = {v.name for v in lowered.graph.input}
+        results = self._run("lower", lowered, {name: v for name, v in feeds.items() if name in inputs})
+        return {name: np.asarray(results[gradients[name]]) for name in gradients}
+
+    def jvp(self) -> bool:
+        """J·u, element by element."""
+        step, sample = "jvp", self.sample
+        made = self._made(step, lambda: refgrad.jvp(self.model, sample.wrt, sample.outputs))
+        directions, derivatives = _named(made, "directions"), _named(made, "derivatives")
+        u, moves = self.directions[0], self.slopes[0]
+        inputs = {v.name for v in made.graph.input}
+        feeds = {name: x for name, x in self.at.items() if name in inputs}
+        results = self._run(step, made, feeds | {directions[name]: x for name, x in u.items() if name in directions})
+        for name in sample.outputs:
+            if name not in derivatives:
+                raise _FaultError(step, WRONG, f"there is no tangent of {name}")
+            wanted = moves.get(name, np.zeros(np.shape(self.values[name])))
+            scale = float(np.max(np.abs(wanted), initial=0.0)) + self._steepness(name)
+            self._compare(step, name, results[derivatives[name]], wanted, scale)
+        return True
+
+    def _steepness(self, name: str) -> float:
+        return max(float(np.max(np.abs(moves.get(name, 0.0)), initial=0.0)) for moves in self.slopes)
+
+    def hvp(self) -> bool:
+        """H·u of an output, against differences of its gradient."""
+        step, sample = "hvp", self.sample
+        output = sample.outputs[sample.seed % len(sample.outputs)]
+        first = self._made(step, lambda: refgrad.gradient(self.model, sample.wrt, [output]))
+        made = self._made(step, lambda: refgrad.hvp(self.model, sample.wrt, output))
+        vectors, products = _named(made, "directions"), _named(made, "derivatives")
+        u = self.directions[0]
+        inputs = {v.name for v in made.graph.input}
+        feeds = {name: x for name, x in self.at.items() if name in inputs}
+        results = self._run(step, made, feeds | {vectors[name]: x for name, x in u.items() if name in vectors})
+        cotangents, gradients = names_in(first)
+        prepared = get_backend("numpy").prepare(first, precision="float64")
+        ones = {seed: np.ones(np.shape(self.values[name])) for name, seed in cotangents.items()}
+        known = {v.name for v in first.graph.input}
+        weights = {name: wide(x) for name, x in self.moving.items() if name not in self.at}
+
+        def at(h: float) -> dict[str, Any]:
+            point = {**self.at, **weights}
+            point |= {name: point[name] + h * u[name] for name in u}
+            run = prepared.run({n: x for n, x in point.items() if n in known} | ones)
+            return {name: np.asarray(run[gradients[name]]) for name in gradients}
+
+        if weights and not set(weights) <= known:
+            return False  # the differences would need to move an initializer
+        estimates = []
+        base = at(0.0)
+        for h in (1e-4, 3e-5):
+            plus, minus, far, near = at(2 * h), at(-2 * h), at(h), at(-h)
+            estimates.append({n: (8 * (far[n] - near[n]) - (plus[n] - minus[n])) / (12 * h) for n in gradients})
+        whole = max((float(np.max(np.abs(base[n]), initial=0.0)) for n in gradients), default=0.0)
+        for name in gradients:
+            a, b = estimates[0][name], estimates[1][name]
+            spread = float(np.max(np.abs(a - b), initial=0.0))
+            size = float(np.max(np.abs(b), initial=0.0)) + whole
+            if not spread <= 1e-5 * max(size, 1.0):
+                continue  # a kink lies between
+            got = np.asarray(results[products[name]])
+            self._compare(step, name, got, b, max(size, 1.0), 1e-5 + 10 * spread / max(size, 1.0))
+        return True
+
+    def onnxruntime(self, gradient: ModelProto) -> bool:
+        """ONNX Runtime runs the gradient if it runs the model, and both compute what the interpreter does."""
+        if ORT not in available():
+            return False
+        backend = get_backend(ORT)
+        try:
+            results = backend.prepare(self.model).run(self.feeds)
+        except Exception:
+            return False
+        for name in self.sample.outputs:
+            self._near("forward", FOREIGN, name, results[name], self.values[name], self.model, self.feeds)
+        cotangents, gradients = names_in(gradient)
+        kinds = {v.name: v for v in gradient.graph.input}
+        feeds: dict[str, Any] = {name: x for name, x in self.feeds.items() if name in kinds}
+        for name, seed in cotangents.items():
+            dtype = np.asarray(results[name]).dtype
+            feeds[seed] = self.cotangents[name].astype(dtype)
+        try:
+            got = backend.prepare(gradient).run(feeds)
+        except Exception as error:
+            raise _FaultError("onnxruntime", NOT_RUN, str(error)) from error
+        exact = self._run("onnxruntime", gradient, wide_feeds(feeds))
+        for output in gradients.values():
+            self._near("onnxruntime", WRONG, output, got[output], exact[output], gradient, feeds)
+        return True
+
+    def _near(
+        self, step: str, kind: str, name: str, got: Any, wanted: Any, model: ModelProto, feeds: Mapping[str, Any]
+    ) -> None:
+        got, wanted = np.asarray(got), np.asarray(wanted)
+        if got.shape != wanted.shape:
+            raise _FaultError(step, kind, f"{name} has the shape {got.shape}, not {wanted.shape}")
+        if got.dtype.kind != "f":
+            return
+        size = float(np.max(np.abs(wanted), initial=1e-3))
+        got = got.astype(np.float64)
+        worst = float(np.max(np.abs(got - wanted), initial=0.0)) if np.all(np.isfinite(got)) else np.inf
+        bits = self.bits
+        if worst <= 2.0 ** (2 - bits) * size:
+            return
+        allowed = 0.0
+        perturbed = Perturbed(bits)
+        prepared = get_backend("numpy").prepare(model, precision=perturbed)
+        for draw in range(_DRAWS):
+            perturbed.draw = draw
+            rounded = prepared.run(wide_feeds(feeds))[name]
+            allowed = max(allowed, float(np.max(np.abs(rounded - wanted), initial=0.0)))
+        if not worst <= 2.0 ** (4 - bits) * size + 4 * allowed:
+            if kind == FOREIGN and self.bits == _DOUBLE and worst <= 2.0 ** (4 - _SINGLE) * size:
+                self.bits = _SINGLE  # ONNX Runtime works in float32 here, as a schema's body says
+                return
+            apart = f"{worst:.3g} apart, of values of {size:.3g}; rounding makes {allowed:.3g}"
+            raise _FaultError(step, kind, f"{name} on ONNX Runtime is {apart}")
+
+
+def _named(model: ModelProto, which: str) -> dict[str, str]:
+    """What `jvp` and `hvp` call what, from the metadata of their model."""
+    [text] = [prop.value for prop in model.metadata_props if prop.key == f"refgrad.{which}"]
+    return dict(json.loads(text))
+
+
+def _bits(model: ModelProto) -> int:
+    """How many bits may be right where a model is computed in the types that it declares: four less than the narrowest has."""
+    kinds = {value.type.tensor_type.elem_type for value in (*model.graph.input, *model.graph.output)}
+    kinds |= {tensor.data_type for tensor in model.graph.initializer}
+    for node in every_node(model):
+        kinds |= {a.i for a in node.attribute if a.name == "to"}
+        kinds |= {a.t.data_type for a in node.attribute if a.HasField("t")}
+    return _HALF if TensorProto.FLOAT16 in kinds else _SINGLE if TensorProto.FLOAT in kinds else _DOUBLE
+
+
+def wide_feeds(feeds: Mapping[str, Any]) -> dict[str, Any]:
+    """Feeds with every float a double."""
+    return {name: wide(value) for name, value in feeds.items()}
+
+
+_COMPARED: dict[str, Callable[[_Question], bool]] = {
+    "ort dialect": _Question.lowered,
+    "jvp": _Question.jvp,
+    "hvp": _Question.hvp,
+}
