@@ -400,7 +400,7 @@ def test_data_beside_the_model_is_referenced(tmp_path: Any, maker: str) -> None:
         "g (float[1000] x) => (float y) { p = Mul(x, w) q = Mul(p, p) y = ReduceSum <keepdims = 0> (q) }", w=weights
     )
     path = tmp_path / "model.onnx"
-    onnx.save(model, path, save_as_external_data=True, location="data", size_threshold=0)
+    onnx.save(model, path, save_as_external_data=True, location="weights.bin", size_threshold=0)
     made = MAKERS[maker](path, ["x"])
     [tensor] = [t for t in made.graph.initializer if t.name == "w"]
     assert tensor.data_location == onnx.TensorProto.EXTERNAL
