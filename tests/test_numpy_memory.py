@@ -15,6 +15,8 @@ from onnx import TensorProto, helper, numpy_helper, parser
 
 from refgrad.backends import get_backend
 from refgrad.backends.numpy import plan as plans
+from refgrad.backends.numpy.memory import OBJECT, Watch
+from refgrad.conformance.questions.feeds import random_feeds
 from refgrad.errors import BackendError, OptionError
 
 pytestmark = pytest.mark.interpreter
@@ -420,3 +422,67 @@ def test_any_value_of_the_graph_can_be_asked_for():
     result = prepared.run({"x0": np.zeros(2, np.float32)}, outputs=["x1", "x0"])
     assert result["x1"].tolist() == [1, 1]
     assert result["x0"].tolist() == [0, 0]
+
+
+# What a kernel takes for itself is counted before it takes it: each of these needs more than 32 MiB on small inputs.
+SCRATCH = {
+    "Attention": "m (float[1,1,3000,8] x) => (float[a,b,c,d] y) { y = Attention(x, x, x) }",
+    "Cast to string": "m (float[200000] x) => (string[a] y) { y = Cast<to=8>(x) }",
+    "Conv": "m (float[1,1,4,4] x, float[1,1,3,3] w) => (float[a,b,c,d] y) "
+    "{ y = Conv<dilations=[3000,3000], pads=[6000,6000,1,1]>(x, w) }",
+    "ConcatFromSequence": f"m (float[100000] x) => (float[a] y) "
+    f"{{ s = SequenceConstruct({', '.join(['x'] * 100)}) y = ConcatFromSequence<axis=0>(s) }}",
+    "FlexAttention": "m (float[1,1,3000,8] x) => (float[a,b,c,d] y) { y = ai.onnx.preview.FlexAttention(x, x, x) }",
+    "GridSample": 'm (float[1,3,8,8] x, float[1,900,900,2] g) => (float[a,b,c,d] y) { y = GridSample<mode="cubic">(x, g) }',
+    "LRN": "m (float[1,4,4,4] x) => (float[1,4,4,4] y) { y = LRN<size=2000001>(x) }",
+    "MelWeightMatrix": "m (float x) => (float[a,b] y) { a = Constant<value_int=1000>() b = Constant<value_int=8000>() "
+    "l = Constant<value_float=1.>() h = Constant<value_float=4000.>() w = MelWeightMatrix(a, b, b, l, h) y = Mul(w, x) }",
+    "MultiHeadAttention": "m (float[1,3000,8] x) => (float[a,b,c] y) "
+    "{ y = com.microsoft.MultiHeadAttention<num_heads=1>(x, x, x) }",
+    "NonZero": f"m (float[{','.join(['2'] * 17)}] x) => (int64[a,b] y) {{ y = NonZero(x) }}",
+    "RoiAlign": "m (float[1,64,8,8] x, float[1,4] r, int64[1] b) => (float[a,c,d,e] y) "
+    "{ y = RoiAlign<output_height=16, output_width=16, sampling_ratio=16>(x, r, b) }",
+    "RoiAlign of regions without end": "m (float[1,1,8,8] x) => (float[a,c,d,e] y) "
+    "{ b = Constant<value_ints=[0]>() r = Constant<value_floats=[0., 0., 1e9, 1e9]>() s = Constant<value_ints=[1, 4]>() "
+    "q = Reshape(r, s) "
+    "y = RoiAlign<output_height=1, output_width=1>(x, q, b) }",
+    "SplitToSequence": "m (float[200000] x) => (float[b] y) "
+    "{ s = Constant<value_int=1>() q = SplitToSequence<axis=0>(x, s) y = ConcatFromSequence<axis=0>(q) }",
+    "StringConcat": "m (string x) => (string y) { n = Constant<value_int=40>() c = Constant<value=bool{1}>() y = Loop<body = b "
+    "(int64 i, bool d, string s) => (bool e, string t) { e = Identity(d) t = StringConcat(s, s) }>(n, c, x) }",
+    "StringSplit": "m (string[2000] x) => (string[a,b] y, int64[c] n) "
+    '{ s = Constant<value_string="a a">() l = Loop<body = b (int64 i, bool d, string p) => (bool e, string q) '
+    "{ e = Identity(d) q = StringConcat(p, p) }>(k, t, s) k = Constant<value_int=11>() t = Constant<value=bool{1}>() "
+    "o = Constant<value_ints=[1]>() u = Unsqueeze(l, z) z = Constant<value_ints=[0]>() v = Concat<axis=0>(x, u) "
+    "y, n = StringSplit(v) }",
+    "SVMRegressor": 'm (float[4000,4] x) => (float[a,b] y) { y = ai.onnx.ml.SVMRegressor<kernel_type="RBF", '
+    f"kernel_params=[1., 0., 3.], n_supports=1000, rho=[0.], coefficients=[{', '.join(['1.'] * 1000)}], "
+    f"support_vectors=[{', '.join(['1.'] * 4000)}]>(x) }}",
+}
+
+
+@pytest.mark.parametrize("what", SCRATCH)
+def test_what_a_kernel_takes_for_itself_is_counted_before(what):
+    limit = 32 << 20
+    imports = '"": 23, "com.microsoft": 1, "ai.onnx.ml": 3, "ai.onnx.preview": 1'
+    model = parser.parse_model(f"<ir_version: 10, opset_import: [{imports}]> {SCRATCH[what]}")
+    prepared = NUMPY.prepare(model, max_memory=limit)
+    feeds = random_feeds(prepared.inputs)
+    tracemalloc.start()
+    try:
+        with pytest.raises(BackendError, match=r"max_memory is 32 MiB"):
+            prepared.run(feeds)
+        assert tracemalloc.get_traced_memory()[1] < limit
+    finally:
+        tracemalloc.stop()
+
+
+def test_lists_and_strings_are_counted():
+    long = ["a" * 1000] * 1000
+    watch = Watch(10**9, [np.array(long, object)])
+    assert watch.total > 10**6
+    scalars = [np.zeros(()) for _ in range(1000)]
+    watch = Watch(10**9, [scalars, scalars])
+    assert watch.total == 1000 * (8 + OBJECT)
+    watch.release([scalars, scalars])
+    assert watch.total == 0

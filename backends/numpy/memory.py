@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
+from sys import getsizeof
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -17,6 +18,7 @@ TensorType: TypeAlias = "tuple[np.dtype[Any], tuple[int, ...]]"
 Predict: TypeAlias = Callable[[Sequence[Any]], list[TensorType]]
 Progress: TypeAlias = Callable[[int, int, str], None]
 
+OBJECT = 128  # bytes of an array without its elements
 _SMALL = 64  # elements of an integer input that may say how large an output is
 
 
@@ -29,13 +31,14 @@ class Watch:
     def __init__(self, limit: int, held: Iterable[Any]) -> None:
         self.limit = limit
         self.total = 0
-        self._holders: dict[int, int] = {}
+        self._due = 0  # the bytes that the outputs of the node in progress need
+        self._holders: dict[int, tuple[int, int]] = {}  # by id: how often it is held, and its size
         for value in held:
             self._hold(value)
 
     def reserve(self, label: str, predict: Predict, inputs: Sequence[Any]) -> None:
         """Refuse the node called `label` if the outputs that `predict` expects do not fit beside everything that is held."""
-        needed = nbytes(predict(inputs))
+        needed = self._due = nbytes(predict(inputs))
         if self.total + needed > self.limit:
             raise BackendError(
                 f"{label} needs {_readable(needed)} for its outputs on inputs {', '.join(map(summary, inputs))}; "
@@ -45,6 +48,7 @@ class Watch:
 
     def replace(self, label: str, results: Iterable[Any], dead: Iterable[Any]) -> None:
         """Count the results of the node called `label`, and stop counting what is dead after it."""
+        self._due = 0
         for value in results:
             self._hold(value)
         for value in dead:
@@ -61,10 +65,12 @@ class Watch:
             self._hold(value)
 
     def check(self, more: int = 0) -> None:
-        """Refuse to go on if `more` bytes do not fit beside what is held.
+        """Refuse to go on if `more` bytes do not fit beside what is held, and beside what the node in progress makes.
 
         :raises MemoryError: they do not fit; the plan names the node.
         """
+        if more:
+            more += self._due
         if self.total + more > self.limit:
             raise MemoryError(
                 f"it holds {_readable(self.total + more)} before its end, and max_memory is {_readable(self.limit)}"
@@ -76,23 +82,37 @@ class Watch:
             self._drop(value)
 
     def _hold(self, value: Any) -> None:
-        for array in _arrays(value):
-            holders = self._holders.get(id(array), 0)
-            self._holders[id(array)] = holders + 1
-            self.total += 0 if holders else array.nbytes
+        for part in _parts(value):
+            holders, size = self._holders.get(id(part), (0, 0))
+            if not holders:
+                size = _size(part)
+                self.total += size
+            self._holders[id(part)] = holders + 1, size
 
     def _drop(self, value: Any) -> None:
-        for array in _arrays(value):
-            holders = self._holders.get(id(array), 0)
+        for part in _parts(value):
+            holders, size = self._holders.get(id(part), (0, 0))
             if holders > 1:
-                self._holders[id(array)] = holders - 1
+                self._holders[id(part)] = holders - 1, size
             elif holders:
-                del self._holders[id(array)]
-                self.total -= array.nbytes
+                del self._holders[id(part)]
+                self.total -= size
 
 
 # The watch of the run in progress in this thread, for the plans of subgraphs and function bodies within it.
 WATCH: ContextVar[Watch | None] = ContextVar("WATCH", default=None)
+
+
+def need(size: float) -> None:
+    """Say that a kernel is about to take `size` bytes beside its inputs and its predicted outputs.
+
+    A kernel says so of what may be larger than a few times these.
+
+    :raises MemoryError: they do not fit beside what the run holds; the plan names the node.
+    """
+    watch = WATCH.get()
+    if watch is not None:
+        watch.check(math.ceil(size))
 
 
 class Rounds:
@@ -133,10 +153,19 @@ def owner(array: np.ndarray) -> np.ndarray:
     return array
 
 
-def _arrays(value: Any) -> list[np.ndarray]:
+def _parts(value: Any) -> list[Any]:
+    """The arrays that own the memory of a value, and the lists that hold them."""
     if isinstance(value, np.ndarray):
         return [owner(value)]
-    return [array for item in value for array in _arrays(item)] if isinstance(value, list) else []
+    return [value, *(part for item in value for part in _parts(item))] if isinstance(value, list) else []
+
+
+def _size(part: Any) -> int:
+    """The bytes of an array, with its strings, or of a list, with the objects in it that stand for arrays."""
+    if isinstance(part, list):
+        return OBJECT * len(part)
+    size = int(part.nbytes)
+    return size + sum(map(getsizeof, part.flat)) if part.dtype == object else size
 
 
 def nbytes(types: Iterable[TensorType]) -> int:

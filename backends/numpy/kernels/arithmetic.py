@@ -11,6 +11,7 @@ import ml_dtypes
 import numpy as np
 from onnx import TensorProto, helper
 
+from refgrad.backends.numpy.memory import need
 from refgrad.backends.numpy.registry import broadcasts, kernel, reuse
 from refgrad.protos.domains import MICROSOFT
 
@@ -316,8 +317,12 @@ def cast(x: np.ndarray, *, to: int, saturate: int = 1, round_mode: str = "up") -
     return _converted(x, helper.tensor_dtype_to_np_dtype(to), bool(saturate), round_mode)
 
 
+_TEXT = 512  # bytes of a printed number and of what NumPy makes on the way
+
+
 def _converted(x: np.ndarray, dtype: np.dtype[Any], saturate: bool, round_mode: str) -> np.ndarray:
     if dtype.kind == "O":
+        need(x.size * _TEXT)
         return _as_text(x)
     if x.dtype == dtype:
         return x
@@ -405,6 +410,7 @@ def cast_like(x: np.ndarray, like: np.ndarray, *, saturate: int = 1, round_mode:
 
 def _parsed(x: np.ndarray, dtype: np.dtype) -> np.ndarray:
     """The numbers that strings say. Whole numbers become an integer type without a detour through floats."""
+    need(4 * x.size * max(map(len, x.flat), default=0))
     text = x.astype(str).astype(object)
     whole = dtype.kind in "iu"
     try:

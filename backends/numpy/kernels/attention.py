@@ -18,6 +18,7 @@ from refgrad.backends.numpy.kernels.operands import (
     wide_type,
     widened,
 )
+from refgrad.backends.numpy.memory import need
 from refgrad.backends.numpy.plan import PlannedGraph
 from refgrad.backends.numpy.registry import kernel
 
@@ -73,6 +74,7 @@ def attention(
     heads, length, width = Q.shape[1:]
     total = K.shape[2]
     _check_heads(Q, K, V)
+    _need_scores(Q, total, 4)
     root = kind.type(np.sqrt(scale if scale is not None else 1 / math.sqrt(max(width, 1))))
     product = (Q * root) @ (_shared(K, heads) * root).swapaxes(-1, -2)
     capped = product if softcap <= 0 else (np.tanh(product / kind.type(softcap)) * kind.type(softcap)).astype(kind)
@@ -115,6 +117,11 @@ def attention(
         Y = Y.swapaxes(1, 2).reshape(Y.shape[0], length, -1 if Y.size else heads * Y.shape[3])
     scores = (product, capped, logits, probabilities)[qk_matmul_output_mode]
     return tuple(v.astype(declared[i == 2], copy=False) for i, v in enumerate((Y, K, V, scores)))
+
+
+def _need_scores(Q: np.ndarray, keys: int, copies: int) -> None:
+    """Say that some matrices of a score for each query and key are needed."""
+    need(copies * math.prod(Q.shape[:-1]) * keys * Q.itemsize)
 
 
 def _bias(seen: np.ndarray, kind: np.dtype) -> np.ndarray:
@@ -161,6 +168,7 @@ def flex_attention(
     heads = Q.shape[1]
     factor = scale if scale is not None else 1 / np.sqrt(max(Q.shape[3], 1))
     root = Q.dtype.type(np.sqrt(abs(factor)))
+    _need_scores(Q, K.shape[2], 3)
     product = (Q * Q.dtype.type(np.copysign(root, factor))) @ (_shared(K, heads) * root).swapaxes(-1, -2)
     scores = product.astype(precision)
     probabilities = _modified(prob_mod, softmax(_modified(score_mod, scores, _outer), axis=-1), _outer)

@@ -37,6 +37,7 @@ from refgrad.backends.numpy.kernels.normalization import (
     simplified_layer_normalization,
 )
 from refgrad.backends.numpy.kernels.operands import check_indices, check_shape, widened
+from refgrad.backends.numpy.memory import need
 from refgrad.backends.numpy.registry import kernel
 from refgrad.protos.domains import MICROSOFT
 
@@ -388,6 +389,7 @@ def _attend(
     unidirectional: int,
 ) -> Array:
     """A key that `mask` hides scores lower by `filter_value`, one that comes later than the query counts for nothing."""
+    need(4 * q.size // max(q.shape[3], 1) * k.shape[2] * q.itemsize)
     scores = np.einsum("bnsh,bnth->bnst", q, k) * q.dtype.type(scale or 1 / math.sqrt(q.shape[3]))
     queries, keys = scores.shape[2:]
     if mask is not None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from refgrad.backends.numpy.kernels.operands import check_axes, check_axis, check_indices, check_shape
+from refgrad.backends.numpy.memory import need
 from refgrad.backends.numpy.registry import kernel
 from refgrad.protos.domains import MICROSOFT
 
@@ -261,6 +262,7 @@ def non_zero(X: np.ndarray) -> np.ndarray:
     """Indices (rank, N); of a scalar (0, N)"""
     if not X.ndim:
         return np.zeros((0, int(bool(X.item()))), np.int64)
+    need(2 * X.ndim * np.count_nonzero(X) * 8)
     return np.array(np.nonzero(X), np.int64)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from refgrad.backends.numpy.kernels.activation import sigmoid, softmax
+from refgrad.backends.numpy.memory import need
 from refgrad.backends.numpy.registry import kernel
 from refgrad.protos.domains import ML
 
@@ -439,6 +440,7 @@ def _coupled(fits: Array, pairs: list[tuple[int, int]], classes: int) -> Array:
 
 def _kernel(x: Array, vectors: Array, kernel_type: str, parameters: Floats) -> Array:
     """(samples, vectors)"""
+    need(4 * len(x) * len(vectors) * x.itemsize)
     gamma, shift, degree = (*(parameters or ()), 0.0, 0.0, 0.0)[:3]
     match kernel_type:
         case "LINEAR":

@@ -10,6 +10,7 @@ from onnx import TensorProto, helper
 
 from refgrad.backends.numpy.kernels.arithmetic import sum_to
 from refgrad.backends.numpy.kernels.operands import check_axis, check_expands, check_shape, wide_type, widened
+from refgrad.backends.numpy.memory import need
 from refgrad.backends.numpy.registry import SIXTEEN_BIT, kernel, reuse
 from refgrad.protos.domains import MICROSOFT
 
@@ -329,6 +330,7 @@ def lrn(X: np.ndarray, *, alpha: float, beta: float, bias: float, size: int) -> 
     if size < 1:
         raise ValueError(f"size={size} channels; one or more are needed")
     before, channels = (size - 1) // 2, X.shape[1]
+    need((channels + size) * (X.size // max(channels, 1)) * X.itemsize)
     padded = np.zeros((X.shape[0], channels + size - 1, *X.shape[2:]), X.dtype)
     padded[:, before : before + channels] = np.square(X)
     total = padded[:, :channels].copy()

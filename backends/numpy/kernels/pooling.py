@@ -14,6 +14,7 @@ import numpy as np
 
 from refgrad.backends.numpy.kernels.operands import check_indices, check_shape
 from refgrad.backends.numpy.kernels.windows import Block, Windows, make_windows
+from refgrad.backends.numpy.memory import need
 from refgrad.backends.numpy.registry import kernel
 
 Ints = list[int] | None
@@ -95,6 +96,7 @@ def max_unpool(
         raise ValueError(f"kernel_shape {kernel_shape}, strides {strides} and pads {pads} give the shape {list(shape)}")
     check_shape("I", I.shape, X.shape)
     check_indices(I, math.prod(shape), "I", lowest=0)
+    need((math.prod(shape) + math.prod([] if output_shape is None else output_shape.tolist())) * X.itemsize)
     flat = np.zeros(math.prod(shape), X.dtype)
     flat[I.reshape(-1)] = X.reshape(-1)
     inner = flat.reshape(shape)

@@ -11,6 +11,7 @@ import numpy as np
 from onnx import numpy_helper
 
 from refgrad.backends.numpy.kernels.indexing import add_rows
+from refgrad.backends.numpy.memory import need
 from refgrad.backends.numpy.registry import SIXTEEN_BIT, kernel
 from refgrad.protos.domains import MICROSOFT
 
@@ -254,6 +255,7 @@ def _read(axis: Axis, how: Filter) -> tuple[np.ndarray, np.ndarray, np.ndarray |
 
 def _coordinates(axis: Axis, mode: str) -> np.ndarray:
     """Where each element of the result lies among those of the input."""
+    need(axis.resized * 3 * 8)
     y = np.arange(axis.resized, dtype=np.float64)
     last = axis.size - 1
     if mode == "asymmetric":
@@ -286,6 +288,7 @@ def _taps(x: np.ndarray, axis: Axis, how: Filter) -> tuple[np.ndarray, np.ndarra
         return np.minimum(np.maximum(below, 0), axis.size - 1).astype(np.int64)[None], None
     stretch = min(axis.scale, 1.0) if how.antialias else 1.0
     reach = int(np.ceil((1 if how.mode == "linear" else 2) / stretch))
+    need(2 * reach * len(x) * 6 * 8)
     position = below + np.arange(1 - reach, reach + 1)[:, None]
     distance = np.abs(x - position) * stretch
     weights = np.maximum(1 - distance, 0) if how.mode == "linear" else _keys(distance, how.cubic_coeff_a)

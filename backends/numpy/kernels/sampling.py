@@ -10,6 +10,7 @@ import numpy as np
 
 from refgrad.backends.numpy.kernels.operands import check_indices, check_shape, widened
 from refgrad.backends.numpy.kernels.windows import make_windows
+from refgrad.backends.numpy.memory import need
 from refgrad.backends.numpy.registry import kernel
 
 Ints = list[int] | None
@@ -27,6 +28,8 @@ def interpolate(
     size = X.shape[2:]
     n, c = X.shape[:2]
     flat = X.reshape(n, c, math.prod(size))
+    width = {"nearest": 1, "linear": 2, "bilinear": 2}.get(mode, 4)
+    need(at[0].size * ((2 * width * len(at) + 2) * X.itemsize + 24 + 3 * c * X.itemsize))
     Y = np.zeros((n, c, *at[0].shape[1:]), X.dtype)
     for taps in product(*(_taps(x, mode) for x in at)):
         index = np.zeros(at[0].shape, np.int64)
@@ -155,7 +158,8 @@ def roi_align(
     half_pixel = coordinate_transformation_mode.lower() == "half_pixel"
     corners = rois * rois.dtype.type(spatial_scale) - rois.dtype.type(0.5 if half_pixel else 0)
     Y = np.zeros((len(rois), X.shape[1], output_height, output_width), X.dtype)
-    for y, (x0, y0, x1, y1), image in zip(Y, corners, X[batch_indices], strict=True):
+    for y, (x0, y0, x1, y1), batch in zip(Y, corners, batch_indices, strict=True):
+        image = X[batch]
         sizes = [y1 - y0, x1 - x0]
         if not half_pixel:
             sizes = [max(size, size.dtype.type(1)) for size in sizes]
@@ -166,6 +170,7 @@ def roi_align(
         (rows, across), (columns, along) = taps
         if not rows.size or not columns.size:
             continue
+        need(rows.size * columns.size * (2 * len(image) + 1) * X.itemsize)
         pixels = image[:, rows[:, None, :, None], columns[:, None, :]] * (across[:, None, :, None] * along[:, None, :])
         if mode.lower() == "max":
             y[...] = pixels.max((3, 4))
@@ -178,6 +183,7 @@ def _roi_taps(start: np.floating, size: np.floating, n: int, bins: int, sampling
     """Pixels (bins, 2·samples) and their weights, of the samples along one axis; without weight beyond a pixel outside."""
     extent = size / bins
     count = sampling_ratio if sampling_ratio > 0 else max(math.ceil(extent), 0)
+    need(bins * count * 10 * max(size.itemsize, 8))
     within = (np.arange(count, dtype=size.dtype) + size.dtype.type(0.5)) * extent / max(count, 1)
     at = start + np.arange(bins, dtype=size.dtype)[:, None] * extent + within
     met = (at >= -1) & (at <= n)

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 
 from refgrad.backends.numpy.kernels.operands import check_axis
-from refgrad.backends.numpy.memory import Rounds
+from refgrad.backends.numpy.memory import OBJECT, Rounds, need
 from refgrad.backends.numpy.plan import PlannedGraph
 from refgrad.backends.numpy.registry import kernel
 
@@ -81,6 +81,8 @@ def split_to_sequence(
     """Pieces along `axis`: of the sizes in `split`, of one size but the last, or of size 1: only these heed `keepdims`."""
     axis = check_axis(axis, input.ndim)
     size = input.shape[axis]
+    step = 1 if split is None or split.size != 1 else max(int(split.item()), 1)
+    need(2 * OBJECT * (size // step + 1 if split is None or split.size == 1 else split.size))
     if split is None and not keepdims:
         return (
             list(np.moveaxis(input, axis, 0))
@@ -105,6 +107,7 @@ def split_to_sequence(
 def concat_from_sequence(input_sequence: Sequence, *, axis: int, new_axis: int) -> np.ndarray:
     if not input_sequence:
         raise ValueError("the sequence is empty")
+    need(sum(x.nbytes for x in input_sequence))
     return np.stack(input_sequence, axis) if new_axis else np.concatenate(input_sequence, axis)
 
 

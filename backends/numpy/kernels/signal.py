@@ -6,6 +6,7 @@ import numpy as np
 from onnx import helper
 
 from refgrad.backends.numpy.kernels.operands import check_axis
+from refgrad.backends.numpy.memory import need
 from refgrad.backends.numpy.registry import kernel
 
 
@@ -119,6 +120,7 @@ def mel_weight_matrix(
             f"the edges {lower_edge_hertz.item()} to {upper_edge_hertz.item()} Hz are not in order, or below 0"
         )
     low, high = (2595 * np.log10(1 + edge.item() / 700) for edge in (lower_edge_hertz, upper_edge_hertz))
+    need((count + 2) * (length // 2 + 1) * 6 * 8)
     mel = low + np.arange(count + 2) * ((high - low) / (count + 2))
     corners = np.floor((length + 1) * 700 * (10 ** (mel / 2595) - 1) / sample_rate.item())
     a, b, c = corners[:-2], corners[1:-1], corners[2:]

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from sys import getsizeof
 from typing import Any
 
 import numpy as np
 
 from refgrad.backends.numpy.kernels.re2 import compiled
+from refgrad.backends.numpy.memory import need
 from refgrad.backends.numpy.registry import kernel
 
 
@@ -21,6 +24,9 @@ def _array(texts: Sequence[Any], shape: tuple[int, ...]) -> np.ndarray:
 
 @kernel("StringConcat", fresh=True)
 def string_concat(X: np.ndarray, Y: np.ndarray) -> np.ndarray:
+    size = np.broadcast_shapes(X.shape, Y.shape)
+    copies = [math.prod(size) / max(x.size, 1) for x in (X, Y)]
+    need(sum(times * sum(map(getsizeof, x.flat)) for times, x in zip(copies, (X, Y), strict=True)))
     return np.asarray(X + Y, object)
 
 
@@ -58,6 +64,7 @@ def string_split(X: np.ndarray, *, delimiter: str = "", maxsplit: int = -1) -> t
         pieces = [text.strip().split(None, maxsplit) for text in texts]
     counts = list(map(len, pieces))
     most = max(counts, default=0)
+    need(2 * most * len(texts) * 8)
     padded = [piece for row in pieces for piece in row + [""] * (most - len(row))]
     return _array(padded, (*X.shape, most)), np.array(counts, np.int64).reshape(X.shape)
 
@@ -114,6 +121,7 @@ def tf_idf_vectorizer(
     values = np.minimum(counts, 1) if mode == "IDF" else counts
     if weights and mode != "TF":
         values = values * np.array(weights)
+    need(3 * len(rows) * (max(ngram_indexes) + 1) * 8)
     Y = np.zeros((len(rows), max(ngram_indexes) + 1))
     np.add.at(Y.T, np.array(ngram_indexes), values.T)
     return (Y if X.ndim == 2 else Y[0]).astype(np.float64 if _wide else np.float32)

@@ -22,6 +22,7 @@ from refgrad.backends.numpy.kernels.ml import (
     transformed,
     two_scores,
 )
+from refgrad.backends.numpy.memory import need
 from refgrad.backends.numpy.registry import kernel
 from refgrad.protos.domains import ML
 
@@ -100,6 +101,7 @@ class Forest:
 
     def _descend(self, x: Array) -> Array:
         """(rows, trees): the leaf where each row ends in each tree"""
+        need(len(self.roots) * len(x) * 6 * 8)
         at = np.tile(self.roots, len(x))
         row = np.repeat(np.arange(len(x)), len(self.roots))
         inner = np.flatnonzero(self.mode[at] != LEAF)

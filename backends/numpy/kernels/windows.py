@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
+from refgrad.backends.numpy.memory import need
+
 WORKSPACE = 2**21  # bytes that a block works with: what a cache holds
 _ENOUGH = 256  # columns with which a matrix product runs at full speed
 
@@ -159,6 +161,7 @@ class Block:
             x, at, shape = x.transpose(*range(1, x.ndim), 0), (*at[1:], slice(None)), (*shape[1:], shape[0])
         if x.shape == shape:
             return np.ascontiguousarray(x) if batch_last else x
+        need(math.prod(shape) * x.itemsize)
         padded = np.full(shape, outside, x.dtype) if outside else np.zeros(shape, x.dtype)
         padded[at] = x
         return padded
@@ -199,6 +202,7 @@ class Block:
         kernel, count = self.windows.kernel, self.count
         folded = target
         if target.shape != (n, g, c, *reach, r) or (r > 1 and math.prod(kernel) > 1):
+            need(n * g * c * math.prod(reach) * r * X.itemsize)
             folded = np.zeros((n, g, c, *reach, r), X.dtype)
         steps, holes, extent = self.windows.strides, self.windows.dilations, self.windows.extent
         windows = columns.reshape(n, g, c, *kernel, *count, r)
