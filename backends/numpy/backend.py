@@ -52,7 +52,7 @@ class NumpyBackend(Backend):
 
         With `bits` each result is then rounded to that many significant bits (float32 has 24). With `max_memory` a run
         stops before it would hold more than that many bytes at once, weights and feeds included; the error names the node
-        that needs them. What a kernel needs for itself is counted where it may be larger than a few times its inputs and outputs.
+        that needs them. What a kernel needs for itself is counted where it may be more than a few times its inputs and outputs.
 
         A `Declared` of `refgrad.backends.numpy.precision` in place of a name decides itself what each node computes in.
 
