@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
@@ -18,6 +18,7 @@ from refgrad.worker import Worker
 
 SECONDS = 20.0
 MEMORY = 512 << 20  # bytes that a model may take, with everything that is loaded
+_PAUSE = 0.5  # seconds
 _ENDED = "its process ended"
 _ROOM = 4 * MEMORY  # what the process has: enough that nothing fails for the lack of it and goes unseen
 
@@ -116,6 +117,8 @@ def campaign(
     with ThreadPoolExecutor(jobs) as pool:
         running = [pool.submit(work, worker) for worker in workers]
         try:
+            while wait(running, _PAUSE).not_done:  # for ever, Ctrl-C that another thread gets would not be noticed
+                pass
             for one in running:
                 one.result()
         except KeyboardInterrupt:

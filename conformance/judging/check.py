@@ -49,6 +49,7 @@ from refgrad.conformance.questions.point import (
 )
 from refgrad.conformance.questions.weights import randomize
 from refgrad.errors import BackendError, BuilderError, OptionError, RefgradError, choices
+from refgrad.protos.malformed import explained
 from refgrad.reverse.gradient import gradient as differentiate
 from refgrad.tables.registry import DIALECTS
 from refgrad.transforms import ortbuilder
@@ -102,6 +103,7 @@ class Check:
         return tuple(row for row in self.rows if row.verdict in _FAULTS)
 
 
+@explained
 def check(
     model: ModelLike,
     feeds: Mapping[str, Any] | None = None,

@@ -29,6 +29,7 @@ from refgrad.conformance.questions.feeds import random_feeds
 from refgrad.conformance.running.nodemodels import excluded, node_models
 from refgrad.errors import FeedError, OptionError, UnknownNameError, choices, did_you_mean
 from refgrad.protos.external import array_of, refuse_external
+from refgrad.protos.malformed import explained
 from refgrad.protos.walk import graphs, versions_of
 from refgrad.tables.schemas import find_schema, schemas
 
@@ -99,6 +100,7 @@ def folder(path: str | Path) -> Iterator[Case]:
         yield from _data_sets(case)
 
 
+@explained
 def one_model(
     model: ModelLike,
     feeds: Mapping[str, Any] | None = None,

@@ -21,6 +21,7 @@ from typer.models import CommandFunctionType
 from refgrad.cli.limits import limited
 from refgrad.errors import abridged, choices
 from refgrad.protos.files import data_file_of, refuse_replacing, save_gradient, writable
+from refgrad.protos.malformed import explained
 from refgrad.show.tables import printable, table
 from refgrad.tables import plugins
 
@@ -75,6 +76,7 @@ def print_names(what: str, names: Iterable[str], verbose: bool = True) -> None:
     say(what, abridged(names, None if verbose else _NAMES))
 
 
+@explained
 def save(
     made: ModelProto,
     output: Path,
@@ -89,14 +91,17 @@ def save(
     """
     names = {"inputs": made.graph.input, "outputs": made.graph.output}
     listed = {end: [value.name for value in names[end]] for end in ends}
+    shown = {
+        end: abridged(values, None if verbose else _NAMES) for end, values in listed.items()
+    }  # they may be no text
     data = save_gradient(made, output, model)
     if as_json:
         data_file = None if data is None else str(data)
         print_json({"output": str(output), "nodes": len(made.graph.node), **listed, "data": data_file})
         return
     say(f"{output}: {len(made.graph.node)} nodes" + (f", its weights in {data}" if data else ""))
-    for end, values in listed.items():
-        print_names(f"{end:7}", values, verbose)
+    for end, names_of_it in shown.items():
+        say(f"{end:7}", names_of_it)
 
 
 class Files(enum.Enum):

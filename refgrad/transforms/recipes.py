@@ -31,6 +31,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, Valu
 from refgrad.errors import OptionError, UnknownNameError, choices, did_you_mean
 from refgrad.forward.graph import Graph, Node
 from refgrad.forward.normalise import normalise
+from refgrad.protos.malformed import explained
 from refgrad.protos.reading import is_large, read
 from refgrad.protos.types import FLOATS, SIXTEEN_BIT
 from refgrad.protos.walk import graphs
@@ -52,6 +53,7 @@ Recipe = TypeVar("Recipe", bound=Callable[..., ModelProto])
 def _weights_aside(recipe: Recipe) -> Recipe:
     """Let `recipe`, which copies models, work without the data of large initializers. Its result holds the data."""
 
+    @explained
     @wraps(recipe)
     def made(model: Model, *arguments: Any, **options: Any) -> ModelProto:
         source = read(model)
@@ -83,9 +85,11 @@ def _merge(target: Message, source: Message, but: str) -> None:
 
 def _without_data(tensor: TensorProto) -> TensorProto:
     """The same tensor with its data elsewhere: recipes do not read external data."""
-    return TensorProto(
+    made = TensorProto(
         name=tensor.name, data_type=tensor.data_type, dims=tensor.dims, data_location=TensorProto.EXTERNAL
     )
+    made.external_data.add(key="location", value="elsewhere")
+    return made
 
 
 @_weights_aside
