@@ -20,6 +20,7 @@ from refgrad import cli
 from refgrad.backends import get_backend
 from refgrad.backends.base import graph_inputs
 from refgrad.cli.output import Files
+from refgrad.conformance import Results
 from refgrad.conformance.questions.feeds import random_feeds, read_feeds
 from refgrad.errors import (
     FeedError,
@@ -174,6 +175,15 @@ def test_every_command_that_reads_a_model_takes_limits(command: Command, tmp_pat
         assert [file.name for file in tmp_path.iterdir()] == ["m.onnx"]
     assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
     assert signal.getsignal(signal.SIGALRM) is signal.SIG_DFL
+
+
+def test_a_report_of_results_that_name_a_model_takes_limits(tmp_path, capsys):
+    onnx.save(_model("m (float[40000, 30000] x) => (float[40000, 30000] y) { y = Neg(x) }"), tmp_path / "m.onnx")
+    Results({"sources": [str(tmp_path / "m.onnx")], "seed": 0}, {}, {}).save(tmp_path / "r.json")
+    words = ["conformance", "report", str(tmp_path / "r.json"), "-o", str(tmp_path / "page.html")]
+    assert cli.main([*words, "--max-memory", "50M"]) == 2
+    assert "drawn at random, and max_memory is 52428800" in capsys.readouterr().err
+    assert not (tmp_path / "page.html").exists()
 
 
 FOREVER = """m (float x) => (float y) { n = Constant<value_int=4611686018427387904>() c = Constant<value=bool{1}>()

@@ -486,3 +486,11 @@ def test_lists_and_strings_are_counted():
     assert watch.total == 1000 * (8 + OBJECT)
     watch.release([scalars, scalars])
     assert watch.total == 0
+
+
+def test_axes_that_no_array_has_are_refused_at_once():
+    text = """m (float x) => (float y) { n = Constant<value_int=100000>() z = Constant<value_int=0>()
+        o = Constant<value_int=1>() i = Range(z, n, o) u = Unsqueeze(x, i) y = ReduceSum<keepdims=0>(u) }"""
+    prepared = NUMPY.prepare(parser.parse_model(f'<ir_version: 10, opset_import: ["": 18]> {text}'))
+    with pytest.raises(BackendError, match="the result has 100000 axes, and NumPy has arrays of 64 at most"):
+        prepared.run({"x": np.float32(1)})

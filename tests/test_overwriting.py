@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
@@ -65,6 +66,7 @@ def run(prepared, monkeypatch):
     """Run a command in the folder of the inputs."""
     monkeypatch.chdir(prepared)
     monkeypatch.syspath_prepend(prepared)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # that of the module would lie among the inputs
     monkeypatch.setattr(cli, "app", typer.main.get_command(cli.app))  # made once: it is most of the time of a call
     return cli.main
 

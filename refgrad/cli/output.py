@@ -118,7 +118,7 @@ class Files(enum.Enum):
 class App(typer.Typer):
     """A group of commands. None of them writes over a file that it reads, or to one file twice.
 
-    Those that read a model take the options of `limits`.
+    Those that read a model, or results that name models, take the options of `limits`.
     """
 
     def command(self, *arguments: Any, **options: Any) -> Callable[[CommandFunctionType], CommandFunctionType]:
@@ -137,7 +137,7 @@ class App(typer.Typer):
                 refuse_overwriting(named)
                 return command(**given)
 
-            register(limited(guarded) if Files.MODEL in roles.values() else guarded)
+            register(limited(guarded) if {Files.MODEL, Files.READ} & set(roles.values()) else guarded)
             return command
 
         return registered

@@ -77,9 +77,14 @@ def squeeze(data: np.ndarray, axes_input: np.ndarray | None = None, *, axes: Int
     return np.squeeze(data, tuple(over))
 
 
+_MOST_AXES = 64
+
+
 @kernel("Unsqueeze")
 def unsqueeze(data: np.ndarray, axes_input: np.ndarray | None = None, *, axes: Ints = None) -> np.ndarray:
     over = (axes or []) if axes_input is None else axes_input.reshape(-1).tolist()
+    if data.ndim + len(over) > _MOST_AXES:  # NumPy would look for each axis among all others first
+        raise ValueError(f"the result has {data.ndim + len(over)} axes, and NumPy has arrays of {_MOST_AXES} at most")
     return np.expand_dims(data, check_axes(over, data.ndim + len(over)))
 
 
