@@ -19,6 +19,7 @@ from refgrad.protos.types import SIXTEEN_BIT
 from refgrad.reverse.emit import Emitter
 from refgrad.tables.definitions import Ints
 
+_HIGHEST = 1024  # rank: onnx infers no tensor of a higher one
 _MOST_AXES = 8  # of an input of unknown rank, where the node does not say which axes it resizes
 _CLOSE = 2.0**-30  # a point this close to an element lies on it
 
@@ -131,6 +132,8 @@ def _vector(op: Emitter, value: str | None) -> str | None:
 def _rank(op: Emitter, X: str, d_Y: str, every: str | None) -> int | None:
     """The number of axes, by the number of scales or sizes where there is one for `every` axis."""
     length = None if every is None else op.static(every)
+    if length is not None and length[0] > _HIGHEST:  # it is only declared
+        length = None
     ranks = (op.rank(X), op.rank(d_Y), None if length is None else length[0])
     return next((rank for rank in ranks if rank is not None), None)
 
