@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import heapq
 import random
 import subprocess
 import sys
@@ -78,13 +79,18 @@ def smallest(files: Sequence[bytes], room: int = _ROOM) -> Iterator[bytes]:
     """Those of `files` that together reach most lines of refgrad, the one first that reaches most new ones for its size."""
     reached = {written: _lines(written) for written in files if len(written) < _SMALL}
     known: set[tuple[str, int]] = set()
-    while reached:
-        written = max(reached, key=lambda one: len(reached[one] - known) / len(one))
-        lines = reached.pop(written)
-        if lines <= known or len(written) > room:
+    waiting = [(-len(lines) / len(written), written) for written, lines in reached.items()]
+    heapq.heapify(waiting)
+    while waiting:
+        before, written = heapq.heappop(waiting)
+        gain = -len(reached[written] - known) / len(written)
+        if gain > before:  # what was yielded since reaches some of its lines
+            heapq.heappush(waiting, (gain, written))
+            continue
+        if not gain or len(written) > room:
             return
         room -= len(written)
-        known |= lines
+        known |= reached[written]
         yield written
 
 
