@@ -109,6 +109,92 @@ def test_a_backend_that_computes_something_else_disagrees(monkeypatch):
     assert verdicts(found, "float64") == {"disagreed"}
 
 
+def test_a_backend_that_computes_another_model_disagrees_and_says_so(monkeypatch):
+    from refgrad.backends.numpy.backend import NumpyModel
+
+    run = NumpyModel.run
+
+    def doubled(self, feeds, outputs=None, **options):
+        results = run(self, feeds, outputs, **options)
+        return {name: 2 * value if value.dtype == np.float32 else value for name, value in results.items()}
+
+    monkeypatch.setattr(NumpyModel, "run", doubled)
+    found = check(SMOOTH, backends=["numpy"])
+    assert verdicts(found, "float64") == {"disagreed"}
+    assert all("of 'y' is" in row.note for row in found.faults)
+
+
+def test_a_fault_of_a_backend_that_is_known_is_not_held_against_the_gradient():
+    pytest.importorskip("onnxruntime")
+    corners = model(
+        '{ y = Resize <mode = "linear", coordinate_transformation_mode = "align_corners"> (x, , scales) }',
+        "float[1, 4] x, float[2] scales",
+        "float[1, M] y",
+    )
+    found = check(corners, {"x": np.float32([[1, 5, 2, 8]]), "scales": np.float32([1, 0.6])}, wrt=["x"])
+    assert found.ok
+    [row] = {(row.verdict, row.note) for row in found.rows if row.backend == "ort-cpu"}
+    assert row[0] == "inconclusive"
+    assert "known of it: Resize" in row[1]
+    assert "aligns corners by the rounded length" in row[1]
+
+
+@pytest.mark.parametrize(
+    ("body", "inputs", "feeds", "message"),
+    [
+        (
+            "{ y = ScatterElements <axis = 1> (x, i, u) }",
+            "float[2, 3] x, int64[2, 2] i, float[2, 2] u",
+            {"i": np.int64([[0, -3], [1, 2]])},
+            "'y' (ScatterElements) is not defined here: its indices name an element twice",
+        ),
+        (
+            "{ y = ScatterND (x, i, u) }",
+            "float[2, 3] x, int64[2, 1] i, float[2, 3] u",
+            {"i": np.int64([[1], [-1]])},
+            "'y' (ScatterND) is not defined here: its indices name an element twice",
+        ),
+        (
+            "{ y = BatchNormalization (x, s, s, m, v) }",
+            "float[0, 3] x, float[3] s, float[3] m, float[3] v",
+            {"v": np.float32([1, -2, 1]), "m": np.ones(3, np.float32), "s": np.ones(3, np.float32)},
+            "'y' (BatchNormalization) is not defined here: its variance is -2",
+        ),
+    ],
+)
+def test_what_the_specification_leaves_open_is_no_fault(body, inputs, feeds, message):
+    found = check(model(body, inputs), {**_drawn(inputs, feeds), **feeds})
+    assert found.ok
+    assert any(message in row.note for row in found.rows if row.verdict == "inconclusive")
+
+
+def _drawn(inputs, given):
+    """Random numbers for the inputs that are not given."""
+    rng = np.random.default_rng(0)
+    declared = onnx.parser.parse_graph(f"g ({inputs}) => (float y) {{ y = Constant <value_float = 1.0> () }}").input
+    shapes = {value.name: [dim.dim_value for dim in value.type.tensor_type.shape.dim] for value in declared}
+    return {n: rng.standard_normal(shape).astype(np.float32) for n, shape in shapes.items() if n not in given}
+
+
+@pytest.mark.parametrize("where", ["updates of a Scatter", "a backend"])
+def test_a_fault_where_the_specification_leaves_nothing_open_is_found(where, planted, tampered):
+    scattered = model("{ y = ScatterND (x, i, u) }", "float[2, 3] x, int64[2, 1] i, float[2, 3] u")
+    if where == "a backend":
+        tampered(lambda value: 2 * value)
+    else:
+        planted("ScatterND", lambda op, d_output, *inputs, **attributes: (d_output, d_output))
+    assert not check(scattered, {**_drawn("float[2, 3] x, float[2, 3] u", {}), "i": np.int64([[1], [0]])}).ok
+
+
+@pytest.mark.parametrize("size", [1e25, 1e-25])
+def test_squares_that_leave_the_range_of_their_type_are_no_fault(size):
+    norm = model("<int64[1] axes = {1}> { y = ReduceL2 <keepdims = 0> (x, axes) }", "float[2, 3] x", "float[2] y")
+    feeds = {"x": np.float32([[3, 4, 0], [1, 2, 2]]) * np.float32([[size], [1]])}
+    found = check(norm, feeds)
+    assert found.ok
+    assert any("leaves the range of its type" in row.note for row in found.rows)
+
+
 def test_a_kink_is_no_disagreement():
     found = check(model("{ y = Relu(x) }"), {"x": np.zeros((1, 3), np.float32)}, backends=["numpy"])
     assert found.ok

@@ -18,6 +18,7 @@ from onnx import ModelProto
 
 from refgrad.backends import available, get_backend
 from refgrad.backends.base import ModelLike, check_feeds, load_model
+from refgrad.conformance.judging.departing import departure
 from refgrad.conformance.judging.verdicts import NO_KERNEL
 from refgrad.conformance.oracles.comparison import (
     AGREED,
@@ -47,6 +48,7 @@ from refgrad.conformance.questions.point import (
     with_values,
     without,
 )
+from refgrad.conformance.questions.undefined import undefined
 from refgrad.conformance.questions.weights import randomize
 from refgrad.errors import BackendError, BuilderError, OptionError, RefgradError, choices
 from refgrad.protos.malformed import explained
@@ -181,6 +183,8 @@ def check(
         note = f"it agrees right beside this point: {choices(kinks_of(point.model))}"
         judged = [replace(row, verdict=KINK, note=note) if row.gradient in kinks else row for row in judged]
         rows += [_apart(row, here, seed, tolerance or EXACT) if row.verdict == KINK else row for row in judged]
+    open_at = undefined(point.model, point.forward, point.wide) if any(row.verdict == DISAGREED for row in rows) else ""
+    rows = [_settled(row, open_at) for row in rows]
     wrong = {row.dialect for row in rows if row.verdict == DISAGREED}
     sound = next((dialect for dialect in truths if dialect not in wrong), first)
     if sound != first:
@@ -245,10 +249,27 @@ def _on_backend(truth: Truth, gradient: ModelProto, dialect: str, backend: str, 
         return _without_result(point, dialect, backend, FLOAT64, _refusal(point, backend) or error)
     got = by_name(results, point.names)
     own = backend != "numpy"
-    return [
+    rows = [
         _row(name, dialect, backend, FLOAT64, against_float64(truth, name, got[name], tolerance, own))
         for name in point.names
     ]
+    if all(row.verdict != DISAGREED for row in rows):
+        return rows
+    if why := undefined(point.model, point.forward, point.wide):
+        return [_settled(row, why) for row in rows]
+    if departed := departure(truth, backend):
+        why = f"{departed.said}; {departed.excuse}"
+        return [_settled(row, why) if departed.excuse else _noted(row, departed.said) for row in rows]
+    return rows
+
+
+def _settled(row: Row, why: str) -> Row:
+    """The row; inconclusive where it disagrees and there is a reason that is not the gradient's."""
+    return replace(_noted(row, why), verdict=INCONCLUSIVE) if why and row.verdict == DISAGREED else row
+
+
+def _noted(row: Row, why: str) -> Row:
+    return replace(row, note=f"{why}; {row.note}") if row.verdict == DISAGREED else row
 
 
 class _RefusalError(BackendError):

@@ -1,0 +1,66 @@
+"""Does a backend compute the model itself, or another function? Then its gradient is that of the other function."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from onnx import ModelProto
+
+from refgrad.backends import get_backend
+from refgrad.conformance.findings import findings
+from refgrad.conformance.findings.finding import ORT
+from refgrad.conformance.questions.point import Truth, limits
+from refgrad.errors import BackendError, abridged
+from refgrad.protos.walk import every_node
+
+_DEPARTS = 0.02  # relative to the largest element of a result: by less than that two executors round differently
+_STEPS = 32  # so many units of rounding are no departure in a narrow type either
+
+
+@dataclass(frozen=True)
+class Departure:
+    """What a backend computes otherwise, and why it is no fault of a gradient; "" where nothing is known."""
+
+    said: str
+    excuse: str
+
+
+def departure(truth: Truth, backend: str) -> Departure | None:
+    """How a backend computes another function than the model is in float64, far beyond rounding; None where it does not."""
+    point, beyond = truth.point, max(_DEPARTS, _STEPS * 2.0 ** (1 - truth.bits))
+    try:
+        got = get_backend(backend).prepare(point.model).run(point.feeds)
+    except BackendError:
+        return None
+    for name, expected in point.forward.run(point.wide, list(got)).items():
+        if not isinstance(expected, np.ndarray) or expected.dtype.kind != "f" or got[name].shape != expected.shape:
+            continue
+        result = got[name].astype(np.float64)
+        with np.errstate(invalid="ignore"):
+            error = np.where(result == expected, 0.0, np.abs(result - expected))
+        sizes = np.abs(expected[np.isfinite(expected)])
+        small = np.sqrt(limits(got[name].dtype)[1])
+        lost = np.isfinite(expected) & (
+            ~np.isfinite(result) | ((result == 0) & (expected != 0) & (np.abs(expected) < small))
+        )
+        if sizes.size and (lost.any() or not np.max(error) <= beyond * np.max(sizes)):
+            error = np.where(lost, np.inf, error)
+            worst = np.unravel_index(np.argmax(np.where(np.isnan(error), np.inf, error)), error.shape)
+            place = tuple(map(int, worst))
+            said = f"element {place} of {name!r} is {got[name][worst]:.6g} on {backend}, and {expected[worst]:.6g} in float64"
+            return Departure(said, _out_of_range(point.model) if lost.any() else _known_faults(point.model, backend))
+    return None
+
+
+def _out_of_range(model: ModelProto) -> str:
+    squares = sorted({node.op_type for node in every_node(model)})
+    return f"a result within {abridged(squares)} leaves the range of its type"
+
+
+def _known_faults(model: ModelProto, backend: str) -> str:
+    """What is known to be wrong with a backend's operators that `model` has (docs/findings.md); "" where nothing is."""
+    operators = {node.op_type for node in every_node(model)}
+    system = ORT if backend.startswith("ort-") else backend
+    known = [f"{one.operator} {one.fault}" for one in findings() if one.system == system and one.operator in operators]
+    return f"known of it: {'; '.join(dict.fromkeys(known))}" if known else ""
