@@ -92,7 +92,7 @@ def einsum(op: Emitter, d_Output: str, Inputs: list[str], equation: str) -> tupl
     dX is 0 outside it.
     """
     terms, output = _subscripts(equation)
-    stretched = [_stretched(op, Inputs, terms, k) for k in range(len(terms))]
+    stretched = _stretched(op, Inputs, terms)
     operands = [op.Squeeze(X, axes) if axes else X for X, axes in zip(Inputs, stretched, strict=True)]
     terms = [_without(term, axes) for term, axes in zip(terms, stretched, strict=True)]
     adjoints = []
@@ -119,18 +119,25 @@ def einsum(op: Emitter, d_Output: str, Inputs: list[str], equation: str) -> tupl
     return (adjoints,)
 
 
-def _stretched(op: Emitter, operands: list[str], terms: list[str], k: int) -> list[int]:
-    """The axes of size 1 that runtimes repeat, because another operand has more elements along that letter."""
-    shapes = [op.shape(name) for name in operands]
-
-    def axes(j: int, letter: str, ones: bool) -> list[int]:
-        places = [_axis(terms[j], n) for n, c in enumerate(terms[j]) if c == letter]
-        shape = shapes[j]
-        return [axis for axis in places if (shape is not None and shape[axis] == 1) == ones]
-
-    letters = dict.fromkeys(terms[k].replace("...", ""))
-    some = [c for c in letters if any(axes(j, c, False) for j in range(len(terms)) if j != k)]
-    return [axis for letter in some for axis in axes(k, letter, True)]
+def _stretched(op: Emitter, operands: list[str], terms: list[str]) -> list[list[int]]:
+    """The axes of size 1 of each operand that runtimes repeat, because another one has more elements along that letter."""
+    short: list[dict[str, list[int]]] = []  # of each operand: its axes of size 1, by letter
+    longer: dict[str, set[int]] = {}  # by letter: the operands that have, or may have, another size along it
+    for k, (name, term) in enumerate(zip(operands, terms, strict=True)):
+        shape = op.shape(name)
+        short.append({letter: [] for letter in term.replace("...", "")})
+        for n, letter in enumerate(term):
+            if letter == ".":
+                continue
+            axis = _axis(term, n)
+            if shape is not None and shape[axis] == 1:
+                short[k][letter].append(axis)
+            else:
+                longer.setdefault(letter, set()).add(k)
+    return [
+        [axis for letter, axes in own.items() if longer.get(letter, set()) - {k} for axis in axes]
+        for k, own in enumerate(short)
+    ]
 
 
 def _without(term: str, axes: list[int]) -> str:
