@@ -494,3 +494,16 @@ def test_axes_that_no_array_has_are_refused_at_once():
     prepared = NUMPY.prepare(parser.parse_model(f'<ir_version: 10, opset_import: ["": 18]> {text}'))
     with pytest.raises(BackendError, match="the result has 100000 axes, and NumPy has arrays of 64 at most"):
         prepared.run({"x": np.float32(1)})
+
+
+def test_a_sparse_tensor_is_measured_before_it_is_dense():
+    model = parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 18]> m (float x) => (float[a,b] y) { y = Mul(w, x) }'
+    )
+    sparse = model.graph.sparse_initializer.add(dims=[4000, 4000])
+    sparse.values.CopyFrom(numpy_helper.from_array(np.ones(1, np.float32), "w"))
+    sparse.indices.CopyFrom(numpy_helper.from_array(np.zeros(1, np.int64)))
+    with pytest.raises(
+        BackendError, match="'w' of dims .* takes 64000000 bytes when it is dense, and max_memory is 1048576"
+    ):
+        NUMPY.prepare(model, max_memory=MIB)

@@ -19,6 +19,7 @@ from refgrad.backends.numpy.memory import WATCH, Progress, nbytes, owner, summar
 from refgrad.backends.numpy.precision import Declared
 from refgrad.errors import BackendError, InvalidModelError
 from refgrad.protos.external import array_of
+from refgrad.protos.memory import allowed
 from refgrad.protos.walk import ReadsAndWrites, positions_needed, topological_positions
 
 _LARGEST = 2**28  # elements of a sparse tensor that is made dense
@@ -382,6 +383,12 @@ def _dense(sparse: onnx.SparseTensorProto) -> np.ndarray:
         raise BackendError(
             f"The sparse tensor {sparse.values.name!r} of dims {list(sparse.dims)} has over {_LARGEST} elements, and the "
             "interpreter computes with dense ones. Store a smaller one."
+        )
+    limit, size = allowed(), math.prod(sparse.dims) * values.itemsize
+    if limit is not None and size > limit:
+        raise BackendError(
+            f"The sparse tensor {sparse.values.name!r} of dims {list(sparse.dims)} takes {size} bytes when it is dense, and "
+            f"max_memory is {limit}. Give it more."
         )
     dense = np.zeros(tuple(sparse.dims), values.dtype)
     if indices.ndim == 1:
