@@ -504,6 +504,6 @@ def test_a_sparse_tensor_is_measured_before_it_is_dense():
     sparse.values.CopyFrom(numpy_helper.from_array(np.ones(1, np.float32), "w"))
     sparse.indices.CopyFrom(numpy_helper.from_array(np.zeros(1, np.int64)))
     with pytest.raises(
-        BackendError, match="'w' of dims .* takes 64000000 bytes when it is dense, and max_memory is 1048576"
+        BackendError, match=r"'w' of dims .* takes 64000000 bytes when it is dense, and max_memory is 1048576"
     ):
         NUMPY.prepare(model, max_memory=MIB)
