@@ -111,6 +111,7 @@ def with_weights(**fields) -> onnx.ModelProto:
         ({"dims": [2**31, 2, 3]}, "less data than that"),
         ({"raw_data": None, "float_data": [1.0] * 239}, "data of another size"),
         ({"float_data": [1.0] * 240}, "data in more than one field"),
+        ({"raw_data": None, "float_data": [1.0] * 240, "data_type": 10}, "data in float_data, and not in int32_data"),
         ({"data_type": 8}, "no strings"),
         ({"data_type": 99}, "type 99"),
         ({"dims": [400, -2, -3]}, "a size below 0"),

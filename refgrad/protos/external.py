@@ -287,6 +287,8 @@ def refuse_misfit(tensor: TensorProto) -> None:
         what = "data in the model as well as in a file" if held or tensor.HasField("raw_data") else ""
     elif len(held) > 1 or (held and tensor.HasField("raw_data") and tensor.raw_data):
         what = "data in more than one field"
+    elif held and held[0] != (field := helper.tensor_dtype_to_field(tensor.data_type)):
+        what = f"data in {held[0]}, and not in {field}"
     elif held:
         needed = -(-count * _PACKED.get(tensor.data_type, 8) // 8) * (1 + (tensor.data_type in _COMPLEX))
         what = "" if len(getattr(tensor, held[0])) == needed else "data of another size"
