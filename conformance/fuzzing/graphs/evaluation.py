@@ -21,7 +21,6 @@ from onnx import (
     TensorProto,
     TypeProto,
     helper,
-    numpy_helper,
 )
 from onnx.reference import ReferenceEvaluator
 
@@ -29,6 +28,7 @@ from refgrad.conformance.fuzzing.graphs.borders import distance
 from refgrad.conformance.oracles.analytic import FORWARDS, KinkError, NotAnalyticError, call, erf
 from refgrad.conformance.oracles.program import OWN
 from refgrad.errors import BackendError, RefgradError
+from refgrad.protos.external import array_of
 
 FLOATS = frozenset(
     {TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.UNDEFINED}
@@ -69,7 +69,7 @@ class Evaluator:
         values = {"": None, **given}
         for tensor in graph.initializer:
             if tensor.name not in given:
-                values[tensor.name] = wide(numpy_helper.to_array(tensor))
+                values[tensor.name] = wide(array_of(tensor))
         for node in graph.node:
             self.node(node, values, self.versions)
         return values
@@ -256,7 +256,7 @@ def _run(evaluator: Evaluator, graph: GraphProto, fed: Sequence[Any], around: Ma
     formals = dict(zip((value.name for value in graph.input), fed, strict=True))
     values = dict(around)
     for tensor in graph.initializer:
-        values[tensor.name] = wide(numpy_helper.to_array(tensor))
+        values[tensor.name] = wide(array_of(tensor))
     values |= formals
     for node in graph.node:
         evaluator.node(node, values, evaluator.versions)
@@ -347,7 +347,7 @@ def _constant(evaluator: Evaluator, node: _Node) -> Any:
     for name, value in node.given.items():
         match name:
             case "value":
-                return wide(numpy_helper.to_array(value))
+                return wide(array_of(value))
             case "value_float" | "value_floats":
                 return np.array(value, np.float64)
             case "value_int" | "value_ints":
@@ -548,7 +548,7 @@ def tangent(
     given = {name: wide(value) for name, value in at.items()}
     for tensor in model.graph.initializer:
         if tensor.name not in given:
-            given[tensor.name] = wide(numpy_helper.to_array(tensor))
+            given[tensor.name] = wide(array_of(tensor))
     for name, u in direction.items():
         moved = np.empty(u.shape, np.complex128)
         moved.real, moved.imag = given[name], step * u

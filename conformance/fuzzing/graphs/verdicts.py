@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from onnx import ModelProto, TensorProto, numpy_helper
+from onnx import ModelProto, TensorProto
 
 import refgrad
 from refgrad.backends import available, get_backend
@@ -20,6 +20,7 @@ from refgrad.conformance.fuzzing.journey import place_of
 from refgrad.conformance.oracles.analytic import STEP
 from refgrad.conformance.questions.rounding import Perturbed
 from refgrad.errors import RefgradError
+from refgrad.protos.external import array_of
 from refgrad.protos.walk import every_node
 from refgrad.reverse.assembly import names_in
 
@@ -91,7 +92,7 @@ class _Question:
     def __init__(self, sample: Sample) -> None:
         self.sample, self.model = sample, sample.model
         self.rng = np.random.default_rng([sample.seed, 7])
-        weights = {t.name: numpy_helper.to_array(t) for t in self.model.graph.initializer}
+        weights = {t.name: array_of(t) for t in self.model.graph.initializer}
         self.feeds = dict(sample.feeds)
         self.moving = {name: np.asarray((self.feeds | weights)[name]) for name in sample.wrt}
         self.at = wide_feeds(self.feeds)
