@@ -7,14 +7,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import ml_dtypes
 import numpy as np
 import onnx
 from onnx import helper
 
-from refgrad.errors import FeedError, InvalidModelError, choices, did_you_mean
+from refgrad.errors import BackendError, FeedError, InvalidModelError, choices, did_you_mean
 from refgrad.protos.external import external_tensors, load, refuse_external
 from refgrad.protos.reading import read
 
@@ -92,7 +92,7 @@ def load_model(model: ModelLike, external_data: bool = True) -> onnx.ModelProto:
             refuse_external(tensor)
         return model
     path = Path(model)
-    if not path.is_file():
+    if not os.path.isfile(path):  # False too where no file can have this name
         raise InvalidModelError(f"There is no model at {str(path)!r}. Give the path of an .onnx file or a ModelProto.")
     proto = read(path)
     if external_data:
@@ -227,6 +227,25 @@ class Prepared(ABC):
 
         Raises FeedError for feeds that do not fit the model, BackendError where the executor fails.
         """
+
+
+class Local(Prepared):
+    """A prepared model of this process alone: it holds functions, memory and threads that no other process has."""
+
+    def __reduce__(self) -> Any:
+        """Raise BackendError instead of being pickled."""
+        raise BackendError(
+            "A prepared model cannot be pickled: it holds functions, memory and threads of this process. "
+            "Pickle the model or its path instead, and prepare it where it runs."
+        )
+
+    def __copy__(self) -> Self:
+        """Return the prepared model itself, which no run changes."""
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Return the prepared model itself, which no run changes."""
+        return self
 
 
 class Backend(ABC):

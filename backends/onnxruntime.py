@@ -20,6 +20,7 @@ from onnx.serialization import registry
 
 from refgrad.backends.base import (
     Backend,
+    Local,
     ModelLike,
     Prepared,
     check_feeds,
@@ -126,7 +127,7 @@ def _cuda_unavailable() -> str | None:
     return None
 
 
-class _Session(Prepared):
+class _Session(Local):
     def __init__(self, backend: CpuBackend, model: ModelLike, threads: int | None) -> None:
         import onnxruntime
 

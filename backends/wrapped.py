@@ -10,6 +10,7 @@ from onnx import ModelProto
 
 from refgrad.backends.base import (
     Backend,
+    Local,
     ModelLike,
     Prepared,
     check_feeds,
@@ -59,7 +60,7 @@ class _Wrapped(Backend):
         return representation
 
 
-class _WrappedModel(Prepared):
+class _WrappedModel(Local):
     """A model as an onnx.backend runs it: by position.
 
     The interface does not say at which positions inputs with a default stand. So the backend gets a model without such

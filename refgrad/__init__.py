@@ -8,6 +8,11 @@ if (_checkout / "pyproject.toml").is_file() and (_checkout / "backends").is_dir(
     __path__.append(str(_checkout))
 del _checkout, Path
 
+from refgrad import interruption  # noqa: E402
+
+interruption.end_quietly()
+del interruption
+
 import refgrad.rules  # noqa: E402, F401  (it registers every rule)
 from refgrad import recipes  # noqa: E402
 from refgrad.reverse.gradient import gradient, preflight  # noqa: E402

@@ -10,8 +10,8 @@ import onnx
 
 from refgrad.backends.base import (
     Backend,
+    Local,
     ModelLike,
-    Prepared,
     check_feeds,
     check_outputs,
     graph_inputs,
@@ -91,7 +91,7 @@ def _inlined(model: onnx.ModelProto) -> onnx.ModelProto:
     return inline_functions(copy)
 
 
-class NumpyModel(Prepared):
+class NumpyModel(Local):
     """A planned model."""
 
     def __init__(self, model: onnx.ModelProto, precision: Declared, max_memory: int | None = None) -> None:

@@ -13,6 +13,7 @@ from typing import Annotated
 
 import typer
 
+from refgrad import interruption
 from refgrad.cli import conformance, derivatives, listings, recipe, running
 from refgrad.cli.containment import contain
 from refgrad.cli.limits import OutOfTime
@@ -95,6 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _carry_out(arguments: Sequence[str]) -> int:
     try:
+        interruption.raise_again()
         modules, others = plugins.split_arguments(arguments)
         with warnings.catch_warnings(), plugins.importing(modules):
             warnings.simplefilter("once", ModelWarning)

@@ -20,12 +20,13 @@ from typer.models import CommandFunctionType
 
 from refgrad.cli.limits import limited
 from refgrad.errors import abridged, choices
+from refgrad.interruption import CODE
 from refgrad.protos.files import data_file_of, refuse_replacing, save_gradient, writable
 from refgrad.protos.malformed import explained
 from refgrad.show.tables import printable, table
 from refgrad.tables import plugins
 
-AGREES, DISAGREES, REFUSED, INTERRUPTED = 0, 1, 2, 130  # exit codes
+AGREES, DISAGREES, REFUSED, INTERRUPTED = 0, 1, 2, CODE  # exit codes
 _WIDTH = 160  # of a table that no terminal shows
 _ROWS = 20  # of a long table
 _NAMES = 5  # of a long list

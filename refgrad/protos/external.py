@@ -30,6 +30,7 @@ _COPIED = 1 << 18  # bytes: to learn the length of raw data is to copy it
 _KEYS = ("location", "offset", "length")
 _CHUNK = 1 << 24
 _SHOWN = 200  # characters of a name in a message
+_LONGEST_NAME, _LONGEST_PATH = 255, 4000  # of a file; onnx's checker fails at longer ones
 _PUT_BACK = "Put the data file back beside the model."
 _EXPORT = "Export the model again."
 _FILE = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
@@ -360,6 +361,8 @@ def _parts(location: str) -> list[str]:
         raise _UnusableError("the path leads upwards (..), and data lies in the folder of the model", _EXPORT)
     if not parts:
         raise _UnusableError("this is not the name of a file", _EXPORT)
+    if max(len(part.encode(errors="replace")) for part in parts) > _LONGEST_NAME or len(location) > _LONGEST_PATH:
+        raise _UnusableError("no file can have so long a name", _EXPORT)
     return parts
 
 

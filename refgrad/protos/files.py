@@ -32,7 +32,9 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     :raises OutputFileError: `path` cannot be written.
     """
     target = writable(path)
-    temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
+    temporary = target.with_name(
+        f".refgrad-{secrets.token_hex(8)}.tmp"
+    )  # short: the name of the target may be as long as one can be
     try:
         yield temporary
         os.replace(temporary, target)
@@ -55,7 +57,9 @@ def new_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
         raise OutputFileError(f"{reprlib.repr(str(target))} cannot be written: {error.strerror}.") from error
     if is_taken:
         raise OutputFileError(f"{str(target)!r} exists. Give the name of a folder that does not, and it is made.")
-    temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
+    temporary = target.with_name(
+        f".refgrad-{secrets.token_hex(8)}.tmp"
+    )  # short: the name of the target may be as long as one can be
     try:
         temporary.mkdir(parents=True)
         yield temporary
@@ -64,6 +68,11 @@ def new_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
         raise OutputFileError(f"{str(target)!r} cannot be written: {error.strerror or error}.") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)  # gone where it was renamed
+
+
+def _temporary_beside(target: Path) -> Path:
+    """A name for a temporary file: a short one, since that of the target may be as long as one can be."""
+    return target.with_name(f".refgrad-{secrets.token_hex(8)}.tmp")
 
 
 def save_gradient(gradient: ModelProto, path: str | os.PathLike[str], source: str | os.PathLike[str]) -> Path | None:

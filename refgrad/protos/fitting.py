@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Set
 
 import onnx
-from onnx import FunctionProto, GraphProto, ModelProto, NodeProto
+from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto
 
 from refgrad.errors import InvalidModelError
 from refgrad.protos.walk import attribute_value, every_node, nested, versions_of
@@ -41,11 +41,28 @@ def refuse_misfit(node: NodeProto, called: FunctionProto) -> None:
     """
     _fit(node, "inputs", len(node.input), at_most=len(called.input))
     _fit(node, "outputs", len(node.output), at_most=len(called.output))
+    if node.attribute and (called.attribute or called.attribute_proto):
+        _refuse_other_types(node, called)
     absent = {name for k, name in enumerate(called.input) if k >= len(node.input) or not node.input[k]}
     for inner in nested(called.node) if absent else ():
         for k, name in enumerate(inner.input):
             if name in absent and _needs(inner, k):
                 raise _misfit(node, f"leaves out the input {name!r}, which {inner.op_type} within needs. Give it")
+
+
+def _refuse_other_types(node: NodeProto, called: FunctionProto) -> None:
+    """Refuse attributes of another type than those of the function that refer to them."""
+    given = {a.name: a.type for a in node.attribute if not a.ref_attr_name}
+    for inner in nested(called.node):
+        for attribute in inner.attribute:
+            kind = given.get(attribute.ref_attr_name)
+            if kind is not None and attribute.type and kind != attribute.type:
+                was, due = (AttributeProto.AttributeType.Name(k).lower() for k in (kind, attribute.type))
+                raise _misfit(
+                    node,
+                    f"gives {attribute.ref_attr_name!r} as {was}, and {inner.op_type} within the function takes it as {due}. "
+                    "Give it as that",
+                )
 
 
 def _needs(node: NodeProto, position: int) -> bool:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import os
+import reprlib
 from pathlib import Path
 
 import onnx
 from google.protobuf.message import DecodeError
-from onnx import ModelProto, TensorProto
+from onnx import FunctionProto, ModelProto, TensorProto
 
 from refgrad.errors import InvalidModelError
 from refgrad.protos.external import ExternalData, is_external, refuse_unknown_type
@@ -18,6 +19,7 @@ from refgrad.protos.walk import one_per_domain, tensors_without_initializers
 # Metadata of a constant that refgrad wrote: it may be a float, but it is not a weight. The value is the number before it was
 # rounded to the type of the tensor, or "" where rounding changed nothing.
 CONSTANT = "refgrad.constant"
+_LONG_PATH = 300  # characters that a message repeats
 _LARGE = 1024  # bytes; above it an initializer is weights, not the axes or shape of some operator
 
 
@@ -31,13 +33,13 @@ def read(model: ModelProto | str | os.PathLike[str], *, weights: bool = True) ->
     if isinstance(model, ModelProto):
         if not model.HasField("graph"):
             raise InvalidModelError("The model is empty: it has no graph.")
-        return model
+        return _importing_once(model)
     if not isinstance(model, str | os.PathLike):
         raise InvalidModelError(f"A model is a ModelProto or a path, not {type(model).__name__}.")
     path = Path(model)
-    if path.is_dir():
-        raise InvalidModelError(f"{path} is a folder: give the path of an .onnx file in it.")
     try:
+        if path.is_dir():
+            raise InvalidModelError(f"{path} is a folder: give the path of an .onnx file in it.")
         size, limit = path.stat().st_size, allowed()
         if limit is not None and size > limit:
             raise InvalidModelError(f"{path} has {size} bytes, and max_memory is {limit}. Give it more.")
@@ -45,9 +47,9 @@ def read(model: ModelProto | str | os.PathLike[str], *, weights: bool = True) ->
     except InvalidModelError:
         raise
     except OSError as error:
-        raise InvalidModelError(f"{path} cannot be read: {error.strerror}.") from error
+        raise InvalidModelError(f"{_shown(path)} cannot be read: {error.strerror}.") from error
     except (DecodeError, UnicodeDecodeError, ValueError) as error:
-        raise InvalidModelError(f"{path} is no ONNX model, or a truncated one: {error}.") from error
+        raise InvalidModelError(f"{_shown(path)} is no ONNX model, or a truncated one: {error}.") from error
     except Exception as error:  # the text formats each raise their own
         raise InvalidModelError(f"{path} is no ONNX model: {type(error).__name__}: {error}") from error
     if not proto.HasField("graph"):
@@ -60,7 +62,46 @@ def read(model: ModelProto | str | os.PathLike[str], *, weights: bool = True) ->
                 refuse_unknown_type(tensor)
         for tensor in filter(is_external, tensors_without_initializers(proto)):
             data.load(tensor) if weights else data.check(tensor, missing=True)
-    return proto
+    return _importing_once(proto)
+
+
+def _shown(path: Path) -> str:
+    return str(path) if len(str(path)) <= _LONG_PATH else reprlib.repr(str(path))
+
+
+def _importing_once(model: ModelProto) -> ModelProto:
+    """The model itself, or a copy in which it and its functions import each domain once.
+
+    Where the versions differ the last one counts, as for ONNX Runtime and onnx's checker: skl2onnx writes such models.
+
+    :raises InvalidModelError: ai.onnx has one version by the name "" and another by the name "ai.onnx". onnx's checker reads
+        each node by the name that it has, ONNX Runtime reads all by the last: the model does not say which is meant.
+    """
+    if not _is_repeated(model) and not any(_is_repeated(function) for function in model.functions):
+        return model
+    copy = ModelProto()
+    copy.CopyFrom(model)
+    _merge_imports(copy)
+    for function in copy.functions:
+        _merge_imports(function)
+    return copy
+
+
+def _merge_imports(importing: ModelProto | FunctionProto) -> None:
+    last = {one.domain: one.version for one in importing.opset_import}
+    if last.get("", 0) != last.get("ai.onnx", last.get("", 0)) and "" in last:
+        raise InvalidModelError(
+            f"The model imports ai.onnx twice: version {last['']} by the name '', version {last['ai.onnx']} by the name "
+            "'ai.onnx'. Remove the one that is not meant."
+        )
+    once = one_per_domain(importing.opset_import)
+    del importing.opset_import[:]
+    importing.opset_import.extend(once)
+
+
+def _is_repeated(importing: ModelProto | FunctionProto) -> bool:
+    """Whether a domain is imported twice, by whichever of its names."""
+    return len(importing.opset_import) > len({one.domain or "ai.onnx" for one in importing.opset_import})
 
 
 def is_large(tensor: TensorProto) -> bool:
@@ -76,8 +117,7 @@ def is_number(tensor: TensorProto) -> bool:
 
 def skeleton_of(model: ModelProto, apart: dict[str, TensorProto]) -> ModelProto:
     """A copy of the model in which the initializers `apart` are inputs: nothing large is copied."""
-    imports = one_per_domain(model.opset_import)  # skl2onnx writes "" twice, and onnx converts the first one alone
-    skeleton = ModelProto(ir_version=model.ir_version, opset_import=imports, functions=model.functions)
+    skeleton = ModelProto(ir_version=model.ir_version, opset_import=model.opset_import, functions=model.functions)
     source, graph = model.graph, skeleton.graph
     graph.name = source.name or "graph"
     graph.node.extend(source.node)

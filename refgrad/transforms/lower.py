@@ -176,11 +176,14 @@ class _Lowering:
                 shapes[value.name] = shape
         for tensor in graph.initializer:
             types[tensor.name], shapes[tensor.name] = tensor.data_type, tuple(tensor.dims)
-        inner = {node.output[0]: node for node in inferred.node if node.output}
+        inner = {tuple(node.output): node for node in inferred.node}
         for proto in graph.node:
             for attribute in proto.attribute:
                 for k, body in enumerate(subgraphs(attribute)):
-                    twin = next(a for a in inner[proto.output[0]].attribute if a.name == attribute.name)
+                    # An operator that onnx does not know may have a body by mistake, which inference drops.
+                    twin = next(
+                        (a for a in inner[tuple(proto.output)].attribute if a.name == attribute.name), attribute
+                    )
                     body.initializer.extend(self._rewrite(body, subgraphs(twin)[k], scope, top=False))
         op = Emitter.over(scope, self.taken)
         written = _Body(self, op, scope)

@@ -297,7 +297,9 @@ def _joined(node: Node, read: ValueInfoProto, made: TypeProto, moved: dict[str, 
             f"{node.op_type} {node.name!r} changes the type of its state {read.name!r}, which is {was} before a "
             f"step and {now} after it. Cast one to the other."
         )
-    if before is None and after is not None and node.op_type == "Scan":  # it may not change its shape
+    if (
+        before is None and after is not None and node.op_type == "Scan" and read.name not in moved
+    ):  # it may not change it
         return helper.make_tensor_value_info(read.name, kind, [d if isinstance(d, int) else None for d in after])
     if before is None or after is None:  # inference could not tell: it is assumed to stay
         return None
