@@ -73,6 +73,7 @@ def test_a_backend_imports_nothing_of_the_differentiator():
         "refgrad.protos.external",
         "refgrad.protos.inlining",
         "refgrad.protos.malformed",
+        "refgrad.protos.memory",
         "refgrad.protos.reading",
         "refgrad.protos.walk",
         "refgrad.tables",
