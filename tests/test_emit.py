@@ -199,3 +199,17 @@ def test_a_number_that_would_become_another_is_refused(which: str, monkeypatch: 
     write, message = LOST[which]
     with pytest.raises(RuleError, match=f"The rule for Neg of node 'Neg_1' {message}"):
         with_neg(write, monkeypatch)
+
+
+def test_each_output_of_an_emitted_node_has_its_own_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+
+    def neg(op: Any, d_Y: str, X: str) -> str:
+        for made in (op.TopK(X, [1], outputs=2), op.Dropout(X, outputs=2), op.DynamicQuantizeLinear(X, outputs=3)):
+            found.append([onnx.TensorProto.DataType.Name(op.type(name)) for name in made])
+        largest, place = op.TopK(X, [1], outputs=2)
+        zero = op.Mul(op.Sub(largest, op.GatherElements(X, op.Add(place, 0), axis=-1)), 0.0)
+        return op.Sub(op.Mul(zero, 1.0), d_Y)
+
+    assert_right(with_neg(neg, monkeypatch))
+    assert found == [["FLOAT", "INT64"], ["FLOAT", "BOOL"], ["UINT8", "FLOAT", "UINT8"]]

@@ -16,6 +16,7 @@ from refgrad.protos.reading import CONSTANT
 from refgrad.protos.walk import captured, fresh
 from refgrad.reverse.emitted import NO_SETTINGS, Emitted, Settings, needed_emitted, write
 from refgrad.reverse.values import Values
+from refgrad.tables.element_types import element_types
 
 # The element type of a node's result where it is not that of its first operand.
 _BOOL = frozenset(
@@ -104,9 +105,12 @@ class Emission:
             kind = self._result_type(op_type, names, attributes)
         else:
             kind = types.get(names[0]) if names else None
-        if kind is not None:
-            for result in made:
-                types[result] = kind
+        if outputs > 1:
+            given = [types.get(name, 0) for name in names]
+            kinds = element_types(op_type, domain, None, given, settings.attributes, outputs)
+            types.update({result: other or kind for result, other in zip(made, kinds, strict=True) if other or kind})
+        elif kind is not None:
+            types[made[0]] = kind
         return made
 
     def _settings_of(self, attributes: Mapping[str, Any]) -> Settings:

@@ -83,6 +83,12 @@ def _source(schema: Any, domain: str, position: int) -> _Source:
     output = schema.outputs[position]
     if output.option == onnx.defs.OpSchema.FormalParameterOption.Variadic and not output.is_homogeneous:
         return _unknown  # If, Loop, Scan: their bodies say it
+    allowed = {
+        text for c in schema.type_constraints if c.type_param_str == output.type_str for text in c.allowed_type_strs
+    }
+    kinds = {_KINDS.get(text, 0) for text in allowed or {output.type_str}}
+    if len(kinds) == 1 and 0 not in kinds:
+        return _fixed(kinds.pop())
     places = [k for k, formal in enumerate(schema.inputs) if formal.type_str == output.type_str]
     if places:
         variadic = schema.inputs[-1].option == onnx.defs.OpSchema.FormalParameterOption.Variadic
@@ -90,11 +96,7 @@ def _source(schema: Any, domain: str, position: int) -> _Source:
         if open_end is not None and not schema.inputs[-1].is_homogeneous:
             return _unknown
         return lambda inputs, _: _first(inputs, places, open_end)
-    allowed = {
-        text for c in schema.type_constraints if c.type_param_str == output.type_str for text in c.allowed_type_strs
-    }
-    kinds = {_KINDS.get(text, 0) for text in allowed or {output.type_str}}
-    return _fixed(kinds.pop()) if len(kinds) == 1 else _unknown
+    return _unknown
 
 
 def _special(op_type: str, position: int) -> _Source | None:
