@@ -56,6 +56,22 @@ PAST: dict[str, tuple[int, str, dict[str, Any]]] = {
         "{ p = MaxPool<ceil_mode=1, kernel_shape=[3,1], strides=[2,2]>(x) y = Flatten<axis=-1>(p) }",
         {"x": (1, 2, 4, 4)},
     ),
+    "an average over declared windows whose cotangent has no known size": (
+        18,
+        "(float[1,2,2] x) => (float[A,B,C] y) { t = Softplus(x) y = AveragePool<kernel_shape=[2], pads=[1,1]>(t) }",
+        {"x": (1, 2, 2)},
+    ),
+    **{
+        f"slices of an unknown rank along axis {axis}": (
+            18,
+            "(float[2,2] x, int64[K] k, float[2] s) => (float[A] y, float[D,B,C] z) { t = Exp(x) r = ReduceL2<keepdims=1>(t, k) "
+            f"y, z = Scan<num_scan_inputs=1, scan_input_axes=[{axis}], body = b (float[2] p, float[] v) => (float[2] q, "
+            "float[A,B] o) { e = Sin(v) f = ReduceSum<keepdims=0>(e) q = Mul(p, f) c = Constant<value_ints=[-1,1]>() o = Reshape(e, c) }>"
+            "(s, r) }",
+            {"x": (2, 2), "k": np.array([1]), "s": (2,)},
+        )
+        for axis in (0, 1, -1)
+    },
 }
 OF_FUNCTIONS = {
     "num_scan_inputs by an attribute of a function": (

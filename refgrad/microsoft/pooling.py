@@ -50,4 +50,9 @@ def max_pool_grad(op: Emitter, dY: str, Indices: str, *, _node: Node, **attribut
 def average_pool_grad(op: Emitter, dY: str, *, _node: Node, **attributes: Any) -> str:
     """The shape of X is that of the value after which the result is named, or of the forward node's, or the declared one"""
     X = _pooled(op, _node, "AveragePool")
+    sizes = op.static(X)
+    if (
+        _node.outputs[0] == X and sizes is not None and op.static(dY) is None
+    ):  # the windows are counted where the model runs
+        X = op.full(op.const(list(sizes)), 0.0, like=dY)
     return op.grad.AveragePoolGrad(dY, X, **attributes)

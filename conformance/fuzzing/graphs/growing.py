@@ -356,10 +356,6 @@ class Scope:
                 pieces.append(self.leaf(np.array([size])))
         return self.add("Concat", *pieces, kind=INT64, axis=0) if len(pieces) > 1 else pieces[0]
 
-    def depth_of_calls(self, function: FunctionProto) -> bool:
-        """Whether this scope belongs to the function itself."""
-        return False
-
     # Choices
 
     def chance(self, p: float) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 from onnx import GraphProto, NodeProto, TypeProto, ValueInfoProto, helper
@@ -163,6 +163,9 @@ class Iteration(Structure):
         sub, sweep = swept.op, swept.sweep
         steps = Steps()
         of: list[str] = []  # the values whose adjoints the final states are
+        folded: dict[
+            tuple[str, str], int
+        ] = {}  # the slices that are stacked flat, since their rank is not known: their axis
         flat: set[int] = set()  # the places of those that are carried along one axis, since their rank is not known
 
         def carry(name: str, like: str, start: str) -> str:
@@ -207,16 +210,26 @@ class Iteration(Structure):
             give(sub.sum([total, adjoint], like=name), name)
         for element in self.elements:
             adjoint = sweep.adjoint(element.inner) if element.inner in path.needed else None
-            if adjoint is not None:
-                give(adjoint, element.inner)
-                steps.rows.append(element)
+            if adjoint is None:
+                continue
+            if self.ranked and sub.shape(element.inner) is None:
+                row = tensor_type(op.values.adjoint_type(element.outer), (None,))
+                steps.results.append((swept.result(sub.Reshape(adjoint, [-1])), row))
+                steps.rows.append(replace(element, axis=0))
+                folded[element.outer, element.inner] = element.axis
+                continue
+            give(adjoint, element.inner)
+            steps.rows.append(element)
         swept.plan(stacked=True, listed=self.listing, recompute=self.node.name in op.repeated)
         made, count = self.backward(op, swept, steps)
         summed = [
             op.Reshape(v, op.Shape(of[k]), allowzero=1) if k in flat else v for k, v in enumerate(made[: len(of)])
         ]
         adjoints = list(zip(of, summed, strict=True))
-        adjoints += [(e.outer, self.whole(op, v, e, count)) for v, e in zip(made[len(of) :], steps.rows, strict=True)]
+        for value, element in zip(made[len(of) :], steps.rows, strict=True):
+            axis = folded.get((element.outer, element.inner), 0)
+            rows = _unfolded(op, value, element.outer, axis) if axis else value
+            adjoints.append((element.outer, self.whole(op, rows, element, count)))
         for name, value in adjoints:
             op.describe(value, like=name)
             yield name, value
@@ -281,6 +294,14 @@ class Iteration(Structure):
         edit.attributes["body"] = swept.forward([*new, *more])
         edit.outputs += outer
         return {name: found[name] for name in residuals}
+
+
+def _unfolded(op: Emitter, rows: str, like: str, axis: int) -> str:
+    """The elements of slices along `axis`, each slice one of `rows`, in the order in which `like` has them."""
+    before = op.ReduceProd(op.Shape(like, end=axis), keepdims=1)
+    after = op.const([1]) if axis == -1 else op.ReduceProd(op.Shape(like, start=axis + 1), keepdims=1)
+    parts = op.Reshape(rows, op.Concat(op.Shape(rows, end=1), before, after, axis=0), allowzero=1)
+    return op.Transpose(parts, perm=[1, 0, 2])
 
 
 def _joined(node: Node, read: ValueInfoProto, made: TypeProto, moved: dict[str, str]) -> ValueInfoProto | None:
