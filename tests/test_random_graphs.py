@@ -64,10 +64,10 @@ PAST: dict[str, tuple[int, str, dict[str, Any]]] = {
     **{
         f"slices of an unknown rank along axis {axis}": (
             18,
-            "(float[2,2] x, int64[K] k, float[2] s) => (float[A] y, float[D,B,C] z) { t = Exp(x) r = ReduceL2<keepdims=1>(t, k) "
-            f"y, z = Scan<num_scan_inputs=1, scan_input_axes=[{axis}], body = b (float[2] p, float[] v) => (float[2] q, "
-            "float[A,B] o) { e = Sin(v) f = ReduceSum<keepdims=0>(e) q = Mul(p, f) c = Constant<value_ints=[-1,1]>() o = Reshape(e, c) }>"
-            "(s, r) }",
+            "(float[2,2] x, int64[K] k, float[2] s) => (float[A] y, float[D,B,C] z) { t = Exp(x) "
+            "r = ReduceL2<keepdims=1>(t, k) y, z = Scan<num_scan_inputs=1, "
+            f"scan_input_axes=[{axis}], body = b (float[2] p, float[] v) => (float[2] q, float[A,B] o) {{ e = Sin(v) "
+            "f = ReduceSum<keepdims=0>(e) q = Mul(p, f) c = Constant<value_ints=[-1,1]>() o = Reshape(e, c) }>(s, r) }",
             {"x": (2, 2), "k": np.array([1]), "s": (2,)},
         )
         for axis in (0, 1, -1)
