@@ -108,7 +108,7 @@ class Emission:
         if outputs > 1:
             given = [types.get(name, 0) for name in names]
             kinds = element_types(op_type, domain, None, given, settings.attributes, outputs)
-            types.update({result: other or kind for result, other in zip(made, kinds, strict=True) if other or kind})
+            types.update({name: found for name, other in zip(made, kinds, strict=True) if (found := other or kind)})
         elif kind is not None:
             types[made[0]] = kind
         return made
