@@ -211,6 +211,7 @@ def view(
         *types,
         *containers,
         *(node.name for node in nodes),
+        *(name for node in nodes if node.attributes for name in node.attributes),
         *(size for shape in set(shapes.values()) for size in shape),
     }
     if bytes in set(map(type, texts)):
