@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from pathlib import Path
 
@@ -623,3 +624,19 @@ class TestBuilder:
 
 def test_gradient_itself_is_not_imported_with_its_checker():
     assert not hasattr(refgrad, "check")
+
+
+def test_a_loop_that_never_ends_with_random_feeds_says_so(monkeypatch):
+
+    monkeypatch.setattr(sys.modules[check.__module__], "_ENOUGH", 50)
+    endless = model(
+        """{
+            go = Constant <value = bool {1}> ()
+            y = Loop ("", go, x) <body = b (int64 i, bool c, float[3] s) => (bool d, float[3] t) {
+                d = Identity(c) t = Tanh(s) }>
+        }""",
+        "float[3] x",
+        "float[3] y",
+    )
+    with pytest.raises(FeedError, match=r"still goes on after \d+ iterations.*--feeds"):
+        check(endless, backends=["numpy"])

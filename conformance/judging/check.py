@@ -10,6 +10,7 @@ intermediate result is rounded (cancellation and kinks can move it far).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,6 +19,7 @@ from onnx import ModelProto
 
 from refgrad.backends import available, get_backend
 from refgrad.backends.base import ModelLike, check_feeds, load_model
+from refgrad.backends.numpy.kernels.control_flow import bounded_loops
 from refgrad.conformance.judging.departing import departure
 from refgrad.conformance.judging.verdicts import NO_KERNEL
 from refgrad.conformance.oracles.comparison import (
@@ -50,7 +52,7 @@ from refgrad.conformance.questions.point import (
 )
 from refgrad.conformance.questions.undefined import undefined
 from refgrad.conformance.questions.weights import randomize
-from refgrad.errors import BackendError, BuilderError, OptionError, RefgradError, choices
+from refgrad.errors import BackendError, BuilderError, FeedError, OptionError, RefgradError, choices
 from refgrad.protos.malformed import explained
 from refgrad.reverse.gradient import gradient as differentiate
 from refgrad.tables.registry import DIALECTS
@@ -62,6 +64,7 @@ WRONG_BUILDER = "onnxruntime is wrong"
 FLOAT64 = "float64"
 
 _FAULTS = (DISAGREED, FAILED)
+_ENOUGH = 100_000  # iterations of a loop whose inputs are random
 
 
 @dataclass(frozen=True)
@@ -149,7 +152,29 @@ def check(
         feeds = check_feeds(feeds, inputs_of(proto))
         proto, feeds = with_values(proto, feeds)
     gradients = {dialect: differentiate(proto, wrt, outputs, dialect=dialect) for dialect in dialects}
-    point = Point.choose(proto, next(iter(gradients.values())), feeds, seed, size, sizes)
+    # A loop that goes on while a condition holds need not end at random feeds.
+    with bounded_loops(_ENOUGH) if feeds is None else nullcontext():
+        try:
+            point = Point.choose(proto, next(iter(gradients.values())), feeds, seed, size, sizes)
+        except BackendError as error:
+            if "the loop still goes on" not in str(error):
+                raise
+            raise FeedError(
+                f"With random feeds {error} Give feeds with which it ends (--feeds, a .npz file)."
+            ) from error
+        return _checked(point, gradients, names, seed, directions, tolerance, seconds)
+
+
+def _checked(
+    point: Point,
+    gradients: Mapping[str, ModelProto],
+    names: Sequence[str],
+    seed: int,
+    directions: int,
+    tolerance: float | None,
+    seconds: float,
+) -> Check:
+    """What every witness says at a point."""
     rows: list[Row] = []
     truths: dict[str, dict[str, np.ndarray]] = {}
     for dialect, made in gradients.items():

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,18 @@ from refgrad.backends.numpy.plan import PlannedGraph
 from refgrad.backends.numpy.registry import kernel
 
 Outer = Mapping[str, Any] | None
+
+_ENOUGH: ContextVar[int | None] = ContextVar("_ENOUGH", default=None)
+
+
+@contextmanager
+def bounded_loops(iterations: int) -> Iterator[None]:
+    """No Loop may go round more often than so here: with inputs that nobody chose it may never end."""
+    token = _ENOUGH.set(iterations)
+    try:
+        yield
+    finally:
+        _ENOUGH.reset(token)
 
 
 def _check(body: PlannedGraph, inputs: int, outputs: int) -> None:
@@ -52,9 +66,11 @@ def loop(
     state = list(carried)
     _check(body, 2 + len(state), 1 + len(state))
     rows: list[list[Any]] = [[] for _ in body.outputs[1 + len(state) :]]
-    iteration = 0
+    iteration, enough = 0, _ENOUGH.get()
     with Rounds(state) as rounds:
         while going and (trips is None or iteration < trips):
+            if iteration == enough:
+                raise ValueError(f"the loop still goes on after {enough} iterations")
             proceed, *results = body(np.array(iteration, np.int64), np.array(going), *state, outer=_outer)
             going = bool(proceed.item())
             state, made = results[: len(state)], results[len(state) :]
