@@ -96,6 +96,10 @@ def _check(model: ModelProto, used: Set[str], shapeless: bool) -> ModelProto:
                 f"The model's opset {imported.version} is newer than onnx {onnx.__version__} knows ({newest}). "
                 "Upgrade onnx, or convert the model down with onnx.version_converter."
             )
+        if imported.version < 1 and (not imported.domain or imported.domain.startswith("ai.onnx")):
+            raise InvalidModelError(
+                f"The model imports {imported.domain or 'ai.onnx'} in version {imported.version}. The first version is 1."
+            )
     refuse_recursion(model.functions)
     refuse_absurd_attributes(model, used)
     try:

@@ -22,6 +22,13 @@ def refuse_misfits(model: ModelProto, used: Set[str]) -> None:
     if not model.functions and used.isdisjoint(_FITS):
         return
     functions = {(f.domain, f.name, f.overload): f for f in model.functions}
+    for function in model.functions:
+        made = {*function.input, *(name for node in function.node for name in node.output)}
+        if lost := [name for name in function.output if name not in made]:
+            raise InvalidModelError(
+                f"Function {function.name!r} of domain {function.domain!r} returns {lost[0]!r}, which no node of it computes. "
+                "Export the model again."
+            )
     batched = versions_of(model).get("", 1) < 9  # the first Scan, which has one input more
     for node in every_node(model):
         called = functions.get((node.domain, node.op_type, node.overload))
