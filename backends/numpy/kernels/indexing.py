@@ -262,7 +262,7 @@ def non_zero(X: np.ndarray) -> np.ndarray:
     """Indices (rank, N); of a scalar (0, N)"""
     if not X.ndim:
         return np.zeros((0, int(bool(X.item()))), np.int64)
-    need(2 * X.ndim * np.count_nonzero(X) * 8)
+    need(2 * X.ndim * int(np.count_nonzero(X)) * 8)
     return np.array(np.nonzero(X), np.int64)
 
 

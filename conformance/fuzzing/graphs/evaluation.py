@@ -157,7 +157,7 @@ class Evaluator:
         version = versions.get("", 1)
         if node.domain or not onnx.defs.has(node.op_type, version):
             return None
-        schema = onnx.defs.get_schema(node.op_type, version)
+        schema: Any = onnx.defs.get_schema(node.op_type, version)  # whose stub lacks the function bodies
         if not schema.has_function and not schema.has_context_dependent_function:
             return None
         kinds = [_type_of(x) for x in inputs]
@@ -324,7 +324,12 @@ def _sequence_map(evaluator: Evaluator, node: _Node, inputs: list[Any], values: 
     return [list(column) for column in zip(*rows, strict=True)] if rows else [[] for _ in body.output]
 
 
-_STRUCTURES = {"If": _if, "Loop": _loop, "Scan": _scan, "SequenceMap": _sequence_map}
+_STRUCTURES: dict[str, Callable[..., Sequence[Any]]] = {
+    "If": _if,
+    "Loop": _loop,
+    "Scan": _scan,
+    "SequenceMap": _sequence_map,
+}
 
 
 def _cast(evaluator: Evaluator, node: _Node, x: Any) -> Any:
@@ -482,7 +487,7 @@ def _gelu(evaluator: Evaluator, node: _Node, x: Any) -> Any:
     return x / 2 * (1 + erf(np.asarray(x / math.sqrt(2), np.complex128)))
 
 
-_SIMPLE = {
+_SIMPLE: dict[str, Callable[..., Any]] = {
     "Resize": _resize,
     "Gelu": _gelu,
     "ConvTranspose": _conv_transpose,

@@ -277,7 +277,7 @@ def _topk(s: Scope) -> None:
     x = s.pick(1, filled=True)
     axis = axis_of(s, x.rank)
     k = s.rng.randint(1, x.shape[axis])
-    _values, _ = s.add(
+    _values, _ = s.add_all(
         "TopK", x, s.ints([k]), outputs=2, axis=axis, largest=s.rng.choice((None, 0)), named=[True, True]
     )
     if s.chance(0.3):
@@ -407,7 +407,7 @@ def _reshape(s: Scope) -> None:
 
 def _factors(s: Scope, size: int) -> list[int]:
     """A shape of so many elements."""
-    made = []
+    made: list[int] = []
     if not size:
         return [0, s.rng.choice((1, 2))]
     while size > 1 and len(made) < 3 and s.chance(0.8):
@@ -472,13 +472,13 @@ def _split(s: Scope) -> None:
     size = x.shape[axis]
     count = s.rng.randint(1, min(size, 3))
     if size % count == 0 and s.chance(0.4):
-        parts = s.add("Split", x, outputs=count, axis=axis, num_outputs=count if s.opset >= 18 else None)
+        parts = s.add_all("Split", x, outputs=count, axis=axis, num_outputs=count if s.opset >= 18 else None)
     elif s.opset >= 18 and s.chance(0.3) and (count - 1) * -(-size // count) < size:
-        parts = s.add("Split", x, outputs=count, axis=axis, num_outputs=count)
+        parts = s.add_all("Split", x, outputs=count, axis=axis, num_outputs=count)
     else:
         cuts = sorted(s.rng.randint(0, size) for _ in range(count - 1))
         sizes = [b - a for a, b in zip([0, *cuts], [*cuts, size], strict=True)]
-        parts = s.add("Split", x, s.ints(sizes), outputs=count, axis=axis)
+        parts = s.add_all("Split", x, s.ints(sizes), outputs=count, axis=axis)
     del parts
 
 
@@ -670,7 +670,7 @@ def _one_hot(s: Scope) -> None:
 @template(0.5)
 def _unique(s: Scope) -> None:
     x = s.pick(1, 2, filled=True)
-    s.add("Unique", x, outputs=1)
+    s.add("Unique", x)
 
 
 @template(0.5)
@@ -806,7 +806,7 @@ def _batch_normalization(s: Scope) -> None:
     if s.opset >= 14 and s.chance(0.3):
         # ONNX Runtime writes the running mean and variance over those that are given: nothing else may read them.
         mean, var = s.add("Neg", mean, hidden=True), s.add("Add", var, s.number(0.5), hidden=True)
-        s.add("BatchNormalization", x, scale, bias, mean, var, outputs=3, training_mode=1, epsilon=0.1)
+        s.add_all("BatchNormalization", x, scale, bias, mean, var, outputs=3, training_mode=1, epsilon=0.1)
     else:
         s.add("BatchNormalization", x, scale, bias, mean, var, epsilon=epsilon)
 
@@ -824,7 +824,7 @@ def _layer_normalization(s: Scope) -> None:
     shape = x.shape[axis % x.rank :]
     scale = s.like(shape)
     bias = s.like(shape) if s.chance(0.6) else None
-    s.add("LayerNormalization", x, scale, bias, axis=axis, epsilon=0.05, outputs=1)
+    s.add("LayerNormalization", x, scale, bias, axis=axis, epsilon=0.05)
 
 
 @template(1, 23)
@@ -884,7 +884,7 @@ def _loss(s: Scope) -> None:
     weight = s.positive(s.like((x.shape[1],))) if s.chance(0.4) else None
     given_labels = s.leaf(labels.astype(s.rng.choice((np.int64, np.int32))))
     if s.chance(0.5):
-        s.add("SoftmaxCrossEntropyLoss", x, given_labels, weight, outputs=s.rng.choice((1, 2)), **given)
+        s.add_all("SoftmaxCrossEntropyLoss", x, given_labels, weight, outputs=s.rng.choice((1, 2)), **given)
     else:
         s.add("NegativeLogLikelihoodLoss", s.add("LogSoftmax", x, axis=1), given_labels, weight, **given)
 
@@ -926,7 +926,7 @@ def _recurrent(s: Scope) -> None:
         named[0] = True
     while not named[-1]:
         named.pop()
-    s.add(op, s.calm(x), w, r, b, lengths, h, *more, outputs=len(named), named=named, **given)
+    s.add_all(op, s.calm(x), w, r, b, lengths, h, *more, outputs=len(named), named=named, **given)
 
 
 # Attention
@@ -1042,21 +1042,24 @@ def _branches(s: Scope) -> None:
         for v in results
     ]
     other.grow(_few(s))
-    others = []
+    others: list[Value] = []
     for value in results:
-        found = other.shaped(value.shape)
-        if found not in other.values or found in others or found.name in {i.name for i in other.initializers}:
-            found = other.add("Identity", found)
-        others.append(found)
+        like = other.shaped(value.shape)
+        if like not in other.values or like in others or like.name in {i.name for i in other.initializers}:
+            like = other.add("Identity", like)
+        others.append(like)
     choice = s.rng.random() < 0.5
-    graphs = {"then_branch": then.graph(results, "then", hidden), "else_branch": other.graph(others, "else", hidden)}
+    graphs: dict[str, Any] = {
+        "then_branch": then.graph(results, "then", hidden),
+        "else_branch": other.graph(others, "else", hidden),
+    }
     if not choice:
         graphs = {"then_branch": graphs["else_branch"], "else_branch": graphs["then_branch"]}
     if s.chance(0.4):
         test = s.add("Less", s.add("ReduceSum", s.pick(), keepdims=0), s.number(0.3), kind=BOOL)
     else:
         test = s.leaf(np.array(s.chance(0.5)))
-    s.add("If", test, outputs=count, kind=s.world.kind, **graphs)
+    s.add_all("If", test, outputs=count, kind=s.world.kind, **graphs)
 
 
 def _formal(scope: Scope, like: Any, kind: int, hidden: float) -> Value:
@@ -1071,10 +1074,14 @@ def _settled(body: Scope, value: Value, shape: tuple[int, ...], taken: list[Valu
     found = value if value.shape == shape else body.shaped(shape)
     if found.array.size and np.max(np.abs(found.real)) > 2:
         found = body.add("Tanh", found)
-    names = {i.name for i in (*body.initializers, *body.inputs)}
+    names = _given(body)
     if found not in body.values or found in taken or found.name in names:
         found = body.add(s_choice(body, ("Identity", "Sin", "Tanh")), found)
     return found
+
+
+def _given(body: Scope) -> set[str]:
+    return {*(i.name for i in body.initializers), *(i.name for i in body.inputs)}
 
 
 def s_choice(scope: Scope, names: tuple[str, ...]) -> str:
@@ -1084,7 +1091,7 @@ def s_choice(scope: Scope, names: tuple[str, ...]) -> str:
 
 def _result(body: Scope, taken: list[Value]) -> Value:
     """A float of the body for a scan output."""
-    names = {i.name for i in (*body.initializers, *body.inputs)}
+    names = _given(body)
     found = [
         v for v in body.values if v.is_float and v.kind == body.world.kind and v not in taken and v.name not in names
     ]
@@ -1111,7 +1118,7 @@ def _loop(s: Scope) -> None:
             if v.is_float and v.shape == formal.shape and v.kind == formal.kind and v is not formal
         ]
         taken.append(_settled(body, own[-1] if own else formal, formal.shape, taken))
-    scans = []
+    scans: list[Value] = []
     for _ in range(s.rng.choice((0, 1, 2)) if states else s.rng.choice((1, 2))):
         scans.append(_result(body, [*taken, *scans]))
     match s.rng.randrange(3):
@@ -1126,7 +1133,7 @@ def _loop(s: Scope) -> None:
     most = s.leaf(np.array(count)) if s.chance(0.9) else None
     first = s.leaf(np.array(True)) if s.chance(0.5) else None
     total = len(taken) + len(scans)
-    s.add("Loop", most, first, *states, outputs=total, kind=s.world.kind, body=graph)
+    s.add_all("Loop", most, first, *states, outputs=total, kind=s.world.kind, body=graph)
 
 
 @template(2)
@@ -1162,7 +1169,7 @@ def _scan(s: Scope) -> None:
             if v.is_float and v.shape == formal.shape and v.kind == formal.kind and v is not formal
         ]
         taken.append(_settled(body, own[-1] if own else formal, formal.shape, taken))
-    scans = []
+    scans: list[Value] = []
     for _ in range(s.rng.choice((0, 1, 2)) if states else s.rng.choice((1, 2))):
         scans.append(_result(body, [*taken, *scans]))
     graph = body.graph([*taken, *scans], "scan", hidden)
@@ -1176,7 +1183,7 @@ def _scan(s: Scope) -> None:
     if scans and s.chance(0.4):
         given["scan_output_directions"] = [int(s.chance(0.5)) for _ in scans]
     total = len(taken) + len(scans)
-    s.add("Scan", *states, *read, outputs=total, kind=s.world.kind, body=graph, num_scan_inputs=len(read), **given)
+    s.add_all("Scan", *states, *read, outputs=total, kind=s.world.kind, body=graph, num_scan_inputs=len(read), **given)
 
 
 @template(2)
@@ -1249,7 +1256,7 @@ def _run_time_branch(s: Scope) -> None:
             sizes = inner.leaf(np.array([cut[k], size - cut[k]]), moves=False)
             branches.append(inner.graph([inner.add("Identity", sizes)], f"sizes{k}", s.rng.choice((0.0, 1.0))))
         chosen = s.add("If", s.leaf(np.array(s.chance(0.5))), then_branch=branches[0], else_branch=branches[1])
-        s.add("Split", x, chosen, outputs=2, axis=0)
+        s.add_all("Split", x, chosen, outputs=2, axis=0)
         return
     branches = []
     for k in range(2):

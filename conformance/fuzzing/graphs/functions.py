@@ -63,6 +63,6 @@ def call(s: Scope, defined: Defined) -> None:
     given = [s.shaped(shape) if fixed or s.chance(0.85) else s.pick(0, 3) for shape in shapes]
     parameters = s.world.parameters[function.name]
     attributes = {name: value for name, value in parameters.items() if name in function.attribute or s.chance(0.5)}
-    s.add(
+    s.add_all(
         function.name, *given, outputs=len(function.output), domain=LOCAL, kind=s.world.kind, literal=True, **attributes
     )

@@ -162,7 +162,12 @@ class Scope:
 
     # Nodes
 
-    def add(
+    def add(self, op_type: str, *inputs: Value | None, **given: Any) -> Value:
+        """A node and its one output, or the first: see `add_all`."""
+        made: Value = self.add_all(op_type, *inputs, **given)[0]
+        return made
+
+    def add_all(
         self,
         op_type: str,
         *inputs: Value | None,
@@ -173,8 +178,8 @@ class Scope:
         literal: bool = False,
         hidden: bool = False,
         **attributes: Any,
-    ) -> Any:
-        """A node and its output, or its outputs. One that is not `named` is left out.
+    ) -> list[Any]:
+        """A node and its outputs, None for one that is not `named`.
 
         :raises MisfitError: the result is not wanted here.
         """
@@ -197,7 +202,7 @@ class Scope:
         if hidden:
             self.unread.update(value.name for value in made if value is not None)
         self.values += [value for value in made if value is not None]
-        return made[0] if outputs == 1 else made
+        return made
 
     def _check_types(self, op_type: str, inputs: Sequence[Value | None]) -> None:
         schema = schema_of(op_type, self.opset)
@@ -563,9 +568,9 @@ def prune(model: ModelProto) -> None:
         (model.graph.initializer, tensors),
         (model.graph.value_info, infos),
     ):
-        items = [type(item).FromString(item.SerializeToString()) for item in items]
+        copied: Any = [type(item).FromString(item.SerializeToString()) for item in items]
         del part[:]
-        part.extend(items)
+        part.extend(copied)
     called, more = set(), list(model.graph.node)
     known = {(f.domain, f.name): f for f in model.functions}
     while more:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -54,7 +55,7 @@ def _smaller(sample: Sample) -> Iterator[Sample]:
     model = sample.model
     if len(sample.outputs) > 1:
         for name in sample.outputs:
-            yield _with(sample, lambda made, name=name: _keep_output(made, name), outputs=(name,))
+            yield _with(sample, partial(_keep_output, name=name), outputs=(name,))
     try:
         values = _values(sample)
     except (UnknownError, KinkError):
@@ -65,14 +66,14 @@ def _smaller(sample: Sample) -> Iterator[Sample]:
         value = values.get(name)
         if name not in sample.outputs and isinstance(value, np.ndarray) and value.dtype.kind == "f" and name in kinds:
             info = helper.make_tensor_value_info(name, kinds[name], [None] * value.ndim)
-            yield _with(sample, lambda made, info=info: _return(made, info), outputs=(name,))
+            yield _with(sample, partial(_return, info=info), outputs=(name,))
     for number in reversed(range(len(model.graph.node))):
         node = model.graph.node[number]
         results = [name for name in node.output if name]
         if all(isinstance(values.get(name), np.ndarray) for name in results):
             yield _cut(sample, number, values)
         for change in _bypasses(node, values):
-            yield _with(sample, lambda made, change=change, number=number: _bypass(made.graph, number, *change))
+            yield _with(sample, partial(_bypass_within, path=(), number=number, result=change[0], instead=change[1]))
     for path in _bodies(model.graph):
         body = _at(model.graph, path)
         for number in reversed(range(len(body.node))):
@@ -81,9 +82,7 @@ def _smaller(sample: Sample) -> Iterator[Sample]:
                 for name in dict.fromkeys(reads_of(node)):
                     yield _with(
                         sample,
-                        lambda made, path=path, number=number, name=name, result=result: _bypass(
-                            _at(made.graph, path), number, result, name
-                        ),
+                        partial(_bypass_within, path=path, number=number, result=result, instead=name),
                     )
     if len(sample.wrt) > 1:
         for name in sample.wrt:
@@ -169,6 +168,10 @@ def _bypasses(node: NodeProto, values: dict[str, Any]) -> Iterator[tuple[str, st
             given = values.get(name)
             if isinstance(given, np.ndarray) and given.shape == made.shape and given.dtype.kind == made.dtype.kind:
                 yield result, name
+
+
+def _bypass_within(model: ModelProto, path: Path, number: int, result: str, instead: str) -> None:
+    _bypass(_at(model.graph, path), number, result, instead)
 
 
 def _bypass(graph: GraphProto, number: int, result: str, instead: str) -> None:

@@ -104,8 +104,8 @@ class _Question:
                 self.directions.append({name: u})
         self.bits = _bits(self.model)
         self.slopes = []
-        for u in self.directions:
-            self.values, moves, self.margin = tangent(self.model, self.at, u, STEP)
+        for direction in self.directions:
+            self.values, moves, self.margin = tangent(self.model, self.at, direction, STEP)
             self.slopes.append(moves)
         self.cotangents = {name: self.rng.standard_normal(np.shape(self.values[name])) for name in sample.outputs}
 
@@ -122,7 +122,8 @@ class _Question:
         def run() -> dict[str, Any]:
             return dict(get_backend("numpy").prepare(model, precision="float64").run(feeds))
 
-        return self._made(step, run)
+        results: dict[str, Any] = self._made(step, run)
+        return results
 
     def gradient(self) -> ModelProto:
         """The gradient, compared with complex steps.
