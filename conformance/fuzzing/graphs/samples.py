@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 from onnx import ModelProto, helper
 
-from refgrad.conformance.fuzzing.graphs.families import TEMPLATES
+from refgrad.conformance.fuzzing.graphs import families  # noqa: F401  (it registers the templates)
 from refgrad.conformance.fuzzing.graphs.growing import IR, LOCAL, Sample, Scope, World, prune
+from refgrad.conformance.fuzzing.graphs.templates import TEMPLATES
 from refgrad.protos.walk import captures_of
 
 

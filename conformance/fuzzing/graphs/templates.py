@@ -1,0 +1,35 @@
+"""The templates of random graphs: each adds an operator with operands and attributes that fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from refgrad.conformance.fuzzing.graphs.growing import (
+    Scope,
+)
+
+NEWEST = 99
+TEMPLATES: list[tuple[Callable[[Scope], Any], float, int, int]] = []
+
+
+def template(weight: float = 1.0, since: int = 1, until: int = NEWEST) -> Callable[[Callable[[Scope], Any]], Any]:
+    """Register a template of the opsets `since` to `until`."""
+
+    def register(function: Callable[[Scope], Any]) -> Any:
+        TEMPLATES.append((function, weight, since, until))
+        return function
+
+    return register
+
+
+def axis_of(s: Scope, rank: int) -> int:
+    """An axis of a rank, counted from either end."""
+    axis = s.rng.randrange(rank)
+    return axis - rank if s.chance(0.3) else axis
+
+
+def axes_of(s: Scope, rank: int, least: int = 1) -> list[int]:
+    """Some axes of a rank."""
+    chosen = s.rng.sample(range(rank), s.rng.randint(min(least, rank), rank))
+    return [axis - rank if s.chance(0.3) else axis for axis in chosen]
