@@ -171,7 +171,7 @@ class _UnusableError(Exception):
 
 
 def _refusal(tensor: TensorProto, error: _UnusableError, where: str = "") -> InvalidModelError:
-    whose = f"tensor {_shown(tensor.name)}{where}"
+    whose = f"tensor {_shown(tensor.name)}{where}" if where else _shown(tensor.name)
     return InvalidModelError(f"The external data of {whose} at {_shown(_location(tensor))} cannot be used: {error}")
 
 

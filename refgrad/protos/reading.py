@@ -88,10 +88,13 @@ def _importing_once(model: ModelProto) -> ModelProto:
 
 
 def _merge_imports(importing: ModelProto | FunctionProto) -> None:
-    last = {one.domain: one.version for one in importing.opset_import}
-    if last.get("", 0) != last.get("ai.onnx", last.get("", 0)) and "" in last:
+    named = {
+        one.domain: one.version for one in importing.opset_import if one.domain in ("", "ai.onnx")
+    }  # the last of each
+    counts = [one.version for one in importing.opset_import if one.domain in named][-1:]
+    if counts and counts[0] < max(named.values()):  # onnx's checker takes the newer one, ONNX Runtime the last
         raise InvalidModelError(
-            f"The model imports ai.onnx twice: version {last['']} by the name '', version {last['ai.onnx']} by the name "
+            f"The model imports ai.onnx twice: version {named['']} by the name '', version {named['ai.onnx']} by the name "
             "'ai.onnx'. Remove the one that is not meant."
         )
     once = one_per_domain(importing.opset_import)
