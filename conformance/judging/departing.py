@@ -42,7 +42,7 @@ def departure(truth: Truth, backend: str) -> Departure | None:
         sizes = np.abs(expected[np.isfinite(expected)])
         small = np.sqrt(limits(got[name].dtype)[1])
         lost = np.isfinite(expected) & (
-            ~np.isfinite(result) | ((result == 0) & (expected != 0) & (np.abs(expected) < small))
+            np.isinf(result) | ((result == 0) & (expected != 0) & (np.abs(expected) < small))
         )
         if sizes.size and (lost.any() or not np.max(error) <= beyond * np.max(sizes)):
             error = np.where(lost, np.inf, error)
@@ -54,8 +54,8 @@ def departure(truth: Truth, backend: str) -> Departure | None:
 
 
 def _out_of_range(model: ModelProto) -> str:
-    squares = sorted({node.op_type for node in every_node(model)})
-    return f"a result within {abridged(squares)} leaves the range of its type"
+    operators = sorted({node.op_type for node in every_node(model)})
+    return f"a result within {abridged(operators)} leaves the range of its type"
 
 
 def _known_faults(model: ModelProto, backend: str) -> str:
