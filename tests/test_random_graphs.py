@@ -31,30 +31,12 @@ PAST: dict[str, tuple[int, str, dict[str, Any]]] = {
         "{ p = Mul(v, v) r = ReduceSum<keepdims=1>(x, k) y = BatchNormalization<epsilon=0.1>(r, v, v, v, p) }",
         {"k": np.array([-1, 2]), "v": (2,), "x": (2, 2, 1, 1)},
     ),
-    "a window of ceil_mode behind the input": (
-        21,
-        "(float[2,2,2,3] x) => (float[A,B,C,D] y) { p = AveragePool<ceil_mode=1, count_include_pad=1, dilations=[2,1], "
-        "kernel_shape=[1,3], strides=[2,2]>(x) y = Tanh(p) }",
-        {"x": (2, 2, 2, 3)},
-    ),
-    "the same in a body": (
-        18,
-        "(float[1,1,2,3] x, bool c) => (float[A,B,C,D] y) { y = If(c)<then_branch = a () => (float[A,B,C,D] p) { p = MaxPool"
-        "<ceil_mode=1, kernel_shape=[1,1], strides=[2,2]>(x) }, else_branch = b () => (float[A,B,C,D] q) { q = Neg(x) }> }",
-        {"x": (1, 1, 2, 3), "c": np.array(True)},
-    ),
     "a result that is declared as one of two branches has it": (
         21,
         "(float[2,2,1] x, int64[1] e, bool c) => (float[2,2,1] y) { y = If(c)<then_branch = a () => (float[2,2,1] p) "
         "{ p = Exp(x) }, else_branch = b () => (float[1,2,1] q) { z = Constant<value = int64[1] {0}>() "
         "s = Sin(x) q = Slice(s, z, e) }> }",
         {"x": (2, 2, 1), "e": np.array([1]), "c": np.array(True)},
-    ),
-    "the shape of a window of ceil_mode behind the input": (
-        18,
-        "(float[1,2,4,4] x) => (float[A,B] y) "
-        "{ p = MaxPool<ceil_mode=1, kernel_shape=[3,1], strides=[2,2]>(x) y = Flatten<axis=-1>(p) }",
-        {"x": (1, 2, 4, 4)},
     ),
     "an average over declared windows whose cotangent has no known size": (
         18,

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 import onnx
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, helper
+from onnx import GraphProto, ModelProto, TensorProto, TypeProto, helper
 
 from refgrad.errors import InvalidModelError, ModelWarning
 from refgrad.forward.functions import call_functions
@@ -20,8 +20,6 @@ from refgrad.tables.definitions import DEFINITIONS
 from refgrad.tables.signatures import SIGNATURES
 
 _CUT = "/made"  # what is added to the name of a sequence where a node makes it, for inference
-_POOLS = frozenset(("AveragePool", "LpPool", "MaxPool"))
-_POOLS_RIGHT = 22  # the opset from which on onnx knows the windows of ceil_mode
 _RANKLESS = "refgrad.rankless"  # the name of a shape of unknown size, for inference
 
 
@@ -124,8 +122,6 @@ def _infer(model: ModelProto, trusting: bool) -> GraphProto:
     shaped = typed or not used.isdisjoint(SHAPED)
     try:
         inferred = _infer_through_bodies(anonymous, shaped, trusting)
-        while not used.isdisjoint(_POOLS) and _mend_pools(anonymous, inferred):
-            inferred = _infer_through_bodies(anonymous, shaped, trusting)
         if typed:
             _forget_inputs(inferred, (_RANKLESS,))
         cut: set[str] = set()
@@ -138,59 +134,6 @@ def _infer(model: ModelProto, trusting: bool) -> GraphProto:
         return _joined_again(inferred, cut) if cut else inferred
     except onnx.shape_inference.InferenceError as error:
         raise InvalidModelError(f"Shape inference refuses the model: {error}") from error
-
-
-def _mend_pools(model: ModelProto, inferred: GraphProto) -> bool:
-    """Give poolings other pads where onnx counts a window that begins behind the input, in place; whether there are some.
-
-    Before opset 22 onnx counts such a window of ceil_mode, which the specification leaves out.
-    """
-    opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), ASSUMED_OPSET)
-    pools = (
-        [node for node in every_node(model) if node.op_type in _POOLS and _rounds_up(node)]
-        if opset < _POOLS_RIGHT
-        else []
-    )
-    known: dict[str, Shape | None] = {}
-    for graph in graphs(inferred) if pools else ():
-        known |= {v.name: type_of(v)[1] for v in (*graph.value_info, *graph.input, *graph.output)}
-        known |= {t.name: tuple(t.dims) for t in graph.initializer}
-    found = False
-    for node in pools:
-        shape = known.get(node.input[0])
-        if shape is not None and (windows := _windows_that_begin_inside(node, shape)) is not None:
-            kept = [a for a in node.attribute if a.name not in ("ceil_mode", *windows)]
-            del node.attribute[:]
-            node.attribute.extend([*kept, *(helper.make_attribute(*one) for one in windows.items())])
-            found = True
-    return found
-
-
-def _rounds_up(node: NodeProto) -> bool:
-    return not node.domain and bool(node.input) and any(a.name == "ceil_mode" and a.i for a in node.attribute)
-
-
-def _windows_that_begin_inside(node: NodeProto, shape: Shape) -> dict[str, list[int]] | None:
-    """Attributes that give as many windows without ceil_mode as begin inside the input or the padding before it.
-
-    None where as many begin there as onnx counts.
-    """
-    given = {a.name: helper.get_attribute_value(a) for a in node.attribute if not a.ref_attr_name}
-    kernel, rank = list(given.get("kernel_shape", ())), len(shape) - 2
-    if given.get("auto_pad", b"NOTSET") != b"NOTSET" or len(kernel) != rank:
-        return None
-    strides, dilations = given.get("strides") or [1] * rank, list(given.get("dilations") or [1] * rank)
-    pads = list(given.get("pads") or [0] * 2 * rank)
-    is_wrong = False
-    for axis, (size, stride) in enumerate(zip(shape[2:], strides, strict=True)):
-        if not isinstance(size, int):
-            continue
-        begin, span = pads[axis], (kernel[axis] - 1) * dilations[axis] + 1
-        last = -(-(size + begin + pads[axis + rank] - span) // stride) * stride
-        is_wrong |= last >= size + begin
-        last -= stride * (last >= size + begin)
-        kernel[axis], dilations[axis], pads[axis + rank] = size + begin - last, 1, 0
-    return {"kernel_shape": kernel, "dilations": dilations, "pads": pads} if is_wrong else None
 
 
 def _joined_again(graph: GraphProto, cut: Set[str]) -> GraphProto:

@@ -85,7 +85,7 @@ def _pool(s: Scope) -> None:
     if s.opset >= since and s.chance(0.2) and "auto_pad" not in given:
         given["dilations"] = [s.rng.choice((1, 2)) for _ in kernel]
     if op in ("MaxPool", "AveragePool") and s.chance(0.3) and "auto_pad" not in given:
-        given["ceil_mode"] = 1
+        given["ceil_mode"] = int(s.opset >= 22)  # before, onnx counts windows that begin behind the input
     if op == "AveragePool" and s.chance(0.4):
         given["count_include_pad"] = 1
     if op == "LpPool":
