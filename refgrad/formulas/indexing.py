@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -11,6 +12,7 @@ from refgrad.formulas.types import wide_type
 from refgrad.reverse.emit import Emitter
 
 WRITTEN_OUT = 2**16  # numbers that are a constant of the gradient; more are counted where it runs
+MOST_AXES = 256  # of which a table is written out
 END = 2**63 - 1  # of a slice that goes as far as the axis
 
 
@@ -29,6 +31,19 @@ def put_back(op: Emitter, dY: str, shape: str, move: Callable[[str], str]) -> st
     numbers = op.Reshape(op.Range(0, op.Squeeze(size, [0]), 1), shape, allowzero=1)
     taken = op.Reshape(move(numbers), [-1])
     return op.Reshape(add_at(op, op.Reshape(dY, [-1]), size, taken, axis=0), shape, allowzero=1)
+
+
+def distances(op: Emitter, sizes: str, rank: int | None = None) -> str:
+    """How many elements lie between neighbours along each axis: the product of the sizes after it."""
+    known = op.constant(sizes)
+    if known is not None:
+        return op.const([math.prod(known[axis + 1 :].tolist()) for axis in range(len(known))])
+    if rank is None or rank > MOST_AXES:
+        axes = op.Range(0, op.length(sizes), 1)
+        later = op.Less(op.Unsqueeze(axes, [1]), op.Unsqueeze(axes, [0]))
+    else:
+        later = op.const(np.triu(np.ones((rank, rank), bool), 1))
+    return op.Squeeze(op.reduce("ReduceProd", op.Where(later, sizes, 1), op.const([1])), [1])
 
 
 def pad(op: Emitter, value: str, rank: int, around: Mapping[int, tuple[int, int]]) -> str:

@@ -13,11 +13,10 @@ from itertools import product as tuples
 import numpy as np
 from onnx import TensorProto
 
-from refgrad.formulas.indexing import END, WRITTEN_OUT, join, part, product
+from refgrad.formulas.indexing import END, MOST_AXES, WRITTEN_OUT, distances, join, part, product
 from refgrad.formulas.windows import typed
 from refgrad.reverse.emit import Emitter
 
-_MOST_AXES = 256  # of which a table is written out
 _KEYS = -0.75  # the free parameter of the cubic of Keys (1981), as GridSample has it
 
 # The weights of the m pixels around a point at distance t from the one before it: a row of m coefficients per power of t.
@@ -114,7 +113,7 @@ def make_corners(
     when it is folded at `low` and at its length − 1 − `low`. At a pixel the slopes of the linear weights are those towards
     the next one, and 0 at the border with the latter two: torch's choice.
     """
-    lengths, strides = image.lengths, _strides(op, image.lengths, rank)
+    lengths, strides = image.lengths, distances(op, image.lengths, rank)
     if innermost_first:
         lengths, strides = reverse(op, lengths), reverse(op, strides)
     length = op.Cast(lengths, to=op.type(at))
@@ -165,12 +164,12 @@ def _held(op: Emitter, at: str, last: str, low: float, high: str, mode: str, pad
 
 def _combined(op: Emitter, image: Image, index: str, weight: str, slope: str, width: int, rank: int | None) -> Corners:
     """Of the pixels along each axis (B, P, r, m) every tuple: indices add up, weights multiply."""
-    if rank is not None and (rank > _MOST_AXES or width**rank * rank > WRITTEN_OUT):
+    if rank is not None and (rank > MOST_AXES or width**rank * rank > WRITTEN_OUT):
         rank = None  # there are m^r tuples, and a model may have any r: the run counts them
     if rank is None:
-        axes = op.Range(0, op.Size(image.lengths), 1)
+        axes = op.Range(0, op.length(image.lengths), 1)
         powers = op.Pow(op.const(width, like=axes), axes)
-        count = op.Pow(op.const(width, like=axes), op.Size(image.lengths))
+        count = op.Pow(op.const(width, like=axes), op.length(image.lengths))
         digits = op.Mod(op.Div(op.Unsqueeze(op.Range(0, count, 1), [1]), powers), width)
         taken = op.Add(digits, op.Mul(axes, width))
         same = op.Equal(op.Unsqueeze(axes, [0]), op.Unsqueeze(axes, [1]))
@@ -178,7 +177,7 @@ def _combined(op: Emitter, image: Image, index: str, weight: str, slope: str, wi
         taken = op.const(np.array(list(tuples(range(width), repeat=rank)), np.int64) + width * np.arange(rank))
         same = op.const(np.eye(rank, dtype=bool))
 
-    ends = op.Mul(op.Size(image.lengths), [width]) if rank is None else op.const([width * rank])
+    ends = op.Mul(op.Shape(image.lengths), [width]) if rank is None else op.const([width * rank])
 
     def chosen(values: str) -> str:
         """(B, P, r, m) to (B, P, K, r)"""
@@ -233,19 +232,6 @@ def read_largest_adjoint(
 def index_tuples(op: Emitter, shape: str, kind: int) -> str:
     """The index tuples of a tensor of `shape` in order, one in a row (elements, r)."""
     return op.Cast(op.Transpose(op.NonZero(op.full(shape, 1, like=shape)), perm=[1, 0]), to=kind)
-
-
-def _strides(op: Emitter, lengths: str, rank: int | None) -> str:
-    """How many pixels lie between neighbours along each axis: the product of the lengths after it."""
-    known = op.constant(lengths)
-    if known is not None:
-        return op.const([math.prod(known[axis + 1 :].tolist()) for axis in range(len(known))])
-    if rank is None or rank > _MOST_AXES:
-        axes = op.Range(0, op.Size(lengths), 1)
-        later = op.Less(op.Unsqueeze(axes, [1]), op.Unsqueeze(axes, [0]))
-    else:
-        later = op.const(np.triu(np.ones((rank, rank), bool), 1))
-    return op.Squeeze(op.reduce("ReduceProd", op.Where(later, lengths, 1), op.const([1])), [1])
 
 
 def reverse(op: Emitter, values: str) -> str:

@@ -12,6 +12,7 @@ from refgrad.forward.misuse import numbers
 from refgrad.forward.operators import Argument, Operators
 from refgrad.protos.reading import CONSTANT
 from refgrad.protos.types import Type
+from refgrad.protos.walk import attribute_of
 
 _TYPED = dict.fromkeys(("Shape", "Size"), int(TensorProto.INT64)) | dict.fromkeys(
     ("Equal", "Less", "Greater", "GreaterOrEqual", "LessOrEqual", "Not", "And", "Or"), int(TensorProto.BOOL)
@@ -56,8 +57,10 @@ class FunctionEmitter(Operators):
         while names and not names[-1]:
             names.pop()
         made = tuple(f"v_{len(self.nodes)}_{k}" for k in range(outputs))
-        attributes = {key: _as_read(value) for key, value in attributes.items() if value is not None}
-        self.nodes.append(helper.make_node(op_type, names, list(made), domain=domain, **attributes))
+        attributes = {key: value for key, value in attributes.items() if value is not None}
+        node = helper.make_node(op_type, names, list(made), domain=domain)
+        node.attribute.extend(attribute_of(key, attributes[key]) for key in sorted(attributes))
+        self.nodes.append(node)
         kind = self._result_type(op_type, names, attributes)
         if kind:
             self.types.update(dict.fromkeys(made, (kind, None)))
@@ -108,12 +111,3 @@ class FunctionEmitter(Operators):
         if self.opset >= 18:
             return str(self.emit(op_type, "", (data, axes), 1, {}))
         return str(self.emit(op_type, "", (data,), 1, {"axes": axes}))
-
-
-def _as_read(value: Any) -> Any:
-    """The value of an attribute, a text as the bytes that the model has: they need not be UTF-8."""
-    if isinstance(value, str):
-        return value.encode(errors="surrogateescape")
-    if isinstance(value, list | tuple) and value and isinstance(value[0], str):
-        return [text.encode(errors="surrogateescape") for text in value]
-    return value

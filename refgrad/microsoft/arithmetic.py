@@ -41,7 +41,7 @@ def broadcast_gradient_args(op: Emitter, a_shape: str, b_shape: str) -> tuple[st
             for shape, own, other in ((a, *padded), (b, *reversed(padded)))
         )
         return op.const(np.array(first[::-1], np.int64)), op.const(np.array(second[::-1], np.int64))
-    sizes = [op.Reshape(op.Size(shape), [1]) for shape in (a_shape, b_shape)]
+    sizes = [op.Shape(shape) for shape in (a_shape, b_shape)]
     larger = op.Max(*sizes)
     missing = [op.Sub(larger, size) for size in sizes]
     own, other = (

@@ -41,7 +41,7 @@ def transpose_matmul(
 
 def _arranged(op: FunctionEmitter, A: str, trans: int, trans_batch: int) -> str:
     rank = op.rank(A)
-    if not (trans or trans_batch) or rank == 1:
+    if not (trans or trans_batch) or rank in (0, 1):
         return A
     if rank is not None:
         perm = list(range(rank))

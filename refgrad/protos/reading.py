@@ -33,7 +33,7 @@ def read(model: ModelProto | str | os.PathLike[str], *, weights: bool = True) ->
     if isinstance(model, ModelProto):
         if not model.HasField("graph"):
             raise InvalidModelError("The model is empty: it has no graph.")
-        return _importing_once(model)
+        return _each_once(model)
     if not isinstance(model, str | os.PathLike):
         raise InvalidModelError(f"A model is a ModelProto or a path, not {type(model).__name__}.")
     path = Path(model)
@@ -62,28 +62,30 @@ def read(model: ModelProto | str | os.PathLike[str], *, weights: bool = True) ->
                 refuse_unknown_type(tensor)
         for tensor in filter(is_external, tensors_without_initializers(proto)):
             data.load(tensor) if weights else data.check(tensor, missing=True)
-    return _importing_once(proto)
+    return _each_once(proto)
 
 
 def _shown(path: Path) -> str:
     return str(path) if len(str(path)) <= _LONG_PATH else reprlib.repr(str(path))
 
 
-def _importing_once(model: ModelProto) -> ModelProto:
-    """The model itself, or a copy in which it and its functions import each domain once.
+def _each_once(model: ModelProto) -> ModelProto:
+    """The model itself, or a copy in which it and its functions import each domain once, and no metadata have one key.
 
-    Where the versions differ the last one counts, as for ONNX Runtime and onnx's checker: skl2onnx writes such models.
+    The last of each counts. Imports of other versions are read so by ONNX Runtime and onnx's checker: skl2onnx writes them.
 
     :raises InvalidModelError: ai.onnx has one version by the name "" and another by the name "ai.onnx". onnx's checker reads
         each node by the name that it has, ONNX Runtime reads all by the last: the model does not say which is meant.
     """
-    if not _is_repeated(model) and not any(_is_repeated(function) for function in model.functions):
+    metadata = {entry.key: entry.value for entry in model.metadata_props}
+    if len(metadata) == len(model.metadata_props) and not any(map(_is_repeated, (model, *model.functions))):
         return model
     copy = ModelProto()
     copy.CopyFrom(model)
-    _merge_imports(copy)
-    for function in copy.functions:
-        _merge_imports(function)
+    for importing in (copy, *copy.functions):
+        _merge_imports(importing)
+    del copy.metadata_props[:]
+    onnx.helper.set_model_props(copy, metadata)
     return copy
 
 

@@ -131,6 +131,19 @@ def forget_domain(model: ModelProto, domain: str) -> None:
     model.opset_import.extend(kept)
 
 
+def attribute_of(name: str, value: Any) -> AttributeProto:
+    """The attribute; a list without elements is one of integers, and a text need not be UTF-8."""
+    is_empty = isinstance(value, list | tuple) and not value
+    return helper.make_attribute(name, _bytes(value), attr_type=AttributeProto.INTS if is_empty else None)
+
+
+def _bytes(value: Any) -> Any:
+    """A text, or texts, as the bytes that a model has; another value as it is."""
+    if isinstance(value, str):
+        return value.encode(errors="surrogateescape")
+    return list(map(_bytes, value)) if isinstance(value, list | tuple) else value
+
+
 def attribute_value(attribute: AttributeProto) -> Any:
     """The value of an attribute, strings decoded."""
     value = helper.get_attribute_value(attribute)

@@ -15,7 +15,6 @@ from refgrad.protos.walk import every_node, import_domain
 from refgrad.reverse.emitted import Writer, needed_emitted
 from refgrad.reverse.recompute import Repetition
 from refgrad.reverse.sweep import Gradients
-from refgrad.reverse.values import tensor_type
 
 IR_VERSION = 10  # the first with metadata_props on nodes, and the last that onnxruntime-training 1.19.2 reads
 
@@ -89,12 +88,7 @@ def _add_values(
     target.value_info.extend(again.types)
     elsewhere = {*graph.inputs, *graph.initializers, *(value.name for value in kept)}
     target.value_info.extend(v for name, v in graph.outputs.items() if name in live and name not in elsewhere)
-    if op.declared:
-        returned = set(found.adjoints.values())
-        for value, like in op.declared.items():
-            if value in live and value not in returned:
-                kind = tensor_type(op.type(like), op.shape(like))
-                target.value_info.append(helper.make_value_info(names.get(value, value), kind))
+    target.value_info.extend(op.declarations(live.difference(found.adjoints.values()), names))
     if op.values.containers:
         for declared in (*target.input, *target.output, *target.value_info):
             if is_container(declared.type):  # ONNX Runtime takes elements of one name for equally large

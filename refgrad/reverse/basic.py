@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence, Set
 from typing import Any, Self
 
 import numpy as np
-from onnx import GraphProto, TensorProto, helper, numpy_helper
+from onnx import GraphProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from refgrad.errors import RuleError
 from refgrad.forward.graph import Graph, Node
@@ -16,7 +16,7 @@ from refgrad.protos.types import Shape
 from refgrad.reverse.edits import Edits
 from refgrad.reverse.emission import Emission
 from refgrad.reverse.primitives import Primitives
-from refgrad.reverse.values import Values
+from refgrad.reverse.values import Values, tensor_type
 from refgrad.tables.schemas import find_schema
 
 
@@ -205,6 +205,13 @@ class BasicEmitter(Operators):
         self.values.record_like(value, like)
         self.declared[value] = like
         return value
+
+    def declarations(self, live: Set[str], names: Mapping[str, str]) -> Iterator[ValueInfoProto]:
+        """The types to be written of those declared values that are `live`; `names` are names in the result."""
+        for value, like in self.declared.items():
+            if value in live:
+                kind = tensor_type(self.type(like), self.shape(like))
+                yield helper.make_value_info(names.get(value, value), kind)
 
     # Constants, types and shapes
 

@@ -288,6 +288,7 @@ class Swept:
             rename_reads(made.node[-1], names)
         write(made, self._backward, names)
         made.output.extend(helper.make_value_info(names.get(name, name), kind) for name, kind in results)
+        made.value_info.extend(self.op.declarations(live.difference(name for name, _ in results), names))
         self._add_initializers(made, live)
         return made
 

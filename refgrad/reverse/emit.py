@@ -35,6 +35,14 @@ class Emitter(BasicEmitter):
             values.sizes[name] = values.shapes[value]
         return name
 
+    def length(self, row: str) -> str:
+        """How many numbers `row` has, which has one axis, as a scalar.
+
+        That of a shape is not its Size: ONNX Runtime infers the product of the numbers for it (a finding).
+        """
+        name: str = self.Squeeze(self.Shape(row), [0])
+        return name
+
     def reshape_like(self, value: str, like: str) -> str:
         """The elements of `value` in the shape of `like`."""
         name: str = self.grad.ReshapeLike(value, like)

@@ -14,9 +14,9 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 from google.protobuf.message import Message
-from onnx import AttributeProto, GraphProto, NodeProto, StringStringEntryProto, helper
+from onnx import GraphProto, NodeProto, StringStringEntryProto
 
-from refgrad.protos.walk import subgraphs
+from refgrad.protos.walk import attribute_of, subgraphs
 
 
 @dataclass(slots=True, eq=False)
@@ -129,7 +129,7 @@ class Writer:
         return written
 
     def _written(self, settings: Settings) -> bytes:
-        attributes = [_attribute(name, value) for name, value in settings.attributes.items()]
+        attributes = [attribute_of(name, value) for name, value in settings.attributes.items()]
         if settings.captured:  # no name within a graph is among those that are renamed
             pending = [graph for attribute in attributes for graph in subgraphs(attribute)]
             while pending:
@@ -166,19 +166,6 @@ def _length(number: int) -> bytes:
         groups.append(number & 127 | 128)
         number >>= 7
     return bytes((*groups, number))
-
-
-def _attribute(name: str, value: Any) -> AttributeProto:
-    """The attribute; a list without elements is one of integers."""
-    is_empty = isinstance(value, list | tuple) and not value
-    return helper.make_attribute(name, _bytes(value), attr_type=AttributeProto.INTS if is_empty else None)
-
-
-def _bytes(value: Any) -> Any:
-    """A text, or texts, as the bytes that a model has, which need not be UTF-8; another value as it is."""
-    if isinstance(value, str):
-        return value.encode(errors="surrogateescape")
-    return list(map(_bytes, value)) if isinstance(value, list | tuple) else value
 
 
 def _text(text: str) -> bytes:

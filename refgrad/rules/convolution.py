@@ -9,12 +9,11 @@ import numpy as np
 
 from refgrad.errors import RuleError
 from refgrad.formulas.convolution import conv_transpose_adjoints
-from refgrad.formulas.indexing import WRITTEN_OUT
+from refgrad.formulas.indexing import MOST_AXES, WRITTEN_OUT, distances
 from refgrad.reverse.emit import Emitter
 from refgrad.tables.registry import rule
 
 Ints = Sequence[int] | None
-_MOST_AXES = 256
 
 
 @rule("Conv")
@@ -44,11 +43,8 @@ def col2im(
     if rank is None and (shape := op.shape(d_output)) is not None:
         rank = len(shape) - 2
     if not isinstance(rank, int):
-        raise RuleError(
-            f"How many spatial axes Col2Im has is known at run time only: give the shape of {image_shape!r} or of "
-            f"{block_shape!r} in value_info."
-        )
-    if rank > _MOST_AXES:
+        return _blocks_of_any_rank(op, d_output, input, image_shape, block_shape)
+    if rank > MOST_AXES:
         raise RuleError(
             f"Col2Im has {rank} spatial axes, and no runtime has tensors of as many. Export the model again."
         )
@@ -60,6 +56,19 @@ def col2im(
         blocks = op.Gather(blocks, places, axis=axis + 2)
     inside, positions = range(2, 2 + 2 * rank, 2), range(3, 3 + 2 * rank, 2)
     return op.reshape_like(op.Transpose(blocks, perm=[0, 1, *inside, *positions]), input)
+
+
+def _blocks_of_any_rank(op: Emitter, d_output: str, input: str, image_shape: str, block_shape: str) -> str:
+    """Without strides, pads and dilations, whose numbers would tell the rank: dy at block + position, the two as numbers."""
+    positions = op.Sub(op.Add(image_shape, 1), block_shape)
+    blocks, places = (
+        op.Mod(op.Div(op.Unsqueeze(op.Range(0, op.ReduceProd(n, keepdims=0), 1), [1]), distances(op, n)), n)
+        for n in (block_shape, positions)
+    )
+    taken = op.Add(op.Unsqueeze(blocks, [1]), op.Unsqueeze(places, [0]))  # (blocks, positions, axes)
+    taken = op.reduce("ReduceSum", op.Mul(taken, distances(op, image_shape)), op.const([-1]))
+    flat = op.Concat(op.Shape(d_output, end=2), op.ReduceProd(image_shape, keepdims=1), axis=0)
+    return op.reshape_like(op.Gather(op.Reshape(d_output, flat, allowzero=1), op.Squeeze(taken, [-1]), axis=2), input)
 
 
 def _block_places(op: Emitter, image_shape: str, block_shape: str, axis: int, step: int, hole: int, pads: int) -> str:

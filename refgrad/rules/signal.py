@@ -86,7 +86,7 @@ def _filled(op: Emitter, bins: str, length: str, axis: str) -> str:
         has = shape[place.item()]
         if isinstance(has, int):
             return pad(op, bins, len(shape), {place.item() % len(shape): (0, wanted.item() - has)})
-    rank = op.Size(op.Shape(bins))
+    rank = op.length(op.Shape(bins))
     here = op.Equal(op.Range(0, rank, 1), op.Mod(axis, rank))
     missing = op.Mul(op.Cast(here, to=TensorProto.INT64), op.Sub(length, _size(op, bins, axis)))
     return op.Pad(bins, op.Concat(op.full(op.Shape(missing), 0, like=missing), missing, axis=0))

@@ -18,6 +18,7 @@ from refgrad.forward.normalise import normalise
 from refgrad.microsoft.forms import FORMS, Form
 from refgrad.microsoft.results import UNKNOWN_SHAPE
 from refgrad.protos.domains import ASSUMED_OPSET, MICROSOFT, ML
+from refgrad.protos.fitting import refuse_misfits
 from refgrad.protos.malformed import explained
 from refgrad.protos.reading import read
 from refgrad.protos.types import type_of
@@ -27,6 +28,7 @@ from refgrad.protos.walk import (
     every_node,
     graphs,
     import_domain,
+    op_types,
     subgraphs,
     versions_of,
 )
@@ -88,6 +90,7 @@ def lower(
     source = read(model)
     result = ModelProto()
     opset = versions_of(source).get("", 1)
+    refuse_misfits(source, op_types(source.graph)[0])
     foreign = {(n.domain, n.op_type) for n in every_node(source) if not _is_plain(n, opset)}
     calls = {(f.domain, f.name) for f in source.functions}
     if not foreign - calls:

@@ -91,7 +91,7 @@ def _at_run_time(op: Emitter, dY: str, X: str, operands: tuple[str, ...]) -> str
     ranks = [op.rank(name) for name in operands]
     rank = op.rank(X)
     if rank is None or None in ranks:
-        lacking = op.Reshape(op.Sub(op.Size(full), op.Size(shape)), [1])
+        lacking = op.Sub(op.Shape(full), op.Shape(shape))
         padded = op.Concat(op.full(lacking, 1, like=shape), shape, axis=0)
     else:
         missing = max(r for r in ranks if r is not None) - rank

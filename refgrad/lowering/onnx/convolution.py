@@ -39,6 +39,8 @@ def conv_grad(
     kernel = kernel_shape or spatial(op, W) or W
     windows = make_windows(op, X, dY, kernel, strides, dilations, pads, auto_pad, rank)
     d_B = op.ReduceSum(dY, [0, *range(2, rank + 2)], keepdims=0)
+    if 0 in (windows.count or ()):  # the window is larger than the image
+        return op.zeros_like(X), op.zeros_like(W), d_B
     if shape is None:
         return lay(op, dY, W, X, windows, group), _correlation(op, dY, X, W, kernel, windows, group), d_B
     M, C, *k = shape

@@ -126,7 +126,7 @@ def gather_grad(op: Emitter, shape: str, indices: str, dY: str, axis: int) -> st
         full = op.Shape(dY)
     else:
         static = op.static(indices)
-        size = op.Reshape(op.Size(indices), [1]) if static is None else op.const([int(np.prod(static))])
+        size = op.Shape(op.Reshape(indices, [-1])) if static is None else op.const([int(np.prod(static))])
         full = join(op, part(op, shape, 0, axis), size, part(op, shape, axis + 1, None) if axis != -1 else None)
         dY = op.Reshape(dY, full, allowzero=1)
     # The indices are a column: behind their axis, one of size 1 for each that x has there.

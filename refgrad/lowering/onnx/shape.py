@@ -86,7 +86,9 @@ def tile_grad_at_run_time(op: Emitter, dY: str, X: str, repeats: str) -> str:
     pairs = op.Reshape(op.Concat(op.Unsqueeze(repeats, [1]), op.Unsqueeze(op.measure(X), [1]), axis=1), [-1])
     counts = op.static(repeats)
     rank = op.rank(X) if counts is None else counts[0]
-    axes = op.Range(0, op.Size(pairs), 2) if rank is None or rank > WRITTEN_OUT else op.const(np.arange(0, 2 * rank, 2))
+    axes = (
+        op.Range(0, op.length(pairs), 2) if rank is None or rank > WRITTEN_OUT else op.const(np.arange(0, 2 * rank, 2))
+    )
     return op.ReduceSum(op.Reshape(dY, pairs, allowzero=1), axes, keepdims=0)
 
 
