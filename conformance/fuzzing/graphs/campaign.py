@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 
 from refgrad.conformance.fuzzing.campaign import Mutant, Tally
 from refgrad.conformance.fuzzing.graphs.samples import sample
 from refgrad.conformance.fuzzing.graphs.shrinking import described, shrink
-from refgrad.conformance.fuzzing.graphs.verdicts import FOREIGN, STEPS, Verdict, judge
+from refgrad.conformance.fuzzing.graphs.verdicts import FOREIGN, STEPS, Verdict, judge, run_on_onnxruntime
 from refgrad.conformance.fuzzing.journey import Fault, Journey
 from refgrad.errors import WorkerError
 from refgrad.worker import Worker
@@ -35,7 +35,7 @@ class Graphs(Tally):
 
     def take(self, name: str, written: bytes, journey: Journey) -> None:
         """Count what came of the graph of a seed."""
-        super().take(name, written, journey)
+        super().take(name, written, replace(journey, faults=tuple(_blamed(written, one) for one in journey.faults)))
         if isinstance(journey, Judged):
             self.compared.update(journey.compared)
             if journey.note:
@@ -57,6 +57,23 @@ class Graphs(Tally):
             fault = one.fault
             yield f"{one.count:5} {fault.kind} {fault.place} [{fault.step}] seed {one.name}: {fault.message}"
             yield from smallest(one.example, fault).splitlines()
+
+
+def _blamed(written: bytes, fault: Fault) -> Fault:
+    """The fault, as one of ONNX Runtime if the model alone ends its process."""
+    if fault.step != "onnxruntime" or fault.kind != "crashed":
+        return fault
+    with Worker(_SHRINKING) as worker:
+        try:
+            worker.call(_run_model, int(written))
+        except WorkerError:
+            return replace(fault, kind=FOREIGN)
+    return fault
+
+
+def _run_model(seed: int) -> None:
+    if (made := sample(seed)) is not None:
+        run_on_onnxruntime(made)
 
 
 def seeds(first: int) -> Iterator[Mutant]:

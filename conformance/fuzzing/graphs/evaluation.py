@@ -111,6 +111,8 @@ class Evaluator:
         results = call(step, [_complex(x) for x in inputs] if still else inputs)
         if still:  # one forward for what moves and what does not
             results = [_real(result) for result in results]
+        if node.op_type == "LayerNormalization" and np.shape(results[0]) != np.shape(inputs[0]):
+            raise UnknownError("LayerNormalization with a scale that is larger than what it scales")
         moving = any(_is_float(x) for x in inputs)
         for result in results:
             narrow = getattr(result, "dtype", None) in (np.float32, np.float16, np.complex64)
@@ -480,6 +482,33 @@ _NEAREST: dict[str, Callable[[float], int]] = {
 }
 
 
+def _grid_sample(evaluator: Evaluator, node: _Node, x: Any, grid: Any) -> Any:
+    """Linear and nearest. onnx.reference finds the points in float32."""
+    mode, padding = node.get("mode", b"linear").decode(), node.get("padding_mode", b"zeros").decode()
+    if "cubic" in mode or _is_complex(grid):
+        raise UnknownError(f"GridSample in mode {mode} along a grid that moves")
+    sizes, corners = x.shape[2:], node.get("align_corners", 0)
+    at = []
+    for size, place in zip(sizes, np.moveaxis(_real(grid), -1, 0)[::-1], strict=True):
+        point = (place + 1) / 2 * (size - 1) if corners else ((place + 1) * size - 1) / 2
+        low, high = (0.0, size - 1.0) if corners else (-0.5, size - 0.5)
+        if padding == "reflection":
+            span = max(high - low, 1e-300)
+            point = high - np.abs((point - low) % (2 * span) - span)
+        at.append(np.clip(point, 0, size - 1) if padding == "border" else point)
+    result = np.zeros((*x.shape[:2], *grid.shape[1:-1]), x.dtype)
+    for corner in np.ndindex(*[1 if mode == "nearest" else 2] * len(sizes)):
+        pixels = [np.rint(p) if mode == "nearest" else np.floor(p) + side for p, side in zip(at, corner, strict=True)]
+        weight = np.ones(grid.shape[:-1])
+        for p, pixel, size in zip(at, pixels, sizes, strict=True):
+            weight = weight * (1 if mode == "nearest" else 1 - np.abs(p - pixel))
+            weight = np.where((pixel >= 0) & (pixel < size) | (padding != "zeros"), weight, 0)
+        inside = [np.clip(p, 0, size - 1).astype(np.int64) for p, size in zip(pixels, sizes, strict=True)]
+        for image in range(x.shape[0]):
+            result[image] += weight[image] * x[image][(slice(None), *(p[image] for p in inside))]
+    return result
+
+
 def _gelu(evaluator: Evaluator, node: _Node, x: Any) -> Any:
     """Its body has the constants of the approximation in float32."""
     if node.get("approximate", b"none") == b"tanh":
@@ -489,6 +518,7 @@ def _gelu(evaluator: Evaluator, node: _Node, x: Any) -> Any:
 
 _SIMPLE: dict[str, Callable[..., Any]] = {
     "Resize": _resize,
+    "GridSample": _grid_sample,
     "Gelu": _gelu,
     "ConvTranspose": _conv_transpose,
     "Cast": _cast,
