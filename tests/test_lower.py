@@ -703,3 +703,26 @@ def test_batch_normalization_in_training_of_an_input_of_unknown_rank():
         feeds = {"flat": x.reshape(-1), "s": s, "b": b, "m": m, "v": v}
         given = {n: a.astype(np.float32) for n, a in feeds.items()} | {"dims": np.array(shape)}
         check_lowered(model, given, on_numpy(model, given), 1e-5)
+
+
+def test_a_pooling_within_a_body() -> None:
+    """Its gradient reads the sizes off the declaration of its result, which the body holds."""
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 16]>
+        pool (float[1,2,3] x, float[N] steps) => (float[N,1,2,3] y) {
+            y = Scan <num_scan_inputs = 1, body = step (float step) => (float[1,2,3] pooled) {
+                scaled = Mul (x, step)
+                pooled = AveragePool <auto_pad = "SAME_UPPER", kernel_shape = [2]> (scaled)
+            }> (steps)
+        }"""
+    )
+    x, steps = np.arange(6.0, dtype=np.float32).reshape(1, 2, 3), np.array([1, 2], np.float32)
+    feeds = {"x": x, "steps": steps, "y_grad": np.arange(12.0, dtype=np.float32).reshape(2, 1, 2, 3)}
+    plain, fused = (refgrad.gradient(model, dialect=dialect) for dialect in ("onnx", "ort"))
+    body = next(a.g for node in fused.graph.node if node.op_type == "Scan" for a in node.attribute if a.name == "body")
+    made = {name for node in body.node if node.op_type == "AveragePoolGrad" for name in node.output}
+    assert made
+    assert made <= {value.name for value in body.value_info}
+    got, expected = (on_numpy(m, feeds) for m in (refgrad.lower(fused), plain))
+    for name, value in expected.items():
+        np.testing.assert_allclose(got[name], value, rtol=1e-6)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from onnx import AttributeProto, ModelProto, TensorProto, parser
+from onnx import AttributeProto, ModelProto, TensorProto, checker, parser
 
 import refgrad
-from refgrad.errors import InvalidModelError, NoGradientError
+from refgrad.errors import InvalidModelError, NoGradientError, RefgradError
 
 pytestmark = pytest.mark.interpreter
 
@@ -101,4 +101,34 @@ def test_a_further_output_of_a_variadic_operator_is_refused() -> None:
     model = _model(text)
     model.opset_import.add(domain="ai.onnx.preview.training", version=1)
     with pytest.raises(NoGradientError, match="is not computed; leave it out"):
+        refgrad.gradient(model)
+
+
+def test_of_repeated_metadata_the_last_counts() -> None:
+    model = _model("m (float[2] x) => (float[2] y) { y = Exp(x) }")
+    for value in ("first", "last"):
+        model.metadata_props.add(key="author", value=value)
+    gradient = refgrad.gradient(model)
+    checker.check_model(gradient)
+    assert [entry.value for entry in gradient.metadata_props if entry.key == "author"] == ["last"]
+    assert len(model.metadata_props) == 2
+
+
+def test_lower_refuses_a_function_that_loses_its_result() -> None:
+    model = parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 21, "com.microsoft": 1, "local": 1]>
+        m (float[2,4] x, float[4] w) => (float[2,4] y) { y = local.f(x, w) }
+        <domain: "local", opset_import: ["": 21, "com.microsoft": 1]>
+        f (x, w) => (y) { z = com.microsoft.SimplifiedLayerNormalization(x, w) }"""
+    )
+    with pytest.raises(InvalidModelError, match="returns 'y', which no node of it computes"):
+        refgrad.lower(model)
+
+
+def test_a_product_with_a_scalar_is_refused() -> None:
+    model = parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 21, "com.microsoft": 1]>
+        m (float[2,4] x, float w) => (float[2,4] y) { y = com.microsoft.FusedMatMul<transB = 1>(x, w) }"""
+    )
+    with pytest.raises(RefgradError, match="'w' is a scalar"):
         refgrad.gradient(model)

@@ -6,6 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from checking import assert_gradient, assert_second_derivative
+from onnx import parser
 from onnx.reference import ReferenceEvaluator
 
 import refgrad
@@ -53,3 +54,12 @@ def test_a_transform_of_known_lengths_needs_no_shapes_at_run_time() -> None:
     case = node_case("DFT", numbers(2, 5, 1), np.array(7), np.array(1), constant=["dft_length", "axis"], opset=20)
     operators = [node.op_type for node in refgrad.gradient(case.model).graph.node]
     assert operators == ["Mul", "DFT", "Mul", "Pad"]
+
+
+def test_an_axis_of_the_run_on_onnxruntime() -> None:
+    """Its inference takes Size of a shape for the product of the sizes."""
+    model = parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 20]>
+        transform (float[1,4,1] x, int64 axis) => (float[1,3,2] y) { y = DFT<onesided = 1>(x, "", axis) }"""
+    )
+    assert_gradient(Case("DFT", model, {"x": numbers(1, 4, 1), "axis": np.array(1)}, wrt=("x",)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from refgrad.errors import RuleError
 from refgrad.formulas.indexing import END, along, positions
 from refgrad.reverse.emit import Emitter
 from refgrad.tables.registry import rule
@@ -11,6 +12,8 @@ from refgrad.tables.registry import rule
 def matmul(op: Emitter, d_Y: str, A: str, B: str) -> tuple[str, str]:
     """dA = dY·Bᵀ, dB = Aᵀ·dY, each summed over the axes along which its operand was broadcast"""
     a, b = op.rank(A), op.rank(B)
+    if 0 in (a, b):
+        raise RuleError(f"{A if a == 0 else B!r} is a scalar, and MatMul takes none. Use Mul.")
     if b == 2:
         return op.grad.MatrixGrad(d_Y, A, B)
     if b == 1:
