@@ -218,7 +218,7 @@ def view(
         raise InvalidModelError(not_text(source))
     for node in nodes:
         if node.key == ("", "Attention"):
-            _mend(node, shapes)
+            _mend(node, shapes, values)
         elif node.key in _FILLERS:
             _check_elements(made, node)
     return made
@@ -273,14 +273,22 @@ def _known(
     return values, types, shapes, containers
 
 
-def _mend(attention: Node, shapes: dict[str, Shape]) -> None:
-    """onnx infers a scalar for the scores of inputs of unknown rank, and no channels where those of V are not known."""
+def _mend(attention: Node, shapes: dict[str, Shape], values: dict[str, ValueInfoProto]) -> None:
+    """onnx infers a scalar for the scores of inputs of unknown rank, and no channels where those of V are not known.
+
+    So does ONNX Runtime, unless the graph declares that the scores have four axes.
+    """
     names, v = attention.outputs, shapes.get(attention.inputs[2])
-    y = shapes.get(names[0])
+    y, mended = shapes.get(names[0]), dict[str, Shape]()
     if y and y[-1] == 0 and (v is None or v[-1] != 0):
-        shapes[names[0]] = (*y[:-1], None)
+        mended[names[0]] = (*y[:-1], None)
     if len(names) > 3 and shapes.get(names[3]) == ():
-        del shapes[names[3]]
+        mended[names[3]] = (None,) * 4
+    for name, shape in mended.items():
+        shapes[name] = shape
+        if name in values:
+            kind = values[name].type.tensor_type.elem_type
+            values[name] = helper.make_tensor_value_info(name, kind, shape)
 
 
 def _check_elements(graph: Graph, node: Node) -> None:
