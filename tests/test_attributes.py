@@ -94,3 +94,20 @@ def test_an_equation_that_keeps_onnx_busy_is_refused(equation):
     text = f'm (float[2] x) => (float[2] y) {{ y = Einsum<equation="{equation}">(x) }}'
     with Worker(seconds=30) as worker:
         assert "(Einsum) has the equation" in worker.call(_refused, text)
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("m (float[2, 6] x) => (float[2, 3] a) { a, b, c = Split<axis = 1, num_outputs = 2>(x) }", 3),
+        (
+            'm (float[2, 6] x) => (float[2, 3] a) { a = local.halves<count = 5>(x) } <domain: "local", '
+            'opset_import: ["": 18]> halves<count>(x) => (a) { a, b = Split<axis = 1, num_outputs: int = @count>(x) }',
+            2,
+        ),
+    ],
+)
+def test_outputs_of_split_that_are_not_as_many_as_it_says(text: str, count: int) -> None:
+    model = parser.parse_model(f'<ir_version: 8, opset_import: ["": 18, "local": 1]> {text}')
+    with pytest.raises(InvalidModelError, match=f"the Split has {count} outputs"):
+        refgrad.gradient(model)

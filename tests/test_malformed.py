@@ -132,3 +132,25 @@ def test_a_product_with_a_scalar_is_refused() -> None:
     )
     with pytest.raises(RefgradError, match="'w' is a scalar"):
         refgrad.gradient(model)
+
+
+@pytest.mark.parametrize("kind", [1000, -1])
+def test_a_value_of_a_type_that_does_not_exist_is_refused(kind: int) -> None:
+    model = parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 17, "com.microsoft": 1]>
+        m (float[2,4] x, float[4] b) => (float[2,4] y) { y = com.microsoft.BiasGelu(x, b) }"""
+    )
+    model.graph.input[0].type.tensor_type.elem_type = kind
+    with pytest.raises(InvalidModelError, match=f"'x' is declared of the type {kind}"):
+        refgrad.preflight(model)
+
+
+def test_ai_onnx_by_both_names_is_one_import() -> None:
+    model = parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 18, "ai.onnx": 21, "local": 1]>
+        m (float[3,2] x, int64[1] axes) => (float[3,1] y) { y = local.f(x, axes) }
+        <domain: "local", opset_import: ["": 18, "ai.onnx": 21]>
+        f (x, axes) => (y) { z = ReduceL1<keepdims = 1>(x, axes) y = ai.onnx.Exp(z) }"""
+    )
+    for made in (refgrad.lower(model), refgrad.expand_gradients(model), refgrad.gradient(model, ["x"])):
+        checker.check_model(made)

@@ -179,8 +179,8 @@ def _checked(
     truths: dict[str, dict[str, np.ndarray]] = {}
     for dialect, made in gradients.items():
         try:
-            prepared = in_float64(made)
-            truths[dialect] = by_name(prepared.run(point.wide | point.seeds), point.names)
+            named = point.named_by(made)
+            truths[dialect] = by_name(in_float64(made).run(named.wide | named.seeds), named.names)
         except BackendError as error:
             rows += _without_result(point, dialect, "numpy float64", DIFFERENCES, error)
     if not truths:
@@ -203,7 +203,7 @@ def _checked(
         doubtful = {
             row.gradient for row in judged if row.verdict == DISAGREED and np.all(np.isfinite(got[row.gradient]))
         }
-        here = Truth(point, gradients[dialect], got)
+        here = Truth(point.named_by(gradients[dialect]), gradients[dialect], got)
         kinks = told_by_the_neighbour(here, doubtful, seed, tolerance or EXACT) if doubtful else set()
         note = f"it agrees right beside this point: {choices(kinks_of(point.model))}"
         judged = [replace(row, verdict=KINK, note=note) if row.gradient in kinks else row for row in judged]
@@ -213,7 +213,7 @@ def _checked(
     wrong = {row.dialect for row in rows if row.verdict == DISAGREED}
     sound = next((dialect for dialect in truths if dialect not in wrong), first)
     if sound != first:
-        truth = Truth(point, gradients[sound], truths[sound])
+        truth = Truth(point.named_by(gradients[sound]), gradients[sound], truths[sound])
     for dialect, made in gradients.items():
         allowed = tolerance or rounding(len(made.graph.node), point.model)
         for name in names:
@@ -267,7 +267,7 @@ def _row(name: str, dialect: str, backend: str, oracle: str, judged: Judged) -> 
 
 
 def _on_backend(truth: Truth, gradient: ModelProto, dialect: str, backend: str, tolerance: float) -> list[Row]:
-    point = truth.point
+    point = truth.point.named_by(gradient)
     try:
         results = get_backend(backend).prepare(gradient).run(point.feeds | point.cotangents)
     except BackendError as error:

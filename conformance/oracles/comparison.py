@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from onnx import ModelProto
 
 from refgrad.conformance.oracles.central import STEP, directional, one_sided
 from refgrad.conformance.oracles.differences import STEPS, direction_at, estimates
@@ -24,6 +25,7 @@ SENSITIVE = 10  # how many times the change under rounded intermediate results i
 FLOAT64_BITS = 50  # of 53: a rounding that can be told from the float64 gradient
 _JUMP = 0.1  # of the distance between the derivatives of both sides: a larger error means a jump
 _ELEMENTS = 64  # that are looked at one by one
+_NEIGHBOURS = 4  # points beside a kink that are asked at most
 _COARSER = 4  # bits less, when rounding alone does not explain an error: is there a kink near?
 
 
@@ -277,21 +279,29 @@ def told_by_the_neighbour(truth: Truth, names: Collection[str], seed: int, toler
     operators = [node for node in truth.point.model.graph.node if node.op_type in OPERATORS]
     if not operators:
         return set()
-    beside = truth.point.beside(np.random.default_rng([seed, 2]))
+    draws, rng = np.random.default_rng([seed, 2]), np.random.default_rng([seed, 3])
+    agree: set[str] = set()
+    for _ in range(_NEIGHBOURS):  # right beside one that is clipped the derivative may be 0, which tells nothing
+        if left := sorted(set(names) - agree):
+            agree |= _agreeing(truth.model, truth.point.beside(draws), left, rng, tolerance)
+    return agree if len(operators) > 1 else {name for name in agree if bent(truth.point, name, rng)}
+
+
+def _agreeing(
+    model: ModelProto, point: Point, names: Sequence[str], rng: np.random.Generator, tolerance: float
+) -> set[str]:
+    """Those of `names` by which the gradient `model` agrees with differences at a point, and is not 0."""
     try:
-        prepared = in_float64(truth.model)
-        there = Truth(beside, truth.model, by_name(prepared.run(beside.wide | beside.seeds), beside.names))
+        there = Truth(point, model, by_name(in_float64(model).run(point.wide | point.seeds), point.names))
     except BackendError:
         return set()
-    rng, listed = np.random.default_rng([seed, 3]), sorted(names)
-    said = estimates(beside.evaluate, beside.wide, listed, beside.cotangent_of, rng, directions=1)
+    said = estimates(point.evaluate, point.wide, names, point.cotangent_of, rng, directions=1)
     found = {one.name: one for one in said if isinstance(one, Directional)}
     judged = {
         name: against_directions(there, name, there.gradients[name], [one], tolerance, exact=True)
         for name, one in found.items()
     }
-    agree = {name for name, one in judged.items() if one.verdict == AGREED and not one.note}
-    return agree if len(operators) > 1 else {name for name in agree if bent(truth.point, name, rng)}
+    return {name for name, one in judged.items() if one.verdict == AGREED and not one.note}
 
 
 def bent(point: Point, name: str, rng: np.random.Generator, step: float = STEP) -> bool:

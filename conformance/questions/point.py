@@ -87,6 +87,14 @@ class Point:
         }
         return cls(model, prepared, names, seeds_of, given, cotangents, wide, described)
 
+    def named_by(self, gradient: ModelProto) -> Point:
+        """The same point by the names that another gradient of the model has for cotangents and gradients."""
+        seeds_of, names = names_in(gradient)
+        if (seeds_of, names) == (self.seeds_of, self.names):
+            return self
+        cotangents = {seeds_of[output]: self.cotangents[seed] for output, seed in self.seeds_of.items()}
+        return replace(self, names=names, seeds_of=seeds_of, cotangents=cotangents)
+
     @property
     def seeds(self) -> dict[str, np.ndarray]:
         """The cotangents in float64, by their own names."""

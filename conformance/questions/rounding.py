@@ -28,7 +28,7 @@ ADDING_UP = frozenset(
             ("", name)
             for name in ("AveragePool", "Conv", "ConvTranspose", "CumSum", "Einsum", "Gemm", "GlobalAveragePool")
         ),
-        *(("", name) for name in ("MatMul", "Mean", "ReduceMean", "ReduceSum", "Sum")),
+        *(("", name) for name in ("MatMul", "Mean", "NegativeLogLikelihoodLoss", "ReduceMean", "ReduceSum", "Sum")),
         *((MICROSOFT, name) for name in ("ConvGrad", "FusedMatMul")),
     }
 )

@@ -18,11 +18,12 @@ from refgrad.protos.external import refuse_misfit
 from refgrad.protos.fitting import refuse_misfits
 from refgrad.protos.inlining import inline_functions, refuse_recursion
 from refgrad.protos.reading import is_large, read, skeleton_of
-from refgrad.protos.types import UNNAMED, unwrapped
+from refgrad.protos.types import KNOWN, UNNAMED, element_type, unwrapped
 from refgrad.protos.upgrade import spell_out_deprecated, upgrade
 from refgrad.protos.walk import (
     checkable,
     every_node,
+    graphs,
     lacks_shape,
     op_types,
     rename_shadows,
@@ -101,6 +102,7 @@ def _check(model: ModelProto, used: Set[str], shapeless: bool) -> ModelProto:
                 f"The model imports {imported.domain or 'ai.onnx'} in version {imported.version}. The first version is 1."
             )
     refuse_recursion(model.functions)
+    _refuse_unknown_types(model)
     refuse_absurd_attributes(model, used)
     try:
         onnx.checker.check_model(checkable(model) if shapeless else with_shapes(model))
@@ -132,6 +134,22 @@ def declare_shapes(outputs: Mapping[str, ValueInfoProto], inferred: Mapping[str,
         for dim in value.type.tensor_type.shape.dim:
             if dim.dim_param.startswith(UNNAMED):
                 dim.Clear()
+
+
+def _refuse_unknown_types(model: ModelProto) -> None:
+    """Refuse a value of a type that onnx does not know: its checker looks at tensors alone.
+
+    :raises InvalidModelError: there is one.
+    """
+    declared = [value for graph in graphs(model.graph) for value in (*graph.input, *graph.output, *graph.value_info)]
+    declared += [value for function in model.functions for value in function.value_info]
+    for value in declared:
+        kind = value.type.tensor_type.elem_type or element_type(value.type)
+        if kind and kind not in KNOWN:
+            raise InvalidModelError(
+                f"{value.name!r} is declared of the type {kind}, which onnx does not know. Export the model again, or upgrade "
+                "onnx."
+            )
 
 
 def _refuse_misfits_of_signatures(model: ModelProto) -> None:

@@ -44,7 +44,7 @@ _DOMAINS = ("", "ai.onnx", ML, MICROSOFT)  # some of ai.onnx's were ONNX Runtime
 
 
 def refuse_absurd_attributes(model: ModelProto, used: Set[str]) -> None:
-    """Refuse a node with an axis that no tensor has, with a window that nothing slides, or with an equation that is none.
+    """Refuse a node with an axis that no tensor has, a window that nothing slides, an equation that is none, or other outputs.
 
     :param used: the operators of the model's graphs.
     :raises InvalidModelError: there is one.
@@ -55,7 +55,7 @@ def refuse_absurd_attributes(model: ModelProto, used: Set[str]) -> None:
     for node in every_node(model):
         given = passed.get((node.domain, node.op_type))
         for attribute in node.attribute:
-            bounds = BOUNDS.get(attribute.name) if node.domain in _DOMAINS else None
+            bounds = _bounds(node, attribute.name)
             if bounds is None and given is not None:
                 bounds = given.get(attribute.name)
             if node.op_type == "Einsum" and attribute.name == "equation":
@@ -65,11 +65,25 @@ def refuse_absurd_attributes(model: ModelProto, used: Set[str]) -> None:
             values = [attribute.i] if attribute.type == AttributeProto.INT else attribute.ints
             for value in values:
                 if not bounds[0] <= value <= bounds[1]:
-                    why = "no tensor has such an axis" if bounds[1] == _HIGHEST else "no window is like that"
                     raise InvalidModelError(
-                        f"Node {_called(node)!r} ({node.op_type}) has {attribute.name} {value}, and {why}: it is a number from "
-                        f"{bounds[0]} to {bounds[1]}. Export the model again."
+                        f"Node {_called(node)!r} ({node.op_type}) has {attribute.name} {value}, and {_reason(*bounds)}. "
+                        "Export the model again."
                     )
+
+
+def _bounds(node: NodeProto, name: str) -> tuple[int, int] | None:
+    if node.domain not in _DOMAINS:
+        return None
+    if name == "num_outputs" and node.op_type == "Split":
+        return len(node.output), len(node.output)
+    return BOUNDS.get(name)
+
+
+def _reason(low: int, high: int) -> str:
+    if low == high:
+        return f"the Split has {low} outputs"
+    why = "no tensor has such an axis" if high == _HIGHEST else "no window is like that"
+    return f"{why}: it is a number from {low} to {high}"
 
 
 def _passed_on(model: ModelProto) -> dict[tuple[str, str], dict[str, tuple[int, int]]]:
@@ -85,9 +99,10 @@ def _passed_on(model: ModelProto) -> dict[tuple[str, str], dict[str, tuple[int, 
     size = -1
     while size != (size := sum(map(len, found.values()))):
         for own, node, attribute in references:
-            called = found.get((node.domain, node.op_type), BOUNDS if node.domain in _DOMAINS else {})
-            if attribute.name in called:
-                own[attribute.ref_attr_name] = called[attribute.name]
+            called = found.get((node.domain, node.op_type))
+            bounds = called.get(attribute.name) if called is not None else _bounds(node, attribute.name)
+            if bounds is not None:
+                own[attribute.ref_attr_name] = bounds
     return found
 
 

@@ -21,6 +21,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from refgrad.errors import InvalidModelError
 from refgrad.protos.memory import allowed
+from refgrad.protos.types import KNOWN
 from refgrad.protos.walk import tensors_without_initializers
 
 _FIELDS = ("float_data", "double_data", "int32_data", "int64_data", "uint64_data", "string_data")
@@ -47,7 +48,6 @@ _PACKED: dict[int, int] = {  # bits of an element, where several share a byte
     TensorProto.INT2: 2,
     TensorProto.UINT2: 2,
 }
-_KNOWN = frozenset(TensorProto.DataType.values()) - {TensorProto.UNDEFINED}
 
 
 class ExternalData:
@@ -266,7 +266,7 @@ def refuse_unknown_type(tensor: TensorProto) -> None:
 
     :raises InvalidModelError: the tensor has such a type.
     """
-    if tensor.data_type not in _KNOWN:
+    if tensor.data_type not in KNOWN:
         raise InvalidModelError(
             f"Tensor {tensor.name!r} has the type {tensor.data_type}, which onnx does not know. Export the model again, "
             "or upgrade onnx."
@@ -368,7 +368,7 @@ def _parts(location: str) -> list[str]:
 
 def _bytes_of(tensor: TensorProto) -> int:
     """How many bytes the values of `tensor` have."""
-    if tensor.data_type not in _KNOWN:
+    if tensor.data_type not in KNOWN:
         raise _UnusableError(f"onnx does not know its type, {tensor.data_type}", _EXPORT)
     if tensor.data_type == TensorProto.STRING:
         raise _UnusableError("strings cannot lie in a file", _EXPORT)

@@ -14,7 +14,7 @@ from onnx import FunctionProto, ModelProto, TensorProto
 from refgrad.errors import InvalidModelError
 from refgrad.protos.external import ExternalData, is_external, refuse_unknown_type
 from refgrad.protos.memory import allowed
-from refgrad.protos.walk import one_per_domain, tensors_without_initializers
+from refgrad.protos.walk import every_node, one_per_domain, tensors_without_initializers
 
 # Metadata of a constant that refgrad wrote: it may be a float, but it is not a weight. The value is the number before it was
 # rounded to the type of the tensor, or "" where rounding changed nothing.
@@ -84,6 +84,9 @@ def _each_once(model: ModelProto) -> ModelProto:
     copy.CopyFrom(model)
     for importing in (copy, *copy.functions):
         _merge_imports(importing)
+    for node in every_node(copy):
+        if node.domain == "ai.onnx":
+            node.domain = ""
     del copy.metadata_props[:]
     onnx.helper.set_model_props(copy, metadata)
     return copy

@@ -6,6 +6,7 @@ from onnx import TensorProto, TensorShapeProto, TypeProto, ValueInfoProto, helpe
 
 SIXTEEN_BIT = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 FLOATS = frozenset((*SIXTEEN_BIT, TensorProto.FLOAT, TensorProto.DOUBLE))
+KNOWN = frozenset(TensorProto.DataType.values()) - {TensorProto.UNDEFINED}
 UNNAMED = "unk__"  # how shape inference names a dimension that it knows nothing of
 Dim = int | str | None
 Shape = tuple[Dim, ...]

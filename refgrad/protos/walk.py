@@ -114,8 +114,12 @@ def versions_of(model: ModelProto) -> dict[str, int]:
 
 
 def one_per_domain(imports: Iterable[OperatorSetIdProto]) -> list[OperatorSetIdProto]:
-    """The imports, one per domain. Where a domain is imported twice the last import counts, as for ONNX Runtime."""
-    return list({"" if o.domain == "ai.onnx" else o.domain: o for o in imports}.values())
+    """The imports, one per domain. Where a domain is imported twice the last import counts, as for ONNX Runtime.
+
+    ai.onnx has the name "" there, which nodes of it have.
+    """
+    versions = {"" if one.domain == "ai.onnx" else one.domain: one.version for one in imports}
+    return [helper.make_opsetid(domain, version) for domain, version in versions.items()]
 
 
 def import_domain(model: ModelProto, domain: str) -> None:
