@@ -147,10 +147,29 @@ def test_a_value_of_a_type_that_does_not_exist_is_refused(kind: int) -> None:
 
 def test_ai_onnx_by_both_names_is_one_import() -> None:
     model = parser.parse_model(
-        """<ir_version: 8, opset_import: ["": 18, "ai.onnx": 21, "local": 1]>
+        """<ir_version: 8, opset_import: ["": 21, "ai.onnx": 21, "local": 1]>
         m (float[3,2] x, int64[1] axes) => (float[3,1] y) { y = local.f(x, axes) }
-        <domain: "local", opset_import: ["": 18, "ai.onnx": 21]>
+        <domain: "local", opset_import: ["": 21, "ai.onnx": 21]>
         f (x, axes) => (y) { z = ReduceL1<keepdims = 1>(x, axes) y = ai.onnx.Exp(z) }"""
     )
     for made in (refgrad.lower(model), refgrad.expand_gradients(model), refgrad.gradient(model, ["x"])):
         checker.check_model(made)
+
+
+@pytest.mark.parametrize("kind", ["seq(float)", "optional(float)", "optional(sparse_tensor(float))"])
+def test_a_container_where_a_tensor_is_due_is_refused(kind: str) -> None:
+    taken = _model(f"m (float[3] x, float min, {kind} max) => (float[3] y) {{ y = Clip(x, min, max) }}", 18)
+    made = _model(f"m (float[3] x) => ({kind} y) {{ y = Exp(x) }}", 18)
+    for model in (taken, made):
+        with pytest.raises(InvalidModelError, match="tensor"):
+            refgrad.hvp(model, ["x"])
+
+
+def test_an_attribute_of_another_type_than_onnxruntime_gives_it() -> None:
+    model = parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 21, "com.microsoft": 1]>
+        m (float[2,3] dY, int64[2] shape, int64[2,3] indices) => (float[4,3] dX)
+        { dX = com.microsoft.GatherElementsGrad<axis = [1]>(dY, shape, indices) }"""
+    )
+    with pytest.raises(RefgradError, match="'axis' is of type INTS, not INT"):
+        refgrad.lower(model)

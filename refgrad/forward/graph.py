@@ -25,6 +25,7 @@ from refgrad.protos.reading import is_number
 from refgrad.protos.types import FLOATS, Shape, element_type, type_of, type_text
 from refgrad.protos.walk import attribute_value, captured, names_of, subgraphs, versions_of
 from refgrad.tables.registry import CALLS, STRUCTURES, Structure
+from refgrad.tables.schemas import find_schema
 
 MIN_OPSET = 16  # ScatterND and ScatterElements add duplicates from this one on
 _MAYBE = FLOATS | {0}  # element types of what may carry a derivative: 0 is unknown
@@ -221,6 +222,8 @@ def view(
             _mend(node, shapes, values)
         elif node.key in _FILLERS:
             _check_elements(made, node)
+        if containers and node.key not in functions.protos:
+            _refuse_containers(made, node)
     return made
 
 
@@ -289,6 +292,25 @@ def _mend(attention: Node, shapes: dict[str, Shape], values: dict[str, ValueInfo
         if name in values:
             kind = values[name].type.tensor_type.elem_type
             values[name] = helper.make_tensor_value_info(name, kind, shape)
+
+
+def _refuse_containers(graph: Graph, node: Node) -> None:
+    """Refuse a sequence or an optional where the operator takes, or makes, tensors alone. onnx accepts it."""
+    schema = find_schema(node.op_type, node.domain, graph.opsets.get(node.domain, 1))
+    if schema is None:
+        return
+    for names, formals in ((node.inputs, schema.inputs), (node.outputs, schema.outputs)):
+        for k, name in enumerate(names):
+            kind = graph.containers.get(name)
+            if kind is None or not formals:
+                continue
+            formal = formals[min(k, len(formals) - 1)]
+            wrapper, said = ("seq", "a sequence") if kind.HasField("sequence_type") else ("optional", "an optional")
+            if not any(text.startswith(wrapper) for text in formal.types):
+                raise InvalidModelError(
+                    f"{name!r} is {said}, and {formal.name} of {node.op_type} {node.name!r} is a tensor. Take it out with "
+                    "SequenceAt or OptionalGetElement, or declare it as a tensor."
+                )
 
 
 def _check_elements(graph: Graph, node: Node) -> None:

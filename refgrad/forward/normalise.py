@@ -18,7 +18,7 @@ from refgrad.protos.external import refuse_misfit
 from refgrad.protos.fitting import refuse_misfits
 from refgrad.protos.inlining import inline_functions, refuse_recursion
 from refgrad.protos.reading import is_large, read, skeleton_of
-from refgrad.protos.types import KNOWN, UNNAMED, element_type, unwrapped
+from refgrad.protos.types import KNOWN, UNNAMED, element_type, held_by, is_container, unwrapped
 from refgrad.protos.upgrade import spell_out_deprecated, upgrade
 from refgrad.protos.walk import (
     checkable,
@@ -145,6 +145,10 @@ def _refuse_unknown_types(model: ModelProto) -> None:
     declared += [value for function in model.functions for value in function.value_info]
     for value in declared:
         kind = value.type.tensor_type.elem_type or element_type(value.type)
+        if not kind and is_container(value.type) and held_by(value.type).WhichOneof("value") == "sparse_tensor_type":
+            raise InvalidModelError(
+                f"{value.name!r} is declared to hold sparse tensors. No operator makes or reads such a value."
+            )
         if kind and kind not in KNOWN:
             raise InvalidModelError(
                 f"{value.name!r} is declared of the type {kind}, which onnx does not know. Export the model again, or upgrade "

@@ -19,6 +19,7 @@ from refgrad.protos.domains import MICROSOFT
 from refgrad.reverse.emit import Emitter
 from refgrad.tables.definitions import NODE, FunctionSignature
 from refgrad.tables.once import once, qualified
+from refgrad.tables.schemas import wrong_kind
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -42,6 +43,8 @@ class Form:
     def misfit(self, node: Node) -> str:
         """The reason why `node` is not a valid node of this operator, or ""."""
         if wrong := self.signature.misfit(node.attributes, node.inputs):
+            return wrong
+        if wrong := wrong_kind(node.proto.attribute, self.signature.defaults):
             return wrong
         if len(node.outputs) > len(self.results) and self.rest is None:
             return f"the node has {len(node.outputs)} outputs, of {len(self.results)}"

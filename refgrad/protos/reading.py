@@ -74,8 +74,8 @@ def _each_once(model: ModelProto) -> ModelProto:
 
     The last of each counts. Imports of other versions are read so by ONNX Runtime and onnx's checker: skl2onnx writes them.
 
-    :raises InvalidModelError: ai.onnx has one version by the name "" and another by the name "ai.onnx". onnx's checker reads
-        each node by the name that it has, ONNX Runtime reads all by the last: the model does not say which is meant.
+    :raises InvalidModelError: ai.onnx has one version by the name "" and another by the name "ai.onnx": the model does not
+        say which is meant.
     """
     metadata = {entry.key: entry.value for entry in model.metadata_props}
     if len(metadata) == len(model.metadata_props) and not any(map(_is_repeated, (model, *model.functions))):
@@ -96,8 +96,9 @@ def _merge_imports(importing: ModelProto | FunctionProto) -> None:
     named = {
         one.domain: one.version for one in importing.opset_import if one.domain in ("", "ai.onnx")
     }  # the last of each
-    counts = [one.version for one in importing.opset_import if one.domain in named][-1:]
-    if counts and counts[0] < max(named.values()):  # onnx's checker takes the newer one, ONNX Runtime the last
+    if (
+        len(set(named.values())) > 1
+    ):  # onnx's checker reads each node by the name that it has, ONNX Runtime all by the last
         raise InvalidModelError(
             f"The model imports ai.onnx twice: version {named['']} by the name '', version {named['ai.onnx']} by the name "
             "'ai.onnx'. Remove the one that is not meant."

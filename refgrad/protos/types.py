@@ -76,5 +76,5 @@ def dimension(dim: TensorShapeProto.Dimension) -> Dim:
 def type_text(kind: TypeProto) -> str:
     """A tensor's type in words: "float[2, N]", with ? for a size that is not known."""
     elements, shape = type_of(ValueInfoProto(type=kind))
-    name = str(helper.tensor_dtype_to_string(elements)).removeprefix("TensorProto.").lower()
+    name = str(helper.tensor_dtype_to_string(elements)).removeprefix("TensorProto.").lower() if elements else "tensor"
     return name if shape is None else f"{name}[{', '.join('?' if dim is None else str(dim) for dim in shape)}]"

@@ -118,8 +118,13 @@ def one_per_domain(imports: Iterable[OperatorSetIdProto]) -> list[OperatorSetIdP
 
     ai.onnx has the name "" there, which nodes of it have.
     """
-    versions = {"" if one.domain == "ai.onnx" else one.domain: one.version for one in imports}
-    return [helper.make_opsetid(domain, version) for domain, version in versions.items()]
+    kept = []
+    for one in {"" if o.domain == "ai.onnx" else o.domain: o for o in imports}.values():
+        kept.append(OperatorSetIdProto())
+        kept[-1].CopyFrom(one)
+        if one.domain == "ai.onnx":
+            kept[-1].domain = ""
+    return kept
 
 
 def import_domain(model: ModelProto, domain: str) -> None:

@@ -5,6 +5,8 @@ Nothing is registered with onnx: what its checker says of a model does not chang
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from functools import cache
 from typing import Any
 
 import onnx
@@ -34,3 +36,26 @@ def wrong_type(node: NodeProto, schema: OpSchema) -> str:
         if declared is not None and given != (due := str(declared.type).rpartition(".")[2]):
             return f"its attribute {attribute.name!r} is of type {given}, not {due}"
     return ""
+
+
+_KINDS = {int: AttributeProto.INT, float: AttributeProto.FLOAT, str: AttributeProto.STRING}
+
+
+def wrong_kind(attributes: Iterable[AttributeProto], defaults: Mapping[str, Any]) -> str:
+    """The reason why one of `attributes` is of another type than its default, or than onnx's operators give its name; or ""."""
+    for attribute in attributes:
+        due = _KINDS.get(type(defaults.get(attribute.name)), _usual_types().get(attribute.name))
+        if due is not None and attribute.type != due:
+            given, wanted = map(AttributeProto.AttributeType.Name, (attribute.type, due))
+            return f"its attribute {attribute.name!r} is of type {given}, not {wanted}"
+    return ""
+
+
+@cache
+def _usual_types() -> dict[str, int]:
+    """The type of each attribute, by its name, that all operators of onnx agree on."""
+    found: dict[str, set[str]] = {}
+    for schema in onnx.defs.get_all_schemas():
+        for name, declared in schema.attributes.items():
+            found.setdefault(name, set()).add(str(declared.type).rpartition(".")[2])
+    return {name: AttributeProto.AttributeType.Value(*kinds) for name, kinds in found.items() if len(kinds) == 1}

@@ -184,9 +184,8 @@ class _Lowering:
             for attribute in proto.attribute:
                 for k, body in enumerate(subgraphs(attribute)):
                     # An operator that onnx does not know may have a body by mistake, which inference drops.
-                    twin = next(
-                        (a for a in inner[tuple(proto.output)].attribute if a.name == attribute.name), attribute
-                    )
+                    kept = inner.get(tuple(proto.output), proto)
+                    twin = next((a for a in kept.attribute if a.name == attribute.name), attribute)
                     body.initializer.extend(self._rewrite(body, subgraphs(twin)[k], scope, top=False))
         op = Emitter.over(scope, self.taken)
         written = _Body(self, op, scope)

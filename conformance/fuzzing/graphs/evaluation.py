@@ -113,6 +113,8 @@ class Evaluator:
             results = [_real(result) for result in results]
         if node.op_type == "LayerNormalization" and np.shape(results[0]) != np.shape(inputs[0]):
             raise UnknownError("LayerNormalization with a scale that is larger than what it scales")
+        if node.op_type == "Gemm" and any(np.ndim(x) != 2 for x in inputs[:2]):
+            raise UnknownError("Gemm of what is no matrix")
         moving = any(_is_float(x) for x in inputs)
         for result in results:
             narrow = getattr(result, "dtype", None) in (np.float32, np.float16, np.complex64)
@@ -509,6 +511,16 @@ def _grid_sample(evaluator: Evaluator, node: _Node, x: Any, grid: Any) -> Any:
     return result
 
 
+def _lrn(evaluator: Evaluator, node: _Node, x: Any) -> Any:
+    """onnx.reference rounds α/size to float32."""
+    size, alpha = node.get("size"), node.get("alpha", float(np.float32(1e-4)))
+    before, after = (size - 1) // 2, size // 2
+    channels = x.shape[1]
+    near = [np.sum(x[:, max(c - before, 0) : c + after + 1] ** 2, axis=1) for c in range(channels)]
+    sums = np.stack(near, axis=1) if near else x
+    return x / (node.get("bias", 1.0) + alpha / size * sums) ** node.get("beta", 0.75)
+
+
 def _gelu(evaluator: Evaluator, node: _Node, x: Any) -> Any:
     """Its body has the constants of the approximation in float32."""
     if node.get("approximate", b"none") == b"tanh":
@@ -519,6 +531,7 @@ def _gelu(evaluator: Evaluator, node: _Node, x: Any) -> Any:
 _SIMPLE: dict[str, Callable[..., Any]] = {
     "Resize": _resize,
     "GridSample": _grid_sample,
+    "LRN": _lrn,
     "Gelu": _gelu,
     "ConvTranspose": _conv_transpose,
     "Cast": _cast,
