@@ -20,7 +20,7 @@ from onnx import ModelProto
 import refgrad
 from refgrad.backends import get_backend
 from refgrad.errors import RefgradError
-from refgrad.protos.malformed import fault_of
+from refgrad.protos.malformed import fault_of, not_text, refusal_of
 
 _MOST = 4096  # elements of a feed
 _ROOT = "refgrad"
@@ -98,7 +98,8 @@ def journey(written: bytes, steps: tuple[str, ...] = tuple(STEPS)) -> Journey:
         differentiated |= step == "gradient" and made is not None
         # What is lowered or expanded may have nothing to change: then it is as valid as it was.
         judged = isinstance(made, ModelProto) and step != "gradient ort"
-        if judged and (why := fault_of(made)) and _ABSENT not in why and not (step in _KEEP and fault_of(model)):
+        faulty = refusal_of if not_text(model) else fault_of  # metadata that nobody reads are passed on as they are
+        if judged and (why := faulty(made)) and _ABSENT not in why and not (step in _KEEP and fault_of(model)):
             fault = Fault(step, "invalid result", "", why[:200])
         if fault is not None:
             faults.append(fault)

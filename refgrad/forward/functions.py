@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from onnx import FunctionProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
+from refgrad.errors import BrokenRuleError, RefgradError
 from refgrad.forward.function_emitter import FunctionEmitter
 from refgrad.protos.domains import ASSUMED_OPSET, MICROSOFT
 from refgrad.protos.external import array_of
@@ -15,6 +16,7 @@ from refgrad.protos.inlining import INLINED
 from refgrad.protos.types import Type
 from refgrad.protos.walk import attribute_value, import_domain, versions_of
 from refgrad.tables.definitions import DEFINITIONS, UnsupportedFormError
+from refgrad.tables.once import raised_at
 
 
 def make_function(
@@ -42,7 +44,16 @@ def make_function(
             body.types[called] = types[value]
     if not known.signature.variadic:
         actual += [None] * (len(known.signature.inputs) - count)
-    results = known.function(body, *actual, **{**known.rounded, **given})
+    try:
+        results = known.function(body, *actual, **{**known.rounded, **given})
+    except (RefgradError, MemoryError):
+        raise
+    except Exception as error:
+        raise BrokenRuleError(
+            f"The body of node {node.name!r} ({node.op_type}) cannot be written, at {raised_at(error, known.function)}: "
+            f"{type(error).__name__}: {error}. Look whether its attributes fit each other. If a runtime runs the model, the "
+            "body is wrong: report it."
+        ) from error
     results = results if isinstance(results, tuple) else (results,)
     outputs = []
     for k, value in enumerate(node.output):

@@ -49,7 +49,8 @@ def refuse_absurd_attributes(model: ModelProto, used: Set[str]) -> None:
     :param used: the operators of the model's graphs.
     :raises InvalidModelError: there is one.
     """
-    if not model.functions and used.isdisjoint(OPERATORS):
+    foreign = any(imported.domain == MICROSOFT for imported in model.opset_import)
+    if not model.functions and not foreign and used.isdisjoint(OPERATORS):
         return
     passed = _passed_on(model)
     for node in every_node(model):

@@ -54,9 +54,12 @@ def _reason(arguments: Iterable[Any]) -> str:
 
 
 def fault_of(model: ModelProto) -> str:
+    """What is wrong with `model` for onnx's checker, or for what reads its texts, as a sentence; "" where nothing is."""
+    return not_text(model) or refusal_of(model)
+
+
+def refusal_of(model: ModelProto) -> str:
     """What onnx's checker refuses of `model`, as a sentence; "" where it accepts it."""
-    if no_text := not_text(model):
-        return no_text
     for node in nested(model.graph.node):
         for attribute in node.attribute:
             if attribute.ref_attr_name:

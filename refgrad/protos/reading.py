@@ -77,7 +77,7 @@ def _each_once(model: ModelProto) -> ModelProto:
     :raises InvalidModelError: ai.onnx has one version by the name "" and another by the name "ai.onnx": the model does not
         say which is meant.
     """
-    metadata = {entry.key: entry.value for entry in model.metadata_props}
+    metadata = {entry.key: entry for entry in model.metadata_props}  # the last of each
     if len(metadata) == len(model.metadata_props) and not any(map(_is_repeated, (model, *model.functions))):
         return model
     copy = ModelProto()
@@ -88,7 +88,7 @@ def _each_once(model: ModelProto) -> ModelProto:
         if node.domain == "ai.onnx":
             node.domain = ""
     del copy.metadata_props[:]
-    onnx.helper.set_model_props(copy, metadata)
+    copy.metadata_props.extend(metadata.values())
     return copy
 
 

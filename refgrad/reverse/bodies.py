@@ -190,6 +190,7 @@ class Swept:
         self._read = live
         inputs, again = set(body.inputs), set()
         stored: dict[str, None] = {}
+        known: dict[str, tuple[bool, bool]] = {}  # by node: is it random, is it the same in every step?
         makers = {name: node for node in self._forward for name in node.outputs if name}
         pending = [name for name in live if name in inputs or name in makers]
         while pending:
@@ -203,13 +204,15 @@ class Swept:
                         raise self._unstackable(name)
                     stored[name] = None
                 continue
-            random = is_random(node.proto, graph.functions)
+            if node.name not in known:  # a node of a body may return thousands of values
+                known[node.name] = is_random(node.proto, graph.functions), self._invariant.issuperset(node.outputs)
+            random, invariant = known[node.name]
             repeat = recompute and not random
             if stacked:
                 from_list = listed and values.is_tensor(name) and not values.containers.keys().isdisjoint(node.reads)
-                repeat |= self._is_invariant(node) or not (self.is_stackable(name) or from_list)
+                repeat |= invariant or not (self.is_stackable(name) or from_list)
             if mapped:
-                repeat |= self._is_invariant(node) or name in values.containers
+                repeat |= invariant or name in values.containers
             repeat |= node.key == ("", "Constant")
             if not repeat:
                 stored[name] = None
@@ -222,9 +225,6 @@ class Swept:
         repeated = {name for node in self._forward if node.name in again for name in node.outputs}
         self.residuals = [name for name in order if name in stored and name not in repeated]
         self._again = [node for node in self._forward if node.name in again]
-
-    def _is_invariant(self, node: Node) -> bool:
-        return self._invariant.issuperset(node.outputs)
 
     def _unstackable(self, name: str) -> NoGradientError:
         node = self.op.node

@@ -10,7 +10,7 @@ from typing import Any
 import onnx
 from onnx import GraphProto, ModelProto, NodeProto, TypeProto, helper
 
-from refgrad.errors import LoweringError, RuleError, choices
+from refgrad.errors import LoweringError, RefgradError, RuleError, choices
 from refgrad.forward.completion import infer_completely
 from refgrad.forward.functions import make_function
 from refgrad.forward.graph import MIN_OPSET, Graph, Node, read_nodes
@@ -37,6 +37,7 @@ from refgrad.reverse.emit import Emitter
 from refgrad.reverse.emitted import Emitted, Writer
 from refgrad.reverse.gradient import taken_names
 from refgrad.tables.definitions import DEFINITIONS, Definition, UnsupportedFormError
+from refgrad.tables.once import raised_at
 from refgrad.worker import limited
 
 _YIELD = MICROSOFT, "YieldOp"
@@ -339,6 +340,11 @@ class _Body:
             results = form.lower(op, node)
         except (UnsupportedFormError, RuleError) as error:
             raise _refuse(node, str(error)) from error
+        except (RefgradError, MemoryError):
+            raise
+        except Exception as error:
+            said = f"{type(error).__name__}: {error} (at {raised_at(error, form.function)})"
+            raise _refuse(node, f"{said}; look whether what it reads fits the operator") from error
         for k, name in enumerate(node.outputs):
             value = results[k] if k < len(results) else None
             if not name:
