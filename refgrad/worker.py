@@ -141,7 +141,7 @@ class Worker:
         if self._stopped:
             raise WorkerError("crashed", "the run has ended")
         if self._process is None or self._said is None:
-            self._said = tempfile.TemporaryFile(prefix="refgrad-")  # noqa: SIM115  (closed with the process)
+            self._said = last_words()
             self._process = subprocess.Popen(
                 [sys.executable, "-c", _START, str(self.memory), str(self.room)],
                 stdin=subprocess.PIPE,
@@ -153,6 +153,13 @@ class Worker:
             if self._stopped:  # meanwhile, by another thread
                 _kill(self._process)
         return self._process, self._said
+
+
+def last_words() -> IO[bytes]:
+    """A file for what a process says when it dies. On Linux it lies in memory: a disk may be full, or read-only."""
+    if sys.platform == "linux":
+        return os.fdopen(os.memfd_create("refgrad"), "w+b")
+    return tempfile.TemporaryFile(prefix="refgrad-")
 
 
 def limited(function: Callable[P, R]) -> Callable[P, R]:

@@ -262,3 +262,13 @@ def test_what_is_not_counted_meets_the_limit_of_the_process(tmp_path):
     done = _command(blind, "run", str(tmp_path / "m.onnx"), "--max-memory", "50M")
     assert done.returncode == 2
     assert "Unable to allocate 3.35 GiB" in done.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a process says its last words to a file")
+def test_commands_and_workers_need_no_folder_for_temporary_files() -> None:
+    program = "import tempfile; tempfile.tempdir = '/nowhere/at/all'"
+    worker = "from refgrad.worker import Worker\nwith Worker() as worker: print(worker._started()[1].seekable())"
+    command = "from refgrad.cli import main; import sys; sys.argv[1:] = ['--version']; main()"
+    for rest in (worker, command):
+        done = subprocess.run([sys.executable, "-c", f"{program}\n{rest}"], capture_output=True, text=True, timeout=60)
+        assert (done.returncode, done.stderr) == (0, "")

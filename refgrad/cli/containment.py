@@ -9,7 +9,6 @@ import os
 import re
 import signal
 import sys
-import tempfile
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -18,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
-from refgrad.worker import limit_room
+from refgrad.worker import last_words, limit_room
 
 _END_ON_DEATH_OF_PARENT = 1  # PR_SET_PDEATHSIG of <sys/prctl.h>
 _FRAME = re.compile(r'^  File "(.+)", line \d+ in (\S+)', re.MULTILINE)
@@ -44,7 +43,7 @@ def contain(refused: int, complain: Callable[[str], None]) -> None:
         return
     _flush()
     gc.freeze()  # a collection in the copy would write to all that the two share
-    said = tempfile.TemporaryFile(prefix="refgrad-")  # noqa: SIM115  (the copy writes to it until it ends)
+    said = last_words()  # the copy writes to it until it ends
     parent = os.getpid()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # libraries have threads, which they start again in a copy
