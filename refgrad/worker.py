@@ -157,8 +157,8 @@ class Worker:
 
 def last_words() -> IO[bytes]:
     """A file for what a process says when it dies. On Linux it lies in memory: a disk may be full, or read-only."""
-    if sys.platform == "linux":
-        return os.fdopen(os.memfd_create("refgrad"), "w+b")
+    if in_memory := getattr(os, "memfd_create", None):
+        return os.fdopen(in_memory("refgrad"), "w+b")
     return tempfile.TemporaryFile(prefix="refgrad-")
 
 
