@@ -78,11 +78,11 @@ def _each_once(model: ModelProto) -> ModelProto:
         say which is meant.
     """
     metadata = {entry.key: entry for entry in model.metadata_props}  # the last of each
-    if len(metadata) == len(model.metadata_props) and not any(map(_is_repeated, (model, *model.functions))):
+    if len(metadata) == len(model.metadata_props) and not any(map(_is_repeated, _importing(model))):
         return model
     copy = ModelProto()
     copy.CopyFrom(model)
-    for importing in (copy, *copy.functions):
+    for importing in _importing(copy):
         _merge_imports(importing)
     for node in every_node(copy):
         if node.domain == "ai.onnx":
@@ -90,6 +90,10 @@ def _each_once(model: ModelProto) -> ModelProto:
     del copy.metadata_props[:]
     copy.metadata_props.extend(metadata.values())
     return copy
+
+
+def _importing(model: ModelProto) -> list[ModelProto | FunctionProto]:
+    return [model, *model.functions]
 
 
 def _merge_imports(importing: ModelProto | FunctionProto) -> None:
