@@ -89,3 +89,20 @@ def test_the_limit_is_set_by_the_environment(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv(LIMIT, "many")
     with pytest.raises(OptionError, match="REFGRAD_MAX_NODES is 'many'"):
         refgrad.gradient(_doubling(6))
+
+
+def test_long_texts_in_functions_that_are_called_often_are_refused() -> None:
+    """Ten levels that double: 1,024 nodes, each with a text of 60 kB."""
+    text = "".join(
+        f'<domain: "local", opset_import: ["": 18, "local": 1]> f{k}(x) => (y) '
+        f"{{ z = local.f{k + 1}(x) y = local.f{k + 1}(z) }} "
+        for k in range(10)
+    )
+    model = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 18, "local": 1]> m (float[2] x) => (float[2] y) { y = local.f0(x) } '
+        f'{text}<domain: "local", opset_import: ["": 18]> f10(x) => (y) {{ y = Tanh(x) }}'
+    )
+    refgrad.gradient(model)
+    model.functions[10].node[0].doc_string = "x" * 60_000
+    with pytest.raises(InvalidModelError, match=r"58 MiB of nodes, \d+ times the model"):
+        refgrad.gradient(model)

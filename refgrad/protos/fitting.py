@@ -80,26 +80,29 @@ def _needs(node: NodeProto, position: int) -> bool:
     return inputs[min(position, len(inputs) - 1)].option != onnx.defs.OpSchema.FormalParameterOption.Optional
 
 
-def _graphs(node: NodeProto) -> dict[str, GraphProto]:
-    return {a.name: a.g for a in node.attribute if a.HasField("g")}
+def _graph(node: NodeProto, name: str) -> GraphProto:
+    for attribute in node.attribute:
+        if attribute.name == name and attribute.HasField("g"):
+            return attribute.g
+    raise _misfit(node, f"has no graph {name}. Export the model again")
 
 
 def _if(node: NodeProto) -> None:
-    then, other = (len(_graphs(node)[name].output) for name in ("then_branch", "else_branch"))
+    then, other = (len(_graph(node, name).output) for name in ("then_branch", "else_branch"))
     if then != other:
         raise _misfit(node, f"has branches that return {then} and {other} values. Let both return as many")
     _fit(node, "outputs", len(node.output), at_most=then)
 
 
 def _loop(node: NodeProto) -> None:
-    body, states = _graphs(node)["body"], max(len(node.input) - 2, 0)
+    body, states = _graph(node, "body"), max(len(node.input) - 2, 0)
     _fit(node, "inputs of the body", len(body.input), exactly=2 + states)
     _fit(node, "outputs of the body", len(body.output), at_least=1 + states)
     _fit(node, "outputs", len(node.output), at_most=len(body.output) - 1)
 
 
 def _scan(node: NodeProto, first: int = 0) -> None:
-    body = _graphs(node)["body"]
+    body = _graph(node, "body")
     settings = {a.name: attribute_value(a) for a in node.attribute if not a.ref_attr_name}
     if "num_scan_inputs" not in settings:
         return  # of a function, whose calls give it
@@ -116,7 +119,7 @@ def _scan(node: NodeProto, first: int = 0) -> None:
 
 
 def _sequence_map(node: NodeProto) -> None:
-    body = _graphs(node)["body"]
+    body = _graph(node, "body")
     _fit(node, "inputs of the body", len(body.input), exactly=len(node.input))
     _fit(node, "outputs", len(node.output), at_most=len(body.output))
 

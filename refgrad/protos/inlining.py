@@ -15,6 +15,8 @@ from refgrad.protos.walk import every_node, forget_domain, fresh, names_of, nest
 
 LIMIT = "REFGRAD_MAX_NODES"  # the environment variable that says how many nodes calls may become
 _MOST = 250_000
+_BYTES = 16 << 20  # that calls may become in any case
+_GROWTH = 32  # times the size of the model that they may become
 INLINED = "refgrad.inlined"  # the domain of function bodies on their way into a graph
 
 
@@ -77,7 +79,7 @@ def _name_results(nodes: Sequence[NodeProto]) -> None:
 
 
 def _refuse_growth(model: ModelProto) -> None:
-    """Refuse a model whose calls, written out, would be more nodes than the limit: each level may double them.
+    """Refuse a model whose calls, written out, would be more nodes than the limit, or much longer: each level may double them.
 
     :raises InvalidModelError: naming the function whose body is the largest, and the number of nodes.
     :raises OptionError: the environment variable is no number.
@@ -90,6 +92,7 @@ def _refuse_growth(model: ModelProto) -> None:
     limit = int(given)
     functions = {(f.domain, f.name, f.overload): f for f in model.functions}
     sizes: dict[tuple[str, str, str], int] = {}
+    lengths: dict[tuple[str, str, str], int] = {}  # in bytes: names and texts become as many as the nodes
     for first in functions:
         pending = [first]
         while pending:
@@ -99,14 +102,20 @@ def _refuse_growth(model: ModelProto) -> None:
             else:
                 key = pending.pop()
                 sizes[key] = sum(sizes.get(one, 1) for one in called)
-    calls = ((node.domain, node.op_type, node.overload) for node in nested(model.graph.node))
-    count = sum(sizes.get(key, 1) for key in calls)
+                lengths[key] = functions[key].ByteSize() + sum(lengths.get(one, 0) for one in called)
+    calls = [(node.domain, node.op_type, node.overload) for node in nested(model.graph.node)]
+    count, length = sum(sizes.get(key, 1) for key in calls), sum(lengths.get(key, 0) for key in calls)
     if count > limit:
         largest = max(sizes, key=sizes.__getitem__)
         raise InvalidModelError(
             f"Written out, the calls of functions would be {count} nodes, {sizes[largest]} for each call of function "
             f"{'.'.join(filter(None, largest))!r}; at most {limit} are made. Call fewer, or set the environment variable "
             f"{LIMIT} to a larger number."
+        )
+    if length > _BYTES and length > _GROWTH * model.ByteSize():
+        raise InvalidModelError(
+            f"Written out, the calls of functions would be {length >> 20} MiB of nodes, {length // model.ByteSize()} times "
+            "the model: it has long names or texts in functions that are called often. Shorten them."
         )
 
 
