@@ -123,6 +123,8 @@ def check_feeds(feeds: Mapping[str, Any], inputs: Sequence[Value], widen: bool =
 
     With `widen`, a feed of a narrower float is converted to a float64 input; nothing else is ever cast.
     """
+    if not isinstance(feeds, Mapping):
+        raise FeedError(f"Feeds are arrays by the names of inputs, as in {{'x': array}}, not {type(feeds).__name__}.")
     if len(feeds) == len(inputs):  # the usual case, at a tenth of the cost of the others: everything as declared
         for value in inputs:
             feed = feeds.get(value.name)

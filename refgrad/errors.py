@@ -146,7 +146,7 @@ def abridged(names: Iterable[str], limit: int | None = 3) -> str:
     return f"{', '.join(listed[:limit])} and {len(listed) - limit} more"
 
 
-def did_you_mean(name: str, names: Iterable[str]) -> str:
+def did_you_mean(name: object, names: Iterable[str]) -> str:
     """` Did you mean 'x'?` where one of `names` is close to `name`, else nothing."""
-    close = difflib.get_close_matches(name, list(names), n=1)
+    close = difflib.get_close_matches(str(name), list(names), n=1)
     return f" Did you mean {close[0]!r}?" if close else ""

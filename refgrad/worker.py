@@ -67,6 +67,12 @@ class Worker:
 
     def _call(self, function: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         late = threading.Event()
+        try:
+            asked = pickle.dumps((function, arguments, keywords))
+        except (TypeError, AttributeError, pickle.PicklingError) as error:
+            raise OptionError(
+                f"What is asked of another process has to be pickled: {error}. Give a model or its path, and lists of names."
+            ) from error
         process, said = self._started()
 
         def stop() -> None:
@@ -79,7 +85,7 @@ class Worker:
             assert process.stdin is not None
             assert process.stdout is not None
             with _error_instead_of_signal():
-                pickle.dump((function, arguments, keywords), process.stdin)
+                process.stdin.write(asked)
                 process.stdin.flush()
             result, failure = pickle.load(process.stdout)
         except (EOFError, BrokenPipeError, pickle.UnpicklingError) as error:
@@ -201,9 +207,11 @@ def limited(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def _check_limits(memory: Any, seconds: Any) -> None:
-    if memory is not None and not (isinstance(memory, int) and memory > 0):
+    if memory is not None and not (isinstance(memory, int) and not isinstance(memory, bool) and memory > 0):
         raise OptionError(f"max_memory={memory!r} is not a number of bytes above 0. Give one, or None for no limit.")
-    if seconds is not None and not (isinstance(seconds, int | float) and 0 < seconds < threading.TIMEOUT_MAX):
+    if seconds is not None and not (
+        isinstance(seconds, int | float) and not isinstance(seconds, bool) and 0 < seconds < threading.TIMEOUT_MAX
+    ):
         raise OptionError(
             f"max_seconds={seconds!r} is not a number of seconds above 0. Give one, or None for no limit."
         )

@@ -31,6 +31,7 @@ from refgrad.errors import (
     UnknownNameError,
     WorkerError,
 )
+from refgrad.protos.files import fingerprint
 from refgrad.worker import limited
 
 MIB = 1 << 20
@@ -179,7 +180,9 @@ def test_every_command_that_reads_a_model_takes_limits(command: Command, tmp_pat
 
 def test_a_report_of_results_that_name_a_model_takes_limits(tmp_path, capsys):
     onnx.save(_model("m (float[40000, 30000] x) => (float[40000, 30000] y) { y = Neg(x) }"), tmp_path / "m.onnx")
-    Results({"sources": [str(tmp_path / "m.onnx")], "seed": 0}, {}, {}).save(tmp_path / "r.json")
+    model = tmp_path / "m.onnx"
+    named = {"sources": [str(model)], "seed": 0, "contents": {str(model): fingerprint(model)}}
+    Results(named, {}, {}).save(tmp_path / "r.json")
     words = ["conformance", "report", str(tmp_path / "r.json"), "-o", str(tmp_path / "page.html")]
     assert cli.main([*words, "--max-memory", "50M"]) == 2
     assert "drawn at random, and max_memory is 52428800" in capsys.readouterr().err

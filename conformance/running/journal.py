@@ -17,6 +17,7 @@ from refgrad.errors import JournalError, choices
 
 FORMAT = "refgrad conformance journal 1"
 _BEGINNING = f'{{"format":"{FORMAT}"'.encode()
+_TELLING = len('{"format"')  # bytes of it: with as few another file may begin, too
 
 
 class Journal:
@@ -104,16 +105,20 @@ class Journal:
         lines = self._file.read().splitlines(keepends=True)
         for number, line in enumerate(lines, 1):
             if not line.endswith(b"\n"):  # the last line, cut off
-                if number == 1 and not (line.startswith(_BEGINNING) or _BEGINNING.startswith(line)):
+                if number == 1 and not (
+                    line.startswith(_BEGINNING) or (len(line) > _TELLING and _BEGINNING.startswith(line))
+                ):
                     raise JournalError(f"{self.path} is no journal. Name another file.")
                 break
             try:
                 entry = json.loads(line)
+                if not isinstance(entry, dict):
+                    raise JournalError(f"{self.path} is no journal: line {number} is no object. Name another file.")
                 if number == 1:
                     self._compare(entry, settings)
                 else:
                     self.done[entry["case"]] = [_row(entry["case"], row) for row in entry["rows"]]
-            except (ValueError, KeyError, TypeError, AttributeError) as error:
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
                 raise JournalError(
                     f"{self.path}, line {number}: {error!s}. A journal is not edited: remove the line, or begin another."
                 ) from error

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from itertools import chain
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -31,8 +31,8 @@ from refgrad.conformance.running.results import Results, load, merge
 from refgrad.conformance.running.runner import MEMORY, ORACLES, Plan, in_lanes
 from refgrad.conformance.running.suite import Progress as Report
 from refgrad.conformance.running.suite import require, run_suite, settings_of
-from refgrad.errors import OptionError, WorkerError, abridged, choices
-from refgrad.protos.files import refuse_replacing, replacing
+from refgrad.errors import OptionError, ResultsError, WorkerError, abridged, choices
+from refgrad.protos.files import fingerprint, refuse_replacing, replacing
 from refgrad.show.text import onnx_simple_text_plot
 from refgrad.tables import plugins
 from refgrad.worker import SECONDS, Worker
@@ -168,6 +168,7 @@ def run(
         "feeds": None if feeds is None else str(feeds),
         "every": every,
         **({"imports": plugins.named()} if plugins.named() else {}),
+        **({"contents": contents} if (contents := _contents(listed, feeds)) else {}),
     }
     cases = list(_cases(listed, feeds, seed, ops, opset, dtype, case, values, every))
     if not cases:
@@ -301,21 +302,48 @@ def mutants(
 def _files_read(results: Results) -> Iterator[Path]:
     """The files and folders that these results are about: a page reads them again."""
     sources, feeds = results.settings.get("sources", ()), results.settings.get("feeds")
-    yield from (Path(source) for source in sources if source not in SOURCES)
-    if feeds:
-        yield Path(feeds)
+    named = [source for source in sources if source not in SOURCES] if isinstance(sources, list) else []
+    yield from (Path(name) for name in (*named, feeds) if name and isinstance(name, str))
+
+
+def _contents(listed: list[str], feeds: Path | None) -> dict[str, str]:
+    """The SHA-256 of each file, or of all files in a folder, that cases are read from."""
+    found = {}
+    for path in [*(Path(source) for source in listed if source not in SOURCES), *([feeds] if feeds else [])]:
+        if path.exists():
+            found[str(path)] = fingerprint(path)
+    return found
 
 
 def _again(found: list[Results]) -> Iterator[Case]:
-    """Find the cases of these results again."""
+    """Find the cases of these results again: those of files which are as they were, since anybody may name a file."""
     for asked in {json.dumps(one.settings, sort_keys=True): one.settings for one in found}.values():
-        names = ("ops", "opset", "dtype", "case", "values")
-        ops, opset, dtype, case, values = (asked.get(name) for name in names)
-        listed = [source for source in asked.get("sources", ()) if source in SOURCES or Path(source).exists()]
-        feeds = Path(asked["feeds"]) if asked.get("feeds") and Path(asked["feeds"]).is_file() else None
-        yield from _cases(
-            listed, feeds, asked["seed"], ops, opset or "newest", dtype, case, values, asked.get("every", 1)
-        )
+        try:
+            yield from _asked_again(asked)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ResultsError(
+                f"The settings of these results are malformed ({error}). Run the suite again."
+            ) from error
+
+
+def _asked_again(asked: Mapping[str, Any]) -> Iterator[Case]:
+    names = ("ops", "opset", "dtype", "case", "values")
+    ops, opset, dtype, case, values = (asked.get(name) for name in names)
+    contents = asked.get("contents", {})  # several, of results that were put together
+    known = {item for one in (contents if isinstance(contents, list) else [contents]) for item in one.items()}
+    same = {path for path, before in known if _is_still(Path(path), before)}
+    listed = [source for source in asked.get("sources", ()) if source in SOURCES or str(Path(source)) in same]
+    feeds = Path(asked["feeds"]) if asked.get("feeds") and str(Path(asked["feeds"])) in same else None
+    yield from _cases(
+        listed, feeds, int(asked["seed"]), ops, opset or "newest", dtype, case, values, asked.get("every", 1)
+    )
+
+
+def _is_still(path: Path, known: str) -> bool:
+    try:
+        return fingerprint(path) == known
+    except OSError:
+        return False
 
 
 @app.command()
@@ -348,6 +376,11 @@ def _cases(
     every: int,
 ) -> Iterator[Case]:
     asked = _split(ops) if ops is not None else None
+    files = Counter(Path(source).name for source in dict.fromkeys(listed) if Path(source).is_file())
+    if same := [name for name, times in files.items() if times > 1]:
+        raise OptionError(
+            f"Several models are called {same[0]!r}, and so would their cases be. Give one of them another name."
+        )
     found = chain.from_iterable(_source(source, feeds, seed, asked) for source in listed)
     seen: Counter[str] = Counter()
     for case in sources.select(found, asked, opset, dtype, name, values):

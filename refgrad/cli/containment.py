@@ -19,6 +19,8 @@ from typing import IO
 
 from refgrad.worker import last_words, limit_room
 
+_PATIENCE = 1.0  # seconds
+_BY_A_PROCESS = 0  # SI_USER of <signal.h>: a signal that kill() sent
 _END_ON_DEATH_OF_PARENT = 1  # PR_SET_PDEATHSIG of <sys/prctl.h>
 _FRAME = re.compile(r'^  File "(.+)", line \d+ in (\S+)', re.MULTILINE)
 _COPIES = 2  # how much more than the values that it holds a command may take: kernels and files need copies
@@ -55,13 +57,21 @@ def contain(refused: int, complain: Callable[[str], None]) -> None:
             os._exit(refused)
         faulthandler.enable(said)
         return
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal tells both
+    waiting = {signal.SIGINT, signal.SIGCHLD}
+    signal.pthread_sigmask(signal.SIG_BLOCK, waiting)
 
     def pass_on(number: int, frame: FrameType | None) -> None:
         os.kill(child, number)
 
     signal.signal(signal.SIGTERM, pass_on)
-    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    ended, status = os.waitpid(child, os.WNOHANG)
+    while not ended:
+        told = signal.sigtimedwait(waiting, _PATIENCE)
+        if told is not None and told.si_signo == signal.SIGINT and told.si_code == _BY_A_PROCESS:
+            os.kill(child, signal.SIGINT)  # the terminal tells both
+        ended, status = os.waitpid(child, os.WNOHANG)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, waiting)
+    status = os.waitstatus_to_exitcode(status)
     if status < 0 or (status == _STOPPED and _TIMEOUT.search(_words(said))):
         status = _died(-status, said, refused, complain)
     _flush()

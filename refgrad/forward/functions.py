@@ -46,7 +46,7 @@ def make_function(
         actual += [None] * (len(known.signature.inputs) - count)
     try:
         results = known.function(body, *actual, **{**known.rounded, **given})
-    except (RefgradError, MemoryError):
+    except (RefgradError, UnsupportedFormError, MemoryError):
         raise
     except Exception as error:
         raise BrokenRuleError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import reprlib
 import secrets
@@ -32,16 +33,15 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     :raises OutputFileError: `path` cannot be written.
     """
     target = writable(path)
-    temporary = target.with_name(
-        f".refgrad-{secrets.token_hex(8)}.tmp"
-    )  # short: the name of the target may be as long as one can be
+    temporary = _temporary_beside(target)
     try:
         yield temporary
         os.replace(temporary, target)
     except OSError as error:
         raise OutputFileError(f"{str(target)!r} cannot be written: {error.strerror or error}.") from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # it is not there, or nothing can be
+            temporary.unlink()
 
 
 @contextmanager
@@ -57,9 +57,7 @@ def new_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
         raise OutputFileError(f"{reprlib.repr(str(target))} cannot be written: {error.strerror}.") from error
     if is_taken:
         raise OutputFileError(f"{str(target)!r} exists. Give the name of a folder that does not, and it is made.")
-    temporary = target.with_name(
-        f".refgrad-{secrets.token_hex(8)}.tmp"
-    )  # short: the name of the target may be as long as one can be
+    temporary = _temporary_beside(target)
     try:
         temporary.mkdir(parents=True)
         yield temporary
@@ -94,12 +92,51 @@ def save_gradient(gradient: ModelProto, path: str | os.PathLike[str], source: st
         return None
     large = [*gradient.graph.initializer, *(a.t for n in gradient.graph.node for a in n.attribute if a.HasField("t"))]
     large = [tensor for tensor in large if not is_external(tensor) and len(tensor.raw_data) > _INLINE]
-    with replacing(target) as file, replacing(data) as data_file, ExternalData(origin) as source_data:
+    with (
+        _kept_unless_both(data),
+        replacing(target) as file,
+        replacing(data) as data_file,
+        ExternalData(origin) as source_data,
+    ):
         with data_file.open("wb") as out:
             for tensor in (*beside, *large):
                 _move(tensor, source_data, out, data.name)
         file.write_bytes(gradient.SerializeToString())
     return data
+
+
+@contextmanager
+def _kept_unless_both(data: Path) -> Iterator[None]:
+    """What `data` was is put back if the block fails after it was replaced: the file that refers to it was not."""
+    before = _temporary_beside(data)
+    with contextlib.suppress(OSError):
+        os.link(data, before)
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(OSError):
+            if before.exists():
+                os.replace(before, data)
+            else:
+                data.unlink()
+        raise
+    finally:
+        with contextlib.suppress(OSError):
+            before.unlink()
+
+
+def fingerprint(path: Path) -> str:
+    """The SHA-256 of a file, with its external data if it is a model; of a folder that of all its files, and their names.
+
+    :raises OSError: one cannot be read.
+    """
+    whole = hashlib.sha256()
+    files = sorted(_files_within(path)) if path.is_dir() else [path, *sorted(_data_files(path))]
+    for file in files:
+        whole.update(os.fsencode(file.name) + b"\0" if file != path else b"")
+        with file.open("rb") as read:
+            whole.update(hashlib.file_digest(read, "sha256").digest())
+    return whole.hexdigest()
 
 
 def data_file_of(path: Path) -> Path:

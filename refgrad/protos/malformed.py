@@ -60,6 +60,17 @@ def fault_of(model: ModelProto) -> str:
 
 def refusal_of(model: ModelProto) -> str:
     """What onnx's checker refuses of `model`, as a sentence; "" where it accepts it."""
+    if lost := lost_reference(model):
+        return lost
+    try:
+        onnx.checker.check_model(checkable(model))
+    except Exception as error:  # the checker, or what converts the model for it: either refuses it
+        return f"onnx.checker refuses the model: {_said(error)}"
+    return ""
+
+
+def lost_reference(model: ModelProto) -> str:
+    """Which node of the graph takes an attribute from a function, and lies in none, as a sentence; "" where none does."""
     for node in nested(model.graph.node):
         for attribute in node.attribute:
             if attribute.ref_attr_name:
@@ -67,10 +78,6 @@ def refusal_of(model: ModelProto) -> str:
                     f"Node {_called(node)!r} ({node.op_type}) takes {attribute.name} from the attribute "
                     f"{attribute.ref_attr_name!r} of a function, and lies in none. Give it a value."
                 )
-    try:
-        onnx.checker.check_model(checkable(model))
-    except Exception as error:  # the checker, or what converts the model for it: either refuses it
-        return f"onnx.checker refuses the model: {_said(error)}"
     return ""
 
 

@@ -14,7 +14,7 @@ from onnx import FunctionProto, ModelProto, TensorProto
 from refgrad.errors import InvalidModelError
 from refgrad.protos.external import ExternalData, is_external, refuse_unknown_type
 from refgrad.protos.memory import allowed
-from refgrad.protos.walk import every_node, one_per_domain, tensors_without_initializers
+from refgrad.protos.walk import every_node, nested, one_per_domain, tensors_without_initializers
 
 # Metadata of a constant that refgrad wrote: it may be a float, but it is not a weight. The value is the number before it was
 # rounded to the type of the tensor, or "" where rounding changed nothing.
@@ -74,8 +74,8 @@ def _each_once(model: ModelProto) -> ModelProto:
 
     The last of each counts. Imports of other versions are read so by ONNX Runtime and onnx's checker: skl2onnx writes them.
 
-    :raises InvalidModelError: ai.onnx has one version by the name "" and another by the name "ai.onnx": the model does not
-        say which is meant.
+    :raises InvalidModelError: ai.onnx has one version by the name "" and another by the name "ai.onnx", and an operator of the
+        model is not the same in both: the model does not say which is meant.
     """
     metadata = {entry.key: entry for entry in model.metadata_props}  # the last of each
     if len(metadata) == len(model.metadata_props) and not any(map(_is_repeated, _importing(model))):
@@ -103,13 +103,24 @@ def _merge_imports(importing: ModelProto | FunctionProto) -> None:
     if (
         len(set(named.values())) > 1
     ):  # onnx's checker reads each node by the name that it has, ONNX Runtime all by the last
-        raise InvalidModelError(
-            f"The model imports ai.onnx twice: version {named['']} by the name '', version {named['ai.onnx']} by the name "
-            "'ai.onnx'. Remove the one that is not meant."
-        )
+        nodes = importing.graph.node if isinstance(importing, ModelProto) else importing.node
+        for node in nested(nodes):
+            if node.domain in named and len({_since(node.op_type, version) for version in named.values()}) > 1:
+                raise InvalidModelError(
+                    f"The model imports ai.onnx twice: version {named['']} by the name '', version {named['ai.onnx']} by the "
+                    f"name 'ai.onnx', and {node.op_type} is not the same in both. Remove the one that is not meant."
+                )
     once = one_per_domain(importing.opset_import)
     del importing.opset_import[:]
     importing.opset_import.extend(once)
+
+
+def _since(op_type: str, opset: int) -> int | None:
+    """Since which opset the operator is as it is in this one; None where it does not exist."""
+    try:
+        return int(onnx.defs.get_schema(op_type, opset).since_version)
+    except onnx.defs.SchemaError:
+        return None
 
 
 def _is_repeated(importing: ModelProto | FunctionProto) -> bool:

@@ -273,7 +273,9 @@ def _below(graphs: Iterable[tuple[str, GraphProto]], numbers: Iterator[int]) -> 
 
 def _function(function: FunctionProto, numbers: Iterator[int]) -> Iterator[str]:
     below: list[tuple[str, GraphProto]] = []
-    defaults = (f"{shown(a.name)}={_attribute(a)}" for a in function.attribute_proto)
+    defaults = (
+        f"{shown(a.name)}={_attribute(a, [shown(g.name) for g in subgraphs(a)])}" for a in function.attribute_proto
+    )
     parameters = ", ".join([*map(shown, function.input), *map(shown, function.attribute), *defaults])
     name = shown(f"{function.domain}.{function.name}" if function.domain else function.name)
     yield f"function: {name}({parameters}) -> {', '.join(map(shown, function.output))}"

@@ -6,7 +6,7 @@ import os
 from collections.abc import Collection, Iterable, Sequence
 from enum import Flag
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto, helper, numpy_helper
@@ -163,6 +163,8 @@ def random_feed(
     :param empty_dimension: any other dimension that is unknown, and those that are 0.
     :raises FeedError: an input is not a tensor or does not declare its shape, or an element of `inputs` is not an input.
     """
+    if not isinstance(inputs, Iterable):
+        raise FeedError(f"inputs is a list of inputs, such as model.graph.input, not {type(inputs).__name__}.")
     sizes: dict[str, int] = {}
     return {value.name: _random(value, batch, empty_dimension, sizes) for value in map(_as_proto, inputs)}
 
@@ -281,8 +283,8 @@ def _selected(
     return [name for name in floats if name in by_inputs], by_weights
 
 
-def _check_names(argument: str, names: Collection[str], known: Sequence[str]) -> None:
-    if isinstance(names, str) or not isinstance(names, Collection):
+def _check_names(argument: str, names: Any, known: Sequence[str]) -> None:
+    if isinstance(names, str | bytes) or not isinstance(names, Collection) or getattr(names, "ndim", 1) != 1:
         raise OptionError(f"{argument} is a list of names, not {names!r}.")
     for name in names:
         if name not in known:

@@ -90,6 +90,8 @@ def add_loss_output(
     score, settings = _score(score_name, kwargs)
     if reduction not in tuple(REDUCTIONS):  # a list cannot be looked up in a dict
         raise OptionError(f"There is no reduction {reduction!r}; there are {choices(REDUCTIONS)}.")
+    if penalty is not None and not isinstance(penalty, Mapping):
+        raise OptionError(f"penalty is {{name: amount}}, as in {{'w': 0.1}}, not {penalty!r}.")
     source = read(onx)
     if versions_of(source).get("", ASSUMED_OPSET) < _LOWEST_OPSET:
         raise InvalidModelError(
@@ -150,6 +152,8 @@ def _make_room(model: ModelProto, new: Sequence[object], output: str) -> set[str
     for name in new:
         if not isinstance(name, str) or not name:
             raise OptionError(f"The name of an input or an output is a string, not {name!r}.")
+        if not name.isprintable():
+            raise OptionError(f"The name of an input or an output can be printed, unlike {name!r}.")
         if name in fixed:
             raise UnknownNameError(
                 f"The name {name!r} is taken: the loss, the label and the weights have names of their own."

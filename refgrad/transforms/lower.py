@@ -10,7 +10,7 @@ from typing import Any
 import onnx
 from onnx import GraphProto, ModelProto, NodeProto, TypeProto, helper
 
-from refgrad.errors import LoweringError, RefgradError, RuleError, choices
+from refgrad.errors import InvalidModelError, LoweringError, RefgradError, RuleError, choices
 from refgrad.forward.completion import infer_completely
 from refgrad.forward.functions import make_function
 from refgrad.forward.graph import MIN_OPSET, Graph, Node, read_nodes
@@ -19,7 +19,7 @@ from refgrad.microsoft.forms import FORMS, Form
 from refgrad.microsoft.results import UNKNOWN_SHAPE
 from refgrad.protos.domains import ASSUMED_OPSET, MICROSOFT, ML
 from refgrad.protos.fitting import refuse_misfits
-from refgrad.protos.malformed import explained
+from refgrad.protos.malformed import explained, lost_reference
 from refgrad.protos.reading import read
 from refgrad.protos.types import type_of
 from refgrad.protos.walk import (
@@ -92,6 +92,8 @@ def lower(
     result = ModelProto()
     opset = versions_of(source).get("", 1)
     refuse_misfits(source, op_types(source.graph)[0])
+    if lost := lost_reference(source):
+        raise InvalidModelError(lost)
     foreign = {(n.domain, n.op_type) for n in every_node(source) if not _is_plain(n, opset)}
     calls = {(f.domain, f.name) for f in source.functions}
     if not foreign - calls:

@@ -22,6 +22,7 @@ import re
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
+from numbers import Real
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -133,7 +134,7 @@ def saliency(model: Model, wrt: str | None = None, of: str | None = None, *, axi
     result = op.Abs(slope)
     if axis is not None:
         rank = len(kind.tensor_type.shape.dim)
-        if not -rank <= axis < rank:
+        if not _is_integer(axis) or not -rank <= axis < rank:
             raise OptionError(f"axis={axis}: {wrt!r} has the axes {-rank} to {rank - 1}.")
         axes = op.const([axis])
         result = op.Squeeze(op.reduce("ReduceMax", result, axes), axes)
@@ -157,8 +158,8 @@ def integrated_gradients(model: Model, wrt: str | None = None, of: str | None = 
     :param of: f, one target for the whole line. For the class that the model finds, run it first, then give its index.
     :param steps: k, at least 1.
     """
-    if steps < 1:
-        raise OptionError(f"steps={steps}: the line has at least one step.")
+    if not _is_integer(steps) or steps < 1:
+        raise OptionError(f"steps={steps!r}: the line has at least one step.")
     made, wrt, slope = _differentiated(select(model, of), wrt, "integrated_gradients")
     op, graph = made.op, made.graph
     kind, rank = op.type(wrt), len(graph.inputs[wrt].type.tensor_type.shape.dim)
@@ -211,10 +212,10 @@ def fgsm(
     :param eps: the default of the input `eps`, 0.007 as in the paper.
     :param clip: the lowest and the highest value that an element of the result may have.
     """
-    if not math.isfinite(eps):
-        raise OptionError(f"eps={eps}: give a finite number.")
-    if clip is not None and not clip[0] <= clip[1]:
-        raise OptionError(f"clip={clip}: give the lowest value and the highest.")
+    if not _is_number(eps) or not math.isfinite(eps):
+        raise OptionError(f"eps={eps!r}: give a finite number.")
+    if clip is not None and not _are_bounds(clip):
+        raise OptionError(f"clip={clip!r}: give the lowest value and the highest.")
     made, wrt, slope = _differentiated(_with_loss(model, of, score), wrt, "fgsm", aside=1 if score else 0)
     op = made.op
     numpy_type = helper.tensor_dtype_to_np_dtype(op.type(wrt))
@@ -400,6 +401,19 @@ def _text(shape: Sequence[int | str | None] | None) -> str:
 # A selection
 
 
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def _are_bounds(clip: Any) -> bool:
+    pair = isinstance(clip, Sequence) and len(clip) == 2 and all(map(_is_number, clip))
+    return pair and bool(clip[0] <= clip[1])
+
+
 def _parse(graph: Graph, of: str | None) -> tuple[str, list[Item] | None]:
     """The output that `of` names, and what is in its brackets, "..." spelt out; None where it has none."""
     outputs = [name for name in graph.outputs if graph.types.get(name) in FLOATS]
@@ -407,6 +421,8 @@ def _parse(graph: Graph, of: str | None) -> tuple[str, list[Item] | None]:
         if len(outputs) != 1:
             raise OptionError(f"Choose the output with of. The float outputs are: {choices(outputs)}.")
         return outputs[0], None
+    if not isinstance(of, str):
+        raise OptionError(f"of={of!r}: give the name of an output, or some of its elements, as in 'logits[:, 3]'.")
     if of in outputs:
         return of, None
     found = re.fullmatch(r"(.+?)\s*\[([^\[\]]*)\]", of.strip())

@@ -305,7 +305,8 @@ def range_(start: np.ndarray, limit: np.ndarray, delta: np.ndarray, *, stash_typ
     a, b, step = start.item(), limit.item(), delta.item()
     if not step or not math.isfinite((b - a) / step):
         raise ValueError(f"there is no range from {a} to {b} by {step}: the step must not be 0, and the range must end")
-    count = max(math.ceil((b - a) / step), 0)
+    whole = start.dtype.kind in "iu"  # counted in integers: a quotient of floats is off by one beyond 2⁵³
+    count = max(-((a - b) // step) if whole else math.ceil((b - a) / step), 0)
     return np.asarray(a + np.arange(count) * step).astype(start.dtype)
 
 
