@@ -87,6 +87,13 @@ class FunctionSignature:
         for name, value in zip(self.inputs, given, strict=False):
             if not value and name in self.needed:
                 return f"it lacks the input {name}; {known}"
+        return self.wrong_rest(given)
+
+    def wrong_rest(self, given: Sequence[str]) -> str:
+        """The reason why no node may have these inputs where there may be any number, or "": onnx's checker does not look."""
+        last = len(self.inputs) - 1
+        if self.variadic and self.inputs[last] in self.needed and not all(given[last:]):
+            return f"it leaves out one of its {self.inputs[last]}"
         return ""
 
 
@@ -116,6 +123,7 @@ class Definition:
     def misfit(self, node: NodeProto) -> str:
         """The reason why `node` is not a valid node of this operator, or "": onnx.checker does not know the operator."""
         wrong = self.signature.wrong_attributes([a.name for a in node.attribute]) or wrong_type(node, self.schema)
+        wrong = wrong or self.signature.wrong_rest(node.input)
         if wrong or onnx.defs.has(node.op_type, node.domain):
             return wrong
         if not self.schema.min_output <= len(node.output) <= self.schema.max_output:

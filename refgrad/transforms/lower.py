@@ -123,7 +123,11 @@ class _Lowering:
         if "" not in versions_of(moved):
             moved.opset_import.append(helper.make_opsetid("", ASSUMED_OPSET))
         forms = ((FORMS.get((node.domain, node.op_type)), node) for node in every_node(moved))
-        needed = (f.opset({a.name: attribute_value(a) for a in node.attribute}) for f, node in forms if f is not None)
+        needed = (
+            f.opset({a.name: attribute_value(a) for a in node.attribute if not a.ref_attr_name})
+            for f, node in forms
+            if f is not None
+        )
         self.graph = normalise(moved, max(needed, default=MIN_OPSET), shapeless=True)
         self.taken = taken_names(self.graph) | {v.name for v in source.graph.output}
         self.inputs = list(self.graph.inputs.values())
