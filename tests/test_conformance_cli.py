@@ -15,7 +15,8 @@ from onnx import numpy_helper
 from refgrad import conformance
 from refgrad.cli import main
 from refgrad.conformance.reporting.html import data_of
-from refgrad.conformance.running.results import load
+from refgrad.conformance.running import sources
+from refgrad.conformance.running.results import Results, load
 
 pytestmark = pytest.mark.suite
 
@@ -185,3 +186,47 @@ def test_the_suite_runs_from_python():
     results = conformance.run_suite(cases, conformance.Plan(("refgrad",)), lanes=1)
     assert isinstance(results, conformance.Results)
     assert [(row.case, row.verdict) for row in results.rows] == [(case.name, "agreed") for case in cases]
+
+
+def _scaled(path, factor):
+    text = f"m (float[2] x) => (float[2] y) <float f = {{{factor}}}> {{ y = Mul(x, f) }}"
+    onnx.save(onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 18]> {text}'), path)
+    return str(path)
+
+
+def test_a_run_is_not_resumed_with_another_model(tmp_path, capsys):
+    model = _scaled(tmp_path / "m.onnx", 2.0)
+    asked = ["conformance", "run", "--source", model, "--backend", "numpy", "--workers", "1"]
+    asked += ["--journal", str(tmp_path / "j")]
+    assert main(asked) == 0
+    _scaled(model, 3.0)
+    assert main([*asked, "--resume"]) == 2
+    assert "contents was" in " ".join(capsys.readouterr().err.split())
+
+
+def test_models_of_one_name_are_not_taken_for_one(tmp_path, capsys):
+    listed = []
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        listed += ["--source", _scaled(tmp_path / name / "m.onnx", 2.0)]
+    assert main(["conformance", "run", *listed, "--backend", "numpy"]) == 2
+    assert "Several models are called 'm.onnx'" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_page_shows_no_file_that_results_name_alone(tmp_path):
+    """Who writes results may name any file; only one that is as it was in the run is read again."""
+    private = Path(_scaled(tmp_path / "private.onnx", 2.0))
+    results = Results({"sources": [str(private)], "seed": 0, "contents": {str(private): "0" * 64}}, {}, {})
+    results.save(tmp_path / "r.json")
+    read = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sources, "one_model", lambda *given: read.append(given))
+        assert main(["conformance", "report", str(tmp_path / "r.json"), "-o", str(tmp_path / "r.html")]) == 0
+    assert not read
+
+
+@pytest.mark.parametrize("settings", [{"sources": 5, "seed": 0}, {"sources": ["tables"]}, {"sources": [5], "seed": 0}])
+def test_settings_that_are_malformed_are_said(tmp_path, capsys, settings):
+    Results(settings, {}, {}).save(tmp_path / "r.json")
+    assert main(["conformance", "report", str(tmp_path / "r.json"), "-o", str(tmp_path / "r.html")]) == 2
+    assert "unexpected" not in capsys.readouterr().err

@@ -138,3 +138,12 @@ def test_a_full_disk_is_said_and_what_was_written_is_kept(tmp_path):
 def test_what_is_no_file_is_refused(tmp_path, name):
     with pytest.raises(JournalError, match="no regular file"):
         Journal(tmp_path / name, SETTINGS, resume=True)
+
+
+def test_a_file_of_something_else_is_no_journal(tmp_path):
+    for name, content in (("list", b"[1, 2]\n"), ("brace", b"{"), ("deep", b"[" * 100_000 + b"\n")):
+        path = tmp_path / name
+        path.write_bytes(content)
+        with pytest.raises(JournalError):
+            Journal(path, {}, resume=True)
+        assert path.read_bytes() == content

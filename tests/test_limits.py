@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import zipfile
 from pathlib import Path
 
@@ -275,3 +276,33 @@ def test_commands_and_workers_need_no_folder_for_temporary_files() -> None:
     for rest in (worker, command):
         done = subprocess.run([sys.executable, "-c", f"{program}\n{rest}"], capture_output=True, text=True, timeout=60)
         assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="there commands have no process of their own")
+def test_an_interruption_of_the_command_alone_reaches_it(tmp_path):
+    """Not from the terminal, which tells both processes."""
+    onnx.save(
+        _model(
+            "m (float[2] x, int64 n, bool c) => (float[2] y) { y = Loop(n, c, x) <body = b (int64 i, bool d, float[2] v) => "
+            "(bool e, float[2] w) { e = Identity(d) w = Tanh(v) }> }"
+        ),
+        tmp_path / "m.onnx",
+    )
+    np.savez(tmp_path / "f.npz", x=np.zeros(2, np.float32), n=np.array(2**40), c=np.array(True))
+    words = [sys.executable, "-m", "refgrad", "run", str(tmp_path / "m.onnx"), "--feeds", str(tmp_path / "f.npz")]
+    reset = "import signal, os, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execv(sys.argv[1], sys.argv[1:])"
+    process = subprocess.Popen([sys.executable, "-c", reset, *words], stderr=subprocess.PIPE, text=True)
+    time.sleep(4)
+    process.send_signal(signal.SIGINT)
+    said = process.communicate(timeout=60)[1]
+    assert process.returncode in (130, -signal.SIGINT)
+    assert "Traceback" not in said
+
+
+def test_what_cannot_be_handed_to_another_process_is_said():
+    model = _model("m (float[2] x) => (float[2] y) { y = Tanh(x) }")
+    with pytest.raises(OptionError, match="has to be pickled"):
+        refgrad.gradient(model, (name for name in ["x"]), max_seconds=20)
+    for limit in ({"max_memory": True}, {"max_seconds": True}):
+        with pytest.raises(OptionError, match=r"True is not a number"):
+            refgrad.gradient(model, **limit)

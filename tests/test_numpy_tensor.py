@@ -706,3 +706,13 @@ def test_errors_say_what_came_and_what_is_needed(node: str, opset: int, inputs: 
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
     with pytest.raises(BackendError, match=f"(?s){made.op_type}.*({message})"):
         NUMPY.prepare(model).run(inputs)
+
+
+def test_a_range_of_large_integers_is_counted_in_integers() -> None:
+    model = parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 18]> m (int64 a, int64 b, int64 step) => (int64[N] y) { y = Range(a, b, step) }"""
+    )
+    prepared = get_backend("numpy").prepare(model)
+    for a, b, step in ((0, 2**62 + 1, 2**61), (2**62 + 1, 0, -(2**61)), (5, 0, 1), (0, 7, 3), (0, -7, -3)):
+        [found] = prepared.run({name: np.array(x) for name, x in (("a", a), ("b", b), ("step", step))}).values()
+        assert found.tolist() == list(range(a, b, step))

@@ -244,3 +244,33 @@ def test_a_folder_that_leads_to_itself_ends(tmp_path):
     (tmp_path / "again").symlink_to(tmp_path)
     (tmp_path / "a").write_text("")
     assert sorted(path.name for path in files._files_within(tmp_path)) == ["a"]
+
+
+def test_the_data_file_of_a_result_that_is_not_replaced_stays(tmp_path, monkeypatch):
+    """The data file is renamed first: if the model cannot be, the old one would read the new data."""
+    (tmp_path / "in").mkdir()
+    weights = np.arange(4096, dtype=np.float32)
+    graph = helper.make_graph(
+        [helper.make_node("Mul", ["x", "w"], ["y"])],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [4096])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [4096])],
+        [numpy_helper.from_array(weights, "w")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+    source, target = tmp_path / "in" / "m.onnx", tmp_path / "g.onnx"
+    onnx.save(model, source, save_as_external_data=True, location="m.data", size_threshold=0)
+    (tmp_path / "g.onnx.data").write_bytes(b"before")
+    target.write_bytes(b"model")
+    replace = os.replace
+
+    def refuse(old, new):
+        if Path(new) == target:
+            raise OSError(1, "Operation not permitted")
+        replace(old, new)
+
+    monkeypatch.setattr(files.os, "replace", refuse)
+    with pytest.raises(OutputFileError, match="cannot be written"):
+        files.save_gradient(refgrad.gradient(source), target, source)
+    assert (target.read_bytes(), (tmp_path / "g.onnx.data").read_bytes()) == (b"model", b"before")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["g.onnx", "g.onnx.data", "in"]

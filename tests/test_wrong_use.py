@@ -7,11 +7,14 @@ import sys
 
 import numpy as np
 import onnx
+import onnx.parser
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+import refgrad
+from refgrad.backends import get_backend
 from refgrad.cli import main
-from refgrad.errors import OutputFileError
+from refgrad.errors import OutputFileError, RefgradError
 from refgrad.protos.files import new_folder
 from refgrad.show import demo
 
@@ -192,3 +195,29 @@ def test_a_stdout_that_takes_nothing_is_no_traceback(rest):
     assert "Traceback" not in done.stderr
     assert "unexpected" not in done.stderr
     assert done.returncode == (0 if rest == ">&-" else 2)
+
+
+LINE = '<ir_version: 8, opset_import: ["": 18]> m (float[N, 2] x) => (float s) { s = ReduceSum<keepdims = 0>(x) }'
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda m: refgrad.add_loss_output(m, penalty=-1),
+        lambda m: refgrad.add_loss_output(m, loss_name="\ud800"),
+        lambda m: refgrad.random_feed(None),
+        lambda m: refgrad.recipes.fgsm(m, of=0),
+        lambda m: refgrad.recipes.fgsm(m, eps=None),
+        lambda m: refgrad.recipes.fgsm(m, clip="nope"),
+        lambda m: refgrad.recipes.fgsm(m, clip=0),
+        lambda m: refgrad.recipes.integrated_gradients(m, steps=None),
+        lambda m: refgrad.recipes.saliency(m, of="s", axis=""),
+        lambda m: refgrad.onnx_derivative(m, weights=np.array("x", dtype=object)),
+        lambda m: get_backend(None),
+        lambda m: get_backend("numpy").prepare(m).run(None),
+        lambda m: get_backend("numpy").prepare(m).run({1: 2}),
+    ],
+)
+def test_an_argument_of_another_kind_is_an_error_of_ours(call):
+    with pytest.raises(RefgradError):
+        call(onnx.parser.parse_model(LINE))
