@@ -24,6 +24,7 @@ from refgrad.transforms.higher import hessian, hvp, jacobian, jvp  # noqa: E402
 from refgrad.transforms.losses import add_loss_output, get_train_initializer, penalty_loss_onnx  # noqa: E402
 from refgrad.transforms.lower import lower  # noqa: E402
 from refgrad.transforms.selection import onnx_rename_names, select_model_inputs_outputs  # noqa: E402
+from refgrad.transforms.weights import weights, write_back  # noqa: E402
 
 __all__ = [
     "DerivativeOptions",
@@ -47,4 +48,6 @@ __all__ = [
     "select_model_inputs_outputs",
     "to_dot",
     "to_svg",
+    "weights",
+    "write_back",
 ]

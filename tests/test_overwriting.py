@@ -172,7 +172,7 @@ def test_the_commands_that_write_are_found():
         "recipe fgsm",
     }
     others = {command.name for command in commands()} - names
-    assert others == {"backends", "explain", "ops", "demo", "check", "preflight", "conformance cases"}
+    assert others == {"backends", "explain", "ops", "demo", "check", "preflight", "weights", "conformance cases"}
 
 
 def test_one_output_twice(prepared, run, capsys):

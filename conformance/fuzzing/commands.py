@@ -40,6 +40,7 @@ lower MODEL -o made.onnx
 expand MODEL -o made.onnx
 preflight MODEL
 preflight MODEL --json
+weights MODEL
 show MODEL
 show MODEL --dot
 show MODEL --svg -o made.svg

@@ -39,6 +39,7 @@ _COMMANDS: dict[str, Callable[..., None]] = {  # in the order in which --help li
     "run": running.run,
     "check": running.check,
     "preflight": listings.preflight,
+    "weights": listings.weights,
     "backends": listings.list_backends,
     "explain": listings.explain,
     "ops": listings.ops,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -11,11 +12,13 @@ import typer
 import refgrad
 from refgrad.backends import backends, get_backend
 from refgrad.cli.options import Json, Model, Outputs, Quantization, Verbose, Wrt, names
-from refgrad.cli.output import AGREES, REFUSED, Files, print_json, print_table, say_lines
+from refgrad.cli.output import AGREES, REFUSED, Files, print_json, print_names, print_table, say, say_lines
 from refgrad.errors import OptionError, abridged
+from refgrad.forward.roles import KINDS
 from refgrad.protos.files import replacing
 from refgrad.show.explain import explain as explanation
 from refgrad.tables.operators import operators
+from refgrad.transforms.states import read_state_dict
 
 _DERIVATIVES = {"rule": "rule", "zero": "zero", "none": "refused: no derivative", "missing": "refused: no rule"}
 _NODES = 3  # of an operator that is refused, in a summary
@@ -53,6 +56,47 @@ def preflight(
             least=len(refused),
         )
     raise typer.Exit(AGREES if report.ok else REFUSED)
+
+
+def weights(
+    model: Model,
+    state_dict: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="A .npz or .safetensors file with the tensors that MODEL was exported from, by name.",
+            show_default=False,
+        ),
+        Files.READ,
+    ] = None,
+    verbose: Verbose = False,
+    as_json: Json = False,
+) -> None:
+    """List the initializers of MODEL. Each is a parameter, a running statistic, a mask, a scalar, a shape or another constant.
+
+    With --state-dict, tell of which of its tensors an initializer is made, and how.
+    """
+    found = refgrad.weights(model, None if state_dict is None else read_state_dict(state_dict))
+    rows = [
+        {
+            "initializer": weight.name,
+            "kind": weight.kind,
+            "type": f"{weight.dtype.lower()}{list(weight.shape)}",
+            "read by": " ".join(weight.reads),
+            "made of": abridged(weight.names, None if verbose or as_json else _NODES),
+            "how": weight.how,
+        }
+        for weight in found.values()
+    ]
+    if as_json:
+        listed = [{**row, "made of": list(found[str(row["initializer"])].names)} for row in rows]
+        print_json({"trainable": found.trainable, "missing": found.missing, "initializers": listed})
+        return
+    print_table(sorted(rows, key=lambda row: list(KINDS).index(row["kind"])), verbose)
+    counts = Counter(weight.kind for weight in found.values())
+    say("There are:", ", ".join(f"{counts[kind]} {kind}" for kind in KINDS if counts[kind]) or "no initializers")
+    if found.missing:
+        print_names("Of the state_dict, no initializer is made of", found.missing, verbose)
 
 
 def list_backends(as_json: Json = False) -> None:

@@ -20,7 +20,7 @@ Wrt = Annotated[
     typer.Option(
         metavar="NAMES",
         help="Inputs and initializers to differentiate with respect to, separated by "
-        "commas; write \\, for a comma in a name. May be repeated. "
+        "commas; write \\, for a comma in a name, and patterns such as 'head.*'. May be repeated. "
         "Default: every float input and every float initializer.",
     ),
 ]

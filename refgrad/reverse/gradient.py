@@ -66,7 +66,8 @@ def gradient(
 
     :param model: a model, or the path of one.
     :param wrt: inputs and initializers, float; by default every float input and every float initializer that an output
-        depends on.
+        depends on. A name with *, ? or [ that the model does not have is a pattern ("head.*", as in fnmatch), and stands for
+        those of the default that it matches. `refgrad.weights(model).trainable` are the parameters alone.
     :param outputs: the outputs to differentiate, float; by default all that are.
     :param dialect: "onnx" emits ai.onnx operators only. "ort" emits what ONNX Runtime's own builder does: its training
         operators wherever their kernels are right, and its names. There the adjoint of every tensor on the way is

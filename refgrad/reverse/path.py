@@ -5,6 +5,7 @@ from __future__ import annotations
 import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Any
 
@@ -22,6 +23,7 @@ from refgrad.tables.definitions import DEFINITIONS, UnsupportedFormError
 from refgrad.tables.registry import NO_DERIVATIVE, QUANTIZED, QUANTIZERS, RULES, ZERO, Flow, Passage, Structure
 from refgrad.tables.schemas import find_schema
 
+_WILDCARDS = frozenset("*?[")  # of fnmatch
 _CASTS = frozenset((("", "Cast"), ("", "CastLike")))
 _BITWISE = frozenset(("", op_type) for op_type in ("BitShift", "BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor"))
 _NEVER = frozenset((None, TensorProto.BOOL, TensorProto.STRING))  # element types of values that carry no derivative
@@ -384,10 +386,41 @@ def _outputs(graph: Graph, outputs: Sequence[str] | None) -> list[str]:
 def _wrt(graph: Graph, wrt: Sequence[str] | None) -> list[str]:
     known = [*graph.inputs, *(name for name in graph.initializers if name not in graph.inputs)]
     floats = [name for name in known if graph.element_type(name) in FLOATS]
-    if wrt is not None:
-        return _checked("wrt", wrt, graph, floats, "input or initializer")
-    settings = _settings(graph)
-    return [name for name in floats if name in graph.inputs or (graph.is_weight(name) and name not in settings)]
+    if wrt is None or _has_pattern(wrt, known):
+        settings = _settings(graph)
+        usual = [name for name in floats if name in graph.inputs or (graph.is_weight(name) and name not in settings)]
+        if wrt is None:
+            return usual
+        wrt = _matching(wrt, known, usual)
+    return _checked("wrt", wrt, graph, floats, "input or initializer")
+
+
+def _has_pattern(names: Any, known: Sequence[str]) -> bool:
+    """Whether some of the names are patterns: no input and no initializer is called so."""
+    if isinstance(names, str) or not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
+        return False
+    return any(_WILDCARDS.intersection(name) and name not in known for name in names)
+
+
+def _matching(names: Sequence[str], known: Sequence[str], usual: Sequence[str]) -> list[str]:
+    """The names, and those that a pattern matches in its place, each once.
+
+    :raises UnknownNameError: a pattern matches nothing.
+    """
+    found: list[str] = []
+    plain = {name for name in names if not _has_pattern([name], known)}
+    for name in names:
+        if name in plain:
+            found.append(name)
+            continue
+        matched = [one for one in usual if fnmatchcase(one, name)]
+        if not matched:
+            raise UnknownNameError(
+                f"The pattern {name!r} in wrt matches no float input and no float initializer of the model. "
+                f"It has: {choices(usual)}."
+            )
+        found += [one for one in matched if one not in found and one not in plain]
+    return found
 
 
 def _settings(graph: Graph) -> set[str]:
