@@ -434,6 +434,23 @@ def test_a_state_in_a_file_of_safetensors(tmp_path: Path) -> None:
         np.testing.assert_array_equal(value, tensors[name], strict=True)
 
 
+def test_tensors_without_an_element_and_without_a_number() -> None:
+    empty, nan = np.zeros((0, 3), np.float32), np.full(3, np.nan, np.float32)
+    made = model(
+        "g (float[N, 3] x) => (float[N, 3] y) { p = MatMul(x, k) q = Add(p, b) y = Concat <axis = 0> (q, none) }",
+        k=normal(3, 3),
+        b=nan,
+        none=empty,
+    )
+    state = {"w": values(made)["k"].T, "nan": nan, "empty": empty}
+    for given in (None, state):
+        assert {name: one.kind for name, one in refgrad.weights(made, given).items()} == {
+            **dict.fromkeys("kb", "parameter"),
+            "none": "constant",
+        }
+    assert refgrad.weights(made, state)["k"].how == "transposed"
+
+
 # Patterns in wrt.
 LAYERS = model(
     'g (float[N, 3] x) => (float[N, 3] y) { p = Gemm(x, "body.w", "body.b") y = Gemm(p, "head.w", "head.b") }',

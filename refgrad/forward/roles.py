@@ -263,7 +263,7 @@ def role_of(tensor: TensorProto, reads: tuple[Read, ...], values: Callable[[], n
         return "quantization"
     if tensor.data_type not in FLOATS:
         return _role_of_others(tensor, reads)
-    if is_number(tensor):
+    if is_number(tensor) or not _size(tensor):
         return "scalar" if _size(tensor) == 1 else "constant"
     if _all_in(reads, {"BatchNormalization": (3, 4)}):
         return "statistic"
