@@ -99,7 +99,7 @@ def add_loss_output(
             "Convert it first with onnx.version_converter."
         )
     graph = normalise(source)
-    output = _output(graph, output_index)
+    output = one_output(graph, output_index)
     kind, shape = graph.types.get(output), graph.shapes.get(output)
     if kind not in FLOATS or shape is None:
         raise OptionError(f"A loss compares a float tensor of known rank; output {output!r} is not declared as one.")
@@ -331,7 +331,12 @@ def _check_number(what: str, value: object) -> None:
         raise OptionError(f"{what} is a finite number, not {value!r}.")
 
 
-def _output(graph: Graph, index: object) -> str:
+def one_output(graph: Graph, index: object) -> str:
+    """The output by its position or name; by default the only one.
+
+    :raises OptionError: there is none, or several without a choice.
+    :raises UnknownNameError: no output has the name.
+    """
     outputs = list(graph.outputs)
     if index is None:
         if len(outputs) != 1:

@@ -1,0 +1,347 @@
+"""One step of training as one model: forward, loss, gradient and update. Weights and states go in and come out."""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from onnx import ModelProto, TensorProto, ValueInfoProto, helper
+
+from refgrad.errors import OptionError, UnknownNameError, choices, did_you_mean
+from refgrad.forward.function_emitter import FunctionEmitter
+from refgrad.protos.walk import fresh, names_of, versions_of
+from refgrad.reverse.assembly import names_in, note
+from refgrad.reverse.gradient import gradient
+from refgrad.training.losses import with_loss
+from refgrad.training.optimizers import SGD, Optimizer
+from refgrad.transforms.losses import get_train_initializer
+
+RATE, STEP, VECTOR = "learning_rate", "step", "weights"
+_FLAT = 2**16  # elements of weights, up to which one vector of all of them is faster than a tensor for each
+_CLIP_EPSILON = 1e-6
+
+
+@dataclass(frozen=True)
+class StepModel:
+    """A step of training.
+
+    `model` has the inputs of the model that is trained, the label, and what a step changes: each of `state` is an input, and
+    the output `next` names is what the next step is fed for it. Besides there are the learning rate, a scalar in double, and
+    the loss, a scalar. With `flat` the weights are one vector, as is each kind of state: `layout` says where each weight lies.
+    """
+
+    model: ModelProto
+    weights: Mapping[str, np.ndarray]
+    state: Mapping[str, np.ndarray]
+    next: Mapping[str, str]
+    data: tuple[str, ...]
+    label: str
+    loss: str
+    flat: bool
+    layout: Mapping[str, tuple[int, tuple[int, ...]]] = field(default_factory=dict)
+
+    def weights_in(self, state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The weights by name in a state."""
+        if not self.flat:
+            return {name: np.asarray(state[name]) for name in self.weights}
+        row = np.asarray(state[VECTOR])
+        return {
+            name: row[start : start + math.prod(shape)].reshape(shape) for name, (start, shape) in self.layout.items()
+        }
+
+
+def step_model(
+    model: ModelProto | str | os.PathLike[str],
+    loss: str | None = "squared_error",
+    optimizer: Optimizer | None = None,
+    *,
+    trainable: Sequence[str] | None = None,
+    output: str | None = None,
+    label: str = "label",
+    sample_weight: str | None = None,
+    reduction: str = "mean",
+    penalty: Mapping[str, tuple[float, float]] | None = None,
+    clip_value: float | None = None,
+    clip_norm: float | None = None,
+    flat: bool | None = None,
+) -> StepModel:
+    """The model of one step of training.
+
+    :param model: a model, or the path of one. It is not modified.
+    :param loss: what `output` is compared by with the label: "squared_error", "absolute_error", "elastic", "log" as in
+        `refgrad.add_loss_output`, "half_squared_error", or "cross_entropy" of logits [N, C, ...] with classes [N, ...] in int64.
+        None: `output` is the loss already.
+    :param optimizer: the update; SGD without momentum by default.
+    :param trainable: names of float initializers, or patterns of them (`head.*`); by default all.
+    :param output: the output that is compared, or the loss; needed where there are several.
+    :param sample_weight: name of an input to add, one weight per sample.
+    :param reduction: "mean" or "sum" of the losses of the samples.
+    :param penalty: {name or pattern: (l1, l2)}: l1·Σ|w| + l2·Σw² is added to the loss.
+    :param clip_value: each element of the gradient is clipped to [−c, c].
+    :param clip_norm: the gradient is scaled by min(1, c / (‖g‖ + 1e-6)), where ‖g‖ is the norm of all of it.
+    :param flat: keep the weights, and each kind of state, in one vector; by default where they are of one type and few.
+    :raises OptionError: an option does not fit.
+    :raises UnknownNameError: a name that does not exist, or nothing is trainable.
+
+    >>> import onnx.parser
+    >>> from refgrad.training import SGD, step_model
+    >>> line = onnx.parser.parse_model(
+    ...     '<ir_version: 8, opset_import: ["": 18]> line (float[N, 2] x) => (float[N, 1] y) '
+    ...     '<float[2, 1] a = {1, 2}> { y = MatMul(x, a) }'
+    ... )
+    >>> step = step_model(line, optimizer=SGD(momentum=0.9))
+    >>> [value.name for value in step.model.graph.input]
+    ['x', 'label', 'learning_rate', 'step', 'weights', 'velocity']
+    >>> [value.name for value in step.model.graph.output]
+    ['loss', 'step_next', 'weights_next', 'velocity_next']
+    """
+    optimizer = SGD() if optimizer is None else optimizer
+    if not isinstance(optimizer, Optimizer):
+        raise OptionError(f"optimizer is one of refgrad.training's, such as SGD(), not {optimizer!r}.")
+    compared, loss_name = with_loss(model, loss, output, label, sample_weight, reduction)
+    held = {name: value for name, (value, _) in get_train_initializer(compared).items()}
+    chosen = {name: held[name] for name in _matching(trainable, list(held), "trainable")}
+    if not chosen:
+        raise UnknownNameError("Nothing is trainable: the model has no float initializer.")
+    kinds = {helper.np_dtype_to_tensor_dtype(value.dtype) for value in chosen.values()}
+    if flat is None:
+        flat = len(kinds) == 1 and sum(value.size for value in chosen.values()) <= _FLAT
+    if flat and len(kinds) > 1:
+        raise OptionError("flat=True needs weights of one type; these have several. Leave flat at False.")
+    made = gradient(compared, list(chosen), [loss_name], cotangent="ones", keep_outputs=True, weights="inputs")
+    clip = (clip_value, clip_norm)
+    return _Assembly(made, chosen, optimizer, loss_name, label, _decays(penalty, chosen), clip, flat).step()
+
+
+def _matching(patterns: Sequence[str] | None, known: Sequence[str], what: str) -> list[str]:
+    """The names that one of the patterns matches, in the order of `known`; all of them where there are no patterns."""
+    if patterns is None:
+        return list(known)
+    found: set[str] = set()
+    for pattern in [patterns] if isinstance(patterns, str) else patterns:
+        met = [pattern] if pattern in known else fnmatch.filter(known, pattern)
+        if not met:
+            raise UnknownNameError(
+                f"{pattern!r} in {what} is no float initializer, nor a pattern of one.{did_you_mean(pattern, known)} "
+                f"There are: {choices(known)}."
+            )
+        found.update(met)
+    return [name for name in known if name in found]
+
+
+def _decays(
+    penalty: Mapping[str, tuple[float, float]] | None, weights: Mapping[str, np.ndarray]
+) -> dict[str, tuple[float, float]]:
+    found = {}
+    for pattern, amounts in (penalty or {}).items():
+        if not isinstance(amounts, tuple | list) or len(amounts) != 2:
+            raise OptionError(f"The penalty of {pattern!r} is a pair (l1, l2), not {amounts!r}.")
+        for name in _matching([pattern], list(weights), "penalty"):
+            found[name] = (float(amounts[0]), float(amounts[1]))
+    return found
+
+
+class _Writer(FunctionEmitter):
+    """An emitter whose nodes have names of their own in a graph, and whose constants are initializers."""
+
+    def __init__(self, opset: int, prefix: str, taken: set[str]) -> None:
+        super().__init__(opset, prefix, prefix)
+        self._prefix, self._taken = prefix, taken
+        self.constants: dict[str, TensorProto] = {}
+
+    def emit(
+        self, op_type: str, domain: str, inputs: Any, outputs: int, attributes: Any, optional_outputs: bool = False
+    ) -> Any:
+        """Add a node, or an initializer, one for all that are the same."""
+        if op_type == "Constant":
+            tensor = attributes["value"]
+            key = tensor.SerializeToString(deterministic=True).hex()
+            if key not in self.constants:
+                kept = TensorProto()
+                kept.CopyFrom(tensor)
+                kept.name = fresh(f"{self._prefix}/constant", self._taken)
+                self.constants[key] = kept
+                self.types[kept.name] = (tensor.data_type, len(tensor.dims))
+            return self.constants[key].name
+        made = super().emit(op_type, domain, inputs, outputs, attributes, optional_outputs)
+        node = self.nodes[-1]
+        names = [fresh(f"{self._prefix}/{op_type}", self._taken) for _ in node.output]
+        for old, new in zip(node.output, names, strict=True):
+            if old in self.types:
+                self.types[new] = self.types.pop(old)
+        node.output[:] = names
+        node.name = names[0]
+        return names[0] if isinstance(made, str) else tuple(names)
+
+
+class _Assembly:
+    """The step model in the making."""
+
+    def __init__(
+        self,
+        made: ModelProto,
+        weights: Mapping[str, np.ndarray],
+        optimizer: Optimizer,
+        loss: str,
+        label: str,
+        decays: Mapping[str, tuple[float, float]],
+        clip: tuple[float | None, float | None],
+        flat: bool,
+    ) -> None:
+        self.made, self.weights, self.optimizer, self.flat = made, weights, optimizer, flat
+        self.loss, self.label, self.decays, self.clip = loss, label, decays, clip
+        taken = names_of(made.graph) | {node.name for node in made.graph.node}
+        opset = versions_of(made)[""]
+        self.first, self.last = _Writer(opset, "weights", taken), _Writer(opset, "update", taken)
+        self.taken = taken
+        self.inputs: list[ValueInfoProto] = []
+        self.state: dict[str, np.ndarray] = {}
+
+    def step(self) -> StepModel:
+        """The step."""
+        op = self.last
+        _, gradients = names_in(self.made)
+        data = [value for value in self.made.graph.input if value.name not in self.weights]
+        if clash := next((v.name for v in data if v.name in (RATE, STEP, VECTOR)), ""):
+            raise UnknownNameError(f"The model has an input {clash!r}, a name that the step needs. Rename the input.")
+        loss = next(value for value in self.made.graph.output if value.name == self.loss)
+        op.types[self.loss] = (loss.type.tensor_type.elem_type, None)
+        layout: dict[str, tuple[int, tuple[int, ...]]] = {}
+        if self.flat:
+            layout = self._unpacked()
+            parts = {VECTOR: np.concatenate([value.ravel() for value in self.weights.values()])}
+            slopes = {VECTOR: self._packed([gradients[name] for name in self.weights])}
+        else:
+            parts = dict(self.weights)
+            slopes = {name: gradients[name] for name in self.weights}
+        for name, value in parts.items():
+            kind = helper.np_dtype_to_tensor_dtype(value.dtype)
+            op.types[name] = op.types[slopes[name]] = (kind, value.ndim)
+        total = self.loss
+        for name in parts:
+            slopes[name], total = self._penalized(name, slopes[name], total)
+        slopes = self._clipped(slopes)
+        op.types[RATE], op.types[STEP] = (TensorProto.DOUBLE, 0), (TensorProto.INT64, 0)
+        self.inputs.append(helper.make_tensor_value_info(RATE, TensorProto.DOUBLE, []))
+        self._begin(STEP, np.array(0, np.int64))
+        results = {STEP: op.Add(STEP, 1)}
+        t = op.Cast(results[STEP], to=TensorProto.DOUBLE)
+        for name, value in parts.items():
+            results |= self._update(name, value, slopes[name], t)
+        return self._assembled(data, results, op.Reshape(total, np.zeros(0, np.int64)), layout)
+
+    def _begin(self, name: str, value: np.ndarray) -> None:
+        """An input that the step returns changed, and with what it begins."""
+        self.state[name] = value
+        self.inputs.append(
+            helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
+        )
+
+    def _unpacked(self) -> dict[str, tuple[int, tuple[int, ...]]]:
+        """Take the weights out of their vector."""
+        op, layout, start = self.first, dict[str, tuple[int, tuple[int, ...]]](), 0
+        sizes = [value.size for value in self.weights.values()]
+        rows = op.Split(VECTOR, sizes, outputs=len(sizes)) if len(sizes) > 1 else (VECTOR,)
+        for row, (name, value) in zip(rows, self.weights.items(), strict=True):
+            layout[name] = (start, value.shape)
+            start += value.size
+            op.nodes.append(
+                helper.make_node("Reshape", [row, op.const(list(value.shape))], [name], name=f"weights/{name}")
+            )
+        return layout
+
+    def _packed(self, gradients: Sequence[str]) -> str:
+        rows = [self.last.Reshape(name, [-1]) for name in gradients]
+        packed: str = self.last.Concat(*rows, axis=0) if len(rows) > 1 else rows[0]
+        return packed
+
+    def _penalized(self, name: str, slope: str, total: str) -> tuple[str, str]:
+        """The gradient and the loss with l1·Σ|w| + l2·Σw²."""
+        op = self.last
+        members = list(self.weights) if self.flat else [name]
+        for place in (0, 1):
+            amounts = [self.decays.get(member, (0.0, 0.0))[place] for member in members]
+            if not any(amounts):
+                continue
+            amount: Any = amounts[0]
+            if len(set(amounts)) > 1:
+                rows = [
+                    np.full(self.weights[m].size, a, self.weights[m].dtype)
+                    for m, a in zip(members, amounts, strict=True)
+                ]
+                amount = op.const(np.concatenate(rows))
+            if place == 0:
+                slope = op.Add(slope, op.Mul(op.Sign(name), amount))
+                part = op.Mul(op.Abs(name), amount)
+            else:
+                weighted = op.Mul(name, amount)
+                slope = op.Add(slope, op.Add(weighted, weighted))
+                part = op.Mul(name, weighted)
+            summed = op.ReduceSum(part, keepdims=0)
+            total = op.Add(total, summed if op.type(total) == op.type(name) else op.Cast(summed, to=op.type(total)))
+        return slope, total
+
+    def _clipped(self, slopes: Mapping[str, str]) -> dict[str, str]:
+        op, (value, most) = self.last, self.clip
+        clipped = dict(slopes)
+        if value is not None:
+            clipped = {name: op.Max(op.Min(g, float(value)), -float(value)) for name, g in clipped.items()}
+        if most is not None:
+            squares = [op.Cast(op.ReduceSum(op.Mul(g, g), keepdims=0), to=TensorProto.DOUBLE) for g in clipped.values()]
+            norm = op.Sqrt(op.Sum(*squares) if len(squares) > 1 else squares[0])
+            factor = op.Min(op.Div(op.const(float(most), like=norm), op.Add(norm, _CLIP_EPSILON)), 1.0)
+            clipped = {name: op.Mul(g, op.Cast(factor, to=op.type(g))) for name, g in clipped.items()}
+        return clipped
+
+    def _update(self, name: str, value: np.ndarray, slope: str, t: str) -> dict[str, str]:
+        op, kind = self.last, helper.np_dtype_to_tensor_dtype(value.dtype)
+        self._begin(name, value)
+        states = {}
+        for state, begin in self.optimizer.states.items():
+            states[state] = state if self.flat else f"{name}.{state}"
+            self._begin(states[state], np.full(value.shape, begin, value.dtype))
+            op.types[states[state]] = (kind, value.ndim)
+        moved, new = self.optimizer.update(op, name, slope, op.Cast(RATE, to=kind), t, states)
+        return {name: moved} | {states[state]: made for state, made in new.items()}
+
+    def _assembled(
+        self,
+        data: Sequence[ValueInfoProto],
+        results: Mapping[str, str],
+        total: str,
+        layout: Mapping[str, tuple[int, tuple[int, ...]]],
+    ) -> StepModel:
+        made, source = ModelProto(), self.made.graph
+        made.CopyFrom(self.made)
+        result = fresh("loss", self.taken)
+        final = {total: result} | {name: fresh(f"{state}_next", self.taken) for state, name in results.items()}
+        for node in self.last.nodes:
+            node.input[:] = [final.get(name, name) for name in node.input]
+            node.output[:] = [final.get(name, name) for name in node.output]
+        graph = made.graph
+        for field_name in ("input", "output", "node", "initializer"):
+            graph.ClearField(field_name)
+        graph.name = "step"
+        graph.input.extend([*data, *self.inputs])
+        graph.node.extend([*self.first.nodes, *source.node, *self.last.nodes])
+        graph.initializer.extend([*source.initializer, *self.first.constants.values(), *self.last.constants.values()])
+        graph.output.append(helper.make_tensor_value_info(result, self.last.type(self.loss), []))
+        types = {value.name: value.type for value in graph.input}
+        graph.output.extend(helper.make_value_info(final[name], types[state]) for state, name in results.items())
+        note(made, self.made, training={"layout": {n: [start, list(shape)] for n, (start, shape) in layout.items()}})
+        return StepModel(
+            made,
+            dict(self.weights),
+            dict(self.state),
+            {state: final[name] for state, name in results.items()},
+            tuple(value.name for value in data if value.name != self.label),
+            self.label,
+            result,
+            self.flat,
+            dict(layout),
+        )
