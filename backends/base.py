@@ -230,6 +230,39 @@ class Prepared(ABC):
         Raises FeedError for feeds that do not fit the model, BackendError where the executor fails.
         """
 
+    def recurrence(self, following: Mapping[str, str], values: Mapping[str, Any]) -> Recurrence:
+        """Run the model again and again, with results fed to the next run.
+
+        :param following: for each input that a run changes, the output that has what the next run is fed.
+        :param values: what the first run is fed for these inputs.
+        """
+        return Recurrence(self, following, values)
+
+
+class Recurrence:
+    """Runs of a model, each of which is fed results of the one before."""
+
+    def __init__(self, prepared: Prepared, following: Mapping[str, str], values: Mapping[str, Any]) -> None:
+        if following.keys() != values.keys():
+            raise FeedError(f"Values are due for {', '.join(following)}, and there are some for {', '.join(values)}.")
+        self._prepared, self._following, self._values = prepared, dict(following), dict(values)
+        fed_back = set(following.values())
+        self._others = [value.name for value in prepared.outputs if value.name not in fed_back]
+
+    def step(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
+        """Run the model once: the outputs that are not fed back.
+
+        Raises FeedError and BackendError as `Prepared.run` does; then the values are those from before.
+        """
+        results = self._prepared.run({**feeds, **self._values})
+        self._values = {name: results[output] for name, output in self._following.items()}
+        return {name: results[name] for name in self._others}
+
+    @property
+    def values(self) -> dict[str, np.ndarray]:
+        """What the next run is fed, by the names of the inputs."""
+        return dict(self._values)
+
 
 class Local(Prepared):
     """A prepared model of this process alone: it holds functions, memory and threads that no other process has."""

@@ -23,6 +23,7 @@ from refgrad.backends.base import (
     Local,
     ModelLike,
     Prepared,
+    Recurrence,
     check_feeds,
     check_outputs,
     graph_inputs,
@@ -158,6 +159,14 @@ class _Session(Local):
             raise BackendError(_explain(error, self._backend)) from error
         return dict(zip(asked, results, strict=True))
 
+    def recurrence(self, following: Mapping[str, str], values: Mapping[str, Any]) -> Recurrence:
+        """Run the model again and again, with results fed to the next run: they stay on the device."""
+        described = {value.name: value for value in (*self.inputs, *self.outputs)}
+        changed = [described[name] for pair in following.items() for name in pair]
+        if all(value.kind == "tensor" and not _is_extended(value.dtype) for value in changed):
+            return _Bound(self, following, values)
+        return super().recurrence(following, values)
+
     def _run(self, asked: tuple[str, ...], feeds: dict[str, Any]) -> list[Any]:
         tensors_only = all(value.kind == "tensor" for value in (*self.inputs, *self.outputs))
         if self._on_cuda and tensors_only:
@@ -180,6 +189,65 @@ class _Session(Local):
             binding.bind_output(name, "cpu" if on_host else "cuda")
         self._session.run_with_iobinding(binding)
         return [_to_numpy(value) for value in binding.get_outputs()]
+
+
+class _Bound(Recurrence):
+    """Two sets of memory take turns in being read and written: nothing that is fed back is copied.
+
+    Memory for what is fed from outside is kept for each combination of shapes.
+    """
+
+    def __init__(self, session: _Session, following: Mapping[str, str], values: Mapping[str, Any]) -> None:
+        super().__init__(session, following, values)
+        self._owner, self._device = session, "cuda" if session._on_cuda else "cpu"
+        fed = check_feeds(values, [value for value in session.inputs if value.name in following])
+        self._sets = [
+            {name: _ort_value(np.array(array), self._device) for name, array in fed.items()} for _ in range(2)
+        ]
+        self._fed = [value for value in session.inputs if value.name not in following]
+        self._turn = 0
+        self._bindings: dict[tuple[Any, ...], tuple[dict[str, Any], list[Any]]] = {}
+        del self._values
+
+    def step(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
+        feeds = {name: np.asarray(feed) for name, feed in feeds.items()}
+        key = tuple([(name, array.shape, array.dtype) for name, array in feeds.items()])
+        found = self._bindings.get(key)
+        try:
+            if found is None:
+                found = self._bindings[key] = self._bound(feeds)
+            else:
+                memory = found[0]
+                for name, array in feeds.items():
+                    memory[name].update_inplace(array if array.flags.c_contiguous else np.ascontiguousarray(array))
+            binding = found[1][self._turn]
+            self._owner._session.run_with_iobinding(binding)
+        except BackendError:
+            raise
+        except Exception as error:
+            raise BackendError(_explain(error, self._owner._backend)) from error
+        self._turn = 1 - self._turn
+        results = binding.get_outputs()[-len(self._others) :] if self._others else []
+        return {name: _to_numpy(value) for name, value in zip(self._others, results, strict=True)}
+
+    def _bound(self, feeds: Mapping[str, Any]) -> tuple[dict[str, Any], list[Any]]:
+        checked = check_feeds(feeds, self._fed)
+        memory = {name: _ort_value(np.array(array), self._device) for name, array in checked.items()}
+        bindings = []
+        for read, written in (self._sets, reversed(self._sets)):
+            binding = self._owner._session.io_binding()
+            for name, value in (*memory.items(), *read.items()):
+                binding.bind_ortvalue_input(name, value)
+            for name, output in self._following.items():
+                binding.bind_ortvalue_output(output, written[name])
+            for name in self._others:
+                binding.bind_output(name, "cpu")
+            bindings.append(binding)
+        return memory, bindings
+
+    @property
+    def values(self) -> dict[str, np.ndarray]:
+        return {name: np.array(_to_numpy(value)) for name, value in self._sets[self._turn].items()}
 
 
 def _is_extended(dtype: np.dtype[Any] | None) -> bool:

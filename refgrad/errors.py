@@ -129,6 +129,10 @@ class UnconfirmedError(RefgradError):
     """A case that cannot become a test: fewer than two oracles confirm its values, or several answers are right."""
 
 
+class TrainingError(RefgradError):
+    """A training that cannot go on: its loss is not finite."""
+
+
 class OutputFileError(RefgradError):
     """A file that cannot be written, or must not be: a command reads it."""
 

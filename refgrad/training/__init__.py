@@ -1,6 +1,36 @@
 """Training with the gradient: one step is one ONNX model, which any executor runs."""
 
 from refgrad.training.optimizers import SGD, Adagrad, Adam, AdamW, Optimizer, RMSProp
+from refgrad.training.schedules import (
+    Adaptive,
+    Constant,
+    Cosine,
+    InverseScaling,
+    Optimal,
+    Progress,
+    Schedule,
+    Warmup,
+)
 from refgrad.training.step import StepModel, step_model
+from refgrad.training.training import Training, batches
 
-__all__ = ["SGD", "Adagrad", "Adam", "AdamW", "Optimizer", "RMSProp", "StepModel", "step_model"]
+__all__ = [
+    "SGD",
+    "Adagrad",
+    "Adam",
+    "AdamW",
+    "Adaptive",
+    "Constant",
+    "Cosine",
+    "InverseScaling",
+    "Optimal",
+    "Optimizer",
+    "Progress",
+    "RMSProp",
+    "Schedule",
+    "StepModel",
+    "Training",
+    "Warmup",
+    "batches",
+    "step_model",
+]

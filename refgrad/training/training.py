@@ -1,0 +1,119 @@
+"""Steps, one after the other: epochs, the learning rate, and what is left in the end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from onnx import ModelProto, numpy_helper
+
+from refgrad.backends import get_backend
+from refgrad.errors import FeedError, OptionError, TrainingError
+from refgrad.training.schedules import Constant, Progress, Schedule
+from refgrad.training.step import RATE, StepModel
+
+Batch = Mapping[str, np.ndarray]
+
+
+@dataclass
+class Training:
+    """A training in progress: the step model, prepared on an executor, with the weights that it has reached.
+
+    >>> import numpy as np, onnx.parser
+    >>> from refgrad.training import SGD, Constant, Training, batches, step_model
+    >>> line = onnx.parser.parse_model(
+    ...     '<ir_version: 8, opset_import: ["": 18]> line (float[N, 2] x) => (float[N, 1] y) '
+    ...     '<float[2, 1] a = {0, 0}> { y = MatMul(x, a) }'
+    ... )
+    >>> x = np.random.default_rng(0).standard_normal((100, 2)).astype(np.float32)
+    >>> data = {"x": x, "label": x @ np.float32([[1], [2]])}
+    >>> training = Training(step_model(line, optimizer=SGD(momentum=0.9)), Constant(0.05))
+    >>> for epoch in range(20):
+    ...     loss = training.epoch(batches(data, 10, np.random.default_rng(epoch)))
+    >>> training.weights["a"].ravel().round(3)
+    array([1., 2.], dtype=float32)
+    """
+
+    step: StepModel
+    schedule: Schedule | float = 1e-3
+    backend: str = "numpy"
+    progress: Progress = field(default_factory=Progress)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.schedule, Schedule):
+            self.schedule = Constant(self.schedule)
+        prepared = get_backend(self.backend).prepare(self.step.model)
+        self._run = prepared.recurrence(self.step.next, self.step.state)
+
+    def epoch(self, batches: Iterable[Batch]) -> float:
+        """One step for each batch: the mean of the losses of the samples.
+
+        :raises FeedError: a batch does not fit the model, or there is none.
+        :raises TrainingError: a loss is not finite.
+        """
+        assert isinstance(self.schedule, Schedule)
+        progress, step = self.progress, self.step
+        progress = replace(progress, epoch_step=progress.step, epoch_sample=progress.sample)
+        total, count = 0.0, 0
+        for batch in batches:
+            rate = np.array(self.schedule(progress))
+            loss = float(self._run.step({**batch, RATE: rate})[step.loss])
+            size = len(batch[step.data[0]]) if step.data else 1
+            if not np.isfinite(loss):
+                raise TrainingError(
+                    f"The loss is {loss} in step {progress.step} (epoch {progress.epoch}). Take a smaller learning rate than "
+                    f"{float(rate):g}, clip the gradient, or look for values in the data that are not finite."
+                )
+            total, count = total + loss * size, count + size
+            progress = replace(progress, step=progress.step + 1, sample=progress.sample + size)
+        if not count:
+            raise FeedError("An epoch has no batch. Give at least one sample.")
+        mean = total / count
+        self.progress = replace(progress, epoch=progress.epoch + 1, losses=(*progress.losses, mean))
+        return mean
+
+    @property
+    def losses(self) -> list[float]:
+        """The mean loss of each epoch."""
+        return list(self.progress.losses)
+
+    @property
+    def weights(self) -> dict[str, np.ndarray]:
+        """The weights by name."""
+        return self.step.weights_in(self._run.values)
+
+    def write_to(self, model: ModelProto) -> ModelProto:
+        """A copy of `model` with the weights that the training has reached."""
+        made = ModelProto()
+        made.CopyFrom(model)
+        weights = self.weights
+        for tensor in made.graph.initializer:
+            if tensor.name in weights:
+                tensor.CopyFrom(numpy_helper.from_array(weights[tensor.name], tensor.name))
+        return made
+
+
+def batches(data: Mapping[str, Any], size: int, rng: Any = None) -> Iterator[dict[str, np.ndarray]]:
+    """Batches of `size` samples, the last one with what is left. With `rng` the samples are shuffled first.
+
+    :param data: arrays by the names of the inputs; the first axis counts the samples.
+    :param rng: a generator of NumPy, whose `shuffle` is called once.
+    :raises FeedError: arrays of other lengths, or without samples.
+    :raises OptionError: `size` is below 1.
+    """
+    arrays = {name: np.asarray(array) for name, array in data.items()}
+    lengths = {name: len(array) if array.ndim else -1 for name, array in arrays.items()}
+    if len(set(lengths.values())) != 1 or min(lengths.values()) < 0:
+        said = ", ".join(f"{name!r} {length if length >= 0 else 'is a scalar'}" for name, length in lengths.items())
+        raise FeedError(f"Arrays of as many samples as each other are due, and there are: {said}.")
+    if isinstance(size, bool) or not isinstance(size, int | np.integer) or size < 1:
+        raise OptionError(f"A batch has at least one sample: size is {size!r}.")
+    count = next(iter(lengths.values()))
+    order = np.arange(count)
+    if rng is not None:
+        rng.shuffle(order)
+    for start in range(0, count, size):
+        chosen = order[start : start + size] if rng is not None else slice(start, start + size)
+        yield {name: array[chosen] for name, array in arrays.items()}
