@@ -30,7 +30,7 @@ from refgrad.backends.base import (
     graph_outputs,
     load_model,
 )
-from refgrad.errors import BackendError, OptionError
+from refgrad.errors import BackendError, OptionError, RefgradError
 from refgrad.protos.malformed import explained
 
 DISTRIBUTIONS = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-training-cpu", "onnxruntime-training")
@@ -222,7 +222,7 @@ class _Bound(Recurrence):
                     memory[name].update_inplace(array if array.flags.c_contiguous else np.ascontiguousarray(array))
             binding = found[1][self._turn]
             self._owner._session.run_with_iobinding(binding)
-        except BackendError:
+        except RefgradError:
             raise
         except Exception as error:
             raise BackendError(_explain(error, self._owner._backend)) from error

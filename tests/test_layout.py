@@ -29,6 +29,8 @@ STAIRCASE = (
     ("refgrad",),  # the public names: __init__.py
     # what runs graphs
     ("refgrad.backends",),
+    # what trains
+    ("refgrad.training",),
     # what judges gradients
     ("refgrad.conformance.case", "refgrad.conformance.records"),
     ("refgrad.conformance.questions", "refgrad.conformance.cases", "refgrad.conformance.departures"),

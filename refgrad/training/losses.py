@@ -1,50 +1,117 @@
-"""The loss of a model, with the label as one more input."""
+"""The loss of a model, with the label as one more input, and its derivatives by the weights."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Sequence
 
-from onnx import ModelProto, TensorProto, helper
+from onnx import ModelProto, NodeProto, TensorProto, helper
 
-from refgrad.errors import OptionError, choices
+from refgrad.errors import OptionError, UnknownNameError, choices
 from refgrad.forward.normalise import normalise
 from refgrad.protos.reading import read
-from refgrad.protos.walk import fresh, names_of
+from refgrad.protos.types import FLOATS
+from refgrad.protos.walk import fresh, names_of, versions_of
+from refgrad.reverse.assembly import names_in, note
+from refgrad.reverse.gradient import gradient
+from refgrad.training.writer import Writer
 from refgrad.transforms.losses import REDUCTIONS, SCORES, add_loss_output, one_output
 
-LOSSES = (*SCORES, "half_squared_error", "cross_entropy")
+# The losses of an element whose derivative is written at once: of the difference d, the loss and what it is by d.
+_DIRECT: dict[str, Callable[[Writer, str], tuple[str, str]]] = {
+    "squared_error": lambda op, d: (op.Mul(d, d), op.Add(d, d)),
+    "half_squared_error": lambda op, d: (op.Mul(op.Mul(d, d), 0.5), d),
+    "absolute_error": lambda op, d: (op.Abs(d), op.Sign(d)),
+}
+_DIRECT |= {"l2": _DIRECT["squared_error"], "l1": _DIRECT["absolute_error"]}
+LOSSES = tuple(dict.fromkeys((*SCORES, "half_squared_error", "cross_entropy")))
 
 
-def with_loss(
+def differentiated(
     model: ModelProto | str | os.PathLike[str],
+    wrt: Sequence[str],
     loss: str | None,
     output: str | None,
     label: str,
     sample_weight: str | None,
     reduction: str,
 ) -> tuple[ModelProto, str]:
-    """The model that returns the loss, and what the loss is called there.
+    """The model that returns the gradients by `wrt`, which are inputs, and the loss; and what the loss is called there.
 
     :raises OptionError: there is no such loss, or it does not fit the output.
+    :raises UnknownNameError: a new name that the model has.
     """
     source = read(model)
     if loss is None:
-        return source, one_output(normalise(source), output)
-    if loss not in LOSSES:
+        name = one_output(normalise(source), output)
+    elif loss not in LOSSES:
         raise OptionError(
             f"There is no loss {loss!r}; there are {choices(LOSSES)}, and None where the model returns its loss."
         )
-    if reduction not in REDUCTIONS:
+    elif reduction not in REDUCTIONS:
         raise OptionError(f"There is no reduction {reduction!r}; there are {choices(REDUCTIONS)}.")
-    name = fresh("total_loss", names_of(source.graph))
-    if loss == "cross_entropy":
-        return _cross_entropy(source, name, output, label, sample_weight, reduction), name
-    if loss == "half_squared_error":
-        halved = {"l1_weight": 0.0, "l2_weight": 0.5}
-        return add_loss_output(
-            source, "elastic", name, label, sample_weight, None, output, reduction=reduction, **halved
-        ), name
-    return add_loss_output(source, loss, name, label, sample_weight, None, output, reduction=reduction), name
+    elif loss in _DIRECT:
+        return _direct(source, wrt, loss, output, label, sample_weight, reduction)
+    else:
+        name = fresh("total_loss", names_of(source.graph))
+        if loss == "cross_entropy":
+            source = _cross_entropy(source, name, output, label, sample_weight, reduction)
+        else:
+            source = add_loss_output(source, loss, name, label, sample_weight, None, output, reduction=reduction)
+    return gradient(source, wrt, [name], cotangent="ones", keep_outputs=True, weights="inputs"), name
+
+
+def _direct(
+    source: ModelProto,
+    wrt: Sequence[str],
+    loss: str,
+    output: str | None,
+    label: str,
+    sample_weight: str | None,
+    reduction: str,
+) -> tuple[ModelProto, str]:
+    """With the derivative of the loss in the place of the cotangent: no node finds out which shapes it has."""
+    graph = normalise(source)
+    compared = one_output(graph, output)
+    kind, shape = graph.types.get(compared), graph.shapes.get(compared)
+    if kind not in FLOATS or shape is None:
+        raise OptionError(f"A loss compares a float tensor of known rank; output {compared!r} is not declared as one.")
+    made = gradient(source, wrt, [compared], keep_outputs=True, weights="inputs")
+    seed = names_in(made)[0][compared]
+    taken = names_of(made.graph) | {node.name for node in made.graph.node}
+    for name in filter(None, (label, sample_weight)):
+        if name in taken:
+            raise UnknownNameError(f"The name {name!r} is taken: the label and the weights have names of their own.")
+        taken.add(name)
+    op = Writer(versions_of(made)[""], "loss", taken)
+    op.types |= {compared: (kind, len(shape)), label: (kind, len(shape))}
+    score, slope = _DIRECT[loss](op, op.Sub(compared, label))
+    inputs = [helper.make_tensor_value_info(label, kind, shape)]
+    if sample_weight is not None:
+        inputs.append(helper.make_tensor_value_info(sample_weight, kind, shape[:1]))
+        op.types[sample_weight] = (kind, 1)
+        weights = op.Reshape(sample_weight, [-1] + [1] * (len(shape) - 1)) if len(shape) > 1 else sample_weight
+        score, slope = op.Mul(score, weights), op.Mul(slope, weights)
+    total: str = op.emit(REDUCTIONS[reduction], "", (score,), 1, {"keepdims": 0})
+    if reduction == "mean":
+        slope = op.Div(slope, op.Cast(op.Size(score), to=kind))
+    nodes = list(made.graph.node)
+    place = next((k + 1 for k, node in enumerate(nodes) if compared in node.output), 0)
+    nodes[place:place] = [*op.nodes, NodeProto(op_type="Identity", name=seed, input=[slope], output=[seed])]
+    _replace(made.graph.node, nodes)
+    _replace(made.graph.input, [*(value for value in made.graph.input if value.name != seed), *inputs])
+    _replace(made.graph.output, [value for value in made.graph.output if value.name != compared])
+    made.graph.output.append(helper.make_tensor_value_info(total, kind, []))
+    made.graph.initializer.extend(op.constants.values())
+    gradients = names_in(made)[1]
+    note(made, made, gradients=gradients, cotangents={})
+    return made, total
+
+
+def _replace(field: object, messages: Sequence[object]) -> None:
+    copies = [type(message).FromString(message.SerializeToString()) for message in messages]  # type: ignore[attr-defined]
+    del field[:]  # type: ignore[attr-defined]
+    field.extend(copies)  # type: ignore[attr-defined]
 
 
 def _cross_entropy(

@@ -25,7 +25,7 @@ class Optimizer(ABC):
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if isinstance(value, bool) or isinstance(value, str):
+            if isinstance(value, bool | str):
                 continue
             if not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
                 raise OptionError(

@@ -140,7 +140,7 @@ class Warmup(Schedule):
 
 @dataclass(frozen=True)
 class Adaptive(Schedule):
-    """η₀, divided by `factor` whenever the loss has not become smaller by `tolerance` in `patience` epochs one after the other."""
+    """η₀, divided by `factor` whenever the loss has not fallen by `tolerance` in more than `patience` epochs in a row."""
 
     factor: float = 5.0
     patience: int = 10

@@ -13,12 +13,11 @@ import numpy as np
 from onnx import ModelProto, TensorProto, ValueInfoProto, helper
 
 from refgrad.errors import OptionError, UnknownNameError, choices, did_you_mean
-from refgrad.forward.function_emitter import FunctionEmitter
 from refgrad.protos.walk import fresh, names_of, versions_of
 from refgrad.reverse.assembly import names_in, note
-from refgrad.reverse.gradient import gradient
-from refgrad.training.losses import with_loss
+from refgrad.training.losses import differentiated
 from refgrad.training.optimizers import SGD, Optimizer
+from refgrad.training.writer import Writer
 from refgrad.transforms.losses import get_train_initializer
 
 RATE, STEP, VECTOR = "learning_rate", "step", "weights"
@@ -74,8 +73,8 @@ def step_model(
 
     :param model: a model, or the path of one. It is not modified.
     :param loss: what `output` is compared by with the label: "squared_error", "absolute_error", "elastic", "log" as in
-        `refgrad.add_loss_output`, "half_squared_error", or "cross_entropy" of logits [N, C, ...] with classes [N, ...] in int64.
-        None: `output` is the loss already.
+        `refgrad.add_loss_output`, "half_squared_error", or "cross_entropy" of logits [N, C, ...] with classes [N, ...] in
+        int64. None: `output` is the loss already.
     :param optimizer: the update; SGD without momentum by default.
     :param trainable: names of float initializers, or patterns of them (`head.*`); by default all.
     :param output: the output that is compared, or the loss; needed where there are several.
@@ -103,8 +102,7 @@ def step_model(
     optimizer = SGD() if optimizer is None else optimizer
     if not isinstance(optimizer, Optimizer):
         raise OptionError(f"optimizer is one of refgrad.training's, such as SGD(), not {optimizer!r}.")
-    compared, loss_name = with_loss(model, loss, output, label, sample_weight, reduction)
-    held = {name: value for name, (value, _) in get_train_initializer(compared).items()}
+    held = {name: value for name, (value, _) in get_train_initializer(model).items()}
     chosen = {name: held[name] for name in _matching(trainable, list(held), "trainable")}
     if not chosen:
         raise UnknownNameError("Nothing is trainable: the model has no float initializer.")
@@ -113,7 +111,7 @@ def step_model(
         flat = len(kinds) == 1 and sum(value.size for value in chosen.values()) <= _FLAT
     if flat and len(kinds) > 1:
         raise OptionError("flat=True needs weights of one type; these have several. Leave flat at False.")
-    made = gradient(compared, list(chosen), [loss_name], cotangent="ones", keep_outputs=True, weights="inputs")
+    made, loss_name = differentiated(model, list(chosen), loss, output, label, sample_weight, reduction)
     clip = (clip_value, clip_norm)
     return _Assembly(made, chosen, optimizer, loss_name, label, _decays(penalty, chosen), clip, flat).step()
 
@@ -134,9 +132,7 @@ def _matching(patterns: Sequence[str] | None, known: Sequence[str], what: str) -
     return [name for name in known if name in found]
 
 
-def _decays(
-    penalty: Mapping[str, tuple[float, float]] | None, weights: Mapping[str, np.ndarray]
-) -> dict[str, tuple[float, float]]:
+def _decays(penalty: Mapping[str, Any] | None, weights: Mapping[str, np.ndarray]) -> dict[str, tuple[float, float]]:
     found = {}
     for pattern, amounts in (penalty or {}).items():
         if not isinstance(amounts, tuple | list) or len(amounts) != 2:
@@ -144,39 +140,6 @@ def _decays(
         for name in _matching([pattern], list(weights), "penalty"):
             found[name] = (float(amounts[0]), float(amounts[1]))
     return found
-
-
-class _Writer(FunctionEmitter):
-    """An emitter whose nodes have names of their own in a graph, and whose constants are initializers."""
-
-    def __init__(self, opset: int, prefix: str, taken: set[str]) -> None:
-        super().__init__(opset, prefix, prefix)
-        self._prefix, self._taken = prefix, taken
-        self.constants: dict[str, TensorProto] = {}
-
-    def emit(
-        self, op_type: str, domain: str, inputs: Any, outputs: int, attributes: Any, optional_outputs: bool = False
-    ) -> Any:
-        """Add a node, or an initializer, one for all that are the same."""
-        if op_type == "Constant":
-            tensor = attributes["value"]
-            key = tensor.SerializeToString(deterministic=True).hex()
-            if key not in self.constants:
-                kept = TensorProto()
-                kept.CopyFrom(tensor)
-                kept.name = fresh(f"{self._prefix}/constant", self._taken)
-                self.constants[key] = kept
-                self.types[kept.name] = (tensor.data_type, len(tensor.dims))
-            return self.constants[key].name
-        made = super().emit(op_type, domain, inputs, outputs, attributes, optional_outputs)
-        node = self.nodes[-1]
-        names = [fresh(f"{self._prefix}/{op_type}", self._taken) for _ in node.output]
-        for old, new in zip(node.output, names, strict=True):
-            if old in self.types:
-                self.types[new] = self.types.pop(old)
-        node.output[:] = names
-        node.name = names[0]
-        return names[0] if isinstance(made, str) else tuple(names)
 
 
 class _Assembly:
@@ -197,7 +160,7 @@ class _Assembly:
         self.loss, self.label, self.decays, self.clip = loss, label, decays, clip
         taken = names_of(made.graph) | {node.name for node in made.graph.node}
         opset = versions_of(made)[""]
-        self.first, self.last = _Writer(opset, "weights", taken), _Writer(opset, "update", taken)
+        self.first, self.last = Writer(opset, "weights", taken), Writer(opset, "update", taken)
         self.taken = taken
         self.inputs: list[ValueInfoProto] = []
         self.state: dict[str, np.ndarray] = {}

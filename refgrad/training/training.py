@@ -95,7 +95,7 @@ class Training:
         return made
 
 
-def batches(data: Mapping[str, Any], size: int, rng: Any = None) -> Iterator[dict[str, np.ndarray]]:
+def batches(data: Mapping[str, Any], size: Any, rng: Any = None) -> Iterator[dict[str, np.ndarray]]:
     """Batches of `size` samples, the last one with what is left. With `rng` the samples are shuffled first.
 
     :param data: arrays by the names of the inputs; the first axis counts the samples.

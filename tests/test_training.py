@@ -1,0 +1,240 @@
+"""Trainings: the updates of scikit-learn's networks, schedules by hand, and what is refused."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+
+from refgrad.backends import available, get_backend
+from refgrad.errors import FeedError, OptionError, TrainingError, UnknownNameError
+from refgrad.training import (
+    SGD,
+    Adam,
+    Adaptive,
+    Constant,
+    Cosine,
+    InverseScaling,
+    Optimal,
+    Optimizer,
+    Progress,
+    Schedule,
+    Training,
+    Warmup,
+    batches,
+    step_model,
+)
+
+BACKENDS = [name for name in ("numpy", "ort-cpu") if name in available()]
+EPOCHS = 30
+
+
+def _line(kind: str = "double") -> onnx.ModelProto:
+    return onnx.parser.parse_model(
+        f'<ir_version: 8, opset_import: ["": 18]> line ({kind}[N, 2] x) => ({kind}[N, 1] y) '
+        f"<{kind}[2, 1] a = {{1, 2}}, {kind}[1] b = {{0}}> {{ z = MatMul(x, a) y = Add(z, b) }}"
+    )
+
+
+def _mlp(coefs: list[np.ndarray], intercepts: list[np.ndarray]) -> onnx.ModelProto:
+    """The network of scikit-learn in double: its exporter writes float32."""
+    text, value = "", "x"
+    for k in range(len(coefs)):
+        last = k == len(coefs) - 1
+        text += f"m{k} = MatMul({value}, w{k}) {'y' if last else f's{k}'} = Add(m{k}, b{k}) "
+        if not last:
+            text += f"h{k} = Relu(s{k}) "
+            value = f"h{k}"
+    model = onnx.parser.parse_model(
+        f'<ir_version: 8, opset_import: ["": 18]> mlp (double[N, {len(coefs[0])}] x) => (double[N, 1] y) {{ {text} }}'
+    )
+    for k, (w, b) in enumerate(zip(coefs, intercepts, strict=True)):
+        model.graph.initializer.extend(
+            [onnx.numpy_helper.from_array(w, f"w{k}"), onnx.numpy_helper.from_array(b, f"b{k}")]
+        )
+    return model
+
+
+NETWORKS: dict[str, tuple[dict[str, Any], Optimizer, Schedule]] = {
+    "SGD": ({"solver": "sgd", "momentum": 0.0}, SGD(), Constant(1e-3)),
+    "momentum": (
+        {"solver": "sgd", "nesterovs_momentum": False},
+        SGD(momentum=0.9, rate_in_velocity=True),
+        Constant(1e-3),
+    ),
+    "Nesterov, invscaling": (
+        {"solver": "sgd", "learning_rate": "invscaling"},
+        SGD(momentum=0.9, nesterov=True, rate_in_velocity=True),
+        InverseScaling(1e-3, 0.5, unit="sample", by_epoch=True),
+    ),
+    "Adam": ({"solver": "adam"}, Adam(epsilon="uncorrected"), Constant(1e-3)),
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_network_is_trained_as_scikit_learn_trains_it(name: str) -> None:
+    """Short last batches, and the curve of the loss. Both take the samples in the order in which they are."""
+    from sklearn.neural_network import MLPRegressor
+
+    settings, optimizer, schedule = NETWORKS[name]
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((100, 5))
+    y = np.tanh(x[:, 0]) + x[:, 1] * x[:, 2]
+    network = MLPRegressor(
+        hidden_layer_sizes=(7, 3),
+        alpha=0,
+        batch_size=16,
+        learning_rate_init=1e-3,
+        shuffle=False,
+        random_state=1,
+        **settings,
+    )
+    network.partial_fit(x, y)  # it draws the weights, and does one epoch
+    start = MLPRegressor(hidden_layer_sizes=(7, 3), random_state=1, max_iter=1, **settings)
+    drawn = _first_weights(start, x, y)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _ in range(EPOCHS - 1):
+            network.partial_fit(x, y)
+    step = step_model(_mlp(*drawn), "half_squared_error", optimizer)
+    training = Training(step, schedule)
+    for _ in range(EPOCHS):
+        training.epoch(batches({"x": x, "label": y[:, None]}, 16))
+    np.testing.assert_allclose(training.losses, network.loss_curve_, rtol=0, atol=1e-12)
+    for k, (w, b) in enumerate(zip(network.coefs_, network.intercepts_, strict=True)):
+        np.testing.assert_allclose(training.weights[f"w{k}"], w, rtol=0, atol=1e-12)
+        np.testing.assert_allclose(training.weights[f"b{k}"], b, rtol=0, atol=1e-12)
+
+
+def _first_weights(network: Any, x: np.ndarray, y: np.ndarray) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """The weights that a network draws before its first step: one step with a rate of almost 0 leaves them."""
+    network.set_params(learning_rate_init=1e-300, batch_size=len(x), alpha=0)
+    network.partial_fit(x, y)
+    return network.coefs_, network.intercepts_
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("flat", [True, False])
+def test_a_line_is_found(backend: str, flat: bool) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((90, 2)).astype(np.float32)
+    data = {"x": x, "label": x @ np.float32([[-1], [3]]) + np.float32(0.5)}
+    model = _line("float")
+    training = Training(step_model(model, optimizer=SGD(momentum=0.9), flat=flat), Constant(0.05), backend)
+    for _ in range(60):
+        training.epoch(batches(data, 20, rng))
+    np.testing.assert_allclose(training.weights["a"], [[-1], [3]], atol=1e-4)
+    np.testing.assert_allclose(training.weights["b"], [0.5], atol=1e-4)
+    trained = training.write_to(model)
+    [y] = get_backend(backend).prepare(trained).run({"x": x}).values()
+    np.testing.assert_allclose(y, data["label"], atol=1e-3)
+    assert onnx.numpy_helper.to_array(model.graph.initializer[0]).tolist() == [[1], [2]]
+
+
+def test_penalties_are_in_the_loss_and_in_the_gradient() -> None:
+    x, y = np.array([[1.0, -2.0], [0.5, 1.0]]), np.array([[1.0], [-1.0]])
+    a, b, rate = np.array([[1.0], [2.0]]), 0.0, 0.1
+    for flat in (True, False):
+        step = step_model(_line(), penalty={"a": (0.3, 0.2)}, flat=flat)
+        training = Training(step, rate)
+        d = x @ a + b - y
+        expected = np.mean(d**2) + 0.3 * np.abs(a).sum() + 0.2 * (a**2).sum()
+        assert training.epoch(batches({"x": x, "label": y}, 2)) == pytest.approx(expected, abs=1e-14)
+        slope = x.T @ (2 * d / 2) + 0.3 * np.sign(a) + 0.4 * a
+        np.testing.assert_allclose(training.weights["a"], a - rate * slope, rtol=0, atol=1e-14)
+        np.testing.assert_allclose(training.weights["b"], [b - rate * np.sum(d)], rtol=0, atol=1e-14)
+
+
+def test_samples_have_weights() -> None:
+    x, y, w = np.array([[1.0, -2.0], [0.5, 1.0]]), np.array([[1.0], [-1.0]]), np.array([2.0, 0.5])
+    training = Training(step_model(_line(), sample_weight="w"), 0.1)
+    d = x @ [[1.0], [2.0]] - y
+    assert training.epoch(batches({"x": x, "label": y, "w": w}, 2)) == pytest.approx(np.mean(w[:, None] * d**2))
+    np.testing.assert_allclose(training.weights["a"], [[1.0], [2.0]] - 0.1 * x.T @ (w[:, None] * d), atol=1e-14)
+
+
+def test_classes_by_cross_entropy() -> None:
+    rng = np.random.default_rng(0)
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 18]> m (double[N, 2] x) => (double[N, 3] y) '
+        "<double[2, 3] w = {0, 0, 0, 0, 0, 0}> { y = MatMul(x, w) }"
+    )
+    classes = rng.integers(0, 3, 60)
+    x = rng.standard_normal((60, 2)) + 4 * np.array([[1, 0], [-1, 1], [0, -1]])[classes]
+    training = Training(step_model(model, "cross_entropy", Adam()), 0.05)
+    first = training.epoch(batches({"x": x, "label": classes}, 60))
+    assert first == pytest.approx(np.log(3))
+    for _ in range(40):
+        training.epoch(batches({"x": x, "label": classes}, 20))
+    assert np.mean(np.argmax(x @ training.weights["w"], axis=1) == classes) > 0.95
+
+
+@pytest.mark.parametrize(
+    ("schedule", "progress", "rate"),
+    [
+        (InverseScaling(0.1, 0.25), Progress(epoch=99), 0.1 / 100**0.25),
+        (InverseScaling(0.1, 0.5, unit="sample", by_epoch=True), Progress(2, 25, 250, 20, 200), 0.1 / 201**0.5),
+        (Optimal(0.1, alpha=1e-2, unit="step"), Progress(step=9), 1 / (1e-2 * (1000 + 9))),
+        (Cosine(0.1, period=10, minimum=0.01), Progress(epoch=5), 0.055),
+        (Cosine(0.1, period=10), Progress(epoch=11), 0.0),
+        (Warmup(length=4, after=Constant(0.2)), Progress(epoch=1), 0.1),
+        (Adaptive(0.5, patience=1), Progress(epoch=4, losses=(1.0, 2.0, 2.0, 2.0)), 0.1),
+    ],
+    ids=str,
+)
+def test_learning_rates(schedule: Schedule, progress: Progress, rate: float) -> None:
+    assert schedule(progress) == pytest.approx(rate, abs=1e-15)
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    with pytest.raises(UnknownNameError, match=r"'w' in trainable .* There are: 'a', 'b'"):
+        step_model(_line(), trainable=["w"])
+    with pytest.raises(UnknownNameError, match="Nothing is trainable"):
+        step_model(
+            onnx.parser.parse_model(
+                '<ir_version: 8, opset_import: ["": 18]> m (float[2] x) => (float[2] y) {y = Exp(x)}'
+            )
+        )
+    with pytest.raises(OptionError, match="There is no loss 'hinge'"):
+        step_model(_line(), "hinge")
+    with pytest.raises(OptionError, match="momentum of SGD"):
+        SGD(momentum=-1)
+    with pytest.raises(OptionError, match="epsilon='inside'"):
+        Adam(epsilon="inside")
+    with pytest.raises(OptionError, match="unit='batch'"):
+        Constant(0.1, unit="batch")
+    with pytest.raises(FeedError, match="'x' 3, 'label' 2"):
+        list(batches({"x": np.zeros((3, 2)), "label": np.zeros((2, 1))}, 2))
+    with pytest.raises(OptionError, match="at least one sample"):
+        list(batches({"x": np.zeros((3, 2))}, 0))
+    with pytest.raises(FeedError, match="no batch"):
+        Training(step_model(_line())).epoch([])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_loss_that_is_not_finite_ends_the_training(backend: str) -> None:
+    training = Training(step_model(_line()), 0.1, backend)
+    x = np.array([[1.0, np.nan]])
+    with pytest.raises(TrainingError, match=r"The loss is nan in step 0 \(epoch 0\)"):
+        training.epoch(batches({"x": x, "label": np.zeros((1, 1))}, 1))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_results_are_fed_to_the_next_run(backend: str) -> None:
+    counter = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 18]> m (float[N] x, float total) => (float next, float[N] shown) '
+        "{ sum = ReduceSum<keepdims = 0>(x) next = Add(total, sum) shown = Mul(x, next) }"
+    )
+    runs = get_backend(backend).prepare(counter).recurrence({"total": "next"}, {"total": np.float32(1)})
+    for values, total in (([1, 2], 4), ([3], 7), ([1, 1], 9), ([], 9)):
+        x = np.array(values, np.float32)
+        shown = runs.step({"x": x})
+        np.testing.assert_array_equal(shown["shown"], x * total)
+        assert runs.values["total"] == total
+    with pytest.raises(FeedError):
+        runs.step({"x": np.zeros((2, 2), np.float32)})
+    assert runs.values["total"] == 9
