@@ -153,8 +153,8 @@ def test_a_prepared_model_says_why_it_cannot_be_pickled(backend):
 @pytest.mark.parametrize("build", BUILDERS.values(), ids=BUILDERS)
 def test_two_versions_of_one_domain_by_two_names_are_refused(build):
     model = small()
-    model.opset_import.append(helper.make_opsetid("ai.onnx", 18))
-    with pytest.raises(InvalidModelError, match="version 21 by the name '', version 18"):
+    model.opset_import.append(helper.make_opsetid("ai.onnx", 9))
+    with pytest.raises(InvalidModelError, match="version 21 by the name '', version 9"):
         build(model)
 
 

@@ -31,7 +31,7 @@ from refgrad.conformance.running.results import Results, load, merge
 from refgrad.conformance.running.runner import MEMORY, ORACLES, Plan, in_lanes
 from refgrad.conformance.running.suite import Progress as Report
 from refgrad.conformance.running.suite import require, run_suite, settings_of
-from refgrad.errors import OptionError, ResultsError, WorkerError, abridged, choices
+from refgrad.errors import OptionError, RefgradError, ResultsError, WorkerError, abridged, choices
 from refgrad.protos.files import fingerprint, refuse_replacing, replacing
 from refgrad.show.text import onnx_simple_text_plot
 from refgrad.tables import plugins
@@ -158,7 +158,7 @@ def run(
     listed = list(source or SOURCES[:1])
     for path in output or ():
         reports.writer(path)
-    asked = {
+    asked: dict[str, Any] = {
         "ops": ops,
         "opset": opset,
         "dtype": dtype,
@@ -168,9 +168,10 @@ def run(
         "feeds": None if feeds is None else str(feeds),
         "every": every,
         **({"imports": plugins.named()} if plugins.named() else {}),
-        **({"contents": contents} if (contents := _contents(listed, feeds)) else {}),
     }
     cases = list(_cases(listed, feeds, seed, ops, opset, dtype, case, values, every))
+    if contents := _contents(listed, feeds):
+        asked["contents"] = contents
     if not cases:
         raise OptionError("No case is left to run. Ask for more: --ops, --opset, --dtype, --case, --values, --source.")
     if resume and journal is None:
@@ -341,8 +342,8 @@ def _asked_again(asked: Mapping[str, Any]) -> Iterator[Case]:
 
 def _is_still(path: Path, known: str) -> bool:
     try:
-        return fingerprint(path) == known
-    except OSError:
+        return path.exists() and fingerprint(path) == known
+    except (RefgradError, OSError):
         return False
 
 

@@ -219,7 +219,7 @@ def view(
         raise InvalidModelError(not_text(source))
     for node in nodes:
         if node.key == ("", "Attention"):
-            _mend(node, shapes, values)
+            _mend(node, shapes)
         elif node.key in _FILLERS:
             _check_elements(made, node)
         if containers and node.key not in functions.protos:
@@ -276,22 +276,14 @@ def _known(
     return values, types, shapes, containers
 
 
-def _mend(attention: Node, shapes: dict[str, Shape], values: dict[str, ValueInfoProto]) -> None:
-    """onnx infers a scalar for the scores of inputs of unknown rank, and no channels where those of V are not known.
-
-    So does ONNX Runtime, unless the graph declares that the scores have four axes.
-    """
+def _mend(attention: Node, shapes: dict[str, Shape]) -> None:
+    """onnx infers a scalar for the scores of inputs of unknown rank, and no channels where those of V are not known."""
     names, v = attention.outputs, shapes.get(attention.inputs[2])
-    y, mended = shapes.get(names[0]), dict[str, Shape]()
+    y = shapes.get(names[0])
     if y and y[-1] == 0 and (v is None or v[-1] != 0):
-        mended[names[0]] = (*y[:-1], None)
+        shapes[names[0]] = (*y[:-1], None)
     if len(names) > 3 and shapes.get(names[3]) == ():
-        mended[names[3]] = (None,) * 4
-    for name, shape in mended.items():
-        shapes[name] = shape
-        if name in values:
-            kind = values[name].type.tensor_type.elem_type
-            values[name] = helper.make_tensor_value_info(name, kind, shape)
+        del shapes[names[3]]
 
 
 def _refuse_containers(graph: Graph, node: Node) -> None:

@@ -128,10 +128,14 @@ def _kept_unless_both(data: Path) -> Iterator[None]:
 def fingerprint(path: Path) -> str:
     """The SHA-256 of a file, with its external data if it is a model; of a folder that of all its files, and their names.
 
-    :raises OSError: one cannot be read.
+    :raises InvalidModelError: the external data cannot be used.
+    :raises OSError: a file cannot be read.
     """
     whole = hashlib.sha256()
-    files = sorted(_files_within(path)) if path.is_dir() else [path, *sorted(_data_files(path))]
+    if path.is_dir():
+        files = [file for file in sorted(_files_within(path)) if file.is_file()]
+    else:
+        files = [writable(path), *sorted(_checked_data(path))]
     for file in files:
         whole.update(os.fsencode(file.name) + b"\0" if file != path else b"")
         with file.open("rb") as read:
@@ -218,6 +222,18 @@ def _read_files(
             yield from ((file, f"lies in {str(path)!r}, which is read") for file in _files_within(path))
             continue
         yield from ((file, "holds the weights of the model") for file in _data_files(path))
+
+
+def _checked_data(model: Path) -> set[Path]:
+    """The files of the external data of a model, each of which may be read."""
+    try:
+        proto = onnx.load(model, load_external_data=False)
+    except Exception:  # no model
+        return set()
+    with ExternalData(model) as data:
+        for tensor in external_tensors(proto):
+            data.check(tensor)
+    return files_beside(proto, model)
 
 
 def _files_within(folder: Path) -> Iterator[Path]:
