@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from refgrad.formulas.indexing import WRITTEN_OUT
@@ -81,14 +83,20 @@ def tile_grad(op: Emitter, dY: str, X: str, repeats: str) -> str:
     return op.ReduceSum(op.Reshape(dY, sizes, allowzero=1), axes, keepdims=0)
 
 
-def tile_grad_at_run_time(op: Emitter, dY: str, X: str, repeats: str) -> str:
-    """Every axis becomes two. A scalar has none of them: the sum over no axes given is one over all, which it lacks."""
+def tile_grad_at_run_time(
+    op: Emitter, dY: str, X: str, repeats: str, length: Callable[[str], str] | None = None
+) -> str:
+    """Every axis becomes two. A scalar has none of them: the sum over no axes given is one over all, which it lacks.
+
+    :param length: emits how many numbers there are in a row, by default `op.length`.
+    """
     pairs = op.Reshape(op.Concat(op.Unsqueeze(repeats, [1]), op.Unsqueeze(op.measure(X), [1]), axis=1), [-1])
     counts = op.static(repeats)
     rank = op.rank(X) if counts is None else counts[0]
-    axes = (
-        op.Range(0, op.length(pairs), 2) if rank is None or rank > WRITTEN_OUT else op.const(np.arange(0, 2 * rank, 2))
-    )
+    if rank is None or rank > WRITTEN_OUT:
+        axes = op.Range(0, (length or op.length)(pairs), 2)
+    else:
+        axes = op.const(np.arange(0, 2 * rank, 2))
     return op.ReduceSum(op.Reshape(dY, pairs, allowzero=1), axes, keepdims=0)
 
 

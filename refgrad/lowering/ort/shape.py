@@ -41,7 +41,8 @@ def length(op: Emitter, X: str, axis: int) -> str:
 
 @lowering("TileGrad", dialect="ort")
 def tile_grad(op: Emitter, dY: str, X: str, repeats: str) -> str:
-    return tile_grad_at_run_time(op, dY, X, repeats)
+    """With Size, as ONNX Runtime's builder has it."""
+    return tile_grad_at_run_time(op, dY, X, repeats, op.Size)
 
 
 @lowering("PadGrad", dialect="ort")
