@@ -17,6 +17,7 @@ from refgrad.cli import main
 from refgrad.conformance.reporting.html import data_of
 from refgrad.conformance.running import sources
 from refgrad.conformance.running.results import Results, load
+from refgrad.protos.files import fingerprint
 
 pytestmark = pytest.mark.suite
 
@@ -215,14 +216,15 @@ def test_models_of_one_name_are_not_taken_for_one(tmp_path, capsys):
 
 def test_a_page_shows_no_file_that_results_name_alone(tmp_path):
     """Who writes results may name any file; only one that is as it was in the run is read again."""
-    private = Path(_scaled(tmp_path / "private.onnx", 2.0))
-    results = Results({"sources": [str(private)], "seed": 0, "contents": {str(private): "0" * 64}}, {}, {})
-    results.save(tmp_path / "r.json")
-    read = []
+    named = Path(_scaled(tmp_path / "m.onnx", 2.0))
+    read, one_model = [], sources.one_model
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sources, "one_model", lambda *given: read.append(given))
-        assert main(["conformance", "report", str(tmp_path / "r.json"), "-o", str(tmp_path / "r.html")]) == 0
-    assert not read
+        patch.setattr(sources, "one_model", lambda *given: read.append(given) or one_model(*given))
+        for digest, times in (("0" * 64, 0), (fingerprint(named), 1)):
+            results = Results({"sources": [str(named)], "seed": 0, "contents": {str(named): digest}}, {}, {})
+            results.save(tmp_path / "r.json")
+            assert main(["conformance", "report", str(tmp_path / "r.json"), "-o", str(tmp_path / "r.html")]) == 0
+            assert len(read) == times
 
 
 @pytest.mark.parametrize("settings", [{"sources": 5, "seed": 0}, {"sources": ["tables"]}, {"sources": [5], "seed": 0}])

@@ -274,3 +274,17 @@ def test_the_data_file_of_a_result_that_is_not_replaced_stays(tmp_path, monkeypa
         files.save_gradient(refgrad.gradient(source), target, source)
     assert (target.read_bytes(), (tmp_path / "g.onnx.data").read_bytes()) == (b"model", b"before")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["g.onnx", "g.onnx.data", "in"]
+
+
+def test_without_links_a_failure_removes_no_data_file(tmp_path, monkeypatch):
+    """Some file systems have no hard links: what was there before is not taken for what was made."""
+    data = tmp_path / "g.onnx.data"
+    data.write_bytes(b"before")
+
+    def refuse(*names):
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(files.os, "link", refuse)
+    with pytest.raises(ValueError, match="failed"), files._kept_unless_both(data):
+        raise ValueError("failed")
+    assert data.read_bytes() == b"before"

@@ -342,7 +342,7 @@ def _asked_again(asked: Mapping[str, Any]) -> Iterator[Case]:
 
 def _is_still(path: Path, known: str) -> bool:
     try:
-        return path.exists() and fingerprint(path) == known
+        return (path.is_file() or path.is_dir()) and fingerprint(path) == known
     except (RefgradError, OSError):
         return False
 

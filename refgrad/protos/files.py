@@ -108,8 +108,8 @@ def save_gradient(gradient: ModelProto, path: str | os.PathLike[str], source: st
 @contextmanager
 def _kept_unless_both(data: Path) -> Iterator[None]:
     """What `data` was is put back if the block fails after it was replaced: the file that refers to it was not."""
-    before = _temporary_beside(data)
-    with contextlib.suppress(OSError):
+    before, existed = _temporary_beside(data), data.exists()
+    with contextlib.suppress(OSError):  # nothing was there, or the file system has no links
         os.link(data, before)
     try:
         yield
@@ -117,7 +117,7 @@ def _kept_unless_both(data: Path) -> Iterator[None]:
         with contextlib.suppress(OSError):
             if before.exists():
                 os.replace(before, data)
-            else:
+            elif not existed:
                 data.unlink()
         raise
     finally:
@@ -135,7 +135,7 @@ def fingerprint(path: Path) -> str:
     if path.is_dir():
         files = [file for file in sorted(_files_within(path)) if file.is_file()]
     else:
-        files = [writable(path), *sorted(_checked_data(path))]
+        files = [path, *sorted(_checked_data(path))]
     for file in files:
         whole.update(os.fsencode(file.name) + b"\0" if file != path else b"")
         with file.open("rb") as read:
