@@ -33,6 +33,7 @@ from refgrad.backends.base import (
 from refgrad.errors import BackendError, OptionError, RefgradError
 from refgrad.protos.malformed import explained
 
+_MOST_SHAPES = 8  # of which memory is kept
 DISTRIBUTIONS = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-training-cpu", "onnxruntime-training")
 _PROTOBUF_LIMIT = 2**31 - 1
 _FATAL_SEVERITY = 4  # errors are raised: they are not written to stderr as well
@@ -194,7 +195,7 @@ class _Session(Local):
 class _Bound(Recurrence):
     """Two sets of memory take turns in being read and written: nothing that is fed back is copied.
 
-    Memory for what is fed from outside is kept for each combination of shapes.
+    Memory for what is fed from outside is kept for the last combinations of shapes.
     """
 
     def __init__(self, session: _Session, following: Mapping[str, str], values: Mapping[str, Any]) -> None:
@@ -215,6 +216,8 @@ class _Bound(Recurrence):
         found = self._bindings.get(key)
         try:
             if found is None:
+                if len(self._bindings) == _MOST_SHAPES:
+                    del self._bindings[next(iter(self._bindings))]
                 found = self._bindings[key] = self._bound(feeds)
             else:
                 memory = found[0]
