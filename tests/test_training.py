@@ -238,3 +238,16 @@ def test_results_are_fed_to_the_next_run(backend: str) -> None:
     with pytest.raises(FeedError):
         runs.step({"x": np.zeros((2, 2), np.float32)})
     assert runs.values["total"] == 9
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_many_shapes_take_turns(backend: str) -> None:
+    """The memory of shapes that have not come for a while is given back."""
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 18]> m (float[N] x, float total) => (float next) '
+        "{ sum = ReduceSum<keepdims = 0>(x) next = Add(total, sum) }"
+    )
+    runs = get_backend(backend).prepare(model).recurrence({"total": "next"}, {"total": np.float32(0)})
+    for size in (*range(1, 30), *range(1, 30)):
+        runs.step({"x": np.ones(size, np.float32)})
+    assert runs.values["total"] == 2 * sum(range(1, 30))

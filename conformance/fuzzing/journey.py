@@ -67,7 +67,7 @@ def _run(model: ModelProto) -> None:
             feeds[value.name] = np.ones(shape, dtype)
         except (KeyError, ValueError, TypeError):
             return
-    with bounded_loops(_ROUNDS):  # a loop that nothing ends is none of the interpreter's faults
+    with bounded_loops(_ROUNDS):  # an endless loop is no fault of the interpreter
         get_backend("numpy").prepare(model).run(feeds)
 
 

@@ -135,9 +135,14 @@ def import_domain(model: ModelProto, domain: str) -> None:
 
 def forget_domain(model: ModelProto, domain: str) -> None:
     """Take the import of `domain` away."""
-    kept = [o for o in model.opset_import if o.domain != domain]
-    del model.opset_import[:]
-    model.opset_import.extend(kept)
+    refill(model.opset_import, [o for o in model.opset_import if o.domain != domain])
+
+
+def refill(field: Any, messages: Iterable[Any]) -> None:
+    """Put `messages`, which may be those of the field itself, into a repeated field."""
+    new = list(messages)
+    del field[:]
+    field.extend(new)
 
 
 def attribute_of(name: str, value: Any) -> AttributeProto:

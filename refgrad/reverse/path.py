@@ -391,7 +391,7 @@ def _wrt(graph: Graph, wrt: Sequence[str] | None) -> list[str]:
         usual = [name for name in floats if name in graph.inputs or (graph.is_weight(name) and name not in settings)]
         if wrt is None:
             return usual
-        wrt = _matching(wrt, known, usual)
+        wrt = matching(wrt, known, usual)
     return _checked("wrt", wrt, graph, floats, "input or initializer")
 
 
@@ -402,9 +402,12 @@ def _has_pattern(names: Any, known: Sequence[str]) -> bool:
     return any(_WILDCARDS.intersection(name) and name not in known for name in names)
 
 
-def _matching(names: Sequence[str], known: Sequence[str], usual: Sequence[str]) -> list[str]:
+def matching(names: Sequence[str], known: Sequence[str], usual: Sequence[str], what: str = "wrt") -> list[str]:
     """The names, and those that a pattern matches in its place, each once.
 
+    :param known: the names that the model has, which are no patterns.
+    :param usual: those that a pattern may match.
+    :param what: the argument that has the names.
     :raises UnknownNameError: a pattern matches nothing.
     """
     found: list[str] = []
@@ -416,7 +419,7 @@ def _matching(names: Sequence[str], known: Sequence[str], usual: Sequence[str]) 
         matched = [one for one in usual if fnmatchcase(one, name)]
         if not matched:
             raise UnknownNameError(
-                f"The pattern {name!r} in wrt matches no float input and no float initializer of the model. "
+                f"The pattern {name!r} in {what} matches no float input and no float initializer of the model. "
                 f"It has: {choices(usual)}."
             )
         found += [one for one in matched if one not in found and one not in plain]

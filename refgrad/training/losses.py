@@ -11,7 +11,7 @@ from refgrad.errors import OptionError, UnknownNameError, choices
 from refgrad.forward.normalise import normalise
 from refgrad.protos.reading import read
 from refgrad.protos.types import FLOATS
-from refgrad.protos.walk import fresh, names_of, versions_of
+from refgrad.protos.walk import fresh, names_of, refill, versions_of
 from refgrad.reverse.assembly import names_in, note
 from refgrad.reverse.gradient import gradient
 from refgrad.training.writer import Writer
@@ -98,20 +98,14 @@ def _direct(
     nodes = list(made.graph.node)
     place = next((k + 1 for k, node in enumerate(nodes) if compared in node.output), 0)
     nodes[place:place] = [*op.nodes, NodeProto(op_type="Identity", name=seed, input=[slope], output=[seed])]
-    _replace(made.graph.node, nodes)
-    _replace(made.graph.input, [*(value for value in made.graph.input if value.name != seed), *inputs])
-    _replace(made.graph.output, [value for value in made.graph.output if value.name != compared])
+    refill(made.graph.node, nodes)
+    refill(made.graph.input, [*(value for value in made.graph.input if value.name != seed), *inputs])
+    refill(made.graph.output, [value for value in made.graph.output if value.name != compared])
     made.graph.output.append(helper.make_tensor_value_info(total, kind, []))
     made.graph.initializer.extend(op.constants.values())
     gradients = names_in(made)[1]
     note(made, made, gradients=gradients, cotangents={})
     return made, total
-
-
-def _replace(field: object, messages: Sequence[object]) -> None:
-    copies = [type(message).FromString(message.SerializeToString()) for message in messages]  # type: ignore[attr-defined]
-    del field[:]  # type: ignore[attr-defined]
-    field.extend(copies)  # type: ignore[attr-defined]
 
 
 def _cross_entropy(

@@ -171,7 +171,7 @@ class Adam(Optimizer):
 
 @dataclass(frozen=True)
 class AdamW(Adam):
-    """Adam, before which w ← w − η·λ·w: the decay is none of the gradient.
+    """Adam after the step w ← w − η·λ·w. The decay is not part of the gradient.
 
     Loshchilov and Hutter, "Decoupled Weight Decay Regularization" (2019).
     """

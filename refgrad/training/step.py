@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -15,6 +14,7 @@ from onnx import ModelProto, TensorProto, ValueInfoProto, helper
 from refgrad.errors import OptionError, UnknownNameError, choices, did_you_mean
 from refgrad.protos.walk import fresh, names_of, versions_of
 from refgrad.reverse.assembly import names_in, note
+from refgrad.reverse.path import matching
 from refgrad.training.losses import differentiated
 from refgrad.training.optimizers import SGD, Optimizer
 from refgrad.training.writer import Writer
@@ -103,7 +103,7 @@ def step_model(
     if not isinstance(optimizer, Optimizer):
         raise OptionError(f"optimizer is one of refgrad.training's, such as SGD(), not {optimizer!r}.")
     held = {name: value for name, (value, _) in get_train_initializer(model).items()}
-    chosen = {name: held[name] for name in _matching(trainable, list(held), "trainable")}
+    chosen = {name: held[name] for name in _chosen(trainable, list(held), "trainable")}
     if not chosen:
         raise UnknownNameError("Nothing is trainable: the model has no float initializer.")
     kinds = {helper.np_dtype_to_tensor_dtype(value.dtype) for value in chosen.values()}
@@ -116,19 +116,15 @@ def step_model(
     return _Assembly(made, chosen, optimizer, loss_name, label, _decays(penalty, chosen), clip, flat).step()
 
 
-def _matching(patterns: Sequence[str] | None, known: Sequence[str], what: str) -> list[str]:
-    """The names that one of the patterns matches, in the order of `known`; all of them where there are no patterns."""
+def _chosen(patterns: Sequence[str] | None, known: Sequence[str], what: str) -> list[str]:
+    """The names that are given, or that one of the patterns matches, in the order of `known`; all where there are none."""
     if patterns is None:
         return list(known)
-    found: set[str] = set()
-    for pattern in [patterns] if isinstance(patterns, str) else patterns:
-        met = [pattern] if pattern in known else fnmatch.filter(known, pattern)
-        if not met:
-            raise UnknownNameError(
-                f"{pattern!r} in {what} is no float initializer, nor a pattern of one.{did_you_mean(pattern, known)} "
-                f"There are: {choices(known)}."
-            )
-        found.update(met)
+    found = matching([patterns] if isinstance(patterns, str) else list(patterns), known, known, what)
+    if unknown := [name for name in found if name not in known]:
+        raise UnknownNameError(
+            f"{unknown[0]!r} in {what} is no float initializer.{did_you_mean(unknown[0], known)} There are: {choices(known)}."
+        )
     return [name for name in known if name in found]
 
 
@@ -137,7 +133,7 @@ def _decays(penalty: Mapping[str, Any] | None, weights: Mapping[str, np.ndarray]
     for pattern, amounts in (penalty or {}).items():
         if not isinstance(amounts, tuple | list) or len(amounts) != 2:
             raise OptionError(f"The penalty of {pattern!r} is a pair (l1, l2), not {amounts!r}.")
-        for name in _matching([pattern], list(weights), "penalty"):
+        for name in _chosen([pattern], list(weights), "penalty"):
             found[name] = (float(amounts[0]), float(amounts[1]))
     return found
 

@@ -7,12 +7,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from onnx import ModelProto, numpy_helper
+from onnx import ModelProto
 
 from refgrad.backends import get_backend
 from refgrad.errors import FeedError, OptionError, TrainingError
 from refgrad.training.schedules import Constant, Progress, Schedule
 from refgrad.training.step import RATE, StepModel
+from refgrad.transforms.weights import write_back
 
 Batch = Mapping[str, np.ndarray]
 
@@ -85,14 +86,11 @@ class Training:
         return self.step.weights_in(self._run.values)
 
     def write_to(self, model: ModelProto) -> ModelProto:
-        """A copy of `model` with the weights that the training has reached."""
-        made = ModelProto()
-        made.CopyFrom(model)
-        weights = self.weights
-        for tensor in made.graph.initializer:
-            if tensor.name in weights:
-                tensor.CopyFrom(numpy_helper.from_array(weights[tensor.name], tensor.name))
-        return made
+        """A copy of `model` with the weights that the training has reached.
+
+        :raises RefgradError: as `refgrad.write_back`; the model has no initializer of a name, or one of another type or shape.
+        """
+        return write_back(model, self.weights)
 
 
 def batches(data: Mapping[str, Any], size: Any, rng: Any = None) -> Iterator[dict[str, np.ndarray]]:

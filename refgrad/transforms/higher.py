@@ -17,7 +17,7 @@ from refgrad.forward.normalise import normalise
 from refgrad.protos.malformed import explained
 from refgrad.protos.reading import read
 from refgrad.protos.types import Shape, adjoint_of, element_type
-from refgrad.protos.walk import fresh, graphs, names_of
+from refgrad.protos.walk import fresh, graphs, names_of, refill
 from refgrad.reverse.assembly import names_in, note
 from refgrad.reverse.gradient import gradient, preflight
 from refgrad.worker import limited
@@ -291,7 +291,7 @@ def _fill_with_zeros(graph: GraphProto, cotangents: Mapping[str, str]) -> None:
         nodes[behind:behind] = zeros
         graph.input.remove(types[seed])
         graph.value_info.append(types[seed])
-    _replace(graph.node, nodes)
+    refill(graph.node, nodes)
 
 
 def _measure_elsewhere(model: ModelProto, seeds: Iterable[str]) -> None:
@@ -379,10 +379,10 @@ def _by_element(
         *behind,
     ]
     kept = [value for value in graph.output if value.name not in gradients.values()]
-    _replace(graph.node, outside)
-    _replace(graph.input, [value for value in graph.input if value.name != cotangent])
-    _replace(graph.output, [*declared, *kept])
-    _replace(graph.value_info, [value for value in graph.value_info if value.name not in varied])
+    refill(graph.node, outside)
+    refill(graph.input, [value for value in graph.input if value.name != cotangent])
+    refill(graph.output, [*declared, *kept])
+    refill(graph.value_info, [value for value in graph.value_info if value.name not in varied])
     return made, results
 
 
@@ -440,21 +440,14 @@ def _keep(model: ModelProto, outputs: Sequence[str]) -> None:
     """Remove everything from `model` but its inputs and what `outputs` need."""
     graph = model.graph
     values = {value.name: value for value in graph.output}
-    _replace(graph.output, [values[name] for name in outputs])
+    refill(graph.output, [values[name] for name in outputs])
     live, nodes = set(outputs), []
     for node in reversed(read_nodes(graph)):
         if not live.isdisjoint(node.outputs):
             live.update(node.reads)
             nodes.append(node.proto)
-    _replace(graph.node, nodes[::-1])
+    refill(graph.node, nodes[::-1])
     live.update(value.name for value in graph.input)
-    _replace(graph.initializer, [tensor for tensor in graph.initializer if tensor.name in live])
+    refill(graph.initializer, [tensor for tensor in graph.initializer if tensor.name in live])
     live.difference_update(outputs)
-    _replace(graph.value_info, [value for value in graph.value_info if value.name in live])
-
-
-def _replace(field: Any, messages: Iterable[Any]) -> None:
-    """Put `messages`, which may be those of the field itself, into a repeated field."""
-    new = list(messages)
-    del field[:]
-    field.extend(new)
+    refill(graph.value_info, [value for value in graph.value_info if value.name in live])

@@ -307,7 +307,7 @@ def _check(name: str, value: np.ndarray, dtype: np.dtype[Any], shape: tuple[int,
 def _of_state(
     given: dict[str, np.ndarray], weights: Weights, tensors: Mapping[str, TensorProto]
 ) -> dict[str, np.ndarray]:
-    """The values of the initializers that are made of what is given of a state_dict, of those that change."""
+    """The new values of the initializers that a state_dict changes."""
     state = weights._state
     changed = {name for name, value in given.items() if _known(value) != state[name]}
     placed = set[str]()

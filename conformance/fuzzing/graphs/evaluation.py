@@ -112,9 +112,9 @@ class Evaluator:
         if still:  # one forward for what moves and what does not
             results = [_real(result) for result in results]
         if node.op_type == "LayerNormalization" and np.shape(results[0]) != np.shape(inputs[0]):
-            raise UnknownError("LayerNormalization with a scale that is larger than what it scales")
+            raise UnknownError("LayerNormalization whose scale is larger than its input")
         if node.op_type == "Gemm" and any(np.ndim(x) != 2 for x in inputs[:2]):
-            raise UnknownError("Gemm of what is no matrix")
+            raise UnknownError("Gemm of an operand that is not a matrix")
         moving = any(_is_float(x) for x in inputs)
         for result in results:
             narrow = getattr(result, "dtype", None) in (np.float32, np.float16, np.complex64)
