@@ -1,6 +1,6 @@
 """Training with the gradient: one step is one ONNX model, which any executor runs."""
 
-from refgrad.training.optimizers import SGD, Adagrad, Adam, AdamW, Optimizer, RMSProp
+from refgrad.training.updates import SGD, Adagrad, Adam, AdamW, Optimizer, RMSProp
 from refgrad.training.schedules import (
     Adaptive,
     Constant,

@@ -16,7 +16,7 @@ from refgrad.protos.walk import fresh, names_of, versions_of
 from refgrad.reverse.assembly import names_in, note
 from refgrad.reverse.path import matching
 from refgrad.training.losses import differentiated
-from refgrad.training.optimizers import SGD, Optimizer
+from refgrad.training.updates import SGD, Optimizer
 from refgrad.training.writer import Writer
 from refgrad.transforms.losses import get_train_initializer
 
