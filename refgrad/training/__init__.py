@@ -1,6 +1,5 @@
 """Training with the gradient: one step is one ONNX model, which any executor runs."""
 
-from refgrad.training.updates import SGD, Adagrad, Adam, AdamW, Optimizer, RMSProp
 from refgrad.training.schedules import (
     Adaptive,
     Constant,
@@ -13,6 +12,7 @@ from refgrad.training.schedules import (
 )
 from refgrad.training.step import StepModel, step_model
 from refgrad.training.training import Training, batches
+from refgrad.training.updates import SGD, Adagrad, Adam, AdamW, Optimizer, RMSProp
 
 __all__ = [
     "SGD",
