@@ -110,6 +110,11 @@ def _merge_imports(importing: ModelProto | FunctionProto) -> None:
                     f"The model imports ai.onnx twice: version {named['']} by the name '', version {named['ai.onnx']} by the "
                     f"name 'ai.onnx', and {node.op_type} is not the same in both. Remove the one that is not meant."
                 )
+        for (
+            one
+        ) in importing.opset_import:  # every node means the same in all of them; functions rather import the latest
+            if one.domain in named:
+                one.version = max(named.values())
     once = one_per_domain(importing.opset_import)
     del importing.opset_import[:]
     importing.opset_import.extend(once)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 from onnx import TensorProto
 
 from refgrad.reverse.emit import Emitter
@@ -82,30 +81,24 @@ def _shared(op: Emitter, d_y: str, inputs: list[str], y: str) -> list[str]:
 
 @rule("Clip", broadcast=True)
 def clip(
-    op: Emitter,
-    d_output: str,
-    input: str,
-    min: str | None,
-    max: str | None,
-    output: str,
+    op: Emitter, d_output: str, input: str, min: str | None, max: str | None
 ) -> tuple[str, str | None, str | None]:
-    """dx = dy where y = x, else 0; dmax = dy where max(x, min) > max; dmin = dy where x was raised to min ≤ max"""
+    """dx = dy where min ≤ x ≤ max, else 0; dmax = dy where max(x, min) > max; dmin = dy where x < min ≤ max"""
+    # The output is not compared with the input: a runtime may have rounded one of them and not the other.
     if min is None and max is None:
         return d_output, None, None
-    kept = op.Equal(input, output)
-    if not _ordered(op.constant(min), op.constant(max), min, max):
-        kept = op.And(kept, op.LessOrEqual(min, max))
-    d_input = op.Where(kept, d_output, 0.0)
-    raised = op.Where(op.Less(input, output), d_output, 0.0)
     if max is None:
-        return d_input, raised, None
-    lowered = op.Less(max, input if min is None else op.Max(input, min))
-    return d_input, op.Where(lowered, 0.0, raised), op.Where(lowered, d_output, 0.0)
-
-
-def _ordered(low: np.ndarray | None, high: np.ndarray | None, min: str | None, max: str | None) -> bool:
-    """Whether min ≤ max is known; where min > max every y is max."""
-    return min is None or max is None or (low is not None and high is not None and bool((low <= high).all()))
+        return (
+            op.Where(op.GreaterOrEqual(input, min), d_output, 0.0),
+            op.Where(op.Less(input, min), d_output, 0.0),
+            None,
+        )
+    if min is None:
+        return op.Where(op.LessOrEqual(input, max), d_output, 0.0), None, op.Where(op.Less(max, input), d_output, 0.0)
+    kept = op.And(op.GreaterOrEqual(input, min), op.LessOrEqual(input, max))
+    lowered = op.Less(max, op.Max(input, min))
+    raised = op.Where(op.Less(input, min), d_output, 0.0)
+    return op.Where(kept, d_output, 0.0), op.Where(lowered, 0.0, raised), op.Where(lowered, d_output, 0.0)
 
 
 @rule("Where", broadcast=True)

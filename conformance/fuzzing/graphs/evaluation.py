@@ -438,7 +438,7 @@ def _resize(evaluator: Evaluator, node: _Node, x: Any, roi: Any = None, scales: 
         scale = length / size if sizes is not None else float(_real(scales)[k])
         weights = np.zeros((length, size))
         for place in range(length):
-            at = _COORDINATES[where](place, scale, size, length)
+            at = _COORDINATES[where](place, scale, size, length, size * scale)
             if mode == "nearest":
                 weights[
                     place, _clamped(_NEAREST[node.get("nearest_mode", b"round_prefer_floor").decode()](at), size)
@@ -470,11 +470,11 @@ def _kernel(mode: str, d: float, a: float) -> float:
 
 
 _RESIZED = (("mode", b"nearest"), ("coordinate_transformation_mode", b"half_pixel"))
-_COORDINATES: dict[str, Callable[[int, float, int, int], float]] = {
-    "half_pixel": lambda i, scale, size, length: (i + 0.5) / scale - 0.5,
-    "pytorch_half_pixel": lambda i, scale, size, length: (i + 0.5) / scale - 0.5 if length > 1 else 0.0,
-    "asymmetric": lambda i, scale, size, length: i / scale,
-    "align_corners": lambda i, scale, size, length: i * (size - 1) / (length - 1) if length > 1 else 0.0,
+_COORDINATES: dict[str, Callable[[int, float, int, int, float], float]] = {  # the last: the length before it is rounded
+    "half_pixel": lambda i, scale, size, length, width: (i + 0.5) / scale - 0.5,
+    "pytorch_half_pixel": lambda i, scale, size, length, width: (i + 0.5) / scale - 0.5 if length > 1 else 0.0,
+    "asymmetric": lambda i, scale, size, length, width: i / scale,
+    "align_corners": lambda i, scale, size, length, width: i * (size - 1) / (width - 1) if width != 1 else 0.0,
 }
 _NEAREST: dict[str, Callable[[float], int]] = {
     "round_prefer_floor": lambda x: math.ceil(x - 0.5),
