@@ -97,12 +97,9 @@ def _importing(model: ModelProto) -> list[ModelProto | FunctionProto]:
 
 
 def _merge_imports(importing: ModelProto | FunctionProto) -> None:
-    named = {
-        one.domain: one.version for one in importing.opset_import if one.domain in ("", "ai.onnx")
-    }  # the last of each
-    if (
-        len(set(named.values())) > 1
-    ):  # onnx's checker reads each node by the name that it has, ONNX Runtime all by the last
+    # The last of each: onnx's checker reads a node by the name that it has, ONNX Runtime all nodes by the last import.
+    named = {one.domain: one.version for one in importing.opset_import if one.domain in ("", "ai.onnx")}
+    if len(set(named.values())) > 1:
         nodes = importing.graph.node if isinstance(importing, ModelProto) else importing.node
         for node in nested(nodes):
             if node.domain in named and len({_since(node.op_type, version) for version in named.values()}) > 1:
@@ -110,9 +107,8 @@ def _merge_imports(importing: ModelProto | FunctionProto) -> None:
                     f"The model imports ai.onnx twice: version {named['']} by the name '', version {named['ai.onnx']} by the "
                     f"name 'ai.onnx', and {node.op_type} is not the same in both. Remove the one that is not meant."
                 )
-        for (
-            one
-        ) in importing.opset_import:  # every node means the same in all of them; functions rather import the latest
+        # Every node means the same in both. Functions, with imports of their own, are rather written in the later one.
+        for one in importing.opset_import:
             if one.domain in named:
                 one.version = max(named.values())
     once = one_per_domain(importing.opset_import)
@@ -124,7 +120,7 @@ def _since(op_type: str, opset: int) -> int | None:
     """Since which opset the operator is as it is in this one; None where it does not exist."""
     try:
         return int(onnx.defs.get_schema(op_type, opset).since_version)
-    except onnx.defs.SchemaError:
+    except (onnx.defs.SchemaError, TypeError):  # a name that is no text, a version beyond int32
         return None
 
 

@@ -17,6 +17,8 @@ from refgrad.reverse.values import tensor_type
 from refgrad.rules.control_flow.iteration import name_outputs
 from refgrad.tables.registry import Flow, Passage, Structure, structure
 
+_RANK = 64  # more axes has no tensor
+
 
 @structure("If")
 class If(Structure):
@@ -138,6 +140,10 @@ def _nothing(op: Emitter, name: str) -> tuple[list[NodeProto], ValueInfoProto]:
         sizes = (0,) * len(shape or ())  # a scalar where the rank is unknown: it may be a condition
     made, measured = (op.fresh(f"{op.node}_{what}_{name}") for what in ("no", "shape_of"))
     value = ValueInfoProto(name=made, type=tensor_type(kind, sizes if shape is not None else None))
+    if kind == TensorProto.INT64 and len(sizes) == 1 and 1 < sizes[0] <= _RANK:
+        # They may be axes, which ONNX Runtime wants to differ where it infers the branch that is not taken.
+        numbers = numpy_helper.from_array(np.arange(sizes[0]))
+        return [helper.make_node("Constant", [], [made], name=made, value=numbers)], value
     size = np.array(sizes, np.int64)
     nothing = helper.make_tensor("value", kind, [1], b"" if kind == TensorProto.STRING else np.zeros(1))
     return [
