@@ -31,6 +31,7 @@ from refgrad.backends.base import (
     load_model,
 )
 from refgrad.errors import BackendError, OptionError, RefgradError
+from refgrad.protos.inlining import refuse_growth, refuse_recursion
 from refgrad.protos.malformed import explained
 
 _MOST_SHAPES = 8  # of which memory is kept
@@ -134,6 +135,8 @@ class _Session(Local):
         import onnxruntime
 
         proto = load_model(model, external_data=False)
+        refuse_recursion(proto.functions)  # ONNX Runtime writes calls out, however many nodes that makes
+        refuse_growth(proto)
         self.inputs = graph_inputs(proto.graph)
         self.outputs = graph_outputs(proto.graph)
         self._backend = backend

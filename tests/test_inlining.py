@@ -67,11 +67,11 @@ def _doubling(levels: int) -> ModelProto:
     return helper.make_model(graph, functions=functions, opset_imports=imports, ir_version=10)
 
 
-@pytest.mark.parametrize(
-    "use",
-    [refgrad.gradient, refgrad.preflight, lambda model: get_backend("numpy").prepare(model)],
-    ids=["gradient", "preflight", "run"],
-)
+USES = {"gradient": refgrad.gradient, "preflight": refgrad.preflight}
+USES |= {name: get_backend(name).prepare for name in ("numpy", "ort-cpu") if name in available()}
+
+
+@pytest.mark.parametrize("use", USES.values(), ids=USES)
 def test_functions_that_double(use) -> None:  # type: ignore[no-untyped-def]
     start = time.monotonic()
     with pytest.raises(InvalidModelError, match=r"549755813888 nodes.*'l\.f39'; at most 250000"):

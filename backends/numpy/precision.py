@@ -16,14 +16,23 @@ import onnx
 from refgrad.backends.base import Value
 from refgrad.backends.numpy.registry import Call, default_attributes
 from refgrad.protos.external import array_of
+from refgrad.protos.reading import CONSTANT
 
 _NARROW_TYPES = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
 _NARROW_DTYPES = (np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16))
 
-_CONSTANT = "refgrad.constant"  # the metadata of a number in a gradient: the number before it was rounded
-
 # Attributes that hold a type of tensor; `to` of Cast, `dtype` of EyeLike and the random operators, and so on.
 _TYPE_ATTRIBUTES = ("to", "dtype", "stash_type", "softmax_precision", "precision", "output_datatype", "output_dtype")
+
+
+def _number_before(stored: np.ndarray, exact: str) -> float | None:
+    """The number that was rounded to the elements of `stored`; None where that is not what the metadata says."""
+    try:
+        number = float(exact)
+    except ValueError:
+        return None
+    with np.errstate(over="ignore"):
+        return number if (np.array(number).astype(stored.dtype) == stored).all() else None
 
 
 class Declared:
@@ -66,9 +75,10 @@ class Float64(Declared):
 
     def tensor(self, tensor: onnx.TensorProto) -> Any:
         """Return the value of an initializer, or the number that it was rounded from."""
-        wide = super().tensor(tensor)
-        exact = next((entry.value for entry in tensor.metadata_props if entry.key == _CONSTANT), "")
-        return np.full_like(wide, float(exact)) if exact else wide
+        stored = array_of(tensor)
+        exact = next((entry.value for entry in tensor.metadata_props if entry.key == CONSTANT), "")
+        number = _number_before(stored, exact) if exact else None
+        return self.array(stored) if number is None else np.full(stored.shape, number)
 
     def array(self, value: Any) -> Any:
         """Convert an array of a narrower float to double; sequences element by element."""

@@ -404,7 +404,7 @@ def _legal(model: ModelProto) -> bool:
     """Whether onnx's checker takes the model, and every node the types that it is given."""
     try:
         onnx.checker.check_model(model, full_check=True)
-    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError):
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, UnicodeDecodeError):
         return False
     versions = versions_of(model)
     types = {t.name: t.data_type for t in model.graph.initializer}

@@ -38,7 +38,7 @@ def inline_functions(model: ModelProto, only: Sequence[tuple[str, str]] | None =
             refuse_misfit(node, called)
             given = {a.name for a in node.attribute}
             node.attribute.extend(a for a in called.attribute_proto if a.name not in given)
-    _refuse_growth(model)
+    refuse_growth(model)
     for function in model.functions:
         _name_results(function.node)
     versions = versions_of(model)
@@ -78,7 +78,7 @@ def _name_results(nodes: Sequence[NodeProto]) -> None:
             value.name = name
 
 
-def _refuse_growth(model: ModelProto) -> None:
+def refuse_growth(model: ModelProto) -> None:
     """Refuse a model whose calls, written out, would be more nodes than the limit, or much longer: each level may double them.
 
     :raises InvalidModelError: naming the function whose body is the largest, and the number of nodes.

@@ -15,11 +15,15 @@ from onnx.defs import OpSchema
 
 DECLARED: dict[tuple[str, str], OpSchema] = {}  # by domain and operator
 
+_NEWEST = 2**31 - 1  # the largest version that onnx takes
+
 
 def find_schema(op_type: str, domain: str, opset: int | None = None) -> Any:
     """The schema of an operator in that version of its domain (None: the newest), onnx's or ours; None without one."""
     if onnx.defs.has(op_type, domain):
-        return onnx.defs.get_schema(op_type, domain) if opset is None else onnx.defs.get_schema(op_type, opset, domain)
+        if opset is None:
+            return onnx.defs.get_schema(op_type, domain)
+        return onnx.defs.get_schema(op_type, min(opset, _NEWEST), domain)
     return DECLARED.get((domain, op_type))
 
 
