@@ -27,7 +27,7 @@ from refgrad.protos.walk import tensors_without_initializers
 _FIELDS = ("float_data", "double_data", "int32_data", "int64_data", "uint64_data", "string_data")
 _COMPLEX = (TensorProto.COMPLEX64, TensorProto.COMPLEX128)
 _PROTOBUF_LIMIT = 2**31 - 1  # bytes of a message
-_COPIED = 1 << 18  # bytes: to learn the length of raw data is to copy it
+_COPIED, _GREAT = 1 << 18, 1 << 28  # bytes: to learn the length of raw data is to copy it
 _KEYS = ("location", "offset", "length")
 _CHUNK = 1 << 24
 _SHOWN = 200  # characters of a name in a message
@@ -274,7 +274,7 @@ def refuse_unknown_type(tensor: TensorProto) -> None:
 
 
 def refuse_misfit(tensor: TensorProto) -> None:
-    """Refuse a tensor whose data does not fit its type and shape. Whether large raw data is as long as it must be is left open.
+    """Refuse a tensor whose data does not fit its type and shape. Raw data of 256 KiB to 256 MiB is not measured.
 
     :raises InvalidModelError: it does not.
     """
@@ -300,7 +300,10 @@ def refuse_misfit(tensor: TensorProto) -> None:
     elif needed > _PROTOBUF_LIMIT:
         what = "less data than that, which no file holds"
     else:
-        what = "data of another size" if needed < _COPIED and len(tensor.raw_data) != needed else ""
+        is_measured = (
+            needed < _COPIED or needed >= _GREAT
+        )  # more than the usual weights: a size that a few bytes may declare
+        what = "data of another size" if is_measured and len(tensor.raw_data) != needed else ""
     if what:
         shape = f"{TensorProto.DataType.Name(tensor.data_type)}{list(tensor.dims[:8])}"
         raise InvalidModelError(f"Tensor {_shown(tensor.name)} of {shape} has {what}. Export the model again.")

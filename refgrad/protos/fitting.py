@@ -14,7 +14,7 @@ _SETTINGS = ("scan_input_axes", "scan_input_directions", "scan_output_axes", "sc
 
 
 def refuse_misfits(model: ModelProto, used: Set[str]) -> None:
-    """Refuse a node with more or fewer inputs or outputs than the body or the function that it runs.
+    """Refuse a node with more or fewer inputs or outputs than the body or the function that it runs, or with a gap in a list.
 
     :param used: the operators of the model's graphs.
     :raises InvalidModelError: there is one.
@@ -95,6 +95,7 @@ def _if(node: NodeProto) -> None:
 
 
 def _loop(node: NodeProto) -> None:
+    _any_number(node, 2)
     body, states = _graph(node, "body"), max(len(node.input) - 2, 0)
     _fit(node, "inputs of the body", len(body.input), exactly=2 + states)
     _fit(node, "outputs of the body", len(body.output), at_least=1 + states)
@@ -102,6 +103,7 @@ def _loop(node: NodeProto) -> None:
 
 
 def _scan(node: NodeProto, first: int = 0) -> None:
+    _any_number(node, first)
     body = _graph(node, "body")
     settings = {a.name: attribute_value(a) for a in node.attribute if not a.ref_attr_name}
     if "num_scan_inputs" not in settings:
@@ -124,7 +126,15 @@ def _sequence_map(node: NodeProto) -> None:
     _fit(node, "outputs", len(node.output), at_most=len(body.output))
 
 
+def _any_number(node: NodeProto, first: int = 0) -> None:
+    """The inputs from `first` on are as many as there are: none of them can be left out."""
+    for k, name in enumerate(node.input):
+        if k >= first and not name:
+            raise _misfit(node, f"has no name for its input {k}, which cannot be left out. Name it, or take it away")
+
+
 _FITS = {"If": _if, "Loop": _loop, "Scan": _scan, "SequenceMap": _sequence_map}
+_FITS |= dict.fromkeys(("Concat", "Einsum", "Max", "Mean", "Min", "SequenceConstruct", "Sum"), _any_number)
 
 
 def _fit(
