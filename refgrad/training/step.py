@@ -19,6 +19,7 @@ from refgrad.training.losses import differentiated
 from refgrad.training.updates import SGD, Optimizer
 from refgrad.training.writer import Writer
 from refgrad.transforms.losses import get_train_initializer
+from refgrad.transforms.weights import weights
 
 RATE, STEP, VECTOR = "learning_rate", "step", "weights"
 _FLAT = 2**16  # elements of weights, up to which one vector of all of them is faster than a tensor for each
@@ -76,7 +77,8 @@ def step_model(
         `refgrad.add_loss_output`, "half_squared_error", or "cross_entropy" of logits [N, C, ...] with classes [N, ...] in
         int64. None: `output` is the loss already.
     :param optimizer: the update; SGD without momentum by default.
-    :param trainable: names of float initializers, or patterns of them (`head.*`); by default all.
+    :param trainable: names of float initializers, or patterns of parameters (`head.*`); by default all that
+        `refgrad.weights` calls parameters.
     :param output: the output that is compared, or the loss; needed where there are several.
     :param sample_weight: name of an input to add, one weight per sample.
     :param reduction: "mean" or "sum" of the losses of the samples.
@@ -103,9 +105,7 @@ def step_model(
     if not isinstance(optimizer, Optimizer):
         raise OptionError(f"optimizer is one of refgrad.training's, such as SGD(), not {optimizer!r}.")
     held = {name: value for name, (value, _) in get_train_initializer(model).items()}
-    chosen = {name: held[name] for name in _chosen(trainable, list(held), "trainable")}
-    if not chosen:
-        raise UnknownNameError("Nothing is trainable: the model has no float initializer.")
+    chosen = {name: held[name] for name in _trained(trainable, model, list(held))}
     kinds = {helper.np_dtype_to_tensor_dtype(value.dtype) for value in chosen.values()}
     if flat is None:
         flat = len(kinds) == 1 and sum(value.size for value in chosen.values()) <= _FLAT
@@ -116,11 +116,29 @@ def step_model(
     return _Assembly(made, chosen, optimizer, loss_name, label, _decays(penalty, chosen), clip, flat).step()
 
 
-def _chosen(patterns: Sequence[str] | None, known: Sequence[str], what: str) -> list[str]:
-    """The names that are given, or that one of the patterns matches, in the order of `known`; all where there are none."""
-    if patterns is None:
-        return list(known)
-    found = matching([patterns] if isinstance(patterns, str) else list(patterns), known, known, what)
+def _trained(
+    trainable: Sequence[str] | None, model: ModelProto | str | os.PathLike[str], floats: Sequence[str]
+) -> list[str]:
+    """What is trained: initializers that are named, and parameters that a pattern matches; all parameters by default."""
+    found = weights(model)
+    parameters = [name for name in found.trainable if name in floats]
+    if trainable is not None:
+        return _chosen(trainable, floats, "trainable", parameters)
+    if parameters:
+        return parameters
+    if not floats:
+        raise UnknownNameError("Nothing is trainable: the model has no float initializer.")
+    held = ", ".join(f"{name!r} ({found[name].kind})" for name in floats[:12])
+    raise UnknownNameError(
+        f"Nothing is trainable: no initializer of the model is a parameter of a layer. It has {held}"
+        f"{', …' if len(floats) > 12 else ''}. Name those to train in trainable."
+    )
+
+
+def _chosen(patterns: Sequence[str], known: Sequence[str], what: str, usual: Sequence[str] | None = None) -> list[str]:
+    """The names that are given, and those of `usual` that a pattern matches, in the order of `known`."""
+    given = [patterns] if isinstance(patterns, str) else list(patterns)
+    found = matching(given, known, known if usual is None else usual, what)
     if unknown := [name for name in found if name not in known]:
         raise UnknownNameError(
             f"{unknown[0]!r} in {what} is no float initializer.{did_you_mean(unknown[0], known)} There are: {choices(known)}."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -59,14 +60,8 @@ class Training:
         progress = replace(progress, epoch_step=progress.step, epoch_sample=progress.sample)
         total, count = 0.0, 0
         for batch in batches:
-            rate = np.array(self.schedule(progress))
-            loss = float(self._run.step({**batch, RATE: rate})[step.loss])
+            loss = self.train_on(batch, self.schedule(progress), f"step {progress.step} (epoch {progress.epoch})")
             size = len(batch[step.data[0]]) if step.data else 1
-            if not np.isfinite(loss):
-                raise TrainingError(
-                    f"The loss is {loss} in step {progress.step} (epoch {progress.epoch}). Take a smaller learning rate than "
-                    f"{float(rate):g}, clip the gradient, or look for values in the data that are not finite."
-                )
             total, count = total + loss * size, count + size
             progress = replace(progress, step=progress.step + 1, sample=progress.sample + size)
         if not count:
@@ -74,6 +69,26 @@ class Training:
         mean = total / count
         self.progress = replace(progress, epoch=progress.epoch + 1, losses=(*progress.losses, mean))
         return mean
+
+    def train_on(self, batch: Batch, rate: float, where: str = "a step") -> float:
+        """One step with a learning rate: the loss before it.
+
+        :param where: what an error calls the step.
+        :raises FeedError: the batch does not fit the model.
+        :raises TrainingError: the loss is not finite.
+        """
+        loss = float(self._run.step({**batch, RATE: np.array(rate)})[self.step.loss])
+        if not math.isfinite(loss):
+            raise TrainingError(
+                f"The loss is {loss} in {where}. Take a smaller learning rate than {rate:g}, clip the gradient, or look for "
+                "values in the data that are not finite."
+            )
+        return loss
+
+    @property
+    def state(self) -> dict[str, np.ndarray]:
+        """What the next step is fed: the weights, what the optimizer keeps of each, and the number of steps."""
+        return dict(self._run.values)
 
     @property
     def losses(self) -> list[float]:
