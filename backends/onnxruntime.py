@@ -140,6 +140,8 @@ class _Session(Local):
         self.inputs = graph_inputs(proto.graph)
         self.outputs = graph_outputs(proto.graph)
         self._backend = backend
+        # What allocates has a logger of the whole process, which writes control characters, too.
+        onnxruntime.set_default_logger_severity(_FATAL_SEVERITY)
         options = onnxruntime.SessionOptions()
         options.log_severity_level = _FATAL_SEVERITY
         # What was checked, whatever the name of the file says.
