@@ -17,13 +17,14 @@ import refgrad.rules  # noqa: E402, F401  (it registers every rule)
 from refgrad import recipes  # noqa: E402
 from refgrad.reverse.gradient import gradient, preflight  # noqa: E402
 from refgrad.show.dot import to_dot, to_svg  # noqa: E402
+from refgrad.show.plot import plot_onnxs  # noqa: E402
 from refgrad.show.text import onnx_simple_text_plot, onnx_text_plot_io  # noqa: E402
 from refgrad.transforms.derivative import DerivativeOptions, onnx_derivative, random_feed  # noqa: E402
 from refgrad.transforms.expansion import expand_gradients  # noqa: E402
 from refgrad.transforms.higher import hessian, hvp, jacobian, jvp  # noqa: E402
 from refgrad.transforms.losses import add_loss_output, get_train_initializer, penalty_loss_onnx  # noqa: E402
 from refgrad.transforms.lower import lower  # noqa: E402
-from refgrad.transforms.selection import onnx_rename_names, select_model_inputs_outputs  # noqa: E402
+from refgrad.transforms.selection import onnx_rename_names, onnx_rename_weights, select_model_inputs_outputs  # noqa: E402
 from refgrad.transforms.weights import weights, write_back  # noqa: E402
 
 __all__ = [
@@ -39,9 +40,11 @@ __all__ = [
     "lower",
     "onnx_derivative",
     "onnx_rename_names",
+    "onnx_rename_weights",
     "onnx_simple_text_plot",
     "onnx_text_plot_io",
     "penalty_loss_onnx",
+    "plot_onnxs",
     "preflight",
     "random_feed",
     "recipes",

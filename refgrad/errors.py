@@ -133,6 +133,10 @@ class TrainingError(RefgradError):
     """A training that cannot go on: its loss is not finite."""
 
 
+class ConvergenceError(TrainingError):
+    """A training of `OrtGradientOptimizer` or `OrtGradientForwardBackwardOptimizer` whose loss is not finite."""
+
+
 class OutputFileError(RefgradError):
     """A file that cannot be written, or must not be: a command reads it."""
 

@@ -59,6 +59,17 @@ EXPECTED = {
         "Sub(weight, step) -> moved",
         "The weights: {'coefficient': [51.0, 81.0], 'intercepts': [2.0]}",
     ],
+    "optimizers": [
+        "learning_rate=LearningRateSGD(eta0=0.1, alpha=0.0001, power_t=0.25, learning_rate='invscaling'), "
+        "value=0.03162277660168379, device='cpu', warm_start=False",
+        "The loss falls: True",
+        "The bias is [-1.0], and -1.0 is due.",
+        "The score is minus the mean error of the trained model: True",
+        'weights_to_train="[\'I0_coeff..."',
+        "momentum=0.9, nesterov=True)",
+        "Nesterov: the loss falls: True",
+        "Mul(Z, beta) -> ahead",
+    ],
 }
 
 

@@ -27,6 +27,7 @@ STAIRCASE = (
     ("refgrad.transforms",),
     ("refgrad.recipes", "refgrad.show"),
     ("refgrad",),  # the public names: __init__.py
+    ("refgrad.plotting", "refgrad.utils"),  # the names of onnxcustom's modules
     # what runs graphs
     ("refgrad.backends",),
     # what trains

@@ -1,5 +1,8 @@
 """Training with the gradient: one step is one ONNX model, which any executor runs."""
 
+from refgrad.errors import ConvergenceError
+from refgrad.training.optimizers import OrtGradientOptimizer
+from refgrad.training.optimizers_partial import OrtGradientForwardBackwardOptimizer
 from refgrad.training.schedules import (
     Adaptive,
     Constant,
@@ -10,24 +13,43 @@ from refgrad.training.schedules import (
     Schedule,
     Warmup,
 )
+from refgrad.training.sgd_learning_loss import (
+    AbsoluteLearningLoss,
+    ElasticLearningLoss,
+    NegLogLearningLoss,
+    SquareLearningLoss,
+)
+from refgrad.training.sgd_learning_penalty import ElasticLearningPenalty, NoLearningPenalty
+from refgrad.training.sgd_learning_rate import LearningRateSGD, LearningRateSGDNesterov
 from refgrad.training.step import StepModel, step_model
 from refgrad.training.training import Training, batches
 from refgrad.training.updates import SGD, Adagrad, Adam, AdamW, Optimizer, RMSProp
 
 __all__ = [
     "SGD",
+    "AbsoluteLearningLoss",
     "Adagrad",
     "Adam",
     "AdamW",
     "Adaptive",
     "Constant",
+    "ConvergenceError",
     "Cosine",
+    "ElasticLearningLoss",
+    "ElasticLearningPenalty",
     "InverseScaling",
+    "LearningRateSGD",
+    "LearningRateSGDNesterov",
+    "NegLogLearningLoss",
+    "NoLearningPenalty",
     "Optimal",
     "Optimizer",
+    "OrtGradientForwardBackwardOptimizer",
+    "OrtGradientOptimizer",
     "Progress",
     "RMSProp",
     "Schedule",
+    "SquareLearningLoss",
     "StepModel",
     "Training",
     "Warmup",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from onnx import ModelProto, NodeProto, TensorProto, helper
 
@@ -35,6 +36,7 @@ def differentiated(
     label: str,
     sample_weight: str | None,
     reduction: str,
+    settings: Mapping[str, Any] | None = None,
 ) -> tuple[ModelProto, str]:
     """The model that returns the gradients by `wrt`, which are inputs, and the loss; and what the loss is called there.
 
@@ -42,6 +44,9 @@ def differentiated(
     :raises UnknownNameError: a new name that the model has.
     """
     source = read(model)
+    settings = dict(settings or {})
+    if settings and loss not in SCORES:
+        raise OptionError(f"The loss {loss!r} has no settings, such as {next(iter(settings))!r}.")
     if loss is None:
         name = one_output(normalise(source), output)
     elif loss not in LOSSES:
@@ -50,14 +55,16 @@ def differentiated(
         )
     elif reduction not in REDUCTIONS:
         raise OptionError(f"There is no reduction {reduction!r}; there are {choices(REDUCTIONS)}.")
-    elif loss in _DIRECT:
+    elif loss in _DIRECT and not settings:
         return _direct(source, wrt, loss, output, label, sample_weight, reduction)
     else:
         name = fresh("total_loss", names_of(source.graph))
         if loss == "cross_entropy":
             source = _cross_entropy(source, name, output, label, sample_weight, reduction)
         else:
-            source = add_loss_output(source, loss, name, label, sample_weight, None, output, reduction=reduction)
+            source = add_loss_output(
+                source, loss, name, label, sample_weight, None, output, reduction=reduction, **settings
+            )
     return gradient(source, wrt, [name], cotangent="ones", keep_outputs=True, weights="inputs"), name
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -54,6 +54,16 @@ class StepModel:
             name: row[start : start + math.prod(shape)].reshape(shape) for name, (start, shape) in self.layout.items()
         }
 
+    def state_with(self, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The state that a training begins with, with these weights in place of those of the model."""
+        if self.flat:
+            return {**self.state, VECTOR: np.concatenate([np.ravel(weights[name]) for name in self.layout])}
+        return {**self.state, **{name: np.asarray(weights[name]) for name in self.weights}}
+
+    def beginning_with(self, state: Mapping[str, np.ndarray]) -> StepModel:
+        """The step that begins with a state."""
+        return replace(self, state=dict(state))
+
 
 def step_model(
     model: ModelProto | str | os.PathLike[str],
@@ -69,6 +79,7 @@ def step_model(
     clip_value: float | None = None,
     clip_norm: float | None = None,
     flat: bool | None = None,
+    loss_settings: Mapping[str, Any] | None = None,
 ) -> StepModel:
     """The model of one step of training.
 
@@ -86,6 +97,7 @@ def step_model(
     :param clip_value: each element of the gradient is clipped to [−c, c].
     :param clip_norm: the gradient is scaled by min(1, c / (‖g‖ + 1e-6)), where ‖g‖ is the norm of all of it.
     :param flat: keep the weights, and each kind of state, in one vector; by default where they are of one type and few.
+    :param loss_settings: what the loss is told besides: l1_weight and l2_weight of "elastic", eps of "log".
     :raises OptionError: an option does not fit.
     :raises UnknownNameError: a name that does not exist, or nothing is trainable.
 
@@ -111,7 +123,7 @@ def step_model(
         flat = len(kinds) == 1 and sum(value.size for value in chosen.values()) <= _FLAT
     if flat and len(kinds) > 1:
         raise OptionError("flat=True needs weights of one type; these have several. Leave flat at False.")
-    made, loss_name = differentiated(model, list(chosen), loss, output, label, sample_weight, reduction)
+    made, loss_name = differentiated(model, list(chosen), loss, output, label, sample_weight, reduction, loss_settings)
     clip = (clip_value, clip_norm)
     return _Assembly(made, chosen, optimizer, loss_name, label, _decays(penalty, chosen), clip, flat).step()
 

@@ -46,6 +46,29 @@ def onnx_rename_names(model: ModelProto | str | os.PathLike[str]) -> ModelProto:
       Div(r0, i0) -> y
     output: name='y' type=dtype('float32') shape=(N,)
     """
+    return _renamed(model, _Renamer)
+
+
+def onnx_rename_weights(model: ModelProto | str | os.PathLike[str]) -> ModelProto:
+    """A copy of `model` whose initializers are called I0_<name>, I1_<name>, ..., so that their order is that of their names.
+
+    Everything else is called as before, and so is an initializer that is an input or an output of the model.
+
+    :param model: a model, or the path of one, as for `onnx_rename_names`.
+    :raises InvalidModelError: the model cannot be read.
+
+    >>> import onnx.parser, refgrad
+    >>> renamed = refgrad.onnx_rename_weights(onnx.parser.parse_model(
+    ...     '<ir_version: 10, opset_import: ["": 18]> g (float[N] x) => (float[N] y) <float b = {2}, float a = {3}> '
+    ...     '{ sum = Add(x, b)  y = Mul(sum, a) }'
+    ... ))
+    >>> [tensor.name for tensor in renamed.graph.initializer]
+    ['I0_b', 'I1_a']
+    """
+    return _renamed(model, _WeightRenamer)
+
+
+def _renamed(model: ModelProto | str | os.PathLike[str], by: type[_Renamer]) -> ModelProto:
     source = read(model, weights=False)
     kept = {value.name for value in (*source.graph.input, *source.graph.output)}
     for training in source.training_info:
@@ -53,20 +76,20 @@ def onnx_rename_names(model: ModelProto | str | os.PathLike[str]) -> ModelProto:
         kept.update(entry.key for entry in (*training.initialization_binding, *training.update_binding))
     renamed = ModelProto()
     renamed.CopyFrom(source)
-    renamer = _Renamer(kept)
-    renamer.rename(renamed.graph, Names({name: name for name in kept}))
+    by(kept, names_of(source.graph)).rename(renamed.graph, Names({name: name for name in kept}))
     return renamed
 
 
 class _Renamer:
     """Renames a graph and its subgraphs; the numbers go on from graph to graph."""
 
-    def __init__(self, taken: set[str]) -> None:
-        self._taken = taken
+    def __init__(self, taken: set[str], known: set[str]) -> None:
+        self._taken, self._known = taken, known
         self._numbers = {letter: count() for letter in "irn"}
 
-    def _fresh(self, letter: str) -> str:
-        return next(name for k in self._numbers[letter] if (name := f"{letter}{k}") not in self._taken)
+    def _fresh(self, letter: str, name: str) -> str:
+        """The new name of an initializer (i), a result (r) or a node (n)."""
+        return next(new for k in self._numbers[letter] if (new := f"{letter}{k}") not in self._taken)
 
     def rename(self, graph: GraphProto, names: Names) -> None:
         """Rename the values that `graph` defines, except for those that have an entry in `names` already."""
@@ -74,11 +97,11 @@ class _Renamer:
 
         def define(name: str, letter: str) -> None:
             if name and name not in own:
-                own[name] = self._fresh(letter)
+                own[name] = self._fresh(letter, name)
 
         def follow(name: str) -> str:
             if name and name not in names:  # nothing defines it
-                names.maps[-1][name] = self._fresh("r")
+                names.maps[-1][name] = self._fresh("r", name)
             return names[name] if name else ""
 
         sparse = [tensor.values for tensor in graph.sparse_initializer]
@@ -95,7 +118,7 @@ class _Renamer:
             for entry in annotation.quant_parameter_tensor_names:
                 entry.value = follow(entry.value)
         for node in graph.node:
-            node.name = self._fresh("n")
+            node.name = self._fresh("n", node.name)
             node.input[:] = [follow(name) for name in node.input]
             node.output[:] = [follow(name) for name in node.output]
             for configuration in node.device_configurations:
@@ -104,6 +127,16 @@ class _Renamer:
             for attribute in node.attribute:
                 for subgraph in subgraphs(attribute):
                     self.rename(subgraph, names.new_child())
+
+
+class _WeightRenamer(_Renamer):
+    """Puts a number before the names of initializers."""
+
+    def _fresh(self, letter: str, name: str) -> str:
+        """The name as it was, but for initializers."""
+        if letter != "i":
+            return name
+        return next(new for k in self._numbers["i"] if (new := f"I{k}_{name}") not in self._known)
 
 
 def select_model_inputs_outputs(

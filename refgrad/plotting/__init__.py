@@ -1,0 +1,1 @@
+"""The pictures of onnxcustom, under the names of its modules."""

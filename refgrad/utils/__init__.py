@@ -1,0 +1,1 @@
+"""The helpers of onnxcustom, under the names of its modules."""
