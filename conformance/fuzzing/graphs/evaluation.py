@@ -115,6 +115,8 @@ class Evaluator:
             raise UnknownError("LayerNormalization whose scale is larger than its input")
         if node.op_type == "Gemm" and any(np.ndim(x) != 2 for x in inputs[:2]):
             raise UnknownError("Gemm of an operand that is not a matrix")
+        if node.op_type.startswith("Reduce") and not np.ndim(inputs[0]) and any(np.size(axes) for axes in inputs[1:]):
+            raise UnknownError("a reduction of a scalar along an axis")
         moving = any(_is_float(x) for x in inputs)
         for result in results:
             narrow = getattr(result, "dtype", None) in (np.float32, np.float16, np.complex64)

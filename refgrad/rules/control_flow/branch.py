@@ -104,6 +104,11 @@ class If(Structure):
             for swept, values, slot in zip(sweeps, results, slots, strict=True)
         ]
         condition = self.node.inputs[0]
+        known = op.constant(condition)
+        if (
+            known is not None
+        ):  # the other is never run, and a runtime may find that its shapes do not fit those of this one
+            graphs = [graphs[0 if known.all() else 1]] * 2
         branches = {"then_branch": graphs[0], "else_branch": graphs[1]}
         made = op.emit_all("If", "", [condition], len(primals), branches)
         for name, value in zip(primals, made, strict=True):
