@@ -13,6 +13,7 @@ import numpy as np
 from refgrad.backends.base import Value, check_feeds
 from refgrad.conformance.case import is_float
 from refgrad.errors import FeedError, choices, did_you_mean
+from refgrad.protos.arrays import read_arrays
 from refgrad.protos.memory import allowed
 
 _DRAWN = 8  # bytes of a number that is drawn, before it is cast
@@ -109,52 +110,9 @@ def read_feeds(path: str | Path, inputs: Sequence[Value], max_memory: int | None
         `memory.at_most` says.
     :raises FeedError: no such file, no .npz file, feeds that do not fit the model, or are larger than `max_memory`.
     """
-    file = Path(path)
-    if not file.is_file():
-        raise FeedError(f"There is no file {str(file)!r}. Feeds are a .npz file: numpy.savez(path, **feeds).")
-    if not zipfile.is_zipfile(file):
-        raise FeedError(f"{str(file)!r} is no .npz file. Save the feeds by name: numpy.savez(path, x=x).")
-    max_memory = allowed(max_memory)
-    try:
-        if max_memory is not None:
-            _refuse_large(file, max_memory)
-        with file.open("rb") as opened:
-            archive = np.load(opened, allow_pickle=False)
-            arrays = {name: archive[name] for name in archive.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, KeyError, NotImplementedError) as error:
-        raise FeedError(
-            f"{str(file)!r} cannot be read as a .npz file: {error}. Write it with numpy.savez(path, **feeds)."
-        ) from error
+    arrays = read_arrays(path, "Feeds", max_memory)
     declared = {value.name: value for value in inputs}
     return check_feeds({name: _as_declared(a, declared.get(name)) for name, a in arrays.items()}, inputs)
-
-
-def _refuse_large(file: Path, max_memory: int) -> None:
-    """Refuse an archive whose arrays are larger than it may be, by what their headers and the archive's own say.
-
-    zipfile reads no more of an entry than the archive says that it holds.
-    """
-    held = 0
-    with zipfile.ZipFile(file) as archive:
-        for entry in archive.infolist():
-            held += _size_of(archive, entry)
-            if held > max_memory:
-                raise FeedError(
-                    f"{str(file)!r} holds {held} bytes or more when it is unpacked, and max_memory is {max_memory}. "
-                    "Give it more, or feed less at a time."
-                )
-
-
-def _size_of(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> int:
-    """How many bytes an entry takes: what the header of an array asks for is allocated before it is read."""
-    with archive.open(entry) as opened:
-        try:
-            version = np.lib.format.read_magic(opened)
-            read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-            shape, _, dtype = read(opened)
-        except ValueError:  # it is no array, and reading it says so
-            return entry.file_size
-    return math.prod(shape) * int(dtype.itemsize)
 
 
 def _as_declared(array: np.ndarray, value: Value | None) -> np.ndarray:

@@ -263,7 +263,7 @@ def erf(op: Emitter, d_output: str, input: str) -> str:
 @rule("CumSum", wrt=["x"])
 def cum_sum(op: Emitter, d_y: str, axis: str, exclusive: int, reverse: int) -> str:
     """dx = dy summed from the other end"""
-    return op.CumSum(d_y, axis, exclusive=exclusive, reverse=1 - reverse)
+    return op.CumSum(d_y, axis, exclusive=exclusive, reverse=int(not reverse))
 
 
 @rule("CumProd", wrt=["x"])

@@ -15,7 +15,7 @@ UNITS = ("epoch", "step", "sample")
 class Progress:
     """How far a training is: the epochs, steps and samples that are done, and those done when this epoch began.
 
-    `losses` are the mean losses of the epochs so far.
+    `losses` are the mean losses of the epochs so far, and `total` is the sum of the losses of this epoch's samples.
     """
 
     epoch: int = 0
@@ -24,6 +24,7 @@ class Progress:
     epoch_step: int = 0
     epoch_sample: int = 0
     losses: tuple[float, ...] = ()
+    total: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -46,29 +46,53 @@ class Training:
     def __post_init__(self) -> None:
         if not isinstance(self.schedule, Schedule):
             self.schedule = Constant(self.schedule)
-        prepared = get_backend(self.backend).prepare(self.step.model)
-        self._run = prepared.recurrence(self.step.next, self.step.state)
+        self._prepared = get_backend(self.backend).prepare(self.step.model)
+        self._run = self._prepared.recurrence(self.step.next, self.step.state)
 
-    def epoch(self, batches: Iterable[Batch]) -> float:
-        """One step for each batch: the mean of the losses of the samples.
+    def epoch(self, batches: Iterable[Batch], after: Callable[[], None] | None = None) -> float:
+        """One step for each batch: the mean of the losses of the samples. An epoch that was interrupted goes on.
 
+        :param after: called after each step.
         :raises FeedError: a batch does not fit the model, or there is none.
         :raises TrainingError: a loss is not finite.
         """
         assert isinstance(self.schedule, Schedule)
-        progress, step = self.progress, self.step
-        progress = replace(progress, epoch_step=progress.step, epoch_sample=progress.sample)
-        total, count = 0.0, 0
         for batch in batches:
-            loss = self.train_on(batch, self.schedule(progress), f"step {progress.step} (epoch {progress.epoch})")
-            size = len(batch[step.data[0]]) if step.data else 1
-            total, count = total + loss * size, count + size
-            progress = replace(progress, step=progress.step + 1, sample=progress.sample + size)
+            done = self.progress
+            loss = self.train_on(batch, self.schedule(done), f"step {done.step} (epoch {done.epoch})")
+            size = len(batch[self.step.data[0]]) if self.step.data else 1
+            self.progress = replace(done, step=done.step + 1, sample=done.sample + size, total=done.total + loss * size)
+            if after is not None:
+                after()
+        done = self.progress
+        count = done.sample - done.epoch_sample
         if not count:
             raise FeedError("An epoch has no batch. Give at least one sample.")
-        mean = total / count
-        self.progress = replace(progress, epoch=progress.epoch + 1, losses=(*progress.losses, mean))
+        mean = done.total / count
+        self.progress = replace(
+            done,
+            epoch=done.epoch + 1,
+            losses=(*done.losses, mean),
+            epoch_step=done.step,
+            epoch_sample=done.sample,
+            total=0.0,
+        )
         return mean
+
+    def evaluate(self, batches: Iterable[Batch]) -> float:
+        """The mean of the losses of samples that are not trained on.
+
+        :raises FeedError: a batch does not fit the model, or there is none.
+        """
+        total, count = 0.0, 0
+        state = self.state
+        for batch in batches:
+            results = self._prepared.run({**batch, **state, RATE: np.array(0.0)}, [self.step.loss])
+            size = len(batch[self.step.data[0]]) if self.step.data else 1
+            total, count = total + float(results[self.step.loss]) * size, count + size
+        if not count:
+            raise FeedError("There is no sample to evaluate on. Give at least one.")
+        return total / count
 
     def train_on(self, batch: Batch, rate: float, where: str = "a step") -> float:
         """One step with a learning rate: the loss before it.
@@ -89,6 +113,14 @@ class Training:
     def state(self) -> dict[str, np.ndarray]:
         """What the next step is fed: the weights, what the optimizer keeps of each, and the number of steps."""
         return dict(self._run.values)
+
+    def go_on(self, state: Mapping[str, np.ndarray], progress: Progress) -> None:
+        """Take up a training where it was: its state and its progress.
+
+        :raises FeedError: the state is not one of this step.
+        """
+        self._run = self._prepared.recurrence(self.step.next, {name: state[name] for name in self.step.state})
+        self.progress = progress
 
     @property
     def losses(self) -> list[float]:

@@ -115,7 +115,11 @@ class Evaluator:
             raise UnknownError("LayerNormalization whose scale is larger than its input")
         if node.op_type == "Gemm" and any(np.ndim(x) != 2 for x in inputs[:2]):
             raise UnknownError("Gemm of an operand that is not a matrix")
-        if node.op_type.startswith("Reduce") and not np.ndim(inputs[0]) and any(np.size(axes) for axes in inputs[1:]):
+        if (
+            node.op_type.startswith("Reduce")
+            and not np.ndim(inputs[0])
+            and any(a is not None and np.size(a) for a in inputs[1:])
+        ):
             raise UnknownError("a reduction of a scalar along an axis")
         moving = any(_is_float(x) for x in inputs)
         for result in results:
