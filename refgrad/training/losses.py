@@ -68,6 +68,13 @@ def differentiated(
     return gradient(source, wrt, [name], cotangent="ones", keep_outputs=True, weights="inputs"), name
 
 
+def classes_of(model: ModelProto | str | os.PathLike[str], output: str | None) -> int | None:
+    """How many classes the logits [N, C, ...] have; None where only the run tells."""
+    graph = normalise(read(model))
+    shape = graph.shapes.get(one_output(graph, output)) or ()
+    return shape[1] if len(shape) > 1 and isinstance(shape[1], int) else None
+
+
 def _direct(
     source: ModelProto,
     wrt: Sequence[str],

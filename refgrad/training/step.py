@@ -6,16 +6,18 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from onnx import ModelProto, TensorProto, ValueInfoProto, helper
 
+from refgrad.backends.base import graph_inputs
 from refgrad.errors import OptionError, UnknownNameError, choices, did_you_mean
 from refgrad.protos.walk import fresh, names_of, versions_of
 from refgrad.reverse.assembly import names_in, note
 from refgrad.reverse.path import matching
-from refgrad.training.losses import differentiated
+from refgrad.training.losses import classes_of, differentiated
 from refgrad.training.updates import SGD, Optimizer
 from refgrad.training.writer import Writer
 from refgrad.transforms.losses import get_train_initializer
@@ -44,6 +46,16 @@ class StepModel:
     loss: str
     flat: bool
     layout: Mapping[str, tuple[int, tuple[int, ...]]] = field(default_factory=dict)
+    classes: int | None = None  # of the label, where they are counted
+
+    @cached_property
+    def inputs(self) -> dict[str, tuple[np.dtype, tuple[int | None, ...] | None]]:
+        """The types and sizes of the data and the label, by name; None is any size."""
+        return {
+            value.name: (value.dtype, value.shape and tuple(d if isinstance(d, int) else None for d in value.shape))
+            for value in graph_inputs(self.model.graph)
+            if value.name in (*self.data, self.label) and value.dtype is not None
+        }
 
     def weights_in(self, state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The weights by name in a state."""
@@ -125,7 +137,8 @@ def step_model(
         raise OptionError("flat=True needs weights of one type; these have several. Leave flat at False.")
     made, loss_name = differentiated(model, list(chosen), loss, output, label, sample_weight, reduction, loss_settings)
     clip = (clip_value, clip_norm)
-    return _Assembly(made, chosen, optimizer, loss_name, label, _decays(penalty, chosen), clip, flat).step()
+    made_step = _Assembly(made, chosen, optimizer, loss_name, label, _decays(penalty, chosen), clip, flat).step()
+    return replace(made_step, classes=classes_of(model, output) if loss == "cross_entropy" else None)
 
 
 def _trained(

@@ -1,0 +1,250 @@
+"""The samples of a training: arrays in memory or mapped from files, or shards that are read one after the other."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from refgrad.errors import FeedError, choices, did_you_mean
+from refgrad.protos.arrays import read_arrays
+from refgrad.training.step import StepModel
+from refgrad.training.training import batches
+
+_INPUTS, _LABELS = ("x", "features", "inputs", "data"), ("y", "label", "labels", "target", "targets")
+_AHEAD = 2  # batches
+Item = TypeVar("Item")
+
+
+class Data(ABC):
+    """Samples by the names of the inputs of a step."""
+
+    @abstractmethod
+    def batches(self, size: int, rng: np.random.Generator | None = None) -> Iterator[dict[str, np.ndarray]]:
+        """Batches of `size` samples, the last one with what is left; shuffled with `rng`.
+
+        :raises FeedError: the samples do not fit the step.
+        """
+
+
+class Arrays(Data):
+    """All samples in arrays, which may be mapped from files.
+
+    :raises FeedError: the arrays do not fit the step, or each other.
+    """
+
+    def __init__(self, step: StepModel, arrays: Mapping[str, Any], label: str | None = None) -> None:
+        self._arrays = _named(step, arrays, label)
+        self._step = step
+        next(batches(self._arrays, 1), None)  # as many samples in each
+
+    def batches(self, size: int, rng: np.random.Generator | None = None) -> Iterator[dict[str, np.ndarray]]:
+        """See the class."""
+        for batch in batches(self._arrays, size, rng):
+            yield fitted(self._step, batch)
+
+    def __len__(self) -> int:
+        return len(next(iter(self._arrays.values())))
+
+    def split(self, part: float, seed: int) -> tuple[Arrays, Arrays]:
+        """Two parts, the second one with `part` of the samples, chosen at random.
+
+        :raises FeedError: one of them has no sample.
+        """
+        count = len(self)
+        held = round(count * part)
+        if not 0 < held < count:
+            raise FeedError(f"A part {part:g} of {count} samples leaves one side empty. Choose it between 0 and 1.")
+        order = np.random.default_rng(seed).permutation(count)
+        made = []
+        for chosen in (np.sort(order[held:]), np.sort(order[:held])):
+            made.append(Arrays(self._step, {name: array[chosen] for name, array in self._arrays.items()}))
+        return made[0], made[1]
+
+
+class Shards(Data):
+    """Samples in .npz files, of which two are in memory at a time. Shuffling changes their order, and the order within each."""
+
+    def __init__(self, step: StepModel, files: Sequence[Path], label: str | None = None) -> None:
+        self._step, self._files, self._label = step, list(files), label
+
+    def batches(self, size: int, rng: np.random.Generator | None = None) -> Iterator[dict[str, np.ndarray]]:
+        """See the class."""
+        files = list(self._files)
+        if rng is not None:
+            rng.shuffle(files)  # type: ignore[arg-type]
+        left: dict[str, np.ndarray] = {}
+        for shard in ahead((self._shard(file) for file in files), 1):
+            count = len(next(iter(shard.values())))
+            order = np.arange(count)
+            if rng is not None:
+                rng.shuffle(order)
+            shard = {name: array[order] for name, array in shard.items()}
+            if left:
+                shard = {name: np.concatenate([left[name], array]) for name, array in shard.items()}
+                count = len(next(iter(shard.values())))
+            whole = count // size * size
+            for start in range(0, whole, size):
+                yield {name: array[start : start + size] for name, array in shard.items()}
+            left = {name: array[whole:] for name, array in shard.items()} if whole < count else {}
+        if left:
+            yield left
+
+    def _shard(self, file: Path) -> dict[str, np.ndarray]:
+        arrays = _named(self._step, read_arrays(file, "Training data"), self._label)
+        [whole] = batches(arrays, max(len(next(iter(arrays.values()))), 1)) or [{}]
+        return fitted(self._step, whole)
+
+
+class Batches(Data):
+    """Any iterable of batches, which is iterated anew for each epoch. It is not shuffled."""
+
+    def __init__(self, step: StepModel, source: Iterable[Mapping[str, Any]]) -> None:
+        self._step, self._source = step, source
+
+    def batches(self, size: int, rng: np.random.Generator | None = None) -> Iterator[dict[str, np.ndarray]]:
+        """See the class; `size` has no effect."""
+        for batch in self._source:
+            yield fitted(self._step, _named(self._step, batch, None))
+
+
+def open_data(step: StepModel, path: str | os.PathLike[str], label: str | None = None) -> Data:
+    """The samples in an .npz file, in a folder of .npy files (one for each input, mapped into memory), or of .npz shards.
+
+    :param label: the array that is compared with, where it has another name than the step's input.
+    :raises FeedError: there are none, or they do not fit the step.
+    """
+    place = Path(path)
+    if not place.is_dir():
+        return Arrays(step, read_arrays(place, "Training data"), label)
+    shards, mapped = sorted(place.glob("*.npz")), sorted(place.glob("*.npy"))
+    if bool(shards) == bool(mapped):
+        raise FeedError(
+            f"The folder {str(place)!r} has {'both .npz and .npy files' if shards else 'no .npz and no .npy file'}. Training "
+            "data is a folder of .npz files with some samples each, or of .npy files with an input each."
+        )
+    if shards:
+        return Shards(step, shards, label)
+    arrays = {}
+    for file in mapped:
+        try:
+            arrays[file.stem] = np.load(file, mmap_mode="r", allow_pickle=False)
+        except (OSError, ValueError, EOFError) as error:
+            raise FeedError(f"{str(file)!r} cannot be read: {error}. Write it with numpy.save(path, x).") from error
+    return Arrays(step, arrays, label)
+
+
+def _named(step: StepModel, arrays: Mapping[str, Any], label: str | None) -> dict[str, Any]:
+    """The arrays by the names of the step: what is called x and y is taken for the input and the label, where there is one."""
+    wanted = list(step.inputs)
+    given = dict(arrays)
+    if label is not None:
+        if label not in given:
+            raise FeedError(
+                f"There is no array {label!r}; there are {choices(given)}.{did_you_mean(label, list(given))}"
+            )
+        given[step.label] = given.pop(label)
+    if set(given) != set(wanted):
+        free = [name for name in given if name not in wanted]
+        due = [name for name in wanted if name not in given]
+        for place, usual in ((step.label, _LABELS), (step.data[0] if len(step.data) == 1 else "", _INPUTS)):
+            alike = [name for name in free if name.lower() in usual]
+            if place in due and len(alike) == 1:
+                given[place] = given.pop(alike[0])
+    if set(given) != set(wanted):
+        raise FeedError(f"Training needs the arrays {choices(wanted)}, and there are {choices(given)}. Name them so.")
+    return given
+
+
+def fitted(step: StepModel, batch: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """A batch in the types and ranks of the step's inputs.
+
+    :raises FeedError: an array has another type or shape, or numbers that are not finite, or a class that does not exist.
+    """
+    made = {}
+    for name, given in batch.items():
+        array, (dtype, dims) = np.asarray(given), step.inputs[name]
+        if array.ndim == 1 and dims is not None and len(dims) == 2 and dims[1] in (1, None):
+            array = array[:, None]
+        elif array.ndim == 2 and array.shape[1] == 1 and dims is not None and len(dims) == 1:
+            array = array[:, 0]
+        if array.dtype != dtype:
+            array = _cast(name, array, dtype)
+        if dims is not None and (
+            array.ndim != len(dims) or any(d not in (None, n) for d, n in zip(dims[1:], array.shape[1:], strict=True))
+        ):
+            shape = ", ".join("N" if k == 0 else "?" if d is None else str(d) for k, d in enumerate(dims))
+            raise FeedError(f"{name!r} has the shape {list(array.shape)}, and [{shape}] is due.")
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise FeedError(f"{name!r} has numbers that are not finite: {_first(~np.isfinite(array), array)}.")
+        if name == step.label and step.classes is not None:
+            wrong = (array < 0) | (array >= step.classes)
+            if wrong.any():
+                raise FeedError(
+                    f"{name!r} has a class that the model does not: {_first(wrong, array)}. There are 0 to {step.classes - 1}."
+                )
+        made[name] = array
+    return made
+
+
+def _cast(name: str, array: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    kinds = {"f": "biuf", "i": "biuf", "u": "biuf", "b": "b"}
+    if array.dtype.kind not in kinds.get(dtype.kind, ""):
+        raise FeedError(f"{name!r} is an array of {array.dtype}, and {dtype} is due.")
+    with np.errstate(invalid="ignore"):
+        cast = array.astype(dtype)
+    if dtype.kind in "iu" and not (cast == array).all():
+        raise FeedError(f"{name!r} has {_first(cast != array, array)}, which {dtype} does not hold.")
+    return cast
+
+
+def _first(where: np.ndarray, array: np.ndarray) -> str:
+    place = tuple(int(k) for k in np.argwhere(where)[0])
+    return f"{array[place]} at {list(place)} of its batch"
+
+
+def ahead(items: Iterable[Item], count: int = _AHEAD) -> Iterator[Item]:
+    """The items, made in a thread, at most `count` of them before they are asked for. What raises there raises here."""
+    waiting: queue.Queue[tuple[bool, Any]] = queue.Queue(count)
+    over = threading.Event()
+
+    def put(item: tuple[bool, Any]) -> bool:
+        while not over.is_set():
+            try:
+                waiting.put(item, timeout=0.1)
+                return True
+            except queue.Full:
+                continue
+        return False
+
+    def work() -> None:
+        try:
+            for item in items:
+                if not put((True, item)):
+                    return
+            put((False, None))
+        except BaseException as error:
+            put((False, error))
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    try:
+        while True:
+            is_item, item = waiting.get()
+            if is_item:
+                yield item
+            elif item is None:
+                return
+            else:
+                raise item
+    finally:
+        over.set()
+
+
+__all__ = ["Arrays", "Batches", "Data", "Shards", "ahead", "fitted", "open_data"]

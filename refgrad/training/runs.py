@@ -1,0 +1,122 @@
+"""A whole training: epochs with shuffled batches, validation, checkpoints, and an end before the last epoch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from refgrad.errors import FeedError, OptionError
+from refgrad.training.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
+from refgrad.training.data import Data, ahead
+from refgrad.training.training import Training
+
+
+@dataclass
+class Run:
+    """A training with its data.
+
+    :param epochs: how many, those that a checkpoint has done included.
+    :param seed: of the order of the samples; None: they are not shuffled.
+    :param validation: samples to evaluate on after each epoch.
+    :param patience: end when the loss on `validation` has not been the lowest for so many epochs, with the weights of the best.
+    :param checkpoint: a file that is written after each epoch, and every `every` steps.
+    :param resume: go on where the checkpoint is, if there is one.
+    :param notify: called after each step with the run.
+    :raises OptionError: an option does not fit.
+    :raises FeedError: the checkpoint is one of another training.
+    """
+
+    training: Training
+    data: Data
+    epochs: int = 10
+    size: int = 32
+    seed: int | None = 0
+    validation: Data | None = None
+    patience: int | None = None
+    checkpoint: str | os.PathLike[str] | None = None
+    every: int | None = None
+    resume: bool = False
+    notify: Callable[[Run], None] | None = None
+    validation_losses: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        for name, value in (
+            ("epochs", self.epochs),
+            ("size", self.size),
+            ("patience", self.patience),
+            ("every", self.every),
+        ):
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise OptionError(f"{name} is an integer above 0, not {value!r}.")
+        if self.patience is not None and self.validation is None:
+            raise OptionError("patience waits for the loss on validation data. Give some.")
+        if (self.every is not None or self.resume) and self.checkpoint is None:
+            raise OptionError("Steps are saved, and a training goes on, with a checkpoint. Name its file.")
+        self._rng = None if self.seed is None else np.random.default_rng(self.seed)
+        self._begun: dict[str, Any] | None = None
+        self._best: tuple[float, dict[str, np.ndarray]] | None = None
+        if self.resume and self.checkpoint is not None and Path(self.checkpoint).exists():
+            self._go_on(self.checkpoint)
+
+    def _go_on(self, path: str | os.PathLike[str]) -> None:
+        found = load_checkpoint(path, self.training.step)
+        if (found.shuffle is None) != (self._rng is None):
+            how = "shuffled" if self._rng is None else "did not shuffle"
+            raise FeedError(
+                f"The training of {os.fspath(path)!r} {how} its samples. Give the seed that was given then."
+            )
+        if self._rng is not None:
+            self._rng.bit_generator.state = found.shuffle
+        self.training.go_on(found.state, found.progress)
+        self.validation_losses += found.validation
+        if found.best is not None and self.patience is not None:
+            self._best = min(self.validation_losses), found.best
+
+    def run(self) -> list[float]:
+        """Train: the mean loss of each epoch.
+
+        :raises FeedError: the data does not fit.
+        :raises TrainingError: a loss is not finite. The last checkpoint stays as it was.
+        :raises OutputFileError: a checkpoint cannot be written.
+        """
+        training = self.training
+        while training.progress.epoch < self.epochs and not self._is_over():
+            self._begun = None if self._rng is None else dict(self._rng.bit_generator.state)
+            chosen = self.data.batches(self.size, self._rng)
+            for _ in range(training.progress.step - training.progress.epoch_step):
+                next(chosen, None)  # they were done before the checkpoint
+            training.epoch(ahead(chosen), self._after_step)
+            if self.validation is not None:
+                loss = training.evaluate(self.validation.batches(self.size))
+                self.validation_losses.append(loss)
+                if self._best is None or loss < self._best[0]:
+                    self._best = loss, training.state
+            self._begun = None if self._rng is None else dict(self._rng.bit_generator.state)
+            self._save()
+        if self.patience is not None and self._best is not None:
+            training.go_on(self._best[1], training.progress)
+        return training.losses
+
+    def _is_over(self) -> bool:
+        if self.patience is None or not self.validation_losses:
+            return False
+        best = int(np.argmin(self.validation_losses))
+        return len(self.validation_losses) - 1 - best >= self.patience
+
+    def _after_step(self) -> None:
+        if self.every is not None and self.training.progress.step % self.every == 0:
+            self._save()
+        if self.notify is not None:
+            self.notify(self)
+
+    def _save(self) -> None:
+        if self.checkpoint is not None:
+            kept = {**(self._begun or {}), "validation_losses": self.validation_losses}
+            save_checkpoint(
+                self.checkpoint, self.training.step, Checkpoint(self.training.state, self.training.progress, kept)
+            )
