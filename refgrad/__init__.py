@@ -22,6 +22,7 @@ from refgrad.show.text import onnx_simple_text_plot, onnx_text_plot_io  # noqa: 
 from refgrad.transforms.derivative import DerivativeOptions, onnx_derivative, random_feed  # noqa: E402
 from refgrad.transforms.expansion import expand_gradients  # noqa: E402
 from refgrad.transforms.higher import hessian, hvp, jacobian, jvp  # noqa: E402
+from refgrad.transforms.lifting import lift_weights  # noqa: E402
 from refgrad.transforms.losses import add_loss_output, get_train_initializer, penalty_loss_onnx  # noqa: E402
 from refgrad.transforms.lower import lower  # noqa: E402
 from refgrad.transforms.selection import onnx_rename_names, onnx_rename_weights, select_model_inputs_outputs  # noqa: E402
@@ -37,6 +38,7 @@ __all__ = [
     "hvp",
     "jacobian",
     "jvp",
+    "lift_weights",
     "lower",
     "onnx_derivative",
     "onnx_rename_names",

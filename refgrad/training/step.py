@@ -14,12 +14,14 @@ from onnx import ModelProto, TensorProto, ValueInfoProto, helper
 
 from refgrad.backends.base import graph_inputs
 from refgrad.errors import OptionError, UnknownNameError, choices, did_you_mean
+from refgrad.protos.reading import read
 from refgrad.protos.walk import fresh, names_of, versions_of
 from refgrad.reverse.assembly import names_in, note
 from refgrad.reverse.path import matching
 from refgrad.training.losses import classes_of, differentiated
 from refgrad.training.updates import SGD, Optimizer
 from refgrad.training.writer import Writer
+from refgrad.transforms.lifting import holds_weights, lift_weights
 from refgrad.transforms.losses import get_train_initializer
 from refgrad.transforms.weights import weights
 
@@ -95,7 +97,7 @@ def step_model(
 ) -> StepModel:
     """The model of one step of training.
 
-    :param model: a model, or the path of one. It is not modified.
+    :param model: a model, or the path of one. It is not modified. `refgrad.lift_weights` is applied to it.
     :param loss: what `output` is compared by with the label: "squared_error", "absolute_error", "elastic", "log" as in
         `refgrad.add_loss_output`, "half_squared_error", or "cross_entropy" of logits [N, C, ...] with classes [N, ...] in
         int64. None: `output` is the loss already.
@@ -128,6 +130,8 @@ def step_model(
     optimizer = SGD() if optimizer is None else optimizer
     if not isinstance(optimizer, Optimizer):
         raise OptionError(f"optimizer is one of refgrad.training's, such as SGD(), not {optimizer!r}.")
+    if any(map(holds_weights, read(model).graph.node)):
+        model = lift_weights(model)
     held = {name: value for name, (value, _) in get_train_initializer(model).items()}
     chosen = {name: held[name] for name in _trained(trainable, model, list(held))}
     kinds = {helper.np_dtype_to_tensor_dtype(value.dtype) for value in chosen.values()}

@@ -14,6 +14,7 @@ from refgrad.backends import get_backend
 from refgrad.errors import FeedError, OptionError, TrainingError
 from refgrad.training.schedules import Constant, Progress, Schedule
 from refgrad.training.step import RATE, StepModel
+from refgrad.transforms.lifting import lower_weights
 from refgrad.transforms.weights import write_back
 
 Batch = Mapping[str, np.ndarray]
@@ -135,9 +136,13 @@ class Training:
     def write_to(self, model: ModelProto) -> ModelProto:
         """A copy of `model` with the weights that the training has reached.
 
+        Weights that were lifted out of attributes (`refgrad.lift_weights`) are written into those of the original, or into
+        the initializers of the lifted model, whichever is given.
+
         :raises RefgradError: as `refgrad.write_back`; the model has no initializer of a name, or one of another type or shape.
         """
-        return write_back(model, self.weights)
+        made, left = lower_weights(model, self.weights)
+        return write_back(made, left) if left else made
 
 
 def batches(data: Mapping[str, Any], size: Any, rng: Any = None) -> Iterator[dict[str, np.ndarray]]:
