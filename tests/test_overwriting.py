@@ -22,7 +22,7 @@ from refgrad.errors import OutputFileError
 from refgrad.protos import files
 
 WRITTEN = (Files.WRITTEN, Files.WRITTEN_MODEL, Files.JOURNAL, Files.NEW_FOLDER)
-SUFFIXES = {"feeds": ".npz", "limitations": ".toml", "results": ".json"}
+SUFFIXES = {"feeds": ".npz", "limitations": ".toml", "results": ".json", "validation": ".npz"}
 
 
 def write_model(folder: Path) -> Path:
@@ -47,7 +47,8 @@ def prepared(tmp_path_factory) -> Path:
     """A folder with one of every input: nothing in it may change."""
     folder = tmp_path_factory.mktemp("inputs")
     model = write_model(folder / "models")
-    np.savez(folder / "feeds.npz", x=np.ones(3, np.float32))
+    for name in ("feeds.npz", "validation.npz"):
+        np.savez(folder / name, x=np.ones(3, np.float32))
     (folder / "limitations.toml").write_text("")
     data = folder / "cases" / "mine" / "test_data_set_0"
     data.mkdir(parents=True)

@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from refgrad import interruption
-from refgrad.cli import conformance, derivatives, listings, recipe, running
+from refgrad.cli import conformance, derivatives, listings, recipe, running, training
 from refgrad.cli.containment import contain
 from refgrad.cli.limits import OutOfTime
 from refgrad.cli.output import AGREES, INTERRUPTED, REFUSED, App, say, say_lines
@@ -36,6 +36,8 @@ _COMMANDS: dict[str, Callable[..., None]] = {  # in the order in which --help li
     "hessian": derivatives.hessian,
     "lower": derivatives.lower,
     "expand": derivatives.expand,
+    "train": training.train,
+    "training-model": training.training_model,
     "run": running.run,
     "check": running.check,
     "preflight": listings.preflight,

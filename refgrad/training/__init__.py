@@ -1,8 +1,11 @@
 """Training with the gradient: one step is one ONNX model, which any executor runs."""
 
 from refgrad.errors import ConvergenceError
+from refgrad.training.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
+from refgrad.training.data import Arrays, Batches, Data, Shards, open_data
 from refgrad.training.optimizers import OrtGradientOptimizer
 from refgrad.training.optimizers_partial import OrtGradientForwardBackwardOptimizer
+from refgrad.training.runs import Run
 from refgrad.training.schedules import (
     Adaptive,
     Constant,
@@ -32,9 +35,13 @@ __all__ = [
     "Adam",
     "AdamW",
     "Adaptive",
+    "Arrays",
+    "Batches",
+    "Checkpoint",
     "Constant",
     "ConvergenceError",
     "Cosine",
+    "Data",
     "ElasticLearningLoss",
     "ElasticLearningPenalty",
     "InverseScaling",
@@ -48,11 +55,16 @@ __all__ = [
     "OrtGradientOptimizer",
     "Progress",
     "RMSProp",
+    "Run",
     "Schedule",
+    "Shards",
     "SquareLearningLoss",
     "StepModel",
     "Training",
     "Warmup",
     "batches",
+    "load_checkpoint",
+    "open_data",
+    "save_checkpoint",
     "step_model",
 ]

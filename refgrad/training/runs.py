@@ -116,7 +116,7 @@ class Run:
 
     def _save(self) -> None:
         if self.checkpoint is not None:
-            kept = {**(self._begun or {}), "validation_losses": self.validation_losses}
-            save_checkpoint(
-                self.checkpoint, self.training.step, Checkpoint(self.training.state, self.training.progress, kept)
-            )
+            training = self.training
+            best = None if self._best is None or self.patience is None else self._best[1]
+            made = Checkpoint(training.state, training.progress, self._begun, tuple(self.validation_losses), best)
+            save_checkpoint(self.checkpoint, training.step, made)

@@ -1,0 +1,312 @@
+"""The commands that train, or write what trains."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from refgrad.cli.options import Json, Model, Result, Seed, names
+from refgrad.cli.output import AGREES, Files, print_json, say
+from refgrad.errors import OptionError, choices
+from refgrad.protos.files import replacing, save_gradient
+from refgrad.protos.reading import read
+from refgrad.training.data import Arrays, open_data
+from refgrad.training.runs import Run
+from refgrad.training.schedules import Constant, Cosine, InverseScaling, Schedule, Warmup
+from refgrad.training.step import StepModel, step_model
+from refgrad.training.training import Training
+from refgrad.training.updates import SGD, Adagrad, Adam, AdamW, Optimizer, RMSProp
+
+_RATES = {"sgd": 0.01, "nesterov": 0.01, "adam": 1e-3, "adamw": 1e-3, "adagrad": 0.01, "rmsprop": 1e-3}
+_WIDTH, _HEIGHT = 60, 10  # of the curve
+
+_Loss = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME",
+        help="What the output is compared by: squared_error, half_squared_error, absolute_error, log, cross_entropy (of logits "
+        "with classes); none: the output is the loss.",
+    ),
+]
+_Label = Annotated[
+    str | None, typer.Option(metavar="NAME", help="The array with the expected values. Default: label or y.")
+]
+_Output = Annotated[str | None, typer.Option("--of", metavar="NAME", help="The output that is compared, or the loss.")]
+_Trainable = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAMES",
+        help="Weights to train, written like --wrt of grad: names, or patterns such as 'head.*'. Default: all.",
+    ),
+]
+_Optimizer = Annotated[str, typer.Option(metavar="NAME", help="sgd, nesterov, adam, adamw, adagrad or rmsprop.")]
+_Momentum = Annotated[
+    float | None, typer.Option(help="Of sgd, nesterov and rmsprop. Default: 0.9 for nesterov, else 0.")
+]
+_Decay = Annotated[float | None, typer.Option(help="The weight decay. Default: 0.01 for adamw, else 0.")]
+_Penalty = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="PATTERN=L1,L2", help="l1·Σ|w| + l2·Σw² of the weights that the pattern matches. May be repeated."
+    ),
+]
+_ClipNorm = Annotated[float | None, typer.Option(help="The largest norm of the whole gradient.")]
+_ClipValue = Annotated[float | None, typer.Option(help="The largest element of the gradient.")]
+
+
+def train(
+    model: Model,
+    output: Result,
+    data: Annotated[
+        Path,
+        typer.Option(
+            metavar="DATA",
+            help="A .npz file with the inputs and the expected values by name, or a folder of such files, or of .npy files.",
+        ),
+        Files.MODEL,
+    ],
+    loss: _Loss = "squared_error",
+    label: _Label = None,
+    of: _Output = None,
+    trainable: _Trainable = None,
+    optimizer: _Optimizer = "adamw",
+    rate: Annotated[
+        float | None, typer.Option(help="The learning rate. Default: 0.001; 0.01 for sgd and adagrad.")
+    ] = None,
+    schedule: Annotated[
+        str, typer.Option(metavar="NAME", help="constant, cosine (to 0 at the last epoch) or invscaling.")
+    ] = ("constant"),
+    warmup: Annotated[int, typer.Option(min=0, help="Steps in which the learning rate rises.")] = 0,
+    momentum: _Momentum = None,
+    weight_decay: _Decay = None,
+    penalty: _Penalty = None,
+    clip_norm: _ClipNorm = None,
+    clip_value: _ClipValue = None,
+    epochs: Annotated[int, typer.Option(min=1, help="How often all samples are taken.")] = 10,
+    batch_size: Annotated[int, typer.Option(min=1, help="The samples of a step.")] = 32,
+    validation: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DATA", help="Data to evaluate on after each epoch, or the part to keep back, such as 0.1."
+        ),
+        Files.READ,
+    ] = None,
+    patience: Annotated[
+        int | None,
+        typer.Option(min=1, help="End after so many epochs without a better validation loss, with the best weights."),
+    ] = None,
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the state of the training to a safetensors file after each epoch."),
+        Files.JOURNAL,
+    ] = None,
+    checkpoint_every: Annotated[
+        int | None, typer.Option(min=1, metavar="STEPS", help="Write it also after so many steps.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on where the checkpoint is, if there is one.")] = False,
+    shuffle: Annotated[
+        bool, typer.Option("--shuffle/--no-shuffle", help="Take the samples in a new order in each epoch.")
+    ] = True,
+    seed: Seed = 0,
+    backend: Annotated[
+        str, typer.Option(metavar="NAME", help="What runs the steps: numpy, ort-cpu, ort-cuda.")
+    ] = "numpy",
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Train MODEL on data, and write it with its new weights."""
+    proto = read(model)
+    step = _step(model, loss, of, trainable, optimizer, momentum, weight_decay, penalty, clip_norm, clip_value)
+    given = open_data(step, data, label)
+    held = None
+    if validation is not None:
+        try:
+            part = float(validation)
+        except ValueError:
+            held = open_data(step, validation, label)
+        else:
+            if not isinstance(given, Arrays):
+                raise OptionError("--validation takes a part of data in arrays. Give a file for shards.")
+            given, held = given.split(part, seed)
+    training = Training(step, _schedule(schedule, rate or _RATES[optimizer], epochs, warmup), backend)
+    run = Run(
+        training, given, epochs, batch_size, seed if shuffle else None, held, patience, checkpoint, checkpoint_every, resume
+    )  # fmt: skip
+    _shown(run, quiet or as_json)
+    data_file = save_gradient(training.write_to(proto), output, model)
+    result: dict[str, Any] = {
+        "output": str(output),
+        "data": None if data_file is None else str(data_file),
+        "epochs": training.progress.epoch,
+        "steps": training.progress.step,
+        "losses": training.losses,
+        "validation_losses": run.validation_losses,
+    }
+    if as_json:
+        print_json(result)
+    elif not quiet:
+        _summary(result)
+    raise typer.Exit(AGREES)
+
+
+def training_model(
+    model: Model,
+    output: Result,
+    loss: _Loss = "squared_error",
+    label: _Label = None,
+    of: _Output = None,
+    trainable: _Trainable = None,
+    optimizer: _Optimizer = "adamw",
+    momentum: _Momentum = None,
+    weight_decay: _Decay = None,
+    penalty: _Penalty = None,
+    clip_norm: _ClipNorm = None,
+    clip_value: _ClipValue = None,
+    state: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write what the first step is fed, the weights included, to an .npz file."),
+        Files.WRITTEN,
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Write one step of training of MODEL as a model, for any runtime: forward, loss, gradient and update.
+
+    Its metadata say which output is fed to which input of the next step (refgrad.training).
+    """
+    step = _step(model, loss, of, trainable, optimizer, momentum, weight_decay, penalty, clip_norm, clip_value, label)
+    save_gradient(step.model, output, model)
+    if state is not None:
+        from refgrad.conformance.questions.feeds import write_arrays
+
+        with replacing(state) as temporary:
+            write_arrays(temporary, step.state)
+    if as_json:
+        print_json(
+            {"output": str(output), "data": step.data, "label": step.label, "loss": step.loss, "next": step.next}
+        )
+        return
+    say(f"{output}: {len(step.model.graph.node)} nodes; the loss is {step.loss}")
+    for name, following in step.next.items():
+        say(f"{following} is the next {name}")
+
+
+def _step(
+    model: Path,
+    loss: str,
+    of: str | None,
+    trainable: list[str] | None,
+    optimizer: str,
+    momentum: float | None,
+    weight_decay: float | None,
+    penalty: list[str] | None,
+    clip_norm: float | None,
+    clip_value: float | None,
+    label: str | None = None,
+) -> StepModel:
+    return step_model(
+        model,
+        None if loss == "none" else loss,
+        _optimizer(optimizer, momentum, weight_decay),
+        trainable=names(trainable),
+        output=of,
+        label="label" if label is None else label,
+        penalty=_penalties(penalty),
+        clip_norm=clip_norm,
+        clip_value=clip_value,
+    )
+
+
+def _optimizer(name: str, momentum: float | None, weight_decay: float | None) -> Optimizer:
+    if name not in _RATES:
+        raise OptionError(f"--optimizer {name!r}; there are {choices(_RATES)}.")
+    if momentum is not None and name not in ("sgd", "nesterov", "rmsprop"):
+        raise OptionError(f"--momentum is not for {name}; it is for sgd, nesterov and rmsprop.")
+    decay = {} if weight_decay is None else {"weight_decay": weight_decay}
+    if name == "nesterov":
+        return SGD(momentum=0.9 if momentum is None else momentum, nesterov=True, **decay)
+    if name in ("sgd", "rmsprop"):
+        kind: Any = SGD if name == "sgd" else RMSProp
+        return kind(momentum=momentum or 0.0, **decay)  # type: ignore[no-any-return]
+    made: Any = {"adam": Adam, "adamw": AdamW, "adagrad": Adagrad}[name]
+    return made(**decay)  # type: ignore[no-any-return]
+
+
+def _penalties(given: list[str] | None) -> dict[str, tuple[float, float]]:
+    found = {}
+    for one in given or ():
+        pattern, _, amounts = one.rpartition("=")
+        try:
+            l1, l2 = map(float, amounts.split(","))
+        except ValueError as error:
+            raise OptionError(f"--penalty {one!r}: give a pattern and two numbers, as in 'head.*=0,1e-4'.") from error
+        found[pattern] = l1, l2
+    return found
+
+
+def _schedule(name: str, rate: float, epochs: int, warmup: int) -> Schedule:
+    kinds: dict[str, Schedule] = {
+        "constant": Constant(rate),
+        "cosine": Cosine(rate, period=epochs),
+        "invscaling": InverseScaling(rate),
+    }
+    if name not in kinds:
+        raise OptionError(f"--schedule {name!r}; there are {choices(kinds)}.")
+    made = kinds[name]
+    return Warmup(length=warmup, after=made, unit="step") if warmup else made
+
+
+def _shown(run: Run, quiet: bool) -> None:
+    """Run with a bar of the epochs and the loss, where a terminal shows it."""
+    if quiet or not sys.stderr.isatty():
+        run.run()
+        return
+    from rich.console import Console
+
+    columns = (
+        TextColumn("epoch"),
+        MofNCompleteColumn(),
+        BarColumn(),
+        TextColumn("{task.fields[loss]}"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("", total=run.epochs, loss="")
+
+        def shown(run: Run) -> None:
+            done = run.training.progress
+            count = done.sample - done.epoch_sample
+            progress.update(task, completed=done.epoch, loss=f"loss {done.total / max(count, 1):.6g}")
+
+        run.notify = shown
+        run.run()
+
+
+def _summary(result: dict[str, Any]) -> None:
+    losses, held = result["losses"], result["validation_losses"]
+    for line in curve(losses):
+        say(line)
+    say(f"loss {losses[0]:.6g} -> {losses[-1]:.6g} in {result['epochs']} epochs, {result['steps']} steps")
+    if held:
+        say(
+            f"validation loss {held[0]:.6g} -> {held[-1]:.6g}, the lowest {min(held):.6g} in epoch {held.index(min(held))}"
+        )
+    say(f"{result['output']}" + (f", its weights in {result['data']}" if result["data"] else ""))
+
+
+def curve(values: list[float]) -> list[str]:
+    """Numbers as a picture of text lines; none for fewer than two."""
+    if len(values) < 2:
+        return []
+    width = min(_WIDTH, len(values))
+    taken = [values[k * (len(values) - 1) // (width - 1)] for k in range(width)]
+    low, high = min(taken), max(taken)
+    rows = [round((_HEIGHT - 1) * ((high - value) / (high - low) if high > low else 0.5)) for value in taken]
+    labels = {0: f"{high:.4g}", _HEIGHT - 1: f"{low:.4g}"}
+    return [
+        f"{labels.get(row, ''):>10} |" + "".join("*" if at == row else " " for at in rows).rstrip()
+        for row in range(_HEIGHT)
+    ]
