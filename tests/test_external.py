@@ -389,7 +389,7 @@ def refuses(capsys, monkeypatch):
         out.mkdir(exist_ok=True)
         before = sorted(path.name for path in model.parent.iterdir())
         given = dict.fromkeys(command.of_role(Files.MODEL), model)
-        given |= dict.fromkeys(command.of_role(Files.WRITTEN, Files.WRITTEN_MODEL), out / "made.json")
+        given |= {name: out / f"{name}.json" for name in command.of_role(Files.WRITTEN, Files.WRITTEN_MODEL)}
         given |= dict.fromkeys(command.of_role(Files.JOURNAL), out / "journal")
         for variant in variants:
             words = command.words(given, variant)

@@ -110,6 +110,13 @@ def spellings(path: Path, role: Files, folder: Path, at: Path) -> list[Path]:
     return found
 
 
+def others(command: Command, output: str, folder: Path) -> dict[str, Path]:
+    """Files for what a command writes besides `output`."""
+    return {
+        name: folder / f"other.{name}" for name in command.of_role(Files.WRITTEN, Files.WRITTEN_MODEL) if name != output
+    }
+
+
 WRITING = [command for command in commands() if command.of_role(*WRITTEN)]
 
 
@@ -121,7 +128,8 @@ def test_no_output_of_a_command_is_one_of_its_inputs(command: Command, prepared,
     for output in command.of_role(*WRITTEN):
         for path in read_with(command, given, prepared):
             for spelling in spellings(path, command.roles[output], prepared, tmp_path / str(count)):
-                words = [*command.words({**given, output: spelling}), "--import", "plugin_of_mine"]
+                files = {**given, **others(command, output, tmp_path), output: spelling}
+                words = [*command.words(files), "--import", "plugin_of_mine"]
                 assert run(words) == 2, words
                 said = capsys.readouterr().err
                 assert "Write to another file" in said or command.roles[output] is Files.NEW_FOLDER, words
@@ -135,10 +143,10 @@ def test_no_output_of_a_command_is_one_of_its_inputs(command: Command, prepared,
 @pytest.mark.parametrize("command", [c for c in WRITING if c.of_role(Files.MODEL)], ids=str)
 def test_what_the_folder_of_a_case_holds_is_an_input(command: Command, prepared, run, tmp_path, capsys):
     before = hashes(prepared)
-    [model] = command.of_role(Files.MODEL)
+    cases = dict.fromkeys(command.of_role(Files.MODEL), prepared / "cases")
     for output in command.of_role(*WRITTEN):
         for path in (p for p in (prepared / "cases").rglob("*") if p.is_file()):
-            assert run(command.words({model: prepared / "cases", output: path})) == 2
+            assert run(command.words({**cases, **others(command, output, tmp_path), output: path})) == 2
             assert "which is read. Write to another file" in capsys.readouterr().err
     assert hashes(prepared) == before
 
