@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from onnx import ModelProto
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from refgrad.cli.options import Json, Model, Result, Seed, names
@@ -14,6 +15,8 @@ from refgrad.cli.output import AGREES, Files, print_json, say
 from refgrad.errors import OptionError, choices
 from refgrad.protos.files import replacing, save_gradient
 from refgrad.protos.reading import read
+from refgrad.training.adapters import lora as add_adapters
+from refgrad.training.adapters import merge_adapters
 from refgrad.training.data import Arrays, open_data
 from refgrad.training.runs import Run
 from refgrad.training.schedules import Constant, Cosine, InverseScaling, Schedule, Warmup
@@ -73,6 +76,13 @@ def train(
     label: _Label = None,
     of: _Output = None,
     trainable: _Trainable = None,
+    lora: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAMES", help="Train low-rank adapters of these weights, written like --trainable, and merge them."
+        ),
+    ] = None,
+    rank: Annotated[int, typer.Option(min=1, help="The size of the adapters.")] = 8,
     optimizer: _Optimizer = "adamw",
     rate: Annotated[
         float | None, typer.Option(help="The learning rate. Default: 0.001; 0.01 for sgd and adagrad.")
@@ -120,7 +130,11 @@ def train(
 ) -> None:
     """Train MODEL on data, and write it with its new weights."""
     proto = read(model)
-    step = _step(model, loss, of, trainable, optimizer, momentum, weight_decay, penalty, clip_norm, clip_value)
+    if lora:
+        proto = add_adapters(model, names(lora) or (), rank, seed=seed)
+    step = _step(
+        proto if lora else model, loss, of, trainable, optimizer, momentum, weight_decay, penalty, clip_norm, clip_value
+    )
     given = open_data(step, data, label)
     held = None
     if validation is not None:
@@ -137,7 +151,8 @@ def train(
         training, given, epochs, batch_size, seed if shuffle else None, held, patience, checkpoint, checkpoint_every, resume
     )  # fmt: skip
     _shown(run, quiet or as_json)
-    data_file = save_gradient(training.write_to(proto), output, model)
+    trained = training.write_to(proto)
+    data_file = save_gradient(merge_adapters(trained) if lora else trained, output, model)
     result: dict[str, Any] = {
         "output": str(output),
         "data": None if data_file is None else str(data_file),
@@ -195,7 +210,7 @@ def training_model(
 
 
 def _step(
-    model: Path,
+    model: Path | ModelProto,
     loss: str,
     of: str | None,
     trainable: list[str] | None,

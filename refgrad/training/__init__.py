@@ -1,6 +1,7 @@
 """Training with the gradient: one step is one ONNX model, which any executor runs."""
 
 from refgrad.errors import ConvergenceError
+from refgrad.training.adapters import lora, merge_adapters
 from refgrad.training.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
 from refgrad.training.data import Arrays, Batches, Data, Shards, open_data
 from refgrad.training.optimizers import OrtGradientOptimizer
@@ -64,6 +65,8 @@ __all__ = [
     "Warmup",
     "batches",
     "load_checkpoint",
+    "lora",
+    "merge_adapters",
     "open_data",
     "save_checkpoint",
     "step_model",

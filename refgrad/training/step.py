@@ -18,6 +18,7 @@ from refgrad.protos.reading import read
 from refgrad.protos.walk import fresh, names_of, versions_of
 from refgrad.reverse.assembly import names_in, note
 from refgrad.reverse.path import matching
+from refgrad.training.adapters import adapters_of
 from refgrad.training.losses import classes_of, differentiated
 from refgrad.training.updates import SGD, Optimizer
 from refgrad.training.writer import Writer
@@ -102,8 +103,8 @@ def step_model(
         `refgrad.add_loss_output`, "half_squared_error", or "cross_entropy" of logits [N, C, ...] with classes [N, ...] in
         int64. None: `output` is the loss already.
     :param optimizer: the update; SGD without momentum by default.
-    :param trainable: names of float initializers, or patterns of parameters (`head.*`); by default all that
-        `refgrad.weights` calls parameters.
+    :param trainable: names of float initializers, or patterns of parameters (`head.*`); by default the
+        adapters that `lora` added, or else all that `refgrad.weights` calls parameters.
     :param output: the output that is compared, or the loss; needed where there are several.
     :param sample_weight: name of an input to add, one weight per sample.
     :param reduction: "mean" or "sum" of the losses of the samples.
@@ -150,7 +151,8 @@ def _trained(
 ) -> list[str]:
     """What is trained: initializers that are named, and parameters that a pattern matches; all parameters by default."""
     found = weights(model)
-    parameters = [name for name in found.trainable if name in floats]
+    adapters = adapters_of(read(model))
+    parameters = [name for name in adapters or found.trainable if name in floats]
     if trainable is not None:
         return _chosen(trainable, floats, "trainable", parameters)
     if parameters:
