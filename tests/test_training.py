@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -251,3 +252,28 @@ def test_many_shapes_take_turns(backend: str) -> None:
     for size in (*range(1, 30), *range(1, 30)):
         runs.step({"x": np.ones(size, np.float32)})
     assert runs.values["total"] == 2 * sum(range(1, 30))
+
+
+def test_a_loss_may_be_a_model(tmp_path: Path) -> None:
+    """The logarithm of cosh of the difference, whose derivative is tanh."""
+    loss = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 18]> m (double[N, 1] y, double[N, 1] label) => (double mean) '
+        "{ z = Sub(y, label) c = Cosh(z) l = Log(c) mean = ReduceMean<keepdims = 0>(l) }"
+    )
+    x, y = np.array([[1.0, -2.0], [0.5, 1.0]]), np.array([[1.0], [-1.0]])
+    d = x @ [[1.0], [2.0]] - y
+    onnx.save(loss, tmp_path / "loss.onnx")
+    for given in (loss, tmp_path / "loss.onnx"):
+        training = Training(step_model(_line(), given), 0.1)
+        assert training.epoch(batches({"x": x, "label": y}, 2)) == pytest.approx(np.log(np.cosh(d)).mean(), abs=1e-14)
+        np.testing.assert_allclose(training.weights["a"], [[1.0], [2.0]] - 0.1 * x.T @ (np.tanh(d) / 2), atol=1e-14)
+    with pytest.raises(OptionError, match="does not fit the model"):
+        step_model(
+            _line(),
+            onnx.parser.parse_model(
+                '<ir_version: 8, opset_import: ["": 21]> m (double[N, 1] p, double[N, 1] label) => (double l) '
+                "{ z = Sub(p, label) l = ReduceMean<keepdims = 0>(z) }"
+            ),
+        )
+    with pytest.raises(OptionError, match="reduces and weighs by itself"):
+        step_model(_line(), loss, reduction="sum")

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import onnx.compose
 from onnx import ModelProto, NodeProto, TensorProto, helper
 
 from refgrad.errors import OptionError, UnknownNameError, choices
@@ -31,7 +32,7 @@ LOSSES = tuple(dict.fromkeys((*SCORES, "half_squared_error", "cross_entropy")))
 def differentiated(
     model: ModelProto | str | os.PathLike[str],
     wrt: Sequence[str],
-    loss: str | None,
+    loss: str | ModelProto | os.PathLike[str] | None,
     output: str | None,
     label: str,
     sample_weight: str | None,
@@ -49,6 +50,12 @@ def differentiated(
         raise OptionError(f"The loss {loss!r} has no settings, such as {next(iter(settings))!r}.")
     if loss is None:
         name = one_output(normalise(source), output)
+    elif isinstance(loss, ModelProto | os.PathLike):
+        if sample_weight is not None or reduction != "mean":
+            raise OptionError(
+                "A loss that is a model reduces and weighs by itself: leave out reduction and sample_weight."
+            )
+        source, name = _composed(source, read(loss), output)
     elif loss not in LOSSES:
         raise OptionError(
             f"There is no loss {loss!r}; there are {choices(LOSSES)}, and None where the model returns its loss."
@@ -120,6 +127,26 @@ def _direct(
     gradients = names_in(made)[1]
     note(made, made, gradients=gradients, cotangents={})
     return made, total
+
+
+def _composed(source: ModelProto, loss: ModelProto, output: str | None) -> tuple[ModelProto, str]:
+    """The model followed by the loss: the inputs of the loss that are called as outputs are these, or else the first one."""
+    if len(loss.graph.output) != 1 or not loss.graph.input:
+        raise OptionError("A loss that is a model has one output, the loss, and the prediction as an input.")
+    known = {value.name for value in source.graph.output}
+    inputs = [value.name for value in loss.graph.input]
+    joined = [(name, name) for name in inputs if name in known]
+    if not joined or output is not None:
+        joined = [(one_output(normalise(source), output), inputs[0])]
+    first, second = ModelProto(), onnx.compose.add_prefix(loss, "loss/", rename_inputs=False)
+    first.CopyFrom(source)
+    second.ir_version = first.ir_version = max(source.ir_version, loss.ir_version)
+    name = second.graph.output[0].name
+    try:
+        made = onnx.compose.merge_models(first, second, io_map=joined, outputs=[name])
+    except (ValueError, onnx.checker.ValidationError) as error:
+        raise OptionError(f"The loss does not fit the model: {str(error).strip()}.") from error
+    return made, name
 
 
 def _cross_entropy(

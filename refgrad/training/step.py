@@ -82,7 +82,7 @@ class StepModel:
 
 def step_model(
     model: ModelProto | str | os.PathLike[str],
-    loss: str | None = "squared_error",
+    loss: str | ModelProto | os.PathLike[str] | None = "squared_error",
     optimizer: Optimizer | None = None,
     *,
     trainable: Sequence[str] | None = None,
@@ -101,7 +101,9 @@ def step_model(
     :param model: a model, or the path of one. It is not modified. `refgrad.lift_weights` is applied to it.
     :param loss: what `output` is compared by with the label: "squared_error", "absolute_error", "elastic", "log" as in
         `refgrad.add_loss_output`, "half_squared_error", or "cross_entropy" of logits [N, C, ...] with classes [N, ...] in
-        int64. None: `output` is the loss already.
+        int64. None: `output` is the loss already. Or a model of the same opset, or a `pathlib.Path`: its inputs that are
+        called as outputs of the model get these (or its first input gets `output`), the others are fed, and it returns a
+        scalar.
     :param optimizer: the update; SGD without momentum by default.
     :param trainable: names of float initializers, or patterns of parameters (`head.*`); by default the
         adapters that `lora` added, or else all that `refgrad.weights` calls parameters.
