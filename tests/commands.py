@@ -16,6 +16,8 @@ VARIANTS: dict[str, tuple[tuple[str, ...], ...]] = {
     "show": ((), ("--dot",), ("--svg",)),
     "conformance cases": ((), ("--show",)),
 }
+# What a command does not go without, besides its model and its outputs.
+NEEDED = {"train": {"data": "data.npz"}}
 WRITTEN = (Files.WRITTEN, Files.WRITTEN_MODEL, Files.JOURNAL)
 
 
@@ -40,7 +42,7 @@ class Command:
 
     def words(self, files: Mapping[str, str | Path], more: Iterable[str] = ()) -> list[str]:
         """The command line with these files by parameter."""
-        words = [(self.options[name], str(file)) for name, file in files.items()]
+        words = [(self.options[name], str(file)) for name, file in {**NEEDED.get(self.name, {}), **files}.items()]
         return [*self.name.split(), *more, *(word for pair in words for word in pair if word)]
 
 

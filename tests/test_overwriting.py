@@ -22,7 +22,7 @@ from refgrad.errors import OutputFileError
 from refgrad.protos import files
 
 WRITTEN = (Files.WRITTEN, Files.WRITTEN_MODEL, Files.JOURNAL, Files.NEW_FOLDER)
-SUFFIXES = {"feeds": ".npz", "limitations": ".toml", "results": ".json", "validation": ".npz"}
+SUFFIXES = {"feeds": ".npz", "limitations": ".toml", "results": ".json", "validation": ".npz", "data": ".npz"}
 
 
 def write_model(folder: Path) -> Path:
@@ -47,7 +47,7 @@ def prepared(tmp_path_factory) -> Path:
     """A folder with one of every input: nothing in it may change."""
     folder = tmp_path_factory.mktemp("inputs")
     model = write_model(folder / "models")
-    for name in ("feeds.npz", "validation.npz"):
+    for name in ("feeds.npz", "validation.npz", "data.npz"):
         np.savez(folder / name, x=np.ones(3, np.float32))
     (folder / "limitations.toml").write_text("")
     data = folder / "cases" / "mine" / "test_data_set_0"
@@ -182,6 +182,18 @@ def test_the_commands_that_write_are_found():
     }
     others = {command.name for command in commands()} - names
     assert others == {"backends", "explain", "ops", "demo", "check", "preflight", "weights", "conformance cases"}
+
+
+def test_a_folder_of_training_data_is_an_input(prepared, run, tmp_path, capsys):
+    (tmp_path / "shards").mkdir()
+    shard = tmp_path / "shards" / "0.npz"
+    np.savez(shard, x=np.ones(3, np.float32))
+    before = shard.read_bytes()
+    for option in ("-o", "--checkpoint"):
+        words = ["train", "models/model.onnx", "--data", str(shard.parent), "-o", str(tmp_path / "t.onnx")]
+        assert run([*words, option, str(shard)]) == 2
+        assert "which is read. Write to another file" in capsys.readouterr().err
+    assert shard.read_bytes() == before
 
 
 def test_one_output_twice(prepared, run, capsys):

@@ -10,16 +10,17 @@ import typer
 from onnx import ModelProto
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from refgrad.backends.base import load_model
 from refgrad.cli.options import Json, Model, Result, Seed, names
-from refgrad.cli.output import AGREES, Files, print_json, say
-from refgrad.errors import OptionError, choices
+from refgrad.cli.output import AGREES, INTERRUPTED, Files, print_json, say
+from refgrad.errors import OptionError, TrainingError, choices
 from refgrad.protos.files import replacing, save_gradient
-from refgrad.protos.reading import read
+from refgrad.reverse.assembly import note
 from refgrad.training.adapters import lora as add_adapters
 from refgrad.training.adapters import merge_adapters
 from refgrad.training.data import Arrays, open_data
 from refgrad.training.runs import Run
-from refgrad.training.schedules import Constant, Cosine, InverseScaling, Schedule, Warmup
+from refgrad.training.schedules import Adaptive, Constant, Cosine, InverseScaling, Schedule, Warmup
 from refgrad.training.step import StepModel, step_model
 from refgrad.training.training import Training
 from refgrad.training.updates import SGD, Adagrad, Adam, AdamW, Optimizer, RMSProp
@@ -70,7 +71,7 @@ def train(
             metavar="DATA",
             help="A .npz file with the inputs and the expected values by name, or a folder of such files, or of .npy files.",
         ),
-        Files.MODEL,
+        Files.READ,
     ],
     loss: _Loss = "squared_error",
     label: _Label = None,
@@ -88,8 +89,8 @@ def train(
         float | None, typer.Option(help="The learning rate. Default: 0.001; 0.01 for sgd and adagrad.")
     ] = None,
     schedule: Annotated[
-        str, typer.Option(metavar="NAME", help="constant, cosine (to 0 at the last epoch) or invscaling.")
-    ] = ("constant"),
+        str, typer.Option(metavar="NAME", help="constant, cosine (to 0 at the last epoch), invscaling or adaptive.")
+    ] = "constant",
     warmup: Annotated[int, typer.Option(min=0, help="Steps in which the learning rate rises.")] = 0,
     momentum: _Momentum = None,
     weight_decay: _Decay = None,
@@ -129,12 +130,12 @@ def train(
     as_json: Json = False,
 ) -> None:
     """Train MODEL on data, and write it with its new weights."""
-    proto = read(model)
+    if checkpoint is not None and checkpoint.exists() and not resume:
+        raise OptionError(f"The checkpoint {str(checkpoint)!r} exists. Go on with --resume, or name another file.")
+    proto = load_model(model)
     if lora:
-        proto = add_adapters(model, names(lora) or (), rank, seed=seed)
-    step = _step(
-        proto if lora else model, loss, of, trainable, optimizer, momentum, weight_decay, penalty, clip_norm, clip_value
-    )
+        proto = add_adapters(proto, names(lora) or (), rank, seed=seed)
+    step = _step(proto, loss, of, trainable, optimizer, momentum, weight_decay, penalty, clip_norm, clip_value)
     given = open_data(step, data, label)
     held = None
     if validation is not None:
@@ -146,11 +147,17 @@ def train(
             if not isinstance(given, Arrays):
                 raise OptionError("--validation takes a part of data in arrays. Give a file for shards.")
             given, held = given.split(part, seed)
-    training = Training(step, _schedule(schedule, rate or _RATES[optimizer], epochs, warmup), backend)
+    training = Training(step, _schedule(schedule, _RATES[optimizer] if rate is None else rate, epochs, warmup), backend)
     run = Run(
         training, given, epochs, batch_size, seed if shuffle else None, held, patience, checkpoint, checkpoint_every, resume
     )  # fmt: skip
-    _shown(run, quiet or as_json)
+    try:
+        _shown(run, quiet or as_json)
+    except KeyboardInterrupt:
+        say(f"refgrad: Interrupted after step {training.progress.step}. {_left(run)}", file=sys.stderr)
+        raise typer.Exit(INTERRUPTED) from None
+    except TrainingError as error:
+        raise TrainingError(f"{error} {str(output)!r} is not written. {_left(run)}") from error
     trained = training.write_to(proto)
     data_file = save_gradient(merge_adapters(trained) if lora else trained, output, model)
     result: dict[str, Any] = {
@@ -192,7 +199,11 @@ def training_model(
 
     Its metadata say which output is fed to which input of the next step (refgrad.training).
     """
-    step = _step(model, loss, of, trainable, optimizer, momentum, weight_decay, penalty, clip_norm, clip_value, label)
+    proto = load_model(model)
+    step = _step(proto, loss, of, trainable, optimizer, momentum, weight_decay, penalty, clip_norm, clip_value, label)
+    rows = {name: [start, list(shape)] for name, (start, shape) in step.layout.items()}
+    fed_back = {"next": dict(step.next), "loss": step.loss, "label": step.label, "layout": rows}
+    note(step.model, step.model, training=fed_back)
     save_gradient(step.model, output, model)
     if state is not None:
         from refgrad.conformance.questions.feeds import write_arrays
@@ -210,7 +221,7 @@ def training_model(
 
 
 def _step(
-    model: Path | ModelProto,
+    model: ModelProto,
     loss: str,
     of: str | None,
     trainable: list[str] | None,
@@ -240,7 +251,7 @@ def _optimizer(name: str, momentum: float | None, weight_decay: float | None) ->
         raise OptionError(f"--optimizer {name!r}; there are {choices(_RATES)}.")
     if momentum is not None and name not in ("sgd", "nesterov", "rmsprop"):
         raise OptionError(f"--momentum is not for {name}; it is for sgd, nesterov and rmsprop.")
-    decay = {} if weight_decay is None else {"weight_decay": weight_decay}
+    decay: dict[str, Any] = {} if weight_decay is None else {"weight_decay": weight_decay}
     if name == "nesterov":
         return SGD(momentum=0.9 if momentum is None else momentum, nesterov=True, **decay)
     if name in ("sgd", "rmsprop"):
@@ -267,11 +278,21 @@ def _schedule(name: str, rate: float, epochs: int, warmup: int) -> Schedule:
         "constant": Constant(rate),
         "cosine": Cosine(rate, period=epochs),
         "invscaling": InverseScaling(rate),
+        "adaptive": Adaptive(rate),
     }
     if name not in kinds:
         raise OptionError(f"--schedule {name!r}; there are {choices(kinds)}.")
     made = kinds[name]
     return Warmup(length=warmup, after=made, unit="step") if warmup else made
+
+
+def _left(run: Run) -> str:
+    """What is left of a run that ends before its time."""
+    if run.checkpoint is None:
+        return "There is no checkpoint; --checkpoint FILE writes one after each epoch."
+    if not Path(run.checkpoint).exists():
+        return f"The checkpoint {str(run.checkpoint)!r} was not written yet."
+    return f"The checkpoint {str(run.checkpoint)!r} has the last good weights; --resume goes on with them."
 
 
 def _shown(run: Run, quiet: bool) -> None:

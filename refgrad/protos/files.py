@@ -216,6 +216,8 @@ def _read_files(
 ) -> Iterator[tuple[Path, str]]:
     for path in map(Path, inputs):
         yield path, "is read, too"
+        if path.is_dir():
+            yield from ((file, f"lies in {str(path)!r}, which is read") for file in _files_within(path))
     for path in map(Path, models):
         yield path, "is the model itself"
         if path.is_dir():

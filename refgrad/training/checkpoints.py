@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ class Checkpoint:
     """A training at a moment.
 
     `shuffle` is the state of the generator of random numbers when its epoch began, `validation` are the losses on validation
-    data so far, and `best` is the state with the lowest of them.
+    data so far, and `best` is the state with the lowest of them. `settings` are those that have to be the same when it goes on.
     """
 
     state: dict[str, np.ndarray]
@@ -33,6 +33,7 @@ class Checkpoint:
     shuffle: dict[str, Any] | None = None
     validation: tuple[float, ...] = ()
     best: dict[str, np.ndarray] | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
 
 
 def save_checkpoint(path: str | os.PathLike[str], step: StepModel, checkpoint: Checkpoint) -> None:
@@ -47,6 +48,7 @@ def save_checkpoint(path: str | os.PathLike[str], step: StepModel, checkpoint: C
         "progress": json.dumps(asdict(checkpoint.progress)),
         "shuffle": json.dumps(checkpoint.shuffle),
         "validation": json.dumps(checkpoint.validation),
+        "settings": json.dumps(checkpoint.settings),
     }
     tensors = checkpoint.state | {_BEST + name: value for name, value in (checkpoint.best or {}).items()}
     data = _safetensors().save({n: np.ascontiguousarray(a).reshape(a.shape) for n, a in tensors.items()}, metadata)
@@ -75,6 +77,7 @@ def load_checkpoint(path: str | os.PathLike[str], step: StepModel) -> Checkpoint
             raise FeedError(f"{str(place)!r} is a safetensors file, and no checkpoint of refgrad.")
         tensors = reader.load_file(place)
         progress, shuffle, validation = (json.loads(metadata[name]) for name in ("progress", "shuffle", "validation"))
+        settings = dict(json.loads(metadata["settings"]))
         done = Progress(**{**progress, "losses": tuple(progress["losses"])})
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
         raise FeedError(f"{str(place)!r} is no whole checkpoint: {error}. Take an older one.") from error
@@ -89,7 +92,7 @@ def load_checkpoint(path: str | os.PathLike[str], step: StepModel) -> Checkpoint
         due = step.state[name]
         if value.shape != due.shape or value.dtype != due.dtype:
             raise FeedError(f"{str(place)!r} has {name!r} as {value.dtype}{list(value.shape)}. Take an older one.")
-    return Checkpoint(state, done, shuffle, tuple(validation), best or None)
+    return Checkpoint(state, done, shuffle, tuple(validation), best or None, settings)
 
 
 def fingerprint_of(step: StepModel) -> str:

@@ -42,7 +42,10 @@ class Arrays(Data):
     def __init__(self, step: StepModel, arrays: Mapping[str, Any], label: str | None = None) -> None:
         self._arrays = _named(step, arrays, label)
         self._step = step
-        next(batches(self._arrays, 1), None)  # as many samples in each
+        if next(batches(self._arrays, 1), None) is None:  # which refuses other lengths
+            raise FeedError("There is no sample in the data. Give at least one.")
+        if not any(isinstance(array, np.memmap) for array in self._arrays.values()):
+            self._arrays = fitted(step, {name: np.asarray(array) for name, array in self._arrays.items()})
 
     def batches(self, size: int, rng: np.random.Generator | None = None) -> Iterator[dict[str, np.ndarray]]:
         """See the class."""
@@ -78,7 +81,7 @@ class Shards(Data):
         """See the class."""
         files = list(self._files)
         if rng is not None:
-            rng.shuffle(files)  # type: ignore[arg-type]
+            rng.shuffle(files)
         left: dict[str, np.ndarray] = {}
         for shard in ahead((self._shard(file) for file in files), 1):
             count = len(next(iter(shard.values())))
@@ -98,8 +101,12 @@ class Shards(Data):
 
     def _shard(self, file: Path) -> dict[str, np.ndarray]:
         arrays = _named(self._step, read_arrays(file, "Training data"), self._label)
-        [whole] = batches(arrays, max(len(next(iter(arrays.values()))), 1)) or [{}]
-        return fitted(self._step, whole)
+        try:
+            if next(batches(arrays, 1), None) is None:  # which refuses other lengths
+                raise FeedError("There is no sample in it. Leave it out.")
+            return fitted(self._step, arrays)
+        except FeedError as error:
+            raise FeedError(f"{str(file)!r}: {error}") from error
 
 
 class Batches(Data):
@@ -206,7 +213,7 @@ def _cast(name: str, array: np.ndarray, dtype: np.dtype) -> np.ndarray:
 
 def _first(where: np.ndarray, array: np.ndarray) -> str:
     place = tuple(int(k) for k in np.argwhere(where)[0])
-    return f"{array[place]} at {list(place)} of its batch"
+    return f"{array[place]} at {list(place)}"
 
 
 def ahead(items: Iterable[Item], count: int = _AHEAD) -> Iterator[Item]:

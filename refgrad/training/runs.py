@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from refgrad.errors import FeedError, OptionError
+from refgrad.errors import FeedError, OptionError, TrainingError
 from refgrad.training.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
 from refgrad.training.data import Data, ahead
 from refgrad.training.training import Training
@@ -51,7 +51,7 @@ class Run:
             ("patience", self.patience),
             ("every", self.every),
         ):
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            if value is not None and (type(value) is not int or value < 1):
                 raise OptionError(f"{name} is an integer above 0, not {value!r}.")
         if self.patience is not None and self.validation is None:
             raise OptionError("patience waits for the loss on validation data. Give some.")
@@ -65,12 +65,13 @@ class Run:
 
     def _go_on(self, path: str | os.PathLike[str]) -> None:
         found = load_checkpoint(path, self.training.step)
-        if (found.shuffle is None) != (self._rng is None):
-            how = "shuffled" if self._rng is None else "did not shuffle"
-            raise FeedError(
-                f"The training of {os.fspath(path)!r} {how} its samples. Give the seed that was given then."
-            )
-        if self._rng is not None:
+        for name, value in self._settings.items():
+            if found.settings.get(name) != value:
+                raise FeedError(
+                    f"{os.fspath(path)!r} is a checkpoint of a training with another {name}: {found.settings.get(name)}, and "
+                    f"not {value}. Give what was given then."
+                )
+        if self._rng is not None and found.shuffle is not None:
             self._rng.bit_generator.state = found.shuffle
         self.training.go_on(found.state, found.progress)
         self.validation_losses += found.validation
@@ -115,8 +116,26 @@ class Run:
             self.notify(self)
 
     def _save(self) -> None:
-        if self.checkpoint is not None:
-            training = self.training
-            best = None if self._best is None or self.patience is None else self._best[1]
-            made = Checkpoint(training.state, training.progress, self._begun, tuple(self.validation_losses), best)
-            save_checkpoint(self.checkpoint, training.step, made)
+        if self.checkpoint is None:
+            return
+        training, best = self.training, self._best
+        state = training.state
+        if broken := next((name for name, value in state.items() if not np.isfinite(value).all()), ""):
+            raise TrainingError(
+                f"{broken!r} is not finite after step {training.progress.step}. Take a smaller learning rate, or clip the "
+                "gradient."
+            )
+        kept = Checkpoint(
+            state,
+            training.progress,
+            self._begun,
+            tuple(self.validation_losses),
+            best[1] if best and self.patience is not None else None,
+            self._settings,
+        )
+        save_checkpoint(self.checkpoint, training.step, kept)
+
+    @property
+    def _settings(self) -> dict[str, Any]:
+        """What has to be the same for a training to go on as if it had not stopped."""
+        return {"schedule": repr(self.training.schedule), "size": self.size, "seed": self.seed}
