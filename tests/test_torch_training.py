@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import onnx.parser
 import pytest
+from onnx import helper, numpy_helper
 
 from refgrad.backends import get_backend
-from refgrad.training import SGD, Adagrad, Adam, AdamW, Optimizer, RMSProp, StepModel, step_model
+from refgrad.training import SGD, Adagrad, Adam, AdamW, Optimizer, RMSProp, StepModel, Training, batches, step_model
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
@@ -110,3 +111,57 @@ def test_clipped_gradients_are_those_of_torch(how: str, flat: bool) -> None:
     found = _trained(step_model(model, optimizer=SGD(), flat=flat, **clipped), batches, "numpy")
     for weight, value in expected.items():
         np.testing.assert_allclose(found[weight], value, rtol=0, atol=1e-10, err_msg=weight)
+
+
+@pytest.mark.parametrize("loss", ["squared_error", "cross_entropy"])
+def test_running_statistics_follow_as_torch_has_them(loss: str) -> None:
+    """BatchNormalization in training mode, with short last batches."""
+    torch.manual_seed(0)
+    rng = np.random.default_rng(0)
+    net = torch.nn.Sequential(
+        torch.nn.Conv2d(2, 3, 3), torch.nn.BatchNorm2d(3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(48, 2)
+    ).double()
+    with torch.no_grad():
+        net[1].running_mean.normal_()
+        net[1].running_var.uniform_(0.5, 2)
+    tensors = {name: value.detach().numpy().copy() for name, value in net.state_dict().items() if "num" not in name}
+    statistics = ["1.weight", "1.bias", "1.running_mean", "1.running_var"]
+    nodes = [
+        helper.make_node("Conv", ["x", "0.weight", "0.bias"], ["c"]),
+        helper.make_node("BatchNormalization", ["c", *statistics], ["n"], momentum=0.9),
+        helper.make_node("Relu", ["n"], ["r"]),
+        helper.make_node("Flatten", ["r"], ["f"]),
+        helper.make_node("Gemm", ["f", "4.weight", "4.bias"], ["y"], transB=1),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", 11, ["N", 2, 6, 6])],
+        [helper.make_tensor_value_info("y", 11, ["N", 2])],
+        [numpy_helper.from_array(value, name) for name, value in tensors.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    x, y, classes = rng.standard_normal((20, 2, 6, 6)), rng.standard_normal((20, 2)), rng.integers(0, 2, 20)
+    label = y if loss == "squared_error" else classes
+    training = Training(step_model(model, loss, SGD(momentum=0.9), batch_norm="training"), 0.05)
+    frozen = Training(step_model(model, loss, SGD(momentum=0.9)), 0.05)
+    optimizer = torch.optim.SGD(net.parameters(), 0.05, momentum=0.9)
+    net.train()
+    for _ in range(3):
+        training.epoch(batches({"x": x, "label": label}, 8))
+        frozen.epoch(batches({"x": x, "label": label}, 8))
+        for k in range(0, 20, 8):
+            optimizer.zero_grad()
+            out, due = net(torch.tensor(x[k : k + 8])), torch.tensor(label[k : k + 8])
+            found = (
+                ((out - due) ** 2).mean() if loss == "squared_error" else torch.nn.functional.cross_entropy(out, due)
+            )
+            found.backward()
+            optimizer.step()
+    trained = {tensor.name: numpy_helper.to_array(tensor) for tensor in training.write_to(model).graph.initializer}
+    for name, value in net.state_dict().items():
+        if name in trained:  # num_batches_tracked is no part of the model
+            np.testing.assert_allclose(trained[name], value.detach().numpy(), rtol=0, atol=1e-10)
+    kept = {tensor.name: numpy_helper.to_array(tensor) for tensor in frozen.write_to(model).graph.initializer}
+    for name in statistics[2:]:
+        np.testing.assert_array_equal(kept[name], tensors[name])

@@ -277,3 +277,27 @@ def test_a_loss_may_be_a_model(tmp_path: Path) -> None:
         )
     with pytest.raises(OptionError, match="reduces and weighs by itself"):
         step_model(_line(), loss, reduction="sum")
+
+
+def test_running_statistics_as_the_specification_has_them() -> None:
+    """They are divided by n, unless `unbiased` asks for n − 1; a model without any has no training mode."""
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17]> m (double[N, 1] x) => (double[N, 1] y) <double[1] scale = {1}, '
+        "double[1] bias = {0}, double[1] mean = {2}, double[1] var = {3}> "
+        "{ y = BatchNormalization<momentum = 0.75>(x, scale, bias, mean, var) }"
+    )
+    x = np.array([[1.0], [2.0], [6.0]])
+    for unbiased, divisor in ((False, 3), (True, 2)):
+        step = step_model(model, batch_norm="training", unbiased=unbiased)
+        assert step.statistics == ("mean", "var")
+        training = Training(step, 0.1)
+        training.epoch(batches({"x": x, "label": x}, 3))
+        np.testing.assert_allclose(training.state["mean"], [0.75 * 2 + 0.25 * 3], atol=1e-14)
+        np.testing.assert_allclose(training.state["var"], [0.75 * 3 + 0.25 * 14 / divisor], atol=1e-14)
+    with pytest.raises(OptionError, match="has no BatchNormalization"):
+        step_model(_line(), batch_norm="training")
+    with pytest.raises(OptionError, match="'frozen', 'training'"):
+        step_model(model, batch_norm="train")
+    model.graph.node[0].input[4] = "mean"
+    with pytest.raises(OptionError, match="shares one"):
+        step_model(model, batch_norm="training")

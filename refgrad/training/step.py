@@ -20,12 +20,14 @@ from refgrad.reverse.assembly import names_in, note
 from refgrad.reverse.path import matching
 from refgrad.training.adapters import adapters_of
 from refgrad.training.losses import classes_of, differentiated
+from refgrad.training.normalization import Statistic, in_training_mode
 from refgrad.training.updates import SGD, Optimizer
 from refgrad.training.writer import Writer
 from refgrad.transforms.lifting import holds_weights, lift_weights
 from refgrad.transforms.losses import get_train_initializer
 from refgrad.transforms.weights import weights
 
+BATCH_NORMS = ("frozen", "training")
 RATE, STEP, VECTOR = "learning_rate", "step", "weights"
 _FLAT = 2**16  # elements of weights, up to which one vector of all of them is faster than a tensor for each
 _CLIP_EPSILON = 1e-6
@@ -50,6 +52,7 @@ class StepModel:
     flat: bool
     layout: Mapping[str, tuple[int, tuple[int, ...]]] = field(default_factory=dict)
     classes: int | None = None  # of the label, where they are counted
+    statistics: tuple[str, ...] = ()  # the running means and variances among the state
 
     @cached_property
     def inputs(self) -> dict[str, tuple[np.dtype, tuple[int | None, ...] | None]]:
@@ -95,6 +98,8 @@ def step_model(
     clip_norm: float | None = None,
     flat: bool | None = None,
     loss_settings: Mapping[str, Any] | None = None,
+    batch_norm: str = "frozen",
+    unbiased: bool = True,
 ) -> StepModel:
     """The model of one step of training.
 
@@ -115,6 +120,10 @@ def step_model(
     :param clip_norm: the gradient is scaled by min(1, c / (‖g‖ + 1e-6)), where ‖g‖ is the norm of all of it.
     :param flat: keep the weights, and each kind of state, in one vector; by default where they are of one type and few.
     :param loss_settings: what the loss is told besides: l1_weight and l2_weight of "elastic", eps of "log".
+    :param batch_norm: "frozen": BatchNormalization is as the model has it, with its running statistics. "training": batches are
+        normalised by their own statistics, and the running ones become states that follow them with the node's momentum.
+    :param unbiased: the running variance follows the variance of a batch of n numbers that is divided by n − 1, as torch's
+        does; ONNX divides by n.
     :raises OptionError: an option does not fit.
     :raises UnknownNameError: a name that does not exist, or nothing is trainable.
 
@@ -142,9 +151,20 @@ def step_model(
         flat = len(kinds) == 1 and sum(value.size for value in chosen.values()) <= _FLAT
     if flat and len(kinds) > 1:
         raise OptionError("flat=True needs weights of one type; these have several. Leave flat at False.")
-    made, loss_name = differentiated(model, list(chosen), loss, output, label, sample_weight, reduction, loss_settings)
+    if batch_norm not in BATCH_NORMS:
+        raise OptionError(f"batch_norm={batch_norm!r}; there are {choices(BATCH_NORMS)}.")
+    statistics: list[Statistic] = []
+    source: ModelProto | str | os.PathLike[str] = model
+    if batch_norm == "training":
+        source, statistics = in_training_mode(model)
+        chosen = {name: value for name, value in chosen.items() if name not in {s.name for s in statistics}}
+    made, loss_name = differentiated(source, list(chosen), loss, output, label, sample_weight, reduction, loss_settings)
     clip = (clip_value, clip_norm)
-    made_step = _Assembly(made, chosen, optimizer, loss_name, label, _decays(penalty, chosen), clip, flat).step()
+    running = {statistic: held[statistic.name] for statistic in statistics}
+    assembly = _Assembly(
+        made, chosen, optimizer, loss_name, label, _decays(penalty, chosen), clip, flat, running, unbiased
+    )
+    made_step = assembly.step()
     return replace(made_step, classes=classes_of(model, output) if loss == "cross_entropy" else None)
 
 
@@ -202,7 +222,10 @@ class _Assembly:
         decays: Mapping[str, tuple[float, float]],
         clip: tuple[float | None, float | None],
         flat: bool,
+        running: Mapping[Statistic, np.ndarray],
+        unbiased: bool,
     ) -> None:
+        self.running, self.unbiased = running, unbiased
         self.made, self.weights, self.optimizer, self.flat = made, weights, optimizer, flat
         self.loss, self.label, self.decays, self.clip = loss, label, decays, clip
         taken = names_of(made.graph) | {node.name for node in made.graph.node}
@@ -216,7 +239,8 @@ class _Assembly:
         """The step."""
         op = self.last
         _, gradients = names_in(self.made)
-        data = [value for value in self.made.graph.input if value.name not in self.weights]
+        moved = {*self.weights, *(statistic.name for statistic in self.running)}
+        data = [value for value in self.made.graph.input if value.name not in moved]
         if clash := next((v.name for v in data if v.name in (RATE, STEP, VECTOR)), ""):
             raise UnknownNameError(f"The model has an input {clash!r}, a name that the step needs. Rename the input.")
         loss = next(value for value in self.made.graph.output if value.name == self.loss)
@@ -243,6 +267,10 @@ class _Assembly:
         t = op.Cast(results[STEP], to=TensorProto.DOUBLE)
         for name, value in parts.items():
             results |= self._update(name, value, slopes[name], t)
+        for statistic, value in self.running.items():
+            op.types[statistic.name] = (helper.np_dtype_to_tensor_dtype(value.dtype), 1)
+            self._begin(statistic.name, value)
+            results[statistic.name] = statistic.following(op, self.unbiased)
         return self._assembled(data, results, op.Reshape(total, np.zeros(0, np.int64)), layout)
 
     def _begin(self, name: str, value: np.ndarray) -> None:
@@ -354,4 +382,5 @@ class _Assembly:
             result,
             self.flat,
             dict(layout),
+            statistics=tuple(statistic.name for statistic in self.running),
         )

@@ -134,7 +134,7 @@ class Training:
         return self.step.weights_in(self._run.values)
 
     def write_to(self, model: ModelProto) -> ModelProto:
-        """A copy of `model` with the weights that the training has reached.
+        """A copy of `model` with the weights, and the running statistics, that the training has reached.
 
         Weights that were lifted out of attributes (`refgrad.lift_weights`) are written into those of the original, or into
         the initializers of the lifted model, whichever is given.
@@ -142,6 +142,8 @@ class Training:
         :raises RefgradError: as `refgrad.write_back`; the model has no initializer of a name, or one of another type or shape.
         """
         made, left = lower_weights(model, self.weights)
+        state = self._run.values
+        left = left | {name: np.asarray(state[name]) for name in self.step.statistics}
         return write_back(made, left) if left else made
 
 

@@ -1,0 +1,99 @@
+"""BatchNormalization in a training: batches are normalised by their own statistics, and the running ones follow."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import numpy as np
+from onnx import ModelProto, NodeProto, helper
+
+from refgrad.errors import OptionError
+from refgrad.protos.reading import read
+from refgrad.protos.walk import attribute_value, fresh, names_of, refill, versions_of
+from refgrad.training.writer import Writer
+
+_OPSET = 14  # since which training_mode is an attribute
+
+
+@dataclass(frozen=True)
+class Statistic:
+    """A running mean or variance: the initializer, what the node returns for it, and where the node reads."""
+
+    name: str
+    made: str
+    x: str
+    momentum: float
+    is_variance: bool
+
+    def following(self, op: Writer, unbiased: bool) -> str:
+        """The value of the next step. The node's variance of a batch divides by n, torch's running one by n − 1.
+
+        The attribute is a float32, 0.9 about 0.89999998: the number that was meant is the shortest that it stands for.
+        """
+        op.types[self.name] = op.types[self.made] = (op.types[self.name][0], 1)
+        kind = op.type(self.name)
+        meant = float(str(np.float32(self.momentum)))
+        if meant >= 1:
+            kept: str = op.Identity(self.made)
+            return kept
+        batch = op.Mul(op.Sub(self.made, op.Mul(self.name, self.momentum)), 1 / (1 - self.momentum))
+        if unbiased and self.is_variance:
+            size = op.Cast(op.Div(op.Size(self.x), op.Size(self.name)), to=kind)
+            batch = op.Mul(batch, op.Div(size, op.Max(op.Sub(size, 1.0), 1.0)))
+        moved: str = op.Add(op.Mul(self.name, meant), op.Mul(batch, 1 - meant))
+        return moved
+
+
+def in_training_mode(model: ModelProto | str | os.PathLike[str]) -> tuple[ModelProto, list[Statistic]]:
+    """A copy of the model whose BatchNormalization nodes are in training mode, and whose running statistics are inputs.
+
+    :raises OptionError: there is none, or one whose statistics are not initializers of its own, or an opset below 14.
+    """
+    source = read(model)
+    made = ModelProto()
+    made.CopyFrom(source)
+    taken = names_of(made.graph) | {node.name for node in made.graph.node}
+    tensors = {tensor.name: tensor for tensor in made.graph.initializer}
+    found: list[Statistic] = []
+    for node in made.graph.node:
+        if node.op_type != "BatchNormalization" or node.domain not in ("", "ai.onnx"):
+            continue
+        if versions_of(made)[""] < _OPSET:
+            raise OptionError(
+                f"BatchNormalization has a training mode from opset {_OPSET} on, and the model has {versions_of(made)['']}. "
+                "Convert it with onnx.version_converter, or leave batch_norm at 'frozen'."
+            )
+        _one(node, found, taken, set(tensors))
+    if not found:
+        raise OptionError("The model has no BatchNormalization. Leave batch_norm at 'frozen'.")
+    names = {statistic.name for statistic in found}
+    declared = {value.name for value in made.graph.input}
+    made.graph.input.extend(
+        helper.make_tensor_value_info(name, tensors[name].data_type, list(tensors[name].dims))
+        for name in dict.fromkeys(statistic.name for statistic in found)
+        if name not in declared
+    )
+    refill(made.graph.initializer, [tensor for tensor in made.graph.initializer if tensor.name not in names])
+    return made, found
+
+
+def _one(node: NodeProto, found: list[Statistic], taken: set[str], tensors: set[str]) -> None:
+    known = [statistic.name for statistic in found]
+    for name in node.input[3:5]:
+        known.append(name)
+        if name not in tensors or known.count(name) > 1:
+            what = "has no initializer of its own" if name not in tensors else "shares one"
+            raise OptionError(
+                f"BatchNormalization node {node.name or node.output[0]!r} {what} for a running statistic ({name!r}). "
+                "Leave batch_norm at 'frozen'."
+            )
+    momentum = next((float(attribute_value(a)) for a in node.attribute if a.name == "momentum"), 0.9)
+    refill(node.attribute, [a for a in node.attribute if a.name != "training_mode"])
+    node.attribute.append(helper.make_attribute("training_mode", 1))
+    outputs = [node.output[0], *(name for name in node.output[1:3] if name)]
+    while len(outputs) < 3:
+        outputs.append(fresh(f"{node.input[2 + len(outputs)]}.moved", taken))
+    node.output[:] = outputs
+    for k in (0, 1):
+        found.append(Statistic(node.input[3 + k], outputs[1 + k], node.input[0], momentum, k == 1))
