@@ -57,10 +57,10 @@ def _every(nodes: Any) -> Any:
 
 
 def call(s: Scope, defined: Defined) -> None:
-    """A call of a function, of values of the shapes it was made for, or now and then of others."""
+    """A call of a function, of values of the shapes it was made for, or now and then of others of these ranks."""
     function, shapes = defined
     fixed = any(a.type == AttributeProto.GRAPH for node in function.node for a in node.attribute)  # they declare shapes
-    given = [s.shaped(shape) if fixed or s.chance(0.85) else s.pick(0, 3) for shape in shapes]
+    given = [s.shaped(shape) if fixed or s.chance(0.85) else s.pick(len(shape), len(shape)) for shape in shapes]
     parameters = s.world.parameters[function.name]
     attributes = {name: value for name, value in parameters.items() if name in function.attribute or s.chance(0.5)}
     s.add_all(
