@@ -212,6 +212,14 @@ class _Bound(Recurrence):
         ]
         self._fed = [value for value in session.inputs if value.name not in following]
         self._turn = 0
+        # Memory of scalars lasts; the results beside them are made anew in each run, and come last.
+        self._scalars = {
+            value.name: _ort_value(np.zeros((), value.dtype), "cpu")
+            for value in session.outputs
+            if value.name in self._others and value.kind == "tensor" and value.shape == ()
+            if value.dtype is not None and value.dtype.kind in "biuf" and not _is_extended(value.dtype)
+        }
+        self._others = [name for name in self._others if name not in self._scalars]
         self._bindings: dict[tuple[Any, ...], tuple[dict[str, Any], list[Any]]] = {}
         del self._values
 
@@ -235,8 +243,11 @@ class _Bound(Recurrence):
         except Exception as error:
             raise BackendError(_explain(error, self._owner._backend)) from error
         self._turn = 1 - self._turn
-        results = binding.get_outputs()[-len(self._others) :] if self._others else []
-        return {name: _to_numpy(value) for name, value in zip(self._others, results, strict=True)}
+        made = {name: value.numpy().copy() for name, value in self._scalars.items()}
+        if self._others:
+            results = binding.get_outputs()[-len(self._others) :]
+            made |= {name: _to_numpy(value) for name, value in zip(self._others, results, strict=True)}
+        return made
 
     def _bound(self, feeds: Mapping[str, Any]) -> tuple[dict[str, Any], list[Any]]:
         checked = check_feeds(feeds, self._fed)
@@ -248,6 +259,8 @@ class _Bound(Recurrence):
                 binding.bind_ortvalue_input(name, value)
             for name, output in self._following.items():
                 binding.bind_ortvalue_output(output, written[name])
+            for name, value in self._scalars.items():
+                binding.bind_ortvalue_output(name, value)
             for name in self._others:
                 binding.bind_output(name, "cpu")
             bindings.append(binding)

@@ -301,3 +301,31 @@ def test_running_statistics_as_the_specification_has_them() -> None:
     model.graph.node[0].input[4] = "mean"
     with pytest.raises(OptionError, match="shares one"):
         step_model(model, batch_norm="training")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_scalars_keep_the_value_of_their_run(backend: str) -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 18]> m (float[N] x, float total) => (float next, float shown, float[N] all) '
+        "{ sum = ReduceSum<keepdims = 0>(x) next = Add(total, sum) shown = Add(next, next) all = Mul(x, next) }"
+    )
+    runs = get_backend(backend).prepare(model).recurrence({"total": "next"}, {"total": np.float32(1)})
+    first, second = (runs.step({"x": np.array(values, np.float32)}) for values in ([1, 2], [3]))
+    assert (first["shown"], second["shown"]) == (8, 14)
+    np.testing.assert_array_equal(first["all"], [4, 8])
+    np.testing.assert_array_equal(second["all"], [21])
+
+
+@pytest.mark.parametrize("flat", [True, False])
+def test_a_step_has_no_node_too_many(flat: bool) -> None:
+    """Each row is taken from the vector and put back without Reshape; nothing is copied, and every node is read."""
+    rng = np.random.default_rng(0)
+    coefs = [rng.standard_normal((3, 4)), rng.standard_normal((4, 1))]
+    model = _mlp(coefs, [rng.standard_normal(4), rng.standard_normal(1)])
+    graph = step_model(model, "half_squared_error", SGD(momentum=0.9), flat=flat).model.graph
+    read = {name for node in graph.node for name in node.input} | {value.name for value in graph.output}
+    assert all(read.intersection(node.output) for node in graph.node)
+    assert {tensor.name for tensor in graph.initializer} <= read
+    kinds = [node.op_type for node in graph.node]
+    assert "Identity" not in kinds
+    assert kinds.count("Reshape") == (4 if flat else 0)

@@ -15,12 +15,13 @@ from onnx import ModelProto, TensorProto, ValueInfoProto, helper
 from refgrad.backends.base import graph_inputs
 from refgrad.errors import OptionError, UnknownNameError, choices, did_you_mean
 from refgrad.protos.reading import read
-from refgrad.protos.walk import fresh, names_of, versions_of
+from refgrad.protos.walk import captures_of, fresh, names_of, versions_of
 from refgrad.reverse.assembly import names_in, note
 from refgrad.reverse.path import matching
 from refgrad.training.adapters import adapters_of
 from refgrad.training.losses import classes_of, differentiated
 from refgrad.training.normalization import Statistic, in_training_mode
+from refgrad.training.slimming import slim, uses
 from refgrad.training.updates import SGD, Optimizer
 from refgrad.training.writer import Writer
 from refgrad.transforms.lifting import holds_weights, lift_weights
@@ -232,6 +233,7 @@ class _Assembly:
         opset = versions_of(made)[""]
         self.first, self.last = Writer(opset, "weights", taken), Writer(opset, "update", taken)
         self.taken = taken
+        self.uses = uses(made.graph)
         self.inputs: list[ValueInfoProto] = []
         self.state: dict[str, np.ndarray] = {}
 
@@ -249,7 +251,7 @@ class _Assembly:
         if self.flat:
             layout = self._unpacked()
             parts = {VECTOR: np.concatenate([value.ravel() for value in self.weights.values()])}
-            slopes = {VECTOR: self._packed([gradients[name] for name in self.weights])}
+            slopes = {VECTOR: self._packed(gradients)}
         else:
             parts = dict(self.weights)
             slopes = {name: gradients[name] for name in self.weights}
@@ -271,7 +273,9 @@ class _Assembly:
             op.types[statistic.name] = (helper.np_dtype_to_tensor_dtype(value.dtype), 1)
             self._begin(statistic.name, value)
             results[statistic.name] = statistic.following(op, self.unbiased)
-        return self._assembled(data, results, op.Reshape(total, np.zeros(0, np.int64)), layout)
+        if not self._is_scalar(self.loss):
+            total = op.Reshape(total, np.zeros(0, np.int64))
+        return self._assembled(data, results, total, layout)
 
     def _begin(self, name: str, value: np.ndarray) -> None:
         """An input that the step returns changed, and with what it begins."""
@@ -288,15 +292,46 @@ class _Assembly:
         for row, (name, value) in zip(rows, self.weights.items(), strict=True):
             layout[name] = (start, value.shape)
             start += value.size
+            if value.ndim == 1 and len(sizes) > 1:
+                split = op.nodes[0]
+                split.output[list(split.output).index(row)] = name
+                continue
             op.nodes.append(
                 helper.make_node("Reshape", [row, op.const(list(value.shape))], [name], name=f"weights/{name}")
             )
         return layout
 
-    def _packed(self, gradients: Sequence[str]) -> str:
-        rows = [self.last.Reshape(name, [-1]) for name in gradients]
+    def _packed(self, gradients: Mapping[str, str]) -> str:
+        flat = {name: self.weights[name].ndim == 1 or self._sums_to_row(name, gradients) for name in self.weights}
+        rows = [gradients[name] if flat[name] else self.last.Reshape(gradients[name], [-1]) for name in self.weights]
         packed: str = self.last.Concat(*rows, axis=0) if len(rows) > 1 else rows[0]
         return packed
+
+    def _sums_to_row(self, name: str, gradients: Mapping[str, str]) -> bool:
+        """Whether the gradient is a sum that nothing else reads and that is a row without the axes of size 1 it keeps."""
+        graph, gradient = self.made.graph, gradients[name]
+        node = next((node for node in graph.node if gradient in node.output), None)
+        if node is None or node.op_type != "ReduceSum" or len(node.input) != 2 or self.uses[gradient]:
+            return False
+        axes = next((tensor for tensor in graph.initializer if tensor.name == node.input[1]), None)
+        keepdims = next((attribute for attribute in node.attribute if attribute.name == "keepdims"), None)
+        if axes is None or keepdims is None or not keepdims.i or list(gradients.values()).count(gradient) > 1:
+            return False
+        if self.weights[name].ndim - math.prod(axes.dims) != 1:
+            return False
+        keepdims.i = 0
+        return True
+
+    def _is_scalar(self, name: str) -> bool:
+        """Whether a value is the sum or the mean of all of a tensor; no inner graph reads it."""
+        node = next((node for node in self.made.graph.node if name in node.output), None)
+        return (
+            node is not None
+            and not any(name in captures_of(reader) for reader in self.made.graph.node)
+            and node.op_type in ("ReduceMean", "ReduceSum")
+            and len(node.input) == 1
+            and [(attribute.name, attribute.i) for attribute in node.attribute] == [("keepdims", 0)]
+        )
 
     def _penalized(self, name: str, slope: str, total: str) -> tuple[str, str]:
         """The gradient and the loss with l1·Σ|w| + l2·Σw²."""
@@ -358,19 +393,20 @@ class _Assembly:
         made.CopyFrom(self.made)
         result = fresh("loss", self.taken)
         final = {total: result} | {name: fresh(f"{state}_next", self.taken) for state, name in results.items()}
-        for node in self.last.nodes:
-            node.input[:] = [final.get(name, name) for name in node.input]
-            node.output[:] = [final.get(name, name) for name in node.output]
         graph = made.graph
         for field_name in ("input", "output", "node", "initializer"):
             graph.ClearField(field_name)
         graph.name = "step"
         graph.input.extend([*data, *self.inputs])
         graph.node.extend([*self.first.nodes, *source.node, *self.last.nodes])
+        for node in graph.node:
+            node.input[:] = [final.get(name, name) for name in node.input]
+            node.output[:] = [final.get(name, name) for name in node.output]
         graph.initializer.extend([*source.initializer, *self.first.constants.values(), *self.last.constants.values()])
         graph.output.append(helper.make_tensor_value_info(result, self.last.type(self.loss), []))
         types = {value.name: value.type for value in graph.input}
         graph.output.extend(helper.make_value_info(final[name], types[state]) for state, name in results.items())
+        slim(graph)
         note(made, self.made, training={"layout": {n: [start, list(shape)] for n, (start, shape) in layout.items()}})
         return StepModel(
             made,

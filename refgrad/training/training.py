@@ -62,7 +62,15 @@ class Training:
             done = self.progress
             loss = self.train_on(batch, self.schedule(done), f"step {done.step} (epoch {done.epoch})")
             size = len(batch[self.step.data[0]]) if self.step.data else 1
-            self.progress = replace(done, step=done.step + 1, sample=done.sample + size, total=done.total + loss * size)
+            self.progress = Progress(
+                done.epoch,
+                done.step + 1,
+                done.sample + size,
+                done.epoch_step,
+                done.epoch_sample,
+                done.losses,
+                done.total + loss * size,
+            )
             if after is not None:
                 after()
         done = self.progress
@@ -167,5 +175,9 @@ def batches(data: Mapping[str, Any], size: Any, rng: Any = None) -> Iterator[dic
     if rng is not None:
         rng.shuffle(order)
     for start in range(0, count, size):
-        chosen = order[start : start + size] if rng is not None else slice(start, start + size)
-        yield {name: array[chosen] for name, array in arrays.items()}
+        end = start + size
+        if rng is None:
+            yield {name: array[start:end] for name, array in arrays.items()}
+        else:
+            chosen = order[start:end]
+            yield {name: array.take(chosen, axis=0) for name, array in arrays.items()}
