@@ -131,7 +131,7 @@ make(step_model(LINE, optimizer=Adam()), Path(sys.argv[1]), every=1, epochs=40, 
 """
 
 
-@pytest.mark.parametrize("kills", [3])
+@pytest.mark.parametrize("kills", [3, pytest.param(50, marks=pytest.mark.models)])
 def test_a_training_that_is_killed_goes_on_to_the_same_bits(kills, step, tmp_path):
     whole = make(step, None, epochs=40, patience=None)
     whole.run()

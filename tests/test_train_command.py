@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -147,6 +148,23 @@ def test_an_interrupt_names_the_checkpoint(folder):
     assert "The checkpoint 'c.safetensors' has the last good weights" in said
     assert "Traceback" not in said
     assert not Path("t.onnx").exists()
+
+
+def test_the_documentation_runs_from_an_empty_folder(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("safetensors")
+    monkeypatch.chdir(tmp_path)
+    page = (Path(__file__).parent.parent / "docs" / "train_command.md").read_text()
+    first, second = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    exec(first, {})
+    [shell] = re.findall(r"```console\n(.*?)```", page, re.DOTALL)
+    lines = re.findall(r"^\$ refgrad (.*)", shell.replace("\\\n", ""), re.MULTILINE)
+    assert len(lines) == 4
+    for line in lines:
+        assert main(line.split()) == 0, line
+    assert Path("again.onnx").read_bytes() == Path("trained.onnx").read_bytes()
+    capsys.readouterr()
+    exec(second, {})
+    assert capsys.readouterr().out.strip() == re.search(r"# (\(.*)", second)[1]
 
 
 def test_a_step_model_trains_by_its_metadata_alone(folder, capsys):
