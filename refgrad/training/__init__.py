@@ -3,6 +3,7 @@
 from refgrad.errors import ConvergenceError
 from refgrad.training.adapters import lora, merge_adapters
 from refgrad.training.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
+from refgrad.training.conventions import Convention, convention
 from refgrad.training.data import Arrays, Batches, Data, Shards, open_data
 from refgrad.training.optimizers import OrtGradientOptimizer
 from refgrad.training.optimizers_partial import OrtGradientForwardBackwardOptimizer
@@ -40,6 +41,7 @@ __all__ = [
     "Batches",
     "Checkpoint",
     "Constant",
+    "Convention",
     "ConvergenceError",
     "Cosine",
     "Data",
@@ -64,6 +66,7 @@ __all__ = [
     "Training",
     "Warmup",
     "batches",
+    "convention",
     "load_checkpoint",
     "lora",
     "merge_adapters",

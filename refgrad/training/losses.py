@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import ml_dtypes
 import onnx.compose
-from onnx import ModelProto, NodeProto, TensorProto, helper
+from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from refgrad.errors import OptionError, UnknownNameError, choices
 from refgrad.forward.normalise import normalise
 from refgrad.protos.reading import read
-from refgrad.protos.types import FLOATS
+from refgrad.protos.types import FLOATS, is_unnamed
+from refgrad.protos.upgrade import upgrade
 from refgrad.protos.walk import fresh, names_of, refill, versions_of
 from refgrad.reverse.assembly import names_in, note
 from refgrad.reverse.gradient import gradient
 from refgrad.training.writer import Writer
-from refgrad.transforms.losses import REDUCTIONS, SCORES, add_loss_output, one_output
+from refgrad.transforms.losses import REDUCTIONS, SCORES, add_loss_output, make_room, one_output
+from refgrad.transforms.selection import select_model_inputs_outputs
 
 # The losses of an element whose derivative is written at once: of the difference d, the loss and what it is by d.
 _DIRECT: dict[str, Callable[[Writer, str], tuple[str, str]]] = {
@@ -26,7 +30,9 @@ _DIRECT: dict[str, Callable[[Writer, str], tuple[str, str]]] = {
     "absolute_error": lambda op, d: (op.Abs(d), op.Sign(d)),
 }
 _DIRECT |= {"l2": _DIRECT["squared_error"], "l1": _DIRECT["absolute_error"]}
-LOSSES = tuple(dict.fromkeys((*SCORES, "half_squared_error", "cross_entropy")))
+_LOSSES_OF_CLASSES = 16  # the opset that the losses of classes are written in, as gradients are
+OF_CLASSES = ("cross_entropy", "log_loss")
+LOSSES = tuple(dict.fromkeys((*SCORES, "half_squared_error", *OF_CLASSES)))
 
 
 def differentiated(
@@ -44,7 +50,7 @@ def differentiated(
     :raises OptionError: there is no such loss, or it does not fit the output.
     :raises UnknownNameError: a new name that the model has.
     """
-    source = read(model)
+    source = _with_sigmoids(read(model))
     settings = dict(settings or {})
     if settings and loss not in SCORES:
         raise OptionError(f"The loss {loss!r} has no settings, such as {next(iter(settings))!r}.")
@@ -66,8 +72,8 @@ def differentiated(
         return _direct(source, wrt, loss, output, label, sample_weight, reduction)
     else:
         name = fresh("total_loss", names_of(source.graph))
-        if loss == "cross_entropy":
-            source = _cross_entropy(source, name, output, label, sample_weight, reduction)
+        if loss in OF_CLASSES:
+            source, name = _of_classes(source, loss, output, label, sample_weight, reduction)
         else:
             source = add_loss_output(
                 source, loss, name, label, sample_weight, None, output, reduction=reduction, **settings
@@ -76,10 +82,10 @@ def differentiated(
 
 
 def classes_of(model: ModelProto | str | os.PathLike[str], output: str | None) -> int | None:
-    """How many classes the logits [N, C, ...] have; None where only the run tells."""
+    """How many classes the logits or probabilities [N, C, ...] have; None where only the run tells."""
     graph = normalise(read(model))
     shape = graph.shapes.get(one_output(graph, output)) or ()
-    return shape[1] if len(shape) > 1 and isinstance(shape[1], int) else None
+    return max(shape[1], 2) if len(shape) > 1 and isinstance(shape[1], int) else None  # one column is of two classes
 
 
 def _direct(
@@ -149,24 +155,79 @@ def _composed(source: ModelProto, loss: ModelProto, output: str | None) -> tuple
     return made, name
 
 
-def _cross_entropy(
-    source: ModelProto, name: str, output: str | None, label: str, sample_weight: str | None, reduction: str
-) -> ModelProto:
-    if sample_weight is not None:
-        raise OptionError("cross_entropy takes no sample_weight.")
+def _of_classes(
+    source: ModelProto, loss: str, output: str | None, label: str, sample_weight: str | None, reduction: str
+) -> tuple[ModelProto, str]:
+    """The model that returns the loss of classes in int64: of logits ("cross_entropy"), or of probabilities ("log_loss")."""
+    if versions_of(source).get("", _LOSSES_OF_CLASSES) < _LOSSES_OF_CLASSES:
+        source = upgrade(source, _LOSSES_OF_CLASSES)
     graph = normalise(source)
-    logits = one_output(graph, output)
-    shape = graph.shapes.get(logits)
-    if shape is None or len(shape) < 2:
-        raise OptionError(
-            f"cross_entropy compares logits [N, C, ...]; output {logits!r} has not been declared as such."
-        )
+    compared = one_output(graph, output)
+    shape, kind = graph.shapes.get(compared), graph.types.get(compared)
+    if shape is None or kind not in FLOATS or len(shape) < (1 if loss == "log_loss" else 2):
+        what = "logits" if loss == "cross_entropy" else "probabilities"
+        raise OptionError(f"{loss} compares {what} [N, C, ...]; output {compared!r} has not been declared as such.")
     made = ModelProto()
     made.CopyFrom(source)
-    made.graph.node.append(
-        helper.make_node("SoftmaxCrossEntropyLoss", [logits, label], [name], name=name, reduction=reduction)
-    )
-    made.graph.input.append(helper.make_tensor_value_info(label, TensorProto.INT64, [shape[0], *shape[2:]]))
+    taken = make_room(made, [label, *([sample_weight] if sample_weight else [])], compared)
+    op = Writer(versions_of(made)[""], "loss", taken | {node.name for node in made.graph.node})
+    op.types |= {compared: (kind, len(shape)), label: (TensorProto.INT64, max(len(shape) - 1, 1))}
+    scores, name = compared, "SoftmaxCrossEntropyLoss"
+    if loss == "log_loss":
+        name = "NegativeLogLikelihoodLoss"
+        if len(shape) == 1:
+            scores = op.Reshape(scores, [-1, 1])
+        if len(shape) == 1 or shape[1] == 1:
+            scores = op.Concat(op.Sub(op.const(1.0, like=compared), scores), scores, axis=1)
+        smallest = ml_dtypes.finfo(helper.tensor_dtype_to_np_dtype(kind)).eps  # type: ignore[no-untyped-call]
+        scores = op.Log(op.Max(scores, op.const(float(smallest), like=compared)))
+    each = op.emit(name, "", (scores, label), 1, {"reduction": "none"})
+    op.types[each] = (kind, max(len(shape) - 1, 1))
+    if sample_weight is not None:
+        more = max(len(shape) - 2, 0)
+        each = op.Mul(each, op.Reshape(sample_weight, [-1] + [1] * more) if more else sample_weight)
+    total: str = op.emit(REDUCTIONS[reduction], "", (each,), 1, {"keepdims": 0})
+    made.graph.node.extend(op.nodes)
+    made.graph.initializer.extend(op.constants.values())
+    dims = [shape[0], *shape[2:]]
+    made.graph.input.append(helper.make_tensor_value_info(label, TensorProto.INT64, [_dim(dim) for dim in dims]))
+    if sample_weight is not None:
+        made.graph.input.append(helper.make_tensor_value_info(sample_weight, kind, [_dim(shape[0])]))
     del made.graph.output[:]
-    made.graph.output.append(helper.make_tensor_value_info(name, graph.types[logits], []))
+    made.graph.output.append(helper.make_tensor_value_info(total, kind, []))
+    return select_model_inputs_outputs(made, inputs=[value.name for value in made.graph.input]), total
+
+
+def _with_sigmoids(model: ModelProto) -> ModelProto:
+    """The model with Sigmoid(x) in place of 1 / (1 + exp(−x)), as skl2onnx writes it: its derivative is 0·∞ for large x."""
+    makers = {name: node for node in model.graph.node for name in node.output}
+    held = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer if math.prod(t.dims) == 1}
+
+    def other(node: NodeProto | None, op_type: str, number: float) -> str:
+        """The operand beside a number."""
+        if node is None or node.op_type != op_type:
+            return ""
+        left, right = node.input
+        if right in held and held[right].item() == number:
+            return left
+        return right if left in held and held[left].item() == number else ""
+
+    found = {}
+    for k, node in enumerate(model.graph.node):
+        power = makers.get(other(makers.get(node.input[0]), "Add", 1)) if node.op_type == "Reciprocal" else None
+        if power is not None and power.op_type == "Exp":
+            negated = makers.get(power.input[0])
+            is_negated = negated is not None and negated.op_type == "Neg"
+            score = negated.input[0] if negated is not None and is_negated else other(negated, "Mul", -1)
+            if score:
+                found[k] = NodeProto(op_type="Sigmoid", name=node.name, input=[score], output=node.output)
+    if not found:
+        return model
+    made = ModelProto()
+    made.CopyFrom(model)
+    refill(made.graph.node, [found.get(k, node) for k, node in enumerate(model.graph.node)])
     return made
+
+
+def _dim(dim: int | str | None) -> int | str | None:
+    return None if is_unnamed(dim) else dim

@@ -19,7 +19,8 @@ from refgrad.protos.walk import captures_of, fresh, names_of, versions_of
 from refgrad.reverse.assembly import names_in, note
 from refgrad.reverse.path import matching
 from refgrad.training.adapters import adapters_of
-from refgrad.training.losses import classes_of, differentiated
+from refgrad.training.labels import labels_of
+from refgrad.training.losses import OF_CLASSES, classes_of, differentiated
 from refgrad.training.normalization import Statistic, in_training_mode
 from refgrad.training.slimming import slim, uses
 from refgrad.training.updates import SGD, Optimizer
@@ -32,6 +33,7 @@ BATCH_NORMS = ("frozen", "training")
 RATE, STEP, VECTOR = "learning_rate", "step", "weights"
 _FLAT = 2**16  # elements of weights, up to which one vector of all of them is faster than a tensor for each
 _CLIP_EPSILON = 1e-6
+PENALTIES_BY = ("step", "sample")
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,17 @@ class StepModel:
             name: row[start : start + math.prod(shape)].reshape(shape) for name, (start, shape) in self.layout.items()
         }
 
+    def labels(self, y: Any, classes: Sequence[Any] | None = None) -> np.ndarray:
+        """`y` as the step wants its label: its type, and one or two axes.
+
+        Where the label is int64, `y` has classes, which become their positions in `classes`; without `classes` they are those.
+
+        :param y: numbers or classes, [N], [N, 1] or of the shape of the label.
+        :raises FeedError: `y` does not fit the label, or has a class that is not among `classes`.
+        """
+        value = next(value for value in self.model.graph.input if value.name == self.label)
+        return labels_of(y, value, classes)
+
     def state_with(self, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The state that a training begins with, with these weights in place of those of the model."""
         if self.flat:
@@ -95,6 +108,7 @@ def step_model(
     sample_weight: str | None = None,
     reduction: str = "mean",
     penalty: Mapping[str, tuple[float, float]] | None = None,
+    penalty_by: str = "step",
     clip_value: float | None = None,
     clip_norm: float | None = None,
     flat: bool | None = None,
@@ -107,9 +121,9 @@ def step_model(
     :param model: a model, or the path of one. It is not modified. `refgrad.lift_weights` is applied to it.
     :param loss: what `output` is compared by with the label: "squared_error", "absolute_error", "elastic", "log" as in
         `refgrad.add_loss_output`, "half_squared_error", or "cross_entropy" of logits [N, C, ...] with classes [N, ...] in
-        int64. None: `output` is the loss already. Or a model of the same opset, or a `pathlib.Path`: its inputs that are
-        called as outputs of the model get these (or its first input gets `output`), the others are fed, and it returns a
-        scalar.
+        int64, or "log_loss" of probabilities [N, C, ...], or of the second of two classes [N, 1], with such classes. None:
+        `output` is the loss already. Or a model of the same opset, or a `pathlib.Path`: its inputs that are called as outputs
+        of the model get these (or its first input gets `output`), the others are fed, and it returns a scalar.
     :param optimizer: the update; SGD without momentum by default.
     :param trainable: names of float initializers, or patterns of parameters (`head.*`); by default the
         adapters that `lora` added, or else all that `refgrad.weights` calls parameters.
@@ -117,6 +131,8 @@ def step_model(
     :param sample_weight: name of an input to add, one weight per sample.
     :param reduction: "mean" or "sum" of the losses of the samples.
     :param penalty: {name or pattern: (l1, l2)}: l1·Σ|w| + l2·Σw² is added to the loss.
+    :param penalty_by: "step", or "sample": the penalty is divided by the number of samples of the step, as for the networks of
+        scikit-learn.
     :param clip_value: each element of the gradient is clipped to [−c, c].
     :param clip_norm: the gradient is scaled by min(1, c / (‖g‖ + 1e-6)), where ‖g‖ is the norm of all of it.
     :param flat: keep the weights, and each kind of state, in one vector; by default where they are of one type and few.
@@ -161,12 +177,13 @@ def step_model(
         chosen = {name: value for name, value in chosen.items() if name not in {s.name for s in statistics}}
     made, loss_name = differentiated(source, list(chosen), loss, output, label, sample_weight, reduction, loss_settings)
     clip = (clip_value, clip_norm)
+    if penalty_by not in PENALTIES_BY:
+        raise OptionError(f"penalty_by={penalty_by!r}; there are {choices(PENALTIES_BY)}.")
+    decays, shared = _decays(penalty, chosen), penalty_by == "sample"
     running = {statistic: held[statistic.name] for statistic in statistics}
-    assembly = _Assembly(
-        made, chosen, optimizer, loss_name, label, _decays(penalty, chosen), clip, flat, running, unbiased
-    )
+    assembly = _Assembly(made, chosen, optimizer, loss_name, label, decays, shared, clip, flat, running, unbiased)
     made_step = assembly.step()
-    return replace(made_step, classes=classes_of(model, output) if loss == "cross_entropy" else None)
+    return replace(made_step, classes=classes_of(model, output) if loss in OF_CLASSES else None)
 
 
 def _trained(
@@ -221,12 +238,14 @@ class _Assembly:
         loss: str,
         label: str,
         decays: Mapping[str, tuple[float, float]],
+        shared: bool,
         clip: tuple[float | None, float | None],
         flat: bool,
         running: Mapping[Statistic, np.ndarray],
         unbiased: bool,
     ) -> None:
         self.running, self.unbiased = running, unbiased
+        self.shared, self.count = shared, ""  # whether the samples of a step share the penalty, and how many there are
         self.made, self.weights, self.optimizer, self.flat = made, weights, optimizer, flat
         self.loss, self.label, self.decays, self.clip = loss, label, decays, clip
         taken = names_of(made.graph) | {node.name for node in made.graph.node}
@@ -259,6 +278,8 @@ class _Assembly:
             kind = helper.np_dtype_to_tensor_dtype(value.dtype)
             op.types[name] = op.types[slopes[name]] = (kind, value.ndim)
         total = self.loss
+        if self.shared and self.decays:
+            self.count = op.Cast(self._count(data), to=TensorProto.DOUBLE)
         for name in parts:
             slopes[name], total = self._penalized(name, slopes[name], total)
         slopes = self._clipped(slopes)
@@ -348,6 +369,8 @@ class _Assembly:
                     for m, a in zip(members, amounts, strict=True)
                 ]
                 amount = op.const(np.concatenate(rows))
+            if self.shared:
+                amount = op.Div(amount if isinstance(amount, str) else op.const(amount, like=name), self._in_type(name))
             if place == 0:
                 slope = op.Add(slope, op.Mul(op.Sign(name), amount))
                 part = op.Mul(op.Abs(name), amount)
@@ -358,6 +381,17 @@ class _Assembly:
             summed = op.ReduceSum(part, keepdims=0)
             total = op.Add(total, summed if op.type(total) == op.type(name) else op.Cast(summed, to=op.type(total)))
         return slope, total
+
+    def _count(self, data: Sequence[ValueInfoProto]) -> str:
+        """The number of samples of a step."""
+        axes = {value.name: len(value.type.tensor_type.shape.dim) for value in data}
+        first = next((name for name in (self.label, *axes) if axes.get(name)), "")
+        if not first:
+            raise OptionError('penalty_by="sample" needs an input whose first axis counts the samples. Take "step".')
+        return str(self.last.Gather(self.last.Shape(first), 0))
+
+    def _in_type(self, name: str) -> str:
+        return str(self.last.Cast(self.count, to=self.last.type(name)))
 
     def _clipped(self, slopes: Mapping[str, str]) -> dict[str, str]:
         op, (value, most) = self.last, self.clip

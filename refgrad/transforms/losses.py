@@ -108,7 +108,7 @@ def add_loss_output(
     made = ModelProto()
     made.CopyFrom(source)
     new = [loss_name, label_name, *([weight_name] if weight_name is not None else [])]
-    taken = _make_room(made, new, output)
+    taken = make_room(made, new, output)
     writer = _Writer(kind, taken)
     inputs = {label_name: (label_kind, _label_shape(score, output, shape))}
     if weight_name is not None:
@@ -140,7 +140,7 @@ def add_loss_output(
     return select_model_inputs_outputs(made, inputs=[value.name for value in made.graph.input])
 
 
-def _make_room(model: ModelProto, new: Sequence[object], output: str) -> set[str]:
+def make_room(model: ModelProto, new: Sequence[object], output: str) -> set[str]:
     """Free the names in `new`: a value within `model` that has one gets another name. Return the names that are taken.
 
     :raises UnknownNameError: an input, an initializer or the compared `output` has one of them, or two are the same.

@@ -1,0 +1,86 @@
+"""What becomes of y: the label of a step, in its type and with its axes, classes as their positions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from onnx import ModelProto, TensorProto, ValueInfoProto, helper, numpy_helper
+
+from refgrad.errors import FeedError, choices
+from refgrad.protos.domains import ML
+from refgrad.protos.walk import attribute_value
+
+_CLASSES = ("classlabels_ints", "classlabels_int64s", "classlabels_strings")
+
+
+def labels_of(y: Any, value: ValueInfoProto, classes: Sequence[Any] | None = None) -> np.ndarray:
+    """`y` in the type of an input and with its axes: [N] becomes [N, 1], and [N, 1] becomes [N]. See `StepModel.labels`."""
+    tensor = value.type.tensor_type
+    array = np.asarray(y)
+    rank = len(tensor.shape.dim)
+    if tensor.elem_type == TensorProto.INT64:
+        array = _positions(array, classes)
+    elif array.dtype.kind not in "biuf":
+        raise FeedError(f"The label {value.name!r} has numbers, and y is an array of {array.dtype}.")
+    if array.ndim == rank - 1:
+        array = array[..., None]
+    elif array.ndim == rank + 1 and array.shape[-1] == 1:
+        array = array[..., 0]
+    if array.ndim != rank:
+        raise FeedError(f"The label {value.name!r} has {rank} axes, and y has the shape {array.shape}.")
+    dtype = helper.tensor_dtype_to_np_dtype(tensor.elem_type)
+    due = [dim.dim_value if dim.HasField("dim_value") else -1 for dim in tensor.shape.dim[1:]]
+    if any(n not in (-1, given) for n, given in zip(due, array.shape[1:], strict=True)):
+        raise FeedError(f"The label {value.name!r} has the shape {['N', *due]}, and y has {list(array.shape)}.")
+    return np.ascontiguousarray(array, dtype)
+
+
+def _positions(array: np.ndarray, classes: Sequence[Any] | None) -> np.ndarray:
+    """The positions of classes. Floats that are integers, and booleans, count as integers."""
+    if array.dtype.kind in "fb":
+        whole = array.astype(np.int64)
+        if not np.array_equal(whole, array):
+            raise FeedError(
+                "The label has classes, and y has numbers that are not integers. A regression has such labels."
+            )
+        array = whole
+    if classes is None:
+        if array.dtype.kind not in "iu":
+            raise FeedError(
+                f"The label has classes by position, and y is an array of {array.dtype}. Give the classes too."
+            )
+        return array
+    known = np.asarray(classes)
+    if known.dtype.kind in "US":
+        array = array.astype(object)
+    place = {one: k for k, one in enumerate(known.tolist())}
+    flat = array.ravel().tolist()
+    if unknown := next((one for one in flat if one not in place), None) if flat else None:
+        raise FeedError(f"The label {unknown!r} is none of the model's classes: {choices(place)}.")
+    if 0 not in place and 0 in flat:
+        raise FeedError(f"The label 0 is none of the model's classes: {choices(place)}.")
+    return np.array([place[one] for one in flat], np.int64).reshape(array.shape)
+
+
+def classes_of(model: ModelProto) -> list[Any] | None:
+    """The classes of a classifier in the order of its scores, or None where the model does not say.
+
+    They stand in attributes of ai.onnx.ml, or in an initializer of which the position of the largest score takes one.
+    """
+    for node in reversed(model.graph.node):
+        for attribute in node.attribute:
+            if node.domain == ML and attribute.name in _CLASSES and (value := attribute_value(attribute)):
+                return [one.decode() if isinstance(one, bytes) else one for one in value]
+    held = {tensor.name: tensor for tensor in model.graph.initializer}
+    makers = {name: node for node in model.graph.node for name in node.output}
+    for node in reversed(model.graph.node):
+        if node.op_type in ("ArrayFeatureExtractor", "Gather") and node.input[0] in held:
+            maker = makers.get(node.input[1])
+            while maker is not None and maker.op_type in ("Cast", "Reshape", "Identity", "Squeeze"):
+                maker = makers.get(maker.input[0])
+            if maker is not None and maker.op_type in ("ArgMax", "Greater"):
+                values = numpy_helper.to_array(held[node.input[0]]).ravel().tolist()
+                return [one.decode() if isinstance(one, bytes) else one for one in values]
+    return None
