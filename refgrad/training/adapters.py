@@ -28,8 +28,8 @@ _KEY = "refgrad.adapters"  # metadata: which tensors adapt which weight
 def lora(
     model: ModelProto | str | os.PathLike[str],
     weights: str | Sequence[str] = "*",
-    rank: int = 8,
-    alpha: float | None = None,
+    rank: Any = 8,
+    alpha: Any = None,
     seed: int = 0,
 ) -> ModelProto:
     """A copy of `model` with adapters beside weights of MatMul and Gemm. At first it computes what `model` computes.

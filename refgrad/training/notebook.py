@@ -45,9 +45,9 @@ class BaseOptimizer(ABC):
         model_onnx: ModelProto | str | os.PathLike[str],
         weights_to_train: Sequence[str] | None,
         loss_output_name: str,
-        max_iter: int,
+        max_iter: Any,
         training_optimizer_name: str,
-        batch_size: int,
+        batch_size: Any,
         learning_rate: BaseLearningRate | float | str,
         device: str,
         warm_start: bool,
@@ -218,7 +218,7 @@ class BaseOptimizer(ABC):
             raise OptionError(f"There is no folder {os.fspath(folder)!r}. Make it first.")
 
         def written(graphs: Mapping[str, Any], owner: str) -> dict[str, Any]:
-            names = {}
+            names: dict[str, Any] = {}
             for name, graph in graphs.items():
                 if isinstance(graph, ModelProto):
                     names[name] = str(Path(folder) / f"{owner}.{name}.onnx")

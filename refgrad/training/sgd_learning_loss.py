@@ -106,7 +106,7 @@ LOSSES: dict[str, type[BaseLearningLoss]] = {
 }
 
 
-def loss_of(given: BaseLearningLoss | str) -> BaseLearningLoss:
+def loss_of(given: Any) -> BaseLearningLoss:
     """The loss that an argument means.
 
     :raises OptionError: there is no such loss.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 
 import onnx.parser
 from onnx import ModelProto
@@ -152,7 +153,11 @@ def learning_rate_of(given: BaseLearningRate | float | str) -> BaseLearningRate:
         return given
     if isinstance(given, int | float) and not isinstance(given, bool):
         return LearningRateSGD(float(given))
-    known = {"SGD": LearningRateSGD, "Nesterov": LearningRateSGDNesterov, "SGDNesterov": LearningRateSGDNesterov}
+    known: dict[str, Callable[[], BaseLearningRate]] = {
+        "SGD": LearningRateSGD,
+        "Nesterov": LearningRateSGDNesterov,
+        "SGDNesterov": LearningRateSGDNesterov,
+    }
     if isinstance(given, str) and given in known:
         return known[given]()
     raise OptionError(f"learning_rate is a number, LearningRateSGD(…), or one of {choices(known)}; not {given!r}.")

@@ -61,7 +61,7 @@ class StepModel:
     def inputs(self) -> dict[str, tuple[np.dtype, tuple[int | None, ...] | None]]:
         """The types and sizes of the data and the label, by name; None is any size."""
         return {
-            value.name: (value.dtype, value.shape and tuple(d if isinstance(d, int) else None for d in value.shape))
+            value.name: (value.dtype, None if value.shape is None else tuple(map(_known, value.shape)))
             for value in graph_inputs(self.model.graph)
             if value.name in (*self.data, self.label) and value.dtype is not None
         }
@@ -95,6 +95,10 @@ class StepModel:
     def beginning_with(self, state: Mapping[str, np.ndarray]) -> StepModel:
         """The step that begins with a state."""
         return replace(self, state=dict(state))
+
+
+def _known(size: int | str | None) -> int | None:
+    return size if isinstance(size, int) else None
 
 
 def step_model(
