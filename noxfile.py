@@ -167,7 +167,15 @@ def page(session: nox.Session) -> None:
     if not os.environ.get("REFGRAD_BROWSER") and not any(map(shutil.which, names)):
         session.error("There is no Chromium: install the package chromium, or set REFGRAD_BROWSER to its program.")
     session.install("playwright", "-e", ".[test]")
-    pytest(session, "tests/test_report_page.py")
+    modules = {}
+    if shutil.which("npm"):  # a step of training in JavaScript
+        place = Path(session.create_tmp()) / "javascript"
+        place.mkdir(exist_ok=True)
+        session.run(
+            "npm", "install", "--prefix", str(place), "--no-audit", "--no-fund", "onnxruntime-web", external=True
+        )
+        modules = {"REFGRAD_NODE_MODULES": str(place / "node_modules")}
+    pytest(session, "tests/test_report_page.py", "tests/test_step_in_node.py", **modules)
 
 
 @nox.session
