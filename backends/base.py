@@ -246,6 +246,7 @@ class Recurrence:
         if following.keys() != values.keys():
             raise FeedError(f"Values are due for {', '.join(following)}, and there are some for {', '.join(values)}.")
         self._prepared, self._following, self._values = prepared, dict(following), dict(values)
+        self._before = self._values
         fed_back = set(following.values())
         self._others = [value.name for value in prepared.outputs if value.name not in fed_back]
 
@@ -255,8 +256,13 @@ class Recurrence:
         Raises FeedError and BackendError as `Prepared.run` does; then the values are those from before.
         """
         results = self._prepared.run({**feeds, **self._values})
+        self._before = self._values
         self._values = {name: results[output] for name, output in self._following.items()}
         return {name: results[name] for name in self._others}
+
+    def undo(self) -> None:
+        """Take the values from before the last step, once."""
+        self._values = self._before
 
     @property
     def values(self) -> dict[str, np.ndarray]:

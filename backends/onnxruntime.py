@@ -266,6 +266,10 @@ class _Bound(Recurrence):
             bindings.append(binding)
         return memory, bindings
 
+    def undo(self) -> None:
+        """The other memory still has them."""
+        self._turn = 1 - self._turn
+
     @property
     def values(self) -> dict[str, np.ndarray]:
         return {name: np.array(_to_numpy(value)) for name, value in self._sets[self._turn].items()}

@@ -99,3 +99,26 @@ def test_what_does_not_fit_is_refused() -> None:
     del broken.graph.initializer[-1]
     with pytest.raises(OptionError, match="are not there"):
         merge_adapters(broken)
+
+
+def test_a_weight_that_others_read_has_no_adapter() -> None:
+    """Merging would change what an embedding reads."""
+    rng = np.random.default_rng(0)
+    graph = helper.make_graph(
+        [
+            helper.make_node("Gather", ["table", "ids"], ["e"]),
+            helper.make_node("MatMul", ["e", "w"], ["h"]),
+            helper.make_node("Gemm", ["h", "table"], ["y"], transB=1),
+        ],
+        "g",
+        [helper.make_tensor_value_info("ids", 7, ["N"])],
+        [helper.make_tensor_value_info("y", 11, ["N", 6])],
+        [
+            numpy_helper.from_array(rng.standard_normal(shape), name)
+            for name, shape in (("table", (6, 4)), ("w", (4, 4)))
+        ],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+    with pytest.raises(OptionError, match="'table' has a reader that gets no adapter"):
+        lora(model, ["table"])
+    assert [tensor.name for tensor in lora(model, "*").graph.initializer] == ["table", "w", "w.lora_A", "w.lora_B"]

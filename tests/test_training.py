@@ -329,3 +329,62 @@ def test_a_step_has_no_node_too_many(flat: bool) -> None:
     kinds = [node.op_type for node in graph.node]
     assert "Identity" not in kinds
     assert kinds.count("Reshape") == (4 if flat else 0)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_is_not_finite_is_named_and_undone(backend: str) -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 18]> m (double[N, 1] x) => (double[N, 1] y) <double[1, 1] a = {2}> '
+        "{ scaled = MatMul(x, a) y = Exp(scaled) }"
+    )
+    training = Training(step_model(model), 0.01, backend)
+    training.epoch(batches({"x": np.ones((4, 1)), "label": np.ones((4, 1))}, 2))
+    before = training.weights["a"]
+    with pytest.raises(TrainingError, match=r"in step 2 \(epoch 1\): the first .* is 'y' of Exp, in 1 of 2 elements"):
+        training.epoch(batches({"x": np.array([[1e6], [1.0]]), "label": np.ones((2, 1))}, 2))
+    np.testing.assert_array_equal(training.weights["a"], before)
+    training.epoch(batches({"x": np.ones((4, 1)), "label": np.ones((4, 1))}, 2))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_validation_takes_the_running_statistics(backend: str) -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17]> m (double[N, 1] x) => (double[N, 1] y) <double[1] scale = {1}, '
+        "double[1] bias = {0}, double[1] mean = {2}, double[1] var = {3}> "
+        "{ y = BatchNormalization<epsilon = 0.0>(x, scale, bias, mean, var) }"
+    )
+    x = np.array([[1.0], [2.0], [6.0]])
+    training = Training(step_model(model, batch_norm="training"), 0.1, backend)
+    training.epoch(batches({"x": x, "label": x}, 3))
+    data = {"x": x, "label": np.zeros_like(x)}
+    loss = training.evaluate(batches(data, 2))
+    [y] = get_backend("numpy").prepare(training.write_to(model)).run({"x": x}).values()
+    assert loss == pytest.approx(np.mean(y**2), rel=1e-12)
+
+
+def test_nodes_in_training_mode_are_refused() -> None:
+    norm = (
+        '<ir_version: 8, opset_import: ["": 17]> m (double[N, 1] x) => (double[N, 1] y) <double[1] scale = {1}, '
+        "double[1] bias = {0}, double[1] mean = {2}, double[1] var = {3}> "
+        "{ y, m, v = BatchNormalization<training_mode = 1>(x, scale, bias, mean, var) }"
+    )
+    with pytest.raises(OptionError, match="batch_norm='training'"):
+        step_model(onnx.parser.parse_model(norm))
+    assert step_model(onnx.parser.parse_model(norm), batch_norm="training").statistics == ("mean", "var")
+    text = (
+        '<ir_version: 8, opset_import: ["": 17]> m (double[N, 1] x) => (double[N, 1] y) <double[1, 1] a = {{1}}, '
+        "double ratio = {{0.5}}, bool on = {{{}}}> {{ p = MatMul(x, a) y = Dropout(p, ratio, on) }}"
+    )
+    with pytest.raises(OptionError, match="Dropout node"):
+        step_model(onnx.parser.parse_model(text.format(1)))
+    step_model(onnx.parser.parse_model(text.format(0)))
+
+
+def test_probabilities_are_no_logits() -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 18]> m (double[N, 2] x) => (double[N, 3] p) '
+        "<double[2, 3] w = {0, 0, 0, 0, 0, 0}> { y = MatMul(x, w) p = Softmax(y) }"
+    )
+    with pytest.raises(OptionError, match="take log_loss"):
+        step_model(model, "cross_entropy")
+    step_model(model, "log_loss")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,7 +19,7 @@ from refgrad.errors import OptionError, UnknownNameError, choices
 from refgrad.protos.external import array_of
 from refgrad.protos.reading import read
 from refgrad.protos.types import FLOATS
-from refgrad.protos.walk import attribute_value, fresh, names_of, refill
+from refgrad.protos.walk import attribute_value, every_node, fresh, names_of, refill
 from refgrad.reverse.path import matching
 from refgrad.transforms.weights import write_back
 
@@ -37,7 +38,8 @@ def lora(
     A weight w gets the initializers `w.lora_A` [in, rank], from N(0, 1/rank), and `w.lora_B` [rank, out], zeros. `step_model`
     trains them alone by default, `merge_adapters` adds them to the weights.
 
-    :param weights: names or patterns (`*.attn.*`) of initializers [in, out] (of Gemm with transB [out, in]).
+    :param weights: names or patterns (`*.attn.*`) of initializers [in, out] (of Gemm with transB [out, in]) that nothing else
+        reads.
     :param rank: the size of the adapters.
     :param alpha: α of the factor α / rank; the rank by default.
     :param seed: of the random numbers of A.
@@ -73,7 +75,16 @@ def lora(
             continue
         if len(tensor.dims) == 2 and tensor.data_type in FLOATS:
             layers.setdefault(tensor.name, []).append(node)
+    reads = Counter(name for node in every_node(source) for name in node.input)
+    reads.update(value.name for value in source.graph.output)
+    shared = {name for name, nodes in layers.items() if reads[name] != len(nodes)}
+    layers = {name: nodes for name, nodes in layers.items() if name not in shared}
     given = [weights] if isinstance(weights, str) else list(weights)
+    if also := [name for name in given if name in shared]:
+        raise OptionError(
+            f"{also[0]!r} has a reader that gets no adapter, such as an embedding that shares it, which merging would change. "
+            "Leave it out."
+        )
     if not layers:
         raise UnknownNameError("The model has no weight [in, out] that a MatMul or a Gemm reads second.")
     chosen = matching(given, list(layers), list(layers), "weights")

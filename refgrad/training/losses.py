@@ -139,6 +139,11 @@ def _composed(source: ModelProto, loss: ModelProto, output: str | None) -> tuple
     """The model followed by the loss: the inputs of the loss that are called as outputs are these, or else the first one."""
     if len(loss.graph.output) != 1 or not loss.graph.input:
         raise OptionError("A loss that is a model has one output, the loss, and the prediction as an input.")
+    declared = loss.graph.output[0].type.tensor_type
+    if any(dim.dim_value != 1 for dim in declared.shape.dim):
+        raise OptionError(
+            f"The loss returns {loss.graph.output[0].name!r}, which is declared with more than one element."
+        )
     known = {value.name for value in source.graph.output}
     inputs = [value.name for value in loss.graph.input]
     joined = [(name, name) for name in inputs if name in known]
@@ -167,6 +172,9 @@ def _of_classes(
     if shape is None or kind not in FLOATS or len(shape) < (1 if loss == "log_loss" else 2):
         what = "logits" if loss == "cross_entropy" else "probabilities"
         raise OptionError(f"{loss} compares {what} [N, C, ...]; output {compared!r} has not been declared as such.")
+    maker = next((node.op_type for node in source.graph.node if compared in node.output), "")
+    if loss == "cross_entropy" and maker in ("Softmax", "Sigmoid"):
+        raise OptionError(f"cross_entropy compares logits, and {compared!r} is made by {maker}: take log_loss.")
     made = ModelProto()
     made.CopyFrom(source)
     taken = make_room(made, [label, *([sample_weight] if sample_weight else [])], compared)

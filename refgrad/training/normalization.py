@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from onnx import ModelProto, NodeProto, helper
 
 from refgrad.errors import OptionError
+from refgrad.protos.external import array_of
 from refgrad.protos.reading import read
-from refgrad.protos.walk import attribute_value, fresh, names_of, refill, versions_of
+from refgrad.protos.walk import attribute_value, every_node, fresh, names_of, refill, versions_of
 from refgrad.training.writer import Writer
 
 _OPSET = 14  # since which training_mode is an attribute
@@ -45,10 +47,38 @@ class Statistic:
         return moved
 
 
-def in_training_mode(model: ModelProto | str | os.PathLike[str]) -> tuple[ModelProto, list[Statistic]]:
-    """A copy of the model whose BatchNormalization nodes are in training mode, and whose running statistics are inputs.
+def refuse_training_mode(model: ModelProto | str | os.PathLike[str]) -> None:
+    """Refuse nodes in training mode, which a step does not run as the model says.
 
-    :raises OptionError: there is none, or one whose statistics are not initializers of its own, or an opset below 14.
+    :raises OptionError: a BatchNormalization whose statistics would not move, or a Dropout, which would drop the same elements
+        in each step on the interpreter.
+    """
+    source = read(model)
+    constants = {tensor.name: tensor for tensor in source.graph.initializer}
+    for node in every_node(source):
+        if node.domain not in ("", "ai.onnx"):
+            continue
+        name = node.name or next(iter(node.output), "")
+        if node.op_type == "BatchNormalization" and _setting(node, "training_mode", 0):
+            raise OptionError(
+                f"BatchNormalization node {name!r} is in training mode. Take batch_norm='training', or export the model for "
+                "inference."
+            )
+        if node.op_type == "Dropout" and len(node.input) > 2 and node.input[2]:
+            mode = constants.get(node.input[2])
+            if mode is None or array_of(mode).any():
+                raise OptionError(
+                    f"Dropout node {name!r} may be in training mode, which is not trained. Export for inference."
+                )
+
+
+def in_training_mode(
+    model: ModelProto | str | os.PathLike[str],
+) -> tuple[ModelProto, ModelProto, list[Statistic]]:
+    """Two copies of the model whose running statistics are inputs: with BatchNormalization in training mode, and without.
+
+    :raises OptionError: there is none, or one whose statistics are not initializers of its own, or that is in a body, or an
+        opset below 14.
     """
     source = read(model)
     made = ModelProto()
@@ -56,6 +86,9 @@ def in_training_mode(model: ModelProto | str | os.PathLike[str]) -> tuple[ModelP
     taken = names_of(made.graph) | {node.name for node in made.graph.node}
     tensors = {tensor.name: tensor for tensor in made.graph.initializer}
     found: list[Statistic] = []
+    inner = [node for node in every_node(made) if node.op_type == "BatchNormalization"]
+    if len(inner) > sum(node.op_type == "BatchNormalization" for node in made.graph.node):
+        raise OptionError("A body or a function has a BatchNormalization. Leave batch_norm at 'frozen'.")
     for node in made.graph.node:
         if node.op_type != "BatchNormalization" or node.domain not in ("", "ai.onnx"):
             continue
@@ -75,7 +108,17 @@ def in_training_mode(model: ModelProto | str | os.PathLike[str]) -> tuple[ModelP
         if name not in declared
     )
     refill(made.graph.initializer, [tensor for tensor in made.graph.initializer if tensor.name not in names])
-    return made, found
+    still = ModelProto()
+    still.CopyFrom(made)
+    for node in still.graph.node:
+        if node.op_type == "BatchNormalization" and node.domain in ("", "ai.onnx"):
+            refill(node.attribute, [a for a in node.attribute if a.name != "training_mode"])
+            del node.output[1:]
+    return made, still, found
+
+
+def _setting(node: NodeProto, name: str, default: Any) -> Any:
+    return next((attribute_value(a) for a in node.attribute if a.name == name), default)
 
 
 def _one(node: NodeProto, found: list[Statistic], taken: set[str], tensors: set[str]) -> None:
@@ -86,9 +129,9 @@ def _one(node: NodeProto, found: list[Statistic], taken: set[str], tensors: set[
             what = "has no initializer of its own" if name not in tensors else "shares one"
             raise OptionError(
                 f"BatchNormalization node {node.name or node.output[0]!r} {what} for a running statistic ({name!r}). "
-                "Leave batch_norm at 'frozen'."
+                "Leave batch_norm at 'frozen', or export the model without merging and folding of constants."
             )
-    momentum = next((float(attribute_value(a)) for a in node.attribute if a.name == "momentum"), 0.9)
+    momentum = float(_setting(node, "momentum", 0.9))
     refill(node.attribute, [a for a in node.attribute if a.name != "training_mode"])
     node.attribute.append(helper.make_attribute("training_mode", 1))
     outputs = [node.output[0], *(name for name in node.output[1:3] if name)]

@@ -21,12 +21,13 @@ from refgrad.reverse.path import matching
 from refgrad.training.adapters import adapters_of
 from refgrad.training.labels import labels_of
 from refgrad.training.losses import OF_CLASSES, classes_of, differentiated
-from refgrad.training.normalization import Statistic, in_training_mode
+from refgrad.training.normalization import Statistic, in_training_mode, refuse_training_mode
 from refgrad.training.slimming import slim, uses
 from refgrad.training.updates import SGD, Optimizer
 from refgrad.training.writer import Writer
 from refgrad.transforms.lifting import holds_weights, lift_weights
 from refgrad.transforms.losses import get_train_initializer
+from refgrad.transforms.selection import select_model_inputs_outputs
 from refgrad.transforms.weights import weights
 
 BATCH_NORMS = ("frozen", "training")
@@ -56,6 +57,9 @@ class StepModel:
     layout: Mapping[str, tuple[int, tuple[int, ...]]] = field(default_factory=dict)
     classes: int | None = None  # of the label, where they are counted
     statistics: tuple[str, ...] = ()  # the running means and variances among the state
+    evaluation: ModelProto | None = (
+        None  # the loss with them, by the weights and statistics; None where the step tells it
+    )
 
     @cached_property
     def inputs(self) -> dict[str, tuple[np.dtype, tuple[int | None, ...] | None]]:
@@ -176,9 +180,11 @@ def step_model(
         raise OptionError(f"batch_norm={batch_norm!r}; there are {choices(BATCH_NORMS)}.")
     statistics: list[Statistic] = []
     source: ModelProto | str | os.PathLike[str] = model
+    still: ModelProto | str | os.PathLike[str] = model
     if batch_norm == "training":
-        source, statistics = in_training_mode(model)
+        source, still, statistics = in_training_mode(model)
         chosen = {name: value for name, value in chosen.items() if name not in {s.name for s in statistics}}
+    refuse_training_mode(still)
     made, loss_name = differentiated(source, list(chosen), loss, output, label, sample_weight, reduction, loss_settings)
     clip = (clip_value, clip_norm)
     if penalty_by not in PENALTIES_BY:
@@ -187,7 +193,12 @@ def step_model(
     running = {statistic: held[statistic.name] for statistic in statistics}
     assembly = _Assembly(made, chosen, optimizer, loss_name, label, decays, shared, clip, flat, running, unbiased)
     made_step = assembly.step()
-    return replace(made_step, classes=classes_of(model, output) if loss in OF_CLASSES else None)
+    evaluation = None
+    if statistics:
+        whole, name = differentiated(still, list(chosen), loss, output, label, sample_weight, reduction, loss_settings)
+        evaluation = select_model_inputs_outputs(whole, outputs=[name])
+    classes = classes_of(model, output) if loss in OF_CLASSES else None
+    return replace(made_step, classes=classes, evaluation=evaluation)
 
 
 def _trained(

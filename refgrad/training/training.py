@@ -11,6 +11,7 @@ import numpy as np
 from onnx import ModelProto
 
 from refgrad.backends import get_backend
+from refgrad.backends.numpy import NumpyBackend
 from refgrad.errors import FeedError, OptionError, TrainingError
 from refgrad.training.schedules import Constant, Progress, Schedule
 from refgrad.training.step import RATE, StepModel
@@ -94,11 +95,15 @@ class Training:
         :raises FeedError: a batch does not fit the model, or there is none.
         """
         total, count = 0.0, 0
-        state = self.state
+        prepared, state, name = self._prepared, self.state | {RATE: np.array(0.0)}, self.step.loss
+        if self.step.evaluation is not None:
+            prepared = get_backend(self.backend).prepare(self.step.evaluation)
+            name = self.step.evaluation.graph.output[0].name
+            state = self.weights | {name: state[name] for name in self.step.statistics}
         for batch in batches:
-            results = self._prepared.run({**batch, **state, RATE: np.array(0.0)}, [self.step.loss])
+            results = prepared.run({**batch, **state}, [name])
             size = len(batch[self.step.data[0]]) if self.step.data else 1
-            total, count = total + float(results[self.step.loss]) * size, count + size
+            total, count = total + float(results[name].item()) * size, count + size
         if not count:
             raise FeedError("There is no sample to evaluate on. Give at least one.")
         return total / count
@@ -108,15 +113,28 @@ class Training:
 
         :param where: what an error calls the step.
         :raises FeedError: the batch does not fit the model.
-        :raises TrainingError: the loss is not finite.
+        :raises TrainingError: the loss is not finite. The weights are those from before the step.
         """
-        loss = float(self._run.step({**batch, RATE: np.array(rate)})[self.step.loss])
+        feeds = {**batch, RATE: np.array(rate)}
+        loss = float(self._run.step(feeds)[self.step.loss])
         if not math.isfinite(loss):
+            self._run.undo()
             raise TrainingError(
-                f"The loss is {loss} in {where}. Take a smaller learning rate than {rate:g}, clip the gradient, or look for "
-                "values in the data that are not finite."
+                f"The loss is {loss} in {where}{self._first_not_finite(feeds)}. Take a smaller learning rate than {rate:g}, "
+                "clip the gradient, or look for values in the data that are not finite."
             )
         return loss
+
+    def _first_not_finite(self, feeds: Batch) -> str:
+        """Where numbers that are not finite begin, in the order of the graph; the interpreter computes every value anew."""
+        given = {**feeds, **self.state}
+        values = NumpyBackend().prepare(self.step.model).run(given, trace=True)
+        for name, value in (*given.items(), *values.items()):
+            if isinstance(value, np.ndarray) and value.dtype.kind == "f" and not np.isfinite(value).all():
+                count = int((~np.isfinite(value)).sum())
+                made = next((f" of {node.op_type}" for node in self.step.model.graph.node if name in node.output), "")
+                return f": the first value that is not finite is {name!r}{made}, in {count} of {value.size} elements"
+        return ""
 
     @property
     def state(self) -> dict[str, np.ndarray]:
