@@ -41,6 +41,8 @@ expand MODEL -o made.onnx
 preflight MODEL
 preflight MODEL --json
 weights MODEL
+train MODEL -o made.onnx --data weights.bin
+training-model MODEL -o made.onnx
 show MODEL
 show MODEL --dot
 show MODEL --svg -o made.svg

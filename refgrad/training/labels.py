@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from onnx import ModelProto, TensorProto, ValueInfoProto, helper, numpy_helper
+from onnx import ModelProto, TensorProto, ValueInfoProto, helper
 
 from refgrad.errors import FeedError, choices
 from refgrad.protos.domains import ML
+from refgrad.protos.external import array_of
 from refgrad.protos.walk import attribute_value
 
 _CLASSES = ("classlabels_ints", "classlabels_int64s", "classlabels_strings")
@@ -81,6 +82,6 @@ def classes_of(model: ModelProto) -> list[Any] | None:
             while maker is not None and maker.op_type in ("Cast", "Reshape", "Identity", "Squeeze"):
                 maker = makers.get(maker.input[0])
             if maker is not None and maker.op_type in ("ArgMax", "Greater"):
-                values = numpy_helper.to_array(held[node.input[0]]).ravel().tolist()
+                values = array_of(held[node.input[0]]).ravel().tolist()
                 return [one.decode() if isinstance(one, bytes) else one for one in values]
     return None

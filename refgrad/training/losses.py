@@ -9,10 +9,11 @@ from typing import Any
 
 import ml_dtypes
 import onnx.compose
-from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import ModelProto, NodeProto, TensorProto, helper
 
 from refgrad.errors import OptionError, UnknownNameError, choices
 from refgrad.forward.normalise import normalise
+from refgrad.protos.external import array_of
 from refgrad.protos.reading import read
 from refgrad.protos.types import FLOATS, is_unnamed
 from refgrad.protos.upgrade import upgrade
@@ -209,7 +210,7 @@ def _of_classes(
 def _with_sigmoids(model: ModelProto) -> ModelProto:
     """The model with Sigmoid(x) in place of 1 / (1 + exp(−x)), as skl2onnx writes it: its derivative is 0·∞ for large x."""
     makers = {name: node for node in model.graph.node for name in node.output}
-    held = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer if math.prod(t.dims) == 1}
+    held = {t.name: array_of(t) for t in model.graph.initializer if math.prod(t.dims) == 1}
 
     def other(node: NodeProto | None, op_type: str, number: float) -> str:
         """The operand beside a number."""
