@@ -27,6 +27,7 @@ from refgrad.training import (
     Training,
     Warmup,
     batches,
+    plot_losses,
     step_model,
 )
 
@@ -388,3 +389,34 @@ def test_probabilities_are_no_logits() -> None:
     with pytest.raises(OptionError, match="take log_loss"):
         step_model(model, "cross_entropy")
     step_model(model, "log_loss")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("flat", [True, False])
+@pytest.mark.parametrize("optimizer", [SGD(momentum=0.9), Adam()], ids=["SGD", "Adam"])
+def test_steps_that_accumulate_are_one_large_step(optimizer: Optimizer, flat: bool, backend: str) -> None:
+    rng = np.random.default_rng(0)
+    data = {"x": rng.standard_normal((24, 2)), "label": rng.standard_normal((24, 1))}
+    settings: dict[str, Any] = {"optimizer": optimizer, "flat": flat, "clip_norm": 0.5, "penalty": {"a": (0.01, 0.02)}}
+    whole = Training(step_model(_line(), **settings), 0.1, backend)
+    parts = Training(step_model(_line(), accumulate=3, **settings), 0.1, backend)
+    for _ in range(3):
+        whole.epoch(batches(data, 12))
+        parts.epoch(batches(data, 4))
+    for name, value in whole.weights.items():
+        np.testing.assert_allclose(parts.weights[name], value, rtol=0, atol=1e-12)
+    before = parts.weights["a"].copy()
+    parts.train_on({name: array[:4] for name, array in data.items()}, 0.1)
+    np.testing.assert_array_equal(parts.weights["a"], before)
+    with pytest.raises(OptionError, match="accumulate"):
+        step_model(_line(), accumulate=0)
+
+
+def test_losses_are_drawn() -> None:
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("Agg")
+    axes = plot_losses([3, 2, 1], [4, 3], title="a line")
+    assert [list(line.get_ydata()) for line in axes.lines] == [[3, 2, 1], [4, 3]]
+    assert axes.get_title() == "a line"
+    with pytest.raises(OptionError, match="Train first"):
+        plot_losses([])

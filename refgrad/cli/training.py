@@ -59,6 +59,9 @@ _Penalty = Annotated[
     ),
 ]
 _ClipNorm = Annotated[float | None, typer.Option(help="The largest norm of the whole gradient.")]
+_Accumulate = Annotated[
+    int, typer.Option(min=1, metavar="STEPS", help="Update after so many steps, by their mean gradient.")
+]
 _ClipValue = Annotated[float | None, typer.Option(help="The largest element of the gradient.")]
 
 
@@ -97,6 +100,7 @@ def train(
     penalty: _Penalty = None,
     clip_norm: _ClipNorm = None,
     clip_value: _ClipValue = None,
+    accumulate: _Accumulate = 1,
     epochs: Annotated[int, typer.Option(min=1, help="How often all samples are taken.")] = 10,
     batch_size: Annotated[int, typer.Option(min=1, help="The samples of a step.")] = 32,
     validation: Annotated[
@@ -135,7 +139,9 @@ def train(
     proto = load_model(model)
     if lora:
         proto = add_adapters(proto, names(lora) or (), rank, seed=seed)
-    step = _step(proto, loss, of, trainable, optimizer, momentum, weight_decay, penalty, clip_norm, clip_value)
+    step = _step(
+        proto, loss, of, trainable, optimizer, momentum, weight_decay, penalty, clip_norm, clip_value, accumulate
+    )
     given = open_data(step, data, label)
     held = None
     if validation is not None:
@@ -188,6 +194,7 @@ def training_model(
     penalty: _Penalty = None,
     clip_norm: _ClipNorm = None,
     clip_value: _ClipValue = None,
+    accumulate: _Accumulate = 1,
     state: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Write what the first step is fed, the weights included, to an .npz file."),
@@ -200,7 +207,9 @@ def training_model(
     Its metadata say which output is fed to which input of the next step (refgrad.training).
     """
     proto = load_model(model)
-    step = _step(proto, loss, of, trainable, optimizer, momentum, weight_decay, penalty, clip_norm, clip_value, label)
+    step = _step(
+        proto, loss, of, trainable, optimizer, momentum, weight_decay, penalty, clip_norm, clip_value, accumulate, label
+    )
     rows = {name: [start, list(shape)] for name, (start, shape) in step.layout.items()}
     fed_back = {"next": dict(step.next), "loss": step.loss, "label": step.label, "layout": rows}
     note(step.model, step.model, training=fed_back)
@@ -231,6 +240,7 @@ def _step(
     penalty: list[str] | None,
     clip_norm: float | None,
     clip_value: float | None,
+    accumulate: int,
     label: str | None = None,
 ) -> StepModel:
     return step_model(
@@ -243,6 +253,7 @@ def _step(
         penalty=_penalties(penalty),
         clip_norm=clip_norm,
         clip_value=clip_value,
+        accumulate=accumulate,
     )
 
 

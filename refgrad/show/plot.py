@@ -1,11 +1,13 @@
-"""Models drawn with Matplotlib, side by side."""
+"""Pictures that Matplotlib draws: models side by side, and losses."""
 
 from __future__ import annotations
 
 import os
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from onnx import ModelProto
 
 from refgrad.errors import OptionError
@@ -13,6 +15,36 @@ from refgrad.protos.reading import read
 from refgrad.show.text import shown
 
 _INPUT, _OUTPUT, _NODE, _WEIGHT = "#f4b6b6", "#b9e3b9", "#fbd9a6", "#d9d9d9"
+
+
+def plot_losses(
+    losses: Sequence[float], validation: Sequence[float] | None = None, ax: Any = None, title: str = ""
+) -> Any:
+    """Draw the loss by epoch, and that on validation data: the axes.
+
+    It needs Matplotlib (`pip install 'refgrad[plot]'`).
+
+    :raises OptionError: there is no loss, or no Matplotlib.
+    """
+    if not losses:
+        raise OptionError("plot_losses draws the loss of each epoch, and there is none. Train first.")
+    ax = _pyplot("plot_losses").subplots()[1] if ax is None else ax
+    ax.plot(range(1, len(losses) + 1), losses, label="training")
+    if validation:
+        ax.plot(range(1, len(validation) + 1), validation, label="validation")
+        ax.legend()
+    ax.set_xlabel("epoch")
+    ax.set_ylabel("loss")
+    ax.set_title(title)
+    return ax
+
+
+def _pyplot(what: str) -> Any:
+    try:
+        import matplotlib.pyplot as plt
+    except ImportError as error:
+        raise OptionError(f"{what} draws with Matplotlib. Install it: pip install 'refgrad[plot]'.") from error
+    return plt
 
 
 def plot_onnxs(*onx: ModelProto | str | os.PathLike[str], ax: Any = None, title: Any = None, show: bool = False) -> Any:
@@ -28,14 +60,9 @@ def plot_onnxs(*onx: ModelProto | str | os.PathLike[str], ax: Any = None, title:
     :raises OptionError: there is no model, not as many axes or titles as models, or no Matplotlib.
     :raises InvalidModelError: a model cannot be read.
     """
-    try:
-        import matplotlib.pyplot as plt
-    except ImportError as error:
-        raise OptionError("plot_onnxs draws with Matplotlib. Install it: pip install 'refgrad[plot]'.") from error
-    import numpy as np
-
     if not onx:
         raise OptionError("plot_onnxs draws models, and none is given.")
+    plt = _pyplot("plot_onnxs")
     if ax is None:
         _, ax = plt.subplots(1, len(onx), figsize=(6 * len(onx), 8), squeeze=False)
         ax = ax[0] if len(onx) > 1 else ax[0, 0]

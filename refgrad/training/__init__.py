@@ -1,6 +1,7 @@
 """Training with the gradient: one step is one ONNX model, which any executor runs."""
 
 from refgrad.errors import ConvergenceError
+from refgrad.show.plot import plot_losses
 from refgrad.training.adapters import lora, merge_adapters
 from refgrad.training.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
 from refgrad.training.conventions import Convention, convention
@@ -71,6 +72,7 @@ __all__ = [
     "lora",
     "merge_adapters",
     "open_data",
+    "plot_losses",
     "save_checkpoint",
     "step_model",
 ]

@@ -119,6 +119,7 @@ def step_model(
     penalty_by: str = "step",
     clip_value: float | None = None,
     clip_norm: float | None = None,
+    accumulate: Any = 1,
     flat: bool | None = None,
     loss_settings: Mapping[str, Any] | None = None,
     batch_norm: str = "frozen",
@@ -143,6 +144,8 @@ def step_model(
         scikit-learn.
     :param clip_value: each element of the gradient is clipped to [−c, c].
     :param clip_norm: the gradient is scaled by min(1, c / (‖g‖ + 1e-6)), where ‖g‖ is the norm of all of it.
+    :param accumulate: the update is made in every so many steps, with the mean of their gradients, which are kept as a state.
+        Clipping comes after; learning rates that count steps count all of them.
     :param flat: keep the weights, and each kind of state, in one vector; by default where they are of one type and few.
     :param loss_settings: what the loss is told besides: l1_weight and l2_weight of "elastic", eps of "log".
     :param batch_norm: "frozen": BatchNormalization is as the model has it, with its running statistics. "training": batches are
@@ -189,9 +192,12 @@ def step_model(
     clip = (clip_value, clip_norm)
     if penalty_by not in PENALTIES_BY:
         raise OptionError(f"penalty_by={penalty_by!r}; there are {choices(PENALTIES_BY)}.")
+    if isinstance(accumulate, bool) or not isinstance(accumulate, int) or accumulate < 1:
+        raise OptionError(f"accumulate is an integer above 0, not {accumulate!r}.")
     decays, shared = _decays(penalty, chosen), penalty_by == "sample"
     running = {statistic: held[statistic.name] for statistic in statistics}
     assembly = _Assembly(made, chosen, optimizer, loss_name, label, decays, shared, clip, flat, running, unbiased)
+    assembly.accumulate = accumulate
     made_step = assembly.step()
     evaluation = None
     if statistics:
@@ -259,7 +265,7 @@ class _Assembly:
         running: Mapping[Statistic, np.ndarray],
         unbiased: bool,
     ) -> None:
-        self.running, self.unbiased = running, unbiased
+        self.running, self.unbiased, self.accumulate = running, unbiased, 1
         self.shared, self.count = shared, ""  # whether the samples of a step share the penalty, and how many there are
         self.made, self.weights, self.optimizer, self.flat = made, weights, optimizer, flat
         self.loss, self.label, self.decays, self.clip = loss, label, decays, clip
@@ -297,14 +303,20 @@ class _Assembly:
             self.count = op.Cast(self._count(data), to=TensorProto.DOUBLE)
         for name in parts:
             slopes[name], total = self._penalized(name, slopes[name], total)
-        slopes = self._clipped(slopes)
         op.types[RATE], op.types[STEP] = (TensorProto.DOUBLE, 0), (TensorProto.INT64, 0)
         self.inputs.append(helper.make_tensor_value_info(RATE, TensorProto.DOUBLE, []))
         self._begin(STEP, np.array(0, np.int64))
         results = {STEP: op.Add(STEP, 1)}
-        t = op.Cast(results[STEP], to=TensorProto.DOUBLE)
+        number, due = results[STEP], ""
+        if self.accumulate > 1:
+            number, due = op.Div(number, self.accumulate), op.Equal(op.Mod(number, self.accumulate), 0)
+            results |= self._accumulated(slopes, due)
+        slopes = self._clipped(slopes)
+        t = op.Cast(number, to=TensorProto.DOUBLE)
+        if due:  # it is 0 before the first update
+            t = op.Max(t, 1.0)
         for name, value in parts.items():
-            results |= self._update(name, value, slopes[name], t)
+            results |= self._update(name, value, slopes[name], t, due)
         for statistic, value in self.running.items():
             op.types[statistic.name] = (helper.np_dtype_to_tensor_dtype(value.dtype), 1)
             self._begin(statistic.name, value)
@@ -420,7 +432,21 @@ class _Assembly:
             clipped = {name: op.Mul(g, op.Cast(factor, to=op.type(g))) for name, g in clipped.items()}
         return clipped
 
-    def _update(self, name: str, value: np.ndarray, slope: str, t: str) -> dict[str, str]:
+    def _accumulated(self, slopes: dict[str, str], due: str) -> dict[str, str]:
+        """Add up gradients, and put their mean in place of each: what is kept of them, nothing where the update is `due`."""
+        op, kept = self.last, {}
+        for name, slope in slopes.items():
+            kind, rank = op.types[name]
+            state = "gradient" if self.flat else f"{name}.gradient"
+            size = sum(v.size for v in self.weights.values()) if self.flat else self.weights[name].shape
+            self._begin(state, np.zeros(size, helper.tensor_dtype_to_np_dtype(kind)))
+            op.types[state] = (kind, rank)
+            total = op.Add(state, slope)
+            slopes[name] = op.Mul(total, 1 / self.accumulate)
+            kept[state] = op.Where(due, op.const(0.0, like=total), total)
+        return kept
+
+    def _update(self, name: str, value: np.ndarray, slope: str, t: str, due: str) -> dict[str, str]:
         op, kind = self.last, helper.np_dtype_to_tensor_dtype(value.dtype)
         self._begin(name, value)
         states = {}
@@ -429,6 +455,9 @@ class _Assembly:
             self._begin(states[state], np.full(value.shape, begin, value.dtype))
             op.types[states[state]] = (kind, value.ndim)
         moved, new = self.optimizer.update(op, name, slope, op.Cast(RATE, to=kind), t, states)
+        if due:
+            moved = op.Where(due, moved, name)
+            new = {state: op.Where(due, made, states[state]) for state, made in new.items()}
         return {name: moved} | {states[state]: made for state, made in new.items()}
 
     def _assembled(
