@@ -197,6 +197,14 @@ class _Session(Local):
         return [_to_numpy(value) for value in binding.get_outputs()]
 
 
+class _Memory(NamedTuple):
+    """What is fed from outside: the values, the arrays that share their memory, and both bindings."""
+
+    shared: dict[str, np.ndarray]
+    values: dict[str, Any]
+    bindings: list[Any]
+
+
 class _Bound(Recurrence):
     """Two sets of memory take turns in being read and written: nothing that is fed back is copied.
 
@@ -220,7 +228,7 @@ class _Bound(Recurrence):
             if value.dtype is not None and value.dtype.kind in "biuf" and not _is_extended(value.dtype)
         }
         self._others = [name for name in self._others if name not in self._scalars]
-        self._bindings: dict[tuple[Any, ...], tuple[dict[str, Any], list[Any]]] = {}
+        self._bindings: dict[tuple[Any, ...], _Memory] = {}
         del self._values
 
     def step(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
@@ -233,10 +241,14 @@ class _Bound(Recurrence):
                     del self._bindings[next(iter(self._bindings))]
                 found = self._bindings[key] = self._bound(feeds)
             else:
-                memory = found[0]
                 for name, array in feeds.items():
-                    memory[name].update_inplace(array if array.flags.c_contiguous else np.ascontiguousarray(array))
-            binding = found[1][self._turn]
+                    if name in found.shared:
+                        found.shared[name][...] = array
+                    else:
+                        found.values[name].update_inplace(
+                            array if array.flags.c_contiguous else np.ascontiguousarray(array)
+                        )
+            binding = found.bindings[self._turn]
             self._owner._session.run_with_iobinding(binding)
         except RefgradError:
             raise
@@ -249,9 +261,16 @@ class _Bound(Recurrence):
             made |= {name: _to_numpy(value) for name, value in zip(self._others, results, strict=True)}
         return made
 
-    def _bound(self, feeds: Mapping[str, Any]) -> tuple[dict[str, Any], list[Any]]:
+    def _bound(self, feeds: Mapping[str, Any]) -> _Memory:
         checked = check_feeds(feeds, self._fed)
-        memory = {name: _ort_value(np.array(array), self._device) for name, array in checked.items()}
+        held = {name: np.array(array, order="C") for name, array in checked.items()}
+        memory = {name: _ort_value(array, self._device) for name, array in held.items()}
+        # On the CPU a value of numbers has the memory of the array that it is made of.
+        shared = {
+            n: a
+            for n, a in held.items()
+            if self._device == "cpu" and a.dtype.kind in "biuf" and not _is_extended(a.dtype)
+        }
         bindings = []
         for read, written in (self._sets, reversed(self._sets)):
             binding = self._owner._session.io_binding()
@@ -264,7 +283,7 @@ class _Bound(Recurrence):
             for name in self._others:
                 binding.bind_output(name, "cpu")
             bindings.append(binding)
-        return memory, bindings
+        return _Memory(shared, memory, bindings)
 
     def undo(self) -> None:
         """The other memory still has them."""

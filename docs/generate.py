@@ -535,6 +535,13 @@ BENCHMARKS = (
         "Goal: under 600 s. The ratio is the cost of calling every builder, executor and oracle in another process, "
         "over a sample of the cases.",
     ),
+    (
+        "A step of training",
+        "training",
+        "The network of the onnxcustom notebook: 750 samples of 100 features, hidden layers of 50 and 10, batches of 15, "
+        "momentum after Nesterov, float32, one BLAS thread. Time is the processor's for the thread, in turn within one run. "
+        "What onnxruntime takes beyond the graph is what feeds, shuffles and reads the loss.",
+    ),
     ("Import", "import_time", "Goal: at most 0.1 s over `import onnx`."),
 )
 

@@ -55,8 +55,9 @@ class Schedule(ABC):
 
     def count(self, progress: Progress) -> int:
         """How many units are done."""
-        at_epoch = {"epoch": progress.epoch, "step": progress.epoch_step, "sample": progress.epoch_sample}
-        return at_epoch[self.unit] if self.by_epoch else int(getattr(progress, self.unit))
+        if not self.by_epoch or self.unit == "epoch":
+            return int(getattr(progress, self.unit))
+        return progress.epoch_step if self.unit == "step" else progress.epoch_sample
 
     @abstractmethod
     def value(self, done: int) -> float:

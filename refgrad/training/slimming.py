@@ -1,11 +1,18 @@
-"""What a step does not need: values that nothing reads, and copies."""
+"""What a step does not need: values that nothing reads, copies, and Reshapes that change nothing."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 
-from onnx import GraphProto
+import numpy as np
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 
+from refgrad.errors import RefgradError
+from refgrad.forward.inference import infer
+from refgrad.protos.external import array_of
+from refgrad.protos.reading import is_large, skeleton_of
+from refgrad.protos.types import Shape, type_of
 from refgrad.protos.walk import captures_of, positions_needed, reads_of, refill, signatures
 
 
@@ -14,19 +21,75 @@ def uses(graph: GraphProto) -> Counter[str]:
     return Counter(name for node in graph.node for name in set(reads_of(node)))
 
 
-def slim(graph: GraphProto) -> None:
-    """Remove copies, and the nodes and initializers that nothing reads. The names of inputs and outputs stay."""
+def slim(model: ModelProto) -> None:
+    """Remove copies, Reshapes that change nothing, and what nothing reads. The names of inputs and outputs stay."""
+    graph = model.graph
     results = [value.name for value in graph.output]
     fixed = {*results, *(name for node in graph.node for name in captures_of(node))}
+    shapes, targets = _shapes(model), _targets(graph)
+    readers: dict[str, list[NodeProto]] = {}
+    for node in graph.node:
+        for name in node.input:
+            readers.setdefault(name, []).append(node)
     copied: dict[str, str] = {}
     kept = []
     for node in graph.node:
+        made = node.output[0] if node.output else ""
+        is_copy = (
+            not node.domain
+            and made not in fixed
+            and (node.op_type == "Identity" or _is_copy(node, shapes, targets, readers.get(made, [])))
+        )
         node.input[:] = [copied.get(name, name) for name in node.input]
-        if node.op_type == "Identity" and not node.domain and node.output[0] not in fixed:
-            copied[node.output[0]] = node.input[0]
+        if is_copy:
+            copied[made] = node.input[0]
         else:
             kept.append(node)
     needed = [kept[position] for position in positions_needed(signatures(kept), results)]
     read = {*results, *(name for node in needed for name in reads_of(node))}
     refill(graph.node, needed)
     refill(graph.initializer, [tensor for tensor in graph.initializer if tensor.name in read])
+
+
+def _is_copy(
+    node: NodeProto, shapes: Mapping[str, Shape], targets: Mapping[str, list[int]], readers: list[NodeProto]
+) -> bool:
+    """Whether a Reshape makes of its input the same again, or one row of a vector that is only added to matrices."""
+    if node.op_type != "Reshape" or len(node.input) < 2:
+        return False
+    shape, target = shapes.get(node.input[0]), targets.get(node.input[1])
+    if target is None or shape is None:
+        return False
+    if len(shape) == len(target):
+        pairs = list(zip(shape, target, strict=True))
+        return target.count(-1) < 2 and all(due == -1 or 0 < due == size for size, due in pairs)
+    if len(shape) != 1 or len(target) != 2 or target[0] != 1 or target[1] != shape[0] or not readers:
+        return False
+    made = node.output[0]
+    return all(
+        reader.op_type == "Add"
+        and not reader.domain
+        and any(len(shapes.get(n, ())) > 1 for n in reader.input if n != made)
+        for reader in readers
+    )
+
+
+def _shapes(model: ModelProto) -> dict[str, Shape]:
+    """What is known of the shapes of values; nothing where inference fails."""
+    large = {tensor.name: tensor for tensor in model.graph.initializer if is_large(tensor)}
+    try:
+        inferred = infer(skeleton_of(model, large))
+    except RefgradError:
+        return {}
+    found: dict[str, Shape] = {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer}
+    for value in (*inferred.input, *inferred.output, *inferred.value_info):
+        shape = type_of(value)[1] if value.type.HasField("tensor_type") else None
+        if shape is not None:
+            found[value.name] = shape
+    return found
+
+
+def _targets(graph: GraphProto) -> dict[str, list[int]]:
+    """The initializers that may say a shape."""
+    small = [t for t in graph.initializer if t.data_type == TensorProto.INT64 and len(t.dims) == 1 and not is_large(t)]
+    return {tensor.name: np.asarray(array_of(tensor)).tolist() for tensor in small}

@@ -484,7 +484,7 @@ class _Assembly:
         graph.output.append(helper.make_tensor_value_info(result, self.last.type(self.loss), []))
         types = {value.name: value.type for value in graph.input}
         graph.output.extend(helper.make_value_info(final[name], types[state]) for state, name in results.items())
-        slim(graph)
+        slim(made)
         note(made, self.made, training={"layout": {n: [start, list(shape)] for n, (start, shape) in layout.items()}})
         return StepModel(
             made,

@@ -59,10 +59,11 @@ class Training:
         :raises TrainingError: a loss is not finite.
         """
         assert isinstance(self.schedule, Schedule)
+        schedule, first = self.schedule, self.step.data[0] if self.step.data else ""
         for batch in batches:
             done = self.progress
-            loss = self.train_on(batch, self.schedule(done), f"step {done.step} (epoch {done.epoch})")
-            size = len(batch[self.step.data[0]]) if self.step.data else 1
+            loss = self.train_on(batch, schedule(done))
+            size = len(batch[first]) if first else 1
             self.progress = Progress(
                 done.epoch,
                 done.step + 1,
@@ -108,10 +109,10 @@ class Training:
             raise FeedError("There is no sample to evaluate on. Give at least one.")
         return total / count
 
-    def train_on(self, batch: Batch, rate: float, where: str = "a step") -> float:
+    def train_on(self, batch: Batch, rate: float, where: str = "") -> float:
         """One step with a learning rate: the loss before it.
 
-        :param where: what an error calls the step.
+        :param where: what an error calls the step; by default its number.
         :raises FeedError: the batch does not fit the model.
         :raises TrainingError: the loss is not finite. The weights are those from before the step.
         """
@@ -119,6 +120,7 @@ class Training:
         loss = float(self._run.step(feeds)[self.step.loss])
         if not math.isfinite(loss):
             self._run.undo()
+            where = where or f"step {self.progress.step} (epoch {self.progress.epoch})"
             raise TrainingError(
                 f"The loss is {loss} in {where}{self._first_not_finite(feeds)}. Take a smaller learning rate than {rate:g}, "
                 "clip the gradient, or look for values in the data that are not finite."
