@@ -16,6 +16,8 @@ from refgrad.errors import OptionError
 from refgrad.training import SGD, Training, batches, step_model
 
 BACKENDS = [name for name in ("numpy", "ort-cpu") if name in available()]
+# onnxruntime-training 1.19 returns the score itself where LOGISTIC is asked of one score; later releases its sigmoid.
+SIGMOID_OF_ONE = [name for name in BACKENDS if "training" not in get_backend(name).description()]
 X = np.random.default_rng(0).standard_normal((20, 3)).astype(np.float32)
 CLASSES: dict[str, dict[str, Any]] = {
     "three": {"classlabels_ints": [4, 5, 9]},
@@ -68,7 +70,7 @@ def test_a_lifted_model_returns_what_the_model_returns(which: str, post: str, op
     lifted = refgrad.lift_weights(model)
     onnx.checker.check_model(lifted, full_check=True)
     assert all(node.domain == "" for node in lifted.graph.node)
-    for backend in BACKENDS:
+    for backend in SIGMOID_OF_ONE if (which, post) == ("one score", "LOGISTIC") else BACKENDS:
         feed = {"x": 0.1 * X}
         expected = get_backend(backend).prepare(model).run(feed)
         for name, value in get_backend(backend).prepare(lifted).run(feed).items():
