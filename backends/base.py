@@ -125,11 +125,16 @@ def check_feeds(feeds: Mapping[str, Any], inputs: Sequence[Value], widen: bool =
     """
     if not isinstance(feeds, Mapping):
         raise FeedError(f"Feeds are arrays by the names of inputs, as in {{'x': array}}, not {type(feeds).__name__}.")
+    symbols: dict[str, tuple[int, str]] = {}
     if len(feeds) == len(inputs):  # the usual case, at a tenth of the cost of the others: everything as declared
         for value in inputs:
             feed = feeds.get(value.name)
-            if type(feed) is not np.ndarray or feed.dtype is not value.dtype or feed.shape != value.shape:
+            if type(feed) is not np.ndarray or feed.dtype is not value.dtype:
                 break
+            if feed.shape != value.shape:
+                if value.shape is None or value.kind != "tensor":
+                    break
+                _check_shape(feed.shape, value, symbols)
         else:
             return dict(feeds)
     declared = {value.name: value for value in inputs}
@@ -144,7 +149,7 @@ def check_feeds(feeds: Mapping[str, Any], inputs: Sequence[Value], widen: bool =
             f"No feed for {', '.join(str(value) for value in missing)}. Add "
             f"{'it' if len(missing) == 1 else 'them'} to the feeds; {choices(feeds)} given."
         )
-    symbols: dict[str, tuple[int, str]] = {}
+    symbols.clear()
     return {name: _check_feed(feed, declared[name], symbols, widen) for name, feed in feeds.items()}
 
 

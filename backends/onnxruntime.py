@@ -220,9 +220,9 @@ class _Bound(Recurrence):
         ]
         self._fed = [value for value in session.inputs if value.name not in following]
         self._turn = 0
-        # Memory of scalars lasts; the results beside them are made anew in each run, and come last.
+        # Memory of scalars lasts, that of these arrays; the results beside them are made anew in each run, and come last.
         self._scalars = {
-            value.name: _ort_value(np.zeros((), value.dtype), "cpu")
+            value.name: np.zeros((), value.dtype)
             for value in session.outputs
             if value.name in self._others and value.kind == "tensor" and value.shape == ()
             if value.dtype is not None and value.dtype.kind in "biuf" and not _is_extended(value.dtype)
@@ -255,7 +255,7 @@ class _Bound(Recurrence):
         except Exception as error:
             raise BackendError(_explain(error, self._owner._backend)) from error
         self._turn = 1 - self._turn
-        made = {name: value.numpy().copy() for name, value in self._scalars.items()}
+        made: dict[str, Any] = {name: array.copy() for name, array in self._scalars.items()}
         if self._others:
             results = binding.get_outputs()[-len(self._others) :]
             made |= {name: _to_numpy(value) for name, value in zip(self._others, results, strict=True)}
@@ -278,8 +278,8 @@ class _Bound(Recurrence):
                 binding.bind_ortvalue_input(name, value)
             for name, output in self._following.items():
                 binding.bind_ortvalue_output(output, written[name])
-            for name, value in self._scalars.items():
-                binding.bind_ortvalue_output(name, value)
+            for name, array in self._scalars.items():
+                binding.bind_ortvalue_output(name, _ort_value(array, "cpu"))
             for name in self._others:
                 binding.bind_output(name, "cpu")
             bindings.append(binding)

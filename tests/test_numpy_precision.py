@@ -15,6 +15,7 @@ from runtime import needs_runtime
 import refgrad
 from refgrad.backends import get_backend
 from refgrad.backends.numpy.precision import Float64
+from refgrad.backends.numpy.registry import in_tuple
 from refgrad.errors import FeedError
 
 pytestmark = pytest.mark.interpreter
@@ -209,7 +210,7 @@ def narrowed(monkeypatch) -> list[str]:
 
     def watched(self: Float64, call: Any, node: onnx.NodeProto) -> Any:
         def run(*inputs: Any, **options: Any) -> Any:
-            results = call(*inputs, **options)
+            results = in_tuple(call(*inputs, **options))
             found.extend(type(result).__name__ for result in results if narrow(result))
             return results
 

@@ -92,7 +92,7 @@ class Scope:
 
 @dataclass(slots=True)
 class Bound:
-    """A node that is ready to run: `call` takes the inputs and returns the tuple of outputs.
+    """A node that is ready to run: `call` takes the inputs and returns the output, or a tuple of several.
 
     `captures` are the outer values that its subgraphs read, fed as `_outer`. `fresh`: the results never share memory with
     the inputs. `reuses`: the results may take the memory of the inputs that `_free` marks. `pure`: the node may be
@@ -269,7 +269,7 @@ def _bind_function(node: onnx.NodeProto, opset: int, schema: OpSchema, scope: Sc
     # The body depends on the types of the inputs, which are known when the node runs.
     bodies: dict[tuple[Any, ...], Call] = {}
 
-    def call(*inputs: Any) -> tuple[Any, ...]:
+    def call(*inputs: Any) -> Any:
         key = tuple(getattr(x, "dtype", None) for x in inputs)
         if key not in bodies:
             types = [_type_of(x).SerializeToString() for x in inputs]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
@@ -17,6 +17,7 @@ from refgrad.backends.base import Value, graph_outputs
 from refgrad.backends.numpy.binding import Bound, Scope, bind, label
 from refgrad.backends.numpy.memory import WATCH, Progress, nbytes, owner, summary
 from refgrad.backends.numpy.precision import Declared
+from refgrad.backends.numpy.registry import Call, in_tuple
 from refgrad.errors import BackendError, InvalidModelError
 from refgrad.protos.external import array_of
 from refgrad.protos.memory import allowed
@@ -46,7 +47,7 @@ class _Instruction(NamedTuple):
     """A step of a schedule. Every value is a number: its place in the list of values."""
 
     step: Step
-    call: Callable[..., tuple[Any, ...]]
+    call: Call
     inputs: tuple[int, ...]
     outer: tuple[tuple[str, int], ...]
     outputs: tuple[int, ...]
@@ -135,14 +136,21 @@ class PlannedGraph:
                     watch.reserve(step.label, step.bound.predict, [values[place] for place in inputs])
                 if outer:
                     results = call(*[values[i] for i in inputs], _outer={name: values[i] for name, i in outer})
+                elif len(inputs) == 2:  # this, and what follows for one output, is a fifth of the time of small nodes
+                    left, right = inputs
+                    results = call(values[left], values[right])
                 else:
                     results = call(*[values[i] for i in inputs])
-                if len(results) < len(made):
-                    raise ValueError(f"it has {len(results)} outputs, and the node names {len(made)}")
-                for place, result in zip(made, results, strict=False):
-                    values[place] = result
+                if len(made) == 1 and not isinstance(results, tuple):
+                    values[made[0]] = results
+                else:
+                    results = in_tuple(results)
+                    if len(results) < len(made):
+                        raise ValueError(f"it has {len(results)} outputs, and the node names {len(made)}")
+                    for place, result in zip(made, results, strict=False):
+                        values[place] = result
                 if views:
-                    results, result = (), None  # they hold the views
+                    results, result = None, None  # they hold the views
                     for place in views:
                         values[place] = _own_where_small(values[place])
                 if watch is not None:
@@ -184,7 +192,7 @@ class PlannedGraph:
                     kept.append(step)
                     continue
                 with np.errstate(all="ignore"):
-                    results = step.bound.call(*inputs)
+                    results = in_tuple(step.bound.call(*inputs))
             except Exception:
                 kept.append(step)
                 continue
@@ -229,6 +237,9 @@ class PlannedGraph:
         return schedule
 
 
+_FOREIGN = frozenset((0,))
+
+
 class _Lives:
     """When each value of a schedule is read last, and whose memory it may share.
 
@@ -243,10 +254,10 @@ class _Lives:
             self._end |= dict.fromkeys((*step.outputs, *step.reads), index)
         self._end |= dict.fromkeys(wanted, len(steps))
         self._foreign = frozenset(foreign)
-        self._memory: dict[str, frozenset[int]] = dict.fromkeys(self._foreign, frozenset((0,)))
+        self._memory: dict[str, frozenset[int]] = dict.fromkeys(self._foreign, _FOREIGN)
         new = count(1)
         for step in steps:
-            shared = frozenset().union(*(self._memory[name] for name in step.reads if name)) or frozenset((0,))
+            shared = frozenset().union(*(self._memory[name] for name in step.reads if name)) or _FOREIGN
             for name in step.outputs:
                 self._memory[name] = frozenset((next(new),)) if step.bound.fresh else shared
         self._last: dict[int, int] = {}
@@ -270,7 +281,7 @@ class _Lives:
         step = self._steps[index]
         if step.bound.fresh:
             return ()
-        own = [name for name in step.reads if name and name not in self._foreign]
+        own = [name for name in step.reads if name and self._memory[name] != _FOREIGN]
         return tuple(y for y in step.outputs if y and any(self._end[x] < self._end[y] for x in own))
 
     def dead(self, index: int) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 
 from refgrad.backends.base import Value
-from refgrad.backends.numpy.registry import Call, default_attributes
+from refgrad.backends.numpy.registry import Call, default_attributes, in_tuple
 from refgrad.protos.external import array_of
 from refgrad.protos.reading import CONSTANT
 
@@ -127,7 +127,7 @@ class Rounded(Float64):
         """Round what `call` returns."""
 
         def rounded(*inputs: Any, **options: Any) -> tuple[Any, ...]:
-            return tuple(map(self._round, call(*inputs, **options)))
+            return tuple(map(self._round, in_tuple(call(*inputs, **options))))
 
         return rounded
 

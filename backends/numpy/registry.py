@@ -34,7 +34,7 @@ from refgrad.tables.once import once, place, qualified
 from refgrad.tables.signatures import SIGNATURES
 
 KernelFunction = TypeVar("KernelFunction", bound=Callable[..., Any])
-Call = Callable[..., "tuple[Any, ...]"]
+Call = Callable[..., Any]  # returns the output, or a tuple of several
 
 _SPECIAL = frozenset({"_wanted", "_opset", "_output_grids", "_output_types", "_outer", "_wide", "_free"})
 _WITHOUT_MEANING = frozenset({"consumed_inputs"})  # before opset 6: what could be overwritten
@@ -87,7 +87,7 @@ class Kernel:
         attributes: Mapping[str, Any],
         values: Mapping[str, onnx.ValueInfoProto],
     ) -> Call:
-        """Bind the attributes of `node`: the result takes the inputs and returns a tuple of outputs."""
+        """Bind the attributes of `node`: the result takes the inputs and returns the output, or a tuple of several."""
         unknown = {a.name for a in node.attribute} - self.attributes - _WITHOUT_MEANING
         if unknown:
             raise ValueError(f"attribute {sorted(unknown)} is not supported")
@@ -107,7 +107,7 @@ class Kernel:
         if "_output_types" in self.keywords:
             bound["_output_types"] = tuple(describe(values[n]).dtype if n in values else None for n in node.output)
         function = partial(self.function, **bound) if bound else self.function
-        call = _through_float32(function) if self.in_float32 else _in_tuple(function)
+        call = _through_float32(function) if self.in_float32 else function
         return call if self.function.__module__.startswith(_OURS) else self._checked(call, node)
 
     def _checked(self, call: Call, node: onnx.NodeProto) -> Call:
@@ -119,7 +119,7 @@ class Kernel:
         outputs = [p.name for p in signature.schema.outputs] if signature is not None else []
 
         def checked(*inputs: Any, **options: Any) -> tuple[Any, ...]:
-            results = call(*inputs, **options)
+            results = in_tuple(call(*inputs, **options))
             if signature is None:
                 for result in results:
                     if not isinstance(result, _VALUES):
@@ -164,8 +164,13 @@ def _attribute(name: str) -> str:
 def reuse(free: tuple[bool, ...], dtype: np.dtype[Any], *inputs: np.ndarray) -> np.ndarray | None:
     """Return an input whose memory an elementwise result of `dtype` may take: a free one as large as the result. Or None."""
     for x, is_free in zip(inputs, free, strict=False):
-        if is_free and x.ndim and x.dtype == dtype and all(x is y or broadcasts(y.shape, x.shape) for y in inputs):
-            return x
+        if is_free and x.ndim and x.dtype == dtype:
+            shape = x.shape
+            for y in inputs:
+                if y.shape != shape and not broadcasts(y.shape, shape):
+                    break
+            else:
+                return x
     return None
 
 
@@ -244,26 +249,21 @@ def _grid(name: str, values: Mapping[str, onnx.ValueInfoProto]) -> tuple[int, ..
     return tuple(dim for dim in declared[2:] if isinstance(dim, int))
 
 
-def _in_tuple(function: Callable[..., Any]) -> Call:
-    def call(*inputs: Any, **options: Any) -> tuple[Any, ...]:
-        result = function(*inputs, **options)
-        return result if isinstance(result, tuple) else (result,)
-
-    return call
+def in_tuple(results: Any) -> tuple[Any, ...]:
+    """The outputs of a call: a kernel of one output returns it alone."""
+    return results if isinstance(results, tuple) else (results,)
 
 
 def _through_float32(function: Callable[..., Any]) -> Call:
-    function = _in_tuple(function)
-
-    def call(*inputs: Any, **options: Any) -> tuple[Any, ...]:
+    def call(*inputs: Any, **options: Any) -> Any:
         for x in inputs:
-            if getattr(x, "dtype", None) in SIXTEEN_BIT:
+            if getattr(x, "itemsize", 0) == 2 and x.dtype in SIXTEEN_BIT:
                 break
         else:
             return function(*inputs, **options)
         narrow = x.dtype
         wide = [x.astype(np.float32) if getattr(x, "dtype", None) in SIXTEEN_BIT else x for x in inputs]
-        results = function(*wide, **options)
+        results = in_tuple(function(*wide, **options))
         return tuple([y.astype(narrow) if getattr(y, "dtype", None) == np.float32 else y for y in results])
 
     return call

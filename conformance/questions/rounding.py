@@ -16,7 +16,7 @@ import onnx
 
 from refgrad.backends.numpy import NumpyBackend
 from refgrad.backends.numpy.precision import Declared, Float64
-from refgrad.backends.numpy.registry import Call
+from refgrad.backends.numpy.registry import Call, in_tuple
 from refgrad.errors import BackendError
 from refgrad.protos.domains import MICROSOFT
 from refgrad.tables.randomness import operator_of
@@ -62,9 +62,9 @@ class Perturbed(Float64):
 
         def perturbed(*inputs: Any, **options: Any) -> tuple[Any, ...]:
             self._salt = salt
-            results = call(*inputs, **options)
+            results = in_tuple(call(*inputs, **options))
             if adds_up and not all(map(_is_whole, inputs)):
-                terms = call(*(abs(x) if _is_wide(x) else x for x in inputs), **options)
+                terms = in_tuple(call(*(abs(x) if _is_wide(x) else x for x in inputs), **options))
                 results = tuple(
                     y + self._lost(y, np.abs(t)) if _is_wide(y) else y for y, t in zip(results, terms, strict=True)
                 )
@@ -157,7 +157,7 @@ class Confined(Float64):
         limits = [self._limits.get(name) for name in node.output]
 
         def confined(*inputs: Any, **options: Any) -> tuple[Any, ...]:
-            results = call(*inputs, **options)
+            results = in_tuple(call(*inputs, **options))
             known = [*limits, *[None] * (len(results) - len(limits))]
             return tuple(self._confine(y, one) if one else y for y, one in zip(results, known, strict=False))
 

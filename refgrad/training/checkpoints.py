@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,7 @@ def save_checkpoint(path: str | os.PathLike[str], step: StepModel, checkpoint: C
     metadata = {
         "format": _FORMAT,
         "step": fingerprint_of(step),
-        "progress": json.dumps(asdict(checkpoint.progress)),
+        "progress": json.dumps(checkpoint.progress._asdict()),
         "shuffle": json.dumps(checkpoint.shuffle),
         "validation": json.dumps(checkpoint.validation),
         "settings": json.dumps(checkpoint.settings),

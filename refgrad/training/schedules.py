@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, fields
+from typing import NamedTuple
 
 from refgrad.errors import OptionError, choices
 
 UNITS = ("epoch", "step", "sample")
 
 
-@dataclass(frozen=True)
-class Progress:
+class Progress(NamedTuple):
     """How far a training is: the epochs, steps and samples that are done, and those done when this epoch began.
 
     `losses` are the mean losses of the epochs so far, and `total` is the sum of the losses of this epoch's samples.

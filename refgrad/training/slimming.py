@@ -1,12 +1,12 @@
-"""What a step does not need: values that nothing reads, copies, and Reshapes that change nothing."""
+"""What a step does not need: values that nothing reads, copies, Reshapes that change nothing, sums after products."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Container, Mapping, Sequence
 
 import numpy as np
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
 
 from refgrad.errors import RefgradError
 from refgrad.forward.inference import infer
@@ -22,11 +22,15 @@ def uses(graph: GraphProto) -> Counter[str]:
 
 
 def slim(model: ModelProto) -> None:
-    """Remove copies, Reshapes that change nothing, and what nothing reads. The names of inputs and outputs stay."""
+    """Remove copies, Reshapes that change nothing, and what nothing reads, and make one node of a product and a row.
+
+    The names of inputs and outputs stay.
+    """
     graph = model.graph
     results = [value.name for value in graph.output]
     fixed = {*results, *(name for node in graph.node for name in captures_of(node))}
-    shapes, targets = _shapes(model), _targets(graph)
+    types, targets = _types(model), _targets(graph)
+    shapes = {name: shape for name, (_, shape) in types.items()}
     readers: dict[str, list[NodeProto]] = {}
     for node in graph.node:
         for name in node.input:
@@ -45,6 +49,7 @@ def slim(model: ModelProto) -> None:
             copied[made] = node.input[0]
         else:
             kept.append(node)
+    kept = _with_rows_added(kept, types, fixed)
     needed = [kept[position] for position in positions_needed(signatures(kept), results)]
     read = {*results, *(name for node in needed for name in reads_of(node))}
     refill(graph.node, needed)
@@ -74,18 +79,54 @@ def _is_copy(
     )
 
 
-def _shapes(model: ModelProto) -> dict[str, Shape]:
-    """What is known of the shapes of values; nothing where inference fails."""
+def _with_rows_added(
+    nodes: Sequence[NodeProto], types: Mapping[str, tuple[int, Shape]], fixed: Container[str]
+) -> list[NodeProto]:
+    """The nodes with a Gemm for each product of two matrices that is read by the addition of a row alone."""
+    reads = Counter(name for node in nodes for name in node.input)
+    products = {
+        node.output[0]: node
+        for node in nodes
+        if node.op_type == "MatMul" and not node.domain and reads[node.output[0]] == 1 and node.output[0] not in fixed
+    }
+    made: list[NodeProto] = []
+    for node in nodes:
+        product = next((name for name in node.input if name in products), "")
+        if node.op_type == "Add" and not node.domain and product:
+            [row] = [name for name in node.input if name != product]
+            operands = [*products[product].input, row]
+            if _is_product_and_row([types.get(name) for name in operands]):
+                made = [other for other in made if other is not products[product]]
+                node = helper.make_node("Gemm", operands, node.output, name=node.name)
+        made.append(node)
+    return made
+
+
+def _is_product_and_row(operands: Sequence[tuple[int, Shape] | None]) -> bool:
+    """Whether two matrices are multiplied that are not empty, in a type of Gemm, and a row is added to each row."""
+    if None in operands:
+        return False
+    (kind, left), (_, right), (_, row) = [operand for operand in operands if operand is not None]
+    if kind not in (TensorProto.FLOAT, TensorProto.DOUBLE) or len(left) != 2 or len(right) != 2:
+        return False
+    is_known = all(isinstance(size, int) and size > 0 for size in right)
+    return is_known and row in (right[1:], (1, right[1]))
+
+
+def _types(model: ModelProto) -> dict[str, tuple[int, Shape]]:
+    """What is known of the types and shapes of values; nothing where inference fails."""
     large = {tensor.name: tensor for tensor in model.graph.initializer if is_large(tensor)}
     try:
         inferred = infer(skeleton_of(model, large))
     except RefgradError:
         return {}
-    found: dict[str, Shape] = {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer}
+    found: dict[str, tuple[int, Shape]] = {
+        tensor.name: (tensor.data_type, tuple(tensor.dims)) for tensor in model.graph.initializer
+    }
     for value in (*inferred.input, *inferred.output, *inferred.value_info):
-        shape = type_of(value)[1] if value.type.HasField("tensor_type") else None
+        kind, shape = type_of(value) if value.type.HasField("tensor_type") else (0, None)
         if shape is not None:
-            found[value.name] = shape
+            found[value.name] = (kind, shape)
     return found
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -80,8 +80,7 @@ class Training:
         if not count:
             raise FeedError("An epoch has no batch. Give at least one sample.")
         mean = done.total / count
-        self.progress = replace(
-            done,
+        self.progress = done._replace(
             epoch=done.epoch + 1,
             losses=(*done.losses, mean),
             epoch_step=done.step,

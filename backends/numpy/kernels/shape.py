@@ -34,6 +34,11 @@ def reshape(
     dims = shape if new_shape is None else new_shape.tolist()
     if not isinstance(dims, list):
         raise ValueError(f"the shape is {dims}; it must be a list of sizes")
+    if 0 not in dims and min(dims, default=0) >= -1:  # the usual case, in which NumPy means the same
+        try:
+            return data.reshape(dims)
+        except ValueError:
+            pass  # what follows says why
     wanted = dims
     if not allowzero:
         if 0 in dims[data.ndim :]:
