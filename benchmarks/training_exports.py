@@ -26,7 +26,7 @@ from timing import alternate_processes, save
 sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
 
 from architectures import ARCHITECTURES
-from torch_models import OUTPUT, build, export
+from torch_models import build, export
 
 from refgrad.training import SGD, Training, step_model
 
