@@ -3,6 +3,7 @@
 from refgrad.errors import ConvergenceError
 from refgrad.show.plot import plot_losses
 from refgrad.training.adapters import lora, merge_adapters
+from refgrad.training.artifacts import write_artifacts
 from refgrad.training.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
 from refgrad.training.conventions import Convention, convention
 from refgrad.training.data import Arrays, Batches, Data, Shards, open_data
@@ -29,6 +30,7 @@ from refgrad.training.sgd_learning_penalty import ElasticLearningPenalty, NoLear
 from refgrad.training.sgd_learning_rate import LearningRateSGD, LearningRateSGDNesterov
 from refgrad.training.step import StepModel, step_model
 from refgrad.training.training import Training, batches
+from refgrad.training.training_info import from_training_info, with_training_info
 from refgrad.training.updates import SGD, Adagrad, Adam, AdamW, Optimizer, RMSProp
 
 __all__ = [
@@ -68,6 +70,7 @@ __all__ = [
     "Warmup",
     "batches",
     "convention",
+    "from_training_info",
     "load_checkpoint",
     "lora",
     "merge_adapters",
@@ -75,4 +78,6 @@ __all__ = [
     "plot_losses",
     "save_checkpoint",
     "step_model",
+    "with_training_info",
+    "write_artifacts",
 ]

@@ -43,7 +43,8 @@ class StepModel:
 
     `model` has the inputs of the model that is trained, the label, and what a step changes: each of `state` is an input, and
     the output `next` names is what the next step is fed for it. Besides there are the learning rate, a scalar in double, and
-    the loss, a scalar. With `flat` the weights are one vector, as is each kind of state: `layout` says where each weight lies.
+    the loss, a scalar. Where the update depends on it, the number of steps so far is among the states. With `flat` the weights
+    are one vector, as is each kind of state: `layout` says where each weight lies.
     """
 
     model: ModelProto
@@ -163,17 +164,14 @@ def step_model(
     ... )
     >>> step = step_model(line, optimizer=SGD(momentum=0.9))
     >>> [value.name for value in step.model.graph.input]
-    ['x', 'label', 'learning_rate', 'step', 'weights', 'velocity']
+    ['x', 'label', 'learning_rate', 'weights', 'velocity']
     >>> [value.name for value in step.model.graph.output]
-    ['loss', 'step_next', 'weights_next', 'velocity_next']
+    ['loss', 'weights_next', 'velocity_next']
     """
     optimizer = SGD() if optimizer is None else optimizer
     if not isinstance(optimizer, Optimizer):
         raise OptionError(f"optimizer is one of refgrad.training's, such as SGD(), not {optimizer!r}.")
-    if any(map(holds_weights, read(model).graph.node)):
-        model = lift_weights(model)
-    held = {name: value for name, (value, _) in get_train_initializer(model).items()}
-    chosen = {name: held[name] for name in _trained(trainable, model, list(held))}
+    model, chosen = trained(model, trainable)
     kinds = {helper.np_dtype_to_tensor_dtype(value.dtype) for value in chosen.values()}
     if flat is None:
         flat = len(kinds) == 1 and sum(value.size for value in chosen.values()) <= _FLAT
@@ -195,7 +193,8 @@ def step_model(
     if isinstance(accumulate, bool) or not isinstance(accumulate, int) or accumulate < 1:
         raise OptionError(f"accumulate is an integer above 0, not {accumulate!r}.")
     decays, shared = _decays(penalty, chosen), penalty_by == "sample"
-    running = {statistic: held[statistic.name] for statistic in statistics}
+    held = get_train_initializer(model) if statistics else {}
+    running = {statistic: held[statistic.name][0] for statistic in statistics}
     assembly = _Assembly(made, chosen, optimizer, loss_name, label, decays, shared, clip, flat, running, unbiased)
     assembly.accumulate = accumulate
     made_step = assembly.step()
@@ -205,6 +204,19 @@ def step_model(
         evaluation = select_model_inputs_outputs(whole, outputs=[name])
     classes = classes_of(model, output) if loss in OF_CLASSES else None
     return replace(made_step, classes=classes, evaluation=evaluation)
+
+
+def trained(
+    model: ModelProto | str | os.PathLike[str], trainable: Sequence[str] | None
+) -> tuple[ModelProto | str | os.PathLike[str], dict[str, np.ndarray]]:
+    """The model with its weights as initializers, and those that `trainable` chooses.
+
+    :raises UnknownNameError: a name that does not exist, or nothing is trainable.
+    """
+    if any(map(holds_weights, read(model).graph.node)):
+        model = lift_weights(model)
+    held = {name: value for name, (value, _) in get_train_initializer(model).items()}
+    return model, {name: held[name] for name in _trained(trainable, model, list(held))}
 
 
 def _trained(
@@ -317,6 +329,9 @@ class _Assembly:
             t = op.Max(t, 1.0)
         for name, value in parts.items():
             results |= self._update(name, value, slopes[name], t, due)
+        if not due and not any(t in node.input for node in op.nodes):  # no update asks how many there were
+            del results[STEP], self.state[STEP]
+            self.inputs = [value for value in self.inputs if value.name != STEP]
         for statistic, value in self.running.items():
             op.types[statistic.name] = (helper.np_dtype_to_tensor_dtype(value.dtype), 1)
             self._begin(statistic.name, value)

@@ -116,7 +116,7 @@ class Training:
         :raises TrainingError: the loss is not finite. The weights are those from before the step.
         """
         feeds = {**batch, RATE: np.array(rate)}
-        loss = float(self._run.step(feeds)[self.step.loss])
+        loss = float(self._run.step(feeds)[self.step.loss].item())
         if not math.isfinite(loss):
             self._run.undo()
             where = where or f"step {self.progress.step} (epoch {self.progress.epoch})"

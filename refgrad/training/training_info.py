@@ -1,0 +1,153 @@
+"""A step of training inside the model that it trains: training_info of ONNX."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto, helper, numpy_helper
+
+from refgrad.errors import InvalidModelError, OptionError, UnknownNameError, choices, did_you_mean
+from refgrad.protos.external import array_of
+from refgrad.protos.reading import read
+from refgrad.protos.types import type_of
+from refgrad.protos.upgrade import upgrade
+from refgrad.protos.walk import fresh, names_of, reads_of, refill, versions_of
+from refgrad.training.step import RATE, StepModel
+
+
+def with_training_info(model: ModelProto | str | os.PathLike[str], step: StepModel) -> ModelProto:
+    """The model with a step as its training_info, which takes the place of one that it has.
+
+    The algorithm takes the data, the label and learning_rate; its first output is the loss. It reads the weights of the model,
+    has the other states as initializers, and its update_binding says which result becomes which of them.
+
+    :param model: a model, or the path of one. It is not modified.
+    :param step: made of it by `step_model`, with flat=False.
+    :raises OptionError: the weights of the step are one vector.
+    :raises UnknownNameError: the model has no initializer of the name of a weight.
+    """
+    if step.flat:
+        raise OptionError(
+            "training_info binds the weights one by one, and those of the step are a vector. Take flat=False."
+        )
+    versions = versions_of(step.model)
+    made = ModelProto()
+    made.CopyFrom(upgrade(read(model), versions[""]))
+    held = {tensor.name: tensor for tensor in made.graph.initializer}
+    if missing := next((name for name in step.weights if name not in held), ""):
+        raise UnknownNameError(
+            f"The step trains {missing!r}, which is no initializer of the model.{did_you_mean(missing, held)} "
+            "Give the model that the step was made of."
+        )
+    imported = versions_of(made)
+    for domain, version in versions.items():
+        if imported.get(domain, version) != version:
+            raise OptionError(
+                f"The model imports {domain or 'ai.onnx'} {imported[domain]}, and the step {version}. Give the model that the "
+                "step was made of."
+            )
+        if domain not in imported:
+            made.opset_import.append(helper.make_opsetid(domain, version))
+    made.ir_version = max(made.ir_version, step.model.ir_version)
+    del made.training_info[:]
+    info = made.training_info.add()
+    info.algorithm.CopyFrom(step.model.graph)
+    graph = info.algorithm
+    inputs = [value for value in graph.input if value.name not in step.state]
+    states = {name: value for name, value in step.state.items() if name not in step.weights}
+    own = [tensor for tensor in graph.initializer if held.get(tensor.name) != tensor]
+    for field, entries in (("input", inputs), ("initializer", own)):
+        refill(getattr(graph, field), entries)
+    graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in states.items())
+    if clash := next((tensor.name for tensor in graph.initializer if tensor.name in held), ""):
+        raise OptionError(f"The model and the step both have an initializer {clash!r}. Rename that of the model.")
+    for name, following in step.next.items():
+        info.update_binding.add(key=name, value=following)
+    return made
+
+
+def from_training_info(model: ModelProto | str | os.PathLike[str], label: str = "label") -> StepModel:
+    """The step in a model's training_info, which `Training` runs.
+
+    :param model: a model, or the path of one. It is not modified.
+    :param label: the input of the algorithm that is the label.
+    :raises InvalidModelError: the model has no training_info, or several, or one whose bindings do not fit.
+    :raises UnknownNameError: the algorithm has no such input.
+
+    >>> import onnx.parser
+    >>> from refgrad.training import from_training_info, step_model, with_training_info
+    >>> line = onnx.parser.parse_model(
+    ...     '<ir_version: 10, opset_import: ["": 18]> line (float[N, 2] x) => (float[N, 1] y) '
+    ...     '<float[2, 1] a = {1, 2}> { y = MatMul(x, a) }'
+    ... )
+    >>> step = from_training_info(with_training_info(line, step_model(line, flat=False)))
+    >>> list(step.weights), step.data, step.label
+    (['a'], ('x',), 'label')
+    """
+    whole = read(model)
+    if len(whole.training_info) != 1:
+        raise InvalidModelError(f"The model has {len(whole.training_info)} entries of training_info, and one is due.")
+    info = whole.training_info[0]
+    algorithm, bound = info.algorithm, {entry.key: entry.value for entry in info.update_binding}
+    own = {tensor.name: tensor for tensor in algorithm.initializer}
+    shared = {tensor.name: tensor for tensor in whole.graph.initializer if tensor.name not in own}
+    results = [value.name for value in algorithm.output]
+    for key, value in bound.items():
+        if key not in own and key not in shared:
+            raise InvalidModelError(
+                f"training_info updates {key!r}, which is no initializer. There are: {choices(shared)}."
+            )
+        if value not in results:
+            raise InvalidModelError(f"training_info updates {key!r} by {value!r}, which is no output of its algorithm.")
+    losses = [name for name in results if name not in bound.values()]
+    if not losses or not bound:
+        raise InvalidModelError("The training_info of the model has no loss among its outputs, or updates nothing.")
+    inputs = [value for value in algorithm.input if value.name not in bound]
+    if label not in (names := [value.name for value in inputs]):
+        raise UnknownNameError(
+            f"The algorithm has no input {label!r}.{did_you_mean(label, names)} It has {choices(names)}."
+        )
+    state: dict[str, np.ndarray] = {key: array_of(own.get(key) or shared[key]) for key in bound}
+    made = ModelProto()
+    made.ir_version = whole.ir_version
+    made.opset_import.extend(whole.opset_import)
+    made.functions.extend(whole.functions)
+    graph = made.graph
+    graph.CopyFrom(algorithm)
+    read_names = {name for node in algorithm.node for name in reads_of(node)}
+    kept = [tensor for name, tensor in (*own.items(), *shared.items()) if name not in bound and name in read_names]
+    for field, entries in (("input", _with_rate(graph, inputs)), ("initializer", kept)):
+        refill(getattr(graph, field), entries)
+    graph.input.extend(
+        helper.make_tensor_value_info(key, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
+        for key, value in state.items()
+    )
+    weights = {key: value for key, value in state.items() if key in shared}
+    data = tuple(name for name in names if name not in (label, RATE))
+    return StepModel(made, weights, state, bound, data, label, losses[0], flat=False)
+
+
+def _with_rate(graph: GraphProto, inputs: list[ValueInfoProto]) -> list[ValueInfoProto]:
+    """The inputs with a learning rate in double, which is what a training feeds."""
+    due = helper.make_tensor_value_info(RATE, TensorProto.DOUBLE, [])
+    given = next((value for value in inputs if value.name == RATE), None)
+    if given is None:
+        return [*inputs, due]
+    kind, shape = type_of(given)
+    if kind == TensorProto.DOUBLE and shape == ():
+        return inputs
+    made = fresh(f"{RATE}_given", names_of(graph))
+    for node in graph.node:
+        node.input[:] = [made if name == RATE else name for name in node.input]
+    if shape:  # [1], as the optimizers of ONNX Runtime have it
+        scalar, target = fresh(f"{made}_scalar", names_of(graph)), fresh(f"{made}_shape", names_of(graph))
+        steps = [
+            helper.make_node("Cast", [RATE], [scalar], scalar, to=kind),
+            helper.make_node("Constant", [], [target], target, value_ints=[1] * len(shape)),
+            helper.make_node("Reshape", [scalar, target], [made], made),
+        ]
+    else:
+        steps = [helper.make_node("Cast", [RATE], [made], made, to=kind)]
+    refill(graph.node, [*steps, *graph.node])
+    return [due if value.name == RATE else value for value in inputs]
