@@ -59,7 +59,9 @@ def test_a_hundred_steps(optimizer: Optimizer, flat: bool, tmp_path: Path) -> No
     for k, batch in enumerate(batches(data, 10)):
         rate = schedule.value(k)
         losses.append(training.train_on(batch, rate))
-        fed.append({name: _described(value) for name, value in batch.items()} | {"learning_rate": _described(rate)})
+        fed.append(
+            {name: _described(value) for name, value in batch.items()} | {"learning_rate": _described(np.float32(rate))}
+        )
     run = {"state": {name: _described(v) for name, v in step.state.items()}, "next": step.next, "loss": step.loss}
     (tmp_path / "run.json").write_text(json.dumps({**run, "batches": fed}))
     onnx.save(step.model, tmp_path / "step.onnx")

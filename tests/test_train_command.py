@@ -180,7 +180,7 @@ def test_a_step_model_trains_by_its_metadata_alone(folder, capsys):
     state = dict(np.load("start.npz"))
     run, y, losses = get_backend("numpy").prepare("step.onnx"), X @ np.float32([[1], [2]]) + 3, []
     for _ in range(200):
-        results = run.run({"x": X, "label": y, "learning_rate": np.array(0.02), **state})
+        results = run.run({"x": X, "label": y, "learning_rate": np.float32(0.02), **state})
         state = {name: results[output] for name, output in noted["next"].items()}
         losses.append(results[noted["loss"]])
     assert losses[0] > 1

@@ -108,5 +108,5 @@ def test_what_does_not_fit_is_named() -> None:
         from_training_info(nothing, label="t")
     clash = perceptron()
     clash.graph.initializer.append(numpy_helper.from_array(np.float32(1), "w1.velocity"))
-    with pytest.raises(OptionError, match="both have an initializer 'w1.velocity'"):
+    with pytest.raises(OptionError, match=r"both have an initializer 'w1\.velocity'"):
         with_training_info(clash, step_model(perceptron(), optimizer=SGD(momentum=0.9), flat=False))

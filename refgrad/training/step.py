@@ -42,9 +42,10 @@ class StepModel:
     """A step of training.
 
     `model` has the inputs of the model that is trained, the label, and what a step changes: each of `state` is an input, and
-    the output `next` names is what the next step is fed for it. Besides there are the learning rate, a scalar in double, and
-    the loss, a scalar. Where the update depends on it, the number of steps so far is among the states. With `flat` the weights
-    are one vector, as is each kind of state: `layout` says where each weight lies.
+    the output `next` names is what the next step is fed for it. Besides there are the learning rate, a scalar in the type of
+    the weights, or in double where they have several, and the loss, a scalar. Where the update depends on it, the number of
+    steps so far is among the states. With `flat` the weights are one vector, as is each kind of state: `layout` says where
+    each weight lies.
     """
 
     model: ModelProto
@@ -70,6 +71,12 @@ class StepModel:
             for value in graph_inputs(self.model.graph)
             if value.name in (*self.data, self.label) and value.dtype is not None
         }
+
+    @cached_property
+    def rate_type(self) -> np.dtype:
+        """The type that the learning rate is fed in."""
+        [rate] = [value for value in self.model.graph.input if value.name == RATE]
+        return helper.tensor_dtype_to_np_dtype(rate.type.tensor_type.elem_type)
 
     def weights_in(self, state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The weights by name in a state."""
@@ -315,8 +322,10 @@ class _Assembly:
             self.count = op.Cast(self._count(data), to=TensorProto.DOUBLE)
         for name in parts:
             slopes[name], total = self._penalized(name, slopes[name], total)
-        op.types[RATE], op.types[STEP] = (TensorProto.DOUBLE, 0), (TensorProto.INT64, 0)
-        self.inputs.append(helper.make_tensor_value_info(RATE, TensorProto.DOUBLE, []))
+        kinds = {op.type(name) for name in parts}
+        kind = kinds.pop() if len(kinds) == 1 else TensorProto.DOUBLE
+        op.types[RATE], op.types[STEP] = (kind, 0), (TensorProto.INT64, 0)
+        self.inputs.append(helper.make_tensor_value_info(RATE, kind, []))
         self._begin(STEP, np.array(0, np.int64))
         results = {STEP: op.Add(STEP, 1)}
         number, due = results[STEP], ""
@@ -469,7 +478,8 @@ class _Assembly:
             states[state] = state if self.flat else f"{name}.{state}"
             self._begin(states[state], np.full(value.shape, begin, value.dtype))
             op.types[states[state]] = (kind, value.ndim)
-        moved, new = self.optimizer.update(op, name, slope, op.Cast(RATE, to=kind), t, states)
+        rate = RATE if op.type(RATE) == kind else op.Cast(RATE, to=kind)
+        moved, new = self.optimizer.update(op, name, slope, rate, t, states)
         if due:
             moved = op.Where(due, moved, name)
             new = {state: op.Where(due, made, states[state]) for state, made in new.items()}

@@ -129,25 +129,16 @@ def from_training_info(model: ModelProto | str | os.PathLike[str], label: str = 
 
 
 def _with_rate(graph: GraphProto, inputs: list[ValueInfoProto]) -> list[ValueInfoProto]:
-    """The inputs with a learning rate in double, which is what a training feeds."""
-    due = helper.make_tensor_value_info(RATE, TensorProto.DOUBLE, [])
+    """The inputs with a learning rate that is a scalar, which is what a training feeds."""
     given = next((value for value in inputs if value.name == RATE), None)
     if given is None:
-        return [*inputs, due]
+        return [*inputs, helper.make_tensor_value_info(RATE, TensorProto.DOUBLE, [])]
     kind, shape = type_of(given)
-    if kind == TensorProto.DOUBLE and shape == ():
+    if not shape:
         return inputs
-    made = fresh(f"{RATE}_given", names_of(graph))
-    for node in graph.node:
-        node.input[:] = [made if name == RATE else name for name in node.input]
-    if shape:  # [1], as the optimizers of ONNX Runtime have it
-        scalar, target = fresh(f"{made}_scalar", names_of(graph)), fresh(f"{made}_shape", names_of(graph))
-        steps = [
-            helper.make_node("Cast", [RATE], [scalar], scalar, to=kind),
-            helper.make_node("Constant", [], [target], target, value_ints=[1] * len(shape)),
-            helper.make_node("Reshape", [scalar, target], [made], made),
-        ]
-    else:
-        steps = [helper.make_node("Cast", [RATE], [made], made, to=kind)]
-    refill(graph.node, [*steps, *graph.node])
-    return [due if value.name == RATE else value for value in inputs]
+    row, target = fresh(f"{RATE}_row", names_of(graph)), fresh(f"{RATE}_shape", names_of(graph))
+    for node in graph.node:  # [1], as the optimizers of ONNX Runtime have it
+        node.input[:] = [row if name == RATE else name for name in node.input]
+    ones = helper.make_node("Constant", [], [target], target, value_ints=[1] * len(shape))
+    refill(graph.node, [ones, helper.make_node("Reshape", [RATE, target], [row], row), *graph.node])
+    return [helper.make_tensor_value_info(RATE, kind, []) if value.name == RATE else value for value in inputs]
