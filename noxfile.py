@@ -201,9 +201,9 @@ def models(session: nox.Session) -> None:
 def benchmarks(session: nox.Session) -> None:
     """Every benchmark that stock onnxruntime can run, and docs/benchmarks.md."""
     session.install("torch")
-    session.install("-e", ".[ort,torch]")
+    session.install("-e", ".[ort,torch,sklearn]", "onnxsim==0.8.1")
     session.run("python", "examples/torch_models.py", str(TORCH_MODELS))
-    for script in ("import_time", "memory", "recompute", "depth", "node_tests"):
+    for script in ("import_time", "memory", "recompute", "depth", "node_tests", "training", "training_exports"):
         session.run("python", f"benchmarks/{script}.py")
     session.run("python", "benchmarks/run_time.py", str(TORCH_MODELS), env={"PYTHONPATH": "examples"})
     for script in ("interpreter", "interpreter_memory"):

@@ -13,6 +13,7 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable
+from importlib.util import find_spec
 from itertools import pairwise
 from typing import Any
 
@@ -93,6 +94,30 @@ def by_hand(x: np.ndarray, y: np.ndarray) -> Callable[[], None]:
     return run
 
 
+def in_torch(x: np.ndarray, y: np.ndarray) -> Callable[[], None]:
+    """The same steps in torch eager."""
+    import torch
+
+    torch.set_num_threads(1)
+    layers: list[Any] = []
+    for k, (w, b) in enumerate(weights()):
+        layers += [torch.nn.Linear(*w.shape), *([torch.nn.ReLU()] if k < len(SIZES) - 2 else [])]
+        with torch.no_grad():
+            layers[2 * k].weight.copy_(torch.from_numpy(w.T.copy()))
+            layers[2 * k].bias.copy_(torch.from_numpy(b[0]))
+    module, rng = torch.nn.Sequential(*layers), np.random.default_rng(0)
+    optimizer = torch.optim.SGD(module.parameters(), RATE, MOMENTUM, nesterov=True)
+
+    def run() -> None:
+        for batch in batches({"x": x, "y": y}, BATCH, rng):
+            optimizer.zero_grad()
+            loss = torch.nn.functional.mse_loss(module(torch.from_numpy(batch["x"])), torch.from_numpy(batch["y"]))
+            loss.backward()
+            optimizer.step()
+
+    return run
+
+
 def scikit_learn(x: np.ndarray, y: np.ndarray) -> None:
     """As many epochs of scikit-learn's."""
     made = MLPRegressor(
@@ -137,6 +162,9 @@ def main() -> None:
         "the interpreter": epochs(Training(step, RATE, "numpy")),
         "NumPy by hand": lambda: [hand() for _ in range(EPOCHS)],
     }
+    if find_spec("torch"):
+        eager = in_torch(x, y)
+        calls["torch eager"] = lambda: [eager() for _ in range(EPOCHS)]
     session.epoch(batches(data, BATCH, rng))
     run: Any = session._run
     bindings = next(iter(run._bindings.values())).bindings

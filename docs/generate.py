@@ -539,8 +539,22 @@ BENCHMARKS = (
         "A step of training",
         "training",
         "The network of the onnxcustom notebook: 750 samples of 100 features, hidden layers of 50 and 10, batches of 15, "
-        "momentum after Nesterov, float32, one BLAS thread. Time is the processor's for the thread, in turn within one run. "
+        "momentum after Nesterov, float32, one thread for BLAS and one for onnxruntime. Time is the processor's for the "
+        "thread, in turn within one run. "
         "What onnxruntime takes beyond the graph is what feeds, shuffles and reads the loss.",
+    ),
+    (
+        "Training of torch's exports: time of a step",
+        "training_exports_time",
+        "All parameters, or the head alone, with momentum: `refgrad.training` on ONNX Runtime, torch eager with torch.optim, "
+        "and onnxsim 0.8.1's `compile_training_loop`, each with the threads that it chooses, in a process of its own, in turn. "
+        "Goals: below 1 of torch; at most 1 of onnxsim, on the models that it can differentiate, which it gets at opset 17.",
+    ),
+    (
+        "Training of torch's exports: losses",
+        "training_exports",
+        "Ten steps of gradient descent with all parameters, on ONNX Runtime and in torch, from the same weights and data; the "
+        "error is the largest relative difference of the losses.",
     ),
     ("Import", "import_time", "Goal: at most 0.1 s over `import onnx`."),
 )

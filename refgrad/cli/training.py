@@ -15,9 +15,8 @@ from refgrad.cli.options import Json, Model, Result, Seed, names
 from refgrad.cli.output import AGREES, INTERRUPTED, Files, print_json, say
 from refgrad.errors import OptionError, TrainingError, choices
 from refgrad.protos.files import replacing, save_gradient
-from refgrad.reverse.assembly import note
+from refgrad.training.adapters import adapters_of, merge_adapters
 from refgrad.training.adapters import lora as add_adapters
-from refgrad.training.adapters import merge_adapters
 from refgrad.training.data import Arrays, open_data
 from refgrad.training.runs import Run
 from refgrad.training.schedules import Adaptive, Constant, Cosine, InverseScaling, Schedule, Warmup
@@ -26,14 +25,16 @@ from refgrad.training.training import Training
 from refgrad.training.updates import SGD, Adagrad, Adam, AdamW, Optimizer, RMSProp
 
 _RATES = {"sgd": 0.01, "nesterov": 0.01, "adam": 1e-3, "adamw": 1e-3, "adagrad": 0.01, "rmsprop": 1e-3}
+_SAMPLES = 32  # of a step
 _WIDTH, _HEIGHT = 60, 10  # of the curve
 
 _Loss = Annotated[
     str,
     typer.Option(
         metavar="NAME",
-        help="What the output is compared by: squared_error, half_squared_error, absolute_error, log, cross_entropy (of logits "
-        "with classes); none: the output is the loss.",
+        help="What the output is compared by: squared_error, half_squared_error, absolute_error, elastic, log (of the "
+        "probabilities of two classes), log_loss (of probabilities, with classes), cross_entropy (of logits, with classes); "
+        "none: the output is the loss.",
     ),
 ]
 _Label = Annotated[
@@ -44,7 +45,8 @@ _Trainable = Annotated[
     list[str] | None,
     typer.Option(
         metavar="NAMES",
-        help="Weights to train, written like --wrt of grad: names, or patterns such as 'head.*'. Default: all.",
+        help="Weights to train, written like --wrt of grad: names, or patterns such as 'head.*', with commas or repeated. "
+        "Default: all.",
     ),
 ]
 _Optimizer = Annotated[str, typer.Option(metavar="NAME", help="sgd, nesterov, adam, adamw, adagrad or rmsprop.")]
@@ -62,6 +64,13 @@ _ClipNorm = Annotated[float | None, typer.Option(help="The largest norm of the w
 _Accumulate = Annotated[
     int, typer.Option(min=1, metavar="STEPS", help="Update after so many steps, by their mean gradient.")
 ]
+_BatchNorm = Annotated[
+    str,
+    typer.Option(
+        metavar="MODE", help="frozen: as the model has it; training: batches by their own statistics, which follow."
+    ),
+]
+_Dropout = Annotated[str, typer.Option(metavar="MODE", help="off; training: each Dropout drops anew in every step.")]
 _ClipValue = Annotated[float | None, typer.Option(help="The largest element of the gradient.")]
 
 
@@ -83,7 +92,9 @@ def train(
     lora: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="NAMES", help="Train low-rank adapters of these weights, written like --trainable, and merge them."
+            metavar="NAMES",
+            help="Train low-rank adapters of these weights, written like --trainable, and merge them; what --trainable names "
+            "is trained too.",
         ),
     ] = None,
     rank: Annotated[int, typer.Option(min=1, help="The size of the adapters.")] = 8,
@@ -102,7 +113,11 @@ def train(
     clip_value: _ClipValue = None,
     accumulate: _Accumulate = 1,
     epochs: Annotated[int, typer.Option(min=1, help="How often all samples are taken.")] = 10,
-    batch_size: Annotated[int, typer.Option(min=1, help="The samples of a step.")] = 32,
+    batch_norm: _BatchNorm = "frozen",
+    dropout: _Dropout = "off",
+    batch_size: Annotated[
+        int | None, typer.Option(min=1, help="The samples of a step. Default: 32, or as many as the model says.")
+    ] = None,
     validation: Annotated[
         str | None,
         typer.Option(
@@ -137,11 +152,14 @@ def train(
     if checkpoint is not None and checkpoint.exists() and not resume:
         raise OptionError(f"The checkpoint {str(checkpoint)!r} exists. Go on with --resume, or name another file.")
     proto = load_model(model)
+    chosen = names(trainable)
     if lora:
         proto = add_adapters(proto, names(lora) or (), rank, seed=seed)
+        chosen = [*chosen, *adapters_of(proto)] if chosen else None
     step = _step(
-        proto, loss, of, trainable, optimizer, momentum, weight_decay, penalty, clip_norm, clip_value, accumulate
-    )
+        proto, loss, of, chosen, _optimizer(optimizer, momentum, weight_decay), penalty, clip_norm, clip_value, accumulate,
+        batch_norm, dropout, seed,
+    )  # fmt: skip
     given = open_data(step, data, label)
     held = None
     if validation is not None:
@@ -154,8 +172,9 @@ def train(
                 raise OptionError("--validation takes a part of data in arrays. Give a file for shards.")
             given, held = given.split(part, seed)
     training = Training(step, _schedule(schedule, _RATES[optimizer] if rate is None else rate, epochs, warmup), backend)
+    size = batch_size or next((dims[0] for _, dims in step.inputs.values() if dims and dims[0]), None) or _SAMPLES
     run = Run(
-        training, given, epochs, batch_size, seed if shuffle else None, held, patience, checkpoint, checkpoint_every, resume
+        training, given, epochs, size, seed if shuffle else None, held, patience, checkpoint, checkpoint_every, resume
     )  # fmt: skip
     try:
         _shown(run, quiet or as_json)
@@ -173,6 +192,7 @@ def train(
         "steps": training.progress.step,
         "losses": training.losses,
         "validation_losses": run.validation_losses,
+        "weights_of_epoch": run.best_epoch if patience is not None else training.progress.epoch,
     }
     if as_json:
         print_json(result)
@@ -195,6 +215,9 @@ def training_model(
     clip_norm: _ClipNorm = None,
     clip_value: _ClipValue = None,
     accumulate: _Accumulate = 1,
+    batch_norm: _BatchNorm = "frozen",
+    dropout: _Dropout = "off",
+    seed: Seed = 0,
     state: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Write what the first step is fed, the weights included, to an .npz file."),
@@ -206,13 +229,10 @@ def training_model(
 
     Its metadata say which output is fed to which input of the next step (refgrad.training).
     """
-    proto = load_model(model)
     step = _step(
-        proto, loss, of, trainable, optimizer, momentum, weight_decay, penalty, clip_norm, clip_value, accumulate, label
-    )
-    rows = {name: [start, list(shape)] for name, (start, shape) in step.layout.items()}
-    fed_back = {"next": dict(step.next), "loss": step.loss, "label": step.label, "layout": rows}
-    note(step.model, step.model, training=fed_back)
+        load_model(model), loss, of, names(trainable), _optimizer(optimizer, momentum, weight_decay), penalty, clip_norm,
+        clip_value, accumulate, batch_norm, dropout, seed, label,
+    )  # fmt: skip
     save_gradient(step.model, output, model)
     if state is not None:
         from refgrad.conformance.questions.feeds import write_arrays
@@ -234,26 +254,30 @@ def _step(
     loss: str,
     of: str | None,
     trainable: list[str] | None,
-    optimizer: str,
-    momentum: float | None,
-    weight_decay: float | None,
+    optimizer: Optimizer,
     penalty: list[str] | None,
     clip_norm: float | None,
     clip_value: float | None,
     accumulate: int,
+    batch_norm: str,
+    dropout: str,
+    seed: int,
     label: str | None = None,
 ) -> StepModel:
     return step_model(
         model,
         None if loss == "none" else loss,
-        _optimizer(optimizer, momentum, weight_decay),
-        trainable=names(trainable),
+        optimizer,
+        trainable=trainable,
         output=of,
         label="label" if label is None else label,
         penalty=_penalties(penalty),
         clip_norm=clip_norm,
         clip_value=clip_value,
         accumulate=accumulate,
+        batch_norm=batch_norm,
+        dropout=dropout,
+        seed=seed,
     )
 
 
@@ -339,8 +363,9 @@ def _summary(result: dict[str, Any]) -> None:
     say(f"loss {losses[0]:.6g} -> {losses[-1]:.6g} in {result['epochs']} epochs, {result['steps']} steps")
     if held:
         say(
-            f"validation loss {held[0]:.6g} -> {held[-1]:.6g}, the lowest {min(held):.6g} in epoch {held.index(min(held))}"
+            f"validation loss {held[0]:.6g} -> {held[-1]:.6g}, the lowest {min(held):.6g} in epoch {held.index(min(held)) + 1}"
         )
+        say(f"the weights are those after epoch {result['weights_of_epoch']} of {result['epochs']}")
     say(f"{result['output']}" + (f", its weights in {result['data']}" if result["data"] else ""))
 
 

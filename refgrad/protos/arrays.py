@@ -23,9 +23,9 @@ def read_arrays(path: str | os.PathLike[str], what: str, max_memory: int | None 
     """
     file = Path(path)
     if not file.is_file():
-        raise FeedError(f"There is no file {str(file)!r}. {what} are a .npz file: numpy.savez(path, x=x).")
+        raise FeedError(f"There is no file {str(file)!r}. {what} are a .npz file: numpy.savez(path, x=x, y=y).")
     if not zipfile.is_zipfile(file):
-        raise FeedError(f"{str(file)!r} is no .npz file. Save arrays by name: numpy.savez(path, x=x).")
+        raise FeedError(f"{str(file)!r} is no .npz file. Save arrays by name: numpy.savez(path, x=x, y=y).")
     max_memory = allowed(max_memory)
     try:
         if max_memory is not None:
@@ -35,7 +35,7 @@ def read_arrays(path: str | os.PathLike[str], what: str, max_memory: int | None 
             return {name: archive[name] for name in archive.files}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, KeyError, NotImplementedError) as error:
         raise FeedError(
-            f"{str(file)!r} cannot be read as a .npz file: {error}. Write it with numpy.savez(path, x=x)."
+            f"{str(file)!r} cannot be read as a .npz file: {error}. Write it with numpy.savez(path, x=x, y=y)."
         ) from error
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import queue
 import threading
@@ -44,13 +45,14 @@ class Arrays(Data):
         self._step = step
         if next(batches(self._arrays, 1), None) is None:  # which refuses other lengths
             raise FeedError("There is no sample in the data. Give at least one.")
-        if not any(isinstance(array, np.memmap) for array in self._arrays.values()):
+        self._fits = not any(isinstance(array, np.memmap) for array in self._arrays.values())  # else batch by batch
+        if self._fits:
             self._arrays = fitted(step, {name: np.asarray(array) for name, array in self._arrays.items()})
 
     def batches(self, size: int, rng: np.random.Generator | None = None) -> Iterator[dict[str, np.ndarray]]:
         """See the class."""
         for batch in batches(self._arrays, size, rng):
-            yield fitted(self._step, batch)
+            yield _sized(self._step, batch if self._fits else fitted(self._step, batch))
 
     def __len__(self) -> int:
         return len(next(iter(self._arrays.values())))
@@ -67,7 +69,9 @@ class Arrays(Data):
         order = np.random.default_rng(seed).permutation(count)
         made = []
         for chosen in (np.sort(order[held:]), np.sort(order[:held])):
-            made.append(Arrays(self._step, {name: array[chosen] for name, array in self._arrays.items()}))
+            made_of = copy.copy(self)
+            made_of._arrays = {name: array[chosen] for name, array in self._arrays.items()}
+            made.append(made_of)
         return made[0], made[1]
 
 
@@ -94,10 +98,10 @@ class Shards(Data):
                 count = len(next(iter(shard.values())))
             whole = count // size * size
             for start in range(0, whole, size):
-                yield {name: array[start : start + size] for name, array in shard.items()}
+                yield _sized(self._step, {name: array[start : start + size] for name, array in shard.items()})
             left = {name: array[whole:] for name, array in shard.items()} if whole < count else {}
         if left:
-            yield left
+            yield _sized(self._step, left)
 
     def _shard(self, file: Path) -> dict[str, np.ndarray]:
         arrays = _named(self._step, read_arrays(file, "Training data"), self._label)
@@ -169,6 +173,19 @@ def _named(step: StepModel, arrays: Mapping[str, Any], label: str | None) -> dic
     return given
 
 
+def _sized(step: StepModel, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The batch, refused where the model takes batches of another size."""
+    for name, array in batch.items():
+        _, dims = step.inputs[name]
+        if dims and dims[0] is not None and len(array) != dims[0]:
+            raise FeedError(
+                f"The model takes batches of {dims[0]} samples, and one has {len(array)}. Give batches of that size, and a "
+                "multiple of it in samples, or export the model with a dynamic first axis (dynamic_shapes of "
+                "torch.onnx.export)."
+            )
+    return batch
+
+
 def fitted(step: StepModel, batch: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """A batch in the types and ranks of the step's inputs.
 
@@ -177,6 +194,8 @@ def fitted(step: StepModel, batch: Mapping[str, Any]) -> dict[str, np.ndarray]:
     made = {}
     for name, given in batch.items():
         array, (dtype, dims) = np.asarray(given), step.inputs[name]
+        if name == step.label and step.class_names is not None:
+            array = step.labels(array)
         if array.ndim == 1 and dims is not None and len(dims) == 2 and dims[1] in (1, None):
             array = array[:, None]
         elif array.ndim == 2 and array.shape[1] == 1 and dims is not None and len(dims) == 1:
@@ -187,7 +206,10 @@ def fitted(step: StepModel, batch: Mapping[str, Any]) -> dict[str, np.ndarray]:
             array.ndim != len(dims) or any(d not in (None, n) for d, n in zip(dims[1:], array.shape[1:], strict=True))
         ):
             shape = ", ".join("N" if k == 0 else "?" if d is None else str(d) for k, d in enumerate(dims))
-            raise FeedError(f"{name!r} has the shape {list(array.shape)}, and [{shape}] is due.")
+            hint = ""
+            if name == step.label and array.dtype.kind in "iu" and array.ndim < len(dims):
+                hint = " Classes are for the loss cross_entropy, or log_loss where the model returns probabilities."
+            raise FeedError(f"{name!r} has the shape {list(array.shape)}, and [{shape}] is due.{hint}")
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             raise FeedError(f"{name!r} has numbers that are not finite: {_first(~np.isfinite(array), array)}.")
         if name == step.label and step.classes is not None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any, Self
 
 import numpy as np
-from onnx import ModelProto, ValueInfoProto, helper
+from onnx import ModelProto, helper
 from rich.progress import Progress as Bar
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.metrics import accuracy_score, r2_score
@@ -18,13 +18,12 @@ from sklearn.utils.validation import check_array, check_consistent_length, check
 
 from refgrad.backends import get_backend
 from refgrad.errors import FeedError, OptionError
-from refgrad.protos.domains import ML
 from refgrad.protos.reading import read
-from refgrad.protos.types import FLOATS
 from refgrad.protos.walk import fresh, names_of
 from refgrad.training.conventions import Convention, convention
 from refgrad.training.labels import classes_of
 from refgrad.training.losses import OF_CLASSES
+from refgrad.training.outputs import compared_output, without_maps
 from refgrad.training.schedules import Schedule
 from refgrad.training.step import StepModel, step_model
 from refgrad.training.training import Training
@@ -107,13 +106,13 @@ class _OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # skipped by mypy
     def _begin(self, weighted: bool) -> None:
         if self.model is None:
             raise OptionError("Give a model: a ModelProto or the path of one.")
-        source = _without_maps(read(self.model))
+        source = without_maps(read(self.model))
         inputs = [v for v in source.graph.input if v.name not in {t.name for t in source.graph.initializer}]
         if len(inputs) != 1:
             raise OptionError(
                 f"An estimator trains models of one input, and this one has {len(inputs)}. See step_model."
             )
-        self._input, self._output = inputs[0], _output_of(source, self.output)
+        self._input, self._output = inputs[0], compared_output(source, self.output)
         taken = names_of(source.graph)
         label = fresh("label", taken)
         self._weight = fresh("sample_weight", taken | {label}) if weighted else None
@@ -411,30 +410,3 @@ class OnnxClassifier(ClassifierMixin, _OnnxEstimator):  # type: ignore[misc]  # 
         """The probabilities of the classes, [N, C]."""
         check_is_fitted(self, "loss_curve_")
         return self._probabilities(self._array(X))
-
-
-def _without_maps(model: ModelProto) -> ModelProto:
-    """The model that returns the tensor which ZipMap makes maps of."""
-    maps = {node.output[0]: node.input[0] for node in model.graph.node if (node.domain, node.op_type) == (ML, "ZipMap")}
-    if not maps:
-        return model
-    made = ModelProto()
-    made.CopyFrom(model)
-    for value in made.graph.output:
-        if value.name in maps:
-            value.CopyFrom(helper.make_tensor_value_info(maps[value.name], 1, ["N", None]))
-    return made
-
-
-def _output_of(model: ModelProto, name: str | None) -> str:
-    """The output that is trained: the one that is named, or the only one of floats."""
-    if name is not None:
-        return name
-
-    def is_float(value: ValueInfoProto) -> bool:
-        return value.type.HasField("tensor_type") and value.type.tensor_type.elem_type in FLOATS
-
-    found = [value.name for value in model.graph.output if is_float(value)]
-    if len(found) != 1:
-        raise OptionError(f"The model has {len(found)} outputs of floats. Name the one to train in output.")
-    return found[0]

@@ -8,10 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import ml_dtypes
+import numpy as np
 import onnx.compose
 from onnx import ModelProto, NodeProto, TensorProto, helper
 
-from refgrad.errors import OptionError, UnknownNameError, choices
+from refgrad.errors import OptionError, choices
 from refgrad.forward.normalise import normalise
 from refgrad.protos.external import array_of
 from refgrad.protos.reading import read
@@ -20,6 +21,7 @@ from refgrad.protos.upgrade import upgrade
 from refgrad.protos.walk import fresh, names_of, refill, versions_of
 from refgrad.reverse.assembly import names_in, note
 from refgrad.reverse.gradient import gradient
+from refgrad.training.outputs import makers_of
 from refgrad.training.writer import Writer
 from refgrad.transforms.losses import REDUCTIONS, SCORES, add_loss_output, make_room, one_output
 from refgrad.transforms.selection import select_model_inputs_outputs
@@ -32,6 +34,7 @@ _DIRECT: dict[str, Callable[[Writer, str], tuple[str, str]]] = {
 }
 _DIRECT |= {"l2": _DIRECT["squared_error"], "l1": _DIRECT["absolute_error"]}
 _LOSSES_OF_CLASSES = 16  # the opset that the losses of classes are written in, as gradients are
+_PROBABILITIES = ("Softmax", "Sigmoid", "Normalizer")
 OF_CLASSES = ("cross_entropy", "log_loss")
 LOSSES = tuple(dict.fromkeys((*SCORES, "half_squared_error", *OF_CLASSES)))
 
@@ -82,7 +85,7 @@ def differentiated(
     return gradient(source, wrt, [name], cotangent="ones", keep_outputs=True, weights="inputs"), name
 
 
-def classes_of(model: ModelProto | str | os.PathLike[str], output: str | None) -> int | None:
+def count_of_classes(model: ModelProto | str | os.PathLike[str], output: str | None) -> int | None:
     """How many classes the logits or probabilities [N, C, ...] have; None where only the run tells."""
     graph = normalise(read(model))
     shape = graph.shapes.get(one_output(graph, output)) or ()
@@ -104,13 +107,14 @@ def _direct(
     kind, shape = graph.types.get(compared), graph.shapes.get(compared)
     if kind not in FLOATS or shape is None:
         raise OptionError(f"A loss compares a float tensor of known rank; output {compared!r} is not declared as one.")
+    alone = ModelProto()
+    alone.CopyFrom(source)
+    make_room(alone, [name for name in (label, sample_weight) if name is not None], compared)
+    source = select_model_inputs_outputs(alone, [compared], [value.name for value in source.graph.input])
     made = gradient(source, wrt, [compared], keep_outputs=True, weights="inputs")
     seed = names_in(made)[0][compared]
     taken = names_of(made.graph) | {node.name for node in made.graph.node}
-    for name in filter(None, (label, sample_weight)):
-        if name in taken:
-            raise UnknownNameError(f"The name {name!r} is taken: the label and the weights have names of their own.")
-        taken.add(name)
+    taken.update(name for name in (label, sample_weight) if name is not None)
     op = Writer(versions_of(made)[""], "loss", taken)
     op.types |= {compared: (kind, len(shape)), label: (kind, len(shape))}
     score, slope = _DIRECT[loss](op, op.Sub(compared, label))
@@ -164,7 +168,10 @@ def _composed(source: ModelProto, loss: ModelProto, output: str | None) -> tuple
 def _of_classes(
     source: ModelProto, loss: str, output: str | None, label: str, sample_weight: str | None, reduction: str
 ) -> tuple[ModelProto, str]:
-    """The model that returns the loss of classes in int64: of logits ("cross_entropy"), or of probabilities ("log_loss")."""
+    """The model that returns the loss of classes in int64: of logits ("cross_entropy"), or of probabilities ("log_loss").
+
+    Probabilities in columns that Sigmoid makes are each of one class against all others, and count so.
+    """
     if versions_of(source).get("", _LOSSES_OF_CLASSES) < _LOSSES_OF_CLASSES:
         source = upgrade(source, _LOSSES_OF_CLASSES)
     graph = normalise(source)
@@ -173,24 +180,25 @@ def _of_classes(
     if shape is None or kind not in FLOATS or len(shape) < (1 if loss == "log_loss" else 2):
         what = "logits" if loss == "cross_entropy" else "probabilities"
         raise OptionError(f"{loss} compares {what} [N, C, ...]; output {compared!r} has not been declared as such.")
-    maker = next((node.op_type for node in source.graph.node if compared in node.output), "")
-    if loss == "cross_entropy" and maker in ("Softmax", "Sigmoid"):
+    maker = next((node.op_type for node in reversed(makers_of(source, compared))), "")
+    if loss == "cross_entropy" and maker in _PROBABILITIES:
         raise OptionError(f"cross_entropy compares logits, and {compared!r} is made by {maker}: take log_loss.")
     made = ModelProto()
     made.CopyFrom(source)
     taken = make_room(made, [label, *([sample_weight] if sample_weight else [])], compared)
     op = Writer(versions_of(made)[""], "loss", taken | {node.name for node in made.graph.node})
     op.types |= {compared: (kind, len(shape)), label: (TensorProto.INT64, max(len(shape) - 1, 1))}
-    scores, name = compared, "SoftmaxCrossEntropyLoss"
-    if loss == "log_loss":
-        name = "NegativeLogLikelihoodLoss"
+    if loss == "cross_entropy":
+        each = op.emit("SoftmaxCrossEntropyLoss", "", (compared, label), 1, {"reduction": "none"})
+    elif maker == "Sigmoid" and len(shape) > 1 and shape[1] != 1 and not _is_of_one_score(source, compared):
+        each = _of_columns(op, compared, label, shape[1], len(shape))
+    else:
+        scores = compared
         if len(shape) == 1:
             scores = op.Reshape(scores, [-1, 1])
         if len(shape) == 1 or shape[1] == 1:
             scores = op.Concat(op.Sub(op.const(1.0, like=compared), scores), scores, axis=1)
-        smallest = ml_dtypes.finfo(helper.tensor_dtype_to_np_dtype(kind)).eps  # type: ignore[no-untyped-call]
-        scores = op.Log(op.Max(scores, op.const(float(smallest), like=compared)))
-    each = op.emit(name, "", (scores, label), 1, {"reduction": "none"})
+        each = op.emit("NegativeLogLikelihoodLoss", "", (_log(op, scores, kind), label), 1, {"reduction": "none"})
     op.types[each] = (kind, max(len(shape) - 1, 1))
     if sample_weight is not None:
         more = max(len(shape) - 2, 0)
@@ -205,6 +213,39 @@ def _of_classes(
     del made.graph.output[:]
     made.graph.output.append(helper.make_tensor_value_info(total, kind, []))
     return select_model_inputs_outputs(made, inputs=[value.name for value in made.graph.input]), total
+
+
+def _is_of_one_score(model: ModelProto, name: str) -> bool:
+    """Whether Sigmoid makes the value of −s and s side by side, which adds up to 1."""
+    makers = {made: node for node in model.graph.node for made in node.output}
+    side_by_side = makers.get(makers_of(model, name)[-1].input[0])
+    if side_by_side is None or side_by_side.op_type != "Concat" or len(side_by_side.input) != 2:
+        return False
+    first, second = side_by_side.input
+    negated = makers.get(first)
+    return negated is not None and negated.op_type == "Neg" and negated.input[0] == second
+
+
+def _of_columns(op: Writer, p: str, label: str, count: int | str | None, rank: int) -> str:
+    """−log p of the column of the label, and −log(1 − p) of the others: each column is a yes or no for itself."""
+    kind = op.type(p)
+    size = (
+        op.const(np.int64(count)) if isinstance(count, int) else op.Gather(op.Shape(p), op.const(np.int64(1)), axis=0)
+    )
+    column = op.Reshape(op.Range(op.const(np.int64(0)), size, op.const(np.int64(1))), [1, -1, *[1] * (rank - 2)])
+    is_label = op.Equal(op.Unsqueeze(label, [1]), column)
+    other = op.Sub(op.const(1.0, like=p), p)
+    parts = op.Where(is_label, _log(op, p, kind), _log(op, other, kind))
+    summed: str = op.Neg(op.ReduceSum(parts, [1], keepdims=0))
+    return summed
+
+
+def _log(op: Writer, p: str, kind: int) -> str:
+    """log p, of no less than the smallest step from 1."""
+    smallest = ml_dtypes.finfo(helper.tensor_dtype_to_np_dtype(kind)).eps  # type: ignore[no-untyped-call]
+    op.types[p] = (kind, None)
+    made: str = op.Log(op.Max(p, op.const(float(smallest), like=p)))
+    return made
 
 
 def _with_sigmoids(model: ModelProto) -> ModelProto:

@@ -47,8 +47,10 @@ class Statistic:
         return moved
 
 
-def refuse_training_mode(model: ModelProto | str | os.PathLike[str]) -> None:
-    """Refuse nodes in training mode, which a step does not run as the model says.
+def refuse_training_mode(
+    model: ModelProto | str | os.PathLike[str], batch_norm: bool = True, dropout: bool = True
+) -> None:
+    """Refuse nodes in training mode, which a step does not run as the model says: of either operator, or of one of them.
 
     :raises OptionError: a BatchNormalization whose statistics would not move, or a Dropout, which would drop the same elements
         in each step on the interpreter.
@@ -59,16 +61,17 @@ def refuse_training_mode(model: ModelProto | str | os.PathLike[str]) -> None:
         if node.domain not in ("", "ai.onnx"):
             continue
         name = node.name or next(iter(node.output), "")
-        if node.op_type == "BatchNormalization" and _setting(node, "training_mode", 0):
+        if batch_norm and node.op_type == "BatchNormalization" and _setting(node, "training_mode", 0):
             raise OptionError(
                 f"BatchNormalization node {name!r} is in training mode. Take batch_norm='training', or export the model for "
                 "inference."
             )
-        if node.op_type == "Dropout" and len(node.input) > 2 and node.input[2]:
+        if dropout and node.op_type == "Dropout" and len(node.input) > 2 and node.input[2]:
             mode = constants.get(node.input[2])
             if mode is None or array_of(mode).any():
                 raise OptionError(
-                    f"Dropout node {name!r} may be in training mode, which is not trained. Export for inference."
+                    f"Dropout node {name!r} may be in training mode. Take dropout='training', which draws anew in each step, "
+                    "or export the model for inference."
                 )
 
 
@@ -108,13 +111,27 @@ def in_training_mode(
         if name not in declared
     )
     refill(made.graph.initializer, [tensor for tensor in made.graph.initializer if tensor.name not in names])
-    still = ModelProto()
-    still.CopyFrom(made)
-    for node in still.graph.node:
-        if node.op_type == "BatchNormalization" and node.domain in ("", "ai.onnx"):
+    return made, in_inference_mode(made), found
+
+
+def in_inference_mode(model: ModelProto | str | os.PathLike[str]) -> ModelProto:
+    """A copy of which no BatchNormalization and no Dropout in the main graph is in training mode."""
+    made = ModelProto()
+    made.CopyFrom(read(model))
+    set_inference_mode(made)
+    return made
+
+
+def set_inference_mode(model: ModelProto) -> None:
+    """Take BatchNormalization and Dropout of the main graph out of training mode; in place."""
+    for node in model.graph.node:
+        if node.domain not in ("", "ai.onnx"):
+            continue
+        if node.op_type == "BatchNormalization" and _setting(node, "training_mode", 0):
             refill(node.attribute, [a for a in node.attribute if a.name != "training_mode"])
             del node.output[1:]
-    return made, still, found
+        if node.op_type == "Dropout":
+            del node.input[2:]
 
 
 def _setting(node: NodeProto, name: str, default: Any) -> Any:

@@ -103,6 +103,11 @@ class Run:
             training.go_on(self._best[1], training.progress)
         return training.losses
 
+    @property
+    def best_epoch(self) -> int:
+        """The epoch, from 1, with the lowest loss on validation data; the last one without such losses."""
+        return int(np.argmin(self.validation_losses)) + 1 if self.validation_losses else self.training.progress.epoch
+
     def _is_over(self) -> bool:
         if self.patience is None or not self.validation_losses:
             return False

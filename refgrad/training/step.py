@@ -19,9 +19,11 @@ from refgrad.protos.walk import captures_of, fresh, names_of, versions_of
 from refgrad.reverse.assembly import names_in, note
 from refgrad.reverse.path import matching
 from refgrad.training.adapters import adapters_of
-from refgrad.training.labels import labels_of
-from refgrad.training.losses import OF_CLASSES, classes_of, differentiated
-from refgrad.training.normalization import Statistic, in_training_mode, refuse_training_mode
+from refgrad.training.dropout import with_masks
+from refgrad.training.labels import classes_of, labels_of
+from refgrad.training.losses import OF_CLASSES, count_of_classes, differentiated
+from refgrad.training.normalization import Statistic, in_inference_mode, in_training_mode, refuse_training_mode
+from refgrad.training.outputs import compared_output, without_maps
 from refgrad.training.slimming import slim, uses
 from refgrad.training.updates import SGD, Optimizer
 from refgrad.training.writer import Writer
@@ -31,6 +33,7 @@ from refgrad.transforms.selection import select_model_inputs_outputs
 from refgrad.transforms.weights import weights
 
 BATCH_NORMS = ("frozen", "training")
+DROPOUTS = ("off", "training")
 RATE, STEP, VECTOR = "learning_rate", "step", "weights"
 _FLAT = 2**16  # elements of weights, up to which one vector of all of them is faster than a tensor for each
 _CLIP_EPSILON = 1e-6
@@ -57,7 +60,8 @@ class StepModel:
     loss: str
     flat: bool
     layout: Mapping[str, tuple[int, tuple[int, ...]]] = field(default_factory=dict)
-    classes: int | None = None  # of the label, where they are counted
+    classes: int | None = None  # how many the label has, where they are counted
+    class_names: tuple[Any, ...] | None = None  # those that the model returns, in the order of its scores
     statistics: tuple[str, ...] = ()  # the running means and variances among the state
     evaluation: ModelProto | None = (
         None  # the loss with them, by the weights and statistics; None where the step tells it
@@ -90,13 +94,14 @@ class StepModel:
     def labels(self, y: Any, classes: Sequence[Any] | None = None) -> np.ndarray:
         """`y` as the step wants its label: its type, and one or two axes.
 
-        Where the label is int64, `y` has classes, which become their positions in `classes`; without `classes` they are those.
+        Where the label is int64, `y` has classes, which become their positions in `classes`; by default in `class_names`, or,
+        where the model does not say its classes, `y` has the positions.
 
         :param y: numbers or classes, [N], [N, 1] or of the shape of the label.
         :raises FeedError: `y` does not fit the label, or has a class that is not among `classes`.
         """
         value = next(value for value in self.model.graph.input if value.name == self.label)
-        return labels_of(y, value, classes)
+        return labels_of(y, value, self.class_names if classes is None else classes)
 
     def state_with(self, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The state that a training begins with, with these weights in place of those of the model."""
@@ -132,6 +137,8 @@ def step_model(
     loss_settings: Mapping[str, Any] | None = None,
     batch_norm: str = "frozen",
     unbiased: bool = True,
+    dropout: str = "off",
+    seed: int = 0,
 ) -> StepModel:
     """The model of one step of training.
 
@@ -144,7 +151,8 @@ def step_model(
     :param optimizer: the update; SGD without momentum by default.
     :param trainable: names of float initializers, or patterns of parameters (`head.*`); by default the
         adapters that `lora` added, or else all that `refgrad.weights` calls parameters.
-    :param output: the output that is compared, or the loss; needed where there are several.
+    :param output: the output that is compared, or the loss; needed where there are several of floats. What ZipMap makes maps
+        of counts as the output.
     :param sample_weight: name of an input to add, one weight per sample.
     :param reduction: "mean" or "sum" of the losses of the samples.
     :param penalty: {name or pattern: (l1, l2)}: l1·Σ|w| + l2·Σw² is added to the loss.
@@ -160,6 +168,8 @@ def step_model(
         normalised by their own statistics, and the running ones become states that follow them with the node's momentum.
     :param unbiased: the running variance follows the variance of a batch of n numbers that is divided by n − 1, as torch's
         does; ONNX divides by n.
+    :param dropout: "off": nothing is dropped. "training": each Dropout draws anew in every step, the same on every executor,
+        from `seed` and the number of the step, which is a state then.
     :raises OptionError: an option does not fit.
     :raises UnknownNameError: a name that does not exist, or nothing is trainable.
 
@@ -179,6 +189,8 @@ def step_model(
     if not isinstance(optimizer, Optimizer):
         raise OptionError(f"optimizer is one of refgrad.training's, such as SGD(), not {optimizer!r}.")
     model, chosen = trained(model, trainable)
+    if output is not None or not isinstance(loss, ModelProto | os.PathLike):
+        output = compared_output(read(model), output)
     kinds = {helper.np_dtype_to_tensor_dtype(value.dtype) for value in chosen.values()}
     if flat is None:
         flat = len(kinds) == 1 and sum(value.size for value in chosen.values()) <= _FLAT
@@ -192,7 +204,11 @@ def step_model(
     if batch_norm == "training":
         source, still, statistics = in_training_mode(model)
         chosen = {name: value for name, value in chosen.items() if name not in {s.name for s in statistics}}
-    refuse_training_mode(still)
+    if dropout not in DROPOUTS:
+        raise OptionError(f"dropout={dropout!r}; there are {choices(DROPOUTS)}.")
+    refuse_training_mode(model, batch_norm != "training", dropout != "training")
+    if dropout == "training":
+        source, still = with_masks(source, STEP, _checked_seed(seed)), in_inference_mode(still)
     made, loss_name = differentiated(source, list(chosen), loss, output, label, sample_weight, reduction, loss_settings)
     clip = (clip_value, clip_norm)
     if penalty_by not in PENALTIES_BY:
@@ -203,14 +219,19 @@ def step_model(
     held = get_train_initializer(model) if statistics else {}
     running = {statistic: held[statistic.name][0] for statistic in statistics}
     assembly = _Assembly(made, chosen, optimizer, loss_name, label, decays, shared, clip, flat, running, unbiased)
-    assembly.accumulate = accumulate
+    assembly.accumulate, assembly.draws = accumulate, dropout == "training"
     made_step = assembly.step()
     evaluation = None
-    if statistics:
+    if (
+        statistics or decays or dropout == "training"
+    ):  # the loss of a step is of other statistics, penalized or of a part
         whole, name = differentiated(still, list(chosen), loss, output, label, sample_weight, reduction, loss_settings)
         evaluation = select_model_inputs_outputs(whole, outputs=[name])
-    classes = classes_of(model, output) if loss in OF_CLASSES else None
-    return replace(made_step, classes=classes, evaluation=evaluation)
+    if loss not in OF_CLASSES:
+        return replace(made_step, evaluation=evaluation)
+    count, names = count_of_classes(model, output), classes_of(read(model))
+    known = names if names is not None and count in (None, len(names)) else None
+    return replace(made_step, classes=count, class_names=known and tuple(known), evaluation=evaluation)
 
 
 def trained(
@@ -220,6 +241,9 @@ def trained(
 
     :raises UnknownNameError: a name that does not exist, or nothing is trainable.
     """
+    source = read(model)
+    if (plain := without_maps(source)) is not source:
+        model = plain
     if any(map(holds_weights, read(model).graph.node)):
         model = lift_weights(model)
     held = {name: value for name, (value, _) in get_train_initializer(model).items()}
@@ -257,6 +281,12 @@ def _chosen(patterns: Sequence[str], known: Sequence[str], what: str, usual: Seq
     return [name for name in known if name in found]
 
 
+def _checked_seed(seed: Any) -> int:
+    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
+        raise OptionError(f"seed is an integer that is not negative, not {seed!r}.")
+    return int(seed)
+
+
 def _decays(penalty: Mapping[str, Any] | None, weights: Mapping[str, np.ndarray]) -> dict[str, tuple[float, float]]:
     found = {}
     for pattern, amounts in (penalty or {}).items():
@@ -284,7 +314,7 @@ class _Assembly:
         running: Mapping[Statistic, np.ndarray],
         unbiased: bool,
     ) -> None:
-        self.running, self.unbiased, self.accumulate = running, unbiased, 1
+        self.running, self.unbiased, self.accumulate, self.draws = running, unbiased, 1, False
         self.shared, self.count = shared, ""  # whether the samples of a step share the penalty, and how many there are
         self.made, self.weights, self.optimizer, self.flat = made, weights, optimizer, flat
         self.loss, self.label, self.decays, self.clip = loss, label, decays, clip
@@ -301,6 +331,8 @@ class _Assembly:
         op = self.last
         _, gradients = names_in(self.made)
         moved = {*self.weights, *(statistic.name for statistic in self.running)}
+        if self.draws:
+            moved.add(STEP)
         data = [value for value in self.made.graph.input if value.name not in moved]
         if clash := next((v.name for v in data if v.name in (RATE, STEP, VECTOR)), ""):
             raise UnknownNameError(f"The model has an input {clash!r}, a name that the step needs. Rename the input.")
@@ -338,7 +370,9 @@ class _Assembly:
             t = op.Max(t, 1.0)
         for name, value in parts.items():
             results |= self._update(name, value, slopes[name], t, due)
-        if not due and not any(t in node.input for node in op.nodes):  # no update asks how many there were
+        if (
+            not due and not self.draws and not any(t in node.input for node in op.nodes)
+        ):  # no update asks how many there were
             del results[STEP], self.state[STEP]
             self.inputs = [value for value in self.inputs if value.name != STEP]
         for statistic, value in self.running.items():
@@ -510,12 +544,14 @@ class _Assembly:
         types = {value.name: value.type for value in graph.input}
         graph.output.extend(helper.make_value_info(final[name], types[state]) for state, name in results.items())
         slim(made)
-        note(made, self.made, training={"layout": {n: [start, list(shape)] for n, (start, shape) in layout.items()}})
+        following = {state: final[name] for state, name in results.items()}
+        rows = {name: [start, list(shape)] for name, (start, shape) in layout.items()}
+        note(made, self.made, training={"next": following, "loss": result, "label": self.label, "layout": rows})
         return StepModel(
             made,
             dict(self.weights),
             dict(self.state),
-            {state: final[name] for state, name in results.items()},
+            following,
             tuple(value.name for value in data if value.name != self.label),
             self.label,
             result,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,9 +11,11 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto
 
-from refgrad.backends import get_backend
+from refgrad.backends import Prepared, get_backend
+from refgrad.backends.base import load_model
 from refgrad.backends.numpy import NumpyBackend
 from refgrad.errors import FeedError, OptionError, TrainingError
+from refgrad.training.normalization import set_inference_mode
 from refgrad.training.schedules import Constant, Progress, Schedule
 from refgrad.training.step import RATE, StepModel
 from refgrad.transforms.lifting import lower_weights
@@ -52,8 +55,12 @@ class Training:
         if not isinstance(self.schedule, Schedule):
             self.schedule = Constant(self.schedule)
         self._rate_type = self.step.rate_type
-        self._prepared = get_backend(self.backend).prepare(self.step.model, **self.options)
+        self._prepared = self._prepared_for(self.step.model)
+        self._evaluation: Prepared | None = None  # prepared where it is asked for
         self._run = self._prepared.recurrence(self.step.next, self.step.state)
+
+    def _prepared_for(self, model: ModelProto) -> Prepared:
+        return get_backend(self.backend).prepare(model, **self.options)
 
     def epoch(self, batches: Iterable[Batch], after: Callable[[], None] | None = None) -> float:
         """One step for each batch: the mean of the losses of the samples. An epoch that was interrupted goes on.
@@ -101,7 +108,7 @@ class Training:
         total, count = 0.0, 0
         prepared, state, name = self._prepared, self.state | {RATE: np.array(0, self.step.rate_type)}, self.step.loss
         if self.step.evaluation is not None:
-            prepared = get_backend(self.backend).prepare(self.step.evaluation, **self.options)
+            prepared = self._evaluation = self._evaluation or self._prepared_for(self.step.evaluation)
             name = self.step.evaluation.graph.output[0].name
             state = self.weights | {name: state[name] for name in self.step.statistics}
         for batch in batches:
@@ -164,15 +171,18 @@ class Training:
         """The weights by name."""
         return self.step.weights_in(self._run.values)
 
-    def write_to(self, model: ModelProto) -> ModelProto:
+    def write_to(self, model: ModelProto | str | os.PathLike[str]) -> ModelProto:
         """A copy of `model` with the weights, and the running statistics, that the training has reached.
 
-        Weights that were lifted out of attributes (`refgrad.lift_weights`) are written into those of the original, or into
-        the initializers of the lifted model, whichever is given.
+        BatchNormalization and Dropout that are in training mode are not any more: it is a model for inference. Weights that
+        were lifted out of attributes (`refgrad.lift_weights`) are written into those of the original, or into the
+        initializers of the lifted model, whichever is given.
 
+        :param model: a model, which is not modified, or the path of one.
         :raises RefgradError: as `refgrad.write_back`; the model has no initializer of a name, or one of another type or shape.
         """
-        made, left = lower_weights(model, self.weights)
+        made, left = lower_weights(model if isinstance(model, ModelProto) else load_model(model), self.weights)
+        set_inference_mode(made)
         state = self._run.values
         left = left | {name: np.asarray(state[name]) for name in self.step.statistics}
         return write_back(made, left) if left else made

@@ -33,9 +33,11 @@ def lift_weights(model: ModelProto | str | os.PathLike[str]) -> ModelProto:
     """The model in which ai.onnx nodes replace each LinearRegressor and LinearClassifier of the main graph.
 
     Their coefficients are an initializer `<node>.coefficients` [features, rows], their intercepts `<node>.intercepts` [rows],
-    both float32, where `<node>` is the name of the node, or its operator. Results have the names, types and, to rounding, the
-    values that they had. The label of a classifier is that of its largest score, so it follows the weights. Other operators of
-    ai.onnx.ml, such as Scaler and Normalizer, stay as they are. A model without such nodes is returned as a copy.
+    both float32, where `<node>` is the name of the node, or its operator. Two rows with LOGISTIC of which one is the other's
+    negative, as classifiers of two classes have them, become one: of its score s the results are 1 − σ(s) and σ(s). Results
+    have the names, types and, to rounding, the values that they had. The label of a classifier is that of its largest score,
+    so it follows the weights. Other operators of ai.onnx.ml, such as Scaler and Normalizer, stay as they are. A model without
+    such nodes is returned as a copy.
 
     :param model: a model, or the path of one. It is not modified.
     :raises InvalidModelError: the model cannot be read.
@@ -80,7 +82,9 @@ def lower_weights(model: ModelProto, values: Mapping[str, np.ndarray]) -> tuple[
         for attribute in node.attribute:
             value = left.pop(names.get(attribute.name, ""), None)
             if value is not None:
-                refill(attribute.floats, np.ravel(np.asarray(value).T).tolist())
+                row = np.ravel(np.asarray(value).T)
+                is_mirrored = len(attribute.floats) == 2 * len(row)  # as two rows that are each other's negatives
+                refill(attribute.floats, np.concatenate([-row, row] if is_mirrored else [row]).tolist())
     return made, left
 
 
@@ -106,7 +110,7 @@ class _Lifting:
     def __init__(self, node: NodeProto, opset: int, kind: int, taken: set[str]) -> None:
         self.node, self.taken = node, taken
         self.settings = {attribute.name: attribute_value(attribute) for attribute in node.attribute}
-        self.settings = {name: _text(value) for name, value in self.settings.items()}
+        self.settings = _of_one_row({name: _text(value) for name, value in self.settings.items()})
         self.op = FunctionEmitter(opset, node.op_type, node.name)
         self.op.types[node.input[0]] = (kind, 2)
 
@@ -184,6 +188,18 @@ class _Lifting:
         held = op.emit("Constant", "", (), 1, {"value": tensor})
         op.nodes.append(helper.make_node("Gather", [held, index], ["label"]))
         return "label"
+
+
+def _of_one_row(settings: dict[str, Any]) -> dict[str, Any]:
+    """The second row alone, where LOGISTIC is asked of two rows of which each is the other's negative."""
+    rows = {name: np.asarray(settings[name]) for name in _READERS.values() if settings.get(name)}
+    labels = next((settings[name] for name in _LABELS if settings.get(name)), ())
+    if settings.get("post_transform") != "LOGISTIC" or len(labels) != 2 or len(settings.get("intercepts") or ()) != 2:
+        return settings
+    halves = {name: np.split(row, 2) for name, row in rows.items() if len(row) % 2 == 0}
+    if len(halves) < len(rows) or not all(np.array_equal(-first, second) for first, second in halves.values()):
+        return settings
+    return settings | {name: second.tolist() for name, (_, second) in halves.items()}
 
 
 def _text(value: Any) -> Any:

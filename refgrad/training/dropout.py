@@ -1,0 +1,117 @@
+"""Dropout in a training: which elements are dropped follows from a seed, the node, the step and the place, by integers alone.
+
+So a step draws anew, every executor draws the same, and a training that goes on draws what it would have drawn.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+import numpy as np
+from onnx import ModelProto, NodeProto, TensorProto, helper
+
+from refgrad.errors import OptionError, UnknownNameError
+from refgrad.forward.normalise import normalise
+from refgrad.protos.external import array_of
+from refgrad.protos.reading import read
+from refgrad.protos.types import FLOATS
+from refgrad.protos.walk import attribute_value, every_node, names_of, refill, versions_of
+from refgrad.training.writer import Writer
+
+_OPSET = 11  # since which Range is there
+_ALLOWS_ZERO = 14
+_PRIME = 2**31 - 1  # x → x⁵ is a permutation of its residues, since 5 does not divide 2³¹ − 2
+_STRIDES = 48271, 16807  # primitive roots of it: of the steps, and of the places
+
+
+def with_masks(model: ModelProto | str | os.PathLike[str], step: str, seed: int) -> ModelProto:
+    """A copy in which each Dropout drops by a number in (0, 2³¹ − 1) for each element, with the input `step`, a count in int64.
+
+    With p = 2³¹ − 1 it is (16807·i + k)⁵ mod p for the element i of the flattened tensor, where k = (48271·(step + c))⁵ mod p
+    and c is drawn for the node from the seed: a power generator, whose products stay within int64.
+
+    :raises OptionError: there is no Dropout, or one whose ratio only the run tells, or in a body or a function, or of another
+        type than a float; or an opset below 11.
+    """
+    made = ModelProto()
+    made.CopyFrom(read(model))
+    nodes = [node for node in made.graph.node if _is_dropout(node)]
+    if len(nodes) < sum(map(_is_dropout, every_node(made))):
+        raise OptionError("A body or a function has a Dropout. Leave dropout at 'off'.")
+    if not nodes:
+        raise OptionError("The model has no Dropout. Leave dropout at 'off'.")
+    if versions_of(made)[""] < _OPSET:
+        raise OptionError(
+            f"Masks of Dropout are written in operators of opset {_OPSET}, and the model has {versions_of(made)['']}. Convert "
+            "it with onnx.version_converter, or leave dropout at 'off'."
+        )
+    taken = names_of(made.graph) | {node.name for node in made.graph.node}
+    if step in taken:
+        raise UnknownNameError(f"The model has a value {step!r}, a name that the step needs. Rename it.")
+    types = normalise(made).types
+    constants = {tensor.name: tensor for tensor in made.graph.initializer}
+    taken.add(step)
+    op = Writer(versions_of(made)[""], "dropout", taken)
+    op.types[step] = (TensorProto.INT64, 0)
+    written: dict[str, list[NodeProto]] = {}
+    for index, node in enumerate(nodes):
+        kind = types.get(node.input[0], 0)
+        if kind not in FLOATS:
+            raise OptionError(f"Dropout node {_called(node)} reads {node.input[0]!r}, of which no float type is known.")
+        key = int(np.random.SeedSequence([seed, index]).generate_state(1)[0]) % _PRIME
+        op.types[node.input[0]] = (kind, None)
+        _drop(op, node, step, _ratio(node, constants), key, kind)
+        written[node.output[0]] = op.nodes
+        op.nodes = []
+    refill(made.graph.node, [n for node in made.graph.node for n in written.get(next(iter(node.output), ""), [node])])
+    made.graph.initializer.extend(op.constants.values())
+    made.graph.input.append(helper.make_tensor_value_info(step, TensorProto.INT64, []))
+    return made
+
+
+def _drop(op: Writer, node: NodeProto, step: str, ratio: float, key: int, kind: int) -> None:
+    """The nodes in place of a Dropout: y = x·keep / (1 − ratio), and the mask where it is read."""
+    x = node.input[0]
+    start = _fifth_power(op, op.Mul(op.Mod(op.Add(step, key), _PRIME), _STRIDES[0]))
+    places = op.Range(op.const(np.int64(0)), op.Size(x), op.const(np.int64(1)))
+    drawn = _fifth_power(op, op.Add(op.Mul(op.Mod(places, _PRIME), _STRIDES[1]), start))
+    is_kept = op.Not(op.Less(drawn, round(ratio * _PRIME)))
+    keep = op.emit("Reshape", "", (is_kept, op.Shape(x)), 1, {"allowzero": 1} if op.opset >= _ALLOWS_ZERO else {})
+    op.types[keep] = (TensorProto.BOOL, None)
+    scale = op.const(1 / (1 - ratio), like=x)
+    made = op.Mul(x, op.Mul(op.Cast(keep, to=kind), scale))
+    names = {made: node.output[0]} | ({keep: node.output[1]} if len(node.output) > 1 and node.output[1] else {})
+    for one in op.nodes:
+        one.input[:] = [names.get(name, name) for name in one.input]
+        one.output[:] = [names.get(name, name) for name in one.output]
+
+
+def _fifth_power(op: Writer, x: str) -> str:
+    """x⁵ mod p, of an x that may be larger than p."""
+    x = op.Mod(x, _PRIME)
+    square = op.Mod(op.Mul(x, x), _PRIME)
+    made: str = op.Mod(op.Mul(op.Mod(op.Mul(square, square), _PRIME), x), _PRIME)
+    return made
+
+
+def _ratio(node: NodeProto, constants: Mapping[str, TensorProto]) -> float:
+    """The part that is dropped: an input, or an attribute before opset 12."""
+    given = float(str(np.float32(next((attribute_value(a) for a in node.attribute if a.name == "ratio"), 0.5))))
+    if len(node.input) > 1 and node.input[1]:
+        if node.input[1] not in constants:
+            raise OptionError(f"Only the run tells the ratio of Dropout node {_called(node)}. Make it an initializer.")
+        given = float(
+            str(array_of(constants[node.input[1]]).reshape(-1)[0])
+        )  # 0.9 and not 0.89999998, which is float32's
+    if not 0 <= given < 1:
+        raise OptionError(f"The ratio of Dropout node {_called(node)} is at least 0 and below 1, not {given:g}.")
+    return given
+
+
+def _is_dropout(node: NodeProto) -> bool:
+    return node.op_type == "Dropout" and node.domain in ("", "ai.onnx")
+
+
+def _called(node: NodeProto) -> str:
+    return repr(node.name or next(iter(node.output), ""))
