@@ -55,6 +55,18 @@ def test_a_python_example_prints_what_it_says(code):
     assert printed.splitlines()[-1] == re.search(r"# (\d.*)", code)[1]
 
 
+@pytest.mark.parametrize("page", ["fine_tuning", "estimators"])
+def test_the_examples_of_a_page_print_what_they_say(page, capsys):
+    """In the order of the page, each going on where the one before ended."""
+    blocks, names = re.findall(r"```python\n(.*?)```", DOCS[page], re.DOTALL), {}
+    for name in re.findall(r"^from (\w+)", "\n".join(blocks), re.MULTILINE):
+        pytest.importorskip(name)
+    for code in blocks:
+        exec(code, names)
+        printed = capsys.readouterr().out.split()
+        assert printed == " ".join(re.findall(r"^(?:print.*  )?# (.*)", code, re.MULTILINE)).split()
+
+
 def test_the_example_in_the_shell_runs(tmp_path):
     """On the model of the example in Python."""
     python, shell = (

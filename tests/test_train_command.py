@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -155,18 +156,25 @@ def test_an_interrupt_names_the_checkpoint(folder):
 def test_the_documentation_runs_from_an_empty_folder(tmp_path, monkeypatch, capsys):
     pytest.importorskip("safetensors")
     monkeypatch.chdir(tmp_path)
+    pytest.importorskip("skl2onnx")
     page = (Path(__file__).parent.parent / "docs" / "train_command.md").read_text()
-    first, second = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    exec(first, {})
-    [shell] = re.findall(r"```console\n(.*?)```", page, re.DOTALL)
-    lines = re.findall(r"^\$ refgrad (.*)", shell.replace("\\\n", ""), re.MULTILINE)
-    assert len(lines) == 4
-    for line in lines:
-        assert main(line.split()) == 0, line
+    names, commands = {}, 0
+    for language, block in re.findall(r"```(python|console)\n(.*?)```", page, re.DOTALL):
+        capsys.readouterr()
+        if language == "python":
+            exec(block, names)
+            if said := re.search(r"# (\(.*)", block):
+                assert capsys.readouterr().out.strip() == said[1]
+            continue
+        for line in re.findall(r"^\$ refgrad (.*)", block.replace("\\\n", ""), re.MULTILINE):
+            assert main(shlex.split(line)) == 0, line
+            commands += 1
+    assert commands == 5
     assert Path("again.onnx").read_bytes() == Path("trained.onnx").read_bytes()
-    capsys.readouterr()
-    exec(second, {})
-    assert capsys.readouterr().out.strip() == re.search(r"# (\(.*)", second)[1]
+    label = (
+        get_backend("numpy").prepare(onnx.load("better.onnx")).run({"X": names["x"]}, ["output_label"])["output_label"]
+    )
+    assert (label == names["names"]).mean() > 0.9
 
 
 def test_a_step_model_trains_by_its_metadata_alone(folder, capsys):
