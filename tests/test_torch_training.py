@@ -2,16 +2,35 @@
 
 from __future__ import annotations
 
+import warnings
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnx.parser
 import pytest
 from onnx import helper, numpy_helper
 
+import refgrad
 from refgrad.backends import get_backend
-from refgrad.training import SGD, Adagrad, Adam, AdamW, Optimizer, RMSProp, StepModel, Training, batches, step_model
+from refgrad.training import (
+    SGD,
+    Adagrad,
+    Adam,
+    AdamW,
+    Cosine,
+    Optimizer,
+    RMSProp,
+    StepModel,
+    Training,
+    batches,
+    lora,
+    merge_adapters,
+    step_model,
+)
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
@@ -165,3 +184,140 @@ def test_running_statistics_follow_as_torch_has_them(loss: str) -> None:
     kept = {tensor.name: numpy_helper.to_array(tensor) for tensor in frozen.write_to(model).graph.initializer}
     for name in statistics[2:]:
         np.testing.assert_array_equal(kept[name], tensors[name])
+
+
+@pytest.mark.parametrize("flat", [True, False])
+@pytest.mark.parametrize(
+    ("optimizer", "make"),
+    [
+        (SGD(momentum=0.9), lambda groups: torch.optim.SGD(groups, 0.1, momentum=0.9)),
+        (AdamW(weight_decay=0.3), lambda groups: torch.optim.AdamW(groups, 0.1)),
+        (RMSProp(), lambda groups: torch.optim.RMSprop(groups, 0.1)),
+    ],
+    ids=["SGD", "AdamW", "RMSProp"],
+)
+def test_weight_decay_by_pattern_is_that_of_groups(optimizer: Optimizer, make: Any, flat: bool) -> None:
+    rng = np.random.default_rng(2)
+    model, weights = _network(rng)
+    batches = _batches(rng)
+    usual = optimizer.weight_decay  # type: ignore[attr-defined]
+
+    def grouped(parameters: Sequence[Any]) -> Any:
+        w, b, v = parameters
+        amounts = zip((w, b, v), (0.2, 0.0, usual), strict=True)
+        return make([{"params": [one], "weight_decay": amount} for one, amount in amounts])
+
+    expected = _by_torch(weights, batches, grouped)
+    step = step_model(model, optimizer=optimizer, flat=flat, weight_decay={"w": 0.2, "b*": 0})
+    found = _trained(step, batches, "numpy")
+    for weight, value in expected.items():
+        np.testing.assert_allclose(found[weight], value, rtol=0, atol=1e-10, err_msg=weight)
+
+
+@pytest.mark.parametrize("flat", [True, False])
+def test_gradients_that_accumulate_are_those_of_torch(flat: bool) -> None:
+    rng = np.random.default_rng(3)
+    model, weights = _network(rng)
+    batches = _batches(rng)
+    parameters = w, b, v = [torch.tensor(value, requires_grad=True) for value in weights.values()]
+    optimizer = torch.optim.Adam(parameters, 0.1)
+    for k, (x, y) in enumerate(batches):
+        loss = torch.mean((torch.tanh(torch.tensor(x) @ w + b) @ v - torch.tensor(y)) ** 2) / 4
+        loss.backward()
+        if k % 4 == 3:
+            torch.nn.utils.clip_grad_norm_(parameters, 0.5)
+            optimizer.step()
+            optimizer.zero_grad()
+    found = _trained(step_model(model, optimizer=Adam(), flat=flat, accumulate=4, clip_norm=0.5), batches, "numpy")
+    for weight, value in zip(weights, parameters, strict=True):
+        np.testing.assert_allclose(found[weight], value.detach().numpy(), rtol=0, atol=1e-10, err_msg=weight)
+
+
+def test_a_cosine_of_epochs_is_that_of_torch() -> None:
+    rng = np.random.default_rng(4)
+    model, weights = _network(rng)
+    x, y = rng.standard_normal((20, 3)), rng.standard_normal((20, 2))
+    training = Training(step_model(model, optimizer=SGD(momentum=0.9)), Cosine(0.1, period=12, minimum=0.01))
+    w, b, v = parameters = [torch.tensor(value, requires_grad=True) for value in weights.values()]
+    optimizer = torch.optim.SGD(parameters, 0.1, momentum=0.9)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 12, 0.01)
+    for _ in range(12):
+        training.epoch(batches({"x": x, "label": y}, 6))
+        for k in range(0, 20, 6):
+            optimizer.zero_grad()
+            inputs, due = torch.tensor(x[k : k + 6]), torch.tensor(y[k : k + 6])
+            torch.mean((torch.tanh(inputs @ w + b) @ v - due) ** 2).backward()
+            optimizer.step()
+        schedule.step()
+    for weight, value in zip(weights, parameters, strict=True):
+        np.testing.assert_allclose(training.weights[weight], value.detach().numpy(), rtol=0, atol=1e-10, err_msg=weight)
+
+
+def test_adapters_are_trained_as_in_torch() -> None:
+    rng = np.random.default_rng(5)
+    model, weights = _network(rng)
+    batches = _batches(rng)
+    adapted = lora(model, ["w", "v"], rank=2, alpha=3)
+    held = {tensor.name: numpy_helper.to_array(tensor) for tensor in adapted.graph.initializer}
+    names = ["w.lora_A", "w.lora_B", "v.lora_A", "v.lora_B"]
+    a, b, c, d = parameters = [torch.tensor(held[name], requires_grad=True) for name in names]
+    w, bias, v = (torch.tensor(weights[name]) for name in ("w", "b", "v"))
+    optimizer = torch.optim.Adam(parameters, 0.1)
+    for x, y in batches:
+        optimizer.zero_grad()
+        hidden = torch.tanh(torch.tensor(x) @ (w + 1.5 * a @ b) + bias)
+        torch.mean((hidden @ (v + 1.5 * c @ d) - torch.tensor(y)) ** 2).backward()
+        optimizer.step()
+    found = _trained(step_model(adapted, optimizer=Adam()), batches, "numpy")
+    assert set(found) == set(names)
+    for name, value in zip(names, parameters, strict=True):
+        np.testing.assert_allclose(found[name], value.detach().numpy(), rtol=0, atol=1e-10, err_msg=name)
+    merged = merge_adapters(refgrad.write_back(adapted, found))
+    expected = w + 1.5 * a @ b
+    [made] = [numpy_helper.to_array(tensor) for tensor in merged.graph.initializer if tensor.name == "w"]
+    np.testing.assert_allclose(made, expected.detach().numpy(), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("dynamo", [True, False])
+def test_a_head_is_trained_and_the_body_stays_bit_for_bit(dynamo: bool, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(
+        OrderedDict(
+            body=torch.nn.Sequential(
+                torch.nn.Conv2d(1, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.ReLU(), torch.nn.Flatten()
+            ),
+            head=torch.nn.Linear(144, 3),
+        )
+    )
+    with torch.no_grad():
+        net.body[1].running_mean.normal_()
+    net.eval()
+    x = torch.randn(10, 1, 8, 8)
+    path = tmp_path / "m.onnx"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if dynamo:
+            shapes = ({0: torch.export.Dim("N")},)
+            torch.onnx.export(net, (x,), path, dynamo=True, dynamic_shapes=shapes, verbose=False, input_names=["x"])
+        else:
+            torch.onnx.export(
+                net, (x,), path, dynamo=False, training=torch.onnx.TrainingMode.PRESERVE, do_constant_folding=False,
+                input_names=["x"], dynamic_axes={"x": {0: "N"}},
+            )  # fmt: skip
+    model = onnx.load(path)
+    label = np.random.default_rng(0).integers(0, 3, 10)
+    training = Training(step_model(path, "cross_entropy", SGD(momentum=0.9), trainable=["head.*"]), 0.05, "ort-cpu")
+    assert list(training.weights) == ["head.weight", "head.bias"]
+    optimizer = torch.optim.SGD(net.head.parameters(), 0.05, momentum=0.9)
+    for _ in range(5):
+        training.train_on({"x": x.numpy(), "label": label}, 0.05)
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(net(x), torch.tensor(label)).backward()
+        optimizer.step()
+    before = {tensor.name: tensor for tensor in model.graph.initializer}
+    for tensor in training.write_to(model).graph.initializer:
+        if tensor.name.startswith("head."):
+            expected = net.state_dict()[tensor.name].numpy()
+            np.testing.assert_allclose(numpy_helper.to_array(tensor), expected, rtol=1e-4, atol=1e-6)
+        else:
+            assert numpy_helper.to_array(tensor).tobytes() == numpy_helper.to_array(before[tensor.name]).tobytes()

@@ -195,3 +195,12 @@ def test_a_step_model_trains_by_its_metadata_alone(folder, capsys):
     assert losses[-1] < 1e-6
     start, shape = noted["layout"]["a"]
     np.testing.assert_allclose(state["weights"][start : start + 2].reshape(shape), [[1], [2]], atol=1e-3)
+
+
+def test_weight_decay_by_pattern(folder, capsys):
+    common = "training-model line.onnx -o step.onnx --optimizer sgd --weight-decay"
+    assert main([*common.split(), "0.5", "--weight-decay", "a=0.25"]) == 0
+    assert main([*common.split(), "half"]) == 2
+    assert "--weight-decay 'half': give a number, or a pattern and one" in " ".join(capsys.readouterr().err.split())
+    assert main([*common.split(), "zz=0.5"]) == 2
+    assert "zz" in capsys.readouterr().err

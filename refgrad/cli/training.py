@@ -53,7 +53,14 @@ _Optimizer = Annotated[str, typer.Option(metavar="NAME", help="sgd, nesterov, ad
 _Momentum = Annotated[
     float | None, typer.Option(help="Of sgd, nesterov and rmsprop. Default: 0.9 for nesterov, else 0.")
 ]
-_Decay = Annotated[float | None, typer.Option(help="The weight decay. Default: 0.01 for adamw, else 0.")]
+_Decay = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="[PATTERN=]NUMBER",
+        help="The weight decay, of all weights or of those that the pattern matches. May be repeated. Default: 0.01 for adamw, "
+        "else 0.",
+    ),
+]
 _Penalty = Annotated[
     list[str] | None,
     typer.Option(
@@ -157,8 +164,8 @@ def train(
         proto = add_adapters(proto, names(lora) or (), rank, seed=seed)
         chosen = [*chosen, *adapters_of(proto)] if chosen else None
     step = _step(
-        proto, loss, of, chosen, _optimizer(optimizer, momentum, weight_decay), penalty, clip_norm, clip_value, accumulate,
-        batch_norm, dropout, seed,
+        proto, loss, _optimizer(optimizer, momentum, weight_decay), penalty, weight_decay, output=of, trainable=chosen,
+        clip_norm=clip_norm, clip_value=clip_value, accumulate=accumulate, batch_norm=batch_norm, dropout=dropout, seed=seed,
     )  # fmt: skip
     given = open_data(step, data, label)
     held = None
@@ -230,8 +237,9 @@ def training_model(
     Its metadata say which output is fed to which input of the next step (refgrad.training).
     """
     step = _step(
-        load_model(model), loss, of, names(trainable), _optimizer(optimizer, momentum, weight_decay), penalty, clip_norm,
-        clip_value, accumulate, batch_norm, dropout, seed, label,
+        load_model(model), loss, _optimizer(optimizer, momentum, weight_decay), penalty, weight_decay, output=of,
+        trainable=names(trainable), label="label" if label is None else label, clip_norm=clip_norm, clip_value=clip_value,
+        accumulate=accumulate, batch_norm=batch_norm, dropout=dropout, seed=seed,
     )  # fmt: skip
     save_gradient(step.model, output, model)
     if state is not None:
@@ -252,41 +260,23 @@ def training_model(
 def _step(
     model: ModelProto,
     loss: str,
-    of: str | None,
-    trainable: list[str] | None,
     optimizer: Optimizer,
     penalty: list[str] | None,
-    clip_norm: float | None,
-    clip_value: float | None,
-    accumulate: int,
-    batch_norm: str,
-    dropout: str,
-    seed: int,
-    label: str | None = None,
+    weight_decay: list[str] | None,
+    **options: Any,
 ) -> StepModel:
-    return step_model(
-        model,
-        None if loss == "none" else loss,
-        optimizer,
-        trainable=trainable,
-        output=of,
-        label="label" if label is None else label,
-        penalty=_penalties(penalty),
-        clip_norm=clip_norm,
-        clip_value=clip_value,
-        accumulate=accumulate,
-        batch_norm=batch_norm,
-        dropout=dropout,
-        seed=seed,
-    )
+    decays = {pattern: number for pattern, number in _decays(weight_decay).items() if pattern}
+    given = None if loss == "none" else loss
+    return step_model(model, given, optimizer, penalty=_penalties(penalty), weight_decay=decays, **options)
 
 
-def _optimizer(name: str, momentum: float | None, weight_decay: float | None) -> Optimizer:
+def _optimizer(name: str, momentum: float | None, weight_decay: list[str] | None) -> Optimizer:
     if name not in _RATES:
         raise OptionError(f"--optimizer {name!r}; there are {choices(_RATES)}.")
     if momentum is not None and name not in ("sgd", "nesterov", "rmsprop"):
         raise OptionError(f"--momentum is not for {name}; it is for sgd, nesterov and rmsprop.")
-    decay: dict[str, Any] = {} if weight_decay is None else {"weight_decay": weight_decay}
+    usual = _decays(weight_decay).get("")
+    decay: dict[str, Any] = {} if usual is None else {"weight_decay": usual}
     if name == "nesterov":
         return SGD(momentum=0.9 if momentum is None else momentum, nesterov=True, **decay)
     if name in ("sgd", "rmsprop"):
@@ -294,6 +284,20 @@ def _optimizer(name: str, momentum: float | None, weight_decay: float | None) ->
         return kind(momentum=momentum or 0.0, **decay)  # type: ignore[no-any-return]
     made: Any = {"adam": Adam, "adamw": AdamW, "adagrad": Adagrad}[name]
     return made(**decay)  # type: ignore[no-any-return]
+
+
+def _decays(given: list[str] | None) -> dict[str, float]:
+    """Numbers by pattern; that of all weights is without one."""
+    found = {}
+    for one in given or ():
+        pattern, _, number = one.rpartition("=")
+        try:
+            found[pattern] = float(number)
+        except ValueError as error:
+            raise OptionError(
+                f"--weight-decay {one!r}: give a number, or a pattern and one, as in '*.bias=0'."
+            ) from error
+    return found
 
 
 def _penalties(given: list[str] | None) -> dict[str, tuple[float, float]]:

@@ -130,6 +130,7 @@ def step_model(
     reduction: str = "mean",
     penalty: Mapping[str, tuple[float, float]] | None = None,
     penalty_by: str = "step",
+    weight_decay: Mapping[str, float] | None = None,
     clip_value: float | None = None,
     clip_norm: float | None = None,
     accumulate: Any = 1,
@@ -158,6 +159,7 @@ def step_model(
     :param penalty: {name or pattern: (l1, l2)}: l1·Σ|w| + l2·Σw² is added to the loss.
     :param penalty_by: "step", or "sample": the penalty is divided by the number of samples of the step, as for the networks of
         scikit-learn.
+    :param weight_decay: {name or pattern: λ} in place of the optimizer's; of several patterns that match the last counts.
     :param clip_value: each element of the gradient is clipped to [−c, c].
     :param clip_norm: the gradient is scaled by min(1, c / (‖g‖ + 1e-6)), where ‖g‖ is the norm of all of it.
     :param accumulate: the update is made in every so many steps, with the mean of their gradients, which are kept as a state.
@@ -220,6 +222,7 @@ def step_model(
     running = {statistic: held[statistic.name][0] for statistic in statistics}
     assembly = _Assembly(made, chosen, optimizer, loss_name, label, decays, shared, clip, flat, running, unbiased)
     assembly.accumulate, assembly.draws = accumulate, dropout == "training"
+    assembly.weight_decay = _weight_decays(weight_decay, chosen, optimizer)
     made_step = assembly.step()
     evaluation = None
     if (
@@ -231,7 +234,7 @@ def step_model(
         return replace(made_step, evaluation=evaluation)
     count, names = count_of_classes(model, output), classes_of(read(model))
     known = names if names is not None and count in (None, len(names)) else None
-    return replace(made_step, classes=count, class_names=known and tuple(known), evaluation=evaluation)
+    return replace(made_step, classes=count, class_names=None if known is None else tuple(known), evaluation=evaluation)
 
 
 def trained(
@@ -297,6 +300,19 @@ def _decays(penalty: Mapping[str, Any] | None, weights: Mapping[str, np.ndarray]
     return found
 
 
+def _weight_decays(
+    given: Mapping[str, Any] | None, weights: Mapping[str, np.ndarray], optimizer: Optimizer
+) -> dict[str, float]:
+    if given and not hasattr(optimizer, "weight_decay"):
+        raise OptionError(f"{optimizer!r} has no weight_decay.")
+    found: dict[str, float] = {}
+    for pattern, amount in (given or {}).items():
+        if isinstance(amount, bool) or not isinstance(amount, int | float) or not math.isfinite(amount) or amount < 0:
+            raise OptionError(f"The weight decay of {pattern!r} is a number that is not negative, not {amount!r}.")
+        found |= dict.fromkeys(_chosen([pattern], list(weights), "weight_decay"), float(amount))
+    return found
+
+
 class _Assembly:
     """The step model in the making."""
 
@@ -315,6 +331,7 @@ class _Assembly:
         unbiased: bool,
     ) -> None:
         self.running, self.unbiased, self.accumulate, self.draws = running, unbiased, 1, False
+        self.weight_decay: Mapping[str, float] = {}
         self.shared, self.count = shared, ""  # whether the samples of a step share the penalty, and how many there are
         self.made, self.weights, self.optimizer, self.flat = made, weights, optimizer, flat
         self.loss, self.label, self.decays, self.clip = loss, label, decays, clip
@@ -355,9 +372,9 @@ class _Assembly:
         for name in parts:
             slopes[name], total = self._penalized(name, slopes[name], total)
         kinds = {op.type(name) for name in parts}
-        kind = kinds.pop() if len(kinds) == 1 else TensorProto.DOUBLE
-        op.types[RATE], op.types[STEP] = (kind, 0), (TensorProto.INT64, 0)
-        self.inputs.append(helper.make_tensor_value_info(RATE, kind, []))
+        one_kind = kinds.pop() if len(kinds) == 1 else int(TensorProto.DOUBLE)
+        op.types[RATE], op.types[STEP] = (one_kind, 0), (TensorProto.INT64, 0)
+        self.inputs.append(helper.make_tensor_value_info(RATE, one_kind, []))
         self._begin(STEP, np.array(0, np.int64))
         results = {STEP: op.Add(STEP, 1)}
         number, due = results[STEP], ""
@@ -513,11 +530,20 @@ class _Assembly:
             self._begin(states[state], np.full(value.shape, begin, value.dtype))
             op.types[states[state]] = (kind, value.ndim)
         rate = RATE if op.type(RATE) == kind else op.Cast(RATE, to=kind)
-        moved, new = self.optimizer.update(op, name, slope, rate, t, states)
+        moved, new = self.optimizer.update(op, name, slope, rate, t, states, self._decay(name, value))
         if due:
             moved = op.Where(due, moved, name)
             new = {state: op.Where(due, made, states[state]) for state, made in new.items()}
         return {name: moved} | {states[state]: made for state, made in new.items()}
+
+    def _decay(self, name: str, value: np.ndarray) -> float | str:
+        """The weight decay of a weight, or of each element of the vector of all; one number where they are the same."""
+        usual = float(getattr(self.optimizer, "weight_decay", 0.0))
+        amounts = [self.weight_decay.get(member, usual) for member in (self.weights if self.flat else [name])]
+        if len(set(amounts)) == 1:
+            return amounts[0]
+        rows = [np.full(w.size, amount, value.dtype) for w, amount in zip(self.weights.values(), amounts, strict=True)]
+        return self.last.const(np.concatenate(rows))
 
     def _assembled(
         self,

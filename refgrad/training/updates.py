@@ -39,18 +39,19 @@ class Optimizer(ABC):
 
     @abstractmethod
     def update(
-        self, op: FunctionEmitter, w: str, g: str, rate: str, t: str, states: States
+        self, op: FunctionEmitter, w: str, g: str, rate: str, t: str, states: States, decay: float | str
     ) -> tuple[str, dict[str, str]]:
         """Emit the update of a weight: the new weight, and the new states.
 
         :param rate: η, a scalar of the type of the weight.
         :param t: the number of the step, a scalar in double.
+        :param decay: λ: a number, `weight_decay` if nothing else was asked for, or a value of the shape of the weight.
         """
 
 
-def _decayed(op: FunctionEmitter, w: str, g: str, weight_decay: float) -> str:
+def _decayed(op: FunctionEmitter, w: str, g: str, decay: float | str) -> str:
     """g + λ·w"""
-    added: str = op.Add(g, op.Mul(w, weight_decay)) if weight_decay else g
+    added: str = op.Add(g, op.Mul(w, decay)) if decay else g
     return added
 
 
@@ -97,10 +98,10 @@ class SGD(Optimizer):
         return {"velocity": 0.0} if self.momentum else {}
 
     def update(
-        self, op: FunctionEmitter, w: str, g: str, rate: str, t: str, states: States
+        self, op: FunctionEmitter, w: str, g: str, rate: str, t: str, states: States, decay: float | str
     ) -> tuple[str, dict[str, str]]:
         """See the class."""
-        g = _decayed(op, w, g, self.weight_decay)
+        g = _decayed(op, w, g, decay)
         if not self.momentum:
             return op.Sub(w, op.Mul(rate, g)), {}
         kept = op.Mul(states["velocity"], self.momentum)
@@ -148,10 +149,10 @@ class Adam(Optimizer):
         return {"first_moment": 0.0, "second_moment": 0.0}
 
     def update(
-        self, op: FunctionEmitter, w: str, g: str, rate: str, t: str, states: States
+        self, op: FunctionEmitter, w: str, g: str, rate: str, t: str, states: States, decay: float | str
     ) -> tuple[str, dict[str, str]]:
         """See the class."""
-        return self._moved(op, w, _decayed(op, w, g, self.weight_decay), rate, t, states)
+        return self._moved(op, w, _decayed(op, w, g, decay), rate, t, states)
 
     def _moved(
         self, op: FunctionEmitter, w: str, g: str, rate: str, t: str, states: States
@@ -179,10 +180,10 @@ class AdamW(Adam):
     weight_decay: float = 0.01
 
     def update(
-        self, op: FunctionEmitter, w: str, g: str, rate: str, t: str, states: States
+        self, op: FunctionEmitter, w: str, g: str, rate: str, t: str, states: States, decay: float | str
     ) -> tuple[str, dict[str, str]]:
         """See the class."""
-        left = op.Sub(1.0, op.Mul(rate, self.weight_decay)) if self.weight_decay else None
+        left = op.Sub(1.0, op.Mul(rate, decay)) if decay else None
         return self._moved(op, w if left is None else op.Mul(w, left), g, rate, t, states)
 
 
@@ -204,10 +205,10 @@ class Adagrad(Optimizer):
         return {"sum_of_squares": self.initial}
 
     def update(
-        self, op: FunctionEmitter, w: str, g: str, rate: str, t: str, states: States
+        self, op: FunctionEmitter, w: str, g: str, rate: str, t: str, states: States, decay: float | str
     ) -> tuple[str, dict[str, str]]:
         """See the class."""
-        g = _decayed(op, w, g, self.weight_decay)
+        g = _decayed(op, w, g, decay)
         s = op.Add(states["sum_of_squares"], op.Mul(g, g))
         if self.rate_decay:
             fallen = op.Add(op.Mul(op.Sub(t, 1.0), self.rate_decay), 1.0)
@@ -240,10 +241,10 @@ class RMSProp(Optimizer):
         return kept
 
     def update(
-        self, op: FunctionEmitter, w: str, g: str, rate: str, t: str, states: States
+        self, op: FunctionEmitter, w: str, g: str, rate: str, t: str, states: States, decay: float | str
     ) -> tuple[str, dict[str, str]]:
         """See the class."""
-        g = _decayed(op, w, g, self.weight_decay)
+        g = _decayed(op, w, g, decay)
         s = op.Add(op.Mul(states["mean_of_squares"], self.alpha), op.Mul(op.Mul(g, g), 1 - self.alpha))
         new, spread = {"mean_of_squares": s}, s
         if self.centered:
