@@ -74,7 +74,7 @@ class PluginError(RefgradError):
     """A module that brings operators of another package cannot be imported."""
 
 
-class FeedError(RefgradError):
+class FeedError(RefgradError, ValueError):
     """Feeds with a wrong name, shape or dtype, or without an input that has no default."""
 
 

@@ -21,6 +21,7 @@ from sklearn.model_selection import GridSearchCV
 from sklearn.neural_network import MLPClassifier, MLPRegressor
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import check_estimator
 
 from refgrad.backends import available, get_backend
 from refgrad.errors import FeedError, OptionError
@@ -286,3 +287,42 @@ def test_a_penalty_of_the_samples_is_divided_by_their_number() -> None:
     assert training.weights["a"].item() == pytest.approx(3 - 0.1 * (0.5 + 0.5 * 3) / 5, abs=1e-14)
     with pytest.raises(OptionError, match="penalty_by='batch'"):
         step_model(model, penalty_by="batch")
+
+
+ANY_FEATURES = """<ir_version: 8, opset_import: ["": 18]> g (float[N, M] x) => (float[N, {size}] y)
+    <float[1, {size}] a = {{{a}}}, float[{size}] b = {{{b}}}, int64[1] axes = {{1}}>
+    {{ s = ReduceMean<keepdims = 1>(x, axes)  z = MatMul(s, a)  y = Add(z, b) }}"""
+OF_THE_MODEL = "the model has a fixed number of classes, or learns from the mean of the features alone"
+NOT_DONE = {
+    "check_dtype_object": OF_THE_MODEL,
+    "check_regressors_train": OF_THE_MODEL,
+    "check_classifiers_train": OF_THE_MODEL,
+    "check_classifiers_one_label": OF_THE_MODEL,
+    "check_classifiers_classes": OF_THE_MODEL,
+    "check_supervised_y_2d": "a column of labels is taken without a warning",
+    "check_requires_y_none": "the message is of labels",
+    "check_classifiers_regression_target": "the message is of labels",
+    "check_sample_weight_equivalence_on_dense_data": "samples are shuffled by their position",
+    "check_n_features_in_after_fitting": "the message for partial_fit is that of fit",
+}
+
+
+@pytest.mark.parametrize(
+    "estimator",
+    [
+        OnnxRegressor(onnx.parser.parse_model(ANY_FEATURES.format(size=1, a="1", b="0")), max_iter=5),
+        OnnxClassifier(
+            onnx.parser.parse_model(ANY_FEATURES.format(size=3, a="1, 0, -1", b="0, 0, 0")),
+            loss="cross_entropy",
+            max_iter=5,
+        ),
+    ],
+    ids=["regressor", "classifier"],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_the_checks_of_scikit_learn(estimator):
+    """On models that take any number of features; the checks vary it."""
+    results = check_estimator(estimator, expected_failed_checks=NOT_DONE, on_skip=None, on_fail=None)
+    failed = [(one["check_name"], one["exception"]) for one in results if one["status"] == "failed"]
+    assert not failed
+    assert sum(one["status"] == "passed" for one in results) >= 49

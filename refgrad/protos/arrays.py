@@ -33,6 +33,8 @@ def read_arrays(path: str | os.PathLike[str], what: str, max_memory: int | None 
         with file.open("rb") as opened:
             archive = np.load(opened, allow_pickle=False)
             return {name: archive[name] for name in archive.files}
+    except FeedError:
+        raise
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, KeyError, NotImplementedError) as error:
         raise FeedError(
             f"{str(file)!r} cannot be read as a .npz file: {error}. Write it with numpy.savez(path, x=x, y=y)."

@@ -79,6 +79,8 @@ def load_checkpoint(path: str | os.PathLike[str], step: StepModel) -> Checkpoint
         progress, shuffle, validation = (json.loads(metadata[name]) for name in ("progress", "shuffle", "validation"))
         settings = dict(json.loads(metadata["settings"]))
         done = Progress(**{**progress, "losses": tuple(progress["losses"])})
+    except FeedError:
+        raise
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
         raise FeedError(f"{str(place)!r} is no whole checkpoint: {error}. Take an older one.") from error
     state = {name: value for name, value in tensors.items() if name in step.state}

@@ -134,14 +134,12 @@ class _OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # skipped by mypy
             schedule = library.schedule(schedule, self.learning_rate_init)
         self._source, self._training = source, Training(self._step, schedule, self.backend)
         self._random = check_random_state(self.random_state)
-        self._forward: Any = None
+        self._forward: list[Any] = []  # what predicts, prepared where it is asked for
         self._described(source)
         self.n_iter_ = 0
         self.loss_curve_: list[float] = []
         self.validation_scores_: list[float] = []
-        dims = self._input.type.tensor_type.shape.dim
-        if len(dims) == 2 and dims[1].HasField("dim_value"):
-            self.n_features_in_ = dims[1].dim_value
+        self.__dict__.pop("n_features_in_", None)
 
     def _described(self, source: ModelProto) -> None:
         """What is known of the output before the training."""
@@ -155,6 +153,8 @@ class _OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # skipped by mypy
             given = np.ones(len(x)) if sample_weight is None else np.asarray(sample_weight)
             data[self._weight] = given.astype(helper.tensor_dtype_to_np_dtype(kind))
             check_consistent_length(x, data[self._weight])
+            if given.ndim != 1 or not np.isfinite(data[self._weight]).all() or not given.any():
+                raise FeedError(f"sample_weight has one finite number for each sample, not all of them zero: {given}.")
         elif sample_weight is not None:
             raise OptionError("The training began without sample_weight. Give it from the first call on.")
         held: dict[str, np.ndarray] | None = None
@@ -177,7 +177,7 @@ class _OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # skipped by mypy
                 loss = self._training.epoch(self._batches(data, order))
                 self.n_iter_ += 1
                 self.loss_curve_.append(loss)
-                self._forward = None
+                self._forward.clear()
                 bar.update(task, advance=1, description=f"loss {loss:.6g}")
                 worth = loss
                 if held is not None:
@@ -192,7 +192,7 @@ class _OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # skipped by mypy
         if held is not None:
             best_state = {name: np.array(value) for name, value in best_state.items()}
             self._training.go_on(best_state, self._training.progress)
-            self._forward = None
+            self._forward.clear()
         return self
 
     def _batches(self, data: dict[str, np.ndarray], order: np.ndarray) -> Iterator[dict[str, np.ndarray]]:
@@ -207,12 +207,21 @@ class _OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # skipped by mypy
         tensor = self._input.type.tensor_type
         array = check_array(X, dtype="numeric", ensure_2d=False, allow_nd=True, input_name="X")
         if array.ndim != len(tensor.shape.dim):
-            raise FeedError(f"The input {self._input.name!r} has {len(tensor.shape.dim)} axes, and X {array.ndim}.")
+            raise FeedError(
+                f"The input {self._input.name!r} has {len(tensor.shape.dim)} axes, and X {array.ndim}. Reshape your data."
+            )
         for dim, given in zip(tensor.shape.dim[1:], array.shape[1:], strict=True):
             if dim.HasField("dim_value") and dim.dim_value != given:
                 raise FeedError(
                     f"The input {self._input.name!r} has {dim.dim_value} features, and X has the shape {array.shape}."
                 )
+        if array.ndim == 2:
+            if array.shape[1] != getattr(self, "n_features_in_", array.shape[1]):
+                raise FeedError(
+                    f"X has {array.shape[1]} features, but {type(self).__name__} is expecting {self.n_features_in_} features "
+                    "as input, as many as the training began with."
+                )
+            self.n_features_in_ = array.shape[1]
         return np.ascontiguousarray(array, helper.tensor_dtype_to_np_dtype(tensor.elem_type))
 
     def _labels(self, y: Any) -> np.ndarray:
@@ -236,11 +245,11 @@ class _OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # skipped by mypy
         return {name: np.array(value) for name, value in self._training.weights.items()}
 
     def _run(self, x: np.ndarray) -> np.ndarray:
-        if self._forward is None:
+        if not self._forward:
             trained = self._training.write_to(self._source)
             chosen = select_model_inputs_outputs(trained, outputs=[self._output])
-            self._forward = get_backend(self.backend).prepare(chosen)
-        result: np.ndarray = self._forward.run({self._input.name: x})[self._output]
+            self._forward.append(get_backend(self.backend).prepare(chosen))
+        result: np.ndarray = self._forward[0].run({self._input.name: x})[self._output]
         return result
 
     def _predicted(self, x: np.ndarray) -> np.ndarray:
@@ -260,7 +269,7 @@ class _OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # skipped by mypy
             training = state.pop("_training")
             arrays = {name: np.array(value) for name, value in training.state.items()}
             state["_kept"] = (training.schedule, arrays, training.progress)
-            state["_forward"] = None
+            state["_forward"] = []
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:

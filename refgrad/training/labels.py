@@ -25,6 +25,8 @@ def labels_of(y: Any, value: ValueInfoProto, classes: Sequence[Any] | None = Non
         array = _positions(array, classes)
     elif array.dtype.kind not in "biuf":
         raise FeedError(f"The label {value.name!r} has numbers, and y is an array of {array.dtype}.")
+    elif array.dtype.kind == "f" and not np.isfinite(array).all():
+        raise FeedError(f"The label {value.name!r} has numbers that are not finite.")
     if array.ndim == rank - 1:
         array = array[..., None]
     elif array.ndim == rank + 1 and array.shape[-1] == 1:
