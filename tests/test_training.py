@@ -11,7 +11,7 @@ import onnx
 import onnx.parser
 import pytest
 
-from refgrad.backends import available, get_backend
+from refgrad.backends import available, backends, get_backend
 from refgrad.errors import FeedError, OptionError, TrainingError, UnknownNameError
 from refgrad.training import (
     SGD,
@@ -135,6 +135,27 @@ def test_a_line_is_found(backend: str, flat: bool) -> None:
     [y] = get_backend(backend).prepare(trained).run({"x": x}).values()
     np.testing.assert_allclose(y, data["label"], atol=1e-3)
     assert onnx.numpy_helper.to_array(model.graph.initializer[0]).tolist() == [[1], [2]]
+
+
+@pytest.mark.parametrize("flat", [True, False])
+def test_weights_stay_on_the_device(flat: bool) -> None:
+    """What is fed back lies in memory of CUDA, and the steps are those of the interpreter."""
+    if reason := backends()["ort-cuda"]:
+        pytest.skip(reason)
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((100, 2)).astype(np.float32)
+    data = {"x": x, "label": x @ np.float32([[3], [-1]])}
+    trainings = [
+        Training(step_model(_line("float"), optimizer=SGD(momentum=0.9), flat=flat), 0.02, backend)
+        for backend in ("numpy", "ort-cuda")
+    ]
+    for _ in range(5):
+        losses = [training.epoch(batches(data, 10)) for training in trainings]
+        np.testing.assert_allclose(losses[0], losses[1], rtol=1e-4)
+    held: Any = trainings[1]._run
+    assert {value.device_name() for values in held._sets for value in values.values()} == {"cuda"}
+    for name, value in trainings[0].weights.items():
+        np.testing.assert_allclose(trainings[1].weights[name], value, rtol=1e-4)
 
 
 def test_penalties_are_in_the_loss_and_in_the_gradient() -> None:
