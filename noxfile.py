@@ -201,7 +201,7 @@ def models(session: nox.Session) -> None:
 def benchmarks(session: nox.Session) -> None:
     """Every benchmark that stock onnxruntime can run, and docs/benchmarks.md."""
     session.install("torch")
-    session.install("-e", ".[ort,torch,sklearn]", "onnxsim==0.8.1")
+    session.install("-e", ".[ort,torch,sklearn]", "onnxsim")
     session.run("python", "examples/torch_models.py", str(TORCH_MODELS))
     for script in ("import_time", "memory", "recompute", "depth", "node_tests", "training", "training_exports"):
         session.run("python", f"benchmarks/{script}.py")

@@ -3,7 +3,7 @@
     python benchmarks/training_exports.py [MODEL ...]
 
 Every architecture of `examples/architectures.py` is exported and trained for ten steps of gradient descent on ONNX Runtime,
-all parameters, as is the module in torch: the mean of (output − target)², with a rate at which a step takes about 2 % off it.
+all parameters, as is the module in torch: the mean of (output − target)², with a rate at which a step takes about half a percent off it.
 "error" is the largest relative difference of the losses. The nine that every change is tested with, and the head of resnet18
 alone, are timed with momentum, beside torch.optim's and, where onnxsim can differentiate the model, the loop of
 `onnxsim.compile_training_loop`; so are all others that onnxsim can. Each runs in a process of its own, in turn. Needs torch,
@@ -72,7 +72,7 @@ class Task:
         gradients = self._gradients()
         self.used = [key for key, gradient in gradients.items() if gradient is not None]
         square = sum(float((gradient**2).sum()) for gradient in gradients.values() if gradient is not None)
-        self.rate = 0.02 * float(self.loss().detach()) / square
+        self.rate = 0.005 * float(self.loss().detach()) / square
 
     def _gradients(self) -> dict[str, torch.Tensor | None]:
         names = {p: key for key, p in self.module.named_parameters(remove_duplicate=False) if p.requires_grad}

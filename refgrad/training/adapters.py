@@ -17,6 +17,7 @@ from onnx import ModelProto, NodeProto, helper, numpy_helper
 
 from refgrad.errors import OptionError, UnknownNameError, choices
 from refgrad.protos.external import array_of
+from refgrad.protos.malformed import explained
 from refgrad.protos.reading import read
 from refgrad.protos.types import FLOATS
 from refgrad.protos.walk import attribute_value, every_node, fresh, names_of, refill
@@ -26,6 +27,7 @@ from refgrad.transforms.weights import write_back
 _KEY = "refgrad.adapters"  # metadata: which tensors adapt which weight
 
 
+@explained
 def lora(
     model: ModelProto | str | os.PathLike[str],
     weights: str | Sequence[str] = "*",
@@ -149,6 +151,7 @@ def lora(
     return made
 
 
+@explained
 def merge_adapters(model: ModelProto | str | os.PathLike[str]) -> ModelProto:
     """The model without its adapters: W + A·B·(α / rank) in the place of W.
 

@@ -13,11 +13,13 @@ from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 from refgrad.errors import OptionError
 from refgrad.protos.domains import MICROSOFT
 from refgrad.protos.files import new_folder
+from refgrad.protos.malformed import explained
 from refgrad.protos.reading import read
 from refgrad.protos.walk import refill, versions_of
 from refgrad.reverse.assembly import names_in
 from refgrad.training.losses import differentiated
 from refgrad.training.normalization import refuse_training_mode
+from refgrad.training.outputs import compared_output
 from refgrad.training.step import trained
 from refgrad.training.updates import SGD, AdamW, Optimizer
 from refgrad.transforms.selection import select_model_inputs_outputs
@@ -67,7 +69,28 @@ def write_artifacts(
     ...     sorted(os.listdir(f"{place}/line"))
     ['checkpoint', 'eval_model.onnx', 'optimizer_model.onnx', 'training_model.onnx']
     """
-    update = _optimizer_model(AdamW() if optimizer is None else optimizer)
+    files = _artifacts(
+        model,
+        AdamW() if optimizer is None else optimizer,
+        trainable,
+        (loss, output),
+        (label, sample_weight, reduction, loss_settings),
+    )
+    with new_folder(folder) as place:
+        for name, content in files.items():
+            Path(place, name).write_bytes(content)
+
+
+@explained
+def _artifacts(
+    model: ModelProto | str | os.PathLike[str],
+    optimizer: Optimizer,
+    trainable: Sequence[str] | None,
+    compared: tuple[Any, str | None],
+    settings: tuple[Any, ...],
+) -> dict[str, bytes]:
+    """The files by name."""
+    update = _optimizer_model(optimizer)
     model, values = trained(model, trainable)
     refuse_training_mode(model)
     if wrong := next((name for name, value in values.items() if value.dtype != np.float32), ""):
@@ -75,13 +98,15 @@ def write_artifacts(
             f"The optimizers of onnxruntime 1.19 train float32, and {wrong!r} is {values[wrong].dtype}. Leave it out of "
             "trainable."
         )
-    made, loss_name = differentiated(model, list(values), loss, output, label, sample_weight, reduction, loss_settings)
+    loss, output = compared
+    if output is not None or not isinstance(loss, ModelProto | os.PathLike):
+        output = compared_output(read(model), output)
+    made, loss_name = differentiated(model, list(values), loss, output, *settings)
     if newest := next((version for version in versions_of(made).values() if version > _OPSET), 0):
         raise OptionError(
             f"The model is of opset {newest}, and onnxruntime 1.19 reads {_OPSET} at most. Convert it with "
             "onnx.version_converter first."
         )
-    checkpoint = _checkpoint(values)
     gradients = names_in(made)[1]
     computed = {name for node in made.graph.node for name in node.output} - {loss_name}
     results = [value.name for value in read(model).graph.output if value.name in computed]
@@ -90,10 +115,8 @@ def write_artifacts(
     for part in (training, evaluation, update):
         part.ir_version = min(part.ir_version, _IR)
     _with_weights_last(evaluation, values)
-    with new_folder(folder) as place:
-        for name, part in ((TRAINING, training), (EVAL, evaluation), (OPTIMIZER, update)):
-            Path(place, name).write_bytes(part.SerializeToString())
-        Path(place, CHECKPOINT).write_bytes(checkpoint)
+    parts = {TRAINING: training, EVAL: evaluation, OPTIMIZER: update}
+    return {name: part.SerializeToString() for name, part in parts.items()} | {CHECKPOINT: _checkpoint(values)}
 
 
 def _training_model(

@@ -14,6 +14,7 @@ from onnx import ModelProto, NodeProto, TensorProto, helper
 
 from refgrad.errors import OptionError, choices
 from refgrad.forward.normalise import normalise
+from refgrad.protos.domains import ASSUMED_OPSET
 from refgrad.protos.external import array_of
 from refgrad.protos.reading import read
 from refgrad.protos.types import FLOATS, is_unnamed
@@ -185,6 +186,8 @@ def _of_classes(
         raise OptionError(f"cross_entropy compares logits, and {compared!r} is made by {maker}: take log_loss.")
     made = ModelProto()
     made.CopyFrom(source)
+    if "" not in versions_of(made):
+        made.opset_import.append(helper.make_opsetid("", ASSUMED_OPSET))
     taken = make_room(made, [label, *([sample_weight] if sample_weight else [])], compared)
     op = Writer(versions_of(made)[""], "loss", taken | {node.name for node in made.graph.node})
     op.types |= {compared: (kind, len(shape)), label: (TensorProto.INT64, max(len(shape) - 1, 1))}

@@ -14,6 +14,7 @@ from onnx import ModelProto, TensorProto, ValueInfoProto, helper
 
 from refgrad.backends.base import graph_inputs
 from refgrad.errors import OptionError, UnknownNameError, choices, did_you_mean
+from refgrad.protos.malformed import explained
 from refgrad.protos.reading import read
 from refgrad.protos.walk import captures_of, fresh, names_of, versions_of
 from refgrad.reverse.assembly import names_in, note
@@ -118,6 +119,7 @@ def _known(size: int | str | None) -> int | None:
     return size if isinstance(size, int) else None
 
 
+@explained
 def step_model(
     model: ModelProto | str | os.PathLike[str],
     loss: str | ModelProto | os.PathLike[str] | None = "squared_error",

@@ -9,6 +9,7 @@ from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto, helper, nu
 
 from refgrad.errors import InvalidModelError, OptionError, UnknownNameError, choices, did_you_mean
 from refgrad.protos.external import array_of
+from refgrad.protos.malformed import explained
 from refgrad.protos.reading import read
 from refgrad.protos.types import type_of
 from refgrad.protos.upgrade import upgrade
@@ -16,6 +17,7 @@ from refgrad.protos.walk import fresh, names_of, reads_of, refill, versions_of
 from refgrad.training.step import RATE, StepModel
 
 
+@explained
 def with_training_info(model: ModelProto | str | os.PathLike[str], step: StepModel) -> ModelProto:
     """The model with a step as its training_info, which takes the place of one that it has.
 
@@ -67,6 +69,7 @@ def with_training_info(model: ModelProto | str | os.PathLike[str], step: StepMod
     return made
 
 
+@explained
 def from_training_info(model: ModelProto | str | os.PathLike[str], label: str = "label") -> StepModel:
     """The step in a model's training_info, which `Training` runs.
 
