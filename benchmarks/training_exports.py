@@ -3,9 +3,9 @@
     python benchmarks/training_exports.py [MODEL ...]
 
 Every architecture of `examples/architectures.py` is exported and trained for ten steps of gradient descent on ONNX Runtime,
-all parameters, as is the module in torch: the mean of (output − target)², with a rate at which a step takes about half a percent off it.
-"error" is the largest relative difference of the losses. The nine that every change is tested with, and the head of resnet18
-alone, are timed with momentum, beside torch.optim's and, where onnxsim can differentiate the model, the loop of
+all parameters, as is the module in torch: the mean of (output − target)², with a rate at which a step takes about 0.5 % off
+it. "error" is the largest relative difference of the losses. The nine that every change is tested with, and the head of
+resnet18 alone, are timed with momentum, beside torch.optim's and, where onnxsim can differentiate the model, the loop of
 `onnxsim.compile_training_loop`; so are all others that onnxsim can. Each runs in a process of its own, in turn. Needs torch,
 transformers, onnxscript, onnxruntime and onnxsim 0.8.1.
 """
