@@ -354,6 +354,16 @@ def test_a_step_has_no_node_too_many(flat: bool) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+def test_an_input_that_nothing_needs_keeps_its_default(backend: str) -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 18]> g (float[N, 2] x, float[2] offset) => (float[N, 1] y, float[N, 2] z) '
+        "<float[2] offset = {1, 2}, float[2, 1] a = {1, 2}> { y = MatMul(x, a) z = Add(x, offset) }"
+    )
+    training = Training(step_model(model, output="y", trainable=["a"]), 0.1, backend)
+    assert training.train_on({"x": np.ones((1, 2), np.float32), "label": np.zeros((1, 1), np.float32)}, 0.1) == 9
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_what_is_not_finite_is_named_and_undone(backend: str) -> None:
     model = onnx.parser.parse_model(
         '<ir_version: 8, opset_import: ["": 18]> m (double[N, 1] x) => (double[N, 1] y) <double[1, 1] a = {2}> '

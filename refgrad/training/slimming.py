@@ -51,7 +51,8 @@ def slim(model: ModelProto) -> None:
             kept.append(node)
     kept = _with_rows_added(kept, types, fixed)
     needed = [kept[position] for position in positions_needed(signatures(kept), results)]
-    read = {*results, *(name for node in needed for name in reads_of(node))}
+    inputs = [value.name for value in graph.input]  # whose defaults stay
+    read = {*results, *inputs, *(name for node in needed for name in reads_of(node))}
     refill(graph.node, needed)
     refill(graph.initializer, [tensor for tensor in graph.initializer if tensor.name in read])
 
