@@ -38,7 +38,7 @@ STAIRCASE = (
     ("refgrad.conformance.systems", "refgrad.conformance.strategies"),
     ("refgrad.conformance.oracles", "refgrad.conformance.findings"),
     ("refgrad.conformance.judging",),
-    ("refgrad.conformance.running",),
+    ("refgrad.conformance.running", "refgrad.conformance.locating"),
     (
         "refgrad.conformance.exporting",
         "refgrad.conformance.fuzzing",

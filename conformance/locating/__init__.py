@@ -1,0 +1,1 @@
+"""Where a gradient goes wrong: which node, and the proof."""

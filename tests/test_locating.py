@@ -1,0 +1,198 @@
+"""Planted faults of kernels are found by replaying each node alone, and proved by repair; sound executors are not blamed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+from onnx import ModelProto, NodeProto, helper, numpy_helper
+
+import refgrad
+from refgrad.backends import Backend, Prepared, available, get_backend
+from refgrad.backends.base import graph_inputs, graph_outputs, load_model
+from refgrad.conformance.locating.repair import Located, locate
+from refgrad.conformance.locating.replay import Replay, wrong_nodes
+from refgrad.errors import BackendError
+
+BACKENDS = [name for name in ("numpy", "ort-cpu") if name in available()]
+Fault = Callable[[NodeProto, list[Any]], list[Any] | None]
+
+
+class Broken(Backend):
+    """An executor that runs node by node, and gets some of them wrong."""
+
+    name = "broken"
+
+    def __init__(self, *faults: Fault) -> None:
+        self.faults = faults
+
+    def description(self) -> str:
+        return "the interpreter with planted faults"
+
+    def prepare(self, model: Any, **options: Any) -> Prepared:
+        return _Broken(load_model(model), self.faults)
+
+
+class _Broken(Prepared):
+    def __init__(self, model: ModelProto, faults: tuple[Fault, ...]) -> None:
+        self.model, self.faults = model, faults
+        self.inputs, self.outputs = graph_inputs(model.graph), graph_outputs(model.graph)
+
+    def run(self, feeds: Mapping[str, Any], outputs: Iterable[str] | None = None) -> dict[str, Any]:
+        values = {t.name: numpy_helper.to_array(t) for t in self.model.graph.initializer} | dict(feeds)
+        for node in self.model.graph.node:
+            made = ModelProto()
+            made.CopyFrom(self.model)
+            del made.graph.node[:], made.graph.output[:], made.graph.input[:], made.graph.initializer[:]
+            made.graph.node.append(node)
+            read = [name for name in dict.fromkeys(node.input) if name]
+            made.graph.input.extend(
+                helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(values[n].dtype), values[n].shape)
+                for n in read
+            )
+            made.graph.output.extend(helper.make_empty_tensor_value_info(name) for name in node.output if name)
+            results = get_backend("numpy").prepare(made).run({name: values[name] for name in read})
+            for fault in self.faults:
+                inputs = [values.get(name) for name in node.input]
+                wrong = fault(node, [*inputs, *(results[name] for name in node.output if name)])
+                if wrong is not None:
+                    results = dict(zip(results, wrong, strict=True))
+            values |= results
+        return {value.name: values[value.name] for value in self.model.graph.output}
+
+
+def of(op_type: str, change: Callable[..., Any], number: int | None = None) -> Fault:
+    """A fault of one operator: `change` takes the inputs and the result. With `number`, of one node alone."""
+
+    def fault(node: NodeProto, values: list[Any]) -> list[Any] | None:
+        if node.op_type != op_type or (number is not None and node.name != f"{op_type}_{number}"):
+            return None
+        results = values[len(node.input) :]
+        return [np.asarray(change(*values[: len(node.input)], results[0]), results[0].dtype), *results[1:]]
+
+    return fault
+
+
+NETWORK = """
+    <ir_version: 8, opset_import: ["": 18]> network (float[N, 6] x) => (float[N, 4] y) {
+        [MatMul_1] a = MatMul (x, w1)  [Add_1] b = Add (a, b1)  [Softmax_1] s = Softmax (b)
+        [LN] n = LayerNormalization (s, scale)  [MatMul_2] c = MatMul (n, w2)  [Tanh_1] t = Tanh (c)
+        [Softmax_2] p = Softmax (t)  [ReduceMean_1] m = ReduceMean (p, axes)  [Mul_1] y = Mul (p, m)
+    }"""
+
+
+def network() -> tuple[ModelProto, dict[str, np.ndarray]]:
+    model, rng = onnx.parser.parse_model(NETWORK), np.random.default_rng(0)
+    shapes = {"w1": (6, 8), "b1": (8,), "w2": (8, 4), "scale": (8,)}
+    values = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    values["axes"] = np.array([1])
+    model.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in values.items())
+    return model, {"x": rng.standard_normal((5, 6)).astype(np.float32)}
+
+
+def gradient_of(model: ModelProto, feeds: Mapping[str, np.ndarray]) -> tuple[ModelProto, dict[str, np.ndarray]]:
+    rng = np.random.default_rng(1)
+    made = refgrad.gradient(model)
+    outputs = get_backend("numpy").prepare(model).run(feeds)
+    cotangents = {f"{n}_grad": rng.standard_normal(v.shape).astype(v.dtype) for n, v in outputs.items()}
+    names = {value.name for value in made.graph.input}
+    return made, {name: value for name, value in {**feeds, **cotangents}.items() if name in names}
+
+
+def culprits(found: Located) -> set[str]:
+    return {one.found.operator for one in found.culprits}
+
+
+@pytest.mark.parametrize("executor", BACKENDS)
+def test_a_sound_executor_is_not_blamed(executor: str) -> None:
+    model, feeds = gradient_of(*network())
+    found = locate(model, feeds, executor)
+    assert found.is_right
+    assert not found.culprits
+    assert not found.acquitted
+    assert found.judged > 20
+    assert not found.unjudged
+
+
+FAULTS: dict[str, tuple[str, Callable[..., Any]]] = {
+    "a wrong axis": ("Softmax", lambda x, y: np.exp(x) / np.exp(x).sum(0)),
+    "a factor of 1.001": ("Tanh", lambda x, y: 1.001 * y),
+    "a sign": ("ReduceSum", lambda x, axes, y: -y),
+    "float16 on the way": ("MatMul", lambda a, b, y: (a.astype(np.float16) @ b.astype(np.float16)).astype(np.float32)),
+    "one element": ("Mul", lambda a, b, y: np.where(np.arange(y.size).reshape(y.shape) == y.size - 1, y * 1.01, y)),
+    "another epsilon": ("LayerNormalization", lambda x, s, y: y * (1 - 1e-4)),
+}
+
+
+@pytest.mark.parametrize("which", FAULTS)
+def test_a_planted_fault_is_named_and_proved(which: str) -> None:
+    op_type, change = FAULTS[which]
+    model, feeds = gradient_of(*network())
+    found = locate(model, feeds, Broken(of(op_type, change)))
+    assert not found.is_right
+    assert culprits(found) == {op_type}
+    assert {one.operator for one in found.acquitted} <= {op_type}
+    assert not found.unexplained
+    assert found.left < 1e-5 < found.error
+
+
+def test_two_culprits_have_their_shares() -> None:
+    model, feeds = gradient_of(*network())
+    faults = (of("Softmax", lambda x, y: y + 0.01 * x, 1), of("Softmax", lambda x, y: 1.001 * y, 2))
+    found = locate(model, feeds, Broken(*faults))
+    assert [one.found.name for one in found.culprits] == ["Softmax_1", "Softmax_2"]
+    first, second = (one.left for one in found.culprits)
+    assert found.error > 2 * first > 100 * second
+    assert not found.unexplained
+
+
+def test_a_node_that_fails_is_a_culprit() -> None:
+    def raises(node: NodeProto, values: list[Any]) -> None:
+        if node.op_type == "Tanh":
+            raise BackendError("no kernel of Tanh")
+
+    model, feeds = gradient_of(*network())
+    found = locate(model, feeds, Broken(raises))
+    assert "no kernel of Tanh" in found.failed
+    assert culprits(found) == {"Tanh"}
+    assert not found.unexplained
+
+
+def test_a_wrong_node_without_influence_is_acquitted() -> None:
+    model = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["": 18]> g (float[3] x) => (float[3] y) <float[1] zero = {0}>
+        { [e] a = Exp (x)  [z] b = Mul (a, zero)  [s] y = Add (x, b) }""")
+    found = locate(model, {"x": np.float32([1, 2, 3])}, Broken(of("Exp", lambda x, y: 2 * y)))
+    assert found.is_right
+    assert [one.operator for one in found.acquitted] == ["Exp"]
+
+
+@pytest.mark.parametrize("kind", ["float16", "bfloat16", "double"])
+def test_rounding_of_other_types_is_no_fault(kind: str) -> None:
+    text = NETWORK.replace("float[N", f"{kind}[N")
+    model, rng = onnx.parser.parse_model(text), np.random.default_rng(0)
+    dtype = helper.tensor_dtype_to_np_dtype({"float16": 10, "bfloat16": 16, "double": 11}[kind])
+    for name, shape in {"w1": (6, 8), "b1": (8,), "w2": (8, 4), "scale": (8,)}.items():
+        model.graph.initializer.append(numpy_helper.from_array(rng.standard_normal(shape).astype(dtype), name))
+    model.graph.initializer.append(numpy_helper.from_array(np.array([1]), "axes"))
+    feeds = {"x": rng.standard_normal((5, 6)).astype(dtype)}
+    for executor in BACKENDS if kind == "double" else ["numpy"]:
+        found = list(Replay(model, feeds).run(get_backend(executor)))
+        assert not wrong_nodes(found), [str(one) for one in wrong_nodes(found)]
+
+
+def test_control_flow_is_replayed_as_one_node() -> None:
+    model = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["": 18]> g (float[3] x, bool c) => (float[3] y) <float[3] w = {1, 2, 3}> {
+            [if] h = If (c) <then_branch = t () => (float[3] u) { u = Mul (x, w) },
+                             else_branch = e () => (float[3] v) { v = Exp (x) }>
+            [neg] y = Neg (h) }""")
+    feeds = {"x": np.float32([1, 2, 3]), "c": np.array(True)}
+    for executor in BACKENDS:
+        found = list(Replay(model, feeds).run(get_backend(executor)))
+        assert [one.name for one in found] == ["if", "neg"]
+        assert not any(one.is_wrong or one.why for one in found)
