@@ -12,6 +12,7 @@ from refgrad.conformance.oracles.central import Difference, directional
 if TYPE_CHECKING:
     from refgrad.conformance.exporting.export import export_suite
     from refgrad.conformance.exporting.gradient_backend_test import GradientBackendTest
+    from refgrad.conformance.locating.repair import Located, locate
     from refgrad.conformance.running.results import Results
     from refgrad.conformance.running.runner import Plan
     from refgrad.conformance.running.sources import select, tables
@@ -22,12 +23,14 @@ __all__ = [
     "Check",
     "Difference",
     "GradientBackendTest",
+    "Located",
     "Plan",
     "Results",
     "Row",
     "check",
     "directional",
     "export_suite",
+    "locate",
     "node_case",
     "run_suite",
     "select",
@@ -36,9 +39,11 @@ __all__ = [
 
 _LATER = {  # what `refgrad.gradient` and `refgrad check` have no use for: imported when it is asked for
     "GradientBackendTest": "exporting.gradient_backend_test",
+    "Located": "locating.repair",
     "Plan": "running.runner",
     "Results": "running.results",
     "export_suite": "exporting.export",
+    "locate": "locating.repair",
     "run_suite": "running.suite",
     "select": "running.sources",
     "tables": "running.sources",

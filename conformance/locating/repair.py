@@ -68,10 +68,27 @@ def locate(
 ) -> Located:
     """Find the nodes whose results an executor gets wrong, and prove it by repair.
 
+    Each node runs alone on the executor, fed with what is right: the interpreter's values in double, rounded to the types of
+    the model. Its error is held against what rounding explains for its numbers. Nodes that are wrong are then repaired, one
+    after the other: the right value takes the place of theirs in the whole model, until the results are right but for rounding.
+    The body of a control-flow node is a part of it; nodes that draw random numbers, or read or make sequences, are not judged.
+
     :param model: a model, such as a gradient; it is not modified.
     :param feeds: the values of its inputs, by name.
+    :param executor: the name of a backend, or a backend.
     :param progress: called with how many nodes are done, and how many there are.
-    :raises RefgradError: as `Replay`; the executor cannot be used.
+    :raises InvalidModelError: the model cannot be read.
+    :raises FeedError: the feeds do not fit the model.
+    :raises BackendError: the interpreter does not run the model, or the executor cannot be used.
+
+    >>> import numpy as np, onnx.parser
+    >>> from refgrad.conformance import locate
+    >>> model = onnx.parser.parse_model(
+    ...     '<ir_version: 8, opset_import: ["": 18]> g (float[2] x) => (float[2] y) { h = Tanh(x)  y = Mul(h, x) }'
+    ... )
+    >>> found = locate(model, {"x": np.float32([1, 2])}, "numpy")
+    >>> found.is_right, found.judged, found.culprits
+    (True, 2, ())
     """
     backend = get_backend(executor) if isinstance(executor, str) else executor
     replay = Replay(model, feeds)

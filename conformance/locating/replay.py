@@ -218,7 +218,7 @@ class _Truth:
             room = 1.0 if operator_of(self._node) in _QUANTIZING else 0.0
             return np.full(due.shape, room)
         kind = helper.tensor_dtype_to_np_dtype(self._types[output])
-        eps, tiny = max(self._eps, _eps(kind)), float(ml_dtypes.finfo(kind).smallest_normal)
+        eps, tiny = max(self._eps, _eps(kind)), _limits(kind)[1]
         terms = max((value.size for value in self._feeds.values() if _is_float(value)), default=1) / max(due.size, 1)
         with np.errstate(all="ignore"):
             size = np.abs(due)
@@ -241,7 +241,7 @@ def _compared(said: Replayed, output: str, found: np.ndarray, due: Any, allowed:
         return _with(said, failed="" if same else f"{output!r} has other texts")
     with np.errstate(all="ignore"):
         wide, right = found.astype(np.float64), due.astype(np.float64)
-        limit = np.abs(right) > _largest(found.dtype)  # it does not fit the type
+        limit = np.abs(right) > _limits(found.dtype)[2]  # it does not fit the type
         same = (wide == right) | (np.isnan(wide) & np.isnan(right)) | (limit & np.isinf(wide))
         error = np.where(same, 0.0, np.abs(wide - right))
         error = np.where(np.isnan(error), np.inf, error)
@@ -289,12 +289,16 @@ def _is_float(value: np.ndarray) -> bool:
     return value.dtype.kind == "f" or value.dtype == ml_dtypes.bfloat16
 
 
+def _limits(dtype: np.dtype[Any]) -> tuple[float, float, float]:
+    """The rounding of a float type, its smallest normal number and its largest; of others none, none and infinity."""
+    if dtype.kind != "f" and dtype != ml_dtypes.bfloat16:
+        return 0.0, 0.0, math.inf
+    found: Any = ml_dtypes.finfo(dtype)  # type: ignore[no-untyped-call]
+    return float(found.eps), float(found.smallest_normal), float(found.max)
+
+
 def _eps(dtype: np.dtype[Any]) -> float:
-    return float(ml_dtypes.finfo(dtype).eps) if dtype.kind == "f" or dtype == ml_dtypes.bfloat16 else 0.0
-
-
-def _largest(dtype: np.dtype[Any]) -> float:
-    return float(ml_dtypes.finfo(dtype).max) if dtype.kind == "f" or dtype == ml_dtypes.bfloat16 else math.inf
+    return _limits(dtype)[0]
 
 
 def _widened(value: Any) -> Any:

@@ -34,6 +34,8 @@ from refgrad.transforms.selection import select_model_inputs_outputs
 class _OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # skipped by mypy
     """What both estimators have in common."""
 
+    n_features_in_: int  # where X has two axes
+
     def __init__(
         self,
         model: ModelProto | str | os.PathLike[str] | None = None,
