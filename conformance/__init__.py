@@ -12,6 +12,7 @@ from refgrad.conformance.oracles.central import Difference, directional
 if TYPE_CHECKING:
     from refgrad.conformance.exporting.export import export_suite
     from refgrad.conformance.exporting.gradient_backend_test import GradientBackendTest
+    from refgrad.conformance.locating.bisection import Bisected, bisect
     from refgrad.conformance.locating.repair import Located, locate
     from refgrad.conformance.running.results import Results
     from refgrad.conformance.running.runner import Plan
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from refgrad.conformance.running.suite import run_suite
 
 __all__ = [
+    "Bisected",
     "Case",
     "Check",
     "Difference",
@@ -27,6 +29,7 @@ __all__ = [
     "Plan",
     "Results",
     "Row",
+    "bisect",
     "check",
     "directional",
     "export_suite",
@@ -38,10 +41,12 @@ __all__ = [
 ]
 
 _LATER = {  # what `refgrad.gradient` and `refgrad check` have no use for: imported when it is asked for
+    "Bisected": "locating.bisection",
     "GradientBackendTest": "exporting.gradient_backend_test",
     "Located": "locating.repair",
     "Plan": "running.runner",
     "Results": "running.results",
+    "bisect": "locating.bisection",
     "export_suite": "exporting.export",
     "locate": "locating.repair",
     "run_suite": "running.suite",

@@ -14,9 +14,12 @@ from onnx import ModelProto, NodeProto, helper, numpy_helper
 import refgrad
 from refgrad.backends import Backend, Prepared, available, get_backend
 from refgrad.backends.base import graph_inputs, graph_outputs, load_model
+from refgrad.conformance.locating.bisection import bisect
 from refgrad.conformance.locating.repair import Located, locate
 from refgrad.conformance.locating.replay import Replay, wrong_nodes
-from refgrad.errors import BackendError
+from refgrad.conformance.questions.evidence import Built
+from refgrad.conformance.questions.question import Question
+from refgrad.errors import BackendError, BuilderError
 
 BACKENDS = [name for name in ("numpy", "ort-cpu") if name in available()]
 Fault = Callable[[NodeProto, list[Any]], list[Any] | None]
@@ -196,3 +199,110 @@ def test_control_flow_is_replayed_as_one_node() -> None:
         found = list(Replay(model, feeds).run(get_backend(executor)))
         assert [one.name for one in found] == ["if", "neg"]
         assert not any(one.is_wrong or one.why for one in found)
+
+
+# Rules
+
+
+def builder_with(fault: Callable[[ModelProto], None]) -> Callable[[Question], Built]:
+    """refgrad's gradient with a planted fault."""
+
+    def build(question: Question) -> Built:
+        made = refgrad.gradient(question.model, question.wrt, list(question.cotangents))
+        fault(made)
+        return Built.of(made)
+
+    return build
+
+
+def scaled(of_node: str, factor: float) -> Callable[[ModelProto], None]:
+    """The first thing that the rule of a node emits is multiplied."""
+
+    def fault(made: ModelProto) -> None:
+        node = next(
+            (one for one in made.graph.node if one.name.startswith(f"{of_node}_Grad/") and one.op_type in _PLAIN), None
+        )
+        if node is not None:
+            output, node.output[0] = node.output[0], f"{node.output[0]}_unscaled"
+            made.graph.initializer.append(numpy_helper.from_array(np.float32(factor), f"{of_node}_factor"))
+            at = next(k for k, one in enumerate(made.graph.node) if one.name == node.name)
+            scale = helper.make_node("Mul", [node.output[0], f"{of_node}_factor"], [output], f"{of_node}_planted")
+            made.graph.node.insert(at + 1, scale)
+
+    return fault
+
+
+_PLAIN = ("Mul", "Gemm", "MatMul", "Sub", "ReduceSum", "Div", "Add")
+
+
+@pytest.mark.parametrize("factor", [-1.0, 1.001, 0.0])
+@pytest.mark.parametrize("name", ["MatMul_1", "Tanh_1", "Softmax_2", "Mul_1", "LN"])
+def test_a_wrong_rule_is_named(name: str, factor: float) -> None:
+    model, feeds = network()
+    found = bisect(model, feeds, builder_with(scaled(name, factor)))
+    assert [one.nodes for one in found.faults] == [(name,)]
+    assert found.faults[0].kind == "wrong"
+    assert found.built <= 20
+
+
+def test_two_wrong_rules_are_both_named() -> None:
+    model, feeds = network()
+
+    def fault(made: ModelProto) -> None:
+        scaled("MatMul_1", 2.0)(made)
+        scaled("Softmax_2", 1.01)(made)
+
+    found = bisect(model, feeds, builder_with(fault))
+    assert [one.nodes for one in found.faults] == [("MatMul_1",), ("Softmax_2",)]
+
+
+@pytest.mark.parametrize("builder", ["refgrad", "refgrad:ort"])
+def test_a_sound_builder_is_not_blamed(builder: str) -> None:
+    model, feeds = network()
+    found = bisect(model, feeds, builder)
+    assert not found.faults
+    assert not found.silent
+    assert found.built == 1
+
+
+def test_a_rule_that_is_refused_or_crashes_is_named() -> None:
+    model, feeds = network()
+
+    def refuses(question: Question) -> Built:
+        if any(node.op_type == "LayerNormalization" for node in question.model.graph.node):
+            raise BuilderError("refused", "no LayerNormalization here")
+        if any(node.op_type == "ReduceMean" for node in question.model.graph.node):
+            raise KeyError("axes")
+        return Built.of(refgrad.gradient(question.model, question.wrt, list(question.cotangents)))
+
+    found = bisect(model, feeds, refuses)
+    assert [(one.kind, one.nodes) for one in found.faults] == [("refused", ("LN",)), ("crashed", ("ReduceMean_1",))]
+    assert "no LayerNormalization here" in found.faults[0].message
+
+
+def test_what_is_wrong_together_alone_is_named_together() -> None:
+    """A value that two nodes read: its fan-out is dropped."""
+    model = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["": 18]> g (float[3] x) => (float[3] y)
+        { [a] a = Sin (x)  [e] b = Exp (a)  [t] c = Tanh (b)  [m] d = Mul (c, b)  [n] y = Neg (d) }""")
+
+    def fault(made: ModelProto) -> None:
+        for node in list(made.graph.node):  # the sum of the adjoints of b loses a term
+            if node.op_type in ("Add", "Sum") and len(made.graph.node) > 6:
+                del node.input[1:]
+                node.op_type = "Identity"
+
+    found = bisect(model, {"x": np.float32([0.1, 0.4, 0.9])}, builder_with(fault))
+    [one] = found.faults
+    assert one.kind == "wrong"
+    assert set(one.nodes) >= {"t", "m"}
+    assert len(one.nodes) <= 3
+
+
+def test_nodes_that_draw_are_not_judged() -> None:
+    model = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["": 18]> g (float[3] x) => (float[3] y)
+        { [r] r = RandomNormalLike (x)  [m] y = Mul (x, r) }""")
+    found = bisect(model, {"x": np.float32([1, 2, 3])}, "refgrad")
+    assert not found.faults
+    assert found.silent == {"r": "'r' draws random numbers"}

@@ -1,0 +1,274 @@
+"""Which rule of a gradient builder is wrong: the builder differentiates parts of the model, at the values that they have in it.
+
+A part is some of the nodes in a row, as a model of its own: what reaches it from before is fed, what it makes for later has
+random cotangents, constants stay constants and every size is known. Its gradient runs in double on the interpreter, and is
+held against central differences of the part, which know no rule, along a random direction for each input. A part that is wrong,
+refused or crashes is halved until one node is left, or until both halves are right and only the two together are not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from onnx import ModelProto, NodeProto, helper, numpy_helper
+
+from refgrad.backends.numpy import NumpyBackend
+from refgrad.conformance.locating.replay import Replay
+from refgrad.conformance.oracles.central import STEP, directional
+from refgrad.conformance.questions.evidence import Built
+from refgrad.conformance.questions.feeds import widened
+from refgrad.conformance.questions.question import Question
+from refgrad.conformance.systems.builders import CrashError, attempt, get_builder
+from refgrad.errors import AnswerError, BuilderError, RefgradError
+from refgrad.protos.walk import reads_of
+from refgrad.tables.randomness import may_draw, operator_of
+
+WRONG, REFUSED, CRASHED = "wrong", "refused", "crashed"
+Build = Callable[[Question], Built]
+_ALLOWED = 1e-6  # of |gradient|·|direction|: the gradient is in double
+_STEPS = (STEP, STEP / 30, STEP / 1000)  # a shorter one where a longer one meets a kink
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Nodes whose gradient a builder gets wrong, refuses or dies of: one, or those that are wrong together alone.
+
+    `by` is the input by which the derivative is wrong, along a direction in which it is `due` and the builder has `found`.
+    """
+
+    kind: str
+    nodes: tuple[str, ...]
+    operators: tuple[str, ...]
+    message: str = ""
+    by: str = ""
+    due: float = 0.0
+    found: float = 0.0
+
+    def __str__(self) -> str:
+        label = ", ".join(f"{op} {name!r}" for op, name in zip(self.operators, self.nodes, strict=True))
+        if self.kind != WRONG:
+            return f"{label}: {self.kind}: {self.message}"
+        return (
+            f"{label}: the derivative by {self.by!r} along a direction is {self.found:.9g}, and {self.due:.9g} is due"
+        )
+
+
+@dataclass(frozen=True)
+class Bisected:
+    """What came of a bisection: the faults, how many gradients were built, and why of some nodes nothing can be said."""
+
+    faults: tuple[Fault, ...]
+    built: int
+    silent: Mapping[str, str]
+
+
+def bisect(model: ModelProto, feeds: Mapping[str, Any], builder: str | Build, seed: int = 0) -> Bisected:
+    """Find the nodes whose gradient a builder gets wrong, refuses or dies of.
+
+    The whole model is asked first: nothing is said of a builder that gets that right.
+
+    :param model: the model that is differentiated. It is not modified.
+    :param feeds: the values of its inputs, by name.
+    :param builder: the name of a builder of the suite, "package.module:function", or what makes the gradient of a question.
+    :param seed: of cotangents and directions.
+    :raises InvalidModelError: the model cannot be read.
+    :raises FeedError: the feeds do not fit the model.
+    :raises BackendError: the interpreter does not run the model.
+    :raises OptionError: there is no such builder.
+
+    >>> import numpy as np, onnx.parser
+    >>> from refgrad.conformance import bisect
+    >>> model = onnx.parser.parse_model(
+    ...     '<ir_version: 8, opset_import: ["": 18]> g (float[2] x) => (float[2] y) { h = Tanh(x)  y = Mul(h, x) }'
+    ... )
+    >>> found = bisect(model, {"x": np.float32([1, 2])}, "refgrad")
+    >>> found.faults, found.built
+    ((), 1)
+    """
+    if isinstance(builder, str):
+        get_builder(builder)
+    search = _Search(Replay(model, feeds), builder, seed)
+    faults = search.faults(0, len(search.nodes))
+    return Bisected(tuple(faults), search.built, search.silent)
+
+
+class _Search:
+    """The parts of a model, and what a builder makes of them."""
+
+    def __init__(self, replay: Replay, builder: str | Build, seed: int) -> None:
+        self.replay, self.seed = replay, seed
+        self.nodes = [node for node in replay.nodes if node.op_type != "Constant"]
+        self._build: Build = (lambda question: attempt(builder, question)) if isinstance(builder, str) else builder
+        self._outputs = {value.name for value in replay.model.graph.output}
+        self._readers: dict[str, int] = {}  # the last node that reads a value
+        for position, node in enumerate(self.nodes):
+            self._readers.update(dict.fromkeys(reads_of(node), position))
+        self.built = 0
+        self.silent: dict[str, str] = {}
+
+    def faults(self, first: int, last: int) -> list[Fault]:
+        """The faults among the nodes from `first` to before `last`."""
+        return self._within(first, last, self.verdict(first, last))
+
+    def _within(self, first: int, last: int, found: Fault | str | None) -> list[Fault]:
+        if found is None:
+            return []
+        if last - first == 1:
+            return [found] if isinstance(found, Fault) else []
+        middle = (first + last) // 2
+        left, right = self.verdict(first, middle), self.verdict(middle, last)
+        if left is None and right is None:
+            return [self._together(first, last, found)] if isinstance(found, Fault) else []
+        return self._within(first, middle, left) + self._within(middle, last, right)
+
+    def _together(self, first: int, last: int, found: Fault) -> Fault:
+        """The fewest nodes in a row that are wrong together: the ends are moved inwards as long as the fault stays."""
+        for is_left in (True, False):
+            step = (last - first) // 2
+            while step:
+                ends = (first + step, last) if is_left else (first, last - step)
+                smaller = self.verdict(*ends) if ends[1] - ends[0] > 1 else None
+                if isinstance(smaller, Fault):
+                    (first, last), found = ends, smaller
+                step //= 2
+        return found
+
+    def verdict(self, first: int, last: int) -> Fault | str | None:
+        """What is wrong with the builder's gradient of these nodes; None where it is right, or why nothing can be said."""
+        nodes = self.nodes[first:last]
+        labels = tuple(node.name or next(filter(None, node.output), "") for node in nodes)
+        operators = tuple(".".join(filter(None, operator_of(node))) for node in nodes)
+        try:
+            question = self._question(nodes, last)
+        except LookupError as error:
+            if len(nodes) == 1:
+                self.silent[labels[0]] = str(error.args[0])
+            return str(error.args[0])
+        if question is None:
+            return None
+        self.built += 1
+        try:
+            built = self._build(question)
+        except (BuilderError, AnswerError) as error:
+            return Fault(REFUSED, labels, operators, str(error))
+        except CrashError as error:
+            return Fault(CRASHED, labels, operators, str(error))
+        except RefgradError as error:
+            return Fault(REFUSED, labels, operators, str(error))
+        except Exception as error:
+            return Fault(CRASHED, labels, operators, f"it raised {type(error).__name__}: {error}")
+        return self._compared(question, built, labels, operators)
+
+    def _question(self, nodes: Sequence[NodeProto], last: int) -> Question | None:
+        """The part as a model, and what is asked of it; None where it has no derivative that can be asked for.
+
+        :raises LookupError: it draws random numbers, or reads or makes something that is no tensor of finite numbers.
+        """
+        made, replay = ModelProto(), self.replay
+        made.ir_version = replay.model.ir_version
+        made.opset_import.extend(replay.model.opset_import)
+        made.graph.name = "part"
+        made.graph.node.extend(nodes)
+        if drawing := next((node for node in nodes if may_draw(node)), None):
+            raise LookupError(f"{drawing.name or drawing.output[0]!r} draws random numbers")
+        inside = {name for node in nodes for name in node.output if name}
+        feeds: dict[str, np.ndarray] = {}
+        wrt: list[str] = []
+        for name in dict.fromkeys(name for node in nodes for name in reads_of(node) if name not in inside):
+            value = self._tensor(name)
+            if name in replay.constants:
+                made.graph.initializer.append(numpy_helper.from_array(value, name))
+            else:
+                feeds[name] = value
+                made.graph.input.append(_described(name, value))
+            if value.dtype.kind == "f" and value.size and (value.ndim or name not in replay.constants):
+                wrt.append(name)
+        outputs = [name for name in inside if name in self._outputs or self._readers.get(name, -1) >= last]
+        cotangents: dict[str, np.ndarray] = {}
+        rng = np.random.default_rng([self.seed, len(inside)])
+        for name in sorted(outputs):
+            value = self._tensor(name)
+            made.graph.output.append(_described(name, value))
+            if value.dtype.kind == "f" and value.size:
+                cotangents[name] = rng.standard_normal(value.shape).astype(value.dtype)
+        if not wrt or not cotangents:
+            return None
+        return Question("part", made, tuple(wrt), feeds, cotangents, self.seed)
+
+    def _tensor(self, name: str) -> np.ndarray:
+        value = self.replay.right(name)
+        if not isinstance(value, np.ndarray) or value.dtype == object:
+            raise LookupError(f"{name!r} is no tensor of numbers")
+        if value.dtype.kind == "f" and not np.isfinite(value).all():
+            raise LookupError(f"{name!r} is not finite")
+        return value
+
+    def _compared(
+        self, question: Question, built: Built, labels: tuple[str, ...], operators: tuple[str, ...]
+    ) -> Fault | None:
+        interpreter = NumpyBackend()
+        fed = {
+            built.cotangents[name]: value
+            for name, value in question.wide_cotangents.items()
+            if name in built.cotangents
+        }
+        names = {value.name for value in built.model.graph.input}
+        feeds = widened({**built.constants, **question.feeds}) | fed
+        try:
+            results = interpreter.prepare(built.model, precision="float64").run(
+                {name: value for name, value in feeds.items() if name in names}
+            )
+        except RefgradError as error:
+            return Fault(CRASHED, labels, operators, f"its gradient does not run: {error}")
+        forward = interpreter.prepare(_with_inputs(question.model, question.wrt), precision="float64")
+        rng = np.random.default_rng([self.seed, 1])
+        for name in question.wrt:
+            direction = rng.standard_normal(question.at[name].shape)
+            due, off = self._along(forward, question, name, direction)
+            if due is None:
+                continue
+            gradient = (
+                np.asarray(results[built.gradients[name]]) if name in built.gradients else np.zeros(direction.shape)
+            )
+            if gradient.shape != direction.shape:
+                text = (
+                    f"the gradient by {name!r} has the shape {list(gradient.shape)}, and {list(direction.shape)} is due"
+                )
+                return Fault(WRONG, labels, operators, text, name)
+            found = float(np.sum(gradient * direction))
+            size = float(np.linalg.norm(gradient) * np.linalg.norm(direction)) + abs(due)
+            if not abs(found - due) <= 4 * off + _ALLOWED * size:
+                return Fault(WRONG, labels, operators, "", name, due, found)
+        return None
+
+    def _along(self, forward: Any, question: Question, name: str, direction: np.ndarray) -> tuple[float | None, float]:
+        """The derivative by differences, and how far it may be off; None where no step tells it."""
+        for step in _STEPS:
+            scale = step * max(1.0, float(np.abs(question.at[name]).max(initial=0.0)))
+            try:
+                made = directional(forward.run, question.at, {name: direction}, question.wide_cotangents, scale)
+            except RefgradError:
+                continue
+            if np.isfinite(made.value) and made.error <= 1e-3 * (abs(made.value) + np.linalg.norm(direction) * 1e-3):
+                return made.value, made.error
+        return None, 0.0
+
+
+def _with_inputs(model: ModelProto, names: Sequence[str]) -> ModelProto:
+    """The model whose weights among `names` can be fed."""
+    made = ModelProto()
+    made.CopyFrom(model)
+    fed = {value.name for value in made.graph.input}
+    made.graph.input.extend(
+        _described(t.name, numpy_helper.to_array(t))
+        for t in model.graph.initializer
+        if t.name in names and t.name not in fed
+    )
+    return made
+
+
+def _described(name: str, value: np.ndarray) -> Any:
+    return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
