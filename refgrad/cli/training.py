@@ -20,7 +20,8 @@ from refgrad.training.adapters import lora as add_adapters
 from refgrad.training.data import Arrays, open_data
 from refgrad.training.runs import Run
 from refgrad.training.schedules import Adaptive, Constant, Cosine, InverseScaling, Schedule, Warmup
-from refgrad.training.step import StepModel, step_model
+from refgrad.training.step import step_model
+from refgrad.training.steps import StepModel
 from refgrad.training.training import Training
 from refgrad.training.updates import SGD, Adagrad, Adam, AdamW, Optimizer, RMSProp
 

@@ -28,7 +28,8 @@ from refgrad.training.sgd_learning_loss import (
 )
 from refgrad.training.sgd_learning_penalty import ElasticLearningPenalty, NoLearningPenalty
 from refgrad.training.sgd_learning_rate import LearningRateSGD, LearningRateSGDNesterov
-from refgrad.training.step import StepModel, step_model
+from refgrad.training.step import step_model
+from refgrad.training.steps import StepModel
 from refgrad.training.training import Training, batches
 from refgrad.training.training_info import from_training_info, with_training_info
 from refgrad.training.updates import SGD, Adagrad, Adam, AdamW, Optimizer, RMSProp

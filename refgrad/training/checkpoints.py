@@ -14,7 +14,7 @@ import numpy as np
 from refgrad.errors import FeedError, OptionError
 from refgrad.protos.files import replacing
 from refgrad.training.schedules import Progress
-from refgrad.training.step import StepModel
+from refgrad.training.steps import StepModel
 
 _FORMAT = "refgrad.checkpoint.1"
 _BEST = "best: "

@@ -15,7 +15,7 @@ import numpy as np
 
 from refgrad.errors import FeedError, choices, did_you_mean
 from refgrad.protos.arrays import read_arrays
-from refgrad.training.step import StepModel
+from refgrad.training.steps import StepModel
 from refgrad.training.training import batches
 
 _INPUTS, _LABELS = ("x", "features", "inputs", "data"), ("y", "label", "labels", "target", "targets")

@@ -25,7 +25,8 @@ from refgrad.training.labels import classes_of
 from refgrad.training.losses import OF_CLASSES
 from refgrad.training.outputs import compared_output, without_maps
 from refgrad.training.schedules import Schedule
-from refgrad.training.step import StepModel, step_model
+from refgrad.training.step import step_model
+from refgrad.training.steps import StepModel
 from refgrad.training.training import Training
 from refgrad.training.updates import Optimizer
 from refgrad.transforms.selection import select_model_inputs_outputs

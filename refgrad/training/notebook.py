@@ -18,7 +18,7 @@ from refgrad.errors import ConvergenceError, FeedError, OptionError, TrainingErr
 from refgrad.protos.files import replacing
 from refgrad.protos.reading import read
 from refgrad.training.sgd_learning_rate import BaseLearningRate, learning_rate_of
-from refgrad.training.step import StepModel
+from refgrad.training.steps import StepModel
 from refgrad.training.training import Training, batches
 from refgrad.transforms.weights import write_back
 

@@ -14,7 +14,8 @@ from refgrad.errors import OptionError, UnknownNameError, choices
 from refgrad.protos.files import replacing
 from refgrad.training.notebook import BaseOptimizer, fitting
 from refgrad.training.sgd_learning_rate import BaseLearningRate
-from refgrad.training.step import StepModel, step_model
+from refgrad.training.step import step_model
+from refgrad.training.steps import StepModel
 
 __all__ = ["OrtGradientOptimizer"]
 

@@ -17,7 +17,8 @@ from refgrad.training.notebook import BaseOptimizer, fitting
 from refgrad.training.sgd_learning_loss import BaseLearningLoss, loss_of
 from refgrad.training.sgd_learning_penalty import BaseLearningPenalty, penalty_of
 from refgrad.training.sgd_learning_rate import BaseLearningRate
-from refgrad.training.step import StepModel, step_model
+from refgrad.training.step import step_model
+from refgrad.training.steps import StepModel
 
 __all__ = ["OrtGradientForwardBackwardOptimizer"]
 

@@ -17,7 +17,7 @@ from refgrad.backends.numpy import NumpyBackend
 from refgrad.errors import FeedError, OptionError, TrainingError
 from refgrad.training.normalization import set_inference_mode
 from refgrad.training.schedules import Constant, Progress, Schedule
-from refgrad.training.step import RATE, StepModel
+from refgrad.training.steps import RATE, StepModel
 from refgrad.transforms.lifting import lower_weights
 from refgrad.transforms.weights import write_back
 

@@ -14,7 +14,7 @@ from refgrad.protos.reading import read
 from refgrad.protos.types import type_of
 from refgrad.protos.upgrade import upgrade
 from refgrad.protos.walk import fresh, names_of, reads_of, refill, versions_of
-from refgrad.training.step import RATE, StepModel
+from refgrad.training.steps import RATE, StepModel
 
 
 @explained

@@ -1,0 +1,312 @@
+"""The model of a step in the making: around a gradient, weights that come in, penalties, clipping and updates."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from onnx import ModelProto, TensorProto, ValueInfoProto, helper
+
+from refgrad.errors import OptionError, UnknownNameError
+from refgrad.protos.walk import captures_of, fresh, names_of, versions_of
+from refgrad.reverse.assembly import names_in, note
+from refgrad.training.normalization import Statistic
+from refgrad.training.slimming import slim, uses
+from refgrad.training.steps import RATE, STEP, VECTOR, StepModel
+from refgrad.training.updates import Optimizer
+from refgrad.training.writer import Writer
+
+_CLIP_EPSILON = 1e-6
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a step is made by.
+
+    :param loss: what the loss is called in the gradient model, and `label` what is expected.
+    :param decays: l1 and l2 of the penalty by weight; `shared` says whether the samples of a step share it.
+    :param weight_decay: λ by weight, where it is not the optimizer's.
+    :param clip: the largest element of the gradient, and its largest norm.
+    :param draws: whether the model reads the number of the step, as Dropout does.
+    """
+
+    optimizer: Optimizer
+    loss: str
+    label: str
+    decays: Mapping[str, tuple[float, float]]
+    shared: bool
+    weight_decay: Mapping[str, float]
+    clip: tuple[float | None, float | None]
+    flat: bool
+    unbiased: bool
+    accumulate: int
+    draws: bool
+
+
+class Assembly:
+    """The step model in the making."""
+
+    def __init__(
+        self,
+        made: ModelProto,
+        weights: Mapping[str, np.ndarray],
+        running: Mapping[Statistic, np.ndarray],
+        asked: Asked,
+    ) -> None:
+        """A step by the gradient model `made`, of these weights and running statistics."""
+        self.made, self.weights, self.running, self.asked = made, weights, running, asked
+        taken = names_of(made.graph) | {node.name for node in made.graph.node}
+        opset = versions_of(made)[""]
+        self.first, self.last = Writer(opset, "weights", taken), Writer(opset, "update", taken)
+        self.taken, self.count = taken, ""  # the number of the samples of a step, where it is asked for
+        self.uses = uses(made.graph)
+        self.inputs: list[ValueInfoProto] = []
+        self.state: dict[str, np.ndarray] = {}
+
+    def step(self) -> StepModel:
+        """The step."""
+        op = self.last
+        _, gradients = names_in(self.made)
+        moved = {*self.weights, *(statistic.name for statistic in self.running)}
+        if self.asked.draws:
+            moved.add(STEP)
+        data = [value for value in self.made.graph.input if value.name not in moved]
+        if clash := next((v.name for v in data if v.name in (RATE, STEP, VECTOR)), ""):
+            raise UnknownNameError(f"The model has an input {clash!r}, a name that the step needs. Rename the input.")
+        loss = next(value for value in self.made.graph.output if value.name == self.asked.loss)
+        op.types[self.asked.loss] = (loss.type.tensor_type.elem_type, None)
+        layout: dict[str, tuple[int, tuple[int, ...]]] = {}
+        if self.asked.flat:
+            layout = self._unpacked()
+            parts = {VECTOR: np.concatenate([value.ravel() for value in self.weights.values()])}
+            slopes = {VECTOR: self._packed(gradients)}
+        else:
+            parts = dict(self.weights)
+            slopes = {name: gradients[name] for name in self.weights}
+        for name, value in parts.items():
+            kind = helper.np_dtype_to_tensor_dtype(value.dtype)
+            op.types[name] = op.types[slopes[name]] = (kind, value.ndim)
+        total = self.asked.loss
+        if self.asked.shared and self.asked.decays:
+            self.count = op.Cast(self._count(data), to=TensorProto.DOUBLE)
+        for name in parts:
+            slopes[name], total = self._penalized(name, slopes[name], total)
+        kinds = {op.type(name) for name in parts}
+        one_kind = kinds.pop() if len(kinds) == 1 else int(TensorProto.DOUBLE)
+        op.types[RATE], op.types[STEP] = (one_kind, 0), (TensorProto.INT64, 0)
+        self.inputs.append(helper.make_tensor_value_info(RATE, one_kind, []))
+        self._begin(STEP, np.array(0, np.int64))
+        results = {STEP: op.Add(STEP, 1)}
+        number, due = results[STEP], ""
+        if self.asked.accumulate > 1:
+            number, due = op.Div(number, self.asked.accumulate), op.Equal(op.Mod(number, self.asked.accumulate), 0)
+            results |= self._accumulated(slopes, due)
+        slopes = self._clipped(slopes)
+        t = op.Cast(number, to=TensorProto.DOUBLE)
+        if due:  # it is 0 before the first update
+            t = op.Max(t, 1.0)
+        for name, value in parts.items():
+            results |= self._update(name, value, slopes[name], t, due)
+        if (
+            not due and not self.asked.draws and not any(t in node.input for node in op.nodes)
+        ):  # no update asks how many there were
+            del results[STEP], self.state[STEP]
+            self.inputs = [value for value in self.inputs if value.name != STEP]
+        for statistic, value in self.running.items():
+            op.types[statistic.name] = (helper.np_dtype_to_tensor_dtype(value.dtype), 1)
+            self._begin(statistic.name, value)
+            results[statistic.name] = statistic.following(op, self.asked.unbiased)
+        if not self._is_scalar(self.asked.loss):
+            total = op.Reshape(total, np.zeros(0, np.int64))
+        return self._assembled(data, results, total, layout)
+
+    def _begin(self, name: str, value: np.ndarray) -> None:
+        """An input that the step returns changed, and with what it begins."""
+        self.state[name] = value
+        self.inputs.append(
+            helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
+        )
+
+    def _unpacked(self) -> dict[str, tuple[int, tuple[int, ...]]]:
+        """Take the weights out of their vector."""
+        op, layout, start = self.first, dict[str, tuple[int, tuple[int, ...]]](), 0
+        sizes = [value.size for value in self.weights.values()]
+        rows = op.Split(VECTOR, sizes, outputs=len(sizes)) if len(sizes) > 1 else (VECTOR,)
+        for row, (name, value) in zip(rows, self.weights.items(), strict=True):
+            layout[name] = (start, value.shape)
+            start += value.size
+            if value.ndim == 1 and len(sizes) > 1:
+                split = op.nodes[0]
+                split.output[list(split.output).index(row)] = name
+                continue
+            op.nodes.append(
+                helper.make_node("Reshape", [row, op.const(list(value.shape))], [name], name=f"weights/{name}")
+            )
+        return layout
+
+    def _packed(self, gradients: Mapping[str, str]) -> str:
+        flat = {name: self.weights[name].ndim == 1 or self._sums_to_row(name, gradients) for name in self.weights}
+        rows = [gradients[name] if flat[name] else self.last.Reshape(gradients[name], [-1]) for name in self.weights]
+        packed: str = self.last.Concat(*rows, axis=0) if len(rows) > 1 else rows[0]
+        return packed
+
+    def _sums_to_row(self, name: str, gradients: Mapping[str, str]) -> bool:
+        """Whether the gradient is a sum that nothing else reads and that is a row without the axes of size 1 it keeps."""
+        graph, gradient = self.made.graph, gradients[name]
+        node = next((node for node in graph.node if gradient in node.output), None)
+        if node is None or node.op_type != "ReduceSum" or len(node.input) != 2 or self.uses[gradient]:
+            return False
+        axes = next((tensor for tensor in graph.initializer if tensor.name == node.input[1]), None)
+        keepdims = next((attribute for attribute in node.attribute if attribute.name == "keepdims"), None)
+        if axes is None or keepdims is None or not keepdims.i or list(gradients.values()).count(gradient) > 1:
+            return False
+        if self.weights[name].ndim - math.prod(axes.dims) != 1:
+            return False
+        keepdims.i = 0
+        return True
+
+    def _is_scalar(self, name: str) -> bool:
+        """Whether a value is the sum or the mean of all of a tensor; no inner graph reads it."""
+        node = next((node for node in self.made.graph.node if name in node.output), None)
+        return (
+            node is not None
+            and not any(name in captures_of(reader) for reader in self.made.graph.node)
+            and node.op_type in ("ReduceMean", "ReduceSum")
+            and len(node.input) == 1
+            and [(attribute.name, attribute.i) for attribute in node.attribute] == [("keepdims", 0)]
+        )
+
+    def _penalized(self, name: str, slope: str, total: str) -> tuple[str, str]:
+        """The gradient and the loss with l1·Σ|w| + l2·Σw²."""
+        op = self.last
+        members = list(self.weights) if self.asked.flat else [name]
+        for place in (0, 1):
+            amounts = [self.asked.decays.get(member, (0.0, 0.0))[place] for member in members]
+            if not any(amounts):
+                continue
+            amount: Any = amounts[0]
+            if len(set(amounts)) > 1:
+                rows = [
+                    np.full(self.weights[m].size, a, self.weights[m].dtype)
+                    for m, a in zip(members, amounts, strict=True)
+                ]
+                amount = op.const(np.concatenate(rows))
+            if self.asked.shared:
+                amount = op.Div(amount if isinstance(amount, str) else op.const(amount, like=name), self._in_type(name))
+            if place == 0:
+                slope = op.Add(slope, op.Mul(op.Sign(name), amount))
+                part = op.Mul(op.Abs(name), amount)
+            else:
+                weighted = op.Mul(name, amount)
+                slope = op.Add(slope, op.Add(weighted, weighted))
+                part = op.Mul(name, weighted)
+            summed = op.ReduceSum(part, keepdims=0)
+            total = op.Add(total, summed if op.type(total) == op.type(name) else op.Cast(summed, to=op.type(total)))
+        return slope, total
+
+    def _count(self, data: Sequence[ValueInfoProto]) -> str:
+        """The number of samples of a step."""
+        axes = {value.name: len(value.type.tensor_type.shape.dim) for value in data}
+        first = next((name for name in (self.asked.label, *axes) if axes.get(name)), "")
+        if not first:
+            raise OptionError('penalty_by="sample" needs an input whose first axis counts the samples. Take "step".')
+        return str(self.last.Gather(self.last.Shape(first), 0))
+
+    def _in_type(self, name: str) -> str:
+        return str(self.last.Cast(self.count, to=self.last.type(name)))
+
+    def _clipped(self, slopes: Mapping[str, str]) -> dict[str, str]:
+        op, (value, most) = self.last, self.asked.clip
+        clipped = dict(slopes)
+        if value is not None:
+            clipped = {name: op.Max(op.Min(g, float(value)), -float(value)) for name, g in clipped.items()}
+        if most is not None:
+            squares = [op.Cast(op.ReduceSum(op.Mul(g, g), keepdims=0), to=TensorProto.DOUBLE) for g in clipped.values()]
+            norm = op.Sqrt(op.Sum(*squares) if len(squares) > 1 else squares[0])
+            factor = op.Min(op.Div(op.const(float(most), like=norm), op.Add(norm, _CLIP_EPSILON)), 1.0)
+            clipped = {name: op.Mul(g, op.Cast(factor, to=op.type(g))) for name, g in clipped.items()}
+        return clipped
+
+    def _accumulated(self, slopes: dict[str, str], due: str) -> dict[str, str]:
+        """Add up gradients, and put their mean in place of each: what is kept of them, nothing where the update is `due`."""
+        op, kept = self.last, {}
+        for name, slope in slopes.items():
+            kind, rank = op.types[name]
+            state = "gradient" if self.asked.flat else f"{name}.gradient"
+            size = sum(v.size for v in self.weights.values()) if self.asked.flat else self.weights[name].shape
+            self._begin(state, np.zeros(size, helper.tensor_dtype_to_np_dtype(kind)))
+            op.types[state] = (kind, rank)
+            total = op.Add(state, slope)
+            slopes[name] = op.Mul(total, 1 / self.asked.accumulate)
+            kept[state] = op.Where(due, op.const(0.0, like=total), total)
+        return kept
+
+    def _update(self, name: str, value: np.ndarray, slope: str, t: str, due: str) -> dict[str, str]:
+        op, kind = self.last, helper.np_dtype_to_tensor_dtype(value.dtype)
+        self._begin(name, value)
+        states = {}
+        for state, begin in self.asked.optimizer.states.items():
+            states[state] = state if self.asked.flat else f"{name}.{state}"
+            self._begin(states[state], np.full(value.shape, begin, value.dtype))
+            op.types[states[state]] = (kind, value.ndim)
+        rate = RATE if op.type(RATE) == kind else op.Cast(RATE, to=kind)
+        moved, new = self.asked.optimizer.update(op, name, slope, rate, t, states, self._decay(name, value))
+        if due:
+            moved = op.Where(due, moved, name)
+            new = {state: op.Where(due, made, states[state]) for state, made in new.items()}
+        return {name: moved} | {states[state]: made for state, made in new.items()}
+
+    def _decay(self, name: str, value: np.ndarray) -> float | str:
+        """The weight decay of a weight, or of each element of the vector of all; one number where they are the same."""
+        usual = float(getattr(self.asked.optimizer, "weight_decay", 0.0))
+        amounts = [
+            self.asked.weight_decay.get(member, usual) for member in (self.weights if self.asked.flat else [name])
+        ]
+        if len(set(amounts)) == 1:
+            return amounts[0]
+        rows = [np.full(w.size, amount, value.dtype) for w, amount in zip(self.weights.values(), amounts, strict=True)]
+        return self.last.const(np.concatenate(rows))
+
+    def _assembled(
+        self,
+        data: Sequence[ValueInfoProto],
+        results: Mapping[str, str],
+        total: str,
+        layout: Mapping[str, tuple[int, tuple[int, ...]]],
+    ) -> StepModel:
+        made, source = ModelProto(), self.made.graph
+        made.CopyFrom(self.made)
+        result = fresh("loss", self.taken)
+        final = {total: result} | {name: fresh(f"{state}_next", self.taken) for state, name in results.items()}
+        graph = made.graph
+        for field_name in ("input", "output", "node", "initializer"):
+            graph.ClearField(field_name)
+        graph.name = "step"
+        graph.input.extend([*data, *self.inputs])
+        graph.node.extend([*self.first.nodes, *source.node, *self.last.nodes])
+        for node in graph.node:
+            node.input[:] = [final.get(name, name) for name in node.input]
+            node.output[:] = [final.get(name, name) for name in node.output]
+        graph.initializer.extend([*source.initializer, *self.first.constants.values(), *self.last.constants.values()])
+        graph.output.append(helper.make_tensor_value_info(result, self.last.type(self.asked.loss), []))
+        types = {value.name: value.type for value in graph.input}
+        graph.output.extend(helper.make_value_info(final[name], types[state]) for state, name in results.items())
+        slim(made)
+        following = {state: final[name] for state, name in results.items()}
+        rows = {name: [start, list(shape)] for name, (start, shape) in layout.items()}
+        note(made, self.made, training={"next": following, "loss": result, "label": self.asked.label, "layout": rows})
+        return StepModel(
+            made,
+            dict(self.weights),
+            dict(self.state),
+            following,
+            tuple(value.name for value in data if value.name != self.asked.label),
+            self.asked.label,
+            result,
+            self.asked.flat,
+            dict(layout),
+            statistics=tuple(statistic.name for statistic in self.running),
+        )

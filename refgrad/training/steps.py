@@ -1,0 +1,95 @@
+"""A step of training: its model, what it begins with, and what it is fed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from onnx import ModelProto, helper
+
+from refgrad.backends.base import graph_inputs
+from refgrad.training.labels import labels_of
+
+RATE, STEP, VECTOR = "learning_rate", "step", "weights"
+
+
+@dataclass(frozen=True)
+class StepModel:
+    """A step of training.
+
+    `model` has the inputs of the model that is trained, the label, and what a step changes: each of `state` is an input, and
+    the output `next` names is what the next step is fed for it. Besides there are the learning rate, a scalar in the type of
+    the weights, or in double where they have several, and the loss, a scalar. Where the update depends on it, the number of
+    steps so far is among the states. With `flat` the weights are one vector, as is each kind of state: `layout` says where
+    each weight lies.
+    """
+
+    model: ModelProto
+    weights: Mapping[str, np.ndarray]
+    state: Mapping[str, np.ndarray]
+    next: Mapping[str, str]
+    data: tuple[str, ...]
+    label: str
+    loss: str
+    flat: bool
+    layout: Mapping[str, tuple[int, tuple[int, ...]]] = field(default_factory=dict)
+    classes: int | None = None  # how many the label has, where they are counted
+    class_names: tuple[Any, ...] | None = None  # those that the model returns, in the order of its scores
+    statistics: tuple[str, ...] = ()  # the running means and variances among the state
+    evaluation: ModelProto | None = (
+        None  # the loss with them, by the weights and statistics; None where the step tells it
+    )
+
+    @cached_property
+    def inputs(self) -> dict[str, tuple[np.dtype, tuple[int | None, ...] | None]]:
+        """The types and sizes of the data and the label, by name; None is any size."""
+        return {
+            value.name: (value.dtype, None if value.shape is None else tuple(map(_known, value.shape)))
+            for value in graph_inputs(self.model.graph)
+            if value.name in (*self.data, self.label) and value.dtype is not None
+        }
+
+    @cached_property
+    def rate_type(self) -> np.dtype:
+        """The type that the learning rate is fed in."""
+        [rate] = [value for value in self.model.graph.input if value.name == RATE]
+        return helper.tensor_dtype_to_np_dtype(rate.type.tensor_type.elem_type)
+
+    def weights_in(self, state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The weights by name in a state."""
+        if not self.flat:
+            return {name: np.asarray(state[name]) for name in self.weights}
+        row = np.asarray(state[VECTOR])
+        return {
+            name: row[start : start + math.prod(shape)].reshape(shape) for name, (start, shape) in self.layout.items()
+        }
+
+    def labels(self, y: Any, classes: Sequence[Any] | None = None) -> np.ndarray:
+        """`y` as the step wants its label: its type, and one or two axes.
+
+        Where the label is int64, `y` has classes, which become their positions in `classes`; by default in `class_names`, or,
+        where the model does not say its classes, `y` has the positions.
+
+        :param y: numbers or classes, [N], [N, 1] or of the shape of the label.
+        :raises FeedError: `y` does not fit the label, or has a class that is not among `classes`.
+        """
+        value = next(value for value in self.model.graph.input if value.name == self.label)
+        return labels_of(y, value, self.class_names if classes is None else classes)
+
+    def state_with(self, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The state that a training begins with, with these weights in place of those of the model."""
+        if self.flat:
+            return {**self.state, VECTOR: np.concatenate([np.ravel(weights[name]) for name in self.layout])}
+        return {**self.state, **{name: np.asarray(weights[name]) for name in self.weights}}
+
+    def beginning_with(self, state: Mapping[str, np.ndarray]) -> StepModel:
+        """The step that begins with a state."""
+        return replace(self, state=dict(state))
+
+
+def _known(size: int | str | None) -> int | None:
+    return size if isinstance(size, int) else None
