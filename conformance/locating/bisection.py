@@ -23,6 +23,7 @@ from refgrad.conformance.questions.feeds import widened
 from refgrad.conformance.questions.question import Question
 from refgrad.conformance.systems.builders import CrashError, attempt, get_builder
 from refgrad.errors import AnswerError, BuilderError, RefgradError
+from refgrad.protos.external import array_of
 from refgrad.protos.walk import reads_of
 from refgrad.tables.randomness import may_draw, operator_of
 
@@ -263,9 +264,7 @@ def _with_inputs(model: ModelProto, names: Sequence[str]) -> ModelProto:
     made.CopyFrom(model)
     fed = {value.name for value in made.graph.input}
     made.graph.input.extend(
-        _described(t.name, numpy_helper.to_array(t))
-        for t in model.graph.initializer
-        if t.name in names and t.name not in fed
+        _described(t.name, array_of(t)) for t in model.graph.initializer if t.name in names and t.name not in fed
     )
     return made
 

@@ -21,6 +21,7 @@ from refgrad.backends import Backend
 from refgrad.backends.numpy import NumpyBackend
 from refgrad.conformance.questions.rounding import ADDING_UP
 from refgrad.errors import RefgradError
+from refgrad.protos.external import array_of
 from refgrad.protos.inlining import inline_functions
 from refgrad.protos.walk import reads_of
 from refgrad.tables.randomness import may_draw, operator_of
@@ -87,7 +88,7 @@ class Replay:
             self.model = inline_functions(self.model)
         self.nodes = list(self.model.graph.node)
         interpreter = NumpyBackend()
-        held = {tensor.name: numpy_helper.to_array(tensor) for tensor in self.model.graph.initializer}
+        held = {tensor.name: array_of(tensor) for tensor in self.model.graph.initializer}
         declared = interpreter.prepare(self.model).run(feeds, trace=True)
         wide = interpreter.prepare(self.model, precision="float64").run(feeds, trace=True)
         self.constants = set(held) - set(feeds)
@@ -178,7 +179,7 @@ class _Truth:
         self._node = node
         self._types = {value.name: value.type.tensor_type.elem_type for value in model.graph.output}
         self._prepared = NumpyBackend().prepare(_with_inputs(model), precision="float64")
-        self._feeds = {**feeds, **{t.name: numpy_helper.to_array(t) for t in model.graph.initializer}}
+        self._feeds = {**feeds, **{t.name: array_of(t) for t in model.graph.initializer}}
         self._eps = max((_eps(value.dtype) for value in self._feeds.values()), default=0.0)
         self.due = self._prepared.run(self._feeds)
         self._moved = self._movements()
@@ -262,7 +263,7 @@ def _with_inputs(model: ModelProto) -> ModelProto:
     """The model whose constants can be fed."""
     made = ModelProto()
     made.CopyFrom(model)
-    made.graph.input.extend(_described(t.name, numpy_helper.to_array(t)) for t in model.graph.initializer)
+    made.graph.input.extend(_described(t.name, array_of(t)) for t in model.graph.initializer)
     return made
 
 
