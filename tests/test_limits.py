@@ -57,7 +57,7 @@ def test_a_gradient_within_limits_is_the_same_and_names_what_it_met():
         refgrad.gradient(_long(20_000), max_memory=20 * MIB)
     assert met.value.verdict == "out of memory"
     with pytest.raises(WorkerError, match=r"hvp did not finish within max_seconds=0\.2") as met:
-        refgrad.hvp(SQUARE, max_seconds=0.2)
+        refgrad.hvp(_long(20_000), max_seconds=0.2)
     assert met.value.verdict == "timed out"
 
 

@@ -206,7 +206,7 @@ CASES: list[tuple[str, dict[str, np.ndarray], str]] = [
     ("y0 = Softmax(x)", {"x": x(0, 3)}, ""),
     ("y0 = ReduceSum<keepdims=0>(x, a)", {"x": x(0, 3), "a": ints(0)}, ""),
     ("y0 = Concat<axis=0>(a, b)", {"a": x(0, 3), "b": x(2, 3)}, ""),
-    ("y0 = MatMul(a, b)", {"a": x(2, 0), "b": x(0, 3)}, ""),
+    ("y0 = MatMul(a, b)", {"a": x(2, 0), "b": x(0, 3)}, "ort-training: memory that it has not written"),
 ]
 
 
@@ -226,7 +226,7 @@ def close(actual: dict[str, Any], expected: dict[str, Any]) -> None:
 def test_kernel_is_that_of_onnx_runtime(body: str, inputs: dict[str, np.ndarray], wrong: str):
     if "ort-cpu" not in available():
         pytest.skip("onnxruntime is not installed")
-    if "ort:" in wrong:
+    if "ort:" in wrong or ("ort-training:" in wrong and "training" in get_backend("ort-cpu").description()):
         pytest.skip(wrong)
     built = model(body, inputs, body.split("=")[0].count(",") + 1)
     close(NUMPY.prepare(built).run(inputs), get_backend("ort-cpu").prepare(built).run(inputs))
