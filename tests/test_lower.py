@@ -726,3 +726,20 @@ def test_a_pooling_within_a_body() -> None:
     got, expected = (on_numpy(m, feeds) for m in (refgrad.lower(fused), plain))
     for name, value in expected.items():
         np.testing.assert_allclose(got[name], value, rtol=1e-6)
+
+
+@pytest.mark.parametrize("op_type", ["LinearClassifier", "SVMClassifier"])
+def test_a_classifier_beside_an_operator_of_onnx_runtime_stays(op_type):
+    """Its definition reads its own labels: written out, it would never end."""
+    settings = "coefficients = [1.0, 2.0, 3.0, 4.0], classlabels_ints = [0, 1]"
+    if op_type == "SVMClassifier":
+        settings = (
+            "coefficients = [1.0, -1.0], classlabels_ints = [0, 1], support_vectors = [1.0, 2.0, 3.0, 4.0], "
+            'vectors_per_class = [1, 1], rho = [0.1], kernel_type = "LINEAR", kernel_params = [0.0, 0.0, 3.0]'
+        )
+    model = onnx.parser.parse_model(f"""
+        <ir_version: 8, opset_import: ["": 17, "ai.onnx.ml": 1, "com.microsoft": 1]>
+        g (float[N, 2] x) => (float[N, 2] z) {{ h = com.microsoft.Gelu(x)  l, z = ai.onnx.ml.{op_type} <{settings}> (h) }}""")
+    lowered = refgrad.lower(model)
+    assert [node.op_type for node in lowered.graph.node if node.domain == "ai.onnx.ml"] == [op_type]
+    assert all(node.domain != "com.microsoft" for node in lowered.graph.node)

@@ -318,7 +318,7 @@ class _Body:
         form = FORMS.get(node.key)
         if form is not None:
             self._emit(node, form)
-        elif node.key in DEFINITIONS:
+        elif node.key in DEFINITIONS and node.domain not in _PLAIN:
             if node.attributes.get("training_mode", 1):
                 node = self.lowering.with_updates(self.op, node, DEFINITIONS[node.key])
             for inner in self._unfolded(node):
