@@ -6,7 +6,7 @@ import ctypes
 import importlib
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import cache
 from importlib import metadata, util
 from pathlib import Path
@@ -30,13 +30,19 @@ from refgrad.backends.base import (
     graph_outputs,
     load_model,
 )
-from refgrad.errors import BackendError, OptionError, RefgradError
+from refgrad.errors import BackendError, OptionError, RefgradError, choices
 from refgrad.protos.inlining import refuse_growth, refuse_recursion
 from refgrad.protos.malformed import explained
 
 _MOST_SHAPES = 8  # of which memory is kept
 DISTRIBUTIONS = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-training-cpu", "onnxruntime-training")
 _PROTOBUF_LIMIT = 2**31 - 1
+_LEVELS = {
+    "disabled": "ORT_DISABLE_ALL",
+    "basic": "ORT_ENABLE_BASIC",
+    "extended": "ORT_ENABLE_EXTENDED",
+    "all": "ORT_ENABLE_ALL",
+}
 _FATAL_SEVERITY = 4  # errors are raised: they are not written to stderr as well
 
 
@@ -68,14 +74,28 @@ class CpuBackend(Backend):
         return f"{distribution} on {self._device()}"
 
     @explained
-    def prepare(self, model: ModelLike, threads: int | None = None, **options: Any) -> Prepared:
+    def prepare(
+        self,
+        model: ModelLike,
+        threads: int | None = None,
+        optimization: str = "all",
+        without: Collection[str] = (),
+        **options: Any,
+    ) -> Prepared:
         """Open a session. `threads` limits the threads used inside an operator (default: ONNX Runtime's choice).
+
+        `optimization` is the level of graph optimisations: disabled, basic, extended or all. `without` names passes that are
+        left out, such as "MatMulAddFusion".
 
         Raises InvalidModelError, BackendError (an operator without a kernel, an opset that is too new), OptionError.
         """
         if options:
-            raise OptionError(f"Backend {self.name!r} has no option {sorted(options)}. Its only option is threads.")
-        return _Session(self, model, threads)
+            raise OptionError(
+                f"Backend {self.name!r} has no option {sorted(options)}. Its options are threads, optimization and without."
+            )
+        if optimization not in _LEVELS:
+            raise OptionError(f"optimization={optimization!r} is not known. There are {choices(_LEVELS)}.")
+        return _Session(self, model, threads, optimization, tuple(without))
 
     def _device(self) -> str:
         return "CPU"
@@ -131,7 +151,14 @@ def _cuda_unavailable() -> str | None:
 
 
 class _Session(Local):
-    def __init__(self, backend: CpuBackend, model: ModelLike, threads: int | None) -> None:
+    def __init__(
+        self,
+        backend: CpuBackend,
+        model: ModelLike,
+        threads: int | None,
+        optimization: str = "all",
+        without: tuple[str, ...] = (),
+    ) -> None:
         import onnxruntime
 
         proto = load_model(model, external_data=False)
@@ -148,9 +175,11 @@ class _Session(Local):
         options.add_session_config_entry("session.load_model_format", "ONNX")
         if threads is not None:
             options.intra_op_num_threads = threads
+        options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, _LEVELS[optimization])
+        left_out = {"disabled_optimizers": list(without)} if without else {}
         source = os.fspath(model) if _is_binary(model) else _serialized(load_model(model))
         try:
-            self._session = onnxruntime.InferenceSession(source, options, providers=list(backend.providers))
+            self._session = onnxruntime.InferenceSession(source, options, providers=list(backend.providers), **left_out)
         except Exception as error:
             # onnxruntime's exception classes are private and differ between its versions.
             raise BackendError(_explain(error, backend)) from error

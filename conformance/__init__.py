@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from refgrad.conformance.exporting.export import export_suite
     from refgrad.conformance.exporting.gradient_backend_test import GradientBackendTest
     from refgrad.conformance.locating.bisection import Bisected, bisect
-    from refgrad.conformance.locating.repair import Located, locate
+    from refgrad.conformance.locating.comparing import Comparison, compare
+    from refgrad.conformance.locating.location import Located, locate
+    from refgrad.conformance.locating.nonfinite import NonFinite, nonfinite
     from refgrad.conformance.running.results import Results
     from refgrad.conformance.running.runner import Plan
     from refgrad.conformance.running.sources import select, tables
@@ -23,18 +25,22 @@ __all__ = [
     "Bisected",
     "Case",
     "Check",
+    "Comparison",
     "Difference",
     "GradientBackendTest",
     "Located",
+    "NonFinite",
     "Plan",
     "Results",
     "Row",
     "bisect",
     "check",
+    "compare",
     "directional",
     "export_suite",
     "locate",
     "node_case",
+    "nonfinite",
     "run_suite",
     "select",
     "tables",
@@ -42,13 +48,17 @@ __all__ = [
 
 _LATER = {  # what `refgrad.gradient` and `refgrad check` have no use for: imported when it is asked for
     "Bisected": "locating.bisection",
+    "Comparison": "locating.comparing",
     "GradientBackendTest": "exporting.gradient_backend_test",
-    "Located": "locating.repair",
+    "Located": "locating.location",
+    "NonFinite": "locating.nonfinite",
     "Plan": "running.runner",
     "Results": "running.results",
     "bisect": "locating.bisection",
+    "compare": "locating.comparing",
     "export_suite": "exporting.export",
-    "locate": "locating.repair",
+    "locate": "locating.location",
+    "nonfinite": "locating.nonfinite",
     "run_suite": "running.suite",
     "select": "running.sources",
     "tables": "running.sources",

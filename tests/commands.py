@@ -18,6 +18,11 @@ VARIANTS: dict[str, tuple[tuple[str, ...], ...]] = {
 }
 # What a command does not go without, besides its model and its outputs.
 NEEDED = {"train": {"data": "data.npz"}}
+REQUIRED = {
+    "compare": ("--a", "refgrad@numpy", "--b", "refgrad@numpy"),
+    "reduce": ("--side", "refgrad@numpy", "--output", "reduced"),
+    "record": ("os:getcwd", "--output", "recorded.npz"),
+}
 WRITTEN = (Files.WRITTEN, Files.WRITTEN_MODEL, Files.JOURNAL)
 
 
@@ -43,7 +48,12 @@ class Command:
     def words(self, files: Mapping[str, str | Path], more: Iterable[str] = ()) -> list[str]:
         """The command line with these files by parameter."""
         words = [(self.options[name], str(file)) for name, file in {**NEEDED.get(self.name, {}), **files}.items()]
-        return [*self.name.split(), *more, *(word for pair in words for word in pair if word)]
+        return [
+            *self.name.split(),
+            *REQUIRED.get(self.name, ()),
+            *more,
+            *(word for pair in words for word in pair if word),
+        ]
 
 
 def commands() -> list[Command]:

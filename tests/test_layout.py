@@ -38,7 +38,8 @@ STAIRCASE = (
     ("refgrad.conformance.systems", "refgrad.conformance.strategies"),
     ("refgrad.conformance.oracles", "refgrad.conformance.findings"),
     ("refgrad.conformance.judging",),
-    ("refgrad.conformance.running", "refgrad.conformance.locating"),
+    ("refgrad.conformance.running",),
+    ("refgrad.conformance.locating",),
     (
         "refgrad.conformance.exporting",
         "refgrad.conformance.fuzzing",

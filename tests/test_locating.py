@@ -14,9 +14,11 @@ from onnx import ModelProto, NodeProto, helper, numpy_helper
 import refgrad
 from refgrad.backends import Backend, Prepared, available, get_backend
 from refgrad.backends.base import graph_inputs, graph_outputs, load_model
+from refgrad.backends.numpy import NumpyBackend
 from refgrad.conformance.locating.bisection import bisect
-from refgrad.conformance.locating.repair import Located, locate
+from refgrad.conformance.locating.location import Located, locate
 from refgrad.conformance.locating.replay import Replay, wrong_nodes
+from refgrad.conformance.locating.watching import Watching
 from refgrad.conformance.questions.evidence import Built
 from refgrad.conformance.questions.question import Question
 from refgrad.errors import BackendError, BuilderError
@@ -188,17 +190,92 @@ def test_rounding_of_other_types_is_no_fault(kind: str) -> None:
         assert not wrong_nodes(found), [str(one) for one in wrong_nodes(found)]
 
 
-def test_control_flow_is_replayed_as_one_node() -> None:
-    model = onnx.parser.parse_model("""
-        <ir_version: 8, opset_import: ["": 18]> g (float[3] x, bool c) => (float[3] y) <float[3] w = {1, 2, 3}> {
-            [if] h = If (c) <then_branch = t () => (float[3] u) { u = Mul (x, w) },
-                             else_branch = e () => (float[3] v) { v = Exp (x) }>
-            [neg] y = Neg (h) }""")
-    feeds = {"x": np.float32([1, 2, 3]), "c": np.array(True)}
+IF = """
+    <ir_version: 8, opset_import: ["": 18]> g (float[3] x, bool c) => (float[3] y) <float[3] w = {1, 2, 3}> {
+        [if] h = If (c) <then_branch = t () => (float[3] u) { [mul] u = Mul (x, w) },
+                         else_branch = e () => (float[3] v) { [exp] v = Exp (x) }>
+        [neg] y = Neg (h) }"""
+SCAN = """
+    <ir_version: 8, opset_import: ["": 18]> g (float[3] x, float[5, 3] s) => (float[3] y) {
+        [scan] y = Scan <num_scan_inputs = 1, body = b (float[3] c, float[3] e) => (float[3] n) {
+            [add] a = Add (c, e)  [tanh] n = Tanh (a) }> (x, s) }"""
+
+
+class Planted(Backend):
+    """The interpreter, some of whose nodes compute something else, those in bodies too."""
+
+    name = "planted"
+
+    def __init__(self, of: str, change: Callable[[np.ndarray], np.ndarray]) -> None:
+        self.of, self.change = of, change
+
+    def description(self) -> str:
+        return "the interpreter with a planted fault"
+
+    def prepare(self, model: Any, **options: Any) -> Prepared:
+        def watch(node: NodeProto, inputs: Any, outer: Any, compute: Any) -> tuple[Any, ...]:
+            results = compute()
+            if node.name != self.of:
+                return results
+            return (np.asarray(self.change(results[0]), np.asarray(results[0]).dtype), *results[1:])
+
+        return NumpyBackend().prepare(load_model(model), precision=Watching(watch))
+
+
+@pytest.mark.parametrize(("text", "nodes"), [(IF, ["if", "mul", "neg"]), (SCAN, ["scan", "add", "tanh"])])
+def test_nodes_of_bodies_are_replayed(text: str, nodes: list[str]) -> None:
+    model, rng = onnx.parser.parse_model(text), np.random.default_rng(0)
+    feeds = {v.name: rng.standard_normal((5, 3) if v.name == "s" else 3).astype(np.float32) for v in model.graph.input}
+    if "c" in feeds:
+        feeds["c"] = np.array(True)
     for executor in BACKENDS:
         found = list(Replay(model, feeds).run(get_backend(executor)))
-        assert [one.name for one in found] == ["if", "neg"]
+        assert [one.name for one in found] == nodes
         assert not any(one.is_wrong or one.why for one in found)
+
+
+def test_a_fault_in_a_body_is_named_with_its_round() -> None:
+    model, rng = onnx.parser.parse_model(SCAN), np.random.default_rng(0)
+    feeds = {"x": np.zeros(3, np.float32), "s": rng.standard_normal((5, 3)).astype(np.float32)}
+    found = locate(model, feeds, Planted("tanh", lambda y: 1.01 * y))
+    [culprit] = found.culprits
+    assert culprit.found.name == "scan"
+    assert [one.name for one in culprit.found.inside] == ["tanh"]
+    assert "'scan', round" in str(culprit.found.inside[0])
+    assert not found.unexplained
+
+
+class Fusing(Backend):
+    """The interpreter after a pass that fuses MatMul and Add, and gets the product wrong. What is an output is not fused."""
+
+    name = "fusing"
+
+    def description(self) -> str:
+        return "the interpreter with a bad fusion"
+
+    def prepare(self, model: Any, **options: Any) -> Prepared:
+        made = ModelProto()
+        made.CopyFrom(load_model(model))
+        graph, outputs = made.graph, {value.name for value in made.graph.output}
+        products = {node.output[0] for node in graph.node if node.op_type == "MatMul"} - outputs
+        graph.initializer.append(numpy_helper.from_array(np.float32(1.001), "fused_factor"))
+        for node in list(graph.node):
+            if node.op_type == "Add" and node.input[0] in products:
+                at = list(graph.node).index(node)
+                graph.node.insert(
+                    at, helper.make_node("Mul", [node.input[0], "fused_factor"], [f"{node.input[0]}_fused"])
+                )
+                graph.node[at + 1].input[0] += "_fused"
+        return get_backend("numpy").prepare(made)
+
+
+def test_nodes_that_are_wrong_together_alone_are_named_together() -> None:
+    model, feeds = gradient_of(*network())
+    found = locate(model, feeds, Fusing())
+    assert not found.culprits
+    assert [one.nodes for one in found.groups] == [("MatMul_1", "Add_1")]
+    assert found.left < 1e-5 < found.error
+    assert not found.unexplained
 
 
 # Rules

@@ -57,6 +57,10 @@ recipe sensitivity MODEL -o made.onnx
 conformance cases --source MODEL --show
 run MODEL --backend ort-cpu
 check MODEL --backends numpy
+compare MODEL --a refgrad@numpy --b refgrad@numpy:float64 -o made.json
+nan MODEL --json
+reduce MODEL --side refgrad@numpy -o made.folder
+record os:getcwd --model MODEL -o made.npz
 conformance run --source MODEL --workers 1 --oracle differences
 """
 COMMANDS = tuple(line.replace("MODEL", MODEL) for line in _WORDS.strip().splitlines())

@@ -9,28 +9,31 @@ refused or crashes is halved until one node is left, or until both halves are ri
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 
 from refgrad.backends.numpy import NumpyBackend
-from refgrad.conformance.locating.replay import Replay
-from refgrad.conformance.oracles.central import STEP, directional
-from refgrad.conformance.questions.evidence import Built
+from refgrad.conformance.findings.builders import builder_findings
+from refgrad.conformance.locating.values import Values
+from refgrad.conformance.oracles.differences import NAME, direction_at, forward, settled
+from refgrad.conformance.questions.evidence import Built, Directional
 from refgrad.conformance.questions.feeds import widened
+from refgrad.conformance.questions.point import rms
 from refgrad.conformance.questions.question import Question
 from refgrad.conformance.systems.builders import CrashError, attempt, get_builder
-from refgrad.errors import AnswerError, BuilderError, RefgradError
-from refgrad.protos.external import array_of
+from refgrad.errors import AnswerError, BuilderError, RefgradError, UnknownNameError
 from refgrad.protos.walk import reads_of
+from refgrad.show.explain import explain
 from refgrad.tables.randomness import may_draw, operator_of
 
 WRONG, REFUSED, CRASHED = "wrong", "refused", "crashed"
 Build = Callable[[Question], Built]
 _ALLOWED = 1e-6  # of |gradient|·|direction|: the gradient is in double
-_STEPS = (STEP, STEP / 30, STEP / 1000)  # a shorter one where a longer one meets a kink
+_MASK = 1e18  # what is larger is a mask
+_TOLD = 1e-3  # of the same: a difference whose error is larger tells nothing
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,7 @@ class Fault:
     """Nodes whose gradient a builder gets wrong, refuses or dies of: one, or those that are wrong together alone.
 
     `by` is the input by which the derivative is wrong, along a direction in which it is `due` and the builder has `found`.
+    `formula` is the derivative that holds, and `known` the finding that has this fault, "" where there is none.
     """
 
     kind: str
@@ -47,6 +51,8 @@ class Fault:
     by: str = ""
     due: float = 0.0
     found: float = 0.0
+    formula: str = ""
+    known: str = ""
 
     def __str__(self) -> str:
         label = ", ".join(f"{op} {name!r}" for op, name in zip(self.operators, self.nodes, strict=True))
@@ -66,7 +72,9 @@ class Bisected:
     silent: Mapping[str, str]
 
 
-def bisect(model: ModelProto, feeds: Mapping[str, Any], builder: str | Build, seed: int = 0) -> Bisected:
+def bisect(
+    model: ModelProto, feeds: Mapping[str, Any], builder: str | Build, seed: int = 0, name: str = ""
+) -> Bisected:
     """Find the nodes whose gradient a builder gets wrong, refuses or dies of.
 
     The whole model is asked first: nothing is said of a builder that gets that right.
@@ -75,6 +83,7 @@ def bisect(model: ModelProto, feeds: Mapping[str, Any], builder: str | Build, se
     :param feeds: the values of its inputs, by name.
     :param builder: the name of a builder of the suite, "package.module:function", or what makes the gradient of a question.
     :param seed: of cotangents and directions.
+    :param name: what the suite calls a builder that is given as a function: findings about it are named.
     :raises InvalidModelError: the model cannot be read.
     :raises FeedError: the feeds do not fit the model.
     :raises BackendError: the interpreter does not run the model.
@@ -91,19 +100,33 @@ def bisect(model: ModelProto, feeds: Mapping[str, Any], builder: str | Build, se
     """
     if isinstance(builder, str):
         get_builder(builder)
-    search = _Search(Replay(model, feeds), builder, seed)
-    faults = search.faults(0, len(search.nodes))
+    search = _Search(Values(model, feeds), builder, seed)
+    name = builder if isinstance(builder, str) else name
+    faults = [_explained(fault, name) for fault in search.faults(0, len(search.nodes))]
     return Bisected(tuple(faults), search.built, search.silent)
+
+
+def _explained(fault: Fault, builder: str) -> Fault:
+    """The fault with the formula that holds for its operator, and what is known of the builder and the operator."""
+    if len(fault.operators) > 1:
+        return replace(fault, formula="the adjoints of a value that several nodes read are added")
+    [operator] = fault.operators
+    try:
+        formula = explain(operator).text
+    except UnknownNameError:
+        formula = ""
+    known = [one.fault for one in builder_findings() if one.operator == operator and builder in one.builders]
+    return replace(fault, formula=formula, known="; ".join(known))
 
 
 class _Search:
     """The parts of a model, and what a builder makes of them."""
 
-    def __init__(self, replay: Replay, builder: str | Build, seed: int) -> None:
-        self.replay, self.seed = replay, seed
-        self.nodes = [node for node in replay.nodes if node.op_type != "Constant"]
+    def __init__(self, values: Values, builder: str | Build, seed: int) -> None:
+        self.values, self.seed = values, seed
+        self.nodes = [node for node in values.model.graph.node if node.op_type != "Constant"]
         self._build: Build = (lambda question: attempt(builder, question)) if isinstance(builder, str) else builder
-        self._outputs = {value.name for value in replay.model.graph.output}
+        self._outputs = {value.name for value in values.model.graph.output}
         self._readers: dict[str, int] = {}  # the last node that reads a value
         for position, node in enumerate(self.nodes):
             self._readers.update(dict.fromkeys(reads_of(node), position))
@@ -168,9 +191,9 @@ class _Search:
 
         :raises LookupError: it draws random numbers, or reads or makes something that is no tensor of finite numbers.
         """
-        made, replay = ModelProto(), self.replay
-        made.ir_version = replay.model.ir_version
-        made.opset_import.extend(replay.model.opset_import)
+        made, values = ModelProto(), self.values
+        made.ir_version = values.model.ir_version
+        made.opset_import.extend(values.model.opset_import)
         made.graph.name = "part"
         made.graph.node.extend(nodes)
         if drawing := next((node for node in nodes if may_draw(node)), None):
@@ -180,27 +203,28 @@ class _Search:
         wrt: list[str] = []
         for name in dict.fromkeys(name for node in nodes for name in reads_of(node) if name not in inside):
             value = self._tensor(name)
-            if name in replay.constants:
+            if name in values.constants:
                 made.graph.initializer.append(numpy_helper.from_array(value, name))
             else:
                 feeds[name] = value
                 made.graph.input.append(_described(name, value))
-            if value.dtype.kind == "f" and value.size and (value.ndim or name not in replay.constants):
+            if value.dtype.kind == "f" and value.size and (value.ndim or name not in values.constants):
                 wrt.append(name)
         outputs = [name for name in inside if name in self._outputs or self._readers.get(name, -1) >= last]
         cotangents: dict[str, np.ndarray] = {}
-        rng = np.random.default_rng([self.seed, len(inside)])
+        rng = np.random.default_rng([self.seed, 2, len(inside)])
         for name in sorted(outputs):
             value = self._tensor(name)
             made.graph.output.append(_described(name, value))
             if value.dtype.kind == "f" and value.size:
-                cotangents[name] = rng.standard_normal(value.shape).astype(value.dtype)
+                drawn = np.where(np.abs(value) > _MASK, 0.0, rng.standard_normal(value.shape))
+                cotangents[name] = drawn.astype(value.dtype)
         if not wrt or not cotangents:
             return None
         return Question("part", made, tuple(wrt), feeds, cotangents, self.seed)
 
     def _tensor(self, name: str) -> np.ndarray:
-        value = self.replay.right(name)
+        value = self.values.right(name)
         if not isinstance(value, np.ndarray) or value.dtype == object:
             raise LookupError(f"{name!r} is no tensor of numbers")
         if value.dtype.kind == "f" and not np.isfinite(value).all():
@@ -224,48 +248,35 @@ class _Search:
             )
         except RefgradError as error:
             return Fault(CRASHED, labels, operators, f"its gradient does not run: {error}")
-        forward = interpreter.prepare(_with_inputs(question.model, question.wrt), precision="float64")
+        evaluate = forward(question)
         rng = np.random.default_rng([self.seed, 1])
         for name in question.wrt:
-            direction = rng.standard_normal(question.at[name].shape)
-            due, off = self._along(forward, question, name, direction)
-            if due is None:
-                continue
-            gradient = (
-                np.asarray(results[built.gradients[name]]) if name in built.gradients else np.zeros(direction.shape)
-            )
-            if gradient.shape != direction.shape:
-                text = (
-                    f"the gradient by {name!r} has the shape {list(gradient.shape)}, and {list(direction.shape)} is due"
-                )
+            shape = question.at[name].shape
+            gradient = np.asarray(results[built.gradients[name]]) if name in built.gradients else np.zeros(shape)
+            if gradient.shape != shape:
+                text = f"the gradient by {name!r} has the shape {list(gradient.shape)}, and {list(shape)} is due"
                 return Fault(WRONG, labels, operators, text, name)
+            direction = _direction(question.at[name], gradient, rng)
+            told = settled(evaluate, question.at, name, direction, question.wide_cotangents, NAME)
+            if not isinstance(told, Directional):
+                continue
+            due, off = told.value, told.error
+            if not off <= _TOLD * (abs(due) + float(np.linalg.norm(direction)) * float(np.linalg.norm(gradient))):
+                continue
             found = float(np.sum(gradient * direction))
             size = float(np.linalg.norm(gradient) * np.linalg.norm(direction)) + abs(due)
             if not abs(found - due) <= 4 * off + _ALLOWED * size:
                 return Fault(WRONG, labels, operators, "", name, due, found)
         return None
 
-    def _along(self, forward: Any, question: Question, name: str, direction: np.ndarray) -> tuple[float | None, float]:
-        """The derivative by differences, and how far it may be off; None where no step tells it."""
-        for step in _STEPS:
-            scale = step * max(1.0, float(np.abs(question.at[name]).max(initial=0.0)))
-            try:
-                made = directional(forward.run, question.at, {name: direction}, question.wide_cotangents, scale)
-            except RefgradError:
-                continue
-            if np.isfinite(made.value) and made.error <= 1e-3 * (abs(made.value) + np.linalg.norm(direction) * 1e-3):
-                return made.value, made.error
-        return None, 0.0
 
-
-def _with_inputs(model: ModelProto, names: Sequence[str]) -> ModelProto:
-    """The model whose weights among `names` can be fed."""
-    made = ModelProto()
-    made.CopyFrom(model)
-    fed = {value.name for value in made.graph.input}
-    made.graph.input.extend(
-        _described(t.name, array_of(t)) for t in model.graph.initializer if t.name in names and t.name not in fed
-    )
+def _direction(x: np.ndarray, gradient: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """A random direction of the size of `x`, half of it along the gradient: a wrong factor shows."""
+    drawn = direction_at(np.where(np.abs(x) > _MASK, np.inf, x), rng)  # what hides others does not move
+    size, moved = rms(gradient), np.abs(drawn[np.isfinite(gradient) & (gradient != 0)])
+    if not size or not moved.size or not np.isfinite(gradient).all():
+        return drawn
+    made: np.ndarray = drawn + np.where(np.abs(x) <= _MASK, gradient, 0.0) / size * float(np.median(moved))
     return made
 
 

@@ -1,16 +1,18 @@
 """Every node of a model for itself, on an executor, fed with what is right: which one computes something else.
 
-What a node is fed is what the interpreter has for it in double, rounded to the node's types; so an error is the node's own, and
-none is inherited. How large it may be follows from the numbers: how much the result moves when each input moves by a rounding
-(the backward error of a sound kernel is of that size: Higham 2002, "Accuracy and Stability of Numerical Algorithms", section
-1.5), and what a sum of so many terms of that size loses (section 4.2).
+The interpreter runs the model; each node, those in bodies of Loop, Scan and If too, is then run on the executor with the inputs
+that it has there, so that an error is the node's own, and none is inherited. What is right is what the interpreter computes of
+these inputs in double. How large an error may be follows from the numbers: how much the result moves when each input moves by a
+rounding (the backward error of a sound kernel is of that size: Higham 2002, "Accuracy and Stability of Numerical Algorithms",
+section 1.5), and what a sum of so many terms of that size loses (section 4.2). One node is looked at at a time, so that this
+takes little more memory than the run itself.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ml_dtypes
@@ -19,17 +21,25 @@ from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, num
 
 from refgrad.backends import Backend
 from refgrad.backends.numpy import NumpyBackend
+from refgrad.conformance.locating.watching import (
+    Compute,
+    Watching,
+    bodies,
+    constants_of,
+    first_output,
+    label_of,
+)
 from refgrad.conformance.questions.rounding import ADDING_UP
 from refgrad.errors import RefgradError
 from refgrad.protos.external import array_of
 from refgrad.protos.inlining import inline_functions
-from refgrad.protos.walk import reads_of
 from refgrad.tables.randomness import may_draw, operator_of
 
 Progress = Callable[[int, int], None]
 DRAWS = 3  # of the inputs, each moved by a rounding
 _FACTOR = 8.0  # of what moving the inputs by one rounding moves: a kernel rounds more than once
 _QUANTIZING = frozenset((("", "QuantizeLinear"), ("", "DynamicQuantizeLinear")))
+_STEPS = frozenset(2**k for k in range(32))  # the rounds of a loop in which a node of its body is judged
 
 
 @dataclass(frozen=True)
@@ -38,7 +48,8 @@ class Replayed:
 
     `error` is the largest one of an element, and `allowed` what rounding explains there; `ratio` is the largest ratio of the
     two. `at` is the element with the largest ratio: its output, its place, what is right and what the executor has. `why` says
-    why the node was not judged; a node that the executor does not run has the reason in `failed`.
+    why the node was not judged; a node that the executor does not run has the reason in `failed`. A node of a body is `within`
+    the node of the graph at `position`, and was judged in its round `step`; `inside` are the wrong nodes of a node's bodies.
     """
 
     position: int
@@ -51,34 +62,42 @@ class Replayed:
     at: tuple[str, tuple[int, ...], float, float] | None = None
     why: str = ""
     failed: str = ""
+    within: str = ""
+    step: int = 0
+    inside: tuple[Replayed, ...] = ()
 
     @property
     def is_wrong(self) -> bool:
         """Whether the executor computes something else than the node means, or fails."""
         return self.ratio > 1 or bool(self.failed)
 
+    @property
+    def label(self) -> str:
+        """The operator, the name, and where a node of a body lies."""
+        place = f" in {self.within!r}, round {self.step}" if self.within else ""
+        return f"{self.operator} {self.name!r}{place}"
+
     def __str__(self) -> str:
-        label = f"{self.operator} {self.name!r}"
         if self.failed:
-            return f"{label} fails: {self.failed}"
+            return f"{self.label} fails: {self.failed}"
         if self.why:
-            return f"{label} is not judged: {self.why}"
+            return f"{self.label} is not judged: {self.why}"
         if self.at is None:
-            return f"{label} is right"
+            return f"{self.label} is right"
         output, place, due, found = self.at
         said = "is wrong" if self.is_wrong else "is right"
         where = f"{output!r} has {found:.9g} at {list(place)} and {due:.9g} is due"
-        return f"{label} {said}: {where}; rounding explains {self.allowed:.2g}"
+        return f"{self.label} {said}: {where}; rounding explains {self.allowed:.2g}"
 
 
 class Replay:
-    """A model, the values that are right for it, and one model for each of its nodes.
+    """A model and what it is fed; `run` looks at its nodes on an executor.
 
-    :param model: a model, which is not modified. Functions are written out; the body of a control-flow node belongs to it.
+    `repairs` has what is right for the outputs of the nodes that were found wrong, by their position in the graph.
+
+    :param model: a model, which is not modified. Functions are written out.
     :param feeds: the values of its inputs, by name.
     :raises InvalidModelError: the model cannot be read.
-    :raises FeedError: the feeds do not fit the model.
-    :raises BackendError: the interpreter does not run it.
     """
 
     def __init__(self, model: ModelProto, feeds: Mapping[str, Any]) -> None:
@@ -86,33 +105,59 @@ class Replay:
         self.model.CopyFrom(model)
         if self.model.functions:
             self.model = inline_functions(self.model)
+        self.feeds = dict(feeds)
         self.nodes = list(self.model.graph.node)
-        interpreter = NumpyBackend()
-        held = {tensor.name: array_of(tensor) for tensor in self.model.graph.initializer}
-        declared = interpreter.prepare(self.model).run(feeds, trace=True)
-        wide = interpreter.prepare(self.model, precision="float64").run(feeds, trace=True)
-        self.constants = set(held) - set(feeds)
-        for node in self.nodes:
-            if node.op_type == "Constant":
-                self.constants.update(node.output)
-        self._declared: dict[str, Any] = {**held, **declared, **feeds}
-        self._wide: dict[str, Any] = {**held, **wide, **{name: _widened(value) for name, value in feeds.items()}}
+        self.repairs: dict[int, dict[str, np.ndarray]] = {}
+        self._positions = {first_output(node): position for position, node in enumerate(self.nodes)}
+        self._inner = {first_output(node) for body in bodies(self.model) for node in body.node}
+        self._constants = constants_of(self.model) - set(feeds)
 
-    def right(self, name: str) -> Any:
-        """What is right for a value: that in double, rounded to its type."""
-        due, like = self._wide.get(name), self._declared.get(name)
-        if not isinstance(due, np.ndarray) or not isinstance(like, np.ndarray):
-            return like
-        return due.astype(like.dtype) if due.dtype != like.dtype else due
+    def run(self, executor: Backend, progress: Progress | None = None) -> list[Replayed]:
+        """Each node that computes something, in the order in which they run; of a node in a body the worst round.
 
-    def exact(self, name: str) -> Any:
-        """What is right for a value, in double."""
-        return self._wide.get(name)
+        :param progress: called with how many nodes are done, and how many there are.
+        :raises FeedError: the feeds do not fit the model.
+        :raises BackendError: the interpreter does not run it.
+        """
+        seen = _Seen(self, executor, progress)
+        NumpyBackend().prepare(self.model, precision=Watching(seen.look)).run(self.feeds)
+        return seen.found
 
-    def alone(self, node: NodeProto) -> tuple[ModelProto, dict[str, np.ndarray]]:
+    def judged(
+        self, node: NodeProto, values: Mapping[str, Any], results: Mapping[str, Any], executor: Backend, said: Replayed
+    ) -> tuple[Replayed, dict[str, np.ndarray]]:
+        """What came of one node, and what is right for it; nothing where it is not judged.
+
+        :param values: what it reads. :param results: what the interpreter computes, in the types of the model.
+        """
+        if may_draw(node):
+            return replace(said, why="it draws random numbers"), {}
+        try:
+            model, feeds = self._alone(node, values, results)
+            truth = _Truth(model, feeds, node)
+        except LookupError as error:
+            return replace(said, why=f"{error.args[0]}"), {}
+        except RefgradError as error:
+            return replace(said, why=f"the interpreter does not run it alone: {error}"), {}
+        right = {name: _like(due, results[name]) for name, due in truth.due.items()}
+        try:
+            found = executor.prepare(model).run(feeds)
+        except RefgradError as error:
+            return replace(said, failed=str(error)), right
+        worst = said
+        for output in truth.due:
+            one = _compared(said, output, np.asarray(found[output]), truth)
+            worst = one if one.failed or one.ratio > worst.ratio or worst.at is None else worst
+            if worst.failed:
+                break
+        return worst, right
+
+    def _alone(
+        self, node: NodeProto, values: Mapping[str, Any], results: Mapping[str, Any]
+    ) -> tuple[ModelProto, dict[str, np.ndarray]]:
         """A model of one node, and what it is fed. What the model has as a constant stays one.
 
-        :raises LookupError: it reads something that is no tensor.
+        :raises LookupError: it reads or makes something that is no tensor.
         """
         made = ModelProto()
         made.ir_version = self.model.ir_version
@@ -120,56 +165,68 @@ class Replay:
         made.graph.name = "node"
         made.graph.node.append(node)
         feeds: dict[str, np.ndarray] = {}
-        for name in dict.fromkeys(reads_of(node)):
-            value = self.right(name)
-            if not isinstance(value, np.ndarray):
+        for name, value in values.items():
+            if not isinstance(value, np.ndarray | np.generic):
                 raise LookupError(f"{name!r} is no tensor")
-            if name in self.constants:
-                made.graph.initializer.append(numpy_helper.from_array(value, name))
+            array = np.asarray(value)
+            if name in self._constants:
+                made.graph.initializer.append(numpy_helper.from_array(array, name))
             else:
-                feeds[name] = value
-                made.graph.input.append(_described(name, value))
-        for name in filter(None, node.output):
-            value = self._declared.get(name)
-            if not isinstance(value, np.ndarray):
+                feeds[name] = array
+                made.graph.input.append(_described(name, array))
+        for name, value in results.items():
+            if not isinstance(value, np.ndarray | np.generic):
                 raise LookupError(f"{name!r} is no tensor")
-            made.graph.output.append(helper.make_tensor_value_info(name, _kind(value), None))
+            made.graph.output.append(helper.make_tensor_value_info(name, _kind(np.asarray(value)), None))
         return made, feeds
 
-    def run(self, executor: Backend, progress: Progress | None = None) -> Iterator[Replayed]:
-        """Each node that computes something, in the order of the model.
 
-        :param progress: called with how many nodes are done, and how many there are.
-        """
-        for position, node in enumerate(self.nodes):
-            if progress is not None:
-                progress(position, len(self.nodes))
-            if node.op_type != "Constant":
-                yield self._judged(position, node, executor)
+class _Seen:
+    """What was seen of the nodes of a run."""
 
-    def _judged(self, position: int, node: NodeProto, executor: Backend) -> Replayed:
+    def __init__(self, replay: Replay, executor: Backend, progress: Progress | None) -> None:
+        self._replay, self._executor, self._progress = replay, executor, progress
+        self.found: list[Replayed] = []
+        self._body: dict[str, Replayed] = {}  # of the node that runs: the worst round of each node in its bodies
+        self._rounds: dict[str, int] = {}
+
+    def look(
+        self, node: NodeProto, inputs: tuple[Any, ...], outer: Mapping[str, Any], compute: Compute
+    ) -> tuple[Any, ...]:
+        """Judge one node, and return what the interpreter computes."""
+        replay, key = self._replay, first_output(node)
+        position = replay._positions.get(key)
+        is_inner = position is None and key in replay._inner
+        if position is not None:
+            self._body, self._rounds = {}, {}
+        results = compute()
+        if position is None and not is_inner:  # a part of what the interpreter makes of one node
+            return results
+        step = self._rounds[key] = self._rounds.get(key, 0) + 1
+        if is_inner and step not in _STEPS:
+            return results
         domain, op_type = operator_of(node)
-        name = node.name or next(filter(None, node.output), "")
         operator = f"{domain}.{op_type}" if domain else op_type
-        said = Replayed(position, name, operator, tuple(filter(None, node.output)))
-        if may_draw(node):
-            return _with(said, why="it draws random numbers")
-        try:
-            model, feeds = self.alone(node)
-            truth = _Truth(model, feeds, node)
-        except LookupError as error:
-            return _with(said, why=f"{error.args[0]}")
-        except RefgradError as error:
-            return _with(said, why=f"the interpreter does not run it alone: {error}")
-        try:
-            found = executor.prepare(model).run(feeds)
-        except RefgradError as error:
-            return _with(said, failed=str(error))
-        worst = said
-        for output, due in truth.due.items():
-            one = _compared(said, output, np.asarray(found[output]), due, truth.allowed(output))
-            worst = one if one.ratio > worst.ratio or worst.at is None else worst
-        return worst
+        outputs = tuple(filter(None, node.output))
+        values = {name: value for name, value in zip(node.input, inputs, strict=False) if name} | dict(outer)
+        made = {name: value for name, value in zip(node.output, results, strict=False) if name}
+        said = Replayed(-1 if position is None else position, label_of(node), operator, outputs)
+        if is_inner:
+            said = replace(said, step=step - 1)
+        one, right = replay.judged(node, values, made, self._executor, said)
+        if position is None:
+            worst = self._body.get(key)
+            if worst is None or (one.is_wrong and one.ratio > worst.ratio):
+                self._body[key] = one
+            return results
+        if self._progress is not None:
+            self._progress(position, len(replay.nodes))
+        inner = [replace(found, within=one.name, position=position) for found in self._body.values()]
+        one = replace(one, inside=tuple(wrong_nodes(inner)))
+        if one.is_wrong or one.inside:
+            replay.repairs[position] = right or {name: np.asarray(value) for name, value in made.items()}
+        self.found += [one, *inner]
+        return results
 
 
 class _Truth:
@@ -182,8 +239,7 @@ class _Truth:
         self._feeds = {**feeds, **{t.name: array_of(t) for t in model.graph.initializer}}
         self._eps = max((_eps(value.dtype) for value in self._feeds.values()), default=0.0)
         self.due = self._prepared.run(self._feeds)
-        self._moved = self._movements()
-        self._terms = self._sizes_of_terms()
+        self._moved: dict[str, np.ndarray] | None = None
 
     def _movements(self) -> dict[str, np.ndarray]:
         """How far the results move when every input moves by a rounding, the largest of some draws."""
@@ -212,51 +268,70 @@ class _Truth:
         except RefgradError:
             return {}
 
-    def allowed(self, output: str) -> np.ndarray:
-        """What rounding explains of the error of each element."""
+    def least(self, output: str) -> np.ndarray:
+        """What rounding explains of each element at the least: roundings of the element and of the largest one."""
         due = np.asarray(self.due[output])
         if not _is_float(due):
             room = 1.0 if operator_of(self._node) in _QUANTIZING else 0.0
             return np.full(due.shape, room)
         kind = helper.tensor_dtype_to_np_dtype(self._types[output])
         eps, tiny = max(self._eps, _eps(kind)), _limits(kind)[1]
-        terms = max((value.size for value in self._feeds.values() if _is_float(value)), default=1) / max(due.size, 1)
         with np.errstate(all="ignore"):
             size = np.abs(due)
             largest = np.max(size, where=np.isfinite(size), initial=0.0)
-            room = _FACTOR * self._moved[output] + 4 * eps * size + 2 * tiny
-            if output in self._terms:
-                room = room + eps * (4 + math.sqrt(max(terms, 1))) * self._terms[output]
-            else:  # approximations of functions are within a rounding of the largest result
-                room = room + 4 * eps * largest
-        made: np.ndarray = np.where(np.isfinite(room), room, np.inf)
+            made: np.ndarray = _bounded(4 * eps * size + 4 * eps * largest + 2 * tiny)
         return made
 
+    def allowed(self, output: str) -> np.ndarray:
+        """What rounding explains of the error of each element."""
+        due, room = np.asarray(self.due[output]), self.least(output)
+        if not _is_float(due):
+            return room
+        if self._moved is None:
+            self._moved, self._terms = self._movements(), self._sizes_of_terms()
+        eps = max(self._eps, _eps(helper.tensor_dtype_to_np_dtype(self._types[output])))
+        count = max((value.size for value in self._feeds.values() if _is_float(value)), default=1) / max(due.size, 1)
+        with np.errstate(all="ignore"):
+            room = room + _FACTOR * self._moved[output]
+            if output in self._terms:
+                room = room + eps * (4 + math.sqrt(max(count, 1))) * self._terms[output]
+        return _bounded(room)
 
-def _compared(said: Replayed, output: str, found: np.ndarray, due: Any, allowed: np.ndarray) -> Replayed:
-    due = np.asarray(due)
+
+def _bounded(room: np.ndarray) -> np.ndarray:
+    made: np.ndarray = np.where(np.isfinite(room), room, np.inf)
+    return made
+
+
+def _like(due: Any, result: Any) -> np.ndarray:
+    """What is right, in the type of the model."""
+    right, like = np.asarray(due), np.asarray(result)
+    return right.astype(like.dtype) if right.dtype != like.dtype else right
+
+
+def _compared(said: Replayed, output: str, found: np.ndarray, truth: _Truth) -> Replayed:
+    due = np.asarray(truth.due[output])
     if found.shape != due.shape:
-        return _with(said, failed=f"{output!r} has the shape {list(found.shape)}, and {list(due.shape)} is due")
+        return replace(said, failed=f"{output!r} has the shape {list(found.shape)}, and {list(due.shape)} is due")
     if found.dtype == object or not found.size:
         same = bool((found == due).all()) if found.size else True
-        return _with(said, failed="" if same else f"{output!r} has other texts")
+        return replace(said, failed="" if same else f"{output!r} has other texts")
     with np.errstate(all="ignore"):
         wide, right = found.astype(np.float64), due.astype(np.float64)
         limit = np.abs(right) > _limits(found.dtype)[2]  # it does not fit the type
         same = (wide == right) | (np.isnan(wide) & np.isnan(right)) | (limit & np.isinf(wide))
         error = np.where(same, 0.0, np.abs(wide - right))
         error = np.where(np.isnan(error), np.inf, error)
+        allowed = truth.least(output)
+        if not np.all(error <= allowed):
+            allowed = truth.allowed(output)
         ratio = np.where(error == 0, 0.0, error / np.maximum(allowed, np.finfo(float).tiny))
     at = np.unravel_index(int(np.argmax(ratio)), ratio.shape)
     place = tuple(int(k) for k in at)
-    return Replayed(
-        said.position, said.name, said.operator, said.outputs, float(ratio[at]), float(error[at]), float(allowed[at]),
-        (output, place, float(right[at]), float(wide[at])),
+    return replace(
+        said, ratio=float(ratio[at]), error=float(error[at]), allowed=float(allowed[at]),
+        at=(output, place, float(right[at]), float(wide[at])),
     )  # fmt: skip
-
-
-def _with(said: Replayed, **changes: Any) -> Replayed:
-    return Replayed(said.position, said.name, said.operator, said.outputs, **changes)
 
 
 def _with_inputs(model: ModelProto) -> ModelProto:

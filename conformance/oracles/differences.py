@@ -77,11 +77,11 @@ def estimates(
             if not np.any(direction):
                 found.append(Silent(oracle, STILL if kinked is None else KINKED, name))
                 break
-            evidence = _settled(function, at, name, direction, cotangents, oracle)
+            evidence = settled(function, at, name, direction, cotangents, oracle)
             if isinstance(evidence, Silent):  # where the shape depends on which elements are equal, they stay so
                 alike = without(tied(at[name], direction), kinked)
                 if not np.array_equal(alike, direction, equal_nan=True):
-                    evidence = _settled(function, at, name, alike, cotangents, oracle)
+                    evidence = settled(function, at, name, alike, cotangents, oracle)
             found.append(evidence)
     return found
 
@@ -110,7 +110,7 @@ def tied(x: np.ndarray, direction: np.ndarray) -> np.ndarray:
     return alike
 
 
-def _settled(
+def settled(
     function: Forward,
     at: Mapping[str, Any],
     name: str,

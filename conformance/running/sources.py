@@ -444,11 +444,12 @@ def _spelt(kind: int) -> str:
     return f"tensor({TensorProto.DataType.Name(kind).lower()})"
 
 
-def in_dtype(case: Case, dtype: str) -> Case | None:
+def in_dtype(case: Case, dtype: str, exact: bool = True) -> Case | None:
     """The case with every tensor of its float type in another; None where there is none or it would be another question.
 
     What an operator wants in one type alone (the scales of Resize) stays in that. It is another question where a finite
-    number overflows or becomes 0.
+    number overflows or becomes 0. Not `exact`, small numbers become 0 and large ones the largest of the type, as tools do
+    that convert a model.
     """
     if case.dtype == dtype:
         return case
@@ -462,12 +463,12 @@ def in_dtype(case: Case, dtype: str) -> Case | None:
     values = {v.name: v for v in model.graph.input if v.type.tensor_type.elem_type == old and v.name not in fixed}
     feeds = dict(case.feeds)
     for name in [name for name in feeds if name in values]:
-        array = _cast(feeds[name], dtype)
+        array = _cast(feeds[name], dtype, exact)
         if array is None:
             return None
         feeds[name] = array
     for name, tensor in tensors.items():
-        array = _cast(array_of(tensor), dtype)
+        array = _cast(array_of(tensor), dtype, exact)
         if array is None:
             return None
         tensor.CopyFrom(numpy_helper.from_array(array, name))
@@ -487,10 +488,13 @@ def _numpy(dtype: str) -> np.dtype[Any]:
     return np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
 
 
-def _cast(array: np.ndarray, dtype: str) -> np.ndarray | None:
-    """The array in another float type; None where a number leaves its range."""
+def _cast(array: np.ndarray, dtype: str, exact: bool = True) -> np.ndarray | None:
+    """The array in another float type; None where a number leaves its range, which is clipped where it need not be `exact`."""
     with np.errstate(over="ignore"):
         made = array.astype(_numpy(dtype))
+    if not exact:
+        most = ml_dtypes.finfo(_numpy(dtype)).max  # type: ignore[no-untyped-call]
+        return np.where(np.isfinite(array) & ~np.isfinite(made), np.copysign(most, made), made).astype(_numpy(dtype))
     wide, narrow = array.astype(np.float64), made.astype(np.float64)
     same = np.array_equal(np.isfinite(wide), np.isfinite(narrow)) and np.array_equal(wide == 0, narrow == 0)
     return made if same else None

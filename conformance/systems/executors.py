@@ -54,9 +54,9 @@ def get_executor(name: str) -> Backend:
 
 
 def run(
-    name: str, model: ModelProto, feeds: Mapping[str, Any], outputs: Iterable[str] | None = None
+    name: str, model: ModelProto, feeds: Mapping[str, Any], outputs: Iterable[str] | None = None, **options: Any
 ) -> dict[str, np.ndarray]:
-    """What an executor computes of a model: all outputs, or those named.
+    """What an executor computes of a model: all outputs, or those named. `options` are those of its `prepare`.
 
     :raises OptionError: there is no such executor.
     :raises FeedError: feeds that do not fit the model.
@@ -64,7 +64,7 @@ def run(
     :raises AnswerError: it returned something else than the outputs, or wrote into what it was fed.
     """
     before = {key: value.tobytes() for key, value in feeds.items() if isinstance(value, np.ndarray)}
-    results = get_executor(name).prepare(model).run(feeds, outputs)
+    results = get_executor(name).prepare(model, **options).run(feeds, outputs)
     if changed := [key for key, value in before.items() if feeds[key].tobytes() != value]:
         raise AnswerError(f"{name} wrote into what it was fed: {choices(changed)}.")
     if not isinstance(results, Mapping):

@@ -1,0 +1,655 @@
+"""Two gradients of one model, from two systems or recorded: which tensors differ, who is wrong, where, and the proof.
+
+The judge is refgrad's gradient in double on the interpreter, each disputed tensor of which is confirmed by central differences
+first. A tensor of a side is right where rounding explains its distance from the judge's. What a side gets wrong is followed to
+the node: to the rule, where the side's own gradient model is wrong in double too (`bisect`); to the kernel, where that model is
+right and the executor is not (`locate`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from onnx import ModelProto, TensorProto, helper
+
+from refgrad.backends.base import ModelLike, check_feeds, load_model
+from refgrad.backends.numpy import NumpyBackend
+from refgrad.conformance.locating.bisection import Bisected, bisect
+from refgrad.conformance.locating.location import Located, locate
+from refgrad.conformance.locating.nonfinite import Birth, births
+from refgrad.conformance.locating.recordings import Match, Matched, Recording, identity, match
+from refgrad.conformance.locating.sides import Live, Side, in_precision, side_of
+from refgrad.conformance.oracles.comparison import (
+    AGREED,
+    DISAGREED,
+    EXACT,
+    FLOAT64_BITS,
+    INCONCLUSIVE,
+    KINK,
+    SENSITIVE,
+    against_directions,
+    gravest,
+    outside_of_both,
+)
+from refgrad.conformance.oracles.differences import estimates
+from refgrad.conformance.questions.evidence import Built, Directional
+from refgrad.conformance.questions.feeds import SIZE, widened
+from refgrad.conformance.questions.kinked import kinked, kinks_of
+from refgrad.conformance.questions.point import (
+    Point,
+    Truth,
+    by_name,
+    in_float64,
+    inputs_of,
+    largest,
+    limits,
+    rounding,
+    with_values,
+)
+from refgrad.conformance.questions.question import Question
+from refgrad.conformance.questions.rounding import DRAWS, FEW_DRAWS
+from refgrad.conformance.systems.builders import CrashError
+from refgrad.errors import FeedError, OptionError, RefgradError, choices
+from refgrad.protos.malformed import explained
+from refgrad.protos.types import FLOATS
+from refgrad.reverse.assembly import names_in
+from refgrad.reverse.gradient import gradient as differentiate
+
+RIGHT, WRONG, CONVENTION, UNDECIDED, MISSING = "right", "wrong", "a convention", "undecided", "missing"
+OUTPUT, GRADIENT = "output", "gradient"
+_COARSER = 4  # bits: what a kink near the point may move
+_CONFIRMED = 8  # disputed tensors that differences are asked about
+_FEW = 1e-2  # of the norm: rounding that hides more hides the answer
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What one side has for a tensor: right, wrong, a convention at a kink, undecided or missing, and the reason."""
+
+    verdict: str
+    reason: str = ""
+    error: float | None = None
+    allowed: float | None = None
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One tensor of a comparison.
+
+    `kind` is "output" or "gradient"; `of` are the names in the model that it belongs to, and `how` a recorded one was found.
+    `apart` is the largest distance between the sides, relative to the largest element of the judge's.
+    """
+
+    name: str
+    kind: str
+    of: tuple[str, ...]
+    how: str
+    a: Seen
+    b: Seen
+    apart: float | None = None
+
+    @property
+    def verdict(self) -> str:
+        """What both sides come to, in words."""
+        both = self.a.verdict, self.b.verdict
+        if both[0] == both[1]:
+            return {RIGHT: "they agree", WRONG: "both are wrong"}.get(both[0], both[0])
+        for name, verdict in zip("ab", both, strict=True):
+            if verdict == WRONG:
+                return f"{name} is wrong"
+        return next(f"{name}: {verdict}" for name, verdict in zip("ab", both, strict=True) if verdict != RIGHT)
+
+    @property
+    def ok(self) -> bool:
+        """Whether both sides are right, or follow a convention at a kink."""
+        return {self.a.verdict, self.b.verdict} <= {RIGHT, CONVENTION}
+
+
+@dataclass(frozen=True)
+class Sided:
+    """What was found out about one side: why it has no gradient, its wrong rules, its wrong kernels, where NaN was born."""
+
+    label: str
+    failed: str = ""
+    rules: Bisected | None = None
+    kernels: Located | None = None
+    born: tuple[Birth, ...] = ()
+    unmatched: Mapping[str, str] = field(default_factory=dict)
+    matched: int = 0
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What came of a comparison: every tensor, and each side. `judge` says who confirmed the judge's gradient."""
+
+    tensors: tuple[Tensor, ...]
+    a: Sided
+    b: Sided
+    feeds: str
+    seed: int
+    judge: str
+
+    @property
+    def ok(self) -> bool:
+        """Whether both sides are right in every tensor."""
+        return not self.a.failed and not self.b.failed and all(tensor.ok for tensor in self.tensors)
+
+
+@explained
+def compare(
+    model: ModelLike,
+    a: str | Side | Mapping[str, Any],
+    b: str | Side | Mapping[str, Any],
+    feeds: Mapping[str, Any] | None = None,
+    *,
+    wrt: Sequence[str] | None = None,
+    outputs: Sequence[str] | None = None,
+    cotangent: str = "",
+    seed: int = 0,
+    size: int = SIZE,
+    sizes: Mapping[str, int] | None = None,
+    search: bool = True,
+    progress: Progress | None = None,
+) -> Comparison:
+    """Compare two gradients of a model, and find the nodes at fault.
+
+    :param a: a side: "builder@executor" or "builder@executor:precision"; tensors by name, or the path of a file or a folder of
+        them; a `Live`. `b` as well.
+    :param feeds: the inputs; by default those that a recording has, or random ones.
+    :param wrt: the inputs and initializers to differentiate by; by default every float one, or those that a recording has.
+    :param cotangent: "ones" or "random"; by default what a recording has for the outputs, ones with a recording that has
+        nothing, and random ones otherwise.
+    :param search: look for the nodes at fault.
+    :param progress: called with what is done, how far it is, and how far it goes.
+    :raises OptionError: a side that is none. :raises FeedError: feeds that do not fit.
+    :raises RefgradError: what `refgrad.gradient` refuses; a model that the interpreter does not run.
+
+    >>> import numpy as np, onnx.parser
+    >>> from refgrad.conformance import compare
+    >>> model = onnx.parser.parse_model(
+    ...     '<ir_version: 8, opset_import: ["": 18]> g (float[2] x) => (float[2] y) { h = Tanh(x)  y = Mul(h, x) }'
+    ... )
+    >>> x = np.float32([1, 2])
+    >>> recorded = {"x_grad": np.tanh(x) + x * (1 - np.tanh(x) ** 2)}
+    >>> found = compare(model, "refgrad@numpy", recorded, {"x": x})
+    >>> [(tensor.name, tensor.verdict) for tensor in found.tensors], found.ok
+    ([('x', 'they agree')], True)
+    """
+    if cotangent not in ("", "ones", "random"):
+        raise OptionError(f"cotangent={cotangent!r} is not known. There are 'ones' and 'random'.")
+    proto = load_model(model)
+    sides = [side.for_model(proto) if isinstance(side, Recording) else side for side in (side_of(a), side_of(b))]
+    recorded = [side for side in sides if isinstance(side, Recording)]
+    given = _feeds_of(proto, feeds, recorded)
+    if given is not None:
+        proto, given = with_values(proto, given)
+    gradient = differentiate(proto, wrt, outputs)
+    point = Point.choose(proto, gradient, given, seed, size, sizes)
+    point = replace(point, cotangents=_cotangents(point, recorded, cotangent))
+    judge = _Judge(point, gradient, seed)
+    work = [_Work(side, judge, progress) for side in sides]
+    try:
+        for one in work:
+            one.run()
+        tensors = tuple(_tensors(judge, work, asked=wrt is not None))
+        if search:
+            for place, one in enumerate(work):
+                one.search([tensor for tensor in tensors if _of(tensor, place).verdict in (WRONG, UNDECIDED)], place)
+    finally:
+        for side in sides:
+            if isinstance(side, Live):
+                side.close()
+    return Comparison(tensors, work[0].told(), work[1].told(), point.described, seed, judge.said)
+
+
+def _of(tensor: Tensor, place: int) -> Seen:
+    return (tensor.a, tensor.b)[place]
+
+
+def _feeds_of(
+    model: ModelProto, feeds: Mapping[str, Any] | None, recorded: Sequence[Recording]
+) -> dict[str, Any] | None:
+    """The feeds that are given, or that a recording has."""
+    if feeds is not None:
+        return check_feeds(feeds, inputs_of(model))
+    needed = [value.name for value in inputs_of(model) if not value.has_default]
+    for recording in recorded:
+        if needed and all(name in recording.values for name in needed):
+            return check_feeds({name: recording.values[name] for name in needed}, inputs_of(model))
+    if recorded:
+        lacking = [name for name in needed if all(name not in one.values for one in recorded)]
+        if lacking:
+            raise FeedError(
+                f"A recording belongs to certain inputs, and {choices(lacking)} are not in it. Give them: --feeds F.npz."
+            )
+    return None
+
+
+def _cotangents(point: Point, recorded: Sequence[Recording], kind: str) -> dict[str, np.ndarray]:
+    """The cotangents, in the model's types: recorded ones, ones or random ones."""
+    made = {}
+    for output, name in point.seeds_of.items():
+        value = point.cotangents[name]
+        held = next((one.gradients[output] for one in recorded if output in one.gradients), None)
+        if held is not None and not kind:
+            if held.shape != value.shape:
+                raise FeedError(
+                    f"The recorded cotangent of {output!r} has the shape {held.shape}, and {value.shape} is due."
+                )
+            value = held.astype(value.dtype)
+        elif kind == "ones" or (recorded and not kind):
+            value = np.ones_like(value)
+        made[name] = value
+    return made
+
+
+class _Judge:
+    """refgrad in double, and what differences say of it."""
+
+    def __init__(self, point: Point, gradient: ModelProto, seed: int) -> None:
+        self.point, self.gradient, self.seed = point, gradient, seed
+        results = in_float64(gradient).run(point.wide | point.seeds)
+        self.truth = Truth(point, gradient, by_name(results, point.names))
+        self.outputs = {name: np.asarray(value) for name, value in point.forward.run(point.wide).items()}
+        self._confirmed: dict[str, str] = {}
+        self._kinked: dict[str, np.ndarray | None] = {}
+        self.has_kinks = bool(kinks_of(point.model))
+
+    @property
+    def said(self) -> str:
+        """What differences said of the tensors that they were asked about."""
+        if not self._confirmed:
+            return "refgrad in double"
+        bad = sorted(name for name, verdict in self._confirmed.items() if verdict == DISAGREED)
+        if bad:
+            return f"refgrad in double; central differences contradict it in {choices(bad)}"
+        agreed = sum(verdict == AGREED for verdict in self._confirmed.values())
+        return f"refgrad in double; central differences confirm {agreed} of {len(self._confirmed)} disputed tensors"
+
+    def confirmed(self, name: str) -> str:
+        """The verdict of central differences on the judge's own gradient."""
+        if name not in self._confirmed and len(self._confirmed) >= _CONFIRMED:
+            return AGREED
+        if name not in self._confirmed:
+            point = self.point
+            rng = np.random.default_rng([self.seed, 1])
+            mask = self.kinked(name)
+            still = {} if mask is None else {name: mask}
+            said = estimates(point.evaluate, point.wide, [name], point.cotangent_of, rng, still=still)
+            found = [one for one in said if isinstance(one, Directional)]
+            got = self.truth.gradients[name]
+            if mask is not None:
+                got = np.where(mask, 0.0, got)
+            judged = gravest(
+                [against_directions(self.truth, name, got, found, EXACT, exact=True)] if found else [_silent()]
+            )
+            self._confirmed[name] = judged.verdict
+        return self._confirmed[name]
+
+    def kinked(self, name: str) -> np.ndarray | None:
+        """Where the elements of an input lie that are at a kink; None where there are none."""
+        if not self.has_kinks:
+            return None
+        if name not in self._kinked:
+            point = self.point
+            found = kinked(point.model, point.forward, point.wide, [name], list(point.seeds_of))
+            self._kinked[name] = found.get(name)
+        return self._kinked[name]
+
+    def explanations(self, match: Match, tolerance: float, bits: int) -> Iterator[tuple[np.ndarray, str]]:
+        """What explains an error of each element, more and more of it, each with what a reader has to know."""
+        truth, names = self.truth, match.names
+        size = max((largest(truth.gradients[name]) for name in names), default=0.0)
+        floor = max(limits(self.point.dtype(name))[1] * truth.gradients[name].size ** 0.5 for name in names)
+        room = np.full(match.shape, max(tolerance * size, floor))
+        yield room, ""
+        room = room + match.made_of({name: SENSITIVE * np.abs(truth.moved(name, bits)) for name in names}, sizes=True)
+        yield room, ""
+        for draws in (FEW_DRAWS, DRAWS):
+            spread = {name: SENSITIVE * truth.spread(name, bits, draws) for name in names}
+            wider = room + match.made_of(spread, sizes=True)
+            yield wider, ""
+        wider = wider + match.made_of({name: truth.spread(name, bits - _COARSER) for name in names}, sizes=True)
+        yield wider, "a kink is near: rounding moves single elements far"
+        yield (
+            wider + match.made_of({name: SENSITIVE * truth.spread_apart(name, bits) for name in names}, sizes=True),
+            "",
+        )
+
+    def is_noise(self, match: Match, size: float) -> bool:
+        """Whether the gradient in double is no more than its own rounding."""
+        made = (
+            match.made_of({name: np.abs(move(name, FLOAT64_BITS)) for name in match.names}, sizes=True)
+            for move in (self.truth.moved, self.truth.spread)
+        )
+        return any(size <= SENSITIVE * largest(one) for one in made)
+
+
+def _silent() -> Any:
+    from refgrad.conformance.oracles.comparison import Judged
+
+    return Judged(INCONCLUSIVE, note="no element can move")
+
+
+class _Work:
+    """One side at work."""
+
+    def __init__(self, side: Side, judge: _Judge, progress: Progress | None) -> None:
+        self.side, self.judge, self._progress = side, judge, progress
+        self.failed = ""
+        self.outputs: dict[str, np.ndarray] = {}
+        self.gradients: dict[str, np.ndarray] = {}
+        self.matched = Matched({}, {})
+        self.truth_of_side: _Judge = judge
+        self.wrong_in_double: list[str] = []
+        self._built: Built | None = None
+        self._feeds: dict[str, Any] = {}
+        self._bisected: Bisected | None = None
+        self._located: Located | None = None
+        self._born: tuple[Birth, ...] = ()
+
+    # What it has
+
+    def run(self) -> None:
+        """Get the tensors of the side."""
+        if isinstance(self.side, Recording):
+            self.outputs = {n: v for n, v in self.side.values.items() if n in self.judge.outputs}
+            outputs = self.judge.outputs.keys() - self.judge.truth.gradients.keys()
+            held = {n: v for n, v in self.side.gradients.items() if n not in outputs}
+            self.gradients = held
+            recording = Recording(self.side.label, self.side.values, held)
+            self.matched = match(self.judge.point.model, recording, self.judge.truth.gradients)
+            return
+        try:
+            self._run(self.side)
+        except OptionError:  # what was asked for, and no fault
+            raise
+        except (CrashError, RefgradError) as error:
+            self.failed = str(error)
+        except Exception as error:  # a builder that is a function raises anything
+            self.failed = f"it raised {type(error).__name__}: {error}"
+
+    def _run(self, side: Live) -> None:
+        judge = self.judge
+        point = judge.point
+        self.matched = Matched({n: identity(n, v.shape) for n, v in judge.truth.gradients.items()}, {})
+        model, feeds = in_precision(point.model, point.feeds, side.recast)
+        if model is not point.model:
+            self.truth_of_side = judge = _recast(judge, model, feeds)
+            point = judge.point
+        question = Question("model", model, tuple(point.names), feeds, _by_output(point), judge.seed)
+        self._tell("build", 0, 1)
+        self._built = built = side.build(question)
+        self._feeds = built.feeds(feeds, question.cotangents)
+        in_double = built.named(NumpyBackend().prepare(built.model, precision="float64").run(widened(self._feeds)))
+        self.wrong_in_double = [
+            name for name, value in judge.truth.gradients.items() if not _is_exact(judge, name, in_double.get(name))
+        ]
+        self._tell("run", 0, 1)
+        made = built.named(side.backend.prepare(built.model).run(self._feeds))
+        zero = {name: np.zeros_like(point.wide[name]) for name in point.names if name not in built.gradients}
+        self.gradients = made | zero
+        self.outputs = {n: np.asarray(v) for n, v in side.backend.prepare(model).run(feeds).items()}
+
+    # What it is worth
+
+    def seen(self, name: str, theirs: np.ndarray | None, match: Match) -> Seen:
+        """The verdict on a gradient."""
+        judge = self.truth_of_side
+        if theirs is None:
+            return Seen(MISSING, self.failed or "it has no such tensor")
+        due = match.made_of(judge.truth.gradients)
+        if theirs.shape != due.shape:
+            if np.squeeze(theirs).shape != np.squeeze(due).shape:
+                return Seen(WRONG, f"it has the shape {list(theirs.shape)}, and {list(due.shape)} is due")
+            theirs = theirs.reshape(due.shape)
+        open_ = ~np.isfinite(due)
+        bad = ~np.isfinite(theirs.astype(np.float64)) & ~open_
+        if bad.any():
+            return Seen(WRONG, f"{np.count_nonzero(bad)} of {bad.size} elements are not finite, and are in double")
+        seen = self._judged(np.where(open_, 0, theirs), np.where(open_, 0.0, due), match, open_)
+        if open_.any():
+            said = f"{np.count_nonzero(open_)} of {open_.size} elements are not finite in double: they are not judged"
+            return replace(seen, reason=f"{seen.reason}; {said}" if seen.reason else said)
+        return seen
+
+    def _judged(self, theirs: np.ndarray, due: np.ndarray, match: Match, open_: np.ndarray) -> Seen:
+        judge = self.truth_of_side
+        wide = theirs.astype(np.float64)
+        error, size = np.abs(wide - due), largest(due)
+        bits = max(min(1 - round(float(np.log2(limits(theirs.dtype)[0]))), judge.truth.bits), 2)
+        tolerance = max(rounding(len(judge.gradient.graph.node), judge.point.model), 16 * limits(theirs.dtype)[0])
+        explained, note = np.zeros(0), ""
+        for room, why in judge.explanations(match, tolerance, bits):
+            explained, note = np.where(open_, 0.0, room), why
+            if np.all((error <= explained) & np.isfinite(explained)):
+                break
+        else:
+            return self._disputed(wide, due, error, explained, match, tolerance)
+        most = float(error.max(initial=0.0))
+        numbers = most / size if size else 0.0, largest(explained) / size if size else tolerance
+        if self._is_exactly_wrong(match):
+            return Seen(
+                WRONG, "rounding could hide it, but in double this side's own gradient model is wrong", *numbers
+            )
+        if size <= largest(explained) and judge.is_noise(match, size):
+            return Seen(RIGHT, "it is zero up to rounding", *numbers)
+        hidden = largest(explained) > _FEW * size and float(np.linalg.norm(error)) > _FEW * float(np.linalg.norm(due))
+        if hidden:
+            return Seen(UNDECIDED, note or "rounding hides more than 1 % of it", *numbers)
+        return Seen(RIGHT, "", *numbers)
+
+    def _is_exactly_wrong(self, match: Match) -> bool:
+        return isinstance(self.side, Live) and any(name in self.wrong_in_double for name in match.names)
+
+    def _disputed(
+        self,
+        wide: np.ndarray,
+        due: np.ndarray,
+        error: np.ndarray,
+        explained: np.ndarray,
+        match: Match,
+        tolerance: float,
+    ) -> Seen:
+        """An error that rounding does not explain: a fault, a kink's convention in some elements, or nobody can tell."""
+        judge, size = self.truth_of_side, largest(due)
+        beyond = ~((error <= explained) & np.isfinite(explained))
+        with np.errstate(all="ignore"):
+            worst = np.unravel_index(int(np.argmax(np.where(beyond, error / explained, -1.0))), error.shape)
+        place = [int(k) for k in worst]
+        numbers = (
+            float(error[worst] / size) if size else float("inf"),
+            float(explained[worst] / size) if size else tolerance,
+        )
+        off = f"{np.count_nonzero(beyond)} of {beyond.size} elements are off"
+        said = f"{off}; {place} is {wide[worst]:.6g}, and {due[worst]:.6g} is due"
+        if not size:
+            said = f"it is {wide[worst]:.3g} at {place}, and 0 is due"
+        if len(match.names) == 1 and judge.has_kinks and due.shape == judge.point.wide[match.names[0]].shape:
+            name = match.names[0]
+            mask = judge.kinked(name)
+            if mask is not None and mask.any():
+                rng = np.random.default_rng([judge.seed, 4])
+                apart = (
+                    outside_of_both(judge.truth, name, wide, tolerance, rng, mask & beyond)
+                    if (mask & beyond).any()
+                    else ""
+                )
+                if not (beyond & ~mask).any() and not apart:
+                    return Seen(
+                        CONVENTION,
+                        f"{np.count_nonzero(beyond)} elements are at a kink, between both derivatives",
+                        *numbers,
+                    )
+                if apart and not (beyond & ~mask).any():
+                    return Seen(WRONG, f"at a kink, but outside of the derivatives of both sides: {apart}", *numbers)
+                said += f"; {np.count_nonzero(mask)} elements at a kink are not counted" if not apart else f"; {apart}"
+        verdicts = {judge.confirmed(name) for name in match.names if name in judge.point.wide}
+        if DISAGREED in verdicts:
+            return Seen(UNDECIDED, f"{said}; but central differences contradict the judge's gradient too", *numbers)
+        if verdicts == {KINK}:
+            return Seen(UNDECIDED, f"{said}; the point is at a kink", *numbers)
+        return Seen(WRONG, said, *numbers)
+
+    # Where it goes wrong
+
+    def search(self, disputed: Sequence[Tensor], place: int) -> None:
+        """Look for the rules and kernels at fault."""
+        side, judge = self.side, self.truth_of_side
+        if not isinstance(side, Live) or not (disputed or self.failed):
+            return
+        point = judge.point
+        if self._built is None or self.wrong_in_double:
+            self._tell("rules", 0, 1)
+            self._bisected = bisect(point.model, point.feeds, side.build, judge.seed, str(side).partition("@")[0])
+        if self._built is None:
+            return
+        wrong = [tensor for tensor in disputed if not set(tensor.of) <= set(self.wrong_in_double)]
+        if wrong or not self.wrong_in_double or self.failed:
+            model = self._built.model
+            feeds = self._feeds
+            if self.failed or any(tensor.kind == GRADIENT for tensor in wrong) or not wrong:
+                self._located = locate(model, feeds, side.backend, lambda k, n: self._tell("kernels", k, n))
+            if wrong and (self._located is None or self._located.is_right) and any(t.kind == OUTPUT for t in wrong):
+                self._located = locate(point.model, point.feeds, side.backend, lambda k, n: self._tell("kernels", k, n))
+        if any("not finite" in _of(tensor, place).reason for tensor in disputed):
+            self._born = births(self._built.model, self._feeds, side.backend)
+
+    def told(self) -> Sided:
+        """What was found out."""
+        return Sided(
+            str(self.side), self.failed, self._bisected, self._located, self._born, self.matched.left, len(self.matched.found)
+        )  # fmt: skip
+
+    def _tell(self, what: str, done: int, total: int) -> None:
+        if self._progress is not None:
+            self._progress(f"{self.side}: {what}", done, total)
+
+
+def _by_output(point: Point) -> dict[str, np.ndarray]:
+    return {output: point.cotangents[name] for output, name in point.seeds_of.items()}
+
+
+def _is_exact(judge: _Judge, name: str, found: np.ndarray | None) -> bool:
+    """Whether a gradient computed in double is right."""
+    due = judge.truth.gradients[name]
+    got = np.zeros_like(due) if found is None else np.asarray(found, np.float64)
+    if got.shape != due.shape:
+        return False
+    with np.errstate(all="ignore"):
+        error = np.where((got == due) | (np.isnan(got) & np.isnan(due)), 0.0, np.abs(got - due))
+    size = largest(due[np.isfinite(due)])
+    if bool(np.all(error <= EXACT * max(size, largest(got[np.isfinite(got)])))):
+        return True
+    room = EXACT * size + SENSITIVE * (
+        np.abs(judge.truth.moved(name, FLOAT64_BITS)) + judge.truth.spread(name, FLOAT64_BITS)
+    )
+    mask = judge.kinked(name)
+    return bool(np.all((error <= room) | (False if mask is None else mask)))
+
+
+def _recast(judge: _Judge, model: ModelProto, feeds: Mapping[str, Any]) -> _Judge:
+    """The judge of the model in another float type: weights and feeds are those that the type can hold."""
+    point = judge.point
+    gradient = differentiate(model, list(point.names), list(point.seeds_of))
+    there = Point.choose(model, gradient, feeds, judge.seed, SIZE, None)
+    seeds_of, _ = names_in(gradient)
+    kinds = {value.name: value.type.tensor_type.elem_type for value in gradient.graph.input}
+    cotangents = {
+        seeds_of[output]: value.astype(helper.tensor_dtype_to_np_dtype(kinds[seeds_of[output]] or TensorProto.FLOAT))
+        for output, value in _by_output(point).items()
+    }
+    return _Judge(replace(there, cotangents=cotangents), gradient, judge.seed)
+
+
+# The rows
+
+
+def _tensors(judge: _Judge, work: Sequence[_Work], asked: bool) -> Iterator[Tensor]:
+    """Every tensor that both sides have, or that one of them is asked for and has not."""
+    recordings = [one for one in work if isinstance(one.side, Recording)]
+    floats = {v.name for v in judge.point.model.graph.output if v.type.tensor_type.elem_type in FLOATS}
+    for name in (name for name in judge.point.seeds_of if name in floats):
+        held = [one.outputs.get(name) for one in work]
+        if any(value is None for value in held):
+            continue
+        seen_a, seen_b = (_output(one, name) for one in work)
+        yield Tensor(name, OUTPUT, (name,), "name", seen_a, seen_b, _apart(held, judge.outputs[name]))
+    if not recordings:
+        for name in judge.truth.gradients:
+            yield _row(judge, work, identity(name, judge.truth.gradients[name].shape))
+        return
+    first = recordings[0]
+    for name in first.gradients:
+        if name in first.matched.found:
+            yield _row(judge, work, first.matched.found[name])
+    if asked:
+        for name in sorted(first.matched.of(judge.truth.gradients)):
+            yield _row(judge, work, identity(name, judge.truth.gradients[name].shape))
+
+
+def _row(judge: _Judge, work: Sequence[_Work], match: Match) -> Tensor:
+    held = []
+    for one in work:
+        if isinstance(one.side, Recording):
+            held.append(one.gradients.get(match.recorded))
+        elif all(name in one.gradients for name in match.names):
+            wrong = [n for n in match.names if one.gradients[n].shape != judge.truth.gradients[n].shape]
+            held.append(one.gradients[wrong[0]] if wrong else match.made_of(one.gradients))
+        else:
+            held.append(None)
+    seen = [one.seen(match.recorded, value, match) for one, value in zip(work, held, strict=True)]
+    apart = _apart(held, match.made_of(judge.truth.gradients))
+    return Tensor(match.recorded, GRADIENT, match.names, match.how, seen[0], seen[1], apart)
+
+
+def _apart(held: Sequence[np.ndarray | None], due: np.ndarray) -> float | None:
+    """How far the two are from each other, relative to the largest element that is due."""
+    first, second = held
+    if first is None or second is None or first.size != second.size or not first.size:
+        return None
+    with np.errstate(all="ignore"):
+        left, right = first.astype(np.float64).reshape(-1), second.astype(np.float64).reshape(-1)
+        off = np.where((left == right) | (np.isnan(left) & np.isnan(right)), 0.0, np.abs(left - right))
+    most = float(np.max(np.where(np.isnan(off), np.inf, off), initial=0.0))
+    return most / (largest(due[np.isfinite(due)]) or 1.0)
+
+
+def _output(work: _Work, name: str) -> Seen:
+    """The verdict on a result of the model itself."""
+    judge = work.truth_of_side
+    point, found, due = judge.point, work.outputs[name], judge.outputs[name]
+    if found.shape != due.shape:
+        return Seen(WRONG, f"it has the shape {list(found.shape)}, and {list(due.shape)} is due")
+    with np.errstate(all="ignore"):
+        wide = found.astype(np.float64)
+        error = np.where((wide == due) | (np.isnan(wide) & np.isnan(due)), 0.0, np.abs(wide - due))
+    error = np.where(np.isnan(error), np.inf, error)
+    size = largest(due[np.isfinite(due)])
+    tolerance = max(rounding(len(point.model.graph.node), point.model), 16 * limits(found.dtype)[0])
+    allowed = np.full(due.shape, tolerance * size)
+    if not np.all(error <= allowed):
+        allowed = allowed + SENSITIVE * _spread(judge, name)
+    worst = np.unravel_index(int(np.argmax(error / np.maximum(allowed, 1e-300))), error.shape) if error.size else ()
+    numbers = (float(error[worst] / (size or 1)), float(allowed[worst] / (size or 1))) if error.size else (0.0, 0.0)
+    if np.all(error <= allowed):
+        return Seen(RIGHT, "", *numbers)
+    place = [int(k) for k in worst]
+    return Seen(WRONG, f"{place} is {float(wide[worst]):.6g}, and {float(due[worst]):.6g} is due", *numbers)
+
+
+def _spread(judge: _Judge, name: str) -> np.ndarray:
+    """How far rounding moves a result of the model."""
+    from refgrad.conformance.questions.rounding import Drawn
+
+    point = judge.point
+    model = point.model
+    fed = {key: value for key, value in point.wide.items() if key in point.feeds}
+    drawn = Drawn(model, fed, {name: name}, {name: judge.outputs[name]}, judge.truth.bits)
+    for _ in range(DRAWS):
+        drawn.draw()
+    return drawn.spread(name)

@@ -1,0 +1,418 @@
+"""Where NaN and infinities are born: which node, which element, of what operands, and what to do about it.
+
+The interpreter walks through the model, bodies included, and each node is computed by the executor. A NaN is born in an element
+none of whose operands is one, an infinity where all are finite. What is born is followed to the results: an infinity that a
+mask makes, and that a Softmax takes away again, is nobody's fault.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from onnx import ModelProto, NodeProto, helper
+
+from refgrad.backends import Backend
+from refgrad.backends.base import ModelLike, check_feeds, load_model
+from refgrad.backends.numpy import NumpyBackend
+from refgrad.conformance.locating.causes import Cause, cause_of
+from refgrad.conformance.locating.watching import Compute, Watching, bodies, constants_of, first_output, label_of
+from refgrad.conformance.questions.feeds import SIZE, random_feeds
+from refgrad.conformance.questions.point import inputs_of, with_values
+from refgrad.conformance.systems.executors import get_executor
+from refgrad.errors import BackendError, NoGradientError, RefgradError
+from refgrad.protos.inlining import inline_functions
+from refgrad.protos.malformed import explained
+from refgrad.protos.walk import nested
+from refgrad.reverse.assembly import names_in
+from refgrad.reverse.gradient import gradient as differentiate
+from refgrad.reverse.gradient import preflight
+from refgrad.tables.randomness import may_draw, operator_of
+from refgrad.transforms.weights import weights
+
+_STACK = ("pkg.torch.onnx.stack_trace", "stack_trace")
+_BACKWARD = "_Grad/"
+_OPERANDS = 6  # that are shown
+Taint = frozenset[int]
+
+
+@dataclass(frozen=True)
+class Birth:
+    """Where a NaN or an infinity is born.
+
+    `at` is the first such element of `output`, `count` how many there are, `value` what it is, `operands` what it was computed
+    of. `cause` and `remedy` are for people. `forward` is the node of the model whose derivative a node belongs to, "" for a
+    node of the model itself; `within` and `step` say in which node's body, in which round. `of` are the births of the operands
+    that are not finite: positions in the list. `source` is the line of the program that was exported.
+    """
+
+    node: str
+    operator: str
+    output: str
+    at: tuple[int, ...]
+    value: float
+    count: int
+    operands: Mapping[str, float]
+    cause: str
+    remedy: str
+    kind: str
+    forward: str = ""
+    within: str = ""
+    step: int = 0
+    of: tuple[int, ...] = ()
+    source: str = ""
+
+    @property
+    def is_backward(self) -> bool:
+        """Whether it is a node of the gradient."""
+        return bool(self.forward)
+
+    def __str__(self) -> str:
+        side = f", in the gradient of {self.forward!r}" if self.forward else ""
+        body = f", in {self.within!r}, round {self.step}" if self.within else ""
+        more = f" and {self.count - 1} more elements" if self.count > 1 else ""
+        told = ", ".join(f"{name!r} = {value:.6g}" for name, value in self.operands.items())
+        of = f" of {told}" if told else ""
+        what = f"{self.output!r} is {self.value:.6g} at {list(self.at)}{more}{of}"
+        return f"{self.operator} {self.node!r}{side}{body}: {what}: {self.cause}"
+
+
+@dataclass(frozen=True)
+class NonFinite:
+    """Which results are not finite on an executor, and where that comes from: the first births first.
+
+    `elsewhere` says that the executor's own run and the walk, node by node, do not agree; `note` why a part was left out.
+    """
+
+    results: tuple[str, ...]
+    births: tuple[Birth, ...]
+    elsewhere: str = ""
+    note: str = ""
+
+    @property
+    def roots(self) -> tuple[Birth, ...]:
+        """The births that come of finite numbers: the others follow from them."""
+        return tuple(birth for birth in self.births if not birth.of)
+
+    @property
+    def ok(self) -> bool:
+        """Whether every result is finite, but for infinities that the model was given."""
+        return not self.births and not self.elsewhere
+
+
+@explained
+def nonfinite(
+    model: ModelLike,
+    feeds: Mapping[str, Any] | None = None,
+    *,
+    executor: str | Backend = "numpy",
+    wrt: Sequence[str] | None = None,
+    outputs: Sequence[str] | None = None,
+    forward: bool = False,
+    seed: int = 0,
+    size: int = SIZE,
+    sizes: Mapping[str, int] | None = None,
+) -> NonFinite:
+    """Say where NaN and infinities in a model's outputs and gradients are born.
+
+    :param feeds: the inputs; random ones by default.
+    :param executor: the name of an executor of the suite, or a backend.
+    :param wrt: what to differentiate by; by default the float inputs and the parameters that `refgrad.weights` finds.
+    :param forward: only look at the model, and at no gradient.
+    :raises RefgradError: a model that cannot be read, feeds that do not fit, an executor that does not exist.
+
+    >>> import numpy as np, onnx.parser
+    >>> from refgrad.conformance import nonfinite
+    >>> model = onnx.parser.parse_model(
+    ...     '<ir_version: 8, opset_import: ["": 18]> g (float[2] x) => (float[2] y) { [root] y = Sqrt(x) }'
+    ... )
+    >>> [birth] = nonfinite(model, {"x": np.float32([4, 0])}).births
+    >>> birth.forward, birth.at, birth.kind
+    ('root', (1,), 'division by 0')
+    """
+    backend = get_executor(executor) if isinstance(executor, str) else executor
+    proto = load_model(model)
+    inputs = inputs_of(proto)
+    if feeds is not None:
+        proto, given = with_values(proto, check_feeds(feeds, inputs))
+    else:
+        given = dict(random_feeds(inputs, seed=seed, size=size, sizes=sizes))
+    note = ""
+    made = proto
+    if not forward:
+        try:
+            made = differentiate(proto, _asked(proto, given) if wrt is None else wrt, outputs, keep_outputs=True)
+        except NoGradientError as error:
+            note = f"The gradient is left out: {error}"
+    seeds, _ = names_in(made)
+    if seeds:
+        results = NumpyBackend().prepare(proto).run(given)
+        rng = np.random.default_rng([seed, 0])
+        given |= {
+            n: np.asarray(rng.standard_normal(results[o].shape)).astype(results[o].dtype) for o, n in seeds.items()
+        }
+    names = {value.name for value in made.graph.input}
+    walk = _Walk(made, {name: value for name, value in given.items() if name in names}, backend, proto)
+    found, reached = walk.births()
+    whole, elsewhere = _whole(made, walk.feeds, backend, reached)
+    return NonFinite(tuple(whole), tuple(found), elsewhere, note)
+
+
+def _asked(model: ModelProto, feeds: Mapping[str, Any]) -> list[str] | None:
+    """The float inputs and the parameters: the derivative by a constant, such as an exponent, need not exist."""
+    constants = {name for name, weight in weights(model).items() if weight.kind != "parameter"}
+    names = [name for name in preflight(model).wrt if name not in constants or name in feeds]
+    return names or None
+
+
+def births(model: ModelProto, feeds: Mapping[str, Any], backend: Backend) -> tuple[Birth, ...]:
+    """The births in a model, such as a gradient, that reach its results."""
+    try:
+        return tuple(_Walk(model, feeds, backend, model).births()[0])
+    except RefgradError:
+        return ()
+
+
+def _whole(
+    model: ModelProto, feeds: Mapping[str, Any], backend: Backend, reached: Iterable[str]
+) -> tuple[list[str], str]:
+    """Which results are not finite in an untouched run, and what that says of the walk."""
+    try:
+        results = backend.prepare(model).run(feeds)
+    except RefgradError as error:
+        return list(reached), f"the executor does not run the whole model: {error}"
+    found = [name for name, value in results.items() if not _finite(value)]
+    alone = sorted(set(reached) - set(found))
+    only = sorted(set(found) - set(reached))
+    if only:
+        return found, (
+            f"{', '.join(only)}: not finite where the executor runs the whole model, and finite where it runs its nodes one by "
+            "one: what it fuses or reorders makes it"
+        )
+    if alone and not found:
+        return found, ""
+    return found, ""
+
+
+@dataclass
+class _Value:
+    """What is known of a value that is not finite."""
+
+    taint: Taint = field(default_factory=frozenset)
+
+
+class _Walk:
+    """A run, node by node, that remembers what is not finite and where it comes from."""
+
+    def __init__(self, model: ModelProto, feeds: Mapping[str, Any], backend: Backend, source: ModelProto) -> None:
+        self.model = ModelProto()
+        self.model.CopyFrom(model)
+        if self.model.functions:
+            self.model = inline_functions(self.model)
+        self.feeds = dict(feeds)
+        self._backend = backend
+        self._is_interpreter = isinstance(backend, NumpyBackend)
+        self._forward = {label_of(node): node for node in nested(source.graph.node)}
+        self._nodes = {first_output(node): node for node in nested(self.model.graph.node)}
+        self._main = {first_output(node) for node in self.model.graph.node}
+        self._inner = {first_output(node) for body in bodies(self.model) for node in body.node}
+        self._constants = constants_of(self.model)
+        self._taints: dict[str, Taint] = {}
+        self._found: list[Birth] = []
+        self._inside: list[int] = []  # the births in the bodies of the node that runs
+        self._rounds: dict[str, int] = {}
+
+    def births(self) -> tuple[list[Birth], list[str]]:
+        """The births that reach the results, and the results that they reach."""
+        for name, value in self.feeds.items():
+            if not _finite(value):
+                self._taints[name] = frozenset()
+        prepared = NumpyBackend().prepare(self.model, precision=Watching(self._look))
+        results = prepared.run(self.feeds)
+        reached: set[int] = set()
+        bad = []
+        for name, value in results.items():
+            if not _finite(value):
+                bad.append(name)
+                reached |= self._taints.get(name, frozenset())
+        while more := {one for k in reached for one in self._found[k].of} - reached:
+            reached |= more
+        kept = sorted(reached)
+        places = {old: new for new, old in enumerate(kept)}
+        found = [
+            replace(self._found[k], of=tuple(places[one] for one in self._found[k].of if one in places)) for k in kept
+        ]
+        return self._merged(self._told_in_double(found)), bad
+
+    def _merged(self, found: list[Birth]) -> list[Birth]:
+        return found
+
+    def _look(
+        self, node: NodeProto, inputs: tuple[Any, ...], outer: Mapping[str, Any], compute: Compute
+    ) -> tuple[Any, ...]:
+        key = first_output(node)
+        is_main, is_inner = key in self._main, key in self._inner
+        if is_main:
+            self._inside, self._rounds = [], {}
+        has_body = any(attribute.HasField("g") for attribute in node.attribute)
+        results = compute()
+        if not is_main and not is_inner:
+            return results
+        if not self._is_interpreter and not has_body and not may_draw(node):
+            results = self._on_executor(node, inputs, results)
+        step = self._rounds[key] = self._rounds.get(key, 0) + 1
+        known = {name: value for name, value in zip(node.input, inputs, strict=False) if name} | dict(outer)
+        if has_body:
+            taint = frozenset(self._inside) | self._taint_of(known)
+            for name, value in zip(node.output, results, strict=False):
+                if name and not _finite(value):
+                    self._taints[name] = taint
+        else:
+            self._born(node, known, results, "" if is_main else self._enclosing(key), step - 1)
+        if is_main and has_body:
+            for k in self._inside:
+                self._found[k] = replace(self._found[k], within=label_of(node))
+        return results
+
+    def _enclosing(self, key: str) -> str:
+        return "a body"
+
+    def _taint_of(self, values: Mapping[str, Any]) -> Taint:
+        return frozenset().union(*(self._taints.get(name, frozenset()) for name, v in values.items() if not _finite(v)))
+
+    def _born(self, node: NodeProto, values: Mapping[str, Any], results: Sequence[Any], within: str, step: int) -> None:
+        taint: Taint | None = None
+        for name, value in zip(node.output, results, strict=False):
+            if not name or _finite(value):
+                continue
+            if taint is None:
+                taint = self._taint_of(values)
+            cause = cause_of(node, values, np.asarray(value), self.model)
+            own: set[int] = set()
+            if cause is not None:
+                own.add(len(self._found))
+                if within:
+                    self._inside.append(len(self._found))
+                self._found.append(self._birth(node, name, np.asarray(value), cause, within, step, taint))
+            self._taints[name] = frozenset(own) | taint
+
+    def _birth(
+        self, node: NodeProto, output: str, value: np.ndarray, cause: Cause, within: str, step: int, taint: Taint
+    ) -> Birth:
+        domain, op_type = operator_of(node)
+        label = label_of(node)
+        forward = label.rpartition(_BACKWARD)[0].partition(_BACKWARD)[0] if _BACKWARD in label else ""
+        origin = self._forward.get(forward, node) if forward else node
+        kind, text, remedy = cause.kind, cause.text, cause.remedy
+        if forward and kind in ("0 · ∞", "0/0") and (where := self._dead_branch(origin)):
+            kind = "a dead branch"
+            text = f"{text}; {where!r} does not take this branch, whose derivative is infinite, and 0 · ∞ is no number"
+            remedy = "put a harmless value into the branch before this operator, with a Where on its input"
+        return Birth(
+            label, f"{domain}.{op_type}" if domain else op_type, output, cause.at, float(value[cause.at]), cause.count,
+            dict(list(cause.operands.items())[:_OPERANDS]), text, remedy, kind, forward, within, step,
+            tuple(sorted(taint)), _source_of(origin),
+        )  # fmt: skip
+
+    def _dead_branch(self, node: NodeProto) -> str:
+        """The Where that reads what the node makes, perhaps by way of other nodes; "" where there is none."""
+        names, seen = set(node.output), 0
+        for other in self._forward.values():
+            if names.isdisjoint(other.input):
+                continue
+            if other.op_type == "Where":
+                return label_of(other)
+            seen += 1
+            names |= set(other.output)
+        return ""
+
+    def _on_executor(self, node: NodeProto, inputs: tuple[Any, ...], results: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The results of the executor; those of the interpreter where it does not run the node alone."""
+        values = {name: np.asarray(v) for name, v in zip(node.input, inputs, strict=False) if name and v is not None}
+        outputs = [(name, r) for name, r in zip(node.output, results, strict=False) if name]
+        if not all(isinstance(r, np.ndarray | np.generic) for _, r in outputs):
+            return results
+        made = ModelProto(ir_version=self.model.ir_version)
+        made.opset_import.extend(self.model.opset_import)
+        made.graph.name = "node"
+        made.graph.node.append(node)
+        try:
+            for name, value in values.items():
+                if name in self._constants:
+                    made.graph.initializer.append(_tensor(name, value))
+                else:
+                    made.graph.input.append(_described(name, value))
+            made.graph.output.extend(_described(name, np.asarray(r), shape=False) for name, r in outputs)
+            fed = {name: value for name, value in values.items() if name not in self._constants}
+            found = self._backend.prepare(made).run(fed)
+        except (BackendError, RefgradError, KeyError, TypeError):
+            return results
+        return tuple(np.asarray(found[n]) if n in found else r for n, r in zip(node.output, results, strict=False))
+
+    def _told_in_double(self, found: list[Birth]) -> list[Birth]:
+        """What the same operands are in double: a 0 that is none there has underflowed."""
+        names = {name for one in found for name in (*one.operands, one.output) if not one.within}
+        if not names:
+            return found
+        try:
+            prepared = NumpyBackend().prepare(self.model, precision="float64")
+            known = [name for name in names if name not in self._constants and name not in self.feeds]
+            wide = prepared.run(self.feeds, known) if known else {}
+        except RefgradError:
+            return found
+        return [self._explained_by(one, wide) for one in found]
+
+    def _explained_by(self, one: Birth, wide: Mapping[str, Any]) -> Birth:
+        due = wide.get(one.output)
+        if one.within or not isinstance(due, np.ndarray) or due.ndim < len(one.at) or not np.isfinite(due[one.at]):
+            return one
+        for name, value in one.operands.items():
+            array = wide.get(name)
+            if value == 0 and isinstance(array, np.ndarray) and array.size:
+                held = array[_under(one.at, array.shape)] if array.ndim <= len(one.at) else array.reshape(-1)[0]
+                if held != 0:
+                    return replace(
+                        one, kind="underflow", cause=f"{one.cause}; {name!r} is {held:.3g} in double and 0 here: it underflows",
+                        remedy="scale, work with logarithms, or compute this part in a wider type",
+                    )  # fmt: skip
+        return replace(one, cause=f"{one.cause}; in double it is {float(due[one.at]):.6g}")
+
+
+def _under(at: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The element of an operand that an element of the result is made of, by broadcasting."""
+    return tuple(k if size > 1 else 0 for k, size in zip(at[len(at) - len(shape) :], shape, strict=True))
+
+
+def _source_of(node: NodeProto) -> str:
+    """The line of the program that torch's exporter wrote down for a node."""
+    for entry in node.metadata_props:
+        if entry.key in _STACK and entry.value.strip():
+            lines = [line.strip() for line in entry.value.strip().splitlines()]
+            places = [k for k, line in enumerate(lines) if line.startswith("File ")]
+            return " ".join(lines[places[-1] : places[-1] + 2]) if places else lines[-1]
+    return ""
+
+
+def _finite(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return all(map(_finite, value))
+    if not isinstance(value, np.ndarray | np.generic):
+        return True
+    array = np.asarray(value)
+    if array.dtype.kind in "iubOUSM":
+        return True
+    return bool(np.isfinite(array.astype(np.float64) if array.dtype.kind not in "fc" else array).all())
+
+
+def _tensor(name: str, value: np.ndarray) -> Any:
+    from onnx import numpy_helper
+
+    return numpy_helper.from_array(value, name)
+
+
+def _described(name: str, value: np.ndarray, shape: bool = True) -> Any:
+    return helper.make_tensor_value_info(
+        name, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape if shape else None
+    )

@@ -1,0 +1,492 @@
+"""The smallest model that still shows a failure, as a test and a bug report.
+
+The nodes at fault are cut out with their inputs (`compare`); then dimensions shrink and values become simple as long as the
+failure stays the same: its kind, its operators and the beginning of its message.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx.printer
+from onnx import ModelProto, NodeProto, helper, numpy_helper
+
+from refgrad.backends import Backend
+from refgrad.backends.numpy import NumpyBackend
+from refgrad.conformance.locating.bisection import WRONG, Fault, bisect
+from refgrad.conformance.locating.location import Located, locate
+from refgrad.conformance.locating.repair import Trial
+from refgrad.conformance.locating.replay import Replay
+from refgrad.conformance.locating.sides import PRECISIONS, Live, in_precision
+from refgrad.conformance.locating.values import Values
+from refgrad.conformance.locating.watching import label_of
+from refgrad.conformance.questions.evidence import Built
+from refgrad.conformance.questions.feeds import widened
+from refgrad.conformance.questions.point import in_float64
+from refgrad.conformance.questions.question import Question
+from refgrad.conformance.systems.builders import CrashError
+from refgrad.errors import FeedError, RefgradError
+from refgrad.protos.external import array_of
+from refgrad.protos.files import new_folder
+from refgrad.protos.walk import reads_of
+from refgrad.reverse.gradient import gradient as differentiate
+
+_TRIES = 200  # smaller models that are tried
+_WORDS = 6  # of a message that have to stay
+RULE, KERNEL = "rule", "kernel"
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A model and feeds that fail: what fails, how, the operators at fault, and where they are in the original model."""
+
+    kind: str  # of `RULE` or `KERNEL`
+    how: str  # wrong, refused, crashed
+    operators: tuple[str, ...]
+    nodes: tuple[str, ...]
+    message: str
+    model: ModelProto
+    feeds: Mapping[str, np.ndarray]
+
+    @property
+    def signature(self) -> tuple[str, str, tuple[str, ...], str]:
+        """What has to stay the same."""
+        return self.kind, self.how, tuple(sorted(self.operators)), _skeleton(self.message)
+
+
+@dataclass
+class Reduced:
+    """The smallest failure that was reached, what it should give and what it gives, and how many models were tried."""
+
+    failure: Failure
+    side: str
+    tried: int
+    interrupted: bool = False
+    due: dict[str, np.ndarray] = field(default_factory=dict)
+    found: dict[str, np.ndarray] = field(default_factory=dict)
+    gradient: ModelProto | None = None
+    fed: dict[str, np.ndarray] = field(default_factory=dict)
+
+    @property
+    def runs(self) -> ModelProto:
+        """The model that is run: the gradient that the builder made, or the model of the kernel."""
+        return self.failure.model if self.gradient is None else self.gradient
+
+
+def _skeleton(message: str) -> str:
+    """The beginning of a message without what differs from model to model: names, numbers and places."""
+    bare = re.sub(r"'[^']*'|\"[^\"]*\"|\d+", "", message)
+    return " ".join(bare.split()[:_WORDS])
+
+
+def reduce(
+    model: ModelProto,
+    side: Live,
+    feeds: Mapping[str, Any],
+    *,
+    wrt: Sequence[str] | None = None,
+    outputs: Sequence[str] | None = None,
+    seed: int = 0,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> Reduced:
+    """Find a failure of a side, and reduce it.
+
+    :param side: who builds the gradient and what runs it.
+    :param feeds: the inputs of the model.
+    :raises FeedError: nothing fails.
+    :raises RefgradError: the model cannot be read, differentiated or run on the interpreter.
+    """
+    model, feeds = in_precision(model, feeds, side.recast)
+    search = _Search(side, seed, progress)
+    failure = search.first(model, feeds, wrt, outputs)
+    reduced = Reduced(failure, str(side), 0)
+    try:
+        for smaller in search.smaller(failure):
+            reduced.failure = smaller
+    except KeyboardInterrupt:
+        reduced.interrupted = True
+    reduced.tried = search.tried
+    search.measure(reduced)
+    side.close()
+    return reduced
+
+
+class _Search:
+    """Smaller and smaller failures."""
+
+    def __init__(self, side: Live, seed: int, progress: Callable[[str, int, int], None] | None) -> None:
+        self._side, self._seed, self._progress = side, seed, progress
+        self.tried = 0
+
+    def first(
+        self,
+        model: ModelProto,
+        feeds: Mapping[str, Any],
+        wrt: Sequence[str] | None,
+        outputs: Sequence[str] | None,
+    ) -> Failure:
+        """The first failure of the side, cut out of the model."""
+        found = bisect(model, feeds, self._side.build, self._seed)
+        if found.faults:
+            return self._of_rule(found.faults[0], model, feeds)
+        question = _question(model, feeds, wrt, outputs, self._seed)
+        built = self._side.build(question)
+        fed = built.feeds(question.feeds, question.cotangents)
+        located = locate(built.model, fed, self._side.backend)
+        if located.is_right:
+            raise FeedError(
+                f"Nothing fails: the gradient that {self._side} makes is right for these feeds. Give those with which it fails "
+                "(--feeds)."
+            )
+        return self._of_kernel(located, built.model, fed)
+
+    def _of_rule(self, fault: Fault, model: ModelProto, feeds: Mapping[str, Any]) -> Failure:
+        values = Values(model, feeds)
+        part, fed = _cut(values, [n for n in values.model.graph.node if label_of(n) in fault.nodes])
+        return Failure(RULE, fault.kind, fault.operators, fault.nodes, fault.message, part, fed)
+
+    def _of_kernel(self, located: Located, model: ModelProto, feeds: Mapping[str, Any]) -> Failure:
+        values = Values(model, feeds)
+        nodes = list(values.model.graph.node)
+        message = located.failed
+        if located.culprits:
+            chosen = [nodes[located.culprits[0].found.position]]
+            message = located.culprits[0].found.failed
+        elif located.groups:
+            chosen = [nodes[k] for k in located.groups[0].positions]
+        else:
+            chosen = nodes
+        part, fed = _cut(values, chosen)
+        how = "crashed" if message else WRONG
+        operators = tuple(node.op_type for node in chosen)
+        return Failure(KERNEL, how, operators, tuple(map(label_of, chosen)), message, part, fed)
+
+    # Smaller
+
+    def smaller(self, failure: Failure) -> Iterator[Failure]:
+        """Each smaller failure that has the same signature: the last one is the smallest."""
+        again = True
+        while again and self.tried < _TRIES:
+            again = False
+            for model, feeds in _variants(failure.model, failure.feeds):
+                if self.tried >= _TRIES:
+                    return
+                self.tried += 1
+                if self._progress is not None:
+                    self._progress("reduce", self.tried, _TRIES)
+                made = self._failing(failure, model, feeds)
+                if made is not None:
+                    failure, again = made, True
+                    yield failure
+                    break
+
+    def _failing(self, failure: Failure, model: ModelProto, feeds: Mapping[str, np.ndarray]) -> Failure | None:
+        """The failure of a smaller model, if it is the same one."""
+        try:
+            if failure.kind == RULE:
+                found = bisect(model, feeds, self._side.build, self._seed).faults
+                if not found:
+                    return None
+                how, operators, message = found[0].kind, found[0].operators, found[0].message
+            else:
+                how, message = _outcome(model, feeds, self._side.backend)
+                operators = failure.operators
+        except (RefgradError, ValueError):
+            return None
+        made = Failure(failure.kind, how, operators, failure.nodes, message, model, feeds)
+        return made if how and made.signature == failure.signature else None
+
+    def measure(self, reduced: Reduced) -> None:
+        """What the smallest model should give, and what it gives."""
+        failure = reduced.failure
+        if failure.kind == KERNEL:
+            reduced.fed = dict(failure.feeds)
+            due = NumpyBackend().prepare(failure.model, precision="float64").run(failure.feeds)
+            _declare(failure.model, due)
+            like = NumpyBackend().prepare(failure.model).run(failure.feeds)
+            reduced.due = {name: np.asarray(value).astype(np.asarray(like[name]).dtype) for name, value in due.items()}
+            try:
+                found = self._side.backend.prepare(failure.model).run(failure.feeds)
+                reduced.found = {name: np.asarray(value) for name, value in found.items()}
+            except RefgradError:
+                pass
+            return
+        _declare(failure.model, NumpyBackend().prepare(failure.model).run(failure.feeds))
+        question = _question(failure.model, failure.feeds, None, None, self._seed)
+        right = Built.of(differentiate(failure.model, question.wrt, list(question.cotangents)))
+        wide = NumpyBackend().prepare(right.model, precision="float64")
+        due = right.named(wide.run(widened(right.feeds(question.feeds, question.cotangents))))
+        reduced.due = {name: value.astype(question.at[name].dtype) for name, value in due.items()}
+        try:
+            built = self._side.build(question)
+            reduced.fed = built.feeds(question.feeds, question.cotangents)
+            reduced.found = built.named(NumpyBackend().prepare(built.model).run(reduced.fed))
+            reduced.gradient = built.model
+        except (RefgradError, CrashError):
+            reduced.fed = dict(question.feeds)
+
+
+def _declare(model: ModelProto, results: Mapping[str, Any]) -> None:
+    """Declare the sizes of the outputs."""
+    for value in model.graph.output:
+        value.type.tensor_type.ClearField("shape")
+        for size in np.shape(results[value.name]):
+            value.type.tensor_type.shape.dim.add().dim_value = size
+        if not np.shape(results[value.name]):
+            value.type.tensor_type.shape.SetInParent()
+
+
+def _outcome(model: ModelProto, feeds: Mapping[str, Any], backend: Backend) -> tuple[str, str]:
+    """How an executor fails on a model, and its message; two empty texts where it does not."""
+    trial = Trial(Replay(model, feeds), backend)
+    errors, failed = trial.run(())
+    if failed:
+        return "crashed", failed
+    return ("" if errors.is_rounding else WRONG), ""
+
+
+def _question(
+    model: ModelProto,
+    feeds: Mapping[str, Any],
+    wrt: Sequence[str] | None,
+    outputs: Sequence[str] | None,
+    seed: int,
+) -> Question:
+    """The gradient by every float, with random cotangents."""
+    floats = {t.name for t in model.graph.initializer if array_of(t).dtype.kind == "f"}
+    named = [*(n for n, v in feeds.items() if np.asarray(v).dtype.kind == "f"), *sorted(floats)]
+    results = in_float64(model).run(widened(feeds))
+    plain = NumpyBackend().prepare(model).run(feeds)
+    rng = np.random.default_rng([seed, 0])
+    names = outputs or [n for n, v in plain.items() if np.asarray(v).dtype.kind == "f"]
+    cotangents = {n: np.asarray(rng.standard_normal(results[n].shape)).astype(plain[n].dtype) for n in names}
+    return Question("reduced", model, tuple(wrt or named), dict(feeds), cotangents, seed)
+
+
+def _cut(values: Values, nodes: Sequence[NodeProto]) -> tuple[ModelProto, dict[str, np.ndarray]]:
+    """These nodes as a model of its own, fed with what they read."""
+    source = values.model
+    made = ModelProto(ir_version=source.ir_version)
+    made.opset_import.extend(source.opset_import)
+    made.graph.name = "reduced"
+    made.graph.node.extend(nodes)
+    own = {name for node in nodes for name in node.output if name}
+    wanted = {v.name for v in source.graph.output}
+    inside = {id(node) for node in nodes}
+    wanted |= {name for node in source.graph.node if id(node) not in inside for name in reads_of(node)}
+    feeds: dict[str, np.ndarray] = {}
+    for name in dict.fromkeys(name for node in nodes for name in reads_of(node) if name not in own):
+        value = np.asarray(values.right(name))
+        if name in values.constants:
+            made.graph.initializer.append(numpy_helper.from_array(value, name))
+        else:
+            feeds[name] = value
+            made.graph.input.append(_described(name, value))
+    for name in (name for node in nodes for name in node.output if name):
+        if name in wanted:
+            kind = helper.np_dtype_to_tensor_dtype(np.asarray(values.right(name)).dtype)
+            made.graph.output.append(helper.make_tensor_value_info(name, kind, None))
+    return made, feeds
+
+
+def _described(name: str, value: np.ndarray) -> Any:
+    return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
+
+
+# Smaller models
+
+
+def _variants(model: ModelProto, feeds: Mapping[str, np.ndarray]) -> Iterator[tuple[ModelProto, dict[str, np.ndarray]]]:
+    """Models that are a step smaller or simpler, those that are much smaller first."""
+    held = {t.name: array_of(t) for t in model.graph.initializer}
+    arrays = {**feeds, **held}
+    sizes = sorted({size for a in arrays.values() for size in a.shape if size > 1}, reverse=True)
+    for size in sizes:
+        for smaller in dict.fromkeys((1, 2, size // 2)):
+            if 0 < smaller < size:
+                cut = {name: _of_size(array, size, smaller) for name, array in arrays.items()}
+                yield _with(model, feeds, cut)
+                yield _with(model, feeds, {name: _renamed(array, size, smaller) for name, array in cut.items()})
+    for name, array in arrays.items():
+        for axis, size in enumerate(array.shape):
+            if size > 1:
+                yield _with(model, feeds, {**arrays, name: np.take(array, range(1), axis)})
+    for name, array in arrays.items():
+        if array.dtype.kind == "f" and array.size:
+            for simple in (np.zeros_like(array), np.ones_like(array), np.round(array), np.round(array, 1)):
+                if not np.array_equal(simple, array) and _simplicity(simple) < _simplicity(array):
+                    yield _with(model, feeds, {**arrays, name: simple})
+
+
+def _simplicity(array: np.ndarray) -> tuple[int, int]:
+    """The fewer different numbers, and the fewer digits, the simpler."""
+    numbers = np.unique(array[np.isfinite(array)])
+    return len(numbers), sum(len(f"{number:g}") for number in numbers[:64])
+
+
+def _of_size(array: np.ndarray, size: int, smaller: int) -> np.ndarray:
+    made: np.ndarray = array[tuple(slice(smaller) if n == size else slice(None) for n in array.shape)]
+    return made
+
+
+def _renamed(array: np.ndarray, size: int, smaller: int) -> np.ndarray:
+    """Integers that say the size, as the shape of a Reshape does, say the smaller one."""
+    return np.where(array == size, smaller, array).astype(array.dtype) if array.dtype.kind == "i" else array
+
+
+def _with(
+    model: ModelProto, feeds: Mapping[str, np.ndarray], arrays: Mapping[str, np.ndarray]
+) -> tuple[ModelProto, dict[str, np.ndarray]]:
+    """The model with other feeds and initializers."""
+    made = ModelProto()
+    made.CopyFrom(model)
+    del made.graph.initializer[:], made.graph.input[:]
+    made.graph.input.extend(_described(name, arrays[name]) for name in feeds)
+    made.graph.initializer.extend(
+        numpy_helper.from_array(np.ascontiguousarray(arrays[t.name]).reshape(arrays[t.name].shape), t.name)
+        for t in model.graph.initializer
+    )
+    return made, {name: arrays[name] for name in feeds}
+
+
+# What is written
+
+_SESSION = """import onnxruntime
+
+session = onnxruntime.InferenceSession("model.onnx", providers=["{provider}"])
+found = session.run(outputs, feeds)
+"""
+_REFERENCE = """from onnx.reference import ReferenceEvaluator
+
+found = ReferenceEvaluator("model.onnx").run(outputs, feeds)
+"""
+_RUNNERS = {
+    "ort-cpu": _SESSION.format(provider="CPUExecutionProvider"),
+    "ort-cuda": _SESSION.format(provider="CUDAExecutionProvider"),
+    "onnx.reference": _REFERENCE,
+}
+_OWN = """from {module} import {attribute}
+
+results = {attribute}().prepare("model.onnx").run(feeds)
+found = [results[name] for name in outputs]
+"""
+SCRIPT = Path(__file__).with_name("reproduce.txt")
+
+
+def write(reduced: Reduced, folder: Path) -> None:
+    """Write the failure as a backend test of onnx, with a script that reproduces it and the text of a report.
+
+    The folder has model.onnx, test_data_set_0 with inputs, outputs (what is due) and actual_*.pb (what came), reproduce.py
+    and REPORT.md; for a builder also forward.onnx, the model that is differentiated.
+
+    :raises OutputFileError: the folder exists, or cannot be written.
+    """
+    with new_folder(folder) as made:
+        (made / "model.onnx").write_bytes(reduced.runs.SerializeToString())
+        if reduced.failure.kind == RULE:
+            (made / "forward.onnx").write_bytes(reduced.failure.model.SerializeToString())
+        data = made / "test_data_set_0"
+        data.mkdir()
+        inputs = [v.name for v in reduced.runs.graph.input if v.name in reduced.fed]
+        for k, name in enumerate(inputs):
+            _write_tensor(data / f"input_{k}.pb", name, reduced.fed[name])
+        for k, (name, shown) in enumerate(_outputs(reduced).items()):
+            if name in reduced.due:
+                _write_tensor(data / f"output_{k}.pb", shown, reduced.due[name])
+            if name in reduced.found:
+                _write_tensor(data / f"actual_{k}.pb", shown, reduced.found[name])
+        (made / "reproduce.py").write_text(_script(reduced), encoding="utf-8")
+        (made / "REPORT.md").write_text(report(reduced), encoding="utf-8")
+
+
+def _outputs(reduced: Reduced) -> dict[str, str]:
+    """What is due, by the name of the output that has it."""
+    if reduced.gradient is None:
+        return {name: name for name in reduced.due}
+    outputs = [value.name for value in reduced.gradient.graph.output]
+    return {name: next((o for o in outputs if o.endswith(f"{name}_grad")), f"{name}_grad") for name in reduced.due}
+
+
+def _write_tensor(path: Path, name: str, value: np.ndarray) -> None:
+    path.write_bytes(numpy_helper.from_array(np.asarray(value), name).SerializeToString())
+
+
+_BUILDERS = {
+    "refgrad": 'refgrad.gradient("model.onnx", {wrt}, {outputs})',
+    "refgrad:ort": 'refgrad.gradient("model.onnx", {wrt}, {outputs}, dialect="ort")',
+    "onnx-ad": 'onnx_ad.reverse(load("model.onnx"), {wrt}, {outputs}, layout="onnx")',
+}
+_BUILT = """{imports}
+
+made = {call}
+print("it made", made if not hasattr(made, "graph") else [value.name for value in made.graph.output])
+"""
+
+
+def _script(reduced: Reduced) -> str:
+    builder, _, executor = reduced.side.partition("@")
+    for precision in PRECISIONS:
+        executor = executor.removesuffix(f":{precision}")
+    if reduced.failure.kind == RULE and reduced.gradient is None:
+        return _script_of_builder(reduced, builder)
+    runner = _RUNNERS.get(executor, _REFERENCE)
+    if reduced.failure.kind == RULE:
+        runner = _REFERENCE
+    elif executor not in _RUNNERS and ":" in executor:
+        module, _, attribute = executor.partition(":")
+        runner = _OWN.format(module=module, attribute=attribute)
+    return SCRIPT.read_text(encoding="utf-8").replace("{{runner}}", runner)
+
+
+def _script_of_builder(reduced: Reduced, builder: str) -> str:
+    """A script that asks the builder for the gradient that it refuses or dies of."""
+    wrt, outputs = list(reduced.due), [value.name for value in reduced.failure.model.graph.output]
+    call, imports = _BUILDERS.get(builder, ""), "import refgrad"
+    if builder == "onnx-ad":
+        imports = "import onnx_ad\nfrom onnx import load"
+    elif builder.startswith("onnxruntime:"):  # it takes more than a line to call
+        imports = (
+            "from onnx import load\n\nfrom refgrad.conformance import bisect\n"
+            "from refgrad.conformance.locating.recordings import read_recording"
+        )
+        call = f'bisect(load("model.onnx"), read_recording("test_data_set_0").gradients, {builder!r}).faults'
+    elif not call:
+        module, _, attribute = builder.partition(":")
+        imports = f"from onnx import load\nfrom {module} import {attribute}"
+        call = attribute + '(load("model.onnx"), {wrt}, {outputs})'
+    return _BUILT.format(imports=imports, call=call.replace("{wrt}", repr(wrt)).replace("{outputs}", repr(outputs)))
+
+
+def report(reduced: Reduced) -> str:
+    """The text of a bug report."""
+    failure = reduced.failure
+    what = "gradient" if failure.kind == RULE else "result"
+    lines = [
+        f"# {', '.join(failure.operators)}: {'a wrong ' + what if failure.how == WRONG else failure.how} ({reduced.side})",
+        "",
+        failure.message or f"The {what} is wrong.",
+        "",
+        f"In the original model: {', '.join(map(repr, failure.nodes))}. Reduced in {reduced.tried} steps"
+        + (", interrupted." if reduced.interrupted else "."),
+        "",
+        "```",
+        onnx.printer.to_text(failure.model).strip(),
+        "```",
+        "",
+    ]
+    for name, due in reduced.due.items():
+        found = reduced.found.get(name)
+        lines.append(f"- `{name}`: due {_numbers(due)}, found {'nothing' if found is None else _numbers(found)}")
+    lines += ["", "`python reproduce.py`, in this folder, shows it."]
+    return "\n".join(lines) + "\n"
+
+
+def _numbers(value: np.ndarray) -> str:
+    flat = value.reshape(-1)
+    told = ", ".join(f"{float(number):.6g}" for number in flat[:6])
+    return f"[{told}{', ...' if flat.size > 6 else ''}]"

@@ -1,0 +1,188 @@
+"""The sides of a comparison: who builds a gradient and what runs it, or tensors that somebody recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from onnx import ModelProto
+
+from refgrad.backends import Backend, Prepared
+from refgrad.backends.base import ModelLike, graph_inputs, graph_outputs, load_model
+from refgrad.backends.numpy import NumpyBackend
+from refgrad.backends.numpy.backend import NumpyModel
+from refgrad.conformance.case import Case
+from refgrad.conformance.locating.recordings import Recording, read_recording
+from refgrad.conformance.questions.evidence import Built
+from refgrad.conformance.questions.question import Question
+from refgrad.conformance.running.sources import in_dtype
+from refgrad.conformance.systems import executors
+from refgrad.conformance.systems.builders import CrashError, attempt, get_builder
+from refgrad.errors import AnswerError, BackendError, BuilderError, OptionError, WorkerError, choices
+from refgrad.worker import SECONDS, Worker
+
+PRECISIONS = ("float16", "bfloat16", "float32", "float64")
+INTERPRETER = "numpy"
+_FORMS = (
+    "Give builder@executor, such as refgrad@ort-cpu or package.module:function@numpy:float64, or a recording: a .npz or "
+    ".safetensors file, or a folder of .pb files"
+)
+Build = Callable[[Question], Built]
+
+
+@dataclass(frozen=True)
+class Live:
+    """A builder, the executor that runs its gradient, and the float type that both compute in, "" for the model's own.
+
+    Both are names of the suite, "package.module:attribute", or objects: a function of a `Question`, a `Backend`.
+    """
+
+    builder: str | Build
+    executor: str | Backend
+    precision: str = ""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.builder, str):
+            get_builder(self.builder)
+        if isinstance(self.executor, str):
+            executors.get_executor(self.executor)
+        if self.precision not in ("", *PRECISIONS):
+            raise OptionError(f"The precision {self.precision!r} is not known. There are {choices(PRECISIONS)}.")
+
+    def __str__(self) -> str:
+        builder = self.builder if isinstance(self.builder, str) else getattr(self.builder, "__name__", "a function")
+        executor = self.executor if isinstance(self.executor, str) else self.executor.name
+        return f"{builder}@{executor}" + (f":{self.precision}" if self.precision else "")
+
+    @cached_property
+    def backend(self) -> Backend:
+        """What runs models: the interpreter here, what may die in a process of its own."""
+        if isinstance(self.executor, Backend):
+            return self.executor
+        if self.executor != INTERPRETER:
+            return Apart(self.executor)
+        return _InDouble() if self.precision == "float64" else NumpyBackend()
+
+    @property
+    def recast(self) -> str:
+        """The float type that the model is written in before it is differentiated; "" where it stays as it is."""
+        return "" if self.executor == INTERPRETER and self.precision == "float64" else self.precision
+
+    def close(self) -> None:
+        """End the process of the executor, if there is one; it is started again when it is needed."""
+        if isinstance(backend := self.__dict__.get("backend"), Apart):
+            backend.close()
+
+    def build(self, question: Question) -> Built:
+        """The gradient that the builder makes.
+
+        :raises BuilderError: it refuses.
+        :raises AnswerError: it made something else than a gradient.
+        :raises CrashError: it raised, or its process ended.
+        """
+        if not isinstance(self.builder, str):
+            return self.builder(question)
+        if self.builder.startswith("refgrad"):
+            return attempt(self.builder, question)
+        try:
+            with Worker() as worker:
+                made: Built = worker.call(attempt, self.builder, question)
+                return made
+        except WorkerError as error:
+            kinds: dict[str, type[Exception]] = {"BuilderError": BuilderError, "AnswerError": AnswerError}
+            if error.raised == "BuilderError":
+                raise BuilderError("refused", str(error)) from error
+            raise kinds.get(error.raised, CrashError)(str(error)) from error
+
+
+Side = Live | Recording
+
+
+def side_of(given: str | Side | Mapping[str, Any] | Path) -> Side:
+    """The side that a text names: `builder@executor[:precision]`, or the path of a recording.
+
+    :raises OptionError: it names none.
+    :raises FeedError: the recording cannot be read.
+    """
+    if isinstance(given, Live | Recording):
+        return given
+    if isinstance(given, Mapping):
+        return Recording.of({name: np.asarray(value) for name, value in given.items()}, "recorded")
+    if Path(given).exists():
+        return read_recording(given)
+    text = str(given)
+    builder, at, rest = text.partition("@")
+    if not at or not builder or not rest:
+        raise OptionError(f"{text!r} is neither a side nor a file. {_FORMS}.")
+    executor, _, precision = rest.rpartition(":")
+    if precision not in PRECISIONS:
+        executor, precision = rest, ""
+    return Live(builder, executor, precision)
+
+
+def in_precision(model: ModelProto, feeds: Mapping[str, Any], precision: str) -> tuple[ModelProto, dict[str, Any]]:
+    """The model and its feeds in another float type.
+
+    :raises OptionError: the model cannot be written in it, or has no floats that are fed.
+    """
+    case = Case("model", model, dict(feeds))
+    made = case if not precision or case.dtype == precision else in_dtype(case, precision, exact=False)
+    if made is None:
+        raise OptionError(
+            f"The model cannot be computed in {precision}: one of its operators does not take it, or no float is fed."
+        )
+    return made.model, dict(made.feeds)
+
+
+class Apart(Backend):
+    """An executor in a process of its own: where it dies or does not end, that is its answer."""
+
+    def __init__(self, name: str, seconds: float = SECONDS) -> None:
+        self.name = name
+        self._worker = Worker(seconds)
+
+    def description(self) -> str:
+        """The executor's own."""
+        return executors.get_executor(self.name).description()
+
+    def prepare(self, model: ModelLike, **options: Any) -> Prepared:
+        """Nothing is done before the first run: the executor's options are for that."""
+        return _PreparedApart(self, load_model(model), options)
+
+    def run(
+        self, model: ModelProto, feeds: Mapping[str, Any], outputs: Iterable[str] | None, options: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """What the executor computes.
+
+        :raises BackendError: it does not run the model, dies or takes too long.
+        """
+        asked = None if outputs is None else list(outputs)
+        try:
+            made: dict[str, Any] = self._worker.call(executors.run, self.name, model, dict(feeds), asked, **options)
+            return made
+        except WorkerError as error:
+            raise BackendError(str(error) if error.raised else f"it {error.verdict}: {error}") from error
+
+    def close(self) -> None:
+        """End the process."""
+        self._worker.close()
+
+
+class _InDouble(NumpyBackend):
+    """The interpreter in double: the model stays as it is."""
+
+    def prepare(self, model: ModelLike, *arguments: Any, **options: Any) -> NumpyModel:
+        return super().prepare(model, precision="float64")
+
+
+class _PreparedApart(Prepared):
+    def __init__(self, owner: Apart, model: ModelProto, options: Mapping[str, Any]) -> None:
+        self._owner, self._model, self._options = owner, model, options
+        self.inputs, self.outputs = graph_inputs(model.graph), graph_outputs(model.graph)
+
+    def run(self, feeds: Mapping[str, Any], outputs: Iterable[str] | None = None) -> dict[str, Any]:
+        return self._owner.run(self._model, feeds, outputs, self._options)

@@ -1,0 +1,214 @@
+"""A fault that no node has alone: the fewest nodes that are wrong together, and the pass of a runtime that makes them so.
+
+To look at a value changes what a runtime fuses. So nodes are run in windows, of which only what others read comes out: all
+nodes, halves, halves of halves. A window that is wrong whose halves are right is shrunk until no node can be left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from onnx import ModelProto, NodeProto, helper, numpy_helper
+
+from refgrad.backends import Backend
+from refgrad.backends.base import Prepared
+from refgrad.conformance.locating.repair import Trial
+from refgrad.conformance.locating.replay import Replay
+from refgrad.conformance.locating.values import Values
+from refgrad.conformance.locating.watching import label_of
+from refgrad.errors import RefgradError
+from refgrad.protos.walk import reads_of
+
+_MOST = 400  # windows that are run
+LEVELS = ("disabled", "basic", "extended", "all")
+_PASSES_NAMED = """
+    AttentionFusion BiasDropoutFusion BiasGeluFusion BiasSoftmaxFusion CastChainElimination CastElimination
+    CommonSubexpressionElimination ConcatSliceElimination ConstantFolding ConstantSharing ConvActivationFusion
+    ConvAddActivationFusion ConvAddFusion ConvBNFusion ConvMulFusion DivMulFusion DoubleQDQPairsRemover
+    DynamicQuantizeMatMulFusion EliminateDropout EliminateIdentity EliminateSlice EmbedLayerNormFusion
+    FastGeluFusion FuseReluClip GatherSliceToSplitFusion GatherToSliceFusion GatherToSplitFusion GeluApproximation
+    GeluFusionL1 GeluFusionL2 GemmActivationFusion GemmSumFusion GemmTransposeFusion
+    IdenticalChildrenConsolidation IsInfReduceSumFusion LayerNormFusion LayerNormFusionL1 LayerNormFusionL2
+    Level1_RuleBasedTransformer Level2_RuleBasedTransformer MatMulActivationFusion MatMulAddFusion MatMulBNFusion
+    MatMulIntegerToFloatFusion MatMulNBitsFusion MatMulScaleFusion MatmulTransposeFusion
+    MatMul_BatchNormalization_Fusion MLFloat16ReplaceIdentity NchwcTransformer NhwcTransformer NoopElimination
+    NotWhereFusion Pad_Fusion PreShapeNodeElimination PropagateCastOps QDQFinalCleanupTransformer
+    QDQPropagationTransformer QDQSelectorActionTransformer QuickGeluFusion RemoveDuplicateCastTransformer
+    ReshapeFusion RocmBlasAltImpl SimplifiedLayerNormFusion SkipLayerNormFusion SliceConcatToSpaceToDepthFusion
+    TransposeOptimizer TransposeOptimizer_CPUExecutionProvider UnsqueezeElimination WhereDummyDq
+"""
+PASSES = tuple(_PASSES_NAMED.split())
+
+
+@dataclass(frozen=True)
+class Group:
+    """Nodes that are wrong together and right one by one, and the error of the results that is left once they are repaired."""
+
+    positions: tuple[int, ...]
+    nodes: tuple[str, ...]
+    operators: tuple[str, ...]
+    error: float
+    left: float = 0.0
+    is_proved: bool = False
+
+    def __str__(self) -> str:
+        told = ", ".join(f"{op} {name!r}" for op, name in zip(self.operators, self.nodes, strict=True))
+        return f"{told}: right one by one, and off by {self.error:.2g} together"
+
+
+def groups(model: ModelProto, feeds: Mapping[str, Any], backend: Backend) -> tuple[Group, ...]:
+    """The groups of nodes that an executor gets wrong together alone, those that change the results first.
+
+    :raises RefgradError: the interpreter does not run the model.
+    """
+    return tuple(_Search(Values(model, feeds), backend).found())
+
+
+class _Search:
+    def __init__(self, values: Values, backend: Backend) -> None:
+        self._values, self._backend = values, backend
+        self._all = list(values.model.graph.node)
+        self._places = [k for k, node in enumerate(self._all) if node.op_type != "Constant"]
+        self._outputs = {value.name for value in values.model.graph.output}
+        self._readers: dict[str, set[int]] = {}
+        for k, node in enumerate(self._all):
+            for name in reads_of(node):
+                self._readers.setdefault(name, set()).add(k)
+        self._runs = 0
+
+    def found(self) -> list[Group]:
+        """The groups."""
+        made = [self._shrunk(window) for window in self._within(self._places)]
+        if not made:
+            return []
+        trial = Trial(Replay(self._values.model, self._values.feeds), self._backend)
+        focus = trial.run(())[0].worst
+        told = []
+        repaired: dict[int, dict[str, np.ndarray]] = {}
+        for positions, error in made:
+            repaired |= {k: self._right(self._all[k]) for k in positions}
+            left, _ = trial.with_values(repaired)
+            nodes = [self._all[k] for k in positions]
+            told.append(
+                Group(
+                    tuple(positions),
+                    tuple(map(label_of, nodes)),
+                    tuple(node.op_type for node in nodes),
+                    error,
+                    left.at(focus),
+                    left.is_rounding,
+                )
+            )
+        return told
+
+    def _right(self, node: NodeProto) -> dict[str, np.ndarray]:
+        return {name: self._values.right(name) for name in node.output if name}
+
+    def _within(self, window: list[int]) -> list[list[int]]:
+        if self._error(window) is None:
+            return []
+        if len(window) <= 2:
+            return [window]
+        middle = len(window) // 2
+        halves = self._within(window[:middle]) + self._within(window[middle:])
+        return halves or [window]
+
+    def _shrunk(self, window: list[int]) -> tuple[list[int], float]:
+        """The window without the nodes that it does not need, tried in ever smaller parts."""
+        error, step = self._error(window) or 0.0, max(len(window) // 2, 1)
+        while step and len(window) > 1:
+            at = 0
+            while at < len(window) and len(window) > 1:
+                smaller = window[:at] + window[at + step :]
+                less = self._error(smaller) if smaller else None
+                if less is None:
+                    at += step
+                else:
+                    window, error = smaller, less
+            step //= 2
+        return window, error
+
+    def _error(self, window: Collection[int]) -> float | None:
+        """How far off the results of a window are; None where they are right, or cannot be told."""
+        self._runs += 1
+        if self._runs > _MOST:
+            return None
+        try:
+            model, feeds = self._model(sorted(window))
+            trial = Trial(Replay(model, feeds), self._backend)
+        except (RefgradError, LookupError):
+            return None
+        errors, _ = trial.run(())
+        return None if errors.is_rounding else errors.largest
+
+    def _model(self, window: Iterable[int]) -> tuple[ModelProto, dict[str, Any]]:
+        inside = set(window)
+        nodes = [self._all[k] for k in sorted(inside)]
+        source = self._values.model
+        made = ModelProto(ir_version=source.ir_version)
+        made.opset_import.extend(source.opset_import)
+        made.graph.name = "window"
+        made.graph.node.extend(nodes)
+        own = {name for node in nodes for name in node.output if name}
+        feeds: dict[str, Any] = {}
+        for name in dict.fromkeys(name for node in nodes for name in reads_of(node) if name not in own):
+            value = self._tensor(name)
+            if name in self._values.constants:
+                made.graph.initializer.append(numpy_helper.from_array(value, name))
+            else:
+                feeds[name] = value
+                made.graph.input.append(_described(name, value))
+        for name in (name for node in nodes for name in node.output if name):
+            if name in self._outputs or self._readers.get(name, set()) - inside:
+                made.graph.output.append(_described(name, self._tensor(name)))
+        if not made.graph.output:
+            raise LookupError("nobody reads what it makes")
+        return made, feeds
+
+    def _tensor(self, name: str) -> np.ndarray:
+        value = self._values.right(name)
+        if not isinstance(value, np.ndarray) or value.dtype == object:
+            raise LookupError(f"{name!r} is no tensor of numbers")
+        return value
+
+
+def _described(name: str, value: np.ndarray) -> Any:
+    return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
+
+
+class _Optimized(Backend):
+    """An executor with its graph optimisations set."""
+
+    def __init__(self, backend: Backend, **options: Any) -> None:
+        self.name, self._backend, self._options = backend.name, backend, options
+
+    def description(self) -> str:
+        return self._backend.description()
+
+    def prepare(self, model: Any, **options: Any) -> Prepared:
+        return self._backend.prepare(model, **self._options)
+
+
+def optimisation(model: ModelProto, feeds: Mapping[str, Any], backend: Backend) -> str:
+    """Which level and which pass of ONNX Runtime's graph optimisations an error comes with; "" where it comes with none."""
+    if not backend.name.startswith("ort-"):
+        return ""
+    replay = Replay(model, feeds)
+
+    def is_wrong(**options: Any) -> bool:
+        trial = Trial(replay, _Optimized(backend, **options))
+        errors, failed = trial.run(())
+        return bool(failed) or not errors.is_rounding
+
+    try:
+        wrong = [level for level in LEVELS if is_wrong(optimization=level)]
+        if not wrong or wrong[0] == LEVELS[0]:
+            return ""
+        named = [one for one in PASSES if not is_wrong(optimization=wrong[0], without=[one])]
+    except RefgradError:
+        return ""
+    told = f"it comes with the optimisation level {wrong[0]!r}"
+    return f"{told}, and goes without the pass {' or '.join(named)}" if named else told

@@ -1,0 +1,226 @@
+"""The commands that find where a gradient goes wrong: `compare`, `nan`, `reduce` and `record`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from refgrad.backends.base import load_model
+from refgrad.cli.options import Dim, Feeds, Json, Model, Outputs, Seed, Verbose, Wrt, names, sizes_of
+from refgrad.cli.output import (
+    AGREES,
+    DISAGREES,
+    Bar,
+    Files,
+    print_json,
+    refuse_overwriting,
+    say,
+    say_lines,
+    stdout,
+)
+from refgrad.conformance.locating import comparing
+from refgrad.conformance.locating.nonfinite import nonfinite
+from refgrad.conformance.locating.sides import Live, side_of
+from refgrad.conformance.questions.feeds import random_feeds, read_feeds, write_arrays
+from refgrad.conformance.questions.point import inputs_of
+from refgrad.conformance.reporting import comparisons
+from refgrad.conformance.systems.executors import imported
+from refgrad.errors import OptionError
+from refgrad.protos.files import replacing
+
+_SIDE = (
+    "builder@executor, such as refgrad@ort-cpu, onnx-ad@numpy:float64 or package.module:function@package.module:Class; or "
+    "recorded tensors: a .npz, a .safetensors or a folder of .pb."
+)
+
+
+def compare(
+    model: Model,
+    a: Annotated[str, typer.Option("--a", metavar="SIDE", help=_SIDE, show_default=False)],
+    b: Annotated[str, typer.Option("--b", metavar="SIDE", help="The other side, written alike.", show_default=False)],
+    feeds: Feeds = None,
+    wrt: Wrt = None,
+    outputs: Outputs = None,
+    cotangent: Annotated[
+        str | None,
+        typer.Option(
+            help="ones or random. Default: what a recording has, ones with a recording without any, random otherwise."
+        ),
+    ] = None,
+    seed: Seed = 0,
+    dim: Dim = None,
+    search: Annotated[bool, typer.Option(help="Look for the nodes at fault.")] = True,
+    output: Annotated[
+        list[Path] | None,
+        typer.Option("--output", "-o", help="Write a report: .json or .html. May be repeated."),
+        Files.WRITTEN,
+    ] = None,
+    verbose: Verbose = False,
+    as_json: Json = False,
+) -> None:
+    """Compare two gradients of MODEL: a verdict for every tensor, the nodes at fault, and the proof by repair.
+
+    The exit code is 1 unless both sides are right in every tensor, or follow a convention at a kink.
+    """
+    for path in output or ():
+        if path.suffix not in (".json", ".html"):
+            raise OptionError(f"{str(path)!r}: a report is a .json or a .html file.")
+    recorded = [(Files.READ, Path(side)) for side in (a, b) if Path(side).is_file()]
+    refuse_overwriting([*recorded, *((Files.WRITTEN, path) for path in output or ())])
+    size, sizes = sizes_of(dim)
+    proto = load_model(model)
+    given = None if feeds is None else read_feeds(feeds, inputs_of(proto))
+    with Bar() as bar:
+        found = comparing.compare(
+            proto,
+            a,
+            b,
+            given,
+            wrt=names(wrt),
+            outputs=names(outputs),
+            cotangent=cotangent or "",
+            seed=seed,
+            size=size,
+            sizes=sizes,
+            search=search,
+            progress=lambda what, done, total: bar(done, total, what),
+        )
+    for path in output or ():
+        with replacing(path) as file:
+            text = comparisons.page(found, proto) if path.suffix == ".html" else comparisons.text_of(found)
+            file.write_text(text, encoding="utf-8")
+    if as_json:
+        print_json(comparisons.document(found))
+    else:
+        comparisons.show(found, stdout(), verbose)
+        for path in output or ():
+            say(f"{path}: written")
+    raise typer.Exit(AGREES if found.ok else DISAGREES)
+
+
+def nan(
+    model: Model,
+    feeds: Feeds = None,
+    backend: Annotated[str, typer.Option(help="The executor: numpy, ort-cpu, package.module:Class.")] = "numpy",
+    wrt: Wrt = None,
+    outputs: Outputs = None,
+    forward: Annotated[bool, typer.Option("--forward", help="Look at MODEL alone, and at no gradient.")] = False,
+    seed: Seed = 0,
+    dim: Dim = None,
+    verbose: Verbose = False,
+    as_json: Json = False,
+) -> None:
+    """Find where NaN and infinities in the outputs and gradients of MODEL are born: node, element, operands, remedy.
+
+    The exit code is 1 if there are any that the model or its inputs did not have.
+    """
+    size, sizes = sizes_of(dim)
+    proto = load_model(model)
+    given = None if feeds is None else read_feeds(feeds, inputs_of(proto))
+    found = nonfinite(
+        proto,
+        given,
+        executor=backend,
+        wrt=names(wrt),
+        outputs=names(outputs),
+        forward=forward,
+        seed=seed,
+        size=size,
+        sizes=sizes,
+    )
+    if as_json:
+        print_json(comparisons.document_of_births(found))
+    else:
+        comparisons.show_births(found, stdout(), verbose)
+    raise typer.Exit(AGREES if found.ok else DISAGREES)
+
+
+def reduce(
+    model: Model,
+    side: Annotated[
+        str, typer.Option("--side", metavar="SIDE", help="What fails: builder@executor.", show_default=False)
+    ],
+    output: Annotated[
+        Path,
+        typer.Option("--output", "-o", metavar="DIR", help="The folder to make.", show_default=False),
+        Files.NEW_FOLDER,
+    ],
+    feeds: Feeds = None,
+    seed: Seed = 0,
+    dim: Dim = None,
+    as_json: Json = False,
+) -> None:
+    """Reduce what SIDE gets wrong of the gradient of MODEL to the smallest model that shows it: a test and a bug report.
+
+    Interrupted, the command writes the smallest model that it has reached.
+    """
+    from refgrad.conformance.locating import reducing  # here, since no other command needs it
+
+    given_side = side_of(side)
+    if not isinstance(given_side, Live):
+        raise OptionError(f"--side {side!r} is a recording: nothing can be run. Give builder@executor.")
+    size, sizes = sizes_of(dim)
+    proto = load_model(model)
+    inputs = inputs_of(proto)
+    given = random_feeds(inputs, seed=seed, size=size, sizes=sizes) if feeds is None else read_feeds(feeds, inputs)
+    with Bar() as bar:
+        reduced = reducing.reduce(
+            proto, given_side, given, seed=seed, progress=lambda what, done, total: bar(done, total, what)
+        )
+    reducing.write(reduced, output)
+    failure = reduced.failure
+    if as_json:
+        print_json(
+            {
+                "output": str(output),
+                "kind": failure.kind,
+                "how": failure.how,
+                "operators": list(failure.operators),
+                "original": list(failure.nodes),
+                "message": failure.message,
+                "tried": reduced.tried,
+                "interrupted": reduced.interrupted,
+            }
+        )
+    else:
+        say_lines(reducing.report(reduced))
+        say(f"{output}: written")
+    if reduced.interrupted:
+        raise KeyboardInterrupt
+
+
+def record(
+    function: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODULE:FUNCTION",
+            help="A function that returns (module, inputs): a torch.nn.Module, and its inputs by name or in order.",
+            show_default=False,
+        ),
+    ],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="The .npz file to write.", show_default=False), Files.WRITTEN
+    ],
+    model: Annotated[
+        Path | None, typer.Option("--model", help="The export, whose names inputs and outputs get."), Files.MODEL
+    ] = None,
+    seed: Seed = 0,
+    as_json: Json = False,
+) -> None:
+    """Record the gradients of a torch module as a side for `compare`: parameters, inputs, outputs, cotangents."""
+    from refgrad.conformance.locating.recording_torch import recorded_by  # here, since no other command needs it
+
+    proto = None if model is None else load_model(model)
+    found = imported(function)
+    if not callable(found):
+        raise OptionError(f"{function!r} is a {type(found).__name__}. Give a function that returns (module, inputs).")
+    made = recorded_by(found, proto, seed)
+    with replacing(output) as file:
+        write_arrays(file, made)
+    gradients = [name for name in made if name.endswith("_grad")]
+    if as_json:
+        print_json({"output": str(output), "tensors": len(made), "gradients": gradients})
+    else:
+        say(f"{output}: {len(made)} tensors, {len(gradients)} of them gradients or cotangents")
