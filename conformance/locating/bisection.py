@@ -8,7 +8,7 @@ refused or crashes is halved until one node is left, or until both halves are ri
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,20 +17,20 @@ from onnx import ModelProto, NodeProto, helper, numpy_helper
 
 from refgrad.backends.numpy import NumpyBackend
 from refgrad.conformance.findings.builders import builder_findings
+from refgrad.conformance.locating.sides import INTERPRETER, Build, Live
 from refgrad.conformance.locating.values import Values
 from refgrad.conformance.oracles.differences import NAME, direction_at, forward, settled
 from refgrad.conformance.questions.evidence import Built, Directional
 from refgrad.conformance.questions.feeds import widened
 from refgrad.conformance.questions.point import rms
 from refgrad.conformance.questions.question import Question
-from refgrad.conformance.systems.builders import CrashError, attempt, get_builder
+from refgrad.conformance.systems.builders import CrashError
 from refgrad.errors import AnswerError, BuilderError, RefgradError, UnknownNameError
 from refgrad.protos.walk import reads_of
 from refgrad.show.explain import explain
 from refgrad.tables.randomness import may_draw, operator_of
 
 WRONG, REFUSED, CRASHED = "wrong", "refused", "crashed"
-Build = Callable[[Question], Built]
 _ALLOWED = 1e-6  # of |gradient|·|direction|: the gradient is in double
 _MASK = 1e18  # what is larger is a mask
 _TOLD = 1e-3  # of the same: a difference whose error is larger tells nothing
@@ -98,11 +98,13 @@ def bisect(
     >>> found.faults, found.built
     ((), 1)
     """
-    if isinstance(builder, str):
-        get_builder(builder)
-    search = _Search(Values(model, feeds), builder, seed)
+    side = Live(builder, INTERPRETER)
+    search = _Search(Values(model, feeds), side.build, seed)
     name = builder if isinstance(builder, str) else name
-    faults = [_explained(fault, name) for fault in search.faults(0, len(search.nodes))]
+    try:
+        faults = [_explained(fault, name) for fault in search.faults(0, len(search.nodes))]
+    finally:
+        side.close()
     return Bisected(tuple(faults), search.built, search.silent)
 
 
@@ -122,10 +124,10 @@ def _explained(fault: Fault, builder: str) -> Fault:
 class _Search:
     """The parts of a model, and what a builder makes of them."""
 
-    def __init__(self, values: Values, builder: str | Build, seed: int) -> None:
+    def __init__(self, values: Values, build: Build, seed: int) -> None:
         self.values, self.seed = values, seed
         self.nodes = [node for node in values.model.graph.node if node.op_type != "Constant"]
-        self._build: Build = (lambda question: attempt(builder, question)) if isinstance(builder, str) else builder
+        self._build = build
         self._outputs = {value.name for value in values.model.graph.output}
         self._readers: dict[str, int] = {}  # the last node that reads a value
         for position, node in enumerate(self.nodes):

@@ -493,6 +493,11 @@ class _Work:
             return Seen(UNDECIDED, f"{said}; but central differences contradict the judge's gradient too", *numbers)
         if verdicts == {KINK}:
             return Seen(UNDECIDED, f"{said}; the point is at a kink", *numbers)
+        if computed := self.matched.computed:
+            why = "the exporter computed of weights, which get no gradient through them here"
+            return Seen(
+                UNDECIDED, f"{said}; there are initializers that perhaps {why}: {choices(computed, 3)}", *numbers
+            )
         return Seen(WRONG, said, *numbers)
 
     # Where it goes wrong

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto
 
-from refgrad.errors import OptionError
+from refgrad.errors import OptionError, choices
 
 
 def record(
@@ -36,6 +36,8 @@ def record(
         raise OptionError("Recording a module needs a package: pip install torch.") from error
     names = list(inputs) if isinstance(inputs, Mapping) else [f"input_{k}" for k in range(len(inputs))]
     given = list(inputs.values()) if isinstance(inputs, Mapping) else list(inputs)
+    if odd := [name for name, value in zip(names, given, strict=True) if not isinstance(value, torch.Tensor)]:
+        raise OptionError(f"The inputs {choices(odd)} are no tensors, and tensors are due.")
     leaves = [
         value.detach().clone().requires_grad_(True) if torch.is_floating_point(value) else value for value in given
     ]

@@ -30,6 +30,8 @@ _APART = 8.0  # times as far off is the next one, or nobody can tell
 _BLOCKS = (1, 2, 3, 4, 6, 8)  # into which rows are cut: gates, q, k and v, two directions
 _RANK = 5
 _PARALLEL, _SPREAD = 0.9999, 1e-2  # cosines of rows, and how far their factors are apart, of a layer that is folded
+_PAIRS = 1 << 23  # of elements with one norm: more are not followed
+_NEARLY = 0.9  # the cosine of two gradients that belong together by their shape
 NAME = "name"
 
 
@@ -177,10 +179,15 @@ def _is_folded(theirs: np.ndarray, ours: np.ndarray) -> bool:
 
 @dataclass
 class Matched:
-    """The matches, and why the other recorded gradients have none."""
+    """The matches, and why the other recorded gradients have none.
+
+    `computed` are initializers that are not made of the recorded values: the exporter may have computed them of weights, which
+    get no gradient through them here.
+    """
 
     found: dict[str, Match]
     left: dict[str, str]
+    computed: tuple[str, ...] = ()
 
     def of(self, names: Iterable[str]) -> set[str]:
         """Those of `names` that no recorded gradient is made of."""
@@ -211,8 +218,9 @@ def match(model: ModelProto, recording: Recording, due: Mapping[str, np.ndarray]
     open_theirs = {name: value for name, value in recorded.items() if name not in made.found and name not in made.left}
     if open_theirs and open_ours:
         _by_content(open_theirs, open_ours, made)
-        held = {t.name: array_of(t) for t in model.graph.initializer if t.name in open_ours}
-        _by_elimination(open_theirs, open_ours, held, made)
+        if not recorded.keys() & state.keys():  # what has values and fits none is of another tensor
+            held = {t.name: array_of(t) for t in model.graph.initializer if t.name in open_ours}
+            _by_elimination(open_theirs, open_ours, held, made)
     for name, value in recorded.items():
         if name not in made.found:
             made.left.setdefault(name, f"no gradient of the model has its {value.size} elements and its values")
@@ -234,6 +242,7 @@ def _by_values(
         sources = weights(model, state)
     except OptionError:  # nothing in the model is made of them
         return
+    made.computed = tuple(name for name, weight in sources.items() if weight.kind == "unexplained")
     pieces: dict[str, list[_Piece]] = {}
     hows: dict[str, list[str]] = {}
     for name, weight in sources.items():
@@ -269,8 +278,28 @@ def _adjoint(name: str, source: Source, state: Mapping[str, np.ndarray]) -> Iter
         factor = {"x + 1": np.ones(value.size), "exp(x)": np.exp(value), "-exp(x)": -np.exp(value)}.get(source.how)
         if factor is not None:
             yield key, _Piece(name, places, places, factor)
+    elif isinstance(source, Computed) and source.how == "weight_norm":
+        yield from _of_weight_norm(name, source, state)
     elif isinstance(source, Folded):
         yield from _of_folded(name, source, state)
+
+
+def _of_weight_norm(name: str, source: Computed, state: Mapping[str, np.ndarray]) -> Iterator[tuple[str, _Piece]]:
+    """w = g·u with u = v/‖v‖: dg = <u, dw>, dv = g/‖v‖·(dw − u·<u, dw>), over the elements that have one norm."""
+    size, direction = (state[key].astype(np.float64) for key in source.names)
+    norms = np.broadcast_to(np.arange(size.size).reshape(size.shape), direction.shape).reshape(-1)
+    v = direction.reshape(-1)
+    lengths = np.sqrt(np.bincount(norms, v * v, size.size))
+    unit, places = v / lengths[norms], np.arange(v.size)
+    scale = (size.reshape(-1) / lengths)[norms]
+    yield source.names[0], _Piece(name, places, norms, unit)
+    if v.size**2 // max(size.size, 1) > _PAIRS:
+        return
+    yield source.names[1], _Piece(name, places, places, scale)
+    for k in range(size.size):
+        own = np.flatnonzero(norms == k)
+        ours, at = (grid.reshape(-1) for grid in np.meshgrid(own, own))
+        yield source.names[1], _Piece(name, ours, at, -scale[at] * unit[at] * unit[ours])
 
 
 def _of_folded(name: str, source: Folded, state: Mapping[str, np.ndarray]) -> Iterator[tuple[str, _Piece]]:
@@ -398,9 +427,18 @@ def _by_elimination(
         same = [key for key in left if _sizes(theirs[key]) == _sizes(theirs[name])]
         fits = [key for key in free if _sizes(ours[key]) == _sizes(theirs[name])]
         if len(same) == 1 and len(fits) == 1:
-            made.found[name] = _by_force(name, theirs[name], fits[0], ours[fits[0]], held.get(fits[0]))
+            forced = _by_force(name, theirs[name], fits[0], ours[fits[0]], held.get(fits[0]))
+            if _is_parallel(theirs[name], forced.made_of(ours)):
+                made.found[name] = forced
         elif fits and not np.any(theirs[name]):
             made.left[name] = f"it is zero throughout, and fits {choices(sorted(fits))}"
+
+
+def _is_parallel(theirs: np.ndarray, ours: np.ndarray) -> bool:
+    """Whether two gradients point into the same or the opposite direction: more or less, for one of them may be wrong."""
+    left, right = theirs.astype(np.float64).reshape(-1), ours.reshape(-1)
+    size = float(np.linalg.norm(left) * np.linalg.norm(right))
+    return bool(size > 0 and abs(float(left @ right)) > _NEARLY * size)
 
 
 def _sizes(value: np.ndarray) -> list[int]:

@@ -72,10 +72,16 @@ class Live:
         """The float type that the model is written in before it is differentiated; "" where it stays as it is."""
         return "" if self.executor == INTERPRETER and self.precision == "float64" else self.precision
 
+    @cached_property
+    def _worker(self) -> Worker:
+        return Worker()
+
     def close(self) -> None:
-        """End the process of the executor, if there is one; it is started again when it is needed."""
+        """End the processes of the builder and the executor, if there are any; they are started again when they are needed."""
         if isinstance(backend := self.__dict__.get("backend"), Apart):
             backend.close()
+        if (worker := self.__dict__.get("_worker")) is not None:
+            worker.close()
 
     def build(self, question: Question) -> Built:
         """The gradient that the builder makes.
@@ -89,9 +95,8 @@ class Live:
         if self.builder.startswith("refgrad"):
             return attempt(self.builder, question)
         try:
-            with Worker() as worker:
-                made: Built = worker.call(attempt, self.builder, question)
-                return made
+            made: Built = self._worker.call(attempt, self.builder, question)
+            return made
         except WorkerError as error:
             kinds: dict[str, type[Exception]] = {"BuilderError": BuilderError, "AnswerError": AnswerError}
             if error.raised == "BuilderError":
