@@ -26,11 +26,11 @@ from refgrad.backends import Backend, Prepared
 from refgrad.backends.base import ModelLike, load_model
 from refgrad.backends.numpy import NumpyBackend
 from refgrad.conformance.locating.comparing import Comparison, compare
-from refgrad.conformance.locating.nonfinite import nonfinite
 from refgrad.conformance.locating.sides import Live
-from refgrad.conformance.locating.watching import Watching, label_of
 from refgrad.conformance.questions.evidence import Built
 from refgrad.conformance.questions.question import Question
+from refgrad.conformance.tracing.nonfinite import nonfinite
+from refgrad.conformance.tracing.watching import Watching, label_of
 
 Change = Callable[[NodeProto, tuple[Any, ...], tuple[Any, ...]], Any]
 

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from refgrad.conformance.locating.bisection import Bisected, bisect
     from refgrad.conformance.locating.comparing import Comparison, compare
     from refgrad.conformance.locating.location import Located, locate
-    from refgrad.conformance.locating.nonfinite import NonFinite, nonfinite
     from refgrad.conformance.running.results import Results
     from refgrad.conformance.running.runner import Plan
     from refgrad.conformance.running.sources import select, tables
     from refgrad.conformance.running.suite import run_suite
+    from refgrad.conformance.tracing.nonfinite import NonFinite, nonfinite
 
 __all__ = [
     "Bisected",
@@ -51,14 +51,14 @@ _LATER = {  # what `refgrad.gradient` and `refgrad check` have no use for: impor
     "Comparison": "locating.comparing",
     "GradientBackendTest": "exporting.gradient_backend_test",
     "Located": "locating.location",
-    "NonFinite": "locating.nonfinite",
+    "NonFinite": "tracing.nonfinite",
     "Plan": "running.runner",
     "Results": "running.results",
     "bisect": "locating.bisection",
     "compare": "locating.comparing",
     "export_suite": "exporting.export",
     "locate": "locating.location",
-    "nonfinite": "locating.nonfinite",
+    "nonfinite": "tracing.nonfinite",
     "run_suite": "running.suite",
     "select": "running.sources",
     "tables": "running.sources",

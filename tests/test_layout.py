@@ -36,7 +36,7 @@ STAIRCASE = (
     ("refgrad.conformance.case", "refgrad.conformance.records"),
     ("refgrad.conformance.questions", "refgrad.conformance.cases", "refgrad.conformance.departures"),
     ("refgrad.conformance.systems", "refgrad.conformance.strategies"),
-    ("refgrad.conformance.oracles", "refgrad.conformance.findings"),
+    ("refgrad.conformance.oracles", "refgrad.conformance.findings", "refgrad.conformance.tracing"),
     ("refgrad.conformance.judging",),
     ("refgrad.conformance.running",),
     ("refgrad.conformance.locating",),

@@ -18,9 +18,9 @@ from refgrad.backends.numpy import NumpyBackend
 from refgrad.conformance.locating.bisection import bisect
 from refgrad.conformance.locating.location import Located, locate
 from refgrad.conformance.locating.replay import Replay, wrong_nodes
-from refgrad.conformance.locating.watching import Watching
 from refgrad.conformance.questions.evidence import Built
 from refgrad.conformance.questions.question import Question
+from refgrad.conformance.tracing.watching import Watching
 from refgrad.errors import BackendError, BuilderError
 
 BACKENDS = [name for name in ("numpy", "ort-cpu") if name in available()]

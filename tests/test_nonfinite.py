@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,10 @@ import pytest
 from test_locating import BACKENDS
 
 from refgrad.cli import main
-from refgrad.conformance import nonfinite
-from refgrad.conformance.locating.nonfinite import NonFinite
+from refgrad.conformance import check, nonfinite
+from refgrad.conformance.tracing.nonfinite import NonFinite
 from refgrad.errors import FeedError
+from refgrad.tables.registry import RULES
 
 HEAD = '<ir_version: 8, opset_import: ["": 18]> g'
 
@@ -143,3 +145,36 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     assert main(["nan", "m.onnx", "--feeds", "m.onnx"]) == 2
     with pytest.raises(FeedError):
         nonfinite("m.onnx", {"z": np.float32([1])})
+
+
+# What `check` says
+
+
+def test_check_names_the_branch_that_is_not_taken() -> None:
+    text = (
+        "(float[2] x) => (float[2] y) <float z = {0}> { c = Less (x, z)  [log] l = Log (x)  [w] y = Where (c, l, x) }"
+    )
+    model = onnx.parser.parse_model(
+        f"{HEAD} {text}".replace("Log (x)", "Log (q)").replace("{ c", "{ q = Mul (x, z)  c")
+    )
+    found = check(model, {"x": np.float32([2, 3])}, backends=["numpy"])
+    assert found.ok, [row.note for row in found.faults]
+    notes = " ".join(row.note for row in found.rows)
+    assert "it begins at" in notes
+    assert "'w' does not take this branch" in notes
+
+
+def test_check_names_an_underflow() -> None:
+    text = "(float[2] x) => (float[2] y) <float s = {1e-25}> { a = Mul (x, s)  b = Mul (a, a)  [n] y = Reciprocal (b) }"
+    found = check(onnx.parser.parse_model(f"{HEAD} {text}"), {"x": np.float32([1, 2])}, backends=["numpy"], wrt=["x"])
+    assert found.ok, [row.note for row in found.faults]
+
+
+def test_check_still_disagrees_where_nothing_excuses_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rule whose formula divides by 0 where the derivative exists."""
+    rule = RULES["", "Tanh"]
+    wrong = replace(rule, function=lambda op, d, y: op.Div(op.Mul(d, y), op.Mul(y, y)))
+    monkeypatch.setitem(RULES, ("", "Tanh"), wrong)
+    model = onnx.parser.parse_model(f"{HEAD} (float[2] x) => (float[2] y) {{ [t] y = Tanh (x) }}")
+    found = check(model, {"x": np.float32([0, 1])}, backends=["numpy"])
+    assert not found.ok

@@ -28,6 +28,7 @@ from refgrad.conformance.oracles.comparison import (
     EXACT,
     INCONCLUSIVE,
     KINK,
+    NOT_FINITE,
     Judged,
     against_directions,
     against_float64,
@@ -38,6 +39,7 @@ from refgrad.conformance.oracles.differences import NAME as DIFFERENCES
 from refgrad.conformance.oracles.differences import estimates
 from refgrad.conformance.questions.evidence import Directional, Evidence, Silent
 from refgrad.conformance.questions.feeds import SIZE
+from refgrad.conformance.questions.kinked import OPERATORS as KINKED
 from refgrad.conformance.questions.kinked import kinked as elements_at_kinks
 from refgrad.conformance.questions.kinked import kinks_of
 from refgrad.conformance.questions.point import (
@@ -52,8 +54,10 @@ from refgrad.conformance.questions.point import (
 )
 from refgrad.conformance.questions.undefined import undefined
 from refgrad.conformance.questions.weights import randomize
+from refgrad.conformance.tracing.nonfinite import Birth, births
 from refgrad.errors import BackendError, BuilderError, FeedError, OptionError, RefgradError, choices
 from refgrad.protos.malformed import explained
+from refgrad.protos.walk import every_node
 from refgrad.reverse.gradient import gradient as differentiate
 from refgrad.tables.registry import DIALECTS
 from refgrad.transforms import ortbuilder
@@ -64,6 +68,8 @@ WRONG_BUILDER = "onnxruntime is wrong"
 FLOAT64 = "float64"
 
 _FAULTS = (DISAGREED, FAILED)
+_OF_RANGE = ("overflow", "underflow")  # kinds of births
+_OF_KINKS = ("a dead branch",)
 _ENOUGH = 100_000  # iterations of a loop whose inputs are random
 
 
@@ -207,6 +213,7 @@ def _checked(
         kinks = told_by_the_neighbour(here, doubtful, seed, tolerance or EXACT) if doubtful else set()
         note = f"it agrees right beside this point: {choices(kinks_of(point.model))}"
         judged = [replace(row, verdict=KINK, note=note) if row.gradient in kinks else row for row in judged]
+        judged = _born(judged, gradients[dialect], here.point, "numpy", in_double=True)
         rows += [_apart(row, here, seed, tolerance or EXACT) if row.verdict == KINK else row for row in judged]
     open_at = undefined(point.model, point.forward, point.wide) if any(row.verdict == DISAGREED for row in rows) else ""
     rows = [_settled(row, open_at) for row in rows]
@@ -278,6 +285,7 @@ def _on_backend(truth: Truth, gradient: ModelProto, dialect: str, backend: str, 
         _row(name, dialect, backend, FLOAT64, against_float64(truth, name, got[name], tolerance, own))
         for name in point.names
     ]
+    rows = _born(rows, gradient, point, backend)
     if all(row.verdict != DISAGREED for row in rows):
         return rows
     if why := undefined(point.model, point.forward, point.wide):
@@ -286,6 +294,34 @@ def _on_backend(truth: Truth, gradient: ModelProto, dialect: str, backend: str, 
         why = f"{departed.said}; {departed.excuse}"
         return [_settled(row, why) if departed.excuse else _noted(row, departed.said) for row in rows]
     return rows
+
+
+def _born(rows: list[Row], gradient: ModelProto, point: Point, backend: str, in_double: bool = False) -> list[Row]:
+    """The rows; where a gradient that disagrees is not finite, with the node at which that begins.
+
+    It is a kink's where the derivative of an operator does not exist there, and the type's where a number leaves its range.
+    """
+    bad = [row for row in rows if row.verdict == DISAGREED and NOT_FINITE in row.note]
+    if not bad:
+        return rows
+    feeds = (point.wide | point.seeds) if in_double else (point.feeds | point.cotangents)
+    names = {value.name for value in gradient.graph.input}
+    fed = {name: value for name, value in feeds.items() if name in names}
+    roots = [birth for birth in births(gradient, fed, get_backend(backend), point.model, in_double) if not birth.of]
+    if not roots:
+        return rows
+    said = f"it begins at {roots[0]}"
+    verdict = _of_births(roots, point.model)
+    return [replace(_noted(row, said), verdict=verdict or row.verdict) if row in bad else row for row in rows]
+
+
+def _of_births(roots: Sequence[Birth], model: ModelProto) -> str:
+    """The verdict that births explain: each is at a kink, or leaves the range of its type; "" where one is neither."""
+    operators = {node.name or node.output[0]: node.op_type for node in every_node(model) if node.output}
+    if all(birth.kind in _OF_RANGE for birth in roots):
+        return INCONCLUSIVE
+    at_kinks = (operators.get(birth.forward or birth.node) in KINKED or birth.kind in _OF_KINKS for birth in roots)
+    return KINK if all(at_kinks) else ""
 
 
 def _settled(row: Row, why: str) -> Row:

@@ -19,7 +19,6 @@ from refgrad.backends.base import ModelLike, check_feeds, load_model
 from refgrad.backends.numpy import NumpyBackend
 from refgrad.conformance.locating.bisection import Bisected, bisect
 from refgrad.conformance.locating.location import Located, locate
-from refgrad.conformance.locating.nonfinite import Birth, births
 from refgrad.conformance.locating.recordings import Match, Matched, Recording, identity, match
 from refgrad.conformance.locating.sides import Live, Side, in_precision, side_of
 from refgrad.conformance.oracles.comparison import (
@@ -52,6 +51,7 @@ from refgrad.conformance.questions.point import (
 from refgrad.conformance.questions.question import Question
 from refgrad.conformance.questions.rounding import DRAWS, FEW_DRAWS
 from refgrad.conformance.systems.builders import CrashError
+from refgrad.conformance.tracing.nonfinite import Birth, births
 from refgrad.errors import FeedError, OptionError, RefgradError, choices
 from refgrad.protos.malformed import explained
 from refgrad.protos.types import FLOATS
@@ -522,7 +522,7 @@ class _Work:
             if wrong and (self._located is None or self._located.is_right) and any(t.kind == OUTPUT for t in wrong):
                 self._located = locate(point.model, point.feeds, side.backend, lambda k, n: self._tell("kernels", k, n))
         if any("not finite" in _of(tensor, place).reason for tensor in disputed):
-            self._born = births(self._built.model, self._feeds, side.backend)
+            self._born = births(self._built.model, self._feeds, side.backend, point.model)
 
     def told(self) -> Sided:
         """What was found out."""

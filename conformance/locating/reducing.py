@@ -24,12 +24,12 @@ from refgrad.conformance.locating.repair import Trial
 from refgrad.conformance.locating.replay import Replay
 from refgrad.conformance.locating.sides import PRECISIONS, Live, in_precision
 from refgrad.conformance.locating.values import Values
-from refgrad.conformance.locating.watching import label_of
 from refgrad.conformance.questions.evidence import Built
 from refgrad.conformance.questions.feeds import widened
 from refgrad.conformance.questions.point import in_float64
 from refgrad.conformance.questions.question import Question
 from refgrad.conformance.systems.builders import CrashError
+from refgrad.conformance.tracing.watching import label_of
 from refgrad.errors import FeedError, RefgradError
 from refgrad.protos.external import array_of
 from refgrad.protos.files import new_folder

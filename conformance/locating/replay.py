@@ -21,7 +21,8 @@ from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, num
 
 from refgrad.backends import Backend
 from refgrad.backends.numpy import NumpyBackend
-from refgrad.conformance.locating.watching import (
+from refgrad.conformance.questions.rounding import ADDING_UP
+from refgrad.conformance.tracing.watching import (
     Compute,
     Watching,
     bodies,
@@ -29,7 +30,6 @@ from refgrad.conformance.locating.watching import (
     first_output,
     label_of,
 )
-from refgrad.conformance.questions.rounding import ADDING_UP
 from refgrad.errors import RefgradError
 from refgrad.protos.external import array_of
 from refgrad.protos.inlining import inline_functions

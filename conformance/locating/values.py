@@ -9,7 +9,7 @@ import numpy as np
 from onnx import ModelProto
 
 from refgrad.backends.numpy import NumpyBackend
-from refgrad.conformance.locating.watching import constants_of
+from refgrad.conformance.tracing.watching import constants_of
 from refgrad.protos.external import array_of
 from refgrad.protos.inlining import inline_functions
 

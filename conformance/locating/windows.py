@@ -18,7 +18,7 @@ from refgrad.backends.base import Prepared
 from refgrad.conformance.locating.repair import Trial
 from refgrad.conformance.locating.replay import Replay
 from refgrad.conformance.locating.values import Values
-from refgrad.conformance.locating.watching import label_of
+from refgrad.conformance.tracing.watching import label_of
 from refgrad.errors import RefgradError
 from refgrad.protos.walk import reads_of
 

@@ -17,6 +17,7 @@ from refgrad.conformance.questions.rounding import DRAWS, FEW_DRAWS
 from refgrad.errors import BackendError
 
 AGREED, DISAGREED, KINK, INCONCLUSIVE = "agreed", "disagreed", "kink", "inconclusive"
+NOT_FINITE = "elements are not finite"
 EXACT = 1e-6  # what float64 explains of a gradient
 
 _SETTLED = 1e-6  # the error of a difference, relative to its terms, below which it is not noise
@@ -74,7 +75,7 @@ def against_directions(
     if got.shape != expected:
         return Judged(DISAGREED, note=f"shape {got.shape}, {name!r} has {expected}")
     if not np.all(np.isfinite(got)):
-        return Judged(DISAGREED, note=f"{np.count_nonzero(~np.isfinite(got))} elements are not finite")
+        return Judged(DISAGREED, note=f"{np.count_nonzero(~np.isfinite(got))} {NOT_FINITE}")
     both_zero = Judged(AGREED, 0.0, 0.0, tolerance, "both are zero")
     return gravest([both_zero, *(_along(truth, name, got, said, tolerance, exact, sided) for said in found)])
 

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from refgrad.conformance.locating.comparing import Comparison, Sided, Tensor
 from refgrad.conformance.locating.location import Located
-from refgrad.conformance.locating.nonfinite import NonFinite
+from refgrad.conformance.tracing.nonfinite import NonFinite
 from refgrad.errors import abridged
 from refgrad.show.tables import printable, table
 

@@ -21,12 +21,12 @@ from refgrad.cli.output import (
     stdout,
 )
 from refgrad.conformance.locating import comparing
-from refgrad.conformance.locating.nonfinite import nonfinite
 from refgrad.conformance.locating.sides import Live, side_of
 from refgrad.conformance.questions.feeds import random_feeds, read_feeds, write_arrays
 from refgrad.conformance.questions.point import inputs_of
 from refgrad.conformance.reporting import comparisons
 from refgrad.conformance.systems.executors import imported
+from refgrad.conformance.tracing.nonfinite import nonfinite
 from refgrad.errors import OptionError
 from refgrad.protos.files import replacing
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from onnx import GraphProto, ModelProto, NodeProto
 
-from refgrad.backends.numpy.precision import Declared
+from refgrad.backends.numpy.precision import Declared, Float64
 from refgrad.backends.numpy.registry import Call, in_tuple
 from refgrad.protos.walk import graphs
 
@@ -33,6 +33,12 @@ class Watching(Declared):
             return self._watcher(node, inputs, outer, lambda: in_tuple(call(*inputs, **options)))
 
         return watched
+
+
+class WatchingInDouble(Float64, Watching):
+    """The same in double."""
+
+    call = Watching.call
 
 
 def first_output(node: NodeProto) -> str:

@@ -17,11 +17,19 @@ from onnx import ModelProto, NodeProto, helper
 from refgrad.backends import Backend
 from refgrad.backends.base import ModelLike, check_feeds, load_model
 from refgrad.backends.numpy import NumpyBackend
-from refgrad.conformance.locating.causes import Cause, cause_of
-from refgrad.conformance.locating.watching import Compute, Watching, bodies, constants_of, first_output, label_of
 from refgrad.conformance.questions.feeds import SIZE, random_feeds
 from refgrad.conformance.questions.point import inputs_of, with_values
 from refgrad.conformance.systems.executors import get_executor
+from refgrad.conformance.tracing.causes import Cause, cause_of
+from refgrad.conformance.tracing.watching import (
+    Compute,
+    Watching,
+    WatchingInDouble,
+    bodies,
+    constants_of,
+    first_output,
+    label_of,
+)
 from refgrad.errors import BackendError, NoGradientError, RefgradError
 from refgrad.protos.inlining import inline_functions
 from refgrad.protos.malformed import explained
@@ -167,10 +175,20 @@ def _asked(model: ModelProto, feeds: Mapping[str, Any]) -> list[str] | None:
     return names or None
 
 
-def births(model: ModelProto, feeds: Mapping[str, Any], backend: Backend) -> tuple[Birth, ...]:
-    """The births in a model, such as a gradient, that reach its results."""
+def births(
+    model: ModelProto,
+    feeds: Mapping[str, Any],
+    backend: Backend,
+    source: ModelProto | None = None,
+    in_double: bool = False,
+) -> tuple[Birth, ...]:
+    """The births in a model, such as a gradient, that reach its results; none where the interpreter does not run it.
+
+    :param source: the model whose gradient it is.
+    :param in_double: in double on the interpreter, in place of the types of the model.
+    """
     try:
-        return tuple(_Walk(model, feeds, backend, model).births()[0])
+        return tuple(_Walk(model, feeds, backend, source or model, in_double).births()[0])
     except RefgradError:
         return ()
 
@@ -206,13 +224,20 @@ class _Value:
 class _Walk:
     """A run, node by node, that remembers what is not finite and where it comes from."""
 
-    def __init__(self, model: ModelProto, feeds: Mapping[str, Any], backend: Backend, source: ModelProto) -> None:
+    def __init__(
+        self,
+        model: ModelProto,
+        feeds: Mapping[str, Any],
+        backend: Backend,
+        source: ModelProto,
+        in_double: bool = False,
+    ) -> None:
         self.model = ModelProto()
         self.model.CopyFrom(model)
         if self.model.functions:
             self.model = inline_functions(self.model)
         self.feeds = dict(feeds)
-        self._backend = backend
+        self._backend, self._in_double = backend, in_double
         self._is_interpreter = isinstance(backend, NumpyBackend)
         self._forward = {label_of(node): node for node in nested(source.graph.node)}
         self._nodes = {first_output(node): node for node in nested(self.model.graph.node)}
@@ -229,7 +254,8 @@ class _Walk:
         for name, value in self.feeds.items():
             if not _finite(value):
                 self._taints[name] = frozenset()
-        prepared = NumpyBackend().prepare(self.model, precision=Watching(self._look))
+        watching = WatchingInDouble(self._look) if self._in_double else Watching(self._look)
+        prepared = NumpyBackend().prepare(self.model, precision=watching)
         results = prepared.run(self.feeds)
         reached: set[int] = set()
         bad = []

@@ -1,0 +1,1 @@
+"""A run watched node by node: where NaN and infinities are born."""
