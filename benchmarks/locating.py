@@ -411,6 +411,19 @@ def names_of(found: Comparison) -> list[str]:
     return rules + kernels + together
 
 
+def _shown(row: dict[str, Any]) -> dict[str, Any]:
+    """A row of the documentation."""
+    return {
+        "fault": row["fault"],
+        "model": row.get("model", ""),
+        "in": row["planted"].replace(",", ", ").replace(",  ", ", "),
+        "named": ", ".join(row["named"]) or "nothing",
+        "located": "yes" if row["right"] else "no",
+        "gradients built": row.get("built") or "",
+        "s": row.get("seconds", ""),
+    }
+
+
 def main() -> None:
     """Run the faults, print the table, and write the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -449,7 +462,8 @@ def main() -> None:
         f"{sum(row['right'] for row in rows)} of {len(rows)} faults; precision {hits}/{named}, recall {hits}/{planted}"
     )
     if given.output:
-        given.output.write_text(json.dumps(rows, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        shown = [_shown(row) for row in rows]
+        given.output.write_text(json.dumps(shown, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

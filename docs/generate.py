@@ -556,6 +556,13 @@ BENCHMARKS = (
         "Ten steps of gradient descent with all parameters, on ONNX Runtime and in torch, from the same weights and data; the "
         "error is the largest relative difference of the losses.",
     ),
+    (
+        "Planted faults, located",
+        "locating",
+        "`refgrad compare` and `refgrad nan` on exports with planted faults of kernels, rules, a fusion, and NaN (benchmarks/"
+        "locating.py). A fault is located where its nodes are named, and no more than two in all. The gradients built are "
+        "those of a bisection.",
+    ),
     ("Import", "import_time", "Goal: at most 0.1 s over `import onnx`."),
 )
 

@@ -61,8 +61,10 @@ from refgrad.reverse.gradient import gradient as differentiate
 RIGHT, WRONG, CONVENTION, UNDECIDED, MISSING = "right", "wrong", "a convention", "undecided", "missing"
 OUTPUT, GRADIENT = "output", "gradient"
 _COARSER = 4  # bits: what a kink near the point may move
-_CONFIRMED = 8  # disputed tensors that differences are asked about
+_CONFIRMED = 4  # disputed tensors that differences are asked about
+_BEYOND = 100.0  # times what explains an error by few draws of rounding: more draws will not explain it
 _FEW = 1e-2  # of the norm: rounding that hides more hides the answer
+_FEW_DRAWN = 2  # the explanation that has few draws of rounding in it
 Progress = Callable[[str, int, int], None]
 
 
@@ -279,7 +281,7 @@ class _Judge:
             rng = np.random.default_rng([self.seed, 1])
             mask = self.kinked(name)
             still = {} if mask is None else {name: mask}
-            said = estimates(point.evaluate, point.wide, [name], point.cotangent_of, rng, still=still)
+            said = estimates(point.evaluate, point.wide, [name], point.cotangent_of, rng, directions=1, still=still)
             found = [one for one in said if isinstance(one, Directional)]
             got = self.truth.gradients[name]
             if mask is not None:
@@ -424,10 +426,12 @@ class _Work:
         bits = max(min(1 - round(float(np.log2(limits(theirs.dtype)[0]))), judge.truth.bits), 2)
         tolerance = max(rounding(len(judge.gradient.graph.node), judge.point.model), 16 * limits(theirs.dtype)[0])
         explained, note = np.zeros(0), ""
-        for room, why in judge.explanations(match, tolerance, bits):
+        for level, (room, why) in enumerate(judge.explanations(match, tolerance, bits)):
             explained, note = np.where(open_, 0.0, room), why
             if np.all((error <= explained) & np.isfinite(explained)):
                 break
+            if level >= _FEW_DRAWN and not judge.has_kinks and np.any(error > _BEYOND * explained):
+                return self._disputed(wide, due, error, explained, match, tolerance)
         else:
             return self._disputed(wide, due, error, explained, match, tolerance)
         most = float(error.max(initial=0.0))
