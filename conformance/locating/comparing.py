@@ -30,7 +30,6 @@ from refgrad.conformance.oracles.comparison import (
     KINK,
     SENSITIVE,
     against_directions,
-    gravest,
     outside_of_both,
 )
 from refgrad.conformance.oracles.differences import estimates
@@ -49,7 +48,7 @@ from refgrad.conformance.questions.point import (
     with_values,
 )
 from refgrad.conformance.questions.question import Question
-from refgrad.conformance.questions.rounding import DRAWS, FEW_DRAWS
+from refgrad.conformance.questions.rounding import DRAWS, FEW_DRAWS, Drawn
 from refgrad.conformance.systems.builders import CrashError
 from refgrad.conformance.tracing.nonfinite import Birth, births
 from refgrad.errors import FeedError, OptionError, RefgradError, choices
@@ -286,10 +285,9 @@ class _Judge:
             got = self.truth.gradients[name]
             if mask is not None:
                 got = np.where(mask, 0.0, got)
-            judged = gravest(
-                [against_directions(self.truth, name, got, found, EXACT, exact=True)] if found else [_silent()]
+            self._confirmed[name] = (
+                against_directions(self.truth, name, got, found, EXACT, exact=True).verdict if found else INCONCLUSIVE
             )
-            self._confirmed[name] = judged.verdict
         return self._confirmed[name]
 
     def kinked(self, name: str) -> np.ndarray | None:
@@ -329,12 +327,6 @@ class _Judge:
             for move in (self.truth.moved, self.truth.spread)
         )
         return any(size <= SENSITIVE * largest(one) for one in made)
-
-
-def _silent() -> Any:
-    from refgrad.conformance.oracles.comparison import Judged
-
-    return Judged(INCONCLUSIVE, note="no element can move")
 
 
 class _Work:
@@ -653,8 +645,6 @@ def _output(work: _Work, name: str) -> Seen:
 
 def _spread(judge: _Judge, name: str) -> np.ndarray:
     """How far rounding moves a result of the model."""
-    from refgrad.conformance.questions.rounding import Drawn
-
     point = judge.point
     model = point.model
     fed = {key: value for key, value in point.wide.items() if key in point.feeds}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from onnx import ModelProto, NodeProto
+from onnx import ModelProto, NodeProto, helper
 
 from refgrad.backends.numpy import NumpyBackend
 from refgrad.conformance.questions.point import limits
@@ -183,8 +183,6 @@ def _kind(op_type: str, x: list[float], value: float, dtype: np.dtype[Any]) -> t
 
 def _in_double(node: NodeProto, values: Mapping[str, Any], model: ModelProto, result: np.ndarray) -> np.ndarray | None:
     """What the node computes of the same numbers in double."""
-    from onnx import helper
-
     made = ModelProto(ir_version=model.ir_version)
     made.opset_import.extend(model.opset_import)
     made.graph.name = "node"

@@ -8,11 +8,11 @@ mask makes, and that a Softmax takes away again, is nobody's fault.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from onnx import ModelProto, NodeProto, helper
+from onnx import ModelProto, NodeProto, helper, numpy_helper
 
 from refgrad.backends import Backend
 from refgrad.backends.base import ModelLike, check_feeds, load_model
@@ -214,13 +214,6 @@ def _whole(
     return found, ""
 
 
-@dataclass
-class _Value:
-    """What is known of a value that is not finite."""
-
-    taint: Taint = field(default_factory=frozenset)
-
-
 class _Walk:
     """A run, node by node, that remembers what is not finite and where it comes from."""
 
@@ -270,10 +263,7 @@ class _Walk:
         found = [
             replace(self._found[k], of=tuple(places[one] for one in self._found[k].of if one in places)) for k in kept
         ]
-        return self._merged(self._told_in_double(found)), bad
-
-    def _merged(self, found: list[Birth]) -> list[Birth]:
-        return found
+        return self._told_in_double(found), bad
 
     def _look(
         self, node: NodeProto, inputs: tuple[Any, ...], outer: Mapping[str, Any], compute: Compute
@@ -296,19 +286,18 @@ class _Walk:
                 if name and not _finite(value):
                     self._taints[name] = taint
         else:
-            self._born(node, known, results, "" if is_main else self._enclosing(key), step - 1)
+            self._born(node, known, results, not is_main, step - 1)
         if is_main and has_body:
             for k in self._inside:
                 self._found[k] = replace(self._found[k], within=label_of(node))
         return results
 
-    def _enclosing(self, key: str) -> str:
-        return "a body"
-
     def _taint_of(self, values: Mapping[str, Any]) -> Taint:
         return frozenset().union(*(self._taints.get(name, frozenset()) for name, v in values.items() if not _finite(v)))
 
-    def _born(self, node: NodeProto, values: Mapping[str, Any], results: Sequence[Any], within: str, step: int) -> None:
+    def _born(
+        self, node: NodeProto, values: Mapping[str, Any], results: Sequence[Any], is_inner: bool, step: int
+    ) -> None:
         taint: Taint | None = None
         for name, value in zip(node.output, results, strict=False):
             if not name or _finite(value):
@@ -319,14 +308,12 @@ class _Walk:
             own: set[int] = set()
             if cause is not None:
                 own.add(len(self._found))
-                if within:
+                if is_inner:  # the node that it is in is named once that has run
                     self._inside.append(len(self._found))
-                self._found.append(self._birth(node, name, np.asarray(value), cause, within, step, taint))
+                self._found.append(self._birth(node, name, np.asarray(value), cause, step, taint))
             self._taints[name] = frozenset(own) | taint
 
-    def _birth(
-        self, node: NodeProto, output: str, value: np.ndarray, cause: Cause, within: str, step: int, taint: Taint
-    ) -> Birth:
+    def _birth(self, node: NodeProto, output: str, value: np.ndarray, cause: Cause, step: int, taint: Taint) -> Birth:
         domain, op_type = operator_of(node)
         label = label_of(node)
         forward = label.rpartition(_BACKWARD)[0].partition(_BACKWARD)[0] if _BACKWARD in label else ""
@@ -338,7 +325,7 @@ class _Walk:
             remedy = "put a harmless value into the branch before this operator, with a Where on its input"
         return Birth(
             label, f"{domain}.{op_type}" if domain else op_type, output, cause.at, float(value[cause.at]), cause.count,
-            dict(list(cause.operands.items())[:_OPERANDS]), text, remedy, kind, forward, within, step,
+            dict(list(cause.operands.items())[:_OPERANDS]), text, remedy, kind, forward, "", step,
             tuple(sorted(taint)), _source_of(origin),
         )  # fmt: skip
 
@@ -367,7 +354,7 @@ class _Walk:
         try:
             for name, value in values.items():
                 if name in self._constants:
-                    made.graph.initializer.append(_tensor(name, value))
+                    made.graph.initializer.append(numpy_helper.from_array(value, name))
                 else:
                     made.graph.input.append(_described(name, value))
             made.graph.output.extend(_described(name, np.asarray(r), shape=False) for name, r in outputs)
@@ -430,12 +417,6 @@ def _finite(value: Any) -> bool:
     if array.dtype.kind in "iubOUSM":
         return True
     return bool(np.isfinite(array.astype(np.float64) if array.dtype.kind not in "fc" else array).all())
-
-
-def _tensor(name: str, value: np.ndarray) -> Any:
-    from onnx import numpy_helper
-
-    return numpy_helper.from_array(value, name)
 
 
 def _described(name: str, value: np.ndarray, shape: bool = True) -> Any:
