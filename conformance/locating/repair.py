@@ -21,7 +21,7 @@ from refgrad.protos.walk import nested, refill
 _ROUNDINGS = 8.0  # how much further off than rounding by chance results may be that count as right
 _DRAWS = 2  # of rounding by chance
 _PART = 1e-4  # of the largest element of all results: a result that is smaller throughout counts as so large
-_FLOOR = 1e-7  # of the largest element: what is closer is right
+_FLOOR = 1e-7  # of the largest element: what is closer is right, but for doubles
 
 
 def repaired_model(
@@ -93,7 +93,9 @@ class Trial:
         drawn = NumpyBackend().prepare(model, precision=precision)
         for precision.draw in range(_DRAWS):
             lost.append(self._off(drawn.run(feeds)))
-        floor = max(_FLOOR, 8 * max(eps, default=0.0))
+        most = max(eps, default=0.0)
+        is_double = 0 < most < _FLOOR**2  # which no draw can round
+        floor = 16 * most * math.sqrt(len(replay.nodes)) if is_double else max(_FLOOR, 8 * most)
         self.allowed = {name: max(_ROUNDINGS * max(one[name] for one in lost), floor) for name in lost[0]}
 
     def run(self, blamed: Sequence[Replayed]) -> tuple[Errors, str]:
