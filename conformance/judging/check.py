@@ -222,12 +222,12 @@ def _checked(
     if sound != first:
         truth = Truth(point.named_by(gradients[sound]), gradients[sound], truths[sound])
     for dialect, made in gradients.items():
-        allowed = tolerance or rounding(len(made.graph.node), point.model)
+        allowed = tolerance or rounding(len(made.graph.node), point)
         for name in names:
             rows += _on_backend(truth, made, dialect, name, allowed)
     if "ort-cpu" in names and ortbuilder.available():
         settled = {row.gradient: row.verdict for row in rows if row.oracle == DIFFERENCES and row.dialect == sound}
-        allowed = tolerance or rounding(len(gradients[sound].graph.node), point.model)
+        allowed = tolerance or rounding(len(gradients[sound].graph.node), point)
         rows += _of_builder(truth, evidence, settled, allowed, seconds)
     return Check(tuple(point.names), tuple(point.seeds_of), seed, point.described, tuple(rows))
 

@@ -8,7 +8,8 @@ refused or crashes is halved until one node is left, or until both halves are ri
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import zlib
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -33,6 +34,9 @@ from refgrad.tables.randomness import may_draw, operator_of
 WRONG, REFUSED, CRASHED = "wrong", "refused", "crashed"
 _ALLOWED = 1e-6  # of |gradient|·|direction|: the gradient is in double
 _MASK = 1e18  # what is larger is a mask
+_AT_ONCE = 16  # inputs that move together
+_APART = 1e-3  # between the parts that they have in the derivative
+_STEP = "step"
 _TOLD = 1e-3  # of the same: a difference whose error is larger tells nothing
 
 
@@ -73,7 +77,12 @@ class Bisected:
 
 
 def bisect(
-    model: ModelProto, feeds: Mapping[str, Any], builder: str | Build, seed: int = 0, name: str = ""
+    model: ModelProto,
+    feeds: Mapping[str, Any],
+    builder: str | Build,
+    seed: int = 0,
+    name: str = "",
+    suspects: Collection[str] = (),
 ) -> Bisected:
     """Find the nodes whose gradient a builder gets wrong, refuses or dies of.
 
@@ -84,6 +93,7 @@ def bisect(
     :param builder: the name of a builder of the suite, "package.module:function", or what makes the gradient of a question.
     :param seed: of cotangents and directions.
     :param name: what the suite calls a builder that is given as a function: findings about it are named.
+    :param suspects: inputs and initializers whose gradient is known to be wrong: they are looked at first.
     :raises InvalidModelError: the model cannot be read.
     :raises FeedError: the feeds do not fit the model.
     :raises BackendError: the interpreter does not run the model.
@@ -99,7 +109,7 @@ def bisect(
     ((), 1)
     """
     side = Live(builder, INTERPRETER)
-    search = _Search(Values(model, feeds), side.build, seed)
+    search = _Search(Values(model, feeds), side.build, seed, suspects)
     name = builder if isinstance(builder, str) else name
     try:
         faults = [_explained(fault, name) for fault in search.faults(0, len(search.nodes))]
@@ -124,8 +134,8 @@ def _explained(fault: Fault, builder: str) -> Fault:
 class _Search:
     """The parts of a model, and what a builder makes of them."""
 
-    def __init__(self, values: Values, build: Build, seed: int) -> None:
-        self.values, self.seed = values, seed
+    def __init__(self, values: Values, build: Build, seed: int, suspects: Collection[str] = ()) -> None:
+        self.values, self.seed, self.suspects = values, seed, frozenset(suspects)
         self.nodes = [node for node in values.model.graph.node if node.op_type != "Constant"]
         self._build = build
         self._outputs = {value.name for value in values.model.graph.output}
@@ -147,6 +157,8 @@ class _Search:
         middle = (first + last) // 2
         left, right = self.verdict(first, middle), self.verdict(middle, last)
         if left is None and right is None:
+            left, right = self.verdict(first, middle, careful=True), self.verdict(middle, last, careful=True)
+        if left is None and right is None:
             return [self._together(first, last, found)] if isinstance(found, Fault) else []
         return self._within(first, middle, left) + self._within(middle, last, right)
 
@@ -162,8 +174,11 @@ class _Search:
                 step //= 2
         return found
 
-    def verdict(self, first: int, last: int) -> Fault | str | None:
-        """What is wrong with the builder's gradient of these nodes; None where it is right, or why nothing can be said."""
+    def verdict(self, first: int, last: int, careful: bool = False) -> Fault | str | None:
+        """What is wrong with the builder's gradient of these nodes; None where it is right, or why nothing can be said.
+
+        :param careful: move the inputs one by one, and not several at once.
+        """
         nodes = self.nodes[first:last]
         labels = tuple(node.name or next(filter(None, node.output), "") for node in nodes)
         operators = tuple(".".join(filter(None, operator_of(node))) for node in nodes)
@@ -186,7 +201,7 @@ class _Search:
             return Fault(REFUSED, labels, operators, str(error))
         except Exception as error:
             return Fault(CRASHED, labels, operators, f"it raised {type(error).__name__}: {error}")
-        return self._compared(question, built, labels, operators)
+        return self._compared(question, built, labels, operators, careful)
 
     def _question(self, nodes: Sequence[NodeProto], last: int) -> Question | None:
         """The part as a model, and what is asked of it; None where it has no derivative that can be asked for.
@@ -234,7 +249,7 @@ class _Search:
         return value
 
     def _compared(
-        self, question: Question, built: Built, labels: tuple[str, ...], operators: tuple[str, ...]
+        self, question: Question, built: Built, labels: tuple[str, ...], operators: tuple[str, ...], careful: bool
     ) -> Fault | None:
         interpreter = NumpyBackend()
         fed = {
@@ -250,26 +265,96 @@ class _Search:
             )
         except RefgradError as error:
             return Fault(CRASHED, labels, operators, f"its gradient does not run: {error}")
-        evaluate = forward(question)
-        rng = np.random.default_rng([self.seed, 1])
-        for name in question.wrt:
+        gradients = {
+            name: np.asarray(results[built.gradients[name]])
+            if name in built.gradients
+            else np.zeros(question.at[name].shape)
+            for name in question.wrt
+        }
+        for name, gradient in gradients.items():
             shape = question.at[name].shape
-            gradient = np.asarray(results[built.gradients[name]]) if name in built.gradients else np.zeros(shape)
             if gradient.shape != shape:
                 text = f"the gradient by {name!r} has the shape {list(gradient.shape)}, and {list(shape)} is due"
                 return Fault(WRONG, labels, operators, text, name)
-            direction = _direction(question.at[name], gradient, rng)
-            told = settled(evaluate, question.at, name, direction, question.wide_cotangents, NAME)
-            if not isinstance(told, Directional):
+        ask = _Asked(question, gradients, self.seed)
+        order = sorted(question.wrt, key=lambda name: name not in self.suspects)
+        first = sum(name in self.suspects for name in order)
+        rest = range(first, len(order), 1 if careful else _AT_ONCE)
+        for together in [order[:first], *(order[k : k + rest.step] for k in rest)]:
+            if len(together) > 1 and together[0] not in self.suspects and ask.is_right(together):
                 continue
-            due, off = told.value, told.error
-            if not off <= _TOLD * (abs(due) + float(np.linalg.norm(direction)) * float(np.linalg.norm(gradient))):
-                continue
-            found = float(np.sum(gradient * direction))
-            size = float(np.linalg.norm(gradient) * np.linalg.norm(direction)) + abs(due)
-            if not abs(found - due) <= 4 * off + _ALLOWED * size:
-                return Fault(WRONG, labels, operators, "", name, due, found)
+            if found := ask.contradicted(together):
+                return Fault(WRONG, labels, operators, "", *found)
         return None
+
+
+class _Asked:
+    """Central differences of a part, held against a gradient of it."""
+
+    def __init__(self, question: Question, gradients: Mapping[str, np.ndarray], seed: int) -> None:
+        self._at, self._cotangents, self._gradients = question.at, question.wide_cotangents, gradients
+        self._evaluate, self._seed = forward(question), seed
+
+    def contradicted(self, names: Sequence[str]) -> tuple[str, float, float] | None:
+        """The first input by which the gradient is wrong, the derivative that is due and the one that it has."""
+        for name in names:
+            told = self._told([self._asked(name)])
+            if told is not None and not told.is_right:
+                return name, told.due, told.found
+        return None
+
+    def is_right(self, names: Sequence[str]) -> bool:
+        """Whether differences along one direction for all of these inputs agree; each moves so far that none hides another."""
+        asked = [self._asked(name) for name in names]
+        sizes = [one.size for one in asked if one.size]
+        least = max(min(sizes, default=1.0), _APART * max(sizes, default=1.0))
+        told = self._told([one.times(min(1.0, least / one.size)) if one.size else one for one in asked])
+        return told is not None and told.is_right
+
+    def _asked(self, name: str) -> _Along:
+        gradient = self._gradients[name]
+        direction = _direction(
+            self._at[name], gradient, np.random.default_rng([self._seed, 1, zlib.crc32(name.encode())])
+        )
+        size = float(np.linalg.norm(gradient) * np.linalg.norm(direction))
+        return _Along(name, direction, float(np.sum(gradient * direction)), size)
+
+    def _told(self, asked: Sequence[_Along]) -> _Answer | None:
+        """What differences say of the derivative along the sum of some directions; None where they do not tell."""
+
+        def moved(at: Mapping[str, Any]) -> Mapping[str, np.ndarray]:
+            return self._evaluate(
+                {**self._at, **{one.name: self._at[one.name] + at[_STEP] * one.direction for one in asked}}
+            )
+
+        said = settled(moved, {_STEP: np.zeros(())}, _STEP, np.ones(()), self._cotangents, NAME)
+        if not isinstance(said, Directional):
+            return None
+        size = sum(one.size for one in asked) + abs(said.value)
+        if not said.error <= _TOLD * size:
+            return None
+        found = sum(one.derivative for one in asked)
+        return _Answer(abs(found - said.value) <= 4 * said.error + _ALLOWED * size, said.value, found)
+
+
+@dataclass(frozen=True)
+class _Along:
+    """A direction in which an input moves, the derivative along it by a gradient, and the size of the terms of that."""
+
+    name: str
+    direction: np.ndarray
+    derivative: float
+    size: float
+
+    def times(self, factor: float) -> _Along:
+        return _Along(self.name, factor * self.direction, factor * self.derivative, factor * self.size)
+
+
+@dataclass(frozen=True)
+class _Answer:
+    is_right: bool
+    due: float
+    found: float
 
 
 def _direction(x: np.ndarray, gradient: np.ndarray, rng: np.random.Generator) -> np.ndarray:

@@ -40,6 +40,7 @@ from refgrad.conformance.questions.point import (
     Point,
     Truth,
     by_name,
+    fed_alone,
     in_float64,
     inputs_of,
     largest,
@@ -48,7 +49,7 @@ from refgrad.conformance.questions.point import (
     with_values,
 )
 from refgrad.conformance.questions.question import Question
-from refgrad.conformance.questions.rounding import DRAWS, FEW_DRAWS, Drawn
+from refgrad.conformance.questions.rounding import DRAWS, FEW_DRAWS, MANY_DRAWS, Drawn
 from refgrad.conformance.systems.builders import CrashError
 from refgrad.conformance.tracing.nonfinite import Birth, births
 from refgrad.errors import FeedError, OptionError, RefgradError, choices
@@ -61,7 +62,9 @@ RIGHT, WRONG, CONVENTION, UNDECIDED, MISSING = "right", "wrong", "a convention",
 OUTPUT, GRADIENT = "output", "gradient"
 _COARSER = 4  # bits: what a kink near the point may move
 _CONFIRMED = 4  # disputed tensors that differences are asked about
-_BEYOND = 100.0  # times what explains an error by few draws of rounding: more draws will not explain it
+_MORE_DRAWS = (FEW_DRAWS, 2 * FEW_DRAWS, DRAWS)  # as many as it takes
+_BEYOND = 10.0  # times what few draws of rounding explain, more of many elements: more draws will not explain it
+_TOGETHER, _MANY = 3.0, 16  # the same of the norm of so many elements, where chance evens out
 _FEW = 1e-2  # of the norm: rounding that hides more hides the answer
 _FEW_DRAWN = 2  # the explanation that has few draws of rounding in it
 Progress = Callable[[str, int, int], None]
@@ -197,6 +200,8 @@ def compare(
         for one in work:
             one.run()
         tensors = tuple(_tensors(judge, work, asked=wrt is not None))
+        for one in work:
+            one.forget()
         if search:
             for place, one in enumerate(work):
                 one.search([tensor for tensor in tensors if _of(tensor, place).verdict in (WRONG, UNDECIDED)], place)
@@ -253,7 +258,8 @@ class _Judge:
 
     def __init__(self, point: Point, gradient: ModelProto, seed: int) -> None:
         self.point, self.gradient, self.seed = point, gradient, seed
-        results = in_float64(gradient).run(point.wide | point.seeds)
+        feeds = point.wide | point.seeds
+        results = in_float64(fed_alone(gradient, feeds)).run(feeds)
         self.truth = Truth(point, gradient, by_name(results, point.names))
         self.outputs = {name: np.asarray(value) for name, value in point.forward.run(point.wide).items()}
         self._confirmed: dict[str, str] = {}
@@ -270,6 +276,11 @@ class _Judge:
             return f"refgrad in double; central differences contradict it in {choices(bad)}"
         agreed = sum(verdict == AGREED for verdict in self._confirmed.values())
         return f"refgrad in double; central differences confirm {agreed} of {len(self._confirmed)} disputed tensors"
+
+    def forget(self) -> None:
+        """Give back the gradients and what rounding makes of them."""
+        self.truth = replace(self.truth, gradients={}, _moved={}, _spread={}, _apart=None)
+        self.outputs, self._kinked = {}, {}
 
     def confirmed(self, name: str) -> str:
         """The verdict of central differences on the judge's own gradient."""
@@ -309,24 +320,32 @@ class _Judge:
         yield room, ""
         room = room + match.made_of({name: SENSITIVE * np.abs(truth.moved(name, bits)) for name in names}, sizes=True)
         yield room, ""
-        for draws in (FEW_DRAWS, DRAWS):
-            spread = {name: SENSITIVE * truth.spread(name, bits, draws) for name in names}
-            wider = room + match.made_of(spread, sizes=True)
+        wider = room
+        for draws in _MORE_DRAWS:
+            wider = room + match.made_of({n: SENSITIVE * truth.spread(n, bits, draws) for n in names}, sizes=True)
             yield wider, ""
-        wider = wider + match.made_of({name: truth.spread(name, bits - _COARSER) for name in names}, sizes=True)
-        yield wider, "a kink is near: rounding moves single elements far"
-        yield (
-            wider + match.made_of({name: SENSITIVE * truth.spread_apart(name, bits) for name in names}, sizes=True),
-            "",
-        )
+        if self.has_kinks:
+            wider = wider + match.made_of({n: truth.spread(n, bits - _COARSER) for n in names}, sizes=True)
+            yield wider, "a kink is near: rounding moves single elements far"
+            many = {n: SENSITIVE * truth.spread(n, bits, MANY_DRAWS) for n in names}
+            wider = np.maximum(wider, room + match.made_of(many, sizes=True))
+            yield wider, "a kink is near: rounding moves single elements far"
+        for draws in _MORE_DRAWS:
+            apart = {n: SENSITIVE * truth.spread_apart(n, bits, draws) for n in names}
+            yield wider + match.made_of(apart, sizes=True), ""
 
     def is_noise(self, match: Match, size: float) -> bool:
         """Whether the gradient in double is no more than its own rounding."""
-        made = (
-            match.made_of({name: np.abs(move(name, FLOAT64_BITS)) for name in match.names}, sizes=True)
-            for move in (self.truth.moved, self.truth.spread)
-        )
-        return any(size <= SENSITIVE * largest(one) for one in made)
+        truth, names = self.truth, match.names
+        moved = match.made_of({name: np.abs(truth.moved(name, FLOAT64_BITS)) for name in names}, sizes=True)
+        if size <= SENSITIVE * largest(moved):
+            return True
+        for draws in _MORE_DRAWS:
+            spread = {name: truth.spread(name, FLOAT64_BITS, draws) for name in names}
+            most = SENSITIVE * largest(match.made_of(spread, sizes=True))
+            if size <= most or size > _BEYOND * most:
+                return size <= most
+        return False
 
 
 class _Work:
@@ -416,13 +435,15 @@ class _Work:
         wide = theirs.astype(np.float64)
         error, size = np.abs(wide - due), largest(due)
         bits = max(min(1 - round(float(np.log2(limits(theirs.dtype)[0]))), judge.truth.bits), 2)
-        tolerance = max(rounding(len(judge.gradient.graph.node), judge.point.model), 16 * limits(theirs.dtype)[0])
-        explained, note = np.zeros(0), ""
+        tolerance = max(rounding(len(judge.gradient.graph.node), judge.point), 16 * limits(theirs.dtype)[0])
+        explained, plain, note = np.zeros(0), np.zeros(0), ""
         for level, (room, why) in enumerate(judge.explanations(match, tolerance, bits)):
             explained, note = np.where(open_, 0.0, room), why
             if np.all((error <= explained) & np.isfinite(explained)):
                 break
-            if level >= _FEW_DRAWN and not judge.has_kinks and np.any(error > _BEYOND * explained):
+            if level < _FEW_DRAWN:
+                plain = explained
+            elif self._is_exactly_wrong(match) or (not judge.has_kinks and _is_far(error - plain, explained - plain)):
                 return self._disputed(wide, due, error, explained, match, tolerance)
         else:
             return self._disputed(wide, due, error, explained, match, tolerance)
@@ -496,6 +517,12 @@ class _Work:
             )
         return Seen(WRONG, said, *numbers)
 
+    def forget(self) -> None:
+        """Give back what the verdicts needed: the search needs memory too."""
+        self.outputs, self.gradients = {}, {}
+        self.truth_of_side.forget()
+        self.judge.forget()
+
     # Where it goes wrong
 
     def search(self, disputed: Sequence[Tensor], place: int) -> None:
@@ -506,7 +533,8 @@ class _Work:
         point = judge.point
         if self._built is None or self.wrong_in_double:
             self._tell("rules", 0, 1)
-            self._bisected = bisect(point.model, point.feeds, side.build, judge.seed, str(side).partition("@")[0])
+            name = str(side).partition("@")[0]
+            self._bisected = bisect(point.model, point.feeds, side.build, judge.seed, name, self.wrong_in_double)
         if self._built is None:
             return
         wrong = [tensor for tensor in disputed if not set(tensor.of) <= set(self.wrong_in_double)]
@@ -531,6 +559,16 @@ class _Work:
             self._progress(f"{self.side}: {what}", done, total)
 
 
+def _is_far(error: np.ndarray, drawn: np.ndarray) -> bool:
+    """Whether more draws of rounding will not explain an error: an element is far off, or all of them together are.
+
+    :param error: what is left of it without them.
+    """
+    left = np.maximum(error, 0.0)
+    together = left.size >= _MANY and np.linalg.norm(left) > _TOGETHER * np.linalg.norm(drawn)
+    return bool(together or np.any(left > max(_BEYOND, left.size**0.5) * drawn))
+
+
 def _by_output(point: Point) -> dict[str, np.ndarray]:
     return {output: point.cotangents[name] for output, name in point.seeds_of.items()}
 
@@ -546,11 +584,15 @@ def _is_exact(judge: _Judge, name: str, found: np.ndarray | None) -> bool:
     size = largest(due[np.isfinite(due)])
     if bool(np.all(error <= EXACT * max(size, largest(got[np.isfinite(got)])))):
         return True
-    room = EXACT * size + SENSITIVE * (
-        np.abs(judge.truth.moved(name, FLOAT64_BITS)) + judge.truth.spread(name, FLOAT64_BITS)
-    )
     mask = judge.kinked(name)
-    return bool(np.all((error <= room) | (False if mask is None else mask)))
+    room = EXACT * size + SENSITIVE * np.abs(judge.truth.moved(name, FLOAT64_BITS))
+    for draws in _MORE_DRAWS:
+        allowed = room + SENSITIVE * judge.truth.spread(name, FLOAT64_BITS, draws)
+        if np.all((error <= allowed) | (False if mask is None else mask)):
+            return True
+        if mask is None and _is_far(error - room, allowed - room):
+            return False
+    return False
 
 
 def _recast(judge: _Judge, model: ModelProto, feeds: Mapping[str, Any]) -> _Judge:
@@ -631,10 +673,14 @@ def _output(work: _Work, name: str) -> Seen:
         error = np.where((wide == due) | (np.isnan(wide) & np.isnan(due)), 0.0, np.abs(wide - due))
     error = np.where(np.isnan(error), np.inf, error)
     size = largest(due[np.isfinite(due)])
-    tolerance = max(rounding(len(point.model.graph.node), point.model), 16 * limits(found.dtype)[0])
+    tolerance = max(rounding(len(point.model.graph.node), point), 16 * limits(found.dtype)[0])
     allowed = np.full(due.shape, tolerance * size)
     if not np.all(error <= allowed):
-        allowed = allowed + SENSITIVE * _spread(judge, name)
+        plain = allowed
+        for spread in _spreads(judge, name):
+            allowed = plain + SENSITIVE * spread
+            if np.all(error <= allowed) or _is_far(error - plain, allowed - plain):
+                break
     worst = np.unravel_index(int(np.argmax(error / np.maximum(allowed, 1e-300))), error.shape) if error.size else ()
     numbers = (float(error[worst] / (size or 1)), float(allowed[worst] / (size or 1))) if error.size else (0.0, 0.0)
     if np.all(error <= allowed):
@@ -643,12 +689,12 @@ def _output(work: _Work, name: str) -> Seen:
     return Seen(WRONG, f"{place} is {float(wide[worst]):.6g}, and {float(due[worst]):.6g} is due", *numbers)
 
 
-def _spread(judge: _Judge, name: str) -> np.ndarray:
-    """How far rounding moves a result of the model."""
+def _spreads(judge: _Judge, name: str) -> Iterator[np.ndarray]:
+    """How far rounding moves a result of the model, by ever more draws."""
     point = judge.point
     model = point.model
     fed = {key: value for key, value in point.wide.items() if key in point.feeds}
     drawn = Drawn(model, fed, {name: name}, {name: judge.outputs[name]}, judge.truth.bits)
-    for _ in range(DRAWS):
-        drawn.draw()
-    return drawn.spread(name)
+    for draws in _MORE_DRAWS:
+        drawn.until(draws)
+        yield drawn.spread(name)

@@ -128,8 +128,8 @@ class _Piece:
     """Elements of a recorded gradient and of ours that they add up: at = Σ factor·ours."""
 
     name: str
-    ours: np.ndarray
-    at: np.ndarray
+    ours: np.ndarray | slice
+    at: np.ndarray | slice
     factor: np.ndarray | float = 1.0
 
 
@@ -152,14 +152,17 @@ class Match:
         made = np.zeros(math.prod(self.shape))
         for piece in self.pieces:
             factor = np.abs(piece.factor) if sizes else piece.factor
-            np.add.at(made, piece.at, factor * arrays[piece.name].reshape(-1)[piece.ours])
+            ours = factor * arrays[piece.name].reshape(-1)[piece.ours]
+            if isinstance(piece.at, slice):
+                made[piece.at] += ours
+            else:
+                np.add.at(made, piece.at, ours)
         return made.reshape(self.shape)
 
 
 def identity(name: str, shape: tuple[int, ...]) -> Match:
     """The match of a tensor with the one of the same name."""
-    places = np.arange(math.prod(shape))
-    return Match(name, NAME, shape, (_Piece(name, places, places),))
+    return Match(name, NAME, shape, (_Piece(name, slice(None), slice(None)),))
 
 
 def _is_folded(theirs: np.ndarray, ours: np.ndarray) -> bool:

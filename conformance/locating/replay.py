@@ -101,9 +101,10 @@ class Replay:
     """
 
     def __init__(self, model: ModelProto, feeds: Mapping[str, Any]) -> None:
-        self.model = ModelProto()
-        self.model.CopyFrom(model)
-        if self.model.functions:
+        self.model = model
+        if model.functions:
+            self.model = ModelProto()
+            self.model.CopyFrom(model)
             self.model = inline_functions(self.model)
         self.feeds = dict(feeds)
         self.nodes = list(self.model.graph.node)

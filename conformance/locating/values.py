@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-from onnx import ModelProto
+from onnx import ModelProto, NodeProto
 
 from refgrad.backends.numpy import NumpyBackend
-from refgrad.conformance.tracing.watching import constants_of
+from refgrad.conformance.tracing.watching import Compute, Watcher, Watching, WatchingInDouble, constants_of
 from refgrad.protos.external import array_of
 from refgrad.protos.inlining import inline_functions
+from refgrad.protos.walk import reads_of
 
 
 class Values:
@@ -25,20 +26,50 @@ class Values:
     """
 
     def __init__(self, model: ModelProto, feeds: Mapping[str, Any]) -> None:
-        self.model = ModelProto()
-        self.model.CopyFrom(model)
-        if self.model.functions:
+        self.model = model
+        if model.functions:
+            self.model = ModelProto()
+            self.model.CopyFrom(model)
             self.model = inline_functions(self.model)
         self.feeds = dict(feeds)
         self.constants = constants_of(self.model) - set(feeds)
-        interpreter = NumpyBackend()
-        held = {tensor.name: array_of(tensor) for tensor in self.model.graph.initializer}
-        self._declared = {**held, **interpreter.prepare(self.model).run(feeds, trace=True), **feeds}
-        self._wide = {**held, **interpreter.prepare(self.model, precision="float64").run(feeds, trace=True)}
+        self._held: dict[str, Any] = {tensor.name: array_of(tensor) for tensor in self.model.graph.initializer}
+        self._held |= feeds
+        made = [name for node in self.model.graph.node for name in node.output if name]
+        declared: dict[str, Any] = {}  # the type of each array, and what is none
+        of_graph = frozenset(made)
+
+        def look(node: NodeProto, results: tuple[Any, ...]) -> None:
+            for name, value in zip(node.output, results, strict=False):
+                if name in of_graph:
+                    declared[name] = value.dtype if isinstance(value, np.ndarray | np.generic) else value
+
+        def hold(node: NodeProto, results: tuple[Any, ...]) -> None:
+            for name, value in zip(node.output, results, strict=False):
+                if name in of_graph:
+                    self._held[name] = _rounded(value, declared.get(name))
+
+        read = {name for node in self.model.graph.node for name in reads_of(node)}
+        wanted = [*(value.name for value in self.model.graph.output), *(name for name in made if name not in read)]
+        for precision in (Watching(_each(look)), WatchingInDouble(_each(hold))):
+            NumpyBackend().prepare(self.model, precision=precision).run(feeds, dict.fromkeys(wanted))
 
     def right(self, name: str) -> Any:
-        """What is right for a value, in its type."""
-        due, like = self._wide.get(name), self._declared.get(name)
-        if not isinstance(due, np.ndarray) or not isinstance(like, np.ndarray):
-            return like
-        return due.astype(like.dtype) if due.dtype != like.dtype else due
+        """What is right for a value, in its type; None where it has no such value."""
+        return self._held.get(name)
+
+
+def _each(seen: Callable[[NodeProto, tuple[Any, ...]], None]) -> Watcher:
+    def watch(node: NodeProto, inputs: tuple[Any, ...], outer: Mapping[str, Any], compute: Compute) -> tuple[Any, ...]:
+        results = compute()
+        seen(node, results)
+        return results
+
+    return watch
+
+
+def _rounded(due: Any, declared: Any) -> Any:
+    """A value in the type that the model declares."""
+    if not isinstance(declared, np.dtype) or not isinstance(due, np.ndarray | np.generic):
+        return declared
+    return np.asarray(due).astype(declared) if due.dtype != declared else np.asarray(due)

@@ -11,9 +11,9 @@ from onnx import ModelProto
 from refgrad.conformance.oracles.central import STEP, directional, one_sided
 from refgrad.conformance.oracles.differences import STEPS, direction_at, estimates
 from refgrad.conformance.questions.evidence import Directional, Elementwise
-from refgrad.conformance.questions.kinked import OPERATORS
+from refgrad.conformance.questions.kinked import OPERATORS, kinks_of
 from refgrad.conformance.questions.point import Point, ShapeMovedError, Truth, by_name, in_float64, largest, limits, rms
-from refgrad.conformance.questions.rounding import DRAWS, FEW_DRAWS
+from refgrad.conformance.questions.rounding import DRAWS, FEW_DRAWS, MANY_DRAWS
 from refgrad.errors import BackendError
 
 AGREED, DISAGREED, KINK, INCONCLUSIVE = "agreed", "disagreed", "kink", "inconclusive"
@@ -195,6 +195,8 @@ def against_float64(truth: Truth, name: str, got: np.ndarray, tolerance: float, 
         near_a_kink = True
     if not _within(error, explained):  # terms that cancel each other exactly do so no more where each is rounded
         explained += SENSITIVE * truth.spread_apart(name, truth.bits)
+    if not _within(error, explained) and kinks_of(point.model):  # few draws may miss a unit that rounding switches
+        explained = np.maximum(explained, SENSITIVE * truth.spread(name, truth.bits, MANY_DRAWS))
     worst = _worst(error, explained)
     numbers = _numbers(error, explained, worst, size)
     if not _within(error, explained):

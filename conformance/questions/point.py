@@ -11,7 +11,6 @@ import ml_dtypes
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from refgrad.backends import get_backend
 from refgrad.backends.base import Value, describe, graph_inputs
 from refgrad.backends.numpy import NumpyBackend
 from refgrad.backends.numpy.backend import NumpyModel
@@ -20,6 +19,7 @@ from refgrad.conformance.questions.rounding import DRAWS, Confined, Drawn, Pertu
 from refgrad.errors import BackendError, FeedError, choices
 from refgrad.forward.normalise import normalise
 from refgrad.protos.external import array_of
+from refgrad.protos.reading import skeleton_of
 from refgrad.protos.types import FLOATS
 from refgrad.protos.walk import subgraphs
 from refgrad.reverse.assembly import names_in
@@ -56,7 +56,8 @@ class Point:
     ) -> Point:
         """Take the given feeds, or the first random ones at which every output is finite."""
         seeds_of, names = names_in(gradient)
-        prepared = in_float64(model, names)
+        weights = {t.name: array_of(t).astype(np.float64) for t in model.graph.initializer if t.name in names}
+        prepared = in_float64(fed_alone(model, weights))
         inputs = graph_inputs(model.graph)
         undeclared = [v.name for v in inputs if v.dtype is not None and v.shape is None and not v.has_default]
         if feeds is None and undeclared:
@@ -66,11 +67,11 @@ class Point:
             )
         if feeds is not None:
             given = dict(feeds)
-            results, described = prepared.run(widened(given), seeds_of), "given"
+            results, described = prepared.run(weights | widened(given), seeds_of), "given"
         else:
             for domain in DOMAINS:
                 given = dict(random_feeds(inputs, seed=seed, size=size, sizes=sizes, domain=domain))
-                results, described = prepared.run(widened(given), seeds_of), f"random, {domain}"
+                results, described = prepared.run(weights | widened(given), seeds_of), f"random, {domain}"
                 if all(np.all(np.isfinite(value)) for value in results.values()):
                     break
         _require_finite(results, described)
@@ -80,12 +81,7 @@ class Point:
         for output, seed_name in seeds_of.items():
             cotangent = np.asarray(rng.standard_normal(results[output].shape))
             cotangents[seed_name] = cotangent.astype(declared[seed_name] or np.float32)
-        wide = widened(given) | {
-            t.name: array_of(t).astype(np.float64)
-            for t in model.graph.initializer
-            if t.name in names and t.name not in given
-        }
-        return cls(model, prepared, names, seeds_of, given, cotangents, wide, described)
+        return cls(model, prepared, names, seeds_of, given, cotangents, weights | widened(given), described)
 
     def named_by(self, gradient: ModelProto) -> Point:
         """The same point by the names that another gradient of the model has for cotangents and gradients."""
@@ -126,6 +122,11 @@ class Point:
                         yield from draw(inner.node)
 
         return tuple(dict.fromkeys(draw(node.proto for node in graph.nodes)))
+
+    @cached_property
+    def epsilon(self) -> float:
+        """The coarsest rounding among the float types of the model's values, and those that normalizations compute in."""
+        return _epsilon(self.model)
 
     def dtype(self, name: str) -> np.dtype[Any]:
         """The type of an input or initializer."""
@@ -168,7 +169,7 @@ class Truth:
     _apart: Drawn | None = None
 
     def __post_init__(self) -> None:
-        self.bits = 1 - round(np.log2(_epsilon(self.point.model)))
+        self.bits = 1 - round(np.log2(self.point.epsilon))
 
     @cached_property
     def _types(self) -> dict[str, np.dtype[Any]]:
@@ -217,18 +218,19 @@ class Truth:
         """By how much the gradient of `name` changes when every intermediate result is rounded to `bits` bits."""
         if bits not in self._moved:
             try:
-                prepared = get_backend("numpy").prepare(self.model, precision="float64", bits=max(bits, 2))
-                rounded = by_name(prepared.run(self.point.wide | self.point.seeds), self.point.names)
+                feeds = self.point.wide | self.point.seeds
+                prepared = NumpyBackend().prepare(fed_alone(self.model, feeds), precision="float64", bits=max(bits, 2))
+                rounded = by_name(prepared.run(feeds), self.point.names)
             except BackendError:
                 rounded = {}
-            with np.errstate(invalid="ignore"):  # where both are infinite
+            with np.errstate(invalid="ignore", over="ignore"):  # where both are infinite
                 self._moved[bits] = {
-                    name: self.rest(name, rounded[name] - value)
+                    name: self.rest(name, (rounded[name] - value).astype(np.float32))
                     if name in rounded and rounded[name].shape == value.shape
-                    else np.full(value.shape, np.inf)
+                    else np.full(value.shape, np.inf, np.float32)
                     for name, value in self.gradients.items()
                 }
-        return self._moved[bits][name]
+        return self._moved[bits][name].astype(np.float64)
 
     def spread(self, name: str, bits: int, draws: int = DRAWS) -> np.ndarray:
         """How far each element of the gradient of `name` is off, as the root of the mean square over so many roundings.
@@ -238,11 +240,10 @@ class Truth:
         if bits not in self._spread:
             self._spread[bits] = self._drawn(bits)
         drawn = self._spread[bits]
-        while drawn.count < draws:
-            drawn.draw()
+        drawn.until(draws)
         return self.rest(name, drawn.spread(name))
 
-    def spread_apart(self, name: str, bits: int) -> np.ndarray:
+    def spread_apart(self, name: str, bits: int, draws: int = DRAWS) -> np.ndarray:
         """As `spread`, where every node of the backward pass rounds for itself.
 
         The forward pass rounds equal values alike, so that ties stay ties.
@@ -250,8 +251,7 @@ class Truth:
         if self._apart is None:
             forward = {output for node in self.point.model.graph.node for output in node.output}
             self._apart = self._drawn(bits, forward)
-        while self._apart.count < DRAWS:
-            self._apart.draw()
+        self._apart.until(draws)
         return self.rest(name, self._apart.spread(name))
 
     def rest(self, name: str, array: np.ndarray) -> np.ndarray:
@@ -260,7 +260,7 @@ class Truth:
 
     def _drawn(self, bits: int, alike: Set[str] | None = None) -> Drawn:
         feeds = self.point.wide | self.point.seeds
-        return Drawn(self.model, feeds, self.point.names, self.gradients, max(bits, 2), alike)
+        return Drawn(fed_alone(self.model, feeds), feeds, self.point.names, self.gradients, max(bits, 2), alike)
 
     @cached_property
     def noise(self) -> float:
@@ -310,6 +310,12 @@ def in_float64(model: ModelProto, names: Collection[str] = ()) -> NumpyModel:
     :raises RefgradError: the interpreter does not know it.
     """
     return NumpyBackend().prepare(with_defaults(model, names), precision="float64")
+
+
+def fed_alone(model: ModelProto, feeds: Collection[str]) -> ModelProto:
+    """The model whose initializers among `feeds` are inputs and nothing else: an interpreter does not hold them twice."""
+    fed = {t.name: t for t in model.graph.initializer if t.name in feeds}
+    return skeleton_of(model, fed) if fed else model
 
 
 def with_defaults(model: ModelProto, names: Collection[str]) -> ModelProto:
@@ -371,9 +377,10 @@ def limits(dtype: np.dtype[Any]) -> tuple[float, float, float]:
     return float(info.eps), float(info.tiny), float(info.max)
 
 
-def rounding(nodes: int, model: ModelProto) -> float:
+def rounding(nodes: int, model: ModelProto | Point) -> float:
     """The relative error that the roundings of a gradient of `model`, of so many nodes, explain: they add up like √n."""
-    return float(_ROUNDINGS * _epsilon(model) * np.sqrt(max(nodes, 1)))
+    epsilon = model.epsilon if isinstance(model, Point) else _epsilon(model)
+    return float(_ROUNDINGS * epsilon * np.sqrt(max(nodes, 1)))
 
 
 def largest(array: np.ndarray) -> float:

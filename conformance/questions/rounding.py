@@ -35,6 +35,10 @@ ADDING_UP = frozenset(
 
 DRAWS = 8  # how often a gradient is rounded by chance
 FEW_DRAWS = 2  # how often at first: a large model takes its time
+MANY_DRAWS = 32  # how often where a kink may be near
+
+_PIECE = 1 << 13  # numbers that are worked on at once: they stay in the cache
+_MAGNITUDE = np.uint64(2**63 - 1)  # every bit but the sign
 
 Limits = tuple[float, float, float]  # the rounding of a type, its smallest normal number and its largest
 
@@ -74,28 +78,47 @@ class Perturbed(Float64):
 
     def _lost(self, result: np.ndarray, terms: np.ndarray) -> np.ndarray:
         """What a sum loses on the way: up to one rounding of all its terms together."""
-        lost: np.ndarray = terms * (2.0**-self.bits * (2 * self._chance(result, 1) - 1))
+        chances = np.array(result, order="C", ndmin=1).view(np.uint64).reshape(-1)
+        lost = np.empty(result.shape)
+        numbers = lost.reshape(-1)
+        for start in range(0, numbers.size, _PIECE):
+            piece = slice(start, start + _PIECE)
+            self._mix(chances[piece], 1)
+            np.multiply(chances[piece], 2.0 ** (1 - 64 - self.bits), out=numbers[piece])
+        lost -= 2.0**-self.bits
+        lost *= terms
         return lost
 
     def _round(self, value: Any) -> Any:
+        """The value rounded by chance: a number below the last bit that stays is added, and what is below it is cut off."""
         if isinstance(value, list):
             return [self._round(item) for item in value]
         if not _is_wide(value):
             return value
-        exponent = np.frexp(value)[1]
-        scaled = np.ldexp(np.abs(value), self.bits - exponent)
-        below = np.floor(scaled)
-        rounded = np.ldexp(below + (self._chance(value, 0) < scaled - below), exponent - self.bits)
-        return np.where(np.isfinite(value), np.copysign(rounded, value), value)
+        rounded = np.array(value, order="C", ndmin=1)
+        numbers = rounded.reshape(-1)
+        below = np.uint64(2 ** (53 - self.bits) - 1)
+        for start in range(0, numbers.size, _PIECE):
+            piece = numbers[start : start + _PIECE]
+            held, chances = piece.view(np.uint64), piece.view(np.uint64).copy()
+            self._mix(chances, 0)
+            chances &= below
+            odd = piece[~np.isfinite(piece)]
+            held += chances
+            held &= ~below
+            if odd.size:
+                piece[~np.isfinite(value.reshape(-1)[start : start + _PIECE])] = odd
+        return rounded.reshape(np.shape(value))
 
-    def _chance(self, value: np.ndarray, purpose: int) -> np.ndarray:
-        """A number from 0 to 1 for each magnitude, by the mixing of SplitMix64 (Steele, Lea and Flood 2014)."""
+    def _mix(self, bits: np.ndarray, purpose: int) -> None:
+        """Turn the bits of numbers into those of a chance for each magnitude: SplitMix64 (Steele, Lea and Flood 2014)."""
         step = 2 * (self.draw + (self._salt << 8)) + purpose + 1
-        mixed = np.abs(value).view(np.uint64) + np.uint64(step * 0x9E3779B97F4A7C15 % 2**64)
-        mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        chance: np.ndarray = (mixed ^ (mixed >> np.uint64(31))) * 2.0**-64
-        return chance
+        bits &= _MAGNITUDE
+        bits += np.uint64(step * 0x9E3779B97F4A7C15 % 2**64)
+        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+            bits ^= bits >> np.uint64(shift)
+            bits *= np.uint64(factor)
+        bits ^= bits >> np.uint64(31)
 
 
 class Drawn:
@@ -112,32 +135,31 @@ class Drawn:
     ) -> None:
         self.count = 0
         self._feeds, self._names, self._gradients = feeds, names, gradients
-        self._precision = Perturbed(bits, alike)
-        self._squares = {name: np.zeros(value.shape) for name, value in gradients.items()}
-        try:
-            self._prepared = NumpyBackend().prepare(model, precision=self._precision)
-        except BackendError:
-            self._fail()
+        self._model, self._precision = model, Perturbed(bits, alike)
+        self._off = {name: np.zeros(value.shape, np.float32) for name, value in gradients.items()}
 
-    def draw(self) -> None:
-        """Run the gradient with another rounding."""
-        self._precision.draw = self.count
-        self.count += 1
+    def until(self, count: int) -> None:
+        """Run the gradient with other roundings until there are so many draws."""
+        if self.count >= count:
+            return
         try:
-            results = self._prepared.run(self._feeds)
-            with np.errstate(invalid="ignore", over="ignore"):
-                for name, total in self._squares.items():
-                    total += (results[self._names[name]] - self._gradients[name]) ** 2
+            prepared = NumpyBackend().prepare(self._model, precision=self._precision)
+            while self.count < count:
+                self._precision.draw = self.count
+                results = prepared.run(self._feeds)
+                self.count += 1
+                with np.errstate(invalid="ignore", over="ignore"):
+                    for name, off in self._off.items():
+                        squares = (results[self._names[name]] - self._gradients[name]) ** 2
+                        squares += np.square(off, dtype=np.float64) * (self.count - 1)
+                        self._off[name] = np.sqrt(squares / self.count).astype(np.float32)
         except (BackendError, ValueError):  # rounding leads to no result, or to one of another shape
-            self._fail()
-
-    def _fail(self) -> None:
-        self._squares = {name: np.full(value.shape, np.inf) for name, value in self._gradients.items()}
-        self.count = DRAWS
+            self._off = {name: np.full(value.shape, np.inf) for name, value in self._gradients.items()}
+            self.count = MANY_DRAWS
 
     def spread(self, name: str) -> np.ndarray:
         """The root of the mean square of each element's error; infinite where that is NaN."""
-        spread = np.sqrt(self._squares[name] / max(self.count, 1))
+        spread = self._off[name].astype(np.float64)
         return np.where(np.isnan(spread), np.inf, spread)
 
 
