@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from onnx import ModelProto, NodeProto, helper, numpy_helper
+from onnx import ModelProto, NodeProto, ValueInfoProto, helper, numpy_helper
 
 from refgrad.backends.numpy import NumpyBackend
 from refgrad.conformance.findings.builders import builder_findings
@@ -34,6 +34,7 @@ from refgrad.tables.randomness import may_draw, operator_of
 WRONG, REFUSED, CRASHED = "wrong", "refused", "crashed"
 _ALLOWED = 1e-6  # of |gradient|·|direction|: the gradient is in double
 _MASK = 1e18  # what is larger is a mask
+_ALONG = 0.6  # of a direction lies along the gradient; with 1 few elements may not move at all
 _AT_ONCE = 16  # inputs that move together
 _APART = 1e-3  # between the parts that they have in the derivative
 _STEP = "step"
@@ -142,6 +143,13 @@ class _Search:
         self._readers: dict[str, int] = {}  # the last node that reads a value
         for position, node in enumerate(self.nodes):
             self._readers.update(dict.fromkeys(reads_of(node), position))
+        self._declared = {value.name: value for value in (*values.model.graph.input, *values.model.graph.output)}
+        self._has_open_sizes = any(
+            not dim.HasField("dim_value")
+            for value in values.model.graph.input
+            for dim in value.type.tensor_type.shape.dim
+        ) or any(not value.type.tensor_type.HasField("shape") for value in values.model.graph.input)
+        self._are_sizes_open = False
         self.built = 0
         self.silent: dict[str, str] = {}
 
@@ -158,6 +166,9 @@ class _Search:
         left, right = self.verdict(first, middle), self.verdict(middle, last)
         if left is None and right is None:
             left, right = self.verdict(first, middle, careful=True), self.verdict(middle, last, careful=True)
+        if left is None and right is None and self._has_open_sizes and not self._are_sizes_open:
+            self._are_sizes_open = True
+            left, right = self.verdict(first, middle), self.verdict(middle, last)
         if left is None and right is None:
             return [self._together(first, last, found)] if isinstance(found, Fault) else []
         return self._within(first, middle, left) + self._within(middle, last, right)
@@ -216,6 +227,7 @@ class _Search:
         if drawing := next((node for node in nodes if may_draw(node)), None):
             raise LookupError(f"{drawing.name or drawing.output[0]!r} draws random numbers")
         inside = {name for node in nodes for name in node.output if name}
+        declared = self._declared if len(nodes) == len(self.nodes) else {}
         feeds: dict[str, np.ndarray] = {}
         wrt: list[str] = []
         for name in dict.fromkeys(name for node in nodes for name in reads_of(node) if name not in inside):
@@ -224,21 +236,25 @@ class _Search:
                 made.graph.initializer.append(numpy_helper.from_array(value, name))
             else:
                 feeds[name] = value
-                made.graph.input.append(_described(name, value))
-            if value.dtype.kind == "f" and value.size and (value.ndim or name not in values.constants):
+                made.graph.input.append(declared.get(name) or self._described(name, value))
+            if value.dtype.kind == "f" and (value.ndim or name not in values.constants):
                 wrt.append(name)
         outputs = [name for name in inside if name in self._outputs or self._readers.get(name, -1) >= last]
         cotangents: dict[str, np.ndarray] = {}
         rng = np.random.default_rng([self.seed, 2, len(inside)])
         for name in sorted(outputs):
             value = self._tensor(name)
-            made.graph.output.append(_described(name, value))
-            if value.dtype.kind == "f" and value.size:
+            made.graph.output.append(declared.get(name) or self._described(name, value))
+            if value.dtype.kind == "f":
                 drawn = np.where(np.abs(value) > _MASK, 0.0, rng.standard_normal(value.shape))
                 cotangents[name] = drawn.astype(value.dtype)
         if not wrt or not cotangents:
             return None
         return Question("part", made, tuple(wrt), feeds, cotangents, self.seed)
+
+    def _described(self, name: str, value: np.ndarray) -> ValueInfoProto:
+        shape = [f"{name}_{axis}" for axis in range(value.ndim)] if self._are_sizes_open else value.shape
+        return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(value.dtype), shape)
 
     def _tensor(self, name: str) -> np.ndarray:
         value = self.values.right(name)
@@ -330,10 +346,12 @@ class _Asked:
         said = settled(moved, {_STEP: np.zeros(())}, _STEP, np.ones(()), self._cotangents, NAME)
         if not isinstance(said, Directional):
             return None
+        found = sum(one.derivative for one in asked)
+        if not np.isfinite(found):
+            return _Answer(False, said.value, found)
         size = sum(one.size for one in asked) + abs(said.value)
         if not said.error <= _TOLD * size:
             return None
-        found = sum(one.derivative for one in asked)
         return _Answer(abs(found - said.value) <= 4 * said.error + _ALLOWED * size, said.value, found)
 
 
@@ -358,14 +376,10 @@ class _Answer:
 
 
 def _direction(x: np.ndarray, gradient: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """A random direction of the size of `x`, half of it along the gradient: a wrong factor shows."""
+    """A random direction of the size of `x`, a part of it along the gradient: a wrong factor shows."""
     drawn = direction_at(np.where(np.abs(x) > _MASK, np.inf, x), rng)  # what hides others does not move
     size, moved = rms(gradient), np.abs(drawn[np.isfinite(gradient) & (gradient != 0)])
     if not size or not moved.size or not np.isfinite(gradient).all():
         return drawn
-    made: np.ndarray = drawn + np.where(np.abs(x) <= _MASK, gradient, 0.0) / size * float(np.median(moved))
+    made: np.ndarray = drawn + np.where(np.abs(x) <= _MASK, gradient, 0.0) * (_ALONG / size * float(np.median(moved)))
     return made
-
-
-def _described(name: str, value: np.ndarray) -> Any:
-    return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)

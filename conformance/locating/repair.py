@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ from onnx import ModelProto, helper
 
 from refgrad.backends import Backend
 from refgrad.backends.numpy import NumpyBackend
-from refgrad.conformance.locating.replay import Replay, Replayed
+from refgrad.conformance.locating.replay import Replay, Replayed, distance, is_float, is_text, wrong_types
 from refgrad.conformance.questions.point import limits
 from refgrad.conformance.questions.rounding import Perturbed
 from refgrad.errors import RefgradError
@@ -88,9 +88,9 @@ class Trial:
     def __init__(self, replay: Replay, backend: Backend) -> None:
         self._replay, self._backend = replay, backend
         model, feeds = replay.model, replay.feeds
-        self._exact = NumpyBackend().prepare(model, precision="float64").run(feeds)
+        self._exact = dict(_tensors(NumpyBackend().prepare(model, precision="float64").run(feeds)))
         plain = NumpyBackend().prepare(model).run(feeds)
-        eps = [limits(v.dtype)[0] for v in plain.values() if isinstance(v, np.ndarray) and v.dtype.kind == "f"]
+        eps = [limits(value.dtype)[0] for _, value in _tensors(plain) if is_float(value)]
         self._bits = 1 - round(math.log2(max(eps, default=2.0**-23)))
         most = max(eps, default=0.0)
         is_double = 0 < most < _FLOOR**2  # which no draw can round
@@ -118,35 +118,41 @@ class Trial:
         model, values = repaired_model(self._replay.model, repairs)
         feeds = copy.deepcopy({**self._replay.feeds, **values})  # an executor may write over what it is given
         try:
-            off = self._off(self._backend.prepare(model).run(feeds))
+            prepared = self._backend.prepare(model)
+            results = prepared.run(feeds)
         except RefgradError as error:
             return Errors({"": math.inf}, self.allowed), str(error)
+        off = self._off(results) | dict.fromkeys(wrong_types(prepared, results), math.inf)
         if not self._draws and not Errors(off, self.allowed).is_rounding:
             self._draw()
         return Errors(off, self.allowed), ""
 
     def _off(self, results: Mapping[str, Any]) -> dict[str, float]:
         """The largest error of each result, relative to its largest element; none counts as smaller than a part of all."""
-        exact = {
-            name: due for name, due in self._exact.items() if isinstance(due, np.ndarray) and due.dtype.kind in "fiub"
-        }
-        sizes = {name: _size(due) for name, due in exact.items()}
+        found = dict(_tensors(results))
+        sizes = {name: _size(due) for name, due in self._exact.items()}
         smallest = _PART * max(sizes.values(), default=0.0)
-        found = {}
-        for name, due in exact.items():
-            value = np.asarray(results[name])
-            if value.shape != due.shape:
-                found[name] = math.inf
-                continue
-            with np.errstate(all="ignore"):
-                right, wide = due.astype(np.float64), value.astype(np.float64)
-                same = (right == wide) | (np.isnan(right) & np.isnan(wide))
-                error = np.where(same, 0.0, np.abs(wide - right))
-            largest = float(np.max(np.where(np.isnan(error), np.inf, error), initial=0.0))
-            found[name] = largest / (max(sizes[name], smallest) or 1.0)
-        return found
+        off = dict.fromkeys(found.keys() - sizes.keys(), math.inf)
+        for name, due in self._exact.items():
+            value = found.get(name)
+            if value is None or value.shape != due.shape:
+                off[name] = math.inf
+            else:
+                off[name] = float(np.max(distance(value, due), initial=0.0)) / (max(sizes[name], smallest) or 1.0)
+        return off
+
+
+def _tensors(results: Mapping[str, Any]) -> Iterator[tuple[str, np.ndarray]]:
+    """The tensors among results, those of a sequence by their place."""
+    for name, value in results.items():
+        if isinstance(value, list | tuple):
+            yield from _tensors({f"{name}[{place}]": item for place, item in enumerate(value)})
+        elif isinstance(value, np.ndarray | np.generic):
+            yield name, np.asarray(value)
 
 
 def _size(value: np.ndarray) -> float:
+    if is_text(value):
+        return 0.0
     wide = np.abs(value.astype(np.float64))
     return float(np.max(wide, where=np.isfinite(wide), initial=0.0))

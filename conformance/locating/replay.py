@@ -19,7 +19,7 @@ import ml_dtypes
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
-from refgrad.backends import Backend
+from refgrad.backends import Backend, Prepared
 from refgrad.backends.numpy import NumpyBackend
 from refgrad.conformance.questions.rounding import ADDING_UP
 from refgrad.conformance.tracing.watching import (
@@ -142,9 +142,12 @@ class Replay:
             return replace(said, why=f"the interpreter does not run it alone: {error}"), {}
         right = {name: _like(due, results[name]) for name, due in truth.due.items()}
         try:
-            found = executor.prepare(model).run(feeds)
+            prepared = executor.prepare(model)
+            found = prepared.run(feeds)
         except RefgradError as error:
             return replace(said, failed=str(error)), right
+        if typed := wrong_types(prepared, found):
+            return replace(said, failed=next(iter(typed.values()))), right
         worst = said
         for output in truth.due:
             one = _compared(said, output, np.asarray(found[output]), truth)
@@ -178,7 +181,7 @@ class Replay:
         for name, value in results.items():
             if not isinstance(value, np.ndarray | np.generic):
                 raise LookupError(f"{name!r} is no tensor")
-            made.graph.output.append(helper.make_tensor_value_info(name, _kind(np.asarray(value)), None))
+            made.graph.output.append(_described(name, np.asarray(value)))
         return made, feeds
 
 
@@ -253,7 +256,7 @@ class _Truth:
             except RefgradError:
                 continue
             for name, value in results.items():
-                if name in moved and np.shape(value) == moved[name].shape and _is_float(np.asarray(value)):
+                if name in moved and np.shape(value) == moved[name].shape and is_float(np.asarray(value)):
                     with np.errstate(all="ignore"):
                         distance = np.abs(np.asarray(value, np.float64) - self.due[name])
                     moved[name] = np.fmax(moved[name], np.where(np.isnan(distance), 0, distance))
@@ -263,7 +266,7 @@ class _Truth:
         """What is added up for each element, in size: f(|inputs|) for what is linear in each input."""
         if operator_of(self._node) not in ADDING_UP:
             return {}
-        feeds = {name: np.abs(value) if _is_float(value) else value for name, value in self._feeds.items()}
+        feeds = {name: np.abs(value) if is_float(value) else value for name, value in self._feeds.items()}
         try:
             return {name: np.abs(np.asarray(value)) for name, value in self._prepared.run(feeds).items()}
         except RefgradError:
@@ -272,7 +275,7 @@ class _Truth:
     def least(self, output: str) -> np.ndarray:
         """What rounding explains of each element at the least: roundings of the element and of the largest one."""
         due = np.asarray(self.due[output])
-        if not _is_float(due):
+        if not is_float(due):
             room = 1.0 if operator_of(self._node) in _QUANTIZING else 0.0
             return np.full(due.shape, room)
         kind = helper.tensor_dtype_to_np_dtype(self._types[output])
@@ -286,12 +289,12 @@ class _Truth:
     def allowed(self, output: str) -> np.ndarray:
         """What rounding explains of the error of each element."""
         due, room = np.asarray(self.due[output]), self.least(output)
-        if not _is_float(due):
+        if not is_float(due):
             return room
         if self._moved is None:
             self._moved, self._terms = self._movements(), self._sizes_of_terms()
         eps = max(self._eps, _eps(helper.tensor_dtype_to_np_dtype(self._types[output])))
-        count = max((value.size for value in self._feeds.values() if _is_float(value)), default=1) / max(due.size, 1)
+        count = max((value.size for value in self._feeds.values() if is_float(value)), default=1) / max(due.size, 1)
         with np.errstate(all="ignore"):
             room = room + _FACTOR * self._moved[output]
             if output in self._terms:
@@ -314,15 +317,17 @@ def _compared(said: Replayed, output: str, found: np.ndarray, truth: _Truth) -> 
     due = np.asarray(truth.due[output])
     if found.shape != due.shape:
         return replace(said, failed=f"{output!r} has the shape {list(found.shape)}, and {list(due.shape)} is due")
-    if found.dtype == object or not found.size:
-        same = bool((found == due).all()) if found.size else True
-        return replace(said, failed="" if same else f"{output!r} has other texts")
+    if not found.size:
+        return said
+    error = distance(found, due)
+    if is_text(due) or is_text(found):
+        place = tuple(int(k) for k in np.unravel_index(int(np.argmax(error)), error.shape))
+        told = f"{output!r} has {found[place]!r} at {list(place)}, and {due[place]!r} is due"
+        return replace(said, failed=told if error[place] else "")
     with np.errstate(all="ignore"):
         wide, right = found.astype(np.float64), due.astype(np.float64)
         limit = np.abs(right) > _limits(found.dtype)[2]  # it does not fit the type
-        same = (wide == right) | (np.isnan(wide) & np.isnan(right)) | (limit & np.isinf(wide))
-        error = np.where(same, 0.0, np.abs(wide - right))
-        error = np.where(np.isnan(error), np.inf, error)
+        error = np.where(limit & np.isinf(wide), 0.0, error)
         allowed = truth.least(output)
         if not np.all(error <= allowed):
             allowed = truth.allowed(output)
@@ -335,6 +340,34 @@ def _compared(said: Replayed, output: str, found: np.ndarray, truth: _Truth) -> 
     )  # fmt: skip
 
 
+def distance(found: np.ndarray, due: np.ndarray) -> np.ndarray:
+    """How far each element is from what is due: infinite where one of the two alone is NaN, and for another text."""
+    if is_text(found) or is_text(due):
+        return np.where(found == due, 0.0, np.inf)
+    with np.errstate(all="ignore"):
+        wide, right = found.astype(np.float64), due.astype(np.float64)
+        same = (wide == right) | (np.isnan(wide) & np.isnan(right))
+        error = np.where(same, 0.0, np.abs(wide - right))
+        return np.where(np.isnan(error), np.inf, error)
+
+
+def is_text(value: np.ndarray) -> bool:
+    """Whether a tensor holds texts."""
+    return value.dtype.kind in "OUST"
+
+
+def wrong_types(prepared: Prepared, results: Mapping[str, Any]) -> dict[str, str]:
+    """The results that have another type than the one that is declared for them, and what to say of each."""
+    found = {}
+    for value in prepared.outputs:
+        result = results.get(value.name)
+        if value.dtype is None or not isinstance(result, np.ndarray | np.generic) or is_text(np.asarray(result)):
+            continue
+        if result.dtype != value.dtype and np.dtype(value.dtype).kind != "O":
+            found[value.name] = f"{value.name!r} has the type {result.dtype}, and {value.dtype} is due"
+    return found
+
+
 def _with_inputs(model: ModelProto) -> ModelProto:
     """The model whose constants can be fed."""
     made = ModelProto()
@@ -345,7 +378,7 @@ def _with_inputs(model: ModelProto) -> ModelProto:
 
 def _by_a_rounding(value: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """The numbers in double, each moved by up to one rounding of its type; those that are whole stay."""
-    if not _is_float(value):
+    if not is_float(value):
         return value
     wide = value.astype(np.float64)
     if np.array_equal(wide, np.round(wide)):
@@ -359,10 +392,11 @@ def _described(name: str, value: np.ndarray) -> ValueInfoProto:
 
 
 def _kind(value: np.ndarray) -> int:
-    return TensorProto.STRING if value.dtype == object else int(helper.np_dtype_to_tensor_dtype(value.dtype))
+    return TensorProto.STRING if is_text(value) else int(helper.np_dtype_to_tensor_dtype(value.dtype))
 
 
-def _is_float(value: np.ndarray) -> bool:
+def is_float(value: np.ndarray) -> bool:
+    """Whether a tensor holds numbers of a type with a rounding of its own."""
     return value.dtype.kind == "f" or value.dtype == ml_dtypes.bfloat16
 
 
@@ -379,7 +413,7 @@ def _eps(dtype: np.dtype[Any]) -> float:
 
 
 def _widened(value: Any) -> Any:
-    return value.astype(np.float64) if isinstance(value, np.ndarray) and _is_float(value) else value
+    return value.astype(np.float64) if isinstance(value, np.ndarray) and is_float(value) else value
 
 
 def wrong_nodes(found: Sequence[Replayed]) -> list[Replayed]:

@@ -89,7 +89,9 @@ class _Search:
         told = []
         repaired: dict[int, dict[str, np.ndarray]] = {}
         for positions, error in made:
-            repaired |= {k: self._right(self._all[k]) for k in positions}
+            right = {k: self._right(self._all[k]) for k in positions}
+            if all(isinstance(value, np.ndarray) for values in right.values() for value in values.values()):
+                repaired |= right
             left, _ = trial.with_values(repaired)
             nodes = [self._all[k] for k in positions]
             told.append(
