@@ -14,12 +14,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from onnx import ModelProto, NodeProto, ValueInfoProto, helper, numpy_helper
+from onnx import GraphProto, ModelProto, NodeProto, ValueInfoProto, helper
 
 from refgrad.backends.numpy import NumpyBackend
 from refgrad.conformance.findings.builders import builder_findings
 from refgrad.conformance.locating.sides import INTERPRETER, Build, Live
-from refgrad.conformance.locating.values import Values
+from refgrad.conformance.locating.values import Values, kind_of
 from refgrad.conformance.oracles.differences import NAME, direction_at, forward, settled
 from refgrad.conformance.questions.evidence import Built, Directional
 from refgrad.conformance.questions.feeds import widened
@@ -27,6 +27,7 @@ from refgrad.conformance.questions.point import rms
 from refgrad.conformance.questions.question import Question
 from refgrad.conformance.systems.builders import CrashError
 from refgrad.errors import AnswerError, BuilderError, RefgradError, UnknownNameError
+from refgrad.protos.external import array_of
 from refgrad.protos.walk import reads_of
 from refgrad.show.explain import explain
 from refgrad.tables.randomness import may_draw, operator_of
@@ -143,7 +144,12 @@ class _Search:
         self._readers: dict[str, int] = {}  # the last node that reads a value
         for position, node in enumerate(self.nodes):
             self._readers.update(dict.fromkeys(reads_of(node), position))
-        self._declared = {value.name: value for value in (*values.model.graph.input, *values.model.graph.output)}
+        graph = values.model.graph
+        self._declared = {
+            value.name: value
+            for value in (*graph.input, *graph.output)
+            if value.type.tensor_type.HasField("shape") or value in graph.input
+        }
         self._has_open_sizes = any(
             not dim.HasField("dim_value")
             for value in values.model.graph.input
@@ -219,50 +225,36 @@ class _Search:
 
         :raises LookupError: it draws random numbers, or reads or makes something that is no tensor of finite numbers.
         """
-        made, values = ModelProto(), self.values
-        made.ir_version = values.model.ir_version
-        made.opset_import.extend(values.model.opset_import)
-        made.graph.name = "part"
-        made.graph.node.extend(nodes)
         if drawing := next((node for node in nodes if may_draw(node)), None):
             raise LookupError(f"{drawing.name or drawing.output[0]!r} draws random numbers")
         inside = {name for node in nodes for name in node.output if name}
-        declared = self._declared if len(nodes) == len(self.nodes) else {}
-        feeds: dict[str, np.ndarray] = {}
-        wrt: list[str] = []
-        for name in dict.fromkeys(name for node in nodes for name in reads_of(node) if name not in inside):
-            value = self._tensor(name)
-            if name in values.constants:
-                made.graph.initializer.append(numpy_helper.from_array(value, name))
-            else:
-                feeds[name] = value
-                made.graph.input.append(declared.get(name) or self._described(name, value))
-            if value.dtype.kind == "f" and (value.ndim or name not in values.constants):
-                wrt.append(name)
-        outputs = [name for name in inside if name in self._outputs or self._readers.get(name, -1) >= last]
+        outputs = {name for name in inside if name in self._outputs or self._readers.get(name, -1) >= last}
+        made, feeds = self.values.part(nodes, outputs)
+        given = feeds | {tensor.name: array_of(tensor) for tensor in made.graph.initializer}
+        results = {value.name: self.values.tensor(value.name) for value in made.graph.output}
+        for name, value in (given | results).items():
+            if value.dtype.kind == "f" and not np.isfinite(value).all():
+                raise LookupError(f"{name!r} is not finite")
+        wrt = [n for n, value in given.items() if value.dtype.kind == "f" and (value.ndim or n in feeds)]
         cotangents: dict[str, np.ndarray] = {}
         rng = np.random.default_rng([self.seed, 2, len(inside)])
-        for name in sorted(outputs):
-            value = self._tensor(name)
-            made.graph.output.append(declared.get(name) or self._described(name, value))
+        for name, value in sorted(results.items()):
             if value.dtype.kind == "f":
                 drawn = np.where(np.abs(value) > _MASK, 0.0, rng.standard_normal(value.shape))
                 cotangents[name] = drawn.astype(value.dtype)
+        if len(nodes) == len(self.nodes):
+            self._declare(made.graph, self._declared)
+        elif self._are_sizes_open:
+            self._declare(made.graph, {name: _open(name, value) for name, value in (feeds | results).items()})
+            del made.graph.value_info[:]
         if not wrt or not cotangents:
             return None
         return Question("part", made, tuple(wrt), feeds, cotangents, self.seed)
 
-    def _described(self, name: str, value: np.ndarray) -> ValueInfoProto:
-        shape = [f"{name}_{axis}" for axis in range(value.ndim)] if self._are_sizes_open else value.shape
-        return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(value.dtype), shape)
-
-    def _tensor(self, name: str) -> np.ndarray:
-        value = self.values.right(name)
-        if not isinstance(value, np.ndarray) or value.dtype == object:
-            raise LookupError(f"{name!r} is no tensor of numbers")
-        if value.dtype.kind == "f" and not np.isfinite(value).all():
-            raise LookupError(f"{name!r} is not finite")
-        return value
+    def _declare(self, graph: GraphProto, known: Mapping[str, ValueInfoProto]) -> None:
+        for value in (*graph.input, *graph.output):
+            if value.name in known:
+                value.CopyFrom(known[value.name])
 
     def _compared(
         self, question: Question, built: Built, labels: tuple[str, ...], operators: tuple[str, ...], careful: bool
@@ -373,6 +365,12 @@ class _Answer:
     is_right: bool
     due: float
     found: float
+
+
+def _open(name: str, value: np.ndarray) -> ValueInfoProto:
+    """What a graph says of a value whose sizes are not known, nor whether they are those of others."""
+    sizes = [f"{name}_{axis}" for axis in range(value.ndim)]
+    return helper.make_tensor_value_info(name, kind_of(value), sizes)
 
 
 def _direction(x: np.ndarray, gradient: np.ndarray, rng: np.random.Generator) -> np.ndarray:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import onnx.printer
-from onnx import ModelProto, NodeProto, helper, numpy_helper
+from onnx import ModelProto, NodeProto, numpy_helper
 
 from refgrad.backends import Backend
 from refgrad.backends.numpy import NumpyBackend
@@ -23,7 +23,7 @@ from refgrad.conformance.locating.location import Located, locate
 from refgrad.conformance.locating.repair import Trial
 from refgrad.conformance.locating.replay import Replay
 from refgrad.conformance.locating.sides import PRECISIONS, Live, in_precision
-from refgrad.conformance.locating.values import Values
+from refgrad.conformance.locating.values import Values, described
 from refgrad.conformance.questions.evidence import Built
 from refgrad.conformance.questions.feeds import widened
 from refgrad.conformance.questions.point import in_float64
@@ -67,6 +67,7 @@ class Reduced:
     side: str
     tried: int
     interrupted: bool = False
+    wrt: tuple[str, ...] = ()
     due: dict[str, np.ndarray] = field(default_factory=dict)
     found: dict[str, np.ndarray] = field(default_factory=dict)
     gradient: ModelProto | None = None
@@ -134,16 +135,23 @@ class _Search:
         found = bisect(model, feeds, self._side.build, self._seed)
         if found.faults:
             return self._of_rule(found.faults[0], model, feeds)
-        question = _question(model, feeds, wrt, outputs, self._seed)
-        built = self._side.build(question)
-        fed = built.feeds(question.feeds, question.cotangents)
-        located = locate(built.model, fed, self._side.backend)
-        if located.is_right:
-            raise FeedError(
-                f"Nothing fails: the gradient that {self._side} makes is right for these feeds. Give those with which it fails "
-                "(--feeds)."
-            )
-        return self._of_kernel(located, built.model, fed)
+        refused: RefgradError | None = None
+        try:
+            question = _question(model, feeds, wrt, outputs, self._seed)
+            built = self._side.build(question)
+            fed = built.feeds(question.feeds, question.cotangents)
+            located = locate(built.model, fed, self._side.backend)
+            if not located.is_right:
+                return self._of_kernel(located, built.model, fed)
+        except RefgradError as error:  # it has no gradient, and its results may be wrong all the same
+            refused = error
+        located = locate(model, feeds, self._side.backend)
+        if not located.is_right:
+            return self._of_kernel(located, model, feeds)
+        raise refused or FeedError(
+            f"Nothing fails: {self._side} gets the results of the model and their gradient right for these feeds. Give those "
+            "with which it fails (--feeds)."
+        )
 
     def _of_rule(self, fault: Fault, model: ModelProto, feeds: Mapping[str, Any]) -> Failure:
         values = Values(model, feeds)
@@ -218,10 +226,14 @@ class _Search:
             return
         _declare(failure.model, NumpyBackend().prepare(failure.model).run(failure.feeds))
         question = _question(failure.model, failure.feeds, None, None, self._seed)
-        right = Built.of(differentiate(failure.model, question.wrt, list(question.cotangents)))
-        wide = NumpyBackend().prepare(right.model, precision="float64")
-        due = right.named(wide.run(widened(right.feeds(question.feeds, question.cotangents))))
-        reduced.due = {name: value.astype(question.at[name].dtype) for name, value in due.items()}
+        reduced.wrt = question.wrt
+        try:
+            right = Built.of(differentiate(failure.model, question.wrt, list(question.cotangents)))
+            wide = NumpyBackend().prepare(right.model, precision="float64")
+            due = right.named(wide.run(widened(right.feeds(question.feeds, question.cotangents))))
+            reduced.due = {name: value.astype(question.at[name].dtype) for name, value in due.items()}
+        except RefgradError:  # refgrad refuses it too
+            pass
         try:
             built = self._side.build(question)
             reduced.fed = built.feeds(question.feeds, question.cotangents)
@@ -270,32 +282,10 @@ def _question(
 
 def _cut(values: Values, nodes: Sequence[NodeProto]) -> tuple[ModelProto, dict[str, np.ndarray]]:
     """These nodes as a model of its own, fed with what they read."""
-    source = values.model
-    made = ModelProto(ir_version=source.ir_version)
-    made.opset_import.extend(source.opset_import)
-    made.graph.name = "reduced"
-    made.graph.node.extend(nodes)
-    own = {name for node in nodes for name in node.output if name}
-    wanted = {v.name for v in source.graph.output}
+    graph = values.model.graph
     inside = {id(node) for node in nodes}
-    wanted |= {name for node in source.graph.node if id(node) not in inside for name in reads_of(node)}
-    feeds: dict[str, np.ndarray] = {}
-    for name in dict.fromkeys(name for node in nodes for name in reads_of(node) if name not in own):
-        value = np.asarray(values.right(name))
-        if name in values.constants:
-            made.graph.initializer.append(numpy_helper.from_array(value, name))
-        else:
-            feeds[name] = value
-            made.graph.input.append(_described(name, value))
-    for name in (name for node in nodes for name in node.output if name):
-        if name in wanted:
-            kind = helper.np_dtype_to_tensor_dtype(np.asarray(values.right(name)).dtype)
-            made.graph.output.append(helper.make_tensor_value_info(name, kind, None))
-    return made, feeds
-
-
-def _described(name: str, value: np.ndarray) -> Any:
-    return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
+    read = {name for node in graph.node if id(node) not in inside for name in reads_of(node)}
+    return values.part(nodes, read | {value.name for value in graph.output})
 
 
 # Smaller models
@@ -346,7 +336,7 @@ def _with(
     made = ModelProto()
     made.CopyFrom(model)
     del made.graph.initializer[:], made.graph.input[:]
-    made.graph.input.extend(_described(name, arrays[name]) for name in feeds)
+    made.graph.input.extend(described(name, arrays[name]) for name in feeds)
     made.graph.initializer.extend(
         numpy_helper.from_array(np.ascontiguousarray(arrays[t.name]).reshape(arrays[t.name].shape), t.name)
         for t in model.graph.initializer
@@ -445,7 +435,7 @@ def _script(reduced: Reduced) -> str:
 
 def _script_of_builder(reduced: Reduced, builder: str) -> str:
     """A script that asks the builder for the gradient that it refuses or dies of."""
-    wrt, outputs = list(reduced.due), [value.name for value in reduced.failure.model.graph.output]
+    wrt, outputs = list(reduced.wrt), [value.name for value in reduced.failure.model.graph.output]
     call, imports = _BUILDERS.get(builder, ""), "import refgrad"
     if builder == "onnx-ad":
         imports = "import onnx_ad\nfrom onnx import load"

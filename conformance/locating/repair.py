@@ -13,7 +13,8 @@ from onnx import ModelProto, helper
 
 from refgrad.backends import Backend
 from refgrad.backends.numpy import NumpyBackend
-from refgrad.conformance.locating.replay import Replay, Replayed, distance, is_float, is_text, wrong_types
+from refgrad.conformance.locating.replay import Replay, Replayed, distance, is_float, wrong_types
+from refgrad.conformance.locating.values import described, is_text
 from refgrad.conformance.questions.point import limits
 from refgrad.conformance.questions.rounding import Perturbed
 from refgrad.errors import RefgradError
@@ -43,9 +44,7 @@ def repaired_model(
             for node in nested(made.graph.node):
                 node.input[:] = [given if read == name else read for read in node.input]
             made.graph.node.append(helper.make_node("Identity", [given], [name], given))
-        made.graph.input.append(
-            helper.make_tensor_value_info(given, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
-        )
+        made.graph.input.append(described(given, value))
         fed[given] = value
     return made, fed
 

@@ -17,10 +17,11 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
+from onnx import ModelProto, NodeProto, helper, numpy_helper
 
 from refgrad.backends import Backend, Prepared
 from refgrad.backends.numpy import NumpyBackend
+from refgrad.conformance.locating.values import described, is_text
 from refgrad.conformance.questions.rounding import ADDING_UP
 from refgrad.conformance.tracing.watching import (
     Compute,
@@ -177,11 +178,11 @@ class Replay:
                 made.graph.initializer.append(numpy_helper.from_array(array, name))
             else:
                 feeds[name] = array
-                made.graph.input.append(_described(name, array))
+                made.graph.input.append(described(name, array))
         for name, value in results.items():
             if not isinstance(value, np.ndarray | np.generic):
                 raise LookupError(f"{name!r} is no tensor")
-            made.graph.output.append(_described(name, np.asarray(value)))
+            made.graph.output.append(described(name, np.asarray(value)))
         return made, feeds
 
 
@@ -351,11 +352,6 @@ def distance(found: np.ndarray, due: np.ndarray) -> np.ndarray:
         return np.where(np.isnan(error), np.inf, error)
 
 
-def is_text(value: np.ndarray) -> bool:
-    """Whether a tensor holds texts."""
-    return value.dtype.kind in "OUST"
-
-
 def wrong_types(prepared: Prepared, results: Mapping[str, Any]) -> dict[str, str]:
     """The results that have another type than the one that is declared for them, and what to say of each."""
     found = {}
@@ -372,7 +368,7 @@ def _with_inputs(model: ModelProto) -> ModelProto:
     """The model whose constants can be fed."""
     made = ModelProto()
     made.CopyFrom(model)
-    made.graph.input.extend(_described(t.name, array_of(t)) for t in model.graph.initializer)
+    made.graph.input.extend(described(t.name, array_of(t)) for t in model.graph.initializer)
     return made
 
 
@@ -385,14 +381,6 @@ def _by_a_rounding(value: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         return wide
     made: np.ndarray = wide * (1 + _eps(value.dtype) * rng.choice((-1.0, 1.0), wide.shape))
     return made
-
-
-def _described(name: str, value: np.ndarray) -> ValueInfoProto:
-    return helper.make_tensor_value_info(name, _kind(value), value.shape)
-
-
-def _kind(value: np.ndarray) -> int:
-    return TensorProto.STRING if is_text(value) else int(helper.np_dtype_to_tensor_dtype(value.dtype))
 
 
 def is_float(value: np.ndarray) -> bool:

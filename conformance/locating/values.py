@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from onnx import ModelProto, NodeProto
+from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from refgrad.backends.numpy import NumpyBackend
 from refgrad.conformance.tracing.watching import Compute, Watcher, Watching, WatchingInDouble, constants_of
@@ -57,6 +57,55 @@ class Values:
     def right(self, name: str) -> Any:
         """What is right for a value, in its type; None where it has no such value."""
         return self._held.get(name)
+
+    def tensor(self, name: str) -> np.ndarray:
+        """What is right for a tensor.
+
+        :raises LookupError: it is none.
+        """
+        value = self.right(name)
+        if not isinstance(value, np.ndarray):
+            raise LookupError(f"{name!r} is no tensor")
+        return value
+
+    def part(self, nodes: Sequence[NodeProto], wanted: Collection[str]) -> tuple[ModelProto, dict[str, np.ndarray]]:
+        """These nodes as a model of their own, and what it is fed; constants stay constants, and all sizes are known.
+
+        :param wanted: what may be an output, if the nodes make it.
+        :raises LookupError: it reads or makes something that is no tensor.
+        """
+        source = self.model
+        made = ModelProto(ir_version=source.ir_version)
+        made.opset_import.extend(source.opset_import)
+        made.graph.name = "part"
+        made.graph.node.extend(nodes)
+        own = dict.fromkeys(name for node in nodes for name in node.output if name)
+        feeds: dict[str, np.ndarray] = {}
+        for name in dict.fromkeys(name for node in nodes for name in reads_of(node) if name not in own):
+            value = self.tensor(name)
+            if name in self.constants:
+                made.graph.initializer.append(numpy_helper.from_array(value, name))
+            else:
+                feeds[name] = value
+                made.graph.input.append(described(name, value))
+        made.graph.output.extend(described(name, self.tensor(name)) for name in own if name in wanted)
+        made.graph.value_info.extend(v for v in source.graph.value_info if v.name in own and v.name not in wanted)
+        return made, feeds
+
+
+def described(name: str, value: np.ndarray) -> ValueInfoProto:
+    """What a graph says of an input or output with this value."""
+    return helper.make_tensor_value_info(name, kind_of(value), value.shape)
+
+
+def kind_of(value: np.ndarray) -> int:
+    """The type of a tensor by ONNX's number."""
+    return TensorProto.STRING if is_text(value) else int(helper.np_dtype_to_tensor_dtype(value.dtype))
+
+
+def is_text(value: np.ndarray) -> bool:
+    """Whether a tensor holds texts."""
+    return value.dtype.kind in "OUST"
 
 
 def _each(seen: Callable[[NodeProto, tuple[Any, ...]], None]) -> Watcher:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from onnx import ModelProto, NodeProto, helper, numpy_helper
+from onnx import ModelProto, NodeProto
 
 from refgrad.backends import Backend
 from refgrad.backends.base import Prepared
@@ -149,36 +149,11 @@ class _Search:
     def _model(self, window: Iterable[int]) -> tuple[ModelProto, dict[str, Any]]:
         inside = set(window)
         nodes = [self._all[k] for k in sorted(inside)]
-        source = self._values.model
-        made = ModelProto(ir_version=source.ir_version)
-        made.opset_import.extend(source.opset_import)
-        made.graph.name = "window"
-        made.graph.node.extend(nodes)
-        own = {name for node in nodes for name in node.output if name}
-        feeds: dict[str, Any] = {}
-        for name in dict.fromkeys(name for node in nodes for name in reads_of(node) if name not in own):
-            value = self._tensor(name)
-            if name in self._values.constants:
-                made.graph.initializer.append(numpy_helper.from_array(value, name))
-            else:
-                feeds[name] = value
-                made.graph.input.append(_described(name, value))
-        for name in (name for node in nodes for name in node.output if name):
-            if name in self._outputs or self._readers.get(name, set()) - inside:
-                made.graph.output.append(_described(name, self._tensor(name)))
+        read = {name for name, readers in self._readers.items() if readers - inside}
+        made, feeds = self._values.part(nodes, self._outputs | read)
         if not made.graph.output:
             raise LookupError("nobody reads what it makes")
         return made, feeds
-
-    def _tensor(self, name: str) -> np.ndarray:
-        value = self._values.right(name)
-        if not isinstance(value, np.ndarray) or value.dtype == object:
-            raise LookupError(f"{name!r} is no tensor of numbers")
-        return value
-
-
-def _described(name: str, value: np.ndarray) -> Any:
-    return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
 
 
 class _Optimized(Backend):
