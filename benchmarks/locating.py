@@ -23,11 +23,12 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 import refgrad
 from refgrad.backends import Backend, Prepared
-from refgrad.backends.base import ModelLike, load_model
+from refgrad.backends.base import ModelLike, graph_inputs, load_model
 from refgrad.backends.numpy import NumpyBackend
-from refgrad.conformance.locating.comparing import Comparison, compare
+from refgrad.conformance.locating.comparing import WRONG, Comparison, compare
 from refgrad.conformance.locating.sides import Live
 from refgrad.conformance.questions.evidence import Built
+from refgrad.conformance.questions.feeds import random_feeds
 from refgrad.conformance.questions.question import Question
 from refgrad.conformance.tracing.nonfinite import nonfinite
 from refgrad.conformance.tracing.watching import Watching, label_of
@@ -237,13 +238,41 @@ def unsummed(made: ModelProto, node: str) -> None:
         found.op_type = "ReduceMax"
 
 
-def dropped(made: ModelProto, node: str) -> None:
-    """A sum of adjoints that loses its last term."""
-    for one in made.graph.node:
-        if one.op_type in ("Add", "Sum") and any(name.startswith(f"{node}_Grad/") for name in one.input):
-            one.op_type = "Identity"
-            del one.input[1:]
+def dropped(total: str) -> Callable[[ModelProto, str], None]:
+    """A sum of the adjoints of a value that loses all terms but the first."""
+
+    def edit(made: ModelProto, node: str) -> None:
+        for one in made.graph.node:
+            if one.name == total:
+                one.op_type = "Identity"
+                del one.input[1:]
+
+    return edit
+
+
+def at_kink(slope: float) -> Callable[[ModelProto, str], None]:
+    """The rule of Abs with this slope at 0, where any from -1 to 1 is a derivative."""
+
+    def edit(made: ModelProto, node: str) -> None:
+        sign = _emitted(made, node, ("Sign",))
+        if sign is None:
             return
+        graph, name = made.graph, sign.output[0]
+        sign.output[0] = f"{name}_rule"
+        graph.initializer.append(numpy_helper.from_array(np.float32(slope), f"{name}_slope"))
+        graph.initializer.append(numpy_helper.from_array(np.float32(1), f"{name}_one"))
+        at = next(k for k, other in enumerate(graph.node) if other.name == sign.name) + 1
+        for k, (op_type, reads, makes) in enumerate(
+            (
+                ("Abs", (f"{name}_rule",), f"{name}_apart"),
+                ("Sub", (f"{name}_one", f"{name}_apart"), f"{name}_at"),
+                ("Mul", (f"{name}_at", f"{name}_slope"), f"{name}_there"),
+                ("Add", (f"{name}_rule", f"{name}_there"), name),
+            )
+        ):
+            graph.node.insert(at + k, helper.make_node(op_type, reads, [makes], f"{name}_kink_{k}"))
+
+    return edit
 
 
 KERNELS = (
@@ -283,7 +312,10 @@ RULES = (
     rule("a wrong pool", "unet", "node_avg_pool2d_1", times(0.25)),
     rule("a wrong Resize", "unet", "node_upsample_bilinear2d", times(1.01)),
     rule("a wrong LSTM", "lstm", "node_LSTM_64", times(1.01)),
+    rule("a lost term of a sum", "vit", "node_add_5", dropped("add_5_Grad/Sum_0"), "node_layer_norm_2"),
+    rule("a lost term of a sum", "unet", "node_conv2d_9", dropped("conv2d_9_Grad/Sum_0"), "node_Sigmoid_146"),
 )
+KINKS = (("mlp", 1.0), ("mlp", 5.0), ("unet", -1.0), ("unet", 2.0))
 FUSIONS = (Fault("a product that is rounded when it is fused", "segformer", (), "fusion"),)
 
 
@@ -378,6 +410,35 @@ def run_nan(folder: Path, host: str, poison: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def run_kink(folder: Path, host: str, slope: float) -> dict[str, Any]:
+    """|x - c| added to an input, half of whose elements are c: a slope from -1 to 1 there is no fault, any other is one."""
+    model = onnx.load(folder / f"{host}.onnx")
+    inputs = graph_inputs(model.graph)
+    feeds = random_feeds(inputs, seed=0)
+    name = next(value.name for value in inputs if np.asarray(feeds[value.name]).dtype == np.float32)
+    centre = np.array(feeds[name])
+    centre.reshape(-1)[1::2] += 1
+    for node in model.graph.node:
+        node.input[:] = ["p_sum" if one == name else one for one in node.input]
+    model.graph.initializer.append(numpy_helper.from_array(centre, "p_centre"))
+    for node in (
+        helper.make_node("Add", [name, "p_size"], ["p_sum"], "p_add"),
+        helper.make_node("Abs", ["p_off"], ["p_size"], "p_abs"),
+        helper.make_node("Sub", [name, "p_centre"], ["p_off"], "p_sub"),
+    ):
+        model.graph.node.insert(0, node)
+    start = time.perf_counter()
+    found = compare(model, "refgrad@numpy", Live(builder(at_kink(slope), "p_abs"), "numpy"), feeds, wrt=[name])
+    is_fault, named = abs(slope) > 1, names_of(found)
+    [tensor] = [one for one in found.tensors if one.name == name]
+    return {
+        "fault": f"kink: a slope of {slope:g} at 0, " + ("which is none" if is_fault else "a convention"), "model": host,
+        "planted": "p_abs" if is_fault else "", "named": named, "cause": tensor.b.verdict,
+        "right": (named == ["p_abs"] and tensor.b.verdict == WRONG) if is_fault else (found.ok and not named),
+        "seconds": round(time.perf_counter() - start, 1), "built": found.b.rules.built if found.b.rules else None,
+    }  # fmt: skip
+
+
 def run_fault(folder: Path, fault: Fault) -> dict[str, Any]:
     """A planted fault: are its nodes named, and nothing else?"""
     model = onnx.load(folder / f"{fault.model}.onnx")
@@ -440,6 +501,10 @@ def main() -> None:
         (f"nan: {poison} {host}", lambda h=host, p=poison: run_nan(given.folder, h, p))  # type: ignore[misc]
         for host, poison in zip(HOSTS, POISONS, strict=True)
     ]
+    jobs += [
+        (f"kink: {slope} {host}", lambda h=host, k=slope: run_kink(given.folder, h, k))  # type: ignore[misc]
+        for host, slope in KINKS
+    ]
     for name, job in jobs:
         if given.names and not any(one in name for one in given.names):
             continue
@@ -455,7 +520,7 @@ def main() -> None:
             }
         rows.append(row)
         print("ok " if row["right"] else "BAD", json.dumps(row, ensure_ascii=False), flush=True)
-    planted = sum(len(row["planted"].split(",")) for row in rows)
+    planted = sum(len([one for one in row["planted"].split(",") if one]) for row in rows)
     named = sum(len(row["named"]) for row in rows)
     hits = sum(len(set(row["named"]) & {one.strip() for one in row["planted"].split(",")}) for row in rows)
     print(

@@ -20,10 +20,12 @@ from refgrad.backends.numpy import NumpyBackend
 from refgrad.conformance.findings.builders import builder_findings
 from refgrad.conformance.locating.sides import INTERPRETER, Build, Live
 from refgrad.conformance.locating.values import Values, kind_of
-from refgrad.conformance.oracles.differences import NAME, direction_at, forward, settled
+from refgrad.conformance.oracles.central import one_sided
+from refgrad.conformance.oracles.differences import NAME, STEPS, direction_at, forward, settled
 from refgrad.conformance.questions.evidence import Built, Directional
 from refgrad.conformance.questions.feeds import widened
-from refgrad.conformance.questions.point import rms
+from refgrad.conformance.questions.kinked import kinked_among, kinks_of
+from refgrad.conformance.questions.point import in_float64, rms, without
 from refgrad.conformance.questions.question import Question
 from refgrad.conformance.systems.builders import CrashError
 from refgrad.errors import AnswerError, BuilderError, RefgradError, UnknownNameError
@@ -36,6 +38,7 @@ WRONG, REFUSED, CRASHED = "wrong", "refused", "crashed"
 _ALLOWED = 1e-6  # of |gradient|·|direction|: the gradient is in double
 _MASK = 1e18  # what is larger is a mask
 _ALONG = 0.6  # of a direction lies along the gradient; with 1 few elements may not move at all
+_LOOKED = 64  # elements at kinks that are looked at one by one
 _AT_ONCE = 16  # inputs that move together
 _APART = 1e-3  # between the parts that they have in the derivative
 _STEP = "step"
@@ -62,7 +65,7 @@ class Fault:
 
     def __str__(self) -> str:
         label = ", ".join(f"{op} {name!r}" for op, name in zip(self.operators, self.nodes, strict=True))
-        if self.kind != WRONG:
+        if self.kind != WRONG or self.message:
             return f"{label}: {self.kind}: {self.message}"
         return (
             f"{label}: the derivative by {self.by!r} along a direction is {self.found:.9g}, and {self.due:.9g} is due"
@@ -300,15 +303,60 @@ class _Asked:
     """Central differences of a part, held against a gradient of it."""
 
     def __init__(self, question: Question, gradients: Mapping[str, np.ndarray], seed: int) -> None:
-        self._at, self._cotangents, self._gradients = question.at, question.wide_cotangents, gradients
+        self._question, self._gradients = question, gradients
+        self._at, self._cotangents = question.at, question.wide_cotangents
         self._evaluate, self._seed = forward(question), seed
 
     def contradicted(self, names: Sequence[str]) -> tuple[str, float, float] | None:
         """The first input by which the gradient is wrong, the derivative that is due and the one that it has."""
         for name in names:
-            told = self._told([self._asked(name)])
+            asked = self._asked(name)
+            told = self._told([asked])
+            if told is None or told.is_right:
+                continue
+            kinks, are_all = self._kinks(name)
+            if kinks.any():
+                outside = self._outside(name, kinks)
+                if outside is not None:
+                    return name, *outside
+                told = self._told([self._asked(name, kinks)]) if are_all else None
             if told is not None and not told.is_right:
                 return name, told.due, told.found
+        return None
+
+    def _kinks(self, name: str) -> tuple[np.ndarray, bool]:
+        """Which elements are at a kink, and whether these are all: of very many some are looked at, drawn by chance."""
+        question, x = self._question, self._at[name]
+        where = np.zeros(x.shape, bool)
+        if not np.isfinite(self._gradients[name]).all() or not kinks_of(question.model):
+            return where, True
+        prepared = in_float64(question.model, question.wrt)
+
+        def among(places: np.ndarray) -> np.ndarray | None:
+            return kinked_among(question.model, prepared, self._at, name, question.cotangents, places)
+
+        try:
+            found = among(np.ones(x.shape, bool))
+            if found is not None:
+                return found, True
+            where.flat[np.random.default_rng([self._seed, 4]).permutation(x.size)[:_LOOKED]] = True
+            found = among(where)
+            return where if found is None else found, False
+        except (RefgradError, ValueError):  # it does not run beside the point
+            return np.zeros(x.shape, bool), True
+
+    def _outside(self, name: str, kinks: np.ndarray) -> tuple[float, float] | None:
+        """An element at a kink that is not between the derivatives of both sides: the nearer one of them, and the element."""
+        gradient, x = self._gradients[name], self._at[name]
+        for index in np.flatnonzero(kinks)[:_LOOKED]:
+            direction = np.zeros(x.shape)
+            direction.flat[index] = length = rms(x) or 1.0
+            sides = one_sided(self._evaluate, self._at, {name: direction}, self._cotangents, STEPS[1])
+            low, high = sorted(side.value / length for side in sides)
+            found = float(gradient.flat[index])
+            slack = sum(side.error for side in sides) / length + _TOLD * max(abs(low), abs(high))
+            if not low - slack <= found <= high + slack:
+                return (low if found < low else high), found
         return None
 
     def is_right(self, names: Sequence[str]) -> bool:
@@ -319,11 +367,10 @@ class _Asked:
         told = self._told([one.times(min(1.0, least / one.size)) if one.size else one for one in asked])
         return told is not None and told.is_right
 
-    def _asked(self, name: str) -> _Along:
+    def _asked(self, name: str, still: np.ndarray | None = None) -> _Along:
         gradient = self._gradients[name]
-        direction = _direction(
-            self._at[name], gradient, np.random.default_rng([self._seed, 1, zlib.crc32(name.encode())])
-        )
+        rng = np.random.default_rng([self._seed, 1, zlib.crc32(name.encode())])
+        direction = without(_direction(self._at[name], gradient, rng), still)
         size = float(np.linalg.norm(gradient) * np.linalg.norm(direction))
         return _Along(name, direction, float(np.sum(gradient * direction)), size)
 

@@ -35,7 +35,7 @@ from refgrad.conformance.oracles.comparison import (
 from refgrad.conformance.oracles.differences import estimates
 from refgrad.conformance.questions.evidence import Built, Directional
 from refgrad.conformance.questions.feeds import SIZE, widened
-from refgrad.conformance.questions.kinked import kinked, kinks_of
+from refgrad.conformance.questions.kinked import kinked, kinked_among, kinks_of
 from refgrad.conformance.questions.point import (
     Point,
     Truth,
@@ -52,7 +52,7 @@ from refgrad.conformance.questions.question import Question
 from refgrad.conformance.questions.rounding import DRAWS, FEW_DRAWS, MANY_DRAWS, Drawn
 from refgrad.conformance.systems.builders import CrashError
 from refgrad.conformance.tracing.nonfinite import Birth, births
-from refgrad.errors import FeedError, OptionError, RefgradError, choices
+from refgrad.errors import BackendError, FeedError, OptionError, RefgradError, choices
 from refgrad.protos.malformed import explained
 from refgrad.protos.types import FLOATS
 from refgrad.reverse.assembly import names_in
@@ -65,6 +65,7 @@ _CONFIRMED = 4  # disputed tensors that differences are asked about
 _MORE_DRAWS = (FEW_DRAWS, 2 * FEW_DRAWS, DRAWS)  # as many as it takes
 _BEYOND = 10.0  # times what few draws of rounding explain, more of many elements: more draws will not explain it
 _TOGETHER, _MANY = 3.0, 16  # the same of the norm of so many elements, where chance evens out
+_LOOKED = 64  # elements that are looked at one by one, whether they are at a kink
 _FEW = 1e-2  # of the norm: rounding that hides more hides the answer
 _FEW_DRAWN = 2  # the explanation that has few draws of rounding in it
 Progress = Callable[[str, int, int], None]
@@ -311,6 +312,30 @@ class _Judge:
             self._kinked[name] = found.get(name)
         return self._kinked[name]
 
+    def at_kinks(self, name: str, where: np.ndarray) -> np.ndarray:
+        """Which elements of those in `where` are at a kink. Of many some are looked at, drawn by chance, and stand for all."""
+        if not self.has_kinks or where.shape != self.point.wide[name].shape:
+            return np.zeros(where.shape, bool)
+        point = self.point
+        looked = self._looked(where)
+        try:
+            found = kinked_among(point.model, point.forward, point.wide, name, list(point.seeds_of), looked)
+        except (BackendError, ValueError):  # the model does not run beside the point
+            found = None
+        if found is None:
+            return np.zeros(where.shape, bool)
+        return where if np.array_equal(found, looked) else found
+
+    def outside(self, name: str, got: np.ndarray, tolerance: float, where: np.ndarray) -> str:
+        """Which element of those at kinks is not between the derivatives of both sides; "" where all are."""
+        rng = np.random.default_rng([self.seed, 4])
+        return outside_of_both(self.truth, name, got, tolerance, rng, self._looked(where))
+
+    def _looked(self, where: np.ndarray) -> np.ndarray:
+        looked = np.zeros(where.shape, bool)
+        looked.flat[np.random.default_rng([self.seed, 5]).permutation(np.flatnonzero(where))[:_LOOKED]] = True
+        return looked
+
     def explanations(self, match: Match, tolerance: float, bits: int) -> Iterator[tuple[np.ndarray, str]]:
         """What explains an error of each element, more and more of it, each with what a reader has to know."""
         truth, names = self.truth, match.names
@@ -488,14 +513,9 @@ class _Work:
             said = f"it is {wide[worst]:.3g} at {place}, and 0 is due"
         if len(match.names) == 1 and judge.has_kinks and due.shape == judge.point.wide[match.names[0]].shape:
             name = match.names[0]
-            mask = judge.kinked(name)
-            if mask is not None and mask.any():
-                rng = np.random.default_rng([judge.seed, 4])
-                apart = (
-                    outside_of_both(judge.truth, name, wide, tolerance, rng, mask & beyond)
-                    if (mask & beyond).any()
-                    else ""
-                )
+            mask = judge.at_kinks(name, beyond)
+            if mask.any():
+                apart = judge.outside(name, wide, tolerance, mask)
                 if not (beyond & ~mask).any() and not apart:
                     return Seen(
                         CONVENTION,
@@ -584,15 +604,17 @@ def _is_exact(judge: _Judge, name: str, found: np.ndarray | None) -> bool:
     size = largest(due[np.isfinite(due)])
     if bool(np.all(error <= EXACT * max(size, largest(got[np.isfinite(got)])))):
         return True
-    mask = judge.kinked(name)
     room = EXACT * size + SENSITIVE * np.abs(judge.truth.moved(name, FLOAT64_BITS))
     for draws in _MORE_DRAWS:
         allowed = room + SENSITIVE * judge.truth.spread(name, FLOAT64_BITS, draws)
-        if np.all((error <= allowed) | (False if mask is None else mask)):
+        if np.all(error <= allowed):
             return True
-        if mask is None and _is_far(error - room, allowed - room):
-            return False
-    return False
+        if _is_far(error - room, allowed - room):
+            break
+    beyond = ~(error <= allowed)
+    if not np.array_equal(judge.at_kinks(name, beyond), beyond):
+        return False
+    return not judge.outside(name, got, EXACT, beyond)
 
 
 def _recast(judge: _Judge, model: ModelProto, feeds: Mapping[str, Any]) -> _Judge:

@@ -43,12 +43,23 @@ def kinked(
     found = {}
     for name in names:
         try:
-            mask = _Search(prepared, at, name, watched).mask()
+            mask = _Search(prepared, at, name, watched).mask(None)
         except (BackendError, ValueError):  # the model does not run beside the point
             continue
         if mask is not None and mask.any():
             found[name] = mask
     return found
+
+
+def kinked_among(
+    model: ModelProto, prepared: NumpyModel, at: Mapping[str, Any], name: str, outputs: Iterable[str], where: np.ndarray
+) -> np.ndarray | None:
+    """Which elements of an input, of those in `where`, are at a kink; None where there are too many to tell them apart.
+
+    :raises BackendError: the model does not run beside the point.
+    """
+    watched = [*_watched(model), *outputs]
+    return _Search(prepared, at, name, watched).mask(where)
 
 
 def _watched(model: ModelProto) -> Iterator[str]:
@@ -80,10 +91,11 @@ class _Search:
         self._here = self._values(at)
         self._tests = 0
 
-    def mask(self) -> np.ndarray | None:
-        """Where the elements at a kink are; None where there are too many."""
+    def mask(self, where: np.ndarray | None) -> np.ndarray | None:
+        """Where the elements at a kink are, among some or all; None where there are too many."""
         mask = np.zeros(self._direction.shape, bool)
-        left = [np.arange(mask.size)] if mask.size else []
+        places = np.arange(mask.size) if where is None else np.flatnonzero(where)
+        left = [places] if places.size else []
         while left:
             places = left.pop()
             if self._tests == _TESTS:
