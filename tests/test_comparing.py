@@ -11,7 +11,7 @@ import onnx
 import onnx.parser
 import pytest
 from onnx import ModelProto, NodeProto, helper, numpy_helper
-from test_locating import BACKENDS, Planted, builder_with, network, scaled
+from test_locating import BACKENDS, Elsewhere, Planted, builder_with, network, scaled
 
 import refgrad
 from refgrad.backends import get_backend
@@ -289,3 +289,62 @@ def test_the_page_shows_the_nodes_at_fault() -> None:
     assert "<svg" in page
     assert "Tanh Tanh_1" in page
     assert all(isinstance(node, NodeProto) for node in model.graph.node)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda g: g.sum(0), "it has the shape [3]"),
+        (lambda g: g[:1], "it has the shape [1, 3]"),
+        (lambda g: g.sum(), "it has the shape []"),
+        (lambda g: g * np.float32([[1], [2]]), "elements are off"),
+        (lambda g: g[::-1], "elements are off"),
+    ],
+    ids=["summed", "truncated", "scalar", "a factor for each row", "reversed"],
+)
+def test_a_recorded_gradient_of_an_input_is_wrong_whatever_its_shape(change: Any, said: str) -> None:
+    text = '<ir_version: 8, opset_import: ["": 18]> g (float[2, 3] x) => (float[2, 3] y) { y = Tanh(x) }'
+    model = onnx.parser.parse_model(text)
+    feeds = {"x": np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3) + np.float32(0.1)}
+    tensors = recorded(model, feeds)
+    tensors["x_grad"] = np.asarray(change(tensors["x_grad"]), np.float32)
+    found = compare(model, "refgrad@numpy", tensors)
+    [tensor] = [one for one in found.tensors if one.name == "x"]
+    assert tensor.b.verdict == "wrong"
+    assert said in tensor.b.reason
+
+
+def test_nothing_to_compare_is_not_right() -> None:
+    model, feeds = network()
+    found = compare(model, "refgrad@numpy", {"other_grad": np.ones((17, 5), np.float32)}, feeds)
+    assert not found.ok
+    assert "there is nothing to compare" in json.dumps(comparisons.document(found)) or not found.tensors
+
+
+@pytest.mark.parametrize(
+    ("tensors", "said"),
+    [
+        ({"x_grad": np.ones(2, np.int64)}, "type int64"),
+        ({"x_grad": np.ones(2, np.complex64)}, "type complex64"),
+        ({"x_grad": np.array(["a", "b"])}, "'x_grad'"),
+        ({"x_grad": np.ones(2, np.float32), "x.grad": np.zeros(2, np.float32)}, "two gradients of 'x'"),
+    ],
+    ids=["integers", "complex", "texts", "twice"],
+)
+def test_a_recorded_gradient_that_is_none_is_refused(tensors: dict[str, np.ndarray], said: str) -> None:
+    with pytest.raises(FeedError, match=said):
+        Recording.of(tensors, "recorded")
+
+
+def test_a_recording_in_double_is_compared() -> None:
+    model, feeds = network()
+    tensors = {name: np.asarray(value, np.float64) for name, value in recorded(model, feeds).items()}
+    assert compare(model, "refgrad@numpy", tensors).ok
+
+
+def test_an_axis_too_many_is_wrong_on_an_executor() -> None:
+    model, feeds = network()
+    found = compare(
+        model, "refgrad@numpy", Live("refgrad", Elsewhere(lambda name, value: np.asarray(value)[None])), feeds
+    )
+    assert {tensor.b.verdict for tensor in found.tensors} == {"wrong"}

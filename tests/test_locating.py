@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 import onnx.parser
@@ -383,3 +384,120 @@ def test_nodes_that_draw_are_not_judged() -> None:
     found = bisect(model, {"x": np.float32([1, 2, 3])}, "refgrad")
     assert not found.faults
     assert found.silent == {"r": "'r' draws random numbers"}
+
+
+def parsed(text: str) -> ModelProto:
+    return onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 18]> g {text}')
+
+
+@pytest.mark.parametrize("wrong", ["NaN", "another shape", "one element"])
+def test_what_a_builder_returns_is_judged_whatever_it_is(wrong: str) -> None:
+    model = parsed("(float[1] x) => (float[1] y) { h = Tanh(x)  y = Neg(h) }")
+
+    def fault(made: ModelProto) -> None:
+        output = made.graph.output[-1].name
+        node = next(one for one in made.graph.node if output in one.output)
+        node.output[0] = f"{output}_right"
+        number = {"NaN": np.nan, "another shape": np.ones((2, 1)), "one element": 4.0}[wrong]
+        made.graph.initializer.append(numpy_helper.from_array(np.asarray(number, np.float32), "number"))
+        made.graph.node.append(helper.make_node("Mul", [node.output[0], "number"], [output], "planted"))
+        made.graph.output[-1].type.tensor_type.ClearField("shape")
+
+    found = bisect(model, {"x": np.float32([-2])}, builder_with(fault))
+    assert found.faults
+    assert ("has the shape" in str(found.faults[0])) == (wrong == "another shape")
+
+
+def test_sizes_that_are_not_declared_stay_so() -> None:
+    """A rule that takes different names of axes for different sizes, and never sums: only where sizes are open."""
+    model = parsed(
+        "(float[A, B] x, float[C, D] y) => (float[E, F] z) { [first] h = Tanh(x)  [sum] s = Add(h, y)  [last] z = Neg(s) }"
+    )
+
+    def build(question: Question) -> Built:
+        made = refgrad.gradient(question.model, question.wrt, list(question.cotangents))
+        is_open = any(dim.dim_param for value in question.model.graph.input for dim in value.type.tensor_type.shape.dim)
+        for node in made.graph.node:
+            if is_open and node.op_type == "ReduceSum" and node.name.startswith("sum_Grad/"):
+                node.op_type = "ReduceMax"
+        return Built.of(made)
+
+    found = bisect(model, {"x": np.float32([[0.1, 0.2]]), "y": np.float32([[1], [2]])}, build)
+    assert [fault.nodes for fault in found.faults] == [("sum",)]
+
+
+def test_a_convention_at_a_kink_is_no_fault_of_a_builder() -> None:
+    model = parsed("(float[4] x) => (float[4] y) { [abs] h = Abs(x)  [tanh] y = Tanh(h) }")
+    feeds = {"x": np.float32([0, -1, 0, 2])}
+
+    def sloped(slope: float) -> Callable[[ModelProto], None]:
+        def edit(made: ModelProto) -> None:
+            sign = next((one for one in made.graph.node if one.op_type == "Sign"), None)
+            if sign is None:
+                return
+            name, sign.output[0] = sign.output[0], "sign"
+            made.graph.initializer.append(numpy_helper.from_array(np.float32(slope), "slope"))
+            made.graph.initializer.append(numpy_helper.from_array(np.float32(0), "zero"))
+            at = next(k for k, one in enumerate(made.graph.node) if one.output[0] == "sign") + 1
+            made.graph.node.insert(at, helper.make_node("Where", ["flat", "slope", "sign"], [name], "planted"))
+            made.graph.node.insert(at, helper.make_node("Equal", ["sign", "zero"], ["flat"], "at_kink"))
+
+        return edit
+
+    assert not bisect(model, feeds, "refgrad").faults
+    assert not bisect(model, feeds, builder_with(sloped(0.5))).faults
+    assert [fault.nodes for fault in bisect(model, feeds, builder_with(sloped(3.0))).faults] == [("abs",)]
+
+
+class Elsewhere(Backend):
+    """The interpreter whose results are made into something else."""
+
+    name = "elsewhere"
+
+    def __init__(self, change: Callable[[str, Any], Any]) -> None:
+        self._change = change
+
+    def description(self) -> str:
+        return "the interpreter with other results"
+
+    def prepare(self, model: Any, **options: Any) -> Prepared:
+        prepared = get_backend("numpy").prepare(model)
+        run = prepared.run
+
+        def changed(feeds: Any, outputs: Any = None) -> dict[str, Any]:
+            return {name: self._change(name, value) for name, value in run(feeds, outputs).items()}
+
+        prepared.run = changed  # type: ignore[method-assign]
+        return prepared
+
+
+def test_results_of_another_type_and_texts_are_compared() -> None:
+    model = parsed("(float[2] x) => (float[2] y) { [tanh] h = Tanh(x)  [neg] y = Neg(h) }")
+    feeds = {"x": np.float32([1, 2])}
+    found = locate(model, feeds, Elsewhere(lambda name, value: value.astype(np.float64)))
+    assert not found.is_right
+    assert "has the type float64, and float32 is due" in found.culprits[0].found.failed
+    model = parsed("(string[2] x) => (string[2] y) { [same] h = Identity(x)  [again] y = Identity(h) }")
+    found = locate(
+        model, {"x": np.array(["a", "b"], object)}, Elsewhere(lambda name, value: np.array(["a", "c"], object))
+    )
+    assert not found.is_right
+    assert "'c'" in found.culprits[0].found.failed
+
+
+def test_a_fault_of_bfloat16_is_seen() -> None:
+    model = parsed("(bfloat16[3] x) => (bfloat16[3] y) { [tanh] h = Tanh(x)  [neg] y = Neg(h) }")
+    feeds = {"x": np.array([0.5, 1, 2], ml_dtypes.bfloat16)}
+    assert locate(model, feeds, "numpy").is_right
+    found = locate(model, feeds, Planted("tanh", lambda y: 1.1 * y))
+    assert [one.found.name for one in found.culprits] == ["tanh"]
+
+
+def test_an_executor_that_runs_nothing_is_said_to() -> None:
+    def fails(name: str, value: Any) -> Any:
+        raise BackendError("no")
+
+    model, feeds = network()
+    found = locate(model, feeds, Elsewhere(fails))
+    assert "one Identity" in found.failed
+    assert not found.culprits

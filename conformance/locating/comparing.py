@@ -12,11 +12,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 from onnx import ModelProto, TensorProto, helper
 
-from refgrad.backends.base import ModelLike, check_feeds, load_model
+from refgrad.backends.base import ModelLike, Value, check_feeds, load_model
 from refgrad.backends.numpy import NumpyBackend
+from refgrad.conformance.case import is_float
 from refgrad.conformance.locating.bisection import Bisected, bisect
 from refgrad.conformance.locating.location import Located, locate
 from refgrad.conformance.locating.recordings import Match, Matched, Recording, identity, match
@@ -65,6 +67,7 @@ _CONFIRMED = 4  # disputed tensors that differences are asked about
 _MORE_DRAWS = (FEW_DRAWS, 2 * FEW_DRAWS, DRAWS)  # as many as it takes
 _BEYOND = 10.0  # times what few draws of rounding explain, more of many elements: more draws will not explain it
 _TOGETHER, _MANY = 3.0, 16  # the same of the norm of so many elements, where chance evens out
+_NARROWER = (np.dtype(np.float16), np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16))
 _LOOKED = 64  # elements that are looked at one by one, whether they are at a kink
 _FEW = 1e-2  # of the norm: rounding that hides more hides the answer
 _FEW_DRAWN = 2  # the explanation that has few draws of rounding in it
@@ -140,8 +143,9 @@ class Comparison:
 
     @property
     def ok(self) -> bool:
-        """Whether both sides are right in every tensor."""
-        return not self.a.failed and not self.b.failed and all(tensor.ok for tensor in self.tensors)
+        """Whether there is a gradient to compare, and both sides are right in every tensor."""
+        is_any = any(tensor.kind == GRADIENT for tensor in self.tensors)
+        return is_any and not self.a.failed and not self.b.failed and all(tensor.ok for tensor in self.tensors)
 
 
 @explained
@@ -223,10 +227,13 @@ def _feeds_of(
     """The feeds that are given, or that a recording has."""
     if feeds is not None:
         return check_feeds(feeds, inputs_of(model))
-    needed = [value.name for value in inputs_of(model) if not value.has_default]
+    declared = {value.name: value for value in inputs_of(model) if not value.has_default}
+    needed = list(declared)
     for recording in recorded:
         if needed and all(name in recording.values for name in needed):
-            return check_feeds({name: recording.values[name] for name in needed}, inputs_of(model))
+            return check_feeds(
+                {name: _narrowed(recording.values[name], declared[name]) for name in needed}, inputs_of(model)
+            )
     if recorded:
         lacking = [name for name in needed if all(name not in one.values for one in recorded)]
         if lacking:
@@ -234,6 +241,13 @@ def _feeds_of(
                 f"A recording belongs to certain inputs, and {choices(lacking)} are not in it. Give them: --feeds F.npz."
             )
     return None
+
+
+def _narrowed(value: np.ndarray, declared: Value) -> np.ndarray:
+    """A recorded input in the model's type: the recording may have been made in double."""
+    if is_float(value) and declared.dtype is not None and np.dtype(declared.dtype) in _NARROWER:
+        return value.astype(declared.dtype)
+    return value
 
 
 def _cotangents(point: Point, recorded: Sequence[Recording], kind: str) -> dict[str, np.ndarray]:
@@ -442,7 +456,8 @@ class _Work:
             return Seen(MISSING, self.failed or "it has no such tensor")
         due = match.made_of(judge.truth.gradients)
         if theirs.shape != due.shape:
-            if np.squeeze(theirs).shape != np.squeeze(due).shape:
+            is_recorded = isinstance(self.side, Recording)  # many leave out axes of size 1
+            if not is_recorded or np.squeeze(theirs).shape != np.squeeze(due).shape:
                 return Seen(WRONG, f"it has the shape {list(theirs.shape)}, and {list(due.shape)} is due")
             theirs = theirs.reshape(due.shape)
         open_ = ~np.isfinite(due)
@@ -652,6 +667,12 @@ def _tensors(judge: _Judge, work: Sequence[_Work], asked: bool) -> Iterator[Tens
     for name in first.gradients:
         if name in first.matched.found:
             yield _row(judge, work, first.matched.found[name])
+    for name in first.gradients:
+        if name in judge.truth.gradients and name in first.matched.left:
+            unsaid = Seen(UNDECIDED, first.matched.left[name])
+            match = identity(name, judge.truth.gradients[name].shape)
+            seen = [unsaid if one is first else one.seen(name, one.gradients.get(name), match) for one in work]
+            yield Tensor(name, GRADIENT, (name,), "", seen[0], seen[1])
     if asked:
         for name in sorted(first.matched.of(judge.truth.gradients)):
             yield _row(judge, work, identity(name, judge.truth.gradients[name].shape))

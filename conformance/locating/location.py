@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from onnx import ModelProto
+from onnx import ModelProto, TensorProto, helper
 
 from refgrad.backends import Backend
 from refgrad.conformance.locating.repair import Errors, Trial
@@ -89,6 +89,8 @@ def locate(
     replay = Replay(model, feeds)
     trial = Trial(replay, backend)
     error, failed = trial.run(())
+    if failed and (nothing := _runs_nothing(backend)):
+        return Located(error.largest, 0.0, failed=nothing, is_right=False, unexplained=True)
     found = replay.run(backend, progress)
     wrong = [one for one in found if not one.within and (one.is_wrong or one.inside)]
     wrong = [one for one in wrong_nodes(found) if one in wrong] + [one for one in wrong if not one.is_wrong]
@@ -110,6 +112,19 @@ def locate(
         error.largest, rounding, tuple(culprits), tuple(acquitted), failed, judged, unjudged, together, passes,
         is_right=False, unexplained=not explained,
     )  # fmt: skip
+
+
+def _runs_nothing(backend: Backend) -> str:
+    """Why an executor does not even run a model of one Identity; "" where it does."""
+    value = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1])
+    result = helper.make_tensor_value_info("y", TensorProto.FLOAT, [1])
+    graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "identity", [value], [result])
+    model = helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 13)])
+    try:
+        backend.prepare(model).run({"x": np.ones(1, np.float32)})
+    except Exception as error:
+        return f"it does not run a model of one Identity either: {error}"
+    return ""
 
 
 def _proved(trial: Trial, error: Errors, wrong: Sequence[Replayed]) -> tuple[list[Culprit], list[Replayed], Errors]:

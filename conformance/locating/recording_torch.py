@@ -42,7 +42,11 @@ def record(
         value.detach().clone().requires_grad_(True) if torch.is_floating_point(value) else value for value in given
     ]
     module.zero_grad()
-    made = module(**dict(zip(names, leaves, strict=True))) if isinstance(inputs, Mapping) else module(*leaves)
+    named = dict(zip(names, leaves, strict=True)) if isinstance(inputs, Mapping) else {}
+    try:
+        made = module(**named) if named else module(*leaves)
+    except Exception as error:
+        raise OptionError(f"The module raised {type(error).__name__}: {error}") from error
     outputs = list(_tensors(made, torch))
     if not outputs:
         raise OptionError(f"The module returned a {type(made).__name__}, and tensors are due.")
@@ -54,6 +58,10 @@ def record(
         titles = [value.name for value in model.graph.output]
     rng = np.random.default_rng([seed, 0])
     floats = [k for k, one in enumerate(outputs) if torch.is_floating_point(one) and one.requires_grad]
+    if not floats:
+        raise OptionError(
+            "No output of the module has a gradient: all are integers, or detached from parameters and inputs."
+        )
     weights = {}
     for place, k in enumerate(floats):
         drawn = rng.standard_normal(tuple(outputs[k].shape)) if cotangents is None else _array(cotangents[place])
@@ -91,7 +99,10 @@ def recorded_by(function: Callable[[], Any], model: ModelProto | None, seed: int
 
     :raises OptionError: it returns something else.
     """
-    made = function()
+    try:
+        made = function()
+    except Exception as error:
+        raise OptionError(f"The function raised {type(error).__name__}: {error}") from error
     if not (isinstance(made, tuple) and len(made) == 2 and hasattr(made[0], "named_parameters")):
         raise OptionError(
             f"The function returned a {type(made).__name__}. Return (module, inputs): a torch.nn.Module and its inputs."

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 from onnx import ModelProto, TensorProto
 
+from refgrad.conformance.case import is_float
 from refgrad.errors import FeedError, OptionError, RefgradError, choices
 from refgrad.protos.arrays import read_arrays
 from refgrad.protos.external import array_of
@@ -53,17 +54,28 @@ class Recording:
 
     @classmethod
     def of(cls, tensors: Mapping[str, np.ndarray], label: str) -> Recording:
-        """A recording of these tensors."""
-        values, gradients = {}, {}
+        """A recording of these tensors.
+
+        :raises FeedError: a gradient of whole or complex numbers or of texts, or two of one name that differ.
+        """
+        values: dict[str, np.ndarray] = {}
+        gradients: dict[str, np.ndarray] = {}
         for name, value in tensors.items():
             stem = _stem(name)
             if stem is None:
                 values[name] = value
+            elif not is_float(value):
+                raise FeedError(
+                    f"{label}: {name!r} has the type {value.dtype}. Gradients are real numbers with a fraction."
+                )
+            elif stem in gradients and not np.array_equal(gradients[stem], value, equal_nan=True):
+                raise FeedError(f"{label} has two gradients of {stem!r} that differ: {name!r} is one. Leave one.")
             else:
                 gradients[stem] = value
         if gradients:
             return cls(label, values, gradients)
-        return cls(label, {}, values, unmarked=True)
+        floats = {name: value for name, value in values.items() if is_float(value)}
+        return cls(label, {n: v for n, v in values.items() if n not in floats}, floats, unmarked=True)
 
     def for_model(self, model: ModelProto) -> Recording:
         """The recording, where what has the name of an output of the model is a value and no gradient."""
@@ -72,7 +84,7 @@ class Recording:
         outputs = {value.name for value in model.graph.output}
         return Recording(
             self.label,
-            {name: value for name, value in self.gradients.items() if name in outputs},
+            {**self.values, **{name: value for name, value in self.gradients.items() if name in outputs}},
             {name: value for name, value in self.gradients.items() if name not in outputs},
         )
 
@@ -206,12 +218,17 @@ def match(model: ModelProto, recording: Recording, due: Mapping[str, np.ndarray]
     made = Matched({}, {})
     recorded = dict(recording.gradients)
     for name, value in recorded.items():
-        if name in due and np.squeeze(value).shape == np.squeeze(due[name]).shape:
-            made.found[name] = identity(name, value.shape)
+        if name not in due:
+            continue
+        is_alike = np.squeeze(value).shape == np.squeeze(due[name]).shape
+        is_of_another = name in recording.values and recording.values[name].shape == value.shape
+        if is_alike or (value.size != due[name].size and not is_of_another):  # then it has the wrong shape
+            made.found[name] = identity(name, value.shape if is_alike else due[name].shape)
     state = {name: value for name, value in recording.values.items() if value.dtype.kind == "f"}
     if recorded.keys() & state.keys():
         _by_values(model, state, due, made, recorded.keys())
-    for name in [name for name, one in made.found.items() if one.how == NAME]:
+    held = {tensor.name for tensor in model.graph.initializer}
+    for name in [name for name, one in made.found.items() if one.how == NAME and name in held]:
         if _is_folded(recorded[name], due[name]):
             del made.found[name]
             made.left[name] = (
@@ -222,8 +239,8 @@ def match(model: ModelProto, recording: Recording, due: Mapping[str, np.ndarray]
     if open_theirs and open_ours:
         _by_content(open_theirs, open_ours, made)
         if not recorded.keys() & state.keys():  # what has values and fits none is of another tensor
-            held = {t.name: array_of(t) for t in model.graph.initializer if t.name in open_ours}
-            _by_elimination(open_theirs, open_ours, held, made)
+            weights_of = {t.name: array_of(t) for t in model.graph.initializer if t.name in open_ours}
+            _by_elimination(open_theirs, open_ours, weights_of, made)
     for name, value in recorded.items():
         if name not in made.found:
             made.left.setdefault(name, f"no gradient of the model has its {value.size} elements and its values")

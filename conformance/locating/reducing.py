@@ -360,9 +360,9 @@ _RUNNERS = {
     "ort-cuda": _SESSION.format(provider="CUDAExecutionProvider"),
     "onnx.reference": _REFERENCE,
 }
-_OWN = """from {module} import {attribute}
+_OWN = """from {module} import {attribute}  # its folder has to be on PYTHONPATH
 
-results = {attribute}().prepare("model.onnx").run(feeds)
+results = {attribute}().prepare(onnx.load("model.onnx")).run(feeds)
 found = [results[name] for name in outputs]
 """
 SCRIPT = Path(__file__).with_name("reproduce.txt")
@@ -411,7 +411,12 @@ _BUILDERS = {
     "refgrad:ort": 'refgrad.gradient("model.onnx", {wrt}, {outputs}, dialect="ort")',
     "onnx-ad": 'onnx_ad.reverse(load("model.onnx"), {wrt}, {outputs}, layout="onnx")',
 }
-_BUILT = """{imports}
+_BUILT = """import os
+from pathlib import Path
+
+{imports}
+
+os.chdir(Path(__file__).parent)
 
 made = {call}
 print("it made", made if not hasattr(made, "graph") else [value.name for value in made.graph.output])
@@ -447,7 +452,7 @@ def _script_of_builder(reduced: Reduced, builder: str) -> str:
         call = f'bisect(load("model.onnx"), read_recording("test_data_set_0").gradients, {builder!r}).faults'
     elif not call:
         module, _, attribute = builder.partition(":")
-        imports = f"from onnx import load\nfrom {module} import {attribute}"
+        imports = f"from onnx import load\nfrom {module} import {attribute}  # its folder has to be on PYTHONPATH"
         call = attribute + '(load("model.onnx"), {wrt}, {outputs})'
     return _BUILT.format(imports=imports, call=call.replace("{wrt}", repr(wrt)).replace("{outputs}", repr(outputs)))
 
@@ -472,7 +477,7 @@ def report(reduced: Reduced) -> str:
     for name, due in reduced.due.items():
         found = reduced.found.get(name)
         lines.append(f"- `{name}`: due {_numbers(due)}, found {'nothing' if found is None else _numbers(found)}")
-    lines += ["", "`python reproduce.py`, in this folder, shows it."]
+    lines += ["", "`python reproduce.py` shows it."]
     return "\n".join(lines) + "\n"
 
 

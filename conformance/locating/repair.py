@@ -13,7 +13,8 @@ from onnx import ModelProto, helper
 
 from refgrad.backends import Backend
 from refgrad.backends.numpy import NumpyBackend
-from refgrad.conformance.locating.replay import Replay, Replayed, distance, is_float, wrong_types
+from refgrad.conformance.case import is_float
+from refgrad.conformance.locating.replay import Replay, Replayed, distance, wrong_types
 from refgrad.conformance.locating.values import described, is_text
 from refgrad.conformance.questions.point import limits
 from refgrad.conformance.questions.rounding import Perturbed

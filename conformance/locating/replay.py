@@ -21,6 +21,7 @@ from onnx import ModelProto, NodeProto, helper, numpy_helper
 
 from refgrad.backends import Backend, Prepared
 from refgrad.backends.numpy import NumpyBackend
+from refgrad.conformance.case import is_float
 from refgrad.conformance.locating.values import described, is_text
 from refgrad.conformance.questions.rounding import ADDING_UP
 from refgrad.conformance.tracing.watching import (
@@ -383,11 +384,6 @@ def _by_a_rounding(value: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     return made
 
 
-def is_float(value: np.ndarray) -> bool:
-    """Whether a tensor holds numbers of a type with a rounding of its own."""
-    return value.dtype.kind == "f" or value.dtype == ml_dtypes.bfloat16
-
-
 def _limits(dtype: np.dtype[Any]) -> tuple[float, float, float]:
     """The rounding of a float type, its smallest normal number and its largest; of others none, none and infinity."""
     if dtype.kind != "f" and dtype != ml_dtypes.bfloat16:
@@ -398,10 +394,6 @@ def _limits(dtype: np.dtype[Any]) -> tuple[float, float, float]:
 
 def _eps(dtype: np.dtype[Any]) -> float:
     return _limits(dtype)[0]
-
-
-def _widened(value: Any) -> Any:
-    return value.astype(np.float64) if isinstance(value, np.ndarray) and is_float(value) else value
 
 
 def wrong_nodes(found: Sequence[Replayed]) -> list[Replayed]:

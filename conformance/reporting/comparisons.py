@@ -39,7 +39,7 @@ def show(found: Comparison, console: Console, verbose: bool = False) -> None:
         for line in lines_of(told):
             _print(console, f"{side} = {told.label}: {line}")
     counts = Counter(tensor.verdict for tensor in found.tensors)
-    told_all = ", ".join(f"{count} {verdict}" for verdict, count in counts.items()) or "no tensor is in both"
+    told_all = ", ".join(f"{count} {verdict}" for verdict, count in counts.items()) or "there is nothing to compare"
     _print(
         console,
         f"{'ok' if found.ok else 'DIFFERENT'}: {told_all}. Judge: {found.judge}. Feeds: {found.feeds}; seed {found.seed}.",

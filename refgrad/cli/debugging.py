@@ -27,7 +27,7 @@ from refgrad.conformance.questions.point import inputs_of
 from refgrad.conformance.reporting import comparisons
 from refgrad.conformance.systems.executors import imported
 from refgrad.conformance.tracing.nonfinite import nonfinite
-from refgrad.errors import OptionError
+from refgrad.errors import OptionError, OutputFileError
 from refgrad.protos.files import replacing
 
 _SIDE = (
@@ -159,6 +159,8 @@ def reduce(
     from refgrad.conformance.locating import reducing  # here, since no other command needs it
 
     given_side = side_of(side)
+    if output.exists():
+        raise OutputFileError(f"{str(output)!r} exists. Give a folder that does not: nothing is overwritten.")
     if not isinstance(given_side, Live):
         raise OptionError(f"--side {side!r} is a recording: nothing can be run. Give builder@executor.")
     size, sizes = sizes_of(dim)
