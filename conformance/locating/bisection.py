@@ -148,16 +148,9 @@ class _Search:
         for position, node in enumerate(self.nodes):
             self._readers.update(dict.fromkeys(reads_of(node), position))
         graph = values.model.graph
-        self._declared = {
-            value.name: value
-            for value in (*graph.input, *graph.output)
-            if value.type.tensor_type.HasField("shape") or value in graph.input
-        }
-        self._has_open_sizes = any(
-            not dim.HasField("dim_value")
-            for value in values.model.graph.input
-            for dim in value.type.tensor_type.shape.dim
-        ) or any(not value.type.tensor_type.HasField("shape") for value in values.model.graph.input)
+        self._declared = {value.name: value for value in graph.input}
+        self._declared |= {v.name: v for v in graph.output if v.type.tensor_type.HasField("shape")}
+        self._has_open_sizes = any(map(_has_open_sizes, graph.input))
         self._are_sizes_open = False
         self.built = 0
         self.silent: dict[str, str] = {}
@@ -412,6 +405,11 @@ class _Answer:
     is_right: bool
     due: float
     found: float
+
+
+def _has_open_sizes(value: ValueInfoProto) -> bool:
+    tensor = value.type.tensor_type
+    return not tensor.HasField("shape") or any(not dim.HasField("dim_value") for dim in tensor.shape.dim)
 
 
 def _open(name: str, value: np.ndarray) -> ValueInfoProto:
