@@ -147,6 +147,19 @@ def test_a_kink_in_one_element_hides_no_fault_in_another() -> None:
     assert "[3] is" in tensor.b.reason
 
 
+def test_a_fault_among_many_kinks_is_seen() -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 18]> g (float[600] x) => (float[600] y) { y = Abs(x) }'
+    )
+    feeds = {"x": np.zeros(600, np.float32)}
+    gradient = np.full(600, 0.5, np.float32)
+    assert compare(model, "refgrad@numpy", {"x_grad": gradient, **feeds}).ok
+    gradient[417] = 1.5
+    found = compare(model, "refgrad@numpy", {"x_grad": gradient, **feeds})
+    assert not found.ok
+    assert "417" in found.tensors[0].b.reason
+
+
 # Recordings
 
 

@@ -68,6 +68,7 @@ _MORE_DRAWS = (FEW_DRAWS, 2 * FEW_DRAWS, DRAWS)  # as many as it takes
 _BEYOND = 10.0  # times what few draws of rounding explain, more of many elements: more draws will not explain it
 _TOGETHER, _MANY = 3.0, 16  # the same of the norm of so many elements, where chance evens out
 _NARROWER = (np.dtype(np.float16), np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16))
+_TOLD_APART = 256  # elements that are told apart, which of them are at a kink
 _LOOKED = 64  # elements that are looked at one by one, whether they are at a kink
 _FEW = 1e-2  # of the norm: rounding that hides more hides the answer
 _FEW_DRAWN = 2  # the explanation that has few draws of rounding in it
@@ -327,23 +328,31 @@ class _Judge:
         return self._kinked[name]
 
     def at_kinks(self, name: str, where: np.ndarray) -> np.ndarray:
-        """Which elements of those in `where` are at a kink. Of many some are looked at, drawn by chance, and stand for all."""
+        """Which elements of those in `where` are at a kink. Of too many some are looked at, by chance, and stand for all."""
+        nowhere = np.zeros(where.shape, bool)
         if not self.has_kinks or where.shape != self.point.wide[name].shape:
-            return np.zeros(where.shape, bool)
+            return nowhere
         point = self.point
-        looked = self._looked(where)
-        try:
-            found = kinked_among(point.model, point.forward, point.wide, name, list(point.seeds_of), looked)
-        except (BackendError, ValueError):  # the model does not run beside the point
-            found = None
-        if found is None:
-            return np.zeros(where.shape, bool)
-        return where if np.array_equal(found, looked) else found
+        few = np.count_nonzero(where) <= _TOLD_APART
+        for looked in (where, self._looked(where)) if few else (self._looked(where),):
+            try:
+                found = kinked_among(point.model, point.forward, point.wide, name, list(point.seeds_of), looked)
+            except (BackendError, ValueError):  # the model does not run beside the point
+                return nowhere
+            if found is not None:
+                return where if np.array_equal(found, looked) else found
+        return nowhere
 
     def outside(self, name: str, got: np.ndarray, tolerance: float, where: np.ndarray) -> str:
-        """Which element of those at kinks is not between the derivatives of both sides; "" where all are."""
+        """Which element of those at kinks is not between the derivatives of both sides; "" where all are.
+
+        Of too many the ones that are furthest off are looked at, and others by chance.
+        """
         rng = np.random.default_rng([self.seed, 4])
-        return outside_of_both(self.truth, name, got, tolerance, rng, self._looked(where))
+        off = np.where(where, np.abs(got - self.truth.gradients[name]), -1.0)
+        furthest = np.zeros(where.shape, bool)
+        furthest.flat[np.argsort(-off, axis=None, kind="stable")[:_LOOKED]] = True
+        return outside_of_both(self.truth, name, got, tolerance, rng, (furthest | self._looked(where)) & where)
 
     def _looked(self, where: np.ndarray) -> np.ndarray:
         looked = np.zeros(where.shape, bool)
@@ -532,11 +541,10 @@ class _Work:
             if mask.any():
                 apart = judge.outside(name, wide, tolerance, mask)
                 if not (beyond & ~mask).any() and not apart:
-                    return Seen(
-                        CONVENTION,
-                        f"{np.count_nonzero(beyond)} elements are at a kink, between both derivatives",
-                        *numbers,
-                    )
+                    count = np.count_nonzero(beyond)
+                    part = f"; {_LOOKED} of them were looked at" if count > _LOOKED else ""
+                    told = f"{count} elements are at a kink, between both derivatives{part}"
+                    return Seen(CONVENTION, told, *numbers)
                 if apart and not (beyond & ~mask).any():
                     return Seen(WRONG, f"at a kink, but outside of the derivatives of both sides: {apart}", *numbers)
                 said += f"; {np.count_nonzero(mask)} elements at a kink are not counted" if not apart else f"; {apart}"
