@@ -362,7 +362,7 @@ _RUNNERS = {
 }
 _OWN = """from {module} import {attribute}  # its folder has to be on PYTHONPATH
 
-results = {attribute}().prepare(onnx.load("model.onnx")).run(feeds)
+results = {attribute}().prepare(model).run(feeds)
 found = [results[name] for name in outputs]
 """
 SCRIPT = Path(__file__).with_name("reproduce.txt")
