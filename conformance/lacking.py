@@ -113,8 +113,6 @@ def read_reasons(path: Path = REASONS) -> dict[str, dict[str, str]]:
 def family(domain: str, op_type: str) -> str:
     """What the files of an operator are called in every room; `<family>` where nothing is known of it."""
     key = domain, op_type
-    if domain == MICROSOFT:
-        return "contrib"
     if key in RULES:
         module = RULES[key].function.__module__
     elif key in STRUCTURES:
@@ -131,7 +129,8 @@ def _in_room(room: str, domain: str, op_type: str) -> str:
     """The file of a room; an operator of another package has a module of its own."""
     if (domain, op_type) in SIGNATURES and (domain, op_type) in RULES:
         return RULES[domain, op_type].function.__module__
-    return f"{room}/{family(domain, op_type)}.py"
+    package = "microsoft/" if domain == MICROSOFT and not room.endswith("microsoft") else ""
+    return f"{room}/{package}{family(domain, op_type)}.py"
 
 
 def _shown(path: Path) -> str:

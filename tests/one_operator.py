@@ -14,6 +14,7 @@ import pytest
 
 from refgrad.conformance.lacking import family, lacking
 from refgrad.errors import UnknownNameError
+from refgrad.protos.domains import MICROSOFT
 
 TESTS = Path(__file__).parent
 EVERY = (
@@ -32,7 +33,10 @@ def selection(operators: Sequence[str]) -> list[str]:
     for operator in operators:
         lacking(operator)
         domain, _, op_type = operator.rpartition(".")
-        names.append(f"rules_{family(domain, op_type)}")
+        if domain == MICROSOFT:
+            names += ["rules_microsoft", f"microsoft_{family(domain, op_type)}"]
+        else:
+            names.append(f"rules_{family(domain, op_type)}")
     files = [TESTS / f"test_{name}.py" for name in dict.fromkeys(names)]
     matching = " or ".join(operator.rpartition(".")[2] for operator in operators)
     return [*(str(file) for file in files if file.is_file()), "-k", matching]

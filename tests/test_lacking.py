@@ -242,7 +242,7 @@ def test_the_aspects_are_what_the_contributing_guide_names() -> None:
 def test_the_quick_session_finds_what_touches_an_operator(capsys: pytest.CaptureFixture[str]) -> None:
     chosen = one_operator.selection(["Softsign", "com.microsoft.Gelu"])
     files = {Path(file).name for file in chosen[:-2]}
-    assert {"test_rules_activation.py", "test_rules_contrib.py", "test_node_models.py", "test_lacking.py"} <= files
+    assert {"test_rules_activation.py", "test_rules_microsoft.py", "test_node_models.py", "test_lacking.py"} <= files
     assert files >= {f"test_{name}.py" for name in one_operator.EVERY}
     assert chosen[-2:] == ["-k", "Softsign or Gelu"]
     assert one_operator.main(["Softsgn"]) == 2

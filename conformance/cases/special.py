@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from pkgutil import iter_modules
+from pkgutil import walk_packages
 from typing import Any
 
 import numpy as np
@@ -52,9 +52,8 @@ def gate(operator: str, **more: Any) -> Special:
 @cache
 def rows() -> tuple[Special, ...]:
     """The rows of every family; a module of cases may have them in `SPECIAL`."""
-    modules = (
-        importlib.import_module(f"{__package__}.{name}") for name in sorted(m.name for m in iter_modules(_FOLDER))
-    )
+    names = sorted(module.name for module in walk_packages(_FOLDER, f"{__package__}."))
+    modules = [importlib.import_module(name) for name in names]
     return tuple(row for module in modules for row in getattr(module, "SPECIAL", ()))
 
 

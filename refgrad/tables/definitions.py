@@ -23,7 +23,7 @@ from refgrad.tables.schemas import DECLARED, wrong_type
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_FLOATS = ("tensor(float)", "tensor(double)", "tensor(float16)", "tensor(bfloat16)")
+FLOATS = ("tensor(float)", "tensor(double)", "tensor(float16)", "tensor(bfloat16)")
 _OTHERS = ("tensor(int32)", "tensor(int64)", "tensor(bool)", "tensor(uint8)", "tensor(int8)")
 
 
@@ -140,6 +140,7 @@ def operator(
     *outputs: str,
     optional: Sequence[str] = (),
     others: Collection[str] = (),
+    types: Mapping[str, Collection[str] | str] | None = None,
     writes: Mapping[int, str] | None = None,
     domain: str = MICROSOFT,
     replace: bool = False,
@@ -149,6 +150,8 @@ def operator(
     :param outputs: the names of those that a node has.
     :param optional: the names of those after them, which it may leave out.
     :param others: the inputs and outputs that do not hold floats.
+    :param types: inputs and outputs whose element type is neither that of the floats nor that of the others: the types that
+        they may have, `FLOATS` and ones like "tensor(uint8)", or the name of one before, which has the same type.
     :param writes: outputs that ONNX Runtime computes in the memory of an input, by their positions, and that input.
     :param replace: take the place of a body that the operator has already; without it a second one is refused.
     """
@@ -156,9 +159,14 @@ def operator(
     def register(function: F) -> F:
         parameters = list(inspect.signature(function).parameters.values())[1:]
         options = OpSchema.FormalParameterOption
+        apart = types or {}
 
         def formal(name: str, option: Any) -> OpSchema.FormalParameter:
-            return OpSchema.FormalParameter(name, "T1" if name in others else "T", param_option=option)
+            kind = apart.get(name)
+            variable = "T1" if name in others else "T"
+            if kind is not None:
+                variable = f"T_{kind if isinstance(kind, str) else name}"
+            return OpSchema.FormalParameter(name, variable, param_option=option)
 
         def option_of(p: inspect.Parameter) -> Any:
             if p.kind is p.VAR_POSITIONAL:
@@ -175,7 +183,11 @@ def operator(
                 *(formal(name, options.Single) for name in outputs),
                 *(formal(name, options.Optional) for name in optional),
             ],
-            type_constraints=[("T", _FLOATS, "floats"), ("T1", _OTHERS, "no floats")],
+            type_constraints=[
+                ("T", FLOATS, "floats"),
+                ("T1", _OTHERS, "no floats"),
+                *((f"T_{name}", list(kind), name) for name, kind in apart.items() if not isinstance(kind, str)),
+            ],
             attributes=[_attribute(p) for p in parameters if p.kind is p.KEYWORD_ONLY],
         )
         before = DEFINITIONS.get((domain, op_type))

@@ -13,7 +13,7 @@ from onnx import ModelProto, numpy_helper, parser
 import refgrad
 from refgrad.backends import get_backend
 from refgrad.conformance.case import Case, node_case
-from refgrad.conformance.cases.contrib import cases
+from refgrad.conformance.cases.microsoft import cases
 from refgrad.errors import BackendError, InvalidModelError, NoGradientError
 from refgrad.forward.functions import call_functions
 from refgrad.protos.domains import MICROSOFT

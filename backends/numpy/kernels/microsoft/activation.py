@@ -1,0 +1,140 @@
+"""ONNX Runtime's activations, dropouts and softmaxes, and the activation of a fused operator."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from refgrad.backends.numpy.kernels.activation import (
+    elu,
+    gelu,
+    hard_sigmoid,
+    hard_swish,
+    leaky_relu,
+    quick_gelu,
+    relu,
+    sigmoid,
+    softmax_1,
+    softmax_grad_1,
+    softplus,
+    softsign,
+    tanh,
+    thresholded_relu,
+)
+from refgrad.backends.numpy.kernels.normalization import (
+    dropout,
+    dropout_grad,
+    packed_mask,
+)
+from refgrad.backends.numpy.kernels.operands import widened
+from refgrad.backends.numpy.registry import kernel
+from refgrad.protos.domains import MICROSOFT
+
+Array = np.ndarray
+Numbers = Sequence[float | None]
+Numbers = Sequence[float | None]
+
+Array = np.ndarray
+
+
+@kernel("BiasSoftmax", domain=MICROSOFT, in_float32=True, fresh=True)
+def bias_softmax(data: Array, bias: Array, *, axis: int = 1, is_inner_broadcast: int) -> Array:
+    """Softmax of data + bias over all axes from `axis` on, as one"""
+    return softmax_1(data + bias, axis=axis)
+
+
+@kernel("BiasDropout", domain=MICROSOFT, fresh=True)
+def bias_dropout(
+    data: Array,
+    bias: Array,
+    residual: Array | None = None,
+    ratio: Array | None = None,
+    training_mode: Array | None = None,
+    *,
+    seed: int | None = None,
+) -> tuple[Array, Array]:
+    """Dropout of data + bias, plus the residual"""
+    y, mask = dropout(widened(data) + widened(bias), ratio, training_mode, seed=seed)
+    return (y if residual is None else y + widened(residual)).astype(data.dtype, copy=False), mask
+
+
+@kernel("BitmaskBiasDropout", domain=MICROSOFT, fresh=True)
+def bitmask_bias_dropout(
+    data: Array,
+    bias: Array,
+    residual: Array | None = None,
+    ratio: Array | None = None,
+    training_mode: Array | None = None,
+    *,
+    seed: int | None = None,
+) -> tuple[Array, Array]:
+    """BiasDropout with the mask packed, see `packed_mask`"""
+    y, mask = bias_dropout(data, bias, residual, ratio, training_mode, seed=seed)
+    return y, packed_mask(mask)
+
+
+@kernel("BiasSoftmaxDropout", domain=MICROSOFT)
+def bias_softmax_dropout(
+    data: Array, bias: Array, ratio: Array | None = None, *, axis: int = 1, is_inner_broadcast: int, seed: int = 0
+) -> tuple[Array, Array, Array]:
+    """Dropout of BiasSoftmax, always in training; its mask, and what it dropped from"""
+    shares = bias_softmax(widened(data), widened(bias), axis=axis, is_inner_broadcast=is_inner_broadcast)
+    y, mask = dropout(shares, ratio, np.array(True), seed=seed)
+    return y.astype(data.dtype, copy=False), mask, shares.astype(data.dtype, copy=False)
+
+
+@kernel("SoftmaxDropoutGrad", domain=MICROSOFT, fresh=True)
+def softmax_dropout_grad(
+    dY: Array, mask: Array, softmax_y: Array, ratio: Array | None = None, *, axis: int, seed: int = 0
+) -> Array:
+    """The gradient of BiasSoftmaxDropout: DropoutGrad in training, then SoftmaxGrad"""
+    d = dropout_grad(widened(dY), mask, ratio, np.array(True))
+    return softmax_grad_1(d, widened(softmax_y), axis=axis).astype(dY.dtype, copy=False)
+
+
+def plus(x: Array, bias: Array | None) -> Array:
+    return x if bias is None else np.asarray(x + bias)
+
+
+def activated(x: Array, name: str | None, given: Numbers) -> Array:
+    """The activation of a fused operator; `given` are its parameters in order, as far as it has them.
+
+    A default is a number of 32 bits, as an attribute that says it is.
+    """
+
+    def parameter(position: int, default: float) -> float:
+        value = given[position] if position < len(given) else None
+        return float(np.float32(default)) if value is None else value
+
+    match name or "":
+        case "":
+            return x
+        case "Relu":
+            return relu(x)
+        case "Tanh":
+            return tanh(x)
+        case "Sigmoid":
+            return sigmoid(x)
+        case "Softplus":
+            return softplus(x)
+        case "Softsign":
+            return softsign(x)
+        case "Gelu":
+            return gelu(x, approximate="none")
+        case "QuickGelu":
+            return quick_gelu(x, alpha=parameter(0, 1.702))
+        case "LeakyRelu":
+            return leaky_relu(x, alpha=parameter(0, 0.01))
+        case "ThresholdedRelu":
+            return thresholded_relu(x, alpha=parameter(0, 1.0))
+        case "Elu":
+            return elu(x, alpha=parameter(0, 1.0))
+        case "HardSigmoid":
+            return hard_sigmoid(x, alpha=parameter(0, 0.2), beta=parameter(1, 0.5))
+        case "HardSwish":
+            return hard_swish(x)
+        case "Clip":
+            return np.asarray(np.clip(x, parameter(0, -math.inf), parameter(1, math.inf)))
+    raise ValueError(f"activation {name!r} is not supported")

@@ -1,0 +1,23 @@
+"""Cases of ONNX Runtime's operators that take elements by their indices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from refgrad.conformance.case import SHAPES, Case
+from refgrad.conformance.cases.microsoft import case, drawer
+
+
+def cases() -> Iterator[Case]:
+    """Every attribute and every optional input; static, symbolic and, where the operator works with them, unknown shapes."""
+    floats = drawer()
+    for shapes in SHAPES:
+        for axis in (0, 1):
+            yield case("ShrunkenGather", floats(4, 5), np.array([2, 0, 2]), shapes=shapes, axis=axis)
+        yield case("ShrunkenGather", floats(2, 4, 3), np.array([2, 0, 2]), shapes=shapes, axis=1)
+        indices = np.array([4, 0, 3])
+        for width in (2, 0):
+            yield case("PadAndUnflatten", floats(3, width), indices, np.array([2, 3]), shapes=shapes)
+        yield case("FlattenAndUnpad", floats(2, 3, 2), indices, shapes=shapes, outputs=2)

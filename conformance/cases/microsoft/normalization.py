@@ -1,0 +1,60 @@
+"""Cases of ONNX Runtime's normalizations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from refgrad.conformance.case import SHAPES, Case
+from refgrad.conformance.cases.microsoft import case, drawer
+
+
+def cases() -> Iterator[Case]:
+    """Every attribute and every optional input; static, symbolic and, where the operator works with them, unknown shapes."""
+    floats = drawer()
+    for shapes in SHAPES:
+        x = floats(2, 3, 4)
+        scale, shift, bias = floats(4) + np.float32(1), floats(4), floats(4)
+        skip = "SkipLayerNormalization"
+        yield case(skip, x, floats(2, 3, 4), scale, shapes=shapes, epsilon=1e-3)
+        yield case(skip, x, floats(2, 3, 4), scale, shift, bias, shapes=shapes, outputs=4)
+        yield case(skip, x, floats(3, 4), scale, None, bias, shapes=shapes)
+        skip = "SkipSimplifiedLayerNormalization"
+        yield case(skip, x, floats(2, 3, 4), scale, shapes=shapes, epsilon=1e-3)
+        yield case(skip, x, floats(1, 3, 4), scale, bias, shapes=shapes)
+        simple = "SimplifiedLayerNormalization"
+        yield case(simple, x, scale, shapes=shapes, epsilon=1e-3, outputs=2)
+        for axis in (1, -2):
+            yield case(simple, x, floats(3, 4), shapes=shapes, axis=axis, outputs=2)
+        yield case(simple, x, floats(2, 3, 4), shapes=shapes, axis=0, outputs=2)
+        yield case(simple, floats(2, 0, 4), scale, shapes=shapes, axis=2, outputs=2)
+        for dtype in (np.float64, np.float16):  # the squares overflow in float16
+            yield case(simple, (300 * x).astype(dtype), scale.astype(dtype), shapes=shapes)
+        image = floats(2, 4, 3, 2)
+        last = np.moveaxis(image, 1, -1)
+        for activation in (0, 1):
+            options: dict[str, Any] = {"activation": activation, "groups": 2}
+            yield case("GroupNorm", last, scale, shift, shapes=shapes, epsilon=1e-2, **options)
+            yield case("GroupNorm", image, scale, shift, shapes=shapes, channels_last=0, **options)
+        if shapes != "unknown":
+            yield case(
+                "SkipGroupNorm", last, scale, shift, floats(2, 3, 2, 4), bias, shapes=shapes, outputs=2, **options
+            )
+            yield case("SkipGroupNorm", last, scale, shift, floats(2, 4), shapes=shapes, **options)
+            statistics = floats(4), np.abs(floats(4)) + np.float32(0.5)
+            for outputs in (1, 5):
+                yield case(
+                    "BatchNormInternal", image, scale, shift, *statistics, shapes=shapes, outputs=outputs, momentum=0.7
+                )
+        words, segments = np.array([[0, 3, 1], [4, 4, 2]], np.int32), np.array([[0, 0, 1], [1, 0, 1]], np.int32)
+        tables = floats(5, 4), floats(6, 4), floats(2, 4)
+        scale, shift = floats(4) + np.float32(1), floats(4)
+        embed = "EmbedLayerNormalization"
+        mask = np.array([[1, 1, 0], [1, 0, 0]], np.int32)
+        yield case(embed, words, segments, *tables, scale, shift, mask, shapes=shapes, outputs=3)
+        positions = np.array([[5, 0, 1], [2, 2, 3]], np.int32)
+        yield case(
+            embed, words, None, *tables[:2], None, scale, shift, None, positions, shapes=shapes, epsilon=1e-3, outputs=2
+        )

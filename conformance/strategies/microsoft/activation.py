@@ -1,0 +1,44 @@
+"""Strategies of ONNX Runtime's activations."""
+
+from __future__ import annotations
+
+from refgrad.conformance.case import Case
+from refgrad.conformance.strategies.drawing import Drawing, strategy
+from refgrad.conformance.strategies.microsoft import named
+
+
+@strategy(*named("Gelu", "QuickGelu"))
+def gelu(d: Drawing) -> Case:
+    """Of any shape; QuickGelu with any factor."""
+    alpha = d.optional(d.factor) if d.op_type == "QuickGelu" else None
+    return d.case(d.floats(d.shape()), alpha=alpha)
+
+
+@strategy(*named("FastGelu", "BiasGelu"))
+def gelu_of_sum(d: Drawing) -> Case:
+    """With a bias as long as the last axis; FastGelu without one too."""
+    shape = d.shape(1)
+    bias = d.floats(shape[-1:]) if d.op_type == "BiasGelu" or d.flag() else None
+    return d.case(d.floats(shape), bias)
+
+
+@strategy(*named("BiasSoftmax"))
+def bias_softmax(d: Drawing) -> Case:
+    """A bias that broadcasts along the last of the axes before `axis`, or along the first."""
+    shape = d.shape(2, 4, size=3, empty=False)
+    axis = d.pick(*range(1, len(shape)))
+    inner = d.flag()
+    ones = (1,) * d.integer(1, axis)  # the axes before `axis` along which the bias is repeated
+    left = (*shape[: axis - len(ones)], *ones) if inner else ones
+    bias = d.floats((*left, *shape[len(left) :]))
+    return d.case(d.floats(shape), bias, axis=axis if axis != 1 or d.flag() else None, is_inner_broadcast=int(inner))
+
+
+@strategy(*named("BiasDropout"))
+def bias_dropout(d: Drawing) -> Case:
+    """Outside of training, so nothing is random; with and without a residual and a ratio."""
+    shape = d.shape(1)
+    residual = d.optional(lambda: d.floats(shape))
+    ratio = d.optional(lambda: d.scalar(0.25))
+    fixed = [] if ratio is None else ["ratio"]
+    return d.case(d.floats(shape), d.floats(shape[-1:]), residual, ratio, fixed=fixed, outputs=d.integer(1, 2))

@@ -1,0 +1,29 @@
+"""Strategies of ONNX Runtime's operators that take elements by their indices."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from refgrad.conformance.case import Case
+from refgrad.conformance.strategies.drawing import Drawing, strategy
+from refgrad.conformance.strategies.microsoft import named
+
+
+@strategy(*named("ShrunkenGather"))
+def shrunken_gather(d: Drawing) -> Case:
+    """A vector of indices, some of them more than once."""
+    shape = d.shape(1, 3, size=3, empty=False)
+    axis = d.integer(0, len(shape) - 1)
+    indices = d.integers((d.integer(1, 3),), 0, shape[axis] - 1)
+    return d.case(d.floats(shape), indices, axis=axis if axis or d.flag() else None)
+
+
+@strategy(*named("PadAndUnflatten", "FlattenAndUnpad"))
+def padding(d: Drawing) -> Case:
+    """Rows at different positions along two merged axes."""
+    sizes = d.integer(1, 3), d.integer(1, 3)
+    rest = d.shape(1, 2, size=2)
+    places = np.array(d.permutation(sizes[0] * sizes[1])[: d.integer(1, sizes[0] * sizes[1])], np.int64)
+    if d.op_type == "PadAndUnflatten":
+        return d.case(d.floats((len(places), *rest)), places, np.array(sizes, np.int64))
+    return d.case(d.floats((*sizes, *rest)), places, outputs=2)

@@ -1,0 +1,103 @@
+"""Strategies of ONNX Runtime's normalizations.
+
+Each epsilon is so large that differences converge even where all numbers are the same.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from refgrad.conformance.case import Case
+from refgrad.conformance.strategies.drawing import Drawing, Shape, strategy
+from refgrad.conformance.strategies.microsoft import named
+
+
+@strategy(*named("SkipLayerNormalization", "SkipSimplifiedLayerNormalization"))
+def skip_layer_normalization(d: Drawing) -> Case:
+    """Every optional input; a skip that broadcasts; the sum as a further output."""
+    shape = _tokens(d)
+    simple = d.op_type == "SkipSimplifiedLayerNormalization"
+    skip = d.pick(shape, shape[1:], (1, *shape[1:]))
+    gamma = d.floats(shape[-1:])
+    beta = [] if simple else [d.optional(lambda: d.floats(shape[-1:]))]
+    bias = d.optional(lambda: d.floats(shape[-1:]))
+    outputs = d.pick(1, 4) if not simple else 1
+    return d.case(d.floats(shape), d.floats(skip), gamma, *beta, bias, outputs=outputs, epsilon=_epsilon(d))
+
+
+@strategy(*named("SimplifiedLayerNormalization"))
+def simplified_layer_normalization(d: Drawing) -> Case:
+    """Over any of the last axes, with the factor as a further output."""
+    shape = d.shape(1, 3, size=3, empty=False)
+    axis = d.optional(lambda: d.axis(len(shape)))
+    scale = shape[-1:] if axis is None else shape[axis % len(shape) :]
+    return d.case(d.floats(shape), d.floats(scale), axis=axis, outputs=d.integer(1, 2), epsilon=_epsilon(d))
+
+
+def group_norm(d: Drawing) -> Case:
+    """Channels first or last, with swish and without; a skip as large as the image, or one number per channel."""
+    count, each = d.integer(1, 2), d.integer(1, 2)
+    batch, channels, image = d.integer(1, 2), count * each, (d.integer(1, 3), d.integer(1, 2))
+    skipped = d.op_type == "SkipGroupNorm"
+    last = d.pick(None, 1, *(() if skipped else (0,)))
+    shape = (batch, channels, *image) if last == 0 else (batch, *image, channels)
+    further: list[np.ndarray | None] = []
+    if skipped:
+        skips = [shape, (batch, channels), (batch, 1, 1, channels)]
+        further = [d.floats(d.pick(*skips)), d.optional(lambda: d.floats((channels,)))]
+    x, gamma, beta = (d.floats(of) for of in (shape, (channels,), (channels,)))
+    outputs = d.integer(1, 2) if skipped else 1
+    settings: dict[str, Any] = {
+        "activation": d.integer(0, 1),
+        "groups": count,
+        "channels_last": last,
+        "epsilon": _epsilon(d),
+    }
+    return d.case(x, gamma, beta, *further, outputs=outputs, **settings)
+
+
+strategy(*named("GroupNorm"))(group_norm)
+strategy(*named("SkipGroupNorm"), ranked=True)(group_norm)
+
+
+@strategy(*named("BatchNormInternal"))
+def batch_norm_internal(d: Drawing) -> Case:
+    """With the statistics of the batch, and with given ones."""
+    shape = (d.integer(1, 3), d.integer(1, 3), *d.shape(0, 2, size=3, empty=False))
+    training = d.pick(None, 1, 0)
+    parts = [d.floats(of) for of in (shape, *[shape[1:2]] * 3)]
+    outputs = 1 if training == 0 else d.pick(1, 5)
+    settings: dict[str, Any] = {"training_mode": training, "momentum": d.pick(None, 0.7), "epsilon": _epsilon(d)}
+    return d.case(*parts, d.floats(shape[1:2], 0.5, 2), outputs=outputs, **settings)
+
+
+@strategy(*named("EmbedLayerNormalization"))
+def embed_layer_normalization(d: Drawing) -> Case:
+    """With and without segments, a mask and positions; the sum as a further output."""
+    batch, length, width = _tokens(d)
+    sizes = d.integer(1, 4), d.integer(length, 5), d.integer(1, 2)
+    tables = [d.floats((rows, width)) for rows in sizes]
+    words, places, segments = (d.integers((batch, length), 0, rows - 1, np.int32) for rows in sizes)
+    segmented = d.flag()
+    return d.case(
+        words,
+        segments if segmented else None,
+        *tables[:2],
+        tables[2] if segmented else None,
+        *(d.floats((width,)), d.floats((width,))),
+        d.optional(lambda: d.integers((batch, length), 0, 1, np.int32)),
+        places if d.flag() else None,
+        outputs=d.integer(2, 3),
+        epsilon=_epsilon(d),
+    )
+
+
+def _tokens(d: Drawing) -> Shape:
+    """Sequences of vectors."""
+    return d.integer(1, 2), d.integer(1, 3), d.integer(1, 4)
+
+
+def _epsilon(d: Drawing) -> float:
+    return float(np.float32(d.pick(0.1, 1.0, 0.01)))
