@@ -165,14 +165,6 @@ def test_a_form_that_is_not_covered_is_refused_with_the_reason(body: str, inputs
     assert said.replace("\\", "")[:20] in report.refused[0].reason
 
 
-def test_the_layout_of_one_processor_is_refused(tmp_path: Path) -> None:
-    model = optimized(convolutions(17), "ALL", tmp_path)
-    if not any(node.domain == "com.microsoft.nchwc" for node in model.graph.node):
-        pytest.skip("this processor has no such layout")
-    with pytest.raises(NoGradientError, match="save the model with ORT_ENABLE_EXTENDED or less"):
-        refgrad.gradient(model, wrt=["x"])
-
-
 @pytest.mark.parametrize("opset", [13, 16, 18, 21])
 def test_normalizations_that_onnx_runtime_has_in_the_domain_of_onnx(opset: int) -> None:
     """Its fusions write LayerNormalization into models of opset 13, and SimplifiedLayerNormalization into any."""

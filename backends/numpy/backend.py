@@ -26,6 +26,7 @@ from refgrad.errors import OptionError
 from refgrad.protos.inlining import inline_functions
 from refgrad.protos.malformed import explained
 from refgrad.protos.memory import allowed, at_most
+from refgrad.protos.reading import read
 
 _PRECISIONS = {None: Declared, "float64": Float64}
 
@@ -75,7 +76,7 @@ class NumpyBackend(Backend):
                 f"max_memory={max_memory!r} is not a number of bytes above 0. Give one, or None for no limit."
             )
         with at_most(max_memory):
-            proto = load_model(model)
+            proto = read(load_model(model))
             if proto.functions:
                 proto = _inlined(proto)
             return NumpyModel(proto, chosen if bits is None else Rounded(bits), allowed())

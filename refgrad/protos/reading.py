@@ -5,16 +5,20 @@ from __future__ import annotations
 import math
 import os
 import reprlib
+import warnings
 from pathlib import Path
 
 import onnx
 from google.protobuf.message import DecodeError
 from onnx import FunctionProto, ModelProto, TensorProto
 
-from refgrad.errors import InvalidModelError
-from refgrad.protos.external import ExternalData, is_external, refuse_unknown_type
+from refgrad.errors import InvalidModelError, ModelWarning
+from refgrad.protos.domains import MICROSOFT
+from refgrad.protos.external import ExternalData, array_of, is_external, refuse_unknown_type
+from refgrad.protos.layout import filters, in_layout, plain_layout
 from refgrad.protos.memory import allowed
-from refgrad.protos.walk import every_node, nested, one_per_domain, tensors_without_initializers
+from refgrad.protos.upgrade import spell_out_misplaced
+from refgrad.protos.walk import every_node, import_domain, nested, one_per_domain, tensors_without_initializers
 
 # Metadata of a constant that refgrad wrote: it may be a float, but it is not a weight. The value is the number before it was
 # rounded to the type of the tensor, or "" where rounding changed nothing.
@@ -33,7 +37,7 @@ def read(model: ModelProto | str | os.PathLike[str], *, weights: bool = True) ->
     if isinstance(model, ModelProto):
         if not model.HasField("graph"):
             raise InvalidModelError("The model is empty: it has no graph.")
-        return _each_once(model)
+        return _settled(model)
     if not isinstance(model, str | os.PathLike):
         raise InvalidModelError(f"A model is a ModelProto or a path, not {type(model).__name__}.")
     path = Path(model)
@@ -62,7 +66,37 @@ def read(model: ModelProto | str | os.PathLike[str], *, weights: bool = True) ->
                 refuse_unknown_type(tensor)
         for tensor in filter(is_external, tensors_without_initializers(proto)):
             data.load(tensor) if weights else data.check(tensor, missing=True)
-    return _each_once(proto)
+        if in_layout(proto):
+            for tensor in filter(is_external, filters(proto)):
+                data.load(tensor)
+    return _settled(proto)
+
+
+def _settled(model: ModelProto) -> ModelProto:
+    """The model itself, or a copy in which it is written what ONNX Runtime reads."""
+    model = spell_out_misplaced(_with_import(_each_once(model)))
+    return plain_layout(model, array_of) if in_layout(model) else model
+
+
+def _with_import(model: ModelProto) -> ModelProto:
+    """The model itself, or a copy that imports com.microsoft, with a notice: ONNX Runtime knows its operators all the same.
+
+    Its transformer optimizer leaves such models in memory.
+    """
+    if any(one.domain == MICROSOFT for one in model.opset_import):
+        return model
+    if all(node.domain != MICROSOFT for node in nested(model.graph.node)):
+        return model
+    warnings.warn(
+        f"The model has operators of {MICROSOFT} and does not import that domain. ONNX Runtime reads it as version 1, and so "
+        "it was read here.",
+        ModelWarning,
+        stacklevel=2,
+    )
+    copy = ModelProto()
+    copy.CopyFrom(model)
+    import_domain(copy, MICROSOFT)
+    return copy
 
 
 def _shown(path: Path) -> str:

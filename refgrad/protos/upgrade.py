@@ -6,7 +6,7 @@ Those are rewritten here, in operators of the target opset. On the way they are 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_h
 
 from refgrad.errors import InvalidModelError
 from refgrad.protos.external import array_of
-from refgrad.protos.walk import checkable, forget_domain, graphs, import_domain, versions_of
+from refgrad.protos.walk import checkable, forget_domain, graphs, import_domain, op_types, versions_of
 
 _REWRITTEN = "refgrad.rewritten"
 
@@ -183,13 +183,37 @@ def spell_out_deprecated(model: ModelProto, used: Set[str]) -> None:
 
     :param used: the operators of the model.
     """
+    _spell_out(model, (_DEPRECATED,), used)
+
+
+def spell_out_misplaced(model: ModelProto) -> ModelProto:
+    """The model, or a copy where the operators that ONNX Runtime alone has in the domain of ai.onnx are written in others.
+
+    It knows them up to opset 9.
+
+    :raises InvalidModelError: one lacks an attribute that it has to have.
+    """
     opset = versions_of(model).get("", 0)
-    if _DEPRECATED.op_type not in used or not _DEPRECATED.since <= opset <= _DEPRECATED.until:
+    if not any(fix.since <= opset <= fix.until for fix in _MISPLACED):
+        return model
+    used, _ = op_types(model.graph)
+    if all(fix.op_type not in used or opset > fix.until for fix in _MISPLACED):
+        return model
+    copy = ModelProto()
+    copy.CopyFrom(model)
+    _spell_out(copy, _MISPLACED, used)
+    return copy
+
+
+def _spell_out(model: ModelProto, fixes: Sequence[Fix], used: Set[str]) -> None:
+    opset = versions_of(model).get("", 0)
+    chosen = {fix.op_type: fix for fix in fixes if fix.op_type in used and fix.since <= opset <= fix.until}
+    if not chosen:
         return
-    fixes = {_DEPRECATED.op_type: _DEPRECATED}
+    known = _Model(model)
     for graph in graphs(model.graph):
-        if any(node.op_type in fixes and not node.domain for node in graph.node):
-            _rewrite(graph, fixes, opset, _Model(model))
+        if any(node.op_type in chosen and not node.domain for node in graph.node):
+            _rewrite(graph, chosen, opset, known)
             for node in graph.node:
                 if node.domain == _REWRITTEN:
                     node.domain = ""
@@ -359,4 +383,83 @@ def _group_normalization(node: _Node) -> None:
 
 _DEPRECATED = Fix(
     "GroupNormalization", 18, 20, "its scale and bias were those of the groups, not the channels", _group_normalization
+)
+
+
+def _number(node: _Node, name: str, default: float | None = None) -> str:
+    """An attribute as a constant of the type of the input, of float32 where that is not known."""
+    value = node.attributes.get(name, default)
+    if value is None:
+        raise node.refuse(f"it lacks the attribute {name}")
+    kind = node.model.types.get(node.input(0)) or TensorProto.FLOAT
+    return node.constant(np.asarray(value, helper.tensor_dtype_to_np_dtype(kind)))
+
+
+def _affine(node: _Node) -> None:
+    scaled = node("Mul", node.input(0), _number(node, "alpha", 1.0))
+    node("Add", scaled, _number(node, "beta", 0.0), to=node.output(0))
+
+
+def _scale(node: _Node) -> None:
+    node("Mul", node.input(0), _number(node, "scale", 1.0), to=node.output(0))
+
+
+def _parametric_softplus(node: _Node) -> None:
+    y = node("Softplus", node("Mul", node.input(0), _number(node, "beta")))
+    node("Mul", y, _number(node, "alpha"), to=node.output(0))
+
+
+def _scaled_tanh(node: _Node) -> None:
+    y = node("Tanh", node("Mul", node.input(0), _number(node, "beta")))
+    node("Mul", y, _number(node, "alpha"), to=node.output(0))
+
+
+def _thresholded_relu(node: _Node) -> None:
+    x = node.input(0)
+    above = node("Greater", x, _number(node, "alpha", 1.0))
+    kept = node("Cast", above)
+    node.made[-1].attribute.append(helper.make_attribute("to", node.model.types.get(x) or TensorProto.FLOAT))
+    node("Mul", x, kept, to=node.output(0))
+
+
+def _image_scaler(node: _Node) -> None:
+    bias = node.attributes.get("bias")
+    if not bias:
+        raise node.refuse("it lacks the attribute bias")
+    node.attributes["bias"] = np.reshape(bias, (-1, 1, 1))
+    scaled = node("Mul", node.input(0), _number(node, "scale", 1.0))
+    node("Add", scaled, _number(node, "bias"), to=node.output(0))
+
+
+def _crop(node: _Node) -> None:
+    border, size = node.attributes.get("border", ()), node.attributes.get("scale", ())
+    if len(border) != 4 or len(size) not in (0, 2) or min(border) < 0:
+        raise node.refuse("its border has four numbers, from left to bottom, and its scale two or none")
+    left, top, right, bottom = border
+    ends = [top + size[0], left + size[1]] if size else [-bottom or _LAST, -right or _LAST]
+    node("Slice", node.input(0), axes=[2, 3], starts=[top, left], ends=ends, to=node.output(0))
+
+
+def _mean_variance_normalization(node: _Node) -> None:
+    axes = [0, 1, 2, 3] if node.attributes.get("across_channels", 0) else [0, 2, 3]
+    centred = node("Sub", node.input(0), node("ReduceMean", node.input(0), axes=axes))
+    if not node.attributes.get("normalize_variance", 1):
+        node("Identity", centred, to=node.output(0))
+        return
+    deviation = node("Sqrt", node("ReduceMean", node("Mul", centred, centred), axes=axes))
+    node.attributes["epsilon"] = 1e-9  # that of the operator of opset 9
+    node("Div", centred, node("Add", deviation, _number(node, "epsilon")), to=node.output(0))
+
+
+_LAST = 2**31 - 1
+_OWN = "ONNX Runtime has it in the domain of ai.onnx"
+_MISPLACED = (
+    Fix("Affine", 7, 9, _OWN, _affine),
+    Fix("Crop", 7, 9, _OWN, _crop),
+    Fix("ImageScaler", 7, 9, _OWN, _image_scaler),
+    Fix("MeanVarianceNormalization", 7, 8, _OWN, _mean_variance_normalization),
+    Fix("ParametricSoftplus", 7, 9, _OWN, _parametric_softplus),
+    Fix("Scale", 7, 9, _OWN, _scale),
+    Fix("ScaledTanh", 7, 9, _OWN, _scaled_tanh),
+    Fix("ThresholdedRelu", 7, 9, _OWN, _thresholded_relu),
 )

@@ -1,0 +1,294 @@
+"""Models that ONNX Runtime loads and onnx refuses, and models in the layout of a processor, are read as ONNX Runtime does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from checking import assert_gradient
+from onnx import ModelProto, TensorProto, helper, numpy_helper, parser
+
+import refgrad
+from refgrad.backends import get_backend
+from refgrad.conformance.case import Case
+from refgrad.errors import InvalidModelError, ModelWarning
+from refgrad.protos import layout
+from refgrad.protos.domains import NCHWC
+from refgrad.protos.reading import read
+
+ort = pytest.importorskip("onnxruntime")
+RNG = np.random.default_rng(0)
+
+
+# Operators of ONNX Runtime where onnx does not expect them
+
+
+def _one(op_type: str, domain: str, imports: dict[str, int], **attributes: Any) -> ModelProto:
+    nodes = [
+        helper.make_node(op_type, ["x"], ["z"], domain=domain, **attributes),
+        helper.make_node("Tanh", ["z"], ["y"]),
+    ]
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, 3, *size]) for name, size in SIZES.items()]
+    graph = helper.make_graph(nodes, "g", values[:1], values[1:])
+    opsets = [helper.make_opsetid(*entry) for entry in imports.items()]
+    return helper.make_model(graph, ir_version=4, opset_imports=opsets)
+
+
+SIZES: dict[str, list[int | None]] = {"x": [5, 6], "y": [None, None]}
+X = RNG.standard_normal((2, 3, 5, 6)).astype(np.float32)
+
+
+def test_an_absent_import_is_added_with_a_notice() -> None:
+    model = _one("Gelu", "com.microsoft", {"": 17})
+    before = model.SerializeToString()
+    with pytest.warns(ModelWarning, match=r"operators of com\.microsoft and does not import that domain"):
+        gradient = refgrad.gradient(model)
+    assert model.SerializeToString() == before
+    model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    assert gradient.SerializeToString() == refgrad.gradient(model).SerializeToString()
+
+
+def test_a_function_of_that_domain_needs_no_import_either() -> None:
+    body = [helper.make_node("Relu", ["a"], ["b"])]
+    function = helper.make_function("com.microsoft", "Own", ["a"], ["b"], body, [helper.make_opsetid("", 17)])
+    model = _one("Own", "com.microsoft", {"": 17})
+    model.functions.append(function)
+    model.ir_version = 8
+    with pytest.warns(ModelWarning):
+        assert refgrad.preflight(model).ok
+
+
+@pytest.mark.parametrize("domain", ["ai.onnx.ml", "unknown"])
+def test_other_domains_are_not_guessed(domain: str) -> None:
+    with pytest.raises(InvalidModelError, match=f"No opset import for domain '{domain}'"):
+        refgrad.gradient(_one("Binarizer", domain, {"": 17}))
+
+
+@pytest.mark.parametrize("inner", ["", "com.microsoft"])
+def test_a_function_without_an_import_that_it_needs_is_refused_as_by_onnx_runtime(inner: str) -> None:
+    body = [helper.make_node("Gelu" if inner else "Relu", ["a"], ["b"], domain=inner)]
+    imports = [helper.make_opsetid("", 17)] if inner else []
+    model = _one("Own", "local", {"": 17, "local": 1, "com.microsoft": 1})
+    model.functions.append(helper.make_function("local", "Own", ["a"], ["b"], body, imports))
+    model.ir_version = 8
+    with pytest.raises(InvalidModelError, match="No Opset registered for domain"):
+        refgrad.gradient(model)
+
+
+LEGACY: list[tuple[str, int, dict[str, Any]]] = [
+    *(("Affine", opset, {"alpha": 2.0, "beta": -0.25}) for opset in (7, 9)),
+    ("Affine", 9, {}),
+    ("ParametricSoftplus", 7, {"alpha": 2.0, "beta": -1.5}),
+    ("ScaledTanh", 9, {"alpha": 2.0, "beta": 0.7}),
+    ("Scale", 8, {"scale": 3.0}),
+    ("Scale", 8, {}),
+    ("ThresholdedRelu", 7, {"alpha": -0.25}),
+    ("ThresholdedRelu", 9, {}),
+    *(
+        ("MeanVarianceNormalization", 8, {"across_channels": across, "normalize_variance": scaled})
+        for across in (0, 1)
+        for scaled in (0, 1)
+    ),
+    ("ImageScaler", 9, {"scale": 2.0, "bias": [1.0, -2.0, 0.5]}),
+    ("Crop", 9, {"border": [1, 0, 2, 1]}),
+    ("Crop", 7, {"border": [1, 2, 0, 0], "scale": [2, 3]}),
+]
+
+
+@pytest.mark.parametrize(("op_type", "opset", "attributes"), LEGACY, ids=str)
+def test_what_onnx_runtime_has_in_the_domain_of_onnx(op_type: str, opset: int, attributes: dict[str, Any]) -> None:
+    model = _one(op_type, "", {"": opset}, **attributes)
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    expected = session.run(None, {"x": X})[0]
+    for one in (model, refgrad.lower(model)):
+        np.testing.assert_allclose(get_backend("numpy").prepare(one).run({"x": X})["y"], expected, rtol=1e-5, atol=1e-6)
+    assert_gradient(Case(op_type, model, {"x": X}), runtime=False)
+
+
+@pytest.mark.parametrize(
+    ("op_type", "attributes", "said"),
+    [
+        ("ParametricSoftplus", {"alpha": 1.0}, "it lacks the attribute beta"),
+        ("ImageScaler", {}, "it lacks the attribute bias"),
+        ("Crop", {"border": [1, 2]}, "its border has four numbers"),
+    ],
+)
+def test_a_malformed_one_is_refused(op_type: str, attributes: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidModelError, match=said):
+        refgrad.gradient(_one(op_type, "", {"": 9}, **attributes))
+
+
+# The layout of a processor
+
+NETWORKS = {
+    "padded": (
+        "c = Conv <pads=[1,1,1,1]> (x,w1,b1) r = Relu(c) d = Conv(r,w2,b2) y = Sigmoid(d)",
+        {"w1": (20, 3, 3, 3), "b1": (20,), "w2": (12, 20, 3, 3), "b2": (12,)},
+    ),
+    "depthwise": (
+        """c = Conv <pads=[1,1,1,1]> (x,w1,b1) r = MaxPool <kernel_shape=[2,2], strides=[2,2]> (c)
+        d = Conv <group=24> (r,w2) e = Conv(d,w3) f = Add(e,d) g = GlobalAveragePool(f) y = Flatten(g)""",
+        {"w1": (24, 3, 3, 3), "b1": (24,), "w2": (24, 1, 1, 1), "w3": (24, 24, 1, 1)},
+    ),
+    "groups and parts": (
+        """a = Conv <pads=[1,1,1,1]> (x,w0) c = Conv <group=2> (a,w1) d = Conv(c,w2) z = Concat <axis=1> (c,d) e = Conv(z,w3)
+        y = AveragePool <kernel_shape=[2,2]> (e)""",
+        {"w0": (32, 3, 3, 3), "w1": (32, 16, 1, 1), "w2": (16, 32, 1, 1), "w3": (10, 48, 1, 1)},
+    ),
+    "a gate": (
+        """c = Conv <pads=[1,1,1,1]> (x,w1) d = MaxPool <kernel_shape=[3,3], strides=[2,2], pads=[1,1,1,1]> (c)
+        s = GlobalAveragePool(d) t = Conv(s,w2) u = Sigmoid(t) v = Mul(u,d) y = Conv(v,w3)""",
+        {"w1": (20, 3, 3, 3), "w2": (20, 20, 1, 1), "w3": (7, 20, 1, 1)},
+    ),
+    "sizes": (
+        """sc = Constant <value_floats=[1.0,1.0,2.0,2.0]> () c = Conv <pads=[1,1,1,1]> (x,w1)
+        d = Resize <mode="nearest", coordinate_transformation_mode="asymmetric", nearest_mode="floor"> (c,,sc)
+        e = Resize <mode="linear", coordinate_transformation_mode="half_pixel"> (d,,sc) y = Conv(e,w2)""",
+        {"w1": (16, 3, 3, 3), "w2": (32, 16, 1, 1)},
+    ),
+    "channels last": (
+        "c = Conv <pads=[1,1,1,1]> (x,w1) r = Relu(c) y = Transpose <perm=[0,2,3,1]> (r)",
+        {"w1": (20, 3, 3, 3)},
+    ),
+}
+
+
+def _network(name: str) -> ModelProto:
+    text, shapes = NETWORKS[name]
+    head = '<ir_version: 10, opset_import: ["": 17]>'
+    model = parser.parse_model(f"{head} g (float[2,3,8,8] x) => (float[A] y) {{ {text} }}")
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    for one, shape in shapes.items():
+        model.graph.initializer.append(
+            numpy_helper.from_array((RNG.standard_normal(shape) / 2).astype(np.float32), one)
+        )
+    return model
+
+
+def _saved(model: ModelProto, path: Path) -> ModelProto:
+    options = ort.SessionOptions()
+    options.optimized_model_filepath = str(path)
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
+    options.log_severity_level = 3
+    ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    saved = onnx.load(path)
+    if not layout.in_layout(saved):
+        pytest.skip("this processor has no such layout")
+    return saved
+
+
+def _values(gradient: ModelProto, source: ModelProto, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    weights = {t.name: numpy_helper.to_array(t) for t in source.graph.initializer}
+    given = {v.name: feeds[v.name] if v.name in feeds else weights[v.name] for v in gradient.graph.input}
+    return get_backend("numpy").prepare(gradient).run(given)
+
+
+@pytest.mark.filterwarnings("ignore::refgrad.errors.ModelWarning")
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_model_in_the_layout_of_a_processor_has_the_gradients_of_the_model(name: str, tmp_path: Path) -> None:
+    model = _network(name)
+    saved = _saved(model, tmp_path / "saved.onnx")
+    before = saved.SerializeToString()
+    plain = read(saved)
+    assert saved.SerializeToString() == before
+    assert all(node.domain != NCHWC for node in plain.graph.node)
+    filters = {k: v for k, v in NETWORKS[name][1].items() if len(v) == 4}
+    assert sorted(tuple(t.dims) for t in plain.graph.initializer if len(t.dims) == 4) == sorted(filters.values())
+    x = RNG.standard_normal((2, 3, 8, 8)).astype(np.float32)
+    forward = get_backend("numpy").prepare(model).run({"x": x})
+    np.testing.assert_allclose(
+        get_backend("numpy").prepare(plain).run({"x": x})["y"], forward["y"], rtol=1e-5, atol=1e-6
+    )
+    feeds = {"x": x, "y_grad": RNG.standard_normal(forward["y"].shape).astype(np.float32)}
+    expected = _values(refgrad.gradient(model), model, feeds)
+    found = _values(refgrad.gradient(saved), plain, feeds)
+    np.testing.assert_allclose(found["x_grad"], expected["x_grad"], rtol=1e-4, atol=1e-6)
+    weights = {t.name: numpy_helper.to_array(t) for t in (*plain.graph.initializer, *model.graph.initializer)}
+    for new, gradient in found.items():
+        here = weights.get(new.removesuffix("_grad"))
+        if here is not None:
+            old = next(k for k in NETWORKS[name][1] if weights[k].shape == here.shape and (weights[k] == here).all())
+            np.testing.assert_allclose(gradient, expected[f"{old}_grad"], rtol=1e-4, atol=1e-5)
+    assert refgrad.gradient(tmp_path / "saved.onnx", wrt=["x"]).graph.output[0].name == "x_grad"
+
+
+@pytest.mark.filterwarnings("ignore::refgrad.errors.ModelWarning")
+def test_weights_beside_a_model_in_the_layout_of_a_processor_are_read(tmp_path: Path) -> None:
+    saved = _saved(_network("padded"), tmp_path / "saved.onnx")
+    expected = read(saved)
+    onnx.save(saved, tmp_path / "apart.onnx", save_as_external_data=True, location="weights", size_threshold=0)
+    found = read(tmp_path / "apart.onnx")
+    kept = {t.name: numpy_helper.to_array(t) for t in expected.graph.initializer}
+    for tensor in layout.filters(saved):
+        one = next(t for t in found.graph.initializer if t.name == tensor.name)
+        np.testing.assert_array_equal(numpy_helper.to_array(one), kept[tensor.name])
+
+
+def _in_blocks(size: int, count: int = 32, **changed: Any) -> ModelProto:
+    """Two convolutions of 3 and 32 channels in blocks of `size`, as ONNX Runtime writes them for another processor."""
+    w1, w2 = (RNG.standard_normal(shape).astype(np.float32) for shape in ((count, 3, 3, 3), (count, count, 1, 1)))
+    b = count // size
+    one = w1.reshape(b, size, 3, 3, 3).transpose(0, 2, 3, 4, 1).reshape(w1.shape)
+    two = w2.reshape(b, size, b, size, 1, 1).transpose(0, 2, 4, 5, 3, 1).reshape(w2.shape)
+    nodes = [
+        helper.make_node("Conv", ["x", "w1"], ["a"], domain=NCHWC, group=1),
+        helper.make_node("Conv", ["a", "w2"], ["b"], domain=NCHWC, group=1, activation="Relu"),
+        helper.make_node("ReorderOutput", ["b"], ["y"], domain=NCHWC, channels=changed.get("channels", count)),
+    ]
+    values = [
+        helper.make_tensor_value_info(n, TensorProto.FLOAT, ["N", c, "H", "W"]) for n, c in (("x", 3), ("y", None))
+    ]
+    initializers = [numpy_helper.from_array(w, n) for n, w in (("w1", one), ("w2", two))]
+    graph = helper.make_graph([*nodes, *changed.get("more", ())], "g", values[:1], values[1:], initializers)
+    for name, array in (("w1", w1), ("w2", w2)):
+        graph.doc_string += f"{name} {array.sum()} "
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid(NCHWC, 1)]
+    made = helper.make_model(graph, ir_version=8, opset_imports=opsets)
+    made.metadata_props.add(key="w1", value=repr(w1[1].ravel().tolist()))
+    return made
+
+
+def test_the_blocks_of_another_processor_are_recognized_by_the_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    for size, count in ((8, 24), (16, 32)):
+        model = _in_blocks(size, count, channels=count if size == 8 else 17)
+        monkeypatch.setattr(layout, "_of_this_machine", lambda: 0)
+        plain = read(model)
+        w1 = next(numpy_helper.to_array(t) for t in plain.graph.initializer if t.name == "w1")
+        assert repr(w1[1].ravel().tolist()) == model.metadata_props[0].value
+
+
+def test_what_the_model_does_not_say_is_as_on_this_machine_with_a_notice(monkeypatch: pytest.MonkeyPatch) -> None:
+    for size in (8, 16):
+        model = _in_blocks(size)
+        monkeypatch.setattr(layout, "_of_this_machine", lambda size=size: size)
+        with pytest.warns(ModelWarning, match=f"in blocks of {size} channels"):
+            plain = read(model)
+        w1 = next(numpy_helper.to_array(t) for t in plain.graph.initializer if t.name == "w1")
+        assert repr(w1[1].ravel().tolist()) == model.metadata_props[0].value
+    monkeypatch.setattr(layout, "_of_this_machine", lambda: 0)
+    with pytest.raises(InvalidModelError, match="does not say in which layout it is"):
+        read(model)
+
+
+@pytest.mark.filterwarnings("ignore::refgrad.errors.ModelWarning")
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"channels": 40}, "has 40 channels, where there are 24"),
+        ({"channels": 9}, "fit none of the layouts"),
+        ({"more": [helper.make_node("Softmax", ["a"], ["s"], axis=1)]}, "may mix its channels"),
+        ({"more": [helper.make_node("Conv", ["a", "q"], ["s"], domain=NCHWC)]}, "that are no initializer"),
+        ({"more": [helper.make_node("Conv", ["y", "w2"], ["s"], domain=NCHWC)]}, "fit none of the layouts"),
+        ({"more": [helper.make_node("ReorderInput", ["a"], ["s"], domain=NCHWC)]}, "in the layout already"),
+        ({"more": [helper.make_node("ReorderOutput", ["x"], ["s"], domain=NCHWC, channels=3)]}, "is not in the layout"),
+        ({"more": [helper.make_node("LpPool", ["a"], ["s"], domain=NCHWC)]}, "has no operator LpPool"),
+        ({"more": [helper.make_node("Concat", ["a", "b"], ["s"], axis=2)]}, "does not join channels"),
+    ],
+    ids=str,
+)
+def test_what_does_not_fit_the_layout_is_refused(changed: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidModelError, match=said):
+        read(_in_blocks(8, 24, **changed))
