@@ -14,7 +14,7 @@ from pathlib import Path
 
 import nox
 
-nox.options.sessions = ["lint", "types", "tests", "conformance"]  # what vouches for an install and for a change
+nox.options.sessions = ["lint", "types", "tests"]  # what vouches for an install and for a change
 nox.options.default_venv_backend = "venv"
 nox.options.reuse_existing_virtualenvs = True
 
@@ -80,7 +80,13 @@ def types(session: nox.Session) -> None:
 @nox.session(venv_backend="none")
 def tests(session: nox.Session) -> None:
     """The quick suite on the interpreter and on stock onnxruntime."""
-    stock(session, "python", "-m", "pytest", "-q", *QUICK, *without("lowered", "suite"), *session.posargs)
+    stock(session, "python", "-m", "pytest", "-q", *QUICK, *without("lowered", "suite", "thorough"), *session.posargs)
+
+
+@nox.session(venv_backend="none")
+def thorough(session: nox.Session) -> None:
+    """The rest of the tests on these two: operators in every form, type and size, onnx's node tests."""
+    stock(session, "python", "-m", "pytest", "-q", *QUICK, *marked("thorough"), *session.posargs)
 
 
 @nox.session(venv_backend="none")

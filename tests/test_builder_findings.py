@@ -18,6 +18,8 @@ from refgrad.conformance.running.sources import of_findings
 from refgrad.transforms import ortbuilder
 from refgrad.worker import Worker
 
+pytestmark = pytest.mark.thorough
+
 ORACLES = ("differences", "reference", "complex-step", "torch")
 CASES = dict(zip(builder_findings(), of_findings(), strict=True))
 EACH = pytest.mark.parametrize("finding", builder_findings(), ids=str)

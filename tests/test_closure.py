@@ -9,6 +9,8 @@ import refgrad
 import refgrad.conformance.cases
 from refgrad.tables.registry import RULES, STRUCTURES, ZERO
 
+pytestmark = pytest.mark.thorough
+
 FAMILIES = sorted(module.name for module in pkgutil.iter_modules(refgrad.conformance.cases.__path__))
 
 

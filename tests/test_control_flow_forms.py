@@ -17,6 +17,8 @@ from refgrad.backends import available, get_backend
 from refgrad.errors import NoGradientError
 from refgrad.reverse.assembly import names_in
 
+pytestmark = pytest.mark.thorough
+
 STEP = 1e-5
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
 HEAD = "float[3] x, float[3] z, float a, float[{T}, 3] Q, int64 m, bool c"

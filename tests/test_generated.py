@@ -34,15 +34,14 @@ def module(monkeypatch):
     return module
 
 
-def test_generated_files_are_fresh(module):
-    stale = [path.name for path, text in module.generated().items() if not module.fresh(path, text)]
+def test_generated_files_are_fresh_and_a_stale_one_is_noticed(monkeypatch, module):
+    """They are generated once, with one reason changed: it takes a while."""
+    reason, other = ZERO["", "Floor"], "a reason that no operator has"
+    monkeypatch.setitem(ZERO, ("", "Floor"), other)
+    generated = module.generated()
+    assert [path.name for path, text in generated.items() if other in text and not module.fresh(path, text)]
+    stale = [path.name for path, text in generated.items() if not module.fresh(path, text.replace(other, reason))]
     assert not stale, f"{stale} are stale: run python docs/generate.py"
-
-
-def test_a_stale_file_is_noticed(monkeypatch, module):
-    monkeypatch.setitem(ZERO, ("", "Floor"), "another reason")
-    path = ROOT / "docs" / "operators.md"
-    assert module.generated()[path] != path.read_text()
 
 
 @pytest.mark.parametrize("code", re.findall(r"```python\n((?!>>>).*?)```", README + DOCS["training"], re.DOTALL))

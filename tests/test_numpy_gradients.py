@@ -26,6 +26,8 @@ from refgrad.conformance.findings import findings
 from refgrad.conformance.findings.finding import TRAINING, VERSIONS, installed
 from refgrad.errors import BackendError
 
+pytestmark = pytest.mark.thorough
+
 MICROSOFT = "com.microsoft"
 NUMPY = get_backend("numpy")
 trains = pytest.mark.skipif(

@@ -16,7 +16,7 @@ from runtime import needs_runtime
 
 from refgrad.backends import get_backend
 
-pytestmark = pytest.mark.interpreter
+pytestmark = [pytest.mark.interpreter, pytest.mark.thorough]
 
 NUMPY = get_backend("numpy")
 KINDS = [np.dtype(name) for name in ("float16", "float32", "float64")]

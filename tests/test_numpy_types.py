@@ -15,6 +15,8 @@ from onnx import helper, parser
 from refgrad.backends import available, get_backend
 from refgrad.conformance.findings.finding import TRAINING, installed
 
+pytestmark = pytest.mark.thorough
+
 NUMPY = get_backend("numpy")
 PARTS = 8
 

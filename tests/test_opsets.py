@@ -19,6 +19,8 @@ from refgrad.forward.normalise import normalise
 from refgrad.protos.types import FLOATS
 from refgrad.protos.upgrade import FIXES
 
+pytestmark = pytest.mark.thorough
+
 CASES = list(cases())
 X = np.array([[1, -2], [3, 4]], np.float32)
 

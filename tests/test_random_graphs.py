@@ -15,6 +15,8 @@ from refgrad.conformance.fuzzing.graphs.shrinking import shrink
 from refgrad.conformance.fuzzing.graphs.verdicts import FOREIGN, WRONG, judge
 from refgrad.tables.registry import RULES, rule
 
+pytestmark = pytest.mark.thorough
+
 Shapes = dict[str, tuple[int, ...]]
 
 # What once failed, made small: the opset, the graph, and the shapes of its float inputs, or what else is fed.

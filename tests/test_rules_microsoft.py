@@ -24,6 +24,8 @@ from refgrad.tables.definitions import DEFINITIONS
 from refgrad.tables.registry import DIALECTS
 from refgrad.tables.schemas import find_schema
 
+pytestmark = pytest.mark.thorough
+
 CASES = list(cases())
 RNG = np.random.default_rng(0)
 ort = pytest.importorskip("onnxruntime")

@@ -8,6 +8,8 @@ from onnx import ModelProto
 
 from refgrad.conformance.case import Case, is_float
 
+pytestmark = pytest.mark.thorough
+
 FEW = 3  # cases of an operator with an unknown batch
 
 

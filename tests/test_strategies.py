@@ -23,7 +23,7 @@ from refgrad.errors import OptionError, RefgradError
 from refgrad.reverse.emit import Emitter
 from refgrad.tables.registry import RULES, Rule
 
-pytestmark = pytest.mark.interpreter
+pytestmark = [pytest.mark.interpreter, pytest.mark.thorough]
 
 QUICK = settings(
     max_examples=4,

@@ -13,6 +13,8 @@ from refgrad.conformance.cases.quantization import rounded
 from refgrad.conformance.judging.check import AGREED, DISAGREED, FAILED, check
 from refgrad.tables.registry import BODY, RULES
 
+pytestmark = pytest.mark.thorough
+
 TYPES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 FEW = 3  # cases of an operator, spread over its table
 
