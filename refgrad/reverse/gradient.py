@@ -18,6 +18,7 @@ from refgrad.reverse.assembly import assemble
 from refgrad.reverse.emit import Emitter
 from refgrad.reverse.path import Report, prepare, refuse
 from refgrad.reverse.recompute import segments, with_bodies
+from refgrad.reverse.rows import in_rows
 from refgrad.reverse.sweep import sweep
 from refgrad.reverse.values import Values
 from refgrad.tables.kinks import CONVENTIONS
@@ -84,7 +85,8 @@ def gradient(
         cross. A list: names of nodes or patterns of them ("/layers.3/*"), a segment per entry; a node belongs to the first
         entry that it matches. What nodes outside of a segment read of it is kept. Never repeated are nodes that draw random
         numbers and what depends on initializers alone. A chosen If, Loop or Scan on the way of the derivative stores its
-        states alone, and its body is computed again step by step.
+        states alone, and its body is computed again step by step. Attention to 512 rows or more is taken in blocks of rows, so
+        that its scores are never there all at once (the rounding may differ).
     :param weights: what becomes of the initializers in `wrt`. "overridable": inputs that keep their value as default, so that
         a training loop may feed others; ONNX Runtime warns of each, and cannot prepack it. "constants": initializers and no
         inputs, as are all others, which is quiet and faster where the values do not change. "inputs": inputs without a default,
@@ -127,6 +129,10 @@ def gradient(
         if path.blocked or path.blocked_within:
             raise refuse(path)
         chosen = segments(path.graph, recompute)
+        split = in_rows(path.graph, chosen) if chosen else None
+        if split is not None:
+            in_blocks, chosen = split
+            sources, targets, path = prepare(in_blocks, wrt, outputs, quantization)
         op = Emitter(
             Values(path.graph, path.adjoint_types, inputs=frozenset(sources)),
             dialect,
