@@ -30,7 +30,12 @@ _LONGEST = 2000  # characters of an exception's message that come back
 _LAST_WORDS = 2.0  # seconds that a process has to end after it closed its pipe
 _RESERVED = 1 << 30  # bytes of address space that the libraries reserve, where the system does not say
 _ORPHANED = 1.0  # seconds until a process notices that it belongs to nobody any more
-_START = "import sys; from refgrad.worker import serve; serve(int(sys.argv[1]), int(sys.argv[2]))"
+# What PYTHONPATH cannot hold, a folder with a colon in its name, comes as an argument.
+_START = """import sys
+sys.path.extend(folder for folder in sys.argv[3:] if folder not in sys.path)
+from refgrad.worker import serve
+serve(int(sys.argv[1]), int(sys.argv[2]))
+"""
 _NATIVE_DEATHS = {-signal.SIGSEGV, -signal.SIGABRT}  # what native code dies of when an allocation fails
 _NO_MEMORY = re.compile("bad_?alloc|bad allocation|out of memory|cannot allocate|failed to allocate|MemoryError", re.I)
 
@@ -148,12 +153,13 @@ class Worker:
             raise WorkerError("crashed", "the run has ended")
         if self._process is None or self._said is None:
             self._said = last_words()
+            folders = [folder for folder in sys.path if folder]
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _START, str(self.memory), str(self.room)],
+                [sys.executable, "-c", _START, str(self.memory), str(self.room), *folders],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._said,
-                env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(folders)},
                 start_new_session=True,
             )
             if self._stopped:  # meanwhile, by another thread

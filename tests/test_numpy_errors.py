@@ -300,7 +300,6 @@ OTHERWISE: list[tuple[tuple[str, ...], str, str]] = [
     (("ai.onnx.ml.SVMRegressor",), "X: a row more", "one more axis of rows, and no vectors are a linear model"),
     (("ai.onnx.ml.TreeEnsemble",), "X: one rank less", "one row"),
     (("com.microsoft.BiasGelu",), "A: a column more|B: a row more|B: one rank less", "the bias is broadcast"),
-    (("com.microsoft.FusedGemm",), "C: a row more|C: one rank less", "ONNX Runtime wants an activation"),
     (
         ("com.microsoft.SkipLayerNormalization", "com.microsoft.SkipSimplifiedLayerNormalization"),
         "input: a row more",

@@ -135,7 +135,9 @@ def test_never_all_scores_at_once() -> None:
     """The interpreter runs in memory where the gradient that keeps its values does not, by far."""
     size = 1024
     kind = f"float[{size},4]"
-    model = parser.parse_model(f"""<ir_version: 8, opset_import: ["": 18]> g ({kind} q, {kind} k, {kind} v) => ({kind} y) {{ kt = Transpose(k) s = MatMul(q, kt) p = Softmax <axis=-1> (s) y = MatMul(p, v)
+    model = parser.parse_model(f"""
+        <ir_version: 8, opset_import: ["": 18]> g ({kind} q, {kind} k, {kind} v) => ({kind} y) {{
+            kt = Transpose(k) s = MatMul(q, kt) p = Softmax <axis=-1> (s) y = MatMul(p, v)
         }}""")
     feeds = {name: RNG.standard_normal((size, 4)).astype(np.float32) for name in ("q", "k", "v", "y_grad")}
     scores = size * size * 4

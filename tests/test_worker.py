@@ -93,7 +93,10 @@ def path() -> list[str]:
     return sys.path
 
 
-def test_the_process_finds_the_same_modules():
+def test_the_process_finds_the_same_modules(monkeypatch, tmp_path):
+    odd = tmp_path / "with:colon"
+    odd.mkdir()
+    monkeypatch.setattr(sys, "path", [*sys.path, str(odd)])
     with Worker() as worker:
         found = {os.path.abspath(folder) for folder in worker.call(path)}
     assert {os.path.abspath(folder) for folder in sys.path if folder} <= found

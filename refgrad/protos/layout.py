@@ -341,11 +341,10 @@ class _Reading:
                 root = id(channels.root())
                 last[root] = max(last.get(root, 1), int(np.flatnonzero(nonzero)[-1]) + 1 if nonzero.any() else 1)
         for one in self._filters:
-            for channels in (one.made, one.read):
-                if channels is not None and not channels.root().known:
-                    root = channels.root()
-                    step = _ALIGNED if id(root) in aligned else 1
-                    root.known = min(root.padded, -(-last[id(root)] // step) * step)
+            for either in (one.made, one.read):
+                if either is not None and not (these := either.root()).known:
+                    step = _ALIGNED if id(these) in aligned else 1
+                    these.known = min(these.padded, -(-last[id(these)] // step) * step)
         for one in self._filters:
             for attribute in one.plain.attribute:
                 if one.alone and attribute.name == "group":

@@ -257,8 +257,8 @@ class _Splitting:
         if (length, count) in self._sizes:
             return self._sizes[length, count]
         if isinstance(length, int):
-            each = -(-length // count)
-            sizes = [min(each, max(length - k * each, 0)) for k in range(count)]
+            most = -(-length // count)
+            sizes = [min(most, max(length - k * most, 0)) for k in range(count)]
             found = self._constant(np.array(sizes), "rows")
         else:
             one, zero = self._constant(np.array([1]), "one"), self._constant(np.array([0]), "zero")

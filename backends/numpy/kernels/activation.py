@@ -210,6 +210,10 @@ def gelu_microsoft(X: np.ndarray, B: np.ndarray | None = None) -> np.ndarray:
 
 @kernel("FastGelu", domain=MICROSOFT, in_float32=True, fresh=True)
 def fast_gelu(X: np.ndarray, B: np.ndarray | None = None) -> np.ndarray:
+    if B is not None and B.shape != X.shape[-1:]:
+        raise ValueError(
+            f"bias has the shape {list(B.shape)}; it has one number for each of the last axis: {list(X.shape[-1:])}"
+        )
     return gelu(X if B is None else X + B, approximate="tanh")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from refgrad.conformance.case import SHAPES, Case
 from refgrad.conformance.cases.microsoft import case, drawer
@@ -21,13 +22,13 @@ def cases() -> Iterator[Case]:
                 yield case("FusedMatMul", a, b, shapes=shapes, transA=trans_a, transB=trans_b, alpha=0.5)
             if shapes != "unknown":
                 a, b = floats(*((5, 2, 4) if trans_a else (4, 2, 5))), floats(*((3, 2, 5) if trans_b else (5, 2, 3)))
-                options = {"transBatchA": 1, "transBatchB": 1}
+                options: dict[str, Any] = {"transBatchA": 1, "transBatchB": 1}
                 yield case("FusedMatMul", a, b, shapes=shapes, transA=trans_a, transB=trans_b, **options)
         yield case("FusedMatMul", floats(5), floats(2, 5, 3), shapes=shapes)
         yield case("FusedMatMul", floats(2, 0, 5, 4), floats(5, 3), shapes=shapes, transA=1)
         yield case("TransposeMatMul", floats(5, 4), floats(5, 3), shapes=shapes, transA=1, alpha=2.0)
         for activation, parameters in ACTIVATIONS if shapes == "static" else ACTIVATIONS[:2]:
-            named = {} if activation is None else {"activation": activation}
+            named: dict[str, Any] = {} if activation is None else {"activation": activation}
             each = dict(zip(("activation_alpha", "activation_beta"), parameters or [], strict=False))
             yield case("FusedGemm", floats(2, 4), floats(4, 3), floats(3), shapes=shapes, **named, **each)
         options = {"alpha": 0.5, "beta": -1.5, "transA": 1, "transB": 1, "activation": "Tanh"}

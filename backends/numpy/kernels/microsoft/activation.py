@@ -34,9 +34,6 @@ from refgrad.protos.domains import MICROSOFT
 
 Array = np.ndarray
 Numbers = Sequence[float | None]
-Numbers = Sequence[float | None]
-
-Array = np.ndarray
 
 
 @kernel("BiasSoftmax", domain=MICROSOFT, in_float32=True, fresh=True)

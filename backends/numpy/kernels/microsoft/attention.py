@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 
@@ -16,9 +15,6 @@ from refgrad.backends.numpy.kernels.operands import check_shape
 from refgrad.backends.numpy.memory import need
 from refgrad.backends.numpy.registry import kernel
 from refgrad.protos.domains import MICROSOFT
-
-Array = np.ndarray
-Numbers = Sequence[float | None]
 
 Array = np.ndarray
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,9 +10,6 @@ from refgrad.backends.numpy.kernels.convolution import conv
 from refgrad.backends.numpy.kernels.microsoft.activation import activated, plus
 from refgrad.backends.numpy.registry import kernel
 from refgrad.protos.domains import MICROSOFT
-
-Array = np.ndarray
-Numbers = Sequence[float | None]
 
 Array = np.ndarray
 

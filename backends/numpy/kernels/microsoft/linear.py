@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from refgrad.backends.numpy.kernels.activation import (
@@ -13,9 +11,6 @@ from refgrad.backends.numpy.kernels.linear import gemm
 from refgrad.backends.numpy.kernels.microsoft.activation import activated, plus
 from refgrad.backends.numpy.registry import kernel
 from refgrad.protos.domains import MICROSOFT
-
-Array = np.ndarray
-Numbers = Sequence[float | None]
 
 Array = np.ndarray
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -20,9 +19,6 @@ from refgrad.backends.numpy.kernels.normalization import (
 from refgrad.backends.numpy.kernels.operands import check_indices, check_shape, widened
 from refgrad.backends.numpy.registry import kernel
 from refgrad.protos.domains import MICROSOFT
-
-Array = np.ndarray
-Numbers = Sequence[float | None]
 
 Array = np.ndarray
 

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from refgrad.backends.numpy.registry import kernel
 from refgrad.protos.domains import MICROSOFT
-
-Array = np.ndarray
-Numbers = Sequence[float | None]
 
 Array = np.ndarray
 
