@@ -171,7 +171,8 @@ def operator(
         def option_of(p: inspect.Parameter) -> Any:
             if p.kind is p.VAR_POSITIONAL:
                 return options.Variadic
-            return options.Single if p.default is p.empty else options.Optional
+            given = p.default is p.empty and "None" not in str(p.annotation)
+            return options.Single if given else options.Optional
 
         schema = OpSchema(
             op_type,

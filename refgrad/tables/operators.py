@@ -8,6 +8,7 @@ import onnx
 
 from refgrad.tables import plugins
 from refgrad.tables.registry import BODY, NO_DERIVATIVE, RULES, STRUCTURES, ZERO
+from refgrad.tables.runtime_operators import runtime_operators
 from refgrad.tables.schemas import schemas
 
 # Where a schema's own differentiability tag is not followed: "Operator.parameter" and why.
@@ -74,9 +75,9 @@ def classify(domain: str, op_type: str) -> Operator:
 
 
 def operators() -> tuple[Operator, ...]:
-    """Every operator with a schema, or with a rule, by name."""
+    """Every operator with a schema or a rule, and those that ONNX Runtime registers, by name."""
     plugins.load()
-    keys = {(schema.domain, schema.name) for schema in schemas()} | set(RULES)
+    keys = {(schema.domain, schema.name) for schema in schemas()} | set(RULES) | set(runtime_operators())
     return tuple(sorted((classify(*key) for key in keys), key=lambda o: (o.operator.count("."), o.operator)))
 
 
