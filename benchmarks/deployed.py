@@ -1,0 +1,451 @@
+"""Models as deployment tools leave them: is each differentiated, and are the gradients right?
+
+    python benchmarks/deployed.py FOLDER [MODEL ...] [--jobs N]
+
+exports the architectures of examples/architectures.py as torch.onnx.export does by default, lets the model builder write the
+language models of examples/language_models.py, and lets each tool of `FORMS` at them. Each result is differentiated by every
+float input and every float weight, and compared
+
+- with torch.autograd in float64 at the weights that the model has: those of a quantised model are what ONNX Runtime's own
+  kernel multiplies the identity by. A weight that the tools made of several parameters, or scaled, is left to
+- `refgrad.conformance.check`: float64 differences of the model itself along random directions, by every weight.
+
+Writes benchmarks/results/deployed.json. Needs torch, transformers, onnxruntime and onnxruntime-genai.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import multiprocessing
+import sys
+import time
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import ModelProto, helper, numpy_helper
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results" / "deployed.json"
+BOUND = 2e-5  # of docs/models.md
+SAME = ("equal", "transposed", "merged", "reordered", "split", "x + 1")  # an adjoint is arranged as the weight is
+
+Arrays = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model as it was written, and torch's module: `torch` maps a state and feeds to gradients in float64."""
+
+    path: Path
+    feeds: Arrays
+    output: str
+    state: Arrays
+    gradients: Callable[[Mapping[str, np.ndarray], Arrays, np.ndarray], Arrays]
+
+
+def exported(name: str, folder: Path) -> Subject:
+    """An architecture as torch.onnx.export writes it."""
+    import torch
+    from torch_models import ARCHITECTURES, build
+
+    module, inputs = build(name)
+    path = folder / f"{name}.onnx"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            module,
+            kwargs=inputs,
+            f=str(path),
+            output_names=["output"],
+            opset_version=ARCHITECTURES[name].opset,
+            dynamo=True,
+            external_data=False,
+            verbose=False,
+        )
+    return _subject(path, module, {k: x.numpy() for k, x in inputs.items()}, "output", lambda m, x: m(**x))
+
+
+def built(name: str, precision: str, tokens: int, past: int, folder: Path) -> Subject:
+    """A language model as the model builder writes it."""
+    import language_models
+
+    path = folder / "llm" / name / precision / ("decoder.onnx" if name == "whisper" else "model.onnx")
+    if not path.exists():
+        language_models.write(name, precision, folder / "llm")
+    feeds = language_models.inputs(name, tokens, past)
+    module = language_models.build(name)
+    return _subject(path, module, feeds, "logits", lambda m, x: language_models.forward(name, m, x))
+
+
+def _subject(path: Path, module: Any, feeds: Arrays, output: str, forward: Callable[[Any, Any], Any]) -> Subject:
+    import torch
+
+    def gradients(state: Mapping[str, np.ndarray], at: Arrays, cotangent: np.ndarray) -> Arrays:
+        wide = module.double()
+        wide.load_state_dict({k: torch.tensor(v) for k, v in state.items()}, strict=False)
+        given = {k: torch.tensor(v.astype(np.float64) if v.dtype.kind == "f" else v) for k, v in at.items()}
+        moved = {k: x.requires_grad_() for k, x in given.items() if x.is_floating_point() and x.numel()}
+        moved |= {k: p for k, p in wide.named_parameters(remove_duplicate=False) if p.requires_grad}
+        result = forward(wide, given)
+        found = torch.autograd.grad(result, list(moved.values()), torch.tensor(cotangent).double(), allow_unused=True)
+        return {
+            k: np.zeros(tuple(moved[k].shape)) if g is None else g.numpy() for k, g in zip(moved, found, strict=True)
+        }
+
+    return Subject(path, feeds, output, {k: v.numpy() for k, v in module.state_dict().items()}, gradients)
+
+
+# The tools
+
+
+def _optimized_by_transformers(subject: Subject, folder: Path, saved: bool) -> ModelProto | Path:
+    from onnxruntime.transformers import optimizer
+    from onnxruntime.transformers.fusion_options import FusionOptions
+
+    name = subject.path.stem
+    kinds = {"gpt2": "gpt2", "t5": "t5", "bart": "bart", "vit": "vit", "swin": "swin", "clip": "clip", "unet": "unet"}
+    kind = kinds.get(name, "bert")
+    sizes = {"bert": 256, "gpt2": 256}
+    made = optimizer.optimize_model(
+        str(subject.path),
+        kind,
+        num_heads=0 if kind in ("swin", "unet") else 4,
+        hidden_size=0 if kind in ("swin", "unet") else sizes.get(name, 32),
+        optimization_options=FusionOptions(kind),
+    )
+    if not saved:
+        return made.model  # type: ignore[no-any-return]
+    made.save_model_to_file(str(folder / "optimized.onnx"))
+    return folder / "optimized.onnx"
+
+
+def _at_level(level: str) -> Callable[[Subject, Path], Path]:
+    def form(subject: Subject, folder: Path) -> Path:
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, f"ORT_ENABLE_{level}")
+        options.optimized_model_filepath = str(folder / f"{level}.onnx")
+        options.log_severity_level = 4
+        onnxruntime.InferenceSession(str(subject.path), options)
+        return folder / f"{level}.onnx"
+
+    return form
+
+
+def _quantized(bits: int, symmetric: bool, as_qdq: bool = False) -> Callable[[Subject, Path], ModelProto]:
+    def form(subject: Subject, folder: Path) -> ModelProto:
+        from onnxruntime.quantization import QuantFormat
+        from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
+
+        model = onnx.load(subject.path)
+        if as_qdq:
+            model = onnx.version_converter.convert_version(model, 21)
+        made = MatMulNBitsQuantizer(
+            model,
+            bits=bits,
+            block_size=16,
+            is_symmetric=symmetric,
+            quant_format=QuantFormat.QDQ if as_qdq else QuantFormat.QOperator,
+        )
+        made.process()
+        return made.model.model  # type: ignore[no-any-return]
+
+    return form
+
+
+def _static_qdq(subject: Subject, folder: Path) -> Path:
+    from onnxruntime.quantization import CalibrationDataReader, QuantFormat, quantize_static
+
+    class Feeds(CalibrationDataReader):  # type: ignore[misc]
+        left = [subject.feeds]
+
+        def get_next(self) -> Arrays | None:
+            return self.left.pop() if self.left else None
+
+    reader = Feeds()
+    reader.left = [subject.feeds]
+    quantize_static(str(subject.path), str(folder / "qdq.onnx"), reader, QuantFormat.QDQ, per_channel=True)
+    return folder / "qdq.onnx"
+
+
+def _float16(subject: Subject, folder: Path) -> ModelProto:
+    from onnxruntime.transformers.float16 import convert_float_to_float16
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return convert_float_to_float16(onnx.load(subject.path), keep_io_types=True)  # type: ignore[no-any-return]
+
+
+FORMS: dict[str, Callable[[Subject, Path], ModelProto | Path]] = {
+    "as exported": lambda subject, folder: subject.path,
+    "transformer optimiser, saved": lambda subject, folder: _optimized_by_transformers(subject, folder, True),
+    "transformer optimiser, in memory": lambda subject, folder: _optimized_by_transformers(subject, folder, False),
+    "4-bit weights": _quantized(4, True),
+    "4-bit weights, zero points": _quantized(4, False),
+    "8-bit weights": _quantized(8, True),
+    "4-bit weights, QDQ": _quantized(4, True, as_qdq=True),
+    "QDQ": _static_qdq,
+    "float16": _float16,
+    "BASIC": _at_level("BASIC"),
+    "EXTENDED": _at_level("EXTENDED"),
+    "ALL": _at_level("ALL"),
+}
+
+
+# The weights that a quantised model has
+
+
+def dequantized(model: ModelProto, state: Arrays) -> Arrays:
+    """The state with the matrices that the model's MatMulNBits, or blocked DequantizeLinear, stand for.
+
+    Which parameter a matrix is of is told by its values: they are nearer than half a step of the quantisation.
+    """
+    found = dict(state)
+    matrices = [(k, v) for k, v in state.items() if v.dtype.kind == "f" and v.ndim >= 2]
+    for matrix in _matrices(model):
+        rows = 0
+        while rows < len(matrix):  # of several parameters, one below the other
+            best = None
+            for key, value in matrices:
+                for turned, flat in ((False, value.reshape(len(value), -1)), (True, value.reshape(len(value), -1).T)):
+                    part = matrix[rows : rows + len(flat)]
+                    if part.shape != flat.shape:
+                        continue
+                    apart = float(np.abs(part - flat).mean() / max(float(np.abs(flat).mean()), 1e-30))
+                    if best is None or apart < best[0]:
+                        best = apart, key, turned, part
+            if best is None or best[0] > 0.25:
+                raise ValueError(
+                    f"no parameter is like a matrix of {matrix.shape}, from row {rows} on: {best and best[:2]}"
+                )
+            _, key, turned, part = best
+            found[key] = np.ascontiguousarray(part.T if turned else part).reshape(state[key].shape)
+            rows += len(part)
+    return found
+
+
+def _matrices(model: ModelProto) -> list[np.ndarray]:
+    """Each quantised matrix as (outputs, inputs): what ONNX Runtime makes of the identity."""
+    import onnxruntime
+
+    tensors = {tensor.name: tensor for tensor in model.graph.initializer}
+    made = {name: node for node in model.graph.node for name in node.output}
+    found = []
+    for node in model.graph.node:
+        copy = onnx.NodeProto()
+        if node.op_type == "MatMulNBits":
+            copy.CopyFrom(node)
+            width = next(a.i for a in node.attribute if a.name == "K")
+            copy.input[0] = "identity"
+            if len(copy.input) > 5:
+                copy.input[5] = ""
+            nodes, result = [copy], copy.output[0]
+        elif node.op_type == "MatMul" and node.input[1] in made and made[node.input[1]].op_type == "DequantizeLinear":
+            copy.CopyFrom(made[node.input[1]])
+            width = tensors[copy.input[0]].dims[0]
+            product = helper.make_node("MatMul", ["identity", copy.output[0]], ["product"])
+            nodes, result = [copy, product], "product"
+        else:
+            continue
+        shape = helper.make_tensor_value_info("identity", onnx.TensorProto.FLOAT, [width, width])
+        out = helper.make_tensor_value_info(result, onnx.TensorProto.FLOAT, None)
+        kept = [tensors[name] for one in nodes for name in one.input if name in tensors]
+        graph = helper.make_graph(nodes, "matrix", [shape], [out], kept)
+        small = helper.make_model(graph, opset_imports=model.opset_import, ir_version=model.ir_version)
+        session = onnxruntime.InferenceSession(small.SerializeToString())
+        found.append(session.run(None, {"identity": np.eye(width, dtype=np.float32)})[0].T)
+    return found
+
+
+# The comparison
+
+
+def measure(subject: Subject, form: str, made: ModelProto | Path) -> dict[str, Any]:
+    """How far the gradient of a form of the model is from torch's, and what `check` says of it."""
+    import refgrad
+    from refgrad.backends import get_backend
+    from refgrad.conformance import check
+    from refgrad.protos.reading import read
+    from torch_models import errors, vanishing
+
+    model = read(made)
+    state = subject.state
+    if "float16" in form:
+        state = {k: v.astype(np.float16).astype(v.dtype) if v.dtype.kind == "f" else v for k, v in state.items()}
+    elif "weights" in form or form.startswith("int4"):
+        state = dequantized(onnx.load(made) if isinstance(made, Path) else model, state)
+    options = {"quantization": "straight-through"} if form == "QDQ" else {}
+    gradient = refgrad.gradient(made, outputs=[subject.output], **options)
+    row: dict[str, Any] = {"nodes of the gradient": len(gradient.graph.node)}
+    names = [value.name.removesuffix("_grad") for value in gradient.graph.output]
+    row["gradients"] = len(names)
+    if form != "QDQ":
+        shape = np.asarray(get_backend("numpy").prepare(made).run(subject.feeds)[subject.output]).shape
+        cotangent = np.random.default_rng(1).standard_normal(shape).astype(np.float32)
+        truth = _named(model, subject, state, subject.gradients(state, subject.feeds, cotangent), form)
+        truth = {f"{k}_grad": v for k, v in truth.items() if k in names}
+        noise = vanishing(truth)
+        feeds = subject.feeds | {f"{subject.output}_grad": cotangent}
+        inputs = {f"{k}_grad" for k in subject.feeds}
+        row["compared with torch"] = len(truth)
+        for title, precision in (("numpy float64", "float64"), ("ort-cpu", None)):
+            if title == "ort-cpu" and "float16" in form:
+                continue  # rounding to 16 bits is no error of the gradient: check judges it
+            backend = get_backend(title.split()[0])
+            prepared = backend.prepare(gradient, precision=precision) if precision else backend.prepare(gradient)
+            found = errors(prepared.run(feeds), truth)
+            kept = {k: e for k, e in found.items() if precision or k not in noise}
+            row[f"{title}: input"] = max((e for k, e in kept.items() if k in inputs), default=0.0)
+            row[f"{title}: weights"] = max((e for k, e in kept.items() if k not in inputs), default=0.0)
+    if form == "QDQ":
+        return row | _of_rounded(model, subject, gradient)
+    judged = check(made, subject.feeds, outputs=[subject.output], dialects=["onnx"], directions=1)
+    return row | {"check": "ok" if judged.ok else _faults(judged)}
+
+
+def _named(model: ModelProto, subject: Subject, state: Arrays, gradients: Arrays, form: str) -> Arrays:
+    """Torch's gradients by the names of the model's inputs and of those initializers that are arranged parameters."""
+    import refgrad
+
+    kind = np.float16 if "float16" in form else np.float32
+    known = refgrad.weights(model, {k: v.astype(kind) if v.dtype.kind == "f" else v for k, v in state.items()})
+    users = Counter(key for one in known.values() if one.how != "split" for key in one.names)
+    found = {name: gradients[name] for name in subject.feeds if name in gradients}
+    for name, one in known.items():
+        if one.source is not None and one.how in SAME and all(users[k] < 2 and k in gradients for k in one.names):
+            made = one.source.make(gradients) if one.how != "x + 1" else gradients[one.names[0]]
+            found[name] = np.asarray(made, np.float64).reshape(one.shape)
+    return found
+
+
+def _of_rounded(model: ModelProto, subject: Subject, gradient: ModelProto) -> dict[str, Any]:
+    """Compare a straight-through gradient with that of a model in which what rounding added is a constant.
+
+    `check` says whether the latter is right, by its float64 differences.
+    """
+    from refgrad.backends import get_backend
+    from refgrad.conformance import check
+
+    values = get_backend("numpy").prepare(model, precision="float64").run(subject.feeds, trace=True)
+    smooth = ModelProto()
+    smooth.CopyFrom(model)
+    rounds = {node.output[0]: node.input[0] for node in smooth.graph.node if node.op_type == "QuantizeLinear"}
+    for node in smooth.graph.node:
+        if node.op_type == "DequantizeLinear" and node.input[0] in rounds:
+            before = rounds[node.input[0]]
+            added = np.asarray(values[node.output[0]] - values[before], np.float64).astype(np.float32)
+            smooth.graph.initializer.append(numpy_helper.from_array(added, f"{node.output[0]}_added"))
+            replacement = helper.make_node("Add", [before, f"{node.output[0]}_added"], node.output, node.name)
+            node.CopyFrom(replacement)
+    wrt = [value.name.removesuffix("_grad") for value in gradient.graph.output]
+    shape = values[subject.output].shape
+    feeds = subject.feeds | {
+        f"{subject.output}_grad": np.random.default_rng(1).standard_normal(shape).astype(np.float32)
+    }
+    import refgrad
+
+    [got, wanted] = (
+        get_backend("numpy").prepare(made, precision="float64").run(feeds)
+        for made in (gradient, refgrad.gradient(smooth, wrt, [subject.output]))
+    )
+    judged = check(smooth, subject.feeds, wrt=wrt, outputs=[subject.output], dialects=["onnx"], backends=["numpy"])
+    apart = max(
+        float(np.abs(got[k] - wanted[k]).max(initial=0)) / max(float(np.abs(wanted[k]).max(initial=0)), 1e-30)
+        for k in got
+    )
+    return {"straight-through: all": apart, "check": "ok" if judged.ok else _faults(judged)}
+
+
+def _faults(judged: Any) -> str:
+    return "; ".join(f"{row.gradient} on {row.backend}: {row.verdict}" for row in judged.faults)[:300]
+
+
+def rows_of(name: str, folder: Path) -> Iterator[dict[str, Any]]:
+    """A row for each form of a model; `llm/NAME` is one of the language models."""
+    import language_models
+
+    place = folder / name.replace("/", "_")
+    place.mkdir(parents=True, exist_ok=True)
+    if not name.startswith("llm/"):
+        subject = exported(name, place)
+        for form, make in FORMS.items():
+            yield _row(name, form, lambda s=subject, m=make: (s, m(s, place)))  # type: ignore[misc]
+        return
+    name = name.removeprefix("llm/")
+    model = language_models.MODELS[name]
+    for precision in model.precisions:
+        for tokens, past in ((7, 0), (1, 5)) if model.past is not None else ((7, 0),):
+            title = f"{precision}, {past} of the past" if past else precision
+            subject = built(name, precision, tokens, past, folder)
+            yield _row(f"llm/{name}", title, lambda s=subject: (s, s.path))  # type: ignore[misc]
+            if past:
+                continue
+            for form in ("BASIC", "EXTENDED", "ALL", *(("float16",) if precision == "fp32" else ())):
+                yield _row(f"llm/{name}", f"{title}, {form}", lambda s=subject, f=form: (s, FORMS[f](s, place)))  # type: ignore[misc]
+
+
+def _row(name: str, form: str, make: Callable[[], tuple[Subject, ModelProto | Path]]) -> dict[str, Any]:
+    start = time.perf_counter()
+    row: dict[str, Any] = {"model": name, "form": form}
+    try:
+        subject, made = make()
+    except Exception as error:  # a tool raises anything
+        return row | {"tool": f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"}
+    try:
+        row |= measure(subject, form, made)
+    except Exception as error:
+        row |= {"refused": f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"}
+        if "-v" in sys.argv:
+            traceback.print_exc()
+    return row | {"seconds": round(time.perf_counter() - start, 1)}
+
+
+def _all_of(name: str, folder: Path) -> list[dict[str, Any]]:
+    import onnxruntime
+
+    onnxruntime.set_default_logger_severity(4)
+    logging.disable(logging.WARNING)
+    found = []
+    for row in rows_of(name, folder):
+        found.append({k: float(f"{v:.1e}") if isinstance(v, float) and k != "seconds" else v for k, v in row.items()})
+        print(json.dumps(found[-1]), flush=True)
+    return found
+
+
+def main() -> None:
+    """Measure every form of every model."""
+    sys.path.insert(0, str(ROOT / "examples"))
+    from language_models import MODELS
+    from torch_models import ARCHITECTURES
+
+    every = [*ARCHITECTURES, *(f"llm/{name}" for name in MODELS)]
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("models", nargs="*", metavar="MODEL", help=", ".join(every))
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("-v", action="store_true", help="print tracebacks")
+    arguments = parser.parse_args()
+    names = arguments.models or every
+    with multiprocessing.get_context("spawn").Pool(arguments.jobs, initializer=_find_examples) as pool:
+        made = pool.starmap(_all_of, [(name, arguments.folder) for name in names], chunksize=1)
+    rows = [row for of in made for row in of]
+    if not arguments.models:
+        RESULTS.write_text("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n", encoding="utf-8")
+
+
+def _find_examples() -> None:
+    sys.path.insert(0, str(ROOT / "examples"))
+
+
+if __name__ == "__main__":
+    main()
