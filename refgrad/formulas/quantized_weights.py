@@ -8,6 +8,7 @@ matrix, which is smaller, into that order, or the result out of it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -172,6 +173,78 @@ class Weights:
         return op.Slice(numbers, [0], [layout.blocks], [1])
 
 
+FP4 = (0.0, 1 / 192, 2 / 3, 1.0, 1 / 3, 1 / 2, 1 / 6, 1 / 4)  # behind them their negatives
+NF4 = (
+    *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334),
+    *(-0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224),
+    *(0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
+)
+CODES = {0: (*FP4, *(-x for x in FP4)), 1: NF4}  # by quant_type
+
+
+@dataclass(frozen=True)
+class Coded:
+    """The inputs of MatMulBnb4 that its weights are made of: N·K numbers of 4 bits in a row, the first in the high bits.
+
+    Each stands for one of 16 floats, times the scale of its block. `like` has the type of A.
+    """
+
+    N: int
+    K: int
+    block_size: int
+    quant_type: int
+    like: str
+    B: str
+    absmax: str
+
+    @property
+    def refusal(self) -> str:
+        """The reason why there are no such weights, or ""."""
+        if self.quant_type not in CODES:
+            return f"quant_type is {self.quant_type}; there are 0 (FP4) and 1 (NF4)"
+        if not is_block_size(self.block_size):
+            return f"block_size is {self.block_size}; it is a power of 2 from {LEAST_BLOCK} on"
+        if self.N < 1 or self.K < 1:
+            return f"N is {self.N} and K is {self.K}; both are 1 or more"
+        return ""
+
+    @property
+    def blocks(self) -> int:
+        """Those of all rows; a block goes on in the next row."""
+        return -(-self.N * self.K // self.block_size)
+
+    @property
+    def multiple(self) -> int:
+        """How many rows end with a block."""
+        return self.block_size // math.gcd(self.K, self.block_size)
+
+    def coded(self, op: Op, begin: str, end: str) -> str:
+        """What the numbers of some rows stand for without the scales: (blocks, block size), the last block filled up."""
+        first, last = (op.Div(op.Add(op.Mul(row, [self.K]), [1]), [2]) for row in (begin, end))
+        high, low = planes(op, wide(op, op.Slice(self.B, first, last, [0]), self.like), 4)[::-1]
+        numbers = op.Reshape(op.Concat(op.Unsqueeze(high, [1]), op.Unsqueeze(low, [1]), axis=1), [-1])
+        table = wide(op, op.const(np.array(CODES[self.quant_type])), self.like)
+        floats = op.Gather(table, op.Cast(numbers, to=TensorProto.INT32), axis=0)
+        missing = op.Sub([self.block_size], op.Mod(op.Shape(floats), [self.block_size]))
+        filled = op.Pad(floats, op.Concat([0], op.Mod(missing, [self.block_size]), axis=0))
+        return op.Reshape(filled, [-1, self.block_size])
+
+    def scale(self, op: Op, begin: str, end: str) -> str:
+        """The scales of some rows: (blocks, 1)."""
+        first, last = (self.block_of(op, row) for row in (begin, end))
+        return op.Unsqueeze(wide(op, op.Slice(self.absmax, first, last, [0]), self.like), [1])
+
+    def block_of(self, op: Op, row: str) -> str:
+        """How many blocks there are before a row; one that begins before it counts."""
+        return op.Div(op.Add(op.Mul(row, [self.K]), [self.block_size - 1]), [self.block_size])
+
+    def rows(self, op: Op, begin: str, end: str) -> str:
+        """Some rows: a matrix of K columns."""
+        flat = op.Reshape(op.Mul(self.coded(op, begin, end), self.scale(op, begin, end)), [-1])
+        count = op.Mul(op.Sub(op.Min(end, [self.N]), begin), [self.K])
+        return op.Reshape(op.Slice(flat, [0], count, [0]), [-1, self.K])
+
+
 def _matrix(op: Op, parameter: str, rows: int, columns: int) -> str:
     """A parameter that may be given in one row."""
     return parameter if op.rank(parameter) == 2 else op.Reshape(parameter, [rows, columns])
@@ -183,7 +256,7 @@ def every_row(value: str, _: int) -> str:
 
 
 def over_rows(
-    op: Emitter, count: int, width: int, d: str, start: str, term: Callable[[Take, str], str], multiple: int = 1
+    op: Emitter, count: int, width: int, d: str, start: str, term: Callable[[Take, str, str], str], multiple: int = 1
 ) -> str:
     """The sum of `term` over blocks of `count` rows of `width` weights: what it takes is not there as a whole, nor ever stored.
 
@@ -191,20 +264,20 @@ def over_rows(
     where only the run tells: from its own number, or without a Loop from a 0 that it makes of `d`, a matrix.
 
     :param start: zeros of the shape of the sum.
-    :param term: of the rows that are taken, and their first number.
+    :param term: of what takes its rows, the number of the first one, and the number behind the last one or a larger one.
     :param multiple: what the number of rows of a step is a multiple of.
     """
     if count * width <= _AT_ONCE:
         first = op.Slice(d, [0, 0], [1, 1], [0, 1])
         flag = op.Cast(op.Cast(first, to=TensorProto.BOOL), to=TensorProto.INT64)
         zero = op.Min(op.ReduceSum(flag, [0, 1], keepdims=0), [0])
-        return term(lambda value, axis: op.Slice(value, zero, [count], [axis]), zero)
+        return term(lambda value, axis: op.Slice(value, zero, [count], [axis]), zero, op.const([count]))
     rows = max(_TOGETHER // width // multiple, 1) * multiple
 
     def body(number: str, going: str, total: str) -> list[str]:
         begin = op.Mul(number, [rows])
         end = op.Add(begin, [rows])
-        more = op.Add(total, term(lambda value, axis: op.Slice(value, begin, end, [axis]), begin))
+        more = op.Add(total, term(lambda value, axis: op.Slice(value, begin, end, [axis]), begin, end))
         op.assume(more, (None, None))
         return [op.Identity(going), more]
 
@@ -214,3 +287,11 @@ def over_rows(
         value_info.type.tensor_type.shape.SetInParent()  # scalars
     steps = op.const(np.array(-(-count // rows)))
     return op.values.record(op.emit_all("Loop", "", (steps, going, start), 1, {"body": graph})[0], op.type(start))
+
+
+def among(op: Emitter, part: str, axis: int, rank: int, begin: str, size: int) -> str:
+    """`part` between zeros, so that along an axis of `size` it begins at `begin`."""
+    behind = op.Sub(op.Sub([size], begin), op.Shape(part, start=axis, end=axis + 1))
+    none = [[0] * axis, [0] * (rank - 1), [0] * (rank - axis - 1)]
+    pads = [none[0], begin, none[1], behind, none[2]]
+    return op.Pad(part, op.Concat(*(pad for pad in pads if pad), axis=0))

@@ -4,10 +4,22 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 from onnx import TensorProto
 
 from refgrad.errors import RuleError
-from refgrad.formulas.quantized_weights import Layout, Weights, every_row, from_planes, wide
+from refgrad.formulas.quantized_weights import (
+    BITS,
+    LEAST_BLOCK,
+    Coded,
+    Layout,
+    Weights,
+    every_row,
+    from_planes,
+    is_block_size,
+    planes,
+    wide,
+)
 from refgrad.forward.function_emitter import FunctionEmitter
 from refgrad.microsoft.activation import plus
 from refgrad.protos.domains import MICROSOFT
@@ -16,6 +28,12 @@ from refgrad.tables.definitions import FLOATS, UnsupportedFormError, operator
 from refgrad.tables.registry import rule
 
 _BYTES = ("tensor(uint8)",)
+_SINCE = {TensorProto.INT4: 21, TensorProto.UINT4: 21, TensorProto.FLOAT4E2M1: 23}  # the opset that casts a small type
+_SINCE |= dict.fromkeys(
+    (getattr(TensorProto, f"FLOAT8{name}") for name in ("E4M3FN", "E4M3FNUZ", "E5M2", "E5M2FNUZ")), 19
+)
+_INTEGERS = (TensorProto.UINT8, TensorProto.INT4, TensorProto.UINT4)
+_CODES = tuple(f"tensor({TensorProto.DataType.Name(kind).lower()})" for kind in (TensorProto.UINT8, *_SINCE))
 
 
 @operator(
@@ -69,13 +87,12 @@ def matmul_nbits(
 
     The weights stay quantised: W is made some rows at a time.
     """
-    layout = Layout(N, K, bits, block_size)
-    if refusal := layout.refusal or _prepacked(weight_prepacked) or _misshapen(op, layout, B, scales, zero_points):
+    layout, given = Layout(N, K, bits, block_size), (d_Y, A, B, scales, zero_points, g_idx)
+    if refusal := layout.refusal or _prepacked(weight_prepacked) or _misshapen(op, layout, *given[2:], bias):
         raise RuleError(f"Node {op.node!r}: {refusal}.")
     d_bias = None if bias is None else op.grad.BroadcastGradient(d_Y, bias, (bias, d_Y))
     if 0 in (op.shape(B) or ()):  # a projection that is omitted
         return None, None, None, d_bias
-    given = d_Y, A, B, scales, zero_points, g_idx
     sizes = {"K": K, "N": N, "bits": bits, "block_size": block_size}
     d_scales, d_zero_points = op.grad.MatMulNBitsScaleGrad(*given, **sizes)
     return op.grad.MatMulNBitsGrad(*given, **sizes), d_scales, d_zero_points, d_bias
@@ -87,21 +104,151 @@ def _prepacked(weight_prepacked: int) -> str:
     return f"weight_prepacked is {weight_prepacked}: only a CUDA kernel reads that layout; save the weights with 0"
 
 
-def _misshapen(op: Emitter, layout: Layout, B: str, scales: str, zero_points: str | None) -> str:
-    """What is wrong with the shapes that are known, or "". A parameter may be given in one row."""
+@operator(
+    "GatherBlockQuantized",
+    "output",
+    others=("indices",),
+    types={"data": _CODES, "scales": FLOATS, "zero_points": "data", "output": "scales"},
+    settings=["scales"],
+)
+def gather_block_quantized(
+    op: FunctionEmitter,
+    data: str,
+    indices: str,
+    scales: str,
+    zero_points: str | None = None,
+    *,
+    bits: int = 4,
+    block_size: int = 128,
+    gather_axis: int = 0,
+    quantize_axis: int = 1,
+) -> str:
+    """Gather((data − zero_points)·scales, indices), block by block along quantize_axis, 0 where an index is out of range"""
+    kind = op.type(data)
+    if not kind:
+        raise UnsupportedFormError("the element type of its input data is unknown; add it to value_info")
+    small = kind not in _INTEGERS
+    if small and zero_points is not None:
+        raise UnsupportedFormError("data in floats has no zero_points; leave them out")
+    if not (is_block_size(block_size) or (small and block_size == 0)):
+        raise UnsupportedFormError(f"block_size is {block_size}; it is a power of 2 from {LEAST_BLOCK} on")
+    if kind == TensorProto.UINT8:
+        if bits not in BITS:
+            raise UnsupportedFormError(f"bits is {bits}; there are 2, 4 and 8")
+        rank = op.rank(data)
+        if gather_axis or quantize_axis not in (-1, rank - 1 if rank else quantize_axis):
+            raise UnsupportedFormError("data of uint8 has gather_axis 0, and quantize_axis is the last axis")
+        values = _along_last(op, wide(op, data, scales), bits)
+        zeros: str | float = 2.0 ** (bits - 1)
+        if zero_points is not None:
+            whole = _along_last(op, wide(op, zero_points, scales), bits)
+            zeros = op.Slice(whole, [0], op.Shape(scales, start=-1), [-1])
+    else:
+        if op.opset < _SINCE.get(kind, 21):
+            raise UnsupportedFormError(
+                f"data of that type needs opset {_SINCE.get(kind, 21)} of ai.onnx; upgrade the model"
+            )
+        values = wide(op, data, scales)
+        zeros = 0.0 if zero_points is None else wide(op, zero_points, scales)
+    size = op.Shape(values, start=quantize_axis, end=quantize_axis + 1 or None)
+    numbers = op.Range(op.const(np.array(0)), op.Squeeze(size, [0]), op.const(np.array(1)))
+
+    def each(parameter: str) -> str:
+        """What a number per block is for each element."""
+        if not block_size:
+            return parameter
+        return op.Gather(parameter, op.Div(numbers, [block_size]), axis=quantize_axis)
+
+    centred = op.Sub(values, each(zeros) if isinstance(zeros, str) else zeros)
+    floats = op.Mul(centred, each(wide(op, scales, scales)))
+    length = op.Squeeze(op.Shape(floats, start=gather_axis, end=gather_axis + 1 or None), [0])
+    index = op.Cast(indices, to=TensorProto.INT64)
+    index = op.Where(op.Less(index, 0), op.Add(index, length), index)
+    inside = op.And(op.GreaterOrEqual(index, 0), op.Less(index, length))
+    first = op.Slice(floats, [0], [1], [gather_axis])
+    none = op.Expand(op.const(0.0, like=floats), op.Shape(first))
+    taken = op.Gather(op.Concat(floats, none, axis=gather_axis), op.Where(inside, index, length), axis=gather_axis)
+    return op.CastLike(taken, scales)
+
+
+def _along_last(op: FunctionEmitter, packed: str, bits: int) -> str:
+    """The numbers in bytes, in the place of the last axis."""
+    parts = planes(op, packed, bits)
+    if len(parts) == 1:
+        return packed
+    apart = op.Concat(*(op.Unsqueeze(part, [-1]) for part in parts), axis=-1)
+    sizes = op.Concat(op.Shape(packed, end=-1), op.Mul(op.Shape(packed, start=-1), [len(parts)]), axis=0)
+    return op.Reshape(apart, sizes, allowzero=1)
+
+
+def _misshapen(
+    op: Emitter, layout: Layout, B: str, scales: str, zero_points: str | None, g_idx: str | None, bias: str | None
+) -> str:
+    """What is wrong with the shapes that are known, or ""."""
+    sizes = f"N={layout.N}, K={layout.K}, bits={layout.bits} and block_size={layout.block_size}"
+    of_bias = _unlike(op, bias, (layout.N,), sizes)
+    stored = op.static(B)
+    if stored is not None and _is_omitted(stored, layout.shape):
+        return of_bias
     per_block = (layout.N, layout.blocks)
     packed = zero_points is not None and op.type(zero_points) == TensorProto.UINT8
-    zeros = (layout.N, layout.zero_bytes) if packed else per_block
-    due = [(B, layout.shape)]
-    if 0 not in (op.shape(B) or ()):
-        due += [(scales, per_block), *([(zero_points, zeros)] if zero_points is not None else [])]
-    for value, expected in due:
-        shape = op.static(value)
-        rows = math.prod(expected)
-        if shape is None or shape == expected or (len(expected) == 2 and shape == (rows,)):
-            continue
-        if value == B and all(is_ in (0, size) for is_, size in zip(shape, expected, strict=False)) and len(shape) == 3:
-            continue
-        return f"{value!r} has the shape {list(shape)}; with N={layout.N}, K={layout.K}, bits={layout.bits} and " \
-               f"block_size={layout.block_size} it is {list(expected)}"
-    return ""
+    return (
+        of_bias
+        or _unlike(op, B, layout.shape, sizes)
+        or _unlike(op, scales, per_block, sizes)
+        or _unlike(op, zero_points, (layout.N, layout.zero_bytes) if packed else per_block, sizes)
+        or (_unlike(op, g_idx, (layout.K,), sizes) and _unlike(op, g_idx, (layout.columns,), sizes))
+    )
+
+
+def _is_omitted(shape: tuple[int, ...], due: tuple[int, ...]) -> bool:
+    """Whether these are the bytes of a projection that is left out: one or more sizes are 0."""
+    return 0 in shape and len(shape) == len(due) and all(n in (0, size) for n, size in zip(shape, due, strict=True))
+
+
+def _unlike(op: Emitter, value: str | None, due: tuple[int, ...], sizes: str) -> str:
+    """What is wrong with the shape of `value`, or "". A matrix of parameters may be given in one row."""
+    shape = None if value is None else op.static(value)
+    if shape is None or shape == due or (len(due) == 2 and shape == (math.prod(due),)):
+        return ""
+    return f"{value!r} has the shape {list(shape)}; with {sizes} it is {list(due)}"
+
+
+@operator("MatMulBnb4", "Y", types={"B": _BYTES})
+def matmul_bnb4_body(
+    op: FunctionEmitter,
+    A: str,
+    B: str,
+    absmax: str,
+    *,
+    K: int,
+    N: int,
+    block_size: int,
+    quant_type: int,
+    training_mode: int = 0,
+    transB: int = 1,
+) -> str:
+    """A·Wᵀ, or A·W for transB = 0; W has the numbers in B, each one of the 16 of FP4 or NF4, times the absmax of its block"""
+    weights = Coded(N, K, block_size, quant_type, A, B, absmax)
+    if weights.refusal:
+        raise UnsupportedFormError(weights.refusal)
+    W = weights.rows(op, op.const([0]), op.const([N]))
+    return op.CastLike(op.MatMul(wide(op, A, A), op.Transpose(W, perm=[1, 0]) if transB else W), A)
+
+
+@rule("MatMulBnb4", domain=MICROSOFT, settings=["absmax"])
+def matmul_bnb4(
+    op: Emitter, d_Y: str, A: str, B: str, absmax: str, K: int, N: int, block_size: int, quant_type: int, transB: int
+) -> tuple[str, str]:
+    """dA = dY·W, or dY·Wᵀ for transB = 0; dabsmax = Σ dW·W/absmax over each block
+
+    The weights stay quantised: W is made some rows at a time.
+    """
+    weights = Coded(N, K, block_size, quant_type, A, B, absmax)
+    due = ((B, (N * K + 1) // 2), (absmax, weights.blocks))
+    wrong = (_unlike(op, value, (size,), f"N={N}, K={K} and block_size={block_size}") for value, size in due)
+    if refusal := weights.refusal or next(filter(None, wrong), ""):
+        raise RuleError(f"Node {op.node!r}: {refusal}.")
+    sizes = {"K": K, "N": N, "block_size": block_size, "quant_type": quant_type, "transB": transB}
+    given = d_Y, A, B, absmax
+    return op.grad.MatMulBnb4Grad(*given, **sizes), op.grad.MatMulBnb4ScaleGrad(*given, **sizes)

@@ -15,6 +15,8 @@ def cases() -> Iterator[Case]:
     """Every attribute and every optional input; static, symbolic and, where the operator works with them, unknown shapes."""
     for shapes in SHAPES:
         yield from _matmul_nbits(shapes)
+        yield from _gather_block_quantized(shapes)
+        yield from _matmul_bnb4(shapes)
 
 
 def nbits(
@@ -61,3 +63,46 @@ def _matmul_nbits(shapes: str) -> Iterator[Case]:
         yield nbits((2, 32), 3, 4, 16, constant=("B", "scales"), wrt=("A", "scales"), **options)
         yield nbits((2, 33), 3, 4, 16, "floats", grouped=True, constant=("B", "g_idx"), **options)
         yield nbits((0, 32), 3, 4, 16, "packed", with_bias=True, **options)
+
+
+def table(
+    shape: tuple[int, ...], bits: int, block_size: int, indices: np.ndarray, zeros: bool = False, **options: Any
+) -> Case:
+    """GatherBlockQuantized of bytes whose last axis is in blocks."""
+    numbers, floats = np.random.default_rng(shape[0]), drawer(shape[0])
+    blocks = -(-shape[-1] // block_size)
+    data = numbers.integers(0, 256, (*shape[:-1], shape[-1] * bits // 8), dtype=np.uint8)
+    zero_points = numbers.integers(0, 256, (*shape[:-1], -(-blocks * bits // 8)), dtype=np.uint8)
+    inputs = data, indices, floats(*shape[:-1], blocks), *([zero_points] if zeros else [])
+    return case("GatherBlockQuantized", *inputs, bits=bits, block_size=block_size, **options)
+
+
+def _gather_block_quantized(shapes: str) -> Iterator[Case]:
+    few = np.array([[0, 4], [-1, 2]])
+    yield table((5, 40), 4, 16, few, True, shapes=shapes)
+    yield table((5, 40), 2, 32, few.astype(np.int32), quantize_axis=-1, shapes=shapes)
+    yield table((3, 2, 24), 8, 16, np.array([0, 2, 2]), True, quantize_axis=2, shapes=shapes)
+    if shapes == "static":
+        yield table(
+            (5, 40), 4, 16, np.array([4, 5, -6]), True, shapes=shapes, constant=("data", "indices", "zero_points")
+        )
+        yield table((5, 24), 8, 16, np.array(2), shapes=shapes)
+        yield table((5, 24), 8, 16, np.zeros((2, 0), np.int64), shapes=shapes)
+
+
+def bnb4(a: tuple[int, ...], N: int, K: int, block_size: int, quant_type: int, **options: Any) -> Case:
+    """MatMulBnb4 with an A of the shape `a`."""
+    numbers, floats = np.random.default_rng(N), drawer(N)
+    B = numbers.integers(0, 256, (N * K + 1) // 2, dtype=np.uint8)
+    sizes = {"K": K, "N": N, "block_size": block_size, "quant_type": quant_type}
+    return case("MatMulBnb4", floats(*a), B, floats(-(-N * K // block_size)), **sizes, **options)
+
+
+def _matmul_bnb4(shapes: str) -> Iterator[Case]:
+    options: dict[str, Any] = {"shapes": shapes}
+    yield bnb4((2, 20), 3, 20, 16, 0, **options)
+    yield bnb4((2, 2, 21), 3, 21, 16, 1, **options)
+    yield bnb4((2, 3), 3, 21, 16, 1, transB=0, training_mode=1, **options)
+    if shapes == "static":
+        yield bnb4((32,), 2, 32, 32, 1, constant=("B",), **options)
+        yield bnb4((2, 0, 5), 4, 5, 64, 0, **options)

@@ -27,3 +27,29 @@ def matmul_nbits(d: Drawing) -> Case:
     bias = d.optional(lambda: d.floats((N,)))
     a = d.floats((*d.shape(0, 2, size=2), K))
     return d.case(a, B, scales, zero_points, g_idx, bias, K=K, N=N, bits=bits, block_size=block_size)
+
+
+@strategy(*named("GatherBlockQuantized"))
+def gather_block_quantized(d: Drawing) -> Case:
+    """Two or three axes, any indices, some of which are out of range."""
+    bits, block_size = d.pick(4, 2, 8), d.pick(16, 32)
+    width = d.integer(1, 10) * 4
+    leading = (d.integer(1, 3), *(() if d.flag() else (d.integer(1, 2),)))
+    blocks = -(-width // block_size)
+    data = d.integers((*leading, width * bits // 8), 0, 255, np.uint8)
+    packed = (*leading, -(-blocks * bits // 8))
+    zero_points = d.optional(lambda: d.integers(packed, 0, 255, np.uint8))
+    indices = d.integers(d.shape(0, 2, size=3), -leading[0] - 1, leading[0], d.pick(np.int64, np.int32))
+    sizes = {"bits": bits, "block_size": block_size, "quantize_axis": d.pick(-1, len(leading))}
+    return d.case(data, indices, d.floats((*leading, blocks)), zero_points, **sizes)
+
+
+@strategy(*named("MatMulBnb4"))
+def matmul_bnb4(d: Drawing) -> Case:
+    """Both types, blocks that go on in the next row, the matrix transposed or not."""
+    block_size, N, K = d.pick(16, 32), d.integer(1, 4), d.integer(1, 40)
+    trans = d.pick(1, 0, None)
+    B = d.integers(((N * K + 1) // 2,), 0, 255, np.uint8)
+    absmax = d.floats((-(-N * K // block_size),))
+    a = d.floats((*d.shape(0, 2, size=2), N if trans == 0 else K))
+    return d.case(a, B, absmax, K=K, N=N, block_size=block_size, quant_type=d.integer(0, 1), transB=trans)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
+import ml_dtypes
 import numpy as np
 
 from refgrad.backends.numpy.kernels.operands import check_shape
@@ -11,6 +12,7 @@ from refgrad.backends.numpy.registry import kernel
 from refgrad.protos.domains import MICROSOFT
 
 Array = np.ndarray
+_INTEGERS = tuple(np.dtype(kind) for kind in (ml_dtypes.int4, ml_dtypes.uint4))
 _TOGETHER = 2**20  # weights that are floats at a time
 
 
@@ -34,6 +36,8 @@ def matmul_nbits(
     if bits not in (2, 4, 8):
         raise ValueError(f"bits is {bits}; there are 2, 4 and 8")
     _check_block_size(block_size)
+    if N < 1 or K < 1:
+        raise ValueError(f"N is {N} and K is {K}; both are 1 or more")
     if weight_prepacked:
         raise ValueError(f"weight_prepacked is {weight_prepacked}; only 0 is supported")
     _check_columns(A, K)
@@ -63,6 +67,119 @@ def matmul_nbits(
     return y if bias is None else y + bias
 
 
+@kernel("GatherBlockQuantized", domain=MICROSOFT, in_float32=True, fresh=True)
+def gather_block_quantized(
+    data: Array,
+    indices: Array,
+    scales: Array,
+    zero_points: Array | None = None,
+    *,
+    bits: int = 4,
+    block_size: int = 128,
+    gather_axis: int = 0,
+    quantize_axis: int = 1,
+) -> Array:
+    """The chosen slices of (data − zero point)·scale; zeros where an index is out of range"""
+    packed = data.dtype == np.uint8
+    floats = not packed and data.dtype not in _INTEGERS
+    rank = data.ndim
+    for name, axis in (("gather_axis", gather_axis), ("quantize_axis", quantize_axis)):
+        if not -rank <= axis < rank:
+            raise ValueError(f"{name} is {axis}; data has {rank} axes")
+    gather_axis, quantize_axis = gather_axis % rank, quantize_axis % rank
+    if block_size or not floats:
+        _check_block_size(block_size)
+    if floats and zero_points is not None:
+        raise ValueError("data in floats has no zero_points")
+    if packed and bits not in (2, 4, 8):
+        raise ValueError(f"bits is {bits}; there are 2, 4 and 8")
+    if packed and (gather_axis or quantize_axis != rank - 1 or gather_axis == quantize_axis):
+        raise ValueError("data of uint8 has gather_axis 0, and quantize_axis is the last axis, another one")
+    shape = (*data.shape[:-1], data.shape[-1] * 8 // bits) if packed else data.shape
+    size = shape[quantize_axis]
+    due = list(shape)
+    due[quantize_axis] = -(-size // block_size) if block_size else 1
+    broadcast = [n == 1 and floats and k != quantize_axis for k, n in enumerate(scales.shape)]
+    if scales.ndim != rank or any(n != d and not b for n, d, b in zip(scales.shape, due, broadcast, strict=True)):
+        raise ValueError(f"scales has the shape {list(scales.shape)}; {due} is needed")
+    if zero_points is not None:
+        filled = (*due[:-1], -(-due[-1] * bits // 8)) if packed else tuple(due)
+        check_shape("zero_points", zero_points.shape, filled)
+    chosen = np.where(indices < 0, indices + shape[gather_axis], indices)
+    inside = (chosen >= 0) & (chosen < shape[gather_axis])
+    chosen = np.where(inside, chosen, 0)
+    step = block_size or max(size, 1)
+
+    def taken(table: Array) -> Array:
+        """Its slices, but of one that is the same for all of them that one."""
+        return np.take(table, chosen if table.shape[gather_axis] > 1 else np.zeros_like(chosen), gather_axis)
+
+    def numbers(table: Array) -> Array:
+        return _unpacked(table.reshape(-1, table.shape[-1]), bits).reshape(*table.shape[:-1], -1) if packed else table
+
+    groups = np.arange(size) // step
+    scale = np.take(scales, groups, quantize_axis)
+    zero: Array | float = 2.0 ** (bits - 1) if packed else 0.0
+    if zero_points is not None:
+        zero = taken(np.take(numbers(zero_points).astype(scales.dtype), groups, quantize_axis))
+    y = (taken(numbers(data)).astype(scales.dtype) - zero) * taken(scale)
+    return np.where(inside.reshape(inside.shape + (1,) * (rank - 1 - gather_axis)), y, y.dtype.type(0))
+
+
+_FP4 = np.array([0, 1 / 192, 2 / 3, 1, 1 / 3, 1 / 2, 1 / 6, 1 / 4])
+_NF4 = np.array(
+    (
+        *(
+            -1,
+            -0.6961928009986877,
+            -0.5250730514526367,
+            -0.39491748809814453,
+            -0.28444138169288635,
+            -0.18477343022823334,
+        ),
+        *(-0.09105003625154495, 0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224),
+        *(0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1),
+    )
+)
+
+
+@kernel("MatMulBnb4", domain=MICROSOFT, in_float32=True, fresh=True)
+def matmul_bnb4(
+    A: Array,
+    B: Array,
+    absmax: Array,
+    *,
+    K: int,
+    N: int,
+    block_size: int,
+    quant_type: int,
+    training_mode: int = 0,
+    transB: int = 1,
+) -> Array:
+    """A·Wᵀ, or A·W; the numbers of all rows of W, in a row, are in blocks with a scale each"""
+    if quant_type not in (0, 1):
+        raise ValueError(f"quant_type is {quant_type}; there are 0 (FP4) and 1 (NF4)")
+    _check_block_size(block_size)
+    if N < 1 or K < 1:
+        raise ValueError(f"N is {N} and K is {K}; both are 1 or more")
+    _check_columns(A, K if transB else N)
+    check_shape("B", B.shape, ((N * K + 1) // 2,))
+    check_shape("absmax", absmax.shape, (-(-N * K // block_size),))
+    table = (_NF4 if quant_type else np.concatenate([_FP4, -_FP4])).astype(absmax.dtype)
+
+    def rows(some: slice) -> Array:
+        places = np.arange(some.start * K, some.stop * K)
+        codes = np.where(places % 2, B[places // 2] & 15, B[places // 2] >> 4)
+        return (table[codes] * absmax[places // block_size]).reshape(-1, K)
+
+    if transB:
+        return _product(A, rows, N, K)
+    y = np.zeros((*A.shape[:-1], K), A.dtype)
+    for some in _steps(N, K):
+        y += A[..., some] @ rows(some)
+    return y
+
+
 def _check_block_size(block_size: int) -> None:
     if block_size < 16 or block_size & (block_size - 1):
         raise ValueError(f"block_size is {block_size}; it is a power of 2 from 16 on")
@@ -83,7 +200,7 @@ def _per_block(name: str, parameter: Array, rows: int, columns: int) -> Array:
 def _groups(g_idx: Array, K: int, blocks: int, stored: int) -> Array:
     if g_idx.shape not in ((K,), (stored,)):
         raise ValueError(f"g_idx has the shape {list(g_idx.shape)}; it has {K} elements")
-    if g_idx.size and not (0 <= g_idx.min() and g_idx.max() < blocks):
+    if g_idx.size and not (g_idx.min() >= 0 and g_idx.max() < blocks):
         raise ValueError(f"g_idx has numbers from {g_idx.min()} to {g_idx.max()}; there are {blocks} blocks")
     return g_idx[:K]
 
@@ -97,8 +214,13 @@ def _unpacked(packed: Array, bits: int) -> Array:
 def _product(A: Array, rows: Callable[[slice], Array], N: int, K: int) -> Array:
     """A·Wᵀ for `rows`, which makes some rows of W."""
     y = np.empty((*A.shape[:-1], N), A.dtype)
-    step = max(_TOGETHER // max(K, 1), 1)
-    for first in range(0, N, step):
-        some = slice(first, min(first + step, N))
+    for some in _steps(N, K):
         y[..., some] = A @ rows(some).T
     return y
+
+
+def _steps(N: int, K: int) -> Iterator[slice]:
+    """Some of N rows after the others."""
+    step = max(_TOGETHER // max(K, 1), 1)
+    for first in range(0, N, step):
+        yield slice(first, min(first + step, N))
