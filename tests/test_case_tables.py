@@ -76,7 +76,8 @@ RANKS = {
     LogSoftmax LpNormalization MatMul RMSNormalization Resize Scatter MeanVarianceNormalization ScatterElements ScatterND
     Softmax Split Squeeze TopK ai.onnx.ml.ArrayFeatureExtractor ai.onnx.ml.Imputer ai.onnx.ml.Normalizer ai.onnx.ml.Scaler
     com.microsoft.BiasDropout com.microsoft.BiasGelu com.microsoft.ConcatTraining com.microsoft.FusedMatMul
-    com.microsoft.MatMulBnb4 com.microsoft.MatMulNBits com.microsoft.PadAndUnflatten com.microsoft.ShrunkenGather
+    com.microsoft.MatMulBnb4 com.microsoft.MatMulNBits com.microsoft.MatMulNBitsMlp com.microsoft.MatMulNBitsQLoRA
+    com.microsoft.MatMulNBitsQkv com.microsoft.PadAndUnflatten com.microsoft.ShrunkenGather
     com.microsoft.SimplifiedLayerNormalization
     com.microsoft.SoftmaxCrossEntropy com.microsoft.SparseSoftmaxCrossEntropy SplitToSequence""",
     2: """BatchNormalization DFT Det Gemm GroupNormalization LRN NegativeLogLikelihoodLoss ReverseSequence

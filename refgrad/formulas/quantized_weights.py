@@ -278,7 +278,8 @@ def over_rows(
         begin = op.Mul(number, [rows])
         end = op.Add(begin, [rows])
         more = op.Add(total, term(lambda value, axis: op.Slice(value, begin, end, [axis]), begin, end))
-        op.assume(more, (None, None))
+        if (shape := op.shape(start)) is not None:
+            op.assume(more, shape)
         return [op.Identity(going), more]
 
     going = op.const(np.array(True))

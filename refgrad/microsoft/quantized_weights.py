@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 from onnx import TensorProto
@@ -22,6 +23,7 @@ from refgrad.formulas.quantized_weights import (
 )
 from refgrad.forward.function_emitter import FunctionEmitter
 from refgrad.microsoft.activation import plus
+from refgrad.microsoft.normalization import simplified_layer_normalization, skip_simplified_layer_normalization
 from refgrad.protos.domains import MICROSOFT
 from refgrad.reverse.emit import Emitter
 from refgrad.tables.definitions import FLOATS, UnsupportedFormError, operator
@@ -179,6 +181,159 @@ def _along_last(op: FunctionEmitter, packed: str, bits: int) -> str:
     apart = op.Concat(*(op.Unsqueeze(part, [-1]) for part in parts), axis=-1)
     sizes = op.Concat(op.Shape(packed, end=-1), op.Mul(op.Shape(packed, start=-1), [len(parts)]), axis=0)
     return op.Reshape(apart, sizes, allowzero=1)
+
+
+@operator(
+    "MatMulNBitsMlp",
+    "Y",
+    optional=["input_skip_bias_sum"],
+    types={"gate_B": _BYTES, "up_B": _BYTES},
+    settings=["gate_scales", "up_scales"],
+)
+def matmul_nbits_mlp(
+    op: FunctionEmitter,
+    A: str,
+    skip: str | None,
+    norm_scale: str | None,
+    gate_B: str,
+    gate_scales: str,
+    gate_bias: str | None,
+    up_B: str,
+    up_scales: str,
+    up_bias: str | None = None,
+    *,
+    K: int,
+    N: int,
+    accuracy_level: int = 0,
+    activation: str,
+    bits: int = 4,
+    block_size: int,
+    epsilon: float = 1e-5,
+) -> tuple[str | None, ...]:
+    """activation(MatMulNBits(x, gate))·MatMulNBits(x, up), with biases; x = A, or s/√(mean s² + ε)·norm_scale, s = A + skip"""
+    if activation not in _GATES:
+        raise UnsupportedFormError(f"its activation {activation!r} is not known here; there are {' and '.join(_GATES)}")
+    x, total = _normalized(op, A, skip, norm_scale, epsilon)
+    project = _projection(op, x, K, accuracy_level, bits, block_size)
+    gate, up = project(gate_B, gate_scales, gate_bias, N), project(up_B, up_scales, up_bias, N)
+    return op.Mul(op.Relu(gate) if activation == "relu" else op.Mul(gate, op.Sigmoid(gate)), up), total
+
+
+@operator(
+    "MatMulNBitsQkv",
+    *("Q", "K", "V"),
+    optional=["input_skip_bias_sum"],
+    types={"q_B": _BYTES, "k_B": _BYTES, "v_B": _BYTES},
+    settings=["q_scales", "k_scales", "v_scales"],
+)
+def matmul_nbits_qkv(
+    op: FunctionEmitter,
+    A: str,
+    skip: str | None,
+    norm_scale: str,
+    q_B: str,
+    q_scales: str,
+    q_bias: str | None,
+    k_B: str,
+    k_scales: str,
+    k_bias: str | None,
+    v_B: str,
+    v_scales: str,
+    v_bias: str | None = None,
+    *,
+    K: int,
+    Nkv: int,
+    Nq: int,
+    accuracy_level: int = 0,
+    bits: int = 4,
+    block_size: int,
+    epsilon: float = 1e-6,
+) -> tuple[str | None, ...]:
+    """MatMulNBits of x with each of q, k and v, and with biases; x = s/√(mean s² + ε)·norm_scale, s = A + skip"""
+    x, total = _normalized(op, A, skip, norm_scale, epsilon)
+    project = _projection(op, x, K, accuracy_level, bits, block_size)
+    q = project(q_B, q_scales, q_bias, Nq)
+    return q, project(k_B, k_scales, k_bias, Nkv), project(v_B, v_scales, v_bias, Nkv), total
+
+
+_GATES = ("relu", "silu")
+
+
+def _normalized(
+    op: FunctionEmitter, A: str, skip: str | None, norm_scale: str | None, epsilon: float
+) -> tuple[str, str | None]:
+    """What is projected, and the sum of A and skip where there is one."""
+    if norm_scale is None:
+        if skip is not None:
+            raise UnsupportedFormError("it has a skip without a norm_scale; give both, or neither")
+        return A, None
+    if skip is None:
+        return simplified_layer_normalization(op, A, norm_scale, epsilon=epsilon)[0], None
+    y, *_, total = skip_simplified_layer_normalization(op, A, skip, norm_scale, epsilon=epsilon)
+    assert y is not None
+    return y, total
+
+
+def _projection(
+    op: FunctionEmitter, x: str, K: int, accuracy_level: int, bits: int, block_size: int
+) -> Callable[[str, str, str | None, int], str]:
+    """The product of `x` with quantised weights, which keeps them quantised in a gradient too."""
+    sizes = {"K": K, "accuracy_level": accuracy_level, "bits": bits, "block_size": block_size}
+
+    def project(B: str, scales: str, bias: str | None, N: int) -> str:
+        return str(op.com_microsoft("MatMulNBits", x, B, scales, None, None, bias, N=N, **sizes))
+
+    return project
+
+
+@operator(
+    "MatMulNBitsQLoRA",
+    "Y",
+    types={"W": _BYTES, "lora_A": _BYTES, "lora_B": _BYTES},
+    settings=["scales", "lora_A_scales", "lora_B_scales"],
+)
+def matmul_nbits_qlora(
+    op: FunctionEmitter,
+    X: str,
+    W: str,
+    scales: str,
+    lora_A: str,
+    lora_A_scales: str,
+    lora_B: str,
+    lora_B_scales: str,
+    *,
+    K: int,
+    N: int,
+    accuracy_level: int = 0,
+    bits: int = 4,
+    block_size: int = 32,
+    lora_bits: int = 8,
+    lora_block_size: int = 32,
+) -> str:
+    """MatMulNBits(X, W) + MatMulNBits(MatMulNBits(X, lora_A), lora_B), without the second term where an adapter is empty"""
+    layout = Layout(N, K, lora_bits, lora_block_size)
+    if layout.refusal:
+        raise UnsupportedFormError(f"of the adapters {layout.refusal}")
+    base = _projection(op, X, K, accuracy_level, bits, block_size)(W, scales, None, N)
+    down = _rows_of_blocks(op, lora_A, lora_A_scales, layout, X)
+    up = _rows_of_blocks(op, lora_B, lora_B_scales, layout, X)
+    columns = op.Min(op.Shape(down, end=1), op.Shape(up, start=1))  # 0 of an empty adapter
+    down = op.Slice(op.Slice(down, [0], [K], [1]), [0], columns, [0])
+    inner = op.CastLike(op.MatMul(wide(op, X, X), op.Transpose(down, perm=[1, 0])), X)
+    up = op.Slice(up, [0], columns, [1])
+    return op.Add(base, op.CastLike(op.MatMul(wide(op, inner, X), op.Transpose(up, perm=[1, 0])), X))
+
+
+def _rows_of_blocks(op: FunctionEmitter, B: str, scales: str, layout: Layout, like: str) -> str:
+    """The weights of as many rows and blocks as the bytes have, by zero points in the middle."""
+    rows, blocks = op.Shape(B, end=1), op.Shape(B, start=1, end=2)
+    parts = planes(op, wide(op, B, like), layout.bits)
+    apart = op.Concat(*(op.Unsqueeze(part, [3]) for part in parts), axis=3)
+    sizes = op.Concat(rows, blocks, [layout.block_size], axis=0)
+    centred = op.Sub(op.Reshape(apart, sizes, allowzero=1), 2.0 ** (layout.bits - 1))
+    each = op.Unsqueeze(wide(op, op.Slice(scales, [0, 0], op.Concat(rows, blocks, axis=0), [0, 1]), like), [2])
+    whole = op.Concat(rows, op.Mul(blocks, [layout.block_size]), axis=0)
+    return op.Reshape(op.Mul(centred, each), whole, allowzero=1)
 
 
 def _misshapen(

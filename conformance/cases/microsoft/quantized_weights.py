@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 
 from refgrad.conformance.case import SHAPES, Case
-from refgrad.conformance.cases.microsoft import case, drawer
+from refgrad.conformance.cases.microsoft import array, case, drawer
 
 
 def cases() -> Iterator[Case]:
     """Every attribute and every optional input; static, symbolic and, where the operator works with them, unknown shapes."""
     for shapes in SHAPES:
         yield from _matmul_nbits(shapes)
+        yield from _fused(shapes)
         yield from _gather_block_quantized(shapes)
         yield from _matmul_bnb4(shapes)
 
@@ -63,6 +64,57 @@ def _matmul_nbits(shapes: str) -> Iterator[Case]:
         yield nbits((2, 32), 3, 4, 16, constant=("B", "scales"), wrt=("A", "scales"), **options)
         yield nbits((2, 33), 3, 4, 16, "floats", grouped=True, constant=("B", "g_idx"), **options)
         yield nbits((0, 32), 3, 4, 16, "packed", with_bias=True, **options)
+
+
+def _weights(N: int, K: int, bits: int, block_size: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Bytes and scales."""
+    blocks = -(-K // block_size)
+    B = np.random.default_rng(seed).integers(0, 256, (N, blocks, block_size * bits // 8), dtype=np.uint8)
+    return B, drawer(seed)(N, blocks) * np.float32(2.0**-bits)
+
+
+def _fused(shapes: str) -> Iterator[Case]:
+    floats, K, N = drawer(5), 20, 3
+    a, skip, norm = floats(2, 2, K), floats(2, 2, K), floats(K)
+    sizes: dict[str, Any] = {"K": K, "N": N, "block_size": 16, "shapes": shapes}
+    gate, up = _weights(N, K, 4, 16, 1), _weights(N, K, 4, 16, 2)
+    name = "MatMulNBitsMlp"
+    yield case(name, a, None, None, *gate, None, *up, activation="silu", **sizes)
+    if shapes == "static":
+        constant = {"constant": ("gate_B", "up_B"), "activation": "silu"}
+        yield case(name, a[0, 0], None, norm, *gate, None, *up, **constant, **sizes)
+        yield case(name, a[:0], None, norm, *gate, None, *up, activation="silu", **sizes)
+    yield case(name, a, None, norm, *gate, floats(N), *up, floats(N), activation="silu", accuracy_level=1, **sizes)
+    options = {"activation": "relu", "epsilon": 0.01, "outputs": 2, "bits": 8}
+    (gate, scales), up = _weights(N, K, 8, 16, 3), _weights(N, K, 8, 16, 4)
+    far = scales / 16, array([4, -4, 4])  # from the kink of Relu
+    yield case(name, a, skip, norm, gate, *far, *up, None, **options, **sizes)
+    q, k, v = (_weights(n, K, 4, 16, n) for n in (4, 2, 2))
+    del sizes["N"]
+    sizes |= {"Nq": 4, "Nkv": 2}
+    name = "MatMulNBitsQkv"
+    yield case(name, a, None, norm, *q, None, *k, None, *v, outputs=3, **sizes)
+    if shapes == "static":
+        constant = {"constant": ("q_B", "k_B", "v_B")}
+        yield case(name, a[0, 0], None, norm, *q, None, *k, None, *v, outputs=3, **constant, **sizes)
+    biases = floats(4), floats(2), floats(2)
+    each = (x for w, b in zip((q, k, v), biases, strict=True) for x in (*w, b))
+    yield case(name, a, skip, norm, *each, outputs=4, epsilon=0.01, accuracy_level=1, **sizes)
+    q, k, v = (_weights(n, K, 2, 16, n) for n in (4, 2, 2))
+    yield case(name, a[:0], None, norm, *q, None, *k, None, *v, outputs=3, bits=2, **sizes)
+    name, sizes = "MatMulNBitsQLoRA", {"K": K, "N": N, "shapes": shapes}
+    adapters = *_weights(5, K, 8, 32, 6), *_weights(N, 5, 8, 32, 7)
+    yield case(name, a, *_weights(N, K, 4, 32, 1), *adapters, **sizes)
+    options = {"bits": 2, "block_size": 16, "lora_bits": 4, "lora_block_size": 16, "accuracy_level": 1}
+    adapters = *_weights(18, K, 4, 16, 8), *_weights(N, 18, 4, 16, 9)
+    yield case(name, a[0, 0], *_weights(N, K, 2, 16, 3), *adapters, **options, **sizes)
+    if shapes == "static":
+        A, A_scales, B, B_scales = adapters
+        yield case(
+            name, a, *_weights(N, K, 2, 16, 3), *adapters, constant=("W", "lora_A", "lora_B"), **options, **sizes
+        )
+        for empty in ((A[:0], A_scales, B, B_scales), (A, A_scales, B[:, :0], B_scales)):
+            yield case(name, a, *_weights(N, K, 2, 16, 3), *empty, **options, **sizes)
 
 
 def table(

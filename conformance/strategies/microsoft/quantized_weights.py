@@ -53,3 +53,57 @@ def matmul_bnb4(d: Drawing) -> Case:
     absmax = d.floats((-(-N * K // block_size),))
     a = d.floats((*d.shape(0, 2, size=2), N if trans == 0 else K))
     return d.case(a, B, absmax, K=K, N=N, block_size=block_size, quant_type=d.integer(0, 1), transB=trans)
+
+
+def _weights(d: Drawing, N: int, K: int, bits: int, block_size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Bytes and scales."""
+    blocks = -(-K // block_size)
+    B = d.integers((N, blocks, block_size * bits // 8), 0, 255, np.uint8)
+    return B, d.floats((N, blocks)) / d.dtype.type(2**bits)
+
+
+@strategy(*named("MatMulNBitsMlp"))
+def matmul_nbits_mlp(d: Drawing) -> Case:
+    """With and without a normalization, a skip and biases."""
+    N, K, bits, block_size = d.integer(1, 3), d.integer(1, 20), d.pick(4, 2, 8), d.pick(16, 32)
+    a = (d.integer(1, 2), d.integer(1, 2), K)
+    norm = d.optional(lambda: d.floats((K,)))
+    skip = None if norm is None else d.optional(lambda: d.normal(a))
+    gate, up = ((*_weights(d, N, K, bits, block_size), d.optional(lambda: d.normal((N,)))) for _ in range(2))
+    outputs = 1 if skip is None else d.integer(1, 2)
+    sizes = {"K": K, "N": N, "bits": bits, "block_size": block_size, "epsilon": d.pick(0.1, 0.5)}
+    return d.case(d.normal(a), skip, norm, *gate, *up, activation="silu", outputs=outputs, **sizes)
+
+
+@strategy(*named("MatMulNBitsQkv"))
+def matmul_nbits_qkv(d: Drawing) -> Case:
+    """With and without a skip and biases."""
+    K, bits, block_size = d.integer(1, 20), d.pick(4, 2, 8), d.pick(16, 32)
+    Nq, Nkv = d.integer(1, 3), d.integer(1, 2)
+    a = (d.integer(1, 2), d.integer(1, 2), K)
+    skip = d.optional(lambda: d.normal(a))
+    parts = [
+        x
+        for N in (Nq, Nkv, Nkv)
+        for x in (*_weights(d, N, K, bits, block_size), d.optional(lambda N=N: d.floats((N,))))
+    ]
+    outputs = 3 if skip is None else d.integer(3, 4)
+    sizes = {"K": K, "Nq": Nq, "Nkv": Nkv, "bits": bits, "block_size": block_size, "epsilon": d.pick(0.1, 0.5)}
+    return d.case(d.normal(a), skip, d.floats((K,)), *parts, outputs=outputs, **sizes)
+
+
+@strategy(*named("MatMulNBitsQLoRA"))
+def matmul_nbits_qlora(d: Drawing) -> Case:
+    """Adapters of any rank, in any number of bits."""
+    N, K, rank = d.integer(1, 3), d.integer(1, 20), d.integer(1, 18)
+    bits, block_size = d.pick(4, 2, 8), d.pick(32, 16)
+    lora_bits, lora_block_size = d.pick(8, 4, 2), d.pick(32, 16)
+    adapters = (
+        *_weights(d, rank, K, lora_bits, lora_block_size),
+        *_weights(d, N, rank, lora_bits, lora_block_size),
+    )
+    x = d.floats((*d.shape(0, 2, size=2), K))
+    lora = {"lora_bits": lora_bits, "lora_block_size": lora_block_size}
+    return d.case(
+        x, *_weights(d, N, K, bits, block_size), *adapters, K=K, N=N, bits=bits, block_size=block_size, **lora
+    )

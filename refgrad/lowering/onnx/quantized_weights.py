@@ -37,7 +37,7 @@ def matmul_nbits_grad(
     layout = Layout(N, K, bits, block_size)
     weights = Weights(layout, dY, B, scales, zero_points, g_idx)
     d = wide(op, op.grad.Rows(dY), dY)
-    start = op.full(op.Concat(op.Shape(d, end=1), [layout.columns], axis=0), 0.0, like=d)
+    start = _zeros(op, d, layout.columns)
     dA = over_rows(op, N, layout.columns, d, start, lambda take, *_: op.MatMul(take(d, 1), weights.rows(op, take)))
     return op.as_type(op.reshape_like(from_planes(op, dA, layout), A), op.type(A))
 
@@ -83,6 +83,7 @@ def matmul_nbits_scale_grad(
         return per_block(op.Neg(op.Mul(d_weights(take), weights.laid(op, weights.scale(op, take)))), begin)
 
     start = op.full([N, layout.blocks], 0.0, like=d)
+    op.assume(start, (N, layout.blocks))
     d_scales = over_rows(op, N, layout.columns, d, start, by_scales)
     d_scales = op.as_type(op.reshape_like(d_scales, scales), op.type(scales))
     if zero_points is None or op.type(zero_points) == TensorProto.UINT8:
@@ -105,7 +106,7 @@ def matmul_bnb4_grad(
             return op.MatMul(take(d, 1), rows)
         return among(op, op.MatMul(d, op.Transpose(rows, perm=[1, 0])), 1, 2, begin, N)
 
-    start = op.full(op.Concat(op.Shape(d, end=1), [K if transB else N], axis=0), 0.0, like=d)
+    start = _zeros(op, d, K if transB else N)
     dA = over_rows(op, N, K, d, start, term, weights.multiple)
     return op.as_type(op.reshape_like(dA, A), op.type(A))
 
@@ -128,5 +129,13 @@ def matmul_bnb4_scale_grad(
         return among(op, summed, 0, 1, weights.block_of(op, begin), weights.blocks)
 
     start = op.full([weights.blocks], 0.0, like=d)
+    op.assume(start, (weights.blocks,))
     d_absmax = over_rows(op, N, K, d, start, term, weights.multiple)
     return op.as_type(op.reshape_like(d_absmax, absmax), op.type(absmax))
+
+
+def _zeros(op: Emitter, d: str, columns: int) -> str:
+    """As many rows as `d` has."""
+    zeros = op.full(op.Concat(op.Shape(d, end=1), [columns], axis=0), 0.0, like=d)
+    op.assume(zeros, (None, columns))
+    return zeros

@@ -67,6 +67,111 @@ def matmul_nbits(
     return y if bias is None else y + bias
 
 
+@kernel("MatMulNBitsMlp", domain=MICROSOFT, in_float32=True, fresh=True)
+def matmul_nbits_mlp(
+    A: Array,
+    skip: Array | None,
+    norm_scale: Array | None,
+    gate_B: Array,
+    gate_scales: Array,
+    gate_bias: Array | None,
+    up_B: Array,
+    up_scales: Array,
+    up_bias: Array | None = None,
+    *,
+    K: int,
+    N: int,
+    accuracy_level: int = 0,
+    activation: str,
+    bits: int = 4,
+    block_size: int,
+    epsilon: float = 1e-5,
+) -> tuple[Array, ...]:
+    """A gate times a projection, of A or of what is normalized"""
+    if activation not in ("relu", "silu"):
+        raise ValueError(f"activation is {activation!r}; there are 'relu' and 'silu'")
+    x, total = _normalized(A, skip, norm_scale, epsilon)
+    sizes = {"K": K, "N": N, "bits": bits, "block_size": block_size}
+    gate, up = (
+        matmul_nbits(x, *given, **sizes)
+        for given in ((gate_B, gate_scales, None, None, gate_bias), (up_B, up_scales, None, None, up_bias))
+    )
+    slope = gate > 0 if activation == "relu" else 0.5 + 0.5 * np.tanh(0.5 * gate)
+    return gate * slope * up, total
+
+
+@kernel("MatMulNBitsQkv", domain=MICROSOFT, in_float32=True, fresh=True)
+def matmul_nbits_qkv(
+    A: Array,
+    skip: Array | None,
+    norm_scale: Array,
+    q_B: Array,
+    q_scales: Array,
+    q_bias: Array | None,
+    k_B: Array,
+    k_scales: Array,
+    k_bias: Array | None,
+    v_B: Array,
+    v_scales: Array,
+    v_bias: Array | None = None,
+    *,
+    K: int,
+    Nkv: int,
+    Nq: int,
+    accuracy_level: int = 0,
+    bits: int = 4,
+    block_size: int,
+    epsilon: float = 1e-6,
+) -> tuple[Array, ...]:
+    """Three projections of what is normalized"""
+    x, total = _normalized(A, skip, norm_scale, epsilon)
+    each = ((q_B, q_scales, q_bias, Nq), (k_B, k_scales, k_bias, Nkv), (v_B, v_scales, v_bias, Nkv))
+    sizes = {"K": K, "bits": bits, "block_size": block_size}
+    return *(matmul_nbits(x, B, scales, None, None, bias, N=N, **sizes) for B, scales, bias, N in each), total
+
+
+def _normalized(A: Array, skip: Array | None, scale: Array | None, epsilon: float) -> tuple[Array, Array]:
+    """A + skip over its root mean square, and A + skip."""
+    if scale is None:
+        if skip is not None:
+            raise ValueError("skip is given without norm_scale")
+        return A, A
+    check_shape("norm_scale", scale.shape, A.shape[-1:])
+    if skip is not None:
+        check_shape("skip", skip.shape, A.shape)
+    total = A if skip is None else A + skip
+    squares = np.einsum("...k,...k->...", total, total)[..., None] / A.dtype.type(max(A.shape[-1], 1))
+    return total / np.sqrt(squares + A.dtype.type(epsilon)) * scale, total
+
+
+@kernel("MatMulNBitsQLoRA", domain=MICROSOFT, in_float32=True, fresh=True)
+def matmul_nbits_qlora(
+    X: Array,
+    W: Array,
+    scales: Array,
+    lora_A: Array,
+    lora_A_scales: Array,
+    lora_B: Array,
+    lora_B_scales: Array,
+    *,
+    K: int,
+    N: int,
+    accuracy_level: int = 0,
+    bits: int = 4,
+    block_size: int = 32,
+    lora_bits: int = 8,
+    lora_block_size: int = 32,
+) -> Array:
+    """X·Wᵀ + (X·Aᵀ)·Bᵀ"""
+    if lora_A_scales.ndim != 2:
+        raise ValueError(f"lora_A_scales has the shape {list(lora_A_scales.shape)}; it has two axes, the first of R")
+    rank = len(lora_A_scales)
+    base = matmul_nbits(X, W, scales, K=K, N=N, bits=bits, block_size=block_size)
+    sizes = {"bits": lora_bits, "block_size": lora_block_size}
+    down = matmul_nbits(X, lora_A, lora_A_scales, K=K, N=rank, **sizes)
+    return base + matmul_nbits(down, lora_B, lora_B_scales, K=rank, N=N, **sizes)
+
+
 @kernel("GatherBlockQuantized", domain=MICROSOFT, in_float32=True, fresh=True)
 def gather_block_quantized(
     data: Array,
