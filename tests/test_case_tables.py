@@ -52,6 +52,7 @@ NOT_SET = {
 }
 NOT_GIVEN = {
     ("com.microsoft.Attention", "past_sequence_length"): _SHARED,
+    **dict.fromkeys((("com.microsoft.GemmFloat8", f"scale{x}") for x in "ABY"), "refused: of floats of 8 bits"),
     ("com.microsoft.MultiHeadAttention", "past_sequence_length"): _SHARED,
     ("com.microsoft.MultiHeadAttention", "cache_indirection"): _SHARED,
 }
@@ -76,7 +77,8 @@ RANKS = {
     LogSoftmax LpNormalization MatMul RMSNormalization Resize Scatter MeanVarianceNormalization ScatterElements ScatterND
     Softmax Split Squeeze TopK ai.onnx.ml.ArrayFeatureExtractor ai.onnx.ml.Imputer ai.onnx.ml.Normalizer ai.onnx.ml.Scaler
     com.microsoft.BiasDropout com.microsoft.BiasGelu com.microsoft.ConcatTraining com.microsoft.FusedMatMul
-    com.microsoft.MatMulBnb4 com.microsoft.MatMulNBits com.microsoft.MatMulNBitsMlp com.microsoft.MatMulNBitsQLoRA
+    com.microsoft.MatMulBlockQuantizedFp4Weight com.microsoft.MatMulBlockQuantizedFp8Weight com.microsoft.MatMulBnb4
+    com.microsoft.MatMulFpQ4 com.microsoft.MatMulNBits com.microsoft.MatMulNBitsMlp com.microsoft.MatMulNBitsQLoRA
     com.microsoft.MatMulNBitsQkv com.microsoft.PadAndUnflatten com.microsoft.ShrunkenGather
     com.microsoft.SimplifiedLayerNormalization
     com.microsoft.SoftmaxCrossEntropy com.microsoft.SparseSoftmaxCrossEntropy SplitToSequence""",
@@ -84,6 +86,7 @@ RANKS = {
     SoftmaxCrossEntropyLoss TensorScatter Trilu ai.onnx.ml.FeatureVectorizer ai.onnx.ml.LinearClassifier
     ai.onnx.ml.LinearRegressor ai.onnx.ml.SVMClassifier ai.onnx.ml.SVMRegressor com.microsoft.EmbedLayerNormalization
     com.microsoft.FlattenAndUnpad com.microsoft.FusedGemm com.microsoft.GatherBlockQuantized com.microsoft.GemmFastGelu
+    com.microsoft.GemmFloat8
     com.microsoft.SoftmaxCrossEntropyLossInternal com.microsoft.TransposeMatMul com.microsoft.Trilu""",
     3: """AffineGrid Attention AveragePool CausalConvWithState Col2Im Conv ConvTranspose DeformConv GRU GlobalAveragePool
     GlobalLpPool GlobalMaxPool GridSample InstanceNormalization LSTM LinearAttention LpPool MaxPool MaxUnpool RNN

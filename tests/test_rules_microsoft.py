@@ -76,6 +76,8 @@ ENDS = node_case("FakeQuant", *_ENDS, domain=MICROSOFT, opset=1, outputs=2, quan
 @pytest.mark.parametrize("case", [*CASES, ENDS], ids=str)
 def test_a_body_computes_what_the_operator_does(case: Case, opset: int) -> None:
     """An operator with a rule too, and in opsets that lack Gelu and the axes of ReduceMean as an input."""
+    if opset < 19 and case.node.op_type == "MatMulBlockQuantizedFp8Weight":
+        pytest.skip("this opset has no floats of 8 bits")
     model = onnx.ModelProto()
     model.CopyFrom(case.model)
     next(o for o in model.opset_import if not o.domain).version = opset

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+import ml_dtypes
 import numpy as np
 from onnx import TensorProto
 
@@ -34,6 +35,7 @@ _SINCE = {TensorProto.INT4: 21, TensorProto.UINT4: 21, TensorProto.FLOAT4E2M1: 2
 _SINCE |= dict.fromkeys(
     (getattr(TensorProto, f"FLOAT8{name}") for name in ("E4M3FN", "E4M3FNUZ", "E5M2", "E5M2FNUZ")), 19
 )
+_FLOATS_OF_8 = ("tensor(float8e4m3fn)", "tensor(float8e5m2)")
 _INTEGERS = (TensorProto.UINT8, TensorProto.INT4, TensorProto.UINT4)
 _CODES = tuple(f"tensor({TensorProto.DataType.Name(kind).lower()})" for kind in (TensorProto.UINT8, *_SINCE))
 
@@ -334,6 +336,160 @@ def _rows_of_blocks(op: FunctionEmitter, B: str, scales: str, layout: Layout, li
     each = op.Unsqueeze(wide(op, op.Slice(scales, [0, 0], op.Concat(rows, blocks, axis=0), [0, 1]), like), [2])
     whole = op.Concat(rows, op.Mul(blocks, [layout.block_size]), axis=0)
     return op.Reshape(op.Mul(centred, each), whole, allowzero=1)
+
+
+@operator("MatMulFpQ4", "Y", types={"B": _BYTES, "B_shape": ("tensor(int64)",)})
+def matmul_fpq4(op: FunctionEmitter, A: str, B: str, B_shape: str, *, blk_quant_type: int = 1) -> str:
+    """A·W; a column of W is in blocks of 32, each a scale, for type 1 a zero point (else 8), and 16 bytes with the numbers"""
+    if blk_quant_type not in (0, 1):
+        raise UnsupportedFormError(
+            f"blk_quant_type is {blk_quant_type}; only 0 and 1 are covered, for ONNX Runtime reads every other as 1"
+        )
+    zero_byte = 4 + blk_quant_type
+    rows = wide(op, op.Reshape(B, [-1, zero_byte + 16]), A)
+    low, high = planes(op, op.Slice(rows, [zero_byte], [zero_byte + 16], [1]), 4)[:2]
+    zero: str | float = op.Slice(rows, [4], [5], [1]) if blk_quant_type else 8.0
+    floats = op.Mul(op.Sub(op.Concat(low, high, axis=1), zero), _float_of_bytes(op, op.Slice(rows, [0], [4], [1])))
+    K, N = op.Slice(B_shape, [0], [1], [0]), op.Slice(B_shape, [1], [2], [0])
+    columns = op.Mul(op.Div(op.Add(K, [31]), [32]), [32])
+    W = op.Slice(op.Reshape(floats, op.Concat(N, columns, axis=0)), [0], K, [1])
+    return op.CastLike(op.MatMul(wide(op, A, A), op.Transpose(W, perm=[1, 0])), A)
+
+
+def _float_of_bytes(op: FunctionEmitter, rows: str) -> str:
+    """The number of 32 bits in the four columns of each row, the lowest byte first."""
+    b0, b1, b2, b3 = (op.Slice(op.Cast(rows, to=TensorProto.DOUBLE), [k], [k + 1], [1]) for k in range(4))
+    negative, last = op.Floor(op.Mul(b3, 1 / 128)), op.Floor(op.Mul(b2, 1 / 128))
+    exponent = op.Add(op.Mul(op.Sub(b3, op.Mul(negative, 128.0)), 2.0), last)
+    mantissa = op.Add(op.Mul(op.Sub(b2, op.Mul(last, 128.0)), 2.0**16), op.Add(op.Mul(b1, 256.0), b0))
+    normal = op.CastLike(op.Greater(exponent, 0.0), mantissa)  # else the leading 1 is missing
+    two = op.const(2.0, like=mantissa)
+    power = op.Pow(two, op.Sub(op.Max(exponent, op.const(1.0, like=mantissa)), 127.0))
+    size = op.Mul(op.Add(normal, op.Mul(mantissa, 2.0**-23)), power)
+    return op.CastLike(op.Mul(size, op.Sub(1.0, op.Mul(negative, 2.0))), rows)
+
+
+_FLOAT = ("tensor(float)",)
+_HALVES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+_E2M1 = np.array((*_HALVES, *(-x for x in _HALVES)))
+_E4M3 = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float64)
+
+
+@operator(
+    "MatMulBlockQuantizedFp4Weight",
+    "Y",
+    types={"B": _BYTES, "weight_scale": _BYTES, "weight_scale_2": _FLOAT, "input_scale": _FLOAT},
+    settings=["weight_scale_2", "input_scale"],
+)
+def matmul_fp4_weight(
+    op: FunctionEmitter,
+    A: str,
+    B: str,
+    weight_scale: str,
+    weight_scale_2: str,
+    input_scale: str | None = None,
+    bias: str | None = None,
+    *,
+    block_size: int = 16,
+) -> str:
+    """A·Wᵀ + bias, W = e2m1(B)·e4m3(weight_scale)·weight_scale_2, a weight_scale for each block of a row"""
+    if block_size < 1:
+        raise UnsupportedFormError(f"block_size is {block_size}; it is 1 or more")
+    codes = _along_last(op, wide(op, B, A), 4)
+    floats, scales = (
+        op.Gather(wide(op, op.const(table), A), op.Cast(of, to=TensorProto.INT32), axis=0)
+        for table, of in ((_E2M1, codes), (_E4M3, weight_scale))
+    )
+    whole = op.Mul(wide(op, weight_scale_2, A), _each_of_row(op, scales, floats, block_size))
+    return _times(op, A, op.Mul(floats, whole), bias)
+
+
+@operator(
+    "MatMulBlockQuantizedFp8Weight",
+    "Y",
+    types={"B": ("tensor(float8e4m3fn)",), "b_scale": _FLOAT, "a_scale": _FLOAT},
+    settings=["b_scale", "a_scale"],
+)
+def matmul_fp8_weight(
+    op: FunctionEmitter,
+    A: str,
+    B: str,
+    b_scale: str,
+    a_scale: str | None = None,
+    bias: str | None = None,
+    *,
+    block_size: int = 128,
+) -> str:
+    """A'·Wᵀ + bias, W = B·b_scale block by block of each row; A' = e4m3(A/a_scale)·a_scale, or A without a_scale"""
+    if block_size < 1:
+        raise UnsupportedFormError(f"block_size is {block_size}; it is 1 or more")
+    if op.opset < _SINCE[TensorProto.FLOAT8E4M3FN]:
+        raise UnsupportedFormError("floats of 8 bits need opset 19 of ai.onnx; upgrade the model")
+    floats = wide(op, B, A)
+    W = op.Mul(floats, _each_of_row(op, wide(op, b_scale, A), floats, block_size))
+    if a_scale is None:
+        return _times(op, A, W, bias)
+    step = wide(op, a_scale, A)
+    rounded = op.Cast(op.Div(wide(op, A, A), step), to=TensorProto.FLOAT8E4M3FN)
+    return _times(op, op.CastLike(op.Mul(op.CastLike(rounded, step), step), A), W, bias)
+
+
+def _each_of_row(op: FunctionEmitter, scales: str, like: str, block_size: int) -> str:
+    """The scale of each number of a row of `like`."""
+    count = op.Squeeze(op.Shape(like, start=1, end=2), [0])
+    numbers = op.Range(op.const(np.array(0)), count, op.const(np.array(1)))
+    return op.Gather(scales, op.Div(numbers, [block_size]), axis=1)
+
+
+def _times(op: FunctionEmitter, A: str, W: str, bias: str | None) -> str:
+    """A·Wᵀ + bias"""
+    return plus(op, op.CastLike(op.MatMul(wide(op, A, A), op.Transpose(W, perm=[1, 0])), A), bias)
+
+
+@operator(
+    "GemmFloat8",
+    "Y",
+    types={
+        "A": (*FLOATS, *_FLOATS_OF_8),
+        "B": (*FLOATS, *_FLOATS_OF_8),
+        "C": FLOATS,
+        **dict.fromkeys(("scaleA", "scaleB", "scaleY"), _FLOAT),
+        "Y": (*FLOATS, *_FLOATS_OF_8),
+    },
+)
+def gemm_float8(
+    op: FunctionEmitter,
+    A: str,
+    B: str,
+    C: str | None = None,
+    scaleA: str | None = None,
+    scaleB: str | None = None,
+    scaleY: str | None = None,
+    *,
+    activation: str | None = None,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    dtype: int = 1,
+    transA: int = 0,
+    transB: int = 0,
+) -> str:
+    """activation(α·A'·B' + β·C) as elements of type dtype"""
+    if any(scale is not None for scale in (scaleA, scaleB, scaleY)) or op.type(A) in _SINCE or op.type(B) in _SINCE:
+        raise UnsupportedFormError(
+            "of floats of 8 bits and their scales it is not covered; use Gemm of what they stand for"
+        )
+    if dtype not in (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16):
+        raise UnsupportedFormError(f"its dtype is {dtype}; there are 1 (float), 10 (float16) and 16 (bfloat16)")
+    named = (activation or "NONE").upper()
+    if named not in ("NONE", "RELU", "GELU"):
+        raise UnsupportedFormError(f"its activation {activation!r} is not known; there are RELU, GELU and NONE")
+    c = None if C is None or beta == 0 else wide(op, C, A)
+    y = op.Gemm(wide(op, A, A), wide(op, B, A), c, alpha=alpha, beta=beta, transA=transA, transB=transB)
+    if named == "RELU":
+        y = op.Relu(y)
+    if named == "GELU":  # as the library that it calls has it
+        y = op.com_microsoft("FastGelu", y)
+    return str(op.Cast(y, to=dtype))
 
 
 def _misshapen(

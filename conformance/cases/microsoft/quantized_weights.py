@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from refgrad.conformance.case import SHAPES, Case
@@ -16,6 +17,10 @@ def cases() -> Iterator[Case]:
     for shapes in SHAPES:
         yield from _matmul_nbits(shapes)
         yield from _fused(shapes)
+        if shapes != "unknown":  # the shape of B would be fed by the name of B_shape
+            yield from _matmul_fpq4(shapes)
+        yield from _small_floats(shapes)
+        yield from _gemm_float8(shapes)
         yield from _gather_block_quantized(shapes)
         yield from _matmul_bnb4(shapes)
 
@@ -158,3 +163,51 @@ def _matmul_bnb4(shapes: str) -> Iterator[Case]:
     if shapes == "static":
         yield bnb4((32,), 2, 32, 32, 1, constant=("B",), **options)
         yield bnb4((2, 0, 5), 4, 5, 64, 0, **options)
+
+
+def fpq4(a: tuple[int, ...], N: int, blk_quant_type: int, **options: Any) -> Case:
+    """MatMulFpQ4 with an A of the shape `a`."""
+    numbers, floats = np.random.default_rng(N), drawer(N)
+    fields = [("scale", "<f4"), *([("zero", "u1")] if blk_quant_type else []), ("codes", "u1", 16)]
+    blocks = np.zeros(N * -(-a[-1] // 32), fields)
+    blocks["scale"], blocks["codes"] = floats(len(blocks)), numbers.integers(0, 256, (len(blocks), 16))
+    if blk_quant_type:
+        blocks["zero"] = numbers.integers(0, 16, len(blocks))
+    B = np.frombuffer(blocks.tobytes(), np.uint8)
+    return case("MatMulFpQ4", floats(*a), B, np.array([a[-1], N]), blk_quant_type=blk_quant_type, **options)
+
+
+def _matmul_fpq4(shapes: str) -> Iterator[Case]:
+    yield fpq4((2, 40), 3, 1, shapes=shapes)
+    yield fpq4((2, 1, 32), 2, 0, shapes=shapes)
+    if shapes == "static":
+        yield fpq4((33,), 2, 0, shapes=shapes, constant=("B", "B_shape"))
+        yield fpq4((0, 8), 2, 1, shapes=shapes)
+
+
+def _small_floats(shapes: str) -> Iterator[Case]:
+    floats, numbers = drawer(8), np.random.default_rng(8)
+    name = "MatMulBlockQuantizedFp4Weight"
+    B, scale = numbers.integers(0, 256, (3, 9), dtype=np.uint8), numbers.integers(30, 80, (3, 2), dtype=np.uint8)
+    one, all_ = np.array(0.25, np.float32), np.array([2.0], np.float32)
+    yield case(name, floats(2, 2, 18), B, scale, one, shapes=shapes)
+    fine = numbers.integers(30, 80, (3, 3), dtype=np.uint8)
+    options: dict[str, Any] = {"block_size": 8, "shapes": shapes}
+    yield case(name, floats(18), B, fine, one, all_[0], floats(3), constant=("B", "weight_scale"), **options)
+    yield case(name, floats(0, 18), B, scale, all_, shapes=shapes)
+    name = "MatMulBlockQuantizedFp8Weight"
+    B = floats(3, 20).astype(ml_dtypes.float8_e4m3fn)
+    yield case(name, floats(2, 2, 20), B, floats(3, 1), shapes=shapes)
+    yield case(name, floats(20), B, floats(3, 3), None, floats(3), constant=("B",), **options)
+    yield case(name, floats(0, 20), B, floats(3, 3), all_, **options)
+
+
+def _gemm_float8(shapes: str) -> Iterator[Case]:
+    floats, name = drawer(9), "GemmFloat8"
+    for trans_a, trans_b in ((0, 0), (0, 1), (1, 0), (1, 1)) if shapes == "static" else ((0, 1),):
+        a, b = floats(*((4, 2) if trans_a else (2, 4))), floats(*((3, 4) if trans_b else (4, 3)))
+        yield case(name, a, b, floats(2, 3), transA=trans_a, transB=trans_b, beta=0.5, alpha=-1.5, shapes=shapes)
+    yield case(name, floats(2, 4), floats(4, 3), floats(2, 3), activation="GELU", shapes=shapes)
+    half = [floats(*shape).astype(np.float16) for shape in ((2, 4), (4, 3))]
+    yield case(name, *half, activation="NONE", dtype=10, shapes=shapes)
+    yield case(name, floats(0, 4), floats(4, 3), activation="RELU", shapes=shapes)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
+from onnx import helper
 
 from refgrad.conformance.case import Case
 from refgrad.conformance.strategies.drawing import Drawing, strategy
@@ -106,4 +108,58 @@ def matmul_nbits_qlora(d: Drawing) -> Case:
     lora = {"lora_bits": lora_bits, "lora_block_size": lora_block_size}
     return d.case(
         x, *_weights(d, N, K, bits, block_size), *adapters, K=K, N=N, bits=bits, block_size=block_size, **lora
+    )
+
+
+@strategy(*named("MatMulFpQ4"))
+def matmul_fpq4(d: Drawing) -> Case:
+    """Both types, full and filled blocks."""
+    blk_quant_type, N, K = d.pick(1, 0, None), d.integer(1, 3), d.integer(1, 40)
+    fields = [("scale", "<f4"), *([("zero", "u1")] if blk_quant_type != 0 else []), ("codes", "u1", 16)]
+    blocks = np.zeros(N * -(-K // 32), fields)
+    blocks["scale"] = d.floats(blocks.shape).astype(np.float32)
+    blocks["codes"] = d.integers((*blocks.shape, 16), 0, 255, np.uint8)
+    if blk_quant_type != 0:
+        blocks["zero"] = d.integers(blocks.shape, 0, 15, np.uint8)
+    a = d.floats((*d.shape(0, 2, size=2), K))
+    if d.shapes == "unknown":  # the shape of B would be fed by the name of B_shape
+        d.shapes = "symbolic"
+    B = np.frombuffer(blocks.tobytes(), np.uint8)
+    return d.case(a, B, np.array([K, N]), blk_quant_type=blk_quant_type)
+
+
+@strategy(*named("MatMulBlockQuantizedFp4Weight"))
+def matmul_fp4_weight(d: Drawing) -> Case:
+    """Any size of the blocks, the scales of all as a scalar or in a row."""
+    N, half, block_size = d.integer(1, 3), d.integer(1, 10), d.pick(None, 1, 5, 8)
+    blocks = -(-2 * half // (block_size or 16))
+    B, scale = d.integers((N, half), 0, 255, np.uint8), d.integers((N, blocks), 30, 80, np.uint8)
+    one = np.full(d.pick((), (1,)), d.pick(0.5, 2.0), np.float32)
+    bias = d.optional(lambda: d.floats((N,)))
+    input_scale = d.optional(lambda: np.array(2, np.float32))
+    a = d.floats((*d.shape(0, 2, size=2), 2 * half))
+    return d.case(a, B, scale, one, input_scale, bias, block_size=block_size)
+
+
+@strategy(*named("MatMulBlockQuantizedFp8Weight"))
+def matmul_fp8_weight(d: Drawing) -> Case:
+    """Any size of the blocks, weights of few bits."""
+    N, K, block_size = d.integer(1, 3), d.integer(1, 20), d.pick(None, 1, 5, 8)
+    B = d.floats((N, K)).astype(ml_dtypes.float8_e4m3fn)
+    scale = d.floats((N, -(-K // (block_size or 128)))).astype(np.float32)
+    bias = d.optional(lambda: d.floats((N,)))
+    return d.case(d.floats((*d.shape(0, 2, size=2), K)), B, scale, None, bias, block_size=block_size)
+
+
+@strategy(*named("GemmFloat8"))
+def gemm_float8(d: Drawing) -> Case:
+    """Either matrix transposed or not, with and without C, which counts where β is not 0."""
+    rows, inner, columns = (d.integer(1, 3) for _ in range(3))
+    trans_a, trans_b = d.pick(0, 1), d.pick(0, 1)
+    a, b = ((inner, rows) if trans_a else (rows, inner)), ((columns, inner) if trans_b else (inner, columns))
+    c = d.optional(lambda: d.normal((rows, columns)))
+    kind = helper.np_dtype_to_tensor_dtype(d.dtype)
+    factors = {"alpha": d.optional(d.factor), "beta": d.optional(d.factor), "dtype": kind}
+    return d.case(
+        d.normal(a), d.normal(b), c, activation=d.pick(None, "GELU", "NONE"), transA=trans_a, transB=trans_b, **factors
     )

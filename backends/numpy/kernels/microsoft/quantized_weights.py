@@ -6,13 +6,16 @@ from collections.abc import Callable, Iterator
 
 import ml_dtypes
 import numpy as np
+from onnx import helper
 
+from refgrad.backends.numpy.kernels.activation import gelu
 from refgrad.backends.numpy.kernels.operands import check_shape
 from refgrad.backends.numpy.registry import kernel
 from refgrad.protos.domains import MICROSOFT
 
 Array = np.ndarray
 _INTEGERS = tuple(np.dtype(kind) for kind in (ml_dtypes.int4, ml_dtypes.uint4))
+_GEMM = {np.dtype(kind) for kind in (np.float16, ml_dtypes.bfloat16, np.float32, np.float64)}
 _TOGETHER = 2**20  # weights that are floats at a time
 
 
@@ -283,6 +286,142 @@ def matmul_bnb4(
     for some in _steps(N, K):
         y += A[..., some] @ rows(some)
     return y
+
+
+@kernel("MatMulFpQ4", domain=MICROSOFT, in_float32=True, fresh=True)
+def matmul_fpq4(A: Array, B: Array, B_shape: Array, *, blk_quant_type: int = 1) -> Array:
+    """A·W; the bytes of a block of 32 numbers have a float, for type 1 a zero point, and the numbers k and k + 16 together"""
+    if blk_quant_type not in (0, 1):
+        raise ValueError(f"blk_quant_type is {blk_quant_type}; there are 0 and 1")
+    if B_shape.shape != (2,) or (B_shape < 1).any():
+        raise ValueError(f"B_shape is {B_shape.tolist()}; it has the two sizes of a matrix")
+    K, N = map(int, B_shape)
+    _check_columns(A, K)
+    blocks = -(-K // 32)
+    fields = [("scale", "<f4"), *([("zero", "u1")] if blk_quant_type else []), ("codes", "u1", 16)]
+    kind = np.dtype(fields)
+    check_shape("B", B.shape, (N * blocks * kind.itemsize,))
+    whole = np.ascontiguousarray(B).view(kind).reshape(N, blocks)
+
+    def rows(some: slice) -> Array:
+        part = whole[some]
+        codes = np.stack([part["codes"] & 15, part["codes"] >> 4], 2).reshape(*part.shape, 32).astype(A.dtype)
+        codes -= part["zero"][..., None] if blk_quant_type else 8
+        return (codes * part["scale"][..., None]).reshape(len(part), -1)[:, :K]
+
+    return _product(A, rows, N, K)
+
+
+@kernel("MatMulBlockQuantizedFp4Weight", domain=MICROSOFT, in_float32=True, fresh=True)
+def matmul_fp4_weight(
+    A: Array,
+    B: Array,
+    weight_scale: Array,
+    weight_scale_2: Array,
+    input_scale: Array | None = None,
+    bias: Array | None = None,
+    *,
+    block_size: int = 16,
+) -> Array:
+    """A·Wᵀ + bias with weights of 4 bits, scales of 8 bits, and a scale of them all"""
+    if B.ndim != 2:
+        raise ValueError(f"B has the shape {list(B.shape)}; it has two axes")
+    _check_scalar("weight_scale_2", weight_scale_2)
+    if input_scale is not None:
+        _check_scalar("input_scale", input_scale)
+    N, K = len(B), 2 * B.shape[1]
+    scales = weight_scale.view(ml_dtypes.float8_e4m3fn).astype(A.dtype) * weight_scale_2.reshape(())
+
+    def rows(some: slice) -> Array:
+        codes = np.stack([B[some] & 15, B[some] >> 4], -1).reshape(-1, K)
+        return codes.view(ml_dtypes.float4_e2m1fn).astype(A.dtype)
+
+    return _scaled(A, rows, scales, "weight_scale", bias, (N, K), block_size)
+
+
+@kernel("MatMulBlockQuantizedFp8Weight", domain=MICROSOFT, in_float32=True, fresh=True)
+def matmul_fp8_weight(
+    A: Array,
+    B: Array,
+    b_scale: Array,
+    a_scale: Array | None = None,
+    bias: Array | None = None,
+    *,
+    block_size: int = 128,
+) -> Array:
+    """A·Wᵀ + bias with weights of 8 bits; with a_scale A is rounded to 8 bits too"""
+    if B.ndim != 2:
+        raise ValueError(f"B has the shape {list(B.shape)}; it has two axes")
+    if a_scale is not None:
+        _check_scalar("a_scale", a_scale)
+        step = a_scale.reshape(())
+        most = A.dtype.type(448)
+        A = ((A / step).clip(-most, most).astype(B.dtype).astype(A.dtype) * step).astype(A.dtype)
+    return _scaled(A, lambda some: B[some].astype(A.dtype), b_scale, "b_scale", bias, B.shape, block_size)
+
+
+def _scaled(
+    A: Array,
+    rows: Callable[[slice], Array],
+    scales: Array,
+    name: str,
+    bias: Array | None,
+    shape: tuple[int, ...],
+    block_size: int,
+) -> Array:
+    """A·Wᵀ + bias for `rows` of W and their scales"""
+    N, K = shape
+    if block_size < 1:
+        raise ValueError(f"block_size is {block_size}; it is 1 or more")
+    _check_columns(A, K)
+    check_shape(name, scales.shape, (N, -(-K // block_size)))
+    if bias is not None:
+        check_shape("bias", bias.shape, (N,))
+    groups = np.arange(K) // block_size
+    y = _product(A, lambda some: (rows(some) * scales[some][:, groups]).astype(A.dtype), N, K)
+    return y if bias is None else y + bias
+
+
+def _check_scalar(name: str, value: Array) -> None:
+    if value.size != 1:
+        raise ValueError(f"{name} has the shape {list(value.shape)}; it is one number")
+
+
+@kernel("GemmFloat8", domain=MICROSOFT, fresh=True)
+def gemm_float8(
+    A: Array,
+    B: Array,
+    C: Array | None = None,
+    *,
+    activation: str | None = None,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    dtype: int = 1,
+    transA: int = 0,
+    transB: int = 0,
+    _wide: bool,
+) -> Array:
+    """activation(α·A'·B' + β·C) in another type"""
+    if dtype not in (1, 10, 11, 16):  # 11, double, is what float becomes in that precision
+        raise ValueError(f"dtype is {dtype}; there are 1 (float), 10 (float16) and 16 (bfloat16)")
+    named = (activation or "NONE").upper()
+    if named not in ("NONE", "RELU", "GELU"):
+        raise ValueError(f"activation is {activation!r}; there are RELU, GELU and NONE")
+    if not (A.ndim == B.ndim == 2 and {A.dtype, B.dtype} <= _GEMM):
+        raise ValueError(f"A is {A.dtype}{list(A.shape)} and B {B.dtype}{list(B.shape)}; both are matrices of floats")
+    a, b = (x.astype(np.float64 if x.dtype == np.float64 else np.float32) for x in (A, B))
+    y = np.einsum(
+        "ki,kj->ij" if transA and not transB else "ik,jk->ij" if transB and not transA else "ik,kj->ij",
+        *((b, a) if transA and transB else (a, b)),
+    )
+    y = alpha * (y.T if transA and transB else y)
+    if C is not None and beta:
+        y = y + beta * C.astype(y.dtype)
+    if named == "RELU":
+        y = np.maximum(y, 0)
+    if named == "GELU":
+        y = gelu(y, approximate="tanh")
+    return np.asarray(y if _wide else y.astype(helper.tensor_dtype_to_np_dtype(dtype)))
 
 
 def _check_block_size(block_size: int) -> None:
