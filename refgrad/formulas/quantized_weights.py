@@ -293,6 +293,5 @@ def over_rows(
 def among(op: Emitter, part: str, axis: int, rank: int, begin: str, size: int) -> str:
     """`part` between zeros, so that along an axis of `size` it begins at `begin`."""
     behind = op.Sub(op.Sub([size], begin), op.Shape(part, start=axis, end=axis + 1))
-    none = [[0] * axis, [0] * (rank - 1), [0] * (rank - axis - 1)]
-    pads = [none[0], begin, none[1], behind, none[2]]
+    pads: list[str | list[int]] = [[0] * axis, begin, [0] * (rank - 1), behind, [0] * (rank - axis - 1)]
     return op.Pad(part, op.Concat(*(pad for pad in pads if pad), axis=0))

@@ -31,7 +31,11 @@ from refgrad.tables.definitions import FLOATS, UnsupportedFormError, operator
 from refgrad.tables.registry import rule
 
 _BYTES = ("tensor(uint8)",)
-_SINCE = {TensorProto.INT4: 21, TensorProto.UINT4: 21, TensorProto.FLOAT4E2M1: 23}  # the opset that casts a small type
+_SINCE: dict[int, int] = {
+    TensorProto.INT4: 21,
+    TensorProto.UINT4: 21,
+    TensorProto.FLOAT4E2M1: 23,
+}  # the opset that casts a small type
 _SINCE |= dict.fromkeys(
     (getattr(TensorProto, f"FLOAT8{name}") for name in ("E4M3FN", "E4M3FNUZ", "E5M2", "E5M2FNUZ")), 19
 )

@@ -91,9 +91,9 @@ def _fused(shapes: str) -> Iterator[Case]:
         yield case(name, a[:0], None, norm, *gate, None, *up, activation="silu", **sizes)
     yield case(name, a, None, norm, *gate, floats(N), *up, floats(N), activation="silu", accuracy_level=1, **sizes)
     options = {"activation": "relu", "epsilon": 0.01, "outputs": 2, "bits": 8}
-    (gate, scales), up = _weights(N, K, 8, 16, 3), _weights(N, K, 8, 16, 4)
+    (B, scales), up = _weights(N, K, 8, 16, 3), _weights(N, K, 8, 16, 4)
     far = scales / 16, array([4, -4, 4])  # from the kink of Relu
-    yield case(name, a, skip, norm, gate, *far, *up, None, **options, **sizes)
+    yield case(name, a, skip, norm, B, *far, *up, None, **options, **sizes)
     q, k, v = (_weights(n, K, 4, 16, n) for n in (4, 2, 2))
     del sizes["N"]
     sizes |= {"Nq": 4, "Nkv": 2}
