@@ -46,10 +46,13 @@ NOT_SET = {
     ("com.microsoft.Attention", "past_present_share_buffer"): _SHARED,
     ("com.microsoft.Attention", "do_rotary"): _ROTARY,
     ("com.microsoft.Attention", "rotary_embedding_dim"): _ROTARY,
+    ("com.microsoft.GatherBlockQuantized", "gather_axis"): "of data in types that opset 17 does not cast",
+    ("com.microsoft.MatMulNBits", "weight_prepacked"): "refused: a layout of CUDA kernels",
     ("com.microsoft.SkipGroupNorm", "channels_last"): "refused: ONNX Runtime adds the skip to the last axis alone",
 }
 NOT_GIVEN = {
     ("com.microsoft.Attention", "past_sequence_length"): _SHARED,
+    **dict.fromkeys((("com.microsoft.GemmFloat8", f"scale{x}") for x in "ABY"), "refused: of floats of 8 bits"),
     ("com.microsoft.MultiHeadAttention", "past_sequence_length"): _SHARED,
     ("com.microsoft.MultiHeadAttention", "cache_indirection"): _SHARED,
 }
@@ -74,12 +77,16 @@ RANKS = {
     LogSoftmax LpNormalization MatMul RMSNormalization Resize Scatter MeanVarianceNormalization ScatterElements ScatterND
     Softmax Split Squeeze TopK ai.onnx.ml.ArrayFeatureExtractor ai.onnx.ml.Imputer ai.onnx.ml.Normalizer ai.onnx.ml.Scaler
     com.microsoft.BiasDropout com.microsoft.BiasGelu com.microsoft.ConcatTraining com.microsoft.FusedMatMul
-    com.microsoft.PadAndUnflatten com.microsoft.ShrunkenGather com.microsoft.SimplifiedLayerNormalization
+    com.microsoft.MatMulBlockQuantizedFp4Weight com.microsoft.MatMulBlockQuantizedFp8Weight com.microsoft.MatMulBnb4
+    com.microsoft.MatMulFpQ4 com.microsoft.MatMulNBits com.microsoft.MatMulNBitsMlp com.microsoft.MatMulNBitsQLoRA
+    com.microsoft.MatMulNBitsQkv com.microsoft.PadAndUnflatten com.microsoft.ShrunkenGather
+    com.microsoft.SimplifiedLayerNormalization
     com.microsoft.SoftmaxCrossEntropy com.microsoft.SparseSoftmaxCrossEntropy SplitToSequence""",
     2: """BatchNormalization DFT Det Gemm GroupNormalization LRN NegativeLogLikelihoodLoss ReverseSequence
     SoftmaxCrossEntropyLoss TensorScatter Trilu ai.onnx.ml.FeatureVectorizer ai.onnx.ml.LinearClassifier
     ai.onnx.ml.LinearRegressor ai.onnx.ml.SVMClassifier ai.onnx.ml.SVMRegressor com.microsoft.EmbedLayerNormalization
-    com.microsoft.FlattenAndUnpad com.microsoft.FusedGemm com.microsoft.GemmFastGelu
+    com.microsoft.FlattenAndUnpad com.microsoft.FusedGemm com.microsoft.GatherBlockQuantized com.microsoft.GemmFastGelu
+    com.microsoft.GemmFloat8
     com.microsoft.SoftmaxCrossEntropyLossInternal com.microsoft.TransposeMatMul com.microsoft.Trilu""",
     3: """AffineGrid Attention AveragePool CausalConvWithState Col2Im Conv ConvTranspose DeformConv GRU GlobalAveragePool
     GlobalLpPool GlobalMaxPool GridSample InstanceNormalization LSTM LinearAttention LpPool MaxPool MaxUnpool RNN

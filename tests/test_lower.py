@@ -39,6 +39,7 @@ from test_numpy_gradients import (
 
 import refgrad
 from refgrad.conformance.case import Case as Model
+from refgrad.conformance.case import is_float
 from refgrad.conformance.cases import every_case
 from refgrad.errors import BackendError, BuilderError, InvalidModelError, LoweringError
 from refgrad.microsoft.forms import FORMS, form
@@ -309,7 +310,7 @@ def metadata(model: onnx.ModelProto) -> dict[str, str]:
 
 def in_double(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     wide = {v.name: feeds[v.name] for v in model.graph.input if v.name in feeds}
-    wide = {name: np.asarray(x, np.float64) if x.dtype.kind in "fV" else x for name, x in wide.items()}
+    wide = {name: np.asarray(x, np.float64) if is_float(x) else x for name, x in wide.items()}
     return NUMPY.prepare(model, precision="float64").run(wide)
 
 

@@ -301,6 +301,11 @@ OTHERWISE: list[tuple[tuple[str, ...], str, str]] = [
     (("ai.onnx.ml.TreeEnsemble",), "X: one rank less", "one row"),
     (("com.microsoft.BiasGelu",), "A: a column more|B: a row more|B: one rank less", "the bias is broadcast"),
     (
+        ("com.microsoft.MatMulBlockQuantizedFp4Weight", "com.microsoft.MatMulBlockQuantizedFp8Weight"),
+        ".*",
+        "its schema has A in 16 bits alone",
+    ),
+    (
         ("com.microsoft.SkipLayerNormalization", "com.microsoft.SkipSimplifiedLayerNormalization"),
         "input: a row more",
         "the last axis is normalized, whatever is before it",

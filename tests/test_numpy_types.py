@@ -111,6 +111,8 @@ def retyped(operator: str) -> Iterator[tuple[NodeCase, np.dtype[Any], dict[str, 
                     numeric = kind.itemsize == have.itemsize
                 elif operator == "ai.onnx.ml.Imputer":
                     numeric = kind in FLOATS  # the attribute for integers is another
+                elif names == ["zero_points"]:
+                    numeric = (kind in FLOATS) == (have in FLOATS)  # packed in bytes they have another shape
                 if numeric:
                     yield case, kind, typed(case, names, kind)
 

@@ -57,6 +57,8 @@ def test_the_interpreter_computes_what_onnx_runtime_does(case: Case) -> None:
         pytest.skip("mended after ONNX Runtime 1.19")
     if case.node.op_type in LOSSES and "reduction=none" in str(case):
         pytest.skip("ONNX Runtime adds up the losses where it should not, with the wrong sign or without")
+    if case.node.op_type == "MatMulBnb4" and "transB=0" in str(case):
+        pytest.skip("ONNX Runtime multiplies with the weights in another order")
     try:
         expected = get_backend("ort-cpu").prepare(case.model).run(case.feeds)
     except BackendError as error:
@@ -74,12 +76,15 @@ ENDS = node_case("FakeQuant", *_ENDS, domain=MICROSOFT, opset=1, outputs=2, quan
 @pytest.mark.parametrize("case", [*CASES, ENDS], ids=str)
 def test_a_body_computes_what_the_operator_does(case: Case, opset: int) -> None:
     """An operator with a rule too, and in opsets that lack Gelu and the axes of ReduceMean as an input."""
+    if opset < 19 and case.node.op_type == "MatMulBlockQuantizedFp8Weight":
+        pytest.skip("this opset has no floats of 8 bits")
     model = onnx.ModelProto()
     model.CopyFrom(case.model)
     next(o for o in model.opset_import if not o.domain).version = opset
     types: dict[str, Type] = {
         v.name: (v.type.tensor_type.elem_type, len(v.type.tensor_type.shape.dim)) for v in model.graph.input
     }
+    types |= {t.name: (t.data_type, len(t.dims)) for t in model.graph.initializer}
     types |= {f"{name}_": (kind, None) for name, (kind, _) in types.items()}  # read through a Reshape
     assert call_functions(model, types) == 0
     results = get_backend("numpy").prepare(inline_functions(model)).run(case.feeds)

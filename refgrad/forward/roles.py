@@ -60,6 +60,7 @@ _PARAMETERS: dict[str, tuple[int, ...]] = {
     "EmbedLayerNormalization": (2, 3, 4, 5, 6),
     "BiasGelu": (1,),
     "FastGelu": (1,),
+    "MatMulNBits": (5,),
 }
 _NORMALIZATIONS = frozenset(("InstanceNormalization", "GroupNormalization", "LayerNormalization"))
 _QUANTIZED = {
@@ -68,6 +69,8 @@ _QUANTIZED = {
     "QLinearConv": (3, 8),
     "QLinearMatMul": (0, 3),
     "MatMulNBits": (1,),
+    "MatMulBnb4": (1,),
+    "GatherBlockQuantized": (0,),
 }
 _QUANTIZATION = {
     "QuantizeLinear": (1, 2),
@@ -77,6 +80,8 @@ _QUANTIZATION = {
     "MatMulInteger": (2, 3),
     "ConvInteger": (2, 3),
     "MatMulNBits": (2, 3),
+    "MatMulBnb4": (2,),
+    "GatherBlockQuantized": (2, 3),
 }
 _SETTINGS = {
     "LSTM": (4, 5, 6),

@@ -431,13 +431,13 @@ def _settings(graph: Graph) -> set[str]:
     settings: set[str] = set()
     others: set[str] = set()
     for node in graph.nodes:
-        rule = RULES.get(node.key)
-        if rule is None or not rule.settings:
+        known = RULES.get(node.key) or DEFINITIONS.get(node.key)
+        if known is None or not known.settings:
             others.update(node.reads)
             continue
         schema = find_schema(node.op_type, node.domain, graph.opsets.get(node.domain, 1))
         for parameter, name in zip(schema.inputs, node.inputs, strict=False):
-            (settings if parameter.name in rule.settings else others).add(name)
+            (settings if parameter.name in known.settings else others).add(name)
     return settings - others
 
 

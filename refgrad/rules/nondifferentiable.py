@@ -97,3 +97,10 @@ for _name in (
     NO_DERIVATIVE["com.microsoft.nchwc", _name] = (
         "it is in the layout of the processor that it was optimized on: save the model with ORT_ENABLE_EXTENDED or less"
     )
+
+# Weights that are quantised
+for _name, _reason in {
+    "MatMulPacked": "its bytes are in formats that its schema does not define: store the weights for MatMulNBits",
+    "SparseToDenseMatMul": "it reads a sparse tensor: store the matrix as a dense one, and use FusedMatMul",
+}.items():
+    NO_DERIVATIVE["com.microsoft", _name] = _reason

@@ -101,13 +101,15 @@ class FunctionSignature:
 class Definition:
     """An operator that refgrad defines: its schema, and the function that emits its body.
 
-    `writes` maps the outputs that ONNX Runtime computes in the memory of an input to that input.
+    `writes` maps the outputs that ONNX Runtime computes in the memory of an input to that input. `settings` are inputs that
+    steer the operator, as those of a rule.
     """
 
     schema: OpSchema
     function: Callable[..., Any]
     signature: FunctionSignature
     writes: Mapping[int, str]
+    settings: tuple[str, ...] = ()
 
     @property
     def meaning(self) -> str:
@@ -142,6 +144,7 @@ def operator(
     others: Collection[str] = (),
     types: Mapping[str, Collection[str] | str] | None = None,
     writes: Mapping[int, str] | None = None,
+    settings: Sequence[str] = (),
     domain: str = MICROSOFT,
     replace: bool = False,
 ) -> Callable[[F], F]:
@@ -153,6 +156,8 @@ def operator(
     :param types: inputs and outputs whose element type is neither that of the floats nor that of the others: the types that
         they may have, `FLOATS` and ones like "tensor(uint8)", or the name of one before, which has the same type.
     :param writes: outputs that ONNX Runtime computes in the memory of an input, by their positions, and that input.
+    :param settings: inputs that steer the operator. An initializer that nodes read only there is no weight: `gradient`
+        differentiates by it only where `wrt` names it.
     :param replace: take the place of a body that the operator has already; without it a second one is refused.
     """
 
@@ -194,7 +199,8 @@ def operator(
         before = DEFINITIONS.get((domain, op_type))
         once("function body", qualified(domain, op_type), before and before.function, function, replace)
         DECLARED[domain, op_type] = schema
-        DEFINITIONS[domain, op_type] = Definition(schema, function, FunctionSignature.of(function), writes or {})
+        signature = FunctionSignature.of(function)
+        DEFINITIONS[domain, op_type] = Definition(schema, function, signature, writes or {}, tuple(settings))
         return function
 
     return register

@@ -38,6 +38,8 @@ def _primitive(signature: str, meaning: str) -> Primitive:
 
 
 _RECURRENT = "hidden_size, direction, activations, activation_alpha, activation_beta, clip"
+_NBITS = "A, B, scales, zero_points, g_idx; K, N, bits, block_size"
+_BNB4 = "A, B, absmax; K, N, block_size, quant_type, transB"
 _POOL = "auto_pad, ceil_mode, dilations, kernel_shape, pads, strides"
 
 PRIMITIVES: dict[str, Primitive] = {
@@ -67,6 +69,16 @@ PRIMITIVES: dict[str, Primitive] = {
     "OverNorm": _primitive("dY, Y -> dS", "dY/Y; something finite where Y = 0, for what it multiplies is 0 too"),
     # quantization
     "FakeQuantGrad": _primitive("dY, mask -> dX", "dY where mask, else 0"),
+    "MatMulNBitsGrad": _primitive(
+        f"dY, {_NBITS} -> dA", "dY·W, where W are the weights of MatMulNBits; they are made floats some rows at a time"
+    ),
+    "MatMulNBitsScaleGrad": _primitive(
+        f"dY, {_NBITS} -> dScales, dZeroPoints", "the adjoints of the scales and of the zero points that are floats"
+    ),
+    "MatMulBnb4Grad": _primitive(
+        f"dY, {_BNB4} -> dA", "dY times the weights of MatMulBnb4, transposed where the operator does not"
+    ),
+    "MatMulBnb4ScaleGrad": _primitive(f"dY, {_BNB4} -> dAbsmax", "the adjoint of the scales of MatMulBnb4"),
     # activations
     "ReluGrad": _primitive("dY, Y -> dX", "dY where Y > 0, else 0"),
     "LeakyReluGrad": _primitive("dY, X; alpha -> dX", "dY where X > 0, else alpha·dY"),
