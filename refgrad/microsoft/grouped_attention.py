@@ -1,0 +1,382 @@
+"""ONNX Runtime's attentions whose query heads share keys and values, and which keep them in a cache."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from onnx import TensorProto
+
+from refgrad.formulas.indexing import END
+from refgrad.forward.function_emitter import FunctionEmitter
+from refgrad.protos.types import SIXTEEN_BIT
+from refgrad.tables.definitions import FLOATS, UnsupportedFormError, operator
+
+_CACHE = (*FLOATS, "tensor(int8)", "tensor(uint8)")
+
+
+@operator(
+    "GroupQueryAttention",
+    "output",
+    optional=["present_key", "present_value", "output_qk"],
+    others=("seqlens_k", "total_sequence_length", "position_ids", "query_seqlens"),
+    types={
+        "past_key": _CACHE,
+        "past_value": _CACHE,
+        "present_key": "past_key",
+        "present_value": "past_value",
+        "k_scale": FLOATS,
+        "v_scale": "k_scale",
+    },
+)
+def group_query_attention(
+    op: FunctionEmitter,
+    query: str,
+    key: str | None,
+    value: str | None,
+    past_key: str | None,
+    past_value: str | None,
+    seqlens_k: str,
+    total_sequence_length: str,
+    cos_cache: str | None = None,
+    sin_cache: str | None = None,
+    position_ids: str | None = None,
+    attention_bias: str | None = None,
+    head_sink: str | None = None,
+    k_scale: str | None = None,
+    v_scale: str | None = None,
+    q_norm_weight: str | None = None,
+    k_norm_weight: str | None = None,
+    query_seqlens: str | None = None,
+    *,
+    causal: int = 1,
+    do_rotary: int = 0,
+    k_norm_epsilon: float | None = None,
+    k_quant_type: str = "NONE",
+    kv_cache_bit_width: int = 0,
+    kv_num_heads: int,
+    local_window_size: int = -1,
+    num_heads: int,
+    q_norm_epsilon: float | None = None,
+    qk_norm_epsilon: float = 1e-6,
+    qk_output: int = 0,
+    rotary_interleaved: int = 0,
+    scale: float | None = None,
+    sliding_window_cache: int = 0,
+    smooth_softmax: int = -1,
+    softcap: float = 0.0,
+    v_quant_type: str = "NONE",
+) -> tuple[str | None, ...]:
+    """softmax(scale·Q·Kᵀ + attention_bias)·V, each head of K and V for a group of heads of Q; the new keys follow those of the past
+
+    A query that is padding has a result of 0, as have the rows of the cache that hold no token. In a cache of 4 bits, a
+    number outside of its range has the gradient 0, whatever the option `quantization` is.
+    """
+    if local_window_size == 0:
+        raise UnsupportedFormError("local_window_size=0 lets no query see a key; use -1 for no window")
+    if sliding_window_cache and (past_key is None or qk_output or not causal):
+        raise UnsupportedFormError("sliding_window_cache=1 needs past_key, past_value, causal=1 and qk_output=0")
+    q, k, v = _split(op, query, key, value, num_heads, kv_num_heads)
+    if q_norm_weight is not None and k_norm_weight is not None:
+        q = _normalized(op, q, q_norm_weight, qk_norm_epsilon if q_norm_epsilon is None else q_norm_epsilon)
+        k = _normalized(op, k, k_norm_weight, qk_norm_epsilon if k_norm_epsilon is None else k_norm_epsilon)
+
+    length, new, total = op.Shape(query, start=1, end=2), op.Shape(k, start=1, end=2), _int64(op, total_sequence_length)
+    tokens = op.Add(_column(op, seqlens_k), 1)  # (B, 1): of each sample, with the new ones
+    count = op.Min(tokens, length) if query_seqlens is None else _column(op, query_seqlens)
+    before = op.Sub(tokens, count)
+    steps = _range(op, length)
+    places = op.Add(before, steps)  # (B, S): of the queries
+    real = op.Less(steps, count)
+    if do_rotary:
+        if cos_cache is None or sin_cache is None:
+            raise UnsupportedFormError("do_rotary=1 needs the inputs cos_cache and sin_cache")
+        at = places
+        if position_ids is not None:
+            at = position_ids
+            if query_seqlens is None:  # of a first prompt only one number counts
+                start = op.Slice(position_ids, [0, 0], [1, 1], [0, 1])
+                at = op.Where(op.Equal(total, length), op.Add(start, steps), position_ids)
+        at = op.Where(real, at, 0)
+        q, k = (_rotated(op, x, cos_cache, sin_cache, at, rotary_interleaved) for x in (q, k))
+
+    if past_key is None or past_value is None:
+        if k_quant_type != "NONE" or v_quant_type != "NONE":
+            raise UnsupportedFormError("a quantised cache needs past_key and past_value, which say its type")
+        keys, values = (op.Transpose(x, perm=[0, 2, 1, 3]) for x in (k, v))
+        key_places = op.Unsqueeze(_range(op, new), [0])
+        written = op.Unsqueeze(op.Less(key_places, tokens), [1, 3])
+        presents = [op.Where(written, x, 0) for x in (keys, values)]
+    else:
+        capacity = op.Shape(past_key, start=2, end=3)
+        appended = op.Sub(tokens, op.Min(count, new))  # a cache that is shared with another layer has the new ones already
+        if sliding_window_cache:
+            window = _Window(op, capacity, local_window_size)
+            held = window.held(op, appended)
+            first, kept = op.Sub(appended, held), window.held(op, tokens)
+            staged = op.Min(total, op.Add(capacity, new))
+            stored, shift = capacity, op.Sub(op.Sub(tokens, kept), first)
+        else:
+            held, first, kept, staged = appended, None, tokens, total
+            stored, shift = op.Max(total, capacity), None
+        key_places = op.Unsqueeze(_range(op, staged), [0])
+        read, presents = [], []
+        for x, past, number, kind in ((k, past_key, k_scale, k_quant_type), (v, past_value, v_scale, v_quant_type)):
+            cache = _Cache(op, kind, kv_cache_bit_width, number, past)
+            rows = op.Concat(cache.unpacked(op, past), cache.written(op, x, past), axis=1)
+            if shift is None:
+                every = cache.gathered(op, rows, capacity, held, _range(op, stored), kept)
+                part = op.Slice(every, [0], staged, [1])
+            else:
+                every = cache.gathered(op, rows, capacity, held, op.Add(shift, _range(op, stored)), op.Add(shift, kept))
+                part = cache.gathered(op, rows, capacity, held, _range(op, staged), op.Sub(tokens, first))
+            presents.append(cache.packed(op, every, past))
+            read.append(op.Transpose(cache.read(op, part, query), perm=[0, 2, 1, 3]))
+        keys, values = read
+        if first is not None:
+            key_places = op.Add(key_places, first)
+            if attention_bias is not None:
+                attention_bias = _columns(op, attention_bias, key_places, total)
+
+    own, theirs = op.Unsqueeze(places, [2]), op.Unsqueeze(key_places, [1])
+    seen = op.LessOrEqual(theirs, own) if causal else op.Less(theirs, op.Unsqueeze(tokens, [2]))
+    if local_window_size > 0:
+        seen = op.And(seen, op.Greater(theirs, op.Sub(own, local_window_size)))
+    sink = op.const(np.zeros(num_heads), like=query) if smooth_softmax == 1 else None
+    sink = sink if head_sink is None else head_sink
+    heads = op.Transpose(q, perm=[0, 2, 1, 3])
+    y, scores, shares = _attend(
+        op, heads, keys, values, op.Unsqueeze(seen, [1]), real, kv_num_heads, num_heads, scale, softcap, attention_bias, sink
+    )
+    y = op.CastLike(y, query)
+    presents = [op.CastLike(x, query if past_key is None else past_key) for x in presents]
+    if not qk_output:
+        return y, *presents, None
+    shown = op.And(op.Unsqueeze(seen, [1]), op.Unsqueeze(real, [1, 3]))
+    return y, *presents, op.CastLike(op.Where(shown, scores if qk_output == 1 else shares, 0), query)
+
+
+def _split(
+    op: FunctionEmitter, query: str, key: str | None, value: str | None, num_heads: int, kv_num_heads: int
+) -> list[str]:
+    """Query, key and value, which may all be in `query`, as (B, S, heads, H) in the type to compute in."""
+    counts = [num_heads, kv_num_heads, kv_num_heads]
+    parts = [query, key, value]
+    size = op.Div(op.Shape(query, start=2, end=3), [num_heads if key is not None else sum(counts)])
+    if key is None:
+        ends = op.Mul(size, np.cumsum([0, *counts]).reshape(4, 1))
+        bounds = [op.Gather(ends, op.const(np.array(n)), axis=0) for n in range(4)]
+        parts = [op.Slice(query, bounds[n], bounds[n + 1], [2]) for n in range(3)]
+    return [
+        op.Reshape(_wide(op, str(x), query), op.Concat([0, 0, n], size, axis=0))
+        for x, n in zip(parts, counts, strict=True)
+    ]
+
+
+def _wide(op: FunctionEmitter, x: str, of: str) -> str:
+    """x, a part of `of`, in float where it is narrower."""
+    return op.Cast(x, to=TensorProto.FLOAT) if op.type(of) in SIXTEEN_BIT else x
+
+
+def _int64(op: FunctionEmitter, x: str) -> str:
+    """One number, with one axis."""
+    return op.Cast(op.Reshape(x, [1]), to=TensorProto.INT64)
+
+
+def _column(op: FunctionEmitter, x: str) -> str:
+    """A number for each sample as (B, 1)."""
+    return op.Cast(op.Reshape(x, [-1, 1]), to=TensorProto.INT64)
+
+
+def _range(op: FunctionEmitter, count: str) -> str:
+    """The numbers from 0 to `count`, which has one axis."""
+    zero, one = (op.const(np.array(n)) for n in (0, 1))
+    return op.Range(zero, op.Squeeze(count, [0]), one)
+
+
+def _normalized(op: FunctionEmitter, x: str, weight: str, epsilon: float) -> str:
+    """x/√(mean x² + ε)·weight over the last of the 4 axes"""
+    root = op.Sqrt(op.Add(op.reduce("ReduceMean", op.Mul(x, x), [3]), epsilon))
+    return op.Mul(op.Div(x, root), _wide(op, weight, weight))
+
+
+def _rotated(
+    op: FunctionEmitter, x: str, cos_cache: str, sin_cache: str, positions: str, interleaved: int, first: int = 0
+) -> str:
+    """Pairs of the features of x (..., heads, H) from `first` on, turned by the angles of `positions` (...)."""
+    cos, sin = (op.Unsqueeze(_wide(op, op.Gather(c, positions), c), [-2]) for c in (cos_cache, sin_cache))
+    pairs = op.Shape(cos_cache, start=1, end=2)
+    middle, last = op.Add(pairs, [first]), op.Add(op.Add(pairs, pairs), [first])
+    if interleaved:
+        a, b = (op.Slice(x, [first + n], last, [-1], [2]) for n in (0, 1))
+    else:
+        a, b = op.Slice(x, [first], middle, [-1]), op.Slice(x, middle, last, [-1])
+    turned = [op.Sub(op.Mul(a, cos), op.Mul(b, sin)), op.Add(op.Mul(a, sin), op.Mul(b, cos))]
+    if interleaved:
+        woven = op.Concat(*(op.Unsqueeze(t, [-1]) for t in turned), axis=-1)
+        turned = [op.Reshape(woven, op.Concat(op.Shape(x, end=-1), op.Add(pairs, pairs), axis=0))]
+    before = [op.Slice(x, [0], [first], [-1])] if first else []
+    return op.Concat(*before, *turned, op.Slice(x, last, [END], [-1]), axis=-1)
+
+
+def _attend(
+    op: FunctionEmitter,
+    q: str,
+    keys: str,
+    values: str,
+    seen: str,
+    real: str,
+    kv_num_heads: int,
+    num_heads: int,
+    scale: float | None,
+    softcap: float = 0.0,
+    bias: str | None = None,
+    sink: str | None = None,
+) -> tuple[str, str, str]:
+    """q (B, N, S, H), keys (B, K, T, H), values (B, K, T, Hv) to (B, S, N·Hv); the scores and their shares (B, N, S, T)
+
+    `seen` (B, 1 or N, S, T) says which query sees which key. A query that is not `real` (B, S) has a result of 0.
+    """
+    size, rows = op.Shape(q, start=3, end=4), op.Shape(q, start=2, end=3)
+    grouped = op.Mul(rows, [num_heads // kv_num_heads])
+    q = op.Mul(q, scale) if scale else op.Div(q, op.Sqrt(op.CastLike(size, q)))
+    q = op.Reshape(q, op.Concat([0, kv_num_heads], grouped, size, axis=0))
+    scores = op.MatMul(q, op.Transpose(keys, perm=[0, 1, 3, 2]))
+    scores = op.Reshape(scores, op.Concat([0, num_heads], rows, op.Shape(keys, start=2, end=3), axis=0))
+    if softcap > 0:
+        scores = op.Mul(op.Tanh(op.Div(scores, softcap)), softcap)
+    if bias is not None:
+        scores = op.Add(scores, op.CastLike(bias, scores))
+    shown = op.Or(seen, op.Not(op.Unsqueeze(real, [1, 3])))  # padding sees everything, so that its shares are finite
+    logits = op.Where(shown, scores, op.const(-math.inf, like=scores))
+    if sink is not None:
+        column = op.Reshape(op.CastLike(sink, scores), [1, num_heads, 1, 1])
+        one = op.Concat(op.Shape(scores, end=3), [1], axis=0)
+        logits = op.Concat(logits, op.Expand(column, one), axis=3)
+    shares = op.Softmax(logits, axis=3)
+    if sink is not None:
+        shares = op.Slice(shares, [0], op.Shape(scores, start=3, end=4), [3])
+    width = op.Shape(values, start=3, end=4)
+    mixed = op.Reshape(shares, op.Concat([0, kv_num_heads], grouped, op.Shape(keys, start=2, end=3), axis=0))
+    mixed = op.Reshape(op.MatMul(mixed, values), op.Concat([0, num_heads], rows, width, axis=0))
+    y = op.Reshape(op.Transpose(mixed, perm=[0, 2, 1, 3]), op.Concat([0, 0], op.Mul(width, [num_heads]), axis=0))
+    return op.Where(op.Unsqueeze(real, [2]), y, 0), scores, shares
+
+
+def _columns(op: FunctionEmitter, bias: str, places: str, total: str) -> str:
+    """The columns of a bias (1 or B, 1 or N, S, total) at `places` (B, T), for each sample its own."""
+    samples, heads, rows = (op.Shape(bias, start=n, end=n + 1) for n in range(3))
+    samples = op.Max(samples, op.Shape(places, end=1))
+    bias = op.Expand(bias, op.Concat(samples, heads, rows, total, axis=0))
+    last = op.Sub(total, 1)
+    indices = op.Unsqueeze(op.Min(places, last), [2])
+    taken = op.GatherND(op.Transpose(bias, perm=[0, 3, 1, 2]), indices, batch_dims=1)
+    return op.Transpose(taken, perm=[0, 2, 3, 1])
+
+
+class _Window:
+    """A cache of the last tokens: beyond its capacity it drops `slack` of them at once."""
+
+    def __init__(self, op: FunctionEmitter, capacity: str, size: int) -> None:
+        self._capacity, self._slack = capacity, op.Sub(capacity, [size - 1])
+
+    def held(self, op: FunctionEmitter, tokens: str) -> str:
+        """How many of `tokens` it holds."""
+        excess = op.Max(op.Sub(tokens, self._capacity), [0])
+        times = op.Div(op.Sub(op.Add(excess, self._slack), [1]), self._slack)
+        return op.Sub(tokens, op.Mul(times, self._slack))
+
+
+@dataclass
+class _Cache:
+    """How keys or values (B, rows, heads, H) are held: as floats, or q = round(x/scale) in 8 bits, or two in a byte."""
+
+    bits: int
+    by_channel: bool
+    scale: str
+    empty: str  # what is held where there is no token
+
+    def __init__(self, op: FunctionEmitter, kind: str, width: int, scale: str | None, past: str) -> None:
+        known = ("NONE", "PER_TENSOR", "PER_CHANNEL")
+        if kind not in known:
+            raise UnsupportedFormError(f"its quantization {kind!r} is not known; there are {', '.join(known)}")
+        self.bits, self.by_channel, self.scale = 0 if kind == "NONE" else width, kind == "PER_CHANNEL", scale or ""
+        if kind != "NONE":
+            if width not in (4, 8):
+                raise UnsupportedFormError(f"kv_cache_bit_width={width} is not known; there are 4 and 8")
+            if not self.scale:
+                raise UnsupportedFormError(f"{kind} needs the inputs k_scale and v_scale")
+        if self.bits == 8:
+            self.empty = op.const(np.int8(0))
+        elif self.bits == 4:
+            self.empty = op.const(-8.0, like=self.scale)
+        else:
+            self.empty = op.const(0, like=past)
+
+    def _flat(self, op: FunctionEmitter, x: str) -> str:
+        """(B, rows, heads, H) to (B, rows, heads·H)"""
+        width = op.Mul(op.Shape(x, start=2, end=3), op.Shape(x, start=3, end=4))
+        return op.Reshape(x, op.Concat([0, 0], width, axis=0))
+
+    def unpacked(self, op: FunctionEmitter, past: str) -> str:
+        """A past (B, heads, rows, H) as rows."""
+        rows = op.Transpose(past, perm=[0, 2, 1, 3])
+        if self.bits != 4:
+            return rows
+        low, high = (f(rows, op.const(np.uint8(16))) for f in (op.Mod, op.Div))
+        pairs = op.Concat(op.Unsqueeze(low, [4]), op.Unsqueeze(high, [4]), axis=4)
+        width = op.Mul(op.Shape(rows, start=3, end=4), [2])
+        numbers = op.CastLike(op.Reshape(pairs, op.Concat([0, 0, 0], width, axis=0)), self.scale)
+        return op.Sub(numbers, 8.0)
+
+    def written(self, op: FunctionEmitter, x: str, past: str) -> str:
+        """New rows as the cache holds them."""
+        if not self.bits:
+            return op.CastLike(x, past)
+        x, shape = op.CastLike(x, self.scale), op.Shape(x)
+        if self.bits == 4:
+            one = op.const(1.0, like=self.scale)
+            nibbles = op.Clip(op.Div(x, self._laid(op, shape)), op.const(-8.0, like=x), op.const(7.0, like=x))
+            zero = op.const(np.int8(0))
+            return op.DequantizeLinear(op.QuantizeLinear(nibbles, one, zero), one, zero)
+        scale, zero, axis = self._parameters(op)
+        q = op.QuantizeLinear(self._flat(op, x), scale, zero, axis=axis)
+        return op.Reshape(q, shape)
+
+    def gathered(self, op: FunctionEmitter, rows: str, capacity: str, held: str, wanted: str, end: str) -> str:
+        """The rows at `wanted`, those of the past up to `held`, then those after `capacity`; empty ones from `end` on."""
+        places = op.Where(op.Less(wanted, held), wanted, op.Add(op.Sub(wanted, held), capacity))
+        last = op.Sub(op.Shape(rows, start=1, end=2), [1])
+        taken = op.GatherND(rows, op.Unsqueeze(op.Min(places, last), [2]), batch_dims=1)
+        return op.Where(op.Unsqueeze(op.Less(wanted, end), [2, 3]), taken, self.empty)
+
+    def packed(self, op: FunctionEmitter, rows: str, past: str) -> str:
+        """Rows as a present (B, heads, rows, H)."""
+        if self.bits == 4:
+            low, high = (op.Add(op.Slice(rows, [n], [END], [3], [2]), 8.0) for n in (0, 1))
+            rows = op.Cast(op.Add(low, op.Mul(high, 16.0)), to=TensorProto.UINT8)
+        return op.Transpose(rows, perm=[0, 2, 1, 3])
+
+    def read(self, op: FunctionEmitter, rows: str, query: str) -> str:
+        """Rows as floats, in the type to compute in."""
+        if self.bits == 4:
+            rows = op.Mul(rows, self._laid(op, op.Shape(rows)))
+        elif self.bits == 8:
+            scale, zero, axis = self._parameters(op)
+            rows = op.Reshape(op.DequantizeLinear(self._flat(op, rows), scale, zero, axis=axis), op.Shape(rows))
+        return op.Cast(rows, to=TensorProto.FLOAT) if op.type(query) in SIXTEEN_BIT else op.CastLike(rows, query)
+
+    def _laid(self, op: FunctionEmitter, shape: str) -> str:
+        """The scale, so that it broadcasts to rows of that shape."""
+        if not self.by_channel:
+            return op.Reshape(self.scale, [1])
+        return op.Reshape(self.scale, op.Slice(shape, [2], [4], [0]))
+
+    def _parameters(self, op: FunctionEmitter) -> tuple[str, str, int | None]:
+        """Scale, zero point and axis of QuantizeLinear."""
+        zero = op.const(np.int8(0))
+        if not self.by_channel:
+            return op.Reshape(self.scale, np.zeros(0, np.int64)), zero, None
+        scale = op.Reshape(self.scale, [-1])
+        return scale, op.Expand(zero, op.Shape(scale)), 2
