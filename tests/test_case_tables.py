@@ -84,7 +84,8 @@ RANKS = {
     3: """AffineGrid Attention AveragePool CausalConvWithState Col2Im Conv ConvTranspose DeformConv GRU GlobalAveragePool
     GlobalLpPool GlobalMaxPool GridSample InstanceNormalization LSTM LinearAttention LpPool MaxPool MaxUnpool RNN
     RotaryEmbedding STFT com.microsoft.Attention com.microsoft.BatchNormInternal com.microsoft.BiasSoftmax
-    com.microsoft.MultiHeadAttention com.microsoft.SkipLayerNormalization com.microsoft.SkipSimplifiedLayerNormalization""",
+    com.microsoft.MultiHeadAttention com.microsoft.SkipLayerNormalization com.microsoft.SkipSimplifiedLayerNormalization
+    com.microsoft.GroupQueryAttention""",
     4: """DepthToSpace MaxRoiPool RoiAlign SpaceToDepth Upsample ai.onnx.preview.FlexAttention com.microsoft.FusedConv
     com.microsoft.GroupNorm com.microsoft.SkipGroupNorm""",
 }

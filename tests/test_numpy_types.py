@@ -109,6 +109,8 @@ def retyped(operator: str) -> Iterator[tuple[NodeCase, np.dtype[Any], dict[str, 
                 numeric = have.kind != "O" and (have.kind == "b") == (kind.kind == "b")
                 if operator == "BitCast":
                     numeric = kind.itemsize == have.itemsize
+                elif operator == "com.microsoft.GroupQueryAttention":
+                    numeric = have in FLOATS and kind in FLOATS  # attributes say which integers a cache holds
                 elif operator == "ai.onnx.ml.Imputer":
                     numeric = kind in FLOATS  # the attribute for integers is another
                 if numeric:

@@ -13,6 +13,7 @@ from refgrad.forward.function_emitter import FunctionEmitter
 from refgrad.protos.types import SIXTEEN_BIT
 from refgrad.tables.definitions import FLOATS, UnsupportedFormError, operator
 
+_INT32, _INT64 = ("tensor(int32)",), ("tensor(int64)",)
 _CACHE = (*FLOATS, "tensor(int8)", "tensor(uint8)")
 
 
@@ -20,8 +21,11 @@ _CACHE = (*FLOATS, "tensor(int8)", "tensor(uint8)")
     "GroupQueryAttention",
     "output",
     optional=["present_key", "present_value", "output_qk"],
-    others=("seqlens_k", "total_sequence_length", "position_ids", "query_seqlens"),
     types={
+        "seqlens_k": _INT32,
+        "total_sequence_length": "seqlens_k",
+        "query_seqlens": "seqlens_k",
+        "position_ids": _INT64,
         "past_key": _CACHE,
         "past_value": _CACHE,
         "present_key": "past_key",
@@ -110,7 +114,9 @@ def group_query_attention(
         presents = [op.Where(written, x, 0) for x in (keys, values)]
     else:
         capacity = op.Shape(past_key, start=2, end=3)
-        appended = op.Sub(tokens, op.Min(count, new))  # a cache that is shared with another layer has the new ones already
+        appended = op.Sub(
+            tokens, op.Min(count, new)
+        )  # a cache that is shared with another layer has the new ones already
         if sliding_window_cache:
             window = _Window(op, capacity, local_window_size)
             held = window.held(op, appended)
@@ -147,7 +153,18 @@ def group_query_attention(
     sink = sink if head_sink is None else head_sink
     heads = op.Transpose(q, perm=[0, 2, 1, 3])
     y, scores, shares = _attend(
-        op, heads, keys, values, op.Unsqueeze(seen, [1]), real, kv_num_heads, num_heads, scale, softcap, attention_bias, sink
+        op,
+        heads,
+        keys,
+        values,
+        op.Unsqueeze(seen, [1]),
+        real,
+        kv_num_heads,
+        num_heads,
+        scale,
+        softcap,
+        attention_bias,
+        sink,
     )
     y = op.CastLike(y, query)
     presents = [op.CastLike(x, query if past_key is None else past_key) for x in presents]

@@ -89,6 +89,9 @@ def _group_query(floats: Callable[..., np.ndarray], shapes: str) -> Iterator[Cas
     )  # fmt: skip
     chunk = [*new(BATCH, LENGTH), *past(BATCH, 5), *lengths(4, 1, total=6), *rotary(), *none * 7, ints(2, 0)]
     yield case(name, *chunk, rotary_interleaved=1, **turned)
+    constant = ("seqlens_k", "total_sequence_length", "position_ids", "query_seqlens")
+    chunk[9] = np.array([[3, 4, 0], [0, 0, 0]])
+    yield case(name, *chunk, constant=constant, **turned)
 
 
 def _quantised(floats: Callable[..., np.ndarray], kind: str, bits: int, heads: dict[str, Any]) -> Case:

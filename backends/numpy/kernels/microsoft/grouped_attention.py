@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from refgrad.backends.numpy.kernels.operands import check_indices, check_shape
+from refgrad.backends.numpy.kernels.operands import check_indices, check_shape, widened
 from refgrad.backends.numpy.memory import need
 from refgrad.backends.numpy.registry import kernel
 from refgrad.protos.domains import MICROSOFT
@@ -18,7 +18,7 @@ Array = np.ndarray
 QUANTIZATIONS = ("NONE", "PER_TENSOR", "PER_CHANNEL")
 
 
-@kernel("GroupQueryAttention", domain=MICROSOFT, in_float32=True, fresh=True)
+@kernel("GroupQueryAttention", domain=MICROSOFT, fresh=True)
 def group_query_attention(
     query: Array,
     key: Array | None = None,
@@ -60,12 +60,18 @@ def group_query_attention(
     """One sample after another: its new keys join those of its cache, and each query sees those up to itself"""
     assert seqlens_k is not None
     assert total_sequence_length is not None
-    _among("causal", causal, (0, 1))
+    flags = {"causal": causal, "do_rotary": do_rotary, "rotary_interleaved": rotary_interleaved}
+    for name, flag in (flags | {"sliding_window_cache": sliding_window_cache}).items():
+        _among(name, flag, (0, 1))
     _among("qk_output", qk_output, (0, 1, 2))
     if local_window_size == 0:
         raise ValueError("local_window_size is 0; a window has at least one key, and -1 is none")
     if not causal and local_window_size != -1:
         raise ValueError(f"local_window_size is {local_window_size}; it must be -1 with causal=0")
+    declared, kinds = query.dtype, [query.dtype if past is None else past.dtype for past in (past_key, past_value)]
+    query, key, value, past_key, past_value = _wide(query, key, value, past_key, past_value)
+    cos_cache, sin_cache, attention_bias, head_sink = _wide(cos_cache, sin_cache, attention_bias, head_sink)
+    q_norm_weight, k_norm_weight = _wide(q_norm_weight, k_norm_weight)
     q, k, v = _split(query, key, value, num_heads, kv_num_heads)
     (batch, length, _, size), new = q.shape, k.shape[1]
     if (past_key is None) != (past_value is None):
@@ -86,7 +92,9 @@ def group_query_attention(
     if query_seqlens is None:
         fresh = np.minimum(length, lengths)
         if length > 1 and past_key is not None and total != length and batch != 1:
-            raise ValueError(f"{batch} samples bring {length} queries each to a past; give query_seqlens, or one sample")
+            raise ValueError(
+                f"{batch} samples bring {length} queries each to a past; give query_seqlens, or one sample"
+            )
     else:
         if not causal or past_key is None:
             raise ValueError("query_seqlens needs causal=1, past_key and past_value")
@@ -102,15 +110,21 @@ def group_query_attention(
         if shared or qk_output:
             raise ValueError("sliding_window_cache=1 needs new keys, and qk_output=0")
     elif query_seqlens is not None and np.any(np.where(fresh > 0, before + length > rows, False)):
-        raise ValueError(f"the chunks of {length} rows after {before.tolist()} do not fit into {rows} rows of the cache")
+        raise ValueError(
+            f"the chunks of {length} rows after {before.tolist()} do not fit into {rows} rows of the cache"
+        )
     if not sliding_window_cache and not shared and np.any(before > capacity):
         raise ValueError(f"seqlens_k counts {before.tolist()} tokens before the new ones; the past has {capacity} rows")
 
     if (q_norm_weight is None) != (k_norm_weight is None):
         raise ValueError("q_norm_weight and k_norm_weight go together; one of them is missing")
     if q_norm_weight is not None and k_norm_weight is not None:
-        q = _normalized("q_norm_weight", q, q_norm_weight, qk_norm_epsilon if q_norm_epsilon is None else q_norm_epsilon)
-        k = _normalized("k_norm_weight", k, k_norm_weight, qk_norm_epsilon if k_norm_epsilon is None else k_norm_epsilon)
+        q = _normalized(
+            "q_norm_weight", q, q_norm_weight, qk_norm_epsilon if q_norm_epsilon is None else q_norm_epsilon
+        )
+        k = _normalized(
+            "k_norm_weight", k, k_norm_weight, qk_norm_epsilon if k_norm_epsilon is None else k_norm_epsilon
+        )
     if do_rotary:
         positions = before[:, None] + np.arange(length)
         if position_ids is not None:
@@ -124,10 +138,12 @@ def group_query_attention(
     bias = _bias(attention_bias, batch, num_heads, length, total)
     sink = _sink(head_sink, num_heads, smooth_softmax == 1, q.dtype)
     y = np.zeros_like(q)
-    kinds = [q.dtype if past is None else past.dtype for past in (past_key, past_value)]
     presents = [np.zeros((batch, kv_num_heads, rows, stored), kind) for kind in kinds]
     inner = np.zeros((batch, num_heads, length, total), q.dtype) if len(_wanted) > 3 and _wanted[3] else None
-    quantizers = [_Quantizer(*form, bits, kv_num_heads, size) for form in ((k_quant_type, k_scale, "k_scale"), (v_quant_type, v_scale, "v_scale"))]
+    quantizers = [
+        _Quantizer(*form, bits, kv_num_heads, size)
+        for form in ((k_quant_type, k_scale, "k_scale"), (v_quant_type, v_scale, "v_scale"))
+    ]
     for b in range(batch):
         end, start, count = int(lengths[b]), int(before[b]), int(fresh[b])
         held = end if shared else _resident(start, capacity, slack) if slack else start
@@ -148,7 +164,8 @@ def group_query_attention(
         y[b, :count], middle = _attend(q[b, :count], keys, values, seen, scale, softcap, added, sink, qk_output)
         if inner is not None:
             inner[b, :, :count, places[0] : end] = middle
-    return y.reshape(batch, length, num_heads * size), *presents, inner if qk_output else None
+    output = y.reshape(batch, length, num_heads * size).astype(declared)
+    return output, *presents, inner.astype(declared) if qk_output and inner is not None else None
 
 
 def _attend(
@@ -192,6 +209,11 @@ def _attend(
         if qk_output:
             inner[head] = np.where(visible, scores, q.dtype.type(0)) if qk_output == 1 else weights
     return y, inner
+
+
+def _wide(*given: Any) -> list[Any]:
+    """Floats of 16 bits as float32."""
+    return [None if x is None else widened(x) for x in given]
 
 
 def _split(
@@ -238,10 +260,16 @@ class _Rotary:
         """x (batch, sequence, heads, size), turned."""
         low, high = self._first, self._first + 2 * self._pairs
         if high > x.shape[-1]:
-            raise ValueError(f"cos_cache has {self._pairs} columns; from feature {low} on, a head has {x.shape[-1] - low}")
+            raise ValueError(
+                f"cos_cache has {self._pairs} columns; from feature {low} on, a head has {x.shape[-1] - low}"
+            )
         y = x.copy()
         pairs = y[..., low:high]
-        a, b = (slice(0, None, 2), slice(1, None, 2)) if self._interleaved else (slice(self._pairs), slice(self._pairs, None))
+        a, b = (
+            (slice(0, None, 2), slice(1, None, 2))
+            if self._interleaved
+            else (slice(self._pairs), slice(self._pairs, None))
+        )
         c = x[..., low:high]
         pairs[..., a] = c[..., a] * self._cos - c[..., b] * self._sin
         pairs[..., b] = c[..., a] * self._sin + c[..., b] * self._cos
@@ -342,7 +370,9 @@ def _bias(bias: Array | None, batch: int, heads: int, length: int, total: int) -
     if bias is None:
         return None
     if bias.ndim != 4 or bias.shape[0] not in (1, batch) or bias.shape[1] not in (1, heads):
-        raise ValueError(f"attention_bias has the shape {list(bias.shape)}; ({batch} or 1, {heads} or 1, {length}, {total})")
+        raise ValueError(
+            f"attention_bias has the shape {list(bias.shape)}; ({batch} or 1, {heads} or 1, {length}, {total})"
+        )
     check_shape("attention_bias", bias.shape[2:], (length, total))
     return bias
 
@@ -363,7 +393,7 @@ def _one(name: str, x: Array) -> int:
 
 def _per_sample(name: str, x: Array, batch: int, low: int, high: int) -> Array:
     """One number for each sample, from `low` to `high`."""
-    if x.size != batch:
+    if not x.ndim or x.size != batch:
         raise ValueError(f"{name} has the shape {list(x.shape)}; {[batch]} is needed")
     if x.size and not low <= x.min() <= x.max() <= high:
         raise ValueError(f"{name} is {x.reshape(-1).tolist()}; each is in {low}..{high}")

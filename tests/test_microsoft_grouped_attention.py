@@ -1,0 +1,285 @@
+"""ONNX Runtime's attentions with shared keys and values: what is refused, padding, 16 bits, and caches of integers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from checking import assert_second_derivative
+from onnx import helper
+from runtime import needs_runtime
+
+import refgrad
+from refgrad.backends import get_backend
+from refgrad.conformance.case import Case
+from refgrad.conformance.cases.microsoft import case, drawer
+from refgrad.errors import BackendError, NoGradientError
+from refgrad.protos.domains import MICROSOFT
+
+NUMPY = get_backend("numpy")
+NAMES = (
+    *(
+        "query",
+        "key",
+        "value",
+        "past_key",
+        "past_value",
+        "seqlens_k",
+        "total_sequence_length",
+        "cos_cache",
+        "sin_cache",
+    ),
+    *(
+        "position_ids",
+        "attention_bias",
+        "head_sink",
+        "k_scale",
+        "v_scale",
+        "q_norm_weight",
+        "k_norm_weight",
+        "query_seqlens",
+    ),
+)
+
+
+def prompt(batch: int = 2, length: int = 3, past: int = 0, size: int = 8, **given: Any) -> dict[str, Any]:
+    """Inputs of a GroupQueryAttention after `past` tokens, those of `given` in their place (None: left out), and attributes."""
+    draw = drawer()
+    inputs: dict[str, Any] = {
+        "query": draw(batch, length, 4 * size),
+        "key": draw(batch, length, 2 * size),
+        "value": draw(batch, length, 2 * size),
+        "seqlens_k": np.full(batch, past + length - 1, np.int32),
+        "total_sequence_length": np.array(past + length, np.int32),
+    }
+    if past:
+        inputs |= {name: draw(batch, 2, past, size) for name in ("past_key", "past_value")}
+    return inputs | {"num_heads": 4, "kv_num_heads": 2} | given
+
+
+def grouped(given: dict[str, Any], outputs: int = 3) -> Case:
+    """The model and its feeds."""
+    feeds = {name: given[name] for name in NAMES if given.get(name) is not None}
+    names = [name if name in feeds else "" for name in NAMES]
+    attributes = {name: value for name, value in given.items() if name not in NAMES}
+    results = ["output", "present_key", "present_value", "output_qk"][:outputs]
+    node = helper.make_node("GroupQueryAttention", names, results, "bad", domain=MICROSOFT, **attributes)
+    values = [declared(name, x.dtype, x.shape) for name, x in feeds.items()]
+    cache = feeds.get("past_key", feeds["query"]).dtype
+    kinds = [feeds["query"].dtype, cache, cache, feeds["query"].dtype]
+    made = [
+        declared(name, kind, [None] * (3 if name == "output" else 4))
+        for name, kind in zip(results, kinds, strict=False)
+    ]
+    graph = helper.make_graph([node], "g", values, made)
+    imports = [helper.make_opsetid("", 21), helper.make_opsetid(MICROSOFT, 1)]
+    return Case("grouped", helper.make_model(graph, opset_imports=imports, ir_version=10), feeds)
+
+
+def declared(name: str, kind: np.dtype[Any], shape: Sequence[int | None]) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(kind), shape)
+
+
+def floats(*shape: int) -> np.ndarray:
+    return drawer(1)(*shape)
+
+
+def int32(*values: int) -> np.ndarray:
+    return np.array(values, np.int32)
+
+
+CACHE = {"past_key": floats(2, 2, 4, 8), "past_value": floats(2, 2, 4, 8), "length": 1}
+HELD = np.zeros((2, 2, 4, 8), np.int8)
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"num_heads": 3}, "kv_num_heads=2 does not divide num_heads=3"),
+    ({"query": floats(2, 3, 30)}, "query has 30 columns, which are not 4 heads"),
+    ({"value": None}, "key and value go together; one of them is missing"),
+    ({"key": floats(2, 3, 8)}, r"key has the shape \[2, 3, 8\]; \[2, 3, 16\] is needed"),
+    ({"key": floats(2, 2, 16), "value": floats(2, 2, 16)}, "key has 2 rows and query 3; they have as many"),
+    ({"past": 2, "past_value": None}, "past_key and past_value go together"),
+    ({"past": 2, "past_value": floats(2, 2, 3, 8)}, r"past_value has the shape .*; \[2, 2, 2, 8\] is needed"),
+    ({"past": 2, "past_key": floats(2, 4, 2, 8)}, r"past_key has the shape .*; \[2, 2, 2, 8\] is needed"),
+    ({"past": 2}, "2 samples bring 3 queries each to a past; give query_seqlens"),
+    ({"seqlens_k": int32(2)}, r"seqlens_k has the shape \[1\]; \[2\] is needed"),
+    ({"seqlens_k": int32(2, 3)}, r"seqlens_k is \[2, 3\]; each is in 0..2"),
+    ({"seqlens_k": int32(2, -1)}, r"seqlens_k is \[2, -1\]; each is in 0..2"),
+    ({"total_sequence_length": np.array(4, np.int32)}, "total_sequence_length is 4; the past has 0 rows"),
+    ({"total_sequence_length": np.array(2, np.int32), "seqlens_k": int32(1, 1)}, "less than the 3 queries"),
+    ({**CACHE, "total_sequence_length": np.array(9, np.int32), "seqlens_k": int32(8, 8)}, "the past has 4 rows"),
+    ({"total_sequence_length": int32(3, 3)}, r"total_sequence_length has the shape \[2\]; it is one number"),
+    ({"attention_bias": floats(1, 1, 3, 4)}, r"attention_bias has the shape \[3, 4\]; \[3, 3\] is needed"),
+    ({"attention_bias": floats(1, 3, 3, 3)}, r"\(2 or 1, 4 or 1, 3, 3\)"),
+    ({"head_sink": floats(2)}, r"head_sink has the shape \[2\]; \[4\] is needed"),
+    ({"cos_cache": floats(2, 4), "sin_cache": floats(2, 4), "do_rotary": 1}, "the positions contain 2"),
+    ({"cos_cache": floats(3, 5), "sin_cache": floats(3, 5), "do_rotary": 1}, "cos_cache has 5 columns"),
+    (
+        {"cos_cache": floats(3, 4), "sin_cache": floats(3, 4), "position_ids": np.array([[0], [1]]), "do_rotary": 1},
+        r"position_ids has the shape \[2, 1\]; \[2, 3\] is needed",
+    ),
+    ({**CACHE, "sliding_window_cache": 1, "local_window_size": 5}, "at least local_window_size rows; it has 4 for 5"),
+    ({**CACHE, "query_seqlens": int32(1, 2)}, r"query_seqlens is \[1, 2\]; each is in 0..1"),
+    ({"query_seqlens": int32(1, 2)}, "query_seqlens needs causal=1, past_key and past_value"),
+    ({"q_norm_weight": floats(8), "k_norm_weight": floats(4)}, r"k_norm_weight has the shape \[4\]; \[8\] is needed"),
+    (
+        {**CACHE, "past_key": HELD, "past_value": HELD, "k_scale": floats(3), "v_scale": floats(3)}
+        | {"k_quant_type": "PER_TENSOR", "v_quant_type": "PER_TENSOR", "kv_cache_bit_width": 8},
+        r"k_scale has the shape \[3\]; PER_TENSOR needs 1 numbers",
+    ),
+    (
+        {**CACHE, "k_scale": floats(1), "v_scale": floats(1)}
+        | {"k_quant_type": "PER_TENSOR", "v_quant_type": "PER_TENSOR", "kv_cache_bit_width": 8},
+        "past_key holds float32; a cache of 8 bits holds int8",
+    ),
+]
+
+
+@pytest.mark.parametrize(("given", "said"), REFUSED, ids=[said[:60] for _, said in REFUSED])
+def test_bad_input_is_refused_by_name(given: dict[str, Any], said: str) -> None:
+    bad = grouped(prompt(**given))
+    with pytest.raises(BackendError, match=said):
+        NUMPY.prepare(bad.model).run(bad.feeds)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"local_window_size": 0}, "local_window_size=0 lets no query see a key"),
+        ({"do_rotary": 1}, "do_rotary=1 needs the inputs cos_cache and sin_cache"),
+        ({"sliding_window_cache": 1, "local_window_size": 2}, "sliding_window_cache=1 needs past_key"),
+        ({**CACHE, "k_quant_type": "PER_TOKEN"}, "'PER_TOKEN' is not known; there are NONE, PER_TENSOR, PER_CHANNEL"),
+        ({**CACHE, "k_quant_type": "PER_TENSOR"}, "kv_cache_bit_width=0 is not known; there are 4 and 8"),
+        ({**CACHE, "k_quant_type": "PER_TENSOR", "kv_cache_bit_width": 8}, "needs the inputs k_scale and v_scale"),
+        ({"k_quant_type": "PER_TENSOR", "kv_cache_bit_width": 8}, "which say its type"),
+    ],
+)
+def test_a_form_that_is_not_covered_is_refused_with_the_reason(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(NoGradientError, match=said):
+        refgrad.gradient(grouped(prompt(**given)).model)
+
+
+STEPS: dict[str, dict[str, Any]] = {
+    "a padded prompt": {"seqlens_k": int32(2, 0)},
+    "a padded prompt in a buffer": {
+        "past": 5,
+        "seqlens_k": int32(1, 2),
+        "total_sequence_length": np.array(3, np.int32),
+    },
+    "tokens after pasts of several lengths": {**CACHE, "past": 4, "seqlens_k": int32(4, 1)},
+    "tokens in a buffer": {
+        **CACHE,
+        "past": 4,
+        "seqlens_k": int32(2, 0),
+        "total_sequence_length": np.array(3, np.int32),
+    },
+    "padded chunks": {"past": 6, "seqlens_k": int32(3, 2), "query_seqlens": int32(2, 1), "local_window_size": 2},
+    "chunks in a cache of a window": {"past": 3, "seqlens_k": int32(8, 2), "query_seqlens": int32(3, 1)}
+    | {"total_sequence_length": np.array(9, np.int32), "sliding_window_cache": 1, "local_window_size": 3},
+}
+
+
+@needs_runtime
+@pytest.mark.parametrize("kind", [np.float32, np.float16])
+@pytest.mark.parametrize("step", STEPS)
+def test_the_rows_of_tokens_are_those_of_onnx_runtime(step: str, kind: type) -> None:
+    """Which is free to write anything into the others."""
+    one = grouped(prompt(**STEPS[step]))
+    feeds = {name: x.astype(kind) if x.dtype == np.float32 else x for name, x in one.feeds.items()}
+    model = grouped({**prompt(**STEPS[step]), **feeds}).model
+    expected = get_backend("ort-cpu").prepare(model).run(feeds)
+    results = NUMPY.prepare(model).run(feeds)
+    tokens = feeds["seqlens_k"] + 1
+    counts = feeds.get("query_seqlens", np.minimum(tokens, feeds["query"].shape[1]))
+    near = 1e-5 if kind is np.float32 else 2e-3
+    for b, (count, held) in enumerate(zip(counts, tokens, strict=True)):
+        for name, rows in (
+            ("output", np.s_[b, :count]),
+            ("present_key", np.s_[b, :, :held]),
+            ("present_value", np.s_[b, :, :held]),
+        ):
+            np.testing.assert_allclose(results[name][rows], expected[name][rows], rtol=near, atol=near, err_msg=name)
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_padding_has_no_gradient(step: str) -> None:
+    one = grouped(prompt(**STEPS[step]))
+    gradient = NUMPY.prepare(refgrad.gradient(one.model, outputs=["output"]))
+    feeds = {**one.feeds, "output_grad": np.ones_like(one.feeds["query"])}
+    grads = gradient.run(feeds)
+    counts = feeds.get("query_seqlens", np.minimum(feeds["seqlens_k"] + 1, feeds["query"].shape[1]))
+    for b, count in enumerate(counts):
+        for name in ("query", "key", "value"):
+            assert not grads[f"{name}_grad"][b, count:].any()
+            assert grads["value_grad"][b, :count].all()
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("channels", [False, True])
+def test_straight_through_a_quantised_cache(bits: int, channels: bool) -> None:
+    """The gradient is that of the attention to what the cache holds."""
+    scale = np.abs(floats(1, 2, 1, 8)) + np.float32(0.5) if channels else np.full(1, 0.5, np.float32)
+    held = np.arange(128).reshape(2, 2, 4, 8) * 5 % 16 - 8
+    past = held.astype(np.int8) if bits == 8 else ((held[..., ::2] + 8) | (held[..., 1::2] + 8) << 4).astype(np.uint8)
+    kind = "PER_CHANNEL" if channels else "PER_TENSOR"
+    given = prompt(
+        length=1, past=4, past_key=past, past_value=past, k_scale=scale, v_scale=scale,
+        k_quant_type=kind, v_quant_type=kind, kv_cache_bit_width=bits,
+    )  # fmt: skip
+    through = refgrad.gradient(grouped(given).model, outputs=["output"], quantization="straight-through")
+    seed = floats(2, 1, 32)
+    got = NUMPY.prepare(through).run({**grouped(given).feeds, "output_grad": seed})
+    rows = scale if channels else scale[0]
+    floated = {name: (held * rows).astype(np.float32) for name in ("past_key", "past_value")}
+    for name in ("key", "value"):
+        new = given[name].reshape(2, 1, 2, 8).swapaxes(1, 2)
+        floated[name] = (np.rint(new / rows) * rows).swapaxes(1, 2).reshape(2, 1, 16).astype(np.float32)
+    plain = grouped({**prompt(length=1, past=4), **floated})
+    expected = NUMPY.prepare(refgrad.gradient(plain.model, outputs=["output"])).run(
+        {**plain.feeds, "output_grad": seed}
+    )
+    for name in ("query_grad", "key_grad", "value_grad"):
+        np.testing.assert_allclose(got[name], expected[name], rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    "given", [{"batch": 0}, {"batch": 1, "length": 1}, {"batch": 0, "past": 2, "length": 1}], ids=str
+)
+def test_no_samples_and_one_token(given: dict[str, Any]) -> None:
+    one = grouped(prompt(**given))
+    results = NUMPY.prepare(one.model).run(one.feeds)
+    seeds = {f"{name}_grad": np.ones_like(x) for name, x in results.items()}
+    grads = NUMPY.prepare(refgrad.gradient(one.model)).run({**one.feeds, **seeds})
+    assert grads["query_grad"].shape == one.feeds["query"].shape
+    assert all(np.isfinite(x).all() for x in grads.values())
+
+
+def test_the_second_derivative_of_a_token_after_a_past() -> None:
+    none = [None] * 3
+    inputs = [floats(1, 1, 16), floats(1, 1, 8), floats(1, 1, 8), floats(1, 1, 2, 8), floats(1, 1, 2, 8)]
+    tokens = [int32(2), np.array(3, np.int32), *none, floats(1, 2, 1, 3), floats(2)]
+    assert_second_derivative(
+        case("GroupQueryAttention", *inputs, *tokens, num_heads=2, kv_num_heads=1, softcap=0.9, outputs=3)
+    )
+
+
+@pytest.mark.parametrize("kind", [np.float16, np.float64])
+def test_other_floats(kind: type) -> None:
+    """A gradient of 16 bits is near that of doubles, and a double is a double."""
+    given = prompt(length=1, past=4, cos_cache=floats(6, 4), sin_cache=floats(6, 4), head_sink=floats(4), do_rotary=1)
+    wide = {name: x.astype(np.float64) for name, x in given.items() if getattr(x, "dtype", None) == np.float32}
+    narrow = {name: x.astype(kind) for name, x in wide.items()}
+    results = []
+    for floated in (wide, narrow):
+        one = grouped({**given, **floated})
+        seed = floats(2, 1, 32).astype(floated["query"].dtype)
+        results.append(
+            NUMPY.prepare(refgrad.gradient(one.model, outputs=["output"])).run({**one.feeds, "output_grad": seed})
+        )
+    for name, expected in results[0].items():
+        assert results[1][name].dtype == kind
+        near = 2e-2 if kind is np.float16 else 1e-12
+        np.testing.assert_allclose(
+            results[1][name], expected, rtol=near, atol=near * np.abs(expected).max(), err_msg=name
+        )
