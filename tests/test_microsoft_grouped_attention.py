@@ -18,6 +18,7 @@ from refgrad.conformance.case import Case
 from refgrad.conformance.cases.microsoft import case, drawer
 from refgrad.errors import BackendError, NoGradientError
 from refgrad.protos.domains import MICROSOFT
+from refgrad.tables.schemas import find_schema
 
 NUMPY = get_backend("numpy")
 NAMES = (
@@ -283,3 +284,115 @@ def test_other_floats(kind: type) -> None:
         np.testing.assert_allclose(
             results[1][name], expected, rtol=near, atol=near * np.abs(expected).max(), err_msg=name
         )
+
+
+def sparse(**given: Any) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
+    """A SparseAttention of blocks of 16 keys, `given` in the place of its inputs and attributes."""
+    draw = drawer()
+    every: dict[str, Any] = {
+        "query": draw(2, 3, 64),
+        "key": draw(2, 3, 32),
+        "value": draw(2, 3, 32),
+        "past_key": draw(2, 2, 48, 16),
+        "past_value": draw(2, 2, 48, 16),
+        "block_row_indices": np.array([[0, 1, 3, 5], [0, 1, 2, 4]], np.int32),
+        "block_col_indices": np.array([[0, 0, 1, 0, 2], [0, 1, 1, 2, -1]], np.int32),
+        "total_sequence_length": np.array(40, np.int32),
+        "key_total_sequence_lengths": int32(40, 40),
+        "num_heads": 4,
+        "kv_num_heads": 2,
+        "sparse_block_size": 16,
+    } | given
+    schema = find_schema("SparseAttention", MICROSOFT)
+    feeds = {p.name: every[p.name] for p in schema.inputs if p.name in every}
+    names = [p.name if p.name in feeds else "" for p in schema.inputs]
+    attributes = {name: value for name, value in every.items() if name not in feeds}
+    results = ["output", "present_key", "present_value"]
+    node = helper.make_node("SparseAttention", names, results, "bad", domain=MICROSOFT, **attributes)
+    made = [declared(name, every["query"].dtype, [None] * (3 if name == "output" else 4)) for name in results]
+    graph = helper.make_graph([node], "g", [declared(n, x.dtype, x.shape) for n, x in feeds.items()], made)
+    imports = [helper.make_opsetid("", 21), helper.make_opsetid(MICROSOFT, 1)]
+    return helper.make_model(graph, opset_imports=imports, ir_version=10), feeds
+
+
+TURNED = {"cos_cache": floats(48, 8), "sin_cache": floats(48, 8), "do_rotary": 1}
+
+
+@needs_runtime
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"key_total_sequence_lengths": int32(40, 18)},
+        {"total_sequence_length": np.array(3, np.int32), "key_total_sequence_lengths": int32(3, 2), "scale": 0.4},
+        TURNED,
+        {**TURNED, "rotary_interleaved": 1, "query": floats(2, 1, 128), "key": None, "value": None},
+    ],
+    ids=["later", "shorter", "prompt", "turned", "packed"],
+)
+def test_sparse_attention_is_that_of_onnx_runtime_in_its_own_caches(given: dict[str, Any]) -> None:
+    """It writes into the memory of the caches, and refuses others."""
+    ort = pytest.importorskip("onnxruntime")
+    model, feeds = sparse(**{name: x for name, x in given.items() if x is not None})
+    if "key" in given:
+        for name in ("key", "value"):
+            feeds.pop(name)
+            model.graph.node[0].input[["query", "key", "value"].index(name)] = ""
+        kept = [value for value in model.graph.input if value.name in feeds]
+        del model.graph.input[:]
+        model.graph.input.extend(kept)
+    results = NUMPY.prepare(model).run(feeds)
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    own = {name: x.copy() for name, x in feeds.items()}  # OrtValue borrows their memory
+    values = {name: ort.OrtValue.ortvalue_from_numpy(x) for name, x in own.items()}
+    binding = session.io_binding()
+    for name, value in values.items():
+        binding.bind_ortvalue_input(name, value)
+    binding.bind_output("output")
+    for name in ("present_key", "present_value"):
+        binding.bind_ortvalue_output(name, values[name.replace("present", "past")])
+    session.run_with_iobinding(binding)
+    expected = dict(zip(results, (value.numpy() for value in binding.get_outputs()), strict=True))
+    lengths = feeds["key_total_sequence_lengths"]
+    for b, tokens in enumerate(lengths):
+        if tokens == lengths.max():  # of a shorter one, not even the first row of a prompt is its v₀
+            np.testing.assert_allclose(results["output"][b], expected["output"][b], rtol=1e-5, atol=1e-5)
+        for name in ("present_key", "present_value"):
+            np.testing.assert_allclose(
+                results[name][b, :, :tokens], expected[name][b, :, :tokens], rtol=1e-5, atol=1e-6
+            )
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"num_heads": 3}, "kv_num_heads=2 does not divide num_heads=3"),
+        ({"past_key": floats(2, 2, 40, 16)}, r"past_value has the shape .*; \[2, 2, 40, 16\] is needed"),
+        ({"total_sequence_length": np.array(49, np.int32)}, "total_sequence_length is 49; .* have room for 48"),
+        ({"key_total_sequence_lengths": int32(40, 2)}, r"key_total_sequence_lengths is \[40, 2\]; each is in 3..40"),
+        ({"key_total_sequence_lengths": int32(40)}, r"key_total_sequence_lengths has the shape \[1\]; \[2\] is needed"),
+        ({"block_row_indices": np.array([[0, 1, 3, 5]] * 3, np.int32)}, "masks divide 4 heads"),
+        ({"block_row_indices": np.array([[0, 1, 3, 6]] * 2, np.int32)}, "rises to at most 5"),
+        ({"block_col_indices": np.array([[0, 0, 3, 0, 2]] * 2, np.int32)}, "block_col_indices contain 3"),
+        ({**TURNED, "cos_cache": floats(8, 8), "sin_cache": floats(8, 8)}, "the positions contain 39"),
+    ],
+)
+def test_bad_input_of_sparse_attention_is_refused_by_name(given: dict[str, Any], said: str) -> None:
+    model, feeds = sparse(**given)
+    with pytest.raises(BackendError, match=said):
+        NUMPY.prepare(model).run(feeds)
+
+
+def test_a_query_without_a_block_has_a_result_of_zero_and_no_gradient() -> None:
+    lengths = int32(40, 18)
+    model, feeds = sparse(
+        key_total_sequence_lengths=lengths,
+        block_row_indices=np.array([[0, 1, 2, 2]], np.int32),
+        block_col_indices=np.array([[0, 1]], np.int32),
+    )
+    results = NUMPY.prepare(model).run(feeds)
+    assert not results["output"][0].any()  # its queries are in the last block
+    assert results["output"][1].all()
+    seed = {"output_grad": np.ones_like(feeds["query"])}
+    grads = NUMPY.prepare(refgrad.gradient(model, outputs=["output"])).run({**feeds, **seed})
+    assert all(np.isfinite(x).all() and not x[0].any() for x in grads.values())

@@ -72,7 +72,7 @@ def group_query_attention(
     softcap: float = 0.0,
     v_quant_type: str = "NONE",
 ) -> tuple[str | None, ...]:
-    """softmax(scale·Q·Kᵀ + attention_bias)·V, each head of K and V for a group of heads of Q; the new keys follow those of the past
+    """softmax(scale·Q·Kᵀ + attention_bias)·V, a head of K and V for a group of heads of Q, of the past and the new tokens
 
     A query that is padding has a result of 0, as have the rows of the cache that hold no token. In a cache of 4 bits, a
     number outside of its range has the gradient 0, whatever the option `quantization` is.
@@ -158,7 +158,7 @@ def group_query_attention(
         keys,
         values,
         op.Unsqueeze(seen, [1]),
-        real,
+        op.Unsqueeze(real, [1]),
         kv_num_heads,
         num_heads,
         scale,
@@ -253,7 +253,7 @@ def _attend(
 ) -> tuple[str, str, str]:
     """q (B, N, S, H), keys (B, K, T, H), values (B, K, T, Hv) to (B, S, N·Hv); the scores and their shares (B, N, S, T)
 
-    `seen` (B, 1 or N, S, T) says which query sees which key. A query that is not `real` (B, S) has a result of 0.
+    `seen` (B, 1 or N, S, T) says which query sees which key. A query that is not `real` (B, 1 or N, S) has a result of 0.
     """
     size, rows = op.Shape(q, start=3, end=4), op.Shape(q, start=2, end=3)
     grouped = op.Mul(rows, [num_heads // kv_num_heads])
@@ -265,7 +265,7 @@ def _attend(
         scores = op.Mul(op.Tanh(op.Div(scores, softcap)), softcap)
     if bias is not None:
         scores = op.Add(scores, op.CastLike(bias, scores))
-    shown = op.Or(seen, op.Not(op.Unsqueeze(real, [1, 3])))  # padding sees everything, so that its shares are finite
+    shown = op.Or(seen, op.Not(op.Unsqueeze(real, [3])))  # padding sees everything, so that its shares are finite
     logits = op.Where(shown, scores, op.const(-math.inf, like=scores))
     if sink is not None:
         column = op.Reshape(op.CastLike(sink, scores), [1, num_heads, 1, 1])
@@ -277,8 +277,9 @@ def _attend(
     width = op.Shape(values, start=3, end=4)
     mixed = op.Reshape(shares, op.Concat([0, kv_num_heads], grouped, op.Shape(keys, start=2, end=3), axis=0))
     mixed = op.Reshape(op.MatMul(mixed, values), op.Concat([0, num_heads], rows, width, axis=0))
+    mixed = op.Where(op.Unsqueeze(real, [3]), mixed, 0)
     y = op.Reshape(op.Transpose(mixed, perm=[0, 2, 1, 3]), op.Concat([0, 0], op.Mul(width, [num_heads]), axis=0))
-    return op.Where(op.Unsqueeze(real, [2]), y, 0), scores, shares
+    return y, scores, shares
 
 
 def _columns(op: FunctionEmitter, bias: str, places: str, total: str) -> str:
@@ -397,3 +398,100 @@ class _Cache:
             return op.Reshape(self.scale, np.zeros(0, np.int64)), zero, None
         scale = op.Reshape(self.scale, [-1])
         return scale, op.Expand(zero, op.Shape(scale)), 2
+
+
+@operator(
+    "SparseAttention",
+    "output",
+    "present_key",
+    "present_value",
+    types={
+        "block_row_indices": _INT32,
+        "block_col_indices": "block_row_indices",
+        "total_sequence_length": "block_row_indices",
+        "key_total_sequence_lengths": "block_row_indices",
+    },
+)
+def sparse_attention(
+    op: FunctionEmitter,
+    query: str,
+    key: str | None,
+    value: str | None,
+    past_key: str,
+    past_value: str,
+    block_row_indices: str,
+    block_col_indices: str,
+    total_sequence_length: str,
+    key_total_sequence_lengths: str,
+    cos_cache: str | None = None,
+    sin_cache: str | None = None,
+    *,
+    do_rotary: int = 0,
+    kv_num_heads: int,
+    num_heads: int,
+    rotary_interleaved: int = 0,
+    scale: float | None = None,
+    sparse_block_size: int,
+) -> tuple[str, str, str]:
+    """softmax(scale·Q·Kᵀ)·V over the earlier keys in the blocks that a mask lists; heads take turns at the masks
+
+    A query that is padding has a result of 0, as one that sees no key. The caches keep the rows where no token is written.
+    """
+    q, k, v = _split(op, query, key, value, num_heads, kv_num_heads)
+    tokens = _column(op, key_total_sequence_lengths)
+    steps = _range(op, op.Shape(query, start=1, end=2))
+    count = op.Min(tokens, op.Shape(query, start=1, end=2))
+    before = op.Sub(tokens, count)
+    places, real = op.Add(before, steps), op.Less(steps, count)
+    if do_rotary:
+        if cos_cache is None or sin_cache is None:
+            raise UnsupportedFormError("do_rotary=1 needs the inputs cos_cache and sin_cache")
+        at = op.Where(real, places, 0)
+        q, k = (_rotated(op, x, cos_cache, sin_cache, at, rotary_interleaved) for x in (q, k))
+    total = _int64(op, total_sequence_length)
+    presents = [_overwritten(op, past, x, before, count) for past, x in ((past_key, k), (past_value, v))]
+    keys, values = (_wide(op, op.Slice(x, [0], total, [2]), query) for x in presents)
+
+    masks, blocks = _block_masks(op, block_row_indices, block_col_indices)
+    columns = _range(op, total)
+    rows = op.Mul(op.Div(op.Where(real, places, 0), [sparse_block_size]), blocks)
+    cells = op.Add(op.Unsqueeze(rows, [2]), op.Div(columns, [sparse_block_size]))
+    layouts = op.Transpose(op.Gather(masks, cells, axis=1), perm=[1, 0, 2, 3])
+    turns = op.Div([num_heads], op.Shape(masks, end=1))
+    seen = op.Cast(op.Tile(layouts, op.Concat([1], turns, [1, 1], axis=0)), to=TensorProto.BOOL)
+    seen = op.And(seen, op.LessOrEqual(columns, op.Unsqueeze(places, [1, 3])))
+    seeing = op.And(op.Unsqueeze(real, [1]), _any(op, seen))
+    heads = op.Transpose(q, perm=[0, 2, 1, 3])
+    y, _, _ = _attend(op, heads, keys, values, seen, seeing, kv_num_heads, num_heads, scale)
+    return op.CastLike(y, query), *presents
+
+
+def _overwritten(op: FunctionEmitter, past: str, new: str, before: str, count: str) -> str:
+    """A cache (B, K, C, H) with the first `count` rows of `new` (B, S, K, H) from row `before` on."""
+    rows = _range(op, op.Shape(past, start=2, end=3))
+    taken = op.Min(op.Max(op.Sub(rows, before), [0]), op.Sub(op.Shape(new, start=1, end=2), [1]))
+    laid = op.Transpose(op.GatherND(op.CastLike(new, past), op.Unsqueeze(taken, [2]), batch_dims=1), perm=[0, 2, 1, 3])
+    written = op.And(op.GreaterOrEqual(rows, before), op.Less(rows, op.Add(before, count)))
+    return op.Where(op.Unsqueeze(written, [1, 3]), laid, past)
+
+
+def _any(op: FunctionEmitter, seen: str) -> str:
+    """Whether a query sees any key, (B, N, S)."""
+    return op.Greater(op.Squeeze(op.reduce("ReduceMax", op.Cast(seen, to=TensorProto.INT32), [3]), [3]), np.int32(0))
+
+
+def _block_masks(op: FunctionEmitter, row_indices: str, col_indices: str) -> tuple[str, str]:
+    """Masks in the CSR format as (layouts, blocks·blocks + 1), 1 where a block is; and the number of blocks in a row.
+
+    The last column takes what is padding.
+    """
+    starts, columns = (op.Cast(x, to=TensorProto.INT64) for x in (row_indices, col_indices))
+    blocks = op.Sub(op.Shape(starts, start=1, end=2), [1])
+    entries = _range(op, op.Shape(columns, start=1, end=2))
+    ends = op.Unsqueeze(op.Slice(starts, [1], [END], [1]), [1])
+    ended = op.Cast(op.LessOrEqual(ends, op.Unsqueeze(entries, [1])), to=TensorProto.INT64)
+    row = op.ReduceSum(ended, [2], keepdims=0)  # of each entry: as many rows end before it
+    size = op.Mul(blocks, blocks)
+    cells = op.Where(op.Less(row, blocks), op.Add(op.Mul(row, blocks), columns), size)
+    empty = op.Expand(op.const(np.int32(0)), op.Concat(op.Shape(starts, end=1), op.Add(size, [1]), axis=0))
+    return op.ScatterElements(empty, cells, op.Expand(op.const(np.int32(1)), op.Shape(cells)), axis=1), blocks

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -403,3 +404,88 @@ def _per_sample(name: str, x: Array, batch: int, low: int, high: int) -> Array:
 def _among(name: str, value: Any, known: Sequence[Any]) -> None:
     if value not in known:
         raise ValueError(f"{name} is {value!r}; there are {', '.join(map(repr, known))}")
+
+
+@kernel("SparseAttention", domain=MICROSOFT, in_float32=True, fresh=True)
+def sparse_attention(
+    query: Array,
+    key: Array | None,
+    value: Array | None,
+    past_key: Array,
+    past_value: Array,
+    block_row_indices: Array,
+    block_col_indices: Array,
+    total_sequence_length: Array,
+    key_total_sequence_lengths: Array,
+    cos_cache: Array | None = None,
+    sin_cache: Array | None = None,
+    *,
+    do_rotary: int = 0,
+    kv_num_heads: int,
+    num_heads: int,
+    rotary_interleaved: int = 0,
+    scale: float | None = None,
+    sparse_block_size: int,
+) -> tuple[Array, Array, Array]:
+    """One sample after another: a query sees the earlier keys in the blocks that a row of its head's mask lists"""
+    for name, flag in (("do_rotary", do_rotary), ("rotary_interleaved", rotary_interleaved)):
+        _among(name, flag, (0, 1))
+    q, k, v = _split(query, key, value, num_heads, kv_num_heads)
+    batch, length, _, size = q.shape
+    check_shape("key", k.shape[:2], (batch, length))
+    capacity = past_key.shape[2] if past_key.ndim == 4 else -1
+    for name, past in (("past_key", past_key), ("past_value", past_value)):
+        check_shape(name, past.shape, (batch, kv_num_heads, capacity, size))
+    layouts = _layouts(block_row_indices, block_col_indices, num_heads)
+    reach = min(capacity, (block_row_indices.shape[1] - 1) * sparse_block_size)
+    total = _one("total_sequence_length", total_sequence_length)
+    if sparse_block_size < 1 or not length <= total <= reach:
+        raise ValueError(
+            f"total_sequence_length is {total}; the caches and masks of blocks of {sparse_block_size} have room for {reach}, "
+            f"and there are {length} queries"
+        )
+    least = 1 if total == length else length
+    lengths = _per_sample("key_total_sequence_lengths", key_total_sequence_lengths, batch, least, total)
+    fresh = np.minimum(length, lengths)
+    before = lengths - fresh
+    if do_rotary:
+        steps = np.arange(length)
+        turn = _Rotary(
+            cos_cache, sin_cache, np.where(steps < fresh[:, None], before[:, None] + steps, 0), rotary_interleaved
+        )
+        q, k = turn(q), turn(k)
+    y, keys, values = np.zeros_like(q), past_key.copy(), past_value.copy()
+    for b in range(batch):
+        start, count, end = int(before[b]), int(fresh[b]), int(lengths[b])
+        for cache, new in ((keys, k), (values, v)):
+            cache[b, :, start:end] = new[b, :count].swapaxes(0, 1)
+        seen = np.zeros((num_heads, count, end), bool)
+        for head in range(num_heads):
+            rows = layouts[head % len(layouts)]
+            for s in range(count):
+                for block in rows[(start + s) // sparse_block_size]:
+                    first = block * sparse_block_size
+                    seen[head, s, first : min(first + sparse_block_size, start + s + 1)] = True
+        own = [x[b, :, :end].swapaxes(0, 1) for x in (keys, values)]
+        y[b, :count], _ = _attend(q[b, :count], *own, seen, scale, 0.0, None, None)
+    return y.reshape(batch, length, num_heads * size), keys, values
+
+
+def _layouts(rows: Array, columns: Array, heads: int) -> list[list[list[int]]]:
+    """The blocks in each row of each mask."""
+    if rows.ndim != 2 or rows.shape[1] < 2 or not len(rows) or heads % len(rows):
+        raise ValueError(
+            f"block_row_indices has the shape {list(rows.shape)}; (masks, blocks + 1) is needed, and masks divide {heads} heads"
+        )
+    if columns.ndim != 2:
+        raise ValueError(f"block_col_indices has the shape {list(columns.shape)}; (masks, entries) is needed")
+    check_shape("block_col_indices", columns.shape, (len(rows), columns.shape[1]))
+    if np.any(rows[:, 0] != 0) or np.any(np.diff(rows) < 0) or np.any(rows > columns.shape[1]):
+        raise ValueError(
+            f"block_row_indices is {rows.tolist()}; each row starts at 0 and rises to at most {columns.shape[1]}"
+        )
+    found = []
+    for starts, entries in zip(rows, columns, strict=True):
+        check_indices(entries[: starts[-1]], len(starts) - 1, "block_col_indices", lowest=0)
+        found.append([entries[a:b].tolist() for a, b in pairwise(starts)])
+    return found
