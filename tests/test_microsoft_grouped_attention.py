@@ -105,8 +105,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"past": 2, "past_key": floats(2, 4, 2, 8)}, r"past_key has the shape .*; \[2, 2, 2, 8\] is needed"),
     ({"past": 2}, "2 samples bring 3 queries each to a past; give query_seqlens"),
     ({"seqlens_k": int32(2)}, r"seqlens_k has the shape \[1\]; \[2\] is needed"),
-    ({"seqlens_k": int32(2, 3)}, r"seqlens_k is \[2, 3\]; each is in 0..2"),
-    ({"seqlens_k": int32(2, -1)}, r"seqlens_k is \[2, -1\]; each is in 0..2"),
+    ({"seqlens_k": int32(2, 3)}, r"seqlens_k is \[2, 3\]; each number is in 0..2"),
+    ({"seqlens_k": int32(2, -1)}, r"seqlens_k is \[2, -1\]; each number is in 0..2"),
     ({"total_sequence_length": np.array(4, np.int32)}, "total_sequence_length is 4; the past has 0 rows"),
     ({"total_sequence_length": np.array(2, np.int32), "seqlens_k": int32(1, 1)}, "less than the 3 queries"),
     ({**CACHE, "total_sequence_length": np.array(9, np.int32), "seqlens_k": int32(8, 8)}, "the past has 4 rows"),
@@ -121,7 +121,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         r"position_ids has the shape \[2, 1\]; \[2, 3\] is needed",
     ),
     ({**CACHE, "sliding_window_cache": 1, "local_window_size": 5}, "at least local_window_size rows; it has 4 for 5"),
-    ({**CACHE, "query_seqlens": int32(1, 2)}, r"query_seqlens is \[1, 2\]; each is in 0..1"),
+    ({**CACHE, "query_seqlens": int32(1, 2)}, r"query_seqlens is \[1, 2\]; each number is in 0..1"),
     ({"query_seqlens": int32(1, 2)}, "query_seqlens needs causal=1, past_key and past_value"),
     ({"q_norm_weight": floats(8), "k_norm_weight": floats(4)}, r"k_norm_weight has the shape \[4\]; \[8\] is needed"),
     (
@@ -286,6 +286,22 @@ def test_other_floats(kind: type) -> None:
         )
 
 
+def node_model(
+    op_type: str, given: dict[str, Any], outputs: dict[str, int]
+) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
+    """A model of one node whose inputs and attributes are `given` (None: left out), and its feeds. `outputs`: their ranks."""
+    schema = find_schema(op_type, MICROSOFT)
+    feeds = {p.name: given[p.name] for p in schema.inputs if given.get(p.name) is not None}
+    names = [p.name if p.name in feeds else "" for p in schema.inputs]
+    known = {p.name for p in schema.inputs}
+    attributes = {name: value for name, value in given.items() if name not in known}
+    node = helper.make_node(op_type, names, list(outputs), "bad", domain=MICROSOFT, **attributes)
+    made = [declared(name, np.dtype(np.float32), [None] * rank) for name, rank in outputs.items()]
+    graph = helper.make_graph([node], "g", [declared(n, x.dtype, x.shape) for n, x in feeds.items()], made)
+    imports = [helper.make_opsetid("", 21), helper.make_opsetid(MICROSOFT, 1)]
+    return helper.make_model(graph, opset_imports=imports, ir_version=10), feeds
+
+
 def sparse(**given: Any) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
     """A SparseAttention of blocks of 16 keys, `given` in the place of its inputs and attributes."""
     draw = drawer()
@@ -302,17 +318,8 @@ def sparse(**given: Any) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
         "num_heads": 4,
         "kv_num_heads": 2,
         "sparse_block_size": 16,
-    } | given
-    schema = find_schema("SparseAttention", MICROSOFT)
-    feeds = {p.name: every[p.name] for p in schema.inputs if p.name in every}
-    names = [p.name if p.name in feeds else "" for p in schema.inputs]
-    attributes = {name: value for name, value in every.items() if name not in feeds}
-    results = ["output", "present_key", "present_value"]
-    node = helper.make_node("SparseAttention", names, results, "bad", domain=MICROSOFT, **attributes)
-    made = [declared(name, every["query"].dtype, [None] * (3 if name == "output" else 4)) for name in results]
-    graph = helper.make_graph([node], "g", [declared(n, x.dtype, x.shape) for n, x in feeds.items()], made)
-    imports = [helper.make_opsetid("", 21), helper.make_opsetid(MICROSOFT, 1)]
-    return helper.make_model(graph, opset_imports=imports, ir_version=10), feeds
+    }
+    return node_model("SparseAttention", every | given, {"output": 3, "present_key": 4, "present_value": 4})
 
 
 TURNED = {"cos_cache": floats(48, 8), "sin_cache": floats(48, 8), "do_rotary": 1}
@@ -333,14 +340,7 @@ TURNED = {"cos_cache": floats(48, 8), "sin_cache": floats(48, 8), "do_rotary": 1
 def test_sparse_attention_is_that_of_onnx_runtime_in_its_own_caches(given: dict[str, Any]) -> None:
     """It writes into the memory of the caches, and refuses others."""
     ort = pytest.importorskip("onnxruntime")
-    model, feeds = sparse(**{name: x for name, x in given.items() if x is not None})
-    if "key" in given:
-        for name in ("key", "value"):
-            feeds.pop(name)
-            model.graph.node[0].input[["query", "key", "value"].index(name)] = ""
-        kept = [value for value in model.graph.input if value.name in feeds]
-        del model.graph.input[:]
-        model.graph.input.extend(kept)
+    model, feeds = sparse(**given)
     results = NUMPY.prepare(model).run(feeds)
     session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     own = {name: x.copy() for name, x in feeds.items()}  # OrtValue borrows their memory
@@ -369,7 +369,10 @@ def test_sparse_attention_is_that_of_onnx_runtime_in_its_own_caches(given: dict[
         ({"num_heads": 3}, "kv_num_heads=2 does not divide num_heads=3"),
         ({"past_key": floats(2, 2, 40, 16)}, r"past_value has the shape .*; \[2, 2, 40, 16\] is needed"),
         ({"total_sequence_length": np.array(49, np.int32)}, "total_sequence_length is 49; .* have room for 48"),
-        ({"key_total_sequence_lengths": int32(40, 2)}, r"key_total_sequence_lengths is \[40, 2\]; each is in 3..40"),
+        (
+            {"key_total_sequence_lengths": int32(40, 2)},
+            r"key_total_sequence_lengths is \[40, 2\]; each number is in 3..40",
+        ),
         ({"key_total_sequence_lengths": int32(40)}, r"key_total_sequence_lengths has the shape \[1\]; \[2\] is needed"),
         ({"block_row_indices": np.array([[0, 1, 3, 5]] * 3, np.int32)}, "masks divide 4 heads"),
         ({"block_row_indices": np.array([[0, 1, 3, 6]] * 2, np.int32)}, "rises to at most 5"),
@@ -396,3 +399,76 @@ def test_a_query_without_a_block_has_a_result_of_zero_and_no_gradient() -> None:
     seed = {"output_grad": np.ones_like(feeds["query"])}
     grads = NUMPY.prepare(refgrad.gradient(model, outputs=["output"])).run({**feeds, **seed})
     assert all(np.isfinite(x).all() and not x[0].any() for x in grads.values())
+
+
+def paged(**given: Any) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
+    """A PagedAttention of 2 and 1 tokens after 3 and 0, `given` in the place of its inputs and attributes."""
+    draw = drawer()
+    every: dict[str, Any] = {
+        "query": draw(3, 16),
+        "key": draw(3, 8),
+        "value": draw(3, 8),
+        "key_cache": draw(6, 2, 2, 4),
+        "value_cache": draw(6, 2, 2, 4),
+        "cumulative_sequence_length": int32(0, 2, 3),
+        "past_seqlens": int32(3, 0),
+        "block_table": np.array([[4, 1, 3], [2, -1, -1]], np.int32),
+        "num_heads": 4,
+        "kv_num_heads": 2,
+    }
+    return node_model("PagedAttention", every | given, {"output": 2, "key_cache_out": 4, "value_cache_out": 4})
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"num_heads": 3}, "kv_num_heads=2 does not divide num_heads=3"),
+        (
+            {"cumulative_sequence_length": int32(0, 2, 4)},
+            r"cumulative_sequence_length is \[0, 2, 4\]; it rises from 0 to the 3",
+        ),
+        ({"past_seqlens": int32(3)}, r"past_seqlens has the shape \[1\]; \[2\] is needed"),
+        ({"past_seqlens": int32(5, 0)}, r"the samples have \[7, 1\] tokens; their pages hold 6"),
+        ({"past_seqlens": int32(-1, 0)}, r"past_seqlens is \[-1, 0\]; each number is in 0..6"),
+        ({"block_table": np.full((2, 3), 6, np.int32)}, "block_table is .*; each number is in -1..5"),
+        ({"block_table": np.zeros((3, 3), np.int32)}, r"block_table has the shape \[3, 3\]; \[2, 3\] is needed"),
+        ({"slot_mapping": int32(0, 12, 1)}, r"slot_mapping is \[0, 12, 1\]; each number is in -1..11"),
+        ({"key_cache": floats(6, 2, 1, 4)}, r"key_cache has the shape .*; \[6, 2, 2, 4\] is needed"),
+        ({"kv_cache_layout": "LATENT"}, "LATENT needs key, kv_num_heads=1"),
+        ({"k_quant_type": "PER_TOKEN"}, "k_quant_type is 'PER_TOKEN'; there are 'NONE', 'PER_TENSOR', 'PER_CHANNEL'"),
+        ({"k_quant_type": "PER_TENSOR"}, "k_quant_type=PER_TENSOR does not fit a cache of float32"),
+        ({"cos_cache": floats(4, 2), "sin_cache": floats(4, 2), "do_rotary": 1}, "the positions contain 4"),
+    ],
+)
+def test_bad_input_of_paged_attention_is_refused_by_name(given: dict[str, Any], said: str) -> None:
+    model, feeds = paged(**given)
+    with pytest.raises(BackendError, match=said):
+        NUMPY.prepare(model).run(feeds)
+
+
+def test_pages_hold_what_a_cache_in_a_row_does() -> None:
+    """The first sample is a GroupQueryAttention after its past."""
+    model, feeds = paged()
+    rows = [feeds[name][[4, 1, 3]].reshape(6, 2, 4)[:3].swapaxes(0, 1)[None] for name in ("key_cache", "value_cache")]
+    new = {name: feeds[name][None, :2] for name in ("query", "key", "value")}
+    alone = grouped(prompt(1, 2, 3, 4) | new | dict(zip(("past_key", "past_value"), rows, strict=True)))
+    expected = NUMPY.prepare(alone.model).run(alone.feeds)
+    results = NUMPY.prepare(model).run(feeds)
+    np.testing.assert_allclose(results["output"][:2], expected["output"][0], rtol=1e-6)
+    held = results["key_cache_out"][[4, 1, 3]].reshape(6, 2, 4)[:5].swapaxes(0, 1)
+    np.testing.assert_array_equal(held, expected["present_key"][0])
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"k_cache_dtype": "int4"}, "key_cache of 4 bits or of float8 is not covered"),
+        ({"v_quant_type": "PER_TENSOR"}, "v_quant_type=PER_TENSOR does not fit the type of value_cache"),
+        ({"v_head_size": 2}, "v_head_size needs kv_cache_layout='LATENT' and scale"),
+        ({"kv_cache_layout": "LATENT"}, "LATENT needs key, kv_num_heads=1"),
+        ({"kv_cache_layout": "BOTH"}, "there are SEPARATE and LATENT"),
+    ],
+)
+def test_a_form_of_paged_attention_that_is_not_covered_is_refused(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(NoGradientError, match=said):
+        refgrad.gradient(paged(**given)[0])

@@ -130,14 +130,15 @@ def group_query_attention(
         read, presents = [], []
         for x, past, number, kind in ((k, past_key, k_scale, k_quant_type), (v, past_value, v_scale, v_quant_type)):
             cache = _Cache(op, kind, kv_cache_bit_width, number, past)
-            rows = op.Concat(cache.unpacked(op, past), cache.written(op, x, past), axis=1)
+            earlier = cache.unpacked(op, op.Transpose(past, perm=[0, 2, 1, 3]))
+            rows = op.Concat(earlier, cache.written(op, x, past), axis=1)
             if shift is None:
                 every = cache.gathered(op, rows, capacity, held, _range(op, stored), kept)
                 part = op.Slice(every, [0], staged, [1])
             else:
                 every = cache.gathered(op, rows, capacity, held, op.Add(shift, _range(op, stored)), op.Add(shift, kept))
                 part = cache.gathered(op, rows, capacity, held, _range(op, staged), op.Sub(tokens, first))
-            presents.append(cache.packed(op, every, past))
+            presents.append(op.Transpose(cache.packed(op, every), perm=[0, 2, 1, 3]))
             read.append(op.Transpose(cache.read(op, part, query), perm=[0, 2, 1, 3]))
         keys, values = read
         if first is not None:
@@ -337,9 +338,8 @@ class _Cache:
         width = op.Mul(op.Shape(x, start=2, end=3), op.Shape(x, start=3, end=4))
         return op.Reshape(x, op.Concat([0, 0], width, axis=0))
 
-    def unpacked(self, op: FunctionEmitter, past: str) -> str:
-        """A past (B, heads, rows, H) as rows."""
-        rows = op.Transpose(past, perm=[0, 2, 1, 3])
+    def unpacked(self, op: FunctionEmitter, rows: str) -> str:
+        """Rows of a cache as they are here: two in a byte are two numbers, in floats."""
         if self.bits != 4:
             return rows
         low, high = (f(rows, op.const(np.uint8(16))) for f in (op.Mod, op.Div))
@@ -369,12 +369,12 @@ class _Cache:
         taken = op.GatherND(rows, op.Unsqueeze(op.Min(places, last), [2]), batch_dims=1)
         return op.Where(op.Unsqueeze(op.Less(wanted, end), [2, 3]), taken, self.empty)
 
-    def packed(self, op: FunctionEmitter, rows: str, past: str) -> str:
-        """Rows as a present (B, heads, rows, H)."""
+    def packed(self, op: FunctionEmitter, rows: str) -> str:
+        """Rows as a cache holds them."""
         if self.bits == 4:
             low, high = (op.Add(op.Slice(rows, [n], [END], [3], [2]), 8.0) for n in (0, 1))
             rows = op.Cast(op.Add(low, op.Mul(high, 16.0)), to=TensorProto.UINT8)
-        return op.Transpose(rows, perm=[0, 2, 1, 3])
+        return rows
 
     def read(self, op: FunctionEmitter, rows: str, query: str) -> str:
         """Rows as floats, in the type to compute in."""
@@ -495,3 +495,159 @@ def _block_masks(op: FunctionEmitter, row_indices: str, col_indices: str) -> tup
     cells = op.Where(op.Less(row, blocks), op.Add(op.Mul(row, blocks), columns), size)
     empty = op.Expand(op.const(np.int32(0)), op.Concat(op.Shape(starts, end=1), op.Add(size, [1]), axis=0))
     return op.ScatterElements(empty, cells, op.Expand(op.const(np.int32(1)), op.Shape(cells)), axis=1), blocks
+
+
+@operator(
+    "PagedAttention",
+    "output",
+    optional=["key_cache_out", "value_cache_out"],
+    types={
+        "key_cache": _CACHE,
+        "value_cache": _CACHE,
+        "key_cache_out": "key_cache",
+        "value_cache_out": "value_cache",
+        "k_scale": FLOATS,
+        "v_scale": "k_scale",
+        "cumulative_sequence_length": _INT32,
+        "past_seqlens": "cumulative_sequence_length",
+        "block_table": "cumulative_sequence_length",
+        "slot_mapping": "cumulative_sequence_length",
+        "attention_metadata": "cumulative_sequence_length",
+    },
+    writes={1: "key_cache", 2: "value_cache"},
+)
+def paged_attention(
+    op: FunctionEmitter,
+    query: str,
+    key: str | None,
+    value: str | None,
+    key_cache: str,
+    value_cache: str | None,
+    cumulative_sequence_length: str,
+    past_seqlens: str,
+    block_table: str,
+    cos_cache: str | None = None,
+    sin_cache: str | None = None,
+    slot_mapping: str | None = None,
+    head_sink: str | None = None,
+    q_norm_weight: str | None = None,
+    k_norm_weight: str | None = None,
+    k_scale: str | None = None,
+    v_scale: str | None = None,
+    attention_metadata: str | None = None,
+    *,
+    do_rotary: int = 0,
+    is_causal: int = 1,
+    k_cache_dtype: str = "",
+    k_quant_type: str = "NONE",
+    kv_cache_layout: str = "SEPARATE",
+    kv_num_heads: int,
+    local_window_size: int = -1,
+    num_heads: int,
+    qk_norm_epsilon: float = 1e-6,
+    rotary_interleaved: int = 0,
+    rotary_offset: int = 0,
+    scale: float | None = None,
+    softcap: float = 0.0,
+    v_cache_dtype: str = "",
+    v_head_size: int = 0,
+    v_quant_type: str = "NONE",
+) -> tuple[str | None, ...]:
+    """softmax(scale·Q·Kᵀ)·V, each sample for itself, of tokens in a row and of those in its pages of a cache
+
+    A token that sees no key has a result of 0. attention_metadata only helps to plan.
+    """
+    latent = kv_cache_layout == "LATENT"
+    if kv_cache_layout not in ("SEPARATE", "LATENT"):
+        raise UnsupportedFormError(f"kv_cache_layout={kv_cache_layout!r} is not known; there are SEPARATE and LATENT")
+    if latent and (key is None or value is not None or value_cache is not None or kv_num_heads != 1):
+        raise UnsupportedFormError("LATENT needs key, kv_num_heads=1, and neither value nor value_cache")
+    if v_head_size and (not latent or not scale):
+        raise UnsupportedFormError("v_head_size needs kv_cache_layout='LATENT' and scale")
+    if not latent and value_cache is None:
+        raise UnsupportedFormError("it needs value_cache, or kv_cache_layout='LATENT'")
+    for of, cache_, name, kind in (
+        ("key", key_cache, k_cache_dtype, k_quant_type),
+        ("value", value_cache, v_cache_dtype, v_quant_type),
+    ):
+        held = cache_ and op.type(cache_)
+        if held == TensorProto.UINT8 or name in ("int4", "float4e2m1", "float8e4m3fn"):
+            raise UnsupportedFormError(
+                f"{of}_cache of 4 bits or of float8 is not covered; use a cache of floats or of int8"
+            )
+        if held and (held == TensorProto.INT8) != (kind != "NONE"):
+            raise UnsupportedFormError(
+                f"{of[0]}_quant_type={kind} does not fit the type of {of}_cache; int8 is quantised"
+            )
+    if local_window_size == 0:
+        raise UnsupportedFormError("local_window_size=0 lets no query see a key; use -1 for no window")
+    tokens = op.Shape(query, end=1)
+    query, key, value = (x and op.Unsqueeze(x, [0]) for x in (query, key, value if not latent else key))
+    assert query is not None
+    q, k, v = _split(op, query, key, value, num_heads, kv_num_heads)  # (1, tokens, heads, H)
+    if q_norm_weight is not None and k_norm_weight is not None:
+        q, k = (_normalized(op, x, w, qk_norm_epsilon) for x, w in ((q, q_norm_weight), (k, k_norm_weight)))
+
+    bounds, before, table = (
+        op.Cast(x, to=TensorProto.INT64) for x in (cumulative_sequence_length, past_seqlens, block_table)
+    )
+    starts, ends = op.Slice(bounds, [0], [-1], [0]), op.Slice(bounds, [1], [END], [0])
+    counts, ids = op.Sub(ends, starts), _range(op, tokens)
+    ended = op.Cast(op.LessOrEqual(ends, op.Unsqueeze(ids, [1])), to=TensorProto.INT64)
+    sample = op.ReduceSum(ended, [1], keepdims=0)  # of each token: as many end before it
+    within = op.Sub(ids, op.Gather(starts, sample))
+    place = op.Add(op.Gather(before, sample), within)
+    if do_rotary:
+        if cos_cache is None or sin_cache is None:
+            raise UnsupportedFormError("do_rotary=1 needs the inputs cos_cache and sin_cache")
+        at = op.Unsqueeze(place, [0])
+        q, k = (_rotated(op, x, cos_cache, sin_cache, at, rotary_interleaved, rotary_offset) for x in (q, k))
+
+    pages, page, columns = (op.Shape(x, start=n, end=n + 1) for x, n in ((key_cache, 0), (key_cache, 1), (table, 1)))
+    size = op.Mul(pages, page)
+    if slot_mapping is None:
+        cell = op.Add(op.Mul(sample, columns), op.Div(place, page))
+        found = op.Gather(op.Reshape(table, [-1]), cell)
+        slot = op.Where(op.Less(found, 0), -1, op.Add(op.Mul(found, page), op.Mod(place, page)))
+    else:
+        slot = op.Cast(slot_mapping, to=TensorProto.INT64)
+    slot = op.Where(op.Less(slot, 0), size, slot)  # a row more takes what is not written
+    sources = op.ScatterElements(_range(op, op.Add(size, [1])), slot, op.Add(ids, size), axis=0)
+    sources = op.Slice(sources, [0], size, [0])
+    keys_at = _range(op, op.Mul(columns, page))
+    found = op.Gather(table, op.Div(keys_at, page), axis=1)
+    rows = op.Add(op.Mul(op.Max(found, [0]), page), op.Mod(keys_at, page))  # (B, L)
+
+    caches, read = [], []
+    for x, past, number, kind in ((k, key_cache, k_scale, k_quant_type), (v, value_cache, v_scale, v_quant_type)):
+        if past is None:
+            continue
+        cache = _Cache(op, kind, 8, number, past)
+        flat = op.Reshape(past, op.Concat([1], size, op.Shape(past, start=2), axis=0))
+        every = op.Gather(op.Concat(flat, cache.written(op, x, past), axis=1), sources, axis=1)
+        caches.append(op.Reshape(every, op.Shape(past)))
+        part = op.Gather(op.Squeeze(every, [0]), rows)
+        read.append(op.Transpose(cache.read(op, part, query), perm=[0, 2, 1, 3]))
+    keys = read[0]
+    values = read[-1] if not v_head_size else op.Slice(read[0], [0], [v_head_size], [3])
+
+    longest = op.Max(op.reduce("ReduceMax", counts, [0]), [0])
+    steps = _range(op, longest)
+    real = op.Less(steps, op.Unsqueeze(counts, [1]))
+    taken = op.Where(real, op.Add(op.Unsqueeze(starts, [1]), steps), 0)
+    heads = op.Transpose(op.Gather(op.Squeeze(q, [0]), taken), perm=[0, 2, 1, 3])
+    own = op.Unsqueeze(op.Add(op.Unsqueeze(before, [1]), steps), [1, 3])
+    seen = op.And(op.GreaterOrEqual(found, 0), op.Less(keys_at, op.Unsqueeze(op.Add(before, counts), [1])))
+    seen = op.Unsqueeze(seen, [1, 2])
+    if is_causal:
+        seen = op.And(seen, op.LessOrEqual(keys_at, own))
+    if local_window_size > 0:
+        seen = op.And(seen, op.Greater(keys_at, op.Sub(own, local_window_size)))
+    seen = op.And(seen, op.Unsqueeze(real, [1, 3]))
+    y, _, _ = _attend(
+        op, heads, keys, values, seen, _any(op, seen), kv_num_heads, num_heads, scale, softcap, None, head_sink
+    )
+    width = op.Shape(y, start=2, end=3)
+    y = op.Reshape(y, op.Concat(op.Mul(op.Shape(y, end=1), longest), width, axis=0), allowzero=1)
+    output = op.Gather(y, op.Add(op.Mul(sample, longest), within))
+    return op.CastLike(output, query), *caches, *([None] if latent else [])

@@ -19,6 +19,7 @@ def cases() -> Iterator[Case]:
     for shapes in SHAPES:
         yield from _group_query(drawer(), shapes)
         yield from _sparse(drawer(), shapes)
+        yield from _paged(drawer(), shapes)
 
 
 def ints(*values: Any) -> np.ndarray:
@@ -133,3 +134,44 @@ def _sparse(floats: Callable[..., np.ndarray], shapes: str) -> Iterator[Case]:
     yield case(name, *new(4), *cache, *two, *tokens, *rotary, do_rotary=1, constant=lengths, **sizes)
     yield case(name, *new(4), *cache, *one, *tokens, *rotary, do_rotary=1, rotary_interleaved=1, **sizes)
     yield case(name, *(x[:0] for x in (*new(1), *cache)), *one, np.array(4, np.int32), ints(), **sizes)
+
+
+def _paged(floats: Callable[..., np.ndarray], shapes: str) -> Iterator[Case]:
+    """Three samples of 2, 0 and 1 tokens after pasts of 3, 1 and 0, in pages of two rows."""
+    sizes: dict[str, Any] = {"num_heads": 2, "kv_num_heads": 1, "shapes": shapes}
+    name = "PagedAttention"
+    cache = [floats(6, 2, 1, 4) for _ in range(2)]
+    tables = [ints(0, 2, 2, 3), ints(3, 1, 0), ints([4, 1, 3], [2, -1, -1], [0, 5, -1])]
+
+    def new(size: int = 4) -> list[np.ndarray | None]:
+        return [floats(3, n * size) for n in (2, 1, 1)]
+
+    none: list[np.ndarray | None] = [None]
+    rotary = [floats(6, 2) for _ in range(2)]
+    yield case(name, *new(), *cache, *tables, **sizes)
+    packed = [floats(3, 16), None, None]
+    yield case(name, *packed, *cache, *tables, *rotary, outputs=3, do_rotary=1, softcap=0.6, scale=0.4, **sizes)
+    slots, weights = ints(10, -1, 3), [floats(4) for _ in range(2)]
+    extra = [*none * 2, slots, floats(2), *weights]
+    yield case(name, *new(), *cache, *tables, *extra, outputs=3, is_causal=0, qk_norm_epsilon=0.1, **sizes)
+    constant = ("cumulative_sequence_length", "past_seqlens", "block_table", "slot_mapping", "attention_metadata")
+    hint = [*none * 5, ints(2, 5)]
+    yield case(
+        name, *new(), *cache, *tables, *rotary, slots, *hint,
+        do_rotary=1, rotary_interleaved=1, local_window_size=2, constant=constant, **sizes,
+    )  # fmt: skip
+    yield case(
+        name, floats(3, 24), floats(3, 12), None, floats(6, 2, 1, 12), None, *tables, *rotary,
+        do_rotary=1, rotary_offset=8, kv_cache_layout="LATENT", v_head_size=5, scale=0.3, outputs=2, **sizes,
+    )  # fmt: skip
+    yield case(name, *(x[:0] for x in new()), *cache, ints(0, 0, 0, 0), *tables[1:], outputs=3, **sizes)
+    held = [(np.arange(48).reshape(6, 2, 1, 4) * n % 16 - 8).astype(np.int8) for n in (5, 7)]
+    steps = [((np.arange(12).reshape(3, 4) * n % 7 - 3 + 0.2) * 0.2).astype(np.float32) for n in (3, 5)]
+    scales = [np.full(1, 0.2, np.float32), np.full((1, 1, 4), 0.2, np.float32)]
+    kinds = {
+        "k_quant_type": "PER_TENSOR",
+        "v_quant_type": "PER_CHANNEL",
+        "k_cache_dtype": "int8",
+        "v_cache_dtype": "int8",
+    }
+    yield case(name, floats(3, 8), *steps, *held, *tables, *none * 6, *scales, outputs=3, **kinds, **sizes)

@@ -72,3 +72,35 @@ def sparse_attention(d: Drawing) -> Case:
         scale=d.pick(None, 0.5),
         outputs=3,
     )  # fmt: skip
+
+
+@strategy(*named("PagedAttention"), ranked=True)
+def paged_attention(d: Drawing) -> Case:
+    """Samples of any lengths; each has pages of its own."""
+    batch, shared, group, size, page = d.integer(1, 2), d.integer(1, 2), d.integer(1, 2), d.pick(1, 2), d.integer(1, 2)
+    heads = shared * group
+    past = [d.integer(0, 3) for _ in range(batch)]
+    counts = [d.integer(1, 2) for _ in range(batch)]
+    each = -(-max(p + c for p, c in zip(past, counts, strict=True)) // page)
+    table = np.array(d.permutation(batch * each), np.int32).reshape(batch, each)
+    tokens = sum(counts)
+    rotary = size == 2 and d.flag()
+    weights = [d.floats((size,), low=0.5) for _ in range(2)] if d.flag() else []
+    sink = d.optional(lambda: d.floats((heads,)))
+    return d.case(
+        *(d.floats((tokens, n * size)) for n in (heads, shared, shared)),
+        *(d.floats((batch * each, page, shared, size)) for _ in range(2)),
+        np.cumsum([0, *counts], dtype=np.int32), np.array(past, np.int32), table,
+        *(d.floats((5, 1)) if rotary else None for _ in range(2)),
+        None, sink, *weights,
+        num_heads=heads,
+        kv_num_heads=shared,
+        do_rotary=1 if rotary else None,
+        rotary_interleaved=d.pick(None, 1) if rotary else None,
+        qk_norm_epsilon=0.1 if weights else None,
+        is_causal=d.pick(None, 0),
+        local_window_size=d.pick(None, 1, 2),
+        scale=d.pick(None, 0.5),
+        softcap=d.pick(None, 2.0),
+        outputs=d.pick(1, 3),
+    )  # fmt: skip

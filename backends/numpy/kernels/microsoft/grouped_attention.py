@@ -396,9 +396,13 @@ def _per_sample(name: str, x: Array, batch: int, low: int, high: int) -> Array:
     """One number for each sample, from `low` to `high`."""
     if not x.ndim or x.size != batch:
         raise ValueError(f"{name} has the shape {list(x.shape)}; {[batch]} is needed")
-    if x.size and not low <= x.min() <= x.max() <= high:
-        raise ValueError(f"{name} is {x.reshape(-1).tolist()}; each is in {low}..{high}")
+    _within(name, x, low, high)
     return x.reshape(-1).astype(np.int64)
+
+
+def _within(name: str, x: Array, low: int, high: int) -> None:
+    if x.size and not low <= x.min() <= x.max() <= high:
+        raise ValueError(f"{name} is {x.tolist()}; each number is in {low}..{high}")
 
 
 def _among(name: str, value: Any, known: Sequence[Any]) -> None:
@@ -489,3 +493,129 @@ def _layouts(rows: Array, columns: Array, heads: int) -> list[list[list[int]]]:
         check_indices(entries[: starts[-1]], len(starts) - 1, "block_col_indices", lowest=0)
         found.append([entries[a:b].tolist() for a, b in pairwise(starts)])
     return found
+
+
+@kernel("PagedAttention", domain=MICROSOFT, fresh=True)
+def paged_attention(
+    query: Array,
+    key: Array | None,
+    value: Array | None,
+    key_cache: Array,
+    value_cache: Array | None,
+    cumulative_sequence_length: Array,
+    past_seqlens: Array,
+    block_table: Array,
+    cos_cache: Array | None = None,
+    sin_cache: Array | None = None,
+    slot_mapping: Array | None = None,
+    head_sink: Array | None = None,
+    q_norm_weight: Array | None = None,
+    k_norm_weight: Array | None = None,
+    k_scale: Array | None = None,
+    v_scale: Array | None = None,
+    attention_metadata: Array | None = None,
+    *,
+    do_rotary: int = 0,
+    is_causal: int = 1,
+    k_cache_dtype: str = "",
+    k_quant_type: str = "NONE",
+    kv_cache_layout: str = "SEPARATE",
+    kv_num_heads: int,
+    local_window_size: int = -1,
+    num_heads: int,
+    qk_norm_epsilon: float = 1e-6,
+    rotary_interleaved: int = 0,
+    rotary_offset: int = 0,
+    scale: float | None = None,
+    softcap: float = 0.0,
+    v_cache_dtype: str = "",
+    v_head_size: int = 0,
+    v_quant_type: str = "NONE",
+) -> tuple[Array, ...]:
+    """The tokens are written to their places in the pages, then one token after another reads the pages of its sample"""
+    flags = {"do_rotary": do_rotary, "rotary_interleaved": rotary_interleaved, "is_causal": is_causal}
+    for name, flag in flags.items():
+        _among(name, flag, (0, 1))
+    _among("kv_cache_layout", kv_cache_layout, ("SEPARATE", "LATENT"))
+    latent = kv_cache_layout == "LATENT"
+    if latent and (key is None or value is not None or value_cache is not None or kv_num_heads != 1):
+        raise ValueError("LATENT needs key, kv_num_heads=1, and neither value nor value_cache")
+    if not latent and value_cache is None:
+        raise ValueError("value_cache is missing; only LATENT is without it")
+    if v_head_size and (not latent or not scale):
+        raise ValueError("v_head_size needs kv_cache_layout='LATENT' and scale")
+    if local_window_size == 0:
+        raise ValueError("local_window_size is 0; a window has at least one key, and -1 is none")
+    if query.ndim != 2:
+        raise ValueError(f"query has the shape {list(query.shape)}; (tokens, heads·size) is needed")
+    declared = query.dtype
+    rows = [None if x is None else x[np.newaxis] for x in _wide(query, key, value if not latent else key)]
+    assert rows[0] is not None
+    q, k, v = (x[0] for x in _split(*rows, num_heads, kv_num_heads))
+    tokens, _, size = q.shape
+    if q_norm_weight is not None and k_norm_weight is not None:
+        q = _normalized("q_norm_weight", q, *_wide(q_norm_weight), qk_norm_epsilon)
+        k = _normalized("k_norm_weight", k, *_wide(k_norm_weight), qk_norm_epsilon)
+    elif (q_norm_weight is None) != (k_norm_weight is None):
+        raise ValueError("q_norm_weight and k_norm_weight go together; one of them is missing")
+
+    bounds = cumulative_sequence_length.astype(np.int64)
+    if bounds.ndim != 1 or not len(bounds) or bounds[0] or bounds[-1] != tokens or np.any(np.diff(bounds) < 0):
+        raise ValueError(f"cumulative_sequence_length is {bounds.tolist()}; it rises from 0 to the {tokens} tokens")
+    batch = len(bounds) - 1
+    if key_cache.ndim != 4:
+        raise ValueError(f"key_cache has the shape {list(key_cache.shape)}; (pages, rows, heads, size) is needed")
+    pages, page = key_cache.shape[:2]
+    for name, cache in (("key_cache", key_cache), ("value_cache", value_cache)):
+        if cache is not None:
+            check_shape(name, cache.shape, (pages, page, kv_num_heads, size))
+    if block_table.ndim != 2:
+        raise ValueError(f"block_table has the shape {list(block_table.shape)}; (batch, pages of a sample) is needed")
+    check_shape("block_table", block_table.shape, (batch, block_table.shape[1]))
+    _within("block_table", block_table, -1, pages - 1)
+    counts = np.diff(bounds)
+    before = _per_sample("past_seqlens", past_seqlens, batch, 0, block_table.shape[1] * page)
+    if np.any(before + counts > block_table.shape[1] * page):
+        raise ValueError(
+            f"the samples have {(before + counts).tolist()} tokens; their pages hold {block_table.shape[1] * page}"
+        )
+    sample = np.repeat(np.arange(batch), counts)
+    place = before[sample] + np.arange(tokens) - bounds[sample]
+    if do_rotary:
+        if rotary_offset < 0 or rotary_offset % 8:
+            raise ValueError(f"rotary_offset is {rotary_offset}; it must be a multiple of 8")
+        turn = _Rotary(*_wide(cos_cache, sin_cache), place, rotary_interleaved, rotary_offset)
+        q, k = turn(q), turn(k)
+    if slot_mapping is not None:
+        check_shape("slot_mapping", slot_mapping.shape, (tokens,))
+        _within("slot_mapping", slot_mapping, -1, pages * page - 1)
+
+    written, read = [], []
+    forms = [(k, key_cache, k_quant_type, k_scale, "k"), (v, value_cache, v_quant_type, v_scale, "v")]
+    for x, cache, kind, number, name in forms[: 1 if latent else 2]:
+        assert cache is not None
+        _among(f"{name}_quant_type", kind, QUANTIZATIONS)
+        if cache.dtype == np.uint8 or (cache.dtype == np.int8) != (kind != "NONE"):
+            raise ValueError(f"{name}_quant_type={kind} does not fit a cache of {cache.dtype}; only int8 is quantised")
+        quantizer = _Quantizer(kind, number, f"{name}_scale", 0 if kind == "NONE" else 8, kv_num_heads, size)
+        new, full = quantizer.to_cache(x), cache.copy()
+        for t in range(tokens):
+            at = int(block_table[sample[t], place[t] // page]) * page + int(place[t]) % page
+            at = at if slot_mapping is None else int(slot_mapping[t])
+            if at >= 0:
+                full[at // page, at % page] = new[t].astype(cache.dtype)
+        written.append(full)
+        read.append(quantizer.read(*_wide(full)))
+    sink = _sink(*_wide(head_sink), num_heads, False, q.dtype)
+    y = np.zeros((tokens, num_heads, v_head_size or size), q.dtype)
+    for t in range(tokens):
+        b = sample[t]
+        last = int(place[t]) + 1 if is_causal else int(before[b] + counts[b])
+        first = max(0, int(place[t]) + 1 - local_window_size) if local_window_size > 0 else 0
+        spots = np.arange(first, last)
+        spots = spots[block_table[b, spots // page] >= 0]
+        at = block_table[b, spots // page], spots % page
+        keys, values = read[0][at], read[-1][at][..., : v_head_size or size]
+        seen = np.ones((1, len(spots)), bool)
+        y[t], _ = _attend(q[t : t + 1], keys, values, seen, scale, softcap, None, sink)
+    return y.reshape(tokens, num_heads * y.shape[2]).astype(declared), *written
