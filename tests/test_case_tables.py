@@ -46,6 +46,9 @@ NOT_SET = {
     ("com.microsoft.Attention", "past_present_share_buffer"): _SHARED,
     ("com.microsoft.Attention", "do_rotary"): _ROTARY,
     ("com.microsoft.Attention", "rotary_embedding_dim"): _ROTARY,
+    ("com.microsoft.DynamicSparseAttention", "is_causal"): "it must be 1",
+    ("com.microsoft.DynamicSparseAttention", "output_bf16"): "a result of 8 bits, of which no difference settles",
+    ("com.microsoft.SparsePagedAttention", "auxiliary_cache_layout"): "there is one",
     ("com.microsoft.SkipGroupNorm", "channels_last"): "refused: ONNX Runtime adds the skip to the last axis alone",
 }
 NOT_GIVEN = {
@@ -80,12 +83,13 @@ RANKS = {
     SoftmaxCrossEntropyLoss TensorScatter Trilu ai.onnx.ml.FeatureVectorizer ai.onnx.ml.LinearClassifier
     ai.onnx.ml.LinearRegressor ai.onnx.ml.SVMClassifier ai.onnx.ml.SVMRegressor com.microsoft.EmbedLayerNormalization
     com.microsoft.FlattenAndUnpad com.microsoft.FusedGemm com.microsoft.GemmFastGelu
-    com.microsoft.PagedAttention com.microsoft.SoftmaxCrossEntropyLossInternal com.microsoft.TransposeMatMul com.microsoft.Trilu""",
+    com.microsoft.PagedAttention com.microsoft.SparsePagedAttention
+    com.microsoft.SoftmaxCrossEntropyLossInternal com.microsoft.TransposeMatMul com.microsoft.Trilu""",
     3: """AffineGrid Attention AveragePool CausalConvWithState Col2Im Conv ConvTranspose DeformConv GRU GlobalAveragePool
     GlobalLpPool GlobalMaxPool GridSample InstanceNormalization LSTM LinearAttention LpPool MaxPool MaxUnpool RNN
     RotaryEmbedding STFT com.microsoft.Attention com.microsoft.BatchNormInternal com.microsoft.BiasSoftmax
     com.microsoft.MultiHeadAttention com.microsoft.SkipLayerNormalization com.microsoft.SkipSimplifiedLayerNormalization
-    com.microsoft.GroupQueryAttention com.microsoft.SparseAttention""",
+    com.microsoft.GroupQueryAttention com.microsoft.SparseAttention com.microsoft.DynamicSparseAttention""",
     4: """DepthToSpace MaxRoiPool RoiAlign SpaceToDepth Upsample ai.onnx.preview.FlexAttention com.microsoft.FusedConv
     com.microsoft.GroupNorm com.microsoft.SkipGroupNorm""",
 }
