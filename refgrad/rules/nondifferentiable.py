@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from refgrad.protos.domains import ML
+from refgrad.protos.domains import MICROSOFT, ML
 from refgrad.tables.registry import BODY, NO_DERIVATIVE, ZERO
 
 _PIECEWISE = "piecewise constant: zero wherever it has a derivative"
@@ -97,3 +97,10 @@ for _name in (
     NO_DERIVATIVE["com.microsoft.nchwc", _name] = (
         "it is in the layout of the processor that it was optimized on: save the model with ORT_ENABLE_EXTENDED or less"
     )
+
+# What attentions choose, and which tokens of a draft are accepted.
+for _name, _reason in {
+    "PackedSparseAttentionIndexerMerge": "indices",
+    "SpeculativePrefixCommit": "numbers of tokens",
+}.items():
+    ZERO[MICROSOFT, _name] = _reason
