@@ -438,7 +438,7 @@ def sparse_attention(
     rotary_interleaved: int = 0,
     scale: float | None = None,
     sparse_block_size: int,
-) -> tuple[str, str, str]:
+) -> tuple[str, ...]:
     """softmax(scale·Q·Kᵀ)·V over the earlier keys in the blocks that a mask lists; heads take turns at the masks
 
     A query that is padding has a result of 0, as one that sees no key. The caches keep the rows where no token is written.
@@ -586,9 +586,8 @@ def paged_attention(
     if local_window_size == 0:
         raise UnsupportedFormError("local_window_size=0 lets no query see a key; use -1 for no window")
     tokens = op.Shape(query, end=1)
-    query, key, value = (x and op.Unsqueeze(x, [0]) for x in (query, key, value if not latent else key))
-    assert query is not None
-    q, k, v = _split(op, query, key, value, num_heads, kv_num_heads)  # (1, tokens, heads, H)
+    parts = [x and op.Unsqueeze(x, [0]) for x in (key, key if latent else value)]
+    q, k, v = _split(op, op.Unsqueeze(query, [0]), parts[0], parts[1], num_heads, kv_num_heads)  # (1, tokens, heads, H)
     if q_norm_weight is not None and k_norm_weight is not None:
         q, k = (_normalized(op, x, w, qk_norm_epsilon) for x, w in ((q, q_norm_weight), (k, k_norm_weight)))
 
@@ -794,7 +793,7 @@ def dynamic_sparse_attention(
             _wide(op, x, x) for x in (auxiliary_key, auxiliary_key if auxiliary_kv_shared else str(auxiliary_value))
         ]
         chosen = _selected(op, selected_indices, selected_counts, op.Shape(others[0], start=2, end=3), op.Shape(places))
-        keys, values, seen = _joined(op, local, keys, values, seen, *others, op.Unsqueeze(chosen, [1]))
+        keys, values, seen = _joined(op, local, keys, values, seen, others[0], others[1], op.Unsqueeze(chosen, [1]))
     sink = op.const(np.zeros(num_heads), like=query) if smooth_softmax else None
     sink = sink if head_sink is None else head_sink
     heads = op.Transpose(q, perm=[0, 2, 1, 3])
@@ -880,8 +879,8 @@ def sparse_paged_attention(
         raise UnsupportedFormError("local_window_size=0 lets no query see a key; use -1 for no window")
     local = attention_mode == "local_plus_selected"
     tokens = op.Shape(query, end=1)
-    rows = [x and op.Unsqueeze(x, [0]) for x in (query, key, value)]
-    q, k, v = _split(op, str(rows[0]), rows[1], rows[2], num_heads, kv_num_heads)
+    parts = [x and op.Unsqueeze(x, [0]) for x in (key, value)]
+    q, k, v = _split(op, op.Unsqueeze(query, [0]), parts[0], parts[1], num_heads, kv_num_heads)
     if q_norm_weight is not None and k_norm_weight is not None:
         q, k = (_normalized(op, x, w, qk_norm_epsilon) for x, w in ((q, q_norm_weight), (k, k_norm_weight)))
     packed = _Packed(op, tokens, cumulative_sequence_length, past_seqlens)
@@ -906,7 +905,7 @@ def sparse_paged_attention(
             valid = op.Less(_range(op, room), _column(op, auxiliary_lengths))
             chosen = op.And(chosen, op.Unsqueeze(valid, [1]))
         chosen = op.Unsqueeze(op.And(chosen, op.Unsqueeze(packed.real, [2])), [1])
-        keys, values, seen = _joined(op, local, keys, values, seen, *others, chosen)
+        keys, values, seen = _joined(op, local, keys, values, seen, others[0], others[1], chosen)
     heads = op.Transpose(packed.padded(op, op.Squeeze(q, [0])), perm=[0, 2, 1, 3])
     y, _, _ = _attend(
         op, heads, keys, values, seen, _any(op, seen), kv_num_heads, num_heads, scale, softcap, None, head_sink

@@ -98,6 +98,8 @@ for _name in (
         "it is in the layout of the processor that it was optimized on: save the model with ORT_ENABLE_EXTENDED or less"
     )
 
+for _name in ("SparseAttentionIndexer", "PackedSparseAttentionIndexer"):
+    NO_DERIVATIVE[MICROSOFT, _name] = "it chooses indices, and keeps the keys that it compares for its next call"
 # What attentions choose, and which tokens of a draft are accepted.
 for _name, _reason in {
     "PackedSparseAttentionIndexerMerge": "indices",

@@ -71,9 +71,9 @@ def group_query_attention(
     if not causal and local_window_size != -1:
         raise ValueError(f"local_window_size is {local_window_size}; it must be -1 with causal=0")
     declared, kinds = query.dtype, [query.dtype if past is None else past.dtype for past in (past_key, past_value)]
-    query, key, value, past_key, past_value = _wide(query, key, value, past_key, past_value)
-    cos_cache, sin_cache, attention_bias, head_sink = _wide(cos_cache, sin_cache, attention_bias, head_sink)
-    q_norm_weight, k_norm_weight = _wide(q_norm_weight, k_norm_weight)
+    query, key, value, past_key, past_value = map(_wide, (query, key, value, past_key, past_value))
+    cos_cache, sin_cache, attention_bias, head_sink = map(_wide, (cos_cache, sin_cache, attention_bias, head_sink))
+    q_norm_weight, k_norm_weight = map(_wide, (q_norm_weight, k_norm_weight))
     q, k, v = _split(query, key, value, num_heads, kv_num_heads)
     (batch, length, _, size), new = q.shape, k.shape[1]
     if (past_key is None) != (past_value is None):
@@ -213,9 +213,9 @@ def _attend(
     return y, inner
 
 
-def _wide(*given: Any) -> list[Any]:
+def _wide(x: Any) -> Any:
     """Floats of 16 bits as float32."""
-    return [None if x is None else widened(x) for x in given]
+    return None if x is None else widened(x)
 
 
 def _split(
@@ -473,8 +473,8 @@ def sparse_attention(
                 for block in rows[(start + s) // sparse_block_size]:
                     first = block * sparse_block_size
                     seen[head, s, first : min(first + sparse_block_size, start + s + 1)] = True
-        own = [x[b, :, :end].swapaxes(0, 1) for x in (keys, values)]
-        y[b, :count], _ = _attend(q[b, :count], *own, seen, scale, 0.0, None, None)
+        own_keys, own_values = (x[b, :, :end].swapaxes(0, 1) for x in (keys, values))
+        y[b, :count], _ = _attend(q[b, :count], own_keys, own_values, seen, scale, 0.0, None, None)
     return y.reshape(batch, length, num_heads * size), keys, values
 
 
@@ -552,13 +552,12 @@ def paged_attention(
     if query.ndim != 2:
         raise ValueError(f"query has the shape {list(query.shape)}; (tokens, heads·size) is needed")
     declared = query.dtype
-    rows = [None if x is None else x[np.newaxis] for x in _wide(query, key, value if not latent else key)]
-    assert rows[0] is not None
-    q, k, v = (x[0] for x in _split(*rows, num_heads, kv_num_heads))
+    rows: list[Any] = [None if x is None else _wide(x)[np.newaxis] for x in (query, key, value if not latent else key)]
+    q, k, v = (x[0] for x in _split(rows[0], rows[1], rows[2], num_heads, kv_num_heads))
     tokens, _, size = q.shape
     if q_norm_weight is not None and k_norm_weight is not None:
-        q = _normalized("q_norm_weight", q, *_wide(q_norm_weight), qk_norm_epsilon)
-        k = _normalized("k_norm_weight", k, *_wide(k_norm_weight), qk_norm_epsilon)
+        q = _normalized("q_norm_weight", q, _wide(q_norm_weight), qk_norm_epsilon)
+        k = _normalized("k_norm_weight", k, _wide(k_norm_weight), qk_norm_epsilon)
     elif (q_norm_weight is None) != (k_norm_weight is None):
         raise ValueError("q_norm_weight and k_norm_weight go together; one of them is missing")
 
@@ -570,7 +569,7 @@ def paged_attention(
             check_shape(name, cache.shape, (pages, page, kv_num_heads, size))
     sample, place, totals = _in_a_row(cumulative_sequence_length, past_seqlens, block_table, tokens, pages, page)
     if do_rotary:
-        turn = _Rotary(*_wide(cos_cache, sin_cache), place, rotary_interleaved, rotary_offset)
+        turn = _Rotary(_wide(cos_cache), _wide(sin_cache), place, rotary_interleaved, rotary_offset)
         q, k = turn(q), turn(k)
     if slot_mapping is not None:
         check_shape("slot_mapping", slot_mapping.shape, (tokens,))
@@ -582,8 +581,8 @@ def paged_attention(
         assert cache is not None
         quantizer = _of_cache(cache, kind, number, name)
         written.append(_put(cache, quantizer.to_cache(x), slots))
-        read.append(quantizer.read(*_wide(written[-1])))
-    sink = _sink(*_wide(head_sink), num_heads, False, q.dtype)
+        read.append(quantizer.read(_wide(written[-1])))
+    sink = _sink(_wide(head_sink), num_heads, False, q.dtype)
     y = np.zeros((tokens, num_heads, v_head_size or size), q.dtype)
     for t in range(tokens):
         b = sample[t]
@@ -700,7 +699,7 @@ def dynamic_sparse_attention(
     if local and local_window_size < 1:
         raise ValueError(f"local_window_size is {local_window_size}; local_plus_selected needs one above 0")
     declared = query.dtype
-    q, k, v = _split(*_wide(query, key, value), num_heads, kv_num_heads)
+    q, k, v = _split(_wide(query), _wide(key), _wide(value), num_heads, kv_num_heads)
     batch, length, _, size = q.shape
     if (past_key is None) != (past_value is None):
         raise ValueError("past_key and past_value go together; one of them is missing")
@@ -721,16 +720,16 @@ def dynamic_sparse_attention(
             check_shape(name, x.shape, (batch, kv_num_heads, room, size))
     chosen = _choices(selected_indices, selected_counts, batch * length, room)
     if q_norm_weight is not None and k_norm_weight is not None:
-        q = _normalized("q_norm_weight", q, *_wide(q_norm_weight), qk_norm_epsilon)
-        k = _normalized("k_norm_weight", k, *_wide(k_norm_weight), qk_norm_epsilon)
+        q = _normalized("q_norm_weight", q, _wide(q_norm_weight), qk_norm_epsilon)
+        k = _normalized("k_norm_weight", k, _wide(k_norm_weight), qk_norm_epsilon)
     elif (q_norm_weight is None) != (k_norm_weight is None):
         raise ValueError("q_norm_weight and k_norm_weight go together; one of them is missing")
     if do_rotary:
         places = before[:, None] + np.arange(length) if position_ids is None else position_ids
         check_shape("position_ids", places.shape, (batch, length))
-        turn = _Rotary(*_wide(cos_cache, sin_cache), places, rotary_interleaved, rotary_offset)
+        turn = _Rotary(_wide(cos_cache), _wide(sin_cache), places, rotary_interleaved, rotary_offset)
         q, k = turn(q), turn(k)
-    sink = _sink(*_wide(head_sink), num_heads, bool(smooth_softmax), q.dtype)
+    sink = _sink(_wide(head_sink), num_heads, bool(smooth_softmax), q.dtype)
     y = np.zeros_like(q)
     presents, read = [], []
     for x, past, number, name in ((k, past_key, key_scale, "key_scale"), (v, past_value, value_scale, "value_scale")):
@@ -743,7 +742,7 @@ def dynamic_sparse_attention(
                 present[b, :, :start] = past[b, :, :start]
             present[b, :, start : start + length] = quantizer.to_cache(x[b]).swapaxes(0, 1)
         presents.append(present)
-        read.append(quantizer.read(*_wide(present.swapaxes(1, 2))))
+        read.append(quantizer.read(_wide(present.swapaxes(1, 2))))
     for b, s in np.ndindex(batch, length):
         own, picked = int(before[b]) + s, chosen[b * length + s]
         if others is None:
@@ -814,13 +813,12 @@ def sparse_paged_attention(
     if query.ndim != 2:
         raise ValueError(f"query has the shape {list(query.shape)}; (tokens, heads·size) is needed")
     declared = query.dtype
-    rows = [None if x is None else x[np.newaxis] for x in _wide(query, key, value)]
-    assert rows[0] is not None
-    q, k, v = (x[0] for x in _split(*rows, num_heads, kv_num_heads))
+    rows: list[Any] = [None if x is None else _wide(x)[np.newaxis] for x in (query, key, value)]
+    q, k, v = (x[0] for x in _split(rows[0], rows[1], rows[2], num_heads, kv_num_heads))
     tokens, _, size = q.shape
     if q_norm_weight is not None and k_norm_weight is not None:
-        q = _normalized("q_norm_weight", q, *_wide(q_norm_weight), qk_norm_epsilon)
-        k = _normalized("k_norm_weight", k, *_wide(k_norm_weight), qk_norm_epsilon)
+        q = _normalized("q_norm_weight", q, _wide(q_norm_weight), qk_norm_epsilon)
+        k = _normalized("k_norm_weight", k, _wide(k_norm_weight), qk_norm_epsilon)
     elif (q_norm_weight is None) != (k_norm_weight is None):
         raise ValueError("q_norm_weight and k_norm_weight go together; one of them is missing")
     if key_cache.ndim != 4:
@@ -842,7 +840,7 @@ def sparse_paged_attention(
             valid = _per_sample("auxiliary_lengths", auxiliary_lengths, len(totals), 0, room)
     chosen = _choices(selected_indices, selected_counts, tokens, room)
     if do_rotary:
-        turn = _Rotary(*_wide(cos_cache, sin_cache), place, rotary_interleaved, rotary_offset)
+        turn = _Rotary(_wide(cos_cache), _wide(sin_cache), place, rotary_interleaved, rotary_offset)
         q, k = turn(q), turn(k)
     if slot_mapping is not None:
         check_shape("slot_mapping", slot_mapping.shape, (tokens,))
@@ -855,8 +853,8 @@ def sparse_paged_attention(
     ):
         quantizer = _of_cache(cache, kind, number, name)
         written.append(_put(cache, quantizer.to_cache(x), slots))
-        read.append(quantizer.read(*_wide(written[-1])))
-    sink = _sink(*_wide(head_sink), num_heads, False, q.dtype)
+        read.append(quantizer.read(_wide(written[-1])))
+    sink = _sink(_wide(head_sink), num_heads, False, q.dtype)
     y = np.zeros_like(q)
     for t in range(tokens):
         b, picked = int(sample[t]), chosen[t]
@@ -889,7 +887,7 @@ def _to_choose_from(mode: str, source: str, key: Array | None, value: Array | No
         raise ValueError(
             "selected_kv_source='auxiliary' needs auxiliary_key, and auxiliary_value or auxiliary_kv_shared=1"
         )
-    return _wide(key, key if shared else value)
+    return [_wide(key), _wide(key if shared else value)]
 
 
 def _choices(indices: Array, counts: Array, rows: int, room: int) -> list[Array]:
