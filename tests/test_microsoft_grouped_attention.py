@@ -580,3 +580,11 @@ def test_a_bad_choice_in_pages_is_refused_by_name(given: dict[str, Any], said: s
 def test_a_choice_that_is_not_covered_is_refused(make: Any) -> None:
     with pytest.raises(NoGradientError, match="attention_mode='local_plus_selected' with selected_kv_source='main'"):
         refgrad.gradient(make(attention_mode="local_plus_selected")[0])
+
+
+def test_a_long_prompt_needs_the_scores_of_one_head_at_a_time() -> None:
+    one = grouped(prompt(1, 700, size=8), outputs=1)
+    plan = NUMPY.prepare(one.model, max_memory=16 * 2**20)
+    assert plan.run(one.feeds)["output"].shape == (1, 700, 32)
+    with pytest.raises(BackendError, match="max_memory"):
+        NUMPY.prepare(one.model, max_memory=8 * 2**20).run(one.feeds)

@@ -301,6 +301,11 @@ OTHERWISE: list[tuple[tuple[str, ...], str, str]] = [
     (("ai.onnx.ml.TreeEnsemble",), "X: one rank less", "one row"),
     (("com.microsoft.BiasGelu",), "A: a column more|B: a row more|B: one rank less", "the bias is broadcast"),
     (
+        ("com.microsoft.SparseAttention",),
+        "total_sequence_length: a (row|column) more|sparse_block_size = 100",
+        "ONNX Runtime runs only in the memory of its caches",
+    ),
+    (
         ("com.microsoft.SkipLayerNormalization", "com.microsoft.SkipSimplifiedLayerNormalization"),
         "input: a row more",
         "the last axis is normalized, whatever is before it",

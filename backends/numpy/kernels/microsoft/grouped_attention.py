@@ -186,7 +186,7 @@ def _attend(
     `seen` (S, T), or (N, S, T), says which query sees which key; one that sees none has a row of zeros.
     """
     group = q.shape[1] // keys.shape[1]
-    need(4 * group * len(q) * len(keys) * q.itemsize)
+    need(5 * len(q) * len(keys) * q.itemsize)  # one head after another
     factor = q.dtype.type(scale or 1 / math.sqrt(max(q.shape[2], 1)))
     y = np.zeros((*q.shape[:2], values.shape[2]), q.dtype)
     inner = np.zeros((q.shape[1], len(q), len(keys)) if qk_output else (0, 0, 0), q.dtype)
@@ -452,6 +452,7 @@ def sparse_attention(
             f"and there are {length} queries"
         )
     least = 1 if total == length else length
+    check_shape("key_total_sequence_lengths", key_total_sequence_lengths.shape, (batch,))
     lengths = _per_sample("key_total_sequence_lengths", key_total_sequence_lengths, batch, least, total)
     fresh = np.minimum(length, lengths)
     before = lengths - fresh
