@@ -272,11 +272,12 @@ def _matrices(model: ModelProto) -> list[np.ndarray]:
 
 def measure(subject: Subject, form: str, made: ModelProto | Path) -> dict[str, Any]:
     """How far the gradient of a form of the model is from torch's, and what `check` says of it."""
+    from torch_models import errors, vanishing
+
     import refgrad
     from refgrad.backends import get_backend
     from refgrad.conformance import check
     from refgrad.protos.reading import read
-    from torch_models import errors, vanishing
 
     model = read(made)
     state = subject.state

@@ -26,8 +26,8 @@ import transformers
 from onnx import helper, numpy_helper
 from tokenizers import Tokenizer, models
 from torch import Tensor, nn
-from transformers.models.qwen3_5 import modeling_qwen3_5
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
+from transformers.models.qwen3_5 import modeling_qwen3_5
 
 transformers.logging.set_verbosity_error()
 

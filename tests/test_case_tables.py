@@ -48,6 +48,9 @@ NOT_SET = {
     ("com.microsoft.Attention", "rotary_embedding_dim"): _ROTARY,
     ("com.microsoft.GatherBlockQuantized", "gather_axis"): "of data in types that opset 17 does not cast",
     ("com.microsoft.MatMulNBits", "weight_prepacked"): "refused: a layout of CUDA kernels",
+    ("com.microsoft.DynamicSparseAttention", "is_causal"): "it must be 1",
+    ("com.microsoft.DynamicSparseAttention", "output_bf16"): "a result of 8 bits, of which no difference settles",
+    ("com.microsoft.SparsePagedAttention", "auxiliary_cache_layout"): "there is one",
     ("com.microsoft.SkipGroupNorm", "channels_last"): "refused: ONNX Runtime adds the skip to the last axis alone",
 }
 NOT_GIVEN = {
@@ -85,13 +88,15 @@ RANKS = {
     2: """BatchNormalization DFT Det Gemm GroupNormalization LRN NegativeLogLikelihoodLoss ReverseSequence
     SoftmaxCrossEntropyLoss TensorScatter Trilu ai.onnx.ml.FeatureVectorizer ai.onnx.ml.LinearClassifier
     ai.onnx.ml.LinearRegressor ai.onnx.ml.SVMClassifier ai.onnx.ml.SVMRegressor com.microsoft.EmbedLayerNormalization
-    com.microsoft.FlattenAndUnpad com.microsoft.FusedGemm com.microsoft.GatherBlockQuantized com.microsoft.GemmFastGelu
-    com.microsoft.GemmFloat8
+    com.microsoft.FlattenAndUnpad com.microsoft.FusedGemm com.microsoft.GatherBlockQuantized
+    com.microsoft.GemmFastGelu com.microsoft.GemmFloat8 com.microsoft.PagedAttention
+    com.microsoft.SparsePagedAttention
     com.microsoft.SoftmaxCrossEntropyLossInternal com.microsoft.TransposeMatMul com.microsoft.Trilu""",
     3: """AffineGrid Attention AveragePool CausalConvWithState Col2Im Conv ConvTranspose DeformConv GRU GlobalAveragePool
     GlobalLpPool GlobalMaxPool GridSample InstanceNormalization LSTM LinearAttention LpPool MaxPool MaxUnpool RNN
     RotaryEmbedding STFT com.microsoft.Attention com.microsoft.BatchNormInternal com.microsoft.BiasSoftmax
-    com.microsoft.MultiHeadAttention com.microsoft.SkipLayerNormalization com.microsoft.SkipSimplifiedLayerNormalization""",
+    com.microsoft.MultiHeadAttention com.microsoft.SkipLayerNormalization com.microsoft.SkipSimplifiedLayerNormalization
+    com.microsoft.GroupQueryAttention com.microsoft.SparseAttention com.microsoft.DynamicSparseAttention""",
     4: """DepthToSpace MaxRoiPool RoiAlign SpaceToDepth Upsample ai.onnx.preview.FlexAttention com.microsoft.FusedConv
     com.microsoft.GroupNorm com.microsoft.SkipGroupNorm""",
 }

@@ -306,6 +306,11 @@ OTHERWISE: list[tuple[tuple[str, ...], str, str]] = [
         "its schema has A in 16 bits alone",
     ),
     (
+        ("com.microsoft.SparseAttention",),
+        "total_sequence_length: a (row|column) more|sparse_block_size = 100",
+        "ONNX Runtime runs only in the memory of its caches",
+    ),
+    (
         ("com.microsoft.SkipLayerNormalization", "com.microsoft.SkipSimplifiedLayerNormalization"),
         "input: a row more",
         "the last axis is normalized, whatever is before it",

@@ -100,6 +100,11 @@ def typed(case: NodeCase, names: list[str], kind: np.dtype[Any]) -> dict[str, np
     return values
 
 
+# Attributes of these say which integers a cache holds.
+_ATTENTIONS = ("GroupQueryAttention", "PagedAttention", "DynamicSparseAttention", "SparsePagedAttention")
+CACHED = tuple(f"com.microsoft.{name}" for name in _ATTENTIONS)
+
+
 def retyped(operator: str) -> Iterator[tuple[NodeCase, np.dtype[Any], dict[str, np.ndarray]]]:
     """Every case of an operator in every type of its schema."""
     for case in by_operator()[operator]:
@@ -109,6 +114,8 @@ def retyped(operator: str) -> Iterator[tuple[NodeCase, np.dtype[Any], dict[str, 
                 numeric = have.kind != "O" and (have.kind == "b") == (kind.kind == "b")
                 if operator == "BitCast":
                     numeric = kind.itemsize == have.itemsize
+                elif operator in CACHED:
+                    numeric = have in FLOATS and kind in FLOATS
                 elif operator == "ai.onnx.ml.Imputer":
                     numeric = kind in FLOATS  # the attribute for integers is another
                 elif names == ["zero_points"]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from refgrad.protos.domains import ML
+from refgrad.protos.domains import MICROSOFT, ML
 from refgrad.tables.registry import BODY, NO_DERIVATIVE, ZERO
 
 _PIECEWISE = "piecewise constant: zero wherever it has a derivative"
@@ -104,3 +104,11 @@ for _name, _reason in {
     "SparseToDenseMatMul": "it reads a sparse tensor: store the matrix as a dense one, and use FusedMatMul",
 }.items():
     NO_DERIVATIVE["com.microsoft", _name] = _reason
+for _name in ("SparseAttentionIndexer", "PackedSparseAttentionIndexer"):
+    NO_DERIVATIVE[MICROSOFT, _name] = "it chooses indices, and keeps the keys that it compares for its next call"
+# What attentions choose, and which tokens of a draft are accepted.
+for _name, _reason in {
+    "PackedSparseAttentionIndexerMerge": "indices",
+    "SpeculativePrefixCommit": "numbers of tokens",
+}.items():
+    ZERO[MICROSOFT, _name] = _reason

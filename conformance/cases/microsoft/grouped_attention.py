@@ -1,0 +1,291 @@
+"""Cases of ONNX Runtime's attentions whose query heads share keys and values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from refgrad.conformance.case import SHAPES, Case
+from refgrad.conformance.cases.microsoft import case, drawer
+
+BATCH, LENGTH, HEADS, SHARED, SIZE = 2, 3, 4, 2, 8
+PAST = 4  # rows of a cache
+
+
+def cases() -> Iterator[Case]:
+    """Every attribute and every optional input; static, symbolic and unknown shapes."""
+    for shapes in SHAPES:
+        yield from _group_query(drawer(), shapes)
+        yield from _sparse(drawer(), shapes)
+        yield from _paged(drawer(), shapes)
+        yield from _chosen(drawer(), shapes)
+        yield from _chosen_in_pages(drawer(), shapes)
+
+
+def ints(*values: Any) -> np.ndarray:
+    """As int32."""
+    return np.array(values, np.int32)
+
+
+def _group_query(floats: Callable[..., np.ndarray], shapes: str) -> Iterator[Case]:
+    heads: dict[str, Any] = {"shapes": shapes, "num_heads": HEADS, "kv_num_heads": SHARED}
+    name = "GroupQueryAttention"
+
+    def new(batch: int, length: int, size: int = SIZE) -> list[np.ndarray | None]:
+        return [floats(batch, length, n * size) for n in (HEADS, SHARED, SHARED)]
+
+    def past(batch: int, rows: int = PAST, size: int = SIZE) -> list[np.ndarray | None]:
+        return [floats(batch, SHARED, rows, size) for _ in range(2)]
+
+    def lengths(*samples: int, total: int | None = None) -> list[np.ndarray | None]:
+        return [ints(*samples) - 1, np.array(total or max(samples), np.int32)]
+
+    def rotary(size: int = SIZE) -> list[np.ndarray | None]:
+        return [floats(PAST + LENGTH + 2, size // 2) for _ in range(2)]
+
+    none: list[np.ndarray | None] = [None]
+    prompt = [*none * 2, *lengths(LENGTH, LENGTH)]
+    yield case(name, *new(BATCH, LENGTH), *prompt, **heads)
+    yield case(name, *new(BATCH, LENGTH), *prompt, outputs=3, scale=0.3, softcap=0.7, local_window_size=2, **heads)
+    packed = floats(BATCH, LENGTH, (HEADS + 2 * SHARED) * SIZE)
+    yield case(name, packed, None, None, *prompt, outputs=3, causal=0, smooth_softmax=1, **heads)
+    bias, sink = floats(1, HEADS, LENGTH, LENGTH), floats(HEADS)
+    yield case(name, *new(BATCH, LENGTH), *prompt, *none * 3, bias, sink, outputs=4, qk_output=1, **heads)
+    # Decoding: a past that grows, and a buffer that is longer than its tokens
+    yield case(name, *new(BATCH, 1), *past(BATCH), *lengths(5, 5), outputs=3, **heads)
+    bias = floats(BATCH, 1, 1, 4)
+    yield case(
+        name, *new(BATCH, 1), *past(BATCH, 5), *lengths(4, 2), *none * 3, bias, None, outputs=4, qk_output=2, **heads
+    )
+    yield case(name, *new(BATCH, LENGTH), *past(BATCH, 5), *prompt[2:], outputs=3, **heads)
+    yield case(name, *new(1, LENGTH), *past(1), *lengths(6, total=7), outputs=3, local_window_size=3, **heads)
+    query, _, _ = new(1, 2)
+    yield case(name, query, *(floats(1, 0, SHARED * SIZE) for _ in range(2)), *past(1), *lengths(3), outputs=3, **heads)
+    # Rotary embedding, of which ONNX Runtime wants a multiple of 8 pairs
+    turned = {"do_rotary": 1, "outputs": 3} | heads
+    alone = turned | {"num_heads": 1, "kv_num_heads": 1}
+    yield case(name, *(floats(BATCH, 2, 16) for _ in range(3)), *none * 2, *lengths(2, 2), *rotary(16), **alone)
+    positions = np.array([[3, 1], [4, 0]])
+    yield case(
+        name, *(floats(BATCH, 2, 32) for _ in range(3)), *none * 2, *lengths(2, 2), *rotary(16), positions, **alone
+    )
+    cache = [floats(BATCH, 1, 3, 16) for _ in range(2)]
+    yield case(
+        name,
+        *(floats(BATCH, 1, 16) for _ in range(3)), *cache, *lengths(4, 3), *rotary(16), positions[:, :1],
+        rotary_interleaved=1, **alone,
+    )  # fmt: skip
+    # A cache of the last tokens, and caches of 8 and 4 bits
+    slide = {"sliding_window_cache": 1, "local_window_size": 3, "outputs": 3} | heads
+    yield case(name, *new(1, LENGTH), *past(1), *lengths(8), *none * 3, floats(1, 1, LENGTH, 8), **slide)
+    for kind, bits in (("PER_TENSOR", 8), ("PER_CHANNEL", 8), ("PER_TENSOR", 4), ("PER_CHANNEL", 4)):
+        yield _quantised(floats, kind, bits, heads)
+    if shapes == "static":
+        return  # of these, ONNX Runtime leaves rows as they come, or it has no kernel
+    yield case(name, *new(BATCH, LENGTH), *none * 2, *lengths(LENGTH, 1), outputs=3, **heads)
+    weights = [floats(SIZE) for _ in range(2)]
+    yield case(
+        name,
+        *new(BATCH, LENGTH), *prompt, *rotary(4), *none * 5, *weights,
+        do_rotary=1, qk_norm_epsilon=0.1, q_norm_epsilon=0.2, k_norm_epsilon=0.3, **heads,
+    )  # fmt: skip
+    chunk = [*new(BATCH, LENGTH), *past(BATCH, 5), *lengths(4, 1, total=6), *rotary(), *none * 7, ints(2, 0)]
+    yield case(name, *chunk, rotary_interleaved=1, **turned)
+    constant = ("seqlens_k", "total_sequence_length", "position_ids", "query_seqlens")
+    chunk[9] = np.array([[3, 4, 0], [0, 0, 0]])
+    yield case(name, *chunk, constant=constant, **turned)
+
+
+def _quantised(floats: Callable[..., np.ndarray], kind: str, bits: int, heads: dict[str, Any]) -> Case:
+    """A token after a cache of that many bits; new keys and values lie well between halfways."""
+    shape = (BATCH, SHARED, PAST, SIZE)
+    held = np.arange(np.prod(shape)).reshape(shape) * 5 % 16 - 8
+    caches = [held.astype(np.int8), held[::-1].astype(np.int8)]
+    if bits == 4:
+        caches = [((x[..., ::2] + 8) | (x[..., 1::2] + 8) << 4).astype(np.uint8) for x in caches]
+    scale = 0.2 * (1 + np.abs(floats(1, SHARED, 1, SIZE))) if kind == "PER_CHANNEL" else np.full(1, 0.2, np.float32)
+    scale = scale.astype(np.float32)
+    steps = (np.arange(BATCH * SHARED * SIZE).reshape(BATCH, SHARED, 1, SIZE) * 3 % 7 - 3 + 0.2) * scale
+    new = steps.astype(np.float32).reshape(BATCH, 1, SHARED * SIZE)
+    return case(
+        "GroupQueryAttention",
+        *(floats(BATCH, 1, HEADS * SIZE), new, new[::-1]), *caches, ints(4, 4), np.array(5, np.int32),
+        *[None] * 5, scale, scale,
+        k_quant_type=kind, v_quant_type=kind, kv_cache_bit_width=bits, outputs=3, **heads,
+    )  # fmt: skip
+
+
+def _sparse(floats: Callable[..., np.ndarray], shapes: str) -> Iterator[Case]:
+    """Blocks of two keys: a prompt with one mask, and a token of each sample with a mask for each head."""
+    sizes: dict[str, Any] = {"num_heads": 2, "kv_num_heads": 1, "sparse_block_size": 2, "shapes": shapes, "outputs": 3}
+    name, none = "SparseAttention", [None, None]
+    cache = [floats(BATCH, 1, 6, 8) for _ in range(2)]
+    one = [ints([0, 1, 2, 4]), ints([0, 1, 0, 2])]
+    two = [ints([0, 1, 2, 4], [0, 1, 3, 5]), ints([0, 1, 0, 2, -1], [0, 0, 1, 0, 2])]
+
+    def new(length: int, size: int = 8) -> list[np.ndarray | None]:
+        return [floats(BATCH, length, n * size) for n in (2, 1, 1)]
+
+    yield case(name, *new(5), *cache, *one, np.array(5, np.int32), ints(5, 5), **sizes)
+    yield case(name, floats(BATCH, 1, 32), *none, *cache, *two, np.array(6, np.int32), ints(6, 3), scale=0.4, **sizes)
+    rotary = [floats(8, 4) for _ in range(2)]
+    lengths = ("block_row_indices", "block_col_indices", "total_sequence_length", "key_total_sequence_lengths")
+    tokens = [np.array(4, np.int32), ints(4, 2)]
+    yield case(name, *new(4), *cache, *two, *tokens, *rotary, do_rotary=1, constant=lengths, **sizes)
+    yield case(name, *new(4), *cache, *one, *tokens, *rotary, do_rotary=1, rotary_interleaved=1, **sizes)
+    yield case(name, *(x[:0] for x in (*new(1), *cache)), *one, np.array(4, np.int32), ints(), **sizes)
+
+
+def _paged(floats: Callable[..., np.ndarray], shapes: str) -> Iterator[Case]:
+    """Three samples of 2, 0 and 1 tokens after pasts of 3, 1 and 0, in pages of two rows."""
+    sizes: dict[str, Any] = {"num_heads": 2, "kv_num_heads": 1, "shapes": shapes}
+    name = "PagedAttention"
+    cache = [floats(6, 2, 1, 4) for _ in range(2)]
+    tables = [ints(0, 2, 2, 3), ints(3, 1, 0), ints([4, 1, 3], [2, -1, -1], [0, 5, -1])]
+
+    def new(size: int = 4) -> list[np.ndarray | None]:
+        return [floats(3, n * size) for n in (2, 1, 1)]
+
+    none: list[np.ndarray | None] = [None]
+    rotary = [floats(6, 2) for _ in range(2)]
+    yield case(name, *new(), *cache, *tables, **sizes)
+    packed = [floats(3, 16), None, None]
+    yield case(name, *packed, *cache, *tables, *rotary, outputs=3, do_rotary=1, softcap=0.6, scale=0.4, **sizes)
+    slots, weights = ints(10, -1, 3), [floats(4) for _ in range(2)]
+    extra = [*none * 2, slots, floats(2), *weights]
+    yield case(name, *new(), *cache, *tables, *extra, outputs=3, is_causal=0, qk_norm_epsilon=0.1, **sizes)
+    constant = ("cumulative_sequence_length", "past_seqlens", "block_table", "slot_mapping", "attention_metadata")
+    hint = [*none * 5, ints(2, 5)]
+    yield case(
+        name, *new(), *cache, *tables, *rotary, slots, *hint,
+        do_rotary=1, rotary_interleaved=1, local_window_size=2, constant=constant, **sizes,
+    )  # fmt: skip
+    yield case(
+        name, floats(3, 24), floats(3, 12), None, floats(6, 2, 1, 12), None, *tables, *rotary,
+        do_rotary=1, rotary_offset=8, kv_cache_layout="LATENT", v_head_size=5, scale=0.3, outputs=2, **sizes,
+    )  # fmt: skip
+    yield case(
+        name, *(x[:0] for x in new()), *cache, ints(0, 0, 0, 0), *tables[1:], *none * 8, ints(0, 5), outputs=3, **sizes
+    )
+    held = [(np.arange(48).reshape(6, 2, 1, 4) * n % 16 - 8).astype(np.int8) for n in (5, 7)]
+    steps = [((np.arange(12).reshape(3, 4) * n % 7 - 3 + 0.2) * 0.2).astype(np.float32) for n in (3, 5)]
+    scales = [np.full(1, 0.2, np.float32), np.full((1, 1, 4), 0.2, np.float32)]
+    kinds = {
+        "k_quant_type": "PER_TENSOR",
+        "v_quant_type": "PER_CHANNEL",
+        "k_cache_dtype": "int8",
+        "v_cache_dtype": "int8",
+    }
+    yield case(name, floats(3, 8), *steps, *held, *tables, *none * 6, *scales, outputs=3, **kinds, **sizes)
+
+
+CHOSEN = ints([2, 0, -1], [1, -1, -1], [-1, -1, -1], [1, 2, 0]), ints(2, 1, 0, 3)  # of four queries
+
+
+def _chosen(floats: Callable[..., np.ndarray], shapes: str) -> Iterator[Case]:
+    """Two queries of each sample, which choose among the main keys or among others; one that chooses none."""
+    sizes: dict[str, Any] = {"num_heads": 2, "kv_num_heads": 1, "shapes": shapes}
+    name = "DynamicSparseAttention"
+
+    def new(size: int = 4) -> list[np.ndarray | None]:
+        return [floats(BATCH, 2, n * size) for n in (2, 1, 1)]
+
+    none: list[np.ndarray | None] = [None]
+    cache = [floats(BATCH, 1, 3, 4) for _ in range(2)]
+    other = [floats(BATCH, 1, 4, 4) for _ in range(2)]
+    tokens = [ints(4, 2), np.array(5, np.int32)]
+    rotary = [floats(6, 2) for _ in range(2)]
+    yield case(
+        name, *new(), *none * 4, ints([0], [1], [0], [0]), ints(1, 1, 0, 1), ints(1, 1), np.array(2, np.int32), **sizes
+    )
+    packed = [floats(BATCH, 2, 16), *none * 2]
+    yield case(name, *packed, *cache, *none * 2, *CHOSEN, *tokens, *rotary, do_rotary=1, scale=0.4, outputs=3, **sizes)
+    local = {"attention_mode": "local_plus_selected", "selected_kv_source": "auxiliary", "local_window_size": 2} | sizes
+    positions, weights = np.array([[3, 1], [0, 2]]), [floats(4) for _ in range(2)]
+    extra = [*rotary, positions, *weights, floats(2)]
+    yield case(
+        name, *new(), *cache, *other, *CHOSEN, *tokens, *extra,
+        do_rotary=1, rotary_interleaved=1, qk_norm_epsilon=0.1, outputs=3, **local,
+    )  # fmt: skip
+    wide = [floats(BATCH, 1, n, 12) for n in (3, 3, 4)]
+    constant = (
+        "selected_indices",
+        "selected_counts",
+        "seqlens_k",
+        "total_sequence_length",
+        "position_ids",
+        "committed_length",
+    )
+    yield case(
+        name, *new(12), *wide, None, *CHOSEN, *tokens, *rotary, positions, *none * 3, ints(3, 1),
+        do_rotary=1, rotary_offset=8, auxiliary_kv_shared=1, smooth_softmax=1, constant=constant, **local,
+    )  # fmt: skip
+    yield case(
+        name, *new(), *none * 2, *other, *CHOSEN, ints(1, 1), np.array(2, np.int32), *none * 6, ints(0),
+        selected_kv_source="auxiliary", **sizes,
+    )  # fmt: skip
+    yield case(
+        name,
+        *(x[:0] for x in (*new(), *cache)),
+        *none * 2,
+        *(x[:0] for x in CHOSEN),
+        ints(),
+        np.array(3, np.int32),
+        **sizes,
+    )
+    held = [(np.arange(24).reshape(BATCH, 1, 3, 4) * n % 16 - 8).astype(np.int8) for n in (5, 7)]
+    steps = [((np.arange(16).reshape(BATCH, 2, 4) * n % 7 - 3 + 0.2) * 0.2).astype(np.float32) for n in (3, 5)]
+    scales = [np.full(4, 0.2, np.float32)] * 2
+    yield case(
+        name, floats(BATCH, 2, 8), *steps, *held, *none * 2, *CHOSEN, *tokens, *none * 7, *scales, outputs=3, **sizes
+    )
+
+
+def _chosen_in_pages(floats: Callable[..., np.ndarray], shapes: str) -> Iterator[Case]:
+    """As the cases in pages; the three tokens choose among the main keys or among others."""
+    sizes: dict[str, Any] = {"num_heads": 2, "kv_num_heads": 1, "shapes": shapes}
+    name = "SparsePagedAttention"
+    cache = [floats(6, 2, 1, 4) for _ in range(2)]
+    tables = [ints(0, 2, 2, 3), ints(3, 1, 0), ints([4, 1, 3], [2, -1, -1], [0, 5, -1])]
+    choice = [ints([2, 0, 3], [1, 4, -1], [-1, -1, -1]), ints(3, 2, 0)]
+    other = [floats(3, 5, 1, 4) for _ in range(2)]
+    rotary = [floats(6, 2) for _ in range(2)]
+
+    def new(size: int = 4) -> list[np.ndarray | None]:
+        return [floats(3, n * size) for n in (2, 1, 1)]
+
+    none: list[np.ndarray | None] = [None]
+    slots, lengths, weights = ints(10, -1, 3), ints(4, 0, 5), [floats(4) for _ in range(2)]
+    yield case(name, *new(), *cache, *tables, None, *choice, **sizes)
+    packed = [floats(3, 16), *none * 2]
+    turned = {"do_rotary": 1, "softcap": 0.6, "scale": 0.4} | sizes
+    yield case(name, *packed, *cache, *tables, slots, *choice, *none * 3, *rotary, outputs=3, is_causal=0, **turned)
+    local = {"attention_mode": "local_plus_selected", "selected_kv_source": "auxiliary"} | sizes
+    extra = [*rotary, floats(2), *weights]
+    yield case(
+        name, *new(), *cache, *tables, slots, *choice, *other, lengths, *extra,
+        do_rotary=1, rotary_interleaved=1, qk_norm_epsilon=0.1, local_window_size=2, outputs=3, **local,
+    )  # fmt: skip
+    constant = (
+        *("cumulative_sequence_length", "past_seqlens", "block_table", "slot_mapping"),
+        *("selected_indices", "selected_counts", "auxiliary_lengths", "attention_metadata"),
+    )
+    wide = [floats(6, 2, 1, 12) for _ in range(2)]
+    hint = ints(2, 5, 3, 5, 8)
+    yield case(
+        name, *new(12), *wide, *tables, slots, *choice, floats(3, 5, 1, 12), None, lengths, *rotary, *none * 5, hint,
+        do_rotary=1, rotary_offset=8, auxiliary_kv_shared=1, constant=constant, **local,
+    )  # fmt: skip
+    yield case(
+        name, *new(), *cache, *tables, None, *choice, *other, *none * 8, hint, selected_kv_source="auxiliary", **sizes
+    )
+    nothing = [*(x[:0] for x in new()), *cache, ints(0, 0, 0, 0), *tables[1:], None, *(x[:0] for x in choice)]
+    yield case(name, *nothing, outputs=3, **sizes)
+    held = [(np.arange(48).reshape(6, 2, 1, 4) * n % 16 - 8).astype(np.int8) for n in (5, 7)]
+    steps = [((np.arange(12).reshape(3, 4) * n % 7 - 3 + 0.2) * 0.2).astype(np.float32) for n in (3, 5)]
+    scales = [np.full(1, 0.2, np.float32), np.full((1, 1, 4), 0.2, np.float32)]
+    kinds = {"k_quant_type": "PER_TENSOR", "v_quant_type": "PER_CHANNEL"}
+    full = [floats(3, 8), *steps, *held, *tables, None, *choice, *none * 8, *scales]
+    yield case(name, *full, outputs=3, **kinds, **sizes)

@@ -1,0 +1,590 @@
+"""ONNX Runtime's attentions with shared keys and values: what is refused, padding, 16 bits, and caches of integers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from checking import assert_second_derivative
+from onnx import helper
+from runtime import needs_runtime
+
+import refgrad
+from refgrad.backends import get_backend
+from refgrad.conformance.case import Case
+from refgrad.conformance.cases.microsoft import case, drawer
+from refgrad.errors import BackendError, NoGradientError
+from refgrad.protos.domains import MICROSOFT
+from refgrad.tables.schemas import find_schema
+
+NUMPY = get_backend("numpy")
+NAMES = (
+    *(
+        "query",
+        "key",
+        "value",
+        "past_key",
+        "past_value",
+        "seqlens_k",
+        "total_sequence_length",
+        "cos_cache",
+        "sin_cache",
+    ),
+    *(
+        "position_ids",
+        "attention_bias",
+        "head_sink",
+        "k_scale",
+        "v_scale",
+        "q_norm_weight",
+        "k_norm_weight",
+        "query_seqlens",
+    ),
+)
+
+
+def prompt(batch: int = 2, length: int = 3, past: int = 0, size: int = 8, **given: Any) -> dict[str, Any]:
+    """Inputs of a GroupQueryAttention after `past` tokens, those of `given` in their place (None: left out), and attributes."""
+    draw = drawer()
+    inputs: dict[str, Any] = {
+        "query": draw(batch, length, 4 * size),
+        "key": draw(batch, length, 2 * size),
+        "value": draw(batch, length, 2 * size),
+        "seqlens_k": np.full(batch, past + length - 1, np.int32),
+        "total_sequence_length": np.array(past + length, np.int32),
+    }
+    if past:
+        inputs |= {name: draw(batch, 2, past, size) for name in ("past_key", "past_value")}
+    return inputs | {"num_heads": 4, "kv_num_heads": 2} | given
+
+
+def grouped(given: dict[str, Any], outputs: int = 3) -> Case:
+    """The model and its feeds."""
+    feeds = {name: given[name] for name in NAMES if given.get(name) is not None}
+    names = [name if name in feeds else "" for name in NAMES]
+    attributes = {name: value for name, value in given.items() if name not in NAMES}
+    results = ["output", "present_key", "present_value", "output_qk"][:outputs]
+    node = helper.make_node("GroupQueryAttention", names, results, "bad", domain=MICROSOFT, **attributes)
+    values = [declared(name, x.dtype, x.shape) for name, x in feeds.items()]
+    cache = feeds.get("past_key", feeds["query"]).dtype
+    kinds = [feeds["query"].dtype, cache, cache, feeds["query"].dtype]
+    made = [
+        declared(name, kind, [None] * (3 if name == "output" else 4))
+        for name, kind in zip(results, kinds, strict=False)
+    ]
+    graph = helper.make_graph([node], "g", values, made)
+    imports = [helper.make_opsetid("", 21), helper.make_opsetid(MICROSOFT, 1)]
+    return Case("grouped", helper.make_model(graph, opset_imports=imports, ir_version=10), feeds)
+
+
+def declared(name: str, kind: np.dtype[Any], shape: Sequence[int | None]) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(kind), shape)
+
+
+def floats(*shape: int) -> np.ndarray:
+    return drawer(1)(*shape)
+
+
+def int32(*values: int) -> np.ndarray:
+    return np.array(values, np.int32)
+
+
+CACHE = {"past_key": floats(2, 2, 4, 8), "past_value": floats(2, 2, 4, 8), "length": 1}
+HELD = np.zeros((2, 2, 4, 8), np.int8)
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"num_heads": 3}, "kv_num_heads=2 does not divide num_heads=3"),
+    ({"query": floats(2, 3, 30)}, "query has 30 columns, which are not 4 heads"),
+    ({"value": None}, "key and value go together; one of them is missing"),
+    ({"key": floats(2, 3, 8)}, r"key has the shape \[2, 3, 8\]; \[2, 3, 16\] is needed"),
+    ({"key": floats(2, 2, 16), "value": floats(2, 2, 16)}, "key has 2 rows and query 3; they have as many"),
+    ({"past": 2, "past_value": None}, "past_key and past_value go together"),
+    ({"past": 2, "past_value": floats(2, 2, 3, 8)}, r"past_value has the shape .*; \[2, 2, 2, 8\] is needed"),
+    ({"past": 2, "past_key": floats(2, 4, 2, 8)}, r"past_key has the shape .*; \[2, 2, 2, 8\] is needed"),
+    ({"past": 2}, "2 samples bring 3 queries each to a past; give query_seqlens"),
+    ({"seqlens_k": int32(2)}, r"seqlens_k has the shape \[1\]; \[2\] is needed"),
+    ({"seqlens_k": int32(2, 3)}, r"seqlens_k is \[2, 3\]; each number is in 0..2"),
+    ({"seqlens_k": int32(2, -1)}, r"seqlens_k is \[2, -1\]; each number is in 0..2"),
+    ({"total_sequence_length": np.array(4, np.int32)}, "total_sequence_length is 4; the past has 0 rows"),
+    ({"total_sequence_length": np.array(2, np.int32), "seqlens_k": int32(1, 1)}, "less than the 3 queries"),
+    ({**CACHE, "total_sequence_length": np.array(9, np.int32), "seqlens_k": int32(8, 8)}, "the past has 4 rows"),
+    ({"total_sequence_length": int32(3, 3)}, r"total_sequence_length has the shape \[2\]; it is one number"),
+    ({"attention_bias": floats(1, 1, 3, 4)}, r"attention_bias has the shape \[3, 4\]; \[3, 3\] is needed"),
+    ({"attention_bias": floats(1, 3, 3, 3)}, r"\(2 or 1, 4 or 1, 3, 3\)"),
+    ({"head_sink": floats(2)}, r"head_sink has the shape \[2\]; \[4\] is needed"),
+    ({"cos_cache": floats(2, 4), "sin_cache": floats(2, 4), "do_rotary": 1}, "the positions contain 2"),
+    ({"cos_cache": floats(3, 5), "sin_cache": floats(3, 5), "do_rotary": 1}, "cos_cache has 5 columns"),
+    (
+        {"cos_cache": floats(3, 4), "sin_cache": floats(3, 4), "position_ids": np.array([[0], [1]]), "do_rotary": 1},
+        r"position_ids has the shape \[2, 1\]; \[2, 3\] is needed",
+    ),
+    ({**CACHE, "sliding_window_cache": 1, "local_window_size": 5}, "at least local_window_size rows; it has 4 for 5"),
+    ({**CACHE, "query_seqlens": int32(1, 2)}, r"query_seqlens is \[1, 2\]; each number is in 0..1"),
+    ({"query_seqlens": int32(1, 2)}, "query_seqlens needs causal=1, past_key and past_value"),
+    ({"q_norm_weight": floats(8), "k_norm_weight": floats(4)}, r"k_norm_weight has the shape \[4\]; \[8\] is needed"),
+    (
+        {**CACHE, "past_key": HELD, "past_value": HELD, "k_scale": floats(3), "v_scale": floats(3)}
+        | {"k_quant_type": "PER_TENSOR", "v_quant_type": "PER_TENSOR", "kv_cache_bit_width": 8},
+        r"k_scale has the shape \[3\]; PER_TENSOR needs 1 numbers",
+    ),
+    (
+        {**CACHE, "k_scale": floats(1), "v_scale": floats(1)}
+        | {"k_quant_type": "PER_TENSOR", "v_quant_type": "PER_TENSOR", "kv_cache_bit_width": 8},
+        "past_key holds float32; a cache of 8 bits holds int8",
+    ),
+]
+
+
+@pytest.mark.parametrize(("given", "said"), REFUSED, ids=[said[:60] for _, said in REFUSED])
+def test_bad_input_is_refused_by_name(given: dict[str, Any], said: str) -> None:
+    bad = grouped(prompt(**given))
+    with pytest.raises(BackendError, match=said):
+        NUMPY.prepare(bad.model).run(bad.feeds)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"local_window_size": 0}, "local_window_size=0 lets no query see a key"),
+        ({"do_rotary": 1}, "do_rotary=1 needs the inputs cos_cache and sin_cache"),
+        ({"sliding_window_cache": 1, "local_window_size": 2}, "sliding_window_cache=1 needs past_key"),
+        ({**CACHE, "k_quant_type": "PER_TOKEN"}, "'PER_TOKEN' is not known; there are NONE, PER_TENSOR, PER_CHANNEL"),
+        ({**CACHE, "k_quant_type": "PER_TENSOR"}, "kv_cache_bit_width=0 is not known; there are 4 and 8"),
+        ({**CACHE, "k_quant_type": "PER_TENSOR", "kv_cache_bit_width": 8}, "needs the inputs k_scale and v_scale"),
+        ({"k_quant_type": "PER_TENSOR", "kv_cache_bit_width": 8}, "which say its type"),
+    ],
+)
+def test_a_form_that_is_not_covered_is_refused_with_the_reason(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(NoGradientError, match=said):
+        refgrad.gradient(grouped(prompt(**given)).model)
+
+
+STEPS: dict[str, dict[str, Any]] = {
+    "a padded prompt": {"seqlens_k": int32(2, 0)},
+    "a padded prompt in a buffer": {
+        "past": 5,
+        "seqlens_k": int32(1, 2),
+        "total_sequence_length": np.array(3, np.int32),
+    },
+    "tokens after pasts of several lengths": {**CACHE, "past": 4, "seqlens_k": int32(4, 1)},
+    "tokens in a buffer": {
+        **CACHE,
+        "past": 4,
+        "seqlens_k": int32(2, 0),
+        "total_sequence_length": np.array(3, np.int32),
+    },
+    "padded chunks": {"past": 6, "seqlens_k": int32(3, 2), "query_seqlens": int32(2, 1), "local_window_size": 2},
+    "chunks in a cache of a window": {"past": 3, "seqlens_k": int32(8, 2), "query_seqlens": int32(3, 1)}
+    | {"total_sequence_length": np.array(9, np.int32), "sliding_window_cache": 1, "local_window_size": 3},
+}
+
+
+@needs_runtime
+@pytest.mark.parametrize("kind", [np.float32, np.float16])
+@pytest.mark.parametrize("step", STEPS)
+def test_the_rows_of_tokens_are_those_of_onnx_runtime(step: str, kind: type) -> None:
+    """Which is free to write anything into the others."""
+    one = grouped(prompt(**STEPS[step]))
+    feeds = {name: x.astype(kind) if x.dtype == np.float32 else x for name, x in one.feeds.items()}
+    model = grouped({**prompt(**STEPS[step]), **feeds}).model
+    expected = get_backend("ort-cpu").prepare(model).run(feeds)
+    results = NUMPY.prepare(model).run(feeds)
+    tokens = feeds["seqlens_k"] + 1
+    counts = feeds.get("query_seqlens", np.minimum(tokens, feeds["query"].shape[1]))
+    near = 1e-5 if kind is np.float32 else 2e-3
+    for b, (count, held) in enumerate(zip(counts, tokens, strict=True)):
+        for name, rows in (
+            ("output", np.s_[b, :count]),
+            ("present_key", np.s_[b, :, :held]),
+            ("present_value", np.s_[b, :, :held]),
+        ):
+            np.testing.assert_allclose(results[name][rows], expected[name][rows], rtol=near, atol=near, err_msg=name)
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_padding_has_no_gradient(step: str) -> None:
+    one = grouped(prompt(**STEPS[step]))
+    gradient = NUMPY.prepare(refgrad.gradient(one.model, outputs=["output"]))
+    feeds = {**one.feeds, "output_grad": np.ones_like(one.feeds["query"])}
+    grads = gradient.run(feeds)
+    counts = feeds.get("query_seqlens", np.minimum(feeds["seqlens_k"] + 1, feeds["query"].shape[1]))
+    for b, count in enumerate(counts):
+        for name in ("query", "key", "value"):
+            assert not grads[f"{name}_grad"][b, count:].any()
+            assert grads["value_grad"][b, :count].all()
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("channels", [False, True])
+def test_straight_through_a_quantised_cache(bits: int, channels: bool) -> None:
+    """The gradient is that of the attention to what the cache holds."""
+    scale = np.abs(floats(1, 2, 1, 8)) + np.float32(0.5) if channels else np.full(1, 0.5, np.float32)
+    held = np.arange(128).reshape(2, 2, 4, 8) * 5 % 16 - 8
+    past = held.astype(np.int8) if bits == 8 else ((held[..., ::2] + 8) | (held[..., 1::2] + 8) << 4).astype(np.uint8)
+    kind = "PER_CHANNEL" if channels else "PER_TENSOR"
+    given = prompt(
+        length=1, past=4, past_key=past, past_value=past, k_scale=scale, v_scale=scale,
+        k_quant_type=kind, v_quant_type=kind, kv_cache_bit_width=bits,
+    )  # fmt: skip
+    through = refgrad.gradient(grouped(given).model, outputs=["output"], quantization="straight-through")
+    seed = floats(2, 1, 32)
+    got = NUMPY.prepare(through).run({**grouped(given).feeds, "output_grad": seed})
+    rows = scale if channels else scale[0]
+    floated = {name: (held * rows).astype(np.float32) for name in ("past_key", "past_value")}
+    for name in ("key", "value"):
+        new = given[name].reshape(2, 1, 2, 8).swapaxes(1, 2)
+        floated[name] = (np.rint(new / rows) * rows).swapaxes(1, 2).reshape(2, 1, 16).astype(np.float32)
+    plain = grouped({**prompt(length=1, past=4), **floated})
+    expected = NUMPY.prepare(refgrad.gradient(plain.model, outputs=["output"])).run(
+        {**plain.feeds, "output_grad": seed}
+    )
+    for name in ("query_grad", "key_grad", "value_grad"):
+        np.testing.assert_allclose(got[name], expected[name], rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    "given", [{"batch": 0}, {"batch": 1, "length": 1}, {"batch": 0, "past": 2, "length": 1}], ids=str
+)
+def test_no_samples_and_one_token(given: dict[str, Any]) -> None:
+    one = grouped(prompt(**given))
+    results = NUMPY.prepare(one.model).run(one.feeds)
+    seeds = {f"{name}_grad": np.ones_like(x) for name, x in results.items()}
+    grads = NUMPY.prepare(refgrad.gradient(one.model)).run({**one.feeds, **seeds})
+    assert grads["query_grad"].shape == one.feeds["query"].shape
+    assert all(np.isfinite(x).all() for x in grads.values())
+
+
+def test_the_second_derivative_of_a_token_after_a_past() -> None:
+    none = [None] * 3
+    inputs = [floats(1, 1, 16), floats(1, 1, 8), floats(1, 1, 8), floats(1, 1, 2, 8), floats(1, 1, 2, 8)]
+    tokens = [int32(2), np.array(3, np.int32), *none, floats(1, 2, 1, 3), floats(2)]
+    assert_second_derivative(
+        case("GroupQueryAttention", *inputs, *tokens, num_heads=2, kv_num_heads=1, softcap=0.9, outputs=3)
+    )
+
+
+@pytest.mark.parametrize("kind", [np.float16, np.float64])
+def test_other_floats(kind: type) -> None:
+    """A gradient of 16 bits is near that of doubles, and a double is a double."""
+    given = prompt(length=1, past=4, cos_cache=floats(6, 4), sin_cache=floats(6, 4), head_sink=floats(4), do_rotary=1)
+    wide = {name: x.astype(np.float64) for name, x in given.items() if getattr(x, "dtype", None) == np.float32}
+    narrow = {name: x.astype(kind) for name, x in wide.items()}
+    results = []
+    for floated in (wide, narrow):
+        one = grouped({**given, **floated})
+        seed = floats(2, 1, 32).astype(floated["query"].dtype)
+        results.append(
+            NUMPY.prepare(refgrad.gradient(one.model, outputs=["output"])).run({**one.feeds, "output_grad": seed})
+        )
+    for name, expected in results[0].items():
+        assert results[1][name].dtype == kind
+        near = 2e-2 if kind is np.float16 else 1e-12
+        np.testing.assert_allclose(
+            results[1][name], expected, rtol=near, atol=near * np.abs(expected).max(), err_msg=name
+        )
+
+
+def node_model(
+    op_type: str, given: dict[str, Any], outputs: dict[str, int]
+) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
+    """A model of one node whose inputs and attributes are `given` (None: left out), and its feeds. `outputs`: their ranks."""
+    schema = find_schema(op_type, MICROSOFT)
+    feeds = {p.name: given[p.name] for p in schema.inputs if given.get(p.name) is not None}
+    names = [p.name if p.name in feeds else "" for p in schema.inputs]
+    known = {p.name for p in schema.inputs}
+    attributes = {name: value for name, value in given.items() if name not in known}
+    node = helper.make_node(op_type, names, list(outputs), "bad", domain=MICROSOFT, **attributes)
+    made = [declared(name, np.dtype(np.float32), [None] * rank) for name, rank in outputs.items()]
+    graph = helper.make_graph([node], "g", [declared(n, x.dtype, x.shape) for n, x in feeds.items()], made)
+    imports = [helper.make_opsetid("", 21), helper.make_opsetid(MICROSOFT, 1)]
+    return helper.make_model(graph, opset_imports=imports, ir_version=10), feeds
+
+
+def sparse(**given: Any) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
+    """A SparseAttention of blocks of 16 keys, `given` in the place of its inputs and attributes."""
+    draw = drawer()
+    every: dict[str, Any] = {
+        "query": draw(2, 3, 64),
+        "key": draw(2, 3, 32),
+        "value": draw(2, 3, 32),
+        "past_key": draw(2, 2, 48, 16),
+        "past_value": draw(2, 2, 48, 16),
+        "block_row_indices": np.array([[0, 1, 3, 5], [0, 1, 2, 4]], np.int32),
+        "block_col_indices": np.array([[0, 0, 1, 0, 2], [0, 1, 1, 2, -1]], np.int32),
+        "total_sequence_length": np.array(40, np.int32),
+        "key_total_sequence_lengths": int32(40, 40),
+        "num_heads": 4,
+        "kv_num_heads": 2,
+        "sparse_block_size": 16,
+    }
+    return node_model("SparseAttention", every | given, {"output": 3, "present_key": 4, "present_value": 4})
+
+
+TURNED = {"cos_cache": floats(48, 8), "sin_cache": floats(48, 8), "do_rotary": 1}
+
+
+@needs_runtime
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"key_total_sequence_lengths": int32(40, 18)},
+        {"total_sequence_length": np.array(3, np.int32), "key_total_sequence_lengths": int32(3, 2), "scale": 0.4},
+        TURNED,
+        {**TURNED, "rotary_interleaved": 1, "query": floats(2, 1, 128), "key": None, "value": None},
+    ],
+    ids=["later", "shorter", "prompt", "turned", "packed"],
+)
+def test_sparse_attention_is_that_of_onnx_runtime_in_its_own_caches(given: dict[str, Any]) -> None:
+    """It writes into the memory of the caches, and refuses others."""
+    ort = pytest.importorskip("onnxruntime")
+    model, feeds = sparse(**given)
+    results = NUMPY.prepare(model).run(feeds)
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    own = {name: x.copy() for name, x in feeds.items()}  # OrtValue borrows their memory
+    values = {name: ort.OrtValue.ortvalue_from_numpy(x) for name, x in own.items()}
+    binding = session.io_binding()
+    for name, value in values.items():
+        binding.bind_ortvalue_input(name, value)
+    binding.bind_output("output")
+    for name in ("present_key", "present_value"):
+        binding.bind_ortvalue_output(name, values[name.replace("present", "past")])
+    session.run_with_iobinding(binding)
+    expected = dict(zip(results, (value.numpy() for value in binding.get_outputs()), strict=True))
+    lengths = feeds["key_total_sequence_lengths"]
+    for b, tokens in enumerate(lengths):
+        if tokens == lengths.max():  # of a shorter one, not even the first row of a prompt is its v₀
+            np.testing.assert_allclose(results["output"][b], expected["output"][b], rtol=1e-5, atol=1e-5)
+        for name in ("present_key", "present_value"):
+            np.testing.assert_allclose(
+                results[name][b, :, :tokens], expected[name][b, :, :tokens], rtol=1e-5, atol=1e-6
+            )
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"num_heads": 3}, "kv_num_heads=2 does not divide num_heads=3"),
+        ({"past_key": floats(2, 2, 40, 16)}, r"past_value has the shape .*; \[2, 2, 40, 16\] is needed"),
+        ({"total_sequence_length": np.array(49, np.int32)}, "total_sequence_length is 49; .* have room for 48"),
+        (
+            {"key_total_sequence_lengths": int32(40, 2)},
+            r"key_total_sequence_lengths is \[40, 2\]; each number is in 3..40",
+        ),
+        ({"key_total_sequence_lengths": int32(40)}, r"key_total_sequence_lengths has the shape \[1\]; \[2\] is needed"),
+        ({"block_row_indices": np.array([[0, 1, 3, 5]] * 3, np.int32)}, "masks divide 4 heads"),
+        ({"block_row_indices": np.array([[0, 1, 3, 6]] * 2, np.int32)}, "rises to at most 5"),
+        ({"block_col_indices": np.array([[0, 0, 3, 0, 2]] * 2, np.int32)}, "block_col_indices contain 3"),
+        ({**TURNED, "cos_cache": floats(8, 8), "sin_cache": floats(8, 8)}, "the positions contain 39"),
+    ],
+)
+def test_bad_input_of_sparse_attention_is_refused_by_name(given: dict[str, Any], said: str) -> None:
+    model, feeds = sparse(**given)
+    with pytest.raises(BackendError, match=said):
+        NUMPY.prepare(model).run(feeds)
+
+
+def test_a_query_without_a_block_has_a_result_of_zero_and_no_gradient() -> None:
+    lengths = int32(40, 18)
+    model, feeds = sparse(
+        key_total_sequence_lengths=lengths,
+        block_row_indices=np.array([[0, 1, 2, 2]], np.int32),
+        block_col_indices=np.array([[0, 1]], np.int32),
+    )
+    results = NUMPY.prepare(model).run(feeds)
+    assert not results["output"][0].any()  # its queries are in the last block
+    assert results["output"][1].all()
+    seed = {"output_grad": np.ones_like(feeds["query"])}
+    grads = NUMPY.prepare(refgrad.gradient(model, outputs=["output"])).run({**feeds, **seed})
+    assert all(np.isfinite(x).all() and not x[0].any() for x in grads.values())
+
+
+def paged(**given: Any) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
+    """A PagedAttention of 2 and 1 tokens after 3 and 0, `given` in the place of its inputs and attributes."""
+    draw = drawer()
+    every: dict[str, Any] = {
+        "query": draw(3, 16),
+        "key": draw(3, 8),
+        "value": draw(3, 8),
+        "key_cache": draw(6, 2, 2, 4),
+        "value_cache": draw(6, 2, 2, 4),
+        "cumulative_sequence_length": int32(0, 2, 3),
+        "past_seqlens": int32(3, 0),
+        "block_table": np.array([[4, 1, 3], [2, -1, -1]], np.int32),
+        "num_heads": 4,
+        "kv_num_heads": 2,
+    }
+    return node_model("PagedAttention", every | given, {"output": 2, "key_cache_out": 4, "value_cache_out": 4})
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"num_heads": 3}, "kv_num_heads=2 does not divide num_heads=3"),
+        (
+            {"cumulative_sequence_length": int32(0, 2, 4)},
+            r"cumulative_sequence_length is \[0, 2, 4\]; it rises from 0 to the 3",
+        ),
+        ({"past_seqlens": int32(3)}, r"past_seqlens has the shape \[1\]; \[2\] is needed"),
+        ({"past_seqlens": int32(5, 0)}, r"the samples have \[7, 1\] tokens; their pages hold 6"),
+        ({"past_seqlens": int32(-1, 0)}, r"past_seqlens is \[-1, 0\]; each number is in 0..6"),
+        ({"block_table": np.full((2, 3), 6, np.int32)}, "block_table is .*; each number is in -1..5"),
+        ({"block_table": np.zeros((3, 3), np.int32)}, r"block_table has the shape \[3, 3\]; \[2, 3\] is needed"),
+        ({"slot_mapping": int32(0, 12, 1)}, r"slot_mapping is \[0, 12, 1\]; each number is in -1..11"),
+        ({"key_cache": floats(6, 2, 1, 4)}, r"key_cache has the shape .*; \[6, 2, 2, 4\] is needed"),
+        ({"kv_cache_layout": "LATENT"}, "LATENT needs key, kv_num_heads=1"),
+        ({"k_quant_type": "PER_TOKEN"}, "k_quant_type is 'PER_TOKEN'; there are 'NONE', 'PER_TENSOR', 'PER_CHANNEL'"),
+        ({"k_quant_type": "PER_TENSOR"}, "k_quant_type=PER_TENSOR does not fit a cache of float32"),
+        ({"cos_cache": floats(4, 2), "sin_cache": floats(4, 2), "do_rotary": 1}, "the positions contain 4"),
+    ],
+)
+def test_bad_input_of_paged_attention_is_refused_by_name(given: dict[str, Any], said: str) -> None:
+    model, feeds = paged(**given)
+    with pytest.raises(BackendError, match=said):
+        NUMPY.prepare(model).run(feeds)
+
+
+def test_pages_hold_what_a_cache_in_a_row_does() -> None:
+    """The first sample is a GroupQueryAttention after its past."""
+    model, feeds = paged()
+    rows = [feeds[name][[4, 1, 3]].reshape(6, 2, 4)[:3].swapaxes(0, 1)[None] for name in ("key_cache", "value_cache")]
+    new = {name: feeds[name][None, :2] for name in ("query", "key", "value")}
+    alone = grouped(prompt(1, 2, 3, 4) | new | dict(zip(("past_key", "past_value"), rows, strict=True)))
+    expected = NUMPY.prepare(alone.model).run(alone.feeds)
+    results = NUMPY.prepare(model).run(feeds)
+    np.testing.assert_allclose(results["output"][:2], expected["output"][0], rtol=1e-6)
+    held = results["key_cache_out"][[4, 1, 3]].reshape(6, 2, 4)[:5].swapaxes(0, 1)
+    np.testing.assert_array_equal(held, expected["present_key"][0])
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"k_cache_dtype": "int4"}, "key_cache of 4 bits or of float8 is not covered"),
+        ({"v_quant_type": "PER_TENSOR"}, "v_quant_type=PER_TENSOR does not fit the type of value_cache"),
+        ({"v_head_size": 2}, "v_head_size needs kv_cache_layout='LATENT' and scale"),
+        ({"kv_cache_layout": "LATENT"}, "LATENT needs key, kv_num_heads=1"),
+        ({"kv_cache_layout": "BOTH"}, "there are SEPARATE and LATENT"),
+    ],
+)
+def test_a_form_of_paged_attention_that_is_not_covered_is_refused(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(NoGradientError, match=said):
+        refgrad.gradient(paged(**given)[0])
+
+
+def chosen(**given: Any) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
+    """A DynamicSparseAttention of two queries after 2 and 0 tokens, `given` in the place of its inputs and attributes."""
+    draw = drawer()
+    every: dict[str, Any] = {
+        "query": draw(2, 2, 16),
+        "key": draw(2, 2, 8),
+        "value": draw(2, 2, 8),
+        "past_key": draw(2, 2, 2, 4),
+        "past_value": draw(2, 2, 2, 4),
+        "selected_indices": np.array([[2, 0], [1, -1], [0, -1], [1, 0]], np.int32),
+        "selected_counts": int32(2, 1, 1, 2),
+        "seqlens_k": int32(3, 1),
+        "total_sequence_length": np.array(4, np.int32),
+        "num_heads": 4,
+        "kv_num_heads": 2,
+    }
+    return node_model("DynamicSparseAttention", every | given, {"output": 3, "present_key": 4, "present_value": 4})
+
+
+def chosen_in_pages(**given: Any) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
+    """A SparsePagedAttention like `paged`."""
+    _, feeds = paged()
+    choice = {"selected_indices": np.array([[2, 0], [1, -1], [0, -1]], np.int32), "selected_counts": int32(2, 1, 1)}
+    every = {**feeds, **choice, "num_heads": 4, "kv_num_heads": 2, **given}
+    return node_model("SparsePagedAttention", every, {"output": 2, "key_cache_out": 4, "value_cache_out": 4})
+
+
+ALL = np.array([[0, 1, 2, 3]] * 4, np.int32)
+
+
+def test_who_chooses_all_keys_has_the_attention_to_all() -> None:
+    """A later key is not seen."""
+    model, feeds = chosen(selected_indices=ALL, selected_counts=int32(4, 4, 4, 4))
+    whole = {name: x for name, x in feeds.items() if not name.startswith("selected")}
+    plain = grouped(prompt(2, 2, 2, 4) | whole | {"query_seqlens": int32(2, 2)})
+    expected, results = (NUMPY.prepare(m).run(f) for m, f in ((plain.model, plain.feeds), (model, feeds)))
+    for name, x in expected.items():
+        np.testing.assert_allclose(results[name], x, rtol=1e-6, atol=1e-7, err_msg=name)
+    flat, held = paged()
+    every = np.tile(np.arange(6, dtype=np.int32), (3, 1))
+    model, feeds = chosen_in_pages(selected_indices=every, selected_counts=int32(6, 6, 6))
+    np.testing.assert_allclose(
+        NUMPY.prepare(model).run(feeds)["output"], NUMPY.prepare(flat).run(held)["output"], rtol=1e-6
+    )
+
+
+def test_a_result_in_bfloat16() -> None:
+    model, feeds = chosen()
+    narrow = {name: x.astype(np.float16) if x.dtype == np.float32 else x for name, x in feeds.items()}
+    given = {"output_bf16": 1, "num_heads": 4, "kv_num_heads": 2}
+    model, feeds = node_model("DynamicSparseAttention", narrow | given, {"output": 3})
+    model.graph.output[0].type.tensor_type.elem_type = onnx.TensorProto.BFLOAT16
+    result = NUMPY.prepare(model).run(feeds)["output"]
+    body = NUMPY.prepare(refgrad.lower(model)).run(feeds)["output"]
+    assert result.dtype.name == body.dtype.name == "bfloat16"
+    np.testing.assert_array_equal(result.astype(np.float32), body.astype(np.float32))
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"num_heads": 3}, "kv_num_heads=2 does not divide num_heads=3"),
+        ({"selected_indices": ALL, "selected_counts": int32(5, 1, 1, 1)}, "each number is in 0..4"),
+        ({"selected_indices": ALL + 1, "selected_counts": int32(4, 1, 1, 1)}, "selected_indices contain 4"),
+        ({"selected_indices": ALL * 0, "selected_counts": int32(2, 1, 1, 1)}, "names a place twice"),
+        ({"selected_counts": int32(1)}, r"selected_counts has the shape \[1\]; \[4\] is needed"),
+        ({"seqlens_k": int32(3, 0)}, r"seqlens_k is \[3, 0\]; each number is in 1..3"),
+        ({"total_sequence_length": np.array(5, np.int32)}, "the past has 2 rows and 2 are new"),
+        ({"past_value": floats(2, 2, 3, 4)}, r"past_value has the shape .*; \[2, 2, 2, 4\] is needed"),
+        ({"attention_mode": "all"}, "attention_mode is 'all'; there are 'selected_only', 'local_plus_selected'"),
+        ({"attention_mode": "local_plus_selected"}, "set selected_kv_source='auxiliary'"),
+        ({"selected_kv_source": "auxiliary"}, "needs auxiliary_key"),
+    ],
+)
+def test_a_bad_choice_is_refused_by_name(given: dict[str, Any], said: str) -> None:
+    model, feeds = chosen(**given)
+    with pytest.raises(BackendError, match=said):
+        NUMPY.prepare(model).run(feeds)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"selected_indices": ALL[:3] + 3, "selected_counts": int32(4, 1, 1)}, "selected_indices contain 6"),
+        ({"past_seqlens": int32(5, 0)}, r"the samples have \[7, 1\] tokens; their pages hold 6"),
+        ({"auxiliary_cache_layout": "paged"}, "auxiliary_cache_layout is 'paged'; there are 'contiguous'"),
+        (
+            {
+                "selected_kv_source": "auxiliary",
+                "auxiliary_key": floats(2, 3, 4, 4),
+                "auxiliary_value": floats(2, 3, 4, 4),
+            },
+            r"auxiliary_key has the shape .*; \[2, 3, 2, 4\] is needed",
+        ),
+    ],
+)
+def test_a_bad_choice_in_pages_is_refused_by_name(given: dict[str, Any], said: str) -> None:
+    model, feeds = chosen_in_pages(**given)
+    with pytest.raises(BackendError, match=said):
+        NUMPY.prepare(model).run(feeds)
+
+
+@pytest.mark.parametrize("make", [chosen, chosen_in_pages])
+def test_a_choice_that_is_not_covered_is_refused(make: Any) -> None:
+    with pytest.raises(NoGradientError, match="attention_mode='local_plus_selected' with selected_kv_source='main'"):
+        refgrad.gradient(make(attention_mode="local_plus_selected")[0])
+
+
+def test_a_long_prompt_needs_the_scores_of_one_head_at_a_time() -> None:
+    one = grouped(prompt(1, 700, size=8), outputs=1)
+    plan = NUMPY.prepare(one.model, max_memory=16 * 2**20)
+    assert plan.run(one.feeds)["output"].shape == (1, 700, 32)
+    with pytest.raises(BackendError, match="max_memory"):
+        NUMPY.prepare(one.model, max_memory=8 * 2**20).run(one.feeds)
