@@ -167,14 +167,13 @@ def _static_qdq(subject: Subject, folder: Path) -> Path:
     from onnxruntime.quantization import CalibrationDataReader, QuantFormat, quantize_static
 
     class Feeds(CalibrationDataReader):  # type: ignore[misc]
-        left = [subject.feeds]
+        def __init__(self) -> None:
+            self.left = [subject.feeds]
 
         def get_next(self) -> Arrays | None:
             return self.left.pop() if self.left else None
 
-    reader = Feeds()
-    reader.left = [subject.feeds]
-    quantize_static(str(subject.path), str(folder / "qdq.onnx"), reader, QuantFormat.QDQ, per_channel=True)
+    quantize_static(str(subject.path), str(folder / "qdq.onnx"), Feeds(), QuantFormat.QDQ, per_channel=True)
     return folder / "qdq.onnx"
 
 
