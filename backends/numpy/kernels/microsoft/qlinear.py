@@ -1,0 +1,320 @@
+"""ONNX Runtime's operators of quantized tensors: read, computed in double, and rounded once.
+
+A tensor q stands for (q − zero point)·scale. A result y becomes round(y/scale) + zero point, held within its type.
+QLinearAdd, QLinearMul and QLinearAveragePool give round(y/scale + zero point): another number where y/scale is halfway
+and the zero point odd.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from refgrad.backends.numpy.kernels import quantization as onnx_kernels
+from refgrad.backends.numpy.kernels.activation import leaky_relu, sigmoid, softmax, softmax_1
+from refgrad.backends.numpy.kernels.microsoft.attention import attention
+from refgrad.backends.numpy.kernels.operands import check_shape
+from refgrad.backends.numpy.kernels.pooling import average_pool, max_pool
+from refgrad.backends.numpy.kernels.quantization import centred, dynamic_quantize_linear, saturated
+from refgrad.backends.numpy.registry import kernel
+from refgrad.protos.domains import MICROSOFT
+
+Array = np.ndarray
+Maybe = np.ndarray | None
+
+
+def _read(q: Array, scale: Array, zero_point: Maybe = None) -> Array:
+    return np.asarray((q.astype(np.float64) - _single("zero point", zero_point)) * _single("scale", scale))
+
+
+def _single(what: str, parameter: Maybe) -> float:
+    """A scale or a zero point for all, which may have an axis of 1; 0 where there is none."""
+    if parameter is None:
+        return 0.0
+    if parameter.size != 1 or parameter.ndim > 1:
+        raise ValueError(f"a {what} has the shape {list(parameter.shape)}; it is a scalar, one for the whole tensor")
+    return float(parameter.reshape(())[()])
+
+
+def _for_columns(what: str, parameter: Maybe, columns: int) -> Array:
+    """A scale or a zero point for all or for each column, in double; 0 where there is none."""
+    if parameter is None:
+        return np.zeros(())
+    if parameter.ndim > 1 or parameter.size not in (1, columns):
+        raise ValueError(
+            f"{what} has the shape {list(parameter.shape)}; it is a scalar, or has one number for each of {columns} columns"
+        )
+    return parameter.astype(np.float64)
+
+
+def _written(y: Array, scale: Array, zero_point: Maybe, like: Array, together: bool = False) -> Array:
+    """`y` in the type of the zero point, or of `like` where there is none; with `together` the sum is rounded"""
+    zero = _single("zero point", zero_point)
+    ratio, kind = y / _single("scale", scale), like.dtype if zero_point is None else zero_point.dtype
+    return saturated(ratio + zero, 0.0, kind) if together else saturated(ratio, zero, kind)
+
+
+def _binary(function: Callable[[Array, Array], Array]) -> Callable[..., Array]:
+    def call(
+        A: Array, a: Array, a_zero: Maybe, B: Array, b: Array, b_zero: Maybe, c: Array, c_zero: Maybe = None
+    ) -> Array:
+        return _written(function(_read(A, a, a_zero), _read(B, b, b_zero)), c, c_zero, A, together=True)
+
+    return call
+
+
+kernel("QLinearAdd", domain=MICROSOFT, fresh=True)(_binary(np.add))
+kernel("QLinearMul", domain=MICROSOFT, fresh=True)(_binary(np.multiply))
+
+
+@kernel("QLinearSigmoid", domain=MICROSOFT, fresh=True)
+def qlinear_sigmoid(X: Array, x: Array, x_zero: Maybe, y: Array, y_zero: Maybe = None) -> Array:
+    return _written(sigmoid(_read(X, x, x_zero)), y, y_zero, X)
+
+
+@kernel("QLinearLeakyRelu", domain=MICROSOFT, fresh=True)
+def qlinear_leaky_relu(
+    X: Array, x: Array, x_zero: Maybe, y: Array, y_zero: Maybe = None, *, alpha: float = 0.01
+) -> Array:
+    return _written(leaky_relu(_read(X, x, x_zero), alpha=alpha), y, y_zero, X)
+
+
+@kernel("QLinearSoftmax", domain=MICROSOFT, fresh=True)
+def qlinear_softmax(X: Array, x: Array, x_zero: Maybe, y: Array, y_zero: Maybe, *, axis: int = -1, opset: int) -> Array:
+    """Along `axis`, or before opset 13 over all axes from there on as one"""
+    function = softmax if opset >= 13 else softmax_1
+    return _written(function(_read(X, x, x_zero), axis=axis), y, y_zero, X)
+
+
+@kernel("QLinearWhere", domain=MICROSOFT, fresh=True)
+def qlinear_where(
+    condition: Array, X: Array, x: Array, x_zero: Array, Y: Array, y: Array, y_zero: Array, z: Array, z_zero: Array
+) -> Array:
+    return _written(np.where(condition, _read(X, x, x_zero), _read(Y, y, y_zero)), z, z_zero, X)
+
+
+@kernel("QLinearConcat", domain=MICROSOFT, fresh=True)
+def qlinear_concat(y: Array, y_zero: Array, *inputs: Array, axis: int) -> Array:
+    """The tensors side by side; the inputs are in threes: a tensor, its scale and its zero point"""
+    if len(inputs) % 3:
+        raise ValueError(f"{len(inputs)} inputs follow the zero point; each tensor has a scale and a zero point")
+    parts = [_read(*inputs[k : k + 3]) for k in range(0, len(inputs), 3)]
+    return _written(np.concatenate(parts, axis), y, y_zero, inputs[0])
+
+
+@kernel("QLinearReduceMean", domain=MICROSOFT, fresh=True)
+def qlinear_reduce_mean(
+    X: Array,
+    x: Array,
+    x_zero: Maybe,
+    y: Array,
+    y_zero: Maybe = None,
+    *,
+    axes: list[int] | None = None,
+    keepdims: int = 1,
+) -> Array:
+    over = tuple(axes) if axes else None
+    return _written(_read(X, x, x_zero).mean(over, keepdims=bool(keepdims)), y, y_zero, X)
+
+
+@kernel("QLinearGlobalAveragePool", domain=MICROSOFT, fresh=True)
+def qlinear_global_average_pool(
+    X: Array, x: Array, x_zero: Array, y: Array, y_zero: Array, *, channels_last: int = 0
+) -> Array:
+    over = tuple(range(1, X.ndim - 1)) if channels_last else tuple(range(2, X.ndim))
+    return _written(_read(X, x, x_zero).mean(over, keepdims=True), y, y_zero, X)
+
+
+@kernel("QLinearAveragePool", domain=MICROSOFT, fresh=True)
+def qlinear_average_pool(
+    X: Array,
+    x: Array,
+    x_zero: Maybe,
+    y: Array,
+    y_zero: Maybe = None,
+    *,
+    auto_pad: str = "NOTSET",
+    ceil_mode: int = 0,
+    channels_last: int = 0,
+    count_include_pad: int = 0,
+    kernel_shape: list[int],
+    pads: list[int] | None = None,
+    strides: list[int] | None = None,
+) -> Array:
+    real = _read(X, x, x_zero)
+    pooled = average_pool(
+        np.moveaxis(real, -1, 1) if channels_last else real,
+        auto_pad=auto_pad,
+        ceil_mode=ceil_mode,
+        count_include_pad=count_include_pad,
+        kernel_shape=kernel_shape,
+        pads=pads,
+        strides=strides,
+    )
+    return _written(np.moveaxis(pooled, 1, -1) if channels_last else pooled, y, y_zero, X, together=True)
+
+
+@kernel("NhwcMaxPool", domain=MICROSOFT, fresh=True)
+def nhwc_max_pool(
+    X: Array,
+    *,
+    auto_pad: str = "NOTSET",
+    ceil_mode: int = 0,
+    dilations: list[int] | None = None,
+    kernel_shape: list[int],
+    pads: list[int] | None = None,
+    strides: list[int] | None = None,
+) -> Array:
+    """MaxPool with the channels in the last axis"""
+    window: dict[str, Any] = {"auto_pad": auto_pad, "ceil_mode": ceil_mode, "dilations": dilations}
+    window |= {"kernel_shape": kernel_shape, "pads": pads, "strides": strides}
+    pooled = max_pool(np.moveaxis(X, -1, 1), **window, _wanted=(True,))[0]
+    return np.ascontiguousarray(np.moveaxis(pooled, 1, -1))
+
+
+@kernel("QLinearConv", domain=MICROSOFT, fresh=True)
+def qlinear_conv(
+    x: Array,
+    x_scale: Array,
+    x_zero_point: Array,
+    w: Array,
+    w_scale: Array,
+    w_zero_point: Array,
+    y_scale: Array,
+    y_zero_point: Array,
+    B: Maybe = None,
+    *,
+    auto_pad: str = "NOTSET",
+    channels_last: int = 0,
+    dilations: list[int] | None = None,
+    group: int = 1,
+    kernel_shape: list[int] | None = None,
+    pads: list[int] | None = None,
+    strides: list[int] | None = None,
+) -> Array:
+    """As that of ai.onnx; with channels_last the channels of x and y are in the last axis"""
+    y = onnx_kernels.qlinear_conv(
+        np.moveaxis(x, -1, 1) if channels_last else x,
+        *(x_scale, x_zero_point, w, w_scale, w_zero_point, y_scale, y_zero_point, B),
+        auto_pad=auto_pad,
+        dilations=dilations,
+        group=group,
+        kernel_shape=kernel_shape,
+        pads=pads,
+        strides=strides,
+    )
+    return np.ascontiguousarray(np.moveaxis(y, 1, -1)) if channels_last else y
+
+
+@kernel("DynamicQuantizeMatMul", domain=MICROSOFT, fresh=True)
+def dynamic_quantize_matmul(A: Array, B: Array, b_scale: Array, b_zero_point: Maybe = None, bias: Maybe = None) -> Array:
+    """A is quantized by its range, all of it alike"""
+    return _product(A.dtype, *dynamic_quantize_linear(A), B, b_scale, b_zero_point, bias)
+
+
+@kernel("MatMulIntegerToFloat", domain=MICROSOFT, fresh=True)
+def matmul_integer_to_float(
+    A: Array,
+    B: Array,
+    a_scale: Array,
+    b_scale: Array,
+    a_zero_point: Maybe = None,
+    b_zero_point: Maybe = None,
+    bias: Maybe = None,
+) -> Array:
+    """The scales and zero points of A and of B may be one for each of their columns"""
+    return _product(a_scale.dtype, A, a_scale, a_zero_point, B, b_scale, b_zero_point, bias)
+
+
+def _product(
+    kind: np.dtype[Any],
+    A: Array,
+    a_scale: Array,
+    a_zero_point: Maybe,
+    B: Array,
+    b_scale: Array,
+    b_zero_point: Maybe,
+    bias: Maybe,
+) -> Array:
+    if min(A.ndim, B.ndim) < 1:
+        raise ValueError(f"A has rank {A.ndim} and B {B.ndim}; a product of matrices has no scalars")
+    inner, columns = A.shape[-1], B.shape[-1] if B.ndim > 1 else 1
+    a = (A - _for_columns("a_zero_point", a_zero_point, inner)) * _for_columns("a_scale", a_scale, inner)
+    b = (B - _for_columns("b_zero_point", b_zero_point, columns)) * _for_columns("b_scale", b_scale, columns)
+    y = a @ b
+    if bias is not None:
+        check_shape("bias", bias.shape, (columns,))
+        y = y + bias
+    return np.asarray(y.astype(kind))
+
+
+@kernel("QAttention", domain=MICROSOFT, fresh=True)
+def qattention(
+    input: Array,
+    weight: Array,
+    bias: Array,
+    input_scale: Array,
+    weight_scale: Array,
+    mask_index: Maybe = None,
+    input_zero_point: Maybe = None,
+    weight_zero_point: Maybe = None,
+    past: Maybe = None,
+    *,
+    do_rotary: int = 0,
+    mask_filter_value: float = -10000.0,
+    num_heads: int,
+    past_present_share_buffer: int = 0,
+    scale: float | None = None,
+    unidirectional: int = 0,
+    _wanted: tuple[bool, ...],
+) -> tuple[Array, ...]:
+    """Attention of numbers in double that input and weight stand for"""
+    columns = weight.shape[-1]
+    zero, factor = (_for_columns(f"weight_{n}", v, columns) for n, v in (("zero_point", weight_zero_point), ("scale", weight_scale)))
+    results = attention(
+        _read(input, input_scale, input_zero_point),
+        (weight - zero) * factor,
+        bias.astype(np.float64),
+        mask_index,
+        None if past is None else past.astype(np.float64),
+        do_rotary=do_rotary,
+        mask_filter_value=mask_filter_value,
+        num_heads=num_heads,
+        past_present_share_buffer=past_present_share_buffer,
+        scale=scale,
+        unidirectional=unidirectional,
+        _wanted=_wanted,
+    )
+    return tuple(value.astype(bias.dtype) for value in results)
+
+
+@kernel("QGemm", domain=MICROSOFT, fresh=True)
+def qgemm(
+    A: Array,
+    a: Array,
+    a_zero: Array,
+    B: Array,
+    b: Array,
+    b_zero: Array,
+    C: Maybe = None,
+    y: Maybe = None,
+    y_zero: Maybe = None,
+    *,
+    alpha: float = 1.0,
+    transA: int = 0,
+    transB: int = 0,
+) -> Array:
+    """alpha·a·b·((A − zero)·(B − zero) + C); float without y. The scale and zero point of B may be one per column"""
+    for name, matrix in (("A", A), ("B", B)):
+        if matrix.ndim != 2:
+            raise ValueError(f"{name} has rank {matrix.ndim}; it is a matrix")
+    right = B.T if transB else B
+    zero, factor = (_for_columns(f"b_{n}", v, right.shape[1]) for n, v in (("zero_point", b_zero), ("scale", b)))
+    left = A - _single("zero point", a_zero)
+    sums = (left.T if transA else left) @ (right - zero)
+    if C is not None and np.broadcast_shapes(C.shape, sums.shape) != sums.shape:
+        raise ValueError(f"C has the shape {list(C.shape)}, which does not broadcast to {list(sums.shape)}")
+    real = (sums if C is None else sums + C) * (alpha * _single("scale", a) * factor)
+    return real.astype(a.dtype) if y is None else _written(real, y, y_zero, A)

@@ -1,0 +1,220 @@
+"""Cases of ONNX Runtime's operators of quantized tensors: models that quantize before them and read floats behind them.
+
+The scales are large and have simple ratios, so that no number comes near the middle between two others when one of them
+moves by a thousandth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from onnx import ModelProto, TensorProto, helper, numpy_helper
+
+from refgrad.conformance.case import NODE, SHAPES, Case
+from refgrad.conformance.cases.microsoft import array, case, scalar
+
+Array = np.ndarray
+
+
+def cases() -> Iterator[Case]:
+    """Every attribute and every optional input; static, symbolic and, where the operator works with them, unknown shapes."""
+    for shapes in SHAPES:
+        yield from _products(shapes)
+        yield from _elementwise(shapes)
+        yield from _pooling(shapes)
+        yield from _convolutions(shapes)
+
+
+class Drawer:
+    """Draws whole numbers: the same ones in every process."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self._random = np.random.default_rng(seed)
+
+    def __call__(self, kind: Any, *shape: int, low: int = -6, high: int = 7) -> Array:
+        """Numbers from `low` to `high`, of an unsigned type around 10."""
+        middle = 10 if np.iinfo(kind).min == 0 else 0
+        return np.asarray(self._random.integers(low, high, shape) + middle).astype(kind)
+
+    def scales(self, *shape: int) -> Array:
+        """Numbers from 0.8 to 1.2."""
+        return np.asarray(self._random.uniform(0.8, 1.2, shape), np.float32)
+
+    def floats(self, *shape: int) -> Array:
+        """Normally distributed numbers."""
+        return np.asarray(self._random.standard_normal(shape), np.float32)
+
+
+def rounding(
+    op_type: str, *inputs: Array | None, quantize: tuple[str, ...] = (), shapes: str = "static", **options: Any
+) -> Case:
+    """A case whose model makes the inputs in `quantize` of floats, a quarter of a step away from them, and reads floats.
+
+    The floats that it reads are called t times what comes behind the operator where that is no float.
+    """
+    arrays = [None if value is None else np.asarray(value) for value in inputs]
+    made = case(op_type, *arrays, shapes=shapes, **options)
+    model = ModelProto()
+    model.CopyFrom(made.model)
+    feeds = dict(made.feeds)
+    for name in quantize:
+        feeds[name] = _quantized_of_floats(model, name, feeds[name])
+    names = [value.name for value in model.graph.output]
+    if any(_read_back(model, name) for name in names):
+        feeds["t"] = np.array(0.7, np.float32)
+    return Case("-".join(filter(None, (made.name, ",".join(quantize)))), model, feeds)
+
+
+def _quantized_of_floats(model: ModelProto, name: str, whole: Array) -> Array:
+    """Let QuantizeLinear make that input; the floats to feed in its place."""
+    graph = model.graph
+    step = 0.5  # of which no sum of floats loses anything
+    node = next(node for node in graph.node if node.name == NODE)
+    read = name if name in node.input else f"{name}_"  # through a Reshape
+    node.input[:] = [f"{name}_quantized" if n == read else n for n in node.input]
+    next(v for v in graph.input if v.name == name).type.tensor_type.elem_type = TensorProto.FLOAT
+    graph.initializer.append(numpy_helper.from_array(np.array(step, np.float32), f"{name}_step"))
+    graph.initializer.append(numpy_helper.from_array(np.zeros((), whole.dtype), f"{name}_zero"))
+    before = helper.make_node(
+        "QuantizeLinear", [read, f"{name}_step", f"{name}_zero"], [f"{name}_quantized"], name=f"quantize_{name}"
+    )
+    graph.node.insert(list(graph.node).index(node), before)
+    quarter = np.where(np.arange(whole.size).reshape(whole.shape) % 2, 0.25, -0.25)
+    return np.asarray((whole.astype(np.float64) + quarter) * step, np.float32)
+
+
+def _read_back(model: ModelProto, name: str) -> bool:
+    """Make an output that is no float t times what it is; whether it was none."""
+    graph = model.graph
+    value = next(v for v in graph.output if v.name == name)
+    if value.type.tensor_type.elem_type == TensorProto.FLOAT:
+        return False
+    if all(v.name != "t" for v in graph.input):
+        graph.input.append(helper.make_tensor_value_info("t", TensorProto.FLOAT, []))
+    graph.node.append(helper.make_node("Cast", [name], [f"{name}_float"], name=f"read_{name}", to=TensorProto.FLOAT))
+    graph.node.append(helper.make_node("Mul", [f"{name}_float", "t"], [f"{name}_read"], name=f"scale_{name}"))
+    value.name, value.type.tensor_type.elem_type = f"{name}_read", TensorProto.FLOAT
+    return True
+
+
+def _products(shapes: str) -> Iterator[Case]:
+    whole = Drawer()
+    u, s = np.uint8, np.int8
+    a = array([[-200.0, -105.0, 30.0], [62.0, 131.0, 198.0]])
+    for kind in (u, s):
+        yield case("DynamicQuantizeMatMul", a, whole(kind, 3, 4), whole.scales(), shapes=shapes)
+    columns = (whole.scales(4), whole(s, 4), whole.floats(4))
+    yield case("DynamicQuantizeMatMul", a[None], whole(s, 3, 4), *columns, shapes=shapes)
+    yield case("DynamicQuantizeMatMul", a, whole(s, 3, 4), whole.scales(1), None, whole.floats(4), shapes=shapes)
+    name = "MatMulIntegerToFloat"
+    for left, right in ((u, u), (u, s), (s, s)):
+        both = whole(left, 2, 3), whole(right, 3, 4)
+        yield rounding(name, *both, whole.scales(), whole.scales(), shapes=shapes, quantize=("A", "B"))
+    scales = whole.scales(), whole.scales(4)
+    yield rounding(
+        name, whole(u, 2, 2, 3), whole(s, 3, 4), *scales, u(9), whole(s, 4), whole.floats(4), shapes=shapes
+    )
+    yield rounding(name, whole(u, 2, 3), whole(s, 2, 3, 4), *scales, shapes=shapes)
+    yield case(name, whole(u, 2, 3), whole(s, 3, 4), whole.scales(3), whole.scales(), whole(u, 3), shapes=shapes)
+    half = [np.asarray(value, np.float16) for value in (whole.scales(), whole.scales(4), whole.floats(4))]
+    if shapes == "static":
+        yield case(name, whole(u, 2, 3), whole(s, 3, 4), *half[:2], u(9), whole(s, 4), half[2], shapes=shapes)
+    name = "QGemm"
+    for left, right, to in ((u, u, u), (u, s, u), (s, s, s)):
+        a, b = (whole(left, 2, 3), scalar(9.0), left(8)), (whole(right, 3, 4), scalar(11.0), right(2))
+        wide = np.array([[5, -3, 2, 1]], np.int32)
+        yield rounding(name, *a, *b, wide, scalar(297.0), to(9), shapes=shapes, quantize=("A", "B"))
+    per_column = array([10.0, 15.0, 20.0, 5.0])
+    a, b = (whole(u, 3, 2), scalar(9.0), u(8)), (whole(s, 4, 3), per_column, whole(s, 4))
+    turned: dict[str, Any] = {"transA": 1, "transB": 1, "alpha": 0.6, "shapes": shapes}
+    yield rounding(name, *a, *b, None, scalar(81.0), u(9), **turned)
+    yield rounding(name, *a, *b, wide, quantize=("A", "B"), **turned)
+    yield rounding(name, *a, *b, **turned)
+    yield rounding(name, *a, *b, np.array(4, np.int32), array([81.0]), u(9), **turned)
+    if shapes != "unknown":
+        yield from _attentions(whole, shapes)
+
+
+def _attentions(whole: Drawer, shapes: str) -> Iterator[Case]:
+    """Of a kernel that knows uint8 only for its input."""
+    name, heads, size = "QAttention", 2, 3
+    width = heads * size
+    x, w, bias = whole(np.uint8, 2, 3, 4), whole(np.int8, 4, 3 * width), whole.floats(3 * width)
+    scales = scalar(0.05), scalar(0.05)
+    settings: dict[str, Any] = {"num_heads": heads, "shapes": shapes}
+    yield rounding(name, x, w, bias, *scales, quantize=("input", "weight"), **settings)
+    mask, zeros = np.array([[1, 1, 0], [1, 0, 0]], np.int32), (np.uint8(9), np.int8(2))
+    fine = scalar(0.05), np.asarray(whole.scales(3 * width) * np.float32(0.05))
+    per_column = np.uint8(9), whole(np.int8, 3 * width)
+    yield rounding(name, x, w, bias, *fine, mask, *per_column, mask_filter_value=-1.5, scale=0.4, **settings)
+    past = whole.floats(2, 2, heads, 2, size)
+    yield rounding(name, x, w, bias, *scales, None, *zeros, past, outputs=2, unidirectional=1, **settings)
+
+
+def _elementwise(shapes: str) -> Iterator[Case]:
+    whole = Drawer(1)
+    for kind in (np.uint8, np.int8):
+        given: dict[str, Any] = {"shapes": shapes}
+        for name, scale in (("QLinearAdd", 30.0), ("QLinearMul", 600.0)):
+            a, b = (whole(kind, 2, 3), scalar(10.0), kind(8)), (whole(kind, 3), scalar(20.0), kind(11))
+            yield rounding(name, *a, *b, scalar(scale), kind(12), quantize=("A", "B"), **given)
+            yield rounding(name, *a[:2], None, *b[:2], None, scalar(scale * 3), shapes=shapes)
+        far = np.array([[1, 60, -50], [-1, 60, 1]]) + (65 if kind is np.uint8 else 0)  # beyond both ends of the range
+        a = far.astype(kind), scalar(10.0), kind(65 if kind is np.uint8 else 0)
+        yield rounding("QLinearAdd", *a, *b, scalar(3.0), kind(12), quantize=("A", "B"), **given)
+        x = whole(kind, 2, 3, 2)
+        x[x == 9] += kind(2)  # which stands for 0, where LeakyRelu has a kink
+        for name, there, back in (("QLinearSigmoid", 0.9, 0.31), ("QLinearLeakyRelu", 9.0, 13.5)):
+            more = {"alpha": 0.3} if name == "QLinearLeakyRelu" else {}
+            yield rounding(name, x, scalar(there), kind(9), scalar(back), kind(12), quantize=("X",), **more, **given)
+            yield rounding(name, x, array([there]), None, array([back]), kind(12), **given)
+        for opset, axis in ((13, -1), (13, 1), (12, 1), (12, -2)):
+            more = {"opset_": opset, "axis": axis}
+            yield rounding(
+                "QLinearSoftmax", x, scalar(0.3), kind(9), scalar(0.25), kind(4), quantize=("X",), **more, **given
+            )
+        yield rounding("QLinearSoftmax", x, scalar(0.3), None, scalar(0.25), kind(4), opset_=13, **given)
+        there, back = (whole(kind, 2, 3), scalar(10.0), kind(8)), (whole(kind, 2, 1), scalar(20.0), kind(11))
+        z = scalar(30.0), kind(9)
+        yield rounding("QLinearConcat", *z, *there, *back, axis=1, quantize=("inputs_0", "inputs_3"), **given)
+        yield rounding("QLinearConcat", *z, *there, axis=-2, **given)
+        chosen = np.array([[True, False, True], [False, False, True]])
+        yield rounding("QLinearWhere", chosen, *there, *back, *z, quantize=("X", "Y"), **given)
+
+
+def _pooling(shapes: str) -> Iterator[Case]:
+    whole = Drawer(2)
+    for kind in (np.uint8, np.int8):
+        given: dict[str, Any] = {"shapes": shapes}
+        image, last = whole(kind, 2, 2, 4, 3), whole(kind, 2, 4, 3, 2)
+        there, back = (scalar(12.0), kind(9)), (scalar(3.0), kind(50))
+        for x, channels_last in ((image, 0), (last, 1)):
+            more = {"quantize": ("X",), "channels_last": channels_last, **given}
+            yield rounding("QLinearGlobalAveragePool", x, *there, *back, **more)
+            yield rounding("QLinearAveragePool", x, *there, *back, kernel_shape=[2, 3], **more)
+            paddings = {"pads": [1, 0, 1, 1], "strides": [2, 1], "count_include_pad": 1, "kernel_shape": [2, 2]}
+            yield rounding("QLinearAveragePool", x, scalar(12.0), None, scalar(3.0), **paddings, **more)
+        more = {"auto_pad": "SAME_LOWER", "kernel_shape": [3, 2], "strides": [2, 2]}
+        yield rounding("QLinearAveragePool", image, *there, *back, **more, **given)
+        more = {"ceil_mode": 1, "kernel_shape": [3, 2], "strides": [2, 2]}
+        yield rounding("QLinearAveragePool", image, *there, *back, **more, **given)
+        name = "QLinearReduceMean"
+        yield rounding(name, image, *there, *back, axes=[1, -1], keepdims=1, quantize=("data",), **given)
+        yield rounding(name, image, scalar(12.0), None, scalar(3.0), axes=[-2], keepdims=0, **given)
+
+
+def _convolutions(shapes: str) -> Iterator[Case]:
+    whole, name, (u, s) = Drawer(3), "QLinearConv", (np.uint8, np.int8)
+    for left, right in ((u, u), (u, s), (s, s)):
+        x, w = (whole(left, 1, 2, 3, 4), scalar(11.0), left(9)), (whole(right, 3, 2, 2, 2), scalar(9.0), right(2))
+        bias, back = np.array([5, -3, 2], np.int32), (scalar(495.0), left(12))
+        window: dict[str, Any] = {"pads": [1, 0, 0, 1], "strides": [2, 1], "shapes": shapes}
+        yield rounding(name, *x, *w, *back, bias, quantize=("x", "w"), **window)
+        if shapes != "unknown":
+            last = (whole(left, 1, 3, 4, 2), *x[1:])
+            yield rounding(name, *last, *w, *back, bias, channels_last=1, quantize=("x", "w"), **window)
+    x, w = (whole(u, 2, 4, 5), scalar(11.0), u(9)), (whole(s, 2, 2, 3), array([10.0, 30.0]), whole(s, 2))
+    for more in ({"dilations": [2]}, {"kernel_shape": [3], "auto_pad": "SAME_UPPER"}):
+        yield rounding(name, *x, *w, scalar(550.0), u(50), quantize=("x", "w"), shapes=shapes, group=2, **more)
