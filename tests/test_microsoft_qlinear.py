@@ -7,8 +7,9 @@ from test_rules_quantization import STRAIGHT, assert_surrogate
 
 from refgrad.conformance.case import Case
 from refgrad.conformance.cases.microsoft.qlinear import cases
+from refgrad.conformance.cases.microsoft.quantization import cases as quantizations
 
-CASES = list(cases())
+CASES = [*cases(), *(case for case in quantizations() if case.node.op_type != "FakeQuant")]
 
 
 @pytest.mark.parametrize("quantization", STRAIGHT)

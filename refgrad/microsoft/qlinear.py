@@ -152,7 +152,10 @@ def qattention(
 ) -> tuple[str, ...]:
     """Attention of (input − input_zero_point)·input_scale with the weights (weight − weight_zero_point)·weight_scale"""
     settings: dict[str, Any] = {} if mask_filter_value is None else {"mask_filter_value": mask_filter_value}
-    x, w = dequantized(op, input, input_scale, input_zero_point), dequantized(op, weight, weight_scale, weight_zero_point)
+    x, w = (
+        dequantized(op, input, input_scale, input_zero_point),
+        dequantized(op, weight, weight_scale, weight_zero_point),
+    )
     y, present = attention(
         op,
         x,

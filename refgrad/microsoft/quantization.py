@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from onnx import TensorProto
+from onnx import TensorProto, numpy_helper
 
 from refgrad.forward.function_emitter import FunctionEmitter
 from refgrad.microsoft.activation import plus
@@ -87,11 +87,12 @@ def _along(op: FunctionEmitter, parameter: str, x: str, axis: int | None) -> str
     if op.rank(parameter) == 0:
         return parameter
     axis, rank = 1 if axis is None else axis, op.rank(x)
-    if rank is None:
-        end = op.const(-axis) if axis < 0 else op.Sub(op.Size(op.Shape(x)), op.const(np.array(axis)))
-        return str(op.Unsqueeze(parameter, op.Range(op.const(np.array(1)), end, op.const(np.array(1)))))
-    after = rank - axis % rank - 1 if rank else 0
-    return str(op.Unsqueeze(parameter, [*range(1, after + 1)])) if after else parameter
+    if rank is not None:
+        return str(op.Reshape(parameter, [-1, *[1] * (-axis - 1 if axis < 0 else rank - axis - 1)][:rank]))
+    count = op.Shape(op.Shape(x))
+    after = op.const([-axis - 1]) if axis < 0 else op.Max(op.Sub(count, [axis + 1]), [0])
+    ones = op.ConstantOfShape(after, value=numpy_helper.from_array(np.ones(1, np.int64)))
+    return str(op.Reshape(parameter, op.Slice(op.Concat([-1], ones, axis=0), [0], count, [0])))
 
 
 @operator("FakeQuant", "fake_quantized_tensor", optional=["mask"], others=("mask",))
@@ -100,8 +101,6 @@ def fake_quant_body(
 ) -> tuple[str, str]:
     """(clip(round(x/scale) + zero_point, quant_min, quant_max) − zero_point)·scale"""
     q = op.Add(op.Round(op.Div(input_tensor, scale)), zero_point)
-    if kind not in _RANGES:
-        raise UnsupportedFormError("the type of its input y_zero_point is unknown; add it to value_info")
     low, high = (op.const(bound, like=input_tensor) for bound in (quant_min, quant_max))
     inside = op.And(op.GreaterOrEqual(q, low), op.LessOrEqual(q, high))
     return op.Mul(op.Sub(op.Min(op.Max(q, low), high), zero_point), scale), inside

@@ -14,6 +14,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from refgrad.conformance.case import NODE, SHAPES, Case
 from refgrad.conformance.cases.microsoft import array, case, scalar
+from refgrad.protos.types import FLOATS
 
 Array = np.ndarray
 
@@ -89,7 +90,7 @@ def _read_back(model: ModelProto, name: str) -> bool:
     """Make an output that is no float t times what it is; whether it was none."""
     graph = model.graph
     value = next(v for v in graph.output if v.name == name)
-    if value.type.tensor_type.elem_type == TensorProto.FLOAT:
+    if value.type.tensor_type.elem_type in FLOATS:
         return False
     if all(v.name != "t" for v in graph.input):
         graph.input.append(helper.make_tensor_value_info("t", TensorProto.FLOAT, []))
@@ -113,9 +114,7 @@ def _products(shapes: str) -> Iterator[Case]:
         both = whole(left, 2, 3), whole(right, 3, 4)
         yield rounding(name, *both, whole.scales(), whole.scales(), shapes=shapes, quantize=("A", "B"))
     scales = whole.scales(), whole.scales(4)
-    yield rounding(
-        name, whole(u, 2, 2, 3), whole(s, 3, 4), *scales, u(9), whole(s, 4), whole.floats(4), shapes=shapes
-    )
+    yield rounding(name, whole(u, 2, 2, 3), whole(s, 3, 4), *scales, u(9), whole(s, 4), whole.floats(4), shapes=shapes)
     yield rounding(name, whole(u, 2, 3), whole(s, 2, 3, 4), *scales, shapes=shapes)
     yield case(name, whole(u, 2, 3), whole(s, 3, 4), whole.scales(3), whole.scales(), whole(u, 3), shapes=shapes)
     half = [np.asarray(value, np.float16) for value in (whole.scales(), whole.scales(4), whole.floats(4))]

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
+
+import ml_dtypes
+import numpy as np
 
 from refgrad.conformance.case import SHAPES, Case
 from refgrad.conformance.cases.microsoft import array, case, scalar
+from refgrad.conformance.cases.microsoft.qlinear import rounding
+
+KINDS: tuple[Any, ...] = (np.int8, np.uint8, np.int16, np.uint16, ml_dtypes.int4, ml_dtypes.uint4)
 
 
 def cases() -> Iterator[Case]:
@@ -15,3 +22,31 @@ def cases() -> Iterator[Case]:
         scale, zero_point = scalar(0.5), scalar(3.0)
         yield case("FakeQuant", x, scale, zero_point, shapes=shapes, quant_min=0, quant_max=7, outputs=2)
         yield case("FakeQuant", x, array([0.5]), array([3.0]), shapes=shapes, quant_max=15)
+        yield from _linear(shapes)
+
+
+def _linear(shapes: str) -> Iterator[Case]:
+    """QuantizeLinear and DequantizeLinear of every type; a scale for all, or one for each index of an axis."""
+    small = np.array([[[1, -3], [-2, 0], [3, 2]]])
+    per_channel, per_row = array([8.0, 9.0, 12.0]), array([7.0])
+    for kind in KINDS:
+        low, high = int(ml_dtypes.iinfo(kind).min), int(ml_dtypes.iinfo(kind).max)
+        middle = 0 if low < 0 else 6
+        offsets, offset = (np.array([0, 1, -1]) + middle).astype(kind), np.array(2 + middle, kind)
+        far = np.array([[[high + 2.3, low - 8.3], [0, 0], [0, 0]]])  # beyond both ends, whatever the zero point is
+        x = np.asarray((small + 0.25 + far * (abs(high) < 300)) * per_channel[:, None], np.float32)
+        given: dict[str, Any] = {"shapes": shapes}
+        yield rounding("QuantizeLinear", x, per_channel, offsets, axis=1, **given)
+        yield rounding("QuantizeLinear", x, per_channel, offsets, axis=-2, **given)
+        yield rounding("QuantizeLinear", x[:, :1], scalar(8.0), offset, **given)
+        whole = (small + middle).astype(kind)
+        quantize = ("x",) if kind in (np.int8, np.uint8) else ()
+        yield rounding("DequantizeLinear", whole, per_channel, offsets, axis=-2, quantize=quantize, **given)
+        yield rounding("DequantizeLinear", whole, scalar(8.0), offset, **given)
+        yield rounding("DequantizeLinear", whole, per_row, axis=0, **given)
+    yield rounding("QuantizeLinear", np.asarray(small * 8 + 50, np.float32), scalar(8.2), shapes=shapes)
+    yield rounding("DequantizeLinear", small.astype(np.int32), per_row, axis=0, shapes=shapes)
+    if shapes == "static":
+        half = np.float16
+        yield rounding("DequantizeLinear", small.astype(np.int8), per_channel.astype(half), axis=1)
+        yield rounding("QuantizeLinear", x.astype(half), per_channel.astype(half), offsets, axis=1)

@@ -17,7 +17,7 @@ from refgrad.backends.numpy.kernels.activation import leaky_relu, sigmoid, softm
 from refgrad.backends.numpy.kernels.microsoft.attention import attention
 from refgrad.backends.numpy.kernels.operands import check_shape
 from refgrad.backends.numpy.kernels.pooling import average_pool, max_pool
-from refgrad.backends.numpy.kernels.quantization import centred, dynamic_quantize_linear, saturated
+from refgrad.backends.numpy.kernels.quantization import dynamic_quantize_linear, saturated
 from refgrad.backends.numpy.registry import kernel
 from refgrad.protos.domains import MICROSOFT
 
@@ -209,7 +209,9 @@ def qlinear_conv(
 
 
 @kernel("DynamicQuantizeMatMul", domain=MICROSOFT, fresh=True)
-def dynamic_quantize_matmul(A: Array, B: Array, b_scale: Array, b_zero_point: Maybe = None, bias: Maybe = None) -> Array:
+def dynamic_quantize_matmul(
+    A: Array, B: Array, b_scale: Array, b_zero_point: Maybe = None, bias: Maybe = None
+) -> Array:
     """A is quantized by its range, all of it alike"""
     return _product(A.dtype, *dynamic_quantize_linear(A), B, b_scale, b_zero_point, bias)
 
@@ -272,7 +274,9 @@ def qattention(
 ) -> tuple[Array, ...]:
     """Attention of numbers in double that input and weight stand for"""
     columns = weight.shape[-1]
-    zero, factor = (_for_columns(f"weight_{n}", v, columns) for n, v in (("zero_point", weight_zero_point), ("scale", weight_scale)))
+    zero, factor = (
+        _for_columns(f"weight_{n}", v, columns) for n, v in (("zero_point", weight_zero_point), ("scale", weight_scale))
+    )
     results = attention(
         _read(input, input_scale, input_zero_point),
         (weight - zero) * factor,

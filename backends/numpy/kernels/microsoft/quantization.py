@@ -36,4 +36,6 @@ def dequantize_linear(x: Array, x_scale: Array, x_zero_point: Array | None = Non
 
 def _check_alike(name: str, zero_point: Array | None, beside: str, scale: Array) -> None:
     if zero_point is not None and zero_point.shape != scale.shape:
-        raise ValueError(f"{name} has the shape {list(zero_point.shape)} and {beside} {list(scale.shape)}; they have the same")
+        raise ValueError(
+            f"{name} has the shape {list(zero_point.shape)} and {beside} {list(scale.shape)}; they have the same"
+        )
