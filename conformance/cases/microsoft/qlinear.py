@@ -22,10 +22,62 @@ Array = np.ndarray
 def cases() -> Iterator[Case]:
     """Every attribute and every optional input; static, symbolic and, where the operator works with them, unknown shapes."""
     for shapes in SHAPES:
-        yield from _products(shapes)
-        yield from _elementwise(shapes)
-        yield from _pooling(shapes)
-        yield from _convolutions(shapes)
+        every = [*_products(shapes), *_elementwise(shapes), *_pooling(shapes), *_convolutions(shapes)]
+        yield from every
+        if shapes == "static":
+            yield from with_constants(every)
+
+
+def rare() -> Iterator[Case]:
+    """Tensors of nothing, and of the smallest rank."""
+    whole = Drawer(4)
+    u, s = np.uint8, np.int8
+    one, two, back = (scalar(10.0), u(8)), (scalar(20.0), u(11)), (scalar(30.0), u(12))
+    for a, b in (((0, 3), (3,)), ((), ())):
+        for name in ("QLinearAdd", "QLinearMul"):
+            yield rounding(name, whole(u, *a), *one, whole(u, *b), *two, *back)
+        yield rounding("QLinearWhere", np.ones(a, np.bool_), whole(u, *a), *one, whole(u, *b), *two, *back)
+        for name in ("QLinearSigmoid", "QLinearLeakyRelu"):
+            yield rounding(name, np.full(a, 12, u), *one, *back)
+    for shape in ((0, 3), (3,)):
+        yield rounding("QLinearSoftmax", whole(u, *shape), scalar(0.3), u(9), scalar(0.25), u(4), opset_=13)
+    yield rounding("QLinearConcat", *back, whole(u, 0, 3), *one, whole(u, 2, 3), *two, axis=0)
+    for shape in ((0, 1, 3), (1, 1, 3)):
+        x = whole(u, *shape), scalar(12.0), u(9)
+        yield rounding("QLinearAveragePool", *x, scalar(3.0), u(50), kernel_shape=[2])
+        yield rounding("QLinearGlobalAveragePool", *x, scalar(4.0), u(50))
+    for shape in ((0, 3), (3,)):
+        yield rounding("QLinearReduceMean", whole(u, *shape), *one, *two, axes=[-1], keepdims=0)
+    for batch in (0, 1):
+        x, w = (whole(u, batch, 1, 3), scalar(11.0), u(9)), (whole(s, 1, 1, 2), scalar(9.0), s(1))
+        yield rounding("QLinearConv", *x, *w, scalar(297.0), u(12))
+    vector = array([-200.0, -105.0, 30.0])
+    for rows in ((0, 3), (3,)):
+        a = vector if len(rows) == 1 else vector[np.newaxis][:0]
+        yield rounding("DynamicQuantizeMatMul", a, whole(s, 3, 2), whole.scales())
+        yield rounding("MatMulIntegerToFloat", whole(u, *rows), whole(s, 3, 2), whole.scales(), whole.scales())
+    yield rounding("QGemm", whole(u, 0, 3), *one, whole(u, 3, 2), *two, None, *back)
+    weights = whole(s, 2, 6), whole.floats(6), scalar(0.05), scalar(0.05)
+    yield rounding("QAttention", whole(u, 0, 3, 2), *weights, num_heads=2)
+
+
+def with_constants(every: list[Case]) -> Iterator[Case]:
+    """The cases again whose inputs that hold no floats can be initializers, one for each set of such inputs."""
+    seen = set()
+    for one in every:
+        names = [n for n, a in one.feeds.items() if a.dtype.kind in "iub" and not n.endswith("_shape")]
+        key = one.node.op_type, *names
+        if not names or key in seen:
+            continue
+        seen.add(key)
+        model = ModelProto()
+        model.CopyFrom(one.model)
+        kept = [value for value in model.graph.input if value.name not in names]
+        del model.graph.input[:]
+        model.graph.input.extend(kept)
+        model.graph.initializer.extend(numpy_helper.from_array(one.feeds[name], name) for name in names)
+        feeds = {name: array for name, array in one.feeds.items() if name not in names}
+        yield Case(f"{one}-constant={','.join(names)}", model, feeds)
 
 
 class Drawer:
@@ -181,6 +233,7 @@ def _elementwise(shapes: str) -> Iterator[Case]:
         yield rounding("QLinearConcat", *z, *there, axis=-2, **given)
         chosen = np.array([[True, False, True], [False, False, True]])
         yield rounding("QLinearWhere", chosen, *there, *back, *z, quantize=("X", "Y"), **given)
+        yield rounding("QLinearWhere", chosen, *there, *back, *z, **given)
 
 
 def _pooling(shapes: str) -> Iterator[Case]:
@@ -192,6 +245,7 @@ def _pooling(shapes: str) -> Iterator[Case]:
         for x, channels_last in ((image, 0), (last, 1)):
             more = {"quantize": ("X",), "channels_last": channels_last, **given}
             yield rounding("QLinearGlobalAveragePool", x, *there, *back, **more)
+            yield rounding("QLinearGlobalAveragePool", x, *there, *back, channels_last=channels_last, **given)
             yield rounding("QLinearAveragePool", x, *there, *back, kernel_shape=[2, 3], **more)
             paddings = {"pads": [1, 0, 1, 1], "strides": [2, 1], "count_include_pad": 1, "kernel_shape": [2, 2]}
             yield rounding("QLinearAveragePool", x, scalar(12.0), None, scalar(3.0), **paddings, **more)
@@ -211,6 +265,7 @@ def _convolutions(shapes: str) -> Iterator[Case]:
         bias, back = np.array([5, -3, 2], np.int32), (scalar(495.0), left(12))
         window: dict[str, Any] = {"pads": [1, 0, 0, 1], "strides": [2, 1], "shapes": shapes}
         yield rounding(name, *x, *w, *back, bias, quantize=("x", "w"), **window)
+        yield rounding(name, *x, *w, *back, bias, **window)
         if shapes != "unknown":
             last = (whole(left, 1, 3, 4, 2), *x[1:])
             yield rounding(name, *last, *w, *back, bias, channels_last=1, quantize=("x", "w"), **window)

@@ -10,7 +10,7 @@ import numpy as np
 
 from refgrad.conformance.case import SHAPES, Case
 from refgrad.conformance.cases.microsoft import array, case, scalar
-from refgrad.conformance.cases.microsoft.qlinear import rounding
+from refgrad.conformance.cases.microsoft.qlinear import rounding, with_constants
 
 KINDS: tuple[Any, ...] = (np.int8, np.uint8, np.int16, np.uint16, ml_dtypes.int4, ml_dtypes.uint4)
 
@@ -22,7 +22,17 @@ def cases() -> Iterator[Case]:
         scale, zero_point = scalar(0.5), scalar(3.0)
         yield case("FakeQuant", x, scale, zero_point, shapes=shapes, quant_min=0, quant_max=7, outputs=2)
         yield case("FakeQuant", x, array([0.5]), array([3.0]), shapes=shapes, quant_max=15)
-        yield from _linear(shapes)
+        every = list(_linear(shapes))
+        yield from every
+        if shapes == "static":
+            yield from with_constants(every)
+
+
+def rare() -> Iterator[Case]:
+    """Tensors of nothing, and scalars."""
+    for shape in ((0, 3), ()):
+        yield rounding("QuantizeLinear", np.full(shape, 26.0, np.float32), scalar(8.0), np.array(2, np.int8))
+        yield rounding("DequantizeLinear", np.full(shape, 5, np.int8), scalar(8.0), np.array(2, np.int8))
 
 
 def _linear(shapes: str) -> Iterator[Case]:
