@@ -247,11 +247,38 @@ def _qlinear_conv(run: Surrogate, name: str, given: list[Any], attributes: dict[
     return np.moveaxis(y, 1, -1) if last else y, sy, zy
 
 
-# Those that multiply matrices or filters: what they compute; the scale and the zero point follow where it is quantized.
+def _qembed(run: Surrogate, name: str, given: list[Any], attributes: dict[str, Any]) -> Any:
+    ids, segments, words, positions, types, gamma, beta, mask = given[:8]
+    tables = (words, positions, types, gamma, beta)
+    read = [None if q is None else (q - z) * s for q, s, z in zip(tables, given[8:13], given[13:18], strict=True)]
+    total = read[0][ids] + read[1][: ids.shape[1]] + (0.0 if segments is None else read[2][segments])
+    centre = total - total.mean(-1, keepdims=True)
+    y = centre / np.sqrt((centre**2).mean(-1, keepdims=True) + attributes.get("epsilon", 1e-12)) * read[3] + read[4]
+    return y, np.zeros(len(ids), np.int32)  # the second is nothing that is differentiated
+
+
+def _matmul_integer16(run: Surrogate, name: str, given: list[Any], attributes: dict[str, Any]) -> Any:
+    return (given[0] @ given[1],)
+
+
+def _mul_integer(run: Surrogate, name: str, given: list[Any], attributes: dict[str, Any]) -> Any:
+    a, za, b, zb = given[:4]
+    return ((a - _or_zero(za)) * (b - _or_zero(zb)),)
+
+
+def _reduce_sum_integer(run: Surrogate, name: str, given: list[Any], attributes: dict[str, Any]) -> Any:
+    return (given[0].sum(tuple(attributes["axes"]), keepdims=bool(attributes["keepdims"])),)
+
+
+# Others: what they compute; the scale and the zero point follow where it is quantized.
 _PRODUCTS: dict[str, Callable[[Surrogate, str, list[Any], dict[str, Any]], Any]] = {
     "DynamicQuantizeMatMul": _dynamic_quantize_matmul,
     "MatMulIntegerToFloat": _matmul_integer_to_float,
     "QGemm": _qgemm,
     "QAttention": _qattention,
     "QLinearConv": _qlinear_conv,
+    "QEmbedLayerNormalization": _qembed,
+    "MatMulInteger16": _matmul_integer16,
+    "MulInteger": _mul_integer,
+    "ReduceSumInteger": _reduce_sum_integer,
 }

@@ -15,6 +15,7 @@ from refgrad.formulas.indexing import END
 from refgrad.forward.function_emitter import FunctionEmitter
 from refgrad.microsoft.activation import plus
 from refgrad.microsoft.attention import attention
+from refgrad.microsoft.normalization import embed_layer_normalization
 from refgrad.microsoft.quantization import BYTES, as_float, centred, dequantized
 from refgrad.tables.definitions import Ints, UnsupportedFormError, operator
 
@@ -511,3 +512,124 @@ def qlinear_conv(
         strides=strides,
     )
     return op.Transpose(y, perm=last) if channels_last else y
+
+
+@operator(
+    "QEmbedLayerNormalization",
+    "layernorm_out",
+    "mask_index_out",
+    types={
+        "input_ids": _INT32,
+        "segment_ids": "input_ids",
+        "word_embedding_quant": BYTES,
+        "position_embedding_quant": "word_embedding_quant",
+        "segment_embedding": "word_embedding_quant",
+        "gamma_quant": "word_embedding_quant",
+        "beta_quant": "word_embedding_quant",
+        "mask": "input_ids",
+        "word_embedding_scale": _FLOAT,
+        "position_embedding_scale": "word_embedding_scale",
+        "segment_embedding_scale": "word_embedding_scale",
+        "gamma_scale": "word_embedding_scale",
+        "beta_scale": "word_embedding_scale",
+        "word_embedding_zero_point": "word_embedding_quant",
+        "position_embedding_zero_point": "word_embedding_quant",
+        "segment_embedding_zero_point": "word_embedding_quant",
+        "gamma_zero_point": "word_embedding_quant",
+        "beta_zero_point": "word_embedding_quant",
+        "layernorm_out": "word_embedding_scale",
+        "mask_index_out": "input_ids",
+    },
+)
+def qembed_layer_normalization(
+    op: FunctionEmitter,
+    input_ids: str,
+    segment_ids: str | None,
+    word_embedding_quant: str,
+    position_embedding_quant: str,
+    segment_embedding: str | None,
+    gamma_quant: str,
+    beta_quant: str,
+    mask: str | None,
+    word_embedding_scale: str,
+    position_embedding_scale: str,
+    segment_embedding_scale: str | None,
+    gamma_scale: str,
+    beta_scale: str,
+    word_embedding_zero_point: str,
+    position_embedding_zero_point: str,
+    segment_embedding_zero_point: str | None,
+    gamma_zero_point: str,
+    beta_zero_point: str,
+    *,
+    epsilon: float = 1e-12,
+) -> tuple[str, ...]:
+    """EmbedLayerNormalization of what the embeddings, gamma and beta stand for"""
+    segments = (segment_ids, segment_embedding, segment_embedding_scale, segment_embedding_zero_point)
+    if None in segments and any(segments):
+        raise UnsupportedFormError(
+            "it has some of segment_ids, segment_embedding, its scale and its zero point; give it all of them or none"
+        )
+    rows = None
+    if segment_embedding is not None and segment_embedding_scale is not None:
+        rows = _read(op, segment_embedding, segment_embedding_scale, segment_embedding_zero_point)
+    return embed_layer_normalization(
+        op,
+        input_ids,
+        segment_ids,
+        _read(op, word_embedding_quant, word_embedding_scale, word_embedding_zero_point),
+        _read(op, position_embedding_quant, position_embedding_scale, position_embedding_zero_point),
+        rows,
+        _read(op, gamma_quant, gamma_scale, gamma_zero_point),
+        _read(op, beta_quant, beta_scale, beta_zero_point),
+        mask,
+        epsilon=epsilon,
+    )[:2]
+
+
+# Sums of whole numbers
+
+
+@operator(
+    "MatMulInteger16",
+    "Y",
+    types={
+        "A": ("tensor(int16)", "tensor(uint16)"),
+        "B": ("tensor(int16)", "tensor(uint16)"),
+        "Y": ("tensor(int32)", "tensor(uint32)"),
+    },
+)
+def matmul_integer16_body(op: FunctionEmitter, A: str, B: str) -> str:
+    """A·B with 32 bits"""
+    return op.MatMul(_int32(op, A), _int32(op, B))
+
+
+@operator(
+    "MulInteger",
+    "C",
+    types={"A": BYTES, "A_zero_point": "A", "B": "A", "B_zero_point": "A", "C": _INT32},
+)
+def mul_integer_body(
+    op: FunctionEmitter, A: str, A_zero_point: str | None, B: str, B_zero_point: str | None = None
+) -> str:
+    """(A − A_zero_point)·(B − B_zero_point) with 32 bits"""
+    factors = (
+        _int32(op, q) if zero is None else op.Sub(_int32(op, q), _int32(op, _scalar(op, zero)))
+        for q, zero in ((A, A_zero_point), (B, B_zero_point))
+    )
+    return op.Mul(*factors)
+
+
+@operator(
+    "ReduceSumInteger",
+    "reduced",
+    types={"data": BYTES, "reduced": ("tensor(int32)", "tensor(uint32)")},
+)
+def reduce_sum_integer_body(op: FunctionEmitter, data: str, *, axes: Ints, keepdims: int) -> str:
+    """Σ data over the axes with 32 bits, which have a sign where data has one"""
+    total = op.ReduceSum(_int32(op, data), list(axes), keepdims=keepdims)
+    return op.Cast(total, to=TensorProto.UINT32) if op.type(data) == TensorProto.UINT8 else total
+
+
+def _int32(op: FunctionEmitter, x: str) -> str:
+    return str(op.Cast(x, to=TensorProto.INT32))

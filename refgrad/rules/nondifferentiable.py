@@ -97,3 +97,9 @@ for _name in (
     NO_DERIVATIVE["com.microsoft.nchwc", _name] = (
         "it is in the layout of the processor that it was optimized on: save the model with ORT_ENABLE_EXTENDED or less"
     )
+
+for _name, _reason in {
+    "QuantizeBFP": "it rounds to numbers in block floating point, in whose bytes no derivative is written",
+    "DequantizeBFP": "it reads the bytes of numbers in block floating point",
+}.items():
+    NO_DERIVATIVE["com.microsoft", _name] = _reason

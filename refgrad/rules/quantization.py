@@ -36,6 +36,7 @@ ZERO_POINT = "a zero point is a number of the quantised type, which is not train
 for _name in ("QuantizeLinear", "QLinearConv", "QLinearMatMul"):
     QUANTIZERS["", _name] = INTEGERS | SMALL_FLOATS
 QUANTIZERS[MICROSOFT, "QuantizeLinear"] = INTEGERS
+QUANTIZERS[MICROSOFT, "QuantizeBFP"] = frozenset((TensorProto.UINT8,))
 QUANTIZERS["", "Resize"] = INTEGERS  # it rounds what it reads between elements
 for _name in ("Cast", "CastLike"):
     QUANTIZERS["", _name] = SMALL_FLOATS

@@ -23,6 +23,7 @@ def cases() -> Iterator[Case]:
     """Every attribute and every optional input; static, symbolic and, where the operator works with them, unknown shapes."""
     for shapes in SHAPES:
         every = [*_products(shapes), *_elementwise(shapes), *_pooling(shapes), *_convolutions(shapes)]
+        every += [*_sums(shapes), *_embeddings(shapes)]
         yield from every
         if shapes == "static":
             yield from with_constants(every)
@@ -57,6 +58,15 @@ def rare() -> Iterator[Case]:
         yield rounding("DynamicQuantizeMatMul", a, whole(s, 3, 2), whole.scales())
         yield rounding("MatMulIntegerToFloat", whole(u, *rows), whole(s, 3, 2), whole.scales(), whole.scales())
     yield rounding("QGemm", whole(u, 0, 3), *one, whole(u, 3, 2), *two, None, *back)
+    for rows in ((0, 3), (3,)):
+        yield rounding("MatMulInteger16", whole(np.int16, *rows), whole(np.int16, 3, 2))
+        yield rounding("ReduceSumInteger", whole(u, *rows), axes=[-1], keepdims=0)
+    for shape in ((0, 3), ()):
+        yield rounding("MulInteger", whole(u, *shape), u(9), whole(u, *shape), u(8))
+    tables = [whole(s, *sizes) for sizes in ((5, 4), (3, 4), (4,), (4,))]
+    scales, zeros = [scalar(0.3)] * 4, [np.array(0, s)] * 4
+    given = [*tables[:2], None, *tables[2:], None, *scales[:2], None, *scales[2:], *zeros[:2], None, *zeros[2:]]
+    yield rounding("QEmbedLayerNormalization", np.zeros((0, 3), np.int32), None, *given, outputs=2, epsilon=1e-3)
     weights = whole(s, 2, 6), whole.floats(6), scalar(0.05), scalar(0.05)
     yield rounding("QAttention", whole(u, 0, 3, 2), *weights, num_heads=2)
 
@@ -114,7 +124,7 @@ def rounding(
     feeds = dict(made.feeds)
     for name in quantize:
         feeds[name] = _quantized_of_floats(model, name, feeds[name])
-    names = [value.name for value in model.graph.output]
+    names = [value.name for value in model.graph.output if "mask_index" not in value.name]
     if any(_read_back(model, name) for name in names):
         feeds["t"] = np.array(0.7, np.float32)
     return Case("-".join(filter(None, (made.name, ",".join(quantize)))), model, feeds)
@@ -272,3 +282,42 @@ def _convolutions(shapes: str) -> Iterator[Case]:
     x, w = (whole(u, 2, 4, 5), scalar(11.0), u(9)), (whole(s, 2, 2, 3), array([10.0, 30.0]), whole(s, 2))
     for more in ({"dilations": [2]}, {"kernel_shape": [3], "auto_pad": "SAME_UPPER"}):
         yield rounding(name, *x, *w, scalar(550.0), u(50), quantize=("x", "w"), shapes=shapes, group=2, **more)
+
+
+def _sums(shapes: str) -> Iterator[Case]:
+    """Of whole numbers, with 32 bits."""
+    whole, given = Drawer(5), {"shapes": shapes}
+    for left, right in ((np.int16, np.int16), (np.uint16, np.int16), (np.uint16, np.uint16)):
+        yield rounding("MatMulInteger16", whole(left, 2, 3), whole(right, 3, 4), quantize=("A", "B"), **given)
+        yield rounding("MatMulInteger16", whole(left, 2, 2, 3), whole(right, 3), **given)
+    for kind in (np.uint8, np.int8):
+        a, b = whole(kind, 2, 3), whole(kind, 3)
+        yield rounding("MulInteger", a, kind(9), b, kind(8), quantize=("A", "B"), **given)
+        yield rounding("MulInteger", b, None, a, None, quantize=("A", "B"), **given)
+        for left, right in (((2, 3), (2, 1)), ((2, 1), (2, 3)), ((3,), (2, 3)), ((2, 3), (3,))):
+            factors = whole(kind, *left), None, whole(kind, *right)
+            yield rounding("MulInteger", *factors, **given)
+            if len(left) == len(right):
+                yield rounding("MulInteger", *factors, quantize=("A", "B"), **given)
+        x = whole(kind, 2, 3, 2)
+        yield rounding("ReduceSumInteger", x, axes=[0, -1], keepdims=1, quantize=("data",), **given)
+        yield rounding("ReduceSumInteger", x, axes=[-2], keepdims=0, quantize=("data",), **given)
+        yield rounding("ReduceSumInteger", x, axes=[1], keepdims=0, **given)
+
+
+def _embeddings(shapes: str) -> Iterator[Case]:
+    """With and without segments and a mask."""
+    whole, name = Drawer(6), "QEmbedLayerNormalization"
+    words, pairs = np.array([[1, 0, 4], [2, 2, 3]], np.int32), np.array([[0, 0, 1], [1, 0, 1]], np.int32)
+    mask = np.array([[1, 1, 0], [1, 0, 0]], np.int32)
+    for kind in (np.uint8, np.int8):
+        tables = [whole(kind, *shape) for shape in ((5, 4), (3, 4), (2, 4), (4,), (4,))]
+        scales = [scalar(value) for value in (0.3, 0.2, 0.25, 0.4, 0.1)]
+        zeros = [np.array(value, kind) for value in (9, 10, 11, 8, 7)]
+        yield rounding(name, words, pairs, *tables, mask, *scales, *zeros, outputs=2, shapes=shapes, epsilon=1e-3)
+        for values in (tables, scales, zeros):
+            values[2] = None  # type: ignore[call-overload]
+        quantize = ("word_embedding_quant", "gamma_quant")
+        yield rounding(
+            name, words, None, *tables, None, *scales, *zeros, outputs=2, shapes=shapes, quantize=quantize
+        )

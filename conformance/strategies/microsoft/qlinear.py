@@ -219,6 +219,56 @@ def qattention(d: Drawing) -> Case:
     )
 
 
+@strategy(*named("MatMulInteger16"))
+def matmul_integer16(d: Drawing) -> Case:
+    """Matrices, vectors and stacks of them, with a sign or without."""
+    inner, stack = d.integer(1, 3), d.shape(0, 1, size=2, empty=False)
+    a, b = d.pick((inner,), (*stack, 2, inner)), d.pick((inner,), (inner, 2), (*stack, inner, 2))
+    kinds = [d.pick(np.int16, np.uint16) for _ in range(2)]
+    numbers = [(d.integers(s, -6, 6) + _middle(k)).astype(k) for s, k in zip((a, b), kinds, strict=True)]
+    return _case(d, *numbers, quantize=_some(d, "A", "B"))
+
+
+@strategy(*named("MulInteger"))
+def mul_integer(d: Drawing) -> Case:
+    """Operands that broadcast, with and without zero points."""
+    kind, shapes = _kind(d), d.broadcasting()
+    a, b = ((d.integers(shape, -6, 6) + _middle(kind)).astype(kind) for shape in shapes)
+    zeros = (d.optional(lambda: np.array(9, kind)) for _ in range(2))
+    return _case(d, a, next(zeros), b, next(zeros), quantize=_some(d, "A", "B"))
+
+
+@strategy(*named("ReduceSumInteger"))
+def reduce_sum_integer(d: Drawing) -> Case:
+    """Over one axis or several, which are kept or not."""
+    kind, shape = _kind(d), d.shape(1, 3, size=3)
+    axes = d.axes(len(shape), least=1)
+    x = (d.integers(shape, -6, 6) + _middle(kind)).astype(kind)
+    return _case(d, x, quantize=_some(d, "data"), axes=axes, keepdims=int(d.flag()))
+
+
+@strategy(*named("QEmbedLayerNormalization"))
+def qembed_layer_normalization(d: Drawing) -> Case:
+    """With and without segments and a mask."""
+    kind, ids = _kind(d), (d.integer(1, 2), d.integer(1, 3))
+    width, has_segments = d.integer(2, 4), d.flag()
+    shapes = ((3, width), (3, width), (2, width), (width,), (width,))
+    tables = [(d.integers(shape, -6, 6) + _middle(kind)).astype(kind) for shape in shapes]
+    tables[0][:] += np.arange(width, dtype=kind)  # so that no row has the variance 0
+    inputs = [
+        d.integers(ids, 0, 2, np.int32),
+        d.integers(ids, 0, 1, np.int32) if has_segments else None,
+        *tables,
+        d.optional(lambda: d.integers(ids, 0, 1, np.int32)),
+        *(d.floats((), 0.125, 0.5) for _ in range(5)),
+        *(np.array(8, kind) for _ in range(5)),
+    ]
+    if not has_segments:
+        for position in (4, 10, 15):
+            inputs[position] = None
+    return _case(d, *inputs, quantize=_some(d, "word_embedding_quant"), outputs=2, epsilon=d.pick(0.125, 1.0))
+
+
 def _kind(d: Drawing) -> Any:
     return d.pick(np.uint8, np.int8)
 

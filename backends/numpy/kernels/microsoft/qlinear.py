@@ -15,7 +15,8 @@ import numpy as np
 from refgrad.backends.numpy.kernels import quantization as onnx_kernels
 from refgrad.backends.numpy.kernels.activation import leaky_relu, sigmoid, softmax, softmax_1
 from refgrad.backends.numpy.kernels.microsoft.attention import attention
-from refgrad.backends.numpy.kernels.operands import check_shape
+from refgrad.backends.numpy.kernels.microsoft.normalization import embed_layer_normalization
+from refgrad.backends.numpy.kernels.operands import check_axis, check_shape
 from refgrad.backends.numpy.kernels.pooling import average_pool, max_pool
 from refgrad.backends.numpy.kernels.quantization import dynamic_quantize_linear, saturated
 from refgrad.backends.numpy.registry import kernel
@@ -115,6 +116,8 @@ def qlinear_reduce_mean(
     axes: list[int] | None = None,
     keepdims: int = 1,
 ) -> Array:
+    for axis in axes or ():
+        check_axis(axis, X.ndim)
     over = tuple(axes) if axes else None
     return _written(_read(X, x, x_zero).mean(over, keepdims=bool(keepdims)), y, y_zero, X)
 
@@ -322,3 +325,67 @@ def qgemm(
         raise ValueError(f"C has the shape {list(C.shape)}, which does not broadcast to {list(sums.shape)}")
     real = (sums if C is None else sums + C) * (alpha * _single("scale", a) * factor)
     return real.astype(a.dtype) if y is None else _written(real, y, y_zero, A)
+
+
+@kernel("QEmbedLayerNormalization", domain=MICROSOFT, fresh=True)
+def qembed_layer_normalization(
+    input_ids: Array,
+    segment_ids: Maybe,
+    words: Array,
+    positions: Array,
+    segments: Maybe,
+    gamma: Array,
+    beta: Array,
+    mask: Maybe,
+    of_words: Array,
+    of_positions: Array,
+    of_segments: Maybe,
+    of_gamma: Array,
+    of_beta: Array,
+    words_zero: Array,
+    positions_zero: Array,
+    segments_zero: Maybe,
+    gamma_zero: Array,
+    beta_zero: Array,
+    *,
+    epsilon: float = 1e-12,
+) -> tuple[Array, Array]:
+    """EmbedLayerNormalization in double"""
+    given = [value is not None for value in (segment_ids, segments, of_segments, segments_zero)]
+    if any(given) and not all(given):
+        raise ValueError("segment_ids, segment_embedding, its scale and its zero point are given together, or none of them")
+    y, counted, _ = embed_layer_normalization(
+        input_ids,
+        segment_ids,
+        _read(words, of_words, words_zero),
+        _read(positions, of_positions, positions_zero),
+        None if segments is None or of_segments is None else _read(segments, of_segments, segments_zero),
+        _read(gamma, of_gamma, gamma_zero),
+        _read(beta, of_beta, beta_zero),
+        mask,
+        epsilon=epsilon,
+    )
+    return y.astype(of_words.dtype), counted
+
+
+@kernel("MatMulInteger16", domain=MICROSOFT, fresh=True)
+def matmul_integer16(A: Array, B: Array) -> Array:
+    """A·B; of a sum that needs more, the last 32 bits are kept"""
+    if min(A.ndim, B.ndim) < 1:
+        raise ValueError(f"A has rank {A.ndim} and B {B.ndim}; a product of matrices has no scalars")
+    return np.asarray((A.astype(np.int64) @ B.astype(np.int64)).astype(np.int32))
+
+
+@kernel("MulInteger", domain=MICROSOFT, fresh=True)
+def mul_integer(A: Array, A_zero_point: Maybe, B: Array, B_zero_point: Maybe = None) -> Array:
+    a, b = A - _single("zero point", A_zero_point), B - _single("zero point", B_zero_point)
+    return np.asarray((a * b).astype(np.int32))
+
+
+@kernel("ReduceSumInteger", domain=MICROSOFT, fresh=True)
+def reduce_sum_integer(data: Array, *, axes: list[int], keepdims: int) -> Array:
+    """Σ over the axes; the sum has a sign where the data have one"""
+    for axis in axes:
+        check_axis(axis, data.ndim)
+    kind = np.int32 if data.dtype.kind == "i" else np.uint32
+    return np.asarray(data.sum(tuple(axes), kind, keepdims=bool(keepdims)))
