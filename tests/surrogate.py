@@ -18,6 +18,7 @@ from onnx import NodeProto, helper, numpy_helper
 
 from refgrad.backends import get_backend
 from refgrad.backends.base import Prepared
+from refgrad.backends.numpy.kernels.microsoft.quantization import in_order
 from refgrad.protos.domains import MICROSOFT
 
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
@@ -270,6 +271,31 @@ def _reduce_sum_integer(run: Surrogate, name: str, given: list[Any], attributes:
     return (given[0].sum(tuple(attributes["axes"]), keepdims=bool(attributes["keepdims"])),)
 
 
+def _with_order(run: Surrogate, name: str, given: list[Any], attributes: dict[str, Any]) -> Any:
+    x = in_order(in_order(given[0], attributes["order_input"], back=True), attributes["order_output"])
+    return (x * given[1],) if "to" in attributes else (x, given[1], 0.0)
+
+
+def _qordered_matmul(run: Surrogate, name: str, given: list[Any], attributes: dict[str, Any]) -> Any:
+    a, sa, b, sb, sy, bias, c, sc = given[:8]
+    y = (a * sa) @ (in_order(b, 0, back=True) * sb) + _or_zero(bias)
+    return (y if c is None else y + c * sc), sy, 0.0
+
+
+def _qordered_gelu(run: Surrogate, name: str, given: list[Any], attributes: dict[str, Any]) -> Any:
+    return run.node("Gelu", given[0] * given[1]), given[2], 0.0
+
+
+def _qordered_normalization(run: Surrogate, name: str, given: list[Any], attributes: dict[str, Any]) -> Any:
+    x, sx, scale, bias, sy = given[:5]
+    order = attributes.get("order_X", 1)
+    x = in_order(x, order, back=True) * sx
+    axes = tuple(range(attributes.get("axis", -1) % x.ndim, x.ndim))
+    centre = x - x.mean(axes, keepdims=True)
+    y = centre / np.sqrt((centre**2).mean(axes, keepdims=True) + attributes.get("epsilon", 1e-5)) * scale
+    return in_order(y + _or_zero(bias), order), sy, 0.0
+
+
 # Others: what they compute; the scale and the zero point follow where it is quantized.
 _PRODUCTS: dict[str, Callable[[Surrogate, str, list[Any], dict[str, Any]], Any]] = {
     "DynamicQuantizeMatMul": _dynamic_quantize_matmul,
@@ -281,4 +307,9 @@ _PRODUCTS: dict[str, Callable[[Surrogate, str, list[Any], dict[str, Any]], Any]]
     "MatMulInteger16": _matmul_integer16,
     "MulInteger": _mul_integer,
     "ReduceSumInteger": _reduce_sum_integer,
+    "QuantizeWithOrder": _with_order,
+    "DequantizeWithOrder": _with_order,
+    "QOrderedMatMul": _qordered_matmul,
+    "QOrderedGelu": _qordered_gelu,
+    "QOrderedLayerNormalization": _qordered_normalization,
 }

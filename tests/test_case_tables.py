@@ -81,13 +81,14 @@ RANKS = {
     com.microsoft.PadAndUnflatten com.microsoft.ShrunkenGather com.microsoft.SimplifiedLayerNormalization
     com.microsoft.SoftmaxCrossEntropy com.microsoft.SparseSoftmaxCrossEntropy SplitToSequence
     com.microsoft.DynamicQuantizeMatMul com.microsoft.MatMulIntegerToFloat com.microsoft.QLinearReduceMean
-    com.microsoft.QLinearSoftmax com.microsoft.MatMulInteger16 com.microsoft.ReduceSumInteger""",
+    com.microsoft.QLinearSoftmax com.microsoft.MatMulInteger16 com.microsoft.ReduceSumInteger
+    com.microsoft.QOrderedLayerNormalization""",
     2: """BatchNormalization DFT Det Gemm GroupNormalization LRN NegativeLogLikelihoodLoss ReverseSequence
     SoftmaxCrossEntropyLoss TensorScatter Trilu ai.onnx.ml.FeatureVectorizer ai.onnx.ml.LinearClassifier
     ai.onnx.ml.LinearRegressor ai.onnx.ml.SVMClassifier ai.onnx.ml.SVMRegressor com.microsoft.EmbedLayerNormalization
     com.microsoft.FlattenAndUnpad com.microsoft.FusedGemm com.microsoft.GemmFastGelu
     com.microsoft.SoftmaxCrossEntropyLossInternal com.microsoft.TransposeMatMul com.microsoft.Trilu
-    com.microsoft.QEmbedLayerNormalization com.microsoft.QGemm""",
+    com.microsoft.QEmbedLayerNormalization com.microsoft.QGemm com.microsoft.QOrderedMatMul""",
     3: """AffineGrid Attention AveragePool CausalConvWithState Col2Im Conv ConvTranspose DeformConv GRU GlobalAveragePool
     GlobalLpPool GlobalMaxPool GridSample InstanceNormalization LSTM LinearAttention LpPool MaxPool MaxUnpool RNN
     RotaryEmbedding STFT com.microsoft.Attention com.microsoft.BatchNormInternal com.microsoft.BiasSoftmax

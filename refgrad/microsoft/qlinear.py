@@ -16,7 +16,7 @@ from refgrad.forward.function_emitter import FunctionEmitter
 from refgrad.microsoft.activation import plus
 from refgrad.microsoft.attention import attention
 from refgrad.microsoft.normalization import embed_layer_normalization
-from refgrad.microsoft.quantization import BYTES, as_float, centred, dequantized
+from refgrad.microsoft.quantization import BYTES, as_float, centred, dequantized, reordered, single
 from refgrad.tables.definitions import Ints, UnsupportedFormError, operator
 
 _FLOAT = ("tensor(float)",)
@@ -105,11 +105,11 @@ def qgemm(
     transB: int = 0,
 ) -> str:
     """α·a_scale·b_scale·((A − a_zero_point)·(B − b_zero_point) + C), in float, or quantized where there is a y_scale"""
-    a = centred(op, A, _scalar(op, a_zero_point))
+    a = centred(op, A, single(op, a_zero_point))
     b = op.Transpose(B, perm=[1, 0]) if transB else B
     b = centred(op, b, b_zero_point)
     y = op.Gemm(a, b, C and as_float(op, C), transA=transA)
-    scale = op.Mul(_scalar(op, a_scale), b_scale)
+    scale = op.Mul(single(op, a_scale), b_scale)
     y = op.Mul(y, scale if alpha == 1 else op.Mul(scale, alpha))
     return y if y_scale is None else _written(op, y, y_scale, y_zero_point, A)
 
@@ -179,18 +179,13 @@ def qattention(
 
 def _read(op: FunctionEmitter, q: str, scale: str, zero_point: str | None) -> str:
     """What a tensor with one scale and one zero point stands for."""
-    return dequantized(op, q, _scalar(op, scale), zero_point and _scalar(op, zero_point))
+    return dequantized(op, q, single(op, scale), zero_point and single(op, zero_point))
 
 
 def _written(op: FunctionEmitter, y: str, scale: str, zero_point: str | None, like: str) -> str:
     """`y` with that scale and zero point, or the zero point 0 of the type of `like`."""
-    zero = op.const(0, like=like) if zero_point is None else _scalar(op, zero_point)
-    return str(op.QuantizeLinear(y, _scalar(op, scale), zero))
-
-
-def _scalar(op: FunctionEmitter, parameter: str) -> str:
-    """A scale or a zero point for all, which may have an axis of 1."""
-    return parameter if op.rank(parameter) == 0 else str(op.Reshape(parameter, op.const(np.zeros(0, np.int64))))
+    zero = op.const(0, like=like) if zero_point is None else single(op, zero_point)
+    return str(op.QuantizeLinear(y, single(op, scale), zero))
 
 
 _BINARY: dict[str, Any] = {
@@ -587,6 +582,104 @@ def qembed_layer_normalization(
     )[:2]
 
 
+# Matrices of int8 in the orders of cublasLt. Their zero points are 0.
+
+_INT8 = ("tensor(int8)",)
+_ROW, _COL = 1, 0
+
+
+def _int8(op: FunctionEmitter, y: str, scale: str) -> str:
+    return str(op.QuantizeLinear(y, single(op, scale), op.const(np.int8(0))))
+
+
+@operator(
+    "QOrderedMatMul",
+    "Y",
+    types={
+        "A": _INT8,
+        "scale_A": _FLOAT,
+        "B": "A",
+        "scale_B": "scale_A",
+        "scale_Y": "scale_A",
+        "bias": "scale_A",
+        "C": "A",
+        "scale_C": "scale_A",
+        "Y": "A",
+    },
+)
+def qordered_matmul(
+    op: FunctionEmitter,
+    A: str,
+    scale_A: str,
+    B: str,
+    scale_B: str,
+    scale_Y: str,
+    bias: str | None = None,
+    C: str | None = None,
+    scale_C: str | None = None,
+    *,
+    order_A: int,
+    order_B: int,
+    order_Y: int,
+) -> str:
+    """Y stands for A·B + bias + C; B lies in columns, the others in rows"""
+    if (order_A, order_B, order_Y) != (_ROW, _COL, _ROW):
+        raise UnsupportedFormError(
+            f"order_A, order_B and order_Y are {order_A}, {order_B} and {order_Y}, which ONNX Runtime does not say how to read; "
+            "use ORDER_ROW (1) for A and Y, and ORDER_COL (0) for B"
+        )
+    y = op.MatMul(centred(op, A, None), reordered(op, centred(op, B, None), _COL, _ROW))
+    y = plus(op, op.Mul(y, op.Mul(single(op, scale_A), scale_B)), bias)
+    if (C is None) != (scale_C is None):
+        raise UnsupportedFormError("it has one of C and scale_C; give it both or none")
+    if C is not None and scale_C is not None:
+        y = op.Add(y, dequantized(op, C, single(op, scale_C), None))
+    return _int8(op, y, scale_Y)
+
+
+@operator("QOrderedGelu", "Y", types={"X": _INT8, "scale_X": _FLOAT, "scale_Y": "scale_X", "Y": "X"})
+def qordered_gelu(
+    op: FunctionEmitter, X: str, scale_X: str, scale_Y: str, *, order_X: int | None = None, order_Y: int | None = None
+) -> str:
+    """Y stands for x·Φ(x) of what X stands for, in the same order"""
+    if order_Y is not None and order_X is not None and order_X != order_Y:
+        raise UnsupportedFormError(f"order_X is {order_X} and order_Y {order_Y}; they are the same")
+    return _int8(op, op.com_microsoft("Gelu", _read(op, X, scale_X, None)), scale_Y)
+
+
+@operator(
+    "QOrderedLayerNormalization",
+    "Y",
+    types={
+        "X": _INT8,
+        "scale_X": _FLOAT,
+        "scale": _SHORT_FLOATS,
+        "B": "scale",
+        "scale_Y": "scale_X",
+        "Y": "X",
+    },
+)
+def qordered_layer_normalization(
+    op: FunctionEmitter,
+    X: str,
+    scale_X: str,
+    scale: str,
+    B: str | None,
+    scale_Y: str,
+    *,
+    axis: int = -1,
+    epsilon: float = 1e-5,
+    order_X: int = 1,
+    order_Y: int = 1,
+) -> str:
+    """Y stands for LayerNormalization of what X stands for, in the same order"""
+    if order_X != order_Y:
+        raise UnsupportedFormError(f"order_X is {order_X} and order_Y {order_Y}; they are the same")
+    x = reordered(op, _read(op, X, scale_X, None), order_X, _ROW)
+    y = op.LayerNormalization(x, as_float(op, scale), B and as_float(op, B), axis=axis, epsilon=epsilon)
+    return reordered(op, _int8(op, y, scale_Y), _ROW, order_Y)
+
+
 # Sums of whole numbers
 
 
@@ -614,7 +707,7 @@ def mul_integer_body(
 ) -> str:
     """(A − A_zero_point)·(B − B_zero_point) with 32 bits"""
     factors = (
-        _int32(op, q) if zero is None else op.Sub(_int32(op, q), _int32(op, _scalar(op, zero)))
+        _int32(op, q) if zero is None else op.Sub(_int32(op, q), _int32(op, single(op, zero)))
         for q, zero in ((A, A_zero_point), (B, B_zero_point))
     )
     return op.Mul(*factors)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from onnx import TensorProto, numpy_helper
 
+from refgrad.formulas.indexing import END
 from refgrad.forward.function_emitter import FunctionEmitter
 from refgrad.microsoft.activation import plus
 from refgrad.microsoft.forms import form
@@ -93,6 +96,76 @@ def _along(op: FunctionEmitter, parameter: str, x: str, axis: int | None) -> str
     after = op.const([-axis - 1]) if axis < 0 else op.Max(op.Sub(count, [axis + 1]), [0])
     ones = op.ConstantOfShape(after, value=numpy_helper.from_array(np.ones(1, np.int64)))
     return str(op.Reshape(parameter, op.Slice(op.Concat([-1], ones, axis=0), [0], count, [0])))
+
+
+def single(op: FunctionEmitter, parameter: str) -> str:
+    """A scale or a zero point for all, which may have an axis of 1."""
+    return parameter if op.rank(parameter) == 0 else str(op.Reshape(parameter, op.const(np.zeros(0, np.int64))))
+
+
+@operator(
+    "QuantizeWithOrder",
+    "output",
+    types={"input": _SHORT_FLOATS, "scale_input": ("tensor(float)",), "output": ("tensor(int8)",)},
+)
+def quantize_with_order(
+    op: FunctionEmitter, input: str, scale_input: str, *, order_input: int, order_output: int
+) -> str:
+    """saturate(round(x/scale_input)) in another order of cublasLt"""
+    q = op.QuantizeLinear(as_float(op, input), single(op, scale_input), op.const(np.int8(0)))
+    return reordered(op, q, order_input, order_output)
+
+
+@operator(
+    "DequantizeWithOrder",
+    "output",
+    types={"input": ("tensor(int8)",), "scale_input": ("tensor(float)",), "output": _SHORT_FLOATS},
+)
+def dequantize_with_order(
+    op: FunctionEmitter, input: str, scale_input: str, *, order_input: int, order_output: int, to: int
+) -> str:
+    """x·scale_input in another order of cublasLt"""
+    if to not in (TensorProto.FLOAT, TensorProto.FLOAT16):
+        raise UnsupportedFormError(f"its attribute to is {to}; it is 1 (float) or 10 (float16)")
+    x = reordered(op, dequantized(op, input, single(op, scale_input), None), order_input, order_output)
+    return op.Cast(x, to=to)
+
+
+# How cublasLt lays a matrix out, by its numbers of the orders. Rows and columns are split into tiles, from the coarse to the
+# fine; the permutation says in which order (batch, rows, tiles of them, columns, tiles of them) lie.
+ORDERS: dict[int, tuple[str, tuple[int, ...], tuple[int, ...], tuple[int, ...]]] = {
+    0: ("ORDER_COL", (), (), (0, 2, 1)),
+    1: ("ORDER_ROW", (), (), (0, 1, 2)),
+    2: ("ORDER_COL32", (), (32,), (0, 2, 1, 3)),
+    3: ("ORDER_COL4_4R2_8C", (4, 2), (4, 2, 4), (0, 4, 1, 3, 5, 6, 2, 7)),
+    4: ("ORDER_COL32_2R_4R4", (4, 4, 2), (32,), (0, 5, 1, 3, 2, 4, 6)),
+}
+
+
+def reordered(op: FunctionEmitter, x: str, order: int, target: int) -> str:
+    """Matrices that lie in one order, the shape unchanged, in another one."""
+    for number in (order, target):
+        if number not in ORDERS:
+            known = ", ".join(f"{name} ({k})" for k, (name, *_) in ORDERS.items())
+            raise UnsupportedFormError(f"the order {number} is not known; there are {known}")
+    if order == target:
+        return x
+    shape = op.Shape(x)
+    _, rows, columns, perm = ORDERS[order]
+    tiled = op.Reshape(x, op.Gather(_tiled(op, shape, rows, columns), list(perm)), allowzero=1)
+    matrices = op.Transpose(tiled, perm=np.argsort(perm).tolist())
+    _, rows, columns, perm = ORDERS[target]
+    tiled = op.Reshape(matrices, _tiled(op, shape, rows, columns), allowzero=1)
+    return str(op.Reshape(op.Transpose(tiled, perm=perm), shape, allowzero=1))
+
+
+def _tiled(op: FunctionEmitter, shape: str, rows: tuple[int, ...], columns: tuple[int, ...]) -> str:
+    """The sizes of batch, rows, their tiles, columns and their tiles; what has fewer than two axes is one row."""
+    sizes = op.Concat([1, 1], shape, axis=0)
+    batch = op.ReduceProd(op.Slice(sizes, [0], [-2], [0]), keepdims=1)
+    row, column = op.Slice(sizes, [-2], [-1], [0]), op.Slice(sizes, [-1], [END], [0])
+    parts = [batch, op.Div(row, [math.prod(rows)]), list(rows), op.Div(column, [math.prod(columns)]), list(columns)]
+    return str(op.Concat(*(part for part in parts if part != []), axis=0))
 
 
 @operator("FakeQuant", "fake_quantized_tensor", optional=["mask"], others=("mask",))

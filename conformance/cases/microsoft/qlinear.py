@@ -23,7 +23,7 @@ def cases() -> Iterator[Case]:
     """Every attribute and every optional input; static, symbolic and, where the operator works with them, unknown shapes."""
     for shapes in SHAPES:
         every = [*_products(shapes), *_elementwise(shapes), *_pooling(shapes), *_convolutions(shapes)]
-        every += [*_sums(shapes), *_embeddings(shapes)]
+        every += [*_sums(shapes), *_embeddings(shapes), *_ordered(shapes)]
         yield from every
         if shapes == "static":
             yield from with_constants(every)
@@ -67,6 +67,15 @@ def rare() -> Iterator[Case]:
     scales, zeros = [scalar(0.3)] * 4, [np.array(0, s)] * 4
     given = [*tables[:2], None, *tables[2:], None, *scales[:2], None, *scales[2:], *zeros[:2], None, *zeros[2:]]
     yield rounding("QEmbedLayerNormalization", np.zeros((0, 3), np.int32), None, *given, outputs=2, epsilon=1e-3)
+    orders = {"order_A": 1, "order_B": 0, "order_Y": 1}
+    for rows in (0, 1):
+        right = whole(s, 3, 2), scalar(11.0)
+        yield rounding("QOrderedMatMul", whole(s, rows, 3), scalar(9.0), *right, scalar(297.0), **orders)
+    for shape in ((0, 3), ()):
+        yield rounding("QOrderedGelu", np.full(shape, 5, s), scalar(0.3), scalar(0.21))
+    for shape in ((0, 3), (3,)):
+        x = whole(s, *shape), scalar(2.0)
+        yield rounding("QOrderedLayerNormalization", *x, array([1, 2, 0.5]), None, scalar(0.9), epsilon=0.1)
     weights = whole(s, 2, 6), whole.floats(6), scalar(0.05), scalar(0.05)
     yield rounding("QAttention", whole(u, 0, 3, 2), *weights, num_heads=2)
 
@@ -87,7 +96,7 @@ def with_constants(every: list[Case]) -> Iterator[Case]:
         model.graph.input.extend(kept)
         model.graph.initializer.extend(numpy_helper.from_array(one.feeds[name], name) for name in names)
         feeds = {name: array for name, array in one.feeds.items() if name not in names}
-        yield Case(f"{one}-constant={','.join(names)}", model, feeds)
+        yield Case(f"{one}-constant={','.join(names)}", model, feeds, one.wrt)
 
 
 class Drawer:
@@ -115,7 +124,7 @@ def rounding(
 ) -> Case:
     """A case whose model makes the inputs in `quantize` of floats, a quarter of a step away from them, and reads floats.
 
-    The floats that it reads are called t times what comes behind the operator where that is no float.
+    Where what comes behind the operator is no float, or of a type that no input has, these floats are t times that.
     """
     arrays = [None if value is None else np.asarray(value) for value in inputs]
     made = case(op_type, *arrays, shapes=shapes, **options)
@@ -149,10 +158,11 @@ def _quantized_of_floats(model: ModelProto, name: str, whole: Array) -> Array:
 
 
 def _read_back(model: ModelProto, name: str) -> bool:
-    """Make an output that is no float t times what it is; whether it was none."""
+    """Make an output t times what it is, where it is not of the type of a float that is fed; whether it was not."""
     graph = model.graph
     value = next(v for v in graph.output if v.name == name)
-    if value.type.tensor_type.elem_type in FLOATS:
+    fed = {v.type.tensor_type.elem_type for v in graph.input}
+    if value.type.tensor_type.elem_type in fed.intersection(FLOATS):
         return False
     if all(v.name != "t" for v in graph.input):
         graph.input.append(helper.make_tensor_value_info("t", TensorProto.FLOAT, []))
@@ -318,6 +328,31 @@ def _embeddings(shapes: str) -> Iterator[Case]:
         for values in (tables, scales, zeros):
             values[2] = None  # type: ignore[call-overload]
         quantize = ("word_embedding_quant", "gamma_quant")
-        yield rounding(
-            name, words, None, *tables, None, *scales, *zeros, outputs=2, shapes=shapes, quantize=quantize
-        )
+        yield rounding(name, words, None, *tables, None, *scales, *zeros, outputs=2, shapes=shapes, quantize=quantize)
+
+
+def _ordered(shapes: str) -> Iterator[Case]:
+    """Matrices of int8 in the orders of cublasLt."""
+    whole, given = Drawer(7), {"shapes": shapes}
+    kind = np.int8
+    orders = {"order_A": 1, "order_B": 0, "order_Y": 1}
+    a, b, y = (whole(kind, 2, 2, 3), scalar(9.0)), (whole(kind, 3, 4), scalar(11.0)), scalar(297.0)
+    bias = np.array([5, -3, 2, 1], np.float32) * np.float32(99)
+    yield rounding("QOrderedMatMul", *a, *b, y, quantize=("A", "B"), **orders, **given)
+    c = whole(kind, 1, 2, 4), scalar(99.0)
+    yield rounding("QOrderedMatMul", *a, *b, y, bias, *c, quantize=("A", "B", "C"), **orders, **given)
+    per_column = array([11.0, 22.0, 33.0, 11.0])
+    yield rounding("QOrderedMatMul", *a, b[0], per_column, y, None, *c, **orders, **given)
+    x = whole(kind, 2, 3, 4)
+    x[x == 0] = 5
+    yield rounding("QOrderedGelu", x, scalar(0.3), scalar(0.7), quantize=("X",), **given)
+    yield rounding("QOrderedGelu", x, scalar(0.3), scalar(0.7), order_X=2, order_Y=2, **given)
+    scale, offset = array([1.0, 2.0, 1.5, 0.5]), array([0.5, -0.5, 0.25, 1.0])
+    name = "QOrderedLayerNormalization"
+    if shapes != "unknown":
+        yield rounding(name, x, scalar(2.0), scale, offset, scalar(0.9), quantize=("X",), **given)
+    yield rounding(name, x, scalar(2.0), scale, None, scalar(0.9), axis=2, epsilon=0.1, **given)
+    if shapes == "static":
+        wide = whole(kind, 2, 32)
+        spread = np.full(32, 3.0, np.float16)
+        yield rounding(name, wide, scalar(2.0), spread, None, scalar(1.7), order_X=2, order_Y=2, epsilon=0.1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import ml_dtypes
@@ -22,7 +23,7 @@ def cases() -> Iterator[Case]:
         scale, zero_point = scalar(0.5), scalar(3.0)
         yield case("FakeQuant", x, scale, zero_point, shapes=shapes, quant_min=0, quant_max=7, outputs=2)
         yield case("FakeQuant", x, array([0.5]), array([3.0]), shapes=shapes, quant_max=15)
-        every = list(_linear(shapes))
+        every = [*_linear(shapes), *_ordered(shapes)]
         yield from every
         if shapes == "static":
             yield from with_constants(every)
@@ -33,6 +34,27 @@ def rare() -> Iterator[Case]:
     for shape in ((0, 3), ()):
         yield rounding("QuantizeLinear", np.full(shape, 26.0, np.float32), scalar(8.0), np.array(2, np.int8))
         yield rounding("DequantizeLinear", np.full(shape, 5, np.int8), scalar(8.0), np.array(2, np.int8))
+        orders = {"order_input": 1, "order_output": 0}
+        yield rounding("QuantizeWithOrder", np.full(shape, 26.0, np.float32), scalar(8.0), **orders)
+        yield rounding("DequantizeWithOrder", np.full(shape, 5, np.int8), scalar(8.0), to=1, **orders)
+
+
+def _ordered(shapes: str) -> Iterator[Case]:
+    """Between the orders of cublasLt, of sizes that have a tile at least in each."""
+    for rows, order, target in ((2, 1, 0), (2, 0, 2), (8, 1, 3), (32, 4, 3)):
+        if shapes != "static" and rows == 32:
+            continue
+        numbers = (np.arange(rows * 32).reshape(rows, 32) * 7 % 9 - 4).astype(np.int8)
+        orders: dict[str, Any] = {"order_input": order, "order_output": target, "shapes": shapes}
+        x = np.asarray((numbers + 0.25) * 8, np.float32)
+        yield rounding("QuantizeWithOrder", x[None] if rows == 2 else x, scalar(8.0), **orders)
+        quantize = ("input",) if rows == 8 else ()
+        yield rounding("DequantizeWithOrder", numbers, scalar(8.0), to=1, quantize=quantize, **orders)
+    if shapes == "static":
+        half = np.asarray(x, np.float16)
+        yield rounding("QuantizeWithOrder", half, scalar(8.0), order_input=1, order_output=2)
+        made = rounding("DequantizeWithOrder", numbers, scalar(8.0), to=10, order_input=1, order_output=2)
+        yield replace(made, wrt=("t",))  # the cotangent of the scale would be rounded to float16
 
 
 def _linear(shapes: str) -> Iterator[Case]:

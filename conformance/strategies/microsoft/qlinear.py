@@ -269,6 +269,50 @@ def qembed_layer_normalization(d: Drawing) -> Case:
     return _case(d, *inputs, quantize=_some(d, "word_embedding_quant"), outputs=2, epsilon=d.pick(0.125, 1.0))
 
 
+@strategy(*named("QOrderedMatMul"))
+def qordered_matmul(d: Drawing) -> Case:
+    """A scale for all columns or one for each; with and without a bias and an addend."""
+    rows, inner, columns = (d.integer(1, 3) for _ in range(3))
+    a, b = (d.integers(shape, -6, 6, np.int8) for shape in ((2, rows, inner), (inner, columns)))
+    per_column = (columns,) if d.flag() else ()
+    addend = d.optional(lambda: d.integers((d.pick(1, 2), rows, columns), -6, 6, np.int8))
+    return _case(
+        d,
+        *(a, _scale(9.0), b, np.full(per_column, 11.0, np.float32), _scale(297.0)),
+        d.optional(lambda: np.full((columns,), 99.0, np.float32)),
+        *((None, None) if addend is None else (addend, _scale(99.0))),
+        quantize=_some(d, "A", "B"),
+        order_A=1,
+        order_B=0,
+        order_Y=1,
+    )
+
+
+@strategy(*named("QOrderedGelu"))
+def qordered_gelu(d: Drawing) -> Case:
+    """Numbers so large that Gelu is the number itself, or 0."""
+    x = (2 * d.integers(d.shape(), -4, 3) + 1).astype(np.int8)
+    order = d.pick(None, 1, 2)
+    return _case(d, x, _scale(20.0), _scale(30.0), quantize=_some(d, "X"), order_X=order, order_Y=order)
+
+
+@strategy(*named("QOrderedLayerNormalization"), ranked=True)
+def qordered_layer_normalization(d: Drawing) -> Case:
+    """Pairs of different numbers, which are normalized to 1 and −1; with and without an offset."""
+    shape = (*d.shape(0, 2, size=3), 2)
+    x = d.integers(shape, -5, 5, np.int8)
+    x[..., 1] = -x[..., 0] + 12
+    offset = d.optional(lambda: np.array([6.0, 9.0], np.float32))
+    scale = np.array([9.0, 3.0], np.float32)
+    return _case(
+        d,
+        *(x, _scale(20.0), scale, offset, _scale(3.0)),
+        quantize=_some(d, "X"),
+        axis=d.pick(None, -1),
+        epsilon=d.pick(None, 0.0625),
+    )
+
+
 def _kind(d: Drawing) -> Any:
     return d.pick(np.uint8, np.int8)
 

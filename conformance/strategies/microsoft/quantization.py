@@ -47,3 +47,18 @@ def _rounding(d: Drawing, x: np.ndarray, scale: np.ndarray, zeros: np.ndarray | 
     more = {} if axis is None else {"axis": axis}
     given = (x, scale) if zeros is None else (x, scale, zeros)
     return d.finished(rounding(d.op_type, *given, shapes=d.shapes, **more))
+
+
+@strategy(*named("QuantizeWithOrder", "DequantizeWithOrder"))
+def with_order(d: Drawing) -> Case:
+    """Between rows and columns of any sizes, or the tiles of 32 columns."""
+    orders = d.pick((1, 0), (0, 1), (1, 2), (2, 0))
+    shape = (*d.shape(0, 2, size=2), 32) if 2 in orders else d.shape(0, 3, size=3)
+    numbers = d.integers(shape, -4, 4)
+    more = {"order_input": orders[0], "order_output": orders[1], "shapes": d.shapes}
+    scale = np.full(d.pick((), (1,)), 8.0, np.float32)
+    if d.op_type == "QuantizeWithOrder":
+        made = rounding(d.op_type, np.asarray((numbers + 0.25) * 8, d.dtype), scale, **more)
+    else:
+        made = rounding(d.op_type, numbers.astype(np.int8), scale, to=1, **more)
+    return d.finished(made)

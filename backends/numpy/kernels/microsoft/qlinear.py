@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 
 from refgrad.backends.numpy.kernels import quantization as onnx_kernels
-from refgrad.backends.numpy.kernels.activation import leaky_relu, sigmoid, softmax, softmax_1
+from refgrad.backends.numpy.kernels.activation import gelu, leaky_relu, sigmoid, softmax, softmax_1
 from refgrad.backends.numpy.kernels.microsoft.attention import attention
 from refgrad.backends.numpy.kernels.microsoft.normalization import embed_layer_normalization
+from refgrad.backends.numpy.kernels.microsoft.quantization import in_order
 from refgrad.backends.numpy.kernels.operands import check_axis, check_shape
 from refgrad.backends.numpy.kernels.pooling import average_pool, max_pool
 from refgrad.backends.numpy.kernels.quantization import dynamic_quantize_linear, saturated
@@ -353,7 +354,9 @@ def qembed_layer_normalization(
     """EmbedLayerNormalization in double"""
     given = [value is not None for value in (segment_ids, segments, of_segments, segments_zero)]
     if any(given) and not all(given):
-        raise ValueError("segment_ids, segment_embedding, its scale and its zero point are given together, or none of them")
+        raise ValueError(
+            "segment_ids, segment_embedding, its scale and its zero point are given together, or none of them"
+        )
     y, counted, _ = embed_layer_normalization(
         input_ids,
         segment_ids,
@@ -389,3 +392,80 @@ def reduce_sum_integer(data: Array, *, axes: list[int], keepdims: int) -> Array:
         check_axis(axis, data.ndim)
     kind = np.int32 if data.dtype.kind == "i" else np.uint32
     return np.asarray(data.sum(tuple(axes), kind, keepdims=bool(keepdims)))
+
+
+@kernel("QOrderedMatMul", domain=MICROSOFT, fresh=True)
+def qordered_matmul(
+    A: Array,
+    scale_A: Array,
+    B: Array,
+    scale_B: Array,
+    scale_Y: Array,
+    bias: Maybe = None,
+    C: Maybe = None,
+    scale_C: Maybe = None,
+    *,
+    order_A: int,
+    order_B: int,
+    order_Y: int,
+) -> Array:
+    """A·B + bias + C of matrices A, C and Y in rows and B in columns"""
+    if (order_A, order_B, order_Y) != (1, 0, 1):
+        raise ValueError(
+            f"order_A, order_B and order_Y are {order_A}, {order_B} and {order_Y}; ORDER_ROW (1), ORDER_COL (0) and "
+            "ORDER_ROW are supported"
+        )
+    if (C is None) != (scale_C is None):
+        raise ValueError("C and scale_C are given together, or none of them")
+    if min(A.ndim, B.ndim) < 2:
+        raise ValueError(f"A has rank {A.ndim} and B {B.ndim}; they are matrices")
+    columns = B.shape[-1]
+    right = in_order(B, order_B, back=True) * _for_columns("scale_B", scale_B, columns)
+    y = _read(A, scale_A) @ right
+    if bias is not None:
+        check_shape("bias", bias.shape, (columns,))
+        y = y + bias
+    if C is not None and scale_C is not None:
+        if np.broadcast_shapes(C.shape, y.shape) != y.shape:
+            raise ValueError(f"C has the shape {list(C.shape)}, which does not broadcast to {list(y.shape)}")
+        y = y + _read(C, scale_C)
+    return _written(y, scale_Y, None, A)
+
+
+@kernel("QOrderedGelu", domain=MICROSOFT, fresh=True)
+def qordered_gelu(
+    X: Array, scale_X: Array, scale_Y: Array, *, order_X: int | None = None, order_Y: int | None = None
+) -> Array:
+    """In any order: it is elementwise"""
+    _check_orders(order_X, order_Y)
+    return _written(gelu(_read(X, scale_X), approximate="none"), scale_Y, None, X)
+
+
+@kernel("QOrderedLayerNormalization", domain=MICROSOFT, fresh=True)
+def qordered_layer_normalization(
+    X: Array,
+    scale_X: Array,
+    scale: Array,
+    B: Maybe,
+    scale_Y: Array,
+    *,
+    axis: int = -1,
+    epsilon: float = 1e-5,
+    order_X: int = 1,
+    order_Y: int = 1,
+) -> Array:
+    """In double, over the axes from `axis` on"""
+    _check_orders(order_X, order_Y)
+    over = tuple(range(check_axis(axis, X.ndim), X.ndim))
+    for name, given in (("scale", scale), ("B", B)):
+        if given is not None:
+            check_shape(name, given.shape, X.shape[over[0] :])
+    x = _read(in_order(X, order_X, back=True), scale_X)
+    centre = x - x.mean(over, keepdims=True)
+    y = centre / np.sqrt((centre**2).mean(over, keepdims=True) + epsilon) * scale.astype(np.float64)
+    return in_order(_written(y if B is None else y + B.astype(np.float64), scale_Y, None, X), order_Y)
+
+
+def _check_orders(order_X: int | None, order_Y: int | None) -> None:
+    if order_X is not None and order_Y is not None and order_X != order_Y:
+        raise ValueError(f"order_X is {order_X} and order_Y {order_Y}; they are the same")
