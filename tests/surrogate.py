@@ -249,7 +249,7 @@ def _qlinear_conv(run: Surrogate, name: str, given: list[Any], attributes: dict[
 
 
 def _qembed(run: Surrogate, name: str, given: list[Any], attributes: dict[str, Any]) -> Any:
-    ids, segments, words, positions, types, gamma, beta, mask = given[:8]
+    ids, segments, words, positions, types, gamma, beta = given[:7]
     tables = (words, positions, types, gamma, beta)
     read = [None if q is None else (q - z) * s for q, s, z in zip(tables, given[8:13], given[13:18], strict=True)]
     total = read[0][ids] + read[1][: ids.shape[1]] + (0.0 if segments is None else read[2][segments])

@@ -625,7 +625,7 @@ def qordered_matmul(
     """Y stands for A·B + bias + C; B lies in columns, the others in rows"""
     if (order_A, order_B, order_Y) != (_ROW, _COL, _ROW):
         raise UnsupportedFormError(
-            f"order_A, order_B and order_Y are {order_A}, {order_B} and {order_Y}, which ONNX Runtime does not say how to read; "
+            f"order_A, order_B and order_Y are {order_A}, {order_B} and {order_Y}, which are not read; "
             "use ORDER_ROW (1) for A and Y, and ORDER_COL (0) for B"
         )
     y = op.MatMul(centred(op, A, None), reordered(op, centred(op, B, None), _COL, _ROW))

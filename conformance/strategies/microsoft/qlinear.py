@@ -113,7 +113,7 @@ def _image(d: Drawing, kind: Any, pixels: Shape, channels_last: bool) -> Quantiz
 
 @strategy(*named("QLinearConv"))
 def convolution(d: Drawing) -> Case:
-    """Windows and groups as of Conv, one scale for all filters or one for each; a bias or none; the channels in front or behind."""
+    """Windows and groups as of Conv; one scale for all filters or one for each; the channels in front or behind."""
     left, right = d.pick((np.uint8, np.int8), (np.uint8, np.uint8), (np.int8, np.int8))
     over = windows(d, d.pick(2, 1))
     group, channels, filters = groups(d)
