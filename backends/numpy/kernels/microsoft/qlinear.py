@@ -20,7 +20,7 @@ from refgrad.backends.numpy.kernels.microsoft.quantization import in_order
 from refgrad.backends.numpy.kernels.operands import check_axis, check_shape
 from refgrad.backends.numpy.kernels.pooling import average_pool, max_pool
 from refgrad.backends.numpy.kernels.quantization import dynamic_quantize_linear, saturated
-from refgrad.backends.numpy.registry import kernel
+from refgrad.backends.numpy.registry import broadcasts, kernel
 from refgrad.protos.domains import MICROSOFT
 
 Array = np.ndarray
@@ -278,6 +278,9 @@ def qattention(
 ) -> tuple[Array, ...]:
     """Attention of numbers in double that input and weight stand for"""
     columns = weight.shape[-1]
+    if mask_index is not None and mask_index.ndim in (2, 3):
+        keys = input.shape[1] + (0 if past is None else past.shape[3])
+        check_shape("mask_index", mask_index.shape, (*input.shape[: mask_index.ndim - 1], keys))
     zero, factor = (
         _for_columns(f"weight_{n}", v, columns) for n, v in (("zero_point", weight_zero_point), ("scale", weight_scale))
     )
@@ -319,10 +322,14 @@ def qgemm(
         if matrix.ndim != 2:
             raise ValueError(f"{name} has rank {matrix.ndim}; it is a matrix")
     right = B.T if transB else B
+    if b.shape != b_zero.shape:
+        raise ValueError(
+            f"b_scale has the shape {list(b.shape)} and b_zero_point {list(b_zero.shape)}; they have the same"
+        )
     zero, factor = (_for_columns(f"b_{n}", v, right.shape[1]) for n, v in (("zero_point", b_zero), ("scale", b)))
     left = A - _single("zero point", a_zero)
     sums = (left.T if transA else left) @ (right - zero)
-    if C is not None and np.broadcast_shapes(C.shape, sums.shape) != sums.shape:
+    if C is not None and not broadcasts(C.shape, sums.shape):
         raise ValueError(f"C has the shape {list(C.shape)}, which does not broadcast to {list(sums.shape)}")
     real = (sums if C is None else sums + C) * (alpha * _single("scale", a) * factor)
     return real.astype(a.dtype) if y is None else _written(real, y, y_zero, A)
@@ -426,7 +433,7 @@ def qordered_matmul(
         check_shape("bias", bias.shape, (columns,))
         y = y + bias
     if C is not None and scale_C is not None:
-        if np.broadcast_shapes(C.shape, y.shape) != y.shape:
+        if not broadcasts(C.shape, y.shape):
             raise ValueError(f"C has the shape {list(C.shape)}, which does not broadcast to {list(y.shape)}")
         y = y + _read(C, scale_C)
     return _written(y, scale_Y, None, A)
