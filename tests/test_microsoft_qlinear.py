@@ -80,7 +80,7 @@ def test_by_default_a_quantized_operator_has_the_derivative_zero_and_says_why() 
 
 def test_a_zero_point_on_the_path_is_refused() -> None:
     model = parse(
-        "z = com.microsoft.QuantizeLinear(s, t) q = com.microsoft.QuantizeLinear(x, s, z) y = com.microsoft.DequantizeLinear(q, s, z)",
+        f"z = com.microsoft.QuantizeLinear(s, t) {QUANTIZED} y = com.microsoft.DequantizeLinear(q, s, z)",
         "float[2,3] x, float s",
     )
     with pytest.raises(NoGradientError, match="a zero point is a number of the quantised type"):

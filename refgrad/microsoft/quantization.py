@@ -20,7 +20,7 @@ from refgrad.tables.registry import rule
 BYTES = ("tensor(int8)", "tensor(uint8)")
 _SMALL = (*BYTES, "tensor(int16)", "tensor(uint16)", "tensor(int4)", "tensor(uint4)")
 _SHORT_FLOATS = ("tensor(float16)", "tensor(float)")
-_RANGES = {
+_RANGES: dict[int, tuple[int, int]] = {
     TensorProto.INT8: (-128, 127),
     TensorProto.UINT8: (0, 255),
     TensorProto.INT16: (-(2**15), 2**15 - 1),
@@ -62,7 +62,7 @@ def dequantize_linear_body(
     op: FunctionEmitter, x: str, x_scale: str, x_zero_point: str | None = None, *, axis: int | None = None
 ) -> str:
     """(x − x_zero_point)·x_scale, a scale and a zero point for all or for each index along an axis"""
-    scale, zero_point = (v and _along(op, v, x, axis) for v in (x_scale, x_zero_point))
+    scale, zero_point = _along(op, x_scale, x, axis), x_zero_point and _along(op, x_zero_point, x, axis)
     return op.CastLike(dequantized(op, x, scale, zero_point), x_scale)
 
 
@@ -164,8 +164,10 @@ def _tiled(op: FunctionEmitter, shape: str, rows: tuple[int, ...], columns: tupl
     sizes = op.Concat([1, 1], shape, axis=0)
     batch = op.ReduceProd(op.Slice(sizes, [0], [-2], [0]), keepdims=1)
     row, column = op.Slice(sizes, [-2], [-1], [0]), op.Slice(sizes, [-1], [END], [0])
-    parts = [batch, op.Div(row, [math.prod(rows)]), list(rows), op.Div(column, [math.prod(columns)]), list(columns)]
-    return str(op.Concat(*(part for part in parts if part != []), axis=0))
+    parts = [batch]
+    for size, tiles in ((row, rows), (column, columns)):
+        parts += [op.Div(size, [math.prod(tiles)]), *([op.const(list(tiles))] if tiles else [])]
+    return str(op.Concat(*parts, axis=0))
 
 
 @operator("FakeQuant", "fake_quantized_tensor", optional=["mask"], others=("mask",))

@@ -6,7 +6,7 @@ moves by a thousandth.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -67,7 +67,7 @@ def rare() -> Iterator[Case]:
     scales, zeros = [scalar(0.3)] * 4, [np.array(0, s)] * 4
     given = [*tables[:2], None, *tables[2:], None, *scales[:2], None, *scales[2:], *zeros[:2], None, *zeros[2:]]
     yield rounding("QEmbedLayerNormalization", np.zeros((0, 3), np.int32), None, *given, outputs=2, epsilon=1e-3)
-    orders = {"order_A": 1, "order_B": 0, "order_Y": 1}
+    orders: dict[str, Any] = {"order_A": 1, "order_B": 0, "order_Y": 1}
     for rows in (0, 1):
         right = whole(s, 3, 2), scalar(11.0)
         yield rounding("QOrderedMatMul", whole(s, rows, 3), scalar(9.0), *right, scalar(297.0), **orders)
@@ -119,9 +119,7 @@ class Drawer:
         return np.asarray(self._random.standard_normal(shape), np.float32)
 
 
-def rounding(
-    op_type: str, *inputs: Array | None, quantize: tuple[str, ...] = (), shapes: str = "static", **options: Any
-) -> Case:
+def rounding(op_type: str, *inputs: Any, quantize: Sequence[str] = (), shapes: str = "static", **options: Any) -> Case:
     """A case whose model makes the inputs in `quantize` of floats, a quarter of a step away from them, and reads floats.
 
     Where what comes behind the operator is no float, or of a type that no input has, these floats are t times that.
@@ -296,7 +294,8 @@ def _convolutions(shapes: str) -> Iterator[Case]:
 
 def _sums(shapes: str) -> Iterator[Case]:
     """Of whole numbers, with 32 bits."""
-    whole, given = Drawer(5), {"shapes": shapes}
+    whole = Drawer(5)
+    given: dict[str, Any] = {"shapes": shapes}
     for left, right in ((np.int16, np.int16), (np.uint16, np.int16), (np.uint16, np.uint16)):
         yield rounding("MatMulInteger16", whole(left, 2, 3), whole(right, 3, 4), quantize=("A", "B"), **given)
         yield rounding("MatMulInteger16", whole(left, 2, 2, 3), whole(right, 3), **given)
@@ -304,10 +303,10 @@ def _sums(shapes: str) -> Iterator[Case]:
         a, b = whole(kind, 2, 3), whole(kind, 3)
         yield rounding("MulInteger", a, kind(9), b, kind(8), quantize=("A", "B"), **given)
         yield rounding("MulInteger", b, None, a, None, quantize=("A", "B"), **given)
-        for left, right in (((2, 3), (2, 1)), ((2, 1), (2, 3)), ((3,), (2, 3)), ((2, 3), (3,))):
-            factors = whole(kind, *left), None, whole(kind, *right)
+        for rows, columns in (((2, 3), (2, 1)), ((2, 1), (2, 3)), ((3,), (2, 3)), ((2, 3), (3,))):
+            factors = whole(kind, *rows), None, whole(kind, *columns)
             yield rounding("MulInteger", *factors, **given)
-            if len(left) == len(right):
+            if len(rows) == len(columns):
                 yield rounding("MulInteger", *factors, quantize=("A", "B"), **given)
         x = whole(kind, 2, 3, 2)
         yield rounding("ReduceSumInteger", x, axes=[0, -1], keepdims=1, quantize=("data",), **given)
@@ -333,9 +332,10 @@ def _embeddings(shapes: str) -> Iterator[Case]:
 
 def _ordered(shapes: str) -> Iterator[Case]:
     """Matrices of int8 in the orders of cublasLt."""
-    whole, given = Drawer(7), {"shapes": shapes}
+    whole = Drawer(7)
+    given: dict[str, Any] = {"shapes": shapes}
     kind = np.int8
-    orders = {"order_A": 1, "order_B": 0, "order_Y": 1}
+    orders: dict[str, Any] = {"order_A": 1, "order_B": 0, "order_Y": 1}
     a, b, y = (whole(kind, 2, 2, 3), scalar(9.0)), (whole(kind, 3, 4), scalar(11.0)), scalar(297.0)
     bias = np.array([5, -3, 2, 1], np.float32) * np.float32(99)
     yield rounding("QOrderedMatMul", *a, *b, y, quantize=("A", "B"), **orders, **given)
