@@ -108,6 +108,16 @@ class Surrogate:
         here = np.clip(np.rint(x / scale) + zero, 0, 255)
         return (value + self.added.setdefault(name, here - value) - zero) * scale
 
+    def through_int8(self, name: str, y: np.ndarray, scale: np.ndarray | None) -> np.ndarray:
+        """What y is read as behind a quantization to int8 that no output of the model shows; y without a scale."""
+        if scale is None:
+            return y
+        value = y / scale
+        here = np.clip(np.rint(value), -128, 127)
+        if self.clipped:
+            value = np.clip(value, -128, 127)
+        return (value + self.added.setdefault(name, here - value)) * scale
+
     def _rounded(self, name: str, value: np.ndarray) -> np.ndarray:
         truth = self.truth[name]
         if self.clipped:
@@ -296,6 +306,22 @@ def _qordered_normalization(run: Surrogate, name: str, given: list[Any], attribu
     return in_order(y + _or_zero(bias), order), sy, 0.0
 
 
+def _qordered_attention(run: Surrogate, name: str, given: list[Any], attributes: dict[str, Any]) -> Any:
+    x, heads, parts = given[0] * given[1], attributes["num_heads"], []
+    for k, part in enumerate("QKV"):
+        y = x @ (in_order(given[5 + k], 0, back=True) * given[8 + k]) + given[11 + k]
+        y = run.through_int8(f"{name} {part}", y, given[2 + k])
+        parts.append(y.reshape(*y.shape[:2], heads, -1).swapaxes(1, 2))
+    q, k_, v = parts
+    scores = run.through_int8(f"{name} scores", q @ k_.swapaxes(2, 3), given[14]) / q.shape[-1] ** 0.5
+    if len(given) > 17 and given[17] is not None:
+        scores = scores + np.where(given[17][:, None, None] > 0, 0, -10000.0)
+    if attributes.get("unidirectional"):
+        scores = np.where(np.tri(*scores.shape[2:], dtype=bool), scores, -np.inf)
+    shares = run.through_int8(f"{name} shares", _softmax(scores, -1), given[15])
+    return np.einsum("bhst,bhtd->bshd", shares, v).reshape(*x.shape[:2], -1), given[16], 0.0
+
+
 # Others: what they compute; the scale and the zero point follow where it is quantized.
 _PRODUCTS: dict[str, Callable[[Surrogate, str, list[Any], dict[str, Any]], Any]] = {
     "DynamicQuantizeMatMul": _dynamic_quantize_matmul,
@@ -309,6 +335,7 @@ _PRODUCTS: dict[str, Callable[[Surrogate, str, list[Any], dict[str, Any]], Any]]
     "ReduceSumInteger": _reduce_sum_integer,
     "QuantizeWithOrder": _with_order,
     "DequantizeWithOrder": _with_order,
+    "QOrderedAttention": _qordered_attention,
     "QOrderedMatMul": _qordered_matmul,
     "QOrderedGelu": _qordered_gelu,
     "QOrderedLayerNormalization": _qordered_normalization,

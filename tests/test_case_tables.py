@@ -34,6 +34,7 @@ FLOATS = {"tensor(float)", "tensor(double)", "tensor(float16)", "tensor(bfloat16
 
 # What an operator has no case of, and why.
 _SHARED = "a cache that several calls share: refused"
+_NOT_COMPUTED = "refused: ONNX Runtime does not compute with it"
 _ROTARY = "refused: RotaryEmbedding by itself is not"
 _BODY = "its body reshapes to −1 elements, which are no number where there are none"
 NO_CASES = read_reasons()["cases"]
@@ -46,11 +47,14 @@ NOT_SET = {
     ("com.microsoft.Attention", "past_present_share_buffer"): _SHARED,
     ("com.microsoft.Attention", "do_rotary"): _ROTARY,
     ("com.microsoft.Attention", "rotary_embedding_dim"): _ROTARY,
+    ("com.microsoft.QOrderedAttention", "qkv_hidden_sizes"): _NOT_COMPUTED,
     ("com.microsoft.QAttention", "past_present_share_buffer"): _SHARED,
     ("com.microsoft.QAttention", "do_rotary"): _ROTARY,
     ("com.microsoft.SkipGroupNorm", "channels_last"): "refused: ONNX Runtime adds the skip to the last axis alone",
 }
 NOT_GIVEN = {
+    ("com.microsoft.QOrderedAttention", "past"): _NOT_COMPUTED,
+    ("com.microsoft.QOrderedAttention", "attention_bias"): _NOT_COMPUTED,
     ("com.microsoft.Attention", "past_sequence_length"): _SHARED,
     ("com.microsoft.MultiHeadAttention", "past_sequence_length"): _SHARED,
     ("com.microsoft.MultiHeadAttention", "cache_indirection"): _SHARED,
@@ -93,7 +97,7 @@ RANKS = {
     GlobalLpPool GlobalMaxPool GridSample InstanceNormalization LSTM LinearAttention LpPool MaxPool MaxUnpool RNN
     RotaryEmbedding STFT com.microsoft.Attention com.microsoft.BatchNormInternal com.microsoft.BiasSoftmax
     com.microsoft.MultiHeadAttention com.microsoft.SkipLayerNormalization com.microsoft.SkipSimplifiedLayerNormalization
-    com.microsoft.QAttention com.microsoft.QLinearAveragePool com.microsoft.QLinearConv
+    com.microsoft.QAttention com.microsoft.QOrderedAttention com.microsoft.QLinearAveragePool com.microsoft.QLinearConv
     com.microsoft.QLinearGlobalAveragePool""",
     4: """DepthToSpace MaxRoiPool RoiAlign SpaceToDepth Upsample ai.onnx.preview.FlexAttention com.microsoft.FusedConv
     com.microsoft.GroupNorm com.microsoft.SkipGroupNorm""",

@@ -80,6 +80,7 @@ def test_a_body_computes_what_the_operator_does(case: Case, opset: int) -> None:
     types: dict[str, Type] = {
         v.name: (v.type.tensor_type.elem_type, len(v.type.tensor_type.shape.dim)) for v in model.graph.input
     }
+    types |= {t.name: (t.data_type, len(t.dims)) for t in model.graph.initializer}
     types |= {f"{name}_": (kind, None) for name, (kind, _) in types.items()}  # read through a Reshape
     assert call_functions(model, types) == 0
     results = get_backend("numpy").prepare(inline_functions(model)).run(case.feeds)

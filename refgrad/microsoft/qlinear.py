@@ -589,7 +589,9 @@ _ROW, _COL = 1, 0
 
 
 def _int8(op: FunctionEmitter, y: str, scale: str) -> str:
-    return str(op.QuantizeLinear(y, single(op, scale), op.const(np.int8(0))))
+    q = str(op.QuantizeLinear(y, single(op, scale), op.const(np.int8(0))))
+    op.types[q] = TensorProto.INT8, op.rank(y)
+    return q
 
 
 @operator(
@@ -678,6 +680,93 @@ def qordered_layer_normalization(
     x = reordered(op, _read(op, X, scale_X, None), order_X, _ROW)
     y = op.LayerNormalization(x, as_float(op, scale), B and as_float(op, B), axis=axis, epsilon=epsilon)
     return reordered(op, _int8(op, y, scale_Y), _ROW, order_Y)
+
+
+def _rounded(op: FunctionEmitter, y: str, scale: str | None) -> str:
+    """What is left of `y` when it is quantized; all of it where there is no scale."""
+    return y if scale is None else dequantized(op, _int8(op, y, scale), single(op, scale), None)
+
+
+@operator(
+    "QOrderedAttention",
+    "output",
+    types={
+        "input": _INT8,
+        "scale_input": _FLOAT,
+        **dict.fromkeys(("Q_weight", "K_weight", "V_weight", "past", "output"), "input"),
+        **dict.fromkeys((f"scale_{part}_{of}" for part in "QKV" for of in ("gemm", "weight")), "scale_input"),
+        **dict.fromkeys(("Q_bias", "K_bias", "V_bias", "scale_QKT_gemm", "scale_QKT_softmax"), "scale_input"),
+        **dict.fromkeys(("scale_values_gemm", "attention_bias"), "scale_input"),
+        "mask_index": _INT32,
+    },
+)
+def qordered_attention(
+    op: FunctionEmitter,
+    input: str,
+    scale_input: str,
+    scale_Q_gemm: str,
+    scale_K_gemm: str,
+    scale_V_gemm: str,
+    Q_weight: str,
+    K_weight: str,
+    V_weight: str,
+    scale_Q_weight: str,
+    scale_K_weight: str,
+    scale_V_weight: str,
+    Q_bias: str,
+    K_bias: str,
+    V_bias: str,
+    scale_QKT_gemm: str | None,
+    scale_QKT_softmax: str | None,
+    scale_values_gemm: str,
+    mask_index: str | None = None,
+    past: str | None = None,
+    attention_bias: str | None = None,
+    *,
+    num_heads: int,
+    order_input: int,
+    order_output: int,
+    order_weight: int,
+    qkv_hidden_sizes: Ints | None = None,
+    unidirectional: int = 0,
+) -> str:
+    """Attention of input·weight + bias of Q, K and V, each quantized, as are Q·Kᵀ and its softmax if they have scales"""
+    if (order_input, order_weight, order_output) != (_ROW, _COL, _ROW):
+        raise UnsupportedFormError(
+            f"order_input, order_weight and order_output are {order_input}, {order_weight} and {order_output}; "
+            "use ORDER_ROW (1) for input and output, and ORDER_COL (0) for the weights"
+        )
+    for name, given in (("past", past), ("attention_bias", attention_bias), ("qkv_hidden_sizes", qkv_hidden_sizes)):
+        if given is not None:
+            raise UnsupportedFormError(f"it has {name}, which ONNX Runtime does not compute with; leave it out")
+    x, heads = centred(op, input, None), []
+    for weight, scale, bias, gemm in (
+        (Q_weight, scale_Q_weight, Q_bias, scale_Q_gemm),
+        (K_weight, scale_K_weight, K_bias, scale_K_gemm),
+        (V_weight, scale_V_weight, V_bias, scale_V_gemm),
+    ):
+        y = op.MatMul(x, reordered(op, centred(op, weight, None), _COL, _ROW))
+        y = op.Add(op.Mul(y, op.Mul(single(op, scale_input), scale)), bias)
+        y = _rounded(op, y, gemm)
+        heads.append(op.Transpose(op.Reshape(y, [0, 0, num_heads, -1]), perm=[0, 2, 1, 3]))
+    q, k, v = heads
+    scores = _rounded(op, op.MatMul(q, op.Transpose(k, perm=[0, 1, 3, 2])), scale_QKT_gemm)
+    scores = op.Div(scores, op.Sqrt(as_float(op, op.Shape(q, start=3, end=4))))
+    if mask_index is not None:
+        rank = op.rank(mask_index)
+        if rank not in (2, 3):
+            raise UnsupportedFormError(
+                "its mask_index has not the shape (batch, keys) or (batch, queries, keys); only these are covered"
+            )
+        hidden = op.Not(op.Greater(op.Unsqueeze(mask_index, [1, 2] if rank == 2 else [1]), 0))
+        scores = op.Add(scores, op.Mul(as_float(op, hidden), -10000.0))
+    if unidirectional:
+        positions = op.Range(op.const(np.array(0)), op.Squeeze(op.Shape(q, start=2, end=3), [0]), op.const(np.array(1)))
+        later = op.Greater(positions, op.Unsqueeze(positions, [1]))
+        scores = op.Where(later, op.const(np.float32(-np.inf)), scores)
+    shares = _rounded(op, op.Softmax(scores, axis=-1), scale_QKT_softmax)
+    y = op.Transpose(op.MatMul(shares, v), perm=[0, 2, 1, 3])
+    return _int8(op, op.Reshape(y, [0, 0, -1]), scale_values_gemm)
 
 
 # Sums of whole numbers

@@ -76,6 +76,9 @@ def rare() -> Iterator[Case]:
     for shape in ((0, 3), (3,)):
         x = whole(s, *shape), scalar(2.0)
         yield rounding("QOrderedLayerNormalization", *x, array([1, 2, 0.5]), None, scalar(0.9), epsilon=0.1)
+    projection = [*[scalar(27.0)] * 3, *[whole(s, 2, 2)] * 3, *[scalar(1.0)] * 3, *[np.zeros(2, np.float32)] * 3]
+    orders = {"order_input": 1, "order_output": 1, "order_weight": 0, "num_heads": 1}
+    yield rounding("QOrderedAttention", whole(s, 0, 3, 2), scalar(9.0), *projection, None, None, scalar(99.0), **orders)
     weights = whole(s, 2, 6), whole.floats(6), scalar(0.05), scalar(0.05)
     yield rounding("QAttention", whole(u, 0, 3, 2), *weights, num_heads=2)
 
@@ -356,3 +359,21 @@ def _ordered(shapes: str) -> Iterator[Case]:
         wide = whole(kind, 2, 32)
         spread = np.full(32, 3.0, np.float16)
         yield rounding(name, wide, scalar(2.0), spread, None, scalar(1.7), order_X=2, order_Y=2, epsilon=0.1)
+    yield from _ordered_attentions(shapes)
+
+
+def _ordered_attentions(shapes: str) -> Iterator[Case]:
+    """With whole numbers of which none is near a middle: Q, K and V are in thirds, the scores far apart."""
+    whole, kind = Drawer(8), np.int8
+    orders: dict[str, Any] = {"order_input": 1, "order_output": 1, "order_weight": 0, "num_heads": 2}
+    x = whole(kind, 2, 3, 3)
+    weights = [whole(kind, 3, 4) for _ in range(3)]
+    biases = [np.zeros(4, np.float32)] * 3
+    gemms, scales = [scalar(27.0), scalar(27.0), scalar(297.0)], [scalar(1.0), scalar(1.0), scalar(11.0)]
+    given = x, scalar(9.0), *gemms, *weights, *scales, *biases
+    mask = np.array([[1, 1, 0], [1, 1, 1]], np.int32)
+    name = "QOrderedAttention"
+    if shapes != "unknown":
+        yield rounding(name, *given, None, None, scalar(99.0), quantize=("input", "V_weight"), shapes=shapes, **orders)
+        more: dict[str, Any] = {"unidirectional": 1, "shapes": shapes, **orders}
+        yield rounding(name, *given, scalar(2187.0), scalar(0.8), scalar(200.0), mask, **more)

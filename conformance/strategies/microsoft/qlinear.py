@@ -313,6 +313,32 @@ def qordered_layer_normalization(d: Drawing) -> Case:
     )
 
 
+@strategy(*named("QOrderedAttention"), ranked=True)
+def qordered_attention(d: Drawing) -> Case:
+    """One token of each sequence, which sees itself alone: nothing comes near a middle. With and without a mask and an order."""
+    heads, size, taken, batch = d.integer(1, 2), d.integer(1, 2), d.integer(1, 3), d.integer(1, 2)
+    width = heads * size
+    weights = [d.integers((taken, width), -6, 6, np.int8) for _ in range(3)]
+    per_column = (width,) if d.flag() else ()
+    quantized = d.flag()
+    return _case(
+        d,
+        *(d.integers((batch, 1, taken), -6, 6, np.int8), _scale(9.0)),
+        *(_scale(value) for value in (27.0, 27.0, 297.0)),
+        *weights,
+        *(np.full(per_column, value, np.float32) for value in (1.0, 1.0, 11.0)),
+        *[np.zeros(width, np.float32)] * 3,
+        *((_scale(2187.0), _scale(0.8)) if quantized else (None, None)),
+        *(_scale(297.0 * 4 / 3), d.optional(lambda: np.ones((batch, 1), np.int32))),
+        quantize=_some(d, "input", "V_weight"),
+        order_input=1,
+        order_output=1,
+        order_weight=0,
+        num_heads=heads,
+        unidirectional=d.pick(None, 0, 1),
+    )
+
+
 def _kind(d: Drawing) -> Any:
     return d.pick(np.uint8, np.int8)
 

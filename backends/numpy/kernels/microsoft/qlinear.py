@@ -476,3 +476,79 @@ def qordered_layer_normalization(
 def _check_orders(order_X: int | None, order_Y: int | None) -> None:
     if order_X is not None and order_Y is not None and order_X != order_Y:
         raise ValueError(f"order_X is {order_X} and order_Y {order_Y}; they are the same")
+
+
+@kernel("QOrderedAttention", domain=MICROSOFT, fresh=True)
+def qordered_attention(
+    input: Array,
+    scale_input: Array,
+    scale_Q_gemm: Array,
+    scale_K_gemm: Array,
+    scale_V_gemm: Array,
+    Q_weight: Array,
+    K_weight: Array,
+    V_weight: Array,
+    scale_Q_weight: Array,
+    scale_K_weight: Array,
+    scale_V_weight: Array,
+    Q_bias: Array,
+    K_bias: Array,
+    V_bias: Array,
+    scale_QKT_gemm: Maybe,
+    scale_QKT_softmax: Maybe,
+    scale_values_gemm: Array,
+    mask_index: Maybe = None,
+    past: Maybe = None,
+    attention_bias: Maybe = None,
+    *,
+    num_heads: int,
+    order_input: int,
+    order_output: int,
+    order_weight: int,
+    qkv_hidden_sizes: list[int] | None = None,
+    unidirectional: int = 0,
+) -> Array:
+    """Head by head, with each step quantized that has a scale"""
+    if (order_input, order_weight, order_output) != (1, 0, 1):
+        raise ValueError(
+            f"order_input, order_weight and order_output are {order_input}, {order_weight} and {order_output}; ORDER_ROW (1), "
+            "ORDER_COL (0) and ORDER_ROW are supported"
+        )
+    if past is not None or attention_bias is not None or qkv_hidden_sizes is not None:
+        raise ValueError("past, attention_bias and qkv_hidden_sizes are not supported")
+    if input.ndim != 3:
+        raise ValueError(f"input has the shape {list(input.shape)}; it is (batch, sequence, hidden)")
+    x, projected = _read(input, scale_input), []
+    for name, weight, scale, bias, gemm in (
+        ("Q", Q_weight, scale_Q_weight, Q_bias, scale_Q_gemm),
+        ("K", K_weight, scale_K_weight, K_bias, scale_K_gemm),
+        ("V", V_weight, scale_V_weight, V_bias, scale_V_gemm),
+    ):
+        width = weight.shape[-1]
+        if width % num_heads:
+            raise ValueError(f"{name}_weight has {width} columns, which {num_heads} heads do not divide")
+        check_shape(f"{name}_bias", bias.shape, (width,))
+        y = x @ (in_order(weight, order_weight, back=True) * _for_columns(f"scale_{name}_weight", scale, width)) + bias
+        projected.append(_through_int8(y, gemm))
+    batch, length, width = projected[0].shape
+    size = width // num_heads
+    if mask_index is not None:
+        if mask_index.ndim not in (2, 3):
+            raise ValueError(f"a mask of shape {list(mask_index.shape)} is not supported")
+        check_shape("mask_index", mask_index.shape, (*(batch, length)[: mask_index.ndim - 1], length))
+    result = np.empty(projected[2].shape)
+    for b in range(batch):
+        for h in range(num_heads):
+            q, k, v = (p[b, :, p.shape[2] // num_heads * h :][:, : p.shape[2] // num_heads] for p in projected)
+            scores = _through_int8(q @ k.T, scale_QKT_gemm) / np.sqrt(size)
+            if mask_index is not None:
+                scores = scores + np.where(mask_index[b] > 0, 0.0, -10000.0)
+            if unidirectional:
+                scores[np.triu_indices(length, 1)] = -np.inf
+            shares = _through_int8(softmax(scores, axis=-1), scale_QKT_softmax)
+            result[b, :, v.shape[1] * h : v.shape[1] * (h + 1)] = shares @ v
+    return _written(result, scale_values_gemm, None, input)
+
+
+def _through_int8(y: Array, scale: Maybe) -> Array:
+    return y if scale is None else _read(_written(y, scale, None, np.zeros((), np.int8)), scale)
