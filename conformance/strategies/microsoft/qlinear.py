@@ -315,7 +315,7 @@ def qordered_layer_normalization(d: Drawing) -> Case:
 
 @strategy(*named("QOrderedAttention"), ranked=True)
 def qordered_attention(d: Drawing) -> Case:
-    """One token of each sequence, which sees itself alone: nothing comes near a middle. With and without a mask and an order."""
+    """Sequences of one token, which sees itself alone: nothing comes near a middle. With and without a mask."""
     heads, size, taken, batch = d.integer(1, 2), d.integer(1, 2), d.integer(1, 3), d.integer(1, 2)
     width = heads * size
     weights = [d.integers((taken, width), -6, 6, np.int8) for _ in range(3)]
