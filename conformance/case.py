@@ -108,7 +108,9 @@ def node_case(
     :param wrt: what to differentiate with respect to; by default every float input that is fed.
     :param shapes: how the inputs are declared: "static", "symbolic" (every dimension a symbol), or "unknown" (the node
         reads the inputs through a Reshape to a shape fed at run time, so that not even the rank is known).
+    :param attributes: those of the node; one that is called as a parameter above ends in an underscore (`opset_`).
     """
+    attributes = {key.removesuffix("_"): value for key, value in attributes.items()}
     schema = find_schema(op_type, domain, opset)
     called = _names(schema, len(inputs))
     fed = {n: v for n, v in zip(called, inputs, strict=True) if v is not None and n not in constant}

@@ -609,7 +609,7 @@ def test_external_data_is_referenced(tmp_path: Path):
 # Errors
 
 ERRORS = [
-    ("QAttention(x)", r"Node 'n' \(com.microsoft.QAttention\) has no form in ai.onnx operators here.*'ReluGrad'"),
+    ("QuantizeBFP(x)", r"Node 'n' \(com.microsoft.QuantizeBFP\) has no form in ai.onnx operators here.*'ReluGrad'"),
     ("ReluGrad(x)", "Node 'n' is not a valid ReluGrad of ONNX Runtime: the node has 1 inputs; the inputs are dY, Y"),
     ("ReluGrad(x, x, x)", "the node has 3 inputs; the inputs are dY, Y"),
     ('ReluGrad(x, "")', "it lacks the input Y; the inputs are dY, Y"),

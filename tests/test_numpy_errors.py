@@ -300,6 +300,7 @@ OTHERWISE: list[tuple[tuple[str, ...], str, str]] = [
     (("ai.onnx.ml.SVMRegressor",), "X: a row more", "one more axis of rows, and no vectors are a linear model"),
     (("ai.onnx.ml.TreeEnsemble",), "X: one rank less", "one row"),
     (("com.microsoft.BiasGelu",), "A: a column more|B: a row more|B: one rank less", "the bias is broadcast"),
+    (("com.microsoft.MatMulIntegerToFloat",), "B: a row more", "a stack has a zero point for each column too"),
     (
         ("com.microsoft.MatMulBlockQuantizedFp4Weight", "com.microsoft.MatMulBlockQuantizedFp8Weight"),
         ".*",

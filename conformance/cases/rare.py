@@ -11,6 +11,7 @@ from onnx import TensorProto
 
 from refgrad.conformance.case import Case, node_case
 from refgrad.conformance.cases.degenerate import NEWEST, i, x
+from refgrad.conformance.cases.microsoft import families
 from refgrad.protos.domains import MICROSOFT, ML, TRAINING
 
 _MICROSOFT = {"domain": MICROSOFT, "opset": 1}
@@ -233,3 +234,5 @@ def cases() -> Iterator[Case]:
         made = node_case(op_type, *inputs, **{"opset": NEWEST, **arguments})
         fixed = [name for name, value in made.feeds.items() if value.dtype.kind in "biu"]
         yield node_case(op_type, *inputs, **{"opset": NEWEST, **arguments, "constant": fixed})
+    for family in families():
+        yield from getattr(family, "rare", tuple)()

@@ -532,6 +532,8 @@ def _body(graph: Graph, node: Node) -> FunctionProto | None:
     """
     opset = graph.opsets.get(node.domain, 1)
     if node.key in DEFINITIONS:
+        if node.key in RULES and RULES[node.key].refused:
+            return None  # the body would lose the derivative that the rule refuses
         ranks = {name: len(graph.shapes[name]) for name in node.inputs if name in graph.shapes}
         types = {name: (graph.types[name], ranks.get(name)) for name in node.inputs if name in graph.types}
         return make_function(node.proto, graph.opsets, types, node.op_type)

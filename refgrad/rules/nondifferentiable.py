@@ -103,7 +103,7 @@ for _name, _reason in {
     "MatMulPacked": "its bytes are in formats that its schema does not define: store the weights for MatMulNBits",
     "SparseToDenseMatMul": "it reads a sparse tensor: store the matrix as a dense one, and use FusedMatMul",
 }.items():
-    NO_DERIVATIVE["com.microsoft", _name] = _reason
+    NO_DERIVATIVE[MICROSOFT, _name] = _reason
 for _name in ("SparseAttentionIndexer", "PackedSparseAttentionIndexer"):
     NO_DERIVATIVE[MICROSOFT, _name] = "it chooses indices, and keeps the keys that it compares for its next call"
 # What attentions choose, and which tokens of a draft are accepted.
@@ -112,3 +112,8 @@ for _name, _reason in {
     "SpeculativePrefixCommit": "numbers of tokens",
 }.items():
     ZERO[MICROSOFT, _name] = _reason
+for _name, _reason in {
+    "QuantizeBFP": "it rounds to numbers in block floating point, in whose bytes no derivative is written",
+    "DequantizeBFP": "it reads the bytes of numbers in block floating point",
+}.items():
+    NO_DERIVATIVE[MICROSOFT, _name] = _reason

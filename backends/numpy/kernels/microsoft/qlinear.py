@@ -1,0 +1,554 @@
+"""ONNX Runtime's operators of quantized tensors: read, computed in double, and rounded once.
+
+A tensor q stands for (q − zero point)·scale. A result y becomes round(y/scale) + zero point, held within its type.
+QLinearAdd, QLinearMul and QLinearAveragePool give round(y/scale + zero point): another number where y/scale is halfway
+and the zero point odd.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from refgrad.backends.numpy.kernels import quantization as onnx_kernels
+from refgrad.backends.numpy.kernels.activation import gelu, leaky_relu, sigmoid, softmax, softmax_1
+from refgrad.backends.numpy.kernels.microsoft.attention import attention
+from refgrad.backends.numpy.kernels.microsoft.normalization import embed_layer_normalization
+from refgrad.backends.numpy.kernels.microsoft.quantization import in_order
+from refgrad.backends.numpy.kernels.operands import check_axis, check_shape
+from refgrad.backends.numpy.kernels.pooling import average_pool, max_pool
+from refgrad.backends.numpy.kernels.quantization import dynamic_quantize_linear, saturated
+from refgrad.backends.numpy.registry import broadcasts, kernel
+from refgrad.protos.domains import MICROSOFT
+
+Array = np.ndarray
+Maybe = np.ndarray | None
+
+
+def _read(q: Array, scale: Array, zero_point: Maybe = None) -> Array:
+    return np.asarray((q.astype(np.float64) - _single("zero point", zero_point)) * _single("scale", scale))
+
+
+def _single(what: str, parameter: Maybe) -> float:
+    """A scale or a zero point for all, which may have an axis of 1; 0 where there is none."""
+    if parameter is None:
+        return 0.0
+    if parameter.size != 1 or parameter.ndim > 1:
+        raise ValueError(f"a {what} has the shape {list(parameter.shape)}; it is a scalar, one for the whole tensor")
+    return float(parameter.reshape(())[()])
+
+
+def _for_columns(what: str, parameter: Maybe, columns: int) -> Array:
+    """A scale or a zero point for all or for each column, in double; 0 where there is none."""
+    if parameter is None:
+        return np.zeros(())
+    if parameter.ndim > 1 or parameter.size not in (1, columns):
+        raise ValueError(
+            f"{what} has the shape {list(parameter.shape)}; it is a scalar, or has one number for each of {columns} columns"
+        )
+    return parameter.astype(np.float64)
+
+
+def _written(y: Array, scale: Array, zero_point: Maybe, like: Array, together: bool = False) -> Array:
+    """`y` in the type of the zero point, or of `like` where there is none; with `together` the sum is rounded"""
+    zero = _single("zero point", zero_point)
+    ratio, kind = y / _single("scale", scale), like.dtype if zero_point is None else zero_point.dtype
+    return saturated(ratio + zero, 0.0, kind) if together else saturated(ratio, zero, kind)
+
+
+def _binary(function: Callable[[Array, Array], Array]) -> Callable[..., Array]:
+    def call(
+        A: Array, a: Array, a_zero: Maybe, B: Array, b: Array, b_zero: Maybe, c: Array, c_zero: Maybe = None
+    ) -> Array:
+        return _written(function(_read(A, a, a_zero), _read(B, b, b_zero)), c, c_zero, A, together=True)
+
+    return call
+
+
+kernel("QLinearAdd", domain=MICROSOFT, fresh=True)(_binary(np.add))
+kernel("QLinearMul", domain=MICROSOFT, fresh=True)(_binary(np.multiply))
+
+
+@kernel("QLinearSigmoid", domain=MICROSOFT, fresh=True)
+def qlinear_sigmoid(X: Array, x: Array, x_zero: Maybe, y: Array, y_zero: Maybe = None) -> Array:
+    return _written(sigmoid(_read(X, x, x_zero)), y, y_zero, X)
+
+
+@kernel("QLinearLeakyRelu", domain=MICROSOFT, fresh=True)
+def qlinear_leaky_relu(
+    X: Array, x: Array, x_zero: Maybe, y: Array, y_zero: Maybe = None, *, alpha: float = 0.01
+) -> Array:
+    return _written(leaky_relu(_read(X, x, x_zero), alpha=alpha), y, y_zero, X)
+
+
+@kernel("QLinearSoftmax", domain=MICROSOFT, fresh=True)
+def qlinear_softmax(X: Array, x: Array, x_zero: Maybe, y: Array, y_zero: Maybe, *, axis: int = -1, opset: int) -> Array:
+    """Along `axis`, or before opset 13 over all axes from there on as one"""
+    function = softmax if opset >= 13 else softmax_1
+    return _written(function(_read(X, x, x_zero), axis=axis), y, y_zero, X)
+
+
+@kernel("QLinearWhere", domain=MICROSOFT, fresh=True)
+def qlinear_where(
+    condition: Array, X: Array, x: Array, x_zero: Array, Y: Array, y: Array, y_zero: Array, z: Array, z_zero: Array
+) -> Array:
+    return _written(np.where(condition, _read(X, x, x_zero), _read(Y, y, y_zero)), z, z_zero, X)
+
+
+@kernel("QLinearConcat", domain=MICROSOFT, fresh=True)
+def qlinear_concat(y: Array, y_zero: Array, *inputs: Array, axis: int) -> Array:
+    """The tensors side by side; the inputs are in threes: a tensor, its scale and its zero point"""
+    if len(inputs) % 3:
+        raise ValueError(f"{len(inputs)} inputs follow the zero point; each tensor has a scale and a zero point")
+    parts = [_read(*inputs[k : k + 3]) for k in range(0, len(inputs), 3)]
+    return _written(np.concatenate(parts, axis), y, y_zero, inputs[0])
+
+
+@kernel("QLinearReduceMean", domain=MICROSOFT, fresh=True)
+def qlinear_reduce_mean(
+    X: Array,
+    x: Array,
+    x_zero: Maybe,
+    y: Array,
+    y_zero: Maybe = None,
+    *,
+    axes: list[int] | None = None,
+    keepdims: int = 1,
+) -> Array:
+    for axis in axes or ():
+        check_axis(axis, X.ndim)
+    over = tuple(axes) if axes else None
+    return _written(_read(X, x, x_zero).mean(over, keepdims=bool(keepdims)), y, y_zero, X)
+
+
+@kernel("QLinearGlobalAveragePool", domain=MICROSOFT, fresh=True)
+def qlinear_global_average_pool(
+    X: Array, x: Array, x_zero: Array, y: Array, y_zero: Array, *, channels_last: int = 0
+) -> Array:
+    over = tuple(range(1, X.ndim - 1)) if channels_last else tuple(range(2, X.ndim))
+    return _written(_read(X, x, x_zero).mean(over, keepdims=True), y, y_zero, X)
+
+
+@kernel("QLinearAveragePool", domain=MICROSOFT, fresh=True)
+def qlinear_average_pool(
+    X: Array,
+    x: Array,
+    x_zero: Maybe,
+    y: Array,
+    y_zero: Maybe = None,
+    *,
+    auto_pad: str = "NOTSET",
+    ceil_mode: int = 0,
+    channels_last: int = 0,
+    count_include_pad: int = 0,
+    kernel_shape: list[int],
+    pads: list[int] | None = None,
+    strides: list[int] | None = None,
+) -> Array:
+    real = _read(X, x, x_zero)
+    pooled = average_pool(
+        np.moveaxis(real, -1, 1) if channels_last else real,
+        auto_pad=auto_pad,
+        ceil_mode=ceil_mode,
+        count_include_pad=count_include_pad,
+        kernel_shape=kernel_shape,
+        pads=pads,
+        strides=strides,
+    )
+    return _written(np.moveaxis(pooled, 1, -1) if channels_last else pooled, y, y_zero, X, together=True)
+
+
+@kernel("NhwcMaxPool", domain=MICROSOFT, fresh=True)
+def nhwc_max_pool(
+    X: Array,
+    *,
+    auto_pad: str = "NOTSET",
+    ceil_mode: int = 0,
+    dilations: list[int] | None = None,
+    kernel_shape: list[int],
+    pads: list[int] | None = None,
+    strides: list[int] | None = None,
+) -> Array:
+    """MaxPool with the channels in the last axis"""
+    window: dict[str, Any] = {"auto_pad": auto_pad, "ceil_mode": ceil_mode, "dilations": dilations}
+    window |= {"kernel_shape": kernel_shape, "pads": pads, "strides": strides}
+    pooled = max_pool(np.moveaxis(X, -1, 1), **window, _wanted=(True,))[0]
+    return np.ascontiguousarray(np.moveaxis(pooled, 1, -1))
+
+
+@kernel("QLinearConv", domain=MICROSOFT, fresh=True)
+def qlinear_conv(
+    x: Array,
+    x_scale: Array,
+    x_zero_point: Array,
+    w: Array,
+    w_scale: Array,
+    w_zero_point: Array,
+    y_scale: Array,
+    y_zero_point: Array,
+    B: Maybe = None,
+    *,
+    auto_pad: str = "NOTSET",
+    channels_last: int = 0,
+    dilations: list[int] | None = None,
+    group: int = 1,
+    kernel_shape: list[int] | None = None,
+    pads: list[int] | None = None,
+    strides: list[int] | None = None,
+) -> Array:
+    """As that of ai.onnx; with channels_last the channels of x and y are in the last axis"""
+    y = onnx_kernels.qlinear_conv(
+        np.moveaxis(x, -1, 1) if channels_last else x,
+        *(x_scale, x_zero_point, w, w_scale, w_zero_point, y_scale, y_zero_point, B),
+        auto_pad=auto_pad,
+        dilations=dilations,
+        group=group,
+        kernel_shape=kernel_shape,
+        pads=pads,
+        strides=strides,
+    )
+    return np.ascontiguousarray(np.moveaxis(y, 1, -1)) if channels_last else y
+
+
+@kernel("DynamicQuantizeMatMul", domain=MICROSOFT, fresh=True)
+def dynamic_quantize_matmul(
+    A: Array, B: Array, b_scale: Array, b_zero_point: Maybe = None, bias: Maybe = None
+) -> Array:
+    """A is quantized by its range, all of it alike"""
+    return _product(A.dtype, *dynamic_quantize_linear(A), B, b_scale, b_zero_point, bias)
+
+
+@kernel("MatMulIntegerToFloat", domain=MICROSOFT, fresh=True)
+def matmul_integer_to_float(
+    A: Array,
+    B: Array,
+    a_scale: Array,
+    b_scale: Array,
+    a_zero_point: Maybe = None,
+    b_zero_point: Maybe = None,
+    bias: Maybe = None,
+) -> Array:
+    """The scales and zero points of A and of B may be one for each of their columns"""
+    return _product(a_scale.dtype, A, a_scale, a_zero_point, B, b_scale, b_zero_point, bias)
+
+
+def _product(
+    kind: np.dtype[Any],
+    A: Array,
+    a_scale: Array,
+    a_zero_point: Maybe,
+    B: Array,
+    b_scale: Array,
+    b_zero_point: Maybe,
+    bias: Maybe,
+) -> Array:
+    if min(A.ndim, B.ndim) < 1:
+        raise ValueError(f"A has rank {A.ndim} and B {B.ndim}; a product of matrices has no scalars")
+    inner, columns = A.shape[-1], B.shape[-1] if B.ndim > 1 else 1
+    a = (A - _for_columns("a_zero_point", a_zero_point, inner)) * _for_columns("a_scale", a_scale, inner)
+    b = (B - _for_columns("b_zero_point", b_zero_point, columns)) * _for_columns("b_scale", b_scale, columns)
+    y = a @ b
+    if bias is not None:
+        check_shape("bias", bias.shape, (columns,))
+        y = y + bias
+    return np.asarray(y.astype(kind))
+
+
+@kernel("QAttention", domain=MICROSOFT, fresh=True)
+def qattention(
+    input: Array,
+    weight: Array,
+    bias: Array,
+    input_scale: Array,
+    weight_scale: Array,
+    mask_index: Maybe = None,
+    input_zero_point: Maybe = None,
+    weight_zero_point: Maybe = None,
+    past: Maybe = None,
+    *,
+    do_rotary: int = 0,
+    mask_filter_value: float = -10000.0,
+    num_heads: int,
+    past_present_share_buffer: int = 0,
+    scale: float | None = None,
+    unidirectional: int = 0,
+    _wanted: tuple[bool, ...],
+) -> tuple[Array, ...]:
+    """Attention of numbers in double that input and weight stand for"""
+    columns = weight.shape[-1]
+    if mask_index is not None and mask_index.ndim in (2, 3):
+        keys = input.shape[1] + (0 if past is None else past.shape[3])
+        check_shape("mask_index", mask_index.shape, (*input.shape[: mask_index.ndim - 1], keys))
+    zero, factor = (
+        _for_columns(f"weight_{n}", v, columns) for n, v in (("zero_point", weight_zero_point), ("scale", weight_scale))
+    )
+    results = attention(
+        _read(input, input_scale, input_zero_point),
+        (weight - zero) * factor,
+        bias.astype(np.float64),
+        mask_index,
+        None if past is None else past.astype(np.float64),
+        do_rotary=do_rotary,
+        mask_filter_value=mask_filter_value,
+        num_heads=num_heads,
+        past_present_share_buffer=past_present_share_buffer,
+        scale=scale,
+        unidirectional=unidirectional,
+        _wanted=_wanted,
+    )
+    return tuple(value.astype(bias.dtype) for value in results)
+
+
+@kernel("QGemm", domain=MICROSOFT, fresh=True)
+def qgemm(
+    A: Array,
+    a: Array,
+    a_zero: Array,
+    B: Array,
+    b: Array,
+    b_zero: Array,
+    C: Maybe = None,
+    y: Maybe = None,
+    y_zero: Maybe = None,
+    *,
+    alpha: float = 1.0,
+    transA: int = 0,
+    transB: int = 0,
+) -> Array:
+    """alpha·a·b·((A − zero)·(B − zero) + C); float without y. The scale and zero point of B may be one per column"""
+    for name, matrix in (("A", A), ("B", B)):
+        if matrix.ndim != 2:
+            raise ValueError(f"{name} has rank {matrix.ndim}; it is a matrix")
+    right = B.T if transB else B
+    if b.shape != b_zero.shape:
+        raise ValueError(
+            f"b_scale has the shape {list(b.shape)} and b_zero_point {list(b_zero.shape)}; they have the same"
+        )
+    zero, factor = (_for_columns(f"b_{n}", v, right.shape[1]) for n, v in (("zero_point", b_zero), ("scale", b)))
+    left = A - _single("zero point", a_zero)
+    sums = (left.T if transA else left) @ (right - zero)
+    if C is not None and not broadcasts(C.shape, sums.shape):
+        raise ValueError(f"C has the shape {list(C.shape)}, which does not broadcast to {list(sums.shape)}")
+    real = (sums if C is None else sums + C) * (alpha * _single("scale", a) * factor)
+    return real.astype(a.dtype) if y is None else _written(real, y, y_zero, A)
+
+
+@kernel("QEmbedLayerNormalization", domain=MICROSOFT, fresh=True)
+def qembed_layer_normalization(
+    input_ids: Array,
+    segment_ids: Maybe,
+    words: Array,
+    positions: Array,
+    segments: Maybe,
+    gamma: Array,
+    beta: Array,
+    mask: Maybe,
+    of_words: Array,
+    of_positions: Array,
+    of_segments: Maybe,
+    of_gamma: Array,
+    of_beta: Array,
+    words_zero: Array,
+    positions_zero: Array,
+    segments_zero: Maybe,
+    gamma_zero: Array,
+    beta_zero: Array,
+    *,
+    epsilon: float = 1e-12,
+) -> tuple[Array, Array]:
+    """EmbedLayerNormalization in double"""
+    given = [value is not None for value in (segment_ids, segments, of_segments, segments_zero)]
+    if any(given) and not all(given):
+        raise ValueError(
+            "segment_ids, segment_embedding, its scale and its zero point are given together, or none of them"
+        )
+    y, counted, _ = embed_layer_normalization(
+        input_ids,
+        segment_ids,
+        _read(words, of_words, words_zero),
+        _read(positions, of_positions, positions_zero),
+        None if segments is None or of_segments is None else _read(segments, of_segments, segments_zero),
+        _read(gamma, of_gamma, gamma_zero),
+        _read(beta, of_beta, beta_zero),
+        mask,
+        epsilon=epsilon,
+    )
+    return y.astype(of_words.dtype), counted
+
+
+@kernel("MatMulInteger16", domain=MICROSOFT, fresh=True)
+def matmul_integer16(A: Array, B: Array) -> Array:
+    """A·B; of a sum that needs more, the last 32 bits are kept"""
+    if min(A.ndim, B.ndim) < 1:
+        raise ValueError(f"A has rank {A.ndim} and B {B.ndim}; a product of matrices has no scalars")
+    return np.asarray((A.astype(np.int64) @ B.astype(np.int64)).astype(np.int32))
+
+
+@kernel("MulInteger", domain=MICROSOFT, fresh=True)
+def mul_integer(A: Array, A_zero_point: Maybe, B: Array, B_zero_point: Maybe = None) -> Array:
+    a, b = A - _single("zero point", A_zero_point), B - _single("zero point", B_zero_point)
+    return np.asarray((a * b).astype(np.int32))
+
+
+@kernel("ReduceSumInteger", domain=MICROSOFT, fresh=True)
+def reduce_sum_integer(data: Array, *, axes: list[int], keepdims: int) -> Array:
+    """Σ over the axes; the sum has a sign where the data have one"""
+    for axis in axes:
+        check_axis(axis, data.ndim)
+    kind = np.int32 if data.dtype.kind == "i" else np.uint32
+    return np.asarray(data.sum(tuple(axes), kind, keepdims=bool(keepdims)))
+
+
+@kernel("QOrderedMatMul", domain=MICROSOFT, fresh=True)
+def qordered_matmul(
+    A: Array,
+    scale_A: Array,
+    B: Array,
+    scale_B: Array,
+    scale_Y: Array,
+    bias: Maybe = None,
+    C: Maybe = None,
+    scale_C: Maybe = None,
+    *,
+    order_A: int,
+    order_B: int,
+    order_Y: int,
+) -> Array:
+    """A·B + bias + C of matrices A, C and Y in rows and B in columns"""
+    if (order_A, order_B, order_Y) != (1, 0, 1):
+        raise ValueError(
+            f"order_A, order_B and order_Y are {order_A}, {order_B} and {order_Y}; ORDER_ROW (1), ORDER_COL (0) and "
+            "ORDER_ROW are supported"
+        )
+    if (C is None) != (scale_C is None):
+        raise ValueError("C and scale_C are given together, or none of them")
+    if min(A.ndim, B.ndim) < 2:
+        raise ValueError(f"A has rank {A.ndim} and B {B.ndim}; they are matrices")
+    columns = B.shape[-1]
+    right = in_order(B, order_B, back=True) * _for_columns("scale_B", scale_B, columns)
+    y = _read(A, scale_A) @ right
+    if bias is not None:
+        check_shape("bias", bias.shape, (columns,))
+        y = y + bias
+    if C is not None and scale_C is not None:
+        if not broadcasts(C.shape, y.shape):
+            raise ValueError(f"C has the shape {list(C.shape)}, which does not broadcast to {list(y.shape)}")
+        y = y + _read(C, scale_C)
+    return _written(y, scale_Y, None, A)
+
+
+@kernel("QOrderedGelu", domain=MICROSOFT, fresh=True)
+def qordered_gelu(
+    X: Array, scale_X: Array, scale_Y: Array, *, order_X: int | None = None, order_Y: int | None = None
+) -> Array:
+    """In any order: it is elementwise"""
+    _check_orders(order_X, order_Y)
+    return _written(gelu(_read(X, scale_X), approximate="none"), scale_Y, None, X)
+
+
+@kernel("QOrderedLayerNormalization", domain=MICROSOFT, fresh=True)
+def qordered_layer_normalization(
+    X: Array,
+    scale_X: Array,
+    scale: Array,
+    B: Maybe,
+    scale_Y: Array,
+    *,
+    axis: int = -1,
+    epsilon: float = 1e-5,
+    order_X: int = 1,
+    order_Y: int = 1,
+) -> Array:
+    """In double, over the axes from `axis` on"""
+    _check_orders(order_X, order_Y)
+    over = tuple(range(check_axis(axis, X.ndim), X.ndim))
+    for name, given in (("scale", scale), ("B", B)):
+        if given is not None:
+            check_shape(name, given.shape, X.shape[over[0] :])
+    x = _read(in_order(X, order_X, back=True), scale_X)
+    centre = x - x.mean(over, keepdims=True)
+    y = centre / np.sqrt((centre**2).mean(over, keepdims=True) + epsilon) * scale.astype(np.float64)
+    return in_order(_written(y if B is None else y + B.astype(np.float64), scale_Y, None, X), order_Y)
+
+
+def _check_orders(order_X: int | None, order_Y: int | None) -> None:
+    if order_X is not None and order_Y is not None and order_X != order_Y:
+        raise ValueError(f"order_X is {order_X} and order_Y {order_Y}; they are the same")
+
+
+@kernel("QOrderedAttention", domain=MICROSOFT, fresh=True)
+def qordered_attention(
+    input: Array,
+    scale_input: Array,
+    scale_Q_gemm: Array,
+    scale_K_gemm: Array,
+    scale_V_gemm: Array,
+    Q_weight: Array,
+    K_weight: Array,
+    V_weight: Array,
+    scale_Q_weight: Array,
+    scale_K_weight: Array,
+    scale_V_weight: Array,
+    Q_bias: Array,
+    K_bias: Array,
+    V_bias: Array,
+    scale_QKT_gemm: Maybe,
+    scale_QKT_softmax: Maybe,
+    scale_values_gemm: Array,
+    mask_index: Maybe = None,
+    past: Maybe = None,
+    attention_bias: Maybe = None,
+    *,
+    num_heads: int,
+    order_input: int,
+    order_output: int,
+    order_weight: int,
+    qkv_hidden_sizes: list[int] | None = None,
+    unidirectional: int = 0,
+) -> Array:
+    """Head by head, with each step quantized that has a scale"""
+    if (order_input, order_weight, order_output) != (1, 0, 1):
+        raise ValueError(
+            f"order_input, order_weight and order_output are {order_input}, {order_weight} and {order_output}; ORDER_ROW (1), "
+            "ORDER_COL (0) and ORDER_ROW are supported"
+        )
+    if past is not None or attention_bias is not None or qkv_hidden_sizes is not None:
+        raise ValueError("past, attention_bias and qkv_hidden_sizes are not supported")
+    if input.ndim != 3:
+        raise ValueError(f"input has the shape {list(input.shape)}; it is (batch, sequence, hidden)")
+    x, projected = _read(input, scale_input), []
+    for name, weight, scale, bias, gemm in (
+        ("Q", Q_weight, scale_Q_weight, Q_bias, scale_Q_gemm),
+        ("K", K_weight, scale_K_weight, K_bias, scale_K_gemm),
+        ("V", V_weight, scale_V_weight, V_bias, scale_V_gemm),
+    ):
+        width = weight.shape[-1]
+        if width % num_heads:
+            raise ValueError(f"{name}_weight has {width} columns, which {num_heads} heads do not divide")
+        check_shape(f"{name}_bias", bias.shape, (width,))
+        y = x @ (in_order(weight, order_weight, back=True) * _for_columns(f"scale_{name}_weight", scale, width)) + bias
+        projected.append(_through_int8(y, gemm))
+    batch, length, width = projected[0].shape
+    size = width // num_heads
+    if mask_index is not None:
+        if mask_index.ndim not in (2, 3):
+            raise ValueError(f"a mask of shape {list(mask_index.shape)} is not supported")
+        check_shape("mask_index", mask_index.shape, (*(batch, length)[: mask_index.ndim - 1], length))
+    result = np.empty(projected[2].shape)
+    for b in range(batch):
+        for h in range(num_heads):
+            q, k, v = (p[b, :, p.shape[2] // num_heads * h :][:, : p.shape[2] // num_heads] for p in projected)
+            scores = _through_int8(q @ k.T, scale_QKT_gemm) / np.sqrt(size)
+            if mask_index is not None:
+                scores = scores + np.where(mask_index[b] > 0, 0.0, -10000.0)
+            if unidirectional:
+                scores[np.triu_indices(length, 1)] = -np.inf
+            shares = _through_int8(softmax(scores, axis=-1), scale_QKT_softmax)
+            result[b, :, v.shape[1] * h : v.shape[1] * (h + 1)] = shares @ v
+    return _written(result, scale_values_gemm, None, input)
+
+
+def _through_int8(y: Array, scale: Maybe) -> Array:
+    return y if scale is None else _read(_written(y, scale, None, np.zeros((), np.int8)), scale)

@@ -1,0 +1,817 @@
+"""ONNX Runtime's operators of quantized tensors.
+
+A tensor q stands for (q − zero_point)·scale. A body reads its tensors so, computes in float and quantizes the result:
+where that is differentiable the option `quantization` says.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from onnx import TensorProto
+
+from refgrad.formulas.indexing import END
+from refgrad.forward.function_emitter import FunctionEmitter
+from refgrad.microsoft.activation import plus
+from refgrad.microsoft.attention import attention
+from refgrad.microsoft.normalization import embed_layer_normalization
+from refgrad.microsoft.quantization import BYTES, as_float, centred, dequantized, reordered, single
+from refgrad.tables.definitions import Ints, UnsupportedFormError, operator
+
+_FLOAT = ("tensor(float)",)
+_SHORT_FLOATS = ("tensor(float)", "tensor(float16)")
+_INT32 = ("tensor(int32)",)
+
+
+# Products with a result in float
+
+
+@operator(
+    "DynamicQuantizeMatMul",
+    "Y",
+    types={"A": _FLOAT, "B": BYTES, "b_scale": "A", "b_zero_point": "B", "bias": "A", "Y": "A"},
+)
+def dynamic_quantize_matmul(
+    op: FunctionEmitter, A: str, B: str, b_scale: str, b_zero_point: str | None = None, bias: str | None = None
+) -> str:
+    """DynamicQuantizeLinear(A)·(B − b_zero_point)·b_scale + bias"""
+    q, scale, zero_point = op.DynamicQuantizeLinear(A, outputs=3)
+    op.types.update({q: (TensorProto.UINT8, op.rank(A)), zero_point: (TensorProto.UINT8, 0)})
+    y = op.MatMul(centred(op, q, zero_point), centred(op, B, b_zero_point))
+    return plus(op, op.Mul(op.Mul(y, scale), b_scale), bias)
+
+
+@operator(
+    "MatMulIntegerToFloat",
+    "Y",
+    types={
+        "A": BYTES,
+        "B": BYTES,
+        "a_scale": _SHORT_FLOATS,
+        "b_scale": "a_scale",
+        "a_zero_point": "A",
+        "b_zero_point": "B",
+        "bias": "a_scale",
+        "Y": "a_scale",
+    },
+)
+def matmul_integer_to_float(
+    op: FunctionEmitter,
+    A: str,
+    B: str,
+    a_scale: str,
+    b_scale: str,
+    a_zero_point: str | None = None,
+    b_zero_point: str | None = None,
+    bias: str | None = None,
+) -> str:
+    """(A − a_zero_point)·a_scale·(B − b_zero_point)·b_scale + bias, one for all or for each column"""
+    y = op.MatMul(dequantized(op, A, a_scale, a_zero_point), centred(op, B, b_zero_point))
+    y = op.Mul(y, as_float(op, b_scale))
+    return op.CastLike(plus(op, y, bias and as_float(op, bias)), a_scale)
+
+
+@operator(
+    "QGemm",
+    "Y",
+    types={
+        "A": BYTES,
+        "a_scale": _FLOAT,
+        "a_zero_point": "A",
+        "B": BYTES,
+        "b_scale": "a_scale",
+        "b_zero_point": "B",
+        "C": _INT32,
+        "y_scale": "a_scale",
+        "y_zero_point": BYTES,
+        "Y": ("tensor(float)", *BYTES),
+    },
+)
+def qgemm(
+    op: FunctionEmitter,
+    A: str,
+    a_scale: str,
+    a_zero_point: str,
+    B: str,
+    b_scale: str,
+    b_zero_point: str,
+    C: str | None = None,
+    y_scale: str | None = None,
+    y_zero_point: str | None = None,
+    *,
+    alpha: float = 1.0,
+    transA: int = 0,
+    transB: int = 0,
+) -> str:
+    """α·a_scale·b_scale·((A − a_zero_point)·(B − b_zero_point) + C), in float, or quantized where there is a y_scale"""
+    a = centred(op, A, single(op, a_zero_point))
+    b = op.Transpose(B, perm=[1, 0]) if transB else B
+    b = centred(op, b, b_zero_point)
+    y = op.Gemm(a, b, C and as_float(op, C), transA=transA)
+    scale = op.Mul(single(op, a_scale), b_scale)
+    y = op.Mul(y, scale if alpha == 1 else op.Mul(scale, alpha))
+    return y if y_scale is None else _written(op, y, y_scale, y_zero_point, A)
+
+
+@operator(
+    "QAttention",
+    "output",
+    optional=["present"],
+    types={
+        "input": BYTES,
+        "weight": BYTES,
+        "bias": _SHORT_FLOATS,
+        "input_scale": "bias",
+        "weight_scale": "bias",
+        "mask_index": _INT32,
+        "input_zero_point": "input",
+        "weight_zero_point": "weight",
+        "past": "bias",
+        "output": "bias",
+        "present": "bias",
+    },
+)
+def qattention(
+    op: FunctionEmitter,
+    input: str,
+    weight: str,
+    bias: str,
+    input_scale: str,
+    weight_scale: str,
+    mask_index: str | None = None,
+    input_zero_point: str | None = None,
+    weight_zero_point: str | None = None,
+    past: str | None = None,
+    *,
+    do_rotary: int | None = None,
+    mask_filter_value: float | None = None,
+    num_heads: int,
+    past_present_share_buffer: int | None = None,
+    scale: float | None = None,
+    unidirectional: int = 0,
+) -> tuple[str, ...]:
+    """Attention of (input − input_zero_point)·input_scale with the weights (weight − weight_zero_point)·weight_scale"""
+    settings: dict[str, Any] = {} if mask_filter_value is None else {"mask_filter_value": mask_filter_value}
+    x, w = (
+        dequantized(op, input, input_scale, input_zero_point),
+        dequantized(op, weight, weight_scale, weight_zero_point),
+    )
+    y, present = attention(
+        op,
+        x,
+        w,
+        as_float(op, bias),
+        mask_index,
+        past and as_float(op, past),
+        num_heads=num_heads,
+        do_rotary=do_rotary or 0,
+        past_present_share_buffer=past_present_share_buffer or 0,
+        scale=scale,
+        unidirectional=unidirectional,
+        **settings,
+    )
+    return op.CastLike(y, bias), op.CastLike(present, bias)
+
+
+# Operators whose results are quantized
+
+
+def _read(op: FunctionEmitter, q: str, scale: str, zero_point: str | None) -> str:
+    """What a tensor with one scale and one zero point stands for."""
+    return dequantized(op, q, single(op, scale), zero_point and single(op, zero_point))
+
+
+def _written(op: FunctionEmitter, y: str, scale: str, zero_point: str | None, like: str) -> str:
+    """`y` with that scale and zero point, or the zero point 0 of the type of `like`."""
+    zero = op.const(0, like=like) if zero_point is None else single(op, zero_point)
+    return str(op.QuantizeLinear(y, single(op, scale), zero))
+
+
+_BINARY: dict[str, Any] = {
+    "A": BYTES,
+    "A_scale": _FLOAT,
+    "A_zero_point": "A",
+    "B": "A",
+    "B_scale": "A_scale",
+    "B_zero_point": "A",
+    "C_scale": "A_scale",
+    "C_zero_point": "A",
+    "C": "A",
+}
+
+
+@operator("QLinearAdd", "C", types=_BINARY)
+def qlinear_add(
+    op: FunctionEmitter,
+    A: str,
+    A_scale: str,
+    A_zero_point: str | None,
+    B: str,
+    B_scale: str,
+    B_zero_point: str | None,
+    C_scale: str,
+    C_zero_point: str | None = None,
+) -> str:
+    """C stands for the sum of what A and B stand for"""
+    y = op.Add(_read(op, A, A_scale, A_zero_point), _read(op, B, B_scale, B_zero_point))
+    return _written(op, y, C_scale, C_zero_point, A)
+
+
+@operator("QLinearMul", "C", types=_BINARY)
+def qlinear_mul(
+    op: FunctionEmitter,
+    A: str,
+    A_scale: str,
+    A_zero_point: str | None,
+    B: str,
+    B_scale: str,
+    B_zero_point: str | None,
+    C_scale: str,
+    C_zero_point: str | None = None,
+) -> str:
+    """C stands for the product of what A and B stand for"""
+    y = op.Mul(_read(op, A, A_scale, A_zero_point), _read(op, B, B_scale, B_zero_point))
+    return _written(op, y, C_scale, C_zero_point, A)
+
+
+_UNARY: dict[str, Any] = {
+    "X": BYTES,
+    "X_scale": _FLOAT,
+    "X_zero_point": "X",
+    "Y_scale": "X_scale",
+    "Y_zero_point": "X",
+    "Y": "X",
+}
+
+
+@operator("QLinearSigmoid", "Y", types=_UNARY)
+def qlinear_sigmoid(
+    op: FunctionEmitter, X: str, X_scale: str, X_zero_point: str | None, Y_scale: str, Y_zero_point: str | None = None
+) -> str:
+    """Y stands for the sigmoid of what X stands for"""
+    return _written(op, op.Sigmoid(_read(op, X, X_scale, X_zero_point)), Y_scale, Y_zero_point, X)
+
+
+@operator("QLinearLeakyRelu", "Y", types=_UNARY)
+def qlinear_leaky_relu(
+    op: FunctionEmitter,
+    X: str,
+    X_scale: str,
+    X_zero_point: str | None,
+    Y_scale: str,
+    Y_zero_point: str | None = None,
+    *,
+    alpha: float = 0.01,
+) -> str:
+    """Y stands for what X stands for, times α where that is negative"""
+    y = op.LeakyRelu(_read(op, X, X_scale, X_zero_point), alpha=alpha)
+    return _written(op, y, Y_scale, Y_zero_point, X)
+
+
+@operator(
+    "QLinearSoftmax",
+    "Y",
+    types={
+        "X": BYTES,
+        "X_scale": _FLOAT,
+        "x_zero_point": "X",
+        "y_scale": "X_scale",
+        "y_zero_point": "X",
+        "Y": "X",
+    },
+)
+def qlinear_softmax(
+    op: FunctionEmitter,
+    X: str,
+    X_scale: str,
+    x_zero_point: str | None,
+    y_scale: str,
+    y_zero_point: str,
+    *,
+    axis: int = -1,
+    opset: int,
+) -> str:
+    """Y stands for the softmax of what X stands for along `axis`, or before opset 13 over all axes from there on as one"""
+    x = _read(op, X, X_scale, x_zero_point)
+    if opset >= 13:
+        y = op.Softmax(x, axis=axis)
+    else:
+        y = op.Reshape(op.Softmax(op.Flatten(x, axis=axis), axis=1), op.Shape(X), allowzero=1)
+    return _written(op, y, y_scale, y_zero_point, X)
+
+
+@operator(
+    "QLinearConcat",
+    "Y",
+    types={
+        "Y_scale": _FLOAT,
+        "Y_zero_point": BYTES,
+        "inputs": ("tensor(uint8)", "tensor(int8)", "tensor(float)"),
+        "Y": "Y_zero_point",
+    },
+)
+def qlinear_concat(op: FunctionEmitter, Y_scale: str, Y_zero_point: str, *inputs: str, axis: int) -> str:
+    """Y stands for what the tensors stand for, side by side; each is followed by its scale and its zero point"""
+    if len(inputs) % 3:
+        raise UnsupportedFormError(
+            f"{len(inputs)} inputs follow Y_zero_point; give each tensor its scale and its zero point"
+        )
+    y = op.Concat(*(_read(op, *inputs[k : k + 3]) for k in range(0, len(inputs), 3)), axis=axis)
+    return _written(op, y, Y_scale, Y_zero_point, Y_zero_point)
+
+
+_POOL: dict[str, Any] = {
+    "X": BYTES,
+    "x_scale": _FLOAT,
+    "x_zero_point": "X",
+    "y_scale": "x_scale",
+    "y_zero_point": "X",
+    "Y": "X",
+}
+
+
+@operator("QLinearAveragePool", "Y", types=_POOL)
+def qlinear_average_pool(
+    op: FunctionEmitter,
+    X: str,
+    x_scale: str,
+    x_zero_point: str | None,
+    y_scale: str,
+    y_zero_point: str | None = None,
+    *,
+    auto_pad: str = "NOTSET",
+    ceil_mode: int = 0,
+    channels_last: int = 0,
+    count_include_pad: int = 0,
+    kernel_shape: Ints,
+    pads: Ints | None = None,
+    strides: Ints | None = None,
+) -> str:
+    """Y stands for AveragePool of what X stands for, the channels in axis 1 or, with channels_last, in the last one"""
+    last, first = _perms(len(kernel_shape) + 2)
+    x = _read(op, X, x_scale, x_zero_point)
+    y = op.AveragePool(
+        op.Transpose(x, perm=first) if channels_last else x,
+        auto_pad=auto_pad,
+        ceil_mode=ceil_mode,
+        count_include_pad=count_include_pad,
+        kernel_shape=kernel_shape,
+        pads=pads,
+        strides=strides,
+    )
+    return _written(op, op.Transpose(y, perm=last) if channels_last else y, y_scale, y_zero_point, X)
+
+
+def _perms(rank: int) -> tuple[list[int], list[int]]:
+    """The permutations that move axis 1 to the end, and the last axis to place 1."""
+    return [0, *range(2, rank), 1], [0, rank - 1, *range(1, rank - 1)]
+
+
+@operator("QLinearGlobalAveragePool", "Y", types=_POOL)
+def qlinear_global_average_pool(
+    op: FunctionEmitter,
+    X: str,
+    x_scale: str,
+    x_zero_point: str,
+    y_scale: str,
+    y_zero_point: str,
+    *,
+    channels_last: int = 0,
+) -> str:
+    """Y stands for the means over the pixels of what X stands for, the channels in axis 1 or, with channels_last, the last"""
+    x = _read(op, X, x_scale, x_zero_point)
+    if channels_last:
+        sizes = op.Shape(X)
+        pixels = op.Slice(sizes, [1], [-1], [0])
+        ends = op.Slice(sizes, [0], [1], [0]), op.Slice(sizes, [-1], [END], [0])
+        rows = op.Reshape(x, op.Concat(ends[0], op.ReduceProd(pixels, keepdims=1), ends[1], axis=0), allowzero=1)
+        shape = op.Concat(ends[0], op.Expand(op.const([1]), op.Shape(pixels)), ends[1], axis=0)
+        y = op.Reshape(op.reduce("ReduceMean", rows, [1]), shape, allowzero=1)
+    else:
+        y = op.GlobalAveragePool(x)
+    return _written(op, y, y_scale, y_zero_point, X)
+
+
+@operator(
+    "QLinearReduceMean",
+    "reduced",
+    types={
+        "data": BYTES,
+        "data_scale": _FLOAT,
+        "data_zero_point": "data",
+        "reduced_scale": "data_scale",
+        "reduced_zero_point": "data",
+        "reduced": "data",
+    },
+)
+def qlinear_reduce_mean(
+    op: FunctionEmitter,
+    data: str,
+    data_scale: str,
+    data_zero_point: str | None,
+    reduced_scale: str,
+    reduced_zero_point: str | None = None,
+    *,
+    axes: Ints,
+    keepdims: int,
+) -> str:
+    """reduced stands for the mean of what data stands for, over the axes"""
+    y = op.reduce("ReduceMean", _read(op, data, data_scale, data_zero_point), axes)
+    return _written(op, y if keepdims else op.Squeeze(y, axes), reduced_scale, reduced_zero_point, data)
+
+
+@operator(
+    "QLinearWhere",
+    "Z",
+    types={
+        "condition": ("tensor(bool)",),
+        "X": BYTES,
+        "x_scale": _FLOAT,
+        "x_zero_point": "X",
+        "Y": "X",
+        "y_scale": "x_scale",
+        "y_zero_point": "X",
+        "z_scale": "x_scale",
+        "z_zero_point": "X",
+        "Z": "X",
+    },
+)
+def qlinear_where(
+    op: FunctionEmitter,
+    condition: str,
+    X: str,
+    x_scale: str,
+    x_zero_point: str,
+    Y: str,
+    y_scale: str,
+    y_zero_point: str,
+    z_scale: str,
+    z_zero_point: str,
+) -> str:
+    """Z stands for what X stands for where the condition holds, elsewhere for what Y stands for"""
+    z = op.Where(condition, _read(op, X, x_scale, x_zero_point), _read(op, Y, y_scale, y_zero_point))
+    return _written(op, z, z_scale, z_zero_point, X)
+
+
+@operator(
+    "QLinearConv",
+    "y",
+    types={
+        "x": BYTES,
+        "x_scale": _FLOAT,
+        "x_zero_point": "x",
+        "w": BYTES,
+        "w_scale": "x_scale",
+        "w_zero_point": "w",
+        "y_scale": "x_scale",
+        "y_zero_point": BYTES,
+        "B": _INT32,
+        "y": "y_zero_point",
+    },
+)
+def qlinear_conv(
+    op: FunctionEmitter,
+    x: str,
+    x_scale: str,
+    x_zero_point: str,
+    w: str,
+    w_scale: str,
+    w_zero_point: str,
+    y_scale: str,
+    y_zero_point: str,
+    B: str | None = None,
+    *,
+    auto_pad: str = "NOTSET",
+    channels_last: int = 0,
+    dilations: Ints | None = None,
+    group: int = 1,
+    kernel_shape: Ints | None = None,
+    pads: Ints | None = None,
+    strides: Ints | None = None,
+) -> str:
+    """QLinearConv of ai.onnx, the channels of x and y in axis 1 or, with channels_last, in the last one"""
+    axes = next((len(sizes) for sizes in (kernel_shape, strides, dilations) if sizes), None)
+    rank = op.rank(x) or op.rank(w) or (axes and axes + 2)
+    if channels_last and rank is None:
+        raise UnsupportedFormError("with channels_last it needs the rank of its input x; add it to value_info")
+    last, first = _perms(rank or 0)
+    y = op.QLinearConv(
+        op.Transpose(x, perm=first) if channels_last else x,
+        *(x_scale, x_zero_point, w, w_scale, w_zero_point, y_scale, y_zero_point, B),
+        auto_pad=auto_pad,
+        dilations=dilations,
+        group=group,
+        kernel_shape=kernel_shape,
+        pads=pads,
+        strides=strides,
+    )
+    return op.Transpose(y, perm=last) if channels_last else y
+
+
+@operator(
+    "QEmbedLayerNormalization",
+    "layernorm_out",
+    "mask_index_out",
+    types={
+        "input_ids": _INT32,
+        "segment_ids": "input_ids",
+        "word_embedding_quant": BYTES,
+        "position_embedding_quant": "word_embedding_quant",
+        "segment_embedding": "word_embedding_quant",
+        "gamma_quant": "word_embedding_quant",
+        "beta_quant": "word_embedding_quant",
+        "mask": "input_ids",
+        "word_embedding_scale": _FLOAT,
+        "position_embedding_scale": "word_embedding_scale",
+        "segment_embedding_scale": "word_embedding_scale",
+        "gamma_scale": "word_embedding_scale",
+        "beta_scale": "word_embedding_scale",
+        "word_embedding_zero_point": "word_embedding_quant",
+        "position_embedding_zero_point": "word_embedding_quant",
+        "segment_embedding_zero_point": "word_embedding_quant",
+        "gamma_zero_point": "word_embedding_quant",
+        "beta_zero_point": "word_embedding_quant",
+        "layernorm_out": "word_embedding_scale",
+        "mask_index_out": "input_ids",
+    },
+)
+def qembed_layer_normalization(
+    op: FunctionEmitter,
+    input_ids: str,
+    segment_ids: str | None,
+    word_embedding_quant: str,
+    position_embedding_quant: str,
+    segment_embedding: str | None,
+    gamma_quant: str,
+    beta_quant: str,
+    mask: str | None,
+    word_embedding_scale: str,
+    position_embedding_scale: str,
+    segment_embedding_scale: str | None,
+    gamma_scale: str,
+    beta_scale: str,
+    word_embedding_zero_point: str,
+    position_embedding_zero_point: str,
+    segment_embedding_zero_point: str | None,
+    gamma_zero_point: str,
+    beta_zero_point: str,
+    *,
+    epsilon: float = 1e-12,
+) -> tuple[str, ...]:
+    """EmbedLayerNormalization of what the embeddings, gamma and beta stand for"""
+    segments = (segment_ids, segment_embedding, segment_embedding_scale, segment_embedding_zero_point)
+    if None in segments and any(segments):
+        raise UnsupportedFormError(
+            "it has some of segment_ids, segment_embedding, its scale and its zero point; give it all of them or none"
+        )
+    rows = None
+    if segment_embedding is not None and segment_embedding_scale is not None:
+        rows = _read(op, segment_embedding, segment_embedding_scale, segment_embedding_zero_point)
+    return embed_layer_normalization(
+        op,
+        input_ids,
+        segment_ids,
+        _read(op, word_embedding_quant, word_embedding_scale, word_embedding_zero_point),
+        _read(op, position_embedding_quant, position_embedding_scale, position_embedding_zero_point),
+        rows,
+        _read(op, gamma_quant, gamma_scale, gamma_zero_point),
+        _read(op, beta_quant, beta_scale, beta_zero_point),
+        mask,
+        epsilon=epsilon,
+    )[:2]
+
+
+# Matrices of int8 in the orders of cublasLt. Their zero points are 0.
+
+_INT8 = ("tensor(int8)",)
+_ROW, _COL = 1, 0
+
+
+def _int8(op: FunctionEmitter, y: str, scale: str) -> str:
+    q = str(op.QuantizeLinear(y, single(op, scale), op.const(np.int8(0))))
+    op.types[q] = TensorProto.INT8, op.rank(y)
+    return q
+
+
+@operator(
+    "QOrderedMatMul",
+    "Y",
+    types={
+        "A": _INT8,
+        "scale_A": _FLOAT,
+        "B": "A",
+        "scale_B": "scale_A",
+        "scale_Y": "scale_A",
+        "bias": "scale_A",
+        "C": "A",
+        "scale_C": "scale_A",
+        "Y": "A",
+    },
+)
+def qordered_matmul(
+    op: FunctionEmitter,
+    A: str,
+    scale_A: str,
+    B: str,
+    scale_B: str,
+    scale_Y: str,
+    bias: str | None = None,
+    C: str | None = None,
+    scale_C: str | None = None,
+    *,
+    order_A: int,
+    order_B: int,
+    order_Y: int,
+) -> str:
+    """Y stands for A·B + bias + C; B lies in columns, the others in rows"""
+    if (order_A, order_B, order_Y) != (_ROW, _COL, _ROW):
+        raise UnsupportedFormError(
+            f"order_A, order_B and order_Y are {order_A}, {order_B} and {order_Y}, which are not read; "
+            "use ORDER_ROW (1) for A and Y, and ORDER_COL (0) for B"
+        )
+    y = op.MatMul(centred(op, A, None), reordered(op, centred(op, B, None), _COL, _ROW))
+    y = plus(op, op.Mul(y, op.Mul(single(op, scale_A), scale_B)), bias)
+    if (C is None) != (scale_C is None):
+        raise UnsupportedFormError("it has one of C and scale_C; give it both or none")
+    if C is not None and scale_C is not None:
+        y = op.Add(y, dequantized(op, C, single(op, scale_C), None))
+    return _int8(op, y, scale_Y)
+
+
+@operator("QOrderedGelu", "Y", types={"X": _INT8, "scale_X": _FLOAT, "scale_Y": "scale_X", "Y": "X"})
+def qordered_gelu(
+    op: FunctionEmitter, X: str, scale_X: str, scale_Y: str, *, order_X: int | None = None, order_Y: int | None = None
+) -> str:
+    """Y stands for x·Φ(x) of what X stands for, in the same order"""
+    if order_Y is not None and order_X is not None and order_X != order_Y:
+        raise UnsupportedFormError(f"order_X is {order_X} and order_Y {order_Y}; they are the same")
+    return _int8(op, op.com_microsoft("Gelu", _read(op, X, scale_X, None)), scale_Y)
+
+
+@operator(
+    "QOrderedLayerNormalization",
+    "Y",
+    types={
+        "X": _INT8,
+        "scale_X": _FLOAT,
+        "scale": _SHORT_FLOATS,
+        "B": "scale",
+        "scale_Y": "scale_X",
+        "Y": "X",
+    },
+)
+def qordered_layer_normalization(
+    op: FunctionEmitter,
+    X: str,
+    scale_X: str,
+    scale: str,
+    B: str | None,
+    scale_Y: str,
+    *,
+    axis: int = -1,
+    epsilon: float = 1e-5,
+    order_X: int = 1,
+    order_Y: int = 1,
+) -> str:
+    """Y stands for LayerNormalization of what X stands for, in the same order"""
+    if order_X != order_Y:
+        raise UnsupportedFormError(f"order_X is {order_X} and order_Y {order_Y}; they are the same")
+    x = reordered(op, _read(op, X, scale_X, None), order_X, _ROW)
+    y = op.LayerNormalization(x, as_float(op, scale), B and as_float(op, B), axis=axis, epsilon=epsilon)
+    return reordered(op, _int8(op, y, scale_Y), _ROW, order_Y)
+
+
+def _rounded(op: FunctionEmitter, y: str, scale: str | None) -> str:
+    """What is left of `y` when it is quantized; all of it where there is no scale."""
+    return y if scale is None else dequantized(op, _int8(op, y, scale), single(op, scale), None)
+
+
+@operator(
+    "QOrderedAttention",
+    "output",
+    types={
+        "input": _INT8,
+        "scale_input": _FLOAT,
+        **dict.fromkeys(("Q_weight", "K_weight", "V_weight", "past", "output"), "input"),
+        **dict.fromkeys((f"scale_{part}_{of}" for part in "QKV" for of in ("gemm", "weight")), "scale_input"),
+        **dict.fromkeys(("Q_bias", "K_bias", "V_bias", "scale_QKT_gemm", "scale_QKT_softmax"), "scale_input"),
+        **dict.fromkeys(("scale_values_gemm", "attention_bias"), "scale_input"),
+        "mask_index": _INT32,
+    },
+)
+def qordered_attention(
+    op: FunctionEmitter,
+    input: str,
+    scale_input: str,
+    scale_Q_gemm: str,
+    scale_K_gemm: str,
+    scale_V_gemm: str,
+    Q_weight: str,
+    K_weight: str,
+    V_weight: str,
+    scale_Q_weight: str,
+    scale_K_weight: str,
+    scale_V_weight: str,
+    Q_bias: str,
+    K_bias: str,
+    V_bias: str,
+    scale_QKT_gemm: str | None,
+    scale_QKT_softmax: str | None,
+    scale_values_gemm: str,
+    mask_index: str | None = None,
+    past: str | None = None,
+    attention_bias: str | None = None,
+    *,
+    num_heads: int,
+    order_input: int,
+    order_output: int,
+    order_weight: int,
+    qkv_hidden_sizes: Ints | None = None,
+    unidirectional: int = 0,
+) -> str:
+    """Attention of input·weight + bias of Q, K and V, each quantized, as are Q·Kᵀ and its softmax if they have scales"""
+    if (order_input, order_weight, order_output) != (_ROW, _COL, _ROW):
+        raise UnsupportedFormError(
+            f"order_input, order_weight and order_output are {order_input}, {order_weight} and {order_output}; "
+            "use ORDER_ROW (1) for input and output, and ORDER_COL (0) for the weights"
+        )
+    for name, given in (("past", past), ("attention_bias", attention_bias), ("qkv_hidden_sizes", qkv_hidden_sizes)):
+        if given is not None:
+            raise UnsupportedFormError(f"it has {name}, which ONNX Runtime does not compute with; leave it out")
+    x, heads = centred(op, input, None), []
+    for weight, scale, bias, gemm in (
+        (Q_weight, scale_Q_weight, Q_bias, scale_Q_gemm),
+        (K_weight, scale_K_weight, K_bias, scale_K_gemm),
+        (V_weight, scale_V_weight, V_bias, scale_V_gemm),
+    ):
+        y = op.MatMul(x, reordered(op, centred(op, weight, None), _COL, _ROW))
+        y = op.Add(op.Mul(y, op.Mul(single(op, scale_input), scale)), bias)
+        y = _rounded(op, y, gemm)
+        heads.append(op.Transpose(op.Reshape(y, [0, 0, num_heads, -1]), perm=[0, 2, 1, 3]))
+    q, k, v = heads
+    scores = _rounded(op, op.MatMul(q, op.Transpose(k, perm=[0, 1, 3, 2])), scale_QKT_gemm)
+    scores = op.Div(scores, op.Sqrt(as_float(op, op.Shape(q, start=3, end=4))))
+    if mask_index is not None:
+        rank = op.rank(mask_index)
+        if rank not in (2, 3):
+            raise UnsupportedFormError(
+                "its mask_index has not the shape (batch, keys) or (batch, queries, keys); only these are covered"
+            )
+        hidden = op.Not(op.Greater(op.Unsqueeze(mask_index, [1, 2] if rank == 2 else [1]), 0))
+        scores = op.Add(scores, op.Mul(as_float(op, hidden), -10000.0))
+    if unidirectional:
+        positions = op.Range(op.const(np.array(0)), op.Squeeze(op.Shape(q, start=2, end=3), [0]), op.const(np.array(1)))
+        later = op.Greater(positions, op.Unsqueeze(positions, [1]))
+        scores = op.Where(later, op.const(np.float32(-np.inf)), scores)
+    shares = _rounded(op, op.Softmax(scores, axis=-1), scale_QKT_softmax)
+    y = op.Transpose(op.MatMul(shares, v), perm=[0, 2, 1, 3])
+    return _int8(op, op.Reshape(y, [0, 0, -1]), scale_values_gemm)
+
+
+# Sums of whole numbers
+
+
+@operator(
+    "MatMulInteger16",
+    "Y",
+    types={
+        "A": ("tensor(int16)", "tensor(uint16)"),
+        "B": ("tensor(int16)", "tensor(uint16)"),
+        "Y": ("tensor(int32)", "tensor(uint32)"),
+    },
+)
+def matmul_integer16_body(op: FunctionEmitter, A: str, B: str) -> str:
+    """A·B with 32 bits"""
+    return op.MatMul(_int32(op, A), _int32(op, B))
+
+
+@operator(
+    "MulInteger",
+    "C",
+    types={"A": BYTES, "A_zero_point": "A", "B": "A", "B_zero_point": "A", "C": _INT32},
+)
+def mul_integer_body(
+    op: FunctionEmitter, A: str, A_zero_point: str | None, B: str, B_zero_point: str | None = None
+) -> str:
+    """(A − A_zero_point)·(B − B_zero_point) with 32 bits"""
+    factors = (
+        _int32(op, q) if zero is None else op.Sub(_int32(op, q), _int32(op, single(op, zero)))
+        for q, zero in ((A, A_zero_point), (B, B_zero_point))
+    )
+    return op.Mul(*factors)
+
+
+@operator(
+    "ReduceSumInteger",
+    "reduced",
+    types={"data": BYTES, "reduced": ("tensor(int32)", "tensor(uint32)")},
+)
+def reduce_sum_integer_body(op: FunctionEmitter, data: str, *, axes: Ints, keepdims: int) -> str:
+    """Σ data over the axes with 32 bits, which have a sign where data has one"""
+    total = op.ReduceSum(_int32(op, data), list(axes), keepdims=keepdims)
+    return op.Cast(total, to=TensorProto.UINT32) if op.type(data) == TensorProto.UINT8 else total
+
+
+def _int32(op: FunctionEmitter, x: str) -> str:
+    return str(op.Cast(x, to=TensorProto.INT32))

@@ -1,0 +1,160 @@
+"""ONNX Runtime's operators of quantized tensors: their derivatives where rounding has one, and what they refuse."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from checking import assert_second_derivative
+from onnx import parser
+from test_rules_quantization import STRAIGHT, assert_surrogate
+
+import refgrad
+from refgrad.backends import get_backend
+from refgrad.conformance.case import Case
+from refgrad.conformance.cases.microsoft.qlinear import cases
+from refgrad.conformance.cases.microsoft.quantization import cases as quantizations
+from refgrad.errors import BackendError, NoGradientError
+
+CASES = [*cases(), *(case for case in quantizations() if case.node.op_type != "FakeQuant")]
+
+
+@pytest.mark.parametrize("quantization", STRAIGHT)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_rounding_agrees_with_differences_of_a_surrogate(case: Case, quantization: str) -> None:
+    if quantization == "clipped" or case.static:
+        assert_surrogate(case, quantization)
+
+
+@pytest.mark.parametrize("name", ["MatMulIntegerToFloat", "DynamicQuantizeMatMul", "QAttention"])
+def test_second_derivative_of_a_result_in_floats(name: str) -> None:
+    case = next(case for case in CASES if case.node.op_type == name and case.static)
+    assert_second_derivative(case)
+
+
+def parse(body: str, inputs: str = "int8[2,3] q, float[2,3] x, float s", opset: int = 17) -> onnx.ModelProto:
+    """A model of one output y, a float; t scales what comes out of a quantized operator."""
+    imports = f'["" : {opset}, "com.microsoft" : 1]'
+    text = f"<ir_version: 10, opset_import: {imports}> g ({inputs}, float t) => (float[a,b] y) {{ {body} }}"
+    return parser.parse_model(text)
+
+
+BEHIND = " f = Cast<to=1>(o) y = Mul(f, t)"
+QUANTIZED = "q = com.microsoft.QuantizeLinear(x, s, z) "
+
+
+@pytest.mark.parametrize("op_type", ["QLinearSigmoid", "QLinearLeakyRelu"])
+def test_a_result_without_a_zero_point_has_the_zero_point_0(op_type: str) -> None:
+    """ONNX Runtime ends the process."""
+    zero = "int8 z = {0}"
+    inputs = f"float[2,3] x, float s) => (float[2,3] y) <{zero}, float t = {{1}}> {{"
+    text = f"""<ir_version: 10, opset_import: ["": 17, "com.microsoft": 1]> g ({inputs}
+        {QUANTIZED} o = com.microsoft.{op_type}(q, s, z, s) f = Cast<to=1>(o) y = Mul(f, t) }}"""
+    x = np.array([[0.3, -1.1, 2.7], [1.2, -2.2, 0.9]], np.float32)
+    model = parser.parse_model(text)
+    y = get_backend("numpy").prepare(model).run({"x": x, "s": np.array(0.25, np.float32)})["y"]
+    real = np.rint(x / 0.25) * 0.25
+    expected = 1 / (1 + np.exp(-real)) if op_type == "QLinearSigmoid" else np.where(real < 0, 0.01 * real, real)
+    np.testing.assert_array_equal(y, np.rint(expected / 0.25))
+    assert refgrad.preflight(model, ["x"], quantization="clipped").ok
+
+
+def test_by_default_a_quantized_operator_has_the_derivative_zero_and_says_why() -> None:
+    model = parse(
+        "q = com.microsoft.QuantizeLinear(x, s, z) o = com.microsoft.QLinearAdd(q, s, z, q, s, z, s, z)" + BEHIND,
+        "float[2,3] x, float s, int8 z",
+    )
+    rows = {row.operator: row for row in refgrad.preflight(model, ["x"]).rows}
+    assert rows["com.microsoft.QuantizeLinear"].verdict == "zero"
+    assert "quantization='straight-through'" in rows["com.microsoft.QuantizeLinear"].reason
+    model = refgrad.gradient(model, ["x", "s"])
+    feeds = {"x": np.ones((2, 3), np.float32), "s": np.array(0.3, np.float32), "z": np.array(1, np.int8)}
+    results = (
+        get_backend("numpy")
+        .prepare(model)
+        .run(feeds | {"t": np.array(1, np.float32), "y_grad": np.ones((2, 3), np.float32)})
+    )
+    assert not results["x_grad"].any()
+    assert not results["s_grad"].any()
+
+
+def test_a_zero_point_on_the_path_is_refused() -> None:
+    model = parse(
+        f"z = com.microsoft.QuantizeLinear(s, t) {QUANTIZED} y = com.microsoft.DequantizeLinear(q, s, z)",
+        "float[2,3] x, float s",
+    )
+    with pytest.raises(NoGradientError, match="a zero point is a number of the quantised type"):
+        refgrad.gradient(model, ["s"], quantization="straight-through")
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("o = com.microsoft.QLinearConcat<axis=0>(s, z, q, s)", "give each tensor its scale and its zero point"),
+        ("o = com.microsoft.QOrderedMatMul<order_A=2, order_B=3, order_Y=2>(q, s, q, s, s)", "use ORDER_ROW"),
+        ("o = com.microsoft.QOrderedGelu<order_X=1, order_Y=2>(q, s, s)", "they are the same"),
+        (
+            "o = com.microsoft.QOrderedLayerNormalization<order_X=7, order_Y=7>(q, s, v, , s)",
+            "the order 7 is not known",
+        ),
+        ("o = com.microsoft.QuantizeWithOrder<order_input=1, order_output=9>(x, s)", "there are ORDER_COL"),
+        ("o, a, b = com.microsoft.QuantizeBFP<bfp_type=1>(x)", "in whose bytes no derivative is written"),
+    ],
+)
+def test_a_form_that_is_not_covered_is_refused_with_the_reason(body: str, said: str) -> None:
+    inputs = "float[2,3] x, float s, float[3] v, int8 z"
+    model = parse(QUANTIZED + body + BEHIND, inputs)
+    with pytest.raises(NoGradientError, match=said):
+        refgrad.gradient(model, ["x", "s"], quantization="straight-through")
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("o = com.microsoft.QLinearAdd(q, v, z, q, s, z, s, z)", r"a scale has the shape \[3\]; it is a scalar"),
+        ("y = com.microsoft.MatMulIntegerToFloat(q, w, s, v)", r"b_scale has the shape \[3\]; .* each of 2 columns"),
+        ("y = com.microsoft.MatMulIntegerToFloat(q, w, s, s, , , v)", r"bias has the shape \[3\]; \[2\] is needed"),
+        ("y = com.microsoft.DynamicQuantizeMatMul(x, w, v)", "b_scale has the shape"),
+        (
+            "y = com.microsoft.QGemm(q, s, z, w, s, z, c)",
+            r"C has the shape \[5\], which does not broadcast to \[2, 2\]",
+        ),
+        ("o = com.microsoft.QuantizeWithOrder<order_input=1, order_output=2>(x, s)", "do not fit the order 2"),
+        ("o = com.microsoft.QuantizeLinear<axis=1>(x, v, z)", "y_zero_point has the shape"),
+        ("o = com.microsoft.MatMulInteger16(k, k)", "a product of matrices has no scalars"),
+        ("o = com.microsoft.QOrderedMatMul<order_A=1, order_B=0, order_Y=1>(q, s, w, s, s, , q)", "given together"),
+    ],
+)
+def test_bad_input_is_refused_by_name(body: str, said: str) -> None:
+    inputs = "int8[2,3] q, float[2,3] x, int8[3,2] w, float s, float[3] v, int8 z, int32[5] c, int16 k"
+    model = parse(body + (BEHIND if body.startswith("o") else ""), inputs)
+    feeds = {
+        "q": np.ones((2, 3), np.int8),
+        "x": np.ones((2, 3), np.float32),
+        "w": np.ones((3, 2), np.int8),
+        "v": np.ones(3, np.float32),
+        "z": np.array(0, np.int8),
+        "c": np.ones(5, np.int32),
+        "k": np.array(1, np.int16),
+    }
+    feeds |= {"s": np.array(1, np.float32), "t": np.array(1, np.float32)}
+    with pytest.raises(BackendError, match=said):
+        get_backend("numpy").prepare(model).run(feeds)
+
+
+def test_the_layouts_of_cublaslt() -> None:
+    """Where some elements of a matrix of 32 rows and 64 columns lie, by the documentation's formulas."""
+    x = np.arange(32 * 64, dtype=np.float32).reshape(32, 64)
+    for order, row, column, place in (
+        (0, 3, 5, 5 * 32 + 3),
+        (2, 3, 37, 32 * 32 + 3 * 32 + 5),
+        (3, 3, 37, 32 * 32 + 128 + 4 * 4 + 1 * 4 + 1),
+        (4, 11, 37, 32 * 32 + ((1 * 4 + 1) * 2 + 1) * 32 + 5),
+    ):
+        model = parse(
+            f"o = com.microsoft.QuantizeWithOrder<order_input=1, order_output={order}>(x, s)" + BEHIND,
+            "float[32,64] x, float s",
+        )
+        chosen = (x == x[row, column]).astype(np.float32)
+        feeds = {"x": chosen, "s": np.array(1, np.float32), "t": np.array(1, np.float32)}
+        assert get_backend("numpy").prepare(model).run(feeds)["y"].ravel().nonzero()[0].tolist() == [place]
