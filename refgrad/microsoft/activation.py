@@ -22,19 +22,19 @@ _SIGMOID_GELU = 1.702  # QuickGelu: x·σ(1.702·x)
 @operator("Gelu", "Y")
 def gelu_body(op: FunctionEmitter, X: str) -> str:
     """x·Φ(x)"""
-    return _gelu(op, X, "none")
+    return gelu_formula(op, X, "none")
 
 
 @operator("FastGelu", "Y")
 def fast_gelu_body(op: FunctionEmitter, X: str, bias: str | None = None) -> str:
     """The tanh form of Gelu at X + bias"""
-    return _gelu(op, plus(op, X, bias), "tanh")
+    return gelu_formula(op, plus(op, X, bias), "tanh")
 
 
 @operator("BiasGelu", "C")
 def bias_gelu_body(op: FunctionEmitter, A: str, B: str) -> str:
     """x·Φ(x) at A + B"""
-    return _gelu(op, op.Add(A, B), "none")
+    return gelu_formula(op, op.Add(A, B), "none")
 
 
 @operator("QuickGelu", "Y")
@@ -43,7 +43,7 @@ def quick_gelu_body(op: FunctionEmitter, X: str, *, alpha: float = _SIGMOID_GELU
     return op.Mul(X, op.Sigmoid(op.Mul(X, alpha)))
 
 
-def _gelu(op: FunctionEmitter, x: str, approximate: str) -> str:
+def gelu_formula(op: FunctionEmitter, x: str, approximate: str) -> str:
     if op.opset >= 20:
         return op.Gelu(x, approximate=approximate)
     if approximate == "tanh":
