@@ -43,7 +43,7 @@ def codes(*shape: int) -> np.ndarray:
             None,
             "has no meaning with use_sparse_mixer=1",
         ),
-        ({"activation_type": "swiglu"}, None, "'swiglu' with swiglu_fusion=0 needs fc3_experts_weights"),
+        ({"activation_type": "swiglu"}, None, "swiglu with swiglu_fusion=0 needs fc3_experts_weights"),
         ({"activation_type": "swiglu", "swiglu_fusion": 1}, W3, "swiglu_fusion=1 says that FC1 holds FC3"),
         ({"activation_type": "swiglu", "swiglu_fusion": 3}, None, "swiglu_fusion=3 is not known; there are 0, 1 and 2"),
         ({"activation_type": "geglu"}, None, "'geglu' needs swiglu_fusion=1 or 2"),
@@ -174,7 +174,9 @@ def test_weights_that_add_up_to_nothing_stay_nothing() -> None:
     nothing = np.zeros((3, 4), np.float32)
     empty = case(
         *("QMoE", X, LOGITS, Q1, S1, None, Q2, S2, *[None] * 7, nothing),
-        **{"k": 2, "normalize_routing_weights": 1, "activation_type": "silu"},
+        k=2,
+        normalize_routing_weights=1,
+        activation_type="silu",
     )
     model = refgrad.gradient(empty.model)
     feeds = {**empty.feeds, "output_grad": np.ones((3, 4), np.float32)}

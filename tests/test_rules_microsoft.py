@@ -47,7 +47,7 @@ def test_a_fused_dropout_without_a_seed_draws_the_same_in_every_run() -> None:
 
 LOSSES = ("SoftmaxCrossEntropy", "SparseSoftmaxCrossEntropy")
 
-# What ONNX Runtime's kernels for the CPU leave out, see conformance/findings: operators, what is in the name of a case, and why.
+# What ONNX Runtime leaves out on the CPU, see conformance/findings: operators, what is in the name of a case, and why.
 UNHEEDED = [
     (("MoE", "QMoE"), "use_sparse_mixer=1", "ONNX Runtime has no sparse mixer on the CPU"),
 ]

@@ -1,8 +1,8 @@
 """ONNX Runtime's mixtures of experts, and what routes tokens to them.
 
-A Scan goes from expert to expert: it gathers the tokens that the expert is chosen for, and adds what it makes of them to their
-rows of the result. So no token is given to an expert that it does not choose, and the gradient of an expert's weights is a slice
-of one tensor. Which experts a token chooses is piecewise constant; the derivative passes through the weights of those chosen.
+A Scan goes from expert to expert: it gathers the tokens that choose the expert, and adds what it makes of them to their rows of
+the result. So no token is given to an expert that it does not choose, and the gradient of an expert's weights is a slice of one
+tensor. Which experts a token chooses is piecewise constant; the derivative passes through the weights of those chosen.
 """
 
 from __future__ import annotations
@@ -11,15 +11,17 @@ import math
 from dataclasses import dataclass, replace
 
 import numpy as np
+from onnx import TensorProto
+
 from refgrad.errors import choices
 from refgrad.formulas.indexing import END
 from refgrad.forward.function_emitter import FunctionEmitter
 from refgrad.microsoft.activation import gelu_formula
+from refgrad.protos.types import SIXTEEN_BIT
 from refgrad.tables.definitions import FLOATS, UnsupportedFormError, operator
 
-JITTER = (
-    0.01  # of the sparse mixer: a logit further than twice that below the largest, relative to its size, is left out
-)
+# Of the sparse mixer: a logit further than twice that below the largest, relative to its size, is left out.
+JITTER = 0.01
 ACTIVATIONS = ("relu", "gelu", "silu", "swiglu", "identity", "relu2", "geglu")
 
 
@@ -49,7 +51,7 @@ class Activation:
             raise UnsupportedFormError(f"swiglu_fusion={fusion} says that FC1 holds FC3; leave fc3_experts_weights out")
         if kind == "swiglu" and not fusion and not separate:
             raise UnsupportedFormError(
-                "activation_type='swiglu' with swiglu_fusion=0 needs fc3_experts_weights; set swiglu_fusion where FC1 holds both"
+                "swiglu with swiglu_fusion=0 needs fc3_experts_weights; where FC1 holds both, set swiglu_fusion"
             )
         if kind == "geglu" and not fusion:
             raise UnsupportedFormError("activation_type='geglu' needs swiglu_fusion=1 or 2")
@@ -77,9 +79,19 @@ class Activation:
 
 
 def swiglu(
-    op: FunctionEmitter, gate: str, linear: str, alpha: float, beta: float, limit: float | None, after: int = 0
+    op: FunctionEmitter,
+    gate: str,
+    linear: str,
+    alpha: float,
+    beta: float,
+    limit: float | None,
+    after: int = 0,
+    rounded: str | None = None,
 ) -> str:
-    """G·σ(α·G)·(L + β), with G and L clamped at the limit; `after`: the first product, and not G, is"""
+    """G·σ(α·G)·(L + β), with G and L clamped at the limit; `after`: the first product, and not G, is
+
+    :param rounded: a value of the type that the first product is rounded to.
+    """
     if limit is not None:
         if not after:
             gate = op.Min(gate, op.const(limit, like=gate))
@@ -87,7 +99,9 @@ def swiglu(
     activated = op.Mul(gate, op.Sigmoid(gate if alpha == 1 else op.Mul(gate, alpha)))
     if limit is not None and after:
         activated = op.Min(activated, op.const(limit, like=gate))
-    return op.Mul(activated, op.Add(linear, beta) if beta else linear)
+    if rounded is not None:
+        activated = op.CastLike(op.CastLike(activated, rounded), gate)
+    return str(op.Mul(activated, op.Add(linear, beta) if beta else linear))
 
 
 def halves(op: FunctionEmitter, x: str) -> tuple[str, str]:
@@ -139,9 +153,11 @@ class QuantizedLayer(Layer):
 
     @property
     def parts(self) -> list[str]:
+        """The tensors that there are; each has a slice per expert."""
         return [*super().parts, self.scales, *([] if self.zero_points is None else [self.zero_points])]
 
     def of(self, parts: list[str]) -> QuantizedLayer:
+        """The layer of one expert, whose slices are the next of `parts`."""
         layer = super().of(parts)
         assert isinstance(layer, QuantizedLayer)
         scales = parts.pop(0)
@@ -233,7 +249,7 @@ def routed(
             )
         if normalize:
             raise UnsupportedFormError(
-                "normalize_routing_weights=1 has no meaning with use_sparse_mixer=1, whose weights are two softmaxes; leave one out"
+                "normalize_routing_weights=1 has no meaning with use_sparse_mixer=1, whose weights are two softmaxes"
             )
         return chosen, _sparsely_mixed(op, logits, largest, chosen)
     if normalize:
@@ -405,3 +421,113 @@ def qmoe(
         three = layer("fc3", fc3_experts_weights, fc3_scales, fc3_zero_points, fc3_experts_bias, fc3_expert_weight_bits)
     chosen, weights = routed(op, router_probs, k, normalize_routing_weights, use_sparse_mixer, router_weights)
     return mixed(op, input, chosen, weights, (one, two, three), activation)
+
+
+@operator(
+    "MoEGroupRouter",
+    optional=["router_probs", "selection_scores", "router_weights"],
+    types={
+        "expert_bias": ("tensor(float)",),
+        **dict.fromkeys(("selection_scores", "router_weights"), "expert_bias"),
+    },
+)
+def moe_group_router(
+    op: FunctionEmitter,
+    logits: str,
+    expert_bias: str,
+    projection_weight: str | None = None,
+    *,
+    group_topk: int = 2,
+    n_group: int = 1,
+    router_sentinel: float = -10000.0,
+    top_k: int,
+    topk_group: int = 1,
+) -> tuple[str | None, ...]:
+    """log σ(logits) at the top_k experts by σ(logits) + expert_bias in the best topk_group groups, router_sentinel elsewhere
+
+    Besides, σ(logits) + expert_bias and σ(logits) of all experts, where there is one group.
+    """
+    for name, value in (("group_topk", group_topk), ("n_group", n_group), ("top_k", top_k), ("topk_group", topk_group)):
+        if value < 1:
+            raise UnsupportedFormError(f"{name}={value}: it is a number above 0")
+    x = op.CastLike(op.Flatten(logits, axis=-1), expert_bias)
+    if projection_weight is not None:
+        x = op.MatMul(x, op.Transpose(op.CastLike(projection_weight, expert_bias), perm=[1, 0]))
+    scores = op.Sigmoid(x)
+    biased = op.Add(scores, expert_bias)
+    whole = (biased, scores) if n_group == topk_group == 1 else (None, None)
+    if projection_weight is not None:
+        return None, *whole
+    ranked = biased
+    if topk_group < n_group:
+        ranked = _in_best_groups(op, biased, group_topk, n_group, topk_group)
+    hidden = op.const(-math.inf, like=expert_bias)
+    _, chosen = op.TopK(ranked, [top_k], outputs=2)
+    selected = op.And(_marked(op, chosen, ranked), op.Greater(ranked, hidden))
+    logs = op.CastLike(op.Log(op.Max(scores, op.const(1e-20, like=expert_bias))), logits)
+    return op.Where(selected, logs, op.const(router_sentinel, like=logits)), *whole
+
+
+def _in_best_groups(op: FunctionEmitter, biased: str, group_topk: int, n_group: int, topk_group: int) -> str:
+    """`biased` (tokens, experts), and −∞ outside of the groups whose largest numbers add up to most."""
+    each = op.Div(op.Shape(biased, start=1), [n_group])
+    grouped = op.Reshape(biased, op.Concat(op.Shape(biased, end=1), [n_group], each, axis=0), allowzero=1)
+    largest, _ = op.TopK(grouped, op.Min(each, op.const([group_topk])), outputs=2)
+    totals = op.Reshape(op.reduce("ReduceSum", largest, [2]), [0, n_group])
+    _, best = op.TopK(totals, [topk_group], outputs=2)
+    within = op.Where(op.Unsqueeze(_marked(op, best, totals), [2]), grouped, op.const(-math.inf, like=biased))
+    return op.Reshape(within, op.Shape(biased), allowzero=1)
+
+
+def _marked(op: FunctionEmitter, chosen: str, like: str) -> str:
+    """True at the indices `chosen` of every row of `like`, False elsewhere."""
+    shape = op.Shape(like)
+    nothing = op.Expand(op.const(np.array(0)), shape)
+    ones = op.Expand(op.const(np.array(1)), op.Shape(chosen))
+    return op.Greater(op.ScatterElements(nothing, chosen, ones, axis=1), 0)
+
+
+@operator("SwiGLU", "output")
+def swiglu_body(
+    op: FunctionEmitter,
+    gate: str,
+    up: str | None = None,
+    *,
+    activation_alpha: float = 1.0,
+    activation_beta: float = 0.0,
+    limit: float = 0.0,
+    round_activation: int = 0,
+) -> str:
+    """G·σ(α·G)·(L + β), G = min(gate, limit), L = up clamped to ±limit; without up, gate holds both, gate first"""
+    narrow = op.type(gate) in SIXTEEN_BIT
+    g, linear = halves(op, gate) if up is None else (gate, up)
+    if narrow:
+        g, linear = (op.Cast(x, to=TensorProto.FLOAT) for x in (g, linear))
+    between = gate if narrow and round_activation else None
+    y = swiglu(op, g, linear, activation_alpha, activation_beta, limit if limit > 0 else None, rounded=between)
+    return str(op.CastLike(y, gate)) if narrow else y
+
+
+@operator("RouterGateUpProj", "router", "activated")
+def router_gate_up_proj(
+    op: FunctionEmitter,
+    X: str,
+    W: str,
+    *,
+    activation: str = "swiglu",
+    activation_alpha: float = 1.0,
+    activation_beta: float = 0.0,
+    limit: float = 0.0,
+    router_size: int,
+) -> tuple[str, str]:
+    """X·W: its first router_size columns, and SwiGLU of the others"""
+    if activation != "swiglu":
+        raise UnsupportedFormError(f"its activation {activation!r} is not known; there is 'swiglu'")
+    if router_size < 0:
+        raise UnsupportedFormError(f"router_size={router_size}: it is a number of columns")
+    y = op.MatMul(X, W)
+    options = {"activation_alpha": activation_alpha, "activation_beta": activation_beta, "limit": limit}
+    rest = op.Slice(y, [router_size], [END], [-1])
+    if op.type(X):  # a part of the product has its type
+        op.types[rest] = op.type(X), None
+    return op.Slice(y, [0], [router_size], [-1]), swiglu_body(op, rest, **options)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from onnx import ModelProto
 
 from refgrad.conformance.case import SHAPES, Case
 from refgrad.conformance.cases.microsoft import array, case, drawer
@@ -51,6 +53,8 @@ def cases() -> Iterator[Case]:
         yield case("MoE", floats(0, hidden), floats(0, experts), first, None, second)
     for shapes in SHAPES:
         yield from _quantized(floats, shapes)
+        yield from _routers(shapes)
+        yield from _gated(floats, shapes)
 
 
 def _quantized(floats: Callable[..., np.ndarray], shapes: str) -> Iterator[Case]:
@@ -118,3 +122,51 @@ def _quantized(floats: Callable[..., np.ndarray], shapes: str) -> Iterator[Case]
     )
     yield case("QMoE", x, logits, *first, *second, None, *third, *points, activation_type="silu", k=2)
     yield case("QMoE", floats(0, 8), floats(0, experts), *first, *second)
+
+
+# Two tokens, eight experts: neither their sums with the bias nor those of the groups are close.
+SCORES = array([[0.3, 1.9, -0.4, 0.9, -1.6, 0.1, 1.2, -0.8], [-0.6, 0.2, 1.4, -1.1, 0.8, 2.0, -0.2, 0.5]])
+BIAS = array([0.05, -0.1, 0.15, 0.0, 0.3, -0.25, 0.1, 0.2])
+
+
+def _routers(shapes: str) -> Iterator[Case]:
+    """Cases of MoEGroupRouter: with one group and with several, and the scores of all experts."""
+    router = "MoEGroupRouter"
+    yield case(router, SCORES, BIAS, shapes=shapes, top_k=3)
+    groups: dict[str, Any] = {"n_group": 4, "topk_group": 2, "router_sentinel": -5.0}
+    yield case(router, SCORES[np.newaxis], BIAS, shapes=shapes, top_k=2, **groups)
+    yield _of_all(case(router, SCORES, BIAS, shapes=shapes, top_k=2, outputs=3))
+    if shapes != "static":
+        return
+    yield case(router, SCORES, BIAS, top_k=3, **groups | {"topk_group": 1, "group_topk": 1})
+    yield case(router, SCORES, BIAS, top_k=2, n_group=2, group_topk=9)
+    yield case(router, SCORES[:0], BIAS, top_k=1, n_group=2)
+    random = np.random.default_rng(0)
+    x, weight = ((random.standard_normal((rows, 256)) / 16).astype(np.float32) for rows in (2, 8))
+    yield _of_all(case(router, x, BIAS, weight, top_k=2, outputs=3))
+
+
+def _of_all(made: Case) -> Case:
+    """The case without its first output, which excludes the others."""
+    model = ModelProto()
+    model.CopyFrom(made.model)
+    node = next(node for node in model.graph.node if node.output[0] == "router_probs")
+    node.output[0] = ""
+    for part in (model.graph.node, model.graph.output):
+        for one in [one for one in part if "router_probs" in (*getattr(one, "input", ()), one.name.removesuffix("_row"))]:
+            part.remove(one)
+    return replace(made, model=model, name=f"{made.name}-all")
+
+
+def _gated(floats: Callable[..., np.ndarray], shapes: str) -> Iterator[Case]:
+    """Cases of SwiGLU and RouterGateUpProj: the halves in one and in two, with a limit and without."""
+    options: dict[str, Any] = {"activation_alpha": 1.7, "activation_beta": 0.5, "limit": 0.45}
+    x, up = floats(2, 3, 4), floats(2, 3, 4)
+    yield case("SwiGLU", x, shapes=shapes)
+    yield case("SwiGLU", x, up, shapes=shapes, **options)
+    yield case("SwiGLU", floats(6), shapes=shapes, round_activation=1, **options)
+    yield case("SwiGLU", floats(0, 4), floats(0, 4), shapes=shapes, limit=-1.0)
+    yield case("RouterGateUpProj", x, floats(4, 7), shapes=shapes, outputs=2, router_size=3)
+    yield case("RouterGateUpProj", floats(2, 4), floats(4, 7), shapes=shapes, outputs=2, router_size=1, **options)
+    yield case("RouterGateUpProj", floats(4), floats(4, 7), shapes=shapes, outputs=2, router_size=3, **options)
+    yield case("RouterGateUpProj", floats(0, 4), floats(4, 7), shapes=shapes, outputs=2, router_size=3)

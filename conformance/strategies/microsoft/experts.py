@@ -77,3 +77,46 @@ def qmoe(d: Drawing) -> Case:
         normalize_routing_weights=d.pick(None, 1),
         weights_prepacked=d.pick(None, 0),
     )
+
+
+@strategy(*named("MoEGroupRouter"))
+def moe_group_router(d: Drawing) -> Case:
+    """One group or several, as many as there are or fewer; no two scores tie, with the bias or without."""
+    groups, size = d.integer(1, 3), d.integer(1, 3)
+    experts = groups * size
+    tokens = d.integer(1, 3)
+    return d.case(
+        d.apart((tokens, experts)),
+        (np.arange(experts) % 5 / 64).astype(np.float32),
+        top_k=d.integer(1, experts),
+        n_group=groups,
+        topk_group=d.integer(1, groups),
+        group_topk=d.integer(1, 3),
+        router_sentinel=d.pick(None, -3.0),
+    )
+
+
+@strategy(*named("SwiGLU"))
+def swiglu(d: Drawing) -> Case:
+    """Both halves in one tensor or in two, with a limit that no number is at."""
+    shape = d.shape(1, size=3)
+    apart = d.flag()
+    gate = d.floats(shape if apart else (*shape[:-1], 2 * shape[-1]), avoid=(1.0, -1.0))
+    up = d.floats(shape, avoid=(1.0, -1.0)) if apart else None
+    return d.case(gate, up, **_gate(d))
+
+
+@strategy(*named("RouterGateUpProj"))
+def router_gate_up_proj(d: Drawing) -> Case:
+    """Any number of logits and of hidden units."""
+    shape, router, units = d.shape(1, 3, size=3), d.integer(0, 2), d.integer(1, 2)
+    x, weight = d.normal(shape), d.normal((shape[-1], router + 2 * units))
+    return d.case(x, weight, router_size=router, outputs=2, **_gate(d))
+
+
+def _gate(d: Drawing) -> dict[str, Any]:
+    return {
+        "activation_alpha": d.pick(None, 0.5, 2.0),
+        "activation_beta": d.pick(None, 1.0, -0.5),
+        "limit": d.pick(None, 1.0),
+    }

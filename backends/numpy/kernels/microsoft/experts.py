@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from refgrad.backends.numpy.kernels.activation import gelu, sigmoid
-from refgrad.backends.numpy.kernels.operands import check_shape
+from refgrad.backends.numpy.kernels.operands import check_shape, widened
 from refgrad.backends.numpy.registry import kernel
 from refgrad.errors import choices
 from refgrad.protos.domains import MICROSOFT
@@ -294,9 +295,122 @@ class _Activation:
         return gate if linear is None else gate * linear
 
 
-def clamped_swiglu(gate: Array, linear: Array, alpha: float, beta: float, limit: float | None, after: int = 0) -> Array:
-    """G·σ(α·G)·(L + β), where the limit clamps G, or `after` it the first product, from above, and L on both sides"""
+def clamped_swiglu(
+    gate: Array,
+    linear: Array,
+    alpha: float,
+    beta: float,
+    limit: float | None,
+    after: int = 0,
+    rounded: Any = None,
+) -> Array:
+    """G·σ(α·G)·(L + β), where the limit clamps G, or `after` it the first product, from above, and L on both sides
+
+    :param rounded: the type that the first product is rounded to.
+    """
     top = math.inf if limit is None else limit
     gate = gate if after else np.minimum(gate, top)
     activated = gate * sigmoid(np.asarray(alpha * gate))
-    return np.asarray((np.minimum(activated, top) if after else activated) * (np.clip(linear, -top, top) + beta))
+    activated = np.minimum(activated, top) if after else activated
+    if rounded is not None:
+        activated = activated.astype(rounded).astype(gate.dtype)
+    return np.asarray(activated * (np.clip(linear, -top, top) + beta))
+
+
+@kernel("MoEGroupRouter", domain=MICROSOFT, fresh=True)
+def moe_group_router(
+    logits: Array,
+    expert_bias: Array,
+    projection_weight: Array | None = None,
+    *,
+    group_topk: int = 2,
+    n_group: int = 1,
+    router_sentinel: float = -10000.0,
+    top_k: int,
+    topk_group: int = 1,
+    _wanted: tuple[bool, ...],
+) -> tuple[Array | None, ...]:
+    """Token by token, the logarithms of the scores of the experts that are chosen; or all scores, with the bias and without"""
+    legacy, *full = (*_wanted, False, False)[:3]
+    if full[0] != full[1] or legacy == full[0]:
+        raise ValueError(f"the outputs are router_probs, or selection_scores and router_weights; wanted are {_wanted}")
+    if logits.ndim < 2:
+        raise ValueError(f"logits has rank {logits.ndim}; (..., experts) is needed")
+    rows = logits.reshape(math.prod(logits.shape[:-1]), logits.shape[-1]).astype(expert_bias.dtype)
+    if projection_weight is not None:
+        if legacy or logits.ndim != 2 or not rows.shape[1] or rows.shape[1] % 256:
+            raise ValueError(
+                f"logits of the shape {list(logits.shape)} cannot be projected: (tokens, a multiple of 256) is needed, "
+                "and the outputs selection_scores and router_weights"
+            )
+        check_shape("projection_weight", projection_weight.shape, (len(expert_bias), rows.shape[1]))
+        rows = rows @ projection_weight.T.astype(expert_bias.dtype)
+    experts = rows.shape[1]
+    check_shape("expert_bias", expert_bias.shape, (experts,))
+    if n_group < 1 or experts % n_group or group_topk < 1 or not 1 <= topk_group <= n_group or not 1 <= top_k <= experts:
+        raise ValueError(
+            f"{experts} experts do not fit n_group={n_group}, topk_group={topk_group}, group_topk={group_topk} and "
+            f"top_k={top_k}: the groups divide the experts, topk_group is 1 to n_group, top_k is 1 to {experts}"
+        )
+    scores = sigmoid(rows)
+    if not legacy:
+        if n_group > 1:
+            raise ValueError(f"selection_scores and router_weights need one group, and n_group is {n_group}")
+        return None, scores + expert_bias, scores
+    y = np.full(rows.shape, router_sentinel, logits.dtype)
+    size = experts // n_group
+    for token, score in enumerate(scores):
+        ranks = (score + expert_bias).reshape(n_group, size)
+        totals = [np.sort(group)[::-1][:group_topk].sum() for group in ranks]
+        best = np.argsort(-np.array(totals), kind="stable")[:topk_group]
+        within = [group * size + k for group in sorted(best) for k in range(size)]
+        chosen = sorted(within, key=lambda expert: -ranks.flat[expert])[:top_k]
+        y[token, chosen] = np.log(np.maximum(score[chosen], 1e-20))
+    return y, None, None
+
+
+@kernel("SwiGLU", domain=MICROSOFT, fresh=True)
+def swiglu(
+    gate: Array,
+    up: Array | None = None,
+    *,
+    activation_alpha: float = 1.0,
+    activation_beta: float = 0.0,
+    limit: float = 0.0,
+    round_activation: int = 0,
+) -> Array:
+    """The clamped activation of two halves, in one tensor or in two"""
+    if up is None:
+        if not gate.ndim or gate.shape[-1] % 2:
+            raise ValueError(f"gate has the shape {list(gate.shape)}; without up its last axis has two halves")
+        gate, up = gate[..., : gate.shape[-1] // 2], gate[..., gate.shape[-1] // 2 :]
+    check_shape("up", up.shape, gate.shape)
+    kind = gate.dtype.type if round_activation else None
+    y = clamped_swiglu(
+        *(widened(gate), widened(up), activation_alpha, activation_beta), limit if limit > 0 else None, rounded=kind
+    )
+    return y.astype(gate.dtype, copy=False)
+
+
+@kernel("RouterGateUpProj", domain=MICROSOFT, fresh=True)
+def router_gate_up_proj(
+    X: Array,
+    W: Array,
+    *,
+    activation: str = "swiglu",
+    activation_alpha: float = 1.0,
+    activation_beta: float = 0.0,
+    limit: float = 0.0,
+    router_size: int,
+) -> tuple[Array, Array]:
+    """The router's logits, and the activation of the gate and the up half behind them"""
+    if activation != "swiglu":
+        raise ValueError(f"activation {activation!r} is not known; there is 'swiglu'")
+    if W.ndim != 2 or X.shape[-1:] != W.shape[:1] or not 0 <= router_size <= W.shape[1] or (W.shape[1] - router_size) % 2:
+        raise ValueError(
+            f"X {list(X.shape)} and W {list(W.shape)} do not fit router_size={router_size}: "
+            "(..., K) and (K, router_size + 2 * inter) are needed"
+        )
+    y = np.einsum("...k,kn->...n", widened(X), widened(W)).astype(X.dtype, copy=False)
+    options = {"activation_alpha": activation_alpha, "activation_beta": activation_beta, "limit": limit}
+    return y[..., :router_size].copy(), swiglu(y[..., router_size:], **options)
