@@ -11,12 +11,11 @@ import math
 from dataclasses import dataclass, replace
 
 import numpy as np
-from onnx import TensorProto
 
 from refgrad.errors import choices
 from refgrad.formulas.indexing import END
 from refgrad.forward.function_emitter import FunctionEmitter
-from refgrad.microsoft.activation import gelu_formula
+from refgrad.microsoft.activation import gelu_formula, halves, in_float
 from refgrad.protos.types import SIXTEEN_BIT
 from refgrad.tables.definitions import FLOATS, UnsupportedFormError, operator
 
@@ -102,13 +101,6 @@ def swiglu(
     if rounded is not None:
         activated = op.CastLike(op.CastLike(activated, rounded), gate)
     return str(op.Mul(activated, op.Add(linear, beta) if beta else linear))
-
-
-def halves(op: FunctionEmitter, x: str) -> tuple[str, str]:
-    """The first and the second half of the last axis."""
-    count = {"num_outputs": 2} if op.opset >= 18 else {}
-    first, second = op.Split(x, outputs=2, axis=-1, **count)
-    return first, second
 
 
 def interleaved(op: FunctionEmitter, x: str) -> tuple[str, str]:
@@ -501,8 +493,7 @@ def swiglu_body(
     """G·σ(α·G)·(L + β), G = min(gate, limit), L = up clamped to ±limit; without up, gate holds both, gate first"""
     narrow = op.type(gate) in SIXTEEN_BIT
     g, linear = halves(op, gate) if up is None else (gate, up)
-    if narrow:
-        g, linear = (op.Cast(x, to=TensorProto.FLOAT) for x in (g, linear))
+    g, linear = in_float(op, g, linear)
     between = gate if narrow and round_activation else None
     y = swiglu(op, g, linear, activation_alpha, activation_beta, limit if limit > 0 else None, rounded=between)
     return str(op.CastLike(y, gate)) if narrow else y
