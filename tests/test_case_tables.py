@@ -53,6 +53,7 @@ NOT_SET = {
     ("com.microsoft.DynamicSparseAttention", "output_bf16"): "a result of 8 bits, of which no difference settles",
     ("com.microsoft.SparsePagedAttention", "auxiliary_cache_layout"): "there is one",
     ("com.microsoft.QMoE", "quant_type"): _FLOAT_8,
+    ("com.microsoft.RouterGateUpProj", "activation"): "there is one",
     ("com.microsoft.SkipGroupNorm", "channels_last"): "refused: ONNX Runtime adds the skip to the last axis alone",
 }
 NOT_GIVEN = {
@@ -96,7 +97,9 @@ RANKS = {
     com.microsoft.MatMulNBitsQkv com.microsoft.PadAndUnflatten com.microsoft.ShrunkenGather
     com.microsoft.SimplifiedLayerNormalization
     com.microsoft.SoftmaxCrossEntropy com.microsoft.SparseSoftmaxCrossEntropy SplitToSequence
-    com.microsoft.SwiGLU com.microsoft.RouterGateUpProj""",
+    com.microsoft.SwiGLU com.microsoft.RouterGateUpProj com.microsoft.GatedAdd com.microsoft.GatedRMSNorm
+    com.microsoft.BranchwiseRMSNorm com.microsoft.FusedMatMulActivation com.microsoft.HyperConnectionLowRankMix
+    com.microsoft.HyperConnectionPreMix com.microsoft.HyperConnectionPostMix""",
     2: """BatchNormalization DFT Det Gemm GroupNormalization LRN NegativeLogLikelihoodLoss ReverseSequence
     SoftmaxCrossEntropyLoss TensorScatter Trilu ai.onnx.ml.FeatureVectorizer ai.onnx.ml.LinearClassifier
     ai.onnx.ml.LinearRegressor ai.onnx.ml.SVMClassifier ai.onnx.ml.SVMRegressor com.microsoft.EmbedLayerNormalization
@@ -109,9 +112,11 @@ RANKS = {
     GlobalLpPool GlobalMaxPool GridSample InstanceNormalization LSTM LinearAttention LpPool MaxPool MaxUnpool RNN
     RotaryEmbedding STFT com.microsoft.Attention com.microsoft.BatchNormInternal com.microsoft.BiasSoftmax
     com.microsoft.MultiHeadAttention com.microsoft.SkipLayerNormalization com.microsoft.SkipSimplifiedLayerNormalization
-    com.microsoft.GroupQueryAttention com.microsoft.SparseAttention com.microsoft.DynamicSparseAttention""",
+    com.microsoft.GroupQueryAttention com.microsoft.SparseAttention com.microsoft.DynamicSparseAttention
+    com.microsoft.BiasAdd com.microsoft.BiasSplitGelu""",
     4: """DepthToSpace MaxRoiPool RoiAlign SpaceToDepth Upsample ai.onnx.preview.FlexAttention com.microsoft.FusedConv
-    com.microsoft.GroupNorm com.microsoft.SkipGroupNorm""",
+    com.microsoft.GroupNorm com.microsoft.SkipGroupNorm
+    com.microsoft.EngramGate""",
 }
 SMALLEST = {name: rank for rank, names in RANKS.items() for name in names.split()}
 

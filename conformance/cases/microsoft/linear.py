@@ -34,7 +34,9 @@ def cases() -> Iterator[Case]:
             form: dict[str, Any] = {"shapes": shapes, "activation": activation or "Relu"}
             yield case("FusedMatMulActivation", floats(2, 4), floats(4, 3), **form, **each)
         form = {"shapes": shapes, "transA": 1, "transB": 1, "alpha": 0.5}
-        yield case("FusedMatMulActivation", floats(2, 4, 2), floats(3, 4), activation="Softmax", activation_axis=1, **form)
+        yield case(
+            "FusedMatMulActivation", floats(2, 4, 2), floats(3, 4), activation="Softmax", activation_axis=1, **form
+        )
         yield case("FusedMatMulActivation", floats(4), floats(4, 3), shapes=shapes, activation="LogSoftmax")
         yield case("FusedMatMulActivation", floats(0, 4), floats(4, 3), shapes=shapes, activation="Selu")
         selu = {"activation": "Selu", "activation_alpha": 1.2, "activation_gamma": 0.9}

@@ -347,7 +347,13 @@ def moe_group_router(
         rows = rows @ projection_weight.T.astype(expert_bias.dtype)
     experts = rows.shape[1]
     check_shape("expert_bias", expert_bias.shape, (experts,))
-    if n_group < 1 or experts % n_group or group_topk < 1 or not 1 <= topk_group <= n_group or not 1 <= top_k <= experts:
+    if (
+        n_group < 1
+        or experts % n_group
+        or group_topk < 1
+        or not 1 <= topk_group <= n_group
+        or not 1 <= top_k <= experts
+    ):
         raise ValueError(
             f"{experts} experts do not fit n_group={n_group}, topk_group={topk_group}, group_topk={group_topk} and "
             f"top_k={top_k}: the groups divide the experts, topk_group is 1 to n_group, top_k is 1 to {experts}"
@@ -406,7 +412,12 @@ def router_gate_up_proj(
     """The router's logits, and the activation of the gate and the up half behind them"""
     if activation != "swiglu":
         raise ValueError(f"activation {activation!r} is not known; there is 'swiglu'")
-    if W.ndim != 2 or X.shape[-1:] != W.shape[:1] or not 0 <= router_size <= W.shape[1] or (W.shape[1] - router_size) % 2:
+    if (
+        W.ndim != 2
+        or X.shape[-1:] != W.shape[:1]
+        or not 0 <= router_size <= W.shape[1]
+        or (W.shape[1] - router_size) % 2
+    ):
         raise ValueError(
             f"X {list(X.shape)} and W {list(W.shape)} do not fit router_size={router_size}: "
             "(..., K) and (K, router_size + 2 * inter) are needed"

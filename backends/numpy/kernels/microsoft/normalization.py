@@ -59,14 +59,14 @@ def _sum(x: Array, *others: Array | None) -> Array:
 
 
 @kernel("GatedRMSNorm", domain=MICROSOFT, in_float32=True, fresh=True)
-def gated_rms_norm(
-    X: Array, scale: Array, gate: Array, *, activation: str = "silu", epsilon: float = 1e-5
-) -> Array:
+def gated_rms_norm(X: Array, scale: Array, gate: Array, *, activation: str = "silu", epsilon: float = 1e-5) -> Array:
     """Every run of elements as long as scale divided by its root mean square, times scale and the activated gate"""
     if activation not in ("silu", "swish", "sigmoid"):
         raise ValueError(f"activation {activation!r} is not known; there are 'silu', 'swish' and 'sigmoid'")
     if not X.ndim or scale.ndim != 1 or not scale.size or X.shape[-1] % scale.size:
-        raise ValueError(f"scale has the shape {list(scale.shape)}; it has one axis, which divides the last of {list(X.shape)}")
+        raise ValueError(
+            f"scale has the shape {list(scale.shape)}; it has one axis, which divides the last of {list(X.shape)}"
+        )
     check_shape("gate", gate.shape, X.shape)
     rows = X.reshape(-1, scale.size)
     y = (rows / root_mean_square(rows, epsilon) * scale).reshape(X.shape)
@@ -74,9 +74,7 @@ def gated_rms_norm(
 
 
 @kernel("BranchwiseRMSNorm", domain=MICROSOFT, fresh=True)
-def branchwise_rms_norm(
-    X: Array, scale: Array | None = None, *, epsilon: float = 1e-5, num_branches: int = 0
-) -> Array:
+def branchwise_rms_norm(X: Array, scale: Array | None = None, *, epsilon: float = 1e-5, num_branches: int = 0) -> Array:
     """Each branch divided by its root mean square, times its scale or that of all"""
     x = by_branch(X, num_branches)
     y = x / root_mean_square(x, epsilon)
@@ -179,7 +177,9 @@ def hyper_connection_low_rank_mix(
 
 def root_mean_square(x: Array, epsilon: float) -> Array:
     """√(mean x² + ε) over the last axis, which it keeps"""
-    return np.asarray(np.sqrt(np.einsum("...h,...h->...", x, x) / max(x.shape[-1], 1) + epsilon)[..., np.newaxis], x.dtype)
+    return np.asarray(
+        np.sqrt(np.einsum("...h,...h->...", x, x) / max(x.shape[-1], 1) + epsilon)[..., np.newaxis], x.dtype
+    )
 
 
 @kernel("GroupNorm", domain=MICROSOFT, in_float32=True, fresh=True)
