@@ -194,6 +194,18 @@ def test_the_activations_of_the_experts_are_not_stored() -> None:
     assert not {"Loop", "If"} & {node.op_type for node in every_node(model)}
 
 
+@pytest.mark.parametrize("block", [0, 16])
+def test_the_dequantized_weights_of_the_experts_are_not_stored(block: int) -> None:
+    """All experts together would be as large as the model before it was quantized."""
+    first, second = ((4, 16, 2), (4, 32, 1)) if block else ((4, 16), (4, 32))
+    inputs = FLOATS(3, 32), LOGITS, codes(4, 16, 16), FLOATS(*first), None, codes(4, 32, 8), FLOATS(*second)
+    model = refgrad.gradient(case("QMoE", *inputs, k=2, **{"block_size": 16} if block else {}).model)
+    forward, _ = (node for node in model.graph.node if node.op_type == "Scan")
+    body = next(attribute.g for attribute in forward.attribute if attribute.name == "body")
+    stored = [[dim.dim_value for dim in value.type.tensor_type.shape.dim] for value in body.output[1:]]
+    assert all(np.prod(shape) <= 64 for shape in stored), stored
+
+
 @pytest.mark.parametrize(
     "of",
     [

@@ -157,8 +157,13 @@ class QuantizedLayer(Layer):
 
     def apply(self, op: FunctionEmitter, x: str) -> str:
         """x·Wᵀ + b"""
-        scales = op.CastLike(self.scales, x)
-        codes = op.CastLike(unpacked(op, self.weights, self.bits, 1), x)
+        # Of a size that only the run knows: so the backward pass dequantizes again, and does not store what all experts have.
+        nothing = op.Mul(op.Shape(x, end=1), 0)
+        packed, scales = (
+            op.Reshape(part, op.Add(op.Shape(part), nothing), allowzero=1) for part in (self.weights, self.scales)
+        )
+        scales = op.CastLike(scales, x)
+        codes = op.CastLike(unpacked(op, packed, self.bits, 1), x)
         if self.zero_points is None:
             zero_points = op.const(2 ** (self.bits - 1), like=x)
         else:
