@@ -69,6 +69,7 @@ NOT_GIVEN = {
     ("com.microsoft.QMoE", "fc2_act_block_scale"): _FLOAT_8,
 }
 NOT_LEFT_OUT = {
+    ("com.microsoft.QMoE", "fc1_scales"): _FLOAT_8,
     ("com.microsoft.QMoE", "fc2_scales"): _FLOAT_8,
 }
 # What reads a sequence that other nodes of the case make: a case feeds tensors.

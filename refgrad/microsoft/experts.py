@@ -8,7 +8,9 @@ tensor. Which experts a token chooses is piecewise constant; the derivative pass
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -66,14 +68,15 @@ class Activation:
             return swiglu(
                 op, h, linear, self.activation_alpha, self.activation_beta, limit, self.swiglu_limit_after_activation
             )
-        gate = {
+        plain: dict[str, Callable[[str], str]] = {
             "relu": op.Relu,
             "gelu": lambda x: gelu_formula(op, x, "tanh"),
             "geglu": lambda x: gelu_formula(op, x, "tanh"),
             "silu": lambda x: op.Mul(x, op.Sigmoid(x)),
             "relu2": lambda x: op.Mul(op.Relu(x), op.Relu(x)),
             "identity": lambda x: x,
-        }[kind](h)
+        }
+        gate = plain[kind](h)
         return str(gate if linear is None else op.Mul(gate, linear))
 
 
@@ -522,7 +525,11 @@ def router_gate_up_proj(
     if router_size < 0:
         raise UnsupportedFormError(f"router_size={router_size}: it is a number of columns")
     y = op.MatMul(X, W)
-    options = {"activation_alpha": activation_alpha, "activation_beta": activation_beta, "limit": limit}
+    options: dict[str, Any] = {
+        "activation_alpha": activation_alpha,
+        "activation_beta": activation_beta,
+        "limit": limit,
+    }
     rest = op.Slice(y, [router_size], [END], [-1])
     if op.type(X):  # a part of the product has its type
         op.types[rest] = op.type(X), None

@@ -196,7 +196,7 @@ def _routed(logits: Array, k: int, normalize: int, sparse: int, values: Array | 
 def shared(weights: Array, epsilon: float = 0.0) -> Array:
     """Each row divided by its sum plus ε, where that is not 0."""
     total = weights.sum(1, keepdims=True) + epsilon
-    return np.divide(weights, total, out=np.zeros_like(weights), where=total != 0)
+    return np.asarray(np.divide(weights, total, out=np.zeros_like(weights), where=total != 0))
 
 
 def _sparsely_mixed(logits: Array, chosen: Array) -> list[float]:
@@ -241,7 +241,7 @@ def _mixed(
     def product(number: int, expert: int, x: Array) -> Array:
         matrices, bias = layers[number - 1]
         assert matrices is not None
-        return matrices[expert] @ x if bias is None else matrices[expert] @ x + bias[expert]
+        return np.asarray(matrices[expert] @ x if bias is None else matrices[expert] @ x + bias[expert])
 
     y = np.zeros_like(tokens)
     for t, x in enumerate(tokens):
@@ -423,5 +423,5 @@ def router_gate_up_proj(
             "(..., K) and (K, router_size + 2 * inter) are needed"
         )
     y = np.einsum("...k,kn->...n", widened(X), widened(W)).astype(X.dtype, copy=False)
-    options = {"activation_alpha": activation_alpha, "activation_beta": activation_beta, "limit": limit}
+    options: dict[str, Any] = {"activation_alpha": activation_alpha, "activation_beta": activation_beta, "limit": limit}
     return y[..., :router_size].copy(), swiglu(y[..., router_size:], **options)
