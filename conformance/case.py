@@ -94,7 +94,7 @@ def node_case(
     *inputs: np.ndarray | None,
     domain: str = "",
     opset: int = 22,
-    outputs: int = 1,
+    outputs: int | Sequence[int] = 1,
     constant: Sequence[str] = (),
     wrt: Sequence[str] | None = None,
     shapes: str = "static",
@@ -104,6 +104,7 @@ def node_case(
     """A case of one node whose inputs are called as in the operator's schema.
 
     :param inputs: the values fed, None for an absent optional input; those of a variadic input are called `<name>_0`, ...
+    :param outputs: how many outputs the node has, or the positions of those that it does not leave out.
     :param constant: the inputs that are initializers and not fed.
     :param wrt: what to differentiate with respect to; by default every float input that is fed.
     :param shapes: how the inputs are declared: "static", "symbolic" (every dimension a symbol), or "unknown" (the node
@@ -130,7 +131,8 @@ def node_case(
     initializers = [
         numpy_helper.from_array(v, n) for n, v in zip(called, inputs, strict=True) if v is not None and n in constant
     ]
-    produced = [_output_name(schema, k) for k in range(outputs)]
+    places = range(outputs) if isinstance(outputs, int) else outputs
+    produced = [_output_name(schema, k) if k in places else "" for k in range(max(places, default=-1) + 1)]
     read = [reads[n] if v is not None else "" for n, v in zip(called, inputs, strict=True)]
     nodes.append(helper.make_node(op_type, read, produced, name=NODE, domain=domain, **attributes))
     kinds = _output_types(op_type, domain, opset, fed, initializers, called, inputs, produced, attributes)
@@ -232,7 +234,7 @@ def _output_types(
         imports = [helper.make_opsetid(domain, opset)]
         inferred = onnx.shape_inference.infer_node_outputs(schema, node, types, data, opset_imports=imports)
     result = {}
-    for n in produced:
+    for n in filter(None, produced):
         tensor = inferred[n].tensor_type
         result[n] = tensor.elem_type, len(tensor.shape.dim) if tensor.HasField("shape") else None
     return result

@@ -31,6 +31,15 @@ WRONG_INFERENCE = {
     "Scan": "it knows the sizes of slices where no step is made, and a body of symbols tells none",
 }
 
+# Operators whose definition rounds what they compute in between, too.
+ROUNDED_WITHIN = (
+    "com.microsoft.GatedAdd",
+    "com.microsoft.HyperConnectionLowRankMix",
+    "com.microsoft.RouterGateUpProj",
+    "com.microsoft.ScaledSiLU",
+    "com.microsoft.SwiGLU",
+)
+
 
 def infer(model: onnx.ModelProto, feeds: Mapping[str, Any]) -> dict[str, onnx.TypeProto]:
     """The types that onnx infers for the sizes that are fed; of outputs the declared element type."""
@@ -134,7 +143,7 @@ def test_runs_in_every_type_of_the_schema(operator):
             fault = misdeclared(results[value.name], value.type)
             if fault and not fault.startswith("shape"):
                 wrong.append(f"{case} in {kind}: {value.name} is {fault}")
-        if kind in SIXTEEN_BIT and operator not in (*RANDOM, "BitCast"):
+        if kind in SIXTEEN_BIT and operator not in (*RANDOM, "BitCast", *ROUNDED_WITHIN):
             wrong += [f"{case} in {kind}: {fault}" for fault in rounded_more_than_once(case, kind, values, results)]
     assert not wrong, "\n".join(wrong)
 

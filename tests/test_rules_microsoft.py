@@ -47,6 +47,11 @@ def test_a_fused_dropout_without_a_seed_draws_the_same_in_every_run() -> None:
 
 LOSSES = ("SoftmaxCrossEntropy", "SparseSoftmaxCrossEntropy")
 
+# What ONNX Runtime leaves out on the CPU, see conformance/findings: operators, what is in the name of a case, and why.
+UNHEEDED = [
+    (("MoE", "QMoE"), "use_sparse_mixer=1", "ONNX Runtime has no sparse mixer on the CPU"),
+]
+
 # Where ONNX Runtime 1.19 computes something else than its later releases.
 _MENDED = ("MultiHeadAttention-2x3x8,2x4x8,2x4x4,none", "SkipSimplifiedLayerNormalization-2x3x4,1x3x4")
 
@@ -59,6 +64,9 @@ def test_the_interpreter_computes_what_onnx_runtime_does(case: Case) -> None:
         pytest.skip("ONNX Runtime adds up the losses where it should not, with the wrong sign or without")
     if case.node.op_type == "MatMulBnb4" and "transB=0" in str(case):
         pytest.skip("ONNX Runtime multiplies with the weights in another order")
+    for operators, form, reason in UNHEEDED:
+        if case.node.op_type in operators and form in str(case):
+            pytest.skip(reason)
     try:
         expected = get_backend("ort-cpu").prepare(case.model).run(case.feeds)
     except BackendError as error:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from onnx import NodeProto, TensorProto, helper, numpy_helper
+from onnx import GraphProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from refgrad.forward.misuse import numbers
 from refgrad.forward.operators import Argument, Operators
@@ -26,10 +26,14 @@ class FunctionEmitter(Operators):
     array, or None. `types` has what is known of the operator's inputs. Constants are nodes: a function has no initializers.
     """
 
-    def __init__(self, opset: int, operator: str, node: str) -> None:
-        """Emit the body of `operator` for the node called `node`, in ai.onnx operators of `opset`."""
+    def __init__(self, opset: int, operator: str, node: str, prefix: str = "v") -> None:
+        """Emit the body of `operator` for the node called `node`, in ai.onnx operators of `opset`.
+
+        :param prefix: what the names of its values begin with.
+        """
         self.opset = opset
         self._owner = operator, node
+        self._prefix = prefix
         self.nodes: list[NodeProto] = []
         self.types: dict[str, Type] = {}
 
@@ -56,7 +60,7 @@ class FunctionEmitter(Operators):
         names = [self._name(x, inputs) for x in inputs]
         while names and not names[-1]:
             names.pop()
-        made = tuple(f"v_{len(self.nodes)}_{k}" for k in range(outputs))
+        made = tuple(f"{self._prefix}_{len(self.nodes)}_{k}" for k in range(outputs))
         attributes = {key: value for key, value in attributes.items() if value is not None}
         node = helper.make_node(op_type, names, list(made), domain=domain)
         node.attribute.extend(attribute_of(key, attributes[key]) for key in sorted(attributes))
@@ -111,3 +115,46 @@ class FunctionEmitter(Operators):
         if self.opset >= 18:
             return str(self.emit(op_type, "", (data, axes), 1, {}))
         return str(self.emit(op_type, "", (data,), 1, {"axes": axes}))
+
+    def scan(
+        self,
+        step: Callable[[FunctionEmitter, list[str], list[str]], Sequence[str]],
+        states: Sequence[str],
+        slices: Sequence[str],
+    ) -> tuple[str, ...]:
+        """The states after all steps: a Scan along the first axis of `slices`.
+
+        :param step: emits a step into the emitter that it is given, from the states and the slices, and returns the new states.
+            It may read the values outside.
+        """
+        prefix = f"{self._prefix}_{len(self.nodes)}"
+        inner = FunctionEmitter(self.opset, *self._owner, f"{prefix}_step")
+        inner.types.update(self.types)
+        read = [f"{prefix}_in_{k}" for k in range(len(states) + len(slices))]
+        for position, (name, value) in enumerate(zip(read, (*states, *slices), strict=True)):
+            kind, rank = self.types.get(value, (0, None))
+            inner.types[name] = kind, rank if position < len(states) or rank is None else rank - 1
+        made = step(inner, read[: len(states)], read[len(states) :])
+        graph = GraphProto(name="step", node=inner.nodes)
+        graph.input.extend(_formal(name, inner.types[name]) for name in read)
+        graph.output.extend(_formal(name, inner.types[state]) for name, state in zip(made, read, strict=False))
+        attributes = {"body": graph, "num_scan_inputs": len(slices)}
+        results = self.emit("Scan", "", (*states, *slices), len(states), attributes)
+        results = results if isinstance(results, tuple) else (results,)
+        self.types.update(
+            (result, self.types.get(state, (0, None))) for result, state in zip(results, states, strict=True)
+        )
+        return results
+
+    def ranked(self, value: str, rank: int) -> str:
+        """`value`, of which it is known that it has `rank` axes."""
+        self.types[value] = self.type(value), rank
+        return value
+
+
+def _formal(name: str, known: Type) -> ValueInfoProto:
+    """An input or an output of the body of a Scan; ONNX Runtime needs the ranks of the outputs."""
+    kind, rank = known
+    if not kind:
+        return ValueInfoProto(name=name)
+    return helper.make_tensor_value_info(name, kind, None if rank is None else [None] * rank)

@@ -6,14 +6,16 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+from onnx import TensorProto
 
 from refgrad.formulas.types import widened
 from refgrad.forward.function_emitter import FunctionEmitter
 from refgrad.microsoft.forms import form
 from refgrad.microsoft.results import like
 from refgrad.protos.domains import MICROSOFT
+from refgrad.protos.types import SIXTEEN_BIT
 from refgrad.reverse.emit import Emitter
-from refgrad.tables.definitions import UnsupportedFormError, operator
+from refgrad.tables.definitions import FLOATS, UnsupportedFormError, operator
 from refgrad.tables.registry import rule
 
 _SIGMOID_GELU = 1.702  # QuickGelu: x·σ(1.702·x)
@@ -22,19 +24,19 @@ _SIGMOID_GELU = 1.702  # QuickGelu: x·σ(1.702·x)
 @operator("Gelu", "Y")
 def gelu_body(op: FunctionEmitter, X: str) -> str:
     """x·Φ(x)"""
-    return _gelu(op, X, "none")
+    return gelu_formula(op, X, "none")
 
 
 @operator("FastGelu", "Y")
 def fast_gelu_body(op: FunctionEmitter, X: str, bias: str | None = None) -> str:
     """The tanh form of Gelu at X + bias"""
-    return _gelu(op, plus(op, X, bias), "tanh")
+    return gelu_formula(op, plus(op, X, bias), "tanh")
 
 
 @operator("BiasGelu", "C")
 def bias_gelu_body(op: FunctionEmitter, A: str, B: str) -> str:
     """x·Φ(x) at A + B"""
-    return _gelu(op, op.Add(A, B), "none")
+    return gelu_formula(op, op.Add(A, B), "none")
 
 
 @operator("QuickGelu", "Y")
@@ -43,7 +45,7 @@ def quick_gelu_body(op: FunctionEmitter, X: str, *, alpha: float = _SIGMOID_GELU
     return op.Mul(X, op.Sigmoid(op.Mul(X, alpha)))
 
 
-def _gelu(op: FunctionEmitter, x: str, approximate: str) -> str:
+def gelu_formula(op: FunctionEmitter, x: str, approximate: str) -> str:
     if op.opset >= 20:
         return op.Gelu(x, approximate=approximate)
     if approximate == "tanh":
@@ -113,6 +115,43 @@ def bias_dropout(
     """dropout(data + bias) + residual"""
     y, mask = op.Dropout(op.Add(data, bias), ratio, training_mode, outputs=2, seed=seed)
     return plus(op, y, residual), mask
+
+
+@operator("BiasSplitGelu", "Y")
+def bias_split_gelu(op: FunctionEmitter, X: str, bias: str) -> str:
+    """left·(right·Φ(right)), the halves of X + bias"""
+    left, right = halves(op, op.Add(X, bias))
+    return op.Mul(left, gelu_formula(op, right, "none"))
+
+
+@operator("ScaledSiLU", "Y", types={"scale": FLOATS})
+def scaled_silu_body(op: FunctionEmitter, X: str, scale: str | None = None, *, alpha: float = 1.0) -> str:
+    """z·σ(z), z = scale·X; alpha is the scale where it is left out"""
+    if scale is None:
+        return scaled_silu(op, X, alpha)
+    [x, number] = in_float(op, X, op.Reshape(scale, op.const(np.zeros(0, np.int64))))
+    z = op.Mul(x, op.CastLike(number, x))
+    return scaled_silu(op, op.CastLike(z, X), 1.0)
+
+
+def scaled_silu(op: FunctionEmitter, x: str, alpha: float) -> str:
+    """z·σ(z), z = α·x"""
+    if alpha != 1:
+        [wide] = in_float(op, x)
+        x = op.CastLike(op.Mul(wide, alpha), x)
+    return op.Mul(x, op.Sigmoid(x))
+
+
+def in_float(op: FunctionEmitter, *values: str) -> list[str]:
+    """The values, those of 16 bits cast to float."""
+    return [op.Cast(x, to=TensorProto.FLOAT) if op.type(x) in SIXTEEN_BIT else x for x in values]
+
+
+def halves(op: FunctionEmitter, x: str) -> tuple[str, str]:
+    """The first and the second half of the last axis."""
+    count = {"num_outputs": 2} if op.opset >= 18 else {}
+    first, second = op.Split(x, outputs=2, axis=-1, **count)
+    return first, second
 
 
 def plus(op: FunctionEmitter, x: str, bias: str | None) -> str:

@@ -7,10 +7,11 @@ from onnx import TensorProto
 
 from refgrad.formulas.types import as_scalar
 from refgrad.forward.function_emitter import FunctionEmitter
+from refgrad.microsoft.activation import in_float
 from refgrad.microsoft.forms import form
 from refgrad.microsoft.results import elements, like
 from refgrad.reverse.emit import Emitter
-from refgrad.tables.definitions import operator
+from refgrad.tables.definitions import FLOATS, UnsupportedFormError, operator
 
 
 @operator("ScaledSum", "output")
@@ -27,6 +28,76 @@ def scaled_sum(
     """Σ scaleₖ·inputₖ"""
     total = op.Add(op.Mul(input_0, scale_0), op.Mul(input_1, scale_1))
     return str(total if input_2 is None else op.Add(total, op.Mul(input_2, 1.0 if scale_2 is None else scale_2)))
+
+
+@operator("BiasAdd", "Y")
+def bias_add(op: FunctionEmitter, X: str, bias: str, skip: str) -> str:
+    """X + bias + skip"""
+    return op.Add(op.Add(X, bias), skip)
+
+
+@operator("GatedAdd", "output")
+def gated_add(op: FunctionEmitter, X: str, Y: str, gate: str, gate_weight: str | None = None) -> str:
+    """X + Y·gate; with gate_weight, the gate is σ(gate·gate_weight)"""
+    factor = gate if gate_weight is None else op.Sigmoid(op.MatMul(gate, gate_weight))
+    return op.Add(X, op.Mul(Y, factor))
+
+
+@operator("HyperConnectionPreMix", "output", types={"pre_mix": FLOATS})
+def hyper_connection_pre_mix(
+    op: FunctionEmitter, streams: str, pre_mix: str, *, num_branches: int = 0, reduction_scale: float = 1.0
+) -> str:
+    """reduction_scale·Σ streams[c]·pre_mix[c] over the branches c"""
+    x, lead = _branches(op, streams, num_branches)
+    [gates] = in_float(op, pre_mix)
+    if _rank(op, pre_mix, "pre_mix") == lead + 1:  # (..., C) or, of flattened streams, (..., C·H)
+        gates = by_branch(op, gates, [num_branches] if num_branches else op.Shape(x, start=-2, end=-1))
+    y = op.Squeeze(op.reduce("ReduceSum", op.Mul(x, op.CastLike(gates, x)), [-2]), [-2])
+    return op.CastLike(y if reduction_scale == 1 else op.Mul(y, reduction_scale), streams)
+
+
+@operator("HyperConnectionPostMix", "output", types={"post_mix": FLOATS, "stream_mix": "post_mix"})
+def hyper_connection_post_mix(
+    op: FunctionEmitter,
+    streams: str,
+    block_output: str,
+    post_mix: str,
+    stream_mix: str | None = None,
+    *,
+    num_branches: int = 0,
+) -> str:
+    """Σ stream_mix[c, k]·streams[c] + post_mix[k]·block_output for every branch k"""
+    x, lead = _branches(op, streams, num_branches)
+    block, gates = (op.CastLike(value, x) for value in in_float(op, block_output, post_mix))
+    if _rank(op, post_mix, "post_mix") == lead + 1:
+        gates = op.Unsqueeze(gates, [-1])
+    if stream_mix is not None:
+        [matrix] = in_float(op, stream_mix)
+        x = op.MatMul(op.Transpose(op.CastLike(matrix, x), perm=[*range(lead), lead + 1, lead]), x)
+    y = op.Add(x, op.Mul(gates, op.Unsqueeze(block, [-2])))
+    return op.CastLike(op.Reshape(y, op.Shape(streams), allowzero=1) if num_branches else y, streams)
+
+
+def _branches(op: FunctionEmitter, streams: str, num_branches: int) -> tuple[str, int]:
+    """The streams (..., C, H), those of 16 bits as float, and how many axes are before C."""
+    if num_branches < 0:
+        raise UnsupportedFormError(f"num_branches={num_branches}: it is 0 for grouped streams, else how many there are")
+    lead = _rank(op, streams, "streams") - (1 if num_branches else 2)
+    [x] = in_float(op, streams)
+    return (by_branch(op, x, [num_branches]) if num_branches else x), lead
+
+
+def by_branch(op: FunctionEmitter, x: str, count: str | list[int]) -> str:
+    """(..., C·H) to (..., C, H)"""
+    each = op.Div(op.Shape(x, start=-1), count)
+    return op.Reshape(x, op.Concat(op.Shape(x, end=-1), count, each, axis=0), allowzero=1)
+
+
+def _rank(op: FunctionEmitter, value: str, name: str) -> int:
+    rank = op.rank(value)
+    if rank is None:
+        raise UnsupportedFormError(f"the rank of its input {name} is unknown; add it to value_info")
+    return rank
 
 
 @form("BroadcastGradientArgs", results=[elements(TensorProto.INT64), elements(TensorProto.INT64)])

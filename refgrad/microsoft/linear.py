@@ -31,6 +31,33 @@ def fused_matmul(
     return y if alpha == 1 else op.Mul(y, alpha)
 
 
+@operator("FusedMatMulActivation", "Y")
+def fused_matmul_activation(
+    op: FunctionEmitter,
+    A: str,
+    B: str,
+    *,
+    activation: str,
+    activation_alpha: float | None = None,
+    activation_axis: int | None = None,
+    activation_beta: float | None = None,
+    activation_gamma: float | None = None,
+    alpha: float = 1.0,
+    transA: int = 0,
+    transB: int = 0,
+    transBatchA: int = 0,
+    transBatchB: int = 0,
+) -> str:
+    """activation(α·A'·B'), see FusedMatMul"""
+    moved = {"transA": transA, "transB": transB, "transBatchA": transBatchA, "transBatchB": transBatchB}
+    y = fused_matmul(op, A, B, alpha=alpha, **moved)
+    if activation in ("Softmax", "LogSoftmax"):
+        return str(op.emit(activation, "", (y,), 1, {"axis": -1 if activation_axis is None else activation_axis}))
+    if activation == "Selu":
+        return op.Selu(y, alpha=activation_alpha, gamma=activation_gamma)
+    return activated(op, y, activation, (activation_alpha, activation_beta, activation_gamma))
+
+
 @operator("TransposeMatMul", "Y")
 def transpose_matmul(
     op: FunctionEmitter, A: str, B: str, *, alpha: float = 1.0, transA: int = 0, transB: int = 0

@@ -7,15 +7,19 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto
 
+from refgrad.errors import choices
 from refgrad.formulas.normalization import by_normalized
 from refgrad.formulas.types import widest
 from refgrad.forward.function_emitter import FunctionEmitter
-from refgrad.microsoft.activation import plus
+from refgrad.microsoft.activation import in_float, plus, scaled_silu
+from refgrad.microsoft.arithmetic import by_branch
 from refgrad.microsoft.forms import form
 from refgrad.microsoft.results import like
 from refgrad.protos.types import SIXTEEN_BIT
 from refgrad.reverse.emit import Emitter
-from refgrad.tables.definitions import UnsupportedFormError, operator
+from refgrad.tables.definitions import FLOATS, UnsupportedFormError, operator
+
+GATES = ("silu", "swish", "sigmoid")
 
 
 @operator("SkipLayerNormalization", "output", optional=["mean", "inv_std_var", "input_skip_bias_sum"])
@@ -68,6 +72,118 @@ def _by_root_mean_square(op: FunctionEmitter, x: str, scale: str, axes: list[int
     r = op.Reciprocal(op.Sqrt(op.Add(op.reduce("ReduceMean", op.Mul(wide, wide), axes), epsilon)))
     y = op.Mul(wide, r)
     return op.Mul(op.CastLike(y, scale) if narrow else y, scale), str(r)
+
+
+@operator("GatedRMSNorm", "Y")
+def gated_rms_norm(
+    op: FunctionEmitter, X: str, scale: str, gate: str, *, activation: str = "silu", epsilon: float = 1e-5
+) -> str:
+    """x/√(mean x² + ε)·scale·activation(gate), over every run of elements as long as scale"""
+    if activation not in GATES:
+        raise UnsupportedFormError(f"its activation {activation!r} is not known; there are {choices(GATES)}")
+    x, factor, z = in_float(op, X, scale, gate)
+    width = op.Shape(factor)
+    count = op.Div(op.Shape(x, start=-1), width)
+    rows = op.Reshape(x, op.Concat(op.Shape(x, end=-1), count, width, axis=0), allowzero=1)
+    y = op.Reshape(op.Mul(_normalized(op, rows, epsilon), factor), op.Shape(x), allowzero=1)
+    opened = op.Sigmoid(z)
+    return op.CastLike(op.Mul(y, opened if activation == "sigmoid" else op.Mul(z, opened)), X)
+
+
+@operator("BranchwiseRMSNorm", "Y", types={"scale": FLOATS})
+def branchwise_rms_norm(
+    op: FunctionEmitter, X: str, scale: str | None = None, *, epsilon: float = 1e-5, num_branches: int = 0
+) -> str:
+    """x/√(mean x² + ε)·scale, branch by branch"""
+    if num_branches < 0:
+        raise UnsupportedFormError(f"num_branches={num_branches}: it is 0 for grouped input, else how many there are")
+    [x] = in_float(op, X)
+    if num_branches:
+        x = by_branch(op, x, [num_branches])
+    y = _normalized(op, x, epsilon)
+    if scale is not None:  # of each branch, or the same for all
+        [factor] = in_float(op, scale)
+        rows = op.Reshape(factor, op.Concat([-1], op.Shape(y, start=-1), axis=0))
+        y = op.Mul(y, op.CastLike(rows, y))
+    return op.CastLike(op.Reshape(y, op.Shape(X), allowzero=1) if num_branches else y, X)
+
+
+@operator("EngramGate", "output", optional=["gated_value_normed"])
+def engram_gate(
+    op: FunctionEmitter,
+    key: str,
+    query: str,
+    value: str,
+    key_norm_scale: str,
+    query_norm_scale: str,
+    conv_norm_scale: str | None = None,
+    *,
+    epsilon: float = 1e-5,
+) -> tuple[str, str | None]:
+    """σ(sign d·√max(|d|, 10⁻⁶))·value, d = Σ rms(key)·rms(query)/√H; and that normalized"""
+    k, q, v, k_scale, q_scale = in_float(op, key, query, value, key_norm_scale, query_norm_scale)
+    products = op.Mul(op.Mul(_normalized(op, k, epsilon), k_scale), op.Mul(_normalized(op, q, epsilon), q_scale))
+    root = op.Sqrt(op.CastLike(op.Shape(k, start=-1), k))
+    dot = op.Div(op.reduce("ReduceSum", products, [-1]), root)
+    size = op.Sqrt(op.Max(op.Abs(dot), op.const(1e-6, like=k)))
+    gated = op.Mul(op.Sigmoid(op.Mul(op.Sign(dot), size)), op.Unsqueeze(v, [2]))
+    if conv_norm_scale is None:
+        return op.CastLike(gated, key), None
+    [scale] = in_float(op, conv_norm_scale)
+    return op.CastLike(gated, key), op.CastLike(op.Mul(_normalized(op, gated, epsilon), scale), key)
+
+
+@operator("HyperConnectionLowRankMix", "pre_output", "post_gate", optional=["streams_out"])
+def hyper_connection_low_rank_mix(
+    op: FunctionEmitter,
+    streams: str,
+    norm_scale: str,
+    down_weight: str,
+    up_weight: str,
+    inject_weight: str,
+    prev_block_output: str | None = None,
+    prev_post_gate: str | None = None,
+    *,
+    epsilon: float = 1e-5,
+    gate_div: float = 1.0,
+    gate_mul: float = 1.0,
+    num_branches: int,
+    reduction_scale: float = 1.0,
+    silu_alpha: float = 1.0,
+) -> tuple[str, str, str]:
+    """reduction_scale·Σ n[c]·σ(silu(n·down)·up)[c] over the branches, n their rms; gate_mul·σ(n·inject/gate_div); the streams
+
+    The streams are those given plus prev_post_gate[c]·prev_block_output.
+    """
+    if num_branches < 1:
+        raise UnsupportedFormError(f"num_branches={num_branches}: it is how many streams there are, 1 or more")
+    if not gate_div:
+        raise UnsupportedFormError("gate_div is 0, and a divisor")
+    if (prev_block_output is None) != (prev_post_gate is None):
+        raise UnsupportedFormError("prev_block_output and prev_post_gate belong together; give both or neither")
+    shape = op.Shape(streams)
+    total = by_branch(op, streams, [num_branches])
+    if prev_block_output is not None and prev_post_gate is not None:
+        [x, gate, block] = in_float(op, total, prev_post_gate, prev_block_output)
+        added = op.Mul(op.Unsqueeze(gate, [-1]), op.Unsqueeze(block, [-2]))
+        total = op.CastLike(op.Add(x, added), streams)
+    [x, scale] = in_float(op, total, norm_scale)
+    normalized = op.Reshape(_normalized(op, x, epsilon), shape, allowzero=1)
+    normalized = op.CastLike(op.Mul(normalized, scale), streams)
+    hidden = scaled_silu(op, op.MatMul(normalized, down_weight), silu_alpha)
+    gates = op.Sigmoid(op.MatMul(hidden, up_weight))
+    kept = op.Mul(*in_float(op, normalized, gates))
+    pre_output = op.Squeeze(op.reduce("ReduceSum", by_branch(op, kept, [num_branches]), [-2]), [-2])
+    pre_output = op.CastLike(op.Mul(pre_output, reduction_scale), streams)
+    inject = op.MatMul(normalized, inject_weight)
+    post_gate = op.Mul(op.Sigmoid(op.Div(inject, gate_div)), gate_mul)
+    return pre_output, post_gate, op.Reshape(total, shape, allowzero=1)
+
+
+def _normalized(op: FunctionEmitter, x: str, epsilon: float) -> str:
+    """x/√(mean x² + ε) over the last axis"""
+    mean = op.reduce("ReduceMean", op.Mul(x, x), [-1])
+    return op.Mul(x, op.Reciprocal(op.Sqrt(op.Add(mean, epsilon))))
 
 
 @operator("GroupNorm", "Y")

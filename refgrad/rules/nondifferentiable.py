@@ -90,6 +90,10 @@ BODY["", "Scatter"] = "ScatterElements, which replaced it"
 BODY["", "Upsample"] = "Resize with asymmetric coordinates, which replaced it"
 BODY["ai.onnx.preview", "FlexAttention"] = "prob_mod(softmax(score_mod(σ·Q·Kᵀ)))·V"
 
+NO_DERIVATIVE["com.microsoft", "MoEPacked"] = (
+    "its weights are blobs in formats that its schema does not define: unpack them and use MoE"
+)
+
 for _name in (
     *("Conv", "MaxPool", "AveragePool", "GlobalMaxPool", "GlobalAveragePool", "Upsample"),
     *("ReorderInput", "ReorderOutput"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from refgrad.conformance.case import SHAPES, Case
-from refgrad.conformance.cases.microsoft import case, drawer, scalar
+from refgrad.conformance.cases.microsoft import array, case, drawer, scalar
 from refgrad.conformance.cases.special import Special, gate
 from refgrad.protos.domains import MICROSOFT
 
@@ -57,3 +57,10 @@ def cases() -> Iterator[Case]:
         yield case("BiasSoftmax", floats(2, 3, 0), floats(2, 3, 0), shapes=shapes, is_inner_broadcast=1)
         yield case("BiasDropout", x, floats(4), shapes=shapes)
         yield case("BiasDropout", x, floats(4), floats(2, 3, 4), scalar(0.3), shapes=shapes)
+        yield case("BiasSplitGelu", floats(2, 3, 8), floats(8), shapes=shapes)
+        yield case("BiasSplitGelu", floats(0, 3, 2), floats(2), shapes=shapes)
+        yield case("ScaledSiLU", x, shapes=shapes)
+        yield case("ScaledSiLU", x, scalar(-1.5), shapes=shapes)
+        yield case("ScaledSiLU", scalar(0.7), array([2.0]), shapes=shapes)
+        yield case("ScaledSiLU", floats(0, 3), shapes=shapes, alpha=1.7)
+        yield case("ScaledSiLU", x, shapes=shapes, alpha=-0.7)

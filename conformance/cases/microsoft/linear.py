@@ -31,5 +31,18 @@ def cases() -> Iterator[Case]:
             named: dict[str, Any] = {} if activation is None else {"activation": activation}
             each = dict(zip(("activation_alpha", "activation_beta"), parameters or [], strict=False))
             yield case("FusedGemm", floats(2, 4), floats(4, 3), floats(3), shapes=shapes, **named, **each)
+            form: dict[str, Any] = {"shapes": shapes, "activation": activation or "Relu"}
+            yield case("FusedMatMulActivation", floats(2, 4), floats(4, 3), **form, **each)
+        form = {"shapes": shapes, "transA": 1, "transB": 1, "alpha": 0.5}
+        yield case(
+            "FusedMatMulActivation", floats(2, 4, 2), floats(3, 4), activation="Softmax", activation_axis=1, **form
+        )
+        yield case("FusedMatMulActivation", floats(4), floats(4, 3), shapes=shapes, activation="LogSoftmax")
+        yield case("FusedMatMulActivation", floats(0, 4), floats(4, 3), shapes=shapes, activation="Selu")
+        selu = {"activation": "Selu", "activation_alpha": 1.2, "activation_gamma": 0.9}
+        yield case("FusedMatMulActivation", floats(2, 4), floats(4, 3), shapes=shapes, **selu)
+        if shapes != "unknown":
+            batches = {"transBatchA": 1, "transBatchB": 1, "activation": "Tanh"}
+            yield case("FusedMatMulActivation", floats(4, 2, 5), floats(5, 2, 3), shapes=shapes, **batches)
         options = {"alpha": 0.5, "beta": -1.5, "transA": 1, "transB": 1, "activation": "Tanh"}
         yield case("FusedGemm", floats(4, 2), floats(3, 4), floats(2, 1), shapes=shapes, **options)

@@ -48,6 +48,7 @@ def cases() -> Iterator[Case]:
                 yield case(
                     "BatchNormInternal", image, scale, shift, *statistics, shapes=shapes, outputs=outputs, momentum=0.7
                 )
+        yield from _of_branches(shapes)
         words, segments = np.array([[0, 3, 1], [4, 4, 2]], np.int32), np.array([[0, 0, 1], [1, 0, 1]], np.int32)
         tables = floats(5, 4), floats(6, 4), floats(2, 4)
         scale, shift = floats(4) + np.float32(1), floats(4)
@@ -58,3 +59,34 @@ def cases() -> Iterator[Case]:
         yield case(
             embed, words, None, *tables[:2], None, scale, shift, None, positions, shapes=shapes, epsilon=1e-3, outputs=2
         )
+
+
+def _of_branches(shapes: str) -> Iterator[Case]:
+    """Cases of the root mean squares of heads and of branches."""
+    floats = drawer(2)
+    x, scale = floats(2, 3, 4), floats(4) + np.float32(1)
+    gated, branches = "GatedRMSNorm", "BranchwiseRMSNorm"
+    yield case(gated, x, scale, floats(2, 3, 4), shapes=shapes)
+    yield case(gated, x, scale[:2], floats(2, 3, 4), shapes=shapes, activation="sigmoid", epsilon=1e-2)
+    yield case(gated, floats(4), scale, floats(4), shapes=shapes, activation="swish")
+    yield case(gated, floats(0, 4), scale, floats(0, 4), shapes=shapes)
+    yield case(branches, x, shapes=shapes, epsilon=1e-2)
+    for size in ((4,), (3, 4), (12,)):
+        yield case(branches, x, floats(*size), shapes=shapes)
+        yield case(branches, floats(2, 12), floats(*size), shapes=shapes, num_branches=3)
+    yield case(branches, floats(6), shapes=shapes, num_branches=3)
+    yield case(branches, floats(0, 3, 4), floats(4), shapes=shapes)
+    key = floats(1, 2, 3, 4)
+    query = np.array([1, -1, 1], np.float32)[:, np.newaxis] * key + floats(1, 2, 3, 4) / 4  # no product is close to 0
+    engram = key, query, floats(1, 2, 4), floats(3, 4) / 4 + np.float32(1), floats(3, 4) / 4 + np.float32(1)
+    yield case("EngramGate", *engram, shapes=shapes)
+    yield case("EngramGate", *engram, floats(3, 4), shapes=shapes, epsilon=1e-2, outputs=2)
+    empty = floats(1, 0, 3, 4), floats(1, 0, 3, 4), floats(1, 0, 4)
+    yield case("EngramGate", *empty, *engram[3:], shapes=shapes)
+    mix, options = "HyperConnectionLowRankMix", dict[str, Any](num_branches=3, shapes=shapes)
+    weights = floats(12), floats(12, 2), floats(2, 12), floats(12, 3)
+    further = {"epsilon": 1e-2, "gate_div": 2.0, "gate_mul": 1.5, "reduction_scale": 0.5, "silu_alpha": 1.7}
+    yield case(mix, floats(2, 12), *weights, outputs=2, **options)
+    yield case(mix, floats(2, 1, 12), *weights, floats(2, 1, 4), floats(2, 1, 3), outputs=3, **options, **further)
+    yield case(mix, floats(12), *weights, outputs=3, **options)
+    yield case(mix, floats(0, 12), *weights, outputs=3, **options)

@@ -42,3 +42,17 @@ def bias_dropout(d: Drawing) -> Case:
     ratio = d.optional(lambda: d.scalar(0.25))
     fixed = [] if ratio is None else ["ratio"]
     return d.case(d.floats(shape), d.floats(shape[-1:]), residual, ratio, fixed=fixed, outputs=d.integer(1, 2))
+
+
+@strategy(*named("BiasSplitGelu"))
+def bias_split_gelu(d: Drawing) -> Case:
+    """Any width."""
+    shape = (d.integer(1, 2), d.integer(1, 2), 2 * d.integer(1, 2))
+    return d.case(d.floats(shape), d.floats(shape[-1:]))
+
+
+@strategy(*named("ScaledSiLU"))
+def scaled_silu(d: Drawing) -> Case:
+    """With the scale as an input or as an attribute."""
+    scale = d.optional(lambda: d.floats(d.pick((), (1,))))
+    return d.case(d.floats(d.shape()), scale, alpha=d.optional(d.factor))

@@ -60,3 +60,16 @@ def fused_gemm(d: Drawing) -> Case:
     named: dict[str, Any] = dict(zip(("activation_alpha", "activation_beta"), parameters or (), strict=False))
     factors: dict[str, Any] = {"alpha": d.pick(None, 0.5, -2.0), "beta": d.pick(None, 0.5, -2.0)}
     return d.case(a, b, c, activation=activation, transA=trans_a, transB=trans_b, **factors, **named)
+
+
+@strategy(*named("FusedMatMulActivation"))
+def fused_matmul_activation(d: Drawing) -> Case:
+    """Every activation, and those along an axis."""
+    rows, inner, columns = (d.integer(1, 3) for _ in range(3))
+    trans_a, trans_b = d.integer(0, 1), d.integer(0, 1)
+    a, b = d.normal(_turned((rows, inner), trans_a)), d.normal(_turned((inner, columns), trans_b))
+    activation, parameters = d.pick(*ACTIVATIONS[1:], ("Softmax", None), ("Selu", None))
+    named: dict[str, Any] = dict(zip(("activation_alpha", "activation_beta"), parameters or (), strict=False))
+    if activation == "Softmax":
+        named["activation_axis"] = d.pick(None, 0, -1)
+    return d.case(a, b, activation=activation, transA=trans_a, transB=trans_b, alpha=d.pick(None, 0.5, -2.0), **named)

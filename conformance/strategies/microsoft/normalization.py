@@ -101,3 +101,66 @@ def _tokens(d: Drawing) -> Shape:
 
 def _epsilon(d: Drawing) -> float:
     return float(np.float32(d.pick(0.1, 1.0, 0.01)))
+
+
+@strategy(*named("GatedRMSNorm"))
+def gated_rms_norm(d: Drawing) -> Case:
+    """One run of elements in the last axis, or several."""
+    shape, width = d.shape(0, 2, size=2), d.integer(1, 3)
+    whole = (*shape, width * d.integer(1, 2))
+    activation = d.pick(None, "sigmoid", "swish")
+    return d.case(d.floats(whole), d.floats((width,)), d.floats(whole), activation=activation, epsilon=_epsilon(d))
+
+
+@strategy(*named("BranchwiseRMSNorm"))
+def branchwise_rms_norm(d: Drawing) -> Case:
+    """Grouped and flattened, with a scale of any shape or none."""
+    lead, branches, width = d.shape(0, 2, size=2, empty=False), d.integer(1, 3), d.integer(1, 3)
+    flat = d.flag()
+    scale = d.pick(None, (width,), (branches, width), (branches * width,))
+    return d.case(
+        d.floats((*lead, branches * width) if flat else (*lead, branches, width)),
+        None if scale is None else d.floats(scale),
+        num_branches=branches if flat else None,
+        epsilon=_epsilon(d),
+    )
+
+
+@strategy(*named("EngramGate"))
+def engram_gate(d: Drawing) -> Case:
+    """The keys and queries and their scales are of one sign each, so that no product of them is near 0."""
+    shape = (*_tokens(d)[:2], d.integer(1, 2), d.integer(1, 3))
+    key, query = (d.pick(1, -1) * d.floats(shape, 0.5, 2) for _ in range(2))
+    scales = [d.floats(shape[2:], 0.5, 2) for _ in range(2)]
+    normed = d.flag()
+    return d.case(
+        *(key, query, d.floats((*shape[:2], shape[3]))),
+        *scales,
+        d.floats(shape[2:]) if normed else None,
+        outputs=2 if normed else 1,
+        epsilon=_epsilon(d),
+    )
+
+
+@strategy(*named("HyperConnectionLowRankMix"))
+def hyper_connection_low_rank_mix(d: Drawing) -> Case:
+    """With the output of the block before and without."""
+    lead, branches, width, rank = d.shape(0, 2, size=2, empty=False), d.integer(1, 2), d.integer(1, 3), d.integer(1, 2)
+    flat = branches * width
+    before = d.flag()
+    settings: dict[str, Any] = {
+        "gate_div": d.pick(None, 2.0),
+        "gate_mul": d.pick(None, 0.5),
+        "reduction_scale": d.pick(None, 0.5),
+        "silu_alpha": d.pick(None, 2.0),
+        "epsilon": _epsilon(d),
+    }
+    return d.case(
+        *(d.normal((*lead, flat)), d.normal((flat,)), d.normal((flat, rank)), d.normal((rank, flat))),
+        d.normal((flat, branches)),
+        d.normal((*lead, width)) if before else None,
+        d.normal((*lead, branches)) if before else None,
+        num_branches=branches,
+        outputs=d.integer(2, 3),
+        **settings,
+    )

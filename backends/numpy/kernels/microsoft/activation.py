@@ -28,7 +28,7 @@ from refgrad.backends.numpy.kernels.normalization import (
     dropout_grad,
     packed_mask,
 )
-from refgrad.backends.numpy.kernels.operands import widened
+from refgrad.backends.numpy.kernels.operands import check_shape, widened
 from refgrad.backends.numpy.registry import kernel
 from refgrad.protos.domains import MICROSOFT
 
@@ -89,6 +89,27 @@ def softmax_dropout_grad(
     """The gradient of BiasSoftmaxDropout: DropoutGrad in training, then SoftmaxGrad"""
     d = dropout_grad(widened(dY), mask, ratio, np.array(True))
     return softmax_grad_1(d, widened(softmax_y), axis=axis).astype(dY.dtype, copy=False)
+
+
+@kernel("BiasSplitGelu", domain=MICROSOFT, in_float32=True, fresh=True)
+def bias_split_gelu(X: Array, bias: Array) -> Array:
+    """The left half of X + bias times Gelu of the right one"""
+    if X.ndim != 3 or X.shape[-1] % 2:
+        raise ValueError(f"X has the shape {list(X.shape)}; (N, S, D) is needed, D even")
+    check_shape("bias", bias.shape, X.shape[-1:])
+    left, right = np.split(X + bias, 2, -1)
+    return np.asarray(left * gelu(np.ascontiguousarray(right), approximate="none"))
+
+
+@kernel("ScaledSiLU", domain=MICROSOFT, fresh=True)
+def scaled_silu(X: Array, scale: Array | None = None, *, alpha: float = 1.0) -> Array:
+    """z·σ(z), z = scale·X; each step is rounded"""
+    if scale is not None and scale.size != 1:
+        raise ValueError(f"scale has the shape {list(scale.shape)}; one number is needed")
+    factor = alpha if scale is None else scale.reshape(()).astype(widened(X).dtype)
+    z = widened(np.asarray(widened(X) * factor, X.dtype))
+    gate = widened(np.asarray(sigmoid(z), X.dtype))
+    return np.asarray(z * gate, X.dtype)
 
 
 def plus(x: Array, bias: Array | None) -> Array:

@@ -6,9 +6,13 @@ import numpy as np
 
 from refgrad.backends.numpy.kernels.activation import (
     gelu,
+    log_softmax,
+    selu,
+    softmax,
 )
-from refgrad.backends.numpy.kernels.linear import gemm
+from refgrad.backends.numpy.kernels.linear import fused_matmul, gemm
 from refgrad.backends.numpy.kernels.microsoft.activation import activated, plus
+from refgrad.backends.numpy.kernels.operands import check_axis
 from refgrad.backends.numpy.registry import kernel
 from refgrad.protos.domains import MICROSOFT
 
@@ -18,6 +22,34 @@ Array = np.ndarray
 @kernel("GemmFastGelu", domain=MICROSOFT, in_float32=True, fresh=True)
 def gemm_fast_gelu(X: Array, W: Array, bias: Array | None = None) -> Array:
     return gelu(plus(X @ W, bias), approximate="tanh")
+
+
+@kernel("FusedMatMulActivation", domain=MICROSOFT, in_float32=True, fresh=True)
+def fused_matmul_activation(
+    A: Array,
+    B: Array,
+    *,
+    activation: str,
+    activation_alpha: float | None = None,
+    activation_axis: int | None = None,
+    activation_beta: float | None = None,
+    activation_gamma: float | None = None,
+    alpha: float = 1.0,
+    transA: int = 0,
+    transB: int = 0,
+    transBatchA: int = 0,
+    transBatchB: int = 0,
+) -> Array:
+    """An activation of FusedMatMul"""
+    moved = {"transA": transA, "transB": transB, "transBatchA": transBatchA, "transBatchB": transBatchB}
+    y = np.asarray(fused_matmul(A, B, alpha=alpha, **moved))
+    axis = -1 if activation_axis is None else activation_axis
+    if activation in ("Softmax", "LogSoftmax"):
+        return (softmax if activation == "Softmax" else log_softmax)(y, axis=check_axis(axis, y.ndim))
+    if activation == "Selu":
+        slope = 1.6732631921768188 if activation_alpha is None else activation_alpha
+        return selu(y, alpha=slope, gamma=1.0507010221481323 if activation_gamma is None else activation_gamma)
+    return activated(y, activation, (activation_alpha, activation_beta, activation_gamma)).astype(y.dtype, copy=False)
 
 
 @kernel("FusedGemm", domain=MICROSOFT, in_float32=True, fresh=True)

@@ -11,6 +11,7 @@ from refgrad.backends.numpy.kernels.activation import (
     sigmoid,
 )
 from refgrad.backends.numpy.kernels.microsoft.activation import plus
+from refgrad.backends.numpy.kernels.microsoft.arithmetic import by_branch
 from refgrad.backends.numpy.kernels.normalization import (
     float_or_double,
     layer_normalization,
@@ -55,6 +56,130 @@ def skip_simplified_layer_normalization(
 
 def _sum(x: Array, *others: Array | None) -> Array:
     return sum((widened(y) for y in others if y is not None), widened(x))
+
+
+@kernel("GatedRMSNorm", domain=MICROSOFT, in_float32=True, fresh=True)
+def gated_rms_norm(X: Array, scale: Array, gate: Array, *, activation: str = "silu", epsilon: float = 1e-5) -> Array:
+    """Every run of elements as long as scale divided by its root mean square, times scale and the activated gate"""
+    if activation not in ("silu", "swish", "sigmoid"):
+        raise ValueError(f"activation {activation!r} is not known; there are 'silu', 'swish' and 'sigmoid'")
+    if not X.ndim or scale.ndim != 1 or not scale.size or X.shape[-1] % scale.size:
+        raise ValueError(
+            f"scale has the shape {list(scale.shape)}; it has one axis, which divides the last of {list(X.shape)}"
+        )
+    check_shape("gate", gate.shape, X.shape)
+    rows = X.reshape(-1, scale.size)
+    y = (rows / root_mean_square(rows, epsilon) * scale).reshape(X.shape)
+    return np.asarray(y * sigmoid(gate) * (1 if activation == "sigmoid" else gate), X.dtype)
+
+
+@kernel("BranchwiseRMSNorm", domain=MICROSOFT, fresh=True)
+def branchwise_rms_norm(X: Array, scale: Array | None = None, *, epsilon: float = 1e-5, num_branches: int = 0) -> Array:
+    """Each branch divided by its root mean square, times its scale or that of all"""
+    x = by_branch(X, num_branches)
+    y = x / root_mean_square(x, epsilon)
+    if scale is not None:
+        branches, width = x.shape[-2:]
+        if scale.shape not in ((width,), (branches, width), (branches * width,)):
+            raise ValueError(
+                f"scale has the shape {list(scale.shape)}; [{width}], [{branches}, {width}] or [{branches * width}] is needed"
+            )
+        y = y * widened(scale).astype(x.dtype, copy=False).reshape(-1, width)
+    return np.asarray(y, X.dtype).reshape(X.shape)
+
+
+@kernel("EngramGate", domain=MICROSOFT, in_float32=True, fresh=True)
+def engram_gate(
+    key: Array,
+    query: Array,
+    value: Array,
+    key_norm_scale: Array,
+    query_norm_scale: Array,
+    conv_norm_scale: Array | None = None,
+    *,
+    epsilon: float = 1e-5,
+    _wanted: tuple[bool, ...],
+) -> tuple[Array, Array | None]:
+    """The value times a gate for each hyper-connection, by how alike key and query are; and that normalized"""
+    if key.ndim != 4:
+        raise ValueError(f"key has rank {key.ndim}; (batch, sequence, connections, hidden) is needed")
+    check_shape("query", query.shape, key.shape)
+    check_shape("value", value.shape, (*key.shape[:2], key.shape[3]))
+    for name, scale in (("key", key_norm_scale), ("query", query_norm_scale), ("conv", conv_norm_scale)):
+        if scale is not None:
+            check_shape(f"{name}_norm_scale", scale.shape, key.shape[2:])
+    if conv_norm_scale is None and len(_wanted) > 1 and _wanted[1]:
+        raise ValueError("gated_value_normed needs conv_norm_scale, which is left out")
+    k, q = (x / root_mean_square(x, epsilon) for x in (key, query))
+    dot = np.einsum("bsmh,bsmh,mh,mh->bsm", k, q, key_norm_scale, query_norm_scale) / math.sqrt(key.shape[3])
+    gate = sigmoid(np.asarray(np.copysign(np.sqrt(np.maximum(np.abs(dot), 1e-6)), dot) * (dot != 0), key.dtype))
+    gated = gate[..., np.newaxis] * value[:, :, np.newaxis]
+    normed = None if conv_norm_scale is None else gated / root_mean_square(gated, epsilon) * conv_norm_scale
+    return gated, normed
+
+
+@kernel("HyperConnectionLowRankMix", domain=MICROSOFT, fresh=True)
+def hyper_connection_low_rank_mix(
+    streams: Array,
+    norm_scale: Array,
+    down_weight: Array,
+    up_weight: Array,
+    inject_weight: Array,
+    prev_block_output: Array | None = None,
+    prev_post_gate: Array | None = None,
+    *,
+    epsilon: float = 1e-5,
+    gate_div: float = 1.0,
+    gate_mul: float = 1.0,
+    num_branches: int,
+    reduction_scale: float = 1.0,
+    silu_alpha: float = 1.0,
+) -> tuple[Array, Array, Array]:
+    """The input of the next block and its gates, from streams that the block before may still be added to"""
+    kind = streams.dtype
+    if num_branches < 1 or not gate_div or (prev_block_output is None) != (prev_post_gate is None):
+        raise ValueError(
+            f"num_branches={num_branches} is 1 or more, gate_div={gate_div} is not 0, and prev_block_output and "
+            "prev_post_gate are both given or left out"
+        )
+    s = by_branch(streams, num_branches)
+    *lead, branches, width = s.shape
+    flat, rank = branches * width, up_weight.shape[0]
+    for name, given, shape in (
+        ("norm_scale", norm_scale, (flat,)),
+        ("down_weight", down_weight, (flat, rank)),
+        ("up_weight", up_weight, (rank, flat)),
+        ("inject_weight", inject_weight, (flat, branches)),
+        ("prev_block_output", prev_block_output, (*lead, width)),
+        ("prev_post_gate", prev_post_gate, (*lead, branches)),
+    ):
+        if given is not None:
+            check_shape(name, given.shape, shape)
+
+    def rounded(x: Array) -> Array:
+        return widened(np.asarray(x, kind))
+
+    def product(x: Array, weight: Array) -> Array:
+        return rounded(np.einsum("...k,kn->...n", x, widened(weight)))
+
+    if prev_block_output is not None and prev_post_gate is not None:
+        s = rounded(s + np.einsum("...c,...h->...ch", widened(prev_post_gate), widened(prev_block_output)))
+    normalized = rounded(s / root_mean_square(s, epsilon) * widened(norm_scale).reshape(branches, width))
+    rows = normalized.reshape(*lead, flat)
+    z = rounded(silu_alpha * product(rows, down_weight))
+    hidden = rounded(z * rounded(sigmoid(z)))
+    gates = rounded(sigmoid(product(hidden, up_weight))).reshape(s.shape)
+    pre_output = reduction_scale * np.einsum("...ch,...ch->...h", normalized, gates)
+    inject = rounded(product(rows, inject_weight) / gate_div)
+    post_gate = rounded(sigmoid(inject)) * gate_mul
+    return tuple(np.asarray(y, kind) for y in (pre_output, post_gate, s.reshape(streams.shape)))  # type: ignore[return-value]
+
+
+def root_mean_square(x: Array, epsilon: float) -> Array:
+    """√(mean x² + ε) over the last axis, which it keeps"""
+    return np.asarray(
+        np.sqrt(np.einsum("...h,...h->...", x, x) / max(x.shape[-1], 1) + epsilon)[..., np.newaxis], x.dtype
+    )
 
 
 @kernel("GroupNorm", domain=MICROSOFT, in_float32=True, fresh=True)
