@@ -62,6 +62,7 @@ NOT_EMPTY = {
     "If": "its input is a condition",
     "Range": "its inputs are scalars",
     "com.microsoft.BatchNormInternal": "it divides by the number of elements",
+    "com.microsoft.ConvTransposeWithDynamicPads": "ONNX Runtime computes it of no images, and then not the Conv of its gradient",
     "com.microsoft.GroupNorm": _BODY,
     "com.microsoft.MultiHeadAttention": _BODY,
     "com.microsoft.SkipGroupNorm": _BODY,
@@ -91,7 +92,8 @@ RANKS = {
     3: """AffineGrid Attention AveragePool CausalConvWithState Col2Im Conv ConvTranspose DeformConv GRU GlobalAveragePool
     GlobalLpPool GlobalMaxPool GridSample InstanceNormalization LSTM LinearAttention LpPool MaxPool MaxUnpool RNN
     RotaryEmbedding STFT com.microsoft.Attention com.microsoft.BatchNormInternal com.microsoft.BiasSoftmax
-    com.microsoft.MultiHeadAttention com.microsoft.SkipLayerNormalization com.microsoft.SkipSimplifiedLayerNormalization""",
+    com.microsoft.MultiHeadAttention com.microsoft.SkipLayerNormalization com.microsoft.SkipSimplifiedLayerNormalization
+    com.microsoft.ConvTransposeWithDynamicPads com.microsoft.NhwcConv com.microsoft.NhwcFusedConv""",
     4: """DepthToSpace MaxRoiPool RoiAlign SpaceToDepth Upsample ai.onnx.preview.FlexAttention com.microsoft.FusedConv
     com.microsoft.GroupNorm com.microsoft.SkipGroupNorm""",
 }
