@@ -55,9 +55,11 @@ NOT_GIVEN = {
     **dict.fromkeys((("com.microsoft.GemmFloat8", f"scale{x}") for x in "ABY"), "refused: of floats of 8 bits"),
     ("com.microsoft.MultiHeadAttention", "past_sequence_length"): _SHARED,
     ("com.microsoft.MultiHeadAttention", "cache_indirection"): _SHARED,
+    ("com.microsoft.NhwcMaxPool", "x"): "integers that another node of the case makes",
 }
-# What reads a sequence that other nodes of the case make: a case feeds tensors.
+# What reads a sequence or integers that other nodes of the case make: a case feeds tensors, of floats.
 READS_SEQUENCES = ("ConcatFromSequence", "SequenceAt", "SequenceErase", "SequenceInsert", "SequenceMap")
+READS_INTEGERS = ("com.microsoft.NhwcMaxPool",)
 NOT_EMPTY = {
     "If": "its input is a condition",
     "Range": "its inputs are scalars",
@@ -93,7 +95,8 @@ RANKS = {
     GlobalLpPool GlobalMaxPool GridSample InstanceNormalization LSTM LinearAttention LpPool MaxPool MaxUnpool RNN
     RotaryEmbedding STFT com.microsoft.Attention com.microsoft.BatchNormInternal com.microsoft.BiasSoftmax
     com.microsoft.MultiHeadAttention com.microsoft.SkipLayerNormalization com.microsoft.SkipSimplifiedLayerNormalization
-    com.microsoft.ConvTransposeWithDynamicPads com.microsoft.NhwcConv com.microsoft.NhwcFusedConv""",
+    com.microsoft.ConvTransposeWithDynamicPads com.microsoft.MaxpoolWithMask com.microsoft.NhwcConv
+    com.microsoft.NhwcFusedConv""",
     4: """DepthToSpace MaxRoiPool RoiAlign SpaceToDepth Upsample ai.onnx.preview.FlexAttention com.microsoft.FusedConv
     com.microsoft.GroupNorm com.microsoft.SkipGroupNorm""",
 }
@@ -136,7 +139,7 @@ BY_OPERATOR = _by_operator()
 OPERATORS = sorted({*RULES, *STRUCTURES, *BODY})
 NAMES = {key: qualified(helper.make_node(key[1], [], [], domain=key[0])) for key in OPERATORS}
 COVERED = [key for key in OPERATORS if NAMES[key] not in NO_CASES]
-FED = [key for key in COVERED if NAMES[key] not in READS_SEQUENCES]
+FED = [key for key in COVERED if NAMES[key] not in READS_SEQUENCES + READS_INTEGERS]
 
 
 def test_every_operator_with_a_derivative_has_cases() -> None:
