@@ -64,9 +64,10 @@ NOT_EMPTY = {
     "If": "its input is a condition",
     "Range": "its inputs are scalars",
     "com.microsoft.BatchNormInternal": "it divides by the number of elements",
-    "com.microsoft.ConvTransposeWithDynamicPads": "ONNX Runtime computes it of no images, and then not the Conv of its gradient",
+    "com.microsoft.ConvTransposeWithDynamicPads": "ONNX Runtime computes it of no images, and not its gradient's Conv",
     "com.microsoft.GroupNorm": _BODY,
     "com.microsoft.MultiHeadAttention": _BODY,
+    "com.microsoft.Range": "its inputs are scalars",
     "com.microsoft.SkipGroupNorm": _BODY,
 }
 # Which input is broadcast along axes that it has as 1 (True), or that it has not (False), where not both are.
@@ -84,7 +85,8 @@ RANKS = {
     com.microsoft.MatMulFpQ4 com.microsoft.MatMulNBits com.microsoft.MatMulNBitsMlp com.microsoft.MatMulNBitsQLoRA
     com.microsoft.MatMulNBitsQkv com.microsoft.PadAndUnflatten com.microsoft.ShrunkenGather
     com.microsoft.SimplifiedLayerNormalization
-    com.microsoft.SoftmaxCrossEntropy com.microsoft.SparseSoftmaxCrossEntropy SplitToSequence""",
+    com.microsoft.SoftmaxCrossEntropy com.microsoft.SparseSoftmaxCrossEntropy SplitToSequence
+    com.microsoft.BitmaskBiasDropout com.microsoft.GatherND com.microsoft.Unique""",
     2: """BatchNormalization DFT Det Gemm GroupNormalization LRN NegativeLogLikelihoodLoss ReverseSequence
     SoftmaxCrossEntropyLoss TensorScatter Trilu ai.onnx.ml.FeatureVectorizer ai.onnx.ml.LinearClassifier
     ai.onnx.ml.LinearRegressor ai.onnx.ml.SVMClassifier ai.onnx.ml.SVMRegressor com.microsoft.EmbedLayerNormalization

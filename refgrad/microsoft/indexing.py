@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from onnx import TensorProto
+
 from refgrad.forward.function_emitter import FunctionEmitter
 from refgrad.microsoft.forms import form
 from refgrad.microsoft.results import shaped
 from refgrad.protos.domains import MICROSOFT
 from refgrad.reverse.emit import Emitter
-from refgrad.tables.definitions import operator
+from refgrad.tables.definitions import FLOATS, operator
 from refgrad.tables.registry import rule
 
 
@@ -39,6 +41,25 @@ def flatten_and_unpad(op: FunctionEmitter, input: str, indices: str) -> tuple[st
     count = op.ReduceProd(op.Shape(input, end=2), keepdims=1)
     rows = op.Reshape(input, op.Concat(count, op.Shape(input, start=2), axis=0), allowzero=1)
     return op.Gather(rows, indices, axis=0), op.Shape(input, end=2)
+
+
+_ANY = (*FLOATS, "tensor(int32)", "tensor(int64)")
+_INDICES = ("tensor(int32)", "tensor(int64)")
+
+
+@operator("GatherND", "output", types={"data": _ANY, "indices": _INDICES, "output": "data"})
+def gather_nd(op: FunctionEmitter, data: str, indices: str) -> str:
+    """What data has at the places that the last axis of indices names"""
+    return op.GatherND(data, op.Cast(indices, to=TensorProto.INT64))
+
+
+@operator(
+    "Unique", "y", "idx", "counts", types={"x": _ANY, "y": "x", "idx": ["tensor(int64)"], "counts": ["tensor(int64)"]}
+)
+def unique(op: FunctionEmitter, x: str) -> tuple[str, str, str]:
+    """The different elements of x as they first occur; besides, which of them each element is, and how often each occurs"""
+    y, _, idx, counts = op.Unique(x, outputs=4, sorted=0)
+    return y, idx, counts
 
 
 @form("SliceGrad", results=[shaped("shape", "dY")])

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from refgrad.conformance.case import SHAPES, Case
-from refgrad.conformance.cases.microsoft import case, drawer
+from refgrad.conformance.cases.microsoft import array, case, drawer
 
 
 def cases() -> Iterator[Case]:
@@ -21,3 +21,10 @@ def cases() -> Iterator[Case]:
         for width in (2, 0):
             yield case("PadAndUnflatten", floats(3, width), indices, np.array([2, 3]), shapes=shapes)
         yield case("FlattenAndUnpad", floats(2, 3, 2), indices, shapes=shapes, outputs=2)
+        for places in ([[0, 1], [-1, 2]], [[2], [0]], [[[1, 0]], [[0, 3]]], [1, 2], [[]]):
+            for kind in (np.int64, np.int32):
+                yield case("GatherND", floats(3, 4, 2), np.array(places, kind), shapes=shapes)
+        yield case("GatherND", floats(3, 4), np.array([[1], [1]]), shapes=shapes, constant=["indices"])
+        yield case("GatherND", floats(3), np.zeros((0, 1), np.int64), shapes=shapes)
+        yield case("Unique", array([2.0, 1.0, 0.5, 3.0]), shapes=shapes, outputs=3)
+        yield case("Unique", floats(0), shapes=shapes, outputs=3)
