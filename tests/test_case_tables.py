@@ -91,7 +91,7 @@ RANKS = {
     SoftmaxCrossEntropyLoss TensorScatter Trilu ai.onnx.ml.FeatureVectorizer ai.onnx.ml.LinearClassifier
     ai.onnx.ml.LinearRegressor ai.onnx.ml.SVMClassifier ai.onnx.ml.SVMRegressor com.microsoft.EmbedLayerNormalization
     com.microsoft.FlattenAndUnpad com.microsoft.FusedGemm com.microsoft.GatherBlockQuantized com.microsoft.GemmFastGelu
-    com.microsoft.GemmFloat8
+    com.microsoft.GemmFloat8 com.microsoft.NGramRepeatBlock
     com.microsoft.SoftmaxCrossEntropyLossInternal com.microsoft.TransposeMatMul com.microsoft.Trilu""",
     3: """AffineGrid Attention AveragePool CausalConvWithState Col2Im Conv ConvTranspose DeformConv GRU GlobalAveragePool
     GlobalLpPool GlobalMaxPool GridSample InstanceNormalization LSTM LinearAttention LpPool MaxPool MaxUnpool RNN

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from onnx import TensorProto
 
 from refgrad.forward.function_emitter import FunctionEmitter
@@ -9,7 +11,7 @@ from refgrad.microsoft.forms import form
 from refgrad.microsoft.results import shaped
 from refgrad.protos.domains import MICROSOFT
 from refgrad.reverse.emit import Emitter
-from refgrad.tables.definitions import FLOATS, operator
+from refgrad.tables.definitions import FLOATS, UnsupportedFormError, operator
 from refgrad.tables.registry import rule
 
 
@@ -60,6 +62,29 @@ def unique(op: FunctionEmitter, x: str) -> tuple[str, str, str]:
     """The different elements of x as they first occur; besides, which of them each element is, and how often each occurs"""
     y, _, idx, counts = op.Unique(x, outputs=4, sorted=0)
     return y, idx, counts
+
+
+@operator("NGramRepeatBlock", "scores_out", types={"input_ids": ["tensor(int64)"]})
+def ngram_repeat_block(op: FunctionEmitter, input_ids: str, scores: str, *, ngram_size: int) -> str:
+    """scores, −∞ for each token that would repeat ngram_size tokens of input_ids at their end"""
+    if ngram_size < 1:
+        raise UnsupportedFormError(f"its ngram_size is {ngram_size}: it is at least 1")
+    first = op.Sub(
+        op.Shape(input_ids, start=1), [ngram_size - 1]
+    )  # of the tokens at the end, of which the next is asked
+    tokens = op.Slice(input_ids, [ngram_size - 1], [_END], [1])
+    matches = op.Equal(tokens, tokens)
+    for k in range(ngram_size - 1):
+        earlier = op.Slice(input_ids, [k], op.Add(op.Max(first, [0]), [k]), [1])
+        start = op.Max(op.Add(first, [k]), [0])
+        matches = op.And(matches, op.Equal(earlier, op.Slice(input_ids, start, op.Add(start, [1]), [1])))
+    zeros = op.Expand(op.const([0]), op.Shape(scores))
+    found = op.Cast(matches, to=TensorProto.INT64)
+    counts = op.ScatterElements(zeros, op.Where(matches, tokens, op.const([0])), found, axis=1, reduction="add")
+    return op.Where(op.Greater(counts, op.const([0])), op.const(-math.inf, like=scores), scores)
+
+
+_END = 2**31 - 1
 
 
 @form("SliceGrad", results=[shaped("shape", "dY")])

@@ -28,3 +28,7 @@ def cases() -> Iterator[Case]:
         yield case("GatherND", floats(3), np.zeros((0, 1), np.int64), shapes=shapes)
         yield case("Unique", array([2.0, 1.0, 0.5, 3.0]), shapes=shapes, outputs=3)
         yield case("Unique", floats(0), shapes=shapes, outputs=3)
+        ids = np.array([[1, 0, 3, 1, 2], [4, 4, 4, 0, 2]])  # nothing is repeated: of −∞ there is no difference
+        for tokens in (ids, ids[:, :2], ids[:, :0]):
+            yield case("NGramRepeatBlock", tokens, floats(2, 5), shapes=shapes, ngram_size=3)
+        yield case("NGramRepeatBlock", ids, floats(2, 5), shapes=shapes, ngram_size=2, constant=["input_ids"])

@@ -43,3 +43,12 @@ def gather_nd(d: Drawing) -> Case:
 def unique(d: Drawing) -> Case:
     """Different elements in any order; with kinks, equal ones."""
     return d.case(d.apart((d.integer(0, 6),)), outputs=3)
+
+
+@strategy(*named("NGramRepeatBlock"))
+def ngram_repeat_block(d: Drawing) -> Case:
+    """Different tokens, so that nothing is repeated: of −∞ there is no difference."""
+    vocabulary = d.integer(1, 5)
+    rows = [d.permutation(vocabulary)[: d.integer(0, vocabulary)] for _ in range(2)]
+    ids = np.array([row[: min(map(len, rows))] for row in rows], np.int64)
+    return d.case(ids, d.floats((2, vocabulary)), fixed=["input_ids"], ngram_size=d.integer(2, 4))

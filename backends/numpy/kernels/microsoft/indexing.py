@@ -32,3 +32,22 @@ def unique(x: Array) -> tuple[Array, Array, Array]:
     counts = np.bincount(idx, minlength=len(number))
     first = np.array([int(np.flatnonzero(idx == k)[0]) for k in range(len(number))], np.int64)
     return x[first], idx, counts.astype(np.int64)
+
+
+@kernel("NGramRepeatBlock", domain=MICROSOFT, fresh=True)
+def ngram_repeat_block(input_ids: Array, scores: Array, *, ngram_size: int) -> Array:
+    """Row by row, and n-gram by n-gram"""
+    if ngram_size < 1:
+        raise ValueError(f"ngram_size is {ngram_size}; it is at least 1")
+    if input_ids.ndim != 2 or scores.ndim != 2 or len(input_ids) != len(scores):
+        raise ValueError(
+            f"input_ids {list(input_ids.shape)} and scores {list(scores.shape)} are no matrices with a row for each sample"
+        )
+    out = scores.copy()
+    for row, tokens in enumerate(input_ids.tolist()):
+        end = len(tokens) - ngram_size + 1
+        for k in range(end):
+            if tokens[k : k + ngram_size - 1] == tokens[end:]:
+                banned = np.array([tokens[k + ngram_size - 1]])
+                out[row, check_indices(banned, scores.shape[1], "input_ids", lowest=0)] = -np.inf
+    return out
