@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from refgrad.protos.domains import ML
+from refgrad.protos.domains import MICROSOFT, ML, NCHWC
 from refgrad.tables.registry import BODY, NO_DERIVATIVE, ZERO
 
 _PIECEWISE = "piecewise constant: zero wherever it has a derivative"
@@ -90,12 +90,35 @@ BODY["", "Scatter"] = "ScatterElements, which replaced it"
 BODY["", "Upsample"] = "Resize with asymmetric coordinates, which replaced it"
 BODY["ai.onnx.preview", "FlexAttention"] = "prob_mod(softmax(score_mod(σ·Q·Kᵀ)))·V"
 
+# A model in the layout of a processor is read back into plain operators before anything else happens.
+for _name, _meaning in {
+    "Conv": "Conv, or FusedConv where it adds or activates",
+    "MaxPool": "MaxPool",
+    "AveragePool": "AveragePool",
+    "GlobalMaxPool": "GlobalMaxPool",
+    "GlobalAveragePool": "GlobalAveragePool",
+    "Upsample": "Resize",
+    "ReorderInput": "Identity, or Transpose of channels that are last",
+    "ReorderOutput": "Identity, or Transpose of channels that are last",
+}.items():
+    BODY[NCHWC, _name] = f"{_meaning}, as which it is read"
+
 for _name in (
-    *("Conv", "MaxPool", "AveragePool", "GlobalMaxPool", "GlobalAveragePool", "Upsample"),
-    *("ReorderInput", "ReorderOutput"),
+    *(
+        "AveragePool",
+        "BatchNormalization",
+        "Conv",
+        "ConvTranspose",
+        "DepthToSpace",
+        "GlobalAveragePool",
+        "GlobalLpPool",
+    ),
+    *("GlobalMaxPool", "GridSample", "InstanceNormalization", "LRN", "LpPool", "MaxPool", "MaxUnpool"),
+    *("QLinearAveragePool", "QLinearConv", "QLinearConvTranspose", "Resize", "SpaceToDepth"),
 ):
-    NO_DERIVATIVE["com.microsoft.nchwc", _name] = (
-        "it is in the layout of the processor that it was optimized on: save the model with ORT_ENABLE_EXTENDED or less"
+    NO_DERIVATIVE["com.ms.internal.nhwc", _name] = (
+        "it stands only in models that ONNX Runtime optimized for a device which wants the channels last: save the model with "
+        "the provider of the CPU, which does not"
     )
 
 # Weights that are quantised
@@ -104,3 +127,25 @@ for _name, _reason in {
     "SparseToDenseMatMul": "it reads a sparse tensor: store the matrix as a dense one, and use FusedMatMul",
 }.items():
     NO_DERIVATIVE["com.microsoft", _name] = _reason
+
+# ONNX Runtime's operators that give no float, or none that a float moves
+for _name, _reason in {
+    "BifurcationDetector": _INTEGER,
+    "GatherPacked": "its inputs are packed bytes and indices",
+    "GreedySearch": "it returns tokens, which are indices",
+    "IsAllFinite": "a truth value",
+    "MurmurHash3": "a hash",
+    "NGramHashMapping": _INTEGER,
+    "VarlenNGramHashMapping": _INTEGER,
+}.items():
+    ZERO[MICROSOFT, _name] = _reason
+
+for _name, _reason in {
+    "BeamSearch": "it searches for tokens, and its scores are those of what it found",
+    "EPContext": "what it computes is in the compiled code of a device",
+    "Sampling": "it draws tokens, and its logits are those of what it has drawn",
+    "Snpe": "what it computes is in the compiled code of a device",
+    "Tokenizer": "its values are strings",
+    "WhisperBeamSearch": "it searches for tokens, and its scores are those of what it found",
+}.items():
+    NO_DERIVATIVE[MICROSOFT, _name] = _reason
