@@ -6,6 +6,7 @@ import onnx
 import pytest
 
 from refgrad.protos.domains import NCHWC
+from refgrad.show.explain import explain
 from refgrad.tables import registry
 from refgrad.tables.definitions import DEFINITIONS
 from refgrad.tables.operators import TAGS, against_tags, classify, operators
@@ -45,3 +46,19 @@ def test_the_tags_of_the_schemas_are_followed_or_a_reason_is_written() -> None:
     found = against_tags()
     assert not set(found) - set(TAGS), "say why in refgrad.tables.operators.TAGS"
     assert not set(TAGS) - set(found), "these reasons are of no use any more"
+
+
+@pytest.mark.parametrize(
+    ("operator", "said"),
+    [
+        ("com.microsoft.BeamSearch", "there is no derivative: it searches for tokens"),
+        ("com.microsoft.MurmurHash3", "the derivative is zero: a hash"),
+        ("com.microsoft.nchwc.Conv", "read back as Conv"),
+        ("com.ms.internal.nhwc.Conv", "save the model with the provider of the CPU"),
+    ],
+)
+def test_an_operator_that_has_only_a_reason_is_explained_and_listed(operator: str, said: str) -> None:
+    text = str(explain(operator))
+    assert text.startswith(f"{operator}\n")
+    assert said in text
+    assert operator in {one.operator for one in operators()}

@@ -92,28 +92,20 @@ BODY["ai.onnx.preview", "FlexAttention"] = "prob_mod(softmax(score_mod(σ·Q·K�
 
 # A model in the layout of a processor is read back into plain operators before anything else happens.
 for _name, _meaning in {
-    "Conv": "Conv, or FusedConv where it adds or activates",
+    "Conv": "Conv, or as FusedConv where it adds or activates",
     "MaxPool": "MaxPool",
     "AveragePool": "AveragePool",
     "GlobalMaxPool": "GlobalMaxPool",
     "GlobalAveragePool": "GlobalAveragePool",
     "Upsample": "Resize",
-    "ReorderInput": "Identity, or Transpose of channels that are last",
-    "ReorderOutput": "Identity, or Transpose of channels that are last",
+    "ReorderInput": "Identity, or as Transpose where channels are last",
+    "ReorderOutput": "Identity, or as Transpose where channels are last",
 }.items():
-    BODY[NCHWC, _name] = f"{_meaning}, as which it is read"
+    BODY[NCHWC, _name] = f"read back as {_meaning}"
 
 for _name in (
-    *(
-        "AveragePool",
-        "BatchNormalization",
-        "Conv",
-        "ConvTranspose",
-        "DepthToSpace",
-        "GlobalAveragePool",
-        "GlobalLpPool",
-    ),
-    *("GlobalMaxPool", "GridSample", "InstanceNormalization", "LRN", "LpPool", "MaxPool", "MaxUnpool"),
+    *("AveragePool", "BatchNormalization", "Conv", "ConvTranspose", "DepthToSpace", "GlobalAveragePool"),
+    *("GlobalLpPool", "GlobalMaxPool", "GridSample", "InstanceNormalization", "LRN", "LpPool", "MaxPool", "MaxUnpool"),
     *("QLinearAveragePool", "QLinearConv", "QLinearConvTranspose", "Resize", "SpaceToDepth"),
 ):
     NO_DERIVATIVE["com.ms.internal.nhwc", _name] = (
