@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from onnx import TensorProto
 
@@ -60,8 +61,8 @@ def gather_nd(op: FunctionEmitter, data: str, indices: str) -> str:
 )
 def unique(op: FunctionEmitter, x: str) -> tuple[str, str, str]:
     """The different elements of x as they first occur; besides, which of them each element is, and how often each occurs"""
-    y, _, idx, counts = op.Unique(x, outputs=4, sorted=0)
-    return y, idx, counts
+    made: Any = op.Unique(x, outputs=4, sorted=0)
+    return made[0], made[2], made[3]
 
 
 @operator("NGramRepeatBlock", "scores_out", types={"input_ids": ["tensor(int64)"]})
