@@ -49,16 +49,17 @@ def test_the_tags_of_the_schemas_are_followed_or_a_reason_is_written() -> None:
 
 
 @pytest.mark.parametrize(
-    ("operator", "said"),
+    ("shown", "said"),
     [
-        ("com.microsoft.BeamSearch", "there is no derivative: it searches for tokens"),
-        ("com.microsoft.MurmurHash3", "the derivative is zero: a hash"),
-        ("com.microsoft.nchwc.Conv", "read back as Conv"),
-        ("com.ms.internal.nhwc.Conv", "save the model with the provider of the CPU"),
+        ("com.microsoft.BeamSearch(input_ids, ", "there is no derivative: it searches for tokens"),
+        ("com.microsoft.MurmurHash3(X) -> Y", "the derivative is zero: a hash"),
+        ("com.microsoft.nchwc.Conv(X, W, B, Sum) -> Y", "read back as Conv"),
+        ("com.ms.internal.nhwc.Conv\n", "save the model with the provider of the CPU"),
     ],
 )
-def test_an_operator_that_has_only_a_reason_is_explained_and_listed(operator: str, said: str) -> None:
+def test_an_operator_that_has_only_a_reason_is_explained_and_listed(shown: str, said: str) -> None:
+    operator = shown.partition("(")[0].strip()
     text = str(explain(operator))
-    assert text.startswith(f"{operator}\n")
+    assert text.startswith(shown)
     assert said in text
     assert operator in {one.operator for one in operators()}

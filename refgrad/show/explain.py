@@ -8,6 +8,7 @@ from refgrad.errors import UnknownNameError, did_you_mean
 from refgrad.tables.kinks import KINKS
 from refgrad.tables.operators import classify, operators
 from refgrad.tables.registry import RULES, STRUCTURES
+from refgrad.tables.runtime_operators import runtime_operators
 from refgrad.tables.schemas import find_schema
 
 
@@ -44,7 +45,6 @@ def explain(operator: str) -> Explanation:
         domain = ""
     key = domain, op_type
     known = {one.operator for one in operators()}
-    schema = find_schema(op_type, domain)
     title = f"{domain}.{op_type}" if domain else op_type
     if title not in known:
         elsewhere = (name for name in sorted(known) if name.rpartition(".")[2] == op_type)
@@ -53,9 +53,7 @@ def explain(operator: str) -> Explanation:
             f" Did you mean {near!r}?" if near else did_you_mean(operator, known) or " `refgrad ops` lists all of them."
         )
         raise UnknownNameError(f"There is no operator {operator!r}.{hint}")
-    inputs, outputs = (
-        tuple(p.name for p in side) for side in ((schema.inputs, schema.outputs) if schema else ((), ()))
-    )
+    inputs, outputs = _names(key)
     if key in RULES:
         kinks = tuple(f"{kink.where}: {kink.reason}" for kink in KINKS if kink.operator == title)
         return Explanation(title, "rule", RULES[key].formula, RULES[key].wrt, inputs, outputs, kinks)
@@ -69,3 +67,13 @@ def explain(operator: str) -> Explanation:
         "missing": "there is no rule yet: ",
     }
     return Explanation(title, found.derivative, said.get(found.derivative, "") + found.text, (), inputs, outputs)
+
+
+def _names(key: tuple[str, str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What the inputs and the outputs of an operator are called; nothing where only a reason is known of it."""
+    schema, registered = find_schema(key[1], key[0]), runtime_operators().get(key)
+    if schema is not None:
+        return tuple(p.name for p in schema.inputs), tuple(p.name for p in schema.outputs)
+    if registered is not None:
+        return tuple(name for name, *_ in registered.inputs), tuple(name for name, *_ in registered.outputs)
+    return (), ()
