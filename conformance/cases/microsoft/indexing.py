@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
 from refgrad.conformance.case import SHAPES, Case
 from refgrad.conformance.cases.microsoft import array, case, drawer
+
+PLACES: tuple[list[Any], ...] = ([[0, 1], [-1, 2]], [[2], [0]], [[[1, 0]], [[0, 3]]], [1, 2], [[]])
 
 
 def cases() -> Iterator[Case]:
@@ -21,7 +24,7 @@ def cases() -> Iterator[Case]:
         for width in (2, 0):
             yield case("PadAndUnflatten", floats(3, width), indices, np.array([2, 3]), shapes=shapes)
         yield case("FlattenAndUnpad", floats(2, 3, 2), indices, shapes=shapes, outputs=2)
-        for places in ([[0, 1], [-1, 2]], [[2], [0]], [[[1, 0]], [[0, 3]]], [1, 2], [[]]):
+        for places in PLACES:
             for kind in (np.int64, np.int32):
                 yield case("GatherND", floats(3, 4, 2), np.array(places, kind), shapes=shapes)
         yield case("GatherND", floats(3, 4), np.array([[1], [1]]), shapes=shapes, constant=["indices"])

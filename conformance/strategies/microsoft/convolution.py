@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from refgrad.conformance.case import Case
@@ -56,7 +58,12 @@ def conv_transpose_with_dynamic_pads(d: Drawing) -> Case:
     image, kernel, strides, dilations, output_padding, begins, ends, _ = (list(p) for p in zip(*axes, strict=True))
     group, channels, filters = groups(d)
     x, w = d.floats((batch(d), group * channels, *image)), d.floats((group * channels, filters, *kernel))
-    sizes = {"strides": strides, "dilations": dilations, "output_padding": output_padding, "auto_pad": how}
+    sizes: dict[str, Any] = {
+        "strides": strides,
+        "dilations": dilations,
+        "output_padding": output_padding,
+        "auto_pad": how,
+    }
     return d.case(
         *(x, w, np.array(begins + ends, np.int64)),
         d.optional(lambda: d.floats((group * filters,))),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import product
+from typing import Any
 
 import numpy as np
 
@@ -33,9 +34,9 @@ def nhwc_max_pool(
     for tap in np.ndindex(*kernel_shape):
         places = windows.positions(tap)
         met = [np.flatnonzero((at >= 0) & (at < n)) for at, n in zip(places, windows.size, strict=True)]
-        there = np.ix_(*(at[k] for at, k in zip(places, met, strict=True)))
-        of = (slice(None), *np.ix_(*met))
-        y[of] = np.maximum(y[of], x[(slice(None), *there)])
+        images = np.arange(len(x))
+        of, there = np.ix_(images, *met), np.ix_(images, *(at[k] for at, k in zip(places, met, strict=True)))
+        y[of] = np.maximum(y[of], x[there])
     return y
 
 
@@ -61,10 +62,12 @@ def maxpool_with_mask(
     Y = np.full((*X.shape[:2], *windows.count), np.finfo(np.float32).min, X.dtype)
     for window in np.ndindex(*windows.count):
         axes = zip(window, windows.strides, windows.begin, windows.kernel, windows.size, strict=True)
+        best = Y[(slice(None), slice(None), *window)]
         *others, last = (range(max(o * s - b, 0), min(o * s - b + k, n)) for o, s, b, k, n in axes)
         for row in product(*others):
             for place in last:
                 if ends[(*row, place)]:
                     break
-                Y[(..., *window)] = np.maximum(Y[(..., *window)], X[(..., *row, place)])
+                at: tuple[Any, ...] = (..., *row, place)
+                best[...] = np.maximum(best, X[at])
     return Y

@@ -21,7 +21,7 @@ def sample_op(X: Array) -> Array:
 @kernel("ExpandDims", domain=MICROSOFT)
 def expand_dims(X: Array, axis: Array) -> Array:
     """X with an axis of one element at `axis`, counted in the result"""
-    place = check_axis(_number("axis", axis), X.ndim + 1)
+    place = check_axis(int(_number("axis", axis)), X.ndim + 1)
     return X.reshape(*X.shape[:place], 1, *X.shape[place:])
 
 
