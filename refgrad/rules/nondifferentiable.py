@@ -136,7 +136,6 @@ for _name, _reason in {
     "BeamSearch": "it searches for tokens, and its scores are those of what it found",
     "EPContext": "what it computes is in the compiled code of a device",
     "Sampling": "it draws tokens, and its logits are those of what it has drawn",
-    "SparseToDenseMatMul": "it reads a sparse tensor, as no operator of ai.onnx does: multiply by the dense matrix",
     "Snpe": "what it computes is in the compiled code of a device",
     "Tokenizer": "its values are strings",
     "WhisperBeamSearch": "it searches for tokens, and its scores are those of what it found",
