@@ -53,10 +53,6 @@ pytestmark = pytest.mark.lowered
 TOLERANCE = {np.float32: 1e-6, np.float64: 1e-13, np.float16: 2e-3}
 POOLINGS = {"MaxPoolGrad", "AveragePoolGrad"}  # the shape of their result is declared, or that of the forward operator
 NOT_LOWERED = {
-    # the masks are packed in bits, and there is no CPU kernel
-    "BitmaskBiasDropout",
-    "BitmaskDropout",
-    "BitmaskDropoutGrad",
     "BiasSoftmaxDropout",
     "LambOptimizer",
 }
@@ -189,7 +185,7 @@ def test_gradient_is_that_of_the_kernel(case: Case):
     check_lowered(model, feeds, run_onnxruntime(model, feeds), 1e-5)
 
 
-RANDOM = {"BiasDropout"}  # each runtime draws other numbers
+RANDOM = {"BiasDropout", "BitmaskBiasDropout", "BitmaskDropout"}  # each runtime draws other numbers
 
 
 def check_step(step: Step, expected: Callable[..., Mapping[str, Any]], tolerance: float) -> None:

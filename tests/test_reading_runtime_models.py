@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from refgrad.errors import InvalidModelError, ModelWarning
 from refgrad.protos import layout
 from refgrad.protos.domains import NCHWC
 from refgrad.protos.reading import read
+from refgrad.tables.registry import BODY
 
 ort = pytest.importorskip("onnxruntime")
 RNG = np.random.default_rng(0)
@@ -213,6 +215,156 @@ def test_a_model_in_the_layout_of_a_processor_has_the_gradients_of_the_model(nam
             old = next(k for k in NETWORKS[name][1] if weights[k].shape == here.shape and (weights[k] == here).all())
             np.testing.assert_allclose(gradient, expected[f"{old}_grad"], rtol=1e-4, atol=1e-5)
     assert refgrad.gradient(tmp_path / "saved.onnx", wrt=["x"]).graph.output[0].name == "x_grad"
+
+
+# What ONNX Runtime makes of convolutional networks: the nodes behind the first convolution, their filters, and an operator that
+# it writes for them. An operator that activates has the name of that behind it; "Sum" is one that adds.
+Behind = tuple[str, dict[str, tuple[int, ...]], str]
+_POOL = [
+    *("kernel_shape=[3,3], strides=[2,2], ceil_mode=1", "kernel_shape=[3,2], strides=[2,3], pads=[1,0,1,1]"),
+    *('kernel_shape=[2,2], strides=[3,3], auto_pad="SAME_UPPER"', 'kernel_shape=[2,2], auto_pad="SAME_LOWER"'),
+    *('kernel_shape=[2,2], strides=[2,2], auto_pad="VALID"', "kernel_shape=[3,3], pads=[1,1,1,1], ceil_mode=1"),
+    "kernel_shape=[2,2], strides=[2,2], pads=[1,1,0,0], dilations=[2,3], ceil_mode=1",
+]
+_LIMITS = "low = Constant <value_float = -0.4> () high = Constant <value_float = 0.6> ()"
+_ACTIVATING = {
+    **{name: f"r = {name}(c)" for name in ("Relu", "Sigmoid", "Tanh", "HardSwish")},
+    "LeakyRelu": "r = LeakyRelu <alpha = 0.3> (c)",
+    "HardSigmoid": "r = HardSigmoid <alpha = 0.3, beta = 0.4> (c)",
+    "Clip": f"{_LIMITS} r = Clip(c, low, high)",
+}
+_GIVEN = "u1 = Conv <pads = [1,1,1,1]> (a, u)"
+WRITTEN: dict[str, Behind] = {
+    **{
+        f"{k} {n}": (f"c = Identity(a) {text}", {"v": (10, n, 3, 3)}, f"Conv {k}")
+        for k, text in _ACTIVATING.items()
+        for n in (20, 32)
+    },
+    **{
+        f"{k} of a sum": (
+            f"{_GIVEN} c = Add(u1, a) {text}",
+            {"u": (20, 20, 3, 3), "v": (10, 20, 3, 3)},
+            f"Conv Sum {k}",
+        )
+        for k, text in _ACTIVATING.items()
+        if k not in ("LeakyRelu", "Clip")  # ONNX Runtime leaves them where they are
+    },
+    "sum": (f"{_GIVEN} r = Add(u1, a)", {"u": (20, 20, 3, 3), "v": (10, 20, 3, 3)}, "Conv Sum"),
+    **{f"MaxPool {p}": (f"r = MaxPool <{p}> (a)", {"v": (9, 32, 1, 1)}, "MaxPool") for p in _POOL},
+    **{
+        f"AveragePool {p} {count}": (
+            f"r = AveragePool <{p}, count_include_pad = {count}> (a)",
+            {"v": (9, 32, 1, 1)},
+            "AveragePool",
+        )
+        for p in _POOL[:-1]
+        for count in ((0,) if "ceil_mode" in p else (0, 1))  # with both ONNX Runtime leaves it
+    },
+    "global maximum": ("r = GlobalMaxPool(a)", {"v": (9, 32, 1, 1)}, "GlobalMaxPool"),
+    "global mean": ("r = GlobalAveragePool(a)", {"v": (9, 32, 1, 1)}, "GlobalAveragePool"),
+    **{
+        f"{mode} {scales}": (
+            f"s = Constant <value_floats = [1.0, 1.0, {scales}]> () r = Resize <{mode}> (a, , s)",
+            {"v": (9, 20, 1, 1)},
+            "Upsample",
+        )
+        for scales in ("2.0, 2.0", "3.0, 1.0", "2.0, 3.0")
+        for mode in (
+            'mode = "nearest", coordinate_transformation_mode = "asymmetric", nearest_mode = "floor"',
+            *(
+                f'mode = "linear", coordinate_transformation_mode = "{where}"'
+                for where in ("asymmetric", "half_pixel", "align_corners")
+            ),
+        )
+    },
+    "each channel by itself": (
+        "d = Conv <group = 20, pads = [1,1,1,1], strides = [2,1], dilations = [1,2]> (a, u) r = Relu(d)",
+        {"u": (20, 1, 3, 3), "v": (9, 20, 1, 1)},
+        "Conv Relu",
+    ),
+    "groups of blocks": ("r = Conv <group = 2> (a, u)", {"u": (64, 16, 3, 3), "v": (9, 64, 1, 1)}, "Conv"),
+    "groups of parts of blocks": (
+        "r = Conv <group = 2> (a, u)",
+        {"u": (20, 10, 3, 3), "v": (9, 20, 1, 1)},
+        "ReorderInput",
+    ),
+    "two filters for each channel": (
+        "r = Conv <group = 16> (a, u)",
+        {"u": (32, 1, 3, 3), "v": (9, 32, 1, 1)},
+        "ReorderInput",
+    ),
+    "blocks side by side": (
+        "d = Conv <pads = [1,1,1,1]> (a, u) e = Concat <axis = 1> (a, d) r = Relu(e)",
+        {"u": (16, 32, 3, 3), "v": (9, 48, 1, 1)},
+        "Conv",
+    ),
+    "parts of blocks side by side": (
+        "d = Conv <pads = [1,1,1,1]> (a, u) e = Concat <axis = 1> (a, d) r = Relu(e)",
+        {"u": (12, 20, 3, 3), "v": (9, 32, 1, 1)},
+        "ReorderInput",
+    ),
+    "a gate": (
+        "m = GlobalAveragePool(a) d = Conv(m, u) e = Relu(d) f = Conv(e, t) h = HardSigmoid(f) r = Mul(a, h)",
+        {"u": (8, 32, 1, 1), "t": (32, 8, 1, 1), "v": (9, 32, 1, 1)},
+        "Conv HardSigmoid",
+    ),
+    "filters that several read": (
+        "d = Conv <pads = [1,1,1,1]> (a, u) e = Relu(d) r = Conv <pads = [1,1,1,1]> (e, u)",
+        {"u": (20, 20, 3, 3), "v": (9, 20, 1, 1)},
+        "Conv Relu",
+    ),
+    "down and up again": (
+        """p = MaxPool <kernel_shape = [2,2], strides = [2,2]> (a) d = Conv <pads = [1,1,1,1]> (p, u) e = Relu(d)
+        s = Constant <value_floats = [1.0, 1.0, 2.0, 2.0]> ()
+        f = Resize <mode = "linear", coordinate_transformation_mode = "half_pixel"> (e, , s) r = Concat <axis = 1> (f, a)""",
+        {"u": (64, 32, 3, 3), "v": (3, 96, 1, 1)},
+        "Upsample",
+    ),
+}
+
+
+def _convolutional(name: str) -> ModelProto:
+    """The network between a convolution of the input, with as many channels as what follows reads, and a last one."""
+    text, shapes, _ = WRITTEN[name]
+    other = shapes.get("u", (0,) * 4)
+    group = int(match[1]) if (match := re.search(r"group = (\d+)", text)) else 1
+    channels = other[1] * group if other[1] else shapes["v"][1]
+    opset = 22 if "dilations=" in text else 17
+    head = f'<ir_version: 10, opset_import: ["" : {opset}]>'
+    model = parser.parse_model(
+        f"{head} g (float[2,3,8,8] x) => (float[A,B,C,D] y) {{ a = Conv <pads = [1,1,1,1]> (x, w, b) {text} y = Conv(r, v) }}"
+    )
+    for one, shape in (shapes | {"w": (channels, 3, 3, 3), "b": (channels,)}).items():
+        array = (RNG.standard_normal(shape) / 2).astype(np.float32)
+        model.graph.initializer.append(numpy_helper.from_array(array, one))
+    return model
+
+
+def _named(node: onnx.NodeProto) -> str:
+    """An operator of the layout, whether it adds, and what it activates with."""
+    activation = next((a.s.decode() for a in node.attribute if a.name == "activation"), "")
+    return " ".join(filter(None, [node.op_type, "Sum" if "".join(node.input[3:]) else "", activation]))
+
+
+@pytest.mark.filterwarnings("ignore::refgrad.errors.ModelWarning")
+@pytest.mark.parametrize("name", WRITTEN)
+def test_what_onnx_runtime_writes_in_the_layout_has_the_gradient_of_the_model(name: str, tmp_path: Path) -> None:
+    model = _convolutional(name)
+    saved = _saved(model, tmp_path / "saved.onnx")
+    assert WRITTEN[name][2] in {_named(node) for node in saved.graph.node if node.domain == NCHWC}
+    feeds = {"x": RNG.standard_normal((2, 3, 8, 8))}
+    double = [get_backend("numpy").prepare(one, precision="float64") for one in (model, read(saved))]
+    expected, found = (one.run(feeds)["y"] for one in double)
+    np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9)
+    feeds["y_grad"] = RNG.standard_normal(expected.shape)
+    gradients = [refgrad.gradient(one, wrt=["x"]) for one in (model, saved)]
+    expected, found = (get_backend("numpy").prepare(one, precision="float64").run(feeds)["x_grad"] for one in gradients)
+    np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9)
+
+
+def test_every_operator_of_the_layout_is_among_them() -> None:
+    operators = {written.partition(" ")[0] for _, _, written in WRITTEN.values()} | {"ReorderOutput"}
+    assert operators == {name for domain, name in BODY if domain == NCHWC}
 
 
 @pytest.mark.filterwarnings("ignore::refgrad.errors.ModelWarning")

@@ -34,7 +34,7 @@ def conv_transpose(d: Drawing) -> Case:
     rank = rank_of_image(d)
     group, channels, filters = groups(d)
     how = d.pick("pads", "pads", "output_shape", "SAME_UPPER", "SAME_LOWER", "VALID")
-    axes = [_axis(d, rank, how) for _ in range(rank)]
+    axes = [transposed_axis(d, rank, how) for _ in range(rank)]
     image, kernel, strides, dilations, output_padding, begins, ends, results = (
         list(part) for part in zip(*axes, strict=True)
     )
@@ -53,7 +53,7 @@ def conv_transpose(d: Drawing) -> Case:
     return d.case(x, w, bias, fixed=fixed, group=group_or_absent(d, group), **sizes)
 
 
-def _axis(d: Drawing, rank: int, how: str) -> tuple[int, ...]:
+def transposed_axis(d: Drawing, rank: int, how: str) -> tuple[int, ...]:
     """Size, kernel, stride, dilation, output_padding, pads before and behind, and size of the result along one axis."""
     n, k = d.integer(1, 3 if rank < 3 else 2), d.integer(1, 3 if rank < 3 else 2)
     stride, dilation = d.integer(1, 3), d.pick(1, 1, 2, 3)

@@ -125,8 +125,8 @@ def pad(d: Drawing) -> Case:
     mode = d.pick("constant", "edge", "reflect", *(["wrap"] if d.opset >= 19 else []))
     axes = d.axes(len(shape)) if d.opset >= 18 and d.flag() else None
     sizes = [shape[axis] for axis in (range(len(shape)) if axes is None else axes)]
-    before = [_padding(d, mode, size) for size in sizes]
-    after = [_padding(d, mode, size + min(0, first)) for size, first in zip(sizes, before, strict=True)]
+    before = [padding(d, mode, size) for size in sizes]
+    after = [padding(d, mode, size + min(0, first)) for size, first in zip(sizes, before, strict=True)]
     value = d.optional(lambda: d.scalar(0.5)) if mode == "constant" else None
     return d.case(
         d.floats(shape),
@@ -206,7 +206,7 @@ def _some(d: Drawing, axes: list[int], rank: int) -> np.ndarray:
     return np.array([axis - rank if d.flag() else axis for axis in chosen], np.int64)
 
 
-def _padding(d: Drawing, mode: str, size: int) -> int:
+def padding(d: Drawing, mode: str, size: int) -> int:
     """A pad that the mode allows at one end of an axis."""
     if mode == "constant":
         return d.integer(-size, 2) if d.flag() else d.integer(0, 2)

@@ -154,6 +154,49 @@ def halves(op: FunctionEmitter, x: str) -> tuple[str, str]:
     return first, second
 
 
+@operator("BitmaskDropout", "output", optional=["mask"], others=("training_mode",), types={"mask": ["tensor(uint32)"]})
+def bitmask_dropout(
+    op: FunctionEmitter,
+    data: str,
+    ratio: str | None = None,
+    training_mode: str | None = None,
+    *,
+    seed: int | None = None,
+) -> tuple[str, str]:
+    """dropout(data); the mask has a bit for each element"""
+    y, mask = op.Dropout(data, ratio, training_mode, outputs=2, seed=seed)
+    return y, _packed(op, mask)
+
+
+@operator(
+    "BitmaskBiasDropout", "output", optional=["mask"], others=("training_mode",), types={"mask": ["tensor(uint32)"]}
+)
+def bitmask_bias_dropout(
+    op: FunctionEmitter,
+    data: str,
+    bias: str,
+    residual: str | None = None,
+    ratio: str | None = None,
+    training_mode: str | None = None,
+    *,
+    seed: int | None = None,
+) -> tuple[str, str]:
+    """dropout(data + bias) + residual; the mask has a bit for each element"""
+    y, mask = bias_dropout(op, data, bias, residual, ratio, training_mode, seed=seed)
+    return y, _packed(op, mask)
+
+
+_BITS = 2 ** np.arange(32, dtype=np.int64)  # of a number of the mask, the lowest first
+
+
+def _packed(op: FunctionEmitter, mask: str) -> str:
+    """The elements of a mask in order as the bits of numbers of 32"""
+    bits = op.Cast(op.Reshape(mask, [-1]), to=TensorProto.INT64)
+    added = op.Mod(op.Neg(op.Shape(bits)), op.const([32]))
+    words = op.Reshape(op.Concat(bits, op.Expand(op.const([0]), added), axis=0), [-1, 32])
+    return op.Cast(op.ReduceSum(op.Mul(words, _BITS), [1], keepdims=0), to=TensorProto.UINT32)
+
+
 def plus(op: FunctionEmitter, x: str, bias: str | None) -> str:
     return x if bias is None else op.Add(x, bias)
 
@@ -264,6 +307,23 @@ def dropout_grad(
     seed: int | None = None,
 ) -> str:
     return op.grad.DropoutGrad(dY, mask, ratio, training_mode)
+
+
+@form("BitmaskDropoutGrad", results=[like("dY")])
+def bitmask_dropout_grad(
+    op: Emitter,
+    dY: str,
+    mask: str,
+    ratio: str | None = None,
+    training_mode: str | None = None,
+    *,
+    seed: int | None = None,
+) -> str:
+    """DropoutGrad with a bit of the mask for each element"""
+    words = op.Cast(op.Reshape(mask, [-1, 1]), to=TensorProto.INT64)
+    bits = op.Reshape(op.Mod(op.Div(words, op.const(_BITS)), op.const([2])), [-1])
+    kept = op.Cast(op.Slice(bits, [0], op.Reshape(op.Size(dY), [1])), to=TensorProto.BOOL)
+    return op.grad.DropoutGrad(dY, op.reshape_like(kept, dY), ratio, training_mode)
 
 
 @form("SoftmaxDropoutGrad", results=[like("dY")])

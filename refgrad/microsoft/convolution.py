@@ -10,7 +10,7 @@ from refgrad.microsoft.activation import activated, plus
 from refgrad.microsoft.forms import form
 from refgrad.microsoft.results import like, typed
 from refgrad.reverse.emit import Emitter
-from refgrad.tables.definitions import Floats, Ints, operator
+from refgrad.tables.definitions import Floats, Ints, UnsupportedFormError, operator
 
 
 @operator("FusedConv", "Y")
@@ -34,6 +34,93 @@ def fused_conv(
     window: dict[str, Any] = {"auto_pad": auto_pad, "dilations": dilations, "group": group}
     y = op.Conv(X, W, B, kernel_shape=kernel_shape, pads=pads, strides=strides, **window)
     return activated(op, plus(op, y, Z), activation, activation_params or ())
+
+
+@operator("NhwcConv", "Y")
+def nhwc_conv(
+    op: FunctionEmitter,
+    X: str,
+    W: str,
+    B: str | None = None,
+    *,
+    auto_pad: str = "NOTSET",
+    dilations: Ints | None = None,
+    group: int = 1,
+    kernel_shape: Ints | None = None,
+    pads: Ints | None = None,
+    strides: Ints | None = None,
+) -> str:
+    """conv(X, W, B) with the channels of X and Y on the last axis"""
+    rank = _rank(op, X, W, kernel_shape)
+    window: dict[str, Any] = {"auto_pad": auto_pad, "dilations": dilations, "group": group}
+    y = op.Conv(channels_first(op, X, rank), W, B, kernel_shape=kernel_shape, pads=pads, strides=strides, **window)
+    return channels_last(op, y, rank)
+
+
+@operator("NhwcFusedConv", "Y")
+def nhwc_fused_conv(
+    op: FunctionEmitter,
+    X: str,
+    W: str,
+    B: str | None = None,
+    Z: str | None = None,
+    *,
+    activation: str | None = None,
+    activation_params: Floats | None = None,
+    auto_pad: str = "NOTSET",
+    dilations: Ints | None = None,
+    group: int = 1,
+    kernel_shape: Ints | None = None,
+    pads: Ints | None = None,
+    strides: Ints | None = None,
+) -> str:
+    """activation(conv(X, W, B) + Z) with the channels of X, Y and Z on the last axis"""
+    window: dict[str, Any] = {"auto_pad": auto_pad, "dilations": dilations, "group": group}
+    y = nhwc_conv(op, X, W, B, kernel_shape=kernel_shape, pads=pads, strides=strides, **window)
+    return activated(op, plus(op, y, Z), activation, activation_params or ())
+
+
+@operator("ConvTransposeWithDynamicPads", "Y", types={"Pads": ["tensor(int64)"]})
+def conv_transpose_with_dynamic_pads(
+    op: FunctionEmitter,
+    X: str,
+    W: str,
+    Pads: str | None = None,
+    B: str | None = None,
+    *,
+    auto_pad: str = "NOTSET",
+    dilations: Ints | None = None,
+    group: int = 1,
+    kernel_shape: Ints | None = None,
+    output_padding: Ints | None = None,
+    strides: Ints | None = None,
+) -> str:
+    """conv_transpose(X, W, B), of which Pads are cut off; auto_pad="SAME_UPPER" and "SAME_LOWER" cut without asking Pads"""
+    window: dict[str, Any] = {"auto_pad": auto_pad, "dilations": dilations, "group": group, "strides": strides}
+    y = op.ConvTranspose(X, W, B, kernel_shape=kernel_shape, output_padding=output_padding, **window)
+    if Pads is None or auto_pad.startswith("SAME"):
+        return y
+    axes = list(range(2, _rank(op, X, W, kernel_shape)))
+    begin, end = op.Split(op.Reshape(Pads, [2, -1]), op.const([1, 1]), axis=0, outputs=2)
+    return op.Slice(y, op.Reshape(begin, [-1]), op.Sub(op.Shape(y, start=2), op.Reshape(end, [-1])), axes)
+
+
+def _rank(op: FunctionEmitter, X: str, W: str, kernel_shape: Ints | None) -> int:
+    """The rank of the images."""
+    rank = len(kernel_shape) + 2 if kernel_shape else op.rank(X) or op.rank(W)
+    if rank is None:
+        raise UnsupportedFormError("its rank is not known: give it kernel_shape, or declare the shape of X")
+    return rank
+
+
+def channels_first(op: FunctionEmitter, x: str, rank: int) -> str:
+    """The last axis behind the first."""
+    return op.Transpose(x, perm=[0, rank - 1, *range(1, rank - 1)])
+
+
+def channels_last(op: FunctionEmitter, x: str, rank: int) -> str:
+    """The second axis behind all others."""
+    return op.Transpose(x, perm=[0, *range(2, rank), 1])
 
 
 _CONV: dict[str, Any] = {

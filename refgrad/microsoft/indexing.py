@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
+from onnx import TensorProto
+
 from refgrad.forward.function_emitter import FunctionEmitter
 from refgrad.microsoft.forms import form
 from refgrad.microsoft.results import shaped
 from refgrad.protos.domains import MICROSOFT
 from refgrad.reverse.emit import Emitter
-from refgrad.tables.definitions import operator
+from refgrad.tables.definitions import FLOATS, UnsupportedFormError, operator
 from refgrad.tables.registry import rule
 
 
@@ -39,6 +44,48 @@ def flatten_and_unpad(op: FunctionEmitter, input: str, indices: str) -> tuple[st
     count = op.ReduceProd(op.Shape(input, end=2), keepdims=1)
     rows = op.Reshape(input, op.Concat(count, op.Shape(input, start=2), axis=0), allowzero=1)
     return op.Gather(rows, indices, axis=0), op.Shape(input, end=2)
+
+
+_ANY = (*FLOATS, "tensor(int32)", "tensor(int64)")
+_INDICES = ("tensor(int32)", "tensor(int64)")
+
+
+@operator("GatherND", "output", types={"data": _ANY, "indices": _INDICES, "output": "data"})
+def gather_nd(op: FunctionEmitter, data: str, indices: str) -> str:
+    """What data has at the places that the last axis of indices names"""
+    return op.GatherND(data, op.Cast(indices, to=TensorProto.INT64))
+
+
+@operator(
+    "Unique", "y", "idx", "counts", types={"x": _ANY, "y": "x", "idx": ["tensor(int64)"], "counts": ["tensor(int64)"]}
+)
+def unique(op: FunctionEmitter, x: str) -> tuple[str, str, str]:
+    """The different elements of x as they first occur; besides, which of them each element is, and how often each occurs"""
+    made: Any = op.Unique(x, outputs=4, sorted=0)
+    return made[0], made[2], made[3]
+
+
+@operator("NGramRepeatBlock", "scores_out", types={"input_ids": ["tensor(int64)"]})
+def ngram_repeat_block(op: FunctionEmitter, input_ids: str, scores: str, *, ngram_size: int) -> str:
+    """scores, −∞ for each token that would repeat ngram_size tokens of input_ids at their end"""
+    if ngram_size < 1:
+        raise UnsupportedFormError(f"its ngram_size is {ngram_size}: it is at least 1")
+    first = op.Sub(
+        op.Shape(input_ids, start=1), [ngram_size - 1]
+    )  # of the tokens at the end, of which the next is asked
+    tokens = op.Slice(input_ids, [ngram_size - 1], [_END], [1])
+    matches = op.Equal(tokens, tokens)
+    for k in range(ngram_size - 1):
+        earlier = op.Slice(input_ids, [k], op.Add(op.Max(first, [0]), [k]), [1])
+        start = op.Max(op.Add(first, [k]), [0])
+        matches = op.And(matches, op.Equal(earlier, op.Slice(input_ids, start, op.Add(start, [1]), [1])))
+    zeros = op.Expand(op.const([0]), op.Shape(scores))
+    found = op.Cast(matches, to=TensorProto.INT64)
+    counts = op.ScatterElements(zeros, op.Where(matches, tokens, op.const([0])), found, axis=1, reduction="add")
+    return op.Where(op.Greater(counts, op.const([0])), op.const(-math.inf, like=scores), scores)
+
+
+_END = 2**31 - 1
 
 
 @form("SliceGrad", results=[shaped("shape", "dY")])

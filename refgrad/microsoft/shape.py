@@ -1,4 +1,4 @@
-"""ONNX Runtime's operators for shapes."""
+"""ONNX Runtime's operators that move elements, and those that make tensors of a shape."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from refgrad.microsoft.forms import form
 from refgrad.microsoft.results import typed
 from refgrad.protos.domains import MICROSOFT
 from refgrad.reverse.emit import Emitter
-from refgrad.tables.definitions import UnsupportedFormError, operator
+from refgrad.tables.definitions import FLOATS, UnsupportedFormError, operator
 from refgrad.tables.registry import rule
 
 
@@ -41,6 +41,40 @@ def trilu_body(op: FunctionEmitter, X: str, k: str | None = None, *, upper: int 
 def trilu(op: Emitter, d_Y: str, k: str | None, upper: int) -> str:
     """dX = the same triangle of dY, 0 elsewhere"""
     return op.grad.TriluGrad(d_Y, k, upper=upper)
+
+
+_ANY = (*FLOATS, "tensor(int32)", "tensor(int64)")
+_PADDINGS = ("constant", "edge", "reflect", "wrap")
+
+
+@operator("SampleOp", "Y", types={"X": _ANY, "Y": "X"})
+def sample_op(op: FunctionEmitter, X: str) -> str:
+    """X"""
+    return op.Identity(X)
+
+
+@operator("ExpandDims", "Y", types={"X": _ANY, "axis": ["tensor(int32)"], "Y": "X"})
+def expand_dims(op: FunctionEmitter, X: str, axis: str) -> str:
+    """X with one more axis of one element"""
+    return op.Unsqueeze(X, op.Reshape(op.Cast(axis, to=TensorProto.INT64), [-1]))
+
+
+@operator("Pad", "output", types={"pads": ["tensor(int64)"]})
+def pad(op: FunctionEmitter, data: str, pads: str, value: str | None = None, *, mode: str = "constant") -> str:
+    """data with pads before and behind each axis, cut where they are negative"""
+    if mode not in _PADDINGS:
+        raise UnsupportedFormError(f"its mode {mode!r} is not known; there are {', '.join(_PADDINGS)}")
+    if mode == "wrap" and op.opset < 19:
+        raise UnsupportedFormError("its mode 'wrap' needs opset 19: convert the model")
+    given = None if value is None or mode != "constant" else op.Reshape(value, [])
+    return op.Pad(data, op.Reshape(pads, [-1]), given, mode=mode)
+
+
+@operator("Range", "Y", types={"start": _ANY, "limit": "start", "delta": "start", "Y": "start"})
+def range_(op: FunctionEmitter, start: str, limit: str, delta: str | None = None) -> str:
+    """start, start + delta, ... before limit; delta is 1 where it is left out"""
+    step = op.const(1, like=start) if delta is None else delta
+    return op.Range(*(op.Reshape(number, []) for number in (start, limit, step)))
 
 
 @form("SplitTraining", rest=typed("X"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from refgrad.protos.domains import MICROSOFT, ML
+from refgrad.protos.domains import MICROSOFT, ML, NCHWC
 from refgrad.tables.registry import BODY, NO_DERIVATIVE, ZERO
 
 _PIECEWISE = "piecewise constant: zero wherever it has a derivative"
@@ -90,34 +90,60 @@ BODY["", "Scatter"] = "ScatterElements, which replaced it"
 BODY["", "Upsample"] = "Resize with asymmetric coordinates, which replaced it"
 BODY["ai.onnx.preview", "FlexAttention"] = "prob_mod(softmax(score_mod(σ·Q·Kᵀ)))·V"
 
-NO_DERIVATIVE["com.microsoft", "MoEPacked"] = (
-    "its weights are blobs in formats that its schema does not define: unpack them and use MoE"
-)
+# A model in the layout of a processor is read back into plain operators before anything else happens.
+for _name, _meaning in {
+    "Conv": "Conv, or as FusedConv where it adds or activates",
+    "MaxPool": "MaxPool",
+    "AveragePool": "AveragePool",
+    "GlobalMaxPool": "GlobalMaxPool",
+    "GlobalAveragePool": "GlobalAveragePool",
+    "Upsample": "Resize",
+    "ReorderInput": "Identity, or as Transpose where channels are last",
+    "ReorderOutput": "Identity, or as Transpose where channels are last",
+}.items():
+    BODY[NCHWC, _name] = f"read back as {_meaning}"
 
 for _name in (
-    *("Conv", "MaxPool", "AveragePool", "GlobalMaxPool", "GlobalAveragePool", "Upsample"),
-    *("ReorderInput", "ReorderOutput"),
+    *("AveragePool", "BatchNormalization", "Conv", "ConvTranspose", "DepthToSpace", "GlobalAveragePool"),
+    *("GlobalLpPool", "GlobalMaxPool", "GridSample", "InstanceNormalization", "LRN", "LpPool", "MaxPool", "MaxUnpool"),
+    *("QLinearAveragePool", "QLinearConv", "QLinearConvTranspose", "Resize", "SpaceToDepth"),
 ):
-    NO_DERIVATIVE["com.microsoft.nchwc", _name] = (
-        "it is in the layout of the processor that it was optimized on: save the model with ORT_ENABLE_EXTENDED or less"
+    NO_DERIVATIVE["com.ms.internal.nhwc", _name] = (
+        "it stands only in models that ONNX Runtime optimized for a device which wants the channels last: save the model with "
+        "the provider of the CPU, which does not"
     )
 
-# Weights that are quantised
+# Of com.microsoft
 for _name, _reason in {
-    "MatMulPacked": "its bytes are in formats that its schema does not define: store the weights for MatMulNBits",
-    "SparseToDenseMatMul": "it reads a sparse tensor: store the matrix as a dense one, and use FusedMatMul",
-}.items():
-    NO_DERIVATIVE[MICROSOFT, _name] = _reason
-for _name in ("SparseAttentionIndexer", "PackedSparseAttentionIndexer"):
-    NO_DERIVATIVE[MICROSOFT, _name] = "it chooses indices, and keeps the keys that it compares for its next call"
-# What attentions choose, and which tokens of a draft are accepted.
-for _name, _reason in {
+    "BifurcationDetector": _INTEGER,
+    "GatherPacked": "its inputs are packed bytes and indices",
+    "GreedySearch": "it returns tokens, which are indices",
+    "IsAllFinite": "a truth value",
+    "MurmurHash3": "a hash",
+    "NGramHashMapping": _INTEGER,
     "PackedSparseAttentionIndexerMerge": "indices",
     "SpeculativePrefixCommit": "numbers of tokens",
+    "VarlenNGramHashMapping": _INTEGER,
 }.items():
     ZERO[MICROSOFT, _name] = _reason
+
+_COMPILED = "what it computes is in the compiled code of a device"
+_SEARCHED = "it searches for tokens, and its scores are those of what it found"
+_CHOSEN = "it chooses indices, and keeps the keys that it compares for its next call"
+
 for _name, _reason in {
-    "QuantizeBFP": "it rounds to numbers in block floating point, in whose bytes no derivative is written",
+    "BeamSearch": _SEARCHED,
     "DequantizeBFP": "it reads the bytes of numbers in block floating point",
+    "EPContext": _COMPILED,
+    "MatMulPacked": "its bytes are in formats that its schema does not define: store the weights for MatMulNBits",
+    "MoEPacked": "its weights are blobs in formats that its schema does not define: unpack them and use MoE",
+    "PackedSparseAttentionIndexer": _CHOSEN,
+    "QuantizeBFP": "it rounds to numbers in block floating point, in whose bytes no derivative is written",
+    "Sampling": "it draws tokens, and its logits are those of what it has drawn",
+    "Snpe": _COMPILED,
+    "SparseAttentionIndexer": _CHOSEN,
+    "SparseToDenseMatMul": "it reads a sparse tensor: store the matrix as a dense one, and use FusedMatMul",
+    "Tokenizer": "its values are strings",
+    "WhisperBeamSearch": _SEARCHED,
 }.items():
     NO_DERIVATIVE[MICROSOFT, _name] = _reason

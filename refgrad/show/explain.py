@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from refgrad.errors import UnknownNameError, did_you_mean
-from refgrad.tables import plugins
 from refgrad.tables.kinks import KINKS
-from refgrad.tables.operators import classify
+from refgrad.tables.operators import classify, operators
 from refgrad.tables.registry import RULES, STRUCTURES
-from refgrad.tables.schemas import find_schema, schemas
+from refgrad.tables.runtime_operators import runtime_operators
+from refgrad.tables.schemas import find_schema
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,10 @@ class Explanation:
     kinks: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        lines = [f"{self.operator}({', '.join(self.inputs)}) -> {', '.join(self.outputs)}", f"    {self.text}"]
+        named = (
+            f"{self.operator}({', '.join(self.inputs)}) -> {', '.join(self.outputs)}" if self.outputs else self.operator
+        )
+        lines = [named, f"    {self.text}"]
         if self.wrt:
             lines.append(f"    with respect to {', '.join(self.wrt)}")
         lines += (f"    at {kink}" for kink in self.kinks)
@@ -35,25 +38,22 @@ class Explanation:
 def explain(operator: str) -> Explanation:
     """Return the derivative of `operator`, such as "Gelu" or, with its domain, "com.microsoft.FastGelu".
 
-    :raises UnknownNameError: neither onnx nor a rule knows such an operator.
+    :raises UnknownNameError: nothing is known of such an operator.
     """
-    plugins.load()
     domain, _, op_type = operator.rpartition(".")
     if domain == "ai.onnx":
         domain = ""
     key = domain, op_type
-    schema = find_schema(op_type, domain)
-    if schema is None:
-        known = {f"{s.domain}.{s.name}" if s.domain else s.name for s in schemas()}
-        known.update(f"{d}.{name}" if d else name for d, name in RULES)
+    known = {one.operator for one in operators()}
+    title = f"{domain}.{op_type}" if domain else op_type
+    if title not in known:
         elsewhere = (name for name in sorted(known) if name.rpartition(".")[2] == op_type)
         near = next(elsewhere, None)
         hint = (
             f" Did you mean {near!r}?" if near else did_you_mean(operator, known) or " `refgrad ops` lists all of them."
         )
         raise UnknownNameError(f"There is no operator {operator!r}.{hint}")
-    title = f"{domain}.{op_type}" if domain else op_type
-    inputs, outputs = tuple(p.name for p in schema.inputs), tuple(p.name for p in schema.outputs)
+    inputs, outputs = _names(key)
     if key in RULES:
         kinks = tuple(f"{kink.where}: {kink.reason}" for kink in KINKS if kink.operator == title)
         return Explanation(title, "rule", RULES[key].formula, RULES[key].wrt, inputs, outputs, kinks)
@@ -67,3 +67,13 @@ def explain(operator: str) -> Explanation:
         "missing": "there is no rule yet: ",
     }
     return Explanation(title, found.derivative, said.get(found.derivative, "") + found.text, (), inputs, outputs)
+
+
+def _names(key: tuple[str, str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What the inputs and the outputs of an operator are called; nothing where only a reason is known of it."""
+    schema, registered = find_schema(key[1], key[0]), runtime_operators().get(key)
+    if schema is not None:
+        return tuple(p.name for p in schema.inputs), tuple(p.name for p in schema.outputs)
+    if registered is not None:
+        return tuple(name for name, *_ in registered.inputs), tuple(name for name, *_ in registered.outputs)
+    return (), ()

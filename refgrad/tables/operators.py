@@ -59,7 +59,7 @@ class Operator:
 
 
 def classify(domain: str, op_type: str) -> Operator:
-    """The derivative of one operator that has a schema or a rule."""
+    """The derivative of one operator that has a schema, a rule, or a reason why it has none."""
     key = domain, op_type
     title = f"{domain}.{op_type}" if domain else op_type
     if key in RULES or key in STRUCTURES:
@@ -75,9 +75,10 @@ def classify(domain: str, op_type: str) -> Operator:
 
 
 def operators() -> tuple[Operator, ...]:
-    """Every operator with a schema or a rule, and those that ONNX Runtime registers, by name."""
+    """Every operator with a schema, a rule or a reason why it has none, and those that ONNX Runtime registers, by name."""
     plugins.load()
-    keys = {(schema.domain, schema.name) for schema in schemas()} | set(RULES) | set(runtime_operators())
+    named = {(schema.domain, schema.name) for schema in schemas()}
+    keys = named.union(RULES, ZERO, NO_DERIVATIVE, BODY, runtime_operators())
     return tuple(sorted((classify(*key) for key in keys), key=lambda o: (o.operator.count("."), o.operator)))
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
+
 from refgrad.conformance.case import SHAPES, Case
 from refgrad.conformance.cases.microsoft import array, case, drawer, scalar
 from refgrad.conformance.cases.special import Special, gate
@@ -64,3 +66,21 @@ def cases() -> Iterator[Case]:
         yield case("ScaledSiLU", scalar(0.7), array([2.0]), shapes=shapes)
         yield case("ScaledSiLU", floats(0, 3), shapes=shapes, alpha=1.7)
         yield case("ScaledSiLU", x, shapes=shapes, alpha=-0.7)
+        yield from _bitmask_dropouts(shapes)
+
+
+def _bitmask_dropouts(shapes: str) -> Iterator[Case]:
+    """Outside of training: two runtimes draw different numbers."""
+    floats = drawer(10)
+    ratio, training = scalar(0.3), np.array(False)
+    for constant in ({}, {"constant": ["training_mode"]}):
+        wrt = {"wrt": ["data"]}  # the ratio does not count
+        given = [floats(5, 9), ratio, training]
+        yield case("BitmaskDropout", *given, shapes=shapes, outputs=2, seed=3, **wrt, **constant)
+        given = [floats(5, 9), floats(9), floats(5, 9), ratio, training]
+        yield case("BitmaskBiasDropout", *given, shapes=shapes, outputs=2, seed=3, **wrt, **constant)
+    for shape in ((), (2, 0), (2, 4, 4)):
+        yield case("BitmaskDropout", floats(*shape), shapes=shapes, outputs=2)
+        if shape:
+            yield case("BitmaskBiasDropout", floats(*shape), floats(*shape[-1:]), shapes=shapes, outputs=2)
+    yield case("BitmaskBiasDropout", floats(4), floats(4), shapes=shapes)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
 from refgrad.conformance.case import SHAPES, Case
-from refgrad.conformance.cases.microsoft import case, drawer
+from refgrad.conformance.cases.microsoft import array, case, drawer
+
+PLACES: tuple[list[Any], ...] = ([[0, 1], [-1, 2]], [[2], [0]], [[[1, 0]], [[0, 3]]], [1, 2], [[]])
 
 
 def cases() -> Iterator[Case]:
@@ -21,3 +24,14 @@ def cases() -> Iterator[Case]:
         for width in (2, 0):
             yield case("PadAndUnflatten", floats(3, width), indices, np.array([2, 3]), shapes=shapes)
         yield case("FlattenAndUnpad", floats(2, 3, 2), indices, shapes=shapes, outputs=2)
+        for places in PLACES:
+            for kind in (np.int64, np.int32):
+                yield case("GatherND", floats(3, 4, 2), np.array(places, kind), shapes=shapes)
+        yield case("GatherND", floats(3, 4), np.array([[1], [1]]), shapes=shapes, constant=["indices"])
+        yield case("GatherND", floats(3), np.zeros((0, 1), np.int64), shapes=shapes)
+        yield case("Unique", array([2.0, 1.0, 0.5, 3.0]), shapes=shapes, outputs=3)
+        yield case("Unique", floats(0), shapes=shapes, outputs=3)
+        ids = np.array([[1, 0, 3, 1, 2], [4, 4, 4, 0, 2]])  # nothing is repeated: of −∞ there is no difference
+        for tokens in (ids, ids[:, :2], ids[:, :0]):
+            yield case("NGramRepeatBlock", tokens, floats(2, 5), shapes=shapes, ngram_size=3)
+        yield case("NGramRepeatBlock", ids, floats(2, 5), shapes=shapes, ngram_size=2, constant=["input_ids"])

@@ -34,7 +34,14 @@ def bias_softmax(d: Drawing) -> Case:
     return d.case(d.floats(shape), bias, axis=axis if axis != 1 or d.flag() else None, is_inner_broadcast=int(inner))
 
 
-@strategy(*named("BiasDropout"))
+@strategy(*named("BitmaskDropout"))
+def bitmask_dropout(d: Drawing) -> Case:
+    """Outside of training, so nothing is random; with and without a ratio."""
+    ratio = d.optional(lambda: d.scalar(0.25))
+    return d.case(d.floats(d.shape()), ratio, fixed=[] if ratio is None else ["ratio"], outputs=d.integer(1, 2))
+
+
+@strategy(*named("BiasDropout", "BitmaskBiasDropout"))
 def bias_dropout(d: Drawing) -> Case:
     """Outside of training, so nothing is random; with and without a residual and a ratio."""
     shape = d.shape(1)

@@ -27,3 +27,28 @@ def padding(d: Drawing) -> Case:
     if d.op_type == "PadAndUnflatten":
         return d.case(d.floats((len(places), *rest)), places, np.array(sizes, np.int64))
     return d.case(d.floats((*sizes, *rest)), places, outputs=2)
+
+
+@strategy(*named("GatherND"))
+def gather_nd(d: Drawing) -> Case:
+    """Index tuples for some or all of the axes."""
+    shape = d.shape(1, 3, size=3, empty=False)
+    length = d.integer(1, len(shape))
+    columns = [d.integers(d.shape(0, 2, size=2, empty=False), -n, n - 1) for n in shape[:length]]
+    indices = np.stack([np.resize(column, columns[0].shape) for column in columns], -1)
+    return d.case(d.floats(shape), indices.astype(d.pick(np.int64, np.int32)), fixed=["indices"])
+
+
+@strategy(*named("Unique"), kinks=True)
+def unique(d: Drawing) -> Case:
+    """Different elements in any order; with kinks, equal ones."""
+    return d.case(d.apart((d.integer(0, 6),)), outputs=3)
+
+
+@strategy(*named("NGramRepeatBlock"))
+def ngram_repeat_block(d: Drawing) -> Case:
+    """Different tokens, so that nothing is repeated: of −∞ there is no difference."""
+    vocabulary = d.integer(1, 5)
+    rows = [d.permutation(vocabulary)[: d.integer(0, vocabulary)] for _ in range(2)]
+    ids = np.array([row[: min(map(len, rows))] for row in rows], np.int64)
+    return d.case(ids, d.floats((2, vocabulary)), fixed=["input_ids"], ngram_size=d.integer(2, 4))

@@ -18,7 +18,7 @@ from refgrad.backends.numpy.kernels.microsoft.attention import attention
 from refgrad.backends.numpy.kernels.microsoft.normalization import embed_layer_normalization
 from refgrad.backends.numpy.kernels.microsoft.quantization import in_order
 from refgrad.backends.numpy.kernels.operands import check_axis, check_shape
-from refgrad.backends.numpy.kernels.pooling import average_pool, max_pool
+from refgrad.backends.numpy.kernels.pooling import average_pool
 from refgrad.backends.numpy.kernels.quantization import dynamic_quantize_linear, saturated
 from refgrad.backends.numpy.registry import broadcasts, kernel
 from refgrad.protos.domains import MICROSOFT
@@ -158,24 +158,6 @@ def qlinear_average_pool(
         strides=strides,
     )
     return _written(np.moveaxis(pooled, 1, -1) if channels_last else pooled, y, y_zero, X, together=True)
-
-
-@kernel("NhwcMaxPool", domain=MICROSOFT, fresh=True)
-def nhwc_max_pool(
-    X: Array,
-    *,
-    auto_pad: str = "NOTSET",
-    ceil_mode: int = 0,
-    dilations: list[int] | None = None,
-    kernel_shape: list[int],
-    pads: list[int] | None = None,
-    strides: list[int] | None = None,
-) -> Array:
-    """MaxPool with the channels in the last axis"""
-    window: dict[str, Any] = {"auto_pad": auto_pad, "ceil_mode": ceil_mode, "dilations": dilations}
-    window |= {"kernel_shape": kernel_shape, "pads": pads, "strides": strides}
-    pooled = max_pool(np.moveaxis(X, -1, 1), **window, _wanted=(True,))[0]
-    return np.ascontiguousarray(np.moveaxis(pooled, 1, -1))
 
 
 @kernel("QLinearConv", domain=MICROSOFT, fresh=True)

@@ -1,0 +1,68 @@
+"""ONNX Runtime's convolutions beyond what all operators are asked: what is refused, no images, second derivatives."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from checking import assert_gradient, assert_second_derivative
+
+import refgrad
+from refgrad.backends import get_backend
+from refgrad.conformance.case import Case
+from refgrad.conformance.cases.microsoft import case, drawer
+from refgrad.errors import BackendError, NoGradientError
+
+FLOATS = drawer(5)
+NUMPY = get_backend("numpy")
+NHWC = case("NhwcFusedConv", FLOATS(1, 4, 4, 2), FLOATS(2, 2, 3, 2), FLOATS(2), FLOATS(1, 2, 3, 2), activation="Tanh")
+PADS = np.array([1, 0, 0, 1])
+DYNAMIC = case("ConvTransposeWithDynamicPads", FLOATS(1, 2, 3, 3), FLOATS(2, 2, 2, 2), PADS, FLOATS(2))
+
+
+@pytest.mark.parametrize("one", [NHWC, DYNAMIC], ids=str)
+def test_second_derivative(one: Case) -> None:
+    assert_second_derivative(one)
+
+
+@pytest.mark.parametrize("op_type", ["NhwcConv", "NhwcFusedConv", "ConvTransposeWithDynamicPads"])
+def test_no_images_have_no_gradient_but_the_filters_have_zeros(op_type: str) -> None:
+    pads = [PADS] if op_type.startswith("Conv") else []
+    one = case(op_type, FLOATS(0, 4, 4, 4), FLOATS(4, 4, 2, 2), *pads)
+    assert_gradient(one, runtime=False)
+
+
+@pytest.mark.parametrize("op_type", ["NhwcConv", "ConvTransposeWithDynamicPads"])
+def test_images_of_unknown_rank_are_refused_with_what_to_do(op_type: str) -> None:
+    pads = [np.array([1, 0, 0, 1])] if op_type.startswith("Conv") else []
+    one = case(op_type, FLOATS(1, 2, 3, 3), FLOATS(2, 2, 1, 1), *pads, shapes="unknown")
+    with pytest.raises(NoGradientError, match="give it kernel_shape, or declare the shape of X"):
+        refgrad.gradient(one.model)
+
+
+@pytest.mark.parametrize(
+    ("one", "said"),
+    [
+        (case("NhwcConv", FLOATS(1, 4, 4, 3), FLOATS(2, 2, 2, 2)), "do not fit 1 groups: the last axis of X has"),
+        (
+            case("NhwcConv", FLOATS(1, 4, 4, 2), FLOATS(2, 2, 2, 2), FLOATS(3)),
+            r"B has the shape \[3\]; \[2\] is needed",
+        ),
+        (case("NhwcConv", FLOATS(1, 4, 4, 2), FLOATS(2, 2, 2, 2), kernel_shape=[2, 3]), "W has the shape"),
+        (
+            case("NhwcFusedConv", FLOATS(1, 4, 4, 2), FLOATS(2, 2, 2, 2), None, FLOATS(1, 2, 3, 3)),
+            r"Z has the shape \[1, 2, 3, 3\]; \[1, 3, 3, 2\] is needed",
+        ),
+        (
+            case("ConvTransposeWithDynamicPads", FLOATS(1, 2, 3, 3), FLOATS(2, 2, 2, 2), np.array([1, 0])),
+            r"Pads has the shape \[2\]; \[4\] is needed",
+        ),
+        (
+            case("ConvTransposeWithDynamicPads", FLOATS(1, 2, 3, 3), FLOATS(2, 2, 2, 2), np.array([1, 0, -1, 0])),
+            r"Pads are \[1, 0, -1, 0\]; a pad is not negative",
+        ),
+    ],
+    ids=str,
+)
+def test_what_does_not_fit_is_refused(one: Case, said: str) -> None:
+    with pytest.raises(BackendError, match=said):
+        NUMPY.prepare(one.model).run(one.feeds)
