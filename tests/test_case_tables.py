@@ -67,6 +67,7 @@ NOT_GIVEN = {
     **dict.fromkeys((("com.microsoft.GemmFloat8", f"scale{x}") for x in "ABY"), "refused: of floats of 8 bits"),
     ("com.microsoft.MultiHeadAttention", "past_sequence_length"): _SHARED,
     ("com.microsoft.MultiHeadAttention", "cache_indirection"): _SHARED,
+    ("com.microsoft.NhwcMaxPool", "x"): "integers that another node of the case makes",
     ("com.microsoft.QMoE", "fc1_global_scale"): _FLOAT_8,
     ("com.microsoft.QMoE", "fc2_global_scale"): _FLOAT_8,
     ("com.microsoft.QMoE", "fc1_act_scale"): _FLOAT_8,
@@ -74,14 +75,12 @@ NOT_GIVEN = {
     ("com.microsoft.QMoE", "fc1_act_block_scale"): _FLOAT_8,
     ("com.microsoft.QMoE", "fc2_act_block_scale"): _FLOAT_8,
 }
+_ENDS = "without it ONNX Runtime ends the process: tests/test_microsoft_qlinear.py leaves it out"
 NOT_LEFT_OUT = {
+    ("com.microsoft.QLinearSigmoid", "Y_zero_point"): _ENDS,
+    ("com.microsoft.QLinearLeakyRelu", "Y_zero_point"): _ENDS,
     ("com.microsoft.QMoE", "fc1_scales"): _FLOAT_8,
     ("com.microsoft.QMoE", "fc2_scales"): _FLOAT_8,
-}
-# What ONNX Runtime ends the process without: tests/test_microsoft_qlinear.py leaves it out.
-ALWAYS_GIVEN = {("com.microsoft.QLinearSigmoid", "Y_zero_point"), ("com.microsoft.QLinearLeakyRelu", "Y_zero_point")}
-# What reads a sequence that other nodes of the case make: a case feeds tensors.
-    ("com.microsoft.NhwcMaxPool", "x"): "integers that another node of the case makes",
 }
 # What reads a sequence or integers that other nodes of the case make: a case feeds tensors, of floats.
 READS_SEQUENCES = ("ConcatFromSequence", "SequenceAt", "SequenceErase", "SequenceInsert", "SequenceMap")
@@ -206,9 +205,6 @@ def test_every_optional_input_is_given_and_left_out(key: tuple[str, str]) -> Non
     for formal in find_schema(key[1], key[0]).inputs:
         if formal.option == OpSchema.FormalParameterOption.Optional:
             kinds = {formal.name in form.given for form in BY_OPERATOR[NAMES[key]]}
-            expected = {False} if (NAMES[key], formal.name) in NOT_GIVEN else {False, True}
-            if (NAMES[key], formal.name) in ALWAYS_GIVEN:
-                expected = {True}
             expected = {False, True}
             expected -= {True} if (NAMES[key], formal.name) in NOT_GIVEN else set()
             expected -= {False} if (NAMES[key], formal.name) in NOT_LEFT_OUT else set()
