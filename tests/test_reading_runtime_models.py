@@ -53,6 +53,38 @@ def test_an_absent_import_is_added_with_a_notice() -> None:
     assert gradient.SerializeToString() == refgrad.gradient(model).SerializeToString()
 
 
+def test_nodes_in_another_order_are_sorted_with_a_notice() -> None:
+    """As ONNX Runtime's conversion to float16 leaves them. What reads a later result may be in a body, which is in order."""
+    text = """<ir_version: 8, opset_import: ["": 18]> g (float[2,3] x, bool c) => (float[2,3] y) {{
+        {} }}"""
+    branch = "z = If <then_branch = t () => (float[2,3] a) {{ {} }}, else_branch = e () => (float[2,3] d) {{ d = Neg(w) }}> (c)"
+    first, second, last = "w = Tanh(x)", branch.format("b = Exp(w) a = Sin(b)"), "y = Mul(z, x)"
+    sorted_model = parser.parse_model(text.format(f"{first} {second} {last}"))
+    expected = refgrad.gradient(sorted_model)
+    for nodes in ((last, second, first), (first, last, second), (second, last, first)):
+        model = parser.parse_model(text.format(" ".join(nodes)))
+        before = model.SerializeToString()
+        with pytest.warns(ModelWarning, match="not in topological order"):
+            gradient = refgrad.gradient(model)
+        assert model.SerializeToString() == before
+        assert gradient.SerializeToString() == expected.SerializeToString()
+        feeds = {"x": X[0, :, :2, 0].T.copy(), "c": np.array(True)}
+        with pytest.warns(ModelWarning, match="not in topological order"):
+            result = get_backend("numpy").prepare(model).run(feeds)
+        np.testing.assert_allclose(result["y"], get_backend("ort-cpu").prepare(model).run(feeds)["y"], rtol=1e-6)
+
+
+def test_a_cycle_a_body_in_another_order_and_a_name_that_is_written_twice_are_refused() -> None:
+    in_body = (
+        "z = If <then_branch = t () => (float[2] a) {{ a = Sin(b) b = Exp(x) }}, else_branch = e () => (float[2] d) "
+    )
+    in_body += "{{ d = Neg(x) }}> (c) y = Neg(z)"
+    for nodes, said in ((in_body, "sorted"), ("z = Add(x, y) y = Neg(z)", "sorted"), ("y = Neg(x) y = Abs(y)", "SSA")):
+        text = f'<ir_version: 8, opset_import: ["": 18]> g (float[2] x, bool c) => (float[2] y) {{{{ {nodes} }}}}'
+        with pytest.raises(InvalidModelError, match=said):
+            refgrad.gradient(parser.parse_model(text.replace("{{", "{").replace("}}", "}")))
+
+
 def test_a_function_of_that_domain_needs_no_import_either() -> None:
     body = [helper.make_node("Relu", ["a"], ["b"])]
     function = helper.make_function("com.microsoft", "Own", ["a"], ["b"], body, [helper.make_opsetid("", 17)])

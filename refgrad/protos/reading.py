@@ -6,11 +6,12 @@ import math
 import os
 import reprlib
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 
 import onnx
 from google.protobuf.message import DecodeError
-from onnx import FunctionProto, ModelProto, TensorProto
+from onnx import FunctionProto, ModelProto, NodeProto, TensorProto
 
 from refgrad.errors import InvalidModelError, ModelWarning
 from refgrad.protos.domains import MICROSOFT
@@ -18,7 +19,17 @@ from refgrad.protos.external import ExternalData, array_of, is_external, refuse_
 from refgrad.protos.layout import filters, in_layout, plain_layout
 from refgrad.protos.memory import allowed
 from refgrad.protos.upgrade import spell_out_misplaced
-from refgrad.protos.walk import every_node, import_domain, nested, one_per_domain, tensors_without_initializers
+from refgrad.protos.walk import (
+    every_node,
+    import_domain,
+    nested,
+    one_per_domain,
+    reads_of,
+    refill,
+    signatures,
+    tensors_without_initializers,
+    topological_positions,
+)
 
 # Metadata of a constant that refgrad wrote: it may be a float, but it is not a weight. The value is the number before it was
 # rounded to the type of the tensor, or "" where rounding changed nothing.
@@ -74,7 +85,7 @@ def read(model: ModelProto | str | os.PathLike[str], *, weights: bool = True) ->
 
 def _settled(model: ModelProto) -> ModelProto:
     """The model itself, or a copy in which it is written what ONNX Runtime reads."""
-    model = spell_out_misplaced(_with_import(_each_once(model)))
+    model = spell_out_misplaced(_in_order(_with_import(_each_once(model))))
     return plain_layout(model, array_of) if in_layout(model) else model
 
 
@@ -97,6 +108,37 @@ def _with_import(model: ModelProto) -> ModelProto:
     copy.CopyFrom(model)
     import_domain(copy, MICROSOFT)
     return copy
+
+
+def _in_order(model: ModelProto) -> ModelProto:
+    """The model itself, or a copy whose nodes stand behind those that they read, with a notice: ONNX Runtime sorts them too.
+
+    Its conversion to float16 appends the casts that it adds. It does not sort bodies, and a cycle is left as it is: onnx's
+    checker refuses both.
+    """
+    nodes = list(model.graph.node)
+    if _is_ordered(nodes):
+        return model
+    order = topological_positions(signatures(nodes))
+    if len(order) < len(nodes):
+        return model
+    copy = ModelProto()
+    copy.CopyFrom(model)
+    refill(copy.graph.node, [nodes[position] for position in order])
+    warnings.warn(
+        "The nodes of the model are not in topological order, as the specification asks for. ONNX Runtime sorts them, and so "
+        "they were sorted here.",
+        ModelWarning,
+        stacklevel=2,
+    )
+    return copy
+
+
+def _is_ordered(nodes: Sequence[NodeProto]) -> bool:
+    """Whether no node reads what a later one writes."""
+    numbered = list(enumerate(nodes))
+    first = {name: position for position, node in reversed(numbered) for name in node.output if name}
+    return all(first.get(name, -1) < position for position, node in numbered for name in reads_of(node))
 
 
 def _shown(path: Path) -> str:
