@@ -137,6 +137,8 @@ def build(name: str) -> Any:
     model = MODELS[name]
     torch.manual_seed(0)
     settings = SIZES | model.settings if model.kind == "CausalLM" else model.settings
+    if "num_local_experts" in settings:  # one that computes in float64
+        settings = settings | {"experts_implementation": "batched_mm"}
     config = getattr(transformers, f"{model.name}Config")(**settings, attn_implementation="eager")
     module: nn.Module = getattr(transformers, f"{model.name}For{model.kind}")(config)
     if name == "qwen3_5":  # the builder writes the norm without the epsilon that transformers adds to it
