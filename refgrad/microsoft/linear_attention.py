@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 from onnx import TensorProto
@@ -18,9 +19,7 @@ _GATES = {"none": "none", "softplus": "softplus", "qwen": "softplus", "sigmoid":
 _NORM_EPSILON = 1e-12  # what keeps the norm of a vector of zeros from 0
 
 
-@operator(
-    "LinearAttention", "output", "present_state", types={"past_state": FLOATS, "present_state": "past_state"}
-)
+@operator("LinearAttention", "output", "present_state", types={"past_state": FLOATS, "present_state": "past_state"})
 def linear_attention(
     op: FunctionEmitter,
     query: str,
@@ -46,8 +45,7 @@ def linear_attention(
     if not 0 <= state_window <= 8:
         raise UnsupportedFormError(f"state_window={state_window} is not known; there are 0 to 8")
     q, k, v = (
-        apart(op, wide(op, x), heads)
-        for x, heads in ((query, q_num_heads), (key, kv_num_heads), (value, kv_num_heads))
+        apart(op, wide(op, x), heads) for x, heads in ((query, q_num_heads), (key, kv_num_heads), (value, kv_num_heads))
     )
     if kv_num_heads > q_num_heads:
         q = repeated(op, q, op.const([kv_num_heads // q_num_heads]))
@@ -61,9 +59,7 @@ def linear_attention(
         if state_window:
             state = op.Gather(state, op.const(np.array(state_window - 1)), axis=0)
     else:
-        sizes = op.Concat(
-            op.Shape(query, end=1), [kv_num_heads], op.Shape(k, start=3), op.Shape(v, start=3), axis=0
-        )
+        sizes = op.Concat(op.Shape(query, end=1), [kv_num_heads], op.Shape(k, start=3), op.Shape(v, start=3), axis=0)
         state = op.Expand(op.const(0.0, like=q), sizes)
     state, o, _, states = recurrence(op, state, q, k, v, gate, rate, every_state=state_window > 0)
     if state_window:
@@ -118,7 +114,9 @@ def recurrence(
     """
     shape = op.Shape(q, end=2)
     group = op.Div(op.Shape(q, start=2, end=3), op.Shape(state, start=1, end=2))
-    q = op.Reshape(q, op.Concat(shape, op.Shape(state, start=1, end=2), group, op.Shape(q, start=3), axis=0), allowzero=1)
+    q = op.Reshape(
+        q, op.Concat(shape, op.Shape(state, start=1, end=2), group, op.Shape(q, start=3), axis=0), allowzero=1
+    )
     gates = [x for x in (decay, rate) if x is not None]
 
     def step(inner: FunctionEmitter, states: Sequence[str], parts: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -130,7 +128,11 @@ def recurrence(
         if rate is not None:
             u = inner.Mul(inner.Sub(u, inner.MatMul(inner.Unsqueeze(k, [2]), S)), inner.Unsqueeze(of_gates[-1], [3]))
         S = inner.Add(S, inner.Mul(inner.Unsqueeze(k, [3]), u))
-        return [S], [inner.MatMul(q, S), *([inner.Squeeze(u, [2])] if every_delta else []), *([S] if every_state else [])]
+        return [S], [
+            inner.MatMul(q, S),
+            *([inner.Squeeze(u, [2])] if every_delta else []),
+            *([S] if every_state else []),
+        ]
 
     (last,), (o, *more) = scan(op, [(state, 4)], [(q, 5), *((x, 4) for x in (k, v, *gates))], step)
     heads = op.Mul(op.Shape(o, start=2, end=3), op.Shape(o, start=3, end=4))
@@ -194,7 +196,7 @@ def gated_delta_net(
     state_update_capacity: int = 0,
     update_rule: str = "gated_delta",
 ) -> tuple[str, str, str]:
-    """S = e^decay·S + k·uᵀ with u = v, or u = beta·(v − (e^decay·S)ᵀk) for the delta rules; output = scale·Sᵀq, token by token"""
+    """S = e^decay·S + k·uᵀ with u = v, or u = beta·(v − (e^decay·S)ᵀk) for the delta rules; output = scale·Sᵀq"""
     check_rule(update_rule, decay, beta)
     for name, given, known in (
         ("gate_activation", gate_activation, tuple(_GATES)),
@@ -221,8 +223,14 @@ def gated_delta_net(
     written = at.inside(k)
     times = op.Div(op.Shape(v, start=2, end=3), op.Shape(k, start=2, end=3))
     last, o, deltas, _ = recurrence(
-        op, at.state(), repeated(op, q, times), repeated(op, written, times), v,
-        None if gate is None else at.inside(gate), rate, every_delta=state_update_capacity > 0,
+        op,
+        at.state(),
+        repeated(op, q, times),
+        repeated(op, written, times),
+        v,
+        None if gate is None else at.inside(gate),
+        rate,
+        every_delta=state_update_capacity > 0,
     )
     output = op.CastLike(at.packed(scaled(op, o, scale, op.Shape(q, start=3))), query)
     kind = at.kind if initial_state is None else op.type(initial_state)
@@ -230,8 +238,10 @@ def gated_delta_net(
     if capture_count is None or deltas is None:
         update = op.Expand(op.const(0.0, like=last), op.Concat(op.Shape(last, end=1), [0], axis=0))
     else:
-        kept = op.Exp(gate) if gate is not None else op.Expand(
-            op.const(1.0, like=v), op.Concat(op.Shape(v, end=3), [1], axis=0)
+        kept = (
+            op.Exp(gate)
+            if gate is not None
+            else op.Expand(op.const(1.0, like=v), op.Concat(op.Shape(v, end=3), [1], axis=0))
         )
         update = at.captured((kept, k, deltas), capture_count, state_update_active, state_update_capacity)
     return output, op.Cast(op.Transpose(last, perm=[0, 1, 3, 2]), to=kind), op.Cast(update, to=kind)
@@ -262,7 +272,9 @@ class Packing:
         if ends is not None and self.leading == 2:
             raise UnsupportedFormError(f"with cu_seqlens its query has rank {least}, not {rank}")
         if before is None and (ends is None or key is None):
-            raise UnsupportedFormError("it needs initial_state where cu_seqlens is left out, and where query holds key and value")
+            raise UnsupportedFormError(
+                "it needs initial_state where cu_seqlens is left out, and where query holds key and value"
+            )
         self.unpacked = self._unpacked(key, value)
         tokens = op.Shape(query, end=1)
         self.ends: str | None = None
@@ -272,7 +284,7 @@ class Packing:
             self.lengths = op.Sub(self.ends, self.starts)
             self.length = op.Reshape(op.reduce("ReduceMax", self.lengths, [0]), [1])
             self.batch = op.Shape(self.lengths)
-            place = op.Unsqueeze(_up_to(op, self.length), [1])
+            place = op.Unsqueeze(up_to(op, self.length), [1])
             self.valid = op.Less(place, self.lengths)
             self.places = op.Where(self.valid, op.Add(place, self.starts), op.const(np.array(0)))
         elif self.leading == 2:
@@ -299,7 +311,7 @@ class Packing:
         sizes = op.Concat(op.Shape(self.query, end=self.leading), op.Shape(x, start=2), axis=0)
         if self.ends is None:
             return str(op.Reshape(op.Transpose(x, perm=[1, 0, 2, 3]), sizes, allowzero=1))
-        token = _up_to(op, op.Shape(self.query, end=1))
+        token = up_to(op, op.Shape(self.query, end=1))
         passed = op.Cast(op.GreaterOrEqual(op.Unsqueeze(token, [1]), self.ends), to=TensorProto.INT64)
         request = op.ReduceSum(passed, [1], keepdims=0)
         rows = op.Reshape(x, op.Concat(op.Mul(self.length, self.batch), op.Shape(x, start=2), axis=0), allowzero=1)
@@ -315,17 +327,17 @@ class Packing:
         if self.before is not None:
             return str(op.Transpose(self.converted(self.before), perm=[0, 1, 3, 2]))
         q, _, v = self.unpacked
-        sizes = op.Concat(
-            self.batch, op.Shape(v, start=1, end=2), op.Shape(q, start=2), op.Shape(v, start=2), axis=0
-        )
+        sizes = op.Concat(self.batch, op.Shape(v, start=1, end=2), op.Shape(q, start=2), op.Shape(v, start=2), axis=0)
         return str(op.Expand(op.const(0.0, like=q), sizes))
 
     def captured(self, parts: Sequence[str], count: str, active: str | None, capacity: int) -> str:
         """The first tokens of each part, as many as `count` says, in one row for each request."""
         op = self.op
         places = op.const(np.arange(capacity)[:, None])
-        kept = op.And(op.Less(places, op.Cast(count, to=TensorProto.INT64)),
-                      op.Less(places, self.length if self.ends is None else self.lengths))
+        kept = op.And(
+            op.Less(places, op.Cast(count, to=TensorProto.INT64)),
+            op.Less(places, self.length if self.ends is None else self.lengths),
+        )
         if active is not None:
             kept = op.And(kept, op.Not(op.Equal(active, 0)))
         kept = op.Unsqueeze(kept, [2, 3])
@@ -359,7 +371,7 @@ class Packing:
         return q, k, v
 
 
-def _up_to(op: FunctionEmitter, count: str) -> str:
+def up_to(op: FunctionEmitter, count: str) -> str:
     """0, 1, ..., count − 1"""
     return str(op.Range(op.const(np.array(0)), op.Squeeze(count, [0]), op.const(np.array(1))))
 
@@ -399,3 +411,137 @@ def _activated_gate(
     if _GATES[activation] == "softplus":
         return str(op.Neg(op.Mul(factor, op.Softplus(x))))
     return str(op.Mul(op.Sigmoid(op.Mul(factor, x)), bound))
+
+
+@operator("GatedDeltaNetStateReplay", "destination_out", others=("metadata",))
+def gated_delta_net_state_replay(
+    op: FunctionEmitter, source_backing: str, capsule_backing: str, destination_backing: str, metadata: str
+) -> str:
+    """destination_backing with the state S = decay·S + key·deltaᵀ, after the first captured tokens, written into it"""
+    source, destination, *parts = (op.Slice(metadata, [k], [k + 1], [0]) for k in range(11))
+    decay_at, key_at, delta_at, heads, depth, width, key_heads, capacity, kept = parts
+    per_head = op.Mul(capacity, heads)
+    per_key = op.Equal(op.Sub(key_at, decay_at), op.Mul(per_head, width))
+    channels = op.Where(per_key, width, op.const([1]))
+
+    def rows(at: str, *sizes: str) -> str:
+        """The first tokens of a part of the capsule"""
+        shape = op.Concat(kept, *sizes, axis=0)
+        return op.Reshape(section(op, capsule_backing, at, op.ReduceProd(shape, keepdims=1)), shape, allowzero=1)
+
+    shape = op.Concat(heads, depth, width, axis=0)
+    state = op.Reshape(section(op, source_backing, source, op.ReduceProd(shape, keepdims=1)), shape, allowzero=1)
+    owner = op.Div(op.Mul(up_to(op, heads), key_heads), heads)
+    decays, deltas = rows(decay_at, heads, channels), rows(delta_at, heads, depth)
+    keys = op.Gather(rows(key_at, key_heads, width), owner, axis=1)
+
+    def step(inner: FunctionEmitter, states: Sequence[str], taken: Sequence[str]) -> tuple[list[str], list[str]]:
+        """One token"""
+        (S,), (decay, key, delta) = states, taken
+        outer = inner.Mul(inner.Unsqueeze(delta, [2]), inner.Unsqueeze(key, [1]))
+        return [inner.Add(inner.Mul(S, inner.Unsqueeze(decay, [1])), outer)], []
+
+    (last,), _ = scan(op, [(state, 3)], [(decays, 3), (keys, 3), (deltas, 3)], step)
+    return written(op, destination_backing, destination, op.Reshape(last, [-1]))
+
+
+@operator(
+    "Mamba2Verify",
+    "Y",
+    "conv_snapshots",
+    "ssm_snapshots",
+    optional=["xbc", "readout"],
+    others=("state_row",),
+    types={
+        "ssm_state": FLOATS,
+        **dict.fromkeys(("dt_bias", "A_negative", "D", "norm_weight", "ssm_snapshots", "readout"), "ssm_state"),
+    },
+)
+def mamba2_verify(
+    op: FunctionEmitter,
+    projection: str,
+    conv_state: str,
+    ssm_state: str,
+    conv_weight: str,
+    conv_bias: str,
+    dt_bias: str,
+    A_negative: str,
+    D: str,
+    norm_weight: str,
+    state_row: str,
+    *,
+    d_state: int = 128,
+    epsilon: float = 1e-5,
+    head_dim: int = 64,
+    heads: int,
+    n_groups: int,
+    time_step_min: float = 0.001,
+) -> tuple[str, ...]:
+    """RMS norm of (D·x + Sᵀc)·swish(gate) in groups, S = e^(A·dt)·S + b·(dt·x)ᵀ, (x, b, c) = swish of a causal convolution"""
+    if min(heads, n_groups, d_state, head_dim) < 1 or heads % n_groups:
+        raise UnsupportedFormError(f"n_groups={n_groups} does not divide heads={heads}")
+    inner, of_group, taps = heads * head_dim, n_groups * d_state, 4
+    tokens, slots = op.Shape(projection, end=1), op.Shape(conv_state, end=1)
+    row = op.Cast(state_row, to=TensorProto.INT64)
+    there = op.And(op.GreaterOrEqual(row, 0), op.Less(row, slots))
+    row = op.Squeeze(op.Where(there, row, op.const([0])), [0])
+
+    def wide_like_state(x: str) -> str:
+        return op.CastLike(x, ssm_state)
+
+    # Where there is no such row, every result of a token is not a number.
+    packed = op.Add(wide_like_state(projection), op.Where(there, op.const(0.0, like=ssm_state), np.nan))
+    bounds = np.cumsum([0, inner, inner + 2 * of_group, heads]).tolist()
+    gate, taken, raw = (op.Slice(packed, [a], [b], [1]) for a, b in pairwise(bounds))
+    before = op.Transpose(op.Gather(wide_like_state(conv_state), row, axis=0), perm=[1, 0])
+    whole = op.Concat(before, taken, axis=0)
+    weight = op.Reshape(wide_like_state(conv_weight), op.Concat(op.Shape(conv_weight, end=1), [taps], axis=0))
+    terms = [
+        op.Mul(op.Slice(whole, [tap], op.Add(tokens, [tap]), [0]), op.Gather(weight, op.const(np.array(tap)), axis=1))
+        for tap in range(taps)
+    ]
+    z = op.Add(op.Sum(*terms), wide_like_state(conv_bias))
+    xbc = op.CastLike(op.Mul(z, op.Sigmoid(z)), projection)
+    bounds = np.cumsum([0, inner, of_group, of_group]).tolist()
+    x, b, c = (op.Slice(wide_like_state(xbc), [start], [end], [1]) for start, end in pairwise(bounds))
+    x = op.Reshape(x, op.Concat(tokens, [1, heads, head_dim], axis=0), allowzero=1)
+    b, c = (
+        repeated(
+            op,
+            op.Reshape(y, op.Concat(tokens, [1, n_groups, d_state], axis=0), allowzero=1),
+            op.const([heads // n_groups]),
+        )
+        for y in (b, c)
+    )
+    steps = op.Max(op.Softplus(op.Add(raw, dt_bias)), op.const(time_step_min, like=ssm_state))
+    decay, steps = op.Unsqueeze(op.Mul(steps, A_negative), [1, 3]), op.Unsqueeze(steps, [1, 3])
+    start = op.Unsqueeze(op.Gather(ssm_state, row, axis=0), [0])
+    _, o, _, states = recurrence(op, start, c, b, op.Mul(steps, x), decay, None, every_state=True)
+    assert states is not None
+    flat = op.Concat(tokens, [inner], axis=0)
+    readout = op.Reshape(op.Add(o, op.Mul(op.Unsqueeze(D, [1]), x)), flat, allowzero=1)
+    gated = op.Mul(readout, op.Mul(gate, op.Sigmoid(gate)))
+    groups = op.Reshape(gated, op.Concat(tokens, [n_groups, inner // n_groups], axis=0), allowzero=1)
+    mean = op.reduce("ReduceMean", op.Mul(groups, groups), [2])
+    normalized = op.Reshape(op.Div(groups, op.Sqrt(op.Add(mean, epsilon))), flat, allowzero=1)
+    Y = op.CastLike(op.Mul(normalized, norm_weight), projection)
+    ends = op.Add(op.Unsqueeze(up_to(op, tokens), [1]), op.const(np.arange(1, taps)))
+    convolved = op.CastLike(op.Transpose(op.Gather(whole, ends, axis=0), perm=[0, 2, 1]), conv_state)
+
+    def snapshots(made: str, old: str) -> str:
+        """The last of what the tokens made, and where there are fewer of them, the old rows behind."""
+        rows = op.Concat(made, op.Slice(old, tokens, [END], [0]), axis=0)
+        return op.Slice(rows, op.Neg(slots), [END], [0])
+
+    return Y, snapshots(convolved, conv_state), snapshots(op.Squeeze(states, [1]), ssm_state), xbc, readout
+
+
+def section(op: FunctionEmitter, backing: str, offset: str, count: str) -> str:
+    """As many elements of `backing` from `offset` on."""
+    return str(op.Slice(backing, offset, op.Add(offset, count), [0]))
+
+
+def written(op: FunctionEmitter, backing: str, offset: str, values: str) -> str:
+    """`backing` with `values` in the place of its elements from `offset` on."""
+    after = op.Add(offset, op.Shape(values))
+    return str(op.Concat(op.Slice(backing, [0], offset, [0]), values, op.Slice(backing, after, [END], [0]), axis=0))

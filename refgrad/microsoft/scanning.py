@@ -51,4 +51,6 @@ def scan(
 def _declared(op: FunctionEmitter, names: Sequence[str]) -> list[ValueInfoProto]:
     """The values of a step with what is known of them."""
     known = [(name, op.type(name), op.rank(name)) for name in names]
-    return [helper.make_tensor_value_info(name, kind, None if rank is None else [None] * rank) for name, kind, rank in known]
+    return [
+        helper.make_tensor_value_info(name, kind, None if rank is None else [None] * rank) for name, kind, rank in known
+    ]

@@ -20,7 +20,11 @@ def cases() -> Iterator[Case]:
         yield from _linear_attention(shapes)
         floats = drawer(3)
         yield case("LinearAttentionGate", floats(2, 3, 4), floats(4), floats(4), shapes=shapes)
-        yield case("LinearAttentionGate", *(floats(*s) for s in ((2, 1, 4), (4,), (4,), (2, 1, 4))), outputs=2, shapes=shapes)
+        yield case(
+            "LinearAttentionGate", *(floats(*s) for s in ((2, 1, 4), (4,), (4,), (2, 1, 4))), outputs=2, shapes=shapes
+        )
+        yield from _replay(shapes)
+        yield from _mamba2_verify(shapes)
         if shapes != "unknown":
             yield from _gated_delta_net(shapes)
 
@@ -99,3 +103,35 @@ def _gated_delta_net(shapes: str) -> Iterator[Case]:
     yield made(count=counts, state_update_capacity=1, outputs=3, active=0)
     yield made(count=counts, state_update_capacity=1, outputs=3, active=1, packed=True)
     yield made(outputs=3)
+
+
+def _replay(shapes: str) -> Iterator[Case]:
+    floats, name = drawer(7), "GatedDeltaNetStateReplay"
+    heads, depth, width, key_heads, capacity = 2, 2, 3, 1, 3
+    for channels, kept in ((1, 2), (width, 3)):
+        sizes = [capacity * n for n in (heads * channels, key_heads * width, heads * depth)]
+        decay_at, key_at, delta_at = 1, 1 + sizes[0], 1 + sizes[0] + sizes[1]
+        metadata = [2, 1, decay_at, key_at, delta_at, heads, depth, width, key_heads, capacity, kept]
+        capsule = floats(2 + sum(sizes))
+        yield case(name, floats(15), capsule, floats(14), np.array(metadata), shapes=shapes)
+
+
+def _mamba2_verify(shapes: str) -> Iterator[Case]:
+    floats = drawer(8)
+    width, depth = 3, 2
+
+    def made(tokens: int, slots: int, row: int, heads: int, groups: int, flat: bool, **options: Any) -> Case:
+        inner = heads * depth
+        channels = inner + 2 * groups * width
+        inputs = [
+            floats(tokens, inner + channels + heads),
+            floats(slots, channels, 3),
+            floats(slots, heads, width, depth),
+        ]
+        inputs += [floats(channels, *([] if flat else [1]), 4), floats(channels), floats(heads)]
+        inputs += [-np.abs(floats(heads)), floats(heads), floats(inner), np.array([row], np.int32)]
+        settings = {"heads": heads, "n_groups": groups, "head_dim": depth, "d_state": width}
+        return case("Mamba2Verify", *inputs, shapes=shapes, **settings, **options)
+
+    yield made(2, 3, 1, 2, 1, flat=True, outputs=3)
+    yield made(3, 2, 0, 2, 2, flat=False, outputs=5, epsilon=0.1, time_step_min=0.01)

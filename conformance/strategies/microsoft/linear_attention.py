@@ -68,3 +68,36 @@ def gated_delta_net(d: Drawing) -> Case:
     inputs.append(d.optional(lambda: d.integers((1,), 0, 1, np.int32)) if capacity else None)
     settings["state_update_capacity"] = capacity or d.pick(None, 0)
     return d.case(*inputs, outputs=3 if capacity else d.integer(1, 3), **settings)
+
+
+@strategy(*named("GatedDeltaNetStateReplay"))
+def gated_delta_net_state_replay(d: Drawing) -> Case:
+    """A decay for each head or for each channel of the keys, anywhere in the tensors."""
+    key_heads, depth, width, capacity = (d.integer(1, 2) for _ in range(4))
+    heads, channels = key_heads * d.integer(1, 2), d.pick(1, width)
+    sizes = [capacity * n for n in (heads * channels, key_heads * width, heads * depth)]
+    state, at, into, first = heads * depth * width, *(d.integer(0, 2) for _ in range(3))
+    places = [at, into, first, first + sizes[0], first + sizes[0] + sizes[1]]
+    metadata = [*places, heads, depth, width, key_heads, capacity, d.integer(1, capacity)]
+    tensors = [d.floats((n,), -1, 1) for n in (at + state, first + sum(sizes), into + state + d.integer(0, 1))]
+    return d.case(*tensors, np.array(metadata))
+
+
+@strategy(*named("Mamba2Verify"))
+def mamba2_verify(d: Drawing) -> Case:
+    """More tokens than slots and fewer, any row to begin with."""
+    tokens, slots, depth, width, groups = (d.integer(1, 3) for _ in range(5))
+    heads = groups * d.integer(1, 2)
+    inner = heads * depth
+    channels, row = inner + 2 * groups * width, d.integer(0, slots - 1)
+    inputs = [d.normal((tokens, inner + channels + heads)), d.normal((slots, channels, 3))]
+    inputs += [d.normal((slots, heads, width, depth)).astype(np.float32), d.normal((channels, *d.pick([], [1]), 4))]
+    inputs += [
+        d.normal((channels,)),
+        d.normal((heads,)).astype(np.float32),
+        -np.abs(d.normal((heads,))).astype(np.float32),
+    ]
+    inputs += [d.normal((heads,)).astype(np.float32), d.normal((inner,)).astype(np.float32), np.array([row], np.int32)]
+    settings: dict[str, Any] = {"heads": heads, "n_groups": groups, "head_dim": depth, "d_state": width}
+    settings |= {"epsilon": d.pick(None, 0.1), "time_step_min": d.pick(None, 0.01)}
+    return d.case(*inputs, outputs=d.pick(3, 4, 5), **settings)
