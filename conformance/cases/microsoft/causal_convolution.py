@@ -22,6 +22,8 @@ def cases() -> Iterator[Case]:
         for kept in (0, 1, 3):
             metadata = np.array([0, 0, 0, 2, 3, 2, 3, kept])  # offsets are in bytes of the type
             yield case("ConvStateReplay", floats(14), floats(19), floats(16), metadata, shapes=shapes)
+    yield case("ConvStateReplay", floats(12), floats(18), floats(12), metadata, constant=["metadata"])
+    yield case("ConvStateReplay", floats(0), floats(0), floats(0), np.array([0, 0, 0, 0, 3, 2, 3, 1]))
 
 
 def _causal(shapes: str) -> Iterator[Case]:
@@ -61,6 +63,11 @@ def _varlen(shapes: str) -> Iterator[Case]:
     counts = np.array([3, 2], np.int32)
     yield case(name, x, weight, ends, bias, state, counts, state_update_capacity=2, **settings | {"outputs": 3})
     yield case(name, x, weight, ends, bias, state, **settings | {"outputs": 3})
+    if shapes == "static":
+        constant = ["cumulative_sequence_length", "capture_count"]
+        captured = {"state_update_capacity": 2, "constant": constant, "outputs": 3}
+        yield case(name, x, weight, ends, bias, state, counts, **settings | captured)
+        yield case(name, x[:, :0], weight[:0], ends, bias[:0], state[:, :0], **settings)
     wide = [floats(tokens, 4), floats(4, 1, 2), ends, None, floats(BATCH, 4, 1)]
     dynamic = floats(tokens, 3, 2), np.array([[1], [0], [1], [0.5], [1], [1]], np.float32)
     yield case(name, *wide, None, *dynamic, group_size=2, delta_offset=1, **settings)

@@ -23,6 +23,7 @@ def cases() -> Iterator[Case]:
         yield case(
             "LinearAttentionGate", *(floats(*s) for s in ((2, 1, 4), (4,), (4,), (2, 1, 4))), outputs=2, shapes=shapes
         )
+        yield case("LinearAttentionGate", floats(2, 0, 4), floats(4), floats(4), shapes=shapes)
         yield from _replay(shapes)
         yield from _mamba2_verify(shapes)
         if shapes != "unknown":
@@ -33,13 +34,20 @@ def _linear_attention(shapes: str) -> Iterator[Case]:
     floats = drawer(1)
 
     def made(
-        q_heads: int, kv_heads: int, rule: str, past: bool, channels: int = 1, of_rate: int = 0, **options: Any
+        q_heads: int,
+        kv_heads: int,
+        rule: str,
+        past: bool,
+        channels: int = 1,
+        of_rate: int = 0,
+        length: int = LENGTH,
+        **options: Any,
     ) -> Case:
         window = options.get("state_window", 0)
-        inputs = [floats(BATCH, LENGTH, n) for n in (q_heads * WIDTH, kv_heads * WIDTH, kv_heads * DEPTH)]
+        inputs = [floats(BATCH, length, n) for n in (q_heads * WIDTH, kv_heads * WIDTH, kv_heads * DEPTH)]
         inputs += [floats(*([window] if window else []), BATCH, kv_heads, WIDTH, DEPTH) if past else None]
-        inputs += [-np.abs(floats(BATCH, LENGTH, kv_heads * channels)) if "gated" in rule else None]
-        inputs += [floats(BATCH, LENGTH, of_rate or kv_heads) if "delta" in rule else None]
+        inputs += [-np.abs(floats(BATCH, length, kv_heads * channels)) if "gated" in rule else None]
+        inputs += [floats(BATCH, length, of_rate or kv_heads) if "delta" in rule else None]
         while inputs[-1] is None:
             inputs.pop()
         settings = {"q_num_heads": q_heads, "kv_num_heads": kv_heads, "update_rule": rule}
@@ -52,6 +60,7 @@ def _linear_attention(shapes: str) -> Iterator[Case]:
     yield made(2, 2, "delta", past=False, of_rate=1)
     yield made(2, 2, "gated_delta", past=True, state_window=2)
     yield made(1, 2, "linear", past=True, state_window=5)
+    yield made(2, 2, "gated", past=True, length=0)
 
 
 def _gated_delta_net(shapes: str) -> Iterator[Case]:
@@ -103,6 +112,9 @@ def _gated_delta_net(shapes: str) -> Iterator[Case]:
     yield made(count=counts, state_update_capacity=1, outputs=3, active=0)
     yield made(count=counts, state_update_capacity=1, outputs=3, active=1, packed=True)
     yield made(outputs=3)
+    if shapes == "static":
+        constant = ["cu_seqlens", "capture_count", "state_update_active"]
+        yield made(count=counts, active=1, cu_seqlens=ends, state_update_capacity=2, outputs=3, constant=constant)
 
 
 def _replay(shapes: str) -> Iterator[Case]:
@@ -114,6 +126,8 @@ def _replay(shapes: str) -> Iterator[Case]:
         metadata = [2, 1, decay_at, key_at, delta_at, heads, depth, width, key_heads, capacity, kept]
         capsule = floats(2 + sum(sizes))
         yield case(name, floats(15), capsule, floats(14), np.array(metadata), shapes=shapes)
+    if shapes == "static":
+        yield case(name, floats(15), capsule, floats(14), np.array(metadata), constant=["metadata"])
 
 
 def _mamba2_verify(shapes: str) -> Iterator[Case]:
@@ -135,3 +149,5 @@ def _mamba2_verify(shapes: str) -> Iterator[Case]:
 
     yield made(2, 3, 1, 2, 1, flat=True, outputs=3)
     yield made(3, 2, 0, 2, 2, flat=False, outputs=5, epsilon=0.1, time_step_min=0.01)
+    if shapes == "static":
+        yield made(1, 1, 0, 1, 1, flat=True, outputs=3, constant=["state_row"])
