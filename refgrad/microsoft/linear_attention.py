@@ -489,11 +489,11 @@ def mamba2_verify(
     def wide_like_state(x: str) -> str:
         return op.CastLike(x, ssm_state)
 
-    # Where there is no such row, every result of a token is not a number.
-    packed = op.Add(wide_like_state(projection), op.Where(there, op.const(0.0, like=ssm_state), np.nan))
+    nan = op.Where(there, op.const(0.0, like=ssm_state), np.nan)  # without such a row nothing that follows is a number
+    packed = op.Add(wide_like_state(projection), nan)
     bounds = np.cumsum([0, inner, inner + 2 * of_group, heads]).tolist()
     gate, taken, raw = (op.Slice(packed, [a], [b], [1]) for a, b in pairwise(bounds))
-    before = op.Transpose(op.Gather(wide_like_state(conv_state), row, axis=0), perm=[1, 0])
+    before = op.Add(op.Transpose(op.Gather(wide_like_state(conv_state), row, axis=0), perm=[1, 0]), nan)
     whole = op.Concat(before, taken, axis=0)
     weight = op.Reshape(wide_like_state(conv_weight), op.Concat(op.Shape(conv_weight, end=1), [taps], axis=0))
     terms = [
