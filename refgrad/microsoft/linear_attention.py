@@ -76,8 +76,9 @@ def linear_attention_gate(
     op: FunctionEmitter, a: str, dt_bias: str, decay_scale: str, b: str | None = None
 ) -> tuple[str, str | None]:
     """decay = decay_scale·softplus(a + dt_bias), beta = σ(b)"""
-    inner = op.Softplus(op.Add(op.CastLike(a, dt_bias), dt_bias))
-    decay = op.CastLike(op.Mul(inner, decay_scale), a)
+    bias = wide(op, dt_bias)
+    inner = op.Softplus(op.Add(op.CastLike(a, bias), bias))
+    decay = op.CastLike(op.Mul(inner, wide(op, decay_scale)), a)
     return decay, None if b is None else op.CastLike(op.Sigmoid(wide(op, b)), a)
 
 
@@ -420,17 +421,19 @@ def gated_delta_net_state_replay(
     """destination_backing with the state S = decay·S + key·deltaᵀ, after the first captured tokens, written into it"""
     source, destination, *parts = (op.Slice(metadata, [k], [k + 1], [0]) for k in range(11))
     decay_at, key_at, delta_at, heads, depth, width, key_heads, capacity, kept = parts
-    per_head = op.Mul(capacity, heads)
+    capsule, per_head = wide(op, capsule_backing), op.Mul(capacity, heads)
     per_key = op.Equal(op.Sub(key_at, decay_at), op.Mul(per_head, width))
     channels = op.Where(per_key, width, op.const([1]))
 
     def rows(at: str, *sizes: str) -> str:
         """The first tokens of a part of the capsule"""
         shape = op.Concat(kept, *sizes, axis=0)
-        return op.Reshape(section(op, capsule_backing, at, op.ReduceProd(shape, keepdims=1)), shape, allowzero=1)
+        return op.Reshape(section(op, capsule, at, op.ReduceProd(shape, keepdims=1)), shape, allowzero=1)
 
     shape = op.Concat(heads, depth, width, axis=0)
-    state = op.Reshape(section(op, source_backing, source, op.ReduceProd(shape, keepdims=1)), shape, allowzero=1)
+    state = op.Reshape(
+        section(op, wide(op, source_backing), source, op.ReduceProd(shape, keepdims=1)), shape, allowzero=1
+    )
     owner = op.Div(op.Mul(up_to(op, heads), key_heads), heads)
     decays, deltas = rows(decay_at, heads, channels), rows(delta_at, heads, depth)
     keys = op.Gather(rows(key_at, key_heads, width), owner, axis=1)
@@ -442,7 +445,7 @@ def gated_delta_net_state_replay(
         return [inner.Add(inner.Mul(S, inner.Unsqueeze(decay, [1])), outer)], []
 
     (last,), _ = scan(op, [(state, 3)], [(decays, 3), (keys, 3), (deltas, 3)], step)
-    return written(op, destination_backing, destination, op.Reshape(last, [-1]))
+    return written(op, destination_backing, destination, op.CastLike(op.Reshape(last, [-1]), destination_backing))
 
 
 @operator(
@@ -486,24 +489,26 @@ def mamba2_verify(
     there = op.And(op.GreaterOrEqual(row, 0), op.Less(row, slots))
     row = op.Squeeze(op.Where(there, row, op.const([0])), [0])
 
-    def wide_like_state(x: str) -> str:
-        return op.CastLike(x, ssm_state)
+    state = wide(op, ssm_state)
 
-    nan = op.Where(there, op.const(0.0, like=ssm_state), np.nan)  # without such a row nothing that follows is a number
-    packed = op.Add(wide_like_state(projection), nan)
+    def converted(x: str) -> str:
+        return op.CastLike(x, state)
+
+    nan = op.Where(there, op.const(0.0, like=state), np.nan)  # without such a row nothing that follows is a number
+    packed = op.Add(converted(projection), nan)
     bounds = np.cumsum([0, inner, inner + 2 * of_group, heads]).tolist()
     gate, taken, raw = (op.Slice(packed, [a], [b], [1]) for a, b in pairwise(bounds))
-    before = op.Add(op.Transpose(op.Gather(wide_like_state(conv_state), row, axis=0), perm=[1, 0]), nan)
+    before = op.Add(op.Transpose(op.Gather(converted(conv_state), row, axis=0), perm=[1, 0]), nan)
     whole = op.Concat(before, taken, axis=0)
-    weight = op.Reshape(wide_like_state(conv_weight), op.Concat(op.Shape(conv_weight, end=1), [taps], axis=0))
+    weight = op.Reshape(converted(conv_weight), op.Concat(op.Shape(conv_weight, end=1), [taps], axis=0))
     terms = [
         op.Mul(op.Slice(whole, [tap], op.Add(tokens, [tap]), [0]), op.Gather(weight, op.const(np.array(tap)), axis=1))
         for tap in range(taps)
     ]
-    z = op.Add(op.Sum(*terms), wide_like_state(conv_bias))
+    z = op.Add(op.Sum(*terms), converted(conv_bias))
     xbc = op.CastLike(op.Mul(z, op.Sigmoid(z)), projection)
     bounds = np.cumsum([0, inner, of_group, of_group]).tolist()
-    x, b, c = (op.Slice(wide_like_state(xbc), [start], [end], [1]) for start, end in pairwise(bounds))
+    x, b, c = (op.Slice(converted(xbc), [start], [end], [1]) for start, end in pairwise(bounds))
     x = op.Reshape(x, op.Concat(tokens, [1, heads, head_dim], axis=0), allowzero=1)
     b, c = (
         repeated(
@@ -513,18 +518,18 @@ def mamba2_verify(
         )
         for y in (b, c)
     )
-    steps = op.Max(op.Softplus(op.Add(raw, dt_bias)), op.const(time_step_min, like=ssm_state))
-    decay, steps = op.Unsqueeze(op.Mul(steps, A_negative), [1, 3]), op.Unsqueeze(steps, [1, 3])
-    start = op.Unsqueeze(op.Gather(ssm_state, row, axis=0), [0])
+    steps = op.Max(op.Softplus(op.Add(raw, converted(dt_bias))), op.const(time_step_min, like=state))
+    decay, steps = op.Unsqueeze(op.Mul(steps, converted(A_negative)), [1, 3]), op.Unsqueeze(steps, [1, 3])
+    start = op.Unsqueeze(op.Gather(state, row, axis=0), [0])
     _, o, _, states = recurrence(op, start, c, b, op.Mul(steps, x), decay, None, every_state=True)
     assert states is not None
     flat = op.Concat(tokens, [inner], axis=0)
-    readout = op.Reshape(op.Add(o, op.Mul(op.Unsqueeze(D, [1]), x)), flat, allowzero=1)
+    readout = op.Reshape(op.Add(o, op.Mul(op.Unsqueeze(converted(D), [1]), x)), flat, allowzero=1)
     gated = op.Mul(readout, op.Mul(gate, op.Sigmoid(gate)))
     groups = op.Reshape(gated, op.Concat(tokens, [n_groups, inner // n_groups], axis=0), allowzero=1)
     mean = op.reduce("ReduceMean", op.Mul(groups, groups), [2])
     normalized = op.Reshape(op.Div(groups, op.Sqrt(op.Add(mean, epsilon))), flat, allowzero=1)
-    Y = op.CastLike(op.Mul(normalized, norm_weight), projection)
+    Y = op.CastLike(op.Mul(normalized, converted(norm_weight)), projection)
     ends = op.Add(op.Unsqueeze(up_to(op, tokens), [1]), op.const(np.arange(1, taps)))
     convolved = op.CastLike(op.Transpose(op.Gather(whole, ends, axis=0), perm=[0, 2, 1]), conv_state)
 
@@ -533,7 +538,13 @@ def mamba2_verify(
         rows = op.Concat(made, op.Slice(old, tokens, [END], [0]), axis=0)
         return op.Slice(rows, op.Neg(slots), [END], [0])
 
-    return Y, snapshots(convolved, conv_state), snapshots(op.Squeeze(states, [1]), ssm_state), xbc, readout
+    return (
+        Y,
+        snapshots(convolved, conv_state),
+        snapshots(op.CastLike(op.Squeeze(states, [1]), ssm_state), ssm_state),
+        xbc,
+        op.CastLike(readout, ssm_state),
+    )
 
 
 def section(op: FunctionEmitter, backing: str, offset: str, count: str) -> str:

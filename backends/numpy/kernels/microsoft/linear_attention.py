@@ -98,7 +98,7 @@ def linear_attention_gate(
     check_shape("decay_scale", decay_scale.shape, a.shape[2:])
     if b is not None:
         check_shape("b", b.shape, a.shape)
-    decay = decay_scale * np.logaddexp(0, widened(a) + dt_bias)
+    decay = widened(decay_scale) * np.logaddexp(0, widened(a) + widened(dt_bias))
     return decay.astype(a.dtype), None if b is None else sigmoid(widened(b)).astype(a.dtype)
 
 
@@ -250,7 +250,7 @@ def _activated(gates: Array, activation: str, bound: float, a_log: Array | None,
         )
     if not (math.isfinite(bound) and bound < 0):
         raise ValueError(f"gate_lower_bound={bound} is not a number below 0")
-    x, slope = gates + dt_bias.reshape(heads, -1), np.exp(a_log)[:, None]
+    x, slope = gates + widened(dt_bias).reshape(heads, -1), np.exp(widened(a_log))[:, None]
     return -slope * np.logaddexp(0, x) if activation in ("softplus", "qwen") else bound * sigmoid(slope * x)
 
 
@@ -299,7 +299,7 @@ def check_rank(rank: int, **given: Array) -> None:
             raise ValueError(f"{name} has rank {x.ndim}; rank {rank} is needed")
 
 
-@kernel("GatedDeltaNetStateReplay", domain=MICROSOFT, fresh=True)
+@kernel("GatedDeltaNetStateReplay", domain=MICROSOFT, in_float32=True, fresh=True)
 def gated_delta_net_state_replay(
     source_backing: Array, capsule_backing: Array, destination_backing: Array, metadata: Array
 ) -> Array:
@@ -374,7 +374,10 @@ def mamba2_verify(
         raise ValueError(
             f"conv_weight has the shape {list(conv_weight.shape)}; there are [{channels}, 4], [{channels}, 1, 4]"
         )
-    kind, wide = projection.dtype, ssm_state.dtype
+    kind, wide, of_state = projection.dtype, widened(ssm_state).dtype, ssm_state.dtype
+    ssm_state, dt_bias, A_negative, D, norm_weight = (
+        x.astype(wide) for x in (ssm_state, dt_bias, A_negative, D, norm_weight)
+    )
     x_gate, x_taken, x_step = np.split(projection.astype(wide), [inner, inner + channels], 1)
     weight, bias = conv_weight.reshape(channels, 4).astype(wide), conv_bias.astype(wide)
     row = int(state_row[0])
@@ -404,7 +407,7 @@ def mamba2_verify(
     convolved, states = conv_state.copy(), ssm_state.copy()
     for slot, (window, S) in enumerate(made[max(tokens - slots, 0) :]):
         convolved[slot], states[slot] = window, S
-    return Y, convolved, states, xbc, readout
+    return Y, convolved, states.astype(of_state), xbc, readout.astype(of_state)
 
 
 def check_part(name: str, backing: Array, start: int, shape: tuple[int, ...]) -> Array:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from refgrad.backends.numpy.kernels.operands import check_shape
-from refgrad.backends.numpy.kernels.recurrent import directions
+from refgrad.backends.numpy.kernels.recurrent import directions_of
 from refgrad.backends.numpy.registry import kernel
 from refgrad.protos.domains import MICROSOFT
 
@@ -51,7 +51,7 @@ def attn_lstm(
     ):
         if x.ndim != rank:
             raise ValueError(f"{name} has rank {x.ndim}; rank {rank} is needed")
-    ways = directions(("Sigmoid", "Tanh", "Tanh"), direction, activations, activation_alpha, activation_beta, clip)
+    ways = directions_of(("Sigmoid", "Tanh", "Tanh"), direction, activations, activation_alpha, activation_beta, clip)
     (length, batch, width), hidden, (_, steps, depth) = X.shape, R.shape[2], M.shape
     count, each = len(ways), V.shape[1]
     if hidden_size is not None and hidden_size != hidden:
