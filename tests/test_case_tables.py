@@ -97,6 +97,7 @@ READS_INTEGERS = ("com.microsoft.NhwcMaxPool",)
 NOT_EMPTY = {
     "If": "its input is a condition",
     "Range": "its inputs are scalars",
+    "com.microsoft.AttnLSTM": "ONNX Runtime ends its process where there is no sequence",
     "com.microsoft.BatchNormInternal": "it divides by the number of elements",
     "com.microsoft.ConvTransposeWithDynamicPads": "ONNX Runtime computes it of no images, and not its gradient's Conv",
     "com.microsoft.GatedDeltaNet": "it has a token",
