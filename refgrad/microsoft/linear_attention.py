@@ -118,7 +118,14 @@ def recurrence(
     q = op.Reshape(
         q, op.Concat(shape, op.Shape(state, start=1, end=2), group, op.Shape(q, start=3), axis=0), allowzero=1
     )
-    gates = [x for x in (decay, rate) if x is not None]
+    # ONNX Runtime's Scan takes a step at least: where there is no token, one of zeros, which leaves the state as it is.
+    length = op.Shape(q, end=1)
+    missing = op.Max(op.Sub([1], length), op.const([0]))
+    q, k, v, *gates = (
+        op.Concat(x, op.Expand(op.const(0.0, like=x), op.Concat(missing, op.Shape(x, start=1), axis=0)), axis=0)
+        for x in (q, k, v, decay, rate)
+        if x is not None
+    )
 
     def step(inner: FunctionEmitter, states: Sequence[str], parts: Sequence[str]) -> tuple[list[str], list[str]]:
         """One token; the step writes the outer product of k and u."""
@@ -136,6 +143,7 @@ def recurrence(
         ]
 
     (last,), (o, *more) = scan(op, [(state, 4)], [(q, 5), *((x, 4) for x in (k, v, *gates))], step)
+    o, *more = (op.Slice(x, [0], length, [0]) for x in (o, *more))
     heads = op.Mul(op.Shape(o, start=2, end=3), op.Shape(o, start=3, end=4))
     o = op.Reshape(o, op.Concat(shape, heads, op.Shape(o, start=4), axis=0), allowzero=1)
     return last, o, more[0] if every_delta else None, more[-1] if every_state else None

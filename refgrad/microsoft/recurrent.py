@@ -17,7 +17,7 @@ from refgrad.forward.function_emitter import FunctionEmitter
 from refgrad.microsoft.forms import form
 from refgrad.microsoft.linear_attention import up_to
 from refgrad.microsoft.results import like, typed
-from refgrad.microsoft.scanning import scan
+from refgrad.microsoft.scanning import ranked, scan
 from refgrad.reverse.emit import Emitter
 from refgrad.tables.definitions import Floats, Strings, UnsupportedFormError, operator
 
@@ -205,17 +205,20 @@ def attn_lstm(
         raise UnsupportedFormError(f"it has {len(names)} activations; direction={direction} has three for each way")
     alphas, betas = iter(activation_alpha or ()), iter(activation_beta or ())
     functions = [_activation(name, alphas, betas, clip) for name in names]
+    X, W, R, QW, MW, M = (ranked(op, x, 3) for x in (X, W, R, QW, MW, M))
+    initial_h, initial_c, AW = (None if x is None else ranked(op, x, 3) for x in (initial_h, initial_c, AW))
+    B, P, V = (None if x is None else ranked(op, x, 2) for x in (B, P, V))
     length, batch = op.Shape(X, end=1), op.Shape(X, start=1, end=2)
     hidden, width = op.Shape(R, start=2), op.Shape(X, start=2)
     gates = [op.Mul(hidden, [k]) for k in range(9)]
     active = None
     if sequence_lens is not None:
-        place = op.Unsqueeze(up_to(op, length), [1])
-        active = op.Unsqueeze(op.Less(place, op.Cast(sequence_lens, to=TensorProto.INT64)), [2])
+        place, ends = op.Unsqueeze(up_to(op, length), [1]), ranked(op, sequence_lens, 1)
+        active = op.Unsqueeze(op.Less(place, op.Cast(ends, to=TensorProto.INT64)), [2])
     values, seen = M, None
     if memory_seq_lens is not None:
         place = up_to(op, op.Shape(M, start=1, end=2))
-        seen = op.Less(place, op.Unsqueeze(op.Cast(memory_seq_lens, to=TensorProto.INT64), [1]))
+        seen = op.Less(place, op.Unsqueeze(op.Cast(ranked(op, memory_seq_lens, 1), to=TensorProto.INT64), [1]))
         values = op.Where(op.Unsqueeze(seen, [2]), M, 0.0)
     found = []
     for way, backward in enumerate(_BACKWARD[direction]):

@@ -48,6 +48,11 @@ def scan(
     return made[: len(states)], made[len(states) :]
 
 
+def ranked(op: FunctionEmitter, value: str, rank: int) -> str:
+    """`value`, whose rank anyone can tell: ONNX Runtime asks for it where a step reads the value."""
+    return value if op.rank(value) == rank else str(op.Reshape(value, [0] * rank))
+
+
 def _declared(op: FunctionEmitter, names: Sequence[str]) -> list[ValueInfoProto]:
     """The values of a step with what is known of them."""
     known = [(name, op.type(name), op.rank(name)) for name in names]

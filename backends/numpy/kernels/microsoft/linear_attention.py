@@ -251,7 +251,8 @@ def _activated(gates: Array, activation: str, bound: float, a_log: Array | None,
     if not (math.isfinite(bound) and bound < 0):
         raise ValueError(f"gate_lower_bound={bound} is not a number below 0")
     x, slope = gates + widened(dt_bias).reshape(heads, -1), np.exp(widened(a_log))[:, None]
-    return -slope * np.logaddexp(0, x) if activation in ("softplus", "qwen") else bound * sigmoid(slope * x)
+    decay = -slope * np.logaddexp(0, x) if activation in ("softplus", "qwen") else bound * sigmoid(slope * x)
+    return np.asarray(decay)
 
 
 def _next(S: Array, k: Array, v: Array, gate: Array | None, rate: Array | None) -> tuple[Array, Array]:
