@@ -8,7 +8,6 @@ from refgrad.formulas.indexing import END
 from refgrad.forward.function_emitter import FunctionEmitter
 from refgrad.microsoft.activation import activated, plus
 from refgrad.microsoft.linear_attention import up_to, wide
-from refgrad.microsoft.scanning import scan
 from refgrad.protos.domains import MICROSOFT
 from refgrad.reverse.emit import Emitter
 from refgrad.tables.definitions import UnsupportedFormError, operator
@@ -123,7 +122,7 @@ def inverse_body(op: FunctionEmitter, X: str) -> str:
     unit = op.CastLike(op.Equal(op.Unsqueeze(rows, [1]), rows), x)
     beside = op.Concat(matrices, op.Expand(unit, op.Shape(matrices)), axis=2)
 
-    def step(inner: FunctionEmitter, states: Sequence[str], parts: Sequence[str]) -> tuple[list[str], list[str]]:
+    def step(inner: FunctionEmitter, states: Sequence[str], parts: Sequence[str]) -> list[str]:
         """Make the column k that of the unit matrix, after an exchange of row k and the one with the largest element."""
         (M,), (k,) = states, parts
         size = inner.Abs(inner.Gather(M, k, axis=2))
@@ -133,9 +132,9 @@ def inverse_body(op: FunctionEmitter, X: str) -> str:
         column, row = inner.Unsqueeze(inner.Gather(M, k, axis=2), [2]), inner.Unsqueeze(inner.Gather(M, k, axis=1), [1])
         row = inner.Div(row, inner.Gather(column, inner.Unsqueeze(k, [0]), axis=1))
         rest = inner.Sub(M, inner.Mul(column, row))
-        return [inner.Where(inner.Unsqueeze(inner.Equal(rows, k), [0, 2]), row, rest)], []
+        return [inner.Where(inner.Unsqueeze(inner.Equal(rows, k), [0, 2]), row, rest)]
 
-    (last,), _ = scan(op, [(beside, 3)], [(rows, 1)], step)
+    [last] = op.scan(step, [op.ranked(beside, 3)], [op.ranked(rows, 1)])
     return str(op.CastLike(op.Reshape(op.Slice(last, size, [END], [2]), op.Shape(X), allowzero=1), X))
 
 

@@ -10,7 +10,6 @@ from onnx import TensorProto
 
 from refgrad.formulas.indexing import END
 from refgrad.forward.function_emitter import FunctionEmitter
-from refgrad.microsoft.scanning import scan
 from refgrad.protos.types import SIXTEEN_BIT
 from refgrad.tables.definitions import FLOATS, UnsupportedFormError, operator
 
@@ -127,7 +126,7 @@ def recurrence(
         if x is not None
     )
 
-    def step(inner: FunctionEmitter, states: Sequence[str], parts: Sequence[str]) -> tuple[list[str], list[str]]:
+    def step(inner: FunctionEmitter, states: Sequence[str], parts: Sequence[str]) -> list[str]:
         """One token; the step writes the outer product of k and u."""
         (S,), (q, k, v, *of_gates) = states, parts
         if decay is not None:
@@ -136,13 +135,11 @@ def recurrence(
         if rate is not None:
             u = inner.Mul(inner.Sub(u, inner.MatMul(inner.Unsqueeze(k, [2]), S)), inner.Unsqueeze(of_gates[-1], [3]))
         S = inner.Add(S, inner.Mul(inner.Unsqueeze(k, [3]), u))
-        return [S], [
-            inner.MatMul(q, S),
-            *([inner.Squeeze(u, [2])] if every_delta else []),
-            *([S] if every_state else []),
-        ]
+        deltas, every = [inner.Squeeze(u, [2])] if every_delta else [], [S] if every_state else []
+        return [S, inner.MatMul(q, S), *deltas, *every]
 
-    (last,), (o, *more) = scan(op, [(state, 4)], [(q, 5), *((x, 4) for x in (k, v, *gates))], step)
+    slices = [op.ranked(q, 5), *(op.ranked(x, 4) for x in (k, v, *gates))]
+    last, o, *more = op.scan(step, [op.ranked(state, 4)], slices)
     o, *more = (op.Slice(x, [0], length, [0]) for x in (o, *more))
     heads = op.Mul(op.Shape(o, start=2, end=3), op.Shape(o, start=3, end=4))
     o = op.Reshape(o, op.Concat(shape, heads, op.Shape(o, start=4), axis=0), allowzero=1)
@@ -446,13 +443,13 @@ def gated_delta_net_state_replay(
     decays, deltas = rows(decay_at, heads, channels), rows(delta_at, heads, depth)
     keys = op.Gather(rows(key_at, key_heads, width), owner, axis=1)
 
-    def step(inner: FunctionEmitter, states: Sequence[str], taken: Sequence[str]) -> tuple[list[str], list[str]]:
+    def step(inner: FunctionEmitter, states: Sequence[str], taken: Sequence[str]) -> list[str]:
         """One token"""
         (S,), (decay, key, delta) = states, taken
         outer = inner.Mul(inner.Unsqueeze(delta, [2]), inner.Unsqueeze(key, [1]))
-        return [inner.Add(inner.Mul(S, inner.Unsqueeze(decay, [1])), outer)], []
+        return [inner.Add(inner.Mul(S, inner.Unsqueeze(decay, [1])), outer)]
 
-    (last,), _ = scan(op, [(state, 3)], [(decays, 3), (keys, 3), (deltas, 3)], step)
+    [last] = op.scan(step, [op.ranked(state, 3)], [op.ranked(x, 3) for x in (decays, keys, deltas)])
     return written(op, destination_backing, destination, op.CastLike(op.Reshape(last, [-1]), destination_backing))
 
 

@@ -17,7 +17,6 @@ from refgrad.forward.function_emitter import FunctionEmitter
 from refgrad.microsoft.forms import form
 from refgrad.microsoft.linear_attention import up_to
 from refgrad.microsoft.results import like, typed
-from refgrad.microsoft.scanning import ranked, scan
 from refgrad.reverse.emit import Emitter
 from refgrad.tables.definitions import Floats, Strings, UnsupportedFormError, operator
 
@@ -205,20 +204,20 @@ def attn_lstm(
         raise UnsupportedFormError(f"it has {len(names)} activations; direction={direction} has three for each way")
     alphas, betas = iter(activation_alpha or ()), iter(activation_beta or ())
     functions = [_activation(name, alphas, betas, clip) for name in names]
-    X, W, R, QW, MW, M = (ranked(op, x, 3) for x in (X, W, R, QW, MW, M))
-    initial_h, initial_c, AW = (None if x is None else ranked(op, x, 3) for x in (initial_h, initial_c, AW))
-    B, P, V = (None if x is None else ranked(op, x, 2) for x in (B, P, V))
+    X, W, R, QW, MW, M = (_of_rank(op, x, 3) for x in (X, W, R, QW, MW, M))
+    initial_h, initial_c, AW = (None if x is None else _of_rank(op, x, 3) for x in (initial_h, initial_c, AW))
+    B, P, V = (None if x is None else _of_rank(op, x, 2) for x in (B, P, V))
     length, batch = op.Shape(X, end=1), op.Shape(X, start=1, end=2)
     hidden, width = op.Shape(R, start=2), op.Shape(X, start=2)
     gates = [op.Mul(hidden, [k]) for k in range(9)]
     active = None
     if sequence_lens is not None:
-        place, ends = op.Unsqueeze(up_to(op, length), [1]), ranked(op, sequence_lens, 1)
+        place, ends = op.Unsqueeze(up_to(op, length), [1]), _of_rank(op, sequence_lens, 1)
         active = op.Unsqueeze(op.Less(place, op.Cast(ends, to=TensorProto.INT64)), [2])
     values, seen = M, None
     if memory_seq_lens is not None:
         place = up_to(op, op.Shape(M, start=1, end=2))
-        seen = op.Less(place, op.Unsqueeze(op.Cast(ranked(op, memory_seq_lens, 1), to=TensorProto.INT64), [1]))
+        seen = op.Less(place, op.Unsqueeze(op.Cast(_of_rank(op, memory_seq_lens, 1), to=TensorProto.INT64), [1]))
         values = op.Where(op.Unsqueeze(seen, [2]), M, 0.0)
     found = []
     for way, backward in enumerate(_BACKWARD[direction]):
@@ -244,7 +243,7 @@ def attn_lstm(
             parts: Sequence[str],
             functions: Any = (f, g, h),
             weights: Any = (to_a, to_h, peephole, query, scores, layer, keys),
-        ) -> tuple[list[str], list[str]]:
+        ) -> list[str]:
             """One step of one direction"""
             (f, g, h), (to_a, to_h, peephole, query, scores, layer, keys) = functions, weights
             (H, C, a), (z, *active) = states, parts
@@ -268,13 +267,13 @@ def attn_lstm(
             attention = context if layer is None else inner.MatMul(inner.Concat(after, context, axis=1), layer)
             next_states = [after, cell, attention]
             if not active:
-                return next_states, [after]
+                return [*next_states, after]
             kept = [inner.Where(active[0], new, old) for new, old in zip(next_states, states, strict=True)]
-            return kept, [inner.Where(active[0], after, 0.0)]
+            return [*kept, inner.Where(active[0], after, 0.0)]
 
-        starts = [(h0 or nothing, 2), (c0 or nothing, 2), (of_a, 2)]
-        rows = [(driven, 3), *([] if active is None else [(active, 3)])]
-        (last_h, last_c, _), (every,) = scan(op, starts, rows, step, backward=backward)
+        starts = [op.ranked(x, 2) for x in (h0 or nothing, c0 or nothing, of_a)]
+        slices = [op.ranked(x, 3) for x in (driven, active) if x is not None]
+        last_h, last_c, _, every = op.scan(step, starts, slices, backward=backward)
         found.append((op.Unsqueeze(every, [1]), op.Unsqueeze(last_h, [0]), op.Unsqueeze(last_c, [0])))
     if len(found) == 1:
         return found[0]
@@ -282,6 +281,11 @@ def attn_lstm(
         op.Concat(*parts, axis=axis) for parts, axis in zip(zip(*found, strict=True), (1, 0, 0), strict=True)
     )
     return Y, Y_h, Y_c
+
+
+def _of_rank(op: FunctionEmitter, x: str, rank: int) -> str:
+    """`x`, whose rank anyone can tell: ONNX Runtime asks for it where a step reads the value."""
+    return x if op.rank(x) == rank else str(op.Reshape(x, [0] * rank))
 
 
 def _activation(

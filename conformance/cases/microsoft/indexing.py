@@ -45,7 +45,9 @@ def _embeddings(shapes: str) -> Iterator[Case]:
     yield case("TorchEmbedding", floats(4, 3), np.array([3, 1]), None, frequent, shapes=shapes)
     yield case("TorchEmbedding", floats(4, 3), np.zeros((2, 0), np.int64), np.array(-1), shapes=shapes)
     constant = ["indices", "padding_idx", "scale_grad_by_freq"]
-    yield case("TorchEmbedding", floats(4, 3), np.array([3, 1]), np.array(2), frequent, shapes=shapes, constant=constant)
+    yield case(
+        "TorchEmbedding", floats(4, 3), np.array([3, 1]), np.array(2), frequent, shapes=shapes, constant=constant
+    )
     words = np.array([[1, 2, 3, 4], [2, 5, 0, 0], [3, 0, 0, 0], [1, 0, 2, 3]], np.int32)
     name, weights = "WordConvEmbedding", (floats(2, 1, 2, 3), floats(2), floats(6, 3))
     yield case(name, words, *weights, shapes=shapes)
