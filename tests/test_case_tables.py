@@ -38,6 +38,8 @@ _NOT_COMPUTED = "refused: ONNX Runtime does not compute with it"
 _FLOAT_8 = "refused: weights that are floats of 4 and 8 bits"
 _ROTARY = "refused: RotaryEmbedding by itself is not"
 _BODY = "its body reshapes to −1 elements, which are no number where there are none"
+_ONE_VALUE = "ONNX Runtime knows no other value"
+_PADDED = "refused: it does not say how it pads the axes before the last"
 NO_CASES = read_reasons()["cases"]
 NOT_SET = {
     ("Optional", "type"): "of an empty optional",
@@ -58,6 +60,12 @@ NOT_SET = {
     ("com.microsoft.QAttention", "do_rotary"): _ROTARY,
     ("com.microsoft.QMoE", "quant_type"): _FLOAT_8,
     ("com.microsoft.RouterGateUpProj", "activation"): "there is one",
+    ("com.microsoft.CausalConvWithState", "ndim"): _PADDED,
+    ("com.microsoft.Irfft", "normalized"): _ONE_VALUE,
+    ("com.microsoft.Irfft", "onesided"): _ONE_VALUE,
+    ("com.microsoft.Rfft", "normalized"): _ONE_VALUE,
+    ("com.microsoft.Rfft", "onesided"): _ONE_VALUE,
+    ("com.microsoft.Rfft", "signal_ndim"): _ONE_VALUE,
     ("com.microsoft.SkipGroupNorm", "channels_last"): "refused: ONNX Runtime adds the skip to the last axis alone",
 }
 NOT_GIVEN = {
@@ -79,6 +87,7 @@ _ENDS = "without it ONNX Runtime ends the process: tests/test_microsoft_qlinear.
 NOT_LEFT_OUT = {
     ("com.microsoft.QLinearSigmoid", "Y_zero_point"): _ENDS,
     ("com.microsoft.QLinearLeakyRelu", "Y_zero_point"): _ENDS,
+    **{("com.microsoft.AttnLSTM", name): "refused: there is nothing to attend to" for name in ("QW", "MW", "V", "M")},
     ("com.microsoft.QMoE", "fc1_scales"): _FLOAT_8,
     ("com.microsoft.QMoE", "fc2_scales"): _FLOAT_8,
 }
@@ -88,9 +97,13 @@ READS_INTEGERS = ("com.microsoft.NhwcMaxPool",)
 NOT_EMPTY = {
     "If": "its input is a condition",
     "Range": "its inputs are scalars",
+    "com.microsoft.AttnLSTM": "ONNX Runtime ends its process where there is no sequence",
     "com.microsoft.BatchNormInternal": "it divides by the number of elements",
     "com.microsoft.ConvTransposeWithDynamicPads": "ONNX Runtime computes it of no images, and not its gradient's Conv",
+    "com.microsoft.GatedDeltaNet": "it has a token",
+    "com.microsoft.GatedDeltaNetStateReplay": "its sizes are positive",
     "com.microsoft.GroupNorm": _BODY,
+    "com.microsoft.Mamba2Verify": "it has a token",
     "com.microsoft.MultiHeadAttention": _BODY,
     "com.microsoft.Range": "its inputs are scalars",
     "com.microsoft.SkipGroupNorm": _BODY,
@@ -137,6 +150,14 @@ RANKS = {
     4: """DepthToSpace MaxRoiPool RoiAlign SpaceToDepth Upsample ai.onnx.preview.FlexAttention
     com.microsoft.EngramGate com.microsoft.FusedConv com.microsoft.GroupNorm com.microsoft.SkipGroupNorm""",
 }
+RANKS[1] += """ com.microsoft.ComplexMul com.microsoft.ComplexMulConj com.microsoft.ConvStateReplay
+    com.microsoft.GatedDeltaNetStateReplay com.microsoft.Rfft com.microsoft.UnfoldTensor"""
+RANKS[2] += """ com.microsoft.CDist com.microsoft.GatedDeltaNet com.microsoft.Inverse com.microsoft.Irfft
+    com.microsoft.Mamba2Verify com.microsoft.TorchEmbedding com.microsoft.VarlenCausalConvWithState
+    com.microsoft.WordConvEmbedding"""
+RANKS[3] += """ com.microsoft.AttnLSTM com.microsoft.CausalConvWithState com.microsoft.LinearAttention
+    com.microsoft.LinearAttentionGate"""
+RANKS[4] += " com.microsoft.CropAndResize com.microsoft.GridSample"
 SMALLEST = {name: rank for rank, names in RANKS.items() for name in names.split()}
 
 

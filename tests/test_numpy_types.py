@@ -35,9 +35,11 @@ WRONG_INFERENCE = {
 ROUNDED_WITHIN = (
     "com.microsoft.GatedAdd",
     "com.microsoft.HyperConnectionLowRankMix",
+    "com.microsoft.Mamba2Verify",
     "com.microsoft.RouterGateUpProj",
     "com.microsoft.ScaledSiLU",
     "com.microsoft.SwiGLU",
+    "com.microsoft.VarlenCausalConvWithState",  # with a kernel_delta
 )
 
 

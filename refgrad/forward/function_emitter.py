@@ -121,11 +121,14 @@ class FunctionEmitter(Operators):
         step: Callable[[FunctionEmitter, list[str], list[str]], Sequence[str]],
         states: Sequence[str],
         slices: Sequence[str],
+        *,
+        backward: bool = False,
     ) -> tuple[str, ...]:
-        """The states after all steps: a Scan along the first axis of `slices`.
+        """The states after all steps, and what the steps stack along a new first axis: a Scan along the first axis of `slices`.
 
-        :param step: emits a step into the emitter that it is given, from the states and the slices, and returns the new states.
-            It may read the values outside.
+        :param step: emits a step into the emitter that it is given, from the states and the slices, and returns the new states,
+            and after them what is stacked. It may read the values outside.
+        :param backward: begin with the last slices; what is stacked has their order either way.
         """
         prefix = f"{self._prefix}_{len(self.nodes)}"
         inner = FunctionEmitter(self.opset, *self._owner, f"{prefix}_step")
@@ -134,16 +137,22 @@ class FunctionEmitter(Operators):
         for position, (name, value) in enumerate(zip(read, (*states, *slices), strict=True)):
             kind, rank = self.types.get(value, (0, None))
             inner.types[name] = kind, rank if position < len(states) or rank is None else rank - 1
-        made = step(inner, read[: len(states)], read[len(states) :])
+        made = [str(inner.Identity(value)) for value in step(inner, read[: len(states)], read[len(states) :])]
+        stacked = made[len(states) :]
+        known = [
+            *(inner.types[state] for state in read[: len(states)]),
+            *((inner.type(name), None) for name in stacked),
+        ]
         graph = GraphProto(name="step", node=inner.nodes)
         graph.input.extend(_formal(name, inner.types[name]) for name in read)
-        graph.output.extend(_formal(name, inner.types[state]) for name, state in zip(made, read, strict=False))
-        attributes = {"body": graph, "num_scan_inputs": len(slices)}
-        results = self.emit("Scan", "", (*states, *slices), len(states), attributes)
+        graph.output.extend(_formal(name, of) for name, of in zip(made, known, strict=True))
+        attributes: dict[str, Any] = {"body": graph, "num_scan_inputs": len(slices)}
+        if backward:
+            attributes["scan_input_directions"] = [1] * len(slices)
+            attributes["scan_output_directions"] = [1] * len(stacked) or None
+        results = self.emit("Scan", "", (*states, *slices), len(made), attributes)
         results = results if isinstance(results, tuple) else (results,)
-        self.types.update(
-            (result, self.types.get(state, (0, None))) for result, state in zip(results, states, strict=True)
-        )
+        self.types.update(zip(results, known, strict=True))
         return results
 
     def ranked(self, value: str, rank: int) -> str:

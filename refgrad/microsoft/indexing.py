@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 from onnx import TensorProto
 
 from refgrad.forward.function_emitter import FunctionEmitter
 from refgrad.microsoft.forms import form
+from refgrad.microsoft.linear_attention import up_to
 from refgrad.microsoft.results import shaped
 from refgrad.protos.domains import MICROSOFT
 from refgrad.reverse.emit import Emitter
@@ -108,3 +110,65 @@ def gather_elements_grad(op: Emitter, dY: str, shape: str, indices: str, *, axis
 @form("GatherNDGrad", results=[shaped("shape", "dY")])
 def gather_nd_grad(op: Emitter, shape: str, indices: str, dY: str, *, batch_dims: int = 0) -> str:
     return op.grad.GatherNDGrad(shape, indices, dY, batch_dims=batch_dims)
+
+
+@operator("TorchEmbedding", "Y", others=("indices", "padding_idx", "scale_grad_by_freq"))
+def torch_embedding(
+    op: FunctionEmitter,
+    weight: str,
+    indices: str,
+    padding_idx: str | None = None,
+    scale_grad_by_freq: str | None = None,
+) -> str:
+    """The rows of weight at the indices"""
+    return op.Gather(weight, indices, axis=0)
+
+
+@rule("TorchEmbedding", domain=MICROSOFT, wrt=["weight"])
+def torch_embedding_rule(
+    op: Emitter, d_Y: str, weight: str, indices: str, padding_idx: str | None, scale_grad_by_freq: str | None
+) -> str:
+    """dweight = Σ dY at the indices, but none at padding_idx; with scale_grad_by_freq, over how often the index is there"""
+    if padding_idx is not None:
+        d_Y = op.Where(op.Unsqueeze(op.Equal(indices, padding_idx), [-1]), 0.0, d_Y)
+    if scale_grad_by_freq is not None:
+        one = op.const(np.array(1.0, np.float32))
+        ones = op.Expand(one, op.shape_of(indices))
+        count = op.Gather(op.grad.GatherGrad(op.Shape(weight, end=1), indices, ones, axis=0), indices)
+        divisor = op.Unsqueeze(op.Where(scale_grad_by_freq, count, one), [-1])
+        d_Y = op.Div(d_Y, op.as_type(divisor, op.type(d_Y)))
+    return op.grad.GatherGrad(op.shape_of(weight), indices, d_Y, axis=0)
+
+
+@operator("WordConvEmbedding", "Y", types={"Sequence": ("tensor(int32)",)})
+def word_conv_embedding(
+    op: FunctionEmitter,
+    Sequence: str,
+    W: str,
+    B: str,
+    C: str,
+    *,
+    char_embedding_size: int | None = None,
+    conv_window_size: int | None = None,
+    embedding_size: int | None = None,
+) -> str:
+    """tanh(W·characters + B) of every window of a word, the largest of each filter; 0 for a word that begins with 0
+
+    A word has as many characters as are above 0, and one window at least.
+    """
+    if op.rank(Sequence) not in (None, 2):
+        raise UnsupportedFormError(f"its Sequence is of rank {op.rank(Sequence)}; it has rank 2, words of characters")
+    width, length = op.Shape(W, start=2, end=3), op.Shape(Sequence, start=1)
+    window = up_to(op, op.Sub(length, op.Sub(width, [1])))
+    characters = op.Gather(Sequence, op.Add(op.Unsqueeze(window, [1]), up_to(op, width)), axis=1)
+    size = op.Mul(width, op.Shape(W, start=3))
+    taken = op.Gather(C, characters, axis=0)
+    columns = op.Reshape(taken, op.Concat(op.Shape(taken, end=2), size, axis=0), allowzero=1)
+    filters = op.Reshape(W, op.Concat(op.Shape(W, end=1), size, axis=0), allowzero=1)
+    y = op.Tanh(op.Add(op.MatMul(columns, op.Transpose(filters, perm=[1, 0])), B))
+    there = op.Cast(op.Greater(Sequence, 0), to=TensorProto.INT64)
+    last = op.Sub(op.ReduceSum(there, [1]), width)
+    seen = op.LessOrEqual(window, op.Max(last, op.const([0])))
+    best = op.reduce("ReduceMax", op.Where(op.Unsqueeze(seen, [2]), y, -2.0), [1])  # no tanh is as low as −2
+    begun = op.Greater(op.Slice(Sequence, [0], [1], [1]), 0)
+    return op.Where(begun, op.Squeeze(best, [1]), 0.0)

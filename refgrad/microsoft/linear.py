@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from refgrad.formulas.indexing import END
 from refgrad.forward.function_emitter import FunctionEmitter
 from refgrad.microsoft.activation import activated, plus
+from refgrad.microsoft.linear_attention import up_to, wide
+from refgrad.protos.domains import MICROSOFT
+from refgrad.reverse.emit import Emitter
 from refgrad.tables.definitions import UnsupportedFormError, operator
+from refgrad.tables.registry import rule
 
 
 @operator("GemmFastGelu", "Y")
@@ -104,3 +111,47 @@ def fused_gemm(
     """activation(α·A'·B' + β·C)"""
     y = op.Gemm(A, B, C, alpha=alpha, beta=beta, transA=transA, transB=transB)
     return activated(op, y, activation, (activation_alpha, activation_beta, activation_gamma))
+
+
+@operator("Inverse", "Y")
+def inverse_body(op: FunctionEmitter, X: str) -> str:
+    """X⁻¹ of each matrix"""
+    x, size, lead = wide(op, X), op.Shape(X, start=-1), op.Shape(X, end=-2)
+    matrices = op.Reshape(x, op.Concat(op.ReduceProd(lead, keepdims=1), size, size, axis=0), allowzero=1)
+    rows = up_to(op, size)
+    unit = op.CastLike(op.Equal(op.Unsqueeze(rows, [1]), rows), x)
+    beside = op.Concat(matrices, op.Expand(unit, op.Shape(matrices)), axis=2)
+
+    def step(inner: FunctionEmitter, states: Sequence[str], parts: Sequence[str]) -> list[str]:
+        """Make the column k that of the unit matrix, after an exchange of row k and the one with the largest element."""
+        (M,), (k,) = states, parts
+        size = inner.Abs(inner.Gather(M, k, axis=2))
+        best = inner.ArgMax(inner.Where(inner.GreaterOrEqual(rows, k), size, -1.0), axis=1, keepdims=1)
+        order = inner.Where(inner.Equal(rows, k), best, inner.Where(inner.Equal(rows, best), k, rows))
+        M = inner.GatherElements(M, inner.Expand(inner.Unsqueeze(order, [2]), inner.Shape(M)), axis=1)
+        column, row = inner.Unsqueeze(inner.Gather(M, k, axis=2), [2]), inner.Unsqueeze(inner.Gather(M, k, axis=1), [1])
+        row = inner.Div(row, inner.Gather(column, inner.Unsqueeze(k, [0]), axis=1))
+        rest = inner.Sub(M, inner.Mul(column, row))
+        return [inner.Where(inner.Unsqueeze(inner.Equal(rows, k), [0, 2]), row, rest)]
+
+    [last] = op.scan(step, [op.ranked(beside, 3)], [op.ranked(rows, 1)])
+    return str(op.CastLike(op.Reshape(op.Slice(last, size, [END], [2]), op.Shape(X), allowzero=1), X))
+
+
+@rule("Inverse", domain=MICROSOFT)
+def inverse(op: Emitter, d_Y: str, Y: str) -> str:
+    """dX = −Yᵀ·dY·Yᵀ"""
+    return op.Neg(op.grad.FusedMatMul(op.grad.FusedMatMul(Y, d_Y, transA=1, transB=0), Y, transA=0, transB=1))
+
+
+@operator("CDist", "C")
+def cdist(op: FunctionEmitter, A: str, B: str, *, metric: str = "sqeuclidean") -> str:
+    """The distance of each row of A from each row of B, or its square"""
+    if metric not in ("sqeuclidean", "euclidean"):
+        raise UnsupportedFormError(f"its metric {metric!r} is not covered; there are sqeuclidean and euclidean")
+    difference = op.Sub(op.Unsqueeze(A, [1]), op.Unsqueeze(B, [0]))
+    squared = op.ReduceSum(op.Mul(difference, difference), [2], keepdims=0)
+    if metric == "sqeuclidean":
+        return squared
+    same = op.Equal(squared, 0.0)  # whose root has no derivative
+    return op.Where(same, 0.0, op.Sqrt(op.Where(same, 1.0, squared)))

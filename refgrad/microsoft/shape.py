@@ -99,3 +99,20 @@ def view(op: Emitter, X: str, *shapes: str) -> tuple[str, ...]:
     parts = op.Split(op.Reshape(X, [-1]), op.Concat(*lengths, axis=0), axis=0, outputs=len(shapes))
     parts = parts if isinstance(parts, tuple) else (parts,)
     return tuple(op.Reshape(part, shape, allowzero=1) for part, shape in zip(parts, shapes, strict=True))
+
+
+@operator("UnfoldTensor", "output")
+def unfold_tensor(op: FunctionEmitter, input: str, *, dim: int = -1, size: int, step: int = 1) -> str:
+    """All slices of `size` elements along the axis dim, `step` apart, each along a new last axis"""
+    rank = op.rank(input)
+    if rank is None:
+        raise UnsupportedFormError("the rank of its input is unknown; add it to value_info")
+    if not -rank <= dim < rank:
+        raise UnsupportedFormError(f"its dim is {dim}; a tensor of rank {rank} has the axes {-rank} to {rank - 1}")
+    if size < 1 or step < 1:
+        raise UnsupportedFormError(f"size={size} and step={step} are not both 1 or more")
+    axis = dim % rank
+    last = op.Sub(op.Shape(input, start=axis, end=axis + 1), [size - 1])
+    starts = op.Range(op.const(np.array(0)), op.Squeeze(last, [0]), op.const(np.array(step)))
+    slices = op.Gather(input, op.Add(op.Unsqueeze(starts, [1]), op.const(np.arange(size))), axis=axis)
+    return op.Transpose(slices, perm=[k for k in range(rank + 1) if k != axis + 1] + [axis + 1])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from heapq import heappop, heappush
 from typing import Any, TypeAlias
 
@@ -175,6 +175,19 @@ def names_of(graph: GraphProto) -> set[str]:
         for node in one.node:
             found.update((*node.input, *node.output))
     return found
+
+
+def rename_values(node: NodeProto, names: Mapping[str, str]) -> None:
+    """Rename values that a node and its subgraphs read or make, in place."""
+    node.input[:] = [names.get(name, name) for name in node.input]
+    node.output[:] = [names.get(name, name) for name in node.output]
+    for graph in (graph for attribute in node.attribute for graph in subgraphs(attribute)):
+        for value in (*graph.input, *graph.output, *graph.value_info):
+            value.name = names.get(value.name, value.name)
+        for tensor in (*graph.initializer, *(sparse.values for sparse in graph.sparse_initializer)):
+            tensor.name = names.get(tensor.name, tensor.name)
+        for inner in graph.node:
+            rename_values(inner, names)
 
 
 def rename_shadows(graph: GraphProto) -> None:

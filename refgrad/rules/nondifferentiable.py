@@ -147,3 +147,4 @@ for _name, _reason in {
     "WhisperBeamSearch": _SEARCHED,
 }.items():
     NO_DERIVATIVE[MICROSOFT, _name] = _reason
+ZERO[MICROSOFT, "DynamicTimeWarping"] = "indices: the points of the cheapest path"

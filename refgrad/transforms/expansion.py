@@ -34,6 +34,7 @@ from refgrad.protos.walk import (
     graphs,
     names_of,
     reads_of,
+    rename_values,
     subgraphs,
     versions_of,
 )
@@ -297,7 +298,7 @@ class _Expansion:
             again.CopyFrom(node)
             own = {name: fresh(f"{name}_again", self.taken) for name in _made(node)}
             moved.update((name, own[name]) for name in node.output if name and name not in names)
-            _rename(again, moved | own)
+            rename_values(again, moved | own)
             again.name = fresh(f"{node.name}_again", self.labels)
             for name in moved.keys() & self.depends.keys() & set(node.output):
                 self.depends[moved[name]] = [moved.get(value, value) for value in self.depends[name]]
@@ -318,7 +319,7 @@ class _Expansion:
         rename |= {name: fresh(name, self.taken) for name in new}
         labels = {one.name for one in part.graph.node}
         for one in result.graph.node:
-            _rename(one, rename)
+            rename_values(one, rename)
             if one.name not in labels:
                 one.name = fresh(one.name, self.labels)
         *_, outermost = scope.around()
@@ -471,23 +472,10 @@ def _separate(function: FunctionProto, own: Mapping[str, str]) -> None:
     """Let the function use copies of some of its inputs, under the names in `own`."""
     nodes = [NodeProto.FromString(node.SerializeToString()) for node in function.node]
     for node in nodes:
-        _rename(node, own)
+        rename_values(node, own)
     del function.node[:]
     function.node.extend(helper.make_node("Identity", [name], [copied]) for name, copied in own.items())
     function.node.extend(nodes)
-
-
-def _rename(node: NodeProto, names: Mapping[str, str]) -> None:
-    """Rename values that a node and its subgraphs read or make, in place."""
-    node.input[:] = [names.get(name, name) for name in node.input]
-    node.output[:] = [names.get(name, name) for name in node.output]
-    for graph in _bodies(node):
-        for value in (*graph.input, *graph.output, *graph.value_info):
-            value.name = names.get(value.name, value.name)
-        for tensor in (*graph.initializer, *(sparse.values for sparse in graph.sparse_initializer)):
-            tensor.name = names.get(tensor.name, tensor.name)
-        for inner in graph.node:
-            _rename(inner, names)
 
 
 def _bodies(node: NodeProto) -> list[GraphProto]:

@@ -28,7 +28,9 @@ from refgrad.protos.walk import (
     every_node,
     graphs,
     import_domain,
+    names_of,
     op_types,
+    rename_values,
     subgraphs,
     versions_of,
 )
@@ -381,14 +383,14 @@ class _Body:
         )
         inner = GraphProto()
         for k, proto in enumerate(function.node):
-            for name in proto.output:
+            bodies = [graph for attribute in proto.attribute for graph in subgraphs(attribute)]
+            for name in (*proto.output, *sorted(set().union(*map(names_of, bodies)))):
                 if name and name not in named:
                     named[name] = self.op.fresh(f"{node.name}/{name}")
             made = inner.node.add()
             made.CopyFrom(proto)
             made.name = self.op.fresh(f"{node.name}/{proto.op_type}_{k}")
-            made.input[:] = [named.get(name, name) for name in proto.input]
-            made.output[:] = [named.get(name, name) for name in proto.output]
+            rename_values(made, named)
         return read_nodes(inner)
 
     def nodes(self, final: Iterable[str]) -> list[NodeProto]:

@@ -96,7 +96,7 @@ class _Activation:
         return np.where((ends.min() < y) & (y < ends.max()), slope, 0)
 
 
-def _directions(
+def directions_of(
     default: tuple[str, ...],
     direction: str,
     activations: list[str] | None,
@@ -179,9 +179,9 @@ def _read(
     gates: int, default: tuple[str, ...], settings: dict[str, Any], X: Array, W: Array, R: Array, **given: Any
 ) -> tuple[Directions, _Sequences, int]:
     """Read the directions with their functions, the steps and the number of hidden units, and check all shapes."""
-    directions = _directions(default, **{name: value for name, value in settings.items() if name != "hidden_size"})
-    _check(gates, len(directions), settings["hidden_size"], X, W, R, **given)
-    return directions, _sequences(X, given["sequence_lens"]), R.shape[2]
+    ways = directions_of(default, **{name: value for name, value in settings.items() if name != "hidden_size"})
+    _check(gates, len(ways), settings["hidden_size"], X, W, R, **given)
+    return ways, _sequences(X, given["sequence_lens"]), R.shape[2]
 
 
 def _check(gates: int, directions: int, hidden_size: int | None, X: Array, W: Array, R: Array, **others: Any) -> None:

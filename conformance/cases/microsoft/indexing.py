@@ -35,3 +35,23 @@ def cases() -> Iterator[Case]:
         for tokens in (ids, ids[:, :2], ids[:, :0]):
             yield case("NGramRepeatBlock", tokens, floats(2, 5), shapes=shapes, ngram_size=3)
         yield case("NGramRepeatBlock", ids, floats(2, 5), shapes=shapes, ngram_size=2, constant=["input_ids"])
+        yield from _embeddings(shapes)
+
+
+def _embeddings(shapes: str) -> Iterator[Case]:
+    floats, frequent = drawer(12), np.array(True)
+    yield case("TorchEmbedding", floats(4, 3), np.array([[2, 0], [3, 1]]), shapes=shapes)
+    yield case("TorchEmbedding", floats(4, 3), np.array([2, 0]), np.array(1), np.array(False), shapes=shapes)
+    yield case("TorchEmbedding", floats(4, 3), np.array([3, 1]), None, frequent, shapes=shapes)
+    yield case("TorchEmbedding", floats(4, 3), np.zeros((2, 0), np.int64), np.array(-1), shapes=shapes)
+    constant = ["indices", "padding_idx", "scale_grad_by_freq"]
+    yield case(
+        "TorchEmbedding", floats(4, 3), np.array([3, 1]), np.array(2), frequent, shapes=shapes, constant=constant
+    )
+    words = np.array([[1, 2, 3, 4], [2, 5, 0, 0], [3, 0, 0, 0], [1, 0, 2, 3]], np.int32)
+    name, weights = "WordConvEmbedding", (floats(2, 1, 2, 3), floats(2), floats(6, 3))
+    yield case(name, words, *weights, shapes=shapes)
+    yield case(name, words, *weights, shapes=shapes, constant=["Sequence"])
+    settings = {"char_embedding_size": 3, "conv_window_size": 2, "embedding_size": 2}
+    yield case(name, words[:, :2], *weights, shapes=shapes, **settings)
+    yield case(name, words[:0], *weights, shapes=shapes)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 from refgrad.conformance.case import SHAPES, Case
 from refgrad.conformance.cases.microsoft import case, drawer
 from refgrad.conformance.cases.microsoft.activation import ACTIVATIONS
@@ -46,3 +48,9 @@ def cases() -> Iterator[Case]:
             yield case("FusedMatMulActivation", floats(4, 2, 5), floats(5, 2, 3), shapes=shapes, **batches)
         options = {"alpha": 0.5, "beta": -1.5, "transA": 1, "transB": 1, "activation": "Tanh"}
         yield case("FusedGemm", floats(4, 2), floats(3, 4), floats(2, 1), shapes=shapes, **options)
+        matrices = floats(2, 3, 3) + 2 * np.eye(3, dtype=np.float32)
+        for x in (matrices, matrices[0][::-1], floats(0, 2, 2), floats(2, 0, 0)):
+            yield case("Inverse", x, shapes=shapes)
+        for metric in ("sqeuclidean", "euclidean"):
+            yield case("CDist", floats(3, 4), floats(2, 4), shapes=shapes, metric=metric)
+        yield case("CDist", floats(0, 4), floats(2, 4), shapes=shapes)

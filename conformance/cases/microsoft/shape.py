@@ -29,6 +29,10 @@ def cases() -> Iterator[Case]:
         yield case("ExpandDims", floats(2, 3), np.array([1], np.int32), shapes=shapes)
         yield from _pads(shapes)
         yield from _ranges(shapes)
+        if shapes != "unknown":
+            yield case("UnfoldTensor", floats(2, 5, 3), shapes=shapes, dim=1, size=2, step=2)
+            yield case("UnfoldTensor", floats(5), shapes=shapes, size=3)
+            yield case("UnfoldTensor", floats(0, 4), shapes=shapes, dim=-1, size=2)
 
 
 def _pads(shapes: str) -> Iterator[Case]:

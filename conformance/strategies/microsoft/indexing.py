@@ -52,3 +52,24 @@ def ngram_repeat_block(d: Drawing) -> Case:
     rows = [d.permutation(vocabulary)[: d.integer(0, vocabulary)] for _ in range(2)]
     ids = np.array([row[: min(map(len, rows))] for row in rows], np.int64)
     return d.case(ids, d.floats((2, vocabulary)), fixed=["input_ids"], ngram_size=d.integer(2, 4))
+
+
+@strategy(*named("TorchEmbedding"))
+def torch_embedding(d: Drawing) -> Case:
+    """Indices that differ, none of which is the padding: for others the gradient is no derivative."""
+    rows, width = d.integer(2, 4), d.integer(1, 3)
+    order = d.permutation(rows)
+    indices = np.array(order[: d.integer(1, rows - 1)])
+    padding = d.optional(lambda: np.array(d.pick(-1, order[-1])))
+    scaled = d.optional(lambda: d.bools(()))
+    return d.case(d.floats((rows, width)), indices, padding, scaled, fixed=("indices",))
+
+
+@strategy(*named("WordConvEmbedding"))
+def word_conv_embedding(d: Drawing) -> Case:
+    """Words that do not begin with 0."""
+    words, width, size, filters, known = (d.integer(1, 3) for _ in range(5))
+    sequence = d.integers((words, width + d.integer(0, 2)), 0, known, np.int32)
+    sequence[:, 0] = 1
+    weights = d.normal((filters, 1, width, size)), d.normal((filters,)), d.normal((known + 1, size))
+    return d.case(sequence, *weights, fixed=("Sequence",), embedding_size=d.pick(None, filters))

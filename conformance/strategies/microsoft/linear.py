@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from refgrad.conformance.case import Case
 from refgrad.conformance.cases.microsoft.activation import ACTIVATIONS
 from refgrad.conformance.strategies.drawing import Drawing, Shape, strategy
@@ -73,3 +75,19 @@ def fused_matmul_activation(d: Drawing) -> Case:
     if activation == "Softmax":
         named["activation_axis"] = d.pick(None, 0, -1)
     return d.case(a, b, activation=activation, transA=trans_a, transB=trans_b, alpha=d.pick(None, 0.5, -2.0), **named)
+
+
+@strategy(*named("Inverse"))
+def inverse(d: Drawing) -> Case:
+    """Matrices that are far from singular, whose rows are in any order."""
+    size = d.integer(1, 3)
+    unit = np.eye(size)[d.permutation(size)]
+    return d.case((d.floats((*d.shape(0, 2, size=2), size, size), -1, 1) + 4 * unit).astype(d.dtype))
+
+
+@strategy(*named("CDist"))
+def cdist(d: Drawing) -> Case:
+    """Points that are never at one place."""
+    width = d.integer(1, 4)
+    a, b = d.floats((d.integer(1, 3), width), 0, 2), d.floats((d.integer(1, 3), width), -2, -0.25)
+    return d.case(a, b, metric=d.pick(None, "sqeuclidean", "euclidean"))

@@ -55,3 +55,11 @@ def range_(d: Drawing) -> Case:
     limit = d.scalar(float(start) + (d.integer(-1, 5) + 0.5) * delta)
     numbers = [None if x is None else x.reshape(d.pick((), (1,))) for x in (start, limit, step)]
     return d.case(*numbers, fixed=["limit"])
+
+
+@strategy(*named("UnfoldTensor"), ranked=True)
+def unfold_tensor(d: Drawing) -> Case:
+    """Slices along any axis, which overlap or leave something out."""
+    shape = d.shape(1, 3, empty=False)
+    axis = d.axis(len(shape))
+    return d.case(d.floats(shape), dim=axis, size=d.integer(1, shape[axis]), step=d.pick(None, 1, 2, 3))

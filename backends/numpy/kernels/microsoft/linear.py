@@ -70,3 +70,28 @@ def fused_gemm(
     """An activation of Gemm"""
     y = gemm(A, B, C, alpha=alpha, beta=beta, transA=transA, transB=transB)
     return activated(y, activation, (activation_alpha, activation_beta, activation_gamma)).astype(y.dtype, copy=False)
+
+
+@kernel("Inverse", domain=MICROSOFT, in_float32=True, fresh=True)
+def inverse(X: Array) -> Array:
+    if X.ndim < 2 or X.shape[-1] != X.shape[-2]:
+        raise ValueError(f"X has the shape {list(X.shape)}; it needs square matrices")
+    try:
+        return np.linalg.inv(X)
+    except np.linalg.LinAlgError:
+        raise ValueError("a matrix of X is singular; it has no inverse") from None
+
+
+@kernel("CDist", domain=MICROSOFT, in_float32=True, fresh=True)
+def cdist(A: Array, B: Array, *, metric: str = "sqeuclidean") -> Array:
+    """One row of A after the other"""
+    if metric not in ("sqeuclidean", "euclidean"):
+        raise ValueError(f"metric={metric!r} is not supported; there are 'sqeuclidean' and 'euclidean'")
+    if A.ndim != 2 or B.ndim != 2 or A.shape[1] != B.shape[1] or not A.shape[1]:
+        raise ValueError(
+            f"A {list(A.shape)} and B {list(B.shape)} need to be matrices with as many columns, one or more"
+        )
+    squared = np.zeros((len(A), len(B)), A.dtype)
+    for row, a in enumerate(A):
+        squared[row] = np.einsum("ij,ij->i", B - a, B - a)
+    return np.sqrt(squared) if metric == "euclidean" else squared

@@ -83,3 +83,14 @@ def _number(what: str, value: Array) -> int | float:
     if value.shape not in ((), (1,)):
         raise ValueError(f"{what} has the shape {list(value.shape)}; it is one number")
     return value.item()  # type: ignore[no-any-return]
+
+
+@kernel("UnfoldTensor", domain=MICROSOFT, fresh=True)
+def unfold_tensor(input: np.ndarray, *, dim: int = -1, size: int, step: int = 1) -> np.ndarray:
+    axis = check_axis(dim, input.ndim)
+    if step < 1:
+        raise ValueError(f"step={step} is not 1 or more")
+    if not 1 <= size <= input.shape[axis]:
+        raise ValueError(f"size={size} is not from 1 to {input.shape[axis]}, the size of axis {axis}")
+    windows = np.lib.stride_tricks.sliding_window_view(input, size, axis)
+    return windows[(slice(None),) * axis + (slice(None, None, step),)].copy()
