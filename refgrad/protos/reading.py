@@ -223,7 +223,9 @@ def skeleton_of(model: ModelProto, apart: dict[str, TensorProto]) -> ModelProto:
     graph.name = source.name or "graph"
     graph.node.extend(source.node)
     graph.output.extend(source.output)
-    graph.value_info.extend(source.value_info)
+    # ONNX Runtime saves what a model declared of a constant, too, be it wrong: the tensor says it better.
+    tensors = {t.name for t in source.initializer}
+    graph.value_info.extend([v for v in source.value_info if v.name not in tensors])
     graph.sparse_initializer.extend(source.sparse_initializer)
     # Before IR version 4 every initializer had to be listed as an input as well; it was a constant all the same.
     constants = {t.name for t in source.initializer} if model.ir_version < 4 else ()
