@@ -47,6 +47,7 @@ _WORDS = np.array([[0, 3, 1], [4, 4, 2]], np.int32)
 _SEGMENTS = np.array([[0, 0, 1], [1, 0, 1]], np.int32)
 _EMBEDDED = (x(5, 4), x(6, 4), x(2, 4), x(4), x(4))
 _ATTENDED = (x(2, 3, 5), x(5, 24), x(24))
+_TURNS = (np.array([[0, 2, 4], [1, 1, 3]]), x(5, 2), x(5, 2))
 
 RareRow = tuple[str, tuple[np.ndarray | None, ...], dict[str, Any]]
 
@@ -150,6 +151,7 @@ CONSTANT: tuple[RareRow, ...] = (
     ("PadAndUnflatten", (x(3, 2), i(4, 0, 3), i(2, 3)), _MICROSOFT),
     ("ShrunkenGather", (x(4, 5), i(2, 0, 2)), _MICROSOFT),
     ("MultiHeadAttention", (*[x(2, 3, 8)] * 3, None, _MASK), _HEADS),
+    ("RotaryEmbedding", (x(2, 3, 8), *_TURNS), _MICROSOFT),
     (_LOSS, (x(4, 3), i(0, 2, 1, -1), None, i(-1, shape=())), {**_MICROSOFT, "outputs": 2}),
     ("SparseSoftmaxCrossEntropy", (x(4, 3), i(0, 2, 1, 2)), {**_MICROSOFT, "outputs": 2}),
     ("Trilu", (x(3, 3), i(1, shape=())), _MICROSOFT),

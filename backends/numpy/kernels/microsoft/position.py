@@ -1,0 +1,133 @@
+"""ONNX Runtime's rotary embeddings and position biases."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from refgrad.backends.numpy.kernels.operands import check_indices, check_shape
+from refgrad.backends.numpy.registry import kernel
+from refgrad.protos.domains import MICROSOFT
+
+Array = np.ndarray
+
+
+@kernel("RotaryEmbedding", domain=MICROSOFT, in_float32=True, fresh=True)
+def rotary_embedding(
+    input: Array,
+    position_ids: Array,
+    cos_cache: Array,
+    sin_cache: Array,
+    *,
+    interleaved: int = 0,
+    is_packed_batching: int = 0,
+    num_heads: int = 0,
+    rotary_embedding_dim: int = 0,
+    scale: float = 1.0,
+) -> Array:
+    """Complex numbers, a pair each, times those on the unit circle that their positions name"""
+    batch, length = _tokens(input)
+    if position_ids.size == 1 and position_ids.ndim < 2:
+        positions = np.broadcast_to(position_ids.reshape(()) + np.arange(length), (batch, length))
+    else:
+        check_shape("position_ids", position_ids.shape, (batch, length))
+        positions = position_ids
+    circle = _circle(cos_cache, sin_cache)
+    if length > len(circle) and not is_packed_batching:
+        raise ValueError(f"a sequence of {length} is longer than the caches, which have {len(circle)} positions")
+    check_indices(positions, len(circle), "position_ids", lowest=0)
+    return _turned(input, circle[positions], num_heads, rotary_embedding_dim, interleaved)
+
+
+@kernel("MRotaryEmbedding", domain=MICROSOFT, in_float32=True, fresh=True)
+def multimodal_rotary_embedding(
+    input: Array,
+    position_ids: Array,
+    cos_cache: Array,
+    sin_cache: Array,
+    *,
+    interleaved: int = 0,
+    is_packed_batching: int = 0,
+    mrope_layout: int = 0,
+    mrope_section: list[int],
+    num_heads: int = 0,
+    rotary_embedding_dim: int = 0,
+    scale: float = 1.0,
+) -> Array:
+    """As RotaryEmbedding, where position_ids has three positions of each token, and each pair reads one of them"""
+    batch, length = _tokens(input)
+    check_shape("position_ids", position_ids.shape, (3, batch, length))
+    circle = _circle(cos_cache, sin_cache)
+    pairs = circle.shape[1]
+    if len(mrope_section) != 3 or min(mrope_section) < 0 or sum(mrope_section) != pairs:
+        raise ValueError(f"mrope_section is {list(mrope_section)}; three numbers from 0 on that add up to {pairs} are needed")
+    if mrope_layout not in (0, 1):
+        raise ValueError(f"mrope_layout is {mrope_layout}; it is 0 (in sections) or 1 (interleaved)")
+    if input.ndim == 3 and num_heads < 1:
+        raise ValueError(f"num_heads is {num_heads}; an input of 3 axes needs a positive one")
+    if length > len(circle) and not is_packed_batching:
+        raise ValueError(f"a sequence of {length} is longer than the caches, which have {len(circle)} positions")
+    check_indices(position_ids, len(circle), "position_ids", lowest=0)
+    reads = []
+    for pair in range(pairs):
+        section = next(k for k in range(3) if pair < sum(mrope_section[: k + 1]))
+        if mrope_layout:
+            section = pair % 3 if pair < 3 * mrope_section[pair % 3] else 0
+        reads.append(circle[position_ids[section], pair])
+    turns = scale * (np.stack(reads, 2) if reads else circle[position_ids[0]])
+    return _turned(input, turns, num_heads, rotary_embedding_dim, interleaved)
+
+
+@kernel("GemmaRotaryEmbedding", domain=MICROSOFT, in_float32=True, fresh=True)
+def gemma_rotary_embedding(emb: Array, q: Array, q_rot: Array, k: Array, k_rot: Array) -> tuple[Array, Array]:
+    """The same angles for every head"""
+    if q.ndim != 4:
+        raise ValueError(f"q has the shape {list(q.shape)}; (batch, heads, sequence, size) is needed")
+    check_shape("emb", emb.shape, (q.shape[0], *q.shape[2:]))
+    check_shape("q_rot", q_rot.shape, q.shape)
+    check_shape("k", k.shape, q.shape)
+    check_shape("k_rot", k_rot.shape, k.shape)
+    cos, sin = np.cos(emb).astype(q.dtype), np.sin(emb).astype(q.dtype)
+    one, two = (
+        np.einsum("bnsd,bsd->bnsd", x, cos) + np.einsum("bnsd,bsd->bnsd", rotated, sin)
+        for x, rotated in ((q, q_rot), (k, k_rot))
+    )
+    return one, two
+
+
+def _tokens(x: Array) -> tuple[int, int]:
+    """The batch and the length of an input that is split into heads already, or is not."""
+    if x.ndim not in (3, 4):
+        raise ValueError(
+            f"input has the shape {list(x.shape)}; (batch, sequence, heads·size) or (batch, heads, sequence, size) is needed"
+        )
+    return x.shape[0], x.shape[x.ndim - 2]
+
+
+def _circle(cos: Array, sin: Array) -> Array:
+    """cos + i·sin"""
+    if cos.ndim != 2:
+        raise ValueError(f"cos_cache has the shape {list(cos.shape)}; (positions, pairs) is needed")
+    check_shape("sin_cache", sin.shape, cos.shape)
+    return np.asarray(cos + 1j * sin)
+
+
+def _turned(x: Array, turns: Array, num_heads: int, rotary_embedding_dim: int, interleaved: int) -> Array:
+    """Each head of `x` by `turns` (batch, sequence, pairs)"""
+    width = 2 * turns.shape[2]
+    if rotary_embedding_dim and num_heads < 1:
+        raise ValueError(f"num_heads is {num_heads}; with rotary_embedding_dim it is positive")
+    if rotary_embedding_dim % 2 or rotary_embedding_dim < 0:
+        raise ValueError(f"rotary_embedding_dim is {rotary_embedding_dim}; pairs need an even number from 0 on")
+    if x.ndim == 3 and (num_heads < 0 or x.shape[2] % (num_heads or width or 1)):
+        raise ValueError(f"num_heads={num_heads}, or heads of {width}, do not divide the {x.shape[2]} features of input")
+    size = x.shape[3] if x.ndim == 4 else x.shape[2] // num_heads if num_heads else width
+    due = rotary_embedding_dim or size
+    if due != width or due > size:
+        raise ValueError(f"caches of {turns.shape[2]} pairs turn {width} elements, and {due} of {size} are to be turned")
+    y = np.array(x)
+    heads = y if x.ndim == 4 else y.reshape(*x.shape[:2], -1 if y.size else 0, size).swapaxes(1, 2)
+    first = slice(0, width, 2) if interleaved else slice(0, width // 2)
+    second = slice(1, width, 2) if interleaved else slice(width // 2, width)
+    product = (heads[..., first] + 1j * heads[..., second]) * turns[:, None]
+    heads[..., first], heads[..., second] = product.real, product.imag
+    return y

@@ -1,0 +1,42 @@
+"""Strategies of ONNX Runtime's rotary embeddings and position biases."""
+
+from __future__ import annotations
+
+from refgrad.conformance.case import Case
+from refgrad.conformance.strategies.drawing import Drawing, strategy
+from refgrad.conformance.strategies.microsoft import named
+
+
+@strategy(*named("RotaryEmbedding", "MRotaryEmbedding"), ranked=True)
+def rotary_embedding(d: Drawing) -> Case:
+    """Heads apart or not, turned whole or in part, with a position of each token, of the first, or three of each."""
+    batch, length, heads, pairs, positions = (d.integer(1, most) for most in (2, 3, 2, 3, 4))
+    positions = max(positions, length)
+    kept = 2 * d.integer(0, 1)
+    size = 2 * pairs + kept
+    apart = d.flag()
+    x = d.floats((batch, heads, length, size) if apart else (batch, length, heads * size))
+    attributes = {
+        "interleaved": d.pick(None, 0, 1),
+        "is_packed_batching": d.pick(None, 0, 1),
+        "scale": d.pick(None, 0.5),
+        "num_heads": heads if kept or (d.op_type == "MRotaryEmbedding" and not apart) or d.flag() else None,
+        "rotary_embedding_dim": 2 * pairs if kept else None,
+    }
+    if d.op_type == "MRotaryEmbedding":
+        shape: tuple[int, ...] = (3, batch, length)
+        section = [d.integer(0, pairs)]
+        section.append(d.integer(0, pairs - section[0]))
+        attributes |= {"mrope_section": [*section, pairs - sum(section)], "mrope_layout": d.pick(None, 0, 1)}
+    else:
+        shape = d.pick((batch, length), (1,))
+    ids = d.integers(shape, 0, positions - length if shape == (1,) else positions - 1)
+    return d.case(x, ids, d.floats((positions, pairs)), d.floats((positions, pairs)), **attributes)
+
+
+@strategy(*named("GemmaRotaryEmbedding"))
+def gemma_rotary_embedding(d: Drawing) -> Case:
+    """Any number of heads."""
+    batch, heads, length, size = (d.integer(1, 3) for _ in range(4))
+    states = [d.floats((batch, heads, length, size)) for _ in range(4)]
+    return d.case(d.floats((batch, length, size)), *states, outputs=2)

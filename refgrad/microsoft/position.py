@@ -1,0 +1,144 @@
+"""ONNX Runtime's rotary embeddings and position biases."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from onnx import TensorProto
+
+from refgrad.formulas.indexing import END
+from refgrad.forward.function_emitter import FunctionEmitter
+from refgrad.protos.types import SIXTEEN_BIT
+from refgrad.tables.definitions import FLOATS, Ints, UnsupportedFormError, operator
+
+
+@operator("RotaryEmbedding", "output", others=("position_ids",))
+def rotary_embedding(
+    op: FunctionEmitter,
+    input: str,
+    position_ids: str,
+    cos_cache: str,
+    sin_cache: str,
+    *,
+    interleaved: int = 0,
+    is_packed_batching: int = 0,
+    num_heads: int = 0,
+    rotary_embedding_dim: int = 0,
+    scale: float = 1.0,
+) -> str:
+    """Pairs (a, b) of each head turned to (a·cos − b·sin, a·sin + b·cos), by the angles of their position
+
+    No kernel reads is_packed_batching but to allow more tokens than positions, or reads scale at all.
+    """
+    known_rank(op, "position_ids", position_ids)
+    if op.rank(position_ids) == 2:  # (batch, sequence)
+        positions = position_ids
+    else:  # the position of the first token
+        rank = known_rank(op, "input", input, 3, 4)
+        length = op.Squeeze(op.Shape(input, start=rank - 2, end=rank - 1), [0])
+        positions = op.Add(op.Reshape(position_ids, [1, 1]), op.Range(_number(op, 0), length, _number(op, 1)))
+    cos, sin = (op.Gather(cache, positions, axis=0) for cache in (cos_cache, sin_cache))
+    return _in_heads(op, input, cos, sin, num_heads, rotary_embedding_dim, interleaved)
+
+
+@operator("MRotaryEmbedding", "output", others=("position_ids",))
+def multimodal_rotary_embedding(
+    op: FunctionEmitter,
+    input: str,
+    position_ids: str,
+    cos_cache: str,
+    sin_cache: str,
+    *,
+    interleaved: int = 0,
+    is_packed_batching: int = 0,
+    mrope_layout: int = 0,
+    mrope_section: Ints,
+    num_heads: int = 0,
+    rotary_embedding_dim: int = 0,
+    scale: float = 1.0,
+) -> str:
+    """RotaryEmbedding where each pair has one of three positions, of time, height and width; what is turned times scale"""
+    if not num_heads and known_rank(op, "input", input, 3, 4) == 3:
+        raise UnsupportedFormError("an input of rank 3 needs num_heads; add it")
+    times, heights, widths = mrope_section
+    stream = np.repeat([0, 1, 2], mrope_section)
+    if mrope_layout:
+        stream = np.zeros(times + heights + widths, np.int64)
+        for k in (1, 2):
+            stream[k : 3 * mrope_section[k] : 3] = k
+    chosen = []
+    for cache in (cos_cache, sin_cache):
+        of_time, of_height, of_width = (
+            op.Gather(cache, op.Gather(position_ids, _number(op, k), axis=0), axis=0) for k in range(3)
+        )
+        by_space = op.Where(op.const(stream == 1), of_height, of_width)
+        each = op.Where(op.const(stream == 0), of_time, by_space)
+        chosen.append(each if scale == 1 else op.Mul(each, scale))
+    return _in_heads(op, input, *chosen, num_heads, rotary_embedding_dim, interleaved)
+
+
+@operator("GemmaRotaryEmbedding", "output1", "output2", types={"emb": FLOATS})
+def gemma_rotary_embedding(
+    op: FunctionEmitter, emb: str, q: str, q_rot: str, k: str, k_rot: str
+) -> tuple[str, str]:
+    """q·cos(emb) + q_rot·sin(emb), and the same of k: the angles of all heads are equal"""
+    cos, sin = (op.Unsqueeze(op.CastLike(x, q), [1]) for x in (op.Cos(emb), op.Sin(emb)))
+    one, two = (op.Add(op.Mul(x, cos), op.Mul(rotated, sin)) for x, rotated in ((q, q_rot), (k, k_rot)))
+    return one, two
+
+
+def known_rank(op: FunctionEmitter, name: str, value: str, *valid: int) -> int:
+    """The rank of the input called `name`, which is one of `valid` where any are given."""
+    rank = op.rank(value)
+    if rank is None:
+        raise UnsupportedFormError(f"the rank of its input {name} is unknown; add it to value_info")
+    if valid and rank not in valid:
+        raise UnsupportedFormError(f"its input {name} is of rank {rank}; it has {' or '.join(map(str, valid))} axes")
+    return rank
+
+
+def split_heads(op: FunctionEmitter, x: str, num_heads: int) -> str:
+    """(batch, length, heads·size) to (batch, length, heads, size), where any may be 0."""
+    size = op.Div(op.Shape(x, start=2, end=3), [num_heads])
+    return op.Reshape(x, op.Concat(op.Shape(x, end=2), [num_heads], size, axis=0), allowzero=1)
+
+
+def turned(op: FunctionEmitter, x: str, cos: str, sin: str, interleaved: int, partial: bool) -> str:
+    """Pairs in the last of four axes by their angles; `partial`: there may be elements after them, which stay."""
+    half = op.Shape(cos, start=-1)
+    width = op.Add(half, half)
+    if interleaved:
+        a, b = op.Slice(x, [0], width, [3], [2]), op.Slice(x, [1], width, [3], [2])
+    else:
+        a, b = op.Slice(x, [0], half, [3]), op.Slice(x, half, width, [3])
+    pair = op.Sub(op.Mul(a, cos), op.Mul(b, sin)), op.Add(op.Mul(a, sin), op.Mul(b, cos))
+    if interleaved:
+        y = op.Concat(*(op.Unsqueeze(part, [4]) for part in pair), axis=4)
+        y = op.Reshape(y, op.Concat(op.Shape(x, end=3), width, axis=0), allowzero=1)
+    else:
+        y = op.Concat(*pair, axis=3)
+    return op.Concat(y, op.Slice(x, width, [END], [3]), axis=3) if partial else y
+
+
+def _in_heads(
+    op: FunctionEmitter, x: str, cos: str, sin: str, num_heads: int, rotary_embedding_dim: int, interleaved: int
+) -> str:
+    """x (batch, length, heads·size) or (batch, heads, length, size) by the cos and sin of (batch, length, pairs)."""
+    if rotary_embedding_dim and not num_heads:
+        raise UnsupportedFormError("rotary_embedding_dim needs num_heads; add it")
+    if known_rank(op, "input", x, 3, 4) == 4:
+        return turned(op, x, *(op.Unsqueeze(c, [1]) for c in (cos, sin)), interleaved, bool(rotary_embedding_dim))
+    if num_heads:
+        heads = split_heads(op, x, num_heads)
+    else:
+        size = op.Mul(op.Shape(cos, start=-1), [2])
+        count = op.Div(op.Shape(x, start=2), size)
+        heads = op.Reshape(x, op.Concat(op.Shape(x, end=2), count, size, axis=0), allowzero=1)
+    y = turned(op, heads, *(op.Unsqueeze(c, [2]) for c in (cos, sin)), interleaved, bool(rotary_embedding_dim))
+    return op.Reshape(y, op.Shape(x), allowzero=1)
+
+
+def _number(op: FunctionEmitter, n: int) -> str:
+    """An integer without axes."""
+    return op.const(np.array(n))
