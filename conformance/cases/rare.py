@@ -49,7 +49,7 @@ _EMBEDDED = (x(5, 4), x(6, 4), x(2, 4), x(4), x(4))
 _ATTENDED = (x(2, 3, 5), x(5, 24), x(24))
 _FEW = np.array([2], np.int32)
 _ONE = [x(2, 1, 8)] * 3
-_BUFFERS = [x(2, 2, 5, 4)] * 2
+_BUFFERS = [x(2, 2, 5, 4) / 8] * 2
 _BEAMS = np.array([[[1, 0, 0, 0, 0], [1, 1, 0, 0, 0]]], np.int32)
 _TURNS = (np.array([[0, 2, 4], [1, 1, 3]]), x(5, 2), x(5, 2))
 
@@ -156,7 +156,11 @@ CONSTANT: tuple[RareRow, ...] = (
     ("ShrunkenGather", (x(4, 5), i(2, 0, 2)), _MICROSOFT),
     ("MultiHeadAttention", (*[x(2, 3, 8)] * 3, None, _MASK), _HEADS),
     ("RotaryEmbedding", (x(2, 3, 8), *_TURNS), _MICROSOFT),
-    ("Attention", (*_ATTENDED, None, x(2, 2, 2, 5, 4), None, _FEW), {**_HEADS, "past_present_share_buffer": 1, "outputs": 2}),
+    (
+        "Attention",
+        (*_ATTENDED, None, x(2, 2, 2, 5, 4) / 8, None, _FEW),
+        {**_HEADS, "past_present_share_buffer": 1, "outputs": 2},
+    ),
     ("MultiHeadAttention", (*_ONE, None, None, None, *_BUFFERS, _FEW, _BEAMS), {**_HEADS, "outputs": 3}),
     (
         "DecoderMaskedMultiHeadAttention",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import ml_dtypes
 import numpy as np
 from onnx import TensorProto, helper
@@ -53,24 +55,24 @@ def multi_head_attention(
         query, key, value = flat if count == 3 else (query, *flat)
     assert key is not None
     assert value is not None
-    biases = [None] * 3 if bias is None else _parts(op, bias, op.Shape(query, start=2, end=3), 0)
-    q = _heads(op, plus(op, query, biases[0]), num_heads)
+    biases = [None] * 3 if bias is None else parts(op, bias, op.Shape(query, start=2, end=3), 0)
+    q = heads_of(op, plus(op, query, biases[0]), num_heads)
     if rank == 4:  # (B, heads, L, H): projected before, and without biases
         k, v = key, value
     else:
-        k, v = (_heads(op, plus(op, x, b), num_heads) for x, b in ((key, biases[1]), (value, biases[2])))
+        k, v = (heads_of(op, plus(op, x, b), num_heads) for x, b in ((key, biases[1]), (value, biases[2])))
     length = None if past_key is None or past_sequence_length is None else _count(op, past_sequence_length)
     keys, present_key = _with_past(op, k, past_key, length, cache_indirection)
     values, present_value = _with_past(op, v, past_value, length, cache_indirection)
     before = op.Sub(_size(op, keys, 2), _size(op, k, 2))
-    scores = _scores(op, q, keys, scale)
+    scores = scores_of(op, q, keys, scale)
     if key_padding_mask is not None:
         hidden = _hidden(op, key_padding_mask, q, keys)
         scores = op.Add(scores, op.Mul(op.CastLike(hidden, scores), mask_filter_value))
     scores = plus(op, scores, attention_bias)
     if unidirectional:
         scores = _causal(op, scores, before)
-    return _mixed(op, scores, values), present_key, present_value, scores
+    return mixed(op, scores, values), present_key, present_value, scores
 
 
 @operator("Attention", "output", optional=["present"], others=("mask_index", "past_sequence_length"))
@@ -97,7 +99,7 @@ def attention(
 
     With do_rotary, queries and keys are turned by their positions, as RotaryEmbedding does it with 10000^(−2i/size) for pair i.
     """
-    q, k, v = (_heads(op, x, num_heads) for x in projected(op, input, weights, bias, qkv_hidden_sizes))
+    q, k, v = (heads_of(op, x, num_heads) for x in projected(op, input, weights, bias, qkv_hidden_sizes))
     length = None
     if past_present_share_buffer:
         if past is None or past_sequence_length is None:
@@ -114,7 +116,7 @@ def attention(
     (keys, present_key), (values, present_value) = (
         _with_past(op, x, old, length, None) for x, old in ((k, pasts[0]), (v, pasts[1]))
     )
-    scores = _scores(op, q, keys, scale)
+    scores = scores_of(op, q, keys, scale)
     if mask_index is not None:
         hidden = _hidden(op, mask_index, q, keys, before)
         scores = op.Add(scores, op.Mul(op.CastLike(hidden, scores), mask_filter_value))
@@ -122,7 +124,7 @@ def attention(
     if unidirectional:
         scores = _causal(op, scores, before)
     present = op.Concat(op.Unsqueeze(present_key, [0]), op.Unsqueeze(present_value, [0]), axis=0)
-    return _mixed(op, scores, values), present
+    return mixed(op, scores, values), present
 
 
 @operator(
@@ -160,13 +162,13 @@ def decoder_masked_multi_head_attention(
         third = op.Div(width, [3])
         if past_value is not None:
             third = op.Div(op.Sub(width, op.Mul(_size(op, past_value, 3), [num_heads])), [2])
-        query, key, value = _parts(op, query, third, 2)
+        query, key, value = parts(op, query, third, 2)
         crossed = False
     else:
         crossed = known_rank(op, "key", key, 3, 4) == 4
     assert value is not None
-    biases = [None] * 3 if bias is None else _parts(op, bias, _size(op, query, 2), 0)
-    q = _heads(op, plus(op, query, biases[0]), num_heads)
+    biases = [None] * 3 if bias is None else parts(op, bias, _size(op, query, 2), 0)
+    q = heads_of(op, plus(op, query, biases[0]), num_heads)
     present_key = present_value = None
     if crossed:
         keys, values = key, value
@@ -174,18 +176,20 @@ def decoder_masked_multi_head_attention(
         length = None
         if past_present_share_buffer:
             if past_key is None or past_sequence_length is None:
-                raise UnsupportedFormError("past_present_share_buffer=1 needs a past and past_sequence_length; add them")
+                raise UnsupportedFormError(
+                    "past_present_share_buffer=1 needs a past and past_sequence_length; add them"
+                )
             length = _count(op, past_sequence_length)
-        k, v = (_heads(op, plus(op, x, b), num_heads) for x, b in ((key, biases[1]), (value, biases[2])))
+        k, v = (heads_of(op, plus(op, x, b), num_heads) for x, b in ((key, biases[1]), (value, biases[2])))
         keys, present_key = _with_past(op, k, past_key, length, cache_indirection)
         values, present_value = _with_past(op, v, past_value, length, cache_indirection)
-    scores = _scores(op, q, keys, scale)
+    scores = scores_of(op, q, keys, scale)
     if mask_index is not None:
         known_rank(op, "mask_index", mask_index, 2)
         hidden = _hidden(op, mask_index, q, keys)
         scores = op.Add(scores, op.Mul(op.CastLike(hidden, scores), mask_filter_value))
     scores = plus(op, scores, attention_bias)
-    return _mixed(op, scores, values), present_key, present_value, scores if output_qk else None
+    return mixed(op, scores, values), present_key, present_value, scores if output_qk else None
 
 
 def projected(
@@ -194,12 +198,12 @@ def projected(
     """The parts of input·weights + bias along its last axis: thirds, unless there are sizes."""
     x = plus(op, op.MatMul(input, weights), bias)
     if not qkv_hidden_sizes:
-        return _parts(op, x, op.Div(op.Shape(x, start=-1), [3]), -1)
+        return parts(op, x, op.Div(op.Shape(x, start=-1), [3]), -1)
     ends = [0, *np.cumsum(qkv_hidden_sizes).tolist()]
-    return [op.Slice(x, [start], [end], [-1]) for start, end in zip(ends, ends[1:], strict=False)]
+    return [op.Slice(x, [start], [end], [-1]) for start, end in itertools.pairwise(ends)]
 
 
-def _parts(op: FunctionEmitter, x: str, width: str, axis: int) -> list[str]:
+def parts(op: FunctionEmitter, x: str, width: str, axis: int) -> list[str]:
     """Twice `width` elements along the axis, and the rest."""
     twice = op.Add(width, width)
     return [
@@ -229,7 +233,7 @@ def _joined(op: FunctionEmitter, x: str) -> str:
     return op.Concat(op.Shape(x, end=2), op.Mul(_size(op, x, 2), _size(op, x, 3)), axis=0)
 
 
-def _heads(op: FunctionEmitter, x: str, num_heads: int) -> str:
+def heads_of(op: FunctionEmitter, x: str, num_heads: int) -> str:
     """(B, L, heads·H) to (B, heads, L, H)"""
     return op.Transpose(split_heads(op, x, num_heads), perm=[0, 2, 1, 3])
 
@@ -267,7 +271,7 @@ def _of_beams(op: FunctionEmitter, before: str, cache_indirection: str) -> str:
     return op.Transpose(op.GatherND(op.Transpose(before, perm=[0, 2, 1, 3]), places), perm=[0, 2, 1, 3])
 
 
-def _scores(op: FunctionEmitter, q: str, k: str, scale: float | None) -> str:
+def scores_of(op: FunctionEmitter, q: str, k: str, scale: float | None) -> str:
     """scale·Q·Kᵀ"""
     q = op.Mul(q, scale) if scale else op.Div(q, op.Sqrt(op.CastLike(_size(op, q, 3), q)))
     return op.MatMul(q, op.Transpose(k, perm=[0, 1, 3, 2]))
@@ -308,11 +312,15 @@ def _causal(op: FunctionEmitter, scores: str, before: str) -> str:
     """The lowest number where a key is later than the query, of which there are `before` tokens in front."""
     rows = op.Unsqueeze(op.Add(_range(op, _size(op, scores, 2)), before), [1])
     later = op.Greater(_range(op, _size(op, scores, 3)), rows)
-    lowest = ml_dtypes.finfo(helper.tensor_dtype_to_np_dtype(op.type(scores))).min
-    return op.Where(later, op.const(lowest), scores)
+    return op.Where(later, lowest(op, scores), scores)
 
 
-def _mixed(op: FunctionEmitter, scores: str, v: str) -> str:
+def lowest(op: FunctionEmitter, scores: str) -> str:
+    """The lowest finite number of their type, which softmax makes 0 of beside any other."""
+    return op.const(ml_dtypes.finfo(helper.tensor_dtype_to_np_dtype(op.type(scores))).min)
+
+
+def mixed(op: FunctionEmitter, scores: str, v: str) -> str:
     """(B, S, heads·Hv)"""
     y = op.Transpose(op.MatMul(op.Softmax(scores, axis=-1), v), perm=[0, 2, 1, 3])
     return op.Reshape(y, _joined(op, y), allowzero=1)

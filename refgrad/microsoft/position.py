@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 from onnx import TensorProto
 
 from refgrad.formulas.indexing import END
 from refgrad.forward.function_emitter import FunctionEmitter
-from refgrad.protos.types import SIXTEEN_BIT
 from refgrad.tables.definitions import FLOATS, Ints, UnsupportedFormError, operator
 
 
@@ -79,13 +76,72 @@ def multimodal_rotary_embedding(
 
 
 @operator("GemmaRotaryEmbedding", "output1", "output2", types={"emb": FLOATS})
-def gemma_rotary_embedding(
-    op: FunctionEmitter, emb: str, q: str, q_rot: str, k: str, k_rot: str
-) -> tuple[str, str]:
+def gemma_rotary_embedding(op: FunctionEmitter, emb: str, q: str, q_rot: str, k: str, k_rot: str) -> tuple[str, str]:
     """q·cos(emb) + q_rot·sin(emb), and the same of k: the angles of all heads are equal"""
     cos, sin = (op.Unsqueeze(op.CastLike(x, q), [1]) for x in (op.Cos(emb), op.Sin(emb)))
     one, two = (op.Add(op.Mul(x, cos), op.Mul(rotated, sin)) for x, rotated in ((q, q_rot), (k, k_rot)))
     return one, two
+
+
+@operator("RelativePositionBias", "output", others=("query_length", "key_length"))
+def relative_position_bias(
+    op: FunctionEmitter,
+    bias_table: str,
+    query_length: str,
+    key_length: str,
+    *,
+    is_bidirectional: int = 0,
+    max_distance: int,
+) -> str:
+    """bias_table at the bucket of each key's distance from the query, as T5 does it; the table holds a row of buckets a head"""
+    queries, keys = (op.Range(_number(op, 0), op.Reshape(n, []), _number(op, 1)) for n in (query_length, key_length))
+    distance = op.Sub(op.Unsqueeze(keys, [0]), op.Unsqueeze(queries, [1]))
+    shape = op.Shape(bias_table)
+    buckets = op.Gather(shape, _number(op, 0))
+    if is_bidirectional:
+        buckets = op.Div(buckets, 2)
+        first = op.Mul(op.Cast(op.Greater(distance, 0), to=TensorProto.INT64), buckets)
+        distance = op.Abs(distance)
+    else:
+        first = _number(op, 0)
+        distance = op.Max(op.Neg(distance), _number(op, 0))
+    exact = op.Div(buckets, 2)  # distances with a bucket of their own
+    wide = op.Cast(exact, to=TensorProto.FLOAT)
+    beyond = op.Max(op.Cast(distance, to=TensorProto.FLOAT), wide)
+    share = op.Div(op.Log(op.Div(beyond, wide)), op.Log(op.Div(op.const(float(max_distance), like=wide), wide)))
+    more = op.Cast(op.Mul(share, op.Cast(op.Sub(buckets, exact), to=TensorProto.FLOAT)), to=TensorProto.INT64)
+    far = op.Min(op.Add(exact, more), op.Sub(buckets, 1))
+    bucket = op.Add(op.Where(op.Less(distance, exact), distance, far), first)
+    by_head = op.Reshape(
+        bias_table, op.Concat(op.Slice(shape, [1], [2]), op.Slice(shape, [0], [1]), axis=0), allowzero=1
+    )
+    return op.Unsqueeze(op.Gather(by_head, bucket, axis=1), [0])
+
+
+@operator("GatedRelativePositionBias", "output", others=("token_offset",))
+def gated_relative_position_bias(
+    op: FunctionEmitter,
+    query_layer: str,
+    query_bias: str,
+    rel_pos: str,
+    weight: str,
+    bias: str,
+    eco_a: str,
+    token_offset: str | None = None,
+    *,
+    num_heads: int,
+) -> str:
+    """rel_pos·(u·(r·eco_a − 1) + 2), with a gate (u, r) for each head and query
+
+    u and r are the sigmoids of the sums of the first and the second half of (query_layer + query_bias)·weight + bias.
+    """
+    query = query_layer if token_offset is None else restored(op, query_layer, token_offset)
+    heads = op.Transpose(split_heads(op, op.Add(query, query_bias), num_heads), perm=[0, 2, 1, 3])
+    gates = op.Add(op.MatMul(heads, weight), bias)
+    half = op.Div(op.Shape(gates, start=3), [2])
+    sums = (op.Slice(gates, [0], half, [3]), op.Slice(gates, half, [END], [3]))
+    u, r = (op.Sigmoid(op.ReduceSum(x, [3])) for x in sums)
+    return op.Mul(op.Add(op.Mul(u, op.Sub(op.Mul(r, eco_a), 1.0)), 2.0), rel_pos)
 
 
 def known_rank(op: FunctionEmitter, name: str, value: str, *valid: int) -> int:
@@ -102,6 +158,16 @@ def split_heads(op: FunctionEmitter, x: str, num_heads: int) -> str:
     """(batch, length, heads·size) to (batch, length, heads, size), where any may be 0."""
     size = op.Div(op.Shape(x, start=2, end=3), [num_heads])
     return op.Reshape(x, op.Concat(op.Shape(x, end=2), [num_heads], size, axis=0), allowzero=1)
+
+
+def restored(op: FunctionEmitter, tokens: str, token_offset: str) -> str:
+    """(tokens, width) to (batch, sequence, width): of token_offset, the first are the places of the tokens."""
+    width = op.Shape(tokens, start=1)
+    places = op.Slice(op.Reshape(token_offset, [-1]), [0], op.Shape(tokens, end=1), [0])
+    size = op.Concat(op.Reshape(op.Size(token_offset), [1]), width, axis=0)
+    empty = op.Expand(op.const(0.0, like=tokens), size)
+    padded = op.ScatterND(empty, op.Unsqueeze(op.Cast(places, to=TensorProto.INT64), [1]), tokens)
+    return op.Reshape(padded, op.Concat(op.Shape(token_offset), width, axis=0), allowzero=1)
 
 
 def turned(op: FunctionEmitter, x: str, cos: str, sin: str, interleaved: int, partial: bool) -> str:

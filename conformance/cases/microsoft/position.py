@@ -20,6 +20,7 @@ def cases() -> Iterator[Case]:
     for shapes in ("static", "symbolic"):
         yield from _rotary(floats, {"shapes": shapes})
         yield from _multimodal(floats, {"shapes": shapes})
+        yield from _biases(floats, {"shapes": shapes})
     for shapes in ("static", "symbolic", "unknown"):
         states = [floats(BATCH, HEADS, LENGTH, SIZE) for _ in range(4)]
         yield case("GemmaRotaryEmbedding", floats(BATCH, LENGTH, SIZE), *states, outputs=2, shapes=shapes)
@@ -60,4 +61,29 @@ def _multimodal(floats: Any, options: dict[str, Any]) -> Iterator[Case]:
     yield case(name, split, positions, *part, mrope_section=[0, 1, 2], interleaved=1, **some, **options)
     yield case(name, flat[:, :0], positions[:, :, :0], *part, mrope_section=[1, 1, 1], **some, **options)
     packed = np.array([[[0, 1, 2, 3, 4, 5, 0]]] * 2 + [[[1, 1, 2, 2, 0, 0, 5]]])
-    yield case(name, floats(1, 1, 7, size), packed, *whole, mrope_section=[1, 2, 2], is_packed_batching=1, **options, constant=["position_ids"])
+    yield case(
+        name,
+        floats(1, 1, 7, size),
+        packed,
+        *whole,
+        mrope_section=[1, 2, 2],
+        is_packed_batching=1,
+        **options,
+        constant=["position_ids"],
+    )
+
+
+def _biases(floats: Any, options: dict[str, Any]) -> Iterator[Case]:
+    name, lengths = "RelativePositionBias", [np.array([7]), np.array([7])]
+    yield case(name, floats(8, HEADS), *lengths, max_distance=6, is_bidirectional=1, **options)
+    yield case(name, floats(5, HEADS), *lengths, max_distance=5, **options)
+    yield case(name, floats(4, 0), *lengths, max_distance=5, **options)
+    none = [np.array([0]), np.array([0])]
+    yield case(name, floats(4, HEADS), *none, max_distance=5, constant=["query_length", "key_length"], **options)
+    name, width = "GatedRelativePositionBias", HEADS * SIZE
+    rest = floats(width), floats(1, HEADS, LENGTH, LENGTH), floats(SIZE, 6), floats(6), floats(1, HEADS, 1, 1)
+    yield case(name, floats(BATCH, LENGTH, width), *rest, num_heads=HEADS, **options)
+    yield case(name, floats(0, LENGTH, width), *rest, num_heads=HEADS, **options)
+    offset = np.array([[0, 1, 3], [4, 5, 2]], np.int32)
+    yield case(name, floats(5, width), *rest, offset, num_heads=HEADS, **options)
+    yield case(name, floats(5, width), *rest, offset, num_heads=HEADS, constant=["token_offset"], **options)

@@ -123,7 +123,7 @@ def _beams(d: Drawing, batch: int, tokens: int) -> np.ndarray:
 def _hidden(
     d: Drawing, batch: int, heads: int, queries: int, keys: int, *, every: bool = False
 ) -> tuple[np.ndarray | None, np.ndarray | None]:
-    """A mask of keys, in any of the forms, and an addend of the scores; either may be absent. `every`: those of Attention too."""
+    """A mask of keys and an addend of the scores, either absent or not. `every`: also the masks that Attention alone has."""
     form = d.pick("none", "keys", "queries", "ends", "offsets", *(("beginnings", "square") if every else ()))
     mask = None
     if form in ("keys", "queries", "square"):

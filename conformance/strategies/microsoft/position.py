@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from refgrad.conformance.case import Case
 from refgrad.conformance.strategies.drawing import Drawing, strategy
 from refgrad.conformance.strategies.microsoft import named
@@ -40,3 +42,39 @@ def gemma_rotary_embedding(d: Drawing) -> Case:
     batch, heads, length, size = (d.integer(1, 3) for _ in range(4))
     states = [d.floats((batch, heads, length, size)) for _ in range(4)]
     return d.case(d.floats((batch, length, size)), *states, outputs=2)
+
+
+@strategy(*named("RelativePositionBias"))
+def relative_position_bias(d: Drawing) -> Case:
+    """Buckets for both directions or one; the distances reach the last of them or not."""
+    both = d.flag()
+    table = d.floats((d.integer(4, 8) if both else d.integer(2, 6), d.integer(1, 3)))
+    length = np.array([d.integer(1, 6)])
+    return d.case(table, length, length, max_distance=d.integer(4, 9), is_bidirectional=int(both))
+
+
+@strategy(*named("GatedRelativePositionBias"), ranked=True)
+def gated_relative_position_bias(d: Drawing) -> Case:
+    """With all tokens in their places, or those of right-padded sequences behind one another."""
+    batch, length, heads, size, half = (
+        d.integer(1, 2),
+        d.integer(1, 3),
+        d.integer(1, 2),
+        d.integer(1, 3),
+        d.integer(1, 2),
+    )
+    rest = ((heads * size,), (1, heads, length, length), (size, 2 * half), (2 * half,), (1, heads, 1, 1))
+    inputs: list[np.ndarray | None] = [d.floats((batch, length, heads * size)), *map(d.floats, rest)]
+    if d.flag():
+        count, offset = right_padded(d, batch, length)
+        inputs[0] = d.floats((sum(count), heads * size))
+        inputs.append(offset)
+    return d.case(*inputs, num_heads=heads)
+
+
+def right_padded(d: Drawing, batch: int, length: int) -> tuple[list[int], np.ndarray]:
+    """The number of tokens of each sequence, and where they are, followed by where the padding is."""
+    count = [d.integer(1, length) for _ in range(batch)]
+    places = np.arange(batch * length).reshape(batch, length)
+    real = np.arange(length) < np.array(count)[:, None]
+    return count, np.concatenate([places[real], places[~real]]).reshape(batch, length).astype(np.int32)

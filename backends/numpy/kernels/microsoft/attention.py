@@ -136,7 +136,9 @@ def decoder_masked_multi_head_attention(
             raise ValueError("past_present_share_buffer needs a past and past_sequence_length, and one is left out")
         beams = 1 if beam_width is None else int(beam_width.reshape(()))
         if beams > 1 and cache_indirection is None:
-            raise ValueError(f"beam_width is {beams}, and cache_indirection, which says where a token is from, is left out")
+            raise ValueError(
+                f"beam_width is {beams}, and cache_indirection, which says where a token is from, is left out"
+            )
         if cache_indirection is not None and cache_indirection.shape[1:2] != (beams,):
             raise ValueError(f"cache_indirection has the shape {list(cache_indirection.shape)}; it is of {beams} beams")
         present_key, keys = _extended("past_key", past_key, k, length, cache_indirection)
@@ -170,7 +172,9 @@ def projections(x: Array, weights: Array, bias: Array | None, sizes: list[int] |
 def _unpacked(what: str, x: Array, num_heads: int, count: int) -> list[Array]:
     """(B, L, N, count, H) to as many of (B, L, N·H)"""
     if x.ndim != 5 or x.shape[2:4] != (num_heads, count):
-        raise ValueError(f"{what} has the shape {list(x.shape)}; packed it is (batch, length, {num_heads}, {count}, size)")
+        raise ValueError(
+            f"{what} has the shape {list(x.shape)}; packed it is (batch, length, {num_heads}, {count}, size)"
+        )
     return [x[:, :, :, k].reshape(*x.shape[:2], x.shape[2] * x.shape[4]) for k in range(count)]
 
 
@@ -216,7 +220,9 @@ def _extended(
         groups, beams = cache_indirection.shape[:2] if cache_indirection.ndim == 3 else (0, 0)
         if groups * beams != len(new) or cache_indirection.shape[2] < old:
             shape = list(cache_indirection.shape)
-            raise ValueError(f"cache_indirection has the shape {shape}; (batch, beams, at least {old}) of {len(new)} are needed")
+            raise ValueError(
+                f"cache_indirection has the shape {shape}; (batch, beams, at least {old}) of {len(new)} are needed"
+            )
         check_indices(cache_indirection[:, :, :old], beams, "cache_indirection", lowest=0)
         every = every.copy()
         for row in range(len(new)):
@@ -233,7 +239,9 @@ def _shown(mask: Array, q: Array, keys: int, before: int | None = None) -> Array
     if mask.ndim == 1:
         sizes = [batch, 3 * batch + 2] if before is None else [batch, 2 * batch, 3 * batch + 2]
         if mask.size not in sizes:
-            raise ValueError(f"the mask has {mask.size} numbers; for {batch} sequences it has {' or '.join(map(str, sizes))}")
+            raise ValueError(
+                f"the mask has {mask.size} numbers; for {batch} sequences it has {' or '.join(map(str, sizes))}"
+            )
         seen = number < mask[:batch, None]
         if mask.size == 2 * batch:
             seen &= number >= mask[batch:, None]
@@ -245,7 +253,9 @@ def _shown(mask: Array, q: Array, keys: int, before: int | None = None) -> Array
             raise ValueError(f"the mask is for {largest} tokens, and there are {keys}")
         return np.asarray(mask[:, :, before : before + queries, :keys] > 0)
     if mask.ndim not in (2, 3):
-        raise ValueError(f"the mask has the shape {list(mask.shape)}; {'1 to 3' if before is None else '1 to 4'} axes are needed")
+        raise ValueError(
+            f"the mask has the shape {list(mask.shape)}; {'1 to 3' if before is None else '1 to 4'} axes are needed"
+        )
     check_shape("the mask", mask.shape, (batch, keys) if mask.ndim == 2 else (batch, queries, keys))
     return np.asarray((mask[:, None, None] if mask.ndim == 2 else mask[:, None]) > 0)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from refgrad.backends.numpy.kernels.activation import sigmoid
 from refgrad.backends.numpy.kernels.operands import check_indices, check_shape
 from refgrad.backends.numpy.registry import kernel
 from refgrad.protos.domains import MICROSOFT
@@ -59,7 +60,9 @@ def multimodal_rotary_embedding(
     circle = _circle(cos_cache, sin_cache)
     pairs = circle.shape[1]
     if len(mrope_section) != 3 or min(mrope_section) < 0 or sum(mrope_section) != pairs:
-        raise ValueError(f"mrope_section is {list(mrope_section)}; three numbers from 0 on that add up to {pairs} are needed")
+        raise ValueError(
+            f"mrope_section is {list(mrope_section)}; three numbers from 0 on that add up to {pairs} are needed"
+        )
     if mrope_layout not in (0, 1):
         raise ValueError(f"mrope_layout is {mrope_layout}; it is 0 (in sections) or 1 (interleaved)")
     if input.ndim == 3 and num_heads < 1:
@@ -119,11 +122,15 @@ def _turned(x: Array, turns: Array, num_heads: int, rotary_embedding_dim: int, i
     if rotary_embedding_dim % 2 or rotary_embedding_dim < 0:
         raise ValueError(f"rotary_embedding_dim is {rotary_embedding_dim}; pairs need an even number from 0 on")
     if x.ndim == 3 and (num_heads < 0 or x.shape[2] % (num_heads or width or 1)):
-        raise ValueError(f"num_heads={num_heads}, or heads of {width}, do not divide the {x.shape[2]} features of input")
+        raise ValueError(
+            f"num_heads={num_heads}, or heads of {width}, do not divide the {x.shape[2]} features of input"
+        )
     size = x.shape[3] if x.ndim == 4 else x.shape[2] // num_heads if num_heads else width
     due = rotary_embedding_dim or size
     if due != width or due > size:
-        raise ValueError(f"caches of {turns.shape[2]} pairs turn {width} elements, and {due} of {size} are to be turned")
+        raise ValueError(
+            f"caches of {turns.shape[2]} pairs turn {width} elements, and {due} of {size} are to be turned"
+        )
     y = np.array(x)
     heads = y if x.ndim == 4 else y.reshape(*x.shape[:2], -1 if y.size else 0, size).swapaxes(1, 2)
     first = slice(0, width, 2) if interleaved else slice(0, width // 2)
@@ -131,3 +138,82 @@ def _turned(x: Array, turns: Array, num_heads: int, rotary_embedding_dim: int, i
     product = (heads[..., first] + 1j * heads[..., second]) * turns[:, None]
     heads[..., first], heads[..., second] = product.real, product.imag
     return y
+
+
+@kernel("RelativePositionBias", domain=MICROSOFT, fresh=True)
+def relative_position_bias(
+    bias_table: Array, query_length: Array, key_length: Array, *, is_bidirectional: int = 0, max_distance: int
+) -> Array:
+    """A number of the table for each head, query and key: near distances have their own, far ones share by logarithm"""
+    if bias_table.ndim != 2:
+        raise ValueError(f"bias_table has the shape {list(bias_table.shape)}; (buckets, heads) is needed")
+    for what, given in (("query_length", query_length), ("key_length", key_length)):
+        if given.size != 1 or given.reshape(()) < 0:
+            raise ValueError(f"{what} is {given.tolist()}; one number from 0 on is needed")
+    queries, keys = int(query_length.reshape(())), int(key_length.reshape(()))
+    if queries != keys:
+        raise ValueError(f"query_length is {queries} and key_length {keys}; they are equal")
+    buckets = bias_table.shape[0] // 2 if is_bidirectional else bias_table.shape[0]
+    exact = buckets // 2
+    if exact < 1 or max_distance <= exact:
+        raise ValueError(
+            f"{len(bias_table)} buckets and max_distance={max_distance}: at least 1 distance, and fewer than that, are exact"
+        )
+    rows = bias_table.reshape(bias_table.shape[1], bias_table.shape[0])
+    y = np.empty((1, len(rows), queries, keys), bias_table.dtype)
+    for query in range(queries):
+        for key in range(keys):
+            distance = query - key if not is_bidirectional else abs(query - key)
+            bucket = max(distance, 0)
+            if bucket >= exact:
+                share = np.log(np.float32(bucket) / np.float32(exact)) / np.log(
+                    np.float32(max_distance) / np.float32(exact)
+                )
+                bucket = min(exact + int(share * np.float32(buckets - exact)), buckets - 1)
+            y[0, :, query, key] = rows[:, bucket + (buckets if is_bidirectional and key > query else 0)]
+    return y
+
+
+@kernel("GatedRelativePositionBias", domain=MICROSOFT, in_float32=True, fresh=True)
+def gated_relative_position_bias(
+    query_layer: Array,
+    query_bias: Array,
+    rel_pos: Array,
+    weight: Array,
+    bias: Array,
+    eco_a: Array,
+    token_offset: Array | None = None,
+    *,
+    num_heads: int,
+) -> Array:
+    """A bias of positions times a gate of each head and query, which its own features open"""
+    query = query_layer if token_offset is None else padded(query_layer, token_offset)
+    if query.ndim != 3 or num_heads < 1 or query.shape[2] % num_heads:
+        raise ValueError(f"query_layer has the shape {list(query_layer.shape)}; its features are of {num_heads} heads")
+    batch, length, width = query.shape
+    if weight.ndim != 2 or weight.shape[1] % 2:
+        raise ValueError(f"weight has the shape {list(weight.shape)}; it has an even number of columns")
+    check_shape("query_bias", query_bias.shape, (width,))
+    check_shape("rel_pos", rel_pos.shape, (1, num_heads, length, length))
+    check_shape("weight", weight.shape, (width // num_heads, weight.shape[1]))
+    check_shape("bias", bias.shape, weight.shape[1:])
+    check_shape("eco_a", eco_a.shape, (1, num_heads, 1, 1))
+    heads = (query + query_bias).reshape(batch, length, num_heads, width // num_heads)
+    halves = (np.arange(weight.shape[1]) >= weight.shape[1] // 2).astype(weight.dtype)
+    opened = [sigmoid(np.einsum("bsnh,hd,d->bns", heads, weight, half) + bias @ half) for half in (1 - halves, halves)]
+    gate = opened[0] * (opened[1] * eco_a.reshape(1, num_heads, 1) - 1) + 2
+    return np.asarray(np.einsum("bns,nst->bnst", gate, rel_pos[0]))
+
+
+def padded(tokens: Array, token_offset: Array) -> Array:
+    """(tokens, width) as (batch, sequence, width), with 0 where there is no token."""
+    if tokens.ndim != 2 or token_offset.ndim != 2 or len(tokens) > token_offset.size:
+        raise ValueError(
+            f"token_offset has the shape {list(token_offset.shape)} and the tokens {list(tokens.shape)}; "
+            "(batch, sequence) and (tokens, width) are needed, of no more tokens than places"
+        )
+    check_indices(token_offset, token_offset.size, "token_offset", lowest=0)
+    y = np.zeros((token_offset.size, tokens.shape[1]), tokens.dtype)
+    for token, place in enumerate(token_offset.reshape(-1)[: len(tokens)]):
+        y[place] = tokens[token]
+    return y.reshape(*token_offset.shape, tokens.shape[1])
