@@ -155,6 +155,11 @@ CONSTANT: tuple[RareRow, ...] = (
     ("PadAndUnflatten", (x(3, 2), i(4, 0, 3), i(2, 3)), _MICROSOFT),
     ("ShrunkenGather", (x(4, 5), i(2, 0, 2)), _MICROSOFT),
     ("MultiHeadAttention", (*[x(2, 3, 8)] * 3, None, _MASK), _HEADS),
+    (
+        "DecoderMaskedSelfAttention",
+        (x(2, 1, 5), x(5, 24) / 4, x(24), _MASK, x(2, 2, 2, 5, 4) / 8, None, _FEW, _FEW, _BEAMS),
+        {**_HEADS, "outputs": 2, "past_present_share_buffer": 1},
+    ),
     ("RotaryEmbedding", (x(2, 3, 8), *_TURNS), _MICROSOFT),
     (
         "Attention",

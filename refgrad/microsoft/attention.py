@@ -192,6 +192,153 @@ def decoder_masked_multi_head_attention(
     return mixed(op, scores, values), present_key, present_value, scores if output_qk else None
 
 
+@operator(
+    "DecoderMaskedSelfAttention",
+    "output",
+    "present",
+    others=("mask_index", "past_sequence_length", "beam_width", "cache_indirection"),
+)
+def decoder_masked_self_attention(
+    op: FunctionEmitter,
+    input: str,
+    weights: str,
+    bias: str,
+    mask_index: str | None,
+    past: str,
+    attention_bias: str | None,
+    past_sequence_length: str,
+    beam_width: str | None = None,
+    cache_indirection: str | None = None,
+    *,
+    do_rotary: int = 0,
+    mask_filter_value: float = _FILTER,
+    num_heads: int,
+    past_present_share_buffer: int = 0,
+    scale: float | None = None,
+) -> tuple[str, str]:
+    """Attention of one token to itself and the past
+
+    Keys in a buffer lie as (heads, size/x, length, x), where x elements have 16 bytes.
+    """
+    q, k, v = (heads_of(op, x, num_heads) for x in projected(op, input, weights, bias, None))
+    past_key, past_value = (op.Gather(past, op.const(np.array(n)), axis=0) for n in (0, 1))
+    length, before = None, _size(op, past_key, 2)
+    packs = op.const([16 // np.dtype(helper.tensor_dtype_to_np_dtype(op.type(past))).itemsize])
+    if past_present_share_buffer:
+        length = before = _count(op, past_sequence_length)
+        past_key = _key_by_key(op, past_key, packs)
+    if do_rotary:
+        cos, sin = _angles(op, q, before, 0)
+        q, k = (turned(op, x, cos, sin, 0, False) for x in (q, k))
+    keys, present_key = _with_past(op, k, past_key, length, cache_indirection)
+    values, present_value = _with_past(op, v, past_value, length, cache_indirection)
+    if past_present_share_buffer:
+        present_key = _by_packs(op, present_key, packs)
+    scores = scores_of(op, q, keys, scale)
+    if mask_index is not None:
+        known_rank(op, "mask_index", mask_index, 2)
+        hidden = _hidden(op, mask_index, q, keys)
+        scores = op.Add(scores, op.Mul(op.CastLike(hidden, scores), mask_filter_value))
+    scores = plus(op, scores, attention_bias)
+    present = op.Concat(op.Unsqueeze(present_key, [0]), op.Unsqueeze(present_value, [0]), axis=0)
+    return mixed(op, scores, values), present
+
+
+@operator(
+    "DecoderAttention",
+    "output",
+    optional=["new_key_cache", "new_value_cache"],
+    others=("key_padding_mask", "static_kv", "use_past", "has_layer_state", "has_key_padding_mask"),
+)
+def decoder_attention(
+    op: FunctionEmitter,
+    query: str,
+    key: str,
+    q_weight: str,
+    kv_weight: str,
+    bias: str,
+    key_padding_mask: str | None,
+    key_cache: str | None,
+    value_cache: str | None,
+    static_kv: str,
+    use_past: str,
+    has_layer_state: str,
+    has_key_padding_mask: str,
+    *,
+    mask_filter_value: float = _FILTER,
+    num_heads: int,
+) -> tuple[str, str, str]:
+    """softmax(Q·Kᵀ/√size)·V, head by head; static_kv and use_past say whether keys and values are of query, of key, or cached
+
+    A key that key_padding_mask names counts for nothing, so there is nothing that mask_filter_value would be added to.
+    """
+    static, past, state, padded = (
+        op.Cast(op.Reshape(flag, [1]), to=TensorProto.INT64)
+        for flag in (static_kv, use_past, has_layer_state, has_key_padding_mask)
+    )
+    cached = op.Mul(past, state)
+    own, other = op.Sub(op.const([1]), static), op.Mul(static, op.Sub(op.const([1]), cached))
+    width = op.Shape(q_weight, start=1)
+    q_bias, kv_bias = op.Slice(bias, [0], width, [0]), op.Slice(bias, width, [END], [0])
+
+    def heads(x: str) -> str:
+        return heads_of(op, op.Transpose(x, perm=[1, 0, 2]), num_heads)
+
+    q = heads(op.Add(op.MatMul(query, q_weight), q_bias))
+    parts_of: list[list[str]] = [[], []]
+    for cache, read in ((key_cache, parts_of[0]), (value_cache, parts_of[1])):
+        if cache is not None:
+            read.append(op.Slice(cache, [0], op.Mul(_size(op, cache, 2), cached), [2]))
+    for source, taken in ((query, own), (key, other)):  # as many tokens as are taken, which may be none
+        some = op.Slice(source, [0], op.Mul(op.Shape(source, end=1), taken), [0])
+        both = op.Add(op.MatMul(some, kv_weight), kv_bias)
+        for read, (start, end) in zip(parts_of, (([0], width), (width, [END])), strict=True):
+            read.append(heads(op.Slice(both, start, end, [2])))
+    keys, values = (op.Concat(*read, axis=2) for read in parts_of)
+    scores = scores_of(op, q, keys, None)
+    if key_padding_mask is not None:
+        mask = op.Slice(
+            op.Cast(key_padding_mask, to=TensorProto.INT32), [0], op.Mul(_size(op, key_padding_mask, 1), padded), [1]
+        )
+        rest = op.Mul(_size(op, keys, 2), op.Sub(op.const([1]), padded))
+        shown = op.Expand(op.const(np.array(0, np.int32)), op.Concat(_size(op, keys, 0), rest, axis=0))
+        hidden = op.Cast(op.Unsqueeze(op.Concat(mask, shown, axis=1), [1, 2]), to=TensorProto.BOOL)
+        scores = op.Where(hidden, lowest(op, scores), scores)
+    return op.Transpose(mixed(op, scores, values), perm=[1, 0, 2]), keys, values
+
+
+@operator("LongformerAttention", "output", others=("global",))
+def longformer_attention(
+    op: FunctionEmitter,
+    input: str,
+    weight: str,
+    bias: str,
+    mask: str,
+    global_weight: str,
+    global_bias: str,
+    global_: str,
+    *,
+    num_heads: int,
+    window: int,
+) -> str:
+    """Attention of each token to those in its window and to the global ones; a global one attends to all, by other weights
+
+    Scores have the mask of their key added; where it is below 0, the token itself has the result 0, as in Hugging Face's model.
+    """
+    q, k, v = (heads_of(op, x, num_heads) for x in projected(op, input, weight, bias, None))
+    number = _range(op, _size(op, input, 1))
+    away = op.Abs(op.Sub(op.Unsqueeze(number, [1]), number))
+    everywhere = op.Cast(global_, to=TensorProto.BOOL)
+    unseen = op.And(op.Greater(away, window), op.Not(op.Unsqueeze(everywhere, [1, 2])))
+    added = op.Unsqueeze(mask, [1, 2])
+    scores = op.Add(scores_of(op, q, k, None), added)
+    local = mixed(op, op.Where(unseen, lowest(op, scores), scores), v)
+    q, k, v = (heads_of(op, x, num_heads) for x in projected(op, input, global_weight, global_bias, None))
+    overall = mixed(op, op.Add(scores_of(op, q, k, None), added), v)
+    y = op.Where(op.Unsqueeze(everywhere, [2]), overall, local)
+    return op.Where(op.Unsqueeze(op.Less(mask, 0.0), [2]), 0.0, y)
+
+
 def projected(
     op: FunctionEmitter, input: str, weights: str, bias: str | None, qkv_hidden_sizes: Ints | None
 ) -> list[str]:
@@ -257,6 +404,22 @@ def _with_past(
     if cache_indirection is not None:
         every = op.Concat(_of_beams(op, before, cache_indirection), new, axis=2)
     return every, present
+
+
+def _key_by_key(op: FunctionEmitter, buffer: str, packs: str) -> str:
+    """(B, heads, L, H) of which the elements lie as (B, heads, H/packs, L, packs), in their order."""
+    shape = op.Shape(buffer)
+    ends = op.Div(_size(op, buffer, 3), packs), _size(op, buffer, 2), packs
+    apart = op.Reshape(buffer, op.Concat(op.Shape(buffer, end=2), *ends, axis=0), allowzero=1)
+    return op.Reshape(op.Transpose(apart, perm=[0, 1, 3, 2, 4]), shape, allowzero=1)
+
+
+def _by_packs(op: FunctionEmitter, keys: str, packs: str) -> str:
+    """The way back of `_key_by_key`."""
+    shape = op.Shape(keys)
+    ends = op.Div(_size(op, keys, 3), packs), packs
+    apart = op.Reshape(keys, op.Concat(op.Shape(keys, end=3), *ends, axis=0), allowzero=1)
+    return op.Reshape(op.Transpose(apart, perm=[0, 1, 3, 2, 4]), shape, allowzero=1)
 
 
 def _of_beams(op: FunctionEmitter, before: str, cache_indirection: str) -> str:

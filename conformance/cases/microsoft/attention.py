@@ -27,6 +27,9 @@ def cases() -> Iterator[Case]:
         yield from _caches(floats, heads)
         yield from _self(floats, heads)
         yield from _decoder(floats, heads)
+        yield from _one_token(floats, heads)
+        yield from _flagged(floats, heads)
+        yield from _windowed(floats, heads)
 
 
 def _multi_head(floats: Any, heads: dict[str, Any]) -> Iterator[Case]:
@@ -115,3 +118,51 @@ def _decoder(floats: Any, heads: dict[str, Any]) -> Iterator[Case]:
     past = [floats(BATCH, HEADS, 2, SIZE) for _ in range(2)]
     yield case(name, *one, None, None, *past, outputs=3, **heads)
     yield case(name, floats(BATCH, 1, 3 * WIDTH), **heads)
+
+
+def _one_token(floats: Any, heads: dict[str, Any]) -> Iterator[Case]:
+    """Heads of 8 floats, which are two packs of 16 bytes."""
+    name, width = "DecoderMaskedSelfAttention", 8 * HEADS
+    three = floats(BATCH, 1, 5), floats(5, 3 * width), floats(3 * width)
+    hidden = np.array([[1, 0, 1], [1, 1, 1]], np.int32)
+    offset, buffer = floats(1, HEADS, 1, LENGTH), floats(2, BATCH, HEADS, POSITIONS, 8)
+    shared: dict[str, Any] = {"past_present_share_buffer": 1, "outputs": 2}
+    yield case(name, *three, None, buffer, None, FEW, **shared, **heads)
+    yield case(name, *three, hidden, buffer, offset, FEW, mask_filter_value=-1.5, scale=0.3, **shared, **heads)
+    yield case(name, *three, hidden, buffer, None, FEW, FEW, BEAMS, do_rotary=1, **shared, **heads)
+    past = floats(2, BATCH, HEADS, 2, 8)
+    yield case(name, *three, None, past, None, FEW, do_rotary=1, outputs=2, **heads)
+    yield case(name, three[0][:0], *three[1:], None, buffer[:, :0], None, FEW, **shared, **heads)
+
+
+def _flagged(floats: Any, heads: dict[str, Any]) -> Iterator[Case]:
+    """Self and cross attention, with a cache and without; in one case all flags are constant."""
+    name = "DecoderAttention"
+    query, key = floats(LENGTH, BATCH, WIDTH), floats(LENGTH + 1, BATCH, WIDTH)
+    weights = floats(WIDTH, WIDTH), floats(WIDTH, 2 * WIDTH), floats(3 * WIDTH)
+    caches = [floats(BATCH, HEADS, 2, SIZE) for _ in range(2)]
+    yes, no = np.array([True]), np.array([False])
+    for static in (no, yes):
+        own = LENGTH + 1 if static[0] else LENGTH
+        hidden = np.arange(BATCH * own).reshape(BATCH, own) % 3 == 1
+        yield case(name, query, key, *weights, hidden, None, None, static, no, no, yes, **heads)
+        yield case(name, query, key, *weights, None, *caches, static, yes, yes, no, outputs=3, **heads)
+        yield case(name, query, key, *weights, hidden, *caches, static, no, yes, no, outputs=3, **heads)
+    flags = ["static_kv", "use_past", "has_layer_state", "has_key_padding_mask"]
+    hidden = np.arange(2 * BATCH).reshape(BATCH, 2) % 3 == 1
+    last = {"constant": ["key_padding_mask", *flags], "mask_filter_value": -1.5}
+    yield case(name, query, key, *weights, hidden, *caches, yes, yes, yes, yes, **last, **heads)
+    yield case(name, query[:0], key, *weights, None, None, None, yes, no, no, no, **heads)
+
+
+def _windowed(floats: Any, heads: dict[str, Any]) -> Iterator[Case]:
+    name, length = "LongformerAttention", 6
+    x, weights, others = (
+        floats(BATCH, length, WIDTH),
+        *((floats(WIDTH, 3 * WIDTH), floats(3 * WIDTH)) for _ in range(2)),
+    )
+    mask = np.array([[0.2, 0.1, 0.1, 0.3, 0.2, -100], [0.1, 0.2, 0.5, 0.1, 0.3, 0.1]], np.float32)  # not 0, a kink
+    flags = np.array([[1, 0, 0, 0, 0, 0], [0, 0, 0, 1, 1, 0]], np.int32)
+    yield case(name, x, *weights, mask, *others, flags, window=1, **heads)
+    yield case(name, x, *weights, 0 * mask, *others, flags, window=3, constant=["mask", "global"], **heads)
+    yield case(name, x[:0], *weights, mask[:0], *others, flags[:0], window=1, **heads)

@@ -134,13 +134,7 @@ def decoder_masked_multi_head_attention(
     if key.ndim == 3:
         if past_present_share_buffer and (past_key is None or past_value is None or length is None):
             raise ValueError("past_present_share_buffer needs a past and past_sequence_length, and one is left out")
-        beams = 1 if beam_width is None else int(beam_width.reshape(()))
-        if beams > 1 and cache_indirection is None:
-            raise ValueError(
-                f"beam_width is {beams}, and cache_indirection, which says where a token is from, is left out"
-            )
-        if cache_indirection is not None and cache_indirection.shape[1:2] != (beams,):
-            raise ValueError(f"cache_indirection has the shape {list(cache_indirection.shape)}; it is of {beams} beams")
+        _check_beams(beam_width, cache_indirection)
         present_key, keys = _extended("past_key", past_key, k, length, cache_indirection)
         present_value, values = _extended("past_value", past_value, v, length, cache_indirection)
     shown = None
@@ -149,6 +143,138 @@ def decoder_masked_multi_head_attention(
         shown = _shown(mask_index, q, keys.shape[2])
     y, scores = _attend(q, keys, values, scale, shown, mask_filter_value, attention_bias, 0, 0)
     return y, present_key, present_value, scores if output_qk else None
+
+
+@kernel("DecoderMaskedSelfAttention", domain=MICROSOFT, in_float32=True, fresh=True)
+def decoder_masked_self_attention(
+    input: Array,
+    weights: Array,
+    bias: Array,
+    mask_index: Array | None,
+    past: Array,
+    attention_bias: Array | None,
+    past_sequence_length: Array,
+    beam_width: Array | None = None,
+    cache_indirection: Array | None = None,
+    *,
+    do_rotary: int = 0,
+    mask_filter_value: float = -10000.0,
+    num_heads: int,
+    past_present_share_buffer: int = 0,
+    scale: float | None = None,
+    _output_types: tuple[np.dtype | None, ...],
+) -> tuple[Array, ...]:
+    """Attention of one token a sequence to itself and a cache, whose keys are interleaved where it is a buffer"""
+    if input.ndim != 3 or input.shape[1] != 1:
+        raise ValueError(f"input has the shape {list(input.shape)}; (batch, 1, features) is needed, of one token each")
+    q, k, v = (by_heads(x, num_heads) for x in projections(input, weights, bias, None))
+    check_shape("past", past.shape, (2, *k.shape[:2], past.shape[3] if past.ndim == 5 else 0, k.shape[3]))
+    old_keys, length = past[0], None
+    if past_present_share_buffer:
+        length = past_sequence_length
+        places = _places(past.shape[3], k.shape[3], 16 // (_output_types[1] or input.dtype).itemsize)
+        old_keys = past[0].reshape(*k.shape[:2], places.size)[..., places]
+    before = past.shape[3] if length is None else _length(length, past.shape[3], 1)
+    if do_rotary:
+        q, k = (_rotated(x, before, x.shape[3]) for x in (q, k))
+    _check_beams(beam_width, cache_indirection)
+    present_key, keys = _extended("past", old_keys, k, length, cache_indirection)
+    present_value, values = _extended("past", past[1], v, length, cache_indirection)
+    if past_present_share_buffer:
+        interleaved = np.empty((*k.shape[:2], places.size), past.dtype)
+        interleaved[..., places] = present_key
+        present_key = interleaved.reshape(present_key.shape)
+    shown = None
+    if mask_index is not None:
+        check_shape("mask_index", mask_index.shape, (q.shape[0], keys.shape[2]))
+        shown = _shown(mask_index, q, keys.shape[2])
+    y, _ = _attend(q, keys, values, scale, shown, mask_filter_value, attention_bias, 0, 0)
+    return y, np.stack([present_key, present_value])
+
+
+@kernel("DecoderAttention", domain=MICROSOFT, in_float32=True)
+def decoder_attention(
+    query: Array,
+    key: Array,
+    q_weight: Array,
+    kv_weight: Array,
+    bias: Array,
+    key_padding_mask: Array | None,
+    key_cache: Array | None,
+    value_cache: Array | None,
+    static_kv: Array,
+    use_past: Array,
+    has_layer_state: Array,
+    has_key_padding_mask: Array,
+    *,
+    mask_filter_value: float = -10000.0,
+    num_heads: int,
+) -> tuple[Array, ...]:
+    """Attention of a sequence to itself, to another or to a cache; sequences are along the first axis"""
+    width = q_weight.shape[-1]
+    check_shape("q_weight", q_weight.shape, (query.shape[-1], width))
+    check_shape("kv_weight", kv_weight.shape, (width, 2 * width))
+    check_shape("bias", bias.shape, (3 * width,))
+    check_shape("key", key.shape, (key.shape[0], *query.shape[1:]))
+    q = by_heads((query @ q_weight + bias[:width]).swapaxes(0, 1), num_heads)
+    cached = bool(use_past) and bool(has_layer_state)
+    if cached and (key_cache is None or value_cache is None):
+        raise ValueError("use_past and has_layer_state are true, and key_cache or value_cache is left out")
+    k, v = [], []
+    if cached:
+        for what, cache, read in (("key_cache", key_cache, k), ("value_cache", value_cache, v)):
+            assert cache is not None
+            check_shape(what, cache.shape, (*q.shape[:2], cache.shape[2] if cache.ndim == 4 else 0, q.shape[3]))
+            read.append(cache)
+    if not (cached and static_kv):
+        both = (key if static_kv else query) @ kv_weight + bias[width:]
+        k.append(by_heads(both[..., :width].swapaxes(0, 1), num_heads))
+        v.append(by_heads(both[..., width:].swapaxes(0, 1), num_heads))
+    keys, values = np.concatenate(k, 2), np.concatenate(v, 2)
+    scores = np.einsum("bnsh,bnth->bnst", q, keys) / np.sqrt(q.dtype.type(q.shape[3]))
+    if has_key_padding_mask:
+        if key_padding_mask is None:
+            raise ValueError("has_key_padding_mask is true, and key_padding_mask is left out")
+        check_shape("key_padding_mask", key_padding_mask.shape, (q.shape[0], keys.shape[2]))
+        scores = np.where(key_padding_mask[:, None, None], np.finfo(scores.dtype).min, scores)
+    y = np.einsum("bnst,bnth->sbnh", softmax(scores, axis=-1), values)
+    return y.reshape(query.shape), keys, values
+
+
+@kernel("LongformerAttention", domain=MICROSOFT, in_float32=True, fresh=True)
+def longformer_attention(
+    input: Array,
+    weight: Array,
+    bias: Array,
+    mask: Array,
+    global_weight: Array,
+    global_bias: Array,
+    global_: Array,
+    *,
+    num_heads: int,
+    window: int,
+) -> Array:
+    """Token by token: the keys that it sees are picked out before they are weighed"""
+    if input.ndim != 3 or window < 1 or input.shape[1] % (2 * window):
+        raise ValueError(
+            f"input has the shape {list(input.shape)}; its length is a multiple of 2·{window}, twice the window"
+        )
+    batch, length, _ = input.shape
+    check_shape("mask", mask.shape, (batch, length))
+    check_shape("global", global_.shape, (batch, length))
+    local = [by_heads(x, num_heads) for x in projections(input, weight, bias, None)]
+    overall = [by_heads(x, num_heads) for x in projections(input, global_weight, global_bias, None)]
+    y = np.zeros((batch, length, num_heads, local[2].shape[3]), input.dtype)
+    for row in range(batch):
+        for token in range(length):
+            if mask[row, token] < 0:
+                continue
+            q, k, v = overall if global_[row, token] else local
+            near = np.abs(np.arange(length) - token) <= window
+            seen = np.flatnonzero(near | (global_[row] != 0) | bool(global_[row, token]))
+            scores = np.einsum("nh,nth->nt", q[row, :, token], k[row][:, seen]) / np.sqrt(q.dtype.type(q.shape[3]))
+            y[row, token] = np.einsum("nt,nth->nh", softmax(scores + mask[row, seen], axis=-1), v[row][:, seen])
+    return y.reshape(input.shape)
 
 
 def projections(x: Array, weights: Array, bias: Array | None, sizes: list[int] | None) -> list[Array]:
@@ -230,6 +356,23 @@ def _extended(
                 group, beam = divmod(row, beams)
                 every[row, :, token] = past[group * beams + cache_indirection[group, beam, token], :, token]
     return present, every
+
+
+def _check_beams(beam_width: Array | None, cache_indirection: Array | None) -> None:
+    """Whether cache_indirection is given where there are several beams, and is of as many."""
+    beams = 1 if beam_width is None else int(beam_width.reshape(()))
+    if beams > 1 and cache_indirection is None:
+        raise ValueError(f"beam_width is {beams}, and cache_indirection, which says where a token is from, is left out")
+    if cache_indirection is not None and cache_indirection.shape[1:2] != (beams,):
+        raise ValueError(f"cache_indirection has the shape {list(cache_indirection.shape)}; it is of {beams} beams")
+
+
+def _places(length: int, size: int, packs: int) -> Array:
+    """Where in a head's buffer the elements (token, feature) lie: as (size/packs, length, packs)."""
+    if size % packs:
+        raise ValueError(f"heads of {size} elements are no multiple of {packs}, which have 16 bytes and lie together")
+    token, feature = np.indices((length, size))
+    return np.asarray((feature // packs * length + token) * packs + feature % packs)
 
 
 def _shown(mask: Array, q: Array, keys: int, before: int | None = None) -> Array:
