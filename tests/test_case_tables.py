@@ -145,7 +145,7 @@ RANKS = {
     com.microsoft.RotaryEmbedding com.microsoft.MRotaryEmbedding com.microsoft.GemmaRotaryEmbedding
     com.microsoft.DecoderMaskedMultiHeadAttention com.microsoft.DecoderMaskedSelfAttention com.microsoft.DecoderAttention
     com.microsoft.LongformerAttention com.microsoft.RemovePadding""",
-    4: """DepthToSpace MaxRoiPool RoiAlign SpaceToDepth Upsample ai.onnx.preview.FlexAttention
+    4: """com.microsoft.RMSNormRotary DepthToSpace MaxRoiPool RoiAlign SpaceToDepth Upsample ai.onnx.preview.FlexAttention
     com.microsoft.EngramGate com.microsoft.FusedConv com.microsoft.GroupNorm com.microsoft.SkipGroupNorm""",
 }
 RANKS[1] += """ com.microsoft.ComplexMul com.microsoft.ComplexMulConj com.microsoft.ConvStateReplay

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+
+import ml_dtypes
 import numpy as np
 import onnx
 import pytest
-from checking import assert_second_derivative
+from checking import assert_gradient, assert_second_derivative
 from numpy_graphs import undeclared
 
 import refgrad
 from refgrad.backends import available, get_backend
-from refgrad.conformance.case import node_case
+from refgrad.conformance.case import Case, node_case
 from refgrad.conformance.cases.microsoft import position
 from refgrad.errors import BackendError, NoGradientError
 from refgrad.protos.domains import MICROSOFT
@@ -103,7 +106,7 @@ def test_the_second_derivative(name: str) -> None:
 )
 def test_a_form_that_is_not_valid_has_no_gradient(operator: str, inputs: dict[str, np.ndarray], said: str) -> None:
     model = node(operator, inputs)
-    model.graph.output[0].CopyFrom(onnx.helper.make_tensor_value_info("y0", onnx.TensorProto.FLOAT, None))
+    model.graph.output[0].CopyFrom(onnx.helper.make_tensor_value_info("y0", onnx.TensorProto.FLOAT, ["a", "b", "c"]))
     with pytest.raises(NoGradientError, match=said):
         refgrad.gradient(model, wrt=["x"])
 
@@ -118,3 +121,43 @@ def test_the_gemma_angles_are_those_of_the_tokens() -> None:
     assert one.dtype == np.float16
     np.testing.assert_allclose(one, feeds["q"] * cos + feeds["r"] * sin, rtol=2e-2, atol=4e-3)
     np.testing.assert_allclose(two, feeds["k"] * cos + feeds["t"] * sin, rtol=2e-2, atol=4e-3)
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c.node.op_type == "RMSNormRotary" and c.static], ids=str)
+def test_rms_norm_rotary_by_its_scale_and_its_caches_in_double(case: Case) -> None:
+    assert_gradient(dataclasses.replace(case, wrt=None), runtime=False)
+
+
+def test_rms_norm_rotary_is_a_normalization_and_a_rotary_embedding() -> None:
+    rng = np.random.default_rng(0)
+    x, scale = rng.standard_normal((2, 3, 2, 8)).astype(ml_dtypes.bfloat16), rng.standard_normal(8).astype(np.float32)
+    angles = rng.standard_normal((6, 2))
+    caches = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+    given = (x, scale, np.array([2]), *caches)
+    case = node_case("RMSNormRotary", *given, domain=MICROSOFT, opset=1, outputs=2, rotary_embedding_dim=4)
+    y, normalized = NUMPY.prepare(case.model).run(case.feeds).values()
+    wide = x.astype(np.float32)
+    expected = wide / np.sqrt(np.mean(wide**2, -1, keepdims=True) + 1e-6) * scale
+    np.testing.assert_allclose(normalized, expected, rtol=1e-5, atol=1e-6)
+    case = node_case(
+        *("RotaryEmbedding", expected.reshape(2, 3, 16), np.array([2]), *caches),
+        domain=MICROSOFT, opset=1, num_heads=2, rotary_embedding_dim=4,
+    )  # fmt: skip
+    assert y.dtype == ml_dtypes.bfloat16
+    turned = NUMPY.prepare(case.model).run(case.feeds)["output"]
+    np.testing.assert_allclose(y.astype(np.float32), turned, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("attributes", "said"),
+    [
+        ("rotary_embedding_dim = 3", "rotary_embedding_dim is 3; it is even, and from 2 to 8"),
+        ("rotary_embedding_dim = 10", "rotary_embedding_dim is 10; it is even, and from 2 to 8"),
+        ("rotary_embedding_dim = 4, input_start = 2, input_width = 7", "a head of X has 8 elements"),
+    ],
+)
+def test_a_bad_part_of_a_head_is_refused_by_name(attributes: str, said: str) -> None:
+    feeds = {"x": np.ones((2, 3, 2, 8), np.float16), "w": np.ones(8, np.float32)}
+    feeds |= {name: ROTARY[name] for name in "pcs"}
+    with pytest.raises(BackendError, match=said):
+        NUMPY.prepare(node(f"RMSNormRotary <{attributes}>", feeds)).run(feeds)

@@ -162,6 +162,11 @@ CONSTANT: tuple[RareRow, ...] = (
     ),
     ("RotaryEmbedding", (x(2, 3, 8), *_TURNS), _MICROSOFT),
     (
+        "RMSNormRotary",
+        (brief(2, 3, 1, 4), x(4), _TURNS[0], brief(5, 2), brief(5, 2), _number(1, np.int32)),
+        {**_MICROSOFT, "rotary_embedding_dim": 4, "wrt": ["X"]},
+    ),
+    (
         "Attention",
         (*_ATTENDED, None, x(2, 2, 2, 5, 4) / 8, None, _FEW),
         {**_HEADS, "past_present_share_buffer": 1, "outputs": 2},

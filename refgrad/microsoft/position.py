@@ -144,6 +144,79 @@ def gated_relative_position_bias(
     return op.Mul(op.Add(op.Mul(u, op.Sub(op.Mul(r, eco_a), 1.0)), 2.0), rel_pos)
 
 
+_SHORT = ("tensor(bfloat16)", "tensor(float16)")
+
+
+@operator(
+    "RMSNormRotary",
+    "Y",
+    optional=["normalized_fp32"],
+    others=("position_ids", "prefill_numerics"),
+    types={
+        "X": _SHORT,
+        "scale": ("tensor(float)",),
+        "cosine": ("tensor(bfloat16)", "tensor(float)"),
+        "sine": "cosine",
+        "Y": _SHORT,
+        "normalized_fp32": "scale",
+    },
+)
+def rms_norm_rotary(
+    op: FunctionEmitter,
+    X: str,
+    scale: str,
+    position_ids: str,
+    cosine: str,
+    sine: str,
+    prefill_numerics: str | None = None,
+    *,
+    epsilon: float = 1e-6,
+    flatten_batch: int = 0,
+    input_start: int = 0,
+    input_width: int = 0,
+    output_fp16: int = 0,
+    rotary_embedding_dim: int,
+    use_fp32_arithmetic: int = 1,
+) -> tuple[str, str]:
+    """RotaryEmbedding of x/√(mean x² + ε)·scale, of which x is a part of X along its last axis
+
+    Where X, Y and the caches are all of bfloat16, what is normalized is rounded to it, and so are the products that turn it in
+    prefill, or without use_fp32_arithmetic.
+    """
+    if rotary_embedding_dim < 2 or rotary_embedding_dim % 2:
+        raise UnsupportedFormError(f"rotary_embedding_dim is {rotary_embedding_dim}; it is even and positive")
+    kind = TensorProto.FLOAT16 if output_fp16 else TensorProto.BFLOAT16
+    rounds = all(k == TensorProto.BFLOAT16 for k in (op.type(X), op.type(cosine), kind))
+    x = op.Cast(
+        op.Slice(X, [input_start], [input_start + input_width if input_width else END], [3]), to=TensorProto.FLOAT
+    )
+    r = op.Sqrt(op.Add(op.reduce("ReduceMean", op.Mul(x, x), [3]), epsilon))
+    normalized = op.Mul(op.Div(x, r), scale)
+    if rounds:
+        normalized = op.Cast(op.Cast(normalized, to=kind), to=TensorProto.FLOAT)
+    shape = op.Shape(X, end=2)
+    if flatten_batch:
+        shape = op.Concat(op.const([1]), op.Mul(op.Shape(X, end=1), op.Shape(X, start=1, end=2)), axis=0)
+    if known_rank(op, "position_ids", position_ids) == 2:
+        positions = op.Reshape(position_ids, shape, allowzero=1)
+    else:
+        length = op.Gather(shape, _number(op, 1))
+        positions = op.Add(op.Reshape(position_ids, [1, 1]), op.Range(_number(op, 0), length, _number(op, 1)))
+    heads = op.Reshape(normalized, op.Concat(shape, op.Shape(normalized, start=2), axis=0), allowzero=1)
+    cos, sin = (op.Unsqueeze(op.Gather(cache, positions, axis=0), [2]) for cache in (cosine, sine))
+    wide = turned(op, heads, *(op.Cast(c, to=TensorProto.FLOAT) for c in (cos, sin)), 0, True)
+    y = op.Cast(wide, to=kind)
+    if rounds and (prefill_numerics is not None or not use_fp32_arithmetic):
+        rounded = turned(op, op.Cast(heads, to=kind), cos, sin, 0, True)
+        prefill = op.const(np.array(True))
+        if use_fp32_arithmetic:
+            assert prefill_numerics is not None
+            prefill = op.Cast(op.Reshape(prefill_numerics, op.const(np.zeros(0, np.int64))), to=TensorProto.BOOL)
+        y = op.Where(prefill, rounded, y)
+    width = op.Mul(op.Shape(y, start=2, end=3), op.Shape(y, start=3))
+    return op.Reshape(y, op.Concat(shape, width, axis=0), allowzero=1), normalized
+
+
 def known_rank(op: FunctionEmitter, name: str, value: str, *valid: int) -> int:
     """The rank of the input called `name`, which is one of `valid` where any are given."""
     rank = op.rank(value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from refgrad.conformance.case import Case
@@ -21,6 +22,7 @@ def cases() -> Iterator[Case]:
         yield from _rotary(floats, {"shapes": shapes})
         yield from _multimodal(floats, {"shapes": shapes})
         yield from _biases(floats, {"shapes": shapes})
+        yield from _normalized(floats, {"shapes": shapes})
     for shapes in ("static", "symbolic", "unknown"):
         states = [floats(BATCH, HEADS, LENGTH, SIZE) for _ in range(4)]
         yield case("GemmaRotaryEmbedding", floats(BATCH, LENGTH, SIZE), *states, outputs=2, shapes=shapes)
@@ -87,3 +89,20 @@ def _biases(floats: Any, options: dict[str, Any]) -> Iterator[Case]:
     offset = np.array([[0, 1, 3], [4, 5, 2]], np.int32)
     yield case(name, floats(5, width), *rest, offset, num_heads=HEADS, **options)
     yield case(name, floats(5, width), *rest, offset, num_heads=HEADS, constant=["token_offset"], **options)
+
+
+def _normalized(floats: Any, options: dict[str, Any]) -> Iterator[Case]:
+    """With float32 between the steps, and with rounding to bfloat16; results of 16 bits say little of gradients in float32."""
+    name, brief = "RMSNormRotary", ml_dtypes.bfloat16
+    x, scale = floats(BATCH, LENGTH, HEADS, 8), floats(6)
+    each, first = np.array([[0, 5, 3], [1, 1, 4]]), np.array([0])
+    caches = floats(POSITIONS, 2), floats(POSITIONS, 2)
+    short = [cache.astype(brief) for cache in caches]
+    options = {"wrt": ["X"], **options}
+    part: dict[str, Any] = {"rotary_embedding_dim": 4, "input_start": 1, "input_width": 6, **options}
+    yield case(name, x.astype(np.float16), scale, each, *caches, outputs=2, output_fp16=1, **part)
+    yield case(name, x.astype(brief), scale, first, *caches, epsilon=0.1, flatten_batch=1, **part)
+    yield case(name, x.astype(brief), floats(8), each, *short, rotary_embedding_dim=4, outputs=2, **options)
+    yield case(name, x.astype(brief), scale, each, *short, use_fp32_arithmetic=0, flatten_batch=1, **part)
+    yield case(name, x.astype(brief), scale, first, *short, np.array(1, np.int32), **part)
+    yield case(name, x[:0].astype(brief), scale, each[:0], *short, **part)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 
 from refgrad.conformance.case import Case
@@ -42,6 +43,28 @@ def gemma_rotary_embedding(d: Drawing) -> Case:
     batch, heads, length, size = (d.integer(1, 3) for _ in range(4))
     states = [d.floats((batch, heads, length, size)) for _ in range(4)]
     return d.case(d.floats((batch, length, size)), *states, outputs=2)
+
+
+@strategy(*named("RMSNormRotary"), ranked=True)
+def rms_norm_rotary(d: Drawing) -> Case:
+    """A part of each head or the whole, in either of the short types."""
+    batch, length, heads, pairs = d.integer(1, 2), d.integer(1, 3), d.integer(1, 2), d.integer(1, 2)
+    start, kept, behind = d.integer(0, 1), d.integer(0, 1), d.integer(0, 1)
+    width = 2 * pairs + kept
+    x, scale = d.floats((batch, length, heads, start + width + behind)), d.floats((width,)).astype(np.float32)
+    caches = [d.floats((6, pairs)).astype(np.float32) for _ in range(2)]
+    return d.case(
+        x.astype(d.pick(np.dtype(ml_dtypes.bfloat16), np.dtype(np.float16))),
+        scale,
+        d.integers(d.pick((batch, length), (1,)), 0, 0),
+        *caches,
+        rotary_embedding_dim=2 * pairs,
+        input_start=start,
+        input_width=width,
+        flatten_batch=d.pick(None, 0, 1),
+        output_fp16=d.pick(None, 0, 1),
+        outputs=d.pick(1, 2),
+    )
 
 
 @strategy(*named("RelativePositionBias"))

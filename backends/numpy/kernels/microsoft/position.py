@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 
 from refgrad.backends.numpy.kernels.activation import sigmoid
@@ -217,3 +218,64 @@ def padded(tokens: Array, token_offset: Array) -> Array:
     for token, place in enumerate(token_offset.reshape(-1)[: len(tokens)]):
         y[place] = tokens[token]
     return y.reshape(*token_offset.shape, tokens.shape[1])
+
+
+@kernel("RMSNormRotary", domain=MICROSOFT, fresh=True)
+def rms_norm_rotary(
+    X: Array,
+    scale: Array,
+    position_ids: Array,
+    cosine: Array,
+    sine: Array,
+    prefill_numerics: Array | None = None,
+    *,
+    epsilon: float = 1e-6,
+    flatten_batch: int = 0,
+    input_start: int = 0,
+    input_width: int = 0,
+    output_fp16: int = 0,
+    rotary_embedding_dim: int,
+    use_fp32_arithmetic: int = 1,
+    _wide: bool,
+) -> tuple[Array, Array]:
+    """A part of each head is normalized and turned, in float32 or with rounding to bfloat16 between the steps"""
+    if X.ndim != 4:
+        raise ValueError(f"X has the shape {list(X.shape)}; (batch, sequence, heads, stride) is needed")
+    width = input_width or X.shape[3]
+    if input_start < 0 or input_width < 0 or input_start + width > X.shape[3]:
+        raise ValueError(f"input_start={input_start} and a width of {width}: a head of X has {X.shape[3]} elements")
+    if rotary_embedding_dim < 2 or rotary_embedding_dim % 2 or rotary_embedding_dim > width:
+        raise ValueError(f"rotary_embedding_dim is {rotary_embedding_dim}; it is even, and from 2 to {width}")
+    if not 0 <= epsilon < np.inf:
+        raise ValueError(f"epsilon is {epsilon}; it is finite and not negative")
+    check_shape("scale", scale.shape, (width,))
+    check_shape("cosine", cosine.shape, (len(cosine), rotary_embedding_dim // 2))
+    check_shape("sine", sine.shape, cosine.shape)
+    prefill = 0 if prefill_numerics is None else int(prefill_numerics.reshape(()))
+    if prefill not in (0, 1):
+        raise ValueError(f"prefill_numerics is {prefill}; it is 0 or 1")
+    batch, length, heads, _ = X.shape
+    count = (1, batch * length) if flatten_batch else (batch, length)
+    if position_ids.size == 1 and position_ids.ndim < 2:
+        positions = np.broadcast_to(position_ids.reshape(()) + np.arange(count[1]), count)
+    else:
+        check_shape("position_ids", position_ids.shape, (batch, length))
+        positions = position_ids.reshape(count)
+    check_indices(positions, len(cosine), "position_ids", lowest=0)
+    short = np.dtype(ml_dtypes.bfloat16)
+    rounds = not output_fp16 and X.dtype == short and cosine.dtype == short
+    wide = np.dtype(np.float64 if _wide else np.float32)
+    x = X[..., input_start : input_start + width].astype(wide)
+    normalized = x * scale / np.sqrt(np.mean(np.square(x), 3, keepdims=True) + wide.type(epsilon))
+    if rounds:
+        normalized = normalized.astype(short).astype(wide)
+    y = normalized.reshape(*count, heads, width).copy()
+    half = rotary_embedding_dim // 2
+    cos, sin = (cache[positions][:, :, None].astype(wide) for cache in (cosine, sine))
+    a, b = y[..., :half].copy(), y[..., half:rotary_embedding_dim].copy()
+    products = [a * cos, b * sin, b * cos, a * sin]
+    if rounds and (prefill or not use_fp32_arithmetic):
+        products = [product.astype(short).astype(wide) for product in products]
+    y[..., :half], y[..., half:rotary_embedding_dim] = products[0] - products[1], products[2] + products[3]
+    kind = wide if _wide else np.dtype(np.float16) if output_fp16 else short
+    return y.reshape(*count, heads * width).astype(kind), normalized
