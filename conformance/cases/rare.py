@@ -199,7 +199,7 @@ EMPTY: tuple[RareRow, ...] = (
     ("FlexAttention", (x(0, 2, 3, 4), x(0, 2, 3, 4), x(0, 2, 3, 4)), _PREVIEW),
     ("Momentum", (_number(0.1), i(1, shape=()), *[x(0, 3)] * 3), _MOMENTUM),
     ("Attention", (x(0, 3, 5), *_ATTENDED[1:]), _HEADS),
-    ("MultiHeadAttention", [x(0, 3, 8)] * 3, _HEADS),
+    ("MultiHeadAttention", tuple([x(0, 3, 8)] * 3), _HEADS),
     ("DecoderMaskedMultiHeadAttention", (x(0, 1, 8), *[x(0, 2, 3, 4)] * 2), _HEADS),
     ("BiasDropout", (x(0, 3), x(3)), _MICROSOFT),
     ("EmbedLayerNormalization", (_WORDS[:0], _SEGMENTS[:0], *_EMBEDDED), {**_MICROSOFT, "outputs": 2}),

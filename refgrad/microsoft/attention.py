@@ -285,16 +285,17 @@ def decoder_attention(
         return heads_of(op, op.Transpose(x, perm=[1, 0, 2]), num_heads)
 
     q = heads(op.Add(op.MatMul(query, q_weight), q_bias))
-    parts_of: list[list[str]] = [[], []]
-    for cache, read in ((key_cache, parts_of[0]), (value_cache, parts_of[1])):
+    read_keys: list[str] = []
+    read_values: list[str] = []
+    for cache, read in ((key_cache, read_keys), (value_cache, read_values)):
         if cache is not None:
             read.append(op.Slice(cache, [0], op.Mul(_size(op, cache, 2), cached), [2]))
     for source, taken in ((query, own), (key, other)):  # as many tokens as are taken, which may be none
         some = op.Slice(source, [0], op.Mul(op.Shape(source, end=1), taken), [0])
         both = op.Add(op.MatMul(some, kv_weight), kv_bias)
-        for read, (start, end) in zip(parts_of, (([0], width), (width, [END])), strict=True):
-            read.append(heads(op.Slice(both, start, end, [2])))
-    keys, values = (op.Concat(*read, axis=2) for read in parts_of)
+        read_keys.append(heads(op.Slice(both, [0], width, [2])))
+        read_values.append(heads(op.Slice(both, width, [END], [2])))
+    keys, values = (op.Concat(*read, axis=2) for read in (read_keys, read_values))
     scores = scores_of(op, q, keys, None)
     if key_padding_mask is not None:
         mask = op.Slice(
@@ -480,7 +481,7 @@ def _causal(op: FunctionEmitter, scores: str, before: str) -> str:
 
 def lowest(op: FunctionEmitter, scores: str) -> str:
     """The lowest finite number of their type, which softmax makes 0 of beside any other."""
-    return op.const(ml_dtypes.finfo(helper.tensor_dtype_to_np_dtype(op.type(scores))).min)
+    return op.const(ml_dtypes.finfo(helper.tensor_dtype_to_np_dtype(op.type(scores))).min)  # type: ignore[no-untyped-call]
 
 
 def mixed(op: FunctionEmitter, scores: str, v: str) -> str:

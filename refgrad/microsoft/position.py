@@ -72,7 +72,8 @@ def multimodal_rotary_embedding(
         by_space = op.Where(op.const(stream == 1), of_height, of_width)
         each = op.Where(op.const(stream == 0), of_time, by_space)
         chosen.append(each if scale == 1 else op.Mul(each, scale))
-    return _in_heads(op, input, *chosen, num_heads, rotary_embedding_dim, interleaved)
+    cos, sin = chosen
+    return _in_heads(op, input, cos, sin, num_heads, rotary_embedding_dim, interleaved)
 
 
 @operator("GemmaRotaryEmbedding", "output1", "output2", types={"emb": FLOATS})
@@ -204,7 +205,7 @@ def rms_norm_rotary(
         positions = op.Add(op.Reshape(position_ids, [1, 1]), op.Range(_number(op, 0), length, _number(op, 1)))
     heads = op.Reshape(normalized, op.Concat(shape, op.Shape(normalized, start=2), axis=0), allowzero=1)
     cos, sin = (op.Unsqueeze(op.Gather(cache, positions, axis=0), [2]) for cache in (cosine, sine))
-    wide = turned(op, heads, *(op.Cast(c, to=TensorProto.FLOAT) for c in (cos, sin)), 0, True)
+    wide = turned(op, heads, op.Cast(cos, to=TensorProto.FLOAT), op.Cast(sin, to=TensorProto.FLOAT), 0, True)
     y = op.Cast(wide, to=kind)
     if rounds and (prefill_numerics is not None or not use_fp32_arithmetic):
         rounded = turned(op, op.Cast(heads, to=kind), cos, sin, 0, True)
@@ -267,14 +268,14 @@ def _in_heads(
     if rotary_embedding_dim and not num_heads:
         raise UnsupportedFormError("rotary_embedding_dim needs num_heads; add it")
     if known_rank(op, "input", x, 3, 4) == 4:
-        return turned(op, x, *(op.Unsqueeze(c, [1]) for c in (cos, sin)), interleaved, bool(rotary_embedding_dim))
+        return turned(op, x, op.Unsqueeze(cos, [1]), op.Unsqueeze(sin, [1]), interleaved, bool(rotary_embedding_dim))
     if num_heads:
         heads = split_heads(op, x, num_heads)
     else:
         size = op.Mul(op.Shape(cos, start=-1), [2])
         count = op.Div(op.Shape(x, start=2), size)
         heads = op.Reshape(x, op.Concat(op.Shape(x, end=2), count, size, axis=0), allowzero=1)
-    y = turned(op, heads, *(op.Unsqueeze(c, [2]) for c in (cos, sin)), interleaved, bool(rotary_embedding_dim))
+    y = turned(op, heads, op.Unsqueeze(cos, [2]), op.Unsqueeze(sin, [2]), interleaved, bool(rotary_embedding_dim))
     return op.Reshape(y, op.Shape(x), allowzero=1)
 
 

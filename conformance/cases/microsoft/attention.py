@@ -164,5 +164,7 @@ def _windowed(floats: Any, heads: dict[str, Any]) -> Iterator[Case]:
     mask = np.array([[0.2, 0.1, 0.1, 0.3, 0.2, -100], [0.1, 0.2, 0.5, 0.1, 0.3, 0.1]], np.float32)  # not 0, a kink
     flags = np.array([[1, 0, 0, 0, 0, 0], [0, 0, 0, 1, 1, 0]], np.int32)
     yield case(name, x, *weights, mask, *others, flags, window=1, **heads)
-    yield case(name, x, *weights, 0 * mask, *others, flags, window=3, constant=["mask", "global"], **heads)
+    yield case(
+        name, x, *weights, 0 * mask, *others, flags, window=3, constant=["global"], wrt=["input", "weight"], **heads
+    )
     yield case(name, x[:0], *weights, mask[:0], *others, flags[:0], window=1, **heads)

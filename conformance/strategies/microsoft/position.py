@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import ml_dtypes
 import numpy as np
 
@@ -19,7 +21,7 @@ def rotary_embedding(d: Drawing) -> Case:
     size = 2 * pairs + kept
     apart = d.flag()
     x = d.floats((batch, heads, length, size) if apart else (batch, length, heads * size))
-    attributes = {
+    attributes: dict[str, Any] = {
         "interleaved": d.pick(None, 0, 1),
         "is_packed_batching": d.pick(None, 0, 1),
         "scale": d.pick(None, 0.5),

@@ -220,7 +220,8 @@ def decoder_attention(
     cached = bool(use_past) and bool(has_layer_state)
     if cached and (key_cache is None or value_cache is None):
         raise ValueError("use_past and has_layer_state are true, and key_cache or value_cache is left out")
-    k, v = [], []
+    k: list[Array] = []
+    v: list[Array] = []
     if cached:
         for what, cache, read in (("key_cache", key_cache, k), ("value_cache", value_cache, v)):
             assert cache is not None
