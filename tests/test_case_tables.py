@@ -36,7 +36,7 @@ FLOATS = {"tensor(float)", "tensor(double)", "tensor(float16)", "tensor(bfloat16
 _SHARED = "a cache that several calls share: refused"
 _NOT_COMPUTED = "refused: ONNX Runtime does not compute with it"
 _FLOAT_8 = "refused: weights that are floats of 4 and 8 bits"
-_ROTARY = "refused: RotaryEmbedding by itself is not"
+_ROTARY = "refused: the kernel ignores it"
 _BODY = "its body reshapes to −1 elements, which are no number where there are none"
 _ONE_VALUE = "ONNX Runtime knows no other value"
 _PADDED = "refused: it does not say how it pads the axes before the last"
@@ -47,9 +47,6 @@ NOT_SET = {
     ("ai.onnx.ml.Imputer", "imputed_value_int64s"): "for integers",
     ("ai.onnx.ml.SVMClassifier", "prob_a"): "refused: probabilities of an iteration",
     ("ai.onnx.ml.SVMClassifier", "prob_b"): "refused: probabilities of an iteration",
-    ("com.microsoft.Attention", "past_present_share_buffer"): _SHARED,
-    ("com.microsoft.Attention", "do_rotary"): _ROTARY,
-    ("com.microsoft.Attention", "rotary_embedding_dim"): _ROTARY,
     ("com.microsoft.GatherBlockQuantized", "gather_axis"): "of data in types that opset 17 does not cast",
     ("com.microsoft.MatMulNBits", "weight_prepacked"): "refused: a layout of CUDA kernels",
     ("com.microsoft.DynamicSparseAttention", "is_causal"): "it must be 1",
@@ -71,10 +68,7 @@ NOT_SET = {
 NOT_GIVEN = {
     ("com.microsoft.QOrderedAttention", "past"): _NOT_COMPUTED,
     ("com.microsoft.QOrderedAttention", "attention_bias"): _NOT_COMPUTED,
-    ("com.microsoft.Attention", "past_sequence_length"): _SHARED,
     **dict.fromkeys((("com.microsoft.GemmFloat8", f"scale{x}") for x in "ABY"), "refused: of floats of 8 bits"),
-    ("com.microsoft.MultiHeadAttention", "past_sequence_length"): _SHARED,
-    ("com.microsoft.MultiHeadAttention", "cache_indirection"): _SHARED,
     ("com.microsoft.NhwcMaxPool", "x"): "integers that another node of the case makes",
     ("com.microsoft.QMoE", "fc1_global_scale"): _FLOAT_8,
     ("com.microsoft.QMoE", "fc2_global_scale"): _FLOAT_8,
@@ -104,7 +98,6 @@ NOT_EMPTY = {
     "com.microsoft.GatedDeltaNetStateReplay": "its sizes are positive",
     "com.microsoft.GroupNorm": _BODY,
     "com.microsoft.Mamba2Verify": "it has a token",
-    "com.microsoft.MultiHeadAttention": _BODY,
     "com.microsoft.Range": "its inputs are scalars",
     "com.microsoft.SkipGroupNorm": _BODY,
 }
@@ -137,7 +130,9 @@ RANKS = {
     com.microsoft.GemmFastGelu com.microsoft.GemmFloat8 com.microsoft.MoE com.microsoft.MoEGroupRouter
     com.microsoft.NGramRepeatBlock com.microsoft.PagedAttention com.microsoft.QEmbedLayerNormalization
     com.microsoft.QGemm com.microsoft.QMoE com.microsoft.QOrderedMatMul com.microsoft.SoftmaxCrossEntropyLossInternal
-    com.microsoft.SparsePagedAttention com.microsoft.TransposeMatMul com.microsoft.Trilu""",
+    com.microsoft.SparsePagedAttention com.microsoft.TransposeMatMul com.microsoft.Trilu
+    com.microsoft.RelativePositionBias com.microsoft.GatedRelativePositionBias com.microsoft.RestorePadding
+    com.microsoft.PackedAttention com.microsoft.PackedMultiHeadAttention""",
     3: """AffineGrid Attention AveragePool CausalConvWithState Col2Im Conv ConvTranspose DeformConv GRU
     GlobalAveragePool GlobalLpPool GlobalMaxPool GridSample InstanceNormalization LSTM LinearAttention LpPool MaxPool
     MaxUnpool RNN RotaryEmbedding STFT com.microsoft.Attention com.microsoft.BatchNormInternal com.microsoft.BiasAdd
@@ -146,8 +141,11 @@ RANKS = {
     com.microsoft.MultiHeadAttention com.microsoft.NhwcConv com.microsoft.NhwcFusedConv com.microsoft.QAttention
     com.microsoft.QLinearAveragePool com.microsoft.QLinearConv com.microsoft.QLinearGlobalAveragePool
     com.microsoft.QOrderedAttention com.microsoft.SkipLayerNormalization
-    com.microsoft.SkipSimplifiedLayerNormalization com.microsoft.SparseAttention""",
-    4: """DepthToSpace MaxRoiPool RoiAlign SpaceToDepth Upsample ai.onnx.preview.FlexAttention
+    com.microsoft.SkipSimplifiedLayerNormalization com.microsoft.SparseAttention
+    com.microsoft.RotaryEmbedding com.microsoft.MRotaryEmbedding com.microsoft.GemmaRotaryEmbedding
+    com.microsoft.DecoderMaskedMultiHeadAttention com.microsoft.DecoderMaskedSelfAttention com.microsoft.DecoderAttention
+    com.microsoft.LongformerAttention com.microsoft.RemovePadding""",
+    4: """com.microsoft.RMSNormRotary DepthToSpace MaxRoiPool RoiAlign SpaceToDepth Upsample ai.onnx.preview.FlexAttention
     com.microsoft.EngramGate com.microsoft.FusedConv com.microsoft.GroupNorm com.microsoft.SkipGroupNorm""",
 }
 RANKS[1] += """ com.microsoft.ComplexMul com.microsoft.ComplexMulConj com.microsoft.ConvStateReplay

@@ -136,18 +136,18 @@ def parse(body: str, opset: int = 21, inputs: str = "float[2,3,8] x") -> ModelPr
     [
         (
             "y = com.microsoft.MultiHeadAttention <num_heads = 2> (x, x, x, , mask)",
-            "float[2,3,8] x, int32[2] mask",
-            r"its mask is of rank 1; only masks of shape \(batch, keys\)",
+            "float[2,3,8] x, int32[2,1,3,3] mask",
+            "the rank of its mask is 4; one of 1 to 3 is needed",
         ),
         (
-            "y = com.microsoft.MultiHeadAttention <num_heads = 2> (x, x, x, , , , past, past, length)",
-            "float[2,3,8] x, float[2,2,1,4] past, int32[1] length",
-            "a key-value cache that is written in place serves the generation of text; leave past_sequence_length out",
-        ),
-        (
-            "y = com.microsoft.Attention <num_heads = 2, do_rotary = 1> (x, w)",
+            "y = com.microsoft.Attention <num_heads = 2, past_present_share_buffer = 1> (x, w)",
             "float[2,3,8] x, float[8,24] w",
-            "do_rotary=1 is not covered",
+            "past_present_share_buffer=1 needs past and past_sequence_length; add them",
+        ),
+        (
+            "y = com.microsoft.Attention <num_heads = 2, do_rotary = 1, rotary_embedding_dim = 2> (x, w)",
+            "float[2,3,8] x, float[8,24] w",
+            "rotary_embedding_dim is 2; it is 0, 32, 64 or 128",
         ),
         (
             'y = com.microsoft.FusedConv <activation = "Selu"> (x, w)',

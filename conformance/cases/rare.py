@@ -47,6 +47,11 @@ _WORDS = np.array([[0, 3, 1], [4, 4, 2]], np.int32)
 _SEGMENTS = np.array([[0, 0, 1], [1, 0, 1]], np.int32)
 _EMBEDDED = (x(5, 4), x(6, 4), x(2, 4), x(4), x(4))
 _ATTENDED = (x(2, 3, 5), x(5, 24), x(24))
+_FEW = np.array([2], np.int32)
+_ONE = [x(2, 1, 8)] * 3
+_BUFFERS = [x(2, 2, 5, 4) / 8] * 2
+_BEAMS = np.array([[[1, 0, 0, 0, 0], [1, 1, 0, 0, 0]]], np.int32)
+_TURNS = (np.array([[0, 2, 4], [1, 1, 3]]), x(5, 2), x(5, 2))
 
 RareRow = tuple[str, tuple[np.ndarray | None, ...], dict[str, Any]]
 
@@ -150,6 +155,28 @@ CONSTANT: tuple[RareRow, ...] = (
     ("PadAndUnflatten", (x(3, 2), i(4, 0, 3), i(2, 3)), _MICROSOFT),
     ("ShrunkenGather", (x(4, 5), i(2, 0, 2)), _MICROSOFT),
     ("MultiHeadAttention", (*[x(2, 3, 8)] * 3, None, _MASK), _HEADS),
+    (
+        "DecoderMaskedSelfAttention",
+        (x(2, 1, 5), x(5, 24) / 4, x(24), _MASK, x(2, 2, 2, 5, 4) / 8, None, _FEW, _FEW, _BEAMS),
+        {**_HEADS, "outputs": 2, "past_present_share_buffer": 1},
+    ),
+    ("RotaryEmbedding", (x(2, 3, 8), *_TURNS), _MICROSOFT),
+    (
+        "RMSNormRotary",
+        (brief(2, 3, 1, 4), x(4), _TURNS[0], brief(5, 2), brief(5, 2), _number(1, np.int32)),
+        {**_MICROSOFT, "rotary_embedding_dim": 4, "wrt": ["X"]},
+    ),
+    (
+        "Attention",
+        (*_ATTENDED, None, x(2, 2, 2, 5, 4) / 8, None, _FEW),
+        {**_HEADS, "past_present_share_buffer": 1, "outputs": 2},
+    ),
+    ("MultiHeadAttention", (*_ONE, None, None, None, *_BUFFERS, _FEW, _BEAMS), {**_HEADS, "outputs": 3}),
+    (
+        "DecoderMaskedMultiHeadAttention",
+        (*_ONE, _MASK, None, *_BUFFERS, _FEW, _FEW, _BEAMS),
+        {**_HEADS, "outputs": 3, "past_present_share_buffer": 1},
+    ),
     (_LOSS, (x(4, 3), i(0, 2, 1, -1), None, i(-1, shape=())), {**_MICROSOFT, "outputs": 2}),
     ("SparseSoftmaxCrossEntropy", (x(4, 3), i(0, 2, 1, 2)), {**_MICROSOFT, "outputs": 2}),
     ("Trilu", (x(3, 3), i(1, shape=())), _MICROSOFT),
@@ -172,6 +199,8 @@ EMPTY: tuple[RareRow, ...] = (
     ("FlexAttention", (x(0, 2, 3, 4), x(0, 2, 3, 4), x(0, 2, 3, 4)), _PREVIEW),
     ("Momentum", (_number(0.1), i(1, shape=()), *[x(0, 3)] * 3), _MOMENTUM),
     ("Attention", (x(0, 3, 5), *_ATTENDED[1:]), _HEADS),
+    ("MultiHeadAttention", tuple([x(0, 3, 8)] * 3), _HEADS),
+    ("DecoderMaskedMultiHeadAttention", (x(0, 1, 8), *[x(0, 2, 3, 4)] * 2), _HEADS),
     ("BiasDropout", (x(0, 3), x(3)), _MICROSOFT),
     ("EmbedLayerNormalization", (_WORDS[:0], _SEGMENTS[:0], *_EMBEDDED), {**_MICROSOFT, "outputs": 2}),
     ("FakeQuant", (x(0, 3), _number(0.5), _number(3.0)), {**_MICROSOFT, "quant_max": 7}),

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import math
-from typing import Any
+import itertools
 
+import ml_dtypes
 import numpy as np
+from onnx import TensorProto, helper
 
 from refgrad.formulas.indexing import END
 from refgrad.forward.function_emitter import FunctionEmitter
 from refgrad.microsoft.activation import plus
+from refgrad.microsoft.position import known_rank, split_heads, turned
+from refgrad.protos.types import SIXTEEN_BIT
 from refgrad.tables.definitions import Ints, UnsupportedFormError, operator
 
-_IN_PLACE = "a key-value cache that is written in place serves the generation of text; leave {} out"
 _FILTER = -10000.0  # what is added to the score of a key that a mask hides
+_BASE = 10000.0  # with do_rotary, pair i of a head turns by position/_BASE^(2i/size)
 
 
 @operator(
@@ -40,39 +43,36 @@ def multi_head_attention(
     scale: float | None = None,
     unidirectional: int = 0,
 ) -> tuple[str | None, ...]:
-    """softmax(scale·Q·Kᵀ + mask + attention_bias)·V, head by head, of query, key and value plus their parts of the bias"""
-    for name, given in (("past_sequence_length", past_sequence_length), ("cache_indirection", cache_indirection)):
-        if given is not None:
-            raise UnsupportedFormError(_IN_PLACE.format(name))
-    rank = op.rank(query if key is None else key)
-    if rank is None:
-        raise UnsupportedFormError(
-            f"the rank of its input {'query' if key is None else 'key'} is unknown; add it to value_info"
-        )
-    parts: list[str | None] = [None, None, None]
+    """softmax(scale·Q·Kᵀ + mask + attention_bias)·V, head by head, of query, key and value plus their parts of the bias
+
+    qk is what softmax is taken of. With past_sequence_length the past is a buffer that has room for the new keys and values.
+    """
+    rank = known_rank(op, "query" if key is None else "key", query if key is None else key)
     if key is None or rank == 5:  # (B, L, heads, 3 or 2, H): packed
         packed, count = (query, 3) if key is None else (key, 2)
-        taken = [op.Reshape(op.Gather(packed, op.const(np.array(k)), axis=3), [0, 0, -1]) for k in range(count)]
-        query, key, value = taken if count == 3 else (query, *taken)
+        split = [op.Gather(packed, op.const(np.array(k)), axis=3) for k in range(count)]
+        flat = [op.Reshape(x, _joined(op, x), allowzero=1) for x in split]
+        query, key, value = flat if count == 3 else (query, *flat)
     assert key is not None
     assert value is not None
-    if bias is not None:
-        width = op.Shape(query, start=2, end=3)
-        twice = op.Add(width, width)
-        parts = [
-            op.Slice(bias, [0], width, [0]),
-            op.Slice(bias, width, twice, [0]),
-            op.Slice(bias, twice, [END], [0]),
-        ]
-    q = _heads(op, plus(op, query, parts[0]), num_heads)
+    biases = [None] * 3 if bias is None else parts(op, bias, op.Shape(query, start=2, end=3), 0)
+    q = heads_of(op, plus(op, query, biases[0]), num_heads)
     if rank == 4:  # (B, heads, L, H): projected before, and without biases
         k, v = key, value
     else:
-        k, v = (_heads(op, plus(op, x, b), num_heads) for x, b in ((key, parts[1]), (value, parts[2])))
-    if past_key is not None and past_value is not None:
-        k, v = op.Concat(past_key, k, axis=2), op.Concat(past_value, v, axis=2)
-    y = _attend(op, q, k, v, scale, key_padding_mask, mask_filter_value, attention_bias, unidirectional)
-    return y, k, v, None
+        k, v = (heads_of(op, plus(op, x, b), num_heads) for x, b in ((key, biases[1]), (value, biases[2])))
+    length = None if past_key is None or past_sequence_length is None else _count(op, past_sequence_length)
+    keys, present_key = _with_past(op, k, past_key, length, cache_indirection)
+    values, present_value = _with_past(op, v, past_value, length, cache_indirection)
+    before = op.Sub(_size(op, keys, 2), _size(op, k, 2))
+    scores = scores_of(op, q, keys, scale)
+    if key_padding_mask is not None:
+        hidden = _hidden(op, key_padding_mask, q, keys)
+        scores = op.Add(scores, op.Mul(op.CastLike(hidden, scores), mask_filter_value))
+    scores = plus(op, scores, attention_bias)
+    if unidirectional:
+        scores = _causal(op, scores, before)
+    return mixed(op, scores, values), present_key, present_value, scores
 
 
 @operator("Attention", "output", optional=["present"], others=("mask_index", "past_sequence_length"))
@@ -95,67 +95,407 @@ def attention(
     scale: float | None = None,
     unidirectional: int = 0,
 ) -> tuple[str, str]:
-    """softmax(scale·Q·Kᵀ + mask + attention_bias)·V, head by head; Q, K and V are the parts of input·weights + bias"""
-    if past_sequence_length is not None or past_present_share_buffer:
-        raise UnsupportedFormError(_IN_PLACE.format("past_sequence_length"))
+    """softmax(scale·Q·Kᵀ + mask + attention_bias)·V, head by head; Q, K and V are the parts of input·weights + bias
+
+    With do_rotary, queries and keys are turned by their positions, as RotaryEmbedding does it with 10000^(−2i/size) for pair i.
+    """
+    q, k, v = (heads_of(op, x, num_heads) for x in projected(op, input, weights, bias, qkv_hidden_sizes))
+    length = None
+    if past_present_share_buffer:
+        if past is None or past_sequence_length is None:
+            raise UnsupportedFormError("past_present_share_buffer=1 needs past and past_sequence_length; add them")
+        length = _count(op, past_sequence_length)
+    pasts = [None if past is None else op.Gather(past, op.const(np.array(n)), axis=0) for n in (0, 1)]
+    none = op.const([0])
+    before = none if pasts[0] is None else _size(op, pasts[0], 2) if length is None else length
     if do_rotary:
-        raise UnsupportedFormError("do_rotary=1 is not covered; apply RotaryEmbedding to the query and the key")
-    projected = plus(op, op.MatMul(input, weights), bias)
-    if qkv_hidden_sizes:
-        ends = np.cumsum(qkv_hidden_sizes).tolist()
-        bounds: list[tuple[Any, Any]] = [([0], [ends[0]]), ([ends[0]], [ends[1]]), ([ends[1]], [ends[2]])]
-    else:
-        third = op.Div(op.Shape(projected, start=2, end=3), [3])
-        twice = op.Add(third, third)
-        bounds = [([0], third), (third, twice), (twice, [END])]
-    q, k, v = (_heads(op, op.Slice(projected, start, end, [2]), num_heads) for start, end in bounds)
-    if past is not None:
-        k, v = (op.Concat(op.Gather(past, op.const(np.array(n)), axis=0), x, axis=2) for n, x in ((0, k), (1, v)))
-    y = _attend(op, q, k, v, scale, mask_index, mask_filter_value, attention_bias, unidirectional)
-    return y, op.Concat(op.Unsqueeze(k, [0]), op.Unsqueeze(v, [0]), axis=0)
-
-
-def _heads(op: FunctionEmitter, x: str, num_heads: int) -> str:
-    """(B, L, heads·H) to (B, heads, L, H)"""
-    return op.Transpose(op.Reshape(x, [0, 0, num_heads, -1]), perm=[0, 2, 1, 3])
-
-
-def _masked(op: FunctionEmitter, scores: str, mask: str, filter_value: float) -> str:
-    """`scores`, lower by `filter_value` where a mask of integers is not above 0."""
-    rank = op.rank(mask)
-    if rank not in (2, 3):
-        known = "unknown" if rank is None else f"of rank {rank}"
-        raise UnsupportedFormError(
-            f"its mask is {known}; only masks of shape (batch, keys) and (batch, queries, keys) are covered"
-        )
-    hidden = op.Not(op.Greater(op.Unsqueeze(mask, [1, 2] if rank == 2 else [1]), 0))
-    return op.Add(scores, op.Mul(op.CastLike(hidden, scores), filter_value))
-
-
-def _attend(
-    op: FunctionEmitter,
-    q: str,
-    k: str,
-    v: str,
-    scale: float | None,
-    mask: str | None,
-    filter_value: float,
-    attention_bias: str | None,
-    unidirectional: int,
-) -> str:
-    """q (B, heads, S, H), k (B, heads, T, H), v (B, heads, T, Hv) to (B, S, heads·Hv)"""
-    root = None if scale else op.Sqrt(op.CastLike(op.Shape(q, start=3, end=4), q))
-    q = op.Mul(q, scale) if root is None else op.Div(q, root)
-    scores = op.MatMul(q, op.Transpose(k, perm=[0, 1, 3, 2]))
-    if mask is not None:
-        scores = _masked(op, scores, mask, filter_value)
-    if attention_bias is not None:
-        scores = op.Add(scores, attention_bias)
+        if rotary_embedding_dim not in (0, 32, 64, 128):
+            raise UnsupportedFormError(f"rotary_embedding_dim is {rotary_embedding_dim}; it is 0, 32, 64 or 128")
+        cos, sin = _angles(op, q, before, rotary_embedding_dim)
+        q, k = (turned(op, x, cos, sin, 0, bool(rotary_embedding_dim)) for x in (q, k))
+    (keys, present_key), (values, present_value) = (
+        _with_past(op, x, old, length, None) for x, old in ((k, pasts[0]), (v, pasts[1]))
+    )
+    scores = scores_of(op, q, keys, scale)
+    if mask_index is not None:
+        hidden = _hidden(op, mask_index, q, keys, before)
+        scores = op.Add(scores, op.Mul(op.CastLike(hidden, scores), mask_filter_value))
+    scores = plus(op, scores, attention_bias)
     if unidirectional:
-        zero, one = (op.const(np.array(n)) for n in (0, 1))
-        queries, keys = (op.Squeeze(op.Shape(x, start=2, end=3), [0]) for x in (q, k))
-        rows = op.Unsqueeze(op.Range(op.Sub(keys, queries), keys, one), [1])
-        columns = op.Range(zero, keys, one)
-        scores = op.Where(op.Greater(columns, rows), op.const(-math.inf, like=scores), scores)
+        scores = _causal(op, scores, before)
+    present = op.Concat(op.Unsqueeze(present_key, [0]), op.Unsqueeze(present_value, [0]), axis=0)
+    return mixed(op, scores, values), present
+
+
+@operator(
+    "DecoderMaskedMultiHeadAttention",
+    "output",
+    optional=["present_key", "present_value", "qk"],
+    others=("mask_index", "past_sequence_length", "beam_width", "cache_indirection"),
+)
+def decoder_masked_multi_head_attention(
+    op: FunctionEmitter,
+    query: str,
+    key: str | None = None,
+    value: str | None = None,
+    mask_index: str | None = None,
+    attention_bias: str | None = None,
+    past_key: str | None = None,
+    past_value: str | None = None,
+    past_sequence_length: str | None = None,
+    beam_width: str | None = None,
+    cache_indirection: str | None = None,
+    bias: str | None = None,
+    *,
+    mask_filter_value: float = _FILTER,
+    num_heads: int,
+    output_qk: int = 0,
+    past_present_share_buffer: int = 0,
+    scale: float | None = None,
+) -> tuple[str | None, ...]:
+    """MultiHeadAttention of one query: to itself and the past, or to keys and values that are projected already
+
+    The buffers are read as they are, as the kernel on the CPU does; the one on CUDA wants keys in another order.
+    """
+    if key is None:  # (B, 1, widths of query, key and value)
+        width = _size(op, query, 2)
+        third = op.Div(width, [3])
+        if past_value is not None:
+            third = op.Div(op.Sub(width, op.Mul(_size(op, past_value, 3), [num_heads])), [2])
+        query, key, value = parts(op, query, third, 2)
+        crossed = False
+    else:
+        crossed = known_rank(op, "key", key, 3, 4) == 4
+    assert value is not None
+    biases = [None] * 3 if bias is None else parts(op, bias, _size(op, query, 2), 0)
+    q = heads_of(op, plus(op, query, biases[0]), num_heads)
+    present_key = present_value = None
+    if crossed:
+        keys, values = key, value
+    else:
+        length = None
+        if past_present_share_buffer:
+            if past_key is None or past_sequence_length is None:
+                raise UnsupportedFormError(
+                    "past_present_share_buffer=1 needs a past and past_sequence_length; add them"
+                )
+            length = _count(op, past_sequence_length)
+        k, v = (heads_of(op, plus(op, x, b), num_heads) for x, b in ((key, biases[1]), (value, biases[2])))
+        keys, present_key = _with_past(op, k, past_key, length, cache_indirection)
+        values, present_value = _with_past(op, v, past_value, length, cache_indirection)
+    scores = scores_of(op, q, keys, scale)
+    if mask_index is not None:
+        known_rank(op, "mask_index", mask_index, 2)
+        hidden = _hidden(op, mask_index, q, keys)
+        scores = op.Add(scores, op.Mul(op.CastLike(hidden, scores), mask_filter_value))
+    scores = plus(op, scores, attention_bias)
+    return mixed(op, scores, values), present_key, present_value, scores if output_qk else None
+
+
+@operator(
+    "DecoderMaskedSelfAttention",
+    "output",
+    "present",
+    others=("mask_index", "past_sequence_length", "beam_width", "cache_indirection"),
+)
+def decoder_masked_self_attention(
+    op: FunctionEmitter,
+    input: str,
+    weights: str,
+    bias: str,
+    mask_index: str | None,
+    past: str,
+    attention_bias: str | None,
+    past_sequence_length: str,
+    beam_width: str | None = None,
+    cache_indirection: str | None = None,
+    *,
+    do_rotary: int = 0,
+    mask_filter_value: float = _FILTER,
+    num_heads: int,
+    past_present_share_buffer: int = 0,
+    scale: float | None = None,
+) -> tuple[str, str]:
+    """Attention of one token to itself and the past
+
+    Keys in a buffer lie as (heads, size/x, length, x), where x elements have 16 bytes.
+    """
+    q, k, v = (heads_of(op, x, num_heads) for x in projected(op, input, weights, bias, None))
+    past_key, past_value = (op.Gather(past, op.const(np.array(n)), axis=0) for n in (0, 1))
+    length, before = None, _size(op, past_key, 2)
+    packs = op.const([16 // np.dtype(helper.tensor_dtype_to_np_dtype(op.type(past))).itemsize])
+    if past_present_share_buffer:
+        length = before = _count(op, past_sequence_length)
+        past_key = _key_by_key(op, past_key, packs)
+    if do_rotary:
+        cos, sin = _angles(op, q, before, 0)
+        q, k = (turned(op, x, cos, sin, 0, False) for x in (q, k))
+    keys, present_key = _with_past(op, k, past_key, length, cache_indirection)
+    values, present_value = _with_past(op, v, past_value, length, cache_indirection)
+    if past_present_share_buffer:
+        present_key = _by_packs(op, present_key, packs)
+    scores = scores_of(op, q, keys, scale)
+    if mask_index is not None:
+        known_rank(op, "mask_index", mask_index, 2)
+        hidden = _hidden(op, mask_index, q, keys)
+        scores = op.Add(scores, op.Mul(op.CastLike(hidden, scores), mask_filter_value))
+    scores = plus(op, scores, attention_bias)
+    present = op.Concat(op.Unsqueeze(present_key, [0]), op.Unsqueeze(present_value, [0]), axis=0)
+    return mixed(op, scores, values), present
+
+
+@operator(
+    "DecoderAttention",
+    "output",
+    optional=["new_key_cache", "new_value_cache"],
+    others=("key_padding_mask", "static_kv", "use_past", "has_layer_state", "has_key_padding_mask"),
+)
+def decoder_attention(
+    op: FunctionEmitter,
+    query: str,
+    key: str,
+    q_weight: str,
+    kv_weight: str,
+    bias: str,
+    key_padding_mask: str | None,
+    key_cache: str | None,
+    value_cache: str | None,
+    static_kv: str,
+    use_past: str,
+    has_layer_state: str,
+    has_key_padding_mask: str,
+    *,
+    mask_filter_value: float = _FILTER,
+    num_heads: int,
+) -> tuple[str, str, str]:
+    """softmax(Q·Kᵀ/√size)·V, head by head; static_kv and use_past say whether keys and values are of query, of key, or cached
+
+    A key that key_padding_mask names counts for nothing, so there is nothing that mask_filter_value would be added to.
+    """
+    static, past, state, padded = (
+        op.Cast(op.Reshape(flag, [1]), to=TensorProto.INT64)
+        for flag in (static_kv, use_past, has_layer_state, has_key_padding_mask)
+    )
+    cached = op.Mul(past, state)
+    own, other = op.Sub(op.const([1]), static), op.Mul(static, op.Sub(op.const([1]), cached))
+    width = op.Shape(q_weight, start=1)
+    q_bias, kv_bias = op.Slice(bias, [0], width, [0]), op.Slice(bias, width, [END], [0])
+
+    def heads(x: str) -> str:
+        return heads_of(op, op.Transpose(x, perm=[1, 0, 2]), num_heads)
+
+    q = heads(op.Add(op.MatMul(query, q_weight), q_bias))
+    read_keys: list[str] = []
+    read_values: list[str] = []
+    for cache, read in ((key_cache, read_keys), (value_cache, read_values)):
+        if cache is not None:
+            read.append(op.Slice(cache, [0], op.Mul(_size(op, cache, 2), cached), [2]))
+    for source, taken in ((query, own), (key, other)):  # as many tokens as are taken, which may be none
+        some = op.Slice(source, [0], op.Mul(op.Shape(source, end=1), taken), [0])
+        both = op.Add(op.MatMul(some, kv_weight), kv_bias)
+        read_keys.append(heads(op.Slice(both, [0], width, [2])))
+        read_values.append(heads(op.Slice(both, width, [END], [2])))
+    keys, values = (op.Concat(*read, axis=2) for read in (read_keys, read_values))
+    scores = scores_of(op, q, keys, None)
+    if key_padding_mask is not None:
+        mask = op.Slice(
+            op.Cast(key_padding_mask, to=TensorProto.INT32), [0], op.Mul(_size(op, key_padding_mask, 1), padded), [1]
+        )
+        rest = op.Mul(_size(op, keys, 2), op.Sub(op.const([1]), padded))
+        shown = op.Expand(op.const(np.array(0, np.int32)), op.Concat(_size(op, keys, 0), rest, axis=0))
+        hidden = op.Cast(op.Unsqueeze(op.Concat(mask, shown, axis=1), [1, 2]), to=TensorProto.BOOL)
+        scores = op.Where(hidden, lowest(op, scores), scores)
+    return op.Transpose(mixed(op, scores, values), perm=[1, 0, 2]), keys, values
+
+
+@operator("LongformerAttention", "output", others=("global",))
+def longformer_attention(
+    op: FunctionEmitter,
+    input: str,
+    weight: str,
+    bias: str,
+    mask: str,
+    global_weight: str,
+    global_bias: str,
+    global_: str,
+    *,
+    num_heads: int,
+    window: int,
+) -> str:
+    """Attention of each token to those in its window and to the global ones; a global one attends to all, by other weights
+
+    Scores have the mask of their key added; where it is below 0, the token itself has the result 0, as in Hugging Face's model.
+    """
+    q, k, v = (heads_of(op, x, num_heads) for x in projected(op, input, weight, bias, None))
+    number = _range(op, _size(op, input, 1))
+    away = op.Abs(op.Sub(op.Unsqueeze(number, [1]), number))
+    everywhere = op.Cast(global_, to=TensorProto.BOOL)
+    unseen = op.And(op.Greater(away, window), op.Not(op.Unsqueeze(everywhere, [1, 2])))
+    added = op.Unsqueeze(mask, [1, 2])
+    scores = op.Add(scores_of(op, q, k, None), added)
+    local = mixed(op, op.Where(unseen, lowest(op, scores), scores), v)
+    q, k, v = (heads_of(op, x, num_heads) for x in projected(op, input, global_weight, global_bias, None))
+    overall = mixed(op, op.Add(scores_of(op, q, k, None), added), v)
+    y = op.Where(op.Unsqueeze(everywhere, [2]), overall, local)
+    return op.Where(op.Unsqueeze(op.Less(mask, 0.0), [2]), 0.0, y)
+
+
+def projected(
+    op: FunctionEmitter, input: str, weights: str, bias: str | None, qkv_hidden_sizes: Ints | None
+) -> list[str]:
+    """The parts of input·weights + bias along its last axis: thirds, unless there are sizes."""
+    x = plus(op, op.MatMul(input, weights), bias)
+    if not qkv_hidden_sizes:
+        return parts(op, x, op.Div(op.Shape(x, start=-1), [3]), -1)
+    ends = [0, *np.cumsum(qkv_hidden_sizes).tolist()]
+    return [op.Slice(x, [start], [end], [-1]) for start, end in itertools.pairwise(ends)]
+
+
+def parts(op: FunctionEmitter, x: str, width: str, axis: int) -> list[str]:
+    """Twice `width` elements along the axis, and the rest."""
+    twice = op.Add(width, width)
+    return [
+        op.Slice(x, [0], width, [axis]),
+        op.Slice(x, width, twice, [axis]),
+        op.Slice(x, twice, [END], [axis]),
+    ]
+
+
+def _size(op: FunctionEmitter, x: str, axis: int) -> str:
+    """The size of an axis, as one element."""
+    return op.Shape(x, start=axis, end=axis + 1)
+
+
+def _count(op: FunctionEmitter, n: str) -> str:
+    """A number of tokens, as one element."""
+    return op.Reshape(op.Cast(n, to=TensorProto.INT64), [1])
+
+
+def _range(op: FunctionEmitter, count: str) -> str:
+    """0, 1, ..., as many as the one element of `count` says."""
+    return op.Range(op.const(np.array(0)), op.Squeeze(count, [0]), op.const(np.array(1)))
+
+
+def _joined(op: FunctionEmitter, x: str) -> str:
+    """The shape of (batch, length, heads, size) with the last two axes in one."""
+    return op.Concat(op.Shape(x, end=2), op.Mul(_size(op, x, 2), _size(op, x, 3)), axis=0)
+
+
+def heads_of(op: FunctionEmitter, x: str, num_heads: int) -> str:
+    """(B, L, heads·H) to (B, heads, L, H)"""
+    return op.Transpose(split_heads(op, x, num_heads), perm=[0, 2, 1, 3])
+
+
+def _with_past(
+    op: FunctionEmitter, new: str, past: str | None, length: str | None, cache_indirection: str | None
+) -> tuple[str, str]:
+    """All keys or values, of which `new` are the last, and the cache that has them.
+
+    Of the `past`, a buffer, the first `length` are read; without `length` it is full, and grows.
+    """
+    if past is None:
+        return new, new
+    before = past if length is None else op.Slice(past, [0], length, [2])
+    every = op.Concat(before, new, axis=2)
+    if length is None:
+        present = every
+    else:
+        end = op.Add(length, _size(op, new, 2))
+        present = op.Concat(every, op.Slice(past, end, [END], [2]), axis=2)
+    if cache_indirection is not None:
+        every = op.Concat(_of_beams(op, before, cache_indirection), new, axis=2)
+    return every, present
+
+
+def _key_by_key(op: FunctionEmitter, buffer: str, packs: str) -> str:
+    """(B, heads, L, H) of which the elements lie as (B, heads, H/packs, L, packs), in their order."""
+    shape = op.Shape(buffer)
+    ends = op.Div(_size(op, buffer, 3), packs), _size(op, buffer, 2), packs
+    apart = op.Reshape(buffer, op.Concat(op.Shape(buffer, end=2), *ends, axis=0), allowzero=1)
+    return op.Reshape(op.Transpose(apart, perm=[0, 1, 3, 2, 4]), shape, allowzero=1)
+
+
+def _by_packs(op: FunctionEmitter, keys: str, packs: str) -> str:
+    """The way back of `_key_by_key`."""
+    shape = op.Shape(keys)
+    ends = op.Div(_size(op, keys, 3), packs), packs
+    apart = op.Reshape(keys, op.Concat(op.Shape(keys, end=3), *ends, axis=0), allowzero=1)
+    return op.Reshape(op.Transpose(apart, perm=[0, 1, 3, 2, 4]), shape, allowzero=1)
+
+
+def _of_beams(op: FunctionEmitter, before: str, cache_indirection: str) -> str:
+    """Each token from the beam that it came from: [i, j, k] is the beam of token k for beam j of batch i."""
+    length = _size(op, before, 2)
+    taken = op.Cast(op.Slice(cache_indirection, [0], length, [2]), to=TensorProto.INT64)
+    groups, beams = _size(op, cache_indirection, 0), _size(op, cache_indirection, 1)
+    first = op.Mul(op.Unsqueeze(_range(op, groups), [1, 2]), beams)
+    rows = op.Reshape(op.Add(taken, first), op.Concat(op.Mul(groups, beams), length, axis=0), allowzero=1)
+    tokens = op.Expand(_range(op, length), op.Shape(rows))
+    places = op.Concat(op.Unsqueeze(rows, [2]), op.Unsqueeze(tokens, [2]), axis=2)
+    return op.Transpose(op.GatherND(op.Transpose(before, perm=[0, 2, 1, 3]), places), perm=[0, 2, 1, 3])
+
+
+def scores_of(op: FunctionEmitter, q: str, k: str, scale: float | None) -> str:
+    """scale·Q·Kᵀ"""
+    q = op.Mul(q, scale) if scale else op.Div(q, op.Sqrt(op.CastLike(_size(op, q, 3), q)))
+    return op.MatMul(q, op.Transpose(k, perm=[0, 1, 3, 2]))
+
+
+def _hidden(op: FunctionEmitter, mask: str, q: str, keys: str, before: str | None = None) -> str:
+    """Where the keys are hidden, for (B, heads, S, T). Forms that Attention alone has need the number `before` the queries."""
+    rank = op.rank(mask)
+    if rank == 1:
+        return _outside(op, mask, q, keys, before is not None)
+    if rank == 4 and before is not None:  # (B, 1, M, M), for as many tokens as there may be
+        ends = op.Concat(op.Add(before, _size(op, q, 2)), _size(op, keys, 2), axis=0)
+        mask = op.Slice(mask, op.Concat(before, op.const([0]), axis=0), ends, [2, 3])
+    elif rank in (2, 3):
+        mask = op.Unsqueeze(mask, [1, 2] if rank == 2 else [1])
+    else:
+        known = "unknown" if rank is None else str(rank)
+        valid = "1 to 3" if before is None else "1 to 4"
+        raise UnsupportedFormError(f"the rank of its mask is {known}; one of {valid} is needed, declared in value_info")
+    return op.Not(op.Greater(mask, 0))
+
+
+def _outside(op: FunctionEmitter, mask: str, q: str, keys: str, begins: bool) -> str:
+    """Where keys are not before the ends in `mask`, which come first; twice as many are ends, and then beginnings."""
+    batch = _size(op, q, 0)
+    number = op.Cast(_range(op, _size(op, keys, 2)), to=TensorProto.INT32)
+    ends = op.Unsqueeze(op.Slice(mask, [0], batch, [0]), [1, 2, 3])
+    hidden = op.GreaterOrEqual(number, ends)
+    if not begins:
+        return hidden
+    twice = op.Equal(op.Shape(mask), op.Add(batch, batch))
+    places = op.Add(_range(op, batch), op.Mul(op.Cast(twice, to=TensorProto.INT64), batch))
+    first = op.Mul(op.Gather(mask, places), op.Cast(twice, to=TensorProto.INT32))
+    return op.Or(hidden, op.Less(number, op.Unsqueeze(first, [1, 2, 3])))
+
+
+def _causal(op: FunctionEmitter, scores: str, before: str) -> str:
+    """The lowest number where a key is later than the query, of which there are `before` tokens in front."""
+    rows = op.Unsqueeze(op.Add(_range(op, _size(op, scores, 2)), before), [1])
+    later = op.Greater(_range(op, _size(op, scores, 3)), rows)
+    return op.Where(later, lowest(op, scores), scores)
+
+
+def lowest(op: FunctionEmitter, scores: str) -> str:
+    """The lowest finite number of their type, which softmax makes 0 of beside any other."""
+    return op.const(ml_dtypes.finfo(helper.tensor_dtype_to_np_dtype(op.type(scores))).min)  # type: ignore[no-untyped-call]
+
+
+def mixed(op: FunctionEmitter, scores: str, v: str) -> str:
+    """(B, S, heads·Hv)"""
     y = op.Transpose(op.MatMul(op.Softmax(scores, axis=-1), v), perm=[0, 2, 1, 3])
-    return op.Reshape(y, [0, 0, -1])
+    return op.Reshape(y, _joined(op, y), allowzero=1)
+
+
+def _angles(op: FunctionEmitter, q: str, before: str, rotary_embedding_dim: int) -> tuple[str, str]:
+    """The cos and sin by which the pairs (element i and i + size/2) of (B, heads, S, H) are turned."""
+    size = op.const([rotary_embedding_dim]) if rotary_embedding_dim else _size(op, q, 3)
+    kind = TensorProto.FLOAT if op.type(q) in SIXTEEN_BIT else op.type(q)
+    pairs = op.Cast(_range(op, op.Div(size, [2])), to=kind)
+    frequencies = op.Pow(op.const(_BASE, like=pairs), op.Div(op.Mul(pairs, -2.0), op.Cast(size, to=kind)))
+    positions = op.Cast(op.Add(_range(op, _size(op, q, 2)), before), to=kind)
+    angles = op.Mul(op.Unsqueeze(positions, [1]), frequencies)
+    return op.CastLike(op.Cos(angles), q), op.CastLike(op.Sin(angles), q)

@@ -152,6 +152,8 @@ def qattention(
     unidirectional: int = 0,
 ) -> tuple[str, ...]:
     """Attention of (input − input_zero_point)·input_scale with the weights (weight − weight_zero_point)·weight_scale"""
+    if do_rotary:
+        raise UnsupportedFormError("do_rotary=1 has no effect in ONNX Runtime's kernel; leave it out")
     settings: dict[str, Any] = {} if mask_filter_value is None else {"mask_filter_value": mask_filter_value}
     x, w = (
         dequantized(op, input, input_scale, input_zero_point),
@@ -165,7 +167,6 @@ def qattention(
         mask_index,
         past and as_float(op, past),
         num_heads=num_heads,
-        do_rotary=do_rotary or 0,
         past_present_share_buffer=past_present_share_buffer or 0,
         scale=scale,
         unidirectional=unidirectional,

@@ -57,9 +57,9 @@ class FunctionSignature:
         inputs = [p for p in parameters if p.kind not in (p.KEYWORD_ONLY, p.VAR_KEYWORD)]
         own = {p.name.rstrip("_"): p.default for p in parameters if p.kind is p.KEYWORD_ONLY and p.name != NODE}
         return cls(
-            tuple(p.name for p in inputs),
+            tuple(p.name.rstrip("_") for p in inputs),
             sum(p.kind is p.POSITIONAL_OR_KEYWORD and p.default is p.empty for p in inputs),
-            frozenset(p.name for p in inputs if p.default is p.empty and "None" not in str(p.annotation)),
+            frozenset(p.name.rstrip("_") for p in inputs if p.default is p.empty and "None" not in str(p.annotation)),
             any(p.kind is p.VAR_POSITIONAL for p in inputs),
             {**(attributes or {}), **own},
         )
@@ -184,7 +184,7 @@ def operator(
             domain,
             1,
             inspect.getdoc(function) or "",
-            inputs=[formal(p.name, option_of(p)) for p in parameters if p.kind is not p.KEYWORD_ONLY],
+            inputs=[formal(p.name.rstrip("_"), option_of(p)) for p in parameters if p.kind is not p.KEYWORD_ONLY],
             outputs=[
                 *(formal(name, options.Single) for name in outputs),
                 *(formal(name, options.Optional) for name in optional),

@@ -13,12 +13,13 @@ from refgrad.conformance.strategies.microsoft import named
 
 @strategy(*named("MultiHeadAttention"), ranked=True)
 def multi_head_attention(d: Drawing) -> Case:
-    """Keys and values apart, already projected, and packed; a bias, a mask, an addend and a past."""
+    """Keys and values apart, already projected, and packed; a bias, a mask, an addend, and a past that grows or has room."""
     batch, heads, queries, width = d.integer(1, 2), d.integer(1, 2), d.integer(1, 3), d.integer(1, 3)
     form = d.pick("apart", "projected", "two", "three")
     keys = queries if form == "three" else d.integer(1, 3)
     value_width = d.integer(1, 3) if form == "apart" else width
     past = d.integer(1, 2) if form == "apart" and d.flag() else 0
+    room = d.optional(lambda: d.integer(0, 2)) if past else None
     inputs: list[np.ndarray | None] = [d.floats((batch, queries, heads * width)), None, None]
     if form == "apart":
         inputs[1:] = (d.floats((batch, keys, heads * size)) for size in (width, value_width))
@@ -32,45 +33,109 @@ def multi_head_attention(d: Drawing) -> Case:
     inputs.append(d.floats((size,)) if form != "projected" and d.flag() else None)
     inputs += _hidden(d, batch, heads, queries, past + keys)
     if past:
-        inputs += [d.floats((batch, heads, past, of)) for of in (width, value_width)]
+        stored = past if room is None else past + keys + room
+        inputs += [d.floats((batch, heads, stored, of)) for of in (width, value_width)]
+        if room is not None:
+            inputs.append(np.array([past], np.int32))
+            inputs.append(d.optional(lambda: _beams(d, batch, stored)) if queries == 1 else None)
     outputs = 3 if past or (form == "apart" and d.flag()) else 1
-    return d.case(*inputs, num_heads=heads, outputs=outputs, **_settings(d, past + keys >= queries))
+    return d.case(*inputs, num_heads=heads, outputs=outputs, unidirectional=d.pick(None, 0, 1), **_settings(d))
 
 
 @strategy(*named("Attention"), ranked=True)
 def attention(d: Drawing) -> Case:
-    """Values as wide as the keys or not, with and without a bias, a mask, an addend and a past."""
+    """Values as wide as the keys or not, with and without a bias, a mask, an addend, angles, and a past of either kind."""
     batch, heads, length, width = d.integer(1, 2), d.integer(1, 2), d.integer(1, 3), d.integer(1, 2)
     past = d.optional(lambda: d.integer(1, 2)) or 0
+    room = d.optional(lambda: d.integer(0, 2)) if past else None
     value_width = width if past else d.integer(1, 2)
     sizes = [heads * width, heads * width, heads * value_width]
     taken = d.integer(1, 3)
-    mask, addend = _hidden(d, batch, heads, length, past + length)
+    mask, addend = _hidden(d, batch, heads, length, past + length, every=True)
+    stored = past if room is None else past + length + room
     return d.case(
         d.floats((batch, length, taken)),
         d.floats((taken, sum(sizes))),
         d.optional(lambda: d.floats((sum(sizes),))),
         mask,
-        d.floats((2, batch, heads, past, width)) if past else None,
+        d.floats((2, batch, heads, stored, width)) if past else None,
         addend,
+        None if room is None else np.array([past], np.int32),
         num_heads=heads,
+        do_rotary=d.pick(None, 0, 1) if width == 2 else None,
+        past_present_share_buffer=None if room is None else 1,
         qkv_hidden_sizes=sizes if value_width != width or d.flag() else None,
         outputs=2 if past or (value_width == width and d.flag()) else 1,
-        **_settings(d, True),
+        unidirectional=d.pick(None, 0, 1),
+        **_settings(d),
     )
 
 
-def _hidden(d: Drawing, batch: int, heads: int, queries: int, keys: int) -> tuple[np.ndarray | None, np.ndarray | None]:
-    """A mask of keys, one for all queries or one for each, and an addend of the scores; either may be absent."""
-    shape = d.pick((batch, keys), (batch, queries, keys))
-    mask = d.optional(lambda: d.integers(shape, 0, 1, np.int32))
+@strategy(*named("DecoderMaskedMultiHeadAttention"), ranked=True)
+def decoder_masked_multi_head_attention(d: Drawing) -> Case:
+    """One query, with keys that are projected or its own, apart or packed, and a past of either kind."""
+    batch, heads, width, value_width = d.integer(1, 2), d.integer(1, 2), d.integer(1, 3), d.integer(1, 3)
+    form = d.pick("apart", "packed", "projected")
+    past = d.integer(0, 2)
+    widths = [heads * width, heads * width, heads * value_width]
+    bias = d.optional(lambda: d.floats((sum(widths),)))
+    settings: dict[str, Any] = {"num_heads": heads, **_settings(d)}
+    if form == "projected":
+        keys = d.integer(1, 3)
+        mask = d.optional(lambda: d.integers((batch, keys), 0, 1, np.int32))
+        addend = d.optional(lambda: d.floats((d.pick(batch, 1), d.pick(heads, 1), 1, keys)))
+        rest: list[np.ndarray | None] = [None] * 5
+        given = [d.floats((batch, 1, widths[0])), *(d.floats((batch, heads, keys, n)) for n in (width, value_width))]
+        return d.case(*given, mask, addend, *rest, bias, **settings)
+    shared = d.flag()
+    parts: list[np.ndarray | None] = [d.floats((batch, 1, n)) for n in widths]
+    if form == "packed":
+        parts = [np.concatenate([x for x in parts if x is not None], 2), None, None]
+        shared = True
+    mask = d.optional(lambda: d.integers((batch, past + 1), 0, 1, np.int32))
+    addend = d.optional(lambda: d.floats((d.pick(batch, 1), d.pick(heads, 1), 1, past + 1)))
+    stored = past + 1 + d.integer(0, 2) if shared else past
+    caches = [d.floats((batch, heads, stored, n)) for n in (width, value_width)]
+    beams: list[np.ndarray | None] = [None, None]
+    if shared and d.flag():
+        indirection = _beams(d, batch, stored)
+        beams = [np.array([indirection.shape[1]], np.int32), indirection]
+    return d.case(
+        *parts,
+        mask,
+        addend,
+        *caches,
+        np.array([past], np.int32) if shared else None,
+        *beams,
+        bias,
+        past_present_share_buffer=int(shared),
+        outputs=3,
+        **settings,
+    )
+
+
+def _beams(d: Drawing, batch: int, tokens: int) -> np.ndarray:
+    """Of which beam each token is; the batch is so many beams of one sequence, or one of so many."""
+    shape = d.pick((1, batch), (batch, 1))
+    return d.integers((*shape, tokens), 0, shape[1] - 1, np.int32)
+
+
+def _hidden(
+    d: Drawing, batch: int, heads: int, queries: int, keys: int, *, every: bool = False
+) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """A mask of keys and an addend of the scores, either absent or not. `every`: also the masks that Attention alone has."""
+    form = d.pick("none", "keys", "queries", "ends", "offsets", *(("beginnings", "square") if every else ()))
+    mask = None
+    if form in ("keys", "queries", "square"):
+        shapes = {"keys": (batch, keys), "queries": (batch, queries, keys), "square": (batch, 1, keys + 1, keys + 1)}
+        mask = d.integers(shapes[form], 0, 1, np.int32)
+    elif form != "none":
+        ends = d.integers((batch,), 0, keys, np.int32)
+        behind = {"ends": [], "beginnings": [0] * batch, "offsets": [0] * (2 * batch + 2)}[form]
+        mask = np.concatenate([ends, np.array(behind, np.int32)])
     return mask, d.optional(lambda: d.floats((d.pick(batch, 1), d.pick(heads, 1), queries, keys)))
 
 
-def _settings(d: Drawing, ordered: bool) -> dict[str, Any]:
-    """The attributes of both attentions. `ordered`: there are at least as many keys as queries, so each query sees a key."""
-    return {
-        "scale": d.pick(None, 0.5),
-        "mask_filter_value": d.pick(None, -1.5),
-        "unidirectional": d.pick(None, 0, 1) if ordered else None,
-    }
+def _settings(d: Drawing) -> dict[str, Any]:
+    """The attributes that all attentions have."""
+    return {"scale": d.pick(None, 0.5), "mask_filter_value": d.pick(None, -1.5)}

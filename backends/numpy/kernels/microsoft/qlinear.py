@@ -259,6 +259,8 @@ def qattention(
     _wanted: tuple[bool, ...],
 ) -> tuple[Array, ...]:
     """Attention of numbers in double that input and weight stand for"""
+    if do_rotary:
+        raise ValueError("do_rotary=1 is not supported")
     columns = weight.shape[-1]
     if mask_index is not None and mask_index.ndim in (2, 3):
         keys = input.shape[1] + (0 if past is None else past.shape[3])
@@ -272,7 +274,6 @@ def qattention(
         bias.astype(np.float64),
         mask_index,
         None if past is None else past.astype(np.float64),
-        do_rotary=do_rotary,
         mask_filter_value=mask_filter_value,
         num_heads=num_heads,
         past_present_share_buffer=past_present_share_buffer,

@@ -1,0 +1,131 @@
+"""ONNX Runtime's packed sequences: without their padding, and with it again."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+
+from refgrad.backends.numpy.kernels.activation import softmax
+from refgrad.backends.numpy.kernels.microsoft.attention import projections
+from refgrad.backends.numpy.kernels.microsoft.position import padded
+from refgrad.backends.numpy.kernels.operands import check_expands, check_shape
+from refgrad.backends.numpy.registry import kernel
+from refgrad.protos.domains import MICROSOFT
+
+Array = np.ndarray
+
+
+@kernel("RemovePadding", domain=MICROSOFT, fresh=True)
+def remove_padding(input: Array, sequence_token_count: Array) -> tuple[Array, ...]:
+    """The tokens of every sequence, where they were, where the sequences begin, and how long the longest is"""
+    if input.ndim != 3:
+        raise ValueError(f"input has the shape {list(input.shape)}; (batch, sequence, width) is needed")
+    batch, length, width = input.shape
+    check_shape("sequence_token_count", sequence_token_count.shape, (batch,))
+    counts = sequence_token_count.tolist()
+    if wrong := [count for count in counts if not 0 <= count <= length]:
+        raise ValueError(f"sequence_token_count has {wrong[0]}; a sequence has 0 to {length} tokens")
+    real = [row * length + token for row, count in enumerate(counts) for token in range(count)]
+    rest = [row * length + token for row, count in enumerate(counts) for token in range(count, length)]
+    tokens = np.concatenate(
+        [row[:count] for row, count in zip(input, counts, strict=True)] or [input.reshape(0, width)]
+    )
+    offset = np.array(real + rest, np.int32).reshape(batch, length)
+    return tokens, offset, np.cumsum([0, *counts], dtype=np.int32), np.array([max(counts, default=0)], np.int32)
+
+
+@kernel("RestorePadding", domain=MICROSOFT, fresh=True)
+def restore_padding(input: Array, token_offset: Array) -> Array:
+    """Each token where it was, and 0 elsewhere"""
+    return padded(input, token_offset)
+
+
+@kernel("PackedAttention", domain=MICROSOFT, in_float32=True, fresh=True)
+def packed_attention(
+    input: Array,
+    weights: Array,
+    bias: Array,
+    token_offset: Array,
+    cumulative_sequence_length: Array,
+    attention_bias: Array | None = None,
+    *,
+    num_heads: int,
+    qkv_hidden_sizes: list[int] | None = None,
+    scale: float | None = None,
+) -> Array:
+    """Attention of each sequence to itself"""
+    three = projections(input, weights, bias, qkv_hidden_sizes)
+    return _attend(three, token_offset, cumulative_sequence_length, attention_bias, num_heads, scale)
+
+
+@kernel("PackedMultiHeadAttention", domain=MICROSOFT, in_float32=True, fresh=True)
+def packed_multi_head_attention(
+    query: Array,
+    key: Array | None,
+    value: Array | None,
+    bias: Array | None,
+    token_offset: Array,
+    cumulative_sequence_length: Array,
+    attention_bias: Array | None = None,
+    *,
+    mask_filter_value: float = -10000.0,
+    num_heads: int,
+    scale: float | None = None,
+) -> Array:
+    """Attention of each sequence to itself, of what is projected already"""
+    if key is None or value is None:
+        if key is not None or query.ndim != 4 or query.shape[1:3] != (num_heads, 3):
+            raise ValueError(
+                f"query has the shape {list(query.shape)}; without key and value it is (tokens, {num_heads}, 3, size)"
+            )
+        three = [query[:, :, k].reshape(len(query), query.shape[1] * query.shape[3]) for k in range(3)]
+    else:
+        three = [query, key, value]
+        check_shape("key", key.shape, query.shape)
+        check_shape("value", value.shape[:1], query.shape[:1])
+    if bias is not None:
+        widths = [x.shape[1] for x in three]
+        check_shape("bias", bias.shape, (sum(widths),))
+        three = [x + piece for x, piece in zip(three, np.split(bias, np.cumsum(widths)[:2]), strict=True)]
+    return _attend(three, token_offset, cumulative_sequence_length, attention_bias, num_heads, scale)
+
+
+def _attend(
+    three: list[Array],
+    token_offset: Array,
+    cumulative_sequence_length: Array,
+    attention_bias: Array | None,
+    num_heads: int,
+    scale: float | None,
+) -> Array:
+    """One sequence after the other; no padding is made."""
+    if token_offset.ndim != 2:
+        raise ValueError(f"token_offset has the shape {list(token_offset.shape)}; (batch, sequence) is needed")
+    batch, longest = token_offset.shape
+    check_shape("cumulative_sequence_length", cumulative_sequence_length.shape, (batch + 1,))
+    ends = cumulative_sequence_length.tolist()
+    lengths = [end - start for start, end in pairwise(ends)]
+    if ends[0] != 0 or ends[-1] != len(three[0]) or any(not 0 <= n <= longest for n in lengths):
+        raise ValueError(
+            f"cumulative_sequence_length is {ends}; it goes from 0 to the {len(three[0])} tokens in steps of 0 to {longest}"
+        )
+    places = [row * longest + token for row, count in enumerate(lengths) for token in range(count)]
+    if token_offset.reshape(-1)[: ends[-1]].tolist() != places:
+        raise ValueError(f"token_offset begins with other places than {places}, where the tokens are")
+    if any(x.shape[1] % num_heads for x in three):
+        raise ValueError(f"num_heads={num_heads} does not divide {[x.shape[1] for x in three]} features")
+    if attention_bias is not None:
+        check_expands("attention_bias", attention_bias.shape, (batch, num_heads, longest, longest))
+        attention_bias = np.broadcast_to(attention_bias, (batch, num_heads, longest, longest))
+    y = np.zeros_like(three[2])
+    for row, count in enumerate(lengths):
+        q, k, v = (x[ends[row] : ends[row + 1]].reshape(count, num_heads, x.shape[1] // num_heads) for x in three)
+        scores = np.einsum("snh,tnh->nst", q, k) * q.dtype.type(scale or 1 / np.sqrt(q.shape[2]))
+        if attention_bias is not None:
+            scores = scores + attention_bias[row, :, :count, :count]
+        if count:
+            y[ends[row] : ends[row + 1]] = np.einsum("nst,tnh->snh", softmax(scores, axis=-1), v).reshape(
+                count, y.shape[1]
+            )
+    return y
