@@ -365,9 +365,9 @@ def _of_rounded(made: ModelProto | Path, model: ModelProto, subject: Subject) ->
     expected = refgrad.gradient(smooth, wrt, [subject.output])
     got, wanted = (get_backend("numpy").prepare(g, precision="float64").run(feeds) for g in (through, expected))
     judged = check(smooth, subject.feeds, wrt=wrt, outputs=[subject.output], dialects=["onnx"], backends=["numpy"])
-    of_scales = {f"{name}_grad" for name in wrt if name.endswith("_scale")}  # of weights: by far the largest
-    parts = [{k: v for k, v in wanted.items() if (k in of_scales) == those} for those in (False, True)]
-    apart = max(error for part in parts if part for error in errors(got, part).values())
+    size = {key: float(np.abs(value).max(initial=0)) for key, value in wanted.items()}
+    floor = 1e-4 * max(size.values())
+    apart = max(float(np.abs(got[k] - v).max(initial=0)) / max(size[k], floor) for k, v in wanted.items())
     return {"gradients": len(wrt), "straight-through: all": apart, "check": "ok" if judged.ok else _faults(judged)}
 
 
