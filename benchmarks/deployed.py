@@ -339,8 +339,6 @@ def _of_rounded(made: ModelProto | Path, model: ModelProto, subject: Subject) ->
 
     `check` says whether the latter is right, by its float64 differences. The scales of the rounded values are left out.
     """
-    from torch_models import errors
-
     import refgrad
     from refgrad.backends import get_backend
     from refgrad.conformance import check

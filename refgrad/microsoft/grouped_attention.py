@@ -262,12 +262,11 @@ def _attend(
 
     `seen` (B, 1 or N, S, T) says which query sees which key. A query that is not `real` (B, 1 or N, S) has a result of 0.
     """
-    size, rows = op.Shape(q, start=3, end=4), op.Shape(q, start=2, end=3)
-    grouped = op.Mul(rows, [num_heads // kv_num_heads])
-    q = op.Mul(q, scale) if scale else op.Div(q, op.Sqrt(op.CastLike(size, q)))
-    q = op.Reshape(q, op.Concat([0, kv_num_heads], grouped, size, axis=0))
+    length = op.Shape(keys, start=2, end=3)
+    if kv_num_heads != num_heads:
+        keys, values = (_repeated(op, x, num_heads // kv_num_heads) for x in (keys, values))
+    q = op.Mul(q, scale) if scale else op.Div(q, op.Sqrt(op.CastLike(op.Shape(q, start=3, end=4), q)))
     scores = op.MatMul(q, op.Transpose(keys, perm=[0, 1, 3, 2]))
-    scores = op.Reshape(scores, op.Concat([0, num_heads], rows, op.Shape(keys, start=2, end=3), axis=0))
     if softcap > 0:
         scores = op.Mul(op.Tanh(op.Div(scores, softcap)), softcap)
     if bias is not None:
@@ -276,17 +275,22 @@ def _attend(
     logits = op.Where(shown, scores, op.const(-math.inf, like=scores))
     if sink is not None:
         column = op.Reshape(op.CastLike(sink, scores), [1, num_heads, 1, 1])
-        one = op.Concat(op.Shape(scores, end=3), [1], axis=0)
+        one = op.Concat(op.Shape(q, end=3), [1], axis=0)
         logits = op.Concat(logits, op.Expand(column, one), axis=3)
     shares = op.Softmax(logits, axis=3)
     if sink is not None:
-        shares = op.Slice(shares, [0], op.Shape(scores, start=3, end=4), [3])
+        shares = op.Slice(shares, [0], length, [3])
+    mixed = op.Where(op.Unsqueeze(real, [3]), op.MatMul(shares, values), 0)
     width = op.Shape(values, start=3, end=4)
-    mixed = op.Reshape(shares, op.Concat([0, kv_num_heads], grouped, op.Shape(keys, start=2, end=3), axis=0))
-    mixed = op.Reshape(op.MatMul(mixed, values), op.Concat([0, num_heads], rows, width, axis=0))
-    mixed = op.Where(op.Unsqueeze(real, [3]), mixed, 0)
     y = op.Reshape(op.Transpose(mixed, perm=[0, 2, 1, 3]), op.Concat([0, 0], op.Mul(width, [num_heads]), axis=0))
     return y, scores, shares
+
+
+def _repeated(op: FunctionEmitter, x: str, times: int) -> str:
+    """(B, K, T, H) to (B, K·times, T, H): each head so many times, one after the other."""
+    copies = op.Expand(op.Unsqueeze(x, [2]), op.const(np.array([1, 1, times, 1, 1])))
+    heads = op.Mul(op.Shape(x, start=1, end=2), [times])
+    return op.Reshape(copies, op.Concat(op.Shape(x, end=1), heads, op.Shape(x, start=2), axis=0), allowzero=1)
 
 
 def _columns(op: FunctionEmitter, bias: str, places: str, total: str) -> str:
