@@ -55,6 +55,8 @@ class Surrogate:
             y, *scale = _PRODUCTS[node.op_type](self, node.output[0], given, attributes)
             return [self._rounded(node.output[0], y / scale[0] + scale[1])] if len(scale) == 2 else [y, *scale]
         match node.op_type:
+            case "DynamicQuantizeLSTM":
+                return _dynamic_quantize_lstm(self, node.output[0], given, attributes)
             case "QuantizeLinear":
                 x, scale, zero = given[:3]
                 ratio = x / _laid(scale, x, axis, block) + _laid(zero, x, axis, block)
@@ -217,6 +219,52 @@ def _or_zero(zero_point: Any) -> Any:
 def _dynamic_quantize_matmul(run: Surrogate, name: str, given: list[Any], attributes: dict[str, Any]) -> Any:
     a, b, scale, zero, bias = given[:5]
     return (run.dynamic(name, a) @ ((b - _or_zero(zero)) * scale) + _or_zero(bias),)
+
+
+def _dynamic_quantize_lstm(
+    run: Surrogate, name: str, given: list[Any], attributes: dict[str, Any]
+) -> tuple[np.ndarray, ...]:
+    """Sequence by sequence and step by step, with the zero points and what rounding adds for all sequences together"""
+    x, w, r, bias, lengths, h0, c0, peepholes, *scales = given[:12]
+    way = attributes.get("direction", b"forward").decode()
+    names = attributes.get("activations", [b"Sigmoid", b"Tanh", b"Tanh"] * len(w))
+    alphas, betas = (list(attributes.get(f"activation_{which}", ())) for which in ("alpha", "beta"))
+    w, r = (
+        ((q - zero.reshape(len(q), 1, -1)) * scale.reshape(len(q), 1, -1)).swapaxes(1, 2)
+        for q, scale, zero in ((w, *scales[:2]), (r, *scales[2:]))
+    )
+    (time, batch, _), (count, _, hidden) = x.shape, r.shape
+    lengths = np.full(batch, time) if lengths is None else lengths
+    y = np.zeros((time, count, batch, hidden))
+    h, c = (np.zeros((count, batch, hidden)) if v is None else v.copy() for v in (h0, c0))
+    x = run.dynamic(f"{name} x", x[: lengths.max()])
+    for d in range(count):
+        own: dict[str, Any] = {"activations": [n.decode() for n in names[3 * d : 3 * d + 3]], "hidden_size": hidden}
+        own |= {k: attributes[k] for k in ("clip", "input_forget") if k in attributes}
+        for which, numbers in (("alpha", alphas), ("beta", betas)):
+            due = [n for n in own["activations"] if n in _PARAMETERS[which]][: len(numbers)]
+            if due:
+                own[f"activation_{which}"] = [numbers.pop(0) for _ in due]
+        backward = way == "reverse" or d == 1
+        weights = [v if v is None else v[d : d + 1] for v in (w, r, bias, peepholes)]
+        for k in range(len(x)):
+            read = np.where((k <= lengths)[:, None], h[d], 0.0)
+            before = run.dynamic(f"{name} {d} {k}", read) if read.any() else read
+            for n in np.flatnonzero(k < lengths):
+                t = lengths[n] - 1 - k if backward else k
+                states = None, before[None, [n]], c[d][None, [n]]
+                step = [x[t][None, [n]], *weights[:3], *states, weights[3]]
+                _, after, cell = run._node("LSTM", step, ["Y", "Y_h", "Y_c"], own)
+                h[d, n], c[d, n] = after[0, 0], cell[0, 0]
+                y[t, d, n] = h[d, n]
+    return y, h, c
+
+
+# Which activations have such a parameter.
+_PARAMETERS = {
+    "alpha": ("Affine", "Elu", "HardSigmoid", "LeakyRelu", "ScaledTanh", "ThresholdedRelu"),
+    "beta": ("Affine", "HardSigmoid", "ScaledTanh"),
+}
 
 
 def _matmul_integer_to_float(run: Surrogate, name: str, given: list[Any], attributes: dict[str, Any]) -> Any:

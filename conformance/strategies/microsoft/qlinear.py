@@ -136,6 +136,39 @@ def convolution(d: Drawing) -> Case:
     )
 
 
+@strategy(*named("DynamicQuantizeLSTM"))
+def dynamic_quantize_lstm(d: Drawing) -> Case:
+    """One step of whole numbers from −100 to 155, which are their own bytes but for the zero point."""
+    kind, direction = _kind(d), d.pick(None, "reverse", "bidirectional")
+    batch, inputs, hidden, count = d.integer(1, 2), d.integer(2, 3), d.integer(2, 3), 1 + (direction == "bidirectional")
+
+    def whole(*shape: int) -> Array:
+        values = d.integers(shape, -100, 155).astype(np.float32)
+        values.reshape(len(values), -1)[:, :2] = -100, 155
+        return values
+
+    columns = (count, 4 * hidden) if d.flag() else (count,)
+    zero = np.full(columns, _middle(kind), kind)
+    weights = (d.integers((count, rows, 4 * hidden), -3, 3) + _middle(kind) for rows in (inputs, hidden))
+    given = [
+        d.optional(lambda: d.normal((count, 8 * hidden))),
+        d.optional(lambda: np.ones(batch, np.int32)),
+        whole(count, batch, hidden),
+        d.optional(lambda: d.normal((count, batch, hidden))),
+        d.optional(lambda: d.normal((count, 3 * hidden))),
+    ]
+    scales = [np.asarray(0.002 + 0.001 * np.abs(d.normal(columns)), np.float32) for _ in range(2)]
+    layers = (layer.astype(kind) for layer in weights)
+    return _case(
+        d,
+        *(whole(1, batch, inputs), *layers, *given, scales[0], zero, scales[1], zero),
+        direction=direction,
+        hidden_size=hidden,
+        input_forget=d.pick(None, 1),
+        outputs=3,
+    )
+
+
 @strategy(*named("DynamicQuantizeMatMul"))
 def dynamic_quantize_matmul(d: Drawing) -> Case:
     """A scale for all columns or one for each; a zero point and a bias, or none."""
