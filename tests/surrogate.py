@@ -370,6 +370,22 @@ def _qordered_attention(run: Surrogate, name: str, given: list[Any], attributes:
     return np.einsum("bhst,bhtd->bshd", shares, v).reshape(*x.shape[:2], -1), given[16], 0.0
 
 
+def _qordered_longformer(run: Surrogate, name: str, given: list[Any], attributes: dict[str, Any]) -> Any:
+    x, heads, mixed, mask, seeing = given[0] * given[1], attributes["num_heads"], [], given[7], given[12] != 0
+    away = np.abs(np.subtract.outer(*[np.arange(x.shape[1])] * 2)) > attributes["window"]
+    for k, unseen in ((2, away & ~seeing[:, None, None]), (8, np.zeros_like(away))):
+        gemm = given[6] if k == 2 else given[11]
+        y = x @ (in_order(given[k], 0, back=True) * given[k + 1]) + given[4 if k == 2 else 10]
+        y = run.through_int8(f"{name} {k}", y, gemm)
+        parts = [v.reshape(*v.shape[:2], heads, -1).swapaxes(1, 2) for v in np.split(y, 3, -1)]
+        scores = parts[0] @ parts[1].swapaxes(2, 3) / parts[0].shape[-1] ** 0.5 + mask[:, None, None]
+        mixed.append(
+            np.einsum("bhst,bhtd->bshd", _softmax(np.where(unseen, -1e30, scores), -1), parts[2]).reshape(x.shape)
+        )
+    y = np.where(seeing[..., None], mixed[1], mixed[0])
+    return np.where(mask[..., None] < 0, 0.0, y), given[13], 0.0
+
+
 # Others: what they compute; the scale and the zero point follow where it is quantized.
 _PRODUCTS: dict[str, Callable[[Surrogate, str, list[Any], dict[str, Any]], Any]] = {
     "DynamicQuantizeMatMul": _dynamic_quantize_matmul,
@@ -384,6 +400,7 @@ _PRODUCTS: dict[str, Callable[[Surrogate, str, list[Any], dict[str, Any]], Any]]
     "QuantizeWithOrder": _with_order,
     "DequantizeWithOrder": _with_order,
     "QOrderedAttention": _qordered_attention,
+    "QOrderedLongformerAttention": _qordered_longformer,
     "QOrderedMatMul": _qordered_matmul,
     "QOrderedGelu": _qordered_gelu,
     "QOrderedLayerNormalization": _qordered_normalization,

@@ -92,6 +92,11 @@ def test_a_zero_point_on_the_path_is_refused() -> None:
     [
         ("o = com.microsoft.QLinearConcat<axis=0>(s, z, q, s)", "give each tensor its scale and its zero point"),
         ("o = com.microsoft.QOrderedMatMul<order_A=2, order_B=3, order_Y=2>(q, s, q, s, s)", "use ORDER_ROW"),
+        (
+            "o = com.microsoft.QOrderedLongformerAttention<num_heads=1, window=1, order_input=2, order_weight=0, "
+            "order_global_weight=0, order_output=1>(q, s, q, s, v, s, s, m, q, s, v, s, g, s)",
+            "order_output are 2, 0, 0 and 1; use ORDER_ROW",
+        ),
         ("o = com.microsoft.QOrderedGelu<order_X=1, order_Y=2>(q, s, s)", "they are the same"),
         (
             "o = com.microsoft.QOrderedLayerNormalization<order_X=7, order_Y=7>(q, s, v, , s)",
@@ -102,7 +107,7 @@ def test_a_zero_point_on_the_path_is_refused() -> None:
     ],
 )
 def test_a_form_that_is_not_covered_is_refused_with_the_reason(body: str, said: str) -> None:
-    inputs = "float[2,3] x, float s, float[3] v, int8 z"
+    inputs = "float[2,3] x, float s, float[3] v, int8 z, float16[1,2] m, int32[1,2] g"
     model = parse(QUANTIZED + body + BEHIND, inputs)
     with pytest.raises(NoGradientError, match=said):
         refgrad.gradient(model, ["x", "s"], quantization="straight-through")

@@ -15,7 +15,7 @@ from onnx import TensorProto
 from refgrad.formulas.indexing import END
 from refgrad.forward.function_emitter import FunctionEmitter
 from refgrad.microsoft.activation import plus
-from refgrad.microsoft.attention import attention
+from refgrad.microsoft.attention import attention, parts, windowed
 from refgrad.microsoft.linear_attention import up_to
 from refgrad.microsoft.normalization import embed_layer_normalization
 from refgrad.microsoft.quantization import BYTES, as_float, centred, dequantized, reordered, single
@@ -899,6 +899,62 @@ def qordered_attention(
     shares = _rounded(op, op.Softmax(scores, axis=-1), scale_QKT_softmax)
     y = op.Transpose(op.MatMul(shares, v), perm=[0, 2, 1, 3])
     return _int8(op, op.Reshape(y, [0, 0, -1]), scale_values_gemm)
+
+
+@operator(
+    "QOrderedLongformerAttention",
+    "output",
+    types={
+        "input": _INT8,
+        "scale_input": _FLOAT,
+        **dict.fromkeys(("weight", "global_weight", "output"), "input"),
+        **dict.fromkeys(("scale_weight", "bias", "scale_bias", "scale_qkv_gemm", "scale_global_weight"), "scale_input"),
+        **dict.fromkeys(("global_bias", "scale_global_gemm", "scale_output"), "scale_input"),
+        "mask": ("tensor(float16)",),
+        "global": _INT32,
+    },
+)
+def qordered_longformer_attention(
+    op: FunctionEmitter,
+    input: str,
+    scale_input: str,
+    weight: str,
+    scale_weight: str,
+    bias: str,
+    scale_bias: str,
+    scale_qkv_gemm: str,
+    mask: str,
+    global_weight: str,
+    scale_global_weight: str,
+    global_bias: str,
+    scale_global_gemm: str,
+    global_: str,
+    scale_output: str,
+    *,
+    num_heads: int,
+    order_global_weight: int,
+    order_input: int,
+    order_output: int,
+    order_weight: int,
+    window: int,
+) -> str:
+    """LongformerAttention of input·weight + bias and of input·global_weight + global_bias, each quantized"""
+    if (order_input, order_weight, order_global_weight, order_output) != (_ROW, _COL, _COL, _ROW):
+        raise UnsupportedFormError(
+            f"order_input, order_weight, order_global_weight and order_output are {order_input}, {order_weight}, "
+            f"{order_global_weight} and {order_output}; use ORDER_ROW (1) for input and output, and ORDER_COL (0) for the "
+            "weights"
+        )
+    x, projections = centred(op, input, None), []
+    for matrix, scale, added, gemm in (
+        (weight, scale_weight, bias, scale_qkv_gemm),
+        (global_weight, scale_global_weight, global_bias, scale_global_gemm),
+    ):
+        y = op.MatMul(x, reordered(op, centred(op, matrix, None), _COL, _ROW))
+        y = _rounded(op, op.Add(op.Mul(y, op.Mul(single(op, scale_input), scale)), added), gemm)
+        projections.append(parts(op, y, op.Div(op.Shape(y, start=-1), [3]), -1))
+    y = windowed(op, projections[0], projections[1], as_float(op, mask), global_, num_heads, window)
+    return _int8(op, y, scale_output)
 
 
 # Sums of whole numbers

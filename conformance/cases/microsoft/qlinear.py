@@ -81,6 +81,7 @@ def rare() -> Iterator[Case]:
     projection = [*[scalar(27.0)] * 3, *[whole(s, 2, 2)] * 3, *[scalar(1.0)] * 3, *[np.zeros(2, np.float32)] * 3]
     orders = {"order_input": 1, "order_output": 1, "order_weight": 0, "num_heads": 1}
     yield rounding("QOrderedAttention", whole(s, 0, 3, 2), scalar(9.0), *projection, None, None, scalar(99.0), **orders)
+    yield longformer(batch=0)
     weights = whole(s, 2, 6), whole.floats(6), scalar(0.05), scalar(0.05)
     yield rounding("QAttention", whole(u, 0, 3, 2), *weights, num_heads=2)
 
@@ -431,3 +432,29 @@ def _ordered_attentions(shapes: str) -> Iterator[Case]:
         yield rounding(name, *given, None, None, scalar(99.0), quantize=("input", "V_weight"), shapes=shapes, **orders)
         more: dict[str, Any] = {"unidirectional": 1, "shapes": shapes, **orders}
         yield rounding(name, *given, scalar(2187.0), scalar(0.8), scalar(200.0), mask, **more)
+    yield longformer(shapes=shapes, quantize=("input", "weight", "global_weight"))
+    yield longformer(heads=1, per_column=True, shapes=shapes)
+
+
+def longformer(
+    batch: int = 2, heads: int = 2, per_column: bool = False, quantize: Sequence[str] = (), shapes: str = "static"
+) -> Case:
+    """A QOrderedLongformerAttention of 4 tokens; its projections are in thirds, and the scores far apart."""
+    whole, kind, width = Drawer(9), np.int8, 2
+    columns = (3 * width,) if per_column else ()
+    scale, zeros = np.full(columns, 1.0, np.float32), np.zeros(3 * width, np.float32)
+    mask = np.array([[0.25, 0.25, 0.25, -1000], [0.25, 0.25, 0.25, 0.25]], np.float16)[:batch]
+    flags = np.array([[1, 0, 0, 0], [0, 0, 0, 1]], np.int32)[:batch]
+    return rounding(
+        "QOrderedLongformerAttention",
+        *(whole(kind, batch, 4, width), scalar(9.0), whole(kind, width, 3 * width), scale, zeros, scalar(1.0)),
+        *(scalar(27.0), mask, whole(kind, width, 3 * width), scale, zeros, scalar(27.0), flags, scalar(94.5)),
+        quantize=quantize,
+        shapes=shapes,
+        num_heads=heads,
+        window=2 if heads == 1 else 1,
+        order_input=1,
+        order_output=1,
+        order_weight=0,
+        order_global_weight=0,
+    )

@@ -372,6 +372,37 @@ def qordered_attention(d: Drawing) -> Case:
     )
 
 
+@strategy(*named("QOrderedLongformerAttention"), ranked=True)
+def qordered_longformer_attention(d: Drawing) -> Case:
+    """Two tokens, which see each other: what they see is a value or the mean of two, in sevenths of a step."""
+    heads, batch = d.integer(1, 2), d.integer(1, 2)
+    width = heads * d.integer(1, 2)
+    per_column = (3 * width,) if d.flag() else ()
+    weights = [d.integers((width, 3 * width), -6, 6, np.int8) for _ in range(2)]
+    scale, zeros = np.full(per_column, 1.0, np.float32), np.zeros(3 * width, np.float32)
+    return _case(
+        d,
+        *(
+            d.integers((batch, 2, width), -6, 6, np.int8),
+            _scale(9.0),
+            weights[0],
+            scale,
+            zeros,
+            _scale(1.0),
+            _scale(27.0),
+        ),
+        *(np.full((batch, 2), 0.25, np.float16), weights[1], scale, zeros, _scale(27.0)),
+        *(d.integers((batch, 2), 0, 1, np.int32), _scale(94.5)),
+        quantize=_some(d, "input", "weight", "global_weight"),
+        num_heads=heads,
+        window=1,
+        order_input=1,
+        order_output=1,
+        order_weight=0,
+        order_global_weight=0,
+    )
+
+
 def _kind(d: Drawing) -> Any:
     return d.pick(np.uint8, np.int8)
 

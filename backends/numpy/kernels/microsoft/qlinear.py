@@ -14,7 +14,7 @@ import numpy as np
 
 from refgrad.backends.numpy.kernels import quantization as onnx_kernels
 from refgrad.backends.numpy.kernels.activation import gelu, leaky_relu, sigmoid, softmax, softmax_1
-from refgrad.backends.numpy.kernels.microsoft.attention import attention
+from refgrad.backends.numpy.kernels.microsoft.attention import attention, windowed
 from refgrad.backends.numpy.kernels.microsoft.normalization import embed_layer_normalization
 from refgrad.backends.numpy.kernels.microsoft.quantization import in_order
 from refgrad.backends.numpy.kernels.operands import check_axis, check_shape
@@ -621,6 +621,55 @@ def qordered_attention(
             shares = _through_int8(softmax(scores, axis=-1), scale_QKT_softmax)
             result[b, :, v.shape[1] * h : v.shape[1] * (h + 1)] = shares @ v
     return _written(result, scale_values_gemm, None, input)
+
+
+@kernel("QOrderedLongformerAttention", domain=MICROSOFT, fresh=True)
+def qordered_longformer_attention(
+    input: Array,
+    scale_input: Array,
+    weight: Array,
+    scale_weight: Array,
+    bias: Array,
+    scale_bias: Array,
+    scale_qkv_gemm: Array,
+    mask: Array,
+    global_weight: Array,
+    scale_global_weight: Array,
+    global_bias: Array,
+    scale_global_gemm: Array,
+    global_: Array,
+    scale_output: Array,
+    *,
+    num_heads: int,
+    order_global_weight: int,
+    order_input: int,
+    order_output: int,
+    order_weight: int,
+    window: int,
+) -> Array:
+    """Token by token, of projections that are quantized"""
+    orders = order_input, order_weight, order_global_weight, order_output
+    if orders != (1, 0, 0, 1):
+        raise ValueError(
+            f"order_input, order_weight, order_global_weight and order_output are {orders}; ORDER_ROW (1), ORDER_COL (0), "
+            "ORDER_COL and ORDER_ROW are supported"
+        )
+    if input.ndim != 3:
+        raise ValueError(f"input has the shape {list(input.shape)}; it is (batch, sequence, hidden)")
+    x, width, thirds = _read(input, scale_input), input.shape[2], []
+    for name, matrix, scale, added, gemm in (
+        ("", weight, scale_weight, bias, scale_qkv_gemm),
+        ("global_", global_weight, scale_global_weight, global_bias, scale_global_gemm),
+    ):
+        check_shape(f"{name}weight", matrix.shape, (width, 3 * width))
+        check_shape(f"{name}bias", added.shape, (3 * width,))
+        factors = _for_columns(f"scale_{name}weight", scale, 3 * width)
+        y = x @ (in_order(matrix, order_weight, back=True) * factors) + added
+        thirds.append(np.split(_through_int8(y, gemm), 3, -1))
+    if width % num_heads:
+        raise ValueError(f"input has {width} channels, which {num_heads} heads do not divide")
+    y = windowed(thirds[0], thirds[1], mask.astype(np.float64), global_, num_heads, window)
+    return _written(y, scale_output, None, input)
 
 
 def _through_int8(y: Array, scale: Maybe) -> Array:
