@@ -55,6 +55,8 @@ class Surrogate:
             y, *scale = _PRODUCTS[node.op_type](self, node.output[0], given, attributes)
             return [self._rounded(node.output[0], y / scale[0] + scale[1])] if len(scale) == 2 else [y, *scale]
         match node.op_type:
+            case "DynamicQuantizeLSTM":
+                return _dynamic_quantize_lstm(self, node.output[0], given, attributes)
             case "QuantizeLinear":
                 x, scale, zero = given[:3]
                 ratio = x / _laid(scale, x, axis, block) + _laid(zero, x, axis, block)
@@ -219,6 +221,52 @@ def _dynamic_quantize_matmul(run: Surrogate, name: str, given: list[Any], attrib
     return (run.dynamic(name, a) @ ((b - _or_zero(zero)) * scale) + _or_zero(bias),)
 
 
+def _dynamic_quantize_lstm(
+    run: Surrogate, name: str, given: list[Any], attributes: dict[str, Any]
+) -> tuple[np.ndarray, ...]:
+    """Sequence by sequence and step by step, with the zero points and what rounding adds for all sequences together"""
+    x, w, r, bias, lengths, h0, c0, peepholes, *scales = given[:12]
+    way = attributes.get("direction", b"forward").decode()
+    names = attributes.get("activations", [b"Sigmoid", b"Tanh", b"Tanh"] * len(w))
+    alphas, betas = (list(attributes.get(f"activation_{which}", ())) for which in ("alpha", "beta"))
+    w, r = (
+        ((q - zero.reshape(len(q), 1, -1)) * scale.reshape(len(q), 1, -1)).swapaxes(1, 2)
+        for q, scale, zero in ((w, *scales[:2]), (r, *scales[2:]))
+    )
+    (time, batch, _), (count, _, hidden) = x.shape, r.shape
+    lengths = np.full(batch, time) if lengths is None else lengths
+    y = np.zeros((time, count, batch, hidden))
+    h, c = (np.zeros((count, batch, hidden)) if v is None else v.copy() for v in (h0, c0))
+    x = run.dynamic(f"{name} x", x[: lengths.max()])
+    for d in range(count):
+        own: dict[str, Any] = {"activations": [n.decode() for n in names[3 * d : 3 * d + 3]], "hidden_size": hidden}
+        own |= {k: attributes[k] for k in ("clip", "input_forget") if k in attributes}
+        for which, numbers in (("alpha", alphas), ("beta", betas)):
+            due = [n for n in own["activations"] if n in _PARAMETERS[which]][: len(numbers)]
+            if due:
+                own[f"activation_{which}"] = [numbers.pop(0) for _ in due]
+        backward = way == "reverse" or d == 1
+        weights = [v if v is None else v[d : d + 1] for v in (w, r, bias, peepholes)]
+        for k in range(len(x)):
+            read = np.where((k <= lengths)[:, None], h[d], 0.0)
+            before = run.dynamic(f"{name} {d} {k}", read) if read.any() else read
+            for n in np.flatnonzero(k < lengths):
+                t = lengths[n] - 1 - k if backward else k
+                states = None, before[None, [n]], c[d][None, [n]]
+                step = [x[t][None, [n]], *weights[:3], *states, weights[3]]
+                _, after, cell = run._node("LSTM", step, ["Y", "Y_h", "Y_c"], own)
+                h[d, n], c[d, n] = after[0, 0], cell[0, 0]
+                y[t, d, n] = h[d, n]
+    return y, h, c
+
+
+# Which activations have such a parameter.
+_PARAMETERS = {
+    "alpha": ("Affine", "Elu", "HardSigmoid", "LeakyRelu", "ScaledTanh", "ThresholdedRelu"),
+    "beta": ("Affine", "HardSigmoid", "ScaledTanh"),
+}
+
+
 def _matmul_integer_to_float(run: Surrogate, name: str, given: list[Any], attributes: dict[str, Any]) -> Any:
     a, b, sa, sb, za, zb, bias = given[:7]
     return (((a - _or_zero(za)) * sa) @ ((b - _or_zero(zb)) * sb) + _or_zero(bias),)
@@ -322,6 +370,22 @@ def _qordered_attention(run: Surrogate, name: str, given: list[Any], attributes:
     return np.einsum("bhst,bhtd->bshd", shares, v).reshape(*x.shape[:2], -1), given[16], 0.0
 
 
+def _qordered_longformer(run: Surrogate, name: str, given: list[Any], attributes: dict[str, Any]) -> Any:
+    x, heads, mixed, mask, seeing = given[0] * given[1], attributes["num_heads"], [], given[7], given[12] != 0
+    away = np.abs(np.subtract.outer(*[np.arange(x.shape[1])] * 2)) > attributes["window"]
+    for k, unseen in ((2, away & ~seeing[:, None, None]), (8, np.zeros_like(away))):
+        gemm = given[6] if k == 2 else given[11]
+        y = x @ (in_order(given[k], 0, back=True) * given[k + 1]) + given[4 if k == 2 else 10]
+        y = run.through_int8(f"{name} {k}", y, gemm)
+        parts = [v.reshape(*v.shape[:2], heads, -1).swapaxes(1, 2) for v in np.split(y, 3, -1)]
+        scores = parts[0] @ parts[1].swapaxes(2, 3) / parts[0].shape[-1] ** 0.5 + mask[:, None, None]
+        mixed.append(
+            np.einsum("bhst,bhtd->bshd", _softmax(np.where(unseen, -1e30, scores), -1), parts[2]).reshape(x.shape)
+        )
+    y = np.where(seeing[..., None], mixed[1], mixed[0])
+    return np.where(mask[..., None] < 0, 0.0, y), given[13], 0.0
+
+
 # Others: what they compute; the scale and the zero point follow where it is quantized.
 _PRODUCTS: dict[str, Callable[[Surrogate, str, list[Any], dict[str, Any]], Any]] = {
     "DynamicQuantizeMatMul": _dynamic_quantize_matmul,
@@ -336,6 +400,7 @@ _PRODUCTS: dict[str, Callable[[Surrogate, str, list[Any], dict[str, Any]], Any]]
     "QuantizeWithOrder": _with_order,
     "DequantizeWithOrder": _with_order,
     "QOrderedAttention": _qordered_attention,
+    "QOrderedLongformerAttention": _qordered_longformer,
     "QOrderedMatMul": _qordered_matmul,
     "QOrderedGelu": _qordered_gelu,
     "QOrderedLayerNormalization": _qordered_normalization,

@@ -156,6 +156,8 @@ RANKS[2] += """ com.microsoft.CDist com.microsoft.GatedDeltaNet com.microsoft.In
 RANKS[3] += """ com.microsoft.AttnLSTM com.microsoft.CausalConvWithState com.microsoft.LinearAttention
     com.microsoft.LinearAttentionGate"""
 RANKS[4] += " com.microsoft.CropAndResize com.microsoft.GridSample"
+RANKS[3] += " com.microsoft.DynamicQuantizeLSTM com.microsoft.QOrderedLongformerAttention"
+RANKS[3] += " com.microsoft.SparseAttentionIndexer"
 SMALLEST = {name: rank for rank, names in RANKS.items() for name in names.split()}
 
 

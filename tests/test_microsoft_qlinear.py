@@ -26,7 +26,7 @@ def test_rounding_agrees_with_differences_of_a_surrogate(case: Case, quantizatio
         assert_surrogate(case, quantization)
 
 
-@pytest.mark.parametrize("name", ["MatMulIntegerToFloat", "DynamicQuantizeMatMul", "QAttention"])
+@pytest.mark.parametrize("name", ["MatMulIntegerToFloat", "DynamicQuantizeMatMul", "DynamicQuantizeLSTM", "QAttention"])
 def test_second_derivative_of_a_result_in_floats(name: str) -> None:
     case = next(case for case in CASES if case.node.op_type == name and case.static)
     assert_second_derivative(case)
@@ -92,6 +92,11 @@ def test_a_zero_point_on_the_path_is_refused() -> None:
     [
         ("o = com.microsoft.QLinearConcat<axis=0>(s, z, q, s)", "give each tensor its scale and its zero point"),
         ("o = com.microsoft.QOrderedMatMul<order_A=2, order_B=3, order_Y=2>(q, s, q, s, s)", "use ORDER_ROW"),
+        (
+            "o = com.microsoft.QOrderedLongformerAttention<num_heads=1, window=1, order_input=2, order_weight=0, "
+            "order_global_weight=0, order_output=1>(q, s, q, s, v, s, s, m, q, s, v, s, g, s)",
+            "order_output are 2, 0, 0 and 1; use ORDER_ROW",
+        ),
         ("o = com.microsoft.QOrderedGelu<order_X=1, order_Y=2>(q, s, s)", "they are the same"),
         (
             "o = com.microsoft.QOrderedLayerNormalization<order_X=7, order_Y=7>(q, s, v, , s)",
@@ -102,7 +107,7 @@ def test_a_zero_point_on_the_path_is_refused() -> None:
     ],
 )
 def test_a_form_that_is_not_covered_is_refused_with_the_reason(body: str, said: str) -> None:
-    inputs = "float[2,3] x, float s, float[3] v, int8 z"
+    inputs = "float[2,3] x, float s, float[3] v, int8 z, float16[1,2] m, int32[1,2] g"
     model = parse(QUANTIZED + body + BEHIND, inputs)
     with pytest.raises(NoGradientError, match=said):
         refgrad.gradient(model, ["x", "s"], quantization="straight-through")
@@ -158,3 +163,89 @@ def test_the_layouts_of_cublaslt() -> None:
         chosen = (x == x[row, column]).astype(np.float32)
         feeds = {"x": chosen, "s": np.array(1, np.float32), "t": np.array(1, np.float32)}
         assert get_backend("numpy").prepare(model).run(feeds)["y"].ravel().nonzero()[0].tolist() == [place]
+
+
+WEIGHTS = "float[2,1,3] x, uint8[1,3,8] w, uint8[1,2,8] r, float[1] s, uint8[1] z, float[1,8] eight, float[2] two"
+
+
+@pytest.mark.parametrize(
+    ("node", "said"),
+    [
+        (
+            "DynamicQuantizeLSTM<hidden_size=3>(x, w, r, , , , , , s, z, s, z)",
+            "hidden_size is 3, and R .* 2 hidden units",
+        ),
+        ("DynamicQuantizeLSTM(x, r, r, , , , , , s, z, s, z)", r"W has the shape \[1, 2, 8\]; \[1, 3, 8\] is needed"),
+        ("DynamicQuantizeLSTM(x, w, r, eight, , , , , s, z, s, z)", r"B has the shape \[1, 8\]; \[1, 16\] is needed"),
+        (
+            "DynamicQuantizeLSTM(x, w, r, , , , , , two, z, s, z)",
+            r"W_scale has the shape \[2\]; it is \[1\], or \[1, 8\]",
+        ),
+        (
+            "DynamicQuantizeLSTM(x, w, r, , three, , , , s, z, s, z)",
+            r"sequence_lens is \[3\]; its numbers are from 1 to 2",
+        ),
+        ("DynamicQuantizeLSTM(eight, w, r, , , , , , s, z, s, z)", "X has rank 2; rank 3 is needed"),
+    ],
+)
+def test_an_lstm_refuses_bad_input_by_name(node: str, said: str) -> None:
+    model = parse(f"y = com.microsoft.{node}", f"{WEIGHTS}, int32[1] three")
+    feeds = {
+        "x": np.ones((2, 1, 3), np.float32),
+        "w": np.ones((1, 3, 8), np.uint8),
+        "r": np.ones((1, 2, 8), np.uint8),
+        "s": np.ones(1, np.float32),
+        "z": np.zeros(1, np.uint8),
+        "eight": np.ones((1, 8), np.float32),
+        "two": np.ones(2, np.float32),
+        "three": np.array([3], np.int32),
+        "t": np.array(1, np.float32),
+    }
+    with pytest.raises(BackendError, match=said):
+        get_backend("numpy").prepare(model).run(feeds)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ('direction="backward"', "its direction 'backward' is not known; there are forward, reverse, bidirectional"),
+        ('activations=["Tanh"]', "it has 1 activations; direction=forward has three for each way"),
+    ],
+)
+def test_an_lstm_that_is_not_covered_is_refused_with_the_reason(settings: str, said: str) -> None:
+    model = parse(f"y = com.microsoft.DynamicQuantizeLSTM<{settings}>(x, w, r, , , , , , s, z, s, z)", WEIGHTS)
+    with pytest.raises(NoGradientError, match=said):
+        refgrad.gradient(model, ["x"])
+
+
+@pytest.mark.parametrize("quantization", ["zero", *STRAIGHT])
+def test_an_lstm_of_zeros_has_a_finite_gradient(quantization: str) -> None:
+    """Neither X nor H has a range."""
+    model = parse("y = com.microsoft.DynamicQuantizeLSTM(x, w, r, , , , , , s, z, s, z)", WEIGHTS)
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    feeds = {
+        "x": np.zeros((2, 1, 3), np.float32),
+        "w": np.full((1, 3, 8), 3, np.uint8),
+        "r": np.full((1, 2, 8), 5, np.uint8),
+        "s": np.full(1, 0.1, np.float32),
+        "z": np.zeros(1, np.uint8),
+    }
+    feeds |= {"eight": np.zeros((1, 8), np.float32), "two": np.zeros(2, np.float32), "t": np.array(1, np.float32)}
+    gradient = refgrad.gradient(model, ["x", "s"], outputs=["y"], quantization=quantization)
+    results = get_backend("numpy").prepare(gradient).run(feeds | {"y_grad": np.ones((2, 1, 1, 2), np.float32)})
+    assert all(np.isfinite(value).all() for value in results.values())
+    assert results["x_grad"].any() == (quantization != "zero")
+
+
+def test_a_scan_stacks_bytes_that_have_a_derivative_as_bytes() -> None:
+    inner = """(float h, float[2] v) => (float k, float[2] u)
+        { q = QuantizeLinear(v, t, z) d = DequantizeLinear(q, t, z) u = Mul(d, h) k = Add(h, t) }"""
+    text = f"""<ir_version: 10, opset_import: ["": 17]> g (float h, float[3,2] x, float t) => (float[3,2] y)
+        <uint8 z = {{3}}> {{ last, y = Scan<num_scan_inputs=1, body = b {inner}>(h, x) }}"""
+    model = refgrad.gradient(parser.parse_model(text), ["x"], outputs=["y"], quantization="straight-through")
+    onnx.checker.check_model(model, full_check=True)
+    x, d_y = np.arange(6, dtype=np.float32).reshape(3, 2), np.ones((3, 2), np.float32)
+    feeds = {"h": np.array(2, np.float32), "x": x, "t": np.array(0.5, np.float32), "y_grad": d_y}
+    for backend in ("numpy", "ort-cpu"):
+        got = get_backend(backend).prepare(model).run(feeds)["x_grad"]
+        np.testing.assert_allclose(got, [[2, 2], [2.5, 2.5], [3, 3]], rtol=1e-6)

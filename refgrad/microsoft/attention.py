@@ -326,18 +326,33 @@ def longformer_attention(
 
     Scores have the mask of their key added; where it is below 0, the token itself has the result 0, as in Hugging Face's model.
     """
-    q, k, v = (heads_of(op, x, num_heads) for x in projected(op, input, weight, bias, None))
-    number = _range(op, _size(op, input, 1))
+    local = projected(op, input, weight, bias, None)
+    overall = projected(op, input, global_weight, global_bias, None)
+    return windowed(op, local, overall, mask, global_, num_heads, window)
+
+
+def windowed(
+    op: FunctionEmitter,
+    local: list[str],
+    overall: list[str],
+    mask: str,
+    global_: str,
+    num_heads: int,
+    window: int,
+) -> str:
+    """LongformerAttention of queries, keys and values, and of those with which the global tokens attend."""
+    q, k, v = (heads_of(op, x, num_heads) for x in local)
+    number = _range(op, _size(op, mask, 1))
     away = op.Abs(op.Sub(op.Unsqueeze(number, [1]), number))
     everywhere = op.Cast(global_, to=TensorProto.BOOL)
     unseen = op.And(op.Greater(away, window), op.Not(op.Unsqueeze(everywhere, [1, 2])))
     added = op.Unsqueeze(mask, [1, 2])
     scores = op.Add(scores_of(op, q, k, None), added)
-    local = mixed(op, op.Where(unseen, lowest(op, scores), scores), v)
-    q, k, v = (heads_of(op, x, num_heads) for x in projected(op, input, global_weight, global_bias, None))
-    overall = mixed(op, op.Add(scores_of(op, q, k, None), added), v)
-    y = op.Where(op.Unsqueeze(everywhere, [2]), overall, local)
-    return op.Where(op.Unsqueeze(op.Less(mask, 0.0), [2]), 0.0, y)
+    near = mixed(op, op.Where(unseen, lowest(op, scores), scores), v)
+    q, k, v = (heads_of(op, x, num_heads) for x in overall)
+    far = mixed(op, op.Add(scores_of(op, q, k, None), added), v)
+    y = op.Where(op.Unsqueeze(everywhere, [2]), far, near)
+    return str(op.Where(op.Unsqueeze(op.Less(mask, 0.0), [2]), 0.0, y))
 
 
 def projected(

@@ -6,6 +6,7 @@ where that is differentiable the option `quantization` says.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,10 +15,12 @@ from onnx import TensorProto
 from refgrad.formulas.indexing import END
 from refgrad.forward.function_emitter import FunctionEmitter
 from refgrad.microsoft.activation import plus
-from refgrad.microsoft.attention import attention
+from refgrad.microsoft.attention import attention, parts, windowed
+from refgrad.microsoft.linear_attention import up_to
 from refgrad.microsoft.normalization import embed_layer_normalization
 from refgrad.microsoft.quantization import BYTES, as_float, centred, dequantized, reordered, single
-from refgrad.tables.definitions import Ints, UnsupportedFormError, operator
+from refgrad.microsoft.recurrent import BACKWARD, PARAMETERS
+from refgrad.tables.definitions import Floats, Ints, Strings, UnsupportedFormError, operator
 
 _FLOAT = ("tensor(float)",)
 _SHORT_FLOATS = ("tensor(float)", "tensor(float16)")
@@ -173,6 +176,134 @@ def qattention(
         **settings,
     )
     return op.CastLike(y, bias), op.CastLike(present, bias)
+
+
+@operator(
+    "DynamicQuantizeLSTM",
+    optional=["Y", "Y_h", "Y_c"],
+    types={
+        "X": _FLOAT,
+        "W": BYTES,
+        "R": "W",
+        "sequence_lens": _INT32,
+        **dict.fromkeys(("B", "initial_h", "initial_c", "P", "W_scale", "R_scale", "Y", "Y_h", "Y_c"), "X"),
+        **dict.fromkeys(("W_zero_point", "R_zero_point"), "W"),
+    },
+)
+def dynamic_quantize_lstm(
+    op: FunctionEmitter,
+    X: str,
+    W: str,
+    R: str,
+    B: str | None,
+    sequence_lens: str | None,
+    initial_h: str | None,
+    initial_c: str | None,
+    P: str | None,
+    W_scale: str,
+    W_zero_point: str,
+    R_scale: str,
+    R_zero_point: str,
+    *,
+    activation_alpha: Floats | None = None,
+    activation_beta: Floats | None = None,
+    activations: Strings | None = None,
+    clip: float | None = None,
+    direction: str = "forward",
+    hidden_size: int | None = None,
+    input_forget: int = 0,
+) -> tuple[str, ...]:
+    """LSTM with the weights that W and R stand for, of DynamicQuantizeLinear(X) and, in each step, DynamicQuantizeLinear(H)
+
+    A step is an LSTM of one step: its initial_h is multiplied with R, and is nothing else. The states that a step quantizes by
+    their range are those of its sequences and of those that the step before ended.
+    """
+    if direction not in BACKWARD:
+        raise UnsupportedFormError(f"its direction {direction!r} is not known; there are {', '.join(BACKWARD)}")
+    names = list(activations or ("Sigmoid", "Tanh", "Tanh") * len(BACKWARD[direction]))
+    if len(names) != 3 * len(BACKWARD[direction]):
+        raise UnsupportedFormError(f"it has {len(names)} activations; direction={direction} has three for each way")
+    alphas, betas = iter(activation_alpha or ()), iter(activation_beta or ())
+    length, batch = op.Shape(X, end=1), op.Shape(X, start=1, end=2)
+    lengths = op.Expand(length, batch) if sequence_lens is None else op.Cast(sequence_lens, to=TensorProto.INT64)
+    times = up_to(op, length)
+    place = op.Unsqueeze(times, [1])
+    active, read = (
+        op.ranked(op.Unsqueeze(inside, [2]), 3)
+        for inside in (op.Less(place, lengths), op.LessOrEqual(place, lengths))  # (time, batch, 1)
+    )
+    any_active = op.Less(times, op.ReduceMax(lengths, keepdims=0))
+    x = op.Where(op.Unsqueeze(any_active, [1, 2]), X, 0.0) if sequence_lens else X
+    x = _as_read_dynamically(op, x)
+    w, r = (
+        op.Transpose(_of_directions(op, q, scale, zero_point), perm=[0, 2, 1])
+        for q, scale, zero_point in ((W, W_scale, W_zero_point), (R, R_scale, R_zero_point))
+    )
+    nothing = op.Expand(op.const(0.0, like=X), op.Concat(batch, op.Shape(R, start=1, end=2), axis=0))
+    found = []
+    for way, backward in enumerate(BACKWARD[direction]):
+        functions = names[3 * way : 3 * way + 3]
+        settings: dict[str, Any] = {
+            "activations": functions,
+            "activation_alpha": _taken(alphas, functions, 1),
+            "activation_beta": _taken(betas, functions, 2),
+            "clip": clip,
+            "hidden_size": hidden_size,
+            "input_forget": input_forget,
+        }
+        own_w, own_r, own_b, own_p = (v and op.Slice(v, [way], [way + 1], [0]) for v in (w, r, B, P))
+        starts = [v and op.Squeeze(op.Slice(v, [way], [way + 1], [0]), [0]) for v in (initial_h, initial_c)]
+
+        def step(
+            op: FunctionEmitter,
+            states: list[str],
+            slices: list[str],
+            settings: dict[str, Any] = settings,
+            weights: tuple[str | None, ...] = (own_w, own_r, own_b, own_p),
+        ) -> list[str]:
+            (h, c), (x, active, read), (w, r, b, p) = states, slices, weights
+            before = _as_read_dynamically(op, op.Where(read, h, 0.0))
+            given = op.Unsqueeze(x, [0]), w, r, b, None, op.Unsqueeze(before, [0]), op.Unsqueeze(c, [0]), p
+            _, new_h, new_c = op.LSTM(*given, outputs=3, **settings)
+            new_h, new_c = op.Squeeze(new_h, [0]), op.Squeeze(new_c, [0])
+            y = op.ranked(op.Where(active, new_h, 0.0), 2)
+            return [op.Where(active, new_h, h), op.Where(active, new_c, c), y]
+
+        rows = op.ReverseSequence(x, lengths, time_axis=0, batch_axis=1) if backward else x
+        states = [op.ranked(start or op.Identity(nothing), 2) for start in starts]
+        h, c, y = op.scan(step, states, [op.ranked(rows, 3), active, read])
+        y = op.ReverseSequence(y, lengths, time_axis=0, batch_axis=1) if backward else y
+        found.append((op.Unsqueeze(y, [1]), op.Unsqueeze(h, [0]), op.Unsqueeze(c, [0])))
+    if len(found) == 1:
+        return found[0]
+    return tuple(op.Concat(*parts, axis=axis) for parts, axis in zip(zip(*found, strict=True), (1, 0, 0), strict=True))
+
+
+def _of_directions(op: FunctionEmitter, q: str, scale: str, zero_point: str) -> str:
+    """What weights stand for whose scales and zero points are one for each direction, or one for each of its columns."""
+    laid = (op.Reshape(v, op.Concat(op.Shape(q, end=1), [1, -1], axis=0)) for v in (scale, zero_point))
+    return dequantized(op, q, *laid)
+
+
+def _as_read_dynamically(op: FunctionEmitter, x: str) -> str:
+    """What `x` is behind DynamicQuantizeLinear and DequantizeLinear; 0 where it is nothing but zeros, with a derivative"""
+    zero = op.const(0.0, like=x)
+    every = op.Concat(op.Reshape(x, [-1]), op.Reshape(zero, [1]), axis=0)
+    low, high = op.ReduceMin(every, keepdims=0), op.ReduceMax(every, keepdims=0)
+    span = op.Sub(high, low)
+    scale = op.Div(op.Where(op.Greater(span, zero), span, 255.0), 255.0)
+    zero_point = op.Cast(op.Round(op.Div(op.Neg(low), scale)), to=TensorProto.UINT8)
+    q = op.QuantizeLinear(x, scale, zero_point)
+    op.types[q] = TensorProto.UINT8, op.rank(x)
+    y = str(op.DequantizeLinear(q, scale, zero_point))
+    op.types[y] = op.type(x), op.rank(x)
+    return y
+
+
+def _taken(given: Iterator[float], functions: list[str], parameters: int) -> list[float] | None:
+    """The next numbers, one for each function that has so many parameters; None where there are none."""
+    numbers = [next(given, None) for name in functions if len(PARAMETERS.get(name.lower(), ())) >= parameters]
+    return [number for number in numbers if number is not None] or None
 
 
 # Operators whose results are quantized
@@ -768,6 +899,62 @@ def qordered_attention(
     shares = _rounded(op, op.Softmax(scores, axis=-1), scale_QKT_softmax)
     y = op.Transpose(op.MatMul(shares, v), perm=[0, 2, 1, 3])
     return _int8(op, op.Reshape(y, [0, 0, -1]), scale_values_gemm)
+
+
+@operator(
+    "QOrderedLongformerAttention",
+    "output",
+    types={
+        "input": _INT8,
+        "scale_input": _FLOAT,
+        **dict.fromkeys(("weight", "global_weight", "output"), "input"),
+        **dict.fromkeys(("scale_weight", "bias", "scale_bias", "scale_qkv_gemm", "scale_global_weight"), "scale_input"),
+        **dict.fromkeys(("global_bias", "scale_global_gemm", "scale_output"), "scale_input"),
+        "mask": ("tensor(float16)",),
+        "global": _INT32,
+    },
+)
+def qordered_longformer_attention(
+    op: FunctionEmitter,
+    input: str,
+    scale_input: str,
+    weight: str,
+    scale_weight: str,
+    bias: str,
+    scale_bias: str,
+    scale_qkv_gemm: str,
+    mask: str,
+    global_weight: str,
+    scale_global_weight: str,
+    global_bias: str,
+    scale_global_gemm: str,
+    global_: str,
+    scale_output: str,
+    *,
+    num_heads: int,
+    order_global_weight: int,
+    order_input: int,
+    order_output: int,
+    order_weight: int,
+    window: int,
+) -> str:
+    """LongformerAttention of input·weight + bias and of input·global_weight + global_bias, each quantized"""
+    if (order_input, order_weight, order_global_weight, order_output) != (_ROW, _COL, _COL, _ROW):
+        raise UnsupportedFormError(
+            f"order_input, order_weight, order_global_weight and order_output are {order_input}, {order_weight}, "
+            f"{order_global_weight} and {order_output}; use ORDER_ROW (1) for input and output, and ORDER_COL (0) for the "
+            "weights"
+        )
+    x, projections = centred(op, input, None), []
+    for matrix, scale, added, gemm in (
+        (weight, scale_weight, bias, scale_qkv_gemm),
+        (global_weight, scale_global_weight, global_bias, scale_global_gemm),
+    ):
+        y = op.MatMul(x, reordered(op, centred(op, matrix, None), _COL, _ROW))
+        y = _rounded(op, op.Add(op.Mul(y, op.Mul(single(op, scale_input), scale)), added), gemm)
+        projections.append(parts(op, y, op.Div(op.Shape(y, start=-1), [3]), -1))
+    y = windowed(op, projections[0], projections[1], as_float(op, mask), global_, num_heads, window)
+    return _int8(op, y, scale_output)
 
 
 # Sums of whole numbers

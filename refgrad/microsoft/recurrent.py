@@ -30,8 +30,8 @@ _BOTH: dict[str, Any] = {
 }
 _GRU = _BOTH | {"linear_before_reset": 0}
 _LSTM = _BOTH | {"input_forget": 0}
-_BACKWARD = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
-_PARAMETERS: dict[str, tuple[float | None, ...]] = {
+BACKWARD = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
+PARAMETERS: dict[str, tuple[float | None, ...]] = {
     "affine": (None, None),
     "leakyrelu": (0.01,),
     "thresholdedrelu": (1.0,),
@@ -195,12 +195,12 @@ def attn_lstm(
     input_forget: int = 0,
 ) -> tuple[str, str, str]:
     """LSTM of (X_t, a_(t−1)), a = (h, softmax(V·tanh(M·MW + h·QW))·M)·AW, where h is what it has computed"""
-    if direction not in _BACKWARD:
-        raise UnsupportedFormError(f"its direction {direction!r} is not known; there are {', '.join(_BACKWARD)}")
+    if direction not in BACKWARD:
+        raise UnsupportedFormError(f"its direction {direction!r} is not known; there are {', '.join(BACKWARD)}")
     if QW is None or MW is None or V is None or M is None:
         raise UnsupportedFormError("it needs its inputs QW, MW, V and M, without which there is nothing to attend to")
-    names = list(activations or ("Sigmoid", "Tanh", "Tanh") * len(_BACKWARD[direction]))
-    if len(names) != 3 * len(_BACKWARD[direction]):
+    names = list(activations or ("Sigmoid", "Tanh", "Tanh") * len(BACKWARD[direction]))
+    if len(names) != 3 * len(BACKWARD[direction]):
         raise UnsupportedFormError(f"it has {len(names)} activations; direction={direction} has three for each way")
     alphas, betas = iter(activation_alpha or ()), iter(activation_beta or ())
     functions = [_activation(name, alphas, betas, clip) for name in names]
@@ -220,7 +220,7 @@ def attn_lstm(
         seen = op.Less(place, op.Unsqueeze(op.Cast(_of_rank(op, memory_seq_lens, 1), to=TensorProto.INT64), [1]))
         values = op.Where(op.Unsqueeze(seen, [2]), M, 0.0)
     found = []
-    for way, backward in enumerate(_BACKWARD[direction]):
+    for way, backward in enumerate(BACKWARD[direction]):
         f, g, h = functions[3 * way : 3 * way + 3]
         own = [
             None if x is None else op.Gather(x, op.const(np.array(way)), axis=0)
@@ -293,9 +293,9 @@ def _activation(
 ) -> Callable[[FunctionEmitter, str], str]:
     """A function of a gate, which takes the next alpha and the next beta where it has such parameters."""
     key = name.lower()
-    if key not in _PARAMETERS:
-        raise UnsupportedFormError(f"its activation {name!r} is not known; there are {', '.join(_PARAMETERS)}")
-    own = [next(given, usual) for given, usual in zip((alphas, betas), _PARAMETERS[key], strict=False)]
+    if key not in PARAMETERS:
+        raise UnsupportedFormError(f"its activation {name!r} is not known; there are {', '.join(PARAMETERS)}")
+    own = [next(given, usual) for given, usual in zip((alphas, betas), PARAMETERS[key], strict=False)]
     if None in own:
         raise UnsupportedFormError(f"its activation {name} needs an activation_alpha and an activation_beta")
 

@@ -129,7 +129,7 @@ for _name, _reason in {
 
 _COMPILED = "what it computes is in the compiled code of a device"
 _SEARCHED = "it searches for tokens, and its scores are those of what it found"
-_CHOSEN = "it chooses indices, and keeps the keys that it compares for its next call"
+_CHOSEN = "its caches of many requests serve the generation of text: use SparseAttentionIndexer, which has a derivative"
 
 for _name, _reason in {
     "BeamSearch": _SEARCHED,
@@ -141,7 +141,6 @@ for _name, _reason in {
     "QuantizeBFP": "it rounds to numbers in block floating point, in whose bytes no derivative is written",
     "Sampling": "it draws tokens, and its logits are those of what it has drawn",
     "Snpe": _COMPILED,
-    "SparseAttentionIndexer": _CHOSEN,
     "SparseToDenseMatMul": "it reads a sparse tensor: store the matrix as a dense one, and use FusedMatMul",
     "Tokenizer": "its values are strings",
     "WhisperBeamSearch": _SEARCHED,

@@ -18,6 +18,7 @@ for _name in (
     *("QGemm", "QLinearAdd", "QLinearMul", "QLinearSigmoid", "QLinearLeakyRelu", "QLinearSoftmax", "QLinearConcat"),
     *("QLinearAveragePool", "QLinearGlobalAveragePool", "QLinearReduceMean", "QLinearWhere", "QLinearConv"),
     *("QuantizeWithOrder", "QOrderedMatMul", "QOrderedGelu", "QOrderedLayerNormalization", "QOrderedAttention"),
+    "QOrderedLongformerAttention",
 ):
     QUANTIZERS[MICROSOFT, _name] = INTEGERS
 QUANTIZED.update((MICROSOFT, _name) for _name in ("MatMulInteger16", "MulInteger", "ReduceSumInteger"))

@@ -67,6 +67,8 @@ def rare() -> Iterator[Case]:
     scales, zeros = [scalar(0.3)] * 4, [np.array(0, s)] * 4
     given = [*tables[:2], None, *tables[2:], None, *scales[:2], None, *scales[2:], *zeros[:2], None, *zeros[2:]]
     yield rounding("QEmbedLayerNormalization", np.zeros((0, 3), np.int32), None, *given, outputs=2, epsilon=1e-3)
+    for batch in (0, 1):
+        yield lstm("B", sizes=(1, 2, 2), batch=batch)
     orders: dict[str, Any] = {"order_A": 1, "order_B": 0, "order_Y": 1}
     for rows in (0, 1):
         right = whole(s, 3, 2), scalar(11.0)
@@ -79,6 +81,7 @@ def rare() -> Iterator[Case]:
     projection = [*[scalar(27.0)] * 3, *[whole(s, 2, 2)] * 3, *[scalar(1.0)] * 3, *[np.zeros(2, np.float32)] * 3]
     orders = {"order_input": 1, "order_output": 1, "order_weight": 0, "num_heads": 1}
     yield rounding("QOrderedAttention", whole(s, 0, 3, 2), scalar(9.0), *projection, None, None, scalar(99.0), **orders)
+    yield longformer(batch=0)
     weights = whole(s, 2, 6), whole.floats(6), scalar(0.05), scalar(0.05)
     yield rounding("QAttention", whole(u, 0, 3, 2), *weights, num_heads=2)
 
@@ -207,6 +210,7 @@ def _products(shapes: str) -> Iterator[Case]:
     yield rounding(name, *a, *b, np.array(4, np.int32), array([81.0]), u(9), **turned)
     if shapes != "unknown":
         yield from _attentions(whole, shapes)
+    yield from _recurrent(shapes)
 
 
 def _attentions(whole: Drawer, shapes: str) -> Iterator[Case]:
@@ -223,6 +227,57 @@ def _attentions(whole: Drawer, shapes: str) -> Iterator[Case]:
     yield rounding(name, x, w, bias, *fine, mask, *per_column, mask_filter_value=-1.5, scale=0.4, **settings)
     past = whole.floats(2, 2, heads, 2, size)
     yield rounding(name, x, w, bias, *scales, None, *zeros, past, outputs=2, unidirectional=1, **settings)
+
+
+def _recurrent(shapes: str) -> Iterator[Case]:
+    """One sequence but for one case: ONNX Runtime quantizes as many states together as a thread has sequences."""
+    every = "B", "sequence_lens", "initial_h", "initial_c", "P"
+    yield lstm(shapes=shapes)
+    yield lstm(*every, kind=np.int8, seed=1, shapes=shapes, input_forget=1)
+    yield lstm(*every, per_column=True, seed=1, shapes=shapes, direction="reverse", quantize=("W", "R"))
+    if shapes != "static":
+        return
+    yield lstm("B", "initial_c", batch=2)
+    yield lstm(*every, batch=2, direction="bidirectional")
+    yield lstm("B", "initial_h", kind=np.int8, per_column=True, direction="bidirectional")
+    yield lstm("B", seed=3, outputs=1, clip=50.0)
+    scaled: dict[str, Any] = {"activation_alpha": [0.3, 0.8, 1.2, 0.7], "activation_beta": [0.45, 0.1, 0.7]}
+    names = ["HardSigmoid", "Affine", "ScaledTanh", "Sigmoid", "Elu", "Softsign"]
+    yield lstm("B", "initial_h", seed=1, direction="bidirectional", activations=names, **scaled)
+    yield lstm("P", activations=["Sigmoid", "Affine", "Tanh"], activation_alpha=[0.6], activation_beta=[0.2])
+
+
+def lstm(
+    *given: str,
+    kind: Any = np.uint8,
+    sizes: tuple[int, int, int] = (2, 2, 2),
+    batch: int = 1,
+    per_column: bool = False,
+    quantize: Sequence[str] = (),
+    seed: int = 0,
+    **options: Any,
+) -> Case:
+    """A DynamicQuantizeLSTM over sizes (time, inputs, hidden) with the optional inputs in `given`.
+
+    The seeds are such that no state comes near the middle between two bytes when something moves by a thousandth.
+    """
+    whole, (time, inputs, hidden) = Drawer(seed), sizes
+    count = 2 if options.get("direction") == "bidirectional" else 1
+    shape = (count, 4 * hidden) if per_column else (count,)
+    zero = np.full(shape, 9 if kind is np.uint8 else 0, kind)
+    optional = {
+        "B": whole.floats(count, 8 * hidden),
+        "sequence_lens": np.array([max(time - 1 + k, 1) for k in range(batch)], np.int32),
+        "initial_h": whole.floats(count, batch, hidden),
+        "initial_c": whole.floats(count, batch, hidden),
+        "P": whole.floats(count, 3 * hidden),
+    }
+    floats = [optional[name] if name in given else None for name in optional]
+    weights = whole(kind, count, inputs, 4 * hidden), whole(kind, count, hidden, 4 * hidden)
+    scales = [np.asarray(step * whole.scales(*shape), np.float32) for step in (0.1, 0.15)]
+    settings = {"outputs": 3, "hidden_size": hidden, "quantize": quantize} | options
+    x = whole.floats(time, batch, inputs)
+    return rounding("DynamicQuantizeLSTM", x, *weights, *floats, scales[0], zero, scales[1], zero, **settings)
 
 
 def _elementwise(shapes: str) -> Iterator[Case]:
@@ -377,3 +432,29 @@ def _ordered_attentions(shapes: str) -> Iterator[Case]:
         yield rounding(name, *given, None, None, scalar(99.0), quantize=("input", "V_weight"), shapes=shapes, **orders)
         more: dict[str, Any] = {"unidirectional": 1, "shapes": shapes, **orders}
         yield rounding(name, *given, scalar(2187.0), scalar(0.8), scalar(200.0), mask, **more)
+    yield longformer(shapes=shapes, quantize=("input", "weight", "global_weight"))
+    yield longformer(heads=1, per_column=True, shapes=shapes)
+
+
+def longformer(
+    batch: int = 2, heads: int = 2, per_column: bool = False, quantize: Sequence[str] = (), shapes: str = "static"
+) -> Case:
+    """A QOrderedLongformerAttention of 4 tokens; its projections are in thirds, and the scores far apart."""
+    whole, kind, width = Drawer(9), np.int8, 2
+    columns = (3 * width,) if per_column else ()
+    scale, zeros = np.full(columns, 1.0, np.float32), np.zeros(3 * width, np.float32)
+    mask = np.array([[0.25, 0.25, 0.25, -1000], [0.25, 0.25, 0.25, 0.25]], np.float16)[:batch]
+    flags = np.array([[1, 0, 0, 0], [0, 0, 0, 1]], np.int32)[:batch]
+    return rounding(
+        "QOrderedLongformerAttention",
+        *(whole(kind, batch, 4, width), scalar(9.0), whole(kind, width, 3 * width), scale, zeros, scalar(1.0)),
+        *(scalar(27.0), mask, whole(kind, width, 3 * width), scale, zeros, scalar(27.0), flags, scalar(94.5)),
+        quantize=quantize,
+        shapes=shapes,
+        num_heads=heads,
+        window=2 if heads == 1 else 1,
+        order_input=1,
+        order_output=1,
+        order_weight=0,
+        order_global_weight=0,
+    )

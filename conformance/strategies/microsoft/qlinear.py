@@ -136,6 +136,39 @@ def convolution(d: Drawing) -> Case:
     )
 
 
+@strategy(*named("DynamicQuantizeLSTM"))
+def dynamic_quantize_lstm(d: Drawing) -> Case:
+    """One step of whole numbers from −100 to 155, which are their own bytes but for the zero point."""
+    kind, direction = _kind(d), d.pick(None, "reverse", "bidirectional")
+    batch, inputs, hidden, count = d.integer(1, 2), d.integer(2, 3), d.integer(2, 3), 1 + (direction == "bidirectional")
+
+    def whole(*shape: int) -> Array:
+        values = d.integers(shape, -100, 155).astype(np.float32)
+        values.reshape(len(values), -1)[:, :2] = -100, 155
+        return values
+
+    columns = (count, 4 * hidden) if d.flag() else (count,)
+    zero = np.full(columns, _middle(kind), kind)
+    weights = (d.integers((count, rows, 4 * hidden), -3, 3) + _middle(kind) for rows in (inputs, hidden))
+    given = [
+        d.optional(lambda: d.normal((count, 8 * hidden))),
+        d.optional(lambda: np.ones(batch, np.int32)),
+        whole(count, batch, hidden),
+        d.optional(lambda: d.normal((count, batch, hidden))),
+        d.optional(lambda: d.normal((count, 3 * hidden))),
+    ]
+    scales = [np.asarray(0.002 + 0.001 * np.abs(d.normal(columns)), np.float32) for _ in range(2)]
+    layers = (layer.astype(kind) for layer in weights)
+    return _case(
+        d,
+        *(whole(1, batch, inputs), *layers, *given, scales[0], zero, scales[1], zero),
+        direction=direction,
+        hidden_size=hidden,
+        input_forget=d.pick(None, 1),
+        outputs=3,
+    )
+
+
 @strategy(*named("DynamicQuantizeMatMul"))
 def dynamic_quantize_matmul(d: Drawing) -> Case:
     """A scale for all columns or one for each; a zero point and a bias, or none."""
@@ -336,6 +369,37 @@ def qordered_attention(d: Drawing) -> Case:
         order_weight=0,
         num_heads=heads,
         unidirectional=d.pick(None, 0, 1),
+    )
+
+
+@strategy(*named("QOrderedLongformerAttention"), ranked=True)
+def qordered_longformer_attention(d: Drawing) -> Case:
+    """Two tokens, which see each other: what they see is a value or the mean of two, in sevenths of a step."""
+    heads, batch = d.integer(1, 2), d.integer(1, 2)
+    width = heads * d.integer(1, 2)
+    per_column = (3 * width,) if d.flag() else ()
+    weights = [d.integers((width, 3 * width), -6, 6, np.int8) for _ in range(2)]
+    scale, zeros = np.full(per_column, 1.0, np.float32), np.zeros(3 * width, np.float32)
+    return _case(
+        d,
+        *(
+            d.integers((batch, 2, width), -6, 6, np.int8),
+            _scale(9.0),
+            weights[0],
+            scale,
+            zeros,
+            _scale(1.0),
+            _scale(27.0),
+        ),
+        *(np.full((batch, 2), 0.25, np.float16), weights[1], scale, zeros, _scale(27.0)),
+        *(d.integers((batch, 2), 0, 1, np.int32), _scale(94.5)),
+        quantize=_some(d, "input", "weight", "global_weight"),
+        num_heads=heads,
+        window=1,
+        order_input=1,
+        order_output=1,
+        order_weight=0,
+        order_global_weight=0,
     )
 
 

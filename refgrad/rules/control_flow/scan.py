@@ -11,6 +11,7 @@ from refgrad.forward.graph import Graph, Node
 from refgrad.protos.types import Dim, type_of
 from refgrad.reverse.bodies import Body, Swept, formal
 from refgrad.reverse.emit import Emitter
+from refgrad.reverse.values import tensor_type
 from refgrad.rules.control_flow.iteration import Iteration, Layout, Slices, State, Steps
 from refgrad.tables.registry import structure
 
@@ -80,7 +81,7 @@ class Scan(Iteration):
         read = [*steps.slices, *(Slices(s.outer, name, s.axis, s.backward) for name, s in stored.items())]
         read = read or self.elements[:1]  # it shows how many steps there are
         sub = swept.op
-        formals = [*steps.states, *((s.inner, sub.values.adjoint_proto(s.inner)) for s in read)]
+        formals = [*steps.states, *((s.inner, tensor_type(sub.type(s.inner), sub.shape(s.inner))) for s in read)]
         attributes = {
             "body": swept.backward(formals, steps.results),
             "num_scan_inputs": len(read),

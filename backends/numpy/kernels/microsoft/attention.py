@@ -256,26 +256,32 @@ def longformer_attention(
     window: int,
 ) -> Array:
     """Token by token: the keys that it sees are picked out before they are weighed"""
-    if input.ndim != 3 or window < 1 or input.shape[1] % (2 * window):
-        raise ValueError(
-            f"input has the shape {list(input.shape)}; its length is a multiple of 2·{window}, twice the window"
-        )
-    batch, length, _ = input.shape
+    local = projections(input, weight, bias, None)
+    return windowed(local, projections(input, global_weight, global_bias, None), mask, global_, num_heads, window)
+
+
+def windowed(
+    local: list[Array], overall: list[Array], mask: Array, global_: Array, num_heads: int, window: int
+) -> Array:
+    """LongformerAttention of queries, keys and values, and of those with which the global tokens attend."""
+    shape = local[0].shape
+    if len(shape) != 3 or window < 1 or shape[1] % (2 * window):
+        raise ValueError(f"input has the shape {list(shape)}; its length is a multiple of 2·{window}, twice the window")
+    batch, length, _ = shape
     check_shape("mask", mask.shape, (batch, length))
     check_shape("global", global_.shape, (batch, length))
-    local = [by_heads(x, num_heads) for x in projections(input, weight, bias, None)]
-    overall = [by_heads(x, num_heads) for x in projections(input, global_weight, global_bias, None)]
-    y = np.zeros((batch, length, num_heads, local[2].shape[3]), input.dtype)
+    by_local, by_overall = ([by_heads(x, num_heads) for x in of] for of in (local, overall))
+    y = np.zeros((batch, length, num_heads, by_local[2].shape[3]), local[0].dtype)
     for row in range(batch):
         for token in range(length):
             if mask[row, token] < 0:
                 continue
-            q, k, v = overall if global_[row, token] else local
+            q, k, v = by_overall if global_[row, token] else by_local
             near = np.abs(np.arange(length) - token) <= window
             seen = np.flatnonzero(near | (global_[row] != 0) | bool(global_[row, token]))
             scores = np.einsum("nh,nth->nt", q[row, :, token], k[row][:, seen]) / np.sqrt(q.dtype.type(q.shape[3]))
             y[row, token] = np.einsum("nt,nth->nh", softmax(scores + mask[row, seen], axis=-1), v[row][:, seen])
-    return y.reshape(input.shape)
+    return y.reshape(shape)
 
 
 def projections(x: Array, weights: Array, bias: Array | None, sizes: list[int] | None) -> list[Array]:

@@ -14,12 +14,13 @@ import numpy as np
 
 from refgrad.backends.numpy.kernels import quantization as onnx_kernels
 from refgrad.backends.numpy.kernels.activation import gelu, leaky_relu, sigmoid, softmax, softmax_1
-from refgrad.backends.numpy.kernels.microsoft.attention import attention
+from refgrad.backends.numpy.kernels.microsoft.attention import attention, windowed
 from refgrad.backends.numpy.kernels.microsoft.normalization import embed_layer_normalization
 from refgrad.backends.numpy.kernels.microsoft.quantization import in_order
 from refgrad.backends.numpy.kernels.operands import check_axis, check_shape
 from refgrad.backends.numpy.kernels.pooling import average_pool
 from refgrad.backends.numpy.kernels.quantization import dynamic_quantize_linear, saturated
+from refgrad.backends.numpy.kernels.recurrent import directions_of
 from refgrad.backends.numpy.registry import broadcasts, kernel
 from refgrad.protos.domains import MICROSOFT
 
@@ -284,6 +285,95 @@ def qattention(
     return tuple(value.astype(bias.dtype) for value in results)
 
 
+@kernel("DynamicQuantizeLSTM", domain=MICROSOFT, fresh=True)
+def dynamic_quantize_lstm(
+    X: Array,
+    W: Array,
+    R: Array,
+    B: Maybe,
+    sequence_lens: Maybe,
+    initial_h: Maybe,
+    initial_c: Maybe,
+    P: Maybe,
+    W_scale: Array,
+    W_zero_point: Array,
+    R_scale: Array,
+    R_zero_point: Array,
+    *,
+    activation_alpha: list[float] | None = None,
+    activation_beta: list[float] | None = None,
+    activations: list[str] | None = None,
+    clip: float | None = None,
+    direction: str = "forward",
+    hidden_size: int | None = None,
+    input_forget: int = 0,
+) -> tuple[Array, Array, Array]:
+    """Step k is the k-th of each sequence in the order of its direction, of all that have one; in double
+
+    The states that a step quantizes by their range are those of its sequences and of those that the step before ended.
+    """
+    ways = directions_of(("Sigmoid", "Tanh", "Tanh"), direction, activations, activation_alpha, activation_beta, clip)
+    for name, value in (("X", X), ("W", W), ("R", R)):
+        if value.ndim != 3:
+            raise ValueError(f"{name} has rank {value.ndim}; rank 3 is needed")
+    (time, batch, inputs), (_, hidden, _), count = X.shape, R.shape, len(ways)
+    if hidden_size is not None and hidden_size != hidden:
+        raise ValueError(f"hidden_size is {hidden_size}, and R {list(R.shape)} has {hidden} hidden units")
+    for name, given, needed in (
+        ("W", W, (count, inputs, 4 * hidden)),
+        ("R", R, (count, hidden, 4 * hidden)),
+        ("B", B, (count, 8 * hidden)),
+        ("sequence_lens", sequence_lens, (batch,)),
+        ("initial_h", initial_h, (count, batch, hidden)),
+        ("initial_c", initial_c, (count, batch, hidden)),
+        ("P", P, (count, 3 * hidden)),
+    ):
+        if given is not None:
+            check_shape(name, given.shape, needed)
+    lengths = np.full(batch, time) if sequence_lens is None else sequence_lens
+    if sequence_lens is not None and ((lengths < 1) | (lengths > time)).any():
+        raise ValueError(f"sequence_lens is {lengths.tolist()}; its numbers are from 1 to {time}")
+    weights = [
+        (q - _by_direction(f"{name}_zero_point", zero, q)) * _by_direction(f"{name}_scale", scale, q)
+        for name, q, scale, zero in (("W", W, W_scale, W_zero_point), ("R", R, R_scale, R_zero_point))
+    ]
+    Y = np.zeros((time, count, batch, hidden))
+    Y_h, Y_c = (np.zeros((count, batch, hidden)) if v is None else v.astype(np.float64) for v in (initial_h, initial_c))
+    x = _through_bytes(X[: lengths.max(initial=0)])
+    for way, (backward, (f, g, h)) in enumerate(ways):
+        w, r = weights[0][way], weights[1][way]
+        bias = 0.0 if B is None else B[way].reshape(2, -1).sum(0, np.float64)
+        peep_i, peep_o, peep_f = np.zeros((3, hidden)) if P is None else P[way].reshape(3, hidden)
+        for k in range(len(x)):
+            rows = np.flatnonzero(k < lengths)
+            places = lengths[rows] - 1 - k if backward else np.full(len(rows), k)
+            read = np.where((k <= lengths)[:, np.newaxis], Y_h[way], 0)
+            before = _through_bytes(read.astype(X.dtype))[rows]
+            C = Y_c[way, rows]
+            i, o, forget, c = np.split(x[places, rows] @ w + before @ r + bias, 4, axis=1)
+            i = f(i + peep_i * C)
+            C = (1 - i if input_forget else f(forget + peep_f * C)) * C + i * g(c)
+            Y_c[way, rows], Y_h[way, rows] = C, f(o + peep_o * C) * h(C)
+            Y[places, way, rows] = Y_h[way, rows]
+    return Y.astype(X.dtype), Y_h.astype(X.dtype), Y_c.astype(X.dtype)
+
+
+def _by_direction(name: str, parameter: Array, q: Array) -> Array:
+    """One for each direction or for each of its columns, in double."""
+    count, _, columns = q.shape
+    if parameter.shape not in ((count,), (count, columns)):
+        raise ValueError(
+            f"{name} has the shape {list(parameter.shape)}; it is [{count}], or [{count}, {columns}] with one for each column"
+        )
+    return parameter.astype(np.float64).reshape(count, 1, -1)
+
+
+def _through_bytes(x: Array) -> Array:
+    """What is left of `x` when it is quantized by its range, in double."""
+    q, scale, zero = dynamic_quantize_linear(x)
+    return np.asarray((q.astype(np.float64) - zero) * scale)
+
+
 @kernel("QGemm", domain=MICROSOFT, fresh=True)
 def qgemm(
     A: Array,
@@ -531,6 +621,55 @@ def qordered_attention(
             shares = _through_int8(softmax(scores, axis=-1), scale_QKT_softmax)
             result[b, :, v.shape[1] * h : v.shape[1] * (h + 1)] = shares @ v
     return _written(result, scale_values_gemm, None, input)
+
+
+@kernel("QOrderedLongformerAttention", domain=MICROSOFT, fresh=True)
+def qordered_longformer_attention(
+    input: Array,
+    scale_input: Array,
+    weight: Array,
+    scale_weight: Array,
+    bias: Array,
+    scale_bias: Array,
+    scale_qkv_gemm: Array,
+    mask: Array,
+    global_weight: Array,
+    scale_global_weight: Array,
+    global_bias: Array,
+    scale_global_gemm: Array,
+    global_: Array,
+    scale_output: Array,
+    *,
+    num_heads: int,
+    order_global_weight: int,
+    order_input: int,
+    order_output: int,
+    order_weight: int,
+    window: int,
+) -> Array:
+    """Token by token, of projections that are quantized"""
+    orders = order_input, order_weight, order_global_weight, order_output
+    if orders != (1, 0, 0, 1):
+        raise ValueError(
+            f"order_input, order_weight, order_global_weight and order_output are {orders}; ORDER_ROW (1), ORDER_COL (0), "
+            "ORDER_COL and ORDER_ROW are supported"
+        )
+    if input.ndim != 3:
+        raise ValueError(f"input has the shape {list(input.shape)}; it is (batch, sequence, hidden)")
+    x, width, thirds = _read(input, scale_input), input.shape[2], []
+    for name, matrix, scale, added, gemm in (
+        ("", weight, scale_weight, bias, scale_qkv_gemm),
+        ("global_", global_weight, scale_global_weight, global_bias, scale_global_gemm),
+    ):
+        check_shape(f"{name}weight", matrix.shape, (width, 3 * width))
+        check_shape(f"{name}bias", added.shape, (3 * width,))
+        factors = _for_columns(f"scale_{name}weight", scale, 3 * width)
+        y = x @ (in_order(matrix, order_weight, back=True) * factors) + added
+        thirds.append(np.split(_through_int8(y, gemm), 3, -1))
+    if width % num_heads:
+        raise ValueError(f"input has {width} channels, which {num_heads} heads do not divide")
+    y = windowed(thirds[0], thirds[1], mask.astype(np.float64), global_, num_heads, window)
+    return _written(y, scale_output, None, input)
 
 
 def _through_int8(y: Array, scale: Maybe) -> Array:

@@ -1,0 +1,46 @@
+"""Strategies of ONNX Runtime's indexers. No two scores are the same, or nearly so: all numbers are drawn from a continuum."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from refgrad.conformance.case import Case
+from refgrad.conformance.strategies.drawing import Drawing, strategy
+from refgrad.conformance.strategies.microsoft import named
+
+
+@strategy(*named("SparseAttentionIndexer"), ranked=True)
+def sparse_attention_indexer(d: Drawing) -> Case:
+    """Both policies, with caches that grow and caches that have room."""
+    qsa, batch, length, heads, past = d.flag(), d.integer(1, 2), d.integer(1, 4), d.integer(1, 2), d.integer(0, 3)
+    ratio, size, held, packed = d.integer(1, 3), 4, d.integer(0, 1), d.flag()
+    room = d.optional(lambda: past + length + d.integer(0, 1))
+    width = size if qsa else 2 * size
+    rows = (batch, 12) if d.flag() else (12,)
+    packed = packed and qsa
+
+    def floats(*shape: int) -> np.ndarray:
+        return d.normal(shape).astype(np.float32)
+
+    inputs = [
+        floats(batch, length, (heads + packed) * size),
+        None if packed else floats(batch, length, width),
+        *(1 + floats(size) for _ in range(2)),
+        *(floats(*rows, 2) for _ in range(2)),
+        d.optional(lambda: d.integers((batch, past + length), 0, 1)) if qsa else None,
+        floats(batch, past if room is None else room, size),
+        *([None] * 3 if qsa else [floats(batch, length, width), floats(ratio, width), floats(batch, length, heads)]),
+        None if qsa else d.integers((batch, length), 0, 11),
+        None if room is None else np.array([past], np.int32),
+        None if qsa else floats(2, batch, held, width),
+    ]
+    return d.case(
+        *inputs,
+        policy_mode="qsa" if qsa else "csa",
+        compress_ratio=ratio,
+        token_budget=ratio * d.integer(1, 2) if qsa else None,
+        index_topk=None if qsa else d.integer(1, 3),
+        scale=d.pick(None, 0.5),
+        head_weight_scale=None if qsa else d.pick(None, 0.5),
+        outputs=2 if qsa else 3,
+    )
