@@ -145,3 +145,40 @@ def test_never_all_scores_at_once() -> None:
     get_backend("numpy").prepare(again, max_memory=scores).run(feeds)
     with pytest.raises(BackendError, match="max_memory"):
         get_backend("numpy").prepare(kept, max_memory=3 * scores).run(feeds)
+
+
+HEADS, TOKENS, SIZE = 2, 640, 8
+_CACHED = f"<num_heads = {HEADS}, kv_num_heads = 1, softcap = 2.0, local_window_size = 100>"
+OF_ONNX_RUNTIME = {
+    "heads": f"y = com.microsoft.MultiHeadAttention <num_heads = {HEADS}> (q, k, v)",
+    "causal": f"y = com.microsoft.MultiHeadAttention <num_heads = {HEADS}, unidirectional = 1> (q, k, v)",
+    "masked": f"y = com.microsoft.MultiHeadAttention <num_heads = {HEADS}> (q, k, v, , mask)",
+    "grouped": f"y = com.microsoft.GroupQueryAttention {_CACHED} (q, one, two, , , seqlens, total)",
+    "sinks": f"y = com.microsoft.GroupQueryAttention {_CACHED} (q, one, two, , , seqlens, total, , , , , sink)",
+}
+
+
+@pytest.mark.parametrize("tokens", [TOKENS, "S"])
+@pytest.mark.parametrize("form", OF_ONNX_RUNTIME)
+def test_attention_of_onnx_runtime_is_split_too(form: str, tokens: int | str) -> None:
+    """With queries in groups, masks whose rows only the run tells, and sinks; for a length that only the run tells, too."""
+    wide, narrow = (f"float[1, {tokens}, {width}]" for width in (HEADS * SIZE, SIZE))
+    model = parser.parse_model(f"""
+        <ir_version: 8, opset_import: ["": 18, "com.microsoft": 1]>
+        g ({wide} q, {wide} k, {wide} v, {narrow} one, {narrow} two, float[{HEADS}] sink, int32[1, {tokens}] mask,
+           int32[1] seqlens, int32 total) => ({wide} y) {{ {OF_ONNX_RUNTIME[form]} }}""")
+    feeds = {name: RNG.standard_normal((1, TOKENS, HEADS * SIZE)).astype(np.float32) for name in "qkv"}
+    feeds |= {name: RNG.standard_normal((1, TOKENS, SIZE)).astype(np.float32) for name in ("one", "two")}
+    feeds |= {"sink": np.array([1.0, -1.0], np.float32), "mask": (np.arange(TOKENS) % 3 > 0).astype(np.int32)[None]}
+    feeds |= {"seqlens": np.array([TOKENS - 1], np.int32), "total": np.array(TOKENS, np.int32)}
+    feeds["y_grad"] = RNG.standard_normal((1, TOKENS, HEADS * SIZE)).astype(np.float32)
+    kept, again = (refgrad.gradient(model, recompute=recompute) for recompute in (False, True))
+    assert any("block" in node.name for node in again.graph.node)
+    expected = get_backend("numpy").prepare(kept, precision="float64").run(feeds)
+    for name, got in get_backend("numpy").prepare(again, precision="float64").run(feeds).items():
+        np.testing.assert_allclose(got, expected[name], rtol=1e-9, atol=1e-12, err_msg=name)
+    onnxruntime = get_backend("ort-cpu").prepare(again).run(feeds)
+    for name, got in onnxruntime.items():
+        np.testing.assert_allclose(got, expected[name], rtol=1e-3, atol=2e-5, err_msg=name)
+    scores = HEADS * TOKENS * TOKENS * 4
+    get_backend("numpy").prepare(again, max_memory=scores + scores // 4).run(feeds)  # all scores are kept several times

@@ -68,10 +68,10 @@ def multi_head_attention(
     scores = scores_of(op, q, keys, scale)
     if key_padding_mask is not None:
         hidden = _hidden(op, key_padding_mask, q, keys)
-        scores = op.Add(scores, op.Mul(op.CastLike(hidden, scores), mask_filter_value))
+        scores = op.Add(scores, op.Mul(op.CastLike(hidden, q), mask_filter_value))
     scores = plus(op, scores, attention_bias)
     if unidirectional:
-        scores = _causal(op, scores, before)
+        scores = _causal(op, scores, q, keys, before)
     return mixed(op, scores, values), present_key, present_value, scores
 
 
@@ -119,10 +119,10 @@ def attention(
     scores = scores_of(op, q, keys, scale)
     if mask_index is not None:
         hidden = _hidden(op, mask_index, q, keys, before)
-        scores = op.Add(scores, op.Mul(op.CastLike(hidden, scores), mask_filter_value))
+        scores = op.Add(scores, op.Mul(op.CastLike(hidden, q), mask_filter_value))
     scores = plus(op, scores, attention_bias)
     if unidirectional:
-        scores = _causal(op, scores, before)
+        scores = _causal(op, scores, q, keys, before)
     present = op.Concat(op.Unsqueeze(present_key, [0]), op.Unsqueeze(present_value, [0]), axis=0)
     return mixed(op, scores, values), present
 
@@ -187,7 +187,7 @@ def decoder_masked_multi_head_attention(
     if mask_index is not None:
         known_rank(op, "mask_index", mask_index, 2)
         hidden = _hidden(op, mask_index, q, keys)
-        scores = op.Add(scores, op.Mul(op.CastLike(hidden, scores), mask_filter_value))
+        scores = op.Add(scores, op.Mul(op.CastLike(hidden, q), mask_filter_value))
     scores = plus(op, scores, attention_bias)
     return mixed(op, scores, values), present_key, present_value, scores if output_qk else None
 
@@ -238,7 +238,7 @@ def decoder_masked_self_attention(
     if mask_index is not None:
         known_rank(op, "mask_index", mask_index, 2)
         hidden = _hidden(op, mask_index, q, keys)
-        scores = op.Add(scores, op.Mul(op.CastLike(hidden, scores), mask_filter_value))
+        scores = op.Add(scores, op.Mul(op.CastLike(hidden, q), mask_filter_value))
     scores = plus(op, scores, attention_bias)
     present = op.Concat(op.Unsqueeze(present_key, [0]), op.Unsqueeze(present_value, [0]), axis=0)
     return mixed(op, scores, values), present
@@ -487,10 +487,13 @@ def _outside(op: FunctionEmitter, mask: str, q: str, keys: str, begins: bool) ->
     return op.Or(hidden, op.Less(number, op.Unsqueeze(first, [1, 2, 3])))
 
 
-def _causal(op: FunctionEmitter, scores: str, before: str) -> str:
-    """The lowest number where a key is later than the query, of which there are `before` tokens in front."""
-    rows = op.Unsqueeze(op.Add(_range(op, _size(op, scores, 2)), before), [1])
-    later = op.Greater(_range(op, _size(op, scores, 3)), rows)
+def _causal(op: FunctionEmitter, scores: str, q: str, keys: str, before: str) -> str:
+    """The lowest number where a key is later than the query, of which there are `before` tokens in front.
+
+    The sizes are those of q (B, N, S, H) and the keys (B, N, T, H): nothing but the result reads all scores.
+    """
+    rows = op.Unsqueeze(op.Add(_range(op, _size(op, q, 2)), before), [1])
+    later = op.Greater(_range(op, _size(op, keys, 2)), rows)
     return op.Where(later, lowest(op, scores), scores)
 
 

@@ -274,7 +274,7 @@ def _attend(
     shown = op.Or(seen, op.Not(op.Unsqueeze(real, [3])))  # padding sees everything, so that its shares are finite
     logits = op.Where(shown, scores, op.const(-math.inf, like=scores))
     if sink is not None:
-        column = op.Reshape(op.CastLike(sink, scores), [1, num_heads, 1, 1])
+        column = op.Reshape(op.CastLike(sink, q), [1, num_heads, 1, 1])
         one = op.Concat(op.Shape(q, end=3), [1], axis=0)
         logits = op.Concat(logits, op.Expand(column, one), axis=3)
     shares = op.Softmax(logits, axis=3)

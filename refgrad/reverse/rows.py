@@ -19,14 +19,14 @@ import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from refgrad.forward.graph import Graph, Node, view
-from refgrad.protos.types import Dim
+from refgrad.protos.types import Dim, is_unnamed
 from refgrad.protos.walk import names_of, refill
 
 _LONG = 512  # rows from which on it is worth while
 _ROWS = 128  # of a block
 _BLOCKS = 8  # where the number of rows is not known
 _MOST_BLOCKS = 16
-# What computes each element of its result from those at the same place, the rows of a broadcast included.
+# What computes each element of its result from those at the same place, also where an operand is broadcast.
 _ELEMENTWISE = frozenset(
     (
         *("Abs", "Add", "And", "Cast", "CastLike", "Clip", "Div", "Equal", "Erf", "Exp", "Greater", "GreaterOrEqual"),
@@ -39,13 +39,17 @@ _ATTENTION = ("", "Attention")
 
 @dataclass(frozen=True)
 class _Region:
-    """Nodes from the scores, or from an Attention, to the result: `rows` are the values that are split."""
+    """Nodes from the scores, or from an Attention, to the result: `rows` are the values that are split.
+
+    Those in `either` have one row for all queries or a row for each: only the run tells.
+    """
 
     nodes: list[Node]
     rows: list[str]
     whole: list[str]  # keys and values
     result: str
     length: Dim
+    either: frozenset[str] = frozenset()
 
 
 def in_rows(graph: Graph, chosen: Sequence[frozenset[str]]) -> tuple[Graph, list[frozenset[str]]] | None:
@@ -85,12 +89,13 @@ def _around_softmax(graph: Graph, softmax: Node) -> _Region | None:
     shape = graph.shapes.get(softmax.inputs[0])
     if shape is None or len(shape) < 2 or softmax.attributes.get("axis", -1) not in (-1, len(shape) - 1):
         return None
+    last = len(shape) - 1
     inside: dict[str, Node] = {}
-    starts = {node.name: node for node in _behind(graph, softmax.inputs[0], inside, 0)}
+    starts = {node.name: node for node in _behind(graph, softmax.inputs[0], inside, last)}
     if len(starts) != 1:
         return None
     start = next(iter(starts.values()))
-    ends = _before(graph, softmax, inside)
+    ends = _before(graph, softmax, inside, last)
     if ends is None or len(ends) != 1:
         return None
     end = ends[0]
@@ -101,15 +106,14 @@ def _around_softmax(graph: Graph, softmax: Node) -> _Region | None:
         return None
     if any(reader.name not in inside for name in made for reader in graph.readers(name)):
         return None
-    length = shape[-2]
-    if not _is_long(length) or _rows(graph, start.inputs[0]) != length:
+    length = _rows(graph, start.inputs[0])
+    if not _is_long(length) or not (shape[-2] == length or is_unnamed(shape[-2])):
         return None
-    rows = [start.inputs[0]]
+    rows, either = [start.inputs[0]], set()
     for node in nodes:
         if node.name in (start.name, end.name):
             continue
-        like = node.op_type == "CastLike"
-        for name in node.inputs[:1] if like else node.inputs:
+        for name in _elements(node):
             if not name or name in made:
                 continue
             known = graph.shapes.get(name)
@@ -117,32 +121,51 @@ def _around_softmax(graph: Graph, softmax: Node) -> _Region | None:
                 return None
             if len(known) < 2 or known[-2] == 1:
                 continue
-            if known[-2] != length:
+            if is_unnamed(known[-2]):
+                either.add(name)
+            elif known[-2] != length:
                 return None
             rows.append(name)
     whole = [start.inputs[1], end.inputs[1]]
     if set(whole) & {*rows, *made}:
         return None
-    return _Region(nodes, list(dict.fromkeys(rows)), list(dict.fromkeys(whole)), end.outputs[0], length)
+    parts = list(dict.fromkeys(rows)), list(dict.fromkeys(whole))
+    return _Region(nodes, *parts, end.outputs[0], length, frozenset(either))
 
 
-def _behind(graph: Graph, name: str, inside: dict[str, Node], depth: int) -> Iterable[Node]:
-    """The products that a value is computed from element by element; what lies between goes to `inside`."""
+def _keeps_rows(graph: Graph, node: Node, last: int) -> bool:
+    """Whether a row of the result depends on the same row of the operands alone; `last` is the axis behind that of the rows."""
+    if node.domain or node.op_type in _ELEMENTWISE:
+        return not node.domain
+    if node.op_type == "Concat":
+        return node.attributes.get("axis") in (-1, last)
+    if node.op_type == "Slice" and len(node.inputs) > 3:
+        axes = graph.constant(node.inputs[3])
+        return axes is not None and set(np.ravel(axes).tolist()) <= {-1, last}
+    return False
+
+
+def _elements(node: Node) -> Sequence[str]:
+    """What a node that keeps rows reads besides types and bounds."""
+    return node.inputs[:1] if node.op_type in ("CastLike", "Slice") else node.inputs
+
+
+def _behind(graph: Graph, name: str, inside: dict[str, Node], last: int, depth: int = 0) -> Iterable[Node]:
+    """The products that a value is computed from row by row; what lies between goes to `inside`."""
     node = graph.producer.get(name)
     if node is None or depth > len(_ELEMENTWISE):
         return
     if node.key == ("", "MatMul"):
         yield node
-    elif node.domain == "" and node.op_type in _ELEMENTWISE:
-        reads = node.inputs[:1] if node.op_type == "CastLike" else node.inputs
-        found = [one for read in reads if read for one in _behind(graph, read, inside, depth + 1)]
+    elif _keeps_rows(graph, node, last):
+        found = [one for read in _elements(node) if read for one in _behind(graph, read, inside, last, depth + 1)]
         if found:
             inside[node.name] = node
             yield from found
 
 
-def _before(graph: Graph, softmax: Node, inside: dict[str, Node]) -> list[Node] | None:
-    """The products whose first factor is computed from the shares element by element; None where something else reads them."""
+def _before(graph: Graph, softmax: Node, inside: dict[str, Node], last: int) -> list[Node] | None:
+    """The products whose first factor is computed from the shares row by row; None where something else reads them."""
     ends: dict[str, Node] = {}
     pending = [softmax.outputs[0]]
     while pending:
@@ -150,7 +173,7 @@ def _before(graph: Graph, softmax: Node, inside: dict[str, Node]) -> list[Node] 
         for reader in graph.readers(name):
             if reader.key == ("", "MatMul") and reader.inputs[0] == name and reader.inputs[1] != name:
                 ends[reader.name] = reader
-            elif reader.domain == "" and reader.op_type in _ELEMENTWISE:
+            elif _keeps_rows(graph, reader, last):
                 if reader.name not in inside:
                     inside[reader.name] = reader
                     pending += reader.outputs
@@ -245,9 +268,16 @@ class _Splitting:
 
     def _split_rows(self, name: str, region: _Region, count: int) -> list[str]:
         if (name, count) not in self._parts:
-            sizes = self._sizes_of(name, region.length, count)
+            queries, each = region.rows[0], name
+            sizes = self._sizes_of(queries, region.length, count)
+            if name in region.either:
+                shape = self._node("Shape", [queries], "rows_shape", start=-2)
+                zero, one = self._constant(np.array([0]), "zero"), self._constant(np.array([1]), "one")
+                rows = self._node("Slice", [shape, zero, one], "rows_count")
+                column = self._node("Concat", [rows, one], "rows_column", axis=0)
+                each = self._node("Expand", [name, column], f"{name}_of_rows")
             outputs = [self._fresh(f"{name}_block{k}") for k in range(count)]
-            node = helper.make_node("Split", [name, sizes], outputs, self._fresh(f"{name}_split"), axis=-2)
+            node = helper.make_node("Split", [each, sizes], outputs, self._fresh(f"{name}_split"), axis=-2)
             self._nodes.append(node)
             self._parts[name, count] = outputs
         return self._parts[name, count]
