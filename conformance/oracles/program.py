@@ -343,11 +343,11 @@ def in_bodies(model: ModelProto) -> ModelProto:
     """A copy of the model with bodies in the place of its functions and of the operators of ours."""
     made = ModelProto()
     made.CopyFrom(model)
-    left = None
+    left: list[str] | None = None
     while True:
         if made.functions:
             made = inline_functions(made)
-        ours = sum((node.domain, node.op_type) in DEFINITIONS for node in made.graph.node)
+        ours = [qualified(node) for node in made.graph.node if (node.domain, node.op_type) in DEFINITIONS]
         if not ours or ours == left:
             return made
         left = ours
