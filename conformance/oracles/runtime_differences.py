@@ -1,4 +1,4 @@
-"""Central differences of ONNX Runtime's own forward kernels: an oracle that the interpreter has no part in.
+"""Central differences of ONNX Runtime's own forward kernels, which share nothing with the interpreter and the rules.
 
 The model itself is run, not a gradient of it: in double where ONNX Runtime has the operators in double, else in the model's own
 types. Along a direction u, D(h) = (8·(φ(h) − φ(−h)) − (φ(2h) − φ(−2h)))/12h is the derivative of φ(t) = <v, f(x + t·u)> up to
@@ -11,6 +11,10 @@ an error of order h⁴ (Fornberg 1988). In float32 rounding asks for large steps
 - what a kernel computes in another way than the interpreter, with constants in float32 or an approximation of tanh, it also
   does to the derivative;
 - an estimate has to agree with those of every smaller step: larger steps may cross a kink or stairs.
+
+Where an input is rounded on the way, large steps see the slope of stairs; nothing is said of it. The interpreter only tells
+whether ONNX Runtime computes the same function at the point, and which elements are at a kink. A kernel can end its process:
+the runner calls oracles in another one.
 """
 
 from __future__ import annotations
@@ -220,7 +224,7 @@ def _testimony(question: Question, forward: _Forward, name: str) -> Iterator[Evi
 def _rounded(model: ModelProto, names: Iterable[str]) -> dict[str, str]:
     """By the input: which operator rounds what comes from it, in the model with the bodies of its operators."""
     nodes = in_bodies(model).graph.node
-    found = {}
+    found: dict[str, str] = {}
     for name in names:
         moved = {name}
         for node in nodes:
