@@ -4,8 +4,8 @@ The model itself is run, not a gradient of it: in double where ONNX Runtime has 
 types. Along a direction u, D(h) = (8·(φ(h) − φ(−h)) − (φ(2h) − φ(−2h)))/12h is the derivative of φ(t) = <v, f(x + t·u)> up to
 an error of order h⁴ (Fornberg 1988). In float32 rounding asks for large steps, and what is wide has to be told from what bends:
 
-- the rounding of φ is measured, not assumed, by high differences of values that lie close together (Hamming 1962, chapter 10;
-  Moré and Wild 2011, "Estimating computational noise"): what a kernel loses inside is in it;
+- the rounding of φ is measured, not assumed, by values that lie close together (as Moré and Wild 2011, "Estimating computational
+  noise"): what a kernel loses inside is in it;
 - the truncation is |D(h) − D(h/2)|;
 - a kink near the point is seen as a jump between the derivatives of both sides, which central differences alone do not see;
 - what a kernel computes in another way than the interpreter, with constants in float32 or an approximation of tanh, it also
@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from math import comb
 from typing import Any
 
 import numpy as np
@@ -43,9 +42,10 @@ NAME = "runtime-differences"
 
 _STEPS = (2.0**-11, 2.0**-8, 2.0**-5, 2.0**-3)  # in a float of 32 bits or fewer
 _STEPS_IN_DOUBLE = (2.0**-17, 2.0**-13, 2.0**-9, 2.0**-5)
-_CLOSE = 2.0**-16  # between the values that tell the noise
-_VALUES = 8  # that tell the noise
-_ORDERS = range(3, 7)  # of the differences that tell the noise: lower ones see the function
+_CLOSE = 2.0**-15  # how far the values are that tell the noise
+_PLACES = (
+    2 * np.modf(np.arange(12) * (np.sqrt(5) - 1) / 2)[0] - 1
+)  # of these: on a regular grid, roundings may be alike
 _NOISY = 2.0**-20  # relative to the terms: more noise is not that of float32, but a rounding to fewer digits inside
 _ROUNDINGS = 16  # how often the noise, or half a unit of each term, is explained
 _TELLING = 1e-2  # with a larger error, relative to the derivative, the answer is not known
@@ -148,10 +148,11 @@ class _Path:
         return self._known[t]
 
     def noise(self) -> float:
-        """How far a value is off by rounding: the k-th differences of noise σ have the mean square σ²·(2k)!/(k!)²."""
-        table = np.array([self((k - _VALUES // 2) * _CLOSE) for k in range(_VALUES)])
-        found = [np.sqrt(np.mean(np.diff(table, k) ** 2) / comb(2 * k, k)) for k in _ORDERS]
-        return float(max(found))
+        """How far a value is off by rounding: what is left of values close together that a parabola does not explain."""
+        values = np.array([self(_CLOSE * t) for t in _PLACES])
+        powers = np.vander(_PLACES, 3)
+        left = values - powers @ np.linalg.lstsq(powers, values, rcond=None)[0]
+        return float(np.linalg.norm(left) / np.sqrt(len(_PLACES) - powers.shape[1]))
 
     def difference(self, step: float, noise: float) -> Difference:
         """The derivative by one step, and what may be wrong with it."""
