@@ -4,8 +4,8 @@ The model itself is run, not a gradient of it: in double where ONNX Runtime has 
 types. Along a direction u, D(h) = (8·(φ(h) − φ(−h)) − (φ(2h) − φ(−2h)))/12h is the derivative of φ(t) = <v, f(x + t·u)> up to
 an error of order h⁴ (Fornberg 1988). In float32 rounding asks for large steps, and what is wide has to be told from what bends:
 
-- the rounding of φ is measured, not assumed, by values that lie close together (as Moré and Wild 2011, "Estimating computational
-  noise"): what a kernel loses inside is in it;
+- the rounding of φ is measured, not assumed, by values that lie close together (after Moré and Wild 2011, "Estimating
+  computational noise"): what a kernel loses inside is in it;
 - the truncation is |D(h) − D(h/2)|;
 - a kink near the point is seen as a jump between the derivatives of both sides, which central differences alone do not see;
 - what a kernel computes in another way than the interpreter, with constants in float32 or an approximation of tanh, it also
@@ -46,6 +46,7 @@ _CLOSE = 2.0**-15  # how far the values are that tell the noise
 _PLACES = (
     2 * np.modf(np.arange(12) * (np.sqrt(5) - 1) / 2)[0] - 1
 )  # of these: on a regular grid, roundings may be alike
+_PARABOLAS = np.linalg.qr(np.vander(_PLACES, 3))[0]  # an orthonormal basis of their values
 _NOISY = 2.0**-20  # relative to the terms: more noise is not that of float32, but a rounding to fewer digits inside
 _ROUNDINGS = 16  # how often the noise, or half a unit of each term, is explained
 _TELLING = 1e-2  # with a larger error, relative to the derivative, the answer is not known
@@ -150,9 +151,8 @@ class _Path:
     def noise(self) -> float:
         """How far a value is off by rounding: what is left of values close together that a parabola does not explain."""
         values = np.array([self(_CLOSE * t) for t in _PLACES])
-        powers = np.vander(_PLACES, 3)
-        left = values - powers @ np.linalg.lstsq(powers, values, rcond=None)[0]
-        return float(np.linalg.norm(left) / np.sqrt(len(_PLACES) - powers.shape[1]))
+        left = values - _PARABOLAS @ (_PARABOLAS.T @ values)
+        return float(np.linalg.norm(left) / np.sqrt(len(_PLACES) - 3))
 
     def difference(self, step: float, noise: float) -> Difference:
         """The derivative by one step, and what may be wrong with it."""
