@@ -53,10 +53,10 @@ class Program:
     def __init__(self, question: Question, kept: Collection[str] | None = None, upgraded: bool = False) -> None:
         self.outputs = tuple(question.cotangents)
         self._shapes = {name: cotangent.shape for name, cotangent in question.cotangents.items()}
-        model = _bodies(with_defaults(question.model, question.wrt))
+        model = in_bodies(with_defaults(question.model, question.wrt))
         if upgraded:
             model = upgrade(model, _UPGRADED)
-        _widen(model.graph, versions_of(model))
+        widen(model.graph, versions_of(model))
         try:
             if kept is not None:
                 model = _expanded(model, kept)
@@ -339,15 +339,15 @@ def _needed(nodes: Sequence[Any], outputs: Sequence[str]) -> list[Any]:
     return kept[::-1]
 
 
-def _bodies(model: ModelProto) -> ModelProto:
+def in_bodies(model: ModelProto) -> ModelProto:
     """A copy of the model with bodies in the place of its functions and of the operators of ours."""
     made = ModelProto()
     made.CopyFrom(model)
-    left = None
+    left: list[str] | None = None
     while True:
         if made.functions:
             made = inline_functions(made)
-        ours = sum((node.domain, node.op_type) in DEFINITIONS for node in made.graph.node)
+        ours = [qualified(node) for node in made.graph.node if (node.domain, node.op_type) in DEFINITIONS]
         if not ours or ours == left:
             return made
         left = ours
@@ -375,7 +375,7 @@ def _expanded(model: ModelProto, kept: Collection[str]) -> ModelProto:
             if all(name in types for name in node.input if name):
                 _call_body(model, node, [types.get(name, TypeProto()) for name in node.input], number)
         model = inline_functions(model)
-        _widen(model.graph, versions_of(model))
+        widen(model.graph, versions_of(model))
 
 
 def _schema_of(node: NodeProto, versions: Mapping[str, int]) -> Any:
@@ -410,7 +410,7 @@ def _call_body(model: ModelProto, node: NodeProto, types: Sequence[TypeProto], n
     node.domain, node.op_type = body.domain, body.name
 
 
-def _widen(graph: GraphProto, opsets: Mapping[str, int]) -> None:
+def widen(graph: GraphProto, opsets: Mapping[str, int]) -> None:
     """Make every float type, constant and Cast of a graph double, in place."""
     del graph.value_info[:]
     for value in (*graph.input, *graph.output):
@@ -454,4 +454,4 @@ def _widen_node(node: NodeProto, opsets: Mapping[str, int]) -> None:
         ):  # bodies and implementations know float32 alone: its Cast is widened, or there is none
             attribute.i = onnx.TensorProto.FLOAT
         for inner in subgraphs(attribute):
-            _widen(inner, opsets)
+            widen(inner, opsets)

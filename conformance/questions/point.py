@@ -126,7 +126,7 @@ class Point:
     @cached_property
     def epsilon(self) -> float:
         """The coarsest rounding among the float types of the model's values, and those that normalizations compute in."""
-        return _epsilon(self.model)
+        return coarsest(self.model)
 
     def dtype(self, name: str) -> np.dtype[Any]:
         """The type of an input or initializer."""
@@ -360,7 +360,7 @@ def by_name(results: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, n
     return {name: np.asarray(results[gradient]) for name, gradient in names.items()}
 
 
-def _epsilon(model: ModelProto) -> float:
+def coarsest(model: ModelProto) -> float:
     """The coarsest rounding among the float types of the model's values, and among the types that normalizations compute in."""
     graph = normalise(model)
     types = set(graph.types.values())
@@ -379,7 +379,7 @@ def limits(dtype: np.dtype[Any]) -> tuple[float, float, float]:
 
 def rounding(nodes: int, model: ModelProto | Point) -> float:
     """The relative error that the roundings of a gradient of `model`, of so many nodes, explain: they add up like √n."""
-    epsilon = model.epsilon if isinstance(model, Point) else _epsilon(model)
+    epsilon = model.epsilon if isinstance(model, Point) else coarsest(model)
     return float(_ROUNDINGS * epsilon * np.sqrt(max(nodes, 1)))
 
 
