@@ -410,9 +410,11 @@ def gemm_float8(
         raise ValueError(f"activation is {activation!r}; there are RELU, GELU and NONE")
     if not (A.ndim == B.ndim == 2 and {A.dtype, B.dtype} <= _GEMM):
         raise ValueError(f"A is {A.dtype}{list(A.shape)} and B {B.dtype}{list(B.shape)}; both are matrices of floats")
-    a: Array
-    b: Array
-    a, b = (np.asarray(x, np.float64 if x.dtype == np.float64 else np.float32) for x in (A, B))
+
+    def floats(x: Array) -> Array:
+        return np.asarray(x, np.float64 if x.dtype == np.float64 else np.float32)
+
+    a, b = floats(A), floats(B)
     y = np.einsum(
         "ki,kj->ij" if transA and not transB else "ik,jk->ij" if transB and not transA else "ik,kj->ij",
         b if transA and transB else a,
