@@ -59,13 +59,18 @@ def _quantized(floats: Callable[..., np.ndarray], shapes: str) -> Iterator[Case]
     """Cases of QMoE: of every number of bits, by rows and by blocks, with zero points and without."""
     random = np.random.default_rng(5)
     experts = 3
+    first: tuple[np.ndarray | None, ...]
+    second: tuple[np.ndarray | None, ...]
+    points: tuple[np.ndarray, ...]
+    third: tuple[np.ndarray | None, ...]
 
     def codes(*shape: int, bits: int = 4) -> np.ndarray:
         """Bytes; those of one number are as near to each other as numbers of 4 bits, for the sake of differences."""
-        return random.integers(*((120, 136) if bits == 8 else (0, 256)), shape).astype(np.uint8)
+        low, high = (120, 136) if bits == 8 else (0, 256)
+        return random.integers(low, high, shape).astype(np.uint8)
 
     def scales(*shape: int) -> np.ndarray:
-        return (0.02 + 0.04 * np.abs(floats(*shape))).astype(np.float32)
+        return np.asarray(0.02 + 0.04 * np.abs(floats(*shape)), np.float32)
 
     logits = LOGITS[:2, :experts]
     top: dict[str, Any] = {"k": 2, "normalize_routing_weights": 1, "shapes": shapes}

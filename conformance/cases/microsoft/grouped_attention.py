@@ -33,7 +33,7 @@ def _group_query(floats: Callable[..., np.ndarray], shapes: str) -> Iterator[Cas
     heads: dict[str, Any] = {"shapes": shapes, "num_heads": HEADS, "kv_num_heads": SHARED}
     name = "GroupQueryAttention"
 
-    def new(batch: int, length: int, size: int = SIZE) -> list[np.ndarray | None]:
+    def new(batch: int, length: int, size: int = SIZE) -> list[np.ndarray]:
         return [floats(batch, length, n * size) for n in (HEADS, SHARED, SHARED)]
 
     def past(batch: int, rows: int = PAST, size: int = SIZE) -> list[np.ndarray | None]:
@@ -125,7 +125,7 @@ def _sparse(floats: Callable[..., np.ndarray], shapes: str) -> Iterator[Case]:
     one = [ints([0, 1, 2, 4]), ints([0, 1, 0, 2])]
     two = [ints([0, 1, 2, 4], [0, 1, 3, 5]), ints([0, 1, 0, 2, -1], [0, 0, 1, 0, 2])]
 
-    def new(length: int, size: int = 8) -> list[np.ndarray | None]:
+    def new(length: int, size: int = 8) -> list[np.ndarray]:
         return [floats(BATCH, length, n * size) for n in (2, 1, 1)]
 
     yield case(name, *new(5), *cache, *one, np.array(5, np.int32), ints(5, 5), **sizes)
@@ -145,7 +145,7 @@ def _paged(floats: Callable[..., np.ndarray], shapes: str) -> Iterator[Case]:
     cache = [floats(6, 2, 1, 4) for _ in range(2)]
     tables = [ints(0, 2, 2, 3), ints(3, 1, 0), ints([4, 1, 3], [2, -1, -1], [0, 5, -1])]
 
-    def new(size: int = 4) -> list[np.ndarray | None]:
+    def new(size: int = 4) -> list[np.ndarray]:
         return [floats(3, n * size) for n in (2, 1, 1)]
 
     none: list[np.ndarray | None] = [None]
@@ -189,7 +189,7 @@ def _chosen(floats: Callable[..., np.ndarray], shapes: str) -> Iterator[Case]:
     sizes: dict[str, Any] = {"num_heads": 2, "kv_num_heads": 1, "shapes": shapes}
     name = "DynamicSparseAttention"
 
-    def new(size: int = 4) -> list[np.ndarray | None]:
+    def new(size: int = 4) -> list[np.ndarray]:
         return [floats(BATCH, 2, n * size) for n in (2, 1, 1)]
 
     none: list[np.ndarray | None] = [None]
@@ -253,7 +253,7 @@ def _chosen_in_pages(floats: Callable[..., np.ndarray], shapes: str) -> Iterator
     other = [floats(3, 5, 1, 4) for _ in range(2)]
     rotary = [floats(6, 2) for _ in range(2)]
 
-    def new(size: int = 4) -> list[np.ndarray | None]:
+    def new(size: int = 4) -> list[np.ndarray]:
         return [floats(3, n * size) for n in (2, 1, 1)]
 
     none: list[np.ndarray | None] = [None]

@@ -44,7 +44,8 @@ def _linear_attention(shapes: str) -> Iterator[Case]:
         **options: Any,
     ) -> Case:
         window = options.get("state_window", 0)
-        inputs = [floats(BATCH, length, n) for n in (q_heads * WIDTH, kv_heads * WIDTH, kv_heads * DEPTH)]
+        sizes = q_heads * WIDTH, kv_heads * WIDTH, kv_heads * DEPTH
+        inputs: list[np.ndarray | None] = [floats(BATCH, length, n) for n in sizes]
         inputs += [floats(*([window] if window else []), BATCH, kv_heads, WIDTH, DEPTH) if past else None]
         inputs += [-np.abs(floats(BATCH, length, kv_heads * channels)) if "gated" in rule else None]
         inputs += [floats(BATCH, length, of_rate or kv_heads) if "delta" in rule else None]
@@ -83,9 +84,9 @@ def _gated_delta_net(shapes: str) -> Iterator[Case]:
         **options: Any,
     ) -> Case:
         parts = [floats(*leading, n, size) for n, size in ((heads, WIDTH), (heads, WIDTH), (values, DEPTH))]
+        inputs: list[np.ndarray | None] = [*parts, cu_seqlens]
         if packed:
-            parts = [np.concatenate([x.reshape(*leading, -1) for x in parts], -1), None, None]
-        inputs = [*parts, cu_seqlens]
+            inputs = [np.concatenate([x.reshape(*leading, -1) for x in parts], -1), None, None, cu_seqlens]
         inputs += [-np.abs(floats(*leading, values, *([WIDTH] if per_key else []))) if "gated" in rule else None]
         inputs += [floats(*leading, values) if "delta" in rule else None]
         inputs += [floats(BATCH, values, DEPTH, WIDTH) if state else None]

@@ -33,6 +33,9 @@ def rare() -> Iterator[Case]:
     """Tensors of nothing, and of the smallest rank."""
     whole = Drawer(4)
     u, s = np.uint8, np.int8
+    shape: tuple[int, ...]
+    rows: tuple[int, ...]
+    x: tuple[Any, ...]
     one, two, back = (scalar(10.0), u(8)), (scalar(20.0), u(11)), (scalar(30.0), u(12))
     for a, b in (((0, 3), (3,)), ((), ())):
         for name in ("QLinearAdd", "QLinearMul"):
@@ -54,8 +57,8 @@ def rare() -> Iterator[Case]:
         yield rounding("QLinearConv", *x, *w, scalar(297.0), u(12))
     vector = array([-200.0, -105.0, 30.0])
     for rows in ((0, 3), (3,)):
-        a = vector if len(rows) == 1 else vector[np.newaxis][:0]
-        yield rounding("DynamicQuantizeMatMul", a, whole(s, 3, 2), whole.scales())
+        given = vector if len(rows) == 1 else vector[np.newaxis][:0]
+        yield rounding("DynamicQuantizeMatMul", given, whole(s, 3, 2), whole.scales())
         yield rounding("MatMulIntegerToFloat", whole(u, *rows), whole(s, 3, 2), whole.scales(), whole.scales())
     yield rounding("QGemm", whole(u, 0, 3), *one, whole(u, 3, 2), *two, None, *back)
     for rows in ((0, 3), (3,)):
@@ -65,14 +68,14 @@ def rare() -> Iterator[Case]:
         yield rounding("MulInteger", whole(u, *shape), u(9), whole(u, *shape), u(8))
     tables = [whole(s, *sizes) for sizes in ((5, 4), (3, 4), (4,), (4,))]
     scales, zeros = [scalar(0.3)] * 4, [np.array(0, s)] * 4
-    given = [*tables[:2], None, *tables[2:], None, *scales[:2], None, *scales[2:], *zeros[:2], None, *zeros[2:]]
-    yield rounding("QEmbedLayerNormalization", np.zeros((0, 3), np.int32), None, *given, outputs=2, epsilon=1e-3)
+    parts = [*tables[:2], None, *tables[2:], None, *scales[:2], None, *scales[2:], *zeros[:2], None, *zeros[2:]]
+    yield rounding("QEmbedLayerNormalization", np.zeros((0, 3), np.int32), None, *parts, outputs=2, epsilon=1e-3)
     for batch in (0, 1):
         yield lstm("B", sizes=(1, 2, 2), batch=batch)
     orders: dict[str, Any] = {"order_A": 1, "order_B": 0, "order_Y": 1}
-    for rows in (0, 1):
+    for count in (0, 1):
         right = whole(s, 3, 2), scalar(11.0)
-        yield rounding("QOrderedMatMul", whole(s, rows, 3), scalar(9.0), *right, scalar(297.0), **orders)
+        yield rounding("QOrderedMatMul", whole(s, count, 3), scalar(9.0), *right, scalar(297.0), **orders)
     for shape in ((0, 3), ()):
         yield rounding("QOrderedGelu", np.full(shape, 5, s), scalar(0.3), scalar(0.21))
     for shape in ((0, 3), (3,)):
@@ -195,19 +198,21 @@ def _products(shapes: str) -> Iterator[Case]:
     yield case(name, whole(u, 2, 3), whole(s, 3, 4), whole.scales(3), whole.scales(), whole(u, 3), shapes=shapes)
     half = [np.asarray(value, np.float16) for value in (whole.scales(), whole.scales(4), whole.floats(4))]
     if shapes == "static":
-        yield case(name, whole(u, 2, 3), whole(s, 3, 4), *half[:2], u(9), whole(s, 4), half[2], shapes=shapes)
+        yield case(name, whole(u, 2, 3), whole(s, 3, 4), *half[:2], np.array(9, u), whole(s, 4), half[2], shapes=shapes)
     name = "QGemm"
+    one: tuple[Any, ...]
+    two: tuple[Any, ...]
     for left, right, to in ((u, u, u), (u, s, u), (s, s, s)):
-        a, b = (whole(left, 2, 3), scalar(9.0), left(8)), (whole(right, 3, 4), scalar(11.0), right(2))
+        one, two = (whole(left, 2, 3), scalar(9.0), left(8)), (whole(right, 3, 4), scalar(11.0), right(2))
         wide = np.array([[5, -3, 2, 1]], np.int32)
-        yield rounding(name, *a, *b, wide, scalar(297.0), to(9), shapes=shapes, quantize=("A", "B"))
+        yield rounding(name, *one, *two, wide, scalar(297.0), to(9), shapes=shapes, quantize=("A", "B"))
     per_column = array([10.0, 15.0, 20.0, 5.0])
-    a, b = (whole(u, 3, 2), scalar(9.0), u(8)), (whole(s, 4, 3), per_column, whole(s, 4))
+    one, two = (whole(u, 3, 2), scalar(9.0), u(8)), (whole(s, 4, 3), per_column, whole(s, 4))
     turned: dict[str, Any] = {"transA": 1, "transB": 1, "alpha": 0.6, "shapes": shapes}
-    yield rounding(name, *a, *b, None, scalar(81.0), u(9), **turned)
-    yield rounding(name, *a, *b, wide, quantize=("A", "B"), **turned)
-    yield rounding(name, *a, *b, **turned)
-    yield rounding(name, *a, *b, np.array(4, np.int32), array([81.0]), u(9), **turned)
+    yield rounding(name, *one, *two, None, scalar(81.0), u(9), **turned)
+    yield rounding(name, *one, *two, wide, quantize=("A", "B"), **turned)
+    yield rounding(name, *one, *two, **turned)
+    yield rounding(name, *one, *two, np.array(4, np.int32), array([81.0]), u(9), **turned)
     if shapes != "unknown":
         yield from _attentions(whole, shapes)
     yield from _recurrent(shapes)
@@ -293,10 +298,10 @@ def _elementwise(shapes: str) -> Iterator[Case]:
         yield rounding("QLinearAdd", *a, *b, scalar(3.0), kind(12), quantize=("A", "B"), **given)
         x = whole(kind, 2, 3, 2)
         x[x == 9] += kind(2)  # which stands for 0, where LeakyRelu has a kink
-        for name, there, back in (("QLinearSigmoid", 0.9, 0.31), ("QLinearLeakyRelu", 9.0, 13.5)):
-            more = {"alpha": 0.3} if name == "QLinearLeakyRelu" else {}
-            yield rounding(name, x, scalar(there), kind(9), scalar(back), kind(12), quantize=("X",), **more, **given)
-            yield rounding(name, x, array([there]), None, array([back]), kind(12), **given)
+        for name, step, other in (("QLinearSigmoid", 0.9, 0.31), ("QLinearLeakyRelu", 9.0, 13.5)):
+            more: dict[str, Any] = {"alpha": 0.3} if name == "QLinearLeakyRelu" else {}
+            yield rounding(name, x, scalar(step), kind(9), scalar(other), kind(12), quantize=("X",), **more, **given)
+            yield rounding(name, x, array([step]), None, array([other]), kind(12), **given)
         for opset, axis in ((13, -1), (13, 1), (12, 1), (12, -2)):
             more = {"opset_": opset, "axis": axis}
             yield rounding(
@@ -319,11 +324,16 @@ def _pooling(shapes: str) -> Iterator[Case]:
         image, last = whole(kind, 2, 2, 4, 3), whole(kind, 2, 4, 3, 2)
         there, back = (scalar(12.0), kind(9)), (scalar(3.0), kind(50))
         for x, channels_last in ((image, 0), (last, 1)):
-            more = {"quantize": ("X",), "channels_last": channels_last, **given}
+            more: dict[str, Any] = {"quantize": ("X",), "channels_last": channels_last, **given}
             yield rounding("QLinearGlobalAveragePool", x, *there, *back, **more)
             yield rounding("QLinearGlobalAveragePool", x, *there, *back, channels_last=channels_last, **given)
             yield rounding("QLinearAveragePool", x, *there, *back, kernel_shape=[2, 3], **more)
-            paddings = {"pads": [1, 0, 1, 1], "strides": [2, 1], "count_include_pad": 1, "kernel_shape": [2, 2]}
+            paddings: dict[str, Any] = {
+                "pads": [1, 0, 1, 1],
+                "strides": [2, 1],
+                "count_include_pad": 1,
+                "kernel_shape": [2, 2],
+            }
             yield rounding("QLinearAveragePool", x, scalar(12.0), None, scalar(3.0), **paddings, **more)
         more = {"auto_pad": "SAME_LOWER", "kernel_shape": [3, 2], "strides": [2, 2]}
         yield rounding("QLinearAveragePool", image, *there, *back, **more, **given)
@@ -336,6 +346,7 @@ def _pooling(shapes: str) -> Iterator[Case]:
 
 def _convolutions(shapes: str) -> Iterator[Case]:
     whole, name, (u, s) = Drawer(3), "QLinearConv", (np.uint8, np.int8)
+    w: tuple[Any, ...]
     for left, right in ((u, u), (u, s), (s, s)):
         x, w = (whole(left, 1, 2, 3, 4), scalar(11.0), left(9)), (whole(right, 3, 2, 2, 2), scalar(9.0), right(2))
         bias, back = np.array([5, -3, 2], np.int32), (scalar(495.0), left(12))

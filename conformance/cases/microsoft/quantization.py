@@ -14,6 +14,7 @@ from refgrad.conformance.cases.microsoft import array, case, scalar
 from refgrad.conformance.cases.microsoft.qlinear import rounding, with_constants
 
 KINDS: tuple[Any, ...] = (np.int8, np.uint8, np.int16, np.uint16, ml_dtypes.int4, ml_dtypes.uint4)
+iinfo: Any = ml_dtypes.iinfo  # it has no type hints
 
 
 def cases() -> Iterator[Case]:
@@ -34,7 +35,7 @@ def rare() -> Iterator[Case]:
     for shape in ((0, 3), ()):
         yield rounding("QuantizeLinear", np.full(shape, 26.0, np.float32), scalar(8.0), np.array(2, np.int8))
         yield rounding("DequantizeLinear", np.full(shape, 5, np.int8), scalar(8.0), np.array(2, np.int8))
-        orders = {"order_input": 1, "order_output": 0}
+        orders: dict[str, Any] = {"order_input": 1, "order_output": 0}
         yield rounding("QuantizeWithOrder", np.full(shape, 26.0, np.float32), scalar(8.0), **orders)
         yield rounding("DequantizeWithOrder", np.full(shape, 5, np.int8), scalar(8.0), to=1, **orders)
 
@@ -62,7 +63,7 @@ def _linear(shapes: str) -> Iterator[Case]:
     small = np.array([[[1, -3], [-2, 0], [3, 2]]])
     per_channel, per_row = array([8.0, 9.0, 12.0]), array([7.0])
     for kind in KINDS:
-        low, high = int(ml_dtypes.iinfo(kind).min), int(ml_dtypes.iinfo(kind).max)
+        low, high = int(iinfo(kind).min), int(iinfo(kind).max)
         middle = 0 if low < 0 else 6
         offsets, offset = (np.array([0, 1, -1]) + middle).astype(kind), np.array(2 + middle, kind)
         far = np.array([[[high + 2.3, low - 8.3], [0, 0], [0, 0]]])  # beyond both ends, whatever the zero point is

@@ -40,7 +40,7 @@ def nbits(
     blocks = -(-K // block_size)
     B = numbers.integers(0, 256, (N, blocks, block_size * bits // 8), dtype=np.uint8)
     scales = floats(N, blocks) * np.float32(2.0**-bits)
-    zero_points = None
+    zero_points: np.ndarray | None = None
     if zeros == "packed":
         zero_points = numbers.integers(0, 256, (N, -(-blocks * bits // 8)), dtype=np.uint8)
     elif zeros == "floats":

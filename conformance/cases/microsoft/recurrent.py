@@ -24,7 +24,10 @@ def cases() -> Iterator[Case]:
         if shapes == "static":
             yield _made(shapes=shapes, count=2, direction="bidirectional")
             yield _made("AW", shapes=shapes, direction="reverse", clip=0.6, outputs=1)
-            activations = {"activations": ["HardSigmoid", "Affine", "ScaledTanh"], "activation_alpha": [0.3, 0.8, 1.2]}
+            activations: dict[str, Any] = {
+                "activations": ["HardSigmoid", "Affine", "ScaledTanh"],
+                "activation_alpha": [0.3, 0.8, 1.2],
+            }
             yield _made(shapes=shapes, **activations, activation_beta=[0.45, 0.1, 0.7])
             yield _made(
                 "sequence_lens", shapes=shapes, activations=["Softplus", "Elu", "Softsign"], activation_alpha=[0.7]
@@ -38,7 +41,7 @@ def _made(
     **options: Any,
 ) -> Case:
     floats, of_a = drawer(11), DEPTH if "AW" in left_out else LAYER
-    inputs = {
+    inputs: dict[str, tuple[int, ...] | np.ndarray] = {
         "X": (LENGTH, BATCH, WIDTH),
         "W": (count, 4 * HIDDEN, WIDTH + of_a),
         "R": (count, 4 * HIDDEN, HIDDEN),

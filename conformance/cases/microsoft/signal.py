@@ -11,6 +11,7 @@ from refgrad.conformance.cases.microsoft import case, drawer
 def cases() -> Iterator[Case]:
     """Signals in a row, in a table and none; products that broadcast."""
     floats = drawer(9)
+    shape: tuple[int, ...]
     for shapes in SHAPES:
         for shape in ((6,), (2, 3, 4), (0, 4)):
             yield case("Rfft", floats(*shape), shapes=shapes, signal_ndim=1, normalized=0, onesided=1)

@@ -22,7 +22,7 @@ def moe(d: Drawing) -> Case:
     separate = not fusion and (kind == "swiglu" or d.flag())
     rows = {"fc1": units * (2 if fusion else 1), "fc2": hidden, "fc3": units}
     columns = {"fc1": hidden, "fc2": units, "fc3": hidden}
-    layers = []
+    layers: list[np.ndarray | None] = []
     for name in ("fc1", "fc2", *(("fc3",) if separate else ())):
         layers.append(d.normal((experts, rows[name], columns[name])))
         layers.append(d.normal((experts, rows[name])) if d.flag() else None)
@@ -59,7 +59,7 @@ def qmoe(d: Drawing) -> Case:
         groups = (rows[name], columns[name] // block) if block else (rows[name],)
         layers[3 * place] = d.integers((experts, rows[name], columns[name] * bits // 8), 0, 255, np.uint8)
         layers[3 * place + 1] = d.floats((experts, *groups), 0.125, 0.5)
-        layers[3 * place + 2] = d.optional(lambda shape=(experts, rows[name]): d.normal(shape))
+        layers[3 * place + 2] = d.normal((experts, rows[name])) if d.flag() else None
         if d.flag():
             points[place] = d.integers((experts, *groups[:-1], -(-groups[-1] * bits // 8)), 0, 255, np.uint8)
     tokens = d.integer(1, 3)

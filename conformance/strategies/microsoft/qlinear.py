@@ -57,7 +57,7 @@ def concat(d: Drawing) -> Case:
     kind, shape = _kind(d), d.shape(1, 3, empty=False)
     axis = d.axis(len(shape))
     place = axis % len(shape)
-    parts = []
+    parts: list[np.ndarray] = []
     for _ in range(d.integer(1, 3)):
         part = (*shape[:place], d.integer(1, 3), *shape[place + 1 :])
         parts += _tensor(d, kind, part, d.pick(10.0, 20.0))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import ml_dtypes
+from typing import Any
+
 import numpy as np
 
 from refgrad.conformance.case import Case
 from refgrad.conformance.cases.microsoft.qlinear import rounding
-from refgrad.conformance.cases.microsoft.quantization import KINDS
+from refgrad.conformance.cases.microsoft.quantization import KINDS, iinfo
 from refgrad.conformance.strategies.drawing import Drawing, strategy
 from refgrad.conformance.strategies.microsoft import named
 
@@ -33,7 +34,7 @@ def linear(d: Drawing) -> Case:
     kind, shape = d.pick(*KINDS), d.shape(1, 3, size=3)
     axis = d.axis(len(shape)) if d.flag() else None
     of = (shape[axis],) if axis is not None else ()
-    middle = 0 if ml_dtypes.iinfo(kind).min < 0 else 6
+    middle = 0 if iinfo(kind).min < 0 else 6
     zeros = (d.integers(of, -1, 1) + middle).astype(kind)
     numbers = d.integers(shape, -4, 4)
     scale = np.full(of, 8.0, d.dtype)
@@ -44,7 +45,7 @@ def linear(d: Drawing) -> Case:
 
 def _rounding(d: Drawing, x: np.ndarray, scale: np.ndarray, zeros: np.ndarray | None, axis: int | None) -> Case:
     """The case of one of the two."""
-    more = {} if axis is None else {"axis": axis}
+    more: dict[str, Any] = {} if axis is None else {"axis": axis}
     given = (x, scale) if zeros is None else (x, scale, zeros)
     return d.finished(rounding(d.op_type, *given, shapes=d.shapes, **more))
 
@@ -55,7 +56,7 @@ def with_order(d: Drawing) -> Case:
     orders = d.pick((1, 0), (0, 1), (1, 2), (2, 0))
     shape = (*d.shape(0, 2, size=2), 32) if 2 in orders else d.shape(0, 3, size=3)
     numbers = d.integers(shape, -4, 4)
-    more = {"order_input": orders[0], "order_output": orders[1], "shapes": d.shapes}
+    more: dict[str, Any] = {"order_input": orders[0], "order_output": orders[1], "shapes": d.shapes}
     scale = np.full(d.pick((), (1,)), 8.0, np.float32)
     if d.op_type == "QuantizeWithOrder":
         made = rounding(d.op_type, np.asarray((numbers + 0.25) * 8, d.dtype), scale, **more)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import ml_dtypes
 import numpy as np
 from onnx import helper
@@ -42,7 +44,7 @@ def gather_block_quantized(d: Drawing) -> Case:
     packed = (*leading, -(-blocks * bits // 8))
     zero_points = d.optional(lambda: d.integers(packed, 0, 255, np.uint8))
     indices = d.integers(d.shape(0, 2, size=3), -leading[0] - 1, leading[0], d.pick(np.int64, np.int32))
-    sizes = {"bits": bits, "block_size": block_size, "quantize_axis": d.pick(-1, len(leading))}
+    sizes: dict[str, Any] = {"bits": bits, "block_size": block_size, "quantize_axis": d.pick(-1, len(leading))}
     return d.case(data, indices, d.floats((*leading, blocks)), zero_points, **sizes)
 
 
@@ -73,7 +75,7 @@ def matmul_nbits_mlp(d: Drawing) -> Case:
     skip = None if norm is None else d.optional(lambda: d.normal(a))
     gate, up = ((*_weights(d, N, K, bits, block_size), d.optional(lambda: d.normal((N,)))) for _ in range(2))
     outputs = 1 if skip is None else d.integer(1, 2)
-    sizes = {"K": K, "N": N, "bits": bits, "block_size": block_size, "epsilon": d.pick(0.1, 0.5)}
+    sizes: dict[str, Any] = {"K": K, "N": N, "bits": bits, "block_size": block_size, "epsilon": d.pick(0.1, 0.5)}
     return d.case(d.normal(a), skip, norm, *gate, *up, activation="silu", outputs=outputs, **sizes)
 
 
@@ -84,13 +86,18 @@ def matmul_nbits_qkv(d: Drawing) -> Case:
     Nq, Nkv = d.integer(1, 3), d.integer(1, 2)
     a = (d.integer(1, 2), d.integer(1, 2), K)
     skip = d.optional(lambda: d.normal(a))
-    parts = [
-        x
-        for N in (Nq, Nkv, Nkv)
-        for x in (*_weights(d, N, K, bits, block_size), d.optional(lambda N=N: d.floats((N,))))
-    ]
+    parts: list[np.ndarray | None] = []
+    for N in (Nq, Nkv, Nkv):
+        parts += [*_weights(d, N, K, bits, block_size), d.floats((N,)) if d.flag() else None]
     outputs = 3 if skip is None else d.integer(3, 4)
-    sizes = {"K": K, "Nq": Nq, "Nkv": Nkv, "bits": bits, "block_size": block_size, "epsilon": d.pick(0.1, 0.5)}
+    sizes: dict[str, Any] = {
+        "K": K,
+        "Nq": Nq,
+        "Nkv": Nkv,
+        "bits": bits,
+        "block_size": block_size,
+        "epsilon": d.pick(0.1, 0.5),
+    }
     return d.case(d.normal(a), skip, d.floats((K,)), *parts, outputs=outputs, **sizes)
 
 
@@ -105,7 +112,7 @@ def matmul_nbits_qlora(d: Drawing) -> Case:
         *_weights(d, N, rank, lora_bits, lora_block_size),
     )
     x = d.floats((*d.shape(0, 2, size=2), K))
-    lora = {"lora_bits": lora_bits, "lora_block_size": lora_block_size}
+    lora: dict[str, Any] = {"lora_bits": lora_bits, "lora_block_size": lora_block_size}
     return d.case(
         x, *_weights(d, N, K, bits, block_size), *adapters, K=K, N=N, bits=bits, block_size=block_size, **lora
     )
@@ -159,7 +166,7 @@ def gemm_float8(d: Drawing) -> Case:
     a, b = ((inner, rows) if trans_a else (rows, inner)), ((columns, inner) if trans_b else (inner, columns))
     c = d.optional(lambda: d.normal((rows, columns)))
     kind = helper.np_dtype_to_tensor_dtype(d.dtype)
-    factors = {"alpha": d.optional(d.factor), "beta": d.optional(d.factor), "dtype": kind}
+    factors: dict[str, Any] = {"alpha": d.optional(d.factor), "beta": d.optional(d.factor), "dtype": kind}
     return d.case(
         d.normal(a), d.normal(b), c, activation=d.pick(None, "GELU", "NONE"), transA=trans_a, transB=trans_b, **factors
     )

@@ -168,7 +168,7 @@ def varlen_causal_conv_with_state(
         now, then = (kernel_delta[:, delta_offset + k].repeat(group_size, 1) for k in (0, 1))
         before = np.empty_like(input)
         before[1:] = input[:-1]
-        for b in np.flatnonzero(np.diff(bounds)):
+        for b in np.flatnonzero(np.diff(bounds)).tolist():
             before[bounds[b]] = initial_state[b, :, 0]
         o = (now + weight[:, 0, 1]) * input + (then + weight[:, 0, 0]) * before * previous_mask
     return o, states, update

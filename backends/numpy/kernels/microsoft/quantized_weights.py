@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -94,7 +95,7 @@ def matmul_nbits_mlp(
     if activation not in ("relu", "silu"):
         raise ValueError(f"activation is {activation!r}; there are 'relu' and 'silu'")
     x, total = _normalized(A, skip, norm_scale, epsilon)
-    sizes = {"K": K, "N": N, "bits": bits, "block_size": block_size}
+    sizes: dict[str, Any] = {"K": K, "N": N, "bits": bits, "block_size": block_size}
     gate, up = (
         matmul_nbits(x, *given, **sizes)
         for given in ((gate_B, gate_scales, None, None, gate_bias), (up_B, up_scales, None, None, up_bias))
@@ -129,7 +130,7 @@ def matmul_nbits_qkv(
     """Three projections of what is normalized"""
     x, total = _normalized(A, skip, norm_scale, epsilon)
     each = ((q_B, q_scales, q_bias, Nq), (k_B, k_scales, k_bias, Nkv), (v_B, v_scales, v_bias, Nkv))
-    sizes = {"K": K, "bits": bits, "block_size": block_size}
+    sizes: dict[str, Any] = {"K": K, "bits": bits, "block_size": block_size}
     return *(matmul_nbits(x, B, scales, None, None, bias, N=N, **sizes) for B, scales, bias, N in each), total
 
 
@@ -170,9 +171,9 @@ def matmul_nbits_qlora(
         raise ValueError(f"lora_A_scales has the shape {list(lora_A_scales.shape)}; it has two axes, the first of R")
     rank = len(lora_A_scales)
     base = matmul_nbits(X, W, scales, K=K, N=N, bits=bits, block_size=block_size)
-    sizes = {"bits": lora_bits, "block_size": lora_block_size}
+    sizes: dict[str, Any] = {"bits": lora_bits, "block_size": lora_block_size}
     down = matmul_nbits(X, lora_A, lora_A_scales, K=K, N=rank, **sizes)
-    return base + matmul_nbits(down, lora_B, lora_B_scales, K=rank, N=N, **sizes)
+    return np.asarray(base + matmul_nbits(down, lora_B, lora_B_scales, K=rank, N=N, **sizes))
 
 
 @kernel("GatherBlockQuantized", domain=MICROSOFT, in_float32=True, fresh=True)
@@ -231,7 +232,7 @@ def gather_block_quantized(
     if zero_points is not None:
         zero = taken(np.take(numbers(zero_points).astype(scales.dtype), groups, quantize_axis))
     y = (taken(numbers(data)).astype(scales.dtype) - zero) * taken(scale)
-    return np.where(inside.reshape(inside.shape + (1,) * (rank - 1 - gather_axis)), y, y.dtype.type(0))
+    return np.asarray(np.where(inside.reshape(inside.shape + (1,) * (rank - 1 - gather_axis)), y, y.dtype.type(0)))
 
 
 _FP4 = np.array([0, 1 / 192, 2 / 3, 1, 1 / 3, 1 / 2, 1 / 6, 1 / 4])
@@ -278,7 +279,7 @@ def matmul_bnb4(
     def rows(some: slice) -> Array:
         places = np.arange(some.start * K, some.stop * K)
         codes = np.where(places % 2, B[places // 2] & 15, B[places // 2] >> 4)
-        return (table[codes] * absmax[places // block_size]).reshape(-1, K)
+        return np.asarray(table[codes] * absmax[places // block_size]).reshape(-1, K)
 
     if transB:
         return _product(A, rows, N, K)
@@ -307,7 +308,7 @@ def matmul_fpq4(A: Array, B: Array, B_shape: Array, *, blk_quant_type: int = 1) 
         part = whole[some]
         codes = np.stack([part["codes"] & 15, part["codes"] >> 4], 2).reshape(*part.shape, 32).astype(A.dtype)
         codes -= part["zero"][..., None] if blk_quant_type else 8
-        return (codes * part["scale"][..., None]).reshape(len(part), -1)[:, :K]
+        return np.asarray(codes * part["scale"][..., None]).reshape(len(part), -1)[:, :K]
 
     return _product(A, rows, N, K)
 
@@ -334,7 +335,7 @@ def matmul_fp4_weight(
 
     def rows(some: slice) -> Array:
         codes = np.stack([B[some] & 15, B[some] >> 4], -1).reshape(-1, K)
-        return codes.view(ml_dtypes.float4_e2m1fn).astype(A.dtype)
+        return np.asarray(codes.view(ml_dtypes.float4_e2m1fn).astype(A.dtype))
 
     return _scaled(A, rows, scales, "weight_scale", bias, (N, K), block_size)
 
@@ -409,10 +410,15 @@ def gemm_float8(
         raise ValueError(f"activation is {activation!r}; there are RELU, GELU and NONE")
     if not (A.ndim == B.ndim == 2 and {A.dtype, B.dtype} <= _GEMM):
         raise ValueError(f"A is {A.dtype}{list(A.shape)} and B {B.dtype}{list(B.shape)}; both are matrices of floats")
-    a, b = (x.astype(np.float64 if x.dtype == np.float64 else np.float32) for x in (A, B))
+
+    def floats(x: Array) -> Array:
+        return np.asarray(x, np.float64 if x.dtype == np.float64 else np.float32)
+
+    a, b = floats(A), floats(B)
     y = np.einsum(
         "ki,kj->ij" if transA and not transB else "ik,jk->ij" if transB and not transA else "ik,kj->ij",
-        *((b, a) if transA and transB else (a, b)),
+        b if transA and transB else a,
+        a if transA and transB else b,
     )
     y = alpha * (y.T if transA and transB else y)
     if C is not None and beta:
