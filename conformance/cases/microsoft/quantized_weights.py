@@ -143,6 +143,7 @@ def _gather_block_quantized(shapes: str) -> Iterator[Case]:
         yield table(
             (5, 40), 4, 16, np.array([4, 5, -6]), True, shapes=shapes, constant=("data", "indices", "zero_points")
         )
+        yield table((5, 24), 8, 16, np.array([7, 1, -9]), shapes=shapes)
         yield table((5, 24), 8, 16, np.array(2), shapes=shapes)
         yield table((5, 24), 8, 16, np.zeros((2, 0), np.int64), shapes=shapes)
 
@@ -211,3 +212,5 @@ def _gemm_float8(shapes: str) -> Iterator[Case]:
     half = [floats(*shape).astype(np.float16) for shape in ((2, 4), (4, 3))]
     yield case(name, *half, activation="NONE", dtype=10, shapes=shapes)
     yield case(name, floats(0, 4), floats(4, 3), activation="RELU", shapes=shapes)
+    signs = np.abs(floats(4, 3)) * array([1, -1, 1])  # no sum is close to 0
+    yield case(name, np.abs(floats(2, 4)), signs, activation="RELU", shapes=shapes)
