@@ -242,6 +242,7 @@ def _elementwise(shapes: str) -> Iterator[Case]:
             more = {"alpha": 0.3} if name == "QLinearLeakyRelu" else {}
             yield rounding(name, x, scalar(there), kind(9), scalar(back), kind(12), quantize=("X",), **more, **given)
             yield rounding(name, x, array([there]), None, array([back]), kind(12), **given)
+        yield rounding("QLinearSigmoid", x, scalar(0.5), kind(9), scalar(0.02), kind(12), **given)  # of finer steps
         for opset, axis in ((13, -1), (13, 1), (12, 1), (12, -2)):
             more = {"opset_": opset, "axis": axis}
             yield rounding(
@@ -356,8 +357,8 @@ def _ordered(shapes: str) -> Iterator[Case]:
         yield rounding(name, x, scalar(2.0), scale, offset, scalar(0.9), quantize=("X",), **given)
     yield rounding(name, x, scalar(2.0), scale, None, scalar(0.9), axis=2, epsilon=0.1, **given)
     if shapes == "static":
-        wide = whole(kind, 2, 32)
-        spread = np.full(32, 3.0, np.float16)
+        wide = whole(kind, 2, 3, 64)  # in two tiles
+        spread = np.full(64, 3.0, np.float16)
         yield rounding(name, wide, scalar(2.0), spread, None, scalar(1.7), order_X=2, order_Y=2, epsilon=0.1)
     yield from _ordered_attentions(shapes)
 
@@ -377,3 +378,10 @@ def _ordered_attentions(shapes: str) -> Iterator[Case]:
         yield rounding(name, *given, None, None, scalar(99.0), quantize=("input", "V_weight"), shapes=shapes, **orders)
         more: dict[str, Any] = {"unidirectional": 1, "shapes": shapes, **orders}
         yield rounding(name, *given, scalar(2187.0), scalar(0.8), scalar(200.0), mask, **more)
+        # With scores so near that every key has its share.
+        biases = [
+            np.array(steps, np.float32) * np.float32(0.02) for steps in ([4, -9, 7, 12], [9, 6, -3, 1], [8, 3, -5, 2])
+        ]
+        given = x, scalar(0.2), *[scalar(0.06)] * 3, *weights, *[scalar(0.1)] * 3, *biases
+        for hidden in (None, np.array([[1, 0, 1], [1, 1, 0]], np.int32)):
+            yield rounding(name, *given, None, None, scalar(0.011), hidden, shapes=shapes, **orders)

@@ -83,6 +83,8 @@ def _linear(shapes: str) -> Iterator[Case]:
         yield rounding("DequantizeLinear", whole, per_row, axis=0, **given)
     yield rounding("QuantizeLinear", np.asarray(small * 8 + 50, np.float32), scalar(8.2), shapes=shapes)
     yield rounding("DequantizeLinear", small.astype(np.int32), per_row, axis=0, shapes=shapes)
+    yield rounding("DequantizeLinear", small[0].astype(np.int32), per_channel, axis=0, shapes=shapes)
+    yield rounding("DequantizeLinear", small.astype(np.int32), per_channel, axis=1, shapes=shapes)
     if shapes == "static":
         half = np.float16
         yield rounding("DequantizeLinear", small.astype(np.int8), per_channel.astype(half), axis=1)
