@@ -30,7 +30,7 @@ def main(operators: Sequence[str]) -> None:
         if not outcome.caught and not outcome.mutant.reason:
             print("no reason:", outcome.mutant, outcome.note)
     if not operators:
-        (RESULTS / "mutants.json").write_text(json.dumps(summary(found), indent=1) + "\n")
+        (RESULTS / "mutants.json").write_text(json.dumps(summary(found, names), indent=1) + "\n")
 
 
 if __name__ == "__main__":

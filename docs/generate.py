@@ -338,6 +338,8 @@ def mutants() -> str:
         if mutant.operator in bodies:
             families[bodies[mutant.operator]][EQUIVALENT] += 1
     asleep, unmeasured = without_mutants(results["operators"])
+    asleep = sorted({*asleep, *(name for name, column in rows.items() if not column["mutants"])})
+    rows = {name: column for name, column in rows.items() if name not in asleep}
     columns = [name for name in COLUMNS if name != WRONG_RESULT]  # which only bodies have
     measured = sum(name in bodies for name in results["operators"])
     lines = [

@@ -638,9 +638,12 @@ def family(key: tuple[str, str]) -> str:
     return DEFINITIONS[key].function.__module__.rpartition(".")[2]
 
 
-def summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """The outcomes counted by operator and by oracle, and every survivor, for JSON."""
-    counts: dict[str, Counter[str]] = {}
+def summary(outcomes: Sequence[Outcome], operators: Sequence[str] = ()) -> dict[str, Any]:
+    """The outcomes counted by operator and by oracle, and every survivor, for JSON.
+
+    :param operators: those that were surveyed; of some there may be no mutant.
+    """
+    counts = {name: Counter(dict.fromkeys(COLUMNS, 0)) for name in operators}
     for one in outcomes:
         count = counts.setdefault(one.mutant.operator, Counter(dict.fromkeys(COLUMNS, 0)))
         count["mutants"] += 1

@@ -7,6 +7,7 @@ moves by a thousandth.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -242,7 +243,8 @@ def _elementwise(shapes: str) -> Iterator[Case]:
             more = {"alpha": 0.3} if name == "QLinearLeakyRelu" else {}
             yield rounding(name, x, scalar(there), kind(9), scalar(back), kind(12), quantize=("X",), **more, **given)
             yield rounding(name, x, array([there]), None, array([back]), kind(12), **given)
-        yield rounding("QLinearSigmoid", x, scalar(0.5), kind(9), scalar(0.02), kind(12), **given)  # of finer steps
+        finer = rounding("QLinearSigmoid", x, scalar(0.5), kind(9), scalar(0.02), kind(12), **given)
+        yield replace(finer, wrt=("t",))  # a thousandth of a scale moves some numbers to the next step
         for opset, axis in ((13, -1), (13, 1), (12, 1), (12, -2)):
             more = {"opset_": opset, "axis": axis}
             yield rounding(
@@ -359,7 +361,8 @@ def _ordered(shapes: str) -> Iterator[Case]:
     if shapes == "static":
         wide = whole(kind, 2, 3, 64)  # in two tiles
         spread = np.full(64, 3.0, np.float16)
-        yield rounding(name, wide, scalar(2.0), spread, None, scalar(1.7), order_X=2, order_Y=2, epsilon=0.1)
+        tiled = rounding(name, wide, scalar(2.0), spread, None, scalar(1.7), order_X=2, order_Y=2, epsilon=0.1)
+        yield replace(tiled, wrt=("t",))
     yield from _ordered_attentions(shapes)
 
 
@@ -384,4 +387,5 @@ def _ordered_attentions(shapes: str) -> Iterator[Case]:
         ]
         given = x, scalar(0.2), *[scalar(0.06)] * 3, *weights, *[scalar(0.1)] * 3, *biases
         for hidden in (None, np.array([[1, 0, 1], [1, 1, 0]], np.int32)):
-            yield rounding(name, *given, None, None, scalar(0.011), hidden, shapes=shapes, **orders)
+            near = rounding(name, *given, None, None, scalar(0.011), hidden, shapes=shapes, **orders)
+            yield replace(near, wrt=("t",))  # a thousandth of a scale moves some numbers to the next step
