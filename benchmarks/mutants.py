@@ -1,4 +1,4 @@
-"""Every mutant of every rule and of every function body, and what the suite says of it (`refgrad.conformance.mutating.mutants`).
+"""Every mutant of every rule and every function body, and what the suite says of it (`refgrad.conformance.mutating.mutants`).
 
 python benchmarks/mutants.py [OPERATOR ...]    # results/mutants.json; with operators, the survivors are printed only
 
