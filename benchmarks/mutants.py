@@ -1,4 +1,4 @@
-"""Every mutant of every rule, and what the conformance suite says of it (`refgrad.conformance.mutating.mutants`).
+"""Every mutant of every rule and every function body, and what the suite says of it (`refgrad.conformance.mutating.mutants`).
 
 python benchmarks/mutants.py [OPERATOR ...]    # results/mutants.json; with operators, the survivors are printed only
 
@@ -15,14 +15,14 @@ from concurrent.futures import ProcessPoolExecutor
 from rich.progress import track
 from timing import RESULTS
 
-from refgrad.conformance.mutating.mutants import Outcome, ruled, summary, survey
+from refgrad.conformance.mutating.mutants import Outcome, defined, ruled, summary, survey
 
 WORKERS = 2
 
 
 def main(operators: Sequence[str]) -> None:
     """Survey, and write what came out."""
-    names = list(operators or ruled())
+    names = list(operators or (*ruled(), *defined()))
     with ProcessPoolExecutor(WORKERS) as pool:
         surveyed = pool.map(survey, [[name] for name in names])
         found: list[Outcome] = [one for part in track(surveyed, "operators", len(names)) for one in part]
@@ -30,7 +30,7 @@ def main(operators: Sequence[str]) -> None:
         if not outcome.caught and not outcome.mutant.reason:
             print("no reason:", outcome.mutant, outcome.note)
     if not operators:
-        (RESULTS / "mutants.json").write_text(json.dumps(summary(found), indent=1) + "\n")
+        (RESULTS / "mutants.json").write_text(json.dumps(summary(found, names), indent=1) + "\n")
 
 
 if __name__ == "__main__":

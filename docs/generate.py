@@ -10,7 +10,7 @@ import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,7 +27,7 @@ from refgrad.conformance.findings.builders import builder_findings
 from refgrad.conformance.findings.builders.finding import BUILDER_VERSIONS, BuilderFinding
 from refgrad.conformance.findings.finding import RELEASES, TRAINING, VERSIONS, Finding
 from refgrad.conformance.lacking import read_reasons
-from refgrad.conformance.mutating.mutants import COLUMNS, Mutant, ruled
+from refgrad.conformance.mutating.mutants import COLUMNS, WRONG_RESULT, Mutant, defined, family, ruled
 from refgrad.conformance.parity.structure import EXCUSES
 from refgrad.conformance.reporting import html, markdown
 from refgrad.conformance.running.nodemodels import FIXED, excluded, moved, node_models
@@ -312,8 +312,8 @@ def parity() -> str:
 
 
 def without_mutants(measured: Collection[str]) -> tuple[list[str], list[str]]:
-    """The operators whose rule has no row: those that only have cases which round, and those that nobody measured yet."""
-    rest = sorted(ruled().keys() - set(measured))
+    """The operators that have no row: those that only have cases which round, and those that nobody measured yet."""
+    rest = sorted((ruled().keys() | defined().keys()) - set(measured))
     rounding = read_reasons()["cases"]
     return [name for name in rest if name in rounding], [name for name in rest if name not in rounding]
 
@@ -321,30 +321,47 @@ def without_mutants(measured: Collection[str]) -> tuple[list[str], list[str]]:
 def mutants() -> str:
     """Return docs/mutants.md, from the results that benchmarks/mutants.py wrote."""
     results = json.loads((RESULTS / "mutants.json").read_text())
-    total = Counter[str]()
-    for column in results["operators"].values():
-        total.update(column)
-    rows = [[name, *(str(column[c] or "") for c in COLUMNS)] for name, column in results["operators"].items()]
-    rows.append(["all", *(str(total[c]) for c in COLUMNS)])
+    bodies = {name: family(key) for name, key in defined().items()}
+    rows: dict[str, Counter[str]] = {}  # of each operator that has a rule
+    families: dict[str, Counter[str]] = {}  # of those that have a body
+    for name, column in results["operators"].items():
+        if name in bodies:
+            families.setdefault(bodies[name], Counter(operators=0)).update({"operators": 1, **column})
+        else:
+            rows[name] = Counter(column)
     reasons: dict[str, list[Mutant]] = {}
     for survivor in results["survivors"]:
         mutant = Mutant(**survivor)
         reasons.setdefault(mutant.reason, []).append(mutant)
-    caught = total["mutants"] - total["survived"]
-    equal = sum(mutant.row is not None and not mutant.row.limit for found in reasons.values() for mutant in found)
+    equivalent = [m for found in reasons.values() for m in found if m.row is not None and not m.row.limit]
+    for mutant in equivalent:
+        if mutant.operator in bodies:
+            families[bodies[mutant.operator]][EQUIVALENT] += 1
     asleep, unmeasured = without_mutants(results["operators"])
+    asleep = sorted({*asleep, *(name for name, column in rows.items() if not column["mutants"])})
+    rows = {name: column for name, column in rows.items() if name not in asleep}
+    columns = [name for name in COLUMNS if name != WRONG_RESULT]  # which only bodies have
+    measured = sum(name in bodies for name in results["operators"])
     lines = [
         "# Mutants\n",
         "Is the suite any good? A program breaks every rule on purpose, one place at a time: it changes a result of the "
         "rule, or one node\nthat the rule emits (`refgrad.conformance.mutating`; `python benchmarks/mutants.py` measures "
-        f"anew). Then it asks the suite.\nOf {total['mutants']} mutants of {len(results['operators'])} rules {equal} are "
-        f"equivalent: they do not change a gradient. Of the other {total['mutants'] - equal} the suite catches {caught}, "
-        f"{caught / (total['mutants'] - equal):.1%},\neach by one of the cases of its operator. What the columns count:\n",
+        "anew). Then it asks the suite.\n"
+        f"{_caught(rows, sum(m.operator not in bodies for m in equivalent), f'{len(rows)} rules')} "
+        "Each is caught by one of the cases of its operator.\n",
+        "The other operators of ONNX Runtime are differentiated through their function body, which a program breaks in the "
+        "same way, and\nin its arithmetic and its constants besides.\n"
+        f"{_caught(families, sum(m.operator in bodies for m in equivalent), f'{measured} bodies')}\n",
+        "What the columns count:\n",
         *(f"- {column}: {words}" for column, words in COLUMNS.items()),
         f'\nThe rules of {", ".join(asleep)} only apply where `quantization` is not "zero", and their cases do not have a '
         "derivative.\n",
-        *([f"The rules of {', '.join(unmeasured)} were not measured yet.\n"] if unmeasured else []),
-        table(("operator", *COLUMNS), rows),
+        *([f"{', '.join(unmeasured)} were not measured yet.\n"] if unmeasured else []),
+        "## Rules\n",
+        _counts("operator", rows, columns),
+        "## Function bodies\n",
+        "By family, the module in `refgrad/microsoft`. Of those that survived, some are equivalent.\n",
+        _counts("family", dict(sorted(families.items())), ["operators", *COLUMNS, EQUIVALENT]),
         "## Is a right rule ever called wrong?\n",
         _of_seeds(),
         "## Who said wrong\n",
@@ -366,6 +383,26 @@ def mutants() -> str:
             )
         )
     return "\n".join(lines)
+
+
+EQUIVALENT = "equivalent"
+
+
+def _caught(rows: Mapping[str, Counter[str]], equal: int, what: str) -> str:
+    """How many mutants are caught, in a sentence or two."""
+    total = sum(rows.values(), Counter[str]())
+    caught, rest = total["mutants"] - total["survived"], total["mutants"] - equal
+    return (
+        f"Of {total['mutants']} mutants of {what} {equal} are equivalent: they do not change a gradient. Of the other {rest} "
+        f"the suite catches\n{caught}, {caught / rest:.1%}."
+    )
+
+
+def _counts(title: str, rows: Mapping[str, Counter[str]], columns: Sequence[str]) -> str:
+    """A table of counts, with their sums in its last row."""
+    total = sum(rows.values(), Counter[str]())
+    shown = [[name, *(str(column[c] or "") for c in columns)] for name, column in rows.items()]
+    return table((title, *columns), [*shown, ["all", *(str(total[c]) for c in columns)]])
 
 
 def _of_seeds() -> str:

@@ -11,26 +11,78 @@ from refgrad.conformance.judging import verdicts
 from refgrad.conformance.judging.judge import Candidate, Trial
 from refgrad.conformance.judging.verdicts import ResultRow
 from refgrad.conformance.mutating import mutants
-from refgrad.conformance.mutating.mutants import Mutant, ruled, survey
+from refgrad.conformance.mutating.mutants import (
+    FAILS,
+    KERNEL,
+    WRONG_RESULT,
+    Mutant,
+    Outcome,
+    defined,
+    family,
+    ruled,
+    survey,
+)
 from refgrad.conformance.mutating.survivors import equivalents
 from refgrad.errors import OptionError
+from refgrad.protos.domains import MICROSOFT
+from refgrad.tables.definitions import DEFINITIONS
 from refgrad.tables.registry import RULES
 
 pytestmark = pytest.mark.suite
 
 RESULTS = Path(__file__).parent.parent / "benchmarks" / "results" / "mutants.json"
-SAMPLE = ("MatMul", "Softmax", "CumSum", "Sub")
+RULED = ("MatMul", "Softmax", "CumSum", "Sub")
+DEFINED = (
+    *("BiasSplitGelu", "BiasAdd", "FusedConv", "SwiGLU", "ExpandDims", "GemmFastGelu"),
+    *("SoftmaxCrossEntropy", "SkipLayerNormalization", "MaxpoolWithMask", "QLinearAdd", "GemmFloat8"),
+    "FlattenAndUnpad",
+)
+SLOWER = tuple(pytest.param(name, marks=pytest.mark.thorough) for name in ("DequantizeWithOrder", "MoE"))
 
 
-@pytest.mark.parametrize("operator", SAMPLE)
+@pytest.mark.parametrize("operator", RULED)
 def test_every_mutant_is_caught_or_has_a_reason_to_survive(operator: str) -> None:
     before = dict(RULES)
     outcomes = survey([operator])
     assert len(outcomes) >= 10
+    check(outcomes)
+    assert before == RULES
+
+
+@pytest.mark.parametrize("operator", [*DEFINED, *SLOWER])
+def test_every_mutant_of_a_body_is_caught_or_has_a_reason_to_survive(operator: str) -> None:
+    before = dict(DEFINITIONS)
+    outcomes = survey([f"{MICROSOFT}.{operator}"])
+    assert len(outcomes) >= 5
+    check(outcomes)
+    assert before == DEFINITIONS
+
+
+def test_the_sample_has_a_body_of_every_family_that_was_surveyed() -> None:
+    sampled = {*DEFINED, *(str(one.values[0]) for one in SLOWER)}
+    surveyed = json.loads(RESULTS.read_text())["operators"]
+    families = {family(key) for name, key in defined().items() if name in surveyed}
+    assert families <= {family(defined()[f"{MICROSOFT}.{name}"]) for name in sampled}
+
+
+def test_a_body_that_only_computes_another_result_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wrong bias does not change a gradient."""
+
+    def believe(trial: Trial, candidate: Candidate) -> ResultRow:
+        return ResultRow(trial.question.case, candidate.builder, candidate.executor, verdicts.AGREED)
+
+    monkeypatch.setattr(Trial, "verdict", believe)
+    outcomes = survey(["com.microsoft.BiasAdd"])
+    assert {one.verdict for one in outcomes if one.caught} <= {WRONG_RESULT, FAILS}
+    [lost] = [one for one in outcomes if one.mutant.place.endswith("op.Add(X, bias)") and "first" in one.mutant.change]
+    assert (lost.verdict, lost.witnesses) == (WRONG_RESULT, (KERNEL,))
+
+
+def check(outcomes: list[Outcome]) -> None:
+    """Check that no mutant is there twice, and that those which survive have a reason."""
     assert len({one.mutant for one in outcomes}) == len(outcomes)
     assert [str(one.mutant) for one in outcomes if not one.caught and not one.mutant.reason] == []
     assert all(one.witnesses for one in outcomes if one.verdict == verdicts.WRONG)
-    assert before == RULES
 
 
 def test_mutants_survive_a_judge_that_believes_everything(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,9 +112,9 @@ def test_an_operator_without_a_rule_is_named() -> None:
         survey(["Softmx"])
 
 
-def test_the_survey_is_of_the_rules_there_are() -> None:
+def test_the_survey_is_of_the_rules_and_bodies_there_are() -> None:
     surveyed = json.loads(RESULTS.read_text())["operators"]
-    assert sorted(surveyed) == sorted(surveyed.keys() & ruled().keys())
+    assert sorted(surveyed) == sorted(surveyed.keys() & (ruled() | defined()).keys())
 
 
 def test_every_survivor_has_a_reason() -> None:

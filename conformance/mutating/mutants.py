@@ -1,9 +1,13 @@
-"""A test of the judge: rules are broken on purpose, one place at a time, and the judge has to notice.
+"""A test of the suite: rules and function bodies are broken on purpose, one place at a time, and the suite has to notice.
 
 A mutant is a rule with one change. The change is in the adjoints that the rule returns (a factor, the sign, an order), or in
 one emission: `op.Sub(a, b)` becomes `op.Sub(b, a)`. An emission is identified by its place in the source of the rule, or of a
 lowering that the rule reaches. A change is only a mutant if it changes the gradient model of some case. A mutant is caught
 where the judge says wrong, or where its gradient fails and the unbroken one does not; an inconclusive verdict does not count.
+
+An operator without a rule is differentiated through its function body, and a mutant is a body with one change: in its results,
+or in one emission. It is also caught where the body computes another result than the kernel of the operator, which the body
+has no part in.
 """
 
 from __future__ import annotations
@@ -22,10 +26,11 @@ from types import CodeType, FrameType
 from typing import Any
 
 import numpy as np
-from onnx import GraphProto
+import onnx
+from onnx import GraphProto, ModelProto, TensorProto, helper, numpy_helper
 
 from refgrad.backends.numpy import NumpyBackend
-from refgrad.conformance.case import Case
+from refgrad.conformance.case import Case, is_float
 from refgrad.conformance.cases import every_case
 from refgrad.conformance.judging import verdicts
 from refgrad.conformance.judging.judge import Candidate, Trial
@@ -36,17 +41,27 @@ from refgrad.conformance.questions.question import ask
 from refgrad.conformance.running.runner import ORACLES, testify
 from refgrad.conformance.systems.builders import build
 from refgrad.errors import OptionError, RefgradError, did_you_mean
+from refgrad.forward.function_emitter import FunctionEmitter
+from refgrad.forward.functions import call_functions
+from refgrad.protos.domains import MICROSOFT
+from refgrad.protos.inlining import inline_functions
+from refgrad.protos.types import Type
+from refgrad.protos.walk import reads_of
 from refgrad.reverse.emit import Emitter
-from refgrad.tables.registry import LOWERINGS, RULES
+from refgrad.tables.definitions import DEFINITIONS
+from refgrad.tables.registry import LOWERINGS, RULES, ZERO
 
 FAILS = "fails"  # the verdict on a broken gradient that cannot be built or run
 WITH_REFGRAD = "wrong beside refgrad"
+WRONG_RESULT = "wrong result"  # the verdict on a body that differs from the kernel
+KERNEL = "kernel"  # its witness
 COLUMNS = {
     "mutants": "in all",
     verdicts.WRONG: "the judge says wrong, although refgrad's own gradient, which it uses, is broken in the same way",
     WITH_REFGRAD: "it says wrong only with refgrad's unbroken gradient as a witness, as it has when it judges another builder",
+    WRONG_RESULT: "the judge does not say wrong, but a function body computes another result than the operator's kernel",
     FAILS: "the gradient cannot be built or run",
-    "survived": "no case tells the mutant from the rule",
+    "survived": "no case tells the mutant from the rule or the body",
 }
 _SAME = 1e-9  # a float64 gradient that changes less than this, relative to its largest element, is the same
 _PATIENCE = 3  # after so many cases that need the unbroken gradient to catch a mutant, stop looking for others
@@ -102,17 +117,26 @@ class Outcome:
         """The entry of `COLUMNS` that counts it."""
         if not self.caught:
             return "survived"
-        return FAILS if self.verdict == FAILS else self.verdict if self.alone else WITH_REFGRAD
+        return self.verdict if self.alone else WITH_REFGRAD
 
 
 # What is changed in an emission
+
+
+Emits = Emitter | FunctionEmitter  # of a rule, of a body
+
+
+def _emit(op: Emits, *arguments: Any, **options: Any) -> Any:
+    """Emit without another change."""
+    kind = FunctionEmitter if isinstance(op, FunctionEmitter) else Emitter
+    return kind.emit(op, *arguments, **options)  # type: ignore[arg-type]
 
 
 @dataclass
 class EmittedCall:
     """A call of `Emitter.emit` before it is made. `ranks` has the ranks of its operands, if a run has shown them."""
 
-    op: Emitter
+    op: Emits
     op_type: str
     domain: str
     inputs: list[Any]
@@ -123,7 +147,7 @@ class EmittedCall:
 
     def emit(self) -> Any:
         """Make the call without another change."""
-        return Emitter.emit(
+        return _emit(
             self.op, self.op_type, self.domain, self.inputs, self.outputs, self.attributes, self.optional_outputs
         )
 
@@ -132,7 +156,8 @@ class EmittedCall:
         value = self.inputs[position]
         if isinstance(value, int | float):
             value = self.op.const(value, like=next(v for v in self.inputs if isinstance(v, str)))
-        return self.op.copy(value if isinstance(value, str) else self.op.const(value))
+        value = value if isinstance(value, str) else self.op.const(value)
+        return str(self.op.Identity(value)) if isinstance(self.op, FunctionEmitter) else self.op.copy(value)
 
 
 Change = Callable[[EmittedCall], Any]  # emits something else; None where the change does not apply
@@ -240,8 +265,11 @@ def _moved(by: int, *positions: int) -> Change:
 def _constant(it: EmittedCall, position: int) -> np.ndarray | None:
     """The array of an operand, if it is a known constant."""
     value = it.inputs[position] if position < len(it.inputs) else None
+    if isinstance(it.op, FunctionEmitter) and isinstance(value, str):
+        makers = (node for node in it.op.nodes if node.op_type == "Constant" and value in node.output)
+        return next((numpy_helper.to_array(node.attribute[0].t) for node in makers), None)
     if isinstance(value, str) or value is None:
-        return it.op.constant(value)
+        return it.op.constant(value) if isinstance(it.op, Emitter) else None
     kind = None if isinstance(value, np.ndarray) else np.int64
     return np.asarray(value, kind)
 
@@ -309,24 +337,49 @@ def _upper(it: EmittedCall) -> Any:
     return it.emit()
 
 
+def _scaled(it: EmittedCall) -> Any:
+    """A constant of floats, 1% larger."""
+    value = numpy_helper.to_array(it.attributes["value"])
+    if it.attributes["value"].data_type not in (TensorProto.FLOAT, TensorProto.DOUBLE):
+        return None
+    it.attributes["value"] = numpy_helper.from_array(np.asarray(1.01 * value, value.dtype))
+    return it.emit()
+
+
+def _with(changes: dict[str, Change], *op_types: str) -> dict[str, dict[str, Change]]:
+    return {op_type: CHANGES.get(op_type, {}) | changes for op_type in op_types}
+
+
+# What is changed in a body besides: it has the operator's own arithmetic and its constants.
+BODY_CHANGES = CHANGES | {
+    **_with({"Sub": _instead("Sub")}, "Add"),
+    **_with({"Add": _instead("Add")}, "Sub"),
+    **_with({"Div": _instead("Div")}, "Mul"),
+    **_with({"Mul": _instead("Mul")}, "Div"),
+    **_with({"Greater": _instead("Greater")}, "Equal"),
+    **_with(DROPPED, "Tanh", "Sigmoid", "Erf", "Relu", "Softplus", "Clip", "Round", "Cos", "Sin"),
+    **_with({"1% larger": _scaled}, "Constant"),
+}
+
+
 # What is changed in what a rule returns
 
 
-def _flat(op: Emitter, value: str, rearranged: Callable[[str], str]) -> str:
+def _flat(op: Emits, value: str, rearranged: Callable[[str], str]) -> str:
     """`value` with its elements rearranged as one row."""
     return str(op.Reshape(rearranged(op.Reshape(value, [-1])), op.Shape(value), allowzero=1))
 
 
-def _rolled(op: Emitter, value: str) -> str:
+def _rolled(op: Emits, value: str) -> str:
     return _flat(op, value, lambda row: op.Concat(op.Slice(row, [-1], [_ENDLESS]), op.Slice(row, [0], [-1]), axis=0))
 
 
-def _reversed(op: Emitter, value: str) -> str:
+def _reversed(op: Emits, value: str) -> str:
     return _flat(op, value, lambda row: op.Slice(row, [-1], [-_ENDLESS], [0], [-1]))
 
 
 # By name: the function, and the number of axes along which a gradient needs two elements for the function to change it.
-RETURNED: dict[str, tuple[Callable[[Emitter, str], str | None], int]] = {
+RETURNED: dict[str, tuple[Callable[[Any, str], str | None], int]] = {
     "1% too large": (lambda op, value: op.Mul(value, 1.01), 0),
     "twice as large": (lambda op, value: op.Mul(value, 2.0), 0),
     "other sign": (lambda op, value: op.Neg(value), 0),
@@ -365,7 +418,9 @@ class Site:
 
 
 _SUM = "BroadcastGradient"  # the primitive that the sweep adds
-_EMITTERS = {sys.modules[cls.__module__].__file__ for cls in Emitter.__mro__[:-1]} | {__file__}
+_EMITTERS = {__file__} | {
+    sys.modules[cls.__module__].__file__ for cls in {*Emitter.__mro__, *FunctionEmitter.__mro__} - {object}
+}
 
 
 def _site(frame: FrameType | None, op_type: str) -> Site:
@@ -403,30 +458,35 @@ class _Breaking:
     ranks: Mapping[Site, Sequence[Sequence[int | None]]] = field(default_factory=dict)
     emitted: dict[Site, list[str]] = field(default_factory=lambda: defaultdict(list))
     busy: bool = False
+    body: FunctionEmitter | None = None  # the last one that was emitted
 
-    def emit(self, op: Emitter, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
+    def emit(self, op: Emits, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
         op_type = arguments[0]
-        if self.busy or op_type not in CHANGES:
-            return Emitter.emit(op, *arguments, **options)
+        if self.busy or op_type not in (CHANGES if isinstance(op, Emitter) else BODY_CHANGES):
+            return _emit(op, *arguments, **options)
         site = _site(sys._getframe(1), op_type)
         made: Any = None
         if self.change is not None and site == self.change[0]:
             made = self._changed(op, site, arguments, options)
         if made is None:
-            made = Emitter.emit(op, *arguments, **options)
+            made = _emit(op, *arguments, **options)
         self.emitted[site].append(made if isinstance(made, str) else made[0])
         return made
 
-    def _changed(self, op: Emitter, site: Site, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
+    def _changed(self, op: Emits, site: Site, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
         op_type, domain, inputs, outputs, attributes, *rest = arguments
         seen, count = self.ranks.get(site, ()), len(self.emitted[site])
         optional = bool(options.get("optional_outputs", rest and rest[0]))
         ranks = seen[count] if count < len(seen) else ()
         it = EmittedCall(op, op_type, domain, list(inputs), outputs, dict(attributes), optional, ranks)
         self.busy = True
+        before = len(op.nodes) if isinstance(op, FunctionEmitter) else 0
         try:
             assert self.change is not None
-            return self.change[1](it)
+            made = self.change[1](it)
+            if made is None and isinstance(op, FunctionEmitter):
+                del op.nodes[before:]
+            return made
         finally:
             self.busy = False
 
@@ -435,12 +495,40 @@ class _Breaking:
 def broken(
     key: tuple[str, str],
     breaking: _Breaking,
-    returned: Callable[[Emitter, dict[str, str | None]], dict[str, str | None]] | None = None,
+    returned: Callable[[Any, dict[str, str | None]], dict[str, str | None]] | None = None,
 ) -> Iterator[None]:
     """Inside this context, the rule of an operator runs through `breaking`, and `returned` may change its adjoints.
 
-    The sum over broadcast axes, which the sweep adds to a rule, runs through `breaking` too.
+    The sum over broadcast axes, which the sweep adds to a rule, runs through `breaking` too. Of an operator without a rule it
+    is the body that does, and `returned` may change its results.
     """
+    with _broken_rule(key, breaking, returned) if key in RULES else _broken_body(key, breaking, returned):
+        yield
+
+
+@contextmanager
+def _broken_body(key: tuple[str, str], breaking: _Breaking, returned: Any) -> Iterator[None]:
+    known = DEFINITIONS[key]
+    names = [output.name for output in known.schema.outputs]
+
+    def function(op: FunctionEmitter, *arguments: Any, **keywords: Any) -> Any:
+        breaking.emitted.clear()  # a body is emitted again when more is known of its inputs
+        breaking.body = op
+        with _watched(op, breaking):
+            result = known.function(op, *arguments, **keywords)
+        if returned is None:
+            return result
+        return _rebuilt(result, returned(op, dict(_entries(names, result))))
+
+    DEFINITIONS[key] = replace(known, function=function)
+    try:
+        yield
+    finally:
+        DEFINITIONS[key] = known
+
+
+@contextmanager
+def _broken_rule(key: tuple[str, str], breaking: _Breaking, returned: Any) -> Iterator[None]:
     rule = RULES[key]
 
     def function(op: Emitter, *arguments: Any, **keywords: Any) -> Any:
@@ -465,18 +553,28 @@ def broken(
 
 
 @contextmanager
-def _watched(op: Emitter, breaking: _Breaking) -> Iterator[None]:
+def _watched(op: Emits, breaking: _Breaking) -> Iterator[None]:
     def emit(*arguments: Any, **options: Any) -> Any:
         return breaking.emit(op, arguments, options)
 
-    before = vars(op).get("emit")
+    def scan(step: Callable[..., Any], *arguments: Any) -> Any:
+        def watched(inner: FunctionEmitter, *inputs: Any) -> Any:
+            with _watched(inner, breaking):
+                return step(inner, *inputs)
+
+        return FunctionEmitter.scan(op, watched, *arguments)  # type: ignore[arg-type]
+
+    before = dict(vars(op))
     vars(op)["emit"] = emit
+    if isinstance(op, FunctionEmitter):
+        vars(op)["scan"] = scan
     try:
         yield
     finally:
-        del vars(op)["emit"]
-        if before is not None:
-            vars(op)["emit"] = before
+        for name in ("emit", "scan"):
+            vars(op).pop(name, None)
+            if name in before:
+                vars(op)[name] = before[name]
 
 
 def _watching(lower: Callable[..., Any], breaking: _Breaking) -> Callable[..., Any]:
@@ -512,15 +610,15 @@ def _rebuilt(result: Any, entries: Mapping[str, str | None]) -> Any:
 
 
 def survey(operators: Sequence[str] | None = None, seed: int = 0) -> list[Outcome]:
-    """The outcome of every mutant of the rules of these operators, by default of all.
+    """The outcome of every mutant of the rules and bodies of these operators, by default of all.
 
     :param operators: names like "Conv" or "com.microsoft.Gelu".
-    :raises OptionError: an operator has no rule.
+    :raises OptionError: an operator has neither a rule nor a body.
     """
-    known = ruled()
+    known = ruled() | defined()
     for name in operators or ():
         if name not in known:
-            raise OptionError(f"There is no rule for {name!r}.{did_you_mean(name, known)}")
+            raise OptionError(f"There is no rule for {name!r}, and no body.{did_you_mean(name, known)}")
     return [outcome for name in operators or known for outcome in _Operator(name, known[name], seed).outcomes()]
 
 
@@ -529,9 +627,23 @@ def ruled() -> dict[str, tuple[str, str]]:
     return {f"{domain}.{name}" if domain else name: (domain, name) for domain, name in sorted(RULES)}
 
 
-def summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """The outcomes counted by operator and by oracle, and every survivor, for JSON."""
-    counts: dict[str, Counter[str]] = {}
+def defined() -> dict[str, tuple[str, str]]:
+    """The operators of ONNX Runtime that are differentiated through their body: the name, and the key in `DEFINITIONS`."""
+    keys = sorted(DEFINITIONS.keys() - RULES.keys() - ZERO.keys())
+    return {f"{domain}.{name}": (domain, name) for domain, name in keys if domain == MICROSOFT}
+
+
+def family(key: tuple[str, str]) -> str:
+    """The name of the module with the body of an operator of `defined`: "activation"."""
+    return DEFINITIONS[key].function.__module__.rpartition(".")[2]
+
+
+def summary(outcomes: Sequence[Outcome], operators: Sequence[str] = ()) -> dict[str, Any]:
+    """The outcomes counted by operator and by oracle, and every survivor, for JSON.
+
+    :param operators: those that were surveyed; of some there may be no mutant.
+    """
+    counts = {name: Counter(dict.fromkeys(COLUMNS, 0)) for name in operators}
     for one in outcomes:
         count = counts.setdefault(one.mutant.operator, Counter(dict.fromkeys(COLUMNS, 0)))
         count["mutants"] += 1
@@ -558,7 +670,7 @@ class _Subject:
         self.question = ask(self.case, self.seed)
         watched, entries = _Breaking(), set[str]()
 
-        def returned(op: Emitter, adjoints: dict[str, str | None]) -> dict[str, str | None]:
+        def returned(op: Emits, adjoints: dict[str, str | None]) -> dict[str, str | None]:
             entries.update(name for name, adjoint in adjoints.items() if adjoint is not None)
             return adjoints
 
@@ -568,14 +680,84 @@ class _Subject:
         values = self._run(built, trace=True)
         self.gradients = built.named(values)
         nodes = {node.name: node for node in built.model.graph.node}
+        shown = self.gradients
+        if self.of_body:
+            assert watched.body is not None
+            self.body_form = _form(self.through_the_body().graph, {})
+            values = self._trace_of_the_body(watched.body)
+            nodes = {name: node for node in watched.body.nodes for name in node.output}
+            shown = dict(zip(self.outputs, (self.results.get(name) for name in self.case.node.output), strict=False))
+            entries = {name for name in entries if is_float(shown.get(name))}
 
         def ranks(result: str) -> list[int | None]:
             node = nodes.get(result) or nodes.get(result.removesuffix("_0"))
             operands = () if node is None else node.input
             return [np.ndim(values[name]) if name in values else None for name in operands]
 
-        self.entries = {name: np.shape(self.gradients[name]) if name in self.gradients else None for name in entries}
+        self.entries = {name: np.shape(shown[name]) if name in shown else None for name in entries}
         self.ranks = {site: [ranks(result) for result in results] for site, results in watched.emitted.items()}
+
+    @property
+    def of_body(self) -> bool:
+        """Whether the mutants are those of a body."""
+        return self.key not in RULES
+
+    @property
+    def outputs(self) -> list[str]:
+        """The operator's outputs, by their names in its schema."""
+        return [output.name for output in DEFINITIONS[self.key].schema.outputs]
+
+    @cached_property
+    def results(self) -> Mapping[str, Any]:
+        """What the kernels compute: every value of the model."""
+        weights = {t.name: numpy_helper.to_array(t) for t in self.case.model.graph.initializer}
+        prepared = NumpyBackend().prepare(self.case.model)
+        return {**weights, **self.case.feeds, **prepared.run(self.case.feeds, trace=True)}
+
+    def through_the_body(self) -> ModelProto:
+        """The model of the case with the body in the place of the operator."""
+        model = ModelProto()
+        model.CopyFrom(self.case.model)
+        types: dict[str, Type] = {
+            name: (helper.np_dtype_to_tensor_dtype(value.dtype), value.ndim)
+            for name, value in self.results.items()
+            if isinstance(value, np.ndarray)
+        }
+        call_functions(model, types)
+        model = inline_functions(model)
+        needed = {value.name for value in model.graph.output}
+        kept = []
+        for node in reversed(model.graph.node):
+            if needed.intersection(node.output):
+                kept.append(node)
+                needed.update(reads_of(node))
+        del model.graph.node[:]
+        model.graph.node.extend(reversed(kept))
+        return model
+
+    def _trace_of_the_body(self, body: FunctionEmitter) -> Mapping[str, Any]:
+        """Every value that the nodes of the body compute in the case."""
+        fed = {f"in_{k}": np.asarray(self.results[name]) for k, name in enumerate(self.case.node.input) if name}
+        inputs = [
+            helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
+            for name, value in fed.items()
+        ]
+        last = [onnx.ValueInfoProto(name=name) for name in body.nodes[-1].output]
+        graph = helper.make_graph(body.nodes, "body", inputs, last)
+        model = helper.make_model(graph, opset_imports=self.case.model.opset_import)
+        return {**fed, **NumpyBackend().prepare(model).run(fed, trace=True)}
+
+    def wrong_result(self, model: ModelProto) -> str:
+        """What differs between the results of `model` and those of the kernel, or "": as the tests of the bodies compare."""
+        got = NumpyBackend().prepare(model).run(self.case.feeds)
+        for value in model.graph.output:
+            wanted = self.results[value.name]
+            slack = 8 * float(np.finfo(wanted.dtype).eps) if wanted.dtype.kind == "f" else 0
+            if got[value.name].shape != wanted.shape or not np.allclose(
+                got[value.name], wanted, rtol=slack, atol=slack, equal_nan=True
+            ):
+                return f"{value.name} differs"
+        return ""
 
     @cached_property
     def evidence(self) -> tuple[Evidence, ...]:
@@ -604,17 +786,30 @@ class _Subject:
     @np.errstate(all="ignore")
     def try_on(self, breaking: Callable[[], Any]) -> Outcome | None:
         """The outcome of the mutant that `breaking` makes, not named yet; None where the gradient model stays the same."""
+        wrong = ""
         with breaking():
             try:
+                if self.of_body:
+                    model = self.through_the_body()
+                    if _form(model.graph, {}) == self.body_form:
+                        return None
                 built = build("refgrad", self.question)
-                if _form(built.model.graph, {}) == self.form:
+                if not self.of_body and _form(built.model.graph, {}) == self.form:
                     return None
                 gradients = built.named(self._run(built))
+                wrong = self.wrong_result(model) if self.of_body else ""
             except Exception as error:  # a broken rule may raise anything
                 return Outcome(_NOBODY, self.case.name, FAILS, (), True, note=" ".join(str(error).split())[:200])
+        found = self._judged(gradients, len(built.model.graph.node), breaking)
+        if wrong and not found.caught:
+            return Outcome(_NOBODY, self.case.name, WRONG_RESULT, (KERNEL,), True, note=wrong)
+        return found
+
+    def _judged(self, gradients: Mapping[str, Any], nodes: int, breaking: Callable[[], Any]) -> Outcome:
+        """What the judge says of the gradients of a mutant."""
         if all(_same(gradients.get(name), gradient) for name, gradient in self.gradients.items()):
             return Outcome(_NOBODY)
-        candidate = Candidate("mutant", "numpy", len(built.model.graph.node), gradients)
+        candidate = Candidate("mutant", "numpy", nodes, gradients)
         evidence, trial = self.evidence, self.trial
         with breaking():
             row = Trial(self.question, evidence).verdict(candidate)
@@ -650,7 +845,7 @@ def _same(got: np.ndarray | None, wanted: np.ndarray) -> bool:
 
 
 class _Operator:
-    """The mutants of one rule and the cases that try them; those that have caught most are tried first."""
+    """The mutants of one rule or body and the cases that try them; those that have caught most are tried first."""
 
     def __init__(self, operator: str, key: tuple[str, str], seed: int) -> None:
         self.operator, self.key = operator, key
@@ -665,6 +860,8 @@ class _Operator:
         entries = sorted({name for subject in self.subjects for name in subject.entries})
         for k, entry in enumerate(entries):
             for change in RETURNED:
+                if change == "zero" and self.key not in RULES:
+                    continue  # a body that lacks a result does not apply
                 yield from self._try(Mutant(self.operator, entry, change), *self._returning(entry, change))
             if k + 1 < len(entries):
                 yield from self._try(Mutant(self.operator, entry, EXCHANGED), *self._exchanging(*entries[k : k + 2]))
@@ -672,7 +869,8 @@ class _Operator:
         for site in sorted({site for subject in self.subjects for site in subject.ranks}):
             seen[site.place] += 1
             place = site.place if seen[site.place] == 1 else f"{site.place} ({seen[site.place]})"
-            for change, emission in CHANGES[site.op_type].items():
+            changes = CHANGES if self.key in RULES else BODY_CHANGES
+            for change, emission in changes[site.op_type].items():
                 yield from self._try(Mutant(self.operator, place, change), *self._emitting(site, emission))
 
     def _try(
@@ -702,7 +900,7 @@ class _Operator:
     def _returning(self, entry: str, change: str) -> Any:
         function, axes = RETURNED[change]
 
-        def returned(op: Emitter, adjoints: dict[str, str | None]) -> dict[str, str | None]:
+        def returned(op: Emits, adjoints: dict[str, str | None]) -> dict[str, str | None]:
             adjoint = adjoints.get(entry)
             return adjoints if adjoint is None else adjoints | {entry: function(op, adjoint)}
 
@@ -710,7 +908,7 @@ class _Operator:
         return concerned, lambda subject: broken(self.key, _Breaking(), returned)
 
     def _exchanging(self, one: str, other: str) -> Any:
-        def returned(op: Emitter, adjoints: dict[str, str | None]) -> dict[str, str | None]:
+        def returned(op: Emits, adjoints: dict[str, str | None]) -> dict[str, str | None]:
             if one not in adjoints or other not in adjoints:
                 return adjoints
             return adjoints | {one: adjoints[other], other: adjoints[one]}

@@ -15,6 +15,11 @@ CLOSE = array(
     [[1.5, 1.48, 0.7, 0.2], [-0.9, 1.0, 1.3, 0.99], [0.4, -0.8, 1.1, -1.3]]
 )  # or so close that they are mixed
 
+NEGATIVE = array(
+    [[-1.0, -1.015, -2.1, -3.0], [-2.5, -1.5, -1.48, -0.7], [3.0, 2.96, 2.7, 1.1]]
+)  # close as such numbers are
+BARELY = array([[2.0, 1.9598, 0.5, -1.0], [0.3, -0.5, 1.5, 1.46985], [0.2, 1.4, -0.3, 0.6]])  # by 0.5% not close
+
 
 def cases() -> Iterator[Case]:
     """Every attribute and every optional input; static, symbolic and, where the operator works with them, unknown shapes."""
@@ -34,6 +39,8 @@ def cases() -> Iterator[Case]:
         yield case("MoE", x, LOGITS, *both, second, biases[1], activation_type="swiglu", swiglu_fusion=1, **top)
         if shapes != "static":
             continue
+        yield case("MoE", x, NEGATIVE, first, None, second, biases[1], k=2, use_sparse_mixer=1)
+        yield case("MoE", x, BARELY, first, None, second, None, k=2, use_sparse_mixer=1, wrt=("input",))
         for kind in ("identity", "relu2"):
             yield case("MoE", x, LOGITS, first, biases[0], second, None, activation_type=kind, **top)
         for kind in ("relu", "silu"):
@@ -116,7 +123,9 @@ def _quantized(floats: Callable[..., np.ndarray], shapes: str) -> Iterator[Case]
             limited: dict[str, Any] = {"swiglu_limit": 0.3, "swiglu_limit_after_activation": after}
             yield case("QMoE", x, logits, *both, *second, swiglu_fusion=fusion, **gated, **limited, **top)
         yield case("QMoE", x, logits, *both, *second, activation_type="geglu", swiglu_fusion=fusion, **top)
-    yield case("QMoE", x, CLOSE[:2, :experts], *first, *second, k=2, use_sparse_mixer=1)
+    for close in (CLOSE[:2], NEGATIVE[::2]):
+        yield case("QMoE", x, close[:, :experts], *first, *second, k=2, use_sparse_mixer=1)
+    yield case("QMoE", x, BARELY[:2, :experts], *first, *second, k=2, use_sparse_mixer=1, wrt=("input",))
     constant = [f"fc{layer}_{part}" for layer in (1, 2, 3) for part in ("experts_weights", "zero_points")]
     points = codes(experts, 2), codes(experts, 4), codes(experts, 2)
     third = codes(experts, 4, 4), scales(experts, 4), None

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from onnx import ModelProto, helper
 
 from refgrad.conformance.case import SHAPES, Case
 from refgrad.conformance.cases.microsoft import array, case, drawer
@@ -36,6 +38,12 @@ def cases() -> Iterator[Case]:
             yield case("NGramRepeatBlock", tokens, floats(2, 5), shapes=shapes, ngram_size=3)
         yield case("NGramRepeatBlock", ids, floats(2, 5), shapes=shapes, ngram_size=2, constant=["input_ids"])
         yield from _embeddings(shapes)
+        if shapes != "unknown":
+            for repeated in ([[1, 2, 3, 1, 2], [4, 4, 4, 4, 4]], [[1, 0, 1, 3, 1], [2, 4, 0, 0, 4]]):
+                for size in (2, 3):
+                    yield through_softmax(
+                        case("NGramRepeatBlock", np.array(repeated), floats(2, 5), shapes=shapes, ngram_size=size)
+                    )
 
 
 def _embeddings(shapes: str) -> Iterator[Case]:
@@ -55,3 +63,14 @@ def _embeddings(shapes: str) -> Iterator[Case]:
     settings = {"char_embedding_size": 3, "conv_window_size": 2, "embedding_size": 2}
     yield case(name, words[:, :2], *weights, shapes=shapes, **settings)
     yield case(name, words[:0], *weights, shapes=shapes)
+
+
+def through_softmax(one: Case) -> Case:
+    """The case with Softmax of its output: of −∞ that has a derivative."""
+    model = ModelProto()
+    model.CopyFrom(one.model)
+    [output] = model.graph.output
+    model.graph.node.append(helper.make_node("Softmax", [output.name], ["shares"]))
+    output.name = "shares"
+    feeds = "-".join("".join(map(str, row)) for row in one.feeds["input_ids"])
+    return replace(one, name=f"{one.name}-{feeds}-Softmax", model=model)

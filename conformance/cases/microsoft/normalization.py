@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from refgrad.conformance.case import SHAPES, Case
-from refgrad.conformance.cases.microsoft import case, drawer
+from refgrad.conformance.cases.microsoft import array, case, drawer
 
 
 def cases() -> Iterator[Case]:
@@ -81,6 +81,9 @@ def _of_branches(shapes: str) -> Iterator[Case]:
     engram = key, query, floats(1, 2, 4), floats(3, 4) / 4 + np.float32(1), floats(3, 4) / 4 + np.float32(1)
     yield case("EngramGate", *engram, shapes=shapes)
     yield case("EngramGate", *engram, floats(3, 4), shapes=shapes, epsilon=1e-2, outputs=2)
+    ones, across = np.ones((1, 2, 1, 4), np.float32), array([[[[1 + 4e-7, -1, 1, -1]], [[1 + 4e-7, -1, 1, -1]]]])
+    smallest = ones, across, 8 * floats(1, 2, 4), ones[0, 0], ones[0, 0]  # a product below 10⁻⁶
+    yield case("EngramGate", *smallest, shapes=shapes, wrt=("value",))
     empty = floats(1, 0, 3, 4), floats(1, 0, 3, 4), floats(1, 0, 4)
     yield case("EngramGate", *empty, *engram[3:], shapes=shapes)
     mix, options = "HyperConnectionLowRankMix", dict[str, Any](num_branches=3, shapes=shapes)

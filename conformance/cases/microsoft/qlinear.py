@@ -7,6 +7,7 @@ moves by a thousandth.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -298,10 +299,12 @@ def _elementwise(shapes: str) -> Iterator[Case]:
         yield rounding("QLinearAdd", *a, *b, scalar(3.0), kind(12), quantize=("A", "B"), **given)
         x = whole(kind, 2, 3, 2)
         x[x == 9] += kind(2)  # which stands for 0, where LeakyRelu has a kink
-        for name, step, other in (("QLinearSigmoid", 0.9, 0.31), ("QLinearLeakyRelu", 9.0, 13.5)):
+        for name, there, back in (("QLinearSigmoid", 0.9, 0.31), ("QLinearLeakyRelu", 9.0, 13.5)):
             more: dict[str, Any] = {"alpha": 0.3} if name == "QLinearLeakyRelu" else {}
-            yield rounding(name, x, scalar(step), kind(9), scalar(other), kind(12), quantize=("X",), **more, **given)
-            yield rounding(name, x, array([step]), None, array([other]), kind(12), **given)
+            yield rounding(name, x, scalar(there), kind(9), scalar(back), kind(12), quantize=("X",), **more, **given)
+            yield rounding(name, x, array([there]), None, array([back]), kind(12), **given)
+        finer = rounding("QLinearSigmoid", x, scalar(0.5), kind(9), scalar(0.02), kind(12), **given)
+        yield replace(finer, wrt=("t",))  # a thousandth of a scale moves some numbers to the next step
         for opset, axis in ((13, -1), (13, 1), (12, 1), (12, -2)):
             more = {"opset_": opset, "axis": axis}
             yield rounding(
@@ -422,9 +425,10 @@ def _ordered(shapes: str) -> Iterator[Case]:
         yield rounding(name, x, scalar(2.0), scale, offset, scalar(0.9), quantize=("X",), **given)
     yield rounding(name, x, scalar(2.0), scale, None, scalar(0.9), axis=2, epsilon=0.1, **given)
     if shapes == "static":
-        wide = whole(kind, 2, 32)
-        spread = np.full(32, 3.0, np.float16)
-        yield rounding(name, wide, scalar(2.0), spread, None, scalar(1.7), order_X=2, order_Y=2, epsilon=0.1)
+        wide = whole(kind, 2, 3, 64)  # in two tiles
+        spread = np.full(64, 3.0, np.float16)
+        tiled = rounding(name, wide, scalar(2.0), spread, None, scalar(1.7), order_X=2, order_Y=2, epsilon=0.1)
+        yield replace(tiled, wrt=("t",))
     yield from _ordered_attentions(shapes)
 
 
@@ -443,6 +447,14 @@ def _ordered_attentions(shapes: str) -> Iterator[Case]:
         yield rounding(name, *given, None, None, scalar(99.0), quantize=("input", "V_weight"), shapes=shapes, **orders)
         more: dict[str, Any] = {"unidirectional": 1, "shapes": shapes, **orders}
         yield rounding(name, *given, scalar(2187.0), scalar(0.8), scalar(200.0), mask, **more)
+        # With scores so near that every key has its share.
+        biases = [
+            np.array(steps, np.float32) * np.float32(0.02) for steps in ([4, -9, 7, 12], [9, 6, -3, 1], [8, 3, -5, 2])
+        ]
+        given = x, scalar(0.2), *[scalar(0.06)] * 3, *weights, *[scalar(0.1)] * 3, *biases
+        for hidden in (None, np.array([[1, 0, 1], [1, 1, 0]], np.int32)):
+            near = rounding(name, *given, None, None, scalar(0.011), hidden, shapes=shapes, **orders)
+            yield replace(near, wrt=("t",))  # a thousandth of a scale moves some numbers to the next step
     yield longformer(shapes=shapes, quantize=("input", "weight", "global_weight"))
     yield longformer(heads=1, per_column=True, shapes=shapes)
 

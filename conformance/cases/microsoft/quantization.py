@@ -52,6 +52,11 @@ def _ordered(shapes: str) -> Iterator[Case]:
         quantize = ("input",) if rows == 8 else ()
         yield rounding("DequantizeWithOrder", numbers, scalar(8.0), to=1, quantize=quantize, **orders)
     if shapes == "static":
+        batches = (np.arange(192).reshape(3, 2, 32) * 7 % 11 - 4).astype(np.int8)
+        for order, target in ((1, 0), (0, 2)):
+            orders = {"order_input": order, "order_output": target}
+            yield rounding("DequantizeWithOrder", batches, scalar(8.0), to=1, **orders)
+            yield rounding("QuantizeWithOrder", np.asarray((batches + 0.25) * 8, np.float32), scalar(8.0), **orders)
         half = np.asarray(x, np.float16)
         yield rounding("QuantizeWithOrder", half, scalar(8.0), order_input=1, order_output=2)
         made = rounding("DequantizeWithOrder", numbers, scalar(8.0), to=10, order_input=1, order_output=2)
@@ -79,6 +84,8 @@ def _linear(shapes: str) -> Iterator[Case]:
         yield rounding("DequantizeLinear", whole, per_row, axis=0, **given)
     yield rounding("QuantizeLinear", np.asarray(small * 8 + 50, np.float32), scalar(8.2), shapes=shapes)
     yield rounding("DequantizeLinear", small.astype(np.int32), per_row, axis=0, shapes=shapes)
+    yield rounding("DequantizeLinear", small[0].astype(np.int32), per_channel, axis=0, shapes=shapes)
+    yield rounding("DequantizeLinear", small.astype(np.int32), per_channel, axis=1, shapes=shapes)
     if shapes == "static":
         half = np.float16
         yield rounding("DequantizeLinear", small.astype(np.int8), per_channel.astype(half), axis=1)
