@@ -145,7 +145,7 @@ def training(session: nox.Session) -> None:
     session.install("-e", ".[ort-training,test]")
     shutil.rmtree(PARITY, ignore_errors=True)
     folders = {"REFGRAD_TORCH_MODELS": str(TORCH_MODELS), "REFGRAD_PARITY": str(PARITY)}
-    pytest(session, *QUICK, *without("interpreter", "suite"), **folders)
+    pytest(session, *QUICK, *without("interpreter", "stock", "suite"), **folders)
 
 
 @nox.session

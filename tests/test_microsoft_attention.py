@@ -14,6 +14,8 @@ from refgrad.conformance.cases.microsoft import attention
 from refgrad.errors import BackendError
 from refgrad.protos.domains import MICROSOFT
 
+pytestmark = [pytest.mark.stock, pytest.mark.thorough]
+
 NUMPY = get_backend("numpy")
 RNG = np.random.default_rng(0)
 CASES = list(attention.cases())

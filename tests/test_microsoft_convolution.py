@@ -12,6 +12,8 @@ from refgrad.conformance.case import Case
 from refgrad.conformance.cases.microsoft import case, drawer
 from refgrad.errors import BackendError, NoGradientError
 
+pytestmark = [pytest.mark.stock, pytest.mark.thorough]
+
 FLOATS = drawer(5)
 NUMPY = get_backend("numpy")
 NHWC = case("NhwcFusedConv", FLOATS(1, 4, 4, 2), FLOATS(2, 2, 3, 2), FLOATS(2), FLOATS(1, 2, 3, 2), activation="Tanh")

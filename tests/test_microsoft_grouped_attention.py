@@ -20,6 +20,8 @@ from refgrad.errors import BackendError, NoGradientError
 from refgrad.protos.domains import MICROSOFT
 from refgrad.tables.schemas import find_schema
 
+pytestmark = [pytest.mark.stock, pytest.mark.thorough]
+
 NUMPY = get_backend("numpy")
 NAMES = (
     *(

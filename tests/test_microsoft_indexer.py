@@ -14,6 +14,8 @@ from refgrad.conformance.cases.microsoft import case
 from refgrad.conformance.cases.microsoft.indexer import csa, qsa
 from refgrad.errors import BackendError, NoGradientError
 
+pytestmark = [pytest.mark.stock, pytest.mark.thorough]
+
 
 def lowered(model: onnx.ModelProto) -> onnx.ModelProto:
     """The model in operators of ai.onnx, which ONNX Runtime has on the CPU."""

@@ -14,6 +14,8 @@ from refgrad.conformance.case import Case
 from refgrad.conformance.cases.microsoft import case, drawer
 from refgrad.errors import BackendError, NoGradientError
 
+pytestmark = [pytest.mark.stock, pytest.mark.thorough]
+
 FLOATS = drawer(11)
 NUMPY = get_backend("numpy")
 

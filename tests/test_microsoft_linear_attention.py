@@ -16,6 +16,8 @@ from refgrad.conformance.case import Case, node_case
 from refgrad.errors import BackendError, NoGradientError
 from refgrad.protos.domains import MICROSOFT
 
+pytestmark = [pytest.mark.stock, pytest.mark.thorough]
+
 RANDOM = np.random.default_rng(0)
 
 

@@ -14,6 +14,8 @@ from refgrad.conformance.cases.microsoft import case
 from refgrad.conformance.cases.microsoft.pooling import POOLS, apart, between_floats
 from refgrad.errors import BackendError, NoGradientError
 
+pytestmark = [pytest.mark.stock, pytest.mark.thorough]
+
 NUMPY = get_backend("numpy")
 
 

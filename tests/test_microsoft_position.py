@@ -18,6 +18,8 @@ from refgrad.conformance.cases.microsoft import position
 from refgrad.errors import BackendError, NoGradientError
 from refgrad.protos.domains import MICROSOFT
 
+pytestmark = [pytest.mark.stock, pytest.mark.thorough]
+
 NUMPY = get_backend("numpy")
 CASES = list(position.cases())
 ROTARY: dict[str, np.ndarray] = {

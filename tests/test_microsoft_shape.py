@@ -14,6 +14,8 @@ from refgrad.conformance.case import Case
 from refgrad.conformance.cases.microsoft import case, drawer, scalar
 from refgrad.errors import BackendError, NoGradientError
 
+pytestmark = [pytest.mark.stock, pytest.mark.thorough]
+
 FLOATS = drawer(9)
 NUMPY = get_backend("numpy")
 PADS = np.array([1, -1, 2, 2])
