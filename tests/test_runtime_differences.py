@@ -115,10 +115,12 @@ OPERATORS = sorted({one.node.op_type for one in cases()})
 
 
 def verdicts(question: Question, evidence: Sequence[Evidence], factor: float) -> set[str]:
-    """What is said of refgrad's gradient, times a factor, by the inputs that move something."""
+    """What is said of refgrad's gradient, times a factor, by the inputs that move something: one that is 0 has no factor."""
     trial = Trial(question, tuple(evidence))
     found = set()
     for name, gradient in trial.truth.gradients.items():
+        if not np.any(gradient):
+            continue
         along = [s for s in evidence if isinstance(s, Directional) and s.name == name and s.step]
         if along:
             found.add(
@@ -140,7 +142,7 @@ def test_right_gradients_are_not_blamed_and_wrong_ones_are(operator: str, worker
 
 @needs_runtime
 def test_it_judges_every_operator_that_has_a_kernel(worker: Worker) -> None:
-    """But one, all of whose inputs are rounded. The figures are in docs/oracles.md."""
+    """But two, all of whose inputs are rounded. The figures are in docs/oracles.md."""
     judged, silent = set(), set()
     for operator, some in questions().items():
         for one in some:
@@ -150,7 +152,7 @@ def test_it_judges_every_operator_that_has_a_kernel(worker: Worker) -> None:
                 continue
             evidence = worker.call(runner.testify, NAME, ask(one))
             (judged if any(isinstance(s, Directional) and s.step for s in evidence) else silent).add(operator)
-    assert silent - judged == {"NhwcMaxPool"}
+    assert silent - judged == {"DynamicQuantizeLSTM", "NhwcMaxPool"}
     assert len(judged) >= 55
 
 
