@@ -10,7 +10,7 @@ from onnx import helper, parser
 from refgrad import gradient
 from refgrad.backends import get_backend
 from refgrad.backends.numpy import registry
-from refgrad.errors import BackendError, FeedError, InvalidModelError, OptionError
+from refgrad.errors import BackendError, FeedError, InvalidModelError, ModelWarning, OptionError
 
 pytestmark = pytest.mark.interpreter
 
@@ -30,7 +30,9 @@ def test_nodes_may_come_in_any_order():
     nodes = list(model.graph.node)
     del model.graph.node[:]
     model.graph.node.extend(reversed(nodes))
-    np.testing.assert_allclose(NUMPY.prepare(model).run({"x": ones(2)})["y"], np.exp(-1) - 1, rtol=1e-6)
+    with pytest.warns(ModelWarning, match="not in topological order"):
+        prepared = NUMPY.prepare(model)
+    np.testing.assert_allclose(prepared.run({"x": ones(2)})["y"], np.exp(-1) - 1, rtol=1e-6)
 
 
 def test_a_cycle_is_refused():
@@ -148,8 +150,8 @@ def test_functions_of_the_schema_run_with_their_attributes():
     ("text", "message"),
     [
         (
-            "g (float[2] x) => (float[2] y) { y = com.microsoft.Inverse(x) }",
-            "no kernel for 'Inverse' of domain 'com.microsoft' at opset 1",
+            "g (float[2] x) => (float[2] y) { y = com.microsoft.MurmurHash3(x) }",
+            "no kernel for 'MurmurHash3' of domain 'com.microsoft' at opset 1",
         ),
         (
             "g (float[2] x) => (float[2] y) { y = other.Op(x) }",
