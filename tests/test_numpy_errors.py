@@ -302,11 +302,6 @@ OTHERWISE: list[tuple[tuple[str, ...], str, str]] = [
     (("com.microsoft.BiasGelu",), "A: a column more|B: a row more|B: one rank less", "the bias is broadcast"),
     (("com.microsoft.MatMulIntegerToFloat",), "B: a row more", "a stack has a zero point for each column too"),
     (
-        ("com.microsoft.MatMulBlockQuantizedFp4Weight", "com.microsoft.MatMulBlockQuantizedFp8Weight"),
-        ".*",
-        "its schema has A in 16 bits alone",
-    ),
-    (
         ("com.microsoft.SparseAttention",),
         "total_sequence_length: a (row|column) more|sparse_block_size = 100",
         "ONNX Runtime runs only in the memory of its caches",
