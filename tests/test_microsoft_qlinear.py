@@ -16,6 +16,8 @@ from refgrad.conformance.cases.microsoft.qlinear import cases
 from refgrad.conformance.cases.microsoft.quantization import cases as quantizations
 from refgrad.errors import BackendError, NoGradientError
 
+pytestmark = pytest.mark.thorough
+
 CASES = [*cases(), *(case for case in quantizations() if case.node.op_type != "FakeQuant")]
 
 
