@@ -451,9 +451,10 @@ SCRATCH = {
     "StringConcat": "m (string x) => (string y) { n = Constant<value_int=40>() c = Constant<value=bool{1}>() y = Loop<body = b "
     "(int64 i, bool d, string s) => (bool e, string t) { e = Identity(d) t = StringConcat(s, s) }>(n, c, x) }",
     "StringSplit": "m (string[2000] x) => (string[a,b] y, int64[c] n) "
-    '{ s = Constant<value_string="a a">() l = Loop<body = b (int64 i, bool d, string p) => (bool e, string q) '
-    "{ e = Identity(d) q = StringConcat(p, p) }>(k, t, s) k = Constant<value_int=11>() t = Constant<value=bool{1}>() "
-    "o = Constant<value_ints=[1]>() u = Unsqueeze(l, z) z = Constant<value_ints=[0]>() v = Concat<axis=0>(x, u) "
+    '{ s = Constant<value_string="a a">() k = Constant<value_int=11>() t = Constant<value=bool{1}>() '
+    "l = Loop<body = b (int64 i, bool d, string p) => (bool e, string q) "
+    "{ e = Identity(d) q = StringConcat(p, p) }>(k, t, s) o = Constant<value_ints=[1]>() z = Constant<value_ints=[0]>() "
+    "u = Unsqueeze(l, z) v = Concat<axis=0>(x, u) "
     "y, n = StringSplit(v) }",
     "SVMRegressor": 'm (float[4000,4] x) => (float[a,b] y) { y = ai.onnx.ml.SVMRegressor<kernel_type="RBF", '
     f"kernel_params=[1., 0., 3.], n_supports=1000, rho=[0.], coefficients=[{', '.join(['1.'] * 1000)}], "
