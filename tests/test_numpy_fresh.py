@@ -21,7 +21,7 @@ from refgrad.backends.numpy import registry
 from refgrad.conformance.cases import every_case
 from refgrad.errors import BackendError
 
-pytestmark = pytest.mark.interpreter
+pytestmark = [pytest.mark.interpreter, pytest.mark.thorough]
 
 NUMPY = get_backend("numpy")
 PARTS = 8

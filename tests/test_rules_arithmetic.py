@@ -12,6 +12,8 @@ from refgrad.conformance.cases.arithmetic import cases
 from refgrad.tables.registry import DIALECTS
 from refgrad.transforms import ortbuilder
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.mark.parametrize("dialect", DIALECTS)
 @pytest.mark.parametrize("case", list(cases()), ids=str)

@@ -11,6 +11,8 @@ from refgrad.conformance.cases.attention import RECURRENCES, attention, cases, n
 from refgrad.tables.registry import DIALECTS
 from refgrad.transforms import ortbuilder
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.mark.parametrize("dialect", DIALECTS)
 @pytest.mark.parametrize("case", list(cases()), ids=str)

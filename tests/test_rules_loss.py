@@ -10,6 +10,8 @@ from refgrad.conformance.case import Case, node_case
 from refgrad.conformance.cases.loss import cases
 from refgrad.tables.registry import DIALECTS
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.mark.parametrize("dialect", DIALECTS)
 @pytest.mark.parametrize("case", list(cases()), ids=str)

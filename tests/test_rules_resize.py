@@ -18,6 +18,8 @@ from refgrad.conformance.cases.resize import COORDINATES, FILTERS, cases, moved
 from refgrad.conformance.questions.feeds import widened
 from refgrad.errors import BackendError
 
+pytestmark = pytest.mark.thorough
+
 CASES = list(cases())
 MOVED = list(moved())
 NUMPY = get_backend("numpy")

@@ -76,7 +76,7 @@ class NumpyBackend(Backend):
                 f"max_memory={max_memory!r} is not a number of bytes above 0. Give one, or None for no limit."
             )
         with at_most(max_memory):
-            proto = read(load_model(model))
+            proto = read(load_model(model), sort=False)
             if proto.functions:
                 proto = _inlined(proto)
             return NumpyModel(proto, chosen if bits is None else Rounded(bits), allowed())

@@ -38,17 +38,18 @@ _LONG_PATH = 300  # characters that a message repeats
 _LARGE = 1024  # bytes; above it an initializer is weights, not the axes or shape of some operator
 
 
-def read(model: ModelProto | str | os.PathLike[str], *, weights: bool = True) -> ModelProto:
+def read(model: ModelProto | str | os.PathLike[str], *, weights: bool = True, sort: bool = True) -> ModelProto:
     """The model itself, or the model in a file. The external data of initializers is checked, and stays where it is.
 
     :param weights: the external data is needed: it is there, and that of other tensors is read. Without `weights` files may be
         missing; what is there is checked all the same.
+    :param sort: put the nodes in topological order, with a notice. What shows a model shows it as it is.
     :raises InvalidModelError: there is no model, or its external data cannot be used.
     """
     if isinstance(model, ModelProto):
         if not model.HasField("graph"):
             raise InvalidModelError("The model is empty: it has no graph.")
-        return _settled(model)
+        return _settled(model, sort)
     if not isinstance(model, str | os.PathLike):
         raise InvalidModelError(f"A model is a ModelProto or a path, not {type(model).__name__}.")
     path = Path(model)
@@ -80,12 +81,13 @@ def read(model: ModelProto | str | os.PathLike[str], *, weights: bool = True) ->
         if in_layout(proto):
             for tensor in filter(is_external, filters(proto)):
                 data.load(tensor)
-    return _settled(proto)
+    return _settled(proto, sort)
 
 
-def _settled(model: ModelProto) -> ModelProto:
+def _settled(model: ModelProto, sort: bool) -> ModelProto:
     """The model itself, or a copy in which it is written what ONNX Runtime reads."""
-    model = spell_out_misplaced(_in_order(_with_import(_each_once(model))))
+    model = spell_out_misplaced(_with_import(_each_once(model)))
+    model = _in_order(model) if sort else model
     return plain_layout(model, array_of) if in_layout(model) else model
 
 

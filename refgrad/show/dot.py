@@ -73,7 +73,7 @@ def to_dot(model: ModelProto | str | os.PathLike[str]) -> str:
       Elu -> y;
     }
     """
-    return "\n".join([*_HEADER, *_Picture().lines(read(model, weights=False)), "}"])
+    return "\n".join([*_HEADER, *_Picture().lines(read(model, weights=False, sort=False)), "}"])
 
 
 @explained

@@ -57,7 +57,7 @@ def onnx_text_plot_io(model: ModelProto | str | os.PathLike[str]) -> str:
     init: name='axes' type=dtype('int64') shape=(1,)
     output: name='y' type=dtype('float32') shape=(N, 2)
     """
-    source = read(model, weights=False)
+    source = read(model, weights=False, sort=False)
     return "\n".join([*_opsets(source.opset_import), *_inputs(source.graph, values=False), *_outputs(source.graph)])
 
 
@@ -99,7 +99,7 @@ def onnx_simple_text_plot(model: ModelProto | str | os.PathLike[str]) -> str:
       Add(b, c) -> y
     output: name='y' type=dtype('float32') shape=(N,)
     """
-    source = read(model, weights=False)
+    source = read(model, weights=False, sort=False)
     numbers = count(1)
     lines = [*_opsets(source.opset_import), *_graph(source.graph, numbers)]
     for function in source.functions:

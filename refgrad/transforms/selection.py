@@ -69,7 +69,7 @@ def onnx_rename_weights(model: ModelProto | str | os.PathLike[str]) -> ModelProt
 
 
 def _renamed(model: ModelProto | str | os.PathLike[str], by: type[_Renamer]) -> ModelProto:
-    source = read(model, weights=False)
+    source = read(model, weights=False, sort=False)
     kept = {value.name for value in (*source.graph.input, *source.graph.output)}
     for training in source.training_info:
         kept.update(*map(names_of, (training.initialization, training.algorithm)))
@@ -174,7 +174,7 @@ def select_model_inputs_outputs(
       Mul(difference, difference) -> loss
     output: name='loss' type=dtype('float32') shape=(N,)
     """
-    return _Selection(read(model, weights=False)).model(outputs, inputs)
+    return _Selection(read(model, weights=False, sort=False)).model(outputs, inputs)
 
 
 class _Selection:

@@ -114,6 +114,79 @@ def decoder_masked_multi_head_attention(d: Drawing) -> Case:
     )
 
 
+@strategy(*named("DecoderMaskedSelfAttention"), ranked=True)
+def decoder_masked_self_attention(d: Drawing) -> Case:
+    """One token a sequence, heads of one pack of 16 bytes or several, and a past of either kind."""
+    batch, heads, size, taken = d.integer(1, 2), d.integer(1, 2), d.pick(8, 16), d.integer(1, 3)
+    past, shared = d.integer(0, 2), d.flag()
+    mask = d.optional(lambda: d.integers((batch, past + 1), 0, 1, np.int32))
+    addend = d.optional(lambda: d.floats((d.pick(batch, 1), d.pick(heads, 1), 1, past + 1)))
+    stored = past + 1 + d.integer(0, 2) if shared else past
+    beams: list[np.ndarray | None] = [None, None]
+    if shared and d.flag():
+        indirection = _beams(d, batch, stored)
+        beams = [np.array([indirection.shape[1]], np.int32), indirection]
+    return d.case(
+        d.floats((batch, 1, taken)),
+        d.normal((taken, 3 * heads * size)),
+        d.normal((3 * heads * size,)),
+        mask,
+        d.normal((2, batch, heads, stored, size)),
+        addend,
+        np.array([past], np.int32),
+        *beams,
+        num_heads=heads,
+        do_rotary=d.pick(None, 0, 1),
+        past_present_share_buffer=int(shared),
+        outputs=2,
+        **_settings(d),
+    )
+
+
+@strategy(*named("DecoderAttention"), ranked=True)
+def decoder_attention(d: Drawing) -> Case:
+    """Attention to itself, to another sequence or to a cache, as flags say that are fed or initializers."""
+    batch, heads, size = d.integer(1, 2), d.integer(1, 2), d.integer(1, 2)
+    queries, others, past, width = d.integer(1, 3), d.integer(1, 3), d.integer(1, 2), heads * size
+    static, use_past, state, masked = d.flag(), d.flag(), d.flag(), d.flag()
+    cached = use_past and state
+    keys = past * cached + (0 if cached and static else others if static else queries)
+    mask = d.bools((batch, keys)) if masked or d.flag() else None
+    caches: list[np.ndarray | None] = [None, None]
+    if cached or d.flag():
+        caches = [d.floats((batch, heads, past, size)) for _ in range(2)]
+    return d.case(
+        d.floats((queries, batch, width)),
+        d.floats((others, batch, width)),
+        d.floats((width, width)),
+        d.floats((width, 2 * width)),
+        d.floats((3 * width,)),
+        mask,
+        *caches,
+        *(np.array([flag]) for flag in (static, use_past, state, masked)),
+        fixed=("static_kv", "use_past", "has_layer_state", "has_key_padding_mask"),
+        num_heads=heads,
+        mask_filter_value=d.pick(None, -1.5),
+        outputs=3 if state else 1,
+    )
+
+
+@strategy(*named("LongformerAttention"), ranked=True)
+def longformer_attention(d: Drawing) -> Case:
+    """Tokens that see a window, all tokens, or nothing; no element of the mask is 0, from where on a token sees something."""
+    batch, heads, size, window = d.integer(1, 2), d.integer(1, 2), d.integer(1, 2), d.integer(1, 2)
+    length, width = 2 * window * d.integer(1, 2), heads * size
+    mask = np.where(d.bools((batch, length)), -100, d.floats((batch, length), 0.125, 1)).astype(d.dtype)
+    flags = d.integers((batch, length), 0, 1, np.int32)
+    weights, others = ((d.floats((width, 3 * width)), d.floats((3 * width,))) for _ in range(2))
+    return d.case(
+        *(d.floats((batch, length, width)), *weights, mask, *others, flags),
+        fixed=("global",),
+        num_heads=heads,
+        window=window,
+    )
+
+
 def _beams(d: Drawing, batch: int, tokens: int) -> np.ndarray:
     """Of which beam each token is; the batch is so many beams of one sequence, or one of so many."""
     shape = d.pick((1, batch), (batch, 1))

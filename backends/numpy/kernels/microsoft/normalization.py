@@ -118,7 +118,7 @@ def engram_gate(
     return gated, normed
 
 
-@kernel("HyperConnectionLowRankMix", domain=MICROSOFT, fresh=True)
+@kernel("HyperConnectionLowRankMix", domain=MICROSOFT)
 def hyper_connection_low_rank_mix(
     streams: Array,
     norm_scale: Array,

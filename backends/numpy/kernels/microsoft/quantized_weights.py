@@ -71,7 +71,7 @@ def matmul_nbits(
     return y if bias is None else y + bias
 
 
-@kernel("MatMulNBitsMlp", domain=MICROSOFT, in_float32=True, fresh=True)
+@kernel("MatMulNBitsMlp", domain=MICROSOFT, in_float32=True)
 def matmul_nbits_mlp(
     A: Array,
     skip: Array | None,
@@ -104,7 +104,7 @@ def matmul_nbits_mlp(
     return gate * slope * up, total
 
 
-@kernel("MatMulNBitsQkv", domain=MICROSOFT, in_float32=True, fresh=True)
+@kernel("MatMulNBitsQkv", domain=MICROSOFT, in_float32=True)
 def matmul_nbits_qkv(
     A: Array,
     skip: Array | None,
