@@ -686,7 +686,8 @@ class _Subject:
             self.body_form = _form(self.through_the_body().graph, {})
             values = self._trace_of_the_body(watched.body)
             nodes = {name: node for node in watched.body.nodes for name in node.output}
-            shown = dict(zip(self.outputs, (self.results.get(name) for name in self.case.node.output), strict=False))
+            given = (self.results.get(name) for name in self.case.node.output)
+            shown = {name: value for name, value in zip(self.outputs, given, strict=False) if value is not None}
             entries = {name for name in entries if is_float(shown.get(name))}
 
         def ranks(result: str) -> list[int | None]:

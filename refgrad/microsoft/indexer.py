@@ -7,6 +7,7 @@ What they choose has no derivative. The keys that they keep have one: those of p
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 from onnx import TensorProto
@@ -65,9 +66,8 @@ def sparse_attention_indexer(
         raise UnsupportedFormError(f"its policy_mode {policy_mode!r} is not known; there are 'qsa' and 'csa'")
     if compress_ratio < 1:
         raise UnsupportedFormError(f"its compress_ratio is {compress_ratio}; it is positive")
-    query, key, past = (x and _wide(op, x) for x in (query, key, past_key))
-    assert query is not None
-    assert past is not None
+    query, past = _wide(op, query), _wide(op, past_key)
+    key = None if key is None else _wide(op, key)
     size, batch, length = op.Shape(query_norm_weight), op.Shape(query, end=1), op.Shape(query, start=1, end=2)
     valid = op.Shape(past, start=1, end=2)
     if past_sequence_length is not None:
@@ -293,11 +293,12 @@ class _Windows:
         start = op.Concat(op.Shape(self._both, end=2), missing, op.Shape(self._both, start=3), axis=0)
         values = op.Concat(op.Expand(op.const(0.0, like=self._both), start), self._both, axis=2)
         slots = []
-        for first, channels in (([0], ([0], self._size)), (ratio, (self._size, [END]))):
+        of_channels: tuple[tuple[Any, Any], ...] = (([0], self._size), (self._size, [END]))
+        for first, (begin, end) in zip(([0], ratio), of_channels, strict=True):
             rows = op.Slice(values, first, op.Add(tokens, first), [2])
-            rows = op.Slice(rows, *channels, [3])
+            rows = op.Slice(rows, begin, end, [3])
             sizes = op.Concat(op.Shape(values, end=2), self.count, ratio, self._size, axis=0)
-            slots.append((op.Reshape(rows, sizes, allowzero=1), op.Slice(bias, *channels, [1])))
+            slots.append((op.Reshape(rows, sizes, allowzero=1), op.Slice(bias, begin, end, [1])))
         absent = op.Less(up_to(op, tokens), missing)
         absent = op.Reshape(absent, op.Concat(self.count, ratio, [1], axis=0), allowzero=1)
         (before, before_bias), (own, own_bias) = slots

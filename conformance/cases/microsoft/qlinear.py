@@ -281,7 +281,7 @@ def lstm(
     floats = [optional[name] if name in given else None for name in optional]
     weights = whole(kind, count, inputs, 4 * hidden), whole(kind, count, hidden, 4 * hidden)
     scales = [np.asarray(step * whole.scales(*shape), np.float32) for step in (0.1, 0.15)]
-    settings = {"outputs": 3, "hidden_size": hidden, "quantize": quantize} | options
+    settings: dict[str, Any] = {"outputs": 3, "hidden_size": hidden, "quantize": quantize} | options
     x = whole.floats(time, batch, inputs)
     return rounding("DynamicQuantizeLSTM", x, *weights, *floats, scales[0], zero, scales[1], zero, **settings)
 
@@ -311,13 +311,13 @@ def _elementwise(shapes: str) -> Iterator[Case]:
                 "QLinearSoftmax", x, scalar(0.3), kind(9), scalar(0.25), kind(4), quantize=("X",), **more, **given
             )
         yield rounding("QLinearSoftmax", x, scalar(0.3), None, scalar(0.25), kind(4), opset_=13, **given)
-        there, back = (whole(kind, 2, 3), scalar(10.0), kind(8)), (whole(kind, 2, 1), scalar(20.0), kind(11))
+        left, right = (whole(kind, 2, 3), scalar(10.0), kind(8)), (whole(kind, 2, 1), scalar(20.0), kind(11))
         z = scalar(30.0), kind(9)
-        yield rounding("QLinearConcat", *z, *there, *back, axis=1, quantize=("inputs_0", "inputs_3"), **given)
-        yield rounding("QLinearConcat", *z, *there, axis=-2, **given)
+        yield rounding("QLinearConcat", *z, *left, *right, axis=1, quantize=("inputs_0", "inputs_3"), **given)
+        yield rounding("QLinearConcat", *z, *left, axis=-2, **given)
         chosen = np.array([[True, False, True], [False, False, True]])
-        yield rounding("QLinearWhere", chosen, *there, *back, *z, quantize=("X", "Y"), **given)
-        yield rounding("QLinearWhere", chosen, *there, *back, *z, **given)
+        yield rounding("QLinearWhere", chosen, *left, *right, *z, quantize=("X", "Y"), **given)
+        yield rounding("QLinearWhere", chosen, *left, *right, *z, **given)
 
 
 def _pooling(shapes: str) -> Iterator[Case]:

@@ -140,8 +140,8 @@ def sparse_attention_indexer(
             slots = [(t, slice(size, None), t - own) for t in range(own, own + ratio)]
             slots += [(t, slice(size), t - own + ratio) for t in range(own - ratio, own) if t >= 0]
             values = np.stack([tokens[t, d] for t, d, _ in slots])
-            pooled = _pooled(values, np.stack([gates[t, d] + position_bias[at, d] for t, d, at in slots]))
-            new[b, w] = _in_pairs(_norm(pooled, key_norm_weight, epsilon), tables[b], (valid + w) * ratio)
+            mixed = _pooled(values, np.stack([gates[t, d] + position_bias[at, d] for t, d, at in slots]))
+            new[b, w] = _in_pairs(_norm(mixed, key_norm_weight, epsilon), tables[b], (valid + w) * ratio)
         rest.append(np.stack([x[max(overlap + (count - 1) * ratio, 0) if count else 0 :] for x in (tokens, gates)]))
         keys = np.concatenate((past_key[b, :valid], new[b]))
         for s in range(length):
