@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from checking import assert_gradient, assert_second_derivative
+from onnx import helper
 
 import refgrad
 from refgrad.backends import get_backend
 from refgrad.conformance.case import Case
 from refgrad.conformance.cases.microsoft import case, drawer
-from refgrad.errors import BackendError, NoGradientError
+from refgrad.errors import BackendError, InvalidModelError, NoGradientError
 
 FLOATS = drawer(5)
 NUMPY = get_backend("numpy")
@@ -66,3 +67,14 @@ def test_images_of_unknown_rank_are_refused_with_what_to_do(op_type: str) -> Non
 def test_what_does_not_fit_is_refused(one: Case, said: str) -> None:
     with pytest.raises(BackendError, match=said):
         NUMPY.prepare(one.model).run(one.feeds)
+
+
+@pytest.mark.parametrize("op_type", ["NhwcConv", "NhwcFusedConv", "FusedConv"])
+@pytest.mark.parametrize("group", [0, -1, 2**62])
+def test_groups_that_no_convolution_has_are_refused(op_type: str, group: int) -> None:
+    images = (1, 2, 4, 4) if op_type == "FusedConv" else (1, 4, 4, 2)
+    one = case(op_type, FLOATS(*images), FLOATS(2, 2, 2, 2))
+    node = one.model.graph.node[-1]
+    node.attribute.append(helper.make_attribute("group", group))
+    with pytest.raises(InvalidModelError, match=f"has group {group}, and no convolution has as many"):
+        refgrad.gradient(one.model)

@@ -26,6 +26,7 @@ BOUNDS = {
     **dict.fromkeys(("blocksize", "dilations", "kernel_shape", "pooled_shape", "size", "strides"), _WINDOW),
     **dict.fromkeys(("output_height", "output_padding", "output_shape", "output_width", "sampling_ratio"), _COUNT),
     "pads": _PADS,
+    "group": _WINDOW,
 }
 _TERM = r"[A-Za-z]*(\.\.\.)?[A-Za-z]*"
 _EQUATION = re.compile(rf"{_TERM}(,{_TERM})*(->{_TERM})?".encode())  # another one keeps onnx in a loop without end
@@ -66,8 +67,9 @@ def refuse_absurd_attributes(model: ModelProto, used: Set[str]) -> None:
             values = [attribute.i] if attribute.type == AttributeProto.INT else attribute.ints
             for value in values:
                 if not bounds[0] <= value <= bounds[1]:
+                    reason = _reason(attribute.name, *bounds)
                     raise InvalidModelError(
-                        f"Node {_called(node)!r} ({node.op_type}) has {attribute.name} {value}, and {_reason(*bounds)}. "
+                        f"Node {_called(node)!r} ({node.op_type}) has {attribute.name} {value}, and {reason}. "
                         "Export the model again."
                     )
 
@@ -80,10 +82,12 @@ def _bounds(node: NodeProto, name: str) -> tuple[int, int] | None:
     return BOUNDS.get(name)
 
 
-def _reason(low: int, high: int) -> str:
+def _reason(name: str, low: int, high: int) -> str:
     if low == high:
         return f"the Split has {low} outputs"
     why = "no tensor has such an axis" if high == _HIGHEST else "no window is like that"
+    if name == "group":
+        why = "no convolution has as many"
     return f"{why}: it is a number from {low} to {high}"
 
 
