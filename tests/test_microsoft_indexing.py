@@ -77,9 +77,10 @@ def test_what_does_not_fit_is_refused(one: Case, said: str) -> None:
         NUMPY.prepare(one.model).run(one.feeds)
 
 
-def test_ngrams_of_no_tokens_are_refused() -> None:
-    with pytest.raises(NoGradientError, match="its ngram_size is 0: it is at least 1"):
-        refgrad.gradient(blocked([[1]], 0).model)
+@pytest.mark.parametrize(("size", "said"), [(0, "is 0: it is at least 1"), (2**40, "1099511627776: up to 256 tokens")])
+def test_ngrams_of_no_tokens_and_of_too_many_are_refused(size: int, said: str) -> None:
+    with pytest.raises(NoGradientError, match=f"its ngram_size {said}" if not size else said):
+        refgrad.gradient(blocked([[1]], size).model)
 
 
 @pytest.mark.parametrize("numbers", [[2, 1, 1, 3, 4, 3], [1, 1, 1], []])
