@@ -15,6 +15,7 @@ from refgrad.formulas.indexing import END
 from refgrad.forward.function_emitter import FunctionEmitter
 from refgrad.microsoft.activation import plus
 from refgrad.microsoft.attention import attention
+from refgrad.microsoft.linear_attention import up_to
 from refgrad.microsoft.normalization import embed_layer_normalization
 from refgrad.microsoft.quantization import BYTES, as_float, centred, dequantized, reordered, single
 from refgrad.tables.definitions import Ints, UnsupportedFormError, operator
@@ -762,7 +763,7 @@ def qordered_attention(
         hidden = op.Not(op.Greater(op.Unsqueeze(mask_index, [1, 2] if rank == 2 else [1]), 0))
         scores = op.Add(scores, op.Mul(as_float(op, hidden), -10000.0))
     if unidirectional:
-        positions = op.Range(op.const(np.array(0)), op.Squeeze(op.Shape(q, start=2, end=3), [0]), op.const(np.array(1)))
+        positions = up_to(op, op.Shape(q, start=2, end=3))
         later = op.Greater(positions, op.Unsqueeze(positions, [1]))
         scores = op.Where(later, op.const(np.float32(-np.inf)), scores)
     shares = _rounded(op, op.Softmax(scores, axis=-1), scale_QKT_softmax)
