@@ -30,6 +30,7 @@ BOUNDS = {
 }
 _TERM = r"[A-Za-z]*(\.\.\.)?[A-Za-z]*"
 _EQUATION = re.compile(rf"{_TERM}(,{_TERM})*(->{_TERM})?".encode())  # another one keeps onnx in a loop without end
+_PADDINGS = (b"NOTSET", b"SAME_UPPER", b"SAME_LOWER", b"VALID", b"")  # "" is NOTSET to ONNX Runtime
 # The operators that have one of these attributes in some version: models without them are not searched.
 OPERATORS = frozenset(
     """
@@ -62,6 +63,8 @@ def refuse_absurd_attributes(model: ModelProto, used: Set[str]) -> None:
                 bounds = given.get(attribute.name)
             if node.op_type == "Einsum" and attribute.name == "equation":
                 _refuse_no_equation(node, attribute.s)
+            if node.domain in _DOMAINS and attribute.name == "auto_pad" and not attribute.ref_attr_name:
+                _refuse_no_padding(node, attribute.s)
             if bounds is None or (attribute.ref_attr_name and not attribute.HasField("i")):
                 continue  # the value of a reference is that of the call
             values = [attribute.i] if attribute.type == AttributeProto.INT else attribute.ints
@@ -117,6 +120,17 @@ def _refuse_no_equation(node: NodeProto, equation: bytes) -> None:
         raise InvalidModelError(
             f"Node {_called(node)!r} (Einsum) has the equation {said}: it is made of letters and '...', with ',' between "
             "operands and '->' before the result. Export the model again."
+        )
+
+
+def _refuse_no_padding(node: NodeProto, auto_pad: bytes) -> None:
+    if auto_pad not in _PADDINGS:
+        said, known = (
+            reprlib.repr(auto_pad.decode(errors="replace")),
+            ", ".join(name.decode() for name in _PADDINGS if name),
+        )
+        raise InvalidModelError(
+            f"Node {_called(node)!r} ({node.op_type}) has the auto_pad {said}; there are {known}. Export the model again."
         )
 
 
