@@ -7,11 +7,13 @@ import onnx
 import pytest
 from checking import assert_gradient, assert_second_derivative
 from numpy_graphs import undeclared
+from onnx import TensorProto, helper
 
+import refgrad
 from refgrad.backends import available, get_backend
 from refgrad.conformance.case import Case, node_case
 from refgrad.conformance.cases.microsoft import attention
-from refgrad.errors import BackendError
+from refgrad.errors import BackendError, NoGradientError
 from refgrad.protos.domains import MICROSOFT
 
 pytestmark = [pytest.mark.stock, pytest.mark.thorough]
@@ -140,6 +142,59 @@ BAD: list[tuple[str, dict[str, np.ndarray], str]] = [
 def test_a_bad_input_is_refused_by_name(body: str, feeds: dict[str, np.ndarray], said: str) -> None:
     with pytest.raises(BackendError, match=said):
         NUMPY.prepare(node(body, feeds)).run(feeds)
+
+
+@pytest.mark.parametrize(
+    ("body", "feeds", "said"),
+    [
+        ("y = MultiHeadAttention <num_heads = 0> (q, k_, v_)", STATES, "num_heads is 0; it is from 1"),
+        ("y = Attention <num_heads = -1> (x, w)", SELF, "num_heads is -1; it is from 1"),
+        ("y = MultiHeadAttention <num_heads = 2> (q, k_)", STATES, "it needs key and value, or neither of them"),
+        ("y = MultiHeadAttention <num_heads = 2> (q)", STATES, "query is of rank 3; it has 5 axes"),
+        ("y = DecoderMaskedMultiHeadAttention <num_heads = 2> (q, k_)", ONE, "it needs key and value, or neither"),
+    ],
+)
+def test_a_form_that_is_not_covered_is_refused_by_name(body: str, feeds: dict[str, np.ndarray], said: str) -> None:
+    model = node(body, feeds)
+    model.graph.output[0].CopyFrom(helper.make_tensor_value_info("y", TensorProto.FLOAT, [None] * 3))
+    with pytest.raises(NoGradientError, match=said):
+        refgrad.gradient(model)
+
+
+def test_a_gradient_does_not_broadcast_one_sequence() -> None:
+    """The operator refuses it when it runs, and so does the gradient."""
+    case = node_case(
+        "MultiHeadAttention",
+        f(2, 3, 8),
+        f(1, 3, 8),
+        f(1, 3, 8),
+        domain=MICROSOFT,
+        opset=1,
+        num_heads=2,
+        shapes="symbolic",
+    )
+    gradient = refgrad.gradient(case.model)
+    with pytest.raises(BackendError, match="Reshape"):
+        NUMPY.prepare(gradient).run({**case.feeds, "output_grad": f(2, 3, 8)})
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize("filter_value", [-np.inf, float(np.finfo(np.float32).min)])
+def test_a_mask_takes_a_key_away_whatever_it_adds(filter_value: float, dtype: type) -> None:
+    """-∞ is not multiplied with 0, and the lowest float32, which exporters write, is none of float16."""
+    three = [f(2, 3, 8).astype(dtype) for _ in range(3)]
+    mask = n(*[1, 1, 0, 1, 0, 1]).reshape(2, 3)
+    case = node_case(
+        *("MultiHeadAttention", *three, None, mask),
+        domain=MICROSOFT,
+        opset=1,
+        num_heads=2,
+        mask_filter_value=filter_value,
+    )
+    [expected] = NUMPY.prepare(case.model).run(case.feeds).values()
+    [got] = NUMPY.prepare(refgrad.lower(case.model)).run(case.feeds).values()
+    np.testing.assert_allclose(got, expected, rtol=1e-2 if dtype == np.float16 else 1e-5, atol=1e-3)
+    assert_gradient(case, tolerance=1e-5, runtime=False)
 
 
 def runtime() -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from checking import assert_gradient, assert_second_derivative
+from onnx import helper
 
 import refgrad
 from refgrad.backends import get_backend
-from refgrad.conformance.case import Case
+from refgrad.conformance.case import Case, node_case
 from refgrad.conformance.cases.microsoft import case, drawer
-from refgrad.errors import BackendError, NoGradientError
+from refgrad.errors import BackendError, InvalidModelError, NoGradientError
+from refgrad.protos.domains import MICROSOFT
 
 pytestmark = [pytest.mark.stock, pytest.mark.thorough]
 
@@ -68,3 +70,28 @@ def test_images_of_unknown_rank_are_refused_with_what_to_do(op_type: str) -> Non
 def test_what_does_not_fit_is_refused(one: Case, said: str) -> None:
     with pytest.raises(BackendError, match=said):
         NUMPY.prepare(one.model).run(one.feeds)
+
+
+@pytest.mark.parametrize("op_type", ["NhwcConv", "NhwcFusedConv", "FusedConv"])
+@pytest.mark.parametrize("group", [0, -1, 2**62])
+def test_groups_that_no_convolution_has_are_refused(op_type: str, group: int) -> None:
+    images = (1, 2, 4, 4) if op_type == "FusedConv" else (1, 4, 4, 2)
+    one = case(op_type, FLOATS(*images), FLOATS(2, 2, 2, 2))
+    node = one.model.graph.node[-1]
+    node.attribute.append(helper.make_attribute("group", group))
+    with pytest.raises(InvalidModelError, match=f"has group {group}, and no convolution has as many"):
+        refgrad.gradient(one.model)
+
+
+@pytest.mark.parametrize(("domain", "op_type"), [("", "Conv"), ("", "MaxPool"), (MICROSOFT, "NhwcConv")])
+def test_a_padding_that_does_not_exist_is_refused(domain: str, op_type: str) -> None:
+    """The pads beside it would count for some, and not for others."""
+    window = {"kernel_shape": [2, 2], "pads": [1, 1, 1, 1]}
+    inputs = [FLOATS(1, 4, 4, 4), FLOATS(2, 4, 2, 2)][: 1 if op_type == "MaxPool" else 2]
+    model = node_case(op_type, *inputs, domain=domain, opset=1 if domain else 21, **window).model
+    model.graph.node[-1].attribute.append(helper.make_attribute("auto_pad", "SAME"))
+    said = "auto_pad.* 'SAME'; there are NOTSET, SAME_UPPER, SAME_LOWER, VALID"
+    with pytest.raises(InvalidModelError, match=said):
+        refgrad.gradient(model)
+    with pytest.raises(BackendError, match=said):
+        NUMPY.prepare(model).run(dict(zip(("X", "W"), inputs, strict=False)))

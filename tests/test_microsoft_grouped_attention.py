@@ -152,15 +152,83 @@ def test_bad_input_is_refused_by_name(given: dict[str, Any], said: str) -> None:
         ({"local_window_size": 0}, "local_window_size=0 lets no query see a key"),
         ({"do_rotary": 1}, "do_rotary=1 needs the inputs cos_cache and sin_cache"),
         ({"sliding_window_cache": 1, "local_window_size": 2}, "sliding_window_cache=1 needs past_key"),
-        ({**CACHE, "k_quant_type": "PER_TOKEN"}, "'PER_TOKEN' is not known; there are NONE, PER_TENSOR, PER_CHANNEL"),
-        ({**CACHE, "k_quant_type": "PER_TENSOR"}, "kv_cache_bit_width=0 is not known; there are 4 and 8"),
-        ({**CACHE, "k_quant_type": "PER_TENSOR", "kv_cache_bit_width": 8}, "needs the inputs k_scale and v_scale"),
-        ({"k_quant_type": "PER_TENSOR", "kv_cache_bit_width": 8}, "which say its type"),
+        (
+            {**CACHE, **dict.fromkeys(("k_quant_type", "v_quant_type"), "PER_TOKEN")},
+            "'PER_TOKEN' is not known; there are NONE, PER_TENSOR, PER_CHANNEL",
+        ),
+        (
+            {**CACHE, "k_quant_type": "PER_TENSOR"},
+            "k_quant_type is PER_TENSOR and v_quant_type NONE; they are the same",
+        ),
+        (
+            {**CACHE, **dict.fromkeys(("k_quant_type", "v_quant_type"), "PER_TENSOR")},
+            "kv_cache_bit_width=0 is not known; there are 4 and 8",
+        ),
+        (
+            {**CACHE, **dict.fromkeys(("k_quant_type", "v_quant_type"), "PER_TENSOR"), "kv_cache_bit_width": 8},
+            "needs the inputs k_scale and v_scale",
+        ),
+        (
+            dict.fromkeys(("k_quant_type", "v_quant_type"), "PER_TENSOR") | {"kv_cache_bit_width": 8},
+            "which say its type",
+        ),
+        ({"num_heads": 3}, "kv_num_heads=2 does not divide num_heads=3"),
+        ({"kv_num_heads": 0}, "kv_num_heads is 0; it is from 1 to 2147483647"),
+        ({"num_heads": 2**62}, "num_heads is 4611686018427387904; it is from 1 to 2147483647"),
+        ({"causal": 2}, "causal is 2; there are 0 and 1"),
+        ({"rotary_interleaved": -1}, "rotary_interleaved is -1; there are 0 and 1"),
+        ({"qk_output": 3}, "qk_output is 3; there are 0, 1 and 2"),
+        ({"causal": 0, "local_window_size": 2}, "local_window_size is 2; with causal=0 it is -1"),
+        ({"key": None}, "it needs key and value, or neither of them"),
+        ({**CACHE, "past_key": None}, "it needs past_key and past_value, or neither of them"),
+        ({"q_norm_weight": floats(8)}, "it needs q_norm_weight and k_norm_weight, or neither of them"),
     ],
 )
 def test_a_form_that_is_not_covered_is_refused_with_the_reason(given: dict[str, Any], said: str) -> None:
     with pytest.raises(NoGradientError, match=said):
         refgrad.gradient(grouped(prompt(**given)).model)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"key": floats(1, 3, 16), "value": floats(1, 3, 16)},
+        {"query": floats(1, 3, 32), "seqlens_k": int32(2)},
+        {"seqlens_k": int32(2)},
+    ],
+)
+def test_a_gradient_does_not_broadcast_one_sample(other: dict[str, Any]) -> None:
+    """The operator refuses it when it runs, and so does the gradient."""
+    bad = grouped(prompt(**other), 1)
+    gradient = refgrad.gradient(bad.model)
+    with pytest.raises(BackendError, match=r"Reshape|query_grad|output_grad"):
+        NUMPY.prepare(gradient).run({**bad.feeds, "output_grad": floats(*bad.feeds["query"].shape)})
+
+
+@pytest.mark.parametrize("with_sink", [False, True])
+def test_a_query_whose_scores_are_all_lowered_to_minus_infinity(with_sink: bool) -> None:
+    """Without a sink it has no probabilities, here as in ONNX Runtime; with one it has the result 0 and no gradient."""
+    bias = np.where(np.arange(3) > np.arange(3)[:, None] - 1, -np.inf, 0).astype(np.float32)[None, None]
+    made = grouped(prompt(attention_bias=bias, head_sink=floats(4) if with_sink else None), 1)
+    lowered = refgrad.lower(made.model)
+    for model in (made.model, lowered):
+        [y] = NUMPY.prepare(model).run(made.feeds).values()
+        assert np.all(y[:, 0] == 0 if with_sink else np.isnan(y[:, 0]))
+        assert np.isfinite(y[:, 1:]).all()
+    if with_sink:
+        gradient = refgrad.gradient(made.model)
+        results = NUMPY.prepare(gradient).run({**made.feeds, "output_grad": floats(2, 3, 32)})
+        assert all(np.isfinite(x).all() for x in results.values())
+        np.testing.assert_array_equal(results["query_grad"][:, 0], 0)
+
+
+def test_a_window_that_many_tokens_have_left_is_found_at_once() -> None:
+    """`seqlens_k` comes from a stranger: 2 milliards of tokens take no loop over them."""
+    many = 2**31 - 2
+    given = {"sliding_window_cache": 1, "local_window_size": 4, "seqlens_k": int32(many, 2)}
+    made = grouped(prompt(**CACHE, **given, total_sequence_length=np.array(many + 1, np.int32)))
+    results = NUMPY.prepare(made.model).run(made.feeds)
+    assert results["present_key"].shape == (2, 2, 4, 8)
 
 
 STEPS: dict[str, dict[str, Any]] = {

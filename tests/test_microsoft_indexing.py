@@ -10,7 +10,7 @@ from runtime import needs_runtime
 
 import refgrad
 from refgrad.backends import get_backend
-from refgrad.conformance.case import Case
+from refgrad.conformance.case import Case, node_case
 from refgrad.conformance.cases.microsoft import case, drawer
 from refgrad.errors import BackendError, NoGradientError
 
@@ -79,9 +79,26 @@ def test_what_does_not_fit_is_refused(one: Case, said: str) -> None:
         NUMPY.prepare(one.model).run(one.feeds)
 
 
-def test_ngrams_of_no_tokens_are_refused() -> None:
-    with pytest.raises(NoGradientError, match="its ngram_size is 0: it is at least 1"):
-        refgrad.gradient(blocked([[1]], 0).model)
+@pytest.mark.parametrize(("size", "said"), [(0, "is 0: it is at least 1"), (2**40, "1099511627776: up to 256 tokens")])
+def test_ngrams_of_no_tokens_and_of_too_many_are_refused(size: int, said: str) -> None:
+    with pytest.raises(NoGradientError, match=f"its ngram_size {said}" if not size else said):
+        refgrad.gradient(blocked([[1]], size).model)
+
+
+@pytest.mark.parametrize(("size", "index"), [(3, 3), (3, -4), (0, 0)])
+def test_an_index_that_is_out_of_range_has_no_gradient_at_another_place(size: int, index: int) -> None:
+    """A constant one too: the gradient fails when it runs, as the Gather does, or has no element at all."""
+    feeds = {"data": FLOATS(size, 2)}
+    one = node_case("Gather", feeds["data"], np.array(index), constant=("indices",), opset=21)
+    gradient = NUMPY.prepare(refgrad.gradient(one.model))
+    with pytest.raises(BackendError, match="out of bounds"):
+        NUMPY.prepare(one.model).run(feeds)
+    seeds = {"output_grad": FLOATS(2)}
+    if not size:
+        assert gradient.run(feeds | seeds)["data_grad"].shape == (0, 2)
+        return
+    with pytest.raises(BackendError, match="out of bounds"):
+        gradient.run(feeds | seeds)
 
 
 @pytest.mark.parametrize("numbers", [[2, 1, 1, 3, 4, 3], [1, 1, 1], []])

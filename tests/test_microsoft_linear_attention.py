@@ -154,6 +154,21 @@ def test_second_derivatives_agree_with_differences(case: Case) -> None:
     assert_second_derivative(case, directions=1)
 
 
+def test_a_request_without_tokens_leaves_the_state_as_it_is() -> None:
+    before = f(2, 2, 3, 2)
+    none = {
+        "query": f(2, 0, 1, 2),
+        "key": f(2, 0, 1, 2),
+        "value": f(2, 0, 2, 3),
+        "decay": f(2, 0, 2),
+        "beta": f(2, 0, 2),
+    }
+    case = delta_net(**none, initial_state=before)
+    [y, after] = get_backend("numpy").prepare(case.model).run(case.feeds).values()
+    assert y.size == 0
+    np.testing.assert_array_equal(after, before)
+
+
 def test_the_norm_of_a_vector_of_zeros_has_a_gradient() -> None:
     """ε keeps the root away from 0."""
     case = delta_net(query=np.zeros((6, 1, 2), np.float32), qk_l2_norm=1)

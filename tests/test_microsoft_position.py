@@ -75,6 +75,17 @@ def test_bad_sections_are_refused_by_name(attributes: str, said: str) -> None:
         NUMPY.prepare(node(f"MRotaryEmbedding <{attributes}>", feeds)).run(feeds)
 
 
+@pytest.mark.parametrize("sections", [[1, 1], [1, 2, -1], [2**40, 1, 1]])
+def test_sections_that_are_no_three_counts_have_no_gradient(sections: list[int]) -> None:
+    """And nothing is allocated for them."""
+    cases = (c for c in CASES if c.node.op_type == "MRotaryEmbedding" and c.static)
+    model = onnx.ModelProto.FromString(next(cases).model.SerializeToString())
+    [given] = (a for a in model.graph.node[-1].attribute if a.name == "mrope_section")
+    given.CopyFrom(onnx.helper.make_attribute("mrope_section", sections))
+    with pytest.raises(NoGradientError, match="it has three counts of pairs, of at most 65536 together"):
+        refgrad.gradient(model)
+
+
 @pytest.mark.parametrize("name", ["RotaryEmbedding", "MRotaryEmbedding"])
 def test_in_float16_as_onnx_runtime(name: str) -> None:
     if "ort-cpu" not in available():

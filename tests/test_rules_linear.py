@@ -50,6 +50,14 @@ def test_gemm_of_any_type(dtype: np.dtype, trans_a: bool, trans_b: bool, c: tupl
     assert_gradient(made, runtime=False)
 
 
+@pytest.mark.parametrize("flag", [2, -1, 2**63 - 1, -(2**63)])
+@pytest.mark.parametrize("operand", ["transA", "transB"])
+def test_gemm_transposes_by_any_number_but_0(operand: str, flag: int) -> None:
+    """onnx does not say that the attribute is 0 or 1, and no runtime asks; square matrices would hide a wrong gradient."""
+    square = np.random.default_rng(0).standard_normal((2, 3, 3))
+    assert_gradient(node_case("Gemm", *square, **{operand: flag}), runtime=False)
+
+
 @pytest.mark.parametrize("shapes", SHAPES)
 @pytest.mark.parametrize("rank", [0, 1, 2, 3])
 def test_a_determinant_has_second_derivatives_at_any_rank(rank: int, shapes: str) -> None:

@@ -157,7 +157,7 @@ class Weights:
         assert self.g_idx is not None
         filled = op.Slice(self.g_idx, [0], [layout.K], [0])
         if layout.columns > layout.K:
-            filled = op.Concat(filled, op.const(np.zeros(layout.columns - layout.K, np.int32)), axis=0)
+            filled = op.Pad(filled, [0, layout.columns - layout.K])
         apart = op.Reshape(filled, [layout.columns // layout.planes, layout.planes])
         return op.Transpose(apart, perm=[1, 0])
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import math
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -11,11 +13,13 @@ from onnx import TensorProto, helper
 from refgrad.formulas.indexing import END
 from refgrad.forward.function_emitter import FunctionEmitter
 from refgrad.microsoft.activation import plus
+from refgrad.microsoft.linear_attention import up_to
 from refgrad.microsoft.position import known_rank, split_heads, turned
 from refgrad.protos.types import SIXTEEN_BIT
 from refgrad.tables.definitions import Ints, UnsupportedFormError, operator
 
 _FILTER = -10000.0  # what is added to the score of a key that a mask hides
+_PAIR = "it needs key and value, or neither of them"
 _BASE = 10000.0  # with do_rotary, pair i of a head turns by position/_BASE^(2i/size)
 
 
@@ -47,7 +51,9 @@ def multi_head_attention(
 
     qk is what softmax is taken of. With past_sequence_length the past is a buffer that has room for the new keys and values.
     """
-    rank = known_rank(op, "query" if key is None else "key", query if key is None else key)
+    rank = known_rank(op, "query", query, 5) if key is None else known_rank(op, "key", key, 3, 4, 5)
+    if rank != 5 and value is None:
+        raise UnsupportedFormError(_PAIR)
     if key is None or rank == 5:  # (B, L, heads, 3 or 2, H): packed
         packed, count = (query, 3) if key is None else (key, 2)
         split = [op.Gather(packed, op.const(np.array(k)), axis=3) for k in range(count)]
@@ -60,15 +66,14 @@ def multi_head_attention(
     if rank == 4:  # (B, heads, L, H): projected before, and without biases
         k, v = key, value
     else:
-        k, v = (heads_of(op, plus(op, x, b), num_heads) for x, b in ((key, biases[1]), (value, biases[2])))
+        k, v = (heads_of(op, plus(op, x, b), num_heads, query) for x, b in ((key, biases[1]), (value, biases[2])))
     length = None if past_key is None or past_sequence_length is None else _count(op, past_sequence_length)
     keys, present_key = _with_past(op, k, past_key, length, cache_indirection)
     values, present_value = _with_past(op, v, past_value, length, cache_indirection)
     before = op.Sub(_size(op, keys, 2), _size(op, k, 2))
     scores = scores_of(op, q, keys, scale)
     if key_padding_mask is not None:
-        hidden = _hidden(op, key_padding_mask, q, keys)
-        scores = op.Add(scores, op.Mul(op.CastLike(hidden, q), mask_filter_value))
+        scores = _filtered(op, scores, _hidden(op, key_padding_mask, q, keys), mask_filter_value)
     scores = plus(op, scores, attention_bias)
     if unidirectional:
         scores = _causal(op, scores, q, keys, before)
@@ -118,8 +123,7 @@ def attention(
     )
     scores = scores_of(op, q, keys, scale)
     if mask_index is not None:
-        hidden = _hidden(op, mask_index, q, keys, before)
-        scores = op.Add(scores, op.Mul(op.CastLike(hidden, q), mask_filter_value))
+        scores = _filtered(op, scores, _hidden(op, mask_index, q, keys, before), mask_filter_value)
     scores = plus(op, scores, attention_bias)
     if unidirectional:
         scores = _causal(op, scores, q, keys, before)
@@ -157,6 +161,8 @@ def decoder_masked_multi_head_attention(
 
     The buffers are read as they are, as the kernel on the CPU does; the one on CUDA wants keys in another order.
     """
+    if (key is None) != (value is None):
+        raise UnsupportedFormError(_PAIR)
     if key is None:  # (B, 1, widths of query, key and value)
         width = _size(op, query, 2)
         third = op.Div(width, [3])
@@ -180,14 +186,13 @@ def decoder_masked_multi_head_attention(
                     "past_present_share_buffer=1 needs a past and past_sequence_length; add them"
                 )
             length = _count(op, past_sequence_length)
-        k, v = (heads_of(op, plus(op, x, b), num_heads) for x, b in ((key, biases[1]), (value, biases[2])))
+        k, v = (heads_of(op, plus(op, x, b), num_heads, query) for x, b in ((key, biases[1]), (value, biases[2])))
         keys, present_key = _with_past(op, k, past_key, length, cache_indirection)
         values, present_value = _with_past(op, v, past_value, length, cache_indirection)
     scores = scores_of(op, q, keys, scale)
     if mask_index is not None:
         known_rank(op, "mask_index", mask_index, 2)
-        hidden = _hidden(op, mask_index, q, keys)
-        scores = op.Add(scores, op.Mul(op.CastLike(hidden, q), mask_filter_value))
+        scores = _filtered(op, scores, _hidden(op, mask_index, q, keys), mask_filter_value)
     scores = plus(op, scores, attention_bias)
     return mixed(op, scores, values), present_key, present_value, scores if output_qk else None
 
@@ -237,8 +242,7 @@ def decoder_masked_self_attention(
     scores = scores_of(op, q, keys, scale)
     if mask_index is not None:
         known_rank(op, "mask_index", mask_index, 2)
-        hidden = _hidden(op, mask_index, q, keys)
-        scores = op.Add(scores, op.Mul(op.CastLike(hidden, q), mask_filter_value))
+        scores = _filtered(op, scores, _hidden(op, mask_index, q, keys), mask_filter_value)
     scores = plus(op, scores, attention_bias)
     present = op.Concat(op.Unsqueeze(present_key, [0]), op.Unsqueeze(present_value, [0]), axis=0)
     return mixed(op, scores, values), present
@@ -342,7 +346,7 @@ def windowed(
 ) -> str:
     """LongformerAttention of queries, keys and values, and of those with which the global tokens attend."""
     q, k, v = (heads_of(op, x, num_heads) for x in local)
-    number = _range(op, _size(op, mask, 1))
+    number = up_to(op, _size(op, mask, 1))
     away = op.Abs(op.Sub(op.Unsqueeze(number, [1]), number))
     everywhere = op.Cast(global_, to=TensorProto.BOOL)
     unseen = op.And(op.Greater(away, window), op.Not(op.Unsqueeze(everywhere, [1, 2])))
@@ -386,19 +390,14 @@ def _count(op: FunctionEmitter, n: str) -> str:
     return op.Reshape(op.Cast(n, to=TensorProto.INT64), [1])
 
 
-def _range(op: FunctionEmitter, count: str) -> str:
-    """0, 1, ..., as many as the one element of `count` says."""
-    return op.Range(op.const(np.array(0)), op.Squeeze(count, [0]), op.const(np.array(1)))
-
-
 def _joined(op: FunctionEmitter, x: str) -> str:
     """The shape of (batch, length, heads, size) with the last two axes in one."""
     return op.Concat(op.Shape(x, end=2), op.Mul(_size(op, x, 2), _size(op, x, 3)), axis=0)
 
 
-def heads_of(op: FunctionEmitter, x: str, num_heads: int) -> str:
-    """(B, L, heads·H) to (B, heads, L, H)"""
-    return op.Transpose(split_heads(op, x, num_heads), perm=[0, 2, 1, 3])
+def heads_of(op: FunctionEmitter, x: str, num_heads: int, beside: str | None = None) -> str:
+    """(B, L, heads·H) to (B, heads, L, H), where B is that of `beside`"""
+    return op.Transpose(split_heads(op, x, num_heads, beside), perm=[0, 2, 1, 3])
 
 
 def _with_past(
@@ -443,9 +442,9 @@ def _of_beams(op: FunctionEmitter, before: str, cache_indirection: str) -> str:
     length = _size(op, before, 2)
     taken = op.Cast(op.Slice(cache_indirection, [0], length, [2]), to=TensorProto.INT64)
     groups, beams = _size(op, cache_indirection, 0), _size(op, cache_indirection, 1)
-    first = op.Mul(op.Unsqueeze(_range(op, groups), [1, 2]), beams)
+    first = op.Mul(op.Unsqueeze(up_to(op, groups), [1, 2]), beams)
     rows = op.Reshape(op.Add(taken, first), op.Concat(op.Mul(groups, beams), length, axis=0), allowzero=1)
-    tokens = op.Expand(_range(op, length), op.Shape(rows))
+    tokens = op.Expand(up_to(op, length), op.Shape(rows))
     places = op.Concat(op.Unsqueeze(rows, [2]), op.Unsqueeze(tokens, [2]), axis=2)
     return op.Transpose(op.GatherND(op.Transpose(before, perm=[0, 2, 1, 3]), places), perm=[0, 2, 1, 3])
 
@@ -473,16 +472,23 @@ def _hidden(op: FunctionEmitter, mask: str, q: str, keys: str, before: str | Non
     return op.Not(op.Greater(mask, 0))
 
 
+def _filtered(op: FunctionEmitter, scores: str, hidden: str, filter_value: float) -> str:
+    """The scores, with `filter_value` added where keys are hidden: a finite one stays finite in their type."""
+    if math.isfinite(filter_value) and op.type(scores):
+        filter_value = max(filter_value, float(_finfo(op, scores).min))
+    return op.Add(scores, op.Where(hidden, op.const(filter_value, like=scores), op.const(0.0, like=scores)))
+
+
 def _outside(op: FunctionEmitter, mask: str, q: str, keys: str, begins: bool) -> str:
     """Where keys are not before the ends in `mask`, which come first; twice as many are ends, and then beginnings."""
     batch = _size(op, q, 0)
-    number = op.Cast(_range(op, _size(op, keys, 2)), to=TensorProto.INT32)
+    number = op.Cast(up_to(op, _size(op, keys, 2)), to=TensorProto.INT32)
     ends = op.Unsqueeze(op.Slice(mask, [0], batch, [0]), [1, 2, 3])
     hidden = op.GreaterOrEqual(number, ends)
     if not begins:
         return hidden
     twice = op.Equal(op.Shape(mask), op.Add(batch, batch))
-    places = op.Add(_range(op, batch), op.Mul(op.Cast(twice, to=TensorProto.INT64), batch))
+    places = op.Add(up_to(op, batch), op.Mul(op.Cast(twice, to=TensorProto.INT64), batch))
     first = op.Mul(op.Gather(mask, places), op.Cast(twice, to=TensorProto.INT32))
     return op.Or(hidden, op.Less(number, op.Unsqueeze(first, [1, 2, 3])))
 
@@ -492,14 +498,21 @@ def _causal(op: FunctionEmitter, scores: str, q: str, keys: str, before: str) ->
 
     The sizes are those of q (B, N, S, H) and the keys (B, N, T, H): nothing but the result reads all scores.
     """
-    rows = op.Unsqueeze(op.Add(_range(op, _size(op, q, 2)), before), [1])
-    later = op.Greater(_range(op, _size(op, keys, 2)), rows)
+    rows = op.Unsqueeze(op.Add(up_to(op, _size(op, q, 2)), before), [1])
+    later = op.Greater(up_to(op, _size(op, keys, 2)), rows)
     return op.Where(later, lowest(op, scores), scores)
 
 
 def lowest(op: FunctionEmitter, scores: str) -> str:
     """The lowest finite number of their type, which softmax makes 0 of beside any other."""
-    return op.const(ml_dtypes.finfo(helper.tensor_dtype_to_np_dtype(op.type(scores))).min)  # type: ignore[no-untyped-call]
+    return op.const(_finfo(op, scores).min)
+
+
+def _finfo(op: FunctionEmitter, x: str) -> Any:
+    """What NumPy says of the floats of x."""
+    if not op.type(x):
+        raise UnsupportedFormError("the element type of what it attends to is unknown; add it to value_info")
+    return ml_dtypes.finfo(helper.tensor_dtype_to_np_dtype(op.type(x)))  # type: ignore[no-untyped-call]
 
 
 def mixed(op: FunctionEmitter, scores: str, v: str) -> str:
@@ -512,8 +525,8 @@ def _angles(op: FunctionEmitter, q: str, before: str, rotary_embedding_dim: int)
     """The cos and sin by which the pairs (element i and i + size/2) of (B, heads, S, H) are turned."""
     size = op.const([rotary_embedding_dim]) if rotary_embedding_dim else _size(op, q, 3)
     kind = TensorProto.FLOAT if op.type(q) in SIXTEEN_BIT else op.type(q)
-    pairs = op.Cast(_range(op, op.Div(size, [2])), to=kind)
+    pairs = op.Cast(up_to(op, op.Div(size, [2])), to=kind)
     frequencies = op.Pow(op.const(_BASE, like=pairs), op.Div(op.Mul(pairs, -2.0), op.Cast(size, to=kind)))
-    positions = op.Cast(op.Add(_range(op, _size(op, q, 2)), before), to=kind)
+    positions = op.Cast(op.Add(up_to(op, _size(op, q, 2)), before), to=kind)
     angles = op.Mul(op.Unsqueeze(positions, [1]), frequencies)
     return op.CastLike(op.Cos(angles), q), op.CastLike(op.Sin(angles), q)

@@ -18,6 +18,7 @@ from refgrad.errors import choices
 from refgrad.formulas.indexing import END
 from refgrad.forward.function_emitter import FunctionEmitter
 from refgrad.microsoft.activation import gelu_formula, halves, in_float
+from refgrad.microsoft.linear_attention import up_to
 from refgrad.protos.types import SIXTEEN_BIT
 from refgrad.tables.definitions import FLOATS, UnsupportedFormError, operator
 
@@ -295,8 +296,7 @@ def mixed(
     """The sum of what the chosen experts make of each token, times their weights."""
     activation.check(layers[2] is not None)
     tokens = op.Flatten(input, axis=-1)
-    count = op.Squeeze(op.Shape(layers[0].weights, end=1), [0])
-    experts = op.Range(op.const(np.array(0)), count, op.const(np.array(1)))
+    experts = up_to(op, op.Shape(layers[0].weights, end=1))
     given = [layer for layer in layers if layer is not None]
 
     def step(op: FunctionEmitter, states: list[str], slices: list[str]) -> list[str]:

@@ -10,6 +10,8 @@ from onnx import TensorProto
 
 from refgrad.formulas.indexing import END
 from refgrad.forward.function_emitter import FunctionEmitter
+from refgrad.microsoft.linear_attention import up_to, wide
+from refgrad.microsoft.position import check_counts
 from refgrad.protos.types import SIXTEEN_BIT
 from refgrad.tables.definitions import FLOATS, UnsupportedFormError, operator
 
@@ -77,8 +79,22 @@ def group_query_attention(
     A query that is padding has a result of 0, as have the rows of the cache that hold no token. In a cache of 4 bits, a
     number outside of its range has the gradient 0, whatever the option `quantization` is.
     """
+    _check_flags(
+        causal=causal,
+        do_rotary=do_rotary,
+        rotary_interleaved=rotary_interleaved,
+        sliding_window_cache=sliding_window_cache,
+    )
+    _check_pairs(past_key=past_key, past_value=past_value)
+    _check_pairs(q_norm_weight=q_norm_weight, k_norm_weight=k_norm_weight)
+    if qk_output not in (0, 1, 2):
+        raise UnsupportedFormError(f"qk_output is {qk_output}; there are 0, 1 and 2")
     if local_window_size == 0:
         raise UnsupportedFormError("local_window_size=0 lets no query see a key; use -1 for no window")
+    if not causal and local_window_size != -1:
+        raise UnsupportedFormError(f"local_window_size is {local_window_size}; with causal=0 it is -1")
+    if k_quant_type != v_quant_type:
+        raise UnsupportedFormError(f"k_quant_type is {k_quant_type} and v_quant_type {v_quant_type}; they are the same")
     if sliding_window_cache and (past_key is None or qk_output or not causal):
         raise UnsupportedFormError("sliding_window_cache=1 needs past_key, past_value, causal=1 and qk_output=0")
     q, k, v = _split(op, query, key, value, num_heads, kv_num_heads)
@@ -87,10 +103,10 @@ def group_query_attention(
         k = _normalized(op, k, k_norm_weight, qk_norm_epsilon if k_norm_epsilon is None else k_norm_epsilon)
 
     length, new, total = op.Shape(query, start=1, end=2), op.Shape(k, start=1, end=2), _int64(op, total_sequence_length)
-    tokens = op.Add(_column(op, seqlens_k), 1)  # (B, 1): of each sample, with the new ones
-    count = op.Min(tokens, length) if query_seqlens is None else _column(op, query_seqlens)
+    tokens = op.Add(_column(op, seqlens_k, query), 1)  # (B, 1): of each sample, with the new ones
+    count = op.Min(tokens, length) if query_seqlens is None else _column(op, query_seqlens, query)
     before = op.Sub(tokens, count)
-    steps = _range(op, length)
+    steps = up_to(op, length)
     places = op.Add(before, steps)  # (B, S): of the queries
     real = op.Less(steps, count)
     if do_rotary:
@@ -107,7 +123,7 @@ def group_query_attention(
         if k_quant_type != "NONE" or v_quant_type != "NONE":
             raise UnsupportedFormError("a quantised cache needs past_key and past_value, which say its type")
         keys, values = (op.Transpose(x, perm=[0, 2, 1, 3]) for x in (k, v))
-        key_places = op.Unsqueeze(_range(op, new), [0])
+        key_places = op.Unsqueeze(up_to(op, new), [0])
         written = op.Unsqueeze(op.Less(key_places, tokens), [1, 3])
         presents = [op.Where(written, x, 0) for x in (keys, values)]
     else:
@@ -124,18 +140,18 @@ def group_query_attention(
         else:
             held, first, kept, staged = appended, None, tokens, total
             stored, shift = op.Max(total, capacity), None
-        key_places = op.Unsqueeze(_range(op, staged), [0])
+        key_places = op.Unsqueeze(up_to(op, staged), [0])
         read, presents = [], []
         for x, past, number, kind in ((k, past_key, k_scale, k_quant_type), (v, past_value, v_scale, v_quant_type)):
             cache = _Cache(op, kind, kv_cache_bit_width, number, past)
             earlier = cache.unpacked(op, op.Transpose(past, perm=[0, 2, 1, 3]))
             rows = op.Concat(earlier, cache.written(op, x, past), axis=1)
             if shift is None:
-                every = cache.gathered(op, rows, capacity, held, _range(op, stored), kept)
+                every = cache.gathered(op, rows, capacity, held, up_to(op, stored), kept)
                 part = op.Slice(every, [0], staged, [1])
             else:
-                every = cache.gathered(op, rows, capacity, held, op.Add(shift, _range(op, stored)), op.Add(shift, kept))
-                part = cache.gathered(op, rows, capacity, held, _range(op, staged), op.Sub(tokens, first))
+                every = cache.gathered(op, rows, capacity, held, op.Add(shift, up_to(op, stored)), op.Add(shift, kept))
+                part = cache.gathered(op, rows, capacity, held, up_to(op, staged), op.Sub(tokens, first))
             presents.append(op.Transpose(cache.packed(op, every), perm=[0, 2, 1, 3]))
             read.append(op.Transpose(cache.read(op, part, query), perm=[0, 2, 1, 3]))
         keys, values = read
@@ -148,7 +164,7 @@ def group_query_attention(
     seen = op.LessOrEqual(theirs, own) if causal else op.Less(theirs, op.Unsqueeze(tokens, [2]))
     if local_window_size > 0:
         seen = op.And(seen, op.Greater(theirs, op.Sub(own, local_window_size)))
-    sink = op.const(np.zeros(num_heads), like=query) if smooth_softmax == 1 else None
+    sink = op.Expand(op.const(0.0, like=query), [num_heads]) if smooth_softmax == 1 else None
     sink = sink if head_sink is None else head_sink
     heads = op.Transpose(q, perm=[0, 2, 1, 3])
     y, scores, shares = _attend(
@@ -177,6 +193,10 @@ def _split(
     op: FunctionEmitter, query: str, key: str | None, value: str | None, num_heads: int, kv_num_heads: int
 ) -> list[str]:
     """Query, key and value, which may all be in `query`, as (B, S, heads, H) in the type to compute in."""
+    check_counts(num_heads=num_heads, kv_num_heads=kv_num_heads)
+    if num_heads % kv_num_heads:
+        raise UnsupportedFormError(f"kv_num_heads={kv_num_heads} does not divide num_heads={num_heads}")
+    _check_pairs(key=key, value=value)
     counts = [num_heads, kv_num_heads, kv_num_heads]
     parts = [query, key, value]
     size = op.Div(op.Shape(query, start=2, end=3), [num_heads if key is not None else sum(counts)])
@@ -184,15 +204,24 @@ def _split(
         ends = op.Mul(size, np.cumsum([0, *counts]).reshape(4, 1))
         bounds = [op.Gather(ends, op.const(np.array(n)), axis=0) for n in range(4)]
         parts = [op.Slice(query, bounds[n], bounds[n + 1], [2]) for n in range(3)]
+    batch = op.Shape(query, end=1)  # of all three: the Reshape fails where one would be broadcast
     return [
-        op.Reshape(_wide(op, str(x), query), op.Concat([0, 0, n], size, axis=0))
+        op.Reshape(wide(op, str(x)), op.Concat(batch, op.Shape(x, start=1, end=2), [n], size, axis=0), allowzero=1)
         for x, n in zip(parts, counts, strict=True)
     ]
 
 
-def _wide(op: FunctionEmitter, x: str, of: str) -> str:
-    """x, a part of `of`, in float where it is narrower."""
-    return op.Cast(x, to=TensorProto.FLOAT) if op.type(of) in SIXTEEN_BIT else x
+def _check_flags(**flags: int) -> None:
+    """That each is 0 or 1."""
+    for name, flag in flags.items():
+        if flag not in (0, 1):
+            raise UnsupportedFormError(f"{name} is {flag}; there are 0 and 1")
+
+
+def _check_pairs(**inputs: str | None) -> None:
+    """That the node has all of these inputs, or none of them."""
+    if len({value is None for value in inputs.values()}) > 1:
+        raise UnsupportedFormError(f"it needs {' and '.join(inputs)}, or neither of them")
 
 
 def _int64(op: FunctionEmitter, x: str) -> str:
@@ -200,21 +229,15 @@ def _int64(op: FunctionEmitter, x: str) -> str:
     return op.Cast(op.Reshape(x, [1]), to=TensorProto.INT64)
 
 
-def _column(op: FunctionEmitter, x: str) -> str:
-    """A number for each sample as (B, 1)."""
-    return op.Cast(op.Reshape(x, [-1, 1]), to=TensorProto.INT64)
-
-
-def _range(op: FunctionEmitter, count: str) -> str:
-    """The numbers from 0 to `count`, which has one axis."""
-    zero, one = (op.const(np.array(n)) for n in (0, 1))
-    return op.Range(zero, op.Squeeze(count, [0]), one)
+def _column(op: FunctionEmitter, x: str, beside: str) -> str:
+    """A number for each sample as (B, 1), where B is that of `beside`."""
+    return op.Cast(op.Reshape(x, op.Concat(op.Shape(beside, end=1), [1], axis=0), allowzero=1), to=TensorProto.INT64)
 
 
 def _normalized(op: FunctionEmitter, x: str, weight: str, epsilon: float) -> str:
     """x/√(mean x² + ε)·weight over the last of the 4 axes"""
     root = op.Sqrt(op.Add(op.reduce("ReduceMean", op.Mul(x, x), [3]), epsilon))
-    return op.Mul(op.Div(x, root), _wide(op, weight, weight))
+    return op.Mul(op.Div(x, root), wide(op, weight))
 
 
 def _rotated(
@@ -229,7 +252,7 @@ def _rotated(
     """Pairs of the features of x (..., heads, H) from `first` on, turned by the angles of `positions` (...)."""
     if cos_cache is None or sin_cache is None:
         raise UnsupportedFormError("do_rotary=1 needs the inputs cos_cache and sin_cache")
-    cos, sin = (op.Unsqueeze(_wide(op, op.Gather(c, positions), c), [-2]) for c in (cos_cache, sin_cache))
+    cos, sin = (op.Unsqueeze(wide(op, op.Gather(c, positions)), [-2]) for c in (cos_cache, sin_cache))
     pairs = op.Shape(cos_cache, start=1, end=2)
     middle, last = op.Add(pairs, [first]), op.Add(op.Add(pairs, pairs), [first])
     if interleaved:
@@ -447,9 +470,12 @@ def sparse_attention(
 
     A query that is padding has a result of 0, as one that sees no key. The caches keep the rows where no token is written.
     """
+    _check_flags(do_rotary=do_rotary, rotary_interleaved=rotary_interleaved)
+    if sparse_block_size < 1:
+        raise UnsupportedFormError(f"sparse_block_size is {sparse_block_size}; it is 1 or more")
     q, k, v = _split(op, query, key, value, num_heads, kv_num_heads)
-    tokens = _column(op, key_total_sequence_lengths)
-    steps = _range(op, op.Shape(query, start=1, end=2))
+    tokens = _column(op, key_total_sequence_lengths, query)
+    steps = up_to(op, op.Shape(query, start=1, end=2))
     count = op.Min(tokens, op.Shape(query, start=1, end=2))
     before = op.Sub(tokens, count)
     places, real = op.Add(before, steps), op.Less(steps, count)
@@ -458,10 +484,10 @@ def sparse_attention(
         q, k = (_rotated(op, x, cos_cache, sin_cache, at, rotary_interleaved) for x in (q, k))
     total = _int64(op, total_sequence_length)
     presents = [_overwritten(op, past, x, before, count) for past, x in ((past_key, k), (past_value, v))]
-    keys, values = (_wide(op, op.Slice(x, [0], total, [2]), query) for x in presents)
+    keys, values = (wide(op, op.Slice(x, [0], total, [2])) for x in presents)
 
     masks, blocks = _block_masks(op, block_row_indices, block_col_indices)
-    columns = _range(op, total)
+    columns = up_to(op, total)
     rows = op.Mul(op.Div(op.Where(real, places, 0), [sparse_block_size]), blocks)
     cells = op.Add(op.Unsqueeze(rows, [2]), op.Div(columns, [sparse_block_size]))
     layouts = op.Transpose(op.Gather(masks, cells, axis=1), perm=[1, 0, 2, 3])
@@ -476,7 +502,7 @@ def sparse_attention(
 
 def _overwritten(op: FunctionEmitter, past: str, new: str, before: str, count: str) -> str:
     """A cache (B, K, C, H) with the first `count` rows of `new` (B, S, K, H) from row `before` on."""
-    rows = _range(op, op.Shape(past, start=2, end=3))
+    rows = up_to(op, op.Shape(past, start=2, end=3))
     taken = op.Min(op.Max(op.Sub(rows, before), [0]), op.Sub(op.Shape(new, start=1, end=2), [1]))
     laid = op.Transpose(op.GatherND(op.CastLike(new, past), op.Unsqueeze(taken, [2]), batch_dims=1), perm=[0, 2, 1, 3])
     written = op.And(op.GreaterOrEqual(rows, before), op.Less(rows, op.Add(before, count)))
@@ -495,7 +521,7 @@ def _block_masks(op: FunctionEmitter, row_indices: str, col_indices: str) -> tup
     """
     starts, columns = (op.Cast(x, to=TensorProto.INT64) for x in (row_indices, col_indices))
     blocks = op.Sub(op.Shape(starts, start=1, end=2), [1])
-    entries = _range(op, op.Shape(columns, start=1, end=2))
+    entries = up_to(op, op.Shape(columns, start=1, end=2))
     ends = op.Unsqueeze(op.Slice(starts, [1], [END], [1]), [1])
     ended = op.Cast(op.LessOrEqual(ends, op.Unsqueeze(entries, [1])), to=TensorProto.INT64)
     row = op.ReduceSum(ended, [2], keepdims=0)  # of each entry: as many rows end before it
@@ -565,6 +591,8 @@ def paged_attention(
 
     A token that sees no key has a result of 0. attention_metadata only helps to plan.
     """
+    _check_flags(do_rotary=do_rotary, is_causal=is_causal, rotary_interleaved=rotary_interleaved)
+    _check_pairs(q_norm_weight=q_norm_weight, k_norm_weight=k_norm_weight)
     latent = kv_cache_layout == "LATENT"
     if kv_cache_layout not in ("SEPARATE", "LATENT"):
         raise UnsupportedFormError(f"kv_cache_layout={kv_cache_layout!r} is not known; there are SEPARATE and LATENT")
@@ -622,13 +650,13 @@ class _Packed:
     def __init__(self, op: FunctionEmitter, tokens: str, bounds: str, before: str) -> None:
         bounds, before = (op.Cast(x, to=TensorProto.INT64) for x in (bounds, before))
         self._starts, ends = op.Slice(bounds, [0], [-1], [0]), op.Slice(bounds, [1], [END], [0])
-        counts, self.ids = op.Sub(ends, self._starts), _range(op, tokens)
+        counts, self.ids = op.Sub(ends, self._starts), up_to(op, tokens)
         ended = op.Cast(op.LessOrEqual(ends, op.Unsqueeze(self.ids, [1])), to=TensorProto.INT64)
         self.sample = op.ReduceSum(ended, [1], keepdims=0)  # of each token: as many end before it
         self._within = op.Sub(self.ids, op.Gather(self._starts, self.sample))
         self.place = op.Add(op.Gather(before, self.sample), self._within)  # in its sample
         self._longest = op.Max(op.reduce("ReduceMax", counts, [0]), [0])
-        self._steps = _range(op, self._longest)
+        self._steps = up_to(op, self._longest)
         self.real = op.Less(self._steps, op.Unsqueeze(counts, [1]))  # (B, S)
         self.places = op.Add(op.Unsqueeze(before, [1]), self._steps)
         self.total = op.Add(before, counts)
@@ -658,10 +686,10 @@ class _Pages:
         else:
             slot = op.Cast(slot_mapping, to=TensorProto.INT64)
         slot = op.Where(op.Less(slot, 0), self._size, slot)  # a row more takes what is not written
-        rows = _range(op, op.Add(self._size, [1]))
+        rows = up_to(op, op.Add(self._size, [1]))
         sources = op.ScatterElements(rows, slot, op.Add(packed.ids, self._size), axis=0)
         self._sources = op.Slice(sources, [0], self._size, [0])
-        self.places = _range(op, op.Mul(columns, page))
+        self.places = up_to(op, op.Mul(columns, page))
         self._found = op.Gather(table, op.Div(self.places, page), axis=1)
         self._rows = op.Add(op.Mul(op.Max(self._found, [0]), page), op.Mod(self.places, page))  # (B, L)
 
@@ -750,6 +778,9 @@ def dynamic_sparse_attention(
 
     A query that sees no key has a result of 0, as have the rows of the cache that hold no token.
     """
+    _check_flags(do_rotary=do_rotary, rotary_interleaved=rotary_interleaved)
+    _check_pairs(past_key=past_key, past_value=past_value)
+    _check_pairs(q_norm_weight=q_norm_weight, k_norm_weight=k_norm_weight)
     _check_mode(attention_mode, selected_kv_source, auxiliary_key, auxiliary_value, auxiliary_kv_shared)
     local = attention_mode == "local_plus_selected"
     if not is_causal or (local and local_window_size < 1):
@@ -760,10 +791,10 @@ def dynamic_sparse_attention(
     length, total, tokens = (
         op.Shape(query, start=1, end=2),
         _int64(op, total_sequence_length),
-        op.Add(_column(op, seqlens_k), 1),
+        op.Add(_column(op, seqlens_k, query), 1),
     )
     before = op.Sub(tokens, length)
-    places = op.Add(before, _range(op, length))
+    places = op.Add(before, up_to(op, length))
     if do_rotary:
         at = places if position_ids is None else position_ids
         q, k = (_rotated(op, x, cos_cache, sin_cache, at, rotary_interleaved, rotary_offset) for x in (q, k))
@@ -778,11 +809,11 @@ def dynamic_sparse_attention(
         for x, past, number in ((k, past_key, key_scale), (v, past_value, value_scale)):
             cache = _Cache(op, "PER_CHANNEL" if op.type(past) == TensorProto.INT8 else "NONE", 8, number, past)
             rows = op.Concat(op.Transpose(past, perm=[0, 2, 1, 3]), cache.written(op, x, past), axis=1)
-            every = cache.gathered(op, rows, capacity, before, _range(op, op.Max(total, capacity)), tokens)
+            every = cache.gathered(op, rows, capacity, before, up_to(op, op.Max(total, capacity)), tokens)
             presents.append(op.Transpose(every, perm=[0, 2, 1, 3]))
             read.append(op.Transpose(cache.read(op, op.Slice(every, [0], total, [1]), query), perm=[0, 2, 1, 3]))
         keys, values = read
-    at = _range(op, total)
+    at = up_to(op, total)
     own = op.Unsqueeze(places, [1, 3])
     seen = op.LessOrEqual(at, own)
     if local:
@@ -793,12 +824,10 @@ def dynamic_sparse_attention(
         )
     else:
         assert auxiliary_key is not None
-        others = [
-            _wide(op, x, x) for x in (auxiliary_key, auxiliary_key if auxiliary_kv_shared else str(auxiliary_value))
-        ]
+        others = [wide(op, x) for x in (auxiliary_key, auxiliary_key if auxiliary_kv_shared else str(auxiliary_value))]
         chosen = _selected(op, selected_indices, selected_counts, op.Shape(others[0], start=2, end=3), op.Shape(places))
         keys, values, seen = _joined(op, local, keys, values, seen, others[0], others[1], op.Unsqueeze(chosen, [1]))
-    sink = op.const(np.zeros(num_heads), like=query) if smooth_softmax else None
+    sink = op.Expand(op.const(0.0, like=query), [num_heads]) if smooth_softmax else None
     sink = sink if head_sink is None else head_sink
     heads = op.Transpose(q, perm=[0, 2, 1, 3])
     y, _, _ = _attend(op, heads, keys, values, seen, _any(op, seen), kv_num_heads, num_heads, scale, 0.0, None, sink)
@@ -874,6 +903,8 @@ def sparse_paged_attention(
 
     A token that sees no key has a result of 0. attention_metadata only helps to plan.
     """
+    _check_flags(do_rotary=do_rotary, is_causal=is_causal, rotary_interleaved=rotary_interleaved)
+    _check_pairs(q_norm_weight=q_norm_weight, k_norm_weight=k_norm_weight)
     _check_mode(attention_mode, selected_kv_source, auxiliary_key, auxiliary_value, auxiliary_kv_shared)
     if auxiliary_cache_layout != "contiguous":
         raise UnsupportedFormError(
@@ -901,12 +932,12 @@ def sparse_paged_attention(
     else:
         assert auxiliary_key is not None
         given = (auxiliary_key, auxiliary_key if auxiliary_kv_shared else str(auxiliary_value))
-        others = [op.Transpose(_wide(op, x, x), perm=[0, 2, 1, 3]) for x in given]
+        others = [op.Transpose(wide(op, x), perm=[0, 2, 1, 3]) for x in given]
         room = op.Shape(others[0], start=2, end=3)
         others = [op.Expand(x, [1, kv_num_heads, 1, 1]) for x in others]
         chosen = packed.padded(op, _selected(op, selected_indices, selected_counts, room, tokens))
         if auxiliary_lengths is not None:
-            valid = op.Less(_range(op, room), _column(op, auxiliary_lengths))
+            valid = op.Less(up_to(op, room), _column(op, auxiliary_lengths, past_seqlens))
             chosen = op.And(chosen, op.Unsqueeze(valid, [1]))
         chosen = op.Unsqueeze(op.And(chosen, op.Unsqueeze(packed.real, [2])), [1])
         keys, values, seen = _joined(op, local, keys, values, seen, others[0], others[1], chosen)
@@ -931,7 +962,7 @@ def _check_mode(mode: str, source: str, key: str | None, value: str | None, shar
 def _selected(op: FunctionEmitter, indices: str, counts: str, room: str, rows: str) -> str:
     """Whether a query has selected a place: indices (R, M), of which `counts` (R) are valid, as (*rows, room)."""
     indices, counts = (op.Cast(x, to=TensorProto.INT64) for x in (indices, counts))
-    order = _range(op, op.Shape(indices, start=1))
+    order = up_to(op, op.Shape(indices, start=1))
     valid = op.And(op.Less(order, op.Unsqueeze(counts, [1])), op.GreaterOrEqual(indices, 0))
     columns = op.Where(op.And(valid, op.Less(indices, room)), indices, room)  # a column more takes the others
     empty = op.Expand(op.const(np.int32(0)), op.Concat(op.Shape(indices, end=1), op.Add(room, [1]), axis=0))

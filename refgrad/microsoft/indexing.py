@@ -67,11 +67,16 @@ def unique(op: FunctionEmitter, x: str) -> tuple[str, str, str]:
     return made[0], made[2], made[3]
 
 
+_LONGEST = 256  # a node or more compares each token
+
+
 @operator("NGramRepeatBlock", "scores_out", types={"input_ids": ["tensor(int64)"]})
 def ngram_repeat_block(op: FunctionEmitter, input_ids: str, scores: str, *, ngram_size: int) -> str:
     """scores, −∞ for each token that would repeat ngram_size tokens of input_ids at their end"""
     if ngram_size < 1:
         raise UnsupportedFormError(f"its ngram_size is {ngram_size}: it is at least 1")
+    if ngram_size > _LONGEST:
+        raise UnsupportedFormError(f"its ngram_size is {ngram_size}: up to {_LONGEST} tokens are compared, one by one")
     first = op.Sub(
         op.Shape(input_ids, start=1), [ngram_size - 1]
     )  # of the tokens at the end, of which the next is asked

@@ -9,6 +9,8 @@ from refgrad.formulas.indexing import END
 from refgrad.forward.function_emitter import FunctionEmitter
 from refgrad.tables.definitions import FLOATS, Ints, UnsupportedFormError, operator
 
+_MOST_PAIRS = 2**16  # of a head
+
 
 @operator("RotaryEmbedding", "output", others=("position_ids",))
 def rotary_embedding(
@@ -58,6 +60,11 @@ def multimodal_rotary_embedding(
     """RotaryEmbedding where each pair has one of three positions, of time, height and width; what is turned times scale"""
     if not num_heads and known_rank(op, "input", input, 3, 4) == 3:
         raise UnsupportedFormError("an input of rank 3 needs num_heads; add it")
+    if len(mrope_section) != 3 or min(mrope_section) < 0 or sum(mrope_section) > _MOST_PAIRS:
+        given = list(mrope_section)
+        raise UnsupportedFormError(
+            f"mrope_section is {given}; it has three counts of pairs, of at most {_MOST_PAIRS} together"
+        )
     times, heights, widths = mrope_section
     stream = np.repeat([0, 1, 2], mrope_section)
     if mrope_layout:
@@ -228,10 +235,24 @@ def known_rank(op: FunctionEmitter, name: str, value: str, *valid: int) -> int:
     return rank
 
 
-def split_heads(op: FunctionEmitter, x: str, num_heads: int) -> str:
-    """(batch, length, heads·size) to (batch, length, heads, size), where any may be 0."""
+def check_counts(**counts: int) -> None:
+    """That each attribute is a count of heads: ONNX Runtime reads them as 32 bits."""
+    for name, count in counts.items():
+        if not 1 <= count < 2**31:
+            raise UnsupportedFormError(f"{name} is {count}; it is from 1 to {2**31 - 1}")
+
+
+def split_heads(op: FunctionEmitter, x: str, num_heads: int, beside: str | None = None) -> str:
+    """(batch, length, heads·size) to (batch, length, heads, size), where any size but that of heads may be 0.
+
+    :param beside: a value whose batch x has to have: the Reshape fails where x would be broadcast.
+    """
+    check_counts(num_heads=num_heads)
     size = op.Div(op.Shape(x, start=2, end=3), [num_heads])
-    return op.Reshape(x, op.Concat(op.Shape(x, end=2), [num_heads], size, axis=0), allowzero=1)
+    rows = [op.Shape(x, end=2)]
+    if beside is not None:
+        rows = [op.Shape(beside, end=1), op.Shape(x, start=1, end=2)]
+    return op.Reshape(x, op.Concat(*rows, [num_heads], size, axis=0), allowzero=1)
 
 
 def restored(op: FunctionEmitter, tokens: str, token_offset: str) -> str:

@@ -893,7 +893,7 @@ def qordered_attention(
         hidden = op.Not(op.Greater(op.Unsqueeze(mask_index, [1, 2] if rank == 2 else [1]), 0))
         scores = op.Add(scores, op.Mul(as_float(op, hidden), -10000.0))
     if unidirectional:
-        positions = op.Range(op.const(np.array(0)), op.Squeeze(op.Shape(q, start=2, end=3), [0]), op.const(np.array(1)))
+        positions = up_to(op, op.Shape(q, start=2, end=3))
         later = op.Greater(positions, op.Unsqueeze(positions, [1]))
         scores = op.Where(later, op.const(np.float32(-np.inf)), scores)
     shares = _rounded(op, op.Softmax(scores, axis=-1), scale_QKT_softmax)

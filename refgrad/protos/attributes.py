@@ -26,9 +26,11 @@ BOUNDS = {
     **dict.fromkeys(("blocksize", "dilations", "kernel_shape", "pooled_shape", "size", "strides"), _WINDOW),
     **dict.fromkeys(("output_height", "output_padding", "output_shape", "output_width", "sampling_ratio"), _COUNT),
     "pads": _PADS,
+    "group": _WINDOW,
 }
 _TERM = r"[A-Za-z]*(\.\.\.)?[A-Za-z]*"
 _EQUATION = re.compile(rf"{_TERM}(,{_TERM})*(->{_TERM})?".encode())  # another one keeps onnx in a loop without end
+_PADDINGS = (b"NOTSET", b"SAME_UPPER", b"SAME_LOWER", b"VALID", b"")  # "" is NOTSET to ONNX Runtime
 # The operators that have one of these attributes in some version: models without them are not searched.
 OPERATORS = frozenset(
     """
@@ -61,13 +63,16 @@ def refuse_absurd_attributes(model: ModelProto, used: Set[str]) -> None:
                 bounds = given.get(attribute.name)
             if node.op_type == "Einsum" and attribute.name == "equation":
                 _refuse_no_equation(node, attribute.s)
+            if node.domain in _DOMAINS and attribute.name == "auto_pad" and not attribute.ref_attr_name:
+                _refuse_no_padding(node, attribute.s)
             if bounds is None or (attribute.ref_attr_name and not attribute.HasField("i")):
                 continue  # the value of a reference is that of the call
             values = [attribute.i] if attribute.type == AttributeProto.INT else attribute.ints
             for value in values:
                 if not bounds[0] <= value <= bounds[1]:
+                    reason = _reason(attribute.name, *bounds)
                     raise InvalidModelError(
-                        f"Node {_called(node)!r} ({node.op_type}) has {attribute.name} {value}, and {_reason(*bounds)}. "
+                        f"Node {_called(node)!r} ({node.op_type}) has {attribute.name} {value}, and {reason}. "
                         "Export the model again."
                     )
 
@@ -80,10 +85,12 @@ def _bounds(node: NodeProto, name: str) -> tuple[int, int] | None:
     return BOUNDS.get(name)
 
 
-def _reason(low: int, high: int) -> str:
+def _reason(name: str, low: int, high: int) -> str:
     if low == high:
         return f"the Split has {low} outputs"
     why = "no tensor has such an axis" if high == _HIGHEST else "no window is like that"
+    if name == "group":
+        why = "no convolution has as many"
     return f"{why}: it is a number from {low} to {high}"
 
 
@@ -113,6 +120,17 @@ def _refuse_no_equation(node: NodeProto, equation: bytes) -> None:
         raise InvalidModelError(
             f"Node {_called(node)!r} (Einsum) has the equation {said}: it is made of letters and '...', with ',' between "
             "operands and '->' before the result. Export the model again."
+        )
+
+
+def _refuse_no_padding(node: NodeProto, auto_pad: bytes) -> None:
+    if auto_pad not in _PADDINGS:
+        said, known = (
+            reprlib.repr(auto_pad.decode(errors="replace")),
+            ", ".join(name.decode() for name in _PADDINGS if name),
+        )
+        raise InvalidModelError(
+            f"Node {_called(node)!r} ({node.op_type}) has the auto_pad {said}; there are {known}. Export the model again."
         )
 
 

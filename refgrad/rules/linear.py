@@ -64,9 +64,9 @@ def gemm(
     """dA' = α·dY·B'ᵀ, dB' = α·A'ᵀ·dY, dC = β·dY summed over the axes along which C was broadcast"""
     factor = None if alpha == 1 else alpha
     left, right = (B, d_Y) if transA else (d_Y, B)
-    d_A = op.Gemm(left, right, alpha=factor, beta=0.0, transA=transA and transB, transB=transA or 1 - transB)
+    d_A = op.Gemm(left, right, alpha=factor, beta=0.0, transA=transA and transB, transB=transA or not transB)
     left, right = (d_Y, A) if transB else (A, d_Y)
-    d_B = op.Gemm(left, right, alpha=factor, beta=0.0, transA=transB or 1 - transA, transB=transB and transA)
+    d_B = op.Gemm(left, right, alpha=factor, beta=0.0, transA=transB or not transA, transB=transB and transA)
     if C is None or beta == 0:
         return d_A, d_B, None
     d_C = op.grad.BroadcastGradient(d_Y, C, (C, d_Y))

@@ -299,6 +299,9 @@ def make_windows(
     return _make_windows(tuple(size), tuple(kernel), steps, holes, around, auto_pad, ceil_mode)
 
 
+_PADDINGS = ("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID", "")  # "" is NOTSET to ONNX Runtime
+
+
 @lru_cache(maxsize=256)
 def _make_windows(
     size: tuple[int, ...],
@@ -316,6 +319,8 @@ def _make_windows(
             raise ValueError(f"{what} {list(values)}: {rank} positive numbers are needed, one for each spatial axis")
     if pads and len(pads) != 2 * rank:
         raise ValueError(f"pads {list(pads)}: {2 * rank} numbers are needed; negative ones cut")
+    if auto_pad not in _PADDINGS:
+        raise ValueError(f"auto_pad is {auto_pad!r}; there are {', '.join(filter(None, _PADDINGS))}")
     extent = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
     if auto_pad in ("SAME_UPPER", "SAME_LOWER"):
         count = [-(-n // s) for n, s in zip(size, strides, strict=True)]

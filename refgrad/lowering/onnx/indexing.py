@@ -156,9 +156,11 @@ def _pad_run(op: Emitter, dY: str, shape: str, dims: Shape, indices: np.ndarray,
     first, last = int(indices.ravel()[0]), int(indices.ravel()[-1])
     if first < 0 <= last:
         return None
+    size, others = dims[axis], len(dims) - 1
+    if isinstance(size, int) and not -size <= first <= last < size:
+        return None  # the Gather fails, and so does what follows here
     if indices.ndim == 0:
         dY = op.Unsqueeze(dY, [axis])
-    size, others = dims[axis], len(dims) - 1
     if isinstance(size, int):
         return pad(op, dY, len(dims), {axis: (first % size, size - 1 - last % size)})
     length = op.Slice(shape, [axis], [axis + 1], [0])

@@ -201,7 +201,7 @@ def _attend(
         top = np.max(hidden, axis=1, keepdims=True, initial=-np.inf)
         if sink is not None:
             top = np.maximum(top, sink[head])
-        top = np.where(np.isneginf(top), q.dtype.type(0), top)
+        top = np.where(visible.any(1, keepdims=True), top, np.maximum(top, q.dtype.type(0)))
         weights = np.exp(hidden - top)
         whole = weights.sum(1, keepdims=True)
         if sink is not None:
@@ -357,9 +357,7 @@ def _slack(capacity: int, window: int, missing: bool) -> int:
 
 def _resident(tokens: int, capacity: int, slack: int) -> int:
     """How many of `tokens` a cache of a window still holds: those beyond its capacity go `slack` at a time."""
-    while tokens > capacity:
-        tokens -= slack
-    return tokens
+    return tokens - max(-(-(tokens - capacity) // slack), 0) * slack
 
 
 def _normalized(name: str, x: Array, weight: Array, epsilon: float) -> Array:

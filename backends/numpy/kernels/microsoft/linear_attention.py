@@ -159,7 +159,7 @@ def gated_delta_net(
         decay = _needed("decay", decay, update_rule)
         per_key = decay.ndim > len(leading) + 1
         check_shape("decay", decay.shape, (*leading, heads, *([width] if per_key else [])))
-        gates = decay.astype(q.dtype).reshape(len(q), heads, -1)
+        gates = decay.astype(q.dtype).reshape(len(q), heads, width if per_key else 1)
     gates = _activated(gates, gate_activation, gate_lower_bound, a_log, dt_bias)
     rates = None
     if "delta" in update_rule:
