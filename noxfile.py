@@ -204,12 +204,30 @@ def models(session: nox.Session) -> None:
 
 
 @nox.session
+def deployed(session: nox.Session) -> None:
+    """Models as deployment tools leave them against torch and differences (docs/deployed.md): an hour."""
+    session.install("torch")
+    session.install("-e", ".[ort,torch,test]", "onnxruntime-genai")
+    session.run("python", "benchmarks/deployed.py", str(ROOT / "build" / "deployed"), *session.posargs)
+    session.run("python", "docs/generate.py")
+
+
+@nox.session
 def benchmarks(session: nox.Session) -> None:
     """Every benchmark that stock onnxruntime can run, and docs/benchmarks.md."""
     session.install("torch")
     session.install("-e", ".[ort,torch,sklearn]", "onnxsim")
     session.run("python", "examples/torch_models.py", str(TORCH_MODELS))
-    for script in ("import_time", "memory", "recompute", "depth", "node_tests", "training", "training_exports"):
+    for script in (
+        "import_time",
+        "memory",
+        "recompute",
+        "quantized_weights",
+        "depth",
+        "node_tests",
+        "training",
+        "training_exports",
+    ):
         session.run("python", f"benchmarks/{script}.py")
     session.run("python", "benchmarks/run_time.py", str(TORCH_MODELS), env={"PYTHONPATH": "examples"})
     for script in ("interpreter", "interpreter_memory"):

@@ -10,7 +10,7 @@ float input and every float weight, and compared
   kernel multiplies the identity by. A weight that the tools made of several parameters, or scaled, is left to
 - `refgrad.conformance.check`: float64 differences of the model itself along random directions, by those weights and the inputs.
 
-Writes benchmarks/results/deployed.json. Needs torch, transformers, onnxruntime and onnxruntime-genai.
+Writes benchmarks/results/deployed.json, model by model. Needs torch, transformers, onnxruntime and onnxruntime-genai.
 """
 
 from __future__ import annotations
@@ -413,8 +413,10 @@ def _row(name: str, form: str, make: Callable[[], tuple[Subject, ModelProto | Pa
     return row | {"seconds": round(time.perf_counter() - start, 1)}
 
 
-def _all_of(name: str, folder: Path) -> list[dict[str, Any]]:
+def _all_of(task: tuple[str, Path]) -> tuple[str, list[dict[str, Any]]]:
     import onnxruntime
+
+    name, folder = task
 
     onnxruntime.set_default_logger_severity(4)
     logging.disable(logging.WARNING)
@@ -422,7 +424,7 @@ def _all_of(name: str, folder: Path) -> list[dict[str, Any]]:
     for row in rows_of(name, folder):
         found.append({k: float(f"{v:.1e}") if isinstance(v, float) and k != "seconds" else v for k, v in row.items()})
         print(json.dumps(found[-1]), flush=True)
-    return found
+    return name, found
 
 
 def main() -> None:
@@ -439,11 +441,12 @@ def main() -> None:
     parser.add_argument("-v", action="store_true", help="print tracebacks")
     arguments = parser.parse_args()
     names = arguments.models or every
+    rows = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else []
     with multiprocessing.get_context("spawn").Pool(arguments.jobs, initializer=_find_examples) as pool:
-        made = pool.starmap(_all_of, [(name, arguments.folder) for name in names], chunksize=1)
-    rows = [row for of in made for row in of]
-    if not arguments.models:
-        RESULTS.write_text("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n", encoding="utf-8")
+        for name, made in pool.imap(_all_of, [(name, arguments.folder) for name in names]):
+            rows = [row for row in rows if row["model"] != name] + made
+            rows.sort(key=lambda row: every.index(row["model"]))
+            RESULTS.write_text("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n", encoding="utf-8")
 
 
 def _find_examples() -> None:

@@ -44,6 +44,7 @@ from refgrad.errors import OptionError, RefgradError, did_you_mean
 from refgrad.forward.function_emitter import FunctionEmitter
 from refgrad.forward.functions import call_functions
 from refgrad.protos.domains import MICROSOFT
+from refgrad.protos.external import array_of
 from refgrad.protos.inlining import inline_functions
 from refgrad.protos.types import Type
 from refgrad.protos.walk import reads_of
@@ -267,7 +268,7 @@ def _constant(it: EmittedCall, position: int) -> np.ndarray | None:
     value = it.inputs[position] if position < len(it.inputs) else None
     if isinstance(it.op, FunctionEmitter) and isinstance(value, str):
         makers = (node for node in it.op.nodes if node.op_type == "Constant" and value in node.output)
-        return next((numpy_helper.to_array(node.attribute[0].t) for node in makers), None)
+        return next((array_of(node.attribute[0].t) for node in makers), None)
     if isinstance(value, str) or value is None:
         return it.op.constant(value) if isinstance(it.op, Emitter) else None
     kind = None if isinstance(value, np.ndarray) else np.int64
@@ -339,7 +340,7 @@ def _upper(it: EmittedCall) -> Any:
 
 def _scaled(it: EmittedCall) -> Any:
     """A constant of floats, 1% larger."""
-    value = numpy_helper.to_array(it.attributes["value"])
+    value = array_of(it.attributes["value"])
     if it.attributes["value"].data_type not in (TensorProto.FLOAT, TensorProto.DOUBLE):
         return None
     it.attributes["value"] = numpy_helper.from_array(np.asarray(1.01 * value, value.dtype))
@@ -711,7 +712,7 @@ class _Subject:
     @cached_property
     def results(self) -> Mapping[str, Any]:
         """What the kernels compute: every value of the model."""
-        weights = {t.name: numpy_helper.to_array(t) for t in self.case.model.graph.initializer}
+        weights = {t.name: array_of(t) for t in self.case.model.graph.initializer}
         prepared = NumpyBackend().prepare(self.case.model)
         return {**weights, **self.case.feeds, **prepared.run(self.case.feeds, trace=True)}
 
