@@ -98,9 +98,7 @@ def _subject(path: Path, module: Any, feeds: Arrays, output: str, forward: Calla
         moved |= {k: p for k, p in wide.named_parameters(remove_duplicate=False) if p.requires_grad}
         result = forward(wide, given)
         found = torch.autograd.grad(result, list(moved.values()), torch.tensor(cotangent).double(), allow_unused=True)
-        return {
-            k: np.zeros(tuple(moved[k].shape)) if g is None else g.numpy() for k, g in zip(moved, found, strict=True)
-        }
+        return {k: g.numpy() for k, g in zip(moved, found, strict=True) if g is not None}  # torch does not read all
 
     return Subject(path, feeds, output, {k: v.numpy() for k, v in module.state_dict().items()}, gradients)
 
@@ -230,7 +228,9 @@ def dequantized(model: ModelProto, state: Arrays) -> Arrays:
                     f"no parameter is like a matrix of {matrix.shape}, from row {rows} on: {best and best[:2]}"
                 )
             _, key, turned, part = best
-            found[key] = np.ascontiguousarray(part.T if turned else part).reshape(state[key].shape)
+            value = np.ascontiguousarray(part.T if turned else part).reshape(state[key].shape)
+            tied = [k for k, v in matrices if v.shape == value.shape and np.array_equal(v, state[key])]
+            found |= dict.fromkeys(tied, value)
             rows += len(part)
     return found
 

@@ -43,11 +43,18 @@ def linear_attention(
         )
     if not 0 <= state_window <= 8:
         raise UnsupportedFormError(f"state_window={state_window} is not known; there are 0 to 8")
-    q, k, v = (
-        apart(op, wide(op, x), heads) for x, heads in ((query, q_num_heads), (key, kv_num_heads), (value, kv_num_heads))
-    )
+    q, v = (apart(op, wide(op, x), heads) for x, heads in ((query, q_num_heads), (value, kv_num_heads)))
     if kv_num_heads > q_num_heads:
+        width = op.Div(op.Shape(query, start=2), [q_num_heads])
+        heads = op.Div(
+            op.Shape(key, start=2), op.Max(width, [1])
+        )  # those of the values, or as many as there are queries
+        sizes = op.Concat(op.Shape(key, end=2), heads, width, axis=0)
+        k = op.Transpose(op.Reshape(wide(op, key), sizes, allowzero=1), perm=[1, 0, 2, 3])
+        k = repeated(op, k, op.Div([kv_num_heads], op.Max(heads, [1])))
         q = repeated(op, q, op.const([kv_num_heads // q_num_heads]))
+    else:
+        k = apart(op, wide(op, key), kv_num_heads)
     gate = rate = None
     if decay is not None and "gated" in update_rule:
         gate = apart(op, wide(op, decay), kv_num_heads)

@@ -41,10 +41,11 @@ def _linear_attention(shapes: str) -> Iterator[Case]:
         channels: int = 1,
         of_rate: int = 0,
         length: int = LENGTH,
+        key_heads: int = 0,
         **options: Any,
     ) -> Case:
         window = options.get("state_window", 0)
-        sizes = q_heads * WIDTH, kv_heads * WIDTH, kv_heads * DEPTH
+        sizes = q_heads * WIDTH, (key_heads or kv_heads) * WIDTH, kv_heads * DEPTH
         inputs: list[np.ndarray | None] = [floats(BATCH, length, n) for n in sizes]
         inputs += [floats(*([window] if window else []), BATCH, kv_heads, WIDTH, DEPTH) if past else None]
         inputs += [-np.abs(floats(BATCH, length, kv_heads * channels)) if "gated" in rule else None]
@@ -62,6 +63,9 @@ def _linear_attention(shapes: str) -> Iterator[Case]:
     yield made(2, 2, "gated_delta", past=True, state_window=2)
     yield made(1, 2, "linear", past=True, state_window=5)
     yield made(2, 2, "gated", past=True, length=0)
+    yield made(
+        2, 4, "gated_delta", past=True, key_heads=2
+    )  # as a model builder writes it: queries and keys are repeated
 
 
 def _gated_delta_net(shapes: str) -> Iterator[Case]:

@@ -48,12 +48,15 @@ def linear_attention(
             f"{kv_num_heads} heads: they have a multiple of them as their last size"
         )
     width, depth = columns // q_num_heads, value.shape[2] // kv_num_heads
-    check_shape("key", key.shape, (batch, length, kv_num_heads * width))
+    of_queries = kv_num_heads > q_num_heads and key.shape[2] == q_num_heads * width
+    key_heads = q_num_heads if of_queries else kv_num_heads
+    check_shape("key", key.shape, (batch, length, key_heads * width))
     check_shape("value", value.shape, (batch, length, kv_num_heads * depth))
     q, k, v = (
         widened(x).reshape(batch, length, heads, -1 if x.size else x.shape[2] // heads)
-        for x, heads in ((query, q_num_heads), (key, kv_num_heads), (value, kv_num_heads))
+        for x, heads in ((query, q_num_heads), (key, key_heads), (value, kv_num_heads))
     )
+    k = k.repeat(kv_num_heads // key_heads, 2)
     gates = rates = None
     if "gated" in update_rule:
         decay = _needed("decay", decay, update_rule)
