@@ -24,7 +24,7 @@ import time
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -213,26 +213,40 @@ def dequantized(model: ModelProto, state: Arrays) -> Arrays:
     matrices = [(k, v) for k, v in state.items() if v.dtype.kind == "f" and v.ndim >= 2]
     for matrix in _matrices(model):
         rows = 0
-        while rows < len(matrix):  # of several parameters, one below the other
-            best = None
-            for key, value in matrices:
-                for turned, flat in ((False, value.reshape(len(value), -1)), (True, value.reshape(len(value), -1).T)):
-                    part = matrix[rows : rows + len(flat)]
-                    if part.shape != flat.shape:
-                        continue
-                    apart = float(np.abs(part - flat).mean() / max(float(np.abs(flat).mean()), 1e-30))
-                    if best is None or apart < best[0]:
-                        best = apart, key, turned, part
+        while rows < len(matrix):  # of several parameters, one below the other, or of a part of one
+            best = min(_likenesses(matrix, rows, matrices), default=None)
             if best is None or best[0] > 0.25:
-                raise ValueError(
-                    f"no parameter is like a matrix of {matrix.shape}, from row {rows} on: {best and best[:2]}"
-                )
-            _, key, turned, part = best
-            value = np.ascontiguousarray(part.T if turned else part).reshape(state[key].shape)
+                raise ValueError(f"no parameter is like a matrix of {matrix.shape} from row {rows} on: {best}")
+            _, key, turned, start, count = best
+            before = found[key].reshape(len(state[key]), -1)
+            value = np.ascontiguousarray(before.T if turned else before)
+            value[start : start + count] = matrix[rows : rows + count]
+            value = np.ascontiguousarray(value.T if turned else value).reshape(state[key].shape)
             tied = [k for k, v in matrices if v.shape == value.shape and np.array_equal(v, state[key])]
             found |= dict.fromkeys(tied, value)
-            rows += len(part)
+            rows += count
     return found
+
+
+def _likenesses(
+    matrix: np.ndarray, rows: int, known: Sequence[tuple[str, np.ndarray]]
+) -> Iterator[tuple[float, str, bool, int, int]]:
+    """How far what follows in the matrix is from rows of each parameter: its name, whether it is turned, and which rows."""
+    left = len(matrix) - rows
+    for key, value in known:
+        for turned, flat in ((False, value.reshape(len(value), -1)), (True, value.reshape(len(value), -1).T)):
+            if flat.shape[1] != matrix.shape[1]:
+                continue
+            count = min(len(flat), left)
+            for start in range(0, len(flat) - count + 1, count):
+                like, part = flat[start : start + count], matrix[rows : rows + count]
+                yield (
+                    float(np.abs(part - like).mean() / max(float(np.abs(like).mean()), 1e-30)),
+                    key,
+                    turned,
+                    start,
+                    count,
+                )
 
 
 def _matrices(model: ModelProto) -> list[np.ndarray]:
