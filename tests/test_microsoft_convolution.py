@@ -31,7 +31,8 @@ def test_second_derivative(one: Case) -> None:
 @pytest.mark.parametrize("op_type", ["NhwcConv", "NhwcFusedConv", "ConvTransposeWithDynamicPads"])
 def test_no_images_have_no_gradient_but_the_filters_have_zeros(op_type: str) -> None:
     pads = [PADS] if op_type.startswith("Conv") else []
-    one = case(op_type, FLOATS(0, 4, 4, 4), FLOATS(4, 4, 2, 2), *pads)
+    filters = (4, 2, 2, 4) if op_type == "NhwcConv" else (4, 4, 2, 2)
+    one = case(op_type, FLOATS(0, 4, 4, 4), FLOATS(*filters), *pads)
     assert_gradient(one, runtime=False)
 
 
@@ -87,7 +88,8 @@ def test_groups_that_no_convolution_has_are_refused(op_type: str, group: int) ->
 def test_a_padding_that_does_not_exist_is_refused(domain: str, op_type: str) -> None:
     """The pads beside it would count for some, and not for others."""
     window = {"kernel_shape": [2, 2], "pads": [1, 1, 1, 1]}
-    inputs = [FLOATS(1, 4, 4, 4), FLOATS(2, 4, 2, 2)][: 1 if op_type == "MaxPool" else 2]
+    filters = (2, 2, 2, 4) if op_type == "NhwcConv" else (2, 4, 2, 2)
+    inputs = [FLOATS(1, 4, 4, 4), FLOATS(*filters)][: 1 if op_type == "MaxPool" else 2]
     model = node_case(op_type, *inputs, domain=domain, opset=1 if domain else 21, **window).model
     model.graph.node[-1].attribute.append(helper.make_attribute("auto_pad", "SAME"))
     said = "auto_pad.* 'SAME'; there are NOTSET, SAME_UPPER, SAME_LOWER, VALID"
@@ -95,3 +97,13 @@ def test_a_padding_that_does_not_exist_is_refused(domain: str, op_type: str) -> 
         refgrad.gradient(model)
     with pytest.raises(BackendError, match=said):
         NUMPY.prepare(model).run(dict(zip(("X", "W"), inputs, strict=False)))
+
+
+def test_the_filters_of_nhwc_conv_have_their_channels_last() -> None:
+    """As ONNX Runtime's transformer optimizer writes them, which is where the operator comes from."""
+    image, filters = FLOATS(2, 5, 6, 3), FLOATS(4, 3, 2, 3)
+    plain = node_case("Conv", np.moveaxis(image, -1, 1).copy(), filters, kernel_shape=[2, 3]).model
+    expected = NUMPY.prepare(plain).run({"X": np.moveaxis(image, -1, 1).copy(), "W": filters})
+    one = case("NhwcConv", image, np.moveaxis(filters, 1, -1).copy(), kernel_shape=[2, 3])
+    [wanted], [got] = expected.values(), NUMPY.prepare(one.model).run(one.feeds).values()
+    np.testing.assert_allclose(np.moveaxis(got, -1, 1), wanted, rtol=1e-5, atol=1e-6)

@@ -50,10 +50,15 @@ def nhwc_conv(
     pads: Ints | None = None,
     strides: Ints | None = None,
 ) -> str:
-    """conv(X, W, B) with the channels of X and Y on the last axis"""
+    """conv(X, W, B) with the channels of X, W and Y on the last axis
+
+    The schema has W as in Conv. ONNX Runtime's transformer optimizer, which writes the operator, puts its channels last, as
+    the CUDA kernel reads them.
+    """
     rank = _rank(op, X, W, kernel_shape)
     window: dict[str, Any] = {"auto_pad": auto_pad, "dilations": dilations, "group": group}
-    y = op.Conv(channels_first(op, X, rank), W, B, kernel_shape=kernel_shape, pads=pads, strides=strides, **window)
+    window |= {"kernel_shape": kernel_shape, "pads": pads, "strides": strides}
+    y = op.Conv(channels_first(op, X, rank), channels_first(op, W, rank), B, **window)
     return channels_last(op, y, rank)
 
 
@@ -74,9 +79,11 @@ def nhwc_fused_conv(
     pads: Ints | None = None,
     strides: Ints | None = None,
 ) -> str:
-    """activation(conv(X, W, B) + Z) with the channels of X, Y and Z on the last axis"""
+    """activation(conv(X, W, B) + Z) with the channels of X, Y and Z on the last axis, and W as in Conv"""
+    rank = _rank(op, X, W, kernel_shape)
     window: dict[str, Any] = {"auto_pad": auto_pad, "dilations": dilations, "group": group}
-    y = nhwc_conv(op, X, W, B, kernel_shape=kernel_shape, pads=pads, strides=strides, **window)
+    window |= {"kernel_shape": kernel_shape, "pads": pads, "strides": strides}
+    y = channels_last(op, op.Conv(channels_first(op, X, rank), W, B, **window), rank)
     return activated(op, plus(op, y, Z), activation, activation_params or ())
 
 

@@ -32,15 +32,21 @@ def cases() -> Iterator[Case]:
 
 def _channels_last(op_type: str, shapes: str) -> Iterator[Case]:
     floats = drawer(2)
-    image, filters, size = floats(2, 4, 5, 3), floats(4, 3, 2, 3), {"kernel_shape": [2, 3]}
+
+    def weights(count: int, channels: int, *kernel: int) -> np.ndarray:
+        made = floats(count, channels, *kernel)
+        return np.ascontiguousarray(np.moveaxis(made, 1, -1)) if op_type == "NhwcConv" else made
+
+    image, filters, size = floats(2, 4, 5, 3), weights(4, 3, 2, 3), {"kernel_shape": [2, 3]}
     yield case(op_type, image, filters, shapes=shapes, **size)
     yield case(op_type, image, filters, floats(4), shapes=shapes, **size, pads=[1, 0, 2, 1], strides=[2, 1])
-    groups = floats(2, 5, 5, 4), floats(6, 2, 2, 2)
+    groups = floats(2, 5, 5, 4), weights(6, 2, 2, 2)
     yield case(op_type, *groups, floats(6), shapes=shapes, kernel_shape=[2, 2], group=2, dilations=[2, 1])
     for auto_pad in ("SAME_UPPER", "SAME_LOWER", "VALID"):
         yield case(op_type, image, filters, shapes=shapes, **size, auto_pad=auto_pad, strides=[2, 2])
-    yield case(op_type, floats(1, 5, 2), floats(3, 2, 2), shapes=shapes, kernel_shape=[2])
-    yield case(op_type, floats(1, 2, 3, 2, 2), floats(3, 2, 1, 2, 2), floats(3), shapes=shapes, kernel_shape=[1, 2, 2])
+    yield case(op_type, floats(1, 5, 2), weights(3, 2, 2), shapes=shapes, kernel_shape=[2])
+    images = floats(1, 2, 3, 2, 2), weights(3, 2, 1, 2, 2), floats(3)
+    yield case(op_type, *images, shapes=shapes, kernel_shape=[1, 2, 2])
     yield case(op_type, floats(0, 4, 5, 3), filters, shapes=shapes, **size)
     if shapes != "unknown":
         yield case(op_type, image, filters, shapes=shapes)

@@ -44,7 +44,7 @@ def nhwc_conv(d: Drawing) -> Case:
     bias = d.optional(lambda: d.normal((group * filters,)))
     attributes = over.attributes(d, d.shapes == "unknown" or d.flag()) | {"group": group_or_absent(d, group)}
     if d.op_type == "NhwcConv":
-        return d.case(x, w, bias, **attributes)
+        return d.case(x, np.moveaxis(w, 1, -1).copy(), bias, **attributes)
     addend = d.optional(lambda: d.normal((images, *over.counts, group * filters)))
     activation, parameters = d.pick(*ACTIVATIONS)
     return d.case(x, w, bias, addend, activation=activation, activation_params=parameters, **attributes)

@@ -95,7 +95,8 @@ def nhwc_conv(
     pads: Ints = None,
     strides: Ints = None,
 ) -> Array:
-    """Conv with the channels last"""
+    """Conv with the channels last, of the filters too"""
+    W = np.moveaxis(W, -1, 1)
     window: dict[str, Any] = {"kernel_shape": kernel_shape, "pads": pads, "strides": strides, "dilations": dilations}
     return nhwc_fused_conv(X, W, B, auto_pad=auto_pad, group=group, **window)
 
