@@ -21,6 +21,8 @@ from refgrad.protos.domains import NCHWC
 from refgrad.protos.reading import read
 from refgrad.tables.registry import BODY
 
+pytestmark = pytest.mark.stock
+
 ort = pytest.importorskip("onnxruntime")
 RNG = np.random.default_rng(0)
 
