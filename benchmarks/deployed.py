@@ -219,7 +219,7 @@ def dequantized(model: ModelProto, state: Arrays) -> Arrays:
                 raise ValueError(f"no parameter is like a matrix of {matrix.shape} from row {rows} on: {best}")
             _, key, turned, start, count = best
             before = found[key].reshape(len(state[key]), -1)
-            value = np.ascontiguousarray(before.T if turned else before)
+            value = np.array(before.T if turned else before)
             value[start : start + count] = matrix[rows : rows + count]
             value = np.ascontiguousarray(value.T if turned else value).reshape(state[key].shape)
             tied = [k for k, v in matrices if v.shape == value.shape and np.array_equal(v, state[key])]
