@@ -320,8 +320,11 @@ def test_what_the_builders_of_onnx_runtime_write(builder: str):
     done = set()
     with Builders(20) as builders:
         for case in first_cases():
-            if not case.static or case.model.graph.node[-1].op_type in BUILT_WRONG:
+            subject = case.model.graph.node[-1]
+            if not case.static or subject.op_type in BUILT_WRONG:
                 continue
+            if (subject.domain, subject.op_type) == (MICROSOFT, "Pad"):
+                continue  # it gives the Pad of ai.onnx these pads, of shape (1, 2·rank), which the specification does not have
             report = refgrad.preflight(case.model, case.wrt, case.outputs)
             output, weights = report.outputs[0], {t.name for t in case.model.graph.initializer}
             wrt = [name for name in report.wrt if report.ok and name in depends_on(case.model, output)]

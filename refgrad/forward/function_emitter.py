@@ -11,7 +11,7 @@ from onnx import GraphProto, NodeProto, TensorProto, ValueInfoProto, helper, num
 from refgrad.forward.misuse import numbers
 from refgrad.forward.operators import Argument, Operators
 from refgrad.protos.reading import CONSTANT
-from refgrad.protos.types import Type
+from refgrad.protos.types import SIXTEEN_BIT, Type
 from refgrad.protos.walk import attribute_of
 
 _TYPED = dict.fromkeys(("Shape", "Size"), int(TensorProto.INT64)) | dict.fromkeys(
@@ -154,6 +154,18 @@ class FunctionEmitter(Operators):
         results = results if isinstance(results, tuple) else (results,)
         self.types.update(zip(results, known, strict=True))
         return results
+
+    def wide(self, x: str) -> str:
+        """`x`, as float where it has 16 bits: runtimes compute it so, and round once."""
+        if self.type(x) not in SIXTEEN_BIT:
+            return x
+        cast = self.emit("Cast", "", (x,), 1, {"to": TensorProto.FLOAT})
+        self.types[cast] = TensorProto.FLOAT, self.rank(x)
+        return str(cast)
+
+    def up_to(self, count: str) -> str:
+        """0, 1, ..., count − 1 as int64; `count` has the shape (1)."""
+        return str(self.Range(self.const(np.array(0)), self.Squeeze(count, [0]), self.const(np.array(1))))
 
     def ranked(self, value: str, rank: int) -> str:
         """`value`, of which it is known that it has `rank` axes."""

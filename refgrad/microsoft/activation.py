@@ -13,7 +13,6 @@ from refgrad.forward.function_emitter import FunctionEmitter
 from refgrad.microsoft.forms import form
 from refgrad.microsoft.results import like
 from refgrad.protos.domains import MICROSOFT
-from refgrad.protos.types import SIXTEEN_BIT
 from refgrad.reverse.emit import Emitter
 from refgrad.tables.definitions import FLOATS, UnsupportedFormError, operator
 from refgrad.tables.registry import rule
@@ -129,7 +128,7 @@ def scaled_silu_body(op: FunctionEmitter, X: str, scale: str | None = None, *, a
     """z·σ(z), z = scale·X; alpha is the scale where it is left out"""
     if scale is None:
         return scaled_silu(op, X, alpha)
-    [x, number] = in_float(op, X, op.Reshape(scale, op.const(np.zeros(0, np.int64))))
+    x, number = (op.wide(v) for v in (X, op.Reshape(scale, op.const(np.zeros(0, np.int64)))))
     z = op.Mul(x, op.CastLike(number, x))
     return scaled_silu(op, op.CastLike(z, X), 1.0)
 
@@ -137,14 +136,8 @@ def scaled_silu_body(op: FunctionEmitter, X: str, scale: str | None = None, *, a
 def scaled_silu(op: FunctionEmitter, x: str, alpha: float) -> str:
     """z·σ(z), z = α·x"""
     if alpha != 1:
-        [wide] = in_float(op, x)
-        x = op.CastLike(op.Mul(wide, alpha), x)
+        x = op.CastLike(op.Mul(op.wide(x), alpha), x)
     return op.Mul(x, op.Sigmoid(x))
-
-
-def in_float(op: FunctionEmitter, *values: str) -> list[str]:
-    """The values, those of 16 bits cast to float."""
-    return [op.Cast(x, to=TensorProto.FLOAT) if op.type(x) in SIXTEEN_BIT else x for x in values]
 
 
 def halves(op: FunctionEmitter, x: str) -> tuple[str, str]:

@@ -7,7 +7,6 @@ from onnx import TensorProto
 
 from refgrad.formulas.types import as_scalar
 from refgrad.forward.function_emitter import FunctionEmitter
-from refgrad.microsoft.activation import in_float
 from refgrad.microsoft.forms import form
 from refgrad.microsoft.results import elements, like
 from refgrad.reverse.emit import Emitter
@@ -49,7 +48,7 @@ def hyper_connection_pre_mix(
 ) -> str:
     """reduction_scale·Σ streams[c]·pre_mix[c] over the branches c"""
     x, lead = _branches(op, streams, num_branches)
-    [gates] = in_float(op, pre_mix)
+    gates = op.wide(pre_mix)
     if _rank(op, pre_mix, "pre_mix") == lead + 1:  # (..., C) or, of flattened streams, (..., C·H)
         gates = by_branch(op, gates, [num_branches] if num_branches else op.Shape(x, start=-2, end=-1))
     y = op.Squeeze(op.reduce("ReduceSum", op.Mul(x, op.CastLike(gates, x)), [-2]), [-2])
@@ -68,11 +67,11 @@ def hyper_connection_post_mix(
 ) -> str:
     """Σ stream_mix[c, k]·streams[c] + post_mix[k]·block_output for every branch k"""
     x, lead = _branches(op, streams, num_branches)
-    block, gates = (op.CastLike(value, x) for value in in_float(op, block_output, post_mix))
+    block, gates = (op.CastLike(op.wide(value), x) for value in (block_output, post_mix))
     if _rank(op, post_mix, "post_mix") == lead + 1:
         gates = op.Unsqueeze(gates, [-1])
     if stream_mix is not None:
-        [matrix] = in_float(op, stream_mix)
+        matrix = op.wide(stream_mix)
         x = op.MatMul(op.Transpose(op.CastLike(matrix, x), perm=[*range(lead), lead + 1, lead]), x)
     y = op.Add(x, op.Mul(gates, op.Unsqueeze(block, [-2])))
     return op.CastLike(op.Reshape(y, op.Shape(streams), allowzero=1) if num_branches else y, streams)
@@ -83,7 +82,7 @@ def _branches(op: FunctionEmitter, streams: str, num_branches: int) -> tuple[str
     if num_branches < 0:
         raise UnsupportedFormError(f"num_branches={num_branches}: it is 0 for grouped streams, else how many there are")
     lead = _rank(op, streams, "streams") - (1 if num_branches else 2)
-    [x] = in_float(op, streams)
+    x = op.wide(streams)
     return (by_branch(op, x, [num_branches]) if num_branches else x), lead
 
 

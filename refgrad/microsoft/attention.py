@@ -13,7 +13,6 @@ from onnx import TensorProto, helper
 from refgrad.formulas.indexing import END
 from refgrad.forward.function_emitter import FunctionEmitter
 from refgrad.microsoft.activation import plus
-from refgrad.microsoft.linear_attention import up_to
 from refgrad.microsoft.position import known_rank, split_heads, turned
 from refgrad.protos.types import SIXTEEN_BIT
 from refgrad.tables.definitions import Ints, UnsupportedFormError, operator
@@ -346,7 +345,7 @@ def windowed(
 ) -> str:
     """LongformerAttention of queries, keys and values, and of those with which the global tokens attend."""
     q, k, v = (heads_of(op, x, num_heads) for x in local)
-    number = up_to(op, _size(op, mask, 1))
+    number = op.up_to(_size(op, mask, 1))
     away = op.Abs(op.Sub(op.Unsqueeze(number, [1]), number))
     everywhere = op.Cast(global_, to=TensorProto.BOOL)
     unseen = op.And(op.Greater(away, window), op.Not(op.Unsqueeze(everywhere, [1, 2])))
@@ -442,9 +441,9 @@ def _of_beams(op: FunctionEmitter, before: str, cache_indirection: str) -> str:
     length = _size(op, before, 2)
     taken = op.Cast(op.Slice(cache_indirection, [0], length, [2]), to=TensorProto.INT64)
     groups, beams = _size(op, cache_indirection, 0), _size(op, cache_indirection, 1)
-    first = op.Mul(op.Unsqueeze(up_to(op, groups), [1, 2]), beams)
+    first = op.Mul(op.Unsqueeze(op.up_to(groups), [1, 2]), beams)
     rows = op.Reshape(op.Add(taken, first), op.Concat(op.Mul(groups, beams), length, axis=0), allowzero=1)
-    tokens = op.Expand(up_to(op, length), op.Shape(rows))
+    tokens = op.Expand(op.up_to(length), op.Shape(rows))
     places = op.Concat(op.Unsqueeze(rows, [2]), op.Unsqueeze(tokens, [2]), axis=2)
     return op.Transpose(op.GatherND(op.Transpose(before, perm=[0, 2, 1, 3]), places), perm=[0, 2, 1, 3])
 
@@ -482,13 +481,13 @@ def _filtered(op: FunctionEmitter, scores: str, hidden: str, filter_value: float
 def _outside(op: FunctionEmitter, mask: str, q: str, keys: str, begins: bool) -> str:
     """Where keys are not before the ends in `mask`, which come first; twice as many are ends, and then beginnings."""
     batch = _size(op, q, 0)
-    number = op.Cast(up_to(op, _size(op, keys, 2)), to=TensorProto.INT32)
+    number = op.Cast(op.up_to(_size(op, keys, 2)), to=TensorProto.INT32)
     ends = op.Unsqueeze(op.Slice(mask, [0], batch, [0]), [1, 2, 3])
     hidden = op.GreaterOrEqual(number, ends)
     if not begins:
         return hidden
     twice = op.Equal(op.Shape(mask), op.Add(batch, batch))
-    places = op.Add(up_to(op, batch), op.Mul(op.Cast(twice, to=TensorProto.INT64), batch))
+    places = op.Add(op.up_to(batch), op.Mul(op.Cast(twice, to=TensorProto.INT64), batch))
     first = op.Mul(op.Gather(mask, places), op.Cast(twice, to=TensorProto.INT32))
     return op.Or(hidden, op.Less(number, op.Unsqueeze(first, [1, 2, 3])))
 
@@ -498,8 +497,8 @@ def _causal(op: FunctionEmitter, scores: str, q: str, keys: str, before: str) ->
 
     The sizes are those of q (B, N, S, H) and the keys (B, N, T, H): nothing but the result reads all scores.
     """
-    rows = op.Unsqueeze(op.Add(up_to(op, _size(op, q, 2)), before), [1])
-    later = op.Greater(up_to(op, _size(op, keys, 2)), rows)
+    rows = op.Unsqueeze(op.Add(op.up_to(_size(op, q, 2)), before), [1])
+    later = op.Greater(op.up_to(_size(op, keys, 2)), rows)
     return op.Where(later, lowest(op, scores), scores)
 
 
@@ -525,8 +524,8 @@ def _angles(op: FunctionEmitter, q: str, before: str, rotary_embedding_dim: int)
     """The cos and sin by which the pairs (element i and i + size/2) of (B, heads, S, H) are turned."""
     size = op.const([rotary_embedding_dim]) if rotary_embedding_dim else _size(op, q, 3)
     kind = TensorProto.FLOAT if op.type(q) in SIXTEEN_BIT else op.type(q)
-    pairs = op.Cast(up_to(op, op.Div(size, [2])), to=kind)
+    pairs = op.Cast(op.up_to(op.Div(size, [2])), to=kind)
     frequencies = op.Pow(op.const(_BASE, like=pairs), op.Div(op.Mul(pairs, -2.0), op.Cast(size, to=kind)))
-    positions = op.Cast(op.Add(up_to(op, _size(op, q, 2)), before), to=kind)
+    positions = op.Cast(op.Add(op.up_to(_size(op, q, 2)), before), to=kind)
     angles = op.Mul(op.Unsqueeze(positions, [1]), frequencies)
     return op.CastLike(op.Cos(angles), q), op.CastLike(op.Sin(angles), q)

@@ -8,7 +8,7 @@ from onnx import TensorProto, helper
 from refgrad.formulas.indexing import END
 from refgrad.forward.function_emitter import FunctionEmitter
 from refgrad.microsoft.activation import plus
-from refgrad.microsoft.linear_attention import up_to, wide, written
+from refgrad.microsoft.linear_attention import written
 from refgrad.tables.definitions import UnsupportedFormError, operator
 
 _ACTIVATIONS = ("none", "silu", "swish")
@@ -72,10 +72,10 @@ def causal_conv_with_state(
         past = _channels_first(op, past) if turned else past
     whole = op.Concat(past, x, axis=2)
     seen = op.Slice(whole, op.Sub(kept, reach), [END], [2]) if state_length else whole
-    reads = op.Add(op.Unsqueeze(up_to(op, length), [1]), op.Mul(up_to(op, taps), [dilation]))
-    windows = wide(op, op.Gather(seen, reads, axis=2))
-    z = op.Squeeze(op.MatMul(windows, op.Transpose(wide(op, weight), perm=[0, 2, 1])), [3])
-    y = _activated(op, z if bias is None else op.Add(z, op.Unsqueeze(wide(op, bias), [1])), activation)
+    reads = op.Add(op.Unsqueeze(op.up_to(length), [1]), op.Mul(op.up_to(taps), [dilation]))
+    windows = op.wide(op.Gather(seen, reads, axis=2))
+    z = op.Squeeze(op.MatMul(windows, op.Transpose(op.wide(weight), perm=[0, 2, 1])), [3])
+    y = _activated(op, z if bias is None else op.Add(z, op.Unsqueeze(op.wide(bias), [1])), activation)
     update = op.Expand(op.const(0.0, like=x), op.Concat(op.Shape(x, end=1), [0], op.Shape(x, start=1, end=2), axis=0))
     if state_update_capacity:
         more = op.Expand(op.const(0.0, like=x), op.Concat(batch, [state_update_capacity], axis=0))
@@ -83,7 +83,7 @@ def causal_conv_with_state(
         update = op.Transpose(first, perm=[0, 2, 1])
     if state_window:
         passed = op.Add(op.const(np.arange(1 - state_window, 1)), length)
-        places = op.Max(op.Add(op.Unsqueeze(passed, [1]), up_to(op, kept)), op.const(0))
+        places = op.Max(op.Add(op.Unsqueeze(passed, [1]), op.up_to(kept)), op.const(0))
         states = op.Where(op.Greater(op.Unsqueeze(passed, [1]), 0), op.Gather(whole, places, axis=2), 0.0)
         present = op.Transpose(states, perm=[2, 0, 1, 3])
     else:
@@ -147,11 +147,11 @@ def varlen_causal_conv_with_state(
         rows = op.Where(op.Less(place, 0), earlier, op.Gather(starts, request))
         return str(op.Gather(table, op.Add(rows, place), axis=0))
 
-    token = up_to(op, tokens)
+    token = op.up_to(tokens)
     passed = op.Cast(op.GreaterOrEqual(op.Unsqueeze(token, [1]), ends), to=TensorProto.INT64)
     request = op.ReduceSum(passed, [1], keepdims=0)
     place = op.Unsqueeze(op.Sub(token, op.Gather(starts, request)), [1])
-    back = op.Mul(op.Sub(up_to(op, taps), op.Sub(taps, [1])), [dilation])
+    back = op.Mul(op.Sub(op.up_to(taps), op.Sub(taps, [1])), [dilation])
     windows = read(op.Unsqueeze(request, [1]), op.Add(place, back))  # token, tap, channel
     if kernel_delta is not None and previous_mask is not None:
         coefficient = [op.Gather(weight, op.const(np.array(tap)), axis=2) for tap in (0, 1)]
@@ -165,12 +165,12 @@ def varlen_causal_conv_with_state(
             terms.append(op.Mul(factor, op.Gather(windows, op.const(np.array(tap)), axis=1)))
         y = op.Add(terms[1], op.Mul(terms[0], previous_mask))
     else:
-        column = op.Transpose(op.Squeeze(wide(op, weight), [1]), perm=[1, 0])
-        z = op.ReduceSum(op.Mul(wide(op, windows), column), [1], keepdims=0)
-        y = op.CastLike(_activated(op, plus(op, z, None if bias is None else wide(op, bias)), activation), input)
-    each = op.Unsqueeze(up_to(op, op.Shape(starts)), [1])
+        column = op.Transpose(op.Squeeze(op.wide(weight), [1]), perm=[1, 0])
+        z = op.ReduceSum(op.Mul(op.wide(windows), column), [1], keepdims=0)
+        y = op.CastLike(_activated(op, plus(op, z, None if bias is None else op.wide(bias)), activation), input)
+    each = op.Unsqueeze(op.up_to(op.Shape(starts)), [1])
     lengths = op.Unsqueeze(op.Sub(ends, starts), [1])
-    last = read(each, op.Add(lengths, op.Sub(up_to(op, kept), kept)))
+    last = read(each, op.Add(lengths, op.Sub(op.up_to(kept), kept)))
     update = op.Expand(op.const(0.0, like=input), op.Concat(op.Shape(starts), [0], channels, axis=0))
     if capture_count is not None:
         first = op.const(np.arange(state_update_capacity))
@@ -191,9 +191,9 @@ def conv_state_replay(
     numbers = [op.Slice(metadata, [k], [k + 1], [0]) for k in range(8)]
     source, destination, capture = (op.Div(offset, [size]) for offset in numbers[:3])
     batch, channels, width, capacity, kept = numbers[3:]
-    b = op.Reshape(up_to(op, batch), [-1, 1, 1])
-    c = op.Unsqueeze(up_to(op, channels), [1])
-    p = op.Add(up_to(op, width), kept)
+    b = op.Reshape(op.up_to(batch), [-1, 1, 1])
+    c = op.Unsqueeze(op.up_to(channels), [1])
+    p = op.Add(op.up_to(width), kept)
     old = op.Add(op.Add(op.Mul(op.Add(op.Mul(b, channels), c), width), p), source)
     new = op.Add(op.Add(op.Mul(op.Add(op.Mul(b, capacity), op.Sub(p, width)), channels), c), capture)
     place = op.Where(op.Less(p, width), old, op.Add(new, op.Shape(source_backing)))

@@ -17,8 +17,7 @@ import numpy as np
 from refgrad.errors import choices
 from refgrad.formulas.indexing import END
 from refgrad.forward.function_emitter import FunctionEmitter
-from refgrad.microsoft.activation import gelu_formula, halves, in_float
-from refgrad.microsoft.linear_attention import up_to
+from refgrad.microsoft.activation import gelu_formula, halves
 from refgrad.protos.types import SIXTEEN_BIT
 from refgrad.tables.definitions import FLOATS, UnsupportedFormError, operator
 
@@ -296,7 +295,7 @@ def mixed(
     """The sum of what the chosen experts make of each token, times their weights."""
     activation.check(layers[2] is not None)
     tokens = op.Flatten(input, axis=-1)
-    experts = up_to(op, op.Shape(layers[0].weights, end=1))
+    experts = op.up_to(op.Shape(layers[0].weights, end=1))
     given = [layer for layer in layers if layer is not None]
 
     def step(op: FunctionEmitter, states: list[str], slices: list[str]) -> list[str]:
@@ -501,7 +500,7 @@ def swiglu_body(
     """G·σ(α·G)·(L + β), G = min(gate, limit), L = up clamped to ±limit; without up, gate holds both, gate first"""
     narrow = op.type(gate) in SIXTEEN_BIT
     g, linear = halves(op, gate) if up is None else (gate, up)
-    g, linear = in_float(op, g, linear)
+    g, linear = (op.wide(x) for x in (g, linear))
     between = gate if narrow and round_activation else None
     y = swiglu(op, g, linear, activation_alpha, activation_beta, limit if limit > 0 else None, rounded=between)
     return str(op.CastLike(y, gate)) if narrow else y

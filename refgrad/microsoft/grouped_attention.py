@@ -10,7 +10,6 @@ from onnx import TensorProto
 
 from refgrad.formulas.indexing import END
 from refgrad.forward.function_emitter import FunctionEmitter
-from refgrad.microsoft.linear_attention import up_to, wide
 from refgrad.microsoft.position import check_counts
 from refgrad.protos.types import SIXTEEN_BIT
 from refgrad.tables.definitions import FLOATS, UnsupportedFormError, operator
@@ -106,7 +105,7 @@ def group_query_attention(
     tokens = op.Add(_column(op, seqlens_k, query), 1)  # (B, 1): of each sample, with the new ones
     count = op.Min(tokens, length) if query_seqlens is None else _column(op, query_seqlens, query)
     before = op.Sub(tokens, count)
-    steps = up_to(op, length)
+    steps = op.up_to(length)
     places = op.Add(before, steps)  # (B, S): of the queries
     real = op.Less(steps, count)
     if do_rotary:
@@ -123,7 +122,7 @@ def group_query_attention(
         if k_quant_type != "NONE" or v_quant_type != "NONE":
             raise UnsupportedFormError("a quantised cache needs past_key and past_value, which say its type")
         keys, values = (op.Transpose(x, perm=[0, 2, 1, 3]) for x in (k, v))
-        key_places = op.Unsqueeze(up_to(op, new), [0])
+        key_places = op.Unsqueeze(op.up_to(new), [0])
         written = op.Unsqueeze(op.Less(key_places, tokens), [1, 3])
         presents = [op.Where(written, x, 0) for x in (keys, values)]
     else:
@@ -140,18 +139,18 @@ def group_query_attention(
         else:
             held, first, kept, staged = appended, None, tokens, total
             stored, shift = op.Max(total, capacity), None
-        key_places = op.Unsqueeze(up_to(op, staged), [0])
+        key_places = op.Unsqueeze(op.up_to(staged), [0])
         read, presents = [], []
         for x, past, number, kind in ((k, past_key, k_scale, k_quant_type), (v, past_value, v_scale, v_quant_type)):
             cache = _Cache(op, kind, kv_cache_bit_width, number, past)
             earlier = cache.unpacked(op, op.Transpose(past, perm=[0, 2, 1, 3]))
             rows = op.Concat(earlier, cache.written(op, x, past), axis=1)
             if shift is None:
-                every = cache.gathered(op, rows, capacity, held, up_to(op, stored), kept)
+                every = cache.gathered(op, rows, capacity, held, op.up_to(stored), kept)
                 part = op.Slice(every, [0], staged, [1])
             else:
-                every = cache.gathered(op, rows, capacity, held, op.Add(shift, up_to(op, stored)), op.Add(shift, kept))
-                part = cache.gathered(op, rows, capacity, held, up_to(op, staged), op.Sub(tokens, first))
+                every = cache.gathered(op, rows, capacity, held, op.Add(shift, op.up_to(stored)), op.Add(shift, kept))
+                part = cache.gathered(op, rows, capacity, held, op.up_to(staged), op.Sub(tokens, first))
             presents.append(op.Transpose(cache.packed(op, every), perm=[0, 2, 1, 3]))
             read.append(op.Transpose(cache.read(op, part, query), perm=[0, 2, 1, 3]))
         keys, values = read
@@ -206,7 +205,7 @@ def _split(
         parts = [op.Slice(query, bounds[n], bounds[n + 1], [2]) for n in range(3)]
     batch = op.Shape(query, end=1)  # of all three: the Reshape fails where one would be broadcast
     return [
-        op.Reshape(wide(op, str(x)), op.Concat(batch, op.Shape(x, start=1, end=2), [n], size, axis=0), allowzero=1)
+        op.Reshape(op.wide(str(x)), op.Concat(batch, op.Shape(x, start=1, end=2), [n], size, axis=0), allowzero=1)
         for x, n in zip(parts, counts, strict=True)
     ]
 
@@ -237,7 +236,7 @@ def _column(op: FunctionEmitter, x: str, beside: str) -> str:
 def _normalized(op: FunctionEmitter, x: str, weight: str, epsilon: float) -> str:
     """x/√(mean x² + ε)·weight over the last of the 4 axes"""
     root = op.Sqrt(op.Add(op.reduce("ReduceMean", op.Mul(x, x), [3]), epsilon))
-    return op.Mul(op.Div(x, root), wide(op, weight))
+    return op.Mul(op.Div(x, root), op.wide(weight))
 
 
 def _rotated(
@@ -252,7 +251,7 @@ def _rotated(
     """Pairs of the features of x (..., heads, H) from `first` on, turned by the angles of `positions` (...)."""
     if cos_cache is None or sin_cache is None:
         raise UnsupportedFormError("do_rotary=1 needs the inputs cos_cache and sin_cache")
-    cos, sin = (op.Unsqueeze(wide(op, op.Gather(c, positions)), [-2]) for c in (cos_cache, sin_cache))
+    cos, sin = (op.Unsqueeze(op.wide(op.Gather(c, positions)), [-2]) for c in (cos_cache, sin_cache))
     pairs = op.Shape(cos_cache, start=1, end=2)
     middle, last = op.Add(pairs, [first]), op.Add(op.Add(pairs, pairs), [first])
     if interleaved:
@@ -475,7 +474,7 @@ def sparse_attention(
         raise UnsupportedFormError(f"sparse_block_size is {sparse_block_size}; it is 1 or more")
     q, k, v = _split(op, query, key, value, num_heads, kv_num_heads)
     tokens = _column(op, key_total_sequence_lengths, query)
-    steps = up_to(op, op.Shape(query, start=1, end=2))
+    steps = op.up_to(op.Shape(query, start=1, end=2))
     count = op.Min(tokens, op.Shape(query, start=1, end=2))
     before = op.Sub(tokens, count)
     places, real = op.Add(before, steps), op.Less(steps, count)
@@ -484,10 +483,10 @@ def sparse_attention(
         q, k = (_rotated(op, x, cos_cache, sin_cache, at, rotary_interleaved) for x in (q, k))
     total = _int64(op, total_sequence_length)
     presents = [_overwritten(op, past, x, before, count) for past, x in ((past_key, k), (past_value, v))]
-    keys, values = (wide(op, op.Slice(x, [0], total, [2])) for x in presents)
+    keys, values = (op.wide(op.Slice(x, [0], total, [2])) for x in presents)
 
     masks, blocks = _block_masks(op, block_row_indices, block_col_indices)
-    columns = up_to(op, total)
+    columns = op.up_to(total)
     rows = op.Mul(op.Div(op.Where(real, places, 0), [sparse_block_size]), blocks)
     cells = op.Add(op.Unsqueeze(rows, [2]), op.Div(columns, [sparse_block_size]))
     layouts = op.Transpose(op.Gather(masks, cells, axis=1), perm=[1, 0, 2, 3])
@@ -502,7 +501,7 @@ def sparse_attention(
 
 def _overwritten(op: FunctionEmitter, past: str, new: str, before: str, count: str) -> str:
     """A cache (B, K, C, H) with the first `count` rows of `new` (B, S, K, H) from row `before` on."""
-    rows = up_to(op, op.Shape(past, start=2, end=3))
+    rows = op.up_to(op.Shape(past, start=2, end=3))
     taken = op.Min(op.Max(op.Sub(rows, before), [0]), op.Sub(op.Shape(new, start=1, end=2), [1]))
     laid = op.Transpose(op.GatherND(op.CastLike(new, past), op.Unsqueeze(taken, [2]), batch_dims=1), perm=[0, 2, 1, 3])
     written = op.And(op.GreaterOrEqual(rows, before), op.Less(rows, op.Add(before, count)))
@@ -521,7 +520,7 @@ def _block_masks(op: FunctionEmitter, row_indices: str, col_indices: str) -> tup
     """
     starts, columns = (op.Cast(x, to=TensorProto.INT64) for x in (row_indices, col_indices))
     blocks = op.Sub(op.Shape(starts, start=1, end=2), [1])
-    entries = up_to(op, op.Shape(columns, start=1, end=2))
+    entries = op.up_to(op.Shape(columns, start=1, end=2))
     ends = op.Unsqueeze(op.Slice(starts, [1], [END], [1]), [1])
     ended = op.Cast(op.LessOrEqual(ends, op.Unsqueeze(entries, [1])), to=TensorProto.INT64)
     row = op.ReduceSum(ended, [2], keepdims=0)  # of each entry: as many rows end before it
@@ -650,13 +649,13 @@ class _Packed:
     def __init__(self, op: FunctionEmitter, tokens: str, bounds: str, before: str) -> None:
         bounds, before = (op.Cast(x, to=TensorProto.INT64) for x in (bounds, before))
         self._starts, ends = op.Slice(bounds, [0], [-1], [0]), op.Slice(bounds, [1], [END], [0])
-        counts, self.ids = op.Sub(ends, self._starts), up_to(op, tokens)
+        counts, self.ids = op.Sub(ends, self._starts), op.up_to(tokens)
         ended = op.Cast(op.LessOrEqual(ends, op.Unsqueeze(self.ids, [1])), to=TensorProto.INT64)
         self.sample = op.ReduceSum(ended, [1], keepdims=0)  # of each token: as many end before it
         self._within = op.Sub(self.ids, op.Gather(self._starts, self.sample))
         self.place = op.Add(op.Gather(before, self.sample), self._within)  # in its sample
         self._longest = op.Max(op.reduce("ReduceMax", counts, [0]), [0])
-        self._steps = up_to(op, self._longest)
+        self._steps = op.up_to(self._longest)
         self.real = op.Less(self._steps, op.Unsqueeze(counts, [1]))  # (B, S)
         self.places = op.Add(op.Unsqueeze(before, [1]), self._steps)
         self.total = op.Add(before, counts)
@@ -686,10 +685,10 @@ class _Pages:
         else:
             slot = op.Cast(slot_mapping, to=TensorProto.INT64)
         slot = op.Where(op.Less(slot, 0), self._size, slot)  # a row more takes what is not written
-        rows = up_to(op, op.Add(self._size, [1]))
+        rows = op.up_to(op.Add(self._size, [1]))
         sources = op.ScatterElements(rows, slot, op.Add(packed.ids, self._size), axis=0)
         self._sources = op.Slice(sources, [0], self._size, [0])
-        self.places = up_to(op, op.Mul(columns, page))
+        self.places = op.up_to(op.Mul(columns, page))
         self._found = op.Gather(table, op.Div(self.places, page), axis=1)
         self._rows = op.Add(op.Mul(op.Max(self._found, [0]), page), op.Mod(self.places, page))  # (B, L)
 
@@ -794,7 +793,7 @@ def dynamic_sparse_attention(
         op.Add(_column(op, seqlens_k, query), 1),
     )
     before = op.Sub(tokens, length)
-    places = op.Add(before, up_to(op, length))
+    places = op.Add(before, op.up_to(length))
     if do_rotary:
         at = places if position_ids is None else position_ids
         q, k = (_rotated(op, x, cos_cache, sin_cache, at, rotary_interleaved, rotary_offset) for x in (q, k))
@@ -809,11 +808,11 @@ def dynamic_sparse_attention(
         for x, past, number in ((k, past_key, key_scale), (v, past_value, value_scale)):
             cache = _Cache(op, "PER_CHANNEL" if op.type(past) == TensorProto.INT8 else "NONE", 8, number, past)
             rows = op.Concat(op.Transpose(past, perm=[0, 2, 1, 3]), cache.written(op, x, past), axis=1)
-            every = cache.gathered(op, rows, capacity, before, up_to(op, op.Max(total, capacity)), tokens)
+            every = cache.gathered(op, rows, capacity, before, op.up_to(op.Max(total, capacity)), tokens)
             presents.append(op.Transpose(every, perm=[0, 2, 1, 3]))
             read.append(op.Transpose(cache.read(op, op.Slice(every, [0], total, [1]), query), perm=[0, 2, 1, 3]))
         keys, values = read
-    at = up_to(op, total)
+    at = op.up_to(total)
     own = op.Unsqueeze(places, [1, 3])
     seen = op.LessOrEqual(at, own)
     if local:
@@ -824,7 +823,7 @@ def dynamic_sparse_attention(
         )
     else:
         assert auxiliary_key is not None
-        others = [wide(op, x) for x in (auxiliary_key, auxiliary_key if auxiliary_kv_shared else str(auxiliary_value))]
+        others = [op.wide(x) for x in (auxiliary_key, auxiliary_key if auxiliary_kv_shared else str(auxiliary_value))]
         chosen = _selected(op, selected_indices, selected_counts, op.Shape(others[0], start=2, end=3), op.Shape(places))
         keys, values, seen = _joined(op, local, keys, values, seen, others[0], others[1], op.Unsqueeze(chosen, [1]))
     sink = op.Expand(op.const(0.0, like=query), [num_heads]) if smooth_softmax else None
@@ -932,12 +931,12 @@ def sparse_paged_attention(
     else:
         assert auxiliary_key is not None
         given = (auxiliary_key, auxiliary_key if auxiliary_kv_shared else str(auxiliary_value))
-        others = [op.Transpose(wide(op, x), perm=[0, 2, 1, 3]) for x in given]
+        others = [op.Transpose(op.wide(x), perm=[0, 2, 1, 3]) for x in given]
         room = op.Shape(others[0], start=2, end=3)
         others = [op.Expand(x, [1, kv_num_heads, 1, 1]) for x in others]
         chosen = packed.padded(op, _selected(op, selected_indices, selected_counts, room, tokens))
         if auxiliary_lengths is not None:
-            valid = op.Less(up_to(op, room), _column(op, auxiliary_lengths, past_seqlens))
+            valid = op.Less(op.up_to(room), _column(op, auxiliary_lengths, past_seqlens))
             chosen = op.And(chosen, op.Unsqueeze(valid, [1]))
         chosen = op.Unsqueeze(op.And(chosen, op.Unsqueeze(packed.real, [2])), [1])
         keys, values, seen = _joined(op, local, keys, values, seen, others[0], others[1], chosen)
@@ -962,7 +961,7 @@ def _check_mode(mode: str, source: str, key: str | None, value: str | None, shar
 def _selected(op: FunctionEmitter, indices: str, counts: str, room: str, rows: str) -> str:
     """Whether a query has selected a place: indices (R, M), of which `counts` (R) are valid, as (*rows, room)."""
     indices, counts = (op.Cast(x, to=TensorProto.INT64) for x in (indices, counts))
-    order = up_to(op, op.Shape(indices, start=1))
+    order = op.up_to(op.Shape(indices, start=1))
     valid = op.And(op.Less(order, op.Unsqueeze(counts, [1])), op.GreaterOrEqual(indices, 0))
     columns = op.Where(op.And(valid, op.Less(indices, room)), indices, room)  # a column more takes the others
     empty = op.Expand(op.const(np.int32(0)), op.Concat(op.Shape(indices, end=1), op.Add(room, [1]), axis=0))

@@ -14,8 +14,6 @@ from onnx import TensorProto
 
 from refgrad.formulas.indexing import END
 from refgrad.forward.function_emitter import FunctionEmitter
-from refgrad.microsoft.linear_attention import up_to
-from refgrad.protos.types import SIXTEEN_BIT
 from refgrad.tables.definitions import UnsupportedFormError, operator
 
 _OF_CSA = ("gate", "position_bias", "head_weights", "position_ids", "past_proj_buffer")
@@ -66,8 +64,8 @@ def sparse_attention_indexer(
         raise UnsupportedFormError(f"its policy_mode {policy_mode!r} is not known; there are 'qsa' and 'csa'")
     if compress_ratio < 1:
         raise UnsupportedFormError(f"its compress_ratio is {compress_ratio}; it is positive")
-    query, past = _wide(op, query), _wide(op, past_key)
-    key = None if key is None else _wide(op, key)
+    query, past = op.wide(query), op.wide(past_key)
+    key = None if key is None else op.wide(key)
     size, batch, length = op.Shape(query_norm_weight), op.Shape(query, end=1), op.Shape(query, start=1, end=2)
     valid = op.Shape(past, start=1, end=2)
     if past_sequence_length is not None:
@@ -94,7 +92,7 @@ def sparse_attention_indexer(
         if extra := [name for name, value in given.items() if value is not None]:
             raise UnsupportedFormError(f"its input {extra[0]} is of policy_mode='csa'; leave it out")
         new, keys = key, op.Concat(before, key, axis=1)
-        places = op.Expand(op.Add(valid, up_to(op, length)), op.Concat(batch, length, axis=0))
+        places = op.Expand(op.Add(valid, op.up_to(length)), op.Concat(batch, length, axis=0))
         heads = _rotated_in_halves(op, heads, caches, places)
         selected = _chosen_tokens(
             op, heads, keys, key_norm_weight, caches, places, mask, factor, epsilon, compress_ratio, token_budget
@@ -113,14 +111,14 @@ def sparse_attention_indexer(
             or past_proj_buffer is None
         ):
             raise UnsupportedFormError(f"with policy_mode='csa' it needs its inputs {', '.join(_OF_CSA)}")
-        windows = _Windows(op, key, _wide(op, gate), _wide(op, past_proj_buffer), size, compress_ratio)
-        new = _normalized(op, windows.pooled(op, _wide(op, position_bias)), key_norm_weight, epsilon)
-        ends = op.Mul(op.Add(valid, up_to(op, windows.count)), [compress_ratio])
+        windows = _Windows(op, key, op.wide(gate), op.wide(past_proj_buffer), size, compress_ratio)
+        new = _normalized(op, windows.pooled(op, op.wide(position_bias)), key_norm_weight, epsilon)
+        ends = op.Mul(op.Add(valid, op.up_to(windows.count)), [compress_ratio])
         starts = op.Expand(ends, op.Concat(batch, windows.count, axis=0))
         new = op.Squeeze(_rotated_in_pairs(op, op.Unsqueeze(new, [2]), caches, starts), [2])
         heads = _rotated_in_pairs(op, heads, caches, position_ids)
         seen = op.Div(op.Add(position_ids, [1]), [compress_ratio])
-        weights = op.Unsqueeze(_wide(op, head_weights), [3])
+        weights = op.Unsqueeze(op.wide(head_weights), [3])
         if head_weight_scale is None:
             count = op.Cast(op.Shape(head_weights, start=2), to=TensorProto.FLOAT)
             weights = op.Mul(weights, op.CastLike(op.Pow(count, np.float32(-0.5)), weights))
@@ -151,19 +149,10 @@ def _check(mode: str, given: int | None, name: str, others: tuple[float | None, 
         raise UnsupportedFormError(f"with policy_mode={mode!r} it has no {names}; leave them out")
 
 
-def _wide(op: FunctionEmitter, x: str) -> str:
-    """`x` in float where it has 16 bits."""
-    if op.type(x) not in SIXTEEN_BIT:
-        return x
-    wide = str(op.Cast(x, to=TensorProto.FLOAT))
-    op.types[wide] = TensorProto.FLOAT, op.rank(x)
-    return wide
-
-
 def _normalized(op: FunctionEmitter, x: str, weight: str, epsilon: float) -> str:
     """x/√(mean x² + ε)·weight over the last axis"""
     root = op.Sqrt(op.Add(op.reduce("ReduceMean", op.Mul(x, x), [-1]), epsilon))
-    return str(op.Mul(op.Div(x, root), _wide(op, weight)))
+    return str(op.Mul(op.Div(x, root), op.wide(weight)))
 
 
 def _angles(op: FunctionEmitter, cache: str, positions: str) -> str:
@@ -175,7 +164,7 @@ def _angles(op: FunctionEmitter, cache: str, positions: str) -> str:
         )
     last = op.Sub(op.Shape(cache, start=rank - 2, end=rank - 1), [1])
     places = op.Min(op.Max(positions, [0]), last)
-    cache = _wide(op, cache)
+    cache = op.wide(cache)
     rows = op.Gather(cache, places) if rank == 2 else op.GatherND(cache, op.Unsqueeze(places, [2]), batch_dims=1)
     return str(op.Unsqueeze(rows, [2]))
 
@@ -212,7 +201,7 @@ def _best(op: FunctionEmitter, scores: str, seen: str, most: int) -> tuple[str, 
     count = op.Unsqueeze(op.Min(seen, entries), [2])
     none = op.Expand(op.const(-math.inf, like=scores), op.Concat(op.Shape(scores, end=2), [1], axis=0))
     low = op.const(-math.inf, like=scores)
-    visible = op.Concat(op.Where(op.Less(up_to(op, entries), count), scores, low), none, axis=2)
+    visible = op.Concat(op.Where(op.Less(op.up_to(entries), count), scores, low), none, axis=2)
     _, best = op.TopK(visible, op.Min([most], op.Add(entries, [1])), axis=2, outputs=2)
     op.types[best] = TensorProto.INT64, 3
     return op.Where(op.Less(best, count), best, op.const(np.int64(-1))), op.Min(count, [most])
@@ -239,7 +228,7 @@ def _chosen_tokens(
 ) -> str:
     """The tokens of the best blocks of what a query sees, and then those of the block that is not complete"""
     batch, length, total = op.Shape(heads, end=1), op.Shape(heads, start=1, end=2), op.Shape(keys, start=1, end=2)
-    tokens = up_to(op, total)
+    tokens = op.up_to(total)
     visible = op.LessOrEqual(tokens, op.Unsqueeze(places, [2]))
     if mask is not None:
         visible = op.And(visible, op.Unsqueeze(op.Not(op.Equal(mask, op.const(np.int64(0)))), [1]))
@@ -299,7 +288,7 @@ class _Windows:
             rows = op.Slice(rows, begin, end, [3])
             sizes = op.Concat(op.Shape(values, end=2), self.count, ratio, self._size, axis=0)
             slots.append((op.Reshape(rows, sizes, allowzero=1), op.Slice(bias, begin, end, [1])))
-        absent = op.Less(up_to(op, tokens), missing)
+        absent = op.Less(op.up_to(tokens), missing)
         absent = op.Reshape(absent, op.Concat(self.count, ratio, [1], axis=0), allowzero=1)
         (before, before_bias), (own, own_bias) = slots
         low = op.const(-math.inf, like=bias)

@@ -10,7 +10,6 @@ from onnx import TensorProto
 
 from refgrad.forward.function_emitter import FunctionEmitter
 from refgrad.microsoft.forms import form
-from refgrad.microsoft.linear_attention import up_to
 from refgrad.microsoft.results import shaped
 from refgrad.protos.domains import MICROSOFT
 from refgrad.reverse.emit import Emitter
@@ -164,8 +163,8 @@ def word_conv_embedding(
     if op.rank(Sequence) not in (None, 2):
         raise UnsupportedFormError(f"its Sequence is of rank {op.rank(Sequence)}; it has rank 2, words of characters")
     width, length = op.Shape(W, start=2, end=3), op.Shape(Sequence, start=1)
-    window = up_to(op, op.Sub(length, op.Sub(width, [1])))
-    characters = op.Gather(Sequence, op.Add(op.Unsqueeze(window, [1]), up_to(op, width)), axis=1)
+    window = op.up_to(op.Sub(length, op.Sub(width, [1])))
+    characters = op.Gather(Sequence, op.Add(op.Unsqueeze(window, [1]), op.up_to(width)), axis=1)
     size = op.Mul(width, op.Shape(W, start=3))
     taken = op.Gather(C, characters, axis=0)
     columns = op.Reshape(taken, op.Concat(op.Shape(taken, end=2), size, axis=0), allowzero=1)

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from refgrad.formulas.indexing import END
 from refgrad.forward.function_emitter import FunctionEmitter
 from refgrad.microsoft.activation import activated, plus
-from refgrad.microsoft.linear_attention import up_to, wide
 from refgrad.protos.domains import MICROSOFT
 from refgrad.reverse.emit import Emitter
 from refgrad.tables.definitions import UnsupportedFormError, operator
@@ -116,9 +115,9 @@ def fused_gemm(
 @operator("Inverse", "Y")
 def inverse_body(op: FunctionEmitter, X: str) -> str:
     """X⁻¹ of each matrix"""
-    x, size, lead = wide(op, X), op.Shape(X, start=-1), op.Shape(X, end=-2)
+    x, size, lead = op.wide(X), op.Shape(X, start=-1), op.Shape(X, end=-2)
     matrices = op.Reshape(x, op.Concat(op.ReduceProd(lead, keepdims=1), size, size, axis=0), allowzero=1)
-    rows = up_to(op, size)
+    rows = op.up_to(size)
     unit = op.CastLike(op.Equal(op.Unsqueeze(rows, [1]), rows), x)
     beside = op.Concat(matrices, op.Expand(unit, op.Shape(matrices)), axis=2)
 

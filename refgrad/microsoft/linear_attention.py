@@ -10,7 +10,6 @@ from onnx import TensorProto
 
 from refgrad.formulas.indexing import END
 from refgrad.forward.function_emitter import FunctionEmitter
-from refgrad.protos.types import SIXTEEN_BIT
 from refgrad.tables.definitions import FLOATS, UnsupportedFormError, operator
 
 _RULES = ("linear", "gated", "delta", "gated_delta")
@@ -43,23 +42,23 @@ def linear_attention(
         )
     if not 0 <= state_window <= 8:
         raise UnsupportedFormError(f"state_window={state_window} is not known; there are 0 to 8")
-    q, v = (apart(op, wide(op, x), heads) for x, heads in ((query, q_num_heads), (value, kv_num_heads)))
+    q, v = (apart(op, op.wide(x), heads) for x, heads in ((query, q_num_heads), (value, kv_num_heads)))
     if kv_num_heads > q_num_heads:
         width = op.Div(op.Shape(query, start=2), [q_num_heads])
         heads = op.Div(
             op.Shape(key, start=2), op.Max(width, [1])
         )  # those of the values, or as many as there are queries
         sizes = op.Concat(op.Shape(key, end=2), heads, width, axis=0)
-        k = op.Transpose(op.Reshape(wide(op, key), sizes, allowzero=1), perm=[1, 0, 2, 3])
+        k = op.Transpose(op.Reshape(op.wide(key), sizes, allowzero=1), perm=[1, 0, 2, 3])
         k = repeated(op, k, op.Div([kv_num_heads], op.Max(heads, [1])))
         q = repeated(op, q, op.const([kv_num_heads // q_num_heads]))
     else:
-        k = apart(op, wide(op, key), kv_num_heads)
+        k = apart(op, op.wide(key), kv_num_heads)
     gate = rate = None
     if decay is not None and "gated" in update_rule:
-        gate = apart(op, wide(op, decay), kv_num_heads)
+        gate = apart(op, op.wide(decay), kv_num_heads)
     if beta is not None and "delta" in update_rule:
-        rate = op.Unsqueeze(op.Transpose(wide(op, beta), perm=[1, 0, 2]), [3])  # of every head, or of all
+        rate = op.Unsqueeze(op.Transpose(op.wide(beta), perm=[1, 0, 2]), [3])  # of every head, or of all
     if past_state is not None:
         state = op.Cast(past_state, to=op.type(q))
         if state_window:
@@ -82,10 +81,10 @@ def linear_attention_gate(
     op: FunctionEmitter, a: str, dt_bias: str, decay_scale: str, b: str | None = None
 ) -> tuple[str, str | None]:
     """decay = decay_scale·softplus(a + dt_bias), beta = σ(b)"""
-    bias = wide(op, dt_bias)
+    bias = op.wide(dt_bias)
     inner = op.Softplus(op.Add(op.CastLike(a, bias), bias))
-    decay = op.CastLike(op.Mul(inner, wide(op, decay_scale)), a)
-    return decay, None if b is None else op.CastLike(op.Sigmoid(wide(op, b)), a)
+    decay = op.CastLike(op.Mul(inner, op.wide(decay_scale)), a)
+    return decay, None if b is None else op.CastLike(op.Sigmoid(op.wide(b)), a)
 
 
 def check_rule(update_rule: str, decay: str | None, beta: str | None) -> None:
@@ -95,11 +94,6 @@ def check_rule(update_rule: str, decay: str | None, beta: str | None) -> None:
     for name, given, reads in (("decay", decay, "gated"), ("beta", beta, "delta")):
         if given is None and reads in update_rule:
             raise UnsupportedFormError(f"update_rule={update_rule!r} needs {name}, which is left out")
-
-
-def wide(op: FunctionEmitter, x: str) -> str:
-    """`x`, as float where it has 16 bits."""
-    return op.Cast(x, to=TensorProto.FLOAT) if op.type(x) in SIXTEEN_BIT else x
 
 
 def recurrence(
@@ -271,7 +265,7 @@ class Packing:
         self, op: FunctionEmitter, query: str, key: str | None, value: str | None, ends: str | None, before: str | None
     ) -> None:
         self.op, self.query, self.before = op, query, before
-        self.kind = op.type(wide(op, query)) or int(TensorProto.FLOAT)
+        self.kind = op.type(op.wide(query)) or int(TensorProto.FLOAT)
         rank = op.rank(query)
         least = 2 if key is None else 3
         if rank is None:
@@ -297,7 +291,7 @@ class Packing:
             self.lengths = op.Sub(self.ends, self.starts)
             self.length = op.Reshape(op.reduce("ReduceMax", self.lengths, [0]), [1])
             self.batch = op.Shape(self.lengths)
-            place = op.Unsqueeze(up_to(op, self.length), [1])
+            place = op.Unsqueeze(op.up_to(self.length), [1])
             self.valid = op.Less(place, self.lengths)
             self.places = op.Where(self.valid, op.Add(place, self.starts), op.const(np.array(0)))
         elif self.leading == 2:
@@ -324,7 +318,7 @@ class Packing:
         sizes = op.Concat(op.Shape(self.query, end=self.leading), op.Shape(x, start=2), axis=0)
         if self.ends is None:
             return str(op.Reshape(op.Transpose(x, perm=[1, 0, 2, 3]), sizes, allowzero=1))
-        token = up_to(op, op.Shape(self.query, end=1))
+        token = op.up_to(op.Shape(self.query, end=1))
         passed = op.Cast(op.GreaterOrEqual(op.Unsqueeze(token, [1]), self.ends), to=TensorProto.INT64)
         request = op.ReduceSum(passed, [1], keepdims=0)
         rows = op.Reshape(x, op.Concat(op.Mul(self.length, self.batch), op.Shape(x, start=2), axis=0), allowzero=1)
@@ -384,11 +378,6 @@ class Packing:
         return q, k, v
 
 
-def up_to(op: FunctionEmitter, count: str) -> str:
-    """0, 1, ..., count − 1"""
-    return str(op.Range(op.const(np.array(0)), op.Squeeze(count, [0]), op.const(np.array(1))))
-
-
 def _normalized(op: FunctionEmitter, x: str) -> str:
     """x/‖x‖ along the last axis"""
     return str(op.Div(x, op.Sqrt(op.Add(op.ReduceSum(op.Mul(x, x), [-1]), _NORM_EPSILON))))
@@ -433,7 +422,7 @@ def gated_delta_net_state_replay(
     """destination_backing with the state S = decay·S + key·deltaᵀ, after the first captured tokens, written into it"""
     source, destination, *parts = (op.Slice(metadata, [k], [k + 1], [0]) for k in range(11))
     decay_at, key_at, delta_at, heads, depth, width, key_heads, capacity, kept = parts
-    capsule, per_head = wide(op, capsule_backing), op.Mul(capacity, heads)
+    capsule, per_head = op.wide(capsule_backing), op.Mul(capacity, heads)
     per_key = op.Equal(op.Sub(key_at, decay_at), op.Mul(per_head, width))
     channels = op.Where(per_key, width, op.const([1]))
 
@@ -444,9 +433,9 @@ def gated_delta_net_state_replay(
 
     shape = op.Concat(heads, depth, width, axis=0)
     state = op.Reshape(
-        section(op, wide(op, source_backing), source, op.ReduceProd(shape, keepdims=1)), shape, allowzero=1
+        section(op, op.wide(source_backing), source, op.ReduceProd(shape, keepdims=1)), shape, allowzero=1
     )
-    owner = op.Div(op.Mul(up_to(op, heads), key_heads), heads)
+    owner = op.Div(op.Mul(op.up_to(heads), key_heads), heads)
     decays, deltas = rows(decay_at, heads, channels), rows(delta_at, heads, depth)
     keys = op.Gather(rows(key_at, key_heads, width), owner, axis=1)
 
@@ -501,7 +490,7 @@ def mamba2_verify(
     there = op.And(op.GreaterOrEqual(row, 0), op.Less(row, slots))
     row = op.Squeeze(op.Where(there, row, op.const([0])), [0])
 
-    state = wide(op, ssm_state)
+    state = op.wide(ssm_state)
 
     def converted(x: str) -> str:
         return op.CastLike(x, state)
@@ -542,7 +531,7 @@ def mamba2_verify(
     mean = op.reduce("ReduceMean", op.Mul(groups, groups), [2])
     normalized = op.Reshape(op.Div(groups, op.Sqrt(op.Add(mean, epsilon))), flat, allowzero=1)
     Y = op.CastLike(op.Mul(normalized, converted(norm_weight)), projection)
-    ends = op.Add(op.Unsqueeze(up_to(op, tokens), [1]), op.const(np.arange(1, taps)))
+    ends = op.Add(op.Unsqueeze(op.up_to(tokens), [1]), op.const(np.arange(1, taps)))
     convolved = op.CastLike(op.Transpose(op.Gather(whole, ends, axis=0), perm=[0, 2, 1]), conv_state)
 
     def snapshots(made: str, old: str) -> str:

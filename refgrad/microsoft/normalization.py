@@ -11,11 +11,10 @@ from refgrad.errors import choices
 from refgrad.formulas.normalization import by_normalized
 from refgrad.formulas.types import widest
 from refgrad.forward.function_emitter import FunctionEmitter
-from refgrad.microsoft.activation import in_float, plus, scaled_silu
+from refgrad.microsoft.activation import plus, scaled_silu
 from refgrad.microsoft.arithmetic import by_branch
 from refgrad.microsoft.forms import form
 from refgrad.microsoft.results import like
-from refgrad.protos.types import SIXTEEN_BIT
 from refgrad.reverse.emit import Emitter
 from refgrad.tables.definitions import FLOATS, UnsupportedFormError, operator
 
@@ -67,11 +66,10 @@ def simplified_layer_normalization(
 
 def _by_root_mean_square(op: FunctionEmitter, x: str, scale: str, axes: list[int], epsilon: float) -> tuple[str, str]:
     """x·r·scale and r = 1/√(mean x² + ε), which is computed in float for a narrower x."""
-    narrow = op.type(x) in SIXTEEN_BIT
-    wide = op.Cast(x, to=TensorProto.FLOAT) if narrow else x
+    wide = op.wide(x)
     r = op.Reciprocal(op.Sqrt(op.Add(op.reduce("ReduceMean", op.Mul(wide, wide), axes), epsilon)))
     y = op.Mul(wide, r)
-    return op.Mul(op.CastLike(y, scale) if narrow else y, scale), str(r)
+    return op.Mul(op.CastLike(y, scale) if wide != x else y, scale), str(r)
 
 
 @operator("GatedRMSNorm", "Y")
@@ -81,7 +79,7 @@ def gated_rms_norm(
     """x/√(mean x² + ε)·scale·activation(gate), over every run of elements as long as scale"""
     if activation not in GATES:
         raise UnsupportedFormError(f"its activation {activation!r} is not known; there are {choices(GATES)}")
-    x, factor, z = in_float(op, X, scale, gate)
+    x, factor, z = (op.wide(x) for x in (X, scale, gate))
     width = op.Shape(factor)
     count = op.Div(op.Shape(x, start=-1), width)
     rows = op.Reshape(x, op.Concat(op.Shape(x, end=-1), count, width, axis=0), allowzero=1)
@@ -97,12 +95,12 @@ def branchwise_rms_norm(
     """x/√(mean x² + ε)·scale, branch by branch"""
     if num_branches < 0:
         raise UnsupportedFormError(f"num_branches={num_branches}: it is 0 for grouped input, else how many there are")
-    [x] = in_float(op, X)
+    x = op.wide(X)
     if num_branches:
         x = by_branch(op, x, [num_branches])
     y = _normalized(op, x, epsilon)
     if scale is not None:  # of each branch, or the same for all
-        [factor] = in_float(op, scale)
+        factor = op.wide(scale)
         rows = op.Reshape(factor, op.Concat([-1], op.Shape(y, start=-1), axis=0))
         y = op.Mul(y, op.CastLike(rows, y))
     return op.CastLike(op.Reshape(y, op.Shape(X), allowzero=1) if num_branches else y, X)
@@ -121,7 +119,7 @@ def engram_gate(
     epsilon: float = 1e-5,
 ) -> tuple[str, str | None]:
     """σ(sign d·√max(|d|, 10⁻⁶))·value, d = Σ rms(key)·rms(query)/√H; and that normalized"""
-    k, q, v, k_scale, q_scale = in_float(op, key, query, value, key_norm_scale, query_norm_scale)
+    k, q, v, k_scale, q_scale = (op.wide(x) for x in (key, query, value, key_norm_scale, query_norm_scale))
     products = op.Mul(op.Mul(_normalized(op, k, epsilon), k_scale), op.Mul(_normalized(op, q, epsilon), q_scale))
     root = op.Sqrt(op.CastLike(op.Shape(k, start=-1), k))
     dot = op.Div(op.reduce("ReduceSum", products, [-1]), root)
@@ -129,7 +127,7 @@ def engram_gate(
     gated = op.Mul(op.Sigmoid(op.Mul(op.Sign(dot), size)), op.Unsqueeze(v, [2]))
     if conv_norm_scale is None:
         return op.CastLike(gated, key), None
-    [scale] = in_float(op, conv_norm_scale)
+    scale = op.wide(conv_norm_scale)
     return op.CastLike(gated, key), op.CastLike(op.Mul(_normalized(op, gated, epsilon), scale), key)
 
 
@@ -164,15 +162,15 @@ def hyper_connection_low_rank_mix(
     shape = op.Shape(streams)
     total = by_branch(op, streams, [num_branches])
     if prev_block_output is not None and prev_post_gate is not None:
-        [x, gate, block] = in_float(op, total, prev_post_gate, prev_block_output)
+        x, gate, block = (op.wide(x) for x in (total, prev_post_gate, prev_block_output))
         added = op.Mul(op.Unsqueeze(gate, [-1]), op.Unsqueeze(block, [-2]))
         total = op.CastLike(op.Add(x, added), streams)
-    [x, scale] = in_float(op, total, norm_scale)
+    x, scale = (op.wide(x) for x in (total, norm_scale))
     normalized = op.Reshape(_normalized(op, x, epsilon), shape, allowzero=1)
     normalized = op.CastLike(op.Mul(normalized, scale), streams)
     hidden = scaled_silu(op, op.MatMul(normalized, down_weight), silu_alpha)
     gates = op.Sigmoid(op.MatMul(hidden, up_weight))
-    kept = op.Mul(*in_float(op, normalized, gates))
+    kept = op.Mul(op.wide(normalized), op.wide(gates))
     pre_output = op.Squeeze(op.reduce("ReduceSum", by_branch(op, kept, [num_branches]), [-2]), [-2])
     pre_output = op.CastLike(op.Mul(pre_output, reduction_scale), streams)
     inject = op.MatMul(normalized, inject_weight)

@@ -9,7 +9,6 @@ from refgrad.formulas.indexing import END
 from refgrad.forward.function_emitter import FunctionEmitter
 from refgrad.microsoft.activation import plus
 from refgrad.microsoft.attention import heads_of, lowest, mixed, parts, projected, scores_of
-from refgrad.microsoft.linear_attention import up_to
 from refgrad.microsoft.position import restored
 from refgrad.tables.definitions import Ints, UnsupportedFormError, operator
 
@@ -111,7 +110,7 @@ def _attend(
     scores = plus(op, scores_of(op, q, k, scale), attention_bias)
     ends = op.Slice(cumulative_sequence_length, [1], [END], [0])
     lengths = op.Sub(ends, op.Slice(cumulative_sequence_length, [0], [-1], [0]))
-    number = op.Cast(up_to(op, op.Shape(token_offset, start=1, end=2)), to=TensorProto.INT32)
+    number = op.Cast(op.up_to(op.Shape(token_offset, start=1, end=2)), to=TensorProto.INT32)
     padding = op.GreaterOrEqual(number, op.Unsqueeze(lengths, [1, 2, 3]))
     y = mixed(op, op.Where(padding, lowest(op, scores), scores), v)
     return removed(op, y, token_offset, op.Shape(three[0], end=1))

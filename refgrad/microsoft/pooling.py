@@ -13,7 +13,6 @@ from refgrad.forward.function_emitter import FunctionEmitter
 from refgrad.forward.graph import Node
 from refgrad.microsoft.convolution import channels_first, channels_last
 from refgrad.microsoft.forms import form
-from refgrad.microsoft.linear_attention import up_to
 from refgrad.microsoft.results import typed
 from refgrad.protos.domains import MICROSOFT
 from refgrad.reverse.emit import Emitter
@@ -69,9 +68,9 @@ def maxpool_with_mask(
         around = [0] * (2 * axes) if auto_pad == "VALID" else around
         begin = op.const([around[axes - 1]])
         count = op.Add(op.Div(op.Add(size, [around[axes - 1] + around[-1] - width]), [steps[-1]]), [1])
-    numbers = up_to(op, count)
+    numbers = op.up_to(count)
     starts = op.Unsqueeze(op.Sub(op.Mul(numbers, [steps[-1]]), begin), [1])
-    places = op.Add(starts, up_to(op, op.const([width])))  # in the last axis, of each element of each window
+    places = op.Add(starts, op.up_to(op.const([width])))  # in the last axis, of each element of each window
     inside = op.And(op.GreaterOrEqual(places, op.const([0])), op.Less(places, size))
     there = op.Max(op.Min(places, op.Sub(size, [1])), [0])
     masked = op.Cast(op.Equal(M, op.const(np.array([0], np.int32))), to=TensorProto.INT64)

@@ -16,7 +16,6 @@ from refgrad.formulas.indexing import END
 from refgrad.forward.function_emitter import FunctionEmitter
 from refgrad.microsoft.activation import plus
 from refgrad.microsoft.attention import attention, parts, windowed
-from refgrad.microsoft.linear_attention import up_to
 from refgrad.microsoft.normalization import embed_layer_normalization
 from refgrad.microsoft.quantization import BYTES, as_float, centred, dequantized, reordered, single
 from refgrad.microsoft.recurrent import BACKWARD, PARAMETERS
@@ -226,7 +225,7 @@ def dynamic_quantize_lstm(
     alphas, betas = iter(activation_alpha or ()), iter(activation_beta or ())
     length, batch = op.Shape(X, end=1), op.Shape(X, start=1, end=2)
     lengths = op.Expand(length, batch) if sequence_lens is None else op.Cast(sequence_lens, to=TensorProto.INT64)
-    times = up_to(op, length)
+    times = op.up_to(length)
     place = op.Unsqueeze(times, [1])
     active, read = (
         op.ranked(op.Unsqueeze(inside, [2]), 3)
@@ -893,7 +892,7 @@ def qordered_attention(
         hidden = op.Not(op.Greater(op.Unsqueeze(mask_index, [1, 2] if rank == 2 else [1]), 0))
         scores = op.Add(scores, op.Mul(as_float(op, hidden), -10000.0))
     if unidirectional:
-        positions = up_to(op, op.Shape(q, start=2, end=3))
+        positions = op.up_to(op.Shape(q, start=2, end=3))
         later = op.Greater(positions, op.Unsqueeze(positions, [1]))
         scores = op.Where(later, op.const(np.float32(-np.inf)), scores)
     shares = _rounded(op, op.Softmax(scores, axis=-1), scale_QKT_softmax)

@@ -24,7 +24,6 @@ from refgrad.formulas.quantized_weights import (
 )
 from refgrad.forward.function_emitter import FunctionEmitter
 from refgrad.microsoft.activation import plus
-from refgrad.microsoft.linear_attention import up_to
 from refgrad.microsoft.normalization import simplified_layer_normalization, skip_simplified_layer_normalization
 from refgrad.protos.domains import MICROSOFT
 from refgrad.reverse.emit import Emitter
@@ -160,7 +159,7 @@ def gather_block_quantized(
         values = wide(op, data, scales)
         zeros = 0.0 if zero_points is None else wide(op, zero_points, scales)
     size = op.Shape(values, start=quantize_axis, end=quantize_axis + 1 or None)
-    numbers = up_to(op, size)
+    numbers = op.up_to(size)
 
     def each(parameter: str) -> str:
         """What a number per block is for each element."""
@@ -441,7 +440,7 @@ def matmul_fp8_weight(
 
 def _each_of_row(op: FunctionEmitter, scales: str, like: str, block_size: int) -> str:
     """The scale of each number of a row of `like`."""
-    numbers = up_to(op, op.Shape(like, start=1, end=2))
+    numbers = op.up_to(op.Shape(like, start=1, end=2))
     return op.Gather(scales, op.Div(numbers, [block_size]), axis=1)
 
 

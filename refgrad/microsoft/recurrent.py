@@ -15,7 +15,6 @@ from onnx import TensorProto
 from refgrad.formulas.indexing import END
 from refgrad.forward.function_emitter import FunctionEmitter
 from refgrad.microsoft.forms import form
-from refgrad.microsoft.linear_attention import up_to
 from refgrad.microsoft.results import like, typed
 from refgrad.reverse.emit import Emitter
 from refgrad.tables.definitions import Floats, Strings, UnsupportedFormError, operator
@@ -212,11 +211,11 @@ def attn_lstm(
     gates = [op.Mul(hidden, [k]) for k in range(9)]
     active = None
     if sequence_lens is not None:
-        place, ends = op.Unsqueeze(up_to(op, length), [1]), _of_rank(op, sequence_lens, 1)
+        place, ends = op.Unsqueeze(op.up_to(length), [1]), _of_rank(op, sequence_lens, 1)
         active = op.Unsqueeze(op.Less(place, op.Cast(ends, to=TensorProto.INT64)), [2])
     values, seen = M, None
     if memory_seq_lens is not None:
-        place = up_to(op, op.Shape(M, start=1, end=2))
+        place = op.up_to(op.Shape(M, start=1, end=2))
         seen = op.Less(place, op.Unsqueeze(op.Cast(_of_rank(op, memory_seq_lens, 1), to=TensorProto.INT64), [1]))
         values = op.Where(op.Unsqueeze(seen, [2]), M, 0.0)
     found = []

@@ -5,7 +5,6 @@ from __future__ import annotations
 from onnx import TensorProto
 
 from refgrad.forward.function_emitter import FunctionEmitter
-from refgrad.microsoft.linear_attention import up_to, wide
 from refgrad.tables.definitions import UnsupportedFormError, operator
 
 _NEWER = {"bilinear": "linear", "nearest": "nearest", "bicubic": "cubic"}  # what ai.onnx calls them from opset 20 on
@@ -52,21 +51,21 @@ def crop_and_resize(
             op.Shape(X, start=axis + 2, end=axis + 3),
             op.Cast(op.Slice(crop_size, [axis], [axis + 1], [0]), to=TensorProto.INT64),
         )
-        first, last = (wide(op, op.Slice(rois, [at], [at + 1], [1])) for at in (axis, axis + 2))
+        first, last = (op.wide(op.Slice(rois, [at], [at + 1], [1])) for at in (axis, axis + 2))
         top = op.CastLike(op.Sub(pixels, [1]), first)
         share = op.Div(
-            op.CastLike(up_to(op, count), first), op.CastLike(op.Max(op.Sub(count, [1]), op.const([1])), first)
+            op.CastLike(op.up_to(count), first), op.CastLike(op.Max(op.Sub(count, [1]), op.const([1])), first)
         )
         share = op.Where(op.Equal(count, 1), 0.5, share)
         place = op.Mul(op.Add(first, op.Mul(op.Sub(last, first), share)), top)
         inside.append(op.And(op.GreaterOrEqual(place, 0.0), op.LessOrEqual(place, top)))
-        pixel, place = op.CastLike(up_to(op, pixels), first), op.Unsqueeze(place, [2])
+        pixel, place = op.CastLike(op.up_to(pixels), first), op.Unsqueeze(place, [2])
         if mode == "nearest":
             weights.append(op.CastLike(op.Equal(op.Floor(op.Add(place, 0.5)), pixel), first))
         else:
             weights.append(op.Relu(op.Sub(op.const(1.0, like=first), op.Abs(op.Sub(place, pixel)))))
     rows, columns = (op.Unsqueeze(x, [1]) for x in weights)
-    image = wide(op, op.Gather(X, batch_indices, axis=0))
+    image = op.wide(op.Gather(X, batch_indices, axis=0))
     y = op.MatMul(op.MatMul(rows, image), op.Transpose(columns, perm=[0, 1, 3, 2]))
     seen = op.And(op.Unsqueeze(inside[0], [1, 3]), op.Unsqueeze(inside[1], [1, 2]))
     return op.CastLike(op.Where(seen, y, op.const(extrapolation_value, like=y)), X)

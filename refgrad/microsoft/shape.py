@@ -10,7 +10,6 @@ from onnx import TensorProto
 from refgrad.forward.function_emitter import FunctionEmitter
 from refgrad.forward.graph import Node
 from refgrad.microsoft.forms import form
-from refgrad.microsoft.linear_attention import up_to
 from refgrad.microsoft.results import typed
 from refgrad.protos.domains import MICROSOFT
 from refgrad.reverse.emit import Emitter
@@ -115,5 +114,5 @@ def unfold_tensor(op: FunctionEmitter, input: str, *, dim: int = -1, size: int, 
     axis = dim % rank
     last = op.Sub(op.Shape(input, start=axis, end=axis + 1), [size - 1])
     starts = op.Range(op.const(np.array(0)), op.Squeeze(last, [0]), op.const(np.array(step)))
-    slices = op.Gather(input, op.Add(op.Unsqueeze(starts, [1]), up_to(op, op.const([size]))), axis=axis)
+    slices = op.Gather(input, op.Add(op.Unsqueeze(starts, [1]), op.up_to(op.const([size]))), axis=axis)
     return op.Transpose(slices, perm=[k for k in range(rank + 1) if k != axis + 1] + [axis + 1])

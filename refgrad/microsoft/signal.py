@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from refgrad.forward.function_emitter import FunctionEmitter
-from refgrad.microsoft.linear_attention import wide
 from refgrad.tables.definitions import UnsupportedFormError, operator
 
 
@@ -14,7 +13,7 @@ def rfft(op: FunctionEmitter, X: str, *, normalized: int = 0, onesided: int = 1,
     """The first ⌊n/2⌋ + 1 bins of the discrete Fourier transform along the last axis"""
     _check(op, normalized, onesided, signal_ndim)
     length, lead = op.Shape(X, start=-1), op.Shape(X, end=-1)
-    rows = op.Reshape(wide(op, X), op.Concat(op.ReduceProd(lead, keepdims=1), length, [1], axis=0), allowzero=1)
+    rows = op.Reshape(op.wide(X), op.Concat(op.ReduceProd(lead, keepdims=1), length, [1], axis=0), allowzero=1)
     bins = _transform(op, rows, onesided=1)
     sizes = op.Concat(lead, op.Shape(bins, start=1), axis=0)
     return str(op.CastLike(op.Reshape(bins, sizes, allowzero=1), X))
@@ -25,7 +24,7 @@ def irfft(op: FunctionEmitter, X: str, *, normalized: int = 0, onesided: int = 1
     """The real signal of even length n = 2·(bins − 1) whose transform begins with these bins: Rfft undone"""
     _check(op, normalized, onesided, signal_ndim)
     count, lead = op.Shape(X, start=-2, end=-1), op.Shape(X, end=-2)
-    rows = op.Reshape(wide(op, X), op.Concat(op.ReduceProd(lead, keepdims=1), count, [2], axis=0), allowzero=1)
+    rows = op.Reshape(op.wide(X), op.Concat(op.ReduceProd(lead, keepdims=1), count, [2], axis=0), allowzero=1)
     mirrored = op.Slice(rows, op.Sub(count, [2]), [0], [1], [-1])
     conjugate = op.Mul(mirrored, op.CastLike(op.const(np.array([1.0, -1.0], np.float32)), rows))
     signal = op.Slice(_transform(op, op.Concat(rows, conjugate, axis=1), inverse=1), [0], [1], [2])
