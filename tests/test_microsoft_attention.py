@@ -181,7 +181,7 @@ def test_a_gradient_does_not_broadcast_one_sequence() -> None:
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
 @pytest.mark.parametrize("filter_value", [-np.inf, float(np.finfo(np.float32).min)])
 def test_a_mask_takes_a_key_away_whatever_it_adds(filter_value: float, dtype: type) -> None:
-    """-∞ is not multiplied with 0, and the lowest float32, which exporters write, is none of float16."""
+    """No -∞ is multiplied by 0. float16 has no number as low as the lowest float32, which exporters write."""
     three = [f(2, 3, 8).astype(dtype) for _ in range(3)]
     mask = n(*[1, 1, 0, 1, 0, 1]).reshape(2, 3)
     case = node_case(

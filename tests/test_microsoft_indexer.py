@@ -10,6 +10,7 @@ from onnx import parser
 
 import refgrad
 from refgrad.backends import get_backend
+from refgrad.conformance.case import Case
 from refgrad.conformance.cases.microsoft import case
 from refgrad.conformance.cases.microsoft.indexer import csa, qsa
 from refgrad.errors import BackendError, NoGradientError
@@ -115,9 +116,9 @@ def test_a_form_that_is_not_covered_is_refused_with_the_reason(settings: str, sa
     ],
     ids=lambda p: None,
 )
-def test_bad_input_is_refused_by_name(made: object, changed: dict[str, np.ndarray], said: str) -> None:
-    model, feeds = onnx.ModelProto(), dict(made.feeds)  # type: ignore[attr-defined]
-    model.CopyFrom(made.model)  # type: ignore[attr-defined]
+def test_bad_input_is_refused_by_name(made: Case, changed: dict[str, np.ndarray], said: str) -> None:
+    model, feeds = onnx.ModelProto(), dict(made.feeds)
+    model.CopyFrom(made.model)
     for value in (*model.graph.input, *model.graph.output):
         value.type.tensor_type.ClearField("shape")
     for name, array in changed.items():

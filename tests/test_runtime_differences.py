@@ -201,7 +201,7 @@ def test_silent_with_a_reason(asked: Case, why: str) -> None:
 
 
 def test_an_input_beside_what_is_rounded_is_judged() -> None:
-    """The scale of what is dequantized."""
+    """The oracle judges the scale of a DequantizeLinear, which nothing rounds."""
     asked = case(
         "(float[2,3] x, float y) => (float[a,b] z) <float s = {0.1}> { q = QuantizeLinear(x, s) z = DequantizeLinear(q, y) }",
         x=np.abs(X).astype(np.float32),

@@ -137,7 +137,7 @@ class _Path:
         self.forward, self._at, self._name, self._direction = forward, question.at, name, direction
         self._cotangents = question.wide_cotangents
         self._known: dict[float, float] = {}
-        self.size = 0.0  # of what is added up
+        self.size = 0.0  # the largest sum of |terms| of a total
 
     def __call__(self, t: float) -> float:
         if t not in self._known:

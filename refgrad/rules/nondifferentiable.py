@@ -128,7 +128,7 @@ for _name, _reason in {
     ZERO[MICROSOFT, _name] = _reason
 
 _COMPILED = "what it computes is in the compiled code of a device"
-_SEARCHED = "it searches for tokens, and its scores are those of what it found"
+_SEARCHED = "it runs a decoder until it has found its tokens: differentiate the model of the decoder"
 _CHOSEN = "its caches of many requests serve the generation of text: use SparseAttentionIndexer, which has a derivative"
 
 for _name, _reason in {
@@ -139,7 +139,7 @@ for _name, _reason in {
     "MoEPacked": "its weights are blobs in formats that its schema does not define: unpack them and use MoE",
     "PackedSparseAttentionIndexer": _CHOSEN,
     "QuantizeBFP": "it rounds to numbers in block floating point, in whose bytes no derivative is written",
-    "Sampling": "it draws tokens, and its logits are those of what it has drawn",
+    "Sampling": "it runs a decoder on the tokens that it draws: differentiate the model of the decoder",
     "Snpe": _COMPILED,
     "SparseToDenseMatMul": "it reads a sparse tensor: store the matrix as a dense one, and use FusedMatMul",
     "Tokenizer": "its values are strings",

@@ -18,15 +18,15 @@ _TABLE = Path(__file__).with_suffix(".json")
 class RuntimeOperator:
     """An operator as ONNX Runtime registers it.
 
-    An input or output is its name, its type variable, and "single", "optional" or "variadic"; an attribute is its type, its
-    default, and whether a node has to have it; `cpu` says whether there is a kernel for the CPU.
+    An input or output is [its name, its type variable, "single", "optional" or "variadic"]; an attribute is [its type, its
+    default, whether a node has to have it]; `cpu` says whether there is a kernel for the CPU.
     """
 
     version: int
     cpu: bool
-    inputs: list[tuple[str, str, str]]
-    outputs: list[tuple[str, str, str]]
-    attributes: dict[str, tuple[str, Any, bool]]
+    inputs: list[list[str]]
+    outputs: list[list[str]]
+    attributes: dict[str, list[Any]]
     types: dict[str, list[str]]
 
 

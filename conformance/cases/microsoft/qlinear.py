@@ -396,10 +396,11 @@ def _embeddings(shapes: str) -> Iterator[Case]:
         scales = [scalar(value) for value in (0.3, 0.2, 0.25, 0.4, 0.1)]
         zeros = [np.array(value, kind) for value in (9, 10, 11, 8, 7)]
         yield rounding(name, words, pairs, *tables, mask, *scales, *zeros, outputs=2, shapes=shapes, epsilon=1e-3)
-        for values in (tables, scales, zeros):
-            values[2] = None  # type: ignore[call-overload]
+        left = [
+            part for of in (tables, scales, zeros) for part in (*of[:2], None, *of[3:])
+        ]  # without those of segments
         quantize = ("word_embedding_quant", "gamma_quant")
-        yield rounding(name, words, None, *tables, None, *scales, *zeros, outputs=2, shapes=shapes, quantize=quantize)
+        yield rounding(name, words, None, *left[:5], None, *left[5:], outputs=2, shapes=shapes, quantize=quantize)
 
 
 def _ordered(shapes: str) -> Iterator[Case]:

@@ -193,7 +193,7 @@ def matmul_integer_to_float(d: Drawing) -> Case:
     a, b = (*stack, rows, inner), (*(stack if d.flag() else ()), inner, columns)
     numbers = [(d.integers(s, -6, 6) + _middle(k)).astype(k) for s, k in ((a, left), (b, right))]
     of_a, of_b = ((n,) if d.flag() else () for n in (inner, columns))
-    zeros = (d.optional(lambda s=s, k=k: np.full(s, k(8))) for s, k in ((of_a, left), (of_b, right)))  # type: ignore[misc]
+    zeros = (np.full(s, k(8)) if d.flag() else None for s, k in ((of_a, left), (of_b, right)))
     return _case(
         d,
         *numbers,

@@ -313,13 +313,14 @@ def _unpacked(what: str, x: Array, num_heads: int, count: int) -> list[Array]:
 
 def _by_heads(parts: tuple[Array, Array, Array], bias: Array | None, num_heads: int) -> list[Array]:
     """Query, key and value with their parts of the bias, as (B, N, L, H); what has four axes is so already."""
+    projected = list(parts)
     if bias is not None:
         query, _, value = parts
         v_width = value.shape[2] if value.ndim == 3 else value.shape[1] * value.shape[3]
         check_shape("bias", bias.shape, (2 * query.shape[-1] + v_width,))
         pieces = np.split(bias, [query.shape[-1], 2 * query.shape[-1]])
-        parts = tuple(x if x.ndim == 4 else x + b for x, b in zip(parts, pieces, strict=True))  # type: ignore[assignment]
-    q, k, v = (x if x.ndim == 4 else by_heads(x, num_heads) for x in parts)
+        projected = [x if x.ndim == 4 else x + b for x, b in zip(parts, pieces, strict=True)]
+    q, k, v = (x if x.ndim == 4 else by_heads(x, num_heads) for x in projected)
     check_shape("key, by heads,", k.shape, (q.shape[0], q.shape[1], k.shape[2], q.shape[3]))
     check_shape("value, by heads,", v.shape, (*k.shape[:3], v.shape[3]))
     return [q, k, v]

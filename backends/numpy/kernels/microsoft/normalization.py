@@ -172,7 +172,7 @@ def hyper_connection_low_rank_mix(
     pre_output = reduction_scale * np.einsum("...ch,...ch->...h", normalized, gates)
     inject = rounded(product(rows, inject_weight) / gate_div)
     post_gate = rounded(sigmoid(inject)) * gate_mul
-    return tuple(np.asarray(y, kind) for y in (pre_output, post_gate, s.reshape(streams.shape)))  # type: ignore[return-value]
+    return np.asarray(pre_output, kind), np.asarray(post_gate, kind), np.asarray(s.reshape(streams.shape), kind)
 
 
 def root_mean_square(x: Array, epsilon: float) -> Array:

@@ -73,7 +73,7 @@ def packed_multi_head_attention(
     num_heads: int,
     scale: float | None = None,
 ) -> Array:
-    """Attention of each sequence to itself, of what is projected already"""
+    """Attention of each sequence to itself; query, key and value are projected before"""
     if key is None or value is None:
         if key is not None or query.ndim != 4 or query.shape[1:3] != (num_heads, 3):
             raise ValueError(

@@ -91,7 +91,7 @@ def matmul_nbits_mlp(
     block_size: int,
     epsilon: float = 1e-5,
 ) -> tuple[Array, ...]:
-    """A gate times a projection, of A or of what is normalized"""
+    """activation(gate of A) times its projection; A is normalized first where norm_scale is given"""
     if activation not in ("relu", "silu"):
         raise ValueError(f"activation is {activation!r}; there are 'relu' and 'silu'")
     x, total = _normalized(A, skip, norm_scale, epsilon)
@@ -127,7 +127,7 @@ def matmul_nbits_qkv(
     block_size: int,
     epsilon: float = 1e-6,
 ) -> tuple[Array, ...]:
-    """Three projections of what is normalized"""
+    """The query, the key and the value that A, normalized, is projected to"""
     x, total = _normalized(A, skip, norm_scale, epsilon)
     each = ((q_B, q_scales, q_bias, Nq), (k_B, k_scales, k_bias, Nkv), (v_B, v_scales, v_bias, Nkv))
     sizes: dict[str, Any] = {"K": K, "bits": bits, "block_size": block_size}
