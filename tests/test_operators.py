@@ -51,7 +51,10 @@ def test_the_tags_of_the_schemas_are_followed_or_a_reason_is_written() -> None:
 @pytest.mark.parametrize(
     ("shown", "said"),
     [
-        ("com.microsoft.BeamSearch(input_ids, ", "there is no derivative: it searches for tokens"),
+        (
+            "com.microsoft.BeamSearch(input_ids, ",
+            "there is no derivative: it runs a decoder until it has found its tokens",
+        ),
         ("com.microsoft.MurmurHash3(X) -> Y", "the derivative is zero: a hash"),
         ("com.microsoft.nchwc.Conv(X, W, B, Sum) -> Y", "read back as Conv"),
         ("com.ms.internal.nhwc.Conv\n", "save the model with the provider of the CPU"),

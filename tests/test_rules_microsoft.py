@@ -146,9 +146,9 @@ def parse(body: str, opset: int = 21, inputs: str = "float[2,3,8] x") -> ModelPr
             "rotary_embedding_dim is 2; it is 0, 32, 64 or 128",
         ),
         (
-            'y = com.microsoft.FusedConv <activation = "Selu"> (x, w)',
+            'y = com.microsoft.FusedConv <activation = "Mish"> (x, w)',
             "float[2,3,8] x, float[8,3,1] w",
-            "its activation 'Selu' is not known here",
+            "its activation 'Mish' is not known here",
         ),
         (
             "y = com.microsoft.FusedMatMul <half = 1> (x, w)",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TypeVar
 
 import numpy as np
 from onnx import TensorProto
@@ -16,6 +17,8 @@ from refgrad.protos.domains import MICROSOFT
 from refgrad.reverse.emit import Emitter
 from refgrad.tables.definitions import FLOATS, UnsupportedFormError, operator
 from refgrad.tables.registry import rule
+
+D = TypeVar("D", float, None)
 
 _SIGMOID_GELU = 1.702  # QuickGelu: x·σ(1.702·x)
 
@@ -208,8 +211,10 @@ def activated(op: FunctionEmitter, x: str, activation: str | None, parameters: S
         return op.LeakyRelu(x, alpha=_or(parameters, 0, 0.01))
     if activation == "Elu":
         return op.Elu(x, alpha=_or(parameters, 0, 1.0))
-    if activation == "ThresholdedRelu":
-        return op.ThresholdedRelu(x, alpha=_or(parameters, 0, 1.0))
+    if activation in ("ThresholdedRelu", "Celu"):
+        return str(op.emit(activation, "", (x,), 1, {"alpha": _or(parameters, 0, 1.0)}))
+    if activation == "Selu":  # its gamma is the third parameter of a FusedGemm
+        return op.Selu(x, alpha=_or(parameters, 0, None), gamma=_or(parameters, 2, None))
     if activation == "HardSigmoid":
         return op.HardSigmoid(x, alpha=_or(parameters, 0, 0.2), beta=_or(parameters, 1, 0.5))
     if activation == "Clip":
@@ -218,7 +223,7 @@ def activated(op: FunctionEmitter, x: str, activation: str | None, parameters: S
     raise UnsupportedFormError(f"its activation {activation!r} is not known here")
 
 
-def _or(parameters: Sequence[float | None], position: int, default: float) -> float:
+def _or(parameters: Sequence[float | None], position: int, default: D) -> float | D:
     value = parameters[position] if position < len(parameters) else None
     return default if value is None else value
 

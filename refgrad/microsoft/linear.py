@@ -59,8 +59,6 @@ def fused_matmul_activation(
     y = fused_matmul(op, A, B, alpha=alpha, **moved)
     if activation in ("Softmax", "LogSoftmax"):
         return str(op.emit(activation, "", (y,), 1, {"axis": -1 if activation_axis is None else activation_axis}))
-    if activation == "Selu":
-        return op.Selu(y, alpha=activation_alpha, gamma=activation_gamma)
     return activated(op, y, activation, (activation_alpha, activation_beta, activation_gamma))
 
 

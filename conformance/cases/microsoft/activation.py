@@ -35,7 +35,7 @@ ACTIVATIONS: tuple[tuple[str | None, list[float] | None], ...] = (
     ("LeakyRelu", None),
     *(("Softplus", None), ("Softsign", None), ("HardSwish", None), ("Gelu", None)),
     *(("QuickGelu", [0.9]), ("QuickGelu", None)),
-    *(("Elu", [0.7]), ("Elu", None)),
+    *(("Elu", [0.7]), ("Elu", None), ("Celu", [0.7]), ("Selu", None)),
     *(("ThresholdedRelu", [0.3]), ("ThresholdedRelu", None)),
     *(("HardSigmoid", [0.3, 0.4]), ("HardSigmoid", None)),
     *(("Clip", [-0.4, 0.6]), ("Clip", [-0.4])),

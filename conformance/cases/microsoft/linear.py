@@ -41,7 +41,8 @@ def cases() -> Iterator[Case]:
         )
         yield case("FusedMatMulActivation", floats(4), floats(4, 3), shapes=shapes, activation="LogSoftmax")
         yield case("FusedMatMulActivation", floats(0, 4), floats(4, 3), shapes=shapes, activation="Selu")
-        selu = {"activation": "Selu", "activation_alpha": 1.2, "activation_gamma": 0.9}
+        selu: dict[str, Any] = {"activation": "Selu", "activation_alpha": 1.2, "activation_gamma": 0.9}
+        yield case("FusedGemm", floats(2, 4), floats(4, 3), floats(3), shapes=shapes, **selu)
         yield case("FusedMatMulActivation", floats(2, 4), floats(4, 3), shapes=shapes, **selu)
         if shapes != "unknown":
             batches = {"transBatchA": 1, "transBatchB": 1, "activation": "Tanh"}

@@ -70,7 +70,7 @@ def fused_matmul_activation(d: Drawing) -> Case:
     rows, inner, columns = (d.integer(1, 3) for _ in range(3))
     trans_a, trans_b = d.integer(0, 1), d.integer(0, 1)
     a, b = d.normal(_turned((rows, inner), trans_a)), d.normal(_turned((inner, columns), trans_b))
-    activation, parameters = d.pick(*ACTIVATIONS[1:], ("Softmax", None), ("Selu", None))
+    activation, parameters = d.pick(*ACTIVATIONS[1:], ("Softmax", None))
     named: dict[str, Any] = dict(zip(("activation_alpha", "activation_beta"), parameters or (), strict=False))
     if activation == "Softmax":
         named["activation_axis"] = d.pick(None, 0, -1)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from refgrad.backends.numpy.kernels.activation import (
+    celu,
     elu,
     gelu,
     hard_sigmoid,
@@ -15,6 +16,7 @@ from refgrad.backends.numpy.kernels.activation import (
     leaky_relu,
     quick_gelu,
     relu,
+    selu,
     sigmoid,
     softmax_1,
     softmax_grad_1,
@@ -149,6 +151,10 @@ def activated(x: Array, name: str | None, given: Numbers) -> Array:
             return thresholded_relu(x, alpha=parameter(0, 1.0))
         case "Elu":
             return elu(x, alpha=parameter(0, 1.0))
+        case "Celu":
+            return celu(x, alpha=parameter(0, 1.0))
+        case "Selu":
+            return selu(x, alpha=parameter(0, 1.6732631921768188), gamma=parameter(2, 1.0507010221481323))
         case "HardSigmoid":
             return hard_sigmoid(x, alpha=parameter(0, 0.2), beta=parameter(1, 0.5))
         case "HardSwish":

@@ -7,7 +7,6 @@ import numpy as np
 from refgrad.backends.numpy.kernels.activation import (
     gelu,
     log_softmax,
-    selu,
     softmax,
 )
 from refgrad.backends.numpy.kernels.linear import fused_matmul, gemm
@@ -46,9 +45,6 @@ def fused_matmul_activation(
     axis = -1 if activation_axis is None else activation_axis
     if activation in ("Softmax", "LogSoftmax"):
         return (softmax if activation == "Softmax" else log_softmax)(y, axis=check_axis(axis, y.ndim))
-    if activation == "Selu":
-        slope = 1.6732631921768188 if activation_alpha is None else activation_alpha
-        return selu(y, alpha=slope, gamma=1.0507010221481323 if activation_gamma is None else activation_gamma)
     return activated(y, activation, (activation_alpha, activation_beta, activation_gamma)).astype(y.dtype, copy=False)
 
 
