@@ -219,6 +219,15 @@ def test_kinks_that_one_sided_derivatives_do_not_bracket_are_told_by_the_neighbo
     assert "right beside this point" in found.rows[0].note
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_a_slight_kink_beside_a_sharp_one_is_no_disagreement(seed):
+    """The slopes of one side and the other are too much alike for the search for elements at a kink."""
+    body = """{ slight, sharp = Split <axis = 1, num_outputs = 2> (x)
+        a = LeakyRelu <alpha = 0.9995> (slight) b = Abs(sharp) y = Add(a, b) }"""
+    found = check(model(body, "float[2, 2] x", "float[2, 1] y"), {"x": np.zeros((2, 2), np.float32)}, seed=seed)
+    assert verdicts(found, "differences") == {"kink"}
+
+
 def test_a_rule_that_is_wrong_everywhere_is_no_kink(planted):
     planted("Relu", lambda op, d_Y, X: op.Mul(d_Y, 0.5))
     found = check(model("{ y = Relu(x) }"), {"x": np.float32([[0, 1, -1]])}, backends=["numpy"])

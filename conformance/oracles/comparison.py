@@ -12,7 +12,17 @@ from refgrad.conformance.oracles.central import STEP, directional, one_sided
 from refgrad.conformance.oracles.differences import STEPS, direction_at, estimates
 from refgrad.conformance.questions.evidence import Directional, Elementwise
 from refgrad.conformance.questions.kinked import OPERATORS, kinks_of
-from refgrad.conformance.questions.point import Point, ShapeMovedError, Truth, by_name, in_float64, largest, limits, rms
+from refgrad.conformance.questions.point import (
+    Point,
+    ShapeMovedError,
+    Truth,
+    by_name,
+    in_float64,
+    largest,
+    limits,
+    rms,
+    without,
+)
 from refgrad.conformance.questions.rounding import DRAWS, FEW_DRAWS, MANY_DRAWS
 from refgrad.errors import BackendError
 
@@ -286,7 +296,7 @@ def told_by_the_neighbour(truth: Truth, names: Collection[str], seed: int, toler
     agree: set[str] = set()
     for _ in range(_NEIGHBOURS):  # right beside one that is clipped the derivative may be 0, which tells nothing
         if left := sorted(set(names) - agree):
-            agree |= _agreeing(truth.model, truth.point.beside(draws), left, rng, tolerance)
+            agree |= _agreeing(truth.model, truth.point.beside(left, draws), left, rng, tolerance)
     return agree if len(operators) > 1 else {name for name in agree if bent(truth.point, name, rng)}
 
 
@@ -307,9 +317,13 @@ def _agreeing(
     return {name for name, one in judged.items() if one.verdict == AGREED and not one.note}
 
 
-def bent(point: Point, name: str, rng: np.random.Generator, step: float = STEP) -> bool:
-    """Whether the derivatives of both sides differ along a random direction."""
+def bent(
+    point: Point, name: str, rng: np.random.Generator, step: float = STEP, still: np.ndarray | None = None
+) -> bool:
+    """Whether the derivatives of both sides differ along a random direction, in which the elements in `still` do not move."""
     direction = direction_at(point.wide[name], rng)
+    if still is not None:
+        direction = without(direction, still)
     try:
         left, right = one_sided(point.evaluate, point.wide, {name: direction}, point.cotangent_of, step)
     except (ShapeMovedError, BackendError):

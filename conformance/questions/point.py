@@ -135,11 +135,11 @@ class Point:
         tensor = next(t for t in self.model.graph.initializer if t.name == name)
         return helper.tensor_dtype_to_np_dtype(tensor.data_type)
 
-    def beside(self, rng: np.random.Generator) -> Point:
-        """A point near this one, further away than differences step."""
+    def beside(self, names: Iterable[str], rng: np.random.Generator) -> Point:
+        """A point near this one, further away than differences step. The inputs `names` differ: another may be an exponent."""
         moved = {
             name: self.wide[name] + rng.standard_normal(self.wide[name].shape) * _BESIDE * (rms(self.wide[name]) or 1)
-            for name in self.names
+            for name in names
         }
         return replace(self, wide=self.wide | moved)
 
