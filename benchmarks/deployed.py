@@ -38,6 +38,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "deployed.json"
 BOUND = 2e-5  # of docs/models.md
 LARGE, SAMPLE = 200_000, 2  # of models with so many parameters, differences are taken by so many weights
+LEVELS = ("BASIC", "EXTENDED", "ALL")  # of ONNX Runtime's optimisation
 SAME = ("equal", "transposed", "merged", "reordered", "split", "x + 1")  # an adjoint is arranged as the weight is
 
 Arrays = dict[str, np.ndarray]
@@ -122,12 +123,13 @@ def _optimized_by_transformers(subject: Subject, folder: Path, saved: bool) -> M
     name = subject.path.stem
     kinds = {"gpt2": "gpt2", "t5": "t5", "bart": "bart", "vit": "vit", "swin": "swin", "clip": "clip", "unet": "unet"}
     kind = kinds.get(name, "bert")
-    sizes = {"bert": 256, "gpt2": 256}
+    sizes = {"bert": 256, "gpt2": 256, "model": 0, "decoder": 0}  # those of the model builder: found by the optimiser
+    size = 0 if kind in ("swin", "unet") else sizes.get(name, 32)
     made = optimizer.optimize_model(
         str(subject.path),
         kind,
-        num_heads=0 if kind in ("swin", "unet") else 4,
-        hidden_size=0 if kind in ("swin", "unet") else sizes.get(name, 32),
+        num_heads=4 if size else 0,
+        hidden_size=size,
         optimization_options=FusionOptions(kind),
     )
     if not saved:
@@ -204,10 +206,9 @@ FORMS: dict[str, Callable[[Subject, Path], ModelProto | Path]] = {
     "4-bit weights, QDQ": _quantized(4, True, as_qdq=True),
     "QDQ": _static_qdq,
     "float16": _float16,
-    "BASIC": _at_level("BASIC"),
-    "EXTENDED": _at_level("EXTENDED"),
-    "ALL": _at_level("ALL"),
+    **{level: _at_level(level) for level in LEVELS},
 }
+OF_FLOATS = ("transformer optimiser, saved", "transformer optimiser, in memory", "8-bit weights", "QDQ", "float16")
 
 
 # The weights that a quantised model has
@@ -305,7 +306,7 @@ def measure(subject: Subject, form: str, made: ModelProto | Path) -> dict[str, A
     model = onnx.load(made) if isinstance(made, Path) else made
     if any(subject.path.parent.glob("*.data")):  # a gradient of the path would refer to that file
         made = model
-    if form == "QDQ":
+    if form.endswith("QDQ") and "weights" not in form:
         return _of_rounded(made, model, subject)
     state = subject.state
     if "float16" in form:
@@ -450,7 +451,7 @@ def rows_of(name: str, folder: Path) -> Iterator[dict[str, Any]]:
             yield _row(f"llm/{name}", title, lambda s=subject: (s, s.path))  # type: ignore[misc]
             if past:
                 continue
-            for form in ("BASIC", "EXTENDED", "ALL", *(("float16",) if precision == "fp32" else ())):
+            for form in (*LEVELS, *(OF_FLOATS if precision == "fp32" else ())):
                 yield _row(f"llm/{name}", f"{title}, {form}", lambda s=subject, f=form: (s, FORMS[f](s, place)))  # type: ignore[misc]
 
 
