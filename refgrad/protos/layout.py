@@ -21,7 +21,16 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from refgrad.errors import InvalidModelError, ModelWarning
 from refgrad.protos.domains import MICROSOFT, NCHWC
-from refgrad.protos.walk import attribute_value, forget_domain, graphs, import_domain, refill
+from refgrad.protos.walk import (
+    attribute_value,
+    forget_domain,
+    fresh,
+    graphs,
+    import_domain,
+    names_of,
+    refill,
+    rename_values,
+)
 
 _BLOCKS = (8, 16)  # channels: of processors with registers of 32 and of 64 bytes, and of those of ARM
 _ALIGNED = 4  # the channels of what is reordered are a multiple of this
@@ -59,6 +68,7 @@ _ELEMENTWISE = frozenset(
         *("Exp", "Log", "Sqrt", "Erf"),
     )
 )
+_INLINED = "_inlfunc_"
 _POOLS = ("MaxPool", "AveragePool", "GlobalMaxPool", "GlobalAveragePool")
 _EXPORT = "Save the model again with ORT_ENABLE_EXTENDED or less."
 
@@ -97,6 +107,14 @@ class _Channels:
                 f"{where} has {count} channels, where there are {mine.known or mine.padded}. {_EXPORT}"
             )
         mine.known = count
+
+    def whole(self, where: str) -> int:
+        """None was added, as blocks are joined whole: how many there are, or 0 where that is not known."""
+        mine = self.root()
+        if count := mine.padded or mine.known:
+            mine.padded = count
+            mine.say(count, where)
+        return count
 
 
 @dataclass
@@ -143,9 +161,12 @@ class _Reading:
         self._tensors = {t.name: t for t in model.graph.initializer}
         self._channels: dict[str, _Channels] = {}  # of the values in the layout
         self._filters: list[_Filter] = []
-        self._reordered: list[tuple[str, _Channels]] = []  # what was an ordinary tensor, and its channels
+        self._reordered: list[_Channels] = []  # of what was an ordinary tensor
+        self._declared: dict[str, int] = {}  # ordinary tensors of rank 4: how many channels they have
 
     def plain(self) -> ModelProto:
+        if any(n.domain == NCHWC and n.op_type == "ReorderInput" for n in self._model.graph.node):
+            self._declared = self._declarations()
         nodes = [self._node(node) for node in self._model.graph.node]
         for graph in graphs(self._model.graph):
             if graph is not self._model.graph and any(n.domain == NCHWC for n in graph.node):
@@ -155,7 +176,6 @@ class _Reading:
                 raise InvalidModelError(
                     f"The output {value.name!r} is in the layout of a processor ({NCHWC}). {_EXPORT}"
                 )
-        self._ask_declarations()
         block = self._block()
         for one in self._filters:
             one.array = self._unblocked(one, block)
@@ -168,6 +188,7 @@ class _Reading:
         forget_domain(made, NCHWC)
         if any(node.domain == MICROSOFT for node in made.graph.node):
             import_domain(made, MICROSOFT)
+        _rename_inlined(made)
         return made
 
     # The nodes
@@ -182,11 +203,9 @@ class _Reading:
         if node.op_type == "Concat" and node.domain == "" and len(inside) == len(node.input):
             if _attribute(node, "axis", 1) not in (1, -3):
                 raise InvalidModelError(f"{where} does not join channels. {_EXPORT}")
-            for name in inside:  # whole blocks
-                self._channels[name].say(self._channels[name].padded, where)
-            total = _Channels(sum(self._channels[name].padded for name in inside))
-            total.say(total.padded, where)
-            self._channels[node.output[0]] = total
+            counts = [self._channels[name].whole(where) for name in inside]
+            self._channels[node.output[0]] = total = _Channels(sum(counts) if all(counts) else 0)
+            total.whole(where)
             return [node]
         others = [name for name in node.input if name and name not in self._channels]
         if node.op_type not in _ELEMENTWISE or not all(self._is_number(name) for name in others):
@@ -207,9 +226,10 @@ class _Reading:
             source = node.input[0]
             if source in self._channels:
                 raise InvalidModelError(f"{where} reorders what is in the layout already. {_EXPORT}")
-            channels = _Channels(0)  # as many as those that read it say
-            self._channels[output] = channels
-            self._reordered.append((source, channels))
+            self._channels[output] = channels = _Channels(0)  # as many as those that read it say
+            if source in self._declared:
+                channels.say(self._declared[source], f"{source!r}")
+            self._reordered.append(channels)
             yield _moved(node, [0, 3, 1, 2] if last else None)
         elif node.op_type == "ReorderOutput":
             self._inside(node, 0).say(_attribute(node, "channels", 0), where)
@@ -328,7 +348,7 @@ class _Reading:
 
     def _count(self) -> None:
         """Find the channels without those added: as the model says, else those before the ones that are 0 everywhere."""
-        aligned = {id(channels.root()) for _, channels in self._reordered}
+        aligned = {id(channels.root()) for channels in self._reordered}
         last: dict[int, int] = {}
         for one in self._filters:
             rows = one.array.any((1, 2, 3))
@@ -350,20 +370,15 @@ class _Reading:
                 if one.alone and attribute.name == "group":
                     attribute.i = one.made.root().known
 
-    def _ask_declarations(self) -> None:
-        """Take the channels of ordinary tensors from what the model declares, and what follows from that."""
-        declared = self._declared() if self._reordered else {}
-        for source, channels in self._reordered:
-            if source in declared:
-                channels.say(declared[source], f"{source!r}")
-
-    def _declared(self) -> dict[str, int]:
+    def _declarations(self) -> dict[str, int]:
+        """The channels of the ordinary tensors of rank 4, as far as the model declares them, or they follow from that."""
+        blocked = self._blocked()
         stub = ModelProto(ir_version=self._model.ir_version, opset_import=self._model.opset_import)
         graph = stub.graph
         graph.name = "graph"
         graph.node.extend(self._model.graph.node)
         graph.input.extend(self._model.graph.input)
-        graph.value_info.extend(v for v in self._model.graph.value_info if v.name not in self._channels)
+        graph.value_info.extend(v for v in self._model.graph.value_info if v.name not in blocked)
         given = {v.name for v in (*graph.value_info, *graph.input)}
         graph.input.extend(
             helper.make_tensor_value_info(t.name, t.data_type, list(t.dims))
@@ -386,7 +401,15 @@ class _Reading:
             dims = value.type.tensor_type.shape.dim
             if len(dims) == 4:
                 found[value.name] = dims[3 if value.name in last else 1].dim_value
-        return {name: count for name, count in found.items() if count}
+        return {name: count for name, count in found.items() if count and name not in blocked}
+
+    def _blocked(self) -> set[str]:
+        """The values in the layout."""
+        found: set[str] = set()
+        for node in self._model.graph.node:
+            if node.op_type != "ReorderOutput" if node.domain == NCHWC else not found.isdisjoint(node.input):
+                found.update(node.output)
+        return found
 
     # The model
 
@@ -465,6 +488,17 @@ def _resize(node: NodeProto) -> Iterator[NodeProto]:
         coordinate_transformation_mode=_attribute(node, "coordinate_transformation_mode", "asymmetric"),
         nearest_mode="floor",
     )
+
+
+def _rename_inlined(model: ModelProto) -> None:
+    """Rename what ONNX Runtime named as it inlined functions: it gives the names again to the next that it inlines."""
+    taken = names_of(model.graph)
+    made = {name for node in model.graph.node for name in node.output if name.startswith(_INLINED)}
+    names = {name: fresh(name.removeprefix(_INLINED), taken) for name in sorted(made)}
+    for node in model.graph.node:
+        rename_values(node, names)
+    for value in (*model.graph.value_info, *model.graph.output):
+        value.name = names.get(value.name, value.name)
 
 
 def _attribute(node: NodeProto, name: str, default: Any) -> Any:
