@@ -208,7 +208,7 @@ FORMS: dict[str, Callable[[Subject, Path], ModelProto | Path]] = {
     "float16": _float16,
     **{level: _at_level(level) for level in LEVELS},
 }
-OF_FLOATS = ("transformer optimiser, saved", "transformer optimiser, in memory", "8-bit weights", "QDQ", "float16")
+OF_FLOATS = ("transformer optimiser, saved", "transformer optimiser, in memory", "8-bit weights", "float16")
 
 
 # The weights that a quantised model has
@@ -445,13 +445,15 @@ def rows_of(name: str, folder: Path) -> Iterator[dict[str, Any]]:
     name = name.removeprefix("llm/")
     model = language_models.MODELS[name]
     for precision in model.precisions:
-        for tokens, past in ((7, 0), (1, 5)) if model.past is not None else ((7, 0),):
+        runs = ((7, 0), (1, 5)) if model.past is not None else ((7, 0),)
+        for tokens, past in runs:
             title = f"{precision}, {past} of the past" if past else precision
             subject = built(name, precision, tokens, past, folder)
             yield _row(f"llm/{name}", title, lambda s=subject: (s, s.path))  # type: ignore[misc]
-            if past:
-                continue
-            for form in (*LEVELS, *(OF_FLOATS if precision == "fp32" else ())):
+            forms = () if past else (*LEVELS, *(OF_FLOATS if precision == "fp32" else ()))
+            if precision == "fp32" and (tokens, past) == runs[-1]:  # calibration does not take caches of no tokens
+                forms = (*forms, "QDQ")
+            for form in forms:
                 yield _row(f"llm/{name}", f"{title}, {form}", lambda s=subject, f=form: (s, FORMS[f](s, place)))  # type: ignore[misc]
 
 

@@ -128,7 +128,7 @@ MODELS = {
         kind="ConditionalGeneration",
         past=None,
     ),
-    "whisper": LanguageModel("Whisper", _SPEECH, ("fp32",), "ConditionalGeneration"),
+    "whisper": LanguageModel("Whisper", _SPEECH | {"tie_word_embeddings": False}, ("fp32",), "ConditionalGeneration"),
 }
 
 
