@@ -15,6 +15,7 @@ from refgrad.microsoft.activation import plus, scaled_silu
 from refgrad.microsoft.arithmetic import by_branch
 from refgrad.microsoft.forms import form
 from refgrad.microsoft.results import like
+from refgrad.protos.types import SIXTEEN_BIT
 from refgrad.reverse.emit import Emitter
 from refgrad.tables.definitions import FLOATS, UnsupportedFormError, operator
 
@@ -52,24 +53,31 @@ def simplified_layer_normalization(
     op: FunctionEmitter, X: str, scale: str, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1
 ) -> tuple[str, str]:
     """x/√(mean x² + ε)·scale over the axes from `axis` on"""
-    if axis == -1:
-        return _by_root_mean_square(op, X, scale, [-1], epsilon)
-    y, r = _by_root_mean_square(op, op.Flatten(X, axis=axis), op.Reshape(scale, [-1]), [-1], epsilon)
-    end = 0 if axis < 0 else op.rank(X)
-    if end is None:
-        ones = op.Expand(op.const(np.ones(1, np.int64)), op.Shape(op.Shape(X, start=axis)))
-    else:
-        ones = op.const(np.ones(end - axis, np.int64))
-    rows = op.Concat(op.Shape(X, end=axis), ones, axis=0)
-    return op.Reshape(y, op.Shape(X), allowzero=1), op.Reshape(r, rows, allowzero=1)
+    rank = 0 if axis < 0 else op.rank(X)
+    if rank is not None:
+        return _by_root_mean_square(op, X, scale, list(range(axis, rank)), epsilon)
+    x = op.wide(X)
+    r = _reciprocal_root(op, op.Flatten(x, axis=axis), [1], epsilon)
+    ones = op.Expand(op.const(np.ones(1, np.int64)), op.Shape(op.Shape(X, start=axis)))
+    r = op.Reshape(r, op.Concat(op.Shape(X, end=axis), ones, axis=0), allowzero=1)
+    return _scaled(op, op.Mul(x, r), scale), r
 
 
 def _by_root_mean_square(op: FunctionEmitter, x: str, scale: str, axes: list[int], epsilon: float) -> tuple[str, str]:
     """x·r·scale and r = 1/√(mean x² + ε), which is computed in float for a narrower x."""
     wide = op.wide(x)
-    r = op.Reciprocal(op.Sqrt(op.Add(op.reduce("ReduceMean", op.Mul(wide, wide), axes), epsilon)))
-    y = op.Mul(wide, r)
-    return op.Mul(op.CastLike(y, scale) if wide != x else y, scale), str(r)
+    r = _reciprocal_root(op, wide, axes, epsilon)
+    return _scaled(op, op.Mul(wide, r), scale), r
+
+
+def _reciprocal_root(op: FunctionEmitter, x: str, axes: list[int], epsilon: float) -> str:
+    """1/√(mean x² + ε) over the axes, which stay"""
+    return op.Reciprocal(op.Sqrt(op.Add(op.reduce("ReduceMean", op.Mul(x, x), axes), epsilon)))
+
+
+def _scaled(op: FunctionEmitter, normalized: str, scale: str) -> str:
+    """normalized·scale in the type of scale, rounded to it first"""
+    return op.Mul(op.CastLike(normalized, scale) if op.type(scale) in SIXTEEN_BIT else normalized, scale)
 
 
 @operator("GatedRMSNorm", "Y")
@@ -180,8 +188,7 @@ def hyper_connection_low_rank_mix(
 
 def _normalized(op: FunctionEmitter, x: str, epsilon: float) -> str:
     """x/√(mean x² + ε) over the last axis"""
-    mean = op.reduce("ReduceMean", op.Mul(x, x), [-1])
-    return op.Mul(x, op.Reciprocal(op.Sqrt(op.Add(mean, epsilon))))
+    return op.Mul(x, _reciprocal_root(op, x, [-1], epsilon))
 
 
 @operator("GroupNorm", "Y")
