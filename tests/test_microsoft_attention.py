@@ -238,7 +238,7 @@ def test_the_second_derivative(name: str) -> None:
 @pytest.mark.parametrize("dtype", [np.float16, np.float64])
 @pytest.mark.parametrize("name", sorted({case.node.op_type for case in CASES}))
 def test_in_another_type(name: str, dtype: type) -> None:
-    """In double to the last digits; in float16 as far as it goes."""
+    """Against float: in double to its last digits; in float16 as far as it goes."""
     for case in few(name):
         if name == "DecoderMaskedSelfAttention" and "share_buffer" in str(case):
             continue  # keys lie by the size of their type
@@ -250,7 +250,8 @@ def test_in_another_type(name: str, dtype: type) -> None:
         got = NUMPY.prepare(model).run(other)
         for key, expected in NUMPY.prepare(case.model).run(case.feeds).items():
             assert got[key].dtype == dtype
-            np.testing.assert_allclose(got[key], expected, rtol=1e-2 if dtype == np.float16 else 1e-4, atol=1e-2)
+            bound = 1e-2 if dtype == np.float16 else 1e-5
+            np.testing.assert_allclose(got[key], expected, rtol=bound, atol=bound)
 
 
 @pytest.mark.parametrize("shape", [(2, 0, 8), (0, 3, 8)])

@@ -153,7 +153,9 @@ def test_an_inverse_of_another_type_is_that_of_onnx_runtime(kind: type) -> None:
     for model in (case.model, refgrad.lower(case.model)):
         got = get_backend("numpy").prepare(model).run(case.feeds)["Y"]
         assert got.dtype == kind
-        np.testing.assert_allclose(got.astype(float), expected.astype(float), rtol=20 * np.finfo(kind).eps, atol=1e-3)
+        np.testing.assert_allclose(
+            got.astype(float), expected.astype(float), rtol=20 * np.finfo(kind).eps, atol=np.finfo(kind).eps
+        )
 
 
 @pytest.mark.parametrize(

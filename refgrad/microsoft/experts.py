@@ -38,7 +38,7 @@ class Activation:
     swiglu_limit_after_activation: int
 
     def check(self, separate: bool) -> None:
-        """Refuse what there is not; `separate`: FC3 is given."""
+        """Refuse an activation or a fusion that is not known; `separate`: FC3 is given."""
         kind, fusion = self.activation_type, self.swiglu_fusion
         if kind not in ACTIVATIONS:
             raise UnsupportedFormError(f"its activation_type {kind!r} is not known; there are {choices(ACTIVATIONS)}")

@@ -120,7 +120,7 @@ def inverse_body(op: FunctionEmitter, X: str) -> str:
     beside = op.Concat(matrices, op.Expand(unit, op.Shape(matrices)), axis=2)
 
     def step(inner: FunctionEmitter, states: Sequence[str], parts: Sequence[str]) -> list[str]:
-        """Make the column k that of the unit matrix, after an exchange of row k and the one with the largest element."""
+        """Gauss-Jordan elimination of column k, after row k and the row with the largest element were exchanged."""
         (M,), (k,) = states, parts
         size = inner.Abs(inner.Gather(M, k, axis=2))
         best = inner.ArgMax(inner.Where(inner.GreaterOrEqual(rows, k), size, -1.0), axis=1, keepdims=1)

@@ -313,7 +313,7 @@ class Packing:
         return str(op.Transpose(op.Reshape(x, sizes, allowzero=1), perm=[1, 0, *range(2, 2 + trailing)]))
 
     def packed(self, x: str) -> str:
-        """What `timed` takes, of what it makes of 2 trailing axes."""
+        """The inverse of `timed`, for 2 trailing axes."""
         op = self.op
         sizes = op.Concat(op.Shape(self.query, end=self.leading), op.Shape(x, start=2), axis=0)
         if self.ends is None:

@@ -122,7 +122,7 @@ def _pooled(op: Emitter, node: Node, op_type: str) -> str:
 
 @form("MaxPoolGrad", results=[typed("dY")], attributes=_POOL | {"storage_order": 0}, domains=("", MICROSOFT))
 def max_pool_grad(op: Emitter, dY: str, Indices: str, *, _node: Node, **attributes: Any) -> str:
-    """The shape of X is that of what the MaxPool read that made the indices; else it is found as for AveragePoolGrad"""
+    """X has the shape of the input of the MaxPool that made the indices; else it is found as for AveragePoolGrad"""
     pool = op.graph.producer.get(Indices)
     X = pool.inputs[0] if pool is not None and pool.key == ("", "MaxPool") else _pooled(op, _node, "MaxPool")
     (d,) = widened(op, dY)  # ONNX Runtime scatters no 16 bits on the CPU

@@ -285,7 +285,7 @@ def _of_directions(op: FunctionEmitter, q: str, scale: str, zero_point: str) -> 
 
 
 def _as_read_dynamically(op: FunctionEmitter, x: str) -> str:
-    """What `x` is behind DynamicQuantizeLinear and DequantizeLinear; 0 where it is nothing but zeros, with a derivative"""
+    """DequantizeLinear(DynamicQuantizeLinear(x)), which has a derivative where x is 0 everywhere too"""
     zero = op.const(0.0, like=x)
     every = op.Concat(op.Reshape(x, [-1]), op.Reshape(zero, [1]), axis=0)
     low, high = op.ReduceMin(every, keepdims=0), op.ReduceMax(every, keepdims=0)
@@ -395,7 +395,7 @@ def qlinear_leaky_relu(
     *,
     alpha: float = 0.01,
 ) -> str:
-    """Y stands for what X stands for, times α where that is negative"""
+    """LeakyRelu of the value that X stands for, quantized"""
     y = op.LeakyRelu(_read(op, X, X_scale, X_zero_point), alpha=alpha)
     return _written(op, y, Y_scale, Y_zero_point, X)
 

@@ -42,7 +42,7 @@ PARAMETERS: dict[str, tuple[float | None, ...]] = {
 
 
 def _with_rank(op: Emitter, *values: str | None) -> None:
-    """What a step has, of every step."""
+    """Declare that these values, which hold every step, have 4 axes."""
     for value in values:
         if value is not None and op.rank(value) is None:
             op.assume(value, (None,) * 4)

@@ -268,7 +268,7 @@ class _Activation:
         return 2 if self.kind in _GATED and self.fusion else 1
 
     def check(self, separate: bool) -> None:
-        """Refuse what there is not; `separate`: FC3 is given."""
+        """Refuse an activation or a fusion that is not known; `separate`: FC3 is given."""
         known = (*_PLAIN, *_GATED)
         if self.kind not in known:
             raise ValueError(f"activation_type={self.kind!r} is not known; there are {choices(known)}")
