@@ -120,7 +120,7 @@ def _quantised(floats: Callable[..., np.ndarray], kind: str, bits: int, heads: d
 
 
 def _sparse(floats: Callable[..., np.ndarray], shapes: str) -> Iterator[Case]:
-    """Blocks of two keys: a prompt with one mask, and a token of each sample with a mask for each head."""
+    """Blocks of two keys: a prompt with one mask, and two tokens after the others with a mask for each head."""
     sizes: dict[str, Any] = {"num_heads": 2, "kv_num_heads": 1, "sparse_block_size": 2, "shapes": shapes, "outputs": 3}
     name, none = "SparseAttention", [None, None]
     cache = [floats(BATCH, 1, 6, 8) for _ in range(2)]
@@ -131,7 +131,7 @@ def _sparse(floats: Callable[..., np.ndarray], shapes: str) -> Iterator[Case]:
         return [floats(BATCH, length, n * size) for n in (2, 1, 1)]
 
     yield case(name, *new(5), *cache, *one, np.array(5, np.int32), ints(5, 5), **sizes)
-    yield case(name, floats(BATCH, 1, 32), *none, *cache, *two, np.array(6, np.int32), ints(6, 3), scale=0.4, **sizes)
+    yield case(name, floats(BATCH, 2, 32), *none, *cache, *two, np.array(6, np.int32), ints(6, 3), scale=0.4, **sizes)
     rotary = [floats(8, 4) for _ in range(2)]
     lengths = ("block_row_indices", "block_col_indices", "total_sequence_length", "key_total_sequence_lengths")
     tokens = [np.array(4, np.int32), ints(4, 2)]
@@ -254,7 +254,7 @@ def _chosen_in_pages(floats: Callable[..., np.ndarray], shapes: str) -> Iterator
     name = "SparsePagedAttention"
     cache = [floats(6, 2, 1, 4) for _ in range(2)]
     tables = [ints(0, 2, 2, 3), ints(4, 1, 0), ints([4, 1, 3], [2, -1, -1], [0, 5, -1])]
-    choice = [ints([2, 0, 3], [-1, 1, 4], [0, 2, 1]), ints(3, 0, 3)]  # the last token chooses more than its sample has
+    choice = [ints([2, 0, 3], [1, -1, 4], [0, 2, 1]), ints(3, 0, 3)]  # the last token chooses more than its sample has
     other = [floats(3, 5, 1, 4) for _ in range(2)]
     rotary = [floats(6, 2) for _ in range(2)]
 
