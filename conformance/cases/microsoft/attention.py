@@ -68,14 +68,15 @@ def _caches(floats: Any, heads: dict[str, Any]) -> Iterator[Case]:
     yield case(name, *three, biases, None, None, *past, outputs=3, **heads)
     buffers = [floats(BATCH, HEADS, POSITIONS, SIZE) for _ in range(2)]
     yield case(name, *three, None, None, None, *buffers, FEW, outputs=3, unidirectional=1, **heads)
-    one = [floats(2 * BATCH, 1, WIDTH) for _ in range(3)]
-    buffers = [floats(2 * BATCH, HEADS, POSITIONS, SIZE) for _ in range(2)]
+    one = [floats(len(HIDDEN), 1, WIDTH) for _ in range(3)]
+    buffers = [floats(len(HIDDEN), HEADS, POSITIONS, SIZE) for _ in range(2)]
     yield case(name, *one, floats(3 * WIDTH), HIDDEN, None, *buffers, FEW, BEAMS, outputs=3, **heads)
 
 
-# Two beams for each of two prompts: of which beam each token is, and the keys that are hidden
-BEAMS = np.array([[[1, 0, 0, 1, 0, 0], [0, 0, 1, 1, 0, 0]], [[0, 1, 0, 0, 0, 0], [1, 1, 0, 0, 0, 0]]], np.int32)
-HIDDEN = np.array([[1, 0, 1], [1, 1, 1], [0, 1, 1], [1, 1, 1]], np.int32)
+# Two beams for each of three prompts: of which beam each token is, and the keys that are hidden
+BEAMS = np.array([[[1, 0, 0], [0, 0, 1]], [[0, 1, 1], [1, 1, 0]], [[1, 1, 0], [0, 1, 0]]], np.int32)
+BEAMS = np.pad(BEAMS, [(0, 0), (0, 0), (0, POSITIONS - 3)])
+HIDDEN = np.array([[1, 0, 1], [1, 1, 1], [0, 1, 1], [1, 1, 1], [1, 1, 1], [1, 0, 1]], np.int32)
 
 
 def _self(floats: Any, heads: dict[str, Any]) -> Iterator[Case]:
@@ -118,8 +119,8 @@ def _decoder(floats: Any, heads: dict[str, Any]) -> Iterator[Case]:
     yield case(name, *one, None, None, *buffers, FEW, **shared, **heads)
     yield case(name, *one, hidden, offset, *buffers, FEW, None, None, bias, **shared, **heads)
     every: dict[str, Any] = {**shared, "outputs": 4, "output_qk": 1, "mask_filter_value": -1.5}
-    beams = [floats(2 * BATCH, 1, WIDTH) for _ in range(3)]
-    caches = [floats(2 * BATCH, HEADS, POSITIONS, SIZE) for _ in range(2)]
+    beams = [floats(len(HIDDEN), 1, WIDTH) for _ in range(3)]
+    caches = [floats(len(HIDDEN), HEADS, POSITIONS, SIZE) for _ in range(2)]
     yield case(name, *beams, HIDDEN, offset, *caches, FEW, FEW, BEAMS, bias, **every, **heads)
     packed = floats(BATCH, 1, 2 * WIDTH + 2 * HEADS)
     values = floats(BATCH, HEADS, POSITIONS, 2)
@@ -138,7 +139,7 @@ def _one_token(floats: Any, heads: dict[str, Any]) -> Iterator[Case]:
     shared: dict[str, Any] = {"past_present_share_buffer": 1, "outputs": 2}
     yield case(name, *three, None, buffer, None, FEW, **shared, **heads)
     yield case(name, *three, hidden, buffer, offset, FEW, mask_filter_value=-1.5, scale=0.3, **shared, **heads)
-    beams, caches = floats(2 * BATCH, 1, 5), floats(2, 2 * BATCH, HEADS, POSITIONS, 8)
+    beams, caches = floats(len(HIDDEN), 1, 5), floats(2, len(HIDDEN), HEADS, POSITIONS, 8)
     yield case(name, beams, *three[1:], HIDDEN, caches, None, FEW, FEW, BEAMS, do_rotary=1, **shared, **heads)
     past = floats(2, BATCH, HEADS, 2, 8)
     yield case(name, *three, None, past, None, FEW, do_rotary=1, outputs=2, **heads)
