@@ -304,8 +304,8 @@ def decoder_attention(
         mask = op.Slice(
             op.Cast(key_padding_mask, to=TensorProto.INT32), [0], op.Mul(_size(op, key_padding_mask, 1), padded), [1]
         )
-        rest = op.Mul(_size(op, keys, 2), op.Sub(op.const([1]), padded))
-        shown = op.Expand(op.const(np.array(0, np.int32)), op.Concat(_size(op, keys, 0), rest, axis=0))
+        every = op.Sub(op.const([1]), padded)  # without the mask, one column says of all keys that they are shown
+        shown = op.Expand(op.const(np.array(0, np.int32)), op.Concat(_size(op, keys, 0), every, axis=0))
         hidden = op.Cast(op.Unsqueeze(op.Concat(mask, shown, axis=1), [1, 2]), to=TensorProto.BOOL)
         scores = op.Where(hidden, lowest(op, scores), scores)
     return op.Transpose(mixed(op, scores, values), perm=[1, 0, 2]), keys, values

@@ -253,7 +253,7 @@ def _rotated(
         raise UnsupportedFormError("do_rotary=1 needs the inputs cos_cache and sin_cache")
     cos, sin = (op.Unsqueeze(op.wide(op.Gather(c, positions)), [-2]) for c in (cos_cache, sin_cache))
     pairs = op.Shape(cos_cache, start=1, end=2)
-    middle, last = op.Add(pairs, [first]), op.Add(op.Add(pairs, pairs), [first])
+    middle, last = (op.Add(n, [first]) if first else n for n in (pairs, op.Add(pairs, pairs)))
     if interleaved:
         a, b = (op.Slice(x, [first + n], last, [-1], [2]) for n in (0, 1))
     else:
@@ -286,7 +286,7 @@ def _attend(
     """
     length = op.Shape(keys, start=2, end=3)
     if kv_num_heads != num_heads:
-        keys, values = (_repeated(op, x, num_heads // kv_num_heads) for x in (keys, values))
+        keys, values = (_repeated(op, x, kv_num_heads, num_heads) for x in (keys, values))
     q = op.Mul(q, scale) if scale else op.Div(q, op.Sqrt(op.CastLike(op.Shape(q, start=3, end=4), q)))
     scores = op.MatMul(q, op.Transpose(keys, perm=[0, 1, 3, 2]))
     if softcap > 0:
@@ -308,11 +308,10 @@ def _attend(
     return y, scores, shares
 
 
-def _repeated(op: FunctionEmitter, x: str, times: int) -> str:
-    """(B, K, T, H) to (B, K·times, T, H): each head so many times, one after the other."""
-    copies = op.Expand(op.Unsqueeze(x, [2]), op.const(np.array([1, 1, times, 1, 1])))
-    heads = op.Mul(op.Shape(x, start=1, end=2), [times])
-    return op.Reshape(copies, op.Concat(op.Shape(x, end=1), heads, op.Shape(x, start=2), axis=0), allowzero=1)
+def _repeated(op: FunctionEmitter, x: str, count: int, wanted: int) -> str:
+    """(B, count, T, H) to (B, wanted, T, H): each head as often as the others, one after the other."""
+    copies = op.Expand(op.Unsqueeze(x, [2]), op.const(np.array([1, 1, wanted // count, 1, 1])))
+    return op.Reshape(copies, op.Concat(op.Shape(x, end=1), [wanted], op.Shape(x, start=2), axis=0), allowzero=1)
 
 
 def _columns(op: FunctionEmitter, bias: str, places: str, total: str) -> str:
@@ -479,15 +478,14 @@ def sparse_attention(
     before = op.Sub(tokens, count)
     places, real = op.Add(before, steps), op.Less(steps, count)
     if do_rotary:
-        at = op.Where(real, places, 0)
-        q, k = (_rotated(op, x, cos_cache, sin_cache, at, rotary_interleaved) for x in (q, k))
+        q, k = (_rotated(op, x, cos_cache, sin_cache, places, rotary_interleaved) for x in (q, k))
     total = _int64(op, total_sequence_length)
     presents = [_overwritten(op, past, x, before, count) for past, x in ((past_key, k), (past_value, v))]
     keys, values = (op.wide(op.Slice(x, [0], total, [2])) for x in presents)
 
     masks, blocks = _block_masks(op, block_row_indices, block_col_indices)
     columns = op.up_to(total)
-    rows = op.Mul(op.Div(op.Where(real, places, 0), [sparse_block_size]), blocks)
+    rows = op.Mul(op.Div(places, [sparse_block_size]), blocks)
     cells = op.Add(op.Unsqueeze(rows, [2]), op.Div(columns, [sparse_block_size]))
     layouts = op.Transpose(op.Gather(masks, cells, axis=1), perm=[1, 0, 2, 3])
     turns = op.Div([num_heads], op.Shape(masks, end=1))
@@ -681,7 +679,7 @@ class _Pages:
         if slot_mapping is None:
             cell = op.Add(op.Mul(packed.sample, columns), op.Div(packed.place, page))
             found = op.Gather(op.Reshape(table, [-1]), cell)
-            slot = op.Where(op.Less(found, 0), -1, op.Add(op.Mul(found, page), op.Mod(packed.place, page)))
+            slot = op.Add(op.Mul(found, page), op.Mod(packed.place, page))  # negative where no page is
         else:
             slot = op.Cast(slot_mapping, to=TensorProto.INT64)
         slot = op.Where(op.Less(slot, 0), self._size, slot)  # a row more takes what is not written

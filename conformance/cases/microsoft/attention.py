@@ -16,6 +16,7 @@ WIDTH = HEADS * SIZE
 
 POSITIONS = 6  # of a buffer
 FEW = np.array([2], np.int32)  # of which there are so many keys
+LOWEST = float(np.finfo(np.float32).min)  # it hides a key as much as being later than the query does
 
 
 def cases() -> Iterator[Case]:
@@ -47,7 +48,9 @@ def _multi_head(floats: Any, heads: dict[str, Any]) -> Iterator[Case]:
     offsets = [*range(0, 9, LENGTH)], [*range(0, 12, LENGTH + 1)]
     lengths = np.array([2, 4, *offsets[0], *offsets[1]], np.int32)
     yield case(name, q, k, v, bias, lengths, **heads)
-    yield case(name, q, k[:, :2], v[:, :2], None, None, offset[:, :, :, :2], outputs=3, unidirectional=1, **heads)
+    late = {"outputs": 3, "unidirectional": 1, "mask_filter_value": LOWEST}  # the first query sees no key
+    hidden = np.array([[0, 1], [1, 1]], np.int32)
+    yield case(name, q, k[:, :2], v[:, :2], None, hidden, offset[:, :, :, :2], **late, **heads)
     yield case(name, q, *(floats(BATCH, HEADS, LENGTH + 1, SIZE) for _ in range(2)), floats(3 * WIDTH), **heads)
     yield case(name, q, floats(BATCH, LENGTH + 1, HEADS, 2, SIZE), **heads)
     yield case(name, floats(BATCH, LENGTH, HEADS, 3, SIZE), **heads)
@@ -65,12 +68,15 @@ def _caches(floats: Any, heads: dict[str, Any]) -> Iterator[Case]:
     yield case(name, *three, biases, None, None, *past, outputs=3, **heads)
     buffers = [floats(BATCH, HEADS, POSITIONS, SIZE) for _ in range(2)]
     yield case(name, *three, None, None, None, *buffers, FEW, outputs=3, unidirectional=1, **heads)
-    one = [floats(BATCH, 1, WIDTH) for _ in range(3)]
-    hidden = np.array([[1, 0, 1], [1, 1, 1]], np.int32)
-    yield case(name, *one, floats(3 * WIDTH), hidden, None, *buffers, FEW, BEAMS, outputs=3, **heads)
+    one = [floats(len(HIDDEN), 1, WIDTH) for _ in range(3)]
+    buffers = [floats(len(HIDDEN), HEADS, POSITIONS, SIZE) for _ in range(2)]
+    yield case(name, *one, floats(3 * WIDTH), HIDDEN, None, *buffers, FEW, BEAMS, outputs=3, **heads)
 
 
-BEAMS = np.array([[[1, 0, 0, 1, 0, 0], [0, 0, 1, 1, 0, 0]]], np.int32)  # of which beam each token is
+# Two beams for each of three prompts: of which beam each token is, and the keys that are hidden
+BEAMS = np.array([[[1, 0, 0], [0, 0, 1]], [[0, 1, 1], [1, 1, 0]], [[1, 1, 0], [0, 1, 0]]], np.int32)
+BEAMS = np.pad(BEAMS, [(0, 0), (0, 0), (0, POSITIONS - 3)])
+HIDDEN = np.array([[1, 0, 1], [1, 1, 1], [0, 1, 1], [1, 1, 1], [1, 1, 1], [1, 0, 1]], np.int32)
 
 
 def _self(floats: Any, heads: dict[str, Any]) -> Iterator[Case]:
@@ -87,8 +93,8 @@ def _self(floats: Any, heads: dict[str, Any]) -> Iterator[Case]:
     for mask in ([1, 3], [2, 3, 1, 0], [1, 2, *[0, 3, 6] * 2]):  # ends; ends and beginnings; ends and offsets
         yield case(name, x, weights, bias, np.array(mask, np.int32), mask_filter_value=-1.5, **heads)
     per_query = (np.arange(BATCH * LENGTH * LENGTH) % 3 > 0).astype(np.int32).reshape(BATCH, LENGTH, LENGTH)
-    yield case(name, x, weights, bias, per_query, unidirectional=1, **heads)
-    square = (np.arange(BATCH * 36) % 5 > 1).astype(np.int32).reshape(BATCH, 1, 6, 6)
+    yield case(name, x, weights, bias, per_query, unidirectional=1, mask_filter_value=LOWEST, **heads)
+    square = (np.arange(BATCH * 49) % 5 > 1).astype(np.int32).reshape(BATCH, 1, 7, 7)
     yield case(name, x, weights, bias, square, past, **heads)
     buffer = floats(2, BATCH, HEADS, POSITIONS, SIZE)
     shared: dict[str, Any] = {"past_present_share_buffer": 1, "outputs": 2}
@@ -112,8 +118,10 @@ def _decoder(floats: Any, heads: dict[str, Any]) -> Iterator[Case]:
     offset = floats(1, HEADS, 1, LENGTH)
     yield case(name, *one, None, None, *buffers, FEW, **shared, **heads)
     yield case(name, *one, hidden, offset, *buffers, FEW, None, None, bias, **shared, **heads)
-    every: dict[str, Any] = {**shared, "outputs": 4, "output_qk": 1}
-    yield case(name, *one, hidden, offset, *buffers, FEW, FEW, BEAMS, bias, mask_filter_value=-1.5, **every, **heads)
+    every: dict[str, Any] = {**shared, "outputs": 4, "output_qk": 1, "mask_filter_value": -1.5}
+    beams = [floats(len(HIDDEN), 1, WIDTH) for _ in range(3)]
+    caches = [floats(len(HIDDEN), HEADS, POSITIONS, SIZE) for _ in range(2)]
+    yield case(name, *beams, HIDDEN, offset, *caches, FEW, FEW, BEAMS, bias, **every, **heads)
     packed = floats(BATCH, 1, 2 * WIDTH + 2 * HEADS)
     values = floats(BATCH, HEADS, POSITIONS, 2)
     yield case(name, packed, None, None, None, None, buffers[0], values, FEW, **shared, **heads)
@@ -131,7 +139,8 @@ def _one_token(floats: Any, heads: dict[str, Any]) -> Iterator[Case]:
     shared: dict[str, Any] = {"past_present_share_buffer": 1, "outputs": 2}
     yield case(name, *three, None, buffer, None, FEW, **shared, **heads)
     yield case(name, *three, hidden, buffer, offset, FEW, mask_filter_value=-1.5, scale=0.3, **shared, **heads)
-    yield case(name, *three, hidden, buffer, None, FEW, FEW, BEAMS, do_rotary=1, **shared, **heads)
+    beams, caches = floats(len(HIDDEN), 1, 5), floats(2, len(HIDDEN), HEADS, POSITIONS, 8)
+    yield case(name, beams, *three[1:], HIDDEN, caches, None, FEW, FEW, BEAMS, do_rotary=1, **shared, **heads)
     past = floats(2, BATCH, HEADS, 2, 8)
     yield case(name, *three, None, past, None, FEW, do_rotary=1, outputs=2, **heads)
     yield case(name, three[0][:0], *three[1:], None, buffer[:, :0], None, FEW, **shared, **heads)
@@ -149,9 +158,10 @@ def _flagged(floats: Any, heads: dict[str, Any]) -> Iterator[Case]:
         hidden = np.arange(BATCH * own).reshape(BATCH, own) % 3 == 1
         yield case(name, query, key, *weights, hidden, None, None, static, no, no, yes, **heads)
         yield case(name, query, key, *weights, None, *caches, static, yes, yes, no, outputs=3, **heads)
-        yield case(name, query, key, *weights, hidden, *caches, static, no, yes, no, outputs=3, **heads)
+        unused = (yes, no) if static[0] else (no, yes)
+        yield case(name, query, key, *weights, hidden, *caches, static, *unused, no, outputs=3, **heads)
     flags = ["static_kv", "use_past", "has_layer_state", "has_key_padding_mask"]
-    hidden = np.arange(2 * BATCH).reshape(BATCH, 2) % 3 == 1
+    hidden = np.array([[False, True], [True, True]])
     last = {"constant": ["key_padding_mask", *flags], "mask_filter_value": -1.5}
     yield case(name, query, key, *weights, hidden, *caches, yes, yes, yes, yes, **last, **heads)
     yield case(name, query[:0], key, *weights, None, None, None, yes, no, no, no, **heads)

@@ -80,11 +80,13 @@ def _group_query(floats: Callable[..., np.ndarray], shapes: str) -> Iterator[Cas
     # A cache of the last tokens, and caches of 8 and 4 bits
     slide = {"sliding_window_cache": 1, "local_window_size": 3, "outputs": 3} | heads
     yield case(name, *new(1, LENGTH), *past(1), *lengths(8), *none * 3, floats(1, 1, LENGTH, 8), **slide)
+    slide["local_window_size"] = 2
+    yield case(name, *new(BATCH, 1), *past(BATCH), *lengths(8, 5), *none * 3, floats(1, 1, 1, 8), **slide)
     for kind, bits in (("PER_TENSOR", 8), ("PER_CHANNEL", 8), ("PER_TENSOR", 4), ("PER_CHANNEL", 4)):
         yield _quantised(floats, kind, bits, heads)
     if shapes == "static":
         return  # of these, ONNX Runtime leaves rows as they come, or it has no kernel
-    yield case(name, *new(BATCH, LENGTH), *none * 2, *lengths(LENGTH, 1), outputs=3, **heads)
+    yield case(name, *new(BATCH, LENGTH), *none * 2, *lengths(LENGTH, 1), outputs=3, causal=0, **heads)
     weights = [floats(SIZE) for _ in range(2)]
     yield case(
         name,
@@ -94,12 +96,12 @@ def _group_query(floats: Callable[..., np.ndarray], shapes: str) -> Iterator[Cas
     chunk = [*new(BATCH, LENGTH), *past(BATCH, 5), *lengths(4, 1, total=6), *rotary(), *none * 7, ints(2, 0)]
     yield case(name, *chunk, rotary_interleaved=1, **turned)
     constant = ("seqlens_k", "total_sequence_length", "position_ids", "query_seqlens")
-    chunk[9] = np.array([[3, 4, 0], [0, 0, 0]])
+    chunk[9] = np.array([[3, 4, 99], [99, 99, 99]])  # of padding, where no angles are
     yield case(name, *chunk, constant=constant, **turned)
 
 
 def _quantised(floats: Callable[..., np.ndarray], kind: str, bits: int, heads: dict[str, Any]) -> Case:
-    """A token after a cache of that many bits; new keys and values lie well between halfways."""
+    """A token after a cache of that many bits; new keys and values lie well between halfways, some beyond 4 bits."""
     shape = (BATCH, SHARED, PAST, SIZE)
     held = np.arange(np.prod(shape)).reshape(shape) * 5 % 16 - 8
     caches = [held.astype(np.int8), held[::-1].astype(np.int8)]
@@ -107,43 +109,44 @@ def _quantised(floats: Callable[..., np.ndarray], kind: str, bits: int, heads: d
         caches = [((x[..., ::2] + 8) | (x[..., 1::2] + 8) << 4).astype(np.uint8) for x in caches]
     scale = 0.2 * (1 + np.abs(floats(1, SHARED, 1, SIZE))) if kind == "PER_CHANNEL" else np.full(1, 0.2, np.float32)
     scale = scale.astype(np.float32)
-    steps = (np.arange(BATCH * SHARED * SIZE).reshape(BATCH, SHARED, 1, SIZE) * 3 % 7 - 3 + 0.2) * scale
+    steps = (np.arange(BATCH * SHARED * SIZE).reshape(BATCH, SHARED, 1, SIZE) * 3 % 23 - 11 + 0.2) * scale
     new = steps.astype(np.float32).reshape(BATCH, 1, SHARED * SIZE)
     return case(
         "GroupQueryAttention",
-        *(floats(BATCH, 1, HEADS * SIZE), new, new[::-1]), *caches, ints(4, 4), np.array(5, np.int32),
+        *(floats(BATCH, 1, HEADS * SIZE), new, new[::-1]), *caches, ints(4, 3), np.array(5, np.int32),
         *[None] * 5, scale, scale,
         k_quant_type=kind, v_quant_type=kind, kv_cache_bit_width=bits, outputs=3, **heads,
     )  # fmt: skip
 
 
 def _sparse(floats: Callable[..., np.ndarray], shapes: str) -> Iterator[Case]:
-    """Blocks of two keys: a prompt with one mask, and a token of each sample with a mask for each head."""
+    """Blocks of two keys: a prompt with one mask, and two tokens after the others with a mask for each head."""
     sizes: dict[str, Any] = {"num_heads": 2, "kv_num_heads": 1, "sparse_block_size": 2, "shapes": shapes, "outputs": 3}
     name, none = "SparseAttention", [None, None]
     cache = [floats(BATCH, 1, 6, 8) for _ in range(2)]
     one = [ints([0, 1, 2, 4]), ints([0, 1, 0, 2])]
-    two = [ints([0, 1, 2, 4], [0, 1, 3, 5]), ints([0, 1, 0, 2, -1], [0, 0, 1, 0, 2])]
+    two = [ints([0, 1, 1, 3], [0, 1, 3, 5]), ints([0, 0, 1, -1, -1], [0, 0, 1, 0, 2])]  # a row without a block
 
     def new(length: int, size: int = 8) -> list[np.ndarray]:
         return [floats(BATCH, length, n * size) for n in (2, 1, 1)]
 
     yield case(name, *new(5), *cache, *one, np.array(5, np.int32), ints(5, 5), **sizes)
-    yield case(name, floats(BATCH, 1, 32), *none, *cache, *two, np.array(6, np.int32), ints(6, 3), scale=0.4, **sizes)
+    yield case(name, floats(BATCH, 2, 32), *none, *cache, *two, np.array(6, np.int32), ints(6, 3), scale=0.4, **sizes)
     rotary = [floats(8, 4) for _ in range(2)]
     lengths = ("block_row_indices", "block_col_indices", "total_sequence_length", "key_total_sequence_lengths")
     tokens = [np.array(4, np.int32), ints(4, 2)]
     yield case(name, *new(4), *cache, *two, *tokens, *rotary, do_rotary=1, constant=lengths, **sizes)
-    yield case(name, *new(4), *cache, *one, *tokens, *rotary, do_rotary=1, rotary_interleaved=1, **sizes)
+    part = [x[:, :3] for x in rotary]
+    yield case(name, *new(4), *cache, *one, *tokens, *part, do_rotary=1, rotary_interleaved=1, **sizes)
     yield case(name, *(x[:0] for x in (*new(1), *cache)), *one, np.array(4, np.int32), ints(), **sizes)
 
 
 def _paged(floats: Callable[..., np.ndarray], shapes: str) -> Iterator[Case]:
-    """Three samples of 2, 0 and 1 tokens after pasts of 3, 1 and 0, in pages of two rows."""
+    """Three samples of 2, 0 and 1 tokens after pasts of 4, 1 and 0, in pages of two rows."""
     sizes: dict[str, Any] = {"num_heads": 2, "kv_num_heads": 1, "shapes": shapes}
     name = "PagedAttention"
     cache = [floats(6, 2, 1, 4) for _ in range(2)]
-    tables = [ints(0, 2, 2, 3), ints(3, 1, 0), ints([4, 1, 3], [2, -1, -1], [0, 5, -1])]
+    tables = [ints(0, 2, 2, 3), ints(4, 1, 0), ints([4, 1, 3], [2, -1, -1], [0, 5, -1])]
 
     def new(size: int = 4) -> list[np.ndarray]:
         return [floats(3, n * size) for n in (2, 1, 1)]
@@ -163,22 +166,24 @@ def _paged(floats: Callable[..., np.ndarray], shapes: str) -> Iterator[Case]:
         do_rotary=1, rotary_interleaved=1, local_window_size=2, constant=constant, **sizes,
     )  # fmt: skip
     yield case(
-        name, floats(3, 24), floats(3, 12), None, floats(6, 2, 1, 12), None, *tables, *rotary,
+        name, floats(3, 28), floats(3, 14), None, floats(6, 2, 1, 14), None, *tables, *rotary,
         do_rotary=1, rotary_offset=8, kv_cache_layout="LATENT", v_head_size=5, scale=0.3, outputs=2, **sizes,
     )  # fmt: skip
     yield case(
         name, *(x[:0] for x in new()), *cache, ints(0, 0, 0, 0), *tables[1:], *none * 8, ints(0, 5), outputs=3, **sizes
     )
-    held = [(np.arange(48).reshape(6, 2, 1, 4) * n % 16 - 8).astype(np.int8) for n in (5, 7)]
-    steps = [((np.arange(12).reshape(3, 4) * n % 7 - 3 + 0.2) * 0.2).astype(np.float32) for n in (3, 5)]
-    scales = [np.full(1, 0.2, np.float32), np.full((1, 1, 4), 0.2, np.float32)]
+    held = [(np.arange(96).reshape(6, 2, 2, 4) * n % 16 - 8).astype(np.int8) for n in (5, 7)]
+    steps = [((np.arange(24).reshape(3, 8) * n % 7 - 3 + 0.2) * 0.2).astype(np.float32) for n in (3, 5)]
+    scales = [np.full(1, 0.2, np.float32), np.full((1, 2, 4), 0.2, np.float32)]
+    tables[2] = ints([4, 1, 3], [2, -1, -1], [-1, 5, -1])  # without a page for a new token
     kinds = {
         "k_quant_type": "PER_TENSOR",
         "v_quant_type": "PER_CHANNEL",
         "k_cache_dtype": "int8",
         "v_cache_dtype": "int8",
     }
-    yield case(name, floats(3, 8), *steps, *held, *tables, *none * 6, *scales, outputs=3, **kinds, **sizes)
+    sizes |= {"num_heads": 4, "kv_num_heads": 2}
+    yield case(name, floats(3, 16), *steps, *held, *tables, *none * 6, *scales, outputs=3, **kinds, **sizes)
 
 
 CHOSEN = ints([2, 0, -1], [1, -1, -1], [-1, -1, -1], [1, 2, 0]), ints(2, 1, 0, 3)  # of four queries
@@ -209,7 +214,7 @@ def _chosen(floats: Callable[..., np.ndarray], shapes: str) -> Iterator[Case]:
         name, *new(), *cache, *other, *CHOSEN, *tokens, *extra,
         do_rotary=1, rotary_interleaved=1, qk_norm_epsilon=0.1, outputs=3, **local,
     )  # fmt: skip
-    wide = [floats(BATCH, 1, n, 12) for n in (3, 3, 4)]
+    wide = [floats(BATCH, 1, n, 14) for n in (6, 6, 4)]
     constant = (
         "selected_indices",
         "selected_counts",
@@ -219,7 +224,7 @@ def _chosen(floats: Callable[..., np.ndarray], shapes: str) -> Iterator[Case]:
         "committed_length",
     )
     yield case(
-        name, *new(12), *wide, None, *CHOSEN, *tokens, *rotary, positions, *none * 3, ints(3, 1),
+        name, *new(14), *wide, None, *CHOSEN, *tokens, *rotary, positions, *none * 3, ints(3, 1),
         do_rotary=1, rotary_offset=8, auxiliary_kv_shared=1, smooth_softmax=1, constant=constant, **local,
     )  # fmt: skip
     yield case(
@@ -235,12 +240,12 @@ def _chosen(floats: Callable[..., np.ndarray], shapes: str) -> Iterator[Case]:
         np.array(3, np.int32),
         **sizes,
     )
-    held = [(np.arange(24).reshape(BATCH, 1, 3, 4) * n % 16 - 8).astype(np.int8) for n in (5, 7)]
-    steps = [((np.arange(16).reshape(BATCH, 2, 4) * n % 7 - 3 + 0.2) * 0.2).astype(np.float32) for n in (3, 5)]
-    scales = [np.full(4, 0.2, np.float32)] * 2
-    yield case(
-        name, floats(BATCH, 2, 8), *steps, *held, *none * 2, *CHOSEN, *tokens, *none * 7, *scales, outputs=3, **sizes
-    )
+    held = [(np.arange(48).reshape(BATCH, 2, 3, 4) * n % 16 - 8).astype(np.int8) for n in (5, 7)]
+    steps = [((np.arange(32).reshape(BATCH, 2, 8) * n % 7 - 3 + 0.2) * 0.2).astype(np.float32) for n in (3, 5)]
+    scales = [np.full(8, 0.2, np.float32)] * 2
+    full = [floats(BATCH, 2, 16), *steps, *held, *none * 2, *CHOSEN, *tokens, *none * 7, *scales]
+    sizes |= {"num_heads": 4, "kv_num_heads": 2}
+    yield case(name, *full, outputs=3, **sizes)
 
 
 def _chosen_in_pages(floats: Callable[..., np.ndarray], shapes: str) -> Iterator[Case]:
@@ -248,8 +253,8 @@ def _chosen_in_pages(floats: Callable[..., np.ndarray], shapes: str) -> Iterator
     sizes: dict[str, Any] = {"num_heads": 2, "kv_num_heads": 1, "shapes": shapes}
     name = "SparsePagedAttention"
     cache = [floats(6, 2, 1, 4) for _ in range(2)]
-    tables = [ints(0, 2, 2, 3), ints(3, 1, 0), ints([4, 1, 3], [2, -1, -1], [0, 5, -1])]
-    choice = [ints([2, 0, 3], [1, 4, -1], [-1, -1, -1]), ints(3, 2, 0)]
+    tables = [ints(0, 2, 2, 3), ints(4, 1, 0), ints([4, 1, 3], [2, -1, -1], [0, 5, -1])]
+    choice = [ints([2, 0, 3], [1, -1, 4], [0, 2, 1]), ints(3, 0, 3)]  # the last token chooses more than its sample has
     other = [floats(3, 5, 1, 4) for _ in range(2)]
     rotary = [floats(6, 2) for _ in range(2)]
 
@@ -272,10 +277,10 @@ def _chosen_in_pages(floats: Callable[..., np.ndarray], shapes: str) -> Iterator
         *("cumulative_sequence_length", "past_seqlens", "block_table", "slot_mapping"),
         *("selected_indices", "selected_counts", "auxiliary_lengths", "attention_metadata"),
     )
-    wide = [floats(6, 2, 1, 12) for _ in range(2)]
+    wide = [floats(6, 2, 1, 14) for _ in range(2)]
     hint = ints(2, 5, 3, 5, 8)
     yield case(
-        name, *new(12), *wide, *tables, slots, *choice, floats(3, 5, 1, 12), None, lengths, *rotary, *none * 5, hint,
+        name, *new(14), *wide, *tables, slots, *choice, floats(3, 5, 1, 14), None, lengths, *rotary, *none * 5, hint,
         do_rotary=1, rotary_offset=8, auxiliary_kv_shared=1, constant=constant, **local,
     )  # fmt: skip
     yield case(
@@ -283,9 +288,11 @@ def _chosen_in_pages(floats: Callable[..., np.ndarray], shapes: str) -> Iterator
     )
     nothing = [*(x[:0] for x in new()), *cache, ints(0, 0, 0, 0), *tables[1:], None, *(x[:0] for x in choice)]
     yield case(name, *nothing, outputs=3, **sizes)
-    held = [(np.arange(48).reshape(6, 2, 1, 4) * n % 16 - 8).astype(np.int8) for n in (5, 7)]
-    steps = [((np.arange(12).reshape(3, 4) * n % 7 - 3 + 0.2) * 0.2).astype(np.float32) for n in (3, 5)]
-    scales = [np.full(1, 0.2, np.float32), np.full((1, 1, 4), 0.2, np.float32)]
+    held = [(np.arange(96).reshape(6, 2, 2, 4) * n % 16 - 8).astype(np.int8) for n in (5, 7)]
+    steps = [((np.arange(24).reshape(3, 8) * n % 7 - 3 + 0.2) * 0.2).astype(np.float32) for n in (3, 5)]
+    scales = [np.full(1, 0.2, np.float32), np.full((1, 2, 4), 0.2, np.float32)]
+    tables[2] = ints([4, 1, 3], [2, -1, -1], [-1, 5, -1])  # without a page for a new token
     kinds = {"k_quant_type": "PER_TENSOR", "v_quant_type": "PER_CHANNEL"}
-    full = [floats(3, 8), *steps, *held, *tables, None, *choice, *none * 8, *scales]
+    full = [floats(3, 16), *steps, *held, *tables, None, *choice, *none * 8, *scales]
+    sizes |= {"num_heads": 4, "kv_num_heads": 2}
     yield case(name, *full, outputs=3, **kinds, **sizes)

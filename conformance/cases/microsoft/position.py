@@ -76,9 +76,9 @@ def _multimodal(floats: Any, options: dict[str, Any]) -> Iterator[Case]:
 
 
 def _biases(floats: Any, options: dict[str, Any]) -> Iterator[Case]:
-    name, lengths = "RelativePositionBias", [np.array([7]), np.array([7])]
-    yield case(name, floats(8, HEADS), *lengths, max_distance=6, is_bidirectional=1, **options)
-    yield case(name, floats(5, HEADS), *lengths, max_distance=5, **options)
+    name, lengths = "RelativePositionBias", [np.array([9]), np.array([9])]
+    yield case(name, floats(15, HEADS), *lengths, max_distance=11, is_bidirectional=1, **options)
+    yield case(name, floats(7, HEADS), *lengths, max_distance=11, **options)
     yield case(name, floats(4, 0), *lengths, max_distance=5, **options)
     none = [np.array([0]), np.array([0])]
     yield case(name, floats(4, HEADS), *none, max_distance=5, constant=["query_length", "key_length"], **options)
@@ -104,5 +104,5 @@ def _normalized(floats: Any, options: dict[str, Any]) -> Iterator[Case]:
     yield case(name, x.astype(brief), scale, first, *caches, epsilon=0.1, flatten_batch=1, **part)
     yield case(name, x.astype(brief), floats(8), each, *short, rotary_embedding_dim=4, outputs=2, **options)
     yield case(name, x.astype(brief), scale, each, *short, use_fp32_arithmetic=0, flatten_batch=1, **part)
-    yield case(name, x.astype(brief), scale, first, *short, np.array(1, np.int32), **part)
+    yield case(name, x.astype(brief), scale, first, *short, np.array(0, np.int32), **part)
     yield case(name, x[:0].astype(brief), scale, each[:0], *short, **part)

@@ -457,26 +457,35 @@ def _ordered_attentions(shapes: str) -> Iterator[Case]:
             near = rounding(name, *given, None, None, scalar(0.011), hidden, shapes=shapes, **orders)
             yield replace(near, wrt=("t",))  # a thousandth of a scale moves some numbers to the next step
     yield longformer(shapes=shapes, quantize=("input", "weight", "global_weight"))
-    yield longformer(heads=1, per_column=True, shapes=shapes)
+    yield replace(longformer(heads=1, fine=True, shapes=shapes), wrt=("t",))  # where the mask is 0, the result jumps
 
 
 def longformer(
-    batch: int = 2, heads: int = 2, per_column: bool = False, quantize: Sequence[str] = (), shapes: str = "static"
+    batch: int = 2, heads: int = 2, fine: bool = False, quantize: Sequence[str] = (), shapes: str = "static"
 ) -> Case:
-    """A QOrderedLongformerAttention of 4 tokens; its projections are in thirds, and the scores far apart."""
-    whole, kind, width = Drawer(9), np.int8, 2
-    columns = (3 * width,) if per_column else ()
-    scale, zeros = np.full(columns, 1.0, np.float32), np.zeros(3 * width, np.float32)
-    mask = np.array([[0.25, 0.25, 0.25, -1000], [0.25, 0.25, 0.25, 0.25]], np.float16)[:batch]
+    """A QOrderedLongformerAttention of 4 tokens; its projections are in thirds.
+
+    The scores are far apart, or near each other where it is `fine`; then each column has a scale and a bias.
+    """
+    whole, kind, width = Drawer(110 if fine else 9), np.int8, 2  # every sum well between halfways
+    thirds = 3 * width
+    inputs, first, second = whole(kind, batch, 4, width), whole(kind, width, thirds), whole(kind, width, thirds)
+    scales, biases = [np.full((), 1.0, np.float32)] * 2, [np.zeros(thirds, np.float32)] * 2
+    unit, step = 9.0, 94.5
+    if fine:
+        unit, step = 0.02, 0.025
+        scales = [whole(kind, thirds, low=1, high=3).astype(np.float32) for _ in range(2)]
+        biases = [np.float32(unit) * whole(kind, thirds, low=-20, high=20) for _ in range(2)]
+    mask = np.array([[0.25, 0.0 if fine else 0.25, 0.5 if fine else 0.25, -1000], [0.25, 0.25, 0.25, 0.25]], np.float16)
     flags = np.array([[1, 0, 0, 0], [0, 0, 0, 1]], np.int32)[:batch]
     return rounding(
         "QOrderedLongformerAttention",
-        *(whole(kind, batch, 4, width), scalar(9.0), whole(kind, width, 3 * width), scale, zeros, scalar(1.0)),
-        *(scalar(27.0), mask, whole(kind, width, 3 * width), scale, zeros, scalar(27.0), flags, scalar(94.5)),
+        *(inputs, scalar(unit), first, scales[0], biases[0], scalar(1.0)),
+        *(scalar(3 * unit), mask[:batch], second, scales[1], biases[1], scalar(3 * unit), flags, scalar(step)),
         quantize=quantize,
         shapes=shapes,
         num_heads=heads,
-        window=2 if heads == 1 else 1,
+        window=1,
         order_input=1,
         order_output=1,
         order_weight=0,
