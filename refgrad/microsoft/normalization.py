@@ -52,6 +52,8 @@ def simplified_layer_normalization(
     op: FunctionEmitter, X: str, scale: str, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1
 ) -> tuple[str, str]:
     """x/√(mean x² + ε)·scale over the axes from `axis` on"""
+    if (rank := op.rank(X)) is not None and not -rank <= axis < rank:
+        raise UnsupportedFormError(f"axis is {axis}; X has {rank} axes")
     if axis == -1:
         return _by_root_mean_square(op, X, scale, [-1], epsilon)
     y, r = _by_root_mean_square(op, op.Flatten(X, axis=axis), op.Reshape(scale, [-1]), [-1], epsilon)
