@@ -21,6 +21,7 @@ from refgrad.reverse.emit import Emitter
 
 BITS = (2, 4, 8)
 LEAST_BLOCK = 16
+BLOCKS = f"it is a power of 2 from {LEAST_BLOCK} on, up to {2**30}"
 _AT_ONCE = 2**18  # weights that are made floats together
 _TOGETHER = 2**20  # of more weights: how many in a step
 
@@ -43,10 +44,8 @@ class Layout:
         if self.bits not in BITS:
             return f"bits is {self.bits}; there are 2, 4 and 8"
         if not is_block_size(self.block_size):
-            return f"block_size is {self.block_size}; it is a power of 2 from {LEAST_BLOCK} on"
-        if self.N < 1 or self.K < 1:
-            return f"N is {self.N} and K is {self.K}; both are 1 or more"
-        return ""
+            return f"block_size is {self.block_size}; {BLOCKS}"
+        return _uncounted(self.N, self.K)
 
     @property
     def blocks(self) -> int:
@@ -75,8 +74,13 @@ class Layout:
 
 
 def is_block_size(size: int) -> bool:
-    """Whether it is a power of 2, and not too small."""
-    return size >= LEAST_BLOCK and not size & (size - 1)
+    """Whether it is a power of 2, not too small, and of 32 bits."""
+    return LEAST_BLOCK <= size < 2**31 and not size & (size - 1)
+
+
+def _uncounted(N: int, K: int) -> str:
+    """The reason why no matrix has N rows and K columns, or "": so many that numbers of 64 bits count them."""
+    return "" if 1 <= min(N, K) <= max(N, K) < 2**31 else f"N is {N} and K is {K}; both are from 1 to {2**31 - 1}"
 
 
 def wide(op: Op, value: str, like: str) -> str:
@@ -203,10 +207,8 @@ class Coded:
         if self.quant_type not in CODES:
             return f"quant_type is {self.quant_type}; there are 0 (FP4) and 1 (NF4)"
         if not is_block_size(self.block_size):
-            return f"block_size is {self.block_size}; it is a power of 2 from {LEAST_BLOCK} on"
-        if self.N < 1 or self.K < 1:
-            return f"N is {self.N} and K is {self.K}; both are 1 or more"
-        return ""
+            return f"block_size is {self.block_size}; {BLOCKS}"
+        return _uncounted(self.N, self.K)
 
     @property
     def blocks(self) -> int:

@@ -11,7 +11,7 @@ from onnx import GraphProto, NodeProto, TensorProto, ValueInfoProto, helper, num
 from refgrad.forward.misuse import numbers
 from refgrad.forward.operators import Argument, Operators
 from refgrad.protos.reading import CONSTANT
-from refgrad.protos.types import SIXTEEN_BIT, Type
+from refgrad.protos.types import SIXTEEN_BIT, Shape, Type
 from refgrad.protos.walk import attribute_of
 
 _TYPED = dict.fromkeys(("Shape", "Size"), int(TensorProto.INT64)) | dict.fromkeys(
@@ -36,6 +36,8 @@ class FunctionEmitter(Operators):
         self._prefix = prefix
         self.nodes: list[NodeProto] = []
         self.types: dict[str, Type] = {}
+        self.shapes: dict[str, Shape] = {}  # of the inputs that have a known one
+        self.arrays: dict[str, np.ndarray] = {}  # the inputs that are constants, as far as they are small
 
     @property
     def rule(self) -> str:
@@ -109,6 +111,14 @@ class FunctionEmitter(Operators):
     def type(self, value: str) -> int:
         """The element type of a value, 0 where it is unknown."""
         return self.types.get(value, (0, None))[0]
+
+    def shape(self, value: str) -> Shape | None:
+        """The shape of an input as far as the model says it, None where it does not."""
+        return self.shapes.get(value)
+
+    def constant(self, value: str | None) -> np.ndarray | None:
+        """An input that is a constant, else None."""
+        return None if value is None else self.arrays.get(value)
 
     def reduce(self, op_type: str, data: str, axes: Sequence[int]) -> str:
         """A reduction that keeps its axes, which are an attribute before opset 18."""

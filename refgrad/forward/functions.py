@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,19 +13,26 @@ from refgrad.forward.function_emitter import FunctionEmitter
 from refgrad.protos.domains import ASSUMED_OPSET, MICROSOFT
 from refgrad.protos.external import array_of
 from refgrad.protos.inlining import INLINED
-from refgrad.protos.types import Type
+from refgrad.protos.types import Shape, Type
 from refgrad.protos.walk import attribute_value, import_domain, versions_of
 from refgrad.tables.definitions import DEFINITIONS, UnsupportedFormError
 from refgrad.tables.once import raised_at
 
 
 def make_function(
-    node: NodeProto, opsets: Mapping[str, int], types: Mapping[str, Type], name: str
+    node: NodeProto,
+    opsets: Mapping[str, int],
+    types: Mapping[str, Type],
+    name: str,
+    shapes: Mapping[str, Shape] | None = None,
+    constant: Callable[[str], np.ndarray | None] | None = None,
 ) -> FunctionProto | None:
     """The body of `node` as a function called `name`; None for an operator that refgrad does not define.
 
     :param opsets: the versions of the domains that the model imports.
     :param types: what is known of the node's inputs.
+    :param shapes: their shapes, as far as they are known; the body refuses those that do not fit, and depends on no other.
+    :param constant: gives an input that is a constant, else None.
     :raises UnsupportedFormError: the body does not cover the attributes or the inputs of `node`.
     """
     known = DEFINITIONS.get((node.domain, node.op_type))
@@ -42,6 +49,10 @@ def make_function(
         actual.append(called if value else None)
         if value in types:
             body.types[called] = types[value]
+        if shapes is not None and value in shapes:
+            body.shapes[called] = shapes[value]
+        if constant is not None and value and (array := constant(value)) is not None:
+            body.arrays[called] = array
     if not known.signature.variadic:
         actual += [None] * (len(known.signature.inputs) - count)
     try:

@@ -82,6 +82,9 @@ def _branches(op: FunctionEmitter, streams: str, num_branches: int) -> tuple[str
     if num_branches < 0:
         raise UnsupportedFormError(f"num_branches={num_branches}: it is 0 for grouped streams, else how many there are")
     lead = _rank(op, streams, "streams") - (1 if num_branches else 2)
+    if lead < 0:
+        form = f"with num_branches={num_branches} (..., branches·size)" if num_branches else "(..., branches, size)"
+        raise UnsupportedFormError(f"its input streams is of rank {op.rank(streams)}; it is {form}")
     x = op.wide(streams)
     return (by_branch(op, x, [num_branches]) if num_branches else x), lead
 

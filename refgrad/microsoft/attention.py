@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import ml_dtypes
@@ -13,7 +14,8 @@ from onnx import TensorProto, helper
 from refgrad.formulas.indexing import END
 from refgrad.forward.function_emitter import FunctionEmitter
 from refgrad.microsoft.activation import plus
-from refgrad.microsoft.position import known_rank, split_heads, turned
+from refgrad.microsoft.declared import Size, check_shape, divided, first, one_number, product, sizes, total
+from refgrad.microsoft.position import check_counts, known_rank, split_heads, turned
 from refgrad.protos.types import SIXTEEN_BIT
 from refgrad.tables.definitions import Ints, UnsupportedFormError, operator
 
@@ -53,6 +55,9 @@ def multi_head_attention(
     rank = known_rank(op, "query", query, 5) if key is None else known_rank(op, "key", key, 3, 4, 5)
     if rank != 5 and value is None:
         raise UnsupportedFormError(_PAIR)
+    _check_multi_head(op, query, key, value, bias, past_key, past_value, num_heads).check(
+        op, "key_padding_mask", key_padding_mask, attention_bias, past_sequence_length
+    )
     if key is None or rank == 5:  # (B, L, heads, 3 or 2, H): packed
         packed, count = (query, 3) if key is None else (key, 2)
         split = [op.Gather(packed, op.const(np.array(k)), axis=3) for k in range(count)]
@@ -98,12 +103,14 @@ def attention(
     rotary_embedding_dim: int = 0,
     scale: float | None = None,
     unidirectional: int = 0,
-) -> tuple[str, str]:
+) -> tuple[str, str | None]:
     """softmax(scale·Q·Kᵀ + mask + attention_bias)·V, head by head; Q, K and V are the parts of input·weights + bias
 
     With do_rotary, queries and keys are turned by their positions, as RotaryEmbedding does it with 10000^(−2i/size) for pair i.
     """
     q, k, v = (heads_of(op, x, num_heads) for x in projected(op, input, weights, bias, qkv_hidden_sizes))
+    asked = _check_attention(op, input, weights, past, num_heads, qkv_hidden_sizes, do_rotary, rotary_embedding_dim)
+    asked.check(op, "mask_index", mask_index, attention_bias, past_sequence_length if past_present_share_buffer else None)
     length = None
     if past_present_share_buffer:
         if past is None or past_sequence_length is None:
@@ -126,6 +133,8 @@ def attention(
     scores = plus(op, scores, attention_bias)
     if unidirectional:
         scores = _causal(op, scores, q, keys, before)
+    if qkv_hidden_sizes and qkv_hidden_sizes[1] != qkv_hidden_sizes[2]:
+        return mixed(op, scores, values), None  # keys and values of different sizes are not in one tensor
     present = op.Concat(op.Unsqueeze(present_key, [0]), op.Unsqueeze(present_value, [0]), axis=0)
     return mixed(op, scores, values), present
 
@@ -358,10 +367,144 @@ def windowed(
     return str(op.Where(op.Unsqueeze(op.Less(mask, 0.0), [2]), 0.0, y))
 
 
+@dataclass(frozen=True)
+class _Asked:
+    """The sizes of what is attended, as far as they are declared: of batch, heads, queries, keys without the past, and past."""
+
+    batch: Size
+    heads: int
+    queries: Size
+    keys: Size
+    past: Size  # 0 without a past
+
+    def check(
+        self,
+        op: FunctionEmitter,
+        name: str,
+        mask: str | None,
+        attention_bias: str | None,
+        past_sequence_length: str | None,
+    ) -> None:
+        """Refuse a mask, called `name`, or a bias of another shape, and tokens for which a buffer has no room."""
+        B, S, every = self.batch, self.queries, total(self.past, self.keys)
+        if past_sequence_length is not None and self.past != 0:
+            length = one_number(op, "past_sequence_length", past_sequence_length)
+            room = None if self.past is None or self.keys is None else self.past - self.keys
+            if length is not None and (length < 0 or (room is not None and length > room)):
+                most = "or more" if room is None else f"to {room}, for the buffer holds the new tokens too"
+                raise UnsupportedFormError(f"past_sequence_length is {length}; it is 0 {most}")
+            every = total(length, self.keys)
+        twice = [(product(2, B),)] if name == "mask_index" else []
+        square = first(*sizes(op, mask, 4)[2:])
+        due: dict[int | None, list[tuple[Size, ...]]] = {
+            1: [(B,), *twice, (total(product(3, B), 2),)],
+            2: [(B, every)],
+            3: [(B, S, every)],
+            4: [(B, 1, square, square)],
+        }
+        rank = None if mask is None else op.rank(mask)
+        if rank in due:
+            check_shape(op, name, mask, *due[rank])
+        if square is not None and every is not None and square < every:
+            raise UnsupportedFormError(f"its input {name} is for {square} tokens; there are {every}")
+        check_shape(op, "attention_bias", attention_bias, ((1, B), (1, self.heads), S, every))
+
+
+def _check_multi_head(
+    op: FunctionEmitter,
+    query: str,
+    key: str | None,
+    value: str | None,
+    bias: str | None,
+    past_key: str | None,
+    past_value: str | None,
+    num_heads: int,
+) -> _Asked:
+    """Refuse inputs of MultiHeadAttention that do not fit each other."""
+    check_counts(num_heads=num_heads)
+    if (past_key is None) != (past_value is None):
+        raise UnsupportedFormError("it needs past_key and past_value, or neither of them")
+    N = num_heads
+    if key is None:
+        check_shape(op, "query", query, (None, None, N, 3, None))
+        B, S, _, _, H = sizes(op, query, 5)
+        T, width = S, H
+    else:
+        check_shape(op, "query", query, (None, None, None))
+        B, S, D = sizes(op, query, 3)
+        H = divided("query", D, N, "num_heads")
+        if op.rank(key) == 5:
+            check_shape(op, "key", key, (B, None, N, 2, H))
+            _, T, _, _, width = sizes(op, key, 5)
+        elif op.rank(key) == 4:
+            check_shape(op, "key", key, (B, N, None, H))
+            T = first(sizes(op, key, 4)[2], sizes(op, value, 4)[2])
+            check_shape(op, "value", value, (B, N, T, None))
+            width = sizes(op, value, 4)[3]
+        else:
+            check_shape(op, "key", key, (B, None, D))
+            T = first(sizes(op, key, 3)[1], sizes(op, value, 3)[1])
+            check_shape(op, "value", value, (B, T, None))
+            width = divided("value", sizes(op, value, 3)[2], N, "num_heads")
+    check_shape(op, "bias", bias, (product(N, total(H, H, width)),))
+    check_shape(op, "past_key", past_key, (B, N, None, H))
+    P = 0 if past_key is None else first(sizes(op, past_key, 4)[2], sizes(op, past_value, 4)[2])
+    check_shape(op, "past_value", past_value, (B, N, P, width))
+    return _Asked(B, N, S, T, P)
+
+
+def _check_attention(
+    op: FunctionEmitter,
+    input: str,
+    weights: str,
+    past: str | None,
+    num_heads: int,
+    qkv_hidden_sizes: Ints | None,
+    do_rotary: int,
+    rotary_embedding_dim: int,
+) -> _Asked:
+    """Refuse inputs of Attention that do not fit each other, and heads that are not turned."""
+    check_counts(num_heads=num_heads)
+    columns = sizes(op, weights, 2)[1]
+    given = qkv_hidden_sizes or [None if columns is None else columns // 3] * 3
+    H, _, width = (divided("a part of weights", size, num_heads, "num_heads") for size in given)
+    if do_rotary and H is not None and (H % 2 or H < rotary_embedding_dim):
+        turned_ = rotary_embedding_dim or H
+        raise UnsupportedFormError(
+            f"do_rotary turns {turned_} elements of heads of {H}; an even number of them is needed, at most {H}"
+        )
+    B, S, _ = sizes(op, input, 3)
+    check_shape(op, "input", input, (None, None, None))
+    check_shape(op, "past", past, (2, B, num_heads, None, H))
+    check_shape(op, "past", past, (2, B, num_heads, None, width))
+    return _Asked(B, num_heads, S, S, 0 if past is None else sizes(op, past, 5)[3])
+
+
+def _check_projection(
+    op: FunctionEmitter, input: str, weights: str, bias: str | None, qkv_hidden_sizes: Ints | None
+) -> None:
+    """Refuse weights and parts of them that do not fit the input."""
+    rank = op.rank(input)
+    check_shape(op, "weights", weights, (None if rank is None else sizes(op, input, rank)[-1], None))
+    columns = sizes(op, weights, 2)[1]
+    check_shape(op, "bias", bias, (columns,))
+    if qkv_hidden_sizes:
+        q, *others = qkv_hidden_sizes
+        fits = len(others) == 2 and min(qkv_hidden_sizes) > 0 and q == others[0]
+        if not fits or columns not in (None, sum(qkv_hidden_sizes)):
+            of = "" if columns is None else f", of {columns} columns in all"
+            raise UnsupportedFormError(
+                f"qkv_hidden_sizes is {list(qkv_hidden_sizes)}; it has three sizes above 0, the first two equal{of}"
+            )
+    elif columns is not None and columns % 3:
+        raise UnsupportedFormError(f"weights has {columns} columns, which are not three parts; give qkv_hidden_sizes")
+
+
 def projected(
     op: FunctionEmitter, input: str, weights: str, bias: str | None, qkv_hidden_sizes: Ints | None
 ) -> list[str]:
     """The parts of input·weights + bias along its last axis: thirds, unless there are sizes."""
+    _check_projection(op, input, weights, bias, qkv_hidden_sizes)
     x = plus(op, op.MatMul(input, weights), bias)
     if not qkv_hidden_sizes:
         return parts(op, x, op.Div(op.Shape(x, start=-1), [3]), -1)

@@ -51,6 +51,8 @@ def causal_conv_with_state(
             "input_channel_offset, input_channels, state_channels_last, state_length and state_update_capacity need "
             "channels_last=1 and state_window=0"
         )
+    if (rank := op.rank(input)) is not None and (rank < 3 or (rank > 3 and (extended or not channels_last))):
+        raise UnsupportedFormError(f"its input is of rank {rank}; it has 3 axes, or with channels_last=1 alone more")
     x, axes = input, None
     if input_channel_offset or input_channels:
         end = input_channel_offset + input_channels if input_channels else END

@@ -31,6 +31,7 @@ def fused_conv(
     strides: Ints | None = None,
 ) -> str:
     """activation(conv(X, W, B) + Z)"""
+    _check_window(op, X, W, kernel_shape=kernel_shape, strides=strides, dilations=dilations, pads=pads)
     window: dict[str, Any] = {"auto_pad": auto_pad, "dilations": dilations, "group": group}
     y = op.Conv(X, W, B, kernel_shape=kernel_shape, pads=pads, strides=strides, **window)
     return activated(op, plus(op, y, Z), activation, activation_params or ())
@@ -55,6 +56,7 @@ def nhwc_conv(
     The schema has W as in Conv. ONNX Runtime's transformer optimizer, which writes the operator, puts its channels last, as
     the CUDA kernel reads them.
     """
+    _check_window(op, X, W, kernel_shape=kernel_shape, strides=strides, dilations=dilations, pads=pads)
     rank = _rank(op, X, W, kernel_shape)
     window: dict[str, Any] = {"auto_pad": auto_pad, "dilations": dilations, "group": group}
     window |= {"kernel_shape": kernel_shape, "pads": pads, "strides": strides}
@@ -80,6 +82,7 @@ def nhwc_fused_conv(
     strides: Ints | None = None,
 ) -> str:
     """activation(conv(X, W, B) + Z) with the channels of X, Y and Z on the last axis, and W as in Conv"""
+    _check_window(op, X, W, kernel_shape=kernel_shape, strides=strides, dilations=dilations, pads=pads)
     rank = _rank(op, X, W, kernel_shape)
     window: dict[str, Any] = {"auto_pad": auto_pad, "dilations": dilations, "group": group}
     window |= {"kernel_shape": kernel_shape, "pads": pads, "strides": strides}
@@ -103,6 +106,7 @@ def conv_transpose_with_dynamic_pads(
     strides: Ints | None = None,
 ) -> str:
     """conv_transpose(X, W, B), of which Pads are cut off; auto_pad="SAME_UPPER" and "SAME_LOWER" cut without asking Pads"""
+    _check_window(op, X, W, kernel_shape=kernel_shape, strides=strides, dilations=dilations)
     window: dict[str, Any] = {"auto_pad": auto_pad, "dilations": dilations, "group": group, "strides": strides}
     y = op.ConvTranspose(X, W, B, kernel_shape=kernel_shape, output_padding=output_padding, **window)
     if Pads is None or auto_pad.startswith("SAME"):
@@ -110,6 +114,15 @@ def conv_transpose_with_dynamic_pads(
     axes = list(range(2, _rank(op, X, W, kernel_shape)))
     begin, end = op.Split(op.Reshape(Pads, [2, -1]), op.const([1, 1]), axis=0, outputs=2)
     return op.Slice(y, op.Reshape(begin, [-1]), op.Sub(op.Shape(y, start=2), op.Reshape(end, [-1])), axes)
+
+
+def _check_window(op: FunctionEmitter, X: str, W: str, **attributes: Ints | None) -> None:
+    """Refuse an attribute that does not have a number for each axis of the images, or two in `pads`."""
+    rank = op.rank(X) or op.rank(W)
+    for name, given in attributes.items():
+        due = None if rank is None else (rank - 2) * (2 if name == "pads" else 1)
+        if given and due is not None and len(given) != due:
+            raise UnsupportedFormError(f"{name} is {list(given)}; for images of rank {rank} it has {due} numbers")
 
 
 def _rank(op: FunctionEmitter, X: str, W: str, kernel_shape: Ints | None) -> int:

@@ -13,11 +13,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from onnx import TensorProto
 
 from refgrad.errors import choices
 from refgrad.formulas.indexing import END
+from refgrad.formulas.quantized_weights import BLOCKS, is_block_size
 from refgrad.forward.function_emitter import FunctionEmitter
 from refgrad.microsoft.activation import gelu_formula, halves
+from refgrad.microsoft.declared import Size, check_shape, first, product, sizes
 from refgrad.protos.types import SIXTEEN_BIT
 from refgrad.tables.definitions import FLOATS, UnsupportedFormError, operator
 
@@ -128,6 +131,15 @@ class Layer:
         """The layer of one expert, whose slices are the next of `parts`."""
         return replace(self, weights=parts.pop(0), bias=None if self.bias is None else parts.pop(0))
 
+    def columns(self, op: FunctionEmitter) -> Size:
+        """The columns of the weights, as far as they are declared."""
+        return sizes(op, self.weights, 3)[2]
+
+    def check(self, op: FunctionEmitter, name: str, experts: Size, rows: Size, columns: Size) -> None:
+        """Refuse weights and a bias, those of the product called `name`, of other sizes."""
+        check_shape(op, f"{name}_experts_weights", self.weights, (experts, rows, columns))
+        check_shape(op, f"{name}_experts_bias", self.bias, (experts, rows))
+
     def apply(self, op: FunctionEmitter, x: str) -> str:
         """x·Wᵀ + b"""
         return op.Gemm(x, self.weights, self.bias, transB=1)
@@ -157,6 +169,24 @@ class QuantizedLayer(Layer):
         assert isinstance(layer, QuantizedLayer)
         scales = parts.pop(0)
         return replace(layer, scales=scales, zero_points=None if self.zero_points is None else parts.pop(0))
+
+    def columns(self, op: FunctionEmitter) -> Size:
+        """The columns of the weights, as far as they are declared."""
+        return product(super().columns(op), 8 // self.bits)
+
+    def check(self, op: FunctionEmitter, name: str, experts: Size, rows: Size, columns: Size) -> None:
+        """Refuse weights, a bias, scales and zero points, those of the product called `name`, of other sizes."""
+        given = f"{self.bits} bits" + (f" and block_size={self.block_size}" if self.block_size else "")
+        if columns is not None and (columns % (self.block_size or 1) or columns * self.bits % 8):
+            raise UnsupportedFormError(f"{name}_experts_weights has rows of {columns}; {given} do not divide them")
+        bytes_ = None if columns is None else columns * self.bits // 8
+        check_shape(op, f"{name}_experts_weights", self.weights, (experts, rows, bytes_), given=given)
+        check_shape(op, f"{name}_experts_bias", self.bias, (experts, rows))
+        of_row = () if not self.block_size else (None if columns is None else columns // self.block_size,)
+        grouped = experts, rows, *of_row
+        check_shape(op, f"{name}_scales", self.scales, grouped, given=given)
+        last = None if grouped[-1] is None else -(-grouped[-1] * self.bits // 8)
+        check_shape(op, f"{name}_zero_points", self.zero_points, (*grouped[:-1], last), given=given)
 
     def apply(self, op: FunctionEmitter, x: str) -> str:
         """x·Wᵀ + b"""
@@ -223,8 +253,33 @@ def moe(
     )
     fc3 = None if fc3_experts_weights is None else Layer(fc3_experts_weights, fc3_experts_bias)
     layers = Layer(fc1_experts_weights, fc1_experts_bias), Layer(fc2_experts_weights, fc2_experts_bias), fc3
+    check_experts(op, input, router_probs, layers, activation)
     chosen, weights = routed(op, router_probs, k, normalize_routing_weights, use_sparse_mixer)
     return mixed(op, input, chosen, weights, layers, activation)
+
+
+def check_experts(
+    op: FunctionEmitter,
+    input: str,
+    router_probs: str,
+    layers: tuple[Layer, Layer, Layer | None],
+    activation: Activation,
+    router_weights: str | None = None,
+) -> None:
+    """Refuse tokens, logits and layers that do not fit each other."""
+    check_shape(op, "input", input, (None, None), (None, None, None))
+    *tokens, hidden = sizes(op, input, op.rank(input) or 2)
+    experts = first(sizes(op, router_probs, 2)[1], *(sizes(op, layer.weights, 3)[0] for layer in layers if layer))
+    check_shape(op, "router_probs", router_probs, (product(*tokens), experts))
+    check_shape(op, "router_weights", router_weights, (product(*tokens), experts))
+    one, two, three = layers
+    hidden = first(hidden, one.columns(op), sizes(op, two.weights, 3)[1])
+    units = two.columns(op)
+    fused = 2 if activation.activation_type in ("swiglu", "geglu") and activation.swiglu_fusion else 1
+    two.check(op, "fc2", experts, hidden, units)
+    one.check(op, "fc1", experts, product(fused, units), hidden)
+    if three is not None:
+        three.check(op, "fc3", experts, units, hidden)
 
 
 def routed(
@@ -234,8 +289,10 @@ def routed(
 
     :param values: what the weights are of, in place of the softmax of `logits`.
     """
-    if k < 1:
-        raise UnsupportedFormError(f"k={k}: a token chooses 1 expert or more, up to the number of experts")
+    experts = sizes(op, logits, 2)[1]
+    if not 1 <= k < 2**31 or (experts is not None and k > experts):
+        most = "the number of experts" if experts is None else f"the {experts} experts"
+        raise UnsupportedFormError(f"k={k}: a token chooses 1 expert or more, up to {most}")
     largest, chosen = op.TopK(logits, [k], outputs=2)
     if values is not None:
         if sparse:
@@ -309,12 +366,16 @@ def mixed(
         linear = third[0].apply(op, x) if third else None
         y = second.apply(op, activation.of(op, first.apply(op, x), linear))
         share = op.Unsqueeze(op.GatherND(weights, places), [1])
-        return [op.ScatterND(states[0], rows, op.Mul(y, share), reduction="add")]
+        added = op.Mul(y, share)
+        added = op.Cast(added, to=TensorProto.FLOAT) if narrow else added
+        return [op.ScatterND(states[0], rows, added, reduction="add")]
 
     slices = [experts, *(part for layer in given for part in layer.parts)]
-    nothing = op.Expand(op.const(0.0, like=tokens), op.Shape(tokens))
-    [y] = op.scan(step, [op.ranked(nothing, 2)], slices)
-    return op.Reshape(y, op.Shape(input), allowzero=1)
+    narrow = op.type(tokens) in SIXTEEN_BIT  # the sum is in float, and rounded once
+    zero = op.const(np.array(0, np.float32)) if narrow else op.const(0.0, like=tokens)
+    [y] = op.scan(step, [op.ranked(op.Expand(zero, op.Shape(tokens)), 2)], slices)
+    y = op.Reshape(y, op.Shape(input), allowzero=1)
+    return op.CastLike(y, input) if narrow else y
 
 
 _CODES = "fc1_experts_weights"
@@ -411,6 +472,8 @@ def qmoe(
             raise UnsupportedFormError(f"{name}_expert_weight_bits is {bits}; weights of 2, 4 and 8 bits are covered")
         if scales is None:
             raise UnsupportedFormError(f"it lacks the input {name}_scales, which weights of integers need")
+        if block_size and not is_block_size(block_size):
+            raise UnsupportedFormError(f"block_size is {block_size}; {BLOCKS}, or 0 for a scale of each row")
         return QuantizedLayer(weights, bias, scales, zero_points, bits, block_size or 0)
 
     one = layer("fc1", fc1_experts_weights, fc1_scales, fc1_zero_points, fc1_experts_bias, fc1_expert_weight_bits)
@@ -418,6 +481,7 @@ def qmoe(
     three = None
     if fc3_experts_weights is not None:
         three = layer("fc3", fc3_experts_weights, fc3_scales, fc3_zero_points, fc3_experts_bias, fc3_expert_weight_bits)
+    check_experts(op, input, router_probs, (one, two, three), activation, router_weights)
     chosen, weights = routed(op, router_probs, k, normalize_routing_weights, use_sparse_mixer, router_weights)
     return mixed(op, input, chosen, weights, (one, two, three), activation)
 

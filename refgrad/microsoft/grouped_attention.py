@@ -10,6 +10,7 @@ from onnx import TensorProto
 
 from refgrad.formulas.indexing import END
 from refgrad.forward.function_emitter import FunctionEmitter
+from refgrad.microsoft.declared import Size, check_shape, divided, first, one_number, product, sizes
 from refgrad.microsoft.position import check_counts
 from refgrad.protos.types import SIXTEEN_BIT
 from refgrad.tables.definitions import FLOATS, UnsupportedFormError, operator
@@ -97,6 +98,21 @@ def group_query_attention(
     if sliding_window_cache and (past_key is None or qk_output or not causal):
         raise UnsupportedFormError("sliding_window_cache=1 needs past_key, past_value, causal=1 and qk_output=0")
     q, k, v = _split(op, query, key, value, num_heads, kv_num_heads)
+    asked = _check_grouped(op, query, key, value, num_heads, kv_num_heads)
+    asked.check_pasts(op, past_key, past_value, 2 if k_quant_type != "NONE" and kv_cache_bit_width == 4 else 1)
+    asked.check(
+        op,
+        one_number(op, "total_sequence_length", total_sequence_length),
+        attention_bias,
+        head_sink,
+        seqlens_k,
+    )
+    if do_rotary:
+        _check_caches(op, cos_cache, sin_cache, query, num_heads if key is not None else num_heads + 2 * kv_num_heads)
+    if sliding_window_cache:
+        _check_window(op, past_key, local_window_size)
+    if query_seqlens is None:
+        _check_samples(op, query, past_key, total_sequence_length)
     if q_norm_weight is not None and k_norm_weight is not None:
         q = _normalized(op, q, q_norm_weight, qk_norm_epsilon if q_norm_epsilon is None else q_norm_epsilon)
         k = _normalized(op, k, k_norm_weight, qk_norm_epsilon if k_norm_epsilon is None else k_norm_epsilon)
@@ -208,6 +224,85 @@ def _split(
         op.Reshape(op.wide(str(x)), op.Concat(batch, op.Shape(x, start=1, end=2), [n], size, axis=0), allowzero=1)
         for x, n in zip(parts, counts, strict=True)
     ]
+
+
+@dataclass(frozen=True)
+class _Grouped:
+    """Sizes of GroupQueryAttention, as far as they are declared: of batch, heads, queries, new keys, and elements of a head."""
+
+    batch: Size
+    heads: int
+    kv_heads: int
+    queries: Size
+    new: Size
+    width: Size
+
+    def check_pasts(self, op: FunctionEmitter, past_key: str | None, past_value: str | None, packs: int = 1) -> None:
+        """Refuse caches that do not have these sizes; `packs` elements of them lie in one."""
+        capacity = first(sizes(op, past_key, 4)[2], sizes(op, past_value, 4)[2])
+        stored = None if self.width is None else self.width // packs
+        for name, past in (("past_key", past_key), ("past_value", past_value)):
+            check_shape(op, name, past, (self.batch, self.kv_heads, capacity, stored))
+
+    def check(
+        self, op: FunctionEmitter, every: Size, attention_bias: str | None, head_sink: str | None, seqlens_k: str
+    ) -> None:
+        """Refuse what does not have these sizes; `every` token is in the columns of the bias."""
+        check_shape(op, "attention_bias", attention_bias, ((1, self.batch), (1, self.heads), self.queries, every))
+        check_shape(op, "head_sink", head_sink, (self.heads,))
+        check_shape(op, "seqlens_k", seqlens_k, (self.batch,), (self.batch, 1), (1, self.batch))
+
+
+def _check_grouped(
+    op: FunctionEmitter, query: str, key: str | None, value: str | None, num_heads: int, kv_num_heads: int
+) -> _Grouped:
+    """Refuse a query, keys and values that do not fit each other."""
+    check_shape(op, "query", query, (None, None, None))
+    B, S, columns = sizes(op, query, 3)
+    if key is None:
+        width = divided("query", columns, num_heads + 2 * kv_num_heads, "num_heads + 2·kv_num_heads")
+        return _Grouped(B, num_heads, kv_num_heads, S, S, width)
+    width = divided("query", columns, num_heads, "num_heads")
+    T = first(sizes(op, key, 3)[1], sizes(op, value, 3)[1])
+    for name, x in (("key", key), ("value", value)):
+        check_shape(op, name, x, (B, T, product(kv_num_heads, width)))
+    return _Grouped(B, num_heads, kv_num_heads, S, T, width)
+
+
+def _check_caches(
+    op: FunctionEmitter, cos_cache: str | None, sin_cache: str | None, query: str, heads: int, first_: int = 0
+) -> None:
+    """Refuse caches of cosines and sines that are not of one shape, or have more pairs than a head of `query`."""
+    check_shape(op, "cos_cache", cos_cache, (None, None))
+    check_shape(op, "sin_cache", sin_cache, sizes(op, cos_cache, 2))
+    pairs, columns = sizes(op, cos_cache, 2)[1], sizes(op, query, 3)[2]
+    if pairs is not None and columns is not None and first_ + 2 * pairs > columns // heads:
+        raise UnsupportedFormError(
+            f"its input cos_cache has {pairs} columns; a head of {columns // heads} elements has at most "
+            f"{(columns // heads - first_) // 2} pairs"
+        )
+
+
+def _check_window(op: FunctionEmitter, past_key: str | None, local_window_size: int) -> None:
+    """Refuse a cache of a window that cannot hold the window."""
+    capacity = sizes(op, past_key, 4)[2]
+    if local_window_size < 1 or (capacity is not None and capacity < local_window_size):
+        most = "" if capacity is None else f" to {capacity}, the rows of past_key"
+        raise UnsupportedFormError(
+            f"local_window_size is {local_window_size}; with sliding_window_cache=1 it is from 1{most or ' on'}"
+        )
+
+
+def _check_samples(op: FunctionEmitter, query: str, past_key: str | None, total_sequence_length: str) -> None:
+    """Refuse several samples that bring several queries to a past: only query_seqlens says how long each is."""
+    batch, length, _ = sizes(op, query, 3)
+    every = one_number(op, "total_sequence_length", total_sequence_length)
+    if past_key is None or batch in (None, 1) or length is None or length < 2 or every in (None, length):
+        return
+    raise UnsupportedFormError(
+        f"{batch} samples bring {length} queries each to a past, and total_sequence_length is {every}; give query_seqlens, "
+        "or one sample"
+    )
 
 
 def _check_flags(**flags: int) -> None:
@@ -472,6 +567,9 @@ def sparse_attention(
     if sparse_block_size < 1:
         raise UnsupportedFormError(f"sparse_block_size is {sparse_block_size}; it is 1 or more")
     q, k, v = _split(op, query, key, value, num_heads, kv_num_heads)
+    _check_grouped(op, query, key, value, num_heads, kv_num_heads).check_pasts(op, past_key, past_value)
+    if do_rotary:
+        _check_caches(op, cos_cache, sin_cache, query, num_heads if key is not None else num_heads + 2 * kv_num_heads)
     tokens = _column(op, key_total_sequence_lengths, query)
     steps = op.up_to(op.Shape(query, start=1, end=2))
     count = op.Min(tokens, op.Shape(query, start=1, end=2))

@@ -142,8 +142,8 @@ def sparse_attention_indexer(
 
 def _check(mode: str, given: int | None, name: str, others: tuple[float | None, ...]) -> None:
     """That it has the number that its mode chooses, and none that another mode has."""
-    if given is None or given < 1:
-        raise UnsupportedFormError(f"with policy_mode={mode!r} it needs its attribute {name}, which is positive")
+    if given is None or not 1 <= given < 2**31:
+        raise UnsupportedFormError(f"with policy_mode={mode!r} it needs its attribute {name}, which is positive and of 32 bits")
     if any(value is not None for value in others):
         names = "index_topk and head_weight_scale" if mode == "qsa" else "token_budget"
         raise UnsupportedFormError(f"with policy_mode={mode!r} it has no {names}; leave them out")
@@ -257,7 +257,7 @@ def _chosen_tokens(
     capacity = budget + ratio - 1
     chosen = _padded(op, op.Reshape(chosen, op.Concat(batch, length, [-1], axis=0)), capacity)
     kept = op.Mul(kept, [ratio])
-    behind = op.Sub(op.const(np.arange(capacity)), kept)
+    behind = op.Sub(op.up_to(op.const([capacity])), kept)
     at = op.Add(op.Mul(op.Unsqueeze(complete, [2]), [ratio]), behind)
     inside = op.And(op.GreaterOrEqual(behind, [0]), op.Less(at, op.Unsqueeze(count, [2])))
     tail = op.GatherElements(listed, op.Where(inside, at, [0]), axis=2)

@@ -10,6 +10,8 @@ from onnx import TensorProto
 
 from refgrad.formulas.indexing import END
 from refgrad.forward.function_emitter import FunctionEmitter
+from refgrad.microsoft.declared import check_shape, divided, product, sizes
+from refgrad.microsoft.position import check_counts
 from refgrad.tables.definitions import FLOATS, UnsupportedFormError, operator
 
 _RULES = ("linear", "gated", "delta", "gated_delta")
@@ -42,6 +44,7 @@ def linear_attention(
         )
     if not 0 <= state_window <= 8:
         raise UnsupportedFormError(f"state_window={state_window} is not known; there are 0 to 8")
+    _check_linear(op, query, key, value, past_state, decay, beta, q_num_heads, kv_num_heads, state_window, update_rule)
     q, v = (apart(op, op.wide(x), heads) for x, heads in ((query, q_num_heads), (value, kv_num_heads)))
     if kv_num_heads > q_num_heads:
         width = op.Div(op.Shape(query, start=2), [q_num_heads])
@@ -74,6 +77,37 @@ def linear_attention(
     sizes = op.Concat(op.Shape(query, end=2), op.ReduceProd(op.Shape(o, start=2), keepdims=1), axis=0)
     output = op.Reshape(op.Transpose(o, perm=[1, 0, 2, 3]), sizes, allowzero=1)
     return op.CastLike(output, query), op.CastLike(state, query if past_state is None else past_state)
+
+
+def _check_linear(
+    op: FunctionEmitter,
+    query: str,
+    key: str,
+    value: str,
+    past_state: str | None,
+    decay: str | None,
+    beta: str | None,
+    q_num_heads: int,
+    kv_num_heads: int,
+    state_window: int,
+    update_rule: str,
+) -> None:
+    """Refuse inputs of LinearAttention that do not fit each other."""
+    check_counts(q_num_heads=q_num_heads, kv_num_heads=kv_num_heads)
+    for name, x in (("query", query), ("key", key), ("value", value)):
+        check_shape(op, name, x, (None, None, None))
+    B, T, columns = sizes(op, query, 3)
+    width = divided("query", columns, q_num_heads, "q_num_heads")
+    depth = divided("value", sizes(op, value, 3)[2], kv_num_heads, "kv_num_heads")
+    own = (product(q_num_heads, width),) if kv_num_heads > q_num_heads else ()
+    check_shape(op, "key", key, (B, T, (product(kv_num_heads, width), *own)))
+    check_shape(op, "value", value, (B, T, None))
+    if "gated" in update_rule:
+        check_shape(op, "decay", decay, (B, T, (kv_num_heads, product(kv_num_heads, width))))
+    if "delta" in update_rule:
+        check_shape(op, "beta", beta, (B, T, (1, kv_num_heads)))
+    window = (state_window,) if state_window else ()
+    check_shape(op, "past_state", past_state, (*window, B, kv_num_heads, width, depth))
 
 
 @operator("LinearAttentionGate", "decay", optional=["beta"], types={"dt_bias": FLOATS, "decay_scale": "dt_bias"})
@@ -420,6 +454,10 @@ def gated_delta_net_state_replay(
     op: FunctionEmitter, source_backing: str, capsule_backing: str, destination_backing: str, metadata: str
 ) -> str:
     """destination_backing with the state S = decay·S + key·deltaᵀ, after the first captured tokens, written into it"""
+    backings = {"source": source_backing, "capsule": capsule_backing, "destination": destination_backing}
+    for name, backing in backings.items():
+        check_shape(op, f"{name}_backing", backing, (None,))
+    check_shape(op, "metadata", metadata, (11,))
     source, destination, *parts = (op.Slice(metadata, [k], [k + 1], [0]) for k in range(11))
     decay_at, key_at, delta_at, heads, depth, width, key_heads, capacity, kept = parts
     capsule, per_head = op.wide(capsule_backing), op.Mul(capacity, heads)
@@ -485,6 +523,11 @@ def mamba2_verify(
     if min(heads, n_groups, d_state, head_dim) < 1 or heads % n_groups:
         raise UnsupportedFormError(f"n_groups={n_groups} does not divide heads={heads}")
     inner, of_group, taps = heads * head_dim, n_groups * d_state, 4
+    columns = 2 * inner + 2 * of_group + heads
+    given = f"heads={heads}, head_dim={head_dim}, n_groups={n_groups} and d_state={d_state}"
+    if columns >= 2**31:
+        raise UnsupportedFormError(f"{given} make {columns} columns of projection; it has up to {2**31 - 1}")
+    check_shape(op, "projection", projection, (None, columns), given=given)
     tokens, slots = op.Shape(projection, end=1), op.Shape(conv_state, end=1)
     row = op.Cast(state_row, to=TensorProto.INT64)
     there = op.And(op.GreaterOrEqual(row, 0), op.Less(row, slots))

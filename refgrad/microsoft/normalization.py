@@ -53,9 +53,11 @@ def simplified_layer_normalization(
     op: FunctionEmitter, X: str, scale: str, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1
 ) -> tuple[str, str]:
     """x/√(mean x² + ε)·scale over the axes from `axis` on"""
-    rank = 0 if axis < 0 else op.rank(X)
-    if rank is not None:
-        return _by_root_mean_square(op, X, scale, list(range(axis, rank)), epsilon)
+    if (rank := op.rank(X)) is not None and not -rank <= axis < rank:
+        raise UnsupportedFormError(f"axis is {axis}; X has {rank} axes")
+    if axis < 0 or rank is not None:
+        axes = list(range(axis, 0 if axis < 0 else rank or 0))
+        return _by_root_mean_square(op, X, scale, axes, epsilon)
     x = op.wide(X)
     r = _reciprocal_root(op, op.Flatten(x, axis=axis), [1], epsilon)
     ones = op.Expand(op.const(np.ones(1, np.int64)), op.Shape(op.Shape(X, start=axis)))

@@ -193,6 +193,9 @@ def rms_norm_rotary(
     """
     if rotary_embedding_dim < 2 or rotary_embedding_dim % 2:
         raise UnsupportedFormError(f"rotary_embedding_dim is {rotary_embedding_dim}; it is even and positive")
+    for name, given in (("input_start", input_start), ("input_width", input_width)):
+        if not 0 <= given < 2**31:
+            raise UnsupportedFormError(f"{name} is {given}; it is from 0 to {2**31 - 1}")
     kind = TensorProto.FLOAT16 if output_fp16 else TensorProto.BFLOAT16
     rounds = all(k == TensorProto.BFLOAT16 for k in (op.type(X), op.type(cosine), kind))
     x = op.Cast(

@@ -12,7 +12,7 @@ from onnx import TensorProto
 from refgrad.errors import RuleError
 from refgrad.formulas.quantized_weights import (
     BITS,
-    LEAST_BLOCK,
+    BLOCKS,
     Coded,
     Layout,
     Weights,
@@ -24,8 +24,10 @@ from refgrad.formulas.quantized_weights import (
 )
 from refgrad.forward.function_emitter import FunctionEmitter
 from refgrad.microsoft.activation import plus
+from refgrad.microsoft.declared import Op, Size, check_shape, misshapen, product, sizes
 from refgrad.microsoft.normalization import simplified_layer_normalization, skip_simplified_layer_normalization
 from refgrad.protos.domains import MICROSOFT
+from refgrad.protos.types import Shape
 from refgrad.reverse.emit import Emitter
 from refgrad.tables.definitions import FLOATS, UnsupportedFormError, operator
 from refgrad.tables.registry import rule
@@ -67,7 +69,8 @@ def matmul_nbits_body(
 ) -> str:
     """A·Wᵀ + bias, W = (q − zero_points)·scales, block by block of the numbers q in the bytes of B"""
     layout = Layout(N, K, bits, block_size)
-    if refusal := layout.refusal or _prepacked(weight_prepacked):
+    refusal = layout.refusal or _prepacked(weight_prepacked)
+    if refusal := refusal or _misshapen(op, layout, A, B, scales, zero_points, g_idx, bias):
         raise UnsupportedFormError(refusal)
     weights = Weights(layout, A, B, scales, zero_points, g_idx)
     W = from_planes(op, weights.rows(op, every_row), layout)
@@ -96,7 +99,7 @@ def matmul_nbits(
     The weights stay quantised: W is made some rows at a time.
     """
     layout, given = Layout(N, K, bits, block_size), (d_Y, A, B, scales, zero_points, g_idx)
-    if refusal := layout.refusal or _prepacked(weight_prepacked) or _misshapen(op, layout, *given[2:], bias):
+    if refusal := layout.refusal or _prepacked(weight_prepacked) or _misshapen(op, layout, *given[1:], bias):
         raise RuleError(f"Node {op.node!r}: {refusal}.")
     d_bias = None if bias is None else op.grad.BroadcastGradient(d_Y, bias, (bias, d_Y))
     if 0 in (op.shape(B) or ()):  # a projection that is omitted
@@ -139,7 +142,7 @@ def gather_block_quantized(
     if small and zero_points is not None:
         raise UnsupportedFormError("data in floats has no zero_points; leave them out")
     if not (is_block_size(block_size) or (small and block_size == 0)):
-        raise UnsupportedFormError(f"block_size is {block_size}; it is a power of 2 from {LEAST_BLOCK} on")
+        raise UnsupportedFormError(f"block_size is {block_size}; {BLOCKS}")
     if kind == TensorProto.UINT8:
         if bits not in BITS:
             raise UnsupportedFormError(f"bits is {bits}; there are 2, 4 and 8")
@@ -158,6 +161,7 @@ def gather_block_quantized(
             )
         values = wide(op, data, scales)
         zeros = 0.0 if zero_points is None else wide(op, zero_points, scales)
+    _check_gathered(op, data, scales, zero_points, bits, block_size, gather_axis, quantize_axis)
     size = op.Shape(values, start=quantize_axis, end=quantize_axis + 1 or None)
     numbers = op.up_to(size)
 
@@ -177,6 +181,35 @@ def gather_block_quantized(
     none = op.Expand(op.const(0.0, like=floats), op.Shape(first))
     taken = op.Gather(op.Concat(floats, none, axis=gather_axis), op.Where(inside, index, length), axis=gather_axis)
     return op.CastLike(taken, scales)
+
+
+def _check_gathered(
+    op: FunctionEmitter,
+    data: str,
+    scales: str,
+    zero_points: str | None,
+    bits: int,
+    block_size: int,
+    gather_axis: int,
+    quantize_axis: int,
+) -> None:
+    """Refuse axes that data does not have, and scales and zero points that are not one for each block."""
+    rank, packed, small = op.rank(data), op.type(data) == TensorProto.UINT8, op.type(data) not in _INTEGERS
+    if rank is None:
+        return
+    for name, axis in (("gather_axis", gather_axis), ("quantize_axis", quantize_axis)):
+        if not -rank <= axis < rank:
+            raise UnsupportedFormError(f"{name} is {axis}; data has {rank} axes")
+    due: list[Size] = list(sizes(op, data, rank))
+    if packed:
+        due[-1] = product(due[-1], 8 // bits)
+    last = due[quantize_axis]
+    due[quantize_axis] = None if last is None else -(-last // block_size) if block_size else 1
+    given = f"block_size={block_size}"
+    check_shape(op, "scales", scales, [(size, 1) if small else size for size in due], given=given)
+    if packed and due[-1] is not None:
+        due[-1] = -(-due[-1] * bits // 8)
+    check_shape(op, "zero_points", zero_points, due, given=given)
 
 
 def _along_last(op: FunctionEmitter, packed: str, bits: int) -> str:
@@ -496,36 +529,42 @@ def gemm_float8(
 
 
 def _misshapen(
-    op: Emitter, layout: Layout, B: str, scales: str, zero_points: str | None, g_idx: str | None, bias: str | None
+    op: Op,
+    layout: Layout,
+    A: str,
+    B: str,
+    scales: str,
+    zero_points: str | None,
+    g_idx: str | None,
+    bias: str | None,
 ) -> str:
     """What is wrong with the shapes that are known, or ""."""
     sizes = f"N={layout.N}, K={layout.K}, bits={layout.bits} and block_size={layout.block_size}"
-    of_bias = _unlike(op, bias, (layout.N,), sizes)
-    stored = op.static(B)
+    wrong = misshapen(op, "bias", bias, (layout.N,), given=sizes) or _wide_of(op, A, layout.K)
+    stored = op.shape(B)
     if stored is not None and _is_omitted(stored, layout.shape):
-        return of_bias
-    per_block = (layout.N, layout.blocks)
+        return wrong
+    per_block, row = (layout.N, layout.blocks), (layout.N * layout.blocks,)
     packed = zero_points is not None and op.type(zero_points) == TensorProto.UINT8
+    zeros = (layout.N, layout.zero_bytes) if packed else per_block
     return (
-        of_bias
-        or _unlike(op, B, layout.shape, sizes)
-        or _unlike(op, scales, per_block, sizes)
-        or _unlike(op, zero_points, (layout.N, layout.zero_bytes) if packed else per_block, sizes)
-        or (_unlike(op, g_idx, (layout.K,), sizes) and _unlike(op, g_idx, (layout.columns,), sizes))
+        wrong
+        or misshapen(op, "B", B, layout.shape, given=sizes)
+        or misshapen(op, "scales", scales, per_block, row, given=sizes)
+        or misshapen(op, "zero_points", zero_points, zeros, (math.prod(zeros),), given=sizes)
+        or misshapen(op, "g_idx", g_idx, (layout.K,), (layout.columns,), given=sizes)
     )
 
 
-def _is_omitted(shape: tuple[int, ...], due: tuple[int, ...]) -> bool:
+def _wide_of(op: Op, A: str, K: int) -> str:
+    """What is wrong with the last axis of A, or ""."""
+    shape = op.shape(A)
+    return "" if shape is None else misshapen(op, "A", A, (*[None] * (len(shape) - 1), K), given=f"K={K}")
+
+
+def _is_omitted(shape: Shape, due: tuple[int, ...]) -> bool:
     """Whether these are the bytes of a projection that is left out: one or more sizes are 0."""
     return 0 in shape and len(shape) == len(due) and all(n in (0, size) for n, size in zip(shape, due, strict=True))
-
-
-def _unlike(op: Emitter, value: str | None, due: tuple[int, ...], sizes: str) -> str:
-    """What is wrong with the shape of `value`, or "". A matrix of parameters may be given in one row."""
-    shape = None if value is None else op.static(value)
-    if shape is None or shape == due or (len(due) == 2 and shape == (math.prod(due),)):
-        return ""
-    return f"{value!r} has the shape {list(shape)}; with {sizes} it is {list(due)}"
 
 
 @operator("MatMulBnb4", "Y", types={"B": _BYTES})
@@ -544,10 +583,20 @@ def matmul_bnb4_body(
 ) -> str:
     """A·Wᵀ, or A·W for transB = 0; W has the numbers in B, each one of the 16 of FP4 or NF4, times the absmax of its block"""
     weights = Coded(N, K, block_size, quant_type, A, B, absmax)
-    if weights.refusal:
-        raise UnsupportedFormError(weights.refusal)
+    if refusal := weights.refusal or _miscoded(op, weights, transB):
+        raise UnsupportedFormError(refusal)
     W = weights.rows(op, op.const([0]), op.const([N]))
     return op.CastLike(op.MatMul(wide(op, A, A), op.Transpose(W, perm=[1, 0]) if transB else W), A)
+
+
+def _miscoded(op: Op, weights: Coded, transB: int) -> str:
+    """What is wrong with the shapes that are known, or ""."""
+    sizes = f"N={weights.N}, K={weights.K} and block_size={weights.block_size}"
+    return (
+        misshapen(op, "B", weights.B, ((weights.N * weights.K + 1) // 2,), given=sizes)
+        or misshapen(op, "absmax", weights.absmax, (weights.blocks,), given=sizes)
+        or _wide_of(op, weights.like, weights.K if transB else weights.N)
+    )
 
 
 @rule("MatMulBnb4", domain=MICROSOFT, settings=["absmax"])
@@ -559,9 +608,7 @@ def matmul_bnb4(
     The weights stay quantised: W is made some rows at a time.
     """
     weights = Coded(N, K, block_size, quant_type, A, B, absmax)
-    due = ((B, (N * K + 1) // 2), (absmax, weights.blocks))
-    wrong = (_unlike(op, value, (size,), f"N={N}, K={K} and block_size={block_size}") for value, size in due)
-    if refusal := weights.refusal or next(filter(None, wrong), ""):
+    if refusal := weights.refusal or _miscoded(op, weights, transB):
         raise RuleError(f"Node {op.node!r}: {refusal}.")
     sizes = {"K": K, "N": N, "block_size": block_size, "quant_type": quant_type, "transB": transB}
     given = d_Y, A, B, absmax

@@ -536,7 +536,14 @@ def _body(graph: Graph, node: Node) -> FunctionProto | None:
             return None  # the body would lose the derivative that the rule refuses
         ranks = {name: len(graph.shapes[name]) for name in node.inputs if name in graph.shapes}
         types = {name: (graph.types[name], ranks.get(name)) for name in node.inputs if name in graph.types}
-        return make_function(node.proto, graph.opsets, types, node.op_type)
+        return make_function(
+            node.proto,
+            graph.opsets,
+            types,
+            node.op_type,
+            graph.shapes,
+            lambda name: None if name in graph.inputs else graph.constant(name),
+        )
     if not onnx.defs.has(node.op_type, node.domain) or node.key in NO_DERIVATIVE:
         return None
     schema: Any = onnx.defs.get_schema(node.op_type, opset, node.domain)  # whose stub lacks the function bodies

@@ -374,7 +374,8 @@ class _Body:
             name: (self.op.graph.types[name], self.op.rank(name)) for name in node.inputs if name in self.op.graph.types
         }
         try:
-            function = make_function(node.proto, self.graph.opsets, types, node.name)
+            shapes = self.op.graph.shapes
+            function = make_function(node.proto, self.graph.opsets, types, node.name, shapes, self.op.constant)
         except UnsupportedFormError as error:
             raise _refuse(node, str(error)) from error
         assert function is not None

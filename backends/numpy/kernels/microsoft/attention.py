@@ -94,7 +94,13 @@ def attention(
     present_value, values = _extended("past", caches[1], v, length, None)
     shown = None if mask_index is None else _shown(mask_index, q, keys.shape[2], before)
     y, _ = _attend(q, keys, values, scale, shown, mask_filter_value, attention_bias, before, unidirectional)
-    return (y, np.stack([present_key, present_value])) if any(_wanted[1:]) else (y,)
+    if not any(_wanted[1:]):
+        return (y,)
+    if k.shape != v.shape:
+        raise ValueError(
+            f"present has keys of {k.shape[3]} elements and values of {v.shape[3]}, which are not in one tensor; leave it out"
+        )
+    return y, np.stack([present_key, present_value])
 
 
 @kernel("DecoderMaskedMultiHeadAttention", domain=MICROSOFT, in_float32=True)
