@@ -201,12 +201,12 @@ def packed_sparse_attention_indexer(
         )
     _check_capture(policy_mode, state_update_capacity, state_update_capture_count, state_update_active)
     size, ratio, caches = op.Shape(query_norm_weight), compress_ratio, (cos_cache, sin_cache)
-    wide, key = _apart(op, policy_mode, query, key, size)
+    queries, key = _apart(op, policy_mode, query, key, size)
     buffer, past = op.wide(past_kv_buffer), op.wide(past_key_state)
     packed = Packed(op, op.Shape(query, end=1), cumulative_sequence_lengths, past_sequence_lengths)
     keeps = 0 if policy_mode == "qsa" else ratio
     pending = _Pending(op, packed, past_sequence_lengths, past_state_lengths, ratio, keeps, state_capacity)
-    heads = packed.padded(op, _heads(op, wide, query_norm_weight, size, epsilon))
+    heads = packed.padded(op, _heads(op, queries, query_norm_weight, size, epsilon))
     slots = np.arange(state_capacity)[:, None]
     new = pending.holds(op, slots)
     own = op.Add(pending.place(op, slots), op.const(np.arange(ratio)))  # (B, E, ratio)
@@ -227,9 +227,9 @@ def packed_sparse_attention_indexer(
     # a slot without a new entry has ones, of which the norm and its derivative are finite
     entry = _normalized(op, op.Where(new, pooled, 1.0), key_norm_weight, epsilon)
     entry = op.Squeeze(rotated(op, op.Unsqueeze(entry, [2]), caches, at), [2])
-    state = op.Where(new, op.CastLike(entry, past), past)
+    state = op.CastLike(op.Where(new, op.CastLike(entry, past), past), past_key_state)
 
-    keys = op.Unsqueeze(op.CastLike(op.wide(op.CastLike(state, past_key_state)), heads), [1])
+    keys = op.Unsqueeze(op.CastLike(op.wide(state), heads), [1])
     heads, factor = rotated(op, heads, caches, places), _factor(op, size, scale)
     scores = _scores(op, heads, keys, factor, weights)
     count = op.Where(op.Squeeze(pending.taken, [2]), op.Max(op.Add(places, [1]), [0]), [0])
@@ -249,7 +249,6 @@ def packed_sparse_attention_indexer(
         update = op.CastLike(update, query)
     indices, counts = (op.Cast(packed.flat(op, x), to=TensorProto.INT32) for x in (selected, number))
     rest = op.CastLike(pending.rest(op, buffer, key), past_kv_buffer)
-    state = op.CastLike(state, past_key_state)
     lengths = op.Squeeze(op.Concat(pending.entries, pending.length, axis=1), [2])
     lengths, status = (op.Cast(x, to=TensorProto.INT32) for x in (lengths, op.Squeeze(pending.status, [1, 2])))
     return indices, op.Squeeze(counts, [1]), state, rest, gates, lengths, update, None, status

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -40,11 +41,13 @@ def cases() -> Iterator[Case]:
 def _packed(shapes: str) -> Iterator[Case]:
     """Requests whose tokens complete entries, one without tokens, one with a token alone, and one whose state is full."""
     yield packed_qsa(shapes=shapes)
-    yield packed_qsa(joined=True, each=True, shapes=shapes, epsilon=0.01, scale=0.7, token_budget=4)
-    yield packed_qsa(capture=[2, 0, 1, 5], shapes=shapes, state_update_capacity=3)
+    yield packed_qsa(joined=True, each=True, turned=4, shapes=shapes, epsilon=0.01, scale=-0.7, token_budget=4)
+    yield packed_qsa(ratio=3, token_budget=3, shapes=shapes)
+    yield packed_qsa(capture=[3, 0, 1, 5], shapes=shapes, state_update_capacity=3)
     yield packed_qsa(ratio=1, token_budget=2, shapes=shapes, capture=[1, 1, 1, 1], active=1, state_update_capacity=2)
     yield packed_csa(shapes=shapes)
-    yield packed_csa(each=True, shapes=shapes, epsilon=0.01, scale=0.7, head_weight_scale=1.3, index_topk=4)
+    yield packed_csa(each=True, shapes=shapes, epsilon=0.01, scale=0.7, head_weight_scale=-1.3, index_topk=4)
+    yield packed_csa(heads=3, size=5, turned=2, shapes=shapes)
     yield packed_csa(ratio=3, held=(5, 2, 0, 3), shapes=shapes, indexshare_state_policy="hold")
     if shapes == "static":
         lengths = ["cumulative_sequence_lengths", "past_sequence_lengths", "past_state_lengths"]
@@ -55,14 +58,17 @@ def _packed(shapes: str) -> Iterator[Case]:
         capture = ["state_update_capture_count", "state_update_active"]
         yield packed_qsa(capture=[2, -1, 1, 5], active=1, state_update_capacity=8, constant=capture)
         yield packed_qsa(capture=[2, 2, 2, 2], active=0, state_update_capacity=2)
-        yield packed_qsa(lengths=[[1, 1], [2, 0], [0, 2], [5, 0]])  # of which the last two are no lengths of a past
+        yield packed_qsa(lengths=[[1, 1], [2, 1], [0, 2], [5, 0]])  # the last three do not fit the past
         yield packed_csa(lengths=[[1, 1], [2, 4], [-1, 0], [5, 0]])
         yield packed_csa(past=(3, 0, -1, 8), first=-3)
+        yield packed_csa(epsilon=0.0)
+        yield packed_csa(infinite=True)
 
 
 def packed_qsa(
     joined: bool = False,
     each: bool = False,
+    turned: int = 2,
     ratio: int = 2,
     counts: tuple[int, ...] = (4, 0, 1, 3),
     past: tuple[int, ...] = (3, 4, 0, 4),
@@ -79,7 +85,7 @@ def packed_qsa(
         floats(tokens, (HEADS + joined) * SIZE),
         None if joined else floats(tokens, SIZE),
         *(1 + floats(SIZE) for _ in range(2)),
-        *(floats(*((batch, 9) if each else (9,)), 2) for _ in range(2)),
+        *(floats(*((batch, 9) if each else (9,)), turned) for _ in range(2)),
         np.cumsum((0, *counts), dtype=np.int32),
         np.array(past, np.int32),
         *[None] * 4,
@@ -98,6 +104,10 @@ def packed_qsa(
 def packed_csa(
     held: tuple[int, ...] = (3, 1, 0, 2),
     each: bool = False,
+    heads: int = HEADS,
+    size: int = SIZE,
+    turned: int = 1,
+    infinite: bool = False,
     ratio: int = 2,
     counts: tuple[int, ...] = (4, 0, 1, 3),
     past: tuple[int, ...] = (3, 4, 0, 8),
@@ -105,21 +115,24 @@ def packed_csa(
     first: int = 4,
     **options: Any,
 ) -> Case:
-    """As `packed_qsa`, with `held` tokens in the buffers, after 1, 2, 0 and 3 entries."""
+    """As `packed_qsa`, with `held` tokens in the buffers, after 1, 2, 0 and 3 entries; `infinite` has a gate of ∞."""
     floats, batch, tokens, room = drawer(8), len(counts), sum(counts), 3
+    gate = floats(tokens, 2 * size)
+    if infinite:
+        gate[0, -1] = math.inf  # of a window that is then complete
     inputs = [
-        floats(tokens, HEADS * SIZE),
-        floats(tokens, 2 * SIZE),
-        *(1 + floats(SIZE) for _ in range(2)),
-        *(floats(*((batch, 9) if each else (9,)), 1) for _ in range(2)),
+        floats(tokens, heads * size),
+        floats(tokens, 2 * size),
+        *(1 + floats(size) for _ in range(2)),
+        *(floats(*((batch, 9) if each else (9,)), turned) for _ in range(2)),
         np.cumsum((0, *counts), dtype=np.int32),
         np.array(past, np.int32),
-        floats(tokens, 2 * SIZE),
-        floats(ratio, 2 * SIZE),
-        floats(tokens, HEADS),
+        gate,
+        floats(ratio, 2 * size),
+        floats(tokens, heads),
         first + np.arange(tokens),
-        floats(batch, room, SIZE),
-        *(floats(batch, 2 * ratio - 1, 2 * SIZE) for _ in range(2)),
+        floats(batch, room, size),
+        *(floats(batch, 2 * ratio - 1, 2 * size) for _ in range(2)),
         np.array([*zip((1, 2, 0, 3), held, strict=True)] if lengths is None else lengths, np.int32),
     ]
     settings = {"policy_mode": "csa", "compress_ratio": ratio, "state_capacity": room, "index_topk": 2} | options
