@@ -34,6 +34,7 @@ FLOATS = {"tensor(float)", "tensor(double)", "tensor(float16)", "tensor(bfloat16
 
 # What an operator has no case of, and why.
 _SHARED = "a cache that several calls share: refused"
+_CHOSEN_ELSEWHERE = "refused: a selection that is shared"
 _NOT_COMPUTED = "refused: ONNX Runtime does not compute with it"
 _FLOAT_8 = "refused: weights that are floats of 4 and 8 bits"
 _ROTARY = "refused: the kernel ignores it"
@@ -52,6 +53,7 @@ NOT_SET = {
     ("com.microsoft.DynamicSparseAttention", "is_causal"): "it must be 1",
     ("com.microsoft.DynamicSparseAttention", "output_bf16"): "a result of 8 bits, of which no difference settles",
     ("com.microsoft.SparsePagedAttention", "auxiliary_cache_layout"): "there is one",
+    ("com.microsoft.PackedSparseAttentionIndexer", "max_output_entries"): _CHOSEN_ELSEWHERE,
     ("com.microsoft.QOrderedAttention", "qkv_hidden_sizes"): _NOT_COMPUTED,
     ("com.microsoft.QAttention", "past_present_share_buffer"): _SHARED,
     ("com.microsoft.QAttention", "do_rotary"): _ROTARY,
@@ -66,6 +68,13 @@ NOT_SET = {
     ("com.microsoft.SkipGroupNorm", "channels_last"): "refused: ONNX Runtime adds the skip to the last axis alone",
 }
 NOT_GIVEN = {
+    **dict.fromkeys(
+        (
+            ("com.microsoft.PackedSparseAttentionIndexer", name)
+            for name in ("indexshare_mode", "merged_indices", "merged_counts", "merged_status")
+        ),
+        _CHOSEN_ELSEWHERE,
+    ),
     ("com.microsoft.QOrderedAttention", "past"): _NOT_COMPUTED,
     ("com.microsoft.QOrderedAttention", "attention_bias"): _NOT_COMPUTED,
     **dict.fromkeys((("com.microsoft.GemmFloat8", f"scale{x}") for x in "ABY"), "refused: of floats of 8 bits"),
@@ -158,6 +167,7 @@ RANKS[3] += """ com.microsoft.AttnLSTM com.microsoft.CausalConvWithState com.mic
 RANKS[4] += " com.microsoft.CropAndResize com.microsoft.GridSample"
 RANKS[3] += " com.microsoft.DynamicQuantizeLSTM com.microsoft.QOrderedLongformerAttention"
 RANKS[3] += " com.microsoft.SparseAttentionIndexer"
+RANKS[2] += " com.microsoft.PackedSparseAttentionIndexer"
 SMALLEST = {name: rank for rank, names in RANKS.items() for name in names.split()}
 
 

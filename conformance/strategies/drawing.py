@@ -178,7 +178,7 @@ class Drawing:
         *inputs: np.ndarray | None,
         fixed: Sequence[str] = (),
         wrt: Sequence[str] | None = None,
-        outputs: int = 1,
+        outputs: int | Sequence[int] = 1,
         **attributes: Any,
     ) -> Case:
         """The case of a node of this operator; `inputs` as in `node_case`, an attribute that is None is absent.

@@ -718,7 +718,7 @@ def paged_attention(
     if q_norm_weight is not None and k_norm_weight is not None:
         q, k = (_normalized(op, x, w, qk_norm_epsilon) for x, w in ((q, q_norm_weight), (k, k_norm_weight)))
 
-    packed = _Packed(op, tokens, cumulative_sequence_length, past_seqlens)
+    packed = Packed(op, tokens, cumulative_sequence_length, past_seqlens)
     if do_rotary:
         at = op.Unsqueeze(packed.place, [0])
         q, k = (_rotated(op, x, cos_cache, sin_cache, at, rotary_interleaved, rotary_offset) for x in (q, k))
@@ -739,26 +739,26 @@ def paged_attention(
     return op.CastLike(output, query), *caches, *([None] if latent else [])
 
 
-class _Packed:
+class Packed:
     """Samples of several lengths in a row: the tokens of one after those of another."""
 
     def __init__(self, op: FunctionEmitter, tokens: str, bounds: str, before: str) -> None:
         bounds, before = (op.Cast(x, to=TensorProto.INT64) for x in (bounds, before))
-        self._starts, ends = op.Slice(bounds, [0], [-1], [0]), op.Slice(bounds, [1], [END], [0])
-        counts, self.ids = op.Sub(ends, self._starts), op.up_to(tokens)
+        self.starts, ends = op.Slice(bounds, [0], [-1], [0]), op.Slice(bounds, [1], [END], [0])
+        self.counts, self.ids = op.Sub(ends, self.starts), op.up_to(tokens)
         ended = op.Cast(op.LessOrEqual(ends, op.Unsqueeze(self.ids, [1])), to=TensorProto.INT64)
         self.sample = op.ReduceSum(ended, [1], keepdims=0)  # of each token: as many end before it
-        self._within = op.Sub(self.ids, op.Gather(self._starts, self.sample))
+        self._within = op.Sub(self.ids, op.Gather(self.starts, self.sample))
         self.place = op.Add(op.Gather(before, self.sample), self._within)  # in its sample
-        self._longest = op.Max(op.reduce("ReduceMax", counts, [0]), [0])
+        self._longest = op.Max(op.reduce("ReduceMax", self.counts, [0]), [0])
         self._steps = op.up_to(self._longest)
-        self.real = op.Less(self._steps, op.Unsqueeze(counts, [1]))  # (B, S)
+        self.real = op.Less(self._steps, op.Unsqueeze(self.counts, [1]))  # (B, S)
         self.places = op.Add(op.Unsqueeze(before, [1]), self._steps)
-        self.total = op.Add(before, counts)
+        self.total = op.Add(before, self.counts)
 
     def padded(self, op: FunctionEmitter, x: str) -> str:
         """(tokens, ...) to (B, S, ...)"""
-        return op.Gather(x, op.Where(self.real, op.Add(op.Unsqueeze(self._starts, [1]), self._steps), 0))
+        return op.Gather(x, op.Where(self.real, op.Add(op.Unsqueeze(self.starts, [1]), self._steps), 0))
 
     def flat(self, op: FunctionEmitter, y: str) -> str:
         """(B, S, width) to (tokens, width)"""
@@ -770,7 +770,7 @@ class _Packed:
 class _Pages:
     """A cache (pages, rows of a page, heads, H) of which each sample has the pages that a table lists, or -1."""
 
-    def __init__(self, op: FunctionEmitter, packed: _Packed, cache: str, table: str, slot_mapping: str | None) -> None:
+    def __init__(self, op: FunctionEmitter, packed: Packed, cache: str, table: str, slot_mapping: str | None) -> None:
         table = op.Cast(table, to=TensorProto.INT64)
         page, columns = op.Shape(cache, start=1, end=2), op.Shape(table, start=1)
         self._size = op.Mul(op.Shape(cache, end=1), page)
@@ -795,7 +795,7 @@ class _Pages:
         part = cache.read(op, op.Gather(op.Squeeze(every, [0]), self._rows), query)
         return op.Reshape(every, op.Shape(past)), op.Transpose(part, perm=[0, 2, 1, 3])
 
-    def seen(self, op: FunctionEmitter, packed: _Packed, causal: int, window: int) -> str:
+    def seen(self, op: FunctionEmitter, packed: Packed, causal: int, window: int) -> str:
         """Which token sees which place, (B, 1, S, L)."""
         held = op.And(op.GreaterOrEqual(self._found, 0), op.Less(self.places, op.Unsqueeze(packed.total, [1])))
         seen = op.And(op.Unsqueeze(held, [1, 2]), op.Unsqueeze(packed.real, [1, 3]))
@@ -1013,7 +1013,7 @@ def sparse_paged_attention(
     q, k, v = _split(op, op.Unsqueeze(query, [0]), parts[0], parts[1], num_heads, kv_num_heads)
     if q_norm_weight is not None and k_norm_weight is not None:
         q, k = (_normalized(op, x, w, qk_norm_epsilon) for x, w in ((q, q_norm_weight), (k, k_norm_weight)))
-    packed = _Packed(op, tokens, cumulative_sequence_length, past_seqlens)
+    packed = Packed(op, tokens, cumulative_sequence_length, past_seqlens)
     if do_rotary:
         at = op.Unsqueeze(packed.place, [0])
         q, k = (_rotated(op, x, cos_cache, sin_cache, at, rotary_interleaved, rotary_offset) for x in (q, k))

@@ -1,7 +1,7 @@
 """ONNX Runtime's indexers, which choose for each query the keys that a sparse attention reads, and keep keys for later calls.
 
-What they choose has no derivative. The keys that they keep have one: those of policy_mode "qsa" are the inputs, and those of
-"csa" are what a softmax over the slots of a window makes of them.
+What they choose has no derivative. The keys that they keep have one: those of policy_mode "qsa" are the inputs or the means of
+blocks of them, and those of "csa" are what a softmax over the slots of a window makes of them.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from onnx import TensorProto
 
 from refgrad.formulas.indexing import END
 from refgrad.forward.function_emitter import FunctionEmitter
-from refgrad.tables.definitions import UnsupportedFormError, operator
+from refgrad.microsoft.grouped_attention import Packed
+from refgrad.tables.definitions import FLOATS, UnsupportedFormError, operator
 
-_OF_CSA = ("gate", "position_bias", "head_weights", "position_ids", "past_proj_buffer")
 
+_LIMIT = 2**31  # sizes are of 32 bits
 
 @operator(
     "SparseAttentionIndexer",
@@ -60,37 +61,28 @@ def sparse_attention_indexer(
 
     Q and K are normalized and rotated. present_key has the new keys of "qsa", or the compressed ones of "csa", after the past.
     """
-    if policy_mode not in ("qsa", "csa"):
-        raise UnsupportedFormError(f"its policy_mode {policy_mode!r} is not known; there are 'qsa' and 'csa'")
-    if compress_ratio < 1:
-        raise UnsupportedFormError(f"its compress_ratio is {compress_ratio}; it is positive")
-    query, past = op.wide(query), op.wide(past_key)
-    key = None if key is None else op.wide(key)
-    size, batch, length = op.Shape(query_norm_weight), op.Shape(query, end=1), op.Shape(query, start=1, end=2)
+    _check_policy(policy_mode, compress_ratio, token_budget, index_topk, head_weight_scale)
+    of_csa = _of_csa(
+        policy_mode,
+        gate=gate,
+        position_bias=position_bias,
+        head_weights=head_weights,
+        position_ids=position_ids,
+        past_proj_buffer=past_proj_buffer,
+    )
+    size, past = op.Shape(query_norm_weight), op.wide(past_key)
+    query, key = _apart(op, policy_mode, query, key, size)
+    batch, length = op.Shape(query, end=1), op.Shape(query, start=1, end=2)
     valid = op.Shape(past, start=1, end=2)
     if past_sequence_length is not None:
         valid = op.Cast(op.Reshape(past_sequence_length, [1]), to=TensorProto.INT64)
     before = op.Slice(past, [0], valid, [1])
-    if policy_mode == "qsa" and key is None:
-        width = op.Sub(op.Shape(query, start=2), size)
-        query, key = op.Slice(query, [0], width, [2]), op.Slice(query, width, [END], [2])
-    if key is None:
-        raise UnsupportedFormError("with policy_mode='csa' it needs its input key")
-    heads = op.Reshape(query, op.Concat(batch, length, [-1], size, axis=0))
-    heads = _normalized(op, heads, query_norm_weight, epsilon)
-    factor = op.Pow(op.Cast(size, to=TensorProto.FLOAT), np.float32(-0.5)) if scale is None else np.float32(scale)
+    heads = _heads(op, query, query_norm_weight, size, epsilon)
+    factor = _factor(op, size, scale)
     caches = cos_cache, sin_cache
 
     if policy_mode == "qsa":
-        _check("qsa", token_budget, "token_budget", (index_topk, head_weight_scale))
         assert token_budget is not None
-        if token_budget % compress_ratio:
-            raise UnsupportedFormError(
-                f"its token_budget is {token_budget}, which its compress_ratio {compress_ratio} does not divide"
-            )
-        given = dict(zip(_OF_CSA, (gate, position_bias, head_weights, position_ids, past_proj_buffer), strict=True))
-        if extra := [name for name, value in given.items() if value is not None]:
-            raise UnsupportedFormError(f"its input {extra[0]} is of policy_mode='csa'; leave it out")
         new, keys = key, op.Concat(before, key, axis=1)
         places = op.Expand(op.Add(valid, op.up_to(length)), op.Concat(batch, length, axis=0))
         heads = _rotated_in_halves(op, heads, caches, places)
@@ -99,18 +91,10 @@ def sparse_attention_indexer(
         )
         buffer = None
     else:
-        _check("csa", index_topk, "index_topk", (token_budget,))
         assert index_topk is not None
         if mask is not None:
             raise UnsupportedFormError("its input mask is of policy_mode='qsa'; leave it out")
-        if (
-            gate is None
-            or position_bias is None
-            or head_weights is None
-            or position_ids is None
-            or past_proj_buffer is None
-        ):
-            raise UnsupportedFormError(f"with policy_mode='csa' it needs its inputs {', '.join(_OF_CSA)}")
+        gate, position_bias, head_weights, position_ids, past_proj_buffer = of_csa
         windows = _Windows(op, key, op.wide(gate), op.wide(past_proj_buffer), size, compress_ratio)
         new = _normalized(op, windows.pooled(op, op.wide(position_bias)), key_norm_weight, epsilon)
         ends = op.Mul(op.Add(valid, op.up_to(windows.count)), [compress_ratio])
@@ -118,17 +102,9 @@ def sparse_attention_indexer(
         new = op.Squeeze(_rotated_in_pairs(op, op.Unsqueeze(new, [2]), caches, starts), [2])
         heads = _rotated_in_pairs(op, heads, caches, position_ids)
         seen = op.Div(op.Add(position_ids, [1]), [compress_ratio])
-        weights = op.Unsqueeze(op.wide(head_weights), [3])
-        if head_weight_scale is None:
-            count = op.Cast(op.Shape(head_weights, start=2), to=TensorProto.FLOAT)
-            weights = op.Mul(weights, op.CastLike(op.Pow(count, np.float32(-0.5)), weights))
-        else:
-            weights = op.Mul(weights, head_weight_scale)
-        keys = op.Concat(before, new, axis=1)
-        scores = op.MatMul(heads, op.Unsqueeze(op.Transpose(keys, perm=[0, 2, 1]), [1]))
-        scores = op.Mul(op.Relu(scores), op.CastLike(factor, scores))
-        total = op.Squeeze(op.reduce("ReduceSum", op.Mul(scores, weights), [2]), [2])
-        best, _ = _best(op, total, seen, index_topk)
+        keys = op.Unsqueeze(op.Concat(before, new, axis=1), [1])
+        weights = _weights(op, head_weights, head_weight_scale)
+        best, _ = _best(op, _scores(op, heads, keys, factor, weights), seen, index_topk)
         selected = _padded(op, best, index_topk)
         buffer = op.CastLike(windows.rest(op), past_proj_buffer)
     new = op.CastLike(new, past_key)
@@ -140,13 +116,227 @@ def sparse_attention_indexer(
     return op.Cast(selected, to=TensorProto.INT32), present, buffer
 
 
-def _check(mode: str, given: int | None, name: str, others: tuple[float | None, ...]) -> None:
-    """That it has the number that its mode chooses, and none that another mode has."""
-    if given is None or not 1 <= given < 2**31:
+@operator(
+    "PackedSparseAttentionIndexer",
+    "selected_indices",
+    "selected_counts",
+    "present_key_state",
+    "present_kv_buffer",
+    optional=["present_gate_buffer", "present_state_lengths", "state_update", "indexshare_status", "state_status"],
+    types={
+        "selected_indices": ("tensor(int32)",),
+        **dict.fromkeys(
+            (
+                *("selected_counts", "present_state_lengths", "indexshare_status", "state_status"),
+                *("cumulative_sequence_lengths", "past_sequence_lengths", "past_state_lengths"),
+                *("state_update_capture_count", "state_update_active"),
+                *("indexshare_mode", "merged_indices", "merged_counts", "merged_status"),
+            ),
+            "selected_indices",
+        ),
+        "position_ids": ("tensor(int64)",),
+        "past_key_state": FLOATS,
+        "present_key_state": "past_key_state",
+    },
+)
+def packed_sparse_attention_indexer(
+    op: FunctionEmitter,
+    query: str,
+    key: str | None,
+    query_norm_weight: str,
+    key_norm_weight: str,
+    cos_cache: str,
+    sin_cache: str,
+    cumulative_sequence_lengths: str,
+    past_sequence_lengths: str,
+    gate: str | None,
+    position_bias: str | None,
+    head_weights: str | None,
+    position_ids: str | None,
+    past_key_state: str,
+    past_kv_buffer: str,
+    past_gate_buffer: str | None,
+    past_state_lengths: str,
+    state_update_capture_count: str | None = None,
+    state_update_active: str | None = None,
+    indexshare_mode: str | None = None,
+    merged_indices: str | None = None,
+    merged_counts: str | None = None,
+    merged_status: str | None = None,
+    *,
+    compress_ratio: int,
+    epsilon: float = 1e-6,
+    head_weight_scale: float | None = None,
+    index_topk: int | None = None,
+    indexshare_state_policy: str = "default",
+    max_output_entries: int = 0,
+    policy_mode: str,
+    scale: float | None = None,
+    state_capacity: int,
+    state_update_capacity: int = 0,
+    token_budget: int | None = None,
+) -> tuple[str | None, ...]:
+    """The best entries of each request by scale·Σ ReLU(Q·K) over the heads, where K is of a block or of a window of its tokens
+
+    present_key_state has the new entries of each request after its past ones. Where they are too many, or where the lengths of
+    the past do not fit each other, the state of the request stays as it was, and nothing is selected.
+    """
+    _check_policy(policy_mode, compress_ratio, token_budget, index_topk, head_weight_scale)
+    of_csa = _of_csa(
+        policy_mode,
+        gate=gate,
+        position_bias=position_bias,
+        head_weights=head_weights,
+        position_ids=position_ids,
+        past_gate_buffer=past_gate_buffer,
+    )
+    if not 1 <= state_capacity < _LIMIT:
+        raise UnsupportedFormError(f"its state_capacity is {state_capacity}; it is positive and of 32 bits")
+    if max_output_entries or any((indexshare_mode, merged_indices, merged_counts, merged_status)):
+        raise UnsupportedFormError(
+            "a selection that is shared (indexshare_mode, max_output_entries and the merged inputs) is not covered: "
+            "its schema does not say which rows the other inputs have; leave them out"
+        )
+    if indexshare_state_policy not in ("default", "hold", "advance"):
+        raise UnsupportedFormError(
+            f"its indexshare_state_policy {indexshare_state_policy!r} is not known; there are 'default', 'hold' and 'advance'"
+        )
+    _check_capture(policy_mode, state_update_capacity, state_update_capture_count, state_update_active)
+    size, ratio, caches = op.Shape(query_norm_weight), compress_ratio, (cos_cache, sin_cache)
+    queries, key = _apart(op, policy_mode, query, key, size)
+    buffer, past = op.wide(past_kv_buffer), op.wide(past_key_state)
+    packed = Packed(op, op.Shape(query, end=1), cumulative_sequence_lengths, past_sequence_lengths)
+    keeps = 0 if policy_mode == "qsa" else ratio
+    pending = _Pending(op, packed, past_sequence_lengths, past_state_lengths, ratio, keeps, state_capacity)
+    heads = packed.padded(op, _heads(op, queries, query_norm_weight, size, epsilon))
+    order = op.up_to(op.const([state_capacity]))
+    slots = op.Unsqueeze(order, [1])
+    new = pending.holds(op, slots)
+    own = op.Add(pending.place(op, slots), op.up_to(op.const([ratio])))  # (B, E, ratio)
+    at = op.Expand(op.Mul(order, [ratio]), op.Concat(op.Shape(past, end=1), [state_capacity], axis=0))
+
+    gates = weights = None
+    if policy_mode == "qsa":
+        read = pending.read(op, buffer, key, own, new, 0.0)
+        pooled, rotated = op.Squeeze(op.reduce("ReduceMean", read, [2]), [2]), _rotated_in_halves
+        places = packed.places
+    else:
+        gate, position_bias, head_weights, position_ids, past_gate_buffer = of_csa
+        held = op.wide(past_gate_buffer), op.wide(gate)
+        pooled = _of_windows(op, pending, (buffer, key), held, op.wide(position_bias), size, own, new)
+        rotated, places = _rotated_in_pairs, packed.padded(op, position_ids)
+        gates = op.CastLike(pending.rest(op, *held), past_gate_buffer)
+        weights = packed.padded(op, _weights(op, head_weights, head_weight_scale))
+    # a slot without a new entry has ones, of which the norm and its derivative are finite
+    entry = _normalized(op, op.Where(new, pooled, 1.0), key_norm_weight, epsilon)
+    entry = op.Squeeze(rotated(op, op.Unsqueeze(entry, [2]), caches, at), [2])
+    state = op.CastLike(op.Where(new, op.CastLike(entry, past), past), past_key_state)
+
+    keys = op.Unsqueeze(op.CastLike(op.wide(state), heads), [1])
+    heads, factor = rotated(op, heads, caches, places), _factor(op, size, scale)
+    scores = _scores(op, heads, keys, factor, weights)
+    count = op.Where(op.Squeeze(pending.taken, [2]), op.Max(op.Add(places, [1]), [0]), [0])
+    if policy_mode == "qsa":
+        assert token_budget is not None
+        selected, number = _places(op, scores, count, ratio, token_budget)
+    else:
+        assert index_topk is not None
+        seen = op.Min(op.Div(count, [ratio]), op.Squeeze(pending.entries, [2]))
+        best, number = _best(op, scores, seen, index_topk)
+        selected = _padded(op, best, index_topk)
+    update = None
+    if state_update_capture_count is not None:
+        update = pending.captured(
+            op, buffer, key, entry, state_update_capacity, state_update_capture_count, state_update_active
+        )
+        update = op.CastLike(update, query)
+    indices, counts = (op.Cast(packed.flat(op, x), to=TensorProto.INT32) for x in (selected, number))
+    rest = op.CastLike(pending.rest(op, buffer, key), past_kv_buffer)
+    lengths = op.Squeeze(op.Concat(pending.entries, pending.length, axis=1), [2])
+    lengths, status = (op.Cast(x, to=TensorProto.INT32) for x in (lengths, op.Squeeze(pending.status, [1, 2])))
+    return indices, op.Squeeze(counts, [1]), state, rest, gates, lengths, update, None, status
+
+
+def _check_policy(
+    mode: str, ratio: int, token_budget: int | None, index_topk: int | None, head_weight_scale: float | None
+) -> None:
+    """That the policy is known, has the number that it chooses, and none that another one has."""
+    if mode not in ("qsa", "csa"):
+        raise UnsupportedFormError(f"its policy_mode {mode!r} is not known; there are 'qsa' and 'csa'")
+    if not 1 <= ratio < _LIMIT:
+        raise UnsupportedFormError(f"its compress_ratio is {ratio}; it is positive and of 32 bits")
+    given, name = (token_budget, "token_budget") if mode == "qsa" else (index_topk, "index_topk")
+    if given is None or not 1 <= given < _LIMIT:
         raise UnsupportedFormError(f"with policy_mode={mode!r} it needs its attribute {name}, which is positive and of 32 bits")
-    if any(value is not None for value in others):
+    if any(value is not None for value in ((index_topk, head_weight_scale) if mode == "qsa" else (token_budget,))):
         names = "index_topk and head_weight_scale" if mode == "qsa" else "token_budget"
         raise UnsupportedFormError(f"with policy_mode={mode!r} it has no {names}; leave them out")
+    if token_budget is not None and token_budget % ratio:
+        raise UnsupportedFormError(
+            f"its token_budget is {token_budget}, which its compress_ratio {ratio} does not divide"
+        )
+
+
+def _of_csa(mode: str, **inputs: str | None) -> list[str]:
+    """The inputs that policy_mode "csa" alone has: all of them, and with "qsa" none."""
+    given = {name: value for name, value in inputs.items() if value is not None}
+    if mode == "qsa" and given:
+        raise UnsupportedFormError(f"its input {next(iter(given))} is of policy_mode='csa'; leave it out")
+    if mode == "csa" and len(given) < len(inputs):
+        raise UnsupportedFormError(f"with policy_mode='csa' it needs its inputs {', '.join(inputs)}")
+    return list(given.values())
+
+
+def _check_capture(mode: str, capacity: int, count: str | None, active: str | None) -> None:
+    """That only "qsa" captures, at most 8 tokens, and that their number is given."""
+    if mode == "csa" and (capacity or count is not None or active is not None):
+        raise UnsupportedFormError("what captures updates of the state is of policy_mode='qsa'; leave it out")
+    if not 0 <= capacity <= 8:
+        raise UnsupportedFormError(f"its state_update_capacity is {capacity}; it is from 0 to 8")
+    if capacity and count is None:
+        raise UnsupportedFormError(
+            f"with state_update_capacity={capacity} it needs its input state_update_capture_count"
+        )
+
+
+def _apart(op: FunctionEmitter, mode: str, query: str, key: str | None, size: str) -> tuple[str, str]:
+    """Query and key, in the type to compute in; without a key its channels are the last ones of the query."""
+    query = op.wide(query)
+    if key is not None:
+        return query, op.wide(key)
+    if mode == "csa":
+        raise UnsupportedFormError("with policy_mode='csa' it needs its input key")
+    width = op.Sub(op.Shape(query, start=-1), size)
+    return op.Slice(query, [0], width, [-1]), op.Slice(query, width, [END], [-1])
+
+
+def _heads(op: FunctionEmitter, query: str, weight: str, size: str, epsilon: float) -> str:
+    """(..., N·D) as (..., N, D), normalized"""
+    shape = op.Concat(op.Shape(query, end=-1), op.Div(op.Shape(query, start=-1), size), size, axis=0)
+    return _normalized(op, op.Reshape(query, shape, allowzero=1), weight, epsilon)
+
+
+def _factor(op: FunctionEmitter, size: str, scale: float | None) -> str | np.float32:
+    """What the scores are multiplied with."""
+    return op.Pow(op.Cast(size, to=TensorProto.FLOAT), np.float32(-0.5)) if scale is None else np.float32(scale)
+
+
+def _weights(op: FunctionEmitter, head_weights: str, scale: float | None) -> str:
+    """The weights of the heads (..., N), scaled."""
+    weights = op.wide(head_weights)
+    if scale is not None:
+        return str(op.Mul(weights, scale))
+    count = op.Cast(op.Shape(head_weights, start=-1), to=TensorProto.FLOAT)
+    return str(op.Mul(weights, op.CastLike(op.Pow(count, np.float32(-0.5)), weights)))
+
+
+def _scores(op: FunctionEmitter, heads: str, keys: str, factor: str | np.float32, weights: str | None = None) -> str:
+    """Σ ReLU(Q·K) over the heads: (B, S, N, D) and (B, 1 or S, E, D) to (B, S, E); weighted by (B, S, N)"""
+    scores = op.Relu(op.MatMul(heads, op.Transpose(keys, perm=[0, 1, 3, 2])))
+    scores = op.Mul(scores, op.CastLike(factor, scores))
+    if weights is not None:
+        scores = op.Mul(scores, op.Unsqueeze(weights, [3]))
+    return str(op.Squeeze(op.reduce("ReduceSum", scores, [2]), [2]))
 
 
 def _normalized(op: FunctionEmitter, x: str, weight: str, epsilon: float) -> str:
@@ -237,7 +427,6 @@ def _chosen_tokens(
     filled = op.Expand(total, op.Concat(batch, length, [ratio], axis=0))
     listed = op.Concat(listed, filled, axis=2)
     count = op.Squeeze(op.reduce("ReduceSum", op.Cast(visible, to=TensorProto.INT64), [2]), [2])
-    complete = op.Div(count, [ratio])
     blocks = op.Add(op.Div(total, [ratio]), [1])
     shape = op.Concat(batch, length, blocks, [ratio], axis=0)
     blocked = op.Reshape(op.Slice(listed, [0], op.Mul(blocks, [ratio]), [2]), shape)
@@ -245,23 +434,41 @@ def _chosen_tokens(
     read = op.GatherND(keys, op.Unsqueeze(within, [4]), batch_dims=1)
     pooled = _normalized(op, op.Squeeze(op.reduce("ReduceMean", read, [3]), [3]), weight, epsilon)
     starts = op.Squeeze(op.Slice(within, [0], [1], [3]), [3])
-    each = op.Concat(batch, [-1], axis=0)
-    flat = op.Reshape(pooled, op.Concat(each, [1], op.Shape(keys, start=2), axis=0))
-    turned = _rotated_in_halves(op, flat, caches, op.Reshape(starts, each))
-    turned = op.Reshape(turned, op.Shape(pooled))
-    scores = op.Relu(op.MatMul(heads, op.Transpose(turned, perm=[0, 1, 3, 2])))
-    scores = op.Squeeze(op.reduce("ReduceSum", op.Mul(scores, op.CastLike(factor, scores)), [2]), [2])
+    each = op.Concat(batch, op.Mul(length, blocks), axis=0)
+    flat = op.Reshape(pooled, op.Concat(each, [1], op.Shape(keys, start=2), axis=0), allowzero=1)
+    turned = _rotated_in_halves(op, flat, caches, op.Reshape(starts, each, allowzero=1))
+    turned = op.Reshape(turned, op.Shape(pooled), allowzero=1)
+    at, _ = _places(op, _scores(op, heads, turned, factor), count, ratio, budget)
+    return str(op.Where(op.Less(at, [0]), [-1], op.GatherElements(listed, op.Max(at, [0]), axis=2)))
+
+
+def _places(op: FunctionEmitter, scores: str, count: str, ratio: int, budget: int) -> tuple[str, str]:
+    """Which of the `count` tokens (B, S) that it sees a query chooses, −1 where it chooses no more, and how many (B, S, 1)
+
+    They are those of the best blocks by the scores (B, S, E), and then those of the block that is not complete.
+    """
+    complete = op.Div(count, [ratio])
     best, kept = _best(op, scores, complete, budget // ratio)
-    rows = op.Expand(op.Unsqueeze(op.Max(best, [0]), [3]), op.Concat(op.Shape(best), [ratio], axis=0))
-    chosen = op.Where(op.Less(op.Unsqueeze(best, [3]), [0]), [-1], op.GatherElements(blocked, rows, axis=2))
+    first = op.Unsqueeze(best, [3])
+    chosen = op.Where(op.Less(first, [0]), [-1], op.Add(op.Mul(first, [ratio]), op.up_to(op.const([ratio]))))
     capacity = budget + ratio - 1
-    chosen = _padded(op, op.Reshape(chosen, op.Concat(batch, length, [-1], axis=0)), capacity)
-    kept = op.Mul(kept, [ratio])
+    row = op.Concat(op.Shape(best, end=2), op.Mul(op.Shape(best, start=2), [ratio]), axis=0)
+    chosen = _padded(op, op.Reshape(chosen, row, allowzero=1), capacity)
+    kept, left = op.Mul(kept, [ratio]), op.Unsqueeze(op.Sub(count, op.Mul(complete, [ratio])), [2])
     behind = op.Sub(op.up_to(op.const([capacity])), kept)
-    at = op.Add(op.Mul(op.Unsqueeze(complete, [2]), [ratio]), behind)
-    inside = op.And(op.GreaterOrEqual(behind, [0]), op.Less(at, op.Unsqueeze(count, [2])))
-    tail = op.GatherElements(listed, op.Where(inside, at, [0]), axis=2)
-    return str(op.Where(inside, tail, chosen))
+    inside = op.And(op.GreaterOrEqual(behind, [0]), op.Less(behind, left))
+    tail = op.Add(op.Unsqueeze(op.Mul(complete, [ratio]), [2]), behind)
+    return op.Where(inside, tail, chosen), op.Add(kept, left)
+
+
+def _mixed(op: FunctionEmitter, keys: str, gates: str) -> str:
+    """softmax(gates)·keys over the slots of windows (B, W, slots, D), by channels; 0 where the gates have no softmax"""
+    most = op.reduce("ReduceMax", gates, [2])
+    low, high = (op.const(end, like=gates) for end in (-math.inf, math.inf))
+    has = op.And(op.Greater(most, low), op.Less(most, high))
+    shares = op.Softmax(op.Where(has, gates, 0.0), axis=2)
+    sums = op.reduce("ReduceSum", op.Mul(shares, keys), [2])
+    return str(op.Squeeze(op.Where(has, sums, 0.0), [2]))
 
 
 class _Windows:
@@ -295,14 +502,117 @@ class _Windows:
         key_before, gate_before = (op.Gather(before, op.const(np.array(n)), axis=0) for n in (0, 1))
         key, gate = (op.Gather(own, op.const(np.array(n)), axis=0) for n in (0, 1))
         gates = op.Concat(op.Where(absent, low, op.Add(gate_before, before_bias)), op.Add(gate, own_bias), axis=2)
-        most = op.reduce("ReduceMax", gates, [2])
-        has = op.And(op.Greater(most, low), op.Less(most, op.const(math.inf, like=bias)))
-        shares = op.Softmax(op.Where(has, gates, 0.0), axis=2)
-        sums = op.reduce("ReduceSum", op.Mul(shares, op.Concat(key_before, key, axis=2)), [2])
-        return str(op.Squeeze(op.Where(has, sums, 0.0), [2]))
+        return _mixed(op, op.Concat(key_before, key, axis=2), gates)
 
     def rest(self, op: FunctionEmitter) -> str:
         """The keys and gates that the next call needs: the last complete window, and the tokens after it."""
         last = op.Add(self._overlap, op.Mul(op.Sub(self.count, [1]), [self._ratio]))
         start = op.Where(op.Greater(self.count, [0]), last, [0])
         return str(op.Slice(self._both, start, [END], [2]))
+
+
+class _Pending:
+    """The tokens of each request that no entry has yet, those of its buffer and then its new ones, and the entries they make.
+
+    `ratio` tokens make one. The last `keeps` of those that have made entries stay in the buffer, for the entry after them.
+    The numbers of the requests have the shape (B, 1, 1).
+    """
+
+    def __init__(
+        self,
+        op: FunctionEmitter,
+        packed: Packed,
+        past: str,
+        lengths: str,
+        ratio: int,
+        keeps: int,
+        capacity: int,
+    ) -> None:
+        self._ratio = ratio
+        past, lengths = (
+            op.Unsqueeze(op.Cast(x, to=TensorProto.INT64), [2]) for x in (op.Unsqueeze(past, [1]), lengths)
+        )
+        given = [op.Slice(lengths, [n], [n + 1], [1]) for n in (0, 1)]
+        most = capacity, ratio + keeps - 1
+        self._before, self._held = (op.Min(op.Max(x, [0]), [n]) for x, n in zip(given, most, strict=True))
+        valid = op.And(op.Equal(given[0], self._before), op.Equal(given[1], self._held))
+        if keeps:
+            valid = op.And(valid, op.GreaterOrEqual(past, [0]))
+        else:
+            valid = op.And(valid, op.Equal(past, op.Add(op.Mul(self._before, [ratio]), self._held)))
+        starts, counts = (op.Unsqueeze(x, [1, 2]) for x in (packed.starts, packed.counts))
+        begun = op.Mod(self._held, [ratio])
+        made = op.Div(op.Add(begun, counts), [ratio])
+        fits = op.LessOrEqual(made, op.Sub([capacity], self._before))
+        self.status = op.Where(valid, op.Where(fits, [0], [2]), [1])
+        self.taken = op.And(valid, fits)
+        made, self._counts = (op.Where(self.taken, x, [0]) for x in (made, counts))
+        self.entries = op.Add(self._before, made)
+        self._overlap = op.Sub(self._held, begun)
+        self._start = op.Max(op.Sub(op.Add(self._overlap, op.Mul(made, [ratio])), [keeps]), [0])
+        self.length = op.Sub(op.Add(self._held, self._counts), self._start)  # of the buffer afterwards
+        self._offset = op.Sub(starts, self._held)
+
+    def holds(self, op: FunctionEmitter, slots: np.ndarray) -> str:
+        """Whether a slot of the state has a new entry, (B, E, 1)."""
+        at = op.const(slots)
+        return str(op.And(op.GreaterOrEqual(at, self._before), op.Less(at, self.entries)))
+
+    def place(self, op: FunctionEmitter, slots: np.ndarray) -> str:
+        """Which token is the first of a slot's, (B, E, 1)."""
+        return str(op.Add(self._overlap, op.Mul(op.Sub(op.const(slots), self._before), [self._ratio])))
+
+    def read(self, op: FunctionEmitter, buffer: str, new: str, places: str, real: str, other: float) -> str:
+        """The rows (B, M, n, W) of the tokens at `places` (B, M, n); `other` where they are not real or before the first."""
+        batch, room, width = (op.Shape(buffer, start=n, end=n + 1) for n in range(3))
+        size = op.Mul(batch, room)
+        rows = op.Concat(op.Reshape(buffer, op.Concat(size, width, axis=0), allowzero=1), new, axis=0)
+        first = op.Unsqueeze(op.Mul(op.up_to(batch), room), [1, 2])
+        first = op.Where(op.Less(places, self._held), first, op.Add(self._offset, size))
+        real = op.And(real, op.GreaterOrEqual(places, [0]))
+        read = op.Gather(rows, op.Where(real, op.Add(first, places), [0]))
+        return str(op.Where(op.Unsqueeze(real, [3]), read, other))
+
+    def rest(self, op: FunctionEmitter, buffer: str, new: str) -> str:
+        """The buffer afterwards: the tokens that the next entry needs, and what was there behind them."""
+        order = op.Unsqueeze(op.up_to(op.Shape(buffer, start=1, end=2)), [1])
+        real = op.Less(order, self.length)
+        read = op.Squeeze(self.read(op, buffer, new, op.Add(self._start, order), real, 0.0), [2])
+        return str(op.Where(real, read, buffer))
+
+    def captured(
+        self, op: FunctionEmitter, buffer: str, key: str, entry: str, capacity: int, count: str, active: str | None
+    ) -> str:
+        """What the first new tokens add to the state (B, capacity, D): the entry that they complete, or themselves; else 0."""
+        steps = op.const(np.arange(capacity)[:, None])
+        count = op.Unsqueeze(op.Cast(count, to=TensorProto.INT64), [1, 2])
+        real = op.Less(steps, op.Min(count, self._counts))
+        if active is not None:
+            real = op.And(real, op.Not(op.Equal(active, op.const(np.int32(0)))))
+        places = op.Add(self._held, steps)
+        raw = op.Squeeze(self.read(op, buffer, key, places, real, 0.0), [2])
+        ends = op.Add(places, [1])
+        whole = op.And(real, op.Equal(op.Mod(ends, [self._ratio]), [0]))
+        slots = op.Where(whole, op.Sub(op.Add(self._before, op.Div(ends, [self._ratio])), [1]), [0])
+        return str(op.Where(whole, op.GatherND(entry, slots, batch_dims=1), raw))
+
+
+def _of_windows(
+    op: FunctionEmitter,
+    pending: _Pending,
+    keys: tuple[str, str],
+    gates: tuple[str, str],
+    bias: str,
+    size: str,
+    own: str,
+    new: str,
+) -> str:
+    """The entries (B, E, D): mixtures of the last channels of their windows and the first ones of the windows before."""
+    mixed: tuple[list[str], list[str]] = [], []
+    ratio = op.Shape(bias, end=1)
+    for places, begin, end in ((op.Sub(own, ratio), [0], size), (own, size, [END])):
+        (held, given), (held_gate, gate) = ([op.Slice(x, begin, end, [-1]) for x in pair] for pair in (keys, gates))
+        mixed[0].append(pending.read(op, held, given, places, new, 0.0))
+        logits = pending.read(op, held_gate, gate, places, new, -math.inf)
+        mixed[1].append(op.Add(logits, op.Slice(bias, begin, end, [1])))
+    return _mixed(op, *(op.Concat(*each, axis=2) for each in mixed))

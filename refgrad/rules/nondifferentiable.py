@@ -129,7 +129,6 @@ for _name, _reason in {
 
 _COMPILED = "what it computes is in the compiled code of a device"
 _SEARCHED = "it runs a decoder until it has found its tokens: differentiate the model of the decoder"
-_CHOSEN = "its caches of many requests serve the generation of text: use SparseAttentionIndexer, which has a derivative"
 
 for _name, _reason in {
     "BeamSearch": _SEARCHED,
@@ -137,7 +136,6 @@ for _name, _reason in {
     "EPContext": _COMPILED,
     "MatMulPacked": "its bytes are in formats that its schema does not define: store the weights for MatMulNBits",
     "MoEPacked": "its weights are blobs in formats that its schema does not define: unpack them and use MoE",
-    "PackedSparseAttentionIndexer": _CHOSEN,
     "QuantizeBFP": "it rounds to numbers in block floating point, in whose bytes no derivative is written",
     "Sampling": "it runs a decoder on the tokens that it draws: differentiate the model of the decoder",
     "Snpe": _COMPILED,

@@ -600,9 +600,7 @@ def _in_a_row(
     bounds: Array, past_seqlens: Array, table: Array, tokens: int, pages: int, page: int
 ) -> tuple[Array, Array, Array]:
     """Of each token its sample and its place there; and how many tokens a sample has."""
-    bounds = bounds.astype(np.int64)
-    if bounds.ndim != 1 or not len(bounds) or bounds[0] or bounds[-1] != tokens or np.any(np.diff(bounds) < 0):
-        raise ValueError(f"cumulative_sequence_length is {bounds.tolist()}; it rises from 0 to the {tokens} tokens")
+    bounds = rising("cumulative_sequence_length", bounds, tokens)
     batch = len(bounds) - 1
     if table.ndim != 2:
         raise ValueError(f"block_table has the shape {list(table.shape)}; (batch, pages of a sample) is needed")
@@ -615,6 +613,14 @@ def _in_a_row(
         raise ValueError(f"the samples have {totals.tolist()} tokens; their pages hold {room}")
     sample = np.repeat(np.arange(batch), counts)
     return sample, before[sample] + np.arange(tokens) - bounds[sample], totals
+
+
+def rising(what: str, bounds: Array, tokens: int) -> Array:
+    """`bounds` as int64. Raises ValueError where they do not rise from 0 to the number of tokens."""
+    bounds = bounds.astype(np.int64)
+    if bounds.ndim != 1 or not len(bounds) or bounds[0] or bounds[-1] != tokens or np.any(np.diff(bounds) < 0):
+        raise ValueError(f"{what} is {bounds.tolist()}; it rises from 0 to the {tokens} tokens")
+    return bounds
 
 
 def _slots(
