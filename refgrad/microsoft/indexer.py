@@ -143,7 +143,9 @@ def sparse_attention_indexer(
 def _check(mode: str, given: int | None, name: str, others: tuple[float | None, ...]) -> None:
     """That it has the number that its mode chooses, and none that another mode has."""
     if given is None or not 1 <= given < 2**31:
-        raise UnsupportedFormError(f"with policy_mode={mode!r} it needs its attribute {name}, which is positive and of 32 bits")
+        raise UnsupportedFormError(
+            f"with policy_mode={mode!r} it needs its attribute {name}, which is positive and of 32 bits"
+        )
     if any(value is not None for value in others):
         names = "index_topk and head_weight_scale" if mode == "qsa" else "token_budget"
         raise UnsupportedFormError(f"with policy_mode={mode!r} it has no {names}; leave them out")
