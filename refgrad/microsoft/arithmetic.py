@@ -85,8 +85,7 @@ def _branches(op: FunctionEmitter, streams: str, num_branches: int) -> tuple[str
     lead = _rank(op, streams, "streams") - (1 if num_branches else 2)
     if lead < 0:
         raise UnsupportedFormError(
-            f"its input streams is of rank {op.rank(streams)}; with num_branches={num_branches} it has {1 if num_branches else 2} axes "
-            "or more"
+            f"its input streams is of rank {op.rank(streams)}; with num_branches={num_branches} it has more axes"
         )
     if num_branches:
         divided("streams", sizes(op, streams, lead + 1)[-1], num_branches, "num_branches")
