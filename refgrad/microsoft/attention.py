@@ -468,7 +468,8 @@ def _check_attention(
     """Refuse inputs of Attention that do not fit each other, and heads that are not turned."""
     check_counts(num_heads=num_heads)
     columns = sizes(op, weights, 2)[1]
-    given = qkv_hidden_sizes or [None if columns is None else columns // 3] * 3
+    thirds: list[Size] = [None if columns is None else columns // 3] * 3
+    given = list[Size](qkv_hidden_sizes) if qkv_hidden_sizes else thirds
     H, _, width = (divided("a part of weights", size, num_heads, "num_heads") for size in given)
     if do_rotary and H is not None and (H % 2 or rotary_embedding_dim > H):
         turned_ = rotary_embedding_dim or H
