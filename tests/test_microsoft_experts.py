@@ -240,3 +240,14 @@ def test_every_code_is_read_as_onnx_runtime_does(bits: int, block: int) -> None:
     got = get_backend("numpy").prepare(model.model).run(model.feeds)["output"]
     assert got.dtype == np.float16
     np.testing.assert_allclose(got.astype(float), expected.astype(float), rtol=4e-3, atol=4e-3)
+
+
+@needs_runtime
+def test_experts_of_float16_have_a_gradient_that_onnx_runtime_runs() -> None:
+    """The sum over the experts is in float: ONNX Runtime's ScatterND adds no float16."""
+    inputs = [None if x is None else x.astype(np.float16) for x in (X, LOGITS, W1, None, W2)]
+    of = case("MoE", *inputs, k=2, activation_type="silu")
+    feeds = {**of.feeds, "output_grad": np.ones((3, 4), np.float16)}
+    expected, got = (get_backend(b).prepare(refgrad.gradient(of.model)).run(feeds) for b in ("numpy", "ort-cpu"))
+    for name, value in expected.items():
+        np.testing.assert_allclose(got[name].astype(float), value.astype(float), rtol=5e-3, atol=5e-3)

@@ -63,14 +63,14 @@ def prompt(batch: int = 2, length: int = 3, past: int = 0, size: int = 8, **give
     return inputs | {"num_heads": 4, "kv_num_heads": 2} | given
 
 
-def grouped(given: dict[str, Any], outputs: int = 3) -> Case:
+def grouped(given: dict[str, Any], outputs: int = 3, *, static: bool = True) -> Case:
     """The model and its feeds."""
     feeds = {name: given[name] for name in NAMES if given.get(name) is not None}
     names = [name if name in feeds else "" for name in NAMES]
     attributes = {name: value for name, value in given.items() if name not in NAMES}
     results = ["output", "present_key", "present_value", "output_qk"][:outputs]
     node = helper.make_node("GroupQueryAttention", names, results, "bad", domain=MICROSOFT, **attributes)
-    values = [declared(name, x.dtype, x.shape) for name, x in feeds.items()]
+    values = [declared(name, x.dtype, x.shape if static else [None] * x.ndim) for name, x in feeds.items()]
     cache = feeds.get("past_key", feeds["query"]).dtype
     kinds = [feeds["query"].dtype, cache, cache, feeds["query"].dtype]
     made = [
@@ -198,8 +198,10 @@ def test_a_form_that_is_not_covered_is_refused_with_the_reason(given: dict[str, 
     ],
 )
 def test_a_gradient_does_not_broadcast_one_sample(other: dict[str, Any]) -> None:
-    """The operator refuses it when it runs, and so does the gradient."""
-    bad = grouped(prompt(**other), 1)
+    """The operator refuses it when it runs, and so does the gradient, which is refused at once where the shapes are known."""
+    with pytest.raises(NoGradientError, match="its input (key|seqlens_k) has the shape"):
+        refgrad.gradient(grouped(prompt(**other), 1).model)
+    bad = grouped(prompt(**other), 1, static=False)
     gradient = refgrad.gradient(bad.model)
     with pytest.raises(BackendError, match=r"Reshape|query_grad|output_grad"):
         NUMPY.prepare(gradient).run({**bad.feeds, "output_grad": floats(*bad.feeds["query"].shape)})

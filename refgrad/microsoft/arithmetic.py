@@ -7,6 +7,7 @@ from onnx import TensorProto
 
 from refgrad.formulas.types import as_scalar
 from refgrad.forward.function_emitter import FunctionEmitter
+from refgrad.microsoft.declared import divided, sizes
 from refgrad.microsoft.forms import form
 from refgrad.microsoft.results import elements, like
 from refgrad.reverse.emit import Emitter
@@ -83,8 +84,11 @@ def _branches(op: FunctionEmitter, streams: str, num_branches: int) -> tuple[str
         raise UnsupportedFormError(f"num_branches={num_branches}: it is 0 for grouped streams, else how many there are")
     lead = _rank(op, streams, "streams") - (1 if num_branches else 2)
     if lead < 0:
-        form = f"with num_branches={num_branches} (..., branches·size)" if num_branches else "(..., branches, size)"
-        raise UnsupportedFormError(f"its input streams is of rank {op.rank(streams)}; it is {form}")
+        raise UnsupportedFormError(
+            f"its input streams is of rank {op.rank(streams)}; with num_branches={num_branches} it has more axes"
+        )
+    if num_branches:
+        divided("streams", sizes(op, streams, lead + 1)[-1], num_branches, "num_branches")
     x = op.wide(streams)
     return (by_branch(op, x, [num_branches]) if num_branches else x), lead
 

@@ -110,7 +110,9 @@ def attention(
     """
     q, k, v = (heads_of(op, x, num_heads) for x in projected(op, input, weights, bias, qkv_hidden_sizes))
     asked = _check_attention(op, input, weights, past, num_heads, qkv_hidden_sizes, do_rotary, rotary_embedding_dim)
-    asked.check(op, "mask_index", mask_index, attention_bias, past_sequence_length if past_present_share_buffer else None)
+    asked.check(
+        op, "mask_index", mask_index, attention_bias, past_sequence_length if past_present_share_buffer else None
+    )
     length = None
     if past_present_share_buffer:
         if past is None or past_sequence_length is None:
@@ -466,9 +468,10 @@ def _check_attention(
     """Refuse inputs of Attention that do not fit each other, and heads that are not turned."""
     check_counts(num_heads=num_heads)
     columns = sizes(op, weights, 2)[1]
-    given = qkv_hidden_sizes or [None if columns is None else columns // 3] * 3
+    thirds: list[Size] = [None if columns is None else columns // 3] * 3
+    given = list[Size](qkv_hidden_sizes) if qkv_hidden_sizes else thirds
     H, _, width = (divided("a part of weights", size, num_heads, "num_heads") for size in given)
-    if do_rotary and H is not None and (H % 2 or H < rotary_embedding_dim):
+    if do_rotary and H is not None and (H % 2 or rotary_embedding_dim > H):
         turned_ = rotary_embedding_dim or H
         raise UnsupportedFormError(
             f"do_rotary turns {turned_} elements of heads of {H}; an even number of them is needed, at most {H}"

@@ -266,7 +266,8 @@ def check_experts(
     activation: Activation,
     router_weights: str | None = None,
 ) -> None:
-    """Refuse tokens, logits and layers that do not fit each other."""
+    """Refuse an activation that there is not, and tokens, logits and layers that do not fit each other."""
+    activation.check(layers[2] is not None)
     check_shape(op, "input", input, (None, None), (None, None, None))
     *tokens, hidden = sizes(op, input, op.rank(input) or 2)
     experts = first(sizes(op, router_probs, 2)[1], *(sizes(op, layer.weights, 3)[0] for layer in layers if layer))
@@ -350,7 +351,6 @@ def mixed(
     activation: Activation,
 ) -> str:
     """The sum of what the chosen experts make of each token, times their weights."""
-    activation.check(layers[2] is not None)
     tokens = op.Flatten(input, axis=-1)
     experts = op.up_to(op.Shape(layers[0].weights, end=1))
     given = [layer for layer in layers if layer is not None]

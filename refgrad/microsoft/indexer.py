@@ -553,14 +553,13 @@ class _Pending:
         self.length = op.Sub(op.Add(self._held, self._counts), self._start)  # of the buffer afterwards
         self._offset = op.Sub(starts, self._held)
 
-    def holds(self, op: FunctionEmitter, slots: np.ndarray) -> str:
+    def holds(self, op: FunctionEmitter, slots: str) -> str:
         """Whether a slot of the state has a new entry, (B, E, 1)."""
-        at = op.const(slots)
-        return str(op.And(op.GreaterOrEqual(at, self._before), op.Less(at, self.entries)))
+        return str(op.And(op.GreaterOrEqual(slots, self._before), op.Less(slots, self.entries)))
 
-    def place(self, op: FunctionEmitter, slots: np.ndarray) -> str:
+    def place(self, op: FunctionEmitter, slots: str) -> str:
         """Which token is the first of a slot's, (B, E, 1)."""
-        return str(op.Add(self._overlap, op.Mul(op.Sub(op.const(slots), self._before), [self._ratio])))
+        return str(op.Add(self._overlap, op.Mul(op.Sub(slots, self._before), [self._ratio])))
 
     def read(self, op: FunctionEmitter, buffer: str, new: str, places: str, real: str, other: float) -> str:
         """The rows (B, M, n, W) of the tokens at `places` (B, M, n); `other` where they are not real or before the first."""
