@@ -303,6 +303,6 @@ class _Windows:
 
     def rest(self, op: FunctionEmitter) -> str:
         """The keys and gates that the next call needs: the last complete window, and the tokens after it."""
-        last = op.Add(self._overlap, op.Mul(op.Sub(self.count, [1]), [self._ratio]))
-        start = op.Where(op.Greater(self.count, [0]), last, [0])
+        # Without a complete window the start is -ratio: there are fewer tokens, all of which are taken.
+        start = op.Add(self._overlap, op.Mul(op.Sub(self.count, [1]), [self._ratio]))
         return str(op.Slice(self._both, start, [END], [2]))
