@@ -199,7 +199,7 @@ def test_a_form_that_is_not_covered_is_refused_with_the_reason(given: dict[str, 
 )
 def test_a_gradient_does_not_broadcast_one_sample(other: dict[str, Any]) -> None:
     """The operator refuses it when it runs, and so does the gradient, which is refused at once where the shapes are known."""
-    with pytest.raises(NoGradientError, match="its input (key|seqlens_k) has the shape"):
+    with pytest.raises(NoGradientError, match=r"its input (key|seqlens_k) has the shape"):
         refgrad.gradient(grouped(prompt(**other), 1).model)
     bad = grouped(prompt(**other), 1, static=False)
     gradient = refgrad.gradient(bad.model)

@@ -297,10 +297,10 @@ def test_a_form_of_packed_requests_that_is_not_covered_is_refused(
 @pytest.mark.parametrize(
     ("made", "changed", "said"),
     [
-        (qsa(), {"key": np.ones((2, 3, 5))}, r"key has the shape \[2, 3, 5\]"),
+        (qsa(), {"key": np.ones((2, 3, 4))}, r"key has the shape \[2, 3, 4\]"),
         (qsa(room=5), {}, "past_key has 5 rows; 3 by past_sequence_length and 3 new ones are more"),
-        (qsa(), {"query": np.ones((2, 3, 7))}, "query has 7 channels; heads of 4 channels"),
-        (qsa(), {"cos_cache": np.ones((7, 6)), "sin_cache": np.ones((7, 6))}, "does not fit heads of 4 channels"),
+        (qsa(), {"query": np.ones((2, 3, 7))}, "query has 7 channels; heads of 5 channels"),
+        (qsa(), {"cos_cache": np.ones((7, 6)), "sin_cache": np.ones((7, 6))}, "does not fit heads of 5 channels"),
         (csa(held=4), {}, "past_proj_buffer has 4 tokens; it has fewer than 4, twice compress_ratio"),
         (csa(), {"position_ids": np.ones((2, 4), np.int64)}, "position_ids has the shape"),
         (packed_qsa(), {"key": np.ones((8, 5))}, r"key has the shape \[8, 5\]; \[8, 4\] is needed"),

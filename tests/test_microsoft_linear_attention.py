@@ -248,6 +248,12 @@ def test_offsets_of_a_replayed_history_are_in_bytes(kind: type) -> None:
     results = get_backend("numpy").prepare(gradient).run({**case.feeds, "destination_out_grad": given})
     assert results["source_backing_grad"].tolist() == [0, 0, 0, 2, 0, 4, 0, 6, 0]
     assert results["capture_backing_grad"].tolist() == [0, 0, 0, 3, 5, 7, 0, 0, 0, 0]
+    wide = {name: x if name == "metadata" else x.astype(np.float64) for name, x in case.feeds.items()}
+    (got,) = get_backend("numpy").prepare(case.model, precision="float64").run(wide).values()
+    np.testing.assert_array_equal(got, expected)
+    unknown = made("ConvStateReplay", source, capture, destination, metadata, shapes="unknown")
+    with pytest.raises(BackendError, match="offsets count bytes of the declared type"):
+        get_backend("numpy").prepare(unknown.model, precision="float64").run(unknown.feeds)
     assert results["destination_backing_grad"].tolist() == [1, 0, 0, 0, 0, 0, 0, 8, 9, 10]
 
 

@@ -40,7 +40,7 @@ from refgrad.conformance.questions.point import largest
 from refgrad.conformance.questions.question import ask
 from refgrad.conformance.running.runner import ORACLES, testify
 from refgrad.conformance.systems.builders import build
-from refgrad.errors import OptionError, RefgradError, did_you_mean
+from refgrad.errors import BrokenRuleError, OptionError, RefgradError, did_you_mean
 from refgrad.forward.function_emitter import FunctionEmitter
 from refgrad.forward.functions import call_functions
 from refgrad.protos.domains import MICROSOFT
@@ -558,12 +558,12 @@ def _watched(op: Emits, breaking: _Breaking) -> Iterator[None]:
     def emit(*arguments: Any, **options: Any) -> Any:
         return breaking.emit(op, arguments, options)
 
-    def scan(step: Callable[..., Any], *arguments: Any) -> Any:
+    def scan(step: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         def watched(inner: FunctionEmitter, *inputs: Any) -> Any:
             with _watched(inner, breaking):
                 return step(inner, *inputs)
 
-        return FunctionEmitter.scan(op, watched, *arguments)  # type: ignore[arg-type]
+        return FunctionEmitter.scan(op, watched, *arguments, **options)  # type: ignore[arg-type]
 
     before = dict(vars(op))
     vars(op)["emit"] = emit
@@ -854,8 +854,12 @@ class _Operator:
         self.subjects = []
         for case in every_case():
             if case.operator == operator and case.values == "smooth":
-                with suppress(RefgradError):  # without the unbroken gradient there is nothing to compare mutants with
+                try:
                     self.subjects.append(_Subject(case, key, seed))
+                except BrokenRuleError:  # the rule is not broken yet: it is this program
+                    raise
+                except RefgradError:  # without the unbroken gradient there is nothing to compare mutants with
+                    continue
 
     def outcomes(self) -> Iterator[Outcome]:
         """The outcome of each mutant, in the order of the source."""

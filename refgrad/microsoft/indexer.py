@@ -17,8 +17,8 @@ from refgrad.forward.function_emitter import FunctionEmitter
 from refgrad.microsoft.grouped_attention import Packed
 from refgrad.tables.definitions import FLOATS, UnsupportedFormError, operator
 
-
 _LIMIT = 2**31  # sizes are of 32 bits
+
 
 @operator(
     "SparseAttentionIndexer",
@@ -267,7 +267,9 @@ def _check_policy(
         raise UnsupportedFormError(f"its compress_ratio is {ratio}; it is positive and of 32 bits")
     given, name = (token_budget, "token_budget") if mode == "qsa" else (index_topk, "index_topk")
     if given is None or not 1 <= given < _LIMIT:
-        raise UnsupportedFormError(f"with policy_mode={mode!r} it needs its attribute {name}, which is positive and of 32 bits")
+        raise UnsupportedFormError(
+            f"with policy_mode={mode!r} it needs its attribute {name}, which is positive and of 32 bits"
+        )
     if any(value is not None for value in ((index_topk, head_weight_scale) if mode == "qsa" else (token_budget,))):
         names = "index_topk and head_weight_scale" if mode == "qsa" else "token_budget"
         raise UnsupportedFormError(f"with policy_mode={mode!r} it has no {names}; leave them out")
@@ -506,8 +508,8 @@ class _Windows:
 
     def rest(self, op: FunctionEmitter) -> str:
         """The keys and gates that the next call needs: the last complete window, and the tokens after it."""
-        last = op.Add(self._overlap, op.Mul(op.Sub(self.count, [1]), [self._ratio]))
-        start = op.Where(op.Greater(self.count, [0]), last, [0])
+        # Without a complete window the start is -ratio: there are fewer tokens, all of which are taken.
+        start = op.Add(self._overlap, op.Mul(op.Sub(self.count, [1]), [self._ratio]))
         return str(op.Slice(self._both, start, [END], [2]))
 
 

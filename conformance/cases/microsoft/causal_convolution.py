@@ -20,9 +20,11 @@ def cases() -> Iterator[Case]:
         yield from _varlen(shapes)
         floats = drawer(6)
         for kept in (0, 1, 3):
-            metadata = np.array([0, 0, 0, 2, 3, 2, 3, kept])  # offsets are in bytes of the type
-            yield case("ConvStateReplay", floats(14), floats(19), floats(16), metadata, shapes=shapes)
-    yield case("ConvStateReplay", floats(12), floats(18), floats(12), metadata, constant=["metadata"])
+            offsets = (0, 0, 0) if shapes == "unknown" else (8, 16, 24)  # in bytes of the type, which has to be known
+            metadata = np.array([*offsets, 2, 3, 2, 3, kept])
+            yield case("ConvStateReplay", floats(18), floats(31), floats(22), metadata, shapes=shapes)
+    metadata = np.array([16, 8, 8, 2, 3, 2, 3, 3])
+    yield case("ConvStateReplay", floats(20), floats(22), floats(16), metadata, constant=["metadata"])
     yield case("ConvStateReplay", floats(0), floats(0), floats(0), np.array([0, 0, 0, 0, 3, 2, 3, 1]))
 
 
@@ -32,7 +34,7 @@ def _causal(shapes: str) -> Iterator[Case]:
     last = floats(BATCH, LENGTH, CHANNELS)
     settings: dict[str, Any] = {"outputs": 2, "shapes": shapes}
     yield case(name, x, weight, bias, floats(BATCH, CHANNELS, TAPS - 1), **settings)
-    yield case(name, x, weight, **settings)
+    yield case(name, x, weight, dilation=2, **settings)
     yield case(name, x, weight, bias, activation="silu", **settings)
     yield case(name, x, weight, None, floats(BATCH, CHANNELS, 4), activation="swish", dilation=2, ndim=1, **settings)
     yield case(name, x, floats(CHANNELS, 1, 1), bias, floats(BATCH, CHANNELS, 0), **settings)
@@ -53,14 +55,14 @@ def _causal(shapes: str) -> Iterator[Case]:
 
 def _varlen(shapes: str) -> Iterator[Case]:
     floats, name = drawer(5), "VarlenCausalConvWithState"
-    ends, tokens = np.array([0, 1, 6], np.int32), 6
+    ends, tokens, requests = np.array([0, 1, 4, 6], np.int32), 6, 3
     x, weight, bias = floats(tokens, CHANNELS), floats(CHANNELS, 1, TAPS), floats(CHANNELS)
     settings: dict[str, Any] = {"outputs": 2, "shapes": shapes}
-    state = floats(BATCH, CHANNELS, TAPS - 1)
+    state = floats(requests, CHANNELS, TAPS - 1)
     yield case(name, x, weight, ends, bias, state, **settings)
     yield case(name, x, weight, ends, None, state, activation="swish", **settings)
-    yield case(name, x, weight, ends, bias, floats(BATCH, CHANNELS, 4), activation="silu", dilation=2, **settings)
-    counts = np.array([3, 2], np.int32)
+    yield case(name, x, weight, ends, bias, floats(requests, CHANNELS, 4), activation="silu", dilation=2, **settings)
+    counts = np.array([3, 2, 1], np.int32)
     yield case(name, x, weight, ends, bias, state, counts, state_update_capacity=2, **settings | {"outputs": 3})
     yield case(name, x, weight, ends, bias, state, **settings | {"outputs": 3})
     if shapes == "static":
@@ -68,7 +70,7 @@ def _varlen(shapes: str) -> Iterator[Case]:
         captured = {"state_update_capacity": 2, "constant": constant, "outputs": 3}
         yield case(name, x, weight, ends, bias, state, counts, **settings | captured)
         yield case(name, x[:, :0], weight[:0], ends, bias[:0], state[:, :0], **settings)
-    wide = [floats(tokens, 4), floats(4, 1, 2), ends, None, floats(BATCH, 4, 1)]
+    wide = [floats(tokens, 4), floats(4, 1, 2), ends, None, floats(requests, 4, 1)]
     dynamic = floats(tokens, 3, 2), np.array([[1], [0], [1], [0.5], [1], [1]], np.float32)
     yield case(name, *wide, None, *dynamic, group_size=2, delta_offset=1, **settings)
-    yield case(name, *wide, counts, *dynamic, group_size=2, state_update_capacity=4, **settings | {"outputs": 3})
+    yield case(name, *wide, counts, *dynamic, group_size=2, state_update_capacity=8, **settings | {"outputs": 3})

@@ -129,9 +129,10 @@ def _quantized(floats: Callable[..., np.ndarray], shapes: str) -> Iterator[Case]
     constant = [f"fc{layer}_{part}" for layer in (1, 2, 3) for part in ("experts_weights", "zero_points")]
     points = codes(experts, 2), codes(experts, 4), codes(experts, 2)
     third = codes(experts, 4, 4), scales(experts, 4), None
-    yield case(
-        "QMoE", x, logits, *first, *second, None, *third, *points, constant=constant, activation_type="silu", k=2
-    )
+    without = array([[0.5, -0.5, 0.2], [0.3, 0.1, 0.4]])  # those of the first token's experts add up to 0
+    settings: dict[str, Any] = {"activation_type": "silu", "k": 2, "normalize_routing_weights": 1}
+    settings |= {"constant": constant, "wrt": ("input", "fc1_scales", "fc1_experts_bias", "fc2_scales", "fc3_scales")}
+    yield case("QMoE", x, logits, *first, *second, None, *third, *points, without, **settings)
     yield case("QMoE", x, logits, *first, *second, None, *third, *points, activation_type="silu", k=2)
     yield case("QMoE", floats(0, 8), floats(0, experts), *first, *second)
 

@@ -11,7 +11,8 @@ import numpy as np
 from refgrad.conformance.case import SHAPES, Case
 from refgrad.conformance.cases.microsoft import case, drawer
 
-BATCH, LENGTH, HEADS, SIZE, PAST = 2, 3, 2, 4, 3
+BATCH, LENGTH, HEADS, SIZE, PAST = 2, 3, 2, 5, 3
+PACKED_SIZE = 4
 
 
 def cases() -> Iterator[Case]:
@@ -20,20 +21,20 @@ def cases() -> Iterator[Case]:
         if shapes == "unknown":
             continue
         mask = np.array([[1, 0, 1, 1, 1, 1], [1, 1, 1, 1, 0, 1]])
-        yield qsa(shapes=shapes)
-        yield qsa(mask=mask, shapes=shapes, epsilon=0.01, scale=0.7)
+        yield qsa(shapes=shapes, epsilon=0.1)
+        yield qsa(mask=mask, shapes=shapes, epsilon=0.01, scale=-0.7)
         yield qsa(packed=True, each=True, shapes=shapes, compress_ratio=1, token_budget=2)
-        yield qsa(room=7, shapes=shapes, token_budget=4)
+        yield qsa(room=7, shapes=shapes, compress_ratio=3, token_budget=9)
         yield csa(shapes=shapes)
-        yield csa(held=3, room=6, shapes=shapes, epsilon=0.01)
-        yield csa(each=True, shapes=shapes, scale=0.7, head_weight_scale=1.3, index_topk=4)
+        yield csa(held=3, room=6, shapes=shapes, epsilon=0.01, head_weight_scale=-1.3)
+        yield csa(held=2, each=True, shapes=shapes, scale=-0.7, index_topk=4)
         if shapes == "static":
             yield qsa(batch=0)
             yield qsa(batch=1, length=1, past=0)
             yield csa(held=0, length=1)  # no window is complete
             yield qsa(mask=mask, constant=["mask"])
             yield qsa(room=7, constant=["past_sequence_length"])
-            yield csa(constant=["position_ids"])
+            yield csa(infinite=True, constant=["position_ids", "position_bias"])
             yield csa(first=-4)  # where no window is complete
         yield from _packed(shapes)
 
@@ -82,15 +83,15 @@ def packed_qsa(
     room = 3 if ratio > 1 else 7
     given = [(n // ratio, n % ratio) for n in past] if lengths is None else lengths
     inputs = [
-        floats(tokens, (HEADS + joined) * SIZE),
-        None if joined else floats(tokens, SIZE),
-        *(1 + floats(SIZE) for _ in range(2)),
+        floats(tokens, (HEADS + joined) * PACKED_SIZE),
+        None if joined else floats(tokens, PACKED_SIZE),
+        *(1 + floats(PACKED_SIZE) for _ in range(2)),
         *(floats(*((batch, 9) if each else (9,)), turned) for _ in range(2)),
         np.cumsum((0, *counts), dtype=np.int32),
         np.array(past, np.int32),
         *[None] * 4,
-        floats(batch, room, SIZE),
-        floats(batch, 2 * ratio - 1, SIZE),
+        floats(batch, room, PACKED_SIZE),
+        floats(batch, 2 * ratio - 1, PACKED_SIZE),
         None,
         np.array(given, np.int32),
     ]
@@ -105,7 +106,7 @@ def packed_csa(
     held: tuple[int, ...] = (3, 1, 0, 2),
     each: bool = False,
     heads: int = HEADS,
-    size: int = SIZE,
+    size: int = PACKED_SIZE,
     turned: int = 1,
     infinite: bool = False,
     ratio: int = 2,
@@ -151,10 +152,10 @@ def qsa(
 ) -> Case:
     """Blocks of tokens; `packed` has the key behind the query, `each` a rotary cache for each sample."""
     floats = drawer(5)
-    rows = past + length + 1
+    rows = max(past + length - 1, 1)  # the last position reads the last row
     query = floats(batch, length, (HEADS + packed) * SIZE)
     key = None if packed else floats(batch, length, SIZE)
-    caches = [floats(*((batch, rows) if each else (rows,)), 2) for _ in range(2)]
+    caches = [floats(*((batch, rows) if each else (rows,)), 4 if each else 2) for _ in range(2)]
     before = floats(batch, past if room is None else room, SIZE)
     inputs = [query, key, *(1 + floats(SIZE) for _ in range(2)), *caches, mask, before]
     if room is not None:
@@ -169,20 +170,27 @@ def csa(
     room: int | None = None,
     length: int = LENGTH,
     first: int = 5,
+    infinite: bool = False,
     **options: Any,
 ) -> Case:
-    """Windows of 2 tokens; `held` are in the buffer, `past` windows in the cache."""
+    """Windows of 2 tokens; `held` are in the buffer, `past` windows in the cache.
+
+    `each` has a rotary cache for each sample, `infinite` biases for which two channels have no softmax.
+    """
     floats, past, ratio = drawer(6), 2, 2
-    rows = 9
+    rows = 7
+    bias = floats(ratio, 2 * SIZE)
+    if infinite:
+        bias[:, 1::SIZE], bias[0, 2::SIZE] = -np.inf, np.inf
     inputs = [
         floats(BATCH, length, HEADS * SIZE),
         floats(BATCH, length, 2 * SIZE),
         *(1 + floats(SIZE) for _ in range(2)),
-        *(floats(*((BATCH, rows) if each else (rows,)), 1) for _ in range(2)),
+        *(floats(*((BATCH, rows) if each else (rows,)), 2 if each else 1) for _ in range(2)),
         None,
         floats(BATCH, past if room is None else room, SIZE),
         floats(BATCH, length, 2 * SIZE),
-        floats(ratio, 2 * SIZE),
+        bias,
         floats(BATCH, length, HEADS),
         first + np.arange(length) + np.zeros((BATCH, 1), np.int64),
         None if room is None else np.array([past], np.int32),

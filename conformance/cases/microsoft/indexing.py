@@ -57,11 +57,11 @@ def _embeddings(shapes: str) -> Iterator[Case]:
         "TorchEmbedding", floats(4, 3), np.array([3, 1]), np.array(2), frequent, shapes=shapes, constant=constant
     )
     words = np.array([[1, 2, 3, 4], [2, 5, 0, 0], [3, 0, 0, 0], [1, 0, 2, 3]], np.int32)
-    name, weights = "WordConvEmbedding", (floats(2, 1, 2, 3), floats(2), floats(6, 3))
+    name, weights = "WordConvEmbedding", (floats(2, 1, 3, 3), floats(2), floats(6, 3))
     yield case(name, words, *weights, shapes=shapes)
     yield case(name, words, *weights, shapes=shapes, constant=["Sequence"])
-    settings = {"char_embedding_size": 3, "conv_window_size": 2, "embedding_size": 2}
-    yield case(name, words[:, :2], *weights, shapes=shapes, **settings)
+    settings = {"char_embedding_size": 3, "conv_window_size": 3, "embedding_size": 2}
+    yield case(name, words[:, :3], *weights, shapes=shapes, **settings)
     yield case(name, words[:0], *weights, shapes=shapes)
 
 

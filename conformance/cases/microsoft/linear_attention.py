@@ -64,18 +64,20 @@ def _linear_attention(shapes: str) -> Iterator[Case]:
     yield made(1, 2, "linear", past=True, state_window=5)
     yield made(2, 2, "gated", past=True, length=0)
     yield made(
-        2, 4, "gated_delta", past=True, key_heads=2
+        2, 4, "gated_delta", past=True, key_heads=2, length=1
     )  # as a model builder writes it: queries and keys are repeated
 
 
 def _gated_delta_net(shapes: str) -> Iterator[Case]:
     floats = drawer(2)
-    tokens, heads, values = BATCH * LENGTH, 1, 2
+    tokens, values = BATCH * LENGTH, 2
     ends, counts = np.array([0, 2, 6], np.int32), np.array([1, 5], np.int32)
 
     def made(
         *,
         leading: tuple[int, ...] = (tokens,),
+        heads: int = 1,
+        values: int = values,
         packed: bool = False,
         cu_seqlens: np.ndarray | None = None,
         per_key: bool = False,
@@ -102,17 +104,18 @@ def _gated_delta_net(shapes: str) -> Iterator[Case]:
 
     for rule in RULES:
         yield made(rule=rule)
-    yield made(leading=(BATCH, LENGTH), outputs=1, scale=0.7)
+    yield made(leading=(BATCH, 1), outputs=1, scale=0.7)
     yield made(packed=True, beta_activation="sigmoid", chunk_size=32)
-    yield made(leading=(BATCH, LENGTH), packed=True, per_key=True)
-    yield made(cu_seqlens=ends, state=False)
+    yield made(leading=(BATCH, LENGTH), packed=True, per_key=True, heads=2, values=4)
+    yield made(cu_seqlens=np.array([0, 1, 4, 6], np.int32), state=False)
     yield made(cu_seqlens=ends, per_key=True, qk_l2_norm=1)
     yield made(gate=(values,), gate_activation="softplus")
     yield made(gate=(values, WIDTH), per_key=True, gate_activation="qwen")
     yield made(gate=(values * WIDTH,), per_key=True, gate_activation="sigmoid", gate_lower_bound=-2.0)
     yield made(gate=(values,), gate_activation="kda", cu_seqlens=ends)
     yield made(count=counts, state_update_capacity=2, outputs=3)
-    yield made(count=counts, state_update_capacity=2, outputs=3, cu_seqlens=np.array([0, 1, 6], np.int32), per_key=True)
+    of_one, more = np.array([0, 1, 6], np.int32), np.array([2, 1], np.int32)
+    yield made(count=more, state_update_capacity=2, outputs=3, cu_seqlens=of_one, per_key=True)
     yield made(count=counts, state_update_capacity=4, outputs=3, rule="delta", qk_l2_norm=1)
     yield made(count=counts, state_update_capacity=1, outputs=3, active=0)
     yield made(count=counts, state_update_capacity=1, outputs=3, active=1, packed=True)
@@ -124,15 +127,15 @@ def _gated_delta_net(shapes: str) -> Iterator[Case]:
 
 def _replay(shapes: str) -> Iterator[Case]:
     floats, name = drawer(7), "GatedDeltaNetStateReplay"
-    heads, depth, width, key_heads, capacity = 2, 2, 3, 1, 3
+    heads, depth, width, key_heads, capacity = 4, 2, 3, 2, 3
     for channels, kept in ((1, 2), (width, 3)):
         sizes = [capacity * n for n in (heads * channels, key_heads * width, heads * depth)]
         decay_at, key_at, delta_at = 1, 1 + sizes[0], 1 + sizes[0] + sizes[1]
         metadata = [2, 1, decay_at, key_at, delta_at, heads, depth, width, key_heads, capacity, kept]
         capsule = floats(2 + sum(sizes))
-        yield case(name, floats(15), capsule, floats(14), np.array(metadata), shapes=shapes)
+        yield case(name, floats(27), capsule, floats(26), np.array(metadata), shapes=shapes)
     if shapes == "static":
-        yield case(name, floats(15), capsule, floats(14), np.array(metadata), constant=["metadata"])
+        yield case(name, floats(27), capsule, floats(26), np.array(metadata), constant=["metadata"])
 
 
 def _mamba2_verify(shapes: str) -> Iterator[Case]:
@@ -153,6 +156,6 @@ def _mamba2_verify(shapes: str) -> Iterator[Case]:
         return case("Mamba2Verify", *inputs, shapes=shapes, **settings, **options)
 
     yield made(2, 3, 1, 2, 1, flat=True, outputs=3)
-    yield made(3, 2, 0, 2, 2, flat=False, outputs=5, epsilon=0.1, time_step_min=0.01)
+    yield made(3, 2, 0, 2, 2, flat=False, outputs=5, epsilon=0.1, time_step_min=0.7)
     if shapes == "static":
         yield made(1, 1, 0, 1, 1, flat=True, outputs=3, constant=["state_row"])

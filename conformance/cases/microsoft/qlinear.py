@@ -244,7 +244,7 @@ def _recurrent(shapes: str) -> Iterator[Case]:
     if shapes != "static":
         return
     yield lstm("B", "initial_c", batch=2)
-    yield lstm(*every, batch=2, direction="bidirectional")
+    yield lstm(*every, batch=2, sizes=(3, 2, 2), seed=2, direction="bidirectional")
     yield lstm("B", "initial_h", kind=np.int8, per_column=True, direction="bidirectional")
     yield lstm("B", seed=3, outputs=1, clip=50.0)
     scaled: dict[str, Any] = {"activation_alpha": [0.3, 0.8, 1.2, 0.7], "activation_beta": [0.45, 0.1, 0.7]}
@@ -273,7 +273,7 @@ def lstm(
     zero = np.full(shape, 9 if kind is np.uint8 else 0, kind)
     optional = {
         "B": whole.floats(count, 8 * hidden),
-        "sequence_lens": np.array([max(time - 1 + k, 1) for k in range(batch)], np.int32),
+        "sequence_lens": np.array([max(time - batch + 2 * k, 1) for k in range(batch)], np.int32),
         "initial_h": whole.floats(count, batch, hidden),
         "initial_c": whole.floats(count, batch, hidden),
         "P": whole.floats(count, 3 * hidden),

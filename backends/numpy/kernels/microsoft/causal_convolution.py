@@ -194,11 +194,12 @@ def conv_state_replay(
         raise ValueError(
             f"metadata is {metadata.tolist()}: no number may be below 0, there is a channel, and kept_count is at most capacity"
         )
-    if _wide and (source_at or destination_at or capture_at):
+    [declared] = _output_types
+    if _wide and declared is None and (source_at or destination_at or capture_at):
         raise ValueError(
-            "offsets count bytes of the declared type, which is not known where everything is computed in double"
+            "offsets count bytes of the declared type, and where everything is computed in double destination_out needs one"
         )
-    size = (_output_types[0] or source_backing.dtype).itemsize
+    size = (declared or source_backing.dtype).itemsize
     history = _part("source", source_backing, source_at, size, (batch, channels, width))
     inputs = _part("capture", capture_backing, capture_at, size, (batch, capacity, channels))
     whole = np.concatenate((history, inputs[:, :kept].swapaxes(1, 2)), 2)
