@@ -23,6 +23,8 @@ _FILTER = -10000.0  # what is added to the score of a key that a mask hides
 _PAIR = "it needs key and value, or neither of them"
 _BASE = 10000.0  # with do_rotary, pair i of a head turns by position/_BASE^(2i/size)
 
+_BENEATH = -1e30  # what is added to it is lost, in double too
+
 
 @operator(
     "MultiHeadAttention",
@@ -76,9 +78,10 @@ def multi_head_attention(
     values, present_value = _with_past(op, v, past_value, length, cache_indirection)
     before = op.Sub(_size(op, keys, 2), _size(op, k, 2))
     scores = scores_of(op, q, keys, scale)
+    hidden = None
     if key_padding_mask is not None:
-        scores = _filtered(op, scores, _hidden(op, key_padding_mask, q, keys), mask_filter_value)
-    scores = plus(op, scores, attention_bias)
+        hidden = _hidden(op, key_padding_mask, q, keys)
+    scores = _filtered(op, scores, hidden, mask_filter_value, attention_bias)
     if unidirectional:
         scores = _causal(op, scores, q, keys, before)
     return mixed(op, scores, values), present_key, present_value, scores
@@ -130,9 +133,10 @@ def attention(
         _with_past(op, x, old, length, None) for x, old in ((k, pasts[0]), (v, pasts[1]))
     )
     scores = scores_of(op, q, keys, scale)
+    hidden = None
     if mask_index is not None:
-        scores = _filtered(op, scores, _hidden(op, mask_index, q, keys, before), mask_filter_value)
-    scores = plus(op, scores, attention_bias)
+        hidden = _hidden(op, mask_index, q, keys, before)
+    scores = _filtered(op, scores, hidden, mask_filter_value, attention_bias)
     if unidirectional:
         scores = _causal(op, scores, q, keys, before)
     if qkv_hidden_sizes and qkv_hidden_sizes[1] != qkv_hidden_sizes[2]:
@@ -200,10 +204,11 @@ def decoder_masked_multi_head_attention(
         keys, present_key = _with_past(op, k, past_key, length, cache_indirection)
         values, present_value = _with_past(op, v, past_value, length, cache_indirection)
     scores = scores_of(op, q, keys, scale)
+    hidden = None
     if mask_index is not None:
         known_rank(op, "mask_index", mask_index, 2)
-        scores = _filtered(op, scores, _hidden(op, mask_index, q, keys), mask_filter_value)
-    scores = plus(op, scores, attention_bias)
+        hidden = _hidden(op, mask_index, q, keys)
+    scores = _filtered(op, scores, hidden, mask_filter_value, attention_bias)
     return mixed(op, scores, values), present_key, present_value, scores if output_qk else None
 
 
@@ -250,10 +255,11 @@ def decoder_masked_self_attention(
     if past_present_share_buffer:
         present_key = _by_packs(op, present_key, packs)
     scores = scores_of(op, q, keys, scale)
+    hidden = None
     if mask_index is not None:
         known_rank(op, "mask_index", mask_index, 2)
-        scores = _filtered(op, scores, _hidden(op, mask_index, q, keys), mask_filter_value)
-    scores = plus(op, scores, attention_bias)
+        hidden = _hidden(op, mask_index, q, keys)
+    scores = _filtered(op, scores, hidden, mask_filter_value, attention_bias)
     present = op.Concat(op.Unsqueeze(present_key, [0]), op.Unsqueeze(present_value, [0]), axis=0)
     return mixed(op, scores, values), present
 
@@ -617,11 +623,20 @@ def _hidden(op: FunctionEmitter, mask: str, q: str, keys: str, before: str | Non
     return op.Not(op.Greater(mask, 0))
 
 
-def _filtered(op: FunctionEmitter, scores: str, hidden: str, filter_value: float) -> str:
-    """The scores, with `filter_value` added where keys are hidden: a finite one stays finite in their type."""
+def _filtered(
+    op: FunctionEmitter, scores: str, hidden: str | None, filter_value: float, attention_bias: str | None
+) -> str:
+    """The scores and the bias, with `filter_value` added where keys are hidden: a finite one stays finite in their type.
+
+    A sum with a number as low as those of masks is that number whatever the score is, so that the score has no derivative.
+    """
     if math.isfinite(filter_value) and op.type(scores):
         filter_value = max(filter_value, float(_finfo(op, scores).min))
-    return op.Add(scores, op.Where(hidden, op.const(filter_value, like=scores), op.const(0.0, like=scores)))
+    beneath = op.const(filter_value, like=scores)
+    if hidden is not None and filter_value > _BENEATH:
+        scores = op.Add(scores, op.Where(hidden, beneath, op.const(0.0, like=scores)))
+    scores = plus(op, scores, attention_bias)
+    return op.Where(hidden, beneath, scores) if hidden is not None and filter_value <= _BENEATH else scores
 
 
 def _outside(op: FunctionEmitter, mask: str, q: str, keys: str, begins: bool) -> str:
@@ -649,15 +664,16 @@ def _causal(op: FunctionEmitter, scores: str, q: str, keys: str, before: str) ->
 
 
 def lowest(op: FunctionEmitter, scores: str) -> str:
-    """The lowest finite number of their type, which softmax makes 0 of beside any other."""
+    """The lowest finite number of their type, or of float where that is wider: softmax makes 0 of it beside any other."""
     return op.const(_finfo(op, scores).min)
 
 
 def _finfo(op: FunctionEmitter, x: str) -> Any:
-    """What NumPy says of the floats of x."""
+    """What NumPy says of the floats of x; of float where x is double, as ONNX Runtime attends to no double."""
     if not op.type(x):
         raise UnsupportedFormError("the element type of what it attends to is unknown; add it to value_info")
-    return ml_dtypes.finfo(helper.tensor_dtype_to_np_dtype(op.type(x)))  # type: ignore[no-untyped-call]
+    kind = TensorProto.FLOAT if op.type(x) == TensorProto.DOUBLE else op.type(x)
+    return ml_dtypes.finfo(helper.tensor_dtype_to_np_dtype(kind))  # type: ignore[no-untyped-call]
 
 
 def mixed(op: FunctionEmitter, scores: str, v: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
@@ -243,7 +244,7 @@ def decoder_attention(
         if key_padding_mask is None:
             raise ValueError("has_key_padding_mask is true, and key_padding_mask is left out")
         check_shape("key_padding_mask", key_padding_mask.shape, (q.shape[0], keys.shape[2]))
-        scores = np.where(key_padding_mask[:, None, None], np.finfo(scores.dtype).min, scores)
+        scores = np.where(key_padding_mask[:, None, None], _lowest(scores), scores)
     y = np.einsum("bnst,bnth->sbnh", softmax(scores, axis=-1), values)
     return y.reshape(query.shape), keys, values
 
@@ -452,6 +453,12 @@ def _attend(
         scores = scores + attention_bias
     if unidirectional:
         later = np.arange(keys) > np.arange(before, before + queries)[:, None]
-        scores = np.where(later, np.finfo(scores.dtype).min, scores)
+        scores = np.where(later, _lowest(scores), scores)
     mixed = np.einsum("bnst,bnth->bsnh", softmax(scores, axis=-1), v)
     return np.asarray(mixed.reshape(*mixed.shape[:2], mixed.shape[2] * mixed.shape[3])), scores
+
+
+def _lowest(scores: Array) -> Any:
+    """The lowest number of their type, or of float where that is wider: ONNX Runtime attends to no double."""
+    kind = np.float32 if scores.dtype == np.float64 else scores.dtype
+    return scores.dtype.type(np.finfo(kind).min)
