@@ -262,7 +262,7 @@ def _chosen_in_pages(floats: Callable[..., np.ndarray], shapes: str) -> Iterator
         return [floats(3, n * size) for n in (2, 1, 1)]
 
     none: list[np.ndarray | None] = [None]
-    slots, lengths, weights = ints(10, -1, 3), ints(4, 0, 5), [floats(4) for _ in range(2)]
+    slots, lengths, weights = ints(10, -1, 3), ints(3, 0, 5), [floats(4) for _ in range(2)]
     yield case(name, *new(), *cache, *tables, None, *choice, **sizes)
     packed = [floats(3, 16), *none * 2]
     turned = {"do_rotary": 1, "softcap": 0.6, "scale": 0.4} | sizes
