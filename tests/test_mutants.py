@@ -35,8 +35,10 @@ RULED = ("MatMul", "Softmax", "CumSum", "Sub")
 DEFINED = (
     *("BiasSplitGelu", "BiasAdd", "FusedConv", "SwiGLU", "ExpandDims", "GemmFastGelu"),
     *("SoftmaxCrossEntropy", "SkipLayerNormalization", "MaxpoolWithMask", "QLinearAdd", "GemmFloat8"),
-    *("FlattenAndUnpad", "DequantizeWithOrder", "MoE"),
+    *("FlattenAndUnpad", "DequantizeWithOrder", "MoE", "MultiHeadAttention", "RestorePadding"),
+    *("GemmaRotaryEmbedding", "GridSample", "Rfft", "LinearAttentionGate", "ConvStateReplay"),
 )
+SLOW = {"grouped_attention", "indexer", "recurrent"}  # a body of these takes a minute
 
 
 @pytest.mark.parametrize("operator", RULED)
@@ -60,8 +62,8 @@ def test_every_mutant_of_a_body_is_caught_or_has_a_reason_to_survive(operator: s
 def test_the_sample_has_a_body_of_every_family_that_was_surveyed() -> None:
     sampled = {*DEFINED}
     surveyed = json.loads(RESULTS.read_text())["operators"]
-    families = {family(key) for name, key in defined().items() if name in surveyed}
-    assert families <= {family(defined()[f"{MICROSOFT}.{name}"]) for name in sampled}
+    families = {family(key) for name, key in defined().items() if name in surveyed} - SLOW
+    assert families == {family(defined()[f"{MICROSOFT}.{name}"]) for name in sampled}
 
 
 def test_a_body_that_only_computes_another_result_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
