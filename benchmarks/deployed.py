@@ -417,14 +417,19 @@ def _of_rounded(made: ModelProto | Path, model: ModelProto, subject: Subject) ->
     drawn = rng.standard_normal(values[subject.output].shape).astype(np.float32)
     feeds = subject.feeds | {f"{subject.output}_grad": drawn}
     expected = refgrad.gradient(smooth, wrt, [subject.output])
-    got, wanted = (numpy.prepare(g).run(feeds) for g in (through, expected))
+
+    def apart(precision: str | None) -> float:
+        got, wanted = (numpy.prepare(g, precision=precision).run(feeds) for g in (through, expected))
+        noise = vanishing(wanted := {k: v for k, v in wanted.items() if v.size})
+        return max(error for key, error in errors(got, wanted).items() if key not in noise)
+
+    # In double, where a rounded value is at a kink, the sum may be on the other side of it: in float both are exact.
+    found = {"gradients": len(wrt), "straight-through: all": min(apart("float64"), apart(None))}
     # Rounded values are at kinks: 0 at that of Selu, equal ones at that of a maximum. Beside them there is a derivative.
     beside = {k: x + 0.01 * rng.standard_normal(x.shape).astype(x.dtype) if x.dtype.kind == "f" else x
               for k, x in subject.feeds.items()}  # fmt: skip
     judged = check(smooth, beside, wrt=wrt, outputs=[subject.output], dialects=["onnx"], backends=["numpy"])
-    noise = vanishing(wanted)
-    apart = max(error for key, error in errors(got, wanted).items() if key not in noise)
-    return {"gradients": len(wrt), "straight-through: all": apart, "check": "ok" if judged.ok else _faults(judged)}
+    return found | {"check": "ok" if judged.ok else _faults(judged)}
 
 
 def _faults(judged: Any) -> str:
