@@ -419,8 +419,9 @@ def _of_rounded(made: ModelProto | Path, model: ModelProto, subject: Subject) ->
     expected = refgrad.gradient(smooth, wrt, [subject.output])
 
     def apart(precision: str | None) -> float:
-        got, wanted = (numpy.prepare(g, precision=precision).run(feeds) for g in (through, expected))
-        noise = vanishing(wanted := {k: v for k, v in wanted.items() if v.size})
+        got, all_wanted = (numpy.prepare(g, precision=precision).run(feeds) for g in (through, expected))
+        wanted = {key: value for key, value in all_wanted.items() if value.size}
+        noise = vanishing(wanted)
         return max(error for key, error in errors(got, wanted).items() if key not in noise)
 
     # In double, where a rounded value is at a kink, the sum may be on the other side of it: in float both are exact.

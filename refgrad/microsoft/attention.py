@@ -21,9 +21,8 @@ from refgrad.tables.definitions import Ints, UnsupportedFormError, operator
 
 _FILTER = -10000.0  # what is added to the score of a key that a mask hides
 _PAIR = "it needs key and value, or neither of them"
-_BASE = 10000.0  # with do_rotary, pair i of a head turns by position/_BASE^(2i/size)
-
 _BENEATH = -1e30  # what is added to it is lost, in double too
+_BASE = 10000.0  # with do_rotary, pair i of a head turns by position/_BASE^(2i/size)
 
 
 @operator(
@@ -630,13 +629,14 @@ def _filtered(
 
     A sum with a number as low as those of masks is that number whatever the score is, so that the score has no derivative.
     """
+    if hidden is None:
+        return plus(op, scores, attention_bias)
     if math.isfinite(filter_value) and op.type(scores):
         filter_value = max(filter_value, float(_finfo(op, scores).min))
-    beneath = op.const(filter_value, like=scores)
-    if hidden is not None and filter_value > _BENEATH:
-        scores = op.Add(scores, op.Where(hidden, beneath, op.const(0.0, like=scores)))
-    scores = plus(op, scores, attention_bias)
-    return op.Where(hidden, beneath, scores) if hidden is not None and filter_value <= _BENEATH else scores
+    low = op.const(filter_value, like=scores)
+    if filter_value <= _BENEATH:
+        return op.Where(hidden, low, plus(op, scores, attention_bias))
+    return plus(op, op.Add(scores, op.Where(hidden, low, op.const(0.0, like=scores))), attention_bias)
 
 
 def _outside(op: FunctionEmitter, mask: str, q: str, keys: str, begins: bool) -> str:
