@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -93,7 +94,8 @@ def run_onnxruntime(finding: Finding) -> Arrays:
     level = onnxruntime.GraphOptimizationLevel
     options.graph_optimization_level = level.ORT_ENABLE_ALL if finding.optimized else level.ORT_DISABLE_ALL
     session = onnxruntime.InferenceSession(finding.model.SerializeToString(), options, ["CPUExecutionProvider"])
-    return dict(zip([o.name for o in session.get_outputs()], session.run(None, dict(finding.feeds)), strict=True))
+    feeds = copy.deepcopy(dict(finding.feeds))  # some kernels write into what they are fed
+    return dict(zip([o.name for o in session.get_outputs()], session.run(None, feeds), strict=True))
 
 
 RUN: Mapping[str, Callable[[Finding], Arrays]] = {
