@@ -631,9 +631,10 @@ def _filtered(
     """
     if hidden is None:
         return plus(op, scores, attention_bias)
+    added = filter_value
     if math.isfinite(filter_value) and op.type(scores):
-        filter_value = max(filter_value, float(_finfo(op, scores).min))
-    low = op.const(filter_value, like=scores)
+        added = max(filter_value, float(_finfo(op, scores).min))
+    low = op.const(added, like=scores)
     if filter_value <= _BENEATH:
         return op.Where(hidden, low, plus(op, scores, attention_bias))
     return plus(op, op.Add(scores, op.Where(hidden, low, op.const(0.0, like=scores))), attention_bias)
