@@ -113,6 +113,15 @@ def test_an_operator_in_the_domain_of_onnx_is_refused_by_name() -> None:
         refgrad.preflight(model)
 
 
+def test_a_scale_of_16_bits_in_the_model_gives_gradients_of_16_bits() -> None:
+    x, scale = RNG.standard_normal((2, 3, 4)).astype(np.float16), RNG.standard_normal(4).astype(np.float16)
+    case = node_case("SimplifiedLayerNormalization", x, scale, domain=MICROSOFT, opset=1, constant=["scale"])
+    gradient = refgrad.gradient(case.model)
+    for backend in ("numpy", "ort-cpu"):
+        found = get_backend(backend).prepare(gradient).run({**case.feeds, "Y_grad": np.ones_like(x)})
+        assert {value.dtype for value in found.values()} == {x.dtype}
+
+
 def test_the_checker_of_onnx_is_left_alone() -> None:
     """An attribute that a newer ONNX Runtime brings is no error before refgrad is asked for a derivative."""
     model = parse("y = com.microsoft.QuickGelu <future = 1> (x)")

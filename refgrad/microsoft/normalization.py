@@ -62,14 +62,14 @@ def simplified_layer_normalization(
     r = _reciprocal_root(op, op.Flatten(x, axis=axis), [1], epsilon)
     ones = op.Expand(op.const(np.ones(1, np.int64)), op.Shape(op.Shape(X, start=axis)))
     r = op.Reshape(r, op.Concat(op.Shape(X, end=axis), ones, axis=0), allowzero=1)
-    return _scaled(op, op.Mul(x, r), scale), r
+    return _scaled(op, X, op.Mul(x, r), scale), r
 
 
 def _by_root_mean_square(op: FunctionEmitter, x: str, scale: str, axes: list[int], epsilon: float) -> tuple[str, str]:
     """x·r·scale and r = 1/√(mean x² + ε), which is computed in float for a narrower x."""
     wide = op.wide(x)
     r = _reciprocal_root(op, wide, axes, epsilon)
-    return _scaled(op, op.Mul(wide, r), scale), r
+    return _scaled(op, x, op.Mul(wide, r), scale), r
 
 
 def _reciprocal_root(op: FunctionEmitter, x: str, axes: list[int], epsilon: float) -> str:
@@ -77,9 +77,9 @@ def _reciprocal_root(op: FunctionEmitter, x: str, axes: list[int], epsilon: floa
     return op.Reciprocal(op.Sqrt(op.Add(op.reduce("ReduceMean", op.Mul(x, x), axes), epsilon)))
 
 
-def _scaled(op: FunctionEmitter, normalized: str, scale: str) -> str:
-    """normalized·scale in the type of scale, rounded to it first"""
-    return op.Mul(op.CastLike(normalized, scale) if op.type(scale) in SIXTEEN_BIT else normalized, scale)
+def _scaled(op: FunctionEmitter, x: str, normalized: str, scale: str) -> str:
+    """normalized·scale in the type of scale; what was made of a narrower x is rounded to it first"""
+    return op.Mul(op.CastLike(normalized, scale) if op.type(x) in SIXTEEN_BIT else normalized, scale)
 
 
 @operator("GatedRMSNorm", "Y")
