@@ -420,9 +420,12 @@ def _of_rounded(made: ModelProto | Path, model: ModelProto, subject: Subject) ->
 
     def apart(precision: str | None) -> float:
         got, all_wanted = (numpy.prepare(g, precision=precision).run(feeds) for g in (through, expected))
-        wanted = {key: value for key, value in all_wanted.items() if value.size}
+        wanted = {
+            k: v for k, v in all_wanted.items() if v.size and np.isfinite(v).all()
+        }  # a negative base has no exponent
         noise = vanishing(wanted)
-        return max(error for key, error in errors(got, wanted).items() if key not in noise)
+        found = [error for key, error in errors(got, wanted).items() if key not in noise]
+        return float(np.max(np.nan_to_num(found, nan=np.inf)))
 
     # In double, where a rounded value is at a kink, the sum may be on the other side of it: in float both are exact.
     found = {"gradients": len(wrt), "straight-through: all": min(apart("float64"), apart(None))}
