@@ -113,6 +113,14 @@ def test_an_operator_in_the_domain_of_onnx_is_refused_by_name() -> None:
         refgrad.preflight(model)
 
 
+@pytest.mark.parametrize(("axis", "scale"), [(0, (3, 4)), (1, (4,)), (-2, (1, 4))])
+@pytest.mark.parametrize("shapes", ["static", "unknown"])
+def test_a_scale_may_broadcast(shapes: str, axis: int, scale: tuple[int, ...]) -> None:
+    x, scales = (RNG.standard_normal(shape).astype(np.float32) for shape in ((2, 3, 4), scale))
+    options = {"domain": MICROSOFT, "opset": 1, "axis": axis, "shapes": shapes}
+    assert_gradient(node_case("SimplifiedLayerNormalization", x, scales, **options))
+
+
 def test_a_scale_of_16_bits_in_the_model_gives_gradients_of_16_bits() -> None:
     x, scale = RNG.standard_normal((2, 3, 4)).astype(np.float16), RNG.standard_normal(4).astype(np.float16)
     case = node_case("SimplifiedLayerNormalization", x, scale, domain=MICROSOFT, opset=1, constant=["scale"])

@@ -28,7 +28,7 @@ def cases() -> Iterator[Case]:
         yield case(simple, x, scale, shapes=shapes, epsilon=1e-3, outputs=2)
         for axis in (1, -2):
             yield case(simple, x, floats(3, 4), shapes=shapes, axis=axis, outputs=2)
-        yield case(simple, x, floats(3, 4), shapes=shapes, axis=0, outputs=2)
+        yield case(simple, x, floats(2, 3, 4), shapes=shapes, axis=0, outputs=2)
         yield case(simple, floats(2, 0, 4), scale, shapes=shapes, axis=2, outputs=2)
         for dtype in (np.float64, np.float16):  # the squares overflow in float16
             yield case(simple, (300 * x).astype(dtype), scale.astype(dtype), shapes=shapes)
