@@ -77,10 +77,7 @@ def multi_head_attention(
     values, present_value = _with_past(op, v, past_value, length, cache_indirection)
     before = op.Sub(_size(op, keys, 2), _size(op, k, 2))
     scores = scores_of(op, q, keys, scale)
-    hidden = None
-    if key_padding_mask is not None:
-        hidden = _hidden(op, key_padding_mask, q, keys)
-    scores = _filtered(op, scores, hidden, mask_filter_value, attention_bias)
+    scores = _filtered(op, scores, _hidden(op, key_padding_mask, q, keys), mask_filter_value, attention_bias)
     if unidirectional:
         scores = _causal(op, scores, q, keys, before)
     return mixed(op, scores, values), present_key, present_value, scores
@@ -132,10 +129,7 @@ def attention(
         _with_past(op, x, old, length, None) for x, old in ((k, pasts[0]), (v, pasts[1]))
     )
     scores = scores_of(op, q, keys, scale)
-    hidden = None
-    if mask_index is not None:
-        hidden = _hidden(op, mask_index, q, keys, before)
-    scores = _filtered(op, scores, hidden, mask_filter_value, attention_bias)
+    scores = _filtered(op, scores, _hidden(op, mask_index, q, keys, before), mask_filter_value, attention_bias)
     if unidirectional:
         scores = _causal(op, scores, q, keys, before)
     if qkv_hidden_sizes and qkv_hidden_sizes[1] != qkv_hidden_sizes[2]:
@@ -203,11 +197,9 @@ def decoder_masked_multi_head_attention(
         keys, present_key = _with_past(op, k, past_key, length, cache_indirection)
         values, present_value = _with_past(op, v, past_value, length, cache_indirection)
     scores = scores_of(op, q, keys, scale)
-    hidden = None
     if mask_index is not None:
         known_rank(op, "mask_index", mask_index, 2)
-        hidden = _hidden(op, mask_index, q, keys)
-    scores = _filtered(op, scores, hidden, mask_filter_value, attention_bias)
+    scores = _filtered(op, scores, _hidden(op, mask_index, q, keys), mask_filter_value, attention_bias)
     return mixed(op, scores, values), present_key, present_value, scores if output_qk else None
 
 
@@ -254,11 +246,9 @@ def decoder_masked_self_attention(
     if past_present_share_buffer:
         present_key = _by_packs(op, present_key, packs)
     scores = scores_of(op, q, keys, scale)
-    hidden = None
     if mask_index is not None:
         known_rank(op, "mask_index", mask_index, 2)
-        hidden = _hidden(op, mask_index, q, keys)
-    scores = _filtered(op, scores, hidden, mask_filter_value, attention_bias)
+    scores = _filtered(op, scores, _hidden(op, mask_index, q, keys), mask_filter_value, attention_bias)
     present = op.Concat(op.Unsqueeze(present_key, [0]), op.Unsqueeze(present_value, [0]), axis=0)
     return mixed(op, scores, values), present
 
@@ -376,7 +366,7 @@ def windowed(
 
 @dataclass(frozen=True)
 class _Asked:
-    """The sizes of what is attended, as far as they are declared: of batch, heads, queries, keys without the past, and past."""
+    """How many samples, heads, queries, new keys and keys of the past an attention has, as far as the model declares it."""
 
     batch: Size
     heads: int
@@ -477,9 +467,8 @@ def _check_attention(
     given = list[Size](qkv_hidden_sizes) if qkv_hidden_sizes else thirds
     H, _, width = (divided("a part of weights", size, num_heads, "num_heads") for size in given)
     if do_rotary and H is not None and (H % 2 or rotary_embedding_dim > H):
-        turned_ = rotary_embedding_dim or H
         raise UnsupportedFormError(
-            f"do_rotary turns {turned_} elements of heads of {H}; an even number of them is needed, at most {H}"
+            f"do_rotary turns {rotary_embedding_dim or H} elements of heads of {H}; it turns an even number, at most {H}"
         )
     B, S, _ = sizes(op, input, 3)
     check_shape(op, "input", input, (None, None, None))
@@ -605,8 +594,13 @@ def scores_of(op: FunctionEmitter, q: str, k: str, scale: float | None) -> str:
     return op.MatMul(q, op.Transpose(k, perm=[0, 1, 3, 2]))
 
 
-def _hidden(op: FunctionEmitter, mask: str, q: str, keys: str, before: str | None = None) -> str:
-    """Where the keys are hidden, for (B, heads, S, T). Forms that Attention alone has need the number `before` the queries."""
+def _hidden(op: FunctionEmitter, mask: str | None, q: str, keys: str, before: str | None = None) -> str | None:
+    """Where the keys are hidden, for (B, heads, S, T); None without a mask.
+
+    Forms of masks that Attention alone has need the number of tokens `before` the queries.
+    """
+    if mask is None:
+        return None
     rank = op.rank(mask)
     if rank == 1:
         return _outside(op, mask, q, keys, before is not None)

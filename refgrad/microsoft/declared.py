@@ -60,7 +60,10 @@ def one_number(op: Op, name: str, value: str | None) -> Size:
 
 
 def check_shape(op: Op, name: str, value: str | None, *due: Due, given: str = "") -> None:
-    """Refuse the input called `name` where its shape is known and is none of `due`, which hold with the `given`."""
+    """Refuse the input called `name` by UnsupportedFormError where its declared shape is none of `due`.
+
+    :param given: the attributes that ask for these shapes, for the message.
+    """
     if wrong := misshapen(op, name, value, *due, given=given):
         raise UnsupportedFormError(wrong)
 

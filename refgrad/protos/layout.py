@@ -161,7 +161,7 @@ class _Reading:
         self._tensors = {t.name: t for t in model.graph.initializer}
         self._channels: dict[str, _Channels] = {}  # of the values in the layout
         self._filters: list[_Filter] = []
-        self._reordered: list[_Channels] = []  # of what was an ordinary tensor
+        self._reordered: list[_Channels] = []  # of the tensors that a ReorderInput put into the layout
         self._declared: dict[str, int] = {}  # ordinary tensors of rank 4: how many channels they have
 
     def plain(self) -> ModelProto:
