@@ -16,6 +16,7 @@ from refgrad.conformance.case import Case, node_case
 from refgrad.conformance.cases.microsoft import cases
 from refgrad.errors import BackendError, InvalidModelError, NoGradientError
 from refgrad.forward.functions import call_functions
+from refgrad.forward.inference import ranks
 from refgrad.protos.domains import MICROSOFT
 from refgrad.protos.inlining import inline_functions
 from refgrad.protos.types import Type
@@ -124,6 +125,7 @@ def test_a_scale_may_broadcast(shapes: str, axis: int, scale: tuple[int, ...]) -
 def test_a_scale_of_16_bits_in_the_model_gives_gradients_of_16_bits() -> None:
     x, scale = RNG.standard_normal((2, 3, 4)).astype(np.float16), RNG.standard_normal(4).astype(np.float16)
     case = node_case("SimplifiedLayerNormalization", x, scale, domain=MICROSOFT, opset=1, constant=["scale"])
+    assert ranks(case.model.graph)["scale"] == (TensorProto.FLOAT16, 1)  # bodies are told while types are inferred
     gradient = refgrad.gradient(case.model)
     for backend in ("numpy", "ort-cpu"):
         found = get_backend(backend).prepare(gradient).run({**case.feeds, "Y_grad": np.ones_like(x)})

@@ -230,8 +230,8 @@ def _infer_through_bodies(model: ModelProto, shaped: bool, trusting: bool) -> Gr
 
 
 def ranks(graph: GraphProto) -> dict[str, Type]:
-    """The element types and ranks that a graph declares."""
-    found = {}
+    """The element types and ranks that a graph declares, and those of its initializers."""
+    found: dict[str, Type] = {tensor.name: (tensor.data_type, len(tensor.dims)) for tensor in graph.initializer}
     for value in (*graph.value_info, *graph.input, *graph.output):
         kind, shape = type_of(value)
         found[value.name] = kind, None if shape is None else len(shape)
