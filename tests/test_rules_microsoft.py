@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import pytest
 from checking import assert_gradient
-from onnx import ModelProto, numpy_helper, parser
+from onnx import ModelProto, TensorProto, numpy_helper, parser
 
 import refgrad
 from refgrad.backends import get_backend
