@@ -26,6 +26,7 @@ from refgrad.tables.schemas import find_schema
 _WILDCARDS = frozenset("*?[")  # of fnmatch
 _CASTS = frozenset((("", "Cast"), ("", "CastLike")))
 _BITWISE = frozenset(("", op_type) for op_type in ("BitShift", "BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor"))
+_UNWRITTEN = "nobody has written its rule"
 _NEVER = frozenset((None, TensorProto.BOOL, TensorProto.STRING))  # element types of values that carry no derivative
 
 
@@ -322,7 +323,7 @@ def _reason(key: tuple[str, str], verdict: str, graph: Graph) -> str:
         return why or "its graphs capture a value that varies, and its rule is for inputs: make that value an input"
     if key[0] == MICROSOFT and "Grad" in key[1]:
         return "it is the gradient of an operator; to differentiate again, make that gradient in dialect 'onnx'"
-    return NO_DERIVATIVE.get(key) or "nobody has written its rule"
+    return NO_DERIVATIVE.get(key) or _UNWRITTEN
 
 
 def _no_floats(key: tuple[str, str]) -> str:
@@ -355,18 +356,22 @@ def prepare(
 
 def refuse(path: Path) -> NoGradientError:
     """The error for a path with nodes that cannot be differentiated."""
-    lines = []
+    lines, ruled = [], True
     blocked = path.blocked + path.blocked_within
     for row in path.rows:
         if row.verdict not in ("none", "missing"):
             continue
         nodes = choices((n.name for n in blocked if n.name in row.nodes), limit=5)
-        why = f"has no derivative: {row.reason}" if row.verdict == "none" else f"has no rule: {row.reason}"
-        lines.append(f"{row.operator} {why} (nodes {nodes}).")
-    lines.append(
-        "They lie between the requested inputs and outputs. Choose other names for wrt or outputs, "
-        "or give a rule with refgrad.extend.rule."
-    )
+        if row.verdict == "none":
+            why = "has no derivative"
+        elif row.reason == _UNWRITTEN:
+            why = "has no rule"
+        else:
+            why = "cannot be differentiated"  # it has a rule or a body, which does not cover these nodes
+        ruled = ruled and why == "cannot be differentiated"
+        lines.append(f"{row.operator} {why}: {row.reason} (nodes {nodes}).")
+    advice = "" if ruled else ", or give a rule with refgrad.extend.rule"
+    lines.append(f"They lie between the requested inputs and outputs. Choose other names for wrt or outputs{advice}.")
     return NoGradientError("\n".join(lines), tuple(node.name for node in blocked))
 
 
