@@ -21,7 +21,7 @@ nox.options.reuse_existing_virtualenvs = True
 ROOT = Path(__file__).parent
 os.environ.setdefault("PIP_CONSTRAINT", (ROOT / "constraints.txt").as_uri())  # a URI: pip splits a path at its spaces
 SHARED = ROOT / ".nox" / "stock"  # an environment takes a minute to make: some sessions share one
-TOOLS = ("mypy", "pre-commit", "types-protobuf")
+TOOLS = ("mypy", "pre-commit", "types-networkx", "types-protobuf")
 TORCH_MODELS = ROOT / "build" / "torch_models"  # written by the session `torch`, read by `training`
 PARITY = ROOT / "build" / "parity"  # written by the session `training`, read by `lowered`
 ARTIFACTS = ROOT / "build" / "artifacts"  # written by `benchmarks_training`, read by `artifacts`

@@ -26,10 +26,12 @@ from refgrad.transforms.lifting import lift_weights  # noqa: E402
 from refgrad.transforms.losses import add_loss_output, get_train_initializer, penalty_loss_onnx  # noqa: E402
 from refgrad.transforms.lower import lower  # noqa: E402
 from refgrad.transforms.selection import onnx_rename_names, onnx_rename_weights, select_model_inputs_outputs  # noqa: E402
+from refgrad.transforms.split import Split, split  # noqa: E402
 from refgrad.transforms.weights import weights, write_back  # noqa: E402
 
 __all__ = [
     "DerivativeOptions",
+    "Split",
     "add_loss_output",
     "expand_gradients",
     "get_train_initializer",
@@ -51,6 +53,7 @@ __all__ = [
     "random_feed",
     "recipes",
     "select_model_inputs_outputs",
+    "split",
     "to_dot",
     "to_svg",
     "weights",

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 import onnx
-from onnx import GraphProto, ModelProto, TensorProto, TypeProto, helper
+from onnx import GraphProto, ModelProto, TensorProto, TypeProto, ValueInfoProto, helper
 
 from refgrad.errors import InvalidModelError, ModelWarning
 from refgrad.forward.functions import call_functions
@@ -124,7 +124,9 @@ def _infer(model: ModelProto, trusting: bool) -> GraphProto:
         inferred = _infer_through_bodies(anonymous, shaped, trusting)
         if typed:
             _forget_inputs(inferred, (_RANKLESS,))
-        cut: set[str] = set()
+        cut = _cut_scores(anonymous.graph, inferred) if "Attention" in used else set()
+        if cut:
+            inferred = _infer_through_bodies(anonymous, shaped, trusting)
         for looped in (
             (True, False) if _containers(inferred) else ()
         ):  # what a Loop makes first: the others follow from it
@@ -188,6 +190,23 @@ def _type_by_signatures(model: ModelProto) -> bool:
 
 def _containers(graph: GraphProto) -> dict[str, TypeProto]:
     return {v.name: v.type for v in (*graph.value_info, *graph.output) if is_container(v.type)}
+
+
+def _cut_scores(graph: GraphProto, inferred: GraphProto) -> set[str]:
+    """Make inputs of the scores that an Attention returns where onnx takes them for scalars; their names.
+
+    It does so where it does not know the rank of the queries. Their true rank, 4, would contradict its checker.
+    """
+    known = {value.name: value for value in (*inferred.value_info, *inferred.output)}
+    found = set()
+    for node in graph.node:
+        name = node.output[3] if node.op_type == "Attention" and len(node.output) > 3 else ""
+        kind, shape = type_of(known.get(name, ValueInfoProto()))
+        if name and shape == () and node.domain in ("", "ai.onnx"):
+            found.add(name)
+            node.output[3] = f"{name}{_CUT}"
+            graph.input.append(helper.make_tensor_value_info(name, kind, None))
+    return found
 
 
 def _cut_sequences(graph: GraphProto, inferred: GraphProto, looped: bool) -> set[str]:

@@ -117,7 +117,7 @@ def names_in(gradient: ModelProto) -> tuple[dict[str, str], dict[str, str]]:
     return noted(gradient, "cotangents"), noted(gradient, "gradients")
 
 
-def note(model: ModelProto, source: ModelProto, **entries: Mapping[str, Any]) -> None:
+def note(model: ModelProto, source: ModelProto, **entries: Mapping[str, Any] | Sequence[str]) -> None:
     """Give `model` the metadata of `source`, but `entries`, as JSON, in the place of what refgrad wrote there."""
     kept = [entry for entry in source.metadata_props if not entry.key.startswith("refgrad.")]
     del model.metadata_props[:]
