@@ -38,7 +38,7 @@ DEFINED = (
     *("FlattenAndUnpad", "DequantizeWithOrder", "MoE", "MultiHeadAttention", "RestorePadding"),
     *("GemmaRotaryEmbedding", "GridSample", "Rfft", "LinearAttentionGate", "ConvStateReplay", "QOrderedMatMul"),
 )
-SLOW = {"grouped_attention", "indexer", "recurrent"}  # a body of these takes a minute
+SLOW = {"grouped_attention", "indexer", "paged_attention", "recurrent"}  # a body of these takes a minute
 
 
 @pytest.mark.parametrize("operator", RULED)
