@@ -13,12 +13,13 @@ import refgrad
 from refgrad.backends import get_backend
 from refgrad.conformance.case import Case
 from refgrad.conformance.cases.microsoft.qlinear import cases
+from refgrad.conformance.cases.microsoft.qordered import cases as ordered
 from refgrad.conformance.cases.microsoft.quantization import cases as quantizations
 from refgrad.errors import BackendError, NoGradientError
 
 pytestmark = [pytest.mark.stock, pytest.mark.thorough]
 
-CASES = [*cases(), *(case for case in quantizations() if case.node.op_type != "FakeQuant")]
+CASES = [*cases(), *ordered(), *(case for case in quantizations() if case.node.op_type != "FakeQuant")]
 
 
 @pytest.mark.parametrize("quantization", STRAIGHT)

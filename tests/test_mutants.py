@@ -36,9 +36,9 @@ DEFINED = (
     *("BiasSplitGelu", "BiasAdd", "FusedConv", "SwiGLU", "ExpandDims", "GemmFastGelu"),
     *("SoftmaxCrossEntropy", "SkipLayerNormalization", "MaxpoolWithMask", "QLinearAdd", "GemmFloat8"),
     *("FlattenAndUnpad", "DequantizeWithOrder", "MoE", "MultiHeadAttention", "RestorePadding"),
-    *("GemmaRotaryEmbedding", "GridSample", "Rfft", "LinearAttentionGate", "ConvStateReplay"),
+    *("GemmaRotaryEmbedding", "GridSample", "Rfft", "LinearAttentionGate", "ConvStateReplay", "QOrderedMatMul"),
 )
-SLOW = {"grouped_attention", "indexer", "recurrent"}  # a body of these takes a minute
+SLOW = {"grouped_attention", "indexer", "paged_attention", "recurrent"}  # a body of these takes a minute
 
 
 @pytest.mark.parametrize("operator", RULED)

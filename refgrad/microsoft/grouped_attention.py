@@ -16,7 +16,7 @@ from refgrad.protos.types import SIXTEEN_BIT
 from refgrad.tables.definitions import FLOATS, UnsupportedFormError, operator
 
 _INT32, _INT64 = ("tensor(int32)",), ("tensor(int64)",)
-_CACHE = (*FLOATS, "tensor(int8)", "tensor(uint8)")
+CACHE = (*FLOATS, "tensor(int8)", "tensor(uint8)")
 
 
 @operator(
@@ -28,8 +28,8 @@ _CACHE = (*FLOATS, "tensor(int8)", "tensor(uint8)")
         "total_sequence_length": "seqlens_k",
         "query_seqlens": "seqlens_k",
         "position_ids": _INT64,
-        "past_key": _CACHE,
-        "past_value": _CACHE,
+        "past_key": CACHE,
+        "past_value": CACHE,
         "present_key": "past_key",
         "present_value": "past_value",
         "k_scale": FLOATS,
@@ -79,14 +79,14 @@ def group_query_attention(
     A query that is padding has a result of 0, as have the rows of the cache that hold no token. In a cache of 4 bits, a
     number outside of its range has the gradient 0, whatever the option `quantization` is.
     """
-    _check_flags(
+    check_flags(
         causal=causal,
         do_rotary=do_rotary,
         rotary_interleaved=rotary_interleaved,
         sliding_window_cache=sliding_window_cache,
     )
-    _check_pairs(past_key=past_key, past_value=past_value)
-    _check_pairs(q_norm_weight=q_norm_weight, k_norm_weight=k_norm_weight)
+    check_pairs(past_key=past_key, past_value=past_value)
+    check_pairs(q_norm_weight=q_norm_weight, k_norm_weight=k_norm_weight)
     if qk_output not in (0, 1, 2):
         raise UnsupportedFormError(f"qk_output is {qk_output}; there are 0, 1 and 2")
     if local_window_size == 0:
@@ -97,7 +97,7 @@ def group_query_attention(
         raise UnsupportedFormError(f"k_quant_type is {k_quant_type} and v_quant_type {v_quant_type}; they are the same")
     if sliding_window_cache and (past_key is None or qk_output or not causal):
         raise UnsupportedFormError("sliding_window_cache=1 needs past_key, past_value, causal=1 and qk_output=0")
-    q, k, v = _split(op, query, key, value, num_heads, kv_num_heads)
+    q, k, v = split(op, query, key, value, num_heads, kv_num_heads)
     asked = _check_grouped(op, query, key, value, num_heads, kv_num_heads)
     asked.check_pasts(op, past_key, past_value, 2 if k_quant_type != "NONE" and kv_cache_bit_width == 4 else 1)
     asked.check(
@@ -114,12 +114,12 @@ def group_query_attention(
     if query_seqlens is None:
         _check_samples(op, query, past_key, total_sequence_length)
     if q_norm_weight is not None and k_norm_weight is not None:
-        q = _normalized(op, q, q_norm_weight, qk_norm_epsilon if q_norm_epsilon is None else q_norm_epsilon)
-        k = _normalized(op, k, k_norm_weight, qk_norm_epsilon if k_norm_epsilon is None else k_norm_epsilon)
+        q = normalized(op, q, q_norm_weight, qk_norm_epsilon if q_norm_epsilon is None else q_norm_epsilon)
+        k = normalized(op, k, k_norm_weight, qk_norm_epsilon if k_norm_epsilon is None else k_norm_epsilon)
 
-    length, new, total = op.Shape(query, start=1, end=2), op.Shape(k, start=1, end=2), _int64(op, total_sequence_length)
-    tokens = op.Add(_column(op, seqlens_k, query), 1)  # (B, 1): of each sample, with the new ones
-    count = op.Min(tokens, length) if query_seqlens is None else _column(op, query_seqlens, query)
+    length, new, total = op.Shape(query, start=1, end=2), op.Shape(k, start=1, end=2), int64(op, total_sequence_length)
+    tokens = op.Add(column(op, seqlens_k, query), 1)  # (B, 1): of each sample, with the new ones
+    count = op.Min(tokens, length) if query_seqlens is None else column(op, query_seqlens, query)
     before = op.Sub(tokens, count)
     steps = op.up_to(length)
     places = op.Add(before, steps)  # (B, S): of the queries
@@ -132,7 +132,7 @@ def group_query_attention(
                 start = op.Slice(position_ids, [0, 0], [1, 1], [0, 1])
                 at = op.Where(op.Equal(total, length), op.Add(start, steps), position_ids)
         at = op.Where(real, at, 0)
-        q, k = (_rotated(op, x, cos_cache, sin_cache, at, rotary_interleaved) for x in (q, k))
+        q, k = (rotated(op, x, cos_cache, sin_cache, at, rotary_interleaved) for x in (q, k))
 
     if past_key is None or past_value is None:
         if k_quant_type != "NONE" or v_quant_type != "NONE":
@@ -158,7 +158,7 @@ def group_query_attention(
         key_places = op.Unsqueeze(op.up_to(staged), [0])
         read, presents = [], []
         for x, past, number, kind in ((k, past_key, k_scale, k_quant_type), (v, past_value, v_scale, v_quant_type)):
-            cache = _Cache(op, kind, kv_cache_bit_width, number, past)
+            cache = Cache(op, kind, kv_cache_bit_width, number, past)
             earlier = cache.unpacked(op, op.Transpose(past, perm=[0, 2, 1, 3]))
             rows = op.Concat(earlier, cache.written(op, x, past), axis=1)
             if shift is None:
@@ -182,7 +182,7 @@ def group_query_attention(
     sink = op.Expand(op.const(0.0, like=query), [num_heads]) if smooth_softmax == 1 else None
     sink = sink if head_sink is None else head_sink
     heads = op.Transpose(q, perm=[0, 2, 1, 3])
-    y, scores, shares = _attend(
+    y, scores, shares = attend(
         op,
         heads,
         keys,
@@ -204,14 +204,14 @@ def group_query_attention(
     return y, *presents, op.CastLike(op.Where(shown, scores if qk_output == 1 else shares, 0), query)
 
 
-def _split(
+def split(
     op: FunctionEmitter, query: str, key: str | None, value: str | None, num_heads: int, kv_num_heads: int
 ) -> list[str]:
     """Query, key and value, which may all be in `query`, as (B, S, heads, H) in the type to compute in."""
     check_counts(num_heads=num_heads, kv_num_heads=kv_num_heads)
     if num_heads % kv_num_heads:
         raise UnsupportedFormError(f"kv_num_heads={kv_num_heads} does not divide num_heads={num_heads}")
-    _check_pairs(key=key, value=value)
+    check_pairs(key=key, value=value)
     counts = [num_heads, kv_num_heads, kv_num_heads]
     parts = [query, key, value]
     size = op.Div(op.Shape(query, start=2, end=3), [num_heads if key is not None else sum(counts)])
@@ -305,36 +305,36 @@ def _check_samples(op: FunctionEmitter, query: str, past_key: str | None, total_
     )
 
 
-def _check_flags(**flags: int) -> None:
+def check_flags(**flags: int) -> None:
     """That each is 0 or 1."""
     for name, flag in flags.items():
         if flag not in (0, 1):
             raise UnsupportedFormError(f"{name} is {flag}; there are 0 and 1")
 
 
-def _check_pairs(**inputs: str | None) -> None:
+def check_pairs(**inputs: str | None) -> None:
     """That the node has all of these inputs, or none of them."""
     if len({value is None for value in inputs.values()}) > 1:
         raise UnsupportedFormError(f"it needs {' and '.join(inputs)}, or neither of them")
 
 
-def _int64(op: FunctionEmitter, x: str) -> str:
+def int64(op: FunctionEmitter, x: str) -> str:
     """One number, with one axis."""
     return op.Cast(op.Reshape(x, [1]), to=TensorProto.INT64)
 
 
-def _column(op: FunctionEmitter, x: str, beside: str) -> str:
+def column(op: FunctionEmitter, x: str, beside: str) -> str:
     """A number for each sample as (B, 1), where B is that of `beside`."""
     return op.Cast(op.Reshape(x, op.Concat(op.Shape(beside, end=1), [1], axis=0), allowzero=1), to=TensorProto.INT64)
 
 
-def _normalized(op: FunctionEmitter, x: str, weight: str, epsilon: float) -> str:
+def normalized(op: FunctionEmitter, x: str, weight: str, epsilon: float) -> str:
     """x/√(mean x² + ε)·weight over the last of the 4 axes"""
     root = op.Sqrt(op.Add(op.reduce("ReduceMean", op.Mul(x, x), [3]), epsilon))
     return op.Mul(op.Div(x, root), op.wide(weight))
 
 
-def _rotated(
+def rotated(
     op: FunctionEmitter,
     x: str,
     cos_cache: str | None,
@@ -361,7 +361,7 @@ def _rotated(
     return op.Concat(*before, *turned, op.Slice(x, last, [END], [-1]), axis=-1)
 
 
-def _attend(
+def attend(
     op: FunctionEmitter,
     q: str,
     keys: str,
@@ -434,7 +434,7 @@ class _Window:
 
 
 @dataclass
-class _Cache:
+class Cache:
     """How keys or values (B, rows, heads, H) are held: as floats, or q = round(x/scale) in 8 bits, or two in a byte."""
 
     bits: int
@@ -563,21 +563,21 @@ def sparse_attention(
 
     A query that is padding has a result of 0, as one that sees no key. The caches keep the rows where no token is written.
     """
-    _check_flags(do_rotary=do_rotary, rotary_interleaved=rotary_interleaved)
+    check_flags(do_rotary=do_rotary, rotary_interleaved=rotary_interleaved)
     if sparse_block_size < 1:
         raise UnsupportedFormError(f"sparse_block_size is {sparse_block_size}; it is 1 or more")
-    q, k, v = _split(op, query, key, value, num_heads, kv_num_heads)
+    q, k, v = split(op, query, key, value, num_heads, kv_num_heads)
     _check_grouped(op, query, key, value, num_heads, kv_num_heads).check_pasts(op, past_key, past_value)
     if do_rotary:
         _check_caches(op, cos_cache, sin_cache, query, num_heads if key is not None else num_heads + 2 * kv_num_heads)
-    tokens = _column(op, key_total_sequence_lengths, query)
+    tokens = column(op, key_total_sequence_lengths, query)
     steps = op.up_to(op.Shape(query, start=1, end=2))
     count = op.Min(tokens, op.Shape(query, start=1, end=2))
     before = op.Sub(tokens, count)
     places, real = op.Add(before, steps), op.Less(steps, count)
     if do_rotary:
-        q, k = (_rotated(op, x, cos_cache, sin_cache, places, rotary_interleaved) for x in (q, k))
-    total = _int64(op, total_sequence_length)
+        q, k = (rotated(op, x, cos_cache, sin_cache, places, rotary_interleaved) for x in (q, k))
+    total = int64(op, total_sequence_length)
     presents = [_overwritten(op, past, x, before, count) for past, x in ((past_key, k), (past_value, v))]
     keys, values = (op.wide(op.Slice(x, [0], total, [2])) for x in presents)
 
@@ -589,9 +589,9 @@ def sparse_attention(
     turns = op.Div([num_heads], op.Shape(masks, end=1))
     seen = op.Cast(op.Tile(layouts, op.Concat([1], turns, [1, 1], axis=0)), to=TensorProto.BOOL)
     seen = op.And(seen, op.LessOrEqual(columns, op.Unsqueeze(places, [1, 3])))
-    seeing = op.And(op.Unsqueeze(real, [1]), _any(op, seen))
+    seeing = op.And(op.Unsqueeze(real, [1]), sees_any(op, seen))
     heads = op.Transpose(q, perm=[0, 2, 1, 3])
-    y, _, _ = _attend(op, heads, keys, values, seen, seeing, kv_num_heads, num_heads, scale)
+    y, _, _ = attend(op, heads, keys, values, seen, seeing, kv_num_heads, num_heads, scale)
     return op.CastLike(y, query), *presents
 
 
@@ -604,7 +604,7 @@ def _overwritten(op: FunctionEmitter, past: str, new: str, before: str, count: s
     return op.Where(op.Unsqueeze(written, [1, 3]), laid, past)
 
 
-def _any(op: FunctionEmitter, seen: str) -> str:
+def sees_any(op: FunctionEmitter, seen: str) -> str:
     """Whether a query sees any key, (B, N, S)."""
     return op.Greater(op.Squeeze(op.reduce("ReduceMax", op.Cast(seen, to=TensorProto.INT32), [3]), [3]), np.int32(0))
 
@@ -624,452 +624,3 @@ def _block_masks(op: FunctionEmitter, row_indices: str, col_indices: str) -> tup
     cells = op.Where(op.Less(row, blocks), op.Add(op.Mul(row, blocks), columns), size)
     empty = op.Expand(op.const(np.int32(0)), op.Concat(op.Shape(starts, end=1), op.Add(size, [1]), axis=0))
     return op.ScatterElements(empty, cells, op.Expand(op.const(np.int32(1)), op.Shape(cells)), axis=1), blocks
-
-
-@operator(
-    "PagedAttention",
-    "output",
-    optional=["key_cache_out", "value_cache_out"],
-    types={
-        "key_cache": _CACHE,
-        "value_cache": _CACHE,
-        "key_cache_out": "key_cache",
-        "value_cache_out": "value_cache",
-        "k_scale": FLOATS,
-        "v_scale": "k_scale",
-        "cumulative_sequence_length": _INT32,
-        "past_seqlens": "cumulative_sequence_length",
-        "block_table": "cumulative_sequence_length",
-        "slot_mapping": "cumulative_sequence_length",
-        "attention_metadata": "cumulative_sequence_length",
-    },
-    writes={1: "key_cache", 2: "value_cache"},
-)
-def paged_attention(
-    op: FunctionEmitter,
-    query: str,
-    key: str | None,
-    value: str | None,
-    key_cache: str,
-    value_cache: str | None,
-    cumulative_sequence_length: str,
-    past_seqlens: str,
-    block_table: str,
-    cos_cache: str | None = None,
-    sin_cache: str | None = None,
-    slot_mapping: str | None = None,
-    head_sink: str | None = None,
-    q_norm_weight: str | None = None,
-    k_norm_weight: str | None = None,
-    k_scale: str | None = None,
-    v_scale: str | None = None,
-    attention_metadata: str | None = None,
-    *,
-    do_rotary: int = 0,
-    is_causal: int = 1,
-    k_cache_dtype: str = "",
-    k_quant_type: str = "NONE",
-    kv_cache_layout: str = "SEPARATE",
-    kv_num_heads: int,
-    local_window_size: int = -1,
-    num_heads: int,
-    qk_norm_epsilon: float = 1e-6,
-    rotary_interleaved: int = 0,
-    rotary_offset: int = 0,
-    scale: float | None = None,
-    softcap: float = 0.0,
-    v_cache_dtype: str = "",
-    v_head_size: int = 0,
-    v_quant_type: str = "NONE",
-) -> tuple[str | None, ...]:
-    """softmax(scale·Q·Kᵀ)·V, each sample for itself, of tokens in a row and of those in its pages of a cache
-
-    A token that sees no key has a result of 0. attention_metadata only helps to plan.
-    """
-    _check_flags(do_rotary=do_rotary, is_causal=is_causal, rotary_interleaved=rotary_interleaved)
-    _check_pairs(q_norm_weight=q_norm_weight, k_norm_weight=k_norm_weight)
-    latent = kv_cache_layout == "LATENT"
-    if kv_cache_layout not in ("SEPARATE", "LATENT"):
-        raise UnsupportedFormError(f"kv_cache_layout={kv_cache_layout!r} is not known; there are SEPARATE and LATENT")
-    if latent and (key is None or value is not None or value_cache is not None or kv_num_heads != 1):
-        raise UnsupportedFormError("LATENT needs key, kv_num_heads=1, and neither value nor value_cache")
-    if v_head_size and (not latent or not scale):
-        raise UnsupportedFormError("v_head_size needs kv_cache_layout='LATENT' and scale")
-    if not latent and value_cache is None:
-        raise UnsupportedFormError("it needs value_cache, or kv_cache_layout='LATENT'")
-    for of, cache_, name, kind in (
-        ("key", key_cache, k_cache_dtype, k_quant_type),
-        ("value", value_cache, v_cache_dtype, v_quant_type),
-    ):
-        held = cache_ and op.type(cache_)
-        if held == TensorProto.UINT8 or name in ("int4", "float4e2m1", "float8e4m3fn"):
-            raise UnsupportedFormError(
-                f"{of}_cache of 4 bits or of float8 is not covered; use a cache of floats or of int8"
-            )
-        if held and (held == TensorProto.INT8) != (kind != "NONE"):
-            raise UnsupportedFormError(
-                f"{of[0]}_quant_type={kind} does not fit the type of {of}_cache; int8 is quantised"
-            )
-    if local_window_size == 0:
-        raise UnsupportedFormError("local_window_size=0 lets no query see a key; use -1 for no window")
-    tokens = op.Shape(query, end=1)
-    parts = [x and op.Unsqueeze(x, [0]) for x in (key, key if latent else value)]
-    q, k, v = _split(op, op.Unsqueeze(query, [0]), parts[0], parts[1], num_heads, kv_num_heads)  # (1, tokens, heads, H)
-    if q_norm_weight is not None and k_norm_weight is not None:
-        q, k = (_normalized(op, x, w, qk_norm_epsilon) for x, w in ((q, q_norm_weight), (k, k_norm_weight)))
-
-    packed = Packed(op, tokens, cumulative_sequence_length, past_seqlens)
-    if do_rotary:
-        at = op.Unsqueeze(packed.place, [0])
-        q, k = (_rotated(op, x, cos_cache, sin_cache, at, rotary_interleaved, rotary_offset) for x in (q, k))
-    pages = _Pages(op, packed, key_cache, block_table, slot_mapping)
-    caches, read = [], []
-    for x, past, number, kind in ((k, key_cache, k_scale, k_quant_type), (v, value_cache, v_scale, v_quant_type)):
-        if past is not None:
-            written, rows = pages.written(op, x, past, _Cache(op, kind, 8, number, past), query)
-            caches.append(written)
-            read.append(rows)
-    values = read[-1] if not v_head_size else op.Slice(read[0], [0], [v_head_size], [3])
-    seen = pages.seen(op, packed, is_causal, local_window_size)
-    heads = op.Transpose(packed.padded(op, op.Squeeze(q, [0])), perm=[0, 2, 1, 3])
-    y, _, _ = _attend(
-        op, heads, read[0], values, seen, _any(op, seen), kv_num_heads, num_heads, scale, softcap, None, head_sink
-    )
-    output = packed.flat(op, y)
-    return op.CastLike(output, query), *caches, *([None] if latent else [])
-
-
-class Packed:
-    """Samples of several lengths in a row: the tokens of one after those of another."""
-
-    def __init__(self, op: FunctionEmitter, tokens: str, bounds: str, before: str) -> None:
-        bounds, before = (op.Cast(x, to=TensorProto.INT64) for x in (bounds, before))
-        self.starts, ends = op.Slice(bounds, [0], [-1], [0]), op.Slice(bounds, [1], [END], [0])
-        self.counts, self.ids = op.Sub(ends, self.starts), op.up_to(tokens)
-        ended = op.Cast(op.LessOrEqual(ends, op.Unsqueeze(self.ids, [1])), to=TensorProto.INT64)
-        self.sample = op.ReduceSum(ended, [1], keepdims=0)  # of each token: as many end before it
-        self._within = op.Sub(self.ids, op.Gather(self.starts, self.sample))
-        self.place = op.Add(op.Gather(before, self.sample), self._within)  # in its sample
-        self._longest = op.Max(op.reduce("ReduceMax", self.counts, [0]), [0])
-        self._steps = op.up_to(self._longest)
-        self.real = op.Less(self._steps, op.Unsqueeze(self.counts, [1]))  # (B, S)
-        self.places = op.Add(op.Unsqueeze(before, [1]), self._steps)
-        self.total = op.Add(before, self.counts)
-
-    def padded(self, op: FunctionEmitter, x: str) -> str:
-        """(tokens, ...) to (B, S, ...)"""
-        return op.Gather(x, op.Where(self.real, op.Add(op.Unsqueeze(self.starts, [1]), self._steps), 0))
-
-    def flat(self, op: FunctionEmitter, y: str) -> str:
-        """(B, S, width) to (tokens, width)"""
-        width = op.Shape(y, start=2, end=3)
-        rows = op.Concat(op.Mul(op.Shape(y, end=1), self._longest), width, axis=0)
-        return op.Gather(op.Reshape(y, rows, allowzero=1), op.Add(op.Mul(self.sample, self._longest), self._within))
-
-
-class _Pages:
-    """A cache (pages, rows of a page, heads, H) of which each sample has the pages that a table lists, or -1."""
-
-    def __init__(self, op: FunctionEmitter, packed: Packed, cache: str, table: str, slot_mapping: str | None) -> None:
-        table = op.Cast(table, to=TensorProto.INT64)
-        page, columns = op.Shape(cache, start=1, end=2), op.Shape(table, start=1)
-        self._size = op.Mul(op.Shape(cache, end=1), page)
-        if slot_mapping is None:
-            cell = op.Add(op.Mul(packed.sample, columns), op.Div(packed.place, page))
-            found = op.Gather(op.Reshape(table, [-1]), cell)
-            slot = op.Add(op.Mul(found, page), op.Mod(packed.place, page))  # negative where no page is
-        else:
-            slot = op.Cast(slot_mapping, to=TensorProto.INT64)
-        slot = op.Where(op.Less(slot, 0), self._size, slot)  # a row more takes what is not written
-        rows = op.up_to(op.Add(self._size, [1]))
-        sources = op.ScatterElements(rows, slot, op.Add(packed.ids, self._size), axis=0)
-        self._sources = op.Slice(sources, [0], self._size, [0])
-        self.places = op.up_to(op.Mul(columns, page))
-        self._found = op.Gather(table, op.Div(self.places, page), axis=1)
-        self._rows = op.Add(op.Mul(op.Max(self._found, [0]), page), op.Mod(self.places, page))  # (B, L)
-
-    def written(self, op: FunctionEmitter, x: str, past: str, cache: _Cache, query: str) -> tuple[str, str]:
-        """The cache with the rows x (1, tokens, heads, H), and what each sample has in its pages, (B, heads, L, H)."""
-        flat = op.Reshape(past, op.Concat([1], self._size, op.Shape(past, start=2), axis=0))
-        every = op.Gather(op.Concat(flat, cache.written(op, x, past), axis=1), self._sources, axis=1)
-        part = cache.read(op, op.Gather(op.Squeeze(every, [0]), self._rows), query)
-        return op.Reshape(every, op.Shape(past)), op.Transpose(part, perm=[0, 2, 1, 3])
-
-    def seen(self, op: FunctionEmitter, packed: Packed, causal: int, window: int) -> str:
-        """Which token sees which place, (B, 1, S, L)."""
-        held = op.And(op.GreaterOrEqual(self._found, 0), op.Less(self.places, op.Unsqueeze(packed.total, [1])))
-        seen = op.And(op.Unsqueeze(held, [1, 2]), op.Unsqueeze(packed.real, [1, 3]))
-        own = op.Unsqueeze(packed.places, [1, 3])
-        if causal:
-            seen = op.And(seen, op.LessOrEqual(self.places, own))
-        if window > 0:
-            seen = op.And(seen, op.Greater(self.places, op.Sub(own, window)))
-        return seen
-
-
-_MODES = (("selected_only", "main"), ("selected_only", "auxiliary"), ("local_plus_selected", "auxiliary"))
-
-
-@operator(
-    "DynamicSparseAttention",
-    "output",
-    optional=["present_key", "present_value", "validation_status"],
-    types={
-        "past_key": _CACHE,
-        "past_value": _CACHE,
-        "present_key": "past_key",
-        "present_value": "past_value",
-        "key_scale": FLOATS,
-        "value_scale": "key_scale",
-        "output": FLOATS,
-        "selected_indices": _INT32,
-        "selected_counts": "selected_indices",
-        "seqlens_k": "selected_indices",
-        "total_sequence_length": "selected_indices",
-        "committed_length": "selected_indices",
-        "validation_status": "selected_indices",
-        "position_ids": _INT64,
-    },
-)
-def dynamic_sparse_attention(
-    op: FunctionEmitter,
-    query: str,
-    key: str | None,
-    value: str | None,
-    past_key: str | None,
-    past_value: str | None,
-    auxiliary_key: str | None,
-    auxiliary_value: str | None,
-    selected_indices: str,
-    selected_counts: str,
-    seqlens_k: str,
-    total_sequence_length: str,
-    cos_cache: str | None = None,
-    sin_cache: str | None = None,
-    position_ids: str | None = None,
-    q_norm_weight: str | None = None,
-    k_norm_weight: str | None = None,
-    head_sink: str | None = None,
-    committed_length: str | None = None,
-    key_scale: str | None = None,
-    value_scale: str | None = None,
-    *,
-    attention_mode: str = "selected_only",
-    auxiliary_kv_shared: int = 0,
-    do_rotary: int = 0,
-    is_causal: int = 1,
-    kv_num_heads: int,
-    local_window_size: int = -1,
-    num_heads: int,
-    output_bf16: int = 0,
-    qk_norm_epsilon: float = 1e-6,
-    rotary_interleaved: int = 0,
-    rotary_offset: int = 0,
-    scale: float | None = None,
-    selected_kv_source: str = "main",
-    smooth_softmax: int = 0,
-) -> tuple[str | None, ...]:
-    """softmax(scale·Q·Kᵀ)·V over the keys that each query has selected, and with them those of a window
-
-    A query that sees no key has a result of 0, as have the rows of the cache that hold no token.
-    """
-    _check_flags(do_rotary=do_rotary, rotary_interleaved=rotary_interleaved)
-    _check_pairs(past_key=past_key, past_value=past_value)
-    _check_pairs(q_norm_weight=q_norm_weight, k_norm_weight=k_norm_weight)
-    _check_mode(attention_mode, selected_kv_source, auxiliary_key, auxiliary_value, auxiliary_kv_shared)
-    local = attention_mode == "local_plus_selected"
-    if not is_causal or (local and local_window_size < 1):
-        raise UnsupportedFormError("it needs is_causal=1, and local_plus_selected a local_window_size above 0")
-    q, k, v = _split(op, query, key, value, num_heads, kv_num_heads)
-    if q_norm_weight is not None and k_norm_weight is not None:
-        q, k = (_normalized(op, x, w, qk_norm_epsilon) for x, w in ((q, q_norm_weight), (k, k_norm_weight)))
-    length, total, tokens = (
-        op.Shape(query, start=1, end=2),
-        _int64(op, total_sequence_length),
-        op.Add(_column(op, seqlens_k, query), 1),
-    )
-    before = op.Sub(tokens, length)
-    places = op.Add(before, op.up_to(length))
-    if do_rotary:
-        at = places if position_ids is None else position_ids
-        q, k = (_rotated(op, x, cos_cache, sin_cache, at, rotary_interleaved, rotary_offset) for x in (q, k))
-
-    if past_key is None or past_value is None:
-        keys, values = (op.Transpose(x, perm=[0, 2, 1, 3]) for x in (k, v))
-        presents = [op.CastLike(x, query) for x in (keys, values)]
-        total = length
-    else:
-        capacity = op.Shape(past_key, start=2, end=3)
-        read, presents = [], []
-        for x, past, number in ((k, past_key, key_scale), (v, past_value, value_scale)):
-            cache = _Cache(op, "PER_CHANNEL" if op.type(past) == TensorProto.INT8 else "NONE", 8, number, past)
-            rows = op.Concat(op.Transpose(past, perm=[0, 2, 1, 3]), cache.written(op, x, past), axis=1)
-            every = cache.gathered(op, rows, capacity, before, op.up_to(op.Max(total, capacity)), tokens)
-            presents.append(op.Transpose(every, perm=[0, 2, 1, 3]))
-            read.append(op.Transpose(cache.read(op, op.Slice(every, [0], total, [1]), query), perm=[0, 2, 1, 3]))
-        keys, values = read
-    at = op.up_to(total)
-    own = op.Unsqueeze(places, [1, 3])
-    seen = op.LessOrEqual(at, own)
-    if local:
-        seen = op.And(seen, op.Greater(at, op.Sub(own, local_window_size)))
-    if selected_kv_source == "main":
-        seen = op.And(
-            seen, op.Unsqueeze(_selected(op, selected_indices, selected_counts, total, op.Shape(places)), [1])
-        )
-    else:
-        assert auxiliary_key is not None
-        others = [op.wide(x) for x in (auxiliary_key, auxiliary_key if auxiliary_kv_shared else str(auxiliary_value))]
-        chosen = _selected(op, selected_indices, selected_counts, op.Shape(others[0], start=2, end=3), op.Shape(places))
-        keys, values, seen = _joined(op, local, keys, values, seen, others[0], others[1], op.Unsqueeze(chosen, [1]))
-    sink = op.Expand(op.const(0.0, like=query), [num_heads]) if smooth_softmax else None
-    sink = sink if head_sink is None else head_sink
-    heads = op.Transpose(q, perm=[0, 2, 1, 3])
-    y, _, _ = _attend(op, heads, keys, values, seen, _any(op, seen), kv_num_heads, num_heads, scale, 0.0, None, sink)
-    y = op.Cast(y, to=TensorProto.BFLOAT16) if output_bf16 else op.CastLike(y, query)
-    return y, *presents, None
-
-
-@operator(
-    "SparsePagedAttention",
-    "output",
-    optional=["key_cache_out", "value_cache_out"],
-    types={
-        "key_cache": _CACHE,
-        "value_cache": _CACHE,
-        "key_cache_out": "key_cache",
-        "value_cache_out": "value_cache",
-        "k_scale": FLOATS,
-        "v_scale": "k_scale",
-        "cumulative_sequence_length": _INT32,
-        "past_seqlens": "cumulative_sequence_length",
-        "block_table": "cumulative_sequence_length",
-        "slot_mapping": "cumulative_sequence_length",
-        "selected_indices": "cumulative_sequence_length",
-        "selected_counts": "cumulative_sequence_length",
-        "auxiliary_lengths": "cumulative_sequence_length",
-        "attention_metadata": "cumulative_sequence_length",
-    },
-    writes={1: "key_cache", 2: "value_cache"},
-)
-def sparse_paged_attention(
-    op: FunctionEmitter,
-    query: str,
-    key: str | None,
-    value: str | None,
-    key_cache: str,
-    value_cache: str,
-    cumulative_sequence_length: str,
-    past_seqlens: str,
-    block_table: str,
-    slot_mapping: str | None,
-    selected_indices: str,
-    selected_counts: str,
-    auxiliary_key: str | None = None,
-    auxiliary_value: str | None = None,
-    auxiliary_lengths: str | None = None,
-    cos_cache: str | None = None,
-    sin_cache: str | None = None,
-    head_sink: str | None = None,
-    q_norm_weight: str | None = None,
-    k_norm_weight: str | None = None,
-    k_scale: str | None = None,
-    v_scale: str | None = None,
-    attention_metadata: str | None = None,
-    *,
-    attention_mode: str = "selected_only",
-    auxiliary_cache_layout: str = "contiguous",
-    auxiliary_kv_shared: int = 0,
-    do_rotary: int = 0,
-    is_causal: int = 1,
-    k_quant_type: str = "NONE",
-    kv_num_heads: int,
-    local_window_size: int = -1,
-    num_heads: int,
-    qk_norm_epsilon: float = 1e-6,
-    rotary_interleaved: int = 0,
-    rotary_offset: int = 0,
-    scale: float | None = None,
-    selected_kv_source: str = "main",
-    softcap: float = 0.0,
-    v_quant_type: str = "NONE",
-) -> tuple[str, str, str]:
-    """softmax(scale·Q·Kᵀ)·V over the keys that each token has selected, and with them those of a window, in pages
-
-    A token that sees no key has a result of 0. attention_metadata only helps to plan.
-    """
-    _check_flags(do_rotary=do_rotary, is_causal=is_causal, rotary_interleaved=rotary_interleaved)
-    _check_pairs(q_norm_weight=q_norm_weight, k_norm_weight=k_norm_weight)
-    _check_mode(attention_mode, selected_kv_source, auxiliary_key, auxiliary_value, auxiliary_kv_shared)
-    if auxiliary_cache_layout != "contiguous":
-        raise UnsupportedFormError(
-            f"auxiliary_cache_layout={auxiliary_cache_layout!r} is not known; there is 'contiguous'"
-        )
-    if local_window_size == 0:
-        raise UnsupportedFormError("local_window_size=0 lets no query see a key; use -1 for no window")
-    local = attention_mode == "local_plus_selected"
-    tokens = op.Shape(query, end=1)
-    parts = [x and op.Unsqueeze(x, [0]) for x in (key, value)]
-    q, k, v = _split(op, op.Unsqueeze(query, [0]), parts[0], parts[1], num_heads, kv_num_heads)
-    if q_norm_weight is not None and k_norm_weight is not None:
-        q, k = (_normalized(op, x, w, qk_norm_epsilon) for x, w in ((q, q_norm_weight), (k, k_norm_weight)))
-    packed = Packed(op, tokens, cumulative_sequence_length, past_seqlens)
-    if do_rotary:
-        at = op.Unsqueeze(packed.place, [0])
-        q, k = (_rotated(op, x, cos_cache, sin_cache, at, rotary_interleaved, rotary_offset) for x in (q, k))
-    pages = _Pages(op, packed, key_cache, block_table, slot_mapping)
-    key_out, keys = pages.written(op, k, key_cache, _Cache(op, k_quant_type, 8, k_scale, key_cache), query)
-    value_out, values = pages.written(op, v, value_cache, _Cache(op, v_quant_type, 8, v_scale, value_cache), query)
-    seen = pages.seen(op, packed, is_causal, local_window_size if local else -1)
-    if selected_kv_source == "main":
-        chosen = _selected(op, selected_indices, selected_counts, op.Shape(keys, start=2, end=3), tokens)
-        seen = op.And(seen, op.Unsqueeze(packed.padded(op, chosen), [1]))
-    else:
-        assert auxiliary_key is not None
-        given = (auxiliary_key, auxiliary_key if auxiliary_kv_shared else str(auxiliary_value))
-        others = [op.Transpose(op.wide(x), perm=[0, 2, 1, 3]) for x in given]
-        room = op.Shape(others[0], start=2, end=3)
-        others = [op.Expand(x, [1, kv_num_heads, 1, 1]) for x in others]
-        chosen = packed.padded(op, _selected(op, selected_indices, selected_counts, room, tokens))
-        if auxiliary_lengths is not None:
-            valid = op.Less(op.up_to(room), _column(op, auxiliary_lengths, past_seqlens))
-            chosen = op.And(chosen, op.Unsqueeze(valid, [1]))
-        chosen = op.Unsqueeze(op.And(chosen, op.Unsqueeze(packed.real, [2])), [1])
-        keys, values, seen = _joined(op, local, keys, values, seen, others[0], others[1], chosen)
-    heads = op.Transpose(packed.padded(op, op.Squeeze(q, [0])), perm=[0, 2, 1, 3])
-    y, _, _ = _attend(
-        op, heads, keys, values, seen, _any(op, seen), kv_num_heads, num_heads, scale, softcap, None, head_sink
-    )
-    return op.CastLike(packed.flat(op, y), query), key_out, value_out
-
-
-def _check_mode(mode: str, source: str, key: str | None, value: str | None, shared: int) -> None:
-    """That the keys to choose from are there."""
-    if (mode, source) not in _MODES:
-        known = ", ".join(" with ".join(pair) for pair in _MODES)
-        raise UnsupportedFormError(
-            f"attention_mode={mode!r} with selected_kv_source={source!r} is not covered; there are {known}"
-        )
-    if source == "auxiliary" and (key is None or (value is None and not shared)):
-        raise UnsupportedFormError("it needs auxiliary_key, and auxiliary_value or auxiliary_kv_shared=1")
-
-
-def _selected(op: FunctionEmitter, indices: str, counts: str, room: str, rows: str) -> str:
-    """Whether a query has selected a place: indices (R, M), of which `counts` (R) are valid, as (*rows, room)."""
-    indices, counts = (op.Cast(x, to=TensorProto.INT64) for x in (indices, counts))
-    order = op.up_to(op.Shape(indices, start=1))
-    valid = op.And(op.Less(order, op.Unsqueeze(counts, [1])), op.GreaterOrEqual(indices, 0))
-    columns = op.Where(op.And(valid, op.Less(indices, room)), indices, room)  # a column more takes the others
-    empty = op.Expand(op.const(np.int32(0)), op.Concat(op.Shape(indices, end=1), op.Add(room, [1]), axis=0))
-    marked = op.ScatterElements(empty, columns, op.Expand(op.const(np.int32(1)), op.Shape(columns)), axis=1)
-    chosen = op.Cast(op.Slice(marked, [0], room, [1]), to=TensorProto.BOOL)
-    return op.Reshape(chosen, op.Concat(rows, room, axis=0), allowzero=1)
-
-
-def _joined(
-    op: FunctionEmitter, local: bool, keys: str, values: str, seen: str, others: str, their_values: str, chosen: str
-) -> tuple[str, str, str]:
-    """The keys to choose from, after those of the window where there is one."""
-    if not local:
-        return others, their_values, chosen
-    return op.Concat(keys, others, axis=2), op.Concat(values, their_values, axis=2), op.Concat(seen, chosen, axis=3)

@@ -14,7 +14,7 @@ from onnx import TensorProto
 
 from refgrad.formulas.indexing import END
 from refgrad.forward.function_emitter import FunctionEmitter
-from refgrad.microsoft.grouped_attention import Packed
+from refgrad.microsoft.paged_attention import Packed
 from refgrad.tables.definitions import FLOATS, UnsupportedFormError, operator
 
 _LIMIT = 2**31  # sizes are of 32 bits

@@ -9,15 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 from onnx import TensorProto
 
 from refgrad.formulas.indexing import END
 from refgrad.forward.function_emitter import FunctionEmitter
 from refgrad.microsoft.activation import plus
-from refgrad.microsoft.attention import attention, parts, windowed
+from refgrad.microsoft.attention import attention
 from refgrad.microsoft.normalization import embed_layer_normalization
-from refgrad.microsoft.quantization import BYTES, as_float, centred, dequantized, reordered, single
+from refgrad.microsoft.quantization import BYTES, as_float, centred, dequantized, single
 from refgrad.microsoft.recurrent import BACKWARD, PARAMETERS
 from refgrad.tables.definitions import Floats, Ints, Strings, UnsupportedFormError, operator
 
@@ -308,7 +307,7 @@ def _taken(given: Iterator[float], functions: list[str], parameters: int) -> lis
 # Operators whose results are quantized
 
 
-def _read(op: FunctionEmitter, q: str, scale: str, zero_point: str | None) -> str:
+def read(op: FunctionEmitter, q: str, scale: str, zero_point: str | None) -> str:
     """What a tensor with one scale and one zero point stands for."""
     return dequantized(op, q, single(op, scale), zero_point and single(op, zero_point))
 
@@ -345,7 +344,7 @@ def qlinear_add(
     C_zero_point: str | None = None,
 ) -> str:
     """C stands for the sum of what A and B stand for"""
-    y = op.Add(_read(op, A, A_scale, A_zero_point), _read(op, B, B_scale, B_zero_point))
+    y = op.Add(read(op, A, A_scale, A_zero_point), read(op, B, B_scale, B_zero_point))
     return _written(op, y, C_scale, C_zero_point, A)
 
 
@@ -362,7 +361,7 @@ def qlinear_mul(
     C_zero_point: str | None = None,
 ) -> str:
     """C stands for the product of what A and B stand for"""
-    y = op.Mul(_read(op, A, A_scale, A_zero_point), _read(op, B, B_scale, B_zero_point))
+    y = op.Mul(read(op, A, A_scale, A_zero_point), read(op, B, B_scale, B_zero_point))
     return _written(op, y, C_scale, C_zero_point, A)
 
 
@@ -381,7 +380,7 @@ def qlinear_sigmoid(
     op: FunctionEmitter, X: str, X_scale: str, X_zero_point: str | None, Y_scale: str, Y_zero_point: str | None = None
 ) -> str:
     """Y stands for the sigmoid of what X stands for"""
-    return _written(op, op.Sigmoid(_read(op, X, X_scale, X_zero_point)), Y_scale, Y_zero_point, X)
+    return _written(op, op.Sigmoid(read(op, X, X_scale, X_zero_point)), Y_scale, Y_zero_point, X)
 
 
 @operator("QLinearLeakyRelu", "Y", types=_UNARY)
@@ -396,7 +395,7 @@ def qlinear_leaky_relu(
     alpha: float = 0.01,
 ) -> str:
     """LeakyRelu of the value that X stands for, quantized"""
-    y = op.LeakyRelu(_read(op, X, X_scale, X_zero_point), alpha=alpha)
+    y = op.LeakyRelu(read(op, X, X_scale, X_zero_point), alpha=alpha)
     return _written(op, y, Y_scale, Y_zero_point, X)
 
 
@@ -424,7 +423,7 @@ def qlinear_softmax(
     opset: int,
 ) -> str:
     """Y stands for the softmax of what X stands for along `axis`, or before opset 13 over all axes from there on as one"""
-    x = _read(op, X, X_scale, x_zero_point)
+    x = read(op, X, X_scale, x_zero_point)
     if opset >= 13:
         y = op.Softmax(x, axis=axis)
     else:
@@ -448,7 +447,7 @@ def qlinear_concat(op: FunctionEmitter, Y_scale: str, Y_zero_point: str, *inputs
         raise UnsupportedFormError(
             f"{len(inputs)} inputs follow Y_zero_point; give each tensor its scale and its zero point"
         )
-    y = op.Concat(*(_read(op, *inputs[k : k + 3]) for k in range(0, len(inputs), 3)), axis=axis)
+    y = op.Concat(*(read(op, *inputs[k : k + 3]) for k in range(0, len(inputs), 3)), axis=axis)
     return _written(op, y, Y_scale, Y_zero_point, Y_zero_point)
 
 
@@ -481,7 +480,7 @@ def qlinear_average_pool(
 ) -> str:
     """Y stands for AveragePool of what X stands for, the channels in axis 1 or, with channels_last, in the last one"""
     last, first = _perms(len(kernel_shape) + 2)
-    x = _read(op, X, x_scale, x_zero_point)
+    x = read(op, X, x_scale, x_zero_point)
     y = op.AveragePool(
         op.Transpose(x, perm=first) if channels_last else x,
         auto_pad=auto_pad,
@@ -511,7 +510,7 @@ def qlinear_global_average_pool(
     channels_last: int = 0,
 ) -> str:
     """Y stands for the means over the pixels of what X stands for, the channels in axis 1 or, with channels_last, the last"""
-    x = _read(op, X, x_scale, x_zero_point)
+    x = read(op, X, x_scale, x_zero_point)
     if channels_last:
         sizes = op.Shape(X)
         pixels = op.Slice(sizes, [1], [-1], [0])
@@ -548,7 +547,7 @@ def qlinear_reduce_mean(
     keepdims: int,
 ) -> str:
     """reduced stands for the mean of what data stands for, over the axes"""
-    y = op.reduce("ReduceMean", _read(op, data, data_scale, data_zero_point), axes)
+    y = op.reduce("ReduceMean", read(op, data, data_scale, data_zero_point), axes)
     return _written(op, y if keepdims else op.Squeeze(y, axes), reduced_scale, reduced_zero_point, data)
 
 
@@ -581,7 +580,7 @@ def qlinear_where(
     z_zero_point: str,
 ) -> str:
     """Z stands for what X stands for where the condition holds, elsewhere for what Y stands for"""
-    z = op.Where(condition, _read(op, X, x_scale, x_zero_point), _read(op, Y, y_scale, y_zero_point))
+    z = op.Where(condition, read(op, X, x_scale, x_zero_point), read(op, Y, y_scale, y_zero_point))
     return _written(op, z, z_scale, z_zero_point, X)
 
 
@@ -698,262 +697,19 @@ def qembed_layer_normalization(
         )
     rows = None
     if segment_embedding is not None and segment_embedding_scale is not None:
-        rows = _read(op, segment_embedding, segment_embedding_scale, segment_embedding_zero_point)
+        rows = read(op, segment_embedding, segment_embedding_scale, segment_embedding_zero_point)
     return embed_layer_normalization(
         op,
         input_ids,
         segment_ids,
-        _read(op, word_embedding_quant, word_embedding_scale, word_embedding_zero_point),
-        _read(op, position_embedding_quant, position_embedding_scale, position_embedding_zero_point),
+        read(op, word_embedding_quant, word_embedding_scale, word_embedding_zero_point),
+        read(op, position_embedding_quant, position_embedding_scale, position_embedding_zero_point),
         rows,
-        _read(op, gamma_quant, gamma_scale, gamma_zero_point),
-        _read(op, beta_quant, beta_scale, beta_zero_point),
+        read(op, gamma_quant, gamma_scale, gamma_zero_point),
+        read(op, beta_quant, beta_scale, beta_zero_point),
         mask,
         epsilon=epsilon,
     )[:2]
-
-
-# Matrices of int8 in the orders of cublasLt. Their zero points are 0.
-
-_INT8 = ("tensor(int8)",)
-_ROW, _COL = 1, 0
-
-
-def _int8(op: FunctionEmitter, y: str, scale: str) -> str:
-    q = str(op.QuantizeLinear(y, single(op, scale), op.const(np.int8(0))))
-    op.types[q] = TensorProto.INT8, op.rank(y)
-    return q
-
-
-@operator(
-    "QOrderedMatMul",
-    "Y",
-    types={
-        "A": _INT8,
-        "scale_A": _FLOAT,
-        "B": "A",
-        "scale_B": "scale_A",
-        "scale_Y": "scale_A",
-        "bias": "scale_A",
-        "C": "A",
-        "scale_C": "scale_A",
-        "Y": "A",
-    },
-)
-def qordered_matmul(
-    op: FunctionEmitter,
-    A: str,
-    scale_A: str,
-    B: str,
-    scale_B: str,
-    scale_Y: str,
-    bias: str | None = None,
-    C: str | None = None,
-    scale_C: str | None = None,
-    *,
-    order_A: int,
-    order_B: int,
-    order_Y: int,
-) -> str:
-    """Y stands for A·B + bias + C; B lies in columns, the others in rows"""
-    if (order_A, order_B, order_Y) != (_ROW, _COL, _ROW):
-        raise UnsupportedFormError(
-            f"order_A, order_B and order_Y are {order_A}, {order_B} and {order_Y}, which are not read; "
-            "use ORDER_ROW (1) for A and Y, and ORDER_COL (0) for B"
-        )
-    y = op.MatMul(centred(op, A, None), reordered(op, centred(op, B, None), _COL, _ROW))
-    y = plus(op, op.Mul(y, op.Mul(single(op, scale_A), scale_B)), bias)
-    if (C is None) != (scale_C is None):
-        raise UnsupportedFormError("it has one of C and scale_C; give it both or none")
-    if C is not None and scale_C is not None:
-        y = op.Add(y, dequantized(op, C, single(op, scale_C), None))
-    return _int8(op, y, scale_Y)
-
-
-@operator("QOrderedGelu", "Y", types={"X": _INT8, "scale_X": _FLOAT, "scale_Y": "scale_X", "Y": "X"})
-def qordered_gelu(
-    op: FunctionEmitter, X: str, scale_X: str, scale_Y: str, *, order_X: int | None = None, order_Y: int | None = None
-) -> str:
-    """Y stands for x·Φ(x) of what X stands for, in the same order"""
-    if order_Y is not None and order_X is not None and order_X != order_Y:
-        raise UnsupportedFormError(f"order_X is {order_X} and order_Y {order_Y}; they are the same")
-    return _int8(op, op.com_microsoft("Gelu", _read(op, X, scale_X, None)), scale_Y)
-
-
-@operator(
-    "QOrderedLayerNormalization",
-    "Y",
-    types={
-        "X": _INT8,
-        "scale_X": _FLOAT,
-        "scale": _SHORT_FLOATS,
-        "B": "scale",
-        "scale_Y": "scale_X",
-        "Y": "X",
-    },
-)
-def qordered_layer_normalization(
-    op: FunctionEmitter,
-    X: str,
-    scale_X: str,
-    scale: str,
-    B: str | None,
-    scale_Y: str,
-    *,
-    axis: int = -1,
-    epsilon: float = 1e-5,
-    order_X: int = 1,
-    order_Y: int = 1,
-) -> str:
-    """Y stands for LayerNormalization of what X stands for, in the same order"""
-    if order_X != order_Y:
-        raise UnsupportedFormError(f"order_X is {order_X} and order_Y {order_Y}; they are the same")
-    x = reordered(op, _read(op, X, scale_X, None), order_X, _ROW)
-    y = op.LayerNormalization(x, as_float(op, scale), B and as_float(op, B), axis=axis, epsilon=epsilon)
-    return reordered(op, _int8(op, y, scale_Y), _ROW, order_Y)
-
-
-def _rounded(op: FunctionEmitter, y: str, scale: str | None) -> str:
-    """What is left of `y` when it is quantized; all of it where there is no scale."""
-    return y if scale is None else dequantized(op, _int8(op, y, scale), single(op, scale), None)
-
-
-@operator(
-    "QOrderedAttention",
-    "output",
-    types={
-        "input": _INT8,
-        "scale_input": _FLOAT,
-        **dict.fromkeys(("Q_weight", "K_weight", "V_weight", "past", "output"), "input"),
-        **dict.fromkeys((f"scale_{part}_{of}" for part in "QKV" for of in ("gemm", "weight")), "scale_input"),
-        **dict.fromkeys(("Q_bias", "K_bias", "V_bias", "scale_QKT_gemm", "scale_QKT_softmax"), "scale_input"),
-        **dict.fromkeys(("scale_values_gemm", "attention_bias"), "scale_input"),
-        "mask_index": _INT32,
-    },
-)
-def qordered_attention(
-    op: FunctionEmitter,
-    input: str,
-    scale_input: str,
-    scale_Q_gemm: str,
-    scale_K_gemm: str,
-    scale_V_gemm: str,
-    Q_weight: str,
-    K_weight: str,
-    V_weight: str,
-    scale_Q_weight: str,
-    scale_K_weight: str,
-    scale_V_weight: str,
-    Q_bias: str,
-    K_bias: str,
-    V_bias: str,
-    scale_QKT_gemm: str | None,
-    scale_QKT_softmax: str | None,
-    scale_values_gemm: str,
-    mask_index: str | None = None,
-    past: str | None = None,
-    attention_bias: str | None = None,
-    *,
-    num_heads: int,
-    order_input: int,
-    order_output: int,
-    order_weight: int,
-    qkv_hidden_sizes: Ints | None = None,
-    unidirectional: int = 0,
-) -> str:
-    """Attention of input·weight + bias of Q, K and V, each quantized, as are Q·Kᵀ and its softmax if they have scales"""
-    if (order_input, order_weight, order_output) != (_ROW, _COL, _ROW):
-        raise UnsupportedFormError(
-            f"order_input, order_weight and order_output are {order_input}, {order_weight} and {order_output}; "
-            "use ORDER_ROW (1) for input and output, and ORDER_COL (0) for the weights"
-        )
-    for name, given in (("past", past), ("attention_bias", attention_bias), ("qkv_hidden_sizes", qkv_hidden_sizes)):
-        if given is not None:
-            raise UnsupportedFormError(f"it has {name}, which ONNX Runtime does not compute with; leave it out")
-    x, heads = centred(op, input, None), []
-    for weight, scale, bias, gemm in (
-        (Q_weight, scale_Q_weight, Q_bias, scale_Q_gemm),
-        (K_weight, scale_K_weight, K_bias, scale_K_gemm),
-        (V_weight, scale_V_weight, V_bias, scale_V_gemm),
-    ):
-        y = op.MatMul(x, reordered(op, centred(op, weight, None), _COL, _ROW))
-        y = op.Add(op.Mul(y, op.Mul(single(op, scale_input), scale)), bias)
-        y = _rounded(op, y, gemm)
-        heads.append(op.Transpose(op.Reshape(y, [0, 0, num_heads, -1]), perm=[0, 2, 1, 3]))
-    q, k, v = heads
-    scores = _rounded(op, op.MatMul(q, op.Transpose(k, perm=[0, 1, 3, 2])), scale_QKT_gemm)
-    scores = op.Div(scores, op.Sqrt(as_float(op, op.Shape(q, start=3, end=4))))
-    if mask_index is not None:
-        rank = op.rank(mask_index)
-        if rank not in (2, 3):
-            raise UnsupportedFormError(
-                "its mask_index has not the shape (batch, keys) or (batch, queries, keys); only these are covered"
-            )
-        hidden = op.Not(op.Greater(op.Unsqueeze(mask_index, [1, 2] if rank == 2 else [1]), 0))
-        scores = op.Add(scores, op.Mul(as_float(op, hidden), -10000.0))
-    if unidirectional:
-        positions = op.up_to(op.Shape(q, start=2, end=3))
-        later = op.Greater(positions, op.Unsqueeze(positions, [1]))
-        scores = op.Where(later, op.const(np.float32(-np.inf)), scores)
-    shares = _rounded(op, op.Softmax(scores, axis=-1), scale_QKT_softmax)
-    y = op.Transpose(op.MatMul(shares, v), perm=[0, 2, 1, 3])
-    return _int8(op, op.Reshape(y, [0, 0, -1]), scale_values_gemm)
-
-
-@operator(
-    "QOrderedLongformerAttention",
-    "output",
-    types={
-        "input": _INT8,
-        "scale_input": _FLOAT,
-        **dict.fromkeys(("weight", "global_weight", "output"), "input"),
-        **dict.fromkeys(("scale_weight", "bias", "scale_bias", "scale_qkv_gemm", "scale_global_weight"), "scale_input"),
-        **dict.fromkeys(("global_bias", "scale_global_gemm", "scale_output"), "scale_input"),
-        "mask": ("tensor(float16)",),
-        "global": _INT32,
-    },
-)
-def qordered_longformer_attention(
-    op: FunctionEmitter,
-    input: str,
-    scale_input: str,
-    weight: str,
-    scale_weight: str,
-    bias: str,
-    scale_bias: str,
-    scale_qkv_gemm: str,
-    mask: str,
-    global_weight: str,
-    scale_global_weight: str,
-    global_bias: str,
-    scale_global_gemm: str,
-    global_: str,
-    scale_output: str,
-    *,
-    num_heads: int,
-    order_global_weight: int,
-    order_input: int,
-    order_output: int,
-    order_weight: int,
-    window: int,
-) -> str:
-    """LongformerAttention of input·weight + bias and of input·global_weight + global_bias, each quantized"""
-    if (order_input, order_weight, order_global_weight, order_output) != (_ROW, _COL, _COL, _ROW):
-        raise UnsupportedFormError(
-            f"order_input, order_weight, order_global_weight and order_output are {order_input}, {order_weight}, "
-            f"{order_global_weight} and {order_output}; use ORDER_ROW (1) for input and output, and ORDER_COL (0) for the "
-            "weights"
-        )
-    x, projections = centred(op, input, None), []
-    for matrix, scale, added, gemm in (
-        (weight, scale_weight, bias, scale_qkv_gemm),
-        (global_weight, scale_global_weight, global_bias, scale_global_gemm),
-    ):
-        y = op.MatMul(x, reordered(op, centred(op, matrix, None), _COL, _ROW))
-        y = _rounded(op, op.Add(op.Mul(y, op.Mul(single(op, scale_input), scale)), added), gemm)
-        projections.append(parts(op, y, op.Div(op.Shape(y, start=-1), [3]), -1))
-    y = windowed(op, projections[0], projections[1], as_float(op, mask), global_, num_heads, window)
-    return _int8(op, y, scale_output)
 
 
 # Sums of whole numbers

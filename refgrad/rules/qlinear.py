@@ -17,8 +17,7 @@ FLOAT = TensorProto.FLOAT
 for _name in (
     *("QGemm", "QLinearAdd", "QLinearMul", "QLinearSigmoid", "QLinearLeakyRelu", "QLinearSoftmax", "QLinearConcat"),
     *("QLinearAveragePool", "QLinearGlobalAveragePool", "QLinearReduceMean", "QLinearWhere", "QLinearConv"),
-    *("QuantizeWithOrder", "QOrderedMatMul", "QOrderedGelu", "QOrderedLayerNormalization", "QOrderedAttention"),
-    "QOrderedLongformerAttention",
+    "QuantizeWithOrder",
 ):
     QUANTIZERS[MICROSOFT, _name] = INTEGERS
 QUANTIZED.update((MICROSOFT, _name) for _name in ("MatMulInteger16", "MulInteger", "ReduceSumInteger"))

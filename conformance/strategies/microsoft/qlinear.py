@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from refgrad.conformance.case import Case
+from refgrad.conformance.cases.microsoft import scalar
 from refgrad.conformance.cases.microsoft.qlinear import rounding
 from refgrad.conformance.strategies.convolution import groups
 from refgrad.conformance.strategies.drawing import Drawing, Shape, strategy
@@ -26,7 +27,7 @@ def binary(d: Drawing) -> Case:
     kind, (left, right) = _kind(d), d.broadcasting()
     scale = 30.0 if d.op_type == "QLinearAdd" else 600.0
     a, b = _tensor(d, kind, left, 10.0), _tensor(d, kind, right, 20.0)
-    return _case(d, *a, *b, _scale(scale), kind(12), quantize=_some(d, "A", "B"))
+    return case(d, *a, *b, scalar(scale), kind(12), quantize=some(d, "A", "B"))
 
 
 @strategy(*named("QLinearSigmoid", "QLinearLeakyRelu"))
@@ -36,8 +37,8 @@ def unary(d: Drawing) -> Case:
     x = (2 * d.integers(shape, -4, 3) + 1 + _middle(kind)).astype(kind)
     scale = 1.0 if d.op_type == "QLinearSigmoid" else 3.0
     alpha = d.pick(None, 0.25, -2.0) if d.op_type == "QLinearLeakyRelu" else None
-    there, back = (_scale(scale), kind(_middle(kind))), (_scale(0.31 if scale == 1.0 else 2.0 * scale / 3), kind(50))
-    return _case(d, x, *there, *back, quantize=_some(d, "X"), alpha=alpha)
+    there, back = (scalar(scale), kind(_middle(kind))), (scalar(0.31 if scale == 1.0 else 2.0 * scale / 3), kind(50))
+    return case(d, x, *there, *back, quantize=some(d, "X"), alpha=alpha)
 
 
 @strategy(*named("QLinearSoftmax"))
@@ -46,9 +47,9 @@ def softmax(d: Drawing) -> Case:
     kind, shape = _kind(d), d.shape(1, 3, empty=False)
     order = np.array(d.permutation(int(np.prod(shape)))).reshape(shape) % 12
     x = (order - 6 + _middle(kind)).astype(kind)
-    back = _scale(1 / 3), kind(9)
+    back = scalar(1 / 3), kind(9)
     settings = {"axis": d.optional(lambda: d.axis(len(shape))), "opset_": d.pick(13, 12)}
-    return _case(d, x, _scale(40.0), kind(8), *back, quantize=_some(d, "X"), **settings)
+    return case(d, x, scalar(40.0), kind(8), *back, quantize=some(d, "X"), **settings)
 
 
 @strategy(*named("QLinearConcat"))
@@ -61,7 +62,7 @@ def concat(d: Drawing) -> Case:
     for _ in range(d.integer(1, 3)):
         part = (*shape[:place], d.integer(1, 3), *shape[place + 1 :])
         parts += _tensor(d, kind, part, d.pick(10.0, 20.0))
-    return _case(d, _scale(30.0), kind(9), *parts, quantize=_some(d, "inputs_0"), axis=axis)
+    return case(d, scalar(30.0), kind(9), *parts, quantize=some(d, "inputs_0"), axis=axis)
 
 
 @strategy(*named("QLinearWhere"))
@@ -69,19 +70,19 @@ def where(d: Drawing) -> Case:
     """Conditions and operands that broadcast."""
     kind, (condition, left, right) = _kind(d), d.broadcasting(3)
     x, y = _tensor(d, kind, left, 10.0), _tensor(d, kind, right, 20.0)
-    return _case(d, d.bools(condition), *x, *y, _scale(30.0), kind(9), quantize=_some(d, "X", "Y"))
+    return case(d, d.bools(condition), *x, *y, scalar(30.0), kind(9), quantize=some(d, "X", "Y"))
 
 
 @strategy(*named("QLinearAveragePool"))
 def average_pool(d: Drawing) -> Case:
     """Windows as of AveragePool, the channels in front or behind."""
     kind, over, channels_last = _kind(d), windows(d, d.pick(2, 1), dilated=False, pooling=True), d.flag()
-    x, back = _image(d, kind, over.image, channels_last), (_scale(0.5), kind(100))
+    x, back = _image(d, kind, over.image, channels_last), (scalar(0.5), kind(100))
     more = {name: value for name, value in over.attributes(d).items() if name != "dilations"}
-    return _case(
+    return case(
         d,
         *(*x, *back),
-        quantize=_some(d, "X"),
+        quantize=some(d, "X"),
         channels_last=int(channels_last) or None,
         count_include_pad=d.pick(None, 1),
         **more,
@@ -93,7 +94,7 @@ def global_average_pool(d: Drawing) -> Case:
     """Images of one to three axes, the channels in front or behind."""
     kind, channels_last = _kind(d), d.flag()
     x = _image(d, kind, d.shape(1, 3, size=3, empty=False), channels_last)
-    return _case(d, *x, _scale(0.5), kind(100), quantize=_some(d, "X"), channels_last=int(channels_last) or None)
+    return case(d, *x, scalar(0.5), kind(100), quantize=some(d, "X"), channels_last=int(channels_last) or None)
 
 
 @strategy(*named("QLinearReduceMean"))
@@ -102,7 +103,7 @@ def reduce_mean(d: Drawing) -> Case:
     kind, shape = _kind(d), d.shape(1, 3, size=3, empty=False)
     x = _tensor(d, kind, shape, 30.0, zero=_middle(kind))
     axes, keepdims = d.axes(len(shape), least=1), int(d.flag())
-    return _case(d, *x, _scale(0.5), kind(100), quantize=_some(d, "data"), axes=axes, keepdims=keepdims)
+    return case(d, *x, scalar(0.5), kind(100), quantize=some(d, "data"), axes=axes, keepdims=keepdims)
 
 
 def _image(d: Drawing, kind: Any, pixels: Shape, channels_last: bool) -> Quantized:
@@ -124,12 +125,12 @@ def convolution(d: Drawing) -> Case:
     per_filter = (group * filters,) if d.flag() else ()
     kernel = w.astype(right), np.full(per_filter, 11.0, np.float32), np.full(per_filter, right(_middle(right)))
     bias = d.optional(lambda: d.integers((group * filters,), -9, 9, np.int32))
-    return _case(
+    return case(
         d,
         *_tensor(d, left, shape, 9.0),
         *kernel,
-        *(_scale(297.0), left(90), bias),
-        quantize=_some(d, "x", "w"),
+        *(scalar(297.0), left(90), bias),
+        quantize=some(d, "x", "w"),
         channels_last=int(channels_last) or None,
         group=group,
         **over.attributes(d, d.flag()),
@@ -159,7 +160,7 @@ def dynamic_quantize_lstm(d: Drawing) -> Case:
     ]
     scales = [np.asarray(0.002 + 0.001 * np.abs(d.normal(columns)), np.float32) for _ in range(2)]
     layers = (layer.astype(kind) for layer in weights)
-    return _case(
+    return case(
         d,
         *(whole(1, batch, inputs), *layers, *given, scales[0], zero, scales[1], zero),
         direction=direction,
@@ -194,13 +195,13 @@ def matmul_integer_to_float(d: Drawing) -> Case:
     numbers = [(d.integers(s, -6, 6) + _middle(k)).astype(k) for s, k in ((a, left), (b, right))]
     of_a, of_b = ((n,) if d.flag() else () for n in (inner, columns))
     zeros = (np.full(s, k(8)) if d.flag() else None for s, k in ((of_a, left), (of_b, right)))
-    return _case(
+    return case(
         d,
         *numbers,
         *(d.floats(s, 0.25, 2) for s in (of_a, of_b)),
         *zeros,
         d.optional(lambda: d.floats((columns,))),
-        quantize=_some(d, "A", "B"),
+        quantize=some(d, "A", "B"),
     )
 
 
@@ -215,12 +216,12 @@ def qgemm(d: Drawing) -> Case:
     per_column = (columns,) if d.flag() else ()
     b = (d.integers(shape, -6, 6) + _middle(right)).astype(right)
     bias = d.optional(lambda: d.integers(d.broadcast_to((rows, columns)), -9, 9, np.int32))
-    back = d.pick((_scale(297.0), left(100)), (None, None))
-    return _case(
+    back = d.pick((scalar(297.0), left(100)), (None, None))
+    return case(
         d,
         *a,
         *(b, np.full(per_column, 11.0, np.float32), np.full(per_column, right(7)), bias, *back),
-        quantize=_some(d, "A", "B"),
+        quantize=some(d, "A", "B"),
         transA=int(turned[0]) or None,
         transB=int(turned[1]) or None,
         alpha=d.pick(None, 1.0, -2.0),
@@ -237,13 +238,13 @@ def qattention(d: Drawing) -> Case:
     x = (d.integers((batch, length, taken), -6, 6) + 10).astype(np.uint8)
     w = (d.integers((taken, width), -6, 6) + _middle(kind)).astype(kind)
     zeros = d.flag()
-    return _case(
+    return case(
         d,
-        *(x, w, d.floats((width,)), _scale(0.1), d.floats(per_column, 0.125, 0.25)),
+        *(x, w, d.floats((width,)), scalar(0.1), d.floats(per_column, 0.125, 0.25)),
         d.optional(lambda: d.integers((batch, past + length), 0, 1, np.int32)),
         *((np.uint8(9), np.full(per_column, kind(8))) if zeros else (None, None)),
         d.floats((2, batch, heads, past, size)) if past else None,
-        quantize=_some(d, "input", "weight"),
+        quantize=some(d, "input", "weight"),
         num_heads=heads,
         scale=d.pick(None, 0.5),
         mask_filter_value=d.pick(None, -1.5),
@@ -259,7 +260,7 @@ def matmul_integer16(d: Drawing) -> Case:
     a, b = d.pick((inner,), (*stack, 2, inner)), d.pick((inner,), (inner, 2), (*stack, inner, 2))
     kinds = [d.pick(np.int16, np.uint16) for _ in range(2)]
     numbers = [(d.integers(s, -6, 6) + _middle(k)).astype(k) for s, k in zip((a, b), kinds, strict=True)]
-    return _case(d, *numbers, quantize=_some(d, "A", "B"))
+    return case(d, *numbers, quantize=some(d, "A", "B"))
 
 
 @strategy(*named("MulInteger"))
@@ -268,7 +269,7 @@ def mul_integer(d: Drawing) -> Case:
     kind, shapes = _kind(d), d.broadcasting()
     a, b = ((d.integers(shape, -6, 6) + _middle(kind)).astype(kind) for shape in shapes)
     zeros = (d.optional(lambda: np.array(9, kind)) for _ in range(2))
-    return _case(d, a, next(zeros), b, next(zeros), quantize=_some(d, "A", "B"))
+    return case(d, a, next(zeros), b, next(zeros), quantize=some(d, "A", "B"))
 
 
 @strategy(*named("ReduceSumInteger"))
@@ -277,7 +278,7 @@ def reduce_sum_integer(d: Drawing) -> Case:
     kind, shape = _kind(d), d.shape(1, 3, size=3)
     axes = d.axes(len(shape), least=1)
     x = (d.integers(shape, -6, 6) + _middle(kind)).astype(kind)
-    return _case(d, x, quantize=_some(d, "data"), axes=axes, keepdims=int(d.flag()))
+    return case(d, x, quantize=some(d, "data"), axes=axes, keepdims=int(d.flag()))
 
 
 @strategy(*named("QEmbedLayerNormalization"))
@@ -299,108 +300,7 @@ def qembed_layer_normalization(d: Drawing) -> Case:
     if not has_segments:
         for position in (4, 10, 15):
             inputs[position] = None
-    return _case(d, *inputs, quantize=_some(d, "word_embedding_quant"), outputs=2, epsilon=d.pick(0.125, 1.0))
-
-
-@strategy(*named("QOrderedMatMul"))
-def qordered_matmul(d: Drawing) -> Case:
-    """A scale for all columns or one for each; with and without a bias and an addend."""
-    rows, inner, columns = (d.integer(1, 3) for _ in range(3))
-    a, b = (d.integers(shape, -6, 6, np.int8) for shape in ((2, rows, inner), (inner, columns)))
-    per_column = (columns,) if d.flag() else ()
-    addend = d.optional(lambda: d.integers((d.pick(1, 2), rows, columns), -6, 6, np.int8))
-    return _case(
-        d,
-        *(a, _scale(9.0), b, np.full(per_column, 11.0, np.float32), _scale(297.0)),
-        d.optional(lambda: np.full((columns,), 99.0, np.float32)),
-        *((None, None) if addend is None else (addend, _scale(99.0))),
-        quantize=_some(d, "A", "B"),
-        order_A=1,
-        order_B=0,
-        order_Y=1,
-    )
-
-
-@strategy(*named("QOrderedGelu"))
-def qordered_gelu(d: Drawing) -> Case:
-    """Numbers so large that Gelu is the number itself, or 0."""
-    x = (2 * d.integers(d.shape(), -4, 3) + 1).astype(np.int8)
-    order = d.pick(None, 1, 2)
-    return _case(d, x, _scale(20.0), _scale(30.0), quantize=_some(d, "X"), order_X=order, order_Y=order)
-
-
-@strategy(*named("QOrderedLayerNormalization"), ranked=True)
-def qordered_layer_normalization(d: Drawing) -> Case:
-    """Pairs of different numbers, which are normalized to 1 and −1; with and without an offset."""
-    shape = (*d.shape(0, 2, size=3), 2)
-    x = d.integers(shape, -5, 5, np.int8)
-    x[..., 1] = -x[..., 0] + 12
-    offset = d.optional(lambda: np.array([6.0, 9.0], np.float32))
-    scale = np.array([9.0, 3.0], np.float32)
-    return _case(
-        d,
-        *(x, _scale(20.0), scale, offset, _scale(3.0)),
-        quantize=_some(d, "X"),
-        axis=d.pick(None, -1),
-        epsilon=d.pick(None, 0.0625),
-    )
-
-
-@strategy(*named("QOrderedAttention"), ranked=True)
-def qordered_attention(d: Drawing) -> Case:
-    """Sequences of one token, which sees itself alone: nothing comes near a middle. With and without a mask."""
-    heads, size, taken, batch = d.integer(1, 2), d.integer(1, 2), d.integer(1, 3), d.integer(1, 2)
-    width = heads * size
-    weights = [d.integers((taken, width), -6, 6, np.int8) for _ in range(3)]
-    per_column = (width,) if d.flag() else ()
-    quantized = d.flag()
-    return _case(
-        d,
-        *(d.integers((batch, 1, taken), -6, 6, np.int8), _scale(9.0)),
-        *(_scale(value) for value in (27.0, 27.0, 297.0)),
-        *weights,
-        *(np.full(per_column, value, np.float32) for value in (1.0, 1.0, 11.0)),
-        *[np.zeros(width, np.float32)] * 3,
-        *((_scale(2187.0), _scale(0.8)) if quantized else (None, None)),
-        *(_scale(297.0 * 4 / 3), d.optional(lambda: np.ones((batch, 1), np.int32))),
-        quantize=_some(d, "input", "V_weight"),
-        order_input=1,
-        order_output=1,
-        order_weight=0,
-        num_heads=heads,
-        unidirectional=d.pick(None, 0, 1),
-    )
-
-
-@strategy(*named("QOrderedLongformerAttention"), ranked=True)
-def qordered_longformer_attention(d: Drawing) -> Case:
-    """Two tokens, which see each other: what they see is a value or the mean of two, in sevenths of a step."""
-    heads, batch = d.integer(1, 2), d.integer(1, 2)
-    width = heads * d.integer(1, 2)
-    per_column = (3 * width,) if d.flag() else ()
-    weights = [d.integers((width, 3 * width), -6, 6, np.int8) for _ in range(2)]
-    scale, zeros = np.full(per_column, 1.0, np.float32), np.zeros(3 * width, np.float32)
-    return _case(
-        d,
-        *(
-            d.integers((batch, 2, width), -6, 6, np.int8),
-            _scale(9.0),
-            weights[0],
-            scale,
-            zeros,
-            _scale(1.0),
-            _scale(27.0),
-        ),
-        *(np.full((batch, 2), 0.25, np.float16), weights[1], scale, zeros, _scale(27.0)),
-        *(d.integers((batch, 2), 0, 1, np.int32), _scale(94.5)),
-        quantize=_some(d, "input", "weight", "global_weight"),
-        num_heads=heads,
-        window=1,
-        order_input=1,
-        order_output=1,
-        order_weight=0,
-        order_global_weight=0,
-    )
+    return case(d, *inputs, quantize=some(d, "word_embedding_quant"), outputs=2, epsilon=d.pick(0.125, 1.0))
 
 
 def _kind(d: Drawing) -> Any:
@@ -414,19 +314,16 @@ def _middle(kind: Any) -> int:
 
 def _tensor(d: Drawing, kind: Any, shape: Shape, scale: float, zero: int = 8) -> Quantized:
     numbers = d.integers(shape, -6, 6) + _middle(kind)
-    return numbers.astype(kind), _scale(scale), np.array(zero, kind)
+    return numbers.astype(kind), scalar(scale), np.array(zero, kind)
 
 
-def _scale(value: float) -> Array:
-    return np.array(value, np.float32)
-
-
-def _some(d: Drawing, *names: str) -> tuple[str, ...]:
+def some(d: Drawing, *names: str) -> tuple[str, ...]:
     """The inputs that are made of floats: all of them or none."""
     return names if d.flag() else ()
 
 
-def _case(d: Drawing, *inputs: Any, **options: Any) -> Case:
+def case(d: Drawing, *inputs: Any, **options: Any) -> Case:
+    """See `rounding`; an option that is None is absent, as is an input that is None behind the others."""
     given = {name: value for name, value in options.items() if value is not None}
     arrays = list(inputs)
     while arrays[-1] is None:

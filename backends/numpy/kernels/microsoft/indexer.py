@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from refgrad.backends.numpy.kernels.microsoft.grouped_attention import rising
+from refgrad.backends.numpy.kernels.microsoft.paged_attention import rising
 from refgrad.backends.numpy.kernels.operands import check_shape, widened
 from refgrad.backends.numpy.registry import kernel
 from refgrad.protos.domains import MICROSOFT

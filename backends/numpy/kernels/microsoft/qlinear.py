@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 
 from refgrad.backends.numpy.kernels import quantization as onnx_kernels
-from refgrad.backends.numpy.kernels.activation import gelu, leaky_relu, sigmoid, softmax, softmax_1
-from refgrad.backends.numpy.kernels.microsoft.attention import attention, windowed
+from refgrad.backends.numpy.kernels.activation import leaky_relu, sigmoid, softmax, softmax_1
+from refgrad.backends.numpy.kernels.microsoft.attention import attention
 from refgrad.backends.numpy.kernels.microsoft.normalization import embed_layer_normalization
-from refgrad.backends.numpy.kernels.microsoft.quantization import in_order
 from refgrad.backends.numpy.kernels.operands import check_axis, check_shape
 from refgrad.backends.numpy.kernels.pooling import average_pool
 from refgrad.backends.numpy.kernels.quantization import dynamic_quantize_linear, saturated
@@ -28,7 +27,7 @@ Array = np.ndarray
 Maybe = np.ndarray | None
 
 
-def _read(q: Array, scale: Array, zero_point: Maybe = None) -> Array:
+def read(q: Array, scale: Array, zero_point: Maybe = None) -> Array:
     return np.asarray((q.astype(np.float64) - _single("zero point", zero_point)) * _single("scale", scale))
 
 
@@ -41,7 +40,7 @@ def _single(what: str, parameter: Maybe) -> float:
     return float(parameter.reshape(())[()])
 
 
-def _for_columns(what: str, parameter: Maybe, columns: int) -> Array:
+def for_columns(what: str, parameter: Maybe, columns: int) -> Array:
     """A scale or a zero point for all or for each column, in double; 0 where there is none."""
     if parameter is None:
         return np.zeros(())
@@ -52,7 +51,7 @@ def _for_columns(what: str, parameter: Maybe, columns: int) -> Array:
     return parameter.astype(np.float64)
 
 
-def _written(y: Array, scale: Array, zero_point: Maybe, like: Array, together: bool = False) -> Array:
+def written(y: Array, scale: Array, zero_point: Maybe, like: Array, together: bool = False) -> Array:
     """`y` in the type of the zero point, or of `like` where there is none; with `together` the sum is rounded"""
     zero = _single("zero point", zero_point)
     ratio, kind = y / _single("scale", scale), like.dtype if zero_point is None else zero_point.dtype
@@ -63,7 +62,7 @@ def _binary(function: Callable[[Array, Array], Array]) -> Callable[..., Array]:
     def call(
         A: Array, a: Array, a_zero: Maybe, B: Array, b: Array, b_zero: Maybe, c: Array, c_zero: Maybe = None
     ) -> Array:
-        return _written(function(_read(A, a, a_zero), _read(B, b, b_zero)), c, c_zero, A, together=True)
+        return written(function(read(A, a, a_zero), read(B, b, b_zero)), c, c_zero, A, together=True)
 
     return call
 
@@ -74,28 +73,28 @@ kernel("QLinearMul", domain=MICROSOFT, fresh=True)(_binary(np.multiply))
 
 @kernel("QLinearSigmoid", domain=MICROSOFT, fresh=True)
 def qlinear_sigmoid(X: Array, x: Array, x_zero: Maybe, y: Array, y_zero: Maybe = None) -> Array:
-    return _written(sigmoid(_read(X, x, x_zero)), y, y_zero, X)
+    return written(sigmoid(read(X, x, x_zero)), y, y_zero, X)
 
 
 @kernel("QLinearLeakyRelu", domain=MICROSOFT, fresh=True)
 def qlinear_leaky_relu(
     X: Array, x: Array, x_zero: Maybe, y: Array, y_zero: Maybe = None, *, alpha: float = 0.01
 ) -> Array:
-    return _written(leaky_relu(_read(X, x, x_zero), alpha=alpha), y, y_zero, X)
+    return written(leaky_relu(read(X, x, x_zero), alpha=alpha), y, y_zero, X)
 
 
 @kernel("QLinearSoftmax", domain=MICROSOFT, fresh=True)
 def qlinear_softmax(X: Array, x: Array, x_zero: Maybe, y: Array, y_zero: Maybe, *, axis: int = -1, opset: int) -> Array:
     """Along `axis`, or before opset 13 over all axes from there on as one"""
     function = softmax if opset >= 13 else softmax_1
-    return _written(function(_read(X, x, x_zero), axis=axis), y, y_zero, X)
+    return written(function(read(X, x, x_zero), axis=axis), y, y_zero, X)
 
 
 @kernel("QLinearWhere", domain=MICROSOFT, fresh=True)
 def qlinear_where(
     condition: Array, X: Array, x: Array, x_zero: Array, Y: Array, y: Array, y_zero: Array, z: Array, z_zero: Array
 ) -> Array:
-    return _written(np.where(condition, _read(X, x, x_zero), _read(Y, y, y_zero)), z, z_zero, X)
+    return written(np.where(condition, read(X, x, x_zero), read(Y, y, y_zero)), z, z_zero, X)
 
 
 @kernel("QLinearConcat", domain=MICROSOFT, fresh=True)
@@ -103,8 +102,8 @@ def qlinear_concat(y: Array, y_zero: Array, *inputs: Array, axis: int) -> Array:
     """The tensors side by side; the inputs are in threes: a tensor, its scale and its zero point"""
     if len(inputs) % 3:
         raise ValueError(f"{len(inputs)} inputs follow the zero point; each tensor has a scale and a zero point")
-    parts = [_read(*inputs[k : k + 3]) for k in range(0, len(inputs), 3)]
-    return _written(np.concatenate(parts, axis), y, y_zero, inputs[0])
+    parts = [read(*inputs[k : k + 3]) for k in range(0, len(inputs), 3)]
+    return written(np.concatenate(parts, axis), y, y_zero, inputs[0])
 
 
 @kernel("QLinearReduceMean", domain=MICROSOFT, fresh=True)
@@ -121,7 +120,7 @@ def qlinear_reduce_mean(
     for axis in axes or ():
         check_axis(axis, X.ndim)
     over = tuple(axes) if axes else None
-    return _written(_read(X, x, x_zero).mean(over, keepdims=bool(keepdims)), y, y_zero, X)
+    return written(read(X, x, x_zero).mean(over, keepdims=bool(keepdims)), y, y_zero, X)
 
 
 @kernel("QLinearGlobalAveragePool", domain=MICROSOFT, fresh=True)
@@ -129,7 +128,7 @@ def qlinear_global_average_pool(
     X: Array, x: Array, x_zero: Array, y: Array, y_zero: Array, *, channels_last: int = 0
 ) -> Array:
     over = tuple(range(1, X.ndim - 1)) if channels_last else tuple(range(2, X.ndim))
-    return _written(_read(X, x, x_zero).mean(over, keepdims=True), y, y_zero, X)
+    return written(read(X, x, x_zero).mean(over, keepdims=True), y, y_zero, X)
 
 
 @kernel("QLinearAveragePool", domain=MICROSOFT, fresh=True)
@@ -148,7 +147,7 @@ def qlinear_average_pool(
     pads: list[int] | None = None,
     strides: list[int] | None = None,
 ) -> Array:
-    real = _read(X, x, x_zero)
+    real = read(X, x, x_zero)
     pooled = average_pool(
         np.moveaxis(real, -1, 1) if channels_last else real,
         auto_pad=auto_pad,
@@ -158,7 +157,7 @@ def qlinear_average_pool(
         pads=pads,
         strides=strides,
     )
-    return _written(np.moveaxis(pooled, 1, -1) if channels_last else pooled, y, y_zero, X, together=True)
+    return written(np.moveaxis(pooled, 1, -1) if channels_last else pooled, y, y_zero, X, together=True)
 
 
 @kernel("QLinearConv", domain=MICROSOFT, fresh=True)
@@ -230,8 +229,8 @@ def _product(
     if min(A.ndim, B.ndim) < 1:
         raise ValueError(f"A has rank {A.ndim} and B {B.ndim}; a product of matrices has no scalars")
     inner, columns = A.shape[-1], B.shape[-1] if B.ndim > 1 else 1
-    a = (A - _for_columns("a_zero_point", a_zero_point, inner)) * _for_columns("a_scale", a_scale, inner)
-    b = (B - _for_columns("b_zero_point", b_zero_point, columns)) * _for_columns("b_scale", b_scale, columns)
+    a = (A - for_columns("a_zero_point", a_zero_point, inner)) * for_columns("a_scale", a_scale, inner)
+    b = (B - for_columns("b_zero_point", b_zero_point, columns)) * for_columns("b_scale", b_scale, columns)
     y = a @ b
     if bias is not None:
         check_shape("bias", bias.shape, (columns,))
@@ -267,10 +266,10 @@ def qattention(
         keys = input.shape[1] + (0 if past is None else past.shape[3])
         check_shape("mask_index", mask_index.shape, (*input.shape[: mask_index.ndim - 1], keys))
     zero, factor = (
-        _for_columns(f"weight_{n}", v, columns) for n, v in (("zero_point", weight_zero_point), ("scale", weight_scale))
+        for_columns(f"weight_{n}", v, columns) for n, v in (("zero_point", weight_zero_point), ("scale", weight_scale))
     )
     results = attention(
-        _read(input, input_scale, input_zero_point),
+        read(input, input_scale, input_zero_point),
         (weight - zero) * factor,
         bias.astype(np.float64),
         mask_index,
@@ -399,13 +398,13 @@ def qgemm(
         raise ValueError(
             f"b_scale has the shape {list(b.shape)} and b_zero_point {list(b_zero.shape)}; they have the same"
         )
-    zero, factor = (_for_columns(f"b_{n}", v, right.shape[1]) for n, v in (("zero_point", b_zero), ("scale", b)))
+    zero, factor = (for_columns(f"b_{n}", v, right.shape[1]) for n, v in (("zero_point", b_zero), ("scale", b)))
     left = A - _single("zero point", a_zero)
     sums = (left.T if transA else left) @ (right - zero)
     if C is not None and not broadcasts(C.shape, sums.shape):
         raise ValueError(f"C has the shape {list(C.shape)}, which does not broadcast to {list(sums.shape)}")
     real = (sums if C is None else sums + C) * (alpha * _single("scale", a) * factor)
-    return real.astype(a.dtype) if y is None else _written(real, y, y_zero, A)
+    return real.astype(a.dtype) if y is None else written(real, y, y_zero, A)
 
 
 @kernel("QEmbedLayerNormalization", domain=MICROSOFT, fresh=True)
@@ -440,11 +439,11 @@ def qembed_layer_normalization(
     y, counted, _ = embed_layer_normalization(
         input_ids,
         segment_ids,
-        _read(words, of_words, words_zero),
-        _read(positions, of_positions, positions_zero),
-        None if segments is None or of_segments is None else _read(segments, of_segments, segments_zero),
-        _read(gamma, of_gamma, gamma_zero),
-        _read(beta, of_beta, beta_zero),
+        read(words, of_words, words_zero),
+        read(positions, of_positions, positions_zero),
+        None if segments is None or of_segments is None else read(segments, of_segments, segments_zero),
+        read(gamma, of_gamma, gamma_zero),
+        read(beta, of_beta, beta_zero),
         mask,
         epsilon=epsilon,
     )
@@ -472,205 +471,3 @@ def reduce_sum_integer(data: Array, *, axes: list[int], keepdims: int) -> Array:
         check_axis(axis, data.ndim)
     kind = np.int32 if data.dtype.kind == "i" else np.uint32
     return np.asarray(data.sum(tuple(axes), kind, keepdims=bool(keepdims)))
-
-
-@kernel("QOrderedMatMul", domain=MICROSOFT, fresh=True)
-def qordered_matmul(
-    A: Array,
-    scale_A: Array,
-    B: Array,
-    scale_B: Array,
-    scale_Y: Array,
-    bias: Maybe = None,
-    C: Maybe = None,
-    scale_C: Maybe = None,
-    *,
-    order_A: int,
-    order_B: int,
-    order_Y: int,
-) -> Array:
-    """A·B + bias + C of matrices A, C and Y in rows and B in columns"""
-    if (order_A, order_B, order_Y) != (1, 0, 1):
-        raise ValueError(
-            f"order_A, order_B and order_Y are {order_A}, {order_B} and {order_Y}; ORDER_ROW (1), ORDER_COL (0) and "
-            "ORDER_ROW are supported"
-        )
-    if (C is None) != (scale_C is None):
-        raise ValueError("C and scale_C are given together, or none of them")
-    if min(A.ndim, B.ndim) < 2:
-        raise ValueError(f"A has rank {A.ndim} and B {B.ndim}; they are matrices")
-    columns = B.shape[-1]
-    right = in_order(B, order_B, back=True) * _for_columns("scale_B", scale_B, columns)
-    y = _read(A, scale_A) @ right
-    if bias is not None:
-        check_shape("bias", bias.shape, (columns,))
-        y = y + bias
-    if C is not None and scale_C is not None:
-        if not broadcasts(C.shape, y.shape):
-            raise ValueError(f"C has the shape {list(C.shape)}, which does not broadcast to {list(y.shape)}")
-        y = y + _read(C, scale_C)
-    return _written(y, scale_Y, None, A)
-
-
-@kernel("QOrderedGelu", domain=MICROSOFT, fresh=True)
-def qordered_gelu(
-    X: Array, scale_X: Array, scale_Y: Array, *, order_X: int | None = None, order_Y: int | None = None
-) -> Array:
-    """In any order: it is elementwise"""
-    _check_orders(order_X, order_Y)
-    return _written(gelu(_read(X, scale_X), approximate="none"), scale_Y, None, X)
-
-
-@kernel("QOrderedLayerNormalization", domain=MICROSOFT, fresh=True)
-def qordered_layer_normalization(
-    X: Array,
-    scale_X: Array,
-    scale: Array,
-    B: Maybe,
-    scale_Y: Array,
-    *,
-    axis: int = -1,
-    epsilon: float = 1e-5,
-    order_X: int = 1,
-    order_Y: int = 1,
-) -> Array:
-    """In double, over the axes from `axis` on"""
-    _check_orders(order_X, order_Y)
-    over = tuple(range(check_axis(axis, X.ndim), X.ndim))
-    for name, given in (("scale", scale), ("B", B)):
-        if given is not None:
-            check_shape(name, given.shape, X.shape[over[0] :])
-    x = _read(in_order(X, order_X, back=True), scale_X)
-    centre = x - x.mean(over, keepdims=True)
-    y = centre / np.sqrt((centre**2).mean(over, keepdims=True) + epsilon) * scale.astype(np.float64)
-    return in_order(_written(y if B is None else y + B.astype(np.float64), scale_Y, None, X), order_Y)
-
-
-def _check_orders(order_X: int | None, order_Y: int | None) -> None:
-    if order_X is not None and order_Y is not None and order_X != order_Y:
-        raise ValueError(f"order_X is {order_X} and order_Y {order_Y}; they are the same")
-
-
-@kernel("QOrderedAttention", domain=MICROSOFT, fresh=True)
-def qordered_attention(
-    input: Array,
-    scale_input: Array,
-    scale_Q_gemm: Array,
-    scale_K_gemm: Array,
-    scale_V_gemm: Array,
-    Q_weight: Array,
-    K_weight: Array,
-    V_weight: Array,
-    scale_Q_weight: Array,
-    scale_K_weight: Array,
-    scale_V_weight: Array,
-    Q_bias: Array,
-    K_bias: Array,
-    V_bias: Array,
-    scale_QKT_gemm: Maybe,
-    scale_QKT_softmax: Maybe,
-    scale_values_gemm: Array,
-    mask_index: Maybe = None,
-    past: Maybe = None,
-    attention_bias: Maybe = None,
-    *,
-    num_heads: int,
-    order_input: int,
-    order_output: int,
-    order_weight: int,
-    qkv_hidden_sizes: list[int] | None = None,
-    unidirectional: int = 0,
-) -> Array:
-    """Head by head, with each step quantized that has a scale"""
-    if (order_input, order_weight, order_output) != (1, 0, 1):
-        raise ValueError(
-            f"order_input, order_weight and order_output are {order_input}, {order_weight} and {order_output}; ORDER_ROW (1), "
-            "ORDER_COL (0) and ORDER_ROW are supported"
-        )
-    if past is not None or attention_bias is not None or qkv_hidden_sizes is not None:
-        raise ValueError("past, attention_bias and qkv_hidden_sizes are not supported")
-    if input.ndim != 3:
-        raise ValueError(f"input has the shape {list(input.shape)}; it is (batch, sequence, hidden)")
-    x, projected = _read(input, scale_input), []
-    for name, weight, scale, bias, gemm in (
-        ("Q", Q_weight, scale_Q_weight, Q_bias, scale_Q_gemm),
-        ("K", K_weight, scale_K_weight, K_bias, scale_K_gemm),
-        ("V", V_weight, scale_V_weight, V_bias, scale_V_gemm),
-    ):
-        width = weight.shape[-1]
-        if width % num_heads:
-            raise ValueError(f"{name}_weight has {width} columns, which {num_heads} heads do not divide")
-        check_shape(f"{name}_bias", bias.shape, (width,))
-        y = x @ (in_order(weight, order_weight, back=True) * _for_columns(f"scale_{name}_weight", scale, width)) + bias
-        projected.append(_through_int8(y, gemm))
-    batch, length, width = projected[0].shape
-    size = width // num_heads
-    if mask_index is not None:
-        if mask_index.ndim not in (2, 3):
-            raise ValueError(f"a mask of shape {list(mask_index.shape)} is not supported")
-        check_shape("mask_index", mask_index.shape, (*(batch, length)[: mask_index.ndim - 1], length))
-    result = np.empty(projected[2].shape)
-    for b in range(batch):
-        for h in range(num_heads):
-            q, k, v = (p[b, :, p.shape[2] // num_heads * h :][:, : p.shape[2] // num_heads] for p in projected)
-            scores = _through_int8(q @ k.T, scale_QKT_gemm) / np.sqrt(size)
-            if mask_index is not None:
-                scores = scores + np.where(mask_index[b] > 0, 0.0, -10000.0)
-            if unidirectional:
-                scores[np.triu_indices(length, 1)] = -np.inf
-            shares = _through_int8(softmax(scores, axis=-1), scale_QKT_softmax)
-            result[b, :, v.shape[1] * h : v.shape[1] * (h + 1)] = shares @ v
-    return _written(result, scale_values_gemm, None, input)
-
-
-@kernel("QOrderedLongformerAttention", domain=MICROSOFT, fresh=True)
-def qordered_longformer_attention(
-    input: Array,
-    scale_input: Array,
-    weight: Array,
-    scale_weight: Array,
-    bias: Array,
-    scale_bias: Array,
-    scale_qkv_gemm: Array,
-    mask: Array,
-    global_weight: Array,
-    scale_global_weight: Array,
-    global_bias: Array,
-    scale_global_gemm: Array,
-    global_: Array,
-    scale_output: Array,
-    *,
-    num_heads: int,
-    order_global_weight: int,
-    order_input: int,
-    order_output: int,
-    order_weight: int,
-    window: int,
-) -> Array:
-    """Token by token, of projections that are quantized"""
-    orders = order_input, order_weight, order_global_weight, order_output
-    if orders != (1, 0, 0, 1):
-        raise ValueError(
-            f"order_input, order_weight, order_global_weight and order_output are {orders}; ORDER_ROW (1), ORDER_COL (0), "
-            "ORDER_COL and ORDER_ROW are supported"
-        )
-    if input.ndim != 3:
-        raise ValueError(f"input has the shape {list(input.shape)}; it is (batch, sequence, hidden)")
-    x, width, thirds = _read(input, scale_input), input.shape[2], []
-    for name, matrix, scale, added, gemm in (
-        ("", weight, scale_weight, bias, scale_qkv_gemm),
-        ("global_", global_weight, scale_global_weight, global_bias, scale_global_gemm),
-    ):
-        check_shape(f"{name}weight", matrix.shape, (width, 3 * width))
-        check_shape(f"{name}bias", added.shape, (3 * width,))
-        factors = _for_columns(f"scale_{name}weight", scale, 3 * width)
-        y = x @ (in_order(matrix, order_weight, back=True) * factors) + added
-        thirds.append(np.split(_through_int8(y, gemm), 3, -1))
-    if width % num_heads:
-        raise ValueError(f"input has {width} channels, which {num_heads} heads do not divide")
-    y = windowed(thirds[0], thirds[1], mask.astype(np.float64), global_, num_heads, window)
-    return _written(y, scale_output, None, input)
-
-
-def _through_int8(y: Array, scale: Maybe) -> Array:
-    return y if scale is None else _read(_written(y, scale, None, np.zeros((), np.int8)), scale)
