@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, TypeAlias
@@ -134,7 +134,7 @@ def check_feeds(feeds: Mapping[str, Any], inputs: Sequence[Value], widen: bool =
             if feed.shape != value.shape:
                 if value.shape is None or value.kind != "tensor":
                     break
-                _check_shape(feed.shape, value, symbols)
+                check_shape(feed.shape, value, symbols)
         else:
             return dict(feeds)
     declared = {value.name: value for value in inputs}
@@ -175,7 +175,7 @@ def _check_feed(feed: Any, value: Value, symbols: dict[str, tuple[int, str]], wi
             f"convert it with .astype({str(value.dtype)!r}) if that is what you mean."
         )
     if value.shape is not None:
-        _check_shape(array.shape, value, symbols)
+        check_shape(array.shape, value, symbols)
     return array
 
 
@@ -198,7 +198,11 @@ def _as_array(feed: Any, value: Value) -> np.ndarray:
         ) from error
 
 
-def _check_shape(shape: tuple[int, ...], value: Value, symbols: dict[str, tuple[int, str]]) -> None:
+def check_shape(shape: tuple[int, ...], value: Value, symbols: dict[str, tuple[int, str]]) -> None:
+    """Raise a FeedError where a feed of this shape is not what `value` declares.
+
+    :param symbols: the sizes of named dimensions so far and where each was met; those of this feed are added.
+    """
     if shape == value.shape:
         return
     assert value.shape is not None
@@ -234,6 +238,22 @@ class Prepared(ABC):
 
         Raises FeedError for feeds that do not fit the model, BackendError where the executor fails.
         """
+
+    def held(self, value: Any) -> Any:
+        """The array `value`, or what has `__dlpack__`, as `run_held` reads it: in the same memory where that can be."""
+        return value if isinstance(value, np.ndarray) else np.from_dlpack(value)
+
+    def run_held(self, names: Sequence[str], values: Sequence[Any], outputs: Sequence[str]) -> Sequence[Any]:
+        """Compute `outputs` as `run` does, from values that are held, to values that are: without a copy where that can be.
+
+        The values of the inputs `names` have to fit the model: they may not be checked.
+        """
+        results = self.run(dict(zip(names, values, strict=True)), outputs)
+        return [results[name] for name in outputs]
+
+    def lent(self, values: Sequence[Any], take: Callable[[Any], Any]) -> list[Any]:
+        """What `take` makes of each value that is held: it is given an array, or a capsule of DLPack, of the same memory."""
+        return [take(value) for value in values]
 
     def recurrence(self, following: Mapping[str, str], values: Mapping[str, Any]) -> Recurrence:
         """Run the model again and again, with results fed to the next run.

@@ -6,7 +6,7 @@ import ctypes
 import importlib
 import os
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cache
 from importlib import metadata, util
 from pathlib import Path
@@ -80,22 +80,31 @@ class CpuBackend(Backend):
         threads: int | None = None,
         optimization: str = "all",
         without: Collection[str] = (),
+        spinning: bool = True,
+        config: Mapping[str, str] | None = None,
         **options: Any,
     ) -> Prepared:
         """Open a session. `threads` limits the threads used inside an operator (default: ONNX Runtime's choice).
 
         `optimization` is the level of graph optimisations: disabled, basic, extended or all. `without` names passes that are
-        left out, such as "MatMulAddFusion".
+        left out, such as "MatMulAddFusion". Without `spinning` its threads sleep between runs, and leave the processor to
+        others. `config` are entries of its session options, such as {"session.set_denormal_as_zero": "1"}.
 
         Raises InvalidModelError, BackendError (an operator without a kernel, an opset that is too new), OptionError.
         """
         if options:
             raise OptionError(
-                f"Backend {self.name!r} has no option {sorted(options)}. Its options are threads, optimization and without."
+                f"Backend {self.name!r} has no option {sorted(options)}. Its options are threads, optimization, without, "
+                "spinning and config."
             )
         if optimization not in _LEVELS:
             raise OptionError(f"optimization={optimization!r} is not known. There are {choices(_LEVELS)}.")
-        return _Session(self, model, threads, optimization, tuple(without))
+        entries = dict(config or {})
+        if not all(isinstance(text, str) for entry in entries.items() for text in entry):
+            raise OptionError(f"config is texts by names, as {{'session.disable_prepacking': '1'}}, not {config}.")
+        if not spinning:
+            entries |= dict.fromkeys(("session.intra_op.allow_spinning", "session.inter_op.allow_spinning"), "0")
+        return _Session(self, model, threads, optimization, tuple(without), entries)
 
     def _device(self) -> str:
         return "CPU"
@@ -158,6 +167,7 @@ class _Session(Local):
         threads: int | None,
         optimization: str = "all",
         without: tuple[str, ...] = (),
+        config: Mapping[str, str] | None = None,
     ) -> None:
         import onnxruntime
 
@@ -172,7 +182,8 @@ class _Session(Local):
         options = onnxruntime.SessionOptions()
         options.log_severity_level = _FATAL_SEVERITY
         # What was checked, whatever the name of the file says.
-        options.add_session_config_entry("session.load_model_format", "ONNX")
+        for key, entry in {**(config or {}), "session.load_model_format": "ONNX"}.items():
+            options.add_session_config_entry(key, entry)
         if threads is not None:
             options.intra_op_num_threads = threads
         options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, _LEVELS[optimization])
@@ -184,6 +195,9 @@ class _Session(Local):
             # onnxruntime's exception classes are private and differ between its versions.
             raise BackendError(_explain(error, backend)) from error
         self._on_cuda = "CUDAExecutionProvider" in self._session.get_providers()
+        self._device = "cuda" if self._on_cuda else "cpu"
+        self._place = onnxruntime.OrtDevice.make(self._device, 0)._get_c_device()
+        self._run_options = onnxruntime.RunOptions()
 
     def run(self, feeds: Mapping[str, Any], outputs: Iterable[str] | None = None) -> dict[str, Any]:
         asked = check_outputs(outputs, self.outputs)
@@ -193,6 +207,39 @@ class _Session(Local):
         except Exception as error:
             raise BackendError(_explain(error, self._backend)) from error
         return dict(zip(asked, results, strict=True))
+
+    def held(self, value: Any) -> Any:
+        """An OrtValue in the memory of the array or tensor; an array is copied to the device where that is another one.
+
+        It is that of the binding, and so are those of `run_held`: what Python does with one costs as much as a small node.
+        """
+        from onnxruntime.capi import _pybind_state as binding
+
+        if isinstance(value, np.ndarray) or not hasattr(binding.OrtValue, "from_dlpack"):  # an older release
+            return _ort_value(value if isinstance(value, np.ndarray) else np.from_dlpack(value), self._device)._ortvalue
+        return binding.OrtValue.from_dlpack(value.__dlpack__())
+
+    def run_held(self, names: Sequence[str], values: Sequence[Any], outputs: Sequence[str]) -> Sequence[Any]:
+        """Compute the outputs from OrtValues, as OrtValues on the device of the session."""
+        from onnxruntime.capi import _pybind_state as binding
+
+        feeds, results = binding.OrtValueVector(), binding.OrtValueVector()
+        for value in values:
+            feeds.push_back(value)
+        try:
+            self._session._sess.run_with_ortvaluevector(
+                self._run_options, names, feeds, outputs, results, [self._place] * len(outputs)
+            )
+        except Exception as error:
+            raise BackendError(_explain(error, self._backend)) from error
+        return results  # type: ignore[no-any-return]
+
+    def lent(self, values: Sequence[Any], take: Callable[[Any], Any]) -> list[Any]:
+        """What `take` makes of capsules of DLPack."""
+        if isinstance(values, list):
+            return [take(value.to_dlpack()) for value in values]
+        taken: list[Any] = values.to_dlpacks(take)  # type: ignore[attr-defined]
+        return taken
 
     def recurrence(self, following: Mapping[str, str], values: Mapping[str, Any]) -> Recurrence:
         """Run the model again and again, with results fed to the next run: they stay on the device."""
@@ -214,16 +261,21 @@ class _Session(Local):
         return results
 
     def _run_bound(self, asked: tuple[str, ...], feeds: dict[str, Any]) -> list[Any]:
+        return [_to_numpy(value) for value in self._bind(asked, {n: _ort_value(f, "cuda") for n, f in feeds.items()})]
+
+    def _bind(self, asked: Iterable[str], values: Mapping[str, Any]) -> list[Any]:
+        """Run with results on the device."""
         binding = self._session.io_binding()
-        for name, feed in feeds.items():
-            binding.bind_ortvalue_input(name, _ort_value(feed, "cuda"))
+        for name, value in values.items():
+            binding.bind_ortvalue_input(name, value)
         dtypes = {value.name: value.dtype for value in self.outputs}
         for name in asked:
             # Strings live on the host; the bits of bfloat16 and float8 are read there.
             on_host = _is_extended(dtypes[name]) or dtypes[name] == np.dtype(object)
             binding.bind_output(name, "cpu" if on_host else "cuda")
         self._session.run_with_iobinding(binding)
-        return [_to_numpy(value) for value in binding.get_outputs()]
+        results: list[Any] = binding.get_outputs()
+        return results
 
 
 class _Memory(NamedTuple):
@@ -242,7 +294,7 @@ class _Bound(Recurrence):
 
     def __init__(self, session: _Session, following: Mapping[str, str], values: Mapping[str, Any]) -> None:
         super().__init__(session, following, values)
-        self._owner, self._device = session, "cuda" if session._on_cuda else "cpu"
+        self._owner, self._device = session, session._device
         fed = check_feeds(values, [value for value in session.inputs if value.name in following])
         self._sets = [
             {name: _ort_value(np.array(array), self._device) for name, array in fed.items()} for _ in range(2)

@@ -30,9 +30,12 @@ THREADS, ROUNDS = 1, 61  # one thread: two sessions that spin would take each ot
 class Bound:
     """A model on ONNX Runtime, its inputs and outputs bound to values: a call copies nothing, and does little in Python."""
 
-    def __init__(self, model: onnx.ModelProto, values: dict[str, Any]) -> None:
+    def __init__(
+        self, model: onnx.ModelProto, values: dict[str, Any], threads: int = THREADS, spinning: bool = True
+    ) -> None:
         options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads, options.log_severity_level = THREADS, 3
+        options.intra_op_num_threads, options.log_severity_level = threads, 3
+        options.add_session_config_entry("session.intra_op.allow_spinning", str(int(spinning)))
         self._session = onnxruntime.InferenceSession(model.SerializeToString(), options)
         fed = {value.name: values[value.name] for value in self._session.get_inputs() if value.name in values}
         names = [value.name for value in self._session.get_outputs()]

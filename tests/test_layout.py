@@ -32,6 +32,7 @@ STAIRCASE = (
     ("refgrad.backends",),
     # what trains
     ("refgrad.training",),
+    ("refgrad.torch",),
     # what judges gradients
     ("refgrad.conformance.case", "refgrad.conformance.records"),
     ("refgrad.conformance.questions", "refgrad.conformance.cases", "refgrad.conformance.departures"),

@@ -73,6 +73,17 @@ def _temporary_beside(target: Path) -> Path:
     return target.with_name(f".refgrad-{secrets.token_hex(8)}.tmp")
 
 
+def save_made(
+    made: ModelProto, path: str | os.PathLike[str], source: ModelProto | str | os.PathLike[str]
+) -> Path | None:
+    """Write what was made of `source`, a model in memory or at a path: as `save_gradient`, where there is a path."""
+    if not isinstance(source, ModelProto):
+        return save_gradient(made, path, source)
+    with replacing(path) as file:
+        file.write_bytes(made.SerializeToString())
+    return None
+
+
 def save_gradient(gradient: ModelProto, path: str | os.PathLike[str], source: str | os.PathLike[str]) -> Path | None:
     """Write the gradient of the model at `source`. Return the data file that was written beside it, or None.
 

@@ -25,6 +25,11 @@ _PRIME = 2**31 - 1  # x → x⁵ is a permutation of its residues, since 5 does 
 _STRIDES = 48271, 16807  # primitive roots of it: of the steps, and of the places
 
 
+def holds_dropout(model: ModelProto) -> bool:
+    """Whether a Dropout of ai.onnx is in a model, in its graph, a body or a function."""
+    return any(map(_is_dropout, every_node(model)))
+
+
 def with_masks(model: ModelProto | str | os.PathLike[str], step: str, seed: int) -> ModelProto:
     """A copy in which each Dropout drops by a number in (0, 2³¹ − 1) for each element, with the input `step`, a count in int64.
 

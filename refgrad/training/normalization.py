@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,6 +46,27 @@ class Statistic:
             batch = op.Mul(batch, op.Div(size, op.Max(op.Sub(size, 1.0), 1.0)))
         moved: str = op.Add(op.Mul(self.name, meant), op.Mul(batch, 1 - meant))
         return moved
+
+
+def holds_batch_norm(model: ModelProto) -> bool:
+    """Whether a BatchNormalization of ai.onnx is in a model, in its graph, a body or a function."""
+    return any(node.op_type == "BatchNormalization" and node.domain in ("", "ai.onnx") for node in every_node(model))
+
+
+def with_following(model: ModelProto, statistics: Sequence[Statistic], unbiased: bool) -> dict[str, str]:
+    """Let a model in training mode return the statistics of the next step too, in place; the output of each by its name."""
+    graph = model.graph
+    op = Writer(versions_of(model)[""], "statistics", names_of(graph) | {node.name for node in graph.node})
+    declared = {value.name: value for value in graph.input}
+    found = {}
+    for statistic in statistics:
+        value = declared[statistic.name]
+        op.types[statistic.name] = (value.type.tensor_type.elem_type, 1)
+        found[statistic.name] = statistic.following(op, unbiased)
+        graph.output.add(name=found[statistic.name], type=value.type)
+    graph.node.extend(op.nodes)
+    graph.initializer.extend(op.constants.values())
+    return found
 
 
 def refuse_training_mode(

@@ -181,11 +181,18 @@ class Training:
         :param model: a model, which is not modified, or the path of one.
         :raises RefgradError: as `refgrad.write_back`; the model has no initializer of a name, or one of another type or shape.
         """
-        made, left = lower_weights(model if isinstance(model, ModelProto) else load_model(model), self.weights)
-        set_inference_mode(made)
         state = self._run.values
-        left = left | {name: np.asarray(state[name]) for name in self.step.statistics}
-        return write_back(made, left) if left else made
+        return written_back(model, self.weights, {name: np.asarray(state[name]) for name in self.step.statistics})
+
+
+def written_back(
+    model: ModelProto | str | os.PathLike[str], weights: Mapping[str, np.ndarray], statistics: Mapping[str, np.ndarray]
+) -> ModelProto:
+    """A copy of `model` with these weights and running statistics, for inference: as `Training.write_to`."""
+    made, left = lower_weights(model if isinstance(model, ModelProto) else load_model(model), weights)
+    set_inference_mode(made)
+    left = {**left, **statistics}
+    return write_back(made, left) if left else made
 
 
 def batches(data: Mapping[str, Any], size: Any, rng: Any = None) -> Iterator[dict[str, np.ndarray]]:

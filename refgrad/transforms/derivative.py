@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterable, Sequence
 from enum import Flag
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -127,7 +126,9 @@ def onnx_derivative(
         _drop_initializers(made, by_weights)
         _drop_copies(made, {name for node in source.graph.node for name in node.output})
     if path_name is not None:
-        _save(made, path_name, onx)
+        from refgrad.protos.files import save_made
+
+        save_made(made, path_name, onx)
     if verbose:
         names = ", ".join((*by_inputs, *by_weights))
         print(f"[onnx_derivative] {builder}: {len(source.graph.node)} nodes by {names}: {len(made.graph.node)} nodes")
@@ -367,13 +368,3 @@ def _rename(model: ModelProto, names: dict[str, str]) -> None:
     for node in model.graph.node:
         for values in (node.input, node.output):
             values[:] = [changed.get(name, name) for name in values]
-
-
-def _save(model: ModelProto, path: str | os.PathLike[str], source: ModelProto | str | os.PathLike[str]) -> None:
-    from refgrad.protos.files import replacing, save_gradient
-
-    if isinstance(source, ModelProto):
-        with replacing(Path(path)) as file:
-            file.write_bytes(model.SerializeToString())
-    else:
-        save_gradient(model, path, source)

@@ -128,8 +128,8 @@ def _types(model: ModelProto) -> Mapping[str, TypeProto]:
 class _Crossing:
     """Which values of a gradient cross from its forward to its backward part.
 
-    A node that depends on a cotangent is in the backward part, one that the outputs of the model need is in the forward part, and
-    any other may be in either. A node that costs nothing may be in both.
+    A node that depends on a cotangent is in the backward part, one that the outputs of the model need in the forward part,
+    and any other may be in either. A node that costs nothing may be in both.
     """
 
     def __init__(
@@ -176,7 +176,7 @@ class _Crossing:
         """
         import networkx
 
-        network = networkx.DiGraph()
+        network: networkx.DiGraph[str | tuple[str, str]] = networkx.DiGraph()
         source, sink = "source", "sink"
         network.add_nodes_from((source, sink))
         made = [name for name, k in self._producer.items() if k not in self._late]

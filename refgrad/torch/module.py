@@ -1,0 +1,328 @@
+"""`refgrad.torch.Module`: an ONNX model as a layer of torch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from onnx import ModelProto, ValueInfoProto, helper
+from torch import Tensor, nn
+
+from refgrad.backends import available, get_backend
+from refgrad.backends.base import Value, check_shape, describe, load_model
+from refgrad.errors import FeedError, InvalidModelError, OptionError, choices, did_you_mean
+from refgrad.protos.external import array_of
+from refgrad.protos.files import save_made
+from refgrad.protos.reading import read
+from refgrad.protos.types import FLOATS, type_text
+from refgrad.protos.walk import fresh, names_of, refill
+from refgrad.reverse.gradient import QUANTIZATION
+from refgrad.tables.kinks import CONVENTIONS
+from refgrad.torch.calls import Function, Settings, from_array, to_array, torch_type
+from refgrad.training.dropout import holds_dropout, with_masks
+from refgrad.training.normalization import (
+    Statistic,
+    holds_batch_norm,
+    in_inference_mode,
+    in_training_mode,
+    with_following,
+)
+from refgrad.training.step import BATCH_NORMS, DROPOUTS, trained
+from refgrad.training.training import written_back
+from refgrad.transforms.selection import select_model_inputs_outputs
+
+_MOST = 2**31 - 1  # of the numbers that say what Dropout drops
+
+
+class Module(nn.Module):
+    """An ONNX model as a layer: its weights are parameters, and autograd differentiates it to any order.
+
+    It is called with a tensor for each input, in the order of the model or by name, and returns the output, or a tuple of the
+    outputs in their order. Sizes that the model does not fix may change from call to call. It begins in eval mode, as files are
+    for inference; after `train()`, BatchNormalization takes the statistics of the batch and moves the running ones, which are
+    buffers, and Dropout drops by torch's generator.
+
+    Parameters have the names of the initializers: where a name has dots, `get_submodule` finds the parts of it, and the keys of
+    `state_dict()` are the names. Initializers that are not trainable stay constants of the graph, where runtimes fold them.
+
+    :param model: a model, or the path of one. It is not modified.
+    :param trainable: which float initializers become parameters: names, or patterns of parameters (`head.*`); by default all
+        that `refgrad.weights` calls parameters, or the adapters that `refgrad.training.lora` added. False: none.
+    :param outputs: the outputs to return; by default all.
+    :param backend: what runs it: "ort-cpu", "ort-cuda", "numpy", or another one that is installed; by default ONNX Runtime
+        where that is installed.
+    :param options: those of the backend, such as {"threads": 1}; threads of ONNX Runtime sleep between calls, unless
+        {"spinning": True}, and are as many as torch's.
+    :param recompute: as in `refgrad.gradient`: less memory, more time.
+    :param kinks: whose derivative is taken where there is none: "torch", "refgrad" or "onnxruntime".
+    :param quantization: the derivative of rounding: "zero", "straight-through" or "clipped".
+    :param batch_norm: "training", or "frozen": as in eval mode, whatever the mode.
+    :param dropout: "training", or "off": as in eval mode.
+    :raises InvalidModelError: the model cannot be read, or has an input or output that is no tensor of numbers.
+    :raises UnknownNameError: a name that does not exist, or nothing is trainable.
+    :raises OptionError: an option has a value that there is not.
+    :raises BackendError: the backend is not installed, or cannot run the model.
+
+    >>> import onnx.parser, torch
+    >>> from refgrad.torch import Module
+    >>> layer = Module(onnx.parser.parse_model(
+    ...     '<ir_version: 10, opset_import: ["": 21]> layer (float[N, 2] x) => (float[N, 1] y) '
+    ...     '<float[2, 1] weight = {1, 2}> { p = MatMul(x, weight)  y = Tanh(p) }'), backend="numpy")
+    >>> layer(torch.zeros(3, 2)).sum().backward()
+    >>> dict(layer.named_parameters())["weight"].grad.shape
+    torch.Size([2, 1])
+    """
+
+    def __init__(
+        self,
+        model: ModelProto | str | os.PathLike[str],
+        trainable: Sequence[str] | bool | None = None,
+        *,
+        outputs: Sequence[str] | None = None,
+        backend: str | None = None,
+        options: Mapping[str, Any] | None = None,
+        recompute: bool | Sequence[str] = False,
+        kinks: str = "torch",
+        quantization: str = "zero",
+        batch_norm: str = "training",
+        dropout: str = "training",
+    ) -> None:
+        super().__init__()
+        for what, value, known in (
+            ("batch_norm", batch_norm, BATCH_NORMS),
+            ("dropout", dropout, DROPOUTS),
+            ("choice of kinks", kinks, CONVENTIONS),
+            ("quantization", quantization, QUANTIZATION),
+        ):
+            if value not in known:
+                raise OptionError(f"There is no {what} {value!r}; there are {choices(known)}.")
+        name = backend or ("ort-cpu" if "ort-cpu" in available() else "numpy")
+        defaults = {"spinning": False, "threads": torch.get_num_threads()} if name in ("ort-cpu", "ort-cuda") else {}
+        self._settings = Settings(
+            get_backend(name),
+            defaults | dict(options or {}),
+            recompute if isinstance(recompute, bool) else tuple(recompute),
+            kinks,
+            quantization,
+        )
+        self._source = model if isinstance(model, ModelProto) else Path(model)
+        self._frozen, self._drops = batch_norm == "frozen", dropout == "training"
+        whole = load_model(model)
+        weights: dict[str, np.ndarray] = {}
+        self._model = whole
+        if trainable is not False:
+            made, weights = trained(whole, None if trainable is True else trainable)
+            self._model = read(made)
+        self._model = in_inference_mode(self._model)
+        if outputs is not None:
+            fed = [value.name for value in self._model.graph.input]
+            self._model = select_model_inputs_outputs(self._model, outputs, fed)
+        held = {tensor.name: tensor for tensor in self._model.graph.initializer}
+        self.inputs = tuple(_tensor(value, "input") for value in self._model.graph.input if value.name not in held)
+        self.outputs = tuple(_tensor(value, "output") for value in self._model.graph.output)
+        self._places: dict[str, tuple[nn.Module, str]] = {}
+        for key, array in weights.items():
+            if key in held:
+                self._hold(key, nn.Parameter(from_array(np.array(array))))
+        self._moving: tuple[ModelProto, ModelProto, list[Statistic]] | None = None
+        self._refusal: OptionError | None = None
+        if not self._frozen and holds_batch_norm(self._model):
+            try:
+                self._moving = in_training_mode(self._model)
+            except OptionError as error:  # for those who train it
+                self._refusal = error
+            else:
+                for statistic in self._moving[2]:
+                    self._hold(statistic.name, from_array(np.array(array_of(held[statistic.name]))))
+        self._modes: dict[bool, _Mode] = {}
+        self.eval()
+
+    def _hold(self, name: str, tensor: Tensor) -> None:
+        """Register a parameter or a buffer where the dots in its name say.
+
+        It is put where torch looks it up: the name may be that of a method, such as "forward" or "type".
+        """
+        place: nn.Module = self
+        *inner, last = name.split(".")
+        for part in inner:
+            if place._modules.get(part) is None:
+                place._modules[part] = nn.Module()
+            place = place._modules[part]
+        (place._parameters if isinstance(tensor, nn.Parameter) else place._buffers)[last] = tensor
+        self._places[name] = place, last
+
+    def train(self, mode: bool = True) -> Module:
+        """Let BatchNormalization and Dropout do what they do in a training, or what they do in use.
+
+        :raises OptionError: the model has one without a training mode: in a body or a function, with a statistic that is no
+            initializer of its own, or of an opset that is too old. `batch_norm="frozen"` and `dropout="off"` leave them as they
+            are.
+        """
+        if mode:
+            self._mode(True)
+        super().train(mode)
+        return self
+
+    def forward(self, *tensors: Tensor, **named: Tensor) -> Tensor | tuple[Tensor, ...]:
+        """The output of the model, or its outputs, for a tensor for each input, in the order of the model or by name.
+
+        :raises FeedError: an input is missing or given twice, or a tensor has another type, shape or device than the model has.
+        :raises BackendError: the backend fails.
+        """
+        mode = self._mode(self.training)
+        given = self._bound(tensors, named)
+        for name, (place, last) in self._places.items():
+            tensor = place._parameters.get(last)
+            if tensor is None:
+                tensor = place._buffers[last]
+                if name in mode.moved:  # it moves before the backward pass, which may read it
+                    tensor = tensor.clone()
+            given.append(tensor)
+        if mode.step:
+            given.append(torch.randint(_MOST, ()))
+        symbols: dict[str, tuple[int, str]] = {}
+        known = len(self.inputs) if mode.function.knows(given) else len(given)
+        for value, tensor in zip(mode.function.inputs[:known], given, strict=False):
+            self._check(tensor, value, symbols)
+        results = mode.function(given)
+        found = dict(zip(mode.function.outputs, results, strict=True))
+        with torch.no_grad():
+            for name, output in mode.moved.items():
+                place, last = self._places[name]
+                place._buffers[last].copy_(found[output])
+        returned = tuple([found[value.name] for value in self.outputs])
+        return returned[0] if len(returned) == 1 else returned
+
+    def save(self, path: str | os.PathLike[str]) -> ModelProto:
+        """Write the model with the weights, and the running statistics, that it has reached, for inference; and return it.
+
+        It is the model of the file that was given, with all its outputs, as `refgrad.write_back` makes it. Weights that were
+        lifted out of attributes are attributes again.
+
+        :raises OutputFileError: the file cannot be written, or is the one that was read.
+        """
+        made = self.to_onnx()
+        save_made(made, path, self._source)
+        return made
+
+    def to_onnx(self) -> ModelProto:
+        """The ONNX model with the weights, and the running statistics, that it has reached, for inference."""
+        parameters, buffers = dict[str, np.ndarray](), dict[str, np.ndarray]()
+        for name, (place, last) in self._places.items():
+            tensor = place._parameters.get(last)
+            if tensor is not None:
+                parameters[name] = to_array(tensor)
+            else:
+                buffers[name] = to_array(place._buffers[last])
+        return written_back(self._source, parameters, buffers)
+
+    def extra_repr(self) -> str:
+        """The file, the inputs and the outputs, and what runs it."""
+        where = "" if isinstance(self._source, ModelProto) else f"{str(self._source)!r}, "
+        named = ", ".join(map(str, self.inputs)), ", ".join(map(str, self.outputs))
+        return f"{where}({named[0]}) -> ({named[1]}), backend={self._settings.backend.name!r}"
+
+    def _mode(self, training: bool) -> _Mode:
+        if training not in self._modes:
+            self._modes[training] = self._made(training)
+        return self._modes[training]
+
+    def _made(self, training: bool) -> _Mode:
+        """The model of a mode as a function: weights and running statistics are inputs of it."""
+        if training and self._refusal is not None:
+            raise OptionError(f"{self._refusal}")
+        moved, step, made = dict[str, str](), "", ModelProto()
+        if self._moving is None:
+            made.CopyFrom(self._model)
+        elif training:
+            made.CopyFrom(self._moving[0])
+            moved = with_following(made, self._moving[2], unbiased=True)
+        else:
+            made.CopyFrom(self._moving[1])
+        if training and self._drops and holds_dropout(made):
+            step = fresh("dropout_step", names_of(made.graph))
+            made = with_masks(made, step, 0)
+        held = {tensor.name: tensor for tensor in made.graph.initializer}
+        declared = {value.name: value for value in made.graph.input}
+        fed = [declared.pop(value.name) for value in self.inputs]
+        for name in self._places:
+            tensor = held.pop(name, None)
+            fed.append(
+                declared[name]
+                if tensor is None
+                else helper.make_tensor_value_info(name, tensor.data_type, list(tensor.dims))
+            )
+        refill(made.graph.input, [*fed, *([declared[step]] if step else ())])
+        refill(made.graph.initializer, held.values())
+        floats = {value.name for value in made.graph.output if value.type.tensor_type.elem_type in FLOATS}
+        targets = [value.name for value in self.outputs if value.name in floats]
+        weights = slice(len(self.inputs), len(fed))
+        return _Mode(Function(made, self._settings, targets, weights), moved, step)
+
+    def _bound(self, tensors: tuple[Tensor, ...], named: Mapping[str, Tensor]) -> list[Tensor]:
+        """What each input is fed."""
+        if len(tensors) == len(self.inputs) and not named:
+            return list(tensors)
+        names = [value.name for value in self.inputs]
+        if len(tensors) > len(names):
+            raise FeedError(
+                f"The model has {len(names)} inputs ({choices(names)}), and {len(tensors)} tensors are given."
+            )
+        given = dict(zip(names, tensors, strict=False))
+        for name, tensor in named.items():
+            if name not in names:
+                raise FeedError(
+                    f"The model has no input {name!r}.{did_you_mean(name, names)} Its inputs are {choices(names)}."
+                )
+            if name in given:
+                raise FeedError(f"Input {name!r} is given twice, by its place and by its name.")
+            given[name] = tensor
+        if missing := [value for value in self.inputs if value.name not in given]:
+            raise FeedError(f"No tensor for {', '.join(map(str, missing))}.")
+        return [given[name] for name in names]
+
+    def _check(self, tensor: Tensor, value: Value, symbols: dict[str, tuple[int, str]]) -> None:
+        what = "Parameter" if value.name in self._places else "Input"
+        if not isinstance(tensor, Tensor):
+            raise FeedError(f"{what} {value.name!r} is a tensor of torch, not {type(tensor).__name__}.")
+        if tensor.dtype != torch_type(value.dtype):
+            raise FeedError(
+                f"{what} {value} is given as {tensor.dtype}. The graph computes in the types that it has: give "
+                f".to({torch_type(value.dtype)}), or export the model in {tensor.dtype}."
+            )
+        device = "cuda" if self._settings.backend.name == "ort-cuda" else "cpu"
+        if tensor.device.type != device:
+            raise FeedError(
+                f"{what} {value.name!r} is on {tensor.device}, and the backend {self._settings.backend.name!r} runs on "
+                f"{device}. Move it there, or take another backend for the module."
+            )
+        if value.shape is not None:
+            check_shape(tuple(tensor.shape), value, symbols)
+
+
+class _Mode(NamedTuple):
+    """A model in training or in use: the outputs that have the next running statistics, and the input that Dropout draws by."""
+
+    function: Function
+    moved: dict[str, str]
+    step: str
+
+
+def _tensor(value: ValueInfoProto, what: str) -> Value:
+    """What is known of an input or output.
+
+    :raises InvalidModelError: it is no tensor of a type that torch has.
+    """
+    found = describe(value)
+    if found.kind == "tensor" and torch_type(found.dtype) is not None:
+        return found
+    kind = type_text(value.type) if found.kind == "tensor" else f"a {found.kind}"
+    advice = "Name the outputs to return in outputs" if what == "output" else "Take the part of the model behind it"
+    raise InvalidModelError(
+        f"{what.capitalize()} {value.name!r} is {kind}, and a module takes and returns tensors of numbers. {advice} "
+        "(refgrad.select_model_inputs_outputs)."
+    )
