@@ -80,22 +80,25 @@ class CpuBackend(Backend):
         threads: int | None = None,
         optimization: str = "all",
         without: Collection[str] = (),
+        config: Mapping[str, str] | None = None,
         **options: Any,
     ) -> Prepared:
         """Open a session. `threads` limits the threads used inside an operator (default: ONNX Runtime's choice).
 
         `optimization` is the level of graph optimisations: disabled, basic, extended or all. `without` names passes that are
-        left out, such as "MatMulAddFusion".
+        left out, such as "MatMulAddFusion". `config` has entries of the session's configuration: with
+        {"session.intra_op.allow_spinning": "0"} its threads sleep between two runs.
 
         Raises InvalidModelError, BackendError (an operator without a kernel, an opset that is too new), OptionError.
         """
         if options:
             raise OptionError(
-                f"Backend {self.name!r} has no option {sorted(options)}. Its options are threads, optimization and without."
+                f"Backend {self.name!r} has no option {sorted(options)}. Its options are threads, optimization, without "
+                "and config."
             )
         if optimization not in _LEVELS:
             raise OptionError(f"optimization={optimization!r} is not known. There are {choices(_LEVELS)}.")
-        return _Session(self, model, threads, optimization, tuple(without))
+        return _Session(self, model, threads, optimization, tuple(without), config)
 
     def _device(self) -> str:
         return "CPU"
@@ -158,6 +161,7 @@ class _Session(Local):
         threads: int | None,
         optimization: str = "all",
         without: tuple[str, ...] = (),
+        config: Mapping[str, str] | None = None,
     ) -> None:
         import onnxruntime
 
@@ -173,6 +177,8 @@ class _Session(Local):
         options.log_severity_level = _FATAL_SEVERITY
         # What was checked, whatever the name of the file says.
         options.add_session_config_entry("session.load_model_format", "ONNX")
+        for key, setting in (config or {}).items():
+            options.add_session_config_entry(key, setting)
         if threads is not None:
             options.intra_op_num_threads = threads
         options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, _LEVELS[optimization])
