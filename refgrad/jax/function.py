@@ -66,8 +66,9 @@ class Function:
         for value in (*values, *self.outputs):
             _refuse_double(value)
         known = {value.name: value for value in values}
-        traced = {name: _array(given[name], known[name]) if name in known else given[name] for name in given}
-        check_feeds({name: _stand_in(traced[name], known.get(name)) for name in traced}, values)
+        traced = {name: _array(array, known[name]) for name, array in given.items() if name in known}
+        unknown = dict.fromkeys(given.keys() - known.keys(), np.zeros(()))
+        check_feeds({name: _stand_in(array, known[name]) for name, array in traced.items()} | unknown, values)
         outputs = run(self._root, [traced[value.name] for value in values])
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
@@ -177,10 +178,10 @@ def _settings(
     ):
         if value not in known:
             raise OptionError(f"There is no {what} {value!r}; there are {choices(known)}.")
-    if batch_axis is not None and (isinstance(batch_axis, bool) or not isinstance(batch_axis, int) or batch_axis < 0):
+    if batch_axis is not None and (type(batch_axis) is not int or batch_axis < 0):
         raise OptionError(f"batch_axis={batch_axis!r} is not an axis. Give a number from 0 on, or None.")
     given = dict(options or {})
-    if isinstance(get_backend(backend), CpuBackend):
+    if isinstance(get_backend(backend), CpuBackend):  # another backend refuses options that it does not have
         given["config"] = _QUIET | dict(given.get("config", {}))
     return Settings(backend, given, kinks, quantization, batch_axis)
 
@@ -253,7 +254,7 @@ def _array(given: Any, value: Value) -> Any:
     return array
 
 
-def _stand_in(array: Any, value: Value | None) -> np.ndarray:
+def _stand_in(array: Any, value: Value) -> np.ndarray:
     """An array of the same shape, without memory, of the dtype as the model has it."""
-    dtype = array.dtype if value is None or array.dtype != jax.dtypes.canonicalize_dtype(value.dtype) else value.dtype
+    dtype = value.dtype if array.dtype == jax.dtypes.canonicalize_dtype(value.dtype) else array.dtype
     return np.broadcast_to(np.zeros((), dtype), array.shape)

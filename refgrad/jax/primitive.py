@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from refgrad.errors import NoGradientError
+from refgrad.errors import NoGradientError, OptionError
 from refgrad.jax.programs import Derivative, Program
 
 _run = Primitive("refgrad_run")
@@ -26,7 +26,7 @@ def run(program: Program, arrays: Sequence[Any]) -> list[Any]:
 
 def _at_once(*arrays: Any, program: Program) -> Any:
     """Compile the call, and run it: what JAX does outside of jit."""
-    if not hasattr(program, "compiled"):  # the program owns it, so that both end together
+    if program.compiled is None:  # the program owns it, so that both end together
         program.compiled = jax.jit(lambda *traced: run(program, traced))
     return program.compiled(*arrays)
 
@@ -84,26 +84,9 @@ def _is_zero(tangent: Any) -> bool:
 
 def _batched(arguments: Sequence[Any], axes: Sequence[Any], *, program: Program) -> tuple[list[Any], list[int]]:
     batched = [k for k, axis in enumerate(axes) if axis is not None]
-    size = arguments[batched[0]].shape[axes[batched[0]]]
-    if _is_by_sample(program, batched):
-        axis = program.settings.batch_axis
-        rows = [
-            jnp.moveaxis(argument, axes[k], axis)
-            if k in batched
-            else jnp.broadcast_to(jnp.expand_dims(argument, axis), _inserted(argument.shape, axis, size))
-            if program.inputs[k].has_samples
-            else argument
-            for k, argument in enumerate(arguments)
-        ]
-        count = next(rows[k].shape[axis + 1] for k in batched)
-        merged = [
-            row.reshape(*row.shape[:axis], size * count, *row.shape[axis + 2 :]) if slot.has_samples else row
-            for row, slot in zip(rows, program.inputs, strict=True)
-        ]
-        results = run(program, merged)
-        return [result.reshape(*result.shape[:axis], size, count, *result.shape[axis + 1 :]) for result in results], [
-            axis
-        ] * len(results)
+    axis = program.settings.batch_axis
+    if axis is not None and _is_by_sample(program, batched):
+        return _merged(arguments, axes, axis, program), [axis] * len(program.outputs)
 
     def one(varying: Sequence[Any]) -> list[Any]:
         values = dict(zip(batched, varying, strict=True))
@@ -118,17 +101,71 @@ def _is_by_sample(program: Program, batched: Sequence[int]) -> bool:
     return all(program.inputs[k].has_samples for k in batched) and all(slot.has_samples for slot in program.outputs)
 
 
-def _inserted(shape: tuple[int, ...], axis: int, size: int) -> tuple[int, ...]:
-    return (*shape[:axis], size, *shape[axis:])
+def _merged(arguments: Sequence[Any], axes: Sequence[Any], axis: int, program: Program) -> list[Any]:
+    """One run on the samples of all elements, which lie along `axis`, those of the first element first."""
+    size = next(argument.shape[k] for argument, k in zip(arguments, axes, strict=True) if k is not None)
+
+    def split(shape: tuple[int, ...], count: int) -> tuple[int, ...]:
+        return (*shape[:axis], size, count, *shape[axis + 1 :])
+
+    merged, counts = [], set()
+    for argument, batched, slot in zip(arguments, axes, program.inputs, strict=True):
+        rows = argument
+        if batched is not None:
+            rows = jnp.moveaxis(argument, batched, axis)
+        elif slot.has_samples:
+            rows = jnp.broadcast_to(jnp.expand_dims(argument, axis), split(argument.shape, argument.shape[axis]))
+        if slot.has_samples:
+            counts.add(rows.shape[axis + 1])
+            rows = rows.reshape(*rows.shape[:axis], size * rows.shape[axis + 1], *rows.shape[axis + 2 :])
+        merged.append(rows)
+    [count] = counts
+    results = run(program, merged)
+    for result in results:
+        if result.shape[axis] != size * count:
+            raise OptionError(
+                f"batch_axis={axis}: of {size * count} samples the model makes {result.shape[axis]} rows of an output. It "
+                "does not treat samples apart: leave batch_axis out."
+            )
+    return [result.reshape(split(result.shape, count)) for result in results]
+
+
+def _called(*inputs: Any, program: Program) -> list[Any]:
+    """The call of the backend. Each 64-bit number passes as two of 32 bits.
+
+    JAX's 64-bit mode may be that of one thread, as in `with jax.enable_x64()`; in the thread of the call JAX would halve them.
+    """
+    outputs = _abstract(*inputs, program=program)
+    found = _call.bind(*inputs, program=program)
+    return [
+        jax.lax.bitcast_convert_type(array, value.dtype) if _is_wide(value.dtype) else array
+        for array, value in zip(found, outputs, strict=True)
+    ]
+
+
+def _halved(*inputs: Any, program: Program) -> list[Any]:
+    return [
+        jax.core.ShapedArray((*value.shape, 2), np.dtype(np.uint32)) if _is_wide(value.dtype) else value
+        for value in _abstract(*inputs, program=program)
+    ]
+
+
+def _is_wide(dtype: np.dtype[Any]) -> bool:
+    return dtype.itemsize == 8
 
 
 def _lowered(context: Any, *operands: Any, program: Program) -> Any:
     """A call of Python by XLA: the arrays are those of XLA, not copies."""
     program.prepare()
-    promised = [(tuple(value.shape), value.dtype) for value in context.avals_out]
+    promised = [(tuple(value.shape), value.dtype) for value in _abstract(*context.avals_in, program=program)]
+
+    def call(*arrays: np.ndarray) -> tuple[np.ndarray, ...]:
+        results = program.run(promised, *arrays)
+        return tuple([array[..., None].view(np.uint32) if _is_wide(array.dtype) else array for array in results])
+
     results, _, _ = mlir.emit_python_callback(
         context,
-        partial(program.run, promised),
+        call,
         None,
         list(operands),
         context.avals_in,
@@ -139,9 +176,14 @@ def _lowered(context: Any, *operands: Any, program: Program) -> Any:
     return results
 
 
+_call = Primitive("refgrad_call")
+_call.multiple_results = True
+_call.def_abstract_eval(_halved)
+mlir.register_lowering(_call, _lowered, cacheable=False)
+
 _run.def_impl(_at_once)
 _run.def_abstract_eval(_abstract)
 ad.primitive_jvps[_run] = _tangents
 ad.primitive_transposes[_run] = _transposed
 batching.primitive_batchers[_run] = _batched
-mlir.register_lowering(_run, _lowered, cacheable=False)
+mlir.register_lowering(_run, mlir.lower_fun(_called, multiple_results=True), cacheable=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -14,7 +15,7 @@ from onnx import ModelProto, helper
 
 from refgrad.backends import get_backend
 from refgrad.backends.base import Prepared, Value, graph_outputs
-from refgrad.errors import BackendError
+from refgrad.errors import BackendError, InvalidModelError
 from refgrad.forward.normalise import normalise
 from refgrad.protos.reading import is_large, skeleton_of
 from refgrad.protos.types import FLOATS
@@ -52,12 +53,9 @@ class Slot:
 
 
 class Program(ABC):
-    """A model whose inputs and outputs are in a fixed order. Places count them.
+    """A model whose inputs and outputs are in a fixed order. Places count them."""
 
-    It is linear in the inputs from `linear` on, and in none where that is None.
-    """
-
-    linear: int | None = None
+    compiled: Any = None  # what runs it outside of jit; JAX's part keeps it here
 
     def __init__(self, settings: Settings, inputs: tuple[Slot, ...], outputs: tuple[Slot, ...]) -> None:
         self.settings, self.inputs, self.outputs = settings, inputs, outputs
@@ -138,25 +136,48 @@ class Root(Program):
         return self._names
 
     def shapes(self, inputs: Sequence[Sizes]) -> tuple[Sizes, ...]:
-        """Infer the shapes; where onnx cannot, run the model on zeros."""
+        """Infer the shapes; where that is not possible, run the model.
+
+        :raises InvalidModelError: they depend on more than the shapes of the inputs.
+        """
         key = tuple(inputs)
         if key not in self._shapes:
             self._shapes[key] = self._shapes_for(key)
         return self._shapes[key]
 
     def _shapes_for(self, inputs: tuple[Sizes, ...]) -> tuple[Sizes, ...]:
-        known = [_static(value.shape) for value in self._returned]
-        if None in known:
+        known = {value.name: _static(value.shape) for value in self._returned}
+        if None in known.values():
             inferred = normalise(self._of_shapes(inputs), shapeless=True).shapes
-            known = [_static(inferred.get(value.name)) for value in self._returned]
-        if None in known:
-            zeros = [np.zeros(shape, slot.dtype) for slot, shape in zip(self.inputs, inputs, strict=True)]
-            model = get_backend("numpy").prepare(
-                self._model
-            )  # in others a division of integers by zero ends the process
-            results = model.run(dict(zip(self._names[0], zeros, strict=True)))
-            known = [results[value.name].shape for value in self._returned]
-        return tuple(shape for shape in known if shape is not None)
+            known = {name: _static(inferred.get(name)) for name in known}
+        unknown = [name for name, shape in known.items() if shape is None]
+        if unknown:
+            known |= self._tried(inputs, unknown)
+        return tuple(shape for shape in known.values() if shape is not None)
+
+    def _tried(self, inputs: tuple[Sizes, ...], outputs: Sequence[str]) -> dict[str, Sizes]:
+        """The shapes of outputs in two runs, whose floats and booleans are 0, then 1.
+
+        :raises InvalidModelError: a run fails, they differ, or an output is empty: XLA does not run what returns nothing.
+        """
+        model = get_backend("numpy").prepare(self._model)  # in others a division of integers by zero ends the process
+        runs = []
+        for make in (np.zeros, np.ones):
+            arrays = [
+                (np.zeros if slot.dtype.kind in "iu" else make)(shape, slot.dtype)  # 1 may be no index
+                for slot, shape in zip(self.inputs, inputs, strict=True)
+            ]
+            with suppress(BackendError):
+                results = model.run(dict(zip(self._names[0], arrays, strict=True)), outputs)
+                runs.append({name: np.shape(results[name]) for name in outputs})
+        for name in outputs:
+            shapes = {run[name] for run in runs}
+            if len(runs) < 2 or len(shapes) > 1 or 0 in runs[0][name]:
+                raise InvalidModelError(
+                    f"The shape of output {name!r} depends on the values of the inputs, and JAX needs to know it before "
+                    "anything runs. Leave that output out with refgrad.select_model_inputs_outputs."
+                )
+        return runs[0]
 
     def _of_shapes(self, inputs: tuple[Sizes, ...]) -> ModelProto:
         """The model without its weights, for inputs of these shapes."""
@@ -171,7 +192,7 @@ class Root(Program):
 
 
 class Derivative(Program):
-    """A product with the Jacobian of another program, or with its transpose: linear in the seeds, which come last."""
+    """A product with the Jacobian of another program, or with its transpose: linear in the seeds, inputs from `linear` on."""
 
     def __init__(self, parent: Program, is_forward: bool, seeds: Places, results: Places) -> None:
         seeded, returned = (parent.inputs, parent.outputs)[:: 1 if is_forward else -1]
