@@ -98,7 +98,10 @@ class CpuBackend(Backend):
             )
         if optimization not in _LEVELS:
             raise OptionError(f"optimization={optimization!r} is not known. There are {choices(_LEVELS)}.")
-        return _Session(self, model, threads, optimization, tuple(without), config)
+        settings = dict(config or {})
+        if not all(isinstance(text, str) for entry in settings.items() for text in entry):
+            raise OptionError(f"config={settings!r} has strings alone, as onnxruntime does: names and values.")
+        return _Session(self, model, threads, optimization, tuple(without), settings)
 
     def _device(self) -> str:
         return "CPU"
@@ -177,8 +180,8 @@ class _Session(Local):
         options.log_severity_level = _FATAL_SEVERITY
         # What was checked, whatever the name of the file says.
         options.add_session_config_entry("session.load_model_format", "ONNX")
-        for key, setting in (config or {}).items():
-            options.add_session_config_entry(key, setting)
+        for entry in (config or {}).items():
+            options.add_session_config_entry(*entry)
         if threads is not None:
             options.intra_op_num_threads = threads
         options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, _LEVELS[optimization])

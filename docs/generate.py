@@ -645,7 +645,7 @@ BENCHMARKS = (
         "A network of MatMul, Add and Relu as a function of JAX, and the same model run by an onnxruntime session alone, "
         "with the same options, in turn (benchmarks/jax_calls.py). A gradient by the weights is two runs: of the model, and "
         'of its gradient. "over ms" is the median of the differences. Goal: at most 0.3 ms over the session, under jit; what '
-        "is missing it copies the gradients of half a million weights to XLA.",
+        "misses it copies half a million weights to each run, and their gradients back.",
     ),
     (
         "Gradients under JAX",

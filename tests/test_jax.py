@@ -507,6 +507,61 @@ def test_integers_are_64_bits_wide_in_the_model_alone():
         assert f(jnp.array([2**20]), jnp.array([0], jnp.uint64))[0] == 2**40
 
 
+# Models whose outputs depend on less than one might think, or in bodies, and the same in jax.numpy.
+PARTIAL = {
+    "an input that nothing reads": ("f (float[N] x, float[N] z) => (float[N] y) { y = Mul(x, x) }", lambda x, z: x * x),
+    "an output that is an input": (
+        "f (float[N] x, float[N] z) => (float[N] x, float[N] y) { y = Mul(x, z) }",
+        lambda x, z: (x, x * z),
+    ),
+    "an output that is constant": (
+        "f (float[N] x, float[N] z) => (float[2] c, float[N] y) { c = Constant<value_floats = [1.0, 2.0]>() y = Mul(x, z) }",
+        lambda x, z: (jnp.array([1.0, 2.0]), x * z),
+    ),
+    "outputs that share a part": (
+        "f (float[N] x, float[N] z) => (float[N] y, float[N] w) { y = Mul(x, z) w = Mul(y, x) }",
+        lambda x, z: (x * z, x * x * z),
+    ),
+    "a Loop": (
+        "f (float[N] x, float[N] z) => (float[N] y) <int64 n = {3}, bool t = {1}> { y = Loop(n, t, x) <body = b "
+        "(int64 k, bool c, float[N] s) => (bool d, float[N] r) { d = Identity(c) r = Mul(s, z) }> }",
+        lambda x, z: x * z**3,
+    ),
+    "an If": (
+        "f (float[N] x, float[N] z) => (float[N] y) <float o = {0}, int64[1] a = {0}> { s = ReduceSum<keepdims = 0>(x, a) "
+        "c = Less(o, s) y = If(c) <then_branch = g () => (float[N] u) { u = Mul(x, z) }, "
+        "else_branch = h () => (float[N] v) { v = Neg(z) }> }",
+        lambda x, z: jax.lax.cond(x.sum() > 0, lambda: x * z, lambda: -z),
+    ),
+}
+
+
+@pytest.mark.parametrize("what", PARTIAL)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_derivatives_of_what_depends_on_less(what, backend):
+    text, g = PARTIAL[what]
+    f = function(parsed(text), backend=backend)
+    x, z = jnp.array([1.0, -2.0, 3.0]), jnp.array([0.5, 1.0, 2.0])
+
+    def square(h):
+        return lambda *arrays: sum((y**2).sum() for y in jax.tree.leaves(h(*arrays)))
+
+    assert_same(f(x, z), g(x, z))
+    for derivative in (
+        lambda h: jax.grad(square(h), argnums=(0, 1)),
+        lambda h: jax.jacfwd(h, argnums=(0, 1)),
+        lambda h: jax.hessian(square(h), argnums=(0, 1)),
+    ):
+        assert_same(derivative(f)(x, z), derivative(g)(x, z))
+
+
+def test_an_output_that_is_a_weight():
+    model = parsed("f (float[2] x) => (float[2] y, float[2] w) <float[2] w = {1, 2}> { y = Mul(x, w) }")
+    f = function(model, trainable=["w"])
+    slopes = jax.grad(lambda params, x: sum(y.sum() for y in f(params, x)))(f.params, jnp.array([3.0, 4.0]))
+    np.testing.assert_array_equal(slopes["w"], [4, 5])
+
+
 @pytest.mark.parametrize("kind", ["float16", "bfloat16"])
 def test_sixteen_bits(kind):
     f = function(cube(kind), backend="numpy")

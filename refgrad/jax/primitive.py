@@ -155,7 +155,7 @@ def _is_wide(dtype: np.dtype[Any]) -> bool:
 
 
 def _lowered(context: Any, *operands: Any, program: Program) -> Any:
-    """A call of Python by XLA: the arrays are those of XLA, not copies."""
+    """A call of Python by XLA, which copies arguments and results. `jax.pure_callback` is six times slower for small ones."""
     program.prepare()
     promised = [(tuple(value.shape), value.dtype) for value in _abstract(*context.avals_in, program=program)]
 
