@@ -276,6 +276,28 @@ def test_a_batch_axis_of_a_model_that_mixes_its_samples_is_refused_where_it_show
         jax.vmap(f)(jnp.ones((2, 3)))
 
 
+def test_a_batch_axis_of_inputs_with_different_numbers_of_samples_is_refused():
+    model = parsed("f (float[N] x, float[N] z) => (float[N] y) { y = Add(x, z) }")
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.shape.dim[0].Clear()
+    f = function(model, batch_axis=0)
+    with pytest.raises(OptionError, match=r"batch_axis=0: the inputs have 1, 3 samples"):
+        jax.vmap(f, (0, None))(jnp.ones((2, 3)), jnp.ones(1))
+
+
+def test_weights_in_attributes_are_arguments_too():
+    text = """<ir_version: 8, opset_import: ["": 15, "ai.onnx.ml": 1]> line (float[N, 2] x) => (float[N, 1] y) {
+        y = ai.onnx.ml.LinearRegressor <coefficients = [1.0, 2.0], intercepts = [3.0]> (x) }"""
+    f = function(onnx.parser.parse_model(text), trainable=True)
+    x = jnp.array([[1.0, 2.0], [3.0, 4.0]])
+    slopes = jax.grad(lambda params: f(params, x).sum())(f.params)
+    assert f(f.params, x).tolist() == [[8], [14]]
+    assert {name: slope.ravel().tolist() for name, slope in slopes.items()} == {
+        "LinearRegressor.coefficients": [4, 6],
+        "LinearRegressor.intercepts": [2],
+    }
+
+
 def test_weights_are_arguments_by_name_or_constants():
     f = function(net(), trainable=["w", "t*"])
     params, x, i = data()
@@ -383,6 +405,8 @@ def test_weights_that_do_not_fit_are_refused():
     ):
         with pytest.raises(FeedError, match=re.escape(said)):
             f(*given)
+    with pytest.raises(FeedError, match=r"'w' is a weight: put it into the dict that is the first argument\."):
+        f(params, x, i, w=params["w"])
 
 
 def test_python_numbers_take_the_type_of_the_input():
@@ -393,6 +417,11 @@ def test_python_numbers_take_the_type_of_the_input():
     assert (y, g, m) == (-2, -0.5, -3)
     assert (y.dtype, g.dtype, m.dtype) == (jnp.float32, jnp.float16, jnp.int32)
     np.testing.assert_array_equal(function(cube())([1.0, 2.0]), [1, 8])
+
+
+def test_names_that_python_uses_itself():
+    f = function(parsed("f (float[N] self, float[N] program) => (float[N] y) { y = Sub(self, program) }"))
+    np.testing.assert_array_equal(f(program=jnp.ones(1), self=jnp.zeros(1)), [-1])
 
 
 @pytest.mark.parametrize(
@@ -680,9 +709,13 @@ f = refgrad.jax.function(model, backend="numpy")
 mesh = jax.make_mesh((2,), ("a",))
 x = jax.device_put(jnp.arange(4.0), jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("a")))
 print(len(x.devices()), jax.jit(f)(x).tolist(), jax.jit(jax.grad(lambda x: f(x).sum()))(x).tolist())
+mesh = jax.make_mesh((2,), ("a",), axis_types=(jax.sharding.AxisType.Auto,))
+specs = jax.sharding.PartitionSpec("a")
+g = jax.shard_map(f, mesh=mesh, in_specs=specs, out_specs=specs, check_vma=False)
+print(jax.jit(jax.grad(lambda x: g(x).sum()))(jnp.arange(4.0)).tolist())
 """
     said = run(code, tmp_path, XLA_FLAGS="--xla_force_host_platform_device_count=2")
-    assert said == "2 [0.0, 1.0, 4.0, 9.0] [0.0, 2.0, 4.0, 6.0]\n"
+    assert said == "2 [0.0, 1.0, 4.0, 9.0] [0.0, 2.0, 4.0, 6.0]\n[0.0, 2.0, 4.0, 6.0]\n"
 
 
 def test_without_jax_the_error_says_what_to_install(tmp_path):

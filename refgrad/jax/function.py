@@ -37,17 +37,15 @@ class Function:
     their names in the model; None where there are none.
     """
 
-    def __init__(self, root: Root, inputs: tuple[Value, ...], outputs: tuple[Value, ...], params: Any) -> None:
-        self.inputs, self.outputs = inputs, outputs
+    def __init__(
+        self, root: Root, inputs: Sequence[Value], outputs: Sequence[Value], weights: Sequence[Value], params: Any
+    ) -> None:
+        self.inputs, self.outputs = tuple(inputs), tuple(outputs)
         self.params: dict[str, jax.Array] | None = params
-        self._root = root
-        self._weights = tuple(
-            Value(name, slot.dtype, value.shape)
-            for (name, value), slot in zip((params or {}).items(), root.inputs, strict=False)
-        )
+        self._root, self._weights = root, tuple(weights)
         self.__name__ = self.__qualname__ = root.model.graph.name
 
-    def __call__(self, *arrays: Any, **named: Any) -> Any:
+    def __call__(self, /, *arrays: Any, **named: Any) -> Any:
         """Compute the outputs: an array, or a tuple of arrays where the model has several outputs.
 
         :raises FeedError: an input is missing, unknown or there twice, or has another dtype or shape than the model declares.
@@ -61,8 +59,8 @@ class Function:
                 )
             weights, *arrays = arrays  # type: ignore[assignment]
         values = (*self._weights, *self.inputs)
-        given = {**weights, **self._by_name(arrays, named)}
         self._refuse_unknown(weights)
+        given = {**weights, **self._by_name(arrays, named)}
         for value in (*values, *self.outputs):
             _refuse_double(value)
         known = {value.name: value for value in values}
@@ -85,6 +83,8 @@ class Function:
         for name in named:
             if name in given:
                 raise FeedError(f"Input {name!r} is given twice, by position and by name.")
+            if any(name == value.name for value in self._weights):
+                raise FeedError(f"{name!r} is a weight: put it into the dict that is the first argument.")
         return {**given, **named}
 
     def _refuse_unknown(self, weights: Mapping[str, Any]) -> None:
@@ -160,13 +160,13 @@ def function(
     if batch_axis is not None:
         _check_axis(batch_axis, inputs, outputs)
     sampled = {value.name for value in inputs} if batch_axis is not None else set()
-    root = Root(proto, [*(found[name] for name in weights), *inputs], sampled, settings)
+    held = [found[name] for name in weights]
     params = None
     if trainable is not False:
-        for name in weights:
-            _refuse_double(found[name])
-        params = {name: jnp.asarray(value) for name, value in weights.items()}
-    return Function(root, inputs, outputs, params)
+        for value in held:
+            _refuse_double(value)
+        params = {name: jnp.asarray(array) for name, array in weights.items()}
+    return Function(Root(proto, [*held, *inputs], sampled, settings), inputs, outputs, held, params)
 
 
 def _settings(

@@ -119,6 +119,11 @@ def _merged(arguments: Sequence[Any], axes: Sequence[Any], axis: int, program: P
             counts.add(rows.shape[axis + 1])
             rows = rows.reshape(*rows.shape[:axis], size * rows.shape[axis + 1], *rows.shape[axis + 2 :])
         merged.append(rows)
+    if len(counts) > 1:
+        raise OptionError(
+            f"batch_axis={axis}: the inputs have {', '.join(map(str, sorted(counts)))} samples. Give all the same number, or "
+            "leave batch_axis out."
+        )
     [count] = counts
     results = run(program, merged)
     for result in results:
