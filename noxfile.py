@@ -80,7 +80,16 @@ def types(session: nox.Session) -> None:
 @nox.session(venv_backend="none")
 def tests(session: nox.Session) -> None:
     """The quick suite on the interpreter and on stock onnxruntime."""
-    stock(session, "python", "-m", "pytest", "-q", *QUICK, *without("lowered", "suite", "thorough"), *session.posargs)
+    stock(
+        session,
+        "python",
+        "-m",
+        "pytest",
+        "-q",
+        *QUICK,
+        *without("jax", "lowered", "suite", "thorough"),
+        *session.posargs,
+    )
 
 
 @nox.session(venv_backend="none")
@@ -145,7 +154,7 @@ def training(session: nox.Session) -> None:
     session.install("-e", ".[ort-training,test]")
     shutil.rmtree(PARITY, ignore_errors=True)
     folders = {"REFGRAD_TORCH_MODELS": str(TORCH_MODELS), "REFGRAD_PARITY": str(PARITY)}
-    pytest(session, *QUICK, *without("interpreter", "stock", "suite"), **folders)
+    pytest(session, *QUICK, *without("interpreter", "jax", "stock", "suite"), **folders)
 
 
 @nox.session
@@ -164,6 +173,13 @@ def torch(session: nox.Session) -> None:
     shutil.rmtree(TORCH_MODELS, ignore_errors=True)
     session.run("python", "examples/torch_models.py", str(TORCH_MODELS))
     pytest(session, "-m", "not models", *marked("torch"), REFGRAD_TORCH_MODELS=str(TORCH_MODELS))
+
+
+@nox.session
+def jax(session: nox.Session) -> None:
+    """Models as functions of JAX against the same networks in jax.numpy; after `torch`, its models against torch.autograd."""
+    session.install("-e", ".[ort,jax,test]")
+    pytest(session, *QUICK, *marked("jax"), REFGRAD_TORCH_MODELS=str(TORCH_MODELS))
 
 
 @nox.session
@@ -242,6 +258,15 @@ def benchmarks_training(session: nox.Session) -> None:
     session.run("python", "benchmarks/build_time.py")
     session.run("python", "benchmarks/run_time.py", str(TORCH_MODELS))
     session.run("python", "benchmarks/artifacts.py", "write", str(TORCH_MODELS), str(ARTIFACTS))
+    session.run("python", "docs/generate.py")
+
+
+@nox.session
+def benchmarks_jax(session: nox.Session) -> None:
+    """What a call from JAX costs, and every architecture under jax.grad; after `models`, which writes them."""
+    session.install("-e", ".[ort,jax]")
+    session.run("python", "benchmarks/jax_calls.py")
+    session.run("python", "benchmarks/jax_exports.py", str(TORCH_MODELS))
     session.run("python", "docs/generate.py")
 
 

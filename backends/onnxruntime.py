@@ -43,6 +43,7 @@ _LEVELS = {
     "extended": "ORT_ENABLE_EXTENDED",
     "all": "ORT_ENABLE_ALL",
 }
+SLEEPING = {"session.intra_op.allow_spinning": "0"}  # between runs threads leave the processor to others
 _FATAL_SEVERITY = 4  # errors are raised: they are not written to stderr as well
 
 
@@ -80,31 +81,28 @@ class CpuBackend(Backend):
         threads: int | None = None,
         optimization: str = "all",
         without: Collection[str] = (),
-        spinning: bool = True,
         config: Mapping[str, str] | None = None,
         **options: Any,
     ) -> Prepared:
         """Open a session. `threads` limits the threads used inside an operator (default: ONNX Runtime's choice).
 
         `optimization` is the level of graph optimisations: disabled, basic, extended or all. `without` names passes that are
-        left out, such as "MatMulAddFusion". Without `spinning` its threads sleep between runs, and leave the processor to
-        others. `config` are entries of its session options, such as {"session.set_denormal_as_zero": "1"}.
+        left out, such as "MatMulAddFusion". `config` has entries of the session's configuration: with
+        {"session.intra_op.allow_spinning": "0"} its threads sleep between two runs.
 
         Raises InvalidModelError, BackendError (an operator without a kernel, an opset that is too new), OptionError.
         """
         if options:
             raise OptionError(
-                f"Backend {self.name!r} has no option {sorted(options)}. Its options are threads, optimization, without, "
-                "spinning and config."
+                f"Backend {self.name!r} has no option {sorted(options)}. Its options are threads, optimization, without "
+                "and config."
             )
         if optimization not in _LEVELS:
             raise OptionError(f"optimization={optimization!r} is not known. There are {choices(_LEVELS)}.")
-        entries = dict(config or {})
-        if not all(isinstance(text, str) for entry in entries.items() for text in entry):
-            raise OptionError(f"config is texts by names, as {{'session.disable_prepacking': '1'}}, not {config}.")
-        if not spinning:
-            entries |= dict.fromkeys(("session.intra_op.allow_spinning", "session.inter_op.allow_spinning"), "0")
-        return _Session(self, model, threads, optimization, tuple(without), entries)
+        settings = dict(config or {})
+        if not all(isinstance(text, str) for entry in settings.items() for text in entry):
+            raise OptionError(f"config={settings!r} has strings alone, as onnxruntime does: names and values.")
+        return _Session(self, model, threads, optimization, tuple(without), settings)
 
     def _device(self) -> str:
         return "CPU"
@@ -182,8 +180,9 @@ class _Session(Local):
         options = onnxruntime.SessionOptions()
         options.log_severity_level = _FATAL_SEVERITY
         # What was checked, whatever the name of the file says.
-        for key, entry in {**(config or {}), "session.load_model_format": "ONNX"}.items():
-            options.add_session_config_entry(key, entry)
+        options.add_session_config_entry("session.load_model_format", "ONNX")
+        for entry in (config or {}).items():
+            options.add_session_config_entry(*entry)
         if threads is not None:
             options.intra_op_num_threads = threads
         options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, _LEVELS[optimization])

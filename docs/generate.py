@@ -640,6 +640,27 @@ BENCHMARKS = (
         "error is the largest relative difference of the losses.",
     ),
     (
+        "Calls from JAX",
+        "jax_calls",
+        "A network of MatMul, Add and Relu as a function of JAX, and the same model run by an onnxruntime session alone, "
+        "with the same options, in turn (benchmarks/jax_calls.py). A gradient by the weights is two runs: of the model, and "
+        'of its gradient. "over ms" is the median of the differences. Goal: at most 0.3 ms over the session, under jit; what '
+        "misses it copies half a million weights to each run, and their gradients back.",
+    ),
+    (
+        "Gradients under JAX",
+        "jax_exports",
+        "jax.grad of all architectures of `examples/architectures.py`, by input and by weights, in float32 on ONNX Runtime: "
+        "the largest error relative to the largest entry of each gradient, beside torch.autograd in double, and that of "
+        "autograd in single precision (benchmarks/jax_exports.py). Goal: 1e-5.",
+    ),
+    (
+        "Second derivatives under JAX",
+        "jax_second",
+        "A network of two layers with tanh as a model, and the same written in jax.numpy, both differentiated by JAX "
+        "(benchmarks/jax_exports.py). Goals: 1e-5 in float32, 1e-10 in float64, relative to the largest entry.",
+    ),
+    (
         "Planted faults, located",
         "locating",
         "`refgrad compare` and `refgrad nan` on exports with planted faults of kernels, rules, a fusion, and NaN (benchmarks/"

@@ -12,7 +12,7 @@ from onnx import helper, parser
 
 from refgrad.backends import available, backends, get_backend
 from refgrad.backends.onnxruntime import DISTRIBUTIONS, CpuBackend, CudaBackend
-from refgrad.errors import BackendError, InvalidModelError
+from refgrad.errors import BackendError, InvalidModelError, OptionError
 
 pytestmark = pytest.mark.skipif("ort-cpu" not in available(), reason="onnxruntime is not installed")
 
@@ -60,6 +60,14 @@ def test_an_install_that_does_not_import_is_unavailable(monkeypatch):
 def test_threads_can_be_limited(ort):
     result = ort.prepare(parse(NEG), threads=1).run({"x": np.ones(2, np.float32)})
     np.testing.assert_array_equal(result["y"], [-1, -1])
+
+
+def test_entries_of_the_configuration_reach_the_session(ort):
+    config = {"session.intra_op.allow_spinning": "0"}
+    prepared = ort.prepare(parse(NEG), config=config)
+    assert prepared._session.get_session_options().get_session_config_entry(*config) == "0"
+    with pytest.raises(OptionError, match=r"config=\{'a': 1\} has strings alone"):
+        ort.prepare(parse(NEG), config={"a": 1})
 
 
 def test_an_opset_that_is_too_new_is_explained(ort):

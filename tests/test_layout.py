@@ -30,9 +30,9 @@ STAIRCASE = (
     ("refgrad.plotting", "refgrad.utils"),  # the names of onnxcustom's modules
     # what runs graphs
     ("refgrad.backends",),
-    # what trains
+    # what trains, and what calls gradients in other frameworks
     ("refgrad.training",),
-    ("refgrad.torch",),
+    ("refgrad.jax", "refgrad.torch"),
     # what judges gradients
     ("refgrad.conformance.case", "refgrad.conformance.records"),
     ("refgrad.conformance.questions", "refgrad.conformance.cases", "refgrad.conformance.departures"),

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from refgrad.backends import available, get_backend
 from refgrad.backends.base import Value, check_shape, describe, load_model
+from refgrad.backends.onnxruntime import SLEEPING, CpuBackend
 from refgrad.errors import FeedError, InvalidModelError, OptionError, choices, did_you_mean
 from refgrad.protos.external import array_of
 from refgrad.protos.files import save_made
@@ -55,8 +56,8 @@ class Module(nn.Module):
     :param outputs: the outputs to return; by default all.
     :param backend: what runs it: "ort-cpu", "ort-cuda", "numpy", or another one that is installed; by default ONNX Runtime
         where that is installed.
-    :param options: those of the backend, such as {"threads": 1}; threads of ONNX Runtime sleep between calls, unless
-        {"spinning": True}, and are as many as torch's.
+    :param options: those of the backend, such as {"threads": 1}. ONNX Runtime has as many threads as torch, and they do not
+        spin between calls, unless {"config": {"session.intra_op.allow_spinning": "1"}} says so.
     :param recompute: as in `refgrad.gradient`: less memory, more time.
     :param kinks: whose derivative is taken where there is none: "torch", "refgrad" or "onnxruntime".
     :param quantization: the derivative of rounding: "zero", "straight-through" or "clipped".
@@ -100,11 +101,15 @@ class Module(nn.Module):
         ):
             if value not in known:
                 raise OptionError(f"There is no {what} {value!r}; there are {choices(known)}.")
-        name = backend or ("ort-cpu" if "ort-cpu" in available() else "numpy")
-        defaults = {"spinning": False, "threads": torch.get_num_threads()} if name in ("ort-cpu", "ort-cuda") else {}
+        executor = get_backend(backend or ("ort-cpu" if "ort-cpu" in available() else "numpy"))
+        given = dict(options or {})
+        if isinstance(executor, CpuBackend):
+            given = (
+                {"threads": torch.get_num_threads()} | given | {"config": SLEEPING | dict(given.get("config") or {})}
+            )
         self._settings = Settings(
-            get_backend(name),
-            defaults | dict(options or {}),
+            executor,
+            given,
             recompute if isinstance(recompute, bool) else tuple(recompute),
             kinks,
             quantization,

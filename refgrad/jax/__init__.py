@@ -1,0 +1,10 @@
+"""A model as a function of JAX, with derivatives of any order (the extra `jax`)."""
+
+try:
+    import jax  # noqa: F401
+except ImportError as error:
+    raise ImportError("refgrad.jax needs JAX. Install it: pip install 'refgrad[jax]'.", name="jax") from error
+
+from refgrad.jax.function import Function, function
+
+__all__ = ["Function", "function"]
