@@ -17,6 +17,7 @@ TOPS = ("refgrad", "backends", "conformance")
 STAIRCASE = (
     # the differentiator
     ("refgrad.errors", "refgrad.interruption"),
+    ("refgrad.notices",),
     ("refgrad.protos", "refgrad.worker"),
     ("refgrad.tables",),
     ("refgrad.forward",),

@@ -34,6 +34,8 @@ def preflight(
 ) -> None:
     """List the operators of MODEL on the way to its outputs. Each has a rule, a derivative of zero, or a reason for refusal.
 
+    Below the table it says which gradients are 0 whatever is fed, and what to do about it.
+
     The exit code is 2 if an operator is refused.
     """
     report = refgrad.preflight(model, names(wrt), names(outputs), quantization=quantization)
@@ -55,6 +57,8 @@ def preflight(
             verbose,
             least=len(refused),
         )
+        for zero in report.zeros:
+            say(zero)
     raise typer.Exit(AGREES if report.ok else REFUSED)
 
 
