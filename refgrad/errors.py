@@ -105,10 +105,6 @@ class AnswerError(RefgradError):
     """The builder did not return a gradient model, or the executor did not return the outputs."""
 
 
-class GraphvizError(RefgradError):
-    """The program `dot`, which draws pictures, is not installed or fails."""
-
-
 class JournalError(RefgradError):
     """A journal of a conformance run that cannot be written or resumed."""
 

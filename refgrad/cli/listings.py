@@ -152,7 +152,7 @@ def show(
     model: Model,
     text: Annotated[bool, typer.Option("--text", help="Print an indented listing. This is the default.")] = False,
     dot: Annotated[bool, typer.Option("--dot", help="Print the DOT language of Graphviz.")] = False,
-    svg: Annotated[bool, typer.Option("--svg", help="Print SVG. Graphviz's program dot draws it.")] = False,
+    svg: Annotated[bool, typer.Option("--svg", help="Print SVG, a picture for browsers.")] = False,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", help="Write to this file instead of printing.", show_default=False),
