@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-from refgrad.errors import choices
+from refgrad.errors import abridged, choices
+from refgrad.markup import BAD, ROWS, html_table
 
+_DERIVATIVES = {"rule": "rule", "zero": "zero", "none": "refused: no derivative", "missing": "refused: no rule"}
 _FEW = 3  # nodes or values that a sentence names
 
 
@@ -67,3 +70,24 @@ class Report:
     def refused(self) -> tuple[OperatorVerdict, ...]:
         """The operators that stand in the way."""
         return tuple(row for row in self.rows if row.verdict in ("none", "missing"))
+
+    def table(self, nodes: int | None = _FEW) -> list[dict[str, Any]]:
+        """A row for each operator, those that are refused first; so many nodes of these are named, None names all."""
+        refused = self.refused
+        return [
+            {
+                "operator": row.operator,
+                "nodes": len(row.nodes),
+                "derivative": _DERIVATIVES[row.verdict],
+                "formula or reason": row.reason,
+                "": abridged(row.nodes, nodes) if row in refused else "",
+            }
+            for row in sorted(self.rows, key=lambda row: row not in refused)
+        ]
+
+    def _repr_html_(self) -> str:
+        """The table, and what is zero, for a notebook."""
+        by = f"{abridged(self.outputs)} by {abridged(self.wrt)}"
+        title = f"{by}: {'has a gradient' if self.ok else 'has no gradient'}"
+        colors = {_DERIVATIVES["none"]: BAD, _DERIVATIVES["missing"]: BAD}
+        return html_table(self.table(), title, map(str, self.zeros), colors, max(ROWS, len(self.refused)))
