@@ -312,17 +312,17 @@ class _Section:
     def _lanes(self) -> None:
         """Give parallel branches columns: a node continues the column of what it reads, if nobody has continued it."""
         reads: dict[int, list[_Box]] = {}
-        for maker, box in self._arrows:
-            reads.setdefault(id(box), []).append(maker)
+        for maker, reader in self._arrows:
+            reads.setdefault(id(reader), []).append(maker)
         lane_of: dict[int, int] = {}
         tips: dict[int, _Box] = {}
         left = {id(maker): 0 for maker, _ in self._arrows}
         for maker, _ in self._arrows:
             left[id(maker)] += 1
         for row in self._rows:
-            box = row.forward
-            if box is None:
+            if row.forward is None:
                 continue
+            box = row.forward
             makers = [one for one in reads.get(id(box), ()) if id(one) in lane_of]
             mine = [lane_of[id(one)] for one in makers if tips.get(lane_of[id(one)]) is one]
             free = next((k for k in range(_LANES) if k not in tips), _LANES - 1)
