@@ -16,8 +16,9 @@ del interruption
 import refgrad.rules  # noqa: E402, F401  (it registers every rule)
 from refgrad import recipes  # noqa: E402
 from refgrad.reverse.gradient import gradient, preflight  # noqa: E402
-from refgrad.show.dot import to_dot, to_svg  # noqa: E402
+from refgrad.show.dot import to_dot  # noqa: E402
 from refgrad.show.plot import plot_onnxs  # noqa: E402
+from refgrad.show.svg import to_svg  # noqa: E402
 from refgrad.show.text import onnx_simple_text_plot, onnx_text_plot_io  # noqa: E402
 from refgrad.transforms.derivative import DerivativeOptions, onnx_derivative, random_feed  # noqa: E402
 from refgrad.transforms.expansion import expand_gradients  # noqa: E402

@@ -15,7 +15,7 @@ class RefgradError(Exception):
 
 
 class ModelWarning(UserWarning):
-    """A model says of itself what is not so. What is so was taken."""
+    """What is worth knowing beside a result: a model says of itself what is not so, or an answer is right and of no use."""
 
 
 class InvalidModelError(RefgradError):
@@ -103,10 +103,6 @@ class WorkerError(RefgradError):
 
 class AnswerError(RefgradError):
     """The builder did not return a gradient model, or the executor did not return the outputs."""
-
-
-class GraphvizError(RefgradError):
-    """The program `dot`, which draws pictures, is not installed or fails."""
 
 
 class JournalError(RefgradError):

@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import IO, Any, ParamSpec, TypeVar
 
 from refgrad.errors import InvalidModelError, OptionError, RefgradError, WorkerError
+from refgrad.notices import notice
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -201,8 +202,8 @@ def limited(function: Callable[P, R]) -> Callable[P, R]:
                 result, error, notices = worker.call(_result_or_error, call, arguments, keywords)
             except WorkerError as failure:
                 raise _met(failure, function.__name__, memory, seconds) from failure
-        for notice in notices:
-            warnings.warn(notice, stacklevel=2)
+        for met in notices:
+            notice(met)
         if error is None:
             return result
         if memory is not None and _NO_MEMORY.search(str(error)):

@@ -128,7 +128,7 @@ BAD_MODELS = {
     "undefined": (InvalidModelError, ["nowhere"]),
     "cyclic": (InvalidModelError, ["onnx.checker", "sorted"]),
     "no shape": (InvalidModelError, ["'y'", "declares no shape", "Declare its axes"]),
-    "maps": (UnknownNameError, ["'y'", "ZipMap", "'x'", "save the model without it"]),
+    "maps": (UnknownNameError, ["'y'", "ZipMap", "'x'", "Export the model without it"]),
     "newer opset": (InvalidModelError, ["99", "Upgrade onnx"]),
     "custom": (NoGradientError, ["my.Magic", "wand", "refgrad.extend.rule"]),
     "no derivative": (NoGradientError, ["my.Magic", "refgrad.extend.rule"]),

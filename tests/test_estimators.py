@@ -249,6 +249,7 @@ def test_labels_of_any_form_train_alike(line: onnx.ModelProto, classifier: onnx.
     assert of[0] == of[1] == of[2] == of[3]
 
 
+@pytest.mark.filterwarnings("ignore:The loss log_loss compares probabilities")
 def test_what_does_not_fit_is_named(line: onnx.ModelProto, classifier: onnx.ModelProto) -> None:
     with pytest.raises(FeedError, match="The label 'd' is none of the model's classes: 'a', 'b', 'c'"):
         OnnxClassifier(classifier).fit(X, np.where(THREE == "a", "d", THREE))

@@ -167,7 +167,7 @@ def test_metadata_tells_what_belongs_to_what() -> None:
     assert ("author", "somebody") in [(p.key, p.value) for p in gradient.metadata_props]
     emitted = {node.name: {p.key: p.value for p in node.metadata_props} for node in gradient.graph.node}
     assert {frozenset(properties.items()) for properties in emitted.values()} == {
-        frozenset({("refgrad.rule", "Mul"), ("refgrad.node", "product")})
+        frozenset({("refgrad.rule", "Mul"), ("refgrad.node", "product"), ("namespace", "backward")})
     }
     assert all(name.startswith("product_Grad/") for name in emitted)
 

@@ -16,7 +16,8 @@ TOPS = ("refgrad", "backends", "conformance")
 # From the lowest step up. Rooms on one step may not import from each other either.
 STAIRCASE = (
     # the differentiator
-    ("refgrad.errors", "refgrad.interruption"),
+    ("refgrad.errors", "refgrad.interruption", "refgrad.markup"),
+    ("refgrad.notices",),
     ("refgrad.protos", "refgrad.worker"),
     ("refgrad.tables",),
     ("refgrad.forward",),

@@ -483,6 +483,7 @@ RECIPES = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:The model has a result 'label'")
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_name_that_is_taken_becomes_the_next_free_one(name):
     recipe, options = RECIPES[name]

@@ -110,7 +110,9 @@ def test_probabilities_are_no_logits(classifier: object) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of few iterations
         model = converted(classifier, DIGITS)
-    with pytest.raises(OptionError, match=r"compares logits, and 'probabilities' is made by .*: take log_loss"):
+    with pytest.raises(
+        OptionError, match=r"compares logits, and 'probabilities' is a probability, made by .*: take log_loss"
+    ):
         step_model(model, "cross_entropy")
 
 

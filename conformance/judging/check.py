@@ -9,6 +9,7 @@ intermediate result is rounded (cancellation and kinks can move it far).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -56,7 +57,8 @@ from refgrad.conformance.questions.point import (
 from refgrad.conformance.questions.undefined import undefined
 from refgrad.conformance.questions.weights import randomize
 from refgrad.conformance.tracing.nonfinite import Birth, births
-from refgrad.errors import BackendError, BuilderError, FeedError, OptionError, RefgradError, choices
+from refgrad.errors import BackendError, BuilderError, FeedError, OptionError, RefgradError, abridged, choices
+from refgrad.markup import BAD, html_table
 from refgrad.protos.malformed import explained
 from refgrad.protos.walk import every_node
 from refgrad.reverse.gradient import gradient as differentiate
@@ -71,6 +73,8 @@ FLOAT64 = "float64"
 _FAULTS = (DISAGREED, FAILED)
 _OF_RANGE = ("overflow", "underflow")  # kinds of births
 _OF_KINKS = ("a dead branch",)
+FIRST = (DISAGREED, FAILED, WRONG_BUILDER)  # verdicts that are listed first; what agrees is listed last
+_NOTES = 4  # of rows that are wrong, in a notebook
 _ENOUGH = 100_000  # iterations of a loop whose inputs are random
 
 
@@ -113,6 +117,48 @@ class Check:
     def faults(self) -> tuple[Row, ...]:
         """The rows that show something wrong with refgrad or a backend."""
         return tuple(row for row in self.rows if row.verdict in _FAULTS)
+
+    def summary(self) -> list[dict[str, Any]]:
+        """A row for each dialect, backend and oracle: how often each verdict is, and the gradient with the largest error."""
+        verdicts = sorted({row.verdict for row in self.rows}, key=_place)
+        groups: dict[tuple[str, str, str], list[Row]] = {}
+        for row in self.rows:
+            groups.setdefault((row.dialect, row.backend, row.oracle), []).append(row)
+        summary = []
+        for (dialect, backend, oracle), group in groups.items():
+            counts = Counter(row.verdict for row in group)
+            compared = [row for row in group if row.relative is not None]
+            worst = max(compared, key=gravity, default=None)
+            asked: dict[str, Any] = {"dialect": dialect, "backend": backend, "against": oracle}
+            summary.append(
+                asked
+                | {verdict: counts[verdict] or None for verdict in verdicts}
+                | {
+                    "worst gradient": None if worst is None else worst.gradient,
+                    "relative": None if worst is None else worst.relative,
+                    "explained": None if worst is None else worst.allowed,
+                }
+            )
+        return summary
+
+    def _repr_html_(self) -> str:
+        """The summary, and what is wrong, for a notebook."""
+        notes = [
+            f"{row.gradient} ({row.dialect}, {row.backend}): {row.verdict} {row.note}".rstrip() for row in self.faults
+        ]
+        title = f"The gradient of {abridged(self.outputs)} by {abridged(self.wrt)}: {'right' if self.ok else 'WRONG'}"
+        notes = [*notes[:_NOTES], f"Feeds: {self.feeds}; seed {self.seed}."]
+        return html_table(self.summary(), title, notes, dict.fromkeys(_FAULTS, BAD))
+
+
+def _place(verdict: str) -> tuple[bool, bool, str]:
+    """The place of a verdict: agreed first, since it is a count in a table, then faults."""
+    return verdict != AGREED, verdict not in FIRST, verdict
+
+
+def gravity(row: Row) -> tuple[bool, float]:
+    """The larger, the more a row needs attention: by the verdict, then by the part of what is explained."""
+    return row.verdict in FIRST, (row.relative or 0.0) / (row.allowed or 1.0)
 
 
 @explained

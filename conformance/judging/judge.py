@@ -41,6 +41,7 @@ from refgrad.conformance.questions.kinked import kinks_of
 from refgrad.conformance.questions.point import Point, Truth, in_float64, rounding, without
 from refgrad.conformance.questions.question import Question
 from refgrad.errors import RefgradError, abridged, choices
+from refgrad.notices import quiet
 from refgrad.tables.kinks import CONVENTIONS
 
 FLOAT64 = "float64"  # the witness that refgrad's own gradient is, once it is confirmed
@@ -327,7 +328,8 @@ def _in_float64(question: Question, kinks: str = "refgrad") -> tuple[Built, dict
     outputs = list(question.cotangents)
     built = Built(ModelProto(), {name: f"{name}_grad" for name in outputs}, {name: name for name in question.wrt})
     try:
-        built = Built.of(refgrad.gradient(question.model, question.wrt, outputs, kinks=kinks))
+        with quiet():
+            built = Built.of(refgrad.gradient(question.model, question.wrt, outputs, kinks=kinks))
         prepared = in_float64(built.model)
         gradients = built.named(prepared.run(built.feeds(question.at, question.wide_cotangents)))
     except RefgradError:

@@ -55,6 +55,7 @@ from refgrad.conformance.questions.rounding import DRAWS, FEW_DRAWS, MANY_DRAWS,
 from refgrad.conformance.systems.builders import CrashError
 from refgrad.conformance.tracing.nonfinite import Birth, births
 from refgrad.errors import BackendError, FeedError, OptionError, RefgradError, choices
+from refgrad.markup import BAD, html_table
 from refgrad.protos.malformed import explained
 from refgrad.protos.types import FLOATS
 from refgrad.reverse.assembly import names_in
@@ -147,6 +148,24 @@ class Comparison:
         """Whether there is a gradient to compare, and both sides are right in every tensor."""
         is_any = any(tensor.kind == GRADIENT for tensor in self.tensors)
         return is_any and not self.a.failed and not self.b.failed and all(tensor.ok for tensor in self.tensors)
+
+    def _repr_html_(self) -> str:
+        """The tensors, those that differ first, and who is at fault, for a notebook."""
+        rows = [
+            {
+                "tensor": one.name,
+                "kind": one.kind,
+                "a": one.a.verdict,
+                "b": one.b.verdict,
+                "apart": one.apart,
+                "": one.verdict,
+            }
+            for one in sorted(self.tensors, key=lambda tensor: tensor.ok)
+        ]
+        notes = [f"{side.label}: {side.failed}" for side in (self.a, self.b) if side.failed]
+        notes.append(f"Judge: {self.judge}. Feeds: {self.feeds}; seed {self.seed}.")
+        title = f"{self.a.label} (a) and {self.b.label} (b): {'ok' if self.ok else 'DIFFERENT'}"
+        return html_table(rows, title, notes, {WRONG: BAD})
 
 
 @explained

@@ -15,6 +15,7 @@ from refgrad.conformance.questions.evidence import Built, Oracle, Property, Sile
 from refgrad.conformance.questions.point import ShapeMovedError, in_float64
 from refgrad.conformance.questions.question import Question
 from refgrad.errors import BackendError, RefgradError
+from refgrad.notices import quiet
 
 NAME = "second-order"
 _SETTLED = 1e-7  # the error of a difference, relative to its value, that needs no smaller step
@@ -95,7 +96,8 @@ def _differentiated(question: Question, built: Built, w: Arrays) -> Arrays | Non
     if not known:
         return None
     try:
-        again = Built.of(refgrad.gradient(built.model, list(known), list(known.values())))
+        with quiet():
+            again = Built.of(refgrad.gradient(built.model, list(known), list(known.values())))
         seeds = {gradient: w[name] for name, gradient in known.items()}
         prepared = in_float64(again.model)
         second = again.named(prepared.run(again.feeds(built.feeds(question.at, question.wide_cotangents), seeds)))

@@ -15,6 +15,7 @@ from refgrad.conformance.case import Case
 from refgrad.conformance.parity.cases import float_inputs
 from refgrad.conformance.systems.training_form import LOSS, as_it_trains, with_loss
 from refgrad.forward.normalise import normalise
+from refgrad.notices import quiet
 from refgrad.transforms.ortbuilder import Builders, readable
 
 
@@ -40,7 +41,8 @@ def build(case: Case, builders: Builders) -> Pair:
     known = normalise(model)
     wrt = [name for name in (float_inputs(case.model) if case.wrt is None else case.wrt) if name in known.types]
     # ONNX Runtime's gradient of FakeQuant is refgrad's with "clipped"; it has no other.
-    ours = refgrad.gradient(model, wrt=wrt, outputs=[LOSS], dialect="ort", quantization="clipped")
+    with quiet():
+        ours = refgrad.gradient(model, wrt=wrt, outputs=[LOSS], dialect="ort", quantization="clipped")
     theirs = builders.raw(as_it_trains(model), wrt, LOSS)
     made = {f"{name}_grad" for name in wrt}
     kept = [value for value in theirs.graph.output if value.name in made]

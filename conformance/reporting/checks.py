@@ -10,8 +10,8 @@ from typing import Any
 
 from rich.console import Console
 
-from refgrad.conformance.judging.check import FAILED, WRONG_BUILDER, Check, Row
-from refgrad.conformance.oracles.comparison import AGREED, DISAGREED
+from refgrad.conformance.judging.check import FIRST, Check, Row, gravity
+from refgrad.conformance.oracles.comparison import AGREED
 from refgrad.conformance.oracles.differences import NAME as DIFFERENCES
 from refgrad.errors import abridged
 from refgrad.show.tables import printable, table
@@ -19,12 +19,11 @@ from refgrad.show.tables import printable, table
 _NAMES = 3  # of a list, in a summary
 REASONS_SHOWN = 4  # of each verdict, in a summary
 _REASON = 300  # characters of a reason, in a summary
-_FIRST = (DISAGREED, FAILED, WRONG_BUILDER)  # what is listed first; what agrees is listed last
 
 
 def show(found: Check, console: Console, verbose: bool = False) -> None:
     """Print a summary on `console`, or every row and every reason."""
-    console.print(table(_every(found.rows) if verbose else _summary(found.rows)))
+    console.print(table(_every(found.rows) if verbose else found.summary()))
     for line in _reasons(found.rows, verbose):
         _print(console, line)
     counts = Counter(row.verdict for row in found.rows)
@@ -58,40 +57,6 @@ def _every(rows: Iterable[Row]) -> list[dict[str, Any]]:
     ]
 
 
-def _summary(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """A row for each dialect, backend and oracle: how often each verdict is, and the gradient with the largest error."""
-    verdicts = sorted({row.verdict for row in rows}, key=_place)
-    groups: dict[tuple[str, str, str], list[Row]] = {}
-    for row in rows:
-        groups.setdefault((row.dialect, row.backend, row.oracle), []).append(row)
-    summary = []
-    for (dialect, backend, oracle), group in groups.items():
-        counts = Counter(row.verdict for row in group)
-        compared = [row for row in group if row.relative is not None]
-        worst = max(compared, key=_gravity, default=None)
-        asked: dict[str, Any] = {"dialect": dialect, "backend": backend, "against": oracle}
-        summary.append(
-            asked
-            | {verdict: counts[verdict] or None for verdict in verdicts}
-            | {
-                "worst gradient": None if worst is None else worst.gradient,
-                "relative": None if worst is None else worst.relative,
-                "explained": None if worst is None else worst.allowed,
-            }
-        )
-    return summary
-
-
-def _place(verdict: str) -> tuple[bool, bool, str]:
-    """The place of a verdict: agreed first, since it is a count in a table, then faults."""
-    return verdict != AGREED, verdict not in _FIRST, verdict
-
-
-def _gravity(row: Row) -> tuple[bool, float]:
-    """The larger, the more a row needs attention: by the verdict, then by the part of what is explained."""
-    return row.verdict in _FIRST, (row.relative or 0.0) / (row.allowed or 1.0)
-
-
 def _reasons(rows: Sequence[Row], verbose: bool) -> list[str]:
     """A line for each verdict and reason: the gradients and the witnesses that have it, faults first."""
     groups: dict[tuple[str, str], list[Row]] = {}
@@ -111,7 +76,7 @@ def _reasons(rows: Sequence[Row], verbose: bool) -> list[str]:
 
 
 def _attention(verdict: str, rows: Sequence[Row]) -> tuple[bool, bool, str, float]:
-    return verdict == AGREED, verdict not in _FIRST, verdict, -max(_gravity(row)[1] for row in rows)
+    return verdict == AGREED, verdict not in FIRST, verdict, -max(gravity(row)[1] for row in rows)
 
 
 def _line(verdict: str, note: str, rows: Sequence[Row], verbose: bool) -> str:

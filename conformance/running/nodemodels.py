@@ -24,6 +24,7 @@ from refgrad.conformance.oracles.differences import tied
 from refgrad.conformance.questions.feeds import widened
 from refgrad.conformance.questions.point import in_float64
 from refgrad.forward.normalise import normalise
+from refgrad.notices import quiet
 from refgrad.protos.external import array_of
 from refgrad.protos.types import FLOATS
 from refgrad.protos.walk import subgraphs
@@ -190,7 +191,8 @@ def wrong(test: NodeModel, dialect: str = "onnx", **options: Any) -> list[str]:
     :raises RefgradError: the gradient cannot be built or run.
     """
     prepared_forward = in_float64(test.model)
-    gradient = refgrad.gradient(test.model, wrt=test.wrt, outputs=test.outputs, dialect=dialect, **options)
+    with quiet():
+        gradient = refgrad.gradient(test.model, wrt=test.wrt, outputs=test.outputs, dialect=dialect, **options)
     seeds_of, names = names_in(gradient)
     prepared = in_float64(gradient)
     feeds = widened(test.feeds)
@@ -255,7 +257,8 @@ def departure(test: NodeModel, backend: str) -> float:
 
     :raises RefgradError: the gradient cannot be built or run.
     """
-    gradient = refgrad.gradient(test.model, wrt=test.wrt, outputs=test.outputs)
+    with quiet():
+        gradient = refgrad.gradient(test.model, wrt=test.wrt, outputs=test.outputs)
     seeds_of, names = names_in(gradient)
     results = in_float64(test.model).run(widened(test.feeds))
     rng = np.random.default_rng(7)

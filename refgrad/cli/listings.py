@@ -13,15 +13,14 @@ import refgrad
 from refgrad.backends import backends, get_backend
 from refgrad.cli.options import Json, Model, Outputs, Quantization, Verbose, Wrt, names
 from refgrad.cli.output import AGREES, REFUSED, Files, print_json, print_names, print_table, say, say_lines
-from refgrad.errors import OptionError, abridged
+from refgrad.errors import OptionError
 from refgrad.forward.roles import KINDS
 from refgrad.protos.files import replacing
 from refgrad.show.explain import explain as explanation
 from refgrad.tables.operators import operators
 from refgrad.transforms.states import read_state_dict
 
-_DERIVATIVES = {"rule": "rule", "zero": "zero", "none": "refused: no derivative", "missing": "refused: no rule"}
-_NODES = 3  # of an operator that is refused, in a summary
+_NODES = 3  # of an operator that is refused, and tensors of a weight, in a summary
 
 
 def preflight(
@@ -34,27 +33,17 @@ def preflight(
 ) -> None:
     """List the operators of MODEL on the way to its outputs. Each has a rule, a derivative of zero, or a reason for refusal.
 
+    Below the table it says which gradients are 0 whatever is fed, and what to do about it.
+
     The exit code is 2 if an operator is refused.
     """
     report = refgrad.preflight(model, names(wrt), names(outputs), quantization=quantization)
     if as_json:
         print_json({"ok": report.ok, **asdict(report)})
     else:
-        refused = report.refused
-        print_table(
-            [
-                {
-                    "operator": row.operator,
-                    "nodes": len(row.nodes),
-                    "derivative": _DERIVATIVES[row.verdict],
-                    "formula or reason": row.reason,
-                    "": abridged(row.nodes, None if verbose else _NODES) if row in refused else "",
-                }
-                for row in sorted(report.rows, key=lambda row: row not in refused)
-            ],
-            verbose,
-            least=len(refused),
-        )
+        print_table(report.table(None if verbose else _NODES), verbose, least=len(report.refused))
+        for zero in report.zeros:
+            say(zero)
     raise typer.Exit(AGREES if report.ok else REFUSED)
 
 
@@ -77,17 +66,7 @@ def weights(
     With --state-dict, tell of which of its tensors an initializer is made, and how.
     """
     found = refgrad.weights(model, None if state_dict is None else read_state_dict(state_dict))
-    rows = [
-        {
-            "initializer": weight.name,
-            "kind": weight.kind,
-            "type": f"{weight.dtype.lower()}{list(weight.shape)}",
-            "read by": " ".join(weight.reads),
-            "made of": abridged(weight.names, None if verbose or as_json else _NODES),
-            "how": weight.how,
-        }
-        for weight in found.values()
-    ]
+    rows = found.table(None if verbose or as_json else _NODES)
     if as_json:
         listed = [{**row, "made of": list(found[str(row["initializer"])].names)} for row in rows]
         print_json({"trainable": found.trainable, "missing": found.missing, "initializers": listed})
@@ -148,7 +127,7 @@ def show(
     model: Model,
     text: Annotated[bool, typer.Option("--text", help="Print an indented listing. This is the default.")] = False,
     dot: Annotated[bool, typer.Option("--dot", help="Print the DOT language of Graphviz.")] = False,
-    svg: Annotated[bool, typer.Option("--svg", help="Print SVG. Graphviz's program dot draws it.")] = False,
+    svg: Annotated[bool, typer.Option("--svg", help="Print SVG, a picture for browsers.")] = False,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", help="Write to this file instead of printing.", show_default=False),

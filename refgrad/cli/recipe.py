@@ -30,8 +30,8 @@ Input = Annotated[
 Score = Annotated[
     str | None,
     typer.Option(
-        help="Add a loss that compares the output with a new input label: cross_entropy, "
-        "squared_error, absolute_error, elastic, log. "
+        help="Add a loss that compares the output with a new input label: cross_entropy (of logits), log_loss (of "
+        "probabilities), squared_error, absolute_error, elastic, log. "
         "Default: the output is the loss."
     ),
 ]

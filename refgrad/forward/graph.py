@@ -6,7 +6,6 @@ copied or serialised, and a model with external data is never read.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,10 +14,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto, helper
 
-from refgrad.errors import InvalidModelError, ModelWarning
+from refgrad.errors import InvalidModelError
 from refgrad.forward.calls import Functions
 from refgrad.forward.completion import infer_completely
 from refgrad.forward.inference import Mended, infer
+from refgrad.notices import notice
 from refgrad.protos.external import array_of
 from refgrad.protos.malformed import not_text
 from refgrad.protos.reading import is_number
@@ -239,11 +239,9 @@ def _mend_declarations(graph: GraphProto, mended: Mapping[str, Mended]) -> None:
             value.type.CopyFrom(mended[value.name].inferred)
     for name, (declared, inferred) in mended.items():
         was, found = (type_text(kind) for kind in (declared, inferred))
-        warnings.warn(
+        notice(
             f"The model declares {name!r} as {was}, and shape inference finds {found}, which is taken. Correct its "
-            "declaration, or leave it out.",
-            ModelWarning,
-            stacklevel=2,
+            "declaration, or leave it out."
         )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Collection, Set
 from contextlib import suppress
 from typing import NamedTuple
@@ -10,9 +9,10 @@ from typing import NamedTuple
 import onnx
 from onnx import GraphProto, ModelProto, TensorProto, TypeProto, ValueInfoProto, helper
 
-from refgrad.errors import InvalidModelError, ModelWarning
+from refgrad.errors import InvalidModelError
 from refgrad.forward.functions import call_functions
 from refgrad.forward.propagation import SHAPED, ContradictionError, infer_shapes
+from refgrad.notices import notice
 from refgrad.protos.domains import ASSUMED_OPSET
 from refgrad.protos.types import UNNAMED, Shape, Type, dimension, held_by, is_container, type_of, unname
 from refgrad.protos.walk import every_node, graphs, op_types, subgraphs
@@ -51,11 +51,9 @@ def infer(model: ModelProto, mended: dict[str, Mended] | None = None) -> GraphPr
         _take(true.graph, found, {} if mended is None else mended)
         with suppress(ContradictionError):
             return _infer(true, trusting=False)
-        warnings.warn(  # no inference says which of them is wrong
+        notice(  # no inference says which of them is wrong
             "The shapes that the model declares of its results contradict each other: none of them is used. Correct them, or "
-            "leave them out.",
-            ModelWarning,
-            stacklevel=2,
+            "leave them out."
         )
         return _infer(bare, trusting=True)
 

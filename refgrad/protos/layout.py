@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import platform
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,7 +18,8 @@ import numpy as np
 import onnx
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from refgrad.errors import InvalidModelError, ModelWarning
+from refgrad.errors import InvalidModelError
+from refgrad.notices import notice
 from refgrad.protos.domains import MICROSOFT, NCHWC
 from refgrad.protos.walk import (
     attribute_value,
@@ -330,11 +330,9 @@ class _Reading:
         here = _of_this_machine()
         if here not in possible:
             raise InvalidModelError(f"The model does not say in which layout it is: in blocks of {possible}. {_EXPORT}")
-        warnings.warn(
+        notice(
             f"The model is in the layout of a processor ({NCHWC}) and does not say in which. It is read as ONNX Runtime reads "
-            f"it on this machine: in blocks of {here} channels. {_EXPORT}",
-            ModelWarning,
-            stacklevel=2,
+            f"it on this machine: in blocks of {here} channels. {_EXPORT}"
         )
         return here
 

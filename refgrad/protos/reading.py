@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import reprlib
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,7 +12,8 @@ import onnx
 from google.protobuf.message import DecodeError
 from onnx import FunctionProto, ModelProto, NodeProto, TensorProto
 
-from refgrad.errors import InvalidModelError, ModelWarning
+from refgrad.errors import InvalidModelError
+from refgrad.notices import notice
 from refgrad.protos.domains import MICROSOFT
 from refgrad.protos.external import ExternalData, array_of, is_external, refuse_unknown_type
 from refgrad.protos.layout import filters, in_layout, plain_layout
@@ -100,11 +100,9 @@ def _with_import(model: ModelProto) -> ModelProto:
         return model
     if all(node.domain != MICROSOFT for node in nested(model.graph.node)):
         return model
-    warnings.warn(
+    notice(
         f"The model has operators of {MICROSOFT} and does not import that domain. ONNX Runtime reads it as version 1, and so "
-        "it was read here.",
-        ModelWarning,
-        stacklevel=2,
+        "it was read here."
     )
     copy = ModelProto()
     copy.CopyFrom(model)
@@ -127,11 +125,9 @@ def _in_order(model: ModelProto) -> ModelProto:
     copy = ModelProto()
     copy.CopyFrom(model)
     refill(copy.graph.node, [nodes[position] for position in order])
-    warnings.warn(
+    notice(
         "The nodes of the model are not in topological order, as the specification asks for. ONNX Runtime sorts them, and so "
-        "they were sorted here.",
-        ModelWarning,
-        stacklevel=2,
+        "they were sorted here."
     )
     return copy
 

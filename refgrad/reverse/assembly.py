@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib import metadata
 from typing import Any
 
 from onnx import ModelProto, TypeProto, helper
@@ -13,6 +15,7 @@ from refgrad.protos.domains import MICROSOFT
 from refgrad.protos.types import Shape, adjoint_of, is_container, unname
 from refgrad.protos.walk import every_node, import_domain
 from refgrad.reverse.emitted import Writer, needed_emitted
+from refgrad.reverse.namespaces import Namespaces
 from refgrad.reverse.recompute import Repetition
 from refgrad.reverse.sweep import Gradients
 
@@ -35,8 +38,11 @@ def assemble(
     nodes = op.edits.applied(graph.nodes, live)
     for value, name in op.adjoint_of.items():
         sweep.name_value(value, f"{name}_grad", name)
-    again = Repetition(nodes, op, chosen, backward, live, results, sweep.names)
-    final = ModelProto(ir_version=max(graph.source.ir_version, IR_VERSION), producer_name="refgrad")
+    spaces = Namespaces(graph.nodes)
+    again = Repetition(nodes, op, chosen, backward, live, results, sweep.names, spaces.of_backward)
+    final = ModelProto(
+        ir_version=max(graph.source.ir_version, IR_VERSION), producer_name="refgrad", producer_version=_version()
+    )
     final.opset_import.extend(graph.model.opset_import)
     if "" not in graph.opsets:
         final.opset_import.append(helper.make_opsetid("", graph.opset))
@@ -44,11 +50,14 @@ def assemble(
     target.name = f"{graph.model.graph.name}_grad"
     forward = [node.proto for node in needed_nodes(nodes, live)]
     target.node.extend(forward)
-    with Writer(target, {**sweep.names, **again.names} if again.names else sweep.names) as writer:
+    spaces.put_forward(target.node)
+    names = {**sweep.names, **again.names} if again.names else sweep.names
+    with Writer(target, names, spaces.of_backward) as writer:
         for position, emitted in enumerate(backward):
             if chosen:
                 writer.copy(again.before(position))
             writer.add(emitted)
+        _declare_adjoints(writer, found, live)
     final.functions.extend(graph.functions.called_by(target.node))
     if chosen or found.path.passages:
         domains = {node.domain for node in every_node(final)}
@@ -93,6 +102,26 @@ def _add_values(
         for declared in (*target.input, *target.output, *target.value_info):
             if is_container(declared.type):  # ONNX Runtime takes elements of one name for equally large
                 declared.type.CopyFrom(unname(declared.type))
+
+
+def _declare_adjoints(writer: Writer, found: Gradients, live: set[str]) -> None:
+    """Declare the adjoints of values within, where they are read: each is as its primal is declared."""
+    op, names, graph = found.op, found.sweep.names, found.path.graph
+    elsewhere = live.difference(found.adjoints.values(), op.declared, found.cotangents.values())
+    others = op.values.adjoint_types.keys() | graph.containers.keys()
+    for primal, adjoint in found.sweep.totals.items():
+        declared = graph.values.get(primal)
+        if declared is not None and adjoint in elsewhere and primal not in others:
+            writer.declare(names.get(adjoint, adjoint), declared)
+
+
+@cache
+def _version() -> str:
+    """The version of refgrad, "" where it is not installed."""
+    try:
+        return metadata.version("refgrad")
+    except metadata.PackageNotFoundError:
+        return ""
 
 
 class _Types:

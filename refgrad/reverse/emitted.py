@@ -7,14 +7,14 @@ long, which was a third of the time that a gradient takes to build.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from types import TracebackType
 from typing import Any, NamedTuple
 
 from google.protobuf.message import Message
-from onnx import GraphProto, NodeProto, StringStringEntryProto
+from onnx import GraphProto, NodeProto, StringStringEntryProto, ValueInfoProto
 
 from refgrad.protos.walk import attribute_of, subgraphs
 
@@ -62,6 +62,7 @@ def needed_emitted(nodes: Sequence[Emitted], live: set[str]) -> list[Emitted]:
     return kept
 
 
+NAMESPACE = "namespace"  # the key under which torch writes the module of a node, and viewers look for groups
 _OF_A_LENGTH = 2  # the wire type of strings and messages
 
 
@@ -69,8 +70,10 @@ def _field(message: type[Message], name: str) -> bytes:
     return bytes((message.DESCRIPTOR.fields_by_name[name].number << 3 | _OF_A_LENGTH,))
 
 
-_NODE = _field(GraphProto, "node")
+_NODE, _VALUE_INFO = (_field(GraphProto, name) for name in ("node", "value_info"))
+_VALUE_NAME = _field(ValueInfoProto, "name")
 _INPUT, _OUTPUT, _NAME, _OPERATOR = (_field(NodeProto, name) for name in ("input", "output", "name", "op_type"))
+_KEY, _CONTENT = (_field(StringStringEntryProto, name) for name in ("key", "value"))
 _ATTRIBUTE, _DOMAIN, _METADATA = (_field(NodeProto, name) for name in ("attribute", "domain", "metadata_props"))
 
 
@@ -80,10 +83,16 @@ class Writer:
     What recurs is encoded once: values, operators, sets of attributes, and the metadata of one forward node's gradient.
     """
 
-    def __init__(self, graph: GraphProto, rename: Mapping[str, str]) -> None:
-        """Write into `graph`, values by the names that `rename` gives them."""
+    def __init__(
+        self, graph: GraphProto, rename: Mapping[str, str], namespace: Callable[[str], bytes] | None = None
+    ) -> None:
+        """Write into `graph`, values by the names that `rename` gives them.
+
+        :param namespace: the entry for viewers of what belongs to a forward node; None writes none.
+        """
         self._graph = graph
         self._rename = rename
+        self._namespace = namespace
         self._parts: list[bytes] = []
         self._values: dict[str, bytes] = {}
         self._operators: dict[tuple[str, str], tuple[bytes, bytes]] = {}
@@ -141,9 +150,15 @@ class Writer:
 
     def _description(self, owner: tuple[str, str]) -> bytes:
         rule, node = self._owner = owner
-        entries = _entry("refgrad.rule", rule), StringStringEntryProto(key="refgrad.node", value=node)
-        self._metadata = b"".join(_METADATA + _sized(entry) for entry in entries)
+        self._metadata = _entry("refgrad.rule", rule) + entry("refgrad.node", node)
+        if self._namespace is not None:
+            self._metadata += self._namespace(node)
         return self._metadata
+
+    def declare(self, name: str, like: ValueInfoProto) -> None:
+        """Declare a value, by its name in the result, as another one is: of two names the last counts."""
+        written = like.SerializeToString() + _VALUE_NAME + _text(name)
+        self._parts.append(_VALUE_INFO + _length(len(written)) + written)
 
 
 def write(graph: GraphProto, nodes: Iterable[Emitted], rename: Mapping[str, str] | None = None) -> None:
@@ -154,8 +169,14 @@ def write(graph: GraphProto, nodes: Iterable[Emitted], rename: Mapping[str, str]
 
 
 @cache
-def _entry(key: str, value: str) -> StringStringEntryProto:
-    return StringStringEntryProto(key=key, value=value)
+def _entry(key: str, value: str) -> bytes:
+    return entry(key, value)
+
+
+def entry(key: str, value: str) -> bytes:
+    """An entry of a node's metadata."""
+    written = _KEY + _text(key) + _CONTENT + _text(value)
+    return _METADATA + _length(len(written)) + written
 
 
 @cache

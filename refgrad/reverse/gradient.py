@@ -12,15 +12,18 @@ from onnx import ModelProto
 from refgrad.errors import NoGradientError, OptionError, RuleError, choices
 from refgrad.forward.graph import Graph
 from refgrad.forward.normalise import normalise
+from refgrad.notices import notice
 from refgrad.protos.malformed import explained
 from refgrad.protos.walk import names_of, nested, subgraphs
 from refgrad.reverse.assembly import assemble
 from refgrad.reverse.emit import Emitter
-from refgrad.reverse.path import Report, prepare, refuse
+from refgrad.reverse.path import prepare, refuse
 from refgrad.reverse.recompute import segments, with_bodies
+from refgrad.reverse.report import Report, ZeroGradient
 from refgrad.reverse.rows import in_rows
 from refgrad.reverse.sweep import sweep
 from refgrad.reverse.values import Values
+from refgrad.reverse.zeros import zeros
 from refgrad.tables.kinks import CONVENTIONS
 from refgrad.tables.registry import DIALECTS
 from refgrad.worker import limited
@@ -54,7 +57,8 @@ def gradient(
     those of its elements, that of an optional is that of what it holds: empty where it holds nothing. A name that is taken
     becomes the next free one (`x_grad_1`); the metadata `refgrad.gradients` and `refgrad.cotangents` (JSON) say which is the
     gradient of what. Initializers in `wrt` become inputs that keep their value as default, unless `weights` says otherwise. The
-    gradient of a name that no output depends on is 0.
+    gradient of a name that no output depends on is 0. A `ModelWarning` says where a gradient is 0 whatever is fed: an
+    operator on the way, which it names, lets no derivative through, or no output depends on a name in `wrt`.
 
     Models of an opset before 16 are converted to 16, those with sequences to 17. The caller's model is not modified.
     External data is referenced, not read: save the result in the folder of the model.
@@ -124,10 +128,11 @@ def gradient(
             "cotangent='yield' emits com.microsoft.YieldOp, which only dialect='ort' has: use dialect='ort'."
         )
 
-    def differentiated(graph: Graph) -> ModelProto:
+    def differentiated(graph: Graph) -> tuple[ModelProto, tuple[ZeroGradient, ...]]:
         sources, targets, path = prepare(graph, wrt, outputs, quantization)
         if path.blocked or path.blocked_within:
             raise refuse(path)
+        found = zeros(path, sources, targets, quantization)
         chosen = segments(path.graph, recompute)
         split = in_rows(path.graph, chosen) if chosen else None
         if split is not None:
@@ -142,17 +147,27 @@ def gradient(
             needed=path.needed,
             repeated=with_bodies(path, chosen),
         )
-        return assemble(sweep(path, op, sources, targets, cotangent), chosen, keep_outputs, weights)
+        return assemble(sweep(path, op, sources, targets, cotangent), chosen, keep_outputs, weights), found
 
     with _no_collection():
         graph = normalise(model, keep=dialect == "onnx" and quantization == "zero" and not recompute)
-        if not graph.functions:
-            return differentiated(graph)
-        with suppress(
-            NoGradientError, RuleError
-        ):  # only a rule can tell whether it knows enough of a value in a function
-            return differentiated(graph)
-        return differentiated(normalise(model))  # at its calls more is known, as a shape may be an argument
+        made = None
+        if graph.functions:  # only a rule can tell whether it knows enough of a value in a function
+            with suppress(NoGradientError, RuleError):
+                made, found = differentiated(graph)
+            if made is None:
+                graph = normalise(model)  # at its calls more is known, as a shape may be an argument
+        if made is None:
+            made, found = differentiated(graph)
+    say_zeros(found, wrt is not None)
+    return made
+
+
+def say_zeros(found: Sequence[ZeroGradient], named: bool) -> None:
+    """Warn of gradients that are 0 whatever is fed; where no output depends on a name, only if the caller `named` it."""
+    for zero in found:
+        if zero.stops or named:
+            notice(str(zero))
 
 
 @limited
@@ -181,7 +196,8 @@ def preflight(
     sources, targets, path = prepare(graph, wrt, outputs, quantization)
     if graph.functions and (path.blocked or path.blocked_within):
         sources, targets, path = prepare(normalise(model), wrt, outputs, quantization)
-    return Report(tuple(sources), tuple(targets), path.rows)
+    found = () if path.blocked or path.blocked_within else zeros(path, sources, targets, quantization)
+    return Report(tuple(sources), tuple(targets), path.rows, found)
 
 
 def _check_options(*options: tuple[str, str, Sequence[str]]) -> None:

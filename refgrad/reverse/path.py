@@ -19,6 +19,7 @@ from refgrad.protos.domains import MICROSOFT, ML
 from refgrad.protos.inlining import INLINED, inline_functions
 from refgrad.protos.types import FLOATS
 from refgrad.protos.walk import import_domain, names_of, subgraphs
+from refgrad.reverse.report import OperatorVerdict
 from refgrad.tables.definitions import DEFINITIONS, UnsupportedFormError
 from refgrad.tables.registry import NO_DERIVATIVE, QUANTIZED, QUANTIZERS, RULES, ZERO, Flow, Passage, Structure
 from refgrad.tables.schemas import find_schema
@@ -28,35 +29,6 @@ _CASTS = frozenset((("", "Cast"), ("", "CastLike")))
 _BITWISE = frozenset(("", op_type) for op_type in ("BitShift", "BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor"))
 _UNWRITTEN = "nobody has written its rule"
 _NEVER = frozenset((None, TensorProto.BOOL, TensorProto.STRING))  # element types of values that carry no derivative
-
-
-@dataclass(frozen=True)
-class OperatorVerdict:
-    """What preflight says of one operator: "rule", "zero", "none" (no derivative exists) or "missing", and why."""
-
-    operator: str
-    verdict: str
-    reason: str
-    nodes: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Report:
-    """Every operator that reads a value which depends on `wrt`, on the way to `outputs` or not."""
-
-    wrt: tuple[str, ...]
-    outputs: tuple[str, ...]
-    rows: tuple[OperatorVerdict, ...]
-
-    @property
-    def ok(self) -> bool:
-        """Whether `gradient` would succeed."""
-        return not self.refused
-
-    @property
-    def refused(self) -> tuple[OperatorVerdict, ...]:
-        """The operators that stand in the way."""
-        return tuple(row for row in self.rows if row.verdict in ("none", "missing"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,6 +74,16 @@ class Path:
         ]
         inner = self.within
         return _joined([*rows, *(row for path in inner for row in path.rows)]) if inner else tuple(rows)
+
+    def stop(self, node: Node, flat: Sequence[str]) -> OperatorVerdict:
+        """The verdict on a node whose results `flat` have no derivative by what varies, although it may have a rule."""
+        if node.name not in self.found.get((node.key, "rule"), ()):
+            return OperatorVerdict(_title(*node.key), "zero", self._reason(node.key, "zero"), (node.name,))
+        said = f"its result{'s' if len(flat) > 1 else ''} {choices(flat)}"
+        reason = f"{said} {'are no floats' if len(flat) > 1 else 'is no float'}"
+        if any(self.graph.is_float(name) for name in flat):
+            reason = f"it has no derivative by {choices(name for name in node.reads if name in self.varied)}"
+        return OperatorVerdict(_title(*node.key), "rule", reason, (node.name,))
 
     def _reason(self, key: tuple[str, str], verdict: str) -> str:
         refused = verdict in ("none", "missing") and self.refusals.get(key)
@@ -379,13 +361,22 @@ def _outputs(graph: Graph, outputs: Sequence[str] | None) -> list[str]:
     floats = [name for name in graph.outputs if graph.element_type(name) in FLOATS]
     if outputs is None:
         if not floats:
-            maps = [node.inputs[0] for node in graph.nodes if node.key == (ML, "ZipMap")]
-            hint = f" ZipMap made maps of {choices(maps)}: save the model without it (in skl2onnx zipmap=False)."
             raise UnknownNameError(
-                f"The model has no float output to differentiate; its outputs: {choices(graph.outputs)}.{hint if maps else ''}"
+                f"The model has no float output to differentiate; its outputs: {choices(graph.outputs)}.{of_maps(graph)}"
             )
         return floats
     return _checked("outputs", outputs, graph, floats, "output")
+
+
+def of_maps(graph: Graph) -> str:
+    """Where ZipMap makes maps of the scores of a classifier, which values these are and what to do, as the end of a message."""
+    maps = [node.inputs[0] for node in graph.nodes if node.key == (ML, "ZipMap")]
+    if not maps:
+        return ""
+    return (
+        f" ZipMap made maps of the numbers {choices(maps)}, and maps have no derivative. Export the model without it, in "
+        "skl2onnx with to_onnx(..., options={'zipmap': False})."
+    )
 
 
 def _wrt(graph: Graph, wrt: Sequence[str] | None) -> list[str]:
@@ -465,6 +456,7 @@ def _checked(argument: str, names: object, graph: Graph, floats: list[str], kind
             raise UnknownNameError(
                 f"{name!r} in {argument} {_what(graph, name)}: only floats have a derivative. "
                 f"The model has the float {kind.replace(' or ', 's or ')}s {choices(floats)}."
+                f"{of_maps(graph) if argument == 'outputs' else ''}"
             )
         raise UnknownNameError(
             f"{name!r} in {argument} is no {kind} of the model{_place(graph, name)}.{did_you_mean(name, floats)} "

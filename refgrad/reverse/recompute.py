@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 import reprlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from itertools import accumulate, pairwise
 from typing import Any
@@ -127,7 +127,9 @@ class Repetition:
         live: set[str],
         results: Iterable[str],
         rename: Mapping[str, str],
+        space: Callable[[str], bytes],
     ) -> None:
+        self._space = space
         self.names: dict[str, str] = {}
         self.types: list[ValueInfoProto] = []
         self._before: dict[int, list[NodeProto]] = {}
@@ -247,7 +249,7 @@ class Repetition:
             copy.output[:] = [
                 name and (self.names.get(name) or self._op.fresh(f"{name}_again")) for name in node.outputs
             ]
-            _describe(copy, node.name)
+            _describe(copy, node.name, self._space)
             made.append(copy)
             for name in node.outputs:
                 if name in names:
@@ -266,7 +268,7 @@ class Repetition:
     ) -> str:
         name = self._op.fresh(f"{of}_{what}")
         made.append(helper.make_node(op_type, inputs, [name], name=name, **settings))
-        _describe(made[-1], of)
+        _describe(made[-1], of, self._space)
         return name
 
     def _declare(self, name: str, copy: str) -> None:
@@ -297,8 +299,9 @@ def _reads(node: Emitted) -> Iterator[str]:
     yield from node.settings.captured
 
 
-def _describe(node: NodeProto, of: str) -> None:
+def _describe(node: NodeProto, of: str, space: Callable[[str], bytes]) -> None:
     """Say in the metadata what the node is for, and which node or value it repeats."""
     del node.metadata_props[:]
     node.metadata_props.add(key="refgrad.rule", value="recompute")
     node.metadata_props.add(key="refgrad.node", value=of)
+    node.MergeFromString(space(of))

@@ -33,6 +33,7 @@ class Sweep:
     def __init__(self, path: Path, op: Emitter, scope: str = "") -> None:
         self.path, self.graph, self.op, self.scope = path, path.graph, op, scope
         self.names: dict[str, str] = {}
+        self.totals: dict[str, str] = {}  # primal: its whole adjoint
         self._made = op.emission.made
         self._owner: dict[str, str] = {}  # emitted value: the primal whose adjoint it was first
         self._contributions: dict[str, list[list[str]]] = {}  # a list per node, the last node first
@@ -179,6 +180,7 @@ class Sweep:
         if len(groups) == 1 and len(groups[0]) == 1:
             total = groups[0][0]
             if self._owner.get(total) == name:
+                self.totals[name] = total
                 return total
             self.op.enter("identity", name)
             if total in self._made and total not in self.names:  # as mostly
@@ -192,7 +194,7 @@ class Sweep:
             parts = [self._own(part, f"{name}_grad_{k}", name) for k, part in enumerate(parts)]
             total = self.name_value(self.op.sum(parts, like=name), f"{name}_grad", name)
         self.op.values.record_like(total, name)
-        self._contributions[name] = [[total]]
+        self._contributions[name], self.totals[name] = [[total]], total
         return total
 
     def _own(self, value: str, name: str, primal: str) -> str:

@@ -226,7 +226,7 @@ def svm_classifier(
     if prob_a:
         raise UnsupportedFormError(
             "its probabilities come out of an iteration that stops at a tolerance, so they are not smooth; "
-            "differentiate the decision values (no prob_a and prob_b)"
+            "differentiate the decision values: export SVC(probability=False), which has no prob_a and prob_b"
         )
     assert vectors_per_class is not None
     weights = _pairs(np.array(coefficients, np.float32).reshape(-1, total), vectors_per_class)

@@ -1,11 +1,9 @@
-"""A model as a picture: in the DOT language of Graphviz, or as the SVG that Graphviz draws."""
+"""A model as a picture in the DOT language of Graphviz."""
 
 from __future__ import annotations
 
 import os
 import re
-import shutil
-import subprocess
 from collections import ChainMap, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -14,7 +12,6 @@ from itertools import count
 import numpy as np
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
 
-from refgrad.errors import GraphvizError
 from refgrad.protos.malformed import explained
 from refgrad.protos.reading import read
 from refgrad.protos.walk import subgraphs
@@ -74,26 +71,6 @@ def to_dot(model: ModelProto | str | os.PathLike[str]) -> str:
     }
     """
     return "\n".join([*_HEADER, *_Picture().lines(read(model, weights=False, sort=False)), "}"])
-
-
-@explained
-def to_svg(model: ModelProto | str | os.PathLike[str]) -> str:
-    """Return `model` as SVG. Graphviz's program `dot` draws `to_dot(model)`: fast for hundreds of nodes, slow for thousands.
-
-    :raises InvalidModelError: the model cannot be read.
-    :raises GraphvizError: there is no program `dot`, or it fails.
-    """
-    picture = to_dot(model)
-    program = shutil.which("dot")
-    if program is None:
-        raise GraphvizError(
-            "There is no program `dot` on the path. Install Graphviz (apt-get install graphviz, brew install graphviz, "
-            "conda install graphviz), or draw the text of refgrad.to_dot elsewhere."
-        )
-    done = subprocess.run([program, "-Tsvg"], input=picture.encode(), capture_output=True, check=False)
-    if done.returncode:
-        raise GraphvizError(f"`{program} -Tsvg` failed: {done.stderr.decode(errors='replace').strip()}")
-    return done.stdout.decode()
 
 
 @dataclass

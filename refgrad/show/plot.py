@@ -50,7 +50,7 @@ def _pyplot(what: str) -> Any:
 def plot_onnxs(*onx: ModelProto | str | os.PathLike[str], ax: Any = None, title: Any = None, show: bool = False) -> Any:
     """Draw models side by side: inputs (red), initializers (grey), nodes (orange) and outputs (green), from top to bottom.
 
-    It needs Matplotlib (`pip install 'refgrad[plot]'`). `refgrad.to_svg` draws larger models, with Graphviz.
+    It needs Matplotlib (`pip install 'refgrad[plot]'`). `refgrad.to_svg` draws larger models.
 
     :param onx: models, or their paths.
     :param ax: axes to draw on, one for each model; by default those of a new figure.

@@ -10,6 +10,8 @@ import numpy as np
 from rich.table import Table
 from rich.text import Text
 
+from refgrad.markup import text_of
+
 
 def printable(text: str) -> str:
     """Return `text` with a replacement character for each control character: a terminal would obey it."""
@@ -24,16 +26,7 @@ def escaped_json(text: str) -> str:
 
 def cell(value: Any) -> Text:
     """Return what a table shows of a value: "-" for None, three digits of a float."""
-    match value:
-        case None:
-            shown = "-"
-        case bool():
-            shown = "yes" if value else "no"
-        case float():
-            shown = f"{value:.3g}"
-        case _:
-            shown = str(value)
-    return Text(printable(shown))
+    return Text(printable(text_of(value)))
 
 
 def table(rows: Iterable[Mapping[str, Any]]) -> Table:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NamedTuple
@@ -17,6 +18,7 @@ from torch.utils.dlpack import from_dlpack
 
 from refgrad.backends import Backend, Prepared
 from refgrad.backends.base import graph_inputs, graph_outputs
+from refgrad.notices import quiet
 from refgrad.reverse.assembly import names_in
 from refgrad.reverse.gradient import gradient
 from refgrad.transforms.split import split
@@ -69,7 +71,9 @@ class Function:
         settings: Settings,
         targets: Sequence[str] | None = None,
         weights: slice = slice(0),
+        is_derivative: bool = False,
     ) -> None:
+        self._is_derivative = is_derivative
         self.model, self.settings, self.weights = model, settings, weights
         self.inputs = graph_inputs(model.graph)
         self.names = [value.name for value in self.inputs]
@@ -127,7 +131,8 @@ class Function:
     def parts(self, wrt: tuple[str, ...]) -> _Parts:
         """The gradient by `wrt` in two parts."""
         if wrt not in self._parts:
-            found = split(self.model, wrt, self.targets, **self._how)
+            with quiet() if self._is_derivative else nullcontext():
+                found = split(self.model, wrt, self.targets, **self._how)
             cotangents, gradients = names_in(found.backward)
             taken = {value.name for value in found.backward.graph.input}
             results = [*dict.fromkeys((*self.outputs, *found.saved))]
@@ -146,8 +151,9 @@ class Function:
     def derivative(self, wrt: tuple[str, ...]) -> Function:
         """The gradients by `wrt` as a function of the inputs and then of the cotangents of the targets."""
         if wrt not in self._derivatives:
-            model = gradient(self.model, wrt, self.targets, **self._how)
-            self._derivatives[wrt] = Function(model, self.settings)
+            with quiet():  # it was said of the first gradient
+                model = gradient(self.model, wrt, self.targets, **self._how)
+            self._derivatives[wrt] = Function(model, self.settings, is_derivative=True)
         return self._derivatives[wrt]
 
     @property

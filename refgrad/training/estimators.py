@@ -18,6 +18,7 @@ from sklearn.utils.validation import check_array, check_consistent_length, check
 
 from refgrad.backends import get_backend
 from refgrad.errors import FeedError, OptionError
+from refgrad.notices import quiet
 from refgrad.protos.reading import read
 from refgrad.protos.walk import fresh, names_of
 from refgrad.training.conventions import Convention, convention
@@ -131,7 +132,8 @@ class _OnnxEstimator(BaseEstimator):  # type: ignore[misc]  # skipped by mypy
         } | library.settings()
         self._step: StepModel = step_model(source, **settings)
         if penalty := library.penalty(source, list(self._step.weights), self.alpha):
-            self._step = step_model(source, penalty=penalty, **settings)
+            with quiet():  # it was said of the step without the penalty
+                self._step = step_model(source, penalty=penalty, **settings)
         schedule = self.schedule
         if isinstance(schedule, str):
             schedule = library.schedule(schedule, self.learning_rate_init)

@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import onnx.compose
 from onnx import ModelProto, NodeProto, TensorProto, helper
@@ -22,9 +21,9 @@ from refgrad.protos.upgrade import upgrade
 from refgrad.protos.walk import fresh, names_of, refill, versions_of
 from refgrad.reverse.assembly import names_in, note
 from refgrad.reverse.gradient import gradient
-from refgrad.training.outputs import makers_of
 from refgrad.training.writer import Writer
 from refgrad.transforms.losses import REDUCTIONS, SCORES, add_loss_output, make_room, one_output
+from refgrad.transforms.scores import makers_of, refuse_probabilities, smallest_step, warn_of_logits
 from refgrad.transforms.selection import select_model_inputs_outputs
 
 # The losses of an element whose derivative is written at once: of the difference d, the loss and what it is by d.
@@ -35,7 +34,6 @@ _DIRECT: dict[str, Callable[[Writer, str], tuple[str, str]]] = {
 }
 _DIRECT |= {"l2": _DIRECT["squared_error"], "l1": _DIRECT["absolute_error"]}
 _LOSSES_OF_CLASSES = 16  # the opset that the losses of classes are written in, as gradients are
-_PROBABILITIES = ("Softmax", "Sigmoid", "Normalizer")
 OF_CLASSES = ("cross_entropy", "log_loss")
 LOSSES = tuple(dict.fromkeys((*SCORES, "half_squared_error", *OF_CLASSES)))
 
@@ -182,8 +180,10 @@ def _of_classes(
         what = "logits" if loss == "cross_entropy" else "probabilities"
         raise OptionError(f"{loss} compares {what} [N, C, ...]; output {compared!r} has not been declared as such.")
     maker = next((node.op_type for node in reversed(makers_of(source, compared))), "")
-    if loss == "cross_entropy" and maker in _PROBABILITIES:
-        raise OptionError(f"cross_entropy compares logits, and {compared!r} is made by {maker}: take log_loss.")
+    if loss == "cross_entropy":
+        refuse_probabilities(source, compared)
+    else:
+        warn_of_logits(source, compared, loss)
     made = ModelProto()
     made.CopyFrom(source)
     if "" not in versions_of(made):
@@ -245,9 +245,8 @@ def _of_columns(op: Writer, p: str, label: str, count: int | str | None, rank: i
 
 def _log(op: Writer, p: str, kind: int) -> str:
     """log p, of no less than the smallest step from 1."""
-    smallest = ml_dtypes.finfo(helper.tensor_dtype_to_np_dtype(kind)).eps  # type: ignore[no-untyped-call]
     op.types[p] = (kind, None)
-    made: str = op.Log(op.Max(p, op.const(float(smallest), like=p)))
+    made: str = op.Log(op.Max(p, op.const(smallest_step(kind), like=p)))
     return made
 
 

@@ -12,6 +12,7 @@ from onnx import ModelProto
 
 from refgrad.backends import get_backend
 from refgrad.errors import OptionError, choices
+from refgrad.notices import quiet
 from refgrad.reverse.gradient import gradient
 from refgrad.training.notebook import BaseOptimizer, fitting
 from refgrad.training.sgd_learning_loss import BaseLearningLoss, loss_of
@@ -145,7 +146,8 @@ class OrtGradientForwardBackwardOptimizer(BaseOptimizer):
         return SimpleNamespace(cls_type_=SimpleNamespace(**self._gradients()))
 
     def _gradients(self) -> dict[str, ModelProto]:
-        made = gradient(self.model_onnx, list(self._step.weights), keep_outputs=True, weights="inputs")
+        with quiet():  # it was said when the step was made
+            made = gradient(self.model_onnx, list(self._step.weights), keep_outputs=True, weights="inputs")
         forward = ModelProto()
         forward.CopyFrom(self.model_onnx)
         types = {value.name: value for value in made.graph.input}

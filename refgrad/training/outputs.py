@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-from onnx import ModelProto, NodeProto, ValueInfoProto, helper
+from onnx import ModelProto, ValueInfoProto, helper
 
 from refgrad.errors import OptionError, UnknownNameError, choices, did_you_mean
 from refgrad.protos.domains import ML
 from refgrad.protos.types import FLOATS
-
-_PASSING = (
-    "Identity",
-    "Cast",
-    "Reshape",
-    "Squeeze",
-    "Unsqueeze",
-    "Flatten",
-)  # they change neither values nor their order
 
 
 def without_maps(model: ModelProto) -> ModelProto:
@@ -55,18 +46,6 @@ def compared_output(model: ModelProto, name: str | int | None) -> str:
             f"The model has {len(found)} outputs of floats. Name the one to train, of {choices(found or outputs)}."
         )
     return found[0]
-
-
-def makers_of(model: ModelProto, name: str) -> list[NodeProto]:
-    """The nodes that make a value, the last first: those that pass values on, and the first that computes them."""
-    makers = {made: node for node in model.graph.node for made in node.output}
-    found: list[NodeProto] = []
-    while (node := makers.get(name)) is not None and node not in found:
-        found.append(node)
-        if node.op_type not in _PASSING or not node.input:
-            break
-        name = node.input[0]
-    return found
 
 
 def _is_float(value: ValueInfoProto) -> bool:

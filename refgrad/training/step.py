@@ -12,6 +12,7 @@ import numpy as np
 from onnx import ModelProto, helper
 
 from refgrad.errors import OptionError, UnknownNameError, choices, did_you_mean
+from refgrad.notices import quiet
 from refgrad.protos.malformed import explained
 from refgrad.protos.reading import read
 from refgrad.reverse.path import matching
@@ -145,7 +146,10 @@ def step_model(
     made_step = Assembly(made, chosen, running, asked).step()
     evaluation = None
     if statistics or decays or draws:  # the loss of a step is of other statistics, penalized, or of a part
-        whole, name = differentiated(still, list(chosen), loss, output, label, sample_weight, reduction, loss_settings)
+        with quiet():  # it was said of the step
+            whole, name = differentiated(
+                still, list(chosen), loss, output, label, sample_weight, reduction, loss_settings
+            )
         evaluation = select_model_inputs_outputs(whole, outputs=[name])
     if loss not in OF_CLASSES:
         return replace(made_step, evaluation=evaluation)

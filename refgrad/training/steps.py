@@ -12,6 +12,7 @@ import numpy as np
 from onnx import ModelProto, helper
 
 from refgrad.backends.base import graph_inputs
+from refgrad.markup import html_table, shape_text
 from refgrad.training.labels import labels_of
 
 RATE, STEP, VECTOR = "learning_rate", "step", "weights"
@@ -43,6 +44,23 @@ class StepModel:
     evaluation: ModelProto | None = (
         None  # the loss with them, by the weights and statistics; None where the step tells it
     )
+
+    def _repr_html_(self) -> str:
+        """The inputs of the step, and what each is fed, for a notebook."""
+        kinds = dict.fromkeys(self.data, "data") | {self.label: "the expected values"}
+        kinds |= {name: f"state; next: {following}" for name, following in self.next.items()}
+        rows = [
+            {
+                "input": value.name,
+                "type": "-" if value.dtype is None else value.dtype.name,
+                "shape": shape_text(value.shape),
+                "is fed": kinds.get(value.name, "every step"),
+            }
+            for value in graph_inputs(self.model.graph)
+        ]
+        count = sum(value.size for value in self.weights.values())
+        title = f"A step of training, weights: {len(self.weights)}, of {count} numbers"
+        return html_table(rows, title, [f"It returns the loss {self.loss!r} and the next states."])
 
     @cached_property
     def inputs(self) -> dict[str, tuple[np.dtype, tuple[int | None, ...] | None]]:

@@ -23,6 +23,7 @@ from refgrad.errors import ExpansionError, choices, did_you_mean
 from refgrad.forward.completion import infer_completely
 from refgrad.forward.inference import infer
 from refgrad.forward.normalise import normalise
+from refgrad.notices import quiet
 from refgrad.protos.domains import ASSUMED_OPSET, TRAINING
 from refgrad.protos.malformed import explained
 from refgrad.protos.reading import read
@@ -312,7 +313,8 @@ class _Expansion:
         aside = {name: fresh(name, self.taken) for one in network.nodes for name in one.output if name in names}
         part = self._part(node, network, list(outputs), aside, scope)
         y = self._declare(node, part, y, scope)
-        result = gradient(part, list(outputs), [y], cotangent="ones", keep_outputs=True)
+        with quiet():
+            result = gradient(part, list(outputs), [y], cotangent="ones", keep_outputs=True)
         derivatives = names_in(result)[1]
         rename = {new: name for name, new in aside.items()} | {derivatives[x]: name for x, name in outputs.items()}
         new = sorted(names_of(result.graph) - names_of(part.graph) - rename.keys() - {""})

@@ -14,12 +14,13 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_h
 from refgrad.errors import NoGradientError, OptionError, choices
 from refgrad.forward.graph import read_nodes
 from refgrad.forward.normalise import normalise
+from refgrad.notices import quiet
 from refgrad.protos.malformed import explained
 from refgrad.protos.reading import read
 from refgrad.protos.types import Shape, adjoint_of, element_type
 from refgrad.protos.walk import fresh, graphs, names_of, refill
 from refgrad.reverse.assembly import names_in, note
-from refgrad.reverse.gradient import gradient, preflight
+from refgrad.reverse.gradient import gradient, preflight, say_zeros
 from refgrad.worker import limited
 
 Model = ModelProto | str | os.PathLike[str]
@@ -175,6 +176,7 @@ def jacobian(
     made, found = read(model), {}
     report = preflight(made, wrt, outputs, quantization=quantization)
     _refuse_sequences(made, (*report.wrt, *report.outputs))
+    say_zeros(report.zeros, wrt is not None)
     for output in report.outputs:
         made, found[output] = _by_element(made, report.wrt, output, output, kinks, quantization)
     return _of_elements(made, found, (), keep_outputs)
@@ -244,7 +246,7 @@ def _gradient_of_one(
 
 def _again(first: ModelProto, wrt: Sequence[str], outputs: Sequence[str], kinks: str, quantization: str) -> ModelProto:
     """The gradient of a gradient."""
-    with _of_the_gradient():
+    with _of_the_gradient(), quiet():
         return gradient(first, wrt, outputs, keep_outputs=True, kinks=kinks, quantization=quantization)
 
 
@@ -326,7 +328,8 @@ def _by_element(
     They are `<title>_by_<name>`. The part of the gradient that depends on the cotangent becomes the body of a Loop, whose
     k-th round sets the cotangent to 1 at the k-th element and to 0 elsewhere.
     """
-    made = gradient(model, wrt, [output], keep_outputs=True, kinks=kinks, quantization=quantization)
+    with quiet():  # one element after the other, or of a gradient
+        made = gradient(model, wrt, [output], keep_outputs=True, kinks=kinks, quantization=quantization)
     cotangents, gradients = names_in(made)
     graph, cotangent = made.graph, cotangents[output]
     types = {value.name: value.type for value in (*graph.input, *graph.output)}

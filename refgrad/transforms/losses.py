@@ -23,6 +23,7 @@ from refgrad.protos.external import ExternalData, array_of, is_external
 from refgrad.protos.reading import CONSTANT, is_number, read
 from refgrad.protos.types import FLOATS, Shape, is_unnamed
 from refgrad.protos.walk import fresh, graphs, names_of, versions_of
+from refgrad.transforms.scores import warn_of_logits
 from refgrad.transforms.selection import select_model_inputs_outputs
 
 _LOWEST_OPSET = 8  # operands broadcast from 7 on, those of Max and Min from 8 on
@@ -51,7 +52,8 @@ def add_loss_output(
     - "absolute_error" or "l1": |f(x) − y|
     - "elastic": l1_weight·|f(x) − y| + l2_weight·(f(x) − y)², both 0.5 by default
     - "log": −(1 − y)·log(1 − p) − y·log(p), the binary log loss. p is the second of two columns of f(x), the probability of
-      the class 1; the label has one column, 0 or 1. p is clipped to [eps, 1 − eps], so neither logarithm is infinite. eps
+      the class 1; the label has one column, 0 or 1. A `ModelWarning` says where f(x) is a product of matrices, which may be any
+      number. p is clipped to [eps, 1 − eps], so neither logarithm is infinite. eps
       is 1e-6 by default, in 16-bit types the distance of 1 to the next number; beyond the bounds the derivative is 0.
 
     The loss has the type of the output, and so has the label unless `label_type` gives it another one. The result returns
@@ -103,6 +105,8 @@ def add_loss_output(
     kind, shape = graph.types.get(output), graph.shapes.get(output)
     if kind not in FLOATS or shape is None:
         raise OptionError(f"A loss compares a float tensor of known rank; output {output!r} is not declared as one.")
+    if score_name == "log":
+        warn_of_logits(source, output, score_name)
     label_kind = kind if label_type is None else _number_type(label_type)
     shape = tuple(None if is_unnamed(dim) else dim for dim in shape)
     made = ModelProto()

@@ -32,6 +32,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, Valu
 from refgrad.errors import OptionError, UnknownNameError, choices, did_you_mean
 from refgrad.forward.graph import Graph, Node
 from refgrad.forward.normalise import normalise
+from refgrad.notices import notice
 from refgrad.protos.malformed import explained
 from refgrad.protos.reading import is_large, read
 from refgrad.protos.types import FLOATS, SIXTEEN_BIT
@@ -40,11 +41,13 @@ from refgrad.reverse.assembly import IR_VERSION, names_in, note, noted
 from refgrad.reverse.emit import Emitter
 from refgrad.reverse.emitted import write
 from refgrad.reverse.gradient import gradient, preflight, taken_names
+from refgrad.reverse.path import of_maps
 from refgrad.transforms.losses import SCORES, add_loss_output
+from refgrad.transforms.scores import refuse_probabilities, smallest_step, warn_of_logits
 
 _FAR = 2**63 - 1  # further than any index
 _INTEGERS = (TensorProto.INT32, TensorProto.INT64)
-CROSS_ENTROPY = "cross_entropy"
+CROSS_ENTROPY, LOG_LOSS = "cross_entropy", "log_loss"
 
 Model = ModelProto | str | os.PathLike[str]
 Item = int | slice | str
@@ -207,8 +210,9 @@ def fgsm(
     adversarial examples" (2015), section 4.
 
     :param of: the loss; with a score, the output that it compares. By default the only float output.
-    :param score: the loss is made of the output and one more input `label`: "cross_entropy" of logits [N, C, ...] and int64
-        labels [N, ...], summed, or a score of `refgrad.add_loss_output`.
+    :param score: the loss is made of the output and one more input `label`: "cross_entropy" of logits [N, C, ...], or
+        "log_loss" of probabilities [N, C, ...], and int64 labels [N, ...], summed, or a score of `refgrad.add_loss_output`.
+        Where a result of the model is called `label`, the input gets the next free name, and a `ModelWarning` says which.
     :param eps: the default of the input `eps`, 0.007 as in the paper.
     :param clip: the lowest and the highest value that an element of the result may have.
     """
@@ -382,16 +386,22 @@ def _with_loss(model: Model, of: str | None, score: str | None) -> ModelProto:
     if items is not None:
         raise OptionError(f"of={of!r}: a score compares a whole output with its label. Give of={output!r}.")
     loss, label = op.fresh("loss"), op.fresh("label")
-    if score not in (CROSS_ENTROPY, *SCORES):
-        raise OptionError(f"There is no score {score!r}; there are {choices((CROSS_ENTROPY, *SCORES))}.")
-    if score != CROSS_ENTROPY:
+    if score not in (CROSS_ENTROPY, LOG_LOSS, *SCORES):
+        raise OptionError(f"There is no score {score!r}; there are {choices((CROSS_ENTROPY, LOG_LOSS, *SCORES))}.")
+    if label != "label":
+        notice(f"The model has a result 'label' of its own: the input for the expected values is called {label!r}.")
+    if score in SCORES:
         return add_loss_output(model, score, loss_name=loss, label_name=label, output_index=output)
+    what = "logits" if score == CROSS_ENTROPY else "probabilities"
     if shape is None or len(shape) < 2:
-        raise OptionError(
-            f"The cross entropy needs logits [N, C, ...]; output {output!r} has the shape {_text(shape)}."
-        )
+        raise OptionError(f"{score} needs {what} [N, C, ...]; output {output!r} has the shape {_text(shape)}.")
     edit.add_input(label, TensorProto.INT64, [dim for axis, dim in enumerate(shape) if axis != 1])
-    return edit.with_scalar(loss, op.SoftmaxCrossEntropyLoss(output, label, reduction="sum"))
+    if score == CROSS_ENTROPY:
+        refuse_probabilities(edit.graph.source, output)
+        return edit.with_scalar(loss, op.SoftmaxCrossEntropyLoss(output, label, reduction="sum"))
+    warn_of_logits(edit.graph.source, output, score)
+    logarithms = op.Log(op.Max(output, op.const(smallest_step(op.type(output)), like=output)))
+    return edit.with_scalar(loss, op.NegativeLogLikelihoodLoss(logarithms, label, reduction="sum"))
 
 
 def _text(shape: Sequence[int | str | None] | None) -> str:
@@ -417,6 +427,8 @@ def _are_bounds(clip: Any) -> bool:
 def _parse(graph: Graph, of: str | None) -> tuple[str, list[Item] | None]:
     """The output that `of` names, and what is in its brackets, "..." spelt out; None where it has none."""
     outputs = [name for name in graph.outputs if graph.types.get(name) in FLOATS]
+    if not outputs:
+        raise UnknownNameError(f"The model has no float output; its outputs: {choices(graph.outputs)}.{of_maps(graph)}")
     if of is None:
         if len(outputs) != 1:
             raise OptionError(f"Choose the output with of. The float outputs are: {choices(outputs)}.")

@@ -12,8 +12,9 @@ import ml_dtypes
 import numpy as np
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from refgrad.errors import InvalidModelError, OptionError, UnknownNameError, choices, did_you_mean
-from refgrad.forward.roles import Read, Reads, angle_tables, is_of_layer, role_of
+from refgrad.errors import InvalidModelError, OptionError, UnknownNameError, abridged, choices, did_you_mean
+from refgrad.forward.roles import KINDS, Read, Reads, angle_tables, is_of_layer, role_of
+from refgrad.markup import html_table
 from refgrad.protos.external import ExternalData, array_of, is_external, refuse_misfit
 from refgrad.protos.malformed import explained
 from refgrad.protos.reading import read
@@ -23,6 +24,8 @@ from refgrad.transforms.origins import Ambiguous, Layer, Source, find_sources, i
 _AXES = {"Conv": (0,), "ConvTranspose": (1,), "Gemm": (0, 1)}  # of the outputs of a layer in its weight
 _STATISTICS = (".running_mean", ".running_var")
 _Known: TypeAlias = tuple[np.dtype[Any], tuple[int, ...], bytes]  # type, shape and digest
+
+_FEW = 3  # tensors of the state_dict that a row names
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,28 @@ class Weights(dict[str, Weight]):
         """The names of the state_dict's float tensors that no initializer is made of."""
         found = {name for weight in self.values() for name in weight.names}
         return [name for name, (dtype, *_) in self._state.items() if name not in found and _is_float(dtype)]
+
+    def table(self, names: int | None = _FEW) -> list[dict[str, Any]]:
+        """A row for each initializer; so many of the tensors that it is made of are named, None names all."""
+        return [
+            {
+                "initializer": weight.name,
+                "kind": weight.kind,
+                "type": f"{weight.dtype.lower()}{list(weight.shape)}",
+                "read by": " ".join(weight.reads),
+                "made of": abridged(weight.names, names),
+                "how": weight.how,
+            }
+            for weight in self.values()
+        ]
+
+    def _repr_html_(self) -> str:
+        """The table for a notebook, parameters first."""
+        rows = sorted(self.table(), key=lambda row: list(KINDS).index(row["kind"]))
+        if not self._state:
+            rows = [{key: row[key] for key in ("initializer", "kind", "type", "read by")} for row in rows]
+        missing = [f"Of the state_dict, no initializer is made of {abridged(self.missing)}."] if self.missing else []
+        return html_table(rows, f"Initializers: {len(self)}, trainable: {len(self.trainable)}", missing)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Weights, (dict(self), self._state)

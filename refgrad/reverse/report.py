@@ -1,0 +1,93 @@
+"""What is found of a derivative before it is written: the verdict on each operator, and the gradients that are zero."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from refgrad.errors import abridged, choices
+from refgrad.markup import BAD, ROWS, html_table
+
+_DERIVATIVES = {"rule": "rule", "zero": "zero", "none": "refused: no derivative", "missing": "refused: no rule"}
+_FEW = 3  # nodes or values that a sentence names
+
+
+@dataclass(frozen=True)
+class OperatorVerdict:
+    """What preflight says of one operator: "rule", "zero", "none" (no derivative exists) or "missing", and why."""
+
+    operator: str
+    verdict: str
+    reason: str
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ZeroGradient:
+    """Names whose gradient is 0 whatever is fed, and why; as text, a sentence that says so.
+
+    `stops` are the operators between the names and the outputs that let no derivative through. Without any, no output
+    depends on the names. `advice` says what to do.
+    """
+
+    names: tuple[str, ...]
+    stops: tuple[OperatorVerdict, ...]
+    advice: str
+
+    def __str__(self) -> str:
+        several = len(self.names) > 1
+        said = (
+            f"The gradient{'s' if several else ''} of {choices(self.names, limit=_FEW)} {'are' if several else 'is'} 0"
+        )
+        if not self.stops:
+            values = "their values" if several else "its values"
+            return f"{said}: no output that is differentiated depends on {values}. {self.advice}"
+        why = ", ".join(
+            f"{row.operator} (node{'s' if len(row.nodes) > 1 else ''} {choices(row.nodes, limit=_FEW)}; {row.reason})"
+            for row in self.stops
+        )
+        return f"{said} whatever is fed: no derivative passes through {why}. {self.advice}"
+
+
+@dataclass(frozen=True)
+class Report:
+    """Every operator that reads a value which depends on `wrt`, on the way to `outputs` or not.
+
+    `zeros` are the names in `wrt` whose gradient is 0 whatever is fed.
+    """
+
+    wrt: tuple[str, ...]
+    outputs: tuple[str, ...]
+    rows: tuple[OperatorVerdict, ...]
+    zeros: tuple[ZeroGradient, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether `gradient` would succeed."""
+        return not self.refused
+
+    @property
+    def refused(self) -> tuple[OperatorVerdict, ...]:
+        """The operators that stand in the way."""
+        return tuple(row for row in self.rows if row.verdict in ("none", "missing"))
+
+    def table(self, nodes: int | None = _FEW) -> list[dict[str, Any]]:
+        """A row for each operator, those that are refused first; so many nodes of these are named, None names all."""
+        refused = self.refused
+        return [
+            {
+                "operator": row.operator,
+                "nodes": len(row.nodes),
+                "derivative": _DERIVATIVES[row.verdict],
+                "formula or reason": row.reason,
+                "": abridged(row.nodes, nodes) if row in refused else "",
+            }
+            for row in sorted(self.rows, key=lambda row: row not in refused)
+        ]
+
+    def _repr_html_(self) -> str:
+        """The table, and what is zero, for a notebook."""
+        by = f"{abridged(self.outputs)} by {abridged(self.wrt)}"
+        title = f"{by}: {'has a gradient' if self.ok else 'has no gradient'}"
+        colors = {_DERIVATIVES["none"]: BAD, _DERIVATIVES["missing"]: BAD}
+        return html_table(self.table(), title, map(str, self.zeros), colors, max(ROWS, len(self.refused)))

@@ -1,0 +1,107 @@
+"""Which gradients are 0 whatever is fed, and what stops the derivative: a right answer that is of no use."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+from onnx import TensorProto
+
+from refgrad.errors import choices
+from refgrad.forward.graph import Graph, Node
+from refgrad.protos.domains import ML
+from refgrad.reverse.path import Path, Structures, find_path
+from refgrad.reverse.report import OperatorVerdict, ZeroGradient
+from refgrad.tables.registry import QUANTIZERS
+
+_FEW = 3  # values that an advice names
+_TREES = frozenset((ML, name) for name in ("TreeEnsemble", "TreeEnsembleClassifier", "TreeEnsembleRegressor"))
+_SIZES = frozenset(
+    ("", name) for name in ("Shape", "Size", "EyeLike", "RandomNormalLike", "RandomUniformLike", "SequenceLength")
+)  # what reads the sizes of its input alone
+_OTHERS = "Choose other names for wrt or outputs."
+_OF_TREES = (
+    "Take differences over a distance that crosses thresholds of the trees, or train a smooth model on their results and "
+    "differentiate that one."
+)
+_OF_NEIGHBOURS = "Nearest neighbours of scikit-learn have a derivative with weights='distance'."
+
+
+def zeros(
+    path: Path, wrt: Iterable[str], outputs: Sequence[str], quantization: str = "zero"
+) -> tuple[ZeroGradient, ...]:
+    """The names in `wrt` that no derivative reaches, those with the same reason together."""
+    lost = [name for name in wrt if name not in path.needed]
+    if not lost:
+        return ()
+    used = _used(path.graph, outputs)
+    apart = tuple(name for name in lost if name not in used)
+    stopped = [name for name in lost if name in used]
+    found = [ZeroGradient(apart, (), _OTHERS)] if apart else []
+    return (*found, *_stopped(path.graph, stopped, outputs, used, quantization)) if stopped else tuple(found)
+
+
+def _used(graph: Graph, outputs: Iterable[str]) -> set[str]:
+    """The values that the outputs are computed from, in whatever way, but for those of which only the sizes count."""
+    used = set(outputs)
+    for node in reversed(graph.nodes):
+        if node.key not in _SIZES and not used.isdisjoint(node.outputs):
+            used.update(node.reads)
+    return used
+
+
+def _stopped(
+    graph: Graph, names: Sequence[str], outputs: Sequence[str], used: set[str], quantization: str
+) -> list[ZeroGradient]:
+    """The nodes at which the derivative by each name ends: they vary with it, and a result that is used does not."""
+    alone = find_path(Structures(graph, quantization), names, outputs)
+    varied, sources = alone.varied, dict(zip(names, (1 << k for k in range(len(names))), strict=True))
+    bits = dict(sources)  # of a value: the names that it varies with
+    stops: list[tuple[Node, int, list[str]]] = []
+    for node in graph.nodes:
+        if varied.isdisjoint(node.reads) or used.isdisjoint(node.outputs):
+            continue
+        mine = 0
+        for name in node.reads:
+            mine |= bits.get(name, 0)
+        for name in node.outputs:
+            if name in varied:
+                bits[name] = mine
+        flat = [name for name in node.outputs if name in used and name not in varied]
+        if flat:
+            stops.append((node, mine, flat))
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for name, bit in sources.items():
+        alike.setdefault(tuple(node.name for node, mine, _ in stops if mine & bit), []).append(name)
+    return [
+        ZeroGradient(tuple(group), _verdicts(alone, here), _advice([*here], varied, bits.keys() - sources.keys()))
+        for nodes, group in alike.items()
+        for here in [[(node, flat) for node, _, flat in stops if node.name in nodes]]
+    ]
+
+
+def _verdicts(path: Path, stops: Iterable[tuple[Node, list[str]]]) -> tuple[OperatorVerdict, ...]:
+    """One verdict per operator and reason."""
+    found: dict[tuple[str, str, str], tuple[str, ...]] = {}
+    for node, flat in stops:
+        row = path.stop(node, flat)
+        key = row.operator, row.verdict, row.reason
+        found[key] = found.get(key, ()) + row.nodes
+    return tuple(OperatorVerdict(*key, names) for key, names in found.items())
+
+
+def _advice(stops: Sequence[tuple[Node, list[str]]], varied: Collection[str], computed: Collection[str]) -> str:
+    """What to do about nodes that let no derivative through: differentiate what they read, where that is computed."""
+    nodes = [node for node, _ in stops]
+    if any(node.key in _TREES for node in nodes):
+        return _OF_TREES
+    if any(TensorProto.INT8 in QUANTIZERS.get(node.key, ()) for node in nodes):
+        return "Choose quantization='straight-through' or 'clipped', or other names for wrt or outputs."
+    before = [name for node in nodes for name in node.reads if name in varied and name in computed]
+    if not before:
+        return _OTHERS
+    one = len(set(before)) == 1
+    advice = (
+        f"Differentiate what {'it reads' if one else 'they read'}, {choices(dict.fromkeys(before), limit=_FEW)}: "
+        f"refgrad.select_model_inputs_outputs makes an output of {'it' if one else 'them'}."
+    )
+    return f"{advice} {_OF_NEIGHBOURS}" if any(node.key == ("", "TopK") for node in nodes) else advice

@@ -1,0 +1,445 @@
+"""A model as SVG: a row for each node of the forward pass, and beside it the nodes of its derivative.
+
+Rows cost the same whatever the graph is: a picture of thousands of nodes takes a second. Layers that repeat are drawn once.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from xml.sax.saxutils import escape, quoteattr
+
+from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TypeProto, ValueInfoProto
+
+from refgrad.protos.malformed import explained
+from refgrad.protos.reading import read
+from refgrad.protos.walk import subgraphs
+from refgrad.show.folding import Fold, folds
+from refgrad.show.text import attributes, dimension, kind_of, operator, shown, type_of
+
+_CHARACTER, _LINE, _PAD, _GAP, _ROW, _INDENT = 6.65, 13, 6, 16, 20, 22  # pixels
+_LANES = 12  # columns of parallel branches, at most
+_LONG = 44  # characters of a line
+_FEW = 3  # lines of attributes, or of constants
+_INPUTS = 12  # more are named in the nodes that read them
+_STYLE = """
+text{font:11px ui-monospace,Menlo,Consolas,monospace;fill:#1f2328}
+.o{font-weight:bold}.q{fill:#57606a}.h{font:bold 13px ui-sans-serif,system-ui,sans-serif}
+.f rect{fill:#dceaff;stroke:#2f6fb7}.b rect{fill:#ffe6d1;stroke:#c2681c}
+.i rect{fill:#fff;stroke:#2f6fb7;stroke-dasharray:4 2}
+.s rect{fill:#fff;stroke:#c2681c;stroke-dasharray:4 2}.r rect{fill:#e3f6e3;stroke:#2c8a3d}
+path{fill:none;stroke:#2f6fb7;stroke-width:1.1}.c{stroke:#9aa4af;stroke-dasharray:3 3}.e{stroke:#c2681c}
+.k{fill:none;stroke:#8250df;stroke-width:1.5;stroke-dasharray:7 4}.kt{fill:#8250df;font-weight:bold}
+"""
+
+
+@dataclass(eq=False)
+class _Box:
+    """Lines in a frame: the first is the operator, or "" for a value."""
+
+    kind: str  # f(orward), b(ackward), i(nput), s(eed: a cotangent), r(esult)
+    title: str
+    lines: list[tuple[str, str]]  # a text, and what is said of it
+    x: float = 0.0
+    y: float = 0.0
+    row: int = 0
+
+    @property
+    def width(self) -> float:
+        longest = max([len(self.title), *(len(_cut(a)) + len(b) for a, b in self.lines)])
+        return longest * _CHARACTER + 2 * _PAD
+
+    @property
+    def height(self) -> float:
+        return (bool(self.title) + len(self.lines)) * _LINE + 2 * _PAD
+
+
+@dataclass(eq=False)
+class _Row:
+    """A node of the forward pass, or an input, and the nodes of its derivative in their order."""
+
+    forward: _Box | None = None
+    backward: list[_Box] = field(default_factory=list)
+    results: list[_Box] = field(default_factory=list)
+    lane: int = 0
+
+    @property
+    def boxes(self) -> list[_Box]:
+        """All of them, from the left."""
+        return ([self.forward] if self.forward else []) + self.backward + self.results
+
+
+@explained
+def to_svg(model: ModelProto | str | os.PathLike[str]) -> str:
+    """Return `model` as SVG, for browsers and notebooks: nothing else is needed, and it takes seconds for thousands of nodes.
+
+    Each node of the forward pass (blue) has a row, in the order of the model. Beside it stand the nodes of its derivative
+    (orange): a gradient goes down on the left and up on the right. To which node an operator belongs is in its metadata.
+    Arrows are values; dashed ones are values of the forward pass that the derivative reads. A box shows the operator, its
+    attributes, the constants that it reads, and its results with their types. Layers that repeat are drawn once, with their
+    number. Local functions and the graphs of nodes follow below.
+
+    :param model: a model, or the path of one. It is not checked, and its external data is not read.
+    :raises InvalidModelError: the model cannot be read.
+
+    >>> import onnx.parser, refgrad
+    >>> picture = refgrad.to_svg(onnx.parser.parse_model(
+    ...     '<ir_version: 10, opset_import: ["": 18]> g (float[N] x) => (float[N] y) { y = Exp(x) }'
+    ... ))
+    >>> picture[:36], "Exp" in picture
+    ('<svg xmlns="http://www.w3.org/2000/s', True)
+    """
+    source = read(model, weights=False, sort=False)
+    parts: list[str] = []
+    x = y = 12.0
+    is_gradient = any(_is_backward(node) for node in source.graph.node)
+    if is_gradient:
+        parts += _legend(x, y)
+        y += 36
+    width, pending = 300.0, [_Section("", source.graph)]
+    pending += [_Section(f"function {_function(f)}", f) for f in source.functions]
+    while pending:
+        section = pending.pop(0)
+        drawn, wide, y = section.drawn(x, y)
+        parts += drawn
+        width = max(width, wide)
+        pending[:0] = section.inner
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width + 12:.0f} {y:.0f}" width="{width + 12:.0f}" '
+        f'height="{y:.0f}"><style>{_STYLE}</style><defs>{_arrow("f", "#2f6fb7")}{_arrow("b", "#c2681c")}'
+        f'{_arrow("c", "#9aa4af")}</defs><rect width="100%" height="100%" fill="#fff"/>'
+    )
+    return "\n".join([head, *parts, "</svg>"])
+
+
+class _Section:
+    """One graph of the picture: the model's, a function's, or a graph of a node."""
+
+    def __init__(self, title: str, graph: GraphProto | FunctionProto) -> None:
+        self.title, self.graph = title, graph
+        self.inner: list[_Section] = []
+        self._types: dict[str, str] = {}
+        self._maker: dict[str, _Box] = {}  # of a value
+        self._rows: list[_Row] = []
+        self._drawn: list[tuple[NodeProto, _Box]] = []
+        self._row_of: dict[str, _Row] = {}  # of a node, or of a value
+        self._arrows: list[tuple[_Box, _Box]] = []
+        self._folds: list[tuple[Fold, list[_Row]]] = []
+        self._constants: dict[str, str] = {}
+        self._read(graph)
+
+    def _read(self, graph: GraphProto | FunctionProto) -> None:
+        inputs: list[str]
+        if isinstance(graph, GraphProto):
+            for value in (*graph.value_info, *graph.input, *graph.output):
+                self._types[value.name] = _type(value)
+            self._constants = {
+                t.name: f"{kind_of(t.data_type)}[{','.join(map(str, t.dims))}]" for t in graph.initializer
+            }
+            inputs = [v.name for v in graph.input if v.name not in self._constants]
+            outputs = [v.name for v in graph.output]
+        else:
+            inputs, outputs = list(graph.input), list(graph.output)
+        if len(inputs) > _INPUTS:
+            self._constants.update((name, self._types.get(name, "")) for name in inputs[_INPUTS:])
+            inputs = inputs[:_INPUTS]
+        forward = [node for node in graph.node if not _is_backward(node)]
+        backward = [node for node in graph.node if _is_backward(node)]
+        read_forward = {name for node in forward for name in node.input}
+        seeds = [name for name in inputs if name not in read_forward and backward]
+        for name in inputs:
+            if name not in seeds:
+                self._rows.append(self._value_row(name, "i"))
+        hidden = self._forward(forward)
+        last = _Row()
+        left_out = self._backward(backward, last, hidden)
+        for name in seeds:
+            box = self._value_box(name, "s")
+            last.backward.insert(0, box)
+            self._maker[name] = box
+        if last.backward or last.results:
+            self._rows.append(last)
+        for node, box in self._drawn:
+            for maker in dict.fromkeys(self._maker.get(name) for name in node.input if name):
+                if maker is not None and maker is not box:
+                    self._arrows.append((maker, box))
+        for name in outputs:
+            maker = self._maker.get(name)
+            box = self._value_box(name, "r")
+            row = self._row_of.get(name) or last
+            if name in left_out or (maker is None and name in hidden):
+                continue
+            if row is last and last not in self._rows:
+                self._rows.append(last)
+            row.results.append(box)
+            if maker is not None:
+                self._arrows.append((maker, box))
+
+    def _value_box(self, name: str, kind: str) -> _Box:
+        return _Box(kind, "", [(shown(name), self._said(name))])
+
+    def _value_row(self, name: str, kind: str) -> _Row:
+        row = _Row(self._value_box(name, kind))
+        assert row.forward is not None
+        self._maker[name], self._row_of[name] = row.forward, row
+        return row
+
+    def _said(self, name: str) -> str:
+        kind = self._types.get(name) or self._constants.get(name, "")
+        return f" {kind}" if kind else ""
+
+    def _forward(self, nodes: Sequence[NodeProto]) -> set[str]:
+        """Add a row for each node that is shown; the names of the values and nodes that are not."""
+        place = {name: k for k, node in enumerate(nodes) for name in node.output if name}
+        found = folds(
+            [_alike(node) for node in nodes], [[place.get(name, -1) for name in node.input] for node in nodes]
+        )
+        stands_for = list(range(len(nodes)))
+        for fold in found:
+            for k in range(fold.start, fold.start + fold.length * fold.copies):
+                stands_for[k] = fold.shown[(k - fold.start) % fold.length]
+        hidden: set[str] = set()
+        rows: dict[int, _Row] = {}
+        for k, node in enumerate(nodes):
+            if stands_for[k] == k:
+                row = rows[k] = _Row(self._node_box(node, "f"))
+                self._rows.append(row)
+                self._row_of[node.name] = row
+        apart: set[str] = set()  # the constants of nodes that are not shown
+        for k, node in enumerate(nodes):
+            row = rows[stands_for[k]]
+            assert row.forward is not None
+            for name in filter(None, node.output):
+                self._maker[name], self._row_of[name] = row.forward, row
+            if stands_for[k] != k:
+                hidden.update((node.name, *node.output))
+                apart.update(name for name in node.input if name in self._constants)
+                self._row_of.setdefault(node.name, row)
+                for name in node.input:  # what enters the first copy from outside
+                    maker = self._maker.get(name)
+                    if name not in hidden and maker is not None and place.get(name, -1) < k:
+                        self._arrows.append((maker, row.forward))
+        self._folds = [(fold, [rows[k] for k in fold.shown]) for fold in found]
+        kept = {name for k, node in enumerate(nodes) if stands_for[k] == k for name in node.input}
+        return hidden | (apart - kept)
+
+    def _backward(self, nodes: Sequence[NodeProto], last: _Row, hidden: set[str]) -> set[str]:
+        """Put each node behind the forward node that it belongs to; the results of those of layers that are not shown."""
+        left: list[tuple[NodeProto, tuple[str, str, int]]] = []
+        shown_by: dict[tuple[int, str, int], _Box] = {}  # by row, operator and number: what stands for those left out
+        numbers: dict[tuple[str, str], int] = {}
+        for node in nodes:
+            owner = next((prop.value for prop in node.metadata_props if prop.key == "refgrad.node"), "")
+            number = numbers[owner, node.op_type] = numbers.get((owner, node.op_type), -1) + 1
+            if owner in hidden:
+                hidden.update(name for name in node.output if name)
+                left.append((node, (owner, node.op_type, number)))
+                continue
+            row = self._row_of.get(owner)
+            if row is None and owner and owner != "cotangent":
+                read = next((self._row_of[name] for name in node.input if name in self._row_of), None)
+                row = read if read is not None else last
+            row = last if row is None else row
+            box = self._node_box(node, "b")
+            row.backward.append(box)
+            shown_by.setdefault((id(row), node.op_type, number), box)
+            for name in filter(None, node.output):
+                self._maker[name], self._row_of[name] = box, row
+        for node, (owner, op_type, number) in left:
+            row = self._row_of.get(owner)
+            alike = None if row is None else shown_by.get((id(row), op_type, number))
+            if alike is not None:
+                self._maker.update((name, alike) for name in node.output if name)
+        return {name for node, _ in left for name in node.output}
+
+    def _node_box(self, node: NodeProto, kind: str) -> _Box:
+        graphs = [(attribute.name, graph) for attribute in node.attribute for graph in subgraphs(attribute)]
+        lines = [(text, "") for text in attributes(node, ["(below)"] * len(graphs))]
+        lines = lines[:_FEW] + ([(f"and {len(lines) - _FEW} more", "")] if len(lines) > _FEW else [])
+        constants = [name for name in dict.fromkeys(node.input) if name in self._constants]
+        lines += [(shown(name), self._said(name)) for name in constants[:_FEW]]
+        if len(constants) > _FEW:
+            lines.append((f"and {len(constants) - _FEW} more", ""))
+        outside = [name for name in dict.fromkeys(node.input) if name and name not in self._maker] if self.title else []
+        lines += [(shown(name), " from outside") for name in outside if name not in self._constants]
+        lines += [(shown(name), self._said(name)) for name in node.output if name]
+        box = _Box(kind, operator(node), lines)
+        self._drawn.append((node, box))
+        for attribute, graph in graphs:
+            self.inner.append(_Section(f"{attribute} of {shown(node.name or node.op_type)}", graph))
+        return box
+
+    # Places
+
+    def drawn(self, x: float, y: float) -> tuple[list[str], float, float]:
+        """The elements of the section from (x, y) on, how far it reaches to the right, and where it ends."""
+        parts: list[str] = []
+        if self.title:
+            parts.append(f'<text class="h" x="{x}" y="{y + 16:.0f}">{escape(_cut(self.title, 100))}</text>')
+            y += 28
+        self._lanes()
+        left = x + 34
+        forward_width = max((row.lane * _INDENT + row.forward.width for row in self._rows if row.forward), default=0.0)
+        right = left + forward_width + (60 if forward_width else 0)
+        wide = right
+        first = {id(rows[0]) for _, rows in self._folds}
+        for number, row in enumerate(self._rows):
+            boxes = row.boxes
+            y += 2 * _LINE if id(row) in first else 0
+            at = right
+            for box in boxes:
+                box.y, box.row = y, number
+                if box is row.forward:
+                    box.x = left + row.lane * _INDENT
+                elif box.kind == "r" and row.forward is not None and not row.backward:
+                    box.x = at = row.forward.x + row.forward.width + 24
+                    at += box.width + _GAP
+                else:
+                    box.x, at = at, at + box.width + _GAP
+            wide = max(wide, *(box.x + box.width for box in boxes)) if boxes else wide
+            y += max((box.height for box in boxes), default=0.0) + _ROW
+        for fold, rows in self._folds:
+            parts += self._frame(fold, rows, x + 14, wide + 4)
+        parts += [self._arrow(a, b) for a, b in dict.fromkeys(self._arrows) if not self._is_loop(a, b)]
+        parts += [
+            _drawn(box)
+            for row in self._rows
+            for box in ([row.forward] if row.forward else []) + row.backward + row.results
+        ]
+        return parts, wide + 8, y + 14
+
+    def _lanes(self) -> None:
+        """Give parallel branches columns: a node continues the column of what it reads, if nobody has continued it."""
+        reads: dict[int, list[_Box]] = {}
+        for maker, reader in self._arrows:
+            reads.setdefault(id(reader), []).append(maker)
+        lane_of: dict[int, int] = {}
+        tips: dict[int, _Box] = {}
+        left = {id(maker): 0 for maker, _ in self._arrows}
+        for maker, _ in self._arrows:
+            left[id(maker)] += 1
+        for row in self._rows:
+            if row.forward is None:
+                continue
+            box = row.forward
+            makers = [one for one in reads.get(id(box), ()) if id(one) in lane_of]
+            mine = [lane_of[id(one)] for one in makers if tips.get(lane_of[id(one)]) is one]
+            free = next((k for k in range(_LANES) if k not in tips), _LANES - 1)
+            row.lane = lane_of[id(box)] = min(mine) if mine else free
+            for one in makers:
+                left[id(one)] -= 1
+                if left[id(one)] <= 0 and tips.get(lane_of[id(one)]) is one:
+                    del tips[lane_of[id(one)]]
+            tips[row.lane] = box
+
+    def _is_loop(self, a: _Box, b: _Box) -> bool:
+        """Whether an arrow leads from one copy of a layer to the next, of which one is drawn."""
+        back = a.row >= b.row if b.kind == "f" else a.kind == "b" and a.row < b.row
+        return back and any(rows[0].boxes[0].row <= min(a.row, b.row) and max(a.row, b.row) <= rows[-1].boxes[0].row
+                            for _, rows in self._folds)  # fmt: skip
+
+    def _frame(self, fold: Fold, rows: Sequence[_Row], x: float, wide: float) -> list[str]:
+        boxes = [box for row in rows for box in row.boxes]
+        top, bottom = min(box.y for box in boxes), max(box.y + box.height for box in boxes)
+        text = f"{fold.copies} times" + (", with derivatives" if any(row.backward for row in rows) else "")
+        return [
+            f'<rect class="k" x="{x:.0f}" y="{top - 24:.0f}" width="{wide - x:.0f}" height="{bottom - top + 32:.0f}" rx="8"/>',
+            f'<text class="kt" x="{x + 10:.0f}" y="{top - 10:.0f}">{text}</text>',
+        ]
+
+    def _arrow(self, a: _Box, b: _Box) -> str:
+        kind = (
+            "c"
+            if a.kind in "fi" and b.kind == "b" and a.row <= b.row
+            else "e"
+            if a.kind == "b" or b.kind == "b"
+            else ""
+        )
+        mark = {"c": "c", "e": "b", "": "f"}[kind]
+        if a.row == b.row:
+            x1, y1, x2, y2 = a.x + a.width, a.y + a.height / 2, b.x, b.y + b.height / 2
+            if x2 < x1:
+                x1, y1, x2, y2 = a.x + a.width / 2, a.y + a.height, b.x + b.width / 2, b.y + b.height
+                path = f"M{x1:.0f} {y1:.0f}Q{(x1 + x2) / 2:.0f} {max(y1, y2) + 18:.0f} {x2:.0f} {y2:.0f}"
+            else:
+                path = f"M{x1:.0f} {y1:.0f}L{x2:.0f} {y2:.0f}"
+                is_next = (a.kind in "fi" and not kind) or b is self._rows[b.row].boxes[1]
+                if x2 - x1 > 2 * _GAP and not is_next:  # past others
+                    x1, y1, x2, y2 = a.x + a.width - 14, a.y, b.x + 14, b.y
+                    path = (
+                        f"M{x1:.0f} {y1:.0f}C{x1 + 10:.0f} {y1 - 15:.0f} {x2 - 10:.0f} {y2 - 15:.0f} {x2:.0f} {y2:.0f}"
+                    )
+        elif kind == "" and b.row > a.row + 1:  # past other rows: to the left of them
+            out = min(a.x, b.x) - min(26, 6 + 2 * (b.row - a.row))
+            y1, y2 = a.y + a.height / 2, b.y + b.height / 2
+            path = f"M{a.x:.0f} {y1:.0f}C{out:.0f} {y1:.0f} {out:.0f} {y2:.0f} {b.x:.0f} {y2:.0f}"
+        else:
+            down = b.row > a.row
+            x1, y1 = (a.x + min(a.width, 60) / 2, a.y + (a.height if down else 0))
+            x2, y2 = (b.x + min(b.width, 60) / 2, b.y + (0 if down else b.height))
+            middle = (y1 + y2) / 2
+            path = f"M{x1:.0f} {y1:.0f}C{x1:.0f} {middle:.0f} {x2:.0f} {middle:.0f} {x2:.0f} {y2:.0f}"
+        return f'<path class="{kind}" d="{path}" marker-end="url(#{mark})"/>'
+
+
+def _drawn(box: _Box) -> str:
+    y = box.y + _PAD - 3
+    full = "\n".join(filter(None, (box.title, *(f"{a}{b}" for a, b in box.lines))))
+    parts = [
+        f'<g class="{box.kind}"><title>{escape(full)}</title><rect x="{box.x:.0f}" y="{box.y:.0f}" '
+        f'width="{box.width:.0f}" height="{box.height:.0f}" rx="4"/>'
+    ]
+    for number, (text, kind) in enumerate(([(box.title, "")] if box.title else []) + box.lines):
+        y += _LINE
+        style = ' class="o"' if box.title and number == 0 else ""
+        more = f'<tspan class="q">{escape(kind)}</tspan>' if kind else ""
+        parts.append(
+            f'<text{style} x="{box.x + _PAD:.0f}" y="{y:.0f}" xml:space="preserve">{escape(_cut(text))}{more}</text>'
+        )
+    return "".join((*parts, "</g>"))
+
+
+def _legend(x: float, y: float) -> list[str]:
+    boxes = [_Box(kind, "", [(text, "")], x, y) for kind, text in (("f", "forward"), ("b", "backward"))]
+    boxes[1].x = boxes[0].x + boxes[0].width + _GAP
+    return [_drawn(box) for box in boxes]
+
+
+def _arrow(name: str, color: str) -> str:
+    return (
+        f'<marker id={quoteattr(name)} viewBox="0 0 8 8" refX="7" refY="4" markerWidth="6" markerHeight="6" orient="auto">'
+        f'<path d="M0 0L8 4L0 8z" style="fill:{color};stroke:none"/></marker>'
+    )
+
+
+def _is_backward(node: NodeProto) -> bool:
+    """Whether a node was emitted by the last gradient that was taken."""
+    found = {prop.key: prop.value for prop in node.metadata_props} if node.metadata_props else {}
+    if "namespace" in found:
+        return found["namespace"].partition("/")[0] == "backward" and "refgrad.rule" in found
+    return "refgrad.rule" in found
+
+
+def _alike(node: NodeProto) -> tuple[str, ...]:
+    """What is equal for nodes that compute the same of other values."""
+    graphs = ["(graph)"] * sum(len(list(subgraphs(one))) for one in node.attribute)
+    return node.domain, node.op_type, str(len(node.input)), str(len(node.output)), *attributes(node, graphs)
+
+
+def _function(function: FunctionProto) -> str:
+    return shown(f"{function.domain}.{function.name}" if function.domain else function.name)
+
+
+def _type(value: ValueInfoProto) -> str:
+    kind: TypeProto = value.type
+    if not kind.HasField("tensor_type"):
+        return str(type_of(kind)) if kind.WhichOneof("value") else ""
+    tensor = kind.tensor_type
+    sizes = f"[{','.join(str(dimension(dim, '?')) for dim in tensor.shape.dim)}]" if tensor.HasField("shape") else ""
+    return f"{kind_of(tensor.elem_type)}{sizes}"
+
+
+def _cut(text: str, longest: int = _LONG) -> str:
+    """A text with its middle left out where it is long."""
+    return text if len(text) <= longest else f"{text[: longest // 2 - 1]}…{text[-(longest // 2 - 1) :]}"
