@@ -167,9 +167,9 @@ def parity(session: nox.Session) -> None:
 
 @nox.session
 def torch(session: nox.Session) -> None:
-    """Nine models as torch's exporter writes them, and every operator that torch has, against torch.autograd."""
+    """Nine models as torch's exporter writes them, every operator that torch has, and layers of torch, against torch.autograd."""
     session.install("torch")
-    session.install("-e", ".[ort,torch,test]")
+    session.install("-e", ".[ort,torch,exports,test]")
     shutil.rmtree(TORCH_MODELS, ignore_errors=True)
     session.run("python", "examples/torch_models.py", str(TORCH_MODELS))
     pytest(session, "-m", "not models", *marked("torch"), REFGRAD_TORCH_MODELS=str(TORCH_MODELS))
@@ -211,7 +211,7 @@ def package(session: nox.Session) -> None:
 def models(session: nox.Session) -> None:
     """All architectures against torch.autograd (docs/models.md); `refgrad check` on the nine that onnx ships: minutes."""
     session.install("torch")
-    session.install("-e", ".[ort,torch,test]")
+    session.install("-e", ".[ort,torch,exports,test]")
     results = ROOT / "benchmarks" / "results" / "models.json"
     session.run("python", "examples/torch_models.py", str(TORCH_MODELS), "--all", "--save", str(results))
     session.run("python", "docs/generate.py")
@@ -223,7 +223,7 @@ def models(session: nox.Session) -> None:
 def deployed(session: nox.Session) -> None:
     """Models as deployment tools leave them against torch and differences (docs/deployed.md): an hour."""
     session.install("torch")
-    session.install("-e", ".[ort,torch,test]", "onnxruntime-genai")
+    session.install("-e", ".[ort,torch,exports,test]", "onnxruntime-genai")
     session.run("python", "benchmarks/deployed.py", str(ROOT / "build" / "deployed"), *session.posargs)
     session.run("python", "docs/generate.py")
 
@@ -232,7 +232,7 @@ def deployed(session: nox.Session) -> None:
 def benchmarks(session: nox.Session) -> None:
     """Every benchmark that stock onnxruntime can run, and docs/benchmarks.md."""
     session.install("torch")
-    session.install("-e", ".[ort,torch,sklearn]", "onnxsim")
+    session.install("-e", ".[ort,torch,exports,sklearn]", "onnxsim")
     session.run("python", "examples/torch_models.py", str(TORCH_MODELS))
     for script in (
         "import_time",

@@ -122,7 +122,7 @@ WITH_EXAMPLES = sorted(
     file
     for top in ("refgrad", "backends", "conformance")
     for file in (ROOT / top).rglob("*.py")
-    if ">>>" in file.read_text() and file.parent.name != "jax"  # the session `jax` runs those
+    if ">>>" in file.read_text() and file.parent.name not in ("jax", "torch")  # their sessions run those
 )
 
 

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import copy
+import doctest
 import gc
+import importlib
 import io
 import pickle
+import subprocess
+import sys
 import weakref
 from pathlib import Path
 
@@ -26,6 +30,7 @@ from refgrad.torch import Module  # noqa: E402
 pytestmark = pytest.mark.torch
 
 HEAD = '<ir_version: 10, opset_import: ["": 21]>'
+ROOT = Path(__file__).parent.parent
 BACKENDS = [name for name in ("numpy", "ort-cpu") if name in available()]
 on_each = pytest.mark.parametrize("backend", BACKENDS)
 
@@ -459,6 +464,34 @@ def test_an_input_of_unknown_rank() -> None:
     assert layer(torch.zeros(2, 3)).shape == (2, 3)
     with pytest.raises(InvalidModelError, match="Output 'y' declares no shape"):
         layer(torch.zeros(2, 3, requires_grad=True))
+
+
+def test_without_torch_the_error_says_what_to_install() -> None:
+    code = """
+import sys
+sys.modules["torch"] = None
+try:
+    import refgrad.torch
+except ImportError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "refgrad.torch needs torch. Install it: pip install 'refgrad[torch]'.\n"
+
+
+def test_the_examples_of_docstrings_run() -> None:
+    failed, count = doctest.testmod(importlib.import_module("refgrad.torch.module"))
+    assert count > 3
+    assert not failed
+
+
+@pytest.mark.skipif("ort-cpu" not in BACKENDS, reason="onnxruntime is not installed")
+def test_the_page_runs_from_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    failed, count = doctest.testfile(str(ROOT / "docs" / "torch.md"), module_relative=False)
+    assert count > 20
+    assert not failed
+    assert (tmp_path / "trained.onnx").exists()
 
 
 @pytest.mark.skipif(not torch.cuda.is_available() or "ort-cuda" not in available(), reason="there is no GPU")

@@ -1,4 +1,9 @@
-"""ONNX models in torch: `Module` is a layer with the weights of the model as parameters. Needs torch (the extra `torch`)."""
+"""An ONNX model as a layer of torch (the extra `torch`)."""
+
+try:
+    import torch  # noqa: F401
+except ImportError as error:
+    raise ImportError("refgrad.torch needs torch. Install it: pip install 'refgrad[torch]'.", name="torch") from error
 
 from refgrad.torch.module import Module
 
