@@ -167,7 +167,7 @@ def parity(session: nox.Session) -> None:
 
 @nox.session
 def torch(session: nox.Session) -> None:
-    """Nine models as torch's exporter writes them, every operator that torch has, and layers of torch, against torch.autograd."""
+    """Models as torch's exporter writes them, every operator that torch has, and layers of torch, against torch.autograd."""
     session.install("torch")
     session.install("-e", ".[ort,torch,exports,test]")
     shutil.rmtree(TORCH_MODELS, ignore_errors=True)

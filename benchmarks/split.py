@@ -36,11 +36,11 @@ class Bound:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads, options.log_severity_level = threads, 3
         options.add_session_config_entry("session.intra_op.allow_spinning", str(int(spinning)))
-        self._session = onnxruntime.InferenceSession(model.SerializeToString(), options)
-        fed = {value.name: values[value.name] for value in self._session.get_inputs() if value.name in values}
-        names = [value.name for value in self._session.get_outputs()]
-        self.results = dict(zip(names, self._session.run_with_ort_values(names, fed), strict=True))
-        self._binding = self._session.io_binding()
+        self.session = onnxruntime.InferenceSession(model.SerializeToString(), options)
+        fed = {value.name: values[value.name] for value in self.session.get_inputs() if value.name in values}
+        names = [value.name for value in self.session.get_outputs()]
+        self.results = dict(zip(names, self.session.run_with_ort_values(names, fed), strict=True))
+        self._binding = self.session.io_binding()
         for name, value in fed.items():
             self._binding.bind_ortvalue_input(name, value)
         for name, value in self.results.items():
@@ -48,7 +48,7 @@ class Bound:
 
     def __call__(self) -> None:
         """Run it."""
-        self._session.run_with_iobinding(self._binding)
+        self.session.run_with_iobinding(self._binding)
 
 
 def unchosen(joint: onnx.ModelProto) -> set[str]:

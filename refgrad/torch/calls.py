@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import operator
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -224,6 +225,10 @@ class _Call(torch.autograd.Function):
         ]
         results = [_Call.apply(function, wrt, _Kept(), *row) for row in rows]
         return tuple(map(torch.stack, zip(*results, strict=True))), (0,) * len(function.outputs)
+
+
+# torch asks for it in every call, and Python would work it out each time.
+_Call.forward.__signature__ = inspect.signature(_Call.forward)
 
 
 def _held(prepared: Prepared, tensor: Tensor) -> Any:
