@@ -233,7 +233,7 @@ def benchmarks(session: nox.Session) -> None:
     """Every benchmark that stock onnxruntime can run, and docs/benchmarks.md."""
     session.install("torch")
     session.install("-e", ".[ort,torch,exports,sklearn]", "onnxsim")
-    session.run("python", "examples/torch_models.py", str(TORCH_MODELS))
+    session.run("python", "examples/torch_models.py", str(TORCH_MODELS), "--all")
     for script in (
         "import_time",
         "memory",
@@ -245,7 +245,8 @@ def benchmarks(session: nox.Session) -> None:
         "training_exports",
     ):
         session.run("python", f"benchmarks/{script}.py")
-    session.run("python", "benchmarks/run_time.py", str(TORCH_MODELS), env={"PYTHONPATH": "examples"})
+    for script in ("run_time", "split", "torch_module"):
+        session.run("python", f"benchmarks/{script}.py", str(TORCH_MODELS), env={"PYTHONPATH": "examples"})
     for script in ("interpreter", "interpreter_memory"):
         session.run("python", f"benchmarks/{script}.py", str(TORCH_MODELS))
     session.run("python", "docs/generate.py")

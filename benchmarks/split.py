@@ -12,6 +12,7 @@ that a backward part reads where nothing is chosen.
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,8 @@ from timing import alternate, save
 import refgrad
 from refgrad.protos.walk import reads_of
 
-THREADS, ROUNDS = 1, 61  # one thread: two sessions that spin would take each other's time
+THREADS, ROUNDS = 1, 401  # one thread: two sessions that spin would take each other's time
+SECONDS = 4.0  # for a model, unless it takes longer to be called 31 times
 
 
 class Bound:
@@ -76,7 +78,10 @@ def measure(folder: Path, name: str) -> dict[str, Any]:
     for key, value in backward.results.items():
         true, got = whole.results[key].numpy(), value.numpy()
         errors.append(np.abs(got - true).max(initial=0.0) / max(np.abs(true).max(initial=0.0), 1e-30))
-    ours, theirs, ratio = alternate(lambda: (forward(), backward()), whole, ROUNDS)
+    start = time.perf_counter()
+    whole()
+    rounds = min(ROUNDS, max(31, int(SECONDS / (2 * (time.perf_counter() - start)))))
+    ours, theirs, ratio = alternate(lambda: (forward(), backward()), whole, rounds)
     everything = refgrad.select_model_inputs_outputs(joint, sorted(unchosen(joint)))
     nbytes = sum(value.numpy().nbytes for value in Bound(everything, values).results.values())
     crossing = sum(forward.results[key].numpy().nbytes for key in parts.saved)

@@ -640,6 +640,24 @@ BENCHMARKS = (
         "error is the largest relative difference of the losses.",
     ),
     (
+        "A gradient in two parts",
+        "split",
+        "`refgrad.split` of all architectures of `examples/architectures.py`, by input and by weights: the forward and the "
+        "backward part, one after the other, beside the joint gradient, on one thread of ONNX Runtime with "
+        "inputs and outputs bound "
+        "(benchmarks/split.py). What crosses, beside all the results of nodes that a backward part reads where nothing is "
+        "chosen. Goal: at most 1.1 of the joint gradient.",
+    ),
+    (
+        "Layers of torch",
+        "torch_module",
+        "`refgrad.torch.Module` forward and backward, by input and all parameters, on two threads: beside its two sessions "
+        "called with values by `run_with_ort_values`, beside the same bound to their inputs and outputs, "
+        "where Python does nothing, "
+        "and beside torch eager (benchmarks/torch_module.py). Goals: 1.5 of the sessions, 1.0 of torch. ViT is a tiny one: "
+        "what its call costs beside the sessions is the passage of 39 tensors each way.",
+    ),
+    (
         "Calls from JAX",
         "jax_calls",
         "A network of MatMul, Add and Relu as a function of JAX, and the same model run by an onnxruntime session alone, "
