@@ -3,33 +3,34 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import zlib
 from functools import cache
 from importlib import resources
+from typing import Any
 
 
 def known_failures(test: str, case: str) -> dict[str, str]:
-    """Why each runtime that does not pass a test does not, by its name and version.
+    """Why each runtime that does not pass the gradient model of a test does not, by its name and version.
 
     :param case: what the suite calls the case: a test of that name that is made of another case is not known.
     """
-    found: dict[str, str] = {}
-    for runtime, failures in _known().items():
-        known = failures.get(test)
-        if known is not None and known[0] == case:
-            found[runtime] = known[1]
-    return found
+    known = _known()
+    if known["cases"].get(test) != f"{zlib.crc32(case.encode()):08x}":
+        return {}
+    return {
+        runtime: f"{group['verdict']}: {group['why']}"
+        for runtime, groups in known["runtimes"].items()
+        for group in groups
+        if test in group["tests"]
+    }
 
 
 @cache
-def _known() -> Mapping[str, Mapping[str, tuple[str, str]]]:
-    """By runtime and test: the case, and the verdict with its reason."""
+def _known() -> dict[str, Any]:
+    """`cases` has a checksum of the name of each test's case; `runtimes` the tests with a verdict for one reason."""
     text = resources.files("refgrad.conformance.exporting").joinpath("known_failures.json").read_text(encoding="utf-8")
-    return {
-        runtime: {
-            test: (case, f"{group['verdict']}: {group['why']}")
-            for group in groups
-            for test, case in group["tests"].items()
-        }
-        for runtime, groups in json.loads(text).items()
-    }
+    known: dict[str, Any] = json.loads(text)
+    for groups in known["runtimes"].values():
+        for group in groups:
+            group["tests"] = frozenset(group["tests"])
+    return known

@@ -88,9 +88,9 @@ def difference(test: Test, outputs: list[Any]) -> str:
 
 def verdict(runtime: Any, folder: Path, rows: list[list[str]]) -> tuple[str, str]:
     """What becomes of a test."""
-    test = load(folder, rows)
     loaded = False
     try:
+        test = load(folder, rows)
         run = runtime(test.model, list(test.inputs), list(test.outputs))
         loaded = True
         outputs = run(list(test.inputs.values()))

@@ -6,6 +6,8 @@ not load the model.
 
 from __future__ import annotations
 
+import sys
+import types
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
@@ -23,8 +25,8 @@ def of_type(array: np.ndarray, dtype: str) -> np.ndarray:
         return array
     try:
         import ml_dtypes  # onnx brings it
-    except ImportError:
-        return array
+    except ImportError as error:
+        raise NotImplementedError(f"{dtype} is not supported by this program without the package ml_dtypes") from error
     return array.view(getattr(ml_dtypes, dtype))
 
 
@@ -107,6 +109,11 @@ def onnx2torch(path: Path, inputs: list[str], outputs: list[str]) -> Run:
     """The torch module that onnx2torch makes of a model."""
     import onnx
     import torch
+
+    try:
+        import torchvision  # noqa: F401  (onnx2torch needs it for two operators)
+    except RuntimeError:  # it was built for another torch than the one for the CPU
+        _without_torchvision()
     from onnx2torch import convert
 
     model = onnx.load(path)
@@ -120,6 +127,19 @@ def onnx2torch(path: Path, inputs: list[str], outputs: list[str]) -> Run:
         return [results[place].numpy() for place in places]
 
     return run
+
+
+def _without_torchvision() -> None:
+    """Let onnx2torch be imported without torchvision: its NonMaxSuppression and RoiAlign are not supported then."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
+        del sys.modules[name]
+
+    def missing(*arguments: Any) -> None:
+        raise NotImplementedError("torchvision does not load, and is not supported by this program without it")
+
+    whole, ops = types.ModuleType("torchvision"), types.ModuleType("torchvision.ops")
+    whole.ops, ops.nms, ops.roi_align = ops, missing, missing  # type: ignore[attr-defined]
+    sys.modules |= {"torchvision": whole, "torchvision.ops": ops}
 
 
 def jaxonnxruntime(path: Path, inputs: list[str], outputs: list[str]) -> Run:
