@@ -10,9 +10,9 @@ from refgrad.backends.base import graph_inputs, load_model
 from refgrad.conformance.case import Case
 from refgrad.conformance.exporting.names import safe
 from refgrad.conformance.exporting.sizes import sized
-from refgrad.conformance.questions.feeds import read_arrays
 from refgrad.conformance.running.sources import one_model
 from refgrad.errors import OptionError
+from refgrad.protos.arrays import read_arrays
 
 _PREFIX = "feed/"  # before the name of an input in what examples/torch_models.py writes
 

@@ -113,28 +113,29 @@ def child(name: str, folder: Path, tests: list[tuple[str, list[list[str]]]], ski
 def parent(arguments: argparse.Namespace, tests: list[tuple[str, list[list[str]]]]) -> bool:
     """Run the tests in processes that may end; print what became of each. Whether none failed."""
     counts: Counter[str] = Counter()
-    start, done, process = time.perf_counter(), arguments.skip, None
+    start, done = time.perf_counter(), arguments.skip
+    process: subprocess.Popen[bytes] | None = None
+    lines: queue.Queue[bytes] = queue.Queue()
     again = [sys.executable, __file__, arguments.runtime, str(arguments.folder), "--only", arguments.only, "--child"]
     while done < len(tests):
         if process is None:
             process = subprocess.Popen([*again, "--skip", str(done)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-            lines: queue.Queue[bytes] = queue.Queue()
+            lines = queue.Queue()
             threading.Thread(target=_read, args=(process, lines), daemon=True).start()
+        code = 0
         try:
             line = lines.get(timeout=arguments.seconds)
-            found = json.loads(line) if line.startswith(b"[") and line.endswith(b"]\n") else None
+            found = _verdict_in(line)
             if found is None and line:
                 continue  # what the runtime itself prints
         except queue.Empty:
             found, line = ("failed", f"timed out: no answer in {arguments.seconds:g} s"), b""
         if not line:
             process.kill()
-            code = process.wait()
-            found = found or ("failed", f"crashed: the process ended with code {code}")
-            process = None
-        verdict, why = found
-        counts[verdict] += 1
-        print(json.dumps({"test": tests[done][0], "verdict": verdict, "why": why}), flush=True)
+            code, process = process.wait(), None
+        what, why = found or ("failed", f"crashed: the process ended with code {code}")
+        counts[what] += 1
+        print(json.dumps({"test": tests[done][0], "verdict": what, "why": why}), flush=True)
         done += 1
     if process is not None:
         process.wait()
@@ -142,6 +143,15 @@ def parent(arguments: argparse.Namespace, tests: list[tuple[str, list[list[str]]
     seconds = round(time.perf_counter() - start, 1)
     print(json.dumps({"runtime": arguments.runtime, "version": version, **counts, "seconds": seconds}))
     return not counts["failed"]
+
+
+def _verdict_in(line: bytes) -> tuple[str, str] | None:
+    """The verdict that a process printed; None for anything else, which the runtime itself prints."""
+    try:
+        verdict, why = json.loads(line)
+    except (ValueError, TypeError):
+        return None
+    return verdict, why
 
 
 def _read(process: subprocess.Popen[bytes], lines: queue.Queue[bytes]) -> None:

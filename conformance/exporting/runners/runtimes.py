@@ -35,7 +35,7 @@ def onnx_reference(path: Path, inputs: list[str], outputs: list[str]) -> Run:
     from onnx.reference import ReferenceEvaluator
 
     evaluator = ReferenceEvaluator(str(path))
-    return lambda arrays: evaluator.run(outputs, dict(zip(inputs, arrays, strict=True)))
+    return lambda arrays: list(evaluator.run(outputs, dict(zip(inputs, arrays, strict=True))))
 
 
 def onnxruntime(path: Path, inputs: list[str], outputs: list[str]) -> Run:
