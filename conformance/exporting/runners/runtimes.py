@@ -172,8 +172,10 @@ def openvino(path: Path, inputs: list[str], outputs: list[str]) -> Run:
         core.read_model(path), "CPU", {properties.hint.execution_mode: properties.hint.ExecutionMode.ACCURACY}
     )
 
+    kept = {name for port in compiled.inputs for name in port.get_names()}  # it forgets inputs that no node reads
+
     def run(arrays: list[np.ndarray]) -> list[Any]:
-        results = compiled(dict(zip(inputs, arrays, strict=True)))
+        results = compiled({name: array for name, array in zip(inputs, arrays, strict=True) if name in kept})
         return [results[name] for name in outputs]
 
     return run
