@@ -277,10 +277,10 @@ def export_folder(
             metavar="DIR",
             help="Whole models to export too: its .onnx files, each fed the .npz file of its name if there is one.",
         ),
-        Files.READ,
+        Files.MODEL,
     ] = None,
     archive: Annotated[
-        bool, typer.Option("--zip", help="Write one .zip file, whose bytes are the same in every run.")
+        bool, typer.Option("--zip", help="Write one .zip archive, whose bytes are the same in every run.")
     ] = False,
 ) -> None:
     """Write the suite as files (docs/export.md): gradient models with expected values, and models with expected gradients."""
