@@ -254,7 +254,7 @@ def test_whole_models_are_exported_too(tmp_path):
     assert outcome(made.folder / "models").wasSuccessful()
 
 
-@pytest.mark.parametrize(("there", "told"), [(False, "is not a folder"), (True, "no .onnx file in")])
+@pytest.mark.parametrize(("there", "told"), [(False, "There is nothing at"), (True, "no .onnx file in")])
 def test_a_folder_without_models(tmp_path, there, told):
     if there:
         (tmp_path / "models").mkdir()

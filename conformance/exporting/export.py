@@ -90,12 +90,13 @@ def export_suite(
     :param operators: "Conv", "Mul"; all by default.
     :param opset: "21", "13-21", "newest" or "all", as in `sources.select`; by default each case has its own.
     :param dtype: float types, separated by commas; by default each case has its own.
-    :param models: a folder of whole models to export too, see `models.models_in`.
+    :param models: a folder of whole models, or one model, to export too, see `models.models_in`.
     :param archive: write one file `folder`, a .zip archive whose bytes are the same every time, instead of a folder.
     :raises UnknownNameError: no case is of such an operator.
     :raises OptionError: an opset or type that does not exist; nothing to export.
     :raises OutputFileError: the folder is there already, or cannot be written.
     """
+    whole = {} if models is None else models_in(models)
     numbers = chosen(operators)
     wanted = None if operators is None else {case.operator for case in numbers.values()}
     symbols = {name: case for name, case in symbolic().items() if wanted is None or case.operator in wanted}
@@ -103,7 +104,6 @@ def export_suite(
         numbers, symbols = (
             named_tests(select(named.values(), opset=opset or "newest", dtype=dtype)) for named in (numbers, symbols)
         )
-    whole = {} if models is None else models_in(models)
     return export(folder, numbers, symbols=symbols, models=whole, archive=archive, oracles=oracles, progress=progress)
 
 

@@ -18,18 +18,20 @@ _PREFIX = "feed/"  # before the name of an input in what examples/torch_models.p
 
 
 def models_in(folder: str | os.PathLike[str]) -> dict[str, Case]:
-    """The models in a folder, by the names of their tests: each differentiated by its float inputs, with numbers for sizes.
+    """The models in a folder, or the one at a path, by the names of their tests.
+
+    Each is differentiated by its float inputs, with numbers for sizes.
 
     MODEL.onnx is fed the arrays of MODEL.npz that have the name of an input, or `feed/` and the name, as
     examples/torch_models.py writes them; without that file, random numbers.
 
-    :raises OptionError: there is no such folder, or no model in it.
+    :raises OptionError: nothing is there, or no model in the folder.
     :raises RefgradError: a model or its feeds cannot be used.
     """
     place = Path(folder)
-    if not place.is_dir():
-        raise OptionError(f"{str(place)!r} is not a folder. Give one with .onnx files.")
-    paths = sorted(place.glob("*.onnx"))
+    if not place.exists():
+        raise OptionError(f"There is nothing at {str(place)!r}. Give a folder with .onnx files, or one such file.")
+    paths = sorted(place.glob("*.onnx")) if place.is_dir() else [place]
     if not paths:
         raise OptionError(f"There is no .onnx file in {str(place)!r}.")
     found: dict[str, Case] = {}

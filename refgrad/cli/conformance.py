@@ -274,10 +274,10 @@ def export_folder(
     models: Annotated[
         Path | None,
         typer.Option(
-            metavar="DIR",
-            help="Whole models to export too: its .onnx files, each fed the .npz file of its name if there is one.",
+            metavar="PATH",
+            help="Whole models to export too: a folder of .onnx files, or one; each is fed the .npz file of its name.",
         ),
-        Files.MODEL,
+        Files.READ,
     ] = None,
     archive: Annotated[
         bool, typer.Option("--zip", help="Write one .zip archive, whose bytes are the same in every run.")
