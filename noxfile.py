@@ -25,6 +25,17 @@ TOOLS = ("mypy", "pre-commit", "types-networkx", "types-protobuf")
 TORCH_MODELS = ROOT / "build" / "torch_models"  # written by the session `torch`, read by `training`
 PARITY = ROOT / "build" / "parity"  # written by the session `training`, read by `lowered`
 ARTIFACTS = ROOT / "build" / "artifacts"  # written by `benchmarks_training`, read by `artifacts`
+RUNTIMES = ROOT / "build" / "runtimes"  # written by the session of that name
+ENVIRONMENTS = {  # what the session `runtimes` installs for each runtime
+    "jaxonnxruntime": ("jaxonnxruntime", "absl-py", "onnx"),
+    "onnx.reference": ("onnx",),
+    "onnx2torch": ("torch", "onnx2torch", "onnx"),
+    "onnxruntime": ("onnxruntime", "ml_dtypes"),
+    "openvino": ("openvino", "ml_dtypes"),
+    "tinygrad": ("tinygrad", "onnx"),
+    "tract": ("tract", "numpy"),
+}
+NODE_RUNTIMES = {"onnxruntime-node": "1.30.0", "onnxruntime-web": "1.30.0"}
 QUICK = ("-n", "2", "-m", "not models")
 
 
@@ -197,7 +208,7 @@ def page(session: nox.Session) -> None:
             "npm", "install", "--prefix", str(place), "--no-audit", "--no-fund", "onnxruntime-web", external=True
         )
         modules = {"REFGRAD_NODE_MODULES": str(place / "node_modules")}
-    pytest(session, "tests/test_report_page.py", "tests/test_step_in_node.py", **modules)
+    pytest(session, "tests/test_report_page.py", "tests/test_step_in_node.py", "tests/test_runtimes.py", **modules)
 
 
 @nox.session
@@ -276,4 +287,35 @@ def artifacts(session: nox.Session) -> None:
     """Three steps of training ResNet-18 by lowered artifacts (docs/parity.md), which `benchmarks_training` wrote."""
     session.install("-e", ".[ort]")
     session.run("python", "benchmarks/artifacts.py", "compare", str(TORCH_MODELS), str(ARTIFACTS))
+    session.run("python", "docs/generate.py")
+
+
+@nox.session
+def runtimes(session: nox.Session) -> None:
+    """docs/runtimes.md: the exported suite on every runtime, each in its own environment: an hour. `-- tract` runs one."""
+    session.install("-e", ".")
+    export = RUNTIMES / "suite"
+    if not session.posargs:
+        shutil.rmtree(RUNTIMES, ignore_errors=True)
+    if not export.is_dir():
+        RUNTIMES.mkdir(parents=True, exist_ok=True)
+        models = ("--models", str(TORCH_MODELS)) if any(TORCH_MODELS.glob("*.onnx")) else ()
+        session.run("refgrad", "conformance", "export", str(export), *models)
+    parts = [path.parent.relative_to(export) for path in sorted(export.rglob("tests.tsv"))]
+    for name in session.posargs or (*ENVIRONMENTS, *NODE_RUNTIMES):
+        place = Path(session.create_tmp()) / name
+        if name in NODE_RUNTIMES:
+            install = ("npm", "install", "--prefix", str(place), "--no-audit", "--no-fund", "--ignore-scripts")
+            session.run(*install, f"{name}@{NODE_RUNTIMES[name]}", external=True)
+            program = ("node", str(export / "runners" / "run.mjs"), "--modules", str(place))
+        else:
+            session.run(sys.executable, "-m", "venv", str(place), external=True)
+            python = str(place / ("Scripts" if os.name == "nt" else "bin") / "python")
+            session.run(python, "-m", "pip", "install", "--quiet", *ENVIRONMENTS[name], external=True)
+            program = (python, str(export / "runners" / "run.py"))
+        for part in parts:
+            with (RUNTIMES / f"{'~'.join((name, *part.parts))}.jsonl").open("w") as printed:
+                session.run(*program, name, str(export / part), external=True, stdout=printed, success_codes=[0, 1])
+    session.run("python", "benchmarks/runtimes.py", str(export), str(RUNTIMES))
+    session.install("-e", ".[ort,test]")  # what docs/generate.py needs
     session.run("python", "docs/generate.py")

@@ -9,8 +9,10 @@ from __future__ import annotations
 import json
 import re
 import sys
+import tomllib
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,6 +24,7 @@ import stubs
 from refgrad.conformance.case import Case
 from refgrad.conformance.departures import KINDS as DEPARTURES
 from refgrad.conformance.exporting.backendtests import KINDS, LEFT_OUT, backend_tests
+from refgrad.conformance.exporting.expected import curated, symbolic
 from refgrad.conformance.findings import findings as every_finding
 from refgrad.conformance.findings.builders import builder_findings
 from refgrad.conformance.findings.builders.finding import BUILDER_VERSIONS, BuilderFinding
@@ -706,6 +709,101 @@ def scoreboard() -> dict[Path, str]:
     return {ROOT / "docs" / f"scoreboard.{suffix}": page for suffix, page in pages.items()}
 
 
+def runtimes() -> dict[Path, str]:
+    """Return docs/runtimes.md and what exports say of runtimes, from the results that benchmarks/runtimes.py wrote."""
+    results = json.loads((RESULTS / "runtimes.json").read_text())
+    runs: dict[str, list[dict[str, Any]]] = {}
+    for run in results["runs"]:
+        runs.setdefault(run["folder"], []).append(run)
+    parts = [
+        "# Runtimes\n\nThe [exported suite](export.md) on runtimes that run ONNX models, each by the runner that is in the "
+        "export (`nox -s runtimes`).\nA gradient model is a hard test for a runtime: it has operators that no exporter "
+        "writes, and empty tensors, and few elements.\n\n- passed: every output is right\n- failed: a wrong result, an "
+        "error while it ran, a process that ended, or no answer in a minute; all are listed below\n- unsupported: the "
+        "runtime does not load the model, or says that it does not support something in it\n- right: passed, as a part of "
+        "what it ran\n",
+    ]
+    for folder, title in FOLDERS.items():
+        if folder in runs:
+            rows = [
+                (
+                    *(str(run[key]) for key in ("runtime", "version", "passed", "failed", "unsupported")),
+                    f"{run['passed'] / max(run['passed'] + run['failed'], 1):.1%}",
+                    str(run["seconds"]),
+                )
+                for run in sorted(runs[folder], key=lambda run: -run["passed"])
+            ]
+            header = ("runtime", "version", "passed", "failed", "unsupported", "right", "seconds")
+            parts.append(f"## {title}\n\n{table(header, rows)}")
+    for folder, title in FOLDERS.items():
+        for run in runs.get(folder, ()):
+            for verdict, heading in (("failed", "fails"), ("unsupported", "does not support")):
+                groups = [group for group in run["groups"] if group["verdict"] == verdict]
+                shown = groups if verdict == "failed" else groups[:_GROUPS]
+                if shown:
+                    parts.append(
+                        f"## What {run['runtime']} {heading}: {title[0].lower()}{title[1:]}\n\n"
+                        + (f"The {len(shown)} most frequent of {len(groups)} reasons.\n\n" if shown != groups else "")
+                        + table(("tests", "what it says", "such as", "why"), _grouped(run["runtime"], shown))
+                    )
+    known: dict[str, list[dict[str, Any]]] = {}
+    for run in results["runs"]:
+        if run["folder"].endswith("gradients"):
+            known.setdefault(f"{run['runtime']} {run['version']}", []).extend(run["groups"])
+    failing = {test for groups in known.values() for group in groups for test in group["tests"]}
+    cases = {test: case for test, case in results["cases"].items() if test in failing}
+    return {
+        ROOT / "docs" / "runtimes.md": "\n".join(parts),
+        ROOT / "conformance" / "exporting" / "known_failures.json": (
+            json.dumps({"cases": cases, "runtimes": known}, indent=0) + "\n"
+        ),
+    }
+
+
+def reason_of(runtime: str, test: str) -> str:
+    """Why a runtime fails a test, as docs/runtime_faults.toml has it; empty where it has nothing."""
+    for fault in FAULTS:
+        if fnmatchcase(runtime, fault["runtime"]) and fnmatchcase(test, fault["test"]):
+            return str(fault["reason"])
+    return ""
+
+
+FAULTS = tomllib.loads((ROOT / "docs" / "runtime_faults.toml").read_text(encoding="utf-8"))["fault"]
+_GROUPS = 12  # reasons that are listed where a runtime has no support
+FOLDERS = {
+    "gradients": "Gradients of operators",
+    "symbolic/gradients": "Gradients of operators, with symbols for sizes",
+    "models/gradients": "Gradients of whole models",
+    "forward": "The operators themselves",
+    "symbolic/forward": "The operators themselves, with symbols for sizes",
+    "models/forward": "The whole models themselves",
+}
+
+
+def _grouped(runtime: str, groups: Iterable[dict[str, Any]]) -> Iterator[tuple[str, str, str, str]]:
+    """A row for the tests that do not pass for one reason."""
+    for group in groups:
+        tests: dict[str, list[str]] = {}
+        for test in group["tests"]:
+            tests.setdefault(reason_of(runtime, test), []).append(test)
+        for reason, names in tests.items():
+            said = re.sub(r"([<>*_\\`\[\]])", r"\\\1", group["why"])
+            yield str(len(names)), said, names[0].removeprefix("test_grad_"), reason
+
+
+def exported() -> str:
+    """Return the paragraph of docs/export.md on how many tests there are."""
+    results = json.loads((RESULTS / "runtimes.json").read_text())
+    numbers, symbols = len(curated()), len(symbolic())
+    operators = len({case.operator for case in curated().values()})
+    return (
+        f"It makes tests of {numbers:,} cases of {operators} operators, and of {symbols:,} cases with symbols for sizes. "
+        f"Cases without a single\nanswer are left out: {results['left_out'].get('', 0)} and "
+        f"{results['left_out'].get('symbolic', 0)} when [runtimes](runtimes.md) were measured last. Each case becomes two "
+        "tests.\n"
+    )
+
+
 def _cases_of(results: Results) -> Iterable[Case]:
     """The cases that the results are about, from the first source that has one of the name."""
     missing = set(results.cases)
@@ -736,6 +834,7 @@ def fill(text: str, section: str, body: str) -> str:
 def generated() -> dict[Path, str]:
     """Every generated file with its content."""
     readme, deployed_page = ROOT / "README.md", ROOT / "docs" / "deployed.md"
+    export_page = ROOT / "docs" / "export.md"
     return {
         readme: fill(readme.read_text(), "operators", operators_summary()),
         ROOT / "docs" / "benchmarks.md": benchmarks(),
@@ -745,6 +844,8 @@ def generated() -> dict[Path, str]:
         ROOT / "docs" / "backend_tests.md": tests_of_onnx(),
         **findings(),
         ROOT / "docs" / "kinks.md": kinks(),
+        export_page: fill(export_page.read_text(), "counts", exported()),
+        **runtimes(),
         deployed_page: fill(deployed_page.read_text(), "results", deployed()),
         ROOT / "docs" / "models.md": models(),
         ROOT / "docs" / "mutants.md": mutants(),

@@ -22,7 +22,14 @@ from refgrad.errors import OutputFileError
 from refgrad.protos import files
 
 WRITTEN = (Files.WRITTEN, Files.WRITTEN_MODEL, Files.JOURNAL, Files.NEW_FOLDER)
-SUFFIXES = {"feeds": ".npz", "limitations": ".toml", "results": ".json", "validation": ".npz", "data": ".npz"}
+SUFFIXES = {
+    "data": ".npz",
+    "feeds": ".npz",
+    "limitations": ".toml",
+    "models": ".onnx",
+    "results": ".json",
+    "validation": ".npz",
+}
 
 
 def write_model(folder: Path) -> Path:
@@ -49,6 +56,7 @@ def prepared(tmp_path_factory) -> Path:
     model = write_model(folder / "models")
     for name in ("feeds.npz", "validation.npz", "data.npz"):
         np.savez(folder / name, x=np.ones(3, np.float32))
+    (folder / "models.onnx").write_bytes(model.read_bytes())
     (folder / "limitations.toml").write_text("")
     data = folder / "cases" / "mine" / "test_data_set_0"
     data.mkdir(parents=True)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -14,12 +12,15 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto, helper
 
+from refgrad.backends.numpy import NumpyBackend
 from refgrad.conformance.case import Case
+from refgrad.conformance.exporting.names import named_tests
+from refgrad.conformance.exporting.sizes import sized, types_in, with_sizes
 from refgrad.conformance.judging.judge import ENOUGH, Trial
 from refgrad.conformance.oracles import Built, Evidence, Property, Silent, get_oracle
 from refgrad.conformance.oracles.comparison import AGREED, FLOAT64_BITS, SENSITIVE
 from refgrad.conformance.questions.kinked import kinks_of
-from refgrad.conformance.questions.point import Truth, largest, limits, rounding
+from refgrad.conformance.questions.point import Truth, largest, limits, rounding, with_defaults
 from refgrad.conformance.questions.question import Question, ask
 from refgrad.conformance.running.runner import examine, testify
 from refgrad.conformance.running.sources import tables
@@ -29,7 +30,6 @@ from refgrad.tables.schemas import find_schema
 
 ORACLES = ("differences", "reference", "complex-step", "adjoint")  # everybody has these
 _TELLING = 0.1  # a test that allows an error of this part of a gradient tells little of it
-_LONGEST = 80  # letters in the name of a test
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,10 @@ class Expected:
 
     `feeds` has the inputs of `model`, none with a default, in their order: those of `question.model`, initializers that are
     differentiated, and the cotangents. `gradients` has its outputs in their order, in the type of what each is the gradient of,
-    rounded from float64; `outputs` has their names by those in `question.wrt`. An element may be off by `tolerance`, and
-    `confirmed` has the oracles that confirm each gradient.
+    rounded from float64; `outputs` has their names by those in `question.wrt`. `dtypes` are the types of the values in `model`.
+    An element may be off by `tolerance`, for `reason`, and `confirmed` has the oracles that confirm each gradient. `results`
+    has what `question.model` itself computes: the outputs that have a cotangent, of which an element may be off by
+    `results_tolerance`.
     """
 
     question: Question
@@ -47,21 +49,25 @@ class Expected:
     feeds: dict[str, Any]
     gradients: dict[str, np.ndarray]
     outputs: dict[str, str]
+    dtypes: tuple[str, ...]
     tolerance: float
+    reason: str
     confirmed: dict[str, tuple[str, ...]]
+    results: dict[str, np.ndarray]
+    results_tolerance: float
 
 
 def expect(case: Case, oracles: Sequence[str] = ORACLES) -> Expected:
     """The test that a case makes.
 
-    The tolerance is what rounding explains: of the type over the nodes of the gradient, and by how much the gradient moves
-    when intermediate results are rounded.
+    Where the inputs of the case have sizes, every size in the models is a number. The tolerance is what rounding explains: of
+    the type over the nodes of the gradient, and by how much the gradient moves when intermediate results are rounded.
 
     :raises UnconfirmedError: there is no single right answer, fewer than two oracles confirm refgrad's, one of them contradicts
         it, or rounding hides it.
     :raises RefgradError: there is nothing to differentiate, or refgrad refuses.
     """
-    question = ask(case)
+    question = ask(sized(case) if case.static else case)
     for name, kinked in question.kinked.items():
         at = f"{np.count_nonzero(kinked)} of {kinked.size} elements are at a kink of {choices(kinks_of(case.model))}"
         raise UnconfirmedError(f"{name}: {at}, where there is no single right answer.")
@@ -85,16 +91,22 @@ def expect(case: Case, oracles: Sequence[str] = ORACLES) -> Expected:
             raise UnconfirmedError(_unconfirmed(trial, name, held, chain.from_iterable(tested.values())))
     model, feeds = _without_defaults(truth.model, question)
     feeds |= {truth.point.seeds_of[output]: value for output, value in question.cotangents.items()}
+    numbered = with_sizes(model, feeds)
     gradients = {name: truth.gradients[name].astype(truth.point.dtype(name)) for name in question.wrt}
-    allowed = question.tolerance or rounding(len(model.graph.node), question.model)
+    tolerance, reason = _tolerance(truth, question)
+    results, results_tolerance = _results(truth, question)
     return Expected(
         question,
-        model,
+        numbered if case.static else model,
         {value.name: np.asarray(feeds[value.name]) for value in model.graph.input},
         {truth.point.names[name]: gradient for name, gradient in gradients.items()},
         truth.point.names,
-        _tolerance(truth, question, allowed),
+        types_in(numbered),
+        tolerance,
+        reason,
         confirmed,
+        results,
+        results_tolerance,
     )
 
 
@@ -129,20 +141,25 @@ def _without_defaults(gradient: ModelProto, question: Question) -> tuple[ModelPr
     return model, defaults | dict(question.feeds)
 
 
-def _tolerance(truth: Truth, question: Question, allowed: float) -> float:
-    """How far an element of any gradient may be off.
+def _tolerance(truth: Truth, question: Question) -> tuple[float, str]:
+    """How far an element of any gradient may be off, and why.
 
     :raises UnconfirmedError: that is too far for one of them.
     """
+    nodes = len(truth.model.graph.node)
+    allowed = question.tolerance or rounding(nodes, question.model)
     sizes = {name: largest(truth.gradients[name]) for name in question.wrt}
-    explained = {
-        name: max(
-            allowed * size + SENSITIVE * largest(truth.moved(name, truth.bits)),
-            limits(truth.point.dtype(name))[1] * max(truth.gradients[name].size, 1) ** 0.5,
+    explained = {}
+    for name, size in sizes.items():
+        moved = SENSITIVE * largest(truth.moved(name, truth.bits))
+        least = limits(truth.point.dtype(name))[1] * max(truth.gradients[name].size, 1) ** 0.5
+        why = (
+            f"The gradient by {name} is as large as {size:.3g}. Rounding in {nodes} nodes explains {allowed * size:.1e}, and "
+            f"{SENSITIVE:g} times as much as it moves when intermediate results are rounded is {moved:.1e}."
         )
-        for name, size in sizes.items()
-    }
-    tolerance = _rounded_up(max(explained.values()))
+        explained[name] = max((allowed * size + moved, why), (least, "The smallest normal number of the type."))
+    most, reason = max(explained.values())
+    tolerance = _rounded_up(most)
     if truth.out_of_range:
         raise UnconfirmedError(f"{truth.out_of_range}.")
     for name, size in sizes.items():
@@ -151,12 +168,28 @@ def _tolerance(truth: Truth, question: Question, allowed: float) -> float:
             raise UnconfirmedError(
                 f"{name}: an error of {tolerance:.2g} is explained, where {size:.2g} is the gradient."
             )
-    return tolerance
+    return tolerance, reason
+
+
+def _results(truth: Truth, question: Question) -> tuple[dict[str, np.ndarray], float]:
+    """What the model computes of the outputs that have a cotangent, in their types, and how far an element may be off."""
+    exact = truth.point.forward.run(question.at, question.cotangents)
+    bits = {name: value.astype(question.cotangents[name].dtype) for name, value in exact.items()}
+    prepared = NumpyBackend().prepare(
+        with_defaults(question.model, question.wrt), precision="float64", bits=max(truth.bits, 2)
+    )
+    rounded = prepared.run(question.at, question.cotangents)
+    allowed = question.tolerance or rounding(len(question.model.graph.node), question.model)
+    explained = [
+        allowed * largest(value) + SENSITIVE * largest(rounded[name] - value) + limits(bits[name].dtype)[1]
+        for name, value in exact.items()
+    ]
+    return bits, _rounded_up(max(explained))
 
 
 def _rounded_up(number: float) -> float:
     """The next number with two digits."""
-    if not 0 < number < np.inf:
+    if not 1e-300 < number < np.inf:  # below, a power of ten overflows
         return number
     digits = 1 - int(np.floor(log10(number)))
     return float(f"{ceil(number * 10.0**digits) / 10.0**digits:.1e}")
@@ -167,20 +200,39 @@ def _rounded_up(number: float) -> float:
 
 @cache
 def curated() -> dict[str, Case]:
-    """The cases that become tests, by the names of these: in plain ai.onnx operators, every size
-    declared, at a point with a derivative.
+    """The cases that become tests, by the names of these: in plain ai.onnx operators, with sizes, where there is a derivative.
 
     Of each operator, those that have something that none before has: a version, a type, a rank, an input or output that is
     optional, the value of an attribute, or two of these together.
     """
-    smooth = (case for case in tables() if case.static and case.values == "smooth")
-    plain = [case for case in smooth if all(node.domain == "" for node in case.model.graph.node)]
-    named = named_tests(plain)
+    return _telling((case for case in _plain() if case.static), together=2)
+
+
+@cache
+def symbolic() -> dict[str, Case]:
+    """The cases that become tests of models whose inputs have symbols for sizes, by the names of these.
+
+    As `curated`, but those that have something that none before has, and not two things together.
+    """
+    named = (case for case in _plain() if not case.static and "unknown" not in case.name.split("-"))
+    return _telling(named, together=1)
+
+
+def _plain() -> Iterator[Case]:
+    """The cases in plain ai.onnx operators at a point with a derivative."""
+    for case in tables():
+        if case.values == "smooth" and all(node.domain == "" for node in case.model.graph.node):
+            yield case
+
+
+def _telling(cases: Iterable[Case], together: int) -> dict[str, Case]:
+    """The cases, by the name of a test, that have so many features together which none before of their operator has."""
     seen: set[tuple[Any, ...]] = set()
     found = {}
-    for name, case in named.items():
+    for name, case in named_tests(cases).items():
         operator, features = case.operator, sorted(map(repr, _features(case)))
-        new = {(operator, *pair) for count in (1, 2) for pair in combinations(features, count)} - seen
+        counts = range(1, together + 1)
+        new = {(operator, *some) for count in counts for some in combinations(features, count)} - seen
         if new:
             seen |= new
             found[name] = case
@@ -216,47 +268,3 @@ def _features(case: Case) -> Iterator[tuple[Any, ...]]:
         array = np.asarray(feed)
         yield "type", name, array.dtype.name
         yield "size", name, array.ndim, array.size == 0
-
-
-def named_tests(cases: Iterable[Case]) -> dict[str, Case]:
-    """The cases by a name for a test: `test_grad_conv_group_2`; with the shapes, the opset or a checksum where that is taken.
-
-    A name depends on the cases before, so it stays when others are added behind.
-    """
-    found: dict[str, Case] = {}
-    for case in cases:
-        plain = f"test_grad_{'_'.join(_parts(case))}"
-        shapes = "_".join("x".join(map(str, np.shape(v))) or "scalar" for v in case.feeds.values())
-        longer = (
-            f"{plain}{more}" for more in ("", f"_{shapes}", f"_opset{case.opset}", f"_{shapes}_opset{case.opset}")
-        )
-        last = f"{plain[: _LONGEST - 9]}_{zlib.crc32(case.name.encode()):08x}"
-        found[next((name for name in longer if name not in found and len(name) <= _LONGEST), last)] = case
-    return found
-
-
-def _parts(case: Case) -> Iterator[str]:
-    """What a name says of a case: the operator, the attributes that are not the default, the type."""
-    node = case.subject
-    if node is None:
-        yield _safe(case.name)
-        return
-    yield _safe(case.operator)
-    schema = find_schema(node.op_type, node.domain, case.opset)
-    for attribute in sorted(node.attribute, key=lambda attribute: attribute.name):
-        formal = schema.attributes.get(attribute.name) if schema else None
-        value = helper.get_attribute_value(attribute)
-        if formal and formal.default_value.name and value == helper.get_attribute_value(formal.default_value):
-            continue
-        if isinstance(value, bytes):
-            yield _safe(value.decode())
-        elif isinstance(value, int | float):
-            yield f"{_safe(attribute.name)}_{_safe(f'{value:g}'.replace('-', 'minus_'))}"
-        else:
-            yield _safe(attribute.name)
-    if case.dtype != "float32":
-        yield case.dtype
-
-
-def _safe(text: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "_", text.lower()).strip("_")

@@ -3,10 +3,14 @@
     <folder>/manifest.json                    what there is, how far it can be trusted, and what was left out
     <folder>/README.md
     <folder>/schema/*.json                    JSON schemas of manifest.json and case.json
+    <folder>/runners/                         programs that run the tests on some runtimes
+    <folder>/gradients/tests.tsv              the tests of a folder for programs without a reader of JSON or protobuf
     <folder>/gradients/<test>/                a gradient model, in the layout of onnx's backend tests
-        model.onnx, data.json, test_data_set_0/input_*.pb, test_data_set_0/output_*.pb
-    <folder>/forward/<test>/                  the model, what it is fed, the cotangents, and the gradients that come out
-        model.onnx, case.json, feed_*.pb, cotangent_*.pb, gradient_*.pb
+        model.onnx, data.json, test_data_set_0/input_*.pb, test_data_set_0/output_*.pb, and both as .npy
+    <folder>/forward/<test>/                  the model, what it is fed, what it computes, the cotangents and the gradients
+        model.onnx, case.json, feed_*.pb, output_*.pb, cotangent_*.pb, gradient_*.pb, and all as .npy
+    <folder>/symbolic/gradients/, forward/    models whose inputs have symbols for sizes
+    <folder>/models/gradients/, forward/      whole models
 
 The same cases and oracles give the same bytes.
 """
@@ -16,29 +20,40 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata, resources
-from pathlib import Path
+from importlib.resources.abc import Traversable
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
 from onnx import AttributeProto, helper, numpy_helper
 
 from refgrad.conformance.case import Case
-from refgrad.conformance.exporting.expected import ORACLES, Expected, chosen, expect, named_tests
+from refgrad.conformance.exporting.archive import write_archive
+from refgrad.conformance.exporting.expected import ORACLES, Expected, chosen, expect, symbolic
+from refgrad.conformance.exporting.known import known_failures
+from refgrad.conformance.exporting.models import models_in
+from refgrad.conformance.exporting.names import named_tests
 from refgrad.conformance.oracles import get_oracle
 from refgrad.conformance.running.runner import in_lanes
 from refgrad.conformance.running.sources import select
 from refgrad.conformance.running.suite import Progress
-from refgrad.errors import OptionError, WorkerError
+from refgrad.errors import OptionError, OutputFileError, WorkerError
 from refgrad.protos.external import array_of
-from refgrad.protos.files import new_folder
+from refgrad.protos.files import new_folder, replacing
+from refgrad.protos.walk import every_node
 from refgrad.show.tables import escaped_json
 from refgrad.worker import Worker
 
-FORMAT = "refgrad conformance export 1"
+FORMAT = "refgrad conformance export 2"
 GRADIENTS, FORWARD, SCHEMAS = "gradients", "forward", ("manifest", "case")
+NUMBERS, SYMBOLIC, MODELS = "", "symbolic", "models"  # the folders that have both
+LISTED = "tests.tsv"
+RUNNERS = ("run.py", "runtimes.py", "run.mjs")
+_MODEL_SECONDS = 1800.0  # in which a test of a whole model has to be made
 
 
 @dataclass(frozen=True)
@@ -65,6 +80,8 @@ def export_suite(
     opset: str | None = None,
     dtype: str | None = None,
     *,
+    models: str | os.PathLike[str] | None = None,
+    archive: bool = False,
     oracles: Sequence[str] = ORACLES,
     progress: Progress | None = None,
 ) -> Manifest:
@@ -73,64 +90,106 @@ def export_suite(
     :param operators: "Conv", "Mul"; all by default.
     :param opset: "21", "13-21", "newest" or "all", as in `sources.select`; by default each case has its own.
     :param dtype: float types, separated by commas; by default each case has its own.
+    :param models: a folder of whole models, or one model, to export too, see `models.models_in`.
+    :param archive: write one file `folder`, a .zip archive whose bytes are the same every time, instead of a folder.
     :raises UnknownNameError: no case is of such an operator.
     :raises OptionError: an opset or type that does not exist; nothing to export.
     :raises OutputFileError: the folder is there already, or cannot be written.
     """
-    named = chosen(operators)
+    whole = {} if models is None else models_in(models)
+    numbers = chosen(operators)
+    wanted = None if operators is None else {case.operator for case in numbers.values()}
+    symbols = {name: case for name, case in symbolic().items() if wanted is None or case.operator in wanted}
     if opset is not None or dtype is not None:
-        named = named_tests(select(named.values(), opset=opset or "newest", dtype=dtype))
-    return export(folder, named, oracles=oracles, progress=progress)
+        numbers, symbols = (
+            named_tests(select(named.values(), opset=opset or "newest", dtype=dtype)) for named in (numbers, symbols)
+        )
+    return export(folder, numbers, symbols=symbols, models=whole, archive=archive, oracles=oracles, progress=progress)
 
 
 def export(
     folder: str | os.PathLike[str],
     cases: Mapping[str, Case] | Iterable[Case],
     *,
+    symbols: Mapping[str, Case] | None = None,
+    models: Mapping[str, Case] | None = None,
+    archive: bool = False,
     oracles: Sequence[str] = ORACLES,
     progress: Progress | None = None,
 ) -> Manifest:
     """Export cases into a new folder: all of it, or nothing.
 
-    :param cases: by the names of their tests; without, names are made of the operator and its attributes.
+    :param cases: by the names of their tests; without, names are made of what the cases have.
+    :param symbols: further cases, for the folder `SYMBOLIC`; `models` are those for `MODELS`.
+    :param archive: as in `export_suite`.
     :param oracles: who may confirm an expected value; it takes two.
     :raises OptionError: there is no case, or no such oracle.
     :raises OutputFileError: the folder is there already, or cannot be written.
     """
-    named = dict(cases) if isinstance(cases, Mapping) else named_tests(cases)
-    if not named:
+    numbers = dict(cases) if isinstance(cases, Mapping) else named_tests(cases)
+    sections = {NUMBERS: numbers, SYMBOLIC: symbols or {}, MODELS: models or {}}
+    if not any(sections.values()):
         raise OptionError("There is no case to export: choose other operators, another opset or type.")
     asked = {name: get_oracle(name).trust for name in oracles}
-    with new_folder(folder) as made:
-        tests, left_out = [], []
-        answers = in_lanes(lambda item, worker: _test_of(item[1], oracles, worker), named.items())
-        for done, ((name, case), found) in enumerate(answers, 1):
-            if isinstance(found, str):
-                left_out.append({"name": name, **_about(case), "why": found})
-            else:
-                tests.append({"name": name, **_about(case), **_write(made, name, case, found)})
-            if progress:
-                progress(done, len(named), name)
-        place = {name: number for number, name in enumerate(named)}
-        for entries in (tests, left_out):
-            entries.sort(key=lambda entry: place[entry["name"]])
-        for schema in SCHEMAS:
-            path = made / "schema" / f"{schema}.schema.json"
-            path.parent.mkdir(exist_ok=True)
-            path.write_bytes(resources.files("refgrad.conformance").joinpath("schema", path.name).read_bytes())
-        (made / "README.md").write_text(_readme(len(tests)), encoding="utf-8", newline="\n")
-        beside = [made / "README.md", *sorted((made / "schema").iterdir())]
-        document = {
-            "$schema": "schema/manifest.schema.json",
-            "format": FORMAT,
-            "suite": f"refgrad {metadata.version('refgrad')}",
-            "oracles": asked,
-            "files": _sums(made, beside),
-            "tests": tests,
-            "left_out": left_out,
-        }
-        _write_json(made / "manifest.json", document)
+    if not archive:
+        with new_folder(folder) as made:
+            document = _fill(made, sections, asked, progress)
+        return Manifest(Path(folder), document)
+    if os.path.lexists(folder):
+        raise OutputFileError(f"{str(folder)!r} exists. Give the name of a file that does not, and it is made.")
+    with replacing(folder) as file, tempfile.TemporaryDirectory() as temporary:
+        made = Path(temporary)
+        document = _fill(made, sections, asked, progress)
+        write_archive(made, file)
     return Manifest(Path(folder), document)
+
+
+def _fill(
+    made: Path, cases: Mapping[str, Mapping[str, Case]], asked: Mapping[str, str], progress: Progress | None
+) -> dict[str, Any]:
+    """Write the suite into an empty folder; return what is in its manifest."""
+    tests: dict[str, dict[str, Any]] = {}
+    left_out: dict[str, dict[str, Any]] = {}
+    place = {name: section for section, named in cases.items() for name in named}
+    for done, (name, case, found) in enumerate(_tests_of(cases, tuple(asked)), 1):
+        about = {"name": name, "section": place[name], **_about(case)}
+        if isinstance(found, str):
+            left_out[name] = {**about, "why": found}
+        else:
+            tests[name] = {**about, **_write(made / place[name], made, name, case, found)}
+        if progress:
+            progress(done, len(place), name)
+    beside = [*_write_lists(made, cases, tests), *_copy(made, len(tests))]
+    document = {
+        "$schema": "schema/manifest.schema.json",
+        "format": FORMAT,
+        "suite": f"refgrad {metadata.version('refgrad')}",
+        "oracles": dict(asked),
+        "files": _sums(made, beside),
+        "tests": [
+            {key: value for key, value in tests[name].items() if key != _ROWS} for name in place if name in tests
+        ],
+        "left_out": [left_out[name] for name in place if name in left_out],
+    }
+    _write_json(made / "manifest.json", document)
+    return document
+
+
+_ROWS = "rows"  # of an entry while it is made: what the lists say of the test
+
+
+def _tests_of(
+    cases: Mapping[str, Mapping[str, Case]], oracles: Sequence[str]
+) -> Iterator[tuple[str, Case, Expected | str]]:
+    """Each case with its name and the test that it makes, as they come; whole models last, and one at a time."""
+    small = [item for section, named in cases.items() if section != MODELS for item in named.items()]
+    for (name, case), found in in_lanes(lambda item, worker: _test_of(item[1], oracles, worker), small):
+        yield name, case, found
+    large = cases.get(MODELS, {}).items()
+    for (name, case), found in in_lanes(
+        lambda item, worker: _test_of(item[1], oracles, worker), large, _MODEL_SECONDS, lanes=1
+    ):
+        yield name, case, found
 
 
 def _test_of(case: Case, oracles: Sequence[str], worker: Worker) -> Expected | str:
@@ -173,30 +232,104 @@ def _attribute(attribute: AttributeProto) -> Any:
     return AttributeProto.AttributeType.Name(attribute.type).lower()  # a graph: it is in the model
 
 
-def _write(folder: Path, name: str, case: Case, expected: Expected) -> dict[str, Any]:
-    """Write a test in both forms; what the manifest says of it."""
+def _write(folder: Path, root: Path, name: str, case: Case, expected: Expected) -> dict[str, Any]:
+    """Write a test in both forms into the folder of its section; what the manifest says of it."""
     question = expected.question
     gradients, data = folder / GRADIENTS / name, folder / GRADIENTS / name / "test_data_set_0"
     data.mkdir(parents=True)
     files = [_write_model(gradients / "model.onnx", expected.model)]
     files.append(_write_json(gradients / "data.json", {"atol": expected.tolerance, "rtol": 0.0}))
-    files += _write_tensors(data, "input", expected.feeds).values()
-    files += _write_tensors(data, "output", expected.gradients).values()
+    rows = {GRADIENTS: [f"test\t{name}\t{name}/model.onnx\t{expected.tolerance!r}"]}
+    arrays: Mapping[str, Any]
+    for kind, arrays in (("input", expected.feeds), ("output", expected.gradients)):
+        paths = _write_tensors(data, kind, arrays)
+        files += _twice(paths)
+        rows[GRADIENTS] += _listed(kind, paths, arrays, folder / GRADIENTS)
     forward = folder / FORWARD / name
     forward.mkdir(parents=True)
     files.append(_write_model(forward / "model.onnx", question.model))
+    rows[FORWARD] = [f"test\t{name}\t{name}/model.onnx\t{expected.results_tolerance!r}"]
     wanted = {wrt: expected.gradients[output] for wrt, output in expected.outputs.items()}
-    tensors = {
-        "feeds": _write_tensors(forward, "feed", question.feeds),
-        "cotangents": _write_tensors(forward, "cotangent", question.cotangents),
-        "gradients": _write_tensors(forward, "gradient", wanted),
+    tensors = {}
+    for kind, arrays in (
+        ("feed", question.feeds),
+        ("output", expected.results),
+        ("cotangent", question.cotangents),
+        ("gradient", wanted),
+    ):
+        paths = _write_tensors(forward, kind, arrays)
+        files += _twice(paths)
+        tensors[f"{kind}s"] = {key: path.name for key, path in paths.items()}
+        if kind in ("feed", "output"):
+            rows[FORWARD] += _listed("input" if kind == "feed" else kind, paths, arrays, folder / FORWARD)
+    trust = {
+        "tolerance": expected.tolerance,
+        "tolerance_reason": expected.reason,
+        "confirmed": {n: list(o) for n, o in expected.confirmed.items()},
     }
-    trust = {"tolerance": expected.tolerance, "confirmed": {n: list(o) for n, o in expected.confirmed.items()}}
-    document = {"$schema": "../../schema/case.schema.json", "name": name, **_about(case)}
-    document |= {kind: {key: path.name for key, path in written.items()} for kind, written in tensors.items()}
-    files += [path for written in tensors.values() for path in written.values()]
+    document = {"$schema": _up(forward, root, "schema/case.schema.json"), "name": name, **_about(case), **tensors}
+    document["outputs_tolerance"] = expected.results_tolerance
     files.append(_write_json(forward / "case.json", document | trust))
-    return {**trust, "files": _sums(folder, files)}
+    return {
+        "gradient": (folder / GRADIENTS / name).relative_to(root).as_posix(),
+        "forward": forward.relative_to(root).as_posix(),
+        "operators": sorted({node.op_type for node in every_node(expected.model)}),
+        "dtypes": list(expected.dtypes),
+        **trust,
+        "fails": known_failures(name, case.name),
+        "files": _sums(root, files),
+        _ROWS: rows,
+    }
+
+
+def _up(folder: Path, root: Path, path: str) -> str:
+    """A path in `root` as `folder` sees it."""
+    return str(PurePosixPath(*[".."] * len(folder.relative_to(root).parts), path))
+
+
+def _twice(paths: Mapping[str, Path]) -> Iterator[Path]:
+    """The files of tensors: as TensorProto and as .npy."""
+    for path in paths.values():
+        yield from (path, path.with_suffix(".npy"))
+
+
+def _listed(kind: str, paths: Mapping[str, Path], arrays: Mapping[str, Any], folder: Path) -> Iterator[str]:
+    """A row of a list for each tensor: what it is, its name, its type and its file."""
+    for name, path in paths.items():
+        file = path.with_suffix(".npy").relative_to(folder).as_posix()
+        yield f"{kind}\t{name}\t{np.asarray(arrays[name]).dtype.name}\t{file}"
+
+
+def _write_lists(
+    made: Path, cases: Mapping[str, Mapping[str, Case]], tests: Mapping[str, Mapping[str, Any]]
+) -> Iterator[Path]:
+    """Write the list of each folder that has tests."""
+    for section, named in cases.items():
+        for kind in (GRADIENTS, FORWARD):
+            rows = [row for name in named if name in tests for row in tests[name][_ROWS][kind]]
+            if rows:
+                path = made / section / kind / LISTED
+                path.write_text("\n".join(rows) + "\n", encoding="utf-8", newline="\n")
+                yield path
+
+
+def _copy(made: Path, tests: int) -> Iterator[Path]:
+    """Write what is the same in every export, but for the number of tests: the README, the schemas and the runners."""
+    package = resources.files("refgrad.conformance")
+    readme, text = made / "README.md", package.joinpath("exporting", "suite.md").read_text(encoding="utf-8")
+    readme.write_text(text.replace("{tests}", f"{tests:,}"), encoding="utf-8", newline="\n")
+    yield readme
+    for schema in SCHEMAS:
+        yield _copied(package.joinpath("schema", f"{schema}.schema.json"), made / "schema")
+    for runner in RUNNERS:
+        yield _copied(package.joinpath("exporting", "runners", runner), made / "runners")
+
+
+def _copied(file: Traversable, folder: Path) -> Path:
+    folder.mkdir(exist_ok=True)
+    path = folder / file.name
+    path.write_bytes(file.read_bytes())
+    return path
 
 
 def _write_model(path: Path, model: Any) -> Path:
@@ -207,10 +340,18 @@ def _write_model(path: Path, model: Any) -> Path:
 def _write_tensors(folder: Path, kind: str, arrays: Mapping[str, Any]) -> dict[str, Path]:
     """A file for each array, numbered in their order; the paths by the names of the arrays."""
     paths = {}
-    for place, (name, array) in enumerate(arrays.items()):
-        tensor = numpy_helper.from_array(np.asarray(array), name)
-        paths[name] = _write_model(folder / f"{kind}_{place}.pb", tensor)
+    for place, (name, value) in enumerate(arrays.items()):
+        array = np.asarray(value)
+        paths[name] = _write_model(folder / f"{kind}_{place}.pb", numpy_helper.from_array(array, name))
+        with paths[name].with_suffix(".npy").open("wb") as file:
+            np.lib.format.write_array(file, _bits(array), allow_pickle=False)
     return paths
+
+
+def _bits(array: np.ndarray) -> np.ndarray:
+    """The array; of a type that NumPy does not have, such as bfloat16, its bits as unsigned integers, an element each."""
+    own = array.dtype.type.__module__ == np.__name__
+    return np.asarray(array if own else array.view(f"u{array.dtype.itemsize}"), order="C")
 
 
 def _write_json(path: Path, document: Mapping[str, Any]) -> Path:
@@ -222,24 +363,3 @@ def _write_json(path: Path, document: Mapping[str, Any]) -> Path:
 def _sums(folder: Path, files: Iterable[Path]) -> dict[str, str]:
     """The SHA-256 of each file, by its path in `folder`."""
     return {f.relative_to(folder).as_posix(): hashlib.sha256(f.read_bytes()).hexdigest() for f in sorted(files)}
-
-
-def _readme(tests: int) -> str:
-    return f"""\
-# Gradients of ONNX operators: {tests} tests
-
-Made by the conformance suite of refgrad. `manifest.json` lists the tests: operator, opset, type, attributes, tolerance, who
-confirmed each gradient, the SHA-256 of every file, and what was left out and why.
-
-**To test a runtime**, run the folders in `gradients/` as the backend tests of ONNX: `model.onnx` is a gradient in plain ai.onnx
-operators; feed it `test_data_set_0/input_0.pb`, `input_1.pb`, ... in the order of its inputs and compare its outputs with
-`output_0.pb`, .... The files hold a TensorProto each. An element may be off by `atol` in `data.json`; `rtol` is 0, because the
-elements of a gradient are sums, and one that cancels is no more accurate than its terms.
-
-**To test a gradient builder**, take the folders in `forward/`: `model.onnx` is what to differentiate, and `case.json` says how.
-Feed the model the `feeds`. With the `cotangents` v, one for each output y, the gradients of Σ v·y by each input are in
-`gradients`. An element may be off by `tolerance`.
-
-The schemas of `manifest.json` and `case.json` are in `schema/`. The values come from float64 and are rounded to the type of the
-test. What is `confirmed` was found right by at least two oracles; `oracles` in the manifest says what these know.
-"""

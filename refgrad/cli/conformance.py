@@ -265,16 +265,30 @@ def report(
 
 @app.command("export")
 def export_folder(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder to make."), Files.NEW_FOLDER],
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="The folder to make; with --zip the file."), Files.NEW_FOLDER
+    ],
     ops: Ops = None,
     opset: Annotated[str | None, typer.Option(help="As for run. Default: the opset of each case.")] = None,
     dtype: Dtype = None,
+    models: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PATH",
+            help="Whole models to export too: a folder of .onnx files, or one; each is fed the .npz file of its name.",
+        ),
+        Files.READ,
+    ] = None,
+    archive: Annotated[
+        bool, typer.Option("--zip", help="Write one .zip archive, whose bytes are the same in every run.")
+    ] = False,
 ) -> None:
     """Write the suite as files (docs/export.md): gradient models with expected values, and models with expected gradients."""
     from refgrad.conformance.exporting.export import export_suite
 
     with _bar() as progress:
-        made = export_suite(folder, _split(ops) if ops is not None else None, opset, dtype, progress=progress)
+        operators = _split(ops) if ops is not None else None
+        made = export_suite(folder, operators, opset, dtype, models=models, archive=archive, progress=progress)
     say(f"{folder}: {len(made.tests)} tests; {len(made.left_out)} cases are left out, see manifest.json")
 
 

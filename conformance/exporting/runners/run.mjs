@@ -1,0 +1,204 @@
+// Run the tests of a folder on ONNX Runtime in Node: onnxruntime-node, or onnxruntime-web (WebAssembly).
+//
+//   npm install onnxruntime-web        (or onnxruntime-node)
+//   node run.mjs RUNTIME FOLDER [--only TEXT] [--seconds 60] [--skip N] [--modules FOLDER]
+//   node run.mjs onnxruntime-web ../gradients
+//
+// A line of JSON for each test: {"test": ..., "verdict": ..., "why": ...}. The verdicts:
+//
+//   passed        each output has the right shape and type, and no element is off by more than the tolerance of the test
+//   unsupported   the runtime does not load the model, or says that it does not support something in it
+//   failed        a wrong output, another error, a process that ended, or no answer in time: `why` begins with which
+//
+// The last line is the summary. The tests run in a process of their own. When it ends or hangs, the test that it was at has
+// failed, and the next process goes on behind it. The exit code is 0 where every test passed or is unsupported. --modules is
+// the folder that has node_modules, where it is not above this file.
+
+import { spawn } from 'node:child_process';
+import { readFileSync } from 'node:fs';
+import { createRequire } from 'node:module';
+import { join, resolve } from 'node:path';
+import { createInterface } from 'node:readline';
+import { fileURLToPath, pathToFileURL } from 'node:url';
+import { parseArgs } from 'node:util';
+
+const RUNTIMES = ['onnxruntime-node', 'onnxruntime-web'];
+const UNSUPPORTED = /not implemented|not supported|unsupported|unimplemented|invalid tensor type/i;
+const ARRAYS = {
+  float32: Float32Array, float64: Float64Array, float16: Uint16Array,
+  int64: BigInt64Array, uint64: BigUint64Array, int32: Int32Array, uint32: Uint32Array,
+  int16: Int16Array, uint16: Uint16Array, int8: Int8Array, uint8: Uint8Array, bool: Uint8Array,
+  int4: Uint8Array, uint4: Uint8Array,
+};
+
+/** The rows of each test in a folder. */
+function readTests(folder) {
+  const tests = [];
+  for (const line of readFileSync(join(folder, 'tests.tsv'), 'utf8').trimEnd().split('\n')) {
+    const row = line.split('\t');
+    if (row[0] === 'test') {
+      tests.push({ name: row[1], model: row[2], tolerance: Number(row[3]), inputs: [], outputs: [] });
+    } else {
+      tests.at(-1)[row[0] === 'input' ? 'inputs' : 'outputs'].push({ name: row[1], dtype: row[2], file: row[3] });
+    }
+  }
+  return tests;
+}
+
+/** The numbers and the shape in a .npy file; of a type that JavaScript does not have, its bits. */
+function readArray(folder, { dtype, file }) {
+  const bytes = readFileSync(join(folder, file));
+  const start = 10 + bytes.readUInt16LE(8);
+  const shape = /'shape': \(([^)]*)\)/.exec(bytes.toString('latin1', 10, start))[1];
+  const dims = shape.split(',').map((size) => size.trim()).filter(Boolean).map(Number);
+  if (!ARRAYS[dtype]) throw new Error(`the type ${dtype} is not supported by this program`);
+  return { data: new ARRAYS[dtype](new Uint8Array(bytes.subarray(start)).buffer), dims };
+}
+
+/** Numbers of 4 bits, two in a byte, the first in the lower half. */
+function packed(data) {
+  const bytes = new data.constructor(Math.ceil(data.length / 2));
+  data.forEach((value, k) => { bytes[k >> 1] |= (value & 15) << (k % 2 ? 4 : 0); });
+  return bytes;
+}
+
+/** The value of a float16 that has these bits. */
+function half(bits) {
+  const [sign, exponent, fraction] = [bits >> 15 ? -1 : 1, (bits >> 10) & 31, bits & 1023];
+  if (exponent === 31) return fraction ? NaN : sign * Infinity;
+  return sign * (exponent ? 2 ** (exponent - 15) * (1 + fraction / 1024) : (2 ** -14 * fraction) / 1024);
+}
+
+/** What is wrong with the outputs; empty where nothing is. */
+function difference(folder, test, results) {
+  for (const output of test.outputs) {
+    const right = readArray(folder, output);
+    const got = results[output.name];
+    if (got.dims.join() !== right.dims.join()) {
+      return `${output.name} has the shape [${got.dims}] instead of [${right.dims}]`;
+    }
+    if (got.type !== output.dtype) return `${output.name} has the type ${got.type} instead of ${output.dtype}`;
+    const wide = output.dtype === 'float16' ? (value) => (typeof value === 'number' && got.data instanceof Uint16Array ? half(value) : Number(value)) : Number;
+    const wanted = output.dtype === 'float16' ? half : Number;
+    let most = 0;
+    for (let k = 0; k < right.data.length; k++) {
+      const off = Math.abs(wide(got.data[k]) - wanted(right.data[k]));
+      if (!(off <= most)) most = off;
+      if (Number.isNaN(off)) break;
+    }
+    if (!(most <= test.tolerance)) {
+      return `${output.name} is off by ${most.toPrecision(2)}, where ${test.tolerance.toPrecision(2)} is allowed`;
+    }
+  }
+  return '';
+}
+
+/** What becomes of a test. */
+async function verdict(ort, folder, test) {
+  let session;
+  try {
+    const feeds = {};
+    for (const input of test.inputs) {
+      const { data, dims } = readArray(folder, input);
+      feeds[input.name] = new ort.Tensor(input.dtype, input.dtype.endsWith('int4') ? packed(data) : data, dims);
+    }
+    session = await ort.InferenceSession.create(readFileSync(join(folder, test.model)), { logSeverityLevel: 4 });
+    const results = await session.run(feeds);
+    const wrong = difference(folder, test, results);
+    return wrong ? ['failed', `wrong: ${wrong}`] : ['passed', ''];
+  } catch (error) {
+    const told = String(error?.message ?? error).replace(/\s+/g, ' ').slice(0, 300);
+    return !session || UNSUPPORTED.test(told) ? ['unsupported', told] : ['failed', `error: ${told}`];
+  } finally {
+    await session?.release?.();
+  }
+}
+
+/** Run the tests from `skip` on, and print a line for each. */
+async function child(runtime, require, folder, tests, skip) {
+  const loaded = await import(pathToFileURL(require.resolve(runtime)));
+  const ort = loaded.default ?? loaded;
+  if (runtime === 'onnxruntime-web') ort.env.wasm.numThreads = 1;
+  ort.env.logLevel = 'fatal';
+  for (const test of tests.slice(skip)) {
+    const found = await verdict(ort, folder, test);
+    if (found[1].includes('Aborted(')) process.exit(134); // WebAssembly does not recover
+    process.stdout.write(`${JSON.stringify(found)}\n`);
+  }
+  process.exit(0);
+}
+
+/** Run the tests from `done` on in one process, and hand each verdict over; how many were done. */
+function generation(again, seconds, done, count, told) {
+  return new Promise((finish) => {
+    const running = spawn(process.execPath, [...again, '--skip', String(done)], { stdio: ['ignore', 'pipe', 'ignore'] });
+    let late = false;
+    const limit = () => setTimeout(() => { late = true; running.kill('SIGKILL'); }, seconds * 1000);
+    let timer = limit();
+    const lines = createInterface({ input: running.stdout });
+    lines.on('line', (line) => {
+      let found;
+      try { found = JSON.parse(line); } catch { return; } // what the runtime itself prints
+      if (!Array.isArray(found)) return;
+      clearTimeout(timer);
+      timer = limit();
+      told(done++, found);
+    });
+    const ended = Promise.all([
+      new Promise((closed) => lines.on('close', closed)),
+      new Promise((exited) => running.on('exit', (code, signal) => exited(signal ?? code))),
+    ]);
+    ended.then(([, code]) => {
+      clearTimeout(timer);
+      if (done < count) {
+        told(done++, ['failed', late ? `timed out: no answer in ${seconds} s` : `crashed: the process ended with ${code}`]);
+      }
+      finish(done);
+    });
+  });
+}
+
+const { values, positionals } = parseArgs({
+  allowPositionals: true,
+  options: {
+    only: { type: 'string', default: '' }, seconds: { type: 'string', default: '60' }, skip: { type: 'string', default: '0' },
+    modules: { type: 'string', default: '' }, child: { type: 'boolean', default: false },
+  },
+});
+const [runtime, folder] = positionals;
+if (!RUNTIMES.includes(runtime) || !folder) {
+  console.error(`node run.mjs RUNTIME FOLDER, where RUNTIME is ${RUNTIMES.join(' or ')}`);
+  process.exit(2);
+}
+const require = createRequire(values.modules ? join(resolve(values.modules), 'node_modules', '_') : import.meta.url);
+let version;
+try {
+  require.resolve(runtime);
+  version = JSON.parse(readFileSync(join(require.resolve(runtime).split(runtime)[0], runtime, 'package.json'))).version;
+} catch {
+  console.error(`${runtime} is not installed: npm install ${runtime}`);
+  process.exit(2);
+}
+let tests;
+try {
+  tests = readTests(folder).filter((test) => test.name.includes(values.only));
+} catch {
+  console.error(`there is no tests.tsv in '${folder}': give a folder of tests, such as gradients`);
+  process.exit(2);
+}
+if (values.child) {
+  await child(runtime, require, folder, tests, Number(values.skip));
+}
+const counts = {};
+const start = performance.now();
+const again = [fileURLToPath(import.meta.url), runtime, folder, '--only', values.only, '--modules', values.modules, '--child'];
+let done = Number(values.skip);
+while (done < tests.length) {
+  done = await generation(again, Number(values.seconds), done, tests.length, (place, [found, why]) => {
+    counts[found] = (counts[found] ?? 0) + 1;
+    console.log(JSON.stringify({ test: tests[place].name, verdict: found, why }));
+  });
+}
+const seconds = Number(((performance.now() - start) / 1000).toFixed(1));
+console.log(JSON.stringify({ runtime, version, ...counts, seconds }));
+process.exit(counts.failed ? 1 : 0);

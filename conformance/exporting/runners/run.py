@@ -1,0 +1,188 @@
+"""Run the tests of a folder on a runtime that Python can call. It needs NumPy and the runtime, nothing else.
+
+    python run.py RUNTIME FOLDER [--only PATTERN] [--seconds 60] [--skip N]
+    python run.py tract ../gradients
+
+A line of JSON for each test: {"test": ..., "verdict": ..., "why": ...}. The verdicts:
+
+    passed        each output has the right shape and type, and no element is off by more than the tolerance of the test
+    unsupported   the runtime does not load the model, or says that it does not support something in it
+    failed        a wrong output, another error, a process that ended, or no answer in time: `why` begins with which
+
+The last line is the summary. The tests run in a process of their own. When it ends or hangs, the test that it was at has
+failed, and the next process goes on behind it. The exit code is 0 where every test passed or is unsupported.
+
+A runtime of yours: add a function to runtimes.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import json
+import queue
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import runtimes
+
+_UNSUPPORTED = ("not implemented", "not supported", "unsupported", "unimplemented", "notimplemented", "no opset")
+_WORDS = 300  # letters of a message that are kept
+
+
+@dataclass
+class Test:
+    """A row of tests.tsv: the model, how far an element may be off, and the tensors by their names."""
+
+    name: str
+    model: Path
+    tolerance: float
+    inputs: dict[str, np.ndarray] = field(default_factory=dict)
+    outputs: dict[str, np.ndarray] = field(default_factory=dict)
+
+
+def read_tests(folder: Path) -> list[tuple[str, list[list[str]]]]:
+    """The rows of each test in `folder`, by its name."""
+    tests: list[tuple[str, list[list[str]]]] = []
+    for line in (folder / "tests.tsv").read_text(encoding="utf-8").splitlines():
+        row = line.split("\t")
+        if row[0] == "test":
+            tests.append((row[1], []))
+        tests[-1][1].append(row)
+    return tests
+
+
+def load(folder: Path, rows: list[list[str]]) -> Test:
+    """The test with its tensors."""
+    (_, name, model, tolerance), *tensors = rows
+    test = Test(name, folder / model, float(tolerance))
+    for kind, tensor, dtype, file in tensors:
+        array = np.load(folder / file, allow_pickle=False)
+        (test.inputs if kind == "input" else test.outputs)[tensor] = runtimes.of_type(array, dtype)
+    return test
+
+
+def difference(test: Test, outputs: list[Any]) -> str:
+    """What is wrong with these outputs; empty where nothing is."""
+    if len(outputs) != len(test.outputs):
+        return f"{len(outputs)} outputs instead of {len(test.outputs)}"
+    for (name, right), output in zip(test.outputs.items(), outputs, strict=True):
+        got = np.asarray(output)
+        if got.shape != right.shape:
+            return f"{name} has the shape {list(got.shape)} instead of {list(right.shape)}"
+        if got.dtype != right.dtype:
+            return f"{name} has the type {got.dtype} instead of {right.dtype}"
+        wide, wanted = got.astype(np.float64), right.astype(np.float64)
+        off = np.abs(wide - wanted)
+        if not np.all(off <= test.tolerance):  # NaN is not
+            return f"{name} is off by {np.max(off):.2g}, where {test.tolerance:.2g} is allowed of {np.max(np.abs(wanted)):.2g}"
+    return ""
+
+
+def verdict(runtime: Any, folder: Path, rows: list[list[str]]) -> tuple[str, str]:
+    """What becomes of a test."""
+    loaded = False
+    try:
+        test = load(folder, rows)
+        run = runtime(test.model, list(test.inputs), list(test.outputs))
+        loaded = True
+        outputs = run(list(test.inputs.values()))
+    except Exception as error:
+        told = " ".join(f"{type(error).__name__}: {error}".split())[:_WORDS]
+        if not loaded or any(word in told.lower() for word in _UNSUPPORTED):
+            return "unsupported", told
+        return "failed", f"error: {told}"
+    wrong = difference(test, outputs)
+    return ("failed", f"wrong: {wrong}") if wrong else ("passed", "")
+
+
+def child(name: str, folder: Path, tests: list[tuple[str, list[list[str]]]], skip: int) -> None:
+    """Run the tests from `skip` on, and print a line for each."""
+    runtime, _ = runtimes.get(name)
+    for _, rows in tests[skip:]:
+        print(json.dumps(verdict(runtime, folder, rows)), flush=True)
+
+
+def parent(arguments: argparse.Namespace, tests: list[tuple[str, list[list[str]]]]) -> bool:
+    """Run the tests in processes that may end; print what became of each. Whether none failed."""
+    counts: Counter[str] = Counter()
+    start, done = time.perf_counter(), arguments.skip
+    process: subprocess.Popen[bytes] | None = None
+    lines: queue.Queue[bytes] = queue.Queue()
+    again = [sys.executable, __file__, arguments.runtime, str(arguments.folder), "--only", arguments.only, "--child"]
+    while done < len(tests):
+        if process is None:
+            process = subprocess.Popen([*again, "--skip", str(done)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+            lines = queue.Queue()
+            threading.Thread(target=_read, args=(process, lines), daemon=True).start()
+        code = 0
+        try:
+            line = lines.get(timeout=arguments.seconds)
+            found = _verdict_in(line)
+            if found is None and line:
+                continue  # what the runtime itself prints
+        except queue.Empty:
+            found, line = ("failed", f"timed out: no answer in {arguments.seconds:g} s"), b""
+        if not line:
+            process.kill()
+            code, process = process.wait(), None
+        what, why = found or ("failed", f"crashed: the process ended with code {code}")
+        counts[what] += 1
+        print(json.dumps({"test": tests[done][0], "verdict": what, "why": why}), flush=True)
+        done += 1
+    if process is not None:
+        process.wait()
+    _, version = runtimes.get(arguments.runtime)
+    seconds = round(time.perf_counter() - start, 1)
+    print(json.dumps({"runtime": arguments.runtime, "version": version, **counts, "seconds": seconds}))
+    return not counts["failed"]
+
+
+def _verdict_in(line: bytes) -> tuple[str, str] | None:
+    """The verdict that a process printed; None for anything else, which the runtime itself prints."""
+    try:
+        verdict, why = json.loads(line)
+    except (ValueError, TypeError):
+        return None
+    return verdict, why
+
+
+def _read(process: subprocess.Popen[bytes], lines: queue.Queue[bytes]) -> None:
+    assert process.stdout is not None
+    for line in process.stdout:
+        lines.put(line)
+    lines.put(b"")
+
+
+def main() -> int:
+    """Read the command line and run."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runtime", choices=sorted(runtimes.RUNTIMES))
+    parser.add_argument("folder", type=Path, help="a folder with tests.tsv")
+    parser.add_argument("--only", default="*", help="the tests whose name matches this pattern")
+    parser.add_argument("--seconds", type=float, default=60.0, help="how long a test may take")
+    parser.add_argument("--skip", type=int, default=0, help="leave out the first tests")
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if not (arguments.folder / "tests.tsv").is_file():
+        parser.error(f"there is no tests.tsv in {str(arguments.folder)!r}: give a folder of tests, such as gradients")
+    tests = [(name, rows) for name, rows in read_tests(arguments.folder) if fnmatch.fnmatch(name, arguments.only)]
+    if arguments.child:
+        child(arguments.runtime, arguments.folder, tests, arguments.skip)
+        return 0
+    try:
+        runtimes.get(arguments.runtime)
+    except ImportError as error:
+        parser.error(f"{arguments.runtime} is not installed: {error}")
+    return 0 if parent(arguments, tests) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,208 @@
+"""The runners of the exported suite, and what was measured with them."""
+
+import importlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from refgrad.conformance.case import node_case
+from refgrad.conformance.exporting.export import export
+from refgrad.conformance.exporting.known import known_failures
+
+pytestmark = pytest.mark.suite
+
+ROOT = Path(__file__).parent.parent
+MODULES = os.environ.get("REFGRAD_NODE_MODULES", "")
+NUMBERS = np.array([[0.5, -1.5, 2.0], [1.25, -0.75, 0.3]], np.float32)
+CASES = {
+    "test_grad_exp": node_case("Exp", NUMBERS),
+    "test_grad_mul": node_case("Mul", NUMBERS, NUMBERS[0]),
+    "test_grad_exp_float16": node_case("Exp", NUMBERS.astype(np.float16)),
+    "test_grad_neg": node_case("Neg", NUMBERS),
+    "test_grad_exp_scalar": node_case("Exp", NUMBERS[0, 0]),
+    "test_grad_exp_empty": node_case("Exp", NUMBERS[:0]),
+}
+EXPLAINED = (
+    "onnxruntime",
+    "onnxruntime-node",
+    "onnxruntime-web",
+)  # whose failures have a reason in docs/runtime_faults.toml
+RESULTS = json.loads((ROOT / "benchmarks" / "results" / "runtimes.json").read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def suite(tmp_path_factory):
+    return export(tmp_path_factory.mktemp("export") / "suite", CASES).folder
+
+
+def run(folder, *arguments, program=None):
+    """The verdicts by test, the summary, and the exit code."""
+    command = program or [sys.executable, str(folder / "runners" / "run.py")]
+    done = subprocess.run([*command, *arguments], capture_output=True, text=True, check=False, cwd=folder, timeout=300)
+    assert done.returncode in (0, 1), done.stderr
+    *lines, summary = [json.loads(line) for line in done.stdout.splitlines()]
+    return {line["test"]: (line["verdict"], line["why"]) for line in lines}, summary, done.returncode
+
+
+@pytest.mark.parametrize("folder", ["gradients", "forward"])
+@pytest.mark.parametrize("runtime", ["onnx.reference", "onnxruntime"])
+def test_everything_passes(suite, runtime, folder):
+    if runtime == "onnxruntime":
+        pytest.importorskip("onnxruntime")
+    found, summary, code = run(suite, runtime, folder)
+    assert list(found) == list(CASES)
+    assert all(verdict == "passed" for verdict, _ in found.values()), found
+    assert (summary["runtime"], summary["passed"], code) == (runtime, len(CASES), 0)
+
+
+def test_a_wrong_value_fails(suite, tmp_path):
+    shutil.copytree(suite, tmp_path / "suite")
+    file = tmp_path / "suite" / "gradients" / "test_grad_exp" / "test_data_set_0" / "output_0.npy"
+    np.save(file, np.load(file) * np.float32(1.001))
+    found, summary, code = run(tmp_path / "suite", "onnx.reference", "gradients")
+    assert found["test_grad_exp"][0] == "failed"
+    assert found["test_grad_exp"][1].startswith("wrong: input_grad is off by ")
+    assert (summary["failed"], code) == (1, 1)
+
+
+RUNTIME = """
+import os, time
+def planted(path, inputs, outputs):
+    name = path.parent.name
+    if name == "test_grad_exp":
+        os._exit(7)
+    if name == "test_grad_mul":
+        time.sleep(60)
+    if name == "test_grad_exp_float16":
+        raise ValueError("there is no such operator")
+    def run(arrays):
+        print("words of the runtime", flush=True)
+        if name == "test_grad_neg":
+            raise ValueError("Neg is not implemented")
+        if name == "test_grad_exp_scalar":
+            raise ValueError("planted")
+        return arrays
+    return run
+RUNTIMES["planted"] = (planted, "numpy")
+"""
+
+
+def test_a_process_that_ends_or_hangs_fails_one_test(suite, tmp_path):
+    shutil.copytree(suite, tmp_path / "suite")
+    with (tmp_path / "suite" / "runners" / "runtimes.py").open("a") as file:
+        file.write(RUNTIME)
+    found, summary, code = run(tmp_path / "suite", "planted", "gradients", "--seconds", "5")
+    assert found == {
+        "test_grad_exp": ("failed", "crashed: the process ended with code 7"),
+        "test_grad_mul": ("failed", "timed out: no answer in 5 s"),
+        "test_grad_exp_float16": ("unsupported", "ValueError: there is no such operator"),
+        "test_grad_neg": ("unsupported", "ValueError: Neg is not implemented"),
+        "test_grad_exp_scalar": ("failed", "error: ValueError: planted"),
+        "test_grad_exp_empty": ("failed", "wrong: 2 outputs instead of 1"),
+    }
+    assert (summary["failed"], summary["unsupported"], code) == (4, 2, 1)
+
+
+def test_tests_can_be_chosen(suite):
+    found, *_ = run(suite, "onnx.reference", "gradients", "--only", "test_grad_exp*", "--skip", "2")
+    assert list(found) == ["test_grad_exp_scalar", "test_grad_exp_empty"]
+
+
+def test_wrong_use_of_the_runner(suite):
+    command = [sys.executable, str(suite / "runners" / "run.py")]
+    for arguments, told in (
+        (["no", "gradients"], "invalid choice: 'no'"),
+        (["onnx.reference", "schema"], "there is no tests.tsv in 'schema'"),
+    ):
+        done = subprocess.run([*command, *arguments], capture_output=True, text=True, check=False, cwd=suite)
+        assert done.returncode == 2
+        assert told in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+@pytest.mark.skipif(
+    not shutil.which("node") or not (Path(MODULES) / "onnxruntime-web").is_dir(),
+    reason="it needs node, and REFGRAD_NODE_MODULES with onnxruntime-web (nox -s page)",
+)
+@pytest.mark.parametrize("folder", ["gradients", "forward"])
+def test_onnxruntime_web_in_node(suite, tmp_path, folder):
+    program = ["node", str(suite / "runners" / "run.mjs"), "--modules", str(Path(MODULES).parent)]
+    found, summary, code = run(suite, "onnxruntime-web", folder, program=program)
+    assert list(found) == list(CASES)
+    assert all(verdict == "passed" for verdict, _ in found.values()), found
+    assert (summary["runtime"], code) == ("onnxruntime-web", 0)
+    shutil.copytree(suite, tmp_path / "suite")
+    for name, value in (("test_grad_exp", 1.001), ("test_grad_exp_float16", 1.1)):
+        file = tmp_path / "suite" / "gradients" / name / "test_data_set_0" / "output_0.npy"
+        np.save(file, (np.load(file) * value).astype(np.load(file).dtype))
+    wrong, _, code = run(tmp_path / "suite", "onnxruntime-web", "gradients", program=program)
+    assert {name for name, (verdict, _) in wrong.items() if verdict == "failed"} == {
+        "test_grad_exp",
+        "test_grad_exp_float16",
+    }
+    assert code == 1
+
+
+def test_node_says_what_is_not_installed(suite, tmp_path):
+    if not shutil.which("node"):
+        pytest.skip("it needs node")
+    for arguments, told in (
+        (["no", "gradients"], "RUNTIME is onnxruntime-node or onnxruntime-web"),
+        (["onnxruntime-web", "gradients", "--modules", str(tmp_path)], "onnxruntime-web is not installed"),
+    ):
+        command = ["node", str(suite / "runners" / "run.mjs"), *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=suite)
+        assert done.returncode == 2
+        assert told in done.stderr
+
+
+# What was measured
+
+
+@pytest.fixture(scope="module")
+def generate():
+    sys.path.insert(0, str(ROOT / "docs"))
+    try:
+        yield importlib.import_module("generate")
+    finally:
+        sys.path.remove(str(ROOT / "docs"))
+
+
+def test_the_failures_of_onnxruntime_are_explained(generate):
+    unexplained = [
+        (run["runtime"], test, group["why"])
+        for run in RESULTS["runs"]
+        if run["runtime"] in EXPLAINED and run["folder"] == "gradients"
+        for group in run["groups"]
+        if group["verdict"] == "failed"
+        for test in group["tests"]
+        if not generate.reason_of(run["runtime"], test)
+    ]
+    assert not unexplained
+
+
+def test_every_explanation_explains_something(generate):
+    failed = [
+        (run["runtime"], test)
+        for run in RESULTS["runs"]
+        for group in run["groups"]
+        if group["verdict"] == "failed"
+        for test in group["tests"]
+    ]
+    for fault in generate.FAULTS:
+        assert any(fnmatchcase(r, fault["runtime"]) and fnmatchcase(t, fault["test"]) for r, t in failed), fault
+
+
+def test_a_known_failure_is_about_the_same_case():
+    group = next(
+        g for r in RESULTS["runs"] if r["folder"] == "gradients" for g in r["groups"] if g["verdict"] == "failed"
+    )
+    assert known_failures(group["tests"][0], "another case") == {}
+    assert known_failures("test_grad_nothing", "another case") == {}
