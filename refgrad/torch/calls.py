@@ -228,7 +228,7 @@ class _Call(torch.autograd.Function):
 
 
 # torch asks for it in every call, and Python would work it out each time.
-_Call.forward.__signature__ = inspect.signature(_Call.forward)
+_Call.forward.__signature__ = inspect.signature(_Call.forward)  # type: ignore[attr-defined]
 
 
 def _held(prepared: Prepared, tensor: Tensor) -> Any:
