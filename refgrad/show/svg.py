@@ -436,7 +436,9 @@ def _type(value: ValueInfoProto) -> str:
     if not kind.HasField("tensor_type"):
         return str(type_of(kind)) if kind.WhichOneof("value") else ""
     tensor = kind.tensor_type
-    sizes = f"[{','.join(str(dimension(dim, '?')) for dim in tensor.shape.dim)}]" if tensor.HasField("shape") else ""
+    sizes = (
+        f"[{','.join(shown(str(dimension(dim, '?'))) for dim in tensor.shape.dim)}]" if tensor.HasField("shape") else ""
+    )
     return f"{kind_of(tensor.elem_type)}{sizes}"
 
 

@@ -237,7 +237,7 @@ def _held(prepared: Prepared, tensor: Tensor) -> Any:
     if not tensor.is_contiguous():
         tensor = tensor.contiguous()
     if tensor.dtype in _OF_ML_DTYPES and tensor.device.type == "cpu":
-        return prepared.held(to_array(tensor))
+        return prepared.held(array_in(tensor))
     return prepared.held(tensor)
 
 
@@ -246,7 +246,7 @@ def _taken(value: Any) -> Tensor:
     return from_array(value) if isinstance(value, np.ndarray) else from_dlpack(value)
 
 
-def to_array(tensor: Tensor) -> np.ndarray:
+def array_in(tensor: Tensor) -> np.ndarray:
     """The array in the memory of a tensor, of any type that ONNX has; a copy where it is not on the CPU."""
     tensor = tensor.detach().cpu().contiguous()
     if tensor.dtype in _OF_ML_DTYPES:

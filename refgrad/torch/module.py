@@ -23,7 +23,7 @@ from refgrad.protos.types import FLOATS, type_text
 from refgrad.protos.walk import fresh, names_of, refill
 from refgrad.reverse.gradient import QUANTIZATION
 from refgrad.tables.kinks import CONVENTIONS
-from refgrad.torch.calls import Function, Settings, from_array, to_array, torch_type
+from refgrad.torch.calls import Function, Settings, array_in, from_array, torch_type
 from refgrad.training.dropout import holds_dropout, with_masks
 from refgrad.training.normalization import (
     Statistic,
@@ -220,9 +220,9 @@ class Module(nn.Module):
         for name, (place, last) in self._places.items():
             tensor = place._parameters.get(last)
             if tensor is not None:
-                parameters[name] = to_array(tensor)
+                parameters[name] = array_in(tensor)
             else:
-                buffers[name] = to_array(place._buffers[last])
+                buffers[name] = array_in(place._buffers[last])
         return written_back(self._source, parameters, buffers)
 
     def extra_repr(self) -> str:

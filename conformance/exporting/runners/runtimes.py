@@ -116,7 +116,7 @@ def onnx2torch(path: Path, inputs: list[str], outputs: list[str]) -> Run:
         _without_torchvision()
     from onnx2torch import convert
 
-    model = onnx.load(path)
+    model = onnx.load(path, load_external_data=False)
     module = convert(model)
     places = [[value.name for value in model.graph.output].index(name) for name in outputs]
 
@@ -151,7 +151,7 @@ def jaxonnxruntime(path: Path, inputs: list[str], outputs: list[str]) -> Run:
 
     jax.config.update("jax_enable_x64", True)
     config.update("jaxort_only_allow_initializers_as_static_args", False)
-    model = onnx.load(path)
+    model = onnx.load(path, load_external_data=False)
     prepared = Backend.prepare(model)
     places = [[value.name for value in model.graph.output].index(name) for name in outputs]
 
