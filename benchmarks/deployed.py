@@ -85,7 +85,7 @@ def _folded(module: Any, path: Path) -> Any:
     import torch
     from torch.fx.experimental.optimization import fuse
 
-    peer = fuse(module.eval())
+    peer = fuse(module.eval()).requires_grad_()  # the biases that it adds as well
     held = [numpy_helper.to_array(tensor) for tensor in onnx.load(path).graph.initializer]
     with torch.no_grad():
         for parameter in peer.parameters():

@@ -133,7 +133,7 @@ def test_wrong_use_of_the_runner(suite):
 )
 @pytest.mark.parametrize("folder", ["gradients", "forward"])
 def test_onnxruntime_web_in_node(suite, tmp_path, folder):
-    program = ["node", str(suite / "runners" / "run.mjs"), "--modules", str(Path(MODULES).parent)]
+    program = ["node", str(suite / "runners" / "run.mjs"), "--modules", str(Path(MODULES).resolve().parent)]
     found, summary, code = run(suite, "onnxruntime-web", folder, program=program)
     assert list(found) == list(CASES)
     assert all(verdict == "passed" for verdict, _ in found.values()), found

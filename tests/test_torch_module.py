@@ -369,6 +369,142 @@ def test_transforms_of_torch(backend: str) -> None:
     torch.testing.assert_close(torch.autograd.functional.hessian(ours, x), torch.autograd.functional.hessian(truth, x))
 
 
+LINE = "g (float[N, 3] x) => (float[N, 3] y) { y = MatMul(x, w) }"
+
+
+@on_each
+def test_weights_that_lie_otherwise_in_memory(backend: str) -> None:
+    layer = Module(parsed(LINE, w=drawn(3, 3)), backend=backend)
+    x = torch.randn(2, 3)
+    layer(x)
+    layer.w.data = layer.w.data.t()
+    for _ in range(2):
+        torch.testing.assert_close(layer(x), x @ layer.w)
+        with torch.no_grad():
+            layer.w.add_(1)
+    layer.w.data = layer.w.data[:2]
+    with pytest.raises(FeedError, match="3 elements on axis 0"):
+        layer(x)
+
+
+@on_each
+def test_vmap_of_every_kind(backend: str) -> None:
+    layer = Module(
+        parsed("g (float[N, 3] x) => (float[N, 3] y) { a = Mul(x, w) y = Tanh(a) }", w=drawn(3)), backend=backend
+    )
+    x = torch.randn(4, 3, requires_grad=True)
+    torch.vmap(layer)(x[:, None]).sum().backward()
+    by_rows, x.grad = x.grad, None
+    layer(x).sum().backward()
+    torch.testing.assert_close(by_rows, x.grad)
+    with torch.no_grad():
+        torch.testing.assert_close(torch.vmap(layer)(x[:, None])[:, 0], layer(x))
+    weights = torch.randn(5, 3)
+    many = torch.vmap(lambda w: torch.func.functional_call(layer, {"w": w}, (x,)))(weights)
+    torch.testing.assert_close(many, torch.tanh(x * weights[:, None]))
+
+
+@pytest.mark.parametrize(
+    ("text", "fed"),
+    [
+        ("g (float[N, 3] x, int64[1] k) => (float[N, 1] y, int64[N, 1] i) { y, i = TopK(x, k) }", [torch.tensor([1])]),
+        (
+            "g (float[N, 3] x, float c) => (float[N, 3] y, bool[N, 3] i) { i = Greater(x, c) y = Where(i, x, c) }",
+            [torch.tensor(0.0)],
+        ),
+    ],
+)
+@on_each
+def test_a_changed_result_that_the_backward_pass_reads_is_told(backend: str, text: str, fed: list) -> None:
+    layer = Module(parsed(text), trainable=False, backend=backend)
+    y, i = layer(torch.randn(4, 3, requires_grad=True), *fed)
+    i.zero_()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+@on_each
+def test_a_changed_result_that_nothing_reads_may_change(backend: str) -> None:
+    net = torch.nn.Sequential(Module(parsed(LINE, w=drawn(3, 3)), backend=backend), torch.nn.ReLU(inplace=True))
+    x = torch.randn(4, 3, requires_grad=True)
+    net(x).sum().backward()
+    w = net[0].w.detach()
+    torch.testing.assert_close(x.grad, ((x.detach() @ w) > 0).float() @ w.T)
+
+
+@on_each
+def test_results_have_memory_of_their_own(backend: str) -> None:
+    layer = Module(
+        parsed("g (float[N] x, float[N] c) => (float[N] y, float[N] d) { y = Add(x, c) d = Identity(y) }"),
+        trainable=False,
+        backend=backend,
+    )
+    x, c = torch.randn(3, requires_grad=True), torch.randn(3, requires_grad=True)
+    y, d = layer(x, c)
+    with torch.no_grad():
+        d.add_(100)
+    assert (y < 50).all()
+    y.sum().backward()
+    assert x.grad.data_ptr() != c.grad.data_ptr()
+
+
+def test_random_numbers_have_one_derivative_alone() -> None:
+    layer = Module(
+        parsed("g (float[N] x) => (float[N] y) { u = RandomUniformLike(x) y = Mul(x, u) }"),
+        trainable=False,
+        backend="numpy",
+    )
+    x = torch.randn(5, requires_grad=True)
+    y = layer(x)
+    torch.testing.assert_close(torch.autograd.grad(y.sum(), x, retain_graph=True)[0] * x, y)
+    with pytest.raises(OptionError, match="random numbers"):
+        torch.autograd.grad(y.sum(), x, create_graph=True)
+
+
+@on_each
+def test_weights_that_torch_computes(backend: str) -> None:
+    layer = torch.nn.utils.prune.l1_unstructured(Module(parsed(LINE, w=drawn(3, 3)), backend=backend), "w", 4)
+    x = torch.randn(2, 3)
+    assert int((layer.w == 0).sum()) == 4
+    torch.testing.assert_close(layer(x), x @ layer.w)
+    layer(x).sum().backward()
+    assert layer.w_orig.grad is not None
+
+
+@on_each
+def test_hooks_of_saved_tensors(backend: str) -> None:
+    layer = Module(parsed(LINE, w=drawn(3, 3)), backend=backend)
+    x = torch.randn(2, 3, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t.detach().clone(), lambda t: t):
+        y = layer(x)
+    y.sum().backward()
+    torch.testing.assert_close(x.grad, torch.ones(2, 3) @ layer.w.detach().T)
+
+
+@on_each
+def test_batch_normalizations_one_after_the_other(backend: str) -> None:
+    """ONNX Runtime writes over the running statistics that a node reads."""
+    values = {name: np.full(3, 0.3 * k, np.float32) for k, name in enumerate(("s", "b", "m", "v", "m2", "v2"), 1)}
+    model = parsed(
+        """g (float[N, 3] x) => (float[N, 3] y) {
+        a = BatchNormalization(x, s, b, m, v) y = BatchNormalization(a, s, b, m2, v2) }""",
+        **values,
+    )
+    layer = Module(model, ["s", "b"], backend=backend).train()
+    peers = [torch.nn.BatchNorm1d(3) for _ in range(2)]
+    for peer, (mean, var) in zip(peers, (("m", "v"), ("m2", "v2")), strict=True):
+        state = {"weight": "s", "bias": "b", "running_mean": mean, "running_var": var}
+        peer.load_state_dict({key: torch.tensor(values[name]) for key, name in state.items()}, strict=False)
+    net = torch.nn.Sequential(*peers)
+    for _ in range(3):
+        x = torch.randn(6, 3)
+        torch.testing.assert_close(layer(x), net(x), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close([layer.m, layer.v], [peers[0].running_mean, peers[0].running_var])
+    torch.testing.assert_close(
+        [layer.m2, layer.v2], [peers[1].running_mean, peers[1].running_var], rtol=1e-4, atol=1e-5
+    )
+
+
 def test_recomputation_gives_the_same() -> None:
     layer = Module(dotted(perceptron()), backend="numpy")
     less = Module(dotted(perceptron()), backend="numpy", recompute=True)

@@ -19,9 +19,12 @@ from torch.utils.dlpack import from_dlpack
 
 from refgrad.backends import Backend, Prepared
 from refgrad.backends.base import graph_inputs, graph_outputs
+from refgrad.errors import OptionError
 from refgrad.notices import quiet
+from refgrad.protos.walk import every_node
 from refgrad.reverse.assembly import names_in
 from refgrad.reverse.gradient import gradient
+from refgrad.tables.randomness import may_draw
 from refgrad.transforms.split import split
 
 # The types that NumPy does not know, each with one of torch of the same width.
@@ -32,6 +35,7 @@ _OF_ML_DTYPES: dict[torch.dtype, tuple[torch.dtype, Any]] = {
     torch.float8_e5m2: (torch.uint8, ml_dtypes.float8_e5m2),
     torch.float8_e5m2fnuz: (torch.uint8, ml_dtypes.float8_e5m2fnuz),
 }
+_FLOATS = frozenset(np.dtype(kind) for kind in (np.float16, np.float32, np.float64, ml_dtypes.bfloat16))
 _TO_TORCH = {np.dtype(narrow): (bits, kind) for kind, (bits, narrow) in _OF_ML_DTYPES.items()}
 
 
@@ -86,12 +90,14 @@ class Function:
         self._plain: Prepared | None = None
         self._parts: dict[tuple[str, ...], _Parts] = {}
         self._derivatives: dict[tuple[str, ...], Function] = {}
-        self._fed: Sequence[Tensor] = ()  # the weights of the last call, where they were, and what is held of them
-        self._addresses: list[int] = []
+        self._fed: Sequence[
+            Tensor
+        ] = ()  # the weights of the last call, how they lay in memory, and what is held of them
+        self._places: list[Any] = []
         self._held: list[Any] = []
 
     def __getstate__(self) -> dict[str, Any]:
-        made = ("_plain", "_parts", "_derivatives", "_fed", "_addresses", "_held")
+        made = ("_plain", "_parts", "_derivatives", "_fed", "_places", "_held")
         return {key: value for key, value in self.__dict__.items() if key not in made}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -101,8 +107,12 @@ class Function:
     def __call__(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """The outputs; `tensors` are what each input is fed."""
         wrt: tuple[str, ...] = ()
-        if self.targets and torch.is_grad_enabled():
+        if torch._C._are_functorch_transforms_active():  # which hide the tensors, and whether they require a gradient
+            wrt = tuple([value.name for value in self.inputs if value.dtype in _FLOATS])
+        elif self.targets and torch.is_grad_enabled():
             wrt = tuple([name for name, tensor in zip(self.names, tensors, strict=True) if tensor.requires_grad])
+        else:
+            return self.run(tensors)
         found: tuple[Tensor, ...] = _Call.apply(self, wrt, _Kept(), *tensors) if wrt else self.run(tensors)
         return found
 
@@ -115,19 +125,21 @@ class Function:
 
     def held(self, prepared: Prepared, tensors: Sequence[Tensor]) -> list[Any]:
         """What an executor holds of the tensors that the inputs are fed."""
+        held = self._held
         if not self.knows(tensors):
-            self._fed = tensors[self.weights]
-            self._addresses = [tensor.data_ptr() for tensor in self._fed]
-            self._held = [_held(prepared, tensor) for tensor in self._fed]
+            fed = tensors[self.weights]
+            held = [_held(prepared, tensor) for tensor in fed]
+            if all(map(_is_leaf, fed)):  # of others a copy is held, or they live for this call alone
+                self._fed, self._places, self._held = fed, list(map(_place, fed)), held
         before, behind = tensors[: self.weights.start or 0], tensors[self.weights.stop :]
-        return [*(_held(prepared, t) for t in before), *self._held, *(_held(prepared, t) for t in behind)]
+        return [*(_held(prepared, t) for t in before), *held, *(_held(prepared, t) for t in behind)]
 
     def knows(self, tensors: Sequence[Tensor]) -> bool:
         """Whether the weights are those of the last call, in the same memory."""
         fed = tensors[self.weights]
         if len(fed) != len(self._fed) or not all(map(operator.is_, fed, self._fed)):
             return False
-        return [tensor.data_ptr() for tensor in fed] == self._addresses
+        return list(map(_place, fed)) == self._places
 
     def parts(self, wrt: tuple[str, ...]) -> _Parts:
         """The gradient by `wrt` in two parts."""
@@ -152,6 +164,11 @@ class Function:
     def derivative(self, wrt: tuple[str, ...]) -> Function:
         """The gradients by `wrt` as a function of the inputs and then of the cotangents of the targets."""
         if wrt not in self._derivatives:
+            if any(map(may_draw, every_node(self.model))):
+                raise OptionError(
+                    "The model draws random numbers, and a further derivative would draw others. Take autograd.grad without "
+                    "create_graph and without torch.func, or let torch draw them, as an input of the model."
+                )
             with quiet():  # it was said of the first gradient
                 model = gradient(self.model, wrt, self.targets, **self._how)
             self._derivatives[wrt] = Function(model, self.settings, is_derivative=True)
@@ -190,12 +207,13 @@ class _Call(torch.autograd.Function):
         results = dict(zip(function.outputs, output, strict=True))
         ctx.mark_non_differentiable(*(tensor for name, tensor in results.items() if name not in function.targets))
         ctx.set_materialize_grads(False)
-        targets = [results[name] for name in function.targets]
-        ctx.like = [(tensor.shape, tensor.dtype, tensor.device) for tensor in targets]
+        ctx.like = [(t.shape, t.dtype, t.device) for t in (results[name] for name in function.targets)]
+        parts = function.parts(wrt)
+        crossing = [output[k] for k in parts.crossing if k < len(output)]
         # Autograd gives up what it saved as soon as it can. What the executor kept goes with it.
         token = torch.empty(0)
         token.kept = kept.values
-        ctx.save_for_backward(token, *tensors, *targets)
+        ctx.save_for_backward(token, *tensors, *crossing)
 
     @staticmethod
     def backward(ctx: Any, *given: Tensor | None) -> tuple[Any, ...]:
@@ -206,11 +224,12 @@ class _Call(torch.autograd.Function):
             torch.zeros(shape, dtype=dtype, device=device) if of_outputs[name] is None else of_outputs[name]
             for name, (shape, dtype, device) in zip(function.targets, ctx.like, strict=True)
         ]
-        if token.kept is None or torch.is_grad_enabled():  # a derivative of this derivative may be asked for
+        kept = getattr(token, "kept", None)  # a hook of saved tensors may return another tensor
+        if kept is None or torch.is_grad_enabled():  # a derivative of this derivative may be asked for
             results = function.derivative(wrt)([*saved[: len(function.names)], *cotangents])
         else:
             parts = function.parts(wrt)
-            values = [*token.kept, *(_held(parts.backward, cotangent) for cotangent in cotangents)]
+            values = [*kept, *(_held(parts.backward, cotangent) for cotangent in cotangents)]
             made = parts.backward.run_held(parts.names, values, parts.gradients)
             results = parts.backward.lent(made, _taken)
         found = dict(zip(wrt, results, strict=True))
@@ -223,7 +242,7 @@ class _Call(torch.autograd.Function):
             [t if axis is None else t.select(axis, k) for t, axis in zip(tensors, in_dims[3:], strict=True)]
             for k in range(info.batch_size)
         ]
-        results = [_Call.apply(function, wrt, _Kept(), *row) for row in rows]
+        results = [function(row) for row in rows]
         return tuple(map(torch.stack, zip(*results, strict=True))), (0,) * len(function.outputs)
 
 
@@ -243,7 +262,18 @@ def _held(prepared: Prepared, tensor: Tensor) -> Any:
 
 def _taken(value: Any) -> Tensor:
     """The tensor in the memory of what an executor lends: an array, or a capsule."""
-    return from_array(value) if isinstance(value, np.ndarray) else from_dlpack(value)
+    if isinstance(value, np.ndarray):
+        return from_array(value.copy())  # on the interpreter two results may be one array
+    return from_dlpack(value)
+
+
+def _place(tensor: Tensor) -> tuple[Any, ...]:
+    """Where and how a tensor lies in memory."""
+    return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
+
+
+def _is_leaf(tensor: Tensor) -> bool:
+    return bool(tensor.is_leaf and tensor.is_contiguous())
 
 
 def array_in(tensor: Tensor) -> np.ndarray:

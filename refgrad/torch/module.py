@@ -183,12 +183,14 @@ class Module(nn.Module):
         for name, (place, last) in self._places.items():
             tensor = place._parameters.get(last)
             if tensor is None:
-                tensor = place._buffers[last]
+                tensor = place._buffers.get(last)
+                if tensor is None:  # torch's pruning and norms of weights put what they compute there
+                    tensor = getattr(place, last)
                 if name in mode.moved:  # it moves before the backward pass, which may read it
                     tensor = tensor.clone()
             given.append(tensor)
         if mode.step:
-            given.append(torch.randint(_MOST, ()))
+            given.append(torch.randint(_MOST, (), device="cpu"))
         symbols: dict[str, tuple[int, str]] = {}
         known = len(self.inputs) if mode.function.knows(given) else len(given)
         for value, tensor in zip(mode.function.inputs[:known], given, strict=False):
@@ -218,11 +220,12 @@ class Module(nn.Module):
         """The ONNX model with the weights, and the running statistics, that it has reached, for inference."""
         parameters, buffers = dict[str, np.ndarray](), dict[str, np.ndarray]()
         for name, (place, last) in self._places.items():
-            tensor = place._parameters.get(last)
-            if tensor is not None:
-                parameters[name] = array_in(tensor)
-            else:
+            if last in place._buffers:
                 buffers[name] = array_in(place._buffers[last])
+            else:
+                parameters[name] = array_in(
+                    getattr(place, last) if last not in place._parameters else place._parameters[last]
+                )
         return written_back(self._source, parameters, buffers)
 
     def extra_repr(self) -> str:

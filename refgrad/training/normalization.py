@@ -13,7 +13,7 @@ from onnx import ModelProto, NodeProto, helper
 from refgrad.errors import OptionError
 from refgrad.protos.external import array_of
 from refgrad.protos.reading import read
-from refgrad.protos.walk import attribute_value, every_node, fresh, names_of, refill, versions_of
+from refgrad.protos.walk import attribute_value, every_node, fresh, names_of, reads_of, refill, versions_of
 from refgrad.training.writer import Writer
 
 _OPSET = 14  # since which training_mode is an attribute
@@ -21,7 +21,7 @@ _OPSET = 14  # since which training_mode is an attribute
 
 @dataclass(frozen=True)
 class Statistic:
-    """A running mean or variance: the initializer, what the node returns for it, and where the node reads."""
+    """A running mean or variance: the initializer, what the node returns where it is 0, and where the node reads."""
 
     name: str
     made: str
@@ -38,9 +38,9 @@ class Statistic:
         kind = op.type(self.name)
         meant = float(str(np.float32(self.momentum)))
         if meant >= 1:
-            kept: str = op.Identity(self.made)
+            kept: str = op.Identity(self.name)
             return kept
-        batch = op.Mul(op.Sub(self.made, op.Mul(self.name, self.momentum)), 1 / (1 - self.momentum))
+        batch = op.Mul(self.made, 1 / (1 - self.momentum))
         if unbiased and self.is_variance:
             size = op.Cast(op.Div(op.Size(self.x), op.Size(self.name)), to=kind)
             batch = op.Mul(batch, op.Div(size, op.Max(op.Sub(size, 1.0), 1.0)))
@@ -111,6 +111,9 @@ def in_training_mode(
     taken = names_of(made.graph) | {node.name for node in made.graph.node}
     tensors = {tensor.name: tensor for tensor in made.graph.initializer}
     found: list[Statistic] = []
+    returned = {value.name for value in made.graph.output} | {
+        name for node in made.graph.node for name in reads_of(node)
+    }
     inner = [node for node in every_node(made) if node.op_type == "BatchNormalization"]
     if len(inner) > sum(node.op_type == "BatchNormalization" for node in made.graph.node):
         raise OptionError("A body or a function has a BatchNormalization. Leave batch_norm at 'frozen'.")
@@ -122,18 +125,40 @@ def in_training_mode(
                 f"BatchNormalization has a training mode from opset {_OPSET} on, and the model has {versions_of(made)['']}. "
                 "Convert it with onnx.version_converter, or leave batch_norm at 'frozen'."
             )
-        _one(node, found, taken, set(tensors))
+        _one(node, found, taken, set(tensors), returned)
     if not found:
         raise OptionError("The model has no BatchNormalization. Leave batch_norm at 'frozen'.")
-    names = {statistic.name for statistic in found}
-    declared = {value.name for value in made.graph.input}
-    made.graph.input.extend(
-        helper.make_tensor_value_info(name, tensors[name].data_type, list(tensors[name].dims))
-        for name in dict.fromkeys(statistic.name for statistic in found)
-        if name not in declared
-    )
-    refill(made.graph.initializer, [tensor for tensor in made.graph.initializer if tensor.name not in names])
-    return made, in_inference_mode(made), found
+    names = dict.fromkeys(statistic.name for statistic in found)
+    used = in_inference_mode(source)
+    for model_of_mode in (made, used):
+        graph = model_of_mode.graph
+        declared = {value.name for value in graph.input}
+        graph.input.extend(
+            helper.make_tensor_value_info(name, tensors[name].data_type, list(tensors[name].dims))
+            for name in names
+            if name not in declared
+        )
+        refill(graph.initializer, [tensor for tensor in graph.initializer if tensor.name not in names])
+    _feed_zeros(made, found, taken)
+    return made, used, found
+
+
+def _feed_zeros(model: ModelProto, found: Sequence[Statistic], taken: set[str]) -> None:
+    """Let the nodes read zeros in place of the running statistics, which the batch is not normalised by; in place.
+
+    ONNX Runtime's kernel writes over what it reads there, before or after others read it. The zeros are computed: it writes
+    over constants too.
+    """
+    zeros = {statistic.name: fresh(f"{statistic.name}.zero", taken) for statistic in found}
+    nodes = []
+    for node in model.graph.node:
+        if node.op_type == "BatchNormalization" and node.domain in ("", "ai.onnx"):
+            for k in (3, 4):
+                name = node.input[k]
+                nodes.append(helper.make_node("Sub", [name, name], [zeros[name]], name=zeros[name]))
+                node.input[k] = zeros[name]
+        nodes.append(node)
+    refill(model.graph.node, nodes)
 
 
 def in_inference_mode(model: ModelProto | str | os.PathLike[str]) -> ModelProto:
@@ -160,7 +185,7 @@ def _setting(node: NodeProto, name: str, default: Any) -> Any:
     return next((attribute_value(a) for a in node.attribute if a.name == name), default)
 
 
-def _one(node: NodeProto, found: list[Statistic], taken: set[str], tensors: set[str]) -> None:
+def _one(node: NodeProto, found: list[Statistic], taken: set[str], tensors: set[str], read: set[str]) -> None:
     known = [statistic.name for statistic in found]
     for name in node.input[3:5]:
         known.append(name)
@@ -170,12 +195,15 @@ def _one(node: NodeProto, found: list[Statistic], taken: set[str], tensors: set[
                 f"BatchNormalization node {node.name or node.output[0]!r} {what} for a running statistic ({name!r}). "
                 "Leave batch_norm at 'frozen', or export the model without merging and folding of constants."
             )
+    if moved := [name for name in node.output[1:3] if name in read]:
+        raise OptionError(
+            f"The model reads the running statistics that BatchNormalization node {node.name or node.output[0]!r} returns "
+            f"({moved[0]!r}). Leave batch_norm at 'frozen', or export the model for inference."
+        )
     momentum = float(_setting(node, "momentum", 0.9))
     refill(node.attribute, [a for a in node.attribute if a.name != "training_mode"])
     node.attribute.append(helper.make_attribute("training_mode", 1))
-    outputs = [node.output[0], *(name for name in node.output[1:3] if name)]
-    while len(outputs) < 3:
-        outputs.append(fresh(f"{node.input[2 + len(outputs)]}.moved", taken))
+    outputs = [node.output[0], *(fresh(f"{node.input[k]}.moved", taken) for k in (3, 4))]
     node.output[:] = outputs
     for k in (0, 1):
         found.append(Statistic(node.input[3 + k], outputs[1 + k], node.input[0], momentum, k == 1))

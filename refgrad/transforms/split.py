@@ -187,7 +187,8 @@ class _Crossing:
                 network.add_edge(source, (name, "in"))
                 continue
             network.add_edges_from(((read, "out"), (name, "in")) for read in self._reads[k] if read not in self._there)
-            if k in self._early and k not in self._folded:
+            # A shape that is computed again may be a constant to a runtime, as it is in the joint graph.
+            if k in self._early and k not in self._folded and not self._is_small(name):
                 network.add_edge(source, (name, "in"), capacity=_REPEATED)
         for k in self._late:
             of_forward = (read for read in self._reads[k] if self._producer.get(read, k) not in self._late)
