@@ -25,6 +25,8 @@ from refgrad.errors import FeedError, InvalidModelError, OptionError, OutputFile
 
 torch = pytest.importorskip("torch")
 
+from torch.nn.utils import prune  # noqa: E402
+
 from refgrad.torch import Module  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -463,7 +465,7 @@ def test_random_numbers_have_one_derivative_alone() -> None:
 
 @on_each
 def test_weights_that_torch_computes(backend: str) -> None:
-    layer = torch.nn.utils.prune.l1_unstructured(Module(parsed(LINE, w=drawn(3, 3)), backend=backend), "w", 4)
+    layer = prune.l1_unstructured(Module(parsed(LINE, w=drawn(3, 3)), backend=backend), "w", 4)
     x = torch.randn(2, 3)
     assert int((layer.w == 0).sum()) == 4
     torch.testing.assert_close(layer(x), x @ layer.w)
