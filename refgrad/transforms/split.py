@@ -12,7 +12,7 @@ import os
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
-from onnx import ModelProto, TypeProto, ValueInfoProto, helper
+from onnx import ModelProto, TensorProto, TypeProto, ValueInfoProto, helper
 
 from refgrad.forward.calls import Functions
 from refgrad.forward.completion import infer_completely
@@ -188,7 +188,7 @@ class _Crossing:
                 continue
             network.add_edges_from(((read, "out"), (name, "in")) for read in self._reads[k] if read not in self._there)
             # A shape that is computed again may be a constant to a runtime, as it is in the joint graph.
-            if k in self._early and k not in self._folded and not self._is_small(name):
+            if k in self._early and k not in self._folded and not self._is_small(name, TensorProto.INT64):
                 network.add_edge(source, (name, "in"), capacity=_REPEATED)
         for k in self._late:
             of_forward = (read for read in self._reads[k] if self._producer.get(read, k) not in self._late)
@@ -220,12 +220,19 @@ class _Crossing:
             return True
         return all(self._is_small(name) for name in (*self._reads[k], *filter(None, node.output)))
 
-    def _is_small(self, name: str) -> bool:
+    def _is_small(self, name: str, of: int = 0) -> bool:
+        """Whether a tensor has few elements, of the element type `of` where that is not 0."""
         if name in self._sizes:
             return self._sizes[name] <= _SHAPES
         kind, shape = type_of(ValueInfoProto(type=self._types.get(name)))
         sizes = [dim for dim in shape or () if isinstance(dim, int)]
-        return bool(kind) and shape is not None and len(sizes) == len(shape) and math.prod(sizes) <= _SHAPES
+        return (
+            bool(kind)
+            and of in (0, kind)
+            and shape is not None
+            and len(sizes) == len(shape)
+            and math.prod(sizes) <= _SHAPES
+        )
 
     def _nbytes(self, name: str) -> int:
         """The bytes of a value, and one more: of equal choices the one with fewer values is taken."""
