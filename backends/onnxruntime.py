@@ -7,7 +7,7 @@ import importlib
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from functools import cache
+from functools import cache, cached_property
 from importlib import metadata, util
 from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard
@@ -195,8 +195,6 @@ class _Session(Local):
             raise BackendError(_explain(error, backend)) from error
         self._on_cuda = "CUDAExecutionProvider" in self._session.get_providers()
         self._device = "cuda" if self._on_cuda else "cpu"
-        self._place = onnxruntime.OrtDevice.make(self._device, 0)._get_c_device()
-        self._run_options = onnxruntime.RunOptions()
 
     def run(self, feeds: Mapping[str, Any], outputs: Iterable[str] | None = None) -> dict[str, Any]:
         asked = check_outputs(outputs, self.outputs)
@@ -225,20 +223,28 @@ class _Session(Local):
         feeds, results = binding.OrtValueVector(), binding.OrtValueVector()
         for value in values:
             feeds.push_back(value)
+        options, place = self._defaults
         try:
-            self._session._sess.run_with_ortvaluevector(
-                self._run_options, names, feeds, outputs, results, [self._place] * len(outputs)
-            )
-        except Exception as error:
+            self._session._sess.run_with_ortvaluevector(options, names, feeds, outputs, results, [place] * len(outputs))
+        except Exception as error:  # its classes are private
             raise BackendError(_explain(error, self._backend)) from error
-        return results  # type: ignore[no-any-return]
+        found: Sequence[Any] = results
+        return found
+
+    @cached_property
+    def _defaults(self) -> tuple[Any, Any]:
+        """The options of a run, and where its results lie."""
+        import onnxruntime
+
+        return onnxruntime.RunOptions(), onnxruntime.OrtDevice.make(self._device, 0)._get_c_device()
 
     def lent(self, values: Sequence[Any], take: Callable[[Any], Any]) -> list[Any]:
-        """What `take` makes of capsules of DLPack."""
-        if isinstance(values, list):
-            return [take(value.to_dlpack()) for value in values]
-        taken: list[Any] = values.to_dlpacks(take)  # type: ignore[attr-defined]
-        return taken
+        """What `take` makes of capsules of DLPack, or of arrays where this release has none."""
+        from onnxruntime import OrtValue
+
+        if not hasattr(OrtValue, "__dlpack__"):
+            return [take(_to_numpy(OrtValue(value))) for value in values]
+        return [take(value.to_dlpack()) for value in values]
 
     def recurrence(self, following: Mapping[str, str], values: Mapping[str, Any]) -> Recurrence:
         """Run the model again and again, with results fed to the next run: they stay on the device."""
@@ -260,21 +266,16 @@ class _Session(Local):
         return results
 
     def _run_bound(self, asked: tuple[str, ...], feeds: dict[str, Any]) -> list[Any]:
-        return [_to_numpy(value) for value in self._bind(asked, {n: _ort_value(f, "cuda") for n, f in feeds.items()})]
-
-    def _bind(self, asked: Iterable[str], values: Mapping[str, Any]) -> list[Any]:
-        """Run with results on the device."""
         binding = self._session.io_binding()
-        for name, value in values.items():
-            binding.bind_ortvalue_input(name, value)
+        for name, feed in feeds.items():
+            binding.bind_ortvalue_input(name, _ort_value(feed, "cuda"))
         dtypes = {value.name: value.dtype for value in self.outputs}
         for name in asked:
             # Strings live on the host; the bits of bfloat16 and float8 are read there.
             on_host = _is_extended(dtypes[name]) or dtypes[name] == np.dtype(object)
             binding.bind_output(name, "cpu" if on_host else "cuda")
         self._session.run_with_iobinding(binding)
-        results: list[Any] = binding.get_outputs()
-        return results
+        return [_to_numpy(value) for value in binding.get_outputs()]
 
 
 class _Memory(NamedTuple):

@@ -93,13 +93,13 @@ def second() -> list[dict[str, Any]]:
             x, u = (jnp.asarray(rng.normal(size=(4, 6)), dtype) for _ in range(2))
             networks = f, lambda params, x: jnp.tanh(jnp.tanh(x @ params["v"]) @ params["w"])
             products: dict[str, Callable[[Callable[..., Any]], Any]] = {
-                "H·u, forward over reverse": lambda slope: jax.jvp(slope, (x,), (u,))[1],  # noqa: B023
-                "H·u, reverse over reverse": lambda slope: jax.vjp(slope, x)[1](u)[0],  # noqa: B023
-                "Hessian": lambda slope: jax.jacfwd(slope)(x),  # noqa: B023
+                "H·u, forward over reverse": lambda slope, x, u: jax.jvp(slope, (x,), (u,))[1],
+                "H·u, reverse over reverse": lambda slope, x, u: jax.vjp(slope, x)[1](u)[0],
+                "Hessian": lambda slope, x, u: jax.jacfwd(slope)(x),
             }
             for what, product in products.items():
-                slopes = [jax.grad(lambda x, g=g: (g(f.params, x) ** 2).sum()) for g in networks]  # noqa: B023
-                ours, theirs = (np.asarray(product(slope)) for slope in slopes)
+                slopes = [jax.grad(lambda x, g=g, params=f.params: (g(params, x) ** 2).sum()) for g in networks]
+                ours, theirs = (np.asarray(product(slope, x, u)) for slope in slopes)
                 error = float(np.abs(ours - theirs).max() / np.abs(theirs).max())
                 rows.append(
                     {"derivative": what, "type": dtype.__name__, "error": f"{error:.1e}", "goal": f"{goal:.0e}"}

@@ -1,6 +1,6 @@
 """Small tables in HTML for notebooks: names are text, nothing is loaded, and the colours are those of the page.
 
-A table takes the colours of what is around it, so that it can be read in dark and in light themes.
+A table inherits its colours from the page. Dark and light themes both show it well.
 """
 
 from __future__ import annotations

@@ -371,6 +371,30 @@ def test_transforms_of_torch(backend: str) -> None:
     torch.testing.assert_close(torch.autograd.functional.hessian(ours, x), torch.autograd.functional.hessian(truth, x))
 
 
+@on_each
+def test_vmap_of_what_has_no_derivative(backend: str) -> None:
+    """Neither an input nor an output is a float, or no output is."""
+    largest = Module(
+        parsed("g (float[N, 3] x) => (int64[N] i) { i = ArgMax<axis = 1, keepdims = 0>(x) }"), False, backend=backend
+    )
+    x = torch.randn(4, 2, 3)
+    assert torch.equal(torch.vmap(largest)(x), x.argmax(-1))
+    assert torch.equal(torch.func.grad(lambda x: x.sum() + largest(x).sum())(x[0]), torch.ones(2, 3))
+    rows = Module(
+        parsed("g (int64[N] i) => (float[N, 3] y) { y = Gather(w, i) }", w=drawn(5, 3)), False, backend=backend
+    )
+    i = torch.tensor([[0, 1], [4, 2]])
+    torch.testing.assert_close(torch.vmap(rows)(i), torch.tensor(drawn(5, 3))[i])
+
+
+@on_each
+def test_a_lost_weight_is_named(backend: str) -> None:
+    layer = Module(parsed(LINE, w=drawn(3, 3)), backend=backend)
+    del layer.w
+    with pytest.raises(FeedError, match="lost 'w'"):
+        layer(torch.randn(2, 3))
+
+
 LINE = "g (float[N, 3] x) => (float[N, 3] y) { y = MatMul(x, w) }"
 
 

@@ -326,6 +326,29 @@ def test_running_statistics_as_the_specification_has_them() -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+def test_running_statistics_of_one_node_behind_another(backend: str) -> None:
+    """By hand, in NumPy. ONNX Runtime's kernel writes over the running statistics that it reads."""
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17]> m (float[N, 3] x) => (float[N, 3] y) <float[3] s = {1, 2, 3}, '
+        "float[3] b = {0, 1, 2}, float[3] m1 = {1, 2, 3}, float[3] v1 = {4, 5, 6}, float[3] m2 = {7, 8, 9}, "
+        "float[3] v2 = {3, 2, 1}> { a = BatchNormalization<momentum = 0.9>(x, s, b, m1, v1) "
+        "y = BatchNormalization<momentum = 0.9>(a, s, b, m2, v2) }"
+    )
+    training = Training(step_model(model, batch_norm="training"), 1e-12, backend)  # the weights stay
+    expected = {"m1": [1, 2, 3], "v1": [4, 5, 6], "m2": [7, 8, 9], "v2": [3, 2, 1]}
+    rng = np.random.default_rng(0)
+    for _ in range(3):
+        x = rng.standard_normal((6, 3))
+        training.epoch(batches({"x": x.astype(np.float32), "label": x.astype(np.float32)}, 6))
+        for mean, var in (("m1", "v1"), ("m2", "v2")):
+            for name, value in ((mean, x.mean(0)), (var, x.var(0, ddof=1))):
+                expected[name] = 0.9 * np.asarray(expected[name]) + 0.1 * value
+            x = (x - x.mean(0)) / np.sqrt(x.var(0) + 1e-5) * [1, 2, 3] + [0, 1, 2]
+    for name, value in expected.items():
+        np.testing.assert_allclose(training.state[name], value, rtol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_scalars_keep_the_value_of_their_run(backend: str) -> None:
     model = onnx.parser.parse_model(
         '<ir_version: 8, opset_import: ["": 18]> m (float[N] x, float total) => (float next, float shown, float[N] all) '

@@ -157,7 +157,7 @@ def _place(verdict: str) -> tuple[bool, bool, str]:
 
 
 def gravity(row: Row) -> tuple[bool, float]:
-    """The larger, the more a row needs attention: by the verdict, then by the part of what is explained."""
+    """How much a row needs attention, to sort by: its verdict counts first, then its error beside the allowed one."""
     return row.verdict in FIRST, (row.relative or 0.0) / (row.allowed or 1.0)
 
 

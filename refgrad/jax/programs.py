@@ -18,14 +18,13 @@ from refgrad.backends.base import Prepared, Value, graph_outputs
 from refgrad.errors import BackendError, InvalidModelError
 from refgrad.forward.normalise import normalise
 from refgrad.protos.reading import is_large, skeleton_of
-from refgrad.protos.types import FLOATS
+from refgrad.protos.types import FLOAT_DTYPES
 from refgrad.reverse.assembly import names_in, noted
 from refgrad.reverse.gradient import gradient
 from refgrad.transforms.higher import jvp
 
 Sizes: TypeAlias = tuple[int, ...]
 Places: TypeAlias = tuple[int, ...]
-_FLOATS = frozenset(helper.tensor_dtype_to_np_dtype(kind) for kind in FLOATS)
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,7 @@ class Slot:
     @property
     def is_float(self) -> bool:
         """Whether it can carry a derivative."""
-        return self.dtype in _FLOATS
+        return self.dtype in FLOAT_DTYPES
 
 
 class Program(ABC):

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import math
+
 from onnx import TensorProto, TensorShapeProto, TypeProto, ValueInfoProto, helper
 
 SIXTEEN_BIT = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 FLOATS = frozenset((*SIXTEEN_BIT, TensorProto.FLOAT, TensorProto.DOUBLE))
 KNOWN = frozenset(TensorProto.DataType.values()) - {TensorProto.UNDEFINED}
+FLOAT_DTYPES = frozenset(map(helper.tensor_dtype_to_np_dtype, FLOATS))
 UNNAMED = "unk__"  # how shape inference names a dimension that it knows nothing of
 Dim = int | str | None
 Shape = tuple[Dim, ...]
 Type = tuple[int, int | None]  # an element type, 0 where it is unknown, and a rank
+
+
+_SIZE = 64  # counts for a dimension that is not known
+
+
+def nbytes(kind: int, shape: Shape | None) -> int:
+    """About how many bytes a tensor has: an unknown dimension counts as 64, and an unknown rank as two of them."""
+    size = math.prod(dim if isinstance(dim, int) else _SIZE for dim in ((None, None) if shape is None else shape))
+    return size * helper.tensor_dtype_to_np_dtype(kind).itemsize
 
 
 def is_unnamed(dim: Dim) -> bool:

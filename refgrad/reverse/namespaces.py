@@ -49,7 +49,7 @@ class Namespaces:
                 node.MergeFromString(known.get((_FORWARD, group)) or self._entry(_FORWARD, group))
 
     def of_backward(self, name: str) -> bytes:
-        """The group of what is emitted for the node, or the value, of this name."""
+        """The group, as metadata, of the backward nodes that belong to the node or value `name`."""
         group = self._groups.get(name)
         if group is None:  # a value, or a node whose name is no path
             group = name.rpartition("/")[0] if "/" in name else ""

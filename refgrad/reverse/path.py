@@ -73,7 +73,7 @@ class Path:
             if (names and verdict in ("rule", "zero")) or in_the_way.intersection(names)
         ]
         inner = self.within
-        return _joined([*rows, *(row for path in inner for row in path.rows)]) if inner else tuple(rows)
+        return joined([*rows, *(row for path in inner for row in path.rows)]) if inner else tuple(rows)
 
     def stop(self, node: Node, flat: Sequence[str]) -> OperatorVerdict:
         """The verdict on a node whose results `flat` have no derivative by what varies, although it may have a rule."""
@@ -275,7 +275,7 @@ class _Verdicts:
         return ("none" if node.key in NO_DERIVATIVE else "missing"), node.reads
 
 
-def _joined(rows: Iterable[OperatorVerdict]) -> tuple[OperatorVerdict, ...]:
+def joined(rows: Iterable[OperatorVerdict]) -> tuple[OperatorVerdict, ...]:
     """One row per operator and verdict, of the model and of the bodies in it."""
     found: dict[tuple[str, str, str], tuple[str, ...]] = {}
     for row in rows:

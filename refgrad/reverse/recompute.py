@@ -28,13 +28,13 @@ from onnx import NodeProto, TensorProto, ValueInfoProto, helper
 
 from refgrad.errors import OptionError, UnknownNameError, choices, did_you_mean
 from refgrad.forward.graph import Graph, Node, needed_nodes
+from refgrad.protos.types import nbytes
 from refgrad.reverse.bodies import is_random, rename_reads
 from refgrad.reverse.emit import Emitter
 from refgrad.reverse.emitted import Emitted
 from refgrad.reverse.path import Path
 
 _BODIES = frozenset((("", "If"), ("", "Loop"), ("", "Scan")))
-_SIZE = 64  # of a dimension that is not known
 _SEQUENCES = frozenset(("SequenceConstruct", "SequenceEmpty", "SequenceErase", "SequenceInsert", "SplitToSequence"))
 
 
@@ -97,9 +97,7 @@ def _cut(graph: Graph) -> list[frozenset[str]]:
 
 
 def _nbytes(graph: Graph, name: str) -> int:
-    shape = graph.shapes.get(name, (None, None))
-    size = math.prod(dim if isinstance(dim, int) else _SIZE for dim in shape)
-    return size * helper.tensor_dtype_to_np_dtype(graph.types.get(name, TensorProto.FLOAT)).itemsize
+    return nbytes(graph.types.get(name, TensorProto.FLOAT), graph.shapes.get(name))
 
 
 def _fixed(graph: Graph, nodes: Sequence[Node]) -> set[str]:

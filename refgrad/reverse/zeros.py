@@ -9,8 +9,8 @@ from onnx import TensorProto
 from refgrad.errors import choices
 from refgrad.forward.graph import Graph, Node
 from refgrad.protos.domains import ML
-from refgrad.reverse.path import Path, Structures, find_path
-from refgrad.reverse.report import OperatorVerdict, ZeroGradient
+from refgrad.reverse.path import Path, Structures, find_path, joined
+from refgrad.reverse.report import ZeroGradient
 from refgrad.tables.registry import QUANTIZERS
 
 _FEW = 3  # values that an advice names
@@ -72,26 +72,17 @@ def _stopped(
     alike: dict[tuple[str, ...], list[str]] = {}
     for name, bit in sources.items():
         alike.setdefault(tuple(node.name for node, mine, _ in stops if mine & bit), []).append(name)
-    return [
-        ZeroGradient(tuple(group), _verdicts(alone, here), _advice([*here], varied, bits.keys() - sources.keys()))
-        for nodes, group in alike.items()
-        for here in [[(node, flat) for node, _, flat in stops if node.name in nodes]]
-    ]
+    found = []
+    for nodes, group in alike.items():
+        here = [(node, flat) for node, _, flat in stops if node.name in nodes]
+        verdicts = joined(alone.stop(node, flat) for node, flat in here)
+        advice = _advice([node for node, _ in here], varied, bits.keys() - sources.keys())
+        found.append(ZeroGradient(tuple(group), verdicts, advice))
+    return found
 
 
-def _verdicts(path: Path, stops: Iterable[tuple[Node, list[str]]]) -> tuple[OperatorVerdict, ...]:
-    """One verdict per operator and reason."""
-    found: dict[tuple[str, str, str], tuple[str, ...]] = {}
-    for node, flat in stops:
-        row = path.stop(node, flat)
-        key = row.operator, row.verdict, row.reason
-        found[key] = found.get(key, ()) + row.nodes
-    return tuple(OperatorVerdict(*key, names) for key, names in found.items())
-
-
-def _advice(stops: Sequence[tuple[Node, list[str]]], varied: Collection[str], computed: Collection[str]) -> str:
+def _advice(nodes: Sequence[Node], varied: Collection[str], computed: Collection[str]) -> str:
     """What to do about nodes that let no derivative through: differentiate what they read, where that is computed."""
-    nodes = [node for node, _ in stops]
     if any(node.key in _TREES for node in nodes):
         return _OF_TREES
     if any(TensorProto.INT8 in QUANTIZERS.get(node.key, ()) for node in nodes):

@@ -21,6 +21,7 @@ from refgrad.backends import Backend, Prepared
 from refgrad.backends.base import graph_inputs, graph_outputs
 from refgrad.errors import OptionError
 from refgrad.notices import quiet
+from refgrad.protos.types import FLOAT_DTYPES
 from refgrad.protos.walk import every_node
 from refgrad.reverse.assembly import names_in
 from refgrad.reverse.gradient import gradient
@@ -35,7 +36,6 @@ _OF_ML_DTYPES: dict[torch.dtype, tuple[torch.dtype, Any]] = {
     torch.float8_e5m2: (torch.uint8, ml_dtypes.float8_e5m2),
     torch.float8_e5m2fnuz: (torch.uint8, ml_dtypes.float8_e5m2fnuz),
 }
-_FLOATS = frozenset(np.dtype(kind) for kind in (np.float16, np.float32, np.float64, ml_dtypes.bfloat16))
 _TO_TORCH = {np.dtype(narrow): (bits, kind) for kind, (bits, narrow) in _OF_ML_DTYPES.items()}
 
 
@@ -48,6 +48,14 @@ class Settings:
     recompute: bool | tuple[str, ...] = False
     kinks: str = "torch"
     quantization: str = "zero"
+
+
+class _Fed(NamedTuple):
+    """The weights of a call, how they lay in memory, and what an executor holds of them."""
+
+    tensors: Sequence[Tensor]
+    places: list[Any]
+    held: list[Any]
 
 
 class _Parts(NamedTuple):
@@ -90,14 +98,10 @@ class Function:
         self._plain: Prepared | None = None
         self._parts: dict[tuple[str, ...], _Parts] = {}
         self._derivatives: dict[tuple[str, ...], Function] = {}
-        self._fed: Sequence[
-            Tensor
-        ] = ()  # the weights of the last call, how they lay in memory, and what is held of them
-        self._places: list[Any] = []
-        self._held: list[Any] = []
+        self._last = _Fed((), [], [])
 
     def __getstate__(self) -> dict[str, Any]:
-        made = ("_plain", "_parts", "_derivatives", "_fed", "_places", "_held")
+        made = ("_plain", "_parts", "_derivatives", "_last")
         return {key: value for key, value in self.__dict__.items() if key not in made}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -106,14 +110,15 @@ class Function:
 
     def __call__(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """The outputs; `tensors` are what each input is fed."""
-        wrt: tuple[str, ...] = ()
-        if torch._C._are_functorch_transforms_active():  # which hide the tensors, and whether they require a gradient
-            wrt = tuple([value.name for value in self.inputs if value.dtype in _FLOATS])
+        if torch._C._are_functorch_transforms_active():  # they hide the tensors, and whether they require a gradient
+            wrt = [value.name for value in self.inputs if value.dtype in FLOAT_DTYPES and self.targets]
         elif self.targets and torch.is_grad_enabled():
-            wrt = tuple([name for name, tensor in zip(self.names, tensors, strict=True) if tensor.requires_grad])
+            wrt = [name for name, tensor in zip(self.names, tensors, strict=True) if tensor.requires_grad]
+            if not wrt:
+                return self.run(tensors)
         else:
             return self.run(tensors)
-        found: tuple[Tensor, ...] = _Call.apply(self, wrt, _Kept(), *tensors) if wrt else self.run(tensors)
+        found: tuple[Tensor, ...] = _Call.apply(self, tuple(wrt), _Kept(), *tensors)
         return found
 
     def run(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -125,21 +130,17 @@ class Function:
 
     def held(self, prepared: Prepared, tensors: Sequence[Tensor]) -> list[Any]:
         """What an executor holds of the tensors that the inputs are fed."""
-        held = self._held
-        if not self.knows(tensors):
-            fed = tensors[self.weights]
-            held = [_held(prepared, tensor) for tensor in fed]
-            if all(map(_is_leaf, fed)):  # of others a copy is held, or they live for this call alone
-                self._fed, self._places, self._held = fed, list(map(_place, fed)), held
+        fed, last = tensors[self.weights], self._last  # one read: another thread may replace it
+        if not _is_same(fed, last):
+            last = _Fed(fed, [*map(_place, fed)], [_held(prepared, tensor) for tensor in fed])
+            if all(tensor.is_leaf and tensor.is_contiguous() for tensor in fed):  # else copies are held, or results
+                self._last = last
         before, behind = tensors[: self.weights.start or 0], tensors[self.weights.stop :]
-        return [*(_held(prepared, t) for t in before), *held, *(_held(prepared, t) for t in behind)]
+        return [*(_held(prepared, t) for t in before), *last.held, *(_held(prepared, t) for t in behind)]
 
     def knows(self, tensors: Sequence[Tensor]) -> bool:
         """Whether the weights are those of the last call, in the same memory."""
-        fed = tensors[self.weights]
-        if len(fed) != len(self._fed) or not all(map(operator.is_, fed, self._fed)):
-            return False
-        return list(map(_place, fed)) == self._places
+        return _is_same(tensors[self.weights], self._last)
 
     def parts(self, wrt: tuple[str, ...]) -> _Parts:
         """The gradient by `wrt` in two parts."""
@@ -184,7 +185,7 @@ class Function:
 
 
 class _Kept:
-    """What the backward part of a call reads beside cotangents, as the executor holds it; nothing where vmap calls."""
+    """What the backward part of a call reads beside cotangents, as the executor holds it; None where there is no such part."""
 
     values: list[Any] | None = None
 
@@ -194,6 +195,8 @@ class _Call(torch.autograd.Function):
 
     @staticmethod
     def forward(function: Function, wrt: tuple[str, ...], kept: _Kept, *tensors: Tensor) -> tuple[Tensor, ...]:
+        if not wrt:
+            return function.run(tensors)
         parts = function.parts(wrt)
         values = function.held(parts.forward, tensors)
         results = parts.forward.run_held(function.names, values, parts.results)
@@ -208,12 +211,11 @@ class _Call(torch.autograd.Function):
         ctx.mark_non_differentiable(*(tensor for name, tensor in results.items() if name not in function.targets))
         ctx.set_materialize_grads(False)
         ctx.like = [(t.shape, t.dtype, t.device) for t in (results[name] for name in function.targets)]
-        parts = function.parts(wrt)
-        crossing = [output[k] for k in parts.crossing if k < len(output)]
+        crossing = [] if kept.values is None else function.parts(wrt).crossing
         # Autograd gives up what it saved as soon as it can. What the executor kept goes with it.
         token = torch.empty(0)
         token.kept = kept.values
-        ctx.save_for_backward(token, *tensors, *crossing)
+        ctx.save_for_backward(token, *tensors, *(output[k] for k in crossing if k < len(output)))
 
     @staticmethod
     def backward(ctx: Any, *given: Tensor | None) -> tuple[Any, ...]:
@@ -272,8 +274,10 @@ def _place(tensor: Tensor) -> tuple[Any, ...]:
     return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
 
 
-def _is_leaf(tensor: Tensor) -> bool:
-    return bool(tensor.is_leaf and tensor.is_contiguous())
+def _is_same(tensors: Sequence[Tensor], last: _Fed) -> bool:
+    if len(tensors) != len(last.tensors) or not all(map(operator.is_, tensors, last.tensors)):
+        return False
+    return [*map(_place, tensors)] == last.places
 
 
 def array_in(tensor: Tensor) -> np.ndarray:

@@ -127,8 +127,8 @@ class Module(nn.Module):
             fed = [value.name for value in self._model.graph.input]
             self._model = select_model_inputs_outputs(self._model, outputs, fed)
         held = {tensor.name: tensor for tensor in self._model.graph.initializer}
-        self.inputs = tuple(_tensor(value, "input") for value in self._model.graph.input if value.name not in held)
-        self.outputs = tuple(_tensor(value, "output") for value in self._model.graph.output)
+        self.inputs = tuple(_described(value, "input") for value in self._model.graph.input if value.name not in held)
+        self.outputs = tuple(_described(value, "output") for value in self._model.graph.output)
         self._places: dict[str, tuple[nn.Module, str]] = {}
         for key, array in weights.items():
             if key in held:
@@ -180,15 +180,9 @@ class Module(nn.Module):
         """
         mode = self._mode(self.training)
         given = self._bound(tensors, named)
-        for name, (place, last) in self._places.items():
-            tensor = place._parameters.get(last)
-            if tensor is None:
-                tensor = place._buffers.get(last)
-                if tensor is None:  # torch's pruning and norms of weights put what they compute there
-                    tensor = getattr(place, last)
-                if name in mode.moved:  # it moves before the backward pass, which may read it
-                    tensor = tensor.clone()
-            given.append(tensor)
+        for name in self._places:
+            # a statistic moves before the backward pass, which may read it
+            given.append(self._tensor(name).clone() if name in mode.moved else self._tensor(name))
         if mode.step:
             given.append(torch.randint(_MOST, (), device="cpu"))
         symbols: dict[str, tuple[int, str]] = {}
@@ -199,8 +193,7 @@ class Module(nn.Module):
         found = dict(zip(mode.function.outputs, results, strict=True))
         with torch.no_grad():
             for name, output in mode.moved.items():
-                place, last = self._places[name]
-                place._buffers[last].copy_(found[output])
+                self._tensor(name).copy_(found[output])
         returned = tuple([found[value.name] for value in self.outputs])
         return returned[0] if len(returned) == 1 else returned
 
@@ -218,15 +211,21 @@ class Module(nn.Module):
 
     def to_onnx(self) -> ModelProto:
         """The ONNX model with the weights, and the running statistics, that it has reached, for inference."""
-        parameters, buffers = dict[str, np.ndarray](), dict[str, np.ndarray]()
-        for name, (place, last) in self._places.items():
-            if last in place._buffers:
-                buffers[name] = array_in(place._buffers[last])
-            else:
-                parameters[name] = array_in(
-                    getattr(place, last) if last not in place._parameters else place._parameters[last]
-                )
-        return written_back(self._source, parameters, buffers)
+        values = {name: array_in(self._tensor(name)) for name in self._places}
+        statistics = {one.name for one in self._moving[2]} if self._moving else set()
+        weights = {name: value for name, value in values.items() if name not in statistics}
+        return written_back(self._source, weights, {name: values[name] for name in statistics})
+
+    def _tensor(self, name: str) -> Tensor:
+        """The parameter or buffer of this name, or what torch computes in its place, as its pruning does.
+
+        :raises FeedError: there is none any more.
+        """
+        place, last = self._places[name]
+        for found in (place._parameters.get(last), place._buffers.get(last), getattr(place, last, None)):
+            if isinstance(found, Tensor):
+                return found
+        raise FeedError(f"The module has lost {name!r}, which the model reads. Set it again, to a tensor.")
 
     def extra_repr(self) -> str:
         """The file, the inputs and the outputs, and what runs it."""
@@ -320,7 +319,7 @@ class _Mode(NamedTuple):
     step: str
 
 
-def _tensor(value: ValueInfoProto, what: str) -> Value:
+def _described(value: ValueInfoProto, what: str) -> Value:
     """What is known of an input or output.
 
     :raises InvalidModelError: it is no tensor of a type that torch has.

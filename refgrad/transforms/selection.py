@@ -291,7 +291,7 @@ class _Selection:
                 types[value.name] = value
         if all(name in types and _has_shape(types[name].type) for name in names):
             return types
-        for value in self._inferred():
+        for value in inferred(self.source):
             if value.name in names and not (value.name in types and _has_shape(types[value.name].type)):
                 types[value.name] = value
         for name in names - types.keys():
@@ -301,15 +301,16 @@ class _Selection:
             )
         return types
 
-    def _inferred(self) -> Iterator[ValueInfoProto]:
-        """Every value with its inferred type, without the names that inference gave to dimensions."""
-        apart = {name: tensor for name, tensor in self.initializers.items() if is_large(tensor)}
-        found = infer_completely(skeleton_of(self.source, apart))
-        for value in filter(lambda value: _is_declared(value.type), (*found.value_info, *found.output)):
-            for dim in value.type.tensor_type.shape.dim:
-                if dim.dim_param.startswith(UNNAMED):
-                    dim.Clear()
-            yield value
+
+def inferred(model: ModelProto) -> Iterator[ValueInfoProto]:
+    """Every value of which the type is inferred, with it, without the names that inference gave to dimensions."""
+    apart = {tensor.name: tensor for tensor in model.graph.initializer if is_large(tensor)}
+    found = infer_completely(skeleton_of(model, apart))
+    for value in filter(lambda value: _is_declared(value.type), (*found.value_info, *found.output)):
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_param.startswith(UNNAMED):
+                dim.Clear()
+        yield value
 
 
 def _checked(argument: str, names: object, known: Sequence[str]) -> list[str]:

@@ -12,25 +12,22 @@ import os
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
-from onnx import ModelProto, TensorProto, TypeProto, ValueInfoProto, helper
+from onnx import ModelProto, TensorProto, TypeProto, ValueInfoProto
 
 from refgrad.forward.calls import Functions
-from refgrad.forward.completion import infer_completely
 from refgrad.protos.malformed import explained
-from refgrad.protos.reading import is_large, skeleton_of
-from refgrad.protos.types import UNNAMED, type_of
+from refgrad.protos.types import nbytes, type_of
 from refgrad.protos.walk import reads_of, refill
 from refgrad.reverse.assembly import names_in, note
 from refgrad.reverse.bodies import is_random
 from refgrad.reverse.gradient import gradient
-from refgrad.transforms.selection import select_model_inputs_outputs
+from refgrad.transforms.selection import inferred, select_model_inputs_outputs
 
 # Operators that move no numbers, or only those of a shape: repeating them costs next to nothing.
 _FREE = frozenset(
     ("Constant", "Expand", "Flatten", "Identity", "Range", "Reshape", "Shape", "Size", "Squeeze", "Unsqueeze")
 )
 _SHAPES = 64  # as many numbers as a tensor of sizes or axes may have: whatever computes it costs nothing
-_SIZE = 64  # of a dimension that is not known
 _REPEATED = 2**12  # the bytes that may cross rather than one node is in both models
 _CONTAINER = 2**40  # a sequence crosses where nothing else can
 
@@ -64,10 +61,13 @@ def split(
 
     Run one after the other they do the work of `refgrad.gradient(model, wrt, outputs, keep_outputs=True)`: no costly node is in
     both. What crosses is chosen so that it takes the fewest bytes; a size that is not known counts as 64. Inputs, weights and
-    constants do not cross: both models have them. Names are those of the gradient, and so are the arguments and errors;
-    values that cross keep the names that they have within.
+    constants do not cross: both models have them. Inputs, outputs, cotangents and gradients have the names, shapes and types
+    that `refgrad.gradient` gives them; values that cross keep the names that they have within.
 
-    :param recompute: more of the forward model is computed again in the backward model, so that less crosses.
+    :param model: and `wrt`, `outputs`, `kinks`, `quantization`, `weights`: as in `refgrad.gradient`. The model is not modified.
+    :param recompute: as there: more of the forward model is computed again in the backward model, so that less crosses.
+    :raises InvalidModelError: as there, or the type of a value that has to cross is not known.
+    :raises UnknownNameError: and NoGradientError, OptionError: as there.
 
     >>> import onnx.parser, refgrad
     >>> model = onnx.parser.parse_model('''<ir_version: 10, opset_import: ["": 21]>
@@ -91,13 +91,13 @@ def split(
     cotangents, gradients = (list(names.values()) for names in names_in(joint))
     results = [value.name for value in joint.graph.output if value.name not in gradients]
     inputs = [value.name for value in joint.graph.input if value.name not in cotangents]
-    types = _types(joint)
+    graph = joint.graph
+    types = {value.name: value.type for value in inferred(joint)}
+    types |= {value.name: value.type for value in (*graph.value_info, *graph.output)}
     crossing = _Crossing(joint, types, inputs, cotangents, gradients, results)
     saved = crossing.values()
-    declared = {value.name for value in (*joint.graph.value_info, *joint.graph.output)}
-    for name in saved:
-        if name not in declared:
-            joint.graph.value_info.add(name=name, type=types[name])
+    declared = {value.name for value in (*graph.value_info, *graph.output)}
+    graph.value_info.extend(ValueInfoProto(name=n, type=types[n]) for n in saved if n in types and n not in declared)
     forward = select_model_inputs_outputs(joint, [*dict.fromkeys((*results, *saved))], inputs)
     read = crossing.read_beside(saved)
     backward = select_model_inputs_outputs(
@@ -109,20 +109,6 @@ def split(
     for part in (forward, backward):
         refill(part.functions, Functions(joint.functions).called_by(part.graph.node))
     return Split(forward, backward, tuple(saved))
-
-
-def _types(model: ModelProto) -> Mapping[str, TypeProto]:
-    """The declared or inferred type of each value, as far as it is known; no dimension has a name that inference gave."""
-    large = {tensor.name: tensor for tensor in model.graph.initializer if is_large(tensor)}
-    found = infer_completely(skeleton_of(model, large))
-    types = {}
-    for value in (*found.value_info, *model.graph.value_info, *model.graph.output, *model.graph.input):
-        if value.type.WhichOneof("value"):
-            for dim in value.type.tensor_type.shape.dim:
-                if dim.dim_param.startswith(UNNAMED):
-                    dim.Clear()
-            types[value.name] = value.type
-    return types
 
 
 class _Crossing:
@@ -237,7 +223,4 @@ class _Crossing:
     def _nbytes(self, name: str) -> int:
         """The bytes of a value, and one more: of equal choices the one with fewer values is taken."""
         kind, shape = type_of(ValueInfoProto(type=self._types.get(name)))
-        if not kind:
-            return _CONTAINER
-        size = math.prod(dim if isinstance(dim, int) else _SIZE for dim in shape or (None, None))
-        return size * helper.tensor_dtype_to_np_dtype(kind).itemsize + 1
+        return nbytes(kind, shape) + 1 if kind else _CONTAINER
