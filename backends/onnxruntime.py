@@ -209,11 +209,13 @@ class _Session(Local):
         """An OrtValue in the memory of the array or tensor; an array is copied to the device where that is another one.
 
         It is that of the binding, and so are those of `run_held`: what Python does with one costs as much as a small node.
+        Where it does not own the memory it comes with what does.
         """
         from onnxruntime.capi import _pybind_state as binding
 
         if isinstance(value, np.ndarray) or not hasattr(binding.OrtValue, "from_dlpack"):  # an older release
-            return _ort_value(value if isinstance(value, np.ndarray) else np.from_dlpack(value), self._device)._ortvalue
+            owner = _ort_value(value if isinstance(value, np.ndarray) else np.from_dlpack(value), self._device)
+            return owner._ortvalue, owner
         return binding.OrtValue.from_dlpack(value.__dlpack__())
 
     def run_held(self, names: Sequence[str], values: Sequence[Any], outputs: Sequence[str]) -> Sequence[Any]:
@@ -222,7 +224,7 @@ class _Session(Local):
 
         feeds, results = binding.OrtValueVector(), binding.OrtValueVector()
         for value in values:
-            feeds.push_back(value)
+            feeds.push_back(value[0] if type(value) is tuple else value)
         options, place = self._defaults
         try:
             self._session._sess.run_with_ortvaluevector(options, names, feeds, outputs, results, [place] * len(outputs))
@@ -240,11 +242,14 @@ class _Session(Local):
 
     def lent(self, values: Sequence[Any], take: Callable[[Any], Any]) -> list[Any]:
         """What `take` makes of capsules of DLPack, or of arrays where this release has none."""
-        from onnxruntime import OrtValue
+        from onnxruntime.capi import _pybind_state as binding
 
-        if not hasattr(OrtValue, "__dlpack__"):
-            return [take(_to_numpy(OrtValue(value))) for value in values]
-        return [take(value.to_dlpack()) for value in values]
+        if not hasattr(binding.OrtValue, "to_dlpack"):
+            return [take(_to_numpy(value)) for value in values]
+        if isinstance(values, list):
+            return [take(value.to_dlpack()) for value in values]
+        taken: list[Any] = values.to_dlpacks(take)  # type: ignore[attr-defined]  # all results of a run, at once
+        return taken
 
     def recurrence(self, following: Mapping[str, str], values: Mapping[str, Any]) -> Recurrence:
         """Run the model again and again, with results fed to the next run: they stay on the device."""

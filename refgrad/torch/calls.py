@@ -108,39 +108,42 @@ class Function:
         self.__dict__.update(state)
         self._forget()
 
-    def __call__(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """The outputs; `tensors` are what each input is fed."""
+    def __call__(self, tensors: Sequence[Tensor], known: _Fed | None = None) -> tuple[Tensor, ...]:
+        """The outputs; `tensors` are what each input is fed, and `known` is what is known of the weights among them."""
         if torch._C._are_functorch_transforms_active():  # they hide the tensors, and whether they require a gradient
             wrt = [value.name for value in self.inputs if value.dtype in FLOAT_DTYPES and self.targets]
         elif self.targets and torch.is_grad_enabled():
             wrt = [name for name, tensor in zip(self.names, tensors, strict=True) if tensor.requires_grad]
             if not wrt:
-                return self.run(tensors)
+                return self.run(tensors, known)
         else:
-            return self.run(tensors)
-        found: tuple[Tensor, ...] = _Call.apply(self, tuple(wrt), _Kept(), *tensors)
+            return self.run(tensors, known)
+        found: tuple[Tensor, ...] = _Call.apply(self, tuple(wrt), _Kept(known), *tensors)
         return found
 
-    def run(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    def run(self, tensors: Sequence[Tensor], known: _Fed | None = None) -> tuple[Tensor, ...]:
         """The outputs, without a derivative."""
         if self._plain is None:
             self._plain = self._prepared(self.model)
-        results = self._plain.run_held(self.names, self.held(self._plain, tensors), self.outputs)
+        results = self._plain.run_held(self.names, self.held(self._plain, tensors, known), self.outputs)
         return tuple(self._plain.lent(results, _taken))
 
-    def held(self, prepared: Prepared, tensors: Sequence[Tensor]) -> list[Any]:
+    def held(self, prepared: Prepared, tensors: Sequence[Tensor], known: _Fed | None) -> list[Any]:
         """What an executor holds of the tensors that the inputs are fed."""
-        fed, last = tensors[self.weights], self._last  # one read: another thread may replace it
-        if not _is_same(fed, last):
-            last = _Fed(fed, [*map(_place, fed)], [_held(prepared, tensor) for tensor in fed])
+        if known is None:
+            fed = tensors[self.weights]
+            known = _Fed(fed, [*map(_place, fed)], [_held(prepared, tensor) for tensor in fed])
             if all(tensor.is_leaf and tensor.is_contiguous() for tensor in fed):  # else copies are held, or results
-                self._last = last
+                self._last = known
         before, behind = tensors[: self.weights.start or 0], tensors[self.weights.stop :]
-        return [*(_held(prepared, t) for t in before), *last.held, *(_held(prepared, t) for t in behind)]
+        return [*(_held(prepared, t) for t in before), *known.held, *(_held(prepared, t) for t in behind)]
 
-    def knows(self, tensors: Sequence[Tensor]) -> bool:
-        """Whether the weights are those of the last call, in the same memory."""
-        return _is_same(tensors[self.weights], self._last)
+    def known(self, tensors: Sequence[Tensor]) -> _Fed | None:
+        """What is known of the weights, where they are those of the last call, in the same memory."""
+        fed, last = tensors[self.weights], self._last
+        if len(fed) != len(last.tensors) or not all(map(operator.is_, fed, last.tensors)):
+            return None
+        return last if [*map(_place, fed)] == last.places else None
 
     def parts(self, wrt: tuple[str, ...]) -> _Parts:
         """The gradient by `wrt` in two parts."""
@@ -187,7 +190,9 @@ class Function:
 class _Kept:
     """What the backward part of a call reads beside cotangents, as the executor holds it; None where there is no such part."""
 
-    values: list[Any] | None = None
+    def __init__(self, known: _Fed | None = None) -> None:
+        self.known = known  # of the weights, before the call
+        self.values: list[Any] | None = None
 
 
 class _Call(torch.autograd.Function):
@@ -196,9 +201,9 @@ class _Call(torch.autograd.Function):
     @staticmethod
     def forward(function: Function, wrt: tuple[str, ...], kept: _Kept, *tensors: Tensor) -> tuple[Tensor, ...]:
         if not wrt:
-            return function.run(tensors)
+            return function.run(tensors, kept.known)
         parts = function.parts(wrt)
-        values = function.held(parts.forward, tensors)
+        values = function.held(parts.forward, tensors, kept.known)
         results = parts.forward.run_held(function.names, values, parts.results)
         kept.values = [*map(values.__getitem__, parts.read), *map(results.__getitem__, parts.crossing)]
         return tuple(parts.forward.lent([results[k] for k in range(len(function.outputs))], _taken))
@@ -271,13 +276,7 @@ def _taken(value: Any) -> Tensor:
 
 def _place(tensor: Tensor) -> tuple[Any, ...]:
     """Where and how a tensor lies in memory."""
-    return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
-
-
-def _is_same(tensors: Sequence[Tensor], last: _Fed) -> bool:
-    if len(tensors) != len(last.tensors) or not all(map(operator.is_, tensors, last.tensors)):
-        return False
-    return [*map(_place, tensors)] == last.places
+    return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.is_contiguous()
 
 
 def array_in(tensor: Tensor) -> np.ndarray:

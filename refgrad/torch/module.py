@@ -182,14 +182,16 @@ class Module(nn.Module):
         given = self._bound(tensors, named)
         for name in self._places:
             # a statistic moves before the backward pass, which may read it
-            given.append(self._tensor(name).clone() if name in mode.moved else self._tensor(name))
+            tensor = self._tensor(name)
+            given.append(tensor.clone() if name in mode.moved else tensor)
         if mode.step:
             given.append(torch.randint(_MOST, (), device="cpu"))
         symbols: dict[str, tuple[int, str]] = {}
-        known = len(self.inputs) if mode.function.knows(given) else len(given)
-        for value, tensor in zip(mode.function.inputs[:known], given, strict=False):
+        known = mode.function.known(given)
+        unseen = given if known is None else given[: len(self.inputs)]
+        for value, tensor in zip(mode.function.inputs, unseen, strict=False):
             self._check(tensor, value, symbols)
-        results = mode.function(given)
+        results = mode.function(given, known)
         found = dict(zip(mode.function.outputs, results, strict=True))
         with torch.no_grad():
             for name, output in mode.moved.items():
@@ -222,9 +224,13 @@ class Module(nn.Module):
         :raises FeedError: there is none any more.
         """
         place, last = self._places[name]
-        for found in (place._parameters.get(last), place._buffers.get(last), getattr(place, last, None)):
-            if isinstance(found, Tensor):
-                return found
+        found = place._parameters.get(last)
+        if found is None:
+            found = place._buffers.get(last)
+        if found is None:
+            found = getattr(place, last, None)
+        if isinstance(found, Tensor):
+            return found
         raise FeedError(f"The module has lost {name!r}, which the model reads. Set it again, to a tensor.")
 
     def extra_repr(self) -> str:
