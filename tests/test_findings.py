@@ -3,6 +3,7 @@
 import pickle
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -62,6 +63,12 @@ def test_the_other_system_is_wrong(finding):
     with np.errstate(all="ignore"):
         try:
             results = RUN[finding.system](finding)
+            if (
+                not finding.wrong(results) and "memory that nobody wrote" in finding.fault
+            ):  # what is left in it may be what was right
+                moved = {name: np.asarray(feed) + 1 for name, feed in finding.feeds.items()}
+                RUN[finding.system](replace(finding, feeds=moved))
+                results = RUN[finding.system](finding)
         except Exception:
             return  # whatever it raises, it does not give the result
     assert finding.wrong(results), f"{finding.system} is right: the finding no longer holds"
