@@ -56,6 +56,26 @@ def pytest(session: nox.Session, *arguments: str, **env: str) -> None:
     session.run("python", "-m", "pytest", "-q", *arguments, *session.posargs, env=env)
 
 
+def onnxruntime_headers(session: nox.Session) -> dict[str, str]:
+    """Where the header of ONNX Runtime's C API is, for the tests: what the caller set, else Debian's package, else nowhere."""
+    if os.environ.get("REFGRAD_ORT_INCLUDE") or not shutil.which("apt-get"):
+        return {}
+    place = Path(session.create_tmp()).resolve() / "headers"
+    (place / "lists").mkdir(parents=True, exist_ok=True)
+    keys = "/usr/share/keyrings/debian-archive-keyring.gpg"
+    (place / "sources.list").write_text(f"deb [signed-by={keys}] http://deb.debian.org/debian trixie main\n")
+    settings = {"Etc::sourcelist": "sources.list", "Etc::sourceparts": "none", "State::lists": "lists"}
+    options = [word for key, name in settings.items() for word in ("-o", f"Dir::{key}={place / name}")]
+    anyhow = {"external": True, "success_codes": range(256), "silent": True}
+    with session.chdir(place):
+        session.run("apt-get", *options, "update", **anyhow)
+        session.run("apt-get", *options, "download", "libonnxruntime-dev", **anyhow)
+        for file in place.glob("libonnxruntime-dev*.deb"):
+            session.run("dpkg", "-x", file.name, "package", **anyhow)
+    found = place / "package" / "usr" / "include" / "onnxruntime"
+    return {"REFGRAD_ORT_INCLUDE": str(found)} if found.is_dir() else {}
+
+
 def stock(session: nox.Session, program: str, *arguments: str, **env: str) -> None:
     """Run a program of the environment that sessions share: stock onnxruntime, and the tools of the default sessions."""
     programs = SHARED / ("Scripts" if os.name == "nt" else "bin")
@@ -195,19 +215,22 @@ def jax(session: nox.Session) -> None:
 
 @nox.session
 def page(session: nox.Session) -> None:
-    """The page of conformance results in headless Chromium, which has to be installed; REFGRAD_BROWSER may name its program."""
+    """The page of conformance results in headless Chromium, which has to be installed, and the runners in JavaScript and C.
+
+    REFGRAD_BROWSER may name the browser's program, and REFGRAD_ORT_INCLUDE the folder with the headers of ONNX Runtime.
+    """
     names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
     if not os.environ.get("REFGRAD_BROWSER") and not any(map(shutil.which, names)):
         session.error("There is no Chromium: install the package chromium, or set REFGRAD_BROWSER to its program.")
-    session.install("playwright", "-e", ".[test]")
-    modules = {}
+    session.install("playwright", "-e", ".[ort,test]")
+    modules = onnxruntime_headers(session)
     if shutil.which("npm"):  # a step of training in JavaScript
         place = Path(session.create_tmp()) / "javascript"
         place.mkdir(exist_ok=True)
         session.run(
             "npm", "install", "--prefix", str(place), "--no-audit", "--no-fund", "onnxruntime-web", external=True
         )
-        modules = {"REFGRAD_NODE_MODULES": str(place / "node_modules")}
+        modules["REFGRAD_NODE_MODULES"] = str(place / "node_modules")
     pytest(session, "tests/test_report_page.py", "tests/test_step_in_node.py", "tests/test_runtimes.py", **modules)
 
 

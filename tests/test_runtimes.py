@@ -20,6 +20,7 @@ pytestmark = pytest.mark.suite
 
 ROOT = Path(__file__).parent.parent
 MODULES = os.environ.get("REFGRAD_NODE_MODULES", "")
+INCLUDE = os.environ.get("REFGRAD_ORT_INCLUDE", "")
 NUMBERS = np.array([[0.5, -1.5, 2.0], [1.25, -0.75, 0.3]], np.float32)
 CASES = {
     "test_grad_exp": node_case("Exp", NUMBERS),
@@ -161,6 +162,52 @@ def test_node_says_what_is_not_installed(suite, tmp_path):
         done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=suite)
         assert done.returncode == 2
         assert told in done.stderr
+
+
+@pytest.mark.skipif(
+    not INCLUDE or not shutil.which("cc"),
+    reason="it needs cc, and REFGRAD_ORT_INCLUDE with onnxruntime_c_api.h (nox -s page)",
+)
+def test_onnxruntime_in_c(suite, tmp_path):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    [library] = (Path(onnxruntime.__file__).parent / "capi").glob("libonnxruntime.so*")
+    runner = str(tmp_path / "run")
+    flags = ("-std=c11", "-O2", "-Wall", "-Wextra", "-Werror")
+    subprocess.run(["cc", *flags, "-I", INCLUDE, suite / "runners" / "run.c", "-o", runner, "-ldl", "-lm"], check=True)
+    for folder in ("gradients", "forward"):
+        found, summary, code = run(suite, str(library), folder, program=[runner])
+        assert list(found) == list(CASES)
+        assert all(verdict == "passed" for verdict, _ in found.values()), found
+        assert (summary["runtime"], summary["passed"], code) == ("onnxruntime-c", len(CASES), 0)
+    found, *_ = run(suite, str(library), "gradients", "--only", "exp", "--skip", "2", program=[runner])
+    assert list(found) == ["test_grad_exp_scalar", "test_grad_exp_empty"]
+    shutil.copytree(suite, tmp_path / "suite")
+    wrong = tmp_path / "suite" / "gradients"
+    for name, value in (("test_grad_exp", 1.001), ("test_grad_exp_float16", 1.1)):
+        file = wrong / name / "test_data_set_0" / "output_0.npy"
+        np.save(file, (np.load(file) * value).astype(np.load(file).dtype))
+    file = wrong / "test_grad_neg" / "test_data_set_0" / "input_0.npy"
+    file.write_bytes(file.read_bytes()[:-1])
+    (wrong / "test_grad_mul" / "model.onnx").write_bytes(b"no model")
+    found, summary, code = run(tmp_path / "suite", str(library), "gradients", program=[runner])
+    assert {name: verdict for name, (verdict, _) in found.items()} == {
+        "test_grad_exp": "failed",
+        "test_grad_mul": "unsupported",
+        "test_grad_exp_float16": "failed",
+        "test_grad_neg": "unsupported",
+        "test_grad_exp_scalar": "passed",
+        "test_grad_exp_empty": "passed",
+    }
+    assert found["test_grad_exp"][1].startswith("wrong: input_grad is off by ")
+    assert found["test_grad_neg"][1] == "test_grad_neg/test_data_set_0/input_0.npy cannot be read"
+    assert code == 1
+    for arguments, told in (
+        ([], "run LIBRARY FOLDER"),
+        ([str(library), "schema"], "there is no tests.tsv in 'schema'"),
+        ([runner, "gradients"], "is not a library of ONNX Runtime"),
+    ):
+        done = subprocess.run([runner, *arguments], capture_output=True, text=True, check=False, cwd=suite)
+        assert (done.returncode, told in done.stderr) == (2, True), done.stderr
 
 
 # What was measured

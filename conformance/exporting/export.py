@@ -52,7 +52,7 @@ FORMAT = "refgrad conformance export 2"
 GRADIENTS, FORWARD, SCHEMAS = "gradients", "forward", ("manifest", "case")
 NUMBERS, SYMBOLIC, MODELS = "", "symbolic", "models"  # the folders that have both
 LISTED = "tests.tsv"
-RUNNERS = ("run.py", "runtimes.py", "run.mjs")
+RUNNERS = ("run.py", "runtimes.py", "run.mjs", "run.c")
 _MODEL_SECONDS = 1800.0  # in which a test of a whole model has to be made
 
 
