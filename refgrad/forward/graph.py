@@ -26,6 +26,7 @@ from refgrad.protos.types import FLOATS, Shape, element_type, type_of, type_text
 from refgrad.protos.walk import attribute_value, captured, names_of, subgraphs, versions_of
 from refgrad.tables.registry import CALLS, STRUCTURES, Structure
 from refgrad.tables.schemas import find_schema
+from refgrad.tables.tame import TAME
 
 MIN_OPSET = 16  # ScatterND and ScatterElements add duplicates from this one on
 _MAYBE = FLOATS | {0}  # element types of what may carry a derivative: 0 is unknown
@@ -113,6 +114,24 @@ class Graph:
             for read in dict.fromkeys(node.reads):
                 found.setdefault(read, []).append(node)
         return found
+
+    def is_tame(self, name: str) -> bool:
+        """Whether a value has a finite cotangent wherever those of the outputs are finite, overflow aside.
+
+        That is so where every operator between it and the outputs of the model is tame; in a body it is not known.
+        """
+        return name in self._tame
+
+    @cached_property
+    def _tame(self) -> frozenset[str]:
+        if self.outer is not None or self.functions:
+            return frozenset()
+        wild: set[str] = set()
+        for node in reversed(self.nodes):
+            if node.key not in TAME or not wild.isdisjoint(node.outputs):
+                wild.update(node.reads)
+        made = {name for node in self.nodes for name in node.outputs}
+        return frozenset(made - wild)
 
     def is_float(self, name: str) -> bool:
         """Whether `name` may carry a derivative: it is a float, or holds some. A value of unknown type may."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from refgrad.formulas.masks import kept
 from refgrad.reverse.emit import Emitter
 from refgrad.tables.registry import rule
 
@@ -19,45 +20,55 @@ def leaky_relu(op: Emitter, d_Y: str, X: str, Y: str, alpha: float) -> str:
 
 
 @rule("PRelu", broadcast=True)
-def prelu(op: Emitter, d_Y: str, X: str, slope: str) -> tuple[str, str]:
+def prelu(op: Emitter, d_Y: str, X: str, slope: str, Y: str) -> tuple[str, str]:
     """dx = dy where x > 0, else slope·dy; dslope = 0 where x > 0, else x·dy"""
     positive = op.Greater(X, 0.0)
-    return op.Where(positive, d_Y, op.Mul(d_Y, slope)), op.Where(positive, 0.0, op.Mul(d_Y, X))
+    d_slope = kept(op, positive, op.Mul(d_Y, X), Y, unless=True)
+    return op.Where(positive, d_Y, op.Mul(d_Y, slope)), d_slope
 
 
 @rule("Elu")
 def elu(op: Emitter, d_Y: str, X: str, Y: str, alpha: float) -> str:
     """dx = dy where x > 0, else dy·(y + α)"""
-    return _exponential(op, d_Y, X, op.Add(Y, alpha))
+    return op.Mul(d_Y, _exponential(op, X, Y, 1.0, alpha))
 
 
 @rule("Selu")
 def selu(op: Emitter, d_Y: str, X: str, Y: str, alpha: float, gamma: float) -> str:
     """dx = γ·dy where x > 0, else dy·(y + γ·α)"""
-    return op.Mul(d_Y, op.Where(op.Greater(X, 0.0), gamma, op.Add(Y, gamma * alpha)))
+    return op.Mul(d_Y, _exponential(op, X, Y, gamma, gamma * alpha))
 
 
 @rule("Celu")
 def celu(op: Emitter, d_Y: str, X: str, Y: str, alpha: float) -> str:
     """dx = dy where x > 0, else dy·(y/α + 1)"""
-    return _exponential(op, d_Y, X, op.Add(op.Mul(Y, 1 / alpha), 1.0))
+    return op.Mul(d_Y, _exponential(op, X, op.Mul(Y, 1 / alpha), 1.0, 1.0))
 
 
-def _exponential(op: Emitter, d_y: str, x: str, slope: str) -> str:
-    """The slope of the exponential branch comes from y: exp(x) would overflow where the branch is not taken."""
-    return op.Where(op.Greater(x, 0.0), d_y, op.Mul(d_y, slope))
+def _exponential(op: Emitter, x: str, y: str, above: float, below: float) -> str:
+    """The slope: `above` where x > 0, else y + `below`, for exp(x) would overflow where that branch is not taken.
+
+    y has the sign of x where neither is negative; then no choice has to be made but of two numbers.
+    """
+    positive = op.Greater(x, 0.0)
+    if above < 0 or below < 0:
+        return op.Where(positive, above, op.Add(y, below))
+    lower = op.Clip(y, None, 0.0)
+    if above == below:
+        return op.Add(lower, below)
+    return op.Add(lower, op.Where(positive, op.const(above, like=y), op.const(below, like=y)))
 
 
 @rule("ThresholdedRelu")
-def thresholded_relu(op: Emitter, d_Y: str, X: str, alpha: float) -> str:
+def thresholded_relu(op: Emitter, d_Y: str, X: str, Y: str, alpha: float) -> str:
     """dx = dy where x > α, else 0"""
-    return op.Where(op.Greater(X, alpha), d_Y, 0.0)
+    return kept(op, op.Greater(X, alpha), d_Y, Y)
 
 
 @rule("Shrink")
-def shrink(op: Emitter, d_output: str, input: str, lambd: float) -> str:
+def shrink(op: Emitter, d_output: str, input: str, output: str, lambd: float) -> str:
     """dx = dy where |x| > λ, else 0"""
-    return op.Where(op.Greater(op.Abs(input), lambd), d_output, 0.0)
+    return kept(op, op.Greater(op.Abs(input), lambd), d_output, output)
 
 
 @rule("Sigmoid")
@@ -70,14 +81,14 @@ def sigmoid(op: Emitter, d_Y: str, Y: str) -> str:
 def hard_sigmoid(op: Emitter, d_Y: str, Y: str, alpha: float) -> str:
     """dx = α·dy where 0 < y < 1, else 0"""
     inside = op.And(op.Greater(Y, 0.0), op.Less(Y, 1.0))
-    return op.Where(inside, op.Mul(d_Y, alpha), 0.0)
+    return kept(op, inside, op.Mul(d_Y, alpha), Y)
 
 
 @rule("HardSwish")
 def hard_swish(op: Emitter, d_Y: str, X: str) -> str:
     """dx = dy·(x/3 + 1/2) where |x| < 3, dy where x ≥ 3, 0 where x ≤ −3"""
-    slope = op.Where(op.Less(op.Abs(X), 3.0), op.Add(op.Mul(X, 1 / 3), 0.5), op.HardSigmoid(X))
-    return op.Mul(d_Y, slope)
+    rise = op.Where(op.Less(op.Abs(X), 3.0), op.const(1 / 3, like=X), op.const(1 / 6, like=X))
+    return op.Mul(d_Y, op.Add(op.Mul(op.Clip(X, -3.0, 3.0), rise), 0.5))
 
 
 @rule("Tanh")

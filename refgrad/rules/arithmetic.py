@@ -6,6 +6,7 @@ import math
 
 from onnx import TensorProto
 
+from refgrad.formulas.masks import kept
 from refgrad.reverse.emit import Emitter
 from refgrad.rules.quantization import within_range
 from refgrad.tables.registry import rule
@@ -76,35 +77,32 @@ def _shared(op: Emitter, d_y: str, inputs: list[str], y: str) -> list[str]:
         return [d_y]
     attained = [op.Equal(x, y) for x in inputs]
     share = op.Div(d_y, op.Sum(*(op.Cast(hit, to=op.type(d_y)) for hit in attained)))
-    return [op.Where(hit, share, 0.0) for hit in attained]
+    return [kept(op, hit, share, y) for hit in attained]
 
 
 @rule("Clip", broadcast=True)
 def clip(
-    op: Emitter, d_output: str, input: str, min: str | None, max: str | None
+    op: Emitter, d_output: str, input: str, min: str | None, max: str | None, output: str
 ) -> tuple[str, str | None, str | None]:
     """dx = dy where min ≤ x ≤ max, else 0; dmax = dy where max(x, min) > max; dmin = dy where x < min ≤ max"""
     # The output is not compared with the input: a runtime may have rounded one of them and not the other.
     if min is None and max is None:
         return d_output, None, None
+    y = d_output, output
     if max is None:
-        return (
-            op.Where(op.GreaterOrEqual(input, min), d_output, 0.0),
-            op.Where(op.Less(input, min), d_output, 0.0),
-            None,
-        )
+        return kept(op, op.GreaterOrEqual(input, min), *y), kept(op, op.Less(input, min), *y), None
     if min is None:
-        return op.Where(op.LessOrEqual(input, max), d_output, 0.0), None, op.Where(op.Less(max, input), d_output, 0.0)
-    kept = op.And(op.GreaterOrEqual(input, min), op.LessOrEqual(input, max))
+        return kept(op, op.LessOrEqual(input, max), *y), None, kept(op, op.Less(max, input), *y)
+    inside = op.And(op.GreaterOrEqual(input, min), op.LessOrEqual(input, max))
     lowered = op.Less(max, op.Max(input, min))
-    raised = op.Where(op.Less(input, min), d_output, 0.0)
-    return op.Where(kept, d_output, 0.0), op.Where(lowered, 0.0, raised), op.Where(lowered, d_output, 0.0)
+    raised = kept(op, op.Less(input, min), *y)
+    return kept(op, inside, *y), kept(op, lowered, raised, output, unless=True), kept(op, lowered, *y)
 
 
 @rule("Where", broadcast=True)
-def where(op: Emitter, d_output: str, condition: str) -> tuple[str, str]:
+def where(op: Emitter, d_output: str, condition: str, output: str) -> tuple[str, str]:
     """dX = dy where the condition holds, else 0; dY = dy where it does not, else 0"""
-    return op.Where(condition, d_output, 0.0), op.Where(condition, 0.0, d_output)
+    return kept(op, condition, d_output, output), kept(op, condition, d_output, output, unless=True)
 
 
 @rule("Pow", broadcast=True)

@@ -1,4 +1,4 @@
-"""Activations. A branch that is not taken is selected away, never multiplied by 0: 0·inf is NaN."""
+"""Activations. A cotangent that may be infinite is selected away where it does not pass: 0·inf is NaN."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 
 from onnx import TensorProto
 
+from refgrad.formulas.masks import kept
 from refgrad.reverse.emit import Emitter
 from refgrad.tables.registry import lowering
 
@@ -15,12 +16,14 @@ _CUBIC = 0.044715  # of the tanh form of Gelu
 @lowering("ReluGrad")
 def relu_grad(op: Emitter, dY: str, Y: str) -> str:
     """Y is never negative: as a truth value it is Y > 0, and a Cast is faster than a comparison."""
-    return op.Where(op.Cast(Y, to=TensorProto.BOOL), dY, 0.0)
+    return kept(op, op.Cast(Y, to=TensorProto.BOOL), dY, Y)
 
 
 @lowering("LeakyReluGrad")
 def leaky_relu_grad(op: Emitter, dY: str, X: str, alpha: float) -> str:
-    return op.Where(op.Greater(X, 0.0), dY, op.Mul(dY, alpha))
+    if alpha == 0:
+        return op.Where(op.Greater(X, 0.0), dY, 0.0)
+    return op.Mul(dY, op.Where(op.Greater(X, 0.0), op.const(1.0, like=dY), op.const(alpha, like=dY)))
 
 
 @lowering("SigmoidGrad")
