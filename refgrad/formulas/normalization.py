@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from onnx import TensorProto
+
 from refgrad.formulas.types import widest
 from refgrad.reverse.emit import Emitter
+
+_PRODUCTS = (TensorProto.FLOAT, TensorProto.DOUBLE)  # what runtimes multiply fast and accurately
 
 
 def channels(op: Emitter, *values: str) -> list[str]:
@@ -51,10 +55,41 @@ def by_statistics(
     shared: Sequence[int],
 ) -> tuple[str, str, str]:
     """The adjoints of x, scale and B: `mean` and `r` are of `x` over `axes`, scale and B the same over `shared`."""
-    normalized = op.Mul(op.Sub(x, mean), r)
-    over = list(shared)
-    d_x = through_statistics(op, op.Mul(d_y, along_channels(op, scale, shared)), normalized, r, axes)
-    return d_x, op.ReduceSum(op.Mul(d_y, normalized), over, keepdims=0), op.ReduceSum(d_y, over, keepdims=0)
+    along, over = list(axes), list(shared)
+    centred = op.Sub(x, mean)
+    slope, total = op.ReduceSum(op.Mul(d_y, centred), along), op.ReduceSum(d_y, along)
+    d_scale, d_B = op.ReduceSum(op.Mul(slope, r), over, keepdims=0), op.ReduceSum(total, over, keepdims=0)
+    count = op.share(x, mean, like=x)
+    factor = op.Mul(along_channels(op, scale, shared), r)
+    d_x = op.Sub(d_y, op.Mul(centred, op.Mul(op.Mul(op.Mul(r, r), slope), count)))
+    return op.Mul(op.Sub(d_x, op.Mul(total, count)), factor), d_scale, d_B
+
+
+def by_rows(
+    op: Emitter, dY: str, centred: str, X: str, Scale: str, r: str, B: str | None, *, has_mean: bool
+) -> tuple[str, str, str | None] | None:
+    """`by_normalized` of x̂ = c·r along the last axis, whose size is known, and of a scale for each of its elements.
+
+    With s = Scale/n: dX = r·(dY·Scale − dY·s − c·r²·((dY·c)·s)), where a product with s, a column, is what the mean of g is;
+    dScale = rᵀ(dY·c). None where it is not of this form. `has_mean`: c is x − mean, else x.
+    """
+    shape, kind = op.shape(X), op.type(centred)
+    size = shape[-1] if shape else None
+    if kind not in _PRODUCTS or not isinstance(size, int) or size < 2 or op.shape(Scale) != (size,) or 0 in (shape or ()):
+        return None
+    d_y, scale = op.as_type(dY, kind), op.as_type(Scale, kind)
+    column = op.Reshape(op.Mul(scale, 1 / size), [size, 1])
+    product = op.Mul(d_y, centred)
+    d_scale = op.Reshape(op.MatMul(op.Reshape(r, [1, -1]), op.Reshape(product, [-1, size])), [size])
+    slope = op.Mul(op.MatMul(product, column), op.Mul(r, r))
+    rest = op.Sub(op.Mul(d_y, scale), op.Mul(centred, slope))
+    if has_mean:
+        rest = op.Sub(rest, op.MatMul(d_y, column))
+    d_X = op.as_type(op.Mul(rest, r), op.type(X))
+    if B is None:
+        return d_X, op.as_type(d_scale, op.type(Scale)), None
+    op.assume(d_y, shape)
+    return d_X, op.as_type(d_scale, op.type(Scale)), op.as_type(op.grad.BroadcastGradient(d_y, B, (B, d_y)), op.type(B))
 
 
 def by_normalized(

@@ -9,11 +9,11 @@ from onnx import TensorProto
 
 from refgrad.formulas.normalization import (
     along_channels,
+    by_rows,
     by_statistics,
     channel_axes,
     channels,
     statistics,
-    through_statistics,
 )
 from refgrad.formulas.types import widest
 from refgrad.protos.types import SIXTEEN_BIT
@@ -157,12 +157,17 @@ def rms_normalization(
     wide = widest(op, X, scale)
     wide = stash_type if wide in SIXTEEN_BIT else wide
     x, d_y, factor = (op.as_type(value, wide) for value in (X, d_Y, scale))
-    g = op.Mul(d_y, factor)
-    if rank is None:  # the axes from `axis` on as one row
-        x, g, d_y = (op.Flatten(value, axis=axis) for value in (x, g, d_y))
+    flat = x if rank is not None else op.Flatten(x, axis=axis)  # the axes from `axis` on as one row
     along = op.const([1] if rank is None else list(range(axis % rank, rank)))
-    mean = op.reduce("ReduceMean", op.Mul(x, x), along)
+    mean = op.reduce("ReduceMean", op.Mul(flat, flat), along)
     r = op.Reciprocal(op.Sqrt(op.Add(mean, epsilon)))
+    if axis == -1 or axis + 1 == rank:
+        made = by_rows(op, d_y, x, X, scale, r, None, has_mean=False)
+        if made is not None:
+            return made[:2]
+    g = op.Mul(d_y, factor)
+    if rank is None:
+        x, g, d_y = flat, op.Flatten(g, axis=axis), op.Flatten(d_y, axis=axis)
     normalized = op.Mul(x, r)
     slope = op.reduce("ReduceMean", op.Mul(g, normalized), along)
     d_X = op.as_type(op.Mul(op.Sub(g, op.Mul(normalized, slope)), r), kind)
@@ -183,20 +188,29 @@ def group_normalization(
 
     From opset 21 on there is a scale and a bias for each channel, before that for each group.
     """
-    kind = op.type(X)
+    kind, per_channel = op.type(X), op.opset >= 21
     wide = stash_type if kind in SIXTEEN_BIT else kind
-    x, d_y = (_grouped(op, op.as_type(value, wide), X, num_groups) for value in (X, d_Y))
-    per_channel = op.opset >= 21
-    factor = op.Reshape(op.as_type(scale, wide), [num_groups, -1, 1])
-    centred = op.Sub(x, op.reduce("ReduceMean", x, op.const([2, 3])))
-    var = op.reduce("ReduceMean", op.Mul(centred, centred), op.const([2, 3]))
-    r = op.Reciprocal(op.Sqrt(op.Add(var, epsilon)))
-    normalized = op.Mul(centred, r)
-    d_x = through_statistics(op, op.Mul(d_y, factor), normalized, r, [2, 3])
-    shared = [0, 3] if per_channel else [0, 2, 3]
-    sums = (op.ReduceSum(value, shared, keepdims=0) for value in (op.Mul(d_y, normalized), d_y))
-    d_scale, d_bias = (op.as_type(op.Reshape(d, [-1]) if per_channel else d, op.type(scale)) for d in sums)
+    x, d_y, factor = (op.as_type(value, wide) for value in (X, d_Y, scale))
+    groups = _grouped(op, x, X, num_groups)
+    mean, r = statistics(op, groups, [2, 3], epsilon)
+    if not per_channel:
+        d_x, d_scale, d_bias = by_statistics(op, _grouped(op, d_y, X, num_groups), groups, factor, mean, r, [2, 3], [0, 2, 3])
+    else:
+        d_x, d_scale, d_bias = _by_groups(op, _grouped(op, d_y, X, num_groups), groups, factor, mean, r)
+    d_scale, d_bias = (op.as_type(d, op.type(scale)) for d in (d_scale, d_bias))
     return op.as_type(op.reshape_like(d_x, X), kind), d_scale, d_bias
+
+
+def _by_groups(op: Emitter, d_y: str, x: str, scale: str, mean: str, r: str) -> tuple[str, str, str]:
+    """As `by_statistics` of (N, groups, channels of a group, space), with a scale for each channel."""
+    centred = op.Sub(x, mean)
+    slopes, totals = op.ReduceSum(op.Mul(d_y, centred), [3]), op.ReduceSum(d_y, [3])
+    d_scale, d_bias = (op.Reshape(op.ReduceSum(sums, [0, 3], keepdims=0), [-1]) for sums in (op.Mul(slopes, r), totals))
+    factor = op.Reshape(scale, op.Concat(op.Shape(x, start=1, end=3), [1], axis=0))
+    count = op.share(x, mean, like=x)
+    slope, total = (op.Mul(op.ReduceSum(op.Mul(sums, factor), [2]), count) for sums in (slopes, totals))
+    rest = op.Add(op.Mul(centred, op.Mul(op.Mul(op.Mul(r, r), r), slope)), op.Mul(total, r))
+    return op.Sub(op.Mul(d_y, op.Mul(factor, r)), rest), d_scale, d_bias
 
 
 def _grouped(op: Emitter, value: str, X: str, groups: int) -> str:

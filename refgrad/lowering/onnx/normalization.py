@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from refgrad.formulas.normalization import by_normalized, by_statistics, channel_axes, channels, statistics
+from refgrad.formulas.normalization import by_normalized, by_rows, by_statistics, channel_axes, channels, statistics
 from refgrad.formulas.types import widest
 from refgrad.reverse.emit import Emitter
 from refgrad.tables.registry import lowering
@@ -29,6 +29,11 @@ def batch_normalization_grad(
 def layer_normalization_grad(
     op: Emitter, dY: str, X: str, Scale: str, B: str | None, Mean: str, InvStdDev: str, axis: int, epsilon: float
 ) -> tuple[str, str, str]:
-    """x̂ = (X − Mean)·r; the rest is `by_normalized`."""
+    """x̂ = (X − Mean)·r; the rest is `by_rows`, or `by_normalized`."""
     x, mean, r = (op.as_type(value, widest(op, X, Mean)) for value in (X, Mean, InvStdDev))
-    return by_normalized(op, dY, op.Mul(op.Sub(x, mean), r), X, Scale, r, axis, centred=True, B=B)
+    centred = op.Sub(x, mean)
+    if axis == -1 or axis + 1 == op.rank(X):
+        made = by_rows(op, dY, centred, X, Scale, r, B or Scale, has_mean=True)
+        if made is not None:
+            return made
+    return by_normalized(op, dY, op.Mul(centred, r), X, Scale, r, axis, centred=True, B=B)
