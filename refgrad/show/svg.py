@@ -388,7 +388,7 @@ def _captured(graph: GraphProto | FunctionProto) -> set[str]:
     if isinstance(graph, FunctionProto):
         given = list(graph.input)
     else:
-        given = [one.name for one in (*graph.input, *graph.initializer)]
+        given = [value.name for value in graph.input] + [tensor.name for tensor in graph.initializer]
         given += [sparse.values.name for sparse in graph.sparse_initializer]
     own = {*given, *(name for node in graph.node for name in node.output), ""}
     return {name for node in graph.node for name in node.input if name not in own}
