@@ -111,6 +111,80 @@ def test_a_process_that_ends_or_hangs_fails_one_test(suite, tmp_path):
     assert (summary["failed"], summary["unsupported"], code) == (4, 2, 1)
 
 
+def _cut(path, letters):
+    path.write_bytes(path.read_bytes()[:-letters])
+
+
+DAMAGES = {  # of a copy of the tests of Exp: how, and what is said of it
+    "an expected array without its last number": lambda at: _cut(at / "test_data_set_0" / "output_0.npy", 4),
+    "an expected array without numbers": lambda at: _cut(at / "test_data_set_0" / "output_0.npy", 24),
+    "no expected array": lambda at: (at / "test_data_set_0" / "output_0.npy").unlink(),
+    "an input without its last number": lambda at: _cut(at / "test_data_set_0" / "input_0.npy", 4),
+    "no input": lambda at: (at / "test_data_set_0" / "input_0.npy").unlink(),
+    "no model": lambda at: (at / "model.onnx").unlink(),
+    "another type": lambda at: np.save(at / "test_data_set_0" / "output_0.npy", NUMBERS.astype(np.float64)),
+}
+
+
+def damaged(suite, folder, program, runtime):
+    """What becomes of the test of Exp, by each damage; every other test passes."""
+    found = {}
+    for k, (title, damage) in enumerate(DAMAGES.items()):
+        copy = shutil.copytree(suite, folder / str(k))
+        damage(copy / "gradients" / "test_grad_exp")
+        verdicts, _, code = run(copy, runtime, "gradients", program=program)
+        found[title] = verdicts.pop("test_grad_exp")
+        assert {verdict for verdict, _ in verdicts.values()} == {"passed"}
+        assert code == 1, title
+    return found
+
+
+def test_a_damaged_test_fails(suite, tmp_path):
+    for title, (verdict, why) in damaged(suite, tmp_path, None, "onnx.reference").items():
+        assert verdict == "failed", title
+        assert why.startswith("damaged: "), title
+
+
+LISTS = {  # what a damaged tests.tsv has, and what is said of it
+    "": "line 1 is not a row",
+    "output\ty\tfloat32\ty.npy\n": "line 1 is not a row",
+    "test\tt\tt/model.onnx\n": "line 1 is not a row",
+    "test\tt\tt/model.onnx\t0\ninptu\tx\tfloat32\tx.npy\n": "line 2 is not a row",
+}
+
+
+def misused(folder, command, runtime):
+    """Every wrong use of a runner that is the same for both ends with 2 and says what is wrong."""
+    wrong = [
+        ([runtime, "schema"], "there is no tests.tsv in 'schema'"),
+        ([runtime, "gradients", "--only", "no_such_test"], f"there is no test to run: {len(CASES)} are listed, 0 "),
+        ([runtime, "gradients", "--skip", "6"], "there is no test to run"),
+        ([runtime, "gradients", "--skip=-1"], "--skip"),
+        ([runtime, "gradients", "--skip", "one"], "--skip"),
+        ([runtime, "gradients", "--seconds", "0"], "--seconds"),
+        ([runtime, "gradients", "--seconds", "one"], "--seconds"),
+        ([runtime, "gradients", "more"], ""),
+        ([runtime, "gradients", "--no-such"], "--no-such"),
+        ([runtime], ""),
+    ]
+    for k, (text, told) in enumerate(LISTS.items()):
+        (folder / str(k)).mkdir()
+        (folder / str(k) / "tests.tsv").write_text(text)
+        wrong.append(([runtime, str(folder / str(k))], told))
+    for arguments, told in wrong:
+        done = subprocess.run([*command, *arguments], capture_output=True, text=True, check=False, cwd=folder / "suite")
+        assert done.returncode == 2, (arguments, done.stdout)
+        assert told in done.stderr, arguments
+        assert not done.stdout
+        assert "Traceback" not in done.stderr
+        assert "node:internal" not in done.stderr
+
+
+def test_every_wrong_use_is_refused(suite, tmp_path):
+    shutil.copytree(suite, tmp_path / "suite")
+    misused(tmp_path, [sys.executable, "runners/run.py"], "onnx.reference")
+
+
 def test_tests_can_be_chosen(suite):
     found, *_ = run(suite, "onnx.reference", "gradients", "--only", "test_grad_exp*", "--skip", "2")
     assert list(found) == ["test_grad_exp_scalar", "test_grad_exp_empty"]
@@ -128,10 +202,28 @@ def test_wrong_use_of_the_runner(suite):
         assert "Traceback" not in done.stderr
 
 
-@pytest.mark.skipif(
+IN_NODE = pytest.mark.skipif(
     not shutil.which("node") or not (Path(MODULES) / "onnxruntime-web").is_dir(),
     reason="it needs node, and REFGRAD_NODE_MODULES with onnxruntime-web (nox -s page)",
 )
+
+
+@IN_NODE
+def test_a_damaged_test_fails_in_node(suite, tmp_path):
+    program = ["node", "runners/run.mjs", "--modules", str(Path(MODULES).resolve().parent)]
+    for title, (verdict, why) in damaged(suite, tmp_path, program, "onnxruntime-web").items():
+        assert verdict == "failed", title
+        assert why.startswith("damaged: "), title
+
+
+@IN_NODE
+def test_every_wrong_use_is_refused_in_node(suite, tmp_path):
+    shutil.copytree(suite, tmp_path / "suite")
+    modules = str(Path(MODULES).resolve().parent)
+    misused(tmp_path, ["node", "runners/run.mjs", "--modules", modules], "onnxruntime-web")
+
+
+@IN_NODE
 @pytest.mark.parametrize("folder", ["gradients", "forward"])
 def test_onnxruntime_web_in_node(suite, tmp_path, folder):
     program = ["node", str(suite / "runners" / "run.mjs"), "--modules", str(Path(MODULES).resolve().parent)]
@@ -194,16 +286,17 @@ def test_onnxruntime_in_c(suite, tmp_path):
         "test_grad_exp": "failed",
         "test_grad_mul": "unsupported",
         "test_grad_exp_float16": "failed",
-        "test_grad_neg": "unsupported",
+        "test_grad_neg": "failed",
         "test_grad_exp_scalar": "passed",
         "test_grad_exp_empty": "passed",
     }
     assert found["test_grad_exp"][1].startswith("wrong: input_grad is off by ")
-    assert found["test_grad_neg"][1] == "test_grad_neg/test_data_set_0/input_0.npy cannot be read"
+    assert found["test_grad_neg"][1] == "damaged: test_grad_neg/test_data_set_0/input_0.npy cannot be read"
     assert code == 1
     for arguments, told in (
         ([], "run LIBRARY FOLDER"),
         ([str(library), "schema"], "there is no tests.tsv in 'schema'"),
+        ([str(library), "gradients", "--only", "nothing"], "there is no test to run"),
         ([runner, "gradients"], "is not a library of ONNX Runtime"),
     ):
         done = subprocess.run([runner, *arguments], capture_output=True, text=True, check=False, cwd=suite)

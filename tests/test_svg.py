@@ -87,6 +87,18 @@ def test_graphs_of_nodes_and_functions_follow() -> None:
     assert "Elu" in texts
 
 
+def test_only_values_from_outside_of_a_body_are_called_so() -> None:
+    model = onnx.parser.parse_model("""
+        <ir_version: 10, opset_import: ["": 21]>
+        g (int64 trips, bool go, float[2] x, float[2] v) => (float[2] y) {
+            y = Loop(trips, go, x) <body = b (int64 k, bool before, float[2] s) => (bool after, float[2] next)
+                <float[2] c = {1, 2}> { after = Identity(before)  t = Sin(s)  u = Mul(t, v)  next = Add(u, c) }>
+        }
+    """)
+    lines = [line for box in _boxes(refgrad.to_svg(model), "f") for line in box.splitlines()]
+    assert [line for line in lines if line.endswith(" from outside")] == ["v from outside"]
+
+
 @pytest.mark.parametrize("model", [demo.regression(), refgrad.gradient(demo.regression(), dialect="ort"), BRANCHES])
 def test_every_arrow_lies_between_the_edges_of_the_picture(model: ModelProto) -> None:
     root = ET.fromstring(refgrad.to_svg(model))

@@ -74,6 +74,15 @@ def test_adjoints_are_declared_as_their_primals(dialect) -> None:
     assert len(set(names)) == len(names)
 
 
+def test_an_adjoint_that_several_values_share_is_declared_once() -> None:
+    model = onnx.parser.parse_model("""
+        <ir_version: 10, opset_import: ["": 21]>
+        g (float[N, 3] x, float[N, 3] z) => (float[N, 3] y) { a = Exp(x)  b = Sin(z)  s = Add(a, b)  y = Tanh(s) }
+    """)
+    names = [value.name for value in refgrad.gradient(model).graph.value_info]
+    assert sorted(names) == ["a", "b", "s", "s_grad", "y"]
+
+
 def test_the_version_is_written() -> None:
     made = refgrad.gradient(_network())
     assert (made.producer_name, made.producer_version) == ("refgrad", metadata.version("refgrad"))

@@ -105,7 +105,7 @@ def _add_values(
 
 
 def _declare_adjoints(writer: Writer, found: Gradients, live: set[str]) -> None:
-    """Declare the adjoints of values within, where they are read: each is as its primal is declared."""
+    """Declare the adjoints of values within, where they are read: each once, as the last of its primals is declared."""
     op, names, graph = found.op, found.sweep.names, found.path.graph
     elsewhere = live.difference(found.adjoints.values(), op.declared, found.cotangents.values())
     others = op.values.adjoint_types.keys() | graph.containers.keys()
@@ -113,6 +113,7 @@ def _declare_adjoints(writer: Writer, found: Gradients, live: set[str]) -> None:
         declared = graph.values.get(primal)
         if declared is not None and adjoint in elsewhere and primal not in others:
             writer.declare(names.get(adjoint, adjoint), declared)
+            elsewhere.discard(adjoint)
 
 
 @cache

@@ -12,13 +12,13 @@ from typing import Any
 import onnx
 from onnx import FunctionProto, ModelProto, NodeProto, TensorProto, helper
 
-from refgrad.errors import NoGradientError, OptionError, UnknownNameError, choices, did_you_mean
+from refgrad.errors import NoGradientError, OptionError, UnknownNameError, abridged, choices, did_you_mean
 from refgrad.forward.functions import factors_in_double, make_function
 from refgrad.forward.graph import Graph, Node, view
 from refgrad.protos.domains import MICROSOFT, ML
 from refgrad.protos.inlining import INLINED, inline_functions
 from refgrad.protos.types import FLOATS
-from refgrad.protos.walk import import_domain, names_of, subgraphs
+from refgrad.protos.walk import import_domain, names_of, nested, subgraphs
 from refgrad.reverse.report import OperatorVerdict
 from refgrad.tables.definitions import DEFINITIONS, UnsupportedFormError
 from refgrad.tables.registry import NO_DERIVATIVE, QUANTIZED, QUANTIZERS, RULES, ZERO, Flow, Passage, Structure
@@ -78,7 +78,8 @@ class Path:
     def stop(self, node: Node, flat: Sequence[str]) -> OperatorVerdict:
         """The verdict on a node whose results `flat` have no derivative by what varies, although it may have a rule."""
         if node.name not in self.found.get((node.key, "rule"), ()):
-            return OperatorVerdict(_title(*node.key), "zero", self._reason(node.key, "zero"), (node.name,))
+            reason = self._reason(node.key, "zero") + _flat_within(node)
+            return OperatorVerdict(_title(*node.key), "zero", reason, (node.name,))
         said = f"its result{'s' if len(flat) > 1 else ''} {choices(flat)}"
         reason = f"{said} {'are no floats' if len(flat) > 1 else 'is no float'}"
         if any(self.graph.is_float(name) for name in flat):
@@ -306,6 +307,14 @@ def _reason(key: tuple[str, str], verdict: str, graph: Graph) -> str:
     if key[0] == MICROSOFT and "Grad" in key[1]:
         return "it is the gradient of an operator; to differentiate again, make that gradient in dialect 'onnx'"
     return NO_DERIVATIVE.get(key) or _UNWRITTEN
+
+
+def _flat_within(node: Node) -> str:
+    """The operators with a zero derivative in the graphs of a node, as the rest of a sentence."""
+    graphs = [graph for attribute in node.proto.attribute for graph in subgraphs(attribute)]
+    inner = dict.fromkeys((one.domain, one.op_type) for one in nested(one for graph in graphs for one in graph.node))
+    flat = [_title(*key) for key in inner if key in ZERO]
+    return f"; in its graphs are {abridged(flat)}" if flat else ""
 
 
 def _no_floats(key: tuple[str, str]) -> str:

@@ -127,6 +127,7 @@ class _Section:
         self._arrows: list[tuple[_Box, _Box]] = []
         self._folds: list[tuple[Fold, list[_Row]]] = []
         self._constants: dict[str, str] = {}
+        self._outside = _captured(graph) if title else set()
         self._read(graph)
 
     def _read(self, graph: GraphProto | FunctionProto) -> None:
@@ -261,8 +262,7 @@ class _Section:
         lines += [(shown(name), self._said(name)) for name in constants[:_FEW]]
         if len(constants) > _FEW:
             lines.append((f"and {len(constants) - _FEW} more", ""))
-        outside = [name for name in dict.fromkeys(node.input) if name and name not in self._maker] if self.title else []
-        lines += [(shown(name), " from outside") for name in outside if name not in self._constants]
+        lines += [(shown(name), " from outside") for name in dict.fromkeys(node.input) if name in self._outside]
         lines += [(shown(name), self._said(name)) for name in node.output if name]
         box = _Box(kind, operator(node), lines)
         self._drawn.append((node, box))
@@ -381,6 +381,17 @@ class _Section:
             middle = (y1 + y2) / 2
             path = f"M{x1:.0f} {y1:.0f}C{x1:.0f} {middle:.0f} {x2:.0f} {middle:.0f} {x2:.0f} {y2:.0f}"
         return f'<path class="{kind}" d="{path}" marker-end="url(#{mark})"/>'
+
+
+def _captured(graph: GraphProto | FunctionProto) -> set[str]:
+    """The values that the nodes of a body read from outside of it."""
+    if isinstance(graph, FunctionProto):
+        given = list(graph.input)
+    else:
+        given = [value.name for value in graph.input] + [tensor.name for tensor in graph.initializer]
+        given += [sparse.values.name for sparse in graph.sparse_initializer]
+    own = {*given, *(name for node in graph.node for name in node.output), ""}
+    return {name for node in graph.node for name in node.input if name not in own}
 
 
 def _drawn(box: _Box) -> str:

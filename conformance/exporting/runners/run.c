@@ -8,10 +8,12 @@
  *
  *   passed        each output has the right shape and type, and no element is off by more than the tolerance of the test
  *   unsupported   the runtime does not load the model, or says that it does not support something in it
- *   failed        a wrong output, another error, a process that ended, or no answer in time: `why` begins with which
+ *   failed        a wrong output, another error, a process that ended, no answer in time, or a file of the test that is
+ *                 missing or damaged: `why` begins with which
  *
  * The last line is the summary. The tests run in a process of their own. When it ends or hangs, the test that it was at has
- * failed, and the next process goes on behind it. The exit code is 0 where every test passed or is unsupported.
+ * failed, and the next process goes on behind it. The exit code is 0 where every test passed or is unsupported, 1 where one
+ * failed, and 2 where there was none to run.
  */
 #define _POSIX_C_SOURCE 200809L
 
@@ -36,6 +38,7 @@ enum { WHY = 400, LINE = 1 << 16, MOST = 256, MOST_AXES = 64 };
 enum { PASSED, UNSUPPORTED, FAILED, N_VERDICTS };
 
 static const char *const VERDICTS[N_VERDICTS] = {"passed", "unsupported", "failed"};
+static const char DAMAGED[] = "damaged: ";
 static size_t counts[N_VERDICTS];
 
 typedef struct {
@@ -123,7 +126,7 @@ static int read_array(const char *folder, const Tensor *tensor, Array *array) {
     char *path = path_in(folder, tensor->file);
     FILE *file = fopen(path, "rb");
     free(path);
-    say("%s cannot be read", tensor->file);
+    say("damaged: %s cannot be read", tensor->file);
     if (!file) return 0;
     long size = fseek(file, 0, SEEK_END) ? -1 : ftell(file);
     rewind(file);
@@ -211,7 +214,7 @@ static int is_right(const char *folder, const Test *test, const Tensor *output, 
     if (info) ort->ReleaseTensorTypeAndShapeInfo(info);
     char told[WHY] = "";
     if (!ok) {
-        snprintf(told, sizeof told, "error: %.*s", WHY - 10, why);
+        snprintf(told, sizeof told, strncmp(why, DAMAGED, strlen(DAMAGED)) ? "error: %.*s" : "%.*s", WHY - 10, why);
     } else if (type != type_of(output->dtype)->type) {
         snprintf(told, sizeof told, "wrong: %s has another type than %s", output->name, output->dtype);
     } else if (rank != right.rank || memcmp(dims, right.dims, rank * sizeof *dims)) {
@@ -241,6 +244,17 @@ static const char *verdict(const char *folder, const Test *test) {
     size_t k, given = 0;
     int ran = 0, right = 1;
     why[0] = 0;
+    char *model = path_in(folder, test->model);
+    if (!test->n_outputs) {
+        say("damaged: it has no output");
+        free(model);
+        return VERDICTS[FAILED];
+    }
+    if (access(model, R_OK)) {
+        say("damaged: %s cannot be read", test->model);
+        free(model);
+        return VERDICTS[FAILED];
+    }
     int ok = fine(ort->CreateSessionOptions(&options)) && fine(ort->SetSessionLogSeverityLevel(options, 4)) &&
              fine(ort->SetIntraOpNumThreads(options, 1));
     for (; ok && given < test->n_inputs; given++) {
@@ -252,11 +266,8 @@ static const char *verdict(const char *folder, const Test *test) {
         read[given] = input->name;
     }
     for (k = 0; k < test->n_outputs; k++) asked[k] = test->outputs[k].name;
-    if (ok) {
-        char *path = path_in(folder, test->model);
-        ok = fine(ort->CreateSession(env, path, options, &session));
-        free(path);
-    }
+    ok = ok && fine(ort->CreateSession(env, model, options, &session));
+    free(model);
     if (ok)
         ran = fine(ort->Run(session, NULL, read, (const OrtValue *const *)inputs, given, asked, test->n_outputs, outputs));
     for (k = 0; ran && right && k < test->n_outputs; k++) right = is_right(folder, test, &test->outputs[k], outputs[k]);
@@ -268,7 +279,7 @@ static const char *verdict(const char *folder, const Test *test) {
         if (outputs[k]) ort->ReleaseValue(outputs[k]);
     if (session) ort->ReleaseSession(session);
     if (options) ort->ReleaseSessionOptions(options);
-    if (!ok) return VERDICTS[UNSUPPORTED];
+    if (!ok) return VERDICTS[strncmp(why, DAMAGED, strlen(DAMAGED)) ? UNSUPPORTED : FAILED];
     if (ran) return VERDICTS[right ? PASSED : FAILED];
     for (char *c = why; *c; c++)
         for (k = 0; k < sizeof REFUSALS / sizeof *REFUSALS; k++)
@@ -408,6 +419,10 @@ int main(int count, char **words) {
     Test *tests = read_tests(places[1], only, &n_tests);
     if (!tests) {
         fprintf(stderr, "there is no tests.tsv in '%s': give a folder of tests, such as gradients\n", places[1]);
+        return 2;
+    }
+    if (done >= n_tests) {
+        fprintf(stderr, "there is no test to run: %zu match --only '%s'\n", n_tests, only);
         return 2;
     }
     struct timespec begin, end;

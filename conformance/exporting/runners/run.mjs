@@ -8,14 +8,15 @@
 //
 //   passed        each output has the right shape and type, and no element is off by more than the tolerance of the test
 //   unsupported   the runtime does not load the model, or says that it does not support something in it
-//   failed        a wrong output, another error, a process that ended, or no answer in time: `why` begins with which
+//   failed        a wrong output, another error, a process that ended, no answer in time, or a file of the test that is
+//                 missing or damaged: `why` begins with which
 //
 // The last line is the summary. The tests run in a process of their own. When it ends or hangs, the test that it was at has
-// failed, and the next process goes on behind it. The exit code is 0 where every test passed or is unsupported. --modules is
-// the folder that has node_modules, where it is not above this file.
+// failed, and the next process goes on behind it. The exit code is 0 where every test passed or is unsupported, 1 where one
+// failed, and 2 where there was none to run. --modules is the folder that has node_modules, where it is not above this file.
 
 import { spawn } from 'node:child_process';
-import { readFileSync } from 'node:fs';
+import { existsSync, readFileSync } from 'node:fs';
 import { createRequire } from 'node:module';
 import { join, resolve } from 'node:path';
 import { createInterface } from 'node:readline';
@@ -31,17 +32,20 @@ const ARRAYS = {
   int4: Uint8Array, uint4: Uint8Array,
 };
 
-/** The rows of each test in a folder. */
+/** The rows of each test in a folder; an error where a row is neither that of a test nor that of a tensor of one. */
 function readTests(folder) {
   const tests = [];
-  for (const line of readFileSync(join(folder, 'tests.tsv'), 'utf8').trimEnd().split('\n')) {
+  readFileSync(join(folder, 'tests.tsv'), 'utf8').trimEnd().split(/\r?\n/).forEach((line, k) => {
     const row = line.split('\t');
+    if (row.length !== 4 || !['test', 'input', 'output'].includes(row[0]) || (row[0] !== 'test' && !tests.length)) {
+      throw new Error(`line ${k + 1} is not a row of a test, an input or an output`);
+    }
     if (row[0] === 'test') {
       tests.push({ name: row[1], model: row[2], tolerance: Number(row[3]), inputs: [], outputs: [] });
     } else {
       tests.at(-1)[row[0] === 'input' ? 'inputs' : 'outputs'].push({ name: row[1], dtype: row[2], file: row[3] });
     }
-  }
+  });
   return tests;
 }
 
@@ -49,9 +53,13 @@ function readTests(folder) {
 function readArray(folder, { dtype, file }) {
   const bytes = readFileSync(join(folder, file));
   const start = 10 + bytes.readUInt16LE(8);
-  const shape = /'shape': \(([^)]*)\)/.exec(bytes.toString('latin1', 10, start))[1];
-  const dims = shape.split(',').map((size) => size.trim()).filter(Boolean).map(Number);
+  const header = bytes.toString('latin1', 10, start);
+  const dims = /'shape': \(([^)]*)\)/.exec(header)[1].split(',').map((size) => size.trim()).filter(Boolean).map(Number);
   if (!ARRAYS[dtype]) throw new Error(`the type ${dtype} is not supported by this program`);
+  const size = dims.reduce((product, dim) => product * dim, ARRAYS[dtype].BYTES_PER_ELEMENT);
+  if (bytes.length - start !== size || !/'fortran_order': False/.test(header) || /'>/.test(header)) {
+    throw new Error(`${file} does not hold [${dims}] numbers of the type ${dtype}, row by row`);
+  }
   return { data: new ARRAYS[dtype](new Uint8Array(bytes.subarray(start)).buffer), dims };
 }
 
@@ -70,9 +78,9 @@ function half(bits) {
 }
 
 /** What is wrong with the outputs; empty where nothing is. */
-function difference(folder, test, results) {
-  for (const output of test.outputs) {
-    const right = readArray(folder, output);
+function difference(test, expected, results) {
+  for (const [place, output] of test.outputs.entries()) {
+    const right = expected[place];
     const got = results[output.name];
     if (got.dims.join() !== right.dims.join()) {
       return `${output.name} has the shape [${got.dims}] instead of [${right.dims}]`;
@@ -95,16 +103,26 @@ function difference(folder, test, results) {
 
 /** What becomes of a test. */
 async function verdict(ort, folder, test) {
-  let session;
+  let session, inputs, expected, model;
+  try {
+    inputs = test.inputs.map((input) => readArray(folder, input));
+    expected = test.outputs.map((output) => readArray(folder, output));
+    model = readFileSync(join(folder, test.model));
+    if (Number.isNaN(test.tolerance)) throw new Error('its tolerance is not a number');
+    if (!expected.length) throw new Error('it has no output');
+  } catch (error) {
+    const told = String(error.message);
+    return UNSUPPORTED.test(told) ? ['unsupported', told] : ['failed', `damaged: ${told}`];
+  }
   try {
     const feeds = {};
-    for (const input of test.inputs) {
-      const { data, dims } = readArray(folder, input);
+    for (const [place, input] of test.inputs.entries()) {
+      const { data, dims } = inputs[place];
       feeds[input.name] = new ort.Tensor(input.dtype, input.dtype.endsWith('int4') ? packed(data) : data, dims);
     }
-    session = await ort.InferenceSession.create(readFileSync(join(folder, test.model)), { logSeverityLevel: 4 });
+    session = await ort.InferenceSession.create(model, { logSeverityLevel: 4 });
     const results = await session.run(feeds);
-    const wrong = difference(folder, test, results);
+    const wrong = difference(test, expected, results);
     return wrong ? ['failed', `wrong: ${wrong}`] : ['passed', ''];
   } catch (error) {
     const told = String(error?.message ?? error).replace(/\s+/g, ' ').slice(0, 300);
@@ -158,17 +176,34 @@ function generation(again, seconds, done, count, told) {
   });
 }
 
-const { values, positionals } = parseArgs({
-  allowPositionals: true,
-  options: {
-    only: { type: 'string', default: '' }, seconds: { type: 'string', default: '60' }, skip: { type: 'string', default: '0' },
-    modules: { type: 'string', default: '' }, child: { type: 'boolean', default: false },
-  },
-});
-const [runtime, folder] = positionals;
-if (!RUNTIMES.includes(runtime) || !folder) {
-  console.error(`node run.mjs RUNTIME FOLDER, where RUNTIME is ${RUNTIMES.join(' or ')}`);
+/** End with what is wrong with the use of this program. */
+function refuse(told) {
+  console.error(told);
   process.exit(2);
+}
+
+/** What the command line says. */
+function options() {
+  try {
+    return parseArgs({
+      allowPositionals: true,
+      options: {
+        only: { type: 'string', default: '' }, seconds: { type: 'string', default: '60' }, skip: { type: 'string', default: '0' },
+        modules: { type: 'string', default: '' }, child: { type: 'boolean', default: false },
+      },
+    });
+  } catch (error) {
+    return refuse(error.message);
+  }
+}
+
+const { values, positionals } = options();
+const [runtime, folder] = positionals;
+if (!RUNTIMES.includes(runtime) || positionals.length !== 2) {
+  refuse(`node run.mjs RUNTIME FOLDER, where RUNTIME is ${RUNTIMES.join(' or ')}`);
+}
+if (!(Number(values.seconds) > 0) || !/^\d+$/.test(values.skip)) {
+  refuse('--seconds takes a number above 0, and --skip a number of tests');
 }
 const require = createRequire(values.modules ? join(resolve(values.modules), 'node_modules', '_') : import.meta.url);
 let version;
@@ -176,15 +211,20 @@ try {
   require.resolve(runtime);
   version = JSON.parse(readFileSync(join(require.resolve(runtime).split(runtime)[0], runtime, 'package.json'))).version;
 } catch {
-  console.error(`${runtime} is not installed: npm install ${runtime}`);
-  process.exit(2);
+  refuse(`${runtime} is not installed: npm install ${runtime}`);
 }
-let tests;
+if (!existsSync(join(folder, 'tests.tsv'))) {
+  refuse(`there is no tests.tsv in '${folder}': give a folder of tests, such as gradients`);
+}
+let listed;
 try {
-  tests = readTests(folder).filter((test) => test.name.includes(values.only));
-} catch {
-  console.error(`there is no tests.tsv in '${folder}': give a folder of tests, such as gradients`);
-  process.exit(2);
+  listed = readTests(folder);
+} catch (error) {
+  refuse(`tests.tsv in '${folder}' is damaged: ${error.message}`);
+}
+const tests = listed.filter((test) => test.name.includes(values.only));
+if (Number(values.skip) >= tests.length) {
+  refuse(`there is no test to run: ${listed.length} are listed, ${tests.length} have '${values.only}' in their name`);
 }
 if (values.child) {
   await child(runtime, require, folder, tests, Number(values.skip));

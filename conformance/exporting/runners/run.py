@@ -7,10 +7,12 @@ A line of JSON for each test: {"test": ..., "verdict": ..., "why": ...}. The ver
 
     passed        each output has the right shape and type, and no element is off by more than the tolerance of the test
     unsupported   the runtime does not load the model, or says that it does not support something in it
-    failed        a wrong output, another error, a process that ended, or no answer in time: `why` begins with which
+    failed        a wrong output, another error, a process that ended, no answer in time, or a file of the test that is
+                  missing or damaged: `why` begins with which
 
 The last line is the summary. The tests run in a process of their own. When it ends or hangs, the test that it was at has
-failed, and the next process goes on behind it. The exit code is 0 where every test passed or is unsupported.
+failed, and the next process goes on behind it. The exit code is 0 where every test passed or is unsupported, 1 where one
+failed, and 2 where there was none to run.
 
 A runtime of yours: add a function to runtimes.py.
 """
@@ -35,6 +37,7 @@ import runtimes
 
 _UNSUPPORTED = ("not implemented", "not supported", "unsupported", "unimplemented", "notimplemented", "no opset")
 _WORDS = 300  # letters of a message that are kept
+_ROWS, _COLUMNS = ("test", "input", "output"), 4
 
 
 @dataclass
@@ -49,10 +52,15 @@ class Test:
 
 
 def read_tests(folder: Path) -> list[tuple[str, list[list[str]]]]:
-    """The rows of each test in `folder`, by its name."""
+    """The rows of each test in `folder`, by its name.
+
+    :raises ValueError: a row is neither that of a test nor that of a tensor of one.
+    """
     tests: list[tuple[str, list[list[str]]]] = []
-    for line in (folder / "tests.tsv").read_text(encoding="utf-8").splitlines():
+    for number, line in enumerate((folder / "tests.tsv").read_text(encoding="utf-8").rstrip().split("\n"), 1):
         row = line.split("\t")
+        if len(row) != _COLUMNS or row[0] not in _ROWS or (row[0] != "test" and not tests):
+            raise ValueError(f"line {number} is not a row of a test, an input or an output")
         if row[0] == "test":
             tests.append((row[1], []))
         tests[-1][1].append(row)
@@ -60,12 +68,19 @@ def read_tests(folder: Path) -> list[tuple[str, list[list[str]]]]:
 
 
 def load(folder: Path, rows: list[list[str]]) -> Test:
-    """The test with its tensors."""
+    """The test with its tensors.
+
+    :raises NotImplementedError: this program does not read a type without a package.
+    :raises ValueError: a file is not what the list says, or OSError: there is none.
+    """
     (_, name, model, tolerance), *tensors = rows
     test = Test(name, folder / model, float(tolerance))
+    test.model.open("rb").close()
     for kind, tensor, dtype, file in tensors:
         array = np.load(folder / file, allow_pickle=False)
         (test.inputs if kind == "input" else test.outputs)[tensor] = runtimes.of_type(array, dtype)
+    if not test.outputs:
+        raise ValueError("it has no output")
     return test
 
 
@@ -91,16 +106,25 @@ def verdict(runtime: Any, folder: Path, rows: list[list[str]]) -> tuple[str, str
     loaded = False
     try:
         test = load(folder, rows)
+    except NotImplementedError as error:
+        return "unsupported", _told(error)
+    except Exception as error:
+        return "failed", f"damaged: {_told(error)}"
+    try:
         run = runtime(test.model, list(test.inputs), list(test.outputs))
         loaded = True
         outputs = run(list(test.inputs.values()))
     except Exception as error:
-        told = " ".join(f"{type(error).__name__}: {error}".split())[:_WORDS]
+        told = _told(error)
         if not loaded or any(word in told.lower() for word in _UNSUPPORTED):
             return "unsupported", told
         return "failed", f"error: {told}"
     wrong = difference(test, outputs)
     return ("failed", f"wrong: {wrong}") if wrong else ("passed", "")
+
+
+def _told(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:_WORDS]
 
 
 def child(name: str, folder: Path, tests: list[tuple[str, list[list[str]]]], skip: int) -> None:
@@ -173,7 +197,15 @@ def main() -> int:
     arguments = parser.parse_args()
     if not (arguments.folder / "tests.tsv").is_file():
         parser.error(f"there is no tests.tsv in {str(arguments.folder)!r}: give a folder of tests, such as gradients")
-    tests = [(name, rows) for name, rows in read_tests(arguments.folder) if fnmatch.fnmatch(name, arguments.only)]
+    if not arguments.seconds > 0 or arguments.skip < 0:
+        parser.error("--seconds takes a number above 0, and --skip a number of tests")
+    try:
+        listed = read_tests(arguments.folder)
+    except ValueError as error:
+        parser.error(f"tests.tsv in {str(arguments.folder)!r} is damaged: {error}")
+    tests = [(name, rows) for name, rows in listed if fnmatch.fnmatch(name, arguments.only)]
+    if not tests[arguments.skip :]:
+        parser.error(f"there is no test to run: {len(listed)} are listed, {len(tests)} match --only {arguments.only!r}")
     if arguments.child:
         child(arguments.runtime, arguments.folder, tests, arguments.skip)
         return 0

@@ -20,13 +20,19 @@ Runtime = Callable[[Path, list[str], list[str]], Run]
 
 
 def of_type(array: np.ndarray, dtype: str) -> np.ndarray:
-    """The array of a .npy file in its own type: one that NumPy does not have, such as bfloat16, is stored as its bits."""
+    """The array of a .npy file in its own type: one that NumPy does not have, such as bfloat16, is stored as its bits.
+
+    :raises NotImplementedError: the type is not supported without the package ml_dtypes.
+    :raises ValueError: the file has another type.
+    """
     if array.dtype.name == dtype:
         return array
     try:
         import ml_dtypes  # onnx brings it
     except ImportError as error:
         raise NotImplementedError(f"{dtype} is not supported by this program without the package ml_dtypes") from error
+    if not hasattr(ml_dtypes, dtype) or array.dtype.kind != "u":
+        raise ValueError(f"the file has the type {array.dtype} instead of {dtype}")
     return array.view(getattr(ml_dtypes, dtype))
 
 
