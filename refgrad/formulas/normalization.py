@@ -75,7 +75,13 @@ def by_rows(
     """
     shape, kind = op.shape(X), op.type(centred)
     size = shape[-1] if shape else None
-    if kind not in _PRODUCTS or not isinstance(size, int) or size < 2 or op.shape(Scale) != (size,) or 0 in (shape or ()):
+    if (
+        kind not in _PRODUCTS
+        or not isinstance(size, int)
+        or size < 2
+        or op.shape(Scale) != (size,)
+        or 0 in (shape or ())
+    ):
         return None
     d_y, scale = op.as_type(dY, kind), op.as_type(Scale, kind)
     column = op.Reshape(op.Mul(scale, 1 / size), [size, 1])

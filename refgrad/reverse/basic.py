@@ -78,6 +78,11 @@ class BasicEmitter(Operators):
         """The name of the forward node that what is emitted belongs to: for messages."""
         return self.emission.owner[1]
 
+    @property
+    def is_tame(self) -> bool:
+        """Whether the cotangents of the forward node are finite wherever those of the model's outputs are, overflow aside."""
+        return self._forward is not None and all(map(self.graph.is_tame, filter(None, self._forward.outputs)))
+
     # Nodes
 
     @property

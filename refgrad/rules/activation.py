@@ -20,10 +20,10 @@ def leaky_relu(op: Emitter, d_Y: str, X: str, Y: str, alpha: float) -> str:
 
 
 @rule("PRelu", broadcast=True)
-def prelu(op: Emitter, d_Y: str, X: str, slope: str, Y: str) -> tuple[str, str]:
+def prelu(op: Emitter, d_Y: str, X: str, slope: str) -> tuple[str, str]:
     """dx = dy where x > 0, else slope·dy; dslope = 0 where x > 0, else x·dy"""
     positive = op.Greater(X, 0.0)
-    d_slope = kept(op, positive, op.Mul(d_Y, X), Y, unless=True)
+    d_slope = kept(op, positive, op.Mul(d_Y, X), unless=True)
     return op.Where(positive, d_Y, op.Mul(d_Y, slope)), d_slope
 
 
@@ -60,15 +60,15 @@ def _exponential(op: Emitter, x: str, y: str, above: float, below: float) -> str
 
 
 @rule("ThresholdedRelu")
-def thresholded_relu(op: Emitter, d_Y: str, X: str, Y: str, alpha: float) -> str:
+def thresholded_relu(op: Emitter, d_Y: str, X: str, alpha: float) -> str:
     """dx = dy where x > α, else 0"""
-    return kept(op, op.Greater(X, alpha), d_Y, Y)
+    return kept(op, op.Greater(X, alpha), d_Y)
 
 
 @rule("Shrink")
-def shrink(op: Emitter, d_output: str, input: str, output: str, lambd: float) -> str:
+def shrink(op: Emitter, d_output: str, input: str, lambd: float) -> str:
     """dx = dy where |x| > λ, else 0"""
-    return kept(op, op.Greater(op.Abs(input), lambd), d_output, output)
+    return kept(op, op.Greater(op.Abs(input), lambd), d_output)
 
 
 @rule("Sigmoid")
@@ -81,7 +81,7 @@ def sigmoid(op: Emitter, d_Y: str, Y: str) -> str:
 def hard_sigmoid(op: Emitter, d_Y: str, Y: str, alpha: float) -> str:
     """dx = α·dy where 0 < y < 1, else 0"""
     inside = op.And(op.Greater(Y, 0.0), op.Less(Y, 1.0))
-    return kept(op, inside, op.Mul(d_Y, alpha), Y)
+    return kept(op, inside, op.Mul(d_Y, alpha))
 
 
 @rule("HardSwish")

@@ -77,32 +77,31 @@ def _shared(op: Emitter, d_y: str, inputs: list[str], y: str) -> list[str]:
         return [d_y]
     attained = [op.Equal(x, y) for x in inputs]
     share = op.Div(d_y, op.Sum(*(op.Cast(hit, to=op.type(d_y)) for hit in attained)))
-    return [kept(op, hit, share, y) for hit in attained]
+    return [kept(op, hit, share) for hit in attained]
 
 
 @rule("Clip", broadcast=True)
 def clip(
-    op: Emitter, d_output: str, input: str, min: str | None, max: str | None, output: str
+    op: Emitter, d_output: str, input: str, min: str | None, max: str | None
 ) -> tuple[str, str | None, str | None]:
     """dx = dy where min ≤ x ≤ max, else 0; dmax = dy where max(x, min) > max; dmin = dy where x < min ≤ max"""
     # The output is not compared with the input: a runtime may have rounded one of them and not the other.
     if min is None and max is None:
         return d_output, None, None
-    y = d_output, output
     if max is None:
-        return kept(op, op.GreaterOrEqual(input, min), *y), kept(op, op.Less(input, min), *y), None
+        return kept(op, op.GreaterOrEqual(input, min), d_output), kept(op, op.Less(input, min), d_output), None
     if min is None:
-        return kept(op, op.LessOrEqual(input, max), *y), None, kept(op, op.Less(max, input), *y)
+        return kept(op, op.LessOrEqual(input, max), d_output), None, kept(op, op.Less(max, input), d_output)
     inside = op.And(op.GreaterOrEqual(input, min), op.LessOrEqual(input, max))
     lowered = op.Less(max, op.Max(input, min))
-    raised = kept(op, op.Less(input, min), *y)
-    return kept(op, inside, *y), kept(op, lowered, raised, output, unless=True), kept(op, lowered, *y)
+    raised = kept(op, op.Less(input, min), d_output)
+    return kept(op, inside, d_output), kept(op, lowered, raised, unless=True), kept(op, lowered, d_output)
 
 
 @rule("Where", broadcast=True)
-def where(op: Emitter, d_output: str, condition: str, output: str) -> tuple[str, str]:
+def where(op: Emitter, d_output: str, condition: str) -> tuple[str, str]:
     """dX = dy where the condition holds, else 0; dY = dy where it does not, else 0"""
-    return kept(op, condition, d_output, output), kept(op, condition, d_output, output, unless=True)
+    return kept(op, condition, d_output), kept(op, condition, d_output, unless=True)
 
 
 @rule("Pow", broadcast=True)

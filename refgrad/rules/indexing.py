@@ -111,6 +111,8 @@ def _scatter(
 @rule("Compress", wrt=["input"])
 def compress(op: Emitter, d_output: str, input: str, condition: str, axis: int | None) -> str:
     """dx = dy put back where the condition holds, 0 elsewhere"""
+    if axis == 0:
+        return op.ScatterND(op.zeros_like(input), op.Transpose(op.NonZero(condition), perm=[1, 0]), d_output)
     indices = op.Reshape(op.NonZero(condition), [-1])
     if axis is not None:
         return op.grad.GatherGrad(op.shape_of(input), indices, d_output, axis=axis)

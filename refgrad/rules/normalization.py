@@ -194,7 +194,9 @@ def group_normalization(
     groups = _grouped(op, x, X, num_groups)
     mean, r = statistics(op, groups, [2, 3], epsilon)
     if not per_channel:
-        d_x, d_scale, d_bias = by_statistics(op, _grouped(op, d_y, X, num_groups), groups, factor, mean, r, [2, 3], [0, 2, 3])
+        d_x, d_scale, d_bias = by_statistics(
+            op, _grouped(op, d_y, X, num_groups), groups, factor, mean, r, [2, 3], [0, 2, 3]
+        )
     else:
         d_x, d_scale, d_bias = _by_groups(op, _grouped(op, d_y, X, num_groups), groups, factor, mean, r)
     d_scale, d_bias = (op.as_type(d, op.type(scale)) for d in (d_scale, d_bias))

@@ -8,12 +8,15 @@ from collections.abc import Sequence
 import numpy as np
 
 from refgrad.formulas.convolution import spatial_rank
+from refgrad.formulas.indexing import END
 from refgrad.formulas.windows import SymbolicWindows, lay, make_windows, pad_at_run_time, spatial, typed
 from refgrad.reverse.emit import Emitter
 from refgrad.tables.registry import lowering
 
 Ints = Sequence[int] | None
 _FEW_WINDOWS = 64
+_LARGE_IMAGE = 2048  # windows of an image from which a product for each is faster than one over all
+_LARGE_KERNEL = 25  # elements from which a Conv with the kernel turned round is faster than ConvTranspose
 _MOST_UNITS = 2**22  # elements of the unit kernels, which are a constant of the gradient
 
 
@@ -43,15 +46,93 @@ def conv_grad(
         return op.zeros_like(X), op.zeros_like(W), d_B
     if shape is None:
         return lay(op, dY, W, X, windows, group), _correlation(op, dY, X, W, kernel, windows, group), d_B
+    dX = _turned(op, dY, W, shape, windows, group)
+    dW = (
+        _products_by_image(op, dY, X, shape, windows, group)
+        if _has_large_images(op, X, dY, shape, windows, group)
+        else None
+    )
+    M, _, *k = shape
+    if dX is None or dW is None:
+        rows = op.Transpose(dY, perm=_swap(rank))
+        rows = op.Reshape(rows, [M, -1] if group == 1 else [group, M // group, -1])
+        if dX is None:
+            dX = _columns_laid(op, rows, dY, X, W, shape, windows, group) or lay(op, dY, W, X, windows, group)
+        if math.prod(k) ** 2 > _MOST_UNITS:
+            dW = _correlation(op, dY, X, W, kernel, windows, group)
+        elif dW is None:
+            dW = _product(op, rows, X, shape, windows, group)
+    return dX, dW, d_B
+
+
+def _turned(op: Emitter, dY: str, W: str, shape: tuple[int, ...], windows: SymbolicWindows, group: int) -> str | None:
+    """dX as a Conv of dY with W turned round, its channels and maps exchanged, where neighbouring windows are one apart.
+
+    It is faster than ConvTranspose in groups, for one element and for many, and None elsewhere: what is gained for 3×3 is
+    lost by turning W.
+    """
     M, C, *k = shape
-    rows = op.Transpose(dY, perm=_swap(rank))
-    rows = op.Reshape(rows, [M, -1] if group == 1 else [group, M // group, -1])
-    dX = _columns_laid(op, rows, dY, X, W, (M, C, *k), windows, group)
-    if math.prod(k) ** 2 > _MOST_UNITS:
-        dW = _correlation(op, dY, X, W, kernel, windows, group)
+    size = math.prod(k)
+    reach = [d * (n - 1) for d, n in zip(windows.dilations, k, strict=True)] * 2
+    pads = [r - p for r, p in zip(reach, windows.pads, strict=True)]
+    is_faster = group > 1 or size == 1 or size >= _LARGE_KERNEL
+    if not is_faster or isinstance(windows.begin, str) or any(s > 1 for s in windows.strides) or min(pads) < 0:
+        return None
+    if size > 1:
+        back, axes = [-1] * len(k), list(range(2, len(k) + 2))
+        W = op.Slice(W, back, [-END] * len(k), axes, back)
+    if group == M and C == 1:
+        pass
+    elif group == 1:
+        W = op.Transpose(W, perm=_swap(len(k)))
     else:
-        dW = _product(op, rows, X, (M, C, *k), windows, group)
-    return lay(op, dY, W, X, windows, group) if dX is None else dX, dW, d_B
+        W = op.Transpose(op.Reshape(W, [group, M // group, C, *k]), perm=[0, 2, 1, *range(3, len(k) + 3)])
+        W = op.Reshape(W, [group * C, M // group, *k])
+    dX: str = op.Conv(dY, W, group=group if group != 1 else None, dilations=windows.dilations, pads=pads)
+    return dX
+
+
+def _has_large_images(
+    op: Emitter, X: str, dY: str, shape: tuple[int, ...], windows: SymbolicWindows, group: int
+) -> bool:
+    """Whether the weight's gradient is summed image by image faster than as one product over all of them."""
+    M, C, *k = shape
+    count, size = spatial(op, dY), spatial(op, X)
+    if count is None or size is None or 0 in (*count, *size) or isinstance(windows.begin, str):
+        return False
+    if math.prod(k) == 1 or math.prod(k) ** 2 > _MOST_UNITS:
+        return False
+    return (group == M and C == 1) or (group == 1 and (len(k) > 2 or math.prod(count) >= _LARGE_IMAGE))
+
+
+def _products_by_image(
+    op: Emitter, dY: str, X: str, shape: tuple[int, ...], windows: SymbolicWindows, group: int
+) -> str:
+    """dW as the sum of a product for each image, of one channel each where every channel is a group of its own.
+
+    A Conv with the unit kernels takes each channel apart into the windows, (N·C, k, O). Images have an axis of size 1 in
+    front: it keeps ONNX Runtime from a layout in which nine maps are sixteen.
+    """
+    M, C, *k = shape
+    channels, size = group * C, math.prod(k)
+    more = 1 if len(k) == 2 else 0
+    begin, end = windows.pads[: len(k)], windows.pads[len(k) :]
+    taken = op.Conv(
+        op.Reshape(X, [-1, 1, *[1] * more, *(spatial(op, X) or ())]),
+        typed(op, np.eye(size).reshape(-1, 1, *[1] * more, *k), X),
+        dilations=[1] * more + list(windows.dilations),
+        kernel_shape=[1] * more + list(k),
+        pads=[0] * more + list(begin) + [0] * more + list(end),
+        strides=[1] * more + list(windows.strides),
+    )
+    count = math.prod(spatial(op, dY) or ())
+    if group > 1:  # a row of the windows by the column of dY
+        parts = op.MatMul(op.Reshape(taken, [-1, size, count]), op.Reshape(dY, [-1, count, 1]))
+        parts = op.Reshape(parts, [-1, channels * size])
+    else:
+        columns = op.Transpose(op.Reshape(taken, [-1, channels * size, count]), perm=[0, 2, 1])
+        parts = op.MatMul(op.Reshape(dY, [-1, M, count]), columns)
+    return op.Reshape(op.ReduceSum(parts, [0], keepdims=0), [M, C, *k])
 
 
 def _swap(rank: int) -> list[int]:

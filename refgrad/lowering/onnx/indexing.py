@@ -16,6 +16,7 @@ from refgrad.protos.types import Shape
 from refgrad.reverse.emit import Emitter
 from refgrad.tables.registry import lowering
 
+_FEW_ROWS = 64  # up to which a product with a row of 0 and 1 for each is faster than scattering
 # Elements from which ONNX Runtime scatters faster to rows than to all elements in one row; below, half as fast.
 _IN_ROWS = 2**22
 _FAR = int(np.iinfo(np.int32).max)  # no axis is longer: the end of a slice that has none
@@ -145,12 +146,19 @@ def rows_added(op: Emitter, dY: str, shape: str, indices: str) -> str:
     A negative index stays one: −1 is the last element as it was the last slice.
     """
     dims, width = op.dims(shape), product(op, part(op, shape, 1, None))
-    row = op.constant(width)
-    sizes = None if row is None or dims is None or not isinstance(dims[0], int) else (dims[0], int(row.item()))
-    if sizes is not None and 0 not in sizes and sizes[0] * sizes[1] >= _IN_ROWS:
-        rows = op.Reshape(dY, [-1, sizes[1]])
-        places = op.Expand(op.Reshape(indices, [-1, 1]), op.Shape(rows))
-        return op.Reshape(add_at(op, rows, op.const(list(sizes)), places, axis=0), shape, allowzero=1)
+    row, count = op.constant(width), None if dims is None else dims[0]
+    if row is not None and isinstance(count, int) and row.item() and count:
+        size = int(row.item())
+        is_few = count <= _FEW_ROWS and op.is_tame and op.type(dY) in (TensorProto.FLOAT, TensorProto.DOUBLE)
+        if is_few or count * size >= _IN_ROWS:
+            rows = op.Reshape(dY, [-1, size])
+            if is_few:
+                chosen = op.OneHot(op.Reshape(indices, [-1]), count, op.const(np.float32([0, 1])), axis=0)
+                added = op.MatMul(op.as_type(chosen, op.type(dY)), rows)  # ONNX Runtime's OneHot has no double
+            else:
+                places = op.Expand(op.Reshape(indices, [-1, 1]), op.Shape(rows))
+                added = add_at(op, rows, op.const([count, size]), places, axis=0)
+            return added if dims is not None and len(dims) == 2 else op.Reshape(added, shape)
     first = op.Mul(op.Reshape(op.as_type(indices, TensorProto.INT64), [-1, 1]), width)
     places = op.Reshape(op.Add(first, op.Range(0, op.Squeeze(width, [0]), 1)), [-1])
     added = add_at(op, op.Reshape(dY, [-1]), product(op, shape), places, axis=0)
@@ -196,7 +204,5 @@ def gather_nd_grad(op: Emitter, shape: str, indices: str, dY: str, batch_dims: i
         return op.ReduceSum(op.Reshape(dY, join(op, outer, op.const([-1]), inner)), [batch_dims], keepdims=0)
     count, row = product(op, outer), product(op, inner)
     numbers = op.Reshape(op.Range(0, op.Squeeze(count, [0]), 1), outer, allowzero=1)
-    taken = op.Reshape(op.GatherND(numbers, indices, batch_dims=batch_dims), [-1, 1])
-    rows = join(op, op.Shape(taken, start=0, end=1), row)
-    added = add_at(op, op.Reshape(dY, rows, allowzero=1), join(op, count, row), op.Expand(taken, rows), axis=0)
-    return op.Reshape(added, shape, allowzero=1)
+    taken = op.Reshape(op.GatherND(numbers, indices, batch_dims=batch_dims), [-1])
+    return op.Reshape(rows_added(op, dY, join(op, count, row), taken), shape, allowzero=1)
