@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from onnx import TensorProto
@@ -59,10 +60,17 @@ def by_statistics(
     centred = op.Sub(x, mean)
     slope, total = op.ReduceSum(op.Mul(d_y, centred), along), op.ReduceSum(d_y, along)
     d_scale, d_B = op.ReduceSum(op.Mul(slope, r), over, keepdims=0), op.ReduceSum(total, over, keepdims=0)
-    count = op.share(x, mean, like=x)
+    count = fraction(op, x, mean, axes)
     factor = op.Mul(along_channels(op, scale, shared), r)
     d_x = op.Sub(d_y, op.Mul(centred, op.Mul(op.Mul(op.Mul(r, r), slope), count)))
     return op.Mul(op.Sub(d_x, op.Mul(total, count)), factor), d_scale, d_B
+
+
+def fraction(op: Emitter, x: str, mean: str, axes: Sequence[int]) -> str | float:
+    """1/n, where `mean` has the means of n elements of `x` along `axes`."""
+    shape = op.shape(x)
+    sizes = [dim for axis in axes if isinstance(dim := shape[axis], int)] if shape is not None else []
+    return 1 / max(math.prod(sizes), 1) if len(sizes) == len(axes) else op.share(x, mean, like=x)
 
 
 def by_rows(
@@ -86,7 +94,8 @@ def by_rows(
     d_y, scale = op.as_type(dY, kind), op.as_type(Scale, kind)
     column = op.Reshape(op.Mul(scale, 1 / size), [size, 1])
     product = op.Mul(d_y, centred)
-    d_scale = op.Reshape(op.MatMul(op.Reshape(r, [1, -1]), op.Reshape(product, [-1, size])), [size])
+    rows = product if len(shape or ()) == 2 else op.Reshape(product, [-1, size])
+    d_scale = op.MatMul(op.Reshape(r, [-1]), rows)
     slope = op.Mul(op.MatMul(product, column), op.Mul(r, r))
     rest = op.Sub(op.Mul(d_y, scale), op.Mul(centred, slope))
     if has_mean:

@@ -24,7 +24,9 @@ def prelu(op: Emitter, d_Y: str, X: str, slope: str) -> tuple[str, str]:
     """dx = dy where x > 0, else slope·dy; dslope = 0 where x > 0, else x·dy"""
     positive = op.Greater(X, 0.0)
     d_slope = kept(op, positive, op.Mul(d_Y, X), unless=True)
-    return op.Where(positive, d_Y, op.Mul(d_Y, slope)), d_slope
+    kind = op.type(d_Y)
+    factor = op.Add(op.Cast(positive, to=kind), op.Mul(op.Cast(op.Not(positive), to=kind), slope))
+    return op.Mul(d_Y, factor), d_slope
 
 
 @rule("Elu")
@@ -117,9 +119,11 @@ def gelu(op: Emitter, d_Y: str, X: str, approximate: str) -> str:
 
 
 @rule("Swish")
-def swish(op: Emitter, d_Y: str, X: str, alpha: float) -> str:
-    """dx = dy·s·(1 + αx·(1 − s)) with s = sigmoid αx"""
-    return op.Mul(d_Y, swish_slope(op, X, alpha)[1])
+def swish(op: Emitter, d_Y: str, X: str, Y: str, alpha: float) -> str:
+    """dx = dy·(s + αy·(1 − s)) with s = sigmoid αx"""
+    s = op.Sigmoid(X if alpha == 1 else op.Mul(X, alpha))
+    rest = op.Mul(Y, op.Sub(1.0, s))
+    return op.Mul(d_Y, op.Add(s, rest if alpha == 1 else op.Mul(rest, alpha)))
 
 
 @rule("SwiGLU")

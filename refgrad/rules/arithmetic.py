@@ -224,9 +224,9 @@ def sinh(op: Emitter, d_output: str, input: str) -> str:
 
 
 @rule("Cosh")
-def cosh(op: Emitter, d_output: str, input: str) -> str:
-    """dx = dy·sinh x"""
-    return op.Mul(d_output, op.Sinh(input))
+def cosh(op: Emitter, d_output: str, input: str, output: str) -> str:
+    """dx = dy·sinh x, which is y·tanh x"""
+    return op.Mul(d_output, op.Mul(output, op.Tanh(input)))
 
 
 @rule("Asinh")

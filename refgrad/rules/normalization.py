@@ -13,6 +13,7 @@ from refgrad.formulas.normalization import (
     by_statistics,
     channel_axes,
     channels,
+    fraction,
     statistics,
 )
 from refgrad.formulas.types import widest
@@ -209,7 +210,7 @@ def _by_groups(op: Emitter, d_y: str, x: str, scale: str, mean: str, r: str) -> 
     slopes, totals = op.ReduceSum(op.Mul(d_y, centred), [3]), op.ReduceSum(d_y, [3])
     d_scale, d_bias = (op.Reshape(op.ReduceSum(sums, [0, 3], keepdims=0), [-1]) for sums in (op.Mul(slopes, r), totals))
     factor = op.Reshape(scale, op.Concat(op.Shape(x, start=1, end=3), [1], axis=0))
-    count = op.share(x, mean, like=x)
+    count = fraction(op, x, mean, [2, 3])
     slope, total = (op.Mul(op.ReduceSum(op.Mul(sums, factor), [2]), count) for sums in (slopes, totals))
     rest = op.Add(op.Mul(centred, op.Mul(op.Mul(op.Mul(r, r), r), slope)), op.Mul(total, r))
     return op.Sub(op.Mul(d_y, op.Mul(factor, r)), rest), d_scale, d_bias
@@ -219,7 +220,10 @@ def _grouped(op: Emitter, value: str, X: str, groups: int) -> str:
     """`value`, of the shape of `X`, as (N, groups, channels of a group, space)"""
     known = [dim for dim in (op.shape(X) or ())[1:] if isinstance(dim, int)]
     if known and 0 not in known and len(known) + 1 == op.rank(X):
-        return op.Reshape(value, [-1, groups, known[0] // groups, math.prod(known[1:])])
+        sizes = groups, known[0] // groups, math.prod(known[1:])
+        made: str = op.Reshape(value, [-1, *sizes])
+        op.assume(made, (None, *sizes))
+        return made
     channels = op.Div(op.Shape(X, start=1, end=2), [groups])
     space = op.ReduceProd(op.Shape(X, start=2), keepdims=1)
     return op.Reshape(value, op.Concat(op.Shape(X, end=1), [groups], channels, space, axis=0), allowzero=1)

@@ -16,7 +16,12 @@ def _transposed(op: Emitter, A: str) -> str:
     """`A` with its last two axes exchanged; where its rank is unknown the others become one for a while."""
     rank = op.rank(A)
     if rank is not None:
-        return op.Transpose(A, perm=[*range(rank - 2), rank - 1, rank - 2])
+        perm, node = [*range(rank - 2), rank - 1, rank - 2], op.graph.producer.get(A)
+        if node is not None and node.key == ("", "Transpose"):  # exporters transpose the weights
+            done = list(node.attributes.get("perm") or reversed(range(rank)))
+            if done == perm:
+                return node.inputs[0]
+        return op.Transpose(A, perm=perm)
     batch, rows, columns = op.Shape(A, end=-2), op.Shape(A, start=-2, end=-1), op.Shape(A, start=-1)
     matrices = op.Reshape(A, op.Concat(op.ReduceProd(batch, keepdims=1), rows, columns, axis=0), allowzero=1)
     exchanged = op.Transpose(matrices, perm=[0, 2, 1])
