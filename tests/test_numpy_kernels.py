@@ -14,7 +14,9 @@ from onnx.reference import ReferenceEvaluator
 
 from refgrad.backends import available, get_backend
 from refgrad.backends.numpy import registry
+from refgrad.backends.numpy.kernels.activation import softmax
 from refgrad.backends.numpy.kernels.erf import erf, erfc
+from refgrad.backends.numpy.kernels.operands import squares_summed, summed
 from refgrad.errors import BackendError
 
 NUMPY = get_backend("numpy")
@@ -381,3 +383,34 @@ def test_an_index_out_of_range_is_an_error():
     inputs = {"x": x(3), "i": ints(3)}
     with pytest.raises(BackendError, match="out of bounds for 3 elements"):
         NUMPY.prepare(model("y0 = Gather(x, i)", inputs)).run(inputs)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("shape", [(3, 40, 50), (2, 3, 4, 5, 64), (2, 20_000), (2, 10_007), (1, 1, 5000), (5000,)])
+def test_large_sums_are_those_of_numpy(dtype: type, shape: tuple[int, ...]) -> None:
+    x = np.random.default_rng(0).standard_normal(shape).astype(dtype)
+    rank = len(shape)
+    for axes in (None, (-1,), (0,), tuple(range(rank // 2, rank)), (0, rank - 1), ()):
+        for keepdims in (False, True):
+            over = axes if axes is None else tuple({axis % rank for axis in axes})
+            for found, expected in (
+                (summed(x, over, keepdims), x.astype(float).sum(over, keepdims=keepdims)),
+                (squares_summed(x, over, keepdims), np.square(x.astype(float)).sum(over, keepdims=keepdims)),
+            ):
+                assert found.dtype == dtype
+                assert found.shape == expected.shape
+                tolerance = 1e-6 if dtype == np.float32 else 1e-14
+                np.testing.assert_allclose(found, expected, rtol=tolerance, atol=tolerance * np.sqrt(x.size) * 4)
+
+
+def test_softmax_of_large_and_infinite_scores() -> None:
+    scores = np.zeros((4, 5), np.float32)
+    scores[0] = [1000, 999, 0, -1000, -np.inf]
+    scores[1] = -500
+    scores[2] = 59
+    scores[3, 0] = np.nan
+    for x in (scores, scores[1:3], scores[2:3]):
+        with np.errstate(invalid="ignore"):
+            y = softmax(x, axis=-1)
+            e = np.exp(x.astype(float) - x.astype(float).max(-1, keepdims=True))
+        np.testing.assert_allclose(y, e / e.sum(-1, keepdims=True), rtol=1e-6, atol=1e-30)

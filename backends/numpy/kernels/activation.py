@@ -8,12 +8,13 @@ import numpy as np
 
 from refgrad.backends.numpy.kernels.arithmetic import select
 from refgrad.backends.numpy.kernels.erf import erf, erfc, single_gelu, single_gelu_slope
-from refgrad.backends.numpy.kernels.operands import check_axis, check_expands
+from refgrad.backends.numpy.kernels.operands import check_axis, check_expands, summed
 from refgrad.backends.numpy.registry import kernel, reuse
 from refgrad.protos.domains import MICROSOFT
 
 _SQRT_HALF = math.sqrt(0.5)
 _EXPONENT = {2: 11, 4: 88, 8: 709}  # the exponential of this is finite, by the bytes of the type
+_UNSHIFTED = 60  # where |x| is below, the exponentials and the sum of 2³⁶ of them are normal numbers in float32
 _TANH_SCALE = math.sqrt(2 / math.pi)
 _TANH_CUBIC = 0.044715
 
@@ -254,9 +255,15 @@ def quick_gelu_grad(dY: np.ndarray, X: np.ndarray, *, alpha: float = 1.702) -> n
 def softmax(x: np.ndarray, *, axis: int, _free: tuple[bool, ...] = ()) -> np.ndarray:
     if not x.size:
         return x.copy()
-    e = np.asarray(np.subtract(x, x.max(axis, keepdims=True), out=reuse(_free, x.dtype, x)))
-    np.exp(e, out=e)
-    e /= e.sum(axis, keepdims=True)
+    into = reuse(_free, x.dtype, x)
+    if (
+        x.dtype.itemsize >= 4 and x.min() > -_UNSHIFTED and x.max() < _UNSHIFTED
+    ):  # no sum of exponentials is 0 or infinite
+        e = np.asarray(np.exp(x, out=into))
+    else:
+        e = np.asarray(np.subtract(x, x.max(axis, keepdims=True), out=into))
+        np.exp(e, out=e)
+    e /= summed(e, (axis,), keepdims=True)
     return e
 
 
@@ -265,7 +272,7 @@ def log_softmax(x: np.ndarray, *, axis: int, _free: tuple[bool, ...] = ()) -> np
     if not x.size:
         return x.copy()
     shifted = np.asarray(np.subtract(x, x.max(axis, keepdims=True), out=reuse(_free, x.dtype, x)))
-    shifted -= np.log(np.exp(shifted).sum(axis, keepdims=True))
+    shifted -= np.log(summed(np.exp(shifted), (axis,), keepdims=True))
     return shifted
 
 
@@ -300,7 +307,7 @@ def log_softmax_1(x: np.ndarray, *, axis: int) -> np.ndarray:
 def softmax_grad(dY: np.ndarray, Y: np.ndarray, *, axis: int = -1) -> np.ndarray:
     """dX = Y·(dY − Σ_axis dY·Y)"""
     d = np.asarray(dY * Y)
-    np.subtract(dY, d.sum(axis, keepdims=True), out=d)
+    np.subtract(dY, summed(d, (axis,), keepdims=True), out=d)
     d *= Y
     return d
 
@@ -309,7 +316,7 @@ def softmax_grad(dY: np.ndarray, Y: np.ndarray, *, axis: int = -1) -> np.ndarray
 def log_softmax_grad(dY: np.ndarray, Y: np.ndarray, *, axis: int = -1) -> np.ndarray:
     """dX = dY − e^Y·Σ_axis dY"""
     d = np.asarray(np.exp(Y))
-    d *= dY.sum(axis, keepdims=True)
+    d *= summed(dY, (axis,), keepdims=True)
     np.subtract(dY, d, out=d)
     return d
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from refgrad.backends.numpy.kernels.operands import check_shape
+from refgrad.backends.numpy.kernels.operands import check_shape, summed
 from refgrad.backends.numpy.kernels.windows import WORKSPACE, Windows, make_windows
 from refgrad.backends.numpy.registry import kernel
 from refgrad.protos.domains import MICROSOFT
@@ -275,4 +275,4 @@ def _with_bias(Y: np.ndarray, B: np.ndarray | None) -> np.ndarray:
 
 
 def _bias_grad(dY: np.ndarray) -> np.ndarray:
-    return np.asarray(dY.sum((0, *range(2, dY.ndim))))
+    return summed(dY, (0, *range(2, dY.ndim)))

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from refgrad.backends.numpy.kernels.operands import check_axes, check_axis
+from refgrad.backends.numpy.kernels.operands import check_axes, check_axis, squares_summed, summed
 from refgrad.backends.numpy.registry import kernel
 from refgrad.protos.domains import MICROSOFT
 
@@ -23,7 +23,7 @@ def _highest(x: np.ndarray) -> Any:
 
 
 def _sum(x: np.ndarray, axes: Axes, keep: bool) -> Any:
-    return x.sum(axes, dtype=x.dtype, keepdims=keep)
+    return summed(x, axes, keep)
 
 
 def _mean(x: np.ndarray, axes: Axes, keep: bool) -> Any:
@@ -48,11 +48,11 @@ def _l1(x: np.ndarray, axes: Axes, keep: bool) -> Any:
 
 
 def _l2(x: np.ndarray, axes: Axes, keep: bool) -> Any:
-    return np.sqrt(_sum(x * x, axes, keep))
+    return np.sqrt(_sum_square(x, axes, keep))
 
 
 def _sum_square(x: np.ndarray, axes: Axes, keep: bool) -> Any:
-    return _sum(x * x, axes, keep)
+    return squares_summed(x, axes, keep)
 
 
 def _log_sum(x: np.ndarray, axes: Axes, keep: bool) -> Any:
