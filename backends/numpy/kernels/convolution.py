@@ -205,13 +205,14 @@ def _copied(X: np.ndarray, taps: list[int], windows: Windows) -> np.ndarray:
     """X (N, 1, 1, spatial...) to (N, 1, M, windows...): what the elements `taps` of each window see, 0 outside X"""
     Y = np.zeros((X.shape[0], 1, len(taps), *windows.count), X.dtype)
     for row, tap in enumerate(taps):
-        inside, seen = [], []
+        inside: list[slice] = []
+        seen: list[slice] = []
         coordinates = windows.positions([int(t) for t in np.unravel_index(tap, windows.kernel)])
         for size, stride, at in zip(windows.size, windows.strides, coordinates, strict=True):
             first, last = np.searchsorted(at, (0, size)).tolist()
             inside.append(slice(first, last))
             seen.append(slice(at[first], at[last - 1] + 1, stride) if first < last else slice(0, 0))
-        Y[(slice(None), slice(None), row, *inside)] = X[(slice(None), slice(None), 0, *seen)]
+        Y[:, 0, row][(slice(None), *inside)] = X[:, 0, 0][(slice(None), *seen)]
     return Y
 
 

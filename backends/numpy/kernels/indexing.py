@@ -177,8 +177,7 @@ def _is_same_for_slices(indices: np.ndarray, shape: tuple[int, ...], axis: int) 
 
 def _add_slices(target: np.ndarray, indices: np.ndarray, updates: np.ndarray, axis: int) -> None:
     """Add the slices of `updates` along the axis where `indices`, which depend on the place along it alone, say."""
-    row = indices[(*[0] * axis, slice(None), *[0] * (indices.ndim - axis - 1))]
-    row = check_indices(row, target.shape[axis])
+    row = check_indices(np.moveaxis(indices, axis, -1)[(0,) * (indices.ndim - 1)], target.shape[axis])
     part = target[tuple(slice(None) if at == axis else slice(n) for at, n in enumerate(indices.shape))]
     into = np.moveaxis(part, axis, 0)
     for place, slice_of in zip(row.tolist(), np.moveaxis(updates, axis, 0), strict=True):

@@ -234,19 +234,21 @@ class Block:
 
     def _fold_by_phase(self, windows: np.ndarray, folded: np.ndarray) -> None:
         """Do what `fold` does, into the zeros `folded`: elements that are a stride apart lie side by side until the end."""
-        steps, rank = self.windows.strides, len(self.count)
+        steps, every = self.windows.strides, (slice(None),) * (len(self.count) + 1)
         apart = [-(-size // s) for size, s in zip(folded.shape[3:-1], steps, strict=True)]
         need(math.prod((*folded.shape[:3], *steps, *apart, folded.shape[-1])) * folded.itemsize)
         phases = np.zeros((*folded.shape[:3], *steps, *apart, folded.shape[-1]), folded.dtype)
+        at: tuple[Any, ...]
+        of: tuple[Any, ...]
         for tap in product(*map(range, self.windows.kernel)):
             places = [divmod(t * d, s) for t, d, s in zip(tap, self.windows.dilations, steps, strict=True)]
-            ahead = tuple(slice(q, q + o) for (q, _), o in zip(places, self.count, strict=True))
-            phases[(..., *(phase for _, phase in places), *ahead, slice(None))] += windows[
-                (..., *tap, *[slice(None)] * (rank + 1))
-            ]
+            ahead = (slice(q, q + o) for (q, _), o in zip(places, self.count, strict=True))
+            at, of = (..., *(phase for _, phase in places), *ahead, slice(None)), (..., *tap, *every)
+            phases[at] += windows[of]
         for phase in product(*map(range, steps)):
-            part = folded[(..., *(slice(p, None, s) for p, s in zip(phase, steps, strict=True)), slice(None))]
-            part[...] = phases[(..., *phase, *map(slice, part.shape[3:-1]), slice(None))]
+            at = (..., *(slice(p, None, s) for p, s in zip(phase, steps, strict=True)), slice(None))
+            of = (..., *phase, *map(slice, folded[at].shape[3:-1]), slice(None))
+            folded[at] = phases[of]
 
     def _images_last(self, x: np.ndarray) -> np.ndarray:
         """(images, G, C, ...) as (n, G, C, ..., r)"""
