@@ -14,7 +14,11 @@ from onnx.reference import ReferenceEvaluator
 
 from refgrad.backends import available, get_backend
 from refgrad.backends.numpy import registry
+from refgrad.backends.numpy.kernels.activation import softmax
 from refgrad.backends.numpy.kernels.erf import erf, erfc
+from refgrad.backends.numpy.kernels.indexing import scatter_elements, top_k
+from refgrad.backends.numpy.kernels.operands import squares_summed, summed
+from refgrad.backends.numpy.kernels.reduction import cumsum
 from refgrad.errors import BackendError
 
 NUMPY = get_backend("numpy")
@@ -381,3 +385,68 @@ def test_an_index_out_of_range_is_an_error():
     inputs = {"x": x(3), "i": ints(3)}
     with pytest.raises(BackendError, match="out of bounds for 3 elements"):
         NUMPY.prepare(model("y0 = Gather(x, i)", inputs)).run(inputs)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("shape", [(3, 40, 50), (2, 3, 4, 5, 64), (2, 20_000), (2, 10_007), (1, 1, 5000), (5000,)])
+def test_large_sums_are_those_of_numpy(dtype: type, shape: tuple[int, ...]) -> None:
+    x = np.random.default_rng(0).standard_normal(shape).astype(dtype)
+    rank = len(shape)
+    for axes in (None, (-1,), (0,), tuple(range(rank // 2, rank)), (0, rank - 1), ()):
+        for keepdims in (False, True):
+            over = axes if axes is None else tuple({axis % rank for axis in axes})
+            for found, expected in (
+                (summed(x, over, keepdims), x.astype(float).sum(over, keepdims=keepdims)),
+                (squares_summed(x, over, keepdims), np.square(x.astype(float)).sum(over, keepdims=keepdims)),
+            ):
+                assert found.dtype == dtype
+                assert found.shape == expected.shape
+                tolerance = 1e-6 if dtype == np.float32 else 1e-14
+                np.testing.assert_allclose(found, expected, rtol=tolerance, atol=tolerance * np.sqrt(x.size) * 4)
+
+
+def test_softmax_of_large_and_infinite_scores() -> None:
+    scores = np.zeros((4, 5), np.float32)
+    scores[0] = [1000, 999, 0, -1000, -np.inf]
+    scores[1] = -500
+    scores[2] = 59
+    scores[3, 0] = np.nan
+    for x in (scores, scores[1:3], scores[2:3]):
+        with np.errstate(invalid="ignore"):
+            y = softmax(x, axis=-1)
+            e = np.exp(x.astype(float) - x.astype(float).max(-1, keepdims=True))
+        np.testing.assert_allclose(y, e / e.sum(-1, keepdims=True), rtol=1e-6, atol=1e-30)
+
+
+@pytest.mark.parametrize("largest", [0, 1])
+@pytest.mark.parametrize("special", [0.5, np.nan, np.inf])
+def test_top_k_of_many_elements_with_ties_is_that_of_an_order(largest: int, special: float) -> None:
+    x = np.random.default_rng(0).integers(0, 40, (2, 2000, 3)).astype(np.float32)
+    x[1, 7] = special
+    values, indices = top_k(x, np.array([50]), axis=1, largest=largest)
+    key = np.where(np.isnan(x), 1000, x)
+    expected = np.argsort(-key if largest else key, 1, kind="stable")[:, :50]
+    np.testing.assert_array_equal(indices, expected)
+    np.testing.assert_array_equal(values, np.take_along_axis(x, expected, 1))
+
+
+@pytest.mark.parametrize("indices", [[1, 0, 1, -1], [3, 3, 3, 3]])
+def test_scattered_slices_are_scattered_elements(indices: list[int]) -> None:
+    data = np.random.default_rng(0).standard_normal((9, 5, 30)).astype(np.float32)
+    updates = np.random.default_rng(1).standard_normal((8, 4, 30)).astype(np.float32)
+    everywhere = np.broadcast_to(np.array(indices)[:, np.newaxis], updates.shape)
+    found = scatter_elements(data, everywhere, updates, axis=1, reduction="add")
+    np.testing.assert_array_equal(found, scatter_elements(data, everywhere.copy(), updates, axis=1, reduction="add"))
+    with pytest.raises(IndexError, match="out of bounds"):
+        scatter_elements(data, np.full_like(everywhere, 5), updates, axis=1, reduction="add")
+    with pytest.raises(IndexError, match="out of bounds"):
+        scatter_elements(data, np.broadcast_to(np.int64(5), updates.shape), updates, axis=1, reduction="add")
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int32])
+def test_running_sums_of_long_slices(axis: int, dtype: type) -> None:
+    x = (np.random.default_rng(0).standard_normal((4, 7, 300)) * 100).astype(dtype)
+    np.testing.assert_array_equal(cumsum(x, np.array(axis), exclusive=0, reverse=0), np.cumsum(x, axis, dtype=dtype))
+    back = np.flip(np.cumsum(np.flip(x, axis), axis, dtype=dtype), axis)
+    np.testing.assert_array_equal(cumsum(x, np.array(axis), exclusive=0, reverse=1), back)

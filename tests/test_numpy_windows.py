@@ -96,6 +96,21 @@ def label(value: Any) -> str:
 
 
 @pytest.mark.usefixtures("_blocks")
+@pytest.mark.parametrize("value", [1.0, np.inf, np.nan])
+@pytest.mark.parametrize("strides", [[1, 1], [2, 1]])
+def test_a_kernel_that_copies_elements_gives_what_products_give(value: float, strides: list[int]) -> None:
+    X = np.arange(1, 61, dtype=np.float32).reshape(3, 1, 4, 5)
+    X[1, 0, 2, 3] = value
+    W = np.eye(6, dtype=np.float32)[[5, 0, 3, 3]].reshape(4, 1, 2, 3)
+    attributes = {"pads": [1, 2, 0, 1], "strides": strides}
+    (Y,) = run("Conv", {"X": X, "W": W}, {"Y": TensorProto.FLOAT}, **attributes)
+    padded = np.pad(X, ((0, 0), (0, 0), (1, 0), (2, 1)))
+    windows_of = np.lib.stride_tricks.sliding_window_view(padded, (2, 3), (2, 3))[:, :, :: strides[0], :: strides[1]]
+    with np.errstate(invalid="ignore"):
+        expected = (windows_of * W[:, 0, np.newaxis, np.newaxis]).sum((-2, -1))
+    np.testing.assert_array_equal(Y, expected)
+
+
 @pytest.mark.parametrize("case", CONVOLUTIONS, ids=label)
 def test_convolutions(case: tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]) -> None:
     x_shape, w_shape, attributes = case

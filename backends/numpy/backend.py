@@ -144,7 +144,7 @@ def _read_only(feed: Any) -> Any:
 def _owned(value: Any) -> Any:
     """Return `value` with memory of its own: a view of a feed or a constant, which are read-only, is copied."""
     if isinstance(value, np.ndarray):
-        return value if value.flags.writeable else value.copy()
+        return value if value.flags.writeable else value.copy("C" if 0 in value.strides else "K")
     if isinstance(value, list):
         return [_owned(item) for item in value]
     return np.asarray(value) if isinstance(value, np.generic) else value

@@ -8,12 +8,13 @@ import numpy as np
 
 from refgrad.backends.numpy.kernels.arithmetic import select
 from refgrad.backends.numpy.kernels.erf import erf, erfc, single_gelu, single_gelu_slope
-from refgrad.backends.numpy.kernels.operands import check_axis, check_expands
+from refgrad.backends.numpy.kernels.operands import check_axis, check_expands, summed
 from refgrad.backends.numpy.registry import kernel, reuse
 from refgrad.protos.domains import MICROSOFT
 
 _SQRT_HALF = math.sqrt(0.5)
 _EXPONENT = {2: 11, 4: 88, 8: 709}  # the exponential of this is finite, by the bytes of the type
+_UNSHIFTED = 60  # where |x| is below, the exponentials and the sum of 2³⁶ of them are normal numbers in float32
 _TANH_SCALE = math.sqrt(2 / math.pi)
 _TANH_CUBIC = 0.044715
 
@@ -42,7 +43,12 @@ def _normal_pdf(x: np.ndarray) -> np.ndarray:
 
 def _tanh_cdf(x: np.ndarray) -> np.ndarray:
     """(1 + tanh u)/2 = sigmoid(2u), u = √(2/π)·(x + 0.044715·x³)"""
-    return sigmoid(2 * _TANH_SCALE * (x + _TANH_CUBIC * x * x * x))
+    u = np.asarray(np.square(x))
+    u *= _TANH_CUBIC
+    u += 1
+    u *= x
+    u *= 2 * _TANH_SCALE
+    return sigmoid(u)
 
 
 @kernel("Relu", fresh=True)
@@ -58,13 +64,20 @@ def relu_grad(dY: np.ndarray, X: np.ndarray, *, _free: tuple[bool, ...] = ()) ->
 
 @kernel("LeakyRelu", in_float32=True, fresh=True)
 def leaky_relu(X: np.ndarray, *, alpha: float) -> np.ndarray:
-    return select(X < 0, alpha * X, X)
+    scaled = np.asarray(alpha * X)
+    if 0 < alpha <= 1:
+        return np.asarray(np.maximum(X, scaled, out=scaled if X.ndim else None))
+    return select(X < 0, scaled, X)
 
 
 @kernel("HardSwish", in_float32=True, fresh=True)
 def hard_swish(X: np.ndarray) -> np.ndarray:
     """x·max(0, min(1, x/6 + 1/2)); the function body in onnx has the slope in float32"""
-    return np.asarray(X * np.clip(X / 6 + 0.5, 0, 1), X.dtype)
+    slope = np.asarray(X / 6, X.dtype)
+    slope += 0.5
+    np.clip(slope, 0, 1, out=slope)
+    slope *= X
+    return slope
 
 
 @kernel("LeakyReluGrad", domain=MICROSOFT, in_float32=True, fresh=True)
@@ -76,13 +89,18 @@ def leaky_relu_grad(dY: np.ndarray, Y: np.ndarray, *, alpha: float = 0.01) -> np
 @kernel("Elu", in_float32=True, fresh=True)
 def elu(X: np.ndarray, *, alpha: float) -> np.ndarray:
     """α·(eˣ − 1) where x < 0, else x"""
-    return np.where(X < 0, alpha * np.expm1(np.minimum(X, 0)), X)
+    below = np.asarray(np.minimum(X, X.dtype.type(0)))
+    np.expm1(below, out=below)
+    below *= alpha
+    return select(X < 0, below, X)
 
 
 @kernel("Selu", in_float32=True, fresh=True)
 def selu(X: np.ndarray, *, alpha: float, gamma: float) -> np.ndarray:
     """γ·α·(eˣ − 1) where x ≤ 0, else γ·x"""
-    return np.asarray(gamma * elu(X, alpha=alpha))
+    y = elu(X, alpha=alpha)
+    y *= gamma
+    return y
 
 
 @kernel("Celu", in_float32=True, fresh=True)
@@ -95,7 +113,7 @@ def celu(X: np.ndarray, *, alpha: float) -> np.ndarray:
 def prelu(X: np.ndarray, slope: np.ndarray) -> np.ndarray:
     """slope·x where x < 0, else x"""
     check_expands("slope", slope.shape, X.shape)
-    return np.where(X < 0, slope * X, X)
+    return select(X < 0, np.asarray(slope * X), X)
 
 
 @kernel("PRelu", in_float32=True, fresh=True)
@@ -106,14 +124,14 @@ def prelu_1(X: np.ndarray, slope: np.ndarray) -> np.ndarray:
 
 @kernel("ThresholdedRelu", fresh=True)
 def thresholded_relu(X: np.ndarray, *, alpha: float) -> np.ndarray:
-    return np.where(X.dtype.type(alpha) < X, X, X.dtype.type(0))
+    return select(X.dtype.type(alpha) < X, X, np.zeros((), X.dtype))
 
 
 @kernel("Shrink", in_float32=True, fresh=True)
 def shrink(X: np.ndarray, *, bias: float, lambd: float) -> np.ndarray:
     """x + bias where x < −λ, x − bias where x > λ, else 0; the bias in the type of x"""
-    b, zero = X.dtype.type(bias), X.dtype.type(0)
-    return np.asarray(np.where(np.less(X, -lambd), X + b, np.where(np.greater(X, lambd), X - b, zero)))
+    b, zero = X.dtype.type(bias), np.zeros((), X.dtype)
+    return select(np.less(X, -lambd), np.asarray(X + b), select(np.greater(X, lambd), np.asarray(X - b), zero))
 
 
 @kernel("HardSigmoid", in_float32=True, fresh=True)
@@ -125,7 +143,9 @@ def hard_sigmoid(X: np.ndarray, *, alpha: float, beta: float) -> np.ndarray:
 @kernel("Swish", in_float32=True, fresh=True)
 def swish(X: np.ndarray, *, alpha: float) -> np.ndarray:
     """x·sigmoid(α·x)"""
-    return np.asarray(X * sigmoid(alpha * X))
+    y = sigmoid(X if alpha == 1 else np.asarray(alpha * X))
+    y *= X
+    return y
 
 
 @kernel("SwiGLU", in_float32=True, fresh=True)
@@ -139,7 +159,10 @@ def swiglu(A: np.ndarray, B: np.ndarray, *, alpha: float) -> np.ndarray:
 @kernel("Mish", in_float32=True, fresh=True)
 def mish(X: np.ndarray) -> np.ndarray:
     """x·tanh(log(1 + eˣ))"""
-    return np.asarray(X * np.tanh(softplus(X)))
+    y = softplus(X)
+    np.tanh(y, out=y)
+    y *= X
+    return y
 
 
 @kernel("Sigmoid", in_float32=True, fresh=True)
@@ -196,7 +219,9 @@ def softsign(X: np.ndarray) -> np.ndarray:
 def gelu(X: np.ndarray, *, approximate: str, _free: tuple[bool, ...] = ()) -> np.ndarray:
     """x·Φ(x), or its tanh approximation"""
     if approximate == "tanh":
-        return np.asarray(X * _tanh_cdf(X))
+        y = _tanh_cdf(X)
+        y *= X
+        return y
     if X.dtype == np.float32:
         return single_gelu(X, reuse(_free, X.dtype, X))
     return np.asarray(X * _normal_cdf(X))
@@ -254,9 +279,15 @@ def quick_gelu_grad(dY: np.ndarray, X: np.ndarray, *, alpha: float = 1.702) -> n
 def softmax(x: np.ndarray, *, axis: int, _free: tuple[bool, ...] = ()) -> np.ndarray:
     if not x.size:
         return x.copy()
-    e = np.asarray(np.subtract(x, x.max(axis, keepdims=True), out=reuse(_free, x.dtype, x)))
-    np.exp(e, out=e)
-    e /= e.sum(axis, keepdims=True)
+    into = reuse(_free, x.dtype, x)
+    if (
+        x.dtype.itemsize >= 4 and x.min() > -_UNSHIFTED and x.max() < _UNSHIFTED
+    ):  # no sum of exponentials is 0 or infinite
+        e = np.asarray(np.exp(x, out=into))
+    else:
+        e = np.asarray(np.subtract(x, x.max(axis, keepdims=True), out=into))
+        np.exp(e, out=e)
+    e /= summed(e, (axis,), keepdims=True)
     return e
 
 
@@ -265,7 +296,7 @@ def log_softmax(x: np.ndarray, *, axis: int, _free: tuple[bool, ...] = ()) -> np
     if not x.size:
         return x.copy()
     shifted = np.asarray(np.subtract(x, x.max(axis, keepdims=True), out=reuse(_free, x.dtype, x)))
-    shifted -= np.log(np.exp(shifted).sum(axis, keepdims=True))
+    shifted -= np.log(summed(np.exp(shifted), (axis,), keepdims=True))
     return shifted
 
 
@@ -300,7 +331,7 @@ def log_softmax_1(x: np.ndarray, *, axis: int) -> np.ndarray:
 def softmax_grad(dY: np.ndarray, Y: np.ndarray, *, axis: int = -1) -> np.ndarray:
     """dX = Y·(dY − Σ_axis dY·Y)"""
     d = np.asarray(dY * Y)
-    np.subtract(dY, d.sum(axis, keepdims=True), out=d)
+    np.subtract(dY, summed(d, (axis,), keepdims=True), out=d)
     d *= Y
     return d
 
@@ -309,7 +340,7 @@ def softmax_grad(dY: np.ndarray, Y: np.ndarray, *, axis: int = -1) -> np.ndarray
 def log_softmax_grad(dY: np.ndarray, Y: np.ndarray, *, axis: int = -1) -> np.ndarray:
     """dX = dY − e^Y·Σ_axis dY"""
     d = np.asarray(np.exp(Y))
-    d *= dY.sum(axis, keepdims=True)
+    d *= summed(dY, (axis,), keepdims=True)
     np.subtract(dY, d, out=d)
     return d
 

@@ -11,6 +11,7 @@ import ml_dtypes
 import numpy as np
 from onnx import TensorProto, helper
 
+from refgrad.backends.numpy.kernels.operands import summed
 from refgrad.backends.numpy.memory import need
 from refgrad.backends.numpy.registry import broadcasts, kernel, reuse
 from refgrad.protos.domains import MICROSOFT
@@ -439,4 +440,4 @@ def sum_to(x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     stretched = tuple(i + leading for i, n in enumerate(shape) if n == 1 and x.shape[i + leading] != 1)
     if not leading and not stretched:
         return x
-    return np.asarray(x.sum((*range(leading), *stretched), keepdims=True).reshape(shape))
+    return summed(x, (*range(leading), *stretched), keepdims=True).reshape(shape)

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from refgrad.backends.numpy.kernels.operands import check_shape
+from refgrad.backends.numpy.kernels.operands import check_shape, summed
 from refgrad.backends.numpy.kernels.windows import WORKSPACE, Windows, make_windows
 from refgrad.backends.numpy.registry import kernel
 from refgrad.protos.domains import MICROSOFT
@@ -183,10 +183,37 @@ def _transposed(
 def _correlated(X: np.ndarray, W: np.ndarray, windows: Windows) -> np.ndarray:
     """X (N, G, C, spatial...) and W (G, M, C·K) to Y (N, G·M, windows...)"""
     shape = (X.shape[0], *W.shape[:2], *windows.count)
+    chosen = _chosen(W) if X.shape[2] == 1 and W.size else None
+    if chosen is not None and np.isfinite(X).all():  # 0·∞ would be NaN
+        return _copied(X, chosen, windows).reshape(shape[0], shape[1] * shape[2], *windows.count)
     Y = (np.empty if W.size else np.zeros)(shape, X.dtype)
     for block in windows.blocks(X, W.shape[1]):
         block.put(Y, W[block.groups, :, block.elements], block.columns(X))
     return Y.reshape(shape[0], shape[1] * shape[2], *windows.count)
+
+
+def _chosen(W: np.ndarray) -> list[int] | None:
+    """For each row of W (1, M, K) its only element that is not 0, where that is 1: the kernel of what a gradient unfolds."""
+    rows = W.shape[1]
+    if len(W) > 1 or np.count_nonzero(W) != rows:
+        return None
+    taps = W[0].argmax(1)
+    return [int(tap) for tap in taps] if (W[0, np.arange(rows), taps] == 1).all() else None
+
+
+def _copied(X: np.ndarray, taps: list[int], windows: Windows) -> np.ndarray:
+    """X (N, 1, 1, spatial...) to (N, 1, M, windows...): what the elements `taps` of each window see, 0 outside X"""
+    Y = np.zeros((X.shape[0], 1, len(taps), *windows.count), X.dtype)
+    for row, tap in enumerate(taps):
+        inside: list[slice] = []
+        seen: list[slice] = []
+        coordinates = windows.positions([int(t) for t in np.unravel_index(tap, windows.kernel)])
+        for size, stride, at in zip(windows.size, windows.strides, coordinates, strict=True):
+            first, last = np.searchsorted(at, (0, size)).tolist()
+            inside.append(slice(first, last))
+            seen.append(slice(at[first], at[last - 1] + 1, stride) if first < last else slice(0, 0))
+        Y[:, 0, row][(slice(None), *inside)] = X[:, 0, 0][(slice(None), *seen)]
+    return Y
 
 
 def _laid_back(Y: np.ndarray, W: np.ndarray, windows: Windows) -> np.ndarray:
@@ -201,7 +228,8 @@ def _laid_back(Y: np.ndarray, W: np.ndarray, windows: Windows) -> np.ndarray:
     many = Y.size > group * rows * rows and rows < 2 * channels and W.nbytes <= WORKSPACE
     if (many or elements == 1) and all(s == 1 for s in windows.strides):
         turned = W.reshape(group, rows, channels, elements)[..., ::-1].swapaxes(1, 2)
-        return _correlated(Y, turned.reshape(group, channels, rows * elements), _turned(windows))
+        kernels = np.ascontiguousarray(turned).reshape(group, channels, rows * elements)
+        return _correlated(Y, kernels, _turned(windows))
     X = np.zeros((n, group, channels, *windows.size), Y.dtype)
     for block in windows.blocks(X, rows):
         block.fold(block.product(W[block.groups, :, block.elements].swapaxes(1, 2), block.rows(Y)), X)
@@ -248,4 +276,4 @@ def _with_bias(Y: np.ndarray, B: np.ndarray | None) -> np.ndarray:
 
 
 def _bias_grad(dY: np.ndarray) -> np.ndarray:
-    return np.asarray(dY.sum((0, *range(2, dY.ndim))))
+    return summed(dY, (0, *range(2, dY.ndim)))

@@ -160,8 +160,28 @@ def scatter_elements(
 ) -> np.ndarray:
     check_shape("updates", updates.shape, indices.shape)
     target = data.copy()
+    if reduction == "add" and _is_same_for_slices(indices, data.shape, check_axis(axis, data.ndim)):
+        _add_slices(target, indices, updates, check_axis(axis, data.ndim))
+        return target
     _scatter(target.reshape(-1), _flat_elements(data.shape, indices, axis).reshape(-1), updates.reshape(-1), reduction)
     return target
+
+
+def _is_same_for_slices(indices: np.ndarray, shape: tuple[int, ...], axis: int) -> bool:
+    """Whether the indices depend on the place along the axis alone, and slices are longer than a call takes."""
+    if indices.ndim != len(shape) or not indices.size or indices.size < 64 * indices.shape[axis]:
+        return False
+    others = [place for place in range(len(shape)) if place != axis]
+    return all(indices.shape[k] <= shape[k] and (indices.strides[k] == 0 or indices.shape[k] == 1) for k in others)
+
+
+def _add_slices(target: np.ndarray, indices: np.ndarray, updates: np.ndarray, axis: int) -> None:
+    """Add the slices of `updates` along the axis where `indices`, which depend on the place along it alone, say."""
+    row = check_indices(np.moveaxis(indices, axis, -1)[(0,) * (indices.ndim - 1)], target.shape[axis])
+    part = target[tuple(slice(None) if at == axis else slice(n) for at, n in enumerate(indices.shape))]
+    into = np.moveaxis(part, axis, 0)
+    for place, slice_of in zip(row.tolist(), np.moveaxis(updates, axis, 0), strict=True):
+        into[place] += slice_of
 
 
 @kernel("Scatter", fresh=True)
@@ -362,13 +382,36 @@ def top_k(
     if K.size != 1 or not 0 <= K.item() <= X.shape[axis]:
         raise ValueError(f"K is {K.tolist()}; it must be one number from 0 to {X.shape[axis]}, the size of axis {axis}")
     count = int(K.item())
+    if X.shape[axis] >= _WIDE and 4 * count <= X.shape[axis] and X.dtype in _PARTITIONED and not np.isnan(X).any():
+        first = _first_of_many(X, axis, count, bool(largest))
+    else:
+        first = np.take(_order(X, axis, bool(largest)), np.arange(count), axis)
+    return np.take_along_axis(X, first, axis), first.astype(np.int64)
+
+
+_WIDE = 1024  # elements, of which the first few are found faster by their bound than in order
+_PARTITIONED = frozenset(map(np.dtype, (np.float32, np.float64, np.int32, np.int64)))
+
+
+def _first_of_many(X: np.ndarray, axis: int, count: int, largest: bool) -> np.ndarray:
+    """Where the first `count` elements in order are: they are sorted among those that are not beyond the last of them."""
+    rows = np.moveaxis(X, axis, -1)
+    first = np.empty((*rows.shape[:-1], count), np.int64)
+    for at in np.ndindex(rows.shape[:-1]) if count else ():
+        row = rows[at]
+        place = row.size - count if largest else count - 1
+        bound = np.partition(row, place)[place]
+        among = np.flatnonzero(row >= bound if largest else row <= bound)
+        first[at] = among[_order(row[among], 0, largest)[:count]]
+    return np.moveaxis(first, -1, axis)
+
+
+def _order(X: np.ndarray, axis: int, largest: bool) -> np.ndarray:
+    """The positions along the axis in the order of their elements"""
     # argsort is stable and puts NaN last; reversed input and output turn it round without negating the values.
     if largest:
-        order = np.flip(X.shape[axis] - 1 - np.argsort(np.flip(X, axis), axis, kind="stable"), axis)
-    else:
-        order = np.argsort(X, axis, kind="stable")
-    first = np.take(order, np.arange(count), axis)
-    return np.take_along_axis(X, first, axis), first.astype(np.int64)
+        return np.flip(X.shape[axis] - 1 - np.argsort(np.flip(X, axis), axis, kind="stable"), axis)
+    return np.argsort(X, axis, kind="stable")
 
 
 @kernel("TopK", fresh=True)

@@ -9,7 +9,17 @@ import numpy as np
 from onnx import TensorProto, helper
 
 from refgrad.backends.numpy.kernels.arithmetic import sum_to
-from refgrad.backends.numpy.kernels.operands import check_axis, check_expands, check_shape, wide_type, widened
+from refgrad.backends.numpy.kernels.operands import (
+    check_axis,
+    check_expands,
+    check_shape,
+    mean_square,
+    squares_summed,
+    summed,
+    wide_type,
+    widened,
+)
+from refgrad.backends.numpy.kernels.operands import mean as mean_of
 from refgrad.backends.numpy.memory import need
 from refgrad.backends.numpy.registry import SIXTEEN_BIT, kernel, reuse
 from refgrad.protos.domains import MICROSOFT
@@ -120,9 +130,9 @@ def _train(
 ) -> tuple[np.ndarray, ...]:
     axes, rank = _all_but_channels(X.ndim), X.ndim
     n = np.asarray(X.size // max(X.shape[1], 1), X.dtype)  # the mean of nothing is NaN, without a warning
-    batch_mean = X.sum(axes) / n
+    batch_mean = summed(X, axes) / n
     centred = X - _per_channel(batch_mean, rank)
-    batch_var = np.square(centred).sum(axes) / n
+    batch_var = squares_summed(centred, axes) / n
     r = 1 / np.sqrt(batch_var + epsilon)
     Y = centred * _per_channel(scale * r, rank)
     Y += _per_channel(B, rank)
@@ -150,7 +160,7 @@ def batch_normalization_grad(
     normalized = X - _per_channel(mean, rank)
     normalized *= _per_channel(r, rank)
     dX = dY * normalized
-    d_scale, d_B = dX.sum(axes), dY.sum(axes)
+    d_scale, d_B = summed(dX, axes), summed(dY, axes)
     n = X.size // max(X.shape[1], 1)
     np.subtract(dY, _per_channel(d_B / n, rank), out=dX)
     normalized *= _per_channel(d_scale / n, rank)
@@ -176,9 +186,9 @@ def layer_normalization(
     check_expands("scale", scale.shape, X.shape)
     if B is not None:
         check_expands("B", B.shape, X.shape)
-    mean = x.mean(axes, keepdims=True)
+    mean = mean_of(x, axes, True)
     Y = np.subtract(x, mean, out=reuse(_free[:1], x.dtype, X))
-    r = 1 / np.sqrt(np.square(Y).mean(axes, keepdims=True) + epsilon)
+    r = 1 / np.sqrt(mean_square(Y, axes, True) + epsilon)
     Y *= r
     Y *= scale
     if B is not None:
@@ -194,7 +204,7 @@ def simplified_layer_normalization(
     """x·r·scale with r = 1/√(mean x² + ε) over the axes from `axis` on, and r in `stash_type` (None: float or double)."""
     x, axes, stash = _stashed(X, axis, stash_type or float_or_double(X))
     check_expands("scale", scale.shape, X.shape)
-    r = 1 / np.sqrt(np.square(x).mean(axes, keepdims=True) + epsilon)
+    r = 1 / np.sqrt(mean_square(x, axes, True) + epsilon)
     Y = x * r
     Y *= scale
     return Y.astype(X.dtype, copy=False), r.astype(stash, copy=False)
@@ -212,16 +222,16 @@ def instance_normalization(X: np.ndarray, scale: np.ndarray, B: np.ndarray, *, e
     axes, rank = tuple(range(2, X.ndim)), X.ndim
     check_shape("scale", scale.shape, X.shape[1:2])
     check_shape("B", B.shape, X.shape[1:2])
-    centred = X - X.mean(axes, keepdims=True)
-    centred /= np.sqrt(np.square(centred).mean(axes, keepdims=True) + epsilon)
+    centred = X - mean_of(X, axes, True)
+    centred /= np.sqrt(mean_square(centred, axes, True) + epsilon)
     return np.asarray(centred * _per_channel(scale, rank) + _per_channel(B, rank))
 
 
 @kernel("MeanVarianceNormalization", in_float32=True, fresh=True)
 def mean_variance_normalization(X: np.ndarray, *, axes: list[int]) -> np.ndarray:
     """(x − mean)/(√var + 1e-9) over `axes`. The body in onnx has mean x² − (mean x)² for the variance, which cancels."""
-    centred = X - X.mean(tuple(axes), keepdims=True)
-    centred /= np.sqrt(np.square(centred).mean(tuple(axes), keepdims=True)) + 1e-9
+    centred = X - mean_of(X, tuple(axes), True)
+    centred /= np.sqrt(mean_square(centred, tuple(axes), True)) + 1e-9
     return np.asarray(centred)
 
 
@@ -237,8 +247,8 @@ def group_normalization(
 ) -> np.ndarray:
     """x̂·scale + bias, group by group of channels; the scale and the bias are the channels', before opset 21 the groups'"""
     x = X.reshape(X.shape[0], num_groups, X.shape[1] // num_groups, int(np.prod(X.shape[2:])))
-    centred = x - x.mean((2, 3), keepdims=True)
-    normalized = centred / np.sqrt(np.square(centred).mean((2, 3), keepdims=True) + epsilon)
+    centred = x - mean_of(x, (2, 3), True)
+    normalized = centred / np.sqrt(mean_square(centred, (2, 3), True) + epsilon)
     factor, shift = (v.reshape(num_groups, -1, 1) for v in (scale, bias))
     return np.asarray((normalized * factor + shift).reshape(X.shape).astype(X.dtype, copy=False))
 
@@ -282,7 +292,7 @@ def _centred_grad(
 ) -> tuple[np.ndarray, ...]:
     d = widened(dY)
     g = d * scale
-    dX = r * (g - g.mean(axes, keepdims=True) - normalized * (g * normalized).mean(axes, keepdims=True))
+    dX = r * (g - mean_of(g, axes, True) - normalized * mean_of(g * normalized, axes, True))
     d_scale, d_B = sum_to(d * normalized, scale.shape), sum_to(d.astype(normalized.dtype, copy=False), scale.shape)
     return (
         dX.astype(X.dtype, copy=False),
@@ -306,7 +316,7 @@ def simplified_layer_normalization_grad(
     x, axes, _ = _stashed(X, axis, stash_type)
     normalized, d = x * r, widened(dY)
     g = d * scale
-    dX = r * (g - normalized * (g * normalized).mean(axes, keepdims=True))
+    dX = r * (g - normalized * mean_of(g * normalized, axes, True))
     d_scale = sum_to(d * normalized, scale.shape)
     return dX.astype(X.dtype, copy=False), d_scale.astype(scale.dtype, copy=False)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 
@@ -73,3 +75,83 @@ def check_expands(what: str, given: tuple[int, ...], to: tuple[int, ...]) -> Non
     """Raise ValueError where an input cannot be broadcast to a shape as it is."""
     if not broadcasts(given, to):
         raise ValueError(f"{what} has the shape {list(given)}, which does not broadcast to {list(to)}")
+
+
+_FEW, _MANY = 4096, 10_000  # elements of an array and of a sum: between them BLAS adds faster, with one thread
+_BLAS = frozenset((np.dtype(np.float32), np.dtype(np.float64)))
+
+
+def summed(x: np.ndarray, axes: tuple[int, ...] | None, keepdims: bool = False) -> np.ndarray:
+    """The sum over `axes` (None: all) in the type of `x`. That over the last axes is a product with ones, with BLAS.
+
+    BLAS adds several running sums side by side, as NumPy's pairwise sum does.
+    """
+    last = _last_axes(x, axes)
+    if not last:
+        return np.asarray(x.sum(axes, dtype=x.dtype, keepdims=keepdims))
+    rows = _pieces(x, last)
+    total = np.vecdot(rows, _ones(rows.shape[-1], x.dtype))
+    return _rest_summed(total, x, axes, last, keepdims)
+
+
+def squares_summed(x: np.ndarray, axes: tuple[int, ...] | None, keepdims: bool = False) -> np.ndarray:
+    """The sum of squares over `axes` (None: all) in the type of `x`."""
+    last = _last_axes(x, axes)
+    if not last:
+        return summed(x * x, axes, keepdims)
+    rows = _pieces(x, last)
+    return _rest_summed(np.vecdot(rows, rows), x, axes, last, keepdims)
+
+
+def mean(x: np.ndarray, axes: tuple[int, ...], keepdims: bool = False) -> np.ndarray:
+    """The mean over `axes`; that of nothing is NaN."""
+    return np.asarray(summed(x, axes, keepdims) / _count(x, axes))
+
+
+def mean_square(x: np.ndarray, axes: tuple[int, ...], keepdims: bool = False) -> np.ndarray:
+    """The mean of the squares over `axes`; that of nothing is NaN."""
+    return np.asarray(squares_summed(x, axes, keepdims) / _count(x, axes))
+
+
+def _count(x: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
+    return np.asarray(math.prod(x.shape[axis] for axis in axes), x.dtype)
+
+
+def _last_axes(x: np.ndarray, axes: tuple[int, ...] | None) -> int:
+    """How many of the last axes are among `axes`, where a sum over them is for BLAS; else 0."""
+    if x.dtype not in _BLAS or x.size < _FEW or not x.flags.c_contiguous:
+        return 0
+    over = range(x.ndim) if axes is None else {axis % x.ndim for axis in axes}
+    last = 0
+    while last < x.ndim and x.ndim - 1 - last in over:
+        last += 1
+    return last if _piece(math.prod(x.shape[x.ndim - last :])) > 1 else 0
+
+
+def _piece(n: int) -> int:
+    """The largest part of `n` elements, all parts being equal, that is short enough; 1 where there is none nearby."""
+    parts = -(-n // _MANY)
+    return next((n // k for k in range(parts, 2 * parts + 1) if n % k == 0), 1) if n else 0
+
+
+def _pieces(x: np.ndarray, last: int) -> np.ndarray:
+    """`x` as (its other axes..., parts, elements of a part)"""
+    n = math.prod(x.shape[x.ndim - last :])
+    return x.reshape(*x.shape[: x.ndim - last], n // _piece(n), _piece(n))
+
+
+def _rest_summed(
+    total: np.ndarray, x: np.ndarray, axes: tuple[int, ...] | None, last: int, keepdims: bool
+) -> np.ndarray:
+    """The sums of parts, (axes but the last..., parts), added up over the parts and the other `axes`."""
+    over = range(x.ndim) if axes is None else {axis % x.ndim for axis in axes}
+    rest = tuple(axis for axis in over if axis < x.ndim - last)
+    shape = [1 if axis in over else n for axis, n in enumerate(x.shape) if keepdims or axis not in over]
+    return np.asarray(total.sum((*rest, total.ndim - 1), dtype=x.dtype)).reshape(shape)
+
+
+@lru_cache(maxsize=64)
+def _ones(n: int, dtype: np.dtype) -> np.ndarray:
+    ones = np.ones(n, dtype)
+    ones.flags.writeable = False
+    return ones

@@ -12,7 +12,7 @@ from functools import lru_cache, reduce
 
 import numpy as np
 
-from refgrad.backends.numpy.kernels.operands import check_indices, check_shape
+from refgrad.backends.numpy.kernels.operands import check_indices, check_shape, mean
 from refgrad.backends.numpy.kernels.windows import Block, Windows, make_windows
 from refgrad.backends.numpy.memory import need
 from refgrad.backends.numpy.registry import kernel
@@ -177,7 +177,7 @@ def lp_pool(
 
 @kernel("GlobalAveragePool", in_float32=True, fresh=True)
 def global_average_pool(X: np.ndarray) -> np.ndarray:
-    return np.asarray(X.mean(tuple(range(2, X.ndim)), keepdims=True))
+    return mean(X, tuple(range(2, X.ndim)), keepdims=True)
 
 
 @kernel("GlobalMaxPool", fresh=True)

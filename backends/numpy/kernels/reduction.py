@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from refgrad.backends.numpy.kernels.operands import check_axes, check_axis
+from refgrad.backends.numpy.kernels.operands import check_axes, check_axis, squares_summed, summed
 from refgrad.backends.numpy.registry import kernel
 from refgrad.protos.domains import MICROSOFT
 
@@ -23,7 +24,7 @@ def _highest(x: np.ndarray) -> Any:
 
 
 def _sum(x: np.ndarray, axes: Axes, keep: bool) -> Any:
-    return x.sum(axes, dtype=x.dtype, keepdims=keep)
+    return summed(x, axes, keep)
 
 
 def _mean(x: np.ndarray, axes: Axes, keep: bool) -> Any:
@@ -48,11 +49,11 @@ def _l1(x: np.ndarray, axes: Axes, keep: bool) -> Any:
 
 
 def _l2(x: np.ndarray, axes: Axes, keep: bool) -> Any:
-    return np.sqrt(_sum(x * x, axes, keep))
+    return np.sqrt(_sum_square(x, axes, keep))
 
 
 def _sum_square(x: np.ndarray, axes: Axes, keep: bool) -> Any:
-    return _sum(x * x, axes, keep)
+    return squares_summed(x, axes, keep)
 
 
 def _log_sum(x: np.ndarray, axes: Axes, keep: bool) -> Any:
@@ -126,7 +127,7 @@ def cumsum(x: np.ndarray, axis: np.ndarray, *, exclusive: int, reverse: int) -> 
     along = check_axis(int(axis.item()), x.ndim)
     turned = (slice(None),) * along + (slice(None, None, -1 if reverse else 1),)
     flipped = x[turned]
-    total = np.cumsum(_before(flipped, along, 0) if exclusive else flipped, along, dtype=x.dtype)
+    total = _accumulated(np.add, _before(flipped, along, 0) if exclusive else flipped, along)
     return np.asarray(total[turned])
 
 
@@ -136,8 +137,22 @@ def cumprod(x: np.ndarray, axis: np.ndarray, *, exclusive: int = 0, reverse: int
     along = check_axis(int(axis.item()), x.ndim)
     turned = (slice(None),) * along + (slice(None, None, -1 if reverse else 1),)
     flipped = x[turned]
-    total = np.cumprod(_before(flipped, along, 1) if exclusive else flipped, along, dtype=x.dtype)
+    total = _accumulated(np.multiply, _before(flipped, along, 1) if exclusive else flipped, along)
     return np.asarray(total[turned])
+
+
+def _accumulated(merge: np.ufunc, x: np.ndarray, axis: int) -> np.ndarray:
+    """`merge.accumulate`, slice by slice where slices are long: NumPy goes through memory along the axis."""
+    if x.size < _LONG * x.shape[axis] or axis == x.ndim - 1:
+        return np.asarray(merge.accumulate(x, axis, dtype=x.dtype))
+    total = x.copy()
+    slices = np.moveaxis(total, axis, 0)
+    for before, here in pairwise(slices):
+        merge(before, here, out=here)
+    return total
+
+
+_LONG = 256  # elements of a slice that take longer than a call
 
 
 def _before(x: np.ndarray, axis: int, first: int) -> np.ndarray:

@@ -188,7 +188,9 @@ class Block:
     def product(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
         """left·right (n, G, C·K, O·r), in memory in the order of the columns."""
         columns: np.ndarray
-        if self.along_window:
+        if left.shape[-1] == 1:  # BLAS is slow at it
+            columns = left * right
+        elif self.along_window:
             columns = np.matmul(right.swapaxes(2, 3), left.swapaxes(-1, -2)).swapaxes(2, 3)
         else:
             columns = np.matmul(left, right)
@@ -212,6 +214,8 @@ class Block:
         if all(s >= e or o == 1 for s, e, o in zip(steps, extent, count, strict=True)):  # no two windows overlap
             apart = as_strided(folded, windows.shape, self._strides(folded))
             apart += windows
+        elif max(steps) > 1 and min(count) > 1 and folded is not target:
+            self._fold_by_phase(windows, folded)
         elif math.prod(kernel) <= math.prod(count):
             for tap in product(*map(range, kernel)):
                 axes = zip(tap, holes, count, steps, strict=True)
@@ -227,6 +231,24 @@ class Block:
         if folded is not target:
             at = (..., *lies, slice(None))
             target += folded[at]
+
+    def _fold_by_phase(self, windows: np.ndarray, folded: np.ndarray) -> None:
+        """Do what `fold` does, into the zeros `folded`: elements that are a stride apart lie side by side until the end."""
+        steps, every = self.windows.strides, (slice(None),) * (len(self.count) + 1)
+        apart = [-(-size // s) for size, s in zip(folded.shape[3:-1], steps, strict=True)]
+        need(math.prod((*folded.shape[:3], *steps, *apart, folded.shape[-1])) * folded.itemsize)
+        phases = np.zeros((*folded.shape[:3], *steps, *apart, folded.shape[-1]), folded.dtype)
+        at: tuple[Any, ...]
+        of: tuple[Any, ...]
+        for tap in product(*map(range, self.windows.kernel)):
+            places = [divmod(t * d, s) for t, d, s in zip(tap, self.windows.dilations, steps, strict=True)]
+            ahead = (slice(q, q + o) for (q, _), o in zip(places, self.count, strict=True))
+            at, of = (..., *(phase for _, phase in places), *ahead, slice(None)), (..., *tap, *every)
+            phases[at] += windows[of]
+        for phase in product(*map(range, steps)):
+            at = (..., *(slice(p, None, s) for p, s in zip(phase, steps, strict=True)), slice(None))
+            of = (..., *phase, *map(slice, folded[at].shape[3:-1]), slice(None))
+            folded[at] = phases[of]
 
     def _images_last(self, x: np.ndarray) -> np.ndarray:
         """(images, G, C, ...) as (n, G, C, ..., r)"""
