@@ -74,9 +74,9 @@ def fraction(op: Emitter, x: str, mean: str, axes: Sequence[int]) -> str | float
 
 
 def by_rows(
-    op: Emitter, dY: str, centred: str, X: str, Scale: str, r: str, B: str | None, *, has_mean: bool
-) -> tuple[str, str, str | None] | None:
-    """`by_normalized` of x̂ = c·r along the last axis, whose size is known, and of a scale for each of its elements.
+    op: Emitter, dY: str, centred: str, X: str, Scale: str, r: str, *, has_mean: bool
+) -> tuple[str, str] | None:
+    """dX and dScale of `by_normalized`, for x̂ = c·r along the last axis, whose size is known and that of Scale.
 
     With s = Scale/n: dX = r·(dY·Scale − dY·s − c·r²·((dY·c)·s)), where a product with s, a column, is what the mean of g is;
     dScale = rᵀ(dY·c). None where it is not of this form. `has_mean`: c is x − mean, else x.
@@ -100,11 +100,7 @@ def by_rows(
     rest = op.Sub(op.Mul(d_y, scale), op.Mul(centred, slope))
     if has_mean:
         rest = op.Sub(rest, op.MatMul(d_y, column))
-    d_X = op.as_type(op.Mul(rest, r), op.type(X))
-    if B is None:
-        return d_X, op.as_type(d_scale, op.type(Scale)), None
-    op.assume(d_y, shape)
-    return d_X, op.as_type(d_scale, op.type(Scale)), op.as_type(op.grad.BroadcastGradient(d_y, B, (B, d_y)), op.type(B))
+    return op.as_type(op.Mul(rest, r), op.type(X)), op.as_type(d_scale, op.type(Scale))
 
 
 def by_normalized(

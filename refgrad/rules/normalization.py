@@ -163,9 +163,9 @@ def rms_normalization(
     mean = op.reduce("ReduceMean", op.Mul(flat, flat), along)
     r = op.Reciprocal(op.Sqrt(op.Add(mean, epsilon)))
     if axis == -1 or axis + 1 == rank:
-        made = by_rows(op, d_y, x, X, scale, r, None, has_mean=False)
+        made = by_rows(op, d_y, x, X, scale, r, has_mean=False)
         if made is not None:
-            return made[:2]
+            return made
     g = op.Mul(d_y, factor)
     if rank is None:
         x, g, d_y = flat, op.Flatten(g, axis=axis), op.Flatten(d_y, axis=axis)

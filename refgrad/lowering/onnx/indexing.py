@@ -153,7 +153,7 @@ def rows_added(op: Emitter, dY: str, shape: str, indices: str) -> str:
         if is_few or count * size >= _IN_ROWS:
             rows = op.Reshape(dY, [-1, size])
             if is_few:
-                chosen = op.OneHot(op.Reshape(indices, [-1]), count, op.const(np.float32([0, 1])), axis=0)
+                chosen = op.OneHot(op.Reshape(indices, [-1]), count, op.const(np.array([0, 1], np.float32)), axis=0)
                 added = op.MatMul(op.as_type(chosen, op.type(dY)), rows)  # ONNX Runtime's OneHot has no double
             else:
                 places = op.Expand(op.Reshape(indices, [-1, 1]), op.Shape(rows))

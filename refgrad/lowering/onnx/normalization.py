@@ -33,7 +33,10 @@ def layer_normalization_grad(
     x, mean, r = (op.as_type(value, widest(op, X, Mean)) for value in (X, Mean, InvStdDev))
     centred = op.Sub(x, mean)
     if axis == -1 or axis + 1 == op.rank(X):
-        made = by_rows(op, dY, centred, X, Scale, r, B or Scale, has_mean=True)
+        made = by_rows(op, dY, centred, X, Scale, r, has_mean=True)
         if made is not None:
-            return made
+            d_y, bias, shape = op.as_type(dY, op.type(x)), B or Scale, op.shape(X)
+            if shape is not None:
+                op.assume(d_y, shape)
+            return *made, op.as_type(op.grad.BroadcastGradient(d_y, bias, (bias, d_y)), op.type(Scale))
     return by_normalized(op, dY, op.Mul(centred, r), X, Scale, r, axis, centred=True, B=B)
