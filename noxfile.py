@@ -297,6 +297,20 @@ def benchmarks_training(session: nox.Session) -> None:
 
 
 @nox.session
+def benchmarks_operators(session: nox.Session) -> None:
+    """Each operator against torch eager: on ONNX Runtime, on the interpreter, and both dialects on its training wheel."""
+    session.install("-e", ".[ort,torch]")
+    session.run("python", "benchmarks/operators.py")
+    session.run("python", "benchmarks/operators.py", "--interpreter")
+    wheel = Path(session.create_tmp()).resolve() / "wheel"
+    session.run(sys.executable, "-m", "venv", str(wheel), external=True)
+    python = str(wheel / ("Scripts" if os.name == "nt" else "bin") / "python")
+    session.run(python, "-m", "pip", "install", "--quiet", "-e", ".[ort-training]", external=True)
+    session.run(python, "benchmarks/operators.py", "--ort", external=True)
+    session.run("python", "docs/generate.py")
+
+
+@nox.session
 def benchmarks_jax(session: nox.Session) -> None:
     """What a call from JAX costs, and every architecture under jax.grad; after `models`, which writes them."""
     session.install("-e", ".[ort,jax]")

@@ -1,15 +1,19 @@
-"""Each operator, forward and backward, on ONNX Runtime, on the interpreter and in torch eager, at sizes that models have.
+"""Each operator, forward and backward, at sizes that models have, against torch eager.
 
-    python benchmarks/operators.py [PATTERN ...]
+    python benchmarks/operators.py [PATTERN ...]                # ONNX Runtime; needs onnxruntime and torch
+    python benchmarks/operators.py --interpreter [PATTERN ...]  # the interpreter; needs torch
+    python benchmarks/operators.py --ort [PATTERN ...]          # dialect "ort" against "onnx"; needs onnxruntime-training-cpu
 
 Two threads each, every system in a process of its own, which take turns; the medians of the ratios of neighbours. A call has
 the inputs and a cotangent, and leaves the outputs and the gradients by all float inputs. Weights are inputs, so nothing is
-folded.
+folded. "forward ms" is the model alone on the same system: what no backward pass can be faster than. "MiB" is what the first
+call adds to the process at its peak, the results included.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import gc
 import multiprocessing
 import statistics
@@ -20,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from onnx import helper
+from onnx import helper, numpy_helper
 from operator_cases import ROWS, Row, fused_torch, opset
 from timing import save
 
@@ -62,9 +66,9 @@ def model_of(row: Row) -> tuple[Any, dict[str, np.ndarray], list[str]]:
 
 
 def gradient_of(row: Row, dialect: str) -> tuple[Any, dict[str, np.ndarray]]:
-    """The model that computes the outputs and the gradients, and its feeds."""
+    """The model that computes the outputs and the gradients, or the outputs alone (dialect ""), and its feeds."""
     model, feeds, wrt = model_of(row)
-    made = refgrad.gradient(model, wrt, keep_outputs=True, dialect=dialect)
+    made = refgrad.gradient(model, wrt, keep_outputs=True, dialect=dialect) if dialect else model
     taken = {value.name for value in made.graph.input}
     return made, {name: value for name, value in feeds.items() if name in taken}
 
@@ -98,7 +102,7 @@ def torch_call(row: Row, dialect: str) -> Callable[[], Any]:
     torch.set_num_threads(THREADS)
     model, feeds, wrt = model_of(row)
     [node] = model.graph.node
-    constants = {t.name: refgrad_array(t) for t in model.graph.initializer}
+    constants = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
     given = {**constants, **feeds}
     inputs = {n: torch.from_numpy(np.array(given[n])) for n in node.input if n}
     moved = [inputs[name].requires_grad_() for name in wrt]
@@ -106,24 +110,17 @@ def torch_call(row: Row, dialect: str) -> Callable[[], Any]:
     results = {name[:-5]: value for name, value in feeds.items() if name.endswith("_grad")}
     attributes = _attributes(node, opset(row.op_type), next(iter(results.values())))
     arguments = [inputs[n] if n else None for n in node.input]
-    function = fused_torch().get(row.op_type)
-    if function is None or function(attributes, *arguments) is None:
-        function = TABLE[row.op_type]
+    fused = fused_torch().get(row.op_type, lambda *_: None)
 
     def call() -> Any:
-        made = function(attributes, *arguments)
+        made = fused(attributes, *arguments)
+        made = TABLE[row.op_type](attributes, *arguments) if made is None else made
         made = list(made[: len(seeds)]) if isinstance(made, tuple | list) else [made]
         shaped = [seed.reshape(y.shape) for y, seed in zip(made, seeds, strict=True)]
         gradients = torch.autograd.grad(made, moved, shaped)
         return [x.contiguous() for x in (*made, *gradients)]  # a runtime returns no views
 
     return call
-
-
-def refgrad_array(tensor: Any) -> np.ndarray:
-    from onnx import numpy_helper
-
-    return np.array(numpy_helper.to_array(tensor))
 
 
 SYSTEMS = {"onnxruntime": onnxruntime_call, "interpreter": numpy_call, "torch": torch_call}
@@ -152,12 +149,9 @@ def serve(system: str, dialect: str, pipe: Any) -> None:
 
 
 def first_call(call: Callable[[], Any]) -> float:
-    """The MiB that it adds to the process at its peak."""
-    try:
-        Path("/proc/self/clear_refs").write_text("5")
-    except OSError:
-        call()
-        return 0.0
+    """The MiB that it adds to the process at its peak. Linux alone."""
+    ctypes.CDLL(None).malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")
     before = memory("VmRSS")
     call()
     return (memory("VmHWM") - before) / 1024
@@ -186,49 +180,59 @@ class Process:
         return found
 
 
-def measure(row: Row, processes: dict[str, Process]) -> dict[str, Any]:
+def measure(row: Row, processes: dict[str, Process], forward: Process | None) -> dict[str, Any]:
+    """A row of the table: the first process against the other."""
     place = ROWS.index(row)
     peak = {name: process.ask("prepare", place) for name, process in processes.items()}
-    once = {}
+    calls = {}
     for name, process in processes.items():
         process.ask("run", 2)
-        once[name] = process.ask("run", 3)
-    calls = {name: max(1, int(SECONDS / ROUNDS / seconds)) for name, seconds in once.items()}
+        calls[name] = max(1, int(SECONDS / ROUNDS / process.ask("run", 3)))
     rounds: dict[str, list[float]] = {name: [] for name in processes}
     for _ in range(ROUNDS):
         for name, process in processes.items():
             rounds[name].append(process.ask("run", calls[name]))
-    first, *others = processes
-    found: dict[str, Any] = {"operator": row.op_type, "row": row.label}
+    first, other = processes
+    found: dict[str, Any] = {"row": row.label}
     for name in processes:
         found[f"{name} ms"] = round(1e3 * statistics.median(rounds[name]), 3)
-    for name in others:
-        ratios = [a / b for a, b in zip(rounds[first], rounds[name], strict=True)]
-        found[f"of {name}"] = round(statistics.median(ratios), 2)
+    found["ratio"] = round(statistics.median(a / b for a, b in zip(rounds[first], rounds[other], strict=True)), 2)
+    if forward is not None:
+        forward.ask("prepare", place)
+        forward.ask("run", 2)
+        found["forward ms"] = round(1e3 * min(forward.ask("run", calls[first]) for _ in range(3)), 3)
+    made, _ = gradient_of(row, "onnx")
+    found["nodes"] = len(made.graph.node)
     return found | {f"{name} MiB": round(value, 1) for name, value in peak.items()}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("patterns", nargs="*", help="rows, such as 'Conv*'")
-    parser.add_argument("--interpreter", action="store_true")
+    parser.add_argument("--interpreter", action="store_true", help="the interpreter instead of ONNX Runtime")
+    parser.add_argument("--ort", action="store_true", help='dialect "ort" against dialect "onnx"')
     arguments = parser.parse_args()
     rows = [r for r in ROWS if not arguments.patterns or any(fnmatchcase(r.label, p) for p in arguments.patterns)]
-    processes = {
-        name: Process(name, "onnx")
-        for name in (("interpreter", "torch") if arguments.interpreter else ("onnxruntime", "torch"))
-    }
+    forward = None
+    if arguments.ort:
+        name, processes = "operators_ort", {d: Process("onnxruntime", d) for d in ("ort", "onnx")}
+    elif arguments.interpreter:
+        name, processes = "operators_interpreter", {s: Process(s, "onnx") for s in ("interpreter", "torch")}
+    else:
+        name, processes = "operators", {s: Process(s, "onnx") for s in ("onnxruntime", "torch")}
+        forward = Process("onnxruntime", "")
     found = []
     for row in rows:
         try:
-            found.append(measure(row, processes))
+            found.append(measure(row, processes, forward))
         except RuntimeError as error:
-            found.append({"operator": row.op_type, "row": row.label, "error": str(error)})
+            print(row.label, error, flush=True)
+            continue
         print(found[-1], flush=True)
-    ratios = [r["of torch"] for r in found if "of torch" in r]
-    print("geometric mean", round(float(np.exp(np.mean(np.log(ratios)))), 3), "of", len(ratios))
+    ratios = [r["ratio"] for r in found]
+    print(f"geometric mean {np.exp(np.mean(np.log(ratios))):.3f} of {len(ratios)} rows")
     if not arguments.patterns:
-        save("operators", found)
+        save(name, found)
 
 
 if __name__ == "__main__":

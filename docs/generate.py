@@ -548,6 +548,26 @@ def benchmarks() -> str:
 
 BENCHMARKS = (
     (
+        "Operators",
+        "operators",
+        "Forward and backward of each operator on ONNX Runtime with two threads against torch eager, at sizes that models have "
+        '(`nox -s benchmarks_operators`, benchmarks/operator_cases.py). "forward ms" is the model alone: many of the rows '
+        "that lose do so there, in kernels of ONNX Runtime that run in one thread or exchange axes. torch returns views for "
+        "Flatten, Reshape, Squeeze, Unsqueeze, Identity and Dropout, where a runtime copies. Goal: a geometric mean of at most "
+        "1.2, depthwise convolutions at most 1.5.",
+    ),
+    (
+        "Operators on the interpreter",
+        "operators_interpreter",
+        "The same on the interpreter, whose kernels but for products run in one thread. Goal: at most 2.",
+    ),
+    (
+        "Operators in both dialects",
+        "operators_ort",
+        'The same in dialect "ort" against dialect "onnx", both on onnxruntime-training-cpu 1.19.2: where the ratio is above '
+        "1, plain operators beat ONNX Runtime's own gradient kernels.",
+    ),
+    (
         "Building the gradient",
         "build_time",
         "Chains of MatMul-Add-Relu-Add, against ONNX Runtime 1.19.2's builder. Goal: at most 0.5 from 1,000 nodes up, and the "

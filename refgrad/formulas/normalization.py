@@ -58,8 +58,12 @@ def by_statistics(
     """The adjoints of x, scale and B: `mean` and `r` are of `x` over `axes`, scale and B the same over `shared`."""
     along, over = list(axes), list(shared)
     centred = op.Sub(x, mean)
-    slope, total = op.ReduceSum(op.Mul(d_y, centred), along), op.ReduceSum(d_y, along)
-    d_scale, d_B = op.ReduceSum(op.Mul(slope, r), over, keepdims=0), op.ReduceSum(total, over, keepdims=0)
+    product = op.Mul(d_y, centred)
+    slope, total = op.ReduceSum(product, along), op.ReduceSum(d_y, along)
+    # Of no elements r is NaN, and the sum of none is 0.
+    may_be_empty = along == over and not isinstance(fraction(op, x, mean, axes), float)
+    d_scale = op.ReduceSum(op.Mul(product if may_be_empty else slope, r), over, keepdims=0)
+    d_B = op.ReduceSum(total, over, keepdims=0)
     count = fraction(op, x, mean, axes)
     factor = op.Mul(along_channels(op, scale, shared), r)
     d_x = op.Sub(d_y, op.Mul(centred, op.Mul(op.Mul(op.Mul(r, r), slope), count)))
@@ -70,7 +74,7 @@ def fraction(op: Emitter, x: str, mean: str, axes: Sequence[int]) -> str | float
     """1/n, where `mean` has the means of n elements of `x` along `axes`."""
     shape = op.shape(x)
     sizes = [dim for axis in axes if isinstance(dim := shape[axis], int)] if shape is not None else []
-    return 1 / max(math.prod(sizes), 1) if len(sizes) == len(axes) else op.share(x, mean, like=x)
+    return 1 / math.prod(sizes) if len(sizes) == len(axes) and 0 not in sizes else op.share(x, mean, like=x)
 
 
 def by_rows(

@@ -22,9 +22,8 @@ def leaky_relu(op: Emitter, d_Y: str, X: str, Y: str, alpha: float) -> str:
 @rule("PRelu", broadcast=True)
 def prelu(op: Emitter, d_Y: str, X: str, slope: str) -> tuple[str, str]:
     """dx = dy where x > 0, else slope·dy; dslope = 0 where x > 0, else x·dy"""
-    positive = op.Greater(X, 0.0)
-    d_slope = kept(op, positive, op.Mul(d_Y, X), unless=True)
-    kind = op.type(d_Y)
+    positive, kind = op.Greater(X, 0.0), op.type(d_Y)
+    d_slope = op.Mul(d_Y, op.Clip(X, None, 0.0)) if op.is_tame else op.Where(positive, 0.0, op.Mul(d_Y, X))
     factor = op.Add(op.Cast(positive, to=kind), op.Mul(op.Cast(op.Not(positive), to=kind), slope))
     return op.Mul(d_Y, factor), d_slope
 
