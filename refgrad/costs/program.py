@@ -416,7 +416,8 @@ def refuse_unknown(found: Program) -> None:
     """
     for name, label in found.unknown.items():
         raise InvalidModelError(
-            f"What {label!r} costs depends on the values that are fed: {name!r} is known in a run alone. Declare its shape in the "
-            "value_info of the graph, or leave that part out with refgrad.select_model_inputs_outputs."
+            f"What {label!r} costs is not known before a run: {name!r} depends on values that are fed, or no inference knows the "
+            "operator. Declare its shape in the value_info of the graph, or leave that part out with "
+            "refgrad.select_model_inputs_outputs."
         )
 
