@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from refgrad.costs.layout import Layout, contiguous
+from refgrad.costs.layout import Layout, contiguous, merged
 from refgrad.costs.program import Program, Step, Tensor
 from refgrad.protos.walk import positions_needed
 
@@ -117,7 +117,8 @@ class _Run:
         if not name or parts is None or len(parts) != 1:
             return False
         (part,) = parts
-        held = [p for read in step.reads for p in self._parts.get(read, ())]
+        reads = (*step.inputs, *(read for read in step.reads if read not in step.inputs))
+        held = [p for read in reads for p in self._parts.get(read, ())]
         return part != _FOREIGN and self._last[part] == index and held.count(part) == 1
 
     def _array(self, name: str) -> Array:
@@ -212,6 +213,8 @@ class _Run:
                 continue
             tensor = self._program.types.get(name)
             same = tensor is not None and tensor.kind == result.kind and tensor.shape == result.shape
+            if step.op_type in ("Erf", "Gelu") and not _is_in_one_piece(array.layout):
+                continue
             if same and self._is_free(step, name, index) and array.memory != _FOREIGN:
                 return array
         return None
@@ -261,7 +264,7 @@ def _cast(run: _Run, step: Step, inputs: Sequence[Array | None]) -> list[Array]:
     if before is not None and after is not None and before.kind == after.kind:
         return _same(run, step, inputs)
     assert inputs[0] is not None
-    return [run._new(after, inputs[0].layout.like(after.shape) if after else None)]
+    return [run._new(after, merged(after.shape, [inputs[0].layout]) if after else None)]
 
 
 def _reshape(run: _Run, step: Step, inputs: Sequence[Array | None]) -> list[Array]:
@@ -370,13 +373,11 @@ def _order_of(step: Step, inputs: Sequence[Array | None]) -> Layout:
     """NumPy lays a result out as its operands lie."""
     result = step.made[0]
     shape = result.shape if result else ()
-    if step.op_type in ("LogSoftmax", "Softmax", "LayerNormalization", "Erf", "Gelu"):
-        if step.op_type in ("Erf", "Gelu"):
-            return contiguous(shape)
-    for array in inputs:
-        if array is not None and array.layout.shape == shape and 0 not in array.layout.strides:
-            return array.layout.like(shape)
-    return contiguous(shape)
+    if step.op_type in ("Erf", "Gelu") and not (inputs[0] is not None and _is_in_one_piece(inputs[0].layout)):
+        return contiguous(shape)
+    if step.op_type in ("LayerNormalization", "BatchNormalization", "Clip"):
+        inputs = inputs[:1]
+    return merged(shape, [array.layout for array in inputs if array is not None])
 
 
 def scratch(step: Step, inputs: Sequence[Array | None], is_taken: bool) -> int:
@@ -392,6 +393,11 @@ def scratch(step: Step, inputs: Sequence[Array | None], is_taken: bool) -> int:
 def _copies(arrays: Iterable[Array | None]) -> int:
     """Operands that BLAS cannot read as they lie."""
     return sum(array.nbytes for array in arrays if array is not None and not _is_for_blas(array.layout))
+
+
+def _is_in_one_piece(layout: Layout) -> bool:
+    """Whether an array is contiguous in the order of its axes, or in the reverse."""
+    return layout.is_contiguous or layout.transposed(range(len(layout.shape))[::-1]).is_contiguous
 
 
 def _is_for_blas(layout: Layout) -> bool:
@@ -420,7 +426,8 @@ def _softmax(step: Step, inputs: Sequence[Array | None], size: int) -> int:
 def _blocks(step: Step, inputs: Sequence[Array | None], size: int) -> int:
     """Three rows of doubles for a block of elements, see `backends/numpy/kernels/erf.py`."""
     tensor = step.made[0]
-    return 8 * 3 * min(tensor.size, _BLOCK) if tensor is not None and tensor.itemsize == 4 else 3 * size
+    copied = size if inputs[0] is not None and not _is_in_one_piece(inputs[0].layout) else 0
+    return copied + (8 * 3 * min(tensor.size, _BLOCK) if tensor is not None else 0)
 
 
 def _gelu(step: Step, inputs: Sequence[Array | None], size: int) -> int:

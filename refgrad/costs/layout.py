@@ -69,17 +69,6 @@ class Layout:
         pending = iter(strides)
         return Layout(shape, tuple(0 if size == 1 else next(pending) for size in shape))
 
-    def like(self, shape: tuple[int, ...]) -> Layout:
-        """A new array of that shape whose axes lie in memory in the order of these; NumPy's order "K"."""
-        if len(self.shape) != len(shape):
-            return contiguous(shape)
-        axes = sorted(range(len(shape)), key=lambda k: (-self.strides[k], k))
-        strides, step = [0] * len(shape), 1
-        for k in reversed(axes):
-            strides[k] = step
-            step *= shape[k]
-        return Layout(shape, tuple(strides))
-
 
 def contiguous(shape: tuple[int, ...]) -> Layout:
     """A new array in the order of its axes."""
@@ -88,3 +77,39 @@ def contiguous(shape: tuple[int, ...]) -> Layout:
         strides[k] = step
         step *= max(shape[k], 1)
     return Layout(shape, tuple(strides))
+
+
+def merged(shape: tuple[int, ...], layouts: Sequence[Layout]) -> Layout:
+    """A new array whose axes lie in memory as those of the operands do; where these disagree, in their order.
+
+    It is how NumPy lays out results in order "K" (`npyiter_find_best_axis_ordering`).
+    """
+    operands = [layout.broadcast(shape).strides for layout in layouts if len(layout.shape) <= len(shape)]
+    axes: list[int] = []  # the fastest first
+    for axis in reversed(range(len(shape))):
+        place = len(axes)
+        for position in reversed(range(len(axes))):
+            swap = _goes_before(axis, axes[position], operands, shape)
+            if swap is not None:
+                if not swap:
+                    break
+                place = position
+        axes.insert(place, axis)
+    strides, step = [0] * len(shape), 1
+    for axis in axes:
+        strides[axis] = step
+        step *= max(shape[axis], 1)
+    return Layout(shape, tuple(strides))
+
+
+def _goes_before(axis: int, other: int, operands: Sequence[tuple[int, ...]], shape: tuple[int, ...]) -> bool | None:
+    """Whether an axis lies closer in memory than another one behind it; None where no operand tells."""
+    found = None
+    for strides in operands:
+        mine, its = (0 if shape[k] == 1 else strides[k] for k in (axis, other))
+        if mine and its:
+            if its <= mine:
+                found = False
+            elif found is None:
+                found = True
+    return found
